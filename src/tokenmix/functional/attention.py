@@ -1,0 +1,64 @@
+"""Softmax attention, the baseline: torch's fused kernel, or plain matrix products where those are needed."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import MixerError
+from ._backend import pick
+from ._masks import allowed
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    heads: int,
+    kv_heads: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """y_t = sum_s softmax_s(scale q_t . k_s) v_s in each head (Vaswani et al. 2017, Eq. 1), layout (B, T, heads * width).
+
+    Args:
+        q: (B, T, heads * e).
+        k, v: (B, S, kv_heads * e); head i of the queries reads key head i // (heads / kv_heads).
+        scale: default 1 / sqrt(e).
+
+    A query with nothing to attend gives exactly 0. ``backend="eager"`` can be differentiated twice; the fused kernel of torch cannot.
+    """
+    kv_heads = kv_heads or heads
+    if q.shape[-1] % heads or heads % kv_heads or k.shape[-1] * heads != q.shape[-1] * kv_heads:
+        raise MixerError(f"attention: heads={heads}, kv_heads={kv_heads} do not divide q of width {q.shape[-1]} and k of width {k.shape[-1]}.")
+    qh = q.unflatten(-1, (heads, -1)).transpose(1, 2)
+    kh, vh = (a.unflatten(-1, (kv_heads, -1)).transpose(1, 2) for a in (k, v))
+    plain = key_mask is None and attn_mask is None
+    fused = pick(backend, q) == "fused"
+    if plain and fused and (not causal or q.shape[1] == k.shape[1]):
+        y = F.scaled_dot_product_attention(qh, kh, vh, is_causal=causal, scale=scale, enable_gqa=kv_heads != heads)
+        return y.transpose(1, 2).flatten(2)
+    ok = allowed(q.shape[0], q.shape[1], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
+    if key_mask is not None:
+        kh, vh = (torch.where(key_mask[:, None, :, None], a, 0.0) for a in (kh, vh))
+    some = ok.any(-1, keepdim=True)
+    safe = (ok | ~some)[:, None]
+    if fused:
+        y = F.scaled_dot_product_attention(qh, kh, vh, attn_mask=safe, scale=scale, enable_gqa=kv_heads != heads)
+    else:
+        y = _plain(qh, kh, vh, safe, qh.shape[-1] ** -0.5 if scale is None else scale)
+    return torch.where(some, y.transpose(1, 2).flatten(2), 0.0).to(q.dtype)
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """The equation as matrix products in float32 or better; q (B, H, T, e), k and v (B, G, S, e)."""
+    group = q.shape[1] // k.shape[1]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    q, k, v = q.to(wide), *(a.to(wide).repeat_interleave(group, 1) for a in (k, v))
+    logits = (q * scale) @ k.transpose(-1, -2)
+    return logits.masked_fill(~mask, float("-inf")).softmax(-1) @ v

@@ -1,0 +1,55 @@
+"""The table of mixers, and how one is built from its name."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from typing import Any
+
+from ..errors import MixerError
+from .attention import Attention
+from .base import Capabilities as Capabilities
+from .base import Mixer as Mixer
+from .base import State as State
+from .base import merge as merge
+from .base import reorder as reorder
+from .base import state_bytes as state_bytes
+
+MIXERS: dict[str, type[Mixer]] = {
+    "attention": Attention,
+}
+CORE = ("attention", "aft_full", "aft_local", "aft_simple", "aft_conv")
+
+
+def build_mixer(name: str, dim: int, **options: Any) -> Mixer:
+    """Build the mixer called ``name``; a spec ``{"name": "aft_local", "window": 32}`` is ``build_mixer(dim=..., **spec)``."""
+    if name not in MIXERS:
+        raise MixerError(f"build_mixer: no mixer is called {name!r}; {_nearest(name, MIXERS)}.")
+    known = mixer_options(MIXERS[name])
+    for option in options:
+        if option not in known:
+            raise MixerError(f"build_mixer: {name} has no option {option!r}; {_nearest(option, known)}.")
+    for option, default in known.items():
+        if default is inspect.Parameter.empty and option not in options:
+            raise MixerError(f"build_mixer: {name} needs the option {option!r}; its options are {', '.join(known)}.")
+    return MIXERS[name](dim, **options)
+
+
+def mixer_options(cls: type[Mixer]) -> dict[str, Any]:
+    """The keyword-only options of a mixer and their defaults; ``inspect.Parameter.empty`` where one must be given."""
+    parameters = inspect.signature(cls.__init__).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def register_mixer(name: str, cls: type[Mixer]) -> None:
+    """Add a mixer of your own to ``MIXERS``; a name that is taken is refused."""
+    if name in MIXERS:
+        raise MixerError(f"register_mixer: a mixer called {name!r} exists already ({MIXERS[name].__module__}).")
+    if not (isinstance(cls, type) and issubclass(cls, Mixer)):
+        raise MixerError(f"register_mixer: {name!r} must be a subclass of tokenmix.Mixer, got {cls!r}.")
+    MIXERS[name] = cls
+
+
+def _nearest(name: str, known: Any) -> str:
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.4)
+    return f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known)}"

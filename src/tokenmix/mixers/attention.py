@@ -1,0 +1,117 @@
+"""Softmax multi-head attention: the baseline every mixer is compared with."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as F
+from ..positions import LearnedPositions
+from .base import Mixer, chunk_positions, register_state, token_positions
+
+
+@register_state
+class AttentionState(NamedTuple):
+    """Keys and values so far: (B, S, kv_heads * e); which may be attended (B, S); the next position (B,)."""
+
+    keys: Tensor
+    values: Tensor
+    live: Tensor
+    position: Tensor
+
+
+class Attention(Mixer):
+    """Multi-head softmax attention (Vaswani et al. 2017), with grouped keys (Ainslie et al. 2023).
+
+    y_t = W_o [softmax_s(q_t . k_s / sqrt(e)) v_s] in each of ``heads`` heads of width e = dim / heads; the heads share ``kv_heads`` keys and values.
+
+    Args:
+        heads: number of query heads; divides dim.
+        kv_heads: number of key/value heads; divides heads. Default: heads.
+        positions: None, or {"name": "learned"}: a learned vector per position is added to the input of the query and key projections.
+        scale: factor on the logits, default 1 / sqrt(e).
+    """
+
+    supports_causal = supports_streaming = supports_context = supports_attn_mask = True
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        heads: int = 8,
+        kv_heads: int | None = None,
+        positions: dict[str, Any] | None = None,
+        max_len: int | None = None,
+        scale: float | None = None,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal, max_len=max_len if positions else None)
+        self.heads, self.kv_heads, self.scale = heads, kv_heads or heads, scale
+        if heads < 1 or dim % heads:
+            self.refuse(f"heads={heads} must divide dim={dim}")
+        if self.kv_heads < 1 or heads % self.kv_heads:
+            self.refuse(f"kv_heads={kv_heads} must divide heads={heads}")
+        width = dim // heads * self.kv_heads
+        self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.k_proj = nn.Linear(dim, width, bias=qkv_bias)
+        self.v_proj = nn.Linear(dim, width, bias=qkv_bias)
+        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+        self.positions = None if positions is None else self._build_positions(**positions)
+
+    def _build_positions(self, *, name: str, **options: Any) -> LearnedPositions:
+        if name != "learned":
+            self.refuse(f"positions={name!r} is unknown; this version knows 'learned', or None")
+        if self.max_len is None:
+            self.refuse("learned positions need max_len")
+        return LearnedPositions(self.dim, max_len=self.max_len, **options)
+
+    def resize(self, max_len: int) -> None:
+        """Change the number of learned positions, interpolating the table."""
+        if self.positions is None:
+            self.refuse("has no parameters per position; nothing to resize")
+        self.positions.resize(max_len)
+        self.max_len = self.max_context_len = max_len
+
+    def _located(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x if self.positions is None else x + self.positions(positions).to(x.dtype)
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.attention`` for this input: (positional, keyword)."""
+        keys = x if context is None else context
+        here = positions if positions is not None else token_positions(x, key_mask if context is None else None)
+        there = here if context is None else token_positions(keys, key_mask)
+        args = self.q_proj(self._located(x, here)), self.k_proj(self._located(keys, there)), self.v_proj(keys)
+        options = {"heads": self.heads, "kv_heads": self.kv_heads, "scale": self.scale}
+        return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.attention(*args, **options))
+
+    def empty_state(self, batch_size, *, device, dtype):
+        width = self.k_proj.out_features
+        keys = torch.zeros(batch_size, 0, width, device=device, dtype=dtype)
+        live = torch.zeros(batch_size, 0, dtype=torch.bool, device=device)
+        return AttentionState(keys, keys.clone(), live, torch.zeros(batch_size, dtype=torch.long, device=device))
+
+    def context_state(self, context, context_mask):
+        live = torch.ones(context.shape[:2], dtype=torch.bool, device=context.device) if context_mask is None else context_mask
+        keys = self.k_proj(self._located(context, token_positions(context, context_mask)))
+        return AttentionState(keys, self.v_proj(context), live, torch.zeros_like(live[:, :1], dtype=torch.long)[:, 0])
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        at, after = chunk_positions(state.position, x, positions, key_mask)
+        if self.positions is not None:
+            self.check_range(at)
+        q = self.q_proj(self._located(x, at))
+        keys, values, live = state.keys, state.values, state.live
+        if self.causal:
+            now = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
+            k, v = self.k_proj(self._located(x, at)), self.v_proj(x)
+            keys, values, live = torch.cat([keys, k.to(keys.dtype)], 1), torch.cat([values, v.to(values.dtype)], 1), torch.cat([live, now], 1)
+        y = F.attention(q, keys.to(q.dtype), values.to(q.dtype), heads=self.heads, kv_heads=self.kv_heads, scale=self.scale, causal=self.causal, key_mask=live)
+        return self.out_proj(y), AttentionState(keys, values, live, after)

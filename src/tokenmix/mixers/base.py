@@ -1,0 +1,314 @@
+"""The contract every mixer keeps: checks first, then the mixer's own ``mix`` or ``mix_chunk``.
+
+Shapes: B batch, T queries, S keys, L chunk length, D features. Masks are boolean, True = may be attended.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..errors import MixerError
+
+State = Any  # a NamedTuple of tensors, batch first
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What one built mixer can do; every field is proven both ways by the contract suite."""
+
+    causal: bool
+    streaming: bool
+    context: bool
+    attn_mask: bool
+    grid: bool
+    export: bool
+
+
+class Mixer(nn.Module, ABC):
+    """A token mixer: (B, T, D) in, (B, T, D) out, standing where multi-head attention stands.
+
+    Args:
+        dim: number of features D.
+        causal: query t attends keys 0..t only. Fixed here, because state and bias shapes depend on it.
+        max_len: longest sequence where the mixer has parameters per position, else None.
+
+    Raises:
+        MixerError: on any input or option the mixer cannot honour; the message names what would work.
+    """
+
+    supports_causal: ClassVar[bool] = False
+    supports_streaming: ClassVar[bool] = False
+    supports_context: ClassVar[bool] = False
+    supports_attn_mask: ClassVar[bool] = False
+    supports_grid: ClassVar[bool] = False
+    supports_export: ClassVar[bool] = True
+    exceptions: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, dim: int, *, causal: bool = False, max_len: int | None = None):
+        super().__init__()
+        self.dim, self.causal, self.max_len = dim, causal, max_len
+        self.max_context_len: int | None = max_len
+        if not isinstance(dim, int) or dim < 1:
+            self.refuse(f"dim must be a positive integer, got {dim!r}")
+        if max_len is not None and (not isinstance(max_len, int) or max_len < 1):
+            self.refuse(f"max_len must be a positive integer, got {max_len!r}")
+        if causal and not self.supports_causal:
+            self.refuse("has no causal form; build it with causal=False")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this instance can do: the class's best, narrowed by the options it was built with."""
+        return Capabilities(
+            causal=self.causal,
+            streaming=self.supports_streaming and self.causal,
+            context=self.supports_context and not self.causal,
+            attn_mask=self.supports_attn_mask,
+            grid=self.supports_grid,
+            export=self.supports_export,
+        )
+
+    def refuse(self, why: str) -> NoReturn:
+        """Raise the one error of the contract, in this mixer's name."""
+        raise MixerError(f"{type(self).__name__}: {why}.")
+
+    def reset_parameters(self) -> None:
+        """Initialise again, drawing from the generator in the same order as construction does."""
+        for child in self.children():
+            child.reset_parameters()  # type: ignore[operator]  # every child of a mixer is a Linear or one of ours
+        self.init_parameters()
+
+    def init_parameters(self) -> None:
+        """Initialise the parameters the mixer owns itself; called last by ``__init__`` and ``reset_parameters``."""
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Tensor:
+        """Mix x (B, T, D) with itself or with ``context`` (B, S, D).
+
+        Args:
+            positions: (B, T) integers, the position of each token of x. Default: index minus the index of the first True of the row's key mask.
+            key_mask: (B, S) bool, True = this key may be attended.
+            attn_mask: (T, S) or (B, T, S) bool, for mixers that weigh pairs; all masks are ANDed.
+            grid: (H, W) or (D, H, W) of the tokens after the first ``prefix`` ones, for mixers on grids.
+            prefix: leading tokens outside the grid (class token, registers).
+
+        Returns:
+            (B, T, D). A query with nothing to attend gives ``out_proj(0)``; outputs at masked positions are finite.
+        """
+        self._check_input(x, "x")
+        self._check_context(x, context)
+        self._check_masks(x, x if context is None else context, key_mask, attn_mask)
+        self._check_grid(x, positions, grid, prefix)
+        self._check_positions(x, positions)
+        return self.mix(x, context, positions=positions, key_mask=key_mask, attn_mask=attn_mask, grid=grid, prefix=prefix)
+
+    def forward_packed(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Mix sequences stored end to end: x (N, D), cu_seqlens int32 (n + 1,) from 0 to N. Positions restart in each. Eager only."""
+        lengths = self._check_packed(x, cu_seqlens)
+        if x.shape[0] == 0:
+            return self.forward(x[None])[0]
+        longest = int(lengths.max())
+        mask = torch.arange(longest, device=x.device) < lengths[:, None]
+        padded = x.new_zeros(len(lengths), longest, self.dim)
+        padded[mask] = x
+        return self.forward(padded, key_mask=mask)[mask]
+
+    def init_state(
+        self,
+        batch_size: int,
+        *,
+        context: Tensor | None = None,
+        context_mask: Tensor | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> State:
+        """The state before the first token; with ``context``, the context's projected keys and values (or their sums)."""
+        if not self.supports_streaming:
+            self.refuse("has no streaming form; call forward on the whole sequence")
+        if context is None:
+            if not self.causal:
+                self.refuse("was built with causal=False; only causal mixers stream, or any mixer over a context given here")
+            weight = next(self.parameters(), None)
+            device = device if device is not None or weight is None else weight.device
+            dtype = dtype if dtype is not None or weight is None else weight.dtype
+            return self.empty_state(batch_size, device=device, dtype=dtype or torch.get_default_dtype())
+        self._check_input(context, "context")
+        self._check_context(context, context)
+        if context.shape[0] != batch_size:
+            self.refuse(f"expects a context of {batch_size} rows, got shape {tuple(context.shape)}")
+        self._check_masks(context, context, context_mask, None)
+        return self.context_state(context, context_mask)
+
+    def extend(self, x: Tensor, state: State, *, positions: Tensor | None = None, key_mask: Tensor | None = None) -> tuple[Tensor, State]:
+        """Mix the next L >= 1 tokens x (B, L, D) with everything before them. Returns the outputs and the new state.
+
+        ``key_mask`` (B, L) marks padding in this chunk; ``positions`` (B, L) replaces the running counter for this chunk and those after it.
+        """
+        if not self.supports_streaming:
+            self.refuse("has no streaming form; call forward on the whole sequence")
+        self._check_input(x, "x")
+        if x.shape[1] == 0:
+            self.refuse("extend needs at least one token, got a chunk of length 0")
+        rows = pytree.tree_leaves(state)[0].shape[0]
+        if rows != x.shape[0]:
+            self.refuse(f"the state has {rows} rows and x has {x.shape[0]}; pick rows with reorder(state, index)")
+        if not self.causal and key_mask is not None:
+            self.refuse("over a context, the mask of the keys is given to init_state as context_mask")
+        self._check_masks(x, x, key_mask, None)
+        self._check_positions(x, positions)
+        return self.mix_chunk(x, state, positions=positions, key_mask=key_mask)
+
+    @abstractmethod
+    def mix(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        *,
+        positions: Tensor | None,
+        key_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        grid: tuple[int, ...] | None,
+        prefix: int,
+    ) -> Tensor:
+        """What a new mixer writes: inputs are checked; ``context`` is None for self-mixing."""
+
+    def mix_chunk(self, x: Tensor, state: State, *, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, State]:
+        """And this, if it streams."""
+        raise NotImplementedError
+
+    def empty_state(self, batch_size: int, *, device: Any, dtype: torch.dtype) -> State:
+        """The state of a causal mixer that has seen nothing."""
+        raise NotImplementedError
+
+    def context_state(self, context: Tensor, context_mask: Tensor | None) -> State:
+        """The state of a mixer whose keys and values all come from ``context``."""
+        self.refuse("has no streaming form over a context; call forward(x, context)")
+
+    def _check_input(self, x: Tensor, label: str) -> None:
+        if x.ndim != 3 or x.shape[-1] != self.dim:
+            self.refuse(f"expects {label} of shape (batch, time, {self.dim}), got {tuple(x.shape)}")
+        if not x.is_floating_point():
+            self.refuse(f"expects floating point {label}, got {x.dtype}")
+        limit = self.max_len if label == "x" else self.max_context_len
+        if limit is not None and x.shape[1] > limit:
+            self.refuse(f"was built with {'max_len' if label == 'x' else 'max_context_len'}={limit}, got {label} of length {x.shape[1]}; cut it, or call resize")
+
+    def _check_context(self, x: Tensor, context: Tensor | None) -> None:
+        if context is None:
+            return
+        if not self.supports_context:
+            self.refuse("mixes a sequence with itself and takes no context")
+        if self.causal:
+            self.refuse("was built with causal=True; a context has no order relative to x, build it with causal=False")
+        self._check_input(context, "context")
+        if context.shape[0] != x.shape[0]:
+            self.refuse(f"expects a context of {x.shape[0]} rows like x, got shape {tuple(context.shape)}")
+
+    def _check_masks(self, x: Tensor, keys: Tensor, key_mask: Tensor | None, attn_mask: Tensor | None) -> None:
+        B, T, S = x.shape[0], x.shape[1], keys.shape[1]
+        if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != (B, S)):
+            self.refuse(f"expects a bool key_mask of shape {(B, S)}, True = may be attended, got {key_mask.dtype} {tuple(key_mask.shape)}")
+        if attn_mask is None:
+            return
+        if not self.supports_attn_mask:
+            self.refuse("does not weigh pairs of tokens and takes no attn_mask; key_mask is what it can honour")
+        if attn_mask.dtype != torch.bool or tuple(attn_mask.shape) not in ((T, S), (B, T, S)):
+            self.refuse(f"expects a bool attn_mask of shape {(T, S)} or {(B, T, S)}, True = may be attended, got {attn_mask.dtype} {tuple(attn_mask.shape)}")
+
+    def _check_grid(self, x: Tensor, positions: Tensor | None, grid: tuple[int, ...] | None, prefix: int) -> None:
+        if grid is None:
+            if prefix:
+                self.refuse(f"got prefix={prefix} without a grid")
+            return
+        if not self.supports_grid:
+            self.refuse(f"knows no grid, got grid={grid}; it mixes a sequence")
+        if prefix < 0 or any(n < 1 for n in grid):
+            self.refuse(f"expects a grid of positive sizes and prefix >= 0, got grid={tuple(grid)}, prefix={prefix}")
+        if positions is None and x.shape[1] != prefix + prod(grid):
+            self.refuse(f"grid={tuple(grid)} with prefix={prefix} means {prefix + prod(grid)} tokens, got {x.shape[1]}")
+
+    def _check_positions(self, x: Tensor, positions: Tensor | None) -> None:
+        if positions is None:
+            return
+        if positions.dtype not in (torch.int64, torch.int32) or positions.shape != x.shape[:2]:
+            self.refuse(f"expects integer positions of shape {tuple(x.shape[:2])}, got {positions.dtype} {tuple(positions.shape)}")
+        self.check_range(positions)
+
+    def check_range(self, positions: Tensor) -> None:
+        """Refuse positions outside 0..max_len-1. Values can be read only outside of compilation and export."""
+        if self.max_len is None or torch.compiler.is_compiling() or positions.numel() == 0:
+            return
+        low, high = (int(n) for n in positions.aminmax())
+        if low < 0 or high >= self.max_len:
+            self.refuse(f"was built with max_len={self.max_len}, got positions from {low} to {high}; cut the sequence, or call resize")
+
+    def _check_packed(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        if x.ndim != 2 or x.shape[-1] != self.dim:
+            self.refuse(f"expects packed x of shape (tokens, {self.dim}), got {tuple(x.shape)}")
+        if cu_seqlens.ndim != 1 or cu_seqlens.dtype != torch.int32 or cu_seqlens.numel() < 1:
+            self.refuse(f"expects cu_seqlens as a 1-D int32 tensor of cumulative lengths, got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}")
+        lengths = cu_seqlens.diff()
+        if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != x.shape[0] or bool((lengths < 0).any()):
+            self.refuse(f"expects cu_seqlens to rise from 0 to {x.shape[0]}, got {cu_seqlens.tolist()}")
+        return lengths.long()
+
+
+def token_positions(x: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Default positions (B, T): index minus the index of the row's first True key; without a mask, the index. Padding before it gets 0."""
+    index = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
+    if key_mask is None:
+        return index
+    first = (key_mask.cumsum(1) == 0).sum(1, keepdim=True)
+    return (index - first).clamp_min(0)
+
+
+def chunk_positions(start: Tensor, x: Tensor, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Positions (B, L) of a chunk whose rows stand at ``start`` (B,), and the counter after it. Rows that have seen no True key yet stay at 0."""
+    if positions is not None:
+        return positions, positions[:, -1] + 1
+    L = x.shape[1]
+    if key_mask is None:
+        seen = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+    else:
+        seen = (key_mask.cumsum(1) > 0) | (start > 0)[:, None]
+    counted = seen.cumsum(1)
+    return (start[:, None] + counted - 1).clamp_min(0), start + counted[:, L - 1]
+
+
+def register_state(cls: type) -> type:
+    """Class decorator: make a state NamedTuple a pytree node that ``torch.export`` can serialise."""
+    pytree._register_namedtuple(cls, serialized_type_name=f"tokenmix.{cls.__qualname__}")
+    return cls
+
+
+def reorder(state: State, index: Tensor) -> State:
+    """Pick batch rows of a streaming state, with repetition: beam search, or dropping finished rows."""
+    return pytree.tree_map(lambda a: a.index_select(0, index), state)
+
+
+def state_bytes(state: State) -> int:
+    """Memory the state's tensors take, in bytes."""
+    return sum(a.numel() * a.element_size() for a in pytree.tree_leaves(state))
+
+
+def merge(earlier: State, later: State) -> State:
+    """The state after two adjacent stretches of tokens, from the states after each alone. Only for scan-type states, which are sums."""
+    combine = getattr(earlier, "merge_with", None)
+    if combine is None or type(earlier) is not type(later):
+        raise MixerError(f"merge: {type(earlier).__name__} and {type(later).__name__} cannot be merged; only two states of aft_simple can.")
+    return combine(later)

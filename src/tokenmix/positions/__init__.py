@@ -1,0 +1,3 @@
+"""Position encodings and biases."""
+
+from .learned import LearnedPositions as LearnedPositions

@@ -1,0 +1,33 @@
+"""Learned absolute positions: one vector per position."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MixerError
+
+
+class LearnedPositions(nn.Module):
+    """p_t, row t of a learned table (max_len, dim), initialised N(0, init_std)."""
+
+    def __init__(self, dim: int, *, max_len: int, init_std: float = 0.02):
+        super().__init__()
+        self.max_len, self.init_std = max_len, init_std
+        self.weight = nn.Parameter(torch.empty(max_len, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the table again."""
+        nn.init.normal_(self.weight, std=self.init_std)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """positions (B, T) integers -> (B, T, dim)."""
+        return nn.functional.embedding(positions, self.weight)
+
+    def resize(self, max_len: int) -> None:
+        """Change the number of positions; the table is interpolated linearly, so position i moves to i * new / old."""
+        if max_len < 1:
+            raise MixerError(f"LearnedPositions: max_len must be positive, got {max_len}.")
+        grown = nn.functional.interpolate(self.weight.detach().T[None], size=max_len, mode="linear", align_corners=False)[0].T
+        self.weight, self.max_len = nn.Parameter(grown.contiguous()), max_len
