@@ -7,6 +7,8 @@ import inspect
 from typing import Any
 
 from ..errors import MixerError
+from .aft import AFTFull, AFTLocal, AFTSimple
+from .aft_conv import AFTConv
 from .attention import Attention
 from .base import Capabilities as Capabilities
 from .base import Mixer as Mixer
@@ -17,6 +19,10 @@ from .base import state_bytes as state_bytes
 
 MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
+    "aft_full": AFTFull,
+    "aft_local": AFTLocal,
+    "aft_simple": AFTSimple,
+    "aft_conv": AFTConv,
 }
 CORE = ("attention", "aft_full", "aft_local", "aft_simple", "aft_conv")
 

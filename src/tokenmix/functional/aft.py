@@ -1,0 +1,172 @@
+"""The Attention Free Transformer (Zhai et al. 2021): AFT-full, AFT-local and AFT-simple on tensors.
+
+Layout (B, T, D); q before its nonlinearity. Sums run in float64 under running maxima (``_sums``), so that any finite keys are exact, with weights
+spanning up to 120 (|w| <= 60) in a row. w is (T, S), (B, T, S), or a pair of factors (u, v) with w = u v^T, (T, r) and (S, r), or batched.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import MixerError
+from ._backend import pick
+from ._band import band_sums, causal_sums, window_ratio
+from ._gates import check_gate, gated
+from ._masks import allowed
+from ._sums import NEG, literal, over_all, over_visible, prefix_sums, ratio
+from ._weights import Dense, Factors, Weights, Windowed
+
+Bias = Tensor | tuple[Tensor, Tensor]
+
+
+def aft_full(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Bias,
+    *,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    gate: str | None = "sigmoid",
+    backend: str = "auto",
+) -> Tensor:
+    """y_t = gate(q_t) * sum_s exp(k_s + w_ts) v_s / sum_s exp(k_s + w_ts), elementwise over features (AFT, Eq. 2).
+
+    Args:
+        q: (B, T, D). With ``gate=None`` only its shape and dtype count.
+        k, v: (B, S, D).
+        w: log-weights (T, S) or (B, T, S), or factors.
+        key_mask: (B, S); attn_mask: (T, S) or (B, T, S); True = may be attended. ``causal`` keeps s <= t.
+
+    Returns:
+        (B, T, D) in q's dtype; exactly 0 where a query has nothing to attend. Time O(T S D).
+    """
+    _check("aft_full", q, k, v, causal, key_mask, attn_mask, gate, backend)
+    if 0 in (q.shape[1], k.shape[1]):
+        return torch.zeros_like(q)
+    source = _source("aft_full", w, q.shape[1], k.shape[1])
+    kd, vd, live = wide_keys(k, v, key_mask)
+    if attn_mask is not None:
+        mask = allowed(*q.shape[:2], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
+        whole = source.slab(slice(0, q.shape[1]), slice(0, k.shape[1]))
+        return gated(q, literal(kd, vd, whole, mask[:, None])[:, 0], gate)
+    if causal:
+        sums = causal_sums(kd, vd, source, live)
+    else:
+        sums = over_visible(kd, vd, source.slab(slice(0, q.shape[1]), slice(0, k.shape[1])), live)
+    return gated(q, ratio(sums)[:, 0], gate)
+
+
+def aft_local(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Bias,
+    *,
+    window: int,
+    outside: str = "zero",
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    positions: Tensor | None = None,
+    gate: str | None = "sigmoid",
+    backend: str = "auto",
+) -> Tensor:
+    """AFT-full with w_ts kept where |t - s| < window and 0 elsewhere: all keys still count (AFT, Eq. 4).
+
+    Args:
+        window: s of the paper; the band holds 2 window - 1 keys, or window keys when causal. 0 is AFT-simple.
+        outside: "zero" as in the paper, or "none": nothing outside the window is attended (the paper's ablation).
+        positions: (B, T) token positions when they are not the indices: distances in the band are distances of positions. Self-mixing only.
+
+    Time O(T window D) for self-mixing; with ``positions``, ``attn_mask`` or S != T, O(T S D). Other arguments as in ``aft_full``.
+    """
+    _check("aft_local", q, k, v, causal, key_mask, attn_mask, gate, backend)
+    T, S = q.shape[1], k.shape[1]
+    if 0 in (T, S):
+        return torch.zeros_like(q)
+    if outside not in ("zero", "none") or window < 0 or (window == 0 and outside == "none"):
+        raise MixerError(f"aft_local: window={window}, outside={outside!r}; window must be >= 0, outside 'zero', or 'none' with window >= 1.")
+    if window == 0:
+        return aft_simple(q, k, v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, gate=gate, backend=backend)
+    source = _source("aft_local", w, T, S)
+    reach, drop = (1 - window, window - 1), outside == "none"
+    if positions is not None or attn_mask is not None or S != T:
+        near = _near(positions, T, S, window, q.device)
+        cut = torch.where(near, source.slab(slice(0, T), slice(0, S)).squeeze(1), 0.0)
+        mask = attn_mask if not drop else near if attn_mask is None else near & attn_mask
+        return aft_full(q, k, v, cut, causal=causal, key_mask=key_mask, attn_mask=mask, gate=gate, backend=backend)
+    kd, vd, live = wide_keys(k, v, key_mask)
+    band = Windowed(source, *reach)
+    if drop:
+        return gated(q, window_ratio(kd, vd, band, live, reach=(reach[0], 0) if causal else reach)[:, 0], gate)
+    sums = causal_sums(kd, vd, band, live, reach=reach) if causal else band_sums(kd, vd, band, live, reach=reach)
+    return gated(q, ratio(sums)[:, 0], gate)
+
+
+def aft_simple(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    gate: str | None = "sigmoid",
+    backend: str = "auto",
+) -> Tensor:
+    """y_t = gate(q_t) * sum_s softmax_s(k)_s v_s, the softmax along time in each feature (AFT, Eq. 5). Time and memory O(T D)."""
+    _check("aft_simple", q, k, v, causal, key_mask, attn_mask, gate, backend)
+    if 0 in (q.shape[1], k.shape[1]):
+        return torch.zeros_like(q)
+    kd, vd, live = wide_keys(k, v, key_mask)
+    if attn_mask is not None:
+        mask = allowed(*q.shape[:2], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
+        return gated(q, literal(kd, vd, kd.new_zeros(q.shape[1], k.shape[1]), mask[:, None])[:, 0], gate)
+    sums = prefix_sums(kd, vd, live) if causal else over_all(kd, vd, live)
+    return gated(q, ratio(sums)[:, 0], gate)
+
+
+def wide_keys(k: Tensor, v: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Keys and values as float64 (B, 1, S, D), masked keys out of the way, and the mask as factors (B, 1, S, 1)."""
+    k, v = k[:, None].double(), v[:, None].double()
+    if key_mask is None:
+        return k, v, None
+    keep = key_mask[:, None, :, None]
+    return torch.where(keep, k, NEG), torch.where(keep, v, 0.0), keep.double()
+
+
+def _near(positions: Tensor | None, T: int, S: int, window: int, device: torch.device) -> Tensor:
+    """|t - s| < window, in positions where given: (T, S) or (B, T, S)."""
+    if positions is None:
+        return (torch.arange(S, device=device) - torch.arange(T, device=device)[:, None]).abs() < window
+    return (positions[:, None, :] - positions[:, :, None]).abs() < window
+
+
+def _source(who: str, w: Bias, T: int, S: int) -> Weights:
+    """Wrap w so that its leading dims broadcast against (B, 1, T, S)."""
+    pair = w if isinstance(w, tuple) else None
+    shapes = [a.shape for a in pair] if pair else [w.shape]  # type: ignore[union-attr]  # a tensor when not a pair
+    fits = (shapes[0][-2] == T and shapes[1][-2] == S and shapes[0][-1] == shapes[1][-1]) if pair else tuple(shapes[0][-2:]) == (T, S)
+    if not fits or any(len(s) not in (2, 3) for s in shapes):
+        got = " and ".join(str(tuple(s)) for s in shapes)
+        raise MixerError(f"{who}: w must be ({T}, {S}), (B, {T}, {S}), or factors ({T}, r) and ({S}, r), got {got}.")
+    if pair:
+        u, v = (a if a.ndim == 2 else a[:, None] for a in pair)
+        return Factors(u, v)
+    assert isinstance(w, Tensor)
+    return Dense(w if w.ndim == 2 else w[:, None])
+
+
+def _check(who: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None, gate: str | None, backend: str) -> None:
+    check_gate(gate, who)
+    pick(backend, q)
+    if q.ndim != 3 or k.shape != v.shape or k.ndim != 3 or q.shape[0] != k.shape[0] or q.shape[2] != k.shape[2]:
+        raise MixerError(f"{who}: expects q (B, T, D) and k, v (B, S, D), got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}.")
+    if causal and q.shape[1] != k.shape[1]:
+        raise MixerError(f"{who}: causal=True needs as many queries as keys, got {q.shape[1]} and {k.shape[1]}.")
+    for label, mask, shapes in (("key_mask", key_mask, [k.shape[:2]]), ("attn_mask", attn_mask, [(q.shape[1], k.shape[1]), (*q.shape[:2], k.shape[1])])):
+        if mask is not None and (mask.dtype != torch.bool or tuple(mask.shape) not in [tuple(s) for s in shapes]):
+            raise MixerError(f"{who}: expects a bool {label} of shape {' or '.join(str(tuple(s)) for s in shapes)}, got {mask.dtype} {tuple(mask.shape)}.")

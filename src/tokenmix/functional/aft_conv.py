@@ -1,0 +1,116 @@
+"""AFT-conv (Zhai et al. 2021, Eq. 6) in one, two and three dimensions, causal in one."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ..errors import MixerError
+from ._backend import pick
+from ._band import band_sums, causal_sums, window_ratio
+from ._gates import check_gate, gated
+from ._sums import NEG, literal, over_visible, ratio
+from ._weights import Dense, Toeplitz
+
+
+def aft_conv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kernel: Tensor,
+    *,
+    grid: tuple[int, ...] | None = None,
+    prefix: int = 0,
+    outside: str = "zero",
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    positions: Tensor | None = None,
+    gate: str | None = "sigmoid",
+    backend: str = "auto",
+) -> Tensor:
+    """y_t = gate(q_t) * sum_s exp(k_s^i + w^i_{s-t}) v_s / sum_s exp(k_s^i + w^i_{s-t}) in head i, w = 0 outside of the kernel.
+
+    The paper writes it as conv(exp(k) v, exp(w) - 1) + sum exp(k) v, which cancels for large w; the sums here have positive terms only.
+
+    Args:
+        q, v: (B, T, D); channel c belongs to head c // (D / h).
+        k: (B, T, h), one key per head.
+        kernel: log-weights (h, s), (h, s, s) or (h, s, s, s), s odd. Tap j weighs position t + j - s // 2 (cross-correlation, torch's convention);
+            causal (1-D only): tap j weighs t - (s - 1) + j.
+        grid: (H, W) or (D, H, W) of the tokens after the first ``prefix``; prefix tokens have weight 0 to and from all. 1-D needs none.
+        outside: "zero": keys outside of the kernel weigh exp(0); "none": they are not attended.
+        positions: (B, T) indices into the prefix and the flattened grid when tokens were dropped or moved.
+
+    Returns:
+        (B, T, D) in q's dtype. Time O(T s D) in 1-D; on grids, with a prefix or with positions O(T^2 D), the dense form.
+    """
+    _check(q, k, v, kernel, grid, prefix, outside, causal, key_mask, gate, backend)
+    if q.shape[1] == 0:
+        return torch.zeros_like(q)
+    heads, size = kernel.shape[:2]
+    kd, vd = k.double().transpose(1, 2)[..., None], v.double().unflatten(-1, (heads, -1)).transpose(1, 2)
+    live = None
+    if key_mask is not None:
+        keep = key_mask[:, None, :, None]
+        kd, vd, live = torch.where(keep, kd, NEG), torch.where(keep, vd, 0.0), keep.double()
+    if kernel.ndim == 2 and not prefix and positions is None:
+        reach = (1 - size, 0) if causal else (-(size // 2), size // 2)
+        taps = Toeplitz(kernel, -reach[0])
+        if outside == "none":
+            y = window_ratio(kd, vd, taps, live, reach=reach)
+        else:
+            y = ratio(causal_sums(kd, vd, taps, live, reach=reach) if causal else band_sums(kd, vd, taps, live, reach=reach))
+    else:
+        w, inside = _dense_weights(kernel, grid or (q.shape[1] - prefix,), prefix, positions, causal, q.device)
+        if outside == "none":
+            y = literal(kd, vd, w, inside if live is None else inside & (live > 0).transpose(-1, -2))
+        else:
+            y = ratio(causal_sums(kd, vd, Dense(w), live) if causal else over_visible(kd, vd, w, live))
+    return gated(q, y.transpose(1, 2).flatten(2), gate)
+
+
+def _dense_weights(
+    kernel: Tensor, grid: tuple[int, ...], prefix: int, positions: Tensor | None, causal: bool, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Log-weights (1 or B, h, T, T) of every pair, and the pairs inside the kernel (prefix pairs count as inside)."""
+    size = kernel.shape[-1]
+    place = torch.arange(prefix + prod(grid), device=device)[None] if positions is None else positions
+    flat, tap = place - prefix, torch.zeros(1, 1, 1, dtype=torch.long, device=device)
+    on_grid = flat >= 0
+    inside = on_grid[:, :, None] & on_grid[:, None, :]
+    stride = prod(grid)
+    for axis, n in enumerate(grid):
+        stride //= n
+        where = flat.clamp_min(0) // stride
+        where = where % n if axis else where
+        offset = where[:, None, :] - where[:, :, None] + (size - 1 if causal else size // 2)
+        inside = inside & (offset >= 0) & (offset < size)
+        tap = tap * size + offset.clamp(0, size - 1)
+    w = torch.where(inside, kernel.double().flatten(1)[:, tap], 0.0).transpose(0, 1)
+    pairs = inside | ~(on_grid[:, :, None] & on_grid[:, None, :])
+    if causal:
+        pairs = pairs & torch.ones(place.shape[1], place.shape[1], dtype=torch.bool, device=device).tril()
+    return w, pairs[:, None]
+
+
+def _check(q, k, v, kernel, grid, prefix, outside, causal, key_mask, gate, backend) -> None:
+    check_gate(gate, "aft_conv")
+    pick(backend, q)
+    B, T, D = q.shape
+    h, s, n = kernel.shape[0], kernel.shape[-1], kernel.ndim - 1
+    if n not in (1, 2, 3) or s % 2 == 0 or any(a != s for a in kernel.shape[1:]):
+        raise MixerError(f"aft_conv: kernel must be (h, s), (h, s, s) or (h, s, s, s) with s odd, got {tuple(kernel.shape)}.")
+    if v.shape != q.shape or k.shape != (B, T, h) or D % h:
+        raise MixerError(f"aft_conv: expects q and v {(B, T, D)} and k {(B, T, h)} with h dividing D, got v {tuple(v.shape)}, k {tuple(k.shape)}.")
+    if causal and n > 1:
+        raise MixerError(f"aft_conv: causal=True exists in 1-D only, got a {n}-D kernel.")
+    if n > 1 and (grid is None or len(grid) != n):
+        raise MixerError(f"aft_conv: a {n}-D kernel needs a grid of {n} sizes, got grid={grid}.")
+    if grid is not None and len(grid) != n:
+        raise MixerError(f"aft_conv: a {n}-D kernel takes a grid of {n} sizes, got grid={grid}.")
+    if outside not in ("zero", "none"):
+        raise MixerError(f"aft_conv: outside={outside!r}; choose 'zero' or 'none'.")
+    if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != (B, T)):
+        raise MixerError(f"aft_conv: expects a bool key_mask of shape {(B, T)}, got {key_mask.dtype} {tuple(key_mask.shape)}.")

@@ -1,0 +1,292 @@
+"""AFT-full, AFT-local and AFT-simple (Zhai et al. 2021, "An Attention Free Transformer", arXiv:2105.14103) as layers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as F
+from ..functional import aft_chunk as chunk
+from ..functional._gates import check_gate
+from .base import Mixer, chunk_positions, register_state, token_positions
+from .pair_bias import PairBias
+
+
+@register_state
+class AFTSimpleState(NamedTuple):
+    """Sums over all keys so far, in float64 (B, D): their scale m, numerator and denominator. Constant size."""
+
+    m: Tensor
+    num: Tensor
+    den: Tensor
+
+    def merge_with(self, later: AFTSimpleState) -> AFTSimpleState:
+        """The sums over two adjacent stretches of tokens."""
+        return AFTSimpleState(*chunk.merge_sums(self, later))
+
+
+@register_state
+class AFTFullState(NamedTuple):
+    """Every key and value so far (B, S, D), which may be attended, where each stands (B, S), and the next position (B,)."""
+
+    keys: Tensor
+    values: Tensor
+    live: Tensor
+    places: Tensor
+    position: Tensor
+
+
+@register_state
+class AFTLocalState(NamedTuple):
+    """The last window - 1 keys and values, which may be attended, where they stand; sums (B, D) over all older ones; the next position. Constant size."""
+
+    keys: Tensor
+    values: Tensor
+    live: Tensor
+    places: Tensor
+    m: Tensor
+    num: Tensor
+    den: Tensor
+    position: Tensor
+
+
+def add_projections(mixer: Mixer, *, key_width: int, gate: str | None, qkv_bias: bool, out_bias: bool) -> None:
+    """The four projections every AFT layer has; without a gate there is no query."""
+    check_gate(gate, type(mixer).__name__)
+    dim = mixer.dim
+    mixer.gate = gate
+    mixer.q_proj = None if gate is None else nn.Linear(dim, dim, bias=qkv_bias)
+    mixer.k_proj = nn.Linear(dim, key_width, bias=qkv_bias)
+    mixer.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
+    mixer.out_proj = nn.Linear(dim, dim, bias=out_bias)
+
+
+def queries(mixer: Mixer, x: Tensor) -> Tensor:
+    """The projected queries; x itself, for its shape, where the mixer has no gate."""
+    return x if mixer.q_proj is None else mixer.q_proj(x)
+
+
+def alive(x: Tensor, key_mask: Tensor | None) -> Tensor:
+    """The mask as a tensor, all True where none was given."""
+    return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
+
+
+def history_of(mixer: Mixer, context: Tensor, context_mask: Tensor | None) -> AFTFullState:
+    """The keys and values of a context, projected once."""
+    places = token_positions(context, context_mask)
+    return AFTFullState(mixer.k_proj(context), mixer.v_proj(context), alive(context, context_mask), places, torch.zeros_like(places[:, 0]))
+
+
+class AFTSimple(Mixer):
+    """y_t = W_o [sigma(q_t) * sum_s softmax_s(k)_s v_s], the softmax along time in each feature (Eq. 5).
+
+    Args:
+        gate: query nonlinearity, "sigmoid" as in the paper, another of ``functional._gates.GATES``, or None for no query (Table 12).
+
+    Parameters: q_proj, k_proj, v_proj, out_proj. Time and memory O(T D); the streaming state is three vectors.
+    """
+
+    supports_causal = supports_streaming = supports_context = True
+
+    def __init__(self, dim: int, *, causal: bool = False, gate: str | None = "sigmoid", qkv_bias: bool = True, out_bias: bool = True):
+        super().__init__(dim, causal=causal)
+        add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.aft_simple`` for this input: (positional, keyword)."""
+        keys = x if context is None else context
+        args = queries(self, x), self.k_proj(keys), self.v_proj(keys)
+        return args, {"causal": self.causal, "key_mask": key_mask, "gate": self.gate}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.aft_simple(*args, **options))
+
+    def empty_state(self, batch_size, *, device, dtype):
+        return AFTSimpleState(*chunk.empty_sums(batch_size, self.dim, self.dim, device=device))
+
+    def context_state(self, context, context_mask):
+        empty = chunk.empty_sums(context.shape[0], self.dim, self.dim, device=context.device)
+        return AFTSimpleState(*chunk.absorb(empty, self.k_proj(context), self.v_proj(context), alive(context, context_mask)))
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        if not self.causal:
+            return self.out_proj(chunk.read_sums(queries(self, x), state, gate=self.gate)), state
+        y, sums = chunk.aft_simple_chunk(queries(self, x), self.k_proj(x), self.v_proj(x), state, key_mask=key_mask, gate=self.gate)
+        return self.out_proj(y), AFTSimpleState(*sums)
+
+
+class AFTFull(Mixer):
+    """y_t = W_o [sigma(q_t) * sum_s exp(k_s + w_ts) v_s / sum_s exp(k_s + w_ts)] with a learned bias per pair of positions (Eq. 2).
+
+    Args:
+        max_len: positions the bias covers; ``max_context_len`` of the keys where they come from a context.
+        rank: the bias is u v^T with factors of this rank, 2 max_len rank parameters; None: a plain (max_len, max_len) table.
+        init_std: u, v (or w) ~ N(0, init_std); the paper's N(0, 10^-2) leaves open whether that is the variance, we take 0.01 as the deviation.
+        gate: as in AFTSimple.
+
+    Time O(T^2 D), memory O(T D) with factors. The streaming state is the history of keys and values.
+    """
+
+    supports_causal = supports_streaming = supports_context = supports_attn_mask = True
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        max_len: int,
+        causal: bool = False,
+        max_context_len: int | None = None,
+        rank: int | None = 64,
+        init_std: float = 0.01,
+        gate: str | None = "sigmoid",
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal, max_len=max_len)
+        self.max_context_len = max_context_len or max_len
+        add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
+        self.bias = PairBias(max_len, self.max_context_len, rank=rank, init_std=init_std)
+
+    def resize(self, max_len: int, max_context_len: int | None = None) -> None:
+        """Interpolate the bias to another number of positions."""
+        self.max_len, self.max_context_len = max_len, max_context_len or max_len
+        self.bias.resize(self.max_len, self.max_context_len)
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.aft_full`` for this input: (positional, keyword)."""
+        keys = x if context is None else context
+        w = self.bias.between(x, context, positions, key_mask)
+        args = queries(self, x), self.k_proj(keys), self.v_proj(keys), w
+        return args, {"causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask, "gate": self.gate}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.aft_full(*args, **options))
+
+    def empty_state(self, batch_size, *, device, dtype):
+        keys = torch.zeros(batch_size, 0, self.dim, device=device, dtype=dtype)
+        places = torch.zeros(batch_size, 0, dtype=torch.long, device=device)
+        return AFTFullState(keys, keys.clone(), places.bool(), places, torch.zeros(batch_size, dtype=torch.long, device=device))
+
+    def context_state(self, context, context_mask):
+        return history_of(self, context, context_mask)
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        at, after = chunk_positions(state.position, x, positions, key_mask)
+        self.check_range(at)
+        if not self.causal:
+            w = self.bias.at(at, state.places)
+            y = F.aft_full(queries(self, x), state.keys, state.values, w, key_mask=state.live, gate=self.gate)
+            return self.out_proj(y), state._replace(position=after)
+        outputs, pieces = [], zip(*(a.split(chunk.PIECE, 1) for a in (x, at, alive(x, key_mask))), strict=True)
+        for x_piece, at_piece, live_piece in pieces:
+            y, state = self._mix_piece(x_piece, state, at_piece, live_piece)
+            outputs.append(y)
+        return self.out_proj(torch.cat(outputs, 1)), state._replace(position=after)
+
+    def _mix_piece(self, x, state, at, live):
+        q, kept = queries(self, x), (state.keys, state.values, state.live)
+        new = self.k_proj(x).to(state.keys.dtype), self.v_proj(x).to(state.values.dtype), live
+        places = torch.cat([state.places, at], 1)
+        y = chunk.aft_chunk(q, new, kept, self.bias.table(at, places)[:, None], gate=self.gate)
+        return y, AFTFullState(*(torch.cat(pair, 1) for pair in zip(kept, new, strict=True)), places, state.position)
+
+
+class AFTLocal(Mixer):
+    """AFT-full whose bias is learned for |t - s| < window only and 0 elsewhere; every key still counts (Eq. 4).
+
+    Args:
+        window: s of the paper: the band holds 2 window - 1 positions, window when causal. 0 is AFT-simple, window >= T is AFT-full.
+        outside: "zero", or "none" to attend nothing outside of the window.
+        max_len, max_context_len, rank, init_std, gate: as in AFTFull.
+
+    Time O(T window D). The streaming state is the last window - 1 tokens and three vectors.
+    """
+
+    supports_causal = supports_streaming = supports_context = supports_attn_mask = True
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        max_len: int,
+        window: int,
+        causal: bool = False,
+        max_context_len: int | None = None,
+        rank: int | None = 64,
+        init_std: float = 0.01,
+        outside: str = "zero",
+        gate: str | None = "sigmoid",
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal, max_len=max_len)
+        self.max_context_len = max_context_len or max_len
+        self.window, self.outside = window, outside
+        if not isinstance(window, int) or window < 0:
+            self.refuse(f"window must be an integer >= 0, got {window!r}; 0 is AFT-simple, window >= length is AFT-full")
+        if outside not in ("zero", "none") or (outside == "none" and window == 0):
+            self.refuse(f"outside must be 'zero', or 'none' with window >= 1, got outside={outside!r}, window={window}")
+        add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
+        self.bias = PairBias(max_len, self.max_context_len, rank=rank, init_std=init_std)
+
+    def resize(self, max_len: int, max_context_len: int | None = None) -> None:
+        """Interpolate the bias to another number of positions; the window stays as it is."""
+        self.max_len, self.max_context_len = max_len, max_context_len or max_len
+        self.bias.resize(self.max_len, self.max_context_len)
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.aft_local`` for this input: (positional, keyword)."""
+        keys = x if context is None else context
+        w = self.bias.between(x, context, positions, key_mask)
+        args = queries(self, x), self.k_proj(keys), self.v_proj(keys), w
+        options = {"window": self.window, "outside": self.outside, "positions": positions if context is None else None}
+        return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask, "gate": self.gate}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.aft_local(*args, **options))
+
+    def empty_state(self, batch_size, *, device, dtype):
+        ring = max(self.window - 1, 0)
+        keys = torch.zeros(batch_size, ring, self.dim, device=device, dtype=dtype)
+        places = torch.zeros(batch_size, ring, dtype=torch.long, device=device)
+        sums = chunk.empty_sums(batch_size, self.dim, self.dim, device=device)
+        return AFTLocalState(keys, keys.clone(), places.bool(), places, *sums, torch.zeros(batch_size, dtype=torch.long, device=device))
+
+    def context_state(self, context, context_mask):
+        return history_of(self, context, context_mask)
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        at, after = chunk_positions(state.position, x, positions, key_mask)
+        self.check_range(at)
+        if not self.causal:
+            return self.out_proj(self._read(x, state, at)), state._replace(position=after)
+        outputs, pieces = [], zip(*(a.split(chunk.PIECE, 1) for a in (x, at, alive(x, key_mask))), strict=True)
+        for x_piece, at_piece, live_piece in pieces:
+            y, state = self._mix_piece(x_piece, state, at_piece, live_piece)
+            outputs.append(y)
+        return self.out_proj(torch.cat(outputs, 1)), state._replace(position=after)
+
+    def _read(self, x, history, at):
+        """Queries over a context, whose keys all stand in the state."""
+        near = (history.places[:, None] - at[:, :, None]).abs() < self.window
+        w = torch.where(near, self.bias.table(at, history.places), 0.0)
+        mask = near if self.outside == "none" else None
+        return F.aft_full(queries(self, x), history.keys, history.values, w, key_mask=history.live, attn_mask=mask, gate=self.gate)
+
+    def _mix_piece(self, x, state, at, live):
+        kept, far = (state.keys, state.values, state.live), (state.m, state.num, state.den)
+        new = self.k_proj(x).to(state.keys.dtype), self.v_proj(x).to(state.values.dtype), live
+        places = torch.cat([state.places, at], 1)
+        near = ((places[:, None] - at[:, :, None]).abs() < self.window)[:, None]
+        w = torch.where(near, self.bias.table(at, places)[:, None], 0.0)
+        none = self.outside == "none"
+        y = chunk.aft_chunk(queries(self, x), new, kept, w, far=None if none else far, inside=near if none else None, gate=self.gate)
+        keys, values, lives = (torch.cat(pair, 1) for pair in zip(kept, new, strict=True))
+        leaving = x.shape[1]
+        sums = far if none else chunk.absorb(far, keys[:, :leaving], values[:, :leaving], lives[:, :leaving])
+        return y, AFTLocalState(keys[:, leaving:], values[:, leaving:], lives[:, leaving:], places[:, leaving:], *sums, state.position)

@@ -1,0 +1,144 @@
+"""AFT-conv (Zhai et al. 2021, Eq. 6) as a layer, in one, two and three dimensions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as F
+from ..functional import aft_chunk as chunk
+from .aft import add_projections, alive, queries
+from .base import Mixer, chunk_positions, register_state
+
+
+@register_state
+class AFTConvState(NamedTuple):
+    """The last kernel_size - 1 keys (B, R, h) and values (B, R, D); sums over all older ones; the next position. Constant size."""
+
+    keys: Tensor
+    values: Tensor
+    live: Tensor
+    places: Tensor
+    m: Tensor
+    num: Tensor
+    den: Tensor
+    position: Tensor
+
+
+class AFTConv(Mixer):
+    """y_t = W_o [sigma(q_t) * sum_s exp(k_s^i + w^i_{s-t}) v_s / sum_s exp(k_s^i + w^i_{s-t})] in head i of h (Eq. 6).
+
+    Args:
+        heads: h; divides dim. There is one key per head and one filter per head, shared by the head's dim / h channels.
+        kernel_size: s, the number of taps along each axis, odd.
+        ndim: 1 for sequences (causal or not), 2 or 3 for grids given at call time.
+        reparam: w^i = gamma^i (raw^i - mean) / std + beta^i as in the paper, gamma and beta starting at 0; False: w is the raw filter, N(0, init_std).
+        outside: "zero", or "none" to attend nothing outside of the kernel.
+        gate: as in AFTSimple.
+
+    With ``reparam`` it starts as AFT-simple with a key per head, and raw receives no gradient until gamma has moved. The paper leaves the estimator
+    open: std is the population deviation plus 1e-5, so that a kernel of one tap is defined. The causal form is ours; the paper has none.
+    """
+
+    supports_causal = supports_streaming = supports_grid = True
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        kernel_size: int,
+        causal: bool = False,
+        ndim: int = 1,
+        reparam: bool = True,
+        init_std: float = 0.02,
+        outside: str = "zero",
+        gate: str | None = "sigmoid",
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        self.heads, self.kernel_size, self.ndim, self.reparam, self.init_std, self.outside = heads, kernel_size, ndim, reparam, init_std, outside
+        if not isinstance(heads, int) or heads < 1 or dim % heads:
+            self.refuse(f"heads={heads!r} must divide dim={dim}")
+        if not isinstance(kernel_size, int) or kernel_size < 1 or kernel_size % 2 == 0:
+            self.refuse(f"kernel_size must be odd and positive, got {kernel_size!r}")
+        if ndim not in (1, 2, 3) or (causal and ndim > 1):
+            self.refuse(f"ndim must be 1, 2 or 3, and 1 with causal=True, got ndim={ndim!r}, causal={causal}")
+        if outside not in ("zero", "none"):
+            self.refuse(f"outside must be 'zero' or 'none', got {outside!r}")
+        add_projections(self, key_width=heads, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
+        self.raw = nn.Parameter(torch.empty(heads, *[kernel_size] * ndim))
+        self.gamma = nn.Parameter(torch.empty(heads)) if reparam else None
+        self.beta = nn.Parameter(torch.empty(heads)) if reparam else None
+        self.init_parameters()
+
+    @property
+    def capabilities(self):
+        """A causal sequence has no grid; grids of two and more axes have no stream."""
+        base = super().capabilities
+        return type(base)(**{**vars(base), "grid": not self.causal})
+
+    def init_parameters(self) -> None:
+        nn.init.normal_(self.raw, std=1.0 if self.reparam else self.init_std)
+        if self.gamma is not None and self.beta is not None:
+            nn.init.zeros_(self.gamma)
+            nn.init.zeros_(self.beta)
+
+    def kernel(self) -> Tensor:
+        """The log-weights (h, s, ...) in use."""
+        if self.gamma is None or self.beta is None:
+            return self.raw
+        flat = self.raw.flatten(1)
+        centred = flat - flat.mean(1, keepdim=True)
+        deviation = (centred.square().mean(1, keepdim=True) + 1e-10).sqrt() + 1e-5
+        return (self.gamma[:, None] * centred / deviation + self.beta[:, None]).view_as(self.raw)
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.aft_conv`` for this input: (positional, keyword)."""
+        if self.causal and grid is not None:
+            self.refuse(f"was built with causal=True and mixes a sequence, got grid={grid}")
+        if grid is None and self.ndim > 1:
+            self.refuse(f"was built with ndim={self.ndim} and needs grid=, the {self.ndim} sizes of the token grid")
+        if grid is not None and len(grid) != self.ndim:
+            self.refuse(f"was built with ndim={self.ndim}, got grid={tuple(grid)}")
+        args = queries(self, x), self.k_proj(x), self.v_proj(x), self.kernel()
+        options = {"grid": grid, "prefix": prefix, "outside": self.outside, "positions": positions}
+        return args, {**options, "causal": self.causal, "key_mask": key_mask, "gate": self.gate}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.aft_conv(*args, **options))
+
+    def empty_state(self, batch_size, *, device, dtype):
+        ring = self.kernel_size - 1
+        values = torch.zeros(batch_size, ring, self.dim, device=device, dtype=dtype)
+        places = torch.zeros(batch_size, ring, dtype=torch.long, device=device)
+        sums = chunk.empty_sums(batch_size, self.heads, self.dim, device=device)
+        position = torch.zeros(batch_size, dtype=torch.long, device=device)
+        return AFTConvState(values[..., : self.heads].clone(), values, places.bool(), places, *sums, position)
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        at, after = chunk_positions(state.position, x, positions, key_mask)
+        kernel = self.kernel().double()
+        outputs, pieces = [], zip(*(a.split(chunk.PIECE, 1) for a in (x, at, alive(x, key_mask))), strict=True)
+        for x_piece, at_piece, live_piece in pieces:
+            y, state = self._mix_piece(x_piece, state, at_piece, live_piece, kernel)
+            outputs.append(y)
+        return self.out_proj(torch.cat(outputs, 1)), state._replace(position=after)
+
+    def _mix_piece(self, x, state, at, live, kernel):
+        kept, far = (state.keys, state.values, state.live), (state.m, state.num, state.den)
+        new = self.k_proj(x).to(state.keys.dtype), self.v_proj(x).to(state.values.dtype), live
+        places = torch.cat([state.places, at], 1)
+        tap = places[:, None] - at[:, :, None] + self.kernel_size - 1
+        inside = ((tap >= 0) & (tap < self.kernel_size))[:, None]
+        w = torch.where(inside, kernel[:, tap.clamp(0, self.kernel_size - 1)].transpose(0, 1), 0.0)
+        none = self.outside == "none"
+        y = chunk.aft_chunk(queries(self, x), new, kept, w, far=None if none else far, inside=inside if none else None, gate=self.gate)
+        keys, values, lives = (torch.cat(pair, 1) for pair in zip(kept, new, strict=True))
+        leaving = x.shape[1]
+        sums = far if none else chunk.absorb(far, keys[:, :leaving], values[:, :leaving], lives[:, :leaving])
+        return y, AFTConvState(keys[:, leaving:], values[:, leaving:], lives[:, leaving:], places[:, leaving:], *sums, state.position)

@@ -1,0 +1,67 @@
+"""The learned bias w_ts of AFT-full and AFT-local: a table of pairs, or two factors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MixerError
+from .base import token_positions
+
+
+class PairBias(nn.Module):
+    """w = weight (rows, cols), or u v^T with u (rows, rank), v (cols, rank); entries ~ N(0, init_std)."""
+
+    def __init__(self, rows: int, cols: int, *, rank: int | None, init_std: float):
+        super().__init__()
+        self.rank, self.init_std = rank, init_std
+        if rank is not None and (not isinstance(rank, int) or not 1 <= rank):
+            raise MixerError(f"rank must be a positive integer, or None for a plain table of {rows} x {cols}, got {rank!r}.")
+        if rank is None:
+            self.weight = nn.Parameter(torch.empty(rows, cols))
+        else:
+            self.u, self.v = nn.Parameter(torch.empty(rows, rank)), nn.Parameter(torch.empty(cols, rank))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the entries again."""
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=self.init_std)
+
+    def between(self, x: Tensor, context: Tensor | None, positions: Tensor | None, key_mask: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
+        """The bias for x over itself or a context: unbatched where every row stands at its index, which is cheapest."""
+        if positions is None and key_mask is None:
+            return self._leading(x.shape[1], x.shape[1] if context is None else context.shape[1])
+        if context is None:
+            rows = token_positions(x, key_mask) if positions is None else positions
+            return self.at(rows, rows)
+        rows = token_positions(x, None) if positions is None else positions
+        return self.at(rows, token_positions(context, key_mask))
+
+    def _leading(self, T: int, S: int) -> Tensor | tuple[Tensor, Tensor]:
+        return self.weight[:T, :S] if self.rank is None else (self.u[:T], self.v[:S])
+
+    def at(self, rows: Tensor, cols: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """The bias for positions (B, T) over positions (B, S): (B, T, S), or factors (B, T, r) and (B, S, r)."""
+        if self.rank is None:
+            return self.weight[rows[:, :, None], cols[:, None, :]]
+        return nn.functional.embedding(rows, self.u), nn.functional.embedding(cols, self.v)
+
+    def table(self, rows: Tensor, cols: Tensor) -> Tensor:
+        """The same as one float64 tensor (B, T, S)."""
+        w = self.at(rows, cols)
+        return w[0].double() @ w[1].double().transpose(-1, -2) if isinstance(w, tuple) else w.double()
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Interpolate linearly, so that position i moves to i * new / old."""
+        if min(rows, cols) < 1:
+            raise MixerError(f"resize needs positive lengths, got {rows} and {cols}.")
+        with torch.no_grad():
+            if self.rank is None:
+                self.weight = nn.Parameter(_stretched(_stretched(self.weight, rows).T, cols).T.contiguous())
+            else:
+                self.u, self.v = nn.Parameter(_stretched(self.u, rows)), nn.Parameter(_stretched(self.v, cols))
+
+
+def _stretched(table: Tensor, length: int) -> Tensor:
+    return nn.functional.interpolate(table.T[None], size=length, mode="linear", align_corners=False)[0].T.contiguous()
