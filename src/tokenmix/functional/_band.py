@@ -1,94 +1,137 @@
-"""Sums over causal, banded and full patterns of visible keys, put together from the pieces of ``_sums``.
+"""Sums over causal, banded and windowed patterns of visible keys, put together from the pieces of ``_sums``.
 
 ``reach`` = (low, high): the source's weights are zero unless low <= s - t <= high; ``None``: no such limit.
+
+Causal rows are built from the inside out: a leaf of 8 tokens, then groups of up to 8 units (of 8, 64, 512 ... tokens) in which a row sees the units
+before its own, and with a reach the block before and the sums of all older blocks. All these keys lie before the row's leaf, so the 8 rows of a leaf
+share one maximum for them.
 """
 
 from __future__ import annotations
+
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._sums import LEAF, LEAF_JUMP, NEG, Sums, blocked, delay, flip, literal, merge, over_all, over_leaf, over_visible, scan
+from ._sums import FAN, JUMP, LEAF, NEG, Sums, blocked, delay, joined, literal, merge, over_all, over_leaf, products, risen, scan, weigh
 from ._weights import Weights
 
 Reach = tuple[int, int]
 
 
-def causal_sums(k: Tensor, v: Tensor, source: Weights, live: Tensor | None, *, reach: Reach | None = None) -> Sums:
-    """Row t sees keys 0..t. Blocks are as long as the window, so that only the previous block and the running sum of all before it remain."""
+def causal_sums(k: Tensor, x: Tensor, source: Weights, *, reach: Reach | None = None) -> Sums:
+    """Row t sees keys 0..t."""
     T = k.shape[-2]
-    size = LEAF
-    while size < T and (reach is None or size < -reach[0]):
-        size *= 2
-    kb, vb, lb = blocked(k, v, live, LEAF)
-    total = over_leaf(kb, vb, source.blocks(LEAF, 0), lb, jump=LEAF_JUMP)
-    total = Sums(*(a.flatten(-3, -2)[..., :T, :] for a in total))
-    span = LEAF
-    while span < min(size, T):
-        total = _add_halves(total, k, v, source, live, span)
-        span *= 2
-    return total if size >= T else _add_blocks(total, k, v, source, live, size)
+    block = None if reach is None or _block_size(reach) >= T else _block_size(reach)
+    if block:
+        k, x = (a.flatten(a.ndim - d, a.ndim - d + 1) for a, d in zip(blocked(k, x, block), (3, 4), strict=True))
+    kb, xb = blocked(k, x, LEAF)
+    m, terms = products(kb, xb)
+    before, unit = [], LEAF
+    while unit < (block or T) and not (block and unit * FAN >= block):
+        before.append(_over_groups(m, terms, source, unit))
+        unit *= FAN
+    if block:
+        before += [_over_blocks(m, terms, source, unit, block), _over_past(k, x, block)]
+    leaf = over_leaf(kb, xb, source.blocks(LEAF, 0, kb.shape[-3]), jump=JUMP)
+    return joined(merge(leaf, reduce(merge, before)) if before else leaf, T)
 
 
-def _add_halves(total: Sums, k: Tensor, v: Tensor, source: Weights, live: Tensor | None, span: int) -> Sums:
-    """In every stretch of 2 span tokens let the second half see the first half."""
-    T, stretch = k.shape[-2], 2 * span
-    whole = T // stretch * stretch
-    middle = min(whole + span, T)
-    pieces = []
+def _over_groups(m: Tensor, terms: Tensor, source: Weights, unit: int) -> Sums:
+    """Groups of 8 units: a row sees the units before its own. The last group may be short."""
+    leaves, span = m.shape[-3], unit * FAN // LEAF
+    whole = leaves // span * span
+    parts = []
     if whole:
-        kf, vf, lf = (a if a is None else a[..., :whole, :].unflatten(-2, (-1, stretch))[..., :span, :] for a in (k, v, live))
-        part = over_visible(kf, vf, source.blocks(stretch, 0)[..., : whole // stretch, span:, :span], lf)
-        rows = Sums(*(a[..., :whole, :].unflatten(-2, (-1, 2, span)) for a in total))
-        later = merge(Sums(*(a[..., 1, :, :] for a in rows)), part)
-        pieces.append(Sums(*(torch.stack([a[..., 0, :, :], b], -3).flatten(-4, -2) for a, b in zip(rows, later, strict=True))))
-    if whole < T:
-        pieces.append(Sums(*(a[..., whole:middle, :] for a in total)))
-    if middle < T:
-        kf, vf, lf = (a if a is None else a[..., whole:middle, :] for a in (k, v, live))
-        part = over_visible(kf, vf, source.slab(slice(middle, T), slice(whole, middle)), lf)
-        pieces.append(merge(Sums(*(a[..., middle:, :] for a in total)), part))
-    return Sums(*(torch.cat(parts, -2) for parts in zip(*pieces, strict=True)))
+        w = source.blocks(unit * FAN, 0, whole // span)
+        parts.append(_over_units(m[..., :whole, :, :], terms[..., :whole, :, :, :], w, unit, whole // span))
+    if whole < leaves:
+        rest = slice(whole * LEAF, leaves * LEAF)
+        parts.append(_over_units(m[..., whole:, :, :], terms[..., whole:, :, :, :], source.slab(rest, rest)[..., None, :, :], unit, 1))
+    return Sums(*(torch.cat(same, same[0].ndim - d) for same, d in zip(zip(*parts, strict=True), (3, 3, 4), strict=True)))
 
 
-def _add_blocks(total: Sums, k: Tensor, v: Tensor, source: Weights, live: Tensor | None, size: int) -> Sums:
-    """Let every block see the block before it under its weights, and all earlier blocks under weight 0."""
-    T = k.shape[-2]
-    kb, vb, lb = blocked(k, v, live, size)
-    kp, vp, lp = (a if a is None else a[..., :-1, :, :] for a in (kb, vb, lb))
-    near = over_visible(kp, vp, source.blocks(size, 1), lp)
-    near = delay(Sums(*(F.pad(a, (0, 0, 0, 0, 0, 1)) for a in near)), 1)
-    far = delay(scan(over_all(kb, vb, lb)), 2)
-    rows = Sums(*(F.pad(a, (0, 0, 0, -T % size)).unflatten(-2, (-1, size)) for a in total))
-    rows = merge(merge(rows, near), far)
-    return Sums(*(a.flatten(-3, -2)[..., :T, :] for a in rows))
+def _over_units(m: Tensor, terms: Tensor, w: Tensor, unit: int, groups: int, before: tuple[Tensor, Tensor, Tensor] | None = None) -> Sums:
+    """In each group, rows of unit i see units 0..i-1, and the block ``before`` the group as one more unit: its m, terms and weights."""
+    m, terms = m.unflatten(-3, (groups, -1)), terms.unflatten(-4, (groups, -1))  # (..., groups, leaves, 1 or 8, ...)
+    sizes = [min(unit // LEAF, m.shape[-3] - i) for i in range(0, m.shape[-3], unit // LEAF)]
+    nothing = None if before is not None else _nothing(m[..., : sizes[0], :, :], terms)
+    if before is not None:
+        sizes = [before[0].shape[-3], *sizes]
+        m, terms, w = torch.cat([before[0], m], -3), torch.cat([before[1], terms], -4), torch.cat([before[2], w], -1)
+    elif len(sizes) > 1:
+        w = w[..., sizes[0] * LEAF :, :]
+    if len(sizes) == 1:
+        assert nothing is not None
+        return Sums(*(a.flatten(a.ndim - d - 1, a.ndim - d) for a, d in zip(nothing, (3, 3, 4), strict=True)))
+    keys, owner = sum(sizes[:-1]), _owners(sizes)
+    top, rise = risen(torch.cat([a.amax(-3) for a in m.split(sizes, -3)[:-1]], -2), JUMP)
+    of_key = torch.tensor(owner[:keys], device=m.device)
+    of_row = torch.tensor(owner[sizes[0] :], device=m.device)
+    lift = (rise - top).index_select(-2, of_key)[..., None, :]
+    terms = (terms[..., :keys, :, :, :] * torch.exp(m[..., :keys, :, :] + lift)[..., None, :]).flatten(-4, -3)
+    seen = (of_row[:, None] > of_key).repeat_interleave(LEAF, 0).repeat_interleave(LEAF, 1)
+    acc = weigh(w[..., : keys * LEAF].masked_fill(~seen, float("-inf")), terms).unflatten(-3, (-1, LEAF))
+    part = Sums(*(a.index_select(-2, of_row - 1)[..., None, :] for a in (top, top - rise)), acc)
+    if nothing is not None:
+        part = Sums(*(torch.cat(a, a[0].ndim - d) for a, d in zip(zip(nothing, part, strict=True), (3, 3, 4), strict=True)))
+    return Sums(*(a.flatten(a.ndim - d - 1, a.ndim - d) for a, d in zip(part, (3, 3, 4), strict=True)))
 
 
-def band_sums(k: Tensor, v: Tensor, source: Weights, live: Tensor | None, *, reach: Reach) -> Sums:
-    """Every row sees every key; weights are non-zero inside the reach only. Blocks see themselves, their neighbours, and the sums of the rest."""
-    T = k.shape[-2]
-    size = _block_size(reach)
-    kb, vb, lb = blocked(k, v, torch.ones_like(k[..., :1]) if live is None else live, size)
-    assert lb is not None
-    w = torch.cat([_aligned(source, size, o, kb.shape[-3]) for o in (1, 0, -1)], -1)
-    rows = over_visible(_neighbours(kb, NEG), _neighbours(vb, 0.0), w, _neighbours(lb, 0.0))
-    sums = over_all(kb, vb, lb)
-    rows = merge(merge(rows, delay(scan(sums), 2)), flip(delay(scan(flip(sums)), 2)))
-    return Sums(*(a.flatten(-3, -2)[..., :T, :] for a in rows))
+def _owners(sizes: list[int]) -> list[int]:
+    """The unit of each leaf: 0, 0, 1, 1, 2 for sizes 2, 2, 1."""
+    return [unit for unit, size in enumerate(sizes) for _ in range(size)]
 
 
-def window_ratio(k: Tensor, v: Tensor, source: Weights, live: Tensor | None, *, reach: Reach) -> Tensor:
-    """Row t sees only the keys inside the reach: num / den, each row under its own maximum, for a far key may be any amount larger."""
-    T = k.shape[-2]
-    size = _block_size(reach)
-    kb, vb, lb = blocked(k, v, torch.ones_like(k[..., :1]) if live is None else live, size)
-    assert lb is not None
-    w = torch.cat([_aligned(source, size, o, kb.shape[-3]) for o in (1, 0, -1)], -1)
+def _nothing(m: Tensor, terms: Tensor) -> Sums:
+    """Empty sums for leaves of which m (..., leaves, 1, c') is the maximum."""
+    none = torch.full_like(m, NEG)
+    return Sums(none, none, terms.new_zeros(*m.shape[:-2], LEAF, *terms.shape[-2:]))
+
+
+def _over_blocks(m: Tensor, terms: Tensor, source: Weights, unit: int, block: int) -> Sums:
+    """Every block's units, with the block before as one more unit."""
+    leaves = block // LEAF
+    n = m.shape[-3] // leaves
+    mg, tg = m.unflatten(-3, (n, leaves)), terms.unflatten(-4, (n, leaves))
+    before_m = F.pad(mg[..., :-1, :, :, :], (0, 0, 0, 0, 0, 0, 1, 0), value=NEG)
+    before_terms = F.pad(tg[..., :-1, :, :, :, :], (0, 0, 0, 0, 0, 0, 0, 0, 1, 0))
+    return _over_units(m, terms, source.blocks(block, 0, n), unit, n, (before_m, before_terms, _aligned(source, block, 1, n)))
+
+
+def _over_past(k: Tensor, x: Tensor, block: int) -> Sums:
+    """For every leaf the sums of the blocks before the last one, which weigh exp(0)."""
+    past = delay(scan(over_all(*blocked(k, x, block))), 2)
+    return Sums(*(a.repeat_interleave(block // LEAF, a.ndim - d) for a, d in zip(past, (3, 3, 4), strict=True)))
+
+
+def band_sums(k: Tensor, x: Tensor, source: Weights, *, reach: Reach) -> Sums:
+    """Every row sees every key, so one maximum serves all; weights are non-zero inside the reach only."""
+    T, size = k.shape[-2], _block_size(reach)
+    m, terms = products(k, x)
+    terms = F.pad(terms, (0, 0, 0, 0, 0, -T % size)).unflatten(-3, (-1, size))
+    near = weigh(_window_weights(source, size, terms.shape[-4]), _neighbours(terms, 4, 0.0))
+    sums = terms.sum(-3, keepdim=True)
+    total = near + _older(sums) + _older(sums.flip(-4)).flip(-4)
+    return Sums(m, m, total.flatten(-4, -3)[..., :T, :, :])
+
+
+def _older(sums: Tensor) -> Tensor:
+    """For block i the sum of blocks 0..i-2, of positive terms only."""
+    return F.pad(sums.cumsum(-4), (0, 0, 0, 0, 0, 0, 2, 0))[..., : sums.shape[-4], :, :, :]
+
+
+def window_ratio(k: Tensor, x: Tensor, source: Weights, *, reach: Reach) -> Tensor:
+    """Row t sees only the keys inside the reach, under its own maximum, for a key outside may be any amount larger."""
+    T, size = k.shape[-2], _block_size(reach)
+    kb, xb = blocked(k, x, size)
     i = torch.arange(size, device=k.device)
     distance = torch.cat([i - size, i, i + size]) - i[:, None]
-    inside = (distance >= reach[0]) & (distance <= reach[1]) & (_neighbours(lb, 0.0) > 0).transpose(-1, -2)
-    return literal(_neighbours(kb, NEG), _neighbours(vb, 0.0), w, inside).flatten(-3, -2)[..., :T, :]
+    kn, xn = _neighbours(kb, 3, NEG), _neighbours(xb, 4, 0.0)
+    inside = (distance >= reach[0]) & (distance <= reach[1]) & (xn.detach()[..., -1, :1] > 0).transpose(-1, -2)
+    return literal(kn, xn, _window_weights(source, size, kb.shape[-3]), inside).flatten(-3, -2)[..., :T, :]
 
 
 def _block_size(reach: Reach) -> int:
@@ -98,18 +141,24 @@ def _block_size(reach: Reach) -> int:
     return size
 
 
-def _neighbours(a: Tensor, beyond: float) -> Tensor:
-    """Blocks i-1, i, i+1 side by side: (..., n, 3 size, c), filled with ``beyond`` outside of the sequence."""
-    before = F.pad(a[..., :-1, :, :], (0, 0, 0, 0, 1, 0), value=beyond)
-    after = F.pad(a[..., 1:, :, :], (0, 0, 0, 0, 0, 1), value=beyond)
-    return torch.cat([before, a, after], -2)
+def _neighbours(a: Tensor, dims: int, beyond: float) -> Tensor:
+    """Blocks i-1, i, i+1 side by side along the token axis; blocks lie on dim -dims, tokens on the next; ``beyond`` outside of the sequence."""
+    pad, n, axis = (0, 0) * (dims - 1), a.shape[-dims], a.ndim - dims
+    before = F.pad(a.narrow(axis, 0, n - 1), (*pad, 1, 0), value=beyond)
+    after = F.pad(a.narrow(axis, 1, n - 1), (*pad, 0, 1), value=beyond)
+    return torch.cat([before, a, after], axis + 1)
+
+
+def _window_weights(source: Weights, size: int, n: int) -> Tensor:
+    """(..., n or 1, size, 3 size): every block's weights for the block before, itself and the block after."""
+    return torch.cat([_aligned(source, size, o, n) for o in (1, 0, -1)], -1)
 
 
 def _aligned(source: Weights, size: int, offset: int, n: int) -> Tensor:
     """The source's blocks at ``offset`` laid out for all n query blocks; zero where there is no key block, for those keys are dead."""
     if n == 1 and offset:
-        return torch.zeros_like(source.blocks(size, 0))
-    w = source.blocks(size, offset)
+        return torch.zeros_like(source.blocks(size, 0, n))
+    w = source.blocks(size, offset, n)
     if offset == 0 or source.uniform:
         return w
     return F.pad(w, (0, 0, 0, 0, 1, 0) if offset > 0 else (0, 0, 0, 0, 0, 1))

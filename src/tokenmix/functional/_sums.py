@@ -1,12 +1,14 @@
 """Sums of exp(k + w) v and exp(k + w) over keys, exact for any finite keys, without a branch on values.
 
-A partial sum is carried as (m, num, den): num and den are scaled by exp(-m). The scale is data, not mathematics: it cancels in num / den, so it is
-computed without gradient. Where all rows see the same keys one maximum per feature is safe: in float64 a key 600 below it cannot matter while
-weights span less than 600. Rows of one causal leaf see different keys; there the running maximum is followed, and each of its rises is cut to
-``jump``: what lies more than ``jump`` below is negligible (exp(-42) < float64's eps) and the cut keeps every exponent of the leaf inside float64's range.
+A partial sum is an accumulator in units of exp(``at``), with ``m`` the largest key in it; the accumulator holds the sums for the values and, as its
+last row, for 1: the denominator. ``m`` and ``at`` are data, not mathematics: they cancel in the ratio, so they carry no gradient.
 
-Shapes: keys k (..., S, c') with c' = c, or 1 where one key serves all features of a head; values v (..., S, c); weights (..., T, S).
-``live`` (..., S, 1) is 1 for keys that may be attended and 0 for others, whose k must be NEG. Everything is float64.
+Where all rows see the same keys, one maximum per feature is safe: in float64 a key 600 below it cannot matter while weights span less than that. Rows
+that see different keys of one group follow the group's running maximum, and each of its rises is cut to ``jump``: what lies more than ``jump`` below
+is negligible (exp(-42) < float64's eps), and the cut keeps every exponent of the group inside float64's range.
+
+Shapes: keys k (..., S, c'), values x (..., S, g, c'), accumulators (..., T, g, c'). With a key per feature c' = D and g = 2, x = (v, 1); with one key
+for a head of c features c' = 1 and g = c + 1. A key that may not be attended has k = NEG and x = 0. Everything is float64.
 """
 
 from __future__ import annotations
@@ -17,86 +19,95 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-NEG = -1e30  # stands for -inf in scales: finite, so that differences of two of them are 0 and not NaN
-LEAF, LEAF_JUMP = 8, 150.0  # 7 rises of 150, centred, and weights spanning 120 stay within exp(+-700); exp(120 - 150) is negligible
+NEG = -1e30  # stands for -inf in keys and maxima: finite, so that differences of two of them are 0 and not NaN
+WEIGHT_CAP = 300.0  # larger log-weights count as this much
+LEAF, FAN, JUMP = 8, 8, 150.0  # 7 rises of 150, centred, with weights spanning 120 stay within exp(+-700), and exp(120 - 150) is negligible
 SCAN, SCAN_JUMP = 32, 42.0  # the same without weights
 LITERAL_ELEMENTS = 2**22  # (rows, keys, features) held at once where every row needs its own maximum
 
 
 class Sums(NamedTuple):
-    """num = sum exp(k + w - m) v and den = sum exp(k + w - m), for rows (..., T, c)."""
+    """acc * exp(at) = the sums over keys of which the largest is m; m and at (..., T or 1, c'), acc (..., T, g, c')."""
 
     m: Tensor
-    num: Tensor
-    den: Tensor
+    at: Tensor
+    acc: Tensor
+
+
+def wide(k: Tensor, v: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(B, S, h) and (B, S, D) as keys (B, heads, S, c') and values (B, heads, S, g, c'): one head with a key per feature where h = D."""
+    live = torch.ones_like(k[:, :, :1], dtype=torch.float64) if key_mask is None else key_mask[:, :, None].double()
+    kd, vd = k.double(), v.double()
+    if key_mask is not None:
+        kd, vd = torch.where(key_mask[:, :, None], kd, NEG), torch.where(key_mask[:, :, None], vd, 0.0)
+    if k.shape[-1] == v.shape[-1]:
+        return kd[:, None], torch.stack([vd, live.expand_as(vd)], 2)[:, None]
+    vd = vd.unflatten(-1, (k.shape[-1], -1))
+    x = torch.cat([vd, live[..., None].expand(*vd.shape[:3], 1)], -1)
+    return kd.transpose(1, 2)[..., None], x.transpose(1, 2)[..., None]
+
+
+def narrow(ratio: Tensor) -> Tensor:
+    """(B, heads, T, c) back to (B, T, D)."""
+    return ratio.transpose(1, 2).flatten(2)
+
+
+def ratio_of(s: Sums) -> Tensor:
+    """Numerator / denominator (..., T, c), and exactly 0 where nothing was summed."""
+    num, den = s.acc.split([s.acc.shape[-2] - 1, 1], -2)
+    return (num / torch.where(den > 0, den, 1.0)).flatten(-2)
 
 
 def merge(a: Sums, b: Sums) -> Sums:
     """The sums over two disjoint sets of keys."""
     m = torch.maximum(a.m, b.m)
-    ea, eb = torch.exp(a.m - m), torch.exp(b.m - m)
-    return Sums(m, a.num * ea + b.num * eb, a.den * ea + b.den * eb)
+    acc = a.acc * torch.exp(a.at - m)[..., None, :] + b.acc * torch.exp(b.at - m)[..., None, :]
+    return Sums(m, m, acc)
 
 
-def ratio(s: Sums) -> Tensor:
-    """num / den, and exactly 0 where nothing was summed."""
-    return s.num / torch.where(s.den > 0, s.den, 1.0)
-
-
-def over_all(k: Tensor, v: Tensor, live: Tensor | None) -> Sums:
-    """One row (..., 1, c): every key, with weight 0."""
+def products(k: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest key (..., 1, c') and exp(k - largest) x."""
     m = k.detach().amax(-2, keepdim=True)
-    e = torch.exp(k - m)
-    if live is not None:
-        e = e * live
-    return Sums(m, (e * v).sum(-2, keepdim=True), e.sum(-2, keepdim=True))
+    return m, torch.exp(k - m)[..., None, :] * x
 
 
-def over_visible(k: Tensor, v: Tensor, w: Tensor, live: Tensor | None) -> Sums:
-    """T rows that all see the same keys, row t with weights w_t."""
-    mk, mw = k.detach().amax(-2, keepdim=True), w.detach().amax(-1, keepdim=True)
-    e = torch.exp(k - mk)
-    if live is not None:
-        e = e * live
-    ew = torch.exp(w - mw)
-    return Sums(mk + mw, ew @ (e * v), ew @ e)
+def over_all(k: Tensor, x: Tensor) -> Sums:
+    """One row: every key, with weight 0."""
+    m, terms = products(k, x)
+    return Sums(m, m, terms.sum(-3, keepdim=True))
 
 
-def over_leaf(k: Tensor, v: Tensor, w: Tensor | None, live: Tensor | None, *, jump: float) -> Sums:
-    """Row t of L sees keys 0..t."""
-    size = k.shape[-2]
-    seen = torch.ones(size, size, dtype=torch.bool, device=k.device).tril()
-    top = _running_max(k.detach())
-    rise = F.pad((top[..., 1:, :] - top[..., :-1, :]).clamp_max(jump).cumsum(-2), (0, 0, 1, 0))
-    rise = rise - rise[..., -1:, :] / 2
-    e = torch.exp(k + (rise - top))
-    if live is not None:
-        e = e * live
+def over_visible(k: Tensor, x: Tensor, w: Tensor) -> Sums:
+    """T rows that all see the same keys, row t with weights w_t (..., T, S)."""
+    m, terms = products(k, x)
+    return Sums(m, m, weigh(w, terms))
+
+
+def weigh(w: Tensor, terms: Tensor) -> Tensor:
+    """sum_s exp(w_ts) terms_s: (..., T, S) and (..., S, g, c') -> (..., T, g, c')."""
+    return (torch.exp(w.double().clamp_max(WEIGHT_CAP)) @ terms.flatten(-2)).unflatten(-1, terms.shape[-2:])
+
+
+def over_leaf(k: Tensor, x: Tensor, w: Tensor | None, *, jump: float) -> Sums:
+    """Row t of a few sees keys 0..t."""
+    top, rise = risen(k, jump)
+    terms = torch.exp(k + (rise - top))[..., None, :] * x
+    seen = torch.ones(k.shape[-2], k.shape[-2], dtype=torch.bool, device=k.device).tril()
     if w is None:
-        ew, m = seen.to(k.dtype), top
+        acc = (seen.to(k.dtype) @ terms.flatten(-2)).unflatten(-1, terms.shape[-2:])
     else:
-        mw = w.detach().masked_fill(~seen, NEG).amax(-1, keepdim=True)
-        ew, m = torch.exp((w - mw).masked_fill(~seen, float("-inf"))), top + mw
-    back = torch.exp(-rise)
-    return Sums(m, (ew @ (e * v)) * back, (ew @ e) * back)
+        acc = weigh(w.masked_fill(~seen, float("-inf")), terms)
+    return Sums(top, top - rise, acc)
 
 
-def literal(k: Tensor, v: Tensor, w: Tensor, mask: Tensor) -> Tensor:
-    """num / den under each row's own maximum over the pairs ``mask`` (..., T, S) allows, a few rows at a time: for patterns without structure."""
-    T, S = w.shape[-2:]
-    rows = max(1, LITERAL_ELEMENTS // max(1, v.numel()))
-    parts = []
-    for start in range(0, T, rows):
-        here = slice(start, min(start + rows, T))
-        keep = mask[..., here, :, None]
-        z = k[..., None, :, :] + w[..., here, :, None]
-        top = z.detach().masked_fill(~keep, NEG).amax(-2, keepdim=True)
-        e = torch.exp((z - top).masked_fill(~keep, float("-inf")))
-        parts.append(ratio(Sums(top, (e * v[..., None, :, :]).sum(-2), e.sum(-2))))
-    return torch.cat(parts, -2)
+def risen(k: Tensor, jump: float) -> tuple[Tensor, Tensor]:
+    """Along dim -2: the running maximum, and its rises cut to ``jump`` and centred. Without gradient."""
+    top = running_max(k.detach())
+    rise = F.pad((top[..., 1:, :] - top[..., :-1, :]).clamp_max(jump).cumsum(-2), (0, 0, 1, 0))
+    return top, rise - rise[..., -1:, :] / 2
 
 
-def _running_max(k: Tensor) -> Tensor:
+def running_max(k: Tensor) -> Tensor:
     """Inclusive maximum over 0..t along dim -2, by doubling: a form every exporter knows."""
     step = 1
     while step < k.shape[-2]:
@@ -106,11 +117,11 @@ def _running_max(k: Tensor) -> Tensor:
 
 
 def scan(s: Sums) -> Sums:
-    """Inclusive prefix sums over blocks (..., n, 1, c), by doubling."""
+    """Inclusive prefix sums over blocks: m (..., n, 1, c'), acc (..., n, 1, g, c'), by doubling."""
     step = 1
     while step < s.m.shape[-3]:
-        later = merge(Sums(*(a[..., step:, :, :] for a in s)), Sums(*(a[..., :-step, :, :] for a in s)))
-        s = Sums(*(torch.cat([a[..., :step, :, :], b], -3) for a, b in zip(s, later, strict=True)))
+        later = merge(Sums(*_blocks(s, step, None)), Sums(*_blocks(s, None, -step)))
+        s = Sums(*(torch.cat([a, b], a.ndim - d) for a, b, d in zip(_blocks(s, None, step), later, (3, 3, 4), strict=True)))
         step *= 2
     return s
 
@@ -118,28 +129,45 @@ def scan(s: Sums) -> Sums:
 def delay(s: Sums, blocks: int) -> Sums:
     """Block i of the result is block i - blocks; an empty sum where there is none."""
     n = s.m.shape[-3]
-    pad = (0, 0, 0, 0, min(blocks, n), 0)
-    kept = max(n - blocks, 0)
-    return Sums(F.pad(s.m[..., :kept, :, :], pad, value=NEG), *(F.pad(a[..., :kept, :, :], pad) for a in s[1:]))
+    front = min(blocks, n)
+    m, at, acc = _blocks(s, None, n - front)
+    pad = (0, 0, 0, 0, front, 0)
+    return Sums(F.pad(m, pad, value=NEG), F.pad(at, pad, value=NEG), F.pad(acc, (0, 0, *pad)))
 
 
-def flip(s: Sums) -> Sums:
-    """Blocks in reverse order: a suffix scan is a flipped prefix scan of the flipped blocks."""
-    return Sums(*(a.flip(-3) for a in s))
+def _blocks(s: Sums, start: int | None, stop: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    cut = slice(start, stop)
+    return s.m[..., cut, :, :], s.at[..., cut, :, :], s.acc[..., cut, :, :, :]
 
 
-def prefix_sums(k: Tensor, v: Tensor, live: Tensor | None) -> Sums:
-    """Row t sees keys 0..t with weight 0; k (..., T, c)."""
-    T, size = k.shape[-2], min(SCAN, k.shape[-2])
-    k, v, live = blocked(k, v, live, size)
-    total = over_leaf(k, v, None, live, jump=SCAN_JUMP)
-    if k.shape[-3] > 1:
-        total = merge(total, delay(scan(over_all(k, v, live)), 1))
-    return Sums(*(a.flatten(-3, -2)[..., :T, :] for a in total))
+def prefix_sums(k: Tensor, x: Tensor) -> Sums:
+    """Row t sees keys 0..t with weight 0."""
+    T = k.shape[-2]
+    kb, xb = blocked(k, x, min(SCAN, T))
+    total = over_leaf(kb, xb, None, jump=SCAN_JUMP)
+    past = over_all(kb, xb)
+    return joined(merge(total, delay(scan(past), 1)), T)
 
 
-def blocked(k: Tensor, v: Tensor, live: Tensor | None, size: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Cut the time axis into blocks (..., n, size, c); the padding at the end weighs nothing."""
-    pad = (0, 0, 0, -k.shape[-2] % size)
-    kb, vb = (F.pad(a, pad, value=fill).unflatten(-2, (-1, size)) for a, fill in ((k, NEG), (v, 0.0)))
-    return kb, vb, None if live is None else F.pad(live, pad).unflatten(-2, (-1, size))
+def blocked(k: Tensor, x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Cut the time axis into blocks (..., n, size, c') and (..., n, size, g, c'); the padding at the end weighs nothing."""
+    extra = -k.shape[-2] % size
+    return F.pad(k, (0, 0, 0, extra), value=NEG).unflatten(-2, (-1, size)), F.pad(x, (0, 0, 0, 0, 0, extra)).unflatten(-3, (-1, size))
+
+
+def joined(s: Sums, T: int) -> Sums:
+    """Blocks back to T rows."""
+    return Sums(s.m.flatten(-3, -2)[..., :T, :], s.at.flatten(-3, -2)[..., :T, :], s.acc.flatten(-4, -3)[..., :T, :, :])
+
+
+def literal(k: Tensor, x: Tensor, w: Tensor, mask: Tensor) -> Tensor:
+    """The ratio under each row's own maximum over the pairs ``mask`` (..., T, S) allows, a few rows at a time: for patterns without structure."""
+    T, rows = w.shape[-2], max(1, LITERAL_ELEMENTS // max(1, x.numel()))
+    parts = []
+    for start in range(0, T, rows):
+        keep = mask[..., start : start + rows, :, None]
+        z = k[..., None, :, :] + w.double()[..., start : start + rows, :, None]
+        top = z.detach().masked_fill(~keep, NEG).amax(-2, keepdim=True)
+        e = torch.exp((z - top).masked_fill(~keep, float("-inf")))
+        parts.append(ratio_of(Sums(top, top, (e[..., None, :] * x[..., None, :, :, :]).sum(-3))))
+    return torch.cat(parts, -2)

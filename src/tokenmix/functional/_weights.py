@@ -1,7 +1,7 @@
 """Log-weights w_{t,s} of query t for key s, read block by block so that no form ever holds more than it needs.
 
-Every source answers two questions: ``blocks(size, offset)``, the (size, size) blocks of query block i for key block i - offset, for every i that has
-one; and ``slab(rows, cols)``, one rectangle. Both are float64, with leading dims that broadcast against (batch, heads).
+Every source answers two questions: ``blocks(size, offset, n)``, the (size, size) blocks of query block i for key block i - offset, for every i < n that
+has one; and ``slab(rows, cols)``, one rectangle. Leading dims broadcast against (batch, heads). What reads them turns them to float64.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class Weights(Protocol):
 
     uniform: bool
 
-    def blocks(self, size: int, offset: int) -> Tensor:
-        """(..., n - |offset|, size, size)."""
+    def blocks(self, size: int, offset: int, n: int) -> Tensor:
+        """(..., n - |offset|, size, size) of the first n blocks; 0 beyond the last token."""
 
     def slab(self, rows: slice, cols: slice) -> Tensor:
-        """(..., rows, cols)."""
+        """(..., rows, cols); 0 beyond the last token."""
 
 
 class Dense:
@@ -33,13 +33,13 @@ class Dense:
     def __init__(self, w: Tensor):
         self.w = w
 
-    def blocks(self, size: int, offset: int) -> Tensor:
-        w = F.pad(self.w, (0, -self.w.shape[-1] % size, 0, -self.w.shape[-2] % size))
-        w = w.unflatten(-1, (-1, size)).unflatten(-3, (-1, size))
-        return w.diagonal(-offset, -4, -2).movedim(-1, -3).double()
+    def blocks(self, size: int, offset: int, n: int) -> Tensor:
+        w = self.slab(slice(0, n * size), slice(0, n * size)).unflatten(-1, (n, size)).unflatten(-3, (n, size))
+        return w.diagonal(-offset, -4, -2).movedim(-1, -3)
 
     def slab(self, rows: slice, cols: slice) -> Tensor:
-        return self.w[..., rows, cols].double()
+        short = max(0, cols.stop - self.w.shape[-1]), max(0, rows.stop - self.w.shape[-2])
+        return F.pad(self.w[..., rows, cols], (0, short[0], 0, short[1])) if any(short) else self.w[..., rows, cols]
 
 
 class Factors:
@@ -50,14 +50,19 @@ class Factors:
     def __init__(self, u: Tensor, v: Tensor):
         self.u, self.v = u, v
 
-    def blocks(self, size: int, offset: int) -> Tensor:
-        u, v = (F.pad(a, (0, 0, 0, -a.shape[-2] % size)).unflatten(-2, (-1, size)).double() for a in (self.u, self.v))
-        n = u.shape[-3]
+    def blocks(self, size: int, offset: int, n: int) -> Tensor:
+        u, v = (_rows(a, slice(0, n * size)).unflatten(-2, (n, size)) for a in (self.u, self.v))
         u, v = (u[..., offset:, :, :], v[..., : n - offset, :, :]) if offset >= 0 else (u[..., :offset, :, :], v[..., -offset:, :, :])
         return u @ v.transpose(-1, -2)
 
     def slab(self, rows: slice, cols: slice) -> Tensor:
-        return self.u[..., rows, :].double() @ self.v[..., cols, :].double().transpose(-1, -2)
+        return _rows(self.u, rows) @ _rows(self.v, cols).transpose(-1, -2)
+
+
+def _rows(a: Tensor, rows: slice) -> Tensor:
+    """Rows of a factor in float64, zeros beyond its end."""
+    a = a[..., rows, :].double()
+    return F.pad(a, (0, 0, 0, rows.stop - rows.start - a.shape[-2]))
 
 
 class Toeplitz:
@@ -74,7 +79,7 @@ class Toeplitz:
         w = self.taps.double()[..., tap.clamp(0, self.taps.shape[-1] - 1)]
         return torch.where(known, w, 0.0)
 
-    def blocks(self, size: int, offset: int) -> Tensor:
+    def blocks(self, size: int, offset: int, n: int) -> Tensor:
         i = torch.arange(size, device=self.taps.device)
         return self._at(i - i[:, None] - offset * size)[..., None, :, :]
 
@@ -92,8 +97,8 @@ class Windowed:
     def _cut(self, w: Tensor, offset: Tensor) -> Tensor:
         return torch.where((offset >= self.low) & (offset <= self.high), w, 0.0)
 
-    def blocks(self, size: int, offset: int) -> Tensor:
-        w = self.source.blocks(size, offset)
+    def blocks(self, size: int, offset: int, n: int) -> Tensor:
+        w = self.source.blocks(size, offset, n)
         i = torch.arange(size, device=w.device)
         return self._cut(w, i - i[:, None] - offset * size)
 

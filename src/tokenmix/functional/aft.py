@@ -1,7 +1,7 @@
 """The Attention Free Transformer (Zhai et al. 2021): AFT-full, AFT-local and AFT-simple on tensors.
 
 Layout (B, T, D); q before its nonlinearity. Sums run in float64 under running maxima (``_sums``), so that any finite keys are exact, with weights
-spanning up to 120 (|w| <= 60) in a row. w is (T, S), (B, T, S), or a pair of factors (u, v) with w = u v^T, (T, r) and (S, r), or batched.
+spanning up to 120 (|w| <= 60) in a row; above 300 a weight counts as 300. w is (T, S), (B, T, S), or a pair of factors (u, v) with w = u v^T, (T, r) and (S, r), or batched.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ._backend import pick
 from ._band import band_sums, causal_sums, window_ratio
 from ._gates import check_gate, gated
 from ._masks import allowed
-from ._sums import NEG, literal, over_all, over_visible, prefix_sums, ratio
+from ._sums import literal, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
 from ._weights import Dense, Factors, Weights, Windowed
 
 Bias = Tensor | tuple[Tensor, Tensor]
@@ -47,16 +47,16 @@ def aft_full(
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     source = _source("aft_full", w, q.shape[1], k.shape[1])
-    kd, vd, live = wide_keys(k, v, key_mask)
+    kd, x = wide(k, v, key_mask)
     if attn_mask is not None:
         mask = allowed(*q.shape[:2], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
         whole = source.slab(slice(0, q.shape[1]), slice(0, k.shape[1]))
-        return gated(q, literal(kd, vd, whole, mask[:, None])[:, 0], gate)
+        return gated(q, narrow(literal(kd, x, whole, mask[:, None])), gate)
     if causal:
-        sums = causal_sums(kd, vd, source, live)
+        sums = causal_sums(kd, x, source)
     else:
-        sums = over_visible(kd, vd, source.slab(slice(0, q.shape[1]), slice(0, k.shape[1])), live)
-    return gated(q, ratio(sums)[:, 0], gate)
+        sums = over_visible(kd, x, source.slab(slice(0, q.shape[1]), slice(0, k.shape[1])))
+    return gated(q, narrow(ratio_of(sums)), gate)
 
 
 def aft_local(
@@ -70,7 +70,7 @@ def aft_local(
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
-    positions: Tensor | None = None,
+    positions: Tensor | tuple[Tensor, Tensor] | None = None,
     gate: str | None = "sigmoid",
     backend: str = "auto",
 ) -> Tensor:
@@ -79,7 +79,8 @@ def aft_local(
     Args:
         window: s of the paper; the band holds 2 window - 1 keys, or window keys when causal. 0 is AFT-simple.
         outside: "zero" as in the paper, or "none": nothing outside the window is attended (the paper's ablation).
-        positions: (B, T) token positions when they are not the indices: distances in the band are distances of positions. Self-mixing only.
+        positions: (B, T) token positions when they are not the indices, or a pair of them, (B, T) of the queries and (B, S) of the keys:
+            distances in the band are then distances of positions.
 
     Time O(T window D) for self-mixing; with ``positions``, ``attn_mask`` or S != T, O(T S D). Other arguments as in ``aft_full``.
     """
@@ -98,12 +99,12 @@ def aft_local(
         cut = torch.where(near, source.slab(slice(0, T), slice(0, S)).squeeze(1), 0.0)
         mask = attn_mask if not drop else near if attn_mask is None else near & attn_mask
         return aft_full(q, k, v, cut, causal=causal, key_mask=key_mask, attn_mask=mask, gate=gate, backend=backend)
-    kd, vd, live = wide_keys(k, v, key_mask)
+    kd, x = wide(k, v, key_mask)
     band = Windowed(source, *reach)
     if drop:
-        return gated(q, window_ratio(kd, vd, band, live, reach=(reach[0], 0) if causal else reach)[:, 0], gate)
-    sums = causal_sums(kd, vd, band, live, reach=reach) if causal else band_sums(kd, vd, band, live, reach=reach)
-    return gated(q, ratio(sums)[:, 0], gate)
+        return gated(q, narrow(window_ratio(kd, x, band, reach=(reach[0], 0) if causal else reach)), gate)
+    sums = causal_sums(kd, x, band, reach=reach) if causal else band_sums(kd, x, band, reach=reach)
+    return gated(q, narrow(ratio_of(sums)), gate)
 
 
 def aft_simple(
@@ -121,28 +122,20 @@ def aft_simple(
     _check("aft_simple", q, k, v, causal, key_mask, attn_mask, gate, backend)
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
-    kd, vd, live = wide_keys(k, v, key_mask)
+    kd, x = wide(k, v, key_mask)
     if attn_mask is not None:
         mask = allowed(*q.shape[:2], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
-        return gated(q, literal(kd, vd, kd.new_zeros(q.shape[1], k.shape[1]), mask[:, None])[:, 0], gate)
-    sums = prefix_sums(kd, vd, live) if causal else over_all(kd, vd, live)
-    return gated(q, ratio(sums)[:, 0], gate)
+        return gated(q, narrow(literal(kd, x, kd.new_zeros(q.shape[1], k.shape[1]), mask[:, None])), gate)
+    sums = prefix_sums(kd, x) if causal else over_all(kd, x)
+    return gated(q, narrow(ratio_of(sums)), gate)
 
 
-def wide_keys(k: Tensor, v: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Keys and values as float64 (B, 1, S, D), masked keys out of the way, and the mask as factors (B, 1, S, 1)."""
-    k, v = k[:, None].double(), v[:, None].double()
-    if key_mask is None:
-        return k, v, None
-    keep = key_mask[:, None, :, None]
-    return torch.where(keep, k, NEG), torch.where(keep, v, 0.0), keep.double()
-
-
-def _near(positions: Tensor | None, T: int, S: int, window: int, device: torch.device) -> Tensor:
+def _near(positions: Tensor | tuple[Tensor, Tensor] | None, T: int, S: int, window: int, device: torch.device) -> Tensor:
     """|t - s| < window, in positions where given: (T, S) or (B, T, S)."""
     if positions is None:
         return (torch.arange(S, device=device) - torch.arange(T, device=device)[:, None]).abs() < window
-    return (positions[:, None, :] - positions[:, :, None]).abs() < window
+    rows, cols = positions if isinstance(positions, tuple) else (positions, positions)
+    return (cols[:, None, :] - rows[:, :, None]).abs() < window
 
 
 def _source(who: str, w: Bias, T: int, S: int) -> Weights:

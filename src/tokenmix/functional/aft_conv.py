@@ -11,7 +11,7 @@ from ..errors import MixerError
 from ._backend import pick
 from ._band import band_sums, causal_sums, window_ratio
 from ._gates import check_gate, gated
-from ._sums import NEG, literal, over_visible, ratio
+from ._sums import literal, narrow, over_visible, ratio_of, wide
 from ._weights import Dense, Toeplitz
 
 
@@ -49,31 +49,25 @@ def aft_conv(
     _check(q, k, v, kernel, grid, prefix, outside, causal, key_mask, gate, backend)
     if q.shape[1] == 0:
         return torch.zeros_like(q)
-    heads, size = kernel.shape[:2]
-    kd, vd = k.double().transpose(1, 2)[..., None], v.double().unflatten(-1, (heads, -1)).transpose(1, 2)
-    live = None
-    if key_mask is not None:
-        keep = key_mask[:, None, :, None]
-        kd, vd, live = torch.where(keep, kd, NEG), torch.where(keep, vd, 0.0), keep.double()
+    size = kernel.shape[-1]
+    kd, x = wide(k, v, key_mask)
     if kernel.ndim == 2 and not prefix and positions is None:
         reach = (1 - size, 0) if causal else (-(size // 2), size // 2)
         taps = Toeplitz(kernel, -reach[0])
         if outside == "none":
-            y = window_ratio(kd, vd, taps, live, reach=reach)
+            y = window_ratio(kd, x, taps, reach=reach)
         else:
-            y = ratio(causal_sums(kd, vd, taps, live, reach=reach) if causal else band_sums(kd, vd, taps, live, reach=reach))
+            y = ratio_of(causal_sums(kd, x, taps, reach=reach) if causal else band_sums(kd, x, taps, reach=reach))
     else:
         w, inside = _dense_weights(kernel, grid or (q.shape[1] - prefix,), prefix, positions, causal, q.device)
         if outside == "none":
-            y = literal(kd, vd, w, inside if live is None else inside & (live > 0).transpose(-1, -2))
+            y = literal(kd, x, w, inside if key_mask is None else inside & key_mask[:, None, None])
         else:
-            y = ratio(causal_sums(kd, vd, Dense(w), live) if causal else over_visible(kd, vd, w, live))
-    return gated(q, y.transpose(1, 2).flatten(2), gate)
+            y = ratio_of(causal_sums(kd, x, Dense(w)) if causal else over_visible(kd, x, w))
+    return gated(q, narrow(y), gate)
 
 
-def _dense_weights(
-    kernel: Tensor, grid: tuple[int, ...], prefix: int, positions: Tensor | None, causal: bool, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _dense_weights(kernel: Tensor, grid: tuple[int, ...], prefix: int, positions: Tensor | None, causal: bool, device: torch.device) -> tuple[Tensor, Tensor]:
     """Log-weights (1 or B, h, T, T) of every pair, and the pairs inside the kernel (prefix pairs count as inside)."""
     size = kernel.shape[-1]
     place = torch.arange(prefix + prod(grid), device=device)[None] if positions is None else positions

@@ -24,7 +24,7 @@ class AFTSimpleState(NamedTuple):
 
     def merge_with(self, later: AFTSimpleState) -> AFTSimpleState:
         """The sums over two adjacent stretches of tokens."""
-        return AFTSimpleState(*chunk.merge_sums(self, later))
+        return AFTSimpleState(*chunk.merge_past(self, later))
 
 
 @register_state
@@ -105,15 +105,15 @@ class AFTSimple(Mixer):
         return self.out_proj(F.aft_simple(*args, **options))
 
     def empty_state(self, batch_size, *, device, dtype):
-        return AFTSimpleState(*chunk.empty_sums(batch_size, self.dim, self.dim, device=device))
+        return AFTSimpleState(*chunk.empty_past(batch_size, self.dim, self.dim, device=device))
 
     def context_state(self, context, context_mask):
-        empty = chunk.empty_sums(context.shape[0], self.dim, self.dim, device=context.device)
+        empty = chunk.empty_past(context.shape[0], self.dim, self.dim, device=context.device)
         return AFTSimpleState(*chunk.absorb(empty, self.k_proj(context), self.v_proj(context), alive(context, context_mask)))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         if not self.causal:
-            return self.out_proj(chunk.read_sums(queries(self, x), state, gate=self.gate)), state
+            return self.out_proj(chunk.read_past(queries(self, x), state, gate=self.gate)), state
         y, sums = chunk.aft_simple_chunk(queries(self, x), self.k_proj(x), self.v_proj(x), state, key_mask=key_mask, gate=self.gate)
         return self.out_proj(y), AFTSimpleState(*sums)
 
@@ -243,7 +243,8 @@ class AFTLocal(Mixer):
         keys = x if context is None else context
         w = self.bias.between(x, context, positions, key_mask)
         args = queries(self, x), self.k_proj(keys), self.v_proj(keys), w
-        options = {"window": self.window, "outside": self.outside, "positions": positions if context is None else None}
+        places = positions if context is None else self.bias.places(x, context, positions, key_mask)
+        options = {"window": self.window, "outside": self.outside, "positions": places}
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask, "gate": self.gate}
 
     def mix(self, x, context, **given):
@@ -254,7 +255,7 @@ class AFTLocal(Mixer):
         ring = max(self.window - 1, 0)
         keys = torch.zeros(batch_size, ring, self.dim, device=device, dtype=dtype)
         places = torch.zeros(batch_size, ring, dtype=torch.long, device=device)
-        sums = chunk.empty_sums(batch_size, self.dim, self.dim, device=device)
+        sums = chunk.empty_past(batch_size, self.dim, self.dim, device=device)
         return AFTLocalState(keys, keys.clone(), places.bool(), places, *sums, torch.zeros(batch_size, dtype=torch.long, device=device))
 
     def context_state(self, context, context_mask):

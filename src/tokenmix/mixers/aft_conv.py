@@ -116,7 +116,7 @@ class AFTConv(Mixer):
         ring = self.kernel_size - 1
         values = torch.zeros(batch_size, ring, self.dim, device=device, dtype=dtype)
         places = torch.zeros(batch_size, ring, dtype=torch.long, device=device)
-        sums = chunk.empty_sums(batch_size, self.heads, self.dim, device=device)
+        sums = chunk.empty_past(batch_size, self.heads, self.dim, device=device)
         position = torch.zeros(batch_size, dtype=torch.long, device=device)
         return AFTConvState(values[..., : self.heads].clone(), values, places.bool(), places, *sums, position)
 

@@ -15,7 +15,7 @@ class PairBias(nn.Module):
     def __init__(self, rows: int, cols: int, *, rank: int | None, init_std: float):
         super().__init__()
         self.rank, self.init_std = rank, init_std
-        if rank is not None and (not isinstance(rank, int) or not 1 <= rank):
+        if rank is not None and (not isinstance(rank, int) or not rank >= 1):
             raise MixerError(f"rank must be a positive integer, or None for a plain table of {rows} x {cols}, got {rank!r}.")
         if rank is None:
             self.weight = nn.Parameter(torch.empty(rows, cols))
@@ -32,11 +32,14 @@ class PairBias(nn.Module):
         """The bias for x over itself or a context: unbatched where every row stands at its index, which is cheapest."""
         if positions is None and key_mask is None:
             return self._leading(x.shape[1], x.shape[1] if context is None else context.shape[1])
+        return self.at(*self.places(x, context, positions, key_mask))
+
+    def places(self, x: Tensor, context: Tensor | None, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Where queries (B, T) and keys (B, S) stand."""
         if context is None:
             rows = token_positions(x, key_mask) if positions is None else positions
-            return self.at(rows, rows)
-        rows = token_positions(x, None) if positions is None else positions
-        return self.at(rows, token_positions(context, key_mask))
+            return rows, rows
+        return token_positions(x, None) if positions is None else positions, token_positions(context, key_mask)
 
     def _leading(self, T: int, S: int) -> Tensor | tuple[Tensor, Tensor]:
         return self.weight[:T, :S] if self.rank is None else (self.u[:T], self.v[:S])

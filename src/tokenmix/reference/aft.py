@@ -35,7 +35,8 @@ def aft_local(q, k, v, w, *, window: int, outside: str = "zero", positions=None,
     if isinstance(w, tuple):
         w = w[0] @ w[1].transpose(-1, -2)
     T, S = q.shape[1], k.shape[1]
-    rows, cols = (torch.arange(T)[None], torch.arange(S)[None]) if positions is None else (positions, positions)
+    positions = (torch.arange(T)[None], torch.arange(S)[None]) if positions is None else positions
+    rows, cols = positions if isinstance(positions, tuple) else (positions, positions)
     near = (rows[:, :, None] - cols[:, None, :]).abs() < window
     if outside == "none":
         mask = near.expand(q.shape[0], T, S) if mask is None else mask & near
@@ -67,7 +68,10 @@ def aft_conv(
     if outside == "none":
         mask = near if mask is None else mask & near
     c = D // heads
-    parts = [aft_full(q[..., h * c : (h + 1) * c], k[..., h : h + 1].expand(B, T, c), v[..., h * c : (h + 1) * c], w[:, h], mask=mask, gate=gate) for h in range(heads)]
+    parts = [
+        aft_full(q[..., h * c : (h + 1) * c], k[..., h : h + 1].expand(B, T, c), v[..., h * c : (h + 1) * c], w[:, h], mask=mask, gate=gate)
+        for h in range(heads)
+    ]
     assert n == len(grid)
     return torch.cat(parts, -1)
 
