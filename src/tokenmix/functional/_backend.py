@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 
 import torch
 
@@ -17,7 +16,7 @@ from ..errors import MixerError
 
 BACKENDS = ("auto", "eager", "cpu", "triton")
 RULE = "auto: softmax attention on torch SDPA (plain matrix products in float64 and on export), every AFT function on its eager torch form"
-_default: ContextVar[str | None] = ContextVar("tokenmix_backend", default=None)
+_default = os.environ.get("TOKENMIX_BACKEND", "auto")  # a plain global: torch.compile can guard on it
 
 
 def check_backend(name: str) -> str:
@@ -31,9 +30,7 @@ def check_backend(name: str) -> str:
 
 def pick(backend: str, tensor: torch.Tensor) -> str:
     """'fused' or 'eager' for a call that asked for ``backend``; ``use_backend`` and TOKENMIX_BACKEND set what 'auto' means."""
-    if backend == "auto":
-        backend = _default.get() or os.environ.get("TOKENMIX_BACKEND", "auto")
-    check_backend(backend)
+    backend = check_backend(_default if backend == "auto" else backend)
     if backend == "eager" or tensor.dtype == torch.float64 or torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export():
         return "eager"
     return "fused"
@@ -41,9 +38,10 @@ def pick(backend: str, tensor: torch.Tensor) -> str:
 
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Set the default backend inside a ``with`` block."""
-    token = _default.set(check_backend(name))
+    """Set the default backend of this process inside a ``with`` block."""
+    global _default
+    before, _default = _default, check_backend(name)
     try:
         yield
     finally:
-        _default.reset(token)
+        _default = before

@@ -74,7 +74,8 @@ def _over_units(m: Tensor, terms: Tensor, w: Tensor, unit: int, groups: int, bef
     terms = (terms[..., :keys, :, :, :] * torch.exp(m[..., :keys, :, :] + lift)[..., None, :]).flatten(-4, -3)
     seen = (of_row[:, None] > of_key).repeat_interleave(LEAF, 0).repeat_interleave(LEAF, 1)
     acc = weigh(w[..., : keys * LEAF].masked_fill(~seen, float("-inf")), terms).unflatten(-3, (-1, LEAF))
-    part = Sums(*(a.index_select(-2, of_row - 1)[..., None, :] for a in (top, top - rise)), acc)
+    base, at = (a.index_select(-2, of_row - 1)[..., None, :] for a in (top, top - rise))
+    part = Sums(base, at, acc)
     if nothing is not None:
         part = Sums(*(torch.cat(a, a[0].ndim - d) for a, d in zip(zip(nothing, part, strict=True), (3, 3, 4), strict=True)))
     return Sums(*(a.flatten(a.ndim - d - 1, a.ndim - d) for a, d in zip(part, (3, 3, 4), strict=True)))

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
 
-GATES = {"sigmoid": torch.sigmoid, "tanh": torch.tanh, "relu": F.relu, "silu": F.silu, "gelu": F.gelu, "softplus": F.softplus, "identity": lambda q: q}
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "relu": F.relu,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "softplus": F.softplus,
+    "identity": lambda q: q,
+}
 
 
 def check_gate(gate: str | None, who: str) -> None:

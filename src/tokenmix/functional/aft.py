@@ -1,7 +1,8 @@
 """The Attention Free Transformer (Zhai et al. 2021): AFT-full, AFT-local and AFT-simple on tensors.
 
 Layout (B, T, D); q before its nonlinearity. Sums run in float64 under running maxima (``_sums``), so that any finite keys are exact, with weights
-spanning up to 120 (|w| <= 60) in a row; above 300 a weight counts as 300. w is (T, S), (B, T, S), or a pair of factors (u, v) with w = u v^T, (T, r) and (S, r), or batched.
+spanning up to 120 (|w| <= 60) in a row; above 300 a weight counts as 300. w is (T, S), (B, T, S), or a pair of factors (u, v) with w = u v^T, (T, r)
+and (S, r), or batched.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def aft_full(
     source = _source("aft_full", w, q.shape[1], k.shape[1])
     kd, x = wide(k, v, key_mask)
     if attn_mask is not None:
-        mask = allowed(*q.shape[:2], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
+        mask = allowed(q.shape[0], q.shape[1], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
         whole = source.slab(slice(0, q.shape[1]), slice(0, k.shape[1]))
         return gated(q, narrow(literal(kd, x, whole, mask[:, None])), gate)
     if causal:
@@ -124,7 +125,7 @@ def aft_simple(
         return torch.zeros_like(q)
     kd, x = wide(k, v, key_mask)
     if attn_mask is not None:
-        mask = allowed(*q.shape[:2], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
+        mask = allowed(q.shape[0], q.shape[1], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
         return gated(q, narrow(literal(kd, x, kd.new_zeros(q.shape[1], k.shape[1]), mask[:, None])), gate)
     sums = prefix_sums(kd, x) if causal else over_all(kd, x)
     return gated(q, narrow(ratio_of(sums)), gate)

@@ -56,16 +56,16 @@ def add_projections(mixer: Mixer, *, key_width: int, gate: str | None, qkv_bias:
     """The four projections every AFT layer has; without a gate there is no query."""
     check_gate(gate, type(mixer).__name__)
     dim = mixer.dim
-    mixer.gate = gate
-    mixer.q_proj = None if gate is None else nn.Linear(dim, dim, bias=qkv_bias)
-    mixer.k_proj = nn.Linear(dim, key_width, bias=qkv_bias)
-    mixer.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
-    mixer.out_proj = nn.Linear(dim, dim, bias=out_bias)
+    mixer.register_module("q_proj", None if gate is None else nn.Linear(dim, dim, bias=qkv_bias))
+    mixer.register_module("k_proj", nn.Linear(dim, key_width, bias=qkv_bias))
+    mixer.register_module("v_proj", nn.Linear(dim, dim, bias=qkv_bias))
+    mixer.register_module("out_proj", nn.Linear(dim, dim, bias=out_bias))
 
 
 def queries(mixer: Mixer, x: Tensor) -> Tensor:
     """The projected queries; x itself, for its shape, where the mixer has no gate."""
-    return x if mixer.q_proj is None else mixer.q_proj(x)
+    q_proj = mixer._modules["q_proj"]
+    return x if q_proj is None else q_proj(x)
 
 
 def alive(x: Tensor, key_mask: Tensor | None) -> Tensor:
@@ -76,7 +76,8 @@ def alive(x: Tensor, key_mask: Tensor | None) -> Tensor:
 def history_of(mixer: Mixer, context: Tensor, context_mask: Tensor | None) -> AFTFullState:
     """The keys and values of a context, projected once."""
     places = token_positions(context, context_mask)
-    return AFTFullState(mixer.k_proj(context), mixer.v_proj(context), alive(context, context_mask), places, torch.zeros_like(places[:, 0]))
+    keys, values = (mixer.get_submodule(name)(context) for name in ("k_proj", "v_proj"))
+    return AFTFullState(keys, values, alive(context, context_mask), places, torch.zeros_like(places[:, 0]))
 
 
 class AFTSimple(Mixer):
@@ -92,6 +93,7 @@ class AFTSimple(Mixer):
 
     def __init__(self, dim: int, *, causal: bool = False, gate: str | None = "sigmoid", qkv_bias: bool = True, out_bias: bool = True):
         super().__init__(dim, causal=causal)
+        self.gate = gate
         add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
@@ -147,6 +149,7 @@ class AFTFull(Mixer):
     ):
         super().__init__(dim, causal=causal, max_len=max_len)
         self.max_context_len = max_context_len or max_len
+        self.gate = gate
         add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
         self.bias = PairBias(max_len, self.max_context_len, rank=rank, init_std=init_std)
 
@@ -230,6 +233,7 @@ class AFTLocal(Mixer):
             self.refuse(f"window must be an integer >= 0, got {window!r}; 0 is AFT-simple, window >= length is AFT-full")
         if outside not in ("zero", "none") or (outside == "none" and window == 0):
             self.refuse(f"outside must be 'zero', or 'none' with window >= 1, got outside={outside!r}, window={window}")
+        self.gate = gate
         add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
         self.bias = PairBias(max_len, self.max_context_len, rank=rank, init_std=init_std)
 

@@ -69,6 +69,7 @@ class AFTConv(Mixer):
             self.refuse(f"ndim must be 1, 2 or 3, and 1 with causal=True, got ndim={ndim!r}, causal={causal}")
         if outside not in ("zero", "none"):
             self.refuse(f"outside must be 'zero' or 'none', got {outside!r}")
+        self.gate = gate
         add_projections(self, key_width=heads, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
         self.raw = nn.Parameter(torch.empty(heads, *[kernel_size] * ndim))
         self.gamma = nn.Parameter(torch.empty(heads)) if reparam else None

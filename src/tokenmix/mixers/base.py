@@ -204,11 +204,9 @@ class Mixer(nn.Module, ABC):
             self.refuse(f"expects {label} of shape (batch, time, {self.dim}), got {tuple(x.shape)}")
         if not x.is_floating_point():
             self.refuse(f"expects floating point {label}, got {x.dtype}")
-        limit = self.max_len if label == "x" else self.max_context_len
+        name, limit = ("max_len", self.max_len) if label == "x" else ("max_context_len", self.max_context_len)
         if limit is not None and x.shape[1] > limit:
-            self.refuse(
-                f"was built with {'max_len' if label == 'x' else 'max_context_len'}={limit}, got {label} of length {x.shape[1]}; cut it, or call resize"
-            )
+            self.refuse(f"was built with {name}={limit}, got {label} of length {x.shape[1]}; cut it, or call resize")
 
     def _check_context(self, x: Tensor, context: Tensor | None) -> None:
         if context is None:
