@@ -116,8 +116,11 @@ class AFTSimple(Mixer):
     def mix_chunk(self, x, state, *, positions, key_mask):
         if not self.causal:
             return self.out_proj(chunk.read_past(queries(self, x), state, gate=self.gate)), state
-        y, sums = chunk.aft_simple_chunk(queries(self, x), self.k_proj(x), self.v_proj(x), state, key_mask=key_mask, gate=self.gate)
-        return self.out_proj(y), AFTSimpleState(*sums)
+        outputs = []
+        for piece, live in zip(x.split(chunk.PIECE, 1), alive(x, key_mask).split(chunk.PIECE, 1), strict=True):
+            y, sums = chunk.aft_simple_chunk(queries(self, piece), self.k_proj(piece), self.v_proj(piece), state, key_mask=live, gate=self.gate)
+            outputs, state = [*outputs, y], AFTSimpleState(*sums)
+        return self.out_proj(torch.cat(outputs, 1)), state
 
 
 class AFTFull(Mixer):

@@ -113,5 +113,7 @@ class Attention(Mixer):
             now = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
             k, v = self.k_proj(self._located(x, at)), self.v_proj(x)
             keys, values, live = torch.cat([keys, k.to(keys.dtype)], 1), torch.cat([values, v.to(values.dtype)], 1), torch.cat([live, now], 1)
-        y = F.attention(q, keys.to(q.dtype), values.to(q.dtype), heads=self.heads, kv_heads=self.kv_heads, scale=self.scale, causal=self.causal, key_mask=live)
+        mask = None if self.causal and key_mask is None and state.keys.shape[1] == 0 else live  # a fresh prefill needs none, and then runs fused
+        options = {"heads": self.heads, "kv_heads": self.kv_heads, "scale": self.scale, "causal": self.causal}
+        y = F.attention(q, keys.to(q.dtype), values.to(q.dtype), key_mask=mask, **options)
         return self.out_proj(y), AttentionState(keys, values, live, after)
