@@ -70,12 +70,12 @@ def _over_units(m: Tensor, terms: Tensor, w: Tensor, unit: int, groups: int, bef
     top, rise = risen(torch.cat([a.amax(-3) for a in m.split(sizes, -3)[:-1]], -2), JUMP)
     of_key = torch.tensor(owner[:keys], device=m.device)
     of_row = torch.tensor(owner[sizes[0] :], device=m.device)
-    lift = (rise - top).index_select(-2, of_key)[..., None, :]
-    terms = (terms[..., :keys, :, :, :] * torch.exp(m[..., :keys, :, :] + lift)[..., None, :]).flatten(-4, -3)
+    scale = m[..., :keys, :, :] - top.index_select(-2, of_key)[..., None, :] + rise.index_select(-2, of_key)[..., None, :]
+    terms = (terms[..., :keys, :, :, :] * torch.exp(scale)[..., None, :]).flatten(-4, -3)
     seen = (of_row[:, None] > of_key).repeat_interleave(LEAF, 0).repeat_interleave(LEAF, 1)
     acc = weigh(w[..., : keys * LEAF].masked_fill(~seen, float("-inf")), terms).unflatten(-3, (-1, LEAF))
-    base, at = (a.index_select(-2, of_row - 1)[..., None, :] for a in (top, top - rise))
-    part = Sums(base, at, acc)
+    base, lift = (a.index_select(-2, of_row - 1)[..., None, :] for a in (top, -rise))
+    part = Sums(base, lift, acc)
     if nothing is not None:
         part = Sums(*(torch.cat(a, a[0].ndim - d) for a, d in zip(zip(nothing, part, strict=True), (3, 3, 4), strict=True)))
     return Sums(*(a.flatten(a.ndim - d - 1, a.ndim - d) for a, d in zip(part, (3, 3, 4), strict=True)))
@@ -89,7 +89,7 @@ def _owners(sizes: list[int]) -> list[int]:
 def _nothing(m: Tensor, terms: Tensor) -> Sums:
     """Empty sums for leaves of which m (..., leaves, 1, c') is the maximum."""
     none = torch.full_like(m, NEG)
-    return Sums(none, none, terms.new_zeros(*m.shape[:-2], LEAF, *terms.shape[-2:]))
+    return Sums(none, torch.zeros_like(m), terms.new_zeros(*m.shape[:-2], LEAF, *terms.shape[-2:]))
 
 
 def _over_blocks(m: Tensor, terms: Tensor, source: Weights, unit: int, block: int) -> Sums:
@@ -116,7 +116,7 @@ def band_sums(k: Tensor, x: Tensor, source: Weights, *, reach: Reach) -> Sums:
     near = weigh(_window_weights(source, size, terms.shape[-4]), _neighbours(terms, 4, 0.0))
     sums = terms.sum(-3, keepdim=True)
     total = near + _older(sums) + _older(sums.flip(-4)).flip(-4)
-    return Sums(m, m, total.flatten(-4, -3)[..., :T, :, :])
+    return Sums(m, torch.zeros_like(m), total.flatten(-4, -3)[..., :T, :, :])
 
 
 def _older(sums: Tensor) -> Tensor:

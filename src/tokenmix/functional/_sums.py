@@ -1,7 +1,8 @@
 """Sums of exp(k + w) v and exp(k + w) over keys, exact for any finite keys, without a branch on values.
 
-A partial sum is an accumulator in units of exp(``at``), with ``m`` the largest key in it; the accumulator holds the sums for the values and, as its
-last row, for 1: the denominator. ``m`` and ``at`` are data, not mathematics: they cancel in the ratio, so they carry no gradient.
+A partial sum is an accumulator in units of exp(m + lift), with m the largest key in it; the accumulator holds the sums for the values and, as its last
+row, for 1: the denominator. m and lift are data, not mathematics: they cancel in the ratio, so they carry no gradient. They stay apart because m can
+be any size, and a lift of some hundreds added to 1e20 would be lost.
 
 Where all rows see the same keys, one maximum per feature is safe: in float64 a key 600 below it cannot matter while weights span less than that. Rows
 that see different keys of one group follow the group's running maximum, and each of its rises is cut to ``jump``: what lies more than ``jump`` below
@@ -19,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-NEG = -1e30  # stands for -inf in keys and maxima: finite, so that differences of two of them are 0 and not NaN
+NEG = -1e300  # stands for -inf in keys and maxima: finite, so that differences of two of them are 0 and not NaN
 WEIGHT_CAP = 300.0  # larger log-weights count as this much
 LEAF, FAN, JUMP = 8, 8, 150.0  # 7 rises of 150, centred, with weights spanning 120 stay within exp(+-700), and exp(120 - 150) is negligible
 SCAN, SCAN_JUMP = 32, 42.0  # the same without weights
@@ -27,10 +28,10 @@ LITERAL_ELEMENTS = 2**22  # (rows, keys, features) held at once where every row 
 
 
 class Sums(NamedTuple):
-    """acc * exp(at) = the sums over keys of which the largest is m; m and at (..., T or 1, c'), acc (..., T, g, c')."""
+    """acc * exp(m + lift) = the sums over keys of which the largest is m; m and lift (..., T or 1, c'), acc (..., T, g, c')."""
 
     m: Tensor
-    at: Tensor
+    lift: Tensor
     acc: Tensor
 
 
@@ -61,8 +62,8 @@ def ratio_of(s: Sums) -> Tensor:
 def merge(a: Sums, b: Sums) -> Sums:
     """The sums over two disjoint sets of keys."""
     m = torch.maximum(a.m, b.m)
-    acc = a.acc * torch.exp(a.at - m)[..., None, :] + b.acc * torch.exp(b.at - m)[..., None, :]
-    return Sums(m, m, acc)
+    acc = a.acc * torch.exp(a.m - m + a.lift)[..., None, :] + b.acc * torch.exp(b.m - m + b.lift)[..., None, :]
+    return Sums(m, torch.zeros_like(m), acc)
 
 
 def products(k: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,13 +75,13 @@ def products(k: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 def over_all(k: Tensor, x: Tensor) -> Sums:
     """One row: every key, with weight 0."""
     m, terms = products(k, x)
-    return Sums(m, m, terms.sum(-3, keepdim=True))
+    return Sums(m, torch.zeros_like(m), terms.sum(-3, keepdim=True))
 
 
 def over_visible(k: Tensor, x: Tensor, w: Tensor) -> Sums:
     """T rows that all see the same keys, row t with weights w_t (..., T, S)."""
     m, terms = products(k, x)
-    return Sums(m, m, weigh(w, terms))
+    return Sums(m, torch.zeros_like(m), weigh(w, terms))
 
 
 def weigh(w: Tensor, terms: Tensor) -> Tensor:
@@ -91,13 +92,13 @@ def weigh(w: Tensor, terms: Tensor) -> Tensor:
 def over_leaf(k: Tensor, x: Tensor, w: Tensor | None, *, jump: float) -> Sums:
     """Row t of a few sees keys 0..t."""
     top, rise = risen(k, jump)
-    terms = torch.exp(k + (rise - top))[..., None, :] * x
+    terms = torch.exp(k - top + rise)[..., None, :] * x
     seen = torch.ones(k.shape[-2], k.shape[-2], dtype=torch.bool, device=k.device).tril()
     if w is None:
         acc = (seen.to(k.dtype) @ terms.flatten(-2)).unflatten(-1, terms.shape[-2:])
     else:
         acc = weigh(w.masked_fill(~seen, float("-inf")), terms)
-    return Sums(top, top - rise, acc)
+    return Sums(top, -rise, acc)
 
 
 def risen(k: Tensor, jump: float) -> tuple[Tensor, Tensor]:
@@ -130,14 +131,14 @@ def delay(s: Sums, blocks: int) -> Sums:
     """Block i of the result is block i - blocks; an empty sum where there is none."""
     n = s.m.shape[-3]
     front = min(blocks, n)
-    m, at, acc = _blocks(s, None, n - front)
+    m, lift, acc = _blocks(s, None, n - front)
     pad = (0, 0, 0, 0, front, 0)
-    return Sums(F.pad(m, pad, value=NEG), F.pad(at, pad, value=NEG), F.pad(acc, (0, 0, *pad)))
+    return Sums(F.pad(m, pad, value=NEG), F.pad(lift, pad), F.pad(acc, (0, 0, *pad)))
 
 
 def _blocks(s: Sums, start: int | None, stop: int | None) -> tuple[Tensor, Tensor, Tensor]:
     cut = slice(start, stop)
-    return s.m[..., cut, :, :], s.at[..., cut, :, :], s.acc[..., cut, :, :, :]
+    return s.m[..., cut, :, :], s.lift[..., cut, :, :], s.acc[..., cut, :, :, :]
 
 
 def prefix_sums(k: Tensor, x: Tensor) -> Sums:
@@ -157,7 +158,7 @@ def blocked(k: Tensor, x: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 def joined(s: Sums, T: int) -> Sums:
     """Blocks back to T rows."""
-    return Sums(s.m.flatten(-3, -2)[..., :T, :], s.at.flatten(-3, -2)[..., :T, :], s.acc.flatten(-4, -3)[..., :T, :, :])
+    return Sums(s.m.flatten(-3, -2)[..., :T, :], s.lift.flatten(-3, -2)[..., :T, :], s.acc.flatten(-4, -3)[..., :T, :, :])
 
 
 def literal(k: Tensor, x: Tensor, w: Tensor, mask: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def absorb(past: Past, k: Tensor, v: Tensor, live: Tensor | None) -> Past:
 def aft_simple_chunk(q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: Tensor | None, gate: str | None) -> tuple[Tensor, Past]:
     """AFT-simple over L new tokens after ``past``: outputs (B, L, D) and the sums after them."""
     total = merge(prefix_sums(*wide(k, v, key_mask)), _lift(past))
-    last = Sums(total.m[..., -1:, :], total.at[..., -1:, :], total.acc[..., -1:, :, :])
+    last = Sums(total.m[..., -1:, :], total.lift[..., -1:, :], total.acc[..., -1:, :, :])
     return gated(q, narrow(ratio_of(total)), gate), _flat(last)
 
 
@@ -76,10 +76,10 @@ def _lift(past: Past) -> Sums:
     heads = 1 if m.shape[-1] == num.shape[-1] else m.shape[-1]
     m = m.unflatten(-1, (heads, -1))[:, :, None]
     num = num.unflatten(-1, (heads, -1, m.shape[-1]))
-    return Sums(m, m, torch.cat([num, den.unflatten(-1, (heads, 1, -1))], 2)[:, :, None])
+    return Sums(m, torch.zeros_like(m), torch.cat([num, den.unflatten(-1, (heads, 1, -1))], 2)[:, :, None])
 
 
 def _flat(s: Sums) -> Past:
     """One row of sums as flat tensors in units of exp(m)."""
-    acc = s.acc * torch.exp(s.at - s.m)[..., None, :]
+    acc = s.acc * torch.exp(s.lift)[..., None, :]
     return s.m.flatten(1), acc[..., :-1, :].flatten(1), acc[..., -1, :].flatten(1)
