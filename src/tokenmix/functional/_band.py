@@ -15,27 +15,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._sums import FAN, JUMP, LEAF, NEG, Sums, blocked, delay, joined, literal, merge, over_all, over_leaf, products, risen, scan, weigh
+from ._sums import DEAD, FAN, FLOOR, JUMP, LEAF, Sums, blocked, delay, joined, literal, merge, over_all, over_leaf, products, risen, scan, weigh
 from ._weights import Weights
 
 Reach = tuple[int, int]
 
 
-def causal_sums(k: Tensor, x: Tensor, source: Weights, *, reach: Reach | None = None) -> Sums:
+def causal_sums(k: Tensor, v: Tensor, source: Weights, *, reach: Reach | None = None) -> Sums:
     """Row t sees keys 0..t."""
     T = k.shape[-2]
     block = None if reach is None or _block_size(reach) >= T else _block_size(reach)
     if block:
-        k, x = (a.flatten(a.ndim - d, a.ndim - d + 1) for a, d in zip(blocked(k, x, block), (3, 4), strict=True))
-    kb, xb = blocked(k, x, LEAF)
-    m, terms = products(kb, xb)
+        k, v = (a.flatten(a.ndim - d, a.ndim - d + 1) for a, d in zip(blocked(k, v, block), (3, 4), strict=True))
+    kb, vb = blocked(k, v, LEAF)
+    m, terms = products(kb, vb)
     before, unit = [], LEAF
     while unit < (block or T) and not (block and unit * FAN >= block):
         before.append(_over_groups(m, terms, source, unit))
         unit *= FAN
     if block:
-        before += [_over_blocks(m, terms, source, unit, block), _over_past(k, x, block)]
-    leaf = over_leaf(kb, xb, source.blocks(LEAF, 0, kb.shape[-3]), jump=JUMP)
+        before += [_over_blocks(m, terms, source, unit, block), _over_past(k, v, block)]
+    leaf = over_leaf(kb, vb, source.blocks(LEAF, 0, kb.shape[-3]), jump=JUMP)
     return joined(merge(leaf, reduce(merge, before)) if before else leaf, T)
 
 
@@ -88,7 +88,7 @@ def _owners(sizes: list[int]) -> list[int]:
 
 def _nothing(m: Tensor, terms: Tensor) -> Sums:
     """Empty sums for leaves of which m (..., leaves, 1, c') is the maximum."""
-    none = torch.full_like(m, NEG)
+    none = torch.full_like(m, FLOOR)
     return Sums(none, torch.zeros_like(m), terms.new_zeros(*m.shape[:-2], LEAF, *terms.shape[-2:]))
 
 
@@ -97,21 +97,21 @@ def _over_blocks(m: Tensor, terms: Tensor, source: Weights, unit: int, block: in
     leaves = block // LEAF
     n = m.shape[-3] // leaves
     mg, tg = m.unflatten(-3, (n, leaves)), terms.unflatten(-4, (n, leaves))
-    before_m = F.pad(mg[..., :-1, :, :, :], (0, 0, 0, 0, 0, 0, 1, 0), value=NEG)
+    before_m = F.pad(mg[..., :-1, :, :, :], (0, 0, 0, 0, 0, 0, 1, 0), value=FLOOR)
     before_terms = F.pad(tg[..., :-1, :, :, :, :], (0, 0, 0, 0, 0, 0, 0, 0, 1, 0))
     return _over_units(m, terms, source.blocks(block, 0, n), unit, n, (before_m, before_terms, _aligned(source, block, 1, n)))
 
 
-def _over_past(k: Tensor, x: Tensor, block: int) -> Sums:
+def _over_past(k: Tensor, v: Tensor, block: int) -> Sums:
     """For every leaf the sums of the blocks before the last one, which weigh exp(0)."""
-    past = delay(scan(over_all(*blocked(k, x, block))), 2)
+    past = delay(scan(over_all(*blocked(k, v, block))), 2)
     return Sums(*(a.repeat_interleave(block // LEAF, a.ndim - d) for a, d in zip(past, (3, 3, 4), strict=True)))
 
 
-def band_sums(k: Tensor, x: Tensor, source: Weights, *, reach: Reach) -> Sums:
+def band_sums(k: Tensor, v: Tensor, source: Weights, *, reach: Reach) -> Sums:
     """Every row sees every key, so one maximum serves all; weights are non-zero inside the reach only."""
     T, size = k.shape[-2], _block_size(reach)
-    m, terms = products(k, x)
+    m, terms = products(k, v)
     terms = F.pad(terms, (0, 0, 0, 0, 0, -T % size)).unflatten(-3, (-1, size))
     near = weigh(_window_weights(source, size, terms.shape[-4]), _neighbours(terms, 4, 0.0))
     sums = terms.sum(-3, keepdim=True)
@@ -124,15 +124,15 @@ def _older(sums: Tensor) -> Tensor:
     return F.pad(sums.cumsum(-4), (0, 0, 0, 0, 0, 0, 2, 0))[..., : sums.shape[-4], :, :, :]
 
 
-def window_ratio(k: Tensor, x: Tensor, source: Weights, *, reach: Reach) -> Tensor:
+def window_ratio(k: Tensor, v: Tensor, source: Weights, *, reach: Reach) -> Tensor:
     """Row t sees only the keys inside the reach, under its own maximum, for a key outside may be any amount larger."""
     T, size = k.shape[-2], _block_size(reach)
-    kb, xb = blocked(k, x, size)
+    kb, vb = blocked(k, v, size)
     i = torch.arange(size, device=k.device)
     distance = torch.cat([i - size, i, i + size]) - i[:, None]
-    kn, xn = _neighbours(kb, 3, NEG), _neighbours(xb, 4, 0.0)
-    inside = (distance >= reach[0]) & (distance <= reach[1]) & (xn.detach()[..., -1, :1] > 0).transpose(-1, -2)
-    return literal(kn, xn, _window_weights(source, size, kb.shape[-3]), inside).flatten(-3, -2)[..., :T, :]
+    kn, vn = _neighbours(kb, 3, DEAD), _neighbours(vb, 4, 0.0)
+    inside = (distance >= reach[0]) & (distance <= reach[1]) & (kn.detach()[..., :1] > FLOOR).transpose(-1, -2)
+    return literal(kn, vn, _window_weights(source, size, kb.shape[-3]), inside).flatten(-3, -2)[..., :T, :]
 
 
 def _block_size(reach: Reach) -> int:

@@ -8,8 +8,8 @@ Where all rows see the same keys, one maximum per feature is safe: in float64 a 
 that see different keys of one group follow the group's running maximum, and each of its rises is cut to ``jump``: what lies more than ``jump`` below
 is negligible (exp(-42) < float64's eps), and the cut keeps every exponent of the group inside float64's range.
 
-Shapes: keys k (..., S, c'), values x (..., S, g, c'), accumulators (..., T, g, c'). With a key per feature c' = D and g = 2, x = (v, 1); with one key
-for a head of c features c' = 1 and g = c + 1. A key that may not be attended has k = NEG and x = 0. Everything is float64.
+Shapes: keys k (..., S, c'), values v (..., S, g, c'), accumulators (..., T, g + 1, c'). With a key per feature c' = D and g = 1; with one key for a
+head of c features c' = 1 and g = c. A key that may not be attended has k = DEAD and v = 0. Everything is float64.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-NEG = -1e300  # stands for -inf in keys and maxima: finite, so that differences of two of them are 0 and not NaN
+DEAD, FLOOR = -1e300, -1e299  # the key of a dead token, and the least maximum: finite, so that differences are never NaN, and exp(DEAD - FLOOR) is 0
 WEIGHT_CAP = 300.0  # larger log-weights count as this much
 LEAF, FAN, JUMP = 8, 8, 150.0  # 7 rises of 150, centred, with weights spanning 120 stay within exp(+-700), and exp(120 - 150) is negligible
 SCAN, SCAN_JUMP = 32, 42.0  # the same without weights
@@ -28,7 +28,7 @@ LITERAL_ELEMENTS = 2**22  # (rows, keys, features) held at once where every row 
 
 
 class Sums(NamedTuple):
-    """acc * exp(m + lift) = the sums over keys of which the largest is m; m and lift (..., T or 1, c'), acc (..., T, g, c')."""
+    """acc * exp(m + lift) = the sums over keys of which the largest is m; m and lift (..., T or 1, c'), acc (..., T, g + 1, c')."""
 
     m: Tensor
     lift: Tensor
@@ -37,15 +37,12 @@ class Sums(NamedTuple):
 
 def wide(k: Tensor, v: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """(B, S, h) and (B, S, D) as keys (B, heads, S, c') and values (B, heads, S, g, c'): one head with a key per feature where h = D."""
-    live = torch.ones_like(k[:, :, :1], dtype=torch.float64) if key_mask is None else key_mask[:, :, None].double()
     kd, vd = k.double(), v.double()
     if key_mask is not None:
-        kd, vd = torch.where(key_mask[:, :, None], kd, NEG), torch.where(key_mask[:, :, None], vd, 0.0)
+        kd, vd = torch.where(key_mask[:, :, None], kd, DEAD), torch.where(key_mask[:, :, None], vd, 0.0)
     if k.shape[-1] == v.shape[-1]:
-        return kd[:, None], torch.stack([vd, live.expand_as(vd)], 2)[:, None]
-    vd = vd.unflatten(-1, (k.shape[-1], -1))
-    x = torch.cat([vd, live[..., None].expand(*vd.shape[:3], 1)], -1)
-    return kd.transpose(1, 2)[..., None], x.transpose(1, 2)[..., None]
+        return kd[:, None], vd[:, None, :, None]
+    return kd.transpose(1, 2)[..., None], vd.unflatten(-1, (k.shape[-1], -1)).transpose(1, 2)[..., None]
 
 
 def narrow(ratio: Tensor) -> Tensor:
@@ -66,33 +63,39 @@ def merge(a: Sums, b: Sums) -> Sums:
     return Sums(m, torch.zeros_like(m), acc)
 
 
-def products(k: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest key (..., 1, c') and exp(k - largest) x."""
-    m = k.detach().amax(-2, keepdim=True)
-    return m, torch.exp(k - m)[..., None, :] * x
+def products(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest key (..., 1, c') and the terms of the sums in its units."""
+    m = k.detach().amax(-2, keepdim=True).clamp_min(FLOOR)
+    return m, terms_of(k - m, v)
 
 
-def over_all(k: Tensor, x: Tensor) -> Sums:
+def terms_of(exponent: Tensor, v: Tensor) -> Tensor:
+    """exp(exponent) v, and exp(exponent) itself as the last row: (..., S, g + 1, c')."""
+    e = torch.exp(exponent)[..., None, :]
+    return torch.cat([e * v, e], -2)
+
+
+def over_all(k: Tensor, v: Tensor) -> Sums:
     """One row: every key, with weight 0."""
-    m, terms = products(k, x)
+    m, terms = products(k, v)
     return Sums(m, torch.zeros_like(m), terms.sum(-3, keepdim=True))
 
 
-def over_visible(k: Tensor, x: Tensor, w: Tensor) -> Sums:
+def over_visible(k: Tensor, v: Tensor, w: Tensor) -> Sums:
     """T rows that all see the same keys, row t with weights w_t (..., T, S)."""
-    m, terms = products(k, x)
+    m, terms = products(k, v)
     return Sums(m, torch.zeros_like(m), weigh(w, terms))
 
 
 def weigh(w: Tensor, terms: Tensor) -> Tensor:
-    """sum_s exp(w_ts) terms_s: (..., T, S) and (..., S, g, c') -> (..., T, g, c')."""
+    """sum_s exp(w_ts) terms_s: (..., T, S) and (..., S, g + 1, c') -> (..., T, g + 1, c')."""
     return (torch.exp(w.double().clamp_max(WEIGHT_CAP)) @ terms.flatten(-2)).unflatten(-1, terms.shape[-2:])
 
 
-def over_leaf(k: Tensor, x: Tensor, w: Tensor | None, *, jump: float) -> Sums:
+def over_leaf(k: Tensor, v: Tensor, w: Tensor | None, *, jump: float) -> Sums:
     """Row t of a few sees keys 0..t."""
     top, rise = risen(k, jump)
-    terms = torch.exp(k - top + rise)[..., None, :] * x
+    terms = terms_of(k - top + rise, v)
     seen = torch.ones(k.shape[-2], k.shape[-2], dtype=torch.bool, device=k.device).tril()
     if w is None:
         acc = (seen.to(k.dtype) @ terms.flatten(-2)).unflatten(-1, terms.shape[-2:])
@@ -103,7 +106,7 @@ def over_leaf(k: Tensor, x: Tensor, w: Tensor | None, *, jump: float) -> Sums:
 
 def risen(k: Tensor, jump: float) -> tuple[Tensor, Tensor]:
     """Along dim -2: the running maximum, and its rises cut to ``jump`` and centred. Without gradient."""
-    top = running_max(k.detach())
+    top = running_max(k.detach()).clamp_min(FLOOR)
     rise = F.pad((top[..., 1:, :] - top[..., :-1, :]).clamp_max(jump).cumsum(-2), (0, 0, 1, 0))
     return top, rise - rise[..., -1:, :] / 2
 
@@ -118,7 +121,7 @@ def running_max(k: Tensor) -> Tensor:
 
 
 def scan(s: Sums) -> Sums:
-    """Inclusive prefix sums over blocks: m (..., n, 1, c'), acc (..., n, 1, g, c'), by doubling."""
+    """Inclusive prefix sums over blocks: m (..., n, 1, c'), acc (..., n, 1, g + 1, c'), by doubling."""
     step = 1
     while step < s.m.shape[-3]:
         later = merge(Sums(*_blocks(s, step, None)), Sums(*_blocks(s, None, -step)))
@@ -133,7 +136,7 @@ def delay(s: Sums, blocks: int) -> Sums:
     front = min(blocks, n)
     m, lift, acc = _blocks(s, None, n - front)
     pad = (0, 0, 0, 0, front, 0)
-    return Sums(F.pad(m, pad, value=NEG), F.pad(lift, pad), F.pad(acc, (0, 0, *pad)))
+    return Sums(F.pad(m, pad, value=FLOOR), F.pad(lift, pad), F.pad(acc, (0, 0, *pad)))
 
 
 def _blocks(s: Sums, start: int | None, stop: int | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -141,19 +144,19 @@ def _blocks(s: Sums, start: int | None, stop: int | None) -> tuple[Tensor, Tenso
     return s.m[..., cut, :, :], s.lift[..., cut, :, :], s.acc[..., cut, :, :, :]
 
 
-def prefix_sums(k: Tensor, x: Tensor) -> Sums:
+def prefix_sums(k: Tensor, v: Tensor) -> Sums:
     """Row t sees keys 0..t with weight 0."""
     T = k.shape[-2]
-    kb, xb = blocked(k, x, min(SCAN, T))
-    total = over_leaf(kb, xb, None, jump=SCAN_JUMP)
-    past = over_all(kb, xb)
+    kb, vb = blocked(k, v, min(SCAN, T))
+    total = over_leaf(kb, vb, None, jump=SCAN_JUMP)
+    past = over_all(kb, vb)
     return joined(merge(total, delay(scan(past), 1)), T)
 
 
-def blocked(k: Tensor, x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def blocked(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Cut the time axis into blocks (..., n, size, c') and (..., n, size, g, c'); the padding at the end weighs nothing."""
     extra = -k.shape[-2] % size
-    return F.pad(k, (0, 0, 0, extra), value=NEG).unflatten(-2, (-1, size)), F.pad(x, (0, 0, 0, 0, 0, extra)).unflatten(-3, (-1, size))
+    return F.pad(k, (0, 0, 0, extra), value=DEAD).unflatten(-2, (-1, size)), F.pad(v, (0, 0, 0, 0, 0, extra)).unflatten(-3, (-1, size))
 
 
 def joined(s: Sums, T: int) -> Sums:
@@ -161,14 +164,14 @@ def joined(s: Sums, T: int) -> Sums:
     return Sums(s.m.flatten(-3, -2)[..., :T, :], s.lift.flatten(-3, -2)[..., :T, :], s.acc.flatten(-4, -3)[..., :T, :, :])
 
 
-def literal(k: Tensor, x: Tensor, w: Tensor, mask: Tensor) -> Tensor:
+def literal(k: Tensor, v: Tensor, w: Tensor, mask: Tensor) -> Tensor:
     """The ratio under each row's own maximum over the pairs ``mask`` (..., T, S) allows, a few rows at a time: for patterns without structure."""
-    T, rows = w.shape[-2], max(1, LITERAL_ELEMENTS // max(1, x.numel()))
+    T, rows = w.shape[-2], max(1, LITERAL_ELEMENTS // max(1, v.numel()))
     parts = []
     for start in range(0, T, rows):
         keep = mask[..., start : start + rows, :, None]
         z = k[..., None, :, :] + w.double()[..., start : start + rows, :, None]
-        top = z.detach().masked_fill(~keep, NEG).amax(-2, keepdim=True)
-        e = torch.exp((z - top).masked_fill(~keep, float("-inf")))
-        parts.append(ratio_of(Sums(top, top, (e[..., None, :] * x[..., None, :, :, :]).sum(-3))))
+        top = z.detach().masked_fill(~keep, FLOOR).amax(-2, keepdim=True)
+        terms = terms_of((z - top).masked_fill(~keep, float("-inf")), v[..., None, :, :, :])
+        parts.append(ratio_of(Sums(top, top, terms.sum(-3))))
     return torch.cat(parts, -2)

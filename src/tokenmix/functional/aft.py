@@ -48,15 +48,15 @@ def aft_full(
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     source = _source("aft_full", w, q.shape[1], k.shape[1])
-    kd, x = wide(k, v, key_mask)
+    kd, vd = wide(k, v, key_mask)
     if attn_mask is not None:
         mask = allowed(q.shape[0], q.shape[1], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
         whole = source.slab(slice(0, q.shape[1]), slice(0, k.shape[1]))
-        return gated(q, narrow(literal(kd, x, whole, mask[:, None])), gate)
+        return gated(q, narrow(literal(kd, vd, whole, mask[:, None])), gate)
     if causal:
-        sums = causal_sums(kd, x, source)
+        sums = causal_sums(kd, vd, source)
     else:
-        sums = over_visible(kd, x, source.slab(slice(0, q.shape[1]), slice(0, k.shape[1])))
+        sums = over_visible(kd, vd, source.slab(slice(0, q.shape[1]), slice(0, k.shape[1])))
     return gated(q, narrow(ratio_of(sums)), gate)
 
 
@@ -100,11 +100,11 @@ def aft_local(
         cut = torch.where(near, source.slab(slice(0, T), slice(0, S)).squeeze(1), 0.0)
         mask = attn_mask if not drop else near if attn_mask is None else near & attn_mask
         return aft_full(q, k, v, cut, causal=causal, key_mask=key_mask, attn_mask=mask, gate=gate, backend=backend)
-    kd, x = wide(k, v, key_mask)
+    kd, vd = wide(k, v, key_mask)
     band = Windowed(source, *reach)
     if drop:
-        return gated(q, narrow(window_ratio(kd, x, band, reach=(reach[0], 0) if causal else reach)), gate)
-    sums = causal_sums(kd, x, band, reach=reach) if causal else band_sums(kd, x, band, reach=reach)
+        return gated(q, narrow(window_ratio(kd, vd, band, reach=(reach[0], 0) if causal else reach)), gate)
+    sums = causal_sums(kd, vd, band, reach=reach) if causal else band_sums(kd, vd, band, reach=reach)
     return gated(q, narrow(ratio_of(sums)), gate)
 
 
@@ -123,11 +123,11 @@ def aft_simple(
     _check("aft_simple", q, k, v, causal, key_mask, attn_mask, gate, backend)
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
-    kd, x = wide(k, v, key_mask)
+    kd, vd = wide(k, v, key_mask)
     if attn_mask is not None:
         mask = allowed(q.shape[0], q.shape[1], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
-        return gated(q, narrow(literal(kd, x, kd.new_zeros(q.shape[1], k.shape[1]), mask[:, None])), gate)
-    sums = prefix_sums(kd, x) if causal else over_all(kd, x)
+        return gated(q, narrow(literal(kd, vd, kd.new_zeros(q.shape[1], k.shape[1]), mask[:, None])), gate)
+    sums = prefix_sums(kd, vd) if causal else over_all(kd, vd)
     return gated(q, narrow(ratio_of(sums)), gate)
 
 

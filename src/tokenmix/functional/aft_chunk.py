@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ._band import causal_sums
 from ._gates import gated
-from ._sums import NEG, Sums, literal, merge, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
+from ._sums import FLOOR, Sums, literal, merge, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
 from ._weights import Dense
 
 PIECE = 512  # tokens mixed at once: bounds the (L, keys) weights of a long chunk
@@ -20,7 +20,7 @@ Past = tuple[Tensor, Tensor, Tensor]
 def empty_past(batch: int, keys: int, features: int, *, device: torch.device | str | None = None) -> Past:
     """The sums over nothing, in float64 whatever the model's dtype."""
     none = torch.zeros(batch, keys, device=device, dtype=torch.float64)
-    return none + NEG, torch.zeros(batch, features, device=device, dtype=torch.float64), none
+    return none + FLOOR, torch.zeros(batch, features, device=device, dtype=torch.float64), none
 
 
 def merge_past(earlier: Past, later: Past) -> Past:
@@ -55,23 +55,23 @@ def aft_chunk(q: Tensor, new: Past, kept: Past, w: Tensor, *, far: Past | None =
     """
     R, L = kept[1].shape[1], new[1].shape[1]
     live = torch.cat([kept[2], new[2]], 1)
-    k, x = wide(torch.cat([kept[0], new[0]], 1), torch.cat([kept[1], new[1]], 1), live)
+    kd, vd = wide(torch.cat([kept[0], new[0]], 1), torch.cat([kept[1], new[1]], 1), live)
     if inside is not None:
         seen = inside & live[:, None, None] & torch.ones(L, R + L, dtype=torch.bool, device=q.device).tril(R)
-        return gated(q, narrow(literal(k, x, w, seen)), gate)
+        return gated(q, narrow(literal(kd, vd, w, seen)), gate)
     if L == 1:
-        total = over_visible(k, x, w)
+        total = over_visible(kd, vd, w)
     else:
-        total = causal_sums(k[..., R:, :], x[..., R:, :, :], Dense(w[..., R:]))
+        total = causal_sums(kd[..., R:, :], vd[..., R:, :, :], Dense(w[..., R:]))
         if R:
-            total = merge(total, over_visible(k[..., :R, :], x[..., :R, :, :], w[..., :R]))
+            total = merge(total, over_visible(kd[..., :R, :], vd[..., :R, :, :], w[..., :R]))
     if far is not None:
         total = merge(total, _lift(far))
     return gated(q, narrow(ratio_of(total)), gate)
 
 
 def _lift(past: Past) -> Sums:
-    """Flat sums as one row (B, heads, 1, g, c')."""
+    """Flat sums as one row (B, heads, 1, g + 1, c')."""
     m, num, den = (a.double() for a in past)
     heads = 1 if m.shape[-1] == num.shape[-1] else m.shape[-1]
     m = m.unflatten(-1, (heads, -1))[:, :, None]

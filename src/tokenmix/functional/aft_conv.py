@@ -50,20 +50,20 @@ def aft_conv(
     if q.shape[1] == 0:
         return torch.zeros_like(q)
     size = kernel.shape[-1]
-    kd, x = wide(k, v, key_mask)
+    kd, vd = wide(k, v, key_mask)
     if kernel.ndim == 2 and not prefix and positions is None:
         reach = (1 - size, 0) if causal else (-(size // 2), size // 2)
         taps = Toeplitz(kernel, -reach[0])
         if outside == "none":
-            y = window_ratio(kd, x, taps, reach=reach)
+            y = window_ratio(kd, vd, taps, reach=reach)
         else:
-            y = ratio_of(causal_sums(kd, x, taps, reach=reach) if causal else band_sums(kd, x, taps, reach=reach))
+            y = ratio_of(causal_sums(kd, vd, taps, reach=reach) if causal else band_sums(kd, vd, taps, reach=reach))
     else:
         w, inside = _dense_weights(kernel, grid or (q.shape[1] - prefix,), prefix, positions, causal, q.device)
         if outside == "none":
-            y = literal(kd, x, w, inside if key_mask is None else inside & key_mask[:, None, None])
+            y = literal(kd, vd, w, inside if key_mask is None else inside & key_mask[:, None, None])
         else:
-            y = ratio_of(causal_sums(kd, x, Dense(w)) if causal else over_visible(kd, x, w))
+            y = ratio_of(causal_sums(kd, vd, Dense(w)) if causal else over_visible(kd, vd, w))
     return gated(q, narrow(y), gate)
 
 
