@@ -3,7 +3,7 @@
     python benchmarks/enwik8_small.py --data enwik8.gz --out runs/enwik8_small [--only window_32 ...]
     python benchmarks/enwik8_small.py --summary runs/enwik8_small --results benchmarks/results/enwik8_small.json
 
-Every run is 4 layers x 128, 4096 bytes a step, AdamW, cosine schedule. Runs are resumable: start the same command again.
+Every run is 4 layers x 128, 1024 bytes a step, AdamW, cosine schedule. Runs are resumable: start the same command again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from tokenmix.models import LMConfig
 from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, evaluate_run, resume, train
 
-STEPS, TOKENS, TEST_BYTES = 400, 4096, 200_000
+STEPS, TOKENS, TEST_BYTES = 2000, 1024, 200_000
 ATTENTION = {"name": "attention", "heads": 4}
 
 
@@ -27,8 +27,8 @@ def local(window: int, rank: int | None = 64) -> dict:
 def config(mixer: dict, *, seq_len: int = 512, steps: int = STEPS, seed: int = 0, data: str = "enwik8") -> RunConfig:
     """One run: only the mixer, the length, the seed and the number of steps ever differ."""
     model = LMConfig(dim=128, max_len=seq_len, mixers=(mixer,), layers=4)
-    loop = TrainConfig(steps=steps, batch_size=TOKENS // seq_len, seed=seed, threads=1, log_every=20, eval_every=100, eval_bytes=50_000, save_every=100, keep=1)
-    optim = OptimConfig(lr=2e-3, warmup=60, weight_decay=0.1)
+    loop = TrainConfig(steps=steps, batch_size=TOKENS // seq_len, seed=seed, threads=1, log_every=50, eval_every=500, eval_bytes=50_000, save_every=250, keep=1)
+    optim = OptimConfig(lr=2e-3, warmup=100, weight_decay=0.1)
     return RunConfig(model, DataConfig(source="enwik8", path=data, seq_len=seq_len), optim, loop, recipe="enwik8_small")
 
 
@@ -74,7 +74,7 @@ def summary(out: Path) -> dict:
             "steps": steps[-1]["step"],
             "seed": made["train"]["seed"],
             "parameters": env["parameters"],
-            "train_bits_per_byte_last_100_steps": round(sum(x["bpb"] for x in steps[-5:]) / 5, 4),
+            "train_bits_per_byte_last_250_steps": round(sum(x["bpb"] for x in steps[-5:]) / 5, 4),
             "test_bits_per_byte": round(test[-1]["bits_per_byte"], 4),
             "test_bytes": TEST_BYTES,
             "train_seconds": round(steps[-1]["seconds"], 1),

@@ -1,0 +1,132 @@
+"""What `tokenmix list` and `tokenmix doctor` say, as data and as text."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import os
+import platform
+from typing import Any
+
+EXTRAS = {"train": ("numpy", "tyro", "pyyaml", "rich", "safetensors"), "plot": ("numpy", "matplotlib", "jinja2")}
+TRIAL = {"max_len": 16, "window": 4, "heads": 2, "kernel_size": 3}  # for options a mixer insists on
+TORCH_NEEDED = (2, 9)
+
+
+def catalogue() -> dict[str, Any]:
+    """Mixers, recipes and corpora of this version."""
+    from .data import CORPORA
+    from .mixers import MIXERS, mixer_options
+    from .recipes import RECIPES, SIZES
+
+    mixers = {}
+    for name, cls in MIXERS.items():
+        able = [c for c in ("causal", "streaming", "context", "attn_mask", "grid", "export") if getattr(cls, f"supports_{c}")]
+        options = {k: "required" if v is inspect.Parameter.empty else v for k, v in mixer_options(cls).items()}
+        about = (inspect.getdoc(cls) or "").split("\n")[0]
+        mixers[name] = {"about": about, "can": able, "options": options, "exceptions": dict(cls.exceptions)}
+    recipes = {}
+    for name, recipe in RECIPES.items():
+        rows = {row: {"about": r.about, "missing": r.missing(), "printed": r.printed} for row, r in recipe.rows.items()}
+        recipes[name] = {"about": recipe.about, "default": recipe.default, "sizes": list(SIZES), "rows": rows}
+    return {"mixers": mixers, "recipes": recipes, "corpora": CORPORA}
+
+
+def catalogue_text(found: dict[str, Any]) -> str:
+    """The catalogue for reading."""
+    lines = ["mixers"]
+    for name, m in found["mixers"].items():
+        options = ", ".join(k if v == "required" else f"{k}={v!r}" for k, v in m["options"].items())
+        lines += [f"  {name}: {m['about']}", f"      can: {', '.join(m['can'])}", f"      options: {options}"]
+        lines += [f"      exception: {promise}: {reason}" for promise, reason in m["exceptions"].items()]
+    lines.append("recipes")
+    for name, r in found["recipes"].items():
+        lines.append(f"  {name}: {r['about']}; sizes {', '.join(r['sizes'])}")
+        for row, entry in r["rows"].items():
+            note = f"  [not available yet: needs the mixer {', '.join(entry['missing'])}]" if entry["missing"] else ""
+            lines.append(f"      --row {row}{' (default)' if row == r['default'] else ''}: {entry['about']}{_printed(entry['printed'])}{note}")
+    lines.append("corpora")
+    lines += [f"  {name}: {about}" for name, about in found["corpora"].items()]
+    return "\n".join(lines)
+
+
+def _printed(numbers: dict[str, float]) -> str:
+    return f", the paper has {numbers['test']} bits per character on test" if "test" in numbers else ""
+
+
+def diagnose() -> dict[str, Any]:
+    """The state of this installation; ``broken`` lists what fails, each with its fix."""
+    import torch
+
+    from . import __version__
+    from .functional._backend import RULE, check_backend
+
+    broken = []
+    if tuple(int(n) for n in torch.__version__.split(".")[:2]) < TORCH_NEEDED:
+        broken.append(f"torch {torch.__version__} is too old: pip install 'torch>=2.9'")
+    wanted = os.environ.get("TOKENMIX_BACKEND", "auto")
+    try:
+        check_backend(wanted)
+    except ValueError as why:
+        broken.append(f"TOKENMIX_BACKEND: {why} Unset it, or set it to one of those")
+    trials = _trials() if not broken else {}
+    broken += [f"{name}: {outcome}" for name, outcome in trials.items() if outcome != "ok"]
+    return {
+        "tokenmix": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "triton": _version("triton"),
+        "backend": {"default": wanted, "rule": RULE},
+        "extras": {extra: {package: _version(package) for package in packages} for extra, packages in EXTRAS.items()},
+        "forward": trials,
+        "broken": broken,
+    }
+
+
+def _trials() -> dict[str, str]:
+    """One forward pass per mixer, causal and not."""
+    import torch
+
+    from .mixers import MIXERS, build_mixer, mixer_options
+
+    found = {}
+    for name, cls in MIXERS.items():
+        required = [k for k, v in mixer_options(cls).items() if v is inspect.Parameter.empty]
+        for causal in (False, True) if cls.supports_causal else (False,):
+            label = f"{name} {'causal' if causal else 'bidirectional'}"
+            try:
+                options = {k: TRIAL[k] for k in required if k in TRIAL}
+                y = build_mixer(name, 16, causal=causal, **options)(torch.randn(2, 8, 16))
+                found[label] = "ok" if bool(torch.isfinite(y).all()) and y.shape == (2, 8, 16) else "the output is not finite; report this with `tokenmix doctor --json`"
+            except Exception as why:  # whatever it is, the doctor's job is to say so
+                found[label] = f"{type(why).__name__}: {why}; reinstall tokenmix and torch, or report this with `tokenmix doctor --json`"
+    return found
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def diagnosis_text(found: dict[str, Any]) -> str:
+    """The diagnosis for reading."""
+    lines = [
+        f"tokenmix {found['tokenmix']}, torch {found['torch']}, python {found['python']}",
+        f"threads  {found['threads']} on {found['cores']} cores",
+        f"gpu      {found['gpu'] or 'none: everything runs on the CPU'}",
+        f"triton   {found['triton'] or 'not installed, not needed'}",
+        f"backend  {found['backend']['default']}; rule of {found['backend']['rule']}",
+    ]
+    for extra, packages in found["extras"].items():
+        missing = [p for p, version in packages.items() if version is None]
+        have = ", ".join(f"{p} {version}" for p, version in packages.items() if version)
+        lines.append(f"extra    {extra}: {have}" + (f"; missing {', '.join(missing)}: pip install 'tokenmix[{extra}]'" if missing else ""))
+    good = [name for name, outcome in found["forward"].items() if outcome == "ok"]
+    lines.append(f"forward  {len(good)} of {len(found['forward'])} ok: {', '.join(good)}")
+    lines += [f"BROKEN   {what}" for what in found["broken"]]
+    return "\n".join([*lines, "something is broken, see above" if found["broken"] else "all well"])

@@ -1,0 +1,174 @@
+"""The corpora by name or path: enwik8, the standard library's own sources, any text file or folder."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import os
+import sys
+import sysconfig
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import MixerError
+from .cache import cache_dir, read_chunks, sha256_of, write_chunks
+from .corpus import Corpus, cut
+
+ENWIK8_URL = "http://mattmahoney.net/dc/enwik8.zip"
+ENWIK8_SIZE = 100_000_000
+ENWIK8_SHA256 = "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"
+ENWIK8_BOUNDS = (90_000_000, 95_000_000, 100_000_000)
+DEFAULT_SPLIT = (90.0, 5.0, 5.0)
+SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+
+
+def open_corpus(source: str, *, path: str | None = None, split: tuple[float, ...] | None = None, download: bool = True) -> Corpus:
+    """Open a corpus, preparing it in the user's cache the first time.
+
+    Args:
+        source: "enwik8", "stdlib", or the path of a text file (raw or .gz) or of a folder of text files.
+        path: for enwik8, a local copy (raw, .gz or .zip) to read instead of downloading.
+        split: proportions of train, valid and test; default 90/5/5. enwik8 always has its official 90M/5M/5M.
+    """
+    if source in CORPORA:
+        if path is not None and source != "enwik8":
+            raise MixerError(f"data.path={path!r} goes with data.source='enwik8' only; for your own text give its path as data.source.")
+        return enwik8(path, download=download) if source == "enwik8" else _cut(source, stdlib_file(), split)
+    if path is not None:
+        raise MixerError(f"data.source={source!r} is a path already; leave data.path out.")
+    given = Path(source).expanduser()
+    if not given.exists():
+        raise MixerError(f"data: no file, folder or corpus is called {source!r}; give a path, or one of {', '.join(CORPORA)}.")
+    corpus = _cut(given.name, _folder_file(given) if given.is_dir() else _plain_file(given), split)
+    if split is None and (corpus.size, corpus.sha256) == (ENWIK8_SIZE, ENWIK8_SHA256):
+        return Corpus("enwik8", corpus.path, corpus.size, corpus.sha256, ENWIK8_BOUNDS)
+    return corpus
+
+
+def enwik8(path: str | None = None, *, download: bool = True) -> Corpus:
+    """The first 10^8 bytes of an English Wikipedia dump, size and sha256 checked, split 90M/5M/5M."""
+    if path is not None:
+        given = Path(path).expanduser()
+        if not given.is_file():
+            raise MixerError(f"enwik8: no file {path!r}; give the path of enwik8, enwik8.gz or enwik8.zip.")
+        file = _plain_file(given)
+    else:
+        file = cache_dir() / "enwik8"
+        if not file.exists():
+            _download_enwik8(file, download)
+    size, digest = file.stat().st_size, sha256_of(file)
+    if (size, digest) != (ENWIK8_SIZE, ENWIK8_SHA256):
+        raise MixerError(f"enwik8: {path or file} is not enwik8: {size} bytes with sha256 {digest}, expected {ENWIK8_SIZE} with {ENWIK8_SHA256}.")
+    return Corpus("enwik8", file, size, digest, ENWIK8_BOUNDS)
+
+
+def _download_enwik8(file: Path, download: bool) -> None:
+    if not download:
+        raise MixerError(f"enwik8: not in the cache ({file}); give a local copy as data.path, or fetch {ENWIK8_URL}.")
+    import urllib.request
+
+    archive = file.with_suffix(".zip")
+    try:
+        with urllib.request.urlopen(ENWIK8_URL, timeout=60) as answer:
+            write_chunks(archive, read_chunks(answer))
+    except OSError as why:
+        raise MixerError(f"enwik8: could not download {ENWIK8_URL} ({why}); fetch it elsewhere and give its path: --data /path/to/enwik8.gz.") from why
+    write_chunks(file, _unzipped(archive))
+    archive.unlink()
+
+
+def _unzipped(archive: Path) -> Iterator[bytes]:
+    try:
+        with zipfile.ZipFile(archive) as z:
+            names = [n for n in z.namelist() if not n.endswith("/")]
+            if len(names) != 1:
+                raise MixerError(f"data: {archive} must hold exactly one file, it holds {len(names)}.")
+            with z.open(names[0]) as f:
+                yield from read_chunks(f)
+    except (zipfile.BadZipFile, zlib.error) as why:
+        raise MixerError(f"data: {archive} is not a readable zip archive ({why}).") from why
+
+
+def _gunzipped(file: Path) -> Iterator[bytes]:
+    try:
+        with gzip.open(file) as f:
+            yield from read_chunks(f)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as why:
+        raise MixerError(f"data: {file} is not a readable gzip file ({why}).") from why
+
+
+def _plain_file(file: Path) -> Path:
+    """The bytes of a file as a file: itself, or what a .gz or .zip unpacks to, kept in the cache."""
+    unpack = {".gz": _gunzipped, ".zip": _unzipped}.get(file.suffix)
+    if unpack is None:
+        return file
+    stat = file.stat()
+    return _cached(f"{file.stem}", f"{file.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}", lambda: unpack(file))
+
+
+def _folder_file(folder: Path) -> Path:
+    files = [p for p in _walk(folder) if not _is_binary(p)]
+    if not files:
+        raise MixerError(f"data: the folder {folder} holds no text files.")
+    return _joined(folder.name, folder, files)
+
+
+def stdlib_files() -> list[Path]:
+    """The .py sources of the running interpreter's standard library, without its tests, sorted by path."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    return [p for p in _walk(root) if p.suffix == ".py" and not p.name.startswith("_sysconfigdata")]  # that one is written by the build
+
+
+def stdlib_file() -> Path:
+    """Those sources, end to end, in one cached file."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = stdlib_files()
+    if not files:
+        raise MixerError(f"data: no .py sources of the standard library under {root}; give a text file or folder instead: --data PATH.")
+    return _joined(f"stdlib-{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}", root, files)
+
+
+def _walk(root: Path) -> list[Path]:
+    found: list[Path] = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [f for f in folders if f not in SKIPPED_FOLDERS and not f.startswith(".")]
+        found += [Path(folder, n) for n in names if not n.startswith(".") and Path(folder, n).is_file()]
+    return sorted(found, key=lambda p: p.relative_to(root).as_posix())
+
+
+def _is_binary(file: Path) -> bool:
+    with file.open("rb") as f:
+        return b"\0" in f.read(8192)
+
+
+def _joined(name: str, root: Path, files: list[Path]) -> Path:
+    stats = [(p, p.stat()) for p in files]
+    key = "\0".join(f"{p.relative_to(root).as_posix()} {s.st_size} {s.st_mtime_ns}" for p, s in stats)
+    return _cached(name, f"{root.resolve()}\0{key}", lambda: (p.read_bytes() for p in files))
+
+
+def _cached(name: str, key: str, chunks) -> Path:
+    file = cache_dir() / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.bin"
+    if not file.exists():
+        with contextlib.suppress(FileExistsError):
+            write_chunks(file, chunks())
+    return file
+
+
+def _cut(name: str, file: Path, split: tuple[float, ...] | None) -> Corpus:
+    size = file.stat().st_size
+    parts = DEFAULT_SPLIT if split is None else split
+    if len(parts) != 3:
+        raise MixerError(f"data.split must be three proportions like [90, 5, 5], got {list(parts)}.")
+    if size == 0:
+        raise MixerError(f"corpus {name} ({file}) is empty.")
+    return Corpus(name, file, size, sha256_of(file), cut(size, (parts[0], parts[1], parts[2])))
+
+
+CORPORA = {
+    "enwik8": "the first 10^8 bytes of an English Wikipedia dump (downloaded, or a local copy)",
+    "stdlib": "the Python standard library's own sources, already on this machine",
+}

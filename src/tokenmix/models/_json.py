@@ -1,0 +1,71 @@
+"""Frozen dataclasses to JSON and back, strict: an unknown field or a value of the wrong type is refused with the nearest names."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from typing import Any, TypeVar
+
+from ..errors import MixerError
+
+T = TypeVar("T")
+
+
+def nearest(name: str, known: typing.Iterable[str]) -> str:
+    """The names closest to a misspelt one, or all of them: the tail of an error message."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    return f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known)}"
+
+
+def to_json(value: Any) -> Any:
+    """A dataclass (or tuple, dict, scalar) as plain JSON values."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, (list, tuple)):
+        return [to_json(v) for v in value]
+    if isinstance(value, dict):
+        return {k: to_json(v) for k, v in value.items()}
+    return value
+
+
+def from_json(cls: type[T], data: Any, *, where: str = "") -> T:
+    """Build ``cls`` from JSON values; ``where`` is the dotted path that error messages name."""
+    name = where or cls.__name__
+    if not isinstance(data, dict):
+        raise MixerError(f"config: {name} must be an object, got {data!r}.")
+    hints = typing.get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in data:
+        if key not in fields:
+            raise MixerError(f"config: {name} has no field {key!r}; {nearest(key, fields)}.")
+    for key, f in fields.items():
+        if key not in data and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            raise MixerError(f"config: {name} needs the field {key!r}.")
+    return cls(**{key: _coerce(hints[key], value, f"{where}.{key}" if where else key) for key, value in data.items()})
+
+
+def _coerce(hint: Any, value: Any, where: str) -> Any:
+    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    if value is None and type(None) in options:
+        return None
+    hint = next(o for o in options if o is not type(None))
+    if dataclasses.is_dataclass(hint):
+        return from_json(typing.cast(type, hint), value, where=where)
+    origin = typing.get_origin(hint) or hint
+    if origin is tuple and isinstance(value, (list, tuple)):
+        return tuple(_frozen(v) for v in value)
+    if origin is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if origin in (int, float, str, bool) and type(value) is not origin:
+        optional = " or null" if type(None) in options else ""
+        raise MixerError(f"config: {where} must be {'an' if origin is int else 'a'} {origin.__name__}{optional}, got {value!r}.")
+    if origin is tuple:
+        raise MixerError(f"config: {where} must be a list, got {value!r}.")
+    return value
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(v) for v in value) if isinstance(value, list) else value

@@ -1,0 +1,80 @@
+"""What a recipe is: named rows, each a RunConfig at three sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import MixerError
+from ..mixers import MIXERS
+from ..models._json import nearest
+from ..train.config import RunConfig
+
+SIZES = ("smoke", "gpu", "paper")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One experiment.
+
+    Args:
+        mixers: the specs at the paper's size, one per layer or a cycle of them.
+        layers, dim, seq_len: at the paper's size.
+        printed: the paper's own numbers, for reports.
+    """
+
+    about: str
+    mixers: tuple[dict[str, Any], ...]
+    layers: int
+    dim: int
+    seq_len: int
+    printed: dict[str, float] = field(default_factory=dict)
+
+    def missing(self) -> list[str]:
+        """Names of mixers this version does not have."""
+        return sorted({spec["name"] for spec in self.mixers} - set(MIXERS))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An experiment of a paper: rows, a default row, and the function that gives a row's config at a size."""
+
+    name: str
+    about: str
+    rows: dict[str, Row]
+    default: str
+    build: Callable[[Row, str], RunConfig]
+
+    def config(self, row: str | None = None, size: str = "smoke") -> RunConfig:
+        """The RunConfig of a row at a size; refused where its mixer is not in this version."""
+        row = row or self.default
+        if row not in self.rows:
+            raise MixerError(f"recipe {self.name} has no row {row!r}; {nearest(row, self.rows)}.")
+        if size not in SIZES:
+            raise MixerError(f"recipe {self.name} has no size {size!r}; choose one of {', '.join(SIZES)}.")
+        missing = self.rows[row].missing()
+        if missing:
+            ready = [name for name, other in self.rows.items() if not other.missing()]
+            raise MixerError(f"recipe {self.name}: row {row} is not available yet, it needs the mixer {', '.join(missing)}; available: {', '.join(ready)}.")
+        config = self.build(self.rows[row], size)
+        return RunConfig(config.model, config.data, config.optim, config.train, recipe=self.name, row=row, size=size)
+
+
+def find_recipe(name: str, recipes: dict[str, Recipe]) -> Recipe:
+    """Look a recipe up by name."""
+    if name not in recipes:
+        raise MixerError(f"there is no recipe {name!r}; {nearest(name, recipes)}.")
+    return recipes[name]
+
+
+def shrink_spec(spec: dict[str, Any], *, seq_len: int, heads: int, rank: int | None) -> dict[str, Any]:
+    """A mixer spec for a smaller model: windows no longer than the sequence, fewer heads, a lower rank."""
+    small = dict(spec)
+    if "window" in small:
+        small["window"] = min(small["window"], seq_len)
+    if "heads" in small:
+        small["heads"] = min(small["heads"], heads)
+    if small.get("rank") is not None and rank is not None:
+        small["rank"] = min(small["rank"], rank)
+    return small

@@ -1,0 +1,38 @@
+"""A byte language model on any text: `--data stdlib`, `--data enwik8`, or the path of a file or folder."""
+
+from __future__ import annotations
+
+from ..models import LMConfig
+from ..train.config import DataConfig, OptimConfig, RunConfig, TrainConfig
+from .recipe import Recipe, Row, shrink_spec
+
+LOCAL = {"name": "aft_local", "window": 32, "rank": 128}
+ATTENTION = {"name": "attention", "heads": 8}
+ROWS = {
+    "aft_local": Row("AFT-local, window 32", (LOCAL,), 24, 512, 1024),
+    "attention": Row("softmax attention, the baseline", (ATTENTION,), 24, 512, 1024),
+    "aft_simple": Row("AFT-simple", ({"name": "aft_simple"},), 24, 512, 1024),
+    "aft_full": Row("AFT-full, factorised bias", ({"name": "aft_full", "rank": 128},), 24, 512, 1024),
+    "aft_conv": Row("causal AFT-conv, 16 heads, filters of 31", ({"name": "aft_conv", "heads": 16, "kernel_size": 31},), 24, 512, 1024),
+    "hybrid": Row("three AFT-local layers, then one of attention", (LOCAL, LOCAL, LOCAL, ATTENTION), 24, 512, 1024),
+}
+
+
+def build(row: Row, size: str) -> RunConfig:
+    """The config of a row at a size: 4 layers x 128 on a CPU for about a minute, 8 x 384 on one GPU, or 24 x 512."""
+    if size == "smoke":
+        mixers = tuple(shrink_spec(spec, seq_len=256, heads=4, rank=32) for spec in row.mixers)
+        model = LMConfig(dim=128, max_len=256, mixers=mixers, layers=4)
+        loop = TrainConfig(steps=200, batch_size=8, eval_every=100, save_every=50, eval_bytes=20_000, sample_bytes=128)
+        return RunConfig(model, DataConfig(seq_len=256), OptimConfig(lr=3e-3, warmup=50), loop)
+    if size == "gpu":
+        mixers = tuple(shrink_spec(spec, seq_len=1024, heads=6, rank=64) for spec in row.mixers)
+        model = LMConfig(dim=384, max_len=1024, mixers=mixers, layers=8, dropout=0.1)
+        loop = TrainConfig(steps=10_000, batch_size=32, precision="bf16", log_every=50, eval_every=1000, save_every=1000, sample_bytes=512, eval_bytes=500_000)
+        return RunConfig(model, DataConfig(seq_len=1024), OptimConfig(lr=1e-3, warmup=500), loop)
+    model = LMConfig(dim=row.dim, max_len=row.seq_len, mixers=row.mixers, layers=row.layers, dropout=0.1)
+    loop = TrainConfig(steps=100_000, batch_size=64, accumulate=2, precision="bf16", log_every=100, eval_every=5000, save_every=1000, sample_bytes=512)
+    return RunConfig(model, DataConfig(seq_len=row.seq_len), OptimConfig(lr=6e-4, warmup=2000), loop)
+
+
+RECIPE = Recipe("text", "a byte language model on any text, one row per mixer", ROWS, "aft_local", build)

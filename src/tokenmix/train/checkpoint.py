@@ -1,0 +1,165 @@
+"""Checkpoints: written whole or not at all, checked byte for byte before they are used.
+
+checkpoints/step_00000100/
+    model.safetensors   optimizer.safetensors   rng.safetensors   progress.json
+    manifest.json       size and sha256 of each of them, and a sha256 of itself
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import MixerError
+
+MANIFEST = "manifest.json"
+
+
+def step_name(step: int) -> str:
+    """The directory of a step's checkpoint."""
+    return f"step_{step:08d}"
+
+
+def list_steps(folder: Path) -> list[int]:
+    """The steps that have a checkpoint, rising, whether good or not."""
+    return sorted(int(p.name[5:]) for p in folder.glob("step_*") if p.is_dir() and p.name[5:].isdigit())
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write one file and push it to the disk."""
+    with path.open("wb") as f:
+        f.write(content)
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def sync_dir(path: Path) -> None:
+    """Push a directory's entries to the disk; without this a rename may be lost with the power."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def save_checkpoint(folder: Path, step: int, tensors: dict[str, dict[str, Tensor]], progress: dict[str, Any]) -> Path:
+    """Write the checkpoint of ``step``: files into a temporary directory, then one rename.
+
+    Args:
+        tensors: file stem -> tensors by name.
+        progress: counters of the run, as JSON.
+
+    Raises:
+        OSError: when the disk refuses; the temporary directory is gone then and older checkpoints are untouched.
+    """
+    from safetensors.torch import save
+
+    final, temporary = folder / step_name(step), folder / f".tmp-{step_name(step)}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        files = {}
+        for stem, group in tensors.items():
+            content = save({k: v.detach().cpu().contiguous() for k, v in group.items()})
+            write_file(temporary / f"{stem}.safetensors", content)
+            files[f"{stem}.safetensors"] = _entry(content)
+        content = json.dumps(progress, indent=1).encode()
+        write_file(temporary / "progress.json", content)
+        files["progress.json"] = _entry(content)
+        write_file(temporary / MANIFEST, _manifest(step, files))
+        sync_dir(temporary)
+        remove_checkpoint(folder, step)
+        os.rename(temporary, final)
+        sync_dir(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return final
+
+
+def remove_checkpoint(folder: Path, step: int) -> None:
+    """Delete a checkpoint; it leaves its name first, so that a kill half way leaves no broken one behind."""
+    path, doomed = folder / step_name(step), folder / f".old-{step_name(step)}"
+    if path.exists():
+        shutil.rmtree(doomed, ignore_errors=True)
+        os.rename(path, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Delete what a killed process left half written."""
+    for pattern in (".tmp-*", ".old-*"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def prune(folder: Path, keep: int, best: int | None) -> None:
+    """Keep the latest ``keep`` checkpoints and the best one."""
+    for step in list_steps(folder)[:-keep]:
+        if step != best:
+            remove_checkpoint(folder, step)
+
+
+def fault(path: Path) -> str | None:
+    """What is wrong with the checkpoint at ``path``, naming the file; None when every byte is as written."""
+    manifest = path / MANIFEST
+    try:
+        content = json.loads(manifest.read_text())
+        files = content["files"]
+        if manifest.read_bytes() != _manifest(content["step"], files) or path.name != step_name(content["step"]):
+            return f"{manifest} was edited"
+    except FileNotFoundError:
+        return f"{manifest} is missing"
+    except (ValueError, KeyError, TypeError):
+        return f"{manifest} is truncated or edited"
+    for name, entry in files.items():
+        file = path / name
+        if not file.is_file():
+            return f"{file} is missing"
+        size = file.stat().st_size
+        if size != entry["bytes"]:
+            return f"{file} is truncated or edited: {size} bytes, {entry['bytes']} were written"
+        if hashlib.sha256(file.read_bytes()).hexdigest() != entry["sha256"]:
+            return f"{file} was edited: its sha256 is not the one written"
+    return None
+
+
+def previous_good(folder: Path, step: int) -> int | None:
+    """The latest checkpoint before ``step`` that is whole."""
+    return next((s for s in reversed(list_steps(folder)) if s < step and fault(folder / step_name(s)) is None), None)
+
+
+def load_checkpoint(folder: Path, step: int, *stems: str) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """Check the checkpoint of ``step`` and read the named groups of tensors, and the run's counters.
+
+    Raises:
+        MixerError: naming the broken file, and the previous good checkpoint if there is one.
+    """
+    path = folder / step_name(step)
+    if not path.is_dir():
+        known = list_steps(folder)
+        raise MixerError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, known)) or 'none'}.")
+    broken = fault(path)
+    if broken is not None:
+        good = previous_good(folder, step)
+        offer = f"the previous good one is step {good}: use --from {good}" if good is not None else "no earlier checkpoint is good; start again in a new directory"
+        raise MixerError(f"checkpoint refused: {broken}; {offer}.")
+    from safetensors.torch import load
+
+    tensors = {stem: load((path / f"{stem}.safetensors").read_bytes()) for stem in stems}
+    return tensors, json.loads((path / "progress.json").read_text())
+
+
+def _entry(content: bytes) -> dict[str, Any]:
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _manifest(step: int, files: dict[str, Any]) -> bytes:
+    body = json.dumps({"step": step, "files": files}, sort_keys=True)
+    return json.dumps({"step": step, "files": files, "sha256": hashlib.sha256(body.encode()).hexdigest()}, sort_keys=True, indent=1).encode()

@@ -1,0 +1,170 @@
+"""A run as JSON: everything needed to do it again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import MixerError
+from ..models import LMConfig
+from ..models._json import from_json, nearest, to_json
+
+SCHEDULES = ("vaswani", "cosine", "linear", "constant")
+PRECISIONS = ("fp32", "bf16")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The corpus: a name or path, an optional local copy of enwik8, proportions of the splits, bytes per training sequence."""
+
+    source: str = "stdlib"
+    path: str | None = None
+    split: tuple[float, ...] | None = None
+    seq_len: int = 256
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW and its schedule; weight decay acts on the weights of linear layers only, ``clip`` on the norm of the whole gradient (0: off)."""
+
+    lr: float = 1e-3
+    betas: tuple[float, ...] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    schedule: str = "cosine"
+    warmup: int = 100
+    min_lr_ratio: float = 0.1
+    clip: float = 1.0
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The loop. A run ends after ``steps`` or after ``max_seconds`` of training time, evaluation and checkpoints not counted, whichever is first.
+
+    Args:
+        batch_size: sequences per step, processed in ``accumulate`` equal parts.
+        eval_bytes: evaluate on the first so many bytes of the validation split; None: all of it.
+        stride: of the evaluation windows; default half of seq_len.
+        keep: how many of the latest checkpoints stay; the best always does.
+        sample_bytes: length of the sample written at each evaluation; 0: none.
+        threads: of torch on the CPU; None: torch's choice.
+    """
+
+    steps: int | None = 1000
+    max_seconds: float | None = None
+    batch_size: int = 16
+    accumulate: int = 1
+    seed: int = 0
+    device: str = "auto"
+    precision: str = "fp32"
+    compile: bool = False
+    threads: int | None = None
+    log_every: int = 10
+    eval_every: int = 200
+    eval_bytes: int | None = None
+    eval_batch: int = 16
+    stride: int | None = None
+    save_every: int = 200
+    keep: int = 2
+    sample_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Model, data, optimiser and loop, with the recipe they came from."""
+
+    model: LMConfig
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    recipe: str = ""
+    row: str = ""
+    size: str = ""
+
+    def __post_init__(self) -> None:
+        _check_optim(self.optim)
+        _check_train(self.train)
+        if self.data.seq_len < 1 or self.data.seq_len > self.model.max_len:
+            raise MixerError(f"config: data.seq_len must be in 1..model.max_len={self.model.max_len}, got {self.data.seq_len}.")
+        if self.train.steps is None and self.train.max_seconds is None:
+            raise MixerError("config: nothing ends this run; set train.steps or train.max_seconds.")
+        if self.train.steps is None and self.optim.schedule in ("cosine", "linear"):
+            raise MixerError(f"config: optim.schedule={self.optim.schedule!r} needs train.steps; without it choose 'vaswani' or 'constant'.")
+        stride = self.train.stride
+        if stride is not None and not 1 <= stride <= self.data.seq_len:
+            raise MixerError(f"config: train.stride must be in 1..data.seq_len={self.data.seq_len}, got {stride}.")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; ``RunConfig.from_json`` is the way back."""
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> RunConfig:
+        """A config from JSON values; unknown fields and wrong types are refused."""
+        return from_json(cls, data)
+
+    def override(self, changes: dict[str, Any]) -> RunConfig:
+        """The config with dotted fields replaced: ``{"model.dim": 64, "train.steps": 100}``."""
+        data = self.to_json()
+        for dotted, value in changes.items():
+            *parents, last = dotted.split(".")
+            node: Any = data
+            for i, name in enumerate([*parents, last]):
+                if not isinstance(node, dict) or name not in node:
+                    known = known_fields(self.to_json())
+                    raise MixerError(f"config: there is no field {'.'.join([*parents, last][: i + 1])!r}; {nearest(dotted, known)}.")
+                if name is not last or i < len(parents):
+                    node = node[name]
+            node[last] = to_json(value)
+        return RunConfig.from_json(data)
+
+
+def known_fields(data: dict[str, Any], prefix: str = "") -> list[str]:
+    """Every dotted field of a config's JSON."""
+    found: list[str] = []
+    for key, value in data.items():
+        found += known_fields(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
+    return found
+
+
+def parse_value(text: str) -> Any:
+    """A value typed on the command line: JSON where it parses, else the text itself; ``none`` is null."""
+    if text.lower() in ("none", "null"):
+        return None
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return json.loads(text.replace("_", "") if text.replace("_", "").isdigit() else text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _positive(section: str, config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not value > 0:
+            raise MixerError(f"config: {section}.{name} must be positive, got {value}.")
+
+
+def _check_optim(config: OptimConfig) -> None:
+    _positive("optim", config, "lr", "eps")
+    if config.schedule not in SCHEDULES:
+        raise MixerError(f"config: optim.schedule={config.schedule!r} is unknown; choose one of {', '.join(SCHEDULES)}.")
+    if len(config.betas) != 2 or not all(0 <= b < 1 for b in config.betas):
+        raise MixerError(f"config: optim.betas must be two numbers in [0, 1), got {list(config.betas)}.")
+    for name in ("weight_decay", "warmup", "clip", "min_lr_ratio"):
+        if getattr(config, name) < 0:
+            raise MixerError(f"config: optim.{name} must be >= 0, got {getattr(config, name)}.")
+
+
+def _check_train(config: TrainConfig) -> None:
+    _positive("train", config, "steps", "max_seconds", "batch_size", "accumulate", "threads", "log_every", "eval_every", "eval_batch", "save_every", "keep")
+    if config.batch_size % config.accumulate:
+        raise MixerError(f"config: train.accumulate={config.accumulate} must divide train.batch_size={config.batch_size}.")
+    if config.precision not in PRECISIONS:
+        raise MixerError(f"config: train.precision={config.precision!r} is unknown; choose one of {', '.join(PRECISIONS)}.")
+    if config.eval_bytes is not None and config.eval_bytes < 2:
+        raise MixerError(f"config: train.eval_bytes must be at least 2, got {config.eval_bytes}.")
+    if config.sample_bytes < 0:
+        raise MixerError(f"config: train.sample_bytes must be >= 0, got {config.sample_bytes}.")

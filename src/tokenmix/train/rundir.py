@@ -1,0 +1,206 @@
+"""The run directory: config.json, env.json, metrics.jsonl, checkpoints/, samples/."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..data import Corpus
+from ..data.cache import whole_file
+from ..errors import MixerError
+from .config import RunConfig
+
+COMPARED = ("torch", "python", "threads", "machine", "cpu", "device")
+
+
+class RunDir:
+    """Paths of a run and the rules for changing them."""
+
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+        self.checkpoints = self.path / "checkpoints"
+        self.samples = self.path / "samples"
+        self.metrics = self.path / "metrics.jsonl"
+
+    @classmethod
+    def create(cls, path: Path | str, config: RunConfig, env: dict[str, Any]) -> RunDir:
+        """Make the directory with its config and environment, whole or not at all. A path that holds anything is refused."""
+        check_free(path)
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+        try:
+            run = cls(temporary)
+            run.checkpoints.mkdir()
+            run.samples.mkdir()
+            write_json(temporary / "config.json", config.to_json())
+            write_json(temporary / "env.json", env)
+            run.metrics.touch()
+            temporary.chmod(0o755)
+            os.rename(temporary, path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunDir:
+        """A run made earlier."""
+        run = cls(path)
+        if not (run.path / "config.json").is_file():
+            raise MixerError(f"{path} is not a run directory (no config.json in it); `tokenmix train RECIPE --out {path}` makes one.")
+        return run
+
+    def config(self) -> RunConfig:
+        """The run's config."""
+        return RunConfig.from_json(self._json("config.json"))
+
+    def env(self) -> dict[str, Any]:
+        """Where and on what the run was made."""
+        return self._json("env.json")
+
+    def _json(self, name: str) -> dict[str, Any]:
+        try:
+            return json.loads((self.path / name).read_text())
+        except FileNotFoundError:
+            raise MixerError(f"{self.path / name} is missing.") from None
+        except ValueError as why:
+            raise MixerError(f"{self.path / name} is not readable JSON ({why}).") from None
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Add one line to metrics.jsonl; a line that a kill cut short is closed first."""
+        with self.metrics.open("ab+") as f:
+            end = f.seek(0, os.SEEK_END)
+            f.seek(max(end - 1, 0))
+            torn = f.read(1) not in (b"", b"\n")
+            f.write(b"\n" * torn + json.dumps(line).encode() + b"\n")
+
+    def sync_metrics(self) -> None:
+        """Push metrics.jsonl to the disk, so that no checkpoint is ahead of it."""
+        with self.metrics.open("a") as f:
+            os.fsync(f.fileno())
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl; a last one cut short by a kill is left out."""
+        lines = []
+        for text in self.metrics.read_text().splitlines() if self.metrics.exists() else []:
+            with contextlib.suppress(ValueError):
+                lines.append(json.loads(text))
+        return lines
+
+    def cut_metrics(self, step: int) -> None:
+        """Drop what lies beyond ``step``: the run will write it again."""
+        kept = [line for line in self.read_metrics() if line["step"] <= step]
+        with whole_file(self.metrics) as f:
+            f.write("".join(json.dumps(line) + "\n" for line in kept).encode())
+
+    @contextlib.contextmanager
+    def lock(self):
+        """Refuse a second process that would train in the same directory; the system lets go when the process dies, however it dies."""
+        try:
+            import fcntl
+        except ImportError:  # not on this system: the user must see to it
+            yield
+            return
+        with (self.path / ".lock").open("w") as f:
+            try:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise MixerError(f"{self.path}: another process is training in this directory; wait for it, or stop it.") from None
+            yield
+
+
+def check_free(path: Path | str) -> None:
+    """Refuse an output path that exists and holds anything, before time is spent."""
+    path = Path(path)
+    if (path / "config.json").exists():
+        raise MixerError(f"{path} holds a run already; continue it with `tokenmix resume {path}`, or give another --out.")
+    if path.is_dir() and any(path.iterdir()):
+        raise MixerError(f"{path} exists and is not empty; give another --out.")
+    if path.exists() and not path.is_dir():
+        raise MixerError(f"{path} exists and is a file; give another --out.")
+    parent = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise MixerError(f"{path} cannot be made: {parent} is not a directory this user can write to; give another --out.")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A JSON file, whole or not at all."""
+    with whole_file(path) as f:
+        f.write((json.dumps(value, indent=2) + "\n").encode())
+
+
+def environment(corpus: Corpus, device: torch.device) -> dict[str, Any]:
+    """What a run's numbers depend on besides its config."""
+    from .. import __version__
+
+    return {
+        "tokenmix": __version__,
+        "git": git_revision(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "corpus": {"name": corpus.name, "bytes": corpus.size, "sha256": corpus.sha256, "splits": list(corpus.bounds)},
+    }
+
+
+def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What changed between two environments, of the things that can change the bits."""
+    return [f"{key} was {then.get(key)}, is {now.get(key)}" for key in COMPARED if then.get(key) != now.get(key)]
+
+
+def cpu_name() -> str:
+    """The processor's name, as the system reports it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def git_revision() -> str | None:
+    """The revision of the checkout this package runs from; None for an installed copy."""
+    package = Path(__file__).resolve().parents[1]
+    try:
+        found = subprocess.run(["git", "rev-parse", "--show-toplevel", "HEAD"], cwd=package, capture_output=True, text=True, timeout=10, check=True).stdout.split("\n")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found[1] if Path(found[0]) / "src" / "tokenmix" == package else None
+
+
+def peak_mib(device: torch.device) -> float:
+    """The most memory held so far: on the GPU what torch allocated, else the process's resident high-water mark."""
+    if device.type == "cuda":
+        return round(torch.cuda.max_memory_allocated(device) / 2**20, 1)
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return round(int(line.split()[1]) / 1024, 1)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (2**20 if sys.platform == "darwin" else 1024), 1)
+
+
+def reset_peak(device: torch.device) -> None:
+    """Start the high-water mark again, where the system allows it, so that one run's peak is not the last one's."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
