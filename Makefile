@@ -1,0 +1,43 @@
+# The two commands of the README are `make demo` and `make test`. Each sets itself up: a virtual environment in .venv, then the package with everything its tests need.
+PY ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+CHROMIUM ?= chromium
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.PHONY: setup demo test test-all test-browser lint docs clean
+
+setup: $(VENV)/.ok
+
+$(VENV)/.ok: pyproject.toml constraints.txt
+	$(PY) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -U "pip>=25.1"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[all]" --group dev
+	touch $@
+
+demo: setup
+	$(BIN)/python -m tokenmix.demo --out runs/demo
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# pytest.ini options in pyproject.toml leave out the tests marked slow or browser.
+test: lint docs
+	$(PYTEST) -n 2
+
+test-all: lint docs
+	$(PYTEST) -n 2 -m "not browser"
+	$(MAKE) test-browser
+
+test-browser: setup
+	@command -v $(CHROMIUM) >/dev/null || { echo "make test-browser: no '$(CHROMIUM)' on this machine. Install Debian's package chromium, or set CHROMIUM=/path/to/it." >&2; exit 1; }
+	CHROMIUM=$(CHROMIUM) $(PYTEST) -m browser tests/browser
+
+docs: setup
+	DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build -q --strict
+
+clean:
+	rm -rf site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,61 @@
+"""What a trained model's position biases look like: exp(w) - 1, the extra weight a pair of positions gets, per layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .figures import Picture, heat_map
+
+SHOWN = 96
+LAYERS = 6
+HEADS = 16
+
+
+def bias_pictures(name: str, model: nn.Module) -> list[Picture]:
+    """One picture for each of at most six layers, spread evenly, of the layers that have a position bias."""
+    found = [(i, block.mixer) for i, block in enumerate(getattr(model, "blocks", [])) if _has_bias(block.mixer)]
+    if len(found) > LAYERS:
+        found = [found[round(j * (len(found) - 1) / (LAYERS - 1))] for j in range(LAYERS)]
+    return [_picture(name, layer, mixer) for layer, mixer in found]
+
+
+def _has_bias(mixer: Any) -> bool:
+    return hasattr(mixer, "bias") and hasattr(mixer.bias, "table") or callable(getattr(mixer, "kernel", None))
+
+
+def _picture(name: str, layer: int, mixer: Any) -> Picture:
+    pairs = hasattr(mixer, "bias")
+    extra = pair_bias(mixer) if pairs else filters(mixer)
+    known = extra[extra.isfinite()]
+    low, high = float(known.min()), float(known.max())
+    x, y = ("key position", "query position") if pairs else ("tap", "head")
+    kind = "pairs of positions" if pairs else "taps of each head's filter"
+    alt = f"Heat map of exp(w) - 1 over {kind}, layer {layer} of {name}; values from {low:.3f} to {high:.3f}."
+    return heat_map(extra, title=f"{name}, layer {layer}", x=x, y=y, alt=alt, caption=f"{name}, layer {layer}: {low:.3f} to {high:.3f}")
+
+
+def pair_bias(mixer: Any) -> Tensor:
+    """exp(w) - 1 of the first positions (T, T): 0 outside of a window, NaN (drawn blank) where a causal mixer never looks."""
+    n = min(SHOWN, int(mixer.max_len))
+    at = torch.arange(n)[None]
+    with torch.no_grad():
+        extra = torch.expm1(mixer.bias.table(at, at)[0])
+    offset = at[0] - at[0][:, None]
+    if hasattr(mixer, "window"):
+        extra = torch.where(offset.abs() < mixer.window, extra, 0.0)
+    return torch.where(offset > 0, torch.nan, extra) if mixer.causal else extra
+
+
+def filters(mixer: Any) -> Tensor:
+    """exp(w) - 1 of the filters: (heads, taps) in one dimension, else a mosaic of the first heads' (middle) planes side by side."""
+    with torch.no_grad():
+        extra = torch.expm1(mixer.kernel().double())
+    if extra.ndim == 2:
+        return extra
+    while extra.ndim > 3:
+        extra = extra[:, extra.shape[1] // 2]
+    planes = [torch.nn.functional.pad(p, (0, 1), value=torch.nan) for p in extra[:HEADS]]
+    return torch.cat(planes, 1)[:, :-1]

@@ -1,0 +1,135 @@
+"""Pictures as data URIs, each drawn twice: for light pages and for dark ones."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from .runs import Run
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#B8A800")  # Okabe and Ito: told apart by colour-blind readers
+STYLES = ("-", "--", "-.", ":")
+THEMES = {"light": ("#ffffff", "#1b1f24"), "dark": ("#14171a", "#e4e7ea")}
+POINTS = 400
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image for light pages and one for dark pages, as data URIs, with its caption and its description in words."""
+
+    light: str
+    dark: str
+    alt: str
+    caption: str
+
+
+def loss_curves(runs: list[Run]) -> list[Picture]:
+    """Loss against steps and against wall-clock, all runs in each."""
+    drawn = [r for r in runs if r.train]
+    if not drawn:
+        return []
+    pictures = []
+    for key, label, what in (("step", "step", "training steps"), ("seconds", "seconds of training", "wall-clock")):
+        pair = _both(partial(_draw_curves, runs=drawn, key=key, label=label), (6.4, 4.2))
+        ends = ", ".join(f"{r.name} ends at {_bits(r.train[-1]):.3f}" for r in drawn if math.isfinite(_bits(r.train[-1])))
+        caption = f"Training loss against {what}: thin as logged, thick smoothed; dots are evaluations on the validation split."
+        pictures.append(Picture(*pair, alt=f"Line chart of training loss in bits per byte against {what}. {ends}.", caption=caption))
+    return pictures
+
+
+def heat_map(values: Tensor, *, title: str, x: str, y: str, alt: str, caption: str) -> Picture:
+    """A matrix in colours centred on zero, with its scale."""
+    array = values.float().numpy()
+    finite = values[values.isfinite()].abs()
+    limit = float(finite.max()) if finite.numel() and float(finite.max()) > 0 else 1.0
+
+    def draw(ax: Any) -> None:
+        shown = ax.imshow(array, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
+        bar = ax.figure.colorbar(shown, ax=ax, fraction=0.046)
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(colors=ax.xaxis.label.get_color())
+        ax.set_xlabel(x)
+        ax.set_ylabel(y)
+        ax.set_title(title, color=ax.xaxis.label.get_color(), fontsize=11)
+
+    return Picture(*_both(draw, (4.6, 3.8)), alt=alt, caption=caption)
+
+
+def _bits(row: dict[str, Any]) -> float:
+    value = row.get("bpb")
+    return float(value) if value is not None else float(row["loss"]) / math.log(2)
+
+
+def _draw_curves(ax: Any, runs: list[Run], key: str, label: str) -> None:
+    seen = []
+    for i, run in enumerate(runs):
+        rows = [r for r in run.train if key in r and math.isfinite(_bits(r))]
+        colour, style = COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]
+        at, raw = [r[key] for r in rows], [_bits(r) for r in rows]
+        smooth = _smoothed(raw)
+        step = max(1, len(at) // POINTS)
+        ax.plot(at[::step], raw[::step], color=colour, linewidth=0.6, alpha=0.3)
+        ax.plot(at[::step], smooth[::step], style, color=colour, linewidth=1.8, label=run.name)
+        ax.plot(*_evaluations(run, key), "o", color=colour, markersize=4)
+        seen += smooth[len(smooth) // 10 :]
+    if seen:
+        low, high = min(seen), max(seen)
+        ax.set_ylim(low - 0.1 * (high - low) - 0.02, high + 0.15 * (high - low) + 0.02)  # the first steps would flatten everything after them
+    ax.set_xlabel(label)
+    ax.set_ylabel("bits per byte")
+    ax.grid(alpha=0.25, linewidth=0.6)
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(frameon=False, labelcolor="linecolor", fontsize=10)
+
+
+def _evaluations(run: Run, key: str) -> tuple[list[float], list[float]]:
+    """Where evaluations stand on the axis: their step, or the training seconds logged nearest before it."""
+    points = [(e["step"], e["bits_per_byte"]) for e in run.evals if e.get("split") == "valid" and math.isfinite(e["bits_per_byte"])]
+    if key == "step":
+        return [p[0] for p in points], [p[1] for p in points]
+    pairs = [(max((r[key] for r in run.train if r["step"] <= step and key in r), default=None), score) for step, score in points]
+    known = [(at, score) for at, score in pairs if at is not None]
+    return [p[0] for p in known], [p[1] for p in known]
+
+
+def _smoothed(values: list[float]) -> list[float]:
+    """An exponential average over about a twentieth of the run, corrected for its start."""
+    keep = 1 - 1 / max(1.0, len(values) / 20)
+    total = weight = 0.0
+    out = []
+    for value in values:
+        total, weight = keep * total + value, keep * weight + 1
+        out.append(total / weight)
+    return out
+
+
+def _both(draw: Callable[[Any], None], inches: tuple[float, float]) -> tuple[str, str]:
+    return _png(draw, inches, "light"), _png(draw, inches, "dark")
+
+
+def _png(draw: Callable[[Any], None], inches: tuple[float, float], theme: str) -> str:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    paper, ink = THEMES[theme]
+    figure = Figure(figsize=inches, dpi=150, facecolor=paper, layout="constrained")
+    FigureCanvasAgg(figure)
+    ax = figure.add_subplot()
+    ax.set_facecolor(paper)
+    ax.tick_params(colors=ink)
+    ax.xaxis.label.set_color(ink)
+    ax.yaxis.label.set_color(ink)
+    for name, spine in ax.spines.items():
+        spine.set_color(ink)
+        spine.set_visible(name in ("left", "bottom"))
+    draw(ax)
+    out = io.BytesIO()
+    figure.savefig(out, format="png", metadata={"Software": None})
+    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode("ascii")

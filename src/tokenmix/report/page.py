@@ -1,0 +1,87 @@
+"""One page from run directories: curves, tables, samples, position biases, the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import MixerError
+from .biases import bias_pictures
+from .figures import loss_curves
+from .runs import Run, read_run
+from .tables import Table, facts_table, summary_table
+
+SAMPLE_CHARS = 1200
+NOTES = (
+    "Loss curves show training batches; only the numbers in the tables are evaluations on text the model was not trained on.",
+    "Speeds and memory hold for this machine and this load. A small model trained for minutes says little about a large one trained for days.",
+)
+
+
+def write_report(
+    run_dirs: Iterable[Path | str],
+    out: Path | str,
+    *,
+    tables: list[Table] | None = None,
+    title: str = "tokenmix report",
+    lead: Iterable[str] = (),
+    notes: Iterable[str] = (),
+) -> Path:
+    """Write one self-contained HTML page about the runs.
+
+    Args:
+        run_dirs: run directories; only read.
+        out: the file to write.
+        tables: further tables, placed before the summary of the runs.
+        lead: paragraphs at the top.
+        notes: footnotes after the standing ones.
+
+    Returns:
+        The path written.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+    runs = _named_apart([read_run(d) for d in run_dirs])
+    if not runs:
+        raise MixerError("report: give at least one run directory.")
+    pictures = [(r.name, bias_pictures(r.name, model)) for r in runs if (model := _model_of(r)) is not None]
+    environment = Environment(
+        loader=PackageLoader("tokenmix.report", "."), autoescape=select_autoescape(("html",)), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.get_template("template.html").render(
+        title=title,
+        lead=list(lead),
+        tables=[*(tables or []), summary_table(runs)],
+        curves=loss_curves(runs),
+        biases=[p for p in pictures if p[1]],
+        samples=[(r.name, name, text[:SAMPLE_CHARS], len(text)) for r in runs for name, text in r.samples[-1:]],
+        facts=facts_table(runs),
+        notes=[*NOTES, *notes],
+    )
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(page, encoding="utf-8")
+    return out
+
+
+def _named_apart(runs: list[Run]) -> list[Run]:
+    """Runs of the same folder name are told apart by the folder above."""
+    names = [r.name for r in runs]
+    return [replace(r, name=f"{r.path.resolve().parent.name}/{r.name}") if names.count(r.name) > 1 else r for r in runs]
+
+
+def _model_of(run: Run) -> Any:
+    """The run's model with its newest weights, or None where there is no checkpoint."""
+    if run.weights is None:
+        return None
+    from safetensors.torch import load_file
+
+    from ..models import LMConfig, build_model
+
+    model = build_model(LMConfig.from_json(run.config["model"]))
+    missing, unexpected = model.load_state_dict(load_file(run.weights), strict=False)
+    if missing or unexpected:
+        raise MixerError(f"report: {run.weights} does not fit the model of {run.path / 'config.json'}: missing {missing}, unexpected {unexpected}.")
+    return model.eval()

@@ -1,0 +1,97 @@
+"""Reading a run directory: config.json, env.json, metrics.jsonl, samples/, checkpoints/."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import MixerError
+
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run directory says about itself.
+
+    Args:
+        train: the lines of metrics.jsonl of kind "train", in order.
+        evals: the lines of kind "eval", in order.
+        samples: (file name, text) of each sample; bytes that are not UTF-8 stand as \\xNN.
+        weights: the newest checkpoint's weights, None before the first checkpoint.
+    """
+
+    name: str
+    path: Path
+    config: dict[str, Any]
+    env: dict[str, Any]
+    train: list[dict[str, Any]]
+    evals: list[dict[str, Any]]
+    samples: list[tuple[str, str]]
+    weights: Path | None
+
+    def last_eval(self, split: str) -> float | None:
+        """Bits per byte of the last evaluation on a split."""
+        scores = [e["bits_per_byte"] for e in self.evals if e.get("split") == split]
+        return scores[-1] if scores else None
+
+    def median(self, key: str) -> float | None:
+        """The median of a field over the logged training steps; the first tenth, which warms up, is left out."""
+        values = sorted(row[key] for row in self.train[len(self.train) // 10 :] if row.get(key) is not None)
+        return values[len(values) // 2] if values else None
+
+    def largest(self, key: str) -> float | None:
+        """The largest value of a field over the logged training steps."""
+        return max((row[key] for row in self.train if row.get(key) is not None), default=None)
+
+
+def read_run(path: Path | str) -> Run:
+    """Read one run directory; a run that is still going on, or stopped anywhere, is read as far as it got."""
+    path = Path(path)
+    if not (path / "config.json").is_file():
+        raise MixerError(f"report: {path} is not a run directory; it has no config.json.")
+    metrics = _json_lines(path / "metrics.jsonl")
+    return Run(
+        name=path.resolve().name,
+        path=path,
+        config=_json_object(path / "config.json"),
+        env=_json_object(path / "env.json") if (path / "env.json").is_file() else {},
+        train=[m for m in metrics if m.get("kind") == "train"],
+        evals=[m for m in metrics if m.get("kind") == "eval"],
+        samples=[(p.name, readable(p.read_bytes())) for p in sorted((path / "samples").glob("*")) if p.is_file()],
+        weights=_newest_weights(path / "checkpoints"),
+    )
+
+
+def readable(data: bytes) -> str:
+    """Bytes as text that can stand in a page: what is not UTF-8, and control characters, as \\xNN."""
+    text = data.decode("utf-8", errors="backslashreplace")
+    return "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text())
+    except (ValueError, OSError) as why:
+        raise MixerError(f"report: {path} cannot be read ({why}).") from why
+    if not isinstance(data, dict):
+        raise MixerError(f"report: {path} must hold a JSON object.")
+    return data
+
+
+def _json_lines(path: Path) -> list[dict[str, Any]]:
+    """The complete lines; a last one without its newline is being written, or was cut by a kill."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(errors="replace").split("\n")[:-1]
+    try:
+        return [json.loads(line) for line in lines if line.strip()]
+    except ValueError as why:
+        raise MixerError(f"report: {path} holds a line that is not JSON ({why}).") from why
+
+
+def _newest_weights(folder: Path) -> Path | None:
+    found = sorted((p for p in folder.glob("step_*") if (p / WEIGHTS).is_file()), key=lambda p: int("".join(filter(str.isdigit, p.name)) or 0))
+    return found[-1] / WEIGHTS if found else None

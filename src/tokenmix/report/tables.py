@@ -1,0 +1,117 @@
+"""Tables of a report, and how numbers are written in them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from .runs import Run
+
+MISSING = "not measured"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A captioned table. The first column holds the row's name; ``notes`` stand below it."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    notes: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        """The table for a terminal."""
+        lines = [self.columns, *self.rows]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
+        body = ["  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))) for line in lines]
+        return "\n".join([self.title, body[0], "-" * len(body[0]), *body[1:], *self.notes])
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number with fixed digits; what is missing or not finite is said in words."""
+    if value is None:
+        return MISSING
+    return f"{value:,.{digits}f}" if math.isfinite(value) else "not finite"
+
+
+def size(n: float | None) -> str:
+    """Bytes in the unit that keeps the number short, powers of 1024."""
+    if n is None:
+        return MISSING
+    for unit in ("B", "KiB", "MiB"):
+        if n < 1024:
+            return f"{n:,.0f} {unit}" if unit == "B" else f"{n:,.1f} {unit}"
+        n /= 1024
+    return f"{n:,.2f} GiB"
+
+
+def mixers_of(config: dict[str, Any]) -> str:
+    """The mixers of a run's layers in words: ``3 x aft_local, 1 x attention``."""
+    model = config.get("model", {})
+    specs = list(model.get("mixers", []))
+    names = [specs[i % len(specs)].get("name", "unnamed") for i in range(model.get("layers") or len(specs))] if specs else []
+    return ", ".join(f"{names.count(n)} x {n}" for n in dict.fromkeys(names)) or MISSING
+
+
+def summary_table(runs: list[Run]) -> Table:
+    """One row per run."""
+    columns = ["run", "layers", "parameters", "steps", "tokens", "valid bits/byte", "test bits/byte", "tokens/s", "peak memory", "state"]
+    rows = []
+    for run in runs:
+        peak = run.largest("peak_mib")
+        rows.append(
+            [
+                run.name,
+                mixers_of(run.config),
+                number(run.env.get("parameters"), 0),
+                number(run.largest("step"), 0),
+                number(run.largest("tokens"), 0),
+                number(run.last_eval("valid")),
+                number(run.last_eval("test")),
+                number(run.median("tokens_per_s"), 0),
+                size(None if peak is None else peak * 2**20),
+                size(run.env.get("state_bytes_per_row")),
+            ]
+        )
+    contexts = sorted({r.env["state_context"] for r in runs if "state_context" in r.env})
+    notes = [
+        "Bits per byte: the last evaluation of the run, lower is better. Tokens/s: the median over the logged training steps.",
+        "Peak memory: the most the training process held. " + _state_note(contexts),
+    ]
+    return without_empty_columns(Table("Runs", columns, rows, notes))
+
+
+def without_empty_columns(table: Table) -> Table:
+    """The table without the columns no row has a measurement for."""
+    kept = [i for i in range(len(table.columns)) if i == 0 or any(row[i] != MISSING for row in table.rows)]
+    return Table(table.title, [table.columns[i] for i in kept], [[row[i] for i in kept] for row in table.rows], table.notes)
+
+
+def _state_note(contexts: list[int]) -> str:
+    if not contexts:
+        return "State: not measured."
+    lengths = " or ".join(f"{n:,}" for n in contexts)
+    return f"State: what the model keeps between two generated tokens, for one sequence of {lengths} tokens."
+
+
+def facts_table(runs: list[Run]) -> Table:
+    """The machine and the corpus, one row per fact, one column per run; facts all runs share are written once."""
+    flat = [{**_flatten("env", r.env), **_flatten("data", r.config.get("data", {})), **_flatten("seed", r.config.get("seed", {}))} for r in runs]
+    keys = list(dict.fromkeys(k for f in flat for k in f))
+    rows = []
+    for key in keys:
+        values = [f.get(key, "not recorded") for f in flat]
+        if len(set(values)) == 1:
+            rows.append([key, values[0]])
+        else:
+            rows.append([key, "; ".join(f"{r.name}: {v}" for r, v in zip(runs, values, strict=True))])
+    return Table("Machine, corpus and seed", ["fact", "value"], rows or [["env.json", "not recorded"]])
+
+
+def _flatten(prefix: str, value: Any) -> dict[str, str]:
+    if isinstance(value, dict):
+        return {k: v for key, inner in value.items() for k, v in _flatten(f"{prefix}.{key}", inner).items()}
+    if value is None or value == {}:
+        return {}
+    return {prefix: ", ".join(str(v) for v in value) if isinstance(value, list) else str(value)}
