@@ -9,7 +9,8 @@ that see different keys of one group follow the group's running maximum, and eac
 is negligible (exp(-42) < float64's eps), and the cut keeps every exponent of the group inside float64's range.
 
 Shapes: keys k (..., S, c'), values v (..., S, g, c'), accumulators (..., T, g + 1, c'). With a key per feature c' = D and g = 1; with one key for a
-head of c features c' = 1 and g = c. A key that may not be attended has k = DEAD and v = 0. Everything is float64.
+head of c features c' = 1 and g = c. A key that may not be attended has k = DEAD and v = 0; a key given as float32's
+minimum counts as one. Everything is float64.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-DEAD, FLOOR = -1e300, -1e299  # the key of a dead token, and the least maximum: finite, so that differences are never NaN, and exp(DEAD - FLOOR) is 0
+DEAD = -(2.0 - 2.0**-23) * 2.0**127  # the key of a dead token: float32's minimum, so that exporters which write constants in float32 keep it
+FLOOR = -(2.0 - 2.0**-22) * 2.0**127  # the least maximum, one float32 step above: finite, so no difference is NaN, and exp(DEAD - FLOOR) is 0
 WEIGHT_CAP = 300.0  # larger log-weights count as this much
 LEAF, FAN, JUMP = 8, 8, 150.0  # 7 rises of 150, centred, with weights spanning 120 stay within exp(+-700), and exp(120 - 150) is negligible
 SCAN, SCAN_JUMP = 32, 42.0  # the same without weights

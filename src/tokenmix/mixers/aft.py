@@ -205,7 +205,7 @@ class AFTLocal(Mixer):
     """AFT-full whose bias is learned for |t - s| < window only and 0 elsewhere; every key still counts (Eq. 4).
 
     Args:
-        window: s of the paper: the band holds 2 window - 1 positions, window when causal. 0 is AFT-simple, window >= T is AFT-full.
+        window: s of the paper: the band holds 2 window - 1 positions, window when causal. 0 is AFT-simple and has no bias to learn, window >= T is AFT-full.
         outside: "zero", or "none" to attend nothing outside of the window.
         max_len, max_context_len, rank, init_std, gate: as in AFTFull.
 
@@ -238,7 +238,7 @@ class AFTLocal(Mixer):
             self.refuse(f"outside must be 'zero', or 'none' with window >= 1, got outside={outside!r}, window={window}")
         self.gate = gate
         add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
-        self.bias = PairBias(max_len, self.max_context_len, rank=rank, init_std=init_std)
+        self.bias = PairBias(max_len, self.max_context_len, rank=rank, init_std=init_std, empty=window == 0)
 
     def resize(self, max_len: int, max_context_len: int | None = None) -> None:
         """Interpolate the bias to another number of positions; the window stays as it is."""

@@ -10,14 +10,21 @@ from .base import token_positions
 
 
 class PairBias(nn.Module):
-    """w = weight (rows, cols), or u v^T with u (rows, rank), v (cols, rank); entries ~ N(0, init_std)."""
+    """w = weight (rows, cols), or u v^T with u (rows, rank), v (cols, rank); entries ~ N(0, init_std). ``empty``: w = 0 and no parameters."""
 
-    def __init__(self, rows: int, cols: int, *, rank: int | None, init_std: float):
+    u: Tensor
+    v: Tensor
+
+    def __init__(self, rows: int, cols: int, *, rank: int | None, init_std: float, empty: bool = False):
         super().__init__()
         self.rank, self.init_std = rank, init_std
         if rank is not None and (not isinstance(rank, int) or not rank >= 1):
             raise MixerError(f"rank must be a positive integer, or None for a plain table of {rows} x {cols}, got {rank!r}.")
-        if rank is None:
+        if empty:
+            self.rank = 0
+            self.register_buffer("u", torch.empty(rows, 0), persistent=False)
+            self.register_buffer("v", torch.empty(cols, 0), persistent=False)
+        elif rank is None:
             self.weight = nn.Parameter(torch.empty(rows, cols))
         else:
             self.u, self.v = nn.Parameter(torch.empty(rows, rank)), nn.Parameter(torch.empty(cols, rank))
@@ -62,6 +69,8 @@ class PairBias(nn.Module):
         with torch.no_grad():
             if self.rank is None:
                 self.weight = nn.Parameter(_stretched(_stretched(self.weight, rows).T, cols).T.contiguous())
+            elif self.rank == 0:
+                self.u, self.v = self.u.new_empty(rows, 0), self.v.new_empty(cols, 0)
             else:
                 self.u, self.v = nn.Parameter(_stretched(self.u, rows)), nn.Parameter(_stretched(self.v, cols))
 
