@@ -36,7 +36,7 @@ test-browser: setup
 	CHROMIUM=$(CHROMIUM) $(PYTEST) -m browser tests/browser
 
 docs: setup
-	DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build -q --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 
 clean:
 	rm -rf site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from tokenmix import state_bytes
 from tokenmix.models import LM, LMConfig
 

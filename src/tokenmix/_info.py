@@ -11,6 +11,7 @@ from typing import Any
 EXTRAS = {"train": ("numpy", "tyro", "pyyaml", "rich", "safetensors"), "plot": ("numpy", "matplotlib", "jinja2")}
 TRIAL = {"max_len": 16, "window": 4, "heads": 2, "kernel_size": 3}  # for options a mixer insists on
 TORCH_NEEDED = (2, 9)
+FIX = "reinstall tokenmix and torch, or report this with the output of `tokenmix doctor --json`"
 
 
 def catalogue() -> dict[str, Any]:
@@ -100,9 +101,10 @@ def _trials() -> dict[str, str]:
             try:
                 options = {k: TRIAL[k] for k in required if k in TRIAL}
                 y = build_mixer(name, 16, causal=causal, **options)(torch.randn(2, 8, 16))
-                found[label] = "ok" if bool(torch.isfinite(y).all()) and y.shape == (2, 8, 16) else "the output is not finite; report this with `tokenmix doctor --json`"
+                sound = bool(torch.isfinite(y).all()) and y.shape == (2, 8, 16)
+                found[label] = "ok" if sound else f"the output is not finite; {FIX}"
             except Exception as why:  # whatever it is, the doctor's job is to say so
-                found[label] = f"{type(why).__name__}: {why}; reinstall tokenmix and torch, or report this with `tokenmix doctor --json`"
+                found[label] = f"{type(why).__name__}: {why}; {FIX}"
     return found
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,9 @@ MODELS: dict[str, tuple[dict[str, Any], ...]] = {
     "aft_simple": ({"name": "aft_simple"},),
     "hybrid_3_to_1": (LOCAL, LOCAL, LOCAL, ATTENTION),
 }
-FIXED_SECONDS = 120  # what start-up, evaluation and the measurements take beside training
+TRIALS = (
+    16  # start-up, evaluation and measurements take about as long as so many times the trial of one step of each model, on a quick machine and on a slow one
+)
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,11 @@ class Plan:
     seconds: float = 60.0
     dim: int = 128
     layers: int = 4
-    seq_len: int = 512
+    seq_len: int = 256
     batch_size: int = 4
-    lr: float = 2e-3
+    lr: float = 4e-3
     seed: int = 0
-    evals: int = 5
+    evals: int = 4
     eval_bytes: int = 32768
     sample_bytes: int = 400
     contexts: tuple[int, ...] = (256, 1024, 4096, 16384)
@@ -89,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(argv)
     try:
-        demo(free_name(given.out), Plan(seconds=max(2.0, (60 * given.minutes - FIXED_SECONDS) / len(MODELS)), seed=given.seed))
+        demo(free_name(given.out), Plan(seed=given.seed), minutes=given.minutes)
     except MixerError as why:
         print(f"demo: {why}", file=sys.stderr)
         return 2
@@ -102,11 +104,14 @@ def free_name(out: Path) -> Path:
     return next(p for p in names if not p.exists())
 
 
-def demo(out: Path, plan: Plan) -> Path:
-    """Train, measure, write the page, print the table. Returns the page's path."""
-    began = time.perf_counter()
+def demo(out: Path, plan: Plan, *, minutes: float | None = None) -> Path:
+    """Train, measure, write the page, print the table. Returns the page's path. With ``minutes``, the training time is what they leave."""
+    began, busy = time.perf_counter(), busy_note()
     say(f"The standard library's sources as bytes: {open_corpus('stdlib').size:,} of them. Timing one step of each model ...")
-    steps = fresh(trial_steps, plan)
+    rates = fresh(trial, plan)
+    if minutes is not None:
+        plan = replace(plan, seconds=round(max(5.0, (60 * minutes - (1 + TRIALS) * (time.perf_counter() - began)) / len(MODELS))))
+    steps = {name: max(1, int(plan.seconds * rate / (plan.batch_size * plan.seq_len))) for name, rate in rates.items()}
     eval_every = max(1, min(steps.values()) // plan.evals)
     for i, name in enumerate(MODELS, 1):
         say(f"[{i}/{len(MODELS)}] {name}: training for {plan.seconds:.0f} s, about {steps[name]:,} steps, evaluated every {eval_every} ...")
@@ -122,12 +127,23 @@ def demo(out: Path, plan: Plan) -> Path:
         out / "report.html",
         tables=tables,
         title="tokenmix demo: attention and attention-free mixers, side by side",
-        lead=findings(plan, runs, equal, measured),
+        lead=[*findings(plan, runs, equal, measured), *busy],
         notes=NOTES,
     )
-    say("\n" + "\n\n".join([tables[0].text(), *findings(plan, runs, equal, measured)]))
+    say("\n" + "\n\n".join([tables[0].text(), *findings(plan, runs, equal, measured), *busy]))
     say(f"\nTook {time.perf_counter() - began:.0f} s. The page: {page.resolve()}")
     return page
+
+
+def busy_note() -> list[str]:
+    """A warning where other work is using the cores that the measurements need; read before our own work counts."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    cores = os.cpu_count() or 1
+    if load < 0.5 * cores:
+        return []
+    return [
+        f"The machine was busy with other work when this began (load average {load:.1f} on {cores} cores): speeds are too low, and the models unequally slowed."
+    ]
 
 
 def say(text: str) -> None:
@@ -145,10 +161,9 @@ def fresh(task: Callable[..., Any], *args: Any) -> Any:
         return pool.submit(task, *args).result()
 
 
-def trial_steps(plan: Plan) -> dict[str, int]:
-    """About how many steps each model will take in its time."""
-    rates = {name: training_rate(build_model(plan.model(name)), plan.seq_len, batch_size=plan.batch_size, repeats=2) for name in MODELS}
-    return {name: max(1, int(plan.seconds * rate / (plan.batch_size * plan.seq_len))) for name, rate in rates.items()}
+def trial(plan: Plan) -> dict[str, float]:
+    """About how many tokens a second each model will train on."""
+    return {name: training_rate(build_model(plan.model(name)), plan.seq_len, batch_size=plan.batch_size, repeats=2) for name in MODELS}
 
 
 def train_one(plan: Plan, name: str, eval_every: int, out: Path) -> dict[str, Any]:
@@ -163,9 +178,10 @@ def train_one(plan: Plan, name: str, eval_every: int, out: Path) -> dict[str, An
 def measure(plan: Plan) -> Measured:
     """Random weights, as only time and size are read: generation after each context, forward and backward at each length."""
     found = Measured()
-    for name in MODELS:
-        model = build_model(plan.model(name, max_len=max(plan.contexts) + 256))
-        found.decode[name] = {n: decoding(model, n) for n in plan.contexts}
+    models = {name: build_model(plan.model(name, max_len=max(plan.contexts) + 256)) for name in MODELS}
+    for n in plan.contexts:
+        for name, model in models.items():
+            found.decode.setdefault(name, {})[n] = decoding(model, n)
     models = {name: build_model(plan.model(name, max_len=max(plan.lengths))) for name in MODELS}
     for n in plan.lengths:
         batch = max(1, max(plan.lengths) // n)
@@ -198,8 +214,8 @@ def shown_contexts(plan: Plan) -> tuple[int, int]:
 def main_table(plan: Plan, runs: dict[str, Run], equal: tuple[int | None, dict[str, float]], measured: Measured) -> Table:
     """One row per model, then the compressors."""
     low, high = shown_contexts(plan)
-    tokens = number(None) if equal[0] is None else f"{equal[0] * plan.batch_size * plan.seq_len:,} tokens"
-    columns = ["model", "parameters", f"bits/byte after {plan.seconds:.0f} s", f"bits/byte after {tokens}", "tokens trained", "tokens/s", "peak memory"]
+    tokens = "at equal tokens" if equal[0] is None else f"after {equal[0] * plan.batch_size * plan.seq_len:,} tokens"
+    columns = ["model", "parameters", f"bits/byte after {plan.seconds:.0f} s", f"bits/byte {tokens}", "tokens trained", "tokens/s", "peak memory"]
     columns += [f"state at {low:,}", f"state at {high:,}", f"ms/token at {low:,}", f"ms/token at {high:,}"]
     rows = []
     for name, run in runs.items():

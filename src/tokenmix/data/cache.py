@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,9 @@ def cache_dir() -> Path:
 def whole_file(path: Path) -> Iterator[Any]:
     """A binary file that appears under its name complete and on disk, or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    temporary = path.with_name(f".{path.name}-{os.getpid()}.tmp")  # not mkstemp: its files are closed to the group
     try:
-        with os.fdopen(handle, "wb") as f:
+        with temporary.open("wb") as f:
             yield f
             f.flush()
             os.fsync(f.fileno())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import os
@@ -10,7 +9,7 @@ import sys
 import sysconfig
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ..errors import MixerError
@@ -106,7 +105,7 @@ def _plain_file(file: Path) -> Path:
     if unpack is None:
         return file
     stat = file.stat()
-    return _cached(f"{file.stem}", f"{file.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}", lambda: unpack(file))
+    return _cached(file.stem, f"{file.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}", lambda: unpack(file))
 
 
 def _folder_file(folder: Path) -> Path:
@@ -150,11 +149,10 @@ def _joined(name: str, root: Path, files: list[Path]) -> Path:
     return _cached(name, f"{root.resolve()}\0{key}", lambda: (p.read_bytes() for p in files))
 
 
-def _cached(name: str, key: str, chunks) -> Path:
+def _cached(name: str, key: str, chunks: Callable[[], Iterable[bytes]]) -> Path:
     file = cache_dir() / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.bin"
     if not file.exists():
-        with contextlib.suppress(FileExistsError):
-            write_chunks(file, chunks())
+        write_chunks(file, chunks())
     return file
 
 

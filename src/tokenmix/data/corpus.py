@@ -56,5 +56,3 @@ def cut(size: int, parts: tuple[float, float, float]) -> tuple[int, int, int]:
     if len(parts) != 3 or min(parts) < 0 or total <= 0:
         raise MixerError(f"data.split must be three proportions like [90, 5, 5], got {list(parts)}.")
     return int(size * parts[0] / total), int(size * (parts[0] + parts[1]) / total), size
-
-

@@ -37,14 +37,13 @@ class Sums(NamedTuple):
     acc: Tensor
 
 
-def wide(k: Tensor, v: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(B, S, h) and (B, S, D) as keys (B, heads, S, c') and values (B, heads, S, g, c'): one head with a key per feature where h = D."""
+def wide(k: Tensor, v: Tensor, key_mask: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
+    """(B, S, heads c') and (B, S, heads g c') as keys (B, heads, S, c') and values (B, heads, S, g, c')."""
     kd, vd = k.double(), v.double()
     if key_mask is not None:
         kd, vd = torch.where(key_mask[:, :, None], kd, DEAD), torch.where(key_mask[:, :, None], vd, 0.0)
-    if k.shape[-1] == v.shape[-1]:
-        return kd[:, None], vd[:, None, :, None]
-    return kd.transpose(1, 2)[..., None], vd.unflatten(-1, (k.shape[-1], -1)).transpose(1, 2)[..., None]
+    per_key = k.shape[-1] // heads
+    return kd.unflatten(-1, (heads, per_key)).transpose(1, 2), vd.unflatten(-1, (heads, -1, per_key)).transpose(1, 2)
 
 
 def narrow(ratio: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def aft_full(
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     source = _source("aft_full", w, q.shape[1], k.shape[1])
-    kd, vd = wide(k, v, key_mask)
+    kd, vd = wide(k, v, key_mask, 1)
     if attn_mask is not None:
         mask = allowed(q.shape[0], q.shape[1], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
         whole = source.slab(slice(0, q.shape[1]), slice(0, k.shape[1]))
@@ -100,7 +100,7 @@ def aft_local(
         cut = torch.where(near, source.slab(slice(0, T), slice(0, S)).squeeze(1), 0.0)
         mask = attn_mask if not drop else near if attn_mask is None else near & attn_mask
         return aft_full(q, k, v, cut, causal=causal, key_mask=key_mask, attn_mask=mask, gate=gate, backend=backend)
-    kd, vd = wide(k, v, key_mask)
+    kd, vd = wide(k, v, key_mask, 1)
     band = Windowed(source, *reach)
     if drop:
         return gated(q, narrow(window_ratio(kd, vd, band, reach=(reach[0], 0) if causal else reach)), gate)
@@ -123,7 +123,7 @@ def aft_simple(
     _check("aft_simple", q, k, v, causal, key_mask, attn_mask, gate, backend)
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
-    kd, vd = wide(k, v, key_mask)
+    kd, vd = wide(k, v, key_mask, 1)
     if attn_mask is not None:
         mask = allowed(q.shape[0], q.shape[1], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
         return gated(q, narrow(literal(kd, vd, kd.new_zeros(q.shape[1], k.shape[1]), mask[:, None])), gate)

@@ -50,7 +50,7 @@ def aft_conv(
     if q.shape[1] == 0:
         return torch.zeros_like(q)
     size = kernel.shape[-1]
-    kd, vd = wide(k, v, key_mask)
+    kd, vd = wide(k, v, key_mask, kernel.shape[0])
     if kernel.ndim == 2 and not prefix and positions is None:
         reach = (1 - size, 0) if causal else (-(size // 2), size // 2)
         taps = Toeplitz(kernel, -reach[0])

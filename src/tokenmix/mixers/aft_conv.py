@@ -138,8 +138,8 @@ class AFTConv(Mixer):
         inside = ((tap >= 0) & (tap < self.kernel_size))[:, None]
         w = torch.where(inside, kernel[:, tap.clamp(0, self.kernel_size - 1)].transpose(0, 1), 0.0)
         none = self.outside == "none"
-        y = chunk.aft_chunk(queries(self, x), new, kept, w, far=None if none else far, inside=inside if none else None, gate=self.gate)
+        y = chunk.aft_chunk(queries(self, x), new, kept, w, heads=self.heads, far=None if none else far, inside=inside if none else None, gate=self.gate)
         keys, values, lives = (torch.cat(pair, 1) for pair in zip(kept, new, strict=True))
         leaving = x.shape[1]
-        sums = far if none else chunk.absorb(far, keys[:, :leaving], values[:, :leaving], lives[:, :leaving])
+        sums = far if none else chunk.absorb(far, keys[:, :leaving], values[:, :leaving], lives[:, :leaving], heads=self.heads)
         return y, AFTConvState(keys[:, leaving:], values[:, leaving:], lives[:, leaving:], places[:, leaving:], *sums, state.position)

@@ -96,8 +96,8 @@ class LM(nn.Module):
         with torch.random.fork_rng():  # the children draw once while being built; only reset_parameters below may count, or a meta build would differ
             self.embed = nn.Embedding(config.vocab, config.dim)
             self.positions = LearnedPositions(config.dim, max_len=config.max_len) if config.positions else None
-            options = {"causal": True, "max_len": config.max_len, "mlp_ratio": config.mlp_ratio, "norm": config.norm, "dropout": config.dropout}
-            self.blocks = nn.ModuleList(Block(config.dim, spec, **options) for spec in config.specs())
+            options: dict[str, Any] = {"causal": True, "max_len": config.max_len, "mlp_ratio": config.mlp_ratio, "norm": config.norm, "dropout": config.dropout}
+            self.blocks: Any = nn.ModuleList(Block(config.dim, spec, **options) for spec in config.specs())
             self.norm = nn.LayerNorm(config.dim) if config.norm == "pre" else nn.Identity()
             self.head = nn.Linear(config.dim, config.vocab, bias=False) if not config.tied else None
             self.dropout = nn.Dropout(config.dropout)
@@ -106,7 +106,7 @@ class LM(nn.Module):
     @property
     def max_len(self) -> int | None:
         """The longest sequence this model takes; None where nothing in it has a length."""
-        limits = [block.mixer.max_len for block in self.blocks if block.mixer.max_len is not None]
+        limits: list[int] = [block.mixer.max_len for block in self.blocks if block.mixer.max_len is not None]
         return min([*limits, *([self.positions.max_len] if self.positions else [])], default=None)
 
     def reset_parameters(self) -> None:
@@ -241,9 +241,8 @@ class LM(nn.Module):
                 raise MixerError("LM.generate: every row of the prompt must end in a real token; pad on the left.")
             length -= _shared_padding(key_mask)
         if self.max_len is not None and length + n > self.max_len:
-            raise MixerError(
-                f"LM.generate: a prompt of {length} tokens and n={n} make {length + n}, longer than max_len={self.max_len}; at most n={max(self.max_len - length, 0)}."
-            )
+            most = max(self.max_len - length, 0)
+            raise MixerError(f"LM.generate: a prompt of {length} tokens and n={n} make more than max_len={self.max_len}; at most n={most}.")
 
 
 def _init_linear(layer: nn.Linear, std: float) -> None:

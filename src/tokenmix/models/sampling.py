@@ -31,10 +31,10 @@ def pick_token(
 def keep_top(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
     """logits (B, V) with -inf outside the k most likely, then outside the fewest tokens whose probability reaches p."""
     if top_k is not None and top_k < logits.shape[-1]:
-        order = logits.argsort(-1, descending=True, stable=True)  # an argsort, not a threshold: ties must not keep more than k
+        order = logits.argsort(dim=-1, descending=True, stable=True)  # an argsort, not a threshold: ties must not keep more than k
         logits = logits.scatter(-1, order[:, top_k:], float("-inf"))
     if top_p is not None and top_p < 1:
-        probs, order = logits.softmax(-1).sort(-1, descending=True, stable=True)
+        probs, order = logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
         drop = probs.cumsum(-1) - probs >= top_p
         logits = logits.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), float("-inf"))
     return logits

@@ -2,8 +2,8 @@
 
 From the paper: 24 layers x 256 (or 12 x 512), MLP x4, pre-norm, learned positions, T = 1024, window 32, rank 256, AdamW at 3e-3 with the warm-up schedule of
 Vaswani et al., weight decay 0.5 on linear weights, dropout 0.1, batch 128, 100 epochs. Not in the paper: the length of the warm-up (4000 here, as in
-Vaswani et al.), AdamW's betas (torch's defaults), gradient clipping (none there; 1.0 here). ``gpu`` is the paper's model for 20,000 steps of 32 sequences in bf16;
-``smoke`` shows that a row runs, 4 layers x 64 for about a minute, and says nothing about the paper.
+Vaswani et al.), AdamW's betas (torch's defaults), gradient clipping (none there; 1.0 here). ``gpu`` is the paper's model for 20,000 steps of 32,768 bytes
+in bf16; ``smoke`` shows that a row runs, 4 layers x 64 for about a minute, and says nothing about the paper.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ WINDOWS = {  # Table 5: window -> (train, test) bits per character
     1024: (0.991, 1.173),
 }
 LENGTHS = {1024: (0.972, 1.154), 2048: (0.951, 1.135), 4096: (0.945, 1.134)}  # Table 6
-OTHERS = {  # Table 4: row -> (spec, layers, dim, train, test, iterations per second, GB per GPU on 8 V100)
+OTHERS: dict[str, tuple[dict[str, Any], int, int, float, float, float, float]] = {
+    # Table 4: row -> (spec, layers, dim, train, test, iterations per second, GB per GPU on 8 V100)
     "transformer_12x512": ({"name": "attention", "heads": 8}, 12, 512, 0.977, 1.137, 1.42, 29.4),
     "transformer_24x256": ({"name": "attention", "heads": 4}, 24, 256, 1.039, 1.130, 1.57, 28.3),
     "reformer_12x512": ({"name": "reformer", "heads": 8}, 12, 512, 1.04, 1.195, 1.05, 20.9),

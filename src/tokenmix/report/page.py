@@ -41,8 +41,11 @@ def write_report(
     Returns:
         The path written.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
-
+    try:
+        import matplotlib  # noqa: F401  (figures need it; said here, before any work)
+        from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+    except ImportError as why:
+        raise MixerError(f"report needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
     runs = _named_apart([read_run(d) for d in run_dirs])
     if not runs:
         raise MixerError("report: give at least one run directory.")

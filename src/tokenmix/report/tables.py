@@ -9,6 +9,7 @@ from typing import Any
 from .runs import Run
 
 MISSING = "not measured"
+TERMINAL = 120
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,11 @@ class Table:
     notes: list[str] = field(default_factory=list)
 
     def text(self) -> str:
-        """The table for a terminal."""
+        """The table for a terminal; one that is too wide for it is turned on its side."""
         lines = [self.columns, *self.rows]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
+        if sum(max(map(len, column)) + 2 for column in zip(*lines, strict=True)) > TERMINAL:
+            lines = [list(column) for column in zip(*lines, strict=True)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         body = ["  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))) for line in lines]
         return "\n".join([self.title, body[0], "-" * len(body[0]), *body[1:], *self.notes])
 

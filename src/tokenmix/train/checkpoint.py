@@ -148,7 +148,8 @@ def load_checkpoint(folder: Path, step: int, *stems: str) -> tuple[dict[str, dic
     broken = fault(path)
     if broken is not None:
         good = previous_good(folder, step)
-        offer = f"the previous good one is step {good}: use --from {good}" if good is not None else "no earlier checkpoint is good; start again in a new directory"
+        offer = f"the previous good one is step {good}: resume with --from {good}"
+        offer = offer if good is not None else "no earlier checkpoint is good; start again in a new directory"
         raise MixerError(f"checkpoint refused: {broken}; {offer}.")
     from safetensors.torch import load
 

@@ -73,8 +73,8 @@ def evaluate(
             bits += _score(model, data, batch, device, precision)
     finally:
         model.train(was_training)
-    vocab = model.config.vocab if hasattr(model, "config") else 256
-    total = bits.item() / math.log(2) + math.log2(vocab)  # type: ignore[arg-type]
+    vocab = getattr(getattr(model, "config", None), "vocab", 256)
+    total = bits.item() / math.log(2) + math.log2(vocab)
     return EvalResult(total / len(data), len(data), min(seq_len, len(data) - 1), stride, time.perf_counter() - began)
 
 

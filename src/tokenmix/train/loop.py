@@ -46,7 +46,7 @@ class Trainer:
         self.config, self.run_dir, self.device, self.verbose = config, run, device, verbose
         self.corpus = open_data(config.data)
         torch.manual_seed(config.train.seed)
-        self.model = build_model(config.model).to(device)
+        self.model: Any = build_model(config.model).to(device)
         self.forward: Any = torch.compile(self.model) if config.train.compile else self.model
         self.optimizer = build_optimizer(self.model, config.optim)
         self.sampler = Sampler(self.corpus.split("train"), seq_len=config.data.seq_len, batch_size=config.train.batch_size, seed=config.train.seed)
@@ -138,7 +138,8 @@ class Trainer:
         if not math.isfinite(loss):
             steps = list_steps(self.run_dir.checkpoints)
             kept = f"the last checkpoint is step {steps[-1]}" if steps else "there is no checkpoint yet"
-            raise MixerError(f"{self.run_dir.path}: the loss became {loss} by step {self.progress.step}; {kept}. Try a lower optim.lr or a longer optim.warmup.")
+            where = f"{self.run_dir.path}: the loss became {loss} by step {self.progress.step}"
+            raise MixerError(f"{where}; {kept}. Try a lower optim.lr or a longer optim.warmup.")
         return loss
 
     def fraction(self) -> float:
@@ -161,7 +162,7 @@ class Trainer:
     def evaluate(self) -> bool:
         """Score the validation split; whether it is the best so far."""
         config, p = self.config, self.progress
-        options = {"stride": config.train.stride, "batch_size": config.train.eval_batch, "max_bytes": config.train.eval_bytes}
+        options: dict[str, Any] = {"stride": config.train.stride, "batch_size": config.train.eval_batch, "max_bytes": config.train.eval_bytes}
         result = evaluate(self.model, self.corpus.split("valid"), seq_len=config.data.seq_len, precision=config.train.precision, **options)
         self.keep_line(eval_line("valid", p.step, result))
         better = p.best_bits is None or result.bits_per_byte < p.best_bits
@@ -203,7 +204,8 @@ class Trainer:
         """The one line for a disk that refuses."""
         steps = list_steps(self.run_dir.checkpoints)
         kept = f"the checkpoint of step {steps[-1]} is intact" if steps else "there is no earlier checkpoint, the run restarts from its config"
-        return MixerError(f"{self.run_dir.path}: {what} could not be written ({why.strerror or why}); {kept}. Make room, then `tokenmix resume {self.run_dir.path}`.")
+        path = self.run_dir.path
+        return MixerError(f"{path}: {what} could not be written ({why.strerror or why}); {kept}. Make room, then `tokenmix resume {path}`.")
 
     def summary(self) -> dict[str, Any]:
         """The run in one dictionary."""

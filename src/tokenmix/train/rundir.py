@@ -9,7 +9,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,9 @@ class RunDir:
         check_free(path)
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+        temporary = path.with_name(f".{path.name}-{os.getpid()}.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
         try:
             run = cls(temporary)
             run.checkpoints.mkdir()
@@ -46,7 +47,6 @@ class RunDir:
             write_json(temporary / "config.json", config.to_json())
             write_json(temporary / "env.json", env)
             run.metrics.touch()
-            temporary.chmod(0o755)
             os.rename(temporary, path)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -177,7 +177,8 @@ def git_revision() -> str | None:
     """The revision of the checkout this package runs from; None for an installed copy."""
     package = Path(__file__).resolve().parents[1]
     try:
-        found = subprocess.run(["git", "rev-parse", "--show-toplevel", "HEAD"], cwd=package, capture_output=True, text=True, timeout=10, check=True).stdout.split("\n")
+        asked = subprocess.run(["git", "rev-parse", "--show-toplevel", "HEAD"], cwd=package, capture_output=True, text=True, timeout=10, check=True)
+        found = asked.stdout.split("\n")
     except (OSError, subprocess.SubprocessError):
         return None
     return found[1] if Path(found[0]) / "src" / "tokenmix" == package else None

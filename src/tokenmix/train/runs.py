@@ -19,7 +19,7 @@ from .rundir import RunDir
 
 
 def pick_device(name: str) -> torch.device:
-    """"auto" is CUDA where it works, else the CPU."""
+    """The torch device of a name; "auto" is CUDA where it works, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -103,7 +103,7 @@ def evaluate_run(
     model, config = load_run(path, step=step, device=device)
     corpus = open_data(config.data)
     same_corpus(corpus, run.env())
-    options = {"seq_len": seq_len or config.data.seq_len, "stride": stride, "max_bytes": max_bytes}
+    options: dict[str, Any] = {"seq_len": seq_len or config.data.seq_len, "stride": stride, "max_bytes": max_bytes}
     result = evaluate(model, corpus.split(split), batch_size=config.train.eval_batch, precision=config.train.precision, **options)
     if record:
         run.append(eval_line(split, pick_step(run, step), result))

@@ -1,0 +1,100 @@
+"""What ``tokenmix check`` does: find the class, check its promises, print one line each."""
+
+from __future__ import annotations
+
+import importlib
+import json as json_text
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from ..errors import MixerError
+from ..mixers import MIXERS
+from .plain import must_be_module
+from .report import Report
+from .subject import Subject, is_mixer
+from .suite import find_subject, run_promises
+
+DIM = 16
+
+
+def main_check(target: str, options: dict[str, Any], json: bool = False) -> int:
+    """Check ``package:Class``, or a row of ``MIXERS``, built with ``options`` and print the report.
+
+    ``options`` may hold ``dim`` (default 16), ``grid`` and ``prefix`` besides the mixer's own. Where it does not say ``causal`` and the mixer
+    can be either, both forms are checked.
+
+    Returns:
+        0 if every promise is kept, 1 if one is broken.
+
+    Raises:
+        MixerError: the class cannot be imported or built.
+    """
+    given = dict(options)
+    cls = _found(target)
+    dim = given.pop("dim", DIM) if is_mixer(cls) else given.get("dim", DIM)
+    place = {"grid": tuple(given.pop("grid")) if given.get("grid") else None, "prefix": given.pop("prefix", 0)} if is_mixer(cls) else {}
+    reports = []
+    for form in _forms(cls, given):
+        s = find_subject(cls, form, dim=dim, seed=0, **place)
+        _must_build(s)
+        reports.append(run_promises(s))
+        if not json:
+            _print(reports[-1])
+    if json:
+        print(json_text.dumps([r.as_dict() for r in reports], indent=1))
+    return 1 if any(r.failures for r in reports) else 0
+
+
+def _forms(cls: type[nn.Module], options: dict[str, Any]) -> list[dict[str, Any]]:
+    """The options as given; both causal forms where they leave that open and the class has both."""
+    if not is_mixer(cls) or "causal" in options or not cls.supports_causal:  # type: ignore[attr-defined]
+        return [options]
+    return [{**options, "causal": causal} for causal in (False, True)]
+
+
+def _found(target: str) -> type[nn.Module]:
+    if ":" not in target:
+        if target not in MIXERS:
+            raise MixerError(f"check: no mixer is called {target!r}; known: {', '.join(MIXERS)}; a class of your own is package:Class.")
+        return MIXERS[target]
+    package, _, name = target.partition(":")
+    with _here_on_path():
+        try:
+            module = importlib.import_module(package)
+        except Exception as error:
+            raise MixerError(f"check: cannot import {package!r}: {type(error).__name__}: {_line(error)}") from error
+    if not hasattr(module, name):
+        raise MixerError(f"check: {package} has no {name!r}.")
+    return must_be_module(getattr(module, name))
+
+
+def _must_build(s: Subject) -> None:
+    try:
+        s.build()
+    except Exception as error:
+        raise MixerError(f"check: cannot build {s.title}: {type(error).__name__}: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+@contextmanager
+def _here_on_path() -> Iterator[None]:
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
+
+
+def _print(report: Report) -> None:
+    print(report)
+    failed, kept = len(report.failures), sum(r.status == "kept" for r in report.results)
+    print(f"{kept} kept, {failed} broken, {len(report.results) - kept - failed} not applicable or excepted\n")

@@ -1,0 +1,295 @@
+"""Promises on values and derivatives: the float64 reference, adversarial keys, nothing to attend, numerical gradients."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.gradcheck import GradcheckError
+
+from .. import functional
+from . import inputs
+from .report import NotApplicable, fail, finite, same
+from .subject import Subject, allowed, freeze, gradients, is_mixer, structural
+from .tolerances import ADVERSARIAL, LOGIT_EPS
+
+LONG, LONG_GRID = 150, 72
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def scenarios(s: Subject, mixer: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Calls that together use every argument this mixer takes: name and the keyword arguments of forward beside x."""
+    T, can = s.length, mixer.capabilities
+    yield "plain", {}
+    for name, mask in inputs.key_masks(T).items():
+        yield f"key_mask {name}", {"key_mask": mask}
+    yield "positions", {"positions": inputs.increasing_positions(2, T, s.limit(mixer), seed=s.seed)}
+    if can.attn_mask:
+        yield "attn_mask of one row", {"attn_mask": inputs.pair_mask(1, T, T, seed=s.seed)[0]}
+        yield "attn_mask and key_mask", {"attn_mask": inputs.pair_mask(2, T, T, seed=s.seed), "key_mask": inputs.key_masks(T)["mixed"]}
+    if can.context:
+        S = s.context_length(mixer)
+        context = s.x(length=S, stream=1)
+        yield "context", {"context": context}
+        yield "context with key_mask", {"context": context, "key_mask": inputs.key_masks(S)["mixed"]}
+        yield "context with positions", {"context": context, "positions": inputs.increasing_positions(2, T, s.limit(mixer), seed=s.seed)}
+        if can.attn_mask:
+            yield "context with attn_mask", {"context": context, "attn_mask": inputs.pair_mask(2, T, S, seed=s.seed)}
+
+
+def reference_value(s: Subject, args: tuple, options: dict[str, Any]) -> Tensor:
+    """The reference on arguments of the functional form, its masks put together into one."""
+    assert s.reference is not None
+    keys = {"causal": False, "key_mask": None, "attn_mask": None} | {k: v for k, v in options.items() if k in ("causal", "key_mask", "attn_mask")}
+    mask = allowed(args[0].shape[0], args[0].shape[1], args[1].shape[1], **keys)
+    more = structural(options)
+    if "causal_taps" in inspect.signature(s.reference).parameters:
+        more["causal_taps"] = keys["causal"]
+    return s.reference(*args, mask=None if bool(mask.all()) else mask, **more)
+
+
+def needs_reference(s: Subject) -> None:
+    """A row of the library without a reference is broken; a stranger's may go without."""
+    if s.reference is None:
+        if s.cls.__module__.startswith("tokenmix."):
+            fail("has no function of its name in tokenmix.reference")
+        raise NotApplicable("no reference was given")
+
+
+def equals_reference(s: Subject) -> None:
+    """Forward and all gradients, of inputs and parameters, equal the float64 reference."""
+    needs_reference(s)
+    mixer = s.build()
+    bound = hasattr(mixer, "functional_args")
+    calls = scenarios(s, mixer) if is_mixer(s.cls) else iter([("plain", {})])
+    for name, given in calls:
+        if not bound and set(given) - {"key_mask"}:
+            continue
+        x = s.x().requires_grad_()
+        leaves = {"x": x, **{n: p for n, p in mixer.named_parameters() if p.requires_grad}}
+        if given.get("context") is not None:
+            leaves["context"] = given["context"].requires_grad_()
+        got = s.call(mixer, x, **given)
+        want = _through_reference(s, mixer, x, given) if bound else _plain_reference(s, mixer, x, given)
+        shown = {"scenario": name, "seed": s.seed, "x": x, **given}
+        same(got, want, "the output is not the reference's", **shown)
+        weight = inputs.noise(*got.shape, seed=s.seed + 5)
+        ours, theirs = (gradients((y * weight).sum(), leaves) for y in (got, want))
+        scale = max(float(g.abs().max()) for g in theirs.values())
+        for leaf in leaves:
+            same(ours[leaf], theirs[leaf], f"the gradient of {leaf} is not the reference's", scale=scale, **shown)
+
+
+def _through_reference(s: Subject, mixer: Any, x: Tensor, given: dict[str, Any]) -> Tensor:
+    args, options = s.args(mixer, x, **given)
+    return mixer.out_proj(reference_value(s, args, options))
+
+
+def _plain_reference(s: Subject, mixer: Any, x: Tensor, given: dict[str, Any]) -> Tensor:
+    assert s.reference is not None
+    causal = bool(getattr(mixer, "causal", s.options.get("causal", False)))
+    return s.reference(mixer, x, allowed(x.shape[0], x.shape[1], x.shape[1], causal=causal, key_mask=given.get("key_mask")))
+
+
+def _long(s: Subject) -> tuple[Any, dict[str, Any]]:
+    """A mixer and the arguments of its functional form over a longer sequence, float64 without graph."""
+    if s.functional is None or not hasattr(s.cls, "functional_args"):
+        raise NotApplicable("has no functional form to measure (functional=...)")
+    grid, length = s.grid, LONG_GRID if s.cls.supports_grid else LONG  # type: ignore[attr-defined]  # the references on grids loop over pairs
+    if grid is not None:
+        while torch.Size(grid).numel() < LONG_GRID:
+            grid = (*grid[:-1], grid[-1] + 1) if grid[-1] <= min(grid) else (*(n + 1 for n in grid[:-1]), grid[-1])
+        length = s.prefix + torch.Size(grid).numel()
+    mixer = s.build(**s.resized(length))
+    place: dict[str, Any] = {} if grid is None else {"grid": grid}
+    with torch.no_grad():
+        args, options = s.args(mixer, s.x(1, length), **place)
+    return args, options
+
+
+def _rounded(value: Any, dtype: torch.dtype) -> Any:
+    """Rounded to ``dtype``, tuples included, ready to be differentiated."""
+    return tuple(_rounded(v, dtype) for v in value) if isinstance(value, tuple) else value.detach().to(dtype).clone().requires_grad_()
+
+
+def _flat(args: tuple) -> list[Tensor]:
+    return [leaf for a in args for leaf in (a if isinstance(a, tuple) else (a,))]
+
+
+def _derive(run: Callable[..., Tensor], args: tuple) -> tuple[Tensor, list[Tensor]]:
+    """Output and the gradients of a fixed weighted sum of it with regard to every argument."""
+    y = run(args)
+    weight = inputs.noise(*y.shape, seed=9).to(y.dtype)
+    grads = torch.autograd.grad((y * weight).sum(), _flat(args), allow_unused=True)
+    return y.detach(), [torch.zeros_like(a) if g is None else g for a, g in zip(_flat(args), grads, strict=True)]
+
+
+def _cases(s: Subject, size: float) -> Iterator[tuple[str, tuple, dict[str, Any]]]:
+    """Adversarial arguments of the functional form: every pattern of keys, with the bias as it is or up to +-60, and a mask."""
+    args, options = _long(s)
+    for i, (name, keys) in enumerate(inputs.adversarial_keys(tuple(args[1].shape), size=size, seed=s.seed).items()):
+        yield f"keys {name}, size {size:g}", (args[0], keys, *args[2:]), options
+        if len(args) > 3 and i % 2 == 0:
+            yield f"keys {name}, size {size:g}, |w| to 60", (args[0], keys, args[2], *inputs.big_bias(args[3:], size=60.0, seed=s.seed)), options
+    hidden = inputs.key_masks(args[1].shape[1])["mixed"][:1]
+    keys = inputs.KEYS["uniform"](tuple(args[1].shape), s.seed, size)
+    yield f"keys uniform with key_mask, size {size:g}", (args[0], keys, *args[2:]), {**options, "key_mask": hidden}
+
+
+def _logit_size(args: tuple, options: dict[str, Any]) -> float:
+    """The largest |logit| of a dot-product mixer; 0 for the others."""
+    if not {"heads", "kv_heads", "scale"} <= set(options):
+        return 0.0
+    heads, kv = options["heads"], options["kv_heads"] or options["heads"]
+    q, k = (a.detach().double().unflatten(-1, (n, -1)).transpose(1, 2) for a, n in ((args[0], heads), (args[1], kv)))
+    scale = options["scale"] or q.shape[-1] ** -0.5
+    return float((q @ k.repeat_interleave(heads // kv, 1).transpose(-1, -2)).abs().max()) * scale
+
+
+def accurate_on_adversarial_keys(s: Subject) -> None:
+    """float32 is within 1e-5 of the reference, forward and gradients, for keys in +-100, spikes, ramps, |w| to 60."""
+    needs_reference(s)
+    form = s.functional
+    for name, case, options in _cases(s, 100.0):
+        args = _rounded(case, torch.float32)
+        exact = _rounded(args, torch.float64)
+        tol = ADVERSARIAL + LOGIT_EPS * _logit_size(args, options)
+        got, grads = _derive(lambda a, o=options: form(*a, **o), args)  # type: ignore[misc]
+        want, wanted = _derive(lambda a, o=options: reference_value(s, a, o), exact)
+        with torch.no_grad():
+            weight = reference_value(s, (exact[0], exact[1], exact[2].abs(), *exact[3:]), options).abs().amax(-1, keepdim=True)
+        shown = {"case": name, "seed": s.seed, "q": args[0], "k": args[1]}
+        finite(got, "output in float32", **shown)
+        unit = torch.where(weight > 0, weight, 1.0)
+        same((got.double() - want) / unit, torch.zeros_like(want), "float32 output, error over sum(weight |v|)", tol=tol, scale=1.0, **shown)
+        floor = float(wanted[2].abs().max() * exact[2].detach().abs().max())
+        for i, (ours, theirs) in enumerate(zip(grads, wanted, strict=True)):
+            scale = float(theirs.abs().max()) if i == 2 else max(float(theirs.abs().max()), floor)
+            same(ours, theirs, f"float32 gradient of argument {i} against the reference", tol=tol, scale=scale, **shown)
+
+
+def finite_at_large_keys(s: Subject) -> None:
+    """Output and gradients are finite at keys of 1e4 in float32, bfloat16 and float16, wherever the exact ones fit the dtype."""
+    if s.functional is not None and hasattr(s.cls, "functional_args"):
+        args, options = _long(s)
+        for name, keys in inputs.adversarial_keys(tuple(args[1].shape), size=1e4, seed=s.seed).items():
+            for dtype in DTYPES:
+                case = _rounded((args[0], keys, *args[2:]), dtype)
+                got, grads = _derive(lambda a: s.functional(*a, **options), case)  # type: ignore[misc]
+                for what, value in (("output", got), *((f"gradient of argument {i}", g) for i, g in enumerate(grads))):
+                    finite(value, f"{what} in {dtype}", case=f"keys {name}, size 1e4", seed=s.seed, k=case[1])
+    finite_at_large_inputs(s)
+
+
+def finite_at_large_inputs(s: Subject) -> None:
+    """The layer is finite on inputs of up to 1e4 in float32, bfloat16 and float16, wherever all that its projections read and write fits the dtype."""
+    exact, shape = s.build(), tuple(s.x().shape)
+    for dtype in DTYPES:
+        mixer = s.build(dtype=dtype)
+        for name, make in inputs.KEYS.items():
+            for size in (1e4, 1e3, 100.0, 10.0):
+                x = make(shape, s.seed, size)
+                if _largest(s, exact, x) < torch.finfo(dtype).max / 2:
+                    y = s.call(mixer, x.to(dtype))
+                    finite(y if isinstance(y, Tensor) else y[0], f"output in {dtype}", x=f"{name}, size {size:.0f}", seed=s.seed)
+                    break
+
+
+def _largest(s: Subject, mixer: nn.Module, x: Tensor) -> float:
+    """The largest number at the ends of any Linear, and in the input."""
+    seen = [float(x.abs().max())]
+
+    def look(_: nn.Module, read: tuple, wrote: Tensor) -> None:
+        seen.extend(float(t.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) for t in (*read, wrote))
+
+    hooks = [m.register_forward_hook(look) for m in mixer.modules() if isinstance(m, nn.Linear)]
+    with torch.no_grad():
+        s.call(mixer, x)
+    for hook in hooks:
+        hook.remove()
+    return max(seen)
+
+
+def nothing_to_attend(s: Subject) -> None:
+    """A query with nothing to attend: the functional form gives exactly 0, the mixer out_proj(0); gradients are finite and 0 to masked keys."""
+    for dtype in (torch.float64, torch.float32):
+        mixer = s.build(dtype=dtype)
+        causal, T = mixer.causal, s.length
+        mask = torch.ones(2, T, dtype=torch.bool)
+        mask[0], mask[1, : T // 3] = False, False
+        x = torch.where(mask[..., None], s.x(), 1e4 * s.x(stream=2)).to(dtype).requires_grad_()
+        empty = ~allowed(2, T, T, causal=causal, key_mask=mask).any(-1)
+        shown: dict[str, Any] = {"seed": s.seed, "key_mask": mask, "x": x}
+        if s.functional is not None and hasattr(mixer, "functional_args"):
+            args, options = s.args(mixer, x, key_mask=mask)
+            y = s.functional(*args, **options)
+            if bool((y[empty] != 0).any()):
+                fail(f"the functional form gives {float(y[empty].abs().max()):.3g} where there is nothing to attend, not 0", **shown)
+        out = s.call(mixer, x, key_mask=mask)
+        finite(out, f"output in {dtype}", **shown)
+        if hasattr(mixer, "out_proj"):
+            same(out[empty], mixer.out_proj(torch.zeros_like(out[empty])), "with nothing to attend the output is not out_proj(0)", scale=1.0, **shown)
+        leaves = {"x": x, **dict(mixer.named_parameters())}
+        weight = inputs.noise(*out.shape, seed=s.seed + 5, dtype=dtype) * (mask | ~mask.any(1, keepdim=True))[..., None]
+        for name, grad in gradients((out * weight).sum(), leaves).items():
+            finite(grad, f"gradient of {name} in {dtype}", **shown)
+            if name == "x" and bool((grad[~mask] != 0).any()):
+                fail(f"masked tokens receive a gradient of up to {float(grad[~mask].abs().max()):.3g}", **shown)
+
+
+def pairs_with_nothing_to_attend(s: Subject) -> None:
+    """The same where an attn_mask, or an empty context, leaves a query nothing."""
+    mixer = s.build()
+    if s.functional is None or not hasattr(mixer, "functional_args") or not (mixer.capabilities.attn_mask or mixer.capabilities.context):
+        raise NotApplicable("takes neither attn_mask nor context")
+    x, zero = s.x(), torch.zeros(1, s.dim, dtype=torch.float64)
+    if mixer.capabilities.attn_mask:
+        mask = inputs.pair_mask(2, s.length, s.length, seed=s.seed)
+        args, options = s.args(mixer, x, attn_mask=mask)
+        if bool((s.functional(*args, **options)[0, 0] != 0).any()):
+            fail("the functional form is not 0 for a query whose attn_mask row is empty", attn_mask=mask[0], seed=s.seed)
+    if mixer.capabilities.context:
+        out = s.call(mixer, x, x[:, :0])
+        same(out, mixer.out_proj(zero).expand_as(out), "over a context of length 0 the output is not out_proj(0)", scale=1.0, seed=s.seed)
+
+
+def every_parameter_learns(s: Subject) -> None:
+    """Every parameter that asks for a gradient receives one, and forward does not replace parameters."""
+    mixer = s.build()
+    before = dict(mixer.named_parameters())
+    y = s.call(mixer, s.x())
+    y = y if isinstance(y, Tensor) else y[0]
+    after = dict(mixer.named_parameters())
+    for name in before:
+        if after.get(name) is not before[name]:
+            fail(f"forward replaces the parameter {name}: the optimiser keeps the old one, which never learns", seed=s.seed)
+    wanted = {n: p for n, p in before.items() if p.requires_grad}
+    grads = torch.autograd.grad((y * inputs.noise(*y.shape, seed=3)).sum(), list(wanted.values()), allow_unused=True)
+    for name, grad in zip(wanted, grads, strict=True):
+        if grad is None:
+            fail(f"the parameter {name} receives no gradient", seed=s.seed)
+
+
+def differentiable_twice(s: Subject) -> None:
+    """gradcheck and gradgradcheck in float64 on the eager form, inputs and parameters, with and without a mask."""
+    mixer = s.build()
+    T = s.length if s.grid is not None else min(6, s.length)
+    names = [n for n, p in mixer.named_parameters() if p.requires_grad]
+    values = tuple(p.detach().clone().requires_grad_() for n, p in mixer.named_parameters() if p.requires_grad)
+    masks = [None] if not is_mixer(s.cls) else [None, inputs.key_masks(T)["mixed"]]
+    for mask in masks:
+        given = s.place() if mask is None else {"key_mask": mask, **s.place()}
+
+        def run(x: Tensor, *parameters: Tensor, given: dict[str, Any] = given) -> Tensor:
+            return torch.func.functional_call(mixer, dict(zip(names, parameters, strict=True)), (x,), given)
+
+        point = (s.x(2, T).requires_grad_(), *values)
+        with functional.use_backend("eager"), freeze(mixer):
+            for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+                try:
+                    check(run, point, fast_mode=True)
+                except GradcheckError as error:
+                    fail(f"{check.__name__}: {' '.join(str(error).split())[:200]}", seed=s.seed, key_mask=mask)

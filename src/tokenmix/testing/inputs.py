@@ -1,0 +1,84 @@
+"""Input generators: seeded noise, masks, and the keys on which careless exponentials break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LATE = 0.9  # where along time the late spike stands
+
+
+def noise(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Standard normal numbers that depend on the seed and the shape only."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def uniform(*shape: int, seed: int, low: float, high: float) -> Tensor:
+    """Uniform numbers in [low, high], float64."""
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * (high - low) + low
+
+
+def _along_time(shape: tuple[int, ...], low: float, high: float) -> Tensor:
+    return torch.linspace(low, high, shape[1], dtype=torch.float64)[None, :, None].expand(shape).clone()
+
+
+def _spiked(keys: Tensor, value: float) -> Tensor:
+    keys[:, int(LATE * keys.shape[1])] = value
+    return keys
+
+
+KEYS: dict[str, Callable[..., Tensor]] = {
+    "normal": lambda shape, seed, size: noise(*shape, seed=seed),
+    "uniform": lambda shape, seed, size: uniform(*shape, seed=seed, low=-size, high=size),
+    "late spike": lambda shape, seed, size: _spiked(noise(*shape, seed=seed), size),
+    "low with a late spike": lambda shape, seed, size: _spiked(torch.full(shape, -size, dtype=torch.float64), size),
+    "early spike": lambda shape, seed, size: noise(*shape, seed=seed).index_fill(1, torch.tensor([0]), size),
+    "ramp up": lambda shape, seed, size: _along_time(shape, -size, size),
+    "ramp down": lambda shape, seed, size: _along_time(shape, size, -size),
+    "constant": lambda shape, seed, size: torch.full(shape, size, dtype=torch.float64),
+    "constant low": lambda shape, seed, size: torch.full(shape, -size, dtype=torch.float64),
+    "alternating": lambda shape, seed, size: _along_time(shape, 1, 1) * size * (1 - 2 * (torch.arange(shape[1])[None, :, None] % 2)),
+}
+"""Name -> f(shape (B, S, features), seed, size): keys up to about +-size. With size 100 exp() overflows in float32, with 1e4 everywhere."""
+
+
+def adversarial_keys(shape: tuple[int, ...], *, size: float, seed: int = 0) -> dict[str, Tensor]:
+    """Every pattern of ``KEYS`` at one size."""
+    return {name: make(shape, seed, size) for name, make in KEYS.items()}
+
+
+def big_bias(args: tuple, *, size: float, seed: int = 0) -> tuple:
+    """The bias arguments of a functional form with log-weights in [-size, size]; a tuple is taken as factors (u, v) of rank r."""
+    out: list[Any] = []
+    for i, w in enumerate(args):
+        if isinstance(w, tuple):
+            part = (size / w[0].shape[-1]) ** 0.5
+            out.append(tuple(uniform(*f.shape, seed=seed + 10 * i + j, low=-part, high=part) for j, f in enumerate(w)))
+        else:
+            out.append(uniform(*w.shape, seed=seed + i, low=-size, high=size))
+    return tuple(out)
+
+
+def key_masks(length: int) -> dict[str, Tensor]:
+    """Masks (2, length), True = may be attended, with different rows: padding at the left, at the right, holes, and all of it."""
+    index = torch.arange(length)
+    a, b = max(1, length // 4), max(1, length // 2)
+    one = {"left": (index >= a, index >= b), "right": (index < length - a, index < length - b), "holes": (index % 3 != 1, index % 4 != 2)}
+    one["mixed"] = ((index >= a) & (index % 4 != 2), (index < length - a) & (index % 3 != 1))
+    return {name: torch.stack(rows) for name, rows in one.items()}
+
+
+def pair_mask(rows: int, queries: int, keys: int, *, seed: int) -> Tensor:
+    """A random bool mask (rows, queries, keys), about two thirds True, where query 0 of row 0 has nothing to attend."""
+    ok = torch.rand(rows, queries, keys, generator=torch.Generator().manual_seed(seed)) < 0.67
+    ok[0, 0] = False
+    return ok
+
+
+def increasing_positions(rows: int, length: int, limit: int, *, seed: int) -> Tensor:
+    """(rows, length) positions below ``limit``, rising, with gaps where there is room for them, different in each row."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.randperm(limit, generator=generator)[:length].sort().values for _ in range(rows)])

@@ -1,0 +1,158 @@
+"""Promises on who may influence whom: causality, masks, padding, positions. No mixer may be excepted from the first four."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import inputs
+from .report import NotApplicable, differs, fail, same
+from .subject import Subject, allowed
+from .tolerances import INFLUENCE, REACH
+
+SIZES = (1.0, 1e4)
+
+
+def future_cannot_reach_past(s: Subject) -> None:
+    """Later tokens, whatever they hold, do not change earlier outputs; present and past tokens do."""
+    mixer = s.build()
+    if not getattr(mixer, "causal", s.options.get("causal", False)):
+        raise NotApplicable("built with causal=False")
+    T, masks = s.length, inputs.key_masks(s.length) if hasattr(mixer, "capabilities") else {}
+    for dtype in (torch.float64, torch.float32):
+        mixer = s.build(dtype=dtype)
+        for p in sorted({1, T // 2, T - 1}):
+            for size in SIZES:
+                _compare_past(s, mixer, p, size, dtype, None)
+            _compare_past(s, mixer, p, 1e4, dtype, masks.get("mixed"))
+    mixer, x = s.build(), s.x()
+    for p in range(1, T):
+        for shift, what in ((1, "the token before"), (0, "the present token")):
+            changed = x.clone()
+            changed[:, p - shift] = s.x(stream=4)[:, p]
+            differs(s.call(mixer, changed)[:, p], s.call(mixer, x)[:, p], f"{what} does not reach output {p}", by=REACH, seed=s.seed, x=x)
+    past_gradients(s)
+
+
+def _compare_past(s: Subject, mixer, p: int, size: float, dtype: torch.dtype, mask: Tensor | None) -> None:
+    x = s.x(dtype=dtype)
+    other = x.clone()
+    other[:, p:] = size * s.x(stream=3, dtype=dtype)[:, p:]
+    given = {} if mask is None else {"key_mask": mask}
+    shown: dict[str, Any] = {"dtype": dtype, "future": f"tokens from {p} on, size {size:g}", "seed": s.seed, "x": x, **given}
+    same(s.call(mixer, other, **given)[:, :p], s.call(mixer, x, **given)[:, :p], f"the future reaches outputs before {p}", tol=INFLUENCE, **shown)
+
+
+def past_gradients(s: Subject) -> None:
+    """The gradient of earlier outputs with regard to later tokens is exactly zero."""
+    mixer, p = s.build(), s.length // 2
+    x = s.x().requires_grad_()
+    (grad,) = torch.autograd.grad(s.call(mixer, x)[:, :p].square().sum(), x)
+    if bool((grad[:, p:] != 0).any()):
+        fail(f"outputs before {p} have a gradient of {float(grad[:, p:].abs().max()):.3g} to tokens from {p} on", seed=s.seed, x=x)
+
+
+def masked_keys_have_no_influence(s: Subject) -> None:
+    """What stands at masked keys, left, right or in holes, changes no output."""
+    for dtype in (torch.float64, torch.float32):
+        mixer = s.build(dtype=dtype)
+        for name, mask in inputs.key_masks(s.length).items():
+            x = s.x(dtype=dtype)
+            clean = s.call(mixer, x, key_mask=mask)
+            for size in SIZES:
+                other = torch.where(mask[..., None], x, size * s.x(stream=3, dtype=dtype))
+                shown: dict[str, Any] = {"mask": name, "dtype": dtype, "size of masked tokens": size, "seed": s.seed, "key_mask": mask}
+                same(s.call(mixer, other, key_mask=mask)[mask], clean[mask], "masked keys reach the output", tol=INFLUENCE, **shown)
+        full = s.call(mixer, s.x(dtype=dtype))
+        if bool(torch.equal(full, s.call(mixer, s.x(dtype=dtype), key_mask=inputs.key_masks(s.length)["holes"]))):
+            fail("key_mask changes nothing at all", seed=s.seed)
+        _masked_context(s, dtype)
+
+
+def _masked_context(s: Subject, dtype: torch.dtype) -> None:
+    mixer = s.build(dtype=dtype)
+    if not mixer.capabilities.context:
+        return
+    S = s.context_length(mixer)
+    context, x = s.x(length=S, stream=1, dtype=dtype), s.x(dtype=dtype)
+    for name, mask in inputs.key_masks(S).items():
+        other = torch.where(mask[..., None], context, 1e4 * s.x(length=S, stream=3, dtype=dtype))
+        got, want = s.call(mixer, x, other, key_mask=mask), s.call(mixer, x, context, key_mask=mask)
+        same(got, want, "masked keys of a context reach the output", tol=INFLUENCE, mask=name, dtype=dtype, seed=s.seed, key_mask=mask)
+
+
+def padded_equals_shorter(s: Subject) -> None:
+    """A row padded at the right or at the left gives the numbers of the shorter row alone."""
+    mixer, T = s.build(), s.length
+    if s.grid is not None:
+        return _fewer_lines(s)
+    for row, n in enumerate((T - T // 3, T // 2)):
+        alone = s.call(mixer, s.x(1, n, stream=5 + row))
+        for side in ("right", "left"):
+            x = 3.0 * s.x(stream=3)
+            kept = slice(0, n) if side == "right" else slice(T - n, T)
+            mask = torch.ones(2, T, dtype=torch.bool)
+            mask[row] = False
+            mask[row, kept] = True
+            x[row, kept] = s.x(1, n, stream=5 + row)[0]
+            got = s.call(mixer, x, key_mask=mask)[row, kept]
+            same(got, alone[0], f"padding at the {side} changes a row", seed=s.seed, key_mask=mask)
+    if mixer.capabilities.context:
+        _padded_context(s, mixer)
+    return None
+
+
+def _padded_context(s: Subject, mixer) -> None:
+    S = s.context_length(mixer)
+    n, x = S - 2, s.x(1)
+    short = s.x(1, n, stream=6)
+    for side in ("right", "left"):
+        kept = slice(0, n) if side == "right" else slice(S - n, S)
+        context, mask = s.x(1, S, stream=3), torch.zeros(1, S, dtype=torch.bool)
+        context[:, kept], mask[:, kept] = short, True
+        got, want = s.call(mixer, x, context, key_mask=mask), s.call(mixer, x, short)
+        same(got, want, f"padding of a context at the {side} changes the output", seed=s.seed, key_mask=mask)
+
+
+def _fewer_lines(s: Subject) -> None:
+    """On a grid: with its last lines masked it is a smaller grid."""
+    assert s.grid is not None
+    mixer, T = s.build(), s.length
+    line = (T - s.prefix) // s.grid[0]
+    for lines in range(1, s.grid[0]):
+        n, small = s.prefix + lines * line, (lines, *s.grid[1:])
+        mask = (torch.arange(T) < n).expand(2, T)
+        got = s.call(mixer, s.x(), key_mask=mask)[:, :n]
+        same(got, s.call(mixer, s.x()[:, :n], grid=small), f"masking the grid down to {small} is not the grid {small}", seed=s.seed, key_mask=mask)
+
+
+def subset_equals_masked(s: Subject) -> None:
+    """Any subset of the tokens with their positions gives what the full sequence gives with the others masked."""
+    mixer, T = s.build(), s.length
+    x, every = s.x(), torch.arange(s.length).expand(2, T)
+    same(s.call(mixer, x, positions=every), s.call(mixer, x), "positions 0..T-1 are not the default", seed=s.seed)
+    for n in (T // 2, T - 1, 1):
+        for seed in (0, 1):
+            index = inputs.increasing_positions(2, n, T, seed=seed)
+            mask = torch.zeros(2, T, dtype=torch.bool).scatter(1, index, True)
+            part = x.gather(1, index[..., None].expand(-1, -1, s.dim))
+            want = s.call(mixer, x, key_mask=mask, positions=every).gather(1, index[..., None].expand(-1, -1, s.dim))
+            same(s.call(mixer, part, positions=index), want, "a subset with its positions is not the full sequence masked", positions=index, seed=s.seed)
+
+
+def attn_mask_equals_causal(s: Subject) -> None:
+    """An attn_mask that is lower-triangular gives the causal form; one equal in every row gives the key_mask."""
+    mixer, T = s.build(causal=False), s.length
+    if not mixer.capabilities.attn_mask:
+        raise NotApplicable("does not weigh pairs; refusing attn_mask is part of refuses_what_it_cannot")
+    x, lower = s.x(), allowed(1, T, T, causal=True)[0]
+    causal = s.build(causal=True)
+    causal.load_state_dict(mixer.state_dict())
+    for mask in (lower, lower.expand(2, T, T)):
+        same(s.call(mixer, x, attn_mask=mask), s.call(causal, x), "attn_mask lower-triangular is not the causal form", seed=s.seed, attn_mask=lower)
+    keys = inputs.key_masks(T)["right"]
+    for m in (mixer, causal):
+        got = s.call(m, x, attn_mask=keys[:, None].expand(2, T, T))
+        same(got, s.call(m, x, key_mask=keys), "attn_mask with equal rows is not the key_mask", seed=s.seed, key_mask=keys)

@@ -1,0 +1,148 @@
+"""Promises on what a mixer refuses: capabilities it lacks and inputs of the wrong shape or dtype raise one clear MixerError in its name."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import MixerError
+from . import inputs
+from .report import fail
+from .subject import Subject
+
+
+def refused(s: Subject, what: str, call: Callable[[], Any], *, word: str = "") -> None:
+    """Fail unless ``call`` raises MixerError in one line that names the mixer (and holds ``word``)."""
+    try:
+        call()
+    except MixerError as error:
+        text = str(error)
+        if s.cls.__name__ not in text or "\n" in text or word not in text:
+            fail(f"{what}: the error should be one line naming {s.cls.__name__}{' and ' + word if word else ''}, got {text!r}")
+        return
+    except Exception as error:
+        fail(f"{what}: raises {type(error).__name__} ({str(error)[:80]}) instead of MixerError")
+    fail(f"{what}: is accepted in silence")
+
+
+def options_are_json(s: Subject) -> None:
+    """Options are keyword-only and JSON, so that a spec can be written down."""
+    try:
+        json.dumps(s.options)
+    except TypeError as error:
+        fail(f"options are not JSON: {error}")
+    first, *rest = list(inspect.signature(s.cls.__init__).parameters.values())[1:]
+    if first.name != "dim":
+        fail(f"the first argument is {first.name}, not dim")
+    loose = [p.name for p in rest if p.kind is not p.KEYWORD_ONLY]
+    if loose:
+        fail(f"options are not keyword-only: {', '.join(loose)}")
+
+
+def refuses_what_it_cannot(s: Subject) -> None:
+    """Declared capabilities work; each one that is missing raises MixerError."""
+    mixer, x = s.build(), s.x()
+    T, can = s.length, mixer.capabilities
+    context, lower = s.x(length=s.context_length(mixer), stream=1), torch.ones(T, T, dtype=torch.bool).tril()
+    calls: dict[str, tuple[bool, Callable[[], Any]]] = {
+        "context": (can.context, lambda: s.call(mixer, x, context)),
+        "attn_mask": (can.attn_mask, lambda: s.call(mixer, x, attn_mask=lower)),
+        "init_state": (can.streaming, lambda: mixer.init_state(2)),
+        "extend": (can.streaming, lambda: mixer.extend(x, mixer.init_state(2))),
+        "init_state over a context": (can.context and mixer.supports_streaming, lambda: mixer.init_state(2, context=context)),
+    }
+    if not can.grid:
+        calls["grid"] = (False, lambda: mixer(x, grid=(2, T // 2)))
+    for name, (declared, call) in calls.items():
+        if declared:
+            call()
+        else:
+            refused(s, f"{name}, which capabilities do not declare", call)
+    if can.grid and s.grid is None:
+        s.call(mixer, x, grid=(T,))
+    if not s.cls.supports_causal:  # type: ignore[attr-defined]
+        refused(s, "causal=True", lambda: s.raw(causal=True))
+    elif can.causal is not s.options.get("causal", False):
+        fail(f"capabilities.causal is {can.causal} for causal={s.options.get('causal', False)}")
+    if not can.grid:
+        refused(s, "prefix without a grid", lambda: mixer(x, prefix=1))
+
+
+def refuses_wrong_inputs(s: Subject) -> None:
+    """Inputs, masks, positions, grids and states of the wrong shape or dtype raise one clear error; none is guessed at."""
+    mixer, x, T = s.build(), s.x(), s.length
+    ones = torch.ones(2, T, dtype=torch.bool)
+    place = torch.arange(T).expand(2, T)
+    calls: dict[str, Callable[[], Any]] = {
+        "x of another width": lambda: s.call(mixer, s.x()[..., :-1]),
+        "x without a batch": lambda: s.call(mixer, x[0]),
+        "x of integers": lambda: s.call(mixer, x.long()),
+        "key_mask of floats": lambda: s.call(mixer, x, key_mask=ones.double()),
+        "key_mask of integers": lambda: s.call(mixer, x, key_mask=ones.long()),
+        "key_mask too short": lambda: s.call(mixer, x, key_mask=ones[:, 1:]),
+        "key_mask of one row": lambda: s.call(mixer, x, key_mask=ones[:1]),
+        "key_mask of one dimension": lambda: s.call(mixer, x, key_mask=ones[0]),
+        "positions of floats": lambda: s.call(mixer, x, positions=place.double()),
+        "positions too short": lambda: s.call(mixer, x, positions=place[:, 1:]),
+        "positions of one dimension": lambda: s.call(mixer, x, positions=place[0]),
+        "packed x with a batch": lambda: mixer.forward_packed(x, torch.tensor([0, T], dtype=torch.int32)),
+        "cu_seqlens of int64": lambda: mixer.forward_packed(x[0], torch.tensor([0, T])),
+        "cu_seqlens that ends early": lambda: mixer.forward_packed(x[0], torch.tensor([0, T - 1], dtype=torch.int32)),
+        "cu_seqlens that falls": lambda: mixer.forward_packed(x[0], torch.tensor([0, 3, 2, T], dtype=torch.int32)),
+    }
+    calls |= _wrong_by_capability(s, mixer)
+    for what, call in calls.items():
+        refused(s, what, call)
+
+
+def _wrong_by_capability(s: Subject, mixer: Any) -> dict[str, Callable[[], Any]]:
+    x, T, can = s.x(), s.length, mixer.capabilities
+    calls: dict[str, Callable[[], Any]] = {}
+    if mixer.max_len is not None:
+        n = mixer.max_len
+        far = torch.arange(T).expand(2, T).clone()
+        far[1, -1] = n
+        calls["x longer than max_len"] = lambda: mixer(s.x(2, n + 1))
+        calls["positions beyond max_len"] = lambda: mixer(x, positions=far)
+        calls["negative positions"] = lambda: mixer(x, positions=far.clamp_max(n - 1) - 1)
+        if can.streaming:
+            calls["a stream longer than max_len"] = lambda: _overrun(mixer, s.x(2, n), s.x(2, 1))
+    if can.attn_mask:
+        pairs = torch.ones(2, T, T, dtype=torch.bool)
+        calls["attn_mask of floats"] = lambda: mixer(x, attn_mask=pairs.double())
+        calls["attn_mask of another length"] = lambda: mixer(x, attn_mask=pairs[:, 1:])
+    if can.context:
+        calls["a context of other rows"] = lambda: mixer(x, s.x(3, 4))
+        calls["a context of another width"] = lambda: mixer(x, s.x(2, 4)[..., :-1])
+        calls["key_mask of x's length over a context"] = lambda: mixer(x, s.x(2, T - 1), key_mask=torch.ones(2, T, dtype=torch.bool))
+    if can.streaming:
+        calls["a chunk of no tokens"] = lambda: mixer.extend(x[:, :0], mixer.init_state(2))
+        calls["a state of other rows"] = lambda: mixer.extend(x, mixer.init_state(3))
+        calls["a mask longer than the chunk"] = lambda: mixer.extend(x[:, :2], mixer.init_state(2), key_mask=inputs.key_masks(T)["left"])
+    if s.grid is not None:
+        bigger, axes = (s.grid[0] + 1, *s.grid[1:]), len(s.grid)
+        calls["a grid of more cells than tokens"] = lambda: mixer(x, grid=bigger, prefix=s.prefix)
+        calls["a grid of another number of axes"] = lambda: mixer(x[:, :4], grid=(2, 2) if axes != 2 else (1, 2, 2))
+        calls["a negative prefix"] = lambda: mixer(x, grid=s.grid, prefix=-1)
+        calls["a grid with an empty side"] = lambda: mixer(x, grid=(0, *s.grid[1:]), prefix=s.prefix)  # type: ignore[index]
+    return calls
+
+
+def _overrun(mixer: Any, x: torch.Tensor, more: torch.Tensor) -> None:
+    _, state = mixer.extend(x, mixer.init_state(2))
+    mixer.extend(more, state)
+
+
+def declares_exceptions(s: Subject) -> None:
+    """Exceptions name a promise and a reason, and never causality or masking."""
+    from .suite import NEVER_EXCEPTED, PROMISES
+
+    for name, reason in getattr(s.cls, "exceptions", {}).items():
+        if name in NEVER_EXCEPTED:
+            fail(f"declares an exception from {name}, which no mixer may have")
+        if name not in PROMISES or not reason:
+            fail(f"declares an exception from {name!r} for the reason {reason!r}; it needs a promise's name and a reason")

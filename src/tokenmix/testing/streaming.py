@@ -1,0 +1,182 @@
+"""Promises on states: streaming in any cuts is the parallel form; states are values that can be reordered, measured and merged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..errors import MixerError
+from ..mixers import merge, reorder, state_bytes
+from . import inputs
+from .report import NotApplicable, fail, same
+from .subject import Subject
+
+
+def _streaming(s: Subject) -> Any:
+    mixer = s.build()
+    if not mixer.capabilities.streaming:
+        raise NotApplicable("does not stream a sequence; refusing is part of refuses_what_it_cannot")
+    return mixer
+
+
+def _cuts(T: int) -> list[tuple[int, ...]]:
+    a = max(1, T // 3)
+    return [(T,), (1,) * T, (a, 1, T - a - 1), (1, T - 1), (T - 1, 1), (2,) * (T // 2) + (1,) * (T % 2)]
+
+
+def stream(mixer: Any, x: Tensor, cuts: tuple[int, ...], state: Any = None, **given: Tensor | None) -> tuple[Tensor, Any]:
+    """Feed x in chunks of the given lengths; per-token arguments are cut along."""
+    state = mixer.init_state(x.shape[0]) if state is None else state
+    outputs, at = [], 0
+    for n in cuts:
+        chunk = {k: v[:, at : at + n] for k, v in given.items() if v is not None}
+        y, state = mixer.extend(x[:, at : at + n], state, **chunk)
+        outputs.append(y)
+        at += n
+    return torch.cat(outputs, 1), state
+
+
+def streaming_equals_parallel(s: Subject) -> None:
+    """extend in any cuts gives forward's numbers: plain, with left padding and holes, with positions of its own."""
+    mixer, x, T = _streaming(s), s.x(), s.length
+    masks = inputs.key_masks(T)
+    late = torch.ones(2, T, dtype=torch.bool)
+    late[0, : T // 2], late[1, : T - 1] = False, False
+    given: list[dict[str, Any]] = [{}, *({"key_mask": m} for m in (masks["left"], masks["holes"], masks["mixed"], late))]
+    given.append({"positions": inputs.increasing_positions(2, T, s.limit(mixer), seed=s.seed)})
+    for each in given:
+        live = each.get("key_mask", torch.ones(2, T, dtype=torch.bool))
+        want = mixer(x, **each)
+        for cuts in _cuts(T):
+            got, _ = stream(mixer, x, cuts, **each)
+            same(got[live], want[live], "streaming is not the parallel form", cuts=cuts, seed=s.seed, **each)
+    _long_stream(s)
+
+
+def _long_stream(s: Subject) -> None:
+    """Chunks and sequences longer than any block, so that what is forgotten after a while shows."""
+    T = 530
+    mixer = s.build(**s.resized(T))
+    x = s.x(1, T)
+    want = mixer(x)
+    for cuts in ((T,), (1,) * 40 + (T - 40,), (70, 3, 67, T - 140)):
+        got, _ = stream(mixer, x, cuts)
+        same(got, want, f"streaming {T} tokens is not the parallel form", cuts=cuts if len(cuts) < 9 else f"40 x 1, {T - 40}", seed=s.seed)
+
+
+def rows_at_different_positions(s: Subject) -> None:
+    """Rows of one state may have seen different numbers of tokens."""
+    mixer, x, T = _streaming(s), s.x(), s.length
+    a, b = max(1, T // 4), T // 2
+    _, first = mixer.extend(x[:1, :a], mixer.init_state(1))
+    _, second = mixer.extend(x[1:, :b], mixer.init_state(1))
+    n = T - b
+    tail = torch.cat([x[:1, a : a + n], x[1:, b:]])
+    want = torch.cat([mixer(x[:1])[:, a : a + n], mixer(x[1:])[:, b:]])
+    for cuts in ((n,), (1,) * n):
+        got, _ = stream(mixer, tail, cuts, pytree.tree_map(_joined, first, second))
+        same(got, want, f"rows that stand at {a} and {b} do not continue as they would alone", cuts=cuts, seed=s.seed)
+
+
+def _joined(a: Tensor, b: Tensor) -> Tensor:
+    """Two rows in one batch; a shorter history is padded in front with zeros, which in ``live`` means: not there."""
+    if a.ndim > 1 and a.shape[1] != b.shape[1]:
+        n = max(a.shape[1], b.shape[1])
+        a, b = (torch.cat([t.new_zeros(t.shape[0], n - t.shape[1], *t.shape[2:]), t], 1) for t in (a, b))
+    return torch.cat([a, b])
+
+
+def state_is_a_value(s: Subject) -> None:
+    """extend leaves the state it was given as it was: two continuations of one state do not disturb each other."""
+    mixer, x = _streaming(s), s.x()
+    half = s.length // 2
+    _, state = mixer.extend(x[:, :half], mixer.init_state(2))
+    before = pytree.tree_map(torch.clone, state)
+    mixer.extend(3 * s.x(stream=3)[:, half:], state)
+    for old, new in zip(pytree.tree_leaves(before), pytree.tree_leaves(state), strict=True):
+        if not torch.equal(old, new):
+            fail("extend writes to the state it was given", seed=s.seed)
+    same(mixer.extend(x[:, half:], state)[0], mixer(x)[:, half:], "a second continuation of a state is not the parallel form", seed=s.seed)
+    for field in pytree.tree_leaves(state):
+        if field.shape[0] != 2:
+            fail(f"a state tensor has shape {tuple(field.shape)}; states are batch first", seed=s.seed)
+
+
+def reorder_picks_rows(s: Subject) -> None:
+    """reorder(state, index) continues as those rows would, with repetition and for fewer or more rows."""
+    mixer, x = _streaming(s), s.x(3)
+    half, mask = s.length // 2, torch.ones(3, s.length, dtype=torch.bool)
+    mask[1, :2] = False
+    forms: list[dict[str, Any]] = [{}, {"key_mask": mask}]
+    for rows in ([2, 1, 0], [2, 2, 0], [1], [0, 1, 2, 1]):
+        for given in forms:
+            index = torch.tensor(rows)
+            _, state = stream(mixer, x[:, :half], (half,), **{k: v[:, :half] for k, v in given.items()})
+            want = mixer(x, **given)[:, half:]
+            got, _ = mixer.extend(x[index, half:], reorder(state, index))
+            same(got, want[index], "a reordered state does not continue as its rows would", index=index, seed=s.seed, **given)
+
+
+def state_bytes_counts(s: Subject) -> None:
+    """state_bytes is the memory of the state's tensors, and grows with the number of rows."""
+    mixer, x = _streaming(s), s.x(4)
+    sizes = []
+    for rows in (2, 4):
+        _, state = mixer.extend(x[:rows, :3], mixer.init_state(rows))
+        counted = sum(t.nelement() * torch.empty(0, dtype=t.dtype).element_size() for t in state)
+        if state_bytes(state) != counted:
+            fail(f"state_bytes says {state_bytes(state)}, its tensors hold {counted}")
+        sizes.append(counted)
+    if sizes[1] != 2 * sizes[0]:
+        fail(f"a state of 4 rows takes {sizes[1]} bytes and one of 2 rows {sizes[0]}")
+
+
+def merge_joins_stretches(s: Subject) -> None:
+    """merge(earlier, later) is the state after both stretches, for scan-type states; any other state is refused."""
+    mixer, x, T = _streaming(s), s.x(), s.length
+    a, b = max(1, T // 3), 2 * T // 3
+    empty = mixer.init_state(2)
+    _, earlier = mixer.extend(x[:, :a], empty)
+    _, later = mixer.extend(x[:, a:b], empty)
+    if not hasattr(earlier, "merge_with"):
+        try:
+            merge(earlier, later)
+        except MixerError as error:
+            raise NotApplicable("its state is no sum; merge refuses it") from error
+        fail("merge of states that cannot be merged does not raise MixerError")
+    want = mixer(x)[:, b:]
+    nested = merge(merge(empty, earlier), merge(later, empty))
+    for state in (merge(earlier, later), nested):
+        same(mixer.extend(x[:, b:], state)[0], want, "a merged state does not continue as the whole sequence", cuts=(a, b - a, T - b), seed=s.seed)
+
+
+def context_streams(s: Subject) -> None:
+    """extend over a context in any cuts is forward(x, context), with the context's mask."""
+    mixer = s.build()
+    if not mixer.capabilities.context or not mixer.supports_streaming:
+        raise NotApplicable("does not stream queries over a context")
+    x, S = s.x(), s.context_length(mixer)
+    context = s.x(length=S, stream=1)
+    for mask in (None, *inputs.key_masks(S).values()):
+        want = s.call(mixer, x, context, key_mask=mask)
+        for cuts in _cuts(s.length):
+            got, _ = stream(mixer, x, cuts, mixer.init_state(2, context=context, context_mask=mask))
+            same(got, want, "streaming over a context is not the parallel form", cuts=cuts, seed=s.seed, context_mask=mask)
+    places = inputs.increasing_positions(2, s.length, s.limit(mixer), seed=s.seed)
+    got, _ = stream(mixer, x, _cuts(s.length)[2], mixer.init_state(2, context=context), positions=places)
+    same(got, s.call(mixer, x, context, positions=places), "streaming over a context ignores positions", seed=s.seed, positions=places)
+
+
+def context_of_itself(s: Subject) -> None:
+    """A context equal to the sequence gives self-mixing."""
+    mixer = s.build()
+    if not mixer.capabilities.context:
+        raise NotApplicable("takes no context")
+    x = s.x()
+    same(s.call(mixer, x, x.clone()), s.call(mixer, x), "a context equal to x is not self-mixing", seed=s.seed)
+    keys = inputs.key_masks(s.length)["right"]
+    got, want = s.call(mixer, x, x.clone(), key_mask=keys), s.call(mixer, x, key_mask=keys)
+    same(got, want, "a masked context equal to x is not self-mixing", key_mask=keys, seed=s.seed)

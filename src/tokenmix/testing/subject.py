@@ -1,0 +1,155 @@
+"""The mixer under test: how it is built, called and perturbed, and what belongs to it (reference, functional form, grid)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional
+from ..mixers import MIXERS, Mixer
+from . import inputs
+
+LENGTH, CONTEXT = 10, 7
+MASKS = ("causal", "key_mask", "attn_mask", "backend")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A mixer class with the options it is built with, at test size."""
+
+    cls: type[nn.Module]
+    options: dict[str, Any] = field(default_factory=dict)
+    dim: int = 8
+    reference: Callable[..., Tensor] | None = None
+    functional: Callable[..., Tensor] | None = None
+    grid: tuple[int, ...] | None = None
+    prefix: int = 0
+    seed: int = 0
+    compile_backend: str = "aot_eager"
+
+    @property
+    def title(self) -> str:
+        """Class and options, for messages."""
+        given = ", ".join(f"{k}={v!r}" for k, v in self.options.items())
+        place = f" grid={self.grid} prefix={self.prefix}" if self.grid else ""
+        return f"{self.cls.__name__}(dim={self.dim}{', ' if given else ''}{given}){place} seed={self.seed}"
+
+    def raw(self, **overrides: Any) -> Any:
+        """The mixer as its constructor leaves it."""
+        return self.cls(self.dim, **{**self.options, **overrides})  # type: ignore[arg-type]
+
+    def build(self, *, dtype: torch.dtype = torch.float64, seed: int | None = None, **overrides: Any) -> Any:
+        """The mixer in eval mode with noise on every parameter, so that those that start at zero or tiny take part."""
+        seed = self.seed if seed is None else seed
+        torch.manual_seed(seed)
+        mixer = self.raw(**overrides).to(torch.float64)
+        return perturb(mixer, seed=seed).to(dtype).eval()
+
+    @property
+    def length(self) -> int:
+        """How many tokens the tests use: the grid's, or LENGTH cut to max_len."""
+        if self.grid is not None:
+            return self.prefix + prod(self.grid)
+        return min(LENGTH, self.options.get("max_len") or LENGTH)
+
+    def x(self, rows: int = 2, length: int | None = None, *, stream: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Seeded normal input (rows, length, dim); another ``stream`` gives other numbers."""
+        return inputs.noise(rows, self.length if length is None else length, self.dim, seed=1000 * stream + self.seed + 1, dtype=dtype)
+
+    def context_length(self, mixer: Any) -> int:
+        """A length for a context, different from that of x where the mixer has room."""
+        limit = getattr(mixer, "max_context_len", None)
+        return CONTEXT if limit is None else min(CONTEXT, limit)
+
+    def place(self, context: Tensor | None = None) -> dict[str, Any]:
+        """The grid arguments of a call, where the subject has a grid."""
+        return {"grid": self.grid, "prefix": self.prefix} if self.grid is not None and context is None else {}
+
+    def call(self, mixer: Any, x: Tensor, context: Tensor | None = None, **given: Any) -> Tensor:
+        """forward, with the subject's grid."""
+        given = {**self.place(context), **given}
+        return mixer(x, **given) if context is None else mixer(x, context, **given)
+
+    def args(self, mixer: Any, x: Tensor, context: Tensor | None = None, **given: Any) -> tuple[tuple, dict[str, Any]]:
+        """Arguments of the functional form, every keyword spelled out."""
+        full = {"positions": None, "key_mask": None, "attn_mask": None, "grid": None, "prefix": 0, **self.place(context), **given}
+        return mixer.functional_args(x, context, **full)
+
+    def resized(self, length: int) -> dict[str, Any]:
+        """Options that make room for this length, where the mixer has parameters per position."""
+        return {name: length for name in ("max_len", "max_context_len") if self.options.get(name) is not None}
+
+    def limit(self, mixer: Any) -> int:
+        """Positions stay below this."""
+        if self.grid is not None:
+            return self.length
+        return getattr(mixer, "max_len", None) or 2 * self.length
+
+
+def subject(target: str | type[nn.Module], options: dict[str, Any] | None = None, **more: Any) -> Subject:
+    """A Subject for a class, or for the name of a row of ``MIXERS``; a row is bound to its own reference and functional form."""
+    cls = MIXERS[target] if isinstance(target, str) else target
+    name = target if isinstance(target, str) else next((n for n, c in MIXERS.items() if c is cls), None)
+    if name is not None and cls.__module__.startswith("tokenmix."):
+        from .. import reference
+
+        more["reference"] = more.get("reference") or getattr(reference, name, None)
+        more["functional"] = more.get("functional") or getattr(functional, name, None)
+    return Subject(cls, dict(options or {}), **more)
+
+
+def is_mixer(cls: type) -> bool:
+    """Whether a class keeps the whole contract, or is a plain module of which only some promises can be asked."""
+    return isinstance(cls, type) and issubclass(cls, Mixer)
+
+
+def perturb(module: nn.Module, *, seed: int, scale: float = 0.5) -> nn.Module:
+    """Add N(0, scale) to every floating point parameter, in place. A bug on a parameter that starts at zero shows only so."""
+    generator = torch.Generator().manual_seed(seed + 77)
+    with torch.no_grad():
+        for p in module.parameters():
+            if p.is_floating_point():
+                p.add_(torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype), alpha=scale)
+    return module
+
+
+@contextmanager
+def freeze(mixer: nn.Module) -> Iterator[None]:
+    """Keep hard decisions (buckets, clusters, samples) as they are while numbers are wiggled, so that derivatives exist.
+
+    A module that decides gives a context manager ``frozen()``, inside which the decisions of its first call are used again.
+    """
+    with ExitStack() as stack:
+        for module in mixer.modules():
+            if callable(getattr(module, "frozen", None)):
+                stack.enter_context(module.frozen())  # type: ignore[operator]
+        yield
+
+
+def allowed(rows: int, queries: int, keys: int, *, causal: bool = False, key_mask: Tensor | None = None, attn_mask: Tensor | None = None) -> Tensor:
+    """The pairs that may be attended, (rows, queries, keys) bool, written out; shares no code with the library."""
+    ok = torch.ones(rows, queries, keys, dtype=torch.bool)
+    if causal:
+        ok &= torch.arange(keys)[None, None, :] <= torch.arange(queries)[None, :, None]
+    if key_mask is not None:
+        ok &= key_mask[:, None, :]
+    if attn_mask is not None:
+        ok &= attn_mask if attn_mask.ndim == 3 else attn_mask[None]
+    return ok
+
+
+def structural(options: dict[str, Any]) -> dict[str, Any]:
+    """The options a reference takes besides its one mask."""
+    return {k: v for k, v in options.items() if k not in MASKS}
+
+
+def gradients(loss: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    """d loss / d leaf by name, zero where the loss does not depend on it."""
+    grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(leaves.items(), grads, strict=True)}

@@ -1,0 +1,159 @@
+"""The table of promises and the one call that checks them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+
+from ..errors import MixerError
+from ..mixers import MIXERS
+from . import batching, equality, masking, plain, refusals, streaming, transforms
+from .report import BROKEN, CRASHED, EXCEPTED, KEPT, NOT_APPLICABLE, Broken, ContractError, NotApplicable, Report, Result
+from .subject import Subject, is_mixer, subject
+
+Promise = Callable[[Subject], None]
+
+
+def _table(*functions: Promise) -> dict[str, Promise]:
+    return {f.__name__: f for f in functions}
+
+
+PROMISES: dict[str, Promise] = _table(
+    refusals.options_are_json,
+    refusals.declares_exceptions,
+    batching.keeps_shape,
+    equality.equals_reference,
+    equality.accurate_on_adversarial_keys,
+    equality.finite_at_large_keys,
+    equality.nothing_to_attend,
+    equality.pairs_with_nothing_to_attend,
+    equality.every_parameter_learns,
+    equality.differentiable_twice,
+    masking.future_cannot_reach_past,
+    masking.masked_keys_have_no_influence,
+    masking.padded_equals_shorter,
+    masking.subset_equals_masked,
+    masking.attn_mask_equals_causal,
+    batching.rows_are_independent,
+    batching.empty_batch,
+    batching.one_token,
+    batching.any_strides,
+    batching.packed_equals_separate,
+    streaming.streaming_equals_parallel,
+    streaming.rows_at_different_positions,
+    streaming.state_is_a_value,
+    streaming.reorder_picks_rows,
+    streaming.state_bytes_counts,
+    streaming.merge_joins_stretches,
+    streaming.context_streams,
+    streaming.context_of_itself,
+    transforms.compiles,
+    transforms.exports,
+    transforms.exports_to_onnx,
+    transforms.copies,
+    transforms.state_dict_round_trip,
+    transforms.changes_dtype,
+    transforms.builds_on_meta,
+    transforms.runs_under_autocast,
+    refusals.refuses_what_it_cannot,
+    refusals.refuses_wrong_inputs,
+)
+"""Every promise of the contract, in the order in which they are checked. The docstring of each says what it promises."""
+
+PLAIN_PROMISES: dict[str, Promise] = _table(
+    batching.keeps_shape,
+    plain.any_length,
+    plain.same_twice,
+    equality.equals_reference,
+    equality.finite_at_large_inputs,
+    equality.every_parameter_learns,
+    equality.differentiable_twice,
+    masking.future_cannot_reach_past,
+    plain.mask_hides_padding,
+    batching.rows_are_independent,
+    batching.empty_batch,
+    batching.one_token,
+    batching.any_strides,
+    transforms.compiles,
+    transforms.copies,
+    transforms.state_dict_round_trip,
+    transforms.changes_dtype,
+    transforms.runs_under_autocast,
+)
+"""The promises that can be asked of any ``nn.Module`` on (B, T, D)."""
+
+_WHO_SEES_WHOM = (masking.future_cannot_reach_past, masking.masked_keys_have_no_influence, masking.padded_equals_shorter, masking.attn_mask_equals_causal)
+NEVER_EXCEPTED = frozenset(_table(*_WHO_SEES_WHOM, equality.nothing_to_attend, equality.pairs_with_nothing_to_attend))
+"""Causality and masking: what no mixer may declare an exception from."""
+
+
+def check_mixer(
+    target: str | type[nn.Module],
+    options: dict[str, Any] | None = None,
+    *,
+    dim: int = 8,
+    reference: Callable[..., Any] | None = None,
+    functional: Callable[..., Any] | None = None,
+    grid: tuple[int, ...] | None = None,
+    prefix: int = 0,
+    promises: Iterable[str] | None = None,
+    seed: int = 0,
+    compile_backend: str = "aot_eager",
+) -> Report:
+    """Check every promise of the contract on a mixer built with these options; call it once per form you care about, causal and not.
+
+    Args:
+        target: a ``Mixer``, the name of a row of ``MIXERS``, or any ``nn.Module`` on (B, T, D), of which only ``PLAIN_PROMISES`` are asked.
+        options: what it is built with, beside dim.
+        reference: the equation in float64. Where the mixer has ``functional_args``: f(*args, mask=(B, T, S) bool or None, **structural options),
+            before ``out_proj``. Otherwise f(mixer, x, allowed (B, T, S) bool) -> the whole output. A row of the library has its own.
+        functional: the function beneath a mixer with ``functional_args``; some promises are measured on it.
+        grid: (H, W) or (D, H, W), for mixers on grids, after ``prefix`` tokens.
+        promises: names, to check only those.
+        compile_backend: of ``torch.compile``; "inductor" for the real one.
+
+    Raises:
+        ContractError: with the report and the offending inputs, if any promise is broken.
+    """
+    more = {"reference": reference, "functional": functional, "grid": grid, "prefix": prefix, "compile_backend": compile_backend}
+    report = run_promises(find_subject(target, options, dim=dim, seed=seed, **more), promises)
+    if report.failures:
+        raise ContractError(report)
+    return report
+
+
+def find_subject(target: str | type[nn.Module], options: dict[str, Any] | None, *, dim: int, seed: int, **more: Any) -> Subject:
+    """The Subject for a target, plain where it is no Mixer."""
+    if isinstance(target, str) and target not in MIXERS:
+        raise MixerError(f"check: no mixer is called {target!r}; known: {', '.join(MIXERS)}; a class of your own is package:Class.")
+    if not isinstance(target, str) and not is_mixer(plain.must_be_module(target)):
+        return plain.plain_subject(target, dict(options or {}), dim=dim, seed=seed, **more)
+    return subject(target, options, dim=dim, seed=seed, **more)
+
+
+def run_promises(s: Subject, names: Iterable[str] | None = None) -> Report:
+    """Check the named promises, or all, and report; nothing is raised."""
+    table = PROMISES if is_mixer(s.cls) else PLAIN_PROMISES
+    chosen = list(table) if names is None else list(names)
+    for name in chosen:
+        if name not in table:
+            raise MixerError(f"check: no promise is called {name!r}; known: {', '.join(table)}.")
+    return Report(s.title, [run_promise(s, name, table[name]) for name in chosen])
+
+
+def run_promise(s: Subject, name: str, promise: Promise) -> Result:
+    """One promise: kept, broken by comparison, crashed, excepted or not applicable."""
+    exceptions = getattr(s.cls, "exceptions", {})
+    if name in exceptions and name not in NEVER_EXCEPTED:
+        return Result(name, EXCEPTED, exceptions[name])
+    try:
+        promise(s)
+    except NotApplicable as why:
+        return Result(name, NOT_APPLICABLE, str(why))
+    except Broken as why:
+        return Result(name, BROKEN, str(why))
+    except Exception as error:
+        return Result(name, CRASHED, f"{type(error).__name__}: {str(error).strip()[:400]} [seed={s.seed}]")
+    return Result(name, KEPT)

@@ -1,0 +1,209 @@
+"""Promises on what torch does to a module: compile, export, copies, dtypes, meta builds, autocast."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from . import inputs
+from .batching import _out
+from .report import NotApplicable, fail, finite, same
+from .subject import Subject, gradients, is_mixer
+from .tolerances import BY_DTYPE
+
+
+class _Call(nn.Module):
+    """forward(x, key_mask) with the subject's grid, in a form every exporter can trace."""
+
+    def __init__(self, s: Subject, mixer: Any):
+        super().__init__()
+        self.mixer, self.given = mixer, s.place()
+
+    def forward(self, x: Tensor, key_mask: Tensor) -> Tensor:
+        return self.mixer(x, key_mask=key_mask, **self.given)
+
+
+class _Step(nn.Module):
+    """One extend."""
+
+    def __init__(self, mixer: Any):
+        super().__init__()
+        self.mixer = mixer
+
+    def forward(self, x: Tensor, state: Any) -> Any:
+        return self.mixer.extend(x, state)
+
+
+def compiles(s: Subject) -> None:
+    """torch.compile(fullgraph=True) gives the same output and gradients, with and without a mask."""
+    forms: list[dict[str, Any]] = [{}] + ([{"key_mask": inputs.key_masks(s.length)["mixed"]}] if is_mixer(s.cls) else [])
+    for given in forms:
+        torch._dynamo.reset()
+        mixer = s.build(dtype=torch.float32)
+        fast = torch.compile(mixer, backend=s.compile_backend, fullgraph=True)
+        x = s.x(dtype=torch.float32).requires_grad_()
+        live = given.get("key_mask", torch.ones(2, s.length, dtype=torch.bool))
+        weight = inputs.noise(2, s.length, s.dim, seed=5, dtype=torch.float32) * live[..., None]
+        leaves = {"x": x, **{n: p for n, p in mixer.named_parameters() if p.requires_grad}}
+        want, got = _out(s.call(mixer, x, **given)), _out(s.call(fast, x, **given))
+        same(got[live], want[live], "the compiled output differs", seed=s.seed, backend=s.compile_backend, **given)
+        ours, theirs = (gradients((y * weight).sum(), leaves) for y in (got, want))
+        scale = max(float(g.abs().max()) for g in theirs.values())
+        for name in leaves:
+            same(ours[name], theirs[name], f"the compiled gradient of {name} differs", scale=scale, seed=s.seed, backend=s.compile_backend, **given)
+    torch._dynamo.reset()
+
+
+def exports(s: Subject) -> None:
+    """torch.export gives the same numbers on other inputs, after saving and loading; so does one streaming step."""
+    mixer = s.build(dtype=torch.float32)
+    if not mixer.capabilities.export:
+        raise NotApplicable("declares no export")
+    masks = inputs.key_masks(s.length)
+    program = _reloaded(_Call(s, mixer), (s.x(dtype=torch.float32), masks["mixed"]))
+    x, mask = s.x(stream=2, dtype=torch.float32), masks["left"]
+    same(program.module()(x, mask)[mask], s.call(mixer, x, key_mask=mask)[mask], "the exported program differs", seed=s.seed, key_mask=mask)
+    if mixer.capabilities.streaming:
+        _, state = mixer.extend(x[:, :2], mixer.init_state(2))
+        step = _reloaded(_Step(mixer), (x[:, 2:3], state)).module()
+        got, after = step(x[:, 3:4], state)
+        want, expected = mixer.extend(x[:, 3:4], state)
+        same(got, want, "the exported streaming step differs", seed=s.seed)
+        for a, b in zip(pytree.tree_leaves(after), pytree.tree_leaves(expected), strict=True):
+            same(a, b, "the exported streaming step gives another state", seed=s.seed)
+
+
+def _reloaded(module: nn.Module, args: tuple) -> Any:
+    buffer = io.BytesIO()
+    states: list[Any] = [type(a) for a in args if not isinstance(a, Tensor)]
+    with _quietly(), torch.serialization.safe_globals(states):
+        torch.export.save(torch.export.export(module, args), buffer)
+        buffer.seek(0)
+        return torch.export.load(buffer)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the exporters' warnings and remarks."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def exports_to_onnx(s: Subject) -> None:
+    """The ONNX form, run by onnxruntime, gives the same numbers on other inputs."""
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        if importlib.util.find_spec(package) is None:
+            raise NotApplicable(f"{package} is not installed")
+    mixer = s.build(dtype=torch.float32)
+    if not mixer.capabilities.export:
+        raise NotApplicable("declares no export")
+    masks = inputs.key_masks(s.length)
+    x, mask = s.x(stream=2, dtype=torch.float32), masks["left"]
+    with _quietly():
+        program = torch.onnx.export(_Call(s, mixer), (s.x(dtype=torch.float32), masks["mixed"]), dynamo=True, verbose=False)
+    got = _run_onnx(program, [x, mask])
+    same(got[mask], s.call(mixer, x, key_mask=mask)[mask], "ONNX differs", seed=s.seed, key_mask=mask)
+
+
+def _run_onnx(program: Any, values: list[Tensor]) -> Tensor:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [i.name for i in session.get_inputs()]
+    return torch.from_numpy(session.run(None, {n: v.numpy() for n, v in zip(names, values, strict=True)})[0])
+
+
+def copies(s: Subject) -> None:
+    """A deepcopy is equal and shares nothing; no two parameters share memory; no tensor hides outside parameters and buffers."""
+    mixer, x = s.build(), s.x()
+    want = _out(s.call(mixer, x)).detach().clone()
+    twin = copy.deepcopy(mixer)
+    same(_out(s.call(twin, x)), want, "a deepcopy differs", seed=s.seed)
+    with torch.no_grad():
+        for p in twin.parameters():
+            p.zero_()
+    same(_out(s.call(mixer, x)), want, "changing a deepcopy changes the original", seed=s.seed)
+    places: dict[int, str] = {}
+    for name, p in s.raw().named_parameters():  # as built: a change of dtype would part them
+        if p.numel() and p.data_ptr() in places:
+            fail(f"the parameters {places[p.data_ptr()]} and {name} share memory: an optimiser would move it twice")
+        places[p.data_ptr()] = name
+    for path, module in mixer.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                fail(f"{path + '.' if path else ''}{name} is a plain tensor: not in state_dict, not moved by .to()")
+
+
+def state_dict_round_trip(s: Subject) -> None:
+    """All that decides the output is in the state_dict."""
+    mixer, x = s.build(), s.x()
+    other = s.build(seed=s.seed + 100)
+    buffer = io.BytesIO()
+    torch.save(mixer.state_dict(), buffer)
+    buffer.seek(0)
+    other.load_state_dict(torch.load(buffer, weights_only=True), strict=True)
+    same(_out(s.call(other, x)), _out(s.call(mixer, x)), "another mixer with this state_dict loaded differs", seed=s.seed)
+
+
+def changes_dtype(s: Subject) -> None:
+    """.to(dtype) moves everything; the output has the dtype and stays near the float64 one."""
+    exact, x = s.build(), 0.5 * s.x()
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        mixer = s.build().to(dtype)
+        with torch.no_grad():
+            for p, q in zip(exact.parameters(), mixer.parameters(), strict=True):
+                p.copy_(q.double())
+        small = x.to(dtype)
+        y = _out(s.call(mixer, small))
+        if y.dtype != dtype:
+            fail(f"a {dtype} mixer gives {y.dtype}", seed=s.seed)
+        finite(y, f"output in {dtype}", seed=s.seed, x=small)
+        same(y, _out(s.call(exact, small.double())), f"{dtype} is too far from float64", seed=s.seed, x=small)
+
+
+def builds_on_meta(s: Subject) -> None:
+    """A meta build, to_empty and reset_parameters under a seed give a direct build under that seed."""
+    torch.manual_seed(s.seed + 1)
+    direct = s.raw()
+    with torch.device("meta"):
+        late = s.raw()
+    late = late.to_empty(device="cpu")
+    with torch.no_grad():
+        for t in (*late.parameters(), *late.buffers()):
+            t.fill_(float("nan") if t.is_floating_point() else 1)
+    torch.manual_seed(s.seed + 1)
+    late.reset_parameters()
+    for (name, want), got in zip((*direct.named_parameters(), *direct.named_buffers()), (*late.parameters(), *late.buffers()), strict=True):
+        if not torch.equal(got, want):
+            fail(f"{name} after a meta build and reset_parameters is not that of a direct build", got=got, expected=want, seed=s.seed + 1)
+
+
+def runs_under_autocast(s: Subject) -> None:
+    """Under autocast to bfloat16 the output is finite and near the float32 one, and gradients are finite."""
+    mixer = s.build(dtype=torch.float32)
+    x = (0.5 * s.x(dtype=torch.float32)).requires_grad_()
+    want = _out(s.call(mixer, x))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = _out(s.call(mixer, x))
+    same(got, want, "autocast is too far from float32", tol=BY_DTYPE[torch.bfloat16], seed=s.seed, x=x)
+    for name, grad in gradients(got.float().sum(), {"x": x, **dict(mixer.named_parameters())}).items():
+        finite(grad, f"gradient of {name} under autocast", seed=s.seed, x=x)

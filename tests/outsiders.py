@@ -1,0 +1,265 @@
+"""Mixers a stranger might bring: right ones, and small ones with the defects that public implementations ship."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tokenmix.mixers import Mixer
+from tokenmix.mixers.base import register_state
+
+
+def wide(x: Tensor) -> Tensor:
+    """In float32 or better: sums in float16 overflow."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class Mean(nn.Module):
+    """A plain module that is right: the causal mean of the values, gated."""
+
+    def __init__(self, dim: int, causal: bool = True):
+        super().__init__()
+        self.causal = causal
+        self.value, self.gate = nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        keep = torch.ones_like(x[..., 0], dtype=torch.bool) if key_padding_mask is None else ~key_padding_mask
+        v = torch.where(keep[..., None], wide(self.value(x)), 0.0)
+        n = keep.to(v.dtype)[..., None]
+        num, den = (v.cumsum(1), n.cumsum(1)) if self.causal else (v.sum(1, keepdim=True), n.sum(1, keepdim=True))
+        return torch.sigmoid(self.gate(x)) * (num / den.clamp_min(1.0)).to(x.dtype)
+
+
+def mean_reference(mixer: nn.Module, x: Tensor, allowed: Tensor) -> Tensor:
+    """The same, from the pairs that may be attended."""
+    weights = allowed.double() / allowed.double().sum(-1, keepdim=True).clamp_min(1.0)
+    return torch.sigmoid(mixer.gate(x)) * (weights @ mixer.value(x))
+
+
+class BareExponential(Mean):
+    """exp(K) without a maximum: overflows at keys of 89, 0 / 0 at -110."""
+
+    def __init__(self, dim: int, causal: bool = False):
+        super().__init__(dim, causal)
+        self.key = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        e = torch.exp(self.key(x))
+        num, den = ((e * self.value(x)).cumsum(1), e.cumsum(1)) if self.causal else ((e * self.value(x)).sum(1, keepdim=True), e.sum(1, keepdim=True))
+        return torch.sigmoid(self.gate(x)) * num / den
+
+
+class GlobalMaximum(BareExponential):
+    """One maximum over all of time in a causal form: a large future key empties the past."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        k = self.key(x)
+        e = torch.exp(k - k.amax(1, keepdim=True))
+        return torch.sigmoid(self.gate(x)) * (e * self.value(x)).cumsum(1) / (e.cumsum(1) + 1e-20)
+
+
+class Leak(Mean):
+    """Says causal=True and normalises over all of time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.value(x).cumsum(1) / (1 + self.value(x).abs().sum(1, keepdim=True))
+
+
+class MaskIgnored(Mean):
+    """Takes a mask and forgets it."""
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
+class MaskOnKeysOnly(Mean):
+    """Zeroes masked values and still counts them: padding changes the mean."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        hidden = torch.zeros_like(x[..., 0], dtype=torch.bool) if mask is None else ~mask
+        v = self.value(x)
+        return v.masked_fill(hidden[..., None], 0.0).cumsum(1) / (1 + v.abs().cumsum(1))
+
+
+class ReplacedParameter(Mean):
+    """Builds its bias anew in each forward: the optimiser's never learns."""
+
+    def __init__(self, dim: int):
+        super().__init__(dim)
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.bias = nn.Parameter(self.bias.detach().clone())
+        return super().forward(x) + self.bias
+
+
+class Untrained(Mean):
+    """A bias that forward never reads."""
+
+    def __init__(self, dim: int):
+        super().__init__(dim)
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+
+class ZeroDivision(Mean):
+    """Divides by a norm without an eps: a zero token makes every row NaN."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        k = x / x.norm(dim=-1, keepdim=True)
+        return (k * self.value(x)).cumsum(1)
+
+
+class OverTheBatch(Mean):
+    """Sums over the batch as well as over time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self.gate(x)) * self.value(x).mean((0, 1))
+
+
+class HiddenTensor(Mean):
+    """A learned table kept as a plain tensor: not in the state_dict, not moved."""
+
+    def __init__(self, dim: int):
+        super().__init__(dim)
+        self.table = torch.randn(dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.table.to(x.dtype)
+
+
+class OneMemoryTwice(Mean):
+    """Two parameters over one storage: a step of the optimiser moves it twice."""
+
+    def __init__(self, dim: int):
+        super().__init__(dim)
+        self.gate.weight = nn.Parameter(self.value.weight.data)
+
+
+class FixedLength(Mean):
+    """Works at the length it was built for only."""
+
+    def __init__(self, dim: int, seq_len: int = 10):
+        super().__init__(dim)
+        self.w = nn.Parameter(torch.randn(seq_len, seq_len))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w.tril().softmax(-1).tril() @ self.value(x)
+
+
+class NoSecondDerivative(Mean):
+    """Detaches in its backward what a second derivative needs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Square.apply(super().forward(x))
+
+
+class _Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y: Tensor) -> Tensor:
+        ctx.save_for_backward(y)
+        return y * y
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0].detach() * grad
+
+
+class Branches(Mean):
+    """Python that looks at values: breaks a compiled graph."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (2.0 if float(x.sum()) > 0 else 2.0)
+
+
+@register_state
+class MeanState(NamedTuple):
+    """Sum of the values and number of tokens so far."""
+
+    total: Tensor
+    count: Tensor
+
+
+class MeanMixer(Mixer):
+    """A stranger's Mixer that keeps the contract: the mean of the values it may attend."""
+
+    supports_causal = supports_streaming = True
+
+    def __init__(self, dim: int, *, causal: bool = False):
+        super().__init__(dim, causal=causal)
+        self.q_proj, self.v_proj, self.out_proj = nn.Linear(dim, dim), nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+    def mix(self, x, context, *, positions, key_mask, attn_mask, grid, prefix):
+        v, n = self.values(x, key_mask)
+        total, count = (v.cumsum(1), n.cumsum(1)) if self.causal else (v.sum(1, keepdim=True), n.sum(1, keepdim=True))
+        return self.finish(x, total, count)
+
+    def values(self, x, key_mask):
+        """The values that count, and 1 for each."""
+        live = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
+        v = torch.where(live[..., None], wide(self.v_proj(x)), 0.0)
+        return v, live[..., None].to(v.dtype)
+
+    def finish(self, x, total, count):
+        """The gated mean, projected."""
+        return self.out_proj(torch.sigmoid(self.q_proj(x)) * (total / count.clamp_min(1.0)).to(x.dtype))
+
+    def empty_state(self, batch_size, *, device, dtype):
+        dtype = torch.promote_types(dtype, torch.float32)
+        return MeanState(torch.zeros(batch_size, self.dim, device=device, dtype=dtype), torch.zeros(batch_size, 1, device=device, dtype=dtype))
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        v, n = self.values(x, key_mask)
+        total, count = state.total[:, None] + v.cumsum(1), state.count[:, None] + n.cumsum(1)
+        return self.finish(x, total, count), MeanState(total[:, -1], count[:, -1])
+
+
+def mean_mixer_reference(mixer: MeanMixer, x: Tensor, allowed: Tensor) -> Tensor:
+    """The mean over the allowed pairs."""
+    weights = allowed.double() / allowed.double().sum(-1, keepdim=True).clamp_min(1.0)
+    return F.linear(torch.sigmoid(mixer.q_proj(x)) * (weights @ mixer.v_proj(x)), mixer.out_proj.weight, mixer.out_proj.bias)
+
+
+class WrongCounter(MeanMixer):
+    """Its stream counts padding."""
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        y, after = super().mix_chunk(x, state, positions=positions, key_mask=key_mask)
+        return y, after._replace(count=state.count + x.shape[1])
+
+
+class Forgetful(MeanMixer):
+    """Its stream starts anew with each chunk."""
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        return super().mix_chunk(x, self.empty_state(len(x), device=x.device, dtype=x.dtype), positions=positions, key_mask=key_mask)
+
+
+class Excused(Forgetful):
+    """Declares what it cannot do."""
+
+    exceptions = dict.fromkeys(("streaming_equals_parallel", "rows_at_different_positions", "reorder_picks_rows", "state_is_a_value"), "keeps no past")
+
+
+class ExcusedLeak(MeanMixer):
+    """Declares an exception nobody may have."""
+
+    exceptions = {"future_cannot_reach_past": "it is faster so"}
+
+    def mix(self, x, context, **given):
+        return super().mix(x, context, **given) + x.mean(1, keepdim=True)
+
+
+class Silent(MeanMixer):
+    """Says it knows grids, and fails on them."""
+
+    supports_attn_mask = True
+
+
+class NotJson(MeanMixer):
+    """An option that is positional."""
+
+    def __init__(self, dim: int, causal: bool = False):
+        super().__init__(dim, causal=causal)

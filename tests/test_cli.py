@@ -1,0 +1,220 @@
+"""The command line: what works prints, what does not is one line and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import types
+
+import pytest
+
+import tokenmix
+from tokenmix import MIXERS, MixerError, cli
+
+TINY = ["--row", "attention", "--model.dim", "16", "--model.max_len", "32", "--data.seq_len=32", "--train.steps", "4", "--train.batch_size", "2"]
+SPEED = ["--train.eval-bytes", "300", "--train.sample_bytes", "4", "--train.save_every", "2", "--model.layers", "1", "--train.threads", "1"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_bytes(b"the cat sat on the mat. " * 400)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def run(text, tmp_path_factory) -> str:
+    out = str(tmp_path_factory.mktemp("cli") / "run")
+    assert cli.main(["train", "text", "--data", text, "--out", out, *TINY, *SPEED]) == 0
+    return out
+
+
+def refused(capsys, *argv: str) -> str:
+    """The one line that a wrong command prints."""
+    assert cli.main(list(argv)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_the_whole_path(run, capsys):
+    assert cli.main(["resume", run, "--train.steps", "6", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 6
+    assert cli.main(["eval", run, "--split", "test", "--stride", "8", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["split"], result["stride"], result["bytes"]) == ("test", 8, 480)
+    assert cli.main(["eval", run]) == 0
+    assert "bits/byte over 480 bytes" in capsys.readouterr().out
+    assert cli.main(["sample", run, "--bytes", "10", "--prompt", "the ", "--seed", "1", "--temperature", "0", "--step", "best"]) == 0
+    assert capsys.readouterr().out.startswith("the ")
+    assert cli.main(["sample", run, "--bytes", "10", "--json", "--top-k", "3", "--top-p", "0.9"]) == 0
+    assert json.loads(capsys.readouterr().out)["prompt"] == "\n"
+
+
+def test_overrides_reach_the_config(run, text):
+    with open(os.path.join(run, "config.json")) as f:
+        config = json.load(f)
+    assert (config["model"]["dim"], config["data"]["seq_len"], config["train"]["eval_bytes"], config["data"]["source"]) == (16, 32, 300, text)
+    argv, changes = cli.take_overrides(["train", "text", "--model.mixers", '[{"name": "attention"}]', "--data.path=none", "--optim.lr", "1e-4", "--json"])
+    assert argv == ["train", "text", "--json"]
+    assert changes == {"model.mixers": [{"name": "attention"}], "data.path": None, "optim.lr": 1e-4}
+
+
+def test_list(capsys):
+    assert cli.main(["list", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["mixers"]) == set(MIXERS)
+    assert found["mixers"]["aft_local"]["options"]["window"] == "required"
+    assert "causal" in found["mixers"]["attention"]["can"]
+    assert "attn_mask" not in found["mixers"]["aft_simple"]["can"]
+    assert cli.main(["list"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name}: " in text for name in (*MIXERS, "text", "aft_enwik8", "stdlib"))
+    assert "not available yet: needs the mixer reformer" in text or "reformer" in MIXERS
+
+
+def test_list_prints_exceptions(capsys, monkeypatch):
+    monkeypatch.setattr(MIXERS["aft_simple"], "exceptions", {"fp16": "a reason"})
+    assert cli.main(["list"]) == 0
+    assert "exception: fp16: a reason" in capsys.readouterr().out
+
+
+def test_doctor(capsys, monkeypatch):
+    assert cli.main(["doctor"]) == 0
+    assert "all well" in capsys.readouterr().out
+    assert cli.main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["broken"] == []
+    assert set(found["forward"].values()) == {"ok"}
+    assert {f"{name} causal" for name in MIXERS} <= set(found["forward"])
+    monkeypatch.setenv("TOKENMIX_BACKEND", "gpu9")
+    assert cli.main(["doctor"]) == 1
+    assert "Unset it" in capsys.readouterr().out
+
+
+def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
+    def broken(self, *args, **kwargs):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(MIXERS["aft_simple"], "mix", broken)
+    assert cli.main(["doctor"]) == 1
+    assert "BROKEN   aft_simple causal: RuntimeError: no such kernel; reinstall" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["trian"], "there is no verb 'trian'; nearest: train"),
+        (["train", "txt", "--out", "OUT"], "there is no recipe 'txt'; nearest: text"),
+        (["train", "text", "--row", "aft_locl", "--out", "OUT"], "nearest: aft_local"),
+        (["train", "text", "--size", "big", "--out", "OUT"], "size"),
+        (["train", "text"], "--out"),
+        (["train", "text", "--out", "OUT", "--rwo", "x"], "--rwo"),
+        (["train", "text", "--out", "OUT", "--model.dmi", "3"], "no field 'model.dmi'; nearest: model.dim"),
+        (["train", "text", "--out", "OUT", "--model.dim"], "--model.dim needs a value"),
+        (["train", "text", "--out", "OUT", "--model.dim", "x"], "model.dim must be an int, got 'x'"),
+        (["train", "text", "--out", "OUT", "--model.mixers", '[{"name": "aft_loca", "window": 3}]'], "nearest: aft_local"),
+        (["train", "text", "--out", "OUT", "--model.mixers", '[{"name": "aft_local", "windw": 3}]'], "nearest: window"),
+        (["train", "text", "--out", "OUT", "--model.mixers", '[{"name": "aft_local", "window": -1}]'], "window"),
+        (["train", "text", "--out", "OUT", "--model.mixers", '[{"name": "aft_local", "window": 3, "rank": 0}]'], "rank"),
+        (["train", "text", "--out", "OUT", "--data", "/nothing/here"], "/nothing/here"),
+        (["train", "aft_enwik8", "--out", "OUT", "--data", "TEXT"], "is not enwik8"),
+        (["train", "text", "--out", "OUT", "--data", "TEXT", "--model.max_len", "9000", "--data.seq_len", "9000"], "too short"),
+        (["train", "text", "--out", "RUN"], "holds a run already"),
+        (["train", "text", "--out", "TEXT"], "is a file"),
+        (["train", "text", "--out", "TEXT/run"], "cannot be made"),
+        (["resume", "OUT"], "not a run directory"),
+        (["resume", "RUN", "--from", "3"], "no checkpoint of step 3"),
+        (["resume", "RUN", "--model.dim", "3"], "model.dim cannot change"),
+        (["eval", "RUN", "--split", "tset"], "no split is called 'tset'"),
+        (["eval", "RUN", "--stride", "33"], "stride must be in 1..seq_len=32"),
+        (["eval", "RUN", "--seq-len", "64"], "max_len=32"),
+        (["sample", "RUN", "--bytes", "40"], "at most n=31"),
+        (["sample", "RUN", "--prompt", ""], "the prompt is empty"),
+        (["sample", "RUN", "--temperature", "-1"], "temperature"),
+        (["check", "attention", "--options", "{heads: 2}"], "not JSON"),
+        (["check", "attention", "--options", "[2]"], "must be a JSON object"),
+        (["report", "OUT"], "not a run directory"),
+    ],
+)
+def test_what_does_not_work_is_one_line_and_exit_2(argv, words, capsys, tmp_path, text, run):
+    places = {"OUT": str(tmp_path / "out"), "RUN": run, "TEXT": text, "TEXT/run": f"{text}/run"}
+    assert words in refused(capsys, *(places.get(a, a) for a in argv))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_checkpoint_is_one_line(run, capsys, tmp_path):
+    import shutil
+
+    copy = shutil.copytree(run, tmp_path / "run")
+    last = sorted((copy / "checkpoints").iterdir())[-1]
+    (last / "model.safetensors").write_bytes(b"short")
+    for verb in ("resume", "eval", "sample"):
+        assert "model.safetensors is truncated" in refused(capsys, verb, str(copy))
+
+
+def test_debug_shows_the_traceback(tmp_path):
+    with pytest.raises(MixerError, match="no recipe"):
+        cli.main(["train", "txt", "--out", str(tmp_path), "--debug"])
+
+
+def test_ctrl_c_says_how_to_go_on(capsys, monkeypatch, run):
+    from tokenmix import train
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "resume", interrupted)
+    assert cli.main(["resume", run]) == 130
+    assert "tokenmix resume" in capsys.readouterr().err
+
+
+def test_check_and_report_are_handed_on(monkeypatch, run, tmp_path, capsys):
+    from tokenmix import report
+    from tokenmix.testing import cli as suite
+
+    asked = []
+    monkeypatch.setattr(suite, "main_check", lambda *args: asked.append(args) or 1)
+    assert cli.main(["check", "mine:Mixer", "--options", '{"window": 8}', "--json"]) == 1
+    assert asked == [("mine:Mixer", {"window": 8}, True)]
+    monkeypatch.setattr(report, "write_report", lambda dirs, out: (asked.append(([str(d) for d in dirs], out)), out)[1])
+    assert cli.main(["report", run, run, "--out", str(tmp_path / "page.html")]) == 0
+    assert asked[1] == ([run, run], tmp_path / "page.html")
+    assert capsys.readouterr().out.strip() == str(tmp_path / "page.html")
+
+
+def test_a_disk_that_refuses_is_one_line_and_the_run_goes_on_later(text, tmp_path):
+    """A real refusal by the system: no file of this process may grow beyond 60 kB, and the optimiser's state is larger."""
+    out = str(tmp_path / "run")
+    argv = [sys.executable, "-m", "tokenmix.cli", "train", "text", "--data", text, "--out", out, *TINY, *SPEED]
+    ended = subprocess.run(argv, capture_output=True, text=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)))
+    assert ended.returncode == 2
+    assert "the checkpoint of step 2 could not be written (File too large); there is no earlier checkpoint" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert os.listdir(os.path.join(out, "checkpoints")) == []
+    assert cli.main(["resume", out]) == 0
+
+
+def test_importing_the_library_needs_torch_only():
+    block = "import sys\nclass No:\n    def find_spec(self, name, *rest):\n        if name.split('.')[0] in BLOCKED: raise ModuleNotFoundError(name)\n"
+    names = {"numpy", "tyro", "rich", "safetensors", "yaml", "matplotlib", "jinja2"}
+    code = f"BLOCKED = {names!r}\n{block}sys.meta_path.insert(0, No())\n"
+    code += "import tokenmix, tokenmix.models, tokenmix.data, tokenmix.train, tokenmix.recipes, tokenmix.cli\n"
+    code += "sys.exit(tokenmix.cli.main(['list']))"
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.strip().splitlines()[-1] == "error: the command line needs the extra 'train': pip install 'tokenmix[train]'."
+
+
+def test_help_and_version_of_the_package(capsys):
+    assert cli.main([]) == 0
+    assert "doctor" in capsys.readouterr().out
+    assert cli.main(["train", "--help"]) == 0
+    assert "--row" in capsys.readouterr().out
+    assert isinstance(tokenmix.__version__, str)
+    assert isinstance(cli, types.ModuleType)

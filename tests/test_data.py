@@ -1,0 +1,219 @@
+"""Corpora and the sampler."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from tokenmix import MixerError
+from tokenmix.data import Corpus, Sampler, corpora, open_corpus
+from tokenmix.data.cache import write_chunks
+from tokenmix.data.sampler import permuted
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "tokenmix"
+
+
+@pytest.fixture
+def small_enwik8(monkeypatch) -> bytes:
+    """enwik8 replaced by a thousand bytes, so that its path through the code can be run without 36 MB."""
+    content = bytes(i * 7 % 251 for i in range(1000))
+    monkeypatch.setattr(corpora, "ENWIK8_SIZE", 1000)
+    monkeypatch.setattr(corpora, "ENWIK8_SHA256", hashlib.sha256(content).hexdigest())
+    monkeypatch.setattr(corpora, "ENWIK8_BOUNDS", (900, 950, 1000))
+    return content
+
+
+def read(corpus: Corpus, split: str) -> bytes:
+    return bytes(corpus.split(split).tolist())
+
+
+def test_a_file_is_split_and_hashed(tmp_path):
+    content = bytes(range(200))
+    (tmp_path / "a.txt").write_bytes(content)
+    corpus = open_corpus(str(tmp_path / "a.txt"))
+    assert (corpus.size, corpus.sha256) == (200, hashlib.sha256(content).hexdigest())
+    assert b"".join(read(corpus, s) for s in ("train", "valid", "test")) == content
+    assert corpus.bounds == (180, 190, 200)
+    assert open_corpus(str(tmp_path / "a.txt"), split=(50, 25, 25)).bounds == (100, 150, 200)
+
+
+def test_a_changed_file_gets_a_new_hash(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"x" * 100)
+    first = open_corpus(str(file)).sha256
+    file.write_bytes(b"y" * 100)
+    assert open_corpus(str(file)).sha256 == hashlib.sha256(b"y" * 100).hexdigest() != first
+
+
+def test_a_folder_is_its_text_files_in_order(tmp_path):
+    folder = tmp_path / "texts"
+    for name, content in {"b.txt": b"bb", "a/z.txt": b"az", "a.txt": b"a", ".hidden": b"no", "picture": b"\0no"}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    corpus = open_corpus(str(folder))
+    assert bytes(corpus.bytes().tolist()) == b"a" + b"az" + b"bb"
+    (folder / "b.txt").write_bytes(b"cc!")
+    assert bytes(open_corpus(str(folder)).bytes().tolist()) == b"aazcc!"
+
+
+def test_the_standard_library_is_a_corpus():
+    a, b = open_corpus("stdlib"), open_corpus("stdlib")
+    assert (a.sha256, a.path) == (b.sha256, b.path)
+    assert a.size > 3_000_000
+    files = corpora.stdlib_files()
+    assert a.size == sum(p.stat().st_size for p in files)
+    assert not any({"test", "tests", "site-packages"} & set(p.parts) for p in files)
+    assert {"argparse.py", "dataclasses.py"} <= {p.name for p in files}
+
+
+@pytest.mark.parametrize("form", ["raw", "gz", "zip"])
+def test_enwik8_from_a_local_copy(tmp_path, small_enwik8, form):
+    path = tmp_path / {"raw": "enwik8", "gz": "enwik8.gz", "zip": "enwik8.zip"}[form]
+    if form == "raw":
+        path.write_bytes(small_enwik8)
+    elif form == "gz":
+        path.write_bytes(gzip.compress(small_enwik8))
+    else:
+        with zipfile.ZipFile(path, "w") as z:
+            z.writestr("enwik8", small_enwik8)
+    corpus = open_corpus("enwik8", path=str(path))
+    assert read(corpus, "train") == small_enwik8[:900]
+    assert read(corpus, "valid") == small_enwik8[900:950]
+    assert read(corpus, "test") == small_enwik8[950:]
+    assert open_corpus(str(path)).name == "enwik8"  # known by its content too, with its official split
+
+
+def test_enwik8_is_downloaded_once(tmp_path, small_enwik8, monkeypatch, own_cache):
+    archive = tmp_path / "there.zip"
+    with zipfile.ZipFile(archive, "w") as z:
+        z.writestr("enwik8", small_enwik8)
+    monkeypatch.setattr(corpora, "ENWIK8_URL", archive.as_uri())
+    assert read(open_corpus("enwik8"), "train") == small_enwik8[:900]
+    archive.unlink()
+    assert open_corpus("enwik8").size == 1000
+    assert not (own_cache / "enwik8.zip").exists()
+
+
+def test_enwik8_that_is_not_enwik8_is_refused(tmp_path, small_enwik8):
+    path = tmp_path / "enwik8"
+    path.write_bytes(small_enwik8[:-1] + b"!")
+    with pytest.raises(MixerError, match="is not enwik8: 1000 bytes with sha256"):
+        open_corpus("enwik8", path=str(path))
+
+
+def test_a_failed_download_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpora, "ENWIK8_URL", (tmp_path / "nothing.zip").as_uri())
+    with pytest.raises(MixerError, match="could not download .* give its path"):
+        open_corpus("enwik8")
+
+
+def test_broken_archives_are_refused_and_leave_nothing(tmp_path, own_cache):
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"x" * 10_000)[:-20])
+    (tmp_path / "b.zip").write_bytes(b"PK not a zip")
+    for name, words in (("a.gz", "not a readable gzip"), ("b.zip", "not a readable zip")):
+        with pytest.raises(MixerError, match=words):
+            open_corpus(str(tmp_path / name))
+    assert [p for p in own_cache.rglob("*") if p.is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "words"),
+    [
+        ("stdlb", {}, "no file, folder or corpus is called 'stdlb'"),
+        ("stdlib", {"path": "x"}, "data.source='enwik8' only"),
+        ("enwik8", {"path": "/nothing/here"}, "no file '/nothing/here'"),
+        ("stdlib", {"split": (90.0, 10.0)}, "three proportions"),
+        ("stdlib", {"split": (90.0, -5.0, 5.0)}, "three proportions"),
+    ],
+)
+def test_wrong_sources_are_refused(source, options, words):
+    with pytest.raises(MixerError, match=words):
+        open_corpus(source, **options)
+
+
+def test_empty_and_short_corpora_are_refused(tmp_path):
+    for name, content in {"empty": b"", "short": b"x" * 100}.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(MixerError, match="is empty"):
+        open_corpus(str(tmp_path / "empty"))
+    corpus = open_corpus(str(tmp_path / "short"))
+    corpus.check_length(89)
+    with pytest.raises(MixerError, match="training split has 90 bytes, one sequence of seq_len=90 needs 91"):
+        corpus.check_length(90)
+    with pytest.raises(MixerError, match="no split is called 'val'"):
+        corpus.split("val")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(MixerError, match="holds no text files"):
+        open_corpus(str(tmp_path / "folder"))
+
+
+def resident() -> int:
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    return int(fields["VmRSS"].split()[0]) * 1024
+
+
+def test_a_corpus_is_mapped_not_read(tmp_path):
+    path = tmp_path / "sparse"
+    with path.open("wb") as f:
+        f.truncate(1 << 31)
+    before = resident()
+    corpus = Corpus("sparse", path, 1 << 31, "", ((1 << 31) - 20, (1 << 31) - 10, 1 << 31))
+    x, _ = Sampler(corpus.split("train"), seq_len=64, batch_size=8).batch(3)
+    assert x.shape == (8, 64)
+    assert resident() - before < 50 << 20
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path):
+    def half():
+        yield b"half"
+        raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        write_chunks(tmp_path / "a", half())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 65, 1000])
+def test_the_order_of_an_epoch_is_a_permutation(n):
+    orders = [[permuted(i, n, key) for i in range(n)] for key in (1, 2)]
+    assert all(sorted(order) == list(range(n)) for order in orders)
+    assert n < 7 or (orders[0] != orders[1] and orders[0] != list(range(n)))
+
+
+def test_the_sampler_is_a_function_of_seed_and_step():
+    data = torch.arange(5000).remainder(251).to(torch.uint8)
+    a, b, other = (Sampler(data, seq_len=32, batch_size=4, seed=s) for s in (0, 0, 1))
+    b.batch(17)
+    for step in (0, 3, 100):
+        x, y = a.batch(step)
+        assert torch.equal(x, b.batch(step)[0])
+        assert torch.equal(x[:, 1:], y[:, :-1])
+        assert not torch.equal(x, other.batch(step)[0])
+        assert x.dtype == torch.int64
+
+
+def test_an_epoch_reads_every_window_once_and_the_next_cuts_elsewhere():
+    sampler = Sampler(torch.zeros(1000, dtype=torch.uint8), seq_len=10, batch_size=1, seed=3)
+    epochs = [sorted(sampler.starts(e * sampler.windows + i)[0] for i in range(sampler.windows)) for e in range(3)]
+    for starts in epochs:
+        assert {b - a for a, b in zip(starts, starts[1:], strict=False)} == {10}
+        assert starts[0] < 10
+        assert starts[-1] + 11 <= 1000
+    assert len({starts[0] for starts in epochs}) > 1
+
+
+@pytest.mark.parametrize("size", [11, 12, 20, 21, 22, 35])
+def test_tiny_corpora_can_be_sampled(size):
+    sampler = Sampler(torch.zeros(size, dtype=torch.uint8), seq_len=10, batch_size=5)
+    assert all(sampler.batch(step)[0].shape == (5, 10) for step in range(20))
+    with pytest.raises(MixerError, match="too short for one sequence"):
+        Sampler(torch.zeros(10, dtype=torch.uint8), seq_len=10, batch_size=1)

@@ -1,0 +1,90 @@
+"""Every example in the documentation runs, every public name and mixer has its place in it, every command it names exists."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+import tokenmix
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WITH_EXAMPLES = [p for p in PAGES if "```python\n" in p.read_text()]
+
+
+def examples(page: Path) -> list[doctest.DocTest]:
+    """The python blocks of a page as one test: later blocks use what earlier ones made."""
+    text = page.read_text()
+    blocks = "".join(re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE))
+    return [doctest.DocTestParser().get_doctest(blocks, {}, page.name, str(page), 0)]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name_of)
+def test_examples_run(page):
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL)
+    failures: list[str] = []
+    for test in examples(page):
+        assert test.examples, "a python block holds no >>> example"
+        runner.run(test, out=failures.append)
+    assert not runner.failures, "".join(failures)
+
+
+def test_a_wrong_example_is_caught():
+    runner = doctest.DocTestRunner()
+    runner.run(doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "wrong", None, 0), out=lambda _: None)
+    assert runner.failures == 1
+
+
+def public_names() -> list[str]:
+    """Names exported as ``X as X`` in the package's __init__."""
+    tree = ast.parse((ROOT / "src/tokenmix/__init__.py").read_text())
+    return [a.asname for node in tree.body if isinstance(node, ast.ImportFrom) for a in node.names if a.asname == a.name]
+
+
+@pytest.mark.parametrize("name", public_names())
+def test_public_name_is_in_the_reference(name):
+    assert hasattr(tokenmix, name)
+    assert re.search(rf"^(::: |### )tokenmix\.{name}$", (ROOT / "docs/reference/api.md").read_text(), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", [n for n, cls in tokenmix.MIXERS.items() if cls.__module__.startswith("tokenmix.")])
+def test_mixer_has_its_row_and_page(name):
+    row = re.search(rf"^\| `{name}` \|.*\(([\w-]+\.md)\) \|$", (ROOT / "docs/mixers/index.md").read_text(), flags=re.MULTILINE)
+    assert row
+    page = (ROOT / "docs/mixers" / row[1]).read_text()
+    assert name in page
+    assert f"| `{name}` |" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("name", "cls"), [(n, c) for n, c in tokenmix.MIXERS.items() if c.__module__.startswith("tokenmix.")])
+def test_capabilities_in_the_readme_are_those_of_the_class(name, cls):
+    table = (ROOT / "README.md").read_text().split("## The mixers")[1]
+    _, causal, streaming, context, pairs, grid, _ = [c.strip() for c in re.search(rf"^\| `{name}` \|(.*)\|$", table, flags=re.MULTILINE)[1].split("|")]
+    said = [cell != "no" for cell in (causal, streaming, context, pairs, grid)]
+    assert said == [cls.supports_causal, cls.supports_streaming, cls.supports_context, cls.supports_attn_mask, cls.supports_grid]
+
+
+def test_commands_in_the_documentation_exist():
+    from tokenmix._verbs import VERBS
+
+    text = "\n".join(p.read_text() for p in PAGES)
+    named = set(re.findall(r"^tokenmix ([a-z]+)\b", text, flags=re.MULTILINE)) | set(re.findall(r"`tokenmix ([a-z]+)\b[^`]*`", text))
+    assert named, "the documentation names no command"
+    assert named <= set(VERBS)
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    assert set(re.findall(r"\bmake ([a-z-]+)`", text)) <= set(targets)
+
+
+def test_deviations_name_tests_that_exist():
+    sources = "\n".join(p.read_text() for p in (ROOT / "tests").glob("test_*.py"))
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs/mixers/aft.md").read_text()))
+    assert named
+    assert {n for n in named if f"def {n}(" not in sources} == set()

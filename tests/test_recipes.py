@@ -1,0 +1,94 @@
+"""Recipes: the paper's rows, as printed, and every size buildable."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from tokenmix import MIXERS, MixerError
+from tokenmix.models import build_model
+from tokenmix.recipes import RECIPES, SIZES, find_recipe
+from tokenmix.train import RunConfig, train
+
+ENWIK8 = RECIPES["aft_enwik8"]
+ROWS = [(name, row) for name, recipe in RECIPES.items() for row, entry in recipe.rows.items() if not entry.missing()]
+
+
+def count(config: RunConfig) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in build_model(config.model).parameters())
+
+
+@pytest.mark.parametrize(("name", "row"), ROWS)
+def test_every_row_builds_at_every_size_and_goes_to_json(name, row):
+    sizes = []
+    for size in SIZES:
+        config = RECIPES[name].config(row, size)
+        assert RunConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+        assert (config.recipe, config.row, config.size) == (name, row, size)
+        sizes.append(count(config))
+    assert sizes[0] < sizes[1] <= sizes[2]
+
+
+def test_the_tables_are_all_there():
+    rows = ENWIK8.rows
+    assert len([r for r in rows if r.startswith("table4/")]) == 9
+    windows = [int(r.removeprefix("table5/window_")) for r in rows if r.startswith("table5/")]
+    assert windows == [0, 1, 2, 4, 8, 32, 64, 128, 256, 512, 1024]
+    assert [int(r.removeprefix("table6/length_")) for r in rows if r.startswith("table6/")] == [1024, 2048, 4096]
+    assert rows["table5/window_32"].printed["test"] == rows["table4/aft_local_32_24x256"].printed["test"] == rows["table6/length_1024"].printed["test"] == 1.154
+    assert rows["table5/window_0"].printed["test"] == rows["table4/aft_simple_24x256"].printed["test"] == 1.209
+    assert {r for r, entry in rows.items() if entry.missing()} <= {
+        f"table4/{r}_12x512" for r in ("reformer", "synthesizer_dense", "linear_transformer", "performer")
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "millions"),
+    [
+        ("table4/aft_local_32_24x256", 31.93),
+        ("table4/aft_local_32_12x512", 44.91),
+        ("table4/aft_simple_24x256", 19.35),
+        ("table4/transformer_24x256", 19.35),
+        ("table4/transformer_12x512", 38.62),
+    ],
+)
+def test_paper_sizes_have_the_parameters_of_the_paper_s_models(row, millions):
+    assert round(count(ENWIK8.config(row, "paper")) / 1e6, 2) == millions
+
+
+def test_the_paper_size_is_the_paper_s_recipe():
+    config = ENWIK8.config(None, "paper")
+    assert (config.model.layers, config.model.dim, config.data.seq_len, config.model.dropout) == (24, 256, 1024, 0.1)
+    assert config.model.mixers == ({"name": "aft_local", "window": 32, "rank": 256},)
+    assert (config.optim.lr, config.optim.weight_decay, config.optim.schedule, config.train.batch_size) == (3e-3, 0.5, "vaswani", 128)
+    assert config.train.steps * 128 * 1024 == pytest.approx(100 * 90e6, rel=0.001)
+    assert ENWIK8.config("table6/length_4096", "paper").train.steps == pytest.approx(config.train.steps / 4, rel=0.001)
+
+
+def test_rows_whose_mixer_is_not_there_say_so(monkeypatch):
+    monkeypatch.delitem(MIXERS, "aft_local")
+    assert ENWIK8.rows["table5/window_32"].missing() == ["aft_local"]
+    with pytest.raises(MixerError, match="row table5/window_32 is not available yet, it needs the mixer aft_local; available: .*aft_simple"):
+        ENWIK8.config("table5/window_32")
+
+
+def test_wrong_names_are_refused():
+    with pytest.raises(MixerError, match="nearest: aft_enwik8"):
+        find_recipe("aft_enwik")
+    with pytest.raises(MixerError, match="nearest: table5/window_1"):
+        ENWIK8.config("table5/window_13")
+    with pytest.raises(MixerError, match="smoke, gpu, paper"):
+        ENWIK8.config(None, "large")
+
+
+@pytest.mark.parametrize("row", RECIPES["text"].rows)
+def test_every_row_of_text_trains(row, tmp_path):
+    (tmp_path / "text.txt").write_bytes(b"the cat sat on the mat. " * 500)
+    fields = {"data.source": str(tmp_path / "text.txt"), "data.seq_len": 64, "model.max_len": 64, "train.steps": 4, "train.batch_size": 2}
+    config = RECIPES["text"].config(row, "smoke").override(fields | {"train.sample_bytes": 8})
+    summary = train(config, tmp_path / "run")
+    assert summary["step"] == 4
+    assert summary["valid_bits_per_byte"] < 8

@@ -1,0 +1,185 @@
+"""The report: what it shows, what it survives, and that the page needs nothing from outside."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+
+from run_dirs import SPECS, tiny_run
+from tokenmix import MixerError, build_mixer
+from tokenmix.report import Table, read_run, write_report
+from tokenmix.report.biases import filters, pair_bias
+from tokenmix.report.checks import check_page
+from tokenmix.report.runs import readable
+from tokenmix.report.tables import number, size
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return [tiny_run(folder, name) for name in SPECS]
+
+
+@pytest.fixture(scope="module")
+def page(runs, tmp_path_factory):
+    extra = Table("Extra", ["what", "how much"], [["a <b>", number(1.5)]], ["a note"])
+    return write_report(runs, tmp_path_factory.mktemp("page") / "report.html", tables=[extra], title="Tiny & real", lead=["One < two."])
+
+
+def test_page_passes_its_checks(page):
+    assert check_page(page) == []
+
+
+def test_page_shows_curves_tables_samples_biases_and_facts(page, runs):
+    text = page.read_text()
+    assert "<title>Tiny &amp; real</title>" in text
+    assert "One &lt; two." in text
+    assert "a &lt;b&gt;" in text
+    for run in runs:
+        env = json.loads((run / "env.json").read_text())
+        row = re.search(rf'<tr><th scope="row">{run.name}</th>(.*?)</tr>', text)
+        assert row
+        assert f"<td>{env['parameters']:,}</td>" in row[1]
+        assert f"<td>{read_run(run).last_eval('valid'):.3f}</td>" in row[1]
+        assert f"<h3>{run.name}, step_00000020.txt</h3>" in text
+    assert env["corpus"]["sha256"] in text
+    assert text.count("Line chart of training loss") == 2
+    assert text.count("Heat map of exp(w) - 1 over pairs of positions") == 2
+    assert text.count("Heat map of exp(w) - 1 over taps") == 1
+
+
+def test_a_run_cut_anywhere_is_read_as_far_as_it_got(runs, tmp_path):
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    (cut / "config.json").write_text((runs[0] / "config.json").read_text())
+    lines = (runs[0] / "metrics.jsonl").read_text()
+    (cut / "metrics.jsonl").write_text(lines[: lines.index("\n", 100) + 20])
+    assert len(read_run(cut).train) >= 1
+    assert check_page(write_report([cut], tmp_path / "cut.html")) == []
+    (cut / "metrics.jsonl").unlink()
+    assert check_page(write_report([cut], tmp_path / "empty.html")) == []
+
+
+def test_loss_that_is_not_finite_is_said_in_words(runs, tmp_path):
+    sick = tmp_path / "sick"
+    sick.mkdir()
+    (sick / "config.json").write_text((runs[0] / "config.json").read_text())
+    lines = [
+        {"kind": "train", "step": s, "loss": float("nan") if s > 3 else 2.0, "tokens": s, "seconds": s, "tokens_per_s": 1.0, "peak_mib": 1.0}
+        for s in range(1, 9)
+    ]
+    lines.append({"kind": "eval", "split": "valid", "step": 8, "bits_per_byte": float("nan"), "seconds": 1.0})
+    (sick / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = write_report([sick], tmp_path / "sick.html")
+    assert check_page(page) == []
+    assert "not finite" in page.read_text()
+
+
+def test_samples_are_escaped_and_bytes_shown(runs, tmp_path):
+    copy = tmp_path / "odd"
+    (copy / "samples").mkdir(parents=True)
+    (copy / "config.json").write_text((runs[0] / "config.json").read_text())
+    (copy / "samples" / "step_00000001.txt").write_bytes(b"<script>alert(1)</script>\xff\x00\x1b[31m \xc3\xa9 http://example.org")
+    page = write_report([copy], tmp_path / "odd.html")
+    assert check_page(page) == []
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;\\xff\\x00\\x1b[31m é" in page.read_text()
+    assert readable(b"a\tb\n\x7f") == "a\tb\n\\x7f"
+
+
+def test_runs_of_the_same_name_are_told_apart(runs, tmp_path):
+    for parent in ("one", "two"):
+        (tmp_path / parent / "run").mkdir(parents=True)
+        (tmp_path / parent / "run" / "config.json").write_text((runs[0] / "config.json").read_text())
+    text = write_report([tmp_path / "one/run", tmp_path / "two/run"], tmp_path / "r.html").read_text()
+    assert "one/run" in text
+    assert "two/run" in text
+
+
+@pytest.mark.parametrize(("make", "words"), [(lambda d: None, "no config.json"), (lambda d: (d / "config.json").write_text("{"), "cannot be read")])
+def test_what_is_no_run_is_refused(tmp_path, make, words):
+    make(tmp_path)
+    with pytest.raises(MixerError, match=words):
+        write_report([tmp_path], tmp_path / "r.html")
+
+
+def test_no_runs_are_refused(tmp_path):
+    with pytest.raises(MixerError, match="at least one"):
+        write_report([], tmp_path / "r.html")
+
+
+def test_pair_bias_is_exp_w_less_one_inside_the_window_and_blank_in_the_future():
+    mixer = build_mixer("aft_local", dim=4, max_len=9, window=3, rank=None, init_std=1.0, causal=True)
+    extra = pair_bias(mixer)
+    w = mixer.bias.weight.detach().double()
+    for t in range(9):
+        for s in range(9):
+            expected = float("nan") if s > t else torch.expm1(w[t, s]).item() if t - s < 3 else 0.0
+            assert extra[t, s].item() == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize(("ndim", "shape"), [(1, (2, 3)), (2, (3, 7)), (3, (3, 7))])
+def test_filters_of_any_dimension_make_a_matrix(ndim, shape):
+    mixer = build_mixer("aft_conv", dim=4, heads=2, kernel_size=3, ndim=ndim, reparam=False, init_std=1.0)
+    assert filters(mixer).shape == shape
+    head = mixer.kernel()[0].detach().double()
+    assert filters(mixer).nan_to_num(1e9).min() <= torch.expm1(head if ndim < 3 else head[1]).min()
+
+
+GOOD = "<!doctype html><html><head><title>t</title></head><body><h1>h</h1><table><tr><td>1</td></tr></table>{}</body></html>"
+DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
+@pytest.mark.parametrize(
+    ("planted", "words"),
+    [
+        ('<img src="http://example.org/a.png" alt="a">', "outside"),
+        ('<img src="//example.org/a.png" alt="a">', "outside"),
+        ('<a href="https://example.org">a</a>', "outside"),
+        ('<img src="a.png" alt="a">', "outside"),
+        ("<style>@import 'a.css'; p { color: red }</style>", "style sheet"),
+        ("<style>p { background: url(https://example.org/a) }</style>", "style sheet"),
+        ('<p style="background: url(a.png)">a</p>', "outside address"),
+        ("<script>1</script>", "no place"),
+        ('<img src="data:image/png;base64,AAAA" alt="a">', "does not decode"),
+        (f'<img src="data:image/png;base64,{DOT}" alt="a">', "blank"),
+        ('<img src="data:image/gif;base64,AAAA" alt="a">', "not a PNG"),
+        (f'<img src="data:image/png;base64,{DOT}">', "no alternative"),
+        ("<table><tr><th>a</th></tr></table>", "no rows"),
+        ("<table><tr><td>nan</td></tr></table>", "not a number"),
+        ("<table><tr><td>inf s</td></tr></table>", "not a number"),
+        ("<p>loss NaN</p>", "not a number"),
+        ("<div><p>a</div>", "closes <p>"),
+        ("<div>", "closes <div>"),
+        ('<p id="a">a</p><p id="a">b</p>', "stands twice"),
+    ],
+)
+def test_the_checks_find(tmp_path, planted, words):
+    page = tmp_path / "page.html"
+    page.write_text(GOOD.format(""))
+    assert check_page(page) == []
+    page.write_text(GOOD.format(planted))
+    assert any(words in problem for problem in check_page(page)), check_page(page)
+
+
+def test_the_checks_find_what_is_missing(tmp_path):
+    (tmp_path / "page.html").write_text("<html><body><h1>a</h1>")
+    problems = " ".join(check_page(tmp_path / "page.html"))
+    assert "<html> is never closed" in problems
+    assert "no <table>" in problems
+
+
+@pytest.mark.parametrize(
+    ("n", "text"), [(0, "0 B"), (1023, "1,023 B"), (1536, "1.5 KiB"), (5 * 2**20, "5.0 MiB"), (3 * 2**30, "3.00 GiB"), (None, "not measured")]
+)
+def test_sizes_are_written_short(n, text):
+    assert size(n) == text
+
+
+def test_tables_line_up_in_a_terminal():
+    lines = Table("T", ["model", "x"], [["a", "1.0"], ["longer", "10.0"]]).text().split("\n")
+    assert lines == ["T", "model      x", "------------", "a        1.0", "longer  10.0"]
+    wide = Table("T", ["model", "x" * 150], [["a", "1.0"]]).text().split("\n")
+    assert wide[3] == "x" * 150 + "  1.0"

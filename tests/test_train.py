@@ -1,0 +1,412 @@
+"""Training: right numbers, and a run that can be stopped anywhere."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import kill_nine
+from tokenmix import MixerError
+from tokenmix.models import LM, LMConfig
+from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, checkpoint, evaluate, evaluate_run, load_run, resume, sample_run, train
+from tokenmix.train.evaluate import windows
+from tokenmix.train.optim import learning_rate, parameter_groups
+from tokenmix.train.rundir import RunDir
+
+HYBRID = ({"name": "aft_local", "window": 4, "rank": 3}, {"name": "attention", "heads": 2})
+FILES = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "progress.json")
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory) -> Path:
+    """Fifty thousand bytes that can be learnt."""
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_bytes(b"".join(b"%d times %d is %d\n" % (i % 97, i % 89, (i % 97) * (i % 89)) for i in range(3000)))
+    return path
+
+
+def config(text: Path, *, mixers=HYBRID, dropout: float = 0.1, optim=None, **loop_fields) -> RunConfig:
+    model = LMConfig(dim=16, max_len=32, mixers=mixers, layers=2, dropout=dropout)
+    fields = {"steps": 20, "batch_size": 4, "accumulate": 2, "log_every": 3, "eval_every": 10, "eval_bytes": 600, "save_every": 5, "keep": 3, "threads": 1}
+    return RunConfig(model, DataConfig(str(text), seq_len=32), optim or OptimConfig(lr=1e-2, warmup=5), TrainConfig(**{**fields, **loop_fields}))
+
+
+@pytest.fixture(scope="session")
+def whole(text, tmp_path_factory) -> Path:
+    """A run nobody touched."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    train(config(text), out)
+    return out
+
+
+@pytest.fixture
+def run(whole, tmp_path) -> Path:
+    """A copy of it, to be ill-treated."""
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+def step_dir(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step_{step:08d}"
+
+
+def names(run: Path) -> list[str]:
+    return sorted(p.name for p in (run / "checkpoints").iterdir())
+
+
+def test_a_run_learns_and_leaves_its_record(whole, text):
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    trained, evaluated = ([x for x in lines if x["kind"] == kind] for kind in ("train", "eval"))
+    assert [x["step"] for x in trained] == [3, 6, 9, 12, 15, 18, 20]
+    assert [(x["step"], x["split"]) for x in evaluated] == [(10, "valid"), (20, "valid")]
+    assert evaluated[-1]["bits_per_byte"] < trained[0]["bpb"] - 1
+    assert all(x["bpb"] == pytest.approx(x["loss"] / math.log(2)) and x["tokens"] == x["step"] * 128 for x in trained)
+    assert set(trained[0]) == {"kind", "step", "loss", "bpb", "lr", "tokens", "tokens_per_s", "seconds", "peak_mib"}
+    assert RunConfig.from_json(json.loads((whole / "config.json").read_text())) == config(text)
+    env = json.loads((whole / "env.json").read_text())
+    assert env["parameters"] == sum(p.numel() for p in LM(config(text).model).parameters())
+    assert env["corpus"]["bytes"] == text.stat().st_size
+    assert env["threads"] == 1
+    assert env["state_bytes_per_row"] > 0
+    assert names(whole) == ["step_00000010", "step_00000015", "step_00000020"]
+
+
+@pytest.mark.parametrize("step", [10, 15])
+def test_going_back_and_on_again_gives_the_same_bits(run, whole, step):
+    resume(run, from_step=step)
+    kill_nine.compare(whole, run)
+
+
+def test_killed_three_times_it_gives_the_same_bits(tmp_path, text):
+    fields = {"--row": "hybrid", "--data": str(text), "--model.dim": "16", "--data.seq_len": "32", "--model.max_len": "32", "--model.dropout": "0.1"}
+    loop_fields = {"--train.steps": "160", "--train.log_every": "1", "--train.eval_every": "40", "--train.save_every": "4", "--train.eval_bytes": "2000"}
+    options = [word for pair in (fields | loop_fields | {"--train.threads": "1"}).items() for word in pair]
+    said: list[str] = []
+    kill_nine.torture(tmp_path, 3, ["text", *options], say=said.append)
+    assert "before the first checkpoint" in said[1]
+    assert "inside a checkpoint" in said[2]
+
+
+def test_a_resumed_run_without_checkpoint_starts_again(run, whole):
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").mkdir()
+    with (run / "metrics.jsonl").open("a") as f:
+        f.write('{"kind": "train", "st')
+    resume(run)
+    kill_nine.compare(whole, run)
+
+
+@pytest.mark.parametrize("allowed", [0, 1, 2, 4])
+def test_a_full_disk_during_a_checkpoint_loses_nothing(tmp_path, text, whole, monkeypatch, allowed):
+    written = []
+    real = checkpoint.write_file
+
+    def full(path: Path, content: bytes) -> None:
+        if "00000010" in path.parent.name:
+            if len(written) == allowed:
+                path.write_bytes(content[: len(content) // 2])
+                raise OSError(errno.ENOSPC, "No space left on device", str(path))
+            written.append(path)
+        real(path, content)
+
+    monkeypatch.setattr(checkpoint, "write_file", full)
+    out = tmp_path / "run"
+    with pytest.raises(MixerError, match="step 10 could not be written .No space left on device.; the checkpoint of step 5 is intact"):
+        train(config(text), out)
+    assert names(out) == ["step_00000005"]
+    assert kill_nine.last_step(out) == 10
+    monkeypatch.setattr(checkpoint, "write_file", real)
+    resume(out)
+    kill_nine.compare(whole, out)
+
+
+def test_a_full_disk_under_the_metrics_is_one_clear_error(tmp_path, text, monkeypatch):
+    real = RunDir.append
+
+    def full(self, line):
+        if line["step"] >= 9:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(self, line)
+
+    monkeypatch.setattr(RunDir, "append", full)
+    with pytest.raises(MixerError, match=r"metrics.jsonl could not be written .No space left on device.; the checkpoint of step 5 is intact"):
+        train(config(text), tmp_path / "run")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "edited", "missing"])
+@pytest.mark.parametrize("name", [*FILES, "manifest.json"])
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_previous_one_offered(run, name, damage):
+    file = step_dir(run, 20) / name
+    content = bytearray(file.read_bytes())
+    if damage == "missing":
+        file.unlink()
+    elif damage == "truncated":
+        file.write_bytes(content[:-7])
+    else:
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    for use in (resume, load_run):
+        with pytest.raises(MixerError, match=f"{name}.*previous good one is step 15.*--from 15") as caught:
+            use(run)
+        assert "\n" not in str(caught.value)
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != ".lock"} == {p: b for p, b in before.items() if p.name != ".lock"}
+
+
+def test_the_offered_checkpoint_works(run, whole):
+    (step_dir(run, 20) / "model.safetensors").write_bytes(b"")
+    (step_dir(run, 15) / "rng.safetensors").write_bytes(b"")
+    with pytest.raises(MixerError, match="--from 10"):
+        resume(run)
+    resume(run, from_step=10)
+    kill_nine.compare(whole, run)
+
+
+def test_a_checkpoint_that_is_not_there_is_refused(run):
+    with pytest.raises(MixerError, match="no checkpoint of step 7; there are 10, 15, 20"):
+        resume(run, from_step=7)
+    with pytest.raises(MixerError, match="'last' or 'best'"):
+        load_run(run, step="newest")
+
+
+def test_output_directories_that_will_not_do(tmp_path, text, whole):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter").touch()
+    (tmp_path / "file").touch()
+    cases = {whole: "holds a run already; continue it with", tmp_path / "full": "not empty", tmp_path / "file": "is a file"}
+    cases[tmp_path / "file" / "run"] = "cannot be made"
+    for out, words in cases.items():
+        with pytest.raises(MixerError, match=words):
+            train(config(text), out)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "full"]
+    with pytest.raises(MixerError, match="not a run directory"):
+        resume(tmp_path / "full")
+
+
+def test_an_empty_directory_will_do(tmp_path, text):
+    assert train(config(text, steps=1), tmp_path)["step"] == 1
+
+
+def test_the_last_and_the_best_checkpoints_are_kept(tmp_path):
+    for step in range(1, 7):
+        checkpoint.save_checkpoint(tmp_path, step, {"model": {"w": torch.ones(1)}}, {})
+        checkpoint.prune(tmp_path, 2, best=2 if step >= 2 else None)
+    assert checkpoint.list_steps(tmp_path) == [2, 5, 6]
+
+
+def test_the_best_checkpoint_can_be_loaded(tmp_path, text):
+    out = tmp_path / "run"
+    train(config(text, dropout=0.0, optim=OptimConfig(lr=1e-2, warmup=0, schedule="constant"), steps=12, eval_every=4, save_every=2, keep=1), out)
+    resume(out, changes={"train.steps": 24})
+    bits = {x["step"]: x["bits_per_byte"] for x in RunDir(out).read_metrics() if x["kind"] == "eval"}
+    best = min(bits, key=lambda s: bits[s])
+    model, _ = load_run(out, step="best")
+    saved = checkpoint.load_checkpoint(out / "checkpoints", best, "model")[0]["model"]
+    assert all(torch.equal(v, saved[k]) for k, v in model.state_dict().items())
+    assert evaluate_run(out, split="valid", step="best", max_bytes=600, record=False).bits_per_byte == bits[best]
+
+
+def test_a_second_process_is_refused(run):
+    with RunDir(run).lock(), pytest.raises(MixerError, match="another process is training"):
+        resume(run)
+
+
+def test_a_changed_environment_warns_and_a_changed_corpus_is_refused(run, text, tmp_path):
+    env = json.loads((run / "env.json").read_text())
+    (run / "env.json").write_text(json.dumps(env | {"torch": "1.0"}))
+    with pytest.warns(UserWarning, match=r"torch was 1\.0, is"):
+        resume(run, from_step=15)
+    other = tmp_path / "other.txt"
+    other.write_bytes(text.read_bytes() + b"!")
+    (run / "config.json").write_text((run / "config.json").read_text().replace(str(text), str(other)))
+    with pytest.raises(MixerError, match="changed since this run began"):
+        resume(run, from_step=15)
+    with pytest.raises(MixerError, match="changed since this run began"):
+        evaluate_run(run)
+
+
+def test_only_the_loop_can_change_on_resume(run):
+    for name in ("model.dim", "data.seq_len", "train.batch_size"):
+        with pytest.raises(MixerError, match=f"{name} cannot change"):
+            resume(run, changes={name: 64})
+    assert resume(run, changes={"train.steps": 22})["step"] == 22
+    assert json.loads((run / "config.json").read_text())["train"]["steps"] == 22
+
+
+def test_time_can_end_a_run(tmp_path, text):
+    summary = train(config(text, steps=None, max_seconds=0.3, optim=OptimConfig(schedule="constant")), tmp_path / "run")
+    assert 0.3 <= summary["seconds"] < 5
+    assert summary["valid_bits_per_byte"] is not None
+    assert resume(tmp_path / "run")["step"] == summary["step"]
+
+
+def test_a_run_that_diverges_stops_before_it_spoils_its_checkpoints(tmp_path, text):
+    wild = OptimConfig(lr=1e25, warmup=0, schedule="constant", clip=0.0)
+    with pytest.raises(MixerError, match=r"the loss became nan by step 3; there is no checkpoint yet. Try a lower optim.lr"):
+        train(config(text, optim=wild), tmp_path / "run")
+
+
+def test_accumulating_is_one_large_batch(tmp_path, text):
+    losses = []
+    for parts in (1, 4):
+        train(config(text, dropout=0.0, accumulate=parts, steps=6, log_every=1), tmp_path / str(parts))
+        losses.append([x["loss"] for x in RunDir(tmp_path / str(parts)).read_metrics() if x["kind"] == "train"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_bf16_and_compile_train_like_fp32(tmp_path, text, monkeypatch):
+    calls = []
+    real = torch.compile
+
+    def traced(model):
+        calls.append(model)
+        return real(model, backend="aot_eager")
+
+    monkeypatch.setattr(torch, "compile", traced)
+    losses = {}
+    for name, fields in {"fp32": {}, "bf16": {"precision": "bf16"}, "compiled": {"compile": True}}.items():
+        train(config(text, dropout=0.0, steps=6, log_every=1, **fields), tmp_path / name)
+        losses[name] = [x["loss"] for x in RunDir(tmp_path / name).read_metrics() if x["kind"] == "train"]
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
+    assert losses["bf16"] != losses["fp32"]
+    assert losses["compiled"] == pytest.approx(losses["fp32"], rel=1e-4)
+    assert len(calls) == 1
+
+
+def test_only_linear_weights_decay():
+    model = LM(LMConfig(dim=16, max_len=32, mixers=HYBRID))
+    decayed, others = ({id(p) for p in group["params"]} for group in parameter_groups(model, 0.5))
+    for name, p in model.named_parameters():
+        linear = name.endswith("weight") and any(part in name for part in ("_proj", "mlp.up", "mlp.down", "head"))
+        assert (id(p) in decayed, id(p) in others) == (linear, not linear), name
+    assert [g["weight_decay"] for g in parameter_groups(model, 0.5)] == [0.5, 0.0]
+
+
+def test_learning_rates():
+    def rates(steps, *at, **fields):
+        return [learning_rate(t - 1, OptimConfig(lr=1.0, warmup=10, min_lr_ratio=0.1, **fields), steps) for t in at]
+
+    assert rates(None, 1, 5, 10, 40, 1000, schedule="vaswani") == pytest.approx([0.1, 0.5, 1.0, 0.5, 0.1])
+    assert rates(110, 5, 10, 60, 110, schedule="cosine") == pytest.approx([0.5, 1.0, 0.55, 0.1])
+    assert rates(110, 5, 10, 60, 110, schedule="linear") == pytest.approx([0.5, 1.0, 0.55, 0.1])
+    assert rates(None, 5, 10, 500, schedule="constant") == pytest.approx([0.5, 1.0, 1.0])
+
+
+@pytest.mark.parametrize(("size", "seq_len", "stride"), [(100, 10, 5), (101, 10, 10), (7, 10, 5), (11, 10, 1), (12, 10, 3), (57, 8, 8), (2, 1, 1)])
+def test_every_byte_is_scored_once_with_enough_context(size, seq_len, stride):
+    scored = []
+    for start, length, first in windows(size, seq_len, stride):
+        assert length == min(seq_len, size - 1)
+        assert 0 <= start <= size - 1 - length
+        for j in range(first, length):
+            target, context = start + j + 1, j + 1
+            scored.append(target)
+            assert context >= min(target, seq_len - stride)
+    assert scored == list(range(1, size))
+
+
+class Constant(nn.Module):
+    """Always the same logits."""
+
+    def __init__(self, logits: torch.Tensor):
+        super().__init__()
+        self.logits = nn.Parameter(logits)
+
+    def forward(self, x):
+        return self.logits.expand(*x.shape, 256)
+
+
+def test_bits_of_models_that_are_known():
+    data = torch.randint(256, (3000,), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    assert evaluate(Constant(torch.zeros(256)), data, seq_len=64).bits_per_byte == pytest.approx(8.0, abs=1e-6)
+    probs = torch.rand(256, generator=torch.Generator().manual_seed(1)).softmax(0)
+    by_hand = (8.0 - probs.log2()[data[1:].long()].double().sum().item()) / 3000
+    for stride in (1, 7, 64):
+        result = evaluate(Constant(probs.log()), data, seq_len=64, stride=stride, batch_size=5)
+        assert result.bits_per_byte == pytest.approx(by_hand, abs=1e-6)
+        assert result.bytes == 3000
+
+
+@torch.no_grad()
+def test_stride_one_is_the_full_context_of_every_byte():
+    torch.manual_seed(0)
+    model = LM(LMConfig(dim=16, max_len=8, mixers=HYBRID, init_std=0.3)).eval()
+    data = torch.randint(256, (40,)).to(torch.uint8)
+    bits = 8.0
+    for t in range(1, 40):
+        context = data[max(0, t - 8) : t].long()[None]
+        bits -= model(context)[0, -1].log_softmax(-1)[data[t].long()].item() / math.log(2)
+    assert evaluate(model, data, seq_len=8, stride=1).bits_per_byte == pytest.approx(bits / 40, abs=1e-5)
+    assert evaluate(model, data, seq_len=8, stride=8).bits_per_byte != pytest.approx(bits / 40, abs=1e-3)
+    with pytest.raises(MixerError, match="stride"):
+        evaluate(model, data, seq_len=8, stride=9)
+
+
+def test_evaluation_and_samples_of_a_run(run, text):
+    result = evaluate_run(run, split="test", max_bytes=500)
+    assert RunDir(run).read_metrics()[-1]["bits_per_byte"] == result.bits_per_byte
+    model, cfg = load_run(run)
+    data = torch.tensor(list(text.read_bytes()[-len(text.read_bytes()) // 20 :]), dtype=torch.uint8)
+    assert cfg == config(text)
+    assert abs(evaluate(model, data[:500], seq_len=32).bits_per_byte - result.bits_per_byte) < 0.3
+    a, b = (sample_run(run, n=20, prompt=b"12 times", seed=3) for _ in range(2))
+    assert a == b
+    assert a.startswith(b"12 times")
+    assert len(a) == 28
+    with pytest.raises(MixerError, match="at most n=24"):
+        sample_run(run, n=25, prompt=b"12 times")
+
+
+def test_samples_are_written_and_do_not_disturb_the_run(tmp_path, text, whole):
+    train(config(text, sample_bytes=10), tmp_path / "run")
+    assert [p.name for p in sorted((tmp_path / "run" / "samples").iterdir())] == ["step_00000010.txt", "step_00000020.txt"]
+    assert kill_nine.lines(tmp_path / "run") == kill_nine.lines(whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"train.stepz": 3}, "no field 'train.stepz'; nearest: train.steps"),
+        ({"trian.steps": 3}, "no field 'trian'"),
+        ({"train": 3}, "train must be an object"),
+        ({"train.steps": 0}, "train.steps must be positive"),
+        ({"train.steps": None}, "nothing ends this run"),
+        ({"train.steps": None, "train.max_seconds": 5}, "needs train.steps"),
+        ({"train.accumulate": 3}, "must divide"),
+        ({"train.precision": "fp8"}, "fp8"),
+        ({"train.stride": 33}, "train.stride must be in"),
+        ({"data.seq_len": 33}, "data.seq_len must be in 1..model.max_len=32"),
+        ({"optim.schedule": "step"}, "schedule='step'"),
+        ({"optim.lr": -1.0}, "optim.lr must be positive"),
+        ({"optim.betas": [0.9]}, "betas"),
+        ({"train.compile": "yes"}, "must be a bool"),
+    ],
+)
+def test_wrong_configs_are_refused(text, changes, words):
+    with pytest.raises(MixerError, match=words):
+        config(text).override(changes)
+
+
+def test_wrong_devices_are_refused(text, tmp_path):
+    with pytest.raises(MixerError, match="device='tpu9' is unknown"):
+        train(config(text, device="tpu9"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_short_corpus_is_refused_before_anything_is_made(tmp_path):
+    (tmp_path / "short").write_bytes(b"x" * 30)
+    with pytest.raises(MixerError, match="too short"):
+        train(config(tmp_path / "short"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_threads_of_the_caller_are_given_back(tmp_path, text):
+    before = torch.get_num_threads()
+    train(config(text, steps=1, threads=before + 1), tmp_path / "run")
+    assert torch.get_num_threads() == before
