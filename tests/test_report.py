@@ -183,3 +183,11 @@ def test_tables_line_up_in_a_terminal():
     assert lines == ["T", "model      x", "------------", "a        1.0", "longer  10.0"]
     wide = Table("T", ["model", "x" * 150], [["a", "1.0"]]).text().split("\n")
     assert wide[3] == "x" * 150 + "  1.0"
+
+
+def test_a_truncated_checkpoint_is_one_clear_line(tmp_path):
+    run = tiny_run(tmp_path, "attention")
+    weights = read_run(run).weights
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(MixerError, match="model.safetensors is truncated or edited"):
+        write_report([run], tmp_path / "page.html")

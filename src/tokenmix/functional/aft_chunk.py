@@ -1,6 +1,7 @@
 """One chunk of a causal AFT sequence: what the new tokens see of the past (sums, a ring, a history) and of each other.
 
-The past is carried as flat tensors (m (B, h), num (B, D), den (B, h)) in units of exp(m), with h = D, or the number of heads where a head has one key for all its features.
+The past is carried as flat tensors (m (B, h), num (B, D), den (B, h)) in units of exp(m), with h = D, or the number of heads where a head has one key
+for all its features.
 """
 
 from __future__ import annotations

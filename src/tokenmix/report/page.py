@@ -79,12 +79,17 @@ def _model_of(run: Run) -> Any:
     """The run's model with its newest weights, or None where there is no checkpoint."""
     if run.weights is None:
         return None
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     from ..models import LMConfig, build_model
 
     model = build_model(LMConfig.from_json(run.config["model"]))
-    missing, unexpected = model.load_state_dict(load_file(run.weights), strict=False)
+    try:
+        weights = load_file(run.weights)
+    except (SafetensorError, OSError) as why:
+        raise MixerError(f"report: {run.weights} is truncated or edited ({why}); remove that checkpoint to use the one before it.") from why
+    missing, unexpected = model.load_state_dict(weights, strict=False)
     if missing or unexpected:
         raise MixerError(f"report: {run.weights} does not fit the model of {run.path / 'config.json'}: missing {missing}, unexpected {unexpected}.")
     return model.eval()

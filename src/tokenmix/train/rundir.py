@@ -36,10 +36,12 @@ class RunDir:
         """Make the directory with its config and environment, whole or not at all. A path that holds anything is refused."""
         check_free(path)
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}-{os.getpid()}.tmp")
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
+        try:
+            temporary.mkdir(parents=True)
+        except OSError as why:
+            raise MixerError(f"the run directory {path} cannot be made ({why.strerror or why}); give another --out.") from why
         try:
             run = cls(temporary)
             run.checkpoints.mkdir()
