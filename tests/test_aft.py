@@ -203,3 +203,19 @@ def test_reference_is_written_independently_of_the_library():
     denominator = sum(torch.exp(k[0, s, 1] + w[2, s]) for s in range(3))
     y = reference.aft_full(q, k, v, w, mask=torch.ones(1, 4, 4, dtype=torch.bool).tril())
     same(y[0, 2, 1], torch.sigmoid(q[0, 2, 1]) * numerator / denominator)
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+def test_the_bias_of_row_t_and_column_s_is_w_ts(rank):
+    """The table is not transposed: moving one entry of w moves query t only, through key s only."""
+    mixer = build_mixer("aft_full", 8, max_len=6, rank=rank)
+    w = mixer.bias.table(torch.arange(6)[None], torch.arange(6)[None])[0]
+    expected = mixer.bias.weight if rank is None else mixer.bias.u @ mixer.bias.v.T
+    torch.testing.assert_close(w, expected.double())
+    x = torch.randn(1, 6, 8)
+    (q, k, v, _), _ = mixer.functional_args(x)
+    before = F.aft_full(q, k, v, w.detach())
+    w = w.detach().clone()
+    w[4, 1] += 2.0
+    changed = (F.aft_full(q, k, v, w) - before).abs().amax(-1)[0] > 1e-6
+    assert changed.tolist() == [False, False, False, False, True, False]

@@ -55,7 +55,7 @@ def big_bias(args: tuple, *, size: float, seed: int = 0) -> tuple:
     out: list[Any] = []
     for i, w in enumerate(args):
         if isinstance(w, tuple):
-            part = (size / w[0].shape[-1]) ** 0.5
+            part = (size / max(1, w[0].shape[-1])) ** 0.5
             out.append(tuple(uniform(*f.shape, seed=seed + 10 * i + j, low=-part, high=part) for j, f in enumerate(w)))
         else:
             out.append(uniform(*w.shape, seed=seed + i, low=-size, high=size))
