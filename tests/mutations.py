@@ -64,8 +64,8 @@ MUTATIONS = [
     ),
     Mutation(
         "state forgets what leaves the ring",
-        "mixers/aft.py",
-        "sums = far if none else chunk.absorb",
+        "mixers/aft_parts.py",
+        "sums = far if only_near else chunk.absorb",
         "sums = far if True else chunk.absorb",
         "aft_local-3",
         True,

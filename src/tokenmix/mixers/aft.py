@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import functional as F
 from ..functional import aft_chunk as chunk
-from ..functional._gates import check_gate
+from .aft_parts import add_projections, alive, empty_ring, in_pieces, queries, ring_step
 from .base import Mixer, chunk_positions, register_state, token_positions
 from .pair_bias import PairBias
 
@@ -36,41 +36,6 @@ class AFTFullState(NamedTuple):
     live: Tensor
     places: Tensor
     position: Tensor
-
-
-@register_state
-class AFTLocalState(NamedTuple):
-    """The last window - 1 keys and values, which may be attended, where they stand; sums (B, D) over all older ones; the next position. Constant size."""
-
-    keys: Tensor
-    values: Tensor
-    live: Tensor
-    places: Tensor
-    m: Tensor
-    num: Tensor
-    den: Tensor
-    position: Tensor
-
-
-def add_projections(mixer: Mixer, *, key_width: int, gate: str | None, qkv_bias: bool, out_bias: bool) -> None:
-    """The four projections every AFT layer has; without a gate there is no query."""
-    check_gate(gate, type(mixer).__name__)
-    dim = mixer.dim
-    mixer.register_module("q_proj", None if gate is None else nn.Linear(dim, dim, bias=qkv_bias))
-    mixer.register_module("k_proj", nn.Linear(dim, key_width, bias=qkv_bias))
-    mixer.register_module("v_proj", nn.Linear(dim, dim, bias=qkv_bias))
-    mixer.register_module("out_proj", nn.Linear(dim, dim, bias=out_bias))
-
-
-def queries(mixer: Mixer, x: Tensor) -> Tensor:
-    """The projected queries; x itself, for its shape, where the mixer has no gate."""
-    q_proj = mixer._modules["q_proj"]
-    return x if q_proj is None else q_proj(x)
-
-
-def alive(x: Tensor, key_mask: Tensor | None) -> Tensor:
-    """The mask as a tensor, all True where none was given."""
-    return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
 
 
 def history_of(mixer: Mixer, context: Tensor, context_mask: Tensor | None) -> AFTFullState:
@@ -116,11 +81,12 @@ class AFTSimple(Mixer):
     def mix_chunk(self, x, state, *, positions, key_mask):
         if not self.causal:
             return self.out_proj(chunk.read_past(queries(self, x), state, gate=self.gate)), state
-        outputs = []
-        for piece, live in zip(x.split(chunk.PIECE, 1), alive(x, key_mask).split(chunk.PIECE, 1), strict=True):
-            y, sums = chunk.aft_simple_chunk(queries(self, piece), self.k_proj(piece), self.v_proj(piece), state, key_mask=live, gate=self.gate)
-            outputs, state = [*outputs, y], AFTSimpleState(*sums)
-        return self.out_proj(torch.cat(outputs, 1)), state
+        y, state = in_pieces(self._mix_piece, x, state, alive(x, key_mask))
+        return self.out_proj(y), state
+
+    def _mix_piece(self, x, state, live):
+        y, sums = chunk.aft_simple_chunk(queries(self, x), self.k_proj(x), self.v_proj(x), state, key_mask=live, gate=self.gate)
+        return y, AFTSimpleState(*sums)
 
 
 class AFTFull(Mixer):
@@ -187,11 +153,8 @@ class AFTFull(Mixer):
             w = self.bias.at(at, state.places)
             y = F.aft_full(queries(self, x), state.keys, state.values, w, key_mask=state.live, gate=self.gate)
             return self.out_proj(y), state._replace(position=after)
-        outputs, pieces = [], zip(*(a.split(chunk.PIECE, 1) for a in (x, at, alive(x, key_mask))), strict=True)
-        for x_piece, at_piece, live_piece in pieces:
-            y, state = self._mix_piece(x_piece, state, at_piece, live_piece)
-            outputs.append(y)
-        return self.out_proj(torch.cat(outputs, 1)), state._replace(position=after)
+        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
+        return self.out_proj(y), state._replace(position=after)
 
     def _mix_piece(self, x, state, at, live):
         q, kept = queries(self, x), (state.keys, state.values, state.live)
@@ -260,10 +223,7 @@ class AFTLocal(Mixer):
 
     def empty_state(self, batch_size, *, device, dtype):
         ring = max(self.window - 1, 0)
-        keys = torch.zeros(batch_size, ring, self.dim, device=device, dtype=dtype)
-        places = torch.zeros(batch_size, ring, dtype=torch.long, device=device)
-        sums = chunk.empty_past(batch_size, self.dim, self.dim, device=device)
-        return AFTLocalState(keys, keys.clone(), places.bool(), places, *sums, torch.zeros(batch_size, dtype=torch.long, device=device))
+        return empty_ring(batch_size, ring, self.dim, self.dim, device=device, dtype=dtype)
 
     def context_state(self, context, context_mask):
         return history_of(self, context, context_mask)
@@ -273,11 +233,8 @@ class AFTLocal(Mixer):
         self.check_range(at)
         if not self.causal:
             return self.out_proj(self._read(x, state, at)), state._replace(position=after)
-        outputs, pieces = [], zip(*(a.split(chunk.PIECE, 1) for a in (x, at, alive(x, key_mask))), strict=True)
-        for x_piece, at_piece, live_piece in pieces:
-            y, state = self._mix_piece(x_piece, state, at_piece, live_piece)
-            outputs.append(y)
-        return self.out_proj(torch.cat(outputs, 1)), state._replace(position=after)
+        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
+        return self.out_proj(y), state._replace(position=after)
 
     def _read(self, x, history, at):
         """Queries over a context, whose keys all stand in the state."""
@@ -287,14 +244,7 @@ class AFTLocal(Mixer):
         return F.aft_full(queries(self, x), history.keys, history.values, w, key_mask=history.live, attn_mask=mask, gate=self.gate)
 
     def _mix_piece(self, x, state, at, live):
-        kept, far = (state.keys, state.values, state.live), (state.m, state.num, state.den)
-        new = self.k_proj(x).to(state.keys.dtype), self.v_proj(x).to(state.values.dtype), live
         places = torch.cat([state.places, at], 1)
         near = ((places[:, None] - at[:, :, None]).abs() < self.window)[:, None]
         w = torch.where(near, self.bias.table(at, places)[:, None], 0.0)
-        none = self.outside == "none"
-        y = chunk.aft_chunk(queries(self, x), new, kept, w, far=None if none else far, inside=near if none else None, gate=self.gate)
-        keys, values, lives = (torch.cat(pair, 1) for pair in zip(kept, new, strict=True))
-        leaving = x.shape[1]
-        sums = far if none else chunk.absorb(far, keys[:, :leaving], values[:, :leaving], lives[:, :leaving])
-        return y, AFTLocalState(keys[:, leaving:], values[:, leaving:], lives[:, leaving:], places[:, leaving:], *sums, state.position)
+        return ring_step(self, x, state, places, live, w, near, only_near=self.outside == "none")

@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 
 from .. import functional as F
-from ..functional import aft_chunk as chunk
-from .aft import add_projections, alive, queries
-from .base import Mixer, chunk_positions, register_state
-
-
-@register_state
-class AFTConvState(NamedTuple):
-    """The last kernel_size - 1 keys (B, R, h) and values (B, R, D); sums over all older ones; the next position. Constant size."""
-
-    keys: Tensor
-    values: Tensor
-    live: Tensor
-    places: Tensor
-    m: Tensor
-    num: Tensor
-    den: Tensor
-    position: Tensor
+from .aft_parts import add_projections, alive, empty_ring, in_pieces, queries, ring_step
+from .base import Mixer, chunk_positions
 
 
 class AFTConv(Mixer):
@@ -114,32 +97,16 @@ class AFTConv(Mixer):
         return self.out_proj(F.aft_conv(*args, **options))
 
     def empty_state(self, batch_size, *, device, dtype):
-        ring = self.kernel_size - 1
-        values = torch.zeros(batch_size, ring, self.dim, device=device, dtype=dtype)
-        places = torch.zeros(batch_size, ring, dtype=torch.long, device=device)
-        sums = chunk.empty_past(batch_size, self.heads, self.dim, device=device)
-        position = torch.zeros(batch_size, dtype=torch.long, device=device)
-        return AFTConvState(values[..., : self.heads].clone(), values, places.bool(), places, *sums, position)
+        return empty_ring(batch_size, self.kernel_size - 1, self.heads, self.dim, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         at, after = chunk_positions(state.position, x, positions, key_mask)
-        kernel = self.kernel().double()
-        outputs, pieces = [], zip(*(a.split(chunk.PIECE, 1) for a in (x, at, alive(x, key_mask))), strict=True)
-        for x_piece, at_piece, live_piece in pieces:
-            y, state = self._mix_piece(x_piece, state, at_piece, live_piece, kernel)
-            outputs.append(y)
-        return self.out_proj(torch.cat(outputs, 1)), state._replace(position=after)
+        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
+        return self.out_proj(y), state._replace(position=after)
 
-    def _mix_piece(self, x, state, at, live, kernel):
-        kept, far = (state.keys, state.values, state.live), (state.m, state.num, state.den)
-        new = self.k_proj(x).to(state.keys.dtype), self.v_proj(x).to(state.values.dtype), live
+    def _mix_piece(self, x, state, at, live):
         places = torch.cat([state.places, at], 1)
         tap = places[:, None] - at[:, :, None] + self.kernel_size - 1
-        inside = ((tap >= 0) & (tap < self.kernel_size))[:, None]
-        w = torch.where(inside, kernel[:, tap.clamp(0, self.kernel_size - 1)].transpose(0, 1), 0.0)
-        none = self.outside == "none"
-        y = chunk.aft_chunk(queries(self, x), new, kept, w, heads=self.heads, far=None if none else far, inside=inside if none else None, gate=self.gate)
-        keys, values, lives = (torch.cat(pair, 1) for pair in zip(kept, new, strict=True))
-        leaving = x.shape[1]
-        sums = far if none else chunk.absorb(far, keys[:, :leaving], values[:, :leaving], lives[:, :leaving], heads=self.heads)
-        return y, AFTConvState(keys[:, leaving:], values[:, leaving:], lives[:, leaving:], places[:, leaving:], *sums, state.position)
+        near = ((tap >= 0) & (tap < self.kernel_size))[:, None]
+        w = torch.where(near, self.kernel()[:, tap.clamp(0, self.kernel_size - 1)].transpose(0, 1), 0.0)
+        return ring_step(self, x, state, places, live, w, near, only_near=self.outside == "none", heads=self.heads)

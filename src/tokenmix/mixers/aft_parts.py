@@ -1,0 +1,82 @@
+"""What the AFT layers share: projections, the ring state of the windowed ones, and long chunks in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..functional import aft_chunk as chunk
+from ..functional._gates import check_gate
+from .base import Mixer, State, register_state
+
+
+@register_state
+class AFTRingState(NamedTuple):
+    """The last R keys (B, R, h) and values (B, R, D), which may be attended, where they stand; the sums of all older ones; the next position.
+
+    Constant size. The sums m, den (B, h) and num (B, D) are float64. AFT-local keeps R = window - 1 and h = D; AFT-conv R = kernel_size - 1, h = heads.
+    """
+
+    keys: Tensor
+    values: Tensor
+    live: Tensor
+    places: Tensor
+    m: Tensor
+    num: Tensor
+    den: Tensor
+    position: Tensor
+
+
+def add_projections(mixer: Mixer, *, key_width: int, gate: str | None, qkv_bias: bool, out_bias: bool) -> None:
+    """The four projections every AFT layer has; without a gate there is no query."""
+    check_gate(gate, type(mixer).__name__)
+    dim = mixer.dim
+    mixer.register_module("q_proj", None if gate is None else nn.Linear(dim, dim, bias=qkv_bias))
+    mixer.register_module("k_proj", nn.Linear(dim, key_width, bias=qkv_bias))
+    mixer.register_module("v_proj", nn.Linear(dim, dim, bias=qkv_bias))
+    mixer.register_module("out_proj", nn.Linear(dim, dim, bias=out_bias))
+
+
+def queries(mixer: Mixer, x: Tensor) -> Tensor:
+    """The projected queries; x itself, for its shape, where the mixer has no gate."""
+    q_proj = mixer._modules["q_proj"]
+    return x if q_proj is None else q_proj(x)
+
+
+def alive(x: Tensor, key_mask: Tensor | None) -> Tensor:
+    """The mask as a tensor, all True where none was given."""
+    return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
+
+
+def in_pieces(mix_piece: Callable[..., tuple[Tensor, State]], x: Tensor, state: State, *beside: Tensor) -> tuple[Tensor, State]:
+    """Mix a long chunk piece by piece, so that its weights stay small; ``beside`` are cut along time like x."""
+    outputs = []
+    for x_piece, *pieces in zip(*(a.split(chunk.PIECE, 1) for a in (x, *beside)), strict=True):
+        y, state = mix_piece(x_piece, state, *pieces)
+        outputs.append(y)
+    return torch.cat(outputs, 1), state
+
+
+def empty_ring(batch: int, ring: int, keys: int, dim: int, *, device: Any, dtype: torch.dtype) -> AFTRingState:
+    """The state of a windowed mixer that has seen nothing."""
+    values = torch.zeros(batch, ring, dim, device=device, dtype=dtype)
+    places = torch.zeros(batch, ring, dtype=torch.long, device=device)
+    sums, position = chunk.empty_past(batch, keys, dim, device=device), torch.zeros(batch, dtype=torch.long, device=device)
+    return AFTRingState(torch.zeros(batch, ring, keys, device=device, dtype=dtype), values, places.bool(), places, *sums, position)
+
+
+def ring_step(
+    mixer: Any, x: Tensor, state: AFTRingState, places: Tensor, live: Tensor, w: Tensor, near: Tensor, *, only_near: bool, heads: int = 1
+) -> tuple[Tensor, AFTRingState]:
+    """New tokens over the ring and each other with weights w (.., L, R + L); what leaves the ring joins the sums, unless ``only_near`` counts."""
+    kept, far = (state.keys, state.values, state.live), (state.m, state.num, state.den)
+    new = mixer.k_proj(x).to(state.keys.dtype), mixer.v_proj(x).to(state.values.dtype), live
+    past, inside = (None, near) if only_near else (far, None)
+    y = chunk.aft_chunk(queries(mixer, x), new, kept, w, heads=heads, far=past, inside=inside, gate=mixer.gate)
+    keys, values, lives = (torch.cat(pair, 1) for pair in zip(kept, new, strict=True))
+    n = x.shape[1]
+    sums = far if only_near else chunk.absorb(far, keys[:, :n], values[:, :n], lives[:, :n], heads=heads)
+    return y, AFTRingState(keys[:, n:], values[:, n:], lives[:, n:], places[:, n:], *sums, state.position)
