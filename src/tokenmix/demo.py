@@ -31,9 +31,8 @@ MODELS: dict[str, tuple[dict[str, Any], ...]] = {
     "aft_simple": ({"name": "aft_simple"},),
     "hybrid_3_to_1": (LOCAL, LOCAL, LOCAL, ATTENTION),
 }
-TRIALS = (
-    16  # start-up, evaluation and measurements take about as long as so many times the trial of one step of each model, on a quick machine and on a slow one
-)
+# Start-up, evaluation and measurements take about as long as so many times the trial of one step of each model, on a quick machine and on a slow one.
+TRIALS = 16
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
     """Parse the command line and run the demo."""
     parser = argparse.ArgumentParser(prog="python -m tokenmix.demo", description="Train four small byte language models and compare them in one page.")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory for the runs and report.html")
-    parser.add_argument("--minutes", type=float, default=6.0, help="about how long it may take in all")
+    parser.add_argument("--minutes", type=float, default=5.0, help="about how long it may take in all; a little more on a quick machine")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(argv)
     try:
