@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,3 +56,24 @@ def test_each_mixer_has_its_parts(name):
     assert name in {mixer for mixer, _ in CASES.values()}, "a case"
     assert any((ROOT / "docs" / "mixers" / f"{page}.md").is_file() for page in (stem, family)), f"a page docs/mixers/{family}.md"
     assert MIXERS[name].__doc__, "a docstring"
+
+
+def test_the_core_needs_torch_only():
+    """With every extra made impossible to import, the package imports and a mixer runs."""
+    blocked = ["numpy", "tyro", "rich", "yaml", "safetensors", "matplotlib", "jinja2", "jaxtyping"]
+    code = f"""
+import sys
+sys.modules.update({{name: None for name in {blocked}}})
+import torch, tokenmix
+mixer = tokenmix.build_mixer("aft_local", 8, causal=True, max_len=16, window=4)
+y, state = mixer.extend(torch.ones(1, 5, 8), mixer.init_state(1))
+assert torch.allclose(y, mixer(torch.ones(1, 5, 8)), atol=1e-6)
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_reports_and_measurements_never_import_the_trainer():
+    for folder in ("report", "bench"):
+        for file in (SOURCE / folder).glob("*.py"):
+            assert "train" not in imported(file), file
