@@ -24,10 +24,10 @@ def local(window: int, rank: int | None = 64) -> dict:
     return {"name": "aft_local", "window": window, "rank": rank}
 
 
-def config(mixer: dict, *, seq_len: int = 512, steps: int = STEPS, seed: int = 0, data: str = "enwik8") -> RunConfig:
-    """One run: only the mixer, the length, the seed and the number of steps ever differ."""
+def config(mixer: dict, *, seq_len: int = 512, seed: int = 0, data: str = "enwik8") -> RunConfig:
+    """One run: only the mixer, the length and the seed ever differ."""
     model = LMConfig(dim=128, max_len=seq_len, mixers=(mixer,), layers=4)
-    loop = TrainConfig(steps=steps, batch_size=TOKENS // seq_len, seed=seed, threads=1, log_every=50, eval_every=500, eval_bytes=50_000, save_every=250, keep=1)
+    loop = TrainConfig(steps=STEPS, batch_size=TOKENS // seq_len, seed=seed, threads=1, log_every=50, eval_every=500, eval_bytes=50_000, save_every=250, keep=1)
     optim = OptimConfig(lr=2e-3, warmup=100, weight_decay=0.1)
     return RunConfig(model, DataConfig(source="enwik8", path=data, seq_len=seq_len), optim, loop, recipe="enwik8_small")
 
@@ -47,20 +47,19 @@ RUNS = {
 }
 
 
-def run(name: str, out: Path, data: str, steps: int | None) -> None:
+def run(name: str, out: Path, data: str) -> None:
     """Train one run to its end, from wherever it stands, and score the test split."""
     folder = out / name
     if folder.exists():
         resume(folder)
     else:
-        made = RUNS[name.removesuffix("_time")](data)
-        train(made if steps is None else made.override({"train.steps": steps}), folder)
+        train(RUNS[name](data), folder)
     evaluate_run(folder, split="test", max_bytes=TEST_BYTES)
 
 
 def summary(out: Path) -> dict:
-    """The figures of all runs that have ended."""
-    rows = {}
+    """The figures of all runs that have ended, and the machine they ran on."""
+    rows, machine = {}, {}
     for folder in sorted(out.iterdir()):
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         test = [x for x in lines if x["kind"] == "eval" and x["split"] == "test"]
@@ -68,6 +67,7 @@ def summary(out: Path) -> dict:
         if not test:
             continue
         env, made = (json.loads((folder / name).read_text()) for name in ("env.json", "config.json"))
+        machine = {key: env.get(key) for key in ("cpu", "machine", "threads", "torch", "python")}
         rows[folder.name] = {
             "mixer": made["model"]["mixers"][0],
             "seq_len": made["data"]["seq_len"],
@@ -79,7 +79,7 @@ def summary(out: Path) -> dict:
             "test_bytes": TEST_BYTES,
             "train_seconds": round(steps[-1]["seconds"], 1),
         }
-    return rows
+    return {"machine": machine, "runs": rows}
 
 
 def main() -> None:
@@ -88,7 +88,6 @@ def main() -> None:
     parser.add_argument("--data", default="enwik8", help="path of enwik8, raw or .gz")
     parser.add_argument("--out", type=Path, default=Path("runs/enwik8_small"))
     parser.add_argument("--only", nargs="*", default=list(RUNS))
-    parser.add_argument("--steps", type=int, help="another number of steps, for an equal-time run called NAME_time")
     parser.add_argument("--summary", type=Path)
     parser.add_argument("--results", type=Path)
     args = parser.parse_args()
@@ -97,7 +96,7 @@ def main() -> None:
         args.results.write_text(rows + "\n") if args.results else print(rows)
         return
     for name in args.only:
-        run(name, args.out, args.data, args.steps)
+        run(name, args.out, args.data)
 
 
 if __name__ == "__main__":

@@ -151,15 +151,13 @@ MUTATIONS = [
     Mutation(
         "grid axes swapped",
         "functional/aft_conv.py",
-        "for axis, n in enumerate(grid):",
-        "for axis, n in enumerate(reversed(grid)):",
+        "for n in grid), indexing",
+        "for n in reversed(grid)), indexing",
         "aft_conv-2d",
         False,
         "equals_reference",
     ),
-    Mutation(
-        "prefix inside the grid", "functional/aft_conv.py", "on_grid = flat >= 0", "on_grid = flat >= -1", "aft_conv-2d-prefix", False, "equals_reference"
-    ),
+    Mutation("prefix inside the grid", "functional/aft_conv.py", "place >= prefix", "place >= prefix - 1", "aft_conv-2d-prefix", False, "equals_reference"),
     Mutation(
         "denominators of another row",
         "functional/_sums.py",

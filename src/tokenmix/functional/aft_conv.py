@@ -71,22 +71,24 @@ def _dense_weights(kernel: Tensor, grid: tuple[int, ...], prefix: int, positions
     """Log-weights (1 or B, h, T, T) of every pair, and the pairs inside the kernel (prefix pairs count as inside)."""
     size = kernel.shape[-1]
     place = torch.arange(prefix + prod(grid), device=device)[None] if positions is None else positions
-    flat, tap = place - prefix, torch.zeros(1, 1, 1, dtype=torch.long, device=device)
-    on_grid = flat >= 0
-    inside = on_grid[:, :, None] & on_grid[:, None, :]
-    stride = prod(grid)
-    for axis, n in enumerate(grid):
-        stride //= n
-        where = flat.clamp_min(0) // stride
-        where = where % n if axis else where
-        offset = where[:, None, :] - where[:, :, None] + (size - 1 if causal else size // 2)
-        inside = inside & (offset >= 0) & (offset < size)
-        tap = tap * size + offset.clamp(0, size - 1)
-    w = torch.where(inside, kernel.double().flatten(1)[:, tap], 0.0).transpose(0, 1)
-    pairs = inside | ~(on_grid[:, :, None] & on_grid[:, None, :])
+    cells, on_grid = _cells(place - prefix, grid), place >= prefix
+    offset = cells[:, None] - cells[:, :, None] + (size - 1 if causal else size // 2)  # (1 or B, T, T, axes)
+    both = on_grid[:, :, None] & on_grid[:, None, :]
+    inside = both & ((offset >= 0) & (offset < size)).all(-1)
+    tap = offset.clamp(0, size - 1)
+    w = torch.where(inside, kernel.double().permute(*range(1, kernel.ndim), 0)[tuple(tap.unbind(-1))].movedim(-1, 0), 0.0).transpose(0, 1)
+    pairs = inside | ~both
     if causal:
-        pairs = pairs & torch.ones(place.shape[1], place.shape[1], dtype=torch.bool, device=device).tril()
+        pairs = pairs & torch.ones(both.shape[1:], dtype=torch.bool, device=device).tril()
     return w, pairs[:, None]
+
+
+def _cells(flat: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """The cell (..., axes) of each flat index; looked up, as inductor fails on indices computed with // and %. Prefix tokens get any cell."""
+    if len(grid) == 1:
+        return flat[..., None]
+    axes = torch.meshgrid(*(torch.arange(n, device=flat.device) for n in grid), indexing="ij")
+    return torch.stack(axes, -1).flatten(0, -2)[flat.clamp_min(0)]
 
 
 def _check(q, k, v, kernel, grid, prefix, outside, causal, key_mask, gate, backend) -> None:
