@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tokenmix import MIXERS
+
 _LEARNED = {"positions": {"name": "learned"}, "max_len": 14}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -28,6 +30,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "aft_conv-2d": ("aft_conv", {"heads": 2, "kernel_size": 3, "ndim": 2}),
     "aft_conv-2d-prefix": ("aft_conv", {"heads": 2, "kernel_size": 3, "ndim": 2, "reparam": False, "gate": None}),
     "aft_conv-3d": ("aft_conv", {"heads": 2, "kernel_size": 3, "ndim": 3}),
+    # hydra
+    # external
+    # synthesizer
+    # linear
+    # local and other patterns
+    # low rank
+    # gated, convolutional and MLP
+    # content-sorted
+    # memory
+    # images
 }
 
 GRIDS: dict[str, tuple[tuple[int, ...], int]] = {
@@ -40,4 +52,4 @@ GRIDS: dict[str, tuple[tuple[int, ...], int]] = {
 
 def forms() -> list[tuple[str, bool]]:
     """Every case, bidirectional and, but for those on grids, causal."""
-    return [(case, causal) for case in CASES for causal in ((False,) if case in GRIDS else (False, True))]
+    return [(case, causal) for case in CASES for causal in ((False,) if case in GRIDS or not MIXERS[CASES[case][0]].supports_causal else (False, True))]

@@ -23,6 +23,16 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = [
+    # planted in: hydra
+    # planted in: external
+    # planted in: synthesizer
+    # planted in: linear
+    # planted in: local and other patterns
+    # planted in: low rank
+    # planted in: gated, convolutional and MLP
+    # planted in: content-sorted
+    # planted in: memory
+    # planted in: images
     Mutation(
         "window one too wide",
         "functional/aft.py",

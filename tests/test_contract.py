@@ -44,7 +44,15 @@ def test_onnx_is_installed_here():
 
 def test_what_does_not_apply_is_known():
     """A promise may only be skipped where the mixer lacks the thing it is about; nothing is skipped in silence."""
-    may = {"future_cannot_reach_past", "attn_mask_equals_causal", "pairs_with_nothing_to_attend", "merge_joins_stretches", "context_streams"}
+    may = {
+        "future_cannot_reach_past",
+        "past_reaches_present",
+        "token_before_reaches",
+        "attn_mask_equals_causal",
+        "pairs_with_nothing_to_attend",
+        "merge_joins_stretches",
+        "context_streams",
+    }
     may |= {"context_of_itself", "packed_equals_separate"}
     streams = {p for p in PROMISES if PROMISES[p].__module__.endswith("streaming")}
     for case, causal in (("attention", True), ("aft_simple", True), ("aft_conv-2d", False)):

@@ -51,11 +51,13 @@ def test_imports_go_up(path):
 def test_each_mixer_has_its_parts(name):
     stem = importlib.import_module(MIXERS[name].__module__).__name__.split(".")[-1]
     family = stem.split("_")[0]
-    assert callable(getattr(functional, name)), "a functional form"
-    assert callable(getattr(reference, name)), "a reference"
+    form = MIXERS[name].form or name
+    assert callable(getattr(functional, form)), "a functional form"
+    assert callable(getattr(reference, form)), "a reference"
     assert name in {mixer for mixer, _ in CASES.values()}, "a case"
     assert any((ROOT / "docs" / "mixers" / f"{page}.md").is_file() for page in (stem, family)), f"a page docs/mixers/{family}.md"
     assert MIXERS[name].__doc__, "a docstring"
+    assert all(MIXERS[name].about), "about: paper, kind, time and space"
 
 
 def test_the_core_needs_torch_only():

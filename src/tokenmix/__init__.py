@@ -6,6 +6,7 @@ from .functional import use_backend as use_backend
 from .mixers import MIXERS as MIXERS
 from .mixers import Capabilities as Capabilities
 from .mixers import Mixer as Mixer
+from .mixers import aux_losses as aux_losses
 from .mixers import build_mixer as build_mixer
 from .mixers import merge as merge
 from .mixers import register_mixer as register_mixer

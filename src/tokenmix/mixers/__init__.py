@@ -10,12 +10,15 @@ from ..errors import MixerError
 from .aft import AFTFull, AFTLocal, AFTSimple
 from .aft_conv import AFTConv
 from .attention import Attention
+from .aux import aux_losses as aux_losses
+from .base import About as About
 from .base import Capabilities as Capabilities
 from .base import Mixer as Mixer
 from .base import State as State
 from .base import merge as merge
 from .base import reorder as reorder
 from .base import state_bytes as state_bytes
+from .cost import Cost as Cost
 
 MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
@@ -23,7 +26,19 @@ MIXERS: dict[str, type[Mixer]] = {
     "aft_local": AFTLocal,
     "aft_simple": AFTSimple,
     "aft_conv": AFTConv,
+    # hydra
+    # external
+    # synthesizer
+    # linear
+    # local and other patterns
+    # low rank
+    # gated, convolutional and MLP
+    # content-sorted
+    # memory
+    # images
 }
+"""Every mixer by name: the core first, then the opponents, family by family."""
+
 CORE = ("attention", "aft_full", "aft_local", "aft_simple", "aft_conv")
 
 

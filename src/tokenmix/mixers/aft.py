@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import functional as F
 from ..functional import aft_chunk as chunk
 from .aft_parts import add_projections, alive, empty_ring, in_pieces, queries, ring_step
-from .base import Mixer, chunk_positions, register_state, token_positions
+from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .pair_bias import PairBias
 
 
@@ -55,6 +55,7 @@ class AFTSimple(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
+    about = About("Zhai et al. 2021, arXiv 2105.14103", "attention free", "T D", "T D")
 
     def __init__(self, dim: int, *, causal: bool = False, gate: str | None = "sigmoid", qkv_bias: bool = True, out_bias: bool = True):
         super().__init__(dim, causal=causal)
@@ -102,6 +103,7 @@ class AFTFull(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
+    about = About("Zhai et al. 2021, arXiv 2105.14103", "attention free", "T^2 D", "T D")
 
     def __init__(
         self,
@@ -176,6 +178,7 @@ class AFTLocal(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
+    about = About("Zhai et al. 2021, arXiv 2105.14103", "attention free", "T s D", "T D")
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from .aft_parts import add_projections, alive, empty_ring, in_pieces, queries, ring_step
-from .base import Mixer, chunk_positions
+from .base import About, Mixer, chunk_positions
 
 
 class AFTConv(Mixer):
@@ -26,6 +26,7 @@ class AFTConv(Mixer):
     """
 
     supports_causal = supports_streaming = supports_grid = True
+    about = About("Zhai et al. 2021, arXiv 2105.14103", "attention free", "T s D", "T D")
 
     def __init__(
         self,

@@ -9,7 +9,16 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..positions import LearnedPositions
-from .base import Mixer, chunk_positions, register_state, token_positions
+from .base import About, Mixer, chunk_positions, register_state, token_positions
+from .cost import MixingCost
+
+
+def largest_dot(q: Tensor, k: Tensor, heads: int, kv_heads: int | None = None, scale: float | None = None) -> float:
+    """The largest |scale q_t . k_s| of any head; default scale 1 / sqrt(width)."""
+    kv_heads = kv_heads or heads
+    qh, kh = (a.detach().unflatten(-1, (n, -1)).transpose(1, 2) for a, n in ((q, heads), (k, kv_heads)))
+    scale = scale or qh.shape[-1] ** -0.5
+    return float((qh @ kh.repeat_interleave(heads // kv_heads, 1).transpose(-1, -2)).abs().max()) * scale
 
 
 @register_state
@@ -35,6 +44,7 @@ class Attention(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
+    about = About("Vaswani et al. 2017, arXiv 1706.03762", "attention", "T^2 D", "T D")
 
     def __init__(
         self,
@@ -91,6 +101,15 @@ class Attention(Mixer):
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(F.attention(*args, **options))
+
+    def mixing_cost(self, T):
+        D, width = self.dim, self.k_proj.out_features
+        kept = 4 * (2 * D + 4 * width) * T + 4 * D * T  # the fused kernel keeps its inputs and its output, not the T x T weights
+        return MixingCost(flops=4 * T * T * D, counted=4 * T * T * D, activations=kept, state=(8 * width + 1) * T + 8)
+
+    @staticmethod
+    def largest_logit(args, options):
+        return largest_dot(args[0], args[1], options["heads"], options["kv_heads"], options["scale"])
 
     def empty_state(self, batch_size, *, device, dtype):
         width = self.k_proj.out_features

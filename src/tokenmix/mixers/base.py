@@ -8,13 +8,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..errors import MixerError
+from .cost import Cost, MixingCost
 
 State = Any  # a NamedTuple of tensors, batch first
 
@@ -29,6 +30,15 @@ class Capabilities:
     attn_mask: bool
     grid: bool
     export: bool
+
+
+class About(NamedTuple):
+    """What the table of mixers says of a class: where it comes from, what kind it is, what it costs."""
+
+    paper: str = ""  # "Authors year, arXiv number or venue"
+    kind: str = ""  # of the taxonomy: "attention", "attention free", "kernel", "low rank", "fixed pattern", "learned pattern", "memory", "synthetic", ...
+    time: str = ""  # in T, D and the options' own symbols: "T s D"
+    space: str = ""  # beyond parameters, kept for backward: "T D"
 
 
 class Mixer(nn.Module, ABC):
@@ -50,6 +60,9 @@ class Mixer(nn.Module, ABC):
     supports_grid: ClassVar[bool] = False
     supports_export: ClassVar[bool] = True
     exceptions: ClassVar[dict[str, str]] = {}
+    about: ClassVar[About] = About()
+    form: ClassVar[str | None] = None
+    """The name of the functional form and of its reference, where it is not the row's name in ``MIXERS``."""
 
     def __init__(self, dim: int, *, causal: bool = False, max_len: int | None = None):
         super().__init__()
@@ -73,6 +86,29 @@ class Mixer(nn.Module, ABC):
             grid=self.supports_grid,
             export=self.supports_export,
         )
+
+    def cost(self, T: int, batch: int = 1) -> Cost:
+        """What one forward pass over (batch, T, dim) takes: FLOPs, parameters, bytes kept for backward, bytes of state after T tokens."""
+        if not isinstance(T, int) or T < 1 or not isinstance(batch, int) or batch < 1:
+            self.refuse(f"cost expects T and batch as positive integers, got T={T!r}, batch={batch!r}")
+        if self.max_len is not None and T > self.max_len:
+            self.refuse(f"was built with max_len={self.max_len}, cost was asked for T={T}")
+        mixing, each = self.mixing_cost(T), sum(p.numel() for p in self.parameters())
+        state = mixing.state if self.capabilities.streaming else 0
+        return Cost(batch * self.projection_flops(T), batch * mixing.flops, each, batch * mixing.activations, batch * state)
+
+    def projection_flops(self, T: int) -> int:
+        """FLOPs per row of the maps that act on each token alone; by default every Linear of the mixer, once per token."""
+        return sum(2 * T * m.in_features * m.out_features for m in self.modules() if isinstance(m, nn.Linear))
+
+    def mixing_cost(self, T: int) -> MixingCost:
+        """What joining T tokens takes per row, beside the projections; what a mixer with a cost formula writes."""
+        self.refuse("declares no cost; write mixing_cost(T)")
+
+    @staticmethod
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
+        """The largest |logit| among arguments of the functional form, where logits are dot products: their rounding decides how exact float32 can be."""
+        return 0.0
 
     def refuse(self, why: str) -> NoReturn:
         """Raise the one error of the contract, in this mixer's name."""
@@ -310,5 +346,7 @@ def merge(earlier: State, later: State) -> State:
     """The state after two adjacent stretches of tokens, from the states after each alone. Only for scan-type states, which are sums."""
     combine = getattr(earlier, "merge_with", None)
     if combine is None or type(earlier) is not type(later):
-        raise MixerError(f"merge: {type(earlier).__name__} and {type(later).__name__} cannot be merged; only two states of aft_simple can.")
+        raise MixerError(
+            f"merge: {type(earlier).__name__} and {type(later).__name__} cannot be merged; only two states of one scan-type mixer can: aft_simple, hydra, linear."
+        )
     return combine(later)

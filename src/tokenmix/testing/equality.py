@@ -13,7 +13,7 @@ from torch.autograd.gradcheck import GradcheckError
 from .. import functional
 from . import inputs
 from .report import NotApplicable, fail, finite, same
-from .subject import Subject, allowed, freeze, gradients, is_mixer, structural
+from .subject import Subject, allowed, freeze, gradients, is_mixer, roles, structural
 from .tolerances import ADVERSARIAL, LOGIT_EPS
 
 LONG, LONG_GRID = 150, 72
@@ -44,7 +44,7 @@ def reference_value(s: Subject, args: tuple, options: dict[str, Any]) -> Tensor:
     """The reference on arguments of the functional form, its masks put together into one."""
     assert s.reference is not None
     keys = {"causal": False, "key_mask": None, "attn_mask": None} | {k: v for k, v in options.items() if k in ("causal", "key_mask", "attn_mask")}
-    mask = allowed(args[0].shape[0], args[0].shape[1], args[1].shape[1], **keys)
+    mask = allowed(args[0].shape[0], args[0].shape[1], args[roles(s.reference).keys].shape[1], **keys)
     more = structural(options)
     if "causal_taps" in inspect.signature(s.reference).parameters:
         more["causal_taps"] = keys["causal"]
@@ -130,23 +130,23 @@ def _derive(run: Callable[..., Tensor], args: tuple) -> tuple[Tensor, list[Tenso
 def _cases(s: Subject, size: float) -> Iterator[tuple[str, tuple, dict[str, Any]]]:
     """Adversarial arguments of the functional form: every pattern of keys, with the bias as it is or up to +-60, and a mask."""
     args, options = _long(s)
-    for i, (name, keys) in enumerate(inputs.adversarial_keys(tuple(args[1].shape), size=size, seed=s.seed).items()):
-        yield f"keys {name}, size {size:g}", (args[0], keys, *args[2:]), options
-        if len(args) > 3 and i % 2 == 0:
-            yield f"keys {name}, size {size:g}, |w| to 60", (args[0], keys, args[2], *inputs.big_bias(args[3:], size=60.0, seed=s.seed)), options
-    hidden = inputs.key_masks(args[1].shape[1])["mixed"][:1]
-    keys = inputs.KEYS["uniform"](tuple(args[1].shape), s.seed, size)
-    yield f"keys uniform with key_mask, size {size:g}", (args[0], keys, *args[2:]), {**options, "key_mask": hidden}
+    at, _, biases = roles(s.functional)  # type: ignore[arg-type]
+    shape = tuple(args[at].shape)
+    for i, (name, keys) in enumerate(inputs.adversarial_keys(shape, size=size, seed=s.seed).items()):
+        case = _with(args, at, keys)
+        yield f"keys {name}, size {size:g}", case, options
+        if biases and i % 2 == 0:
+            for b in biases:
+                case = _with(case, b, inputs.big_bias((case[b],), size=60.0, seed=s.seed)[0])
+            yield f"keys {name}, size {size:g}, |w| to 60", case, options
+    hidden = inputs.key_masks(shape[1])["mixed"][:1]
+    keys = inputs.KEYS["uniform"](shape, s.seed, size)
+    yield f"keys uniform with key_mask, size {size:g}", _with(args, at, keys), {**options, "key_mask": hidden}
 
 
-def _logit_size(args: tuple, options: dict[str, Any]) -> float:
-    """The largest |logit| of a dot-product mixer; 0 for the others."""
-    if not {"heads", "kv_heads", "scale"} <= set(options):
-        return 0.0
-    heads, kv = options["heads"], options["kv_heads"] or options["heads"]
-    q, k = (a.detach().double().unflatten(-1, (n, -1)).transpose(1, 2) for a, n in ((args[0], heads), (args[1], kv)))
-    scale = options["scale"] or q.shape[-1] ** -0.5
-    return float((q @ k.repeat_interleave(heads // kv, 1).transpose(-1, -2)).abs().max()) * scale
+def _with(args: tuple, at: int, value: Any) -> tuple:
+    """The arguments with another one in one place."""
+    return (*args[:at], value, *args[at + 1 :])
 
 
 def accurate_on_adversarial_keys(s: Subject) -> None:
@@ -156,20 +156,22 @@ def accurate_on_adversarial_keys(s: Subject) -> None:
     for name, case, options in _cases(s, 100.0):
         args = _rounded(case, torch.float32)
         exact = _rounded(args, torch.float64)
-        tol = ADVERSARIAL + LOGIT_EPS * _logit_size(args, options)
+        tol = ADVERSARIAL + LOGIT_EPS * s.cls.largest_logit(exact, options)  # type: ignore[attr-defined]
         got, grads = _derive(lambda a, o=options: form(*a, **o), args)  # type: ignore[misc]
         want, wanted = _derive(lambda a, o=options: reference_value(s, a, o), exact)
+        at, values, _ = roles(form)  # type: ignore[arg-type]
         with torch.no_grad():
-            weight = reference_value(s, (exact[0], exact[1], exact[2].abs(), *exact[3:]), options).abs().amax(-1, keepdim=True)
-        shown = {"case": name, "seed": s.seed, "q": args[0], "k": args[1]}
+            loud = exact if values is None else _with(exact, values, exact[values].abs())
+            weight = reference_value(s, loud, options).abs().amax(-1, keepdim=True)
+        shown = {"case": name, "seed": s.seed, "q": args[0], "k": args[at]}
         finite(got, "output in float32", **shown)
         unit = torch.where(weight > 0, weight, 1.0)
         same((got.double() - want) / unit, torch.zeros_like(want), "float32 output, error over sum(weight |v|)", tol=tol, scale=1.0, **shown)
-        floor = float(wanted[2].abs().max() * exact[2].detach().abs().max())
+        floor = 0.0 if values is None else float(wanted[values].abs().max() * exact[values].detach().abs().max())
         for i, (ours, theirs) in enumerate(zip(grads, wanted, strict=True)):
             if theirs.numel() == 0:  # factors of rank 0
                 continue
-            scale = float(theirs.abs().max()) if i == 2 else max(float(theirs.abs().max()), floor)
+            scale = float(theirs.abs().max()) if i == values else max(float(theirs.abs().max()), floor)
             same(ours, theirs, f"float32 gradient of argument {i} against the reference", tol=tol, scale=scale, **shown)
 
 
@@ -177,12 +179,13 @@ def finite_at_large_keys(s: Subject) -> None:
     """Output and gradients are finite at keys of 1e4 in float32, bfloat16 and float16, wherever the exact ones fit the dtype."""
     if s.functional is not None and hasattr(s.cls, "functional_args"):
         args, options = _long(s)
-        for name, keys in inputs.adversarial_keys(tuple(args[1].shape), size=1e4, seed=s.seed).items():
+        at = roles(s.functional).keys
+        for name, keys in inputs.adversarial_keys(tuple(args[at].shape), size=1e4, seed=s.seed).items():
             for dtype in DTYPES:
-                case = _rounded((args[0], keys, *args[2:]), dtype)
+                case = _rounded(_with(args, at, keys), dtype)
                 got, grads = _derive(lambda a: s.functional(*a, **options), case)  # type: ignore[misc]
                 for what, value in (("output", got), *((f"gradient of argument {i}", g) for i, g in enumerate(grads))):
-                    finite(value, f"{what} in {dtype}", case=f"keys {name}, size 1e4", seed=s.seed, k=case[1])
+                    finite(value, f"{what} in {dtype}", case=f"keys {name}, size 1e4", seed=s.seed, k=case[at])
     finite_at_large_inputs(s)
 
 

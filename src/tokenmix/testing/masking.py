@@ -16,10 +16,8 @@ SIZES = (1.0, 1e4)
 
 
 def future_cannot_reach_past(s: Subject) -> None:
-    """Later tokens, whatever they hold, do not change earlier outputs; present and past tokens do."""
-    mixer = s.build()
-    if not getattr(mixer, "causal", s.options.get("causal", False)):
-        raise NotApplicable("built with causal=False")
+    """Later tokens, whatever they hold, do not change earlier outputs, nor do these have a gradient to them."""
+    mixer = _causal(s)
     T, masks = s.length, inputs.key_masks(s.length) if hasattr(mixer, "capabilities") else {}
     for dtype in (torch.float64, torch.float32):
         mixer = s.build(dtype=dtype)
@@ -27,13 +25,33 @@ def future_cannot_reach_past(s: Subject) -> None:
             for size in SIZES:
                 _compare_past(s, mixer, p, size, dtype, None)
             _compare_past(s, mixer, p, 1e4, dtype, masks.get("mixed"))
-    mixer, x = s.build(), s.x()
-    for p in range(1, T):
-        for shift, what in ((1, "the token before"), (0, "the present token")):
-            changed = x.clone()
-            changed[:, p - shift] = s.x(stream=4)[:, p]
-            differs(s.call(mixer, changed)[:, p], s.call(mixer, x)[:, p], f"{what} does not reach output {p}", by=REACH, seed=s.seed, x=x)
     past_gradients(s)
+
+
+def past_reaches_present(s: Subject) -> None:
+    """Each token changes its own output, and the tokens before it, all together, do."""
+    mixer, x = _causal(s), s.x()
+    for p in range(1, s.length):
+        for what, tokens in (("the present token does", slice(p, p + 1)), ("the tokens before do", slice(0, p))):
+            changed = x.clone()
+            changed[:, tokens] = s.x(stream=4)[:, tokens]
+            differs(s.call(mixer, changed)[:, p], s.call(mixer, x)[:, p], f"{what} not reach output {p}", by=REACH, seed=s.seed, x=x)
+
+
+def token_before_reaches(s: Subject) -> None:
+    """The token before changes each output; a mixer that picks what it attends declares an exception."""
+    mixer, x = _causal(s), s.x()
+    for p in range(1, s.length):
+        changed = x.clone()
+        changed[:, p - 1] = s.x(stream=4)[:, p]
+        differs(s.call(mixer, changed)[:, p], s.call(mixer, x)[:, p], f"the token before does not reach output {p}", by=REACH, seed=s.seed, x=x)
+
+
+def _causal(s: Subject):
+    mixer = s.build()
+    if not getattr(mixer, "causal", s.options.get("causal", False)):
+        raise NotApplicable("built with causal=False")
+    return mixer
 
 
 def _compare_past(s: Subject, mixer, p: int, size: float, dtype: torch.dtype, mask: Tensor | None) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -99,8 +100,9 @@ def subject(target: str | type[nn.Module], options: dict[str, Any] | None = None
     if name is not None and cls.__module__.startswith("tokenmix."):
         from .. import reference
 
-        more["reference"] = more.get("reference") or getattr(reference, name, None)
-        more["functional"] = more.get("functional") or getattr(functional, name, None)
+        form = getattr(cls, "form", None) or name
+        more["reference"] = more.get("reference") or getattr(reference, form, None)
+        more["functional"] = more.get("functional") or getattr(functional, form, None)
     return Subject(cls, dict(options or {}), **more)
 
 
@@ -142,6 +144,24 @@ def allowed(rows: int, queries: int, keys: int, *, causal: bool = False, key_mas
     if attn_mask is not None:
         ok &= attn_mask if attn_mask.ndim == 3 else attn_mask[None]
     return ok
+
+
+class Roles(NamedTuple):
+    """Which positional argument of a functional form holds keys, values (None: it has none of its own) and log-weights, by parameter name.
+
+    The first argument is what asks: (B, T, .). Keys are called ``k``, values ``v``, log-weights ``w`` or ``kernel``; a form without ``k`` mixes its first argument.
+    """
+
+    keys: int
+    values: int | None
+    biases: tuple[int, ...]
+
+
+def roles(form: Callable[..., Any]) -> Roles:
+    """The roles of the positional arguments of a functional form."""
+    names = [p.name for p in inspect.signature(form).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    find = {name: i for i, name in enumerate(names)}
+    return Roles(find.get("k", 0), find.get("v"), tuple(find[n] for n in ("w", "kernel") if n in find))
 
 
 def structural(options: dict[str, Any]) -> dict[str, Any]:
