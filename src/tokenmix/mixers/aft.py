@@ -11,6 +11,7 @@ from .. import functional as F
 from ..functional import aft_chunk as chunk
 from .aft_parts import add_projections, alive, empty_ring, in_pieces, queries, ring_step
 from .base import About, Mixer, chunk_positions, register_state, token_positions
+from .cost import MixingCost
 from .pair_bias import PairBias
 
 
@@ -71,6 +72,10 @@ class AFTSimple(Mixer):
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(F.aft_simple(*args, **options))
+
+    def mixing_cost(self, T):
+        D = self.dim
+        return MixingCost(flops=4 * T * D, counted=0, activations=(20 if self.gate is None else 28) * T * D, state=24 * D)
 
     def empty_state(self, batch_size, *, device, dtype):
         return AFTSimpleState(*chunk.empty_past(batch_size, self.dim, self.dim, device=device))
@@ -139,6 +144,11 @@ class AFTFull(Mixer):
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(F.aft_full(*args, **options))
+
+    def mixing_cost(self, T):
+        D, pairs = self.dim, T * T
+        flops = 4 * pairs * D + 2 * pairs * (self.bias.rank or 0)
+        return MixingCost(flops=flops, counted=flops, activations=72 * T * D + 16 * pairs, state=(8 * D + 9) * T + 8)
 
     def empty_state(self, batch_size, *, device, dtype):
         keys = torch.zeros(batch_size, 0, self.dim, device=device, dtype=dtype)
@@ -223,6 +233,13 @@ class AFTLocal(Mixer):
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(F.aft_local(*args, **options))
+
+    def mixing_cost(self, T):
+        D, s = self.dim, self.window
+        ring = max(s - 1, 0)
+        block = 8 << max(0, (ring - 1).bit_length() - 3)  # the band is computed in blocks of 8, 16, 32 ... that hold the window
+        kept = 28 if s == 0 else 64 + 24 * block if self.outside == "none" else 108
+        return MixingCost(flops=4 * T * D * max(2 * s, 1), counted=None, activations=kept * T * D + 24 * block * T, state=ring * (8 * D + 9) + 24 * D + 8)
 
     def empty_state(self, batch_size, *, device, dtype):
         ring = max(self.window - 1, 0)

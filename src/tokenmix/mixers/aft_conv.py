@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from .. import functional as F
 from .aft_parts import add_projections, alive, empty_ring, in_pieces, queries, ring_step
 from .base import About, Mixer, chunk_positions
+from .cost import MixingCost
 
 
 class AFTConv(Mixer):
@@ -96,6 +97,12 @@ class AFTConv(Mixer):
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(F.aft_conv(*args, **options))
+
+    def mixing_cost(self, T):
+        D, h, ring = self.dim, self.heads, self.kernel_size - 1
+        flops = 2 * (self.raw[0].numel() + 1) * T * (D + h)
+        kept = 60 * T * D + (16 * h * T * T if self.ndim > 1 else 240 * h * T)  # grids are weighed as dense pairs
+        return MixingCost(flops=flops, counted=None, activations=kept, state=ring * (4 * D + 4 * h + 9) + 8 * (D + 2 * h) + 8)
 
     def empty_state(self, batch_size, *, device, dtype):
         return empty_ring(batch_size, self.kernel_size - 1, self.heads, self.dim, device=device, dtype=dtype)
