@@ -91,7 +91,7 @@ class Mixer(nn.Module, ABC):
         """What one forward pass over (batch, T, dim) takes: FLOPs, parameters, bytes kept for backward, bytes of state after T tokens."""
         if not isinstance(T, int) or T < 1 or not isinstance(batch, int) or batch < 1:
             self.refuse(f"cost expects T and batch as positive integers, got T={T!r}, batch={batch!r}")
-        if self.max_len is not None and T > self.max_len:
+        if T > (self.max_len or T):
             self.refuse(f"was built with max_len={self.max_len}, cost was asked for T={T}")
         mixing, each = self.mixing_cost(T), sum(p.numel() for p in self.parameters())
         state = mixing.state if self.capabilities.streaming else 0
@@ -346,7 +346,6 @@ def merge(earlier: State, later: State) -> State:
     """The state after two adjacent stretches of tokens, from the states after each alone. Only for scan-type states, which are sums."""
     combine = getattr(earlier, "merge_with", None)
     if combine is None or type(earlier) is not type(later):
-        raise MixerError(
-            f"merge: {type(earlier).__name__} and {type(later).__name__} cannot be merged; only two states of one scan-type mixer can: aft_simple, hydra, linear."
-        )
+        names = f"{type(earlier).__name__} and {type(later).__name__}"
+        raise MixerError(f"merge: {names} cannot be merged; only two states of one mixer whose state is a sum can, such as aft_simple, hydra and linear.")
     return combine(later)

@@ -149,7 +149,8 @@ def allowed(rows: int, queries: int, keys: int, *, causal: bool = False, key_mas
 class Roles(NamedTuple):
     """Which positional argument of a functional form holds keys, values (None: it has none of its own) and log-weights, by parameter name.
 
-    The first argument is what asks: (B, T, .). Keys are called ``k``, values ``v``, log-weights ``w`` or ``kernel``; a form without ``k`` mixes its first argument.
+    The first argument is what asks: (B, T, .). Keys are called ``k``, values ``v``, log-weights ``w`` or ``kernel``;
+    a form without ``k`` mixes its first argument.
     """
 
     keys: int
