@@ -91,7 +91,7 @@ class Mixer(nn.Module, ABC):
         """What one forward pass over (batch, T, dim) takes: FLOPs, parameters, bytes kept for backward, bytes of state after T tokens."""
         if not isinstance(T, int) or T < 1 or not isinstance(batch, int) or batch < 1:
             self.refuse(f"cost expects T and batch as positive integers, got T={T!r}, batch={batch!r}")
-        if T > (self.max_len or T):
+        if (self.max_len or T) < T:
             self.refuse(f"was built with max_len={self.max_len}, cost was asked for T={T}")
         mixing, each = self.mixing_cost(T), sum(p.numel() for p in self.parameters())
         state = mixing.state if self.capabilities.streaming else 0

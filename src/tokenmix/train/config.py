@@ -26,7 +26,10 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW and its schedule; weight decay acts on the weights of linear layers only, ``clip`` on the norm of the whole gradient (0: off)."""
+    """AdamW and its schedule; weight decay acts on the weights of linear layers only, ``clip`` on the norm of the whole gradient (0: off).
+
+    The mixers' auxiliary losses, where they have any, are added to the loss times ``aux_weight``.
+    """
 
     lr: float = 1e-3
     betas: tuple[float, ...] = (0.9, 0.999)
@@ -36,6 +39,7 @@ class OptimConfig:
     warmup: int = 100
     min_lr_ratio: float = 0.1
     clip: float = 1.0
+    aux_weight: float = 0.01
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,7 @@ def _check_optim(config: OptimConfig) -> None:
         raise MixerError(f"config: optim.schedule={config.schedule!r} is unknown; choose one of {', '.join(SCHEDULES)}.")
     if len(config.betas) != 2 or not all(0 <= b < 1 for b in config.betas):
         raise MixerError(f"config: optim.betas must be two numbers in [0, 1), got {list(config.betas)}.")
-    for name in ("weight_decay", "warmup", "clip", "min_lr_ratio"):
+    for name in ("weight_decay", "warmup", "clip", "min_lr_ratio", "aux_weight"):
         if getattr(config, name) < 0:
             raise MixerError(f"config: optim.{name} must be >= 0, got {getattr(config, name)}.")
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from ..data import Sampler
 from ..errors import MixerError
+from ..mixers import aux_losses
 from ..models import build_model
 from .checkpoint import list_steps, load_checkpoint, prune, remove_checkpoint, save_checkpoint, sweep
 from .config import RunConfig
@@ -52,6 +53,7 @@ class Trainer:
         self.sampler = Sampler(self.corpus.split("train"), seq_len=config.data.seq_len, batch_size=config.train.batch_size, seed=config.train.seed)
         self.progress = Progress()
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self.aux: dict[str, torch.Tensor] = {}  # the auxiliary losses of the last batch
         self.tick = self.logged_at = 0.0
 
     def load(self, step: int) -> None:
@@ -106,10 +108,11 @@ class Trainer:
         parts = config.train.accumulate
         for x, y in zip(inputs.chunk(parts), targets.chunk(parts), strict=True):
             x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
-            with autocast(self.device, config.train.precision):
+            with aux_losses() as extra, autocast(self.device, config.train.precision):
                 logits = self.forward(x)
             loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), y.flatten()) / parts
-            loss.backward()
+            self.aux = {name: value.detach() for name, value in extra.items()}
+            (loss + config.optim.aux_weight / parts * sum(extra.values())).backward()
             self.loss_sum += loss.detach()
         if config.optim.clip:
             nn.utils.clip_grad_norm_(self.model.parameters(), config.optim.clip)
@@ -128,6 +131,8 @@ class Trainer:
         rate = p.loss_count * batch / max(seconds - self.logged_at, 1e-9)
         line = {"kind": "train", "step": p.step, "loss": loss, "bpb": loss / math.log(2), "lr": self.optimizer.param_groups[0]["lr"]}
         line |= {"tokens": p.step * batch, "tokens_per_s": round(rate, 1), "seconds": round(seconds, 3), "peak_mib": peak_mib(self.device)}
+        if self.aux:
+            line["aux"] = {name: float(value) for name, value in self.aux.items()}
         self.keep_line(line)
         self.loss_sum, p.loss_count, self.logged_at = torch.zeros_like(self.loss_sum), 0, seconds
         show(self.fraction(), line)
