@@ -10,10 +10,12 @@ from typing import Any
 from ..errors import MixerError
 from .biases import bias_pictures
 from .figures import loss_curves
+from .pictures import attention_pictures
 from .runs import Run, read_run
 from .tables import Table, facts_table, summary_table
 
 SAMPLE_CHARS = 1200
+SENTENCE = b"When the wind fell, the boats that had left the harbour turned back to it."
 NOTES = (
     "Loss curves show training batches; only the numbers in the tables are evaluations on text the model was not trained on.",
     "Speeds and memory hold for this machine and this load. A small model trained for minutes says little about a large one trained for days.",
@@ -49,7 +51,8 @@ def write_report(
     runs = _named_apart([read_run(d) for d in run_dirs])
     if not runs:
         raise MixerError("report: give at least one run directory.")
-    pictures = [(r.name, bias_pictures(r.name, model)) for r in runs if (model := _model_of(r)) is not None]
+    models = [(r, model) for r in runs if (model := _model_of(r)) is not None]
+    biases = [(r.name, bias_pictures(r.name, model)) for r, model in models]
     environment = Environment(
         loader=PackageLoader("tokenmix.report", "."), autoescape=select_autoescape(("html",)), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -58,7 +61,8 @@ def write_report(
         lead=list(lead),
         tables=[*(tables or []), summary_table(runs)],
         curves=loss_curves(runs),
-        biases=[p for p in pictures if p[1]],
+        attention=[(r.name, attention_pictures(r.name, model, _text(r))) for r, model in models if model.config.vocab == 256],
+        biases=[p for p in biases if p[1]],
         samples=[(r.name, name, text[:SAMPLE_CHARS], len(text)) for r in runs for name, text in r.samples[-1:]],
         facts=facts_table(runs),
         notes=[*NOTES, *notes],
@@ -67,6 +71,11 @@ def write_report(
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page, encoding="utf-8")
     return out
+
+
+def _text(run: Run) -> bytes:
+    """What the model reads in the pictures: the start of its last sample, or a sentence."""
+    return run.samples[-1][1].encode() if run.samples and run.samples[-1][1] else SENTENCE
 
 
 def _named_apart(runs: list[Run]) -> list[Run]:

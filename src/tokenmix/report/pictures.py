@@ -1,0 +1,139 @@
+"""What a mixer looks at: its effective attention, exact wherever its output is linear in the values, by the Jacobian otherwise."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional
+from ..errors import MixerError
+from ..mixers import MIXERS, Mixer
+from .figures import Picture, heat_map
+
+SHOWN = 48
+LAYERS = 6
+EXACT = 1e-4  # how well the operator must give the output back, relative to its largest element
+
+
+class Effective(NamedTuple):
+    """weights (G, T, S): what source s adds to output t. ``kind`` says how they were found.
+
+    "values": y_t = sum_s weights[g, t, s] v_s before the output projection, for every channel of group g (a head, or one channel), exactly.
+    "jacobian": the Frobenius norm of d y_t / d x_s, one group, for mixers that are not a sum over values.
+    """
+
+    weights: Tensor
+    kind: str
+
+
+def effective_attention(mixer: Mixer, x: Tensor, context: Tensor | None = None, **given: Any) -> Effective:
+    """The effective attention of a mixer on one sequence x (1, T, D), over itself or over ``context`` (1, S, D).
+
+    Softmax attention gives back its own weights, head by head; AFT's rows sum to the gate, Hydra's and others' need not sum to anything.
+
+    Raises:
+        MixerError: where x holds more than one sequence.
+    """
+    if x.ndim != 3 or x.shape[0] != 1:
+        raise MixerError(f"effective_attention: expects one sequence (1, T, {mixer.dim}), got {tuple(x.shape)}.")
+    with torch.no_grad():
+        found = _by_values(mixer, x, context, given)
+    if found is not None:
+        return Effective(_grouped(found, getattr(mixer, "heads", None)), "values")
+    return Effective(_by_jacobian(mixer, x, context, given)[None], "jacobian")
+
+
+def _by_values(mixer: Mixer, x: Tensor, context: Tensor | None, given: dict[str, Any]) -> Tensor | None:
+    """(D, T, S) from unit values at one source after the other, in one batch; None where these do not add up to the output."""
+    form = _form(mixer)
+    names = [] if form is None else list(inspect.signature(form).parameters)
+    if form is None or "v" not in names:
+        return None
+    full = {"positions": None, "key_mask": None, "attn_mask": None, "grid": None, "prefix": 0, **given}
+    args, options = mixer.functional_args(x, context, **full)  # type: ignore[operator]  # every mixer with a form has it
+    at = names.index("v")
+    v = args[at]
+    want, S = form(*args, **options), v.shape[1]
+    if want.shape[-1] != v.shape[-1]:
+        return None
+    many = [_repeated(a, S) for a in args]
+    many[at] = torch.eye(S, dtype=v.dtype, device=v.device)[..., None].expand(S, S, v.shape[-1])
+    rows = form(*many, **{name: _repeated(o, S) for name, o in options.items()})
+    weights = rows.permute(2, 1, 0)
+    gap = (torch.einsum("dts,sd->td", weights, v[0]) - want[0]).abs().max()
+    return weights if bool(gap <= EXACT * want.abs().max().clamp_min(1e-30)) else None
+
+
+def _form(mixer: Mixer) -> Any:
+    """The functional form of a row of the table."""
+    name = next((n for n, cls in MIXERS.items() if cls is type(mixer)), None)
+    return getattr(functional, mixer.form or name, None) if name and hasattr(mixer, "functional_args") else None
+
+
+def _repeated(value: Any, n: int) -> Any:
+    """An argument with its one batch row repeated; what has no batch row stays."""
+    if isinstance(value, tuple):
+        return tuple(_repeated(v, n) for v in value)
+    if isinstance(value, Tensor) and value.ndim >= 2 and value.shape[0] == 1:
+        return value.expand(n, *value.shape[1:])
+    return value
+
+
+def _grouped(weights: Tensor, heads: int | None) -> Tensor:
+    """One map per head where all channels of each head share it."""
+    if not heads or weights.shape[0] % heads:
+        return weights
+    by_head = weights.unflatten(0, (heads, -1))
+    return by_head[:, 0] if torch.allclose(by_head, by_head[:, :1].expand_as(by_head), atol=1e-6) else weights
+
+
+def _by_jacobian(mixer: Mixer, x: Tensor, context: Tensor | None, given: dict[str, Any]) -> Tensor:
+    """(T, S) norms of the derivative of each output with regard to each source."""
+    source = (x if context is None else context).detach().clone().requires_grad_()
+    with functional.use_backend("eager"):
+        y = mixer(source, **given) if context is None else mixer(x, source, **given)
+    units = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
+    rows = []
+    for t in range(y.shape[1]):
+        (grads,) = torch.autograd.grad(y[0, t], source, units, retain_graph=True, is_grads_batched=True)
+        rows.append(grads[:, 0].square().sum((0, 2)).sqrt())
+    return torch.stack(rows)
+
+
+def attention_pictures(name: str, model: nn.Module, text: bytes) -> list[Picture]:
+    """One picture for each of at most six layers of a language model, spread evenly, of the mean effective attention on the first bytes of a text."""
+    blocks: Any = list(getattr(model, "blocks", []))
+    layers = sorted({round(j * (len(blocks) - 1) / max(1, min(LAYERS, len(blocks)) - 1)) for j in range(min(LAYERS, len(blocks)))})
+    tokens = torch.tensor(list(text[: min(SHOWN, getattr(model, "max_len", None) or SHOWN)]))[None]
+    return [_picture(name, layer, blocks[layer].mixer, x) for layer, x in _mixer_inputs(model, blocks, tokens).items() if layer in layers]
+
+
+def _mixer_inputs(model: nn.Module, blocks: list[Any], tokens: Tensor) -> dict[int, Tensor]:
+    """What each layer's mixer is given when the model reads the tokens."""
+    seen: dict[int, Tensor] = {}
+
+    def look(layer: int) -> Any:
+        def hook(_: nn.Module, args: tuple) -> None:
+            seen[layer] = args[0].detach()
+
+        return hook
+
+    hooks = [block.mixer.register_forward_pre_hook(look(i)) for i, block in enumerate(blocks)]
+    with torch.no_grad():
+        model(tokens)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def _picture(name: str, layer: int, mixer: Mixer, x: Tensor) -> Picture:
+    weights, kind = effective_attention(mixer, x)
+    mean = weights.mean(0)
+    what = f"mean of {len(weights)} {'head' if len(weights) == getattr(mixer, 'heads', 0) else 'channel'}s" if kind == "values" else "norm of the Jacobian"
+    size = f"{float(mean.min()):.3g} to {float(mean.max()):.3g}"
+    alt = f"Heat map of the effective attention of layer {layer} of {name}, {what}, queries down, sources across; values from {size}."
+    caption = f"{name}, layer {layer}: {what}, {size}"
+    return heat_map(mean, title=f"{name}, layer {layer}", x="source", y="output", alt=alt, caption=caption)
