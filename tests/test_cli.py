@@ -74,8 +74,26 @@ def test_list(capsys):
     assert "attn_mask" not in found["mixers"]["aft_simple"]["can"]
     assert cli.main(["list"]) == 0
     text = capsys.readouterr().out
-    assert all(f"  {name}: " in text for name in (*MIXERS, "text", "aft_enwik8", "stdlib"))
+    assert all(f"  {name} [" in text for name in MIXERS)
+    assert all(f"  {name}: " in text for name in ("text", "aft_enwik8", "stdlib"))
+    assert found["mixers"]["aft_simple"]["state"] == "constant"
+    assert found["mixers"]["attention"]["state"] == "grows with T"
+    assert {m["tier"] for m in found["mixers"].values()} <= {"core", "opponent"}
+    assert all(m["paper"] and m["kind"] and m["time"] and m["space"] for m in found["mixers"].values())
     assert "not available yet: needs the mixer reformer" in text or "reformer" in MIXERS
+
+
+def test_list_cost(capsys):
+    assert cli.main(["list", "--cost", "512", "--dim", "64", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == set(MIXERS)
+    assert not [name for name, entry in found.items() if "missing" in entry]
+    assert found["attention"]["mixing"] == 4 * 512 * 512 * 64
+    assert found["attention"]["projections"] == 8 * 512 * 64 * 64
+    assert cli.main(["list", "--cost", "512"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n{name} " in text for name in MIXERS)
+    assert cli.main(["list", "--cost", "0"]) == 2
 
 
 def test_list_prints_exceptions(capsys, monkeypatch):
@@ -91,7 +109,7 @@ def test_doctor(capsys, monkeypatch):
     found = json.loads(capsys.readouterr().out)
     assert found["broken"] == []
     assert set(found["forward"].values()) == {"ok"}
-    assert {f"{name} causal" for name in MIXERS} <= set(found["forward"])
+    assert {f"{name} causal" for name in MIXERS if MIXERS[name].supports_causal} <= set(found["forward"])
     monkeypatch.setenv("TOKENMIX_BACKEND", "gpu9")
     assert cli.main(["doctor"]) == 1
     assert "Unset it" in capsys.readouterr().out

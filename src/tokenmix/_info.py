@@ -6,7 +6,10 @@ import importlib.metadata
 import inspect
 import os
 import platform
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .mixers import Mixer
 
 EXTRAS = {"train": ("numpy", "tyro", "pyyaml", "rich", "safetensors"), "plot": ("numpy", "matplotlib", "jinja2")}
 TRIAL = {"max_len": 16, "window": 4, "heads": 2, "kernel_size": 3}  # for options a mixer insists on
@@ -17,15 +20,22 @@ FIX = "reinstall tokenmix and torch, or report this with the output of `tokenmix
 def catalogue() -> dict[str, Any]:
     """Mixers, recipes and corpora of this version."""
     from .data import CORPORA
-    from .mixers import MIXERS, mixer_options
+    from .mixers import CORE, MIXERS, mixer_options
     from .recipes import RECIPES, SIZES
 
     mixers = {}
     for name, cls in MIXERS.items():
         able = [c for c in ("causal", "streaming", "context", "attn_mask", "grid", "export") if getattr(cls, f"supports_{c}")]
         options = {k: "required" if v is inspect.Parameter.empty else v for k, v in mixer_options(cls).items()}
-        about = (inspect.getdoc(cls) or "").split("\n")[0]
-        mixers[name] = {"about": about, "can": able, "options": options, "exceptions": dict(cls.exceptions)}
+        mixers[name] = {
+            "tier": "core" if name in CORE else "opponent",
+            "about": (inspect.getdoc(cls) or "").split("\n")[0],
+            **cls.about._asdict(),
+            "state": state_growth(name),
+            "can": able,
+            "options": options,
+            "exceptions": dict(cls.exceptions),
+        }
     recipes = {}
     for name, recipe in RECIPES.items():
         rows = {row: {"about": r.about, "missing": r.missing(), "printed": r.printed} for row, r in recipe.rows.items()}
@@ -33,12 +43,36 @@ def catalogue() -> dict[str, Any]:
     return {"mixers": mixers, "recipes": recipes, "corpora": CORPORA}
 
 
+def state_growth(name: str) -> str:
+    """How the streaming state of a mixer grows, from its cost formula: "none", "constant" or "grows with T"."""
+    from .mixers import MIXERS, MixerError
+
+    if not MIXERS[name].supports_streaming:
+        return "none, it does not stream"
+    try:
+        few, many = (usual(name, 16, T=64).mixing_cost(T).state for T in (32, 64))  # both shorter than any window grows, or beyond
+    except MixerError:
+        return "not declared"
+    return "constant" if few == many else "grows with T"
+
+
+def usual(name: str, dim: int, *, T: int, causal: bool | None = None) -> Mixer:
+    """A mixer with its defaults, and usual values for the options it insists on; causal where it can be."""
+    from .mixers import MIXERS, build_mixer, mixer_options
+
+    given = {"max_len": T, "window": min(32, T), "heads": 8, "kernel_size": 11}
+    required = [k for k, v in mixer_options(MIXERS[name]).items() if v is inspect.Parameter.empty]
+    causal = MIXERS[name].supports_causal if causal is None else causal
+    return build_mixer(name, dim, causal=causal, **{k: given[k] for k in required if k in given})
+
+
 def catalogue_text(found: dict[str, Any]) -> str:
     """The catalogue for reading."""
     lines = ["mixers"]
     for name, m in found["mixers"].items():
         options = ", ".join(k if v == "required" else f"{k}={v!r}" for k, v in m["options"].items())
-        lines += [f"  {name}: {m['about']}", f"      can: {', '.join(m['can'])}", f"      options: {options}"]
+        lines += [f"  {name} [{m['tier']}]: {m['about']}", f"      paper: {m['paper'] or 'none given'}; {m['kind']}"]
+        lines += [f"      time {m['time']}, space {m['space']}, state: {m['state']}", f"      can: {', '.join(m['can'])}", f"      options: {options}"]
         lines += [f"      exception: {promise}: {reason}" for promise, reason in m["exceptions"].items()]
     lines.append("recipes")
     for name, r in found["recipes"].items():

@@ -158,16 +158,24 @@ def sample(
     return work
 
 
-def show(*, json: bool = False) -> Work:
-    """Mixers with what they can do and their options; recipes and their rows.
+def show(*, cost: int | None = None, dim: int = 512, json: bool = False) -> Work:
+    """Mixers with their tier, paper, cost, what they can do and their options; recipes and their rows.
 
     Args:
+        cost: a length T: instead, the FLOPs, parameters and bytes of every mixer over T tokens, from its own formulas.
+        dim: features, for --cost.
         json: print as JSON.
     """
 
     def work() -> int:
         from ._info import catalogue, catalogue_text
 
+        if cost is not None:
+            from ._costs import costs, costs_text
+
+            table = costs(cost, dim)
+            print(_json.dumps(table, indent=1) if json else costs_text(table, cost, dim))
+            return 0
         found = catalogue()
         print(_json.dumps(found, indent=1) if json else catalogue_text(found))
         return 0
