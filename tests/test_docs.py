@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import tokenmix
+from tokenmix.mixers import CORE
+from tokenmix.report.taxonomy import MARK, taxonomy
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -57,14 +59,21 @@ def test_public_name_is_in_the_reference(name):
 
 @pytest.mark.parametrize("name", [n for n, cls in tokenmix.MIXERS.items() if cls.__module__.startswith("tokenmix.")])
 def test_mixer_has_its_row_and_page(name):
-    row = re.search(rf"^\| `{name}` \|.*\(([\w-]+\.md)\) \|$", (ROOT / "docs/mixers/index.md").read_text(), flags=re.MULTILINE)
-    assert row
-    page = (ROOT / "docs/mixers" / row[1]).read_text()
-    assert name in page
-    assert f"| `{name}` |" in (ROOT / "README.md").read_text()
+    row = re.search(rf"^\| \[`{name}`\]\(([\w-]+\.md)\) \|", taxonomy(ROOT / "none.json", ROOT / "docs/mixers"), flags=re.MULTILINE)
+    assert row, "no page"
+    assert name in (ROOT / "docs/mixers" / row[1]).read_text()
+    assert f"mixers/{row[1]}" in (ROOT / "mkdocs.yml").read_text(), "not in the navigation"
+    assert f"`{name}`" in (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize(("name", "cls"), [(n, c) for n, c in tokenmix.MIXERS.items() if c.__module__.startswith("tokenmix.")])
+def test_taxonomy_shows_what_was_measured(tmp_path):
+    (tmp_path / "some.json").write_text('{"rows": {"aft_simple": {"valid_bits_per_byte": 2.5, "tokens_per_s": 12345.6}}}')
+    lines = taxonomy(tmp_path / "some.json", ROOT / "docs/mixers").splitlines()
+    assert [line for line in lines if "2.500 | 12,346 |" in line and "`aft_simple`" in line]
+    assert MARK in (ROOT / "docs/mixers/index.md").read_text()
+
+
+@pytest.mark.parametrize(("name", "cls"), [(n, c) for n, c in tokenmix.MIXERS.items() if n in CORE])
 def test_capabilities_in_the_readme_are_those_of_the_class(name, cls):
     table = (ROOT / "README.md").read_text().split("## The mixers")[1]
     _, causal, streaming, context, pairs, grid, _ = [c.strip() for c in re.search(rf"^\| `{name}` \|(.*)\|$", table, flags=re.MULTILINE)[1].split("|")]
@@ -85,6 +94,6 @@ def test_commands_in_the_documentation_exist():
 
 def test_deviations_name_tests_that_exist():
     sources = "\n".join(p.read_text() for p in (ROOT / "tests").glob("test_*.py"))
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs/mixers/aft.md").read_text()))
+    named = set(re.findall(r"`(test_\w+)`", "".join(page.read_text() for page in (ROOT / "docs/mixers").glob("*.md"))))
     assert named
     assert {n for n in named if f"def {n}(" not in sources} == set()

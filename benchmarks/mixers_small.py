@@ -1,0 +1,173 @@
+"""Every causal mixer in the same small language model for the same bytes, and in the same small model on associative recall; one table, two pictures.
+
+    python benchmarks/mixers_small.py --out runs/mixers_small [--only hydra linear ...]
+    python benchmarks/mixers_small.py --out runs/mixers_small --results benchmarks/results/mixers_small
+
+Each mixer runs in a process of its own, so that peak memory is its own; one that has ended is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tokenmix import MIXERS, build_mixer, state_bytes
+from tokenmix.data import recall_batch
+from tokenmix.models import LM, LMConfig
+from tokenmix.models.blocks import complete_spec
+from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, train
+
+DIM, LAYERS, SEQ_LEN, STEPS, BATCH = 128, 3, 256, 400, 4
+RECALL = {"seq_len": 48, "pairs": 8, "vocab": 64}
+RECALL_DIM, RECALL_STEPS, RECALL_BATCH = 64, 1200, 64
+INIT_STD = 0.1  # 0.02 leaves both tasks on their plateaus for the whole of so short a run
+
+OPTIONS: dict[str, dict[str, Any]] = {  # where the defaults do not suit so small a model
+    "attention": {"heads": 4},
+    "aft_full": {"rank": 32},
+    "aft_local": {"window": 32, "rank": 32},
+    "aft_conv": {"heads": 8, "kernel_size": 31},
+}
+
+
+def causal_mixers() -> list[str]:
+    """The rows of the table that can be a language model."""
+    return [name for name, cls in MIXERS.items() if cls.supports_causal]
+
+
+def spec(name: str) -> dict[str, Any]:
+    """The mixer as JSON."""
+    return {"name": name, **OPTIONS.get(name, {})}
+
+
+def language(name: str, folder: Path) -> dict[str, Any]:
+    """Train the language model on the Python standard library's own sources."""
+    model = LMConfig(dim=DIM, max_len=SEQ_LEN, mixers=(spec(name),), layers=LAYERS, init_std=INIT_STD)
+    loop = TrainConfig(steps=STEPS, batch_size=BATCH, threads=1, log_every=20, eval_every=STEPS, eval_bytes=40_000, save_every=STEPS, keep=1)
+    config = RunConfig(model, DataConfig(source="stdlib", seq_len=SEQ_LEN), OptimConfig(lr=2e-3, warmup=50, weight_decay=0.1), loop, recipe="mixers_small")
+    end = train(config, folder, verbose=False)
+    kept = {key: end[key] for key in ("tokens", "tokens_per_s", "peak_mib", "valid_bits_per_byte")}
+    return {**kept, "parameters": sum(p.numel() for p in LM(model).parameters())}
+
+
+def recall(name: str) -> dict[str, Any]:
+    """Train on associative recall. Returns the accuracy on fresh rows and the bytes of one row's state after the whole sequence."""
+    torch.manual_seed(0)
+    model = LM(LMConfig(dim=RECALL_DIM, max_len=RECALL["seq_len"], mixers=(spec(name),), layers=2, vocab=RECALL["vocab"], init_std=INIT_STD))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1)
+    draw = torch.Generator().manual_seed(0)
+    start = time.perf_counter()
+    for step in range(RECALL_STEPS):
+        optimizer.param_groups[0]["lr"] = 2e-3 * min(1.0, (step + 1) / 100) * min(1.0, 0.1 + 2 * (1 - step / RECALL_STEPS))
+        tokens, targets = recall_batch(RECALL_BATCH, **RECALL, generator=draw)
+        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    seconds = time.perf_counter() - start
+    model.eval()
+    tokens, targets = recall_batch(500, **RECALL, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        right = (model(tokens).argmax(-1) == targets)[targets >= 0]
+    return {
+        "recall_accuracy": round(float(right.float().mean()), 4),
+        "recall_seconds": round(seconds, 1),
+        "recall_state_bytes": _state(name, RECALL["seq_len"]),
+    }
+
+
+def _state(name: str, T: int) -> int | None:
+    """Bytes of one layer's state after T tokens; None where the mixer does not stream."""
+    mixer = build_mixer(dim=RECALL_DIM, causal=True, **complete_spec(spec(name), T)).eval()
+    if not mixer.capabilities.streaming:
+        return None
+    return state_bytes(mixer.extend(torch.randn(1, T, RECALL_DIM), mixer.init_state(1))[1])
+
+
+def one(name: str, out: Path) -> None:
+    """Both tasks for one mixer; written when both have ended."""
+    torch.set_num_threads(1)
+    found = {"spec": spec(name), **language(name, out / name), **recall(name)}
+    (out / f"{name}.json").write_text(json.dumps(found, indent=1))
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    """The rows as Markdown, best language model first."""
+    lines = ["| mixer | bits per byte | tokens/s | peak MiB | parameters | recall | state bytes |", "|---|---|---|---|---|---|---|"]
+    for name, r in sorted(rows.items(), key=lambda item: item[1]["valid_bits_per_byte"]):
+        state = f"{r['recall_state_bytes']:,}" if r["recall_state_bytes"] is not None else "does not stream"
+        speed = f"{r['tokens_per_s']:,.0f} | {r['peak_mib']:,.0f} | {r['parameters']:,}"
+        lines.append(f"| {name} | {r['valid_bits_per_byte']:.3f} | {speed} | {100 * r['recall_accuracy']:.1f} % | {state} |")
+    return "\n".join(lines)
+
+
+def picture(rows: dict[str, dict[str, Any]], x: str, y: str, labels: tuple[str, str], path: Path, *, log: bool) -> None:
+    """A scatter with every mixer named."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 6.5), dpi=130, layout="constrained")
+    ax = figure.add_subplot()
+    shown = {n: r for n, r in rows.items() if r[x] is not None}
+    for i, (name, r) in enumerate(sorted(shown.items(), key=lambda item: item[1][y])):
+        ax.plot(r[x], r[y], "o", color="#0072B2", markersize=5)
+        ax.annotate(name, (r[x], r[y]), xytext=(5, 3 if i % 2 else -9), textcoords="offset points", fontsize=8)
+    if log:
+        ax.set_xscale("log")
+    ax.set_xlabel(labels[0])
+    ax.set_ylabel(labels[1])
+    ax.grid(alpha=0.25)
+    ax.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path)
+
+
+def collect(out: Path, results: Path) -> None:
+    """Write the results of everything that has ended: JSON, table and pictures."""
+    rows = {p.stem: json.loads(p.read_text()) for p in sorted(out.glob("*.json"))}
+    env = {"cpu": _cpu(), "threads": 1, "torch": torch.__version__, "python": platform.python_version()}
+    setup = {"dim": DIM, "layers": LAYERS, "seq_len": SEQ_LEN, "steps": STEPS, "batch": BATCH, "recall": {**RECALL, "dim": RECALL_DIM, "steps": RECALL_STEPS}}
+    results.parent.mkdir(parents=True, exist_ok=True)
+    results.with_suffix(".json").write_text(json.dumps({"machine": env, "setup": setup, "rows": rows}, indent=1) + "\n")
+    labels = ("training tokens per second, one thread", "bits per byte on held-out Python sources")
+    picture(rows, "tokens_per_s", "valid_bits_per_byte", labels, results.with_name(results.name + "_speed.png"), log=True)
+    labels = ("bytes of one layer's state", "accuracy on multi-query associative recall")
+    picture(rows, "recall_state_bytes", "recall_accuracy", labels, results.with_name(results.name + "_recall.png"), log=True)
+    print(table(rows))
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/mixers_small"))
+    parser.add_argument("--only", nargs="*", default=None)
+    parser.add_argument("--results", type=Path)
+    args = parser.parse_args()
+    if args.results:
+        return collect(args.out, args.results)
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.only is not None and len(args.only) == 1:
+        return one(args.only[0], args.out)
+    for name in args.only or causal_mixers():
+        if not (args.out / f"{name}.json").exists():
+            print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
+            subprocess.run([sys.executable, __file__, "--out", str(args.out), "--only", name], check=False)
+    return None
+
+
+if __name__ == "__main__":
+    main()
