@@ -8,6 +8,7 @@ import pytest
 
 from cases import CASES, GRIDS, forms
 from tokenmix import MIXERS, MixerError, build_mixer
+from tokenmix.mixers import CORE
 from tokenmix.testing import PROMISES, run_promise, subject
 
 DIM = 8
@@ -20,8 +21,19 @@ def subject_of(case: str, causal: bool):
     return subject(name, {**options, "causal": causal}, dim=DIM, grid=grid, prefix=prefix)
 
 
-@pytest.mark.parametrize("promise", PROMISES)
-@pytest.mark.parametrize(("case", "causal"), forms(), ids=lambda v: v if isinstance(v, str) else "causal" if v else "both-ways")
+def promised() -> list:
+    """(case, causal, promise): everything, of which the exports of opponents are left to `make test-all`; they take longer than all the rest together."""
+    rows = []
+    for case, causal in forms():
+        for promise in PROMISES:
+            late = promise.startswith("exports") and CASES[case][0] not in CORE
+            rows.append(
+                pytest.param(case, causal, promise, marks=[pytest.mark.slow] if late else [], id=f"{case}-{'causal' if causal else 'both-ways'}-{promise}")
+            )
+    return rows
+
+
+@pytest.mark.parametrize(("case", "causal", "promise"), promised())
 def test_promise(case, causal, promise):
     result = run_promise(subject_of(case, causal), promise, PROMISES[promise])
     assert result.status in ("kept", "excepted", "not applicable"), str(result)
