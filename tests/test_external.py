@@ -89,7 +89,8 @@ def test_a_token_far_below_the_others_is_finite(dtype, reach, eps, causal):
     x.requires_grad_()
     y = F.external(x, memory, torch.ones_like(memory), eps=eps, causal=causal)
     (grad,) = torch.autograd.grad(y.float().sum(), x)
-    assert bool(y.isfinite().all()) and bool(grad.isfinite().all())
+    assert bool(y.isfinite().all())
+    assert bool(grad.isfinite().all())
 
 
 def test_padding_has_no_influence():
@@ -132,7 +133,8 @@ def test_memories_start_as_documented():
     assert abs(float(mixer.memory_k.detach().std()) / (2 / 64) ** 0.5 - 1) < 0.02
     assert abs(float(mixer.memory_v.detach().std()) / (2 / 512) ** 0.5 - 1) < 0.02
     many = build_mixer("external_multihead", 512)
-    assert float(many.memory_k.detach().std()) < 0.03 and not bool(many.memory_v_bias.any())
+    assert float(many.memory_k.detach().std()) < 0.03
+    assert not bool(many.memory_v_bias.any())
 
 
 def test_parameters_and_multiplications_of_the_segmentation_head():

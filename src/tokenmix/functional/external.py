@@ -42,7 +42,7 @@ def external(
     key_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """y_t = Norm(x_t M_k^T + b_k) M_v + b_v in each head (EANet, Eq. 5 and 6). Time O(T S D).
+    """y_t = Norm(x_t M_k^T + b_k) M_v + b_v in each head. Time O(T S D).
 
     Args:
         x: (B, T, heads * e), the projected tokens.
@@ -138,7 +138,7 @@ def _lift(past: SlotSums) -> Sums:
 def simplified_attention(
     x: Tensor, k: Tensor, *, scale: float = 1.0, causal: bool = False, key_mask: Tensor | None = None, attn_mask: Tensor | None = None, backend: str = "auto"
 ) -> Tensor:
-    """y_t = sum_s softmax_s(scale x_t . k_s) k_s, with k = x in self-mixing: attention without projections and heads (EANet, Eq. 3 and 4). O(T S D).
+    """y_t = sum_s softmax_s(scale x_t . k_s) k_s, with k = x in self-mixing: attention without projections and heads. O(T S D).
 
     The paper has scale 1: the logits then are as large as |x|^2, so half precision is computed in float32.
     """

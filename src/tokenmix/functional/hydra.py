@@ -34,7 +34,7 @@ def hydra(
     key_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """y_t = phi(q_t) * sum_s phi(k_s) * v_s, all products feature by feature (Hydra, Eq. 8). Time and memory O(T D).
+    """y_t = phi(q_t) * sum_s phi(k_s) * v_s, all products feature by feature. Time and memory O(T D).
 
     Args:
         q: (B, T, D). k, v: (B, S, D).
@@ -62,7 +62,7 @@ def multihead_linear(
     key_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """y_t = phi(q_t) sum_s phi(k_s)^T v_s in each of ``heads`` heads of width e = D / heads (Hydra, Eq. 5). Time O(T D e).
+    """y_t = phi(q_t) sum_s phi(k_s)^T v_s in each of ``heads`` heads of width e = D / heads. Time O(T D e).
 
     heads = 1 is full linear attention without a normaliser, heads = D is Hydra. The causal form works in blocks. Other arguments as in ``hydra``.
     """

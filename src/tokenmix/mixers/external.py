@@ -58,7 +58,7 @@ def check_slots(mixer: Mixer, slots: int) -> None:
 
 
 class External(Mixer):
-    """y_t = W_o [Norm(q_t M_k^T) M_v]: tokens read two learned memories of a few slots instead of each other (Eq. 5 and 6), single head.
+    """y_t = W_o [Norm(q_t M_k^T) M_v]: tokens read two learned memories of a few slots instead of each other, single head.
 
     Args:
         slots: S, rows of the memories.
@@ -215,7 +215,7 @@ def largest_slot_logit(args: tuple, options: dict[str, Any]) -> float:
 
 
 class SimplifiedAttention(Mixer):
-    """y_t = W_o [sum_s softmax_s(x_t . x_s) x_s]: attention without projections of queries, keys and values (Eq. 3 and 4).
+    """y_t = W_o [sum_s softmax_s(scale x_t . x_s) x_s]: attention without projections of queries, keys and values.
 
     External attention is what the paper makes of it, with learned memories in the place of the keys.
 

@@ -61,7 +61,7 @@ def kernel_cost(T: int, dim: int, heads: int, feature: str, *, q_proj: bool = Tr
 
 
 class Hydra(Mixer):
-    """y_t = W_o [phi(q_t) * sum_s phi(k_s) * v_s]: as many heads as features, so one vector holds all that tokens tell each other (Eq. 8).
+    """y_t = W_o [phi(q_t) * sum_s phi(k_s) * v_s]: as many heads as features, so one vector holds all that tokens tell each other.
 
     Args:
         feature: phi, or "query/key" for two maps. "cosine" as in the paper, "elu", "sigmoid", "tanh", "identity", "softmax" (keys over the tokens, queries over
@@ -165,7 +165,7 @@ class PolyNL(Mixer):
 
 
 class MultiheadLinear(Mixer):
-    """y_t = W_o [phi(q_t) sum_s phi(k_s)^T v_s] in each of ``heads`` heads, from 1 to dim of them (Eq. 5): the sweep of which Hydra is the end, heads = dim.
+    """y_t = W_o [phi(q_t) sum_s phi(k_s)^T v_s] in each of ``heads`` heads, from 1 to dim of them: the sweep of which Hydra is the end, heads = dim.
 
     Args:
         heads: divides dim; e = dim / heads.

@@ -23,7 +23,7 @@ _MAPS: dict[str, Any] = {
 
 
 def hydra(q, k, v, *, feature: str = "cosine", normalise: bool = False, eps: float = 1e-6, mask: Tensor | None = None) -> Tensor:
-    """Eq. 8: phi(Q)_t * sum_s phi(K)_s * V_s, all products feature by feature."""
+    """phi(Q)_t * sum_s phi(K)_s * V_s, all products feature by feature."""
     of_q, of_k = (feature.split("/") * 2)[:2]
     rows = []
     for t in range(q.shape[1]):
@@ -36,7 +36,7 @@ def hydra(q, k, v, *, feature: str = "cosine", normalise: bool = False, eps: flo
 
 
 def multihead_linear(q, k, v, *, heads: int, feature: str = "cosine", normalise: bool = False, eps: float = 1e-6, mask: Tensor | None = None) -> Tensor:
-    """Eq. 5 in each head: phi(Q)_t (sum_s phi(K)_s^T V_s). phi sees the whole token; heads cut its result."""
+    """In each head: phi(Q)_t (sum_s phi(K)_s^T V_s). phi sees the whole token; heads cut its result."""
     of_q, of_k = (feature.split("/") * 2)[:2]
     rows = []
     for t in range(q.shape[1]):
