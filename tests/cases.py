@@ -31,7 +31,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "aft_conv-2d-prefix": ("aft_conv", {"heads": 2, "kernel_size": 3, "ndim": 2, "reparam": False, "gate": None}),
     "aft_conv-3d": ("aft_conv", {"heads": 2, "kernel_size": 3, "ndim": 3}),
     # hydra
+    "hydra": ("hydra", {}),
+    "hydra-softmax": ("hydra", {"feature": "sigmoid/softmax", "qkv_bias": False}),
+    "hydra-tanh-elu": ("hydra", {"feature": "tanh/elu", "normalise": True, "eps": 1e-3, "out_bias": False}),
+    "multihead_linear": ("multihead_linear", {"heads": 2}),
+    "multihead_linear-softmax": ("multihead_linear", {"heads": 4, "feature": "softmax", "qkv_bias": False}),
+    "multihead_linear-1": ("multihead_linear", {"heads": 1, "feature": "elu", "normalise": True, "out_bias": False}),
+    "polynl": ("polynl", {}),
     # external
+    "external": ("external", {"slots": 5}),
+    "external-tied": ("external", {"slots": 6, "tied": True, "norm": "tokens", "qkv_bias": False, "out_bias": False}),
+    "external-exact": ("external", {"slots": 4, "eps": 0.0}),
+    "external_multihead": ("external_multihead", {"heads": 2, "coef": 2, "slots": 3}),
+    "simplified_attention": ("simplified_attention", {"scale": 0.25}),
     # synthesizer
     # linear
     # local and other patterns

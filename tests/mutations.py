@@ -24,7 +24,61 @@ class Mutation(NamedTuple):
 
 MUTATIONS = [
     # planted in: hydra
+    Mutation(
+        "hydra forgets the mask of a causal sum",
+        "functional/hydra.py",
+        "live=key_mask, normalise",
+        "live=None, normalise",
+        "hydra",
+        True,
+        "masked_keys_have_no_influence",
+    ),
+    Mutation(
+        "pairs of a block see the next token",
+        "functional/hydra_sums.py",
+        "(q @ k.mT).tril()",
+        "(q @ k.mT).tril(1)",
+        "multihead_linear",
+        True,
+        "future_cannot_reach_past",
+    ),
+    Mutation(
+        "softmax prefixes without the denominators of earlier blocks",
+        "functional/hydra_sums.py",
+        " + beyond * before.acc[..., -1, :])",
+        ")",
+        "multihead_linear-softmax",
+        True,
+        "streaming_equals_parallel",
+    ),
+    Mutation(
+        "the mean counts masked tokens",
+        "functional/hydra_sums.py",
+        "k.shape[1] if live is None else live.sum(1)",
+        "k.shape[1]",
+        "hydra-tanh-elu",
+        False,
+        "equals_reference",
+    ),
     # planted in: external
+    Mutation(
+        "padding takes part in the softmax over tokens",
+        "functional/external.py",
+        "logits.masked_fill(~live[..., None, None], torch.finfo(logits.dtype).min)",
+        "logits + 0.0",
+        "external",
+        False,
+        "padded_equals_shorter",
+    ),
+    Mutation(
+        "merged slots keep the later maximum",
+        "functional/external.py",
+        "SlotSums(both.m[:, 0], both.acc[:, 0, 0])",
+        "SlotSums(later.m, both.acc[:, 0, 0])",
+        "external",
+        True,
+        "merge_joins_stretches",
+    ),
     # planted in: synthesizer
     # planted in: linear
     # planted in: local and other patterns

@@ -6,3 +6,7 @@ from .aft import aft_local as aft_local
 from .aft import aft_simple as aft_simple
 from .aft_conv import aft_conv as aft_conv
 from .attention import attention as attention
+from .external import external as external
+from .external import simplified_attention as simplified_attention
+from .hydra import hydra as hydra
+from .hydra import multihead_linear as multihead_linear

@@ -19,6 +19,8 @@ from .base import merge as merge
 from .base import reorder as reorder
 from .base import state_bytes as state_bytes
 from .cost import Cost as Cost
+from .external import External, ExternalMultihead, SimplifiedAttention
+from .hydra import Hydra, MultiheadLinear, PolyNL
 
 MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
@@ -27,7 +29,13 @@ MIXERS: dict[str, type[Mixer]] = {
     "aft_simple": AFTSimple,
     "aft_conv": AFTConv,
     # hydra
+    "hydra": Hydra,
+    "multihead_linear": MultiheadLinear,
+    "polynl": PolyNL,
     # external
+    "external": External,
+    "external_multihead": ExternalMultihead,
+    "simplified_attention": SimplifiedAttention,
     # synthesizer
     # linear
     # local and other patterns
@@ -39,7 +47,7 @@ MIXERS: dict[str, type[Mixer]] = {
 }
 """Every mixer by name: the core first, then the opponents, family by family."""
 
-CORE = ("attention", "aft_full", "aft_local", "aft_simple", "aft_conv")
+CORE = ("attention", "aft_full", "aft_local", "aft_simple", "aft_conv", "hydra", "multihead_linear", "external", "external_multihead")
 
 
 def build_mixer(name: str, dim: int, **options: Any) -> Mixer:

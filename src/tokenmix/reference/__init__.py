@@ -5,3 +5,7 @@ from .aft import aft_full as aft_full
 from .aft import aft_local as aft_local
 from .aft import aft_simple as aft_simple
 from .attention import attention as attention
+from .external import external as external
+from .external import simplified_attention as simplified_attention
+from .hydra import hydra as hydra
+from .hydra import multihead_linear as multihead_linear

@@ -1,0 +1,166 @@
+"""External attention (Guo et al. 2021, arXiv:2105.02358): tokens read two small memories instead of each other.
+
+Tokens meet in the first normalisation only, a softmax over tokens in each slot. It is computed through its logarithm, so that no slot and no token can
+give 0/0. Layout (B, T, heads * e); memories (S, e) serve every head.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import MixerError
+from ._backend import pick
+from ._sums import DEAD, FLOOR, Sums, merge, prefix_sums
+from .attention import attention
+
+NORMS = ("double", "tokens", "slots")
+EPS = 1e-9
+
+
+class SlotSums(NamedTuple):
+    """What a stream carries, in float64 (B, heads * S): the largest logit of each slot so far, and the sum of exp(logit - m)."""
+
+    m: Tensor
+    den: Tensor
+
+
+def external(
+    x: Tensor,
+    memory_k: Tensor,
+    memory_v: Tensor,
+    memory_k_bias: Tensor | None = None,
+    memory_v_bias: Tensor | None = None,
+    *,
+    heads: int = 1,
+    norm: str = "double",
+    eps: float = EPS,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """y_t = Norm(x_t M_k^T + b_k) M_v + b_v in each head. Time O(T S D).
+
+    Args:
+        x: (B, T, heads * e), the projected tokens.
+        memory_k, memory_v: (S, e), shared by all heads; the same tensor twice where they are tied.
+        memory_k_bias (S,), memory_v_bias (e,): of the official multi-head form.
+        norm: "double": softmax over the tokens in each slot, then each token's weights divided by eps + their sum over the slots.
+            "tokens": the first step only. "slots": a softmax over the slots instead, with which tokens no longer meet.
+        eps: as in the official code; 0 gives the paper's equation and is as safe.
+        key_mask: (B, T): a masked token takes no part in the softmax over tokens, and its own output is exactly 0.
+        causal: the softmax of token t runs over tokens 0..t; ours, the paper has no causal form.
+
+    Returns:
+        (B, T, heads * e) in x's dtype.
+    """
+    pick(backend, x)
+    _check(x, memory_k, memory_v, heads, norm, key_mask)
+    if x.shape[1] == 0:
+        return torch.zeros_like(x)
+    logits = slot_logits(x, memory_k, memory_k_bias, heads, key_mask)
+    if norm == "slots":
+        level = logits.new_zeros(())
+    elif causal:
+        level = extend_slots(logits, empty_slots(x.shape[0], heads * memory_k.shape[0], device=x.device), key_mask)[0]
+    else:
+        level = _level(logits, key_mask)
+    return read_memory(x, logits, level, memory_v, memory_v_bias, norm=norm, eps=eps, live=key_mask)
+
+
+def slot_logits(x: Tensor, memory_k: Tensor, bias: Tensor | None, heads: int, live: Tensor | None) -> Tensor:
+    """x_t M_k^T + b_k: (B, T, heads, S) in float32 or better; masked tokens are zeroed before."""
+    if live is not None:
+        x = torch.where(live[..., None], x, 0.0)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    logits = (x.to(wide).unflatten(-1, (heads, -1)) @ memory_k.to(wide).mT).to(wide)
+    return logits if bias is None else logits + bias.to(wide)
+
+
+def read_memory(x: Tensor, logits: Tensor, level: Tensor, memory_v: Tensor, bias: Tensor | None, *, norm: str, eps: float, live: Tensor | None) -> Tensor:
+    """The weights from their logarithms, applied to the second memory; a token that is not live gives 0. ``level`` is log sum exp over tokens."""
+    logits = logits - level
+    if live is not None:
+        logits = torch.where(live[..., None, None], logits, 0.0)
+    if norm != "tokens":
+        total = logits.logsumexp(-1, keepdim=True)
+        if norm == "double" and eps > 0:
+            total = torch.logaddexp(total, torch.full_like(total, math.log(eps)))
+        logits = logits - total
+    wide = torch.promote_types(x.dtype, torch.float32)
+    y = logits.exp().to(wide) @ memory_v.to(wide)
+    if bias is not None:
+        y = y + bias.to(wide)
+    if live is not None:
+        y = torch.where(live[..., None, None], y, 0.0)
+    return y.flatten(2).to(x.dtype)
+
+
+def _level(logits: Tensor, live: Tensor | None) -> Tensor:
+    """log sum exp over all live tokens: (B, 1, heads, S)."""
+    if live is not None:
+        logits = logits.masked_fill(~live[..., None, None], torch.finfo(logits.dtype).min)
+    return logits.logsumexp(1, keepdim=True)
+
+
+def empty_slots(batch: int, slots: int, *, device: torch.device | str | None = None) -> SlotSums:
+    """The sums over no token."""
+    none = torch.zeros(batch, slots, device=device, dtype=torch.float64)
+    return SlotSums(none + FLOOR, none)
+
+
+def extend_slots(logits: Tensor, past: SlotSums, live: Tensor | None) -> tuple[Tensor, SlotSums]:
+    """log sum exp over the past and the new tokens up to each (B, L, heads, S), and the sums after them."""
+    keys = logits.double().flatten(2)
+    if live is not None:
+        keys = torch.where(live[..., None], keys, DEAD)
+    total = merge(prefix_sums(keys, keys.new_zeros(*keys.shape[:-1], 0, keys.shape[-1])), _lift(past))
+    den = total.acc[..., 0, :]
+    level = torch.where(den > 0, total.m + total.lift + torch.log(torch.where(den > 0, den, 1.0)), 0.0)
+    after = SlotSums(total.m[:, -1], den[:, -1] * torch.exp(total.lift[:, -1]))
+    return level.unflatten(-1, logits.shape[2:]), after
+
+
+def merge_slots(earlier: SlotSums, later: SlotSums) -> SlotSums:
+    """The sums over two adjacent stretches."""
+    both = merge(_lift(earlier), _lift(later))
+    return SlotSums(both.m[:, 0], both.acc[:, 0, 0])
+
+
+def _lift(past: SlotSums) -> Sums:
+    m, den = past.m[:, None], past.den[:, None, None]
+    return Sums(m, torch.zeros_like(m), den)
+
+
+def simplified_attention(
+    x: Tensor, k: Tensor, *, scale: float = 1.0, causal: bool = False, key_mask: Tensor | None = None, attn_mask: Tensor | None = None, backend: str = "auto"
+) -> Tensor:
+    """y_t = sum_s softmax_s(scale x_t . k_s) k_s, with k = x in self-mixing: attention without projections and heads. O(T S D).
+
+    The paper has scale 1: the logits then are as large as |x|^2, so half precision is computed in float32.
+    """
+    if x.ndim != 3 or k.ndim != 3 or x.shape[0] != k.shape[0] or x.shape[2] != k.shape[2]:
+        raise MixerError(f"simplified_attention: expects x (B, T, D) and k (B, S, D), got {tuple(x.shape)} and {tuple(k.shape)}.")
+    wide = torch.promote_types(x.dtype, torch.float32)
+    y = attention(x.to(wide), k.to(wide), k.to(wide), heads=1, scale=scale, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
+    return y.to(x.dtype)
+
+
+def check_norm(norm: str, eps: float, who: str) -> None:
+    """Refuse a norm that does not exist, and a negative eps."""
+    if norm not in NORMS or eps < 0:
+        raise MixerError(f"{who}: norm={norm!r}, eps={eps}; norm must be one of {', '.join(NORMS)}, eps >= 0.")
+
+
+def _check(x: Tensor, memory_k: Tensor, memory_v: Tensor, heads: int, norm: str, key_mask: Tensor | None) -> None:
+    check_norm(norm, EPS, "external")
+    if x.ndim != 3 or heads < 1 or x.shape[-1] % heads:
+        raise MixerError(f"external: expects x (B, T, heads * e) with heads={heads}, got {tuple(x.shape)}.")
+    e = x.shape[-1] // heads
+    if memory_k.ndim != 2 or memory_k.shape != memory_v.shape or memory_k.shape[1] != e:
+        raise MixerError(f"external: expects memory_k and memory_v of shape (slots, {e}), got {tuple(memory_k.shape)} and {tuple(memory_v.shape)}.")
+    if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != x.shape[:2]):
+        raise MixerError(f"external: expects a bool key_mask of shape {tuple(x.shape[:2])}, got {key_mask.dtype} {tuple(key_mask.shape)}.")

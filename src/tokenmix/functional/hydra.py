@@ -1,0 +1,96 @@
+"""Hydra attention (Bolya et al. 2022, arXiv:2209.07484), and the kernel attention with any number of heads of which it is the limit.
+
+Layout (B, T, D). A feature map phi is given as one name for queries and keys, "cosine", or as a pair "query/key", "sigmoid/softmax". Every map sees
+the token's whole D-vector and heads cut the result, so that heads = D is Hydra for every map:
+
+    cosine    x / sqrt(|x|^2 + eps), the norm over all D features
+    elu       elu(x) + 1
+    sigmoid, tanh, identity
+    softmax   keys: over the tokens that may be attended, in each feature; queries: over their own features (Shen et al. 2021)
+    mean      the identity, with the sum over keys divided by their number
+
+"sigmoid/softmax" with heads = D is AFT-simple.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import MixerError
+from ._backend import pick
+from .hydra_sums import EPS, absorb, check_feature, empty_sums, extend_sums, read_sums
+
+
+def hydra(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    feature: str = "cosine",
+    normalise: bool = False,
+    eps: float = EPS,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """y_t = phi(q_t) * sum_s phi(k_s) * v_s, all products feature by feature. Time and memory O(T D).
+
+    Args:
+        q: (B, T, D). k, v: (B, S, D).
+        normalise: divide the sum by the number of keys that may be attended, so that its size does not grow with T; the paper does not.
+        eps: added to |x|^2 of the cosine map; a zero token then gives zeros, where the paper's listing gives NaN.
+        key_mask: (B, S), True = may be attended. ``causal`` keeps s <= t: a prefix sum.
+
+    Returns:
+        (B, T, D) in q's dtype; exactly 0 where a query has nothing to attend. Sums run in float64.
+    """
+    options = {"feature": feature, "normalise": normalise, "eps": eps, "causal": causal, "key_mask": key_mask, "backend": backend}
+    return _kernel_attention("hydra", q, k, v, heads=q.shape[-1], **options)  # type: ignore[arg-type]
+
+
+def multihead_linear(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    heads: int,
+    feature: str = "cosine",
+    normalise: bool = False,
+    eps: float = EPS,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """y_t = phi(q_t) sum_s phi(k_s)^T v_s in each of ``heads`` heads of width e = D / heads. Time O(T D e).
+
+    heads = 1 is full linear attention without a normaliser, heads = D is Hydra. The causal form works in blocks. Other arguments as in ``hydra``.
+    """
+    options = {"feature": feature, "normalise": normalise, "eps": eps, "causal": causal, "key_mask": key_mask, "backend": backend}
+    return _kernel_attention("multihead_linear", q, k, v, heads=heads, **options)  # type: ignore[arg-type]
+
+
+def _kernel_attention(
+    who: str, q: Tensor, k: Tensor, v: Tensor, *, heads: int, feature: str, normalise: bool, eps: float, causal: bool, key_mask: Tensor | None, backend: str
+) -> Tensor:
+    pick(backend, q)
+    _check(who, q, k, v, heads, causal, key_mask)
+    of_keys = check_feature(feature, normalise, who)[1]
+    if 0 in (q.shape[1], k.shape[1]):
+        return torch.zeros_like(q)
+    past = empty_sums(q.shape[0], q.shape[-1], heads, softmax=of_keys == "softmax", device=q.device)
+    options = {"heads": heads, "feature": feature, "eps": eps}
+    if causal:
+        return extend_sums(q, k, v, past, live=key_mask, normalise=normalise, **options)[0]  # type: ignore[arg-type]
+    return read_sums(q, absorb(past, k, v, key_mask, **options), normalise=normalise, **options)  # type: ignore[arg-type]
+
+
+def _check(who: str, q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, key_mask: Tensor | None) -> None:
+    if q.ndim != 3 or k.shape != v.shape or k.ndim != 3 or q.shape[0] != k.shape[0] or q.shape[2] != k.shape[2]:
+        raise MixerError(f"{who}: expects q (B, T, D) and k, v (B, S, D), got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}.")
+    if heads < 1 or q.shape[-1] % heads:
+        raise MixerError(f"{who}: heads={heads} must divide D={q.shape[-1]}.")
+    if causal and q.shape[1] != k.shape[1]:
+        raise MixerError(f"{who}: causal=True needs as many queries as keys, got {q.shape[1]} and {k.shape[1]}.")
+    if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != k.shape[:2]):
+        raise MixerError(f"{who}: expects a bool key_mask of shape {tuple(k.shape[:2])}, got {key_mask.dtype} {tuple(key_mask.shape)}.")

@@ -1,0 +1,265 @@
+"""External attention (Guo et al. 2021, "Beyond Self-attention: External Attention using Two Linear Layers", arXiv:2105.02358) as layers."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as F
+from ..functional.external import EPS, SlotSums, check_norm, empty_slots, extend_slots, merge_slots, read_memory, slot_logits
+from .aft_parts import alive
+from .attention import largest_dot
+from .base import About, Mixer, register_state
+from .cost import MixingCost
+
+
+@register_state
+class ExternalState(NamedTuple):
+    """For each slot of each head (B, heads * S), in float64: the largest logit so far, and the sum of exp(logit - m). Constant size."""
+
+    m: Tensor
+    den: Tensor
+
+    def merge_with(self, later: ExternalState) -> ExternalState:
+        """The sums over two adjacent stretches of tokens."""
+        return ExternalState(*merge_slots(SlotSums(*self), SlotSums(*later)))
+
+
+@register_state
+class SimplifiedState(NamedTuple):
+    """Every token so far (B, S, D), and which may be attended (B, S)."""
+
+    keys: Tensor
+    live: Tensor
+
+
+def step(args: tuple[Tensor, ...], state: ExternalState, live: Tensor | None, *, heads: int, norm: str, eps: float) -> tuple[Tensor, ExternalState]:
+    """New projected tokens after those in the state; args as of ``functional.external``."""
+    x, memory_k, memory_v, *biases = args
+    bias_k, bias_v = biases or (None, None)
+    logits = slot_logits(x, memory_k, bias_k, heads, live)
+    level, after = extend_slots(logits, SlotSums(*state), live)
+    level = level.new_zeros(()) if norm == "slots" else level
+    return read_memory(x, logits, level, memory_v, bias_v, norm=norm, eps=eps, live=live), ExternalState(*after)
+
+
+def external_cost(T: int, width: int, heads: int, slots: int, *, kept: int) -> MixingCost:
+    """Two products of every token with the slots of every head; the two memories together, each once."""
+    flops = 4 * T * width * slots
+    return MixingCost(flops=flops, counted=flops, activations=4 * T * (kept + 5 * heads * slots), state=16 * heads * slots)
+
+
+def check_slots(mixer: Mixer, slots: int) -> None:
+    """Refuse a number of slots that is none."""
+    if not isinstance(slots, int) or slots < 1:
+        mixer.refuse(f"slots must be a positive integer, got {slots!r}")
+
+
+class External(Mixer):
+    """y_t = W_o [Norm(q_t M_k^T) M_v]: tokens read two learned memories of a few slots instead of each other, single head.
+
+    Args:
+        slots: S, rows of the memories.
+        tied: one memory for both, M_v = M_k, as in the official Jittor code.
+        norm: "double" as in the paper: softmax over the tokens in each slot, then l1 over the slots. "tokens": the first step only. "slots": a softmax over
+            the slots instead, the usual attention's; tokens then do not meet at all.
+        eps: of the l1 step.
+
+    Parameters: q_proj (the paper's first 1x1 convolution), memory_k, memory_v unless tied, out_proj (its second). Initial memories: N(0, 2 / slots) and
+    N(0, 2 / dim), as the official convolutions. Time O(T S D). Causal, ours: the softmax runs over the tokens so far; the state is two numbers per slot.
+    """
+
+    supports_causal = supports_streaming = True
+    about = About("Guo et al. 2021, arXiv 2105.02358", "memory", "T S D", "T (S + D)")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        slots: int = 64,
+        tied: bool = False,
+        norm: str = "double",
+        eps: float = EPS,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        check_slots(self, slots)
+        check_norm(norm, eps, type(self).__name__)
+        self.slots, self.norm, self.eps = slots, norm, eps
+        self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.memory_k = nn.Parameter(torch.empty(slots, dim))
+        self.memory_v = None if tied else nn.Parameter(torch.empty(slots, dim))
+        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+        self.init_parameters()
+
+    def init_parameters(self):
+        nn.init.normal_(self.memory_k, std=(2 / self.slots) ** 0.5)
+        if self.memory_v is not None:
+            nn.init.normal_(self.memory_v, std=(2 / self.dim) ** 0.5)
+
+    @property
+    def maps(self) -> dict[str, Any]:
+        """How the weights are normalised."""
+        return {"heads": 1, "norm": self.norm, "eps": self.eps}
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.external`` for this input: (positional, keyword)."""
+        args = self.q_proj(x), self.memory_k, self.memory_k if self.memory_v is None else self.memory_v
+        return args, {**self.maps, "causal": self.causal, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.external(*args, **options))
+
+    def mixing_cost(self, T):
+        return external_cost(T, self.dim, 1, self.slots, kept=3 * self.dim)
+
+    @staticmethod
+    def largest_logit(args, options):
+        return largest_slot_logit(args, options)
+
+    def empty_state(self, batch_size, *, device, dtype):
+        return ExternalState(*empty_slots(batch_size, self.slots, device=device))
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        args, _ = self.functional_args(x)
+        y, state = step(args, state, key_mask, **self.maps)
+        return self.out_proj(y), state
+
+
+class ExternalMultihead(Mixer):
+    """External attention with many heads over one pair of memories, the official form of EAMLP: widen, read per head, narrow.
+
+    Args:
+        heads: divides dim; each of the coef * heads heads has width e = dim / heads.
+        coef: how many times wider than dim the tokens are inside.
+        slots: S; the official code ties it to coef, S = 256 / coef.
+        norm, eps: as in External.
+
+    Parameters: q_proj dim -> coef dim, memory_k (S, e) with bias, memory_v (S, e) with bias, out_proj coef dim -> dim. Time O(T D^2 coef + T S D coef).
+    """
+
+    supports_causal = supports_streaming = True
+    about = About("Guo et al. 2021, arXiv 2105.02358", "memory", "T S D", "T (S H + D)")
+    form = "external"
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        heads: int = 8,
+        coef: int = 4,
+        slots: int = 64,
+        norm: str = "double",
+        eps: float = EPS,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        check_slots(self, slots)
+        check_norm(norm, eps, type(self).__name__)
+        if heads < 1 or dim % heads or coef < 1:
+            self.refuse(f"heads={heads} must divide dim={dim}, and coef={coef} be at least 1")
+        self.heads, self.coef, self.slots, self.norm, self.eps = coef * heads, coef, slots, norm, eps
+        self.q_proj = nn.Linear(dim, coef * dim, bias=qkv_bias)
+        self.memory_k, self.memory_v = (nn.Parameter(torch.empty(slots, dim // heads)) for _ in range(2))
+        self.memory_k_bias, self.memory_v_bias = (nn.Parameter(torch.empty(n)) for n in (slots, dim // heads))
+        self.out_proj = nn.Linear(coef * dim, dim, bias=out_bias)
+        self.init_parameters()
+
+    def init_parameters(self):
+        for memory in (self.memory_k, self.memory_v):
+            nn.init.trunc_normal_(memory, std=0.02)
+        for bias in (self.memory_k_bias, self.memory_v_bias):
+            nn.init.zeros_(bias)
+
+    @property
+    def maps(self) -> dict[str, Any]:
+        """The heads, and how the weights are normalised."""
+        return {"heads": self.heads, "norm": self.norm, "eps": self.eps}
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.external`` for this input: (positional, keyword)."""
+        args = self.q_proj(x), self.memory_k, self.memory_v, self.memory_k_bias, self.memory_v_bias
+        return args, {**self.maps, "causal": self.causal, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.external(*args, **options))
+
+    def mixing_cost(self, T):
+        return external_cost(T, self.coef * self.dim, self.heads, self.slots, kept=(1 + 2 * self.coef) * self.dim)
+
+    @staticmethod
+    def largest_logit(args, options):
+        return largest_slot_logit(args, options)
+
+    def empty_state(self, batch_size, *, device, dtype):
+        return ExternalState(*empty_slots(batch_size, self.heads * self.slots, device=device))
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        args, _ = self.functional_args(x)
+        y, state = step(args, state, key_mask, **self.maps)
+        return self.out_proj(y), state
+
+
+def largest_slot_logit(args: tuple, options: dict[str, Any]) -> float:
+    """The largest |x_t M_k^T + b_k|."""
+    x, memory_k, _, *biases = (a.detach() for a in args)
+    return float(slot_logits(x, memory_k, biases[0] if biases else None, options["heads"], None).abs().max())
+
+
+class SimplifiedAttention(Mixer):
+    """y_t = W_o [sum_s softmax_s(scale x_t . x_s) x_s]: attention without projections of queries, keys and values.
+
+    External attention is what the paper makes of it, with learned memories in the place of the keys.
+
+    Args:
+        scale: factor on the logits; 1 in the paper. A token's logit with itself is scale |x|^2, so in many features it sees little beside itself.
+
+    The only parameters are out_proj's, which the paper's equation does not have. Time O(T^2 D). The streaming state is every token so far.
+    """
+
+    supports_causal = supports_streaming = supports_context = supports_attn_mask = True
+    about = About("Guo et al. 2021, arXiv 2105.02358", "attention", "T^2 D", "T D")
+
+    def __init__(self, dim: int, *, causal: bool = False, scale: float = 1.0, out_bias: bool = True):
+        super().__init__(dim, causal=causal)
+        self.scale = scale
+        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.simplified_attention`` for this input: (positional, keyword)."""
+        return (x, x if context is None else context), {"scale": self.scale, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.simplified_attention(*args, **options))
+
+    def mixing_cost(self, T):
+        flops = 4 * T * T * self.dim
+        return MixingCost(flops=flops, counted=flops, activations=4 * 2 * self.dim * T, state=(4 * self.dim + 1) * T)
+
+    @staticmethod
+    def largest_logit(args, options):
+        x, k = args
+        own = options["scale"] * float(k.detach().square().sum(-1).max())  # k is the value too: its gradients are rounded against |k|^2
+        return max(largest_dot(x, k, 1, 1, options["scale"]), own)
+
+    def empty_state(self, batch_size, *, device, dtype):
+        keys = torch.zeros(batch_size, 0, self.dim, device=device, dtype=dtype)
+        return SimplifiedState(keys, torch.zeros(batch_size, 0, dtype=torch.bool, device=device))
+
+    def context_state(self, context, context_mask):
+        return SimplifiedState(context, alive(context, context_mask))
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        if self.causal:
+            state = SimplifiedState(torch.cat([state.keys, x.to(state.keys.dtype)], 1), torch.cat([state.live, alive(x, key_mask)], 1))
+        y = F.simplified_attention(x, state.keys.to(x.dtype), scale=self.scale, causal=self.causal, key_mask=state.live)
+        return self.out_proj(y), state

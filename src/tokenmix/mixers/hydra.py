@@ -1,0 +1,227 @@
+"""Hydra attention (Bolya et al. 2022, "Hydra Attention: Efficient Attention with Many Heads", arXiv:2209.07484) and its relatives as layers."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from .. import functional as F
+from ..functional import hydra_sums as sums
+from .base import About, Mixer, State, register_state
+from .cost import MixingCost
+
+
+@register_state
+class KernelState(NamedTuple):
+    """The sums of phi(k)^T v over all keys so far, in float64 (B, D e), and how many keys these were (B,). Constant size."""
+
+    total: Tensor
+    number: Tensor
+
+    def merge_with(self, later: KernelState) -> KernelState:
+        """The sums over two adjacent stretches of tokens."""
+        return KernelState(*sums.merge_sums(self, later))
+
+
+@register_state
+class KernelSoftmaxState(NamedTuple):
+    """With softmax over tokens: the largest keys m (B, D), the sums of exp(k - m)^T v (B, D e) and of exp(k - m) (B, D), in float64. Constant size."""
+
+    m: Tensor
+    num: Tensor
+    den: Tensor
+
+    def merge_with(self, later: KernelSoftmaxState) -> KernelSoftmaxState:
+        """The sums over two adjacent stretches of tokens."""
+        return KernelSoftmaxState(*sums.merge_sums(self, later))
+
+
+def as_state(past: sums.Past) -> State:
+    """The state that holds these sums."""
+    return KernelState(*past) if len(past) == 2 else KernelSoftmaxState(*past)
+
+
+def step(q: Tensor, k: Tensor, v: Tensor, state: State, *, causal: bool, live: Tensor | None, options: dict[str, Any]) -> tuple[Tensor, State]:
+    """New queries over the state: with their own keys where causal, else over a finished context."""
+    if not causal:
+        return sums.read_sums(q, state, **options), state
+    y, after = sums.extend_sums(q, k, v, state, live=live, **options)
+    return y, as_state(after)
+
+
+def kernel_cost(T: int, dim: int, heads: int, feature: str, *, q_proj: bool = True) -> MixingCost:
+    """T outer products of e numbers per feature to sum, and as many to read; e = dim / heads."""
+    width = dim // heads
+    softmax = feature.split("/")[-1] == "softmax"
+    flops = 4 * T * dim * width + (2 * T * dim if softmax else 0)  # the denominators
+    kept = 4 * T * dim * (9 if softmax else 7 if q_proj else 4)
+    state = 8 * dim * (width + 2) if softmax else 8 * dim * width + 8
+    return MixingCost(flops=flops, counted=flops if width > 1 else 0, activations=kept, state=state)
+
+
+class Hydra(Mixer):
+    """y_t = W_o [phi(q_t) * sum_s phi(k_s) * v_s]: as many heads as features, so one vector holds all that tokens tell each other.
+
+    Args:
+        feature: phi, or "query/key" for two maps. "cosine" as in the paper, "elu", "sigmoid", "tanh", "identity", "softmax" (keys over the tokens, queries over
+            their features), "mean" (identity, the sum divided by the number of keys). "sigmoid/softmax" is AFT-simple.
+        normalise: divide the sum by the number of visible keys.
+        eps: added to |x|^2 of the cosine map, so that a zero token gives zeros.
+
+    Time and memory O(T D); the streaming state is one vector (with softmax keys three). States merge.
+    """
+
+    supports_causal = supports_streaming = supports_context = True
+    about = About("Bolya et al. 2022, arXiv 2209.07484", "kernel", "T D", "T D")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        feature: str = "cosine",
+        normalise: bool = False,
+        eps: float = sums.EPS,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        sums.check_feature(feature, normalise, type(self).__name__)
+        self.feature, self.normalise, self.eps = feature, normalise, eps
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, dim, bias=qkv_bias) for _ in range(3))
+        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+
+    @property
+    def maps(self) -> dict[str, Any]:
+        """What phi is."""
+        return {"feature": self.feature, "normalise": self.normalise, "eps": self.eps}
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.hydra`` for this input: (positional, keyword)."""
+        keys = x if context is None else context
+        return (self.q_proj(x), self.k_proj(keys), self.v_proj(keys)), {**self.maps, "causal": self.causal, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.hydra(*args, **options))
+
+    def mixing_cost(self, T):
+        return kernel_cost(T, self.dim, self.dim, self.feature)
+
+    def empty_state(self, batch_size, *, device, dtype):
+        return as_state(sums.empty_sums(batch_size, self.dim, self.dim, softmax=self.feature.endswith("softmax"), device=device))
+
+    def context_state(self, context, context_mask):
+        empty = self.empty_state(context.shape[0], device=context.device, dtype=context.dtype)
+        past = sums.absorb(empty, self.k_proj(context), self.v_proj(context), context_mask, heads=self.dim, feature=self.feature, eps=self.eps)
+        return as_state(past)
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        options = {"heads": self.dim, **self.maps}
+        y, state = step(self.q_proj(x), self.k_proj(x), self.v_proj(x), state, causal=self.causal, live=key_mask, options=options)
+        return self.out_proj(y), state
+
+
+class PolyNL(Mixer):
+    """Y = (X * mean_t(X W_1 * X W_2)) W_3 (Babiloni et al. 2021): Hydra with the token itself as query and the mean kernel.
+
+    W_1 is k_proj, W_2 v_proj, W_3 out_proj; there is no query projection. Causal: the mean over the tokens so far. Time and memory O(T D).
+    """
+
+    supports_causal = supports_streaming = supports_context = True
+    about = About("Babiloni et al. 2021, ICCV (arXiv 2107.02859)", "kernel", "T D", "T D")
+    form = "hydra"
+
+    def __init__(self, dim: int, *, causal: bool = False, qkv_bias: bool = True, out_bias: bool = True):
+        super().__init__(dim, causal=causal)
+        self.k_proj, self.v_proj = (nn.Linear(dim, dim, bias=qkv_bias) for _ in range(2))
+        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.hydra`` for this input: (positional, keyword)."""
+        keys = x if context is None else context
+        return (x, self.k_proj(keys), self.v_proj(keys)), {"feature": "mean", "causal": self.causal, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.hydra(*args, **options))
+
+    def mixing_cost(self, T):
+        return kernel_cost(T, self.dim, self.dim, "mean", q_proj=False)
+
+    def empty_state(self, batch_size, *, device, dtype):
+        return as_state(sums.empty_sums(batch_size, self.dim, self.dim, softmax=False, device=device))
+
+    def context_state(self, context, context_mask):
+        empty = self.empty_state(context.shape[0], device=context.device, dtype=context.dtype)
+        past = sums.absorb(empty, self.k_proj(context), self.v_proj(context), context_mask, heads=self.dim, feature="mean", eps=sums.EPS)
+        return as_state(past)
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        options = {"heads": self.dim, "feature": "mean", "normalise": True, "eps": sums.EPS}
+        y, state = step(x, self.k_proj(x), self.v_proj(x), state, causal=self.causal, live=key_mask, options=options)
+        return self.out_proj(y), state
+
+
+class MultiheadLinear(Mixer):
+    """y_t = W_o [phi(q_t) sum_s phi(k_s)^T v_s] in each of ``heads`` heads, from 1 to dim of them: the sweep of which Hydra is the end, heads = dim.
+
+    Args:
+        heads: divides dim; e = dim / heads.
+        feature, normalise, eps: as in Hydra. phi sees the whole token whatever the heads, so that heads = dim is Hydra.
+
+    Time O(T D e), memory O(T D); the streaming state is a matrix of D e numbers. States merge.
+    """
+
+    supports_causal = supports_streaming = supports_context = True
+    about = About("Bolya et al. 2022, arXiv 2209.07484", "kernel", "T D^2 / H", "T D + D^2 / H")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        heads: int = 8,
+        feature: str = "cosine",
+        normalise: bool = False,
+        eps: float = sums.EPS,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        sums.check_feature(feature, normalise, type(self).__name__)
+        if heads < 1 or dim % heads:
+            self.refuse(f"heads={heads} must divide dim={dim}")
+        self.heads, self.feature, self.normalise, self.eps = heads, feature, normalise, eps
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, dim, bias=qkv_bias) for _ in range(3))
+        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+
+    @property
+    def maps(self) -> dict[str, Any]:
+        """The heads, and what phi is."""
+        return {"heads": self.heads, "feature": self.feature, "normalise": self.normalise, "eps": self.eps}
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.multihead_linear`` for this input: (positional, keyword)."""
+        keys = x if context is None else context
+        return (self.q_proj(x), self.k_proj(keys), self.v_proj(keys)), {**self.maps, "causal": self.causal, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.multihead_linear(*args, **options))
+
+    def mixing_cost(self, T):
+        return kernel_cost(T, self.dim, self.heads, self.feature)
+
+    def empty_state(self, batch_size, *, device, dtype):
+        return as_state(sums.empty_sums(batch_size, self.dim, self.heads, softmax=self.feature.endswith("softmax"), device=device))
+
+    def context_state(self, context, context_mask):
+        empty = self.empty_state(context.shape[0], device=context.device, dtype=context.dtype)
+        options = {"heads": self.heads, "feature": self.feature, "eps": self.eps}
+        return as_state(sums.absorb(empty, self.k_proj(context), self.v_proj(context), context_mask, **options))
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        y, state = step(self.q_proj(x), self.k_proj(x), self.v_proj(x), state, causal=self.causal, live=key_mask, options=self.maps)
+        return self.out_proj(y), state
