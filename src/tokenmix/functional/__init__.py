@@ -6,3 +6,6 @@ from .aft import aft_local as aft_local
 from .aft import aft_simple as aft_simple
 from .aft_conv import aft_conv as aft_conv
 from .attention import attention as attention
+from .linear import linear_attention as linear_attention
+from .performer import performer as performer
+from .rfa import rfa as rfa

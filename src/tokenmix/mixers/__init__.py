@@ -19,6 +19,9 @@ from .base import merge as merge
 from .base import reorder as reorder
 from .base import state_bytes as state_bytes
 from .cost import Cost as Cost
+from .linear import LinearAttention
+from .performer import Performer
+from .rfa import RFA
 
 MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
@@ -30,6 +33,9 @@ MIXERS: dict[str, type[Mixer]] = {
     # external
     # synthesizer
     # linear
+    "linear": LinearAttention,
+    "performer": Performer,
+    "rfa": RFA,
     # local and other patterns
     # low rank
     # gated, convolutional and MLP
@@ -39,7 +45,7 @@ MIXERS: dict[str, type[Mixer]] = {
 }
 """Every mixer by name: the core first, then the opponents, family by family."""
 
-CORE = ("attention", "aft_full", "aft_local", "aft_simple", "aft_conv")
+CORE = ("attention", "aft_full", "aft_local", "aft_simple", "aft_conv", "linear", "performer", "rfa")
 
 
 def build_mixer(name: str, dim: int, **options: Any) -> Mixer:

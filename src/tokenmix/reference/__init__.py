@@ -5,3 +5,6 @@ from .aft import aft_full as aft_full
 from .aft import aft_local as aft_local
 from .aft import aft_simple as aft_simple
 from .attention import attention as attention
+from .linear import linear_attention as linear_attention
+from .performer import performer as performer
+from .rfa import rfa as rfa
