@@ -12,6 +12,8 @@ Shapes: a (B, H, T, M), b (B, H, S, M), values v1 (B, H, S, e + 1) whose last ch
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -70,16 +72,43 @@ def ratio(sums: Tensor) -> Tensor:
 def causal_read(a: Tensor, b: Tensor, v1: Tensor, past: Past | None = None) -> tuple[Tensor, Past]:
     """Query t over ``past`` and keys 0..t: (B, H, T, e), and the sums after the last key."""
     T = a.shape[-2]
+    (ab, vb), bb = in_blocks((a, v1), 0.0), in_blocks((b,), DEAD)[0]
+    before, last = prefix_of_blocks(bb, lambda top, rise: vb.transpose(-1, -2) @ torch.exp(bb - top + rise), past)
+    return _leaf(ab, bb, vb, before).flatten(-3, -2)[..., :T, :], last
+
+
+def in_blocks(tensors: tuple[Tensor, ...], fill: float) -> list[Tensor]:
+    """Tensors (..., T, c) cut into blocks (..., n, size, c); n is a multiple of the number of groups ``prefix_of_blocks`` makes of them."""
+    T = tensors[0].shape[-2]
     size = min(SCAN, T)
-    extra = (0, 0, 0, -T % size)
-    ab, vb = (F.pad(x, extra).unflatten(-2, (-1, size)) for x in (a, v1))
-    bb = F.pad(b, extra, value=DEAD).unflatten(-2, (-1, size))
-    ends = scan(over_keys(bb, vb))
-    before = delay(ends, 1)
+    groups = -(-T // (size * SCAN))
+    step = size * groups
+    return [F.pad(x, (0, 0, 0, -T % step), value=fill).unflatten(-2, (-1, size)) for x in tensors]
+
+
+def prefix_of_blocks(b: Tensor, sums_of: Callable[[Tensor, Tensor], Tensor], past: Past | None) -> tuple[Sums, Past]:
+    """The sums over ``past`` and all blocks before each, (..., n, 1, .), and the state after the last.
+
+    Groups of up to SCAN blocks share units as the rows of ``_sums.over_leaf`` do, so that one cumulative sum joins them; groups are joined by doubling.
+
+    Args:
+        b: log-weights (..., n, size, c').
+        sums_of: the sums acc (..., n, e + 1, M) of each block in the units exp(top - rise), both (..., n, 1, c').
+    """
+    n, size = b.shape[-3:-1]
+    groups = -(-n // SCAN)
+    top, rise = risen(b.detach().amax(-2).unflatten(-2, (groups, -1)), SCAN_JUMP)
+    top, rise = top[..., None, :], rise[..., None, :]  # (..., groups, blocks, 1, c')
+    acc = sums_of(top.flatten(-4, -3), rise.flatten(-4, -3)).unflatten(-3, (groups, -1)).cumsum(-3)
+    within = Sums(top, -rise, acc[..., None, :, :])
+    ends = scan(Sums(*(x.select(d, -1) for x, d in zip(within, (-3, -3, -4), strict=True))))
+    before, carried = delay(within, 1), delay(ends, 1)
     last = Sums(ends.m[..., -1:, :, :], ends.lift[..., -1:, :, :], ends.acc[..., -1:, :, :, :])
     if past is not None:
-        before, last = merge(before, lifted(past)), merge(last, lifted(past))
-    return _leaf(ab, bb, vb, before).flatten(-3, -2)[..., :T, :], flat(last)
+        carried, last = merge(carried, lifted(past)), merge(last, lifted(past))
+    if groups > 1 or past is not None:
+        before = merge(before, Sums(carried.m[..., None, :, :], carried.lift[..., None, :, :], carried.acc[..., None, :, :, :]))
+    return Sums(before.m.flatten(-4, -3), before.lift.flatten(-4, -3), before.acc.flatten(-5, -4)), flat(last)
 
 
 def _leaf(a: Tensor, b: Tensor, v1: Tensor, before: Sums) -> Tensor:
@@ -107,8 +136,7 @@ def lifted(past: Past) -> Sums:
 def flat(s: Sums) -> Past:
     """One block of sums, or sums without blocks, as a state in units of exp(m)."""
     acc = s.acc * torch.exp(s.lift)[..., None, :]
-    B, H, M = s.m.shape[0], s.m.shape[1], s.m.shape[-1]
-    return s.m.reshape(B, H, M), acc.reshape(B, H, acc.shape[-2], M)
+    return s.m.reshape(*s.m.shape[:2], s.m.shape[-1]), acc.reshape(*acc.shape[:2], *acc.shape[-2:])
 
 
 def merge_past(earlier: Past, later: Past) -> Past:

@@ -31,9 +31,9 @@ def performer(
     key_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """y_t = sum_s (phi(q_t) . phi(k_s)) v_s / sum_s phi(q_t) . phi(k_s) in each head (Eqs. 4 and 5), phi from random projections w_1..w_M.
+    """y_t = sum_s (phi(q_t) . phi(k_s)) v_s / sum_s phi(q_t) . phi(k_s) in each head, phi from random projections w_1..w_M.
 
-    ``softmax`` (Lemma 1, Eq. 7): phi(x)_i = exp(w_i . x' - |x'|^2 / 2) / sqrt(M), x' = x / e^(1/4), so that E[phi(q) . phi(k)] = exp(q . k / sqrt(e)).
+    ``softmax`` (Lemma 1): phi(x)_i = exp(w_i . x' - |x'|^2 / 2) / sqrt(M), x' = x / e^(1/4), so that E[phi(q) . phi(k)] = exp(q . k / sqrt(e)).
     ``relu`` (generalised attention): phi(x)_i = max(w_i . x, 0) / sqrt(M) + eps.
 
     Args:
@@ -80,7 +80,7 @@ def _log_relu(x: Tensor, projection: Tensor, eps: float) -> Tensor:
 
 
 def orthogonal_features(heads: int, features: int, width: int, *, orthogonal: bool = True) -> Tensor:
-    """(H, M, e) float64: each w_i is marginally N(0, I); with ``orthogonal``, those of a block of e are at right angles (Section 2.4).
+    """(H, M, e) float64: each w_i is marginally N(0, I); with ``orthogonal``, those of a block of e are at right angles (the O of FAVOR+).
 
     Drawn from the default generator of the CPU whatever the device, so that a seed means the same everywhere.
     """

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import MixerError
 from . import _kernel_sums as sums
 from ._backend import pick
-from ._sums import DEAD, FLOOR, SCAN, Sums, delay, merge, running_max, scan
+from ._sums import DEAD, FLOOR, Sums, running_max
 
 RFA_FEATURES = ("gaussian", "arccos")
 SHORTEST = 1e-6  # queries and keys shorter than this are not stretched to unit length
@@ -45,10 +45,10 @@ def rfa(
     key_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """y_t = sum_s c_s (phi(q_t) . phi(k_s)) v_s / sum_s c_s phi(q_t) . phi(k_s) in each head (Eq. 5), q and k of unit length.
+    """y_t = sum_s c_s (phi(q_t) . phi(k_s)) v_s / sum_s c_s phi(q_t) . phi(k_s) in each head, q and k of unit length (Section 3.1).
 
     ``gaussian``: phi(x) = [sin(w_i . x), cos(w_i . x)]_i / sqrt(M), w_i = sigma * projection_i, so that E[phi(q) . phi(k)] = exp(-|sigma (q - k)|^2 / 2).
-    ``arccos``: phi(x)_i = max(w_i . x, 0) sqrt(2 / M). c_s = 1, or with a gate what the module docstring says (Eq. 6).
+    ``arccos``: phi(x)_i = max(w_i . x, 0) sqrt(2 / M). c_s = 1, or with a gate what the module docstring says (RFA-Gate).
 
     Args:
         q: (B, T, H e). k, v: (B, S, H e).
@@ -114,16 +114,9 @@ def safe_ratio(total: Tensor, weight: Tensor, eps: float) -> Tensor:
 def causal_read(fq: Tensor, fk: Tensor, v1: Tensor, c: Tensor, eps: float, past: Past | None = None) -> tuple[Tensor, Past]:
     """Query t over ``past`` and keys 0..t, and the sums after the last key, block by block as in ``_kernel_sums``."""
     T = fq.shape[-2]
-    size = min(SCAN, T)
-    extra = (0, 0, 0, -T % size)
-    qb, kb, vb = (F.pad(x, extra).unflatten(-2, (-1, size)) for x in (fq, fk, v1))
-    cb = F.pad(c, extra, value=DEAD).unflatten(-2, (-1, size))
-    ends = scan(over_keys(kb, vb, cb))
-    before = delay(ends, 1)
-    last = Sums(ends.m[..., -1:, :, :], ends.lift[..., -1:, :, :], ends.acc[..., -1:, :, :, :])
-    if past is not None:
-        before, last = merge(before, sums.lifted(past)), merge(last, sums.lifted(past))
-    return _leaf(qb, kb, vb, cb, before, eps).flatten(-3, -2)[..., :T, :], (last.m.flatten(2), last.acc[:, :, 0, 0])
+    (qb, kb, vb), cb = sums.in_blocks((fq, fk, v1), 0.0), sums.in_blocks((c,), DEAD)[0]
+    before, last = sums.prefix_of_blocks(cb, lambda top, rise: (vb * torch.exp(cb - top + rise)).transpose(-1, -2) @ kb, past)
+    return _leaf(qb, kb, vb, cb, before, eps).flatten(-3, -2)[..., :T, :], last
 
 
 def _leaf(fq: Tensor, fk: Tensor, v1: Tensor, c: Tensor, before: Sums, eps: float) -> Tensor:
@@ -132,7 +125,7 @@ def _leaf(fq: Tensor, fk: Tensor, v1: Tensor, c: Tensor, before: Sums, eps: floa
     unseen = torch.ones(c.shape[-2], c.shape[-2], dtype=torch.bool, device=c.device).triu(1)
     weight = torch.exp((c.transpose(-1, -2) - top).masked_fill(unseen, float("-inf")))
     near = (weight * (fq @ fk[..., :-1].transpose(-1, -2))) @ v1
-    acc, scale = before.acc.squeeze(-3), torch.exp(before.m - top)
+    acc, scale = before.acc.squeeze(-3), torch.exp(before.m - top + before.lift)
     far = scale * (fq @ acc[..., :-1].transpose(-1, -2))
     return safe_ratio(near + far, weight.sum(-1, keepdim=True) + scale * acc[..., -1:, -1:], eps)
 

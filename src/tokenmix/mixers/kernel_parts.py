@@ -23,15 +23,15 @@ class KernelState(NamedTuple):
         return KernelState(*sums.merge_past(self, later))
 
 
-def add_heads(mixer: Mixer, heads: int, *, qkv_bias: bool, out_bias: bool) -> None:
-    """The number of heads and the four projections."""
+def add_heads(mixer: Mixer, heads: int, *, qkv_bias: bool, out_bias: bool) -> int:
+    """Add the four projections; returns the number of heads, checked."""
     dim = mixer.dim
     if not isinstance(heads, int) or heads < 1 or dim % heads:
         mixer.refuse(f"heads={heads!r} must divide dim={dim}")
-    mixer.heads = heads
     for name in ("q_proj", "k_proj", "v_proj"):
         mixer.register_module(name, nn.Linear(dim, dim, bias=qkv_bias))
     mixer.register_module("out_proj", nn.Linear(dim, dim, bias=out_bias))
+    return heads
 
 
 def causal_chunk(q: Tensor, a: Tensor, new: tuple[Tensor, Tensor], state: KernelState) -> tuple[Tensor, KernelState]:

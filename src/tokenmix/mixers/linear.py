@@ -27,7 +27,7 @@ class LinearAttention(Mixer):
         super().__init__(dim, causal=causal)
         form.check_feature(feature, type(self).__name__)
         self.feature = feature
-        add_heads(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        self.heads = add_heads(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.linear_attention`` for this input: (positional, keyword)."""

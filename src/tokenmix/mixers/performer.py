@@ -25,9 +25,9 @@ class Performer(Mixer):
         orthogonal: draw the projections of a block of e features at right angles.
         redraw_interval: in train mode, draw anew at every so many forward passes; never by default. Under torch.compile nothing is drawn: call ``redraw()``.
 
-    The projection (H, M, e) and the count of forward passes are buffers, kept in checkpoints. Rows never influence each other; in train mode redrawing makes the
-    output depend on how many forward passes went before. Time O(T M D); the streaming state is heads x M x (e + 2) numbers, of one projection: do not
-    redraw while streaming.
+    The projection (H, M, e) and the count of forward passes are buffers, kept in checkpoints. In train mode redrawing makes the output depend on how many
+    forward passes went before; it never lets rows influence each other. Time O(T M D); the streaming state is heads x M x (e + 2) numbers, and belongs to
+    one projection: do not redraw while streaming.
     """
 
     supports_causal = supports_streaming = supports_context = True
@@ -51,7 +51,7 @@ class Performer(Mixer):
     ):
         super().__init__(dim, causal=causal)
         check_feature(feature, type(self).__name__)
-        add_heads(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        self.heads = add_heads(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
         e = dim // heads
         self.num_features = max(e, ceil(e * log(e))) if num_features is None else num_features
         if self.num_features < 1 or (redraw_interval is not None and redraw_interval < 1) or not eps > 0:

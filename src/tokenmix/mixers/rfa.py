@@ -25,13 +25,13 @@ class RFAState(NamedTuple):
 
 
 class RFA(Mixer):
-    """Linear attention with trigonometric random features of unit queries and keys: they estimate the kernel exp(-|sigma (q - k)|^2 / 2) (Eqs. 2 and 5).
+    """Linear attention with trigonometric random features of unit queries and keys: they estimate the kernel exp(-|sigma (q - k)|^2 / 2).
 
     Args:
         heads: divides dim; each draws its own projection.
         num_features: M, random directions per head; "gaussian" has 2 M features (sine and cosine). Default e = dim / heads.
         feature: "gaussian", or "arccos": max(w . x, 0), the arc-cosine kernel.
-        gate: a recency gate g_t = sigmoid(w_g . x_t + b_g) per head: S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t (Eq. 6). A query of the bidirectional
+        gate: a recency gate g_t = sigmoid(w_g . x_t + b_g) per head: S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t (RFA-Gate). A query of the bidirectional
             form, or over a context, reads the state after all its keys.
         eps: the least mean weight a denominator may have.
 
@@ -42,6 +42,9 @@ class RFA(Mixer):
     supports_causal = supports_streaming = supports_context = True
     about = About("Peng et al. 2021, arXiv 2103.02143", "kernel", "T M D", "T H M")
     projection: Tensor
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    gate_proj: nn.Linear | None
 
     def __init__(
         self,
@@ -58,13 +61,13 @@ class RFA(Mixer):
     ):
         super().__init__(dim, causal=causal)
         check_feature(feature, type(self).__name__)
-        add_heads(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        self.heads = add_heads(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
         e = dim // heads
         self.num_features = e if num_features is None else num_features
         if self.num_features < 1 or not eps > 0:
             self.refuse(f"needs num_features >= 1 and eps > 0, got {num_features}, {eps}")
         self.feature, self.eps = feature, eps
-        self.register_module("gate_proj", nn.Linear(dim, heads) if gate else None)
+        self.gate_proj = nn.Linear(dim, heads) if gate else None
         self.sigma = nn.Parameter(torch.empty(heads, e))
         self.register_buffer("projection", torch.empty(heads, self.num_features, e))
         self.init_parameters()
@@ -77,9 +80,8 @@ class RFA(Mixer):
 
     def _of_keys(self, x: Tensor) -> tuple[Tensor, ...]:
         """k, v, projection, sigma and, where there is one, the gate."""
-        gate_proj = self._modules["gate_proj"]
         given = self.k_proj(x), self.v_proj(x), self.projection, self.sigma
-        return given if gate_proj is None else (*given, gate_proj(x))
+        return given if self.gate_proj is None else (*given, self.gate_proj(x))
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.rfa`` for this input: (positional, keyword)."""
@@ -101,8 +103,8 @@ class RFA(Mixer):
         return MixingCost(flops=flops, counted=flops, activations=4 * T * 2 * D + 8 * T * (5 * H * M + 6 * D), state=8 * H * (e1 * (M + 1) + 1))
 
     def _new(self, x: Tensor, key_mask: Tensor | None) -> tuple[Tensor, ...]:
-        given = self._of_keys(x)
-        return keys(*given[:4], given[4] if len(given) > 4 else None, self.feature, key_mask)
+        k, v, projection, sigma, *gate = self._of_keys(x)
+        return keys(k, v, projection, sigma, gate[0] if gate else None, self.feature, key_mask)
 
     def empty_state(self, batch_size, *, device, dtype):
         e1, M = self._widths

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def performer(q: Tensor, k: Tensor, v: Tensor, projection: Tensor, *, heads: int, feature: str = "softmax", eps: float = 1e-3, mask=None) -> Tensor:
-    """Eq. 4 with the features of Lemma 1 (``softmax``) or max(w . x, 0) / sqrt(M) + eps (``relu``), head by head."""
+    """Kernel attention with the features of Lemma 1 (``softmax``) or max(w . x, 0) / sqrt(M) + eps (``relu``), head by head."""
     outputs = []
     for h, (qh, kh, vh) in enumerate(zip(*(a.chunk(heads, -1) for a in (q, k, v)), strict=True)):
         if feature == "softmax":

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def rfa(q, k, v, projection, sigma, gate=None, *, heads: int, feature: str = "gaussian", eps: float = 0.01, mask: Tensor | None = None) -> Tensor:
-    """Eqs. 5 and 6: S = g S + (1 - g) phi(k) v, z = g z + (1 - g) phi(k) (without a gate S + phi(k) v and z + phi(k)); y = phi(q) S / phi(q) . z."""
+    """RFA, and with a gate RFA-Gate: S = g S + (1 - g) phi(k) v, z = g z + (1 - g) phi(k) (without a gate S + phi(k) v and z + phi(k)); y = phi(q) S / phi(q) . z."""
     outputs = []
     for h, (qh, kh, vh) in enumerate(zip(*(a.chunk(heads, -1) for a in (q, k, v)), strict=True)):
         fq, fk = (_phi(a, sigma[h] * projection[h], feature) for a in (qh, kh))
@@ -25,6 +25,6 @@ def rfa(q, k, v, projection, sigma, gate=None, *, heads: int, feature: str = "ga
 
 
 def _phi(x: Tensor, w: Tensor, feature: str) -> Tensor:
-    """Eq. 2 for x of unit length, [sin(w x), cos(w x)] / sqrt(M), or the arc-cosine features max(w x, 0) sqrt(2 / M)."""
+    """For x of unit length [sin(w x), cos(w x)] / sqrt(M), or the arc-cosine features max(w x, 0) sqrt(2 / M)."""
     z = torch.nn.functional.normalize(x, dim=-1, eps=1e-6) @ w.T
     return torch.relu(z) * (2 / len(w)) ** 0.5 if feature == "arccos" else torch.cat([torch.sin(z), torch.cos(z)], -1) / len(w) ** 0.5
