@@ -46,6 +46,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "simplified_attention": ("simplified_attention", {"scale": 0.25}),
     # synthesizer
     # linear
+    "linear": ("linear", {"heads": 2}),
+    "linear-exp": ("linear", {"heads": 1, "feature": "exp"}),
+    "linear-softmax": ("linear", {"heads": 4, "feature": "softmax", "qkv_bias": False, "out_bias": False}),
+    "performer": ("performer", {"heads": 2, "num_features": 5}),
+    "performer-relu": ("performer", {"heads": 1, "feature": "relu", "orthogonal": False, "redraw_interval": 2}),
+    "rfa": ("rfa", {"heads": 2, "num_features": 6}),
+    "rfa-gate": ("rfa", {"heads": 1, "gate": True}),
+    "rfa-arccos": ("rfa", {"heads": 2, "num_features": 9, "feature": "arccos", "gate": True}),
     # local and other patterns
     # low rank
     # gated, convolutional and MLP

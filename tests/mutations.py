@@ -81,6 +81,54 @@ MUTATIONS = [
     ),
     # planted in: synthesizer
     # planted in: linear
+    Mutation(
+        "linear attention sees the next one",
+        "functional/_kernel_sums.py",
+        "device=a.device).tril()",
+        "device=a.device).tril(1)",
+        "linear",
+        True,
+        "future_cannot_reach_past",
+    ),
+    Mutation(
+        "one maximum for all keys of a Performer",
+        "functional/_kernel_sums.py",
+        "unit = torch.maximum(here, there).detach().amax(-1, keepdim=True).clamp_min(FLOOR)",
+        "unit = torch.maximum(here, there).detach().amax((-1, -2), keepdim=True).clamp_min(FLOOR)",
+        "performer",
+        True,
+        "future_cannot_reach_past",
+    ),
+    Mutation(
+        "elu + 1 of a negative key is linear",
+        "functional/linear.py",
+        "torch.log1p(x.clamp_min(0.0)), x),",
+        "torch.log1p(x.clamp_min(0.0)), 0.9 * x),",
+        "linear",
+        False,
+        "equals_reference",
+    ),
+    Mutation(
+        "a Performer key without its norm",
+        "functional/performer.py",
+        " - x.square().sum(-1, keepdim=True) / 2",
+        "",
+        "performer",
+        False,
+        "equals_reference",
+    ),
+    Mutation("RFA's denominator without a bound", "functional/rfa.py", "eps * weight)", "-weight)", "rfa", False, "accurate_on_adversarial_keys"),
+    Mutation("a masked token closes RFA's gate", "functional/rfa.py", "F.logsigmoid(g), 0.0)", "F.logsigmoid(g), -1.0)", "rfa-gate", True, "equals_reference"),
+    Mutation("RFA's state forgets to decay", "mixers/rfa.py", "RFAState(m + kept, acc)", "RFAState(m, acc)", "rfa-gate", True, "streaming_equals_parallel"),
+    Mutation(
+        "a block is summed twice",
+        "functional/_kernel_sums.py",
+        "before, carried = delay(within, 1), delay(ends, 1)",
+        "before, carried = delay(within, 0), delay(ends, 1)",
+        "linear",
+        True,
+        "accurate_on_adversarial_keys",
+    ),
     # planted in: local and other patterns
     # planted in: low rank
     # planted in: gated, convolutional and MLP

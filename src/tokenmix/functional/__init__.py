@@ -10,3 +10,6 @@ from .external import external as external
 from .external import simplified_attention as simplified_attention
 from .hydra import hydra as hydra
 from .hydra import multihead_linear as multihead_linear
+from .linear import linear_attention as linear_attention
+from .performer import performer as performer
+from .rfa import rfa as rfa

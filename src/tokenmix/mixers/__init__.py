@@ -21,6 +21,9 @@ from .base import state_bytes as state_bytes
 from .cost import Cost as Cost
 from .external import External, ExternalMultihead, SimplifiedAttention
 from .hydra import Hydra, MultiheadLinear, PolyNL
+from .linear import LinearAttention
+from .performer import Performer
+from .rfa import RFA
 
 MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
@@ -38,6 +41,9 @@ MIXERS: dict[str, type[Mixer]] = {
     "simplified_attention": SimplifiedAttention,
     # synthesizer
     # linear
+    "linear": LinearAttention,
+    "performer": Performer,
+    "rfa": RFA,
     # local and other patterns
     # low rank
     # gated, convolutional and MLP
@@ -47,7 +53,20 @@ MIXERS: dict[str, type[Mixer]] = {
 }
 """Every mixer by name: the core first, then the opponents, family by family."""
 
-CORE = ("attention", "aft_full", "aft_local", "aft_simple", "aft_conv", "hydra", "multihead_linear", "external", "external_multihead")
+CORE = (
+    "attention",
+    "aft_full",
+    "aft_local",
+    "aft_simple",
+    "aft_conv",
+    "hydra",
+    "multihead_linear",
+    "external",
+    "external_multihead",
+    "linear",
+    "performer",
+    "rfa",
+)
 
 
 def build_mixer(name: str, dim: int, **options: Any) -> Mixer:

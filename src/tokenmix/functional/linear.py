@@ -1,0 +1,72 @@
+"""Linear attention (Katharopoulos et al. 2020): softmax's exp(q . k) replaced by phi(q) . phi(k) with a positive feature map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..errors import MixerError
+from . import _kernel_sums as sums
+from ._backend import pick
+from ._sums import DEAD
+
+
+def _log_positive(x: Tensor) -> Tensor:
+    """log(x) where x > 0, and that of zero elsewhere."""
+    return torch.where(x > 0, torch.log(torch.where(x > 0, x, 1.0)), DEAD)
+
+
+LOG_FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
+    "elu": lambda x: torch.where(x > 0, torch.log1p(x.clamp_min(0.0)), x),
+    "relu": _log_positive,
+    "squared_relu": lambda x: torch.where(x > 0, 2.0 * _log_positive(x), DEAD),
+    "exp": lambda x: x,
+    "softmax": lambda x: x - torch.logsumexp(x, -1, keepdim=True),
+}
+"""The logarithm of phi, feature by feature: elu(x) + 1, max(x, 0), max(x, 0)^2, exp(x), softmax of x over its features."""
+
+
+def check_feature(feature: str, who: str) -> None:
+    """Refuse a feature map that does not exist."""
+    if feature not in LOG_FEATURES:
+        raise MixerError(f"{who}: feature={feature!r} is unknown; choose one of {', '.join(LOG_FEATURES)}.")
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    heads: int,
+    feature: str = "elu",
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """y_t = sum_s (phi(q_t) . phi(k_s)) v_s / sum_s phi(q_t) . phi(k_s) in each head (Eqs. 4 to 6; causal 8 to 12), phi = elu + 1 by default.
+
+    Args:
+        q: (B, T, H e). k, v: (B, S, H e).
+        feature: a name of ``LOG_FEATURES``; all are positive, as the denominator needs. With ``relu`` and ``squared_relu`` a pair may weigh exactly 0.
+
+    Returns:
+        (B, T, H e) in q's dtype; exactly 0 where nothing may be attended or every pair weighs 0. Time O(T e D); causal keeps O(T e D / 32) numbers.
+    """
+    pick(backend, q)
+    check_feature(feature, "linear_attention")
+    sums.check_qkv("linear_attention", q, k, v, heads, causal, key_mask)
+    a, (b, v1) = log_queries(q, heads, feature), log_keys(k, v, heads, feature, key_mask)
+    return sums.joined_heads(sums.mixed(a, b, v1, causal=causal), q)
+
+
+def log_queries(q: Tensor, heads: int, feature: str) -> Tensor:
+    """log phi(q), (B, H, T, e)."""
+    return LOG_FEATURES[feature](sums.by_head(q, heads))
+
+
+def log_keys(k: Tensor, v: Tensor, heads: int, feature: str, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """log phi(k) (B, H, S, e) and the values with a channel of ones, masked keys without weight."""
+    b = LOG_FEATURES[feature](sums.by_head(sums.hidden(k, key_mask), heads))
+    return sums.dead(b, key_mask), sums.with_ones(sums.hidden(v, key_mask), heads)

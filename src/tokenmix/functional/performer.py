@@ -1,0 +1,94 @@
+"""Performer (Choromanski et al. 2021): positive random features of the softmax kernel (FAVOR+), and the generalised ones."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import MixerError
+from . import _kernel_sums as sums
+from ._backend import pick
+
+PERFORMER_FEATURES = ("softmax", "relu")
+
+
+def check_feature(feature: str, who: str) -> None:
+    """Refuse random features that do not exist."""
+    if feature not in PERFORMER_FEATURES:
+        raise MixerError(f"{who}: feature={feature!r} is unknown; choose one of {', '.join(PERFORMER_FEATURES)}.")
+
+
+def performer(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    projection: Tensor,
+    *,
+    heads: int,
+    feature: str = "softmax",
+    eps: float = 1e-3,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """y_t = sum_s (phi(q_t) . phi(k_s)) v_s / sum_s phi(q_t) . phi(k_s) in each head, phi from random projections w_1..w_M.
+
+    ``softmax`` (Lemma 1): phi(x)_i = exp(w_i . x' - |x'|^2 / 2) / sqrt(M), x' = x / e^(1/4), so that E[phi(q) . phi(k)] = exp(q . k / sqrt(e)).
+    ``relu`` (generalised attention): phi(x)_i = max(w_i . x, 0) / sqrt(M) + eps.
+
+    Args:
+        q: (B, T, H e). k, v: (B, S, H e).
+        projection: (H, M, e), the w_i of each head.
+        eps: what keeps generalised features positive; the softmax features are positive as they are and no stabiliser is added to them.
+
+    Returns:
+        (B, T, H e) in q's dtype, exactly 0 where nothing may be attended. Factors that all features of a query share cancel and are left out.
+    """
+    pick(backend, q)
+    check_feature(feature, "performer")
+    sums.check_qkv("performer", q, k, v, heads, causal, key_mask)
+    if projection.ndim != 3 or projection.shape[0] != heads or projection.shape[2] * heads != q.shape[2]:
+        raise MixerError(f"performer: projection must be ({heads}, M, {q.shape[2] // heads}), got {tuple(projection.shape)}.")
+    a, (b, v1) = log_queries(q, projection, feature, eps), log_keys(k, v, projection, feature, eps, key_mask)
+    return sums.joined_heads(sums.mixed(a, b, v1, causal=causal), q)
+
+
+def log_queries(q: Tensor, projection: Tensor, feature: str, eps: float) -> Tensor:
+    """log phi(q) up to a constant per query, (B, H, T, M)."""
+    x = sums.by_head(q, projection.shape[0])
+    return _scaled(x) @ projection.double().transpose(-1, -2) if feature == "softmax" else _log_relu(x, projection, eps)
+
+
+def log_keys(k: Tensor, v: Tensor, projection: Tensor, feature: str, eps: float, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """log phi(k) (B, H, S, M) up to a constant for all keys, and the values with a channel of ones."""
+    heads = projection.shape[0]
+    x = sums.by_head(sums.hidden(k, key_mask), heads)
+    if feature == "softmax":
+        x = _scaled(x)
+        b = x @ projection.double().transpose(-1, -2) - x.square().sum(-1, keepdim=True) / 2
+    else:
+        b = _log_relu(x, projection, eps)
+    return sums.dead(b, key_mask), sums.with_ones(sums.hidden(v, key_mask), heads)
+
+
+def _scaled(x: Tensor) -> Tensor:
+    return x * x.shape[-1] ** -0.25
+
+
+def _log_relu(x: Tensor, projection: Tensor, eps: float) -> Tensor:
+    return torch.log((x @ projection.double().transpose(-1, -2)).relu() * projection.shape[1] ** -0.5 + eps)
+
+
+def orthogonal_features(heads: int, features: int, width: int, *, orthogonal: bool = True) -> Tensor:
+    """(H, M, e) float64: each w_i is marginally N(0, I); with ``orthogonal``, those of a block of e are at right angles (the O of FAVOR+).
+
+    Drawn from the default generator of the CPU whatever the device, so that a seed means the same everywhere.
+    """
+    blocks = -(-features // width)
+    gaussian = torch.randn(heads, blocks, width, width, dtype=torch.float64, device="cpu")
+    if not orthogonal:
+        return gaussian.flatten(1, 2)[:, :features].contiguous()
+    rotation, upper = torch.linalg.qr(gaussian)
+    signs = upper.diagonal(dim1=-2, dim2=-1).sign()  # makes the rotation uniform, whatever signs the factorisation prefers
+    norms = torch.randn(heads, blocks, width, width, dtype=torch.float64, device="cpu").norm(dim=-1, keepdim=True)
+    return ((rotation * signs[..., None, :]) * norms).flatten(1, 2)[:, :features].contiguous()

@@ -1,0 +1,53 @@
+"""What linear attention, Performer and RFA share: projections, the sums they stream, and how those are read and extended."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from ..functional import _kernel_sums as sums
+from .base import Mixer, register_state
+from .cost import MixingCost
+
+
+@register_state
+class KernelState(NamedTuple):
+    """Sums over all keys so far, in float64: the scale m (B, H, M) of each of M features, and acc (B, H, e + 1, M), whose last row is the denominator."""
+
+    m: Tensor
+    acc: Tensor
+
+    def merge_with(self, later: KernelState) -> KernelState:
+        """The sums over two adjacent stretches of tokens."""
+        return KernelState(*sums.merge_past(self, later))
+
+
+def add_heads(mixer: Mixer, heads: int, *, qkv_bias: bool, out_bias: bool) -> int:
+    """Add the four projections; returns the number of heads, checked."""
+    dim = mixer.dim
+    if not isinstance(heads, int) or heads < 1 or dim % heads:
+        mixer.refuse(f"heads={heads!r} must divide dim={dim}")
+    for name in ("q_proj", "k_proj", "v_proj"):
+        mixer.register_module(name, nn.Linear(dim, dim, bias=qkv_bias))
+    mixer.register_module("out_proj", nn.Linear(dim, dim, bias=out_bias))
+    return heads
+
+
+def causal_chunk(q: Tensor, a: Tensor, new: tuple[Tensor, Tensor], state: KernelState) -> tuple[Tensor, KernelState]:
+    """New tokens over the state and each other: (B, L, D) before the output projection, and the state after them."""
+    y, past = sums.causal_read(a, *new, state)
+    return sums.joined_heads(y, q), KernelState(*past)
+
+
+def over_context(q: Tensor, a: Tensor, state: KernelState) -> Tensor:
+    """Queries over finished sums."""
+    return sums.joined_heads(sums.read(a, sums.whole(state)), q)
+
+
+def kernel_cost(T: int, dim: int, heads: int, features: int, *, drawn: bool) -> MixingCost:
+    """Sums of ``features`` features per head and their reading; ``drawn`` ones are random projections of q and k."""
+    e = dim // heads
+    flops = 4 * T * heads * features * (e + 1) + (4 * T * dim * features if drawn else 0)
+    kept = 4 * T * (2 * dim) + 8 * T * (5 * heads * features + 2 * dim)
+    return MixingCost(flops=flops, counted=flops, activations=kept, state=8 * heads * features * (e + 2))

@@ -1,0 +1,61 @@
+"""Linear attention (Katharopoulos et al. 2020, "Transformers are RNNs", arXiv 2006.16236) as a layer."""
+
+from __future__ import annotations
+
+from .. import functional as F
+from ..functional import _kernel_sums as sums
+from ..functional import linear as form
+from .base import About, Mixer
+from .kernel_parts import KernelState, add_heads, causal_chunk, kernel_cost, over_context
+
+
+class LinearAttention(Mixer):
+    """y_t = W_o [phi(q_t) . sum_s phi(k_s) v_s / phi(q_t) . sum_s phi(k_s)] in each of ``heads`` heads (Eqs. 4 to 6).
+
+    Args:
+        heads: divides dim; each has its own sums of e x e numbers, e = dim / heads.
+        feature: phi: "elu" (elu + 1, the paper's), "relu", "squared_relu", "exp", or "softmax" over the features. All are positive.
+
+    Parameters: q_proj, k_proj, v_proj, out_proj. Time O(T e D); the streaming state is heads x e x (e + 2) numbers whatever T.
+    """
+
+    supports_causal = supports_streaming = supports_context = True
+    form = "linear_attention"
+    about = About("Katharopoulos et al. 2020, arXiv 2006.16236", "kernel", "T e D", "T D")
+
+    def __init__(self, dim: int, *, causal: bool = False, heads: int = 8, feature: str = "elu", qkv_bias: bool = True, out_bias: bool = True):
+        super().__init__(dim, causal=causal)
+        form.check_feature(feature, type(self).__name__)
+        self.feature = feature
+        self.heads = add_heads(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.linear_attention`` for this input: (positional, keyword)."""
+        keys = x if context is None else context
+        args = self.q_proj(x), self.k_proj(keys), self.v_proj(keys)
+        return args, {"heads": self.heads, "feature": self.feature, "causal": self.causal, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.linear_attention(*args, **options))
+
+    def mixing_cost(self, T):
+        return kernel_cost(T, self.dim, self.heads, self.dim // self.heads, drawn=False)
+
+    def _new(self, x, key_mask):
+        return form.log_keys(self.k_proj(x), self.v_proj(x), self.heads, self.feature, key_mask)
+
+    def empty_state(self, batch_size, *, device, dtype):
+        e = self.dim // self.heads
+        return KernelState(*sums.nothing(batch_size, self.heads, e, e, device=device))
+
+    def context_state(self, context, context_mask):
+        return KernelState(*sums.absorb(*self._new(context, context_mask)))
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        q = self.q_proj(x)
+        a = form.log_queries(q, self.heads, self.feature)
+        if not self.causal:
+            return self.out_proj(over_context(q, a, state)), state
+        y, state = causal_chunk(q, a, self._new(x, key_mask), state)
+        return self.out_proj(y), state

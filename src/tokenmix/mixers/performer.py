@@ -1,0 +1,112 @@
+"""Performer (Choromanski et al. 2021, "Rethinking Attention with Performers", arXiv 2009.14794) as a layer."""
+
+from __future__ import annotations
+
+from math import ceil, log
+
+import torch
+from torch import Tensor
+
+from .. import functional as F
+from ..functional import _kernel_sums as sums
+from ..functional.performer import check_feature, log_keys, log_queries, orthogonal_features
+from .base import About, Mixer
+from .kernel_parts import KernelState, add_heads, causal_chunk, kernel_cost, over_context
+
+
+class Performer(Mixer):
+    """Linear attention with random features: E[phi(q) . phi(k)] = exp(q . k / sqrt(e)), so that it estimates softmax attention (FAVOR+).
+
+    Args:
+        heads: divides dim; each draws its own projection.
+        num_features: M, random features per head; default ceil(e ln e), e = dim / heads.
+        feature: "softmax" (positive features of the softmax kernel), or "relu" (generalised attention; estimates another kernel).
+        eps: what keeps "relu" features positive.
+        orthogonal: draw the projections of a block of e features at right angles.
+        redraw_interval: in train mode, draw anew at every so many forward passes; never by default. Under torch.compile nothing is drawn: call ``redraw()``.
+
+    The projection (H, M, e) and the count of forward passes are buffers, kept in checkpoints. In train mode redrawing makes the output depend on how many
+    forward passes went before; it never lets rows influence each other. Time O(T M D); the streaming state is heads x M x (e + 2) numbers, and belongs to
+    one projection: do not redraw while streaming.
+    """
+
+    supports_causal = supports_streaming = supports_context = True
+    about = About("Choromanski et al. 2021, arXiv 2009.14794", "kernel", "T M D", "T H M")
+    projection: Tensor
+    forwards: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        heads: int = 8,
+        num_features: int | None = None,
+        feature: str = "softmax",
+        eps: float = 1e-3,
+        orthogonal: bool = True,
+        redraw_interval: int | None = None,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        check_feature(feature, type(self).__name__)
+        self.heads = add_heads(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        e = dim // heads
+        self.num_features = max(e, ceil(e * log(e))) if num_features is None else num_features
+        if self.num_features < 1 or (redraw_interval is not None and redraw_interval < 1) or not eps > 0:
+            self.refuse(f"needs num_features >= 1, redraw_interval >= 1 or None, eps > 0, got {num_features}, {redraw_interval}, {eps}")
+        self.feature, self.eps, self.orthogonal, self.redraw_interval = feature, eps, orthogonal, redraw_interval
+        self.register_buffer("projection", torch.empty(heads, self.num_features, e))
+        self.register_buffer("forwards", torch.zeros((), dtype=torch.long))
+        self.init_parameters()
+
+    def init_parameters(self) -> None:
+        """Draw the projections from torch's CPU generator, on whatever device they then live."""
+        with torch.no_grad():
+            self.projection.copy_(self._drawn())
+            self.forwards.zero_()
+
+    def _drawn(self) -> Tensor:
+        return orthogonal_features(self.heads, self.num_features, self.dim // self.heads, orthogonal=self.orthogonal)
+
+    def redraw(self) -> None:
+        """Draw new projections. A new tensor, so that a backward pass still to come keeps the old one."""
+        self.projection = self._drawn().to(self.projection)
+
+    def _count(self) -> None:
+        if self.training and self.redraw_interval is not None and not torch.compiler.is_compiling():
+            if int(self.forwards) and int(self.forwards) % self.redraw_interval == 0:
+                self.redraw()
+            self.forwards += 1
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.performer`` for this input: (positional, keyword)."""
+        keys = x if context is None else context
+        args = self.q_proj(x), self.k_proj(keys), self.v_proj(keys), self.projection
+        return args, {"heads": self.heads, "feature": self.feature, "eps": self.eps, "causal": self.causal, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        self._count()
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.performer(*args, **options))
+
+    def mixing_cost(self, T):
+        return kernel_cost(T, self.dim, self.heads, self.num_features, drawn=True)
+
+    def _new(self, x, key_mask):
+        return log_keys(self.k_proj(x), self.v_proj(x), self.projection, self.feature, self.eps, key_mask)
+
+    def empty_state(self, batch_size, *, device, dtype):
+        return KernelState(*sums.nothing(batch_size, self.heads, self.num_features, self.dim // self.heads, device=device))
+
+    def context_state(self, context, context_mask):
+        return KernelState(*sums.absorb(*self._new(context, context_mask)))
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        q = self.q_proj(x)
+        a = log_queries(q, self.projection, self.feature, self.eps)
+        if not self.causal:
+            return self.out_proj(over_context(q, a, state)), state
+        y, state = causal_chunk(q, a, self._new(x, key_mask), state)
+        return self.out_proj(y), state

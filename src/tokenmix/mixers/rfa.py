@@ -1,0 +1,127 @@
+"""Random feature attention (Peng et al. 2021, arXiv 2103.02143) as a layer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as F
+from ..functional import _kernel_sums as sums
+from ..functional.performer import orthogonal_features
+from ..functional.rfa import causal_read, check_feature, features, keys, over_keys, read
+from .base import About, Mixer, register_state
+from .cost import MixingCost
+from .kernel_parts import add_heads
+
+
+@register_state
+class RFAState(NamedTuple):
+    """Sums over all keys so far, in float64: their scale m (B, H, 1), and acc (B, H, e + 1, M' + 1): values and 1, by features and 1."""
+
+    m: Tensor
+    acc: Tensor
+
+
+class RFA(Mixer):
+    """Linear attention with trigonometric random features of unit queries and keys: they estimate the kernel exp(-|sigma (q - k)|^2 / 2).
+
+    Args:
+        heads: divides dim; each draws its own projection.
+        num_features: M, random directions per head; "gaussian" has 2 M features (sine and cosine). Default e = dim / heads.
+        feature: "gaussian", or "arccos": max(w . x, 0), the arc-cosine kernel.
+        gate: a recency gate g_t = sigmoid(w_g . x_t + b_g) per head: S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t (RFA-Gate). A query of the bidirectional
+            form, or over a context, reads the state after all its keys.
+        eps: the least mean weight a denominator may have.
+
+    Parameters: the four projections, ``sigma`` (H, e), which starts at 1, and ``gate_proj``. The projection (H, M, e) is a buffer, kept in checkpoints.
+    Time O(T M D); the streaming state is heads x (e + 1) x (2 M + 1) numbers and ``heads`` scales.
+    """
+
+    supports_causal = supports_streaming = supports_context = True
+    about = About("Peng et al. 2021, arXiv 2103.02143", "kernel", "T M D", "T H M")
+    projection: Tensor
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    gate_proj: nn.Linear | None
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        heads: int = 8,
+        num_features: int | None = None,
+        feature: str = "gaussian",
+        gate: bool = False,
+        eps: float = 0.01,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        check_feature(feature, type(self).__name__)
+        self.heads = add_heads(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        e = dim // heads
+        self.num_features = e if num_features is None else num_features
+        if self.num_features < 1 or not eps > 0:
+            self.refuse(f"needs num_features >= 1 and eps > 0, got {num_features}, {eps}")
+        self.feature, self.eps = feature, eps
+        self.gate_proj = nn.Linear(dim, heads) if gate else None
+        self.sigma = nn.Parameter(torch.empty(heads, e))
+        self.register_buffer("projection", torch.empty(heads, self.num_features, e))
+        self.init_parameters()
+
+    def init_parameters(self) -> None:
+        """sigma = 1, and projections from torch's CPU generator, on whatever device they then live."""
+        with torch.no_grad():
+            self.sigma.fill_(1.0)
+            self.projection.copy_(orthogonal_features(self.heads, self.num_features, self.dim // self.heads, orthogonal=False))
+
+    def _of_keys(self, x: Tensor) -> tuple[Tensor, ...]:
+        """k, v, projection, sigma and, where there is one, the gate."""
+        given = self.k_proj(x), self.v_proj(x), self.projection, self.sigma
+        return given if self.gate_proj is None else (*given, self.gate_proj(x))
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.rfa`` for this input: (positional, keyword)."""
+        args = self.q_proj(x), *self._of_keys(x if context is None else context)
+        return args, {"heads": self.heads, "feature": self.feature, "eps": self.eps, "causal": self.causal, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.rfa(*args, **options))
+
+    @property
+    def _widths(self) -> tuple[int, int]:
+        """Of a value with its 1, and of the features."""
+        return self.dim // self.heads + 1, self.num_features * (2 if self.feature == "gaussian" else 1)
+
+    def mixing_cost(self, T):
+        (e1, M), H, D = self._widths, self.heads, self.dim
+        flops = 4 * T * D * self.num_features + 2 * T * H * e1 * (M + 1) + 2 * T * H * e1 * M
+        return MixingCost(flops=flops, counted=flops, activations=4 * T * 2 * D + 8 * T * (5 * H * M + 6 * D), state=8 * H * (e1 * (M + 1) + 1))
+
+    def _new(self, x: Tensor, key_mask: Tensor | None) -> tuple[Tensor, ...]:
+        k, v, projection, sigma, *gate = self._of_keys(x)
+        return keys(k, v, projection, sigma, gate[0] if gate else None, self.feature, key_mask)
+
+    def empty_state(self, batch_size, *, device, dtype):
+        e1, M = self._widths
+        m, acc = sums.nothing(batch_size, self.heads, M + 1, e1 - 1, device=device)
+        return RFAState(m[..., :1], acc)
+
+    def context_state(self, context, context_mask):
+        if context.shape[1] == 0:
+            return self.empty_state(context.shape[0], device=context.device, dtype=context.dtype)
+        s = over_keys(*self._new(context, context_mask)[:3])
+        return RFAState(s.m[:, :, 0], s.acc[:, :, 0])
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        q = self.q_proj(x)
+        fq = features(q, self.projection, self.sigma, self.feature)
+        if not self.causal:
+            return self.out_proj(sums.joined_heads(read(fq, sums.whole(state), self.eps), q)), state
+        fk, v1, c, kept = self._new(x, key_mask)
+        y, (m, acc) = causal_read(fq, fk, v1, c, self.eps, state)
+        return self.out_proj(sums.joined_heads(y, q)), RFAState(m + kept, acc)  # the next chunk counts its gates from 0
