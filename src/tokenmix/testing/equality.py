@@ -236,7 +236,8 @@ def nothing_to_attend(s: Subject) -> None:
         out = s.call(mixer, x, key_mask=mask)
         finite(out, f"output in {dtype}", **shown)
         if hasattr(mixer, "out_proj"):
-            same(out[empty], mixer.out_proj(torch.zeros_like(out[empty])), "with nothing to attend the output is not out_proj(0)", scale=1.0, **shown)
+            zero = out.new_zeros(int(empty.sum()), getattr(mixer.out_proj, "in_features", s.dim))
+            same(out[empty], mixer.out_proj(zero), "with nothing to attend the output is not out_proj(0)", scale=1.0, **shown)
         leaves = {"x": x, **dict(mixer.named_parameters())}
         weight = inputs.noise(*out.shape, seed=s.seed + 5, dtype=dtype) * (mask | ~mask.any(1, keepdim=True))[..., None]
         for name, grad in gradients((out * weight).sum(), leaves).items():
