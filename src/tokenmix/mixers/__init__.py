@@ -19,6 +19,8 @@ from .base import merge as merge
 from .base import reorder as reorder
 from .base import state_bytes as state_bytes
 from .cost import Cost as Cost
+from .synthesizer import SynthesizerDense, SynthesizerFactorizedDense, SynthesizerFactorizedRandom, SynthesizerRandom
+from .synthesizer_mixture import SynthesizerMixture
 
 MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
@@ -29,6 +31,11 @@ MIXERS: dict[str, type[Mixer]] = {
     # hydra
     # external
     # synthesizer
+    "synthesizer_dense": SynthesizerDense,
+    "synthesizer_random": SynthesizerRandom,
+    "synthesizer_factorized_dense": SynthesizerFactorizedDense,
+    "synthesizer_factorized_random": SynthesizerFactorizedRandom,
+    "synthesizer_mixture": SynthesizerMixture,
     # linear
     # local and other patterns
     # low rank
@@ -39,7 +46,8 @@ MIXERS: dict[str, type[Mixer]] = {
 }
 """Every mixer by name: the core first, then the opponents, family by family."""
 
-CORE = ("attention", "aft_full", "aft_local", "aft_simple", "aft_conv")
+CORE: tuple[str, ...] = ("attention", "aft_full", "aft_local", "aft_simple", "aft_conv")
+CORE += ("synthesizer_dense", "synthesizer_random", "synthesizer_factorized_dense", "synthesizer_factorized_random", "synthesizer_mixture")
 
 
 def build_mixer(name: str, dim: int, **options: Any) -> Mixer:

@@ -5,3 +5,8 @@ from .aft import aft_full as aft_full
 from .aft import aft_local as aft_local
 from .aft import aft_simple as aft_simple
 from .attention import attention as attention
+from .synthesizer import synthesizer_dense as synthesizer_dense
+from .synthesizer import synthesizer_factorized_dense as synthesizer_factorized_dense
+from .synthesizer import synthesizer_factorized_random as synthesizer_factorized_random
+from .synthesizer import synthesizer_mixture as synthesizer_mixture
+from .synthesizer import synthesizer_random as synthesizer_random
