@@ -26,6 +26,60 @@ MUTATIONS = [
     # planted in: hydra
     # planted in: external
     # planted in: synthesizer
+    Mutation(
+        "factors tiled the other way round",
+        "functional/synthesizer.py",
+        "tiled[..., None, :]).flatten(-2)",
+        "tiled[..., None, :]).transpose(-1, -2).flatten(-2)",
+        "synthesizer_factorized_dense",
+        False,
+        "equals_reference",
+    ),
+    Mutation(
+        "rows and columns of the random table swapped",
+        "functional/synthesizer.py",
+        "table[:, rows[:, :, None], cols[:, None, :]]",
+        "table[:, cols[:, None, :], rows[:, :, None]]",
+        "synthesizer_random",
+        False,
+        "equals_reference",
+    ),
+    Mutation(
+        "gate on the wrong part",
+        "functional/synthesizer.py",
+        '(1 - a if part == "attention" else a)',
+        '(a if part == "attention" else 1 - a)',
+        "synthesizer_mixture-gated",
+        False,
+        "equals_reference",
+    ),
+    Mutation(
+        "a mask that only lowers logits",
+        "functional/synthesizer.py",
+        'logits = torch.where(safe[:, None] if each else safe, logits, float("-inf"))',
+        "logits = torch.where(safe[:, None] if each else safe, logits, -2.0)",
+        "synthesizer_random",
+        True,
+        "future_cannot_reach_past",
+    ),
+    Mutation(
+        "decoding reads the first rows of the table",
+        "mixers/synthesizer.py",
+        "self.logits.tables(), at, state.places)), state\n\n\nclass SynthesizerFactorizedDense",
+        "self.logits.tables(), at - at[:, :1], state.places)), state\n\n\nclass SynthesizerFactorizedDense",
+        "synthesizer_random",
+        True,
+        "streaming_equals_parallel",
+    ),
+    Mutation(
+        "the keys' positions are not remembered",
+        "mixers/synthesizer_parts.py",
+        '"places": at}',
+        '"places": at * 0}',
+        "synthesizer_mixture-all",
+        True,
+        "streaming_equals_parallel",
+    ),
     # planted in: linear
     # planted in: local and other patterns
     # planted in: low rank

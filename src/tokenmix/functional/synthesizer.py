@@ -240,11 +240,12 @@ def synthesizer_mixture(
         dense, random, factorized_dense, factorized_random: tables as in the forms of these names, () for those not in ``parts``.
     """
     tables = {"dense": dense, "random": random, "factorized_dense": factorized_dense, "factorized_random": factorized_random}
-    if join not in JOINS or not parts or any(part != "attention" and not tables.get(part) for part in parts):
+    if join not in JOINS or not parts or any(part != "attention" and len(tables.get(part, ())) == 0 for part in parts):
         raise MixerError(
             f"synthesizer_mixture: parts={tuple(parts)}, join={join!r}; each part must be 'attention' or come with its tables, join one of {JOINS}."
         )
-    rows, cols = _places("synthesizer_mixture", v, min((_covered(name, t) for name, t in tables.items() if t), default=v.shape[1]), positions)
+    covered = [_covered(part, tables[part]) for part in parts if part != "attention"]
+    rows, cols = _places("synthesizer_mixture", v, min([v.shape[1], *covered]), positions)
     keys = k if key_mask is None else torch.where(key_mask[..., None], k, 0.0)
     logits = mixture_logits(q, keys, alpha, tables, rows, cols, parts=parts, join=join, heads=heads, scale=scale)
     return synthesize(logits, v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
