@@ -35,7 +35,7 @@ OTHERS: dict[str, tuple[dict[str, Any], int, int, float, float, float, float]] =
     "transformer_12x512": ({"name": "attention", "heads": 8}, 12, 512, 0.977, 1.137, 1.42, 29.4),
     "transformer_24x256": ({"name": "attention", "heads": 4}, 24, 256, 1.039, 1.130, 1.57, 28.3),
     "reformer_12x512": ({"name": "reformer", "heads": 8}, 12, 512, 1.04, 1.195, 1.05, 20.9),
-    "synthesizer_dense_12x512": ({"name": "synthesizer", "heads": 8}, 12, 512, 0.994, 1.298, 1.49, 29.9),
+    "synthesizer_dense_12x512": ({"name": "synthesizer_dense", "heads": 8}, 12, 512, 0.994, 1.298, 1.49, 29.9),
     "linear_transformer_12x512": ({"name": "linear", "heads": 8}, 12, 512, 0.981, 1.207, 1.46, 10.6),
     "performer_12x512": ({"name": "performer", "heads": 8}, 12, 512, 1.002, 1.199, 1.44, 10.1),
     "aft_local_32_12x512": ({"name": "aft_local", "window": 32, "rank": 256}, 12, 512, 0.854, 1.180, 1.85, 11.3),
