@@ -144,7 +144,7 @@ def synthesizer_dense(
     attn_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Dense Synthesizer: y_t = sum_s softmax_s(W2 relu(q_t) + b2)_s v_s in each head (Sec. 3.1).
+    """Dense Synthesizer: y_t = sum_s softmax_s(W2 relu(q_t) + b2)_s v_s in each head.
 
     Args:
         q: W1 x + b1, (B, T, H * e).
@@ -170,7 +170,7 @@ def synthesizer_random(
     attn_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Random Synthesizer: y_t = sum_s softmax_s(R_ts) v_s in each head (Sec. 3.2). w is R, (H, N, N) or (1, N, N). The rest as in ``synthesizer_dense``."""
+    """Random Synthesizer: y_t = sum_s softmax_s(R_ts) v_s in each head. w is R, (H, N, N) or (1, N, N). The rest as in ``synthesizer_dense``."""
     rows, cols = _places("synthesizer_random", v, w.shape[-1], positions)
     return synthesize(random_logits(v, (w,), rows, cols), v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
 
@@ -187,7 +187,7 @@ def synthesizer_factorized_dense(
     attn_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Factorised Dense Synthesizer: the dense one with the logits of ``factorized_dense_logits`` (Sec. 3.3). Other arguments as in ``synthesizer_dense``."""
+    """Factorised Dense Synthesizer: the dense one with the logits of ``factorized_dense_logits``. Other arguments as in ``synthesizer_dense``."""
     of_a, of_b = factorized_dense[:2]
     rows, cols = _places("synthesizer_factorized_dense", v, of_a.shape[-1] * of_b.shape[-1], positions)
     _check_hidden("synthesizer_factorized_dense", q, v, of_a)
@@ -205,7 +205,7 @@ def synthesizer_factorized_random(
     attn_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Factorised Random Synthesizer: R = R1 R2^T (Sec. 3.4). w is (R1, R2), each (H, N, k). Other arguments as in ``synthesizer_random``."""
+    """Factorised Random Synthesizer: R = R1 R2^T. w is (R1, R2), each (H, N, k). Other arguments as in ``synthesizer_random``."""
     rows, cols = _places("synthesizer_factorized_random", v, w[1].shape[-2], positions)
     return synthesize(factorized_random_logits(v, w, rows, cols), v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
 
@@ -230,7 +230,7 @@ def synthesizer_mixture(
     attn_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Mixture of Synthesizers: y_t = sum_s softmax_s(sum_i a_i S_i)_s v_s, mixed as logits, before the softmax (Sec. 3.5).
+    """Mixture of Synthesizers: y_t = sum_s softmax_s(sum_i a_i S_i)_s v_s, mixed as logits, before the softmax.
 
     Args:
         q: (B, T, heads * e), read by "attention", "dense" (as its hidden layer before the relu) and "factorized_dense"; otherwise only its shape counts.

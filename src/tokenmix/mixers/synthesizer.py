@@ -30,7 +30,7 @@ def _cost(part: Part, T: int, heads: int, inner: int, kept: int) -> MixingCost:
 
 
 class SynthesizerDense(Mixer):
-    """y_t = W_o [sum_s softmax_s(W2 relu(W1 x_t + b1) + b2)_s v_s] in each head: the token alone says whom it attends, by position (Sec. 3.1).
+    """y_t = W_o [sum_s softmax_s(W2 relu(W1 x_t + b1) + b2)_s v_s] in each head: the token alone says whom it attends, by position.
 
     Args:
         max_len: N, positions the logits cover.
@@ -105,7 +105,7 @@ class SynthesizerDense(Mixer):
 
 
 class SynthesizerRandom(Mixer):
-    """y_t = W_o [sum_s softmax_s(R_ts) v_s] in each head: the weights depend on positions alone (Sec. 3.2).
+    """y_t = W_o [sum_s softmax_s(R_ts) v_s] in each head: the weights depend on positions alone.
 
     Args:
         max_len: N, positions R covers.
@@ -171,7 +171,7 @@ class SynthesizerRandom(Mixer):
 
 
 class SynthesizerFactorizedDense(Mixer):
-    """The dense form with C_i[j] = A_i[j mod a] B_i[j div a], A and B of a and b = ceil(max_len / a) numbers made from relu(W1 x + b1) (Sec. 3.3).
+    """The dense form with C_i[j] = A_i[j mod a] B_i[j div a], A and B of a and b = ceil(max_len / a) numbers made from relu(W1 x + b1).
 
     Args:
         factor: a, default about sqrt(max_len). One factor is tiled and the other repeated, so that all max_len logits differ.
@@ -239,7 +239,7 @@ class SynthesizerFactorizedDense(Mixer):
 
 
 class SynthesizerFactorizedRandom(Mixer):
-    """The random form with R = R1 R2^T of rank k, 2 max_len k numbers per head (Sec. 3.4).
+    """The random form with R = R1 R2^T of rank k, 2 max_len k numbers per head.
 
     Args:
         rank: k.

@@ -1,4 +1,4 @@
-"""Mixtures of Synthesizers, attention among them, joined as logits before one softmax (Tay et al. 2020, Sec. 3.5)."""
+"""Mixtures of Synthesizers, attention among them, joined as logits before one softmax (Tay et al. 2020)."""
 
 from __future__ import annotations
 
