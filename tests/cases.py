@@ -45,6 +45,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "external_multihead": ("external_multihead", {"heads": 2, "coef": 2, "slots": 3}),
     "simplified_attention": ("simplified_attention", {"scale": 0.25}),
     # synthesizer
+    "synthesizer_dense": ("synthesizer_dense", {"max_len": 13, "heads": 2}),
+    "synthesizer_dense-shared": ("synthesizer_dense", {"max_len": 13, "heads": 4, "head_dim": 3, "hidden": 5, "share_heads": True, "bias": False}),
+    "synthesizer_dense-linear": ("synthesizer_dense", {"max_len": 12, "heads": 2, "hidden": 0, "qkv_bias": False}),
+    "synthesizer_random": ("synthesizer_random", {"max_len": 13, "heads": 2}),
+    "synthesizer_random-fixed": ("synthesizer_random", {"max_len": 12, "heads": 4, "head_dim": 3, "trainable": False, "share_heads": True, "out_bias": False}),
+    "synthesizer_factorized_dense": ("synthesizer_factorized_dense", {"max_len": 13, "heads": 2, "hidden": 3}),
+    "synthesizer_factorized_dense-shared": (
+        "synthesizer_factorized_dense",
+        {"max_len": 14, "heads": 4, "head_dim": 3, "factor": 5, "share_heads": True, "bias": False},
+    ),
+    "synthesizer_factorized_random": ("synthesizer_factorized_random", {"max_len": 13, "heads": 2, "rank": 3, "init_std": 0.1}),
+    "synthesizer_mixture": ("synthesizer_mixture", {"max_len": 13, "heads": 2}),
+    "synthesizer_mixture-all": (
+        "synthesizer_mixture",
+        {"max_len": 13, "heads": 2, "parts": ["dense", "random", "factorized_dense", "factorized_random", "attention"], "share_heads": True, "rank": 2},
+    ),
+    "synthesizer_mixture-gated": (
+        "synthesizer_mixture",
+        {"max_len": 12, "heads": 2, "head_dim": 3, "join": "gated", "parts": ["attention", "dense"], "scale": 1.0},
+    ),
+    "synthesizer_mixture-plus": ("synthesizer_mixture", {"max_len": 13, "heads": 2, "join": "plus", "parts": ["random", "factorized_random"], "init_std": 0.1}),
     # linear
     "linear": ("linear", {"heads": 2}),
     "linear-exp": ("linear", {"heads": 1, "feature": "exp"}),

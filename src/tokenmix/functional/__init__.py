@@ -13,3 +13,9 @@ from .hydra import multihead_linear as multihead_linear
 from .linear import linear_attention as linear_attention
 from .performer import performer as performer
 from .rfa import rfa as rfa
+from .synthesizer import synthesize as synthesize
+from .synthesizer import synthesizer_dense as synthesizer_dense
+from .synthesizer import synthesizer_factorized_dense as synthesizer_factorized_dense
+from .synthesizer import synthesizer_factorized_random as synthesizer_factorized_random
+from .synthesizer import synthesizer_mixture as synthesizer_mixture
+from .synthesizer import synthesizer_random as synthesizer_random

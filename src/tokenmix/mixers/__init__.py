@@ -24,6 +24,8 @@ from .hydra import Hydra, MultiheadLinear, PolyNL
 from .linear import LinearAttention
 from .performer import Performer
 from .rfa import RFA
+from .synthesizer import SynthesizerDense, SynthesizerFactorizedDense, SynthesizerFactorizedRandom, SynthesizerRandom
+from .synthesizer_mixture import SynthesizerMixture
 
 MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
@@ -40,6 +42,11 @@ MIXERS: dict[str, type[Mixer]] = {
     "external_multihead": ExternalMultihead,
     "simplified_attention": SimplifiedAttention,
     # synthesizer
+    "synthesizer_dense": SynthesizerDense,
+    "synthesizer_random": SynthesizerRandom,
+    "synthesizer_factorized_dense": SynthesizerFactorizedDense,
+    "synthesizer_factorized_random": SynthesizerFactorizedRandom,
+    "synthesizer_mixture": SynthesizerMixture,
     # linear
     "linear": LinearAttention,
     "performer": Performer,
@@ -53,20 +60,7 @@ MIXERS: dict[str, type[Mixer]] = {
 }
 """Every mixer by name: the core first, then the opponents, family by family."""
 
-CORE = (
-    "attention",
-    "aft_full",
-    "aft_local",
-    "aft_simple",
-    "aft_conv",
-    "hydra",
-    "multihead_linear",
-    "external",
-    "external_multihead",
-    "linear",
-    "performer",
-    "rfa",
-)
+CORE = ("attention", "aft_full", "aft_local", "aft_simple", "aft_conv", "hydra", "multihead_linear", "external", "external_multihead", "linear", "performer", "rfa", "synthesizer_dense", "synthesizer_random", "synthesizer_factorized_dense", "synthesizer_factorized_random", "synthesizer_mixture")
 
 
 def build_mixer(name: str, dim: int, **options: Any) -> Mixer:

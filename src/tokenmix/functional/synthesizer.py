@@ -1,0 +1,302 @@
+"""The Synthesizer (Tay et al. 2020, ICML 2021): softmax over logits that no query and key make, alone or mixed with others.
+
+Layout (B, T, D). H heads; a table with 1 in place of H is shared by all heads. N is the number of positions a table covers: a row of the logits belongs to
+the query's position and a column to the key's. Logits, softmax and sums run in float32 or better. Synthetic logits are not scaled by 1 / sqrt(d).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import MixerError
+from ._backend import pick
+from ._masks import allowed
+
+Tables = tuple[Tensor, ...]
+Place = Any  # an int n: the positions 0..n-1 in every row; or a Tensor (B, n) of positions
+JOINS = ("softmax", "gated", "plus")
+
+
+def synthesize(
+    logits: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Y = softmax(B) G(X) in each head: the last step of every Synthesizer, for logits from anywhere.
+
+    Args:
+        logits: B of the paper, (B, H, T, S); or (H, T, S) where every row of the batch has the same: then, without masks of single rows,
+            the softmax is taken once for the whole batch.
+        v: G(X), (B, S, H * e).
+
+    Returns:
+        (B, T, H * e) in v's dtype; exactly 0 for a query with nothing to attend. ``causal`` with T < S lets the last query see every key.
+    """
+    pick(backend, v)
+    T, S, H = logits.shape[-2], logits.shape[-1], logits.shape[-3]
+    if v.ndim != 3 or logits.ndim not in (3, 4) or v.shape[1] != S or v.shape[2] % H or (causal and T > S):
+        raise MixerError(f"synthesize: expects logits (B, H, T, S) or (H, T, S) and v (B, S, H * e), got {tuple(logits.shape)} and {tuple(v.shape)}.")
+    wide = torch.promote_types(v.dtype, torch.float32)
+    logits, values = logits.to(wide), v.to(wide)
+    some = None
+    if causal or key_mask is not None or attn_mask is not None:
+        each = key_mask is not None or (attn_mask is not None and attn_mask.ndim == 3)
+        ok = allowed(v.shape[0] if each else 1, T, S, causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=v.device)
+        some = ok.any(-1, keepdim=True)
+        safe = ok | ~some
+        logits = torch.where(safe[:, None] if each else safe, logits, float("-inf"))
+    if key_mask is not None:
+        values = torch.where(key_mask[..., None], values, 0.0)
+    weights = logits.softmax(-1)
+    sums = torch.einsum("hts,bshe->bthe" if weights.ndim == 3 else "bhts,bshe->bthe", weights, values.unflatten(-1, (H, -1)))
+    y = sums.flatten(2)
+    return (y if some is None else torch.where(some, y, 0.0)).to(v.dtype)
+
+
+def dense_logits(q: Tensor, dense: Tables, rows: Place, cols: Place, *, rectify: bool = True) -> Tensor:
+    """B_i = W2 relu(q_i) + b2 with q = W1 x + b1; dense is (W2,) or (W2, b2), (H, e, N) and (H, N). Gives (B, H, T, S); row i depends on token i alone."""
+    hidden = _hidden(q, dense[0].shape[-2], rectify)
+    keep = slice(None) if isinstance(cols, Tensor) else slice(0, cols)
+    return _columns(_mapped(hidden, *(a[..., keep] for a in dense)), cols)
+
+
+def random_logits(q: Tensor, random: Tables, rows: Place, cols: Place) -> Tensor:
+    """B = R; random is (R,), (H, N, N). Gives (H, T, S) for positions counted from 0, else (B, H, T, S). q is not read."""
+    (table,) = random
+    if isinstance(rows, Tensor):
+        return table[:, rows[:, :, None], cols[:, None, :]].transpose(0, 1)
+    return table[:, :rows, :cols]
+
+
+def factorized_dense_logits(q: Tensor, factorized_dense: Tables, rows: Place, cols: Place, *, rectify: bool = True) -> Tensor:
+    """C_i[j] = A_i[j mod a] B_i[j div a] with A = W_A relu(q) + b_A and B = W_B relu(q) + b_B.
+
+    factorized_dense is (W_A, W_B) or (W_A, W_B, b_A, b_B): (H, e, a), (H, e, b), (H, a), (H, b) with a b >= N. One factor is tiled and the other repeated,
+    so that all N logits differ. Gives (B, H, T, S).
+    """
+    hidden = _hidden(q, factorized_dense[0].shape[-2], rectify)
+    of_a, of_b = factorized_dense[::2], factorized_dense[1::2]
+    a = of_a[0].shape[-1]
+    keep = slice(None) if isinstance(cols, Tensor) else slice(0, -(-cols // a))  # no more repeats than there are keys
+    tiled, repeated = _mapped(hidden, *of_a), _mapped(hidden, *(m[..., keep] for m in of_b))
+    return _columns((repeated[..., :, None] * tiled[..., None, :]).flatten(-2), cols)
+
+
+def factorized_random_logits(q: Tensor, factorized_random: Tables, rows: Place, cols: Place) -> Tensor:
+    """B = R1 R2^T; factorized_random is (R1, R2), each (H, N, k). Shapes as in ``random_logits``."""
+    r1, r2 = (
+        r[:, at].transpose(0, 1) if isinstance(at, Tensor) else r[:, :at] for r, at in zip((_wide(r) for r in factorized_random), (rows, cols), strict=True)
+    )
+    return r1 @ r2.transpose(-1, -2)
+
+
+LOGITS: dict[str, Callable[..., Tensor]] = {
+    "dense": dense_logits,
+    "random": random_logits,
+    "factorized_dense": factorized_dense_logits,
+    "factorized_random": factorized_random_logits,
+}
+"""Each way to make logits from tables: f(q, tables, rows, cols)."""
+
+
+def mixture_logits(
+    q: Tensor,
+    k: Tensor,
+    alpha: Tensor,
+    tables: dict[str, Tables],
+    rows: Place,
+    cols: Place,
+    *,
+    parts: Sequence[str],
+    join: str,
+    heads: int,
+    scale: float | None,
+) -> Tensor:
+    """The logits of ``parts`` joined: see ``synthesizer_mixture``."""
+    each = [_dot_logits(q, k, heads, scale) if part == "attention" else _wide(LOGITS[part](q, tables[part], rows, cols)) for part in parts]
+    if join == "plus":
+        return sum(each[1:], each[0])
+    weights = _wide(alpha).softmax(0)
+    if join == "gated":
+        a = _wide(alpha)[0].sigmoid()
+        return sum((logits * (1 - a if part == "attention" else a) for part, logits in zip(parts, each, strict=True)), each[0].new_zeros(()))
+    return sum((w * logits for w, logits in zip(weights.unbind(), each, strict=True)), each[0].new_zeros(()))
+
+
+def synthesizer_dense(
+    q: Tensor,
+    v: Tensor,
+    dense: Tables,
+    *,
+    rectify: bool = True,
+    positions: Tensor | None = None,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Dense Synthesizer: y_t = sum_s softmax_s(W2 relu(q_t) + b2)_s v_s in each head.
+
+    Args:
+        q: W1 x + b1, (B, T, H * e).
+        v: (B, T, D), D divisible by H.
+        dense: (W2,) or (W2, b2), (H, e, N) and (H, N), or with 1 in place of H.
+        rectify: False leaves the relu out.
+        positions: (B, T), where the tokens stand; default: 0..T-1.
+
+    Returns (B, T, D). Time O(T N e H + T^2 D).
+    """
+    rows, cols = _places("synthesizer_dense", v, dense[0].shape[-1], positions)
+    _check_hidden("synthesizer_dense", q, v, dense[0])
+    return synthesize(dense_logits(q, dense, rows, cols, rectify=rectify), v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
+
+
+def synthesizer_random(
+    v: Tensor,
+    w: Tensor,
+    *,
+    positions: Tensor | None = None,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Random Synthesizer: y_t = sum_s softmax_s(R_ts) v_s in each head. w is R, (H, N, N) or (1, N, N). The rest as in ``synthesizer_dense``."""
+    rows, cols = _places("synthesizer_random", v, w.shape[-1], positions)
+    return synthesize(random_logits(v, (w,), rows, cols), v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
+
+
+def synthesizer_factorized_dense(
+    q: Tensor,
+    v: Tensor,
+    factorized_dense: Tables,
+    *,
+    rectify: bool = True,
+    positions: Tensor | None = None,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Factorised Dense Synthesizer: the dense one with the logits of ``factorized_dense_logits``. Other arguments as in ``synthesizer_dense``."""
+    of_a, of_b = factorized_dense[:2]
+    rows, cols = _places("synthesizer_factorized_dense", v, of_a.shape[-1] * of_b.shape[-1], positions)
+    _check_hidden("synthesizer_factorized_dense", q, v, of_a)
+    logits = factorized_dense_logits(q, factorized_dense, rows, cols, rectify=rectify)
+    return synthesize(logits, v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
+
+
+def synthesizer_factorized_random(
+    v: Tensor,
+    w: Tables,
+    *,
+    positions: Tensor | None = None,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Factorised Random Synthesizer: R = R1 R2^T. w is (R1, R2), each (H, N, k). Other arguments as in ``synthesizer_random``."""
+    rows, cols = _places("synthesizer_factorized_random", v, w[1].shape[-2], positions)
+    return synthesize(factorized_random_logits(v, w, rows, cols), v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
+
+
+def synthesizer_mixture(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    alpha: Tensor,
+    dense: Tables,
+    random: Tables,
+    factorized_dense: Tables,
+    factorized_random: Tables,
+    *,
+    parts: Sequence[str],
+    heads: int,
+    join: str = "softmax",
+    scale: float | None = None,
+    positions: Tensor | None = None,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Mixture of Synthesizers: y_t = sum_s softmax_s(sum_i a_i S_i)_s v_s, mixed as logits, before the softmax.
+
+    Args:
+        q: (B, T, heads * e), read by "attention", "dense" (as its hidden layer before the relu) and "factorized_dense"; otherwise only its shape counts.
+        k: (B, T, heads * e), read by "attention": S = scale q . k, default scale 1 / sqrt(e).
+        alpha: (parts,) for ``join="softmax"``: a = softmax(alpha); (1,) for "gated": 1 - a for "attention", a for every other, a = sigmoid(alpha);
+            "plus" reads none: a = 1.
+        dense, random, factorized_dense, factorized_random: tables as in the forms of these names, () for those not in ``parts``.
+    """
+    tables = {"dense": dense, "random": random, "factorized_dense": factorized_dense, "factorized_random": factorized_random}
+    if join not in JOINS or not parts or any(part != "attention" and len(tables.get(part, ())) == 0 for part in parts):
+        raise MixerError(
+            f"synthesizer_mixture: parts={tuple(parts)}, join={join!r}; each part must be 'attention' or come with its tables, join one of {JOINS}."
+        )
+    covered = [_covered(part, tables[part]) for part in parts if part != "attention"]
+    rows, cols = _places("synthesizer_mixture", v, min([v.shape[1], *covered]), positions)
+    keys = k if key_mask is None else torch.where(key_mask[..., None], k, 0.0)
+    logits = mixture_logits(q, keys, alpha, tables, rows, cols, parts=parts, join=join, heads=heads, scale=scale)
+    return synthesize(logits, v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
+
+
+def _covered(name: str, tables: Tables) -> int:
+    """How many positions the columns of these tables cover."""
+    if name == "factorized_dense":
+        return tables[0].shape[-1] * tables[1].shape[-1]
+    return tables[1].shape[-2] if name == "factorized_random" else tables[0].shape[-1]
+
+
+def _wide(a: Tensor) -> Tensor:
+    return a.to(torch.promote_types(a.dtype, torch.float32))
+
+
+def _hidden(q: Tensor, width: int, rectify: bool) -> Tensor:
+    """(B, T, H, e), after the relu."""
+    hidden = _wide(q).unflatten(-1, (-1, width))
+    return F.relu(hidden) if rectify else hidden
+
+
+def _mapped(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The second layer in each head: (B, T, H, e) by (H, e, n) -> (B, H, T, n)."""
+    equation = "bthe,hen->bhtn"
+    if weight.shape[0] == 1:
+        equation, weight = "bthe,en->bhtn", weight[0]
+    y = torch.einsum(equation, hidden, weight.to(hidden.dtype))
+    return y if bias is None else y + bias[:, None].to(y.dtype)
+
+
+def _columns(logits: Tensor, cols: Place) -> Tensor:
+    """The columns (B, H, T, S) of the keys' positions."""
+    if not isinstance(cols, Tensor):
+        return logits[..., :cols]
+    return logits.gather(-1, cols[:, None, None].expand(*logits.shape[:3], cols.shape[1]).long())
+
+
+def _dot_logits(q: Tensor, k: Tensor, heads: int, scale: float | None) -> Tensor:
+    qh, kh = (_wide(a).unflatten(-1, (heads, -1)).transpose(1, 2) for a in (q, k))
+    return (qh * (qh.shape[-1] ** -0.5 if scale is None else scale)) @ kh.transpose(-1, -2)
+
+
+def _places(who: str, v: Tensor, covered: int, positions: Tensor | None) -> tuple[Place, Place]:
+    """Where queries and keys stand: the length where each token stands at its index."""
+    if v.ndim != 3 or v.shape[1] > covered:
+        raise MixerError(f"{who}: the tables cover {covered} positions and v should be (B, T, D) with T up to that, got {tuple(v.shape)}.")
+    return (v.shape[1], v.shape[1]) if positions is None else (positions, positions)
+
+
+def _check_hidden(who: str, q: Tensor, v: Tensor, weight: Tensor) -> None:
+    width = weight.shape[-2]
+    if q.ndim != 3 or q.shape[:2] != v.shape[:2] or q.shape[-1] % width or weight.shape[0] not in (1, q.shape[-1] // width):
+        raise MixerError(f"{who}: expects q (B, T, H * e) beside v {tuple(v.shape)} and tables of (H, e, .), got {tuple(q.shape)} and {tuple(weight.shape)}.")

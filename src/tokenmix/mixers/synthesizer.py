@@ -1,0 +1,303 @@
+"""The Synthesizer family (Tay et al. 2020, "Synthesizer: Rethinking Self-Attention for Transformer Models", arXiv:2005.00743, ICML 2021) as layers.
+
+Positions are 0..max_len - 1: a row of the logits belongs to the query's position, a column to the key's.
+None of them takes a context: the paper keeps dot products there.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .. import functional as F
+from ..functional import synthesizer as synth
+from . import synthesizer_parts as parts_of
+from .base import About, Mixer
+from .cost import MixingCost
+from .synthesizer_parts import Part
+
+_PAPER = "Tay et al. 2020, arXiv 2005.00743"
+
+
+def _cost(part: Part, T: int, heads: int, inner: int, kept: int) -> MixingCost:
+    """Of one kind of logits: the logits, their softmax times the values, and ``kept`` numbers beside."""
+    flops, counted = part.flops(T)
+    return MixingCost(
+        flops=flops + 2 * T * T * inner,
+        counted=counted + 2 * T * T * inner,
+        activations=4 * (part.logit_size(T) + part.kept(T) + kept),
+        state=(4 * inner + 9) * T + 8,
+    )
+
+
+class SynthesizerDense(Mixer):
+    """y_t = W_o [sum_s softmax_s(W2 relu(W1 x_t + b1) + b2)_s v_s] in each head: the token alone says whom it attends, by position.
+
+    Args:
+        max_len: N, positions the logits cover.
+        heads, head_dim: number of heads and features in each, default dim / heads.
+        hidden: width of relu(W1 x + b1) in each head, default head_dim; 0: no first layer, W2 reads the head's dim / heads features of x.
+        share_heads: one W2 for all heads, as in the official code.
+        bias: whether there is b2.
+
+    Parameters: q_proj (W1, b1), v_proj, out_proj, logits.weight (W2: heads, hidden, max_len) and logits.bias. The streaming state is the history of values.
+    """
+
+    supports_causal = supports_streaming = supports_attn_mask = True
+    about = About(_PAPER, "synthetic", "T^2 D", "T^2 H")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        max_len: int,
+        causal: bool = False,
+        heads: int = 8,
+        head_dim: int | None = None,
+        hidden: int | None = None,
+        share_heads: bool = False,
+        bias: bool = True,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal, max_len=max_len)
+        width = parts_of.head_width(self, heads, head_dim)
+        if hidden is not None and (not isinstance(hidden, int) or hidden < 0 or (hidden == 0 and dim % heads)):
+            self.refuse(f"hidden must be an integer >= 1, or 0 for no first layer with heads={heads} dividing dim={dim}, got {hidden!r}")
+        self.heads, self.inner, self.rectify = heads, heads * width, hidden != 0
+        each = width if hidden is None else hidden or dim // heads
+        self.register_module("q_proj", nn.Linear(dim, heads * each, bias=qkv_bias) if self.rectify else None)
+        self.v_proj = nn.Linear(dim, self.inner, bias=qkv_bias)
+        self.out_proj = nn.Linear(self.inner, dim, bias=out_bias)
+        self.logits = parts_of.DenseTables(heads, share_heads, each, max_len, bias=bias)
+
+    def resize(self, max_len: int) -> None:
+        """Interpolate W2 and b2 to another number of positions."""
+        parts_of.resize_part(self, [self.logits], max_len)
+
+    def _queries(self, x):
+        return x if self.q_proj is None else self.q_proj(x)
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.synthesizer_dense`` for this input: (positional, keyword)."""
+        options = {"rectify": self.rectify, "positions": parts_of.places_of(x, positions, key_mask)}
+        args = self._queries(x), self.v_proj(x), self.logits.tables()
+        return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.synthesizer_dense(*args, **options))
+
+    def mixing_cost(self, T):
+        return _cost(self.logits, T, self.heads, self.inner, (self.dim + 3 * self.inner) * T)
+
+    @staticmethod
+    def largest_logit(args, options):
+        q, _, dense = args
+        return float(synth.dense_logits(q, dense, 0, dense[0].shape[-1], rectify=options["rectify"]).detach().abs().max())
+
+    def empty_state(self, batch_size, *, device, dtype):
+        return parts_of.empty_history(batch_size, self.inner, device=device, dtype=dtype)
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        at, state = parts_of.remember(self, x, state, positions, key_mask)
+        logits = synth.dense_logits(self._queries(x), self.logits.tables(), at, state.places, rectify=self.rectify)
+        return parts_of.read(self, x, state, logits), state
+
+
+class SynthesizerRandom(Mixer):
+    """y_t = W_o [sum_s softmax_s(R_ts) v_s] in each head: the weights depend on positions alone.
+
+    Args:
+        max_len: N, positions R covers.
+        trainable: False freezes R as it is drawn ("Fix" of the paper); it is then a buffer, saved with the rest, and no parameter.
+        init_std: R ~ N(0, init_std). Default 0.02, which starts near the mean of the values; 1.0 where R is frozen, which would otherwise stay that mean.
+        share_heads: one R for all heads.
+        heads, head_dim: as in SynthesizerDense.
+
+    Parameters: v_proj, out_proj, logits.weight (R: heads, max_len, max_len). Without masks the softmax is taken once for the whole batch.
+    """
+
+    supports_causal = supports_streaming = supports_attn_mask = True
+    about = About(_PAPER, "synthetic", "T^2 D", "T^2 H")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        max_len: int,
+        causal: bool = False,
+        heads: int = 8,
+        head_dim: int | None = None,
+        trainable: bool = True,
+        init_std: float | None = None,
+        share_heads: bool = False,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal, max_len=max_len)
+        self.heads, self.inner = heads, heads * parts_of.head_width(self, heads, head_dim)
+        init_std = (0.02 if trainable else 1.0) if init_std is None else init_std
+        parts_of.check_positive(self, init_std=init_std)
+        self.v_proj = nn.Linear(dim, self.inner, bias=qkv_bias)
+        self.out_proj = nn.Linear(self.inner, dim, bias=out_bias)
+        self.logits = parts_of.RandomTable(heads, share_heads, max_len, init_std=init_std, trainable=trainable)
+
+    def resize(self, max_len: int) -> None:
+        """Interpolate R to another number of positions."""
+        parts_of.resize_part(self, [self.logits], max_len)
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.synthesizer_random`` for this input: (positional, keyword)."""
+        options = {"positions": parts_of.places_of(x, positions, key_mask), "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        return (self.v_proj(x), self.logits.weight), options
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.synthesizer_random(*args, **options))
+
+    def mixing_cost(self, T):
+        return _cost(self.logits, T, self.heads, self.inner, (self.dim + 2 * self.inner) * T)
+
+    @staticmethod
+    def largest_logit(args, options):
+        return float(args[1].detach().abs().max())
+
+    def empty_state(self, batch_size, *, device, dtype):
+        return parts_of.empty_history(batch_size, self.inner, device=device, dtype=dtype)
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        at, state = parts_of.remember(self, x, state, positions, key_mask)
+        return parts_of.read(self, x, state, synth.random_logits(x, self.logits.tables(), at, state.places)), state
+
+
+class SynthesizerFactorizedDense(Mixer):
+    """The dense form with C_i[j] = A_i[j mod a] B_i[j div a], A and B of a and b = ceil(max_len / a) numbers made from relu(W1 x + b1).
+
+    Args:
+        factor: a, default about sqrt(max_len). One factor is tiled and the other repeated, so that all max_len logits differ.
+        max_len, heads, head_dim, hidden, share_heads, bias: as in SynthesizerDense; hidden=0 is not offered.
+
+    Parameters: q_proj (W1, b1, which A and B share), v_proj, out_proj, logits.weight_a, weight_b, bias_a, bias_b. Fewer parameters; time and
+    memory stay those of a softmax over T x T logits.
+    """
+
+    supports_causal = supports_streaming = supports_attn_mask = True
+    about = About(_PAPER, "synthetic", "T^2 D", "T^2 H")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        max_len: int,
+        causal: bool = False,
+        heads: int = 8,
+        head_dim: int | None = None,
+        hidden: int | None = None,
+        factor: int | None = None,
+        share_heads: bool = False,
+        bias: bool = True,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal, max_len=max_len)
+        width = parts_of.head_width(self, heads, head_dim)
+        each, factor = width if hidden is None else hidden, parts_of.near_root(max_len) if factor is None else factor
+        parts_of.check_integers(self, hidden=each, factor=factor)
+        self.heads, self.inner = heads, heads * width
+        self.q_proj = nn.Linear(dim, heads * each, bias=qkv_bias)
+        self.v_proj = nn.Linear(dim, self.inner, bias=qkv_bias)
+        self.out_proj = nn.Linear(self.inner, dim, bias=out_bias)
+        self.logits = parts_of.FactorizedDenseTables(heads, share_heads, each, max_len, factor=factor, bias=bias)
+
+    def resize(self, max_len: int) -> None:
+        """Interpolate B to another number of positions; a stays."""
+        parts_of.resize_part(self, [self.logits], max_len)
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.synthesizer_factorized_dense`` for this input: (positional, keyword)."""
+        options = {"positions": parts_of.places_of(x, positions, key_mask), "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        return (self.q_proj(x), self.v_proj(x), self.logits.tables()), options
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.synthesizer_factorized_dense(*args, **options))
+
+    def mixing_cost(self, T):
+        return _cost(self.logits, T, self.heads, self.inner, (self.dim + 3 * self.inner) * T)
+
+    @staticmethod
+    def largest_logit(args, options):
+        q, _, tables = args
+        return float(synth.factorized_dense_logits(q, tables, 0, tables[0].shape[-1] * tables[1].shape[-1]).detach().abs().max())
+
+    def empty_state(self, batch_size, *, device, dtype):
+        return parts_of.empty_history(batch_size, self.inner, device=device, dtype=dtype)
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        at, state = parts_of.remember(self, x, state, positions, key_mask)
+        return parts_of.read(self, x, state, synth.factorized_dense_logits(self.q_proj(x), self.logits.tables(), at, state.places)), state
+
+
+class SynthesizerFactorizedRandom(Mixer):
+    """The random form with R = R1 R2^T of rank k, 2 max_len k numbers per head.
+
+    Args:
+        rank: k.
+        init_std: standard deviation of the entries of R at the start; R1 and R2 are drawn with sqrt(init_std / sqrt(rank)).
+        max_len, heads, head_dim, share_heads: as in SynthesizerRandom.
+
+    Parameters: v_proj, out_proj, logits.r1, logits.r2 (heads, max_len, rank). Fewer parameters; time and memory stay those of softmax over T x T logits.
+    """
+
+    supports_causal = supports_streaming = supports_attn_mask = True
+    about = About(_PAPER, "synthetic", "T^2 D", "T^2 H")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        max_len: int,
+        causal: bool = False,
+        heads: int = 8,
+        head_dim: int | None = None,
+        rank: int = 8,
+        init_std: float = 0.02,
+        share_heads: bool = False,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal, max_len=max_len)
+        self.heads, self.inner = heads, heads * parts_of.head_width(self, heads, head_dim)
+        parts_of.check_integers(self, rank=rank)
+        parts_of.check_positive(self, init_std=init_std)
+        self.v_proj = nn.Linear(dim, self.inner, bias=qkv_bias)
+        self.out_proj = nn.Linear(self.inner, dim, bias=out_bias)
+        self.logits = parts_of.FactorizedRandomTables(heads, share_heads, max_len, rank=rank, init_std=init_std)
+
+    def resize(self, max_len: int) -> None:
+        """Interpolate R1 and R2 to another number of positions."""
+        parts_of.resize_part(self, [self.logits], max_len)
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.synthesizer_factorized_random`` for this input: (positional, keyword)."""
+        options = {"positions": parts_of.places_of(x, positions, key_mask), "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        return (self.v_proj(x), self.logits.tables()), options
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.synthesizer_factorized_random(*args, **options))
+
+    def mixing_cost(self, T):
+        return _cost(self.logits, T, self.heads, self.inner, (self.dim + 2 * self.inner) * T)
+
+    @staticmethod
+    def largest_logit(args, options):
+        r1, r2 = args[1]
+        return float((r1 @ r2.mT).detach().abs().max())
+
+    def empty_state(self, batch_size, *, device, dtype):
+        return parts_of.empty_history(batch_size, self.inner, device=device, dtype=dtype)
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        at, state = parts_of.remember(self, x, state, positions, key_mask)
+        return parts_of.read(self, x, state, synth.factorized_random_logits(x, self.logits.tables(), at, state.places)), state

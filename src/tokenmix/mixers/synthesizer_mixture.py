@@ -1,0 +1,148 @@
+"""Mixtures of Synthesizers, attention among them, joined as logits before one softmax (Tay et al. 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as F
+from ..functional import synthesizer as synth
+from . import synthesizer_parts as parts_of
+from .base import About, Mixer
+from .cost import MixingCost
+from .synthesizer_parts import SynthesizerKeysState
+
+PARTS = ("attention", *synth.LOGITS)
+
+
+class SynthesizerMixture(Mixer):
+    """y_t = W_o [sum_s softmax_s(sum_i a_i S_i)_s v_s] in each head, the S_i any of the synthetic logits and those of attention.
+
+    Args:
+        parts: names of the S_i, any of "attention", "dense", "random", "factorized_dense", "factorized_random"; by default the paper's best.
+        join: "softmax": a = softmax(alpha), alpha starts at 0 (the paper); "gated": 1 - a for attention and a = sigmoid(alpha) for all others
+            ("plus alpha" of the official code); "plus": the plain sum.
+        scale: factor on the logits of attention only, default 1 / sqrt(head width); the official code has 1.
+        rank: of "factorized_random". factor: of "factorized_dense". init_std: of "random" and "factorized_random".
+        max_len, heads, head_dim, share_heads, bias: as in the single forms.
+
+    Parameters: q_proj if attention or a dense form takes part (they share it: queries are the hidden layer before the relu, as in the official code), k_proj if
+    attention does, v_proj, out_proj, alpha, and each part's tables under its name. The streaming state is the history of values, and of keys with attention.
+    """
+
+    supports_causal = supports_streaming = supports_attn_mask = True
+    about = About("Tay et al. 2020, arXiv 2005.00743", "synthetic", "T^2 D", "T^2 H")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        max_len: int,
+        causal: bool = False,
+        parts: Sequence[str] = ("random", "attention"),
+        join: str = "softmax",
+        heads: int = 8,
+        head_dim: int | None = None,
+        scale: float | None = None,
+        rank: int = 8,
+        factor: int | None = None,
+        init_std: float = 0.02,
+        share_heads: bool = False,
+        bias: bool = True,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal, max_len=max_len)
+        self.parts, self.join, self.heads, self.scale = tuple(parts), join, heads, scale
+        self._check_parts()
+        width, factor = parts_of.head_width(self, heads, head_dim), parts_of.near_root(max_len) if factor is None else factor
+        parts_of.check_integers(self, rank=rank, factor=factor)
+        parts_of.check_positive(self, init_std=init_std)
+        self.inner = heads * width
+        asks, keys = set(self.parts) - {"random", "factorized_random"}, "attention" in self.parts
+        self.register_module("q_proj", nn.Linear(dim, self.inner, bias=qkv_bias) if asks else None)
+        self.register_module("k_proj", nn.Linear(dim, self.inner, bias=qkv_bias) if keys else None)
+        self.v_proj = nn.Linear(dim, self.inner, bias=qkv_bias)
+        self.out_proj = nn.Linear(self.inner, dim, bias=out_bias)
+        make = {
+            "dense": lambda: parts_of.DenseTables(heads, share_heads, width, max_len, bias=bias),
+            "random": lambda: parts_of.RandomTable(heads, share_heads, max_len, init_std=init_std),
+            "factorized_dense": lambda: parts_of.FactorizedDenseTables(heads, share_heads, width, max_len, factor=factor, bias=bias),
+            "factorized_random": lambda: parts_of.FactorizedRandomTables(heads, share_heads, max_len, rank=rank, init_std=init_std),
+        }
+        for name in synth.LOGITS:
+            self.register_module(name, make[name]() if name in self.parts else None)
+        count = {"softmax": len(self.parts), "gated": 1, "plus": 0}[join]
+        self.alpha = nn.Parameter(torch.empty(count)) if count else None
+        self.init_parameters()
+
+    def _check_parts(self) -> None:
+        known = set(self.parts) <= set(PARTS) and len(set(self.parts)) == len(self.parts)
+        if not self.parts or not known:
+            self.refuse(f"parts must be some of {', '.join(PARTS)}, each once, got {self.parts}")
+        if self.join not in synth.JOINS:
+            self.refuse(f"join must be one of {', '.join(synth.JOINS)}, got {self.join!r}")
+        if self.join == "gated" and ("attention" not in self.parts or len(self.parts) < 2):
+            self.refuse(f"join='gated' weighs attention against the other parts and needs both, got parts={self.parts}; use join='softmax'")
+
+    def init_parameters(self) -> None:
+        """Start with equal weights."""
+        if self.alpha is not None:
+            nn.init.zeros_(self.alpha)
+
+    def _tables(self) -> dict[str, synth.Tables]:
+        return {name: () if self._modules[name] is None else self._modules[name].tables() for name in synth.LOGITS}  # type: ignore[union-attr, operator]
+
+    def _weights(self, x: Tensor) -> Tensor:
+        return x.new_zeros(0) if self.alpha is None else self.alpha
+
+    def resize(self, max_len: int) -> None:
+        """Interpolate every table to another number of positions."""
+        parts_of.resize_part(self, [self._modules[name] for name in synth.LOGITS if name in self.parts], max_len)  # type: ignore[misc]
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.synthesizer_mixture`` for this input: (positional, keyword)."""
+        v = self.v_proj(x)
+        q = x if self.q_proj is None else self.q_proj(x)
+        k = v if self.k_proj is None else self.k_proj(x)
+        options = {"parts": self.parts, "heads": self.heads, "join": self.join, "scale": self.scale, "positions": parts_of.places_of(x, positions, key_mask)}
+        args = q, k, v, self._weights(x), *self._tables().values()
+        return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.synthesizer_mixture(*args, **options))
+
+    def mixing_cost(self, T):
+        D, one, made = self.inner, self.heads * T * T, [self._modules[name] for name in synth.LOGITS if name in self.parts]
+        products = 2 * T * T * D * (2 if "attention" in self.parts else 1) + sum(part.flops(T)[1] for part in made)  # type: ignore[union-attr, operator]
+        aside = sum(part.flops(T)[0] - part.flops(T)[1] for part in made)  # type: ignore[union-attr, operator]
+        joins = 2 * one * len(self.parts)
+        kept = sum(part.kept(T) for part in made)  # type: ignore[union-attr, operator]
+        if self.alpha is not None:  # its gradient needs each part's logits
+            fresh = {"dense": one, "attention": one, "factorized_dense": one, "factorized_random": one, "random": 0}
+            kept += sum(fresh[part] for part in self.parts)
+        streams = 4 * D * (2 if "attention" in self.parts else 1) + 9
+        linear = (self.dim + 3 * D + (2 * D if "attention" in self.parts else 0)) * T
+        return MixingCost(flops=products + aside + joins, counted=products, activations=4 * (one + kept + linear), state=streams * T + 8)
+
+    @staticmethod
+    def largest_logit(args, options):
+        q, k, _, alpha, *tables = (tuple(b.detach() for b in a) if isinstance(a, tuple) else a.detach() for a in args)
+        how = {"join": "plus", "heads": options["heads"], "scale": options["scale"]}
+        named, n = dict(zip(synth.LOGITS, tables, strict=True)), q.shape[1]
+        return sum(float(synth.mixture_logits(q, k, alpha, named, n, n, parts=[part], **how).abs().max()) for part in options["parts"])
+
+    def empty_state(self, batch_size, *, device, dtype):
+        state = parts_of.empty_history(batch_size, self.inner, device=device, dtype=dtype)
+        return SynthesizerKeysState(state.values.clone(), *state) if "attention" in self.parts else state
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        at, state = parts_of.remember(self, x, state, positions, key_mask)
+        q = x if self.q_proj is None else self.q_proj(x)
+        keys = torch.where(state.live[..., None], state.keys, 0.0).to(q.dtype) if "attention" in self.parts else q
+        how = {"parts": self.parts, "join": self.join, "heads": self.heads, "scale": self.scale}
+        logits = synth.mixture_logits(q, keys, self._weights(x), self._tables(), at, state.places, **how)
+        return parts_of.read(self, x, state, logits), state
