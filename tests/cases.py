@@ -36,6 +36,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     # linear
     # local and other patterns
     # low rank
+    "linformer": ("linformer", {"max_len": 13, "rank": 3, "heads": 2}),
+    "linformer-heads": ("linformer", {"max_len": 12, "rank": 4, "heads": 4, "sharing": "none", "qkv_bias": False, "out_bias": False}),
+    "linformer-layers": ("linformer", {"max_len": 13, "rank": 3, "heads": 1, "sharing": "layerwise"}),
+    "nystrom": ("nystrom", {"landmarks": 4, "heads": 2}),
+    "nystrom-conv": ("nystrom", {"landmarks": 3, "heads": 4, "iterations": 2, "conv_kernel": 3, "qkv_bias": False}),
+    "memory_compressed": ("memory_compressed", {"heads": 2, "block": 3}),
+    "memory_compressed-local": ("memory_compressed", {"heads": 4, "block": 4, "mode": "local", "qkv_bias": False}),
+    "set": ("set", {"points": 3, "heads": 2, "qkv_bias": False}),
+    "set-mab": ("set", {"points": 4, "heads": 4, "inner": "mab"}),
     # gated, convolutional and MLP
     # content-sorted
     # memory

@@ -19,6 +19,10 @@ from .base import merge as merge
 from .base import reorder as reorder
 from .base import state_bytes as state_bytes
 from .cost import Cost as Cost
+from .linformer import Linformer
+from .memory_compressed import MemoryCompressed
+from .nystrom import Nystrom
+from .set import InducedSet
 
 MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
@@ -32,6 +36,10 @@ MIXERS: dict[str, type[Mixer]] = {
     # linear
     # local and other patterns
     # low rank
+    "linformer": Linformer,
+    "nystrom": Nystrom,
+    "memory_compressed": MemoryCompressed,
+    "set": InducedSet,
     # gated, convolutional and MLP
     # content-sorted
     # memory
