@@ -39,7 +39,8 @@ def memory_compressed(
         conv: (W_k, W_v, b_k, b_v) with weights (D, D, b); empty in mode "local".
         positions: (B, T). Default: index minus the index of the row's first True key.
 
-    A block without a live token is not attended; with nothing to attend, and in front of the row's first token, the result is 0. The convolutions are summed in float64.
+    A block without a live token is not attended; with nothing to attend, and in front of the row's first token, the result is 0.
+    The convolutions are summed in float64.
     Time O(T b D), or O(T D (D + T / b)) compressed; with explicit positions O(T^2 D).
     """
     _check(q, k, v, conv, heads, block, mode)
@@ -185,7 +186,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor, conv: Conv, heads: int, block: int, 
     if D % heads or block < 1 or k.shape != q.shape or v.shape != q.shape:
         raise MixerError(f"memory_compressed: expects q, k and v alike, heads={heads} to divide D={D}, and block={block} >= 1.")
     if len(conv) != (4 if mode == "compressed" else 0) or any(w.shape != (D, D, block) for w in conv[:2]):
-        raise MixerError(f"memory_compressed: mode={mode!r} takes {'two weights ' + str((D, D, block)) + ' and two biases' if mode == 'compressed' else 'no conv'}.")
+        raise MixerError(
+            f"memory_compressed: mode={mode!r} takes {'two weights ' + str((D, D, block)) + ' and two biases' if mode == 'compressed' else 'no conv'}."
+        )
 
 
 def _wide(q: Tensor) -> torch.dtype:

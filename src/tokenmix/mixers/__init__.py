@@ -23,6 +23,7 @@ from .linformer import Linformer
 from .memory_compressed import MemoryCompressed
 from .nystrom import Nystrom
 from .set import InducedSet
+from .spatial_reduction import SpatialReduction
 
 MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
@@ -39,6 +40,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "linformer": Linformer,
     "nystrom": Nystrom,
     "memory_compressed": MemoryCompressed,
+    "spatial_reduction": SpatialReduction,
     "set": InducedSet,
     # gated, convolutional and MLP
     # content-sorted

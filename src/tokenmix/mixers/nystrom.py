@@ -1,4 +1,4 @@
-"""Nyströmformer's attention (Xiong et al. 2021, "Nyströmformer: A Nyström-Based Algorithm for Approximating Self-Attention", arXiv:2102.03902) as a layer."""
+"""Nyström attention (Xiong et al. 2021, "Nyströmformer", arXiv:2102.03902) as a layer."""
 
 from __future__ import annotations
 

@@ -55,7 +55,9 @@ class InducedSet(Mixer):
         self.point_k_proj = nn.Linear(dim, dim, bias=qkv_bias)
         self.point_v_proj = nn.Linear(dim, dim, bias=qkv_bias)
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
-        self.norm_1, self.feed, self.norm_2 = (nn.LayerNorm(dim), nn.Linear(dim, dim), nn.LayerNorm(dim)) if inner == "mab" else (None, None, None)
+        self.norm_1 = nn.LayerNorm(dim) if inner == "mab" else None
+        self.feed = nn.Linear(dim, dim) if inner == "mab" else None
+        self.norm_2 = nn.LayerNorm(dim) if inner == "mab" else None
         self.points = nn.Parameter(torch.empty(points, dim))
         self.init_parameters()
 

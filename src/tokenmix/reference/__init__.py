@@ -9,3 +9,4 @@ from .linformer import linformer as linformer
 from .memory_compressed import memory_compressed as memory_compressed
 from .nystrom import nystrom as nystrom
 from .set import induced_set as induced_set
+from .spatial_reduction import spatial_reduction as spatial_reduction

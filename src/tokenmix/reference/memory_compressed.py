@@ -18,18 +18,18 @@ def memory_compressed(q, k, v, conv=(), *, heads: int, block: int, mode: str = "
         short = {j: _convolved(k[b], v[b], conv, [(s, place[s]) for s in live if cell[s] == j]) for j in {cell[s] for s in live}} if conv else {}
         for t in range(T):
             own = [s for s in live if cell[s] == cell[t] and (mask is None or bool(mask[b, t, s]))]
-            seen = [(k[b, s], v[b, s]) for s in own] if mode == "local" or causal_taps else []
+            seen: list[tuple[Tensor, ...]] = [(k[b, s], v[b, s]) for s in own] if mode == "local" or causal_taps else []
             seen += [short[j] for j in sorted(short) if not causal_taps or j < cell[t]]
             rows.append(_attend(q[b, t], seen if positions is not None or t >= first else [], heads))
     return torch.stack(rows).view_as(q)
 
 
-def _convolved(k: Tensor, v: Tensor, conv: tuple[Tensor, ...], tokens: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+def _convolved(k: Tensor, v: Tensor, conv: tuple[Tensor, ...], tokens: list[tuple[int, int]]) -> tuple[Tensor, ...]:
     """Kernel = stride: sum_i W_i x_i + b over the tokens of one block."""
     return tuple(sum((w[:, :, i] @ a[s] for s, i in tokens), bias) for a, w, bias in zip((k, v), conv[:2], conv[2:], strict=True))
 
 
-def _attend(q: Tensor, seen: list[tuple[Tensor, Tensor]], heads: int) -> Tensor:
+def _attend(q: Tensor, seen: list[tuple[Tensor, ...]], heads: int) -> Tensor:
     """softmax(q . k / sqrt(e)) v, head by head; 0 over nothing."""
     if not seen:
         return torch.zeros_like(q)

@@ -28,7 +28,8 @@ def nystrom(q, k, v, taps, *, heads: int, landmarks: int, iterations: int = 6, p
 
 def _means(q: Tensor, k: Tensor, tokens: list[tuple[int, int]], m: int) -> tuple[Tensor, Tensor]:
     """The landmarks: means over the segments floor(p m / L) of positions that hold a token."""
-    length, groups = max(p for _, p in tokens) + 1, {}
+    length = max(p for _, p in tokens) + 1
+    groups: dict[int, list[int]] = {}
     for s, p in tokens:
         groups.setdefault(p * m // length, []).append(s)
     order = [groups[j] for j in sorted(groups)]
