@@ -77,6 +77,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "rfa-arccos": ("rfa", {"heads": 2, "num_features": 9, "feature": "arccos", "gate": True}),
     # local and other patterns
     # low rank
+    "linformer": ("linformer", {"max_len": 13, "rank": 3, "heads": 2}),
+    "linformer-heads": ("linformer", {"max_len": 12, "rank": 4, "heads": 4, "sharing": "none", "qkv_bias": False, "out_bias": False}),
+    "linformer-layers": ("linformer", {"max_len": 13, "rank": 3, "heads": 1, "sharing": "layerwise"}),
+    "nystrom": ("nystrom", {"landmarks": 4, "heads": 2}),
+    "nystrom-conv": ("nystrom", {"landmarks": 3, "heads": 4, "iterations": 2, "conv_kernel": 3, "qkv_bias": False}),
+    "memory_compressed": ("memory_compressed", {"heads": 2, "block": 3}),
+    "memory_compressed-local": ("memory_compressed", {"heads": 4, "block": 4, "mode": "local", "qkv_bias": False}),
+    "spatial_reduction": ("spatial_reduction", {"ratio": 3, "heads": 2}),
+    "spatial_reduction-2d": ("spatial_reduction", {"ratio": 2, "ndim": 2, "heads": 2, "qkv_bias": False}),
+    "spatial_reduction-prefix": ("spatial_reduction", {"ratio": 2, "ndim": 2, "heads": 4}),
+    "set": ("set", {"points": 3, "heads": 2, "qkv_bias": False}),
+    "set-mab": ("set", {"points": 4, "heads": 4, "inner": "mab"}),
     # gated, convolutional and MLP
     # content-sorted
     # memory
@@ -87,6 +99,8 @@ GRIDS: dict[str, tuple[tuple[int, ...], int]] = {
     "aft_conv-2d": ((2, 5), 0),
     "aft_conv-2d-prefix": ((3, 4), 2),
     "aft_conv-3d": ((2, 2, 3), 0),
+    "spatial_reduction-2d": ((4, 2), 0),
+    "spatial_reduction-prefix": ((3, 5), 2),
 }
 """Case id -> (grid, prefix), for the cases that mix grids. These have no causal form."""
 

@@ -19,3 +19,8 @@ from .synthesizer import synthesizer_factorized_dense as synthesizer_factorized_
 from .synthesizer import synthesizer_factorized_random as synthesizer_factorized_random
 from .synthesizer import synthesizer_mixture as synthesizer_mixture
 from .synthesizer import synthesizer_random as synthesizer_random
+from .linformer import linformer as linformer
+from .memory_compressed import memory_compressed as memory_compressed
+from .nystrom import nystrom as nystrom
+from .set import induced_set as induced_set
+from .spatial_reduction import spatial_reduction as spatial_reduction

@@ -26,6 +26,11 @@ from .performer import Performer
 from .rfa import RFA
 from .synthesizer import SynthesizerDense, SynthesizerFactorizedDense, SynthesizerFactorizedRandom, SynthesizerRandom
 from .synthesizer_mixture import SynthesizerMixture
+from .linformer import Linformer
+from .memory_compressed import MemoryCompressed
+from .nystrom import Nystrom
+from .set import InducedSet
+from .spatial_reduction import SpatialReduction
 
 MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
@@ -53,6 +58,11 @@ MIXERS: dict[str, type[Mixer]] = {
     "rfa": RFA,
     # local and other patterns
     # low rank
+    "linformer": Linformer,
+    "nystrom": Nystrom,
+    "memory_compressed": MemoryCompressed,
+    "spatial_reduction": SpatialReduction,
+    "set": InducedSet,
     # gated, convolutional and MLP
     # content-sorted
     # memory

@@ -1,0 +1,54 @@
+"""Linformer (Wang et al. 2020, Eq. 7): keys and values shortened along time by learned matrices. Bidirectional only."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import MixerError
+from ._places import alive, default_places
+from .attention import attention
+
+
+def linformer(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    e: Tensor,
+    f: Tensor,
+    *,
+    heads: int,
+    positions: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """y_t = softmax(q_t (E K)^T / sqrt(d)) (F V) in each head of width d.
+
+    Args:
+        q: (B, T, D). k, v: (B, S, D).
+        e, f: (heads or 1, K, N), one column for each position of a key.
+        positions: (B, S), the column of each key, below N. Default: index minus the index of the row's first True key.
+
+    Masked keys add nothing to E K and F V; with no key at all both are 0, and so is the result. E K and F V are summed in float64. Time O((T + S) K D).
+    """
+    if e.shape[0] not in (1, heads) or f.shape[0] not in (1, heads) or q.shape[-1] % heads:
+        raise MixerError(f"linformer: heads={heads} needs e and f of 1 or {heads} matrices and divides D, got {tuple(e.shape)}, {tuple(f.shape)}.")
+    if k.shape[1] > e.shape[-1]:
+        raise MixerError(f"linformer: e has {e.shape[-1]} columns, got {k.shape[1]} keys.")
+    kc, vc = shortened(k, e, heads, positions, key_mask), shortened(v, f, heads, positions, key_mask)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return attention(q.to(wide), kc.to(wide), vc.to(wide), heads=heads, backend=backend).to(q.dtype)
+
+
+def shortened(k: Tensor, e: Tensor, heads: int, positions: Tensor | None, key_mask: Tensor | None) -> Tensor:
+    """E K: (B, S, D) and (heads or 1, K, N) -> (B, K, D), float64."""
+    B, S, D = k.shape
+    k = alive(k, key_mask).double()
+    if positions is None and key_mask is None:
+        e = e[..., :S]
+    else:
+        place = default_places(B, S, key_mask, k.device) if positions is None else positions
+        k = k.new_zeros(B, e.shape[-1], D).scatter_add(1, place.long()[..., None].expand(-1, -1, D), k)
+    if e.shape[0] == 1:
+        return e[0].double() @ k
+    return (e.double() @ k.unflatten(-1, (heads, -1)).transpose(1, 2)).transpose(1, 2).flatten(2)

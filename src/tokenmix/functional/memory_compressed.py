@@ -1,0 +1,195 @@
+"""Memory-compressed attention (Liu et al. 2018, section 4.2.3): inside blocks, or over keys and values shortened by a strided convolution."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import MixerError
+from ._places import alive, before, default_places, gathered, patches, rows_at, shifted, strided_conv, taps_of
+from .attention import attention
+
+Conv = tuple[Tensor, ...]  # (W_k, W_v, b_k, b_v): (D, D, b) and (D,)
+
+
+def memory_compressed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    conv: Conv = (),
+    *,
+    heads: int,
+    block: int,
+    mode: str = "compressed",
+    causal: bool = False,
+    positions: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Softmax attention of each token over few keys. Block j holds the positions j b .. j b + b - 1; positions are those of the row.
+
+    mode "local": y_t attends the tokens of its own block; causal: those up to t.
+    mode "compressed": y_t attends one key and one value for each block, W_k * k + b_k and W_v * v + b_v (kernel = stride = b, missing tokens are 0).
+        causal: one for each block before its own, and the tokens of its own block up to t as they are.
+
+    Args:
+        q, k, v: (B, T, D).
+        conv: (W_k, W_v, b_k, b_v) with weights (D, D, b); empty in mode "local".
+        positions: (B, T). Default: index minus the index of the row's first True key.
+
+    A block without a live token is not attended; with nothing to attend, and in front of the row's first token, the result is 0.
+    The convolutions are summed in float64.
+    Time O(T b D), or O(T D (D + T / b)) compressed; with explicit positions O(T^2 D).
+    """
+    _check(q, k, v, conv, heads, block, mode)
+    if q.shape[1] == 0:
+        return torch.zeros_like(q)
+    if positions is not None:
+        return _scattered(q, k, v, conv, heads=heads, block=block, causal=causal, positions=positions, key_mask=key_mask, backend=backend)
+    live, T = key_mask, q.shape[1]
+    if key_mask is not None:
+        live, q, k, v = shifted(key_mask, q, k, v)
+    k, v = alive(k, live), alive(v, live)
+    if mode == "local":
+        y = _blockwise(q, k, v, heads=heads, block=min(block, T), causal=causal, live=live, backend=backend)
+    else:
+        y = _compressed(q, k, v, conv, heads=heads, causal=causal, live=live, backend=backend)
+    if key_mask is None:
+        return y
+    started = (torch.arange(T, device=q.device) >= before(key_mask))[..., None]
+    return torch.where(started, rows_at(y, default_places(q.shape[0], T, key_mask, q.device)), 0.0)
+
+
+def _blockwise(q: Tensor, k: Tensor, v: Tensor, *, heads: int, block: int, causal: bool, live: Tensor | None, backend: str) -> Tensor:
+    """Every block a row of its own."""
+    B, T, _ = q.shape
+    extra = -T % block
+    if extra and live is None:
+        live = torch.ones(B, T, dtype=torch.bool, device=q.device)
+    cut = [patches(a, (T,), block).flatten(0, 1) for a in (q, k, v)]
+    mask = None if live is None else torch.nn.functional.pad(live, (0, extra)).view(-1, block)
+    y = attention(*cut, heads=heads, causal=causal, key_mask=mask, backend=backend)
+    return y.view(B, T + extra, y.shape[-1])[:, :T]
+
+
+def _compressed(q: Tensor, k: Tensor, v: Tensor, conv: Conv, *, heads: int, causal: bool, live: Tensor | None, backend: str) -> Tensor:
+    """Keys and values of blocks; in the causal form beside the block's own tokens, under one softmax."""
+    T = q.shape[1]
+    size = conv[0].shape[-1]
+    keys, values = (strided_conv(patches(a, (T,), size), w, b).to(_wide(q)) for a, w, b in zip((k, v), conv[:2], conv[2:], strict=True))
+    some = None if live is None else patches(live[..., None].to(q.dtype), (T,), size).amax((-2, -1)) > 0
+    if not causal:
+        return attention(q.to(_wide(q)), keys, values, heads=heads, key_mask=some, backend=backend).to(q.dtype)
+    own = [patches(a, (T,), size) for a in (q, k, v)]
+    near = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()[None, None]
+    if live is not None:
+        near = near & patches(live[..., None].to(q.dtype), (T,), size).mT.bool()
+    far = torch.ones(keys.shape[1], keys.shape[1], dtype=torch.bool, device=q.device).tril(-1)[None, :, None]
+    far = (far if some is None else far & some[:, None, None]).expand(-1, -1, size, -1)
+    y = _joint(own, (keys, values), near.expand(far.shape[0], far.shape[1], -1, -1), far, heads)
+    return y.flatten(1, 2)[:, :T].to(q.dtype)
+
+
+def _joint(own: list[Tensor], cells: tuple[Tensor, Tensor], near: Tensor, far: Tensor, heads: int) -> Tensor:
+    """One softmax over the tokens of the own block, own = q, k, v (B, n, b, D) where ``near`` allows, and over cells (B, n, D) where ``far`` does."""
+    q, k, v = (a.to(cells[0].dtype).unflatten(-1, (heads, -1)).movedim(-2, 1) for a in own)  # (B, heads, n, b, e)
+    keys, values = (a.unflatten(-1, (heads, -1)).transpose(1, 2) for a in cells)
+    q = q * q.shape[-1] ** -0.5
+    ahead = (q.flatten(2, 3) @ keys.mT).unflatten(2, q.shape[2:4])
+    keep = torch.cat([far, near], -1)
+    some = keep.any(-1, keepdim=True)
+    logits = torch.cat([ahead, q @ k.mT], -1).masked_fill(~(keep | ~some)[:, None], float("-inf"))
+    on_cells, on_own = torch.where(some[:, None], logits.softmax(-1), 0.0).split([keys.shape[2], k.shape[3]], -1)
+    y = (on_cells.flatten(2, 3) @ values).unflatten(2, q.shape[2:4]) + on_own @ v
+    return y.movedim(1, -2).flatten(-2)
+
+
+def _scattered(
+    q: Tensor, k: Tensor, v: Tensor, conv: Conv, *, heads: int, block: int, causal: bool, positions: Tensor, key_mask: Tensor | None, backend: str
+) -> Tensor:
+    """Tokens at any positions: pairs are compared."""
+    live = torch.ones(k.shape[:2], dtype=torch.bool, device=k.device) if key_mask is None else key_mask
+    k, v = alive(k, live), alive(v, live)
+    if not conv:
+        cell = cells_of(positions, block)[0]
+        near = cell[:, :, None] == cell[:, None]
+        return attention(q, k, v, heads=heads, causal=causal, key_mask=key_mask, attn_mask=near, backend=backend)
+    if causal:
+        nothing = Slots(k[:, :0], v[:, :0], live[:, :0], positions[:, :0])
+        return over_slots(q, nothing, (k, v, live, positions), conv, heads=heads, block=block, backend=backend)
+    cell, tap = cells_of(positions, block)
+    last, keys, values = gathered(cell, live, *(taps_of(a, tap, w) for a, w in zip((k, v), conv[:2], strict=True)))
+    keys, values = (keys + conv[2].double()).to(_wide(q)), (values + conv[3].double()).to(_wide(q))
+    return attention(q.to(_wide(q)), keys, values, heads=heads, key_mask=last, backend=backend).to(q.dtype)
+
+
+class Slots(NamedTuple):
+    """Sums over the tokens of blocks, without bias (B, n, D); which of them hold a live token (B, n); the number of each block (B, n)."""
+
+    keys: Tensor
+    values: Tensor
+    live: Tensor
+    cells: Tensor
+
+
+def over_slots(q: Tensor, slots: Slots, recent: tuple[Tensor, ...], conv: Conv, *, heads: int, block: int, backend: str = "auto") -> Tensor:
+    """The causal compressed form for the last L tokens (queries q) of ``recent`` (keys, values, live, positions), after the blocks in ``slots``.
+
+    The last slot may be of a block that goes on among the recent tokens, and these hold all of each query's own block.
+    """
+    k, v, live, places = recent
+    L, P, dtype = q.shape[1], k.shape[1], _wide(q)
+    k, v = alive(k, live), alive(v, live)
+    cell, tap = cells_of(places, block)
+    parts = (torch.cat([s[:, -1:].double(), taps_of(a, tap, w)], 1) for s, a, w in zip(slots[:2], (k, v), conv[:2], strict=True))
+    last, *sums = gathered(torch.cat([slots.cells[:, -1:], cell], 1), torch.cat([slots.live[:, -1:], live], 1), *parts)
+    far = [torch.cat([s[:, :-1].double(), new], 1) + b.double() for s, new, b in zip(slots[:2], sums, conv[2:], strict=True)]
+    n = far[0].shape[1]
+    mine = cell[:, P - L :, None]
+    far_ok = torch.cat([slots.live[:, :-1], last], 1)[:, None] & (torch.cat([slots.cells, cell], 1)[:, None] != mine)
+    near_ok = live[:, None] & (cell[:, None] == mine)
+    index = torch.cat([torch.full((n - P,), -1, device=q.device), torch.arange(P, device=q.device).repeat(2)])
+    ok = torch.cat([far_ok, near_ok], -1) & (index <= torch.arange(P - L, P, device=q.device)[:, None])
+    keys, values = torch.cat([far[0].to(dtype), k.to(dtype)], 1), torch.cat([far[1].to(dtype), v.to(dtype)], 1)
+    return attention(q.to(dtype), keys, values, heads=heads, attn_mask=ok, backend=backend).to(q.dtype)
+
+
+def folded(slots: Slots, old: tuple[Tensor, ...], conv: Conv, *, block: int, step: int) -> Slots:
+    """The slots after ``old`` tokens (keys, values, live, positions) joined them: one slot more for every ``step`` tokens.
+
+    ``step`` is the block where positions rise by 1, so that ``step`` tokens reach at most one new block, and 1 where they may jump.
+    """
+    k, v, live, places = old
+    cell, tap = cells_of(places, block)
+    cell, live = torch.cat([slots.cells[:, -1:], cell], 1), torch.cat([slots.live[:, -1:], live], 1)
+    parts = (alive(a, old[2]) for a in (k, v))
+    joined = [torch.cat([s[:, -1:].double(), taps_of(a, tap, w)], 1) for s, a, w in zip(slots[:2], parts, conv[:2], strict=True)]
+    label = cell[:, ::step]
+    member = (label[:, :, None] == cell[:, None]) & live[:, None]
+    unique = ~(label[:, :, None] == label[:, None]).triu(1).any(-1)
+    new = *((member.double() @ a).to(k.dtype) for a in joined), member.any(-1) & unique, label
+    return Slots(*(torch.cat([a[:, :-1], b], 1) for a, b in zip(slots, new, strict=True)))
+
+
+def cells_of(positions: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """The block each position stands in, and its place there."""
+    cell = torch.div(positions, block, rounding_mode="floor")
+    return cell, positions - cell * block
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, conv: Conv, heads: int, block: int, mode: str) -> None:
+    D = q.shape[-1]
+    if mode not in ("local", "compressed"):
+        raise MixerError(f"memory_compressed: mode={mode!r}; choose 'local' or 'compressed'.")
+    if D % heads or block < 1 or k.shape != q.shape or v.shape != q.shape:
+        raise MixerError(f"memory_compressed: expects q, k and v alike, heads={heads} to divide D={D}, and block={block} >= 1.")
+    if len(conv) != (4 if mode == "compressed" else 0) or any(w.shape != (D, D, block) for w in conv[:2]):
+        raise MixerError(
+            f"memory_compressed: mode={mode!r} takes {'two weights ' + str((D, D, block)) + ' and two biases' if mode == 'compressed' else 'no conv'}."
+        )
+
+
+def _wide(q: Tensor) -> torch.dtype:
+    return torch.promote_types(q.dtype, torch.float32)

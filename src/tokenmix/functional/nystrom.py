@@ -1,0 +1,108 @@
+"""Nyström attention (Xiong et al. 2021, Eqs. 13 to 15): softmax attention through m landmarks. Bidirectional only."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import MixerError
+from ._backend import pick
+from ._places import alive, default_places
+
+
+def nystrom(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    taps: Tensor,
+    *,
+    heads: int,
+    landmarks: int,
+    iterations: int = 6,
+    positions: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """y = softmax(Q K~^T) Z softmax(Q~ K^T) V (+ taps * V), Z near the pseudo-inverse of A = softmax(Q~ K~^T), scale 1 / sqrt(e), in each head of width e.
+
+    Q~ and K~ are the means of queries and keys over m segments: of a row whose last live token stands at position L - 1, segment j holds the positions p with
+    j L <= p m < (j + 1) L. A segment without a live token is left out. Z starts as A^T / (|A|_1 |A|_inf), matrix by matrix, and each of ``iterations`` steps is
+    Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4.
+
+    Args:
+        q, k, v: (B, T, D).
+        taps: (heads, s) of a depthwise convolution of V along positions, s odd; tap j weighs position t + j - s // 2. s = 0: none.
+        positions: (B, T). Default: index minus the index of the row's first True key.
+
+    All but the convolution is float64, because Z may be large and amplifies the rounding of its neighbours. With no live token the result is exactly 0.
+    Time O(T m D + iterations m^3 heads), with explicit positions and taps O(T^2 D).
+    """
+    pick(backend, q)
+    if q.shape[-1] % heads or k.shape != q.shape or v.shape != q.shape:
+        raise MixerError(f"nystrom: heads={heads} must divide D, and q, k and v be alike, got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}.")
+    if taps.ndim != 2 or taps.shape[0] != heads or (taps.shape[1] % 2 == 0 and taps.shape[1] != 0):
+        raise MixerError(f"nystrom: taps must be ({heads}, s) with s odd, or 0, got {tuple(taps.shape)}.")
+    B, T, _ = q.shape
+    if T == 0:
+        return torch.zeros_like(q)
+    qh, kh, vh = (a.double().unflatten(-1, (heads, -1)).transpose(1, 2) for a in (q, alive(k, key_mask), alive(v, key_mask)))
+    qh = qh * qh.shape[-1] ** -0.5
+    member = segments(B, T, landmarks, positions, key_mask, q.device)[:, None]
+    mean = member.double() / member.sum(-1, keepdim=True).clamp_min(1)
+    some = member.any(-1)  # (1 or B, 1, m): the segments that hold a live token
+    live_q = qh if key_mask is None else torch.where(key_mask[:, None, :, None], qh, 0.0)
+    q_mean, k_mean = mean @ live_q, mean @ kh
+    rows = _softmax(qh @ k_mean.mT, some[:, :, None])
+    core = _softmax(q_mean @ k_mean.mT, some[:, :, None]) * some[..., None]
+    columns = _softmax(q_mean @ kh.mT, None if key_mask is None else key_mask[:, None, None]) * some[..., None]
+    y = rows @ (inverse(core, iterations) @ (columns @ vh))
+    if taps.shape[1]:
+        wide = torch.promote_types(q.dtype, torch.float32)
+        y = y + convolved(vh.to(wide), taps.to(wide), positions)
+    if key_mask is not None:
+        y = torch.where(key_mask.any(1)[:, None, None, None], y, 0.0)
+    return y.transpose(1, 2).flatten(2).to(q.dtype)
+
+
+def segments(B: int, T: int, m: int, positions: Tensor | None, key_mask: Tensor | None, device: torch.device) -> Tensor:
+    """Which live tokens stand in which segment, bool (1 or B, m, T). Multiplied out, as j <= p m / L < j + 1 would round."""
+    edge = torch.arange(m, device=device)[:, None]
+    if positions is None and key_mask is None:
+        place, end = torch.arange(T, device=device)[None, None], torch.full((1, 1, 1), T, device=device)
+    else:
+        place = (default_places(B, T, key_mask, device) if positions is None else positions.long())[:, None]
+        shown = place if key_mask is None else torch.where(key_mask[:, None], place, -1)
+        end = shown.amax(-1, keepdim=True) + 1
+    inside = (edge * end <= place * m) & (place * m < (edge + 1) * end)
+    return inside if key_mask is None else inside & key_mask[:, None]
+
+
+def inverse(a: Tensor, iterations: int) -> Tensor:
+    """The pseudo-inverse of a (.., m, m) by the paper's third-order iteration. Rows and columns of zeros stay zero."""
+    norm = a.sum(-2).amax(-1) * a.sum(-1).amax(-1)  # its entries are positive
+    z = a.mT / torch.where(norm > 0, norm, 1.0)[..., None, None]
+    one = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    for _ in range(iterations):
+        az = a @ z
+        z = z @ (13 * one - az @ (15 * one - az @ (7 * one - az))) / 4
+    return z
+
+
+def convolved(v: Tensor, taps: Tensor, positions: Tensor | None) -> Tensor:
+    """sum_j taps_j v_(t + j - s // 2), zero outside: v (B, H, T, e), taps (H, s)."""
+    (B, H, T, e), s = v.shape, taps.shape[1]
+    if positions is None:
+        flat = v.permute(0, 1, 3, 2).reshape(B, H * e, T)
+        y = F.conv1d(flat, taps.repeat_interleave(e, 0)[:, None], padding=s // 2, groups=H * e)
+        return y.reshape(B, H, e, T).transpose(-1, -2)
+    tap = positions[:, None].long() - positions[:, :, None].long() + s // 2
+    w = torch.where((tap >= 0) & (tap < s), taps[:, tap.clamp(0, s - 1)], 0.0).transpose(0, 1)
+    return w @ v
+
+
+def _softmax(logits: Tensor, keep: Tensor | None) -> Tensor:
+    """Along the last axis over what ``keep`` allows; 0 where it allows nothing."""
+    if keep is None:
+        return logits.softmax(-1)
+    return torch.where(keep, logits.masked_fill(~(keep | ~keep.any(-1, keepdim=True)), float("-inf")).softmax(-1), 0.0)

@@ -1,0 +1,112 @@
+"""Spatial-reduction attention (Pyramid Vision Transformer, Wang et al. 2021, Eqs. 1 to 3): keys and values from cells of R^n tokens. Bidirectional only."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import MixerError
+from ._places import alive, gathered, patches, shifted, strided_conv, taps_of
+from .attention import attention
+from .memory_compressed import cells_of
+
+
+def spatial_reduction(
+    q: Tensor,
+    v: Tensor,
+    conv: tuple[Tensor, ...],
+    norm: tuple[Tensor, ...],
+    k_map: tuple[Tensor, ...],
+    v_map: tuple[Tensor, ...],
+    *,
+    heads: int,
+    grid: tuple[int, ...] | None = None,
+    prefix: int = 0,
+    positions: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """y = attention(q, W_k r + b_k, W_v r + b_v) with r = LayerNorm(conv(v)), kernel = stride = R along each axis of the grid.
+
+    Args:
+        q: (B, T, D).
+        v: (B, T, D), the tokens that keys and values are made from.
+        conv: (W (D, D, R, ..), b (D,)), one axis of R for each of the grid; empty: no reduction, r = v.
+        norm: (gain, shift) of the LayerNorm, eps 1e-5; empty without a reduction.
+        k_map, v_map: (W (D, D), b (D,)), or (W,).
+        grid: the sizes of the grid of the tokens after the first ``prefix``, which are keys as they are. None: one axis, positions of the row.
+        positions: (B, T) indices into the prefix and the flattened grid when tokens were dropped or moved.
+
+    Sizes that R does not divide are filled with zeros, and so are masked tokens; a cell without a live token is no key. r, keys and values are float64
+    until the attention. Time O(T D (D + T / R^n)), with explicit positions O(T^2 D).
+    """
+    _check(q, v, conv, norm, heads, grid, prefix)
+    if q.shape[1] == 0:
+        return torch.zeros_like(q)
+    rows, mask = reduced(v, conv, norm, grid, prefix, positions, key_mask)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    keys, values = (F.linear(rows, *(a.double() for a in m)).to(wide) for m in (k_map, v_map))
+    return attention(q.to(wide), keys, values, heads=heads, key_mask=mask, backend=backend).to(q.dtype)
+
+
+def reduced(v, conv, norm, grid, prefix: int, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The rows r (B, n, D) that keys and values are made from, float64, and which of them may be attended."""
+    if not conv:
+        return alive(v, key_mask).double(), key_mask
+    weight, bias = conv
+    if positions is not None:
+        return _scattered(v, weight, bias, norm, grid, prefix, positions, key_mask)
+    if grid is None and key_mask is not None:
+        key_mask, v = shifted(key_mask, v)
+    v = alive(v, key_mask).double()
+    size, grid = weight.shape[-1], (v.shape[1],) if grid is None else grid
+    cells = _normal(strided_conv(patches(v[:, prefix:], grid, size), weight, bias), norm)
+    rows = torch.cat([v[:, :prefix], cells], 1)
+    if key_mask is None:
+        return rows, None
+    some = patches(key_mask[:, prefix:, None].to(v.dtype), grid, size).amax((-2, -1)) > 0
+    return rows, torch.cat([key_mask[:, :prefix], some], 1)
+
+
+def _scattered(v, weight, bias, norm, grid, prefix: int, positions: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """One row for each token; those of the last token of a cell, and of live prefix tokens, may be attended."""
+    place = positions - prefix
+    on_grid = place >= 0
+    live = torch.ones_like(on_grid) if key_mask is None else key_mask
+    v = alive(v, live).double()
+    cell, tap = _cells(place.clamp_min(0), grid, weight.shape[-1], weight.ndim - 2)
+    last, sums = gathered(cell, live & on_grid, taps_of(v, tap, weight))
+    rows = torch.where(on_grid[..., None], _normal(sums + bias.double(), norm), v)
+    return rows, torch.where(on_grid, last, live)
+
+
+def _cells(place: Tensor, grid: tuple[int, ...] | None, size: int, axes: int) -> tuple[Tensor, Tensor]:
+    """The cell each flat index stands in, and its tap there; looked up on grids."""
+    if axes == 1 or grid is None:
+        return cells_of(place, size)
+    lines = torch.meshgrid(*(torch.arange(n, device=place.device) for n in grid), indexing="ij")
+    cell, tap = torch.zeros_like(lines[0]), torch.zeros_like(lines[0])
+    for line, n in zip(lines, grid, strict=True):
+        along, rest = cells_of(line, size)
+        cell, tap = cell * (-(-n // size)) + along, tap * size + rest
+    return cell.flatten()[place.long()], tap.flatten()[place.long()]
+
+
+def _normal(rows: Tensor, norm: tuple[Tensor, ...]) -> Tensor:
+    gain, shift = (a.double() for a in norm)
+    return F.layer_norm(rows, gain.shape, gain, shift)
+
+
+def _check(q: Tensor, v: Tensor, conv: tuple[Tensor, ...], norm: tuple[Tensor, ...], heads: int, grid: tuple[int, ...] | None, prefix: int) -> None:
+    D = q.shape[-1]
+    if D % heads or v.shape != q.shape:
+        raise MixerError(f"spatial_reduction: expects q and v alike and heads={heads} to divide D={D}, got {tuple(q.shape)}, {tuple(v.shape)}.")
+    if len(conv) not in (0, 2) or len(norm) != len(conv):
+        raise MixerError(f"spatial_reduction: conv and norm are two tensors each, or none, got {len(conv)} and {len(norm)}.")
+    if conv and conv[0].shape != (D, D, *[conv[0].shape[-1]] * (conv[0].ndim - 2)):
+        raise MixerError(f"spatial_reduction: expects a weight {(D, D)} with equal kernel sizes, got {tuple(conv[0].shape)}.")
+    if conv and len(grid or (0,)) != conv[0].ndim - 2:
+        raise MixerError(f"spatial_reduction: a {conv[0].ndim - 2}-D kernel needs a grid of as many sizes, got grid={grid}.")
+    if grid is None and prefix:
+        raise MixerError(f"spatial_reduction: got prefix={prefix} without a grid.")

@@ -1,0 +1,111 @@
+"""Linformer (Wang et al. 2020, "Linformer: Self-Attention with Linear Complexity", arXiv:2006.04768) as a layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as F
+from ..functional.linformer import shortened
+from .attention import largest_dot
+from .base import About, Mixer, token_positions
+from .cost import MixingCost
+
+SHARING = ("none", "headwise", "key_value", "layerwise")
+
+
+class Linformer(Mixer):
+    """y_t = W_o [softmax(q_t (E K)^T / sqrt(d)) (F V)] in each of ``heads`` heads of width d; E and F shorten time to ``rank`` rows (Eq. 7).
+
+    There is no causal form: each of the ``rank`` rows of E K sums keys of the whole sequence, later ones included, and no mask can part them again.
+
+    Args:
+        max_len: columns of E and F, one for each position; a longer sequence or context is refused.
+        rank: K, rows of E and F.
+        heads: number of heads; divides dim.
+        sharing: "none": E and F for each head; "headwise": one E and one F for all heads; "key_value": one E = F for all heads;
+            "layerwise": as "key_value", and ``tie(first)`` makes later layers use the first one's.
+
+    E and F start as N(0, 1 / rank), the random projections of the paper's Theorem 2.
+    """
+
+    supports_context = True
+    about = About("Wang et al. 2020, arXiv 2006.04768", "low rank", "T K D", "T (K H + D)")
+    projection_f: nn.Parameter | None
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        max_len: int,
+        causal: bool = False,
+        rank: int = 64,
+        heads: int = 8,
+        sharing: str = "headwise",
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal, max_len=max_len)
+        self.rank, self.heads, self.sharing = rank, heads, sharing
+        if not isinstance(heads, int) or heads < 1 or dim % heads:
+            self.refuse(f"heads={heads!r} must divide dim={dim}")
+        if not isinstance(rank, int) or rank < 1:
+            self.refuse(f"rank must be a positive integer, got {rank!r}")
+        if sharing not in SHARING:
+            self.refuse(f"sharing={sharing!r}; choose one of {', '.join(SHARING)}")
+        self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.k_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+        shape = (heads if sharing == "none" else 1, rank, max_len)
+        self.projection_e = nn.Parameter(torch.empty(shape))
+        self.projection_f = nn.Parameter(torch.empty(shape)) if sharing in ("none", "headwise") else None
+        self.init_parameters()
+
+    def init_parameters(self) -> None:
+        for projection in (self.projection_e, self.projection_f):
+            if projection is not None:
+                nn.init.normal_(projection, std=self.rank**-0.5)
+
+    def tie(self, first: Linformer) -> None:
+        """Use the projection of ``first``, a layer of the same rank and max_len: sharing across layers. The two then hold one parameter."""
+        if not isinstance(first, Linformer) or self.sharing != "layerwise" or first.sharing != "layerwise":
+            self.refuse("tie needs two Linformer layers built with sharing='layerwise'")
+        if first.projection_e.shape != self.projection_e.shape:
+            self.refuse(f"tie needs equal rank and max_len, got {tuple(self.projection_e.shape[1:])} and {tuple(first.projection_e.shape[1:])}")
+        self.projection_e = first.projection_e
+
+    def resize(self, max_len: int) -> None:
+        """Change the number of columns, interpolating along positions. Tied layers are parted: tie them again."""
+        if not isinstance(max_len, int) or max_len < 1:
+            self.refuse(f"resize needs a positive length, got {max_len!r}")
+        with torch.no_grad():
+            self.projection_e = nn.Parameter(_stretched(self.projection_e, max_len))
+            if self.projection_f is not None:
+                self.projection_f = nn.Parameter(_stretched(self.projection_f, max_len))
+        self.max_len = self.max_context_len = max_len
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.linformer`` for this input: (positional, keyword)."""
+        keys = x if context is None else context
+        places = positions if context is None else None if key_mask is None else token_positions(context, key_mask)
+        f = self.projection_e if self.projection_f is None else self.projection_f
+        args = self.q_proj(x), self.k_proj(keys), self.v_proj(keys), self.projection_e, f
+        return args, {"heads": self.heads, "positions": places, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.linformer(*args, **options))
+
+    def mixing_cost(self, T):
+        flops = 4 * T * self.rank * self.dim + 4 * T * self.rank * self.dim  # E K and F V; weights and their sums
+        return MixingCost(flops=flops, counted=flops, activations=4 * T * (8 * self.dim) + 8 * T * self.rank * self.projection_e.shape[0])
+
+    @staticmethod
+    def largest_logit(args, options):
+        q, k, _, e, _ = (a.detach() for a in args)
+        return largest_dot(q, shortened(k, e, options["heads"], options["positions"], options["key_mask"]).to(q.dtype), options["heads"])
+
+
+def _stretched(projection: Tensor, length: int) -> Tensor:
+    return nn.functional.interpolate(projection, size=length, mode="linear", align_corners=False)

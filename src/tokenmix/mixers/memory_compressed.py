@@ -1,0 +1,167 @@
+"""Memory-compressed attention (Liu et al. 2018, "Generating Wikipedia by Summarizing Long Sequences", arXiv:1801.10198) as a layer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as F
+from ..functional._places import alive as shown
+from ..functional._places import patches, shifted, strided_conv
+from ..functional.attention import attention
+from ..functional.memory_compressed import Slots, cells_of, folded, over_slots
+from .aft_parts import alive, in_pieces
+from .attention import largest_dot
+from .base import About, Mixer, chunk_positions, register_state
+from .cost import MixingCost
+
+
+@register_state
+class MemoryCompressedState(NamedTuple):
+    """Sums of the blocks so far (B, n, D), their live flags and numbers (B, n); the last tokens as they are (B, r, D), their live flags and positions.
+
+    ``scattered`` (B, 0), or (B, 1) from the moment positions were given: then each token keeps a slot, as it may be alone in its block. r stays between
+    b - 1 and 2 b - 2, and n grows by 1 with every b tokens; in mode "local" n is 0 and r is b - 1.
+    """
+
+    keys: Tensor
+    values: Tensor
+    live: Tensor
+    cells: Tensor
+    near_keys: Tensor
+    near_values: Tensor
+    near_live: Tensor
+    near_places: Tensor
+    scattered: Tensor
+    position: Tensor
+
+
+class MemoryCompressed(Mixer):
+    """Local attention inside blocks of b positions, or full-length queries over keys and values shortened b times by a strided convolution.
+
+    The paper alternates the two from layer to layer: build some layers with ``mode="local"``. The causal compressed form is ours: a token attends one
+    compressed key for each block before its own, and the tokens of its own block up to itself. The streaming state keeps a b-th of the history.
+
+    Args:
+        mode: "compressed" or "local".
+        block: b; None: 3 compressed and 256 local, as in the paper.
+        heads: number of heads; divides dim.
+
+    The convolutions are dense, dim to dim, one on keys and one on values, after the projections and before the heads are split.
+    """
+
+    supports_causal = supports_streaming = True
+    exceptions = {
+        "past_reaches_present": "with mode='local' the first token of a block attends itself alone; compressed keeps the promise (test_memory_compressed.py)",
+        "token_before_reaches": "with mode='local' the first token of a block attends itself alone; compressed keeps the promise (test_memory_compressed.py)",
+    }
+    about = About("Liu et al. 2018, arXiv 1801.10198", "fixed pattern, memory", "T^2 D / b + T D^2, local T b D", "T D")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        mode: str = "compressed",
+        block: int | None = None,
+        heads: int = 8,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        if mode not in ("compressed", "local"):
+            self.refuse(f"mode={mode!r}; choose 'compressed' or 'local'")
+        self.mode, self.heads = mode, heads
+        self.block = (3 if mode == "compressed" else 256) if block is None else block
+        if not isinstance(heads, int) or heads < 1 or dim % heads:
+            self.refuse(f"heads={heads!r} must divide dim={dim}")
+        if not isinstance(self.block, int) or self.block < 1:
+            self.refuse(f"block must be a positive integer, got {block!r}")
+        self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.k_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+        short = mode == "compressed"
+        self.k_conv = nn.Conv1d(dim, dim, self.block, stride=self.block) if short else None
+        self.v_conv = nn.Conv1d(dim, dim, self.block, stride=self.block) if short else None
+
+    def _conv(self) -> tuple[Tensor, ...]:
+        if self.k_conv is None or self.v_conv is None:
+            return ()
+        return self.k_conv.weight, self.v_conv.weight, self.k_conv.bias, self.v_conv.bias  # type: ignore[return-value]  # built with bias
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.memory_compressed`` for this input: (positional, keyword)."""
+        args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self._conv()
+        options = {"heads": self.heads, "block": self.block, "mode": self.mode, "positions": positions}
+        return args, {**options, "causal": self.causal, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.memory_compressed(*args, **options))
+
+    def mixing_cost(self, T):
+        D, b, token = self.dim, self.block, 8 * self.dim + 9
+        if self.mode == "local":
+            size = min(b, T)
+            flops = 4 * -(-T // size) * size * size * D
+            return MixingCost(flops=flops, counted=flops, activations=4 * 6 * T * D, state=(b - 1) * token + 8)
+        n = -(-T // b)
+        flops = 4 * n * b * D * D + 4 * T * n * D
+        kept = 4 * 6 * T * D + 8 * 2 * T * D + 8 * 2 * b * D * D
+        return MixingCost(flops=flops, counted=flops, activations=kept, state=(1 + T // b + b - 1 + T % b) * token + 8)
+
+    @staticmethod
+    def largest_logit(args, options):
+        q, k, _, conv = args
+        live = options["key_mask"]
+        if live is not None:
+            live, k, q = shifted(live, k, q)
+        k, found = shown(k.detach(), live), 0.0
+        if not conv or options["causal"]:
+            found = largest_dot(q, k, options["heads"])
+        if conv:
+            with torch.no_grad():
+                cells = strided_conv(patches(k, (k.shape[1],), options["block"]), conv[0], conv[2])
+            found = max(found, largest_dot(q.double(), cells, options["heads"]))
+        return found
+
+    def empty_state(self, batch_size, *, device, dtype):
+        def nothing(length):
+            tokens, flags = torch.zeros(batch_size, length, self.dim, device=device, dtype=dtype), torch.zeros(batch_size, length, device=device)
+            return tokens, tokens.clone(), flags.bool(), flags.long()
+
+        slots, near = nothing(1 if self.mode == "compressed" else 0), nothing(self.block - 1)
+        position = torch.zeros(batch_size, dtype=torch.long, device=device)
+        return MemoryCompressedState(*slots, *near, torch.zeros(batch_size, 0, dtype=torch.bool, device=device), position)
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        at, after = chunk_positions(state.position, x, positions, key_mask)
+        if positions is not None and state.scattered.shape[1] == 0:
+            state = state._replace(scattered=torch.ones_like(state.position[:, None], dtype=torch.bool))
+        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
+        return self.out_proj(y), state._replace(position=after)
+
+    def _mix_piece(self, x, state, at, live):
+        dtype = state.keys.dtype
+        new = self.k_proj(x).to(dtype), self.v_proj(x).to(dtype), live, at
+        recent = tuple(torch.cat(pair, 1) for pair in zip(state[4:8], new, strict=True))
+        q, extra = self.q_proj(x), recent[0].shape[1] - (self.block - 1)
+        if self.mode == "local":
+            y = self._local(q, recent)
+            return y, state._replace(**dict(zip(state._fields[4:8], (a[:, extra:] for a in recent), strict=True)))
+        slots = Slots(*state[:4])
+        y = over_slots(q, slots, recent, self._conv(), heads=self.heads, block=self.block)
+        step = 1 if state.scattered.shape[1] else self.block
+        leaving = extra // step * step
+        if leaving:
+            slots = folded(slots, tuple(a[:, :leaving] for a in recent), self._conv(), block=self.block, step=step)
+        return y, MemoryCompressedState(*slots, *(a[:, leaving:] for a in recent), *state[8:])
+
+    def _local(self, q, recent):
+        k, v, live, places = recent
+        cell = cells_of(places, self.block)[0]
+        near = (cell[:, -q.shape[1] :, None] == cell[:, None]) & live[:, None]
+        return attention(q, shown(k, live).to(q.dtype), shown(v, live).to(q.dtype), heads=self.heads, causal=True, attn_mask=near)

@@ -1,0 +1,81 @@
+"""Nyström attention (Xiong et al. 2021, "Nyströmformer", arXiv:2102.03902) as a layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from .. import functional as F
+from .attention import largest_dot
+from .base import About, Mixer
+from .cost import MixingCost
+
+
+class Nystrom(Mixer):
+    """y_t = W_o [softmax(q_t K~^T) A^+ softmax(Q~ K^T) V] with ``landmarks`` segment means Q~, K~ and A = softmax(Q~ K~^T), in each head (Eqs. 13, 14).
+
+    There is no causal form: a landmark is the mean of a segment of the whole sequence, and A^+ joins every landmark with every other.
+
+    Args:
+        landmarks: m, the number of segments a row is cut into, each row by its own length. With m >= T it approaches softmax attention.
+        heads: number of heads; divides dim.
+        iterations: steps of the iterative pseudo-inverse.
+        conv_kernel: taps of the depthwise convolution of V that is added, one filter per head, odd (the paper's code: 33); None: without it.
+
+    Everything between the projections is float64.
+    """
+
+    about = About("Xiong et al. 2021, arXiv 2102.03902", "low rank", "T m D + m^3 H", "T (m H + D)")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        landmarks: int = 64,
+        heads: int = 8,
+        iterations: int = 6,
+        conv_kernel: int | None = None,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        self.landmarks, self.heads, self.iterations, self.conv_kernel = landmarks, heads, iterations, conv_kernel
+        if not isinstance(heads, int) or heads < 1 or dim % heads:
+            self.refuse(f"heads={heads!r} must divide dim={dim}")
+        if not isinstance(landmarks, int) or landmarks < 1 or not isinstance(iterations, int) or iterations < 0:
+            self.refuse(f"landmarks must be a positive integer and iterations >= 0, got {landmarks!r} and {iterations!r}")
+        if conv_kernel is not None and (not isinstance(conv_kernel, int) or conv_kernel < 1 or conv_kernel % 2 == 0):
+            self.refuse(f"conv_kernel must be odd and positive, or None, got {conv_kernel!r}")
+        self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.k_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+        self.taps = None if conv_kernel is None else nn.Parameter(torch.empty(heads, conv_kernel))
+        self.init_parameters()
+
+    def init_parameters(self) -> None:
+        if self.taps is not None:
+            nn.init.uniform_(self.taps, -(self.taps.shape[1] ** -0.5), self.taps.shape[1] ** -0.5)
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.nystrom`` for this input: (positional, keyword)."""
+        taps = x.new_zeros(self.heads, 0) if self.taps is None else self.taps
+        args = self.q_proj(x), self.k_proj(x), self.v_proj(x), taps
+        options = {"heads": self.heads, "landmarks": self.landmarks, "iterations": self.iterations, "positions": positions}
+        return args, {**options, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.nystrom(*args, **options))
+
+    def mixing_cost(self, T):
+        D, m, H = self.dim, self.landmarks, self.heads
+        skip = 2 * T * D * (self.conv_kernel or 0)
+        flops = 12 * T * m * D + 4 * m * m * D + 8 * self.iterations * m**3 * H + skip
+        kept = 8 * (2 * T * m * H + 5 * T * D + (2 + 6 * self.iterations) * m * m * H)
+        return MixingCost(flops=flops, counted=flops, activations=kept + 4 * 3 * T * D)
+
+    @staticmethod
+    def largest_logit(args, options):
+        return largest_dot(args[0], args[1], options["heads"])

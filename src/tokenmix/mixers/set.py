@@ -1,0 +1,137 @@
+"""Induced set attention and pooling (Lee et al. 2019, "Set Transformer", arXiv:1810.00825): ISAB as a mixer, PMA as a module."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as F
+from ..errors import MixerError
+from ..functional.set import induced
+from .attention import largest_dot
+from .base import About, Mixer
+from .cost import MixingCost
+
+
+class InducedSet(Mixer):
+    """ISAB_m(X) = MAB(X, MAB(I, X)): m learned points I attend the tokens, then the tokens attend the points (Eq. 10).
+
+    The mixer is the two attentions. Of MAB(X, Y) = LN(H + rFF(H)), H = LN(X + multihead(X, Y, Y)), the outer residual, norms and feed-forward are the
+    model's block, as for every mixer; those of the inner MAB(I, X) stand between the attentions and are in the mixer with ``inner="mab"``.
+    There is no causal form: each point sums up the whole set before any token reads it. No position enters: the mixer is permutation-equivariant.
+
+    Args:
+        points: m, the number of induced points.
+        heads: of both attentions; divides dim.
+        inner: "attention": h = multihead(I, X, X); "mab": h = LN(A + relu(W A + b)), A = LN(I + multihead(I, X, X)).
+    """
+
+    supports_context = True
+    form = "induced_set"
+    about = About("Lee et al. 2019, arXiv 1810.00825", "memory", "T m D", "T (m H + D)")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        points: int = 32,
+        heads: int = 8,
+        inner: str = "attention",
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        self.heads, self.inner = heads, inner
+        if not isinstance(heads, int) or heads < 1 or dim % heads:
+            self.refuse(f"heads={heads!r} must divide dim={dim}")
+        if not isinstance(points, int) or points < 1:
+            self.refuse(f"points must be a positive integer, got {points!r}")
+        if inner not in ("attention", "mab"):
+            self.refuse(f"inner={inner!r}; choose 'attention' or 'mab'")
+        self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.k_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.point_k_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.point_v_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+        self.norm_1 = nn.LayerNorm(dim) if inner == "mab" else None
+        self.feed = nn.Linear(dim, dim) if inner == "mab" else None
+        self.norm_2 = nn.LayerNorm(dim) if inner == "mab" else None
+        self.points = nn.Parameter(torch.empty(points, dim))
+        self.init_parameters()
+
+    def init_parameters(self) -> None:
+        nn.init.xavier_uniform_(self.points)
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.induced_set`` for this input: (positional, keyword)."""
+        keys = x if context is None else context
+        maps = self.point_k_proj.weight, self.point_v_proj.weight
+        if self.point_k_proj.bias is not None:
+            maps = (*maps, self.point_k_proj.bias, self.point_v_proj.bias)
+        block: tuple[Tensor, ...] = ()
+        if self.norm_1 is not None and self.feed is not None and self.norm_2 is not None:
+            block = self.norm_1.weight, self.norm_1.bias, self.feed.weight, self.feed.bias, self.norm_2.weight, self.norm_2.bias
+        args = self.q_proj(x), self.k_proj(keys), self.v_proj(keys), self.points, maps, block
+        return args, {"heads": self.heads, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.induced_set(*args, **options))
+
+    def projection_flops(self, T):
+        m, D = len(self.points), self.dim
+        return 2 * D * D * (4 * T + (2 if self.inner == "attention" else 3) * m)
+
+    def mixing_cost(self, T):
+        m, D = len(self.points), self.dim
+        return MixingCost(flops=8 * T * m * D, counted=8 * T * m * D, activations=4 * T * (10 * D) + 8 * T * m * self.heads)
+
+    @staticmethod
+    def largest_logit(args, options):
+        q, k, v, points, maps, block = args
+        with torch.no_grad():
+            h = induced(k, v, points, block, heads=options["heads"], key_mask=options["key_mask"])
+            keys = nn.functional.linear(h, maps[0].double(), maps[2].double() if len(maps) > 2 else None)
+            first = largest_dot(points[None].double().expand(len(k), -1, -1), k.double(), options["heads"])
+            return max(first, largest_dot(q.double(), keys, options["heads"]))
+
+
+class PMA(nn.Module):
+    """Pooling by multihead attention, PMA_k(Z) = MAB(S, rFF(Z)): a set (B, T, D) to ``seeds`` vectors (B, k, D), whatever its order (Eq. 11).
+
+    MAB(X, Y) = LN(H + rFF(H)), H = LN(X + multihead(X, Y, Y)); each rFF is relu(Linear), as in the paper's experiments. The seeds S are the queries, as
+    they are. No row of ``MIXERS``: it changes the length.
+
+    Args:
+        seeds: k, the number of vectors a set becomes.
+        heads: divides dim.
+    """
+
+    def __init__(self, dim: int, *, seeds: int = 1, heads: int = 8):
+        super().__init__()
+        if not isinstance(heads, int) or heads < 1 or dim % heads or not isinstance(seeds, int) or seeds < 1:
+            raise MixerError(f"PMA: heads={heads!r} must divide dim={dim}, and seeds={seeds!r} be a positive integer.")
+        self.dim, self.heads = dim, heads
+        self.feed_in, self.k_proj, self.v_proj, self.feed_out = (nn.Linear(dim, dim) for _ in range(4))
+        self.norm_1, self.norm_2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.seeds = nn.Parameter(torch.empty(seeds, dim))
+        nn.init.xavier_uniform_(self.seeds)
+
+    def reset_parameters(self) -> None:
+        """Initialise again, drawing in the order of construction."""
+        for child in self.children():
+            child.reset_parameters()  # type: ignore[operator]  # Linear and LayerNorm
+        nn.init.xavier_uniform_(self.seeds)
+
+    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """(B, T, D) and a bool mask (B, T), True = counts, to (B, k, D). A set with no member gives what the seeds alone give."""
+        if x.ndim != 3 or x.shape[-1] != self.dim:
+            raise MixerError(f"PMA: expects x of shape (batch, members, {self.dim}), got {tuple(x.shape)}.")
+        if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != x.shape[:2]):
+            raise MixerError(f"PMA: expects a bool key_mask of shape {tuple(x.shape[:2])}, got {key_mask.dtype} {tuple(key_mask.shape)}.")
+        z = self.feed_in(x if key_mask is None else torch.where(key_mask[..., None], x, 0.0)).relu()
+        asked = self.seeds.to(x.dtype).expand(len(x), -1, -1)
+        h = self.norm_1(asked + F.attention(asked, self.k_proj(z), self.v_proj(z), heads=self.heads, key_mask=key_mask))
+        return self.norm_2(h + self.feed_out(h).relu())

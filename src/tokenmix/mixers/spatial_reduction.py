@@ -1,0 +1,94 @@
+"""Spatial-reduction attention (Wang et al. 2021, "Pyramid Vision Transformer", arXiv:2102.12122) as a layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from .. import functional as F
+from ..functional.spatial_reduction import reduced
+from .attention import largest_dot
+from .base import About, Mixer
+from .cost import MixingCost
+
+CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+
+
+class SpatialReduction(Mixer):
+    """y_t = W_o attention(q_t, W_k r, W_v r), r = LayerNorm(conv(x)) with one row for each cell of ``ratio`` tokens along each axis (Eqs. 1 to 3).
+
+    There is no causal form: a cell holds tokens on both sides of most of the queries near it, and on a grid cells follow no order of time.
+
+    Args:
+        ratio: R, kernel and stride of the convolution; 1: softmax attention. PVT's stages take 8, 4, 2, 1.
+        ndim: 2 (images) or 3 for grids given at call time, 1 for sequences.
+        heads: number of heads; divides dim.
+
+    Prefix tokens (class, registers) are keys as they are. Sizes that ``ratio`` does not divide are filled with zeros. With the biases on, parameters
+    are those of PVT.
+    """
+
+    supports_grid = True
+    about = About("Wang et al. 2021, arXiv 2102.12122", "low rank", "T^2 D / R^n + T D^2", "T D")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        ratio: int = 2,
+        ndim: int = 1,
+        heads: int = 8,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        self.ratio, self.ndim, self.heads = ratio, ndim, heads
+        if not isinstance(heads, int) or heads < 1 or dim % heads:
+            self.refuse(f"heads={heads!r} must divide dim={dim}")
+        if not isinstance(ratio, int) or ratio < 1:
+            self.refuse(f"ratio must be a positive integer, got {ratio!r}")
+        if ndim not in CONVS:
+            self.refuse(f"ndim must be 1, 2 or 3, got {ndim!r}")
+        self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.k_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+        self.conv = CONVS[ndim](dim, dim, ratio, stride=ratio) if ratio > 1 else None
+        self.norm = nn.LayerNorm(dim) if ratio > 1 else None
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.spatial_reduction`` for this input: (positional, keyword)."""
+        if grid is None and self.ndim > 1:
+            self.refuse(f"was built with ndim={self.ndim} and needs grid=, the {self.ndim} sizes of the token grid")
+        if grid is not None and len(grid) != self.ndim:
+            self.refuse(f"was built with ndim={self.ndim}, got grid={tuple(grid)}")
+        conv = () if self.conv is None else (self.conv.weight, self.conv.bias)
+        norm = () if self.norm is None else (self.norm.weight, self.norm.bias)
+        maps = ((m.weight,) if m.bias is None else (m.weight, m.bias) for m in (self.k_proj, self.v_proj))
+        options = {"heads": self.heads, "grid": grid, "prefix": prefix, "positions": positions, "key_mask": key_mask}
+        return (self.q_proj(x), x, conv, norm, *maps), options
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.spatial_reduction(*args, **options))
+
+    def _cells(self, T: int) -> int:
+        return -(-T // self.ratio**self.ndim)
+
+    def projection_flops(self, T):
+        return 4 * self.dim**2 * (T + self._cells(T))
+
+    def mixing_cost(self, T):
+        """For a grid of T tokens that ``ratio`` divides, without prefix; PVT counts so."""
+        D, n, taps = self.dim, self._cells(T), self.ratio**self.ndim
+        conv = 2 * n * taps * D * D if self.ratio > 1 else 0
+        kept = 4 * 3 * T * D + 8 * (2 * T * D + 5 * n * D + 2 * D * D)
+        return MixingCost(flops=conv + 4 * T * n * D, counted=conv + 4 * T * n * D if 1 in (self.ratio, self.ndim) else None, activations=kept)
+
+    @staticmethod
+    def largest_logit(args, options):
+        q, v, conv, norm, k_map, _ = args
+        with torch.no_grad():
+            rows, _ = reduced(v, conv, norm, options["grid"], options["prefix"], options["positions"], options["key_mask"])
+            return largest_dot(q.double(), nn.functional.linear(rows, *(a.double() for a in k_map)), options["heads"])
