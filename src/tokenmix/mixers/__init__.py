@@ -19,6 +19,9 @@ from .base import merge as merge
 from .base import reorder as reorder
 from .base import state_bytes as state_bytes
 from .cost import Cost as Cost
+from .local import Local
+from .patterns import Fixed, Strided
+from .patterns_global import ETC, BigBird, Longformer
 
 MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
@@ -31,6 +34,12 @@ MIXERS: dict[str, type[Mixer]] = {
     # synthesizer
     # linear
     # local and other patterns
+    "local": Local,
+    "strided": Strided,
+    "fixed": Fixed,
+    "longformer": Longformer,
+    "etc": ETC,
+    "bigbird": BigBird,
     # low rank
     # gated, convolutional and MLP
     # content-sorted
@@ -39,7 +48,7 @@ MIXERS: dict[str, type[Mixer]] = {
 }
 """Every mixer by name: the core first, then the opponents, family by family."""
 
-CORE = ("attention", "aft_full", "aft_local", "aft_simple", "aft_conv")
+CORE = ("attention", "aft_full", "aft_local", "aft_simple", "aft_conv", "local")
 
 
 def build_mixer(name: str, dim: int, **options: Any) -> Mixer:
