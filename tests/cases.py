@@ -37,9 +37,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     # local and other patterns
     "local": ("local", {"window": 3, "heads": 2}),
     "local-pool": ("local", {"window": 3, "heads": 2, "outside": "pool"}),
-    "strided": ("strided", {"stride": 3, "heads": 2}),
+    "strided": ("strided", {"stride": 3, "heads": 4}),
     "strided-merged": ("strided", {"stride": 2, "heads": 1, "merged": True, "qkv_bias": False}),
-    "fixed": ("fixed", {"stride": 4, "columns": 2, "heads": 2}),
+    "fixed": ("fixed", {"stride": 4, "columns": 2, "heads": 4}),
     "fixed-merged": ("fixed", {"stride": 3, "columns": 1, "heads": 1, "merged": True, "out_bias": False}),
     "longformer": ("longformer", {"window": 2, "dilation": [1, 2], "global_tokens": 2, "heads": 2}),
     "etc": ("etc", {"radius": 1, "global_tokens": 2, "heads": 2}),

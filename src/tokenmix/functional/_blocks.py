@@ -99,9 +99,7 @@ def dense(r: Ready, ok: Tensor) -> Tensor:
     return ratio(part_of(r.q, r.k, r.v, ok[:, None] if ok.ndim == 3 else ok))
 
 
-def pairs_of(
-    places: Places, q: Tensor, k: Tensor, *, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def pairs_of(places: Places, q: Tensor, k: Tensor, *, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """For the dense form: positions of the queries (B, T, 1) and of the keys (B, 1, S), and the pairs all masks allow (B, T, S)."""
     rows, cols = places if isinstance(places, tuple) else (places, places)
     ok = allowed(q.shape[0], q.shape[1], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
@@ -200,4 +198,5 @@ def in_classes(q: Tensor, k: Tensor, v: Tensor, live: Tensor | None, step: int, 
     if live is None and q.shape[-2] % step:
         live = torch.ones(1, 1, q.shape[-2], dtype=torch.bool, device=q.device)  # so that what fills up the last line is not
     lives = None if live is None else classes(live[..., None], step).squeeze(-1)
-    return unclasses(band(*(classes(a, step) for a in (q, k, v)), lives, back=back, ahead=ahead, hole=hole), q.shape[-2])
+    qc, kc, vc = (classes(a, step) for a in (q, k, v))
+    return unclasses(band(qc, kc, vc, lives, back=back, ahead=ahead, hole=hole), q.shape[-2])

@@ -11,8 +11,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from ._blocks import FLOOR, Part, Places, Ready, band, blockwise, check, cut, default_places, dense, in_classes, in_order, joined, pairs_of, part_of, ratio
-from ._blocks import ready, sums_of
+from ._blocks import (
+    FLOOR,
+    Part,
+    Places,
+    Ready,
+    band,
+    blockwise,
+    check,
+    cut,
+    default_places,
+    dense,
+    in_classes,
+    in_order,
+    joined,
+    pairs_of,
+    part_of,
+    ratio,
+    ready,
+    sums_of,
+)
 
 
 def local(
@@ -55,7 +73,9 @@ def local(
     return joined(ratio(*parts), q)
 
 
-def local_chunk(q: Tensor, k: Tensor, v: Tensor, places: tuple[Tensor, Tensor], far: tuple[Tensor, Tensor], *, window: int, heads: int, outside: str, key_mask: Tensor) -> Tensor:
+def local_chunk(
+    q: Tensor, k: Tensor, v: Tensor, places: tuple[Tensor, Tensor], far: tuple[Tensor, Tensor], *, window: int, heads: int, outside: str, key_mask: Tensor
+) -> Tensor:
     """``local`` for the last T of S tokens, after others whose values sum to far[0] (B, D) over far[1] (B,) tokens, all outside of every window."""
     rows, cols, ok = pairs_of(places, q, k, causal=True, key_mask=key_mask, attn_mask=None)
     near = _near_part(ready(q, k, v, heads, key_mask), (rows - cols).abs() < window, ok, outside)

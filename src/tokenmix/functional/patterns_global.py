@@ -62,7 +62,9 @@ def longformer(
         g = min(global_tokens, q.shape[1])
         y = _window_and_shared(ready(q, k, v, heads, key_mask), reach, dilations, g, causal)
         if g:
-            own = ready(qg[:, :g], kg[:, :g] if causal else kg, vg[:, :g] if causal else vg, heads, key_mask if key_mask is None or not causal else key_mask[:, :g])
+            own = ready(
+                qg[:, :g], kg[:, :g] if causal else kg, vg[:, :g] if causal else vg, heads, key_mask if key_mask is None or not causal else key_mask[:, :g]
+            )
             y = torch.cat([_everything(own, causal), y[:, :, g:]], 2)
         return joined(y, q)
 

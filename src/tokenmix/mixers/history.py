@@ -47,4 +47,5 @@ def empty_history(batch: int, dim: int, *, device: Any, dtype: torch.dtype) -> H
 def longer(state: HistoryState, k: Tensor, v: Tensor, live: Tensor, at: Tensor, after: Tensor) -> HistoryState:
     """The history with the tokens of a chunk, which stand ``at`` these positions, behind it."""
     new = k.to(state.keys.dtype), v.to(state.values.dtype), live, at
-    return HistoryState(*(torch.cat(pair, 1) for pair in zip(state[:4], new, strict=True)), after)
+    keys, values, lives, places = (torch.cat(pair, 1) for pair in zip(state[:4], new, strict=True))
+    return HistoryState(keys, values, lives, places, after)

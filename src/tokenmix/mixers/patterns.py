@@ -51,9 +51,7 @@ class Strided(Mixer):
     supports_causal = supports_streaming = supports_attn_mask = True
     about = About("Child et al. 2019, arXiv 1904.10509", "fixed pattern", "T (l + T / l) D", "T (l + T / l) H")
 
-    def __init__(
-        self, dim: int, *, causal: bool = False, stride: int = 32, heads: int = 8, merged: bool = False, qkv_bias: bool = True, out_bias: bool = True
-    ):
+    def __init__(self, dim: int, *, causal: bool = False, stride: int = 32, heads: int = 8, merged: bool = False, qkv_bias: bool = True, out_bias: bool = True):
         super().__init__(dim, causal=causal)
         self.stride, self.heads, self.merged = stride, heads, merged
         at_least(self, 1, stride=stride)

@@ -13,7 +13,7 @@ from .aft_parts import alive
 from .attention import largest_dot
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
-from .history import add_projections, at_least, empty_history, longer
+from .history import HistoryState, add_projections, at_least, empty_history, longer
 from .pattern_cost import BlockCost, kept_bytes
 from .patterns import explicit, history_step
 
@@ -133,7 +133,7 @@ class Longformer(Mixer):
         q, k, v, qg, kg, vg = global_args(self, x)
         live, first = alive(x, key_mask), state.keys.shape[1] == 0 and positions is None
         slots = self._filled(state[5:], kg, vg, at, live)
-        state = GlobalHistoryState(*longer(state[:5], k, v, live, at, after), *slots)
+        state = GlobalHistoryState(*longer(HistoryState(*state[:5]), k, v, live, at, after), *slots)
         if first:
             y = F.longformer(q, k, v, qg, kg, vg, **self._pattern(), global_tokens=self.global_tokens, causal=True, key_mask=key_mask)
         else:
@@ -163,7 +163,6 @@ class ETC(Mixer):
     long token reads them. Time and memory O(T (r + n_g) D).
     """
 
-    supports_attn_mask = True
     form = "longformer"
     about = About("Ainslie et al. 2020, arXiv 2004.08483", "fixed pattern", "T (r + n_g) D", "T (r + n_g) H")
 
@@ -187,9 +186,8 @@ class ETC(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.longformer`` for this input: (positional, keyword)."""
-        places = explicit(x, positions, key_mask, attn_mask)
-        options = {"reach": self.radius, "dilation": 1, "global_tokens": self.global_tokens, "heads": self.heads, "positions": places}
-        return global_args(self, x), {**options, "causal": False, "key_mask": key_mask, "attn_mask": attn_mask}
+        options = {"reach": self.radius, "dilation": 1, "global_tokens": self.global_tokens, "heads": self.heads}
+        return global_args(self, x), {**options, "positions": positions, "key_mask": key_mask}
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, **given)
