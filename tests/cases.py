@@ -43,7 +43,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fixed-merged": ("fixed", {"stride": 3, "columns": 1, "heads": 1, "merged": True, "out_bias": False}),
     "longformer": ("longformer", {"window": 2, "dilation": [1, 2], "global_tokens": 2, "heads": 2}),
     "etc": ("etc", {"radius": 1, "global_tokens": 2, "heads": 2}),
-    "bigbird": ("bigbird", {"block": 2, "random_blocks": 1, "global_blocks": 1, "heads": 2}),
+    "bigbird": ("bigbird", {"block": 2, "random_blocks": 1, "global_blocks": 1, "seed": 3, "heads": 2}),
     # low rank
     # gated, convolutional and MLP
     # content-sorted

@@ -34,7 +34,7 @@ MUTATIONS = [
         "functional/_blocks.py",
         "return (key_mask.cumsum(1) == 0).sum(1, keepdim=True)",
         "return 0 * (key_mask.cumsum(1) == 0).sum(1, keepdim=True)",
-        "strided",
+        "fixed",
         False,
         "padded_equals_shorter",
     ),
@@ -69,7 +69,7 @@ MUTATIONS = [
         "equals_reference",
     ),
     Mutation(
-        "random blocks of a stretch of the batch",
+        "random blocks drawn over the whole batch",
         "functional/patterns_global.py",
         "return there.amax(1, keepdim=True) + 1",
         "return 0 * there.amax(1, keepdim=True) + there.shape[1]",

@@ -6,6 +6,8 @@ Layout (B, T, heads * e). Self-mixing at default positions runs by blocks (``_bl
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -132,7 +134,7 @@ def strided(
 
     Args:
         merged: False: the first half of the heads attends |t - s| <= stride, the second half (t - s) mod stride = 0. True: every head attends both.
-        positions: as in ``local``; lattices start at each row's position 0.
+        positions: as in ``local``; only their differences count.
 
     Time and memory O(T (stride + T / stride) D) at default positions.
     """
@@ -141,20 +143,17 @@ def strided(
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
-        places = default_places(q, k, key_mask) if positions is None else positions
+        places = default_places(q, k, None) if positions is None else positions
         rows, cols, ok = pairs_of(places, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
         near, column = (rows - cols).abs() <= stride, torch.remainder(rows - cols, stride) == 0
         return joined(dense(ready(q, k, v, heads, key_mask), _by_half(near & ok, column & ok, heads, merged)), q)
 
-    def form(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        r = ready(q, k, v, heads, key_mask)
-        one, two = _halves(r, heads, merged)
-        lines = -(-q.shape[1] // stride)
-        near = band(*one, back=stride, ahead=0 if causal else stride)
-        column = in_classes(*two, stride, back=lines - 1, ahead=0 if causal else lines - 1, hole=1 if merged else -1)
-        return joined(_together(near, column, merged), q)
-
-    return in_order(form, (q, k, v), key_mask)
+    r = ready(q, k, v, heads, key_mask)
+    one, two = _halves(r, heads, merged)
+    lines = -(-q.shape[1] // stride)
+    window = band(*one, back=stride, ahead=0 if causal else stride)
+    lattice = in_classes(*two, stride, back=lines - 1, ahead=0 if causal else lines - 1, hole=1 if merged else -1)
+    return joined(_together(window, lattice, merged), q)
 
 
 def fixed(
@@ -194,12 +193,14 @@ def fixed(
         column = torch.remainder(cols, stride) >= stride - columns
         return joined(dense(ready(q, k, v, heads, key_mask), _by_half(near & ok, column & ok, heads, merged)), q)
 
-    def form(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        one, two = _halves(ready(q, k, v, heads, key_mask), heads, merged)
-        near = blockwise(*one, stride, 0, 0, lambda rows, cols: cols <= rows if causal else (cols >= 0) & (rows >= 0))
-        return joined(_together(near, _summaries(two, stride, columns, causal=causal, merged=merged), merged), q)
+    return in_order(partial(_fixed_blocks, stride=stride, columns=columns, heads=heads, merged=merged, causal=causal), (q, k, v), key_mask)
 
-    return in_order(form, (q, k, v), key_mask)
+
+def _fixed_blocks(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, stride: int, columns: int, heads: int, merged: bool, causal: bool) -> Tensor:
+    """``fixed`` where index = position."""
+    one, two = _halves(ready(q, k, v, heads, key_mask), heads, merged)
+    near = blockwise(*one, stride, 0, 0, lambda rows, cols: cols <= rows if causal else (cols >= 0) & (rows >= 0))
+    return joined(_together(near, _summaries(two, stride, columns, causal=causal, merged=merged), merged), q)
 
 
 def _summaries(r: Ready, stride: int, columns: int, *, causal: bool, merged: bool) -> Part:

@@ -5,6 +5,8 @@ As in ``patterns``: by blocks at default positions, a masked dense form with exp
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -39,8 +41,7 @@ def longformer(
 
     Args:
         dilation: d, one for all heads or one for each.
-        positions: (B, T) when they are not the defaults, or a pair, of queries and of keys; then k_global and v_global have their own length only in
-            ``longformer_chunk``.
+        positions: (B, T) when they are not the defaults, or a pair, of queries and of keys.
 
     Time and memory O(T (reach + global_tokens) D) at default positions.
     """
@@ -58,17 +59,32 @@ def longformer(
         own = dense(ready(q_global, k_global, v_global, heads, key_mask), ok)
         return joined(torch.where((rows < global_tokens)[:, None], own, y), q)
 
-    def form(q: Tensor, k: Tensor, v: Tensor, qg: Tensor, kg: Tensor, vg: Tensor, key_mask: Tensor | None) -> Tensor:
-        g = min(global_tokens, q.shape[1])
-        y = _window_and_shared(ready(q, k, v, heads, key_mask), reach, dilations, g, causal)
-        if g:
-            own = ready(
-                qg[:, :g], kg[:, :g] if causal else kg, vg[:, :g] if causal else vg, heads, key_mask if key_mask is None or not causal else key_mask[:, :g]
-            )
-            y = torch.cat([_everything(own, causal), y[:, :, g:]], 2)
-        return joined(y, q)
-
+    form = partial(_longformer_blocks, reach=reach, dilations=dilations, g=min(global_tokens, q.shape[1]), heads=heads, causal=causal)
     return in_order(form, (q, k, v, q_global, k_global, v_global), key_mask)
+
+
+def _longformer_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    qg: Tensor,
+    kg: Tensor,
+    vg: Tensor,
+    key_mask: Tensor | None,
+    *,
+    reach: int,
+    dilations: list[int],
+    g: int,
+    heads: int,
+    causal: bool,
+) -> Tensor:
+    """``longformer`` where index = position."""
+    y = _window_and_shared(ready(q, k, v, heads, key_mask), reach, dilations, g, causal)
+    if g:
+        end = g if causal else k.shape[1]  # what lies further on, a causal global row does not see
+        own = ready(qg[:, :g], kg[:, :end], vg[:, :end], heads, None if key_mask is None else key_mask[:, :end])
+        y = torch.cat([_everything(own, causal), y[:, :, g:]], 2)
+    return joined(y, q)
 
 
 def longformer_chunk(
@@ -180,21 +196,25 @@ def bigbird(
         pattern = _blocks_seen(rows, cols, block, None if causal else _length(cols[:, 0], key_mask), draw)
         return joined(dense(ready(q, k, v, heads, key_mask), pattern & ok[:, None]), q)
 
-    def form(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        r = ready(q, k, v, heads, key_mask)
-        index = torch.arange(q.shape[1], device=q.device)
-        n, g = -(-q.shape[1] // block), min(global_blocks * block, q.shape[1])
-        i = torch.arange(n, device=q.device)[None]
-        ends = i + 1 if causal else _blocks_of(_length(index[None], key_mask), block)
-        parts = [blockwise(r.q, r.k, r.v, _without(r, g), block, window_blocks // 2, 0 if causal else window_blocks // 2, _before if causal else _all)]
-        if g:
-            parts.append(_shared(r, g, index, causal))
-        if random_blocks:
-            parts.append(_random_part(r, random_choice(i, ends, **draw), block))
-        y = ratio(*parts)
-        return joined(y if causal or not g else torch.cat([_everything(r._replace(q=r.q[:, :, :g]), False), y[:, :, g:]], 2), q)
-
+    form = partial(_bigbird_blocks, block=block, side=window_blocks // 2, draw=draw, causal=causal)
     return in_order(form, (q, k, v), key_mask)
+
+
+def _bigbird_blocks(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, block: int, side: int, draw: dict[str, int], causal: bool) -> Tensor:
+    """``bigbird`` where index = position."""
+    r, T = ready(q, k, v, draw["heads"], key_mask), q.shape[1]
+    index, g = torch.arange(T, device=q.device), min(draw["first"] * block, T)
+    parts = [blockwise(r.q, r.k, r.v, _without(r, g), block, side, 0 if causal else side, _before if causal else _all)]
+    if g:
+        parts.append(_shared(r, g, index, causal))
+    if draw["count"]:
+        i = torch.arange(-(-T // block), device=q.device)[None]
+        end = i + 1 if causal else _blocks_of(_length(index[None], key_mask), block)
+        parts.append(_random_part(r, random_choice(i, end, **draw), block))
+    y = ratio(*parts)
+    if g and not causal:
+        y = torch.cat([_everything(r._replace(q=r.q[:, :, :g]), False), y[:, :, g:]], 2)
+    return joined(y, q)
 
 
 def _before(rows: Tensor, cols: Tensor) -> Tensor:
@@ -237,7 +257,7 @@ def random_choice(i: Tensor, end: Tensor, *, window: int, first: int, heads: int
     candidates = (end - first - inside).clamp_min(0)[:, None, :, None]
     slot, head = torch.arange(count, device=i.device), torch.arange(heads, device=i.device)[:, None, None]
     start, stop = (torch.div(candidates * s, count, rounding_mode="floor") for s in (slot, slot + 1))
-    number = _hashed(i[:, None, :, None] * 7919 + head * 104729 + slot * 1299709 + seed * 15485863)
+    number = _hashed(i[:, None, :, None] * 7919 + head * 104729 + slot * 1299709 + (seed & BITS) * 15485863)
     pick = start + ((number * (stop - start)) >> 31)
     chosen = first + pick
     chosen = torch.where(chosen >= low[:, None, :, None], chosen + inside[:, None, :, None], chosen)

@@ -46,21 +46,21 @@ def local(q, k, v, *, window: int, heads: int, outside: str = "none", positions=
     return torch.cat(outputs, -1)
 
 
-def _halves(one: Tensor, two: Tensor, t: Tensor, heads: int, merged: bool) -> list[Tensor]:
-    one, two = one & (t >= 0), two & (t >= 0)
+def _halves(one: Tensor, two: Tensor, heads: int, merged: bool) -> list[Tensor]:
     return [one | two] * heads if merged else [one if h < heads // 2 else two for h in range(heads)]
 
 
 def strided(q, k, v, *, stride: int, heads: int, merged: bool = False, positions=None, mask: Tensor | None = None) -> Tensor:
     """Child et al. 2019, Sec. 4.2: A1 = {s: t - l <= s <= t}, A2 = {s: (t - s) mod l = 0}, and their mirror images."""
-    t, s = _places(q, k, positions, mask)
-    return _softmax(q, k, v, heads, _halves((t - s).abs() <= stride, (t - s) % stride == 0, t, heads, merged), mask)
+    t, s = _places(q, k, positions if positions is not None else torch.arange(k.shape[1]).expand(k.shape[:2]), mask)
+    return _softmax(q, k, v, heads, _halves((t - s).abs() <= stride, (t - s) % stride == 0, heads, merged), mask)
 
 
 def fixed(q, k, v, *, stride: int, columns: int, heads: int, merged: bool = False, positions=None, mask: Tensor | None = None) -> Tensor:
     """Child et al. 2019, Sec. 4.2: A1 = {s: floor(s / l) = floor(t / l)}, A2 = {s: s mod l in {l - c, ..., l - 1}}."""
     t, s = _places(q, k, positions, mask)
-    return _softmax(q, k, v, heads, _halves(s // stride == t // stride, (s % stride >= stride - columns).expand(-1, t.shape[1], -1), t, heads, merged), mask)
+    own, column = (s // stride == t // stride) & (t >= 0), (s % stride >= stride - columns) & (t >= 0)
+    return _softmax(q, k, v, heads, _halves(own, column, heads, merged), mask)
 
 
 def longformer(q, k, v, q_global, k_global, v_global, *, reach: int, dilation, global_tokens: int, heads: int, positions=None, mask=None) -> Tensor:
