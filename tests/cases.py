@@ -76,6 +76,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "rfa-gate": ("rfa", {"heads": 1, "gate": True}),
     "rfa-arccos": ("rfa", {"heads": 2, "num_features": 9, "feature": "arccos", "gate": True}),
     # local and other patterns
+    "local": ("local", {"window": 3, "heads": 2}),
+    "local-pool": ("local", {"window": 3, "heads": 2, "outside": "pool"}),
+    "strided": ("strided", {"stride": 3, "heads": 4}),
+    "strided-merged": ("strided", {"stride": 2, "heads": 1, "merged": True, "qkv_bias": False}),
+    "fixed": ("fixed", {"stride": 4, "columns": 2, "heads": 4}),
+    "fixed-merged": ("fixed", {"stride": 3, "columns": 1, "heads": 1, "merged": True, "out_bias": False}),
+    "longformer": ("longformer", {"window": 2, "dilation": [1, 2], "global_tokens": 2, "heads": 2}),
+    "etc": ("etc", {"radius": 1, "global_tokens": 2, "heads": 2}),
+    "bigbird": ("bigbird", {"block": 2, "random_blocks": 1, "global_blocks": 1, "seed": 3, "heads": 2}),
     # low rank
     "linformer": ("linformer", {"max_len": 13, "rank": 3, "heads": 2}),
     "linformer-heads": ("linformer", {"max_len": 12, "rank": 4, "heads": 4, "sharing": "none", "qkv_bias": False, "out_bias": False}),

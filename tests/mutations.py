@@ -184,6 +184,56 @@ MUTATIONS = [
         "accurate_on_adversarial_keys",
     ),
     # planted in: local and other patterns
+    Mutation("band one too wide", "functional/_blocks.py", "(cols >= rows - back)", "(cols >= rows - back - 1)", "local", False, "equals_reference"),
+    Mutation(
+        "lattice starts at the padding",
+        "functional/_blocks.py",
+        "return (key_mask.cumsum(1) == 0).sum(1, keepdim=True)",
+        "return 0 * (key_mask.cumsum(1) == 0).sum(1, keepdim=True)",
+        "fixed",
+        False,
+        "padded_equals_shorter",
+    ),
+    Mutation(
+        "pool overlaps the window",
+        "functional/patterns.py",
+        "F.pad(r.v.double().cumsum(-2), (0, 0, window, 0))",
+        "F.pad(r.v.double().cumsum(-2), (0, 0, window - 1, 0))",
+        "local-pool",
+        True,
+        "equals_reference",
+    ),
+    Mutation(
+        "summaries of later blocks seen",
+        "functional/patterns.py",
+        "(place >= 0) & (place <= index[:, None]) if causal",
+        "(place >= 0).expand(T, -1) if causal",
+        "fixed",
+        True,
+        "future_cannot_reach_past",
+    ),
+    Mutation(
+        "own block seen whole", "functional/patterns_global.py", "return cols <= rows", "return cols <= rows + 1", "bigbird", True, "future_cannot_reach_past"
+    ),
+    Mutation(
+        "global rows with the weights of the others",
+        "functional/patterns_global.py",
+        "torch.cat([_everything(own, causal), y[:, :, g:]], 2)",
+        "y + 0.0 * torch.cat([_everything(own, causal), y[:, :, g:]], 2)",
+        "longformer",
+        False,
+        "equals_reference",
+    ),
+    Mutation(
+        "random blocks drawn over the whole batch",
+        "functional/patterns_global.py",
+        "return there.amax(1, keepdim=True) + 1",
+        "return 0 * there.amax(1, keepdim=True) + there.shape[1]",
+        "bigbird",
+        False,
+        "padded_equals_shorter",
+    ),
+    Mutation("pool forgets what leaves the ring", "mixers/local.py", "far[1] + lives[:, :n].sum(1)", "far[1]", "local-pool", True, "streaming_equals_parallel"),
     # planted in: low rank
     Mutation(
         "columns of E by index",

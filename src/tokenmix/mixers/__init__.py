@@ -31,6 +31,9 @@ from .memory_compressed import MemoryCompressed
 from .nystrom import Nystrom
 from .set import InducedSet
 from .spatial_reduction import SpatialReduction
+from .local import Local
+from .patterns import Fixed, Strided
+from .patterns_global import ETC, BigBird, Longformer
 
 MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
@@ -57,6 +60,12 @@ MIXERS: dict[str, type[Mixer]] = {
     "performer": Performer,
     "rfa": RFA,
     # local and other patterns
+    "local": Local,
+    "strided": Strided,
+    "fixed": Fixed,
+    "longformer": Longformer,
+    "etc": ETC,
+    "bigbird": BigBird,
     # low rank
     "linformer": Linformer,
     "nystrom": Nystrom,
@@ -70,7 +79,7 @@ MIXERS: dict[str, type[Mixer]] = {
 }
 """Every mixer by name: the core first, then the opponents, family by family."""
 
-CORE = ("attention", "aft_full", "aft_local", "aft_simple", "aft_conv", "hydra", "multihead_linear", "external", "external_multihead", "linear", "performer", "rfa", "synthesizer_dense", "synthesizer_random", "synthesizer_factorized_dense", "synthesizer_factorized_random", "synthesizer_mixture")
+CORE = ("attention", "aft_full", "aft_local", "aft_simple", "aft_conv", "hydra", "multihead_linear", "external", "external_multihead", "linear", "performer", "rfa", "synthesizer_dense", "synthesizer_random", "synthesizer_factorized_dense", "synthesizer_factorized_random", "synthesizer_mixture", "local")
 
 
 def build_mixer(name: str, dim: int, **options: Any) -> Mixer:

@@ -22,3 +22,8 @@ from .memory_compressed import memory_compressed as memory_compressed
 from .nystrom import nystrom as nystrom
 from .set import induced_set as induced_set
 from .spatial_reduction import spatial_reduction as spatial_reduction
+from .patterns import bigbird as bigbird
+from .patterns import fixed as fixed
+from .patterns import local as local
+from .patterns import longformer as longformer
+from .patterns import strided as strided

@@ -1,0 +1,242 @@
+"""Softmax attention over fixed patterns without global tokens: sliding window, and the two of the Sparse Transformer (Child et al. 2019).
+
+Layout (B, T, heads * e). Self-mixing at default positions runs by blocks (``_blocks``) and never makes a T x T tensor; with explicit ``positions``,
+``attn_mask``, or another number of keys than queries, a masked dense form runs. A query with nothing to attend gives exactly 0.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import MixerError
+from ._blocks import (
+    FLOOR,
+    Part,
+    Places,
+    Ready,
+    band,
+    blockwise,
+    check,
+    cut,
+    default_places,
+    dense,
+    in_classes,
+    in_order,
+    joined,
+    pairs_of,
+    part_of,
+    ratio,
+    ready,
+    sums_of,
+)
+
+
+def local(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    window: int,
+    heads: int,
+    outside: str = "none",
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    positions: Places | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """y_t = sum_s exp(l_ts) v_s / sum_s exp(l_ts), l_ts = q_t . k_s / sqrt(e) where |t - s| < window.
+
+    Args:
+        q: (B, T, D); k, v: (B, S, D).
+        window: a row sees 2 window - 1 keys, window when causal.
+        outside: of the window, "none": nothing is attended; "pool": every key counts with l_ts = 0, as AFT-local's bias does (bias, not mask).
+        positions: (B, T) when they are not the indices, or a pair of them, of queries and of keys: distances are then those of positions.
+
+    Time and memory O(T window D) by blocks; with ``positions``, ``attn_mask`` or S != T, O(T S D).
+    """
+    check("local", q, k, v, heads, backend, window=window)
+    if outside not in ("none", "pool"):
+        raise MixerError(f"local: outside={outside!r} is unknown; it is 'none' or 'pool'.")
+    if 0 in (q.shape[1], k.shape[1]):
+        return torch.zeros_like(q)
+    if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
+        places = default_places(q, k, None) if positions is None else positions
+        rows, cols, ok = pairs_of(places, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
+        return joined(ratio(_near_part(ready(q, k, v, heads, key_mask), (rows - cols).abs() < window, ok, outside)), q)
+    r = ready(q, k, v, heads, key_mask)
+    parts = [band(*r, back=window - 1, ahead=0 if causal else window - 1)]
+    if outside == "pool":
+        parts += [_pooled(r, window)] if causal else [_pooled(r, window), _flipped(_pooled(_turned(r), window))]
+    return joined(ratio(*parts), q)
+
+
+def local_chunk(
+    q: Tensor, k: Tensor, v: Tensor, places: tuple[Tensor, Tensor], far: tuple[Tensor, Tensor], *, window: int, heads: int, outside: str, key_mask: Tensor
+) -> Tensor:
+    """``local`` for the last T of S tokens, after others whose values sum to far[0] (B, D) over far[1] (B,) tokens, all outside of every window."""
+    rows, cols, ok = pairs_of(places, q, k, causal=True, key_mask=key_mask, attn_mask=None)
+    near = _near_part(ready(q, k, v, heads, key_mask), (rows - cols).abs() < window, ok, outside)
+    if outside == "none":
+        return joined(ratio(near), q)
+    num, den = far[0].unflatten(-1, (heads, -1))[:, :, None].to(near.num.dtype), far[1][:, None, None, None].to(near.den.dtype)
+    return joined(ratio(near, Part(_zero_logit(den), num, den)), q)
+
+
+def _near_part(r: Ready, near: Tensor, ok: Tensor, outside: str) -> Part:
+    """The dense form: outside of the window no pair, or the logit 0."""
+    if outside == "none":
+        return part_of(r.q, r.k, r.v, (ok & near)[:, None])
+    logits = torch.where(near[:, None], r.q @ r.k.mT, 0.0)
+    return sums_of(logits.masked_fill(~ok[:, None], float("-inf")), r.v)
+
+
+def _pooled(r: Ready, window: int) -> Part:
+    """The keys ``window`` or more before each query, each with logit 0: running sums, in float64, of what lies outside only."""
+    num = F.pad(r.v.double().cumsum(-2), (0, 0, window, 0))[..., : r.v.shape[-2], :]
+    ones = torch.ones_like(r.v[:, :1, :, 0]) if r.live is None else r.live
+    den = F.pad(ones.double().cumsum(-1), (window, 0))[..., : r.v.shape[-2], None].to(r.v.dtype)
+    return Part(_zero_logit(den), num.to(r.v.dtype), den)
+
+
+def _zero_logit(count: Tensor) -> Tensor:
+    """The largest logit of a pool: 0, unless nobody is in it."""
+    return torch.where(count > 0, 0.0, FLOOR).to(count.dtype)
+
+
+def _turned(r: Ready) -> Ready:
+    return Ready(r.q, r.k, r.v.flip(-2), None if r.live is None else r.live.flip(-1))
+
+
+def _flipped(p: Part) -> Part:
+    return Part(*(a.flip(-2) for a in p))
+
+
+def strided(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    stride: int,
+    heads: int,
+    merged: bool = False,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    positions: Places | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """The strided pattern of the Sparse Transformer (Sec. 4.2): the last ``stride`` positions, and every ``stride``-th position.
+
+    Args:
+        merged: False: the first half of the heads attends |t - s| <= stride, the second half (t - s) mod stride = 0. True: every head attends both.
+        positions: as in ``local``; only their differences count.
+
+    Time and memory O(T (stride + T / stride) D) at default positions.
+    """
+    check("strided", q, k, v, heads, backend, stride=stride)
+    _check_halves("strided", heads, merged)
+    if 0 in (q.shape[1], k.shape[1]):
+        return torch.zeros_like(q)
+    if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
+        places = default_places(q, k, None) if positions is None else positions
+        rows, cols, ok = pairs_of(places, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
+        near, column = (rows - cols).abs() <= stride, torch.remainder(rows - cols, stride) == 0
+        return joined(dense(ready(q, k, v, heads, key_mask), _by_half(near & ok, column & ok, heads, merged)), q)
+
+    r = ready(q, k, v, heads, key_mask)
+    one, two = _halves(r, heads, merged)
+    lines = -(-q.shape[1] // stride)
+    window = band(*one, back=stride, ahead=0 if causal else stride)
+    lattice = in_classes(*two, stride, back=lines - 1, ahead=0 if causal else lines - 1, hole=1 if merged else -1)
+    return joined(_together(window, lattice, merged), q)
+
+
+def fixed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    stride: int,
+    columns: int,
+    heads: int,
+    merged: bool = False,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    positions: Places | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """The fixed pattern of the Sparse Transformer (Sec. 4.2): the own block of ``stride`` positions, and the last ``columns`` positions of every block.
+
+    Args:
+        merged: False: the first half of the heads attends floor(s / stride) = floor(t / stride), the second half s mod stride >= stride - columns.
+            True: every head attends both.
+        positions: as in ``local``; blocks start at each row's position 0.
+
+    Time and memory O(T (stride + columns T / stride) D) at default positions.
+    """
+    check("fixed", q, k, v, heads, backend, stride=stride, columns=columns)
+    _check_halves("fixed", heads, merged)
+    if columns > stride:
+        raise MixerError(f"fixed: columns={columns} must be at most stride={stride}.")
+    if 0 in (q.shape[1], k.shape[1]):
+        return torch.zeros_like(q)
+    if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
+        places = default_places(q, k, key_mask) if positions is None else positions
+        rows, cols, ok = pairs_of(places, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
+        near = torch.div(rows, stride, rounding_mode="floor") == torch.div(cols, stride, rounding_mode="floor")
+        column = torch.remainder(cols, stride) >= stride - columns
+        return joined(dense(ready(q, k, v, heads, key_mask), _by_half(near & ok, column & ok, heads, merged)), q)
+
+    return in_order(partial(_fixed_blocks, stride=stride, columns=columns, heads=heads, merged=merged, causal=causal), (q, k, v), key_mask)
+
+
+def _fixed_blocks(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, stride: int, columns: int, heads: int, merged: bool, causal: bool) -> Tensor:
+    """``fixed`` where index = position."""
+    one, two = _halves(ready(q, k, v, heads, key_mask), heads, merged)
+    near = blockwise(*one, stride, 0, 0, lambda rows, cols: cols <= rows if causal else (cols >= 0) & (rows >= 0))
+    return joined(_together(near, _summaries(two, stride, columns, causal=causal, merged=merged), merged), q)
+
+
+def _summaries(r: Ready, stride: int, columns: int, *, causal: bool, merged: bool) -> Part:
+    """All queries over the last ``columns`` positions of every block; without the own block where another part has it."""
+    T, device = r.q.shape[-2], r.q.device
+    n, index = -(-T // stride), torch.arange(T, device=device)
+    place = cut(index[:, None] + 1, n, stride)[:, stride - columns :].flatten() - 1  # -1 after the end
+    k, v = (cut(a, n, stride)[..., stride - columns :, :].flatten(-3, -2) for a in (r.k, r.v))
+    ok = (place >= 0) & (place <= index[:, None]) if causal else (place >= 0).expand(T, -1)
+    if merged:
+        block = torch.arange(n, device=device)[:, None]
+        ok = ok & (block.expand(n, stride).flatten()[:T, None] != block.expand(n, columns).flatten())
+    if r.live is not None:
+        ok = ok & cut(r.live[..., None], n, stride)[..., stride - columns :, :].flatten(-3, -2).mT
+    return part_of(r.q, k, v, ok)
+
+
+def _check_halves(who: str, heads: int, merged: bool) -> None:
+    if not merged and heads % 2:
+        raise MixerError(f"{who}: half of the heads takes each pattern, so heads must be even, got {heads}; or merged=True.")
+
+
+def _halves(r: Ready, heads: int, merged: bool) -> tuple[Ready, Ready]:
+    if merged:
+        return r, r
+    h = heads // 2
+    return Ready(r.q[:, :h], r.k[:, :h], r.v[:, :h], r.live), Ready(r.q[:, h:], r.k[:, h:], r.v[:, h:], r.live)
+
+
+def _together(near: Part, column: Part, merged: bool) -> Tensor:
+    return ratio(near, column) if merged else torch.cat([ratio(near), ratio(column)], 1)
+
+
+def _by_half(near: Tensor, column: Tensor, heads: int, merged: bool) -> Tensor:
+    """(B, T, S) of both patterns -> what the heads allow."""
+    if merged:
+        return near | column
+    second = torch.arange(heads, device=near.device)[:, None, None] >= heads // 2
+    return torch.where(second, column[:, None], near[:, None])

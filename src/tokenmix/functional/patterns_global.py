@@ -1,0 +1,284 @@
+"""Softmax attention over patterns with global tokens: Longformer (Beltagy et al. 2020), ETC (Ainslie et al. 2020) and BigBird (Zaheer et al. 2020).
+
+As in ``patterns``: by blocks at default positions, a masked dense form with explicit ``positions``, ``attn_mask`` or S != T.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..errors import MixerError
+from ._blocks import Part, Places, Ready, blockwise, check, cut, default_places, dense, in_classes, in_order, joined, pairs_of, part_of, ratio, ready
+
+BITS = (1 << 31) - 1
+
+
+def longformer(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_global: Tensor,
+    k_global: Tensor,
+    v_global: Tensor,
+    *,
+    reach: int,
+    dilation: int | list[int],
+    global_tokens: int,
+    heads: int,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    positions: Places | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """A sliding window, dilated per head, and global tokens: those at positions below ``global_tokens``.
+
+    y_t = softmax over { s: |t - s| <= reach d, (t - s) mod d = 0, or s global } of q_t . k_s / sqrt(e), over v_s; a global row instead attends all s with
+    q_global, k_global, v_global. With d = 1 it is also ETC: the parts l2l (radius ``reach``) and l2g, and g2g and g2l with weights of their own.
+
+    Args:
+        dilation: d, one for all heads or one for each.
+        positions: (B, T) when they are not the defaults, or a pair, of queries and of keys.
+
+    Time and memory O(T (reach + global_tokens) D) at default positions.
+    """
+    check("longformer", q, k, v, heads, backend, reach=reach + 1, global_tokens=global_tokens + 1)
+    dilations = dilation if isinstance(dilation, list) else [dilation] * heads
+    if len(dilations) != heads or min(dilations) < 1:
+        raise MixerError(f"longformer: dilation={dilation!r} must be a positive integer, or one for each of the {heads} heads.")
+    if 0 in (q.shape[1], k.shape[1]):
+        return torch.zeros_like(q)
+    if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
+        places = default_places(q, k, key_mask) if positions is None else positions
+        rows, cols, ok = pairs_of(places, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
+        near = _dilated(rows, cols, reach, dilations) | (cols < global_tokens)[:, None]
+        y = dense(ready(q, k, v, heads, key_mask), near & ok[:, None])
+        own = dense(ready(q_global, k_global, v_global, heads, key_mask), ok)
+        return joined(torch.where((rows < global_tokens)[:, None], own, y), q)
+
+    form = partial(_longformer_blocks, reach=reach, dilations=dilations, g=min(global_tokens, q.shape[1]), heads=heads, causal=causal)
+    return in_order(form, (q, k, v, q_global, k_global, v_global), key_mask)
+
+
+def _longformer_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    qg: Tensor,
+    kg: Tensor,
+    vg: Tensor,
+    key_mask: Tensor | None,
+    *,
+    reach: int,
+    dilations: list[int],
+    g: int,
+    heads: int,
+    causal: bool,
+) -> Tensor:
+    """``longformer`` where index = position."""
+    y = _window_and_shared(ready(q, k, v, heads, key_mask), reach, dilations, g, causal)
+    if g:
+        end = g if causal else k.shape[1]  # what lies further on, a causal global row does not see
+        own = ready(qg[:, :g], kg[:, :end], vg[:, :end], heads, None if key_mask is None else key_mask[:, :end])
+        y = torch.cat([_everything(own, causal), y[:, :, g:]], 2)
+    return joined(y, q)
+
+
+def longformer_chunk(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_global: Tensor,
+    k_global: Tensor,
+    v_global: Tensor,
+    places: tuple[Tensor, Tensor],
+    *,
+    reach: int,
+    dilation: int | list[int],
+    heads: int,
+    key_mask: Tensor,
+    global_mask: Tensor,
+) -> Tensor:
+    """The causal form for the last T of S tokens: k_global, v_global (B, g, D) are those of positions 0..g-1, global_mask (B, g) which are there."""
+    g = k_global.shape[1]
+    rows, cols, ok = pairs_of(places, q, k, causal=True, key_mask=key_mask, attn_mask=None)
+    dilations = dilation if isinstance(dilation, list) else [dilation] * heads
+    near = _dilated(rows, cols, reach, dilations) | (cols < g)[:, None]
+    y = dense(ready(q, k, v, heads, key_mask), near & ok[:, None])
+    if g:
+        before = (torch.arange(g, device=q.device) <= rows) & global_mask[:, None]
+        y = torch.where((rows < g)[:, None], dense(ready(q_global, k_global, v_global, heads, global_mask), before), y)
+    return joined(y, q)
+
+
+def _dilated(rows: Tensor, cols: Tensor, reach: int, dilations: list[int]) -> Tensor:
+    """The windows of the heads, (B, H, T, S)."""
+    gap = rows - cols
+    windows = {d: (gap.abs() <= reach * d) & (torch.remainder(gap, d) == 0) for d in set(dilations)}
+    return torch.stack([windows[d] for d in dilations], 1)
+
+
+def _window_and_shared(r: Ready, reach: int, dilations: list[int], g: int, causal: bool) -> Tensor:
+    """All rows over their window, the global tokens taken out of it, and over the global tokens."""
+    index = torch.arange(r.q.shape[-2], device=r.q.device)
+    live = _without(r, g)
+    pieces: dict[int, Tensor] = {}
+    for d in sorted(set(dilations)):
+        mine = [h for h, other in enumerate(dilations) if other == d]
+        part = r if len(mine) == len(dilations) else Ready(r.q[:, mine], r.k[:, mine], r.v[:, mine], r.live)
+        parts = [in_classes(part.q, part.k, part.v, live, d, back=reach, ahead=0 if causal else reach)]
+        if g:
+            parts.append(_shared(part, g, index, causal))
+        pieces |= dict(zip(mine, ratio(*parts).unbind(1), strict=True)) if len(mine) < len(dilations) else {-1: ratio(*parts)}
+    return pieces[-1] if -1 in pieces else torch.stack([pieces[h] for h in range(len(dilations))], 1)
+
+
+def _without(r: Ready, g: int) -> Tensor | None:
+    """Which keys are live and not among the first g."""
+    if g == 0:
+        return r.live
+    later = (torch.arange(r.k.shape[-2], device=r.k.device) >= g)[None, None]
+    return later if r.live is None else r.live & later
+
+
+def _shared(r: Ready, g: int, index: Tensor, causal: bool) -> Part:
+    """Every row over the first g keys."""
+    ok = (index[:g] <= index[:, None]) if causal else (index[:g] >= 0)[None]
+    return part_of(r.q, r.k[:, :, :g], r.v[:, :, :g], ok if r.live is None else ok & r.live[:, :, None, :g])
+
+
+def _everything(r: Ready, causal: bool) -> Tensor:
+    """The first rows over all keys given."""
+    rows, cols = (torch.arange(a.shape[-2], device=a.device) for a in (r.q, r.k))
+    ok = cols <= rows[:, None] if causal else (cols >= 0)[None]
+    return ratio(part_of(r.q, r.k, r.v, ok if r.live is None else ok & r.live[:, :, None]))
+
+
+def bigbird(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    block: int,
+    window_blocks: int,
+    random_blocks: int,
+    global_blocks: int,
+    seed: int,
+    heads: int,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    positions: Places | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Softmax attention where a block of queries attends ``window_blocks`` blocks around it, the first ``global_blocks`` ones, and ``random_blocks`` more.
+
+    Tokens of global blocks attend everything (BigBird-ITC). Causal: only s <= t of all that. The random blocks of query block i and head h are drawn by
+    ``random_choice`` among the blocks of the row that are neither global nor in the window; when causal, among those before the window.
+
+    Args:
+        window_blocks: odd: (window_blocks - 1) / 2 blocks on each side of the own one; when causal only those before it.
+        positions: as in ``patterns.local``; blocks start at each row's position 0, and the row ends with its last live key.
+
+    Time and memory O(T block (window_blocks + random_blocks + global_blocks) D) at default positions.
+    """
+    check("bigbird", q, k, v, heads, backend, block=block, window_blocks=window_blocks, random_blocks=random_blocks + 1, global_blocks=global_blocks + 1)
+    if window_blocks % 2 == 0:
+        raise MixerError(f"bigbird: window_blocks={window_blocks} must be odd, the own block and as many on each side.")
+    if 0 in (q.shape[1], k.shape[1]):
+        return torch.zeros_like(q)
+    draw = {"window": window_blocks // 2, "first": global_blocks, "heads": heads, "count": random_blocks, "seed": seed}
+    if positions is not None or q.shape[1] != k.shape[1]:
+        places = default_places(q, k, key_mask) if positions is None else positions
+        rows, cols, ok = pairs_of(places, q, k, causal=causal, key_mask=key_mask, attn_mask=None)
+        pattern = _blocks_seen(rows, cols, block, None if causal else _length(cols[:, 0], key_mask), draw)
+        return joined(dense(ready(q, k, v, heads, key_mask), pattern & ok[:, None]), q)
+
+    form = partial(_bigbird_blocks, block=block, side=window_blocks // 2, draw=draw, causal=causal)
+    return in_order(form, (q, k, v), key_mask)
+
+
+def _bigbird_blocks(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, block: int, side: int, draw: dict[str, int], causal: bool) -> Tensor:
+    """``bigbird`` where index = position."""
+    r, T = ready(q, k, v, draw["heads"], key_mask), q.shape[1]
+    index, g = torch.arange(T, device=q.device), min(draw["first"] * block, T)
+    parts = [blockwise(r.q, r.k, r.v, _without(r, g), block, side, 0 if causal else side, _before if causal else _all)]
+    if g:
+        parts.append(_shared(r, g, index, causal))
+    if draw["count"]:
+        i = torch.arange(-(-T // block), device=q.device)[None]
+        end = i + 1 if causal else _blocks_of(_length(index[None], key_mask), block)
+        parts.append(_random_part(r, random_choice(i, end, **draw), block))
+    y = ratio(*parts)
+    if g and not causal:
+        y = torch.cat([_everything(r._replace(q=r.q[:, :, :g]), False), y[:, :, g:]], 2)
+    return joined(y, q)
+
+
+def _before(rows: Tensor, cols: Tensor) -> Tensor:
+    return cols <= rows
+
+
+def _all(rows: Tensor, cols: Tensor) -> Tensor:
+    return (rows >= 0) & (cols >= 0)
+
+
+def _length(places: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Position after the last live key of each row, (B, 1)."""
+    there = places if key_mask is None else torch.where(key_mask, places, -1)
+    return there.amax(1, keepdim=True) + 1
+
+
+def _blocks_of(length: Tensor, block: int) -> Tensor:
+    return torch.div(length + block - 1, block, rounding_mode="floor")
+
+
+def _blocks_seen(rows: Tensor, cols: Tensor, block: int, length: Tensor | None, draw: dict[str, int]) -> Tensor:
+    """The pairs (B, H, T, S) of the pattern, at positions rows (B, T, 1) and cols (B, 1, S); length (B, 1) of each row, or None when causal."""
+    i, j = (torch.div(a, block, rounding_mode="floor") for a in (rows, cols))
+    seen = ((i - j).abs() <= draw["window"]) | (i < draw["first"]) | (j < draw["first"])
+    seen = seen[:, None].expand(-1, draw["heads"], -1, -1)
+    if draw["count"]:
+        chosen = random_choice(i[..., 0], i[..., 0] + 1 if length is None else _blocks_of(length, block), **draw)
+        seen = seen | (chosen[..., None] == j[:, None, :, None, :]).any(-2)
+    return seen
+
+
+def random_choice(i: Tensor, end: Tensor, *, window: int, first: int, heads: int, count: int, seed: int) -> Tensor:
+    """The random blocks (B, H, n, count) of query blocks i (B, n), -1 where there is none; they depend on seed, head, i and ``end`` only.
+
+    The candidates are the blocks first .. end - 1 outside of i - window .. i + window, in order. They are cut into ``count`` equal stretches and a number
+    hashed from (seed, head, i, slot) picks one of each, so that the choices differ from one another.
+    """
+    low = (i - window).clamp_min(first)
+    inside = (torch.minimum(i + window + 1, end) - low).clamp_min(0)
+    candidates = (end - first - inside).clamp_min(0)[:, None, :, None]
+    slot, head = torch.arange(count, device=i.device), torch.arange(heads, device=i.device)[:, None, None]
+    start, stop = (torch.div(candidates * s, count, rounding_mode="floor") for s in (slot, slot + 1))
+    number = _hashed(i[:, None, :, None] * 7919 + head * 104729 + slot * 1299709 + (seed & BITS) * 15485863)
+    pick = start + ((number * (stop - start)) >> 31)
+    chosen = first + pick
+    chosen = torch.where(chosen >= low[:, None, :, None], chosen + inside[:, None, :, None], chosen)
+    return torch.where(stop > start, chosen, -1)
+
+
+def _hashed(x: Tensor) -> Tensor:
+    """Numbers below 2^31 that look random; the constants keep all products below 2^62."""
+    x = x & BITS
+    for shift, factor in ((15, 0x2C1B3C6D), (12, 0x297A2D39)):
+        x = ((x ^ (x >> shift)) * factor) & BITS
+    return x ^ (x >> 15)
+
+
+def _random_part(r: Ready, chosen: Tensor, block: int) -> Part:
+    """Each block of queries over its chosen (B or 1, H, n, count) blocks."""
+    (B, H, T, e), n, count = r.q.shape, chosen.shape[2], chosen.shape[3]
+    chosen = chosen.expand(B, H, n, count)
+    index = chosen.clamp_min(0).flatten(2)[..., None]
+    k, v = (cut(a, n, block).flatten(-2).gather(2, index.expand(-1, -1, -1, block * e)).view(B, H, n, count * block, e) for a in (r.k, r.v))
+    inside = (torch.arange(n * block, device=r.q.device) < T).view(1, 1, n, block) if r.live is None else cut(r.live[..., None], n, block).squeeze(-1)
+    live = inside.expand(B, H, n, block).gather(2, index.expand(-1, -1, -1, block)).view(B, H, n, count, block)
+    ok = (live & (chosen >= 0)[..., None]).flatten(-2)[..., None, :]
+    return Part(*(a.flatten(-3, -2)[..., :T, :] for a in part_of(cut(r.q, n, block), k, v, ok)))

@@ -1,0 +1,121 @@
+"""Softmax attention in a sliding window, and the form that pools what lies outside of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import functional as F
+from ..functional.patterns import local_chunk
+from .aft_parts import alive, in_pieces
+from .attention import largest_dot
+from .base import About, Mixer, chunk_positions, register_state, token_positions
+from .cost import MixingCost
+from .history import HistoryState, add_projections, at_least
+from .pattern_cost import BlockCost, kept_bytes
+
+
+@register_state
+class LocalState(NamedTuple):
+    """The last window - 1 keys and values (B, R, D), which may be attended, where they stand; the sum (B, D) and number (B,) of the values before them.
+
+    Constant size. The sums are float64 and stay zero with ``outside="none"``.
+    """
+
+    keys: Tensor
+    values: Tensor
+    live: Tensor
+    places: Tensor
+    far_values: Tensor
+    far_count: Tensor
+    position: Tensor
+
+
+class Local(Mixer):
+    """Softmax attention in a sliding window: y_t = W_o [softmax over |t - s| < window of (q_t . k_s / sqrt(e)) v_s], in each head.
+
+    Args:
+        window: a row sees 2 window - 1 tokens, window when causal: the same ones as in ``aft_local``.
+        heads: number of heads; divides dim.
+        outside: "none": tokens outside of the window are not attended. "pool": they count with logit 0, as AFT-local's bias does, so that the output is
+            (sum_in e^{q.k} v + sum_out v) / (sum_in e^{q.k} + n_out).
+
+    Time and memory O(T window D). The streaming state is the last window - 1 tokens, and with "pool" one vector.
+    """
+
+    supports_causal = supports_streaming = supports_context = supports_attn_mask = True
+    about = About("Luong et al. 2015, arXiv 1508.04025 (the window); Beltagy et al. 2020, arXiv 2004.05150", "fixed pattern", "T w D", "T w H + T D")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        window: int = 128,
+        heads: int = 8,
+        outside: str = "none",
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        self.window, self.heads, self.outside = window, heads, outside
+        at_least(self, 1, window=window)
+        if outside not in ("none", "pool"):
+            self.refuse(f"outside must be 'none' or 'pool', got {outside!r}")
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.local`` for this input: (positional, keyword)."""
+        keys, places = (x, positions) if context is None else (context, self._places(x, context, positions, key_mask))
+        options = {"window": self.window, "heads": self.heads, "outside": self.outside, "positions": places}
+        return (self.q_proj(x), self.k_proj(keys), self.v_proj(keys)), {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+
+    def _places(self, x, context, positions, key_mask):
+        return token_positions(x, None) if positions is None else positions, token_positions(context, key_mask)
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.local(*args, **options))
+
+    def mixing_cost(self, T):
+        D, R = self.dim, self.window - 1
+        pairs = BlockCost(T).band(R, R)
+        flops = 4 * D * pairs.pairs + (4 * D * T if self.outside == "pool" else 0)
+        kept = kept_bytes(D, self.heads, T, [pairs], pools=2 if self.outside == "pool" else 0)
+        return MixingCost(flops=flops, counted=4 * D * pairs.pairs, activations=kept, state=R * (8 * D + 9) + 8 * D + 16)
+
+    @staticmethod
+    def largest_logit(args, options):
+        return largest_dot(args[0], args[1], options["heads"])
+
+    def empty_state(self, batch_size, *, device, dtype):
+        keys = torch.zeros(batch_size, self.window - 1, self.dim, device=device, dtype=dtype)
+        places = torch.zeros(keys.shape[:2], dtype=torch.long, device=device)
+        far = torch.zeros(batch_size, self.dim, device=device, dtype=torch.float64)
+        return LocalState(keys, keys.clone(), places.bool(), places, far, far.new_zeros(batch_size), places.new_zeros(batch_size))
+
+    def context_state(self, context, context_mask):
+        places = token_positions(context, context_mask)
+        return HistoryState(self.k_proj(context), self.v_proj(context), alive(context, context_mask), places, torch.zeros_like(places[:, :1])[:, 0])
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        at, after = chunk_positions(state.position, x, positions, key_mask)
+        if not self.causal:
+            options = {"window": self.window, "heads": self.heads, "outside": self.outside, "positions": (at, state.places)}
+            return self.out_proj(F.local(self.q_proj(x), state.keys, state.values, key_mask=state.live, **options)), state._replace(position=after)
+        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
+        return self.out_proj(y), state._replace(position=after)
+
+    def _mix_piece(self, x, state, at, live):
+        """New tokens over the ring and each other; what leaves the ring joins the sums."""
+        new = self.k_proj(x).to(state.keys.dtype), self.v_proj(x).to(state.values.dtype), live, at
+        keys, values, lives, places = (torch.cat(pair, 1) for pair in zip(state[:4], new, strict=True))
+        q, far, options = self.q_proj(x), state[4:6], {"window": self.window, "heads": self.heads, "outside": self.outside}
+        y = local_chunk(q, keys.to(q.dtype), values.to(q.dtype), (at, places), far, key_mask=lives, **options)
+        n = x.shape[1]
+        if self.outside == "pool":
+            gone = torch.where(lives[:, :n, None], values[:, :n], 0.0).double().sum(1)
+            far = far[0] + gone, far[1] + lives[:, :n].sum(1)
+        return y, LocalState(keys[:, n:], values[:, n:], lives[:, n:], places[:, n:], *far, state.position)

@@ -1,0 +1,156 @@
+"""Fixed sparse patterns: strided and fixed of the Sparse Transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from .. import functional as F
+from .aft_parts import alive
+from .attention import largest_dot
+from .base import About, Mixer, chunk_positions, token_positions
+from .cost import MixingCost
+from .history import HistoryState, add_projections, at_least, empty_history, longer
+from .pattern_cost import BlockCost, kept_bytes
+
+
+def explicit(x: Tensor, positions: Tensor | None, key_mask: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
+    """Positions for the dense form, where an attn_mask asks for it."""
+    return token_positions(x, key_mask) if positions is None and attn_mask is not None else positions
+
+
+def history_step(
+    mixer: Any, form: Callable[..., Tensor], x: Tensor, state: HistoryState, options: dict[str, Any], *, positions: Tensor | None, key_mask: Tensor | None
+) -> tuple[Tensor, HistoryState]:
+    """A chunk of a causal mixer with q, k, v projections: over the history, or, where it comes first at default positions, by blocks."""
+    at, after = chunk_positions(state.position, x, positions, key_mask)
+    q, k, v = mixer.q_proj(x), mixer.k_proj(x), mixer.v_proj(x)
+    first = state.keys.shape[1] == 0 and positions is None
+    state = longer(state, k, v, alive(x, key_mask), at, after)
+    if first:
+        y = form(q, k, v, causal=True, key_mask=key_mask, **options)
+    else:
+        keys, values = state.keys.to(q.dtype), state.values.to(q.dtype)
+        y = form(q, keys, values, causal=True, key_mask=state.live, positions=(at, state.places), **options)
+    return mixer.out_proj(y), state
+
+
+class Strided(Mixer):
+    """The strided pattern of the Sparse Transformer: half of the heads attends the last ``stride`` positions, half every ``stride``-th position.
+
+    Args:
+        stride: l of the paper, which takes it near the square root of the length. Bidirectional: l positions on each side.
+        heads: even; with ``merged`` any number that divides dim.
+        merged: every head attends both sets in one softmax (the paper's merged head).
+
+    Time O(T (l + T / l) D). The streaming state is the history of keys and values.
+    """
+
+    supports_causal = supports_streaming = supports_attn_mask = True
+    about = About("Child et al. 2019, arXiv 1904.10509", "fixed pattern", "T (l + T / l) D", "T (l + T / l) H")
+
+    def __init__(self, dim: int, *, causal: bool = False, stride: int = 32, heads: int = 8, merged: bool = False, qkv_bias: bool = True, out_bias: bool = True):
+        super().__init__(dim, causal=causal)
+        self.stride, self.heads, self.merged = stride, heads, merged
+        at_least(self, 1, stride=stride)
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        if heads % 2 and not merged:
+            self.refuse(f"half of the heads takes each pattern, so heads must be even, got {heads}; or merged=True")
+
+    def _pattern(self):
+        return {"stride": self.stride, "heads": self.heads, "merged": self.merged}
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.strided`` for this input: (positional, keyword)."""
+        places = explicit(x, positions, key_mask, attn_mask)
+        args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        return args, {**self._pattern(), "positions": places, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, **given)
+        return self.out_proj(F.strided(*args, **options))
+
+    def mixing_cost(self, T):
+        counts, share = BlockCost(T), 1 if self.merged else 2
+        parts = [counts.band(self.stride, self.stride), counts.columns(self.stride)]
+        flops = sum(4 * self.dim * p.pairs for p in parts) // share
+        kept = kept_bytes(self.dim, self.heads, T, parts, share=share)
+        return MixingCost(flops=flops, counted=flops, activations=kept, state=(8 * self.dim + 9) * T + 8)
+
+    @staticmethod
+    def largest_logit(args, options):
+        return largest_dot(args[0], args[1], options["heads"])
+
+    def empty_state(self, batch_size, *, device, dtype):
+        return empty_history(batch_size, self.dim, device=device, dtype=dtype)
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        return history_step(self, F.strided, x, state, self._pattern(), positions=positions, key_mask=key_mask)
+
+
+class Fixed(Mixer):
+    """The fixed pattern of the Sparse Transformer: half of the heads attends the own block, half the last ``columns`` positions of every block.
+
+    Args:
+        stride: l of the paper, the block size.
+        columns: c of the paper, at most ``stride``.
+        heads, merged: as in Strided.
+
+    Time O(T (l + c T / l) D). The streaming state is the history of keys and values.
+    """
+
+    supports_causal = supports_streaming = supports_attn_mask = True
+    about = About("Child et al. 2019, arXiv 1904.10509", "fixed pattern", "T (l + c T / l) D", "T (l + c T / l) H")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        stride: int = 32,
+        columns: int = 4,
+        heads: int = 8,
+        merged: bool = False,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        self.stride, self.columns, self.heads, self.merged = stride, columns, heads, merged
+        at_least(self, 1, stride=stride, columns=columns)
+        if columns > stride:
+            self.refuse(f"columns={columns} must be at most stride={stride}")
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        if heads % 2 and not merged:
+            self.refuse(f"half of the heads takes each pattern, so heads must be even, got {heads}; or merged=True")
+
+    def _pattern(self):
+        return {"stride": self.stride, "columns": self.columns, "heads": self.heads, "merged": self.merged}
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.fixed`` for this input: (positional, keyword)."""
+        places = explicit(x, positions, key_mask, attn_mask)
+        args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        return args, {**self._pattern(), "positions": places, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, **given)
+        return self.out_proj(F.fixed(*args, **options))
+
+    def mixing_cost(self, T):
+        counts, share = BlockCost(T), 1 if self.merged else 2
+        parts = [counts.own_block(self.stride), counts.shared(-(-T // self.stride) * self.columns)]
+        flops = sum(4 * self.dim * p.pairs for p in parts) // share
+        kept = kept_bytes(self.dim, self.heads, T, parts, share=share)
+        return MixingCost(flops=flops, counted=flops, activations=kept, state=(8 * self.dim + 9) * T + 8)
+
+    @staticmethod
+    def largest_logit(args, options):
+        return largest_dot(args[0], args[1], options["heads"])
+
+    def empty_state(self, batch_size, *, device, dtype):
+        return empty_history(batch_size, self.dim, device=device, dtype=dtype)
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        return history_step(self, F.fixed, x, state, self._pattern(), positions=positions, key_mask=key_mask)

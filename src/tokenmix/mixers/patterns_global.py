@@ -1,0 +1,276 @@
+"""Fixed patterns with global tokens: Longformer, ETC and BigBird."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as F
+from ..functional.patterns_global import longformer_chunk
+from .aft_parts import alive
+from .attention import largest_dot
+from .base import About, Mixer, chunk_positions, register_state
+from .cost import MixingCost
+from .history import HistoryState, add_projections, at_least, empty_history, longer
+from .pattern_cost import BlockCost, kept_bytes
+from .patterns import explicit, history_step
+
+
+@register_state
+class GlobalHistoryState(NamedTuple):
+    """A ``HistoryState``, and beside it the global keys and values of positions 0..g-1 (B, g, D) and which of them are there (B, g)."""
+
+    keys: Tensor
+    values: Tensor
+    live: Tensor
+    places: Tensor
+    position: Tensor
+    global_keys: Tensor
+    global_values: Tensor
+    global_live: Tensor
+
+
+def add_global_projections(mixer: Mixer, *, qkv_bias: bool) -> None:
+    """The projections of the global tokens' own rows."""
+    for name in ("q_global", "k_global", "v_global"):
+        mixer.register_module(name, nn.Linear(mixer.dim, mixer.dim, bias=qkv_bias))
+
+
+def global_args(mixer, x: Tensor) -> tuple[Tensor, ...]:
+    """The six projections of x, in the order of ``functional.longformer``."""
+    return tuple(mixer.get_submodule(name)(x) for name in ("q_proj", "k_proj", "v_proj", "q_global", "k_global", "v_global"))
+
+
+def global_cost(mixer, T: int, reach: int, dilations: list[int], g: int) -> MixingCost:
+    """Window, columns of the global tokens and their rows."""
+    counts, D, g = BlockCost(T), mixer.dim, min(g, T)
+    windows = [counts.dilated(reach, d) for d in dilations]
+    flops = sum(4 * D // mixer.heads * w.pairs for w in windows) + 4 * D * 2 * g * T
+    kept = kept_bytes(D, mixer.heads, T, [counts.mean(windows), *([counts.shared(g)] if g else [])], rows=g)
+    return MixingCost(flops=flops, counted=flops, activations=kept, state=(8 * D + 9) * T + 8 + g * (8 * D + 1))
+
+
+class Longformer(Mixer):
+    """A dilated sliding window, and global tokens that attend and are attended everywhere.
+
+    Args:
+        window: w of the paper, even: w / 2 positions on each side, those before only when causal.
+        dilation: d, gaps of the window in steps of d positions: one for all heads, or one for each.
+        global_tokens: g: the tokens at positions 0..g-1 are global. Their rows have projections of their own, which start equal to the others.
+        heads: number of heads; divides dim.
+
+    Causal: every token attends the global ones before it, and a global row attends only what comes before. Time and memory O(T (w + g) D).
+    The streaming state is the history of keys and values.
+    """
+
+    supports_causal = supports_streaming = supports_attn_mask = True
+    form = "longformer"
+    about = About("Beltagy et al. 2020, arXiv 2004.05150", "fixed pattern", "T (w + g) D", "T (w + g) H")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        window: int = 128,
+        dilation: int | list[int] = 1,
+        global_tokens: int = 1,
+        heads: int = 8,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        self.window, self.dilation, self.global_tokens, self.heads = window, dilation, global_tokens, heads
+        at_least(self, 0, window=window, global_tokens=global_tokens)
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        if window % 2:
+            self.refuse(f"window={window} must be even, half of it lies on each side")
+        self.dilations = list(dilation) if isinstance(dilation, list | tuple) else [dilation] * heads
+        if len(self.dilations) != heads:
+            self.refuse(f"dilation={dilation!r} must be one integer or one for each of the {heads} heads")
+        for d in self.dilations:
+            at_least(self, 1, dilation=d)
+        add_global_projections(self, qkv_bias=qkv_bias)
+        self.init_parameters()
+
+    def init_parameters(self):
+        """The global projections start equal to the others, as in the paper."""
+        with torch.no_grad():
+            for name in "qkv":
+                theirs, own = self.get_submodule(f"{name}_proj"), self.get_submodule(f"{name}_global")
+                for mine, other in zip(own.parameters(), theirs.parameters(), strict=True):
+                    mine.copy_(other)
+
+    def _pattern(self):
+        return {"reach": self.window // 2, "dilation": self.dilations, "heads": self.heads}
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.longformer`` for this input: (positional, keyword)."""
+        places = explicit(x, positions, key_mask, attn_mask)
+        options = {**self._pattern(), "global_tokens": self.global_tokens, "positions": places}
+        return global_args(self, x), {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, **given)
+        return self.out_proj(F.longformer(*args, **options))
+
+    def mixing_cost(self, T):
+        return global_cost(self, T, self.window // 2, self.dilations, self.global_tokens)
+
+    @staticmethod
+    def largest_logit(args, options):
+        return max(largest_dot(args[0], args[1], options["heads"]), largest_dot(args[3], args[4], options["heads"]))
+
+    def empty_state(self, batch_size, *, device, dtype):
+        slots = torch.zeros(batch_size, self.global_tokens, self.dim, device=device, dtype=dtype)
+        there = torch.zeros(slots.shape[:2], device=device, dtype=torch.bool)
+        return GlobalHistoryState(*empty_history(batch_size, self.dim, device=device, dtype=dtype), slots, slots.clone(), there)
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        at, after = chunk_positions(state.position, x, positions, key_mask)
+        q, k, v, qg, kg, vg = global_args(self, x)
+        live, first = alive(x, key_mask), state.keys.shape[1] == 0 and positions is None
+        slots = self._filled(state[5:], kg, vg, at, live)
+        state = GlobalHistoryState(*longer(HistoryState(*state[:5]), k, v, live, at, after), *slots)
+        if first:
+            y = F.longformer(q, k, v, qg, kg, vg, **self._pattern(), global_tokens=self.global_tokens, causal=True, key_mask=key_mask)
+        else:
+            keys, values, kg, vg = (a.to(q.dtype) for a in (*state[:2], *slots[:2]))
+            places = at, state.places
+            y = longformer_chunk(q, keys, values, qg, kg, vg, places, **self._pattern(), key_mask=state.live, global_mask=slots[2])
+        return self.out_proj(y), state
+
+    def _filled(self, slots: tuple[Tensor, ...], kg: Tensor, vg: Tensor, at: Tensor, live: Tensor) -> tuple[Tensor, ...]:
+        """Global tokens of a chunk put in the slot of their position."""
+        mine = (at[:, None, :] == torch.arange(self.global_tokens, device=at.device)[:, None]) & live[:, None, :]
+        there = mine.any(-1)
+        new = (mine.to(a.dtype) @ torch.where(live[..., None], a, 0.0) for a in (kg, vg))
+        keys, values = (torch.where(there[..., None], a.to(old.dtype), old) for a, old in zip(new, slots[:2], strict=True))
+        return keys, values, slots[2] | there
+
+
+class ETC(Mixer):
+    """Extended Transformer Construction: global tokens at the front, and long tokens that attend them and a radius around themselves.
+
+    Args:
+        radius: r: long-to-long attention covers |t - s| <= radius.
+        global_tokens: n_g: the first n_g positions are the global input; its rows (g2g, g2l) attend everything, with projections of their own.
+        heads: number of heads; divides dim.
+
+    Long rows attend global keys (l2g) and those in reach (l2l) in one softmax. No causal form: the global tokens summarise the whole input, and every
+    long token reads them. Time and memory O(T (r + n_g) D).
+    """
+
+    form = "longformer"
+    about = About("Ainslie et al. 2020, arXiv 2004.08483", "fixed pattern", "T (r + n_g) D", "T (r + n_g) H")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        radius: int = 64,
+        global_tokens: int = 16,
+        heads: int = 8,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        self.radius, self.global_tokens, self.heads = radius, global_tokens, heads
+        at_least(self, 0, radius=radius)
+        at_least(self, 1, global_tokens=global_tokens)
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        add_global_projections(self, qkv_bias=qkv_bias)
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.longformer`` for this input: (positional, keyword)."""
+        options = {"reach": self.radius, "dilation": 1, "global_tokens": self.global_tokens, "heads": self.heads}
+        return global_args(self, x), {**options, "positions": positions, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, **given)
+        return self.out_proj(F.longformer(*args, **options))
+
+    def mixing_cost(self, T):
+        return global_cost(self, T, self.radius, [1] * self.heads, self.global_tokens)
+
+    @staticmethod
+    def largest_logit(args, options):
+        return max(largest_dot(args[0], args[1], options["heads"]), largest_dot(args[3], args[4], options["heads"]))
+
+
+class BigBird(Mixer):
+    """Global, window and random blocks (the ITC form: tokens of the sequence are global).
+
+    Args:
+        block: tokens in a block.
+        window_blocks: odd: the own block and (window_blocks - 1) / 2 on each side; when causal those before only. From 3 on a row always sees the token
+            before it.
+        random_blocks: further blocks for each block of queries and each head, all different, drawn by hash.
+        global_blocks: the first blocks are attended by all and attend all.
+        seed: of the random blocks: they depend on the seed, the head, the block and how many blocks the row has (causal: how many came before).
+        heads: number of heads; divides dim.
+
+    Causal: of all that, only s <= t. Time and memory O(T block (w + r + g) D). The streaming state is the history of keys and values.
+    """
+
+    supports_causal = supports_streaming = True
+    about = About("Zaheer et al. 2020, arXiv 2007.14062", "fixed pattern", "T b (w + r + g) D", "T b (w + r + g) H")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        block: int = 64,
+        window_blocks: int = 3,
+        random_blocks: int = 3,
+        global_blocks: int = 2,
+        seed: int = 0,
+        heads: int = 8,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        self.block, self.window_blocks, self.random_blocks, self.global_blocks, self.seed, self.heads = (
+            block, window_blocks, random_blocks, global_blocks, seed, heads,
+        )  # fmt: skip
+        at_least(self, 1, block=block, window_blocks=window_blocks)
+        at_least(self, 0, random_blocks=random_blocks, global_blocks=global_blocks, seed=seed)
+        if window_blocks % 2 == 0:
+            self.refuse(f"window_blocks={window_blocks} must be odd, the own block and as many on each side")
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
+
+    def _pattern(self):
+        names = ("block", "window_blocks", "random_blocks", "global_blocks", "seed", "heads")
+        return {name: getattr(self, name) for name in names}
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.bigbird`` for this input: (positional, keyword)."""
+        args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        return args, {**self._pattern(), "positions": positions, "causal": self.causal, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, **given)
+        return self.out_proj(F.bigbird(*args, **options))
+
+    def mixing_cost(self, T):
+        counts, D, g = BlockCost(T), self.dim, min(self.global_blocks * self.block, T)
+        parts = [counts.blocks(self.block, self.window_blocks // 2)]
+        parts += [counts.shared(g)] if g else []
+        parts += [counts.chosen(self.block, self.random_blocks)] if self.random_blocks else []
+        flops = sum(4 * D * p.pairs for p in parts) + 4 * D * g * T
+        kept = kept_bytes(D, self.heads, T, parts, rows=g)
+        return MixingCost(flops=flops, counted=flops, activations=kept, state=(8 * D + 9) * T + 8)
+
+    @staticmethod
+    def largest_logit(args, options):
+        return largest_dot(args[0], args[1], options["heads"])
+
+    def empty_state(self, batch_size, *, device, dtype):
+        return empty_history(batch_size, self.dim, device=device, dtype=dtype)
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        return history_step(self, F.bigbird, x, state, self._pattern(), positions=positions, key_mask=key_mask)
