@@ -39,6 +39,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     # gated, convolutional and MLP
     # content-sorted
     # memory
+    "transformer_xl": ("transformer_xl", {"heads": 2}),
+    "transformer_xl-memory": ("transformer_xl", {"heads": 4, "memory": 4, "qkv_bias": False}),
     # images
 }
 

@@ -6,3 +6,4 @@ from .aft import aft_local as aft_local
 from .aft import aft_simple as aft_simple
 from .aft_conv import aft_conv as aft_conv
 from .attention import attention as attention
+from .transformer_xl import transformer_xl as transformer_xl

@@ -19,6 +19,7 @@ from .base import merge as merge
 from .base import reorder as reorder
 from .base import state_bytes as state_bytes
 from .cost import Cost as Cost
+from .transformer_xl import TransformerXL
 
 MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
@@ -35,6 +36,7 @@ MIXERS: dict[str, type[Mixer]] = {
     # gated, convolutional and MLP
     # content-sorted
     # memory
+    "transformer_xl": TransformerXL,
     # images
 }
 """Every mixer by name: the core first, then the opponents, family by family."""
