@@ -42,12 +42,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "transformer_xl": ("transformer_xl", {"heads": 2}),
     "transformer_xl-memory": ("transformer_xl", {"heads": 4, "memory": 4, "qkv_bias": False}),
     # images
+    "image_local": ("image_local", {"heads": 2, "block": 3, "memory": 2}),
+    "image_local-2d": ("image_local", {"heads": 2, "ndim": 2, "block": [2, 3], "memory": [1, 2], "width": 4, "qkv_bias": False}),
+    "image_local-grid": ("image_local", {"heads": 2, "ndim": 2, "block": [2, 2], "memory": 1}),
 }
 
 GRIDS: dict[str, tuple[tuple[int, ...], int]] = {
     "aft_conv-2d": ((2, 5), 0),
     "aft_conv-2d-prefix": ((3, 4), 2),
     "aft_conv-3d": ((2, 2, 3), 0),
+    "image_local-grid": ((3, 3), 1),
 }
 """Case id -> (grid, prefix), for the cases that mix grids. These have no causal form."""
 

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+Places = Tensor | tuple[Tensor, Tensor]
+
 
 class Lines(NamedTuple):
     """N groups: queries (N, L) and the keys (N, W) they may attend, as token indices; T stands for no token. ``ok`` (N, L, W): which pairs meet."""
@@ -34,16 +36,26 @@ def dense(q: Tensor, k: Tensor, v: Tensor, ok: Tensor, heads: int) -> Tensor:
     return mixed(qh @ kh.transpose(-1, -2), ok[:, None], vh).transpose(1, 2).flatten(2)
 
 
-def in_lines(q: Tensor, k: Tensor, v: Tensor, lines: Lines, live: Tensor | None, heads: int) -> Tensor:
-    """The same inside each group only; a token is a query of exactly one group. live: (B, T), keys that may be attended, or None."""
-    T = q.shape[1]
-    qn, kn, vn = (picked(a, at) for a, at in ((q * (q.shape[-1] // heads) ** -0.5, lines.queries), (k, lines.keys), (v, lines.keys)))
-    qh, kh, vh = (per_head(a, heads) for a in (qn, kn, vn))  # (B, N, heads, L or W, e)
-    ok = (lines.ok & (lines.keys < T)[:, None])[None, :, None]
+def in_lines(q: Tensor, k: Tensor, v: Tensor, lines: Lines, live: Tensor | None, heads: int, prefix: int = 0) -> Tensor:
+    """The same inside each group only; a token is a query of exactly one group.
+
+    live: (B, T), keys that may be attended, or None. The first ``prefix`` tokens are of no group: they attend all, and all attend them.
+    """
+    T, N = q.shape[1], lines.queries.shape[0]
+    keys, ok = lines.keys, (lines.ok & (lines.keys < T)[:, None]).expand(-1, lines.queries.shape[1], -1)
+    if prefix:
+        keys = torch.cat([torch.arange(prefix, device=q.device).expand(N, prefix), keys], 1)
+        ok = torch.cat([ok.new_ones(N, ok.shape[1], prefix), ok], 2)
+    ok = ok[None, :, None]
     if live is not None:
-        ok = ok & picked(live[..., None], lines.keys)[..., 0][:, :, None, None]
-    y = mixed(qh @ kh.transpose(-1, -2), ok, vh).transpose(2, 3).flatten(3).flatten(1, 2)
-    return y[:, places_of(lines.queries, T)]
+        ok = ok & picked(live[..., None], keys)[..., 0][:, :, None, None]
+    scaled = q * (q.shape[-1] // heads) ** -0.5
+    qh, kh, vh = (per_head(picked(a, at), heads) for a, at in ((scaled, lines.queries), (k, keys), (v, keys)))  # (B, N, heads, L or W, e)
+    y = mixed(qh @ kh.transpose(-1, -2), ok, vh).transpose(2, 3).flatten(3).flatten(1, 2)[:, places_of(lines.queries, T)]
+    if prefix == 0:
+        return y
+    every = torch.ones(1, 1, T, dtype=torch.bool, device=q.device) if live is None else live[:, None]
+    return torch.cat([dense(q[:, :prefix], k, v, every, heads), y[:, prefix:]], 1)
 
 
 def picked(a: Tensor, index: Tensor) -> Tensor:
@@ -76,3 +88,41 @@ def back_to_place(a: Tensor, starts: Tensor) -> Tensor:
 def within(a: Tensor, starts: Tensor) -> Tensor:
     """After ``from_start``: which places (B, T) hold a token of the row."""
     return torch.arange(a.shape[1], device=a.device) + starts[:, None] < a.shape[1]
+
+
+class Raster(NamedTuple):
+    """Where tokens stand: on a grid after ``prefix`` tokens, or, ``width`` to a line, in raster order without end."""
+
+    grid: tuple[int, ...] | None
+    width: int | None
+    prefix: int
+
+    def cells(self, T: int, device: torch.device) -> Tensor:
+        """The grid filled with token indices; T where the last line of a sequence ends early."""
+        if self.grid is not None:
+            return torch.arange(self.prefix, T, device=device).view(self.grid)
+        assert self.width is not None
+        lines = -(-T // self.width)
+        return torch.arange(lines * self.width, device=device).clamp_max(T).view(lines, self.width)
+
+    def places(self, positions: Places | None, starts: Tensor | None, T: int, S: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Positions of the queries (B or 1, T) and of the keys (B or 1, S); negative before a row's start."""
+        if positions is None:
+            rows, cols = torch.arange(T, device=device)[None], torch.arange(S, device=device)[None]
+            return (rows, cols) if starts is None else (rows - starts[:, None], cols - starts[:, None])
+        return positions if isinstance(positions, tuple) else (positions, positions)
+
+    def with_prefix(self, near: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
+        """``near`` (B, T, S) where both tokens are on the grid; True where one is of the prefix, False where one stands before the start."""
+        first = (rows < self.prefix)[:, :, None] | (cols < self.prefix)[:, None]
+        return (near | first) & (rows >= 0)[:, :, None] & (cols >= 0)[:, None]
+
+
+def coordinates(places: Tensor, raster: Raster) -> Tensor:
+    """The cell (..., axes) of each position; on a grid looked up, as inductor fails on indices computed with // and %. Prefix tokens get any cell."""
+    if raster.grid is not None:
+        axes = torch.meshgrid(*(torch.arange(n, device=places.device) for n in raster.grid), indexing="ij")
+        return torch.stack(axes, -1).flatten(0, -2)[(places - raster.prefix).clamp_min(0)]
+    assert raster.width is not None
+    row = torch.div(places, raster.width, rounding_mode="floor")
+    return torch.stack([row, places - row * raster.width], -1)

@@ -19,6 +19,7 @@ from .base import merge as merge
 from .base import reorder as reorder
 from .base import state_bytes as state_bytes
 from .cost import Cost as Cost
+from .image_local import ImageLocal
 from .transformer_xl import TransformerXL
 
 MIXERS: dict[str, type[Mixer]] = {
@@ -38,6 +39,7 @@ MIXERS: dict[str, type[Mixer]] = {
     # memory
     "transformer_xl": TransformerXL,
     # images
+    "image_local": ImageLocal,
 }
 """Every mixer by name: the core first, then the opponents, family by family."""
 

@@ -34,14 +34,14 @@ def empty_memory(mixer: Mixer, rows: int, length: int, *, device, dtype) -> Memo
 def remember(mixer: Mixer, x: Tensor, state: MemoryState, at: Tensor, live: Tensor) -> MemoryState:
     """The memory with the keys and values of x (B, L, D) behind it."""
     k, v = (mixer.get_submodule(name)(x) for name in ("k_proj", "v_proj"))
-    pairs = (state.keys, k.to(state.keys.dtype)), (state.values, v.to(state.values.dtype)), (state.live, live), (state.places, at)
-    return MemoryState(*(torch.cat(pair, 1) for pair in pairs), state.position)
+    keys, values = torch.cat([state.keys, k.to(state.keys.dtype)], 1), torch.cat([state.values, v.to(state.values.dtype)], 1)
+    return MemoryState(keys, values, torch.cat([state.live, live], 1), torch.cat([state.places, at], 1), state.position)
 
 
 def forget(state: MemoryState, length: int) -> MemoryState:
     """The last ``length`` tokens of a memory."""
     first = state.live.shape[1] - length
-    return MemoryState(*(a[:, first:] for a in state[:4]), state.position)
+    return MemoryState(state.keys[:, first:], state.values[:, first:], state.live[:, first:], state.places[:, first:], state.position)
 
 
 def add_plain_projections(mixer: Mixer, heads: int, *, qkv_bias: bool, out_bias: bool) -> None:
