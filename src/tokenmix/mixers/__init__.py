@@ -11,6 +11,7 @@ from .aft import AFTFull, AFTLocal, AFTSimple
 from .aft_conv import AFTConv
 from .attention import Attention
 from .aux import aux_losses as aux_losses
+from .axial import Axial
 from .base import About as About
 from .base import Capabilities as Capabilities
 from .base import Mixer as Mixer
@@ -39,6 +40,7 @@ MIXERS: dict[str, type[Mixer]] = {
     # memory
     "transformer_xl": TransformerXL,
     # images
+    "axial": Axial,
     "image_local": ImageLocal,
 }
 """Every mixer by name: the core first, then the opponents, family by family."""
