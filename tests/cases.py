@@ -41,6 +41,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     # memory
     "transformer_xl": ("transformer_xl", {"heads": 2}),
     "transformer_xl-memory": ("transformer_xl", {"heads": 4, "memory": 4, "qkv_bias": False}),
+    "compressive": ("compressive", {"heads": 2, "memory": 2, "compressed": 2, "rate": 2}),
+    "compressive-conv": ("compressive", {"heads": 4, "memory": 3, "compressed": 1, "rate": 3, "pool": "conv", "qkv_bias": False}),
+    "compressive-max": ("compressive", {"heads": 2, "memory": 1, "compressed": 3, "rate": 2, "pool": "max"}),
     # images
     "axial": ("axial", {"heads": 2, "width": 4}),
     "axial-grid": ("axial", {"heads": 4, "width": None, "order": [0, 1], "qkv_bias": False}),

@@ -7,5 +7,6 @@ from .aft import aft_simple as aft_simple
 from .aft_conv import aft_conv as aft_conv
 from .attention import attention as attention
 from .axial import axial as axial
+from .compressive import compressive as compressive
 from .image_local import image_local as image_local
 from .transformer_xl import transformer_xl as transformer_xl

@@ -60,7 +60,7 @@ def transformer_xl(
         rows, cols = _rows_and_cols(positions, T, S, q.device)
         if memory is not None:
             ok = ok & ((rows[:, :, None] - cols[:, None, :]).abs() < memory)
-        located = _by_distance(located, relative, T, 0) if positions is None and S == T else _by_place(located, rows, cols, relative)
+        located = _by_distance(located, relative, T, 0) if positions is None and S == T else by_place(located, rows, cols, relative)
         y = mixed(asked @ kh.transpose(-1, -2) + located, ok[:, None], vh)
     return y.transpose(1, 2).flatten(2).to(dtype)
 
@@ -86,7 +86,7 @@ def _by_distance(located: Tensor, relative: Tensor, W: int, first: int) -> Tenso
     return flat.unflatten(-1, (L, L + W - 1))[..., :W]
 
 
-def _by_place(located: Tensor, rows: Tensor, cols: Tensor, relative: Tensor) -> Tensor:
+def by_place(located: Tensor, rows: Tensor, cols: Tensor, relative: Tensor) -> Tensor:
     """The same for any places: sin and cos of t - s are products of those of t and of s, so that one matrix product gives all pairs."""
     width = relative.shape[1]
     z_sin, z_cos = (located @ relative.unflatten(0, (-1, located.shape[-1]))).chunk(2, -1)  # (B, H, T, n) each

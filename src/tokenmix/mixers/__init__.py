@@ -19,6 +19,7 @@ from .base import State as State
 from .base import merge as merge
 from .base import reorder as reorder
 from .base import state_bytes as state_bytes
+from .compressive import Compressive
 from .cost import Cost as Cost
 from .image_local import ImageLocal
 from .transformer_xl import TransformerXL
@@ -39,6 +40,7 @@ MIXERS: dict[str, type[Mixer]] = {
     # content-sorted
     # memory
     "transformer_xl": TransformerXL,
+    "compressive": Compressive,
     # images
     "axial": Axial,
     "image_local": ImageLocal,

@@ -23,11 +23,12 @@ def axial(q, k, v, later, *, heads, order, combine, width=None, grid=None, prefi
         k_column, v_column = (line(q_row, k_row, v_row, 1) @ later[0].T + later[1]).chunk(2, -1)
         return line(q_column, k_column, v_column, 0, "before") + line(q_inner, k_inner, v_inner, 1, "upto")
     if combine == "sum":
-        parts = [line(*(a.chunk(len(order), -1)[n] for a in (q, k, v)), axis=axis) for n, axis in enumerate(order)]
-        return torch.stack(parts).sum(0)
+        parts = zip(order, *(a.chunk(len(order), -1) for a in (q, k, v)), strict=True)
+        return torch.stack([line(qa, ka, va, axis) for axis, qa, ka, va in parts]).sum(0)
     y = line(q, k, v, order[0])
     for axis, weight, bias in zip(order[1:], later[::2], later[1::2], strict=True):
-        y = line(*(y @ weight.T + bias).chunk(3, -1), axis=axis)
+        q, k, v = (y @ weight.T + bias).chunk(3, -1)
+        y = line(q, k, v, axis)
     return y
 
 
