@@ -101,7 +101,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     # gated, convolutional and MLP
     # content-sorted
     # memory
+    "transformer_xl": ("transformer_xl", {"heads": 2}),
+    "transformer_xl-memory": ("transformer_xl", {"heads": 4, "memory": 4, "qkv_bias": False}),
+    "compressive": ("compressive", {"heads": 2, "memory": 2, "compressed": 2, "rate": 2}),
+    "compressive-conv": ("compressive", {"heads": 4, "memory": 3, "compressed": 1, "rate": 3, "pool": "conv", "qkv_bias": False}),
+    "compressive-max": ("compressive", {"heads": 2, "memory": 1, "compressed": 3, "rate": 2, "pool": "max"}),
     # images
+    "axial": ("axial", {"heads": 2, "width": 4}),
+    "axial-grid": ("axial", {"heads": 4, "width": None, "order": [0, 1], "qkv_bias": False}),
+    "axial-sum": ("axial", {"heads": 2, "ndim": 3, "width": None, "combine": "sum"}),
+    "axial-3d": ("axial", {"heads": 2, "ndim": 3, "width": None}),
+    "image_local": ("image_local", {"heads": 2, "block": 3, "memory": 2}),
+    "image_local-2d": ("image_local", {"heads": 2, "ndim": 2, "block": [2, 3], "memory": [1, 2], "width": 4, "qkv_bias": False}),
+    "image_local-grid": ("image_local", {"heads": 2, "ndim": 2, "block": [2, 2], "memory": 1}),
 }
 
 GRIDS: dict[str, tuple[tuple[int, ...], int]] = {
@@ -110,6 +122,10 @@ GRIDS: dict[str, tuple[tuple[int, ...], int]] = {
     "aft_conv-3d": ((2, 2, 3), 0),
     "spatial_reduction-2d": ((4, 2), 0),
     "spatial_reduction-prefix": ((3, 5), 2),
+    "image_local-grid": ((3, 3), 1),
+    "axial-grid": ((3, 4), 2),
+    "axial-sum": ((2, 2, 3), 1),
+    "axial-3d": ((2, 3, 2), 0),
 }
 """Case id -> (grid, prefix), for the cases that mix grids. These have no causal form."""
 

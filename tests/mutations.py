@@ -312,7 +312,87 @@ MUTATIONS = [
     # planted in: gated, convolutional and MLP
     # planted in: content-sorted
     # planted in: memory
+    Mutation(
+        "relative distances one off",
+        "functional/transformer_xl.py",
+        "torch.arange(L - 1 - first, -W - first, -1",
+        "torch.arange(L - first, 1 - W - first, -1",
+        "transformer_xl",
+        False,
+        "equals_reference",
+    ),
+    Mutation(
+        "memory one too long", "functional/transformer_xl.py", "((i - j) < memory)", "((i - j) <= memory)", "transformer_xl-memory", True, "equals_reference"
+    ),
+    Mutation(
+        "memory forgets a token too many",
+        "mixers/transformer_xl.py",
+        "state if self.memory is None else forget(state, self.memory - 1)",
+        "state if self.memory is None else forget(state._replace(live=state.live.index_fill(1, torch.tensor(-3), False)), self.memory - 1)",
+        "transformer_xl-memory",
+        True,
+        "streaming_equals_parallel",
+    ),
+    Mutation("groups seen twice", "functional/_compressed.py", "& (ids < first)", "& (ids <= first)", "compressive", True, "equals_reference"),
+    Mutation(
+        "masked tokens count in the mean",
+        "functional/_compressed.py",
+        "tokens.sum(2) / live.sum(2).clamp_min(1)",
+        "tokens.mean(2)",
+        "compressive",
+        False,
+        "equals_reference",
+    ),
+    Mutation(
+        "half a group replaces the whole one",
+        "mixers/compressive.py",
+        "(fresh.ids > state.gone[:, None])",
+        "(fresh.ids >= state.gone[:, None])",
+        "compressive",
+        True,
+        "streaming_equals_parallel",
+    ),
     # planted in: images
+    Mutation("a line is read before it has ended", "functional/axial.py", 'upto" else -1)', 'upto" else 0)', "axial", True, "future_cannot_reach_past"),
+    Mutation(
+        "columns attended along rows",
+        "functional/axial.py",
+        "table = raster.cells(T, device).movedim(axis, -1)",
+        "table = raster.cells(T, device).movedim(1, -1)",
+        "axial-grid",
+        False,
+        "equals_reference",
+    ),
+    Mutation(
+        "an unfinished line is kept",
+        "mixers/axial.py",
+        "(row == row[:, -1:])[..., None]",
+        "(row < row[:, -1:])[..., None]",
+        "axial",
+        True,
+        "streaming_equals_parallel",
+    ),
+    Mutation(
+        "memory block one short", "functional/image_local.py", "(offset >= -reach)", "(offset > -reach)", "image_local", True, "streaming_equals_parallel"
+    ),
+    Mutation(
+        "memory beside the block above it",
+        "functional/image_local.py",
+        "(reach if axis == 1 else 0)",
+        "(reach if axis == 0 else 0)",
+        "image_local-2d",
+        False,
+        "equals_reference",
+    ),
+    Mutation(
+        "tokens before the start see the first",
+        "functional/_lines.py",
+        "torch.where((index >= 0)[..., None], moved, 0.0)",
+        "moved",
+        "image_local",
+        True,
+        "nothing_to_attend",
+    ),
     Mutation(
         "window one too wide",
         "functional/aft.py",

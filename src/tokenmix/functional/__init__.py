@@ -29,3 +29,7 @@ from .patterns import local as local
 from .patterns import strided as strided
 from .patterns_global import bigbird as bigbird
 from .patterns_global import longformer as longformer
+from .axial import axial as axial
+from .compressive import compressive as compressive
+from .image_local import image_local as image_local
+from .transformer_xl import transformer_xl as transformer_xl

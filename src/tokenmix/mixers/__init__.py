@@ -11,6 +11,7 @@ from .aft import AFTFull, AFTLocal, AFTSimple
 from .aft_conv import AFTConv
 from .attention import Attention
 from .aux import aux_losses as aux_losses
+from .axial import Axial
 from .base import About as About
 from .base import Capabilities as Capabilities
 from .base import Mixer as Mixer
@@ -18,6 +19,7 @@ from .base import State as State
 from .base import merge as merge
 from .base import reorder as reorder
 from .base import state_bytes as state_bytes
+from .compressive import Compressive
 from .cost import Cost as Cost
 from .external import External, ExternalMultihead, SimplifiedAttention
 from .hydra import Hydra, MultiheadLinear, PolyNL
@@ -34,6 +36,8 @@ from .spatial_reduction import SpatialReduction
 from .local import Local
 from .patterns import Fixed, Strided
 from .patterns_global import ETC, BigBird, Longformer
+from .image_local import ImageLocal
+from .transformer_xl import TransformerXL
 
 MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
@@ -75,7 +79,11 @@ MIXERS: dict[str, type[Mixer]] = {
     # gated, convolutional and MLP
     # content-sorted
     # memory
+    "transformer_xl": TransformerXL,
+    "compressive": Compressive,
     # images
+    "axial": Axial,
+    "image_local": ImageLocal,
 }
 """Every mixer by name: the core first, then the opponents, family by family."""
 

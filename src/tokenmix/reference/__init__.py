@@ -27,3 +27,7 @@ from .patterns import fixed as fixed
 from .patterns import local as local
 from .patterns import longformer as longformer
 from .patterns import strided as strided
+from .axial import axial as axial
+from .compressive import compressive as compressive
+from .image_local import image_local as image_local
+from .transformer_xl import transformer_xl as transformer_xl

@@ -1,0 +1,134 @@
+"""Axial attention (Ho et al. 2019, arXiv 1912.12180): along the lines of a grid, one axis after the other; a causal form in raster order."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import MixerError
+from ._backend import pick
+from ._lines import Lines, Places, Raster, back_to_place, coordinates, dense, from_start, in_lines, within
+
+
+def axial(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    later: tuple[Tensor, ...],
+    *,
+    heads: int,
+    order: tuple[int, ...],
+    combine: str = "sequence",
+    width: int | None = None,
+    grid: tuple[int, ...] | None = None,
+    prefix: int = 0,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    positions: Tensor | None = None,
+    starts: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Softmax attention of each token over the tokens of its line, for the axes of ``order`` in turn (Ho et al. 2019, Sec. 3).
+
+    ``combine="sequence"``: h_1 = A_1(q, k, v), h_n = A_n of (W_n h_{n-1} + b_n) cut into queries, keys and values; the last h is given.
+    ``combine="sum"``: q, k and v hold one part per axis, and y = sum_n A_n(q_n, k_n, v_n).
+    ``causal``, in raster order with ``width`` tokens to a line: q = (row, column, inner), k = v = (row, inner);
+        h = A_row, over whole lines; y = A_column(q_column; W h + b), over the lines above only, + A_inner, along the line up to the token.
+        No line is read before it has ended, so that this is causal, and every earlier token reaches every later one.
+
+    Args:
+        q, k, v: (B, T, D), D = heads * e; times the number of parts.
+        later: (W_2, b_2, W_3, b_3, ...): (3 D, D) and (3 D,); (2 D, D) and (2 D,) when causal; nothing for a sum.
+        width: tokens in a line, where they are a sequence in raster order; or grid: sizes of the grid of the tokens after the first ``prefix``.
+            Prefix tokens attend all and are attended by all.
+        positions: (B, T) where they are not the indices.
+        starts: (B,), the index of position 0 in each row; tokens before it give 0.
+
+    Returns:
+        (B, T, D) in q's dtype; exactly 0 where there is nothing to attend. Time O(T (H + W) D); with ``positions`` O(T^2 D).
+    """
+    _check(q, k, v, later, order, combine, width, grid, causal, backend)
+    if q.shape[1] == 0:
+        return q[..., : q.shape[-1] // (3 if causal else len(order) if combine == "sum" else 1)]
+    dtype, raster = q.dtype, Raster(grid, width, prefix)
+    q, k, v, *later_ = (a.to(torch.promote_types(dtype, torch.float32)) for a in (q, k, v, *later))
+    live = key_mask
+    if starts is not None and positions is None:
+        live = within(q, starts) if key_mask is None else within(q, starts) & from_start(key_mask, starts)
+        q, k, v = (from_start(a, starts) for a in (q, k, v))
+    stages = _causal if causal else _summed if combine == "sum" else _in_turn
+    y = stages(q, k, v, later_, order, {"heads": heads, "raster": raster, "live": live, "positions": positions})
+    return (y if starts is None or positions is not None else back_to_place(y, starts)).to(dtype)
+
+
+def along(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    axis: int,
+    *,
+    heads: int,
+    raster: Raster,
+    live: Tensor | None = None,
+    positions: Places | None = None,
+    when: str = "any",
+) -> Tensor:
+    """Attention inside each line along ``axis``: with "any" token of it, those "upto" the query, or those "before" it."""
+    if live is not None:
+        k, v = (torch.where(live[..., None], a, 0.0) for a in (k, v))
+    if positions is None:
+        return in_lines(q, k, v, _lines(q.shape[1], axis, when, raster, q.device), live, heads, raster.prefix)
+    rows, cols = raster.places(positions, None, q.shape[1], k.shape[1], q.device)
+    here, there = coordinates(rows, raster)[:, :, None], coordinates(cols, raster)[:, None]
+    ok = torch.ones(1, 1, 1, dtype=torch.bool, device=q.device)
+    for other in range(here.shape[-1]):
+        if other != axis:
+            ok = ok & (here[..., other] == there[..., other])
+    if when != "any":
+        ok = ok & (there[..., axis] < here[..., axis] + (when == "upto"))
+    ok = raster.with_prefix(ok, rows, cols)
+    return dense(q, k, v, ok if live is None else ok & live[:, None], heads)
+
+
+def _lines(T: int, axis: int, when: str, raster: Raster, device: torch.device) -> Lines:
+    """The lines of the grid along one axis, (N, n)."""
+    table = raster.cells(T, device).movedim(axis, -1).flatten(0, -2)
+    n = table.shape[1]
+    ok = torch.ones(1, n, n, dtype=torch.bool, device=device)
+    return Lines(table, table, ok if when == "any" else ok.tril(0 if when == "upto" else -1))
+
+
+def _in_turn(q: Tensor, k: Tensor, v: Tensor, later: list[Tensor], order: tuple[int, ...], given: dict) -> Tensor:
+    y = along(q, k, v, order[0], **given)
+    for axis, weight, bias in zip(order[1:], later[::2], later[1::2], strict=True):
+        q, k, v = (y @ weight.T + bias).chunk(3, -1)
+        y = along(q, k, v, axis, **given)
+    return y
+
+
+def _summed(q: Tensor, k: Tensor, v: Tensor, later: list[Tensor], order: tuple[int, ...], given: dict) -> Tensor:
+    parts = zip(order, *(a.chunk(len(order), -1) for a in (q, k, v)), strict=True)
+    return torch.stack([along(qa, ka, va, axis, **given) for axis, qa, ka, va in parts]).sum(0)
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, later: list[Tensor], order: tuple[int, ...], given: dict) -> Tensor:
+    (q_row, q_column, q_inner), (k_row, k_inner), (v_row, v_inner) = q.chunk(3, -1), k.chunk(2, -1), v.chunk(2, -1)
+    k_column, v_column = (along(q_row, k_row, v_row, 1, **given) @ later[0].T + later[1]).chunk(2, -1)
+    return along(q_column, k_column, v_column, 0, when="before", **given) + along(q_inner, k_inner, v_inner, 1, when="upto", **given)
+
+
+def _check(q, k, v, later, order, combine, width, grid, causal, backend) -> None:
+    pick(backend, q)
+    if combine not in ("sequence", "sum"):
+        raise MixerError(f"axial: combine={combine!r}; choose 'sequence' or 'sum'.")
+    if (width is None) == (grid is None):
+        raise MixerError(f"axial: needs the grid, or the width of its lines, one of them; got width={width}, grid={grid}.")
+    axes = 2 if grid is None else len(grid)
+    if sorted(order) != list(range(axes)):
+        raise MixerError(f"axial: order must name each of the {axes} axes once, got {order}.")
+    if causal and (grid is not None or combine == "sum"):
+        raise MixerError(f"axial: causal=True exists in raster order with a width and combine='sequence', got grid={grid}, combine={combine!r}.")
+    expected = 2 if causal else 0 if combine == "sum" else 2 * (axes - 1)
+    if q.ndim != 3 or k.shape != v.shape or k.shape[:2] != q.shape[:2] or len(later) != expected:
+        shapes = ", ".join(str(tuple(a.shape)) for a in (q, k, v))
+        raise MixerError(f"axial: expects q, k, v (B, T, .) and {expected} tensors in later, got {shapes} and {len(later)}.")

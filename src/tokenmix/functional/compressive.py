@@ -1,0 +1,110 @@
+"""Compressive attention (Rae et al. 2020, arXiv 1911.05507): recent tokens one by one, older ones pooled in groups."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import MixerError
+from ._backend import pick
+from ._compressed import POOLS, Sizes, Slots, compress, grouped, over_memories, visible, weigh
+from ._lines import back_to_place, from_start, picked, within
+from ._masks import allowed
+
+
+def compressive(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    x: Tensor,
+    project: tuple[Tensor, ...],
+    relative: Tensor,
+    content: Tensor,
+    place: Tensor,
+    squeeze: tuple[Tensor, ...],
+    *,
+    heads: int,
+    memory: int,
+    compressed: int,
+    rate: int,
+    pool: str = "mean",
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    positions: Tensor | None = None,
+    starts: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Softmax attention with Transformer-XL's logits over recent tokens and the compressed groups before them (Rae et al. 2020, Sec. 3).
+
+    Positions j c .. j c + c - 1 form group j. Query t attends, token by token, the groups from floor((t - n_m + 1) / c) on: at least the last n_m
+    positions. It attends the n_cm groups before those as one key and value each: W_k f(x_group) + b_k, W_v f(x_group) + b_v, standing at the group's
+    last position. Nothing is seen twice. Without ``causal`` the same holds in the other direction, which is ours.
+
+    Args:
+        q, k, v: (B, T, D), D = heads * e; x: (B, T, D), what k and v were projected from.
+        project: W_k, b_k, W_v, b_v.
+        relative, content, place: as in ``transformer_xl``.
+        squeeze: weight (D, D, c) and bias (D,) of the convolution for ``pool="conv"``, else nothing.
+        memory, compressed, rate: n_m, n_cm and c of the paper. pool: f over the live tokens of a group: "mean", "max" or "conv".
+        positions: (B, T) where they are not the indices. starts: (B,), the index of position 0; tokens before it give 0.
+
+    Returns:
+        (B, T, D) in q's dtype; exactly 0 where there is nothing to attend. Time O(T (n_m + c + n_cm) D heads); with ``positions`` O(T^2 D heads).
+    """
+    sizes = Sizes(memory, compressed, rate, pool)
+    _check(q, k, v, x, squeeze, heads, sizes, backend)
+    T, dtype = q.shape[1], q.dtype
+    if T == 0:
+        return torch.zeros_like(q)
+    wide = torch.promote_types(dtype, torch.float32)
+    live = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device) if key_mask is None else key_mask
+    moved = starts is not None and positions is None
+    if moved and starts is not None:
+        live = within(q, starts) & from_start(live, starts)
+        q, k, v, x = (from_start(a, starts) for a in (q, k, v, x))
+    k, v, x = (torch.where(live[..., None], a, 0.0).to(wide) for a in (k, v, x))
+    learned = tuple(a.to(wide) for a in (relative, content, place))
+    groups = grouped(x, live, rate, positions)
+    slots = compress(groups, tuple(a.to(wide) for a in project), tuple(a.to(wide) for a in squeeze), pool)
+    if positions is None:
+        y = _in_blocks(q.to(wide), k, v, live, slots, learned, heads, sizes, causal)
+    else:
+        ok = allowed(q.shape[0], T, T, causal=causal, key_mask=live, attn_mask=None, device=q.device)
+        y = over_memories(q.to(wide), k, v, slots, learned, ok, positions, positions, heads, sizes, causal)
+    return (back_to_place(y, starts) if moved and starts is not None else y).to(dtype)
+
+
+def _in_blocks(q: Tensor, k: Tensor, v: Tensor, live: Tensor, slots: Slots, learned, heads: int, sizes: Sizes, causal: bool) -> Tensor:
+    """Blocks of queries, each with the tokens and groups that any of its queries may see, for default positions."""
+    T, G, (memory, many, rate, _) = q.shape[1], slots.ids.shape[1], sizes
+    tall = -(-memory // rate)  # groups to a block
+    reach = -(-(memory + rate - 2) // rate)  # groups beside it that may be seen token by token
+    low = (1 - memory) // rate - many
+    high = (tall * rate - memory) // rate if causal else -((1 - tall * rate - memory) // rate) + many
+    blocks = torch.arange(0, G, tall, device=q.device)[:, None]
+    rows = _window(blocks * rate, 0, tall * rate, T)
+    cols = _window(blocks * rate, -reach * rate, (tall + (0 if causal else reach)) * rate, T)
+    ids = _window(blocks, low, high, G)
+    near, far = visible(rows, cols, ids, sizes, causal)
+    near = near & (cols[:, None] <= rows[..., None]) if causal else near
+    near = near[None] & picked(live[..., None], cols)[..., 0][:, :, None]
+    far = far[None] & picked(slots.there[..., None], ids)[..., 0][:, :, None]
+    keys, values = (torch.cat([picked(a, ids), picked(b, cols)], 2) for a, b in ((slots.keys, k), (slots.values, v)))
+    places = torch.cat([ids * rate + rate - 1, cols], 1)
+    y = weigh(picked(q, rows), keys, values, learned, torch.cat([far, near], -1), rows, places, heads)  # (B, N, heads, L, e)
+    return y.transpose(2, 3).flatten(3).flatten(1, 2)[:, :T]
+
+
+def _window(start: Tensor, low: int, high: int, size: int) -> Tensor:
+    """start + low .. start + high - 1 as indices (N, high - low), ``size`` where that is outside of 0 .. size - 1."""
+    index = start + torch.arange(low, high, device=start.device)
+    return torch.where((index >= 0) & (index < size), index, size)
+
+
+def _check(q, k, v, x, squeeze, heads, sizes: Sizes, backend) -> None:
+    pick(backend, q)
+    if q.ndim != 3 or any(a.shape != q.shape for a in (k, v, x)) or heads < 1 or q.shape[-1] % heads:
+        shapes = ", ".join(str(tuple(a.shape)) for a in (q, k, v, x))
+        raise MixerError(f"compressive: expects q, k, v and x of one shape (B, T, D) with heads={heads} dividing D, got {shapes}.")
+    if min(sizes[:3]) < 1 or sizes.pool not in POOLS or len(squeeze) != (2 if sizes.pool == "conv" else 0):
+        raise MixerError(f"compressive: memory, compressed and rate must be >= 1, pool one of {', '.join(POOLS)}, with squeeze for conv only; got {sizes}.")

@@ -1,0 +1,136 @@
+"""Attention with Transformer-XL's relative positions (Dai et al. 2019, arXiv 1901.02860), over all keys or over a sliding memory."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import MixerError
+from ._backend import pick
+from ._lines import mixed
+from ._masks import allowed
+
+Places = Tensor | tuple[Tensor, Tensor]
+
+
+def transformer_xl(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    relative: Tensor,
+    content: Tensor,
+    place: Tensor,
+    *,
+    heads: int,
+    memory: int | None = None,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    positions: Places | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """y_t = sum_s softmax_s([(q_t + u) . k_s + (q_t + v) . W_r R_{t-s}] / sqrt(e)) v_s in each head (Dai et al. 2019, Sec. 3.3).
+
+    Args:
+        q: (B, T, D); k, v: (B, S, D); D = heads * e.
+        relative: W_r (D, 2n), on the sinusoid R_d = [sin(d w_i), cos(d w_i)] of n frequencies w_i = 10000^(-i/n). Any distance has one.
+        content, place: u and v of the paper (D,), one vector of width e per head.
+        memory: keys with |t - s| < memory are attended; with ``causal`` the last ``memory`` positions, t's own included. None: all.
+        positions: (B, T), or a pair (B, T) of the queries and (B, S) of the keys, where they are not the indices.
+
+    Returns:
+        (B, T, D) in q's dtype; exactly 0 where a query has nothing to attend.
+        Time O(T S D), with a memory O(T memory D); with ``positions`` O(T S D heads), which needs no table of distances.
+    """
+    _check(q, k, v, relative, content, place, heads, memory, backend)
+    if 0 in (q.shape[1], k.shape[1]):
+        return torch.zeros_like(q)
+    dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
+    if key_mask is not None:
+        k, v = (torch.where(key_mask[..., None], a, 0.0) for a in (k, v))
+    q, k, v, relative, u, b = (a.to(wide) for a in (q, k, v, relative, content, place))
+    scale = (q.shape[-1] // heads) ** -0.5
+    asked, located, kh, vh = (a.unflatten(-1, (heads, -1)).transpose(1, 2) for a in ((q + u) * scale, (q + b) * scale, k, v))
+    T, S = q.shape[1], k.shape[1]
+    if positions is None and attn_mask is None and memory is not None and S == T > memory:
+        y = _in_blocks(asked, located, kh, vh, relative, memory, causal, key_mask)
+    else:
+        ok = allowed(q.shape[0], T, S, causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
+        rows, cols = _rows_and_cols(positions, T, S, q.device)
+        if memory is not None:
+            ok = ok & ((rows[:, :, None] - cols[:, None, :]).abs() < memory)
+        located = _by_distance(located, relative, T, 0) if positions is None and S == T else by_place(located, rows, cols, relative)
+        y = mixed(asked @ kh.transpose(-1, -2) + located, ok[:, None], vh)
+    return y.transpose(1, 2).flatten(2).to(dtype)
+
+
+def sinusoid(distances: Tensor, width: int) -> Tensor:
+    """R_d (..., width): sines, then cosines, of d / 10000^(i/n), n = width / 2; float64, so that far distances keep their phase."""
+    n = width // 2
+    rate = 10000.0 ** (-torch.arange(n, dtype=torch.float64, device=distances.device) / n)
+    angle = distances[..., None] * rate
+    return torch.cat([angle.sin(), angle.cos()], -1)
+
+
+def _by_distance(located: Tensor, relative: Tensor, W: int, first: int) -> Tensor:
+    """(q_i + v) . r_{i - j - first} of queries (..., H, L, e) and keys j < W, by the shift of the paper's appendix B: (..., H, L, W).
+
+    The products with all L + W - 1 distances are laid out from the farthest past to the farthest future; query i's row starts L - 1 - i further on.
+    """
+    L = located.shape[-2]
+    distances = torch.arange(L - 1 - first, -W - first, -1, device=located.device)
+    r = (sinusoid(distances, relative.shape[1]).to(relative.dtype) @ relative.T).unflatten(-1, (-1, located.shape[-1]))  # (L + W - 1, H, e)
+    table = F.pad(located @ r.permute(1, 2, 0), (0, 1))  # rows of L + W, so that cutting them to L + W - 1 shifts each by one more
+    flat = table.flatten(-2)[..., L - 1 : L - 1 + L * (L + W - 1)]
+    return flat.unflatten(-1, (L, L + W - 1))[..., :W]
+
+
+def by_place(located: Tensor, rows: Tensor, cols: Tensor, relative: Tensor) -> Tensor:
+    """The same for any places: sin and cos of t - s are products of those of t and of s, so that one matrix product gives all pairs."""
+    width = relative.shape[1]
+    z_sin, z_cos = (located @ relative.unflatten(0, (-1, located.shape[-1]))).chunk(2, -1)  # (B, H, T, n) each
+    sin, cos = (a[:, None].to(located.dtype) for a in sinusoid(rows, width).chunk(2, -1))
+    left = torch.cat([z_sin * sin + z_cos * cos, z_cos * sin - z_sin * cos], -1)
+    sin, cos = (a[:, None].to(located.dtype) for a in sinusoid(cols, width).chunk(2, -1))
+    return left @ torch.cat([cos, sin], -1).transpose(-1, -2)
+
+
+def _in_blocks(asked: Tensor, located: Tensor, k: Tensor, v: Tensor, relative: Tensor, memory: int, causal: bool, key_mask: Tensor | None) -> Tensor:
+    """The sliding memory in blocks of ``memory`` queries (B, H, T, e): each meets its own block, the one before and, unless causal, the one after."""
+    T, N = asked.shape[-2], -(-asked.shape[-2] // memory)
+    after = 0 if causal else memory
+    live = torch.ones(1, T, dtype=torch.bool, device=k.device) if key_mask is None else key_mask
+    asked, located = (F.pad(a, (0, 0, 0, N * memory - T)).unflatten(2, (N, memory)).transpose(1, 2) for a in (asked, located))
+    k, v = (_neighbours(F.pad(a, (0, 0, memory, N * memory - T + after)), memory, N).transpose(1, 2) for a in (k, v))
+    live = _neighbours(F.pad(live[:, None, :, None], (0, 0, memory, N * memory - T + after)), memory, N)[:, 0, :, None, None, :, 0]
+    i, j = torch.arange(memory, device=k.device)[:, None], torch.arange(k.shape[-2], device=k.device) - memory
+    near = ((i - j) < memory) & ((j <= i) if causal else (j - i) < memory)
+    logits = asked @ k.transpose(-1, -2) + _by_distance(located, relative, k.shape[-2], -memory)
+    return mixed(logits, live & near, v).transpose(1, 2).flatten(2, 3)[:, :, :T]
+
+
+def _neighbours(a: Tensor, size: int, N: int) -> Tensor:
+    """Padded keys (B, H, S, C) as the windows of N blocks, (B, H, N, W, C): W is two blocks or three."""
+    blocks = a.unflatten(2, (-1, size))
+    return torch.cat([blocks[:, :, i : i + N] for i in range(blocks.shape[2] - N + 1)], 3)
+
+
+def _rows_and_cols(positions: Places | None, T: int, S: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Positions of the queries (B or 1, T) and of the keys (B or 1, S)."""
+    if positions is None:
+        return torch.arange(T, device=device)[None], torch.arange(S, device=device)[None]
+    return positions if isinstance(positions, tuple) else (positions, positions)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, relative: Tensor, content: Tensor, place: Tensor, heads: int, memory: int | None, backend: str) -> None:
+    pick(backend, q)
+    D = q.shape[-1]
+    if q.ndim != 3 or k.shape != v.shape or k.shape[::2] != q.shape[::2] or heads < 1 or D % heads:
+        shapes = ", ".join(str(tuple(a.shape)) for a in (q, k, v))
+        raise MixerError(f"transformer_xl: expects q (B, T, D) and k, v (B, S, D) with heads={heads} dividing D, got {shapes}.")
+    if relative.ndim != 2 or relative.shape[0] != D or relative.shape[1] % 2 or content.shape != (D,) or place.shape != (D,):
+        shapes = ", ".join(str(tuple(a.shape)) for a in (relative, content, place))
+        raise MixerError(f"transformer_xl: expects relative ({D}, even), content ({D},) and place ({D},), got {shapes}.")
+    if memory is not None and memory < 1:
+        raise MixerError(f"transformer_xl: memory={memory} must be at least 1, the token itself, or None for all.")

@@ -1,0 +1,168 @@
+"""Axial attention (Ho et al. 2019, arXiv 1912.12180) as a layer: on grids, and causal in raster order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as F
+from ..functional._lines import Raster
+from ..functional.axial import along
+from .aft_parts import alive, in_pieces
+from .attention import largest_dot
+from .base import About, Mixer, chunk_positions, register_state
+from .cost import MixingCost
+from .image_local import row_starts
+
+
+@register_state
+class AxialState(NamedTuple):
+    """What the line at hand and the lines above need.
+
+    row: q, k, v of the row stage and k, v of the inner stage for the last ``width`` tokens, (B, width, 5 D).
+    column: k, v of the column stage for ``width`` tokens that are not there and all tokens so far, (B, width + S, 2 D); the last are of unfinished rows.
+    live, places: (B, width + S). position: the next one (B,).
+    """
+
+    row: Tensor
+    column: Tensor
+    live: Tensor
+    places: Tensor
+    position: Tensor
+
+
+class Axial(Mixer):
+    """Attention along the lines of a grid, one axis after the other (Ho et al. 2019, Sec. 3).
+
+    Args:
+        heads: divides dim.
+        ndim: axes of the grid, 2 or 3.
+        width: tokens in a line, where tokens come as a sequence in raster order (ndim=2), causal or not; None: the grid is given at call time.
+        order: the axes in the order in which they are attended along; default the last first: along rows, then along columns.
+        combine: "sequence": each later stage has projections of its own of what the one before gave, as the stacked layers of the paper have;
+            "sum": one attention per axis from projections of x, added.
+
+    Causal: y = W_o [A_column(q_column; k, v of h) over the lines above + A_inner along the line up to the token], h = A_row over whole lines. The paper
+    shifts what the columns give down by one row and lets it pass through the masked row attention; here the query below asks the column itself, so that
+    a missing token of the line above hides nothing of its column. Prefix tokens attend all tokens and are attended by all in each stage.
+    """
+
+    supports_causal = supports_streaming = supports_grid = True
+    about = About("Ho et al. 2019, arXiv 1912.12180", "fixed pattern", "T (H + W) D", "T (D + heads (H + W))")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        heads: int = 8,
+        ndim: int = 2,
+        width: int | None = 16,
+        order: list[int] | None = None,
+        combine: str = "sequence",
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        self._check_options(heads, ndim, width, order, combine)
+        self.heads, self.ndim, self.width, self.combine = heads, ndim, width, combine
+        self.order = tuple(reversed(range(ndim))) if order is None else tuple(order)
+        queries, keys = (3, 2) if causal else (ndim, ndim) if combine == "sum" else (1, 1)
+        self.q_proj = nn.Linear(dim, queries * dim, bias=qkv_bias)
+        self.k_proj = nn.Linear(dim, keys * dim, bias=qkv_bias)
+        self.v_proj = nn.Linear(dim, keys * dim, bias=qkv_bias)
+        self.stages = 0 if combine == "sum" else 1 if causal else ndim - 1
+        for n in range(self.stages):
+            self.register_module(f"stage_{n + 2}", nn.Linear(dim, (2 if causal else 3) * dim, bias=qkv_bias))
+        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+
+    def _check_options(self, heads: int, ndim: int, width: int | None, order: list[int] | None, combine: str) -> None:
+        if not isinstance(heads, int) or heads < 1 or self.dim % heads:
+            self.refuse(f"heads={heads!r} must divide dim={self.dim}")
+        if ndim not in (2, 3) or (order is not None and sorted(order) != list(range(ndim))):
+            self.refuse(f"ndim must be 2 or 3 and order name each axis once, got ndim={ndim!r}, order={order!r}")
+        if width is not None and (not isinstance(width, int) or width < 1 or ndim != 2):
+            self.refuse(f"width is a positive integer and goes with ndim=2, got width={width!r}, ndim={ndim}; width=None takes a grid at call time")
+        if combine not in ("sequence", "sum"):
+            self.refuse(f"combine must be 'sequence' or 'sum', got {combine!r}")
+        if self.causal and (width is None or combine == "sum" or order not in (None, [1, 0])):
+            self.refuse(f"causal=True exists in raster order, with a width, rows first and combine='sequence'; got {width=}, {order=}, {combine=}")
+
+    @property
+    def capabilities(self):
+        """Grids are taken where no width was fixed."""
+        return replace(super().capabilities, grid=self.width is None)
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.axial`` for this input: (positional, keyword)."""
+        if grid is not None and self.width is not None:
+            self.refuse(f"was built with width={self.width} and mixes a sequence in raster order, got grid={tuple(grid)}")
+        if self.width is None and (grid is None or len(grid) != self.ndim):
+            self.refuse(f"was built with ndim={self.ndim} and no width and needs grid=, the {self.ndim} sizes of the token grid, got grid={grid}")
+        args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self._later(x)
+        place = {"width": self.width, "grid": grid, "prefix": prefix, "positions": positions}
+        starts = None if self.width is None else row_starts(key_mask, positions)
+        pattern = {"heads": self.heads, "order": self.order, "combine": self.combine}
+        return args, {**pattern, **place, "starts": starts, "causal": self.causal, "key_mask": key_mask}
+
+    def _later(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Weights and biases of the stages after the first."""
+        maps = [m for m in (self.get_submodule(f"stage_{n + 2}") for n in range(self.stages)) if isinstance(m, nn.Linear)]
+        return tuple(a for m in maps for a in (m.weight, x.new_zeros(m.out_features) if m.bias is None else m.bias))
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.axial(*args, **options))
+
+    def mixing_cost(self, T):
+        """On a grid given at call time: of one that is as long as it is wide."""
+        D, side = self.dim, max(1, round(T ** (1 / self.ndim)))
+        sides = [side] * self.ndim if self.width is None else [-(-T // self.width), self.width]
+        tokens = T if self.width is None else sides[0] * sides[1]
+        pairs = tokens * (sum(sides) + (sides[1] if self.causal else 0))
+        kept = 4 * (self.ndim * 8 * T * D + pairs * self.heads)
+        state = (self.width or 0) * (20 * D) + ((self.width or 0) + T) * (8 * D + 9) + 8
+        return MixingCost(4 * pairs * D, None, activations=kept, state=state)
+
+    @staticmethod
+    def largest_logit(args, options):
+        axes = len(options["order"]) if options["combine"] == "sum" else 1
+        queries, keys = (3, 2) if options["causal"] else (axes, axes)
+        return largest_dot(torch.cat(args[0].chunk(queries, -1), 1), torch.cat(args[1].chunk(keys, -1), 1), options["heads"])
+
+    def empty_state(self, batch_size, *, device, dtype):
+        assert self.width is not None
+        row = torch.zeros(batch_size, self.width, 5 * self.dim, device=device, dtype=dtype)
+        places = torch.zeros(batch_size, self.width, dtype=torch.long, device=device)
+        return AxialState(row, row[..., : 2 * self.dim].clone(), places.bool(), places, torch.zeros(batch_size, dtype=torch.long, device=device))
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        at, after = chunk_positions(state.position, x, positions, key_mask)
+        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
+        return self.out_proj(y), state._replace(position=after)
+
+    def _mix_piece(self, x, state, at, live):
+        (q_row, q_column, q_inner), (k_row, k_inner), (v_row, v_inner) = self.q_proj(x).chunk(3, -1), self.k_proj(x).chunk(2, -1), self.v_proj(x).chunk(2, -1)
+        new = torch.cat([q_row, k_row, v_row, k_inner, v_inner], -1)
+        recent = torch.cat([state.row, new.to(state.row.dtype)], 1)
+        lives, places = torch.cat([state.live, live], 1), torch.cat([state.places, at], 1)
+        n = recent.shape[1]
+        near, raster = {"live": lives[:, -n:]}, Raster(None, self.width, 0)
+        q_row, k_row, v_row, k_inner, v_inner = recent.to(x.dtype).chunk(5, -1)
+        own = {"heads": self.heads, "raster": raster}
+        h = along(q_row, k_row, v_row, 1, **own, **near, positions=(places[:, -n:], places[:, -n:]))
+        fresh = self._finished(state, self.get_submodule("stage_2")(h))
+        column = torch.cat([state.column[:, : -self.width], fresh], 1)
+        k_column, v_column = column.to(x.dtype).chunk(2, -1)
+        above = along(q_column, k_column, v_column, 0, **own, live=lives, positions=(at, places), when="before")
+        inner = along(q_inner, k_inner, v_inner, 1, **own, **near, positions=(at, places[:, -n:]), when="upto")
+        return above + inner, AxialState(recent[:, -self.width :], column, lives, places, state.position)
+
+    def _finished(self, state: AxialState, column: Tensor) -> Tensor:
+        """The column stage's keys and values of the recent tokens: anew for those of the last row, as kept for those of rows that ended before it."""
+        row = torch.div(state.places[:, -self.width :], self.width, rounding_mode="floor")  # type: ignore[operator, arg-type]  # causal: there is a width
+        kept = torch.where((row == row[:, -1:])[..., None], column[:, : self.width].to(state.column.dtype), state.column[:, -self.width :])  # type: ignore[operator]
+        return torch.cat([kept, column[:, self.width :].to(kept.dtype)], 1)

@@ -1,0 +1,173 @@
+"""Compressive Transformer attention (Rae et al. 2020, arXiv 1911.05507) as a layer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as F
+from ..functional import _compressed as form
+from .aft_parts import alive, in_pieces
+from .aux import add_aux_loss
+from .base import About, Mixer, chunk_positions, register_state, token_positions
+from .cost import MixingCost
+from .image_local import row_starts
+from .transformer_xl import TransformerXL, add_plain_projections
+
+
+@register_state
+class CompressiveState(NamedTuple):
+    """The recent R = memory + rate - 2 tokens and the compressed memory, batch first and of constant size.
+
+    keys, values, inputs (B, R, D), live, places (B, R): recent tokens. slot_keys, slot_values (B, n_cm, D), ids (B, n_cm): compressed groups and their
+    numbers, -1 for none. gone (B,): the last group of which a token has left. position (B,): the next one.
+    """
+
+    keys: Tensor
+    values: Tensor
+    inputs: Tensor
+    live: Tensor
+    places: Tensor
+    slot_keys: Tensor
+    slot_values: Tensor
+    ids: Tensor
+    gone: Tensor
+    position: Tensor
+
+
+class Compressive(Mixer):
+    """Attention with Transformer-XL's relative positions over recent tokens and over compressed groups of older ones (Rae et al. 2020, Sec. 3).
+
+    Args:
+        heads: divides dim.
+        memory: n_m, positions that are at least seen token by token, t's own included.
+        compressed: n_cm, groups before those that are seen as one key and value each.
+        rate: c, positions to a group; groups are positions j c .. j c + c - 1, wherever a stream is cut.
+        pool: the compression function f on the layer's inputs: "mean", "max" or "conv" (kernel and stride c, learned).
+
+    Sees (n_m + c n_cm) positions back with a state of constant size. With ``aux_losses()`` open, forward adds "compressive", the attention reconstruction
+    loss, whose gradient reaches f alone. The bidirectional form, with compressed groups on both sides, is ours.
+    """
+
+    supports_causal = supports_streaming = True
+    about = About("Rae et al. 2020, arXiv 1911.05507", "memory", "T (n_m + c + n_cm) D heads", "T heads (n_m + c + n_cm)")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        heads: int = 8,
+        memory: int = 32,
+        compressed: int = 32,
+        rate: int = 4,
+        pool: str = "mean",
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        for name, value in (("memory", memory), ("compressed", compressed), ("rate", rate)):
+            if not isinstance(value, int) or value < 1:
+                self.refuse(f"{name} must be a positive integer, got {value!r}")
+        if pool not in form.POOLS:
+            self.refuse(f"pool must be one of {', '.join(form.POOLS)}, got {pool!r}")
+        self.heads, self.sizes = heads, form.Sizes(memory, compressed, rate, pool)
+        add_plain_projections(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        self.relative = nn.Parameter(torch.empty(dim, dim + dim % 2))
+        self.content, self.place = nn.Parameter(torch.empty(dim)), nn.Parameter(torch.empty(dim))
+        self.squeeze = nn.Parameter(torch.empty(dim, dim, rate)) if pool == "conv" else None
+        self.squeeze_bias = nn.Parameter(torch.empty(dim)) if pool == "conv" else None
+        self.init_parameters()
+
+    def init_parameters(self) -> None:
+        nn.init.uniform_(self.relative, -(self.dim**-0.5), self.dim**-0.5)
+        for bias in (self.content, self.place):
+            nn.init.normal_(bias, std=0.02)
+        if self.squeeze is not None and self.squeeze_bias is not None:
+            bound = (self.dim * self.sizes.rate) ** -0.5  # as torch's Conv1d starts
+            nn.init.uniform_(self.squeeze, -bound, bound)
+            nn.init.uniform_(self.squeeze_bias, -bound, bound)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """W_k, b_k, W_v, b_v."""
+        maps = [m for m in (self.get_submodule("k_proj"), self.get_submodule("v_proj")) if isinstance(m, nn.Linear)]
+        return tuple(a for m in maps for a in (m.weight, x.new_zeros(self.dim) if m.bias is None else m.bias))
+
+    def _squeeze(self) -> tuple[Tensor, ...]:
+        return () if self.squeeze is None or self.squeeze_bias is None else (self.squeeze, self.squeeze_bias)
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.compressive`` for this input: (positional, keyword)."""
+        learned = self._project(x), self.relative, self.content, self.place, self._squeeze()
+        options = {"heads": self.heads, **self.sizes._asdict(), "positions": positions, "starts": row_starts(key_mask, positions)}
+        return (self.q_proj(x), self.k_proj(x), self.v_proj(x), x, *learned), {**options, "causal": self.causal, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        add_aux_loss("compressive", lambda: self._loss(x, given["positions"], given["key_mask"]))
+        return self.out_proj(F.compressive(*args, **options))
+
+    def _loss(self, x: Tensor, positions: Tensor | None, key_mask: Tensor | None) -> Tensor:
+        """Attention reconstruction; all but f is detached."""
+        x, live = x.detach(), alive(x, key_mask)
+        at = token_positions(x, key_mask) if positions is None else positions
+        q, k, v = (self.get_submodule(name)(x).detach() for name in ("q_proj", "k_proj", "v_proj"))
+        k, v, kept = (torch.where(live[..., None], a, 0.0) for a in (k, v, x))
+        slots = form.compress(form.grouped(kept, live, self.sizes.rate, at), tuple(a.detach() for a in self._project(x)), self._squeeze(), self.sizes.pool)
+        return form.reconstruction_loss(q, k, v, slots, live, at, self.heads, self.sizes, self.causal)
+
+    def mixing_cost(self, T):
+        D, (memory, many, rate, _) = self.dim, self.sizes
+        tall, reach = -(-memory // rate) * rate, -(-(memory + rate - 2) // rate) * rate
+        keys = tall + reach + many + tall // rate + (0 if self.causal else reach + many + reach // rate)
+        blocks = -(-T // tall)
+        pairs, slots = blocks * tall * keys, -(-T // rate)
+        each = 2 * slots * D * D * (2 + (rate if self.squeeze is not None else 0)) + 2 * T * D * self.relative.shape[1]
+        flops = 4 * pairs * D + 2 * pairs * self.heads * self.relative.shape[1] + each
+        kept = 4 * (8 * T * D + 2 * blocks * keys * D + 4 * T * D * self.heads + pairs * self.heads)
+        return MixingCost(flops, None, activations=kept, state=(12 * D + 9) * self._ring + (8 * D + 8) * many + 16)
+
+    largest_logit = staticmethod(lambda args, options: TransformerXL.largest_logit((*args[:3], *args[5:8]), options))
+
+    @property
+    def _ring(self) -> int:
+        return self.sizes.memory + self.sizes.rate - 2
+
+    def empty_state(self, batch_size, *, device, dtype):
+        keys = torch.zeros(batch_size, self._ring, self.dim, device=device, dtype=dtype)
+        slots = torch.zeros(batch_size, self.sizes.compressed, self.dim, device=device, dtype=dtype)
+        places = torch.zeros(batch_size, self._ring, dtype=torch.long, device=device)
+        position = torch.zeros(batch_size, dtype=torch.long, device=device)
+        ids = torch.full(slots.shape[:2], -1, dtype=torch.long, device=device)
+        return CompressiveState(keys, keys.clone(), keys.clone(), places.bool(), places, slots, slots.clone(), ids, position - 1, position)
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        at, after = chunk_positions(state.position, x, positions, key_mask)
+        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
+        return self.out_proj(y), state._replace(position=after)
+
+    def _mix_piece(self, x, state, at, live):
+        q, L = self.q_proj(x), x.shape[1]
+        new, old = (self.k_proj(x), self.v_proj(x), x), (state.keys, state.values, state.inputs)
+        keys, values, inputs = (torch.cat([a, torch.where(live[..., None], b, 0.0).to(a.dtype)], 1) for a, b in zip(old, new, strict=True))
+        lives, places = torch.cat([state.live, live], 1), torch.cat([state.places, at], 1)
+        groups = form.grouped(inputs, lives, self.sizes.rate, places)
+        fresh = form.compress(groups, self._project(x), self._squeeze(), self.sizes.pool)
+        fresh = fresh._replace(there=fresh.there & (fresh.ids > state.gone[:, None]))  # of older groups tokens are missing here: they are in the slots
+        kept = state.slot_keys, state.slot_values, state.ids, state.ids >= 0
+        slots = form.Slots(*(torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(kept, fresh, strict=True)))
+        ok = torch.ones(L, keys.shape[1], dtype=torch.bool, device=x.device).tril(keys.shape[1] - L) & lives[:, None]
+        learned = self.relative, self.content, self.place
+        y = form.over_memories(q, keys.to(q.dtype), values.to(q.dtype), slots, learned, ok, at, places, self.heads, self.sizes, True)
+        return y, self._after((keys, values, inputs, lives, places), slots, state, L)
+
+    def _after(self, recent, slots, state, L):
+        """The state when the first L of the recent tokens have left: of the groups they belong to, the last n_cm are kept."""
+        group = torch.div(recent[4][:, :L], self.sizes.rate, rounding_mode="floor")
+        gone = torch.maximum(state.gone, torch.where(recent[3][:, :L], group, -1).amax(1))
+        left = torch.where(slots.there & (slots.ids <= gone[:, None]), slots.ids, -1)
+        ids, at = left.sort(1)
+        ids, at = ids[:, -self.sizes.compressed :], at[:, -self.sizes.compressed :, None].expand(-1, -1, self.dim)
+        return CompressiveState(*(a[:, L:] for a in recent), slots.keys.gather(1, at), slots.values.gather(1, at), ids, gone, state.position)

@@ -1,0 +1,126 @@
+"""Local attention of the Image Transformer (Parmar et al. 2018, arXiv 1802.05751) as a layer, along the raster and in two dimensions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from .. import functional as F
+from .aft_parts import alive, in_pieces
+from .attention import largest_dot
+from .base import About, Mixer, chunk_positions
+from .cost import MixingCost
+from .transformer_xl import add_plain_projections, empty_memory, forget, remember
+
+
+def row_starts(key_mask: Tensor | None, positions: Tensor | None) -> Tensor | None:
+    """The index of position 0 of each row (B,), its first True key; None where positions are the indices or are given."""
+    return None if key_mask is None or positions is not None else (key_mask.cumsum(1) == 0).sum(1)
+
+
+class ImageLocal(Mixer):
+    """Softmax attention of blocks of queries over one memory block each (Parmar et al. 2018, Sec. 3.2).
+
+    Args:
+        heads: divides dim.
+        ndim: 1: positions j l_q .. (j + 1) l_q - 1 attend themselves and the l_m before them. 2: blocks of h_q x w_q pixels attend themselves, h_m rows
+            above and w_m columns to the left and to the right.
+        block: l_q, or [h_q, w_q]; one number stands for both.
+        memory: l_m, or [h_m, w_m]. With 0 blocks do not meet, and the first token of a block has no past.
+        width: for ndim=2, pixels in a line where tokens come as a sequence in raster order, causal or not; None: the grid is given at call time.
+
+    Causal is raster order: a pixel attends what its memory block holds up to itself. The streaming state is a ring of the last block + memory tokens, in
+    two dimensions of as many lines.
+    """
+
+    supports_causal = supports_streaming = supports_attn_mask = supports_grid = True
+    exceptions = {"token_before_reaches": "with ndim=2 the token before the first of a line stands at the other edge of the image; so with memory=0"}
+    about = About("Parmar et al. 2018, arXiv 1802.05751", "fixed pattern", "T (block + memory) D", "T heads (block + memory)")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        heads: int = 8,
+        ndim: int = 1,
+        block: int | list[int] = 16,
+        memory: int | list[int] = 16,
+        width: int | None = None,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        if ndim not in (1, 2):
+            self.refuse(f"ndim must be 1, along the raster, or 2, got {ndim!r}")
+        self.heads, self.ndim, self.width = heads, ndim, width
+        self.block, self.memory = (tuple([n] * ndim if isinstance(n, int) else n) for n in (block, memory))
+        if len(self.block) != ndim or len(self.memory) != ndim or min(self.block) < 1 or min(self.memory) < 0:
+            self.refuse(f"block and memory are one number or {ndim}, block >= 1 and memory >= 0, got block={block!r}, memory={memory!r}")
+        if width is not None and (ndim == 1 or not isinstance(width, int) or width < 1):
+            self.refuse(f"width is a positive integer and goes with ndim=2, got width={width!r}, ndim={ndim}")
+        if causal and ndim == 2 and width is None:
+            self.refuse("causal=True with ndim=2 needs width, the pixels in a line; a grid given at call time has no causal form")
+        add_plain_projections(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
+
+    @property
+    def on_grid(self) -> bool:
+        """Whether the grid is given at call time."""
+        return self.ndim == 2 and self.width is None
+
+    @property
+    def capabilities(self):
+        """Grids are taken where no width was fixed."""
+        return replace(super().capabilities, grid=self.on_grid)
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.image_local`` for this input: (positional, keyword)."""
+        if grid is not None and not self.on_grid:
+            self.refuse(f"was built with ndim={self.ndim}, width={self.width} and mixes a sequence, got grid={tuple(grid)}")
+        if self.on_grid and (grid is None or len(grid) != 2):
+            self.refuse(f"was built with ndim=2 and no width and needs grid=(H, W), got grid={grid}")
+        args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        place = {"width": self.width, "grid": grid, "prefix": prefix, "positions": positions}
+        starts = None if self.on_grid else row_starts(key_mask, positions)
+        return args, {**self._pattern(), **place, "starts": starts, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+
+    def _pattern(self):
+        return {"heads": self.heads, "block": self.block, "memory": self.memory}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.image_local(*args, **options))
+
+    @property
+    def _ring(self) -> int:
+        """How far back the memory of a query block reaches, in tokens: what the state holds."""
+        if self.ndim == 1:
+            return self.block[0] + self.memory[0] - 1
+        return (self.block[0] + self.memory[0]) * (self.width or 0) - 1
+
+    def mixing_cost(self, T):
+        D, queries, keys = self.dim, 1, 1
+        for axis, (size, reach) in enumerate(zip(self.block, self.memory, strict=True)):
+            queries, keys = queries * size, keys * (size + reach + (reach if axis else 0))
+        blocks = -(-T // queries)
+        pairs = blocks * queries * keys
+        return MixingCost(4 * pairs * D, None, activations=4 * (8 * T * D + 2 * blocks * keys * D + pairs * self.heads), state=(8 * D + 9) * self._ring + 8)
+
+    @staticmethod
+    def largest_logit(args, options):
+        return largest_dot(args[0], args[1], options["heads"])
+
+    def empty_state(self, batch_size, *, device, dtype):
+        return empty_memory(self, batch_size, self._ring, device=device, dtype=dtype)
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        at, after = chunk_positions(state.position, x, positions, key_mask)
+        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
+        return self.out_proj(y), state._replace(position=after)
+
+    def _mix_piece(self, x, state, at, live):
+        state, q = remember(self, x, state, at, live), self.q_proj(x)
+        options = {**self._pattern(), "width": self.width, "positions": (at, state.places), "causal": True, "key_mask": state.live}
+        y = F.image_local(q, state.keys.to(q.dtype), state.values.to(q.dtype), **options)
+        return y, forget(state, self._ring)

@@ -1,0 +1,128 @@
+"""Transformer-XL's relative attention with segment memory (Dai et al. 2019, arXiv 1901.02860) as a layer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as F
+from .aft_parts import alive, in_pieces
+from .base import About, Mixer, chunk_positions, register_state
+from .cost import MixingCost
+
+
+@register_state
+class MemoryState(NamedTuple):
+    """Keys and values (B, R, D) of the last R = memory - 1 tokens, or of all; which may be attended, where each stands (B, R); the next position (B,)."""
+
+    keys: Tensor
+    values: Tensor
+    live: Tensor
+    places: Tensor
+    position: Tensor
+
+
+def empty_memory(mixer: Mixer, rows: int, length: int, *, device, dtype) -> MemoryState:
+    """A memory of ``length`` tokens, none of them there."""
+    keys = torch.zeros(rows, length, mixer.dim, device=device, dtype=dtype)
+    places = torch.zeros(rows, length, dtype=torch.long, device=device)
+    return MemoryState(keys, keys.clone(), places.bool(), places, torch.zeros(rows, dtype=torch.long, device=device))
+
+
+def remember(mixer: Mixer, x: Tensor, state: MemoryState, at: Tensor, live: Tensor) -> MemoryState:
+    """The memory with the keys and values of x (B, L, D) behind it."""
+    k, v = (mixer.get_submodule(name)(x) for name in ("k_proj", "v_proj"))
+    keys, values = torch.cat([state.keys, k.to(state.keys.dtype)], 1), torch.cat([state.values, v.to(state.values.dtype)], 1)
+    return MemoryState(keys, values, torch.cat([state.live, live], 1), torch.cat([state.places, at], 1), state.position)
+
+
+def forget(state: MemoryState, length: int) -> MemoryState:
+    """The last ``length`` tokens of a memory."""
+    first = state.live.shape[1] - length
+    return MemoryState(state.keys[:, first:], state.values[:, first:], state.live[:, first:], state.places[:, first:], state.position)
+
+
+def add_plain_projections(mixer: Mixer, heads: int, *, qkv_bias: bool, out_bias: bool) -> None:
+    """The four square projections of multi-head attention."""
+    if not isinstance(heads, int) or heads < 1 or mixer.dim % heads:
+        mixer.refuse(f"heads={heads!r} must divide dim={mixer.dim}")
+    for name in ("q_proj", "k_proj", "v_proj"):
+        mixer.register_module(name, nn.Linear(mixer.dim, mixer.dim, bias=qkv_bias))
+    mixer.register_module("out_proj", nn.Linear(mixer.dim, mixer.dim, bias=out_bias))
+
+
+class TransformerXL(Mixer):
+    """y_t = W_o [sum_s softmax_s([(q_t + u) . k_s + (q_t + v) . W_r R_{t-s}] / sqrt(e)) v_s] in each of ``heads`` heads (Dai et al. 2019, Sec. 3.3).
+
+    Args:
+        heads: divides dim; e = dim / heads.
+        memory: tokens seen at once: the last ``memory`` positions, t's own included, or |t - s| < memory without ``causal``. None: all.
+
+    Parameters beside the projections: W_r (``relative``), u (``content``) and v (``place``). The streaming state is the segment memory: keys and values
+    of the last memory - 1 tokens. A training loop that feeds segment after segment to ``extend`` and detaches the state between them runs the paper's
+    recurrence; there, as here in one pass, the memory slides with each token, so that results never depend on where segments are cut.
+    """
+
+    supports_causal = supports_streaming = supports_attn_mask = True
+    about = About("Dai et al. 2019, arXiv 1901.02860", "memory", "T^2 D, or T memory D", "T^2 heads, or T memory heads")
+
+    def __init__(self, dim: int, *, causal: bool = False, heads: int = 8, memory: int | None = None, qkv_bias: bool = True, out_bias: bool = True):
+        super().__init__(dim, causal=causal)
+        self.heads, self.memory = heads, memory
+        if memory is not None and (not isinstance(memory, int) or memory < 1):
+            self.refuse(f"memory must be a positive integer, the token itself included, or None for all, got {memory!r}")
+        add_plain_projections(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        self.relative = nn.Parameter(torch.empty(dim, dim + dim % 2))
+        self.content, self.place = nn.Parameter(torch.empty(dim)), nn.Parameter(torch.empty(dim))
+        self.init_parameters()
+
+    def init_parameters(self) -> None:
+        nn.init.uniform_(self.relative, -(self.dim**-0.5), self.dim**-0.5)  # as torch's Linear starts
+        for bias in (self.content, self.place):
+            nn.init.normal_(bias, std=0.02)
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.transformer_xl`` for this input: (positional, keyword). Only differences of positions count."""
+        args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self.relative, self.content, self.place
+        options = {"heads": self.heads, "memory": self.memory, "positions": positions}
+        return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.transformer_xl(*args, **options))
+
+    def mixing_cost(self, T):
+        D, M, n = self.dim, self.memory, self.relative.shape[1]
+        if M is None or M >= T:
+            flops = 4 * T * T * D + 2 * (2 * T - 1) * (T + n) * D
+            counted, pairs = flops, T * T
+        else:
+            N = -(-T // M)
+            flops, counted, pairs = 2 * N * M * D * (2 * 3 * M + 4 * M - 1) + 2 * (4 * M - 1) * n * D, None, N * M * 3 * M
+        state = (8 * D + 9) * (T if M is None else M - 1) + 8
+        return MixingCost(flops, counted, activations=4 * (9 * T * D + pairs * self.heads), state=state)
+
+    @staticmethod
+    def largest_logit(args, options):
+        q, k, _, relative, content, place = (a.detach() for a in args)
+        q, k, u, b = (a.unflatten(-1, (options["heads"], -1)).transpose(-2, -3) for a in (q, k, content[None], place[None]))
+        located = (q + b) @ relative.unflatten(0, (options["heads"], -1))
+        far = located.norm(dim=-1).max() * (relative.shape[1] / 2) ** 0.5  # every R_d is that long
+        return float((((q + u) @ k.transpose(-1, -2)).abs().max() + far) * q.shape[-1] ** -0.5)
+
+    def empty_state(self, batch_size, *, device, dtype):
+        return empty_memory(self, batch_size, 0 if self.memory is None else self.memory - 1, device=device, dtype=dtype)
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        at, after = chunk_positions(state.position, x, positions, key_mask)
+        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
+        return self.out_proj(y), state._replace(position=after)
+
+    def _mix_piece(self, x, state, at, live):
+        state, q = remember(self, x, state, at, live), self.q_proj(x)
+        learned = self.relative, self.content, self.place
+        options = {"heads": self.heads, "memory": self.memory, "positions": (at, state.places), "causal": True, "key_mask": state.live}
+        y = F.transformer_xl(q, state.keys.to(q.dtype), state.values.to(q.dtype), *learned, **options)
+        return y, state if self.memory is None else forget(state, self.memory - 1)

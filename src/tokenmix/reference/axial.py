@@ -1,0 +1,52 @@
+"""Axial attention (Ho et al. 2019) as written: attention along one axis of the grid after the other; the causal raster form with its shift by a row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .attention import attention
+
+
+def axial(q, k, v, later, *, heads, order, combine, width=None, grid=None, prefix=0, positions=None, starts=None, causal_taps=False, mask=None) -> Tensor:
+    """Each stage: softmax attention among the tokens of one line; k, v of a later stage are maps of what the stage before gave."""
+    B, T = q.shape[:2]
+    places = (torch.arange(T).expand(B, T) if positions is None else positions) - (0 if starts is None else starts[:, None])
+    live = torch.ones(B, T, dtype=torch.bool) if mask is None else mask.diagonal(dim1=1, dim2=2)
+    cells = _cells(places - prefix, grid, width)
+
+    def line(q: Tensor, k: Tensor, v: Tensor, axis: int, when: str = "any") -> Tensor:
+        return attention(q, k, v, heads=heads, mask=_meet(cells, places, prefix, axis, when) & live[:, None])
+
+    if causal_taps:
+        (q_row, q_column, q_inner), (k_row, k_inner), (v_row, v_inner) = q.chunk(3, -1), k.chunk(2, -1), v.chunk(2, -1)
+        k_column, v_column = (line(q_row, k_row, v_row, 1) @ later[0].T + later[1]).chunk(2, -1)
+        return line(q_column, k_column, v_column, 0, "before") + line(q_inner, k_inner, v_inner, 1, "upto")
+    if combine == "sum":
+        parts = zip(order, *(a.chunk(len(order), -1) for a in (q, k, v)), strict=True)
+        return torch.stack([line(qa, ka, va, axis) for axis, qa, ka, va in parts]).sum(0)
+    y = line(q, k, v, order[0])
+    for axis, weight, bias in zip(order[1:], later[::2], later[1::2], strict=True):
+        q, k, v = (y @ weight.T + bias).chunk(3, -1)
+        y = line(q, k, v, axis)
+    return y
+
+
+def _cells(flat: Tensor, grid, width) -> Tensor:
+    """The cell of each place (B, T, axes)."""
+    if grid is None:
+        return torch.stack([flat // width, flat % width], -1)
+    return torch.stack(torch.unravel_index(flat.clamp_min(0), grid), -1)
+
+
+def _meet(cells: Tensor, places: Tensor, prefix: int, axis: int, when: str) -> Tensor:
+    """Which pairs (B, T, T) lie in one line along ``axis``; tokens of the prefix meet all, those before a row's start none."""
+    here, there = cells[:, :, None], cells[:, None]
+    same = torch.ones(*places.shape, places.shape[1], dtype=torch.bool)
+    for other in range(cells.shape[-1]):
+        if other != axis:
+            same &= here[..., other] == there[..., other]
+    if when != "any":
+        same &= there[..., axis] < here[..., axis] if when == "before" else there[..., axis] <= here[..., axis]
+    same |= (places < prefix)[:, :, None] | (places < prefix)[:, None]
+    return same & (places >= 0)[:, :, None] & (places >= 0)[:, None]
