@@ -241,15 +241,17 @@ def nothing_to_attend(s: Subject) -> None:
         x = torch.where(mask[..., None], s.x(), 1e4 * s.x(stream=2)).to(dtype).requires_grad_()
         empty = ~allowed(2, T, T, causal=causal, key_mask=mask).any(-1)
         shown: dict[str, Any] = {"seed": s.seed, "key_mask": mask, "x": x}
+        out = s.call(mixer, x, key_mask=mask)
+        zero = torch.zeros_like(out[empty])
         if s.functional is not None and hasattr(mixer, "functional_args"):
             args, options = s.args(mixer, x, key_mask=mask)
             y = s.functional(*args, **options)
             if bool((y[empty] != 0).any()):
                 fail(f"the functional form gives {float(y[empty].abs().max()):.3g} where there is nothing to attend, not 0", **shown)
-        out = s.call(mixer, x, key_mask=mask)
+            zero = torch.zeros_like(y[empty])  # may be wider or narrower than the output
         finite(out, f"output in {dtype}", **shown)
         if hasattr(mixer, "out_proj"):
-            same(out[empty], mixer.out_proj(torch.zeros_like(out[empty])), "with nothing to attend the output is not out_proj(0)", scale=1.0, **shown)
+            same(out[empty], mixer.out_proj(zero), "with nothing to attend the output is not out_proj(0)", scale=1.0, **shown)
         leaves = {"x": x, **dict(mixer.named_parameters())}
         weight = inputs.noise(*out.shape, seed=s.seed + 5, dtype=dtype) * (mask | ~mask.any(1, keepdim=True))[..., None]
         for name, grad in gradients((out * weight).sum(), leaves).items():
