@@ -19,6 +19,12 @@ from .base import merge as merge
 from .base import reorder as reorder
 from .base import state_bytes as state_bytes
 from .cost import Cost as Cost
+from .fourier import Fourier
+from .gmlp import GMLP
+from .lambda_layer import Lambda
+from .lightconv import DynamicConv, LightConv
+from .mlp_mixer import MLPMixer
+from .pooling import Pooling
 
 MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
@@ -33,6 +39,13 @@ MIXERS: dict[str, type[Mixer]] = {
     # local and other patterns
     # low rank
     # gated, convolutional and MLP
+    "lightconv": LightConv,
+    "dynamicconv": DynamicConv,
+    "lambda": Lambda,
+    "mlp_mixer": MLPMixer,
+    "gmlp": GMLP,
+    "pooling": Pooling,
+    "fourier": Fourier,
     # content-sorted
     # memory
     # images
