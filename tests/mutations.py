@@ -82,7 +82,7 @@ MUTATIONS = [
         "E[beyond + 1 : E.shape[0] - beyond + 1]",
         "lambda",
         False,
-        "padded_equals_shorter",
+        "equals_reference",
     ),
     Mutation(
         "content lambda of the whole sequence",

@@ -36,7 +36,8 @@ def test_masked_tokens_have_no_part_in_the_statistics():
 def test_a_batch_without_tokens_leaves_the_statistics():
     norm = TokenBatchNorm(4)
     assert norm(torch.randn(2, 3, 4), torch.zeros(2, 3, dtype=torch.bool)).isfinite().all()
-    assert torch.equal(norm.running_mean, torch.zeros(4)) and torch.equal(norm.running_var, torch.ones(4))
+    assert torch.equal(norm.running_mean, torch.zeros(4))
+    assert torch.equal(norm.running_var, torch.ones(4))
 
 
 def test_without_norm_rows_are_independent_in_train_mode():
@@ -92,5 +93,5 @@ def test_heads_share_keys_values_and_embeddings():
     """Multi-query lambdas: only queries and the way out grow with the number of heads of one width."""
     mixer = build_mixer("lambda", 192, max_len=196, heads=3, qkv_bias=False)
     counts = {name: p.numel() for name, p in mixer.named_parameters()}
-    assert counts["q_proj.weight"] == 192 * 48 and counts["k_proj.weight"] == 192 * 16 and counts["v_proj.weight"] == 192 * 64
-    assert counts["embedding"] == 391 * 16
+    widths = {"q_proj.weight": 192 * 48, "k_proj.weight": 192 * 16, "v_proj.weight": 192 * 64, "embedding": 391 * 16}
+    assert {name: counts[name] for name in widths} == widths

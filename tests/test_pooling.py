@@ -40,7 +40,8 @@ def test_float32_is_exact_relative_to_the_tokens():
 
 def test_it_has_no_parameters_and_its_state_is_where_it_is():
     mixer = build_mixer("pooling", 8, causal=True).to(torch.bfloat16)
-    assert not list(mixer.parameters()) and not mixer.state_dict()
+    assert not list(mixer.parameters())
+    assert not mixer.state_dict()
     assert mixer.init_state(2).values.dtype == torch.bfloat16
     assert mixer.init_state(2, dtype=torch.float64).values.dtype == torch.float64
 
