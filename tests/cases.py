@@ -43,6 +43,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dynamicconv-plain": ("dynamicconv", {"heads": 8, "kernel_size": 3, "glu": False}),
     "lambda": ("lambda", {"max_len": 13, "heads": 2, "key_width": 3}),
     "lambda-window": ("lambda", {"max_len": None, "heads": 4, "key_width": 4, "window": 5, "norm": "qv"}),
+    "lambda-2d": ("lambda", {"max_len": None, "heads": 2, "key_width": 3, "grid_size": [4, 5], "norm": None}),
     "mlp_mixer": ("mlp_mixer", {"max_len": 13, "hidden": 6}),
     "gmlp": ("gmlp", {"max_len": 13, "hidden": 12}),
     "gmlp-toeplitz": ("gmlp", {"max_len": 12, "toeplitz": True, "qkv_bias": False}),
@@ -59,6 +60,7 @@ GRIDS: dict[str, tuple[tuple[int, ...], int]] = {
     "aft_conv-2d": ((2, 5), 0),
     "aft_conv-2d-prefix": ((3, 4), 2),
     "aft_conv-3d": ((2, 2, 3), 0),
+    "lambda-2d": ((3, 4), 2),
     "pooling-2d": ((3, 4), 0),
 }
 """Case id -> (grid, prefix), for the cases that mix grids. These have no causal form."""

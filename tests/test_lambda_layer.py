@@ -89,6 +89,35 @@ def test_options_that_make_no_sense_are_refused():
             build_mixer("lambda", 8, max_len=None, **wrong)
 
 
+@pytest.mark.parametrize(("dim", "heads", "printed"), [(192, 3, 4.8), (384, 6, 17.7)])
+def test_parameters_of_afts_baseline(dim, heads, printed):
+    """Lambda tiny and small in Table 7 of AFT: 12 layers at 14 x 14 patches, key width 16, BatchNorm on q and k, mean pooling, learned positions."""
+    layer = sum(p.numel() for p in build_mixer("lambda", dim, max_len=None, grid_size=[14, 14], heads=heads).parameters())
+    assert layer == dim * 16 * heads + 16 * heads + dim * 16 + 16 + dim * 64 + 64 + dim * dim + dim + 27 * 27 * 16 + 2 * 16 * (heads + 1)
+    mlp, norms = 8 * dim * dim + 5 * dim, 4 * dim
+    total = 768 * dim + dim + 196 * dim + 12 * (layer + mlp + norms) + 2 * dim + dim * 1000 + 1000
+    assert round(total / 1e6, 1) == printed
+
+
+def test_on_a_grid_distances_are_of_lines_and_columns():
+    """A cell at the end of a line and the next one, at the start of the line below, are far apart; and grids must fit."""
+    torch.manual_seed(0)
+    mixer, x = build_mixer("lambda", 8, max_len=None, grid_size=[3, 4], heads=2).eval(), torch.randn(1, 12, 8)
+    flat = build_mixer("lambda", 8, max_len=12, heads=2).eval()
+    flat.load_state_dict({**mixer.state_dict(), "embedding": flat.embedding})
+    assert float((mixer(x, grid=(3, 4)) - flat(x)).detach().abs().max()) > 0.01
+    turned = x.unflatten(1, (3, 4)).transpose(1, 2).flatten(1, 2)
+    twin = build_mixer("lambda", 8, max_len=None, grid_size=[4, 3], heads=2).eval()
+    twin.load_state_dict({**mixer.state_dict(), "embedding": mixer.embedding.transpose(0, 1)})
+    back = twin(turned, grid=(4, 3)).unflatten(1, (4, 3)).transpose(1, 2).flatten(1, 2)
+    torch.testing.assert_close(back, mixer(x, grid=(3, 4)))
+    for wrong in ((4, 3), None, (12,)):
+        with pytest.raises(MixerError, match="grid"):
+            mixer(x, grid=wrong)
+    with pytest.raises(MixerError, match="grid"):
+        build_mixer("lambda", 8, max_len=None, grid_size=[3, 4], causal=True)
+
+
 def test_heads_share_keys_values_and_embeddings():
     """Multi-query lambdas: only queries and the way out grow with the number of heads of one width."""
     mixer = build_mixer("lambda", 192, max_len=196, heads=3, qkv_bias=False)

@@ -48,14 +48,34 @@ def pair_weights(taps: Tensor, rows: Tensor, cols: Tensor, centre: int, *, causa
 
     ``causal``: the last T keys are the queries themselves, and a query sees no key after its own index, whatever the positions say.
     """
-    size, T, S = taps.shape[-1], rows.shape[1], cols.shape[1]
+    T, S = rows.shape[1], cols.shape[1]
     tap = cols[:, None] - rows[:, :, None] + centre
-    near = (tap >= 0) & (tap < size)
+    near = (tap >= 0) & (tap < taps.shape[-1])
     if causal:
         near = near & torch.ones(T, S, dtype=torch.bool, device=rows.device).tril(S - T)
-    index = tap.clamp(0, size - 1)[:, None].expand(-1, taps.shape[2], T, S)
-    spread = taps.transpose(1, 2).expand(rows.shape[0], taps.shape[2], T, size)
-    return torch.where(near[:, None], spread.gather(-1, index), 0.0)
+    return _laid_out(taps, tap, near)
+
+
+def grid_weights(taps: Tensor, places: Tensor, grid: tuple[int, ...], prefix: int, sizes: tuple[int, int]) -> Tensor:
+    """``pair_weights`` on a grid: tap i * b + j of sizes (a, b) weighs the cell i - a // 2 lines and j - b // 2 columns away.
+
+    places (B, T) are flat indices behind ``prefix`` tokens outside of the grid, which weigh 0 to and from all.
+    """
+    axes = torch.meshgrid(*(torch.arange(n, device=places.device) for n in grid), indexing="ij")
+    on_grid = places >= prefix
+    near, tap = on_grid[:, :, None] & on_grid[:, None], torch.zeros_like(places)[:, :, None]
+    for axis, size in zip(axes, sizes, strict=True):
+        line = axis.flatten()[(places - prefix).clamp_min(0)]
+        step = line[:, None] - line[:, :, None] + size // 2
+        near, tap = near & (step >= 0) & (step < size), tap * size + step
+    return _laid_out(taps, tap, near)
+
+
+def _laid_out(taps: Tensor, tap: Tensor, near: Tensor) -> Tensor:
+    """(B, H, T, S): of each query's taps (B or 1, T or 1, H, s) the one numbered ``tap`` (B, T, S), where ``near``."""
+    (B, T, S), H, size = tap.shape, taps.shape[2], taps.shape[-1]
+    spread = taps.transpose(1, 2).expand(B, H, T, size)
+    return torch.where(near[:, None], spread.gather(-1, tap.clamp(0, size - 1)[:, None].expand(B, H, T, S)), 0.0)
 
 
 def weighed(weights: Tensor, v: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -38,9 +39,10 @@ class Lambda(Mixer):
     """y_n = W_o (lambda^c + lambda^p_n)^T q_n, lambda^c = sum_m softmax_m(k)_m v_m^T, lambda^p_n = sum_m E_{m - n} v_m^T (Bello 2021, Eq. 1 and 2).
 
     Args:
-        max_len: full context: the longest sequence, with an embedding for each relative position. None with ``window``.
+        max_len: full context: the longest sequence, with an embedding for each relative position. None with ``window`` or ``grid_size``.
         heads: queries; the values are dim / heads wide. All heads share keys, values and lambdas.
         key_width: w, the width of queries and keys. Embeddings E start as N(0, 1 / w).
+        grid_size: [H, W], the largest grid of an image: full context with an embedding for each relative cell; the grid is given at call time.
         window: None for full context; else the tokens a position lambda covers (a lambda convolution), odd unless causal. The content lambda is global.
         norm: BatchNorm on queries and keys ("qk", as in AFT's baseline), on queries and values ("qv", the paper), or None.
 
@@ -48,7 +50,7 @@ class Lambda(Mixer):
     mode nothing does. The causal form is ours: a prefix softmax for the content, embeddings of the past only for the positions.
     """
 
-    supports_causal = supports_streaming = True
+    supports_causal = supports_streaming = supports_grid = True
     form = "lambda_layer"
     about = About("Bello 2021, arXiv 2102.08602", "low rank", "T^2 (w H + D), window r: T r (w H + D)", "T^2 H, window r: T r H")
 
@@ -61,12 +63,13 @@ class Lambda(Mixer):
         heads: int = 4,
         key_width: int = 16,
         window: int | None = None,
+        grid_size: list[int] | None = None,
         norm: str | None = "qk",
         qkv_bias: bool = True,
         out_bias: bool = True,
     ):
-        super().__init__(dim, causal=causal, max_len=max_len if window is None else None)
-        self.heads, self.key_width, self.window, self.norm = heads, key_width, window, norm
+        super().__init__(dim, causal=causal, max_len=max_len if window is None and grid_size is None else None)
+        self.heads, self.key_width, self.window, self.grid_size, self.norm = heads, key_width, window, grid_size, norm
         self._check_options()
         self.q_proj = nn.Linear(dim, heads * key_width, bias=qkv_bias)
         self.k_proj = nn.Linear(dim, key_width, bias=qkv_bias)
@@ -74,7 +77,7 @@ class Lambda(Mixer):
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
         widths = {"q": heads * key_width, "k": key_width, "v": dim // heads}
         self.norms = nn.ModuleDict({name: TokenBatchNorm(widths[name]) for name in norm or ""})
-        self.embedding = nn.Parameter(torch.empty(self._rows(max_len), key_width))
+        self.embedding = nn.Parameter(torch.empty(*self._sizes(max_len), key_width))
         self.init_parameters()
 
     def _check_options(self) -> None:
@@ -84,16 +87,27 @@ class Lambda(Mixer):
             self.refuse(f"key_width must be a positive integer, got {self.key_width!r}")
         if self.norm not in ("qk", "qv", None):
             self.refuse(f"norm must be 'qk', 'qv' or None, got {self.norm!r}")
-        if self.window is None and self.max_len is None:
-            self.refuse("needs max_len, the longest sequence, or window for position lambdas of a window")
+        if self.grid_size is not None and (self.window is not None or self.causal or len(self.grid_size) != 2 or min(self.grid_size) < 1):
+            self.refuse(f"grid_size must be two positive sizes [H, W], without window and causal=True, got {self.grid_size!r}")
+        if self.window is None and self.grid_size is None and self.max_len is None:
+            self.refuse("needs max_len, the longest sequence, window for position lambdas of a window, or grid_size for images")
         if self.window is not None and (not isinstance(self.window, int) or self.window < 1 or (self.window % 2 == 0 and not self.causal)):
             self.refuse(f"window must be positive, and odd unless causal=True, got {self.window!r}")
 
-    def _rows(self, max_len: int | None) -> int:
+    def _sizes(self, max_len: int | None) -> tuple[int, ...]:
+        """How many relative positions have an embedding, along each axis."""
+        if self.grid_size is not None:
+            return tuple(2 * n - 1 for n in self.grid_size)
         if self.window is not None:
-            return self.window
+            return (self.window,)
         assert max_len is not None
-        return max_len if self.causal else 2 * max_len - 1
+        return (max_len if self.causal else 2 * max_len - 1,)
+
+    @property
+    def capabilities(self):
+        """Grids where it was built for them."""
+        base = super().capabilities
+        return type(base)(**{**vars(base), "grid": self.grid_size is not None})
 
     def init_parameters(self) -> None:
         nn.init.normal_(self.embedding, std=self.key_width**-0.5)
@@ -111,7 +125,7 @@ class Lambda(Mixer):
             self.refuse(f"resize needs a positive length, got {max_len!r}")
         old, more = self.embedding.detach(), max_len - self.max_len
         self.max_len = self.max_context_len = max_len
-        self.embedding = nn.Parameter(old.new_empty(self._rows(max_len), self.key_width))
+        self.embedding = nn.Parameter(old.new_empty(*self._sizes(max_len), self.key_width))
         self.init_parameters()
         with torch.no_grad():
             if more >= 0:
@@ -125,7 +139,11 @@ class Lambda(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.lambda_layer`` for this input: (positional, keyword)."""
-        options = {"heads": self.heads, "positions": positions, "causal": self.causal, "key_mask": key_mask}
+        if (grid is None) != (self.grid_size is None) or (grid is not None and len(grid) != 2):
+            self.refuse(f"was built with grid_size={self.grid_size}, got grid={grid}; a grid (H, W) is given with grid_size, and only then")
+        if grid is not None and self.grid_size is not None and any(n > most for n, most in zip(grid, self.grid_size, strict=True)):
+            self.refuse(f"was built with grid_size={self.grid_size}, got the larger grid={tuple(grid)}")
+        options = {"heads": self.heads, "grid": grid, "prefix": prefix, "positions": positions, "causal": self.causal, "key_mask": key_mask}
         return (*self._projected(x, key_mask), self.embedding), options
 
     def mix(self, x, context, **given):
@@ -135,11 +153,11 @@ class Lambda(Mixer):
     def mixing_cost(self, T):
         w, c, H, D = self.key_width, self.dim // self.heads, self.heads, self.dim
         local = self.window is not None and self.window < T
-        rows = min(self._rows(self.max_len), T if self.causal else 2 * T - 1)
+        rows = prod(self._sizes(self.max_len)) if self.grid_size else min(*self._sizes(self.max_len), T if self.causal else 2 * T - 1)
         content = 2 * T * w * c + 2 * T * w * D
         logits, values = 2 * T * rows * w * H, 2 * T * D * (rows if local else T)
         counted = None if self.causal else content + logits + (0 if local else values)
-        pairs = H * T * rows if local else H * T * (T + 3 * T)
+        pairs = H * T * rows if local else 4 * H * T * T
         kept = 4 * (pairs + T * (3 * w * H + 8 * w + 8 * c + 2 * D))
         kept_values = self.window - 1 if self.window is not None else T
         return MixingCost(content + logits + values, counted, kept, kept_values * (4 * c + 9) + 8 * w * (2 + c) + 8)
