@@ -43,7 +43,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dynamicconv-plain": ("dynamicconv", {"heads": 8, "kernel_size": 3, "glu": False}),
     "lambda": ("lambda", {"max_len": 13, "heads": 2, "key_width": 3}),
     "lambda-window": ("lambda", {"max_len": None, "heads": 4, "key_width": 4, "window": 5, "norm": "qv"}),
-    "lambda-2d": ("lambda", {"max_len": None, "heads": 2, "key_width": 3, "grid_size": [4, 5], "norm": None}),
+    "lambda-2d": ("lambda", {"max_len": None, "heads": 2, "key_width": 3, "grid_size": [8, 9], "norm": None}),
     "mlp_mixer": ("mlp_mixer", {"max_len": 13, "hidden": 6}),
     "gmlp": ("gmlp", {"max_len": 13, "hidden": 12}),
     "gmlp-toeplitz": ("gmlp", {"max_len": 12, "toeplitz": True, "qkv_bias": False}),

@@ -58,6 +58,15 @@ MUTATIONS = [
         "subset_equals_masked",
     ),
     Mutation(
+        "lines and columns of a grid mixed up",
+        "functional/_taps.py",
+        "tap * size + step",
+        "tap + size * step",
+        "lambda-2d",
+        False,
+        "equals_reference",
+    ),
+    Mutation(
         "softmax over heads instead of taps",
         "functional/lightconv.py",
         "kernel.double().softmax(-1)",

@@ -157,7 +157,7 @@ class Lambda(Mixer):
         content = 2 * T * w * c + 2 * T * w * D
         logits, values = 2 * T * rows * w * H, 2 * T * D * (rows if local else T)
         counted = None if self.causal else content + logits + (0 if local else values)
-        pairs = H * T * rows if local else 4 * H * T * T
+        pairs = H * T * rows + (0 if local else (H + 2) * T * T)
         kept = 4 * (pairs + T * (3 * w * H + 8 * w + 8 * c + 2 * D))
         kept_values = self.window - 1 if self.window is not None else T
         return MixingCost(content + logits + values, counted, kept, kept_values * (4 * c + 9) + 8 * w * (2 + c) + 8)
