@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import torch
 from torch import Tensor
 
@@ -20,18 +22,20 @@ def pooling(
     B, T, _ = x.shape
     mask = torch.ones(B, T, T, dtype=torch.bool) if mask is None else mask
     places = torch.arange(T).expand(B, T) if positions is None else positions
-    before, after = (window - 1, 0) if causal_taps else (window // 2, window // 2)
-    width = grid[1] if grid else 1
     y = torch.zeros_like(x)
-    for b in range(B):
-        for t in range(T):
-            apart = places[b] - places[b, t]
-            if grid:
-                lines, columns = places[b] // width - places[b, t] // width, places[b] % width - places[b, t] % width
-                apart = torch.where(columns.abs() > lines.abs(), columns, lines)
-            pool = mask[b, t] & (apart >= -before) & (apart <= after)
-            if pool.any():
-                y[b, t] = x[b, pool].mean(0)
-            if subtract and mask[b, t, t]:
-                y[b, t] = y[b, t] - x[b, t]
+    for b, t in product(range(B), range(T)):
+        pool = mask[b, t] & _near(places[b], places[b, t], window, grid, causal_taps)
+        if pool.any():
+            y[b, t] = x[b, pool].mean(0)
+        if subtract and mask[b, t, t]:
+            y[b, t] = y[b, t] - x[b, t]
     return y
+
+
+def _near(there: Tensor, here: Tensor, window: int, grid: tuple[int, ...] | None, causal_taps: bool) -> Tensor:
+    """The keys inside the window, along every axis."""
+    if causal_taps:
+        return (there <= here) & (there > here - window)
+    width = grid[1] if grid else 1
+    lines, columns = there // width - here // width, there % width - here % width
+    return (lines.abs() <= window // 2) & (columns.abs() <= window // 2)
