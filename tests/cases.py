@@ -99,6 +99,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "set": ("set", {"points": 3, "heads": 2, "qkv_bias": False}),
     "set-mab": ("set", {"points": 4, "heads": 4, "inner": "mab"}),
     # gated, convolutional and MLP
+    "lightconv": ("lightconv", {"heads": 2, "kernel_size": 5}),
+    "lightconv-plain": ("lightconv", {"heads": 4, "kernel_size": 3, "glu": False, "qkv_bias": False, "out_bias": False}),
+    "dynamicconv": ("dynamicconv", {"heads": 2, "kernel_size": 5}),
+    "dynamicconv-plain": ("dynamicconv", {"heads": 8, "kernel_size": 3, "glu": False}),
+    "lambda": ("lambda", {"max_len": 13, "heads": 2, "key_width": 3}),
+    "lambda-window": ("lambda", {"max_len": None, "heads": 4, "key_width": 4, "window": 5, "norm": "qv"}),
+    "lambda-2d": ("lambda", {"max_len": None, "heads": 2, "key_width": 3, "grid_size": [8, 9], "norm": None}),
+    "mlp_mixer": ("mlp_mixer", {"max_len": 13, "hidden": 6}),
+    "gmlp": ("gmlp", {"max_len": 13, "hidden": 12}),
+    "gmlp-toeplitz": ("gmlp", {"max_len": 12, "toeplitz": True, "qkv_bias": False}),
+    "pooling": ("pooling", {"window": 3}),
+    "pooling-wide": ("pooling", {"window": 7, "subtract": False}),
+    "pooling-2d": ("pooling", {"window": 3, "ndim": 2}),
+    "fourier": ("fourier", {}),
     # content-sorted
     # memory
     "transformer_xl": ("transformer_xl", {"heads": 2}),
@@ -126,6 +140,8 @@ GRIDS: dict[str, tuple[tuple[int, ...], int]] = {
     "axial-grid": ((3, 4), 2),
     "axial-sum": ((2, 2, 3), 1),
     "axial-3d": ((2, 3, 2), 0),
+    "lambda-2d": ((3, 4), 2),
+    "pooling-2d": ((3, 4), 0),
 }
 """Case id -> (grid, prefix), for the cases that mix grids. These have no causal form."""
 

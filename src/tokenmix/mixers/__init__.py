@@ -38,6 +38,12 @@ from .patterns import Fixed, Strided
 from .patterns_global import ETC, BigBird, Longformer
 from .image_local import ImageLocal
 from .transformer_xl import TransformerXL
+from .fourier import Fourier
+from .gmlp import GMLP
+from .lambda_layer import Lambda
+from .lightconv import DynamicConv, LightConv
+from .mlp_mixer import MLPMixer
+from .pooling import Pooling
 
 MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
@@ -77,6 +83,13 @@ MIXERS: dict[str, type[Mixer]] = {
     "spatial_reduction": SpatialReduction,
     "set": InducedSet,
     # gated, convolutional and MLP
+    "lightconv": LightConv,
+    "dynamicconv": DynamicConv,
+    "lambda": Lambda,
+    "mlp_mixer": MLPMixer,
+    "gmlp": GMLP,
+    "pooling": Pooling,
+    "fourier": Fourier,
     # content-sorted
     # memory
     "transformer_xl": TransformerXL,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
@@ -179,7 +180,7 @@ class Mixer(nn.Module, ABC):
         if context is None:
             if not self.causal:
                 self.refuse("was built with causal=False; only causal mixers stream, or any mixer over a context given here")
-            weight = next(self.parameters(), None)
+            weight = next(chain(self.parameters(), self.buffers()), None)
             device = device if device is not None or weight is None else weight.device
             dtype = dtype if dtype is not None or weight is None else weight.dtype
             return self.empty_state(batch_size, device=device, dtype=dtype or torch.get_default_dtype())

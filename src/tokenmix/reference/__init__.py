@@ -31,3 +31,9 @@ from .axial import axial as axial
 from .compressive import compressive as compressive
 from .image_local import image_local as image_local
 from .transformer_xl import transformer_xl as transformer_xl
+from .fourier import fourier as fourier
+from .gmlp import gmlp as gmlp
+from .lambda_layer import lambda_layer as lambda_layer
+from .lightconv import lightconv as lightconv
+from .mlp_mixer import mlp_mixer as mlp_mixer
+from .pooling import pooling as pooling

@@ -185,13 +185,23 @@ def finite_at_large_keys(s: Subject) -> None:
         for name, keys in inputs.adversarial_keys(tuple(args[at].shape), size=1e4, seed=s.seed).items():
             for dtype in DTYPES:
                 case = _rounded(_with(args, at, keys), dtype)
-                got, grads = _derive(lambda a: s.functional(*a, **options), case)  # type: ignore[misc]
-                exact, slopes = _derive(lambda a: s.functional(*a, **options), _rounded(case, torch.float64))  # type: ignore[misc]
-                found = [("output", got, exact), *((f"gradient of argument {i}", *pair) for i, pair in enumerate(zip(grads, slopes, strict=True)))]
-                for what, value, true in found:
-                    fits = true.abs() < torch.finfo(dtype).max / 2
-                    finite(torch.where(fits, value, 0.0), f"{what} in {dtype}", case=f"keys {name}, size 1e4", seed=s.seed, k=case[at])
+                for what, value in _fitting(lambda a: s.functional(*a, **options), case, dtype):  # type: ignore[misc]
+                    finite(value, f"{what} in {dtype}", case=f"keys {name}, size 1e4", seed=s.seed, k=case[at])
     finite_at_large_inputs(s)
+
+
+def _fitting(run: Callable[..., Tensor], case: tuple, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Output and gradients by name; where one is not finite, numbers whose exact value is finite and too large for the dtype are left out."""
+    got, grads = _derive(run, case)
+    values = [got, *grads]
+    exact: list[Tensor | None] = [None] * len(values)
+    if not all(bool(v.isfinite().all()) for v in values):
+        want, wanted = _derive(run, _rounded(case, torch.float64))
+        exact = [want, *wanted]
+    for i, (value, true) in enumerate(zip(values, exact, strict=True)):
+        if true is not None:
+            value = torch.where(true.isfinite() & (true.abs() >= torch.finfo(dtype).max / 2), 0.0, value)
+        yield "output" if i == 0 else f"gradient of argument {i - 1}", value
 
 
 def finite_at_large_inputs(s: Subject) -> None:
@@ -209,13 +219,13 @@ def finite_at_large_inputs(s: Subject) -> None:
 
 
 def _largest(s: Subject, mixer: nn.Module, x: Tensor) -> float:
-    """The largest number at the ends of any Linear, and in the input."""
+    """The largest number at the ends of any Linear and of out_proj, whatever it is, and in the input."""
     seen = [float(x.abs().max())]
 
     def look(_: nn.Module, read: tuple, wrote: Tensor) -> None:
         seen.extend(float(t.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) for t in (*read, wrote))
 
-    hooks = [m.register_forward_hook(look) for m in mixer.modules() if isinstance(m, nn.Linear)]
+    hooks = [m.register_forward_hook(look) for name, m in mixer.named_modules() if isinstance(m, nn.Linear) or name == "out_proj"]
     with torch.no_grad():
         s.call(mixer, x)
     for hook in hooks:
@@ -233,16 +243,17 @@ def nothing_to_attend(s: Subject) -> None:
         x = torch.where(mask[..., None], s.x(), 1e4 * s.x(stream=2)).to(dtype).requires_grad_()
         empty = ~allowed(2, T, T, causal=causal, key_mask=mask).any(-1)
         shown: dict[str, Any] = {"seed": s.seed, "key_mask": mask, "x": x}
+        out = s.call(mixer, x, key_mask=mask)
+        zero = torch.zeros_like(out[empty])
         if s.functional is not None and hasattr(mixer, "functional_args"):
             args, options = s.args(mixer, x, key_mask=mask)
             y = s.functional(*args, **options)
             if bool((y[empty] != 0).any()):
                 fail(f"the functional form gives {float(y[empty].abs().max()):.3g} where there is nothing to attend, not 0", **shown)
-        out = s.call(mixer, x, key_mask=mask)
+            zero = torch.zeros_like(y[empty])  # may be wider or narrower than the output
         finite(out, f"output in {dtype}", **shown)
         if hasattr(mixer, "out_proj"):
-            zero = out.new_zeros(1, getattr(mixer.out_proj, "in_features", s.dim))
-            same(out[empty], mixer.out_proj(zero).expand_as(out[empty]), "with nothing to attend the output is not out_proj(0)", scale=1.0, **shown)
+            same(out[empty], mixer.out_proj(zero), "with nothing to attend the output is not out_proj(0)", scale=1.0, **shown)
         leaves = {"x": x, **dict(mixer.named_parameters())}
         weight = inputs.noise(*out.shape, seed=s.seed + 5, dtype=dtype) * (mask | ~mask.any(1, keepdim=True))[..., None]
         for name, grad in gradients((out * weight).sum(), leaves).items():
@@ -271,6 +282,8 @@ def every_parameter_learns(s: Subject) -> None:
     """Every parameter that asks for a gradient receives one, and forward does not replace parameters."""
     mixer = s.build()
     before = dict(mixer.named_parameters())
+    if not before:
+        raise NotApplicable("has no parameters")
     y = s.call(mixer, s.x())
     y = y if isinstance(y, Tensor) else y[0]
     after = dict(mixer.named_parameters())

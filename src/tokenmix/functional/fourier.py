@@ -1,0 +1,57 @@
+"""Fourier mixing (Lee-Thorp et al. 2021): a two-dimensional discrete Fourier transform, of which the real part is kept."""
+
+from __future__ import annotations
+
+from math import pi
+
+import torch
+from torch import Tensor
+
+from ..errors import MixerError
+from ._backend import pick
+from ._taps import silenced
+
+
+def fourier(x: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, positions: Tensor | None = None, backend: str = "auto") -> Tensor:
+    """y = Re(F_tokens(F_features(x))), y_t = Re sum_s sum_d x_sd exp(-2 pi i (s t / L + d d' / D)) (Lee-Thorp et al. 2021, Eq. 3).
+
+    Args:
+        x: (B, T, D).
+        positions: (B, T), the s and t of the phases. Default: index minus the index of the row's first live token.
+
+    L is each row's own length: the position of its last live token plus one, so that padding changes nothing. Without a mask or positions L = T, and
+    the fast transform runs in O(T D log(T D)); otherwise, and on export, the cosines and sines are written out, in O(T^2 D + T D^2).
+
+    Returns:
+        (B, T, D) in x's dtype. There is no causal form: every output depends on every token and on how many there are.
+    """
+    pick(backend, x)
+    if causal:
+        raise MixerError("fourier: got causal=True, and there is no causal form: every output depends on every token; use causal=False.")
+    v = silenced(x, key_mask)
+    if key_mask is None and positions is None and v.numel() and not (torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()):
+        return torch.fft.fft2(v).real.to(x.dtype)
+    live = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
+    place = _default_places(live) if positions is None else positions
+    cos_d, sin_d = _waves(torch.arange(x.shape[-1], device=x.device)[None], x.new_full((1,), x.shape[-1], dtype=torch.float64))
+    cos_t, sin_t = _waves(place, _lengths(place, live))
+    real, imaginary = v @ cos_d.to(v.dtype), v @ sin_d.to(v.dtype)  # of the transform over features, the sign of the sine left out twice
+    return (cos_t.to(v.dtype) @ real - sin_t.to(v.dtype) @ imaginary).to(x.dtype)
+
+
+def _default_places(live: Tensor) -> Tensor:
+    index = torch.arange(live.shape[1], device=live.device).expand(live.shape)
+    return (index - (live.cumsum(1) == 0).sum(1, keepdim=True)).clamp_min(0)
+
+
+def _lengths(place: Tensor, live: Tensor) -> Tensor:
+    """The position of each row's last live token plus one, (B,) float64; 1 where there is none."""
+    ends = torch.where(live, place + 1, 1).double()
+    return ends.amax(1) if live.shape[1] else ends.new_ones(live.shape[0])
+
+
+def _waves(place: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin of 2 pi s t / L, (B, T, T) float64; whole turns are taken off first."""
+    turns = place[:, :, None].double() * place[:, None, :].double() / length[:, None, None]
+    angle = 2 * pi * (turns - turns.floor())
+    return torch.cos(angle), torch.sin(angle)

@@ -1,0 +1,49 @@
+"""The spatial gating unit of gMLP (Liu et al. 2021): half of the channels gate the other half, mixed across tokens by a learned matrix."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ._backend import pick
+from ._taps import silenced
+
+EPS = 1e-5
+
+
+def gmlp(
+    z: Tensor, spatial: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, backend: str = "auto"
+) -> Tensor:
+    """s(Z) = Z1 * (W norm(Z2) + b) with [Z1, Z2] = gelu(z) (Liu et al. 2021, Eq. 1 to 4); norm is over channels.
+
+    Args:
+        z: (B, T, 2 f), the projected input before its gelu.
+        spatial: W (T, T) or (B, T, T); w_ts weighs token s for token t. causal: only s <= t counts.
+        bias: b (T,) or (B, T).
+        scale, shift: (f,), of the norm.
+
+    Returns:
+        (B, T, f) in z's dtype; exactly 0 where a token has nothing to attend. Time O(T^2 f).
+    """
+    pick(backend, z)
+    gate, value = unit_inputs(z, scale, shift)
+    value = silenced(value, key_mask)
+    T = z.shape[1]
+    spatial, bias = (a.to(value.dtype) for a in (spatial, bias))
+    if causal:
+        spatial = spatial.tril()
+    y = gate * (spatial @ value + bias[..., None])
+    if key_mask is not None:
+        some = key_mask.cumsum(1) > 0 if causal else key_mask.any(1, keepdim=True).expand(-1, T)
+        y = torch.where(some[..., None], y, 0.0)
+    return y.to(z.dtype)
+
+
+def unit_inputs(z: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Z1 and norm(Z2), each (B, T, f), in float32 or better; the norm in float64, for it magnifies the rounding of nearly equal channels 300 times."""
+    gate, value = F.gelu(z.to(torch.promote_types(z.dtype, torch.float32))).chunk(2, -1)
+    wide = value.double()
+    centred = wide - wide.mean(-1, keepdim=True)
+    normed = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + EPS)
+    return gate, (normed * scale.double() + shift.double()).to(value.dtype)

@@ -1,0 +1,53 @@
+"""Lightweight and dynamic convolution (Wu et al. 2019): a softmax over the taps of a short window, one window for many channels."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..errors import MixerError
+from ._backend import pick
+from ._taps import centre_of, check_odd, depthwise, pair_weights, silenced, slide, weighed
+
+
+def lightconv(
+    x: Tensor,
+    kernel: Tensor,
+    *,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    positions: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """y_t = sum_j softmax_j(kernel^h)_j x_{t + j - s // 2} in head h (Wu et al. 2019, Eq. 2 and 4); causal: x_{t + j - (s - 1)}.
+
+    Args:
+        x: (B, T, D); channel c belongs to head c // (D / H).
+        kernel: log-weights (H, s), the same at every token: lightweight convolution; or (B, T, H, s), made from token t alone: dynamic convolution.
+            s odd unless causal.
+        positions: (B, T); distances are measured in positions. Without them every token stands at its index.
+
+    Returns:
+        (B, T, D) in x's dtype. A tap that falls on no token, or on a masked one, adds 0: the softmax is over taps and not over tokens, as in the paper.
+        Time O(T s D), memory O(T D + T H s); with explicit positions O(T^2 D).
+    """
+    _check(x, kernel, causal, backend)
+    v, size = silenced(x, key_mask), kernel.shape[-1]
+    taps, centre = kernel.double().softmax(-1).to(v.dtype), centre_of(size, causal)
+    static = kernel.ndim == 2
+    if positions is None and static:
+        return depthwise(taps, v, centre).to(x.dtype)
+    heads = v.unflatten(-1, (kernel.shape[-2], -1))
+    taps = taps[None, None] if static else taps
+    if positions is None:
+        y = slide(taps, heads, centre)
+    else:
+        y = weighed(pair_weights(taps, positions, positions, centre, causal=causal), heads)
+    return y.flatten(2).to(x.dtype)
+
+
+def _check(x: Tensor, kernel: Tensor, causal: bool, backend: str) -> None:
+    pick(backend, x)
+    B, T, D = x.shape
+    if kernel.ndim not in (2, 4) or (kernel.ndim == 4 and kernel.shape[:2] != (B, T)) or D % kernel.shape[-2]:
+        raise MixerError(f"lightconv: kernel must be (H, s) or {(B, T)} + (H, s) with H dividing {D}, got {tuple(kernel.shape)}.")
+    check_odd("lightconv", kernel.shape[-1], causal)

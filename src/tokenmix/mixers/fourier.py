@@ -1,0 +1,36 @@
+"""Fourier mixing (FNet, Lee-Thorp et al. 2021) as a layer without parameters."""
+
+from __future__ import annotations
+
+from math import ceil, log2
+
+from .. import functional as F
+from .base import About, Mixer
+from .cost import MixingCost
+from .unprojected import Unprojected
+
+
+class Fourier(Mixer):
+    """y = Re(F_tokens(F_features(x))), discrete Fourier transforms without normalisation (Lee-Thorp et al. 2021, Eq. 3).
+
+    There are no parameters and no projections, as in the paper; norm and residual belong to the block. Padding is left out of a row: its transform has
+    the length of the row, not of the batch. There is no causal form: each output depends on every token and on their number.
+    """
+
+    about = About("Lee-Thorp et al. 2021, arXiv 2105.03824", "Fourier transform", "T D log(T D), with a mask T^2 D", "0, with a mask T^2")
+    exceptions = {"accurate_on_adversarial_keys": "sums of opposite signs cancel: float32 is exact relative to the size of the whole input (test_fourier.py)"}
+
+    def __init__(self, dim: int, *, causal: bool = False):
+        super().__init__(dim, causal=causal)
+        self.out_proj = Unprojected()
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.fourier`` for this input: (positional, keyword)."""
+        return (x,), {"positions": positions, "causal": self.causal, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.fourier(*args, **options))
+
+    def mixing_cost(self, T):
+        return MixingCost(5 * T * self.dim * ceil(log2(max(2, T * self.dim))), None, 0)

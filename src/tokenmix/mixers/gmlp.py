@@ -1,0 +1,131 @@
+"""gMLP (Liu et al. 2021) as a layer: projection, spatial gating unit, projection."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as F
+from ..functional._taps import silenced
+from ..functional.gmlp import unit_inputs
+from .aft_parts import alive, in_pieces
+from .base import About, Mixer, chunk_positions, register_state, token_positions
+from .cost import MixingCost
+from .ring import joined
+
+
+@register_state
+class GMLPState(NamedTuple):
+    """The normalised halves Z2 so far (B, S, f), which are tokens (B, S), where they stand (B, S); the next position (B,)."""
+
+    values: Tensor
+    live: Tensor
+    places: Tensor
+    position: Tensor
+
+
+class GMLP(Mixer):
+    """y = W_o (Z1 * (W norm(Z2) + b)), [Z1, Z2] = gelu(W_v x) (Liu et al. 2021, Eq. 1 to 4); W and b by position.
+
+    Args:
+        max_len: N; W is (N, N) and b (N,).
+        hidden: width of gelu(W_v x), even; each half has hidden / 2 channels. Default 6 dim, as in the paper.
+        toeplitz: w_ts depends on s - t alone: 2 N - 1 weights instead of N^2 (the paper's shift-invariant variant).
+
+    W starts near 0 and b at 1, so that at first every token is an MLP of its own. Norm and residual of the block are not part of it.
+    Causal: only s <= t of W counts, and the state keeps every Z2 so far.
+    """
+
+    supports_causal = supports_streaming = True
+    about = About("Liu et al. 2021, arXiv 2105.08050", "MLP", "T^2 F", "T F")
+    exceptions = {"accurate_on_adversarial_keys": "gelu's tail is exact in float32 relative to its input, not to itself (test_gmlp.py)"}
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        max_len: int,
+        causal: bool = False,
+        hidden: int | None = None,
+        toeplitz: bool = False,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal, max_len=max_len)
+        self.hidden, self.toeplitz = 6 * dim if hidden is None else hidden, toeplitz
+        if not isinstance(self.hidden, int) or self.hidden < 2 or self.hidden % 2:
+            self.refuse(f"hidden must be even and positive, got {hidden!r}")
+        self.v_proj = nn.Linear(dim, self.hidden, bias=qkv_bias)
+        self.out_proj = nn.Linear(self.hidden // 2, dim, bias=out_bias)
+        self.spatial = nn.Parameter(torch.empty(2 * max_len - 1) if toeplitz else torch.empty(max_len, max_len))
+        self.bias = nn.Parameter(torch.empty(max_len))
+        self.scale, self.shift = nn.Parameter(torch.empty(self.hidden // 2)), nn.Parameter(torch.empty(self.hidden // 2))
+        self.init_parameters()
+
+    def init_parameters(self) -> None:
+        nn.init.normal_(self.spatial, std=1e-3)
+        nn.init.ones_(self.bias)
+        nn.init.ones_(self.scale)
+        nn.init.zeros_(self.shift)
+
+    def resize(self, max_len: int) -> None:
+        """Change the longest sequence: b and a full W are interpolated linearly; a Toeplitz W gains distances of weight 0, or loses the far ones."""
+        if not isinstance(max_len, int) or max_len < 1:
+            self.refuse(f"resize needs a positive length, got {max_len!r}")
+        more = max_len - self.bias.shape[0]
+        with torch.no_grad():
+            if self.toeplitz:
+                spatial = nn.functional.pad(self.spatial, (more, more))
+            else:
+                spatial = nn.functional.interpolate(self.spatial[None, None], size=(max_len, max_len), mode="bilinear")[0, 0]
+            bias = nn.functional.interpolate(self.bias[None, None], size=max_len, mode="linear")[0, 0]
+        self.spatial, self.bias = nn.Parameter(spatial.clone()), nn.Parameter(bias.clone())
+        self.max_len = self.max_context_len = max_len
+
+    def between(self, rows: Tensor, cols: Tensor) -> Tensor:
+        """w_ts for positions rows (.., T) and cols (.., S)."""
+        if self.toeplitz:
+            return self.spatial[cols[..., None, :] - rows[..., :, None] + self.bias.shape[0] - 1]
+        return self.spatial[rows[..., :, None], cols[..., None, :]]
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.gmlp`` for this input: (positional, keyword)."""
+        T = x.shape[1]
+        if positions is None and key_mask is None:
+            index = torch.arange(T, device=x.device)
+            spatial, bias = self.between(index, index) if self.toeplitz else self.spatial[:T, :T], self.bias[:T]
+        else:
+            at = token_positions(x, key_mask) if positions is None else positions
+            spatial, bias = self.between(at, at), self.bias[at]
+        return (self.v_proj(x), spatial, bias, self.scale, self.shift), {"causal": self.causal, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.gmlp(*args, **options))
+
+    def mixing_cost(self, T):
+        half = self.hidden // 2
+        flops = 2 * T * T * half
+        return MixingCost(flops, flops, 4 * T * (12 * half + self.dim) + 12 * T * T * self.toeplitz, T * (4 * half + 9) + 8)
+
+    def empty_state(self, batch_size, *, device, dtype):
+        places = torch.zeros(batch_size, 0, dtype=torch.long, device=device)
+        values = torch.zeros(batch_size, 0, self.hidden // 2, device=device, dtype=dtype)
+        return GMLPState(values, places.bool(), places, places.new_zeros(batch_size))
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        at, after = chunk_positions(state.position, x, positions, key_mask)
+        self.check_range(at)
+        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
+        return self.out_proj(y), state._replace(position=after)
+
+    def _mix_piece(self, x, state, at, live):
+        gate, value = unit_inputs(self.v_proj(x), self.scale, self.shift)
+        state = joined(state, value, live, at)
+        L, S = x.shape[1], state.values.shape[1]
+        history = silenced(state.values.to(torch.promote_types(gate.dtype, state.values.dtype)), state.live).to(gate.dtype)
+        y = gate * (self.between(at, state.places).to(gate.dtype).tril(S - L) @ history + self.bias[at].to(gate.dtype)[..., None])
+        some = (state.live.cumsum(1) > 0)[:, S - L :]
+        return torch.where(some[..., None], y, 0.0).to(x.dtype), state

@@ -1,0 +1,190 @@
+"""The lambda layer (Bello 2021) as a layer: full context or a window."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as F
+from ..functional import aft_chunk as chunk
+from ..functional._taps import centre_of, pair_weights, silenced, weighed
+from ..functional.lambda_layer import per_key
+from .aft_parts import alive, in_pieces
+from .base import About, Mixer, chunk_positions, register_state
+from .cost import MixingCost
+from .ring import joined, without_first
+from .token_norm import TokenBatchNorm
+
+
+@register_state
+class LambdaState(NamedTuple):
+    """Values (B, S, c) that a position lambda may still weigh, live, where they stand; the float64 sums of the content lambda; the next position.
+
+    With a window S = window - 1 for ever; with full context every value so far is kept. m, den (B, w) and num (B, c * w).
+    """
+
+    values: Tensor
+    live: Tensor
+    places: Tensor
+    m: Tensor
+    num: Tensor
+    den: Tensor
+    position: Tensor
+
+
+class Lambda(Mixer):
+    """y_n = W_o (lambda^c + lambda^p_n)^T q_n, lambda^c = sum_m softmax_m(k)_m v_m^T, lambda^p_n = sum_m E_{m - n} v_m^T (Bello 2021, Eq. 1 and 2).
+
+    Args:
+        max_len: full context: the longest sequence, with an embedding for each relative position. None with ``window`` or ``grid_size``.
+        heads: queries; the values are dim / heads wide. All heads share keys, values and lambdas.
+        key_width: w, the width of queries and keys. Embeddings E start as N(0, 1 / w).
+        grid_size: [H, W], the largest grid of an image: full context with an embedding for each relative cell; the grid is given at call time.
+        window: None for full context; else the tokens a position lambda covers (a lambda convolution), odd unless causal. The content lambda is global.
+        norm: BatchNorm on queries and keys ("qk", as in AFT's baseline), on queries and values ("qv", the paper), or None.
+
+    In train mode BatchNorm takes its statistics from all live tokens of the batch, so rows influence each other, and later tokens earlier ones; in eval
+    mode nothing does. The causal form is ours: a prefix softmax for the content, embeddings of the past only for the positions.
+    """
+
+    supports_causal = supports_streaming = supports_grid = True
+    form = "lambda_layer"
+    about = About("Bello 2021, arXiv 2102.08602", "low rank", "T^2 (w H + D), window r: T r (w H + D)", "T^2 H, window r: T r H")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        max_len: int | None,
+        causal: bool = False,
+        heads: int = 4,
+        key_width: int = 16,
+        window: int | None = None,
+        grid_size: list[int] | None = None,
+        norm: str | None = "qk",
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal, max_len=max_len if window is None and grid_size is None else None)
+        self.heads, self.key_width, self.window, self.grid_size, self.norm = heads, key_width, window, grid_size, norm
+        self._check_options()
+        self.q_proj = nn.Linear(dim, heads * key_width, bias=qkv_bias)
+        self.k_proj = nn.Linear(dim, key_width, bias=qkv_bias)
+        self.v_proj = nn.Linear(dim, dim // heads, bias=qkv_bias)
+        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+        widths = {"q": heads * key_width, "k": key_width, "v": dim // heads}
+        self.norms = nn.ModuleDict({name: TokenBatchNorm(widths[name]) for name in norm or ""})
+        self.embedding = nn.Parameter(torch.empty(*self._sizes(max_len), key_width))
+        self.init_parameters()
+
+    def _check_options(self) -> None:
+        if not isinstance(self.heads, int) or self.heads < 1 or self.dim % self.heads:
+            self.refuse(f"heads={self.heads!r} must divide dim={self.dim}")
+        if not isinstance(self.key_width, int) or self.key_width < 1:
+            self.refuse(f"key_width must be a positive integer, got {self.key_width!r}")
+        if self.norm not in ("qk", "qv", None):
+            self.refuse(f"norm must be 'qk', 'qv' or None, got {self.norm!r}")
+        if self.grid_size is not None and (self.window is not None or self.causal or len(self.grid_size) != 2 or min(self.grid_size) < 1):
+            self.refuse(f"grid_size must be two positive sizes [H, W], without window and causal=True, got {self.grid_size!r}")
+        if self.window is None and self.grid_size is None and self.max_len is None:
+            self.refuse("needs max_len, the longest sequence, window for position lambdas of a window, or grid_size for images")
+        if self.window is not None and (not isinstance(self.window, int) or self.window < 1 or (self.window % 2 == 0 and not self.causal)):
+            self.refuse(f"window must be positive, and odd unless causal=True, got {self.window!r}")
+
+    def _sizes(self, max_len: int | None) -> tuple[int, ...]:
+        """How many relative positions have an embedding, along each axis."""
+        if self.grid_size is not None:
+            return tuple(2 * n - 1 for n in self.grid_size)
+        if self.window is not None:
+            return (self.window,)
+        assert max_len is not None
+        return (max_len if self.causal else 2 * max_len - 1,)
+
+    @property
+    def capabilities(self):
+        """Grids where it was built for them."""
+        base = super().capabilities
+        return type(base)(**{**vars(base), "grid": self.grid_size is not None})
+
+    def init_parameters(self) -> None:
+        nn.init.normal_(self.embedding, std=self.key_width**-0.5)
+
+    def reset_parameters(self) -> None:
+        for child in (self.q_proj, self.k_proj, self.v_proj, self.out_proj, *self.norms.values()):
+            child.reset_parameters()  # type: ignore[operator]  # Linear or TokenBatchNorm
+        self.init_parameters()
+
+    def resize(self, max_len: int) -> None:
+        """Change the longest sequence of the full context: rows of E for distances it lacked start as at first, those beyond it go."""
+        if self.max_len is None:
+            self.refuse("has no parameters per position; nothing to resize")
+        if not isinstance(max_len, int) or max_len < 1:
+            self.refuse(f"resize needs a positive length, got {max_len!r}")
+        old, more = self.embedding.detach(), max_len - self.max_len
+        self.max_len = self.max_context_len = max_len
+        self.embedding = nn.Parameter(old.new_empty(*self._sizes(max_len), self.key_width))
+        self.init_parameters()
+        with torch.no_grad():
+            if more >= 0:
+                self.embedding[more : more + old.shape[0]] = old
+            else:
+                self.embedding.copy_(old[-more : -more + self.embedding.shape[0]])
+
+    def _projected(self, x: Tensor, key_mask: Tensor | None) -> tuple[Tensor, ...]:
+        found = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
+        return tuple(self.norms[name](a, key_mask) if name in self.norms else a for name, a in found.items())
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.lambda_layer`` for this input: (positional, keyword)."""
+        if (grid is None) != (self.grid_size is None) or (grid is not None and len(grid) != 2):
+            self.refuse(f"was built with grid_size={self.grid_size}, got grid={grid}; a grid (H, W) is given with grid_size, and only then")
+        if grid is not None and self.grid_size is not None and any(n > most for n, most in zip(grid, self.grid_size, strict=True)):
+            self.refuse(f"was built with grid_size={self.grid_size}, got the larger grid={tuple(grid)}")
+        options = {"heads": self.heads, "grid": grid, "prefix": prefix, "positions": positions, "causal": self.causal, "key_mask": key_mask}
+        return (*self._projected(x, key_mask), self.embedding), options
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.lambda_layer(*args, **options))
+
+    def mixing_cost(self, T):
+        w, c, H, D = self.key_width, self.dim // self.heads, self.heads, self.dim
+        local = self.window is not None and self.window < T
+        rows = prod(self._sizes(self.max_len)) if self.grid_size else min(*self._sizes(self.max_len), T if self.causal else 2 * T - 1)
+        content = 2 * T * w * c + 2 * T * w * D
+        logits, values = 2 * T * rows * w * H, 2 * T * D * (rows if local else T)
+        counted = None if self.causal else content + logits + (0 if local else values)
+        pairs = H * T * rows + (0 if local else (H + 2) * T * T)
+        kept = 4 * (pairs + T * (3 * w * H + 8 * w + 8 * c + 2 * D))
+        kept_values = self.window - 1 if self.window is not None else T
+        return MixingCost(content + logits + values, counted, kept, kept_values * (4 * c + 9) + 8 * w * (2 + c) + 8)
+
+    def empty_state(self, batch_size, *, device, dtype):
+        c, S = self.dim // self.heads, 0 if self.window is None else self.window - 1
+        places = torch.zeros(batch_size, S, dtype=torch.long, device=device)
+        values = torch.zeros(batch_size, S, c, device=device, dtype=dtype)
+        sums = chunk.empty_past(batch_size, self.key_width, c * self.key_width, device=device)
+        return LambdaState(values, places.bool(), places, *sums, places.new_zeros(batch_size))
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        at, after = chunk_positions(state.position, x, positions, key_mask)
+        self.check_range(at)
+        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
+        return self.out_proj(y), state._replace(position=after)
+
+    def _mix_piece(self, x, state, at, live):
+        q, k, v = self._projected(x, live)
+        past, spread = (state.m, state.num, state.den), per_key(v.double(), self.key_width)
+        content, past = chunk.aft_simple_chunk(spread, k, spread, past, key_mask=live, gate=None)
+        state = joined(state, v, live, at)
+        qh = q.to(torch.promote_types(q.dtype, torch.float32)).unflatten(-1, (self.heads, -1))
+        vz = silenced(state.values.to(torch.promote_types(qh.dtype, state.values.dtype)), state.live).to(qh.dtype)
+        E = self.embedding.to(qh.dtype)
+        weights = pair_weights(qh @ E.T, at, state.places, centre_of(E.shape[0], True), causal=True)
+        y = qh @ content.unflatten(-1, (-1, self.key_width)).transpose(-1, -2).to(qh.dtype) + weighed(weights, vz[:, :, None])
+        state = state if self.window is None else without_first(state, x.shape[1])
+        m, num, den = past
+        return y.flatten(2).to(x.dtype), state._replace(m=m, num=num, den=den)

@@ -1,0 +1,162 @@
+"""Lightweight and dynamic convolution (Wu et al. 2019) as layers."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as nnF
+from torch import Tensor, nn
+
+from .. import functional as F
+from ..functional._taps import centre_of, pair_weights, silenced, weighed
+from .aft_parts import alive, in_pieces
+from .base import About, Mixer, chunk_positions
+from .cost import MixingCost
+from .ring import empty_window, joined, ring_bytes, without_first
+
+
+class LightConv(Mixer):
+    """y_t = W_o sum_j softmax_j(w^h)_j g_{t + j - s // 2} in head h, g = GLU(W_v x) (Wu et al. 2019, Eq. 2).
+
+    Args:
+        heads: H; divides dim. The dim / H channels of a head share one window.
+        kernel_size: s, taps of the window, odd; causal: the last s tokens, any s.
+        glu: g = a * sigmoid(b) with [a, b] = W_v x, as in the paper; False: g = W_v x.
+
+    The paper drops taps at random in training (DropConnect); there is no such option here.
+    """
+
+    supports_causal = supports_streaming = True
+    form = "lightconv"
+    about = About("Wu et al. 2019, arXiv 1901.10430", "convolution", "T s D", "T D")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        heads: int = 8,
+        kernel_size: int = 31,
+        glu: bool = True,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        self.heads, self.kernel_size, self.glu = heads, kernel_size, glu
+        check_window(self)
+        self.v_proj = nn.Linear(dim, 2 * dim if glu else dim, bias=qkv_bias)
+        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+        self.kernel = nn.Parameter(torch.empty(heads, kernel_size))
+        self.init_parameters()
+
+    def init_parameters(self) -> None:
+        nn.init.xavier_uniform_(self.kernel)
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.lightconv`` for this input: (positional, keyword)."""
+        return (values(self, x), self.kernel), {"positions": positions, "causal": self.causal, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.lightconv(*args, **options))
+
+    def mixing_cost(self, T):
+        flops = 2 * T * self.kernel_size * self.dim
+        return MixingCost(flops, flops, 4 * T * self.dim * (6 if self.glu else 3), ring_bytes(self.kernel_size - 1, self.dim))
+
+    def empty_state(self, batch_size, *, device, dtype):
+        return empty_window(batch_size, self.kernel_size - 1, self.dim, device=device, dtype=dtype)
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        at, after = chunk_positions(state.position, x, positions, key_mask)
+        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
+        return self.out_proj(y), state._replace(position=after)
+
+    def _mix_piece(self, x, state, at, live):
+        return window_step(self, values(self, x), self.kernel[None, None], state, at, live)
+
+
+class DynamicConv(Mixer):
+    """y_t = W_o sum_j softmax_j(W^h_q g_t)_j g_{t + j - s // 2} in head h, g = GLU(W_v x) (Wu et al. 2019, Eq. 4).
+
+    The window of a token is made from that token alone.
+
+    Args:
+        heads, kernel_size, glu: as in LightConv.
+
+    The paper drops taps at random in training (DropConnect); there is no such option here.
+    """
+
+    supports_causal = supports_streaming = True
+    form = "lightconv"
+    about = About("Wu et al. 2019, arXiv 1901.10430", "convolution", "T s D", "T D + T s H")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        heads: int = 8,
+        kernel_size: int = 31,
+        glu: bool = True,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        self.heads, self.kernel_size, self.glu = heads, kernel_size, glu
+        check_window(self)
+        self.q_proj = nn.Linear(dim, heads * kernel_size, bias=qkv_bias)
+        self.v_proj = nn.Linear(dim, 2 * dim if glu else dim, bias=qkv_bias)
+        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+
+    def _windows(self, g: Tensor) -> Tensor:
+        return self.q_proj(g).unflatten(-1, (self.heads, self.kernel_size))
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.lightconv`` for this input: (positional, keyword)."""
+        g = values(self, x)
+        return (g, self._windows(g)), {"positions": positions, "causal": self.causal, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.lightconv(*args, **options))
+
+    def mixing_cost(self, T):
+        kept = 4 * T * (self.dim * (6 if self.glu else 3) + 5 * self.heads * self.kernel_size)
+        return MixingCost(2 * T * self.kernel_size * self.dim, None, kept, ring_bytes(self.kernel_size - 1, self.dim))
+
+    def empty_state(self, batch_size, *, device, dtype):
+        return empty_window(batch_size, self.kernel_size - 1, self.dim, device=device, dtype=dtype)
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        at, after = chunk_positions(state.position, x, positions, key_mask)
+        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
+        return self.out_proj(y), state._replace(position=after)
+
+    def _mix_piece(self, x, state, at, live):
+        g = values(self, x)
+        return window_step(self, g, self._windows(g), state, at, live)
+
+
+def check_window(mixer: LightConv | DynamicConv) -> None:
+    """Refuse heads and windows that make no sense."""
+    heads, size = mixer.heads, mixer.kernel_size
+    if not isinstance(heads, int) or heads < 1 or mixer.dim % heads:
+        mixer.refuse(f"heads={heads!r} must divide dim={mixer.dim}")
+    if not isinstance(size, int) or size < 1 or (size % 2 == 0 and not mixer.causal):
+        mixer.refuse(f"kernel_size must be positive, and odd unless causal=True, got {size!r}")
+
+
+def values(mixer: LightConv | DynamicConv, x: Tensor) -> Tensor:
+    """What is convolved: the projected input, gated by half of itself in the paper's form."""
+    g = mixer.v_proj(x)
+    return nnF.glu(g, -1) if mixer.glu else g
+
+
+def window_step(mixer, g, kernel, state, at, live):
+    """New values g (B, L, D) with windows ``kernel`` over the ring and each other."""
+    state = joined(state, g, live, at)
+    v = silenced(state.values.to(torch.promote_types(g.dtype, state.values.dtype)), state.live)
+    taps = kernel.double().softmax(-1).to(v.dtype)
+    weights = pair_weights(taps, at, state.places, centre_of(mixer.kernel_size, True), causal=True)
+    y = weighed(weights, v.unflatten(-1, (mixer.heads, -1))).flatten(2)
+    return y.to(g.dtype), without_first(state, g.shape[1])

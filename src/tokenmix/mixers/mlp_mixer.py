@@ -1,0 +1,69 @@
+"""Token mixing of the MLP-Mixer (Tolstikhin et al. 2021) as a layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from .. import functional as F
+from .base import About, Mixer, token_positions
+from .cost import MixingCost
+from .unprojected import Unprojected
+
+
+class MLPMixer(Mixer):
+    """Y = W2 gelu(W1 X + b1) + b2 across tokens, the same for every channel (Tolstikhin et al. 2021, Eq. 1).
+
+    Args:
+        max_len: N, the longest sequence: column s of W1 and row t of W2 belong to positions s and t.
+        hidden: F, the width of the perceptron across tokens.
+
+    As in the paper there are no projections; norm and residual belong to the block. Absent and masked tokens count as 0. There is no causal form: each
+    hidden unit reads every token, and each output reads every hidden unit.
+    """
+
+    about = About("Tolstikhin et al. 2021, arXiv 2105.01601", "MLP", "T F D", "T D + F D")
+    exceptions = {"accurate_on_adversarial_keys": "signed sums over tokens cancel: float32 is exact relative to the sum of their sizes (test_mlp_mixer.py)"}
+
+    def __init__(self, dim: int, *, max_len: int, causal: bool = False, hidden: int = 256):
+        super().__init__(dim, causal=causal, max_len=max_len)
+        if not isinstance(hidden, int) or hidden < 1:
+            self.refuse(f"hidden must be a positive integer, got {hidden!r}")
+        self.hidden = hidden
+        self.w1, self.b1 = nn.Parameter(torch.empty(hidden, max_len)), nn.Parameter(torch.empty(hidden))
+        self.w2, self.b2 = nn.Parameter(torch.empty(max_len, hidden)), nn.Parameter(torch.empty(max_len))
+        self.out_proj = Unprojected()
+        self.init_parameters()
+
+    def init_parameters(self) -> None:
+        nn.init.normal_(self.w1, std=self.w1.shape[1] ** -0.5)
+        nn.init.normal_(self.w2, std=self.hidden**-0.5)
+        nn.init.zeros_(self.b1)
+        nn.init.zeros_(self.b2)
+
+    def resize(self, max_len: int) -> None:
+        """Change the longest sequence; the weights are interpolated linearly along positions."""
+        if not isinstance(max_len, int) or max_len < 1:
+            self.refuse(f"resize needs a positive length, got {max_len!r}")
+        with torch.no_grad():
+            w1, w2, b2 = (nn.functional.interpolate(a[None], size=max_len, mode="linear")[0] for a in (self.w1, self.w2.T, self.b2[None]))
+            self.w1, self.w2, self.b2 = nn.Parameter(w1), nn.Parameter(w2.T.contiguous()), nn.Parameter(b2[0])
+        self.max_len = self.max_context_len = max_len
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.mlp_mixer`` for this input: (positional, keyword)."""
+        if positions is None and key_mask is None:
+            T = x.shape[1]
+            weights = self.w1[:, :T], self.b1, self.w2[:T], self.b2[:T]
+        else:
+            at = token_positions(x, key_mask) if positions is None else positions
+            weights = self.w1.T[at].transpose(1, 2), self.b1, self.w2[at], self.b2[at]
+        return (x, *weights), {"causal": self.causal, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.mlp_mixer(*args, **options))
+
+    def mixing_cost(self, T):
+        flops = 4 * T * self.hidden * self.dim
+        return MixingCost(flops, flops, 4 * T * self.dim + 8 * self.hidden * self.dim)

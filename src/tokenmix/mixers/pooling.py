@@ -1,0 +1,77 @@
+"""Pooling (PoolFormer, Yu et al. 2022) as a layer without parameters."""
+
+from __future__ import annotations
+
+import torch
+
+from .. import functional as F
+from ..functional._taps import silenced
+from ..functional.pooling import mean_of_pairs, windows
+from .aft_parts import alive, in_pieces
+from .base import About, Mixer, chunk_positions
+from .cost import MixingCost
+from .ring import empty_window, joined, ring_bytes, without_first
+from .unprojected import Unprojected
+
+
+class Pooling(Mixer):
+    """y_t = mean of the live tokens in the window around t, minus x_t (Yu et al. 2022, Eq. 4).
+
+    Args:
+        window: tokens of the window, odd; causal: the last ``window`` tokens, any number; with ndim=2 window x window cells.
+        subtract: take x_t away, because the block adds it again, as in the paper.
+        ndim: 1 for sequences, 2 for grids given at call time (the paper's form).
+
+    There are no parameters and no projections, as in the paper; norm and residual belong to the block. The 1-D and the causal form are ours.
+    """
+
+    supports_causal = supports_streaming = supports_grid = True
+    about = About("Yu et al. 2022, arXiv 2111.11418", "pooling", "T s D", "0")
+    exceptions = {"accurate_on_adversarial_keys": "the mean minus the token cancels: float32 is exact relative to the tokens' size (test_pooling.py)"}
+
+    def __init__(self, dim: int, *, causal: bool = False, window: int = 3, subtract: bool = True, ndim: int = 1):
+        super().__init__(dim, causal=causal)
+        self.window, self.subtract, self.ndim = window, subtract, ndim
+        if not isinstance(window, int) or window < 1 or (window % 2 == 0 and not causal):
+            self.refuse(f"window must be positive, and odd unless causal=True, got {window!r}")
+        if ndim not in (1, 2) or (causal and ndim > 1):
+            self.refuse(f"ndim must be 1 or 2, and 1 with causal=True, got ndim={ndim!r}, causal={causal}")
+        self.out_proj = Unprojected()
+
+    @property
+    def capabilities(self):
+        """Grids where it was built for them."""
+        base = super().capabilities
+        return type(base)(**{**vars(base), "grid": self.ndim > 1})
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.pooling`` for this input: (positional, keyword)."""
+        if (0 if grid is None else len(grid)) != (0 if self.ndim == 1 else self.ndim):
+            self.refuse(f"was built with ndim={self.ndim}, got grid={grid}; {'a grid (H, W) is needed' if self.ndim > 1 else 'it mixes a sequence'}")
+        if prefix:
+            self.refuse(f"pools cells of a grid and has no place for tokens outside of it, got prefix={prefix}")
+        options = {"window": self.window, "subtract": self.subtract, "grid": grid, "positions": positions}
+        return (x,), {**options, "causal": self.causal, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.pooling(*args, **options))
+
+    def mixing_cost(self, T):
+        return MixingCost(self.ndim * T * self.window * self.dim, None, 0, ring_bytes(self.window - 1, self.dim))
+
+    def empty_state(self, batch_size, *, device, dtype):
+        return empty_window(batch_size, self.window - 1, self.dim, device=device, dtype=dtype)
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        at, after = chunk_positions(state.position, x, positions, key_mask)
+        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
+        return y, state._replace(position=after)
+
+    def _mix_piece(self, x, state, at, live):
+        state = joined(state, x, live, at)
+        v = silenced(state.values.to(torch.promote_types(x.dtype, state.values.dtype)), state.live)
+        y = mean_of_pairs(windows(at, state.places, self.window, causal=True), v, state.live[..., None].to(v.dtype))
+        if self.subtract:
+            y = y - v[:, state.values.shape[1] - x.shape[1] :]
+        return y.to(x.dtype), without_first(state, x.shape[1])

@@ -1,0 +1,49 @@
+"""Batch normalisation over the live tokens of a batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class TokenBatchNorm(nn.Module):
+    """BatchNorm1d over (rows, tokens) in which masked tokens have no part; in train mode it couples the rows and tokens of a batch."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, features: int, *, momentum: float = 0.1, eps: float = 1e-5):
+        super().__init__()
+        self.momentum, self.eps = momentum, eps
+        self.weight, self.bias = nn.Parameter(torch.empty(features)), nn.Parameter(torch.empty(features))
+        self.register_buffer("running_mean", torch.empty(features))
+        self.register_buffer("running_var", torch.empty(features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Back to the identity, and running statistics of mean 0 and variance 1."""
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+        with torch.no_grad():
+            self.running_mean.zero_()
+            self.running_var.fill_(1.0)
+
+    def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """x (B, T, features), normalised by the statistics of the live tokens, in eval mode by the running ones."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        mean, var = self._measured(wide, key_mask) if self.training else (self.running_mean.to(wide.dtype), self.running_var.to(wide.dtype))
+        y = (wide - mean) * torch.rsqrt(var + self.eps) * self.weight.to(wide.dtype) + self.bias.to(wide.dtype)
+        return y.to(x.dtype)
+
+    def _measured(self, x: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        live = torch.ones_like(x[..., :1], dtype=torch.bool) if key_mask is None else key_mask[..., None]
+        n = live.sum().to(x.dtype)
+        count = n.clamp_min(1.0)
+        mean = torch.where(live, x, 0.0).sum((0, 1)) / count
+        var = torch.where(live, x - mean, 0.0).square().sum((0, 1)) / count
+        with torch.no_grad():
+            step = self.momentum * n.clamp_max(1.0)  # a batch without tokens says nothing
+            self.running_mean += step.to(self.running_mean.dtype) * (mean - self.running_mean).to(self.running_mean.dtype)
+            unbiased = var * count / (count - 1).clamp_min(1.0)
+            self.running_var += step.to(self.running_var.dtype) * (unbiased - self.running_var).to(self.running_var.dtype)
+        return mean, var
