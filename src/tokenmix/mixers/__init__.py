@@ -19,6 +19,9 @@ from .base import merge as merge
 from .base import reorder as reorder
 from .base import state_bytes as state_bytes
 from .cost import Cost as Cost
+from .reformer import Reformer
+from .routing import Routing
+from .sinkhorn import Sinkhorn
 
 MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
@@ -34,6 +37,9 @@ MIXERS: dict[str, type[Mixer]] = {
     # low rank
     # gated, convolutional and MLP
     # content-sorted
+    "reformer": Reformer,
+    "routing": Routing,
+    "sinkhorn": Sinkhorn,
     # memory
     # images
 }

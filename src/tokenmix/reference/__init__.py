@@ -5,3 +5,6 @@ from .aft import aft_full as aft_full
 from .aft import aft_local as aft_local
 from .aft import aft_simple as aft_simple
 from .attention import attention as attention
+from .reformer import reformer as reformer
+from .routing import routing as routing
+from .sinkhorn import sinkhorn as sinkhorn
