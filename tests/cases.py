@@ -38,8 +38,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     # low rank
     # gated, convolutional and MLP
     # content-sorted
-    "reformer": ("reformer", {"heads": 2, "buckets": 2, "chunk": 2, "rounds": 3, "seed": 8}),
-    "reformer-one-round": ("reformer", {"heads": 1, "buckets": 4, "chunk": 3, "rounds": 1, "seed": 2, "qkv_bias": False, "out_bias": False}),
+    "reformer": ("reformer", {"heads": 2, "buckets": 4, "chunk": 2, "rounds": 3}),
+    "reformer-one-round": ("reformer", {"heads": 4, "buckets": 2, "chunk": 2, "rounds": 1, "seed": 2, "qkv_bias": False, "out_bias": False}),
     "routing": ("routing", {"heads": 2, "clusters": 2, "window": 3, "seed": 1}),
     "routing-one-head": ("routing", {"heads": 1, "clusters": 3, "window": 2, "decay": 0.9, "qkv_bias": False, "out_bias": False}),
     "sinkhorn": ("sinkhorn", {"heads": 2, "block": 3, "iterations": 3}),

@@ -31,6 +31,69 @@ MUTATIONS = [
     # planted in: low rank
     # planted in: gated, convolutional and MLP
     # planted in: content-sorted
+    Mutation(
+        "hash chunks cut from the whole sort",
+        "functional/reformer.py",
+        "order.place if paper_form else order.rank",
+        "order.place",
+        "reformer-one-round",
+        True,
+        "future_cannot_reach_past",
+    ),
+    Mutation(
+        "a pair counted in every round",
+        "functional/_buckets.py",
+        "for r in range(codes.shape[2] - 1):",
+        "for r in range(0):",
+        "reformer",
+        False,
+        "equals_reference",
+    ),
+    Mutation(
+        "a token that has company attends itself",
+        "functional/_buckets.py",
+        "return ok if itself else ok & (apart != 0)",
+        "return ok",
+        "reformer",
+        True,
+        "equals_reference",
+    ),
+    Mutation(
+        "cluster window one too wide",
+        "functional/routing.py",
+        '"reach": window - 1}',
+        '"reach": window}',
+        "routing",
+        True,
+        "equals_reference",
+    ),
+    Mutation(
+        "centroids take masked tokens",
+        "functional/routing.py",
+        'close = torch.where(live[:, None, None], closeness(on_sphere(q, heads), centroids), float("-inf"))',
+        "close = closeness(on_sphere(q, heads), centroids)",
+        "routing",
+        False,
+        "masked_keys_have_no_influence",
+    ),
+    Mutation(
+        "columns normalised by later blocks",
+        "functional/sinkhorn.py",
+        "if causal and dim == -2 else",
+        "if causal and dim == -3 else",
+        "sinkhorn",
+        True,
+        "future_cannot_reach_past",
+    ),
+    Mutation(
+        "a block sorts by its own tokens",
+        "functional/sinkhorn.py",
+        "sums, counts = sums.cumsum(2) - sums, filled.cumsum(2) - filled",
+        "sums, counts = sums.cumsum(2), filled.cumsum(2)",
+        "sinkhorn-gumbel",
+        True,
+        "future_cannot_reach_past",
+    ),
     # planted in: memory
     # planted in: images
     Mutation(

@@ -14,7 +14,7 @@ def normalised(q: Tensor) -> Tensor:
 
 def similarity(x: Tensor, centroids: Tensor) -> list[list[float]]:
     """x_t . mu_c / |mu_c| for each token t, each centroid c."""
-    return [[float(token @ mu / (mu @ mu + 1e-12).sqrt()) for mu in centroids] for token in x.detach()]
+    return [[float(token @ mu / (mu @ mu + 1e-12).sqrt()) for mu in centroids.detach()] for token in x.detach()]
 
 
 def softmax_over(x: Tensor, v: Tensor, t: int, keys: list[int]) -> Tensor:
