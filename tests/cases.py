@@ -114,6 +114,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "pooling-2d": ("pooling", {"window": 3, "ndim": 2}),
     "fourier": ("fourier", {}),
     # content-sorted
+    "reformer": ("reformer", {"heads": 2, "buckets": 4, "chunk": 2, "rounds": 3}),
+    "reformer-one-round": ("reformer", {"heads": 4, "buckets": 2, "chunk": 2, "rounds": 1, "seed": 2, "qkv_bias": False, "out_bias": False}),
+    "routing": ("routing", {"heads": 2, "clusters": 2, "window": 3, "seed": 1}),
+    "routing-one-head": ("routing", {"heads": 1, "clusters": 3, "window": 2, "decay": 0.9, "qkv_bias": False, "out_bias": False}),
+    "sinkhorn": ("sinkhorn", {"heads": 2, "block": 3, "iterations": 3}),
+    "sinkhorn-gumbel": ("sinkhorn", {"heads": 4, "block": 4, "iterations": 1, "temperature": 1.0, "gumbel": True, "qkv_bias": False, "out_bias": False}),
     # memory
     "transformer_xl": ("transformer_xl", {"heads": 2}),
     "transformer_xl-memory": ("transformer_xl", {"heads": 4, "memory": 4, "qkv_bias": False}),

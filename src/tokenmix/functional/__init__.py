@@ -39,3 +39,6 @@ from .lambda_layer import lambda_layer as lambda_layer
 from .lightconv import lightconv as lightconv
 from .mlp_mixer import mlp_mixer as mlp_mixer
 from .pooling import pooling as pooling
+from .reformer import reformer as reformer
+from .routing import routing as routing
+from .sinkhorn import sinkhorn as sinkhorn

@@ -44,6 +44,9 @@ from .lambda_layer import Lambda
 from .lightconv import DynamicConv, LightConv
 from .mlp_mixer import MLPMixer
 from .pooling import Pooling
+from .reformer import Reformer
+from .routing import Routing
+from .sinkhorn import Sinkhorn
 
 MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
@@ -91,6 +94,9 @@ MIXERS: dict[str, type[Mixer]] = {
     "pooling": Pooling,
     "fourier": Fourier,
     # content-sorted
+    "reformer": Reformer,
+    "routing": Routing,
+    "sinkhorn": Sinkhorn,
     # memory
     "transformer_xl": TransformerXL,
     "compressive": Compressive,

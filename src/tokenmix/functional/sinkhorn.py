@@ -1,0 +1,194 @@
+"""Sparse Sinkhorn attention: each block attends itself and the block that a learned soft permutation brings to it (Tay et al. 2020).
+
+Tokens are laid out as (block, place in it); absent and masked ones leave holes, which weigh nothing. Blocks without a live token do not exist. Everything
+about the permutation, small as it is, is float64.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import MixerError
+from ._backend import pick
+from ._buckets import LOWEST, alive, ratio, split, sums_of
+
+
+class Layout(NamedTuple):
+    """Block number of each token (B, T); its slot = block * size + place (B, T), the masked ones at the end; whether a slot holds a live token (B, N, size)."""
+
+    number: Tensor
+    slot: Tensor
+    there: Tensor
+
+    def put(self, a: Tensor) -> Tensor:
+        """(B, H, T, e) -> (B, H, N, size, e), 0 in holes."""
+        N, size = self.there.shape[1:]
+        at = self.slot[:, None, :, None].expand(-1, *a.shape[1:2], -1, a.shape[-1])
+        return a.new_zeros(*a.shape[:2], N * size + 1, a.shape[-1]).scatter(2, at, a)[:, :, :-1].unflatten(2, (N, size))
+
+    def take(self, a: Tensor) -> Tensor:
+        """And back, with 0 for masked tokens."""
+        flat = F.pad(a.flatten(2, 3), (0, 0, 0, 1))
+        return flat.gather(2, self.slot[:, None, :, None].expand(-1, *a.shape[1:2], -1, a.shape[-1]))
+
+
+def lay_out(positions: Tensor, live: Tensor, *, block: int, count: int) -> Layout:
+    """Blocks are position // ``block``, numbered without gaps over those that hold a live token; positions and live (B, T)."""
+    key = torch.div(positions, block, rounding_mode="floor")
+    ordered, token = torch.where(live, key, torch.iinfo(torch.int64).max).sort(1)
+    new = F.pad((ordered[:, 1:] != ordered[:, :-1]).long(), (min(1, key.shape[1]), 0))
+    number = torch.zeros_like(token).scatter(1, token, new.cumsum(1))
+    slot = torch.where(live, number * block + positions - key * block, count * block)
+    there = torch.zeros(live.shape[0], count * block + 1, dtype=torch.bool, device=live.device).scatter(1, slot, live)
+    return Layout(number, slot, there[:, :-1].unflatten(1, (count, block)))
+
+
+def sinkhorn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sorting: Tensor,
+    *,
+    heads: int,
+    block: int,
+    iterations: int,
+    temperature: float,
+    sortcut: int | None = None,
+    gumbel: bool = False,
+    positions: Tensor | None = None,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """y_t = sum_s softmax_s(q_t . k_s / sqrt(e)) v_s over the tokens of t's own block i and the b keys and values sum_j P_ij (K_j, V_j) of its sorted block.
+
+    P = exp of ``iterations`` times (rows, then columns) of R normalised in logs; R_ij = mean of Q_i^T A mean of K_j / (sqrt(e) temperature), A = ``sorting``.
+    ``causal``: j < i only; the mean of Q_i is that of all blocks before i; and columns are normalised by their rows up to i, so that row i hangs on blocks
+    before it alone. ``sortcut`` = n: every query attends the first n sorted blocks and nothing else (not causal).
+
+    Args:
+        q, k, v: (B, T, D).
+        sorting: (heads, e, e).
+        gumbel: add Gumbel noise to R, for training.
+        positions: (B, T), rising; blocks are cut by them. Default: index minus index of the row's first True.
+
+    Masked queries, and those with nothing to attend, give 0.
+    """
+    pick(backend, q)
+    if q.shape[-1] % heads or sorting.shape != (heads, q.shape[-1] // heads, q.shape[-1] // heads):
+        raise MixerError(f"sinkhorn: heads={heads} and sorting of shape {tuple(sorting.shape)} do not fit q of width {q.shape[-1]}.")
+    if causal and sortcut is not None:
+        raise MixerError(f"sinkhorn: sortcut={sortcut} lets every query see the whole sequence; it has no causal form.")
+    live, T = alive(q, key_mask), q.shape[1]
+    if positions is None:
+        index = torch.arange(T, device=q.device).expand(q.shape[:2])
+        positions, count = (index - (live.cumsum(1) == 0).sum(1, keepdim=True)).clamp_min(0), -(-T // block)
+    else:
+        count = T
+    layout = lay_out(positions.long(), live, block=block, count=count)
+    qs, ks, vs = (layout.put(a) for a in prepared(q, k, v, live, heads))
+    P, some = permutation(qs, ks, sorting, layout.there, iterations=iterations, temperature=temperature, gumbel=gumbel, causal=causal)
+    keys, values = (torch.einsum("bhij,bhjue->bhiue", P.to(a.dtype), a).to(a.dtype) for a in (ks, vs))
+    held = (some.to(torch.float32) @ layout.there.to(torch.float32)) > 0  # (B, N, size): a slot of the sorted block that some live token fills
+    queries = qs * qs.shape[-1] ** -0.5
+    if sortcut is None:
+        y = _own_and_sorted(queries, (ks, vs, layout.there), (keys, values, held), causal=causal)
+    else:
+        keys, values = (a[:, :, :sortcut].flatten(2, 3) for a in (keys, values))
+        y = ratio(sums_of(queries.flatten(2, 3), keys, values, held[:, None, None, :sortcut].flatten(3))).unflatten(2, (count, block))
+    return layout.take(y).transpose(1, 2).flatten(2).to(v.dtype)
+
+
+def prepared(q: Tensor, k: Tensor, v: Tensor, live: Tensor, heads: int) -> list[Tensor]:
+    """Per head, in float32 or better, with zeros at masked tokens."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return [split(torch.where(live[..., None], a.to(wide), 0.0), heads) for a in (q, k, v)]
+
+
+def permutation(
+    q: Tensor, k: Tensor, sorting: Tensor, there: Tensor, *, iterations: int, temperature: float, gumbel: bool, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """P (B, H, N, N) from queries and keys in slots (B, H, N, size, e), and which blocks may be sorted where (B, N, N). Row i: what is brought to block i."""
+    filled = there.sum(-1)[:, None, :, None].double()
+    sums, counts = q.double().sum(-2), filled
+    if causal:
+        sums, counts = sums.cumsum(2) - sums, filled.cumsum(2) - filled
+    asks, gives = sums / counts.clamp_min(1.0), k.double().sum(-2) / filled.clamp_min(1.0)
+    R = (asks @ sorting.double()) @ gives.transpose(-1, -2) * q.shape[-1] ** -0.5
+    if gumbel:
+        R = R - torch.log(-torch.log(torch.rand_like(R).clamp(1e-20, 1 - 1e-12)))
+    here = there.any(-1)
+    some = here[:, :, None] & here[:, None, :]
+    some = some & torch.ones(some.shape[1:], dtype=torch.bool, device=q.device).tril(-1) if causal else some
+    ok, X = some[:, None], R / temperature
+    for _ in range(iterations):
+        for dim in (-1, -2):
+            X = torch.where(ok, X, LOWEST)
+            X = X - (_log_prefix_sums(X) if causal and dim == -2 else _log_sum(X, dim))
+    return torch.where(ok, torch.exp(torch.where(ok, X, 0.0)), 0.0), some
+
+
+def _log_sum(X: Tensor, dim: int) -> Tensor:
+    """log sum exp, finite also where everything is LOWEST."""
+    m = X.detach().amax(dim, keepdim=True) if X.numel() else X.sum(dim, keepdim=True)
+    return m + torch.log(torch.exp(X - m).sum(dim, keepdim=True).clamp_min(1e-300))
+
+
+def _log_prefix_sums(X: Tensor) -> Tensor:
+    """log of the sum of exp over rows 0..i, for each row i: pairs at distance 1, 2, 4, ..., each with its own maximum, so no row sees a later one."""
+    step = 1
+    while step < X.shape[-2]:
+        before = F.pad(X[..., :-step, :], (0, 0, step, 0), value=LOWEST)
+        m = torch.maximum(X, before).detach()
+        X = m + torch.log(torch.exp(X - m) + torch.exp(before - m))
+        step *= 2
+    return X
+
+
+def _own_and_sorted(q: Tensor, own: tuple[Tensor, Tensor, Tensor], brought: tuple[Tensor, Tensor, Tensor], *, causal: bool) -> Tensor:
+    """Each block's queries (B, H, N, b, e) over its own keys and values and those brought to it, each given with the slots that count (B, N, b)."""
+    size = q.shape[3]
+    k, v = (torch.cat(pair, 3) for pair in zip(own[:2], brought[:2], strict=True))
+    near = torch.ones(size, size, dtype=torch.bool, device=q.device)
+    near = own[2][..., None, :] & (near.tril() if causal else near)
+    ok = torch.cat([near, brought[2][..., None, :].expand_as(near)], -1)
+    return ratio(sums_of(q, k, v, ok[:, None]))
+
+
+def sinkhorn_chunk(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sorting: Tensor,
+    live: Tensor,
+    positions: Tensor,
+    *,
+    last: int,
+    count: int,
+    heads: int,
+    block: int,
+    iterations: int,
+    temperature: float,
+) -> Tensor:
+    """The causal form for the ``last`` tokens of a history (B, S, D) of at most ``count`` blocks; positions (B, S). Sorted blocks are mixed for these tokens
+    only."""
+    layout = lay_out(positions, live, block=block, count=count)
+    qh, kh, vh = prepared(q, k, v, live, heads)
+    qs, ks, vs = (layout.put(a) for a in (qh, kh, vh))
+    P, some = permutation(qs, ks, sorting, layout.there, iterations=iterations, temperature=temperature, gumbel=False, causal=True)
+    mine = layout.number[:, -last:].clamp_max(count - 1)
+    rows = P.gather(2, mine[:, None, :, None].expand(-1, heads, -1, count)).to(ks.dtype)
+    keys, values = (torch.einsum("bhtj,bhjue->bhtue", rows, a).to(a.dtype) for a in (ks, vs))
+    held = ((some.to(torch.float32) @ layout.there.to(torch.float32)) > 0).gather(1, mine[..., None].expand(-1, -1, block))
+    place = (positions - torch.div(positions, block, rounding_mode="floor") * block)[:, -last:]
+    near = layout.there.gather(1, mine[..., None].expand(-1, -1, block)) & (torch.arange(block, device=q.device) <= place[..., None])
+    at = mine[:, None, :, None, None].expand(-1, heads, -1, block, qh.shape[-1])
+    own_k, own_v = ks.gather(2, at), vs.gather(2, at)
+    asks = qh[:, :, -last:, None] * qh.shape[-1] ** -0.5
+    ok = torch.cat([near, held], -1)[:, None, :, None]
+    y = ratio(sums_of(asks, torch.cat([own_k, keys], 3), torch.cat([own_v, values], 3), ok))[:, :, :, 0]
+    return torch.where(live[:, -last:, None], y.transpose(1, 2).flatten(2), 0.0)

@@ -1,0 +1,138 @@
+"""The Reformer layer: LSH attention with shared queries and keys."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as F
+from ..functional.reformer import hash_buckets, reformer_chunk
+from .base import About, Mixer, register_state
+from .cost import MixingCost
+from .sorted_parts import decide, draw_directions, frozen, project_wide
+
+
+@register_state
+class ReformerState(NamedTuple):
+    """Every token so far: shared keys (B, S, D) and values (B, S, D), buckets (B, S, heads * rounds), which may be attended (B, S)."""
+
+    keys: Tensor
+    values: Tensor
+    buckets: Tensor
+    live: Tensor
+
+
+class Reformer(Mixer):
+    """LSH attention (Kitaev et al. 2020): a token attends those that hash to its bucket, in its chunk and the one before.
+
+    y_t = W_o [sum_s softmax_s(q_t . k_s / sqrt(e)) v_s] in each head, k_s = q_s / |q_s|, over the s that share a bucket with t in some round; itself only if
+    nothing else. Chunks are counted inside each bucket by the number of earlier tokens there, so a query's keys depend on its past only and rows stream. The
+    rotations are a persistent buffer. Reversible residuals, the paper's other half, belong to a model and not to a mixer.
+
+    Args:
+        heads: divides dim.
+        buckets: number of buckets, even.
+        chunk: tokens per chunk, m.
+        rounds: number of hash rounds.
+        seed: of the rotations; None draws them from torch's generator.
+        paper_form: the published chunks, cut from the sort of all tokens by (bucket, time) across bucket borders. This form LOOKS AHEAD, also with
+        causal=True: how
+            later tokens hash moves the borders, and so which keys an earlier query gets. It does not stream.
+    """
+
+    rotations: Tensor
+
+    supports_causal = supports_streaming = True
+    about = About("Kitaev et al. 2020, arXiv 2001.04451", "learned pattern", "T log T + rounds T chunk D", "rounds T (chunk heads + D)")
+    exceptions = {
+        "token_before_reaches": "a token attends only those that hash like it",
+        "past_reaches_present": "a token alone in its buckets attends itself only; with one other there its weight is 1, whatever its query",
+    }
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        heads: int = 8,
+        buckets: int = 8,
+        chunk: int = 16,
+        rounds: int = 2,
+        seed: int | None = None,
+        paper_form: bool = False,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        self.heads, self.buckets, self.chunk, self.rounds, self.seed, self.paper_form = heads, buckets, chunk, rounds, seed, paper_form
+        if heads < 1 or dim % heads:
+            self.refuse(f"heads={heads} must divide dim={dim}")
+        if buckets < 2 or buckets % 2:
+            self.refuse(f"buckets={buckets} must be even: a hash is the largest of [xR; -xR]")
+        if chunk < 1 or rounds < 1:
+            self.refuse(f"chunk and rounds must be positive, got chunk={chunk}, rounds={rounds}")
+        self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+        self.register_buffer("rotations", torch.empty(rounds, heads, dim // heads, buckets // 2))
+        self._decided: list[Tensor] | None = None
+        self.init_parameters()
+
+    def init_parameters(self) -> None:
+        """Draw the rotations."""
+        draw_directions(self.rotations, self.seed)
+
+    def frozen(self):
+        """A context in which tokens stay in the buckets of the first call."""
+        return frozen(self)
+
+    @property
+    def capabilities(self):
+        """The published form does not stream: a later token would change what was already given out."""
+        can = super().capabilities
+        return type(can)(**{**vars(can), "streaming": can.streaming and not self.paper_form})
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.reformer`` for this input: (positional, keyword)."""
+        args = project_wide(self.q_proj, x), self.v_proj(x), self.rotations
+        return args, {"heads": self.heads, "chunk": self.chunk, "paper_form": self.paper_form, "causal": self.causal, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        (q, v, rotations), options = self.functional_args(x, context, **given)
+        return self.out_proj(F.reformer(q, v, rotations, buckets=self._buckets(q), **options))
+
+    def _buckets(self, q: Tensor) -> Tensor:
+        return decide(self, lambda: hash_buckets(q, self.rotations, heads=self.heads))
+
+    def mixing_cost(self, T):
+        D, H, R, m, n = self.dim, self.heads, self.rounds, self.chunk, self.buckets
+        beside = 2 if self.paper_form else 3 + (not self.causal)  # blocks each block is compared with
+        flops = R * (2 * T * D * n // 2 + 4 * T * beside * m * D)
+        kept = T * (9 * R * H * beside * m + 4 * D * (R * (2 * beside + 2) + 7))  # weights and their mask; each key beside each of its blocks
+        return MixingCost(flops, None, kept, (8 * D + 4 * H * R + 1) * T)
+
+    @staticmethod
+    def largest_logit(args, options):
+        q = args[0].detach().unflatten(-1, (options["heads"], -1))
+        return float(q.norm(dim=-1).max()) * q.shape[-1] ** -0.5
+
+    def empty_state(self, batch_size, *, device, dtype):
+        if self.paper_form:
+            self.refuse("paper_form=True looks ahead and cannot stream: later tokens move the borders of earlier chunks; build it with paper_form=False")
+        keys = torch.zeros(batch_size, 0, self.dim, device=device, dtype=dtype)
+        buckets = torch.zeros(batch_size, 0, self.heads * self.rounds, device=device, dtype=torch.int32)
+        return ReformerState(keys, keys.clone(), buckets, torch.zeros(batch_size, 0, device=device, dtype=torch.bool))
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        (q, v, rotations), options = self.functional_args(x, key_mask=key_mask)
+        now, here = self._buckets(q), torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
+        new = q.to(state.keys.dtype), v.to(state.values.dtype), now.flatten(1, 2).transpose(1, 2).to(torch.int32), here
+        after = ReformerState(*(torch.cat(pair, 1) for pair in zip(state, new, strict=True)))
+        if state.keys.shape[1] == 0:
+            return self.out_proj(F.reformer(q, v, rotations, buckets=now, **options)), after
+        buckets = after.buckets.long().transpose(1, 2).unflatten(1, (self.heads, self.rounds))
+        shape: dict[str, Any] = {"heads": self.heads, "chunk": self.chunk, "count": self.buckets}
+        y = reformer_chunk(q, after.keys.to(q.dtype), after.values.to(q.dtype), buckets, after.live, **shape)
+        return self.out_proj(y.to(v.dtype)), after

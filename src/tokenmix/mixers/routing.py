@@ -1,0 +1,166 @@
+"""The routing layer: attention inside clusters of an online k-means."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as F
+from ..functional._buckets import alive
+from ..functional.routing import nearest_clusters, on_sphere, routing_chunk, top_tokens
+from .aux import add_aux_loss
+from .base import About, Mixer, register_state
+from .cost import MixingCost
+from .sorted_parts import decide, draw_directions, frozen, project_wide
+
+
+@register_state
+class RoutingState(NamedTuple):
+    """Every token so far: shared keys (B, S, D) and values (B, S, D), the cluster in each head (B, S, heads), which may be attended (B, S)."""
+
+    keys: Tensor
+    values: Tensor
+    clusters: Tensor
+    live: Tensor
+
+
+class Routing(Mixer):
+    """Routing attention (Roy et al. 2021): each token attends tokens of its own k-means cluster.
+
+    y_t = W_o [sum_s softmax_s(x_t . x_s / sqrt(e)) v_s] in each head, x = LayerNorm(q) without affine, queries and keys at once. ``causal``: a token belongs
+    to the centroid nearest by angle and attends the last ``window`` tokens of its cluster up to itself; this form is ours. Otherwise each centroid takes the
+    ``window`` tokens nearest to it, as published; a token that none takes gives ``out_proj(0)``.
+
+    Centroids are persistent buffers and no parameters. In train mode, and only there, each forward pass moves them towards the mean of the tokens nearest to
+    them, over all rows of the batch: mu <- decay mu + (1 - decay) mean. This couples rows; masked tokens take no part, and ``extend`` moves nothing. The
+    auxiliary loss "routing" is the mean of (x - mu)^2 between tokens and their centroids.
+
+    Args:
+        heads: divides dim. All route; the paper's models give half of the heads to local attention, which is the mixer ``local``.
+        clusters: number of centroids, k.
+        window: tokens a query attends at most, or a centroid takes, w.
+        decay: of the moving average.
+        seed: of the first centroids; None draws them from torch's generator.
+        paper_form: with causal=True, the published choice of tokens by centroids. This form LOOKS AHEAD: whether a centroid takes a token depends on later
+        tokens. It
+            does not stream. With causal=False it is the form used anyway.
+    """
+
+    centroids: Tensor
+
+    supports_causal = supports_streaming = True
+    about = About("Roy et al. 2021, arXiv 2003.05997", "learned pattern", "T clusters D + T window D", "T (window heads + D)")
+    exceptions = {
+        "token_before_reaches": "a token attends only those of its cluster",
+        "past_reaches_present": "a token alone in its clusters attends itself only",
+    }
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        heads: int = 8,
+        clusters: int = 8,
+        window: int = 16,
+        decay: float = 0.999,
+        seed: int | None = None,
+        paper_form: bool = False,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        self.heads, self.clusters, self.window, self.decay, self.seed, self.paper_form = heads, clusters, window, decay, seed, paper_form
+        if heads < 1 or dim % heads:
+            self.refuse(f"heads={heads} must divide dim={dim}")
+        if clusters < 1 or window < 1 or not 0 <= decay <= 1:
+            self.refuse(f"expects clusters >= 1, window >= 1 and decay in 0..1, got clusters={clusters}, window={window}, decay={decay}")
+        self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+        self.register_buffer("centroids", torch.empty(heads, clusters, dim // heads))
+        self._decided: list[Tensor] | None = None
+        self.init_parameters()
+
+    def init_parameters(self) -> None:
+        """Draw the first centroids."""
+        draw_directions(self.centroids, self.seed)
+
+    def frozen(self):
+        """A context in which tokens stay in the clusters of the first call."""
+        return frozen(self)
+
+    @property
+    def capabilities(self):
+        """The published causal form does not stream: a later token would change what was already given out."""
+        can = super().capabilities
+        return type(can)(**{**vars(can), "streaming": can.streaming and not self.paper_form})
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.routing`` for this input: (positional, keyword)."""
+        args = project_wide(self.q_proj, x), self.v_proj(x), self.centroids
+        return args, {"heads": self.heads, "window": self.window, "paper_form": self.paper_form, "causal": self.causal, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        (q, v, centroids), options = self.functional_args(x, context, **given)
+        live = alive(x, given["key_mask"])
+        y = F.routing(q, v, centroids, clusters=self._clusters(q, live), **options)
+        add_aux_loss("routing", lambda: self._commitment(q, live))
+        if self.training:
+            self._move_centroids(q.detach(), live)
+        return self.out_proj(y)
+
+    def _clusters(self, q: Tensor, live: Tensor) -> Tensor:
+        if self.causal and not self.paper_form:
+            return decide(self, lambda: nearest_clusters(q, self.centroids, heads=self.heads))
+        return decide(self, lambda: top_tokens(q, self.centroids, live, heads=self.heads, window=self.window))
+
+    def _commitment(self, q: Tensor, live: Tensor) -> Tensor:
+        """The mean over live tokens, heads and features of (x - mu)^2, mu the token's nearest centroid."""
+        x, near = on_sphere(torch.where(live[..., None], q, 0.0), self.heads), nearest_clusters(q, self.centroids, heads=self.heads)
+        mu = self.centroids.detach().double()[None].expand(len(x), -1, -1, -1).gather(2, near[..., None].expand_as(x))
+        far = torch.where(live[:, None, :, None], (x - mu).square(), 0.0)
+        return (far.sum() / (live.sum() * self.dim).clamp_min(1)).to(q.dtype)
+
+    @torch.no_grad()
+    def _move_centroids(self, q: Tensor, live: Tensor) -> None:
+        near = nearest_clusters(q, self.centroids, heads=self.heads).transpose(0, 1).flatten(1)[..., None]  # (heads, B T, 1)
+        x = on_sphere(torch.where(live[..., None], q, 0.0), self.heads).transpose(0, 1).flatten(1, 2)
+        there = live.flatten()[None, :, None].to(x.dtype).expand_as(near)
+        old = self.centroids.double()
+        count = torch.zeros_like(old[..., :1]).scatter_add(1, near, there)
+        mean = torch.zeros_like(old).scatter_add(1, near.expand_as(x), x * there) / count.clamp_min(1.0)
+        self.centroids.copy_(torch.where(count > 0, self.decay * old + (1 - self.decay) * mean, old))
+
+    def mixing_cost(self, T):
+        D, H, k, w = self.dim, self.heads, self.clusters, self.window
+        strict = self.causal and not self.paper_form
+        rows, keys = (T, 2 * w) if strict else (k * min(w, T), min(w, T))
+        kept = 4 * D * (16 * T if strict else 9 * T + 4 * rows) + 10 * rows * H * keys
+        return MixingCost(2 * T * k * D + 4 * rows * keys * D, None, kept, (8 * D + 4 * H + 1) * T)
+
+    @staticmethod
+    def largest_logit(args, options):
+        return (args[0].shape[-1] / options["heads"]) ** 0.5  # x has length sqrt(e)
+
+    def empty_state(self, batch_size, *, device, dtype):
+        if self.paper_form:
+            self.refuse("paper_form=True looks ahead and cannot stream: later tokens change what a centroid takes; build it with paper_form=False")
+        keys = torch.zeros(batch_size, 0, self.dim, device=device, dtype=dtype)
+        clusters = torch.zeros(batch_size, 0, self.heads, device=device, dtype=torch.int32)
+        return RoutingState(keys, keys.clone(), clusters, torch.zeros(batch_size, 0, device=device, dtype=torch.bool))
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        (q, v, centroids), options = self.functional_args(x, key_mask=key_mask)
+        here = alive(x, key_mask)
+        now = self._clusters(q, here)
+        new = q.to(state.keys.dtype), v.to(state.values.dtype), now.transpose(1, 2).to(torch.int32), here
+        after = RoutingState(*(torch.cat(pair, 1) for pair in zip(state, new, strict=True)))
+        if state.keys.shape[1] == 0:
+            return self.out_proj(F.routing(q, v, centroids, clusters=now, **options)), after
+        shape: dict[str, Any] = {"heads": self.heads, "window": self.window, "count": self.clusters}
+        clusters = after.clusters.long().transpose(1, 2)
+        y = routing_chunk(q, after.keys.to(q.dtype), after.values.to(q.dtype), clusters, after.live, **shape)
+        return self.out_proj(y.to(v.dtype)), after

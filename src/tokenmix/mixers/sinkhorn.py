@@ -1,0 +1,143 @@
+"""The Sinkhorn layer: local attention, and a block brought near by a learned soft permutation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as F
+from ..functional._buckets import alive
+from ..functional.sinkhorn import lay_out, permutation, prepared, sinkhorn_chunk
+from .attention import largest_dot
+from .base import About, Mixer, chunk_positions, register_state, token_positions
+from .cost import MixingCost
+
+
+@register_state
+class SinkhornState(NamedTuple):
+    """Queries (the permutation is found from their sums), keys and values so far (B, S, D); which may be attended, where they stand (B, S); the next position
+    (B,).
+
+    ``opened`` (B, n) is empty but for its length: how many more blocks than S / block + 1 explicit positions may have opened.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    live: Tensor
+    places: Tensor
+    opened: Tensor
+    position: Tensor
+
+
+class Sinkhorn(Mixer):
+    """Sparse Sinkhorn attention (Tay et al. 2020): each block attends itself and one block sorted to it.
+
+    y_t = W_o [sum_s softmax_s(q_t . k_s / sqrt(e)) v_s] in each head, over the keys of t's block i and those of (P K)_i; P is a soft permutation of blocks from
+    ``iterations`` of Sinkhorn normalisation of R_ij = mean(Q_i)^T A mean(K_j) / (sqrt(e) temperature). A, e x e per head, starts as the identity. ``causal``:
+    P brings completed earlier blocks only, and row i of it is found from those alone. Blocks are cut by each row's own positions.
+
+    Args:
+        heads: divides dim.
+        block: tokens per block, b.
+        iterations: of Sinkhorn normalisation; each does rows, then columns.
+        temperature: of R.
+        gumbel: add Gumbel noise to R in train mode, as the paper does.
+        sortcut: every query attends the first ``sortcut`` sorted blocks and nothing else; causal=False only.
+    """
+
+    supports_causal = supports_streaming = True
+    about = About("Tay et al. 2020, arXiv 2002.11296", "learned pattern", "T block D + (T / block)^2 (block D + iterations heads)", "T (block heads + D)")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        heads: int = 8,
+        block: int = 16,
+        iterations: int = 5,
+        temperature: float = 0.75,
+        gumbel: bool = False,
+        sortcut: int | None = None,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
+        super().__init__(dim, causal=causal)
+        self.heads, self.block, self.iterations, self.temperature, self.gumbel, self.sortcut = heads, block, iterations, temperature, gumbel, sortcut
+        if heads < 1 or dim % heads:
+            self.refuse(f"heads={heads} must divide dim={dim}")
+        if block < 1 or iterations < 0 or temperature <= 0:
+            self.refuse(f"expects block >= 1, iterations >= 0 and temperature > 0, got {block}, {iterations}, {temperature}")
+        if sortcut is not None and (causal or sortcut < 1):
+            self.refuse(f"sortcut={sortcut} must be positive, and shows every query the whole sequence: build it with causal=False, or without sortcut")
+        self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.k_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.sorting = nn.Parameter(torch.empty(heads, dim // heads, dim // heads))
+        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+        self.init_parameters()
+
+    def init_parameters(self) -> None:
+        """Sort by the dot products of means, to begin with."""
+        with torch.no_grad():
+            self.sorting.copy_(torch.eye(self.sorting.shape[-1]).expand_as(self.sorting))
+
+    def _shape(self) -> dict:
+        return {"heads": self.heads, "block": self.block, "iterations": self.iterations, "temperature": self.temperature}
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.sinkhorn`` for this input: (positional, keyword)."""
+        args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self.sorting
+        more = {"positions": positions} if positions is not None else {}
+        return args, {**self._shape(), "sortcut": self.sortcut, **more, "causal": self.causal, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.sinkhorn(*args, gumbel=self.gumbel and self.training, **options))
+
+    def mixing_cost(self, T):
+        D, H, b = self.dim, self.heads, self.block
+        N = -(-T // b)
+        L = N * b
+        keys = 2 * b if self.sortcut is None else min(self.sortcut, N) * b
+        sort = 2 * N * D * D // H + 2 * N * N * D
+        flops = sort + 4 * N * N * b * D + 4 * L * keys * D
+        steps = 2 + 5 * (N - 1).bit_length() if self.causal else 2  # N x N numbers in float64 for each iteration
+        kept = L * (9 * H * keys + 4 * D * 11) + 8 * H * N * N * (steps * self.iterations + 2)
+        return MixingCost(flops, None, kept, (12 * D + 1 + 8) * T + 8)
+
+    @staticmethod
+    def largest_logit(args, options):
+        q, k, v, sorting = args
+        live = alive(q, options.get("key_mask"))
+        layout = lay_out(token_positions(q, options.get("key_mask")), live, block=options["block"], count=-(-q.shape[1] // options["block"]))
+        qs, ks, _ = (layout.put(a) for a in prepared(q, k, v, live, options["heads"]))
+        shape = {n: options[n] for n in ("iterations", "temperature", "causal")}
+        P, _ = permutation(qs, ks, sorting, layout.there, gumbel=False, **shape)
+        moved = layout.take(torch.einsum("bhij,bhjue->bhiue", P.to(ks.dtype), ks)).transpose(1, 2).flatten(2)
+        return max(largest_dot(q, k, options["heads"]), largest_dot(q, moved, options["heads"]))
+
+    def empty_state(self, batch_size, *, device, dtype):
+        keys = torch.zeros(batch_size, 0, self.dim, device=device, dtype=dtype)
+        none = torch.zeros(batch_size, 0, device=device, dtype=torch.bool)
+        place = torch.zeros(batch_size, 0, device=device, dtype=torch.long)
+        return SinkhornState(keys, keys.clone(), keys.clone(), none, place, none.clone(), torch.zeros(batch_size, device=device, dtype=torch.long))
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        at, after = chunk_positions(state.position, x, positions, key_mask)
+        (q, k, v, sorting), options = self.functional_args(x, positions=positions, key_mask=key_mask)
+        past = state[:5]
+        new = *(a.to(state.keys.dtype) for a in (q, k, v)), alive(x, key_mask), at.long()
+        history = [torch.cat(pair, 1) for pair in zip(past, new, strict=True)]
+        opened = state.opened if positions is None else torch.cat([state.opened, state.opened.new_zeros(x.shape[0], x.shape[1] + 1)], 1)
+        after = SinkhornState(*history, opened, after)
+        if state.keys.shape[1] == 0:
+            return self.out_proj(F.sinkhorn(q, k, v, sorting, **options)), after
+        queries, keys, values, live, places = history
+        count = -(-keys.shape[1] // self.block) + 1 + opened.shape[1]
+        told = (a.to(q.dtype) for a in (queries, keys, values))
+        y = sinkhorn_chunk(*told, sorting, live, places, last=x.shape[1], count=count, **self._shape())
+        return self.out_proj(y.to(v.dtype)), after
