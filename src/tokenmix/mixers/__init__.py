@@ -22,31 +22,31 @@ from .base import state_bytes as state_bytes
 from .compressive import Compressive
 from .cost import Cost as Cost
 from .external import External, ExternalMultihead, SimplifiedAttention
-from .hydra import Hydra, MultiheadLinear, PolyNL
-from .linear import LinearAttention
-from .performer import Performer
-from .rfa import RFA
-from .synthesizer import SynthesizerDense, SynthesizerFactorizedDense, SynthesizerFactorizedRandom, SynthesizerRandom
-from .synthesizer_mixture import SynthesizerMixture
-from .linformer import Linformer
-from .memory_compressed import MemoryCompressed
-from .nystrom import Nystrom
-from .set import InducedSet
-from .spatial_reduction import SpatialReduction
-from .local import Local
-from .patterns import Fixed, Strided
-from .patterns_global import ETC, BigBird, Longformer
-from .image_local import ImageLocal
-from .transformer_xl import TransformerXL
 from .fourier import Fourier
 from .gmlp import GMLP
+from .hydra import Hydra, MultiheadLinear, PolyNL
+from .image_local import ImageLocal
 from .lambda_layer import Lambda
 from .lightconv import DynamicConv, LightConv
+from .linear import LinearAttention
+from .linformer import Linformer
+from .local import Local
+from .memory_compressed import MemoryCompressed
 from .mlp_mixer import MLPMixer
+from .nystrom import Nystrom
+from .patterns import Fixed, Strided
+from .patterns_global import ETC, BigBird, Longformer
+from .performer import Performer
 from .pooling import Pooling
 from .reformer import Reformer
+from .rfa import RFA
 from .routing import Routing
+from .set import InducedSet
 from .sinkhorn import Sinkhorn
+from .spatial_reduction import SpatialReduction
+from .synthesizer import SynthesizerDense, SynthesizerFactorizedDense, SynthesizerFactorizedRandom, SynthesizerRandom
+from .synthesizer_mixture import SynthesizerMixture
+from .transformer_xl import TransformerXL
 
 MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
@@ -106,7 +106,26 @@ MIXERS: dict[str, type[Mixer]] = {
 }
 """Every mixer by name: the core first, then the opponents, family by family."""
 
-CORE = ("attention", "aft_full", "aft_local", "aft_simple", "aft_conv", "hydra", "multihead_linear", "external", "external_multihead", "linear", "performer", "rfa", "synthesizer_dense", "synthesizer_random", "synthesizer_factorized_dense", "synthesizer_factorized_random", "synthesizer_mixture", "local")
+CORE = (
+    "attention",
+    "aft_full",
+    "aft_local",
+    "aft_simple",
+    "aft_conv",
+    "hydra",
+    "multihead_linear",
+    "external",
+    "external_multihead",
+    "linear",
+    "performer",
+    "rfa",
+    "synthesizer_dense",
+    "synthesizer_random",
+    "synthesizer_factorized_dense",
+    "synthesizer_factorized_random",
+    "synthesizer_mixture",
+    "local",
+)
 
 
 def build_mixer(name: str, dim: int, **options: Any) -> Mixer:
