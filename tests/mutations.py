@@ -522,8 +522,8 @@ MUTATIONS = [
     Mutation(
         "relative distances one off",
         "functional/transformer_xl.py",
-        "torch.arange(L - 1 - first, -W - first, -1",
-        "torch.arange(L - first, 1 - W - first, -1",
+        "torch.arange(L - 1 - first, least - 1, -1",
+        "torch.arange(L - first, least, -1",
         "transformer_xl",
         False,
         "equals_reference",

@@ -60,7 +60,7 @@ def transformer_xl(
         rows, cols = _rows_and_cols(positions, T, S, q.device)
         if memory is not None:
             ok = ok & ((rows[:, :, None] - cols[:, None, :]).abs() < memory)
-        located = _by_distance(located, relative, T, 0) if positions is None and S == T else by_place(located, rows, cols, relative)
+        located = _by_distance(located, relative, T, 0, causal) if positions is None and S == T else by_place(located, rows, cols, relative)
         y = mixed(asked @ kh.transpose(-1, -2) + located, ok[:, None], vh)
     return y.transpose(1, 2).flatten(2).to(dtype)
 
@@ -73,15 +73,17 @@ def sinusoid(distances: Tensor, width: int) -> Tensor:
     return torch.cat([angle.sin(), angle.cos()], -1)
 
 
-def _by_distance(located: Tensor, relative: Tensor, W: int, first: int) -> Tensor:
+def _by_distance(located: Tensor, relative: Tensor, W: int, first: int, causal: bool) -> Tensor:
     """(q_i + v) . r_{i - j - first} of queries (..., H, L, e) and keys j < W, by the shift of the paper's appendix B: (..., H, L, W).
 
-    The products with all L + W - 1 distances are laid out from the farthest past to the farthest future; query i's row starts L - 1 - i further on.
+    The products with all distances are laid out from the farthest past to the farthest future, 0 in place of the future when ``causal``, in rows of
+    L + W. Read as rows of L + W - 1, each starts one further on: query i's with its distance to key 0.
     """
     L = located.shape[-2]
-    distances = torch.arange(L - 1 - first, -W - first, -1, device=located.device)
-    r = (sinusoid(distances, relative.shape[1]).to(relative.dtype) @ relative.T).unflatten(-1, (-1, located.shape[-1]))  # (L + W - 1, H, e)
-    table = F.pad(located @ r.permute(1, 2, 0), (0, 1))  # rows of L + W, so that cutting them to L + W - 1 shifts each by one more
+    least = 0 if causal else 1 - W - first
+    distances = torch.arange(L - 1 - first, least - 1, -1, device=located.device)
+    r = (sinusoid(distances, relative.shape[1]).to(relative.dtype) @ relative.T).unflatten(-1, (-1, located.shape[-1]))  # (distances, H, e)
+    table = F.pad(located @ r.permute(1, 2, 0), (0, W + first + least))
     flat = table.flatten(-2)[..., L - 1 : L - 1 + L * (L + W - 1)]
     return flat.unflatten(-1, (L, L + W - 1))[..., :W]
 
@@ -106,7 +108,7 @@ def _in_blocks(asked: Tensor, located: Tensor, k: Tensor, v: Tensor, relative: T
     live = _neighbours(F.pad(live[:, None, :, None], (0, 0, memory, N * memory - T + after)), memory, N)[:, 0, :, None, None, :, 0]
     i, j = torch.arange(memory, device=k.device)[:, None], torch.arange(k.shape[-2], device=k.device) - memory
     near = ((i - j) < memory) & ((j <= i) if causal else (j - i) < memory)
-    logits = asked @ k.transpose(-1, -2) + _by_distance(located, relative, k.shape[-2], -memory)
+    logits = asked @ k.transpose(-1, -2) + _by_distance(located, relative, k.shape[-2], -memory, causal)
     return mixed(logits, live & near, v).transpose(1, 2).flatten(2, 3)[:, :, :T]
 
 
