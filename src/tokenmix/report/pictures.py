@@ -59,9 +59,10 @@ def _by_values(mixer: Mixer, x: Tensor, context: Tensor | None, given: dict[str,
     want, S = form(*args, **options), v.shape[1]
     if want.shape[-1] != v.shape[-1]:
         return None
-    many = [_repeated(a, S) for a in args]
-    many[at] = torch.eye(S, dtype=v.dtype, device=v.device)[..., None].expand(S, S, v.shape[-1])
-    rows = form(*many, **{name: _repeated(o, S) for name, o in options.items()})
+    each = {name: _repeated(value, S) for name, value in full.items()}
+    many, options = mixer.functional_args(_repeated(x, S), _repeated(context, S), **each)  # type: ignore[operator]
+    unit = torch.eye(S, dtype=v.dtype, device=v.device)[..., None].expand(S, S, v.shape[-1])
+    rows = form(*many[:at], unit, *many[at + 1 :], **options)
     weights = rows.permute(2, 1, 0)
     gap = (torch.einsum("dts,sd->td", weights, v[0]) - want[0]).abs().max()
     return weights if bool(gap <= EXACT * want.abs().max().clamp_min(1e-30)) else None
@@ -74,12 +75,9 @@ def _form(mixer: Mixer) -> Any:
 
 
 def _repeated(value: Any, n: int) -> Any:
-    """An argument with its one batch row repeated; what has no batch row stays."""
-    if isinstance(value, tuple):
-        return tuple(_repeated(v, n) for v in value)
-    if isinstance(value, Tensor) and value.ndim >= 2 and value.shape[0] == 1:
-        return value.expand(n, *value.shape[1:])
-    return value
+    """An argument of ``forward`` with its one batch row repeated; what has no batch row stays."""
+    batched = isinstance(value, Tensor) and value.shape[0] == 1
+    return value.expand(n, *value.shape[1:]) if batched else value
 
 
 def _grouped(weights: Tensor, heads: int | None) -> Tensor:
