@@ -64,6 +64,9 @@ class ImageLocal(Mixer):
             self.refuse("causal=True with ndim=2 needs width, the pixels in a line; a grid given at call time has no causal form")
         add_plain_projections(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
 
+    def excepted(self):
+        return {} if self.ndim == 1 and self.memory[0] else dict(self.exceptions)
+
     @property
     def on_grid(self) -> bool:
         """Whether the grid is given at call time."""

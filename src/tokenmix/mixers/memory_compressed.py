@@ -92,6 +92,9 @@ class MemoryCompressed(Mixer):
             return ()
         return self.k_conv.weight, self.v_conv.weight, self.k_conv.bias, self.v_conv.bias  # type: ignore[return-value]  # built with bias
 
+    def excepted(self):
+        return dict(self.exceptions) if self.mode == "local" else {}
+
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.memory_compressed`` for this input: (positional, keyword)."""
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self._conv()

@@ -166,7 +166,7 @@ def attn_mask_equals_causal(s: Subject) -> None:
     if not mixer.capabilities.attn_mask:
         raise NotApplicable("does not weigh pairs; refusing attn_mask is part of refuses_what_it_cannot")
     x, lower, forms = s.x(), allowed(1, T, T, causal=True)[0], [mixer]
-    if s.grid is None:  # a grid has no causal form to compare with
+    if s.grid is None and s.cls.supports_causal:  # type: ignore[attr-defined]  # elsewhere there is no causal form to compare with
         causal = s.build(causal=True)
         causal.load_state_dict(mixer.state_dict())
         forms.append(causal)

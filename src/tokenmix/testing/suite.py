@@ -146,9 +146,15 @@ def run_promises(s: Subject, names: Iterable[str] | None = None) -> Report:
     return Report(s.title, [run_promise(s, name, table[name]) for name in chosen])
 
 
+def _excepted(s: Subject, name: str) -> dict[str, str]:
+    """The exceptions of the mixer as built; only a class that declares this one is built to be asked."""
+    declared = getattr(s.cls, "exceptions", {})
+    return s.raw().excepted() if name in declared and is_mixer(s.cls) else declared
+
+
 def run_promise(s: Subject, name: str, promise: Promise) -> Result:
     """One promise: kept, broken by comparison, crashed, excepted or not applicable."""
-    exceptions = getattr(s.cls, "exceptions", {})
+    exceptions = _excepted(s, name)
     if name in exceptions and name not in NEVER_EXCEPTED:
         return Result(name, EXCEPTED, exceptions[name])
     try:
