@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from ..functional import synthesizer as synth
 from . import synthesizer_parts as parts_of
 from .base import About, Mixer
 from .cost import MixingCost
-from .synthesizer_parts import SynthesizerKeysState
+from .synthesizer_parts import Part, SynthesizerKeysState
 
 PARTS = ("attention", *synth.LOGITS)
 
@@ -66,17 +67,17 @@ class SynthesizerMixture(Mixer):
         self.register_module("k_proj", nn.Linear(dim, self.inner, bias=qkv_bias) if keys else None)
         self.v_proj = nn.Linear(dim, self.inner, bias=qkv_bias)
         self.out_proj = nn.Linear(self.inner, dim, bias=out_bias)
-        make = {
-            "dense": lambda: parts_of.DenseTables(heads, share_heads, width, max_len, bias=bias),
-            "random": lambda: parts_of.RandomTable(heads, share_heads, max_len, init_std=init_std),
-            "factorized_dense": lambda: parts_of.FactorizedDenseTables(heads, share_heads, width, max_len, factor=factor, bias=bias),
-            "factorized_random": lambda: parts_of.FactorizedRandomTables(heads, share_heads, max_len, rank=rank, init_std=init_std),
-        }
-        for name in synth.LOGITS:
-            self.register_module(name, make[name]() if name in self.parts else None)
+        dense, random = {"width": width, "max_len": max_len, "bias": bias}, {"max_len": max_len, "init_std": init_std}
+        self._add("dense", parts_of.DenseTables, share_heads, **dense)
+        self._add("random", parts_of.RandomTable, share_heads, **random)
+        self._add("factorized_dense", parts_of.FactorizedDenseTables, share_heads, **dense, factor=factor)
+        self._add("factorized_random", parts_of.FactorizedRandomTables, share_heads, **random, rank=rank)
         count = {"softmax": len(self.parts), "gated": 1, "plus": 0}[join]
         self.alpha = nn.Parameter(torch.empty(count)) if count else None
         self.init_parameters()
+
+    def _add(self, name: str, kind: type[Part], shared: bool, **options: Any) -> None:
+        self.register_module(name, kind(self.heads, shared, **options) if name in self.parts else None)
 
     def _check_parts(self) -> None:
         known = set(self.parts) <= set(PARTS) and len(set(self.parts)) == len(self.parts)
