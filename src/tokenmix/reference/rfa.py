@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def rfa(q, k, v, projection, sigma, gate=None, *, heads: int, feature: str = "gaussian", eps: float = 0.01, mask: Tensor | None = None) -> Tensor:
-    """RFA, and with a gate RFA-Gate: S = g S + (1 - g) phi(k) v, z = g z + (1 - g) phi(k) (without a gate S + phi(k) v and z + phi(k)); y = phi(q) S / phi(q) . z."""
+    """y = phi(q) S / phi(q) . z with S = S + phi(k) v, z = z + phi(k); RFA-Gate: S = g S + (1 - g) phi(k) v, z = g z + (1 - g) phi(k)."""
     outputs = []
     for h, (qh, kh, vh) in enumerate(zip(*(a.chunk(heads, -1) for a in (q, k, v)), strict=True)):
         fq, fk = (_phi(a, sigma[h] * projection[h], feature) for a in (qh, kh))
