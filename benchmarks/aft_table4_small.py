@@ -20,7 +20,7 @@ from typing import Any
 from tokenmix.models import LMConfig
 from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, evaluate_run, resume, train
 
-STEPS, SECONDS, SEQ_LEN, BATCH, TEST_BYTES = 700, 120.0, 512, 2, 100_000
+STEPS, SECONDS, SEQ_LEN, BATCH, TEST_BYTES = 600, 100.0, 512, 2, 100_000
 ROWS: dict[str, tuple[dict[str, Any], str]] = {  # name -> spec, the paper's row
     "transformer": ({"name": "attention", "heads": 4}, "transformer_12x512"),
     "reformer": ({"name": "reformer", "heads": 4}, "reformer_12x512"),

@@ -26,9 +26,9 @@ from tokenmix.models import LM, LMConfig
 from tokenmix.models.blocks import complete_spec
 from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, train
 
-DIM, LAYERS, SEQ_LEN, STEPS, BATCH = 128, 3, 256, 400, 4
-RECALL = {"seq_len": 48, "pairs": 8, "vocab": 64}
-RECALL_DIM, RECALL_STEPS, RECALL_BATCH = 64, 1200, 64
+DIM, LAYERS, SEQ_LEN, STEPS, BATCH = 64, 2, 256, 500, 4
+RECALL = {"seq_len": 36, "pairs": 6, "vocab": 64}
+RECALL_DIM, RECALL_STEPS, RECALL_BATCH = 64, 600, 64
 INIT_STD = 0.1  # 0.02 leaves both tasks on their plateaus for the whole of so short a run
 
 OPTIONS: dict[str, dict[str, Any]] = {  # where the defaults do not suit so small a model
@@ -36,6 +36,20 @@ OPTIONS: dict[str, dict[str, Any]] = {  # where the defaults do not suit so smal
     "aft_full": {"rank": 32},
     "aft_local": {"window": 32, "rank": 32},
     "aft_conv": {"heads": 8, "kernel_size": 31},
+    "hydra": {},
+    "multihead_linear": {"heads": 4},
+    "external": {},
+    "external_multihead": {"heads": 4, "coef": 2},
+    **{name: {"heads": 4} for name in ("linear", "performer", "rfa", "memory_compressed", "transformer_xl", "compressive", "lambda", "reformer", "routing")},
+    **{f"synthesizer_{kind}": {"heads": 4} for kind in ("dense", "random", "factorized_dense", "factorized_random", "mixture")},
+    **{name: {"heads": 4, "window": 32} for name in ("local", "longformer")},
+    **{name: {"heads": 4, "stride": 16} for name in ("strided", "fixed")},
+    "axial": {"heads": 4, "width": 16},
+    "image_local": {"heads": 4},
+    "bigbird": {"heads": 4, "block": 16},
+    "sinkhorn": {"heads": 4, "block": 16},
+    **{name: {"heads": 4, "kernel_size": 15} for name in ("lightconv", "dynamicconv")},
+    "pooling": {"window": 3},
 }
 
 

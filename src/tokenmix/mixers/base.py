@@ -333,7 +333,7 @@ def chunk_positions(start: Tensor, x: Tensor, positions: Tensor | None, key_mask
 
 def register_state(cls: type) -> type:
     """Class decorator: make a state NamedTuple a pytree node that ``torch.export`` can serialise."""
-    pytree._register_namedtuple(cls, serialized_type_name=f"tokenmix.{cls.__qualname__}")
+    pytree._register_namedtuple(cls, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
     return cls
 
 
