@@ -4,7 +4,8 @@
     python benchmarks/aft_table4_small.py --out runs/table4 --results benchmarks/results/aft_table4_small.json
 
 Every run is 4 layers x 128 at T = 512, two sequences a step, AdamW at a constant rate after its warm-up: so one run is read twice, after TOKENS and after
-SECONDS of training, whichever comes first, and then goes on to the other. Each mixer has a process of its own.
+SECONDS of training, whichever comes first, and then goes on to the other. Each mixer has a process of its own. Iterations per second are measured anew
+with the results, all models in one process in turns.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from side_by_side import train_rates
 from tokenmix.models import LMConfig
 from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, evaluate_run, resume, train
 
@@ -75,7 +77,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     for name, r in rows.items():
         paper = OTHERS[r["paper"]]
         tokens, timed = r["tokens"], r["seconds"]
-        mine = f"{tokens['test']:.3f} | {timed['test']:.3f} | {tokens['train']:.3f} | {tokens['iterations_per_s']:.2f} | {tokens['peak_mib']}"
+        mine = f"{tokens['test']:.3f} | {timed['test']:.3f} | {tokens['train']:.3f} | {r['iterations_per_s']:.2f} | {tokens['peak_mib']}"
         lines.append(f"| {name} | {mine} | {paper[4]:.3f} | {paper[5]:.2f} | {paper[6]} |")
     return "\n".join(lines)
 
@@ -90,6 +92,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.results:
         rows = {name: json.loads((args.out / f"{name}.json").read_text()) for name in ROWS if (args.out / f"{name}.json").exists()}
+        for name, rate in train_rates({name: config(ROWS[name][0], "").model for name in rows}, batch=BATCH, seq_len=SEQ_LEN).items():
+            rows[name]["iterations_per_s"] = round(rate / (BATCH * SEQ_LEN), 3)
         args.results.write_text(json.dumps({"steps": STEPS, "seconds": SECONDS, "rows": rows}, indent=1) + "\n")
         print(table(rows))
     elif args.only is not None and len(args.only) == 1:

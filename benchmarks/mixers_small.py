@@ -3,7 +3,8 @@
     python benchmarks/mixers_small.py --out runs/mixers_small [--only hydra linear ...]
     python benchmarks/mixers_small.py --out runs/mixers_small --results benchmarks/results/mixers_small
 
-Each mixer runs in a process of its own, so that peak memory is its own; one that has ended is not run again.
+Each mixer runs in a process of its own, so that peak memory is its own; one that has ended is not run again. Speeds are measured anew with the results,
+all models in one process in turns.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from side_by_side import train_rates
 from tokenmix import MIXERS, build_mixer, state_bytes
 from tokenmix.data import recall_batch
 from tokenmix.models import LM, LMConfig
@@ -63,9 +65,14 @@ def spec(name: str) -> dict[str, Any]:
     return {"name": name, **OPTIONS.get(name, {})}
 
 
+def model_of(name: str) -> LMConfig:
+    """The language model with this mixer in every layer."""
+    return LMConfig(dim=DIM, max_len=SEQ_LEN, mixers=(spec(name),), layers=LAYERS, init_std=INIT_STD)
+
+
 def language(name: str, folder: Path) -> dict[str, Any]:
     """Train the language model on the Python standard library's own sources."""
-    model = LMConfig(dim=DIM, max_len=SEQ_LEN, mixers=(spec(name),), layers=LAYERS, init_std=INIT_STD)
+    model = model_of(name)
     loop = TrainConfig(steps=STEPS, batch_size=BATCH, threads=1, log_every=20, eval_every=STEPS, eval_bytes=40_000, save_every=STEPS, keep=1)
     config = RunConfig(model, DataConfig(source="stdlib", seq_len=SEQ_LEN), OptimConfig(lr=2e-3, warmup=50, weight_decay=0.1), loop, recipe="mixers_small")
     end = train(config, folder, verbose=False)
@@ -146,6 +153,8 @@ def picture(rows: dict[str, dict[str, Any]], x: str, y: str, labels: tuple[str, 
 def collect(out: Path, results: Path) -> None:
     """Write the results of everything that has ended: JSON, table and pictures."""
     rows = {p.stem: json.loads(p.read_text()) for p in sorted(out.glob("*.json"))}
+    for name, rate in train_rates({name: model_of(name) for name in rows}, batch=BATCH, seq_len=SEQ_LEN).items():
+        rows[name]["tokens_per_s"] = rate
     env = {"cpu": _cpu(), "threads": 1, "torch": torch.__version__, "python": platform.python_version()}
     setup = {"dim": DIM, "layers": LAYERS, "seq_len": SEQ_LEN, "steps": STEPS, "batch": BATCH, "recall": {**RECALL, "dim": RECALL_DIM, "steps": RECALL_STEPS}}
     results.parent.mkdir(parents=True, exist_ok=True)
