@@ -659,7 +659,7 @@ MUTATIONS = [
     ),
     Mutation(
         "counter counts padding",
-        "mixers/base.py",
+        "mixers/state.py",
         "start + counted[:, L - 1]",
         "start + L",
         "aft_full",
@@ -668,7 +668,7 @@ MUTATIONS = [
     ),
     Mutation(
         "default positions ignore left padding",
-        "mixers/base.py",
+        "mixers/state.py",
         "(index - first).clamp_min(0)",
         "index",
         "aft_full",
@@ -677,7 +677,7 @@ MUTATIONS = [
     ),
     Mutation(
         "reorder leaves the counter",
-        "mixers/base.py",
+        "mixers/state.py",
         "lambda a: a.index_select(0, index)",
         "lambda a: a.index_select(0, index) if a.ndim > 1 else a",
         "aft_full",

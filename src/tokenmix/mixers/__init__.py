@@ -15,10 +15,6 @@ from .axial import Axial
 from .base import About as About
 from .base import Capabilities as Capabilities
 from .base import Mixer as Mixer
-from .base import State as State
-from .base import merge as merge
-from .base import reorder as reorder
-from .base import state_bytes as state_bytes
 from .compressive import Compressive
 from .cost import Cost as Cost
 from .external import External, ExternalMultihead, SimplifiedAttention
@@ -44,6 +40,10 @@ from .routing import Routing
 from .set import InducedSet
 from .sinkhorn import Sinkhorn
 from .spatial_reduction import SpatialReduction
+from .state import State as State
+from .state import merge as merge
+from .state import reorder as reorder
+from .state import state_bytes as state_bytes
 from .synthesizer import SynthesizerDense, SynthesizerFactorizedDense, SynthesizerFactorizedRandom, SynthesizerRandom
 from .synthesizer_mixture import SynthesizerMixture
 from .transformer_xl import TransformerXL
