@@ -10,7 +10,7 @@ from .._info import state_growth
 from ..mixers import CORE, MIXERS
 
 MARK = "<!-- mixers -->"
-NOTES = "Measured: the same small causal language model with each mixer, for the same bytes on one CPU thread (`benchmarks/mixers_small.py`)."
+NOTES = "Bits per byte and tokens per second: the same small causal language model with each mixer, for the same bytes on one CPU thread (`benchmarks/mixers_small.py`)."
 
 
 def taxonomy(results: Path, pages: Path) -> str:
@@ -23,7 +23,7 @@ def taxonomy(results: Path, pages: Path) -> str:
     measured: dict[str, Any] = json.loads(results.read_text())["rows"] if results.is_file() else {}
     parts = []
     for title, names in (("Core", [n for n in MIXERS if n in CORE]), ("Opponents", [n for n in MIXERS if n not in CORE])):
-        head = "| mixer | class | paper | time | space | causal | state | measured: bits per byte | tokens/s |"
+        head = "| mixer | class | paper | time | space | causal | state | bits per byte | tokens/s |"
         rows = [_row(name, measured.get(name), pages) for name in names]
         parts += [f"## {title}", "", head, "|---" * 9 + "|", *rows, ""]
     return "\n".join([*parts, NOTES])
@@ -35,5 +35,6 @@ def _row(name: str, measured: dict[str, Any] | None, pages: Path) -> str:
     page = next((p for p in (stem, stem.split("_")[0]) if (pages / f"{p}.md").is_file()), None)
     link = f"[`{name}`]({page}.md)" if page else f"`{name}`"
     bits, rate = (f"{measured['valid_bits_per_byte']:.3f}", f"{measured['tokens_per_s']:,.0f}") if measured else ("", "")
-    a = cls.about
-    return f"| {link} | {a.kind} | {a.paper} | {a.time} | {a.space} | {'yes' if cls.supports_causal else 'no'} | {state_growth(name)} | {bits} | {rate} |"
+    kind, time, space = (text.replace("^2", "²") for text in (cls.about.kind, cls.about.time, cls.about.space))
+    paper = cls.about.paper.split(", arXiv")[0]
+    return f"| {link} | {kind} | {paper} | {time} | {space} | {'yes' if cls.supports_causal else 'no'} | {state_growth(name)} | {bits} | {rate} |"
