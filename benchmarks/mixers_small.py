@@ -28,11 +28,11 @@ from tokenmix.models import LM, LMConfig
 from tokenmix.models.blocks import complete_spec
 from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, train
 
-DIM, LAYERS, SEQ_LEN, STEPS, BATCH = 64, 2, 256, 500, 4
+DIM, LAYERS, SEQ_LEN, STEPS, BATCH, LR, INIT_STD = 64, 2, 64, 800, 8, 4e-3, 0.05  # longer sequences stay on the plateau of byte statistics in so few bytes
 RECALL = {"seq_len": 36, "pairs": 6, "vocab": 64}
-RECALL_DIM, RECALL_STEPS, RECALL_BATCH = 64, 600, 64
-INIT_STD = 0.1  # 0.02 leaves both tasks on their plateaus for the whole of so short a run
+RECALL_DIM, RECALL_STEPS, RECALL_BATCH, RECALL_INIT_STD = 64, 600, 64, 0.1  # 0.02 learns nothing in so few steps
 
+TASKS = ("language", "recall")
 OPTIONS: dict[str, dict[str, Any]] = {  # where the defaults do not suit so small a model
     "attention": {"heads": 4},
     "aft_full": {"rank": 32},
@@ -41,7 +41,7 @@ OPTIONS: dict[str, dict[str, Any]] = {  # where the defaults do not suit so smal
     "hydra": {},
     "multihead_linear": {"heads": 4},
     "external": {},
-    "external_multihead": {"heads": 4, "coef": 2},
+    "external_multihead": {"heads": 4, "coef": 2, "slots": 16},
     **{name: {"heads": 4} for name in ("linear", "performer", "rfa", "memory_compressed", "transformer_xl", "compressive", "lambda", "reformer", "routing")},
     **{f"synthesizer_{kind}": {"heads": 4} for kind in ("dense", "random", "factorized_dense", "factorized_random", "mixture")},
     **{name: {"heads": 4, "window": 32} for name in ("local", "longformer")},
@@ -74,7 +74,7 @@ def language(name: str, folder: Path) -> dict[str, Any]:
     """Train the language model on the Python standard library's own sources."""
     model = model_of(name)
     loop = TrainConfig(steps=STEPS, batch_size=BATCH, threads=1, log_every=20, eval_every=STEPS, eval_bytes=40_000, save_every=STEPS, keep=1)
-    config = RunConfig(model, DataConfig(source="stdlib", seq_len=SEQ_LEN), OptimConfig(lr=2e-3, warmup=50, weight_decay=0.1), loop, recipe="mixers_small")
+    config = RunConfig(model, DataConfig(source="stdlib", seq_len=SEQ_LEN), OptimConfig(lr=LR, warmup=50, weight_decay=0.1), loop, recipe="mixers_small")
     end = train(config, folder, verbose=False)
     kept = {key: end[key] for key in ("tokens", "tokens_per_s", "peak_mib", "valid_bits_per_byte")}
     return {**kept, "parameters": sum(p.numel() for p in LM(model).parameters())}
@@ -83,7 +83,7 @@ def language(name: str, folder: Path) -> dict[str, Any]:
 def recall(name: str) -> dict[str, Any]:
     """Train on associative recall. Returns the accuracy on fresh rows and the bytes of one row's state after the whole sequence."""
     torch.manual_seed(0)
-    model = LM(LMConfig(dim=RECALL_DIM, max_len=RECALL["seq_len"], mixers=(spec(name),), layers=2, vocab=RECALL["vocab"], init_std=INIT_STD))
+    model = LM(LMConfig(dim=RECALL_DIM, max_len=RECALL["seq_len"], mixers=(spec(name),), layers=2, vocab=RECALL["vocab"], init_std=RECALL_INIT_STD))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1)
     draw = torch.Generator().manual_seed(0)
     start = time.perf_counter()
@@ -114,11 +114,21 @@ def _state(name: str, T: int) -> int | None:
     return state_bytes(mixer.extend(torch.randn(1, T, RECALL_DIM), mixer.init_state(1))[1])
 
 
-def one(name: str, out: Path) -> None:
-    """Both tasks for one mixer; written when both have ended."""
+def one(name: str, task: str, out: Path) -> None:
+    """One task for one mixer; written when it has ended."""
     torch.set_num_threads(1)
-    found = {"spec": spec(name), **language(name, out / name), **recall(name)}
-    (out / f"{name}.json").write_text(json.dumps(found, indent=1))
+    found = {"spec": spec(name), **(language(name, out / name) if task == "language" else recall(name))}
+    (out / f"{name}.{task}.json").write_text(json.dumps(found, indent=1))
+
+
+def results_of(out: Path) -> dict[str, dict[str, Any]]:
+    """Both tasks of every mixer that has ended them."""
+    rows = {}
+    for name in causal_mixers():
+        parts = [out / f"{name}.{task}.json" for task in TASKS]
+        if all(p.exists() for p in parts):
+            rows[name] = {key: value for p in parts for key, value in json.loads(p.read_text()).items()}
+    return rows
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
@@ -152,7 +162,7 @@ def picture(rows: dict[str, dict[str, Any]], x: str, y: str, labels: tuple[str, 
 
 def collect(out: Path, results: Path) -> None:
     """Write the results of everything that has ended: JSON, table and pictures."""
-    rows = {p.stem: json.loads(p.read_text()) for p in sorted(out.glob("*.json"))}
+    rows = results_of(out)
     for name, rate in train_rates({name: model_of(name) for name in rows}, batch=BATCH, seq_len=SEQ_LEN).items():
         rows[name]["tokens_per_s"] = rate
     env = {"cpu": _cpu(), "threads": 1, "torch": torch.__version__, "python": platform.python_version()}
@@ -178,18 +188,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/mixers_small"))
     parser.add_argument("--only", nargs="*", default=None)
+    parser.add_argument("--task", choices=TASKS)
     parser.add_argument("--results", type=Path)
     args = parser.parse_args()
     if args.results:
         return collect(args.out, args.results)
     args.out.mkdir(parents=True, exist_ok=True)
-    if args.only is not None and len(args.only) == 1:
-        return one(args.only[0], args.out)
+    if args.task:
+        return one(args.only[0], args.task, args.out)
     for name in args.only or causal_mixers():
-        if not (args.out / f"{name}.json").exists():
-            print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
-            subprocess.run([sys.executable, __file__, "--out", str(args.out), "--only", name], check=False)
+        for task in TASKS:
+            if _claimed(args.out / f"{name}.{task}"):
+                print(f"{time.strftime('%H:%M:%S')} {name} {task}", flush=True)
+                subprocess.run([sys.executable, __file__, "--out", str(args.out), "--only", name, "--task", task], check=False)
     return None
+
+
+def _claimed(stem: Path) -> bool:
+    """Whether this process is the one to do it: nobody has, and nobody else is at it. Several may run side by side."""
+    if stem.with_name(stem.name + ".json").exists():
+        return False
+    try:
+        stem.with_name(stem.name + ".claim").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 if __name__ == "__main__":
