@@ -3,9 +3,9 @@
     python benchmarks/aft_table4_small.py --data enwik8.gz --out runs/table4 [--only transformer ...]
     python benchmarks/aft_table4_small.py --out runs/table4 --results benchmarks/results/aft_table4_small.json
 
-Every run is 4 layers x 128 at T = 64 (at 512 such short runs stay on the plateau of byte statistics), sixteen sequences a step, AdamW at a constant rate after its warm-up: so one run is read twice, after TOKENS and after
-SECONDS of training, whichever comes first, and then goes on to the other. Each mixer has a process of its own. Iterations per second are measured anew
-with the results, all models in one process in turns.
+Every run is 4 layers x 128 at T = 64 (at 512 such short runs stay on the plateau of byte statistics), sixteen sequences a step, AdamW at a constant rate
+after its warm-up: so one run is read twice, after STEPS and after SECONDS of training, whichever comes first, and then goes on to the other. Each mixer has
+a process of its own. Iterations per second are measured anew with the results, all models in one process in turns.
 """
 
 from __future__ import annotations

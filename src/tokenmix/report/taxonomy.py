@@ -10,7 +10,7 @@ from .._info import state_growth
 from ..mixers import CORE, MIXERS
 
 MARK = "<!-- mixers -->"
-NOTES = "Bits per byte and tokens per second: the same small causal language model with each mixer, for the same bytes on one CPU thread (`benchmarks/mixers_small.py`)."
+NOTES = "Bits per byte and tokens per second: the same small causal language model with each mixer, on one CPU thread (`benchmarks/mixers_small.py`)."
 
 
 def taxonomy(results: Path, pages: Path) -> str:
