@@ -38,7 +38,7 @@ def catalogue() -> dict[str, Any]:
         }
     recipes = {}
     for name, recipe in RECIPES.items():
-        rows = {row: {"about": r.about, "missing": r.missing(), "printed": r.printed} for row, r in recipe.rows.items()}
+        rows = {row: {"about": r.about, "printed": r.printed} for row, r in recipe.rows.items()}
         recipes[name] = {"about": recipe.about, "default": recipe.default, "sizes": list(SIZES), "rows": rows}
     return {"mixers": mixers, "recipes": recipes, "corpora": CORPORA}
 
@@ -78,8 +78,7 @@ def catalogue_text(found: dict[str, Any]) -> str:
     for name, r in found["recipes"].items():
         lines.append(f"  {name}: {r['about']}; sizes {', '.join(r['sizes'])}")
         for row, entry in r["rows"].items():
-            note = f"  [not available yet: needs the mixer {', '.join(entry['missing'])}]" if entry["missing"] else ""
-            lines.append(f"      --row {row}{' (default)' if row == r['default'] else ''}: {entry['about']}{_printed(entry['printed'])}{note}")
+            lines.append(f"      --row {row}{' (default)' if row == r['default'] else ''}: {entry['about']}{_printed(entry['printed'])}")
     lines.append("corpora")
     lines += [f"  {name}: {about}" for name, about in found["corpora"].items()]
     return "\n".join(lines)
