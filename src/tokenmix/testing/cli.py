@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json as json_text
 import os
 import sys
@@ -13,7 +14,8 @@ from typing import Any
 from torch import nn
 
 from ..errors import MixerError
-from ..mixers import MIXERS
+from ..mixers import MIXERS, mixer_options
+from ..models._json import nearest
 from .plain import must_be_module
 from .report import Report
 from .subject import Subject, is_mixer
@@ -36,6 +38,7 @@ def main_check(target: str, options: dict[str, Any], json: bool = False) -> int:
     """
     given = dict(options)
     cls = _found(target)
+    _check_options(target, given)
     dim = given.pop("dim", DIM) if is_mixer(cls) else given.get("dim", DIM)
     place = {"grid": tuple(given.pop("grid")) if given.get("grid") else None, "prefix": given.pop("prefix", 0)} if is_mixer(cls) else {}
     reports = []
@@ -60,7 +63,9 @@ def _forms(cls: type[nn.Module], options: dict[str, Any]) -> list[dict[str, Any]
 def _found(target: str) -> type[nn.Module]:
     if ":" not in target:
         if target not in MIXERS:
-            raise MixerError(f"check: no mixer is called {target!r}; known: {', '.join(MIXERS)}; a class of your own is package:Class.")
+            raise MixerError(
+                f"check: no mixer is called {target!r}; {nearest(target, MIXERS)}; `tokenmix list` shows all, a class of your own is package:Class."
+            )
         return MIXERS[target]
     package, _, name = target.partition(":")
     with _here_on_path():
@@ -73,11 +78,25 @@ def _found(target: str) -> type[nn.Module]:
     return must_be_module(getattr(module, name))
 
 
+def _check_options(target: str, given: dict[str, Any]) -> None:
+    """Refuse options that a row of ``MIXERS`` does not have, and ask for those it insists on."""
+    if target not in MIXERS:
+        return
+    known = mixer_options(MIXERS[target])
+    for option in given:
+        if option not in (*known, "dim", "grid", "prefix"):
+            raise MixerError(f"check: cannot build {target}: it has no option {option!r}; {nearest(option, known)}.")
+    needed = [option for option, default in known.items() if default is inspect.Parameter.empty and option not in given]
+    if needed:
+        raise MixerError(f"check: cannot build {target}: it needs the option{'s' * (len(needed) > 1)} {', '.join(needed)}; give them with --options.")
+
+
 def _must_build(s: Subject) -> None:
     try:
         s.build()
     except Exception as error:
-        raise MixerError(f"check: cannot build {s.title}: {type(error).__name__}: {_line(error)}") from error
+        kind = "" if isinstance(error, MixerError) else f"{type(error).__name__}: "
+        raise MixerError(f"check: cannot build {s.title}: {kind}{_line(error)}") from error
 
 
 def _line(error: Exception) -> str:
