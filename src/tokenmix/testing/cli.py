@@ -40,7 +40,7 @@ def main_check(target: str, options: dict[str, Any], json: bool = False) -> int:
     cls = _found(target)
     _check_options(target, given)
     dim = given.pop("dim", DIM) if is_mixer(cls) else given.get("dim", DIM)
-    place = {"grid": tuple(given.pop("grid")) if given.get("grid") else None, "prefix": given.pop("prefix", 0)} if is_mixer(cls) else {}
+    place = _place(target, given) if is_mixer(cls) else {}
     reports = []
     for form in _forms(cls, given):
         s = find_subject(cls, form, dim=dim, seed=0, **place)
@@ -78,6 +78,16 @@ def _found(target: str) -> type[nn.Module]:
     return must_be_module(getattr(module, name))
 
 
+def _place(target: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Take ``grid`` and ``prefix`` out of the options."""
+    grid, prefix = given.pop("grid", None), given.pop("prefix", 0)
+    if grid is not None and not (isinstance(grid, list) and grid and all(type(n) is int and n > 0 for n in grid)):
+        raise MixerError(f"check: {target}: grid is a list of positive sizes such as [4, 5], got {grid!r}.")
+    if type(prefix) is not int or prefix < 0:
+        raise MixerError(f"check: {target}: prefix is the number of tokens before the grid, got {prefix!r}.")
+    return {"grid": tuple(grid) if grid else None, "prefix": prefix}
+
+
 def _check_options(target: str, given: dict[str, Any]) -> None:
     """Refuse options that a row of ``MIXERS`` does not have, and ask for those it insists on."""
     if target not in MIXERS:
@@ -93,10 +103,19 @@ def _check_options(target: str, given: dict[str, Any]) -> None:
 
 def _must_build(s: Subject) -> None:
     try:
-        s.build()
+        built: Any = s.build()
     except Exception as error:
         kind = "" if isinstance(error, MixerError) else f"{type(error).__name__}: "
         raise MixerError(f"check: cannot build {s.title}: {kind}{_line(error)}") from error
+    if not is_mixer(s.cls):
+        return
+    if s.grid is not None and not built.capabilities.grid:
+        raise MixerError(f"check: {s.title}: mixes a sequence as it was built and takes no grid; leave grid and prefix out of --options.")
+    if s.grid is None and built.capabilities.grid:
+        try:
+            s.call(built, s.x())
+        except MixerError as error:
+            raise MixerError(f'check: {_line(error)} Give one in --options, such as "grid": [4, 5].') from error
 
 
 def _line(error: Exception) -> str:
