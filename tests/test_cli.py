@@ -13,6 +13,7 @@ import pytest
 
 import tokenmix
 from tokenmix import MIXERS, MixerError, cli
+from tokenmix._costs import si, size
 
 TINY = ["--row", "attention", "--model.dim", "16", "--model.max_len", "32", "--data.seq_len=32", "--train.steps", "4", "--train.batch_size", "2"]
 SPEED = ["--train.eval-bytes", "300", "--train.sample_bytes", "4", "--train.save_every", "2", "--model.layers", "1", "--train.threads", "1"]
@@ -75,12 +76,13 @@ def test_list(capsys):
     assert cli.main(["list"]) == 0
     text = capsys.readouterr().out
     assert all(f"  {name} [" in text for name in MIXERS)
+    assert max(len(line) for line in text.splitlines()) <= 120
+    assert "``" not in text
     assert all(f"  {name}: " in text for name in ("text", "aft_enwik8", "stdlib"))
     assert found["mixers"]["aft_simple"]["state"] == "constant"
     assert found["mixers"]["attention"]["state"] == "grows with T"
     assert {m["tier"] for m in found["mixers"].values()} <= {"core", "opponent"}
     assert all(m["paper"] and m["kind"] and m["time"] and m["space"] for m in found["mixers"].values())
-    assert "not available yet: needs the mixer reformer" in text or "reformer" in MIXERS
 
 
 def test_list_cost(capsys):
@@ -93,18 +95,41 @@ def test_list_cost(capsys):
     assert cli.main(["list", "--cost", "512"]) == 0
     text = capsys.readouterr().out
     assert all(f"\n{name} " in text for name in MIXERS)
+    assert max(len(line) for line in text.splitlines()) <= 140
+    assert len({len(line) for line in text.splitlines()[2:]}) == 1  # every row as wide as the heading
     assert cli.main(["list", "--cost", "0"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("n", "flops", "byte"),
+    [
+        (0, "0", "0 B"),
+        (999, "999", "999 B"),
+        (1536, "1.54 k", "1.50 KiB"),
+        (999_600, "1.00 M", "976 KiB"),
+        (15e9, "15.0 G", "14.0 GiB"),
+        (5e15, "5000 T", "4656613 GiB"),
+    ],
+)
+def test_costs_are_written_in_three_figures(n, flops, byte):
+    assert (si(n), size(n)) == (flops, byte)
 
 
 def test_list_prints_exceptions(capsys, monkeypatch):
     monkeypatch.setattr(MIXERS["aft_simple"], "exceptions", {"fp16": "a reason"})
     assert cli.main(["list"]) == 0
-    assert "exception: fp16: a reason" in capsys.readouterr().out
+    assert "except  fp16: a reason" in capsys.readouterr().out
+    monkeypatch.setattr(MIXERS["aft_simple"], "exceptions", {"fp16": "a reason", "bf16": "a reason"})
+    assert cli.main(["list"]) == 0
+    assert "except  fp16, bf16: a reason" in capsys.readouterr().out
 
 
 def test_doctor(capsys, monkeypatch):
     assert cli.main(["doctor"]) == 0
-    assert "all well" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert f"{len(MIXERS)} mixers" in text
+    assert "all well" in text
+    assert max(len(line) for line in text.splitlines()) <= 120
     assert cli.main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["broken"] == []
@@ -157,6 +182,14 @@ def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
         (["sample", "RUN", "--temperature", "-1"], "temperature"),
         (["check", "attention", "--options", "{heads: 2}"], "not JSON"),
         (["check", "attention", "--options", "[2]"], "must be a JSON object"),
+        (["check", "atention"], "nearest: attention"),
+        (["check", "attention", "--options", '{"heds": 2}'], "has no option 'heds'; nearest: heads"),
+        (["check", "aft_local"], "needs the options max_len, window"),
+        (["check", "set", "--options", '{"grid": 4}'], "grid is a list of positive sizes"),
+        (["check", "set", "--options", '{"grid": [4, 2]}'], "takes no grid"),
+        (["check", "pooling", "--options", '{"ndim": 2, "causal": false}'], 'Give one in --options, such as "grid": [4, 5]'),
+        (["check", "set", "--options", '{"grid": [4], "prefix": "x"}'], "prefix is the number of tokens"),
+        (["check", "attention", "--options", '{"heads": 3}'], "heads=3 must divide dim=16"),
         (["report", "OUT"], "not a run directory"),
     ],
 )

@@ -125,7 +125,13 @@ def test_bad_configs_are_refused(change, words):
 
 
 @pytest.mark.parametrize(
-    ("spec", "words"), [({"name": "atention"}, "nearest: attention"), ({"heads": 2}, "with a name"), ({"name": "attention", "causal": True}, "the model sets")]
+    ("spec", "words"),
+    [
+        ({"name": "fourier"}, "fourier has no causal form, which this model needs"),
+        ({"name": "atention"}, "nearest: attention"),
+        ({"heads": 2}, "with a name"),
+        ({"name": "attention", "causal": True}, "the model sets"),
+    ],
 )
 def test_bad_specs_are_refused(spec, words):
     with pytest.raises(MixerError, match=words):

@@ -8,11 +8,12 @@ import re
 import pytest
 import torch
 
-from run_dirs import SPECS, tiny_run
+from run_dirs import KINDS, SPECS, tiny_run
 from tokenmix import MixerError, build_mixer
 from tokenmix.report import Table, read_run, write_report
 from tokenmix.report.biases import filters, pair_bias
 from tokenmix.report.checks import check_page
+from tokenmix.report.figures import colour_range
 from tokenmix.report.runs import readable
 from tokenmix.report.tables import number, size
 
@@ -49,6 +50,15 @@ def test_page_shows_curves_tables_samples_biases_and_facts(page, runs):
     assert text.count("Line chart of training loss") == 2
     assert text.count("Heat map of exp(w) - 1 over pairs of positions") == 2
     assert text.count("Heat map of exp(w) - 1 over taps") == 1
+
+
+def test_a_page_of_mixers_of_every_kind(tmp_path):
+    page = write_report([tiny_run(tmp_path, name) for name in KINDS], tmp_path / "kinds.html")
+    assert check_page(page) == []
+    text = page.read_text()
+    for name in KINDS:
+        assert len(re.findall(rf'alt="Heat map of the effective attention of layer 0 of {name}, [^"]*', text)) >= 1
+        assert f'<th scope="row">{name}</th>' in text
 
 
 def test_a_run_cut_anywhere_is_read_as_far_as_it_got(runs, tmp_path):
@@ -126,6 +136,22 @@ def test_filters_of_any_dimension_make_a_matrix(ndim, shape):
     assert filters(mixer).shape == shape
     head = mixer.kernel()[0].detach().double()
     assert filters(mixer).nan_to_num(1e9).min() <= torch.expm1(head if ndim < 3 else head[1]).min()
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ([0.0, 0.0], (0.0, 1.0, "neither")),
+        ([1.0, 1.0, 0.0], (0.0, 1.0, "neither")),
+        ([-2.0, 2.0, float("nan")], (-2.0, 2.0, "neither")),
+        ([0.1] * 99 + [7.0], (0.0, 0.1, "max")),
+        ([0.1] * 198 + [-7.0, 7.0], (-0.1, 0.1, "both")),
+        ([0.1] * 99 + [-7.0], (-0.1, 0.1, "min")),
+    ],
+)
+def test_a_few_large_values_do_not_take_all_colours(values, found):
+    low, high, beyond = colour_range(torch.tensor(values))
+    assert (pytest.approx(low), pytest.approx(high), beyond) == found
 
 
 GOOD = "<!doctype html><html><head><title>t</title></head><body><h1>h</h1><table><tr><td>1</td></tr></table>{}</body></html>"

@@ -8,8 +8,6 @@ from ._info import usual
 from .errors import MixerError
 from .mixers import CORE, MIXERS
 
-MIB = 2.0**20
-
 
 def costs(T: int, dim: int) -> dict[str, dict[str, Any]]:
     """Name -> FLOPs, parameters and bytes for one sequence of T tokens, in the causal form where there is one; cheapest mixing first."""
@@ -35,22 +33,31 @@ def tier(name: str) -> str:
 
 def costs_text(found: dict[str, dict[str, Any]], T: int, dim: int) -> str:
     """The table for reading."""
-    lines = [f"one sequence of T = {T} tokens, dim = {dim}, default options, causal where there is a causal form; FLOPs count a multiply and an add as two"]
-    lines.append(f"{'mixer':30} {'mixing':>12} {'projections':>12} {'parameters':>12} {'kept for backward':>18} {'state':>12}")
+    lines = [f"one sequence of T = {T:,} tokens, dim = {dim}, float32, default options, causal where there is a causal form; cheapest mixing first"]
+    lines.append("mixing, projections: FLOPs, a multiply and an add count as two; kept: bytes for backward; state: bytes of streaming state after T tokens")
+    lines.append(f"{'mixer':30} {'tier':9} {'form':13} {'mixing':>9} {'projections':>12} {'parameters':>11} {'kept':>10} {'state':>10}")
     for name, e in found.items():
         if "missing" in e:
             lines.append(f"{name:30} {e['missing']}")
             continue
-        state = f"{e['state'] / 1024:.1f} KiB" if e["state"] else "-"
-        kept = f"{e['activations'] / MIB:.1f} MiB"
-        lines.append(f"{name:30} {si(e['mixing']):>12} {si(e['projections']):>12} {si(e['parameters']):>12} {kept:>18} {state:>12}")
+        form, state = ("causal", size(e["state"])) if e["causal"] else ("bidirectional", "-")
+        numbers = f"{si(e['mixing']):>9} {si(e['projections']):>12} {si(e['parameters']):>11} {size(e['activations']):>10} {state:>10}"
+        lines.append(f"{name:30} {e['tier']:9} {form:13} {numbers}")
     return "\n".join(lines)
 
 
+def size(n: float) -> str:
+    """Bytes with three figures, powers of 1024: 1536 -> "1.50 KiB"."""
+    return f"{n:.0f} B" if n < 1000 else _three(n / 1024, 1024, (" KiB", " MiB", " GiB"))
+
+
 def si(n: float) -> str:
-    """1234567 -> "1.23 M"."""
-    for unit in ("", " k", " M", " G", " T"):
-        if n < 1000 or unit == " T":
-            return f"{n:.3g}{unit}"
-        n /= 1000
-    raise AssertionError
+    """Three figures: 1234567 -> "1.23 M"."""
+    return f"{n:.0f}" if n < 1000 else _three(n / 1000, 1000, (" k", " M", " G", " T"))
+
+
+def _three(n: float, step: int, units: tuple[str, ...]) -> str:
+    """n in the first unit that keeps it below a thousand."""
+    while n >= 999.5 and len(units) > 1:
+        n, units = n / step, units[1:]
+    return f"{n:.{2 if n < 9.995 else 1 if n < 99.95 else 0}f}{units[0]}"

@@ -6,6 +6,7 @@ import importlib.metadata
 import inspect
 import os
 import platform
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 EXTRAS = {"train": ("numpy", "tyro", "pyyaml", "rich", "safetensors"), "plot": ("numpy", "matplotlib", "jinja2")}
 TRIAL = {"max_len": 16, "window": 4, "heads": 2, "kernel_size": 3}  # for options a mixer insists on
 TORCH_NEEDED = (2, 9)
+WIDTH = 120  # of lines on a terminal
 FIX = "reinstall tokenmix and torch, or report this with the output of `tokenmix doctor --json`"
 
 
@@ -38,7 +40,7 @@ def catalogue() -> dict[str, Any]:
         }
     recipes = {}
     for name, recipe in RECIPES.items():
-        rows = {row: {"about": r.about, "missing": r.missing(), "printed": r.printed} for row, r in recipe.rows.items()}
+        rows = {row: {"about": r.about, "printed": r.printed} for row, r in recipe.rows.items()}
         recipes[name] = {"about": recipe.about, "default": recipe.default, "sizes": list(SIZES), "rows": rows}
     return {"mixers": mixers, "recipes": recipes, "corpora": CORPORA}
 
@@ -68,25 +70,41 @@ def usual(name: str, dim: int, *, T: int, causal: bool | None = None) -> Mixer:
 
 def catalogue_text(found: dict[str, Any]) -> str:
     """The catalogue for reading."""
-    lines = ["mixers"]
+    lines = ["mixers, with what they need and can; an option without a value must be given"]
     for name, m in found["mixers"].items():
-        options = ", ".join(k if v == "required" else f"{k}={v!r}" for k, v in m["options"].items())
-        lines += [f"  {name} [{m['tier']}]: {m['about']}", f"      paper: {m['paper'] or 'none given'}; {m['kind']}"]
-        lines += [f"      time {m['time']}, space {m['space']}, state: {m['state']}", f"      can: {', '.join(m['can'])}", f"      options: {options}"]
-        lines += [f"      exception: {promise}: {reason}" for promise, reason in m["exceptions"].items()]
+        lines += _mixer_lines(name, m)
     lines.append("recipes")
     for name, r in found["recipes"].items():
         lines.append(f"  {name}: {r['about']}; sizes {', '.join(r['sizes'])}")
         for row, entry in r["rows"].items():
-            note = f"  [not available yet: needs the mixer {', '.join(entry['missing'])}]" if entry["missing"] else ""
-            lines.append(f"      --row {row}{' (default)' if row == r['default'] else ''}: {entry['about']}{_printed(entry['printed'])}{note}")
+            lines.append(f"      --row {row}{' (default)' if row == r['default'] else ''}: {entry['about']}{_printed(entry['printed'])}")
     lines.append("corpora")
     lines += [f"  {name}: {about}" for name, about in found["corpora"].items()]
     return "\n".join(lines)
 
 
+def _mixer_lines(name: str, m: dict[str, Any]) -> list[str]:
+    """One mixer, a line or more for each of its facts."""
+    options = ", ".join(k if v == "required" else f"{k}={v!r}" for k, v in m["options"].items())
+    facts = [("paper", m["paper"] or "none given"), ("kind", m["kind"]), ("cost", f"time {m['time']}; space {m['space']}; state: {m['state']}")]
+    facts += [("can", ", ".join(m["can"])), ("options", options)]
+    promises: dict[str, list[str]] = {}
+    for promise, reason in m["exceptions"].items():
+        promises.setdefault(reason, []).append(promise)
+    facts += [("except", f"{', '.join(kept)}: {reason}") for reason, kept in promises.items()]
+    return [
+        *_wrapped(f"  {name} [{m['tier']}]: ", m["about"].replace("``", "`"), 6),
+        *(part for fact in facts for part in _wrapped(f"      {fact[0]:8}", fact[1], 14)),
+    ]
+
+
+def _wrapped(label: str, text: str, indent: int) -> list[str]:
+    """Label and text in lines of a terminal's width."""
+    return textwrap.wrap(text, WIDTH, initial_indent=label, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+
+
 def _printed(numbers: dict[str, float]) -> str:
-    return f", the paper has {numbers['test']} bits per character on test" if "test" in numbers else ""
+    return f"; paper, test: {numbers['test']:.3f} bits per character" if "test" in numbers else ""
 
 
 def diagnose() -> dict[str, Any]:
@@ -156,13 +174,14 @@ def diagnosis_text(found: dict[str, Any]) -> str:
         f"threads  {found['threads']} on {found['cores']} cores",
         f"gpu      {found['gpu'] or 'none: everything runs on the CPU'}",
         f"triton   {found['triton'] or 'not installed, not needed'}",
-        f"backend  {found['backend']['default']}; rule of {found['backend']['rule']}",
+        *_wrapped("backend  ", f"{found['backend']['default']}; rule of {found['backend']['rule']}", 9),
     ]
     for extra, packages in found["extras"].items():
         missing = [p for p, version in packages.items() if version is None]
         have = ", ".join(f"{p} {version}" for p, version in packages.items() if version)
         lines.append(f"extra    {extra}: {have}" + (f"; missing {', '.join(missing)}: pip install 'tokenmix[{extra}]'" if missing else ""))
-    good = [name for name, outcome in found["forward"].items() if outcome == "ok"]
-    lines.append(f"forward  {len(good)} of {len(found['forward'])} ok: {', '.join(good)}")
+    good = sum(outcome == "ok" for outcome in found["forward"].values())
+    mixers = len({label.split()[0] for label in found["forward"]})
+    lines.append(f"forward  {good} of {len(found['forward'])} ok: {mixers} mixers, bidirectional and, where they can be, causal")
     lines += [f"BROKEN   {what}" for what in found["broken"]]
     return "\n".join([*lines, "something is broken, see above" if found["broken"] else "all well"])

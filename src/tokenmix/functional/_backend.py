@@ -15,7 +15,7 @@ import torch
 from ..errors import MixerError
 
 BACKENDS = ("auto", "eager", "cpu", "triton")
-RULE = "auto: softmax attention on torch SDPA (plain matrix products in float64 and on export), every AFT function on its eager torch form"
+RULE = "auto: softmax attention on torch SDPA (plain matrix products in float64 and on export), everything else on its eager torch form"
 _default = os.environ.get("TOKENMIX_BACKEND", "auto")  # a plain global: torch.compile can guard on it
 
 

@@ -130,6 +130,9 @@ class Mixer(nn.Module, ABC):
     def init_parameters(self) -> None:
         """Initialise the parameters the mixer owns itself; called last by ``__init__`` and ``reset_parameters``."""
 
+    def start_copies(self) -> None:
+        """Make parameters that start as copies of others equal to them; whoever draws those others anew, as a model does, calls this after."""
+
     def forward(
         self,
         x: Tensor,

@@ -96,6 +96,9 @@ class Longformer(Mixer):
         self.init_parameters()
 
     def init_parameters(self):
+        self.start_copies()
+
+    def start_copies(self):
         """The global projections start equal to the others, as in the paper."""
         with torch.no_grad():
             for name in "qkv":

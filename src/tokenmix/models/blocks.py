@@ -37,9 +37,12 @@ class Block(nn.Module):
         super().__init__()
         if norm not in NORMS:
             raise MixerError(f"Block: norm={norm!r} is unknown; choose 'pre' or 'post'.")
+        spec = complete_spec(spec, max_len)
+        if causal and spec["name"] in MIXERS and not MIXERS[spec["name"]].supports_causal:
+            raise MixerError(f"Block: {spec['name']} has no causal form, which this model needs; `tokenmix list` says which mixers have one.")
         self.pre = norm == "pre"
         self.mixer_norm, self.mlp_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.mixer = build_mixer(dim=dim, causal=causal, **complete_spec(spec, max_len))
+        self.mixer = build_mixer(dim=dim, causal=causal, **spec)
         self.mlp = MLP(dim, mlp_ratio)
         self.dropout = nn.Dropout(dropout)
 

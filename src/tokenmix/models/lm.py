@@ -31,7 +31,8 @@ class LMConfig:
         norm: "pre" (a last norm before the head) or "post".
         positions: "learned" vectors added to the embedding, or None.
         tied: the head shares the embedding's weight.
-        init_std: of embeddings and linear weights; those that write to the residual stream are divided by sqrt(2 layers).
+        init_std: of embeddings, of the weights of MLPs and of the mixers' q_proj, k_proj, v_proj and out_proj; those that write to the residual stream
+            are divided by sqrt(2 layers). What else a mixer has starts as its own page says.
     """
 
     dim: int
@@ -129,6 +130,7 @@ class LM(nn.Module):
         for name, child in block.mixer.named_children():
             if name in PROJECTIONS and isinstance(child, nn.Linear):
                 _init_linear(child, residual_std if name == "out_proj" else std)
+        block.mixer.start_copies()
         _init_linear(block.mlp.up, std)
         _init_linear(block.mlp.down, residual_std)
 

@@ -2,8 +2,9 @@
 
 From the paper: 24 layers x 256 (or 12 x 512), MLP x4, pre-norm, learned positions, T = 1024, window 32, rank 256, AdamW at 3e-3 with the warm-up schedule of
 Vaswani et al., weight decay 0.5 on linear weights, dropout 0.1, batch 128, 100 epochs. Not in the paper: the length of the warm-up (4000 here, as in
-Vaswani et al.), AdamW's betas (torch's defaults), gradient clipping (none there; 1.0 here). ``gpu`` is the paper's model for 20,000 steps of 32,768 bytes
-in bf16; ``smoke`` shows that a row runs, 4 layers x 64 for about a minute, and says nothing about the paper.
+Vaswani et al.), AdamW's betas (torch's defaults), gradient clipping (none there; 1.0 here), Reformer's hashing (16 buckets, chunks of 64, 4 rounds here),
+Performer's features (e ln e here, never drawn anew), the Synthesizer's hidden layer (as wide as a head here). ``gpu`` is the paper's model for 20,000 steps of
+32,768 bytes in bf16; ``smoke`` shows that a row runs, 4 layers x 64 for about a minute, and says nothing about the paper.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ OTHERS: dict[str, tuple[dict[str, Any], int, int, float, float, float, float]] =
     # Table 4: row -> (spec, layers, dim, train, test, iterations per second, GB per GPU on 8 V100)
     "transformer_12x512": ({"name": "attention", "heads": 8}, 12, 512, 0.977, 1.137, 1.42, 29.4),
     "transformer_24x256": ({"name": "attention", "heads": 4}, 24, 256, 1.039, 1.130, 1.57, 28.3),
-    "reformer_12x512": ({"name": "reformer", "heads": 8}, 12, 512, 1.04, 1.195, 1.05, 20.9),
+    "reformer_12x512": ({"name": "reformer", "heads": 8, "buckets": 16, "chunk": 64, "rounds": 4}, 12, 512, 1.04, 1.195, 1.05, 20.9),
     "synthesizer_dense_12x512": ({"name": "synthesizer_dense", "heads": 8}, 12, 512, 0.994, 1.298, 1.49, 29.9),
     "linear_transformer_12x512": ({"name": "linear", "heads": 8}, 12, 512, 0.981, 1.207, 1.46, 10.6),
     "performer_12x512": ({"name": "performer", "heads": 8}, 12, 512, 1.002, 1.199, 1.44, 10.1),

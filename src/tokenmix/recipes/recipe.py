@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import MixerError
-from ..mixers import MIXERS
 from ..models._json import nearest
 from ..train.config import RunConfig
 
@@ -31,10 +30,6 @@ class Row:
     seq_len: int
     printed: dict[str, float] = field(default_factory=dict)
 
-    def missing(self) -> list[str]:
-        """Names of mixers this version does not have."""
-        return sorted({spec["name"] for spec in self.mixers} - set(MIXERS))
-
 
 @dataclass(frozen=True)
 class Recipe:
@@ -47,16 +42,12 @@ class Recipe:
     build: Callable[[Row, str], RunConfig]
 
     def config(self, row: str | None = None, size: str = "smoke") -> RunConfig:
-        """The RunConfig of a row at a size; refused where its mixer is not in this version."""
+        """The RunConfig of a row at a size."""
         row = row or self.default
         if row not in self.rows:
             raise MixerError(f"recipe {self.name} has no row {row!r}; {nearest(row, self.rows)}.")
         if size not in SIZES:
             raise MixerError(f"recipe {self.name} has no size {size!r}; choose one of {', '.join(SIZES)}.")
-        missing = self.rows[row].missing()
-        if missing:
-            ready = [name for name, other in self.rows.items() if not other.missing()]
-            raise MixerError(f"recipe {self.name}: row {row} is not available yet, it needs the mixer {', '.join(missing)}; available: {', '.join(ready)}.")
         config = self.build(self.rows[row], size)
         return RunConfig(config.model, config.data, config.optim, config.train, recipe=self.name, row=row, size=size)
 

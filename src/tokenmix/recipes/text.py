@@ -14,6 +14,19 @@ ROWS = {
     "aft_simple": Row("AFT-simple", ({"name": "aft_simple"},), 24, 512, 1024),
     "aft_full": Row("AFT-full, factorised bias", ({"name": "aft_full", "rank": 128},), 24, 512, 1024),
     "aft_conv": Row("causal AFT-conv, 16 heads, filters of 31", ({"name": "aft_conv", "heads": 16, "kernel_size": 31},), 24, 512, 1024),
+    "hydra": Row("Hydra attention, cosine kernel", ({"name": "hydra"},), 24, 512, 1024),
+    "multihead_linear": Row("linear attention with Hydra's kernel, 8 heads", ({"name": "multihead_linear", "heads": 8},), 24, 512, 1024),
+    "external": Row("external attention, 64 slots", ({"name": "external", "slots": 64},), 24, 512, 1024),
+    "external_multihead": Row("external attention as in EAMLP, 8 heads widened 4 times", ({"name": "external_multihead", "heads": 8},), 24, 512, 1024),
+    "linear": Row("linear attention, elu + 1", ({"name": "linear", "heads": 8},), 24, 512, 1024),
+    "performer": Row("Performer, positive orthogonal features", ({"name": "performer", "heads": 8},), 24, 512, 1024),
+    "rfa": Row("random feature attention with gates", ({"name": "rfa", "heads": 8, "gate": True},), 24, 512, 1024),
+    "synthesizer_dense": Row("Synthesizer, dense", ({"name": "synthesizer_dense", "heads": 8},), 24, 512, 1024),
+    "synthesizer_random": Row("Synthesizer, random", ({"name": "synthesizer_random", "heads": 8},), 24, 512, 1024),
+    "synthesizer_factorized_dense": Row("Synthesizer, factorised dense", ({"name": "synthesizer_factorized_dense", "heads": 8},), 24, 512, 1024),
+    "synthesizer_factorized_random": Row("Synthesizer, factorised random", ({"name": "synthesizer_factorized_random", "heads": 8},), 24, 512, 1024),
+    "synthesizer_mixture": Row("Synthesizer, random + dot products", ({"name": "synthesizer_mixture", "heads": 8},), 24, 512, 1024),
+    "local": Row("softmax attention in a window of 128", ({"name": "local", "window": 128, "heads": 8},), 24, 512, 1024),
     "hybrid": Row("three AFT-local layers, then one of attention", (LOCAL, LOCAL, LOCAL, ATTENTION), 24, 512, 1024),
 }
 
@@ -35,4 +48,4 @@ def build(row: Row, size: str) -> RunConfig:
     return RunConfig(model, DataConfig(seq_len=row.seq_len), OptimConfig(lr=6e-4, warmup=2000), loop)
 
 
-RECIPE = Recipe("text", "a byte language model on any text, one row per mixer", ROWS, "aft_local", build)
+RECIPE = Recipe("text", "a byte language model on any text, one row for each mixer of the core", ROWS, "aft_local", build)

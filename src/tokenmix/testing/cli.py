@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json as json_text
 import os
 import sys
@@ -13,7 +14,8 @@ from typing import Any
 from torch import nn
 
 from ..errors import MixerError
-from ..mixers import MIXERS
+from ..mixers import MIXERS, mixer_options
+from ..models._json import nearest
 from .plain import must_be_module
 from .report import Report
 from .subject import Subject, is_mixer
@@ -36,8 +38,9 @@ def main_check(target: str, options: dict[str, Any], json: bool = False) -> int:
     """
     given = dict(options)
     cls = _found(target)
+    _check_options(target, given)
     dim = given.pop("dim", DIM) if is_mixer(cls) else given.get("dim", DIM)
-    place = {"grid": tuple(given.pop("grid")) if given.get("grid") else None, "prefix": given.pop("prefix", 0)} if is_mixer(cls) else {}
+    place = _place(target, given) if is_mixer(cls) else {}
     reports = []
     for form in _forms(cls, given):
         s = find_subject(cls, form, dim=dim, seed=0, **place)
@@ -60,7 +63,9 @@ def _forms(cls: type[nn.Module], options: dict[str, Any]) -> list[dict[str, Any]
 def _found(target: str) -> type[nn.Module]:
     if ":" not in target:
         if target not in MIXERS:
-            raise MixerError(f"check: no mixer is called {target!r}; known: {', '.join(MIXERS)}; a class of your own is package:Class.")
+            raise MixerError(
+                f"check: no mixer is called {target!r}; {nearest(target, MIXERS)}; `tokenmix list` shows all, a class of your own is package:Class."
+            )
         return MIXERS[target]
     package, _, name = target.partition(":")
     with _here_on_path():
@@ -73,11 +78,44 @@ def _found(target: str) -> type[nn.Module]:
     return must_be_module(getattr(module, name))
 
 
+def _place(target: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Take ``grid`` and ``prefix`` out of the options."""
+    grid, prefix = given.pop("grid", None), given.pop("prefix", 0)
+    if grid is not None and not (isinstance(grid, list) and grid and all(type(n) is int and n > 0 for n in grid)):
+        raise MixerError(f"check: {target}: grid is a list of positive sizes such as [4, 5], got {grid!r}.")
+    if type(prefix) is not int or prefix < 0:
+        raise MixerError(f"check: {target}: prefix is the number of tokens before the grid, got {prefix!r}.")
+    return {"grid": tuple(grid) if grid else None, "prefix": prefix}
+
+
+def _check_options(target: str, given: dict[str, Any]) -> None:
+    """Refuse options that a row of ``MIXERS`` does not have, and ask for those it insists on."""
+    if target not in MIXERS:
+        return
+    known = mixer_options(MIXERS[target])
+    for option in given:
+        if option not in (*known, "dim", "grid", "prefix"):
+            raise MixerError(f"check: cannot build {target}: it has no option {option!r}; {nearest(option, known)}.")
+    needed = [option for option, default in known.items() if default is inspect.Parameter.empty and option not in given]
+    if needed:
+        raise MixerError(f"check: cannot build {target}: it needs the option{'s' * (len(needed) > 1)} {', '.join(needed)}; give them with --options.")
+
+
 def _must_build(s: Subject) -> None:
     try:
-        s.build()
+        built: Any = s.build()
     except Exception as error:
-        raise MixerError(f"check: cannot build {s.title}: {type(error).__name__}: {_line(error)}") from error
+        kind = "" if isinstance(error, MixerError) else f"{type(error).__name__}: "
+        raise MixerError(f"check: cannot build {s.title}: {kind}{_line(error)}") from error
+    if not is_mixer(s.cls):
+        return
+    if s.grid is not None and not built.capabilities.grid:
+        raise MixerError(f"check: {s.title}: mixes a sequence as it was built and takes no grid; leave grid and prefix out of --options.")
+    if s.grid is None and built.capabilities.grid:
+        try:
+            s.call(built, s.x())
+        except MixerError as error:
+            raise MixerError(f'check: {_line(error)} Give one in --options, such as "grid": [4, 5].') from error
 
 
 def _line(error: Exception) -> str:

@@ -105,14 +105,16 @@ class Trainer:
         """One update from one batch, in ``accumulate`` parts."""
         config = self.config
         inputs, targets = self.sampler.batch(self.progress.step)
-        parts = config.train.accumulate
+        parts, weight = config.train.accumulate, config.optim.aux_weight
+        self.aux = {}
         for x, y in zip(inputs.chunk(parts), targets.chunk(parts), strict=True):
             x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
             with aux_losses() as extra, autocast(self.device, config.train.precision):
                 logits = self.forward(x)
             loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), y.flatten()) / parts
-            self.aux = {name: value.detach() for name, value in extra.items()}
-            (loss + config.optim.aux_weight / parts * sum(extra.values())).backward()
+            for name, value in extra.items():
+                self.aux[name] = self.aux.get(name, 0) + value.detach() / parts
+            (loss + weight / parts * sum(extra.values()) if weight else loss).backward()
             self.loss_sum += loss.detach()
         if config.optim.clip:
             nn.utils.clip_grad_norm_(self.model.parameters(), config.optim.clip)
