@@ -25,8 +25,18 @@ EPS = 1e-6  # keeps the gradient at a zero token below 1000, which float16 can h
 BLOCK = 64  # tokens whose pairs are weighed directly in the causal form; the result does not depend on it
 Past = tuple[Tensor, ...]
 SoftmaxPast = tuple[Tensor, Tensor, Tensor]
+
+
+def _cosine(x: Tensor, eps: float) -> Tensor:
+    """x / sqrt(|x|^2 + eps), a long token in units in which its square is finite; without eps a token too short to be squared counts as zero."""
+    unit = x.detach().abs().amax(-1, keepdim=True).clamp_min(1.0)
+    x = x / unit
+    square = x.square().sum(-1, keepdim=True) + eps / unit.square()
+    return x * torch.where(square > 0, square, 1.0).rsqrt()
+
+
 MAPS: dict[str, Callable[[Tensor, float], Tensor]] = {
-    "cosine": lambda x, eps: x * (x.square().sum(-1, keepdim=True) + eps).rsqrt(),
+    "cosine": _cosine,
     "elu": lambda x, eps: torch.where(x > 0, x + 1, torch.exp(x.clamp_max(0))),  # elu(x) + 1 would round exp(x) away
     "sigmoid": lambda x, eps: torch.sigmoid(x),
     "tanh": lambda x, eps: torch.tanh(x),

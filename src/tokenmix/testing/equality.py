@@ -276,6 +276,9 @@ def pairs_with_nothing_to_attend(s: Subject) -> None:
     if mixer.capabilities.context:
         out = s.call(mixer, x, x[:, :0])
         same(out, mixer.out_proj(zero).expand_as(out), "over a context of length 0 the output is not out_proj(0)", scale=1.0, seed=s.seed)
+        if s.cls.supports_streaming:  # type: ignore[attr-defined]
+            out, _ = mixer.extend(x, mixer.init_state(2, context=x[:, :0]))
+            same(out, mixer.out_proj(zero).expand_as(out), "streaming over a context of length 0 is not out_proj(0)", scale=1.0, seed=s.seed)
 
 
 def every_parameter_learns(s: Subject) -> None:
