@@ -208,7 +208,8 @@ def copied(args: tuple, dtype: torch.dtype) -> tuple:
 
 def near(got: Tensor, want: Tensor, most: float | Tensor, what: str) -> None:
     """Finite, and nowhere more than ``most`` away."""
-    assert got.shape == want.shape and bool(got.isfinite().all()), f"{what}: not finite, or of shape {tuple(got.shape)} for {tuple(want.shape)}"
+    assert got.shape == want.shape, f"{what}: of shape {tuple(got.shape)}, not {tuple(want.shape)}"
+    assert bool(got.isfinite().all()), f"{what}: not finite"
     off = (got - want).detach().abs()
     assert bool((off <= most).all()), f"{what}: off by {float(off.max()):.3g}, at most {float(torch.as_tensor(most).min()):.3g} allowed"
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
+from ._checks import check_eps
 from ._sums import DEAD, FLOOR, SCAN, SCAN_JUMP, Sums, delay, merge, risen, scan
 from .aft_chunk import absorb as absorb_features
 from .aft_chunk import aft_simple_chunk, read_past
@@ -46,13 +47,14 @@ MAPS: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 
 
-def check_feature(feature: str, normalise: bool, who: str) -> tuple[str, str]:
+def check_feature(who: str, feature: str, normalise: bool, eps: float) -> tuple[str, str]:
     """The names of the query's and the key's map."""
     names = feature.split("/") if isinstance(feature, str) else []
     if len(names) not in (1, 2) or any(n not in MAPS for n in names):
         raise MixerError(f"{who}: feature={feature!r} is unknown; give one of {', '.join(MAPS)}, or two of them as 'query/key'.")
     if normalise and names[-1] == "softmax":
         raise MixerError(f"{who}: feature={feature!r} has weights that sum to 1 over the tokens already; leave normalise=False.")
+    check_eps(who, eps, zero=True)
     return names[0], names[-1]
 
 

@@ -73,6 +73,8 @@ class Mixer(nn.Module, ABC):
             self.refuse(f"dim must be a positive integer, got {dim!r}")
         if max_len is not None and (not isinstance(max_len, int) or max_len < 1):
             self.refuse(f"max_len must be a positive integer, got {max_len!r}")
+        if not isinstance(causal, bool):
+            self.refuse(f"causal must be True or False, got {causal!r}")
         if causal and not self.supports_causal:
             self.refuse("has no causal form; build it with causal=False")
 
@@ -353,4 +355,7 @@ def merge(earlier: State, later: State) -> State:
     if combine is None or type(earlier) is not type(later):
         names = f"{type(earlier).__name__} and {type(later).__name__}"
         raise MixerError(f"merge: {names} cannot be merged; only two states of one mixer whose state is a sum can, such as aft_simple, hydra and linear.")
+    if any(a.shape != b.shape for a, b in zip(earlier, later, strict=True)):
+        shapes = " and ".join(str([tuple(a.shape) for a in state]) for state in (earlier, later))
+        raise MixerError(f"merge: expects two states of one mixer and as many rows each, got tensors of shapes {shapes}.")
     return combine(later)

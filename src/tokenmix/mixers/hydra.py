@@ -10,6 +10,7 @@ from .. import functional as F
 from ..functional import hydra_sums as sums
 from .base import About, Mixer, State, register_state
 from .cost import MixingCost
+from .options import check_heads
 
 
 @register_state
@@ -87,7 +88,7 @@ class Hydra(Mixer):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal)
-        sums.check_feature(feature, normalise, type(self).__name__)
+        sums.check_feature(type(self).__name__, feature, normalise, eps)
         self.feature, self.normalise, self.eps = feature, normalise, eps
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, dim, bias=qkv_bias) for _ in range(3))
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
@@ -190,9 +191,8 @@ class MultiheadLinear(Mixer):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal)
-        sums.check_feature(feature, normalise, type(self).__name__)
-        if heads < 1 or dim % heads:
-            self.refuse(f"heads={heads} must divide dim={dim}")
+        sums.check_feature(type(self).__name__, feature, normalise, eps)
+        check_heads(self, heads)
         self.heads, self.feature, self.normalise, self.eps = heads, feature, normalise, eps
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, dim, bias=qkv_bias) for _ in range(3))
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
