@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from cases import CASES
-from tokenmix import MIXERS, functional, reference
+from tokenmix import MIXERS, MixerError, functional, reference
+from tokenmix.mixers.base import register_state
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "tokenmix"
@@ -58,6 +59,12 @@ def test_each_mixer_has_its_parts(name):
     assert any((ROOT / "docs" / "mixers" / f"{page}.md").is_file() for page in (stem, family)), f"a page docs/mixers/{family}.md"
     assert MIXERS[name].__doc__, "a docstring"
     assert all(MIXERS[name].about), "about: paper, kind, time and space"
+
+
+def test_two_states_of_one_name_are_refused():
+    """torch.export finds the type of a state by its name: the second KernelState made Hydra's decode step crash once it was exported."""
+    with pytest.raises(MixerError, match="hydra has a state called HydraState"):
+        register_state(type("HydraState", (), {}))
 
 
 def test_the_core_needs_torch_only():

@@ -53,6 +53,7 @@ def tensor(*shape: int) -> torch.Tensor:
 
 
 X, LIVE = tensor(2, 5, 8), torch.ones(2, 5, dtype=torch.bool)
+BOTH = ["attention", "random"]
 DENSE, RANDOM = (tensor(2, 4, 6), tensor(2, 6)), tensor(2, 6, 6)
 REFUSED = {
     "a mask of one row, which would mask queries": lambda: F.synthesizer_random(X, RANDOM, key_mask=LIVE[0]),

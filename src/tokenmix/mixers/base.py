@@ -333,8 +333,13 @@ def chunk_positions(start: Tensor, x: Tensor, positions: Tensor | None, key_mask
     return (start[:, None] + counted - 1).clamp_min(0), start + counted[:, L - 1]
 
 
+_states: dict[str, str] = {}
+
+
 def register_state(cls: type) -> type:
-    """Class decorator: make a state NamedTuple a pytree node that ``torch.export`` can serialise."""
+    """Class decorator: make a state NamedTuple a pytree node that ``torch.export`` can serialise. The name must be its own: export finds the type by it."""
+    if _states.setdefault(cls.__qualname__, cls.__module__) != cls.__module__:
+        raise MixerError(f"register_state: {_states[cls.__qualname__]} has a state called {cls.__qualname__} already; {cls.__module__} needs another name.")
     pytree._register_namedtuple(cls, serialized_type_name=f"tokenmix.{cls.__qualname__}")
     return cls
 

@@ -14,33 +14,33 @@ from .options import check_heads
 
 
 @register_state
-class KernelState(NamedTuple):
+class HydraState(NamedTuple):
     """The sums of phi(k)^T v over all keys so far, in float64 (B, D e), and how many keys these were (B,). Constant size."""
 
     total: Tensor
     number: Tensor
 
-    def merge_with(self, later: KernelState) -> KernelState:
+    def merge_with(self, later: HydraState) -> HydraState:
         """The sums over two adjacent stretches of tokens."""
-        return KernelState(*sums.merge_sums(self, later))
+        return HydraState(*sums.merge_sums(self, later))
 
 
 @register_state
-class KernelSoftmaxState(NamedTuple):
+class HydraSoftmaxState(NamedTuple):
     """With softmax over tokens: the largest keys m (B, D), the sums of exp(k - m)^T v (B, D e) and of exp(k - m) (B, D), in float64. Constant size."""
 
     m: Tensor
     num: Tensor
     den: Tensor
 
-    def merge_with(self, later: KernelSoftmaxState) -> KernelSoftmaxState:
+    def merge_with(self, later: HydraSoftmaxState) -> HydraSoftmaxState:
         """The sums over two adjacent stretches of tokens."""
-        return KernelSoftmaxState(*sums.merge_sums(self, later))
+        return HydraSoftmaxState(*sums.merge_sums(self, later))
 
 
 def as_state(past: sums.Past) -> State:
     """The state that holds these sums."""
-    return KernelState(*past) if len(past) == 2 else KernelSoftmaxState(*past)
+    return HydraState(*past) if len(past) == 2 else HydraSoftmaxState(*past)
 
 
 def step(q: Tensor, k: Tensor, v: Tensor, state: State, *, causal: bool, live: Tensor | None, options: dict[str, Any]) -> tuple[Tensor, State]:
