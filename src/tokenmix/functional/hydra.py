@@ -39,7 +39,7 @@ def hydra(
     Args:
         q: (B, T, D). k, v: (B, S, D).
         normalise: divide the sum by the number of keys that may be attended, so that its size does not grow with T; the paper does not.
-        eps: added to |x|^2 of the cosine map; a zero token then gives zeros, where the paper's listing gives NaN.
+        eps: added to |x|^2 of the cosine map. A zero token gives zeros, with 0 too, where the paper's listing gives NaN.
         key_mask: (B, S), True = may be attended. ``causal`` keeps s <= t: a prefix sum.
 
     Returns:
