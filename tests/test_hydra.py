@@ -73,6 +73,27 @@ def test_cosine_norm_is_that_of_the_whole_token():
     assert not torch.allclose(F.hydra(*scaled, v), F.hydra(q, k, v), rtol=1e-3)
 
 
+@pytest.mark.parametrize("size", [1e15, 1e25, 3e38])
+def test_a_token_whose_square_overflows_keeps_its_direction(size):
+    q, k, v = (a / a.abs().max() for a in qkv(6, dtype=torch.float32))
+    long = [(a * size).requires_grad_() for a in (q, k)]
+    y = F.hydra(*long, v)
+    same(y, F.hydra(q, k, v, eps=0.0), 1e-5)
+    assert all(bool(g.isfinite().all()) for g in torch.autograd.grad(y.sum(), long))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_without_eps_a_zero_or_masked_token_counts_as_nothing(causal):
+    """eps=0 is the paper's equation; padding is a zero token, and must not make the sum NaN."""
+    q, k, v = (a.requires_grad_() for a in qkv(6))
+    mask = torch.tensor([[True] * 4 + [False] * 2, [False] * 3 + [True] * 3])
+    with torch.no_grad():
+        q[:, 1], k[:, 1] = 0, 0
+    y = F.hydra(q, k, v, eps=0.0, causal=causal, key_mask=mask)
+    same(y, F.hydra(q, k, v, eps=1e-20, causal=causal, key_mask=mask))
+    assert all(bool(g.isfinite().all()) for g in torch.autograd.grad(y.sum(), (q, k, v)))
+
+
 def test_one_zero_token_does_not_spoil_the_rest():
     """Public copies divide by the norm: one zero token makes every row NaN."""
     for causal in (False, True):

@@ -169,7 +169,7 @@ def test_redraw():
 
 def test_generalised_features_need_an_eps():
     """relu features are at least eps: where all of a query's are at it, every key weighs by the sum of its features alone."""
-    with pytest.raises(MixerError, match="eps > 0"):
+    with pytest.raises(MixerError, match="eps must be a number > 0"):
         build_mixer("performer", 8, heads=1, feature="relu", eps=0.0)
     W = noise(1, 5, 4).abs()
     q, k, v = -noise(1, 6, 4).abs(), noise(1, 6, 4, seed=1), noise(1, 6, 4, seed=2)
@@ -265,7 +265,7 @@ def test_a_seed_draws_the_same_features_whatever_the_device_of_construction():
     [
         (lambda: build_mixer("linear", 8, heads=3), "must divide"),
         (lambda: build_mixer("linear", 8, heads=2, feature="cosine"), "choose one of elu"),
-        (lambda: build_mixer("performer", 8, heads=2, num_features=0), "num_features >= 1"),
+        (lambda: build_mixer("performer", 8, heads=2, num_features=0), "num_features must be an integer >= 1"),
         (lambda: build_mixer("performer", 8, heads=2, feature="elu"), "choose one of softmax"),
         (lambda: build_mixer("rfa", 8, heads=2, feature="relu"), "choose one of gaussian"),
         (lambda: functional.performer(*[noise(1, 3, 4)] * 3, noise(1, 3, 2), heads=2), r"\(2, M, 2\)"),

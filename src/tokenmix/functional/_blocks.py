@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import pick
+from ._checks import check_qkv
 from ._masks import allowed
 
 FLOOR = -1e30  # the maximum of no keys at all: finite, so that differences are
@@ -43,13 +44,10 @@ class Ready(NamedTuple):
 def check(who: str, q: Tensor, k: Tensor, v: Tensor, heads: int, backend: str, **counts: int) -> None:
     """Refuse shapes that do not fit and counts below 1."""
     pick(backend, q)
-    if q.ndim != 3 or k.shape != v.shape or k.ndim != 3 or q.shape[0] != k.shape[0] or q.shape[2] != k.shape[2]:
-        raise MixerError(f"{who}: expects q (B, T, D) and k, v (B, S, D), got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}.")
-    if heads < 1 or q.shape[2] % heads:
-        raise MixerError(f"{who}: heads={heads} must divide the width {q.shape[2]}.")
+    check_qkv(who, q, k, v, heads, False, None)
     for name, n in counts.items():
-        if n < 1:
-            raise MixerError(f"{who}: {name} must be at least 1, got {n}.")
+        if not isinstance(n, int) or n < 1:
+            raise MixerError(f"{who}: {name} must be an integer >= 1, got {n!r}.")
 
 
 def split(a: Tensor, heads: int) -> Tensor:

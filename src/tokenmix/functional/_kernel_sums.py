@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import MixerError
 from ._sums import DEAD, FLOOR, SCAN, SCAN_JUMP, Sums, delay, merge, risen, scan
 
 Past = tuple[Tensor, Tensor]  # m (B, H, M), acc (B, H, e + 1, M): a streaming state
@@ -162,15 +161,3 @@ def mixed(a: Tensor, b: Tensor, v1: Tensor, *, causal: bool) -> Tensor:
     if a.shape[-2] == 0 or b.shape[-2] == 0:
         return a.new_zeros(*a.shape[:-1], v1.shape[-1] - 1)
     return causal_read(a, b, v1)[0] if causal else read(a, over_keys(b, v1))
-
-
-def check_qkv(who: str, q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, key_mask: Tensor | None) -> None:
-    """Refuse shapes that do not belong together."""
-    if q.ndim != 3 or k.ndim != 3 or v.shape != k.shape or q.shape[0] != k.shape[0] or q.shape[2] != k.shape[2]:
-        raise MixerError(f"{who}: expects q (B, T, D) and k, v (B, S, D), got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}.")
-    if heads < 1 or q.shape[-1] % heads:
-        raise MixerError(f"{who}: heads={heads} must divide the width {q.shape[-1]} of q, k and v.")
-    if causal and q.shape[1] != k.shape[1]:
-        raise MixerError(f"{who}: causal=True needs as many queries as keys, got {q.shape[1]} and {k.shape[1]}.")
-    if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != k.shape[:2]):
-        raise MixerError(f"{who}: expects a bool key_mask of shape {tuple(k.shape[:2])}, got {key_mask.dtype} {tuple(key_mask.shape)}.")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import pick
+from ._checks import check_eps, check_key_mask, check_name
 from ._sums import DEAD, FLOOR, Sums, merge, prefix_sums
 from .attention import attention
 
@@ -58,7 +59,8 @@ def external(
         (B, T, heads * e) in x's dtype.
     """
     pick(backend, x)
-    _check(x, memory_k, memory_v, heads, norm, key_mask)
+    check_norm("external", norm, eps)
+    _check(x, memory_k, memory_v, memory_k_bias, memory_v_bias, heads, key_mask)
     if x.shape[1] == 0:
         return torch.zeros_like(x)
     logits = slot_logits(x, memory_k, memory_k_bias, heads, key_mask)
@@ -149,18 +151,21 @@ def simplified_attention(
     return y.to(x.dtype)
 
 
-def check_norm(norm: str, eps: float, who: str) -> None:
+def check_norm(who: str, norm: str, eps: float) -> None:
     """Refuse a norm that does not exist, and a negative eps."""
-    if norm not in NORMS or eps < 0:
-        raise MixerError(f"{who}: norm={norm!r}, eps={eps}; norm must be one of {', '.join(NORMS)}, eps >= 0.")
+    check_name(who, "norm", norm, NORMS)
+    check_eps(who, eps, zero=True)
 
 
-def _check(x: Tensor, memory_k: Tensor, memory_v: Tensor, heads: int, norm: str, key_mask: Tensor | None) -> None:
-    check_norm(norm, EPS, "external")
-    if x.ndim != 3 or heads < 1 or x.shape[-1] % heads:
-        raise MixerError(f"external: expects x (B, T, heads * e) with heads={heads}, got {tuple(x.shape)}.")
+def _check(
+    x: Tensor, memory_k: Tensor, memory_v: Tensor, memory_k_bias: Tensor | None, memory_v_bias: Tensor | None, heads: int, key_mask: Tensor | None
+) -> None:
+    if x.ndim != 3 or not x.is_floating_point() or not isinstance(heads, int) or heads < 1 or x.shape[-1] % heads:
+        raise MixerError(f"external: expects x (B, T, heads * e) with heads={heads!r}, got {x.dtype} {tuple(x.shape)}.")
     e = x.shape[-1] // heads
-    if memory_k.ndim != 2 or memory_k.shape != memory_v.shape or memory_k.shape[1] != e:
+    if memory_k.ndim != 2 or memory_k.shape != memory_v.shape or memory_k.shape[1] != e or memory_k.shape[0] < 1:
         raise MixerError(f"external: expects memory_k and memory_v of shape (slots, {e}), got {tuple(memory_k.shape)} and {tuple(memory_v.shape)}.")
-    if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != x.shape[:2]):
-        raise MixerError(f"external: expects a bool key_mask of shape {tuple(x.shape[:2])}, got {key_mask.dtype} {tuple(key_mask.shape)}.")
+    for name, bias, n in (("memory_k_bias", memory_k_bias, memory_k.shape[0]), ("memory_v_bias", memory_v_bias, e)):
+        if bias is not None and bias.shape != (n,):
+            raise MixerError(f"external: expects {name} of shape ({n},), got {tuple(bias.shape)}.")
+    check_key_mask("external", key_mask, x)

@@ -17,8 +17,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..errors import MixerError
 from ._backend import pick
+from ._checks import check_qkv
 from .hydra_sums import EPS, absorb, check_feature, empty_sums, extend_sums, read_sums
 
 
@@ -39,7 +39,7 @@ def hydra(
     Args:
         q: (B, T, D). k, v: (B, S, D).
         normalise: divide the sum by the number of keys that may be attended, so that its size does not grow with T; the paper does not.
-        eps: added to |x|^2 of the cosine map; a zero token then gives zeros, where the paper's listing gives NaN.
+        eps: added to |x|^2 of the cosine map. A zero token gives zeros, with 0 too, where the paper's listing gives NaN.
         key_mask: (B, S), True = may be attended. ``causal`` keeps s <= t: a prefix sum.
 
     Returns:
@@ -74,8 +74,8 @@ def _kernel_attention(
     who: str, q: Tensor, k: Tensor, v: Tensor, *, heads: int, feature: str, normalise: bool, eps: float, causal: bool, key_mask: Tensor | None, backend: str
 ) -> Tensor:
     pick(backend, q)
-    _check(who, q, k, v, heads, causal, key_mask)
-    of_keys = check_feature(feature, normalise, who)[1]
+    check_qkv(who, q, k, v, heads, causal, key_mask)
+    of_keys = check_feature(who, feature, normalise, eps)[1]
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     past = empty_sums(q.shape[0], q.shape[-1], heads, softmax=of_keys == "softmax", device=q.device)
@@ -83,14 +83,3 @@ def _kernel_attention(
     if causal:
         return extend_sums(q, k, v, past, live=key_mask, normalise=normalise, **options)[0]  # type: ignore[arg-type]
     return read_sums(q, absorb(past, k, v, key_mask, **options), normalise=normalise, **options)  # type: ignore[arg-type]
-
-
-def _check(who: str, q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, key_mask: Tensor | None) -> None:
-    if q.ndim != 3 or k.shape != v.shape or k.ndim != 3 or q.shape[0] != k.shape[0] or q.shape[2] != k.shape[2]:
-        raise MixerError(f"{who}: expects q (B, T, D) and k, v (B, S, D), got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}.")
-    if heads < 1 or q.shape[-1] % heads:
-        raise MixerError(f"{who}: heads={heads} must divide D={q.shape[-1]}.")
-    if causal and q.shape[1] != k.shape[1]:
-        raise MixerError(f"{who}: causal=True needs as many queries as keys, got {q.shape[1]} and {k.shape[1]}.")
-    if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != k.shape[:2]):
-        raise MixerError(f"{who}: expects a bool key_mask of shape {tuple(k.shape[:2])}, got {key_mask.dtype} {tuple(key_mask.shape)}.")

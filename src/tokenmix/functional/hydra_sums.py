@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
+from ._checks import check_eps
 from ._sums import DEAD, FLOOR, SCAN, SCAN_JUMP, Sums, delay, merge, risen, scan
 from .aft_chunk import absorb as absorb_features
 from .aft_chunk import aft_simple_chunk, read_past
@@ -25,8 +26,18 @@ EPS = 1e-6  # keeps the gradient at a zero token below 1000, which float16 can h
 BLOCK = 64  # tokens whose pairs are weighed directly in the causal form; the result does not depend on it
 Past = tuple[Tensor, ...]
 SoftmaxPast = tuple[Tensor, Tensor, Tensor]
+
+
+def _cosine(x: Tensor, eps: float) -> Tensor:
+    """x / sqrt(|x|^2 + eps), a long token in units in which its square is finite; without eps a token too short to be squared counts as zero."""
+    unit = x.detach().abs().amax(-1, keepdim=True).clamp_min(1.0)
+    x = x / unit
+    square = x.square().sum(-1, keepdim=True) + eps / unit.square()
+    return x * torch.where(square > 0, square, 1.0).rsqrt()
+
+
 MAPS: dict[str, Callable[[Tensor, float], Tensor]] = {
-    "cosine": lambda x, eps: x * (x.square().sum(-1, keepdim=True) + eps).rsqrt(),
+    "cosine": _cosine,
     "elu": lambda x, eps: torch.where(x > 0, x + 1, torch.exp(x.clamp_max(0))),  # elu(x) + 1 would round exp(x) away
     "sigmoid": lambda x, eps: torch.sigmoid(x),
     "tanh": lambda x, eps: torch.tanh(x),
@@ -36,13 +47,14 @@ MAPS: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 
 
-def check_feature(feature: str, normalise: bool, who: str) -> tuple[str, str]:
+def check_feature(who: str, feature: str, normalise: bool, eps: float) -> tuple[str, str]:
     """The names of the query's and the key's map."""
     names = feature.split("/") if isinstance(feature, str) else []
     if len(names) not in (1, 2) or any(n not in MAPS for n in names):
         raise MixerError(f"{who}: feature={feature!r} is unknown; give one of {', '.join(MAPS)}, or two of them as 'query/key'.")
     if normalise and names[-1] == "softmax":
         raise MixerError(f"{who}: feature={feature!r} has weights that sum to 1 over the tokens already; leave normalise=False.")
+    check_eps(who, eps, zero=True)
     return names[0], names[-1]
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..errors import MixerError
 from . import _kernel_sums as sums
 from ._backend import pick
+from ._checks import check_name, check_qkv
 from ._sums import DEAD
 
 
@@ -26,12 +26,6 @@ LOG_FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda x: x - torch.logsumexp(x, -1, keepdim=True),
 }
 """The logarithm of phi, feature by feature: elu(x) + 1, max(x, 0), max(x, 0)^2, exp(x), softmax of x over its features."""
-
-
-def check_feature(feature: str, who: str) -> None:
-    """Refuse a feature map that does not exist."""
-    if feature not in LOG_FEATURES:
-        raise MixerError(f"{who}: feature={feature!r} is unknown; choose one of {', '.join(LOG_FEATURES)}.")
 
 
 def linear_attention(
@@ -55,8 +49,8 @@ def linear_attention(
         (B, T, H e) in q's dtype; exactly 0 where nothing may be attended or every pair weighs 0. Time O(T e D); causal keeps O(T e D / 32) numbers.
     """
     pick(backend, q)
-    check_feature(feature, "linear_attention")
-    sums.check_qkv("linear_attention", q, k, v, heads, causal, key_mask)
+    check_name("linear_attention", "feature", feature, LOG_FEATURES)
+    check_qkv("linear_attention", q, k, v, heads, causal, key_mask)
     a, (b, v1) = log_queries(q, heads, feature), log_keys(k, v, heads, feature, key_mask)
     return sums.joined_heads(sums.mixed(a, b, v1, causal=causal), q)
 

@@ -33,6 +33,7 @@ from ._blocks import (
     ready,
     sums_of,
 )
+from ._checks import check_key_mask, check_name
 
 
 def local(
@@ -60,8 +61,8 @@ def local(
     Time and memory O(T window D) by blocks; with ``positions``, ``attn_mask`` or S != T, O(T S D).
     """
     check("local", q, k, v, heads, backend, window=window)
-    if outside not in ("none", "pool"):
-        raise MixerError(f"local: outside={outside!r} is unknown; it is 'none' or 'pool'.")
+    check_key_mask("local", key_mask, k)
+    check_name("local", "outside", outside, ("none", "pool"))
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:

@@ -8,14 +8,15 @@ from torch import Tensor
 from ..errors import MixerError
 from . import _kernel_sums as sums
 from ._backend import pick
+from ._checks import check_eps, check_name, check_qkv
 
 PERFORMER_FEATURES = ("softmax", "relu")
 
 
-def check_feature(feature: str, who: str) -> None:
-    """Refuse random features that do not exist."""
-    if feature not in PERFORMER_FEATURES:
-        raise MixerError(f"{who}: feature={feature!r} is unknown; choose one of {', '.join(PERFORMER_FEATURES)}.")
+def check_feature(who: str, feature: str, eps: float) -> None:
+    """Refuse random features that do not exist, or that might all be 0."""
+    check_name(who, "feature", feature, PERFORMER_FEATURES)
+    check_eps(who, eps, zero=False)
 
 
 def performer(
@@ -45,8 +46,8 @@ def performer(
         (B, T, H e) in q's dtype, exactly 0 where nothing may be attended. Factors that all features of a query share cancel and are left out.
     """
     pick(backend, q)
-    check_feature(feature, "performer")
-    sums.check_qkv("performer", q, k, v, heads, causal, key_mask)
+    check_feature("performer", feature, eps)
+    check_qkv("performer", q, k, v, heads, causal, key_mask)
     if projection.ndim != 3 or projection.shape[0] != heads or projection.shape[2] * heads != q.shape[2]:
         raise MixerError(f"performer: projection must be ({heads}, M, {q.shape[2] // heads}), got {tuple(projection.shape)}.")
     a, (b, v1) = log_queries(q, projection, feature, eps), log_keys(k, v, projection, feature, eps, key_mask)

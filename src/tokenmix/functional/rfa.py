@@ -17,6 +17,7 @@ from torch import Tensor
 from ..errors import MixerError
 from . import _kernel_sums as sums
 from ._backend import pick
+from ._checks import check_eps, check_name, check_qkv
 from ._sums import DEAD, FLOOR, Sums, running_max
 
 RFA_FEATURES = ("gaussian", "arccos")
@@ -24,10 +25,10 @@ SHORTEST = 1e-6  # queries and keys shorter than this are not stretched to unit 
 Past = sums.Past  # m (B, H, 1), acc (B, H, e + 1, M' + 1)
 
 
-def check_feature(feature: str, who: str) -> None:
-    """Refuse random features that do not exist."""
-    if feature not in RFA_FEATURES:
-        raise MixerError(f"{who}: feature={feature!r} is unknown; choose one of {', '.join(RFA_FEATURES)}.")
+def check_feature(who: str, feature: str, eps: float) -> None:
+    """Refuse random features that do not exist, and denominators without a bound."""
+    check_name(who, "feature", feature, RFA_FEATURES)
+    check_eps(who, eps, zero=False)
 
 
 def rfa(
@@ -60,7 +61,8 @@ def rfa(
         (B, T, H e) in q's dtype, exactly 0 where nothing may be attended. Time O(T M D).
     """
     pick(backend, q)
-    _check(q, k, v, projection, sigma, gate, heads, feature, causal, key_mask)
+    check_feature("rfa", feature, eps)
+    _check(q, k, v, projection, sigma, gate, heads, causal, key_mask)
     if q.shape[1] == 0 or k.shape[1] == 0:
         return torch.zeros_like(q)
     fq, new = features(q, projection, sigma, feature), keys(k, v, projection, sigma, gate, feature, key_mask)
@@ -130,9 +132,8 @@ def _leaf(fq: Tensor, fk: Tensor, v1: Tensor, c: Tensor, before: Sums, eps: floa
     return safe_ratio(near + far, weight.sum(-1, keepdim=True) + scale * acc[..., -1:, -1:], eps)
 
 
-def _check(q, k, v, projection, sigma, gate, heads, feature, causal, key_mask) -> None:
-    check_feature(feature, "rfa")
-    sums.check_qkv("rfa", q, k, v, heads, causal, key_mask)
+def _check(q, k, v, projection, sigma, gate, heads, causal, key_mask) -> None:
+    check_qkv("rfa", q, k, v, heads, causal, key_mask)
     e = q.shape[2] // heads
     if projection.ndim != 3 or projection.shape[0] != heads or projection.shape[2] != e or sigma.shape != (heads, e):
         raise MixerError(f"rfa: expects projection ({heads}, M, {e}) and sigma ({heads}, {e}), got {tuple(projection.shape)} and {tuple(sigma.shape)}.")

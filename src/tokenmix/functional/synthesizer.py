@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import pick
+from ._checks import check_key_mask
 from ._masks import allowed
 
 Tables = tuple[Tensor, ...]
@@ -156,7 +157,7 @@ def synthesizer_dense(
     Returns (B, T, D). Time O(T N e H + T^2 D).
     """
     rows, cols = _places("synthesizer_dense", v, dense[0].shape[-1], positions)
-    _check_hidden("synthesizer_dense", q, v, dense[0])
+    _check_tables("synthesizer_dense", q, v, dense[:1], dense[1:])
     return synthesize(dense_logits(q, dense, rows, cols, rectify=rectify), v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
 
 
@@ -190,7 +191,7 @@ def synthesizer_factorized_dense(
     """Factorised Dense Synthesizer: the dense one with the logits of ``factorized_dense_logits``. Other arguments as in ``synthesizer_dense``."""
     of_a, of_b = factorized_dense[:2]
     rows, cols = _places("synthesizer_factorized_dense", v, of_a.shape[-1] * of_b.shape[-1], positions)
-    _check_hidden("synthesizer_factorized_dense", q, v, of_a)
+    _check_tables("synthesizer_factorized_dense", q, v, factorized_dense[:2], factorized_dense[2:])
     logits = factorized_dense_logits(q, factorized_dense, rows, cols, rectify=rectify)
     return synthesize(logits, v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
 
@@ -246,6 +247,8 @@ def synthesizer_mixture(
         )
     covered = [_covered(part, tables[part]) for part in parts if part != "attention"]
     rows, cols = _places("synthesizer_mixture", v, min([v.shape[1], *covered]), positions)
+    check_key_mask("synthesizer_mixture", key_mask, v)
+    _check_mixture(q, k, v, tables, parts, heads)
     keys = k if key_mask is None else torch.where(key_mask[..., None], k, 0.0)
     logits = mixture_logits(q, keys, alpha, tables, rows, cols, parts=parts, join=join, heads=heads, scale=scale)
     return synthesize(logits, v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
@@ -293,10 +296,27 @@ def _places(who: str, v: Tensor, covered: int, positions: Tensor | None) -> tupl
     """Where queries and keys stand: the length where each token stands at its index."""
     if v.ndim != 3 or v.shape[1] > covered:
         raise MixerError(f"{who}: the tables cover {covered} positions and v should be (B, T, D) with T up to that, got {tuple(v.shape)}.")
+    if positions is not None and (positions.dtype not in (torch.int64, torch.int32) or positions.shape != v.shape[:2]):
+        raise MixerError(f"{who}: expects integer positions of shape {tuple(v.shape[:2])}, got {positions.dtype} {tuple(positions.shape)}.")
     return (v.shape[1], v.shape[1]) if positions is None else (positions, positions)
 
 
-def _check_hidden(who: str, q: Tensor, v: Tensor, weight: Tensor) -> None:
-    width = weight.shape[-2]
-    if q.ndim != 3 or q.shape[:2] != v.shape[:2] or q.shape[-1] % width or weight.shape[0] not in (1, q.shape[-1] // width):
-        raise MixerError(f"{who}: expects q (B, T, H * e) beside v {tuple(v.shape)} and tables of (H, e, .), got {tuple(q.shape)} and {tuple(weight.shape)}.")
+def _check_tables(who: str, q: Tensor, v: Tensor, weights: Tables, biases: Tables) -> None:
+    """q (B, T, H e) beside v, weights (G, e, n) with G = H or 1, and a bias (G, n) for each of them or for none."""
+    G, width = weights[0].shape[0], weights[0].shape[-2]
+    fits = q.ndim == 3 and q.shape[:2] == v.shape[:2] and q.shape[-1] % width == 0 and G in (1, q.shape[-1] // width)
+    wanted = [(G, w.shape[-1]) for w in weights]
+    if not fits or any(w.ndim != 3 or w.shape[:2] != (G, width) for w in weights):
+        shapes = ", ".join(str(tuple(w.shape)) for w in weights)
+        raise MixerError(f"{who}: expects q (B, T, H * e) beside v {tuple(v.shape)} and tables of (H, e, .), got {tuple(q.shape)} and {shapes}.")
+    if biases and [tuple(b.shape) for b in biases] != wanted:
+        raise MixerError(f"{who}: expects a bias of shape (H, n) for each table, {wanted}, got {[tuple(b.shape) for b in biases]}.")
+
+
+def _check_mixture(q: Tensor, k: Tensor, v: Tensor, tables: dict[str, Tables], parts: Sequence[str], heads: int) -> None:
+    who = "synthesizer_mixture"
+    if "attention" in parts and (q.ndim != 3 or q.shape != k.shape or q.shape[:2] != v.shape[:2] or heads < 1 or q.shape[-1] % heads):
+        raise MixerError(f"{who}: expects q, k (B, T, heads * e) beside v {tuple(v.shape)} with heads={heads}, got {tuple(q.shape)}, {tuple(k.shape)}.")
+    for part, weights in (("dense", 1), ("factorized_dense", 2)):
+        if part in parts:
+            _check_tables(who, q, v, tables[part][:weights], tables[part][weights:])

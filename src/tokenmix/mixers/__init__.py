@@ -139,6 +139,9 @@ def build_mixer(name: str, dim: int, **options: Any) -> Mixer:
     for option, default in known.items():
         if default is inspect.Parameter.empty and option not in options:
             raise MixerError(f"build_mixer: {name} needs the option {option!r}; its options are {', '.join(known)}.")
+    for p in inspect.signature(MIXERS[name].__init__).parameters.values():
+        if p.annotation in (bool, "bool") and not isinstance(options.get(p.name, True), bool):  # "false" in a spec would count as true
+            raise MixerError(f"build_mixer: {name} takes {p.name} as True or False, got {options[p.name]!r}.")
     return MIXERS[name](dim, **options)
 
 

@@ -43,7 +43,7 @@ def history_of(mixer: Mixer, context: Tensor, context_mask: Tensor | None) -> AF
     """The keys and values of a context, projected once."""
     places = token_positions(context, context_mask)
     keys, values = (mixer.get_submodule(name)(context) for name in ("k_proj", "v_proj"))
-    return AFTFullState(keys, values, alive(context, context_mask), places, torch.zeros_like(places[:, 0]))
+    return AFTFullState(keys, values, alive(context, context_mask), places, places.new_zeros(places.shape[0]))
 
 
 class AFTSimple(Mixer):

@@ -120,7 +120,7 @@ class Attention(Mixer):
     def context_state(self, context, context_mask):
         live = torch.ones(context.shape[:2], dtype=torch.bool, device=context.device) if context_mask is None else context_mask
         keys = self.k_proj(self._located(context, token_positions(context, context_mask)))
-        return AttentionState(keys, self.v_proj(context), live, torch.zeros_like(live[:, :1], dtype=torch.long)[:, 0])
+        return AttentionState(keys, self.v_proj(context), live, torch.zeros(live.shape[0], dtype=torch.long, device=live.device))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         at, after = chunk_positions(state.position, x, positions, key_mask)

@@ -75,6 +75,8 @@ class Mixer(nn.Module, ABC):
             self.refuse(f"dim must be a positive integer, got {dim!r}")
         if max_len is not None and (not isinstance(max_len, int) or max_len < 1):
             self.refuse(f"max_len must be a positive integer, got {max_len!r}")
+        if not isinstance(causal, bool):
+            self.refuse(f"causal must be True or False, got {causal!r}")
         if causal and not self.supports_causal:
             self.refuse("has no causal form; build it with causal=False")
 

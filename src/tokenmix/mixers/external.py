@@ -13,6 +13,7 @@ from .aft_parts import alive
 from .attention import largest_dot
 from .base import About, Mixer, register_state
 from .cost import MixingCost
+from .options import at_least, check_heads, check_numbers
 
 
 @register_state
@@ -51,12 +52,6 @@ def external_cost(T: int, width: int, heads: int, slots: int, *, kept: int) -> M
     return MixingCost(flops=flops, counted=flops, activations=4 * T * (kept + 5 * heads * slots), state=16 * heads * slots)
 
 
-def check_slots(mixer: Mixer, slots: int) -> None:
-    """Refuse a number of slots that is none."""
-    if not isinstance(slots, int) or slots < 1:
-        mixer.refuse(f"slots must be a positive integer, got {slots!r}")
-
-
 class External(Mixer):
     """y_t = W_o [Norm(q_t M_k^T) M_v]: tokens read two learned memories of a few slots instead of each other, single head.
 
@@ -87,8 +82,8 @@ class External(Mixer):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal)
-        check_slots(self, slots)
-        check_norm(norm, eps, type(self).__name__)
+        at_least(self, 1, slots=slots)
+        check_norm(type(self).__name__, norm, eps)
         self.slots, self.norm, self.eps = slots, norm, eps
         self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
         self.memory_k = nn.Parameter(torch.empty(slots, dim))
@@ -161,10 +156,9 @@ class ExternalMultihead(Mixer):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal)
-        check_slots(self, slots)
-        check_norm(norm, eps, type(self).__name__)
-        if heads < 1 or dim % heads or coef < 1:
-            self.refuse(f"heads={heads} must divide dim={dim}, and coef={coef} be at least 1")
+        at_least(self, 1, slots=slots, coef=coef)
+        check_norm(type(self).__name__, norm, eps)
+        check_heads(self, heads)
         self.heads, self.coef, self.slots, self.norm, self.eps = coef * heads, coef, slots, norm, eps
         self.q_proj = nn.Linear(dim, coef * dim, bias=qkv_bias)
         self.memory_k, self.memory_v = (nn.Parameter(torch.empty(slots, dim // heads)) for _ in range(2))
@@ -230,6 +224,7 @@ class SimplifiedAttention(Mixer):
 
     def __init__(self, dim: int, *, causal: bool = False, scale: float = 1.0, out_bias: bool = True):
         super().__init__(dim, causal=causal)
+        check_numbers(self, scale=scale)
         self.scale = scale
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from .base import Mixer, register_state
+from .options import at_least as at_least
+from .options import check_heads
 
 
 @register_state
@@ -23,18 +25,10 @@ class HistoryState(NamedTuple):
 
 def add_projections(mixer: Mixer, *, heads: int, qkv_bias: bool, out_bias: bool) -> None:
     """q_proj, k_proj, v_proj and out_proj, all dim x dim, for heads of equal width."""
-    if not isinstance(heads, int) or heads < 1 or mixer.dim % heads:
-        mixer.refuse(f"heads={heads} must divide dim={mixer.dim}")
+    check_heads(mixer, heads)
     for name in ("q_proj", "k_proj", "v_proj"):
         mixer.register_module(name, nn.Linear(mixer.dim, mixer.dim, bias=qkv_bias))
     mixer.register_module("out_proj", nn.Linear(mixer.dim, mixer.dim, bias=out_bias))
-
-
-def at_least(mixer: Mixer, low: int, **options: Any) -> None:
-    """Refuse options that are not integers of at least ``low``."""
-    for name, value in options.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            mixer.refuse(f"{name} must be an integer >= {low}, got {value!r}")
 
 
 def empty_history(batch: int, dim: int, *, device: Any, dtype: torch.dtype) -> HistoryState:

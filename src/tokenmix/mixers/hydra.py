@@ -10,36 +10,37 @@ from .. import functional as F
 from ..functional import hydra_sums as sums
 from .base import About, Mixer, State, register_state
 from .cost import MixingCost
+from .options import check_heads
 
 
 @register_state
-class KernelState(NamedTuple):
+class HydraState(NamedTuple):
     """The sums of phi(k)^T v over all keys so far, in float64 (B, D e), and how many keys these were (B,). Constant size."""
 
     total: Tensor
     number: Tensor
 
-    def merge_with(self, later: KernelState) -> KernelState:
+    def merge_with(self, later: HydraState) -> HydraState:
         """The sums over two adjacent stretches of tokens."""
-        return KernelState(*sums.merge_sums(self, later))
+        return HydraState(*sums.merge_sums(self, later))
 
 
 @register_state
-class KernelSoftmaxState(NamedTuple):
+class HydraSoftmaxState(NamedTuple):
     """With softmax over tokens: the largest keys m (B, D), the sums of exp(k - m)^T v (B, D e) and of exp(k - m) (B, D), in float64. Constant size."""
 
     m: Tensor
     num: Tensor
     den: Tensor
 
-    def merge_with(self, later: KernelSoftmaxState) -> KernelSoftmaxState:
+    def merge_with(self, later: HydraSoftmaxState) -> HydraSoftmaxState:
         """The sums over two adjacent stretches of tokens."""
-        return KernelSoftmaxState(*sums.merge_sums(self, later))
+        return HydraSoftmaxState(*sums.merge_sums(self, later))
 
 
 def as_state(past: sums.Past) -> State:
     """The state that holds these sums."""
-    return KernelState(*past) if len(past) == 2 else KernelSoftmaxState(*past)
+    return HydraState(*past) if len(past) == 2 else HydraSoftmaxState(*past)
 
 
 def step(q: Tensor, k: Tensor, v: Tensor, state: State, *, causal: bool, live: Tensor | None, options: dict[str, Any]) -> tuple[Tensor, State]:
@@ -87,7 +88,7 @@ class Hydra(Mixer):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal)
-        sums.check_feature(feature, normalise, type(self).__name__)
+        sums.check_feature(type(self).__name__, feature, normalise, eps)
         self.feature, self.normalise, self.eps = feature, normalise, eps
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, dim, bias=qkv_bias) for _ in range(3))
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
@@ -190,9 +191,8 @@ class MultiheadLinear(Mixer):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal)
-        sums.check_feature(feature, normalise, type(self).__name__)
-        if heads < 1 or dim % heads:
-            self.refuse(f"heads={heads} must divide dim={dim}")
+        sums.check_feature(type(self).__name__, feature, normalise, eps)
+        check_heads(self, heads)
         self.heads, self.feature, self.normalise, self.eps = heads, feature, normalise, eps
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, dim, bias=qkv_bias) for _ in range(3))
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)

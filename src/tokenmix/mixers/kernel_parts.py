@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..functional import _kernel_sums as sums
 from .base import Mixer, register_state
 from .cost import MixingCost
+from .options import check_heads
 
 
 @register_state
@@ -26,8 +27,7 @@ class KernelState(NamedTuple):
 def add_heads(mixer: Mixer, heads: int, *, qkv_bias: bool, out_bias: bool) -> int:
     """Add the four projections; returns the number of heads, checked."""
     dim = mixer.dim
-    if not isinstance(heads, int) or heads < 1 or dim % heads:
-        mixer.refuse(f"heads={heads!r} must divide dim={dim}")
+    check_heads(mixer, heads)
     for name in ("q_proj", "k_proj", "v_proj"):
         mixer.register_module(name, nn.Linear(dim, dim, bias=qkv_bias))
     mixer.register_module("out_proj", nn.Linear(dim, dim, bias=out_bias))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .. import functional as F
 from ..functional import _kernel_sums as sums
 from ..functional import linear as form
+from ..functional._checks import check_name
 from .base import About, Mixer
 from .kernel_parts import KernelState, add_heads, causal_chunk, kernel_cost, over_context
 
@@ -25,7 +26,7 @@ class LinearAttention(Mixer):
 
     def __init__(self, dim: int, *, causal: bool = False, heads: int = 8, feature: str = "elu", qkv_bias: bool = True, out_bias: bool = True):
         super().__init__(dim, causal=causal)
-        form.check_feature(feature, type(self).__name__)
+        check_name(type(self).__name__, "feature", feature, form.LOG_FEATURES)
         self.feature = feature
         self.heads = add_heads(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
 

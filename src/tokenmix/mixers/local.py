@@ -98,7 +98,7 @@ class Local(Mixer):
 
     def context_state(self, context, context_mask):
         places = token_positions(context, context_mask)
-        return HistoryState(self.k_proj(context), self.v_proj(context), alive(context, context_mask), places, torch.zeros_like(places[:, :1])[:, 0])
+        return HistoryState(self.k_proj(context), self.v_proj(context), alive(context, context_mask), places, places.new_zeros(places.shape[0]))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         at, after = chunk_positions(state.position, x, positions, key_mask)

@@ -12,6 +12,7 @@ from ..functional import _kernel_sums as sums
 from ..functional.performer import check_feature, log_keys, log_queries, orthogonal_features
 from .base import About, Mixer
 from .kernel_parts import KernelState, add_heads, causal_chunk, kernel_cost, over_context
+from .options import at_least
 
 
 class Performer(Mixer):
@@ -50,12 +51,11 @@ class Performer(Mixer):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal)
-        check_feature(feature, type(self).__name__)
+        check_feature(type(self).__name__, feature, eps)
         self.heads = add_heads(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
         e = dim // heads
         self.num_features = max(e, ceil(e * log(e))) if num_features is None else num_features
-        if self.num_features < 1 or (redraw_interval is not None and redraw_interval < 1) or not eps > 0:
-            self.refuse(f"needs num_features >= 1, redraw_interval >= 1 or None, eps > 0, got {num_features}, {redraw_interval}, {eps}")
+        at_least(self, 1, num_features=self.num_features, redraw_interval=1 if redraw_interval is None else redraw_interval)
         self.feature, self.eps, self.orthogonal, self.redraw_interval = feature, eps, orthogonal, redraw_interval
         self.register_buffer("projection", torch.empty(heads, self.num_features, e))
         self.register_buffer("forwards", torch.zeros((), dtype=torch.long))

@@ -14,6 +14,7 @@ from ..functional.rfa import causal_read, check_feature, features, keys, over_ke
 from .base import About, Mixer, register_state
 from .cost import MixingCost
 from .kernel_parts import add_heads
+from .options import at_least
 
 
 @register_state
@@ -60,12 +61,11 @@ class RFA(Mixer):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal)
-        check_feature(feature, type(self).__name__)
+        check_feature(type(self).__name__, feature, eps)
         self.heads = add_heads(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
         e = dim // heads
         self.num_features = e if num_features is None else num_features
-        if self.num_features < 1 or not eps > 0:
-            self.refuse(f"needs num_features >= 1 and eps > 0, got {num_features}, {eps}")
+        at_least(self, 1, num_features=self.num_features)
         self.feature, self.eps = feature, eps
         self.gate_proj = nn.Linear(dim, heads) if gate else None
         self.sigma = nn.Parameter(torch.empty(heads, e))

@@ -57,4 +57,7 @@ def merge(earlier: State, later: State) -> State:
     if combine is None or type(earlier) is not type(later):
         names = f"{type(earlier).__name__} and {type(later).__name__}"
         raise MixerError(f"merge: {names} cannot be merged; only two states of one mixer whose state is a sum can, such as aft_simple, hydra and linear.")
+    if any(a.shape != b.shape for a, b in zip(earlier, later, strict=True)):
+        shapes = " and ".join(str([tuple(a.shape) for a in state]) for state in (earlier, later))
+        raise MixerError(f"merge: expects two states of one mixer and as many rows each, got tensors of shapes {shapes}.")
     return combine(later)

@@ -13,6 +13,7 @@ from ..functional import synthesizer as synth
 from . import synthesizer_parts as parts_of
 from .base import About, Mixer
 from .cost import MixingCost
+from .options import at_least, check_positive
 from .synthesizer_parts import Part
 
 _PAPER = "Tay et al. 2020, arXiv 2005.00743"
@@ -61,8 +62,9 @@ class SynthesizerDense(Mixer):
     ):
         super().__init__(dim, causal=causal, max_len=max_len)
         width = parts_of.head_width(self, heads, head_dim)
-        if hidden is not None and (not isinstance(hidden, int) or hidden < 0 or (hidden == 0 and dim % heads)):
-            self.refuse(f"hidden must be an integer >= 1, or 0 for no first layer with heads={heads} dividing dim={dim}, got {hidden!r}")
+        at_least(self, 0, hidden=0 if hidden is None else hidden)
+        if hidden == 0 and dim % heads:
+            self.refuse(f"hidden=0, no first layer, needs heads that divide dim={dim}, got heads={heads}")
         self.heads, self.inner, self.rectify = heads, heads * width, hidden != 0
         each = width if hidden is None else hidden or dim // heads
         self.register_module("q_proj", nn.Linear(dim, heads * each, bias=qkv_bias) if self.rectify else None)
@@ -137,7 +139,7 @@ class SynthesizerRandom(Mixer):
         super().__init__(dim, causal=causal, max_len=max_len)
         self.heads, self.inner = heads, heads * parts_of.head_width(self, heads, head_dim)
         init_std = (0.02 if trainable else 1.0) if init_std is None else init_std
-        parts_of.check_positive(self, init_std=init_std)
+        check_positive(self, init_std=init_std)
         self.v_proj = nn.Linear(dim, self.inner, bias=qkv_bias)
         self.out_proj = nn.Linear(self.inner, dim, bias=out_bias)
         self.logits = parts_of.RandomTable(heads, share_heads, max_len, init_std=init_std, trainable=trainable)
@@ -202,7 +204,7 @@ class SynthesizerFactorizedDense(Mixer):
         super().__init__(dim, causal=causal, max_len=max_len)
         width = parts_of.head_width(self, heads, head_dim)
         each, factor = width if hidden is None else hidden, parts_of.near_root(max_len) if factor is None else factor
-        parts_of.check_integers(self, hidden=each, factor=factor)
+        at_least(self, 1, hidden=each, factor=factor)
         self.heads, self.inner = heads, heads * width
         self.q_proj = nn.Linear(dim, heads * each, bias=qkv_bias)
         self.v_proj = nn.Linear(dim, self.inner, bias=qkv_bias)
@@ -268,8 +270,8 @@ class SynthesizerFactorizedRandom(Mixer):
     ):
         super().__init__(dim, causal=causal, max_len=max_len)
         self.heads, self.inner = heads, heads * parts_of.head_width(self, heads, head_dim)
-        parts_of.check_integers(self, rank=rank)
-        parts_of.check_positive(self, init_std=init_std)
+        at_least(self, 1, rank=rank)
+        check_positive(self, init_std=init_std)
         self.v_proj = nn.Linear(dim, self.inner, bias=qkv_bias)
         self.out_proj = nn.Linear(self.inner, dim, bias=out_bias)
         self.logits = parts_of.FactorizedRandomTables(heads, share_heads, max_len, rank=rank, init_std=init_std)

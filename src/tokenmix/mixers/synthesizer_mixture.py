@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional import synthesizer as synth
+from ..functional._checks import check_name
 from . import synthesizer_parts as parts_of
 from .base import About, Mixer
 from .cost import MixingCost
+from .options import at_least, check_numbers, check_positive
 from .synthesizer_parts import Part, SynthesizerKeysState
 
 PARTS = ("attention", *synth.LOGITS)
@@ -56,11 +58,12 @@ class SynthesizerMixture(Mixer):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal, max_len=max_len)
+        self._check_parts(parts, join)
+        check_numbers(self, scale=0.0 if scale is None else scale)
         self.parts, self.join, self.heads, self.scale = tuple(parts), join, heads, scale
-        self._check_parts()
         width, factor = parts_of.head_width(self, heads, head_dim), parts_of.near_root(max_len) if factor is None else factor
-        parts_of.check_integers(self, rank=rank, factor=factor)
-        parts_of.check_positive(self, init_std=init_std)
+        at_least(self, 1, rank=rank, factor=factor)
+        check_positive(self, init_std=init_std)
         self.inner = heads * width
         asks, keys = set(self.parts) - {"random", "factorized_random"}, "attention" in self.parts
         self.register_module("q_proj", nn.Linear(dim, self.inner, bias=qkv_bias) if asks else None)
@@ -79,14 +82,12 @@ class SynthesizerMixture(Mixer):
     def _add(self, name: str, kind: type[Part], shared: bool, **options: Any) -> None:
         self.register_module(name, kind(self.heads, shared, **options) if name in self.parts else None)
 
-    def _check_parts(self) -> None:
-        known = set(self.parts) <= set(PARTS) and len(set(self.parts)) == len(self.parts)
-        if not self.parts or not known:
-            self.refuse(f"parts must be some of {', '.join(PARTS)}, each once, got {self.parts}")
-        if self.join not in synth.JOINS:
-            self.refuse(f"join must be one of {', '.join(synth.JOINS)}, got {self.join!r}")
-        if self.join == "gated" and ("attention" not in self.parts or len(self.parts) < 2):
-            self.refuse(f"join='gated' weighs attention against the other parts and needs both, got parts={self.parts}; use join='softmax'")
+    def _check_parts(self, parts: Any, join: Any) -> None:
+        if not isinstance(parts, (list, tuple)) or not parts or any(part not in PARTS or parts.count(part) > 1 for part in parts):
+            self.refuse(f"parts must be a list of some of {', '.join(PARTS)}, each once, got {parts!r}")
+        check_name(type(self).__name__, "join", join, synth.JOINS)
+        if join == "gated" and ("attention" not in parts or len(parts) < 2):
+            self.refuse(f"join='gated' weighs attention against the other parts and needs both, got parts={parts!r}; use join='softmax'")
 
     def init_parameters(self) -> None:
         """Start with equal weights."""

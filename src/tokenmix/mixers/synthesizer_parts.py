@@ -12,6 +12,7 @@ from .. import functional as F
 from ..functional.synthesizer import Tables
 from .aft_parts import alive
 from .base import Mixer, chunk_positions, register_state, token_positions
+from .options import at_least
 
 
 class DenseTables(nn.Module):
@@ -209,11 +210,10 @@ class SynthesizerKeysState(NamedTuple):
 
 
 def head_width(mixer: Mixer, heads: int, head_dim: int | None) -> int:
-    """Features per head; dim / heads where nothing else is said."""
-    if not isinstance(heads, int) or heads < 1 or (head_dim is None and mixer.dim % heads):
-        mixer.refuse(f"heads={heads!r} must divide dim={mixer.dim}, or head_dim must say how wide a head is")
-    if head_dim is not None and (not isinstance(head_dim, int) or head_dim < 1):
-        mixer.refuse(f"head_dim must be a positive integer, got {head_dim!r}")
+    """Features per head, dim / heads where nothing else is said; refuses sizes that make no sense."""
+    at_least(mixer, 1, max_len=mixer.max_len, heads=heads, head_dim=1 if head_dim is None else head_dim)
+    if head_dim is None and mixer.dim % heads:
+        mixer.refuse(f"heads={heads} must divide dim={mixer.dim}, or head_dim must say how wide a head is")
     return mixer.dim // heads if head_dim is None else head_dim
 
 
@@ -222,23 +222,9 @@ def near_root(max_len: int) -> int:
     return max(1, round(max_len**0.5))
 
 
-def check_integers(mixer: Mixer, **values: Any) -> None:
-    """Refuse options that are not positive integers."""
-    for name, value in values.items():
-        if not isinstance(value, int) or value < 1:
-            mixer.refuse(f"{name} must be a positive integer, got {value!r}")
-
-
-def check_positive(mixer: Mixer, **values: Any) -> None:
-    """Refuse options that are not positive numbers."""
-    for name, value in values.items():
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-            mixer.refuse(f"{name} must be positive, got {value!r}")
-
-
 def resize_part(mixer: Mixer, parts: list[Part], max_len: int) -> None:
     """Interpolate every table to another number of positions."""
-    if not isinstance(max_len, int) or max_len < 1:
+    if not isinstance(max_len, int) or isinstance(max_len, bool) or max_len < 1:
         mixer.refuse(f"resize needs a positive integer max_len, got {max_len!r}")
     for part in parts:
         part.resize(max_len)

@@ -15,8 +15,10 @@ def rfa(q, k, v, projection, sigma, gate=None, *, heads: int, feature: str = "ga
         S = q.new_zeros(*q.shape[:2], fk.shape[-1], v1.shape[-1])  # one state per query; the last feature and the last value are 1 and count the weights
         for s in range(k.shape[1]):
             pair = (fk[:, s, :, None] * v1[:, s, None, :])[:, None]
-            g = None if gate is None else torch.sigmoid(gate[:, s, h])[:, None, None, None]
-            after = S + pair if g is None else g * S + (1 - g) * pair
+            after = S + pair
+            if gate is not None:
+                g, rest = (torch.sigmoid(a[:, s, h])[:, None, None, None] for a in (gate, -gate))  # rest = 1 - g, not rounded to 0
+                after = g * S + rest * pair
             S = after if mask is None else torch.where(mask[:, :, s, None, None], after, S)
         y, weight = (fq[:, :, None] @ S[:, :, :-1])[:, :, 0], S[:, :, -1, -1:]
         den = torch.maximum(y[..., -1:], eps * weight)

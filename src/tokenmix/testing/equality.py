@@ -169,11 +169,12 @@ def accurate_on_adversarial_keys(s: Subject) -> None:
         unit = torch.where(weight > SMALLEST, weight, 1.0)  # below it float32 itself rounds
         same((got.double() - want) / unit, torch.zeros_like(want), "float32 output, error over sum(weight |v|)", tol=tol, scale=1.0, **shown)
         sizes = [float(g.abs().max() * a.detach().abs().max()) if g.numel() else 0.0 for g, a in zip(wanted, _flat(exact), strict=True)]
-        floor = max(sizes) if values is None else sizes[values]  # what the gradients of logits, which cancel, are rounded against
+        against = at if values is None else values  # its gradient does not cancel; those of logits do, and are rounded against it
+        floor = max(sizes[against], SMALLEST)
         for i, (ours, theirs) in enumerate(zip(grads, wanted, strict=True)):
             if theirs.numel() == 0:  # factors of rank 0
                 continue
-            scale = max(float(theirs.abs().max()), SMALLEST if i == values else max(floor, SMALLEST))
+            scale = max(float(theirs.abs().max()), SMALLEST if i == against else floor)
             same(ours, theirs, f"float32 gradient of argument {i} against the reference", tol=tol, scale=scale, **shown)
 
 
@@ -276,6 +277,9 @@ def pairs_with_nothing_to_attend(s: Subject) -> None:
     if mixer.capabilities.context:
         out = s.call(mixer, x, x[:, :0])
         same(out, mixer.out_proj(zero).expand_as(out), "over a context of length 0 the output is not out_proj(0)", scale=1.0, seed=s.seed)
+        if s.cls.supports_streaming:  # type: ignore[attr-defined]
+            out, _ = mixer.extend(x, mixer.init_state(2, context=x[:, :0]))
+            same(out, mixer.out_proj(zero).expand_as(out), "streaming over a context of length 0 is not out_proj(0)", scale=1.0, seed=s.seed)
 
 
 def every_parameter_learns(s: Subject) -> None:
