@@ -8,8 +8,9 @@ from torch import Tensor
 from ..errors import MixerError
 from ._backend import pick
 from ._compressed import POOLS, Sizes, Slots, compress, grouped, over_memories, visible, weigh
-from ._lines import back_to_place, from_start, picked, within
-from ._masks import allowed
+from ._lines import picked
+from ._masks import alive, allowed
+from ._places import back_to_place, turned
 
 
 def compressive(
@@ -57,11 +58,10 @@ def compressive(
     if T == 0:
         return torch.zeros_like(q)
     wide = torch.promote_types(dtype, torch.float32)
-    live = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device) if key_mask is None else key_mask
+    live = alive(q, key_mask)
     moved = starts is not None and positions is None
     if moved and starts is not None:
-        live = within(q, starts) & from_start(live, starts)
-        q, k, v, x = (from_start(a, starts) for a in (q, k, v, x))
+        live, q, k, v, x = turned(starts, live, q, k, v, x)
     k, v, x = (torch.where(live[..., None], a, 0.0).to(wide) for a in (k, v, x))
     learned = tuple(a.to(wide) for a in (relative, content, place))
     groups = grouped(x, live, rate, positions)

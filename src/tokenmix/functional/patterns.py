@@ -22,17 +22,17 @@ from ._blocks import (
     blockwise,
     check,
     cut,
-    default_places,
     dense,
     in_classes,
-    in_order,
     joined,
+    own_places,
     pairs_of,
     part_of,
     ratio,
     ready,
     sums_of,
 )
+from ._places import in_order
 
 
 def local(
@@ -65,7 +65,7 @@ def local(
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
-        places = default_places(q, k, None) if positions is None else positions
+        places = own_places(q, k, None) if positions is None else positions
         rows, cols, ok = pairs_of(places, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
         return joined(ratio(_near_part(ready(q, k, v, heads, key_mask), (rows - cols).abs() < window, ok, outside)), q)
     r = ready(q, k, v, heads, key_mask)
@@ -143,7 +143,7 @@ def strided(
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
-        places = default_places(q, k, None) if positions is None else positions
+        places = own_places(q, k, None) if positions is None else positions
         rows, cols, ok = pairs_of(places, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
         near, column = (rows - cols).abs() <= stride, torch.remainder(rows - cols, stride) == 0
         return joined(dense(ready(q, k, v, heads, key_mask), _by_half(near & ok, column & ok, heads, merged)), q)
@@ -187,7 +187,7 @@ def fixed(
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
-        places = default_places(q, k, key_mask) if positions is None else positions
+        places = own_places(q, k, key_mask) if positions is None else positions
         rows, cols, ok = pairs_of(places, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
         near = torch.div(rows, stride, rounding_mode="floor") == torch.div(cols, stride, rounding_mode="floor")
         column = torch.remainder(cols, stride) >= stride - columns

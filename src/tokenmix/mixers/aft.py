@@ -9,10 +9,11 @@ from torch import Tensor
 
 from .. import functional as F
 from ..functional import aft_chunk as chunk
-from .aft_parts import add_projections, alive, empty_ring, in_pieces, queries, ring_step
+from .aft_parts import add_projections, empty_ring, queries, ring_step
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .pair_bias import PairBias
+from .parts import alive, in_pieces
 
 
 @register_state

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as F
-from .aft_parts import add_projections, alive, empty_ring, in_pieces, queries, ring_step
+from .aft_parts import add_projections, empty_ring, queries, ring_step
 from .base import About, Mixer, chunk_positions
 from .cost import MixingCost
+from .parts import alive, in_pieces
 
 
 class AFTConv(Mixer):

@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from .. import functional as F
 from ..functional._lines import Raster
 from ..functional.axial import along
-from .aft_parts import alive, in_pieces
-from .attention import largest_dot
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
-from .image_local import row_starts
+from .parts import alive, check_heads, in_pieces, largest_dot, row_starts
 
 
 @register_state
@@ -80,8 +78,7 @@ class Axial(Mixer):
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
 
     def _check_options(self, heads: int, ndim: int, width: int | None, order: list[int] | None, combine: str) -> None:
-        if not isinstance(heads, int) or heads < 1 or self.dim % heads:
-            self.refuse(f"heads={heads!r} must divide dim={self.dim}")
+        check_heads(self, heads)
         if ndim not in (2, 3) or (order is not None and sorted(order) != list(range(ndim))):
             self.refuse(f"ndim must be 2 or 3 and order name each axis once, got ndim={ndim!r}, order={order!r}")
         if width is not None and (not isinstance(width, int) or width < 1 or ndim != 2):

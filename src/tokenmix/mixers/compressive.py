@@ -9,12 +9,10 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional import _compressed as form
-from .aft_parts import alive, in_pieces
 from .aux import add_aux_loss
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
-from .image_local import row_starts
-from .transformer_xl import TransformerXL, add_plain_projections
+from .parts import add_projections, alive, in_pieces, largest_relative, row_starts
 
 
 @register_state
@@ -74,7 +72,7 @@ class Compressive(Mixer):
         if pool not in form.POOLS:
             self.refuse(f"pool must be one of {', '.join(form.POOLS)}, got {pool!r}")
         self.heads, self.sizes = heads, form.Sizes(memory, compressed, rate, pool)
-        add_plain_projections(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         self.relative = nn.Parameter(torch.empty(dim, dim + dim % 2))
         self.content, self.place = nn.Parameter(torch.empty(dim)), nn.Parameter(torch.empty(dim))
         self.squeeze = nn.Parameter(torch.empty(dim, dim, rate)) if pool == "conv" else None
@@ -129,7 +127,9 @@ class Compressive(Mixer):
         kept = 4 * (8 * T * D + 2 * blocks * keys * D + 4 * T * D * self.heads + pairs * self.heads)
         return MixingCost(flops, None, activations=kept, state=(12 * D + 9) * self._ring + (8 * D + 8) * many + 16)
 
-    largest_logit = staticmethod(lambda args, options: TransformerXL.largest_logit((*args[:3], *args[5:8]), options))
+    @staticmethod
+    def largest_logit(args, options):
+        return largest_relative(*args[:2], *args[5:8], options["heads"])
 
     @property
     def _ring(self) -> int:

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from .. import functional as F
-from .aft_parts import alive, in_pieces
-from .attention import largest_dot
 from .base import About, Mixer, chunk_positions
 from .cost import MixingCost
-from .transformer_xl import add_plain_projections, empty_memory, forget, remember
-
-
-def row_starts(key_mask: Tensor | None, positions: Tensor | None) -> Tensor | None:
-    """The index of position 0 of each row (B,), its first True key; None where positions are the indices or are given."""
-    return None if key_mask is None or positions is not None else (key_mask.cumsum(1) == 0).sum(1)
+from .history import empty_history, joined, newest
+from .parts import add_projections, alive, in_pieces, largest_dot, row_starts
 
 
 class ImageLocal(Mixer):
@@ -62,7 +54,7 @@ class ImageLocal(Mixer):
             self.refuse(f"width is a positive integer and goes with ndim=2, got width={width!r}, ndim={ndim}")
         if causal and ndim == 2 and width is None:
             self.refuse("causal=True with ndim=2 needs width, the pixels in a line; a grid given at call time has no causal form")
-        add_plain_projections(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
 
     def excepted(self):
         return {} if self.ndim == 1 and self.memory[0] else dict(self.exceptions)
@@ -115,7 +107,7 @@ class ImageLocal(Mixer):
         return largest_dot(args[0], args[1], options["heads"])
 
     def empty_state(self, batch_size, *, device, dtype):
-        return empty_memory(self, batch_size, self._ring, device=device, dtype=dtype)
+        return empty_history(batch_size, self.dim, self._ring, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         at, after = chunk_positions(state.position, x, positions, key_mask)
@@ -123,7 +115,7 @@ class ImageLocal(Mixer):
         return self.out_proj(y), state._replace(position=after)
 
     def _mix_piece(self, x, state, at, live):
-        state, q = remember(self, x, state, at, live), self.q_proj(x)
+        state, q = joined(state, live, at, keys=self.k_proj(x), values=self.v_proj(x)), self.q_proj(x)
         options = {**self._pattern(), "width": self.width, "positions": (at, state.places), "causal": True, "key_mask": state.live}
         y = F.image_local(q, state.keys.to(q.dtype), state.values.to(q.dtype), **options)
-        return y, forget(state, self._ring)
+        return y, newest(state, self._ring)

@@ -12,10 +12,10 @@ from .. import functional as F
 from ..functional import aft_chunk as chunk
 from ..functional._taps import centre_of, pair_weights, silenced, weighed
 from ..functional.lambda_layer import per_key
-from .aft_parts import alive, in_pieces
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
-from .ring import joined, without_first
+from .history import joined, without_first
+from .parts import alive, check_heads, in_pieces
 from .token_norm import TokenBatchNorm
 
 
@@ -81,8 +81,7 @@ class Lambda(Mixer):
         self.init_parameters()
 
     def _check_options(self) -> None:
-        if not isinstance(self.heads, int) or self.heads < 1 or self.dim % self.heads:
-            self.refuse(f"heads={self.heads!r} must divide dim={self.dim}")
+        check_heads(self, self.heads)
         if not isinstance(self.key_width, int) or self.key_width < 1:
             self.refuse(f"key_width must be a positive integer, got {self.key_width!r}")
         if self.norm not in ("qk", "qv", None):
@@ -179,7 +178,7 @@ class Lambda(Mixer):
         q, k, v = self._projected(x, live)
         past, spread = (state.m, state.num, state.den), per_key(v.double(), self.key_width)
         content, past = chunk.aft_simple_chunk(spread, k, spread, past, key_mask=live, gate=None)
-        state = joined(state, v, live, at)
+        state = joined(state, live, at, values=v)
         qh = q.to(torch.promote_types(q.dtype, torch.float32)).unflatten(-1, (self.heads, -1))
         vz = silenced(state.values.to(torch.promote_types(qh.dtype, state.values.dtype)), state.live).to(qh.dtype)
         E = self.embedding.to(qh.dtype)

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional._taps import centre_of, pair_weights, silenced, weighed
-from .aft_parts import alive, in_pieces
 from .base import About, Mixer, chunk_positions
 from .cost import MixingCost
-from .ring import empty_window, joined, ring_bytes, without_first
+from .history import empty_window, joined, ring_bytes, without_first
+from .parts import alive, in_pieces
 
 
 class LightConv(Mixer):
@@ -64,7 +64,7 @@ class LightConv(Mixer):
         return MixingCost(flops, flops, 4 * T * self.dim * (6 if self.glu else 3), ring_bytes(self.kernel_size - 1, self.dim))
 
     def empty_state(self, batch_size, *, device, dtype):
-        return empty_window(batch_size, self.kernel_size - 1, self.dim, device=device, dtype=dtype)
+        return empty_window(batch_size, self.dim, self.kernel_size - 1, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         at, after = chunk_positions(state.position, x, positions, key_mask)
@@ -125,7 +125,7 @@ class DynamicConv(Mixer):
         return MixingCost(2 * T * self.kernel_size * self.dim, None, kept, ring_bytes(self.kernel_size - 1, self.dim))
 
     def empty_state(self, batch_size, *, device, dtype):
-        return empty_window(batch_size, self.kernel_size - 1, self.dim, device=device, dtype=dtype)
+        return empty_window(batch_size, self.dim, self.kernel_size - 1, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         at, after = chunk_positions(state.position, x, positions, key_mask)
@@ -154,7 +154,7 @@ def values(mixer: LightConv | DynamicConv, x: Tensor) -> Tensor:
 
 def window_step(mixer, g, kernel, state, at, live):
     """New values g (B, L, D) with windows ``kernel`` over the ring and each other."""
-    state = joined(state, g, live, at)
+    state = joined(state, live, at, values=g)
     v = silenced(state.values.to(torch.promote_types(g.dtype, state.values.dtype)), state.live)
     taps = kernel.double().softmax(-1).to(v.dtype)
     weights = pair_weights(taps, at, state.places, centre_of(mixer.kernel_size, True), causal=True)

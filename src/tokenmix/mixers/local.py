@@ -9,12 +9,11 @@ from torch import Tensor
 
 from .. import functional as F
 from ..functional.patterns import local_chunk
-from .aft_parts import alive, in_pieces
-from .attention import largest_dot
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
-from .history import HistoryState, add_projections, at_least
-from .pattern_cost import BlockCost, kept_bytes
+from .history import HistoryState
+from .parts import add_projections, alive, at_least, in_pieces, largest_dot
+from .pattern_parts import BlockCost, kept_bytes
 
 
 @register_state

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as F
-from ..functional._places import alive as shown
+from ..functional._masks import kept
 from ..functional._places import patches, shifted, strided_conv
 from ..functional.attention import attention
 from ..functional.memory_compressed import Slots, cells_of, folded, over_slots
-from .aft_parts import alive, in_pieces
-from .attention import largest_dot
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
+from .parts import add_projections, alive, in_pieces, largest_dot
 
 
 @register_state
@@ -75,14 +74,9 @@ class MemoryCompressed(Mixer):
             self.refuse(f"mode={mode!r}; choose 'compressed' or 'local'")
         self.mode, self.heads = mode, heads
         self.block = (3 if mode == "compressed" else 256) if block is None else block
-        if not isinstance(heads, int) or heads < 1 or dim % heads:
-            self.refuse(f"heads={heads!r} must divide dim={dim}")
         if not isinstance(self.block, int) or self.block < 1:
             self.refuse(f"block must be a positive integer, got {block!r}")
-        self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
-        self.k_proj = nn.Linear(dim, dim, bias=qkv_bias)
-        self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
-        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         short = mode == "compressed"
         self.k_conv = nn.Conv1d(dim, dim, self.block, stride=self.block) if short else None
         self.v_conv = nn.Conv1d(dim, dim, self.block, stride=self.block) if short else None
@@ -122,7 +116,7 @@ class MemoryCompressed(Mixer):
         live = options["key_mask"]
         if live is not None:
             live, k, q = shifted(live, k, q)
-        k, found = shown(k.detach(), live), 0.0
+        k, found = kept(k.detach(), live), 0.0
         if not conv or options["causal"]:
             found = largest_dot(q, k, options["heads"])
         if conv:
@@ -167,4 +161,4 @@ class MemoryCompressed(Mixer):
         k, v, live, places = recent
         cell = cells_of(places, self.block)[0]
         near = (cell[:, -q.shape[1] :, None] == cell[:, None]) & live[:, None]
-        return attention(q, shown(k, live).to(q.dtype), shown(v, live).to(q.dtype), heads=self.heads, causal=True, attn_mask=near)
+        return attention(q, kept(k, live).to(q.dtype), kept(v, live).to(q.dtype), heads=self.heads, causal=True, attn_mask=near)

@@ -2,39 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from torch import Tensor
-
 from .. import functional as F
-from .aft_parts import alive
-from .attention import largest_dot
-from .base import About, Mixer, chunk_positions, token_positions
+from .base import About, Mixer
 from .cost import MixingCost
-from .history import HistoryState, add_projections, at_least, empty_history, longer
-from .pattern_cost import BlockCost, kept_bytes
-
-
-def explicit(x: Tensor, positions: Tensor | None, key_mask: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
-    """Positions for the dense form, where an attn_mask asks for it."""
-    return token_positions(x, key_mask) if positions is None and attn_mask is not None else positions
-
-
-def history_step(
-    mixer: Any, form: Callable[..., Tensor], x: Tensor, state: HistoryState, options: dict[str, Any], *, positions: Tensor | None, key_mask: Tensor | None
-) -> tuple[Tensor, HistoryState]:
-    """A chunk of a causal mixer with q, k, v projections: over the history, or, where it comes first at default positions, by blocks."""
-    at, after = chunk_positions(state.position, x, positions, key_mask)
-    q, k, v = mixer.q_proj(x), mixer.k_proj(x), mixer.v_proj(x)
-    first = state.keys.shape[1] == 0 and positions is None
-    state = longer(state, k, v, alive(x, key_mask), at, after)
-    if first:
-        y = form(q, k, v, causal=True, key_mask=key_mask, **options)
-    else:
-        keys, values = state.keys.to(q.dtype), state.values.to(q.dtype)
-        y = form(q, keys, values, causal=True, key_mask=state.live, positions=(at, state.places), **options)
-    return mixer.out_proj(y), state
+from .history import empty_history
+from .parts import add_projections, at_least, largest_dot
+from .pattern_parts import BlockCost, explicit, history_step, kept_bytes
 
 
 class Strided(Mixer):

@@ -9,13 +9,11 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional.patterns_global import longformer_chunk
-from .aft_parts import alive
-from .attention import largest_dot
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
-from .history import HistoryState, add_projections, at_least, empty_history, longer
-from .pattern_cost import BlockCost, kept_bytes
-from .patterns import explicit, history_step
+from .history import empty_history, joined
+from .parts import add_projections, alive, at_least, largest_dot
+from .pattern_parts import BlockCost, explicit, history_step, kept_bytes
 
 
 @register_state
@@ -133,7 +131,7 @@ class Longformer(Mixer):
         q, k, v, qg, kg, vg = global_args(self, x)
         live, first = alive(x, key_mask), state.keys.shape[1] == 0 and positions is None
         slots = self._filled(state[5:], kg, vg, at, live)
-        state = GlobalHistoryState(*longer(HistoryState(*state[:5]), k, v, live, at, after), *slots)
+        state = joined(state, live, at, keys=k, values=v)._replace(position=after)._replace(**dict(zip(state._fields[5:], slots, strict=True)))
         if first:
             y = F.longformer(q, k, v, qg, kg, vg, **self._pattern(), global_tokens=self.global_tokens, causal=True, key_mask=key_mask)
         else:

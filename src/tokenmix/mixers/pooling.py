@@ -7,10 +7,10 @@ import torch
 from .. import functional as F
 from ..functional._taps import silenced
 from ..functional.pooling import mean_of_pairs, windows
-from .aft_parts import alive, in_pieces
 from .base import About, Mixer, chunk_positions
 from .cost import MixingCost
-from .ring import empty_window, joined, ring_bytes, without_first
+from .history import empty_window, joined, ring_bytes, without_first
+from .parts import alive, in_pieces
 from .unprojected import Unprojected
 
 
@@ -61,7 +61,7 @@ class Pooling(Mixer):
         return MixingCost(self.ndim * T * self.window * self.dim, None, 0, ring_bytes(self.window - 1, self.dim))
 
     def empty_state(self, batch_size, *, device, dtype):
-        return empty_window(batch_size, self.window - 1, self.dim, device=device, dtype=dtype)
+        return empty_window(batch_size, self.dim, self.window - 1, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         at, after = chunk_positions(state.position, x, positions, key_mask)
@@ -69,7 +69,7 @@ class Pooling(Mixer):
         return y, state._replace(position=after)
 
     def _mix_piece(self, x, state, at, live):
-        state = joined(state, x, live, at)
+        state = joined(state, live, at, values=x)
         v = silenced(state.values.to(torch.promote_types(x.dtype, state.values.dtype)), state.live)
         y = mean_of_pairs(windows(at, state.places, self.window, causal=True), v, state.live[..., None].to(v.dtype))
         if self.subtract:

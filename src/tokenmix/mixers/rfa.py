@@ -13,7 +13,7 @@ from ..functional.performer import orthogonal_features
 from ..functional.rfa import causal_read, check_feature, features, keys, over_keys, read
 from .base import About, Mixer, register_state
 from .cost import MixingCost
-from .kernel_parts import add_heads
+from .parts import add_projections
 
 
 @register_state
@@ -61,7 +61,8 @@ class RFA(Mixer):
     ):
         super().__init__(dim, causal=causal)
         check_feature(feature, type(self).__name__)
-        self.heads = add_heads(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        self.heads = heads
         e = dim // heads
         self.num_features = e if num_features is None else num_features
         if self.num_features < 1 or not eps > 0:

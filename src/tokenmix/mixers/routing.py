@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as F
-from ..functional._buckets import alive
 from ..functional.routing import nearest_clusters, on_sphere, routing_chunk, top_tokens
 from .aux import add_aux_loss
 from .base import About, Mixer, register_state
 from .cost import MixingCost
+from .parts import alive
 from .sorted_parts import decide, draw_directions, frozen, project_wide
 
 

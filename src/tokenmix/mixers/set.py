@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from .. import functional as F
 from ..errors import MixerError
 from ..functional.set import induced
-from .attention import largest_dot
 from .base import About, Mixer
 from .cost import MixingCost
+from .parts import check_heads, largest_dot
 
 
 class InducedSet(Mixer):
@@ -43,8 +43,7 @@ class InducedSet(Mixer):
     ):
         super().__init__(dim, causal=causal)
         self.heads, self.inner = heads, inner
-        if not isinstance(heads, int) or heads < 1 or dim % heads:
-            self.refuse(f"heads={heads!r} must divide dim={dim}")
+        check_heads(self, heads)
         if not isinstance(points, int) or points < 1:
             self.refuse(f"points must be a positive integer, got {points!r}")
         if inner not in ("attention", "mab"):

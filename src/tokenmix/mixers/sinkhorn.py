@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as F
-from ..functional._buckets import alive
 from ..functional.sinkhorn import lay_out, permutation, prepared, sinkhorn_chunk
-from .attention import largest_dot
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
+from .parts import alive, largest_dot
 
 
 @register_state

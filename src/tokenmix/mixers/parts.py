@@ -1,0 +1,100 @@
+"""What mixers of different families share: checked options, plain projections, checked positions, long chunks in pieces, the largest logit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..functional import aft_chunk as chunk
+from ..functional._masks import alive as alive
+from ..functional._places import first_true
+from .base import Mixer, State
+
+
+def at_least(mixer: Mixer, low: int, **options: Any) -> None:
+    """Refuse options that are not integers of at least ``low``."""
+    for name, value in options.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            mixer.refuse(f"{name} must be an integer >= {low}, got {value!r}")
+
+
+def true_or_false(mixer: Mixer, **options: Any) -> None:
+    """Refuse options that are not bools: any word of a command line is as good as True."""
+    for name, value in options.items():
+        if not isinstance(value, bool):
+            mixer.refuse(f"{name} must be True or False, got {value!r}")
+
+
+def one_of(mixer: Mixer, names: tuple[Any, ...], **options: Any) -> None:
+    """Refuse options that are not among ``names``."""
+    for name, value in options.items():
+        if not any(value is each or (type(value) is type(each) and value == each) for each in names):
+            mixer.refuse(f"{name} must be one of {', '.join(repr(each) for each in names)}, got {value!r}")
+
+
+def check_heads(mixer: Mixer, heads: int) -> None:
+    """Refuse a number of heads that does not divide dim."""
+    if not isinstance(heads, int) or isinstance(heads, bool) or heads < 1 or mixer.dim % heads:
+        mixer.refuse(f"heads={heads!r} must divide dim={mixer.dim}")
+
+
+def add_projections(mixer: Mixer, *, heads: int, qkv_bias: bool, out_bias: bool) -> None:
+    """q_proj, k_proj, v_proj and out_proj, all dim x dim, for heads of equal width."""
+    check_heads(mixer, heads)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        mixer.register_module(name, nn.Linear(mixer.dim, mixer.dim, bias=qkv_bias))
+    mixer.register_module("out_proj", nn.Linear(mixer.dim, mixer.dim, bias=out_bias))
+
+
+def check_places(mixer: Mixer, positions: Tensor | None, key_mask: Tensor | None, *, rising: bool = True, state: Any = None) -> None:
+    """Refuse explicit positions that the mixer would misread: those of live tokens are >= 0 and, where ``rising``, each above all before it in its row.
+
+    ``state``: of a stream, with the fields ``live`` and ``places``; its tokens come before. Values can be read only outside of compilation and export.
+    """
+    if positions is None or positions.numel() == 0 or torch.compiler.is_compiling():
+        return
+    live = alive(positions, key_mask)
+    least = torch.full_like(positions[:, :1], -1)
+    if rising:
+        if state is not None and state.places.shape[1]:
+            least = torch.where(state.live, state.places, -1).amax(1, keepdim=True).to(positions.dtype)
+        least = torch.cat([least, torch.where(live, positions, -1)], 1).cummax(1).values[:, :-1]
+    wrong = live & (positions <= least)
+    if bool(wrong.any()):
+        row, at = (int(n) for n in wrong.nonzero()[0])
+        after = f" after {int(least[row, at])}" if rising and int(least[row, at]) >= 0 else ""
+        must = "rise from token to token, and start at 0 or above" if rising else "be 0 or above"
+        mixer.refuse(f"positions of live tokens must {must}, got {int(positions[row, at])}{after} in row {row}")
+
+
+def row_starts(key_mask: Tensor | None, positions: Tensor | None) -> Tensor | None:
+    """The index of position 0 of each row (B,), its first True key; None where positions are the indices or are given."""
+    return None if key_mask is None or positions is not None else first_true(key_mask)[:, 0]
+
+
+def in_pieces(mix_piece: Callable[..., tuple[Tensor, State]], x: Tensor, state: State, *beside: Tensor) -> tuple[Tensor, State]:
+    """Mix a long chunk piece by piece, so that its weights stay small; ``beside`` are cut along time like x."""
+    outputs = []
+    for x_piece, *pieces in zip(*(a.split(chunk.PIECE, 1) for a in (x, *beside)), strict=True):
+        y, state = mix_piece(x_piece, state, *pieces)
+        outputs.append(y)
+    return torch.cat(outputs, 1), state
+
+
+def largest_dot(q: Tensor, k: Tensor, heads: int, kv_heads: int | None = None, scale: float | None = None) -> float:
+    """The largest |scale q_t . k_s| of any head; default scale 1 / sqrt(width)."""
+    kv_heads = kv_heads or heads
+    qh, kh = (a.detach().unflatten(-1, (n, -1)).transpose(1, 2) for a, n in ((q, heads), (k, kv_heads)))
+    scale = scale or qh.shape[-1] ** -0.5
+    return float((qh @ kh.repeat_interleave(heads // kv_heads, 1).transpose(-1, -2)).abs().max()) * scale
+
+
+def largest_relative(q: Tensor, k: Tensor, relative: Tensor, content: Tensor, place: Tensor, heads: int) -> float:
+    """A bound on the largest logit with Transformer-XL's relative positions."""
+    q, k, u, b = (a.detach().unflatten(-1, (heads, -1)).transpose(-2, -3) for a in (q, k, content[None], place[None]))
+    located = (q + b) @ relative.detach().unflatten(0, (heads, -1))
+    far = located.norm(dim=-1).max() * (relative.shape[1] / 2) ** 0.5  # every R_d is that long
+    return float((((q + u) @ k.transpose(-1, -2)).abs().max() + far) * q.shape[-1] ** -0.5)
