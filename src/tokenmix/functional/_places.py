@@ -21,6 +21,18 @@ def default_places(rows: int, length: int, key_mask: Tensor | None, device: torc
     return index if key_mask is None else (index - first_true(key_mask)).clamp_min(0)
 
 
+def behind_live(positions: Tensor, live: Tensor) -> Tensor:
+    """Rising positions, those of masked tokens replaced by that of the last live one before them: no garbage there parts what belongs together."""
+    return torch.where(live, positions, 0).cummax(1).values
+
+
+def counted_on(positions: Tensor, live: Tensor) -> Tensor:
+    """Positions, those of masked tokens replaced by counting on from the last live one before them; positions rise by no less than 1 for each token."""
+    index = torch.arange(positions.shape[1], device=positions.device)
+    ahead = torch.where(live, positions - index, torch.iinfo(torch.int64).min // 2).cummax(1).values
+    return (ahead + index).clamp_min(0)
+
+
 def from_start(a: Tensor, starts: Tensor) -> Tensor:
     """a (B, T, ...) moved left by ``starts`` (B,), so that each row's position 0 stands first; what comes after the end repeats the last token."""
     T = a.shape[1]

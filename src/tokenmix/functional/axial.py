@@ -43,7 +43,7 @@ def axial(
         later: (W_2, b_2, W_3, b_3, ...): (3 D, D) and (3 D,); (2 D, D) and (2 D,) when causal; nothing for a sum.
         width: tokens in a line, where they are a sequence in raster order; or grid: sizes of the grid of the tokens after the first ``prefix``.
             Prefix tokens attend all and are attended by all.
-        positions: (B, T) where they are not the indices.
+        positions: (B, T) where they are not the indices; rising in the causal form.
         starts: (B,), the index of position 0 in each row; tokens before it give 0.
 
     Returns:

@@ -38,7 +38,7 @@ def memory_compressed(
     Args:
         q, k, v: (B, T, D).
         conv: (W_k, W_v, b_k, b_v) with weights (D, D, b); empty in mode "local".
-        positions: (B, T). Default: index minus the index of the row's first True key.
+        positions: (B, T), in the causal form rising. Default: index minus the index of the row's first True key.
 
     A block without a live token is not attended; with nothing to attend, and in front of the row's first token, the result is 0.
     The convolutions are summed in float64.

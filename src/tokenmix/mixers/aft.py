@@ -13,7 +13,7 @@ from .aft_parts import add_projections, empty_ring, queries, ring_step
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .pair_bias import PairBias
-from .parts import alive, in_pieces
+from .parts import alive, check_places, in_pieces
 
 
 @register_state
@@ -254,6 +254,8 @@ class AFTLocal(Mixer):
         self.check_range(at)
         if not self.causal:
             return self.out_proj(self._read(x, state, at)), state._replace(position=after)
+        if self.window:
+            check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))
         y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
         return self.out_proj(y), state._replace(position=after)
 

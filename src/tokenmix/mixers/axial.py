@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional._lines import Raster
+from ..functional._places import counted_on
 from ..functional.axial import along
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
-from .parts import alive, check_heads, in_pieces, largest_dot, row_starts
+from .parts import alive, check_heads, check_places, in_pieces, largest_dot, row_starts
 
 
 @register_state
@@ -95,6 +96,7 @@ class Axial(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.axial`` for this input: (positional, keyword)."""
+        check_places(self, positions, key_mask, rising=self.causal)
         if grid is not None and self.width is not None:
             self.refuse(f"was built with width={self.width} and mixes a sequence in raster order, got grid={tuple(grid)}")
         if self.width is None and (grid is None or len(grid) != self.ndim):
@@ -137,8 +139,11 @@ class Axial(Mixer):
         return AxialState(row, row[..., : 2 * self.dim].clone(), places.bool(), places, torch.zeros(batch_size, dtype=torch.long, device=device))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        at, after = chunk_positions(state.position, x, positions, key_mask)
-        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
+        check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))
+        (at, after), live = chunk_positions(state.position, x, positions, key_mask), alive(x, key_mask)
+        if positions is not None:
+            at = counted_on(torch.cat([state.places, at], 1), torch.cat([state.live, live], 1))[:, -x.shape[1] :]
+        y, state = in_pieces(self._mix_piece, x, state, at, live)
         return self.out_proj(y), state._replace(position=after)
 
     def _mix_piece(self, x, state, at, live):

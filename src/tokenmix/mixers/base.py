@@ -157,6 +157,7 @@ class Mixer(nn.Module, ABC):
         self._check_masks(x, x if context is None else context, key_mask, attn_mask)
         self._check_grid(x, positions, grid, prefix)
         self._check_positions(x, positions)
+        self._check_cells(positions, grid, prefix)
         return self.mix(x, context, positions=positions, key_mask=key_mask, attn_mask=attn_mask, grid=grid, prefix=prefix)
 
     def forward_packed(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
@@ -290,6 +291,13 @@ class Mixer(nn.Module, ABC):
         if positions.dtype not in (torch.int64, torch.int32) or positions.shape != x.shape[:2]:
             self.refuse(f"expects integer positions of shape {tuple(x.shape[:2])}, got {positions.dtype} {tuple(positions.shape)}")
         self.check_range(positions)
+
+    def _check_cells(self, positions: Tensor | None, grid: tuple[int, ...] | None, prefix: int) -> None:
+        if positions is None or grid is None or torch.compiler.is_compiling() or positions.numel() == 0:
+            return
+        low, high = (int(n) for n in positions.aminmax())
+        if low < 0 or high >= prefix + prod(grid):
+            self.refuse(f"grid={tuple(grid)} with prefix={prefix} has positions 0 to {prefix + prod(grid) - 1}, got positions from {low} to {high}")
 
     def check_range(self, positions: Tensor) -> None:
         """Refuse positions outside 0..max_len-1. Values can be read only outside of compilation and export."""

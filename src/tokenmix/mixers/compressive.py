@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional import _compressed as form
+from ..functional._places import behind_live
 from .aux import add_aux_loss
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
-from .parts import add_projections, alive, in_pieces, largest_relative, row_starts
+from .parts import add_projections, alive, check_places, in_pieces, largest_relative, row_starts
 
 
 @register_state
@@ -98,6 +99,7 @@ class Compressive(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.compressive`` for this input: (positional, keyword)."""
+        check_places(self, positions, key_mask, rising=True)
         learned = self._project(x), self.relative, self.content, self.place, self._squeeze()
         options = {"heads": self.heads, **self.sizes._asdict(), "positions": positions, "starts": row_starts(key_mask, positions)}
         return (self.q_proj(x), self.k_proj(x), self.v_proj(x), x, *learned), {**options, "causal": self.causal, "key_mask": key_mask}
@@ -144,23 +146,26 @@ class Compressive(Mixer):
         return CompressiveState(keys, keys.clone(), keys.clone(), places.bool(), places, slots, slots.clone(), ids, position - 1, position)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
+        check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))
         at, after = chunk_positions(state.position, x, positions, key_mask)
         y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
         return self.out_proj(y), state._replace(position=after)
 
     def _mix_piece(self, x, state, at, live):
-        q, L = self.q_proj(x), x.shape[1]
+        q, L, wide = self.q_proj(x), x.shape[1], torch.promote_types(x.dtype, torch.float32)
         new, old = (self.k_proj(x), self.v_proj(x), x), (state.keys, state.values, state.inputs)
         keys, values, inputs = (torch.cat([a, torch.where(live[..., None], b, 0.0).to(a.dtype)], 1) for a, b in zip(old, new, strict=True))
         lives, places = torch.cat([state.live, live], 1), torch.cat([state.places, at], 1)
-        groups = form.grouped(inputs, lives, self.sizes.rate, places)
-        fresh = form.compress(groups, self._project(x), self._squeeze(), self.sizes.pool)
+        groups = form.grouped(inputs.to(wide), lives, self.sizes.rate, behind_live(places, lives))
+        maps = (tuple(a.to(wide) for a in part) for part in (self._project(x), self._squeeze()))
+        fresh = form.compress(groups, *maps, self.sizes.pool)
         fresh = fresh._replace(there=fresh.there & (fresh.ids > state.gone[:, None]))  # of older groups tokens are missing here: they are in the slots
         kept = state.slot_keys, state.slot_values, state.ids, state.ids >= 0
         slots = form.Slots(*(torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(kept, fresh, strict=True)))
         ok = torch.ones(L, keys.shape[1], dtype=torch.bool, device=x.device).tril(keys.shape[1] - L) & lives[:, None]
-        learned = self.relative, self.content, self.place
-        y = form.over_memories(q, keys.to(q.dtype), values.to(q.dtype), slots, learned, ok, at, places, self.heads, self.sizes, True)
+        learned = tuple(a.to(wide) for a in (self.relative, self.content, self.place))
+        told = slots._replace(keys=slots.keys.to(wide), values=slots.values.to(wide))
+        y = form.over_memories(q.to(wide), keys.to(wide), values.to(wide), told, learned, ok, at, places, self.heads, self.sizes, True).to(q.dtype)
         return y, self._after((keys, values, inputs, lives, places), slots, state, L)
 
     def _after(self, recent, slots, state, L):

@@ -8,7 +8,7 @@ from .. import functional as F
 from .base import About, Mixer, chunk_positions
 from .cost import MixingCost
 from .history import empty_history, joined, newest
-from .parts import add_projections, alive, in_pieces, largest_dot, row_starts
+from .parts import add_projections, alive, check_places, in_pieces, largest_dot, row_starts
 
 
 class ImageLocal(Mixer):
@@ -71,6 +71,7 @@ class ImageLocal(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.image_local`` for this input: (positional, keyword)."""
+        check_places(self, positions, key_mask)
         if grid is not None and not self.on_grid:
             self.refuse(f"was built with ndim={self.ndim}, width={self.width} and mixes a sequence, got grid={tuple(grid)}")
         if self.on_grid and (grid is None or len(grid) != 2):
@@ -110,6 +111,7 @@ class ImageLocal(Mixer):
         return empty_history(batch_size, self.dim, self._ring, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
+        check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))
         at, after = chunk_positions(state.position, x, positions, key_mask)
         y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
         return self.out_proj(y), state._replace(position=after)

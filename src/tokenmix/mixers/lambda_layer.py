@@ -15,7 +15,7 @@ from ..functional.lambda_layer import per_key
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
 from .history import joined, without_first
-from .parts import alive, check_heads, in_pieces
+from .parts import alive, check_heads, check_places, in_pieces
 from .token_norm import TokenBatchNorm
 
 
@@ -169,6 +169,8 @@ class Lambda(Mixer):
         return LambdaState(values, places.bool(), places, *sums, places.new_zeros(batch_size))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
+        if self.window is not None:
+            check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))
         at, after = chunk_positions(state.position, x, positions, key_mask)
         self.check_range(at)
         y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))

@@ -11,7 +11,7 @@ from ..functional._taps import centre_of, pair_weights, silenced, weighed
 from .base import About, Mixer, chunk_positions
 from .cost import MixingCost
 from .history import empty_window, joined, ring_bytes, without_first
-from .parts import alive, in_pieces
+from .parts import alive, check_places, in_pieces
 
 
 class LightConv(Mixer):
@@ -67,6 +67,7 @@ class LightConv(Mixer):
         return empty_window(batch_size, self.dim, self.kernel_size - 1, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
+        check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))
         at, after = chunk_positions(state.position, x, positions, key_mask)
         y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
         return self.out_proj(y), state._replace(position=after)
@@ -128,6 +129,7 @@ class DynamicConv(Mixer):
         return empty_window(batch_size, self.dim, self.kernel_size - 1, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
+        check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))
         at, after = chunk_positions(state.position, x, positions, key_mask)
         y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
         return self.out_proj(y), state._replace(position=after)

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional._masks import kept
-from ..functional._places import patches, shifted, strided_conv
+from ..functional._places import behind_live, patches, shifted, strided_conv
 from ..functional.attention import attention
 from ..functional.memory_compressed import Slots, cells_of, folded, over_slots
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
-from .parts import add_projections, alive, in_pieces, largest_dot
+from .parts import add_projections, alive, check_places, in_pieces, largest_dot
 
 
 @register_state
@@ -91,6 +91,7 @@ class MemoryCompressed(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.memory_compressed`` for this input: (positional, keyword)."""
+        check_places(self, positions, key_mask, rising=self.causal)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self._conv()
         options = {"heads": self.heads, "block": self.block, "mode": self.mode, "positions": positions}
         return args, {**options, "causal": self.causal, "key_mask": key_mask}
@@ -135,10 +136,14 @@ class MemoryCompressed(Mixer):
         return MemoryCompressedState(*slots, *near, torch.zeros(batch_size, 0, dtype=torch.bool, device=device), position)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        at, after = chunk_positions(state.position, x, positions, key_mask)
+        check_places(self, positions, key_mask, ring=True, past=(state.near_live, state.near_places))
+        (at, after), live = chunk_positions(state.position, x, positions, key_mask), alive(x, key_mask)
         if positions is not None and state.scattered.shape[1] == 0:
             state = state._replace(scattered=torch.ones_like(state.position[:, None], dtype=torch.bool))
-        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
+        if positions is not None:  # masked tokens stay in the block at hand, so that they do not close it
+            places, lives = [self.block * state.cells[:, -1:], state.near_places, at], [state.live[:, -1:], state.near_live, live]
+            at = behind_live(torch.cat(places, 1), torch.cat(lives, 1))[:, -x.shape[1] :]
+        y, state = in_pieces(self._mix_piece, x, state, at, live)
         return self.out_proj(y), state._replace(position=after)
 
     def _mix_piece(self, x, state, at, live):

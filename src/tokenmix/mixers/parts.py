@@ -6,12 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..functional import aft_chunk as chunk
 from ..functional._masks import alive as alive
 from ..functional._places import first_true
 from .base import Mixer, State
+
+NOWHERE = -(1 << 62)  # before every position
 
 
 def at_least(mixer: Mixer, low: int, **options: Any) -> None:
@@ -49,25 +52,27 @@ def add_projections(mixer: Mixer, *, heads: int, qkv_bias: bool, out_bias: bool)
     mixer.register_module("out_proj", nn.Linear(mixer.dim, mixer.dim, bias=out_bias))
 
 
-def check_places(mixer: Mixer, positions: Tensor | None, key_mask: Tensor | None, *, rising: bool = True, state: Any = None) -> None:
-    """Refuse explicit positions that the mixer would misread: those of live tokens are >= 0 and, where ``rising``, each above all before it in its row.
+def check_places(
+    mixer: Mixer, positions: Tensor | None, key_mask: Tensor | None, *, rising: bool = False, ring: bool = False, past: tuple[Tensor, Tensor] | None = None
+) -> None:
+    """Refuse explicit positions (B, T) that the mixer would misread. Values can be read only outside of compilation and export.
 
-    ``state``: of a stream, with the fields ``live`` and ``places``; its tokens come before. Values can be read only outside of compilation and export.
+    Those of live tokens are 0 or above. ``rising``: each is above all before it in its row, those of a stream's ``past`` (live, places) included.
+    ``ring``: and by no less than the tokens between them, since a stream that drops its oldest tokens by their number counts the masked ones too.
     """
     if positions is None or positions.numel() == 0 or torch.compiler.is_compiling():
         return
     live = alive(positions, key_mask)
-    least = torch.full_like(positions[:, :1], -1)
-    if rising:
-        if state is not None and state.places.shape[1]:
-            least = torch.where(state.live, state.places, -1).amax(1, keepdim=True).to(positions.dtype)
-        least = torch.cat([least, torch.where(live, positions, -1)], 1).cummax(1).values[:, :-1]
-    wrong = live & (positions <= least)
+    wrong, L = live & (positions < 0), positions.shape[1]
+    if rising or ring:
+        there, places = (live, positions.long()) if past is None else (torch.cat(pair, 1) for pair in zip(past, (live, positions.long()), strict=True))
+        line = places - torch.arange(places.shape[1], device=places.device) if ring else places - 1
+        before = torch.where(there, places if not ring else line, NOWHERE).cummax(1).values
+        wrong = wrong | live & (line[:, -L:] < F.pad(before, (1, -1), value=NOWHERE)[:, -L:])
     if bool(wrong.any()):
-        row, at = (int(n) for n in wrong.nonzero()[0])
-        after = f" after {int(least[row, at])}" if rising and int(least[row, at]) >= 0 else ""
-        must = "rise from token to token, and start at 0 or above" if rising else "be 0 or above"
-        mixer.refuse(f"positions of live tokens must {must}, got {int(positions[row, at])}{after} in row {row}")
+        row = int(wrong.any(1).nonzero()[0])
+        must = "be 0 or above" + " and rise along each row" * (rising or ring) + ", past masked tokens too" * ring
+        mixer.refuse(f"positions of live tokens must {must}, got {', '.join(str(int(n)) for n in positions[row, :9])}{' ..' * (L > 9)} in row {row}")
 
 
 def row_starts(key_mask: Tensor | None, positions: Tensor | None) -> Tensor | None:

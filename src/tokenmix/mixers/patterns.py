@@ -6,7 +6,7 @@ from .. import functional as F
 from .base import About, Mixer
 from .cost import MixingCost
 from .history import empty_history
-from .parts import add_projections, at_least, largest_dot
+from .parts import add_projections, at_least, check_places, largest_dot
 from .pattern_parts import BlockCost, explicit, history_step, kept_bytes
 
 
@@ -103,6 +103,7 @@ class Fixed(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.fixed`` for this input: (positional, keyword)."""
+        check_places(self, positions, key_mask)
         places = explicit(x, positions, key_mask, attn_mask)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         return args, {**self._pattern(), "positions": places, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
@@ -126,4 +127,5 @@ class Fixed(Mixer):
         return empty_history(batch_size, self.dim, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
+        check_places(self, positions, key_mask)
         return history_step(self, F.fixed, x, state, self._pattern(), positions=positions, key_mask=key_mask)

@@ -12,7 +12,7 @@ from ..functional.patterns_global import longformer_chunk
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
 from .history import empty_history, joined
-from .parts import add_projections, alive, at_least, largest_dot
+from .parts import add_projections, alive, at_least, check_places, largest_dot
 from .pattern_parts import BlockCost, explicit, history_step, kept_bytes
 
 
@@ -106,6 +106,7 @@ class Longformer(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.longformer`` for this input: (positional, keyword)."""
+        check_places(self, positions, key_mask)
         places = explicit(x, positions, key_mask, attn_mask)
         options = {**self._pattern(), "global_tokens": self.global_tokens, "positions": places}
         return global_args(self, x), {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
@@ -127,6 +128,7 @@ class Longformer(Mixer):
         return GlobalHistoryState(*empty_history(batch_size, self.dim, device=device, dtype=dtype), slots, slots.clone(), there)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
+        check_places(self, positions, key_mask, rising=True, past=(state.live, state.places))
         at, after = chunk_positions(state.position, x, positions, key_mask)
         q, k, v, qg, kg, vg = global_args(self, x)
         live, first = alive(x, key_mask), state.keys.shape[1] == 0 and positions is None
@@ -184,6 +186,7 @@ class ETC(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.longformer`` for this input: (positional, keyword)."""
+        check_places(self, positions, key_mask)
         options = {"reach": self.radius, "dilation": 1, "global_tokens": self.global_tokens, "heads": self.heads}
         return global_args(self, x), {**options, "positions": positions, "key_mask": key_mask}
 
@@ -247,6 +250,7 @@ class BigBird(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.bigbird`` for this input: (positional, keyword)."""
+        check_places(self, positions, key_mask)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         return args, {**self._pattern(), "positions": positions, "causal": self.causal, "key_mask": key_mask}
 
@@ -271,4 +275,5 @@ class BigBird(Mixer):
         return empty_history(batch_size, self.dim, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
+        check_places(self, positions, key_mask)
         return history_step(self, F.bigbird, x, state, self._pattern(), positions=positions, key_mask=key_mask)

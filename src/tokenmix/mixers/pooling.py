@@ -10,7 +10,7 @@ from ..functional.pooling import mean_of_pairs, windows
 from .base import About, Mixer, chunk_positions
 from .cost import MixingCost
 from .history import empty_window, joined, ring_bytes, without_first
-from .parts import alive, in_pieces
+from .parts import alive, check_places, in_pieces
 from .unprojected import Unprojected
 
 
@@ -64,6 +64,7 @@ class Pooling(Mixer):
         return empty_window(batch_size, self.dim, self.window - 1, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
+        check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))
         at, after = chunk_positions(state.position, x, positions, key_mask)
         y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
         return y, state._replace(position=after)

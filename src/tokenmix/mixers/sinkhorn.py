@@ -11,7 +11,7 @@ from .. import functional as F
 from ..functional.sinkhorn import lay_out, permutation, prepared, sinkhorn_chunk
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
-from .parts import alive, largest_dot
+from .parts import alive, check_places, largest_dot
 
 
 @register_state
@@ -89,6 +89,7 @@ class Sinkhorn(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.sinkhorn`` for this input: (positional, keyword)."""
+        check_places(self, positions, key_mask, rising=True)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self.sorting
         more = {"positions": positions} if positions is not None else {}
         return args, {**self._shape(), "sortcut": self.sortcut, **more, "causal": self.causal, "key_mask": key_mask}
@@ -126,6 +127,7 @@ class Sinkhorn(Mixer):
         return SinkhornState(keys, keys.clone(), keys.clone(), none, place, none.clone(), torch.zeros(batch_size, device=device, dtype=torch.long))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
+        check_places(self, positions, key_mask, rising=True, past=(state.live, state.places))
         at, after = chunk_positions(state.position, x, positions, key_mask)
         (q, k, v, sorting), options = self.functional_args(x, positions=positions, key_mask=key_mask)
         past = state[:5]

@@ -9,7 +9,7 @@ from .. import functional as F
 from .base import About, Mixer, chunk_positions
 from .cost import MixingCost
 from .history import empty_history, joined, newest
-from .parts import add_projections, alive, in_pieces, largest_relative
+from .parts import add_projections, alive, check_places, in_pieces, largest_relative
 
 
 class TransformerXL(Mixer):
@@ -71,6 +71,8 @@ class TransformerXL(Mixer):
         return empty_history(batch_size, self.dim, 0 if self.memory is None else self.memory - 1, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
+        if self.memory is not None:
+            check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))
         at, after = chunk_positions(state.position, x, positions, key_mask)
         y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
         return self.out_proj(y), state._replace(position=after)
