@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from ..functional._places import counted_on
 from ..functional.axial import along
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
-from .parts import alive, check_heads, check_places, in_pieces, largest_dot, row_starts
+from .parts import alive, at_least, check_heads, check_places, in_pieces, largest_dot, one_of, row_starts
 
 
 @register_state
@@ -80,13 +81,16 @@ class Axial(Mixer):
 
     def _check_options(self, heads: int, ndim: int, width: int | None, order: list[int] | None, combine: str) -> None:
         check_heads(self, heads)
-        if ndim not in (2, 3) or (order is not None and sorted(order) != list(range(ndim))):
-            self.refuse(f"ndim must be 2 or 3 and order name each axis once, got ndim={ndim!r}, order={order!r}")
-        if width is not None and (not isinstance(width, int) or width < 1 or ndim != 2):
-            self.refuse(f"width is a positive integer and goes with ndim=2, got width={width!r}, ndim={ndim}; width=None takes a grid at call time")
-        if combine not in ("sequence", "sum"):
-            self.refuse(f"combine must be 'sequence' or 'sum', got {combine!r}")
-        if self.causal and (width is None or combine == "sum" or order not in (None, [1, 0])):
+        one_of(self, (2, 3), ndim=ndim)
+        one_of(self, ("sequence", "sum"), combine=combine)
+        axes = list(order) if isinstance(order, list | tuple) else order
+        if order is not None and axes not in [list(each) for each in permutations(range(ndim))]:
+            self.refuse(f"order must name each of the {ndim} axes once, got {order!r}")
+        if width is not None and ndim != 2:
+            self.refuse(f"width goes with ndim=2, got width={width!r}, ndim={ndim}; width=None takes a grid at call time")
+        if width is not None:
+            at_least(self, 1, width=width)
+        if self.causal and (width is None or combine == "sum" or axes not in (None, [1, 0])):
             self.refuse(f"causal=True exists in raster order, with a width, rows first and combine='sequence'; got {width=}, {order=}, {combine=}")
 
     @property

@@ -13,7 +13,7 @@ from ..functional._places import behind_live
 from .aux import add_aux_loss
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
-from .parts import add_projections, alive, check_places, in_pieces, largest_relative, row_starts
+from .parts import add_projections, alive, at_least, check_places, in_pieces, largest_relative, one_of, row_starts
 
 
 @register_state
@@ -67,11 +67,8 @@ class Compressive(Mixer):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal)
-        for name, value in (("memory", memory), ("compressed", compressed), ("rate", rate)):
-            if not isinstance(value, int) or value < 1:
-                self.refuse(f"{name} must be a positive integer, got {value!r}")
-        if pool not in form.POOLS:
-            self.refuse(f"pool must be one of {', '.join(form.POOLS)}, got {pool!r}")
+        at_least(self, 1, memory=memory, compressed=compressed, rate=rate)
+        one_of(self, form.POOLS, pool=pool)
         self.heads, self.sizes = heads, form.Sizes(memory, compressed, rate, pool)
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         self.relative = nn.Parameter(torch.empty(dim, dim + dim % 2))

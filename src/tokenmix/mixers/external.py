@@ -229,6 +229,8 @@ class SimplifiedAttention(Mixer):
 
     def __init__(self, dim: int, *, causal: bool = False, scale: float = 1.0, out_bias: bool = True):
         super().__init__(dim, causal=causal)
+        if not isinstance(scale, int | float) or isinstance(scale, bool) or not abs(scale) < float("inf"):
+            self.refuse(f"scale must be a number, got {scale!r}")
         self.scale = scale
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
 

@@ -13,7 +13,7 @@ from ..functional.gmlp import unit_inputs
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .history import joined
-from .parts import alive, in_pieces
+from .parts import alive, at_least, in_pieces, true_or_false
 
 
 @register_state
@@ -54,6 +54,8 @@ class GMLP(Mixer):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal, max_len=max_len)
+        at_least(self, 1, max_len=max_len)
+        true_or_false(self, toeplitz=toeplitz)
         self.hidden, self.toeplitz = 6 * dim if hidden is None else hidden, toeplitz
         if not isinstance(self.hidden, int) or self.hidden < 2 or self.hidden % 2:
             self.refuse(f"hidden must be even and positive, got {hidden!r}")

@@ -8,7 +8,7 @@ from .. import functional as F
 from .base import About, Mixer, chunk_positions
 from .cost import MixingCost
 from .history import empty_history, joined, newest
-from .parts import add_projections, alive, check_places, in_pieces, largest_dot, row_starts
+from .parts import add_projections, alive, at_least, check_places, in_pieces, largest_dot, one_of, row_starts
 
 
 class ImageLocal(Mixer):
@@ -44,17 +44,26 @@ class ImageLocal(Mixer):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal)
-        if ndim not in (1, 2):
-            self.refuse(f"ndim must be 1, along the raster, or 2, got {ndim!r}")
+        one_of(self, (1, 2), ndim=ndim)
         self.heads, self.ndim, self.width = heads, ndim, width
-        self.block, self.memory = (tuple([n] * ndim if isinstance(n, int) else n) for n in (block, memory))
-        if len(self.block) != ndim or len(self.memory) != ndim or min(self.block) < 1 or min(self.memory) < 0:
-            self.refuse(f"block and memory are one number or {ndim}, block >= 1 and memory >= 0, got block={block!r}, memory={memory!r}")
-        if width is not None and (ndim == 1 or not isinstance(width, int) or width < 1):
-            self.refuse(f"width is a positive integer and goes with ndim=2, got width={width!r}, ndim={ndim}")
+        self.block, self.memory = self._sizes(1, block=block), self._sizes(0, memory=memory)
+        if width is not None and ndim == 1:
+            self.refuse(f"width goes with ndim=2, got width={width!r}, ndim={ndim}")
+        if width is not None:
+            at_least(self, 1, width=width)
         if causal and ndim == 2 and width is None:
             self.refuse("causal=True with ndim=2 needs width, the pixels in a line; a grid given at call time has no causal form")
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
+
+    def _sizes(self, low: int, **given: int | list[int]) -> tuple[int, ...]:
+        """One number, or one for each axis."""
+        ((name, sizes),) = given.items()
+        found = tuple(sizes) if isinstance(sizes, list | tuple) else (sizes,) * self.ndim
+        if len(found) != self.ndim:
+            self.refuse(f"{name} must be one integer, or {self.ndim} of them, got {sizes!r}")
+        for size in found:
+            at_least(self, low, **{name: size})
+        return found
 
     def excepted(self):
         return {} if self.ndim == 1 and self.memory[0] else dict(self.exceptions)

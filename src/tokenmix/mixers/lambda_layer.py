@@ -15,7 +15,7 @@ from ..functional.lambda_layer import per_key
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
 from .history import joined, without_first
-from .parts import alive, check_heads, check_places, in_pieces
+from .parts import alive, at_least, check_heads, check_places, in_pieces, one_of
 from .token_norm import TokenBatchNorm
 
 
@@ -70,7 +70,7 @@ class Lambda(Mixer):
     ):
         super().__init__(dim, causal=causal, max_len=max_len if window is None and grid_size is None else None)
         self.heads, self.key_width, self.window, self.grid_size, self.norm = heads, key_width, window, grid_size, norm
-        self._check_options()
+        self._check_options(max_len)
         self.q_proj = nn.Linear(dim, heads * key_width, bias=qkv_bias)
         self.k_proj = nn.Linear(dim, key_width, bias=qkv_bias)
         self.v_proj = nn.Linear(dim, dim // heads, bias=qkv_bias)
@@ -80,17 +80,18 @@ class Lambda(Mixer):
         self.embedding = nn.Parameter(torch.empty(*self._sizes(max_len), key_width))
         self.init_parameters()
 
-    def _check_options(self) -> None:
+    def _check_options(self, max_len: int | None) -> None:
         check_heads(self, self.heads)
-        if not isinstance(self.key_width, int) or self.key_width < 1:
-            self.refuse(f"key_width must be a positive integer, got {self.key_width!r}")
-        if self.norm not in ("qk", "qv", None):
-            self.refuse(f"norm must be 'qk', 'qv' or None, got {self.norm!r}")
-        if self.grid_size is not None and (self.window is not None or self.causal or len(self.grid_size) != 2 or min(self.grid_size) < 1):
-            self.refuse(f"grid_size must be two positive sizes [H, W], without window and causal=True, got {self.grid_size!r}")
+        at_least(self, 1, key_width=self.key_width)
+        at_least(self, 1, **{name: n for name, n in (("max_len", max_len), ("window", self.window)) if n is not None})
+        one_of(self, ("qk", "qv", None), norm=self.norm)
+        if self.grid_size is not None:
+            if self.window is not None or self.causal or not isinstance(self.grid_size, list | tuple) or len(self.grid_size) != 2:
+                self.refuse(f"grid_size must be two positive sizes [H, W], without window and causal=True, got {self.grid_size!r}")
+            at_least(self, 1, **{f"grid_size[{i}]": n for i, n in enumerate(self.grid_size)})
         if self.window is None and self.grid_size is None and self.max_len is None:
             self.refuse("needs max_len, the longest sequence, window for position lambdas of a window, or grid_size for images")
-        if self.window is not None and (not isinstance(self.window, int) or self.window < 1 or (self.window % 2 == 0 and not self.causal)):
+        if self.window is not None and self.window % 2 == 0 and not self.causal:
             self.refuse(f"window must be positive, and odd unless causal=True, got {self.window!r}")
 
     def _sizes(self, max_len: int | None) -> tuple[int, ...]:

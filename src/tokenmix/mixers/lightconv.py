@@ -11,7 +11,7 @@ from ..functional._taps import centre_of, pair_weights, silenced, weighed
 from .base import About, Mixer, chunk_positions
 from .cost import MixingCost
 from .history import empty_window, joined, ring_bytes, without_first
-from .parts import alive, check_places, in_pieces
+from .parts import alive, at_least, check_heads, check_places, in_pieces, true_or_false
 
 
 class LightConv(Mixer):
@@ -141,10 +141,11 @@ class DynamicConv(Mixer):
 
 def check_window(mixer: LightConv | DynamicConv) -> None:
     """Refuse heads and windows that make no sense."""
-    heads, size = mixer.heads, mixer.kernel_size
-    if not isinstance(heads, int) or heads < 1 or mixer.dim % heads:
-        mixer.refuse(f"heads={heads!r} must divide dim={mixer.dim}")
-    if not isinstance(size, int) or size < 1 or (size % 2 == 0 and not mixer.causal):
+    size = mixer.kernel_size
+    check_heads(mixer, mixer.heads)
+    at_least(mixer, 1, kernel_size=size)
+    true_or_false(mixer, glu=mixer.glu)
+    if size % 2 == 0 and not mixer.causal:
         mixer.refuse(f"kernel_size must be positive, and odd unless causal=True, got {size!r}")
 
 

@@ -9,7 +9,7 @@ from .. import functional as F
 from ..functional.linformer import shortened
 from .base import About, Mixer, token_positions
 from .cost import MixingCost
-from .parts import add_projections, largest_dot
+from .parts import add_projections, at_least, largest_dot
 
 SHARING = ("none", "headwise", "key_value", "layerwise")
 
@@ -46,9 +46,8 @@ class Linformer(Mixer):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal, max_len=max_len)
+        at_least(self, 1, max_len=max_len, rank=rank)
         self.rank, self.heads, self.sharing = rank, heads, sharing
-        if not isinstance(rank, int) or rank < 1:
-            self.refuse(f"rank must be a positive integer, got {rank!r}")
         if sharing not in SHARING:
             self.refuse(f"sharing={sharing!r}; choose one of {', '.join(SHARING)}")
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)

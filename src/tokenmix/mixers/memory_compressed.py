@@ -14,7 +14,7 @@ from ..functional.attention import attention
 from ..functional.memory_compressed import Slots, cells_of, folded, over_slots
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
-from .parts import add_projections, alive, check_places, in_pieces, largest_dot
+from .parts import add_projections, alive, at_least, check_places, in_pieces, largest_dot
 
 
 @register_state
@@ -74,8 +74,7 @@ class MemoryCompressed(Mixer):
             self.refuse(f"mode={mode!r}; choose 'compressed' or 'local'")
         self.mode, self.heads = mode, heads
         self.block = (3 if mode == "compressed" else 256) if block is None else block
-        if not isinstance(self.block, int) or self.block < 1:
-            self.refuse(f"block must be a positive integer, got {block!r}")
+        at_least(self, 1, block=self.block)
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         short = mode == "compressed"
         self.k_conv = nn.Conv1d(dim, dim, self.block, stride=self.block) if short else None

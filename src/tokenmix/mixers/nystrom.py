@@ -8,7 +8,7 @@ from torch import nn
 from .. import functional as F
 from .base import About, Mixer
 from .cost import MixingCost
-from .parts import add_projections, check_places, largest_dot
+from .parts import add_projections, at_least, check_places, largest_dot
 
 
 class Nystrom(Mixer):
@@ -41,9 +41,9 @@ class Nystrom(Mixer):
     ):
         super().__init__(dim, causal=causal)
         self.landmarks, self.heads, self.iterations, self.conv_kernel = landmarks, heads, iterations, conv_kernel
-        if not isinstance(landmarks, int) or landmarks < 1 or not isinstance(iterations, int) or iterations < 0:
-            self.refuse(f"landmarks must be a positive integer and iterations >= 0, got {landmarks!r} and {iterations!r}")
-        if conv_kernel is not None and (not isinstance(conv_kernel, int) or conv_kernel < 1 or conv_kernel % 2 == 0):
+        at_least(self, 1, landmarks=landmarks)
+        at_least(self, 0, iterations=iterations)
+        if conv_kernel is not None and (not isinstance(conv_kernel, int) or isinstance(conv_kernel, bool) or conv_kernel < 1 or conv_kernel % 2 == 0):
             self.refuse(f"conv_kernel must be odd and positive, or None, got {conv_kernel!r}")
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         self.taps = None if conv_kernel is None else nn.Parameter(torch.empty(heads, conv_kernel))

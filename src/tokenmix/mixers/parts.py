@@ -47,6 +47,7 @@ def check_heads(mixer: Mixer, heads: int) -> None:
 def add_projections(mixer: Mixer, *, heads: int, qkv_bias: bool, out_bias: bool) -> None:
     """q_proj, k_proj, v_proj and out_proj, all dim x dim, for heads of equal width."""
     check_heads(mixer, heads)
+    true_or_false(mixer, qkv_bias=qkv_bias, out_bias=out_bias)
     for name in ("q_proj", "k_proj", "v_proj"):
         mixer.register_module(name, nn.Linear(mixer.dim, mixer.dim, bias=qkv_bias))
     mixer.register_module("out_proj", nn.Linear(mixer.dim, mixer.dim, bias=out_bias))

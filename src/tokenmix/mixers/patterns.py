@@ -6,7 +6,7 @@ from .. import functional as F
 from .base import About, Mixer
 from .cost import MixingCost
 from .history import empty_history
-from .parts import add_projections, at_least, check_places, largest_dot
+from .parts import add_projections, at_least, check_places, largest_dot, true_or_false
 from .pattern_parts import BlockCost, explicit, history_step, kept_bytes
 
 
@@ -28,6 +28,7 @@ class Strided(Mixer):
         super().__init__(dim, causal=causal)
         self.stride, self.heads, self.merged = stride, heads, merged
         at_least(self, 1, stride=stride)
+        true_or_false(self, merged=merged)
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         if heads % 2 and not merged:
             self.refuse(f"half of the heads takes each pattern, so heads must be even, got {heads}; or merged=True")
@@ -92,6 +93,7 @@ class Fixed(Mixer):
         super().__init__(dim, causal=causal)
         self.stride, self.columns, self.heads, self.merged = stride, columns, heads, merged
         at_least(self, 1, stride=stride, columns=columns)
+        true_or_false(self, merged=merged)
         if columns > stride:
             self.refuse(f"columns={columns} must be at most stride={stride}")
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)

@@ -163,6 +163,7 @@ class ETC(Mixer):
     long token reads them. Time and memory O(T (r + n_g) D).
     """
 
+    supports_attn_mask = True
     form = "longformer"
     about = About("Ainslie et al. 2020, arXiv 2004.08483", "fixed pattern", "T (r + n_g) D", "T (r + n_g) H")
 
@@ -187,8 +188,9 @@ class ETC(Mixer):
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.longformer`` for this input: (positional, keyword)."""
         check_places(self, positions, key_mask)
-        options = {"reach": self.radius, "dilation": 1, "global_tokens": self.global_tokens, "heads": self.heads}
-        return global_args(self, x), {**options, "positions": positions, "key_mask": key_mask}
+        places = explicit(x, positions, key_mask, attn_mask)
+        options = {"reach": self.radius, "dilation": 1, "global_tokens": self.global_tokens, "heads": self.heads, "positions": places}
+        return global_args(self, x), {**options, "key_mask": key_mask, "attn_mask": attn_mask}
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, **given)

@@ -10,7 +10,7 @@ from ..functional.pooling import mean_of_pairs, windows
 from .base import About, Mixer, chunk_positions
 from .cost import MixingCost
 from .history import empty_window, joined, ring_bytes, without_first
-from .parts import alive, check_places, in_pieces
+from .parts import alive, at_least, check_places, in_pieces, one_of, true_or_false
 from .unprojected import Unprojected
 
 
@@ -32,9 +32,12 @@ class Pooling(Mixer):
     def __init__(self, dim: int, *, causal: bool = False, window: int = 3, subtract: bool = True, ndim: int = 1):
         super().__init__(dim, causal=causal)
         self.window, self.subtract, self.ndim = window, subtract, ndim
-        if not isinstance(window, int) or window < 1 or (window % 2 == 0 and not causal):
+        at_least(self, 1, window=window)
+        one_of(self, (1, 2), ndim=ndim)
+        true_or_false(self, subtract=subtract)
+        if window % 2 == 0 and not causal:
             self.refuse(f"window must be positive, and odd unless causal=True, got {window!r}")
-        if ndim not in (1, 2) or (causal and ndim > 1):
+        if causal and ndim > 1:
             self.refuse(f"ndim must be 1 or 2, and 1 with causal=True, got ndim={ndim!r}, causal={causal}")
         self.out_proj = Unprojected()
 

@@ -10,7 +10,7 @@ from ..errors import MixerError
 from ..functional.set import induced
 from .base import About, Mixer
 from .cost import MixingCost
-from .parts import check_heads, largest_dot
+from .parts import at_least, check_heads, largest_dot
 
 
 class InducedSet(Mixer):
@@ -44,8 +44,7 @@ class InducedSet(Mixer):
         super().__init__(dim, causal=causal)
         self.heads, self.inner = heads, inner
         check_heads(self, heads)
-        if not isinstance(points, int) or points < 1:
-            self.refuse(f"points must be a positive integer, got {points!r}")
+        at_least(self, 1, points=points)
         if inner not in ("attention", "mab"):
             self.refuse(f"inner={inner!r}; choose 'attention' or 'mab'")
         self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)

@@ -11,7 +11,7 @@ from .. import functional as F
 from ..functional.sinkhorn import lay_out, permutation, prepared, sinkhorn_chunk
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
-from .parts import alive, check_places, largest_dot
+from .parts import add_projections, alive, at_least, check_places, largest_dot, true_or_false
 
 
 @register_state
@@ -66,17 +66,15 @@ class Sinkhorn(Mixer):
     ):
         super().__init__(dim, causal=causal)
         self.heads, self.block, self.iterations, self.temperature, self.gumbel, self.sortcut = heads, block, iterations, temperature, gumbel, sortcut
-        if heads < 1 or dim % heads:
-            self.refuse(f"heads={heads} must divide dim={dim}")
-        if block < 1 or iterations < 0 or temperature <= 0:
-            self.refuse(f"expects block >= 1, iterations >= 0 and temperature > 0, got {block}, {iterations}, {temperature}")
-        if sortcut is not None and (causal or sortcut < 1):
-            self.refuse(f"sortcut={sortcut} must be positive, and shows every query the whole sequence: build it with causal=False, or without sortcut")
-        self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
-        self.k_proj = nn.Linear(dim, dim, bias=qkv_bias)
-        self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        at_least(self, 1, block=block, **({} if sortcut is None else {"sortcut": sortcut}))
+        at_least(self, 0, iterations=iterations)
+        true_or_false(self, gumbel=gumbel)
+        if not isinstance(temperature, int | float) or isinstance(temperature, bool) or not 0 < temperature < float("inf"):
+            self.refuse(f"temperature must be a positive number, got {temperature!r}")
+        if sortcut is not None and causal:
+            self.refuse(f"sortcut={sortcut} shows every query the whole sequence: build it with causal=False, or without sortcut")
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         self.sorting = nn.Parameter(torch.empty(heads, dim // heads, dim // heads))
-        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
         self.init_parameters()
 
     def init_parameters(self) -> None:

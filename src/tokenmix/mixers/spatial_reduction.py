@@ -9,7 +9,7 @@ from .. import functional as F
 from ..functional.spatial_reduction import reduced
 from .base import About, Mixer
 from .cost import MixingCost
-from .parts import add_projections, largest_dot
+from .parts import add_projections, at_least, largest_dot, one_of
 
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
@@ -44,10 +44,8 @@ class SpatialReduction(Mixer):
     ):
         super().__init__(dim, causal=causal)
         self.ratio, self.ndim, self.heads = ratio, ndim, heads
-        if not isinstance(ratio, int) or ratio < 1:
-            self.refuse(f"ratio must be a positive integer, got {ratio!r}")
-        if ndim not in CONVS:
-            self.refuse(f"ndim must be 1, 2 or 3, got {ndim!r}")
+        at_least(self, 1, ratio=ratio)
+        one_of(self, tuple(CONVS), ndim=ndim)
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         self.conv = CONVS[ndim](dim, dim, ratio, stride=ratio) if ratio > 1 else None
         self.norm = nn.LayerNorm(dim) if ratio > 1 else None

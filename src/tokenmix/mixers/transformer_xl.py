@@ -30,7 +30,7 @@ class TransformerXL(Mixer):
     def __init__(self, dim: int, *, causal: bool = False, heads: int = 8, memory: int | None = None, qkv_bias: bool = True, out_bias: bool = True):
         super().__init__(dim, causal=causal)
         self.heads, self.memory = heads, memory
-        if memory is not None and (not isinstance(memory, int) or memory < 1):
+        if memory is not None and (not isinstance(memory, int) or isinstance(memory, bool) or memory < 1):
             self.refuse(f"memory must be a positive integer, the token itself included, or None for all, got {memory!r}")
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         self.relative = nn.Parameter(torch.empty(dim, dim + dim % 2))
