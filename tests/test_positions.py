@@ -103,7 +103,7 @@ def test_a_ring_counts_masked_tokens():
 def test_positions_outside_of_the_grid():
     mixer = build_mixer("axial", 8, heads=2, width=None)
     for wrong in (12, -1):
-        with pytest.raises(MixerError, match=r"Axial: grid=\(3, 4\) with prefix=0 has positions 0 to 11"):
+        with pytest.raises(MixerError, match=r"Axial: was given grid=\(3, 4\) and prefix=0, positions 0 to 11"):
             mixer(torch.randn(1, 12, 8), grid=(3, 4), positions=torch.full((1, 12), wrong))
 
 
