@@ -11,9 +11,9 @@ from .. import functional as F
 from ..functional import _compressed as form
 from ..functional._places import behind_live
 from .aux import add_aux_loss
-from .base import About, Mixer, chunk_positions, register_state, token_positions
+from .base import About, Mixer, register_state, token_positions
 from .cost import MixingCost
-from .parts import add_projections, alive, at_least, check_places, in_pieces, largest_relative, one_of, row_starts
+from .parts import add_projections, alive, at_least, check_places, largest_relative, one_of, ring_chunk, row_starts
 
 
 @register_state
@@ -143,10 +143,7 @@ class Compressive(Mixer):
         return CompressiveState(keys, keys.clone(), keys.clone(), places.bool(), places, slots, slots.clone(), ids, position - 1, position)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))
-        at, after = chunk_positions(state.position, x, positions, key_mask)
-        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
-        return self.out_proj(y), state._replace(position=after)
+        return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
     def _mix_piece(self, x, state, at, live):
         q, L, wide = self.q_proj(x), x.shape[1], torch.promote_types(x.dtype, torch.float32)

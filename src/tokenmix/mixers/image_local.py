@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .. import functional as F
-from .base import About, Mixer, chunk_positions
+from .base import About, Mixer
 from .cost import MixingCost
 from .history import empty_history, joined, newest
-from .parts import add_projections, alive, at_least, check_places, in_pieces, largest_dot, one_of, row_starts
+from .parts import add_projections, at_least, check_places, largest_dot, one_of, ring_chunk, row_starts
 
 
 class ImageLocal(Mixer):
@@ -120,10 +120,7 @@ class ImageLocal(Mixer):
         return empty_history(batch_size, self.dim, self._ring, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))
-        at, after = chunk_positions(state.position, x, positions, key_mask)
-        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
-        return self.out_proj(y), state._replace(position=after)
+        return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
     def _mix_piece(self, x, state, at, live):
         state, q = joined(state, live, at, keys=self.k_proj(x), values=self.v_proj(x)), self.q_proj(x)

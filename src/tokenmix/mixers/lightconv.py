@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional._taps import centre_of, pair_weights, silenced, weighed
-from .base import About, Mixer, chunk_positions
+from .base import About, Mixer
 from .cost import MixingCost
 from .history import empty_window, joined, ring_bytes, without_first
-from .parts import alive, at_least, check_heads, check_places, in_pieces, true_or_false
+from .parts import at_least, check_heads, ring_chunk, true_or_false
 
 
 class LightConv(Mixer):
@@ -67,10 +67,7 @@ class LightConv(Mixer):
         return empty_window(batch_size, self.dim, self.kernel_size - 1, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))
-        at, after = chunk_positions(state.position, x, positions, key_mask)
-        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
-        return self.out_proj(y), state._replace(position=after)
+        return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
     def _mix_piece(self, x, state, at, live):
         return window_step(self, values(self, x), self.kernel[None, None], state, at, live)
@@ -129,10 +126,7 @@ class DynamicConv(Mixer):
         return empty_window(batch_size, self.dim, self.kernel_size - 1, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))
-        at, after = chunk_positions(state.position, x, positions, key_mask)
-        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
-        return self.out_proj(y), state._replace(position=after)
+        return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
     def _mix_piece(self, x, state, at, live):
         g = values(self, x)

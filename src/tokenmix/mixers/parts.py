@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..functional import aft_chunk as chunk
 from ..functional._masks import alive as alive
 from ..functional._places import first_true
-from .base import Mixer, State
+from .base import Mixer, State, chunk_positions
 
 NOWHERE = -(1 << 62)  # before every position
 
@@ -88,6 +88,15 @@ def in_pieces(mix_piece: Callable[..., tuple[Tensor, State]], x: Tensor, state: 
         y, state = mix_piece(x_piece, state, *pieces)
         outputs.append(y)
     return torch.cat(outputs, 1), state
+
+
+def ring_chunk(mixer: Any, x: Tensor, state: State, *, positions: Tensor | None, key_mask: Tensor | None, ring: bool = True) -> tuple[Tensor, State]:
+    """The chunk of a mixer whose state is a ``ring``, or all tokens: ``_mix_piece(x, state, places, live)`` of each piece, projected."""
+    if ring:
+        check_places(mixer, positions, key_mask, ring=True, past=(state.live, state.places))
+    at, after = chunk_positions(state.position, x, positions, key_mask)
+    y, state = in_pieces(mixer._mix_piece, x, state, at, alive(x, key_mask))
+    return mixer.out_proj(y), state._replace(position=after)
 
 
 def largest_dot(q: Tensor, k: Tensor, heads: int, kv_heads: int | None = None, scale: float | None = None) -> float:

@@ -7,10 +7,10 @@ import torch
 from .. import functional as F
 from ..functional._taps import silenced
 from ..functional.pooling import mean_of_pairs, windows
-from .base import About, Mixer, chunk_positions
+from .base import About, Mixer
 from .cost import MixingCost
 from .history import empty_window, joined, ring_bytes, without_first
-from .parts import alive, at_least, check_places, in_pieces, one_of, true_or_false
+from .parts import at_least, one_of, ring_chunk, true_or_false
 from .unprojected import Unprojected
 
 
@@ -67,10 +67,7 @@ class Pooling(Mixer):
         return empty_window(batch_size, self.dim, self.window - 1, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))
-        at, after = chunk_positions(state.position, x, positions, key_mask)
-        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
-        return y, state._replace(position=after)
+        return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
     def _mix_piece(self, x, state, at, live):
         state = joined(state, live, at, values=x)

@@ -38,9 +38,8 @@ class Reformer(Mixer):
         chunk: tokens per chunk, m.
         rounds: number of hash rounds.
         seed: of the rotations; None draws them from torch's generator.
-        paper_form: the published chunks, cut from the sort of all tokens by (bucket, time) across bucket borders. This form LOOKS AHEAD, also with
-        causal=True: how
-            later tokens hash moves the borders, and so which keys an earlier query gets. It does not stream.
+        paper_form: the published chunks, cut from the sort of all tokens by (bucket, time) across bucket borders. This form LOOKS AHEAD,
+            also with causal=True: how later tokens hash moves the borders, and so which keys an earlier query gets. It does not stream.
     """
 
     rotations: Tensor

@@ -43,9 +43,8 @@ class Routing(Mixer):
         window: tokens a query attends at most, or a centroid takes, w.
         decay: of the moving average.
         seed: of the first centroids; None draws them from torch's generator.
-        paper_form: with causal=True, the published choice of tokens by centroids. This form LOOKS AHEAD: whether a centroid takes a token depends on later
-        tokens. It
-            does not stream. With causal=False it is the form used anyway.
+        paper_form: with causal=True, the published choice of tokens by centroids. This form LOOKS AHEAD: whether a centroid takes a token depends on
+            later tokens. It does not stream. With causal=False it is the form used anyway.
     """
 
     centroids: Tensor

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from .. import functional as F
-from .base import About, Mixer, chunk_positions
+from .base import About, Mixer
 from .cost import MixingCost
 from .history import empty_history, joined, newest
-from .parts import add_projections, alive, check_places, in_pieces, largest_relative
+from .parts import add_projections, largest_relative, ring_chunk
 
 
 class TransformerXL(Mixer):
@@ -71,11 +71,7 @@ class TransformerXL(Mixer):
         return empty_history(batch_size, self.dim, 0 if self.memory is None else self.memory - 1, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        if self.memory is not None:
-            check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))
-        at, after = chunk_positions(state.position, x, positions, key_mask)
-        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
-        return self.out_proj(y), state._replace(position=after)
+        return ring_chunk(self, x, state, positions=positions, key_mask=key_mask, ring=self.memory is not None)
 
     def _mix_piece(self, x, state, at, live):
         state, q = joined(state, live, at, keys=self.k_proj(x), values=self.v_proj(x)), self.q_proj(x)
