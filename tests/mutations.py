@@ -187,7 +187,7 @@ MUTATIONS = [
     Mutation("band one too wide", "functional/_blocks.py", "(cols >= rows - back)", "(cols >= rows - back - 1)", "local", False, "equals_reference"),
     Mutation(
         "lattice starts at the padding",
-        "functional/_blocks.py",
+        "functional/_places.py",
         "return (key_mask.cumsum(1) == 0).sum(1, keepdim=True)",
         "return 0 * (key_mask.cumsum(1) == 0).sum(1, keepdim=True)",
         "fixed",
@@ -322,8 +322,8 @@ MUTATIONS = [
     Mutation(
         "masked values heard by a window",
         "functional/_taps.py",
-        "torch.where(key_mask[..., None], v, 0.0)",
-        "v",
+        "return kept(v, key_mask)",
+        "return v",
         "dynamicconv",
         False,
         "masked_keys_have_no_influence",
@@ -429,9 +429,9 @@ MUTATIONS = [
     ),
     Mutation(
         "ring drops its newest token",
-        "mixers/ring.py",
-        "values=state.values[:, n:]",
-        "values=state.values[:, : state.values.shape[1] - n]",
+        "mixers/history.py",
+        "getattr(state, name)[:, n:] for name",
+        "getattr(state, name)[:, : state.live.shape[1] - n] for name",
         "pooling-wide",
         True,
         "streaming_equals_parallel",
@@ -534,8 +534,8 @@ MUTATIONS = [
     Mutation(
         "memory forgets a token too many",
         "mixers/transformer_xl.py",
-        "state if self.memory is None else forget(state, self.memory - 1)",
-        "state if self.memory is None else forget(state._replace(live=state.live.index_fill(1, torch.tensor(-3), False)), self.memory - 1)",
+        "state if self.memory is None else newest(state, self.memory - 1)",
+        "state if self.memory is None else newest(state._replace(live=state.live.index_fill(1, torch.tensor(-3), False)), self.memory - 1)",
         "transformer_xl-memory",
         True,
         "streaming_equals_parallel",
@@ -593,7 +593,7 @@ MUTATIONS = [
     ),
     Mutation(
         "tokens before the start see the first",
-        "functional/_lines.py",
+        "functional/_places.py",
         "torch.where((index >= 0)[..., None], moved, 0.0)",
         "moved",
         "image_local",
@@ -668,8 +668,8 @@ MUTATIONS = [
     ),
     Mutation(
         "default positions ignore left padding",
-        "mixers/state.py",
-        "(index - first).clamp_min(0)",
+        "functional/_places.py",
+        "(index - first_true(key_mask)).clamp_min(0)",
         "index",
         "aft_full",
         False,

@@ -77,3 +77,14 @@ def test_what_has_no_causal_form_says_so():
     for options in ({"width": None}, {"combine": "sum"}, {"order": [0, 1]}):
         with pytest.raises(MixerError, match="causal"):
             built(causal=True, **options)
+
+
+def test_a_missing_crossing_hides_what_lies_behind_it():
+    """(0, 0) reaches (1, 1) through (0, 1), whose row it is in and whose column asks it."""
+    torch.manual_seed(0)
+    mixer, x = build_mixer("axial", 8, heads=2, width=None).double(), torch.randn(1, 4, 8, dtype=torch.float64)
+    other = torch.cat([torch.randn(1, 1, 8, dtype=torch.float64), x[:, 1:]], 1)
+    there, missing = torch.ones(1, 4, dtype=torch.bool), torch.tensor([[True, False, True, True]])
+    for mask, reaches in ((there, True), (missing, False)):
+        apart = mixer(other, grid=(2, 2), key_mask=mask)[0, 3] - mixer(x, grid=(2, 2), key_mask=mask)[0, 3]
+        assert (float(apart.detach().abs().max()) > 1e-6) is reaches

@@ -79,3 +79,12 @@ def test_reports_and_measurements_never_import_the_trainer():
     for folder in ("report", "bench"):
         for file in (SOURCE / folder).glob("*.py"):
             assert "train" not in imported(file), file
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "mixers").glob("*.py")), ids=lambda p: p.stem)
+def test_no_mixer_takes_helpers_from_the_module_of_another(path):
+    """What two families share has a module of its own, which defines no mixer."""
+    homes = {cls.__module__.split(".")[-1] for cls in MIXERS.values()}
+    if path.stem != "__init__":
+        taken = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom) and node.level == 1}
+        assert taken & homes == set(), f"{path.stem} imports from {', '.join(sorted(taken & homes))}"

@@ -64,12 +64,23 @@ def test_resize():
 class TestRandomSynthesizerContainsLinearTokenMixing:
     """A head of a Random Synthesizer is softmax(R) V with R learned; one layer of linear token mixing is W V. The perceptron's gelu is not contained."""
 
+    @staticmethod
+    def synthesizer(R: torch.Tensor, factors: list[float], width: int) -> nn.Module:
+        """The layer with a head of full width for each R (heads, N, N), each reading x as it is and coming out times its factor."""
+        mixer = build_mixer("synthesizer_random", width, max_len=R.shape[-1], heads=len(R), head_dim=width, qkv_bias=False, out_bias=False).double()
+        one = torch.eye(width, dtype=torch.float64)
+        with torch.no_grad():
+            mixer.logits.weight.copy_(R)
+            mixer.v_proj.weight.copy_(torch.cat([one] * len(R)))
+            mixer.out_proj.weight.copy_(torch.cat([factor * one for factor in factors], 1))
+        return mixer
+
     def test_a_row_stochastic_mixing_is_one_head(self):
         """W with positive rows that sum to 1 is softmax(R) for R = log W."""
         torch.manual_seed(0)
         W, V = torch.rand(9, 9, dtype=torch.float64) + 0.01, torch.randn(9, 4, dtype=torch.float64)
         W = W / W.sum(-1, keepdim=True)
-        torch.testing.assert_close(torch.softmax(W.log(), -1) @ V, W @ V)
+        torch.testing.assert_close(self.synthesizer(W.log()[None], [1.0], 4)(V[None])[0], W @ V)
 
     def test_a_mixing_whose_rows_have_one_sum_is_two_heads(self):
         """W = a softmax(R1) - b softmax(R2), a - b = the sum of a row; the factors belong to the projections."""
@@ -82,8 +93,8 @@ class TestRandomSynthesizerContainsLinearTokenMixing:
         down = filled - W
         b = down.sum(-1).mean()
         torch.testing.assert_close(a - b, torch.tensor(2.7, dtype=torch.float64))
-        heads = a * torch.softmax(filled.log(), -1) @ V - b * torch.softmax(down.log(), -1) @ V
-        torch.testing.assert_close(heads, W @ V)
+        mixer = self.synthesizer(torch.stack([filled.log(), down.log()]), [float(a), -float(b)], 4)
+        torch.testing.assert_close(mixer(V[None])[0], W @ V)
 
     def test_any_mixing_is_two_heads_and_a_token_of_value_zero(self):
         """softmax rows sum to 1, so sums of rows that differ need somewhere to put the rest: one more token, of value 0."""
@@ -91,10 +102,10 @@ class TestRandomSynthesizerContainsLinearTokenMixing:
         W, V = torch.randn(9, 9, dtype=torch.float64), torch.randn(9, 4, dtype=torch.float64)
         up, down = W.clamp_min(0) + 0.01, (-W).clamp_min(0) + 0.01
         c = 1 + torch.maximum(up.sum(-1), down.sum(-1)).max()
-        R1, R2 = (torch.cat([part / c, 1 - part.sum(-1, keepdim=True) / c], -1).log() for part in (up, down))
+        rows = [torch.cat([part / c, 1 - part.sum(-1, keepdim=True) / c], -1).log() for part in (up, down)]
+        R = torch.stack([torch.cat([part, torch.zeros(1, 10, dtype=torch.float64)]) for part in rows])  # what the last token reads is its own affair
         values = torch.cat([V, torch.zeros(1, 4, dtype=torch.float64)])
-        heads = c * (torch.softmax(R1, -1) @ values - torch.softmax(R2, -1) @ values)
-        torch.testing.assert_close(heads, W @ V)
+        torch.testing.assert_close(self.synthesizer(R, [float(c), -float(c)], 4)(values[None])[0, :9], W @ V)
 
     def test_the_layer_is_such_a_mixing_where_gelu_is_linear(self):
         """With a large bias on every hidden unit gelu is the identity, and the Mixer's layer is W2 W1 X, up to the biases taken off again."""
@@ -104,4 +115,4 @@ class TestRandomSynthesizerContainsLinearTokenMixing:
         y = F.mlp_mixer(x, w1, b1, w2, -(w2 @ b1))
         W = w2 @ w1
         scale = W.sum(-1, keepdim=True)
-        torch.testing.assert_close(y, scale * (torch.softmax(W.log(), -1) @ x))
+        torch.testing.assert_close(y, scale * self.synthesizer(W.log()[None], [1.0], 4)(x))

@@ -315,3 +315,14 @@ def test_functional_forms_refuse_what_does_not_fit():
     ):
         with pytest.raises(MixerError):
             call()
+
+
+def test_etc_rows_see_their_radius_and_the_global_tokens():
+    """Long rows: the global tokens and those within the radius; global rows: everything."""
+    torch.manual_seed(0)
+    mixer, x = build_mixer("etc", 8, heads=2, radius=2, global_tokens=3).double(), torch.randn(1, 12, 8, dtype=torch.float64)
+    for s in range(12):
+        other = x.clone()
+        other[0, s] = torch.randn(8, dtype=torch.float64)
+        reached = (mixer(other) - mixer(x))[0].detach().abs().amax(-1) > 1e-9
+        assert reached.tolist() == [t < 3 or s < 3 or abs(t - s) <= 2 for t in range(12)]

@@ -16,7 +16,8 @@ from torch import Tensor
 from ..errors import MixerError
 from ._backend import pick
 from ._checks import check_qkv
-from ._masks import allowed
+from ._masks import allowed, kept
+from ._places import first_true
 
 FLOOR = -1e30  # the maximum of no keys at all: finite, so that differences are
 LEAST = 16  # no smaller blocks, whose overhead costs more than the pairs they save
@@ -57,8 +58,7 @@ def split(a: Tensor, heads: int) -> Tensor:
 
 def ready(q: Tensor, k: Tensor, v: Tensor, heads: int, key_mask: Tensor | None) -> Ready:
     """Heads split, queries scaled by 1 / sqrt(e), masked keys and values put to zero whatever they hold."""
-    if key_mask is not None:
-        k, v = (torch.where(key_mask[..., None], a, 0.0) for a in (k, v))
+    k, v = kept(k, key_mask), kept(v, key_mask)
     q, k, v = (split(a, heads) for a in (q, k, v))
     return Ready(q * q.shape[-1] ** -0.5, k, v, None if key_mask is None else key_mask[:, None])
 
@@ -104,30 +104,12 @@ def pairs_of(places: Places, q: Tensor, k: Tensor, *, causal: bool, key_mask: Te
     return rows[:, :, None], cols[:, None, :], ok
 
 
-def default_places(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
+def own_places(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
     """Index minus index of the first True of the key mask, (B, T); negative before it."""
     if q.shape[1] != k.shape[1]:
         raise MixerError(f"a pattern over {q.shape[1]} queries and {k.shape[1]} keys needs positions=(of queries, of keys).")
     index = torch.arange(k.shape[1], device=k.device).expand(k.shape[:2])
     return index if key_mask is None else index - first_true(key_mask)
-
-
-def first_true(key_mask: Tensor) -> Tensor:
-    """Index (B, 1) of the first True of each row; the length where there is none."""
-    return (key_mask.cumsum(1) == 0).sum(1, keepdim=True)
-
-
-def in_order(form: Callable[..., Tensor], tensors: tuple[Tensor, ...], key_mask: Tensor | None) -> Tensor:
-    """``form(*tensors, key_mask)`` on rows turned so that index = position; what stood before a row's first key goes to the end, masked, and gets 0."""
-    if key_mask is None:
-        return form(*tensors, None)
-    T = key_mask.shape[1]
-    index, first = torch.arange(T, device=key_mask.device), first_true(key_mask)
-    ahead, back = index + first, index - first
-    ahead, back = torch.where(ahead >= T, ahead - T, ahead), torch.where(back < 0, back + T, back)
-    turned = [a.gather(1, ahead[..., None].expand_as(a)) for a in tensors]
-    y = form(*turned, key_mask.gather(1, ahead))
-    return torch.where((index >= first)[..., None], y.gather(1, back[..., None].expand_as(y)), 0.0)
 
 
 def blockwise(q: Tensor, k: Tensor, v: Tensor, live: Tensor | None, size: int, behind: int, before: int, pairs: Pairs) -> Part:

@@ -41,11 +41,6 @@ def split(a: Tensor, heads: int) -> Tensor:
     return a.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def alive(a: Tensor, key_mask: Tensor | None) -> Tensor:
-    """The mask (B, T), all True where none was given."""
-    return torch.ones(a.shape[:2], dtype=torch.bool, device=a.device) if key_mask is None else key_mask
-
-
 def sort_by_bucket(buckets: Tensor, live: Tensor, count: int) -> Order:
     """Sort by (bucket, time); buckets (..., T) in 0..count-1, live the same shape. Every sort key is different, so the order does not hang on how ties are
     sorted."""

@@ -71,25 +71,6 @@ def places_of(queries: Tensor, T: int) -> Tensor:
     return torch.zeros(T + 1, dtype=torch.long, device=flat.device).scatter(0, flat, spots)[:T]
 
 
-def from_start(a: Tensor, starts: Tensor) -> Tensor:
-    """a (B, T, ...) moved left by ``starts`` (B,), so that each row's position 0 stands first; what comes after the end repeats the last token."""
-    T = a.shape[1]
-    index = (torch.arange(T, device=a.device) + starts[:, None]).clamp_max(T - 1)
-    return a.gather(1, index.view(*index.shape, *[1] * (a.ndim - 2)).expand(a.shape))
-
-
-def back_to_place(a: Tensor, starts: Tensor) -> Tensor:
-    """The reverse of ``from_start`` for outputs (B, T, C); tokens before a row's start get exactly 0."""
-    index = torch.arange(a.shape[1], device=a.device) - starts[:, None]
-    moved = a.gather(1, index.clamp_min(0)[..., None].expand(a.shape))
-    return torch.where((index >= 0)[..., None], moved, 0.0)
-
-
-def within(a: Tensor, starts: Tensor) -> Tensor:
-    """After ``from_start``: which places (B, T) hold a token of the row."""
-    return torch.arange(a.shape[1], device=a.device) + starts[:, None] < a.shape[1]
-
-
 class Raster(NamedTuple):
     """Where tokens stand: on a grid after ``prefix`` tokens, or, ``width`` to a line, in raster order without end."""
 

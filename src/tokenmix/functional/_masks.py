@@ -22,3 +22,13 @@ def allowed(B: int, T: int, S: int, *, causal: bool, key_mask: Tensor | None, at
     if attn_mask is not None:
         ok = ok & attn_mask
     return ok.expand(B, T, S)
+
+
+def alive(a: Tensor, key_mask: Tensor | None) -> Tensor:
+    """The key mask (B, T) of a (B, T, ..), all True where none was given."""
+    return torch.ones(a.shape[:2], dtype=torch.bool, device=a.device) if key_mask is None else key_mask
+
+
+def kept(a: Tensor, key_mask: Tensor | None) -> Tensor:
+    """a (B, T, D) with 0 at masked tokens, whatever stood there."""
+    return a if key_mask is None else torch.where(key_mask[..., None], a, 0.0)

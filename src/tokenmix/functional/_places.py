@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 import torch
@@ -9,33 +10,62 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def before(key_mask: Tensor) -> Tensor:
-    """How many keys (B, 1) stand in front of the first True one of each row."""
+def first_true(key_mask: Tensor) -> Tensor:
+    """The index (B, 1) of the first True of each row; the length where there is none."""
     return (key_mask.cumsum(1) == 0).sum(1, keepdim=True)
 
 
 def default_places(rows: int, length: int, key_mask: Tensor | None, device: torch.device) -> Tensor:
     """(B, S): index minus the index of the row's first True key; padding in front gets 0."""
     index = torch.arange(length, device=device).expand(rows, length)
-    return index if key_mask is None else (index - before(key_mask)).clamp_min(0)
+    return index if key_mask is None else (index - first_true(key_mask)).clamp_min(0)
+
+
+def behind_live(positions: Tensor, live: Tensor) -> Tensor:
+    """Rising positions, those of masked tokens replaced by that of the last live one before them: no garbage there parts what belongs together."""
+    return torch.where(live, positions, 0).cummax(1).values
+
+
+def counted_on(positions: Tensor, live: Tensor) -> Tensor:
+    """Positions, those of masked tokens replaced by counting on from the last live one before them; positions rise by no less than 1 for each token."""
+    index = torch.arange(positions.shape[1], device=positions.device)
+    ahead = torch.where(live, positions - index, torch.iinfo(torch.int64).min // 2).cummax(1).values
+    return (ahead + index).clamp_min(0)
+
+
+def from_start(a: Tensor, starts: Tensor) -> Tensor:
+    """a (B, T, ...) moved left by ``starts`` (B,), so that each row's position 0 stands first; what comes after the end repeats the last token."""
+    T = a.shape[1]
+    index = (torch.arange(T, device=a.device) + starts[:, None]).clamp_max(T - 1)
+    return a.gather(1, index.view(*index.shape, *[1] * (a.ndim - 2)).expand(a.shape))
+
+
+def back_to_place(a: Tensor, starts: Tensor) -> Tensor:
+    """The reverse of ``from_start`` for outputs (B, T, C); tokens before a row's start get exactly 0."""
+    index = torch.arange(a.shape[1], device=a.device) - starts[:, None]
+    moved = a.gather(1, index.clamp_min(0)[..., None].expand(a.shape))
+    return torch.where((index >= 0)[..., None], moved, 0.0)
+
+
+def turned(starts: Tensor, key_mask: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Which places (B, T) hold a live token of the row, and each tensor (B, T, ..), after ``from_start``."""
+    T = tensors[0].shape[1]
+    within = torch.arange(T, device=starts.device) + starts[:, None] < T
+    live = within if key_mask is None else within & from_start(key_mask, starts)
+    return live, *(from_start(a, starts) for a in tensors)
 
 
 def shifted(key_mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """The mask and each tensor (B, T, ..) with every row moved to the front by its padding there, so that the index is the default position."""
-    T = key_mask.shape[1]
-    place = torch.arange(T, device=key_mask.device) + before(key_mask)
-    live = (place < T) & key_mask.gather(1, place.clamp_max(T - 1))
-    return live, *(rows_at(a, place.clamp_max(T - 1)) for a in tensors)
+    """``turned`` by the padding in front of each row, so that the index is the default position."""
+    return turned(first_true(key_mask)[:, 0], key_mask, *tensors)
 
 
-def rows_at(a: Tensor, index: Tensor) -> Tensor:
-    """a (B, S, D) at index (B, T): (B, T, D)."""
-    return a.gather(1, index[..., None].expand(-1, -1, a.shape[-1]))
-
-
-def alive(a: Tensor, key_mask: Tensor | None) -> Tensor:
-    """a with 0 at masked tokens, whatever stood there."""
-    return a if key_mask is None else torch.where(key_mask[..., None], a, 0.0)
+def in_order(form: Callable[..., Tensor], tensors: tuple[Tensor, ...], key_mask: Tensor | None) -> Tensor:
+    """``form(*tensors, key_mask)`` on rows turned so that index = position; what stands before a row's first key gets 0."""
+    if key_mask is None:
+        return form(*tensors, None)
+    live, *moved = shifted(key_mask, *tensors)
+    return back_to_place(form(*moved, live), first_true(key_mask)[:, 0])
 
 
 def patches(x: Tensor, grid: tuple[int, ...], size: int) -> Tensor:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
+from ._masks import kept
 
 
 def centre_of(size: int, causal: bool) -> int:
@@ -21,7 +22,7 @@ def centre_of(size: int, causal: bool) -> int:
 def silenced(v: Tensor, key_mask: Tensor | None) -> Tensor:
     """v (B, S, D) in float32 or better, 0 at masked tokens, whatever they held."""
     v = v.to(torch.promote_types(v.dtype, torch.float32))
-    return v if key_mask is None else torch.where(key_mask[..., None], v, 0.0)
+    return kept(v, key_mask)
 
 
 def slide(taps: Tensor, v: Tensor, centre: int) -> Tensor:

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import pick
-from ._lines import Lines, Places, Raster, back_to_place, coordinates, dense, from_start, in_lines, within
+from ._lines import Lines, Places, Raster, coordinates, dense, in_lines
+from ._masks import kept
+from ._places import back_to_place, turned
 
 
 def axial(
@@ -41,7 +43,7 @@ def axial(
         later: (W_2, b_2, W_3, b_3, ...): (3 D, D) and (3 D,); (2 D, D) and (2 D,) when causal; nothing for a sum.
         width: tokens in a line, where they are a sequence in raster order; or grid: sizes of the grid of the tokens after the first ``prefix``.
             Prefix tokens attend all and are attended by all.
-        positions: (B, T) where they are not the indices.
+        positions: (B, T) where they are not the indices; rising in the causal form.
         starts: (B,), the index of position 0 in each row; tokens before it give 0.
 
     Returns:
@@ -54,8 +56,7 @@ def axial(
     q, k, v, *later_ = (a.to(torch.promote_types(dtype, torch.float32)) for a in (q, k, v, *later))
     live = key_mask
     if starts is not None and positions is None:
-        live = within(q, starts) if key_mask is None else within(q, starts) & from_start(key_mask, starts)
-        q, k, v = (from_start(a, starts) for a in (q, k, v))
+        live, q, k, v = turned(starts, key_mask, q, k, v)
     stages = _causal if causal else _summed if combine == "sum" else _in_turn
     y = stages(q, k, v, later_, order, {"heads": heads, "raster": raster, "live": live, "positions": positions})
     return (y if starts is None or positions is not None else back_to_place(y, starts)).to(dtype)
@@ -74,8 +75,7 @@ def along(
     when: str = "any",
 ) -> Tensor:
     """Attention inside each line along ``axis``: with "any" token of it, those "upto" the query, or those "before" it."""
-    if live is not None:
-        k, v = (torch.where(live[..., None], a, 0.0) for a in (k, v))
+    k, v = kept(k, live), kept(v, live)
     if positions is None:
         return in_lines(q, k, v, _lines(q.shape[1], axis, when, raster, q.device), live, heads, raster.prefix)
     rows, cols = raster.places(positions, None, q.shape[1], k.shape[1], q.device)

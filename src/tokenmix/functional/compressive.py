@@ -8,8 +8,9 @@ from torch import Tensor
 from ..errors import MixerError
 from ._backend import pick
 from ._compressed import POOLS, Sizes, Slots, compress, grouped, over_memories, visible, weigh
-from ._lines import back_to_place, from_start, picked, within
-from ._masks import allowed
+from ._lines import picked
+from ._masks import alive, allowed
+from ._places import back_to_place, behind_live, turned
 
 
 def compressive(
@@ -46,7 +47,7 @@ def compressive(
         relative, content, place: as in ``transformer_xl``.
         squeeze: weight (D, D, c) and bias (D,) of the convolution for ``pool="conv"``, else nothing.
         memory, compressed, rate: n_m, n_cm and c of the paper. pool: f over the live tokens of a group: "mean", "max" or "conv".
-        positions: (B, T) where they are not the indices. starts: (B,), the index of position 0; tokens before it give 0.
+        positions: (B, T), rising, where they are not the indices. starts: (B,), the index of position 0; tokens before it give 0.
 
     Returns:
         (B, T, D) in q's dtype; exactly 0 where there is nothing to attend. Time O(T (n_m + c + n_cm) D heads); with ``positions`` O(T^2 D heads).
@@ -57,13 +58,13 @@ def compressive(
     if T == 0:
         return torch.zeros_like(q)
     wide = torch.promote_types(dtype, torch.float32)
-    live = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device) if key_mask is None else key_mask
+    live = alive(q, key_mask)
     moved = starts is not None and positions is None
     if moved and starts is not None:
-        live = within(q, starts) & from_start(live, starts)
-        q, k, v, x = (from_start(a, starts) for a in (q, k, v, x))
+        live, q, k, v, x = turned(starts, live, q, k, v, x)
     k, v, x = (torch.where(live[..., None], a, 0.0).to(wide) for a in (k, v, x))
     learned = tuple(a.to(wide) for a in (relative, content, place))
+    positions = None if positions is None else behind_live(positions, live)
     groups = grouped(x, live, rate, positions)
     slots = compress(groups, tuple(a.to(wide) for a in project), tuple(a.to(wide) for a in squeeze), pool)
     if positions is None:

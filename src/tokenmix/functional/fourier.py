@@ -9,6 +9,8 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import pick
+from ._masks import alive
+from ._places import default_places
 from ._taps import silenced
 
 
@@ -31,17 +33,12 @@ def fourier(x: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, 
     v = silenced(x, key_mask)
     if key_mask is None and positions is None and v.numel() and not (torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()):
         return torch.fft.fft2(v).real.to(x.dtype)
-    live = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
-    place = _default_places(live) if positions is None else positions
+    live = alive(x, key_mask)
+    place = default_places(x.shape[0], x.shape[1], key_mask, x.device) if positions is None else positions
     cos_d, sin_d = _waves(torch.arange(x.shape[-1], device=x.device)[None], x.new_full((1,), x.shape[-1], dtype=torch.float64))
     cos_t, sin_t = _waves(place, _lengths(place, live))
     real, imaginary = v @ cos_d.to(v.dtype), v @ sin_d.to(v.dtype)  # of the transform over features, the sign of the sine left out twice
     return (cos_t.to(v.dtype) @ real - sin_t.to(v.dtype) @ imaginary).to(x.dtype)
-
-
-def _default_places(live: Tensor) -> Tensor:
-    index = torch.arange(live.shape[1], device=live.device).expand(live.shape)
-    return (index - (live.cumsum(1) == 0).sum(1, keepdim=True)).clamp_min(0)
 
 
 def _lengths(place: Tensor, live: Tensor) -> Tensor:

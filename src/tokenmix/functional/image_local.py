@@ -8,8 +8,9 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import pick
-from ._lines import Lines, Places, Raster, back_to_place, coordinates, dense, from_start, in_lines, within
-from ._masks import allowed
+from ._lines import Lines, Places, Raster, coordinates, dense, in_lines
+from ._masks import allowed, kept
+from ._places import back_to_place, turned
 
 
 def image_local(
@@ -48,8 +49,7 @@ def image_local(
     T, S, dtype = q.shape[1], k.shape[1], q.dtype
     if 0 in (T, S):
         return torch.zeros_like(q)
-    if key_mask is not None:
-        k, v = (torch.where(key_mask[..., None], a, 0.0) for a in (k, v))
+    k, v = kept(k, key_mask), kept(v, key_mask)
     q, k, v = (a.to(torch.promote_types(dtype, torch.float32)) for a in (q, k, v))
     raster = Raster(grid, width, prefix)
     if positions is not None or attn_mask is not None or S != T:
@@ -60,8 +60,7 @@ def image_local(
         lines = lines._replace(ok=lines.ok & (lines.keys[:, None] <= lines.queries[:, :, None]))
     if starts is None:
         return in_lines(q, k, v, lines, key_mask, heads, prefix).to(dtype)
-    live = within(q, starts) if key_mask is None else within(q, starts) & from_start(key_mask, starts)
-    q, k, v = (from_start(a, starts) for a in (q, k, v))
+    live, q, k, v = turned(starts, key_mask, q, k, v)
     return back_to_place(in_lines(q, k, v, lines, live, heads, prefix), starts).to(dtype)
 
 

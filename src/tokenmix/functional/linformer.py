@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ._places import alive, default_places
+from ._masks import kept
+from ._places import default_places
 from .attention import attention
 
 
@@ -43,7 +44,7 @@ def linformer(
 def shortened(k: Tensor, e: Tensor, heads: int, positions: Tensor | None, key_mask: Tensor | None) -> Tensor:
     """E K: (B, S, D) and (heads or 1, K, N) -> (B, K, D), float64."""
     B, S, D = k.shape
-    k = alive(k, key_mask).double()
+    k = kept(k, key_mask).double()
     if positions is None and key_mask is None:
         e = e[..., :S]
     else:

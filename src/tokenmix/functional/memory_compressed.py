@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ._places import alive, before, default_places, gathered, patches, rows_at, shifted, strided_conv, taps_of
+from ._masks import alive, kept
+from ._places import back_to_place, first_true, gathered, patches, shifted, strided_conv, taps_of
 from .attention import attention
 
 Conv = tuple[Tensor, ...]  # (W_k, W_v, b_k, b_v): (D, D, b) and (D,)
@@ -37,7 +38,7 @@ def memory_compressed(
     Args:
         q, k, v: (B, T, D).
         conv: (W_k, W_v, b_k, b_v) with weights (D, D, b); empty in mode "local".
-        positions: (B, T). Default: index minus the index of the row's first True key.
+        positions: (B, T), in the causal form rising. Default: index minus the index of the row's first True key.
 
     A block without a live token is not attended; with nothing to attend, and in front of the row's first token, the result is 0.
     The convolutions are summed in float64.
@@ -51,15 +52,14 @@ def memory_compressed(
     live, T = key_mask, q.shape[1]
     if key_mask is not None:
         live, q, k, v = shifted(key_mask, q, k, v)
-    k, v = alive(k, live), alive(v, live)
+    k, v = kept(k, live), kept(v, live)
     if mode == "local":
         y = _blockwise(q, k, v, heads=heads, block=min(block, T), causal=causal, live=live, backend=backend)
     else:
         y = _compressed(q, k, v, conv, heads=heads, causal=causal, live=live, backend=backend)
     if key_mask is None:
         return y
-    started = (torch.arange(T, device=q.device) >= before(key_mask))[..., None]
-    return torch.where(started, rows_at(y, default_places(q.shape[0], T, key_mask, q.device)), 0.0)
+    return back_to_place(y, first_true(key_mask)[:, 0])
 
 
 def _blockwise(q: Tensor, k: Tensor, v: Tensor, *, heads: int, block: int, causal: bool, live: Tensor | None, backend: str) -> Tensor:
@@ -110,8 +110,8 @@ def _scattered(
     q: Tensor, k: Tensor, v: Tensor, conv: Conv, *, heads: int, block: int, causal: bool, positions: Tensor, key_mask: Tensor | None, backend: str
 ) -> Tensor:
     """Tokens at any positions: pairs are compared."""
-    live = torch.ones(k.shape[:2], dtype=torch.bool, device=k.device) if key_mask is None else key_mask
-    k, v = alive(k, live), alive(v, live)
+    live = alive(k, key_mask)
+    k, v = kept(k, live), kept(v, live)
     if not conv:
         cell = cells_of(positions, block)[0]
         near = cell[:, :, None] == cell[:, None]
@@ -141,7 +141,7 @@ def over_slots(q: Tensor, slots: Slots, recent: tuple[Tensor, ...], conv: Conv, 
     """
     k, v, live, places = recent
     L, P, dtype = q.shape[1], k.shape[1], _wide(q)
-    k, v = alive(k, live), alive(v, live)
+    k, v = kept(k, live), kept(v, live)
     cell, tap = cells_of(places, block)
     parts = (torch.cat([s[:, -1:].double(), taps_of(a, tap, w)], 1) for s, a, w in zip(slots[:2], (k, v), conv[:2], strict=True))
     last, *sums = gathered(torch.cat([slots.cells[:, -1:], cell], 1), torch.cat([slots.live[:, -1:], live], 1), *parts)
@@ -164,7 +164,7 @@ def folded(slots: Slots, old: tuple[Tensor, ...], conv: Conv, *, block: int, ste
     k, v, live, places = old
     cell, tap = cells_of(places, block)
     cell, live = torch.cat([slots.cells[:, -1:], cell], 1), torch.cat([slots.live[:, -1:], live], 1)
-    parts = (alive(a, old[2]) for a in (k, v))
+    parts = (kept(a, old[2]) for a in (k, v))
     joined = [torch.cat([s[:, -1:].double(), taps_of(a, tap, w)], 1) for s, a, w in zip(slots[:2], parts, conv[:2], strict=True)]
     label = cell[:, ::step]
     member = (label[:, :, None] == cell[:, None]) & live[:, None]

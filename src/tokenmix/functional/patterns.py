@@ -22,11 +22,10 @@ from ._blocks import (
     blockwise,
     check,
     cut,
-    default_places,
     dense,
     in_classes,
-    in_order,
     joined,
+    own_places,
     pairs_of,
     part_of,
     ratio,
@@ -34,6 +33,7 @@ from ._blocks import (
     sums_of,
 )
 from ._checks import check_key_mask, check_name
+from ._places import in_order
 
 
 def local(
@@ -66,7 +66,7 @@ def local(
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
-        places = default_places(q, k, None) if positions is None else positions
+        places = own_places(q, k, None) if positions is None else positions
         rows, cols, ok = pairs_of(places, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
         return joined(ratio(_near_part(ready(q, k, v, heads, key_mask), (rows - cols).abs() < window, ok, outside)), q)
     r = ready(q, k, v, heads, key_mask)
@@ -144,7 +144,7 @@ def strided(
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
-        places = default_places(q, k, None) if positions is None else positions
+        places = own_places(q, k, None) if positions is None else positions
         rows, cols, ok = pairs_of(places, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
         near, column = (rows - cols).abs() <= stride, torch.remainder(rows - cols, stride) == 0
         return joined(dense(ready(q, k, v, heads, key_mask), _by_half(near & ok, column & ok, heads, merged)), q)
@@ -188,7 +188,7 @@ def fixed(
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
-        places = default_places(q, k, key_mask) if positions is None else positions
+        places = own_places(q, k, key_mask) if positions is None else positions
         rows, cols, ok = pairs_of(places, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
         near = torch.div(rows, stride, rounding_mode="floor") == torch.div(cols, stride, rounding_mode="floor")
         column = torch.remainder(cols, stride) >= stride - columns

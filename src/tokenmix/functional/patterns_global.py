@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ._blocks import Part, Places, Ready, blockwise, check, cut, default_places, dense, in_classes, in_order, joined, pairs_of, part_of, ratio, ready
+from ._blocks import Part, Places, Ready, blockwise, check, cut, dense, in_classes, joined, own_places, pairs_of, part_of, ratio, ready
+from ._places import in_order
 
 BITS = (1 << 31) - 1
 
@@ -52,7 +53,7 @@ def longformer(
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
-        places = default_places(q, k, key_mask) if positions is None else positions
+        places = own_places(q, k, key_mask) if positions is None else positions
         rows, cols, ok = pairs_of(places, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
         near = _dilated(rows, cols, reach, dilations) | (cols < global_tokens)[:, None]
         y = dense(ready(q, k, v, heads, key_mask), near & ok[:, None])
@@ -191,7 +192,7 @@ def bigbird(
         return torch.zeros_like(q)
     draw = {"window": window_blocks // 2, "first": global_blocks, "heads": heads, "count": random_blocks, "seed": seed}
     if positions is not None or q.shape[1] != k.shape[1]:
-        places = default_places(q, k, key_mask) if positions is None else positions
+        places = own_places(q, k, key_mask) if positions is None else positions
         rows, cols, ok = pairs_of(places, q, k, causal=causal, key_mask=key_mask, attn_mask=None)
         pattern = _blocks_seen(rows, cols, block, None if causal else _length(cols[:, 0], key_mask), draw)
         return joined(dense(ready(q, k, v, heads, key_mask), pattern & ok[:, None]), q)

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import pick
-from ._buckets import Order, Sums, alive, attend_dense, attend_sorted, coded, merge, ratio, sort_by_bucket, split
+from ._buckets import Order, Sums, attend_dense, attend_sorted, coded, merge, ratio, sort_by_bucket, split
+from ._masks import alive
 
 TINY = 1e-12  # added to a squared length, so that a vector of zeros has a direction of zeros
 

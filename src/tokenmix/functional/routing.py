@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import pick
-from ._buckets import alive, attend_dense, attend_sorted, coded, in_order, ratio, sort_by_bucket, split, sums_of
+from ._buckets import attend_dense, attend_sorted, coded, in_order, ratio, sort_by_bucket, split, sums_of
+from ._masks import alive
 
 EPS = 1e-6  # added to the variance; a token of equal features is normalised to 0
 TINY = 1e-12  # added to the squared length of a centroid

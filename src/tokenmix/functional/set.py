@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from ._places import alive
+from ._masks import kept
 from .attention import attention
 
 
@@ -47,7 +47,7 @@ def induced_set(
 def induced(k: Tensor, v: Tensor, points: Tensor, block: tuple[Tensor, ...], *, heads: int, key_mask: Tensor | None) -> Tensor:
     """The induced points' summary h (B, m, D) of the keys and values, float64."""
     asked = points.double().expand(k.shape[0], -1, -1)
-    h = attention(asked, alive(k, key_mask).double(), v.double(), heads=heads, key_mask=key_mask)
+    h = attention(asked, kept(k, key_mask).double(), v.double(), heads=heads, key_mask=key_mask)
     if not block:
         return h
     gain_1, shift_1, weight, bias, gain_2, shift_2 = (a.double() for a in block)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import pick
-from ._buckets import LOWEST, alive, ratio, split, sums_of
+from ._buckets import LOWEST, ratio, split, sums_of
+from ._masks import alive
 
 
 class Layout(NamedTuple):

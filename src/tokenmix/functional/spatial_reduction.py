@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from ._places import alive, gathered, patches, shifted, strided_conv, taps_of
+from ._masks import kept
+from ._places import gathered, patches, shifted, strided_conv, taps_of
 from .attention import attention
 from .memory_compressed import cells_of
 
@@ -53,13 +54,13 @@ def spatial_reduction(
 def reduced(v, conv, norm, grid, prefix: int, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The rows r (B, n, D) that keys and values are made from, float64, and which of them may be attended."""
     if not conv:
-        return alive(v, key_mask).double(), key_mask
+        return kept(v, key_mask).double(), key_mask
     weight, bias = conv
     if positions is not None:
         return _scattered(v, weight, bias, norm, grid, prefix, positions, key_mask)
     if grid is None and key_mask is not None:
         key_mask, v = shifted(key_mask, v)
-    v = alive(v, key_mask).double()
+    v = kept(v, key_mask).double()
     size, grid = weight.shape[-1], (v.shape[1],) if grid is None else grid
     cells = _normal(strided_conv(patches(v[:, prefix:], grid, size), weight, bias), norm)
     rows = torch.cat([v[:, :prefix], cells], 1)
@@ -74,7 +75,7 @@ def _scattered(v, weight, bias, norm, grid, prefix: int, positions: Tensor, key_
     place = positions - prefix
     on_grid = place >= 0
     live = torch.ones_like(on_grid) if key_mask is None else key_mask
-    v = alive(v, live).double()
+    v = kept(v, live).double()
     cell, tap = _cells(place.clamp_min(0), grid, weight.shape[-1], weight.ndim - 2)
     last, sums = gathered(cell, live & on_grid, taps_of(v, tap, weight))
     rows = torch.where(on_grid[..., None], _normal(sums + bias.double(), norm), v)

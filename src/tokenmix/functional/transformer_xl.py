@@ -9,7 +9,7 @@ from torch import Tensor
 from ..errors import MixerError
 from ._backend import pick
 from ._lines import mixed
-from ._masks import allowed
+from ._masks import allowed, kept
 
 Places = Tensor | tuple[Tensor, Tensor]
 
@@ -47,8 +47,7 @@ def transformer_xl(
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
-    if key_mask is not None:
-        k, v = (torch.where(key_mask[..., None], a, 0.0) for a in (k, v))
+    k, v = kept(k, key_mask), kept(v, key_mask)
     q, k, v, relative, u, b = (a.to(wide) for a in (q, k, v, relative, content, place))
     scale = (q.shape[-1] // heads) ** -0.5
     asked, located, kh, vh = (a.unflatten(-1, (heads, -1)).transpose(1, 2) for a in ((q + u) * scale, (q + b) * scale, k, v))

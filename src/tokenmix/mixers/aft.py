@@ -9,10 +9,11 @@ from torch import Tensor
 
 from .. import functional as F
 from ..functional import aft_chunk as chunk
-from .aft_parts import add_projections, alive, empty_ring, in_pieces, queries, ring_step
+from .aft_parts import add_projections, empty_ring, queries, ring_step
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .pair_bias import PairBias
+from .parts import alive, check_places, in_pieces
 
 
 @register_state
@@ -253,6 +254,8 @@ class AFTLocal(Mixer):
         self.check_range(at)
         if not self.causal:
             return self.out_proj(self._read(x, state, at)), state._replace(position=after)
+        if self.window:
+            check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))
         y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
         return self.out_proj(y), state._replace(position=after)
 

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as F
-from .aft_parts import add_projections, alive, empty_ring, in_pieces, queries, ring_step
-from .base import About, Mixer, chunk_positions
+from .aft_parts import add_projections, empty_ring, queries, ring_step
+from .base import About, Mixer
 from .cost import MixingCost
+from .parts import ring_chunk
 
 
 class AFTConv(Mixer):
@@ -108,9 +109,7 @@ class AFTConv(Mixer):
         return empty_ring(batch_size, self.kernel_size - 1, self.heads, self.dim, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        at, after = chunk_positions(state.position, x, positions, key_mask)
-        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
-        return self.out_proj(y), state._replace(position=after)
+        return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
     def _mix_piece(self, x, state, at, live):
         places = torch.cat([state.places, at], 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from ..functional import aft_chunk as chunk
 from ..functional._gates import check_gate
-from .base import Mixer, State, register_state
+from .base import Mixer, register_state
 
 
 @register_state
@@ -44,20 +43,6 @@ def queries(mixer: Mixer, x: Tensor) -> Tensor:
     """The projected queries; x itself, for its shape, where the mixer has no gate."""
     q_proj = mixer._modules["q_proj"]
     return x if q_proj is None else q_proj(x)
-
-
-def alive(x: Tensor, key_mask: Tensor | None) -> Tensor:
-    """The mask as a tensor, all True where none was given."""
-    return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
-
-
-def in_pieces(mix_piece: Callable[..., tuple[Tensor, State]], x: Tensor, state: State, *beside: Tensor) -> tuple[Tensor, State]:
-    """Mix a long chunk piece by piece, so that its weights stay small; ``beside`` are cut along time like x."""
-    outputs = []
-    for x_piece, *pieces in zip(*(a.split(chunk.PIECE, 1) for a in (x, *beside)), strict=True):
-        y, state = mix_piece(x_piece, state, *pieces)
-        outputs.append(y)
-    return torch.cat(outputs, 1), state
 
 
 def empty_ring(batch: int, ring: int, keys: int, dim: int, *, device: Any, dtype: torch.dtype) -> AFTRingState:

@@ -11,14 +11,7 @@ from .. import functional as F
 from ..positions import LearnedPositions
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
-
-
-def largest_dot(q: Tensor, k: Tensor, heads: int, kv_heads: int | None = None, scale: float | None = None) -> float:
-    """The largest |scale q_t . k_s| of any head; default scale 1 / sqrt(width)."""
-    kv_heads = kv_heads or heads
-    qh, kh = (a.detach().unflatten(-1, (n, -1)).transpose(1, 2) for a, n in ((q, heads), (k, kv_heads)))
-    scale = scale or qh.shape[-1] ** -0.5
-    return float((qh @ kh.repeat_interleave(heads // kv_heads, 1).transpose(-1, -2)).abs().max()) * scale
+from .parts import largest_dot
 
 
 @register_state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 from typing import NamedTuple
 
 import torch
@@ -10,12 +11,12 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional._lines import Raster
+from ..functional._places import counted_on
 from ..functional.axial import along
-from .aft_parts import alive, in_pieces
-from .attention import largest_dot
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
-from .image_local import row_starts
+from .options import at_least, check_heads, one_of
+from .parts import alive, check_places, in_pieces, largest_dot, row_starts
 
 
 @register_state
@@ -80,15 +81,17 @@ class Axial(Mixer):
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
 
     def _check_options(self, heads: int, ndim: int, width: int | None, order: list[int] | None, combine: str) -> None:
-        if not isinstance(heads, int) or heads < 1 or self.dim % heads:
-            self.refuse(f"heads={heads!r} must divide dim={self.dim}")
-        if ndim not in (2, 3) or (order is not None and sorted(order) != list(range(ndim))):
-            self.refuse(f"ndim must be 2 or 3 and order name each axis once, got ndim={ndim!r}, order={order!r}")
-        if width is not None and (not isinstance(width, int) or width < 1 or ndim != 2):
-            self.refuse(f"width is a positive integer and goes with ndim=2, got width={width!r}, ndim={ndim}; width=None takes a grid at call time")
-        if combine not in ("sequence", "sum"):
-            self.refuse(f"combine must be 'sequence' or 'sum', got {combine!r}")
-        if self.causal and (width is None or combine == "sum" or order not in (None, [1, 0])):
+        check_heads(self, heads)
+        one_of(self, (2, 3), ndim=ndim)
+        one_of(self, ("sequence", "sum"), combine=combine)
+        axes = list(order) if isinstance(order, list | tuple) else order
+        if order is not None and axes not in [list(each) for each in permutations(range(ndim))]:
+            self.refuse(f"order must name each of the {ndim} axes once, got {order!r}")
+        if width is not None and ndim != 2:
+            self.refuse(f"width goes with ndim=2, got width={width!r}, ndim={ndim}; width=None takes a grid at call time")
+        if width is not None:
+            at_least(self, 1, width=width)
+        if self.causal and (width is None or combine == "sum" or axes not in (None, [1, 0])):
             self.refuse(f"causal=True exists in raster order, with a width, rows first and combine='sequence'; got {width=}, {order=}, {combine=}")
 
     @property
@@ -98,6 +101,7 @@ class Axial(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.axial`` for this input: (positional, keyword)."""
+        check_places(self, positions, key_mask, rising=self.causal)
         if grid is not None and self.width is not None:
             self.refuse(f"was built with width={self.width} and mixes a sequence in raster order, got grid={tuple(grid)}")
         if self.width is None and (grid is None or len(grid) != self.ndim):
@@ -140,8 +144,11 @@ class Axial(Mixer):
         return AxialState(row, row[..., : 2 * self.dim].clone(), places.bool(), places, torch.zeros(batch_size, dtype=torch.long, device=device))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        at, after = chunk_positions(state.position, x, positions, key_mask)
-        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
+        check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))
+        (at, after), live = chunk_positions(state.position, x, positions, key_mask), alive(x, key_mask)
+        if positions is not None:
+            at = counted_on(torch.cat([state.places, at], 1), torch.cat([state.live, live], 1))[:, -x.shape[1] :]
+        y, state = in_pieces(self._mix_piece, x, state, at, live)
         return self.out_proj(y), state._replace(position=after)
 
     def _mix_piece(self, x, state, at, live):

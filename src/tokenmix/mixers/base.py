@@ -163,6 +163,8 @@ class Mixer(nn.Module, ABC):
         self._check_masks(x, x if context is None else context, key_mask, attn_mask)
         self._check_grid(x, positions, grid, prefix)
         self._check_positions(x, positions)
+        if grid is not None and positions is not None:
+            self.check_range(positions, prefix + prod(grid), f"was given grid={tuple(grid)} and prefix={prefix}")
         return self.mix(x, context, positions=positions, key_mask=key_mask, attn_mask=attn_mask, grid=grid, prefix=prefix)
 
     def forward_packed(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
@@ -297,13 +299,15 @@ class Mixer(nn.Module, ABC):
             self.refuse(f"expects integer positions of shape {tuple(x.shape[:2])}, got {positions.dtype} {tuple(positions.shape)}")
         self.check_range(positions)
 
-    def check_range(self, positions: Tensor) -> None:
-        """Refuse positions outside 0..max_len-1. Values can be read only outside of compilation and export."""
-        if self.max_len is None or torch.compiler.is_compiling() or positions.numel() == 0:
+    def check_range(self, positions: Tensor, limit: int | None = None, why: str = "") -> None:
+        """Refuse positions outside 0..limit-1, by default max_len. Values can be read only outside of compilation and export."""
+        limit = self.max_len if limit is None else limit
+        if limit is None or torch.compiler.is_compiling() or positions.numel() == 0:
             return
         low, high = (int(n) for n in positions.aminmax())
-        if low < 0 or high >= self.max_len:
-            self.refuse(f"was built with max_len={self.max_len}, got positions from {low} to {high}; cut the sequence, or call resize")
+        if low < 0 or high >= limit:
+            built = f"was built with max_len={self.max_len}, got positions from {low} to {high}; cut the sequence, or call resize"
+            self.refuse(f"{why}, positions 0 to {limit - 1}, got positions from {low} to {high}" if why else built)
 
     def _check_packed(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
         if x.ndim != 2 or x.shape[-1] != self.dim:

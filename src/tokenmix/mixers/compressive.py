@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional import _compressed as form
-from .aft_parts import alive, in_pieces
+from ..functional._places import behind_live
 from .aux import add_aux_loss
-from .base import About, Mixer, chunk_positions, register_state, token_positions
+from .base import About, Mixer, register_state, token_positions
 from .cost import MixingCost
-from .image_local import row_starts
-from .transformer_xl import TransformerXL, add_plain_projections
+from .options import at_least, one_of
+from .parts import add_projections, alive, check_places, largest_relative, ring_chunk, row_starts
 
 
 @register_state
@@ -68,13 +68,10 @@ class Compressive(Mixer):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal)
-        for name, value in (("memory", memory), ("compressed", compressed), ("rate", rate)):
-            if not isinstance(value, int) or value < 1:
-                self.refuse(f"{name} must be a positive integer, got {value!r}")
-        if pool not in form.POOLS:
-            self.refuse(f"pool must be one of {', '.join(form.POOLS)}, got {pool!r}")
+        at_least(self, 1, memory=memory, compressed=compressed, rate=rate)
+        one_of(self, form.POOLS, pool=pool)
         self.heads, self.sizes = heads, form.Sizes(memory, compressed, rate, pool)
-        add_plain_projections(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         self.relative = nn.Parameter(torch.empty(dim, dim + dim % 2))
         self.content, self.place = nn.Parameter(torch.empty(dim)), nn.Parameter(torch.empty(dim))
         self.squeeze = nn.Parameter(torch.empty(dim, dim, rate)) if pool == "conv" else None
@@ -100,6 +97,7 @@ class Compressive(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.compressive`` for this input: (positional, keyword)."""
+        check_places(self, positions, key_mask, rising=True)
         learned = self._project(x), self.relative, self.content, self.place, self._squeeze()
         options = {"heads": self.heads, **self.sizes._asdict(), "positions": positions, "starts": row_starts(key_mask, positions)}
         return (self.q_proj(x), self.k_proj(x), self.v_proj(x), x, *learned), {**options, "causal": self.causal, "key_mask": key_mask}
@@ -129,7 +127,9 @@ class Compressive(Mixer):
         kept = 4 * (8 * T * D + 2 * blocks * keys * D + 4 * T * D * self.heads + pairs * self.heads)
         return MixingCost(flops, None, activations=kept, state=(12 * D + 9) * self._ring + (8 * D + 8) * many + 16)
 
-    largest_logit = staticmethod(lambda args, options: TransformerXL.largest_logit((*args[:3], *args[5:8]), options))
+    @staticmethod
+    def largest_logit(args, options):
+        return largest_relative(*args[:2], *args[5:8], options["heads"])
 
     @property
     def _ring(self) -> int:
@@ -144,23 +144,23 @@ class Compressive(Mixer):
         return CompressiveState(keys, keys.clone(), keys.clone(), places.bool(), places, slots, slots.clone(), ids, position - 1, position)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        at, after = chunk_positions(state.position, x, positions, key_mask)
-        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
-        return self.out_proj(y), state._replace(position=after)
+        return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
     def _mix_piece(self, x, state, at, live):
-        q, L = self.q_proj(x), x.shape[1]
+        q, L, wide = self.q_proj(x), x.shape[1], torch.promote_types(x.dtype, torch.float32)
         new, old = (self.k_proj(x), self.v_proj(x), x), (state.keys, state.values, state.inputs)
         keys, values, inputs = (torch.cat([a, torch.where(live[..., None], b, 0.0).to(a.dtype)], 1) for a, b in zip(old, new, strict=True))
         lives, places = torch.cat([state.live, live], 1), torch.cat([state.places, at], 1)
-        groups = form.grouped(inputs, lives, self.sizes.rate, places)
-        fresh = form.compress(groups, self._project(x), self._squeeze(), self.sizes.pool)
+        groups = form.grouped(inputs.to(wide), lives, self.sizes.rate, behind_live(places, lives))
+        maps = (tuple(a.to(wide) for a in part) for part in (self._project(x), self._squeeze()))
+        fresh = form.compress(groups, *maps, self.sizes.pool)
         fresh = fresh._replace(there=fresh.there & (fresh.ids > state.gone[:, None]))  # of older groups tokens are missing here: they are in the slots
         kept = state.slot_keys, state.slot_values, state.ids, state.ids >= 0
         slots = form.Slots(*(torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(kept, fresh, strict=True)))
         ok = torch.ones(L, keys.shape[1], dtype=torch.bool, device=x.device).tril(keys.shape[1] - L) & lives[:, None]
-        learned = self.relative, self.content, self.place
-        y = form.over_memories(q, keys.to(q.dtype), values.to(q.dtype), slots, learned, ok, at, places, self.heads, self.sizes, True)
+        learned = tuple(a.to(wide) for a in (self.relative, self.content, self.place))
+        told = slots._replace(keys=slots.keys.to(wide), values=slots.values.to(wide))
+        y = form.over_memories(q.to(wide), keys.to(wide), values.to(wide), told, learned, ok, at, places, self.heads, self.sizes, True).to(q.dtype)
         return y, self._after((keys, values, inputs, lives, places), slots, state, L)
 
     def _after(self, recent, slots, state, L):

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional.external import EPS, SlotSums, check_norm, empty_slots, extend_slots, merge_slots, read_memory, slot_logits
-from .aft_parts import alive
-from .attention import largest_dot
 from .base import About, Mixer, register_state
 from .cost import MixingCost
 from .options import at_least, check_heads, check_numbers
+from .parts import alive, largest_dot
 
 
 @register_state

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from .. import functional as F
 from ..functional._taps import silenced
 from ..functional.gmlp import unit_inputs
-from .aft_parts import alive, in_pieces
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
-from .ring import joined
+from .history import joined
+from .options import at_least, true_or_false
+from .parts import alive, in_pieces
 
 
 @register_state
@@ -54,6 +55,8 @@ class GMLP(Mixer):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal, max_len=max_len)
+        at_least(self, 1, max_len=max_len)
+        true_or_false(self, toeplitz=toeplitz)
         self.hidden, self.toeplitz = 6 * dim if hidden is None else hidden, toeplitz
         if not isinstance(self.hidden, int) or self.hidden < 2 or self.hidden % 2:
             self.refuse(f"hidden must be even and positive, got {hidden!r}")
@@ -123,7 +126,7 @@ class GMLP(Mixer):
 
     def _mix_piece(self, x, state, at, live):
         gate, value = unit_inputs(self.v_proj(x), self.scale, self.shift)
-        state = joined(state, value, live, at)
+        state = joined(state, live, at, values=value)
         L, S = x.shape[1], state.values.shape[1]
         history = silenced(state.values.to(torch.promote_types(gate.dtype, state.values.dtype)), state.live).to(gate.dtype)
         y = gate * (self.between(at, state.places).to(gate.dtype).tril(S - L) @ history + self.bias[at].to(gate.dtype)[..., None])

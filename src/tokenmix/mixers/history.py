@@ -1,20 +1,18 @@
-"""The streaming state of mixers whose pattern may look back anywhere: every key and value so far."""
+"""Streaming states that hold tokens as they were projected: all of them, or a ring of the last."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .base import Mixer, register_state
-from .options import at_least as at_least
-from .options import check_heads
+from .base import register_state
 
 
 @register_state
 class HistoryState(NamedTuple):
-    """Keys and values so far (B, S, D), which may be attended, where each stands (B, S), and the next position (B,)."""
+    """Keys and values (B, S, D) of all tokens so far or of the last R, which may be attended, where each stands (B, S), and the next position (B,)."""
 
     keys: Tensor
     values: Tensor
@@ -23,23 +21,44 @@ class HistoryState(NamedTuple):
     position: Tensor
 
 
-def add_projections(mixer: Mixer, *, heads: int, qkv_bias: bool, out_bias: bool) -> None:
-    """q_proj, k_proj, v_proj and out_proj, all dim x dim, for heads of equal width."""
-    check_heads(mixer, heads)
-    for name in ("q_proj", "k_proj", "v_proj"):
-        mixer.register_module(name, nn.Linear(mixer.dim, mixer.dim, bias=qkv_bias))
-    mixer.register_module("out_proj", nn.Linear(mixer.dim, mixer.dim, bias=out_bias))
+@register_state
+class RingState(NamedTuple):
+    """The last R values (B, R, c), which of them are tokens (B, R), where they stand (B, R), and the next position (B,). Constant size."""
+
+    values: Tensor
+    live: Tensor
+    places: Tensor
+    position: Tensor
 
 
-def empty_history(batch: int, dim: int, *, device: Any, dtype: torch.dtype) -> HistoryState:
-    """Nothing seen."""
-    keys = torch.zeros(batch, 0, dim, device=device, dtype=dtype)
-    places = torch.zeros(batch, 0, dtype=torch.long, device=device)
-    return HistoryState(keys, keys.clone(), places.bool(), places, torch.zeros(batch, dtype=torch.long, device=device))
+def empty_history(batch: int, dim: int, length: int = 0, *, device: Any, dtype: torch.dtype) -> HistoryState:
+    """Room for ``length`` tokens, none of them there."""
+    ring = empty_window(batch, dim, length, device=device, dtype=dtype)
+    return HistoryState(ring.values.clone(), *ring)
 
 
-def longer(state: HistoryState, k: Tensor, v: Tensor, live: Tensor, at: Tensor, after: Tensor) -> HistoryState:
-    """The history with the tokens of a chunk, which stand ``at`` these positions, behind it."""
-    new = k.to(state.keys.dtype), v.to(state.values.dtype), live, at
-    keys, values, lives, places = (torch.cat(pair, 1) for pair in zip(state[:4], new, strict=True))
-    return HistoryState(keys, values, lives, places, after)
+def empty_window(batch: int, width: int, length: int, *, device: Any, dtype: torch.dtype) -> RingState:
+    """The same for values of ``width`` alone."""
+    places = torch.zeros(batch, length, dtype=torch.long, device=device)
+    return RingState(torch.zeros(batch, length, width, device=device, dtype=dtype), places.bool(), places, places.new_zeros(batch))
+
+
+def joined(state: Any, live: Tensor, places: Tensor, **tokens: Tensor) -> Any:
+    """The state with new tokens behind those it holds: ``values``, and ``keys`` where it has any, in its own dtype."""
+    wide = {name: torch.cat([getattr(state, name), a.to(getattr(state, name).dtype)], 1) for name, a in tokens.items()}
+    return state._replace(**wide, live=torch.cat([state.live, live], 1), places=torch.cat([state.places, places], 1))
+
+
+def without_first(state: Any, n: int) -> Any:
+    """The state without its n oldest tokens."""
+    return state._replace(**{name: getattr(state, name)[:, n:] for name in ("keys", "values", "live", "places") if name in state._fields})
+
+
+def newest(state: Any, length: int) -> Any:
+    """The last ``length`` tokens of a state."""
+    return without_first(state, state.live.shape[1] - length)
+
+
+def ring_bytes(ring: int, width: int) -> int:
+    """Bytes of a ``RingState`` of one row in float32."""
+    return ring * (4 * width + 1 + 8) + 8

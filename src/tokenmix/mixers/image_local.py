@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from .. import functional as F
-from .aft_parts import alive, in_pieces
-from .attention import largest_dot
-from .base import About, Mixer, chunk_positions
+from .base import About, Mixer
 from .cost import MixingCost
-from .transformer_xl import add_plain_projections, empty_memory, forget, remember
-
-
-def row_starts(key_mask: Tensor | None, positions: Tensor | None) -> Tensor | None:
-    """The index of position 0 of each row (B,), its first True key; None where positions are the indices or are given."""
-    return None if key_mask is None or positions is not None else (key_mask.cumsum(1) == 0).sum(1)
+from .history import empty_history, joined, newest
+from .options import at_least, one_of
+from .parts import add_projections, check_places, largest_dot, ring_chunk, row_starts
 
 
 class ImageLocal(Mixer):
@@ -52,17 +45,26 @@ class ImageLocal(Mixer):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal)
-        if ndim not in (1, 2):
-            self.refuse(f"ndim must be 1, along the raster, or 2, got {ndim!r}")
+        one_of(self, (1, 2), ndim=ndim)
         self.heads, self.ndim, self.width = heads, ndim, width
-        self.block, self.memory = (tuple([n] * ndim if isinstance(n, int) else n) for n in (block, memory))
-        if len(self.block) != ndim or len(self.memory) != ndim or min(self.block) < 1 or min(self.memory) < 0:
-            self.refuse(f"block and memory are one number or {ndim}, block >= 1 and memory >= 0, got block={block!r}, memory={memory!r}")
-        if width is not None and (ndim == 1 or not isinstance(width, int) or width < 1):
-            self.refuse(f"width is a positive integer and goes with ndim=2, got width={width!r}, ndim={ndim}")
+        self.block, self.memory = self._sizes(1, block=block), self._sizes(0, memory=memory)
+        if width is not None and ndim == 1:
+            self.refuse(f"width goes with ndim=2, got width={width!r}, ndim={ndim}")
+        if width is not None:
+            at_least(self, 1, width=width)
         if causal and ndim == 2 and width is None:
             self.refuse("causal=True with ndim=2 needs width, the pixels in a line; a grid given at call time has no causal form")
-        add_plain_projections(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
+
+    def _sizes(self, low: int, **given: int | list[int]) -> tuple[int, ...]:
+        """One number, or one for each axis."""
+        ((name, sizes),) = given.items()
+        found = tuple(sizes) if isinstance(sizes, list | tuple) else (sizes,) * self.ndim
+        if len(found) != self.ndim:
+            self.refuse(f"{name} must be one integer, or {self.ndim} of them, got {sizes!r}")
+        for size in found:
+            at_least(self, low, **{name: size})
+        return found
 
     def excepted(self):
         return {} if self.ndim == 1 and self.memory[0] else dict(self.exceptions)
@@ -79,6 +81,7 @@ class ImageLocal(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.image_local`` for this input: (positional, keyword)."""
+        check_places(self, positions, key_mask)
         if grid is not None and not self.on_grid:
             self.refuse(f"was built with ndim={self.ndim}, width={self.width} and mixes a sequence, got grid={tuple(grid)}")
         if self.on_grid and (grid is None or len(grid) != 2):
@@ -115,15 +118,13 @@ class ImageLocal(Mixer):
         return largest_dot(args[0], args[1], options["heads"])
 
     def empty_state(self, batch_size, *, device, dtype):
-        return empty_memory(self, batch_size, self._ring, device=device, dtype=dtype)
+        return empty_history(batch_size, self.dim, self._ring, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        at, after = chunk_positions(state.position, x, positions, key_mask)
-        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
-        return self.out_proj(y), state._replace(position=after)
+        return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
     def _mix_piece(self, x, state, at, live):
-        state, q = remember(self, x, state, at, live), self.q_proj(x)
+        state, q = joined(state, live, at, keys=self.k_proj(x), values=self.v_proj(x)), self.q_proj(x)
         options = {**self._pattern(), "width": self.width, "positions": (at, state.places), "causal": True, "key_mask": state.live}
         y = F.image_local(q, state.keys.to(q.dtype), state.values.to(q.dtype), **options)
-        return y, forget(state, self._ring)
+        return y, newest(state, self._ring)

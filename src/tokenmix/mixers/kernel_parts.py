@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..functional import _kernel_sums as sums
-from .base import Mixer, register_state
+from .base import register_state
 from .cost import MixingCost
-from .options import check_heads
 
 
 @register_state
@@ -22,16 +21,6 @@ class KernelState(NamedTuple):
     def merge_with(self, later: KernelState) -> KernelState:
         """The sums over two adjacent stretches of tokens."""
         return KernelState(*sums.merge_past(self, later))
-
-
-def add_heads(mixer: Mixer, heads: int, *, qkv_bias: bool, out_bias: bool) -> int:
-    """Add the four projections; returns the number of heads, checked."""
-    dim = mixer.dim
-    check_heads(mixer, heads)
-    for name in ("q_proj", "k_proj", "v_proj"):
-        mixer.register_module(name, nn.Linear(dim, dim, bias=qkv_bias))
-    mixer.register_module("out_proj", nn.Linear(dim, dim, bias=out_bias))
-    return heads
 
 
 def causal_chunk(q: Tensor, a: Tensor, new: tuple[Tensor, Tensor], state: KernelState) -> tuple[Tensor, KernelState]:

@@ -12,10 +12,11 @@ from .. import functional as F
 from ..functional import aft_chunk as chunk
 from ..functional._taps import centre_of, pair_weights, silenced, weighed
 from ..functional.lambda_layer import per_key
-from .aft_parts import alive, in_pieces
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
-from .ring import joined, without_first
+from .history import joined, without_first
+from .options import at_least, check_heads, one_of
+from .parts import alive, check_places, in_pieces
 from .token_norm import TokenBatchNorm
 
 
@@ -70,7 +71,7 @@ class Lambda(Mixer):
     ):
         super().__init__(dim, causal=causal, max_len=max_len if window is None and grid_size is None else None)
         self.heads, self.key_width, self.window, self.grid_size, self.norm = heads, key_width, window, grid_size, norm
-        self._check_options()
+        self._check_options(max_len)
         self.q_proj = nn.Linear(dim, heads * key_width, bias=qkv_bias)
         self.k_proj = nn.Linear(dim, key_width, bias=qkv_bias)
         self.v_proj = nn.Linear(dim, dim // heads, bias=qkv_bias)
@@ -80,18 +81,18 @@ class Lambda(Mixer):
         self.embedding = nn.Parameter(torch.empty(*self._sizes(max_len), key_width))
         self.init_parameters()
 
-    def _check_options(self) -> None:
-        if not isinstance(self.heads, int) or self.heads < 1 or self.dim % self.heads:
-            self.refuse(f"heads={self.heads!r} must divide dim={self.dim}")
-        if not isinstance(self.key_width, int) or self.key_width < 1:
-            self.refuse(f"key_width must be a positive integer, got {self.key_width!r}")
-        if self.norm not in ("qk", "qv", None):
-            self.refuse(f"norm must be 'qk', 'qv' or None, got {self.norm!r}")
-        if self.grid_size is not None and (self.window is not None or self.causal or len(self.grid_size) != 2 or min(self.grid_size) < 1):
-            self.refuse(f"grid_size must be two positive sizes [H, W], without window and causal=True, got {self.grid_size!r}")
+    def _check_options(self, max_len: int | None) -> None:
+        check_heads(self, self.heads)
+        at_least(self, 1, key_width=self.key_width)
+        at_least(self, 1, **{name: n for name, n in (("max_len", max_len), ("window", self.window)) if n is not None})
+        one_of(self, ("qk", "qv", None), norm=self.norm)
+        if self.grid_size is not None:
+            if self.window is not None or self.causal or not isinstance(self.grid_size, list | tuple) or len(self.grid_size) != 2:
+                self.refuse(f"grid_size must be two positive sizes [H, W], without window and causal=True, got {self.grid_size!r}")
+            at_least(self, 1, **{f"grid_size[{i}]": n for i, n in enumerate(self.grid_size)})
         if self.window is None and self.grid_size is None and self.max_len is None:
             self.refuse("needs max_len, the longest sequence, window for position lambdas of a window, or grid_size for images")
-        if self.window is not None and (not isinstance(self.window, int) or self.window < 1 or (self.window % 2 == 0 and not self.causal)):
+        if self.window is not None and self.window % 2 == 0 and not self.causal:
             self.refuse(f"window must be positive, and odd unless causal=True, got {self.window!r}")
 
     def _sizes(self, max_len: int | None) -> tuple[int, ...]:
@@ -170,6 +171,8 @@ class Lambda(Mixer):
         return LambdaState(values, places.bool(), places, *sums, places.new_zeros(batch_size))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
+        if self.window is not None:
+            check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))
         at, after = chunk_positions(state.position, x, positions, key_mask)
         self.check_range(at)
         y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
@@ -179,7 +182,7 @@ class Lambda(Mixer):
         q, k, v = self._projected(x, live)
         past, spread = (state.m, state.num, state.den), per_key(v.double(), self.key_width)
         content, past = chunk.aft_simple_chunk(spread, k, spread, past, key_mask=live, gate=None)
-        state = joined(state, v, live, at)
+        state = joined(state, live, at, values=v)
         qh = q.to(torch.promote_types(q.dtype, torch.float32)).unflatten(-1, (self.heads, -1))
         vz = silenced(state.values.to(torch.promote_types(qh.dtype, state.values.dtype)), state.live).to(qh.dtype)
         E = self.embedding.to(qh.dtype)

@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional._taps import centre_of, pair_weights, silenced, weighed
-from .aft_parts import alive, in_pieces
-from .base import About, Mixer, chunk_positions
+from .base import About, Mixer
 from .cost import MixingCost
-from .ring import empty_window, joined, ring_bytes, without_first
+from .history import empty_window, joined, ring_bytes, without_first
+from .options import at_least, check_heads, true_or_false
+from .parts import ring_chunk
 
 
 class LightConv(Mixer):
@@ -64,12 +65,10 @@ class LightConv(Mixer):
         return MixingCost(flops, flops, 4 * T * self.dim * (6 if self.glu else 3), ring_bytes(self.kernel_size - 1, self.dim))
 
     def empty_state(self, batch_size, *, device, dtype):
-        return empty_window(batch_size, self.kernel_size - 1, self.dim, device=device, dtype=dtype)
+        return empty_window(batch_size, self.dim, self.kernel_size - 1, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        at, after = chunk_positions(state.position, x, positions, key_mask)
-        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
-        return self.out_proj(y), state._replace(position=after)
+        return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
     def _mix_piece(self, x, state, at, live):
         return window_step(self, values(self, x), self.kernel[None, None], state, at, live)
@@ -125,12 +124,10 @@ class DynamicConv(Mixer):
         return MixingCost(2 * T * self.kernel_size * self.dim, None, kept, ring_bytes(self.kernel_size - 1, self.dim))
 
     def empty_state(self, batch_size, *, device, dtype):
-        return empty_window(batch_size, self.kernel_size - 1, self.dim, device=device, dtype=dtype)
+        return empty_window(batch_size, self.dim, self.kernel_size - 1, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        at, after = chunk_positions(state.position, x, positions, key_mask)
-        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
-        return self.out_proj(y), state._replace(position=after)
+        return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
     def _mix_piece(self, x, state, at, live):
         g = values(self, x)
@@ -139,10 +136,11 @@ class DynamicConv(Mixer):
 
 def check_window(mixer: LightConv | DynamicConv) -> None:
     """Refuse heads and windows that make no sense."""
-    heads, size = mixer.heads, mixer.kernel_size
-    if not isinstance(heads, int) or heads < 1 or mixer.dim % heads:
-        mixer.refuse(f"heads={heads!r} must divide dim={mixer.dim}")
-    if not isinstance(size, int) or size < 1 or (size % 2 == 0 and not mixer.causal):
+    size = mixer.kernel_size
+    check_heads(mixer, mixer.heads)
+    at_least(mixer, 1, kernel_size=size)
+    true_or_false(mixer, glu=mixer.glu)
+    if size % 2 == 0 and not mixer.causal:
         mixer.refuse(f"kernel_size must be positive, and odd unless causal=True, got {size!r}")
 
 
@@ -154,7 +152,7 @@ def values(mixer: LightConv | DynamicConv, x: Tensor) -> Tensor:
 
 def window_step(mixer, g, kernel, state, at, live):
     """New values g (B, L, D) with windows ``kernel`` over the ring and each other."""
-    state = joined(state, g, live, at)
+    state = joined(state, live, at, values=g)
     v = silenced(state.values.to(torch.promote_types(g.dtype, state.values.dtype)), state.live)
     taps = kernel.double().softmax(-1).to(v.dtype)
     weights = pair_weights(taps, at, state.places, centre_of(mixer.kernel_size, True), causal=True)

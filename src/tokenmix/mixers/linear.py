@@ -7,7 +7,8 @@ from ..functional import _kernel_sums as sums
 from ..functional import linear as form
 from ..functional._checks import check_name
 from .base import About, Mixer
-from .kernel_parts import KernelState, add_heads, causal_chunk, kernel_cost, over_context
+from .kernel_parts import KernelState, causal_chunk, kernel_cost, over_context
+from .parts import add_projections
 
 
 class LinearAttention(Mixer):
@@ -28,7 +29,8 @@ class LinearAttention(Mixer):
         super().__init__(dim, causal=causal)
         check_name(type(self).__name__, "feature", feature, form.LOG_FEATURES)
         self.feature = feature
-        self.heads = add_heads(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        self.heads = heads
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.linear_attention`` for this input: (positional, keyword)."""

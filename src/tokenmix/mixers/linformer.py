@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional.linformer import shortened
-from .attention import largest_dot
 from .base import About, Mixer, token_positions
 from .cost import MixingCost
+from .options import at_least
+from .parts import add_projections, largest_dot
 
 SHARING = ("none", "headwise", "key_value", "layerwise")
 
@@ -46,17 +47,11 @@ class Linformer(Mixer):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal, max_len=max_len)
+        at_least(self, 1, max_len=max_len, rank=rank)
         self.rank, self.heads, self.sharing = rank, heads, sharing
-        if not isinstance(heads, int) or heads < 1 or dim % heads:
-            self.refuse(f"heads={heads!r} must divide dim={dim}")
-        if not isinstance(rank, int) or rank < 1:
-            self.refuse(f"rank must be a positive integer, got {rank!r}")
         if sharing not in SHARING:
             self.refuse(f"sharing={sharing!r}; choose one of {', '.join(SHARING)}")
-        self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
-        self.k_proj = nn.Linear(dim, dim, bias=qkv_bias)
-        self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
-        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         shape = (heads if sharing == "none" else 1, rank, max_len)
         self.projection_e = nn.Parameter(torch.empty(shape))
         self.projection_f = nn.Parameter(torch.empty(shape)) if sharing in ("none", "headwise") else None

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from .. import functional as F
 from ..functional.patterns import local_chunk
-from .aft_parts import alive, in_pieces
-from .attention import largest_dot
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
-from .history import HistoryState, add_projections, at_least
-from .pattern_cost import BlockCost, kept_bytes
+from .history import HistoryState
+from .options import at_least
+from .parts import add_projections, alive, check_places, in_pieces, largest_dot
+from .pattern_parts import BlockCost, kept_bytes
 
 
 @register_state
@@ -105,6 +105,7 @@ class Local(Mixer):
         if not self.causal:
             options = {"window": self.window, "heads": self.heads, "outside": self.outside, "positions": (at, state.places)}
             return self.out_proj(F.local(self.q_proj(x), state.keys, state.values, key_mask=state.live, **options)), state._replace(position=after)
+        check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))
         y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
         return self.out_proj(y), state._replace(position=after)
 

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as F
-from ..functional._places import alive as shown
-from ..functional._places import patches, shifted, strided_conv
+from ..functional._masks import kept
+from ..functional._places import behind_live, patches, shifted, strided_conv
 from ..functional.attention import attention
 from ..functional.memory_compressed import Slots, cells_of, folded, over_slots
-from .aft_parts import alive, in_pieces
-from .attention import largest_dot
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
+from .options import at_least
+from .parts import add_projections, alive, check_places, in_pieces, largest_dot
 
 
 @register_state
@@ -75,14 +75,8 @@ class MemoryCompressed(Mixer):
             self.refuse(f"mode={mode!r}; choose 'compressed' or 'local'")
         self.mode, self.heads = mode, heads
         self.block = (3 if mode == "compressed" else 256) if block is None else block
-        if not isinstance(heads, int) or heads < 1 or dim % heads:
-            self.refuse(f"heads={heads!r} must divide dim={dim}")
-        if not isinstance(self.block, int) or self.block < 1:
-            self.refuse(f"block must be a positive integer, got {block!r}")
-        self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
-        self.k_proj = nn.Linear(dim, dim, bias=qkv_bias)
-        self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
-        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+        at_least(self, 1, block=self.block)
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         short = mode == "compressed"
         self.k_conv = nn.Conv1d(dim, dim, self.block, stride=self.block) if short else None
         self.v_conv = nn.Conv1d(dim, dim, self.block, stride=self.block) if short else None
@@ -97,6 +91,7 @@ class MemoryCompressed(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.memory_compressed`` for this input: (positional, keyword)."""
+        check_places(self, positions, key_mask, rising=self.causal)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self._conv()
         options = {"heads": self.heads, "block": self.block, "mode": self.mode, "positions": positions}
         return args, {**options, "causal": self.causal, "key_mask": key_mask}
@@ -122,7 +117,7 @@ class MemoryCompressed(Mixer):
         live = options["key_mask"]
         if live is not None:
             live, k, q = shifted(live, k, q)
-        k, found = shown(k.detach(), live), 0.0
+        k, found = kept(k.detach(), live), 0.0
         if not conv or options["causal"]:
             found = largest_dot(q, k, options["heads"])
         if conv:
@@ -141,10 +136,14 @@ class MemoryCompressed(Mixer):
         return MemoryCompressedState(*slots, *near, torch.zeros(batch_size, 0, dtype=torch.bool, device=device), position)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        at, after = chunk_positions(state.position, x, positions, key_mask)
+        check_places(self, positions, key_mask, ring=True, past=(state.near_live, state.near_places))
+        (at, after), live = chunk_positions(state.position, x, positions, key_mask), alive(x, key_mask)
         if positions is not None and state.scattered.shape[1] == 0:
             state = state._replace(scattered=torch.ones_like(state.position[:, None], dtype=torch.bool))
-        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
+        if positions is not None:  # masked tokens stay in the block at hand, so that they do not close it
+            places, lives = [self.block * state.cells[:, -1:], state.near_places, at], [state.live[:, -1:], state.near_live, live]
+            at = behind_live(torch.cat(places, 1), torch.cat(lives, 1))[:, -x.shape[1] :]
+        y, state = in_pieces(self._mix_piece, x, state, at, live)
         return self.out_proj(y), state._replace(position=after)
 
     def _mix_piece(self, x, state, at, live):
@@ -167,4 +166,4 @@ class MemoryCompressed(Mixer):
         k, v, live, places = recent
         cell = cells_of(places, self.block)[0]
         near = (cell[:, -q.shape[1] :, None] == cell[:, None]) & live[:, None]
-        return attention(q, shown(k, live).to(q.dtype), shown(v, live).to(q.dtype), heads=self.heads, causal=True, attn_mask=near)
+        return attention(q, kept(k, live).to(q.dtype), kept(v, live).to(q.dtype), heads=self.heads, causal=True, attn_mask=near)

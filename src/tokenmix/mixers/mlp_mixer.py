@@ -8,6 +8,7 @@ from torch import nn
 from .. import functional as F
 from .base import About, Mixer, token_positions
 from .cost import MixingCost
+from .options import at_least
 from .unprojected import Unprojected
 
 
@@ -27,8 +28,7 @@ class MLPMixer(Mixer):
 
     def __init__(self, dim: int, *, max_len: int, causal: bool = False, hidden: int = 256):
         super().__init__(dim, causal=causal, max_len=max_len)
-        if not isinstance(hidden, int) or hidden < 1:
-            self.refuse(f"hidden must be a positive integer, got {hidden!r}")
+        at_least(self, 1, max_len=max_len, hidden=hidden)
         self.hidden = hidden
         self.w1, self.b1 = nn.Parameter(torch.empty(hidden, max_len)), nn.Parameter(torch.empty(hidden))
         self.w2, self.b2 = nn.Parameter(torch.empty(max_len, hidden)), nn.Parameter(torch.empty(max_len))

@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 from .. import functional as F
-from .attention import largest_dot
 from .base import About, Mixer
 from .cost import MixingCost
+from .options import at_least
+from .parts import add_projections, check_places, largest_dot
 
 
 class Nystrom(Mixer):
@@ -41,16 +42,11 @@ class Nystrom(Mixer):
     ):
         super().__init__(dim, causal=causal)
         self.landmarks, self.heads, self.iterations, self.conv_kernel = landmarks, heads, iterations, conv_kernel
-        if not isinstance(heads, int) or heads < 1 or dim % heads:
-            self.refuse(f"heads={heads!r} must divide dim={dim}")
-        if not isinstance(landmarks, int) or landmarks < 1 or not isinstance(iterations, int) or iterations < 0:
-            self.refuse(f"landmarks must be a positive integer and iterations >= 0, got {landmarks!r} and {iterations!r}")
-        if conv_kernel is not None and (not isinstance(conv_kernel, int) or conv_kernel < 1 or conv_kernel % 2 == 0):
+        at_least(self, 1, landmarks=landmarks)
+        at_least(self, 0, iterations=iterations)
+        if conv_kernel is not None and (not isinstance(conv_kernel, int) or isinstance(conv_kernel, bool) or conv_kernel < 1 or conv_kernel % 2 == 0):
             self.refuse(f"conv_kernel must be odd and positive, or None, got {conv_kernel!r}")
-        self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
-        self.k_proj = nn.Linear(dim, dim, bias=qkv_bias)
-        self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
-        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         self.taps = None if conv_kernel is None else nn.Parameter(torch.empty(heads, conv_kernel))
         self.init_parameters()
 
@@ -60,6 +56,7 @@ class Nystrom(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.nystrom`` for this input: (positional, keyword)."""
+        check_places(self, positions, key_mask)
         taps = x.new_zeros(self.heads, 0) if self.taps is None else self.taps
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), taps
         options = {"heads": self.heads, "landmarks": self.landmarks, "iterations": self.iterations, "positions": positions}

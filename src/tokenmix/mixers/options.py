@@ -15,6 +15,20 @@ def at_least(mixer: Mixer, low: int, **options: Any) -> None:
             mixer.refuse(f"{name} must be an integer >= {low}, got {value!r}")
 
 
+def true_or_false(mixer: Mixer, **options: Any) -> None:
+    """Refuse options that are not bools: any word of a command line is as good as True."""
+    for name, value in options.items():
+        if not isinstance(value, bool):
+            mixer.refuse(f"{name} must be True or False, got {value!r}")
+
+
+def one_of(mixer: Mixer, names: tuple[Any, ...], **options: Any) -> None:
+    """Refuse options that are not among ``names``."""
+    for name, value in options.items():
+        if not any(value is each or (type(value) is type(each) and value == each) for each in names):
+            mixer.refuse(f"{name} must be one of {', '.join(repr(each) for each in names)}, got {value!r}")
+
+
 def check_heads(mixer: Mixer, heads: Any) -> int:
     """Features per head; refuse a number of heads that does not divide dim."""
     if not isinstance(heads, int) or isinstance(heads, bool) or heads < 1 or mixer.dim % heads:

@@ -2,39 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from torch import Tensor
-
 from .. import functional as F
-from .aft_parts import alive
-from .attention import largest_dot
-from .base import About, Mixer, chunk_positions, token_positions
+from .base import About, Mixer
 from .cost import MixingCost
-from .history import HistoryState, add_projections, at_least, empty_history, longer
-from .pattern_cost import BlockCost, kept_bytes
-
-
-def explicit(x: Tensor, positions: Tensor | None, key_mask: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
-    """Positions for the dense form, where an attn_mask asks for it."""
-    return token_positions(x, key_mask) if positions is None and attn_mask is not None else positions
-
-
-def history_step(
-    mixer: Any, form: Callable[..., Tensor], x: Tensor, state: HistoryState, options: dict[str, Any], *, positions: Tensor | None, key_mask: Tensor | None
-) -> tuple[Tensor, HistoryState]:
-    """A chunk of a causal mixer with q, k, v projections: over the history, or, where it comes first at default positions, by blocks."""
-    at, after = chunk_positions(state.position, x, positions, key_mask)
-    q, k, v = mixer.q_proj(x), mixer.k_proj(x), mixer.v_proj(x)
-    first = state.keys.shape[1] == 0 and positions is None
-    state = longer(state, k, v, alive(x, key_mask), at, after)
-    if first:
-        y = form(q, k, v, causal=True, key_mask=key_mask, **options)
-    else:
-        keys, values = state.keys.to(q.dtype), state.values.to(q.dtype)
-        y = form(q, keys, values, causal=True, key_mask=state.live, positions=(at, state.places), **options)
-    return mixer.out_proj(y), state
+from .history import empty_history
+from .options import at_least, true_or_false
+from .parts import add_projections, check_places, largest_dot
+from .pattern_parts import BlockCost, explicit, history_step, kept_bytes
 
 
 class Strided(Mixer):
@@ -55,6 +29,7 @@ class Strided(Mixer):
         super().__init__(dim, causal=causal)
         self.stride, self.heads, self.merged = stride, heads, merged
         at_least(self, 1, stride=stride)
+        true_or_false(self, merged=merged)
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         if heads % 2 and not merged:
             self.refuse(f"half of the heads takes each pattern, so heads must be even, got {heads}; or merged=True")
@@ -119,6 +94,7 @@ class Fixed(Mixer):
         super().__init__(dim, causal=causal)
         self.stride, self.columns, self.heads, self.merged = stride, columns, heads, merged
         at_least(self, 1, stride=stride, columns=columns)
+        true_or_false(self, merged=merged)
         if columns > stride:
             self.refuse(f"columns={columns} must be at most stride={stride}")
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
@@ -130,6 +106,7 @@ class Fixed(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.fixed`` for this input: (positional, keyword)."""
+        check_places(self, positions, key_mask)
         places = explicit(x, positions, key_mask, attn_mask)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         return args, {**self._pattern(), "positions": places, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
@@ -153,4 +130,5 @@ class Fixed(Mixer):
         return empty_history(batch_size, self.dim, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
+        check_places(self, positions, key_mask)
         return history_step(self, F.fixed, x, state, self._pattern(), positions=positions, key_mask=key_mask)

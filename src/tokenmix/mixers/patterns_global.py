@@ -9,13 +9,12 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional.patterns_global import longformer_chunk
-from .aft_parts import alive
-from .attention import largest_dot
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
-from .history import HistoryState, add_projections, at_least, empty_history, longer
-from .pattern_cost import BlockCost, kept_bytes
-from .patterns import explicit, history_step
+from .history import empty_history, joined
+from .options import at_least
+from .parts import add_projections, alive, check_places, largest_dot
+from .pattern_parts import BlockCost, explicit, history_step, kept_bytes
 
 
 @register_state
@@ -111,6 +110,7 @@ class Longformer(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.longformer`` for this input: (positional, keyword)."""
+        check_places(self, positions, key_mask)
         places = explicit(x, positions, key_mask, attn_mask)
         options = {**self._pattern(), "global_tokens": self.global_tokens, "positions": places}
         return global_args(self, x), {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
@@ -132,11 +132,12 @@ class Longformer(Mixer):
         return GlobalHistoryState(*empty_history(batch_size, self.dim, device=device, dtype=dtype), slots, slots.clone(), there)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
+        check_places(self, positions, key_mask, rising=True, past=(state.live, state.places))
         at, after = chunk_positions(state.position, x, positions, key_mask)
         q, k, v, qg, kg, vg = global_args(self, x)
         live, first = alive(x, key_mask), state.keys.shape[1] == 0 and positions is None
         slots = self._filled(state[5:], kg, vg, at, live)
-        state = GlobalHistoryState(*longer(HistoryState(*state[:5]), k, v, live, at, after), *slots)
+        state = joined(state, live, at, keys=k, values=v)._replace(position=after)._replace(**dict(zip(state._fields[5:], slots, strict=True)))
         if first:
             y = F.longformer(q, k, v, qg, kg, vg, **self._pattern(), global_tokens=self.global_tokens, causal=True, key_mask=key_mask)
         else:
@@ -166,6 +167,7 @@ class ETC(Mixer):
     long token reads them. Time and memory O(T (r + n_g) D).
     """
 
+    supports_attn_mask = True
     form = "longformer"
     about = About("Ainslie et al. 2020, arXiv 2004.08483", "fixed pattern", "T (r + n_g) D", "T (r + n_g) H")
 
@@ -189,8 +191,10 @@ class ETC(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.longformer`` for this input: (positional, keyword)."""
-        options = {"reach": self.radius, "dilation": 1, "global_tokens": self.global_tokens, "heads": self.heads}
-        return global_args(self, x), {**options, "positions": positions, "key_mask": key_mask}
+        check_places(self, positions, key_mask)
+        places = explicit(x, positions, key_mask, attn_mask)
+        options = {"reach": self.radius, "dilation": 1, "global_tokens": self.global_tokens, "heads": self.heads, "positions": places}
+        return global_args(self, x), {**options, "key_mask": key_mask, "attn_mask": attn_mask}
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, **given)
@@ -252,6 +256,7 @@ class BigBird(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.bigbird`` for this input: (positional, keyword)."""
+        check_places(self, positions, key_mask)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         return args, {**self._pattern(), "positions": positions, "causal": self.causal, "key_mask": key_mask}
 
@@ -276,4 +281,5 @@ class BigBird(Mixer):
         return empty_history(batch_size, self.dim, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
+        check_places(self, positions, key_mask)
         return history_step(self, F.bigbird, x, state, self._pattern(), positions=positions, key_mask=key_mask)

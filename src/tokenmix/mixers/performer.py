@@ -11,8 +11,9 @@ from .. import functional as F
 from ..functional import _kernel_sums as sums
 from ..functional.performer import check_feature, log_keys, log_queries, orthogonal_features
 from .base import About, Mixer
-from .kernel_parts import KernelState, add_heads, causal_chunk, kernel_cost, over_context
+from .kernel_parts import KernelState, causal_chunk, kernel_cost, over_context
 from .options import at_least
+from .parts import add_projections
 
 
 class Performer(Mixer):
@@ -52,7 +53,8 @@ class Performer(Mixer):
     ):
         super().__init__(dim, causal=causal)
         check_feature(type(self).__name__, feature, eps)
-        self.heads = add_heads(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        self.heads = heads
         e = dim // heads
         self.num_features = max(e, ceil(e * log(e))) if num_features is None else num_features
         at_least(self, 1, num_features=self.num_features, redraw_interval=1 if redraw_interval is None else redraw_interval)

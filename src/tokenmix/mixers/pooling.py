@@ -7,10 +7,11 @@ import torch
 from .. import functional as F
 from ..functional._taps import silenced
 from ..functional.pooling import mean_of_pairs, windows
-from .aft_parts import alive, in_pieces
-from .base import About, Mixer, chunk_positions
+from .base import About, Mixer
 from .cost import MixingCost
-from .ring import empty_window, joined, ring_bytes, without_first
+from .history import empty_window, joined, ring_bytes, without_first
+from .options import at_least, one_of, true_or_false
+from .parts import ring_chunk
 from .unprojected import Unprojected
 
 
@@ -32,9 +33,12 @@ class Pooling(Mixer):
     def __init__(self, dim: int, *, causal: bool = False, window: int = 3, subtract: bool = True, ndim: int = 1):
         super().__init__(dim, causal=causal)
         self.window, self.subtract, self.ndim = window, subtract, ndim
-        if not isinstance(window, int) or window < 1 or (window % 2 == 0 and not causal):
+        at_least(self, 1, window=window)
+        one_of(self, (1, 2), ndim=ndim)
+        true_or_false(self, subtract=subtract)
+        if window % 2 == 0 and not causal:
             self.refuse(f"window must be positive, and odd unless causal=True, got {window!r}")
-        if ndim not in (1, 2) or (causal and ndim > 1):
+        if causal and ndim > 1:
             self.refuse(f"ndim must be 1 or 2, and 1 with causal=True, got ndim={ndim!r}, causal={causal}")
         self.out_proj = Unprojected()
 
@@ -61,15 +65,13 @@ class Pooling(Mixer):
         return MixingCost(self.ndim * T * self.window * self.dim, None, 0, ring_bytes(self.window - 1, self.dim))
 
     def empty_state(self, batch_size, *, device, dtype):
-        return empty_window(batch_size, self.window - 1, self.dim, device=device, dtype=dtype)
+        return empty_window(batch_size, self.dim, self.window - 1, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        at, after = chunk_positions(state.position, x, positions, key_mask)
-        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
-        return y, state._replace(position=after)
+        return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
     def _mix_piece(self, x, state, at, live):
-        state = joined(state, x, live, at)
+        state = joined(state, live, at, values=x)
         v = silenced(state.values.to(torch.promote_types(x.dtype, state.values.dtype)), state.live)
         y = mean_of_pairs(windows(at, state.places, self.window, causal=True), v, state.live[..., None].to(v.dtype))
         if self.subtract:

@@ -11,7 +11,8 @@ from .. import functional as F
 from ..functional.reformer import hash_buckets, reformer_chunk
 from .base import About, Mixer, register_state
 from .cost import MixingCost
-from .sorted_parts import decide, draw_directions, frozen, project_wide
+from .options import at_least, check_heads, true_or_false
+from .sorted_parts import check_seed, decide, draw_directions, frozen, project_wide
 
 
 @register_state
@@ -37,9 +38,8 @@ class Reformer(Mixer):
         chunk: tokens per chunk, m.
         rounds: number of hash rounds.
         seed: of the rotations; None draws them from torch's generator.
-        paper_form: the published chunks, cut from the sort of all tokens by (bucket, time) across bucket borders. This form LOOKS AHEAD, also with
-        causal=True: how
-            later tokens hash moves the borders, and so which keys an earlier query gets. It does not stream.
+        paper_form: the published chunks, cut from the sort of all tokens by (bucket, time) across bucket borders. This form LOOKS AHEAD,
+            also with causal=True: how later tokens hash moves the borders, and so which keys an earlier query gets. It does not stream.
     """
 
     rotations: Tensor
@@ -67,12 +67,13 @@ class Reformer(Mixer):
     ):
         super().__init__(dim, causal=causal)
         self.heads, self.buckets, self.chunk, self.rounds, self.seed, self.paper_form = heads, buckets, chunk, rounds, seed, paper_form
-        if heads < 1 or dim % heads:
-            self.refuse(f"heads={heads} must divide dim={dim}")
-        if buckets < 2 or buckets % 2:
+        check_heads(self, heads)
+        at_least(self, 1, chunk=chunk, rounds=rounds)
+        at_least(self, 2, buckets=buckets)
+        check_seed(self, seed)
+        true_or_false(self, paper_form=paper_form)
+        if buckets % 2:
             self.refuse(f"buckets={buckets} must be even: a hash is the largest of [xR; -xR]")
-        if chunk < 1 or rounds < 1:
-            self.refuse(f"chunk and rounds must be positive, got chunk={chunk}, rounds={rounds}")
         self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
         self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)

@@ -13,8 +13,8 @@ from ..functional.performer import orthogonal_features
 from ..functional.rfa import causal_read, check_feature, features, keys, over_keys, read
 from .base import About, Mixer, register_state
 from .cost import MixingCost
-from .kernel_parts import add_heads
 from .options import at_least
+from .parts import add_projections
 
 
 @register_state
@@ -62,7 +62,8 @@ class RFA(Mixer):
     ):
         super().__init__(dim, causal=causal)
         check_feature(type(self).__name__, feature, eps)
-        self.heads = add_heads(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        self.heads = heads
         e = dim // heads
         self.num_features = e if num_features is None else num_features
         at_least(self, 1, num_features=self.num_features)

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as F
-from ..functional._buckets import alive
 from ..functional.routing import nearest_clusters, on_sphere, routing_chunk, top_tokens
 from .aux import add_aux_loss
 from .base import About, Mixer, register_state
 from .cost import MixingCost
-from .sorted_parts import decide, draw_directions, frozen, project_wide
+from .options import at_least, check_heads, true_or_false
+from .parts import alive
+from .sorted_parts import check_seed, decide, draw_directions, frozen, project_wide
 
 
 @register_state
@@ -43,9 +44,8 @@ class Routing(Mixer):
         window: tokens a query attends at most, or a centroid takes, w.
         decay: of the moving average.
         seed: of the first centroids; None draws them from torch's generator.
-        paper_form: with causal=True, the published choice of tokens by centroids. This form LOOKS AHEAD: whether a centroid takes a token depends on later
-        tokens. It
-            does not stream. With causal=False it is the form used anyway.
+        paper_form: with causal=True, the published choice of tokens by centroids. This form LOOKS AHEAD: whether a centroid takes a token depends on
+            later tokens. It does not stream. With causal=False it is the form used anyway.
     """
 
     centroids: Tensor
@@ -73,10 +73,12 @@ class Routing(Mixer):
     ):
         super().__init__(dim, causal=causal)
         self.heads, self.clusters, self.window, self.decay, self.seed, self.paper_form = heads, clusters, window, decay, seed, paper_form
-        if heads < 1 or dim % heads:
-            self.refuse(f"heads={heads} must divide dim={dim}")
-        if clusters < 1 or window < 1 or not 0 <= decay <= 1:
-            self.refuse(f"expects clusters >= 1, window >= 1 and decay in 0..1, got clusters={clusters}, window={window}, decay={decay}")
+        check_heads(self, heads)
+        at_least(self, 1, clusters=clusters, window=window)
+        check_seed(self, seed)
+        true_or_false(self, paper_form=paper_form)
+        if not isinstance(decay, int | float) or isinstance(decay, bool) or not 0 <= decay <= 1:
+            self.refuse(f"decay must be a number in 0..1, got {decay!r}")
         self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
         self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)

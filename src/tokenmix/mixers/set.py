@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from .. import functional as F
 from ..errors import MixerError
 from ..functional.set import induced
-from .attention import largest_dot
 from .base import About, Mixer
 from .cost import MixingCost
+from .options import at_least, check_heads
+from .parts import largest_dot
 
 
 class InducedSet(Mixer):
@@ -43,10 +44,8 @@ class InducedSet(Mixer):
     ):
         super().__init__(dim, causal=causal)
         self.heads, self.inner = heads, inner
-        if not isinstance(heads, int) or heads < 1 or dim % heads:
-            self.refuse(f"heads={heads!r} must divide dim={dim}")
-        if not isinstance(points, int) or points < 1:
-            self.refuse(f"points must be a positive integer, got {points!r}")
+        check_heads(self, heads)
+        at_least(self, 1, points=points)
         if inner not in ("attention", "mab"):
             self.refuse(f"inner={inner!r}; choose 'attention' or 'mab'")
         self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as F
-from ..functional._buckets import alive
 from ..functional.sinkhorn import lay_out, permutation, prepared, sinkhorn_chunk
-from .attention import largest_dot
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
+from .options import at_least, true_or_false
+from .parts import add_projections, alive, check_places, largest_dot
 
 
 @register_state
@@ -67,17 +67,15 @@ class Sinkhorn(Mixer):
     ):
         super().__init__(dim, causal=causal)
         self.heads, self.block, self.iterations, self.temperature, self.gumbel, self.sortcut = heads, block, iterations, temperature, gumbel, sortcut
-        if heads < 1 or dim % heads:
-            self.refuse(f"heads={heads} must divide dim={dim}")
-        if block < 1 or iterations < 0 or temperature <= 0:
-            self.refuse(f"expects block >= 1, iterations >= 0 and temperature > 0, got {block}, {iterations}, {temperature}")
-        if sortcut is not None and (causal or sortcut < 1):
-            self.refuse(f"sortcut={sortcut} must be positive, and shows every query the whole sequence: build it with causal=False, or without sortcut")
-        self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
-        self.k_proj = nn.Linear(dim, dim, bias=qkv_bias)
-        self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        at_least(self, 1, block=block, **({} if sortcut is None else {"sortcut": sortcut}))
+        at_least(self, 0, iterations=iterations)
+        true_or_false(self, gumbel=gumbel)
+        if not isinstance(temperature, int | float) or isinstance(temperature, bool) or not 0 < temperature < float("inf"):
+            self.refuse(f"temperature must be a positive number, got {temperature!r}")
+        if sortcut is not None and causal:
+            self.refuse(f"sortcut={sortcut} shows every query the whole sequence: build it with causal=False, or without sortcut")
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         self.sorting = nn.Parameter(torch.empty(heads, dim // heads, dim // heads))
-        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
         self.init_parameters()
 
     def init_parameters(self) -> None:
@@ -90,6 +88,7 @@ class Sinkhorn(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.sinkhorn`` for this input: (positional, keyword)."""
+        check_places(self, positions, key_mask, rising=True)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self.sorting
         more = {"positions": positions} if positions is not None else {}
         return args, {**self._shape(), "sortcut": self.sortcut, **more, "causal": self.causal, "key_mask": key_mask}
@@ -127,6 +126,7 @@ class Sinkhorn(Mixer):
         return SinkhornState(keys, keys.clone(), keys.clone(), none, place, none.clone(), torch.zeros(batch_size, device=device, dtype=torch.long))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
+        check_places(self, positions, key_mask, rising=True, past=(state.live, state.places))
         at, after = chunk_positions(state.position, x, positions, key_mask)
         (q, k, v, sorting), options = self.functional_args(x, positions=positions, key_mask=key_mask)
         past = state[:5]

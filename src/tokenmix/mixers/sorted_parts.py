@@ -11,6 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def check_seed(mixer: Any, seed: Any) -> None:
+    """Refuse what is no seed of a generator."""
+    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
+        mixer.refuse(f"seed must be an integer, or None to draw from torch's generator, got {seed!r}")
+
+
 def project_wide(linear: nn.Linear, x: Tensor) -> Tensor:
     """The projection in float32 or better, autocast or not: a decision taken from rounded numbers would be another one."""
     wide = torch.promote_types(torch.promote_types(x.dtype, linear.weight.dtype), torch.float32)

@@ -7,9 +7,10 @@ from torch import nn
 
 from .. import functional as F
 from ..functional.spatial_reduction import reduced
-from .attention import largest_dot
 from .base import About, Mixer
 from .cost import MixingCost
+from .options import at_least, one_of
+from .parts import add_projections, largest_dot
 
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
@@ -44,16 +45,9 @@ class SpatialReduction(Mixer):
     ):
         super().__init__(dim, causal=causal)
         self.ratio, self.ndim, self.heads = ratio, ndim, heads
-        if not isinstance(heads, int) or heads < 1 or dim % heads:
-            self.refuse(f"heads={heads!r} must divide dim={dim}")
-        if not isinstance(ratio, int) or ratio < 1:
-            self.refuse(f"ratio must be a positive integer, got {ratio!r}")
-        if ndim not in CONVS:
-            self.refuse(f"ndim must be 1, 2 or 3, got {ndim!r}")
-        self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
-        self.k_proj = nn.Linear(dim, dim, bias=qkv_bias)
-        self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
-        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+        at_least(self, 1, ratio=ratio)
+        one_of(self, tuple(CONVS), ndim=ndim)
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         self.conv = CONVS[ndim](dim, dim, ratio, stride=ratio) if ratio > 1 else None
         self.norm = nn.LayerNorm(dim) if ratio > 1 else None
 

@@ -9,17 +9,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import MixerError
+from ..functional._places import default_places
 
 State = Any  # a NamedTuple of tensors, batch first
 
 
 def token_positions(x: Tensor, key_mask: Tensor | None) -> Tensor:
     """Default positions (B, T): index minus the index of the row's first True key; without a mask, the index. Padding before it gets 0."""
-    index = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
-    if key_mask is None:
-        return index
-    first = (key_mask.cumsum(1) == 0).sum(1, keepdim=True)
-    return (index - first).clamp_min(0)
+    return default_places(x.shape[0], x.shape[1], key_mask, x.device)
 
 
 def chunk_positions(start: Tensor, x: Tensor, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional.synthesizer import Tables
-from .aft_parts import alive
 from .base import Mixer, chunk_positions, register_state, token_positions
 from .options import at_least
+from .parts import alive
 
 
 class DenseTables(nn.Module):

@@ -2,55 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .. import functional as F
-from .aft_parts import alive, in_pieces
-from .base import About, Mixer, chunk_positions, register_state
+from .base import About, Mixer
 from .cost import MixingCost
-
-
-@register_state
-class MemoryState(NamedTuple):
-    """Keys and values (B, R, D) of the last R = memory - 1 tokens, or of all; which may be attended, where each stands (B, R); the next position (B,)."""
-
-    keys: Tensor
-    values: Tensor
-    live: Tensor
-    places: Tensor
-    position: Tensor
-
-
-def empty_memory(mixer: Mixer, rows: int, length: int, *, device, dtype) -> MemoryState:
-    """A memory of ``length`` tokens, none of them there."""
-    keys = torch.zeros(rows, length, mixer.dim, device=device, dtype=dtype)
-    places = torch.zeros(rows, length, dtype=torch.long, device=device)
-    return MemoryState(keys, keys.clone(), places.bool(), places, torch.zeros(rows, dtype=torch.long, device=device))
-
-
-def remember(mixer: Mixer, x: Tensor, state: MemoryState, at: Tensor, live: Tensor) -> MemoryState:
-    """The memory with the keys and values of x (B, L, D) behind it."""
-    k, v = (mixer.get_submodule(name)(x) for name in ("k_proj", "v_proj"))
-    keys, values = torch.cat([state.keys, k.to(state.keys.dtype)], 1), torch.cat([state.values, v.to(state.values.dtype)], 1)
-    return MemoryState(keys, values, torch.cat([state.live, live], 1), torch.cat([state.places, at], 1), state.position)
-
-
-def forget(state: MemoryState, length: int) -> MemoryState:
-    """The last ``length`` tokens of a memory."""
-    first = state.live.shape[1] - length
-    return MemoryState(state.keys[:, first:], state.values[:, first:], state.live[:, first:], state.places[:, first:], state.position)
-
-
-def add_plain_projections(mixer: Mixer, heads: int, *, qkv_bias: bool, out_bias: bool) -> None:
-    """The four square projections of multi-head attention."""
-    if not isinstance(heads, int) or heads < 1 or mixer.dim % heads:
-        mixer.refuse(f"heads={heads!r} must divide dim={mixer.dim}")
-    for name in ("q_proj", "k_proj", "v_proj"):
-        mixer.register_module(name, nn.Linear(mixer.dim, mixer.dim, bias=qkv_bias))
-    mixer.register_module("out_proj", nn.Linear(mixer.dim, mixer.dim, bias=out_bias))
+from .history import empty_history, joined, newest
+from .parts import add_projections, largest_relative, ring_chunk
 
 
 class TransformerXL(Mixer):
@@ -71,9 +30,9 @@ class TransformerXL(Mixer):
     def __init__(self, dim: int, *, causal: bool = False, heads: int = 8, memory: int | None = None, qkv_bias: bool = True, out_bias: bool = True):
         super().__init__(dim, causal=causal)
         self.heads, self.memory = heads, memory
-        if memory is not None and (not isinstance(memory, int) or memory < 1):
+        if memory is not None and (not isinstance(memory, int) or isinstance(memory, bool) or memory < 1):
             self.refuse(f"memory must be a positive integer, the token itself included, or None for all, got {memory!r}")
-        add_plain_projections(self, heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         self.relative = nn.Parameter(torch.empty(dim, dim + dim % 2))
         self.content, self.place = nn.Parameter(torch.empty(dim)), nn.Parameter(torch.empty(dim))
         self.init_parameters()
@@ -106,23 +65,17 @@ class TransformerXL(Mixer):
 
     @staticmethod
     def largest_logit(args, options):
-        q, k, _, relative, content, place = (a.detach() for a in args)
-        q, k, u, b = (a.unflatten(-1, (options["heads"], -1)).transpose(-2, -3) for a in (q, k, content[None], place[None]))
-        located = (q + b) @ relative.unflatten(0, (options["heads"], -1))
-        far = located.norm(dim=-1).max() * (relative.shape[1] / 2) ** 0.5  # every R_d is that long
-        return float((((q + u) @ k.transpose(-1, -2)).abs().max() + far) * q.shape[-1] ** -0.5)
+        return largest_relative(*args[:2], *args[3:], options["heads"])
 
     def empty_state(self, batch_size, *, device, dtype):
-        return empty_memory(self, batch_size, 0 if self.memory is None else self.memory - 1, device=device, dtype=dtype)
+        return empty_history(batch_size, self.dim, 0 if self.memory is None else self.memory - 1, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        at, after = chunk_positions(state.position, x, positions, key_mask)
-        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
-        return self.out_proj(y), state._replace(position=after)
+        return ring_chunk(self, x, state, positions=positions, key_mask=key_mask, ring=self.memory is not None)
 
     def _mix_piece(self, x, state, at, live):
-        state, q = remember(self, x, state, at, live), self.q_proj(x)
+        state, q = joined(state, live, at, keys=self.k_proj(x), values=self.v_proj(x)), self.q_proj(x)
         learned = self.relative, self.content, self.place
         options = {"heads": self.heads, "memory": self.memory, "positions": (at, state.places), "causal": True, "key_mask": state.live}
         y = F.transformer_xl(q, state.keys.to(q.dtype), state.values.to(q.dtype), *learned, **options)
-        return y, state if self.memory is None else forget(state, self.memory - 1)
+        return y, state if self.memory is None else newest(state, self.memory - 1)

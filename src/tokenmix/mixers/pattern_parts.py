@@ -1,10 +1,37 @@
-"""Counting the pairs that blocks compute, and the bytes they keep: the cost formulas of the pattern mixers."""
+"""What the pattern mixers share: positions for the dense form, a chunk over a history, and the pairs and bytes that blocks take."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from ..functional._blocks import LEAST
+from .base import chunk_positions, token_positions
+from .history import HistoryState, joined
+from .parts import alive
+
+
+def explicit(x: Tensor, positions: Tensor | None, key_mask: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
+    """Positions for the dense form, where an attn_mask asks for it."""
+    return token_positions(x, key_mask) if positions is None and attn_mask is not None else positions
+
+
+def history_step(
+    mixer: Any, form: Callable[..., Tensor], x: Tensor, state: HistoryState, options: dict[str, Any], *, positions: Tensor | None, key_mask: Tensor | None
+) -> tuple[Tensor, HistoryState]:
+    """A chunk of a causal mixer with q, k, v projections: over the history, or, where it comes first at default positions, by blocks."""
+    at, after = chunk_positions(state.position, x, positions, key_mask)
+    q, k, v = mixer.q_proj(x), mixer.k_proj(x), mixer.v_proj(x)
+    first = state.keys.shape[1] == 0 and positions is None
+    state = joined(state, alive(x, key_mask), at, keys=k, values=v)._replace(position=after)
+    if first:
+        y = form(q, k, v, causal=True, key_mask=key_mask, **options)
+    else:
+        keys, values = state.keys.to(q.dtype), state.values.to(q.dtype)
+        y = form(q, keys, values, causal=True, key_mask=state.live, positions=(at, state.places), **options)
+    return mixer.out_proj(y), state
 
 
 class Pairs(NamedTuple):

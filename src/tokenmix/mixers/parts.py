@@ -1,0 +1,89 @@
+"""What mixers of different families share: plain projections, checked positions, long chunks in pieces, the largest logit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..functional import aft_chunk as chunk
+from ..functional._masks import alive as alive
+from ..functional._places import first_true
+from .base import Mixer, State, chunk_positions
+from .options import check_heads, true_or_false
+
+NOWHERE = -(1 << 62)  # before every position
+
+
+def add_projections(mixer: Mixer, *, heads: int, qkv_bias: bool, out_bias: bool) -> None:
+    """q_proj, k_proj, v_proj and out_proj, all dim x dim, for heads of equal width."""
+    check_heads(mixer, heads)
+    true_or_false(mixer, qkv_bias=qkv_bias, out_bias=out_bias)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        mixer.register_module(name, nn.Linear(mixer.dim, mixer.dim, bias=qkv_bias))
+    mixer.register_module("out_proj", nn.Linear(mixer.dim, mixer.dim, bias=out_bias))
+
+
+def check_places(
+    mixer: Mixer, positions: Tensor | None, key_mask: Tensor | None, *, rising: bool = False, ring: bool = False, past: tuple[Tensor, Tensor] | None = None
+) -> None:
+    """Refuse explicit positions (B, T) that the mixer would misread. Values can be read only outside of compilation and export.
+
+    Those of live tokens are 0 or above. ``rising``: each is above all before it in its row, those of a stream's ``past`` (live, places) included.
+    ``ring``: and by no less than the tokens between them, since a stream that drops its oldest tokens by their number counts the masked ones too.
+    """
+    if positions is None or positions.numel() == 0 or torch.compiler.is_compiling():
+        return
+    live = alive(positions, key_mask)
+    wrong, L = live & (positions < 0), positions.shape[1]
+    if rising or ring:
+        there, places = (live, positions.long()) if past is None else (torch.cat(pair, 1) for pair in zip(past, (live, positions.long()), strict=True))
+        line = places - torch.arange(places.shape[1], device=places.device) if ring else places - 1
+        before = torch.where(there, places if not ring else line, NOWHERE).cummax(1).values
+        wrong = wrong | live & (line[:, -L:] < F.pad(before, (1, -1), value=NOWHERE)[:, -L:])
+    if bool(wrong.any()):
+        row = int(wrong.any(1).nonzero()[0])
+        must = "be 0 or above" + " and rise along each row" * (rising or ring) + ", past masked tokens too" * ring
+        mixer.refuse(f"positions of live tokens must {must}, got {', '.join(str(int(n)) for n in positions[row, :9])}{' ..' * (L > 9)} in row {row}")
+
+
+def row_starts(key_mask: Tensor | None, positions: Tensor | None) -> Tensor | None:
+    """The index of position 0 of each row (B,), its first True key; None where positions are the indices or are given."""
+    return None if key_mask is None or positions is not None else first_true(key_mask)[:, 0]
+
+
+def in_pieces(mix_piece: Callable[..., tuple[Tensor, State]], x: Tensor, state: State, *beside: Tensor) -> tuple[Tensor, State]:
+    """Mix a long chunk piece by piece, so that its weights stay small; ``beside`` are cut along time like x."""
+    outputs = []
+    for x_piece, *pieces in zip(*(a.split(chunk.PIECE, 1) for a in (x, *beside)), strict=True):
+        y, state = mix_piece(x_piece, state, *pieces)
+        outputs.append(y)
+    return torch.cat(outputs, 1), state
+
+
+def ring_chunk(mixer: Any, x: Tensor, state: State, *, positions: Tensor | None, key_mask: Tensor | None, ring: bool = True) -> tuple[Tensor, State]:
+    """The chunk of a mixer whose state is a ``ring``, or all tokens: ``_mix_piece(x, state, places, live)`` of each piece, projected."""
+    if ring:
+        check_places(mixer, positions, key_mask, ring=True, past=(state.live, state.places))
+    at, after = chunk_positions(state.position, x, positions, key_mask)
+    y, state = in_pieces(mixer._mix_piece, x, state, at, alive(x, key_mask))
+    return mixer.out_proj(y), state._replace(position=after)
+
+
+def largest_dot(q: Tensor, k: Tensor, heads: int, kv_heads: int | None = None, scale: float | None = None) -> float:
+    """The largest |scale q_t . k_s| of any head; default scale 1 / sqrt(width)."""
+    kv_heads = kv_heads or heads
+    qh, kh = (a.detach().unflatten(-1, (n, -1)).transpose(1, 2) for a, n in ((q, heads), (k, kv_heads)))
+    scale = scale or qh.shape[-1] ** -0.5
+    return float((qh @ kh.repeat_interleave(heads // kv_heads, 1).transpose(-1, -2)).abs().max()) * scale
+
+
+def largest_relative(q: Tensor, k: Tensor, relative: Tensor, content: Tensor, place: Tensor, heads: int) -> float:
+    """A bound on the largest logit with Transformer-XL's relative positions."""
+    q, k, u, b = (a.detach().unflatten(-1, (heads, -1)).transpose(-2, -3) for a in (q, k, content[None], place[None]))
+    located = (q + b) @ relative.detach().unflatten(0, (heads, -1))
+    far = located.norm(dim=-1).max() * (relative.shape[1] / 2) ** 0.5  # every R_d is that long
+    return float((((q + u) @ k.transpose(-1, -2)).abs().max() + far) * q.shape[-1] ** -0.5)
