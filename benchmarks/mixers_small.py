@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import subprocess
 import sys
@@ -147,10 +148,13 @@ def picture(rows: dict[str, dict[str, Any]], x: str, y: str, labels: tuple[str, 
 
     figure = Figure(figsize=(9, 6.5), dpi=130, layout="constrained")
     ax = figure.add_subplot()
-    shown = {n: r for n, r in rows.items() if r[x] is not None}
-    for i, (name, r) in enumerate(sorted(shown.items(), key=lambda item: item[1][y])):
-        ax.plot(r[x], r[y], "o", color="#0072B2", markersize=5)
-        ax.annotate(name, (r[x], r[y]), xytext=(5, 3 if i % 2 else -9), textcoords="offset points", fontsize=8)
+    shown = {n: r for n, r in sorted(rows.items(), key=lambda item: item[1][y]) if r[x] is not None}
+    number = {name: i + 1 for i, name in enumerate(shown)}
+    ax.plot([r[x] for r in shown.values()], [r[y] for r in shown.values()], "o", color="#0072B2", markersize=5, alpha=0.7)
+    for names in crowds({n: (r[x], r[y]) for n, r in shown.items()}):
+        r = shown[names[-1]]
+        ax.annotate(", ".join(str(number[n]) for n in names), (r[x], r[y]), xytext=(4, 4), textcoords="offset points", fontsize=8)
+    ax.text(1.02, 1.0, "\n".join(f"{i:2d}  {name}" for name, i in number.items()), transform=ax.transAxes, fontsize=8, va="top", family="monospace")
     if log:
         ax.set_xscale("log")
     ax.set_xlabel(labels[0])
@@ -158,6 +162,21 @@ def picture(rows: dict[str, dict[str, Any]], x: str, y: str, labels: tuple[str, 
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)
+
+
+def crowds(points: dict[str, tuple[float, float]]) -> list[list[str]]:
+    """Mixers whose points lie so close that their numbers would cover each other; x is compared by its logarithm."""
+    height = max(y for _, y in points.values()) - min(y for _, y in points.values())
+    width = math.log(max(x for x, _ in points.values()) / min(x for x, _ in points.values()))
+    groups: list[list[str]] = []
+    for name, (x, y) in sorted(points.items(), key=lambda item: item[1]):
+        others = (g for g in groups if abs(math.log(x / points[g[-1]][0])) < 0.035 * width and abs(y - points[g[-1]][1]) < 0.02 * height)
+        found = next(others, None)
+        if found is None:
+            groups.append([name])
+        else:
+            found.append(name)
+    return groups
 
 
 def collect(out: Path, results: Path) -> None:
