@@ -6,6 +6,8 @@ Shapes: values v (B, S, G, c) with G = 1 (shared) or H; taps (B or 1, T or 1, H,
 
 from __future__ import annotations
 
+from itertools import product
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -62,11 +64,11 @@ def grid_weights(taps: Tensor, places: Tensor, grid: tuple[int, ...], prefix: in
 
     places (B, T) are flat indices behind ``prefix`` tokens outside of the grid, which weigh 0 to and from all.
     """
-    axes = torch.meshgrid(*(torch.arange(n, device=places.device) for n in grid), indexing="ij")
+    cells = torch.tensor(list(product(*map(range, grid))), device=places.device)  # written out: inductor fails on indices computed with // and %
     on_grid = places >= prefix
     near, tap = on_grid[:, :, None] & on_grid[:, None], torch.zeros_like(places)[:, :, None]
-    for axis, size in zip(axes, sizes, strict=True):
-        line = axis.flatten()[(places - prefix).clamp_min(0)]
+    for axis, size in zip(cells.unbind(-1), sizes, strict=True):
+        line = axis[(places - prefix).clamp_min(0)]
         step = line[:, None] - line[:, :, None] + size // 2
         near, tap = near & (step >= 0) & (step < size), tap * size + step
     return _laid_out(taps, tap, near)
