@@ -10,7 +10,7 @@ from .. import functional as F
 from ..functional import hydra_sums as sums
 from .base import About, Mixer, State, register_state
 from .cost import MixingCost
-from .options import check_heads
+from .parts import add_projections
 
 
 @register_state
@@ -90,8 +90,7 @@ class Hydra(Mixer):
         super().__init__(dim, causal=causal)
         sums.check_feature(type(self).__name__, feature, normalise, eps)
         self.feature, self.normalise, self.eps = feature, normalise, eps
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, dim, bias=qkv_bias) for _ in range(3))
-        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+        add_projections(self, heads=dim, qkv_bias=qkv_bias, out_bias=out_bias)
 
     @property
     def maps(self) -> dict[str, Any]:
@@ -192,10 +191,8 @@ class MultiheadLinear(Mixer):
     ):
         super().__init__(dim, causal=causal)
         sums.check_feature(type(self).__name__, feature, normalise, eps)
-        check_heads(self, heads)
         self.heads, self.feature, self.normalise, self.eps = heads, feature, normalise, eps
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, dim, bias=qkv_bias) for _ in range(3))
-        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
 
     @property
     def maps(self) -> dict[str, Any]:
