@@ -1,7 +1,7 @@
-"""The one place that chooses how a function runs: the eager form in plain torch, or a faster path.
+"""The one place that chooses how a function runs: the eager form in plain torch, torch's own fused attention, or a kernel of ours.
 
-Rule of ``auto``: the fastest path that supports the device, dtype and option at hand. In this version every AFT function has the eager form only;
-softmax attention runs on torch's fused SDPA, and in float64 on plain matrix products, which can be differentiated twice.
+Rule of ``auto``: the fastest path that supports the device, dtype and option at hand. A backend that is asked for by name, in the call, by
+``use_backend`` or by TOKENMIX_BACKEND, raises for anything it lacks; what is exported is always the eager form, and so are second derivatives.
 """
 
 from __future__ import annotations
@@ -11,29 +11,85 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from ..errors import MixerError
+from ..kernels import cpu, triton
 
 BACKENDS = ("auto", "eager", "cpu", "triton")
-RULE = "auto: softmax attention on torch SDPA (plain matrix products in float64 and on export), everything else on its eager torch form"
+RULE = (
+    "auto: on the CPU the C kernels, on CUDA the Triton kernels, for AFT, Hydra, External and linear attention in float32, bfloat16 and float16 where the call "
+    "needs nothing they lack; softmax attention on torch SDPA (plain matrix products in float64 and on export); everything else on its eager torch form"
+)
+KERNELS = {"cpu": cpu, "triton": triton}
 _default = os.environ.get("TOKENMIX_BACKEND", "auto")  # a plain global: torch.compile can guard on it
 
 
 def check_backend(name: str) -> str:
-    """Return ``name`` if it is a backend this version has, else raise."""
+    """Return ``name`` if it is a backend that can run here, else raise."""
     if name not in BACKENDS:
         raise MixerError(f"backend={name!r} is unknown; choose one of {', '.join(BACKENDS)}.")
-    if name in ("cpu", "triton"):
-        raise MixerError(f"backend={name!r}: this version of tokenmix has no {name} kernels; use 'auto' or 'eager'.")
+    if name in KERNELS and not KERNELS[name].available():
+        raise MixerError(f"backend={name!r}: {KERNELS[name].why_not()}; use 'auto' or 'eager' until then.")
     return name
 
 
-def pick(backend: str, tensor: torch.Tensor) -> str:
-    """'fused' or 'eager' for a call that asked for ``backend``; ``use_backend`` and TOKENMIX_BACKEND set what 'auto' means."""
-    backend = check_backend(_default if backend == "auto" else backend)
-    if backend == "eager" or tensor.dtype == torch.float64 or torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export():
+def _asked(backend: str) -> str:
+    return check_backend(_default if backend == "auto" else backend)
+
+
+def pick(backend: str, tensor: Tensor) -> str:
+    """'fused' or 'eager' for a call of a function that has no kernel of ours."""
+    backend = _asked(backend)
+    if backend in KERNELS:
+        raise MixerError(f"backend={backend!r}: this function has no {backend} kernel; use 'auto' or 'eager'.")
+    if backend == "eager" or tensor.dtype == torch.float64 or exporting():
         return "eager"
     return "fused"
+
+
+def kernel(who: str, backend: str, *tensors: Tensor | None, lacks: str | None = None, only: tuple[str, ...] = ("cpu", "triton")) -> str | None:
+    """'cpu' or 'triton' where the call goes to that kernel of ``who``, None where it goes to the eager form.
+
+    Args:
+        tensors: every floating point argument; the first decides device and dtype, which all must share.
+        lacks: what this call needs and no kernel has, as a phrase; None where there is nothing.
+        only: the backends ``who`` has a kernel for.
+    """
+    asked, first = _asked(backend), next(t for t in tensors if t is not None)
+    name = asked if asked in KERNELS else "triton" if first.is_cuda else "cpu"
+    if asked == "eager" or exporting():
+        return None
+    if asked == "auto":
+        usable = name in only and KERNELS[name].available() and lacks is None and _misfit(name, tensors, first) is None and not _transformed()
+        return name if usable else None
+    why = lacks or (f"has no {name} kernel" if name not in only else _misfit(name, tensors, first))
+    if why:
+        raise MixerError(f"{who}: backend={name!r}: {why}; use backend='auto' or 'eager'.")
+    return name
+
+
+def _misfit(name: str, tensors: tuple[Tensor | None, ...], first: Tensor) -> str | None:
+    """Why these tensors cannot go to the kernels of this name."""
+    device = "cuda" if name == "triton" and not triton.INTERPRETED else "cpu"
+    for t in tensors:
+        if t is None:
+            continue
+        if t.device.type != device:
+            return f"its kernels take {device} tensors, got one on {t.device}"
+        if t.dtype not in cpu.DTYPES or t.dtype != first.dtype:
+            return f"its kernels take float32, bfloat16 or float16, the same for all arguments, got {first.dtype} and {t.dtype}"
+    return None
+
+
+def exporting() -> bool:
+    """Whether torch.export or ONNX traces the call: exported programs hold standard operators only."""
+    return torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()
+
+
+def _transformed() -> bool:
+    """Whether torch.func's vmap, jvp or grad is at work: they go through the eager form."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 @contextmanager

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ._backend import pick
+from ._aft_simple_op import aft_simple_kernel
+from ._backend import kernel, pick
 from ._band import band_sums, causal_sums, window_ratio
 from ._gates import check_gate, gated
 from ._masks import allowed
@@ -44,7 +45,8 @@ def aft_full(
     Returns:
         (B, T, D) in q's dtype; exactly 0 where a query has nothing to attend. Time O(T S D).
     """
-    _check("aft_full", q, k, v, causal, key_mask, attn_mask, gate, backend)
+    _check("aft_full", q, k, v, causal, key_mask, attn_mask, gate)
+    pick(backend, q)
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     source = _source("aft_full", w, q.shape[1], k.shape[1])
@@ -85,7 +87,8 @@ def aft_local(
 
     Time O(T window D) for self-mixing; with ``positions``, ``attn_mask`` or S != T, O(T S D). Other arguments as in ``aft_full``.
     """
-    _check("aft_local", q, k, v, causal, key_mask, attn_mask, gate, backend)
+    _check("aft_local", q, k, v, causal, key_mask, attn_mask, gate)
+    pick(backend, q)
     T, S = q.shape[1], k.shape[1]
     if 0 in (T, S):
         return torch.zeros_like(q)
@@ -120,9 +123,12 @@ def aft_simple(
     backend: str = "auto",
 ) -> Tensor:
     """y_t = gate(q_t) * sum_s softmax_s(k)_s v_s, the softmax along time in each feature (AFT, Eq. 5). Time and memory O(T D)."""
-    _check("aft_simple", q, k, v, causal, key_mask, attn_mask, gate, backend)
-    if 0 in (q.shape[1], k.shape[1]):
+    _check("aft_simple", q, k, v, causal, key_mask, attn_mask, gate)
+    if 0 in (*q.shape, k.shape[1]):
         return torch.zeros_like(q)
+    if kernel("aft_simple", backend, k, v, q, lacks=None if attn_mask is None else "its kernels take no attn_mask", only=("cpu",)):
+        y = aft_simple_kernel(q if gate == "sigmoid" else None, k, v, key_mask, q.shape[1], causal)
+        return y if gate == "sigmoid" else gated(q, y, gate)
     kd, vd = wide(k, v, key_mask, 1)
     if attn_mask is not None:
         mask = allowed(q.shape[0], q.shape[1], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
@@ -154,9 +160,8 @@ def _source(who: str, w: Bias, T: int, S: int) -> Weights:
     return Dense(w if w.ndim == 2 else w[:, None])
 
 
-def _check(who: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None, gate: str | None, backend: str) -> None:
+def _check(who: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None, gate: str | None) -> None:
     check_gate(gate, who)
-    pick(backend, q)
     if q.ndim != 3 or k.shape != v.shape or k.ndim != 3 or q.shape[0] != k.shape[0] or q.shape[2] != k.shape[2]:
         raise MixerError(f"{who}: expects q (B, T, D) and k, v (B, S, D), got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}.")
     if causal and q.shape[1] != k.shape[1]:

@@ -1,0 +1,89 @@
+"""The C kernels: loading the library, and calling its functions on tensors.
+
+The library knows nothing of torch: it takes pointers, sizes and strides. It is loaded with this module, after torch, whose OpenMP threads it uses; where
+it is missing, stale or cannot be loaded, ``why_not()`` says why and everything runs on the eager form.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import MixerError
+from .build import COMMAND, LIBRARY, SOURCES, source_hash
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""What the kernels read and write; they compute in float32 or better."""
+
+_CTYPES = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int, "f": ctypes.c_float, "d": ctypes.c_double}
+
+
+def _load() -> tuple[ctypes.CDLL | None, str]:
+    """The library and the instruction set in use; or None and the reason."""
+    if os.environ.get("TOKENMIX_NO_KERNELS"):
+        return None, "TOKENMIX_NO_KERNELS is set"
+    if not LIBRARY.is_file():
+        return None, f"the C library was not built, which needs a C compiler; build it with `{COMMAND}`"
+    try:
+        library = ctypes.CDLL(str(LIBRARY))
+        library.tm_hash.restype = library.tm_isa.restype = ctypes.c_char_p
+        built = library.tm_hash().decode()
+    except (OSError, AttributeError) as why:
+        return None, f"the C library could not be loaded ({why}); build it again with `{COMMAND}`"
+    if SOURCES.is_dir() and built != source_hash():
+        return None, f"the C library is stale: it was built from other sources; build it again with `{COMMAND}`"
+    return _chosen(library)
+
+
+def _chosen(library: ctypes.CDLL) -> tuple[ctypes.CDLL | None, str]:
+    best, wanted = library.tm_isa().decode(), os.environ.get("TOKENMIX_ISA")
+    if wanted and not hasattr(library, f"tm_{wanted}_scan_forward"):
+        return None, f"TOKENMIX_ISA={wanted!r} is none of the instruction sets the C library was built for"
+    return library, wanted or best
+
+
+_library, _found = _load()
+_loaded = _library is not None  # plain globals: torch.compile can guard on them
+
+
+def available() -> bool:
+    """Whether the C kernels can be used."""
+    return _loaded
+
+
+def why_not() -> str | None:
+    """Why the C kernels cannot be used; None if they can."""
+    return None if _loaded else _found
+
+
+def isa() -> str | None:
+    """The instruction set in use: "v4" (AVX-512), "v3" (AVX2) or "base"."""
+    return _found if _loaded else None
+
+
+def function(name: str, signature: str) -> Callable[..., None]:
+    """A function of the library by name. Signature letters: p pointer (or None), l int64, i int, f float, d double."""
+    if _library is None:
+        return _missing
+    raw = getattr(_library, f"tm_{_found}_{name}")
+    raw.argtypes, raw.restype = [_CTYPES[letter] for letter in signature], None
+    return raw
+
+
+def _missing(*args: Any) -> None:
+    raise MixerError(f"backend='cpu': {_found}.")
+
+
+def rows(a: Tensor) -> Tensor:
+    """``a`` with its last dimension contiguous, which is all the kernels ask for: they take the other strides as they are."""
+    return a if a.stride(-1) == 1 or a.shape[-1] == 1 and a.is_contiguous() else a.contiguous()
+
+
+def pointer(a: Tensor | None) -> int | None:
+    """The address of a tensor's first element, None for no tensor."""
+    return None if a is None else a.data_ptr()

@@ -1,0 +1,65 @@
+"""AFT-simple on the C library: tensors in, tensors out, no autograd."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import DTYPES, function, pointer, rows
+
+CHUNK = 64  # SCAN_T of scan.c
+
+_forward = function("scan_forward", "ii" + "p" * 12 + "l" * 9 + "i")
+_backward = function("scan_backward", "ii" + "p" * 9 + "l" * 11 + "i")
+_all_forward = function("scan_all_forward", "ii" + "p" * 6 + "l" * 10 + "i")
+_all_backward = function("scan_all_backward", "ii" + "p" * 9 + "l" * 12 + "i")
+
+State = tuple[Tensor, Tensor, Tensor]
+
+
+def _strides(*tensors: Tensor | None) -> list[int]:
+    return [n for a in tensors for n in ((0, 0) if a is None else a.stride()[:2])]
+
+
+def saved_shape(k: Tensor, causal: bool) -> tuple[int, ...]:
+    """The shape of what the backward pass needs besides its inputs."""
+    B, S, D = k.shape
+    return (B, -(-S // CHUNK), 3, D) if causal else (B, 1, 3, D)
+
+
+def forward(q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, T: int, *, causal: bool, save: bool) -> tuple[Tensor, Tensor]:
+    """y (B, T, D), and what the backward pass needs (empty unless ``save``)."""
+    q, k, v = None if q is None else rows(q), rows(k), rows(v)
+    B, S, D = k.shape
+    y = torch.empty(B, T, D, dtype=k.dtype)
+    saved = torch.empty(saved_shape(k, causal) if save else (0,), dtype=torch.float32)
+    kept = pointer(saved) if save else None
+    fixed = DTYPES[k.dtype], int(q is not None), pointer(q), pointer(k), pointer(v), pointer(mask), pointer(y), kept
+    if causal:
+        _forward(*fixed, None, None, None, None, None, None, B, T, D, *_strides(q, k, v), torch.get_num_threads())
+    else:
+        _all_forward(*fixed, B, T, S, D, *_strides(q, k, v), torch.get_num_threads())
+    return y, saved
+
+
+def backward(g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor, *, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """dq (empty without q), dk, dv."""
+    g, q, k, v = rows(g), None if q is None else rows(q), rows(k), rows(v)
+    B, S, D = k.shape
+    dk, dv = (torch.empty(k.shape, dtype=k.dtype) for _ in range(2))
+    dq = torch.empty((0,) if q is None else q.shape, dtype=k.dtype)
+    fixed = DTYPES[k.dtype], int(q is not None), pointer(q), pointer(k), pointer(v), pointer(mask), pointer(g), pointer(saved)
+    sizes = (B, S, D) if causal else (B, g.shape[1], S, D)
+    run = _backward if causal else _all_backward
+    run(*fixed, pointer(dq), pointer(dk), pointer(dv), *sizes, *_strides(q, k, v, g), torch.get_num_threads())
+    return dq, dk, dv
+
+
+def extend(q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, past: State) -> tuple[Tensor, State]:
+    """The causal form over new tokens after ``past`` (m, num, den, float64): outputs and the sums after them."""
+    q, k, v = None if q is None else rows(q), rows(k), rows(v)
+    B, T, D = k.shape
+    y, after = torch.empty(B, T, D, dtype=k.dtype), tuple(torch.empty(B, D, dtype=torch.float64) for _ in range(3))
+    fixed = DTYPES[k.dtype], int(q is not None), pointer(q), pointer(k), pointer(v), pointer(mask), pointer(y), None
+    _forward(*fixed, *(pointer(a.contiguous()) for a in past), *map(pointer, after), B, T, D, *_strides(q, k, v), torch.get_num_threads())
+    return y, after  # type: ignore[return-value]  # three of them

@@ -1,0 +1,2 @@
+/* One translation unit per instruction set: every kernel, compiled for it. */
+#include "scan.c"

@@ -1,0 +1,375 @@
+/* AFT-simple (AFT, Eq. 5): y_t = gate(q_t) * sum_s e^{k_s} v_s / sum_s e^{k_s}, feature by feature, over s <= t or over all s.
+
+   Causal: a triple (m, num, den) per feature, with m the running maximum, so that every factor is at most 1 and any keys are exact; one exponential per
+   key, because of the old maximum and the new key one is the maximum. Sums run in two levels: those of the current chunk of 64 tokens join the total at
+   its end, so that a long sum of equal terms does not drift. The gate shares the division.
+
+   Backward: with a_t = e^{k_t} / D_t and b_t = D_{t-1} / D_t, both at most 1,
+       r_t = g_t + b_{t+1} r_{t+1},  p_t = g_t y_t + b_{t+1} p_{t+1},  dv_t = a_t r_t,  dk_t = a_t (v_t r_t - p_t),
+   from the triple kept at the start of each chunk, again in two levels. */
+#include "tm.h"
+
+#define SCAN_W 64 /* features in a strip, one block of work */
+#define SCAN_T 64 /* tokens in a chunk */
+
+typedef struct {
+    int dtype, gate;
+    const void *q, *k, *v, *g;
+    const uint8_t *mask;
+    int64_t T, D, S, qb, qt, kb, kt, vb, vt, gb, gt;
+} scan_in;
+
+typedef struct {
+    float m[SCAN_W], no[SCAN_W], nc[SCAN_W], dn[SCAN_W], dc[SCAN_W];
+} scan_sums;
+
+/* One key joins the sums of w features. */
+#define SCAN_JOIN(kk, vv)                                                                                                                                      \
+    float mm = s->m[c];                                                                                                                                        \
+    int up = (kk) > mm;                                                                                                                                        \
+    float e = tm_exp_neg(-fabsf((kk)-mm)), old = up ? e : 1.0f, new = up ? 1.0f : e;                                                                           \
+    float no = s->no[c] * old, nc = s->nc[c] * old + new * (vv), dn = s->dn[c] * old, dc = s->dc[c] * old + new;
+
+#define SCAN_KEEP                                                                                                                                              \
+    s->no[c] = no, s->nc[c] = nc, s->dn[c] = dn, s->dc[c] = dc;                                                                                                \
+    s->m[c] = up ? kk : mm;
+
+TM_INLINE void scan_fold(scan_sums *s, int w) {
+    for (int c = 0; c < w; c++) s->no[c] += s->nc[c], s->dn[c] += s->dc[c], s->nc[c] = s->dc[c] = 0.0f;
+}
+
+TM_INLINE void scan_step(const int gate, const float *restrict k, const float *restrict v, const float *restrict q, float *restrict y, scan_sums *restrict s, int w) {
+    TM_IVDEP
+    for (int c = 0; c < w; c++) {
+        float kk = k[c];
+        SCAN_JOIN(kk, v[c])
+        SCAN_KEEP
+        float num = no + nc, den = dn + dc;
+        if (gate) {
+            float e1 = tm_exp_neg(-fabsf(q[c]));
+            num *= q[c] >= 0 ? 1.0f : e1;
+            den *= 1.0f + e1;
+        }
+        y[c] = den > 0 ? num / den : 0.0f;
+    }
+}
+
+/* A token that may not be attended: it sees the sums as they are. */
+TM_INLINE void scan_look(const int gate, const float *restrict q, float *restrict y, const scan_sums *restrict s, int w) {
+    TM_IVDEP
+    for (int c = 0; c < w; c++) {
+        float num = s->no[c] + s->nc[c], den = s->dn[c] + s->dc[c], sg = gate ? tm_sigmoid(q[c]) : 1.0f;
+        y[c] = den > 0 ? sg * num / den : 0.0f;
+    }
+}
+
+TM_INLINE void scan_forward_strip(const int dtype, const int gate, const scan_in *a, int64_t b, int64_t c0, int w, void *y, float *saved, scan_sums *s) {
+    float kbuf[SCAN_W], vbuf[SCAN_W], qbuf[SCAN_W], ybuf[SCAN_W];
+    const uint8_t *mask = a->mask ? a->mask + b * a->T : NULL;
+    for (int64_t t0 = 0; t0 < a->T; t0 += SCAN_T) {
+        if (saved) {
+            float *p = saved + ((b * tm_ceil(a->T, SCAN_T) + t0 / SCAN_T) * 3) * a->D + c0;
+            for (int c = 0; c < w; c++) p[c] = s->m[c], p[a->D + c] = s->no[c], p[2 * a->D + c] = s->dn[c];
+        }
+        for (int64_t t = t0; t < tm_min(a->T, t0 + SCAN_T); t++) {
+            const float *q = gate ? tm_read(dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w) : NULL;
+            int64_t at = (b * a->T + t) * a->D + c0;
+            float *out = tm_target(dtype, y, at, ybuf);
+            if (mask && !mask[t])
+                scan_look(gate, q, out, s, w);
+            else {
+                const float *k = tm_read(dtype, a->k, b * a->kb + t * a->kt + c0, kbuf, w), *v = tm_read(dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w);
+                if (w == SCAN_W)
+                    scan_step(gate, k, v, q, out, s, SCAN_W);
+                else
+                    scan_step(gate, k, v, q, out, s, w);
+            }
+            tm_write(dtype, y, at, out, w);
+        }
+        scan_fold(s, w);
+    }
+}
+
+TM_INLINE void scan_start(scan_sums *s, int w, int64_t at, const double *m, const double *num, const double *den) {
+    for (int c = 0; c < w; c++) {
+        s->m[c] = m ? (float)m[at + c] : TM_FLOOR;
+        s->no[c] = num ? (float)num[at + c] : 0.0f;
+        s->dn[c] = den ? (float)den[at + c] : 0.0f;
+        s->nc[c] = s->dc[c] = 0.0f;
+    }
+}
+
+#define SCAN_DISPATCH(call)                                                                                                                                    \
+    switch (a.dtype * 2 + a.gate) {                                                                                                                            \
+    case 0: call(0, 0); break;                                                                                                                                 \
+    case 1: call(0, 1); break;                                                                                                                                 \
+    case 2: call(1, 0); break;                                                                                                                                 \
+    case 3: call(1, 1); break;                                                                                                                                 \
+    case 4: call(2, 0); break;                                                                                                                                 \
+    default: call(2, 1); break;                                                                                                                                \
+    }
+
+/* Features in a strip: narrower where there would be fewer strips than threads. Each feature is summed alone, so the result does not depend on it. */
+static int scan_width(int64_t B, int64_t D, int threads) {
+    int w = SCAN_W;
+    while (w > 16 && B * tm_ceil(D, w) < threads) w /= 2;
+    return w;
+}
+
+/* saved (B, chunks, 3, D) or NULL; the state before and after, m, num, den (B, D) each, or NULL. */
+TM_EXPORT(scan_forward)(int dtype, int gate, const void *q, const void *k, const void *v, const uint8_t *mask, void *y, float *saved, const double *m0,
+                        const double *num0, const double *den0, double *m1, double *num1, double *den1, int64_t B, int64_t T, int64_t D, int64_t qb, int64_t qt,
+                        int64_t kb, int64_t kt, int64_t vb, int64_t vt, int threads) {
+    scan_in a = {dtype, gate, q, k, v, NULL, mask, T, D, T, qb, qt, kb, kt, vb, vt, 0, 0};
+    int w = scan_width(B, D, threads);
+    int64_t strips = tm_ceil(D, w);
+#pragma omp parallel for schedule(static) num_threads(threads) if (B * strips > 1 && threads > 1)
+    for (int64_t i = 0; i < B * strips; i++) {
+        int64_t b = i / strips, c0 = i % strips * w, at = b * D + c0;
+        int n = (int)tm_min(w, D - c0);
+        scan_sums s __attribute__((aligned(64)));
+        scan_start(&s, n, at, m0, num0, den0);
+#define SCAN_CALL(type, gated) scan_forward_strip(type, gated, &a, b, c0, n, y, saved, &s)
+        SCAN_DISPATCH(SCAN_CALL)
+#undef SCAN_CALL
+        if (m1)
+            for (int c = 0; c < n; c++) m1[at + c] = s.m[c], num1[at + c] = s.no[c], den1[at + c] = s.dn[c];
+    }
+}
+
+typedef struct {
+    float a[SCAN_T * SCAN_W], b[SCAN_T * SCAN_W], y[SCAN_T * SCAN_W];
+} scan_chunk;
+
+/* a_t, b_t and y_t of one token. */
+TM_INLINE void scan_replay(const float *restrict k, const float *restrict v, scan_sums *restrict s, float *restrict a_, float *restrict b_, float *restrict y_, int w) {
+    TM_IVDEP
+    for (int c = 0; c < w; c++) {
+        float kk = k[c], before = s->dn[c] + s->dc[c];
+        SCAN_JOIN(kk, v[c])
+        SCAN_KEEP
+        float den = dn + dc, inv = den > 0 ? 1.0f / den : 0.0f;
+        a_[c] = new * inv;
+        b_[c] = before * old * inv;
+        y_[c] = (no + nc) * inv;
+    }
+}
+
+typedef struct {
+    float ro[SCAN_W], rc[SCAN_W], po[SCAN_W], pc[SCAN_W], b[SCAN_W];
+} scan_rest;
+
+TM_INLINE void scan_back(const int gate, const float *restrict v, const float *restrict g, const float *restrict q, const float *restrict a_, const float *restrict b_,
+                         const float *restrict y_, float *restrict dk, float *restrict dv, float *restrict dq, scan_rest *restrict r, int w) {
+    TM_IVDEP
+    for (int c = 0; c < w; c++) {
+        float gg = g[c], yy = y_[c], b = r->b[c];
+        if (gate) {
+            float sg = tm_sigmoid(q[c]);
+            dq[c] = gg * yy * sg * (1.0f - sg);
+            gg *= sg;
+        }
+        float ro = r->ro[c] * b, rc = r->rc[c] * b + gg, po = r->po[c] * b, pc = r->pc[c] * b + gg * yy;
+        r->ro[c] = ro, r->rc[c] = rc, r->po[c] = po, r->pc[c] = pc, r->b[c] = b_[c];
+        float sum = ro + rc;
+        dv[c] = a_[c] * sum;
+        dk[c] = a_[c] * (v[c] * sum - (po + pc));
+    }
+}
+
+TM_INLINE void scan_backward_strip(const int dtype, const int gate, const scan_in *a, int64_t b, int64_t c0, int w, const float *saved, void *dq, void *dk, void *dv) {
+    float kbuf[SCAN_W], vbuf[SCAN_W], qbuf[SCAN_W], gbuf[SCAN_W], o1[SCAN_W], o2[SCAN_W], o3[SCAN_W];
+    scan_chunk *x = tm_scratch(sizeof(scan_chunk));
+    scan_sums s __attribute__((aligned(64)));
+    scan_rest r __attribute__((aligned(64)));
+    memset(&r, 0, sizeof r);
+    const uint8_t *mask = a->mask ? a->mask + b * a->T : NULL;
+    int64_t chunks = tm_ceil(a->T, SCAN_T);
+    for (int64_t i = chunks - 1; i >= 0; i--) {
+        const float *p = saved + ((b * chunks + i) * 3) * a->D + c0;
+        for (int c = 0; c < w; c++) s.m[c] = p[c], s.no[c] = p[a->D + c], s.dn[c] = p[2 * a->D + c], s.nc[c] = s.dc[c] = 0.0f;
+        int64_t t0 = i * SCAN_T, t1 = tm_min(a->T, t0 + SCAN_T);
+        for (int64_t t = t0; t < t1; t++) {
+            float *a_ = x->a + (t - t0) * SCAN_W, *b_ = x->b + (t - t0) * SCAN_W, *y_ = x->y + (t - t0) * SCAN_W;
+            if (mask && !mask[t]) {
+                scan_look(0, NULL, y_, &s, w);
+                for (int c = 0; c < w; c++) a_[c] = 0.0f, b_[c] = 1.0f;
+                continue;
+            }
+            const float *k = tm_read(dtype, a->k, b * a->kb + t * a->kt + c0, kbuf, w), *v = tm_read(dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w);
+            if (w == SCAN_W)
+                scan_replay(k, v, &s, a_, b_, y_, SCAN_W);
+            else
+                scan_replay(k, v, &s, a_, b_, y_, w);
+        }
+        for (int64_t t = t1 - 1; t >= t0; t--) {
+            int64_t at = (b * a->T + t) * a->D + c0, off = (t - t0) * SCAN_W;
+            int live = !mask || mask[t];
+            static const float zero[SCAN_W];
+            const float *v = live ? tm_read(dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w) : zero;
+            const float *g = tm_read(dtype, a->g, b * a->gb + t * a->gt + c0, gbuf, w);
+            const float *q = gate ? tm_read(dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w) : NULL;
+            float *pk = tm_target(dtype, dk, at, o1), *pv = tm_target(dtype, dv, at, o2), *pq = gate ? tm_target(dtype, dq, at, o3) : NULL;
+            if (w == SCAN_W)
+                scan_back(gate, v, g, q, x->a + off, x->b + off, x->y + off, pk, pv, pq, &r, SCAN_W);
+            else
+                scan_back(gate, v, g, q, x->a + off, x->b + off, x->y + off, pk, pv, pq, &r, w);
+            tm_write(dtype, dk, at, pk, w);
+            tm_write(dtype, dv, at, pv, w);
+            if (gate) tm_write(dtype, dq, at, pq, w);
+        }
+        for (int c = 0; c < w; c++) r.ro[c] += r.rc[c], r.po[c] += r.pc[c], r.rc[c] = r.pc[c] = 0.0f;
+    }
+    free(x);
+}
+
+/* dq, dk, dv contiguous (B, T, D). */
+TM_EXPORT(scan_backward)(int dtype, int gate, const void *q, const void *k, const void *v, const uint8_t *mask, const void *g, const float *saved, void *dq,
+                         void *dk, void *dv, int64_t B, int64_t T, int64_t D, int64_t qb, int64_t qt, int64_t kb, int64_t kt, int64_t vb, int64_t vt, int64_t gb,
+                         int64_t gt, int threads) {
+    scan_in a = {dtype, gate, q, k, v, g, mask, T, D, T, qb, qt, kb, kt, vb, vt, gb, gt};
+    int w = scan_width(B, D, threads);
+    int64_t strips = tm_ceil(D, w);
+#pragma omp parallel for schedule(static) num_threads(threads) if (B * strips > 1 && threads > 1)
+    for (int64_t i = 0; i < B * strips; i++) {
+        int64_t b = i / strips, c0 = i % strips * w;
+        int n = (int)tm_min(w, D - c0);
+#define SCAN_CALL(type, gated) scan_backward_strip(type, gated, &a, b, c0, n, saved, dq, dk, dv)
+        SCAN_DISPATCH(SCAN_CALL)
+#undef SCAN_CALL
+    }
+}
+
+/* Over all keys: sums of 64 keys under their own maximum join the total, so each key costs one exponential. */
+TM_INLINE void scan_all_sums(const int dtype, const scan_in *a, int64_t b, int64_t c0, int w, scan_sums *s) {
+    float *k = tm_scratch(sizeof(float) * SCAN_T * SCAN_W), *v = tm_scratch(sizeof(float) * SCAN_T * SCAN_W);
+    float kbuf[SCAN_W], vbuf[SCAN_W], top[SCAN_W];
+    const uint8_t *mask = a->mask ? a->mask + b * a->S : NULL;
+    for (int64_t t0 = 0; t0 < a->S; t0 += SCAN_T) {
+        int n = 0;
+        for (int c = 0; c < w; c++) top[c] = s->m[c];
+        for (int64_t t = t0; t < tm_min(a->S, t0 + SCAN_T); t++) {
+            if (mask && !mask[t]) continue;
+            const float *kr = tm_read(dtype, a->k, b * a->kb + t * a->kt + c0, kbuf, w), *vr = tm_read(dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w);
+            float *ks = k + n * SCAN_W, *vs = v + n * SCAN_W;
+            n++;
+            TM_IVDEP
+            for (int c = 0; c < w; c++) ks[c] = kr[c], vs[c] = vr[c], top[c] = kr[c] > top[c] ? kr[c] : top[c];
+        }
+        TM_IVDEP
+        for (int c = 0; c < w; c++) {
+            float e = tm_exp_neg(s->m[c] - top[c]);
+            s->no[c] *= e, s->dn[c] *= e, s->m[c] = top[c], s->nc[c] = s->dc[c] = 0.0f;
+        }
+        for (int i = 0; i < n; i++) {
+            TM_IVDEP
+            for (int c = 0; c < w; c++) {
+                float e = tm_exp_neg(k[i * SCAN_W + c] - top[c]);
+                s->nc[c] += e * v[i * SCAN_W + c], s->dc[c] += e;
+            }
+        }
+        scan_fold(s, w);
+    }
+    free(k), free(v);
+}
+
+TM_INLINE void scan_all_strip(const int dtype, const int gate, const scan_in *a, int64_t b, int64_t c0, int w, void *y, float *saved) {
+    float qbuf[SCAN_W], ybuf[SCAN_W], mean[SCAN_W];
+    scan_sums s __attribute__((aligned(64)));
+    scan_start(&s, w, 0, NULL, NULL, NULL);
+    scan_all_sums(dtype, a, b, c0, w, &s);
+    for (int c = 0; c < w; c++) mean[c] = s.dn[c] > 0 ? s.no[c] / s.dn[c] : 0.0f;
+    if (saved)
+        for (int c = 0; c < w; c++) {
+            float *p = saved + b * 3 * a->D + c0 + c;
+            p[0] = s.m[c], p[a->D] = mean[c], p[2 * a->D] = s.dn[c] > 0 ? 1.0f / s.dn[c] : 0.0f;
+        }
+    for (int64_t t = 0; t < a->T; t++) {
+        int64_t at = (b * a->T + t) * a->D + c0;
+        float *out = tm_target(dtype, y, at, ybuf);
+        if (gate) {
+            const float *q = tm_read(dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w);
+            TM_IVDEP
+            for (int c = 0; c < w; c++) out[c] = tm_sigmoid(q[c]) * mean[c];
+        } else
+            for (int c = 0; c < w; c++) out[c] = mean[c];
+        tm_write(dtype, y, at, out, w);
+    }
+}
+
+/* q, y (B, T, D); k, v (B, S, D); saved (B, 3, D): maximum, mean value, 1 / denominator. */
+TM_EXPORT(scan_all_forward)(int dtype, int gate, const void *q, const void *k, const void *v, const uint8_t *mask, void *y, float *saved, int64_t B, int64_t T,
+                            int64_t S, int64_t D, int64_t qb, int64_t qt, int64_t kb, int64_t kt, int64_t vb, int64_t vt, int threads) {
+    scan_in a = {dtype, gate, q, k, v, NULL, mask, T, D, S, qb, qt, kb, kt, vb, vt, 0, 0};
+    int w = scan_width(B, D, threads);
+    int64_t strips = tm_ceil(D, w);
+#pragma omp parallel for schedule(static) num_threads(threads) if (B * strips > 1 && threads > 1)
+    for (int64_t i = 0; i < B * strips; i++) {
+        int64_t b = i / strips, c0 = i % strips * w;
+        int n = (int)tm_min(w, D - c0);
+#define SCAN_CALL(type, gated) scan_all_strip(type, gated, &a, b, c0, n, y, saved)
+        SCAN_DISPATCH(SCAN_CALL)
+#undef SCAN_CALL
+    }
+}
+
+/* dv_s = a_s G and dk_s = a_s (v_s - mean) G with G = sum_t g_t gate(q_t) and a_s = e^{k_s} / den: every query sees the same mean. */
+TM_INLINE void scan_all_back_strip(const int dtype, const int gate, const scan_in *a, int64_t b, int64_t c0, int w, const float *saved, void *dq, void *dk, void *dv) {
+    float kbuf[SCAN_W], vbuf[SCAN_W], qbuf[SCAN_W], gbuf[SCAN_W], o1[SCAN_W], o2[SCAN_W], total[SCAN_W], part[SCAN_W];
+    const float *m = saved + b * 3 * a->D + c0, *mean = m + a->D, *inv = m + 2 * a->D;
+    const uint8_t *mask = a->mask ? a->mask + b * a->S : NULL;
+    memset(total, 0, sizeof total);
+    for (int64_t t0 = 0; t0 < a->T; t0 += SCAN_T) {
+        memset(part, 0, sizeof part);
+        for (int64_t t = t0; t < tm_min(a->T, t0 + SCAN_T); t++) {
+            int64_t at = (b * a->T + t) * a->D + c0;
+            const float *g = tm_read(dtype, a->g, b * a->gb + t * a->gt + c0, gbuf, w);
+            if (gate) {
+                const float *q = tm_read(dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w);
+                float *out = tm_target(dtype, dq, at, o1);
+                TM_IVDEP
+                for (int c = 0; c < w; c++) {
+                    float sg = tm_sigmoid(q[c]), gs = g[c] * sg;
+                    out[c] = gs * (1.0f - sg) * mean[c];
+                    part[c] += gs;
+                }
+                tm_write(dtype, dq, at, out, w);
+            } else
+                for (int c = 0; c < w; c++) part[c] += g[c];
+        }
+        for (int c = 0; c < w; c++) total[c] += part[c];
+    }
+    for (int64_t t = 0; t < a->S; t++) {
+        int64_t at = (b * a->S + t) * a->D + c0;
+        float *pk = tm_target(dtype, dk, at, o1), *pv = tm_target(dtype, dv, at, o2);
+        if (mask && !mask[t])
+            for (int c = 0; c < w; c++) pk[c] = pv[c] = 0.0f;
+        else {
+            const float *k = tm_read(dtype, a->k, b * a->kb + t * a->kt + c0, kbuf, w), *v = tm_read(dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w);
+            TM_IVDEP
+            for (int c = 0; c < w; c++) {
+                float e = tm_exp_neg(k[c] - m[c]) * inv[c] * total[c];
+                pv[c] = e;
+                pk[c] = e * (v[c] - mean[c]);
+            }
+        }
+        tm_write(dtype, dk, at, pk, w);
+        tm_write(dtype, dv, at, pv, w);
+    }
+}
+
+TM_EXPORT(scan_all_backward)(int dtype, int gate, const void *q, const void *k, const void *v, const uint8_t *mask, const void *g, const float *saved, void *dq,
+                             void *dk, void *dv, int64_t B, int64_t T, int64_t S, int64_t D, int64_t qb, int64_t qt, int64_t kb, int64_t kt, int64_t vb, int64_t vt,
+                             int64_t gb, int64_t gt, int threads) {
+    scan_in a = {dtype, gate, q, k, v, g, mask, T, D, S, qb, qt, kb, kt, vb, vt, gb, gt};
+    int w = scan_width(B, D, threads);
+    int64_t strips = tm_ceil(D, w);
+#pragma omp parallel for schedule(static) num_threads(threads) if (B * strips > 1 && threads > 1)
+    for (int64_t i = 0; i < B * strips; i++) {
+        int64_t b = i / strips, c0 = i % strips * w;
+        int n = (int)tm_min(w, D - c0);
+#define SCAN_CALL(type, gated) scan_all_back_strip(type, gated, &a, b, c0, n, saved, dq, dk, dv)
+        SCAN_DISPATCH(SCAN_CALL)
+#undef SCAN_CALL
+    }
+}

@@ -1,0 +1,155 @@
+/* What all kernels share: names per instruction set, vectors, exp, and reading and writing half precision.
+   Every kernel is a serial function over one block of the work; OpenMP only hands out blocks, whose sizes depend on shapes and never on threads. */
+#ifndef TM_H
+#define TM_H
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifndef TM_ISA
+#define TM_ISA base
+#endif
+#define TM_PASTE_(a, b) tm_##a##_##b
+#define TM_PASTE(a, b) TM_PASTE_(a, b)
+#define TM_EXPORT(name) __attribute__((visibility("default"))) void TM_PASTE(TM_ISA, name)
+#define TM_INLINE static inline __attribute__((always_inline))
+
+#if defined(__AVX512F__)
+#define TM_VL 16 /* floats in a vector register */
+#define TM_REGISTERS 32
+#elif defined(__AVX2__)
+#define TM_VL 8
+#define TM_REGISTERS 16
+#elif defined(__aarch64__)
+#define TM_VL 4
+#define TM_REGISTERS 32
+#else
+#define TM_VL 4
+#define TM_REGISTERS 16
+#endif
+typedef float tm_vf __attribute__((vector_size(4 * TM_VL), aligned(4 * TM_VL), may_alias));
+typedef float tm_vfu __attribute__((vector_size(4 * TM_VL), aligned(4), may_alias)); /* unaligned */
+
+#if defined(__clang__)
+#define TM_IVDEP _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define TM_IVDEP _Pragma("GCC ivdep")
+#endif
+
+enum { TM_F32 = 0, TM_BF16 = 1, TM_F16 = 2 };
+
+/* The least maximum: one float32 step above the key of a dead token, so that no difference is NaN and exp(dead - TM_FLOOR) is 0. */
+#define TM_FLOOR (-0x1.fffffcp127f)
+
+/* exp(x) for x <= 0, 0 below -87; about one unit in the last place, no branch. */
+TM_INLINE float tm_exp_neg(float x) {
+    float c = x < -87.0f ? -87.0f : x;
+    float n = (c * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
+    float r = n * -0.693359375f + c;
+    r = n * 2.12194440e-4f + r;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + (r + 1.0f);
+    int32_t bits = ((int32_t)n + 127) << 23;
+    float scale;
+    memcpy(&scale, &bits, 4);
+    return x < -87.0f ? 0.0f : p * scale;
+}
+
+/* exp(x), 0 below -87, exp(88) above 88. */
+TM_INLINE float tm_exp(float x) {
+    float c = x > 88.0f ? 88.0f : x;
+    return tm_exp_neg(c);
+}
+
+TM_INLINE float tm_sigmoid(float x) {
+    float e = tm_exp_neg(-fabsf(x));
+    float a = 1.0f / (1.0f + e);
+    return x >= 0 ? a : e * a;
+}
+
+TM_INLINE float tm_from_bf16(uint16_t u) {
+    uint32_t i = (uint32_t)u << 16;
+    float f;
+    memcpy(&f, &i, 4);
+    return f;
+}
+
+TM_INLINE uint16_t tm_to_bf16(float f) {
+    uint32_t i;
+    memcpy(&i, &f, 4);
+    uint32_t rounded = (i + 0x7fff + ((i >> 16) & 1)) >> 16;
+    return (uint16_t)((i & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
+}
+
+TM_INLINE float tm_from_f16(uint16_t u) {
+    uint32_t sign = (uint32_t)(u & 0x8000) << 16, rest = u & 0x7fff;
+    uint32_t normal = (rest << 13) + 0x38000000, big = (rest << 13) | 0x7f800000;
+    uint32_t i = sign | (rest >= 0x7c00 ? big : normal);
+    float f, small = (float)(int32_t)rest * 0x1p-24f;
+    memcpy(&f, &i, 4);
+    return rest < 0x0400 ? (sign ? -small : small) : f;
+}
+
+TM_INLINE uint16_t tm_to_f16(float f) {
+    uint32_t i;
+    memcpy(&i, &f, 4);
+    uint32_t sign = (i >> 16) & 0x8000, rest = i & 0x7fffffff;
+    float magnitude;
+    memcpy(&magnitude, &rest, 4);
+    uint32_t normal = (rest - 0x38000000 + 0xfff + ((rest >> 13) & 1)) >> 13;
+    float shifted = magnitude + 0.5f; /* rounds to multiples of 2^-24, as the smallest float16 numbers do */
+    uint32_t small;
+    memcpy(&small, &shifted, 4);
+    small -= 0x3f000000;
+    uint32_t half = rest < 0x38800000 ? small : rest >= 0x47800000 ? (rest > 0x7f800000 ? 0x7e00 : 0x7c00) : normal;
+    return (uint16_t)(sign | half);
+}
+
+/* n numbers of one row at element offset ``at`` of an array of dtype; the address itself where they are float32 already. */
+TM_INLINE const float *tm_read(int dtype, const void *a, int64_t at, float *buffer, int n) {
+    if (dtype == TM_F32) return (const float *)a + at;
+    const uint16_t *p = (const uint16_t *)a + at;
+    if (dtype == TM_BF16) {
+        TM_IVDEP
+        for (int c = 0; c < n; c++) buffer[c] = tm_from_bf16(p[c]);
+    } else {
+        TM_IVDEP
+        for (int c = 0; c < n; c++) buffer[c] = tm_from_f16(p[c]);
+    }
+    return buffer;
+}
+
+/* Where a row of results is computed: in place for float32, else in the buffer, which tm_write then rounds. */
+TM_INLINE float *tm_target(int dtype, void *a, int64_t at, float *buffer) { return dtype == TM_F32 ? (float *)a + at : buffer; }
+
+TM_INLINE void tm_write(int dtype, void *a, int64_t at, const float *buffer, int n) {
+    if (dtype == TM_F32) return;
+    uint16_t *p = (uint16_t *)a + at;
+    if (dtype == TM_BF16) {
+        TM_IVDEP
+        for (int c = 0; c < n; c++) p[c] = tm_to_bf16(buffer[c]);
+    } else {
+        TM_IVDEP
+        for (int c = 0; c < n; c++) p[c] = tm_to_f16(buffer[c]);
+    }
+}
+
+TM_INLINE int64_t tm_min(int64_t a, int64_t b) { return a < b ? a : b; }
+TM_INLINE int64_t tm_max(int64_t a, int64_t b) { return a > b ? a : b; }
+TM_INLINE int64_t tm_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* Scratch memory of whole cache lines; NULL never returns: there is no way to report it through the caller's loop. */
+TM_INLINE void *tm_scratch(size_t bytes) {
+    void *p = NULL;
+    if (posix_memalign(&p, 64, (bytes + 63) / 64 * 64 + 64)) abort();
+    return p;
+}
+
+#endif

@@ -1,0 +1,38 @@
+"""What the tests of the kernels share: the contract's adversarial measure at other sizes, and a backend against the eager form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from tokenmix import use_backend
+from tokenmix.testing import PROMISES, equality, run_promise, subject
+
+
+def adversarial(name: str, options: dict[str, Any], *, dim: int, length: int, backend: str = "cpu", grid: tuple[int, ...] | None = None) -> None:
+    """The promise ``accurate_on_adversarial_keys`` of a mixer, its functional form on one backend: 1e-5 against the float64 reference, gradients too."""
+    with use_backend(backend), mock.patch.multiple(equality, LONG=length, LONG_GRID=length):
+        result = run_promise(subject(name, options, dim=dim, grid=grid), "accurate_on_adversarial_keys", PROMISES["accurate_on_adversarial_keys"])
+    assert result.status == "kept", str(result)
+
+
+def both(form: Callable[..., Tensor], args: tuple[Tensor, ...], options: dict[str, Any], *, backend: str = "cpu") -> list[tuple[Tensor, Tensor]]:
+    """(kernel, float64 eager) of the output and of the gradient of every floating point argument, on the same numbers."""
+    found = []
+    for name, dtype in ((backend, None), ("eager", torch.float64)):
+        leaves = [a.detach().to(dtype or a.dtype).requires_grad_() for a in args]
+        y = form(*leaves, **options, backend=name)
+        weight = torch.randn(y.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(args[0].dtype)
+        grads = torch.autograd.grad((y * weight.to(y.dtype)).sum(), leaves, allow_unused=True)
+        found.append([y, *(torch.zeros_like(a) if g is None else g for a, g in zip(leaves, grads, strict=True))])
+    return list(zip(*found, strict=True))
+
+
+def worst(pairs: list[tuple[Tensor, Tensor]]) -> float:
+    """The largest relative error of ``both``; infinite where a kernel's number is not finite."""
+    errors = [float((a.double() - b).abs().max() / b.abs().max().clamp_min(1e-30)) for a, b in pairs if a.numel()]
+    return max((e if e == e else float("inf") for e in errors), default=0.0)
