@@ -1,8 +1,9 @@
 /* AFT-simple (AFT, Eq. 5): y_t = gate(q_t) * sum_s e^{k_s} v_s / sum_s e^{k_s}, feature by feature, over s <= t or over all s.
 
    Causal: a triple (m, num, den) per feature, with m the running maximum, so that every factor is at most 1 and any keys are exact; one exponential per
-   key, because of the old maximum and the new key one is the maximum. Sums run in two levels: those of the current chunk of 64 tokens join the total at
-   its end, so that a long sum of equal terms does not drift. The gate shares the division.
+   key, because of the old maximum and the new key one is the maximum. Sums run in two levels: those of the current chunk of 64 tokens, in units of the
+   running maximum, join the total at its end, which is kept in double and in units of the maximum before the chunk, so that no sum drifts however long.
+   The gate shares the division.
 
    Backward: with a_t = e^{k_t} / D_t and b_t = D_{t-1} / D_t, both at most 1,
        r_t = g_t + b_{t+1} r_{t+1},  p_t = g_t y_t + b_{t+1} p_{t+1},  dv_t = a_t r_t,  dk_t = a_t (v_t r_t - p_t),
@@ -19,8 +20,10 @@ typedef struct {
     int64_t T, D, S, qb, qt, kb, kt, vb, vt, gb, gt;
 } scan_in;
 
+/* The total is (tn, td) * e^{m0}, no and dn the same in float; f = e^{m0 - m}; the chunk's sums are (nc, dc) * e^m. */
 typedef struct {
-    float m[SCAN_W], no[SCAN_W], nc[SCAN_W], dn[SCAN_W], dc[SCAN_W];
+    float m[SCAN_W], m0[SCAN_W], f[SCAN_W], no[SCAN_W], dn[SCAN_W], nc[SCAN_W], dc[SCAN_W];
+    double tn[SCAN_W], td[SCAN_W];
 } scan_sums;
 
 /* One key joins the sums of w features. */
@@ -28,14 +31,21 @@ typedef struct {
     float mm = s->m[c];                                                                                                                                        \
     int up = (kk) > mm;                                                                                                                                        \
     float e = tm_exp_neg(-fabsf((kk)-mm)), old = up ? e : 1.0f, new = up ? 1.0f : e;                                                                           \
-    float no = s->no[c] * old, nc = s->nc[c] * old + new * (vv), dn = s->dn[c] * old, dc = s->dc[c] * old + new;
+    float f = s->f[c] * old, nc = s->nc[c] * old + new * (vv), dc = s->dc[c] * old + new;                                                                      \
+    float num = s->no[c] * f + nc, den = s->dn[c] * f + dc;
 
 #define SCAN_KEEP                                                                                                                                              \
-    s->no[c] = no, s->nc[c] = nc, s->dn[c] = dn, s->dc[c] = dc;                                                                                                \
+    s->f[c] = f, s->nc[c] = nc, s->dc[c] = dc;                                                                                                                 \
     s->m[c] = up ? kk : mm;
 
 TM_INLINE void scan_fold(scan_sums *s, int w) {
-    for (int c = 0; c < w; c++) s->no[c] += s->nc[c], s->dn[c] += s->dc[c], s->nc[c] = s->dc[c] = 0.0f;
+    TM_IVDEP
+    for (int c = 0; c < w; c++) {
+        double f = tm_exp_neg(s->m0[c] - s->m[c]);
+        s->tn[c] = s->tn[c] * f + s->nc[c], s->td[c] = s->td[c] * f + s->dc[c];
+        s->no[c] = (float)s->tn[c], s->dn[c] = (float)s->td[c];
+        s->m0[c] = s->m[c], s->f[c] = 1.0f, s->nc[c] = s->dc[c] = 0.0f;
+    }
 }
 
 TM_INLINE void scan_step(const int gate, const float *restrict k, const float *restrict v, const float *restrict q, float *restrict y, scan_sums *restrict s, int w) {
@@ -44,7 +54,6 @@ TM_INLINE void scan_step(const int gate, const float *restrict k, const float *r
         float kk = k[c];
         SCAN_JOIN(kk, v[c])
         SCAN_KEEP
-        float num = no + nc, den = dn + dc;
         if (gate) {
             float e1 = tm_exp_neg(-fabsf(q[c]));
             num *= q[c] >= 0 ? 1.0f : e1;
@@ -58,7 +67,7 @@ TM_INLINE void scan_step(const int gate, const float *restrict k, const float *r
 TM_INLINE void scan_look(const int gate, const float *restrict q, float *restrict y, const scan_sums *restrict s, int w) {
     TM_IVDEP
     for (int c = 0; c < w; c++) {
-        float num = s->no[c] + s->nc[c], den = s->dn[c] + s->dc[c], sg = gate ? tm_sigmoid(q[c]) : 1.0f;
+        float num = s->no[c] * s->f[c] + s->nc[c], den = s->dn[c] * s->f[c] + s->dc[c], sg = gate ? tm_sigmoid(q[c]) : 1.0f;
         y[c] = den > 0 ? sg * num / den : 0.0f;
     }
 }
@@ -92,10 +101,10 @@ TM_INLINE void scan_forward_strip(const int dtype, const int gate, const scan_in
 
 TM_INLINE void scan_start(scan_sums *s, int w, int64_t at, const double *m, const double *num, const double *den) {
     for (int c = 0; c < w; c++) {
-        s->m[c] = m ? (float)m[at + c] : TM_FLOOR;
-        s->no[c] = num ? (float)num[at + c] : 0.0f;
-        s->dn[c] = den ? (float)den[at + c] : 0.0f;
-        s->nc[c] = s->dc[c] = 0.0f;
+        s->m[c] = s->m0[c] = m ? (float)m[at + c] : TM_FLOOR;
+        s->tn[c] = num ? num[at + c] : 0.0, s->td[c] = den ? den[at + c] : 0.0;
+        s->no[c] = (float)s->tn[c], s->dn[c] = (float)s->td[c];
+        s->f[c] = 1.0f, s->nc[c] = s->dc[c] = 0.0f;
     }
 }
 
@@ -133,7 +142,7 @@ TM_EXPORT(scan_forward)(int dtype, int gate, const void *q, const void *k, const
         SCAN_DISPATCH(SCAN_CALL)
 #undef SCAN_CALL
         if (m1)
-            for (int c = 0; c < n; c++) m1[at + c] = s.m[c], num1[at + c] = s.no[c], den1[at + c] = s.dn[c];
+            for (int c = 0; c < n; c++) m1[at + c] = s.m[c], num1[at + c] = s.tn[c], den1[at + c] = s.td[c];
     }
 }
 
@@ -145,13 +154,13 @@ typedef struct {
 TM_INLINE void scan_replay(const float *restrict k, const float *restrict v, scan_sums *restrict s, float *restrict a_, float *restrict b_, float *restrict y_, int w) {
     TM_IVDEP
     for (int c = 0; c < w; c++) {
-        float kk = k[c], before = s->dn[c] + s->dc[c];
+        float kk = k[c], before = s->dn[c] * s->f[c] + s->dc[c];
         SCAN_JOIN(kk, v[c])
         SCAN_KEEP
-        float den = dn + dc, inv = den > 0 ? 1.0f / den : 0.0f;
+        float inv = den > 0 ? 1.0f / den : 0.0f;
         a_[c] = new * inv;
         b_[c] = before * old * inv;
-        y_[c] = (no + nc) * inv;
+        y_[c] = num * inv;
     }
 }
 
@@ -187,7 +196,7 @@ TM_INLINE void scan_backward_strip(const int dtype, const int gate, const scan_i
     int64_t chunks = tm_ceil(a->T, SCAN_T);
     for (int64_t i = chunks - 1; i >= 0; i--) {
         const float *p = saved + ((b * chunks + i) * 3) * a->D + c0;
-        for (int c = 0; c < w; c++) s.m[c] = p[c], s.no[c] = p[a->D + c], s.dn[c] = p[2 * a->D + c], s.nc[c] = s.dc[c] = 0.0f;
+        for (int c = 0; c < w; c++) s.m[c] = p[c], s.no[c] = p[a->D + c], s.dn[c] = p[2 * a->D + c], s.f[c] = 1.0f, s.nc[c] = s.dc[c] = 0.0f;
         int64_t t0 = i * SCAN_T, t1 = tm_min(a->T, t0 + SCAN_T);
         for (int64_t t = t0; t < t1; t++) {
             float *a_ = x->a + (t - t0) * SCAN_W, *b_ = x->b + (t - t0) * SCAN_W, *y_ = x->y + (t - t0) * SCAN_W;
@@ -258,8 +267,7 @@ TM_INLINE void scan_all_sums(const int dtype, const scan_in *a, int64_t b, int64
         }
         TM_IVDEP
         for (int c = 0; c < w; c++) {
-            float e = tm_exp_neg(s->m[c] - top[c]);
-            s->no[c] *= e, s->dn[c] *= e, s->m[c] = top[c], s->nc[c] = s->dc[c] = 0.0f;
+            s->m[c] = top[c];
         }
         for (int i = 0; i < n; i++) {
             TM_IVDEP
