@@ -5,8 +5,9 @@
    running maximum, join the total at its end, which is kept in double and in units of the maximum before the chunk, so that no sum drifts however long.
    The gate shares the division.
 
-   Backward: with a_t = e^{k_t} / D_t and b_t = D_{t-1} / D_t, both at most 1,
-       r_t = g_t + b_{t+1} r_{t+1},  p_t = g_t y_t + b_{t+1} p_{t+1},  dv_t = a_t r_t,  dk_t = a_t (v_t r_t - p_t),
+   Backward: with D_t = e^{m_t} d_t the denominator, dv_t = e^{k_t} sum_{u >= t} g_u / D_u and dk_t = e^{k_t} sum_{u >= t} g_u (v_t - y_u) / D_u. The sums run
+   from the last token, in units of e^{-m_t}, which only ever shrink them and by exactly 1 while the maximum stands still, so that nothing drifts:
+       r_t = r_{t+1} e^{m_t - m_{t+1}} + g_t / d_t,  p likewise with g_t y_t,  dv_t = e^{k_t - m_t} r_t,  dk_t = e^{k_t - m_t} (v_t r_t - p_t),
    from the triple kept at the start of each chunk, again in two levels. */
 #include "tm.h"
 
@@ -147,42 +148,62 @@ TM_EXPORT(scan_forward)(int dtype, int gate, const void *q, const void *k, const
 }
 
 typedef struct {
-    float a[SCAN_T * SCAN_W], b[SCAN_T * SCAN_W], y[SCAN_T * SCAN_W];
+    float e[SCAN_T * SCAN_W], i[SCAN_T * SCAN_W], y[SCAN_T * SCAN_W];
 } scan_chunk;
 
-/* a_t, b_t and y_t of one token. */
-TM_INLINE void scan_replay(const float *restrict k, const float *restrict v, scan_sums *restrict s, float *restrict a_, float *restrict b_, float *restrict y_, int w) {
+/* Of one token: e^{-|k - m|}, with its sign bit set where the maximum rose; 1 / d; y. */
+TM_INLINE void scan_replay(const float *restrict k, const float *restrict v, scan_sums *restrict s, float *restrict e_, float *restrict i_, float *restrict y_, int w) {
     TM_IVDEP
     for (int c = 0; c < w; c++) {
-        float kk = k[c], before = s->dn[c] * s->f[c] + s->dc[c];
+        float kk = k[c];
         SCAN_JOIN(kk, v[c])
         SCAN_KEEP
         float inv = den > 0 ? 1.0f / den : 0.0f;
-        a_[c] = new * inv;
-        b_[c] = before * old * inv;
+        e_[c] = up ? -e : e;
+        i_[c] = inv;
         y_[c] = num * inv;
     }
 }
 
+/* The sums over later tokens: (tr, tp) and in float (ro, po), of which f remains; (rc, pc) of this chunk; shrink: e^{m_t - m_{t+1}} for the token to come. */
 typedef struct {
-    float ro[SCAN_W], rc[SCAN_W], po[SCAN_W], pc[SCAN_W], b[SCAN_W];
+    double tr[SCAN_W], tp[SCAN_W];
+    float ro[SCAN_W], po[SCAN_W], f[SCAN_W], rc[SCAN_W], pc[SCAN_W], shrink[SCAN_W];
 } scan_rest;
 
-TM_INLINE void scan_back(const int gate, const float *restrict v, const float *restrict g, const float *restrict q, const float *restrict a_, const float *restrict b_,
-                         const float *restrict y_, float *restrict dk, float *restrict dv, float *restrict dq, scan_rest *restrict r, int w) {
+TM_INLINE void scan_rest_fold(scan_rest *r, int w) {
     TM_IVDEP
     for (int c = 0; c < w; c++) {
-        float gg = g[c], yy = y_[c], b = r->b[c];
+        r->tr[c] = r->tr[c] * r->f[c] + r->rc[c], r->tp[c] = r->tp[c] * r->f[c] + r->pc[c];
+        r->ro[c] = (float)r->tr[c], r->po[c] = (float)r->tp[c];
+        r->f[c] = 1.0f, r->rc[c] = r->pc[c] = 0.0f;
+    }
+}
+
+/* live: this token is a key. */
+TM_INLINE void scan_back(const int gate, const int live, const float *restrict v, const float *restrict g, const float *restrict q, const float *restrict e_,
+                         const float *restrict i_, const float *restrict y_, float *restrict dk, float *restrict dv, float *restrict dq, scan_rest *restrict r, int w) {
+    TM_IVDEP
+    for (int c = 0; c < w; c++) {
+        float gg = g[c], yy = y_[c], shrink = r->shrink[c], e = fabsf(e_[c]);
+        int up = signbit(e_[c]) != 0;
         if (gate) {
             float sg = tm_sigmoid(q[c]);
             dq[c] = gg * yy * sg * (1.0f - sg);
             gg *= sg;
         }
-        float ro = r->ro[c] * b, rc = r->rc[c] * b + gg, po = r->po[c] * b, pc = r->pc[c] * b + gg * yy;
-        r->ro[c] = ro, r->rc[c] = rc, r->po[c] = po, r->pc[c] = pc, r->b[c] = b_[c];
-        float sum = ro + rc;
-        dv[c] = a_[c] * sum;
-        dk[c] = a_[c] * (v[c] * sum - (po + pc));
+        gg *= i_[c];
+        float f = r->f[c] * shrink, rc = r->rc[c] * shrink + gg, pc = r->pc[c] * shrink + gg * yy;
+        r->f[c] = f, r->rc[c] = rc, r->pc[c] = pc;
+        if (live) {
+            float sum = r->ro[c] * f + rc, a = up ? 1.0f : e;
+            r->shrink[c] = up ? e : 1.0f;
+            dv[c] = a * sum;
+            dk[c] = a * (v[c] * sum - (r->po[c] * f + pc));
+        } else {
+            r->shrink[c] = 1.0f;
+            dv[c] = dk[c] = 0.0f;
+        }
     }
 }
 
@@ -192,6 +213,7 @@ TM_INLINE void scan_backward_strip(const int dtype, const int gate, const scan_i
     scan_sums s __attribute__((aligned(64)));
     scan_rest r __attribute__((aligned(64)));
     memset(&r, 0, sizeof r);
+    for (int c = 0; c < w; c++) r.f[c] = r.shrink[c] = 1.0f;
     const uint8_t *mask = a->mask ? a->mask + b * a->T : NULL;
     int64_t chunks = tm_ceil(a->T, SCAN_T);
     for (int64_t i = chunks - 1; i >= 0; i--) {
@@ -199,35 +221,39 @@ TM_INLINE void scan_backward_strip(const int dtype, const int gate, const scan_i
         for (int c = 0; c < w; c++) s.m[c] = p[c], s.no[c] = p[a->D + c], s.dn[c] = p[2 * a->D + c], s.f[c] = 1.0f, s.nc[c] = s.dc[c] = 0.0f;
         int64_t t0 = i * SCAN_T, t1 = tm_min(a->T, t0 + SCAN_T);
         for (int64_t t = t0; t < t1; t++) {
-            float *a_ = x->a + (t - t0) * SCAN_W, *b_ = x->b + (t - t0) * SCAN_W, *y_ = x->y + (t - t0) * SCAN_W;
+            float *e_ = x->e + (t - t0) * SCAN_W, *i_ = x->i + (t - t0) * SCAN_W, *y_ = x->y + (t - t0) * SCAN_W;
             if (mask && !mask[t]) {
                 scan_look(0, NULL, y_, &s, w);
-                for (int c = 0; c < w; c++) a_[c] = 0.0f, b_[c] = 1.0f;
+                for (int c = 0; c < w; c++) {
+                    float den = s.dn[c] * s.f[c] + s.dc[c];
+                    i_[c] = den > 0 ? 1.0f / den : 0.0f;
+                }
                 continue;
             }
             const float *k = tm_read(dtype, a->k, b * a->kb + t * a->kt + c0, kbuf, w), *v = tm_read(dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w);
             if (w == SCAN_W)
-                scan_replay(k, v, &s, a_, b_, y_, SCAN_W);
+                scan_replay(k, v, &s, e_, i_, y_, SCAN_W);
             else
-                scan_replay(k, v, &s, a_, b_, y_, w);
+                scan_replay(k, v, &s, e_, i_, y_, w);
         }
         for (int64_t t = t1 - 1; t >= t0; t--) {
             int64_t at = (b * a->T + t) * a->D + c0, off = (t - t0) * SCAN_W;
             int live = !mask || mask[t];
-            static const float zero[SCAN_W];
-            const float *v = live ? tm_read(dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w) : zero;
+            const float *v = live ? tm_read(dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w) : NULL;
             const float *g = tm_read(dtype, a->g, b * a->gb + t * a->gt + c0, gbuf, w);
             const float *q = gate ? tm_read(dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w) : NULL;
             float *pk = tm_target(dtype, dk, at, o1), *pv = tm_target(dtype, dv, at, o2), *pq = gate ? tm_target(dtype, dq, at, o3) : NULL;
-            if (w == SCAN_W)
-                scan_back(gate, v, g, q, x->a + off, x->b + off, x->y + off, pk, pv, pq, &r, SCAN_W);
+            if (!live)
+                scan_back(gate, 0, v, g, q, x->e + off, x->i + off, x->y + off, pk, pv, pq, &r, w);
+            else if (w == SCAN_W)
+                scan_back(gate, 1, v, g, q, x->e + off, x->i + off, x->y + off, pk, pv, pq, &r, SCAN_W);
             else
-                scan_back(gate, v, g, q, x->a + off, x->b + off, x->y + off, pk, pv, pq, &r, w);
+                scan_back(gate, 1, v, g, q, x->e + off, x->i + off, x->y + off, pk, pv, pq, &r, w);
             tm_write(dtype, dk, at, pk, w);
             tm_write(dtype, dv, at, pv, w);
             if (gate) tm_write(dtype, dq, at, pq, w);
         }
-        for (int c = 0; c < w; c++) r.ro[c] += r.rc[c], r.po[c] += r.pc[c], r.rc[c] = r.pc[c] = 0.0f;
+        scan_rest_fold(&r, w);
     }
     free(x);
 }
