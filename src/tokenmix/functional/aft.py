@@ -14,6 +14,7 @@ from ..errors import MixerError
 from ._aft_simple_op import aft_simple_kernel
 from ._backend import kernel, pick
 from ._band import band_sums, causal_sums, window_ratio
+from ._full_op import aft_full_kernel
 from ._gates import check_gate, gated
 from ._masks import allowed
 from ._sums import literal, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
@@ -46,10 +47,13 @@ def aft_full(
         (B, T, D) in q's dtype; exactly 0 where a query has nothing to attend. Time O(T S D).
     """
     _check("aft_full", q, k, v, causal, key_mask, attn_mask, gate)
-    pick(backend, q)
-    if 0 in (q.shape[1], k.shape[1]):
+    if 0 in (*q.shape, k.shape[1]):
         return torch.zeros_like(q)
     source = _source("aft_full", w, q.shape[1], k.shape[1])
+    lacks = None if attn_mask is None else "its kernels take no attn_mask"
+    if kernel("aft_full", backend, k, v, q, *(w if isinstance(w, tuple) else (w,)), lacks=lacks, only=("cpu",)):
+        y = aft_full_kernel(q if gate == "sigmoid" else None, k, v, w, key_mask, causal)
+        return y if gate == "sigmoid" else gated(q, y, gate)
     kd, vd = wide(k, v, key_mask, 1)
     if attn_mask is not None:
         mask = allowed(q.shape[0], q.shape[1], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)

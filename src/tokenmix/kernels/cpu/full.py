@@ -1,0 +1,161 @@
+"""AFT-full on the C library: tensors in, tensors out, no autograd.
+
+Rows go in blocks of ``ROWS``: the log-weights of a block, and their exponentials, are all that is ever held of the (T, S) weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import DTYPES, function, pointer, rows
+
+ROWS, KEYS, GROUP, STRIP, TILE = 480, 240, 48, 32, 6  # as in full.c
+FLOAT = 16.0  # factors whose product may be larger than this are multiplied in float64
+
+_ranges = function("full_ranges", "i" + "p" * 4 + "l" * 5 + "i")
+_pack = function("full_pack", "ii" + "p" * 6 + "l" * 6 + "i")
+_forward = function("full_forward", "iii" + "p" * 14 + "l" * 14 + "i")
+_backward_keys = function("full_backward_keys", "iii" + "p" * 21 + "l" * 16 + "i")
+_backward_weights = function("full_backward_weights", "ii" + "p" * 12 + "l" * 9 + "i")
+
+Saved = tuple[Tensor, Tensor]
+
+
+def saved_shape(k: Tensor, T: int) -> tuple[int, ...]:
+    """The shape of both tensors that the backward pass needs besides its inputs: the output before the gate, and the denominator."""
+    return k.shape[0], T, k.shape[2]
+
+
+def forward(
+    q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool, save: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y (B, T, D), and what the backward pass needs (empty unless ``save``).
+
+    k, v (B, S, D); log-weights w (Bw, T, S), or w (Bw, T, r) and w2 (Bw, S, r) with w w2^T; Bw is 1 or B.
+    """
+    q, k, v, mask = None if q is None else rows(q), rows(k), rows(v), None if mask is None else mask.contiguous()
+    T = w.shape[1]
+    y = k.new_empty(k.shape[0], T, k.shape[2])
+    y0, den = (torch.empty(saved_shape(k, T) if save else (0,), dtype=torch.float32) for _ in range(2))
+    for part in _parts(w, w2, k, mask, causal, q, k, v, mask, y, y0 if save else None, den if save else None):
+        q_, k_, v_, mask_, y_, y0_, den_ = part.tensors
+        for block in part.blocks(keys=False):
+            fixed = DTYPES[k.dtype], int(q is not None), int(causal), *map(pointer, (q_, k_, v_, mask_, *block.packed, y_, y0_, den_))
+            _forward(*fixed, *part.sizes, *block.sizes, *_strides(q_, k_, v_), torch.get_num_threads())
+    return y, y0, den
+
+
+def backward(
+    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, y0: Tensor, den: Tensor, *, causal: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dq (empty without q), dk, dv, dw, dw2 (empty without w2)."""
+    g, q, k, v, mask = rows(g), None if q is None else rows(q), rows(k), rows(v), None if mask is None else mask.contiguous()
+    dq = torch.empty((0,) if q is None else q.shape, dtype=k.dtype)
+    dk, dv = (torch.zeros(k.shape, dtype=torch.float32) for _ in range(2))
+    dw, dw2 = torch.zeros(w.shape, dtype=torch.float32), torch.zeros((0,) if w2 is None else w2.shape, dtype=torch.float32)
+    across = [a.transpose(1, 2).contiguous() for a in (k, v)]
+    for part in _parts(w, w2, k, mask, causal, g, q, k, v, mask, y0, den, None if q is None else dq, dk, dv, *across):
+        rest = _rest(part)
+        for block in part.blocks(keys=True):
+            _backward_block(part, block, rest, causal)
+            part.spread(block, dw, dw2)
+    return dq, dk.to(k.dtype), dv.to(k.dtype), dw.to(w.dtype), dw2.to(w.dtype)
+
+
+def _rest(part: _Part) -> list[Tensor]:
+    """What full_backward_keys leaves for full_backward_weights: Z, rates, exponents, which groups of rows took the literal form."""
+    B, T, _, D = part.sizes
+    n, strips = min(T, ROWS), -(-D // STRIP)
+    floats = [torch.empty(shape, dtype=torch.float32) for shape in ((B, -(-n // TILE), strips * 2 * STRIP, TILE), (B, n, D), (B, n, D))]
+    return [*floats, torch.empty(B, strips, ROWS // GROUP, dtype=torch.uint8)]
+
+
+def _backward_block(part: _Part, block: _Block, rest: list[Tensor], causal: bool) -> None:
+    g, q, k, v, mask, y0, den, dq, dk, dv, kT, vT = part.tensors
+    assert k is not None
+    dtype, threads = DTYPES[k.dtype], torch.get_num_threads()
+    pointers = map(pointer, (q, k, v, g, mask, *block.packed, y0, den, dq, dk, dv, *rest))
+    _backward_keys(dtype, int(q is not None), int(causal), *pointers, *part.sizes, *block.sizes, *_strides(q, k, v, g), threads)
+    pointers = map(pointer, (kT, vT, mask, block.w, block.packed[1], part.kmax, y0, *rest, block.dw))
+    _backward_weights(dtype, int(causal), *pointers, *part.sizes, *block.sizes, block.dw.stride(0), threads)
+
+
+def _strides(*tensors: Tensor | None) -> list[int]:
+    return [n for a in tensors for n in ((0, 0) if a is None else a.stride()[:2])]
+
+
+@dataclass
+class _Block:
+    """A block of rows: its log-weights and what full_pack made of them, and room for their gradient."""
+
+    w: Tensor
+    packed: list[Tensor]  # w, top, span, slack, kmax, kmin, e
+    sizes: tuple[int, int, int, int]  # t0, rows, hi, ldw
+    dw: Tensor
+
+
+def _parts(w: Tensor, w2: Tensor | None, k: Tensor, mask: Tensor | None, causal: bool, *tensors: Tensor | None) -> Iterator[_Part]:
+    """The batch cut into what shares one set of log-weights."""
+    shared, (B, S, D) = w.shape[0] == 1, k.shape
+    kmax, kmin = (torch.empty(B, -(-S // KEYS), D, dtype=torch.float32) for _ in range(2))
+    _ranges(DTYPES[k.dtype], pointer(k), pointer(mask), pointer(kmax), pointer(kmin), B, S, D, *k.stride()[:2], torch.get_num_threads())
+    for i in range(w.shape[0]):
+        cut = slice(None) if shared else slice(i, i + 1)
+        yield _Part(i, w[i], None if w2 is None else w2[i], kmax[cut], kmin[cut], mask if mask is None else mask[cut], S, causal, _cut(tensors, cut))
+
+
+def _cut(tensors: tuple[Tensor | None, ...], cut: slice) -> list[Tensor | None]:
+    return [None if a is None else a[cut] for a in tensors]
+
+
+@dataclass
+class _Part:
+    """Batch rows that share their log-weights: w (T, S), or w (T, r) and w2 (S, r)."""
+
+    index: int
+    w: Tensor
+    w2: Tensor | None
+    kmax: Tensor
+    kmin: Tensor
+    mask: Tensor | None
+    S: int
+    causal: bool
+    tensors: list[Any]
+
+    def __post_init__(self) -> None:
+        if self.w2 is not None:
+            u, v = self.w.float(), self.w2.float()
+            wide = float(u.square().sum(-1).max() * v.square().sum(-1).max()) > FLOAT**2 if u.numel() else False  # a bound on the products
+            self.w, self.w2 = (u.double(), v.double()) if wide else (u, v)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """B, T, S, D."""
+        return self.kmax.shape[0], self.w.shape[0], self.S, self.kmax.shape[2]
+
+    def blocks(self, *, keys: bool) -> Iterator[_Block]:
+        """Block after block of rows, E packed by rows or by keys; scratch memory is reused."""
+        B, T, S, _ = self.sizes
+        top, span, slack = torch.empty(ROWS), torch.empty(ROWS // GROUP), torch.empty(B, ROWS // GROUP)
+        e = torch.empty((-(-min(T, ROWS) // TILE) * TILE) * (-(-S // TILE) * TILE))
+        for t0 in range(0, T, ROWS):
+            n, hi = min(ROWS, T - t0), min(S, t0 + ROWS) if self.causal else S
+            w = rows(self.w[t0 : t0 + n, :hi] if self.w2 is None else self.w[t0 : t0 + n] @ self.w2[:hi].T).float()
+            sizes = t0, n, hi, w.stride(0)
+            _pack(int(keys), int(self.causal), *map(pointer, (w, self.mask, top, span, slack, e)), B, S, *sizes, torch.get_num_threads())
+            yield _Block(w, [w, top, span, slack, self.kmax, self.kmin, e], sizes, torch.empty(n, hi) if keys else e)
+
+    def spread(self, block: _Block, dw: Tensor, dw2: Tensor) -> None:
+        """Add the gradient of a block of log-weights to those of what they were made of."""
+        t0, n, hi, _ = block.sizes
+        if self.w2 is None:
+            dw[self.index, t0 : t0 + n, :hi] = block.dw
+        else:
+            own = block.dw.to(self.w.dtype)
+            dw[self.index, t0 : t0 + n] = own @ self.w2[:hi]
+            dw2[self.index, :hi] += own.T @ self.w[t0 : t0 + n]

@@ -1,0 +1,583 @@
+/* AFT-full (AFT, Eq. 2): y_t = gate(q_t) * sum_s e^{k_s + w_ts} v_s / sum_s e^{k_s + w_ts}, feature by feature.
+
+   The sums are a matrix product, E X with E_ts = e^{w_ts - a_t}, a_t the largest weight of the row, and X_s = [e^{k_s - m} v_s | e^{k_s - m}], m the largest
+   key of a feature among those that the rows of a block see. Rows come in blocks of FULL_ROWS; E is formed once for a block, whatever the batch and the
+   features, and X again for each block, which costs two or three in a hundred; so nothing larger than a block of rows of E is ever held.
+
+   Exactness. What float32 loses are terms below e^{a_t + m - 87}. They cannot matter to a row that sees some term above e^{a_t + m - 60}:
+   - the key with the row's largest weight is such a term while the keys in play span at most 60;
+   - the row's largest key is one while the row's weights span at most 60, less what that key lacks to m (causal rows see a part of the block's keys).
+   Groups of FULL_GROUP rows where neither holds for a strip of features take the literal form: each row's own maximum, exponents in float64.
+
+   Backward: with the denominators D in the same units and Z_t = [g_t gate_t / D_t | -g_t gate_t y_t / D_t], [A | C] = E^T Z and dE = Z X^T,
+       dv = e^{k - m} A,  dk = e^{k - m} (v A + C),  dw = E * dE (elementwise), the last summed over features and over the batch where it shares the weights. */
+#include "tm.h"
+
+#define FULL_R 6                             /* rows in a register tile */
+#define FULL_NV (TM_REGISTERS >= 32 ? 4 : 2) /* vectors in a register tile */
+#define FULL_TW (FULL_NV * TM_VL)            /* floats across it */
+#define FULL_C 32                            /* features in a strip: 2 FULL_C columns of X */
+#define FULL_X (2 * FULL_C)
+#define FULL_KEYS 240  /* keys in a block; divides FULL_ROWS */
+#define FULL_ROWS 480  /* rows in a block */
+#define FULL_GROUP 48  /* rows that take one path */
+#define FULL_GROUPS (FULL_ROWS / FULL_GROUP)
+#define FULL_TILE 128  /* keys in a block of dw */
+#define FULL_SAFE 60.0f
+#define FULL_CAP 300.0f       /* larger log-weights count as this much */
+#define FULL_DEAD (-0x1.fffffep127f) /* the key of a dead token */
+#define FULL_PW (FULL_TW < FULL_C ? FULL_TW : FULL_C)
+/* Column col of row i in a matrix of ``rows`` rows cut into panels FULL_TW wide. */
+#define FULL_AT(col, i, rows) (((col) / FULL_TW * (int64_t)(rows) + (i)) * FULL_TW + (col) % FULL_TW)
+
+/* acc[r] += sum_p e[p][r] x[p]: the register tile, n steps. */
+TM_INLINE void full_tile(const float *restrict e, const float *restrict x, int64_t n, float *restrict acc, int64_t ld) {
+    tm_vf a[FULL_R][FULL_NV];
+    for (int r = 0; r < FULL_R; r++)
+        for (int j = 0; j < FULL_NV; j++) a[r][j] = (tm_vf){0};
+    for (int64_t p = 0; p < n; p++) {
+        tm_vf v[FULL_NV];
+#pragma GCC unroll 4
+        for (int j = 0; j < FULL_NV; j++) v[j] = *(const tm_vf *)(x + p * FULL_TW + j * TM_VL);
+#pragma GCC unroll 6
+        for (int r = 0; r < FULL_R; r++) {
+            float w = e[p * FULL_R + r];
+#pragma GCC unroll 4
+            for (int j = 0; j < FULL_NV; j++) a[r][j] += w * v[j];
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < FULL_R; r++)
+#pragma GCC unroll 4
+        for (int j = 0; j < FULL_NV; j++) *(tm_vf *)(acc + r * ld + j * TM_VL) += a[r][j];
+}
+
+typedef struct {
+    int dtype, gate, causal;
+    const void *q, *k, *v, *g;
+    const uint8_t *mask;                                   /* (B, S) */
+    const float *w, *top, *span, *slack, *kmax, *kmin, *e; /* log-weights of the block of rows (rows, ldw) and what full_pack made of them */
+    int64_t B, T, S, D, t0, rows, hi, ldw;                 /* rows t0 .. t0 + rows of T see keys below hi */
+    int64_t qb, qt, kb, kt, vb, vt, gb, gt;
+} full_in;
+
+TM_INLINE int full_live(const full_in *a, int64_t b, int64_t s) { return !a->mask || a->mask[b * a->S + s]; }
+
+/* Per block of keys the largest and the smallest key of each feature, (B, blocks, D); masked and dead keys do not count. */
+TM_INLINE void full_range_block(const int dtype, const void *k, const uint8_t *mask, int64_t at, int64_t kt, int64_t n, int64_t D, float *top, float *low) {
+    float buf[FULL_X];
+    for (int64_t c = 0; c < D; c++) top[c] = TM_FLOOR, low[c] = -TM_FLOOR;
+    for (int64_t i = 0; i < n; i++) {
+        if (mask && !mask[i]) continue;
+        for (int64_t c0 = 0; c0 < D; c0 += FULL_X) {
+            int w = (int)tm_min(FULL_X, D - c0);
+            const float *x = tm_read(dtype, k, at + i * kt + c0, buf, w);
+            TM_IVDEP
+            for (int c = 0; c < w; c++) {
+                float u = x[c], l = u <= FULL_DEAD ? -TM_FLOOR : u;
+                top[c0 + c] = u > top[c0 + c] ? u : top[c0 + c];
+                low[c0 + c] = l < low[c0 + c] ? l : low[c0 + c];
+            }
+        }
+    }
+}
+
+TM_EXPORT(full_ranges)(int dtype, const void *k, const uint8_t *mask, float *kmax, float *kmin, int64_t B, int64_t S, int64_t D, int64_t kb, int64_t kt, int threads) {
+    int64_t blocks = tm_ceil(S, FULL_KEYS);
+#pragma omp parallel for schedule(static) num_threads(threads) if (B * blocks > 1 && threads > 1)
+    for (int64_t i = 0; i < B * blocks; i++) {
+        int64_t b = i / blocks, s0 = i % blocks * FULL_KEYS, n = tm_min(FULL_KEYS, S - s0);
+        full_range_block(dtype, k, mask ? mask + b * S + s0 : NULL, b * kb + s0 * kt, kt, n, D, kmax + i * D, kmin + i * D);
+    }
+}
+
+/* The largest of n numbers, and the least. */
+TM_INLINE void full_extremes(const float *restrict w, const uint8_t *restrict mask, int64_t n, float *top, float *low) {
+    enum { LANES = 4 * TM_VL };
+    float up[LANES], down[LANES];
+    for (int i = 0; i < LANES; i++) up[i] = -1e30f, down[i] = 1e30f;
+    for (int64_t s0 = 0; s0 < n; s0 += LANES) {
+        int m = (int)tm_min(LANES, n - s0);
+        if (m == LANES && !mask) {
+            TM_IVDEP
+            for (int i = 0; i < LANES; i++) {
+                float x = w[s0 + i];
+                up[i] = x > up[i] ? x : up[i], down[i] = x < down[i] ? x : down[i];
+            }
+        } else
+            for (int i = 0; i < m; i++) {
+                if (mask && !mask[s0 + i]) continue;
+                float x = w[s0 + i];
+                up[i] = x > up[i] ? x : up[i], down[i] = x < down[i] ? x : down[i];
+            }
+    }
+    for (int i = 1; i < LANES; i++) up[0] = up[i] > up[0] ? up[i] : up[0], down[0] = down[i] < down[0] ? down[i] : down[0];
+    *top = up[0], *low = down[0];
+}
+
+/* One row of log-weights: the largest and smallest of those it may use, and by how much the largest a batch row can see falls short of it. */
+TM_INLINE void full_row(const full_in *a, int64_t r, float *top, float *low, float *slack) {
+    const float *w = a->w + r * a->ldw;
+    int64_t n = a->causal ? tm_min(a->hi, a->t0 + r + 1) : a->hi;
+    float up, down, seen, least;
+    full_extremes(w, NULL, n, &up, &down);
+    *top = up = up < FULL_CAP ? up : FULL_CAP;
+    *low = down < up ? down : up;
+    for (int64_t b = 0; a->mask && b < a->B; b++) {
+        full_extremes(w, a->mask + b * a->S, n, &seen, &least);
+        float lack = seen > -1e29f && seen < up ? up - seen : 0.0f;
+        slack[b] = lack > slack[b] ? lack : slack[b];
+    }
+}
+
+/* e^{w - a_t} of some keys of a row. */
+TM_INLINE void full_exp(const float *restrict w, float top, int64_t n, float *restrict out) {
+    TM_IVDEP
+    for (int64_t s = 0; s < n; s++) {
+        float x = w[s] < FULL_CAP ? w[s] : FULL_CAP;
+        out[s] = tm_exp_neg(x - top);
+    }
+}
+
+/* E by groups of FULL_R rows, (group, key, row); zeros after the last key that a causal row sees, up to the last of its group. */
+TM_INLINE void full_pack_rows(const full_in *a, int64_t group, const float *top, float *e) {
+    float line[FULL_KEYS];
+    float *out = e + group * a->hi * FULL_R;
+    for (int r = 0; r < FULL_R; r++) {
+        int64_t row = group * FULL_R + r, last = group * FULL_R + FULL_R;
+        int64_t end = a->causal ? tm_min(a->hi, a->t0 + last) : a->hi, n = row >= a->rows ? 0 : a->causal ? tm_min(end, a->t0 + row + 1) : end;
+        for (int64_t s0 = 0; s0 < n; s0 += FULL_KEYS) {
+            int64_t m = tm_min(FULL_KEYS, n - s0);
+            full_exp(a->w + row * a->ldw + s0, top[row], m, line);
+            for (int64_t s = 0; s < m; s++) out[(s0 + s) * FULL_R + r] = line[s];
+        }
+        for (int64_t s = n; s < end; s++) out[s * FULL_R + r] = 0.0f;
+    }
+}
+
+/* E by groups of FULL_R keys, (group, row, key): what the gradients of the keys read; FULL_GROUP rows of it. */
+TM_INLINE void full_pack_keys(const full_in *a, int64_t group, const float *top, float *e) {
+    float line[FULL_KEYS + FULL_R];
+    for (int64_t row = group * FULL_GROUP; row < tm_min(a->rows, (group + 1) * FULL_GROUP); row++) {
+        int64_t n = a->causal ? tm_min(a->hi, a->t0 + row + 1) : a->hi;
+        for (int64_t s0 = 0; s0 < n; s0 += FULL_KEYS) {
+            int64_t m = tm_min(FULL_KEYS, n - s0);
+            full_exp(a->w + row * a->ldw + s0, top[row], m, line);
+            memset(line + m, 0, sizeof(float) * FULL_R);
+            for (int64_t s = 0; s < m; s += FULL_R) memcpy(e + ((s0 + s) * a->rows) + row * FULL_R, line + s, sizeof(float) * FULL_R);
+        }
+    }
+}
+
+/* What a block of rows of log-weights w (rows, ldw) becomes: the row maxima, per group of rows the widest span of weights and per batch row the largest
+   shortfall (B, groups), and E, by rows for the forward pass (keys = 0) or by keys for the backward. */
+TM_EXPORT(full_pack)(int keys, int causal, const float *w, const uint8_t *mask, float *top, float *span, float *slack, float *e, int64_t B, int64_t S, int64_t t0,
+                     int64_t rows, int64_t hi, int64_t ldw, int threads) {
+    full_in a = {.causal = causal, .mask = mask, .w = w, .B = B, .S = S, .t0 = t0, .rows = rows, .hi = hi, .ldw = ldw};
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+    for (int64_t i = 0; i < tm_ceil(rows, FULL_GROUP); i++) {
+        float *lacks = tm_scratch(sizeof(float) * (size_t)B), low;
+        memset(lacks, 0, sizeof(float) * (size_t)B);
+        span[i] = 0.0f;
+        for (int64_t r = i * FULL_GROUP; r < tm_min(rows, (i + 1) * FULL_GROUP); r++) {
+            full_row(&a, r, top + r, &low, lacks);
+            span[i] = top[r] - low > span[i] ? top[r] - low : span[i];
+        }
+        for (int64_t b = 0; b < B; b++) slack[b * FULL_GROUPS + i] = lacks[b];
+        free(lacks);
+    }
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+    for (int64_t i = 0; i < tm_ceil(rows, keys ? FULL_GROUP : FULL_R); i++) {
+        if (keys)
+            full_pack_keys(&a, i, top, e);
+        else
+            full_pack_rows(&a, i, top, e);
+    }
+}
+
+/* What all rows of a block share in a strip of features. */
+typedef struct {
+    float m[FULL_C];               /* the unit of the keys */
+    uint8_t literal[FULL_GROUPS];  /* groups of rows that take the literal form */
+} full_strip;
+
+/* The largest key each feature has among those up to the first row of every group; m where all rows see all keys. */
+TM_INLINE float full_drop(const int dtype, const full_in *a, int64_t b, int64_t c0, int w, const float *m, int64_t *next, float *seen, int64_t row) {
+    float buf[FULL_C], drop = 0.0f;
+    for (; *next <= a->t0 + row; (*next)++) {
+        if (!full_live(a, b, *next)) continue;
+        const float *k = tm_read(dtype, a->k, b * a->kb + *next * a->kt + c0, buf, w);
+        for (int c = 0; c < w; c++) seen[c] = k[c] > seen[c] ? k[c] : seen[c];
+    }
+    for (int c = 0; c < w; c++) drop = m[c] - seen[c] > drop ? m[c] - seen[c] : drop;
+    return drop;
+}
+
+/* The unit of a strip's keys, and which groups of rows float32 cannot do exactly. */
+TM_INLINE void full_plan(const int dtype, const full_in *a, int64_t b, int64_t c0, int w, full_strip *s) {
+    float low[FULL_C], seen[FULL_C], range = 0.0f;
+    int64_t blocks = tm_ceil(a->hi, FULL_KEYS), all = tm_ceil(a->S, FULL_KEYS), next = a->t0 / FULL_KEYS * FULL_KEYS;
+    for (int c = 0; c < FULL_C; c++) s->m[c] = seen[c] = TM_FLOOR, low[c] = -TM_FLOOR;
+    for (int64_t i = 0; i < blocks; i++) {
+        const float *top = a->kmax + (b * all + i) * a->D + c0, *bottom = a->kmin + (b * all + i) * a->D + c0;
+        for (int c = 0; c < w; c++) {
+            s->m[c] = top[c] > s->m[c] ? top[c] : s->m[c];
+            low[c] = bottom[c] < low[c] ? bottom[c] : low[c];
+            if ((i + 1) * FULL_KEYS <= next) seen[c] = s->m[c];
+        }
+    }
+    for (int c = 0; c < w; c++) range = s->m[c] - low[c] > range ? s->m[c] - low[c] : range;
+    for (int i = 0; i * FULL_GROUP < a->rows; i++) {
+        s->literal[i] = 0;
+        if (range + a->slack[b * FULL_GROUPS + i] <= FULL_SAFE) continue;
+        float drop = a->causal ? full_drop(dtype, a, b, c0, w, s->m, &next, seen, i * FULL_GROUP) : 0.0f;
+        s->literal[i] = !(a->span[i] + drop <= FULL_SAFE);
+    }
+}
+
+/* X of n keys from s0, in panels. */
+TM_INLINE void full_products(const int dtype, const full_in *a, int64_t b, int64_t c0, int w, const float *m, int64_t s0, int64_t n, float *x) {
+    float kbuf[FULL_C], vbuf[FULL_C];
+    for (int64_t i = 0; i < n; i++) {
+        int live = full_live(a, b, s0 + i);
+        const float *k = live ? tm_read(dtype, a->k, b * a->kb + (s0 + i) * a->kt + c0, kbuf, w) : NULL;
+        const float *v = live ? tm_read(dtype, a->v, b * a->vb + (s0 + i) * a->vt + c0, vbuf, w) : NULL;
+        for (int j = 0; j < FULL_C; j += FULL_PW) {
+            float *num = x + FULL_AT(j, i, FULL_KEYS), *den = x + FULL_AT(FULL_C + j, i, FULL_KEYS);
+            if (live && w == FULL_C) {
+                TM_IVDEP
+                for (int c = 0; c < FULL_PW; c++) {
+                    float e = tm_exp_neg(k[j + c] - m[j + c]);
+                    num[c] = e * v[j + c], den[c] = e;
+                }
+            } else
+                for (int c = 0; c < FULL_PW; c++) {
+                    float e = live && j + c < w ? tm_exp_neg(k[j + c] - m[j + c]) : 0.0f;
+                    num[c] = e > 0 ? e * v[j + c] : 0.0f, den[c] = e;
+                }
+        }
+    }
+}
+
+/* The largest exponent of a row in each feature. */
+TM_INLINE void full_literal_top(const int dtype, const full_in *a, int64_t b, int64_t c0, int w, int64_t row, float *top) {
+    float buf[FULL_C];
+    double m[FULL_C];
+    int64_t n = a->causal ? tm_min(a->hi, a->t0 + row + 1) : a->hi;
+    for (int c = 0; c < FULL_C; c++) m[c] = TM_FLOOR;
+    for (int64_t s = 0; s < n; s++) {
+        if (!full_live(a, b, s)) continue;
+        float x = a->w[row * a->ldw + s];
+        double ww = x < FULL_CAP ? x : FULL_CAP;
+        const float *k = tm_read(dtype, a->k, b * a->kb + s * a->kt + c0, buf, w);
+        TM_IVDEP
+        for (int c = 0; c < w; c++) {
+            double z = k[c] <= FULL_DEAD ? TM_FLOOR : k[c] + ww;
+            m[c] = z > m[c] ? z : m[c];
+        }
+    }
+    for (int c = 0; c < FULL_C; c++) top[c] = (float)m[c];
+}
+
+/* e^{k + w - top} of one key; 0 for a dead one. */
+TM_INLINE float full_term(float k, double w, float top) { return k <= FULL_DEAD ? 0.0f : tm_exp_neg((float)((double)k + w - (double)top)); }
+
+TM_INLINE void full_literal_row(const int dtype, const full_in *a, int64_t b, int64_t c0, int w, int64_t row, float *restrict acc) {
+    float top[FULL_C], kbuf[FULL_C], vbuf[FULL_C], part[FULL_X];
+    full_literal_top(dtype, a, b, c0, w, row, top);
+    int64_t n = a->causal ? tm_min(a->hi, a->t0 + row + 1) : a->hi;
+    memset(acc, 0, sizeof part);
+    for (int64_t s0 = 0; s0 < n; s0 += FULL_KEYS) {
+        memset(part, 0, sizeof part);
+        for (int64_t s = s0; s < tm_min(n, s0 + FULL_KEYS); s++) {
+            if (!full_live(a, b, s)) continue;
+            float x = a->w[row * a->ldw + s];
+            double ww = x < FULL_CAP ? x : FULL_CAP;
+            const float *k = tm_read(dtype, a->k, b * a->kb + s * a->kt + c0, kbuf, w), *v = tm_read(dtype, a->v, b * a->vb + s * a->vt + c0, vbuf, w);
+            TM_IVDEP
+            for (int c = 0; c < w; c++) {
+                float e = full_term(k[c], ww, top[c]);
+                part[c] += e * v[c], part[FULL_C + c] += e;
+            }
+        }
+        for (int c = 0; c < FULL_X; c++) acc[c] += part[c];
+    }
+}
+
+/* Outputs of one row from its sums; y0 and den, before the gate, are what the backward pass needs. */
+TM_INLINE void full_finish(const int dtype, const int gate, const full_in *a, int64_t b, int64_t c0, int w, int64_t row, const float *restrict acc, void *y, float *y0, float *den) {
+    float qbuf[FULL_C], ybuf[FULL_C], ratio[FULL_C];
+    int64_t t = a->t0 + row, at = (b * a->T + t) * a->D + c0;
+    TM_IVDEP
+    for (int c = 0; c < w; c++) ratio[c] = acc[FULL_C + c] > 0 ? acc[c] / acc[FULL_C + c] : 0.0f;
+    if (y0) memcpy(y0 + at, ratio, sizeof(float) * w), memcpy(den + at, acc + FULL_C, sizeof(float) * w);
+    float *out = tm_target(dtype, y, at, ybuf);
+    const float *q = gate ? tm_read(dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w) : NULL;
+    TM_IVDEP
+    for (int c = 0; c < w; c++) out[c] = gate ? ratio[c] * tm_sigmoid(q[c]) : ratio[c];
+    tm_write(dtype, y, at, out, w);
+}
+
+TM_INLINE void full_forward_strip(const int dtype, const int gate, const full_in *a, int64_t b, int64_t c0, int w, void *y, float *y0, float *den) {
+    full_strip s;
+    full_plan(dtype, a, b, c0, w, &s);
+    float *x = tm_scratch(sizeof(float) * FULL_KEYS * FULL_X), *acc = tm_scratch(sizeof(float) * FULL_ROWS * FULL_X);
+    memset(acc, 0, sizeof(float) * FULL_ROWS * FULL_X);
+    for (int64_t s0 = 0; s0 < a->hi; s0 += FULL_KEYS) {
+        int64_t n = tm_min(FULL_KEYS, a->hi - s0);
+        full_products(dtype, a, b, c0, w, s.m, s0, n, x);
+        for (int64_t r = a->causal ? tm_max(0, s0 - a->t0) / FULL_R * FULL_R : 0; r < a->rows; r += FULL_R) {
+            if (s.literal[r / FULL_GROUP]) continue;
+            int64_t seen = a->causal ? tm_min(n, a->t0 + r + FULL_R - s0) : n;
+            for (int j = 0; j < FULL_X; j += FULL_TW) full_tile(a->e + (r * a->hi) + s0 * FULL_R, x + FULL_AT(j, 0, FULL_KEYS), seen, acc + r * FULL_X + j, FULL_X);
+        }
+    }
+    for (int64_t r = 0; r < a->rows; r++) {
+        if (s.literal[r / FULL_GROUP]) full_literal_row(dtype, a, b, c0, w, r, acc + r * FULL_X);
+        full_finish(dtype, gate, a, b, c0, w, r, acc + r * FULL_X, y, y0, den);
+    }
+    free(x), free(acc);
+}
+
+#define FULL_DISPATCH(call)                                                                                                                                    \
+    switch (a.dtype) {                                                                                                                                         \
+    case 0: call(0); break;                                                                                                                                    \
+    case 1: call(1); break;                                                                                                                                    \
+    default: call(2); break;                                                                                                                                   \
+    }
+
+/* Rows t0 .. t0 + rows of y (B, T, D); y0 and den (B, T, D) or NULL. e, top, span and slack are full_pack's, kmax and kmin full_ranges'. */
+TM_EXPORT(full_forward)(int dtype, int gate, int causal, const void *q, const void *k, const void *v, const uint8_t *mask, const float *w, const float *top,
+                        const float *span, const float *slack, const float *kmax, const float *kmin, const float *e, void *y, float *y0, float *den, int64_t B,
+                        int64_t T, int64_t S, int64_t D, int64_t t0, int64_t rows, int64_t hi, int64_t ldw, int64_t qb, int64_t qt, int64_t kb, int64_t kt,
+                        int64_t vb, int64_t vt, int threads) {
+    full_in a = {dtype, gate, causal, q, k, v, NULL, mask, w, top, span, slack, kmax, kmin, e, B, T, S, D, t0, rows, hi, ldw, qb, qt, kb, kt, vb, vt, 0, 0};
+    int64_t strips = tm_ceil(D, FULL_C);
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (B * strips > 1 && threads > 1)
+    for (int64_t i = 0; i < B * strips; i++) {
+        int64_t b = i / strips, c0 = i % strips * FULL_C;
+        int n = (int)tm_min(FULL_C, D - c0);
+#define FULL_CALL(type) full_forward_strip(type, gate, &a, b, c0, n, y, y0, den)
+        FULL_DISPATCH(FULL_CALL)
+#undef FULL_CALL
+    }
+}
+
+/* What the gradients of the keys leave for those of the weights. */
+typedef struct {
+    float *z;         /* Z by groups of FULL_R rows: (B, group, column, row), columns as those of X, strip after strip */
+    float *rate, *to; /* (B, rows, D), of rows in the literal form: g gate / den, and the exponent that den is in units of */
+    uint8_t *literal; /* (B, strips, FULL_GROUPS) */
+} full_rest;
+
+/* Z of one row into its panels and its group, and dq. A row in the literal form has Z = 0 here. */
+TM_INLINE void full_back_row(const int dtype, const int gate, const full_in *a, int64_t b, int64_t c0, int w, int64_t row, int literal, const float *y0,
+                             const float *den, float *z, const full_rest *rest, void *dq) {
+    float gbuf[FULL_C], qbuf[FULL_C], dbuf[FULL_C], pair[FULL_X];
+    int64_t t = a->t0 + row, at = (b * a->T + t) * a->D + c0, strips = tm_ceil(a->D, FULL_C), groups = tm_ceil(a->rows, FULL_R);
+    const float *g = tm_read(dtype, a->g, b * a->gb + t * a->gt + c0, gbuf, w);
+    float *rate = rest->rate + (b * a->rows + row) * a->D + c0;
+    for (int c = 0; c < w; c++) rate[c] = g[c];
+    if (gate) {
+        const float *q = tm_read(dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w);
+        float *out = tm_target(dtype, dq, at, dbuf);
+        TM_IVDEP
+        for (int c = 0; c < w; c++) {
+            float sg = tm_sigmoid(q[c]);
+            out[c] = g[c] * y0[at + c] * sg * (1.0f - sg);
+            rate[c] *= sg;
+        }
+        tm_write(dtype, dq, at, out, w);
+    }
+    memset(pair, 0, sizeof pair);
+    for (int c = 0; c < w; c++) {
+        rate[c] = den[at + c] > 0 ? rate[c] / den[at + c] : 0.0f;
+        if (!literal) pair[c] = rate[c], pair[FULL_C + c] = -rate[c] * y0[at + c];
+    }
+    float *out = rest->z + (((b * groups + row / FULL_R) * strips + c0 / FULL_C) * FULL_X) * FULL_R + row % FULL_R;
+    for (int c = 0; c < FULL_X; c++) z[FULL_AT(c, row, FULL_ROWS)] = pair[c], out[c * FULL_R] = pair[c];
+}
+
+/* Gradients of n keys from s0 of what the rows in float32 gave them: [A | C] in acc. */
+TM_INLINE void full_back_keys(const int dtype, const full_in *a, int64_t b, int64_t c0, int w, const float *m, int64_t s0, int64_t n, const float *acc, float *dk, float *dv) {
+    float kbuf[FULL_C], vbuf[FULL_C];
+    for (int64_t i = 0; i < n; i++) {
+        int64_t s = s0 + i, at = (b * a->S + s) * a->D + c0;
+        if (!full_live(a, b, s)) continue;
+        const float *k = tm_read(dtype, a->k, b * a->kb + s * a->kt + c0, kbuf, w), *v = tm_read(dtype, a->v, b * a->vb + s * a->vt + c0, vbuf, w);
+        const float *p = acc + i * FULL_X;
+        float *pk = dk + at, *pv = dv + at;
+        TM_IVDEP
+        for (int c = 0; c < w; c++) {
+            float e = tm_exp_neg(k[c] - m[c]);
+            pv[c] += e * p[c];
+            pk[c] += e * (v[c] * p[c] + p[FULL_C + c]);
+        }
+    }
+}
+
+/* The same of a row in the literal form; its maximum is left for the gradients of the weights. */
+TM_INLINE void full_back_literal(const int dtype, const full_in *a, int64_t b, int64_t c0, int w, int64_t row, const float *y0, const full_rest *rest, float *dk, float *dv) {
+    float kbuf[FULL_C], vbuf[FULL_C], top[FULL_C];
+    int64_t n = a->causal ? tm_min(a->hi, a->t0 + row + 1) : a->hi, here = (b * a->rows + row) * a->D + c0;
+    const float *rate = rest->rate + here, *y = y0 + (b * a->T + a->t0 + row) * a->D + c0;
+    full_literal_top(dtype, a, b, c0, w, row, top);
+    memcpy(rest->to + here, top, sizeof(float) * w);
+    for (int64_t s = 0; s < n; s++) {
+        if (!full_live(a, b, s)) continue;
+        float x = a->w[row * a->ldw + s];
+        double ww = x < FULL_CAP ? x : FULL_CAP;
+        const float *k = tm_read(dtype, a->k, b * a->kb + s * a->kt + c0, kbuf, w), *v = tm_read(dtype, a->v, b * a->vb + s * a->vt + c0, vbuf, w);
+        float *pk = dk + (b * a->S + s) * a->D + c0, *pv = dv + (b * a->S + s) * a->D + c0;
+        TM_IVDEP
+        for (int c = 0; c < w; c++) {
+            float p = full_term(k[c], ww, top[c]) * rate[c];
+            pv[c] += p;
+            pk[c] += p * (v[c] - y[c]);
+        }
+    }
+}
+
+TM_INLINE void full_backward_strip(const int dtype, const int gate, const full_in *a, int64_t b, int64_t c0, int w, const float *y0, const float *den, void *dq,
+                                   float *dk, float *dv, const full_rest *rest) {
+    full_strip s;
+    full_plan(dtype, a, b, c0, w, &s);
+    memcpy(rest->literal + (b * tm_ceil(a->D, FULL_C) + c0 / FULL_C) * FULL_GROUPS, s.literal, FULL_GROUPS);
+    float *z = tm_scratch(sizeof(float) * FULL_ROWS * FULL_X), acc[FULL_R * FULL_X] __attribute__((aligned(64)));
+    for (int64_t r = 0; r < a->rows; r++) full_back_row(dtype, gate, a, b, c0, w, r, s.literal[r / FULL_GROUP], y0, den, z, rest, dq);
+    for (int64_t s0 = 0; s0 < a->hi; s0 += FULL_R) {
+        int64_t first = a->causal ? tm_max(0, s0 - a->t0) : 0;
+        memset(acc, 0, sizeof acc);
+        for (int64_t r = first; r < a->rows; r += FULL_KEYS) { /* partial sums */
+            int64_t n = tm_min(FULL_KEYS, a->rows - r);
+            for (int j = 0; j < FULL_X; j += FULL_TW) full_tile(a->e + (s0 * a->rows) + r * FULL_R, z + FULL_AT(j, r, FULL_ROWS), n, acc + j, FULL_X);
+        }
+        full_back_keys(dtype, a, b, c0, w, s.m, s0, tm_min(FULL_R, a->hi - s0), acc, dk, dv);
+    }
+    for (int64_t r = 0; r < a->rows; r++)
+        if (s.literal[r / FULL_GROUP]) full_back_literal(dtype, a, b, c0, w, r, y0, rest, dk, dv);
+    free(z);
+}
+
+/* dq of rows t0 .. t0 + rows, and what these rows add to dk and dv (B, S, D), float32; z, rate, to and literal are for full_backward_weights. */
+TM_EXPORT(full_backward_keys)(int dtype, int gate, int causal, const void *q, const void *k, const void *v, const void *g, const uint8_t *mask, const float *w,
+                              const float *top, const float *span, const float *slack, const float *kmax, const float *kmin, const float *e, const float *y0,
+                              const float *den, void *dq, float *dk, float *dv, float *z, float *rate, float *to, uint8_t *literal, int64_t B, int64_t T,
+                              int64_t S, int64_t D, int64_t t0, int64_t rows, int64_t hi, int64_t ldw, int64_t qb, int64_t qt, int64_t kb, int64_t kt,
+                              int64_t vb, int64_t vt, int64_t gb, int64_t gt, int threads) {
+    full_in a = {dtype, gate, causal, q, k, v, g, mask, w, top, span, slack, kmax, kmin, e, B, T, S, D, t0, rows, hi, ldw, qb, qt, kb, kt, vb, vt, gb, gt};
+    full_rest rest = {z, rate, to, literal};
+    int64_t strips = tm_ceil(D, FULL_C);
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (B * strips > 1 && threads > 1)
+    for (int64_t i = 0; i < B * strips; i++) {
+        int64_t b = i / strips, c0 = i % strips * FULL_C;
+        int n = (int)tm_min(FULL_C, D - c0);
+#define FULL_CALL(type) full_backward_strip(type, gate, &a, b, c0, n, y0, den, dq, dk, dv, &rest)
+        FULL_DISPATCH(FULL_CALL)
+#undef FULL_CALL
+    }
+}
+
+/* X transposed for n keys from s0 and one strip: columns of X along the rows of panels of keys. kT and vT are (B, D, S). */
+TM_INLINE void full_products_t(const int dtype, const full_in *a, int64_t b, int64_t c0, int w, const float *m, int64_t s0, int64_t n, int step, int steps, float *x) {
+    float kbuf[FULL_TILE], vbuf[FULL_TILE], num[FULL_TILE], den[FULL_TILE];
+    const uint8_t *mask = a->mask ? a->mask + b * a->S + s0 : NULL;
+    for (int c = 0; c < FULL_C; c++) {
+        memset(num, 0, sizeof num), memset(den, 0, sizeof den);
+        if (c < w) {
+            const float *k = tm_read(dtype, a->k, (b * a->D + c0 + c) * a->S + s0, kbuf, (int)n), *v = tm_read(dtype, a->v, (b * a->D + c0 + c) * a->S + s0, vbuf, (int)n);
+            float top = m[c];
+            if (mask)
+                for (int64_t s = 0; s < n; s++) {
+                    den[s] = mask[s] ? tm_exp_neg(k[s] - top) : 0.0f;
+                    num[s] = den[s] > 0 ? den[s] * v[s] : 0.0f;
+                }
+            else {
+                TM_IVDEP
+                for (int64_t s = 0; s < n; s++) {
+                    float e = tm_exp_neg(k[s] - top);
+                    den[s] = e, num[s] = e * v[s];
+                }
+            }
+        }
+        for (int j = 0; j < FULL_TILE; j += FULL_TW) {
+            memcpy(x + FULL_AT(j, step + c, steps), num + j, sizeof(float) * FULL_TW);
+            memcpy(x + FULL_AT(j, step + FULL_C + c, steps), den + j, sizeof(float) * FULL_TW);
+        }
+    }
+}
+
+/* What rows in the literal form add to dw: sum over features of p (v - y). */
+TM_INLINE void full_weights_literal(const int dtype, const full_in *a, int64_t b, int64_t c0, int w, int64_t s0, int64_t n, int64_t row, const float *y0,
+                                    const full_rest *rest, float *restrict dw) {
+    float kbuf[FULL_TILE], vbuf[FULL_TILE];
+    int64_t here = (b * a->rows + row) * a->D + c0, seen = a->causal ? tm_min(n, a->t0 + row + 1 - s0) : n;
+    const uint8_t *mask = a->mask ? a->mask + b * a->S + s0 : NULL;
+    const float *y = y0 + (b * a->T + a->t0 + row) * a->D + c0, *ww = a->w + row * a->ldw + s0;
+    for (int c = 0; c < w; c++) {
+        const float *k = tm_read(dtype, a->k, (b * a->D + c0 + c) * a->S + s0, kbuf, (int)n), *v = tm_read(dtype, a->v, (b * a->D + c0 + c) * a->S + s0, vbuf, (int)n);
+        float top = rest->to[here + c], rate = rest->rate[here + c], mean = y[c];
+        if (rate == 0.0f) continue;
+        for (int64_t s = 0; s < seen; s++) {
+            float p = full_term(k[s], ww[s] < FULL_CAP ? ww[s] : FULL_CAP, top) * rate * (v[s] - mean);
+            dw[s] += mask && !mask[s] ? 0.0f : p;
+        }
+    }
+}
+
+/* dw of all rows of the block for n keys from s0, summed over the batch. */
+TM_INLINE void full_weights_tile(const int dtype, const full_in *a, int64_t s0, const float *m, const float *y0, const full_rest *rest, float *dw, int64_t lddw) {
+    enum { STEPS = 2 * FULL_X };
+    int64_t n = tm_min(FULL_TILE, a->hi - s0), strips = tm_ceil(a->D, FULL_C), groups = tm_ceil(a->rows, FULL_R);
+    int64_t first = a->causal ? tm_max(0, s0 - a->t0) : 0;
+    float *x = tm_scratch(sizeof(float) * STEPS * FULL_TILE), *acc = tm_scratch(sizeof(float) * FULL_ROWS * FULL_TILE);
+    float *more = tm_scratch(sizeof(float) * FULL_ROWS * FULL_TILE), e[FULL_TILE];
+    memset(acc, 0, sizeof(float) * FULL_ROWS * FULL_TILE), memset(more, 0, sizeof(float) * FULL_ROWS * FULL_TILE);
+    for (int64_t i = 0; i < a->B * strips;) {
+        int64_t b = i / strips, strip = i % strips, both = tm_min(2, strips - strip);
+        for (int64_t j = 0; j < both; j++) {
+            int64_t c0 = (strip + j) * FULL_C;
+            full_products_t(dtype, a, b, c0, (int)tm_min(FULL_C, a->D - c0), m + b * a->D + c0, s0, n, (int)j * FULL_X, STEPS, x);
+            for (int64_t r = first; r < a->rows; r++)
+                if (rest->literal[(i + j) * FULL_GROUPS + r / FULL_GROUP])
+                    full_weights_literal(dtype, a, b, c0, (int)tm_min(FULL_C, a->D - c0), s0, n, r, y0, rest, more + r * FULL_TILE);
+        }
+        for (int64_t j = 0; j < n; j += FULL_TW)
+            for (int64_t r = a->causal ? tm_max(0, s0 + j - a->t0) / FULL_R : 0; r < groups; r++)
+                full_tile(rest->z + ((b * groups + r) * strips + strip) * FULL_X * FULL_R, x + FULL_AT(j, 0, STEPS), both * FULL_X, acc + r * FULL_R * FULL_TILE + j, FULL_TILE);
+        i += both;
+    }
+    for (int64_t r = 0; r < a->rows; r++) {
+        int64_t seen = a->causal ? tm_max(0, tm_min(n, a->t0 + r + 1 - s0)) : n;
+        float *out = dw + r * lddw + s0;
+        full_exp(a->w + r * a->ldw + s0, a->top[r], seen, e);
+        for (int64_t s = 0; s < seen; s++) out[s] = a->w[r * a->ldw + s0 + s] > FULL_CAP ? 0.0f : e[s] * acc[r * FULL_TILE + s] + more[r * FULL_TILE + s];
+        for (int64_t s = seen; s < n; s++) out[s] = 0.0f;
+    }
+    free(x), free(acc), free(more);
+}
+
+/* dw (rows, lddw) of a block of rows, summed over the B batch rows given. kT and vT are (B, D, S) contiguous. */
+TM_EXPORT(full_backward_weights)(int dtype, int causal, const void *kT, const void *vT, const uint8_t *mask, const float *w, const float *top, const float *kmax,
+                                 const float *y0, float *z, float *rate, float *to, uint8_t *literal, float *dw, int64_t B, int64_t T, int64_t S, int64_t D,
+                                 int64_t t0, int64_t rows, int64_t hi, int64_t ldw, int64_t lddw, int threads) {
+    full_in a = {.dtype = dtype, .causal = causal, .k = kT, .v = vT, .mask = mask, .w = w, .top = top, .B = B, .T = T, .S = S, .D = D, .t0 = t0, .rows = rows, .hi = hi, .ldw = ldw};
+    full_rest rest = {z, rate, to, literal};
+    float *m = tm_scratch(sizeof(float) * (size_t)(B * D));
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t c = 0; c < D; c++) {
+            float top = TM_FLOOR;
+            for (int64_t i = 0; i < tm_ceil(hi, FULL_KEYS); i++) {
+                float x = kmax[(b * tm_ceil(S, FULL_KEYS) + i) * D + c];
+                top = x > top ? x : top;
+            }
+            m[b * D + c] = top;
+        }
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (hi > FULL_TILE && threads > 1)
+    for (int64_t i = 0; i < tm_ceil(hi, FULL_TILE); i++) {
+#define FULL_CALL(type) full_weights_tile(type, &a, i * FULL_TILE, m, y0, &rest, dw, lddw)
+        FULL_DISPATCH(FULL_CALL)
+#undef FULL_CALL
+    }
+    free(m);
+}
