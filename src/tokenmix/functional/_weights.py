@@ -88,6 +88,30 @@ class Toeplitz:
         return self._at(s - t[:, None])
 
 
+class Banded:
+    """w_{t,s} = band[t, s - t + centre] inside of the band's reach, 0 outside; band (..., T, n)."""
+
+    uniform = False
+
+    def __init__(self, band: Tensor, centre: int):
+        self.band, self.centre = band, centre
+
+    def _at(self, rows: Tensor, offset: Tensor) -> Tensor:
+        tap = offset + self.centre
+        known = (tap >= 0) & (tap < self.band.shape[-1])
+        w = rows.double().gather(-1, tap.clamp(0, self.band.shape[-1] - 1).expand(*rows.shape[:-1], -1))
+        return torch.where(known, w, 0.0)
+
+    def blocks(self, size: int, offset: int, n: int) -> Tensor:
+        rows = F.pad(self.band, (0, 0, 0, max(0, n * size - self.band.shape[-2])))[..., : n * size, :].unflatten(-2, (n, size))
+        i = torch.arange(size, device=rows.device)
+        return self._at(rows[..., max(offset, 0) : n + min(offset, 0), :, :], i - i[:, None] - offset * size)
+
+    def slab(self, rows: slice, cols: slice) -> Tensor:
+        t, s = (torch.arange(a.start, a.stop, device=self.band.device) for a in (rows, cols))
+        return self._at(F.pad(self.band, (0, 0, 0, max(0, rows.stop - self.band.shape[-2])))[..., rows, :], s - t[:, None])
+
+
 class Windowed:
     """Another source where low <= s - t <= high, and 0 outside."""
 

@@ -15,6 +15,7 @@ from ._aft_simple_op import aft_simple_kernel
 from ._backend import kernel, pick
 from ._band import band_sums, causal_sums, window_ratio
 from ._full_op import aft_full_kernel
+from ._band_op import aft_band_kernel, band_of
 from ._gates import check_gate, gated
 from ._masks import allowed
 from ._sums import literal, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
@@ -92,9 +93,8 @@ def aft_local(
     Time O(T window D) for self-mixing; with ``positions``, ``attn_mask`` or S != T, O(T S D). Other arguments as in ``aft_full``.
     """
     _check("aft_local", q, k, v, causal, key_mask, attn_mask, gate)
-    pick(backend, q)
     T, S = q.shape[1], k.shape[1]
-    if 0 in (T, S):
+    if 0 in (*q.shape, S):
         return torch.zeros_like(q)
     if outside not in ("zero", "none") or window < 0 or (window == 0 and outside == "none"):
         raise MixerError(f"aft_local: window={window}, outside={outside!r}; window must be >= 0, outside 'zero', or 'none' with window >= 1.")
@@ -107,6 +107,9 @@ def aft_local(
         cut = torch.where(near, source.slab(slice(0, T), slice(0, S)).squeeze(1), 0.0)
         mask = attn_mask if not drop else near if attn_mask is None else near & attn_mask
         return aft_full(q, k, v, cut, causal=causal, key_mask=key_mask, attn_mask=mask, gate=gate, backend=backend)
+    if kernel("aft_local", backend, k, v, q, lacks="its kernels take outside='zero' only" if drop else None, only=("cpu",)):
+        y = aft_band_kernel(q if gate == "sigmoid" else None, k, v, band_of(w, window, causal), key_mask, causal)
+        return y if gate == "sigmoid" else gated(q, y, gate)
     kd, vd = wide(k, v, key_mask, 1)
     band = Windowed(source, *reach)
     if drop:

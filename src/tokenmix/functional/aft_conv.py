@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ._backend import pick
+from ._backend import kernel as choose
 from ._band import band_sums, causal_sums, window_ratio
+from ._band_op import aft_band_kernel
 from ._gates import check_gate, gated
 from ._sums import literal, narrow, over_visible, ratio_of, wide
 from ._weights import Dense, Toeplitz
@@ -46,10 +47,14 @@ def aft_conv(
     Returns:
         (B, T, D) in q's dtype. Time O(T s D) in 1-D; on grids, with a prefix or with positions O(T^2 D), the dense form.
     """
-    _check(q, k, v, kernel, grid, prefix, outside, causal, key_mask, gate, backend)
-    if q.shape[1] == 0:
+    _check(q, k, v, kernel, grid, prefix, outside, causal, key_mask, gate)
+    if 0 in q.shape:
         return torch.zeros_like(q)
-    size = kernel.shape[-1]
+    size, banded = kernel.shape[-1], kernel.ndim == 2 and not prefix and positions is None and outside == "zero"
+    lacks = None if banded else "its kernels take one dimension with outside='zero', no prefix and no positions"
+    if choose("aft_conv", backend, k, v, q, lacks=lacks, only=("cpu",)):
+        y = aft_band_kernel(q if gate == "sigmoid" else None, k, v, _taps(kernel, q.shape[1], causal), key_mask, causal)
+        return y if gate == "sigmoid" else gated(q, y, gate)
     kd, vd = wide(k, v, key_mask, kernel.shape[0])
     if kernel.ndim == 2 and not prefix and positions is None:
         reach = (1 - size, 0) if causal else (-(size // 2), size // 2)
@@ -91,9 +96,14 @@ def _cells(flat: Tensor, grid: tuple[int, ...]) -> Tensor:
     return torch.stack(axes, -1).flatten(0, -2)[flat.clamp_min(0)]
 
 
-def _check(q, k, v, kernel, grid, prefix, outside, causal, key_mask, gate, backend) -> None:
+def _taps(kernel: Tensor, T: int, causal: bool) -> Tensor:
+    """(h, s) as the band (1, h, 1, s) of T rows, without the taps that reach no token."""
+    beyond = max(0, kernel.shape[-1] - T if causal else kernel.shape[-1] // 2 - (T - 1))
+    return kernel[None, :, None, beyond : kernel.shape[-1] - (0 if causal else beyond)].float()
+
+
+def _check(q, k, v, kernel, grid, prefix, outside, causal, key_mask, gate) -> None:
     check_gate(gate, "aft_conv")
-    pick(backend, q)
     B, T, D = q.shape
     h, s, n = kernel.shape[0], kernel.shape[-1], kernel.ndim - 1
     if n not in (1, 2, 3) or s % 2 == 0 or any(a != s for a in kernel.shape[1:]):

@@ -1,3 +1,4 @@
 /* One translation unit per instruction set: every kernel, compiled for it. */
+#include "band.c"
 #include "scan.c"
 #include "full.c"

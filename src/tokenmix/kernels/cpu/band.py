@@ -1,0 +1,68 @@
+"""AFT-local and AFT-conv on the C library: tensors in, tensors out, no autograd."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from . import DTYPES, function, pointer, rows
+
+_forward = function("band_forward", "iiii" + "p" * 8 + "i")
+_backward = function("band_backward", "iiii" + "p" * 12 + "i")
+
+
+def saved_shape(v: Tensor) -> tuple[int, ...]:
+    """The shape of what the backward pass needs besides its inputs: ungated output, log-denominator and its correction, (3, B, T, D)."""
+    return (3, *v.shape)
+
+
+def _sizes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, g: Tensor | None) -> tuple[int, ctypes.Array]:
+    """Whether keys are per head, and band_of's numbers. ``w`` varies along a dimension where that is not 1."""
+    (B, T, D), (Bw, Hw, Tw, L) = v.shape, w.shape
+    per_head = k.shape[-1] != D or Hw > 1
+    heads = k.shape[-1] if per_head else 1
+    by_row = Tw == T and not per_head
+    along = [step if varies else 0 for step, varies in zip(w.stride(), (Bw > 1, Hw > 1, by_row), strict=False)]
+    strides = [n for a in (q, k, v, g) for n in ((0, 0) if a is None else a.stride()[:2])]
+    numbers = [B, T, D, heads, L, *along, *strides]
+    return int(per_head), (ctypes.c_int64 * len(numbers))(*numbers)
+
+
+def forward(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, *, causal: bool, save: bool) -> tuple[Tensor, Tensor]:
+    """y_t = gate(q_t) * sum_s exp(k_s + w_ts) v_s / sum_s exp(k_s + w_ts), w_ts = 0 outside of the band.
+
+    Args:
+        q: (B, T, D) under a sigmoid, None for no gate; v: (B, T, D).
+        k: (B, T, D), or (B, T, h) where channel c uses the key of head c // (D / h).
+        w: log-weights (1 or B, 1 or h, 1 or T, L), float32; entry j of row t belongs to key t + j - (L - 1) when causal, t + j - L // 2 otherwise.
+            Heads need keys per head, and have one row. Entries for keys before the first or after the last are not read.
+        mask: (B, T), True = may be attended.
+
+    Returns:
+        (B, T, D), and what the backward pass needs (empty unless ``save``).
+    """
+    q, k, v, w = None if q is None else rows(q), rows(k), rows(v), w.contiguous()
+    y = torch.empty(v.shape, dtype=v.dtype)
+    saved = torch.empty(saved_shape(v) if save else (0,), dtype=torch.float32)
+    mask = None if mask is None else mask.contiguous()
+    per_head, numbers = _sizes(q, k, v, w, None)
+    fixed = DTYPES[v.dtype], int(q is not None), int(causal), per_head, pointer(q), pointer(k), pointer(v), pointer(w), pointer(mask)
+    _forward(*fixed, pointer(y), pointer(saved) if save else None, ctypes.addressof(numbers), torch.get_num_threads())
+    return y, saved
+
+
+def backward(
+    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, saved: Tensor, *, causal: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq (empty without q), dk, dv, and dw as w, float32."""
+    g, q, k, v, w = rows(g), None if q is None else rows(q), rows(k), rows(v), w.contiguous()
+    dk, dv, dw = torch.empty(k.shape, dtype=v.dtype), torch.empty(v.shape, dtype=v.dtype), torch.empty(w.shape, dtype=torch.float32)
+    dq = torch.empty((0,) if q is None else q.shape, dtype=v.dtype)
+    mask = None if mask is None else mask.contiguous()
+    per_head, numbers = _sizes(q, k, v, w, g)
+    fixed = DTYPES[v.dtype], int(q is not None), int(causal), per_head, pointer(q), pointer(k), pointer(v), pointer(w), pointer(mask)
+    outputs = pointer(dq), pointer(dk), pointer(dv), pointer(dw)
+    _backward(*fixed, pointer(g), pointer(saved), *outputs, ctypes.addressof(numbers), torch.get_num_threads())
+    return dq, dk, dv, dw

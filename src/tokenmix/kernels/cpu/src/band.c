@@ -1,0 +1,779 @@
+/* AFT-local and AFT-conv in one dimension (AFT, Eqs. 4 and 6): y_t = gate(q_t) * sum_s e^{k_s + w_ts} v_s / sum_s e^{k_s + w_ts}, w_ts = 0 outside of a band of
+   L keys around t: entry j of row t is the log-weight of key t + j - lo, and L = lo + 1 + hi.
+
+   The sums are those of the keys older than the band, of the band, and of the keys beyond it: positive terms only. e^{k - top} and e^{k - top} v stand in a
+   panel of keys; a register tile of rows starts from the sums outside of the band and multiplies its way through the panel with e^w. Causal rows know
+   only keys up to their block, so top is the running maximum, and what is carried from block to block is scaled when it rises. Sums over time run in
+   two levels, those of a block joining the total.
+
+   A denominator that comes out small (in units of e^top) may have lost terms to the range of float32: that number alone is computed again, in float64
+   under its own maximum, from the sums before the block and the keys since, or from all keys where even those sums are out of range.
+
+   Backward: with L_t the log-denominator, dv_s = sum_t e^{k_s + w_ts - L_t} g_t and dk_s = v_s dv_s - sum_t e^{k_s + w_ts - L_t} g_t y_t are the same
+   sums over the transposed band. In mirrored time, i = T - 1 - t, it is the same band again: so one sweep serves both, with -L in the place of k, and keys in
+   the place of rows. Where e^{k_s} e^{-L_t} does not fit float32, the features concerned are summed for that block in float64. */
+#include "tm.h"
+
+#define BAND_V (TM_REGISTERS >= 32 ? 4 : 2) /* vectors in a row of the register tile: the first half sums e v, the second e */
+#define BAND_R 6                            /* rows of the register tile */
+#define BAND_G (BAND_V / 2 * TM_VL)         /* features in a group */
+#define BAND_X (2 * BAND_G)                 /* floats in a panel row */
+#define BAND_W 128                          /* most features in a strip */
+#define BAND_T 60                           /* rows in a block, whole tiles */
+#define BAND_LEAST 4.25e-18f                /* e^-40: smaller denominators are computed again */
+#define BAND_FREE 20.0f                     /* log-weights up to this much need no scale of their own */
+#define BAND_REACH 60.0f                    /* e^{k - L + w} up to e^60 may be factorised: what is lost is below e^(60 - 87) */
+#define BAND_FAR 45.0                       /* the same for the sums outside of the panel */
+#define BAND_CAP 300.0f                     /* larger log-weights count as this much */
+#define BAND_DEAD (-0x1.fffffep127f)        /* a key that counts as masked */
+
+typedef struct {
+    int dtype, gate, causal, heads, per_head, width;
+    const void *q, *k, *v, *g;
+    const uint8_t *mask;
+    const float *w, *pack, *scale; /* log-weights; e^(w - scale) by groups of rows; scale of each group */
+    float *y0, *lam, *fix;         /* ungated output, log-denominator, and e^(lam - exact log-denominator): (B, T, D) each */
+    void *y, *dq, *dk, *dv;
+    int64_t B, T, D, lo, hi, L, wb, wh, wt, groups, qb, qt, kb, kt, vb, vt, gb, gt;
+} band_in;
+
+typedef struct {
+    const band_in *a;
+    int64_t b, head, c0, i0, P;
+    int w, ng, te;
+    const float *pack, *scale;
+    float *x, *keys, *suffix, *dw; /* panel, keys of the block (backward), sums beyond each block, gradient of w by rows */
+    double *dtaps, *dkey;          /* gradient of w without rows, of keys per head */
+    float top[BAND_W], old[BAND_W], sums[2 * BAND_W], was[2 * BAND_W], bad[BAND_W];
+} band_strip;
+
+/* log(x) of a positive normal number. */
+TM_INLINE float band_log(float x) {
+    int32_t i, e;
+    memcpy(&i, &x, 4);
+    e = (i - 0x3f3504f3) >> 23;
+    i -= e << 23;
+    float m, n = (float)e;
+    memcpy(&m, &i, 4);
+    m -= 1.0f;
+    float z = m * m, p = 7.0376836292e-2f;
+    p = p * m - 1.1514610310e-1f;
+    p = p * m + 1.1676998740e-1f;
+    p = p * m - 1.2420140846e-1f;
+    p = p * m + 1.4249322787e-1f;
+    p = p * m - 1.6668057665e-1f;
+    p = p * m + 2.0000714765e-1f;
+    p = p * m - 2.4999993993e-1f;
+    p = p * m + 3.3333331174e-1f;
+    return n * 0.693359375f + (m + (n * -2.12194440e-4f + m * z * p - 0.5f * z));
+}
+
+/* One number of an array of dtype. */
+static float band_at(int dtype, const void *a, int64_t at) {
+    float buffer;
+    return *tm_read(dtype, a, at, &buffer, 1);
+}
+
+static void band_put(int dtype, void *a, int64_t at, double x) {
+    float buffer;
+    *tm_target(dtype, a, at, &buffer) = (float)x;
+    buffer = (float)x;
+    tm_write(dtype, a, at, &buffer, 1);
+}
+
+/* w features of a row, and zeros up to whole groups. */
+TM_INLINE const float *band_row(const band_strip *s, const void *p, int64_t at, float *buffer) {
+    int whole = s->ng * BAND_G;
+    const float *row = tm_read(s->a->dtype, p, at, buffer, s->w);
+    if (s->w == whole) return row;
+    if (row != buffer) memcpy(buffer, row, sizeof(float) * s->w);
+    for (int c = s->w; c < whole; c++) buffer[c] = 0.0f;
+    return buffer;
+}
+
+TM_INLINE int band_live(const band_strip *s, int64_t t) { return !s->a->mask || s->a->mask[s->b * s->a->T + t]; }
+
+TM_INLINE int64_t band_key_at(const band_strip *s, int64_t t) { return s->b * s->a->kb + t * s->a->kt + (s->a->per_head ? s->head : s->c0); }
+
+TM_INLINE const float *band_key_row(const band_strip *s, int64_t t, float *buffer) {
+    if (!s->a->per_head) return band_row(s, s->a->k, band_key_at(s, t), buffer);
+    float k = band_at(s->a->dtype, s->a->k, band_key_at(s, t));
+    for (int c = 0; c < s->ng * BAND_G; c++) buffer[c] = k;
+    return buffer;
+}
+
+/* The row of the saved tensors at time t. */
+TM_INLINE int64_t band_out_at(const band_strip *s, int64_t t) { return (s->b * s->a->T + t) * s->a->D + s->c0; }
+
+TM_INLINE const float *band_saved(const band_strip *s, const float *p, int64_t t, float *buffer) {
+    int whole = s->ng * BAND_G;
+    const float *row = p + band_out_at(s, t);
+    if (s->w == whole) return row;
+    memcpy(buffer, row, sizeof(float) * s->w);
+    for (int c = s->w; c < whole; c++) buffer[c] = 0.0f;
+    return buffer;
+}
+
+/* out[r] = scale * start[r] + sum_p w[p][r] x[p] for the rows of a tile. */
+static void band_product(const float *restrict start, float scale, const float *restrict w, const float *restrict x, int64_t n, float *restrict out) {
+    tm_vf a[BAND_R][BAND_V];
+#pragma GCC unroll 6
+    for (int r = 0; r < BAND_R; r++)
+#pragma GCC unroll 4
+        for (int j = 0; j < BAND_V; j++) a[r][j] = scale * *(const tm_vf *)(start + r * BAND_X + j * TM_VL);
+    for (int64_t p = 0; p < n; p++) {
+        tm_vf b[BAND_V];
+#pragma GCC unroll 4
+        for (int j = 0; j < BAND_V; j++) b[j] = *(const tm_vf *)(x + p * BAND_X + j * TM_VL);
+#pragma GCC unroll 6
+        for (int r = 0; r < BAND_R; r++)
+#pragma GCC unroll 4
+            for (int j = 0; j < BAND_V; j++) a[r][j] += w[p * BAND_R + r] * b[j];
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < BAND_R; r++)
+#pragma GCC unroll 4
+        for (int j = 0; j < BAND_V; j++) *(tm_vf *)(out + r * BAND_X + j * TM_VL) = a[r][j];
+}
+
+/* out[j][r] = <x[r], z[j]> over all groups, for the keys of a tile and BAND_V queries. */
+static void band_dots(const float *restrict x, int64_t xs, const float *restrict z, int64_t zs, int ng, float *restrict out) {
+    tm_vf a[BAND_R][BAND_V];
+#pragma GCC unroll 6
+    for (int r = 0; r < BAND_R; r++)
+#pragma GCC unroll 4
+        for (int j = 0; j < BAND_V; j++) a[r][j] = (tm_vf){0};
+    for (int g = 0; g < ng; g++)
+        for (int u = 0; u < BAND_X; u += TM_VL) {
+            tm_vf b[BAND_V];
+#pragma GCC unroll 4
+            for (int j = 0; j < BAND_V; j++) b[j] = *(const tm_vf *)(z + g * zs + j * BAND_X + u);
+#pragma GCC unroll 6
+            for (int r = 0; r < BAND_R; r++) {
+                tm_vf e = *(const tm_vf *)(x + g * xs + r * BAND_X + u);
+#pragma GCC unroll 4
+                for (int j = 0; j < BAND_V; j++) a[r][j] += e * b[j];
+            }
+        }
+#pragma GCC unroll 6
+    for (int r = 0; r < BAND_R; r++)
+#pragma GCC unroll 4
+        for (int j = 0; j < BAND_V; j++) {
+            float sum = 0.0f;
+            for (int l = 0; l < TM_VL; l++) sum += a[r][j][l];
+            out[j * BAND_R + r] = sum;
+        }
+}
+
+TM_INLINE void band_no_row(const band_strip *s, float *to) {
+    for (int g = 0; g < s->ng; g++) memset(to + g * s->P * BAND_X, 0, sizeof(float) * BAND_X);
+}
+
+/* Key i into the panel. */
+static void band_load_key(const band_strip *s, int64_t i, float *to) {
+    float kbuf[BAND_W], vbuf[BAND_W];
+    if (!band_live(s, i)) {
+        band_no_row(s, to);
+        return;
+    }
+    const float *v = band_row(s, s->a->v, s->b * s->a->vb + i * s->a->vt + s->c0, vbuf);
+    if (s->a->per_head) {
+        float e = tm_exp_neg(band_at(s->a->dtype, s->a->k, band_key_at(s, i)) - s->top[0]);
+        for (int g = 0; g < s->ng; g++) {
+            float *x = to + g * s->P * BAND_X;
+            TM_IVDEP
+            for (int c = 0; c < BAND_G; c++) x[c] = e * v[g * BAND_G + c], x[BAND_G + c] = e;
+        }
+        return;
+    }
+    const float *k = band_key_row(s, i, kbuf);
+    for (int g = 0; g < s->ng; g++) {
+        float *x = to + g * s->P * BAND_X;
+        const float *kg = k + g * BAND_G, *vg = v + g * BAND_G, *top = s->top + g * BAND_G;
+        TM_IVDEP
+        for (int c = 0; c < BAND_G; c++) {
+            float e = tm_exp_neg(kg[c] - top[c]);
+            x[c] = e * vg[c], x[BAND_G + c] = e;
+        }
+    }
+}
+
+/* Query i of mirrored time into the panel, and its gradient of q out. */
+static void band_load_query(const band_strip *s, int64_t i, float *to) {
+    float gbuf[BAND_W], qbuf[BAND_W], ybuf[BAND_W], lbuf[BAND_W], fbuf[BAND_W], out[BAND_W];
+    const band_in *a = s->a;
+    int64_t t = a->T - 1 - i;
+    const float *gr = band_row(s, a->g, s->b * a->gb + t * a->gt + s->c0, gbuf), *q = a->gate ? band_row(s, a->q, s->b * a->qb + t * a->qt + s->c0, qbuf) : NULL;
+    const float *y = band_saved(s, a->y0, t, ybuf), *lam = band_saved(s, a->lam, t, lbuf), *fix = band_saved(s, a->fix, t, fbuf);
+    for (int g = 0; g < s->ng; g++) {
+        float *x = to + g * s->P * BAND_X;
+        int at = g * BAND_G;
+        TM_IVDEP
+        for (int c = 0; c < BAND_G; c++) {
+            float sg = a->gate ? tm_sigmoid(q[at + c]) : 1.0f, gs = gr[at + c] * sg;
+            out[at + c] = gs * y[at + c] * (1.0f - sg);
+            gs *= tm_exp_neg(-lam[at + c] - s->top[at + c]) * fix[at + c];
+            x[c] = gs, x[BAND_G + c] = -gs * y[at + c];
+        }
+    }
+    if (a->gate) {
+        int64_t at = band_out_at(s, t);
+        if (a->dtype == TM_F32) memcpy((float *)a->dq + at, out, sizeof(float) * s->w);
+        tm_write(a->dtype, a->dq, at, out, s->w);
+    }
+}
+
+TM_INLINE void band_raise(const int back, band_strip *s, int64_t i) {
+    float buffer[BAND_W];
+    if (!back && !band_live(s, i)) return;
+    const float *k = back ? band_saved(s, s->a->lam, s->a->T - 1 - i, buffer) : band_key_row(s, i, buffer);
+    TM_IVDEP
+    for (int c = 0; c < s->ng * BAND_G; c++) {
+        float x = back ? -k[c] : k[c];
+        s->top[c] = x > s->top[c] ? x : s->top[c];
+    }
+}
+
+TM_INLINE void band_load(const int back, const band_strip *s, int64_t i, float *to) {
+    if (back)
+        band_load_query(s, i, to);
+    else
+        band_load_key(s, i, to);
+}
+
+/* What is carried follows the risen maximum: the sums, and the first n rows of the panel. */
+static void band_rescale(band_strip *s, int64_t n) {
+    float f[BAND_W];
+    int rose = 0;
+    for (int c = 0; c < s->ng * BAND_G; c++) f[c] = tm_exp_neg(s->old[c] - s->top[c]), rose |= s->old[c] != s->top[c];
+    if (!rose) return;
+    for (int g = 0; g < s->ng; g++) {
+        const float *fg = f + g * BAND_G;
+        float *sums = s->sums + g * BAND_X, *x = s->x + g * s->P * BAND_X;
+        for (int c = 0; c < BAND_G; c++) sums[c] *= fg[c], sums[BAND_G + c] *= fg[c];
+        for (int64_t p = 0; p < n; p++, x += BAND_X) {
+            TM_IVDEP
+            for (int c = 0; c < BAND_G; c++) x[c] *= fg[c], x[BAND_G + c] *= fg[c];
+        }
+    }
+}
+
+/* Not causal: one maximum over everything, and for each block the sums of what lies beyond its panel. */
+TM_INLINE void band_look_ahead(const int back, band_strip *s) {
+    const band_in *a = s->a;
+    int64_t blocks = tm_ceil(a->T, BAND_T), size = 2 * BAND_W;
+    for (int64_t i = 0; i < a->T; i++) band_raise(back, s, i);
+    memset(s->suffix, 0, sizeof(float) * size * blocks);
+    float *row = s->x; /* the panel is still empty */
+    for (int64_t n = blocks - 2; n >= 0; n--) {
+        float *sum = s->suffix + n * size, *later = sum + size;
+        for (int64_t i = tm_min(a->T, (n + 1) * BAND_T + a->hi); i < tm_min(a->T, (n + 2) * BAND_T + a->hi); i++) {
+            band_load(back, s, i, row);
+            for (int g = 0; g < s->ng; g++)
+                for (int c = 0; c < BAND_X; c++) sum[g * BAND_X + c] += row[g * s->P * BAND_X + c];
+        }
+        for (int c = 0; c < s->ng * BAND_X; c++) sum[c] += later[c];
+    }
+    band_no_row(s, row);
+}
+
+/* For every row of the block the sums over the keys outside of its band; those which leave the panel join the carried sums. */
+static void band_outside(band_strip *s, int64_t n, int g, float *restrict ps) {
+    const float *x = s->x + g * s->P * BAND_X;
+    float *sums = s->sums + g * BAND_X, part[BAND_X] __attribute__((aligned(64)));
+    memset(part, 0, sizeof part);
+    for (int r = 0; r < s->te; r++) {
+        const float *xr = x + r * BAND_X;
+        float *to = ps + r * BAND_X;
+        TM_IVDEP
+        for (int c = 0; c < BAND_X; c++) to[c] = sums[c] + part[c], part[c] += xr[c];
+    }
+    for (int c = 0; c < BAND_X; c++) sums[c] += part[c];
+    if (s->a->causal) return;
+    const float *beyond = s->suffix + n * 2 * BAND_W + g * BAND_X;
+    memset(part, 0, sizeof part);
+    for (int r = s->te - 1; r >= 0; r--) {
+        const float *xr = x + (r + s->a->L - 1) * BAND_X;
+        float *to = ps + r * BAND_X;
+        TM_IVDEP
+        for (int c = 0; c < BAND_X; c++) to[c] += beyond[c] + part[c], part[c] += xr[c];
+    }
+}
+
+/* Log-weight of key u for row t; 0 outside of the band. */
+static double band_weight(const band_strip *s, int64_t t, int64_t u) {
+    const band_in *a = s->a;
+    int64_t j = u - t + a->lo;
+    if (j < 0 || j >= a->L) return 0.0;
+    float w = a->w[s->b * a->wb + s->head * a->wh + t * a->wt + j];
+    return w < BAND_CAP ? w : BAND_CAP;
+}
+
+/* Keys from..to of row t and feature c, together with sums (num, den) * e^m: in float64 under their own maximum. */
+static void band_exact_sums(const band_strip *s, int c, int64_t t, int64_t from, int64_t to, double *m, double *num, double *den) {
+    const band_in *a = s->a;
+    double top = *den > 0 ? *m : TM_FLOOR;
+    for (int second = 0; second < 2; second++) {
+        for (int64_t u = from; u <= to; u++) {
+            if (!band_live(s, u)) continue;
+            float k = band_at(a->dtype, a->k, band_key_at(s, u) + (a->per_head ? 0 : c));
+            if (k <= BAND_DEAD) continue;
+            double z = k + band_weight(s, t, u);
+            if (!second) {
+                if (z > top) top = z;
+                continue;
+            }
+            double e = exp(z - top);
+            *num += e * band_at(a->dtype, a->v, s->b * a->vb + u * a->vt + s->c0 + c), *den += e;
+        }
+        if (!second && *den > 0) {
+            double f = exp(*m - top);
+            *num *= f, *den *= f;
+        }
+    }
+    *m = top;
+}
+
+/* Row t of feature c once more, exactly. */
+static void band_exact_row(const band_strip *s, int64_t n, int c, int64_t t) {
+    const band_in *a = s->a;
+    int at = c / BAND_G * BAND_X + c % BAND_G;
+    double m = s->old[c], num = s->was[at], den = s->was[at + BAND_G];
+    int64_t last = a->causal ? t : tm_min(a->T - 1, s->i0 + s->te - 1 + a->hi);
+    if (!a->causal) {
+        const float *beyond = s->suffix + n * 2 * BAND_W + at;
+        m = s->top[c], num += beyond[0], den += beyond[BAND_G];
+    }
+    int before = m > TM_FLOOR;
+    double base = m;
+    band_exact_sums(s, c, t, tm_max(0, s->i0 - a->lo), last, &m, &num, &den);
+    if (before && !(den > 0 && m + log(den) - base > -BAND_FAR)) {
+        m = num = den = 0.0;
+        band_exact_sums(s, c, t, 0, a->causal ? t : a->T - 1, &m, &num, &den);
+    }
+    int64_t out = band_out_at(s, t) + c;
+    double y = den > 0 ? num / den : 0.0;
+    if (a->y0) {
+        double lam = den > 0 ? m + log(den) : -BAND_DEAD;
+        a->y0[out] = (float)y, a->lam[out] = (float)lam, a->fix[out] = (float)exp((double)(float)lam - lam);
+    }
+    if (a->gate) y /= 1.0 + exp(-(double)band_at(a->dtype, a->q, s->b * a->qb + t * a->qt + s->c0 + c));
+    band_put(a->dtype, a->y, out, y);
+}
+
+/* One row of a tile: n features of group g. Returns whether any denominator is too small. */
+TM_INLINE int band_finish(const band_strip *s, int g, int n, int64_t t, float scale, const float *restrict o) {
+    const band_in *a = s->a;
+    float qbuf[BAND_G], ybuf[BAND_G];
+    int64_t at = band_out_at(s, t) + g * BAND_G;
+    const float *q = a->gate ? tm_read(a->dtype, a->q, s->b * a->qb + t * a->qt + s->c0 + g * BAND_G, qbuf, n) : NULL, *top = s->top + g * BAND_G;
+    float *y = tm_target(a->dtype, a->y, at, ybuf);
+    int small = 0;
+    if (a->y0) {
+        float *y0 = a->y0 + at, *lam = a->lam + at, *fix = a->fix + at;
+        TM_IVDEP
+        for (int c = 0; c < n; c++) {
+            float den = o[BAND_G + c] < BAND_LEAST ? BAND_LEAST : o[BAND_G + c], l = top[c] + scale + band_log(den);
+            y0[c] = o[c] / den, lam[c] = l, fix[c] = tm_exp(l - top[c] - scale) / den; /* what rounding l has lost */
+        }
+    }
+    if (a->gate) {
+        TM_IVDEP
+        for (int c = 0; c < n; c++) {
+            float e = tm_exp_neg(-fabsf(q[c])), den = o[BAND_G + c];
+            small |= den < BAND_LEAST;
+            y[c] = o[c] * (q[c] >= 0 ? 1.0f : e) / ((den < BAND_LEAST ? BAND_LEAST : den) * (1.0f + e));
+        }
+    } else {
+        TM_IVDEP
+        for (int c = 0; c < n; c++) {
+            float den = o[BAND_G + c];
+            small |= den < BAND_LEAST;
+            y[c] = o[c] / (den < BAND_LEAST ? BAND_LEAST : den);
+        }
+    }
+    tm_write(a->dtype, a->y, at, y, n);
+    return small;
+}
+
+static void band_forward_tile(const band_strip *s, int64_t block, int g, int r0, float scale, const float *o) {
+    int n = (int)tm_min(BAND_G, s->w - g * BAND_G);
+    for (int r = 0; r < BAND_R && r0 + r < s->te; r++, o += BAND_X) {
+        int64_t t = s->i0 + r0 + r;
+        if (!(n == BAND_G ? band_finish(s, g, BAND_G, t, scale, o) : band_finish(s, g, n, t, scale, o))) continue;
+        for (int c = 0; c < n; c++)
+            if (o[BAND_G + c] < BAND_LEAST) band_exact_row(s, block, g * BAND_G + c, t);
+    }
+}
+
+/* The keys of a block of the backward sweep, e^{k + top + scale} v and e^{k + top + scale}; features out of range count as 0 here and are marked. */
+static void band_load_keys(band_strip *s) {
+    const band_in *a = s->a;
+    float kbuf[BAND_W], vbuf[BAND_W], most[BAND_W];
+    float scale = s->scale[0], room = BAND_REACH - (scale > BAND_FREE ? scale : BAND_FREE);
+    int whole = s->ng * BAND_G;
+    for (int c = 0; c < whole; c++) most[c] = BAND_DEAD;
+    for (int r = 0; r < s->te; r++) {
+        int64_t t = a->T - 1 - (s->i0 + r);
+        if (!band_live(s, t)) continue;
+        const float *k = band_key_row(s, t, kbuf);
+        TM_IVDEP
+        for (int c = 0; c < whole; c++) most[c] = k[c] > most[c] ? k[c] : most[c];
+    }
+    for (int c = 0; c < whole; c++) s->bad[c] = c < s->w && !(most[c] + s->top[c] <= room);
+    for (int r = 0; r < s->te; r++) {
+        int64_t t = a->T - 1 - (s->i0 + r);
+        int live = band_live(s, t);
+        const float *k = live ? band_key_row(s, t, kbuf) : NULL, *v = live ? band_row(s, a->v, s->b * a->vb + t * a->vt + s->c0, vbuf) : NULL;
+        for (int g = 0; g < s->ng; g++) {
+            float *x = s->keys + (g * BAND_T + r) * BAND_X;
+            if (!live) {
+                memset(x, 0, sizeof(float) * BAND_X);
+                continue;
+            }
+            const float *kg = k + g * BAND_G, *vg = v + g * BAND_G, *top = s->top + g * BAND_G, *bad = s->bad + g * BAND_G;
+            TM_IVDEP
+            for (int c = 0; c < BAND_G; c++) {
+                float e = bad[c] > 0 ? 0.0f : tm_exp(kg[c] + top[c] + scale);
+                x[c] = e * vg[c], x[BAND_G + c] = e;
+            }
+        }
+    }
+    for (int g = 0; g < s->ng; g++) memset(s->keys + (g * BAND_T + s->te) * BAND_X, 0, sizeof(float) * BAND_X * (BAND_T - s->te));
+}
+
+TM_INLINE void band_finish_back(const band_strip *s, int g, int n, int r, const float *restrict o) {
+    const band_in *a = s->a;
+    int64_t i = s->i0 + r, at = band_out_at(s, a->T - 1 - i) + g * BAND_G;
+    const float *x = s->keys + (g * BAND_T + r) * BAND_X;
+    float kbuf[BAND_G], vbuf[BAND_G], *dv = tm_target(a->dtype, a->dv, at, vbuf), *dk = a->per_head ? kbuf : tm_target(a->dtype, a->dk, at, kbuf);
+    TM_IVDEP
+    for (int c = 0; c < n; c++) {
+        dv[c] = x[BAND_G + c] * o[c];
+        dk[c] = x[c] * o[c] + x[BAND_G + c] * o[BAND_G + c];
+    }
+    tm_write(a->dtype, a->dv, at, dv, n);
+    if (!a->per_head) {
+        tm_write(a->dtype, a->dk, at, dk, n);
+        return;
+    }
+    float sum = 0.0f;
+    for (int c = 0; c < n; c++) sum += dk[c];
+    s->dkey[i] += sum;
+}
+
+static void band_backward_tile(const band_strip *s, int g, int r0, const float *o) {
+    int n = (int)tm_min(BAND_G, s->w - g * BAND_G);
+    for (int r = r0; r < r0 + BAND_R && r < s->te; r++, o += BAND_X) {
+        if (n == BAND_G)
+            band_finish_back(s, g, BAND_G, r, o);
+        else
+            band_finish_back(s, g, n, r, o);
+    }
+}
+
+/* The gradient of the log-weights of the keys of a tile: e^w <keys, queries>, features summed. */
+static void band_weights_back(const band_strip *s, int r0, const float *pack) {
+    const band_in *a = s->a;
+    float o[BAND_V * BAND_R] __attribute__((aligned(64)));
+    for (int64_t p0 = 0; p0 < a->L + BAND_R - 1; p0 += BAND_V) {
+        band_dots(s->keys + r0 * BAND_X, BAND_T * BAND_X, s->x + (r0 + p0) * BAND_X, s->P * BAND_X, s->ng, o);
+        for (int64_t p = p0; p < tm_min(p0 + BAND_V, a->L + BAND_R - 1); p++) {
+            const float *w = pack + p * BAND_R, *d = o + (p - p0) * BAND_R;
+            int64_t t = a->T - 1 - (s->i0 + r0 - a->lo + p);
+            if (t < 0 || t >= a->T) continue;
+            for (int r = 0; r < BAND_R; r++) {
+                if (w[r] == 0.0f || r0 + r >= s->te) continue;
+                if (s->dtaps)
+                    s->dtaps[p - r] += w[r] * d[r];
+                else
+                    s->dw[t * a->L + p - r] += w[r] * d[r];
+            }
+        }
+    }
+}
+
+/* e^{k + w - L} g of query t for a key, and what it adds to the sums of the key and to the gradient of w. */
+static void band_exact_pair(const band_strip *s, int c, int64_t t, int64_t u, double k, double v, double sums[2]) {
+    const band_in *a = s->a;
+    int64_t at = band_out_at(s, t) + c, j = u - t + a->lo;
+    double lam = a->lam[at];
+    if (lam >= -BAND_DEAD) return;
+    double g = band_at(a->dtype, a->g, s->b * a->gb + t * a->gt + s->c0 + c);
+    if (a->gate) g /= 1.0 + exp(-(double)band_at(a->dtype, a->q, s->b * a->qb + t * a->qt + s->c0 + c));
+    g *= exp(k + band_weight(s, t, u) - lam) * a->fix[at];
+    sums[0] += g, sums[1] -= g * a->y0[at];
+    if (j < 0 || j >= a->L) return;
+    if (s->dtaps)
+        s->dtaps[j] += g * (v - a->y0[at]);
+    else
+        s->dw[t * a->L + j] += (float)(g * (v - a->y0[at]));
+}
+
+/* Feature c of the keys of the block, exactly. */
+static void band_exact_keys(const band_strip *s, int64_t n, int c) {
+    const band_in *a = s->a;
+    int at = c / BAND_G * BAND_X + c % BAND_G;
+    for (int r = 0; r < s->te; r++) {
+        int64_t i = s->i0 + r, u = a->T - 1 - i, out = band_out_at(s, u) + c;
+        double sums[2] = {0.0, 0.0}, v = 0.0;
+        float k = band_live(s, u) ? band_at(a->dtype, a->k, band_key_at(s, u) + (a->per_head ? 0 : c)) : BAND_DEAD;
+        if (k > BAND_DEAD) {
+            int64_t first = tm_max(0, s->i0 - a->lo), last = a->causal ? i : tm_min(a->T - 1, s->i0 + s->te - 1 + a->hi);
+            double base = a->causal ? s->old[c] : s->top[c];
+            v = band_at(a->dtype, a->v, s->b * a->vb + u * a->vt + s->c0 + c);
+            if (k + base <= BAND_FAR) {
+                double e = exp(k + base);
+                const float *beyond = a->causal ? NULL : s->suffix + n * 2 * BAND_W + at;
+                for (int h = 0; h < 2; h++) sums[h] = e * ((double)s->was[at + h * BAND_G] + (beyond ? beyond[h * BAND_G] : 0.0));
+            } else
+                first = 0, last = a->causal ? i : a->T - 1;
+            for (int64_t j = first; j <= last; j++) band_exact_pair(s, c, a->T - 1 - j, u, k, v, sums);
+        }
+        band_put(a->dtype, a->dv, out, sums[0]);
+        if (a->per_head)
+            s->dkey[i] += v * sums[0] + sums[1];
+        else
+            band_put(a->dtype, a->dk, out, v * sums[0] + sums[1]);
+    }
+}
+
+TM_INLINE void band_block(const int back, band_strip *s, int64_t n, float *ps, float *o) {
+    const band_in *a = s->a;
+    int64_t rows = a->L + BAND_R - 1;
+    if (back) band_load_keys(s);
+    for (int g = 0; g < s->ng; g++) {
+        band_outside(s, n, g, ps);
+        for (int r = 0; r < s->te; r += BAND_R) {
+            int64_t group = a->wt ? (s->i0 + r) / BAND_R : 0;
+            float scale = back ? s->scale[0] : s->scale[group];
+            band_product(ps + r * BAND_X, scale == 0.0f ? 1.0f : tm_exp(-scale), s->pack + group * rows * BAND_R, s->x + (g * s->P + r) * BAND_X, rows, o);
+            if (back)
+                band_backward_tile(s, g, r, o);
+            else
+                band_forward_tile(s, n, g, r, scale, o);
+        }
+    }
+    if (!back) return;
+    for (int r = 0; r < s->te; r += BAND_R) band_weights_back(s, r, s->pack + (a->wt ? (s->i0 + r) / BAND_R : 0) * rows * BAND_R);
+    for (int c = 0; c < s->w; c++)
+        if (s->bad[c] > 0) band_exact_keys(s, n, c);
+}
+
+/* A strip of features over all of time. Panel row p of the block at i0 is key i0 - lo + p. */
+TM_INLINE void band_sweep(const int back, band_strip *s) {
+    const band_in *a = s->a;
+    float *ps = tm_scratch(sizeof(float) * BAND_T * BAND_X), *o = tm_scratch(sizeof(float) * BAND_R * BAND_X);
+    memset(s->x, 0, sizeof(float) * s->ng * s->P * BAND_X);
+    memset(ps, 0, sizeof(float) * BAND_T * BAND_X);
+    memset(s->sums, 0, sizeof s->sums);
+    for (int c = 0; c < BAND_W; c++) s->top[c] = TM_FLOOR;
+    if (!a->causal) band_look_ahead(back, s);
+    for (int64_t n = 0; n * BAND_T < a->T; n++) {
+        s->i0 = n * BAND_T, s->te = (int)tm_min(BAND_T, a->T - s->i0);
+        memcpy(s->old, s->top, sizeof s->top), memcpy(s->was, s->sums, sizeof s->sums);
+        for (int g = 0; g < s->ng && n; g++) {
+            float *x = s->x + g * s->P * BAND_X;
+            memmove(x, x + BAND_T * BAND_X, sizeof(float) * BAND_X * (a->L - 1));
+        }
+        if (a->causal) {
+            for (int r = 0; r < s->te; r++) band_raise(back, s, s->i0 + r);
+            if (n) band_rescale(s, a->L - 1);
+        }
+        for (int64_t i = n ? s->i0 + a->hi : 0; i < s->i0 + s->te + a->hi; i++) {
+            float *to = s->x + (i - s->i0 + a->lo) * BAND_X;
+            if (i < a->T)
+                band_load(back, s, i, to);
+            else
+                band_no_row(s, to);
+        }
+        band_block(back, s, n, ps, o);
+    }
+    free(ps), free(o);
+}
+
+/* e^(w - scale) of a group of rows by [panel row][row]: zero outside of the band and of the sequence. In mirrored time, key i0 + r has entry j of query
+   T - 1 - (i0 + r - lo + j). ``scale``: of all rows, or NULL for the group's own. */
+static float band_pack_group(const float *w, const float *scale, int mirrored, int64_t i0, int64_t T, int64_t lo, int64_t L, int64_t wt, float *out) {
+    float most = BAND_FREE;
+    for (int r = 0; r < BAND_R && !scale; r++)
+        for (int64_t j = 0; j < L; j++) {
+            int64_t i = i0 + r, u = i - lo + j;
+            if (wt && (i >= T || u < 0 || u >= T)) continue;
+            float x = w[i * wt + j];
+            most = x > most ? x : most;
+        }
+    float top = scale ? *scale : most > BAND_FREE ? (float)fmin(most, BAND_CAP) : 0.0f;
+    memset(out, 0, sizeof(float) * (L + BAND_R - 1) * BAND_R);
+    for (int r = 0; r < BAND_R; r++)
+        for (int64_t j = 0; j < L; j++) {
+            int64_t i = i0 + r, u = i - lo + j;
+            if (wt && (i >= T || u < 0 || u >= T)) continue;
+            float x = w[(mirrored ? T - 1 - u : i) * wt + j];
+            x = x < BAND_CAP ? x : BAND_CAP;
+            out[(j + r) * BAND_R + r] = tm_exp(x - top);
+        }
+    return top;
+}
+
+/* The one scale of a backward sweep: the largest log-weight there is, or 0. */
+static float band_largest(const band_in *a, const float *w) {
+    float most = BAND_FREE;
+    for (int64_t t = 0; t < (a->wt ? a->T : 1); t++)
+        for (int64_t j = 0; j < a->L; j++) {
+            int64_t u = t - a->lo + j;
+            if (a->wt && (u < 0 || u >= a->T)) continue;
+            float x = w[t * a->wt + j];
+            most = x > most ? x : most;
+        }
+    return most > BAND_FREE ? (float)fmin(most, BAND_CAP) : 0.0f;
+}
+
+/* Packs for every slot, (batch entry, head) of w. */
+static void band_pack(band_in *a, int back, float *pack, float *scale, int threads) {
+    int64_t slots = (a->wb ? a->B : 1) * (a->wh ? a->heads : 1), size = (a->L + BAND_R - 1) * BAND_R, hw = a->wh ? a->heads : 1;
+    for (int64_t i = 0; i < slots && back; i++) scale[i * a->groups] = band_largest(a, a->w + i / hw * a->wb + i % hw * a->wh);
+#pragma omp parallel for schedule(static) num_threads(threads) if (slots * a->groups > 64 && threads > 1)
+    for (int64_t i = 0; i < slots * a->groups; i++) {
+        int64_t slot = i / a->groups, group = i % a->groups;
+        const float *w = a->w + slot / hw * a->wb + slot % hw * a->wh, *all = back ? scale + slot * a->groups : NULL;
+        float top = band_pack_group(w, all, back, group * BAND_R, a->T, a->lo, a->L, a->wt, pack + i * size);
+        if (!back) scale[i] = top;
+    }
+    a->pack = pack, a->scale = scale;
+}
+
+/* Features in a strip: narrower where there would be few strips. Sums over features depend on it, so it depends on shapes only. */
+static int band_width(int64_t B, int64_t heads, int64_t per) {
+    int w = BAND_W;
+    while (w > 32 && B * heads * tm_ceil(per, w) < 16) w /= 2;
+    return w;
+}
+
+/* The work on features c0.. of one batch entry and head. */
+static void band_strip_run(const band_in *a, int back, int64_t b, int64_t head, int64_t c0, int w, float *dw, double *dtaps, double *dkey) {
+    band_strip *s = tm_scratch(sizeof(band_strip));
+    s->a = a, s->b = b, s->head = head, s->c0 = c0, s->w = w;
+    s->ng = (int)tm_ceil(w, BAND_G);
+    s->P = BAND_T + a->L - 1 + BAND_V + BAND_R; /* the last tiles of band_weights_back read beyond the panel */
+    s->dw = dw, s->dtaps = dtaps, s->dkey = dkey;
+    int64_t slot = (a->wb ? b : 0) * (a->wh ? a->heads : 1) + (a->wh ? head : 0);
+    s->pack = a->pack + slot * a->groups * (a->L + BAND_R - 1) * BAND_R, s->scale = a->scale + slot * a->groups;
+    s->x = tm_scratch(sizeof(float) * s->ng * s->P * BAND_X);
+    s->keys = back ? tm_scratch(sizeof(float) * s->ng * BAND_T * BAND_X) : NULL;
+    s->suffix = a->causal ? NULL : tm_scratch(sizeof(float) * 2 * BAND_W * tm_ceil(a->T, BAND_T));
+    if (back)
+        band_sweep(1, s);
+    else
+        band_sweep(0, s);
+    free(s->x), free(s->keys), free(s->suffix), free(s);
+}
+
+static band_in band_of(int dtype, int gate, int causal, int per_head, const int64_t *n) {
+    band_in a = {.dtype = dtype, .gate = gate, .causal = causal, .per_head = per_head};
+    a.B = n[0], a.T = n[1], a.D = n[2], a.heads = (int)n[3], a.L = n[4];
+    a.wb = n[5], a.wh = n[6], a.wt = n[7], a.qb = n[8], a.qt = n[9], a.kb = n[10], a.kt = n[11], a.vb = n[12], a.vt = n[13], a.gb = n[14], a.gt = n[15];
+    a.lo = causal ? a.L - 1 : a.L / 2, a.hi = a.L - 1 - a.lo;
+    a.groups = a.wt ? tm_ceil(a.T, BAND_R) : 1;
+    a.width = band_width(a.B, a.heads, a.D / a.heads);
+    return a;
+}
+
+static size_t band_pack_size(const band_in *a) { return sizeof(float) * (a->wb ? a->B : 1) * (a->wh ? a->heads : 1) * a->groups; }
+
+/* y (B, T, D); saved (3, B, T, D) or NULL. n: B, T, D, heads, L; element strides of w along batch, head and time, 0 where it does not vary; of q, k, v and g
+   along batch and time. Every head is swept alone; without heads of keys or weights there is one. */
+TM_EXPORT(band_forward)(int dtype, int gate, int causal, int per_head, const void *q, const void *k, const void *v, const float *w, const uint8_t *mask, void *y,
+                        float *saved, const int64_t *n, int threads) {
+    band_in a = band_of(dtype, gate, causal, per_head, n);
+    int64_t per = a.D / a.heads, strips = tm_ceil(per, a.width), whole = a.B * a.T * a.D;
+    a.q = q, a.k = k, a.v = v, a.w = w, a.mask = mask, a.y = y;
+    if (saved) a.y0 = saved, a.lam = saved + whole, a.fix = saved + 2 * whole;
+    float *pack = tm_scratch(band_pack_size(&a) * (a.L + BAND_R - 1) * BAND_R), *scale = tm_scratch(band_pack_size(&a));
+    band_pack(&a, 0, pack, scale, threads);
+#pragma omp parallel for schedule(static) num_threads(threads) if (a.B * a.heads * strips > 1 && threads > 1)
+    for (int64_t i = 0; i < a.B * a.heads * strips; i++) {
+        int64_t head = i / strips % a.heads, from = i % strips * a.width;
+        band_strip_run(&a, 0, i / strips / a.heads, head, head * per + from, (int)tm_min(a.width, per - from), NULL, NULL, NULL);
+    }
+    free(pack), free(scale);
+}
+
+/* Strips whose gradients of w are added up one after the other: a share of the items of a slot, (batch entry or all, head or all). */
+typedef struct {
+    int64_t items, parts, slots;
+} band_shares;
+
+static band_shares band_share(const band_in *a, int64_t strips) {
+    int64_t slots = a->wb ? a->B : 1, items = (a->wb ? 1 : a->B) * strips, room = tm_max(1, (int64_t)(1 << 25) / tm_max(1, slots * a->T * a->L));
+    return (band_shares){items, tm_min(items, tm_max(tm_max(1, 8 / slots), tm_min(64 / tm_min(64, slots), room))), slots};
+}
+
+/* Gradients with one row of log-weights per token: every share of the strips has its own copy, added up in order. */
+static void band_backward_rows(const band_in *a, int64_t strips, float *dw, int threads) {
+    band_shares sh = band_share(a, strips);
+    int64_t size = a->T * a->L;
+    float *parts = tm_scratch(sizeof(float) * sh.slots * sh.parts * size);
+#pragma omp parallel for schedule(static) num_threads(threads) if (sh.slots * sh.parts > 1 && threads > 1)
+    for (int64_t i = 0; i < sh.slots * sh.parts; i++) {
+        float *mine = parts + i * size;
+        int64_t slot = i / sh.parts, part = i % sh.parts;
+        memset(mine, 0, sizeof(float) * size);
+        for (int64_t j = sh.items * part / sh.parts; j < sh.items * (part + 1) / sh.parts; j++) {
+            int64_t from = j % strips * a->width;
+            band_strip_run(a, 1, a->wb ? slot : j / strips, 0, from, (int)tm_min(a->width, a->D - from), mine, NULL, NULL);
+        }
+    }
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t t = 0; t < sh.slots * a->T; t++) {
+        const float *p = parts + (t / a->T * sh.parts * a->T + t % a->T) * a->L;
+        for (int64_t j = 0; j < a->L; j++) {
+            double sum = 0.0;
+            for (int64_t i = 0; i < sh.parts; i++) sum += p[i * size + j];
+            dw[t * a->L + j] = (float)sum;
+        }
+    }
+    free(parts);
+}
+
+/* Gradients with one filter per head: (batch entry, head) by itself, its strips in order. */
+static void band_backward_taps(const band_in *a, int64_t strips, float *dw, int threads) {
+    int64_t per = a->D / a->heads, items = a->B * a->heads;
+    double *taps = tm_scratch(sizeof(double) * items * a->L);
+    memset(taps, 0, sizeof(double) * items * a->L);
+#pragma omp parallel for schedule(static) num_threads(threads) if (items > 1 && threads > 1)
+    for (int64_t i = 0; i < items; i++) {
+        int64_t b = i / a->heads, head = i % a->heads;
+        double *dkey = a->per_head ? tm_scratch(sizeof(double) * a->T) : NULL;
+        if (dkey) memset(dkey, 0, sizeof(double) * a->T);
+        for (int64_t j = 0; j < strips; j++)
+            band_strip_run(a, 1, b, head, head * per + j * a->width, (int)tm_min(a->width, per - j * a->width), NULL, taps + i * a->L, dkey);
+        for (int64_t t = 0; t < a->T && dkey; t++) band_put(a->dtype, a->dk, (b * a->T + t) * a->heads + head, dkey[a->T - 1 - t]);
+        free(dkey);
+    }
+    int64_t bw = a->wb ? a->B : 1, hw = a->wh ? a->heads : 1;
+    for (int64_t slot = 0; slot < bw * hw; slot++)
+        for (int64_t j = 0; j < a->L; j++) {
+            double sum = 0.0;
+            for (int64_t i = 0; i < items; i++)
+                if ((!a->wb || i / a->heads == slot / hw) && (!a->wh || i % a->heads == slot % hw)) sum += taps[i * a->L + j];
+            dw[slot * a->L + j] = (float)sum;
+        }
+    free(taps);
+}
+
+/* dq, dv (B, T, D), dk as k, contiguous; dw contiguous as w without its broadcast dimensions. With rows of w there is one head. */
+TM_EXPORT(band_backward)(int dtype, int gate, int causal, int per_head, const void *q, const void *k, const void *v, const float *w, const uint8_t *mask,
+                         const void *g, float *saved, void *dq, void *dk, void *dv, float *dw, const int64_t *n, int threads) {
+    band_in a = band_of(dtype, gate, causal, per_head, n);
+    int64_t strips = tm_ceil(a.D / a.heads, a.width), whole = a.B * a.T * a.D;
+    a.q = q, a.k = k, a.v = v, a.w = w, a.mask = mask, a.g = g, a.dq = dq, a.dk = dk, a.dv = dv;
+    a.y0 = saved, a.lam = saved + whole, a.fix = saved + 2 * whole;
+    float *pack = tm_scratch(band_pack_size(&a) * (a.L + BAND_R - 1) * BAND_R), *scale = tm_scratch(band_pack_size(&a));
+    band_pack(&a, 1, pack, scale, threads);
+    if (a.wt)
+        band_backward_rows(&a, strips, dw, threads);
+    else
+        band_backward_taps(&a, strips, dw, threads);
+    free(pack), free(scale);
+}

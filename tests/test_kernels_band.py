@@ -1,0 +1,196 @@
+"""AFT-local and AFT-conv on the C kernels: adversarial keys, odd sizes, masks, strides, half precision, threads, derivatives of derivatives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernel_checks import adversarial, both
+
+from tokenmix import functional as F
+from tokenmix.functional import _band_op as op
+
+TOL = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+
+def qkv(B: int, T: int, D: int, dtype=torch.float32, h: int | None = None, seed: int = 0):
+    draw = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(B, T, n, generator=draw).to(dtype) for n in (D, h or D, D))
+
+
+def worst(pairs) -> float:
+    """The largest error, relative to the largest number of its tensor, or to a thousandth of the largest of all: gradients of logits may cancel to 0."""
+    floor = max(float(b.detach().abs().max()) for _, b in pairs) / 1000
+    errors = [float((a.detach().double() - b).abs().max()) / max(float(b.detach().abs().max()), floor, 1e-30) for a, b in pairs]
+    return max(e if e == e else float("inf") for e in errors)
+
+
+def local(q, k, v, w, **options):
+    return F.aft_local(q, k, v, w, **options)
+
+
+def local_factors(q, k, v, a, b, **options):
+    return F.aft_local(q, k, v, (a, b), **options)
+
+
+def arguments(name: str, B: int, T: int, D: int, dtype=torch.float32, window: int = 7, seed: int = 0):
+    """The functional form, its tensors and options, for each kind of log-weights."""
+    draw = torch.Generator().manual_seed(seed + 1)
+    if name == "conv":
+        h = next(n for n in (3, 2, 5, 1) if D % n == 0)
+        taps = torch.randn(h, window // 2 * 2 + 1, generator=draw).to(dtype)
+        return F.aft_conv, (*qkv(B, T, D, dtype, h, seed), taps), {}
+    if name == "factors":
+        factors = tuple(torch.randn(T, 4, generator=draw).to(dtype) / 2 for _ in range(2))
+        return local_factors, (*qkv(B, T, D, dtype, seed=seed), *factors), {"window": window}
+    shape = (B, T, T) if name == "batched" else (T, T)
+    return local, (*qkv(B, T, D, dtype, seed=seed), torch.randn(shape, generator=draw).to(dtype)), {"window": window}
+
+
+KINDS = ["matrix", "batched", "factors", "conv"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("dim", "length", "window"), [(8, 150, 5), (70, 131, 33), (1, 64, 200), (8, 61, 61)])
+def test_adversarial_keys_local(dim, length, window, causal):
+    adversarial("aft_local", {"causal": causal, "window": window, "rank": 4, "max_len": length}, dim=dim, length=length)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("dim", "length", "heads", "size"), [(8, 61, 2, 5), (70, 40, 1, 33), (1, 33, 1, 101)])
+def test_adversarial_keys_conv(dim, length, heads, size, causal):
+    adversarial("aft_conv", {"causal": causal, "heads": heads, "kernel_size": size, "reparam": False}, dim=dim, length=length)
+
+
+@pytest.mark.parametrize("dtype", list(TOL), ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_eager(kind, causal, dtype):
+    for B, T, D, window, gate in ((1, 1, 1, 1, "sigmoid"), (2, 1, 5, 9, None), (1, 200, 64, 32, "tanh"), (3, 65, 150, 130, "sigmoid"), (2, 130, 33, 1, "sigmoid")):
+        form, args, options = arguments(kind, B, T, D, dtype, window)
+        assert worst(both(form, args, {**options, "causal": causal, "gate": gate})) < TOL[dtype], (B, T, D, window)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_masks_left_right_holes_and_whole_rows(kind, causal):
+    mask = torch.rand(4, 150, generator=torch.Generator().manual_seed(1)) > 0.4
+    mask[0, :70], mask[1, 80:], mask[2] = False, False, False
+    form, (q, k, v, *w), options = arguments(kind, 4, 150, 33)
+    for held in (1e30, float("nan")):  # what a masked token holds has no influence
+        k, v = (torch.where(mask[..., None], a, held) for a in (k, v))
+        pairs = both(form, (q, k, v, *w), {**options, "causal": causal, "key_mask": mask})
+        assert worst(pairs) < 1e-5
+        assert pairs[0][0][2].eq(0).all()
+        assert pairs[2][0][~mask].eq(0).all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranges_beyond_float32_are_summed_exactly(kind, causal):
+    """Keys far apart under weights that hide the largest ones, which neither the carried sums nor one block can hold."""
+    T = 190
+    for size, low in ((90.0, -200.0), (500.0, -1e4), (30.0, 400.0)):
+        form, (q, k, v, *w), options = arguments(kind, 2, T, 6, window=41)
+        k = k.sign() * size * torch.rand(k.shape, generator=torch.Generator().manual_seed(4))
+        if kind == "factors":
+            w = [a * abs(low) ** 0.5 for a in w]
+        else:
+            w = [torch.where(w[0] > 0, torch.full_like(w[0], low), w[0])]
+        pairs = both(form, (q, k, v, *w), {**options, "causal": causal})
+        assert worst(pairs) < (3e-5 if kind == "factors" else 1e-5), (size, low, [worst([p]) for p in pairs])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_strides_are_taken_as_they_are(kind, causal):
+    form, (q, k, v, *w), options = arguments(kind, 2, 90, 40)
+    for fold in (lambda a: torch.cat([a, a], -1)[..., : a.shape[-1]], lambda a: a.transpose(0, 1).contiguous().transpose(0, 1)):
+        folded = [fold(a).requires_grad_() for a in (q, k, v)]
+        whole = [a.clone().requires_grad_() for a in (q, k, v)]
+        found = [form(*a, *w, **options, causal=causal, backend="cpu") for a in (folded, whole)]
+        grads = [torch.autograd.grad(y, a, fold(q)) for y, a in zip(found, (folded, whole), strict=True)]
+        assert torch.equal(*found)
+        assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_thread_gives_the_same_bits_as_two(kind, causal):
+    form, args, options = arguments(kind, 3, 200, 100, window=20)
+    args = [a.requires_grad_() for a in args]
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2, 7):
+        torch.set_num_threads(threads)
+        y = form(*args, **options, causal=causal, backend="cpu")
+        found.append([y, *torch.autograd.grad(y.square().sum(), args)])
+    torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+def test_a_long_sum_of_equal_terms_does_not_drift():
+    v = torch.full((1, 20_000, 3), 0.1)
+    for causal in (False, True):
+        y = F.aft_conv(v, torch.zeros_like(v)[..., :1], v, torch.ones(1, 3), causal=causal, gate=None, backend="cpu")
+        assert float((y - 0.1).abs().max()) < 2e-7
+
+
+def test_a_row_does_not_feel_what_comes_later():
+    form, (q, k, v, w), options = arguments("matrix", 1, 150, 5)
+    y = form(q, k, v, w, **options, causal=True, backend="cpu")
+    later = torch.cat([k[:, :100], torch.full_like(k[:, 100:], 1e4)], 1)
+    changed = form(q, later, v, w, **options, causal=True, backend="cpu")
+    assert torch.allclose(y[:, :100], changed[:, :100], rtol=1e-5, atol=1e-6)
+
+
+def test_the_band_of_factors_is_that_of_their_product():
+    for T, window in ((1, 1), (5, 9), (40, 3), (70, 33)):
+        u, v = (torch.randn(2, T, 3, generator=torch.Generator().manual_seed(i)) for i in (0, 1))
+        for causal in (False, True):
+            low = min(window, T) - 1
+            inside = torch.arange(T)[:, None] + torch.arange(low + 1 if causal else 2 * low + 1) - low
+            inside = (inside >= 0) & (inside < T)
+            a, b = op.band_of((u, v), window, causal), op.band_of(u @ v.transpose(1, 2), window, causal)
+            assert a.shape == b.shape == (2, 1, *inside.shape)
+            assert torch.allclose(a[:, 0][:, inside], b[:, 0][:, inside], atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_second_derivative_is_the_eager_one(kind, causal):
+    form, args, options = arguments(kind, 2, 20, 6, window=5)
+    args = [a.requires_grad_() for a in args]
+    found = []
+    for backend in ("cpu", "eager"):
+        first = torch.autograd.grad(form(*args, **options, causal=causal, backend=backend).square().sum(), args, create_graph=True)
+        found.append(torch.autograd.grad(sum(g.square().sum() for g in first), args))
+    for a, b in zip(*found, strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("rows", [1, 70])
+def test_the_operators_pass_opcheck(rows, causal):
+    q, k, v = (a.requires_grad_() for a in qkv(2, 70, 6, h=6 if rows > 1 else 2))
+    w = torch.randn(1, 1 if rows > 1 else 2, rows, 5).requires_grad_()
+    torch.library.opcheck(op._forward, (q, k, v, w, None, causal, True))
+    saved = op._forward(q, k, v, w, None, causal, True)[1].detach()
+    torch.library.opcheck(op._backward, (torch.randn_like(q), q, k, v, w, None, saved, causal))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiles_whole(kind):
+    form, args, options = arguments(kind, 2, 70, 6)
+    args = [a.requires_grad_() for a in args]
+
+    def plain(*a):
+        return form(*a, **options, causal=True, backend="cpu").square().sum()
+
+    run = torch.compile(plain, fullgraph=True, backend="aot_eager")
+    got, want = (torch.autograd.grad(f(*args), args) for f in (run, plain))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(got, want, strict=True))
+
+
+def test_what_the_kernels_lack_is_said():
+    form, args, options = arguments("matrix", 1, 8, 4)
+    with pytest.raises(F.aft.MixerError, match="outside='zero' only"):
+        form(*args, **options, outside="none", backend="cpu")
