@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_checks import adversarial, both, worst
 
+from kernel_checks import adversarial, both, worst
 from tokenmix import functional as F
 from tokenmix.functional import _hydra_op as op
 from tokenmix.functional.hydra_sums import MAPS
@@ -19,13 +19,13 @@ def qkv(B: int, T: int, S: int, D: int, dtype=torch.float32, seed: int = 0):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("dim", "length"), [(8, 150), (67, 131), (1, 64), (130, 65)])
+@pytest.mark.parametrize(("dim", "length"), [(8, 150), (67, 131), (3, 64), (130, 65)])
 def test_adversarial_keys(dim, length, causal):
     adversarial("hydra", {"causal": causal}, dim=dim, length=length)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("feature", ["identity", "mean", "tanh", "sigmoid", "elu", "sigmoid/softmax", "softmax/cosine", "identity/softmax"])
+@pytest.mark.parametrize("feature", ["identity", "mean", "tanh", "elu/cosine", "sigmoid/softmax", "softmax/cosine", "identity/softmax"])
 def test_adversarial_keys_of_other_maps(feature, causal):
     adversarial("hydra", {"causal": causal, "feature": feature}, dim=20, length=131)
 
@@ -130,7 +130,7 @@ def test_the_second_derivative_is_the_eager_one(causal):
         first = torch.autograd.grad(F.hydra(*args, causal=causal, backend=backend).square().sum(), args, create_graph=True)
         found.append(torch.autograd.grad(sum(g.square().sum() for g in first), args))
     for a, b in zip(*found, strict=True):
-        assert torch.allclose(a, b, rtol=1e-4, atol=1e-4)
+        assert float((a - b).detach().abs().max() / b.detach().abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize("causal", [False, True])

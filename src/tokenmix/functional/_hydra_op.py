@@ -13,9 +13,7 @@ OWN = ("cosine", "identity", "mean")
 """The maps that the kernel knows; others are applied around it."""
 
 
-def hydra_kernel(
-    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, feature: str, normalise: bool, eps: float, causal: bool
-) -> Tensor:
+def hydra_kernel(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, feature: str, normalise: bool, eps: float, causal: bool) -> Tensor:
     """The whole of ``functional.hydra``: (B, T, D) in q's dtype."""
     of_q, of_k = feature.split("/")[0], feature.split("/")[-1]
     if of_k == "softmax":

@@ -47,7 +47,7 @@ def hydra(
         (B, T, D) in q's dtype; exactly 0 where a query has nothing to attend. Sums run in float64.
     """
     if kernel("hydra", backend, q, k, v, only=("cpu",)):
-        check_qkv("hydra", q, k, v, q.shape[-1], causal, key_mask)
+        check_qkv("hydra", q, k, v, 1, causal, key_mask)
         check_feature("hydra", feature, normalise, eps)
         if 0 in (*q.shape, k.shape[1]):
             return torch.zeros_like(q)
@@ -81,7 +81,7 @@ def _kernel_attention(
     who: str, q: Tensor, k: Tensor, v: Tensor, *, heads: int, feature: str, normalise: bool, eps: float, causal: bool, key_mask: Tensor | None, backend: str
 ) -> Tensor:
     pick(backend, q)
-    check_qkv(who, q, k, v, heads, causal, key_mask)
+    check_qkv(who, q, k, v, 1 if who == "hydra" else heads, causal, key_mask)  # the width of a traced tensor need not be an int
     of_keys = check_feature(who, feature, normalise, eps)[1]
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)

@@ -1,8 +1,8 @@
 /* Hydra attention: y_t = q^_t * sum_s k^_s * v_s, all products feature by feature, over s <= t or over all s; q^ and k^ are the rows themselves or
    x / sqrt(|x|^2 + eps), the norm over all features. ``scale`` (B, T) multiplies each output, which is how a mean over the keys is made of the sum.
 
-   A norm needs a whole row and a sum a whole column, so work is cut into blocks of 64 tokens: each block's sum is made in float32, blocks are joined in
-   float64 in their order. Causal: the sum over the blocks before, then token by token. Where there are as many batches as threads a batch is done in one
+   A norm needs a whole row and a sum a whole column, so work is cut into blocks of 64 tokens: each block's sum is made in float32, by 16 tokens at a time as
+   the terms have signs and may cancel; blocks are joined in float64 in their order. Causal: the sum over the blocks before, then token by token. Where there are as many batches as threads a batch is done in one
    sweep, else blocks are summed, joined and read in three: the same numbers in the same order.
 
    Backward, with h_t = scale_t g_t:  dq^_t = h_t * S_t,  dv_s = k^_s * R_s,  dk^_s = v_s * R_s,  R_s = sum of h_t * q^_t over the queries that see s, and
@@ -10,6 +10,7 @@
 #include "tm.h"
 
 #define HYDRA_T 64 /* tokens in a block */
+#define HYDRA_U 16 /* tokens summed directly */
 
 typedef struct {
     int dtype, of_q, of_k; /* of_q, of_k: whether rows are divided by their norm */
@@ -57,17 +58,25 @@ TM_INLINE hydra_norm hydra_of(int on, const float *x, int n, double eps) {
     return (hydra_norm){1.0f, (float)(1.0 / sqrt(square + eps))};
 }
 
-/* run += x^ * y */
+/* run + n += x^ * y: the sum of the last few tokens, which joins that of the block, run. */
 TM_INLINE void hydra_join(const float *restrict x, hydra_norm f, const float *restrict y, float *restrict run, int n) {
+    float *restrict few = run + n;
     TM_IVDEP
-    for (int c = 0; c < n; c++) run[c] += x[c] * f.unit * f.r * y[c];
+    for (int c = 0; c < n; c++) few[c] += x[c] * f.unit * f.r * y[c];
 }
 
-/* y = x^ * (before + run) * scale */
+TM_INLINE void hydra_fold(float *restrict run, int64_t n) {
+    float *restrict few = run + n;
+    TM_IVDEP
+    for (int64_t c = 0; c < n; c++) run[c] += few[c], few[c] = 0.0f;
+}
+
+/* y = x^ * (before + run + few) * scale */
 TM_INLINE void hydra_read(const float *restrict x, hydra_norm f, float scale, const float *restrict before, const float *restrict run, float *restrict y, int n) {
+    const float *restrict few = run + n;
     float r = f.r * scale;
     TM_IVDEP
-    for (int c = 0; c < n; c++) y[c] = x[c] * f.unit * r * (before[c] + run[c]);
+    for (int c = 0; c < n; c++) y[c] = x[c] * f.unit * r * (before[c] + (run[c] + few[c]));
 }
 
 /* The gradient of x from that of x^; d may be out. */
@@ -97,12 +106,15 @@ static hydra_rows hydra_buffers(int64_t D) {
 
 /* The sum of k^ * v over the tokens of block i. */
 static void hydra_keys(const hydra_in *a, int64_t b, int64_t i, float *run, const hydra_rows *w) {
-    memset(run, 0, sizeof(float) * a->D);
+    memset(run, 0, sizeof(float) * 2 * a->D);
     for (int64_t s = i * HYDRA_T; s < tm_min(a->S, (i + 1) * HYDRA_T); s++) {
-        if (!hydra_live(a, b, s)) continue;
-        const float *k = HYDRA_ROW(k, s), *v = HYDRA_ROW(v, s);
-        hydra_join(k, hydra_of(a->of_k, k, (int)a->D, a->eps), v, run, (int)a->D);
+        if (hydra_live(a, b, s)) {
+            const float *k = HYDRA_ROW(k, s), *v = HYDRA_ROW(v, s);
+            hydra_join(k, hydra_of(a->of_k, k, (int)a->D, a->eps), v, run, (int)a->D);
+        }
+        if (s % HYDRA_U == HYDRA_U - 1) hydra_fold(run, a->D);
     }
+    hydra_fold(run, a->D);
 }
 
 /* h_t: g_t itself where nothing scales it. */
@@ -116,10 +128,11 @@ TM_INLINE const float *hydra_scaled(const hydra_in *a, int64_t b, int64_t t, con
 
 /* The sum of h * q^ over the tokens of block i, the last first. */
 static void hydra_queries(const hydra_in *a, int64_t b, int64_t i, float *run, const hydra_rows *w) {
-    memset(run, 0, sizeof(float) * a->D);
+    memset(run, 0, sizeof(float) * 2 * a->D);
     for (int64_t t = tm_min(a->T, (i + 1) * HYDRA_T) - 1; t >= i * HYDRA_T; t--) {
         const float *q = HYDRA_ROW(q, t), *h = hydra_scaled(a, b, t, w);
         hydra_join(q, hydra_of(a->of_q, q, (int)a->D, a->eps), h, run, (int)a->D);
+        if (t % HYDRA_U == 0) hydra_fold(run, a->D);
     }
 }
 
@@ -152,7 +165,7 @@ static void hydra_join_blocks(float *part, float *total, int64_t B, int64_t n, i
 /* The causal outputs of block i over ``before``, the sum before it; run becomes the block's own. */
 static void hydra_causal(const hydra_in *a, int64_t b, int64_t i, const float *before, void *y, float *run, const hydra_rows *w) {
     int n = (int)a->D;
-    memset(run, 0, sizeof(float) * n);
+    memset(run, 0, sizeof(float) * 2 * n);
     for (int64_t t = i * HYDRA_T; t < tm_min(a->T, (i + 1) * HYDRA_T); t++) {
         if (hydra_live(a, b, t)) {
             const float *k = HYDRA_ROW(k, t), *v = HYDRA_ROW(v, t);
@@ -163,7 +176,9 @@ static void hydra_causal(const hydra_in *a, int64_t b, int64_t i, const float *b
         float *out = tm_target(a->dtype, y, at, w->o);
         hydra_read(q, hydra_of(a->of_q, q, n, a->eps), hydra_scale(a, b, t), before, run, out, n);
         tm_write(a->dtype, y, at, out, n);
+        if (t % HYDRA_U == HYDRA_U - 1) hydra_fold(run, n);
     }
+    hydra_fold(run, n);
 }
 
 /* One row of dk and dv from R = after + run. */
@@ -176,7 +191,7 @@ TM_INLINE void hydra_key_row(const hydra_in *a, int64_t b, int64_t s, const floa
         hydra_norm f = hydra_of(a->of_k, k, n, a->eps);
         TM_IVDEP
         for (int c = 0; c < n; c++) {
-            float sum = after[c] + run[c];
+            float sum = after[c] + (run[c] + run[n + c]);
             pv[c] = k[c] * f.unit * f.r * sum;
             pk[c] = v[c] * sum;
         }
@@ -196,7 +211,7 @@ TM_INLINE void hydra_query_row(const hydra_in *a, int64_t b, int64_t t, const fl
     hydra_norm f = hydra_of(a->of_q, q, n, a->eps);
     float *out = tm_target(a->dtype, dq, at, w->o);
     TM_IVDEP
-    for (int c = 0; c < n; c++) out[c] = h[c] * (before[c] + run[c]);
+    for (int c = 0; c < n; c++) out[c] = h[c] * (before[c] + (run[c] + run[n + c]));
     hydra_back(a->of_q, q, f, out, out, n);
     if (sum) hydra_join(q, f, h, sum, n);
     tm_write(a->dtype, dq, at, out, n);
@@ -207,19 +222,21 @@ static void hydra_causal_back(const hydra_in *a, int64_t b, int64_t i, const flo
                               const hydra_rows *w) {
     int n = (int)a->D;
     int64_t t0 = i * HYDRA_T, t1 = tm_min(a->T, t0 + HYDRA_T);
-    memset(run, 0, sizeof(float) * n);
+    memset(run, 0, sizeof(float) * 2 * n);
     for (int64_t t = t0; t < t1; t++) {
         if (hydra_live(a, b, t)) {
             const float *k = HYDRA_ROW(k, t), *v = HYDRA_ROW(v, t);
             hydra_join(k, hydra_of(a->of_k, k, n, a->eps), v, run, n);
         }
         hydra_query_row(a, b, t, before, run, NULL, dq, w);
+        if (t % HYDRA_U == HYDRA_U - 1) hydra_fold(run, n);
     }
-    memset(run, 0, sizeof(float) * n);
+    memset(run, 0, sizeof(float) * 2 * n);
     for (int64_t t = t1 - 1; t >= t0; t--) {
         const float *q = HYDRA_ROW(q, t), *h = hydra_scaled(a, b, t, w);
         hydra_join(q, hydra_of(a->of_q, q, n, a->eps), h, run, n);
         hydra_key_row(a, b, t, after, run, dk, dv, w);
+        if (t % HYDRA_U == 0) hydra_fold(run, n);
     }
 }
 
@@ -232,9 +249,11 @@ static int hydra_whole(int64_t B, int threads) { return threads == 1 || B % thre
         const int64_t each = (count), jobs = B * each;                                                                                                         \
         _Pragma("omp parallel num_threads(threads) if (threads > 1 && jobs > 1)") {                                                                            \
             hydra_rows rows = hydra_buffers(D), *w = &rows;                                                                                                    \
-            float *run = tm_scratch(sizeof(float) * D);                                                                                                        \
+            float *run = tm_scratch(sizeof(float) * 4 * D), *zero = run + 2 * D;                                                                               \
+            memset(zero, 0, sizeof(float) * 2 * D);                                                                                                            \
             _Pragma("omp for schedule(static)") for (int64_t j = 0; j < jobs; j++) {                                                                           \
                 const int64_t b = j / each, i = j % each;                                                                                                      \
+                (void)i; /* not all bodies look at it */                                                                                                       \
                 body;                                                                                                                                          \
             }                                                                                                                                                  \
             free(run), free(rows.q);                                                                                                                           \
@@ -272,10 +291,10 @@ TM_EXPORT(hydra_forward)(int dtype, int of_q, int of_k, double eps, const void *
     hydra_in in = {dtype, of_q, of_k, q, k, v, NULL, mask, scale, eps, T, T, D, qb, qt, kb, kt, vb, vt, 0, 0}, *a = &in;
     int64_t n = tm_ceil(T, HYDRA_T);
     if (hydra_whole(B, threads)) {
-        HYDRA_BLOCKS(1, (void)i; hydra_causal_batch(a, b, n, part + b * n * D, y, run, w))
+        HYDRA_BLOCKS(1, hydra_causal_batch(a, b, n, part + b * n * D, y, run, w))
         return;
     }
-    HYDRA_BLOCKS(n, hydra_keys(a, b, i, part + j * D, w))
+    HYDRA_BLOCKS(n, hydra_keys(a, b, i, run, w); memcpy(part + j * D, run, sizeof(float) * D))
     hydra_join_blocks(part, NULL, B, n, D, 0, threads);
     HYDRA_BLOCKS(n, hydra_causal(a, b, i, part + j * D, y, run, w))
 }
@@ -287,10 +306,10 @@ TM_EXPORT(hydra_backward)(int dtype, int of_q, int of_k, double eps, const void 
     hydra_in in = {dtype, of_q, of_k, q, k, v, g, mask, scale, eps, T, T, D, qb, qt, kb, kt, vb, vt, gb, gt}, *a = &in;
     int64_t n = tm_ceil(T, HYDRA_T);
     if (hydra_whole(B, threads)) {
-        HYDRA_BLOCKS(1, (void)i; hydra_causal_back_batch(a, b, n, part + b * n * D, dq, dk, dv, run, w))
+        HYDRA_BLOCKS(1, hydra_causal_back_batch(a, b, n, part + b * n * D, dq, dk, dv, run, w))
         return;
     }
-    HYDRA_BLOCKS(n, hydra_queries(a, b, i, rest + j * D, w))
+    HYDRA_BLOCKS(n, hydra_queries(a, b, i, run, w); memcpy(rest + j * D, run, sizeof(float) * D))
     hydra_join_blocks(rest, NULL, B, n, D, 1, threads);
     HYDRA_BLOCKS(n, hydra_causal_back(a, b, i, part + j * D, rest + j * D, run, dq, dk, dv, w))
 }
@@ -312,14 +331,18 @@ TM_EXPORT(hydra_all_forward)(int dtype, int of_q, int of_k, double eps, const vo
                              int64_t vb, int64_t vt, int threads) {
     hydra_in in = {dtype, of_q, of_k, q, k, v, NULL, mask, scale, eps, T, S, D, qb, qt, kb, kt, vb, vt, 0, 0}, *a = &in;
     int64_t n = tm_ceil(S, HYDRA_T), m = tm_ceil(T, HYDRA_T);
-    HYDRA_BLOCKS(n, hydra_keys(a, b, i, part + j * D, w))
+    HYDRA_BLOCKS(n, hydra_keys(a, b, i, run, w); memcpy(part + j * D, run, sizeof(float) * D))
     hydra_join_blocks(part, total, B, n, D, 0, threads);
-    HYDRA_BLOCKS(m, memset(run, 0, sizeof(float) * D); hydra_read_block(a, b, i, total + b * D, run, y, w))
+    HYDRA_BLOCKS(m, hydra_read_block(a, b, i, total + b * D, zero, y, w))
 }
 
 static void hydra_query_block(const hydra_in *a, int64_t b, int64_t i, const float *total, const float *zero, float *sum, void *dq, const hydra_rows *w) {
-    memset(sum, 0, sizeof(float) * a->D);
-    for (int64_t t = i * HYDRA_T; t < tm_min(a->T, (i + 1) * HYDRA_T); t++) hydra_query_row(a, b, t, total, zero, sum, dq, w);
+    memset(sum, 0, sizeof(float) * 2 * a->D);
+    for (int64_t t = i * HYDRA_T; t < tm_min(a->T, (i + 1) * HYDRA_T); t++) {
+        hydra_query_row(a, b, t, total, zero, sum, dq, w);
+        if (t % HYDRA_U == HYDRA_U - 1) hydra_fold(sum, a->D);
+    }
+    hydra_fold(sum, a->D);
 }
 
 static void hydra_key_block(const hydra_in *a, int64_t b, int64_t i, const float *total, const float *zero, void *dk, void *dv, const hydra_rows *w) {
@@ -333,7 +356,7 @@ TM_EXPORT(hydra_all_backward)(int dtype, int of_q, int of_k, double eps, const v
     hydra_in in = {dtype, of_q, of_k, q, k, v, g, mask, scale, eps, T, S, D, qb, qt, kb, kt, vb, vt, gb, gt}, *a = &in;
     int64_t n = tm_ceil(S, HYDRA_T), m = tm_ceil(T, HYDRA_T);
     float *all = rest + B * m * D;
-    HYDRA_BLOCKS(m, memset(run, 0, sizeof(float) * D); hydra_query_block(a, b, i, total + b * D, run, rest + j * D, dq, w))
+    HYDRA_BLOCKS(m, hydra_query_block(a, b, i, total + b * D, zero, run, dq, w); memcpy(rest + j * D, run, sizeof(float) * D))
     hydra_join_blocks(rest, all, B, m, D, 0, threads);
-    HYDRA_BLOCKS(n, memset(run, 0, sizeof(float) * D); hydra_key_block(a, b, i, all + b * D, run, dk, dv, w))
+    HYDRA_BLOCKS(n, hydra_key_block(a, b, i, all + b * D, zero, dk, dv, w))
 }
