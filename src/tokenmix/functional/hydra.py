@@ -17,8 +17,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._backend import pick
+from ._backend import kernel, pick
 from ._checks import check_qkv
+from ._hydra_op import hydra_kernel
 from .hydra_sums import EPS, absorb, check_feature, empty_sums, extend_sums, read_sums
 
 
@@ -45,7 +46,13 @@ def hydra(
     Returns:
         (B, T, D) in q's dtype; exactly 0 where a query has nothing to attend. Sums run in float64.
     """
-    options = {"feature": feature, "normalise": normalise, "eps": eps, "causal": causal, "key_mask": key_mask, "backend": backend}
+    if kernel("hydra", backend, q, k, v, only=("cpu",)):
+        check_qkv("hydra", q, k, v, 1, causal, key_mask)
+        check_feature("hydra", feature, normalise, eps)
+        if 0 in (*q.shape, k.shape[1]):
+            return torch.zeros_like(q)
+        return hydra_kernel(q, k, v, key_mask, feature=feature, normalise=normalise, eps=eps, causal=causal)
+    options = {"feature": feature, "normalise": normalise, "eps": eps, "causal": causal, "key_mask": key_mask, "backend": "eager"}
     return _kernel_attention("hydra", q, k, v, heads=q.shape[-1], **options)  # type: ignore[arg-type]
 
 
@@ -74,7 +81,7 @@ def _kernel_attention(
     who: str, q: Tensor, k: Tensor, v: Tensor, *, heads: int, feature: str, normalise: bool, eps: float, causal: bool, key_mask: Tensor | None, backend: str
 ) -> Tensor:
     pick(backend, q)
-    check_qkv(who, q, k, v, heads, causal, key_mask)
+    check_qkv(who, q, k, v, 1 if who == "hydra" else heads, causal, key_mask)  # the width of a traced tensor need not be an int
     of_keys = check_feature(who, feature, normalise, eps)[1]
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from . import _kernel_sums as sums
-from ._backend import pick
+from ._backend import kernel
 from ._checks import check_name, check_qkv
+from ._linear_op import linear_kernel
 from ._sums import DEAD
 
 
@@ -48,9 +49,11 @@ def linear_attention(
     Returns:
         (B, T, H e) in q's dtype; exactly 0 where nothing may be attended or every pair weighs 0. Time O(T e D); causal keeps O(T e D / 32) numbers.
     """
-    pick(backend, q)
+    on = kernel("linear_attention", backend, q, k, v, only=("cpu",))
     check_name("linear_attention", "feature", feature, LOG_FEATURES)
     check_qkv("linear_attention", q, k, v, heads, causal, key_mask)
+    if on and 0 not in (*q.shape, k.shape[1]):
+        return linear_kernel(q, k, v, key_mask, heads=heads, feature=feature, causal=causal)
     a, (b, v1) = log_queries(q, heads, feature), log_keys(k, v, heads, feature, key_mask)
     return sums.joined_heads(sums.mixed(a, b, v1, causal=causal), q)
 

@@ -2,3 +2,5 @@
 #include "band.c"
 #include "scan.c"
 #include "full.c"
+#include "hydra.c"
+#include "linear.c"

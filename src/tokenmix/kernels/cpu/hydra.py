@@ -1,0 +1,70 @@
+"""Hydra attention on the C library: tensors in, tensors out, no autograd."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import DTYPES, function, pointer, rows
+
+BLOCK = 64  # HYDRA_T of hydra.c
+
+_HEAD = "iiid" + "p" * 5
+_forward = function("hydra_forward", _HEAD + "p" * 2 + "l" * 9 + "i")
+_backward = function("hydra_backward", _HEAD + "p" * 6 + "l" * 11 + "i")
+_all_forward = function("hydra_all_forward", _HEAD + "p" * 3 + "l" * 10 + "i")
+_all_backward = function("hydra_all_backward", _HEAD + "p" * 6 + "l" * 12 + "i")
+
+Maps = tuple[bool, bool, float]
+"""Whether queries are divided by their norm, whether keys are, and the eps of the norm."""
+
+
+def _strides(*tensors: Tensor) -> list[int]:
+    return [n for a in tensors for n in a.stride()[:2]]
+
+
+def saved_shape(k: Tensor, causal: bool) -> tuple[int, ...]:
+    """The shape of what the backward pass needs besides its inputs: the sum before each block, or the sum over all keys."""
+    B, S, D = k.shape
+    return (B, -(-S // BLOCK), D) if causal else (B, 1, D)
+
+
+def _scale(mask: Tensor | None, B: int, T: int, S: int, causal: bool) -> Tensor:
+    """1 / the number of keys each query may attend, (B, T)."""
+    if causal:
+        seen = torch.arange(1, T + 1).expand(B, T) if mask is None else mask.cumsum(1).clamp_min(1)
+    else:
+        seen = torch.full((B, T), S) if mask is None else mask.sum(1, keepdim=True).clamp_min(1).expand(B, T)
+    return (1.0 / seen.double()).float().contiguous()
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, maps: Maps, *, causal: bool, mean: bool) -> tuple[Tensor, Tensor]:
+    """y (B, T, D), and what the backward pass needs."""
+    q, k, v = rows(q), rows(k), rows(v)
+    (B, T, D), S = q.shape, k.shape[1]
+    mask = None if mask is None else mask.contiguous()
+    scale = _scale(mask, B, T, S, causal) if mean else None
+    y, saved = torch.empty(B, T, D, dtype=k.dtype), torch.empty(saved_shape(k, causal), dtype=torch.float32)
+    fixed = DTYPES[k.dtype], int(maps[0]), int(maps[1]), maps[2], *map(pointer, (q, k, v, mask, scale))
+    if causal:
+        _forward(*fixed, pointer(y), pointer(saved), B, T, D, *_strides(q, k, v), torch.get_num_threads())
+    else:
+        part = torch.empty(saved_shape(k, True), dtype=torch.float32)
+        _all_forward(*fixed, pointer(y), pointer(part), pointer(saved), B, T, S, D, *_strides(q, k, v), torch.get_num_threads())
+    return y, saved
+
+
+def backward(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor, maps: Maps, *, causal: bool, mean: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv."""
+    g, q, k, v = rows(g), rows(q), rows(k), rows(v)
+    (B, T, D), S = q.shape, k.shape[1]
+    mask = None if mask is None else mask.contiguous()
+    scale = _scale(mask, B, T, S, causal) if mean else None
+    dq, dk, dv = (torch.empty(a.shape, dtype=k.dtype) for a in (q, k, v))
+    rest = torch.empty(B * (-(-T // BLOCK) + 1) * D, dtype=torch.float32)
+    fixed = DTYPES[k.dtype], int(maps[0]), int(maps[1]), maps[2], *map(pointer, (q, k, v, mask, scale, g, saved, rest, dq, dk, dv))
+    run, sizes = (_backward, (B, T, D)) if causal else (_all_backward, (B, T, S, D))
+    run(*fixed, *sizes, *_strides(q, k, v, g), torch.get_num_threads())
+    return dq, dk, dv

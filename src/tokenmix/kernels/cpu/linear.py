@@ -1,0 +1,54 @@
+"""Linear attention on the C library: tensors in, tensors out, no autograd."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import DTYPES, function, pointer, rows
+
+BLOCK = 64  # LINEAR_T of linear.c
+
+_forward = function("linear_forward", "ii" + "p" * 6 + "l" * 10 + "i")
+_backward = function("linear_backward", "ii" + "p" * 10 + "l" * 12 + "i")
+_all_forward = function("linear_all_forward", "ii" + "p" * 6 + "l" * 11 + "i")
+_all_backward = function("linear_all_backward", "ii" + "p" * 10 + "l" * 13 + "i")
+
+
+def _strides(*tensors: Tensor) -> list[int]:
+    return [n for a in tensors for n in a.stride()[:2]]
+
+
+def saved_shape(q: Tensor, heads: int, causal: bool) -> tuple[int, ...]:
+    """The shape of what the backward pass needs besides inputs and outputs: denominators, and causal also which blocks were done token by token."""
+    B, T = q.shape[:2]
+    return B, heads, T + (-(-T // BLOCK) if causal else 0)
+
+
+def _sizes(q: Tensor, k: Tensor, heads: int, causal: bool) -> tuple[int, ...]:
+    B, T, D = q.shape
+    return (B, T, heads, D // heads) if causal else (B, T, k.shape[1], heads, D // heads)
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool) -> tuple[Tensor, Tensor]:
+    """y (B, T, H e), and what the backward pass needs. The features are elu + 1 of q and k, or exp of them."""
+    q, k, v = rows(q), rows(k), rows(v)
+    mask = None if mask is None else mask.contiguous()
+    y, saved = torch.empty(q.shape, dtype=q.dtype), torch.empty(saved_shape(q, heads, causal), dtype=torch.float32)
+    run = _forward if causal else _all_forward
+    arrays = map(pointer, (q, k, v, mask, y, saved))
+    run(DTYPES[q.dtype], int(elu), *arrays, *_sizes(q, k, heads, causal), *_strides(q, k, v), torch.get_num_threads())
+    return y, saved
+
+
+def backward(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, y: Tensor, saved: Tensor, *, heads: int, elu: bool, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv."""
+    g, q, k, v, y = rows(g), rows(q), rows(k), rows(v), y.contiguous()
+    mask = None if mask is None else mask.contiguous()
+    dq, dk, dv = (torch.empty(a.shape, dtype=q.dtype) for a in (q, k, v))
+    run = _backward if causal else _all_backward
+    arrays = map(pointer, (q, k, v, mask, y, saved, g, dq, dk, dv))
+    run(DTYPES[q.dtype], int(elu), *arrays, *_sizes(q, k, heads, causal), *_strides(q, k, v, g), torch.get_num_threads())
+    return dq, dk, dv
