@@ -22,6 +22,11 @@ RULE = (
     "needs nothing they lack; softmax attention on torch SDPA (plain matrix products in float64 and on export); everything else on its eager torch form"
 )
 KERNELS = {"cpu": cpu, "triton": triton}
+_cpu = cpu.available()
+_PLAIN = (Tensor, torch.nn.Parameter)
+_NO_STEPS = ("eager", "triton")
+_compiling, _grad_mode = torch.compiler.is_compiling, torch.is_grad_enabled
+_modes, _functorch, _tracing = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
 _default = os.environ.get("TOKENMIX_BACKEND", "auto")  # a plain global: torch.compile can guard on it
 
 
@@ -67,6 +72,27 @@ def kernel(who: str, backend: str, *tensors: Tensor | None, lacks: str | None = 
     if why:
         raise MixerError(f"{who}: backend={name!r}: {why}; use backend='auto' or 'eager'.")
     return name
+
+
+def steps(new: tuple[Tensor, ...], past: tuple[Tensor, ...]) -> bool:
+    """Whether new tokens may join a state on the C kernels, which know no gradient: the rule of ``auto`` in the shortest form, as it runs for every token.
+
+    Args:
+        new: contiguous tensors (B, L, .) of one floating point dtype.
+        past: contiguous tensors of the state.
+    """
+    if not _cpu or _default in _NO_STEPS or _compiling() or _modes() or _functorch() is not None or _tracing() is not None:
+        return False
+    dtype, graph = new[0].dtype, _grad_mode()
+    if dtype not in cpu.DTYPES:
+        return False
+    for t in new:
+        if t.dtype is not dtype or not t.is_cpu or not t.is_contiguous() or type(t) not in _PLAIN or graph and t.requires_grad:
+            return False
+    for t in past:
+        if not t.is_cpu or not t.is_contiguous() or type(t) not in _PLAIN or graph and t.requires_grad:
+            return False
+    return True
 
 
 def _misfit(name: str, tensors: tuple[Tensor | None, ...], first: Tensor) -> str | None:

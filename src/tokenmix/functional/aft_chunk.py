@@ -9,12 +9,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..kernels.cpu import scan, step
+from ._backend import steps
 from ._band import causal_sums
 from ._gates import gated
 from ._sums import FLOOR, Sums, literal, merge, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
 from ._weights import Dense
 
 PIECE = 512  # tokens mixed at once: bounds the (L, keys) weights of a long chunk
+LONG = 64  # new tokens from which sums in float32, two levels, drift no more than those over a whole sequence
+ROWS = 8  # new tokens up to which the C kernel weighs a history row by row
 Past = tuple[Tensor, Tensor, Tensor]
 
 
@@ -34,8 +38,19 @@ def absorb(past: Past, k: Tensor, v: Tensor, live: Tensor | None, *, heads: int 
     return past if k.shape[1] == 0 else _flat(merge(_lift(past, heads), over_all(*wide(k, v, live, heads))))
 
 
-def aft_simple_chunk(q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: Tensor | None, gate: str | None) -> tuple[Tensor, Past]:
+def aft_simple_chunk(q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: Tensor | None = None, gate: str | None = "sigmoid") -> tuple[Tensor, Past]:
     """AFT-simple over L new tokens after ``past``: outputs (B, L, D) and the sums after them."""
+    fused = gate == "sigmoid"
+    if steps((q, k, v) if fused else (k, v), past) and k.nbytes == v.nbytes and (not fused or q.nbytes == v.nbytes) and _fits(past, k, v):
+        live = None if key_mask is None else key_mask.contiguous()
+        form = step.simple if k.shape[1] < LONG else scan.extend
+        y, after = form(q if fused else None, k, v, live, past)
+        return y if fused else gated(q, y, gate), after
+    return simple_prefixes(q, k, v, past, key_mask=key_mask, gate=gate)
+
+
+def simple_prefixes(q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: Tensor | None, gate: str | None) -> tuple[Tensor, Past]:
+    """``aft_simple_chunk`` in plain torch."""
     total = merge(prefix_sums(*wide(k, v, key_mask, 1)), _lift(past, 1))
     last = Sums(total.m[..., -1:, :], total.lift[..., -1:, :], total.acc[..., -1:, :, :])
     return gated(q, narrow(ratio_of(total)), gate), _flat(last)
@@ -57,6 +72,11 @@ def aft_chunk(
         inside: (B or 1, 1, L, R + L), the only pairs that count; then there is no far past.
     """
     R, L = kept[1].shape[1], new[1].shape[1]
+    if L <= ROWS and far is None and inside is None and new[0].shape == new[1].shape and w.shape[1] == 1:
+        fused, ours = q if gate == "sigmoid" else None, (*new[:2], new[2].contiguous())
+        if _ready(fused, ours, kept, w):
+            y = step.full(fused, ours, kept, w)
+            return y if gate == "sigmoid" else gated(q, y, gate)
     live = torch.cat([kept[2], new[2]], 1)
     kd, vd = wide(torch.cat([kept[0], new[0]], 1), torch.cat([kept[1], new[1]], 1), live, heads)
     if inside is not None:
@@ -71,6 +91,47 @@ def aft_chunk(
     if far is not None:
         total = merge(total, _lift(far, heads))
     return gated(q, narrow(ratio_of(total)), gate)
+
+
+def ring_chunk(
+    q: Tensor, new: Past, kept: Past, far: Past, w: Tensor, near: Tensor, *, only_near: bool, heads: int = 1, gate: str | None
+) -> tuple[Tensor, Past, Past]:
+    """L new tokens over a ring of R kept keys, each other, and the sums ``far`` of all older ones: outputs, the ring after them, the sums after them.
+
+    Args:
+        w: log-weights (B or 1, heads or 1, L, R + L), 0 for keys more than R before the token.
+        near: (B or 1, 1, L, R + L), which pairs lie inside the window; with ``only_near`` no others count, and the sums stay as they are.
+
+    Other arguments as in ``aft_chunk``.
+    """
+    new, kept, w = (*new[:2], new[2].contiguous()), (*(a.contiguous() for a in kept),), w.double().contiguous()  # type: ignore[assignment]  # three of each
+    per_head = heads > 1 or new[0].shape[-1] == 1 < new[1].shape[-1]
+    fused = q if gate == "sigmoid" else None
+    if _ready(fused, new, kept, w, far) and new[0].shape[2] == (heads if per_head else new[1].shape[2]) and _fits(far, new[0], new[1]):
+        y, ring, sums = step.ring(fused, new, kept, far, w, near.contiguous() if only_near else None, heads=per_head)
+        return (y if gate == "sigmoid" else gated(q, y, gate)), ring, sums
+    past, inside = (None, near) if only_near else (far, None)
+    y = aft_chunk(q, new, kept, w, heads=heads, far=past, inside=inside, gate=gate)
+    keys, values, lives = (torch.cat(pair, 1) for pair in zip(kept, new, strict=True))
+    n = q.shape[1]
+    sums = far if only_near else absorb(far, keys[:, :n], values[:, :n], lives[:, :n], heads=heads)
+    return y, (keys[:, n:], values[:, n:], lives[:, n:]), sums
+
+
+def _ready(q: Tensor | None, new: Past, kept: Past, w: Tensor, far: tuple[Tensor, ...] = ()) -> bool:
+    """Whether these go to the C kernels: all on the CPU, none needs a gradient, and shapes that fit each other."""
+    (k, v, live), (keys, values, lives) = new, kept
+    if not steps((k, v), (live, lives, w, *far)) or not steps((k, keys, values), ()) or q is not None and not (q.shape == v.shape and steps((k, q), ())):
+        return False
+    (B, L, D), (R, h) = v.shape, keys.shape[1:]
+    fits = (B, L) == live.shape and (B, R) == lives.shape and k.shape == (B, L, h) and keys.shape == (B, R, h) and values.shape == (B, R, D)
+    return fits and w.dtype is torch.float64 and w.shape[-2:] == (L, R + L) and w.shape[0] in (1, B) and w.shape[1] in (1, h)
+
+
+def _fits(past: Past, k: Tensor, v: Tensor) -> bool:
+    """Whether sums are those of keys (B, L, h) and values (B, L, D)."""
+    B, h = k.shape[0], k.shape[2]
+    return past[0].nbytes == past[2].nbytes == 8 * B * h and past[1].nbytes == 8 * B * v.shape[2]
 
 
 def _lift(past: Past, heads: int) -> Sums:

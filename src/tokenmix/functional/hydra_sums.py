@@ -17,12 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
+from ..kernels.cpu import step
+from ._backend import steps
 from ._checks import check_eps
 from ._sums import DEAD, FLOOR, SCAN, SCAN_JUMP, Sums, delay, merge, risen, scan
 from .aft_chunk import absorb as absorb_features
-from .aft_chunk import aft_simple_chunk, read_past
+from .aft_chunk import aft_simple_chunk, read_past, simple_prefixes
 
 EPS = 1e-6  # keeps the gradient at a zero token below 1000, which float16 can hold
+STEPPED = ("cosine", "identity", "mean")  # maps the C kernels know
 BLOCK = 64  # tokens whose pairs are weighed directly in the causal form; the result does not depend on it
 Past = tuple[Tensor, ...]
 SoftmaxPast = tuple[Tensor, Tensor, Tensor]
@@ -97,6 +100,22 @@ def read_sums(q: Tensor, past: Past, *, heads: int, feature: str, normalise: boo
     return _joined(_heads(fq, heads) @ _matrices(total, heads, q.shape[-1]).to(fq.dtype)).to(q.dtype)
 
 
+def extend_chunk(
+    q: Tensor, k: Tensor, v: Tensor, past: Past, *, live: Tensor | None, heads: int, feature: str, normalise: bool, eps: float
+) -> tuple[Tensor, Past]:
+    """``extend_sums`` for a stream: on the C kernels where heads = D and they know the map."""
+    of_query, of_keys = feature.split("/")[0], feature.split("/")[-1]
+    if heads == q.shape[-1] and q.shape == k.shape == v.shape:
+        if of_keys == "softmax":
+            y, after = aft_simple_chunk(MAPS[of_query](q.to(_wide(q)), eps), k, v, past, key_mask=live, gate="identity")  # type: ignore[arg-type]  # three
+            return y.to(q.dtype), after
+        q = q.contiguous()
+        if of_query == of_keys in STEPPED and past[0].shape == (q.shape[0], heads) and steps((q, k, v), past):
+            live = None if live is None else live.contiguous()
+            return step.hydra(q, k, v, live, past, cosine=of_keys == "cosine", mean=normalise or of_keys == "mean", eps=eps)  # type: ignore[arg-type]  # two
+    return extend_sums(q, k, v, past, live=live, heads=heads, feature=feature, normalise=normalise, eps=eps)
+
+
 def extend_sums(
     q: Tensor, k: Tensor, v: Tensor, past: Past, *, live: Tensor | None, heads: int, feature: str, normalise: bool, eps: float
 ) -> tuple[Tensor, Past]:
@@ -105,7 +124,7 @@ def extend_sums(
     fq = MAPS[of_query](q.to(_wide(q)), eps)
     if of_keys == "softmax":
         if heads == q.shape[-1]:
-            y, after = aft_simple_chunk(fq, k, v, past, key_mask=live, gate="identity")  # type: ignore[arg-type]  # three tensors
+            y, after = simple_prefixes(fq, k, v, past, key_mask=live, gate="identity")  # type: ignore[arg-type]  # three tensors
         else:
             y, after = _softmax_prefixes(fq, k, v, past, live, heads)
         return y.to(q.dtype), after

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..kernels.cpu import step
 from . import _kernel_sums as sums
-from ._backend import kernel
+from ._backend import kernel, steps
 from ._checks import check_name, check_qkv
 from ._linear_op import linear_kernel
 from ._sums import DEAD
@@ -56,6 +57,16 @@ def linear_attention(
         return linear_kernel(q, k, v, key_mask, heads=heads, feature=feature, causal=causal)
     a, (b, v1) = log_queries(q, heads, feature), log_keys(k, v, heads, feature, key_mask)
     return sums.joined_heads(sums.mixed(a, b, v1, causal=causal), q)
+
+
+def linear_chunk(q: Tensor, k: Tensor, v: Tensor, past: sums.Past, *, heads: int, feature: str, key_mask: Tensor | None) -> tuple[Tensor, sums.Past]:
+    """New tokens (B, L, H e) over the sums of all keys before them and each other: outputs, and the sums after them."""
+    e = q.shape[-1] // heads
+    fits = q.shape == k.shape == v.shape and past[0].shape == (q.shape[0], heads, e) and past[1].shape == (q.shape[0], heads, e + 1, e)
+    if feature == "elu" and fits and steps((q, k, v), past):
+        return step.linear(q, k, v, None if key_mask is None else key_mask.contiguous(), past)
+    y, after = sums.causal_read(log_queries(q, heads, feature), *log_keys(k, v, heads, feature, key_mask), past)
+    return sums.joined_heads(y, q), after
 
 
 def log_queries(q: Tensor, heads: int, feature: str) -> Tensor:

@@ -59,9 +59,5 @@ def ring_step(
     """New tokens over the ring and each other with weights w (.., L, R + L); what leaves the ring joins the sums, unless ``only_near`` counts."""
     kept, far = (state.keys, state.values, state.live), (state.m, state.num, state.den)
     new = mixer.k_proj(x).to(state.keys.dtype), mixer.v_proj(x).to(state.values.dtype), live
-    past, inside = (None, near) if only_near else (far, None)
-    y = chunk.aft_chunk(queries(mixer, x), new, kept, w, heads=heads, far=past, inside=inside, gate=mixer.gate)
-    keys, values, lives = (torch.cat(pair, 1) for pair in zip(kept, new, strict=True))
-    n = x.shape[1]
-    sums = far if only_near else chunk.absorb(far, keys[:, :n], values[:, :n], lives[:, :n], heads=heads)
-    return y, AFTRingState(keys[:, n:], values[:, n:], lives[:, n:], places[:, n:], *sums, state.position)
+    y, ring, sums = chunk.ring_chunk(queries(mixer, x), new, kept, far, w, near, only_near=only_near, heads=heads, gate=mixer.gate)
+    return y, AFTRingState(*ring, places[:, x.shape[1] :], *sums, state.position)

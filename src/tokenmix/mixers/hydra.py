@@ -47,7 +47,7 @@ def step(q: Tensor, k: Tensor, v: Tensor, state: State, *, causal: bool, live: T
     """New queries over the state: with their own keys where causal, else over a finished context."""
     if not causal:
         return sums.read_sums(q, state, **options), state
-    y, after = sums.extend_sums(q, k, v, state, live=live, **options)
+    y, after = sums.extend_chunk(q, k, v, state, live=live, **options)
     return y, as_state(after)
 
 

@@ -7,7 +7,7 @@ from ..functional import _kernel_sums as sums
 from ..functional import linear as form
 from ..functional._checks import check_name
 from .base import About, Mixer
-from .kernel_parts import KernelState, causal_chunk, kernel_cost, over_context
+from .kernel_parts import KernelState, kernel_cost, over_context
 from .parts import add_projections
 
 
@@ -57,8 +57,8 @@ class LinearAttention(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         q = self.q_proj(x)
-        a = form.log_queries(q, self.heads, self.feature)
         if not self.causal:
-            return self.out_proj(over_context(q, a, state)), state
-        y, state = causal_chunk(q, a, self._new(x, key_mask), state)
-        return self.out_proj(y), state
+            return self.out_proj(over_context(q, form.log_queries(q, self.heads, self.feature), state)), state
+        options = {"heads": self.heads, "feature": self.feature, "key_mask": key_mask}
+        y, past = form.linear_chunk(q, self.k_proj(x), self.v_proj(x), state, **options)
+        return self.out_proj(y), KernelState(*past)

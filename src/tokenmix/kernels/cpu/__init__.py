@@ -20,7 +20,7 @@ from .build import COMMAND, LIBRARY, SOURCES, source_hash
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """What the kernels read and write; they compute in float32 or better."""
 
-_CTYPES = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int, "f": ctypes.c_float, "d": ctypes.c_double}
+_CTYPES = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int, "f": ctypes.c_float, "d": ctypes.c_double, "s": ctypes.c_char_p}
 
 
 def _load() -> tuple[ctypes.CDLL | None, str]:
@@ -67,7 +67,7 @@ def isa() -> str | None:
 
 
 def function(name: str, signature: str) -> Callable[..., None]:
-    """A function of the library by name. Signature letters: p pointer (or None), l int64, i int, f float, d double."""
+    """A function of the library by name. Signature letters: p pointer (or None), l int64, i int, f float, d double, s packed struct."""
     if _library is None:
         return _missing
     raw = getattr(_library, f"tm_{_found}_{name}")

@@ -4,3 +4,4 @@
 #include "full.c"
 #include "hydra.c"
 #include "linear.c"
+#include "step.c"

@@ -1,0 +1,120 @@
+"""A few tokens joined to a state on the C library: tensors in, tensors out, no autograd.
+
+Called for every token a model generates, so each wrapper is one call of the library with one packed struct, and as little else as can be. All arguments
+are contiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import DTYPES, function
+
+Sums = tuple[Tensor, Tensor, Tensor]
+Kept = tuple[Tensor, Tensor, Tensor]
+
+_new: Callable[..., Tensor] = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu", torch.empty_strided)  # half the time of torch.empty
+_DOUBLE = torch.float64
+
+
+def _kernel(name: str, fields: str) -> tuple[Callable[..., bytes], Callable[[bytes], None]]:
+    return Struct(fields).pack, function(name, "s")
+
+
+_simple_fields, _simple = _kernel("step_simple", "15q")
+_ring_fields, _ring = _kernel("step_ring", "29q")
+_full = function("step_full", "s")
+_hydra_fields, _hydra = _kernel("step_hydra", "3qd12q")
+_linear_fields, _linear = _kernel("step_linear", "14q")
+
+
+def _at(a: Tensor | None) -> int:
+    return 0 if a is None else a.data_ptr()
+
+
+def simple(q: Tensor | None, k: Tensor, v: Tensor, live: Tensor | None, past: Any) -> tuple[Tensor, Sums]:
+    """AFT-simple over L new tokens (B, L, D) after ``past``, m, num, den (B, D): outputs, and the sums after them."""
+    B, L, D = k.shape
+    m, num, den = past
+    y = _new((B, L, D), (L * D, D, 1), k.dtype)
+    m1, num1, den1 = _new((B, D), (D, 1), _DOUBLE), _new((B, D), (D, 1), _DOUBLE), _new((B, D), (D, 1), _DOUBLE)
+    _simple(
+        _simple_fields(
+            DTYPES[k.dtype],
+            0 if q is None else q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            0 if live is None else live.data_ptr(),
+            m.data_ptr(),
+            num.data_ptr(),
+            den.data_ptr(),
+            y.data_ptr(),
+            m1.data_ptr(),
+            num1.data_ptr(),
+            den1.data_ptr(),
+            B,
+            L,
+            D,
+        )
+    )
+    return y, (m1, num1, den1)
+
+
+def ring(q: Tensor | None, new: Kept, kept: Kept, far: Sums, w: Tensor, near: Tensor | None, *, heads: bool) -> tuple[Tensor, Kept, Sums]:
+    """L new tokens over the last R keys, each other and the sums of all older keys: outputs, the last R of all tokens, the sums of those before.
+
+    Args:
+        new, kept: keys (B, L or R, h), values (B, L or R, D), live (B, L or R).
+        w: log-weights (B or 1, h or 1, L, R + L), float64; token t reads t .. R + t of its row.
+        near: (B or 1, 1, L, R + L), the only pairs that count; the sums then stay as they are.
+        heads: one key for all features of a head, else h = D.
+    """
+    k, v, live = new
+    keys, values, lives = kept
+    (B, L, D), (_, R, h), dtype = v.shape, keys.shape, v.dtype
+    y, keys1, values1 = _new((B, L, D), (L * D, D, 1), dtype), _new((B, R, h), (R * h, h, 1), dtype), _new((B, R, D), (R * D, D, 1), dtype)
+    lives1 = _new((B, R), (R, 1), torch.bool)
+    sums = far if near is not None else (_new((B, h), (h, 1), _DOUBLE), _new((B, D), (D, 1), _DOUBLE), _new((B, h), (h, 1), _DOUBLE))
+    inputs = [a.data_ptr() for a in (k, v, live, keys, values, lives, *far, w)]
+    outputs = [a.data_ptr() for a in (y, keys1, values1, lives1, *sums)]
+    wb, wh = w.stride(0) if w.shape[0] > 1 else 0, w.stride(1) if w.shape[1] > 1 else 0
+    nb = 0 if near is None or near.shape[0] == 1 else near.stride(0)
+    _ring(_ring_fields(DTYPES[dtype], heads, _at(q), *inputs, _at(near), *outputs, B, L, R, D, h, wb, wh, nb))
+    return y, (keys1, values1, lives1), sums
+
+
+def full(q: Tensor | None, new: Kept, kept: Kept, w: Tensor) -> Tensor:
+    """L new tokens over R kept keys and each other, causally: (B, L, D). w (B or 1, 1, L, R + L) float64."""
+    B, L, D = new[1].shape
+    y = torch.empty_like(new[1])
+    inputs = [a.data_ptr() for a in (*new, *kept)]
+    wb = w.stride(0) if w.shape[0] > 1 else 0
+    _full(_ring_fields(DTYPES[y.dtype], 0, _at(q), *inputs, 0, 0, 0, w.data_ptr(), 0, y.data_ptr(), *[0] * 6, B, L, kept[0].shape[1], D, D, wb, 0, 0))
+    return y
+
+
+def hydra(
+    q: Tensor, k: Tensor, v: Tensor, live: Tensor | None, past: tuple[Tensor, Tensor], *, cosine: bool, mean: bool, eps: float
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Hydra over L new tokens (B, L, D) after the sums (B, D) and the number of their keys (B): outputs, and both after them."""
+    B, L, D = k.shape
+    total, number = past
+    y, total1, number1 = _new((B, L, D), (L * D, D, 1), k.dtype), _new((B, D), (D, 1), _DOUBLE), _new((B,), (1,), torch.int64)
+    found = [a.data_ptr() for a in (total, number, y, total1, number1)]
+    _hydra(_hydra_fields(DTYPES[k.dtype], cosine, mean, eps, q.data_ptr(), k.data_ptr(), v.data_ptr(), _at(live), *found, B, L, D))
+    return y, (total1, number1)
+
+
+def linear(q: Tensor, k: Tensor, v: Tensor, live: Tensor | None, past: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Linear attention with elu + 1 over L new tokens (B, L, H e) after m (B, H, e) and acc (B, H, e + 1, e): outputs, and both after them."""
+    B, L, _ = k.shape
+    m, acc = past
+    y, m1, acc1 = torch.empty_like(k), torch.empty_like(m), torch.empty_like(acc)
+    found = [a.data_ptr() for a in (m, acc, y, m1, acc1)]
+    _linear(_linear_fields(DTYPES[k.dtype], q.data_ptr(), k.data_ptr(), v.data_ptr(), _at(live), *found, B, L, *m.shape[1:]))
+    return y, (m1, acc1)
