@@ -297,13 +297,14 @@ def _compare(name: str, d: Draw, y: Tensor, grads: list[Tensor], want: Tensor, w
     loud = exact if values is None else (*exact[:values], exact[values].abs(), *exact[values + 1 :])
     with torch.no_grad():
         scale = form.function(*loud, **options, backend="eager").abs()
+    scale = torch.maximum(scale, want.abs())  # signed weights cancel in both
     _near("output", y, want, tol, scale.amax(-1, keepdim=True) if scale.numel() else scale, limits)
     sizes = [float(g.abs().max() * a.abs().max()) if g.numel() else 0.0 for g, a in zip(wanted, flat(exact), strict=True)]
     against = values if values is not None else at if form.averaged is None else form.averaged  # gradients of logits cancel, this one does not
     for i, (ours, theirs) in enumerate(zip(grads, wanted, strict=True)):
         largest = float(theirs.abs().max()) if theirs.numel() else 0.0
         floor = 0.0 if i == against else sizes[against]
-        if form.product and i in form.product and theirs.numel():  # a sum over the other factor, which cancels in the same way
+        if form.product and i in form.product and exact[0].numel():  # a sum over the other factor, which cancels in the same way
             floor *= float(exact[sum(form.product) - i].abs().max())
         _near(f"gradient of tensor {i}", ours, theirs, tol, torch.tensor(max(largest, floor)), limits)
 
