@@ -108,7 +108,11 @@ class Draw:
             "nothing": lambda: torch.zeros(self.B, S, dtype=torch.bool),
             "all": lambda: torch.ones(self.B, S, dtype=torch.bool),
         }
-        return {"causal": self.causal, "key_mask": None if kind == "none" else rows[kind]()}
+        return {"causal": self.causal, "key_mask": None if kind == "none" else self.placed(rows[kind]())}
+
+    def placed(self, mask: Tensor) -> Tensor:
+        """The mask in some layout."""
+        return self.one(mask, mask, torch.stack([mask, ~mask], -1)[..., 0], mask.T.contiguous().T, mask[:1].expand_as(mask))
 
     def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.queries(self.B, self.T, self.D), self.keys(self.B, self.S, self.D), self.normal(self.B, self.S, self.D)

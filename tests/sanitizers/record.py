@@ -11,6 +11,7 @@ import importlib
 import struct
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
@@ -19,11 +20,11 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from fuzz_forms import FORMS, MISSING, derived, drawn, upstream
+from fuzz_forms import FORMS, MISSING, derived, drawn, mapped, upstream
 from tokenmix import MixerError
 from tokenmix.kernels import cpu
 
-SEEDS = 20  # calls of each form
+SEEDS = 40  # calls of each form
 LIMITS = {"most": 140, "wide": 90}
 LETTERS = {kind: letter for letter, kind in cpu._CTYPES.items()}
 FUNCTION = type(cpu._library.tm_hash)  # type: ignore[union-attr]  # nothing runs here without the library
@@ -40,7 +41,17 @@ def extended_scan() -> None:
             _, past = scan.extend(q if gate else None, k, v, torch.rand(2, L) < 0.8 if L > 1 else None, past)
 
 
-MORE: list[Callable[[], None]] = [extended_scan]
+def not_finite() -> None:
+    """Every form on numbers that are not finite, where they may be attended: the results are worth nothing, but nothing may be undefined."""
+    for name in FORMS:
+        for seed in range(0 if name in MISSING else 12):
+            d, args, _, options = drawn(name, seed, **LIMITS)
+            hit = mapped(args, lambda a, d=d: torch.where(torch.rand(a.shape) < 0.05, d.one(float("nan"), float("inf"), -float("inf"), 3e38), a).to(a.dtype))
+            with suppress(MixerError):
+                derived(name, hit, options, None, "cpu")
+
+
+MORE: list[Callable[[], None]] = [extended_scan, not_finite]
 """What uses kernels beside the forms: streams. A kernel that nothing here calls is named by test_sanitizers."""
 
 
@@ -122,10 +133,8 @@ def main() -> None:
         for name in FORMS:
             for seed in range(0 if name in MISSING else SEEDS):
                 d, args, _, options = drawn(name, seed, **LIMITS)
-                try:
+                with suppress(MixerError):  # what a kernel lacks
                     derived(name, args, options, upstream(d, args[0]), "cpu")
-                except MixerError:
-                    continue
         for more in MORE:
             more()
         file.write(struct.pack("<i", 0))

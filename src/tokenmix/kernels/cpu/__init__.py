@@ -100,6 +100,11 @@ def rows(a: Tensor) -> Tensor:
     return a if a.stride(-1) == 1 or a.shape[-1] == 1 and a.is_contiguous() else a.contiguous()
 
 
+def dense(a: Tensor | None) -> Tensor | None:
+    """``a`` without gaps, for arguments of which the kernels take no strides: masks may be slices and expanded rows too."""
+    return None if a is None else a.contiguous()
+
+
 def pointer(a: Tensor | None) -> int | None:
-    """The address of a tensor's first element, None for no tensor."""
+    """The address of a tensor's first element, None for no tensor. The tensor must live until the call: a copy made in passing has to be kept."""
     return None if a is None else a.data_ptr()
