@@ -5,15 +5,24 @@ BIN := $(VENV)/bin
 CHROMIUM ?= chromium
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: setup demo test test-all test-browser lint docs clean
+KERNELS := src/tokenmix/kernels/cpu
+LIBRARY := $(KERNELS)/libtokenmix.so
 
-setup: $(VENV)/.ok
+.PHONY: setup kernels demo test test-all test-browser lint docs clean
 
-$(VENV)/.ok: pyproject.toml constraints.txt
+setup: $(VENV)/.ok kernels
+
+$(VENV)/.ok: pyproject.toml constraints.txt hatch_build.py
 	$(PY) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -U "pip>=25.1"
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[all]" --group dev
 	touch $@
+
+# Installing compiles the C kernels too; this compiles them again when a source has changed. Without a compiler it warns and all else goes on.
+kernels: $(LIBRARY)
+
+$(LIBRARY): $(wildcard $(KERNELS)/src/*.[ch]) $(KERNELS)/build.py | $(VENV)/.ok
+	$(BIN)/python $(KERNELS)/build.py --if-needed
 
 demo: setup
 	$(BIN)/python -m tokenmix.demo --out runs/demo

@@ -61,6 +61,15 @@ def test_strides_are_taken_as_they_are(causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
+def test_masks_may_have_strides(causal):
+    q, k, v = qkv(3, 70, 70, 9)
+    wide = torch.rand(3, 140, generator=torch.Generator().manual_seed(0)) > 0.5
+    for mask in (wide[:, ::2], wide[:, :70].T.contiguous().T, wide[:1, 70:].expand(3, -1)):
+        given = {"causal": causal, "backend": "cpu"}
+        assert torch.equal(F.aft_simple(q, k, v, key_mask=mask, **given), F.aft_simple(q, k, v, key_mask=mask.clone().contiguous(), **given))
+
+
+@pytest.mark.parametrize("causal", [False, True])
 def test_one_thread_gives_the_same_bits_as_two(causal):
     args = [a.requires_grad_() for a in qkv(2, 300, 300, 100)]
     before, found = torch.get_num_threads(), []

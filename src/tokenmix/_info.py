@@ -16,6 +16,7 @@ EXTRAS = {"train": ("numpy", "tyro", "pyyaml", "rich", "safetensors"), "plot": (
 TRIAL = {"max_len": 16, "window": 4, "heads": 2, "kernel_size": 3}  # for options a mixer insists on
 TORCH_NEEDED = (2, 9)
 WIDTH = 120  # of lines on a terminal
+ISAS = {"v4": "AVX-512 (v4)", "v3": "AVX2 (v3)", "base": "the instructions every machine of this kind has (base)"}
 FIX = "reinstall tokenmix and torch, or report this with the output of `tokenmix doctor --json`"
 
 
@@ -133,10 +134,36 @@ def diagnose() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "triton": _version("triton"),
         "backend": {"default": wanted, "rule": RULE},
+        "kernels": _kernels(),
         "extras": {extra: {package: _version(package) for package in packages} for extra, packages in EXTRAS.items()},
         "forward": trials,
         "broken": broken,
     }
+
+
+def _kernels() -> dict[str, dict[str, Any]]:
+    """C and Triton kernels: whether they can be used, or why not, and which operators have them."""
+    from .functional._ops import OPERATORS
+    from .kernels import cpu, triton
+
+    names = {kind: [name for name, kinds in OPERATORS.items() if kind in kinds and not name.endswith("_backward")] for kind in ("cpu", "triton")}
+    return {
+        "cpu": {"available": cpu.available(), "why_not": cpu.why_not(), "isa": cpu.isa(), "hash": cpu.built_from(), "operators": names["cpu"]},
+        "triton": {"available": triton.available(), "why_not": triton.why_not(), "interpreted": triton.INTERPRETED, "operators": names["triton"]},
+    }
+
+
+def _kernel_lines(found: dict[str, dict[str, Any]]) -> list[str]:
+    cpu, triton = found["cpu"], found["triton"]
+    said = {
+        "C": (cpu, f"{ISAS.get(cpu['isa'], cpu['isa'])}, built from {cpu['hash']}"),
+        "Triton": (triton, "interpreted on the CPU (TRITON_INTERPRET=1)" if triton["interpreted"] else "for the GPU"),
+    }
+    lines = []
+    for kind, (state, how) in said.items():
+        has = f"; they run {', '.join(state['operators'])}" if state["operators"] else "; none are written yet"
+        lines += _wrapped("kernels  ", f"{kind}: {how}{has}" if state["available"] else f"{kind}: not in use: {state['why_not']}", 9)
+    return lines
 
 
 def _trials() -> dict[str, str]:
@@ -174,6 +201,7 @@ def diagnosis_text(found: dict[str, Any]) -> str:
         f"threads  {found['threads']} on {found['cores']} cores",
         f"gpu      {found['gpu'] or 'none: everything runs on the CPU'}",
         f"triton   {found['triton'] or 'not installed, not needed'}",
+        *_kernel_lines(found["kernels"]),
         *_wrapped("backend  ", f"{found['backend']['default']}; rule of {found['backend']['rule']}", 9),
     ]
     for extra, packages in found["extras"].items():

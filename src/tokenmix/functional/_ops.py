@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 _LIBRARY = torch.library.Library("tokenmix", "DEF")  # noqa: TOR901  (ours, defined once)
+OPERATORS: dict[str, tuple[str, ...]] = {}
+"""Name of an operator -> the kernels it has, of "cpu" and "triton"."""
 
 
 def define(name: str, signature: str, *, cpu: Callable[..., Any] | None, cuda: Callable[..., Any] | None = None, fake: Callable[..., Any]) -> Any:
@@ -21,6 +23,7 @@ def define(name: str, signature: str, *, cpu: Callable[..., Any] | None, cuda: C
         if run is not None:
             _LIBRARY.impl(name, run, key)
     torch.library.register_fake(f"tokenmix::{name}", fake, lib=_LIBRARY)
+    OPERATORS[name] = tuple(kind for kind, run in (("cpu", cpu), ("triton", cuda)) if run is not None)
     return getattr(torch.ops.tokenmix, name).default
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import MixerError
-from .build import COMMAND, LIBRARY, SOURCES, source_hash
+from .build import COMMAND, LIBRARY, SOURCES, source_hash, whole
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """What the kernels read and write; they compute in float32 or better."""
@@ -27,21 +28,29 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     """The library and the instruction set in use; or None and the reason."""
     if os.environ.get("TOKENMIX_NO_KERNELS"):
         return None, "TOKENMIX_NO_KERNELS is set"
-    if not LIBRARY.is_file():
-        return None, f"the C library was not built, which needs a C compiler; build it with `{COMMAND}`"
+    other = os.environ.get("TOKENMIX_LIBRARY")  # for tests: a library built from other sources
+    file = Path(other) if other else LIBRARY
+    if not file.is_file():
+        return None, f"{file} does not exist" if other else f"the C library was not built, which needs a C compiler; build it with `{COMMAND}`"
+    if not whole(file):
+        return None, f"the C library is damaged: {file} was cut off; build it again with `{COMMAND}`"
     try:
-        library = ctypes.CDLL(str(LIBRARY))
-        library.tm_hash.restype = library.tm_isa.restype = ctypes.c_char_p
-        built = library.tm_hash().decode()
+        library = ctypes.CDLL(str(file))
+        built = _text(library.tm_hash)
     except (OSError, AttributeError) as why:
         return None, f"the C library could not be loaded ({why}); build it again with `{COMMAND}`"
-    if SOURCES.is_dir() and built != source_hash():
+    if not other and SOURCES.is_dir() and built != source_hash():
         return None, f"the C library is stale: it was built from other sources; build it again with `{COMMAND}`"
     return _chosen(library)
 
 
+def _text(function: Any) -> str:
+    function.restype = ctypes.c_char_p
+    return function().decode()
+
+
 def _chosen(library: ctypes.CDLL) -> tuple[ctypes.CDLL | None, str]:
-    best, wanted = library.tm_isa().decode(), os.environ.get("TOKENMIX_ISA")
+    best, wanted = _text(library.tm_isa), os.environ.get("TOKENMIX_ISA")
     if wanted and not hasattr(library, f"tm_{wanted}_scan_forward"):
         return None, f"TOKENMIX_ISA={wanted!r} is none of the instruction sets the C library was built for"
     return library, wanted or best
@@ -66,17 +75,24 @@ def isa() -> str | None:
     return _found if _loaded else None
 
 
+def built_from() -> str | None:
+    """The hash of the sources and flags of the library in use."""
+    return None if _library is None else _text(_library.tm_hash)
+
+
 def function(name: str, signature: str) -> Callable[..., None]:
     """A function of the library by name. Signature letters: p pointer (or None), l int64, i int, f float, d double, s packed struct."""
     if _library is None:
         return _missing
-    raw = getattr(_library, f"tm_{_found}_{name}")
+    raw = getattr(_library, f"tm_{_found}_{name}", None)
+    if raw is None:  # a library of other sources
+        return _missing
     raw.argtypes, raw.restype = [_CTYPES[letter] for letter in signature], None
     return raw
 
 
 def _missing(*args: Any) -> None:
-    raise MixerError(f"backend='cpu': {_found}.")
+    raise MixerError(f"backend='cpu': {_found if _library is None else 'the C library in use has no such function'}.")
 
 
 def rows(a: Tensor) -> Tensor:
@@ -84,6 +100,11 @@ def rows(a: Tensor) -> Tensor:
     return a if a.stride(-1) == 1 or a.shape[-1] == 1 and a.is_contiguous() else a.contiguous()
 
 
+def dense(a: Tensor | None) -> Tensor | None:
+    """``a`` without gaps, for arguments of which the kernels take no strides: masks may be slices and expanded rows too."""
+    return None if a is None else a.contiguous()
+
+
 def pointer(a: Tensor | None) -> int | None:
-    """The address of a tensor's first element, None for no tensor."""
+    """The address of a tensor's first element, None for no tensor. The tensor must live until the call: a copy made in passing has to be kept."""
     return None if a is None else a.data_ptr()

@@ -1,4 +1,4 @@
-"""Compile the C kernels into one shared library: ``python -m tokenmix.kernels.cpu``. Standard library only, so that the package's build can run it.
+"""Compile the C kernels into one shared library: ``python -m tokenmix.kernels.cpu``. Standard library only, so that the package's build can run it by path.
 
 The kernels are compiled once per instruction set and the best one is chosen when the library is loaded, so one file serves every machine of a kind. The
 library carries a hash of the sources and flags; one that does not match the sources beside it is refused when loaded.
@@ -13,13 +13,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 SOURCES = Path(__file__).parent / "src"
 LIBRARY = Path(__file__).parent / "libtokenmix.so"
 COMMAND = "python -m tokenmix.kernels.cpu"
-FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-Wall"]
+FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-Wall"]
 X86 = {"v4": ["-march=x86-64-v4", "-mprefer-vector-width=512"], "v3": ["-march=x86-64-v3"], "base": []}
 SECONDS = 600
 
@@ -34,8 +36,8 @@ def instruction_sets() -> dict[str, list[str]]:
 
 
 def source_hash() -> str:
-    """Changes with any source file or flag."""
-    digest = hashlib.sha256(repr((FLAGS, sorted(instruction_sets().items()))).encode())
+    """Changes with any source file, any flag and the kind of machine."""
+    digest = hashlib.sha256(repr((FLAGS, sorted(instruction_sets().items()), platform.machine().lower(), sys.platform)).encode())
     for path in sorted(SOURCES.glob("*.[ch]")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
@@ -49,27 +51,60 @@ def compiler() -> str:
     raise BuildError("no C compiler found (looked for $CC, cc, gcc, clang); install one, for example Debian's gcc.")
 
 
-def build(target: Path = LIBRARY, extra: list[str] | None = None) -> Path:
-    """Compile to ``target``, whole or not at all; ``extra`` flags are for sanitizers."""
-    cc, flags = compiler().split(), [*FLAGS, *(extra or [])]
+def current(library: Path = LIBRARY) -> bool:
+    """Whether this file is whole and was built from the sources beside this module. It is not loaded: outside of torch's process it has no OpenMP."""
+    return library.is_file() and whole(library) and source_hash().encode() in library.read_bytes()
+
+
+def whole(library: Path) -> bool:
+    """Whether an ELF file holds all that its header speaks of; loading one that was cut off would kill the process. Other loaders check it themselves."""
+    with library.open("rb") as file:
+        head = file.read(64)
+    if head[:4] != b"\x7fELF":
+        return len(head) == 64
+    if len(head) < 64 or head[4] != 2:  # every machine we build for has 64 bits
+        return False
+    order: Literal["little", "big"] = "little" if head[5] == 1 else "big"
+    sections, size, count = (int.from_bytes(head[a:b], order) for a, b in ((40, 48), (58, 60), (60, 62)))
+    return library.stat().st_size >= sections + size * count
+
+
+def openmp(cc: list[str]) -> tuple[list[str], list[str]]:
+    """The flags that switch OpenMP on, for compiling and for linking.
+
+    No OpenMP runtime is linked in where torch's own can serve, the library then shares its threads: GNU's on Linux with gcc, LLVM's on macOS with clang,
+    whose Apple build hides the flag. clang on Linux needs LLVM's, which torch does not bring there.
+    """
+    clang = "clang" in subprocess.run([*cc, "--version"], capture_output=True, text=True, timeout=SECONDS).stdout
+    if sys.platform == "darwin":
+        return (["-Xclang", "-fopenmp"], []) if clang else (["-fopenmp"], ["-fopenmp"])
+    return ["-fopenmp"], ["-fopenmp"] if clang else []
+
+
+def build(target: Path = LIBRARY, *, sources: Path = SOURCES, only: str | None = None, extra: Sequence[str] = ()) -> Path:
+    """Compile to ``target``, whole or not at all; for tests also other sources, one instruction set ``only``, and ``extra`` flags."""
     if sys.platform == "win32":
         raise BuildError("the C kernels need gcc or clang on Linux or macOS.")
+    cc, machine = compiler().split(), instruction_sets()
+    wanted = machine if only is None else {only: machine[only]}
+    compiling, linking = openmp(cc)
+    flags = [*FLAGS, *compiling, *extra]
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        jobs = [
-            [*cc, *flags, *march, f"-DTM_ISA={isa}", "-c", str(SOURCES / "kernels.c"), "-o", f"{folder}/{isa}.o"] for isa, march in instruction_sets().items()
-        ]
-        jobs.append([*cc, *flags, f'-DTM_HASH="{source_hash()}"', "-c", str(SOURCES / "isa.c"), "-o", f"{folder}/isa.o"])
+        jobs = [[*cc, *flags, *march, f"-DTM_ISA={isa}", "-c", str(sources / "kernels.c"), "-o", f"{folder}/{isa}.o"] for isa, march in wanted.items()]
+        jobs.append([*cc, *flags, f'-DTM_HASH="{source_hash()}"', "-c", str(sources / "isa.c"), "-o", f"{folder}/isa.o"])
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(pool.map(_run, jobs))
-        # no OpenMP runtime is linked in: the library uses the one torch has loaded, and so its threads
         shared = ["-dynamiclib", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
-        _run([*cc, *(extra or []), *shared, *(job[-1] for job in jobs), "-lm", "-o", f"{folder}/library"])
+        _run([*cc, *extra, *shared, *(job[-1] for job in jobs), "-lm", *linking, "-o", f"{folder}/library"])
         os.replace(f"{folder}/library", target)
     return target
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as why:
+        raise BuildError(f"`{' '.join(command)}` failed: {why}") from None
     if done.returncode:
         raise BuildError(f"`{' '.join(command)}` failed:\n{done.stderr.strip()[-4000:]}")
     if done.stderr.strip():
@@ -77,11 +112,20 @@ def _run(command: list[str]) -> None:
 
 
 def main() -> None:
-    """Compile, and say what came of it."""
+    """Compile, and say what came of it; with ``--if-needed``, as make calls it, only where the library is not current, and failing is no error."""
+    lazy = "--if-needed" in sys.argv[1:]
+    if lazy and os.environ.get("TOKENMIX_BUILD_KERNELS") == "0":
+        print("the C kernels are not built: TOKENMIX_BUILD_KERNELS=0")
+        return
+    if lazy and current():
+        os.utime(LIBRARY)  # for make, which goes by times
+        return
     try:
         print(f"built {build()} ({source_hash()})")
     except BuildError as why:
-        sys.exit(f"error: {why}")
+        if not lazy:
+            sys.exit(f"error: {why}")
+        print(f"warning: the C kernels are not built, everything runs without them, slower: {why}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import DTYPES, function, pointer, rows
+from . import DTYPES, dense, function, pointer, rows
 
 CHUNK = 64  # SCAN_T of scan.c
 
@@ -29,7 +29,7 @@ def saved_shape(k: Tensor, causal: bool) -> tuple[int, ...]:
 
 def forward(q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, T: int, *, causal: bool, save: bool) -> tuple[Tensor, Tensor]:
     """y (B, T, D), and what the backward pass needs (empty unless ``save``)."""
-    q, k, v = None if q is None else rows(q), rows(k), rows(v)
+    q, k, v, mask = None if q is None else rows(q), rows(k), rows(v), dense(mask)
     B, S, D = k.shape
     y = torch.empty(B, T, D, dtype=k.dtype)
     saved = torch.empty(saved_shape(k, causal) if save else (0,), dtype=torch.float32)
@@ -44,7 +44,7 @@ def forward(q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, T: int,
 
 def backward(g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor, *, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     """dq (empty without q), dk, dv."""
-    g, q, k, v = rows(g), None if q is None else rows(q), rows(k), rows(v)
+    g, q, k, v, mask = rows(g), None if q is None else rows(q), rows(k), rows(v), dense(mask)
     B, S, D = k.shape
     dk, dv = (torch.empty(k.shape, dtype=k.dtype) for _ in range(2))
     dq = torch.empty((0,) if q is None else q.shape, dtype=k.dtype)
@@ -57,9 +57,9 @@ def backward(g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | N
 
 def extend(q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, past: State) -> tuple[Tensor, State]:
     """The causal form over new tokens after ``past`` (m, num, den, float64): outputs and the sums after them."""
-    q, k, v = None if q is None else rows(q), rows(k), rows(v)
+    q, k, v, mask, past = None if q is None else rows(q), rows(k), rows(v), dense(mask), tuple(a.contiguous() for a in past)
     B, T, D = k.shape
     y, after = torch.empty(B, T, D, dtype=k.dtype), tuple(torch.empty(B, D, dtype=torch.float64) for _ in range(3))
     fixed = DTYPES[k.dtype], int(q is not None), pointer(q), pointer(k), pointer(v), pointer(mask), pointer(y), None
-    _forward(*fixed, *(pointer(a.contiguous()) for a in past), *map(pointer, after), B, T, D, *_strides(q, k, v), torch.get_num_threads())
+    _forward(*fixed, *map(pointer, past), *map(pointer, after), B, T, D, *_strides(q, k, v), torch.get_num_threads())
     return y, after  # type: ignore[return-value]  # three of them

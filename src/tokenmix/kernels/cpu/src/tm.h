@@ -14,7 +14,9 @@
 #define TM_PASTE_(a, b) tm_##a##_##b
 #define TM_PASTE(a, b) TM_PASTE_(a, b)
 #define TM_EXPORT(name) __attribute__((visibility("default"))) void TM_PASTE(TM_ISA, name)
+#ifndef TM_INLINE /* the sanitizers, whose code is large, inline nothing */
 #define TM_INLINE static inline __attribute__((always_inline))
+#endif
 
 #if defined(__AVX512F__)
 #define TM_VL 16 /* floats in a vector register */
@@ -43,10 +45,12 @@ enum { TM_F32 = 0, TM_BF16 = 1, TM_F16 = 2 };
 /* The least maximum: one float32 step above the key of a dead token, so that no difference is NaN and exp(dead - TM_FLOOR) is 0. */
 #define TM_FLOOR (-0x1.fffffcp127f)
 
-/* exp(x) for x <= 0, 0 below -87; about one unit in the last place, no branch. */
+/* exp(x) for x <= 0, 0 below -87, NaN for NaN; about one unit in the last place, no branch. The sum with 1.5 * 2^23 is rounded to a whole number, which then
+   stands in its lowest bits: that power of two is read from them, as to convert NaN to an integer is undefined. */
 TM_INLINE float tm_exp_neg(float x) {
     float c = x < -87.0f ? -87.0f : x;
-    float n = (c * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
+    float shifted = c * 1.44269504088896341f + 12582912.0f, n = shifted - 12582912.0f, scale;
+    uint32_t bits;
     float r = n * -0.693359375f + c;
     r = n * 2.12194440e-4f + r;
     float p = 1.9875691500e-4f;
@@ -56,8 +60,8 @@ TM_INLINE float tm_exp_neg(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + (r + 1.0f);
-    int32_t bits = ((int32_t)n + 127) << 23;
-    float scale;
+    memcpy(&bits, &shifted, 4);
+    bits = (bits + 127u) << 23;
     memcpy(&scale, &bits, 4);
     return x < -87.0f ? 0.0f : p * scale;
 }

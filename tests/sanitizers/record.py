@@ -1,0 +1,145 @@
+"""``record.py OUT``: every call that the library receives while the forms of ``fuzz_forms`` and the functions of ``MORE`` run, with all of its memory.
+
+So that a C program can repeat them under a sanitizer, without Python and torch: ``harness.c``. Functions and signatures are those that ctypes has, and
+a buffer is as long as the tensor it came from, so a wrapper that allocates too little is found as well as a kernel that writes too much.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import struct
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from fuzz_forms import FORMS, MISSING, derived, drawn, mapped, upstream
+from tokenmix import MixerError
+from tokenmix.kernels import cpu
+
+SEEDS = 40  # calls of each form
+LIMITS = {"most": 140, "wide": 90}
+LETTERS = {kind: letter for letter, kind in cpu._CTYPES.items()}
+FUNCTION = type(cpu._library.tm_hash)  # type: ignore[union-attr]  # nothing runs here without the library
+
+
+def extended_scan() -> None:
+    """AFT-simple over chunks of new tokens after a state."""
+    from tokenmix.kernels.cpu import scan
+
+    for dtype, gate in ((torch.float32, True), (torch.bfloat16, False), (torch.float16, True)):
+        past = tuple(torch.full((2, 37), value, dtype=torch.float64) for value in (-1e30, 0.0, 0.0))
+        for L in (1, 5, 65):
+            q, k, v = (torch.randn(2, L, 37).to(dtype) for _ in range(3))
+            _, past = scan.extend(q if gate else None, k, v, torch.rand(2, L) < 0.8 if L > 1 else None, past)
+
+
+def not_finite() -> None:
+    """Every form on numbers that are not finite, where they may be attended: the results are worth nothing, but nothing may be undefined."""
+    for name in FORMS:
+        for seed in range(0 if name in MISSING else 12):
+            d, args, _, options = drawn(name, seed, **LIMITS)
+            hit = mapped(args, lambda a, d=d: torch.where(torch.rand(a.shape) < 0.05, d.one(float("nan"), float("inf"), -float("inf"), 3e38), a).to(a.dtype))
+            with suppress(MixerError):
+                derived(name, hit, options, None, "cpu")
+
+
+MORE: list[Callable[[], None]] = [extended_scan, not_finite]
+"""What uses kernels beside the forms: streams. A kernel that nothing here calls is named by test_sanitizers."""
+
+
+def modules() -> list[ModuleType]:
+    """Every module of wrappers."""
+    names = sorted(path.stem for path in Path(str(cpu.__file__)).parent.glob("*.py"))
+    return [importlib.import_module(f"{cpu.__name__}.{name}") for name in names if name not in ("__init__", "__main__", "build")]
+
+
+class Recorder:
+    """Stands between the wrappers and the library."""
+
+    def __init__(self, file: BinaryIO):
+        self.file = file
+        self.known: dict[int, tuple[int, StorageWeakRef]] = {}  # address -> how many bytes, and whose
+        self.names: list[str] = []
+
+    def pointer(self, a: Tensor | None) -> int | None:
+        """``cpu.pointer``, remembering how far the memory of a tensor goes."""
+        if a is None:
+            return None
+        size = a.element_size() * (1 + sum((n - 1) * s for n, s in zip(a.shape, a.stride(), strict=True))) if a.numel() else 0
+        before = self.known.get(a.data_ptr())
+        if before and not before[1].expired():
+            size = max(size, before[0])
+        self.known[a.data_ptr()] = size, StorageWeakRef(a.untyped_storage())
+        return a.data_ptr()
+
+    def wrap(self, raw: Any) -> Callable[..., None]:
+        """A function of the library that writes down what it is given."""
+        name, signature = raw.__name__.split("_", 2)[2], "".join(LETTERS[kind] for kind in raw.argtypes)
+
+        def call(*args: Any) -> None:
+            assert len(args) == len(signature), name
+            self.file.write(struct.pack("<i32sqq", 1, name.encode(), len(signature), len(self.names)))
+            for letter, value in zip(signature, args, strict=True):
+                self.write(name, letter, value)
+            self.names.append(name)
+            raw(*args)
+
+        return call
+
+    def write(self, name: str, letter: str, value: Any) -> None:
+        """One argument: its letter, its number or the length of its memory, where that begins in a cache line, and what it holds."""
+        if letter != "p":
+            self.file.write(struct.pack("<cqdq", letter.encode(), int(value) if letter in "il" else 0, float(value), 0))
+            return
+        if not value:
+            self.file.write(struct.pack("<cqdq", b"0", 0, 0.0, 0))
+            return
+        assert value in self.known, f"{name}: an address that did not come from pointer()"
+        size, storage = self.known[value]
+        assert not storage.expired(), f"{name}: a tensor was freed between pointer() and the call"
+        self.file.write(struct.pack("<cqdq", b"p", size, 0.0, value % 64))
+        self.file.write(ctypes.string_at(value, size))
+
+    def install(self) -> None:
+        """Take the place of ``pointer`` and of every function of the library in every module of wrappers."""
+        for module in [cpu, *modules()]:
+            for key, value in list(vars(module).items()):
+                if value is pointer:
+                    setattr(module, key, self.pointer)
+                elif isinstance(value, FUNCTION):
+                    setattr(module, key, self.wrap(value))
+                elif isinstance(value, dict) and any(isinstance(v, FUNCTION) for v in value.values()):
+                    value.update({k: self.wrap(v) for k, v in value.items() if isinstance(v, FUNCTION)})
+
+
+pointer = cpu.pointer
+
+
+def main() -> None:
+    """Record, and print the names of the functions that were called."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    with Path(sys.argv[1]).open("wb") as file:
+        recorder = Recorder(file)
+        recorder.install()
+        for name in FORMS:
+            for seed in range(0 if name in MISSING else SEEDS):
+                d, args, _, options = drawn(name, seed, **LIMITS)
+                with suppress(MixerError):  # what a kernel lacks
+                    derived(name, args, options, upstream(d, args[0]), "cpu")
+        for more in MORE:
+            more()
+        file.write(struct.pack("<i", 0))
+    print(" ".join(sorted(set(recorder.names))))
+
+
+if __name__ == "__main__":
+    main()
