@@ -1,0 +1,282 @@
+"""Hydra attention in Triton: y_t = q^_t * sum_s k^_s * v_s, all products feature by feature, over s <= t or over all s.
+
+q^ and k^ are the rows themselves or x / sqrt(|x|^2 + eps), the norm over all features, found by a launch of its own. Causal sums go by chunks of 64
+tokens: the sum of each, the sums of all before each (in float64), then the outputs; a thread holds whole columns of a tile.
+
+Backward, with h_t = scale_t g_t:  dq^_t = h_t * S_t,  dv_s = k^_s * R_s,  dk^_s = v_s * R_s,  R_s = sum of h_t * q^_t over the queries that see s, and
+dx = r (dx^ - x^ (x^ . dx^)) with r = 1 / sqrt(|x|^2 + eps): where there is a norm a first launch finds x^ . dx^, a second the gradients.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .launch import bytes_of, launch
+from .scan import CHUNK, _alive, _grid, _new, _place, _suffix, rows
+
+ROWS = 8  # tokens in a tile
+Maps = tuple[bool, bool, float]
+"""Whether queries are divided by their norm, whether keys are, and the eps of the norm."""
+
+
+@triton.jit
+def norms(X, MASK, OUT, T, D, xb, xt, eps, ROWS: tl.constexpr, BD: tl.constexpr):
+    """OUT (2, B, T): x^ = x * OUT[0] * OUT[1]; two factors, as the square of a long token may be too large for float32, and that of a short one too small."""
+    b = tl.program_id(1).to(tl.int64)
+    t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    ok = _alive(MASK, b, t, T)
+    one, down, up = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
+    for c in range(0, D, BD):
+        od = c + tl.arange(0, BD)
+        x = tl.load(X + b * xb + t.to(tl.int64)[:, None] * xt + od[None, :], mask=ok[:, None] & (od < D)[None, :], other=0.0).to(tl.float32)
+        small, large = x * 2.0**-64, x * 2.0**64
+        one += tl.sum(x * x, 1)
+        down += tl.sum(small * small, 1)
+        up += tl.sum(large * large, 1)
+    long, short = ~(one < 1e36), (one < 1e-20) & (eps < 1e-20)
+    unit = tl.where(long, 2.0**-64, tl.where(short, 2.0**64, 1.0))
+    square = tl.where(long, down, tl.where(short, up + eps * 2.0**64 * 2.0**64, one + eps))
+    some = square > 0
+    p = OUT + b * T + t
+    tl.store(p, tl.where(ok, unit, 0.0), mask=t < T)
+    tl.store(p + tl.num_programs(1).to(tl.int64) * T, tl.where(ok & some, 1.0 / tl.sqrt(tl.where(some, square, 1.0)), 0.0), mask=t < T)
+
+
+@triton.jit
+def _factors(N, b, t, n, T):
+    """The two factors of these rows, of (2, n) in all."""
+    return tl.load(N + b * T + t, mask=t < T, other=0.0), tl.load(N + n + b * T + t, mask=t < T, other=0.0)
+
+
+@triton.jit
+def _scaled(X, N, at, ok, b, t, n, T):
+    """x^ of a tile in float32; zeros where not ok."""
+    x = tl.load(X + at, mask=ok, other=0.0).to(tl.float32)
+    if N is not None:
+        unit, r = _factors(N, b, t, n, T)
+        x = x * unit[:, None] * r[:, None]
+    return x
+
+
+@triton.jit
+def _times(x, SCALE, b, t, T):
+    """Rows of a tile times SCALE (B, T)."""
+    if SCALE is not None:
+        x *= tl.load(SCALE + b * T + t, mask=t < T, other=0.0)[:, None]
+    return x
+
+
+@triton.jit
+def sums(X, NX, Y, SCALE, MASK, TOTAL, T, D, n, xb, xt, yb, yt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr):
+    """TOTAL (B, chunks, D): the sum of x^ * y over each chunk."""
+    b, c, chunks, od = _place(T, D, CHUNK, BD)
+    rows, first = tl.arange(0, ROWS), c.to(tl.int64) * CHUNK
+    X += b * xb + first * xt
+    Y += b * yb + first * yt
+    total = tl.zeros([BD], tl.float32)
+    for i in range(0, CHUNK, ROWS):
+        t, at = c * CHUNK + i + rows, (i + rows)[:, None]
+        ok = _alive(MASK, b, t, T)[:, None] & (od < D)[None, :]
+        y = tl.load(Y + at * yt + od[None, :], mask=ok, other=0.0).to(tl.float32)
+        total += tl.sum(_scaled(X, NX, at * xt + od[None, :], ok, b, t, n, T) * _times(y, SCALE, b, t, T), 0)
+    tl.store(TOTAL + (b * chunks + c) * D + od, total, mask=od < D)
+
+
+@triton.jit
+def _project(dx, x, N, DOT, b, t, n, T):
+    """dx from dx^, x^ and x^ . dx^."""
+    unit, r = _factors(N, b, t, n, T)
+    return (dx - x * tl.load(DOT + b * T + t, mask=t < T, other=0.0)[:, None]) * unit[:, None] * r[:, None]
+
+
+@triton.jit
+def read(
+    G, Q, NQ, K, NK, V, SCALE, MASK, SUM, DOT, OUT, T, D, n, gb, gt, qb, qt, kb, kt, vb, vt,
+    CAUSAL: tl.constexpr, DOTS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """q^ * S without G; with it dq, or with DOTS its product with q^ over a strip, OUT (strips, B, T). SUM (B, chunks or 1, D): the sum before each chunk,
+    or over all keys."""
+    b, c, chunks, od = _place(T, D, CHUNK, BD)
+    rows, first = tl.arange(0, ROWS), c.to(tl.int64) * CHUNK
+    if CAUSAL:
+        K += b * kb + first * kt
+        V += b * vb + first * vt
+        SUM += (b * chunks + c) * D
+    else:
+        SUM += b * D
+    before = tl.load(SUM + od, mask=od < D, other=0.0)
+    for i in range(0, CHUNK, ROWS):
+        t, at = c * CHUNK + i + rows, (i + rows)[:, None]
+        inside = (t < T)[:, None] & (od < D)[None, :]
+        s = before[None, :] + tl.zeros([ROWS, BD], tl.float32)
+        if CAUSAL:
+            ok = _alive(MASK, b, t, T)[:, None] & (od < D)[None, :]
+            kv = _scaled(K, NK, at * kt + od[None, :], ok, b, t, n, T) * tl.load(V + at * vt + od[None, :], mask=ok, other=0.0).to(tl.float32)
+            s += tl.cumsum(kv, 0)
+            before += tl.sum(kv, 0)
+        s = _times(s, SCALE, b, t, T)
+        if G is None or NQ is not None:
+            q = _scaled(Q + b * qb + first * qt, NQ, at * qt + od[None, :], inside, b, t, n, T)
+        if G is None:
+            s *= q
+        else:
+            s *= tl.load(G + b * gb + first * gt + at * gt + od[None, :], mask=inside, other=0.0).to(tl.float32)
+        if DOTS:
+            strip = tl.program_id(0) % tl.cdiv(D, BD)
+            tl.store(OUT + strip.to(tl.int64) * n + b * T + t, tl.sum(s * q, 1), mask=t < T)
+        else:
+            if DOT is not None:
+                s = _project(s, q, NQ, DOT, b, t, n, T)
+            tl.store(OUT + (b * T + first + at) * D + od[None, :], s, mask=inside)
+
+
+@triton.jit
+def back_keys(
+    G, Q, NQ, K, NK, V, SCALE, MASK, REST, DOT, DK, DV, S, D, n, gb, gt, qb, qt, kb, kt, vb, vt,
+    CAUSAL: tl.constexpr, DOTS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """dk and dv, or with DOTS k^ . dk^ over a strip in DK (strips, B, S). REST (B, chunks or 1, D): the sum of h * q^ after each chunk, or over all queries."""
+    b, c, chunks, od = _place(S, D, CHUNK, BD)
+    rows, first = tl.arange(0, ROWS), c.to(tl.int64) * CHUNK
+    K += b * kb + first * kt
+    V += b * vb + first * vt
+    if CAUSAL:
+        G += b * gb + first * gt
+        Q += b * qb + first * qt
+        REST += (b * chunks + c) * D
+    else:
+        REST += b * D
+    rest = tl.load(REST + od, mask=od < D, other=0.0)
+    for j in range(0, CHUNK, ROWS):
+        i = CHUNK - ROWS - j
+        t, at = c * CHUNK + i + rows, (i + rows)[:, None]
+        inside = (t < S)[:, None] & (od < D)[None, :]
+        r = rest[None, :] + tl.zeros([ROWS, BD], tl.float32)
+        if CAUSAL:
+            g = _times(tl.load(G + at * gt + od[None, :], mask=inside, other=0.0).to(tl.float32), SCALE, b, t, S)
+            g *= _scaled(Q, NQ, at * qt + od[None, :], inside, b, t, n, S)
+            r = _suffix(g, rest, rows, ROWS)
+            rest += tl.sum(g, 0)
+        ok = _alive(MASK, b, t, S)[:, None] & (od < D)[None, :]
+        k = _scaled(K, NK, at * kt + od[None, :], ok, b, t, n, S)
+        dk = r * tl.load(V + at * vt + od[None, :], mask=ok, other=0.0).to(tl.float32)
+        if DOTS:
+            strip = tl.program_id(0) % tl.cdiv(D, BD)
+            tl.store(DK + strip.to(tl.int64) * n + b * S + t, tl.sum(k * dk, 1), mask=t < S)
+        else:
+            if DOT is not None:
+                dk = _project(dk, k, NK, DOT, b, t, n, S)
+            tl.store(DK + (b * S + first + at) * D + od[None, :], dk, mask=inside)
+            tl.store(DV + (b * S + first + at) * D + od[None, :], k * r, mask=inside)
+
+
+def saved_shape(k: Tensor, causal: bool) -> tuple[int, ...]:
+    """The shape of what the backward pass needs besides its inputs: the sum before each chunk, or the sum over all keys."""
+    B, S, D = k.shape
+    return (B, -(-S // CHUNK), D) if causal else (B, 1, D)
+
+
+def _scale(mask: Tensor | None, q: Tensor, S: int, causal: bool) -> Tensor:
+    """1 / the number of keys each query may attend, (B, T)."""
+    (B, T), device = q.shape[:2], q.device
+    if causal:
+        seen = torch.arange(1, T + 1, device=device).expand(B, T) if mask is None else mask.cumsum(1).clamp_min(1)
+    else:
+        seen = torch.full((B, T), S, device=device) if mask is None else mask.sum(1, keepdim=True).clamp_min(1).expand(B, T)
+    return (1.0 / seen.double()).float().contiguous()
+
+
+def _norms(x: Tensor, mask: Tensor | None, on: bool, eps: float) -> Tensor | None:
+    if not on:
+        return None
+    out = _new(x, 2, *x.shape[:2], dtype=torch.float32)
+    launch(norms, (-(-x.shape[1] // 4), x.shape[0]), x, mask, out, x.shape[1], x.shape[2], *x.stride()[:2], float(eps), ROWS=4, BD=256 if x.shape[2] > 64 else 64)
+    return out
+
+
+def _width(D: int) -> dict[str, int]:
+    return {"CHUNK": CHUNK, "ROWS": ROWS, "BD": 128 if D > 64 else 64, "warps": 1}
+
+
+def _sums(x: Tensor, nx: Tensor | None, y: Tensor, scale: Tensor | None, mask: Tensor | None) -> Tensor:
+    """The sum of x^ * y over each chunk, (B, chunks, D), in float64."""
+    (B, T, D), use = x.shape, _width(x.shape[2])
+    total = _new(x, B, -(-T // CHUNK), D, dtype=torch.float32)
+    launch(sums, _grid(x, use["BD"]), x, nx, y, scale, mask, total, T, D, B * T, *x.stride()[:2], *y.stride()[:2], **use)
+    return total.double()
+
+
+def _before(total: Tensor) -> Tensor:
+    """The sum of all chunks before each."""
+    return torch.nn.functional.pad(total.cumsum(1)[:, :-1], (0, 0, 1, 0)).float()
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, maps: Maps, *, causal: bool, mean: bool) -> tuple[Tensor, Tensor]:
+    """y (B, T, D), and what the backward pass needs."""
+    q, k, v = rows(q), rows(k), rows(v)
+    scale, mask = _scale(mask, q, k.shape[1], causal) if mean else None, bytes_of(mask)
+    nq, nk = _norms(q, None, maps[0], maps[2]), _norms(k, mask, maps[1], maps[2])
+    total, y = _sums(k, nk, v, None, mask), _new(q, *q.shape)
+    saved = _before(total) if causal else total.sum(1, keepdim=True).float()
+    _read(None, q, nq, k, nk, v, scale, mask, saved, None, y, causal)
+    return y, saved
+
+
+def _read(g, q, nq, k, nk, v, scale, mask, saved, dot, out, causal, dots=False) -> None:
+    (B, T, D), use = q.shape, _width(q.shape[2])
+    strides = (*((0, 0) if g is None else g.stride()[:2]), *q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
+    given = (k, nk, v) if causal else (None, None, None)
+    launch(read, _grid(q, use["BD"]), g, q, nq, *given, scale, mask, saved, dot, out, T, D, B * T, *strides, CAUSAL=causal, DOTS=dots, **use)
+
+
+def _back_keys(g, q, nq, k, nk, v, scale, mask, rest, dot, dk, dv, causal, dots=False) -> None:
+    (B, S, D), use = k.shape, _width(k.shape[2])
+    strides = (*g.stride()[:2], *q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
+    given, scale = ((g, q, nq), scale) if causal else ((None, None, None), None)
+    launch(back_keys, _grid(k, use["BD"]), *given, k, nk, v, scale, mask, rest, dot, dk, dv, S, D, B * S, *strides, CAUSAL=causal, DOTS=dots, **use)
+
+
+def backward(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor, maps: Maps, *, causal: bool, mean: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv."""
+    g, q, k, v = rows(g), rows(q), rows(k), rows(v)
+    scale, mask = _scale(mask, q, k.shape[1], causal) if mean else None, bytes_of(mask)
+    nq, nk = _norms(q, None, maps[0], maps[2]), _norms(k, mask, maps[1], maps[2])
+    total = _sums(q, nq, g, scale, None)
+    rest = _before(total.flip(1)).flip(1).contiguous() if causal else total.sum(1, keepdim=True).float()
+    dq, dk, dv, strips = _new(q, *q.shape), _new(k, *k.shape), _new(k, *k.shape), -(-k.shape[2] // _width(k.shape[2])["BD"])
+    dots: list[Tensor | None] = [None, None]
+    if nq is not None:
+        part = _new(q, strips, *q.shape[:2], dtype=torch.float32)
+        _read(g, q, nq, k, nk, v, scale, mask, saved, None, part, causal, dots=True)
+        dots[0] = part.sum(0)
+    if nk is not None:
+        part = _new(k, strips, *k.shape[:2], dtype=torch.float32)
+        _back_keys(g, q, nq, k, nk, v, scale, mask, rest, None, part, None, causal, dots=True)
+        dots[1] = part.sum(0)
+    _read(g, q, nq, k, nk, v, scale, mask, saved, dots[0], dq, causal)
+    _back_keys(g, q, nq, k, nk, v, scale, mask, rest, dots[1], dk, dv, causal)
+    return dq, dk, dv
+
+
+def samples() -> Iterator[tuple[str, Callable[[], object]]]:
+    """Calls that reach every configuration, on meta tensors."""
+    for dtype, D in itertools.product((torch.float32, torch.bfloat16, torch.float16), (64, 512)):
+        for cosine, masked, mean, causal in itertools.product((True, False), (False, True), (False, True), (True, False)):
+            x = torch.empty(2, 256, D, dtype=dtype, device="meta")
+            mask = torch.empty(2, 256, dtype=torch.bool, device="meta") if masked else None
+            label = f"{'causal ' * causal}{str(dtype)[6:]} D={D}{' cosine' * cosine}{' mask' * masked}{' mean' * mean}"
+            yield label, partial(_sample, x, mask, (cosine, cosine, 1e-6), causal, mean)
+
+
+def _sample(x: Tensor, mask: Tensor | None, maps: Maps, causal: bool, mean: bool) -> None:
+    saved = forward(x, x, x, mask, maps, causal=causal, mean=mean)[1]
+    backward(x, x, x, x, mask, saved, maps, causal=causal, mean=mean)

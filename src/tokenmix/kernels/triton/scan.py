@@ -1,0 +1,573 @@
+"""AFT-simple in Triton: y_t = gate(q_t) * sum_s e^{k_s} v_s / sum_s e^{k_s}, feature by feature, over s <= t or over all s.
+
+Causal: time is cut into chunks of 64 tokens. Three launches: the triple (m, num, den) of each chunk, m its largest key; the triples of all chunks
+before each; the outputs. A program owns a chunk and a strip of features, walks the chunk in tiles of a few tokens, and each thread holds whole columns of a
+tile, so that sums along time need no exchange. A tile whose keys stay within 60 above the running maximum is summed under one maximum, with one
+exponential per key; any other takes the recurrence row by row, which is exact for any finite keys. Sums restart from the chunk's triple, and
+the triples are joined in float64, so long sums do not drift.
+
+Backward: with a_t = e^{k_t} / D_t and b_t = D_{t-1} / D_t, both at most 1,
+    r_t = g_t + b_{t+1} r_{t+1},  p_t = g_t y_t + b_{t+1} p_{t+1},  dv_t = a_t r_t,  dk_t = a_t (v_t r_t - p_t),
+again in three launches: what each chunk hands to those before it, the sums of that over later chunks, the gradients. The first launch also notes
+the triple at the start of each tile, for the last to walk the tiles backwards.
+
+Packed sequences: ``start`` marks the first token of each; the sums start anew there. Where q is None there is no gate.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .launch import bytes_of, launch
+
+CHUNK = 64  # tokens between two saved triples
+SAFE = tl.constexpr(60.0)  # a tile's keys may lie this far above the running maximum and still share one
+FLOOR = tl.constexpr(-(2.0 - 2.0**-22) * 2.0**127)  # the least maximum: finite, so that no difference is NaN
+DEAD = tl.constexpr(-(2.0 - 2.0**-23) * 2.0**127)  # the key of a masked token: e^(DEAD - FLOOR) is 0
+
+
+@triton.jit
+def _place(T, D, CHUNK: tl.constexpr, BD: tl.constexpr):
+    """What a program works on: its row of the batch, its chunk, the number of chunks, its features."""
+    strips, chunks = tl.cdiv(D, BD), tl.cdiv(T, CHUNK)
+    i = tl.program_id(0)
+    od = tl.max_contiguous(i % strips * BD + tl.arange(0, BD), BD // 32)  # neighbours of one thread, so that 32 threads span the strip and a column is one thread's
+    return (i // strips // chunks).to(tl.int64), i // strips % chunks, chunks, od
+
+
+@triton.jit
+def _alive(MASK, b, t, T):
+    """Which of these tokens may be attended."""
+    ok = t < T
+    if MASK is not None:
+        ok = ok & (tl.load(MASK + b * T + t, mask=ok, other=0) != 0)
+    return ok
+
+
+@triton.jit
+def _keys(K, V, at_k, at_v, ok):
+    """Keys and values of a tile in float32; masked ones are DEAD and 0 whatever they hold."""
+    k = tl.load(K + at_k, mask=ok, other=DEAD).to(tl.float32)
+    return tl.maximum(k, DEAD), tl.load(V + at_v, mask=ok, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _triple(S, b, c, chunks, D, od):
+    """Load a triple (m, num, den) of S (B, chunks, 3, D)."""
+    p = S + (b * chunks + c) * 3 * D + od
+    return tl.load(p, mask=od < D, other=FLOOR), tl.load(p + D, mask=od < D, other=0.0), tl.load(p + 2 * D, mask=od < D, other=0.0)
+
+
+@triton.jit
+def _keep(S, b, c, chunks, D, od, m, num, den):
+    p = S + (b * chunks + c) * 3 * D + od
+    tl.store(p, m, mask=od < D)
+    tl.store(p + D, num, mask=od < D)
+    tl.store(p + 2 * D, den, mask=od < D)
+
+
+@triton.jit
+def _row(x, rows, i):
+    """Row i of a tile; summed as integers, for a sum with 0 folds away where i is known."""
+    return tl.sum(tl.where(rows[:, None] == i, x.to(tl.int32, bitcast=True), 0), 0).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _suffix(x, rest, rows, ROWS: tl.constexpr):
+    """Sums along a tile from its last row up, after ``rest``. (A reversed scan would send every number to another thread.)"""
+    y = tl.zeros_like(x)
+    for i in tl.static_range(ROWS):
+        rest += _row(x, rows, ROWS - 1 - i)
+        y = tl.where(rows[:, None] == ROWS - 1 - i, rest[None, :], y)
+    return y
+
+
+@triton.jit
+def _over(a, b):
+    """a / b, and 0 where b is 0."""
+    return tl.where(b > 0, a / tl.where(b > 0, b, 1.0), 0.0)
+
+
+@triton.jit
+def _starts(START, b, t, T):
+    return tl.load(START + b * T + t, mask=t < T, other=0).to(tl.int32)
+
+
+@triton.jit
+def totals(K, V, MASK, START, TOTAL, T, D, kb, kt, vb, vt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr):
+    """The triple of each chunk; with START, of what follows its last start."""
+    b, c, chunks, od = _place(T, D, CHUNK, BD)
+    rows = tl.arange(0, ROWS)
+    K += b * kb + c.to(tl.int64) * CHUNK * kt
+    V += b * vb + c.to(tl.int64) * CHUNK * vt
+    m, num, den = tl.full([BD], FLOOR, tl.float32), tl.zeros([BD], tl.float32), tl.zeros([BD], tl.float32)
+    for i in range(0, CHUNK, ROWS):
+        t = c * CHUNK + i + rows
+        ok = _alive(MASK, b, t, T)
+        if START is not None:
+            last = tl.max(tl.where(_starts(START, b, t, T) != 0, rows, -1), 0)
+            ok = ok & (rows >= last)
+            m = tl.where(last >= 0, FLOOR, m)
+            num, den = tl.where(last >= 0, 0.0, num), tl.where(last >= 0, 0.0, den)
+        k, v = _keys(K, V, (i + rows)[:, None] * kt + od[None, :], (i + rows)[:, None] * vt + od[None, :], ok[:, None] & (od < D)[None, :])
+        top = tl.maximum(m, tl.max(k, 0))
+        old, e = tl.exp(m - top), tl.exp(k - top[None, :])
+        num, den, m = num * old + tl.sum(e * v, 0), den * old + tl.sum(e, 0), top
+    _keep(TOTAL, b, c, chunks, D, od, m, num, den)
+
+
+@triton.jit
+def _join(m1, n1, d1, m2, n2, d2):
+    m = tl.maximum(m1, m2)
+    a, b = tl.exp(m1 - m), tl.exp(m2 - m)
+    return m, n1 * a + n2 * b, d1 * a + d2 * b
+
+
+@triton.jit
+def _join_wide(m1, n1, d1, m2, n2, d2):
+    """Join with the first sums in float64."""
+    m = tl.maximum(m1, m2)
+    a, b = tl.exp(m1 - m).to(tl.float64), tl.exp(m2 - m).to(tl.float64)
+    return m, n1 * a + n2.to(tl.float64) * b, d1 * a + d2.to(tl.float64) * b
+
+
+@triton.jit
+def carry(TOTAL, FRESH, BEFORE, chunks, D, ROWS: tl.constexpr, BD: tl.constexpr):
+    """The triple of all chunks before each; FRESH (B, chunks) marks chunks in which a sequence starts."""
+    b = tl.program_id(1).to(tl.int64)
+    od, rows = tl.program_id(0) * BD + tl.arange(0, BD), tl.arange(0, ROWS)
+    m, num, den = tl.full([BD], FLOOR, tl.float32), tl.zeros([BD], tl.float64), tl.zeros([BD], tl.float64)
+    for first in tl.range(0, chunks, ROWS, num_stages=2):
+        ok = (first + rows < chunks)[:, None] & (od < D)[None, :]
+        p = TOTAL + (b * chunks + first + rows)[:, None] * 3 * D + od[None, :]
+        ms, ns, ds = tl.load(p, mask=ok, other=FLOOR), tl.load(p + D, mask=ok, other=0.0), tl.load(p + 2 * D, mask=ok, other=0.0)
+        for i in tl.static_range(ROWS):
+            ok = (od < D) & (first + i + tl.zeros([BD], tl.int32) < chunks)
+            p = BEFORE + (b * chunks + first + i) * 3 * D + od
+            tl.store(p, m, mask=ok)
+            tl.store(p + D, num.to(tl.float32), mask=ok)
+            tl.store(p + 2 * D, den.to(tl.float32), mask=ok)
+            if FRESH is not None:
+                anew = tl.load(FRESH + b * chunks + tl.minimum(first + i, chunks - 1)) != 0
+                m, num, den = tl.where(anew, FLOOR, m), tl.where(anew, 0.0, num), tl.where(anew, 0.0, den)
+            m, num, den = _join_wide(m, num, den, _row(ms, rows, i), _row(ns, rows, i), _row(ds, rows, i))
+
+
+@triton.jit
+def _anew(starts, rows, i, m, num, den):
+    """The triple before row i, dropped if a sequence starts there."""
+    fresh = tl.sum(tl.where(rows == i, starts, 0), 0) != 0
+    return tl.where(fresh, FLOOR, m), tl.where(fresh, 0.0, num), tl.where(fresh, 0.0, den)
+
+
+@triton.jit
+def _sums(k, v, starts, anew, rows, m, num, den, ROWS: tl.constexpr):
+    """Sums along a tile after the triple (m, num, den): y and the triple after it."""
+    top = tl.maximum(m, tl.max(k, 0))
+    if (tl.max(top - m, 0) < SAFE) & (anew == 0):
+        e, old = tl.exp(k - top[None, :]), tl.exp(m - top)
+        n, d = tl.cumsum(e * v, 0) + (num * old)[None, :], tl.cumsum(e, 0) + (den * old)[None, :]
+        num, den, m = _row(n, rows, ROWS - 1), _row(d, rows, ROWS - 1), top
+    else:
+        n, d = tl.zeros_like(k), tl.zeros_like(k)
+        for i in range(ROWS):
+            m, num, den = _anew(starts, rows, i, m, num, den)
+            kk, vv = _row(k, rows, i), _row(v, rows, i)
+            m, num, den = _join(m, num, den, tl.maximum(kk, FLOOR), vv, tl.where(kk > DEAD, 1.0, 0.0))
+            n, d = tl.where(rows[:, None] == i, num[None, :], n), tl.where(rows[:, None] == i, den[None, :], d)
+    return n, d, m, num, den
+
+
+@triton.jit
+def outputs(Q, K, V, MASK, START, BEFORE, Y, T, D, qb, qt, kb, kt, vb, vt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr):
+    """y of each chunk, from the triple before it."""
+    b, c, chunks, od = _place(T, D, CHUNK, BD)
+    rows, first = tl.arange(0, ROWS), c.to(tl.int64) * CHUNK
+    K += b * kb + first * kt
+    V += b * vb + first * vt
+    Y += (b * T + first) * D
+    if Q is not None:
+        Q += b * qb + first * qt
+    m, num, den = _triple(BEFORE, b, c, chunks, D, od)
+    for i in range(0, CHUNK, ROWS):
+        t, r = c * CHUNK + i + rows, (i + rows)[:, None]
+        inside = (t < T)[:, None] & (od < D)[None, :]
+        starts = tl.zeros([ROWS], tl.int32)
+        if START is not None:
+            starts = _starts(START, b, t, T)
+        k, v = _keys(K, V, r * kt + od[None, :], r * vt + od[None, :], _alive(MASK, b, t, T)[:, None] & (od < D)[None, :])
+        if Q is not None:
+            gate = 1.0 + tl.exp(-tl.load(Q + r * qt + od[None, :], mask=inside, other=0.0).to(tl.float32))
+        n, d, m, num, den = _sums(k, v, starts, tl.max(starts, 0), rows, m, num, den, ROWS)
+        some = d > 0
+        if Q is not None:
+            d *= gate
+        tl.store(Y + r * D + od[None, :], tl.where(some, n / d, 0.0), mask=inside)
+
+
+@triton.jit
+def _replay(k, v, starts, anew, rows, m, num, den, ROWS: tl.constexpr):
+    """y_t and D_before / D_t of each row of a tile, D_before the denominator (m, den) before it; and the triple after it."""
+    top = tl.maximum(m, tl.max(k, 0))
+    if (tl.max(top - m, 0) < SAFE) & (anew == 0):
+        e, old = tl.exp(k - top[None, :]), tl.exp(m - top)
+        n, d = tl.cumsum(e * v, 0) + (num * old)[None, :], tl.cumsum(e, 0) + (den * old)[None, :]
+        inverse = _over(1.0, d)
+        y, share = n * inverse, (den * old)[None, :] * inverse
+        num, den, m = _row(n, rows, ROWS - 1), _row(d, rows, ROWS - 1), top
+    else:
+        y, share = tl.zeros_like(k), tl.zeros_like(k)
+        left = tl.full(m.shape, 1.0, tl.float32)
+        for i in range(ROWS):
+            m, num, den = _anew(starts, rows, i, m, num, den)
+            m, num, den, old, new, before = _step(_row(k, rows, i), _row(v, rows, i), m, num, den)
+            left *= _over(before * old, den)
+            y, share = tl.where(rows[:, None] == i, _over(num, den)[None, :], y), tl.where(rows[:, None] == i, left[None, :], share)
+    return y, share, m, num, den
+
+
+@triton.jit
+def _step(kk, vv, m, num, den):
+    """One key joins the triple: the triple, the factors of the old sums and of the new key, and the old denominator."""
+    top = tl.maximum(m, tl.maximum(kk, FLOOR))
+    old, new, before = tl.exp(m - top), tl.exp(kk - top), den
+    return top, num * old + vv * new, den * old + new, old, new, before
+
+
+@triton.jit
+def back_totals(
+    G, Q, K, V, MASK, START, BEFORE, TILES, HANDED, T, D, gb, gt, qb, qt, kb, kt, vb, vt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr
+):  # fmt: skip
+    """What each chunk hands to those before it, HANDED (B, chunks, 3, D): b_t r_t and b_t p_t of its first token, and the product of its b.
+
+    TILES (B, chunks * CHUNK / ROWS, 3, D) receives the triple before each tile."""
+    b, c, chunks, od = _place(T, D, CHUNK, BD)
+    rows, first = tl.arange(0, ROWS), c.to(tl.int64) * CHUNK
+    K += b * kb + first * kt
+    V += b * vb + first * vt
+    G += b * gb + first * gt
+    if Q is not None:
+        Q += b * qb + first * qt
+    m, num, den = _triple(BEFORE, b, c, chunks, D, od)
+    left, r, p = tl.full([BD], 1.0, tl.float32), tl.zeros([BD], tl.float32), tl.zeros([BD], tl.float32)
+    for i in range(0, CHUNK, ROWS):
+        _keep(TILES, b, c * (CHUNK // ROWS) + i // ROWS, chunks * (CHUNK // ROWS), D, od, m, num, den)
+        t, at = c * CHUNK + i + rows, (i + rows)[:, None]
+        inside = (t < T)[:, None] & (od < D)[None, :]
+        starts = tl.zeros([ROWS], tl.int32)
+        if START is not None:
+            starts = _starts(START, b, t, T)
+        k, v = _keys(K, V, at * kt + od[None, :], at * vt + od[None, :], _alive(MASK, b, t, T)[:, None] & (od < D)[None, :])
+        g = tl.load(G + at * gt + od[None, :], mask=inside, other=0.0).to(tl.float32)
+        if Q is not None:
+            g *= tl.sigmoid(tl.load(Q + at * qt + od[None, :], mask=inside, other=0.0).to(tl.float32))
+        y, share, m, num, den = _replay(k, v, starts, tl.max(starts, 0), rows, m, num, den, ROWS)
+        share *= left[None, :]
+        r += tl.sum(g * share, 0)
+        p += tl.sum(g * y * share, 0)
+        left = _row(share, rows, ROWS - 1)
+    _keep(HANDED, b, c, chunks, D, od, r, p, left)
+
+
+@triton.jit
+def back_carry(HANDED, AFTER, chunks, D, ROWS: tl.constexpr, BD: tl.constexpr):
+    """AFTER (B, chunks, 2, D): what all later chunks hand to each."""
+    b = tl.program_id(1).to(tl.int64)
+    od, rows = tl.program_id(0) * BD + tl.arange(0, BD), tl.arange(0, ROWS)
+    r, p = tl.zeros([BD], tl.float64), tl.zeros([BD], tl.float64)
+    for done in tl.range(0, chunks, ROWS, num_stages=2):
+        last = chunks - 1 - done
+        ok = (last - rows >= 0)[:, None] & (od < D)[None, :]
+        at = HANDED + (b * chunks + last - rows)[:, None] * 3 * D + od[None, :]
+        rs, ps, bs = tl.load(at, mask=ok, other=0.0), tl.load(at + D, mask=ok, other=0.0), tl.load(at + 2 * D, mask=ok, other=0.0)
+        for i in tl.static_range(ROWS):
+            ok = (od < D) & (last - i + tl.zeros([BD], tl.int32) >= 0)
+            to = AFTER + (b * chunks + last - i) * 2 * D + od
+            tl.store(to, r.to(tl.float32), mask=ok)
+            tl.store(to + D, p.to(tl.float32), mask=ok)
+            factor = _row(bs, rows, i).to(tl.float64)
+            r, p = _row(rs, rows, i).to(tl.float64) + factor * r, _row(ps, rows, i).to(tl.float64) + factor * p
+
+
+@triton.jit
+def _back(k, v, g, starts, anew, rows, m, num, den, r, p, ROWS: tl.constexpr):
+    """y, dk, dv of a tile and what it hands on, from the triple before it and (r, p) handed to it; g already times the gate."""
+    top = tl.maximum(m, tl.max(k, 0))
+    if (tl.max(top - m, 0) < SAFE) & (anew == 0):
+        e, den = tl.exp(k - top[None, :]), den * tl.exp(m - top)
+        d = tl.cumsum(e, 0) + den[None, :]
+        y = tl.cumsum(e * v, 0) + (num * tl.exp(m - top))[None, :]
+        end = _over(1.0, _row(d, rows, ROWS - 1))
+        d = _over(1.0, d)
+        y, g = y * d, g * d
+        rs, ps = _suffix(g, r * end, rows, ROWS), _suffix(g * y, p * end, rows, ROWS)
+        dv, dk = e * rs, e * (v * rs - ps)
+        r, p = den * _row(rs, rows, 0), den * _row(ps, rows, 0)
+    else:
+        y, a, b = tl.zeros_like(k), tl.zeros_like(k), tl.zeros_like(k)
+        dv, dk = tl.zeros_like(k), tl.zeros_like(k)
+        for i in range(ROWS):
+            m, num, den = _anew(starts, rows, i, m, num, den)
+            m, num, den, old, new, before = _step(_row(k, rows, i), _row(v, rows, i), m, num, den)
+            here = rows[:, None] == i
+            y, a, b = tl.where(here, _over(num, den)[None, :], y), tl.where(here, _over(new, den)[None, :], a), tl.where(here, _over(before * old, den)[None, :], b)
+        for j in range(ROWS):
+            here = rows == ROWS - 1 - j
+            gg = _row(g, rows, ROWS - 1 - j)
+            r, p = r + gg, p + gg * _row(y, rows, ROWS - 1 - j)
+            dv, dk = tl.where(here[:, None], r[None, :], dv), tl.where(here[:, None], p[None, :], dk)
+            bb = _row(b, rows, ROWS - 1 - j)
+            r, p = r * bb, p * bb
+        dv, dk = a * dv, a * (v * dv - dk)
+    return y, dk, dv, r, p
+
+
+@triton.jit
+def gradients(
+    G, Q, K, V, MASK, START, TILES, AFTER, DQ, DK, DV, T, D, gb, gt, qb, qt, kb, kt, vb, vt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr
+):  # fmt: skip
+    """dq, dk, dv of each chunk, its tiles from the last to the first."""
+    b, c, chunks, od = _place(T, D, CHUNK, BD)
+    rows, first = tl.arange(0, ROWS), c.to(tl.int64) * CHUNK
+    K += b * kb + first * kt
+    V += b * vb + first * vt
+    G += b * gb + first * gt
+    DK += (b * T + first) * D
+    DV += (b * T + first) * D
+    if Q is not None:
+        Q += b * qb + first * qt
+        DQ += (b * T + first) * D
+    AFTER += (b * chunks + c) * 2 * D + od
+    r, p = tl.load(AFTER, mask=od < D, other=0.0), tl.load(AFTER + D, mask=od < D, other=0.0)
+    for j in range(0, CHUNK, ROWS):
+        i = CHUNK - ROWS - j
+        m, num, den = _triple(TILES, b, c * (CHUNK // ROWS) + i // ROWS, chunks * (CHUNK // ROWS), D, od)
+        t, at = c * CHUNK + i + rows, (i + rows)[:, None]
+        inside = (t < T)[:, None] & (od < D)[None, :]
+        starts = tl.zeros([ROWS], tl.int32)
+        if START is not None:
+            starts = _starts(START, b, t, T)
+        k, v = _keys(K, V, at * kt + od[None, :], at * vt + od[None, :], _alive(MASK, b, t, T)[:, None] & (od < D)[None, :])
+        g = tl.load(G + at * gt + od[None, :], mask=inside, other=0.0).to(tl.float32)
+        if Q is not None:
+            s = tl.sigmoid(tl.load(Q + at * qt + od[None, :], mask=inside, other=0.0).to(tl.float32))
+            g *= s
+        y, dk, dv, r, p = _back(k, v, g, starts, tl.max(starts, 0), rows, m, num, den, r, p, ROWS)
+        if Q is not None:
+            tl.store(DQ + at * D + od[None, :], g * y * (1.0 - s), mask=inside)
+        tl.store(DK + at * D + od[None, :], dk, mask=inside)
+        tl.store(DV + at * D + od[None, :], dv, mask=inside)
+
+
+@triton.jit
+def all_join(TOTAL, SAVED, chunks, D, ROWS: tl.constexpr, BD: tl.constexpr):
+    """SAVED (B, 1, 3, D): the largest key, the mean value and 1 / denominator over all chunks."""
+    b = tl.program_id(1).to(tl.int64)
+    od, rows = tl.program_id(0) * BD + tl.arange(0, BD), tl.arange(0, ROWS)
+    m, num, den = tl.full([BD], FLOOR, tl.float32), tl.zeros([BD], tl.float64), tl.zeros([BD], tl.float64)
+    for first in tl.range(0, chunks, ROWS, num_stages=2):
+        ok = (first + rows < chunks)[:, None] & (od < D)[None, :]
+        p = TOTAL + (b * chunks + first + rows)[:, None] * 3 * D + od[None, :]
+        ms, ns, ds = tl.load(p, mask=ok, other=FLOOR), tl.load(p + D, mask=ok, other=0.0), tl.load(p + 2 * D, mask=ok, other=0.0)
+        for i in tl.static_range(ROWS):
+            m, num, den = _join_wide(m, num, den, _row(ms, rows, i), _row(ns, rows, i), _row(ds, rows, i))
+    some = den > 0
+    den = tl.where(some, den, 1.0)
+    _keep(SAVED, b, 0, 1, D, od, m, tl.where(some, num / den, 0.0).to(tl.float32), tl.where(some, 1.0 / den, 0.0).to(tl.float32))
+
+
+@triton.jit
+def all_outputs(Q, SAVED, Y, T, D, qb, qt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr):
+    """The mean value under each query's gate."""
+    b, c, chunks, od = _place(T, D, CHUNK, BD)
+    mean = tl.load(SAVED + b * 3 * D + D + od, mask=od < D, other=0.0)
+    first = c.to(tl.int64) * CHUNK
+    for i in range(0, CHUNK, ROWS):
+        at = (i + tl.arange(0, ROWS))[:, None]
+        inside = (c * CHUNK + at < T) & (od < D)[None, :]
+        y = mean[None, :] + tl.zeros([ROWS, BD], tl.float32)
+        if Q is not None:
+            y *= tl.sigmoid(tl.load(Q + b * qb + first * qt + at * qt + od[None, :], mask=inside, other=0.0).to(tl.float32))
+        tl.store(Y + (b * T + first + at) * D + od[None, :], y, mask=inside)
+
+
+@triton.jit
+def all_back_queries(G, Q, SAVED, PARTS, DQ, T, D, gb, gt, qb, qt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr):
+    """dq, and PARTS (B, chunks, D): the sum of g times the gate over each chunk."""
+    b, c, chunks, od = _place(T, D, CHUNK, BD)
+    mean = tl.load(SAVED + b * 3 * D + D + od, mask=od < D, other=0.0)
+    first, part = c.to(tl.int64) * CHUNK, tl.zeros([BD], tl.float32)
+    for i in range(0, CHUNK, ROWS):
+        at = (i + tl.arange(0, ROWS))[:, None]
+        inside = (c * CHUNK + at < T) & (od < D)[None, :]
+        g = tl.load(G + b * gb + first * gt + at * gt + od[None, :], mask=inside, other=0.0).to(tl.float32)
+        if Q is not None:
+            s = tl.sigmoid(tl.load(Q + b * qb + first * qt + at * qt + od[None, :], mask=inside, other=0.0).to(tl.float32))
+            g *= s
+            tl.store(DQ + (b * T + first + at) * D + od[None, :], g * (1.0 - s) * mean[None, :], mask=inside)
+        part += tl.sum(g, 0)
+    tl.store(PARTS + (b * chunks + c) * D + od, part, mask=od < D)
+
+
+@triton.jit
+def all_gradients(K, V, MASK, SAVED, SUM, DK, DV, S, D, kb, kt, vb, vt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr):
+    """dv_s = a_s G and dk_s = a_s (v_s - mean) G, with G = SUM (B, D) and a_s = e^{k_s} / den: every query sees the same mean."""
+    b, c, chunks, od = _place(S, D, CHUNK, BD)
+    m, mean, inverse = _triple(SAVED, b, 0, 1, D, od)
+    total = tl.load(SUM + b * D + od, mask=od < D, other=0.0)
+    first = c.to(tl.int64) * CHUNK
+    for i in range(0, CHUNK, ROWS):
+        t, at = c * CHUNK + i + tl.arange(0, ROWS), (i + tl.arange(0, ROWS))[:, None]
+        inside = (t < S)[:, None] & (od < D)[None, :]
+        at_k, at_v = b * kb + first * kt + at * kt + od[None, :], b * vb + first * vt + at * vt + od[None, :]
+        k, v = _keys(K, V, at_k, at_v, _alive(MASK, b, t, S)[:, None] & (od < D)[None, :])
+        dv = tl.exp(k - m[None, :]) * (inverse * total)[None, :]
+        tl.store(DV + (b * S + first + at) * D + od[None, :], dv, mask=inside)
+        tl.store(DK + (b * S + first + at) * D + od[None, :], dv * (v - mean[None, :]), mask=inside)
+
+
+class Tile(NamedTuple):
+    """How many rows a tile has in the totals, the outputs and the backward pass, and its width: what fits the registers of one warp."""
+
+    totals: int
+    outputs: int
+    back: int
+    width: int
+
+
+WIDE, NARROW = Tile(8, 4, 8, 128), Tile(8, 8, 8, 64)
+STRIP = 32  # features of a program that joins chunks: one for each thread of a warp
+
+
+def tile(k: Tensor) -> Tile:
+    """The tile for this dtype and number of features."""
+    return NARROW if k.shape[-1] <= 64 else WIDE
+
+
+def rows(a: Tensor) -> Tensor:
+    """``a`` with its last dimension contiguous, which is all the kernels ask for."""
+    return a if a.stride(-1) == 1 or a.shape[-1] == 1 and a.is_contiguous() else a.contiguous()
+
+
+def saved_shape(k: Tensor, causal: bool) -> tuple[int, ...]:
+    """The shape of what the backward pass needs besides its inputs."""
+    B, S, D = k.shape
+    return (B, -(-S // CHUNK), 3, D) if causal else (B, 1, 3, D)
+
+
+def _grid(a: Tensor, width: int) -> tuple[int]:
+    """One program for each chunk of time and strip of features of (B, T, D)."""
+    return (a.shape[0] * -(-a.shape[1] // CHUNK) * -(-a.shape[2] // width),)
+
+
+def _across(saved: Tensor, chunks: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """The grid and the constants of a kernel that walks over chunks."""
+    return (-(-saved.shape[-1] // STRIP), saved.shape[0]), {"ROWS": 4 if chunks <= 4 else 32, "BD": STRIP, "warps": 1}
+
+
+def _steps(a: Tensor | None) -> tuple[int, ...]:
+    return (0, 0) if a is None else a.stride()[:2]
+
+
+def _new(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty(shape, dtype=dtype or like.dtype, device=like.device)
+
+
+def forward(
+    q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, T: int, *, causal: bool, save: bool, start: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """y (B, T, D), and what the backward pass needs (empty unless ``save``). ``start`` (B, T) bool, causal only: where a sequence starts."""
+    q, k, v, mask, start = None if q is None else rows(q), rows(k), rows(v), bytes_of(mask), bytes_of(start)
+    (B, S, D), use = k.shape, tile(k)
+    y, total, saved = _new(k, B, T, D), _new(k, *saved_shape(k, True), dtype=torch.float32), _new(k, *saved_shape(k, causal), dtype=torch.float32)
+    chunks, fixed = total.shape[1], {"CHUNK": CHUNK, "BD": use.width, "warps": 1}
+    launch(totals, _grid(k, use.width), k, v, mask, start, total, S, D, *_steps(k), *_steps(v), ROWS=use.totals, **fixed)
+    across, joining = _across(saved, chunks)
+    if causal:
+        launch(carry, across, total, _fresh(start, chunks), saved, chunks, D, **joining)
+        strides = (*_steps(q), *_steps(k), *_steps(v))
+        launch(outputs, _grid(k, use.width), q, k, v, mask, start, saved, y, S, D, *strides, ROWS=use.outputs, **fixed)
+    else:
+        launch(all_join, across, total, saved, chunks, D, **joining)
+        launch(all_outputs, _grid(y, use.width), q, saved, y, T, D, *_steps(q), ROWS=use.outputs, **fixed)
+    return y, saved if save else saved.new_empty(0)
+
+
+def _fresh(start: Tensor | None, chunks: int) -> Tensor | None:
+    """(B, chunks): whether a sequence starts in a chunk."""
+    if start is None:
+        return None
+    padded = torch.nn.functional.pad(start, (0, chunks * CHUNK - start.shape[1]))
+    return padded.unflatten(1, (chunks, CHUNK)).amax(-1)
+
+
+def backward(
+    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor, *, causal: bool, start: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq (empty without q), dk, dv."""
+    g, q, k, v, mask, start = rows(g), None if q is None else rows(q), rows(k), rows(v), bytes_of(mask), bytes_of(start)
+    dq, dk, dv = _new(k, *((0,) if q is None else q.shape)), _new(k, *k.shape), _new(k, *k.shape)
+    (_causal_back if causal else _all_back)(g, q, k, v, mask, start, saved, dq if q is not None else None, dk, dv)
+    return dq, dk, dv
+
+
+def _causal_back(g, q, k, v, mask, start, saved, dq, dk, dv) -> None:
+    (B, S, D), use, chunks = k.shape, tile(k), saved.shape[1]
+    handed, after = _new(saved, B, chunks, 3, D), _new(saved, B, chunks, 2, D)
+    tiles = _new(saved, B, chunks * (CHUNK // use.back), 3, D)
+    strides, fixed = (*_steps(g), *_steps(q), *_steps(k), *_steps(v)), {"CHUNK": CHUNK, "ROWS": use.back, "warps": 1}
+    launch(back_totals, _grid(k, use.width), g, q, k, v, mask, start, saved, tiles, handed, S, D, *strides, BD=use.width, **fixed)
+    across, joining = _across(saved, chunks)
+    launch(back_carry, across, handed, after, chunks, D, **joining)
+    launch(gradients, _grid(k, NARROW.width), g, q, k, v, mask, start, tiles, after, dq, dk, dv, S, D, *strides, BD=NARROW.width, **fixed)
+
+
+def _all_back(g, q, k, v, mask, start, saved, dq, dk, dv) -> None:
+    (B, S, D), T, use = k.shape, g.shape[1], tile(k)
+    parts, fixed = _new(saved, B, -(-T // CHUNK), D), {"CHUNK": CHUNK, "ROWS": use.outputs, "BD": use.width, "warps": 1}
+    launch(all_back_queries, _grid(g, use.width), g, q, saved, parts, dq, T, D, *_steps(g), *_steps(q), **fixed)
+    launch(all_gradients, _grid(k, use.width), k, v, mask, saved, parts.sum(1), dk, dv, S, D, *_steps(k), *_steps(v), **fixed)
+
+
+def starts_of(cu_seqlens: Tensor, N: int) -> Tensor:
+    """(1, N) bool: the first token of each packed sequence, from the (n + 1) borders int32; sequences may be empty."""
+    marks = torch.zeros(N + 1, dtype=torch.bool, device=cu_seqlens.device)
+    return marks.index_fill(0, cu_seqlens.long(), True)[None, :N]
+
+
+def forward_packed(q: Tensor | None, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, save: bool) -> tuple[Tensor, Tensor]:
+    """The causal form over packed sequences: q, k, v (N, D), cu_seqlens (n + 1) int32; y (N, D)."""
+    one = (None if q is None else q[None], k[None], v[None])
+    y, saved = forward(*one, None, k.shape[0], causal=True, save=save, start=starts_of(cu_seqlens, k.shape[0]))
+    return y[0], saved
+
+
+def backward_packed(g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, cu_seqlens: Tensor, saved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """dq (empty without q), dk, dv of ``forward_packed``, each (N, D)."""
+    one = (g[None], None if q is None else q[None], k[None], v[None])
+    dq, dk, dv = backward(*one, None, saved, causal=True, start=starts_of(cu_seqlens, k.shape[0]))
+    return dq if q is None else dq[0], dk[0], dv[0]
+
+
+def samples() -> Iterator[tuple[str, Callable[[], object]]]:
+    """Calls that reach every configuration, on meta tensors."""
+    for dtype, D, T in itertools.product((torch.float32, torch.bfloat16, torch.float16), (64, 512), (256, 4096)):
+        for gate, mask, packed in ((1, 0, 0), (0, 0, 0), (1, 1, 0), (0, 1, 0), (1, 0, 1), (0, 0, 1)):
+            x, flags = torch.empty(2, T, D, dtype=dtype, device="meta"), torch.empty(2, T, dtype=torch.bool, device="meta")
+            label = f"{str(dtype)[6:]} D={D}{' gate' * gate}{' mask' * mask}{' packed' * packed}"
+            given = (x if gate else None, x, x, flags if mask else None, flags if packed else None)
+            for causal in (True,) if packed else (True, False):
+                yield f"{'causal ' * causal}{label}", partial(_sample, *given, causal)
+
+
+def _sample(q, k, v, mask, start, causal) -> None:
+    saved = forward(q, k, v, mask, k.shape[1], causal=causal, save=True, start=start)[1]
+    backward(k, q, k, v, mask, saved, causal=causal, start=start)
