@@ -1,0 +1,59 @@
+"""Launching Triton kernels, or only noting what would be launched.
+
+Launchers call ``launch`` and nothing else, so the configurations they choose (dtypes, constants, warps, stages) can be read off by running them on meta
+tensors under ``noted()``: that is what ``aot.py`` compiles, and no second table can disagree with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import INTERPRETED
+
+
+class Launch(NamedTuple):
+    """One launch: the kernel, its arguments by name (constants included), and the compiler's options."""
+
+    kernel: Any
+    args: dict[str, Any]
+    options: dict[str, int]
+
+
+_notes: list[Launch] | None = None
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, warps: int = 4, stages: int = 3, **constants: Any) -> None:
+    """``kernel[grid](*args, **constants)``; an empty grid launches nothing."""
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+    if _notes is not None:
+        _notes.append(Launch(kernel, dict(zip(kernel.arg_names, args, strict=False)) | constants, options))
+    elif 0 not in grid:
+        with _device(args):
+            kernel[grid](*args, **constants, **options)
+
+
+def _device(args: tuple[Any, ...]) -> contextlib.AbstractContextManager[Any]:
+    """Triton launches on the current device: make it the one of the tensors."""
+    first = next((a for a in args if isinstance(a, Tensor)), None)
+    return contextlib.nullcontext() if INTERPRETED or first is None else torch.cuda.device(first.device)
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[list[Launch]]:
+    """Inside the block nothing is launched; the list it yields holds what would have been. Tensors may be on the meta device."""
+    global _notes
+    before, _notes = _notes, []
+    try:
+        yield _notes
+    finally:
+        _notes = before
+
+
+def bytes_of(mask: Tensor | None) -> Tensor | None:
+    """A boolean mask as the bytes kernels read, contiguous."""
+    return None if mask is None else mask.contiguous().view(torch.uint8)
