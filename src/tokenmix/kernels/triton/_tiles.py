@@ -1,0 +1,135 @@
+"""What the kernels on the tensor cores share: units, exponentials, which keys count, the gate, and the sizes of tiles by dtype.
+
+Half precision works in powers of two with whole numbers as maxima, so that a larger maximum changes no rounded number; float32 in natural exponents, also
+with whole maxima, so that the sum of two of them is exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import INTERPRETED
+
+DEAD = tl.constexpr(-3.4028234663852886e38)  # float32's minimum: a key that counts as masked
+NONE = tl.constexpr(-2.0e38)  # the maximum of no keys
+CAP = tl.constexpr(300.0)  # larger log-weights count as this much
+LIMIT = tl.constexpr(2.0**-60)  # a denominator below this may have lost terms to underflow
+
+
+@triton.jit
+def units(x, BASE2: tl.constexpr):
+    """Natural exponents in the kernel's unit."""
+    x = tl.maximum(tl.minimum(x.to(tl.float32), 2.0e38), NONE)
+    if BASE2:
+        x = x * 1.4426950408889634
+    return x
+
+
+@triton.jit
+def power(x, BASE2: tl.constexpr):
+    """The exponential of what ``units`` gives."""
+    if BASE2:
+        e = tl.exp2(x)
+    else:
+        e = tl.exp(x)
+    return e
+
+
+@triton.jit
+def plus(a, b, top, BASE2: tl.constexpr):
+    """a + b - top for a + b up to about top: in float32 with what rounding the sum loses."""
+    s = a + b
+    x = s - top
+    if not BASE2:
+        r = s - a
+        x += tl.where(tl.abs(s) < 1.0e30, (a - (s - r)) + (b - r), 0.0)
+    return x
+
+
+@triton.jit
+def operand(x, like, DROP: tl.constexpr):
+    """x as it is multiplied: in the type of what ``like`` points to, or in float32 rounded to the nearest number without its last DROP bits."""
+    if DROP:
+        bits = x.to(tl.float32).to(tl.int32, bitcast=True)
+        y = ((bits + (1 << (DROP - 1))) & -(1 << DROP)).to(tl.float32, bitcast=True)
+    else:
+        y = x.to(like.dtype.element_ty)
+    return y
+
+
+@triton.jit
+def weights(p, ok, BASE2: tl.constexpr):
+    """Log-weights under their cap."""
+    return units(tl.minimum(tl.load(p, mask=ok, other=0.0).to(tl.float32), CAP), BASE2)
+
+
+@triton.jit
+def counted(MASK, b, s, S):
+    """Which of these keys exist and are not masked."""
+    ok = s < S
+    if MASK is not None:
+        ok = ok & (tl.load(MASK + b * S + s, mask=ok, other=0) != 0)
+    return ok
+
+
+@triton.jit
+def key(p, ok, BASE2: tl.constexpr):
+    """Keys in the kernel's unit, and which of them are alive."""
+    k = tl.load(p, mask=ok, other=DEAD).to(tl.float32)
+    return units(k, BASE2), k > DEAD
+
+
+@triton.jit
+def opened(q):
+    """sigmoid(q)."""
+    return 1.0 / (1.0 + tl.exp(-q))
+
+
+class Tiles(NamedTuple):
+    """Sizes by which the work is cut, and how to multiply."""
+
+    rows: int  # output rows (queries, or keys in the backward pass) of a tile
+    features: int
+    keys: int  # the contracted tokens of one step
+    segment: int  # keys that share their maximum
+    block: int  # rows whose weights are held at once
+    warps: int
+    operand: torch.dtype
+    precision: str
+    base2: bool
+    drop: int  # bits of a float32 that the product ignores
+    split: bool  # sums in two levels
+
+
+_BFLOAT = (torch.float32, 16) if INTERPRETED else (torch.bfloat16, 0)  # the interpreter cannot multiply bfloat16: the same numbers in float32
+
+BY_DTYPE = {
+    torch.bfloat16: Tiles(128, 64, 64, 1024, 2048, 8, _BFLOAT[0], "tf32", True, _BFLOAT[1], False),
+    torch.float16: Tiles(128, 64, 32, 1024, 2048, 8, torch.float32, "tf32", True, 13, False),  # float16's precision with the range of float32
+    torch.float32: Tiles(64, 32, 32, 256, 2048, 4, torch.float32, "ieee", False, 0, True),
+}
+
+
+def up(n: int, to: int) -> int:
+    """n rounded up to a multiple."""
+    return -(-n // to) * to
+
+
+def rows(a: Tensor) -> Tensor:
+    """A tensor whose last dimension is contiguous."""
+    return a if a.stride(-1) == 1 else a.contiguous()
+
+
+def strides(a: Tensor | None) -> tuple[int, int]:
+    """Element strides of batch and time."""
+    return (0, 0) if a is None else (a.stride(0), a.stride(1))
+
+
+def constants(t: Tiles) -> dict[str, Any]:
+    """The constants every kernel that multiplies takes."""
+    return {"BASE2": t.base2, "PRECISION": t.precision, "SPLIT": t.split}

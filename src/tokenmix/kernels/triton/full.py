@@ -1,0 +1,624 @@
+"""AFT-full in Triton, on the tensor cores: y_t = gate(q_t) * sum_s e^{k_s + w_ts} v_s / sum_s e^{k_s + w_ts}, feature by feature.
+
+    E_ts = e^{w_ts - r_t},  X_s = [e^{k_s - m} v_s | e^{k_s - m}],  [num | den] = E X
+
+with r_t the largest weight of row t and m the largest key of each feature: over all keys, or with causal over the keys up to the end of a segment, so that m
+grows from segment to segment and the sums are rescaled between two. Both are rounded up to whole numbers. E, without its future, is written once for a
+block of rows and serves the whole batch.
+
+Where a denominator comes out below 2^-60 a term that counts may have been lost to underflow: its tile is marked, and another kernel computes it again under
+the maximum of every row and feature. Such denominators are saved with a minus sign, and their part of the gradients is summed term by term too.
+
+Backward, with Z_t = [g_t / D_t | -g_t y_t / D_t]: [G | P] = E^T Z, dv = e^{k - m} G, dk = e^{k - m} (v G + P), dw = E * (Z X^T). Keys collect from the last
+segment of rows to their own, rescaled from segment to segment by factors of at most 1. All sums have a fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ._tiles import BY_DTYPE, CAP, LIMIT, NONE, Tiles, constants, counted, key, opened, operand, plus, power, rows, strides, units, up, weights
+from .launch import bytes_of, launch
+
+
+@triton.jit
+def row_weights(
+    W, E, R, row0, n, S, w_batch, w_row, SP, RP,
+    CAUSAL: tl.constexpr, BASE2: tl.constexpr, DROP: tl.constexpr, TILE: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """r_t and E of a block of rows: E (Bw, RP, SP), zero in the future (as far as it is read, to the end of a TILE) and beyond the end."""
+    i, s = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, K)
+    b = tl.program_id(1).to(tl.int64)
+    at = W + b * w_batch + i[:, None] * w_row
+    top = tl.full([M], NONE, tl.float32)
+    end = S
+    if CAUSAL:
+        end = tl.minimum(S, row0 + (tl.program_id(0) + 1) * M)
+    for s0 in range(0, end, K):
+        ok = (i < n)[:, None] & (s0 + s < S)[None, :]
+        if CAUSAL:
+            ok = ok & ((s0 + s)[None, :] <= (row0 + i)[:, None])
+        w = weights(at + (s0 + s)[None, :], ok, BASE2)
+        top = tl.maximum(top, tl.max(tl.where(ok, w, NONE), 1))
+    top = tl.ceil(tl.maximum(top, -1.0e4))
+    tl.store(R + b * RP + i, top)
+    last = SP
+    if CAUSAL:
+        last = tl.minimum(SP, tl.cdiv(row0 + (tl.program_id(0) + 1) * M, TILE) * TILE)
+    for s0 in range(0, last, K):
+        ok = (i < n)[:, None] & (s0 + s < S)[None, :]
+        if CAUSAL:
+            ok = ok & ((s0 + s)[None, :] <= (row0 + i)[:, None])
+        w = weights(at + (s0 + s)[None, :], ok, BASE2)
+        e = tl.where(ok, power(w - top[:, None], BASE2), 0.0)
+        tl.store(E + (b * RP + i[:, None]) * SP + (s0 + s)[None, :], operand(e, E, DROP), mask=(s0 + s < SP)[None, :])
+
+
+@triton.jit
+def key_maxima(K_, MASK, REF, S, D, DP, NSEG, k_batch, k_row, BASE2: tl.constexpr, SEG: tl.constexpr, K: tl.constexpr, N: tl.constexpr):
+    """The largest key of each segment, rounded up: REF (B, NSEG, DP)."""
+    pn, seg, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    c = pn * N + tl.arange(0, N)
+    top = tl.full([N], NONE, tl.float32)
+    for s0 in range(seg * SEG, tl.minimum(S, seg * SEG + SEG), K):
+        s = s0 + tl.arange(0, K)
+        ok = counted(MASK, b, s, S)[:, None] & (c < D)[None, :]
+        k, live = key(K_ + b * k_batch + s[:, None] * k_row + c[None, :], ok, BASE2)
+        top = tl.maximum(top, tl.max(tl.where(live, k, NONE), 0))
+    tl.store(REF + (b * NSEG + seg) * DP + c, tl.ceil(top))
+
+
+@triton.jit
+def key_terms(
+    K_, V, MASK, REF, X, S, D, DP, SP, NSEG, k_batch, k_row, v_batch, v_row,
+    BASE2: tl.constexpr, DROP: tl.constexpr, SEG: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """X (B, SP, 2 DP) in units of its segment's maximum; zero for masked keys and beyond the end."""
+    c, s, b = tl.program_id(0) * N + tl.arange(0, N), tl.program_id(1) * K + tl.arange(0, K), tl.program_id(2).to(tl.int64)
+    ok = counted(MASK, b, s, S)[:, None] & (c < D)[None, :]
+    k, live = key(K_ + b * k_batch + s[:, None] * k_row + c[None, :], ok, BASE2)
+    v = tl.load(V + b * v_batch + s[:, None] * v_row + c[None, :], mask=ok & live, other=0.0).to(tl.float32)
+    seg = tl.minimum(tl.program_id(1) * K // SEG, NSEG - 1)
+    ref = tl.load(REF + (b * NSEG + seg) * DP + c)
+    e = tl.where(ok & live, power(k - ref[None, :], BASE2), 0.0)
+    at = X + (b * SP + s[:, None]) * (2 * DP) + c[None, :]
+    tl.store(at, operand(e * v, X, DROP))
+    tl.store(at + DP, operand(e, X, DROP))
+
+
+@triton.jit
+def row_sums(
+    E, X, REF, FIRST, Q, Y, Y0, DEN, FLAG, row0, n, T, S, D, SP, DP, NSEG, e_batch, q_batch, q_row,
+    CAUSAL: tl.constexpr, BASE2: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr, SEG: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """[num | den] = E X for a tile of rows and features, and the output."""
+    pn, pm, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    if CAUSAL:
+        pm = tl.num_programs(1) - 1 - pm  # the longest first
+    i, c = pm * M + tl.arange(0, M), pn * N + tl.arange(0, N)
+    end = SP
+    if CAUSAL:
+        end = tl.minimum(SP, row0 + (pm + 1) * M)
+    e_at = E + b * e_batch + i[:, None] * SP + tl.arange(0, K)[None, :]
+    x_at = X + b * SP * 2 * DP + tl.arange(0, K)[:, None] * (2 * DP) + c[None, :]
+    num, den = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
+    if CAUSAL or SPLIT:
+        ref_at = REF + b * NSEG * DP + c
+        old = tl.load(ref_at)
+        for seg in range(0, tl.cdiv(end, SEG)):
+            if CAUSAL:
+                ref = tl.load(ref_at + seg * DP)
+                scale = power(old - ref, BASE2)[None, :]
+                num, den = num * scale, den * scale
+                old = ref
+            if SPLIT:
+                part_num, part_den = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
+                for s in range(seg * SEG, tl.minimum(end, seg * SEG + SEG), K):
+                    e = tl.load(e_at + s)
+                    part_num = tl.dot(e, tl.load(x_at + s * (2 * DP)), part_num, input_precision=PRECISION)
+                    part_den = tl.dot(e, tl.load(x_at + s * (2 * DP) + DP), part_den, input_precision=PRECISION)
+                num, den = num + part_num, den + part_den
+            else:
+                for s in range(seg * SEG, tl.minimum(end, seg * SEG + SEG), K):
+                    e = tl.load(e_at + s)
+                    num = tl.dot(e, tl.load(x_at + s * (2 * DP)), num, input_precision=PRECISION)
+                    den = tl.dot(e, tl.load(x_at + s * (2 * DP) + DP), den, input_precision=PRECISION)
+    else:
+        for s in range(0, end, K):
+            e = tl.load(e_at + s)
+            num = tl.dot(e, tl.load(x_at + s * (2 * DP)), num, input_precision=PRECISION)
+            den = tl.dot(e, tl.load(x_at + s * (2 * DP) + DP), den, input_precision=PRECISION)
+    ok = (i < n)[:, None] & (c < D)[None, :]
+    some = ok
+    if FIRST is not None:
+        first = tl.load(FIRST + b)
+        some = ok & (first < S) & ((row0 + i)[:, None] >= first if CAUSAL else ok)
+    lost = tl.max(tl.max((some & (den < LIMIT)).to(tl.int32), 1), 0)
+    tl.store(FLAG + (b * tl.cdiv(T, M) + row0 // M + pm) * tl.num_programs(0) + pn, lost)
+    y = num / tl.where(den > 0, den, 1.0)
+    at = (b * T + row0 + i[:, None]) * D + c[None, :]
+    if Y0 is not None:
+        tl.store(Y0 + at, y, mask=ok)
+        tl.store(DEN + at, den, mask=ok)
+    if Q is not None:
+        y = y * opened(tl.load(Q + b * q_batch + (row0 + i)[:, None] * q_row + c[None, :], mask=ok, other=0.0).to(tl.float32))
+    tl.store(Y + at, y, mask=ok)
+
+
+@triton.jit
+def _logit(w_at, k_at, MASK, b, s, S, t, inside, CAUSAL: tl.constexpr, BASE2: tl.constexpr):
+    """Weights (M, 1) and key (1, N) of one token s, and the pairs that count."""
+    k, live = key(k_at, inside & counted(MASK, b, s + tl.arange(0, 1), S), BASE2)
+    w = weights(w_at, t >= 0, BASE2)
+    ok = live[None, :] & (t >= s)[:, None] if CAUSAL else live[None, :] & (t >= 0)[:, None]
+    return w[:, None], k[None, :], ok
+
+
+@triton.jit
+def row_exact(
+    W, K_, V, MASK, FLAG, Q, Y, Y0, DEN, TOP, row0, n, T, S, D, k_batch, k_row, v_batch, v_row, q_batch, q_row, w_batch, w_row,
+    CAUSAL: tl.constexpr, BASE2: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FM: tl.constexpr, FN: tl.constexpr,
+):  # fmt: skip
+    """The marked tiles again, every row and feature under its own maximum. With Y None only these maxima, TOP."""
+    pn, pm, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    if tl.load(FLAG + (b * tl.cdiv(T, FM) + (row0 + pm * M) // FM) * tl.cdiv(D, FN) + pn * N // FN) != 0:
+        i, c = pm * M + tl.arange(0, M), pn * N + tl.arange(0, N)
+        t = tl.where(i < n, row0 + i, -1)
+        w_at, k_at, v_at = W + b * w_batch + i * w_row, K_ + b * k_batch + c, V + b * v_batch + c
+        top = tl.full([M, N], NONE, tl.float32)
+        end = S
+        if CAUSAL:
+            end = tl.minimum(S, row0 + (pm + 1) * M)
+        for s in range(0, end):
+            w, k, ok = _logit(w_at + s, k_at + s * k_row, MASK, b, s, S, t, c < D, CAUSAL, BASE2)
+            top = tl.maximum(top, tl.where(ok, w + k, NONE))
+        inside = (i < n)[:, None] & (c < D)[None, :]
+        at = (b * T + row0 + i[:, None]) * D + c[None, :]
+        if TOP is not None:
+            tl.store(TOP + at, top, mask=inside)
+        if Y is not None:
+            num, den = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
+            for s0 in range(0, end, 32):
+                part_num, part_den = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
+                for s in range(s0, tl.minimum(end, s0 + 32)):
+                    w, k, ok = _logit(w_at + s, k_at + s * k_row, MASK, b, s, S, t, c < D, CAUSAL, BASE2)
+                    v = tl.load(v_at + s * v_row, mask=(c < D) & counted(MASK, b, s + tl.arange(0, 1), S), other=0.0).to(tl.float32)[None, :]
+                    e = tl.where(ok, power(plus(w, k, top, BASE2), BASE2), 0.0)
+                    part_num += tl.where(ok, e * v, 0.0)
+                    part_den += e
+                num, den = num + part_num, den + part_den
+            y = num / tl.where(den > 0, den, 1.0)
+            if Y0 is not None:
+                tl.store(Y0 + at, y, mask=inside)
+                tl.store(DEN + at, -den, mask=inside)
+            if Q is not None:
+                y = y * opened(tl.load(Q + b * q_batch + (row0 + i)[:, None] * q_row + c[None, :], mask=inside, other=0.0).to(tl.float32))
+            tl.store(Y + at, y, mask=inside)
+
+
+@triton.jit
+def row_terms(
+    G, Q, Y0, DEN, Z, DQ, FLAG, T, D, TP, DP, g_batch, g_row, q_batch, q_row,
+    DROP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FM: tl.constexpr,
+):  # fmt: skip
+    """Z (B, TP, 2 DP), zero where the sums were taken term by term; the gate's gradient; and which tiles (FM, N) hold such sums."""
+    pn, pf, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    c = pn * N + tl.arange(0, N)
+    marked = 0
+    for t0 in range(pf * FM, pf * FM + FM, M):
+        t = t0 + tl.arange(0, M)
+        ok = (t < T)[:, None] & (c < D)[None, :]
+        at = (b * T + t[:, None]) * D + c[None, :]
+        y0, den = tl.load(Y0 + at, mask=ok, other=0.0), tl.load(DEN + at, mask=ok, other=0.0)
+        g = tl.load(G + b * g_batch + t[:, None] * g_row + c[None, :], mask=ok, other=0.0).to(tl.float32)
+        if Q is not None:
+            q = tl.load(Q + b * q_batch + t[:, None] * q_row + c[None, :], mask=ok, other=0.0).to(tl.float32)
+            tl.store(DQ + at, g * y0 * opened(q) * opened(-q), mask=ok)
+            g = g * opened(q)
+        z = tl.where(den > 0, g / tl.where(den > 0, den, 1.0), 0.0)
+        z_at = Z + (b * TP + t[:, None]) * (2 * DP) + c[None, :]
+        tl.store(z_at, operand(z, Z, DROP))
+        tl.store(z_at + DP, operand(-z * y0, Z, DROP))
+        marked = tl.maximum(marked, tl.max(tl.max((den < 0).to(tl.int32), 1), 0))
+    tl.store(FLAG + (b * tl.num_programs(1) + pf) * tl.num_programs(0) + pn, marked)
+
+
+@triton.jit
+def key_sums(
+    E, Z, REF, ACC, K_, V, MASK, DK, DV, row0, row1, S, D, SP, TP, DP, NSEG, e_batch, k_batch, k_row, v_batch, v_row,
+    CAUSAL: tl.constexpr, BASE2: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr, BEGIN: tl.constexpr, END: tl.constexpr, SEG: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """[G | P] = E^T Z over the rows row0 .. row1, added to what later rows gave (ACC, unless BEGIN); at the END dk and dv."""
+    pn, pm, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    s, c = pm * M + tl.arange(0, M), pn * N + tl.arange(0, N)
+    own = 0
+    if CAUSAL:
+        own = pm * M // SEG
+    ref_at = REF + b * NSEG * DP + c
+    acc_at = ACC + (b * SP + s[:, None]) * (2 * DP) + c[None, :]
+    if BEGIN:
+        G, P = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
+    else:
+        G, P = tl.load(acc_at), tl.load(acc_at + DP)
+    e_at = E + b * e_batch + s[:, None] + tl.arange(0, K)[None, :] * SP
+    z_at = Z + b * TP * 2 * DP + tl.arange(0, K)[:, None] * (2 * DP) + c[None, :]
+    low, high = row0 // SEG, (row1 - 1) // SEG
+    if CAUSAL:
+        low = tl.maximum(low, own)
+        old = tl.load(ref_at + tl.minimum(NSEG - 1, tl.maximum(own, high + 1)) * DP)
+    for n in range(0, high - low + 1):
+        seg = high - n
+        start = tl.maximum(row0, seg * SEG)
+        if CAUSAL:
+            start = tl.maximum(start, pm * M)
+            ref = tl.load(ref_at + seg * DP)
+            scale = power(ref - old, BASE2)[None, :]
+            G, P = G * scale, P * scale
+            old = ref
+        if SPLIT:
+            part_g, part_p = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
+            for t in range(start, tl.minimum(row1, seg * SEG + SEG), K):
+                e = tl.load(e_at + (t - row0) * SP)
+                part_g = tl.dot(e, tl.load(z_at + t * (2 * DP)), part_g, input_precision=PRECISION)
+                part_p = tl.dot(e, tl.load(z_at + t * (2 * DP) + DP), part_p, input_precision=PRECISION)
+            G, P = G + part_g, P + part_p
+        else:
+            for t in range(start, tl.minimum(row1, seg * SEG + SEG), K):
+                e = tl.load(e_at + (t - row0) * SP)
+                G = tl.dot(e, tl.load(z_at + t * (2 * DP)), G, input_precision=PRECISION)
+                P = tl.dot(e, tl.load(z_at + t * (2 * DP) + DP), P, input_precision=PRECISION)
+    if END:
+        ok = counted(MASK, b, s, S)[:, None] & (c < D)[None, :]
+        inside = (s < S)[:, None] & (c < D)[None, :]
+        k, live = key(K_ + b * k_batch + s[:, None] * k_row + c[None, :], ok, BASE2)
+        v = tl.load(V + b * v_batch + s[:, None] * v_row + c[None, :], mask=ok & live, other=0.0).to(tl.float32)
+        e = tl.where(ok & live, power(k - tl.load(ref_at + own * DP)[None, :], BASE2), 0.0)
+        at = (b * S + s[:, None]) * D + c[None, :]
+        tl.store(DV + at, e * G, mask=inside)
+        tl.store(DK + at, e * (v * G + P), mask=inside)
+    else:
+        tl.store(acc_at, G)
+        tl.store(acc_at + DP, P)
+
+
+@triton.jit
+def _row_of(G, Q, Y0, DEN, TOP, at, g_at, q_at, ok):
+    """What rows summed term by term give to their keys: g / D, y, top; 0 for other rows."""
+    den, y, top = tl.load(DEN + at, mask=ok, other=0.0), tl.load(Y0 + at, mask=ok, other=0.0), tl.load(TOP + at, mask=ok, other=0.0)
+    g = tl.load(G + g_at, mask=ok, other=0.0).to(tl.float32)
+    if Q is not None:
+        g = g * opened(tl.load(Q + q_at, mask=ok, other=0.0).to(tl.float32))
+    own = den < 0
+    return tl.where(own, g / tl.where(own, -den, 1.0), 0.0), y, tl.where(own, top, 3.0e38)
+
+
+@triton.jit
+def key_exact(
+    W, K_, V, MASK, G, Q, Y0, DEN, TOP, FLAG, DK, DV, row0, n, T, S, D,
+    k_batch, k_row, v_batch, v_row, g_batch, g_row, q_batch, q_row, w_batch, w_row,
+    CAUSAL: tl.constexpr, BASE2: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FM: tl.constexpr, FN: tl.constexpr,
+):  # fmt: skip
+    """Add to dk and dv what the rows of marked tiles give, term by term."""
+    pn, pm, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    s, c = pm * M + tl.arange(0, M), pn * N + tl.arange(0, N)
+    ok = counted(MASK, b, s, S)[:, None] & (c < D)[None, :]
+    k, live = key(K_ + b * k_batch + s[:, None] * k_row + c[None, :], ok, BASE2)
+    ok = ok & live
+    v = tl.load(V + b * v_batch + s[:, None] * v_row + c[None, :], mask=ok, other=0.0).to(tl.float32)
+    dk, dv = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
+    marked, start = 0, row0 // FM
+    if CAUSAL:
+        start = tl.maximum(start, pm * M // FM)
+    for f in range(start, tl.cdiv(row0 + n, FM)):
+        flag = tl.load(FLAG + (b * tl.cdiv(T, FM) + f) * tl.cdiv(D, FN) + pn * N // FN)
+        marked = tl.maximum(marked, flag)
+        for t in range(f * FM, tl.where(flag != 0, tl.minimum(row0 + n, f * FM + FM), 0)):
+            at = (b * T + t) * D + c
+            z, y, top = _row_of(G, Q, Y0, DEN, TOP, at, b * g_batch + t * g_row + c, b * q_batch + t * q_row + c, c < D)
+            w = weights(W + b * w_batch + (t - row0) * w_row + s, s < S, BASE2)
+            pair = ok & (s <= t)[:, None] if CAUSAL else ok
+            a = tl.where(pair, power(plus(w[:, None], k, top[None, :], BASE2), BASE2), 0.0) * z[None, :]
+            dv += a
+            dk += a * (v - y[None, :])
+    if marked != 0:
+        inside = (s < S)[:, None] & (c < D)[None, :]
+        at = (b * S + s[:, None]) * D + c[None, :]
+        tl.store(DV + at, tl.load(DV + at, mask=inside, other=0.0).to(tl.float32) + dv, mask=inside)
+        tl.store(DK + at, tl.load(DK + at, mask=inside, other=0.0).to(tl.float32) + dk, mask=inside)
+
+
+@triton.jit
+def pair_sums(
+    W, R, Z, X, REF, DW, row0, n, B, S, SP, TP, DP, RP, NSEG, w_batch, w_row, d_batch, d_row,
+    CAUSAL: tl.constexpr, SHARED: tl.constexpr, BASE2: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr, SEG: tl.constexpr, DROP: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """dw = E * (Z X^T), summed over features and, where the batch shares its weights, over the batch."""
+    ps, pm, first = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    i, s = pm * M + tl.arange(0, M), ps * N + tl.arange(0, N)
+    count, seg, row_seg = 1, 0, 0
+    if SHARED:
+        count = B
+    if CAUSAL:
+        count = tl.where(ps * N > row0 + pm * M + M - 1, 0, count)
+        seg, row_seg = ps * N // SEG, tl.minimum((row0 + pm * M) // SEG, NSEG - 1)
+    total = tl.zeros([M, N], tl.float32)
+    for j in range(0, count):
+        b = first + j
+        z_at = Z + (b * TP + row0 + i[:, None]) * (2 * DP) + tl.arange(0, K)[None, :]
+        x_at = X + (b * SP + s[None, :]) * (2 * DP) + tl.arange(0, K)[:, None]
+        ref_at = REF + b * NSEG * DP + tl.arange(0, K)
+        if SPLIT:
+            part = tl.zeros([M, N], tl.float32)
+            for c in range(0, 2 * DP, K):
+                z = tl.load(z_at + c)
+                if CAUSAL:
+                    z = z * power(tl.load(ref_at + seg * DP + c % DP) - tl.load(ref_at + row_seg * DP + c % DP), BASE2)[None, :]
+                part = tl.dot(z, tl.load(x_at + c), part, input_precision=PRECISION)
+            total += part
+        else:
+            for c in range(0, 2 * DP, K):
+                z = tl.load(z_at + c)
+                if CAUSAL:
+                    scale = power(tl.load(ref_at + seg * DP + c % DP) - tl.load(ref_at + row_seg * DP + c % DP), BASE2)
+                    z = operand(z.to(tl.float32) * scale[None, :], Z, DROP)
+                total = tl.dot(z, tl.load(x_at + c), total, input_precision=PRECISION)
+    inside = (i < n)[:, None] & (s < S)[None, :]
+    raw = tl.load(W + first * w_batch + i[:, None] * w_row + s[None, :], mask=inside, other=0.0).to(tl.float32)
+    e = power(units(raw, BASE2) - tl.load(R + first * RP + i)[:, None], BASE2)
+    ok = inside & (raw <= CAP)
+    if CAUSAL:
+        ok = ok & (s[None, :] <= (row0 + i)[:, None])
+    tl.store(DW + first * d_batch + i[:, None] * d_row + s[None, :], tl.where(ok, e * total, 0.0), mask=inside)
+
+
+@triton.jit
+def pair_exact(
+    W, K_, V, MASK, G, Q, Y0, DEN, TOP, FLAG, DW, row0, n, B, T, S, D,
+    k_batch, k_row, v_batch, v_row, g_batch, g_row, q_batch, q_row, w_batch, w_row, d_batch, d_row,
+    CAUSAL: tl.constexpr, SHARED: tl.constexpr, BASE2: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FM: tl.constexpr, FN: tl.constexpr,
+):  # fmt: skip
+    """Add to dw what marked tiles give, term by term."""
+    ps, pm, first = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    i, s = pm * M + tl.arange(0, M), ps * N + tl.arange(0, N)
+    t, inside = row0 + i, (i < n)[:, None] & (s < S)[None, :]
+    at = W + first * w_batch + i[:, None] * w_row + s[None, :]
+    w, open_ = weights(at, inside, BASE2), tl.load(at, mask=inside, other=0.0).to(tl.float32) <= CAP
+    pairs = inside & open_
+    if CAUSAL:
+        pairs = pairs & (s[None, :] <= t[:, None])
+    marked, count, total = 0, 1, tl.zeros([M, N], tl.float32)
+    if SHARED:
+        count = B
+    if CAUSAL:
+        count = tl.where(ps * N > row0 + pm * M + M - 1, 0, count)
+    for j in range(0, count):
+        b = first + j
+        for f in range(0, tl.cdiv(D, FN)):
+            flag = tl.load(FLAG + (b * tl.cdiv(T, FM) + (row0 + pm * M) // FM) * tl.cdiv(D, FN) + f)
+            marked = tl.maximum(marked, flag)
+            part = tl.zeros([M, N], tl.float32)
+            for c in range(f * FN, tl.where(flag != 0, tl.minimum(D, f * FN + FN), 0)):
+                z, y, top = _row_of(G, Q, Y0, DEN, TOP, (b * T + t) * D + c, b * g_batch + t * g_row + c, b * q_batch + t * q_row + c, i < n)
+                seen = counted(MASK, b, s, S)
+                k, live = key(K_ + b * k_batch + s * k_row + c, seen, BASE2)
+                v = tl.load(V + b * v_batch + s * v_row + c, mask=seen & live, other=0.0).to(tl.float32)
+                a = tl.where(pairs & live[None, :], power(plus(w, k[None, :], top[:, None], BASE2), BASE2), 0.0)
+                part += a * z[:, None] * (v[None, :] - y[:, None])
+            total += part
+    if marked != 0:
+        out = DW + first * d_batch + i[:, None] * d_row + s[None, :]
+        tl.store(out, tl.load(out, mask=inside, other=0.0).to(tl.float32) + total, mask=inside)
+
+
+EXACT = {"M": 32, "N": 32}  # the tiles of the kernels that sum term by term
+
+
+@dataclass
+class _Call:
+    """The sizes of a call, its inputs as the kernels take them, and the keys' part of the work, done once."""
+
+    k: Tensor
+    v: Tensor
+    w: Tensor
+    w2: Tensor | None
+    mask: Tensor | None
+    causal: bool
+    tiles: Tiles
+
+    def __post_init__(self) -> None:
+        t = self.tiles
+        self.B, self.S, self.D = self.k.shape
+        self.Bw, self.T = self.w.shape[:2]
+        self.shared = self.Bw == 1
+        self.SP, self.TP, self.DP = up(self.S, t.rows), up(self.T, t.rows), up(self.D, t.features)
+        self.strips, self.row_tiles = self.DP // t.features, self.TP // t.rows
+        segments = -(-self.S // t.segment)
+        self.ref = self.k.new_empty(self.B, segments, self.DP, dtype=torch.float32)
+        self.x = self.k.new_empty(self.B, self.SP, 2 * self.DP, dtype=t.operand)
+        self.bytes = bytes_of(self.mask)
+        fixed = {"BASE2": t.base2, "SEG": t.segment, "K": 32, "N": t.features}
+        sizes = self.S, self.D, self.DP, segments
+        launch(key_maxima, (self.strips, segments, self.B), self.k, self.bytes, self.ref, *sizes, *strides(self.k), warps=4, **fixed)
+        self.ref = self.ref.cummax(1).values if self.causal else self.ref.amax(1, keepdim=True)
+        self.segments = self.ref.shape[1]
+        sizes = self.S, self.D, self.DP, self.SP, self.segments
+        tensors = self.k, self.v, self.bytes, self.ref, self.x
+        launch(key_terms, (self.strips, self.SP // 32, self.B), *tensors, *sizes, *strides(self.k), *strides(self.v), warps=4, DROP=t.drop, **fixed)
+
+    def first(self) -> Tensor | None:
+        """The first key of each row that counts; S where there is none."""
+        if self.mask is None:
+            return None
+        return torch.where(self.mask.any(1), self.mask.to(torch.uint8).argmax(1), self.S).to(torch.int32)
+
+    def blocks(self) -> list[int]:
+        """Where the blocks of rows begin."""
+        return list(range(0, self.T, self.tiles.block))
+
+    def log_weights(self, row0: int) -> Tensor:
+        """(Bw, n, S): the weights of a block of rows. Factors are multiplied in float64 where float32 is asked for: rounding would count."""
+        cut = slice(row0, row0 + self.tiles.block)
+        if self.w2 is None:
+            return rows(self.w[:, cut])
+        wide = torch.float64 if self.k.dtype == torch.float32 else torch.float32
+        return (self.w[:, cut].to(wide) @ self.w2.to(wide).mT).float()
+
+    def exponentials(self, w: Tensor, row0: int) -> tuple[Tensor, Tensor]:
+        """E (Bw, RP, SP) and r (Bw, RP)."""
+        t, n = self.tiles, w.shape[1]
+        RP = up(n, t.rows)
+        E, R = w.new_empty(self.Bw, RP, self.SP, dtype=t.operand), w.new_empty(self.Bw, RP, dtype=torch.float32)
+        sizes = row0, n, self.S, *strides(w), self.SP, RP
+        launch(row_weights, (RP // 8, self.Bw), w, E, R, *sizes, CAUSAL=self.causal, BASE2=t.base2, DROP=t.drop, TILE=t.rows, M=8, K=256)
+        return E, R
+
+    def batch(self, a: Tensor) -> int:
+        """The batch stride of something made of the weights."""
+        return 0 if self.shared else a.stride(0)
+
+    def exact(self, row0: int, w: Tensor, flag: Tensor, q: Tensor | None, y: Tensor | None, y0: Tensor | None, den: Tensor | None, top: Tensor | None) -> None:
+        """Marked tiles of a block of rows term by term; without y only their maxima."""
+        t, n = self.tiles, w.shape[1]
+        grid = -(-self.D // EXACT["N"]), -(-n // EXACT["M"]), self.B
+        sizes = row0, n, self.T, self.S, self.D, *strides(self.k), *strides(self.v), *strides(q), self.batch(w), w.stride(1)
+        launch(
+            row_exact, grid, w, self.k, self.v, self.bytes, flag, q, y, y0, den, top, *sizes,
+            CAUSAL=self.causal, BASE2=t.base2, FM=t.rows, FN=t.features, **EXACT,
+        )  # fmt: skip
+
+
+def forward(
+    q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool, save: bool, tiles: Tiles | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y (B, T, D), and what the backward pass needs (empty unless ``save``): y before the gate, and the denominators.
+
+    k, v (B, S, D); log-weights w (Bw, T, S), or w (Bw, T, r) and w2 (Bw, S, r) with w w2^T; Bw is 1 or B.
+    """
+    q = None if q is None else rows(q)
+    c = _Call(rows(k), rows(v), w, w2, mask, causal, tiles or BY_DTYPE[k.dtype])
+    t, shape = c.tiles, (c.B, c.T, c.D)
+    y = k.new_empty(shape)
+    y0, den = (k.new_empty(shape if save else (0,), dtype=torch.float32) for _ in range(2))
+    kept = (y0, den) if save else (None, None)
+    flag, first = k.new_empty(c.B, c.row_tiles, c.strips, dtype=torch.int32), c.first()
+    for row0 in c.blocks():
+        block = c.log_weights(row0)
+        E, _ = c.exponentials(block, row0)
+        grid = c.strips, E.shape[1] // t.rows, c.B
+        sizes = row0, block.shape[1], c.T, c.S, c.D, c.SP, c.DP, c.segments, c.batch(E), *strides(q)
+        fixed = constants(t) | {"CAUSAL": causal, "SEG": t.segment, "M": t.rows, "N": t.features, "K": t.keys}
+        launch(row_sums, grid, E, c.x, c.ref, first, q, y, *kept, flag, *sizes, warps=t.warps, **fixed)
+        c.exact(row0, block, flag, q, y, *kept, None)
+    return y, y0, den
+
+
+def backward(
+    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, y0: Tensor, den: Tensor, *,
+    causal: bool, tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """dq (empty without q), dk, dv, dw, dw2 (empty without w2)."""
+    g, q = rows(g), None if q is None else rows(q)
+    c = _Call(rows(k), rows(v), w, w2, mask, causal, tiles or BY_DTYPE[k.dtype])
+    b = _Backward(c, g, q, y0, den)
+    dw, dw2 = torch.empty_like(w, memory_format=torch.contiguous_format), w.new_zeros((0,) if w2 is None else w2.shape, dtype=torch.float32)
+    blocks = c.blocks()
+    block = None
+    for row0 in reversed(blocks):
+        block = c.log_weights(row0)
+        own = b.block(row0, block, dw if w2 is None else None)
+        if w2 is not None:
+            cut = slice(row0, row0 + c.tiles.block)
+            dw[:, cut] = (own @ w2.float()).to(w.dtype)
+            dw2 += own.mT @ w[:, cut].float()
+    for row0 in blocks:
+        b.keys_exact(row0, block if len(blocks) == 1 and block is not None else c.log_weights(row0))
+    return b.dq, b.dk, b.dv, dw, dw2.to(w.dtype)
+
+
+class _Backward:
+    """The gradients of one call, block of rows by block, the last first."""
+
+    def __init__(self, c: _Call, g: Tensor, q: Tensor | None, y0: Tensor, den: Tensor):
+        t = c.tiles
+        self.c, self.g, self.q, self.y0, self.den = c, g, q, y0, den
+        self.dq = g.new_empty((0,) if q is None else q.shape, dtype=c.k.dtype)
+        self.dk, self.dv = (torch.empty_like(a, memory_format=torch.contiguous_format) for a in (c.k, c.v))
+        self.z = g.new_empty(c.B, c.TP, 2 * c.DP, dtype=t.operand)
+        self.flag = g.new_empty(c.B, c.row_tiles, c.strips, dtype=torch.int32)
+        self.top = torch.empty_like(y0)
+        held = (c.B, c.SP, 2 * c.DP) if c.T > t.block else (1,)
+        self.acc = g.new_empty(held, dtype=torch.float32)
+        sizes = c.T, c.D, c.TP, c.DP, *strides(g), *strides(q)
+        tensors = g, q, y0, den, self.z, None if q is None else self.dq, self.flag
+        launch(row_terms, (c.strips, c.row_tiles, c.B), *tensors, *sizes, DROP=t.drop, M=32, N=t.features, FM=t.rows)
+
+    def block(self, row0: int, w: Tensor, dw: Tensor | None) -> Tensor:
+        """The sums of a block of rows for dk and dv, and its dw: into ``dw`` (Bw, T, S), or returned as (Bw, n, S) float32."""
+        c, t = self.c, self.c.tiles
+        E, R = c.exponentials(w, row0)
+        n, RP = w.shape[1], R.shape[1]
+        fixed = constants(t) | {"CAUSAL": c.causal, "SEG": t.segment, "K": t.keys}
+        sizes = row0, row0 + RP, c.S, c.D, c.SP, c.TP, c.DP, c.segments, c.batch(E), *strides(c.k), *strides(c.v)
+        tensors = E, self.z, c.ref, self.acc, c.k, c.v, c.bytes, self.dk, self.dv
+        ends = {"BEGIN": row0 + n == c.T, "END": row0 == 0}
+        launch(key_sums, (c.strips, c.SP // t.rows, c.B), *tensors, *sizes, warps=t.warps, M=t.rows, N=t.features, **ends, **fixed)
+        out = w.new_empty(c.Bw, n, c.S, dtype=torch.float32) if dw is None else dw[:, row0 : row0 + n]
+        sizes = row0, n, c.B, c.S, c.SP, c.TP, c.DP, RP, c.segments, *strides(w), *strides(out)
+        grid, shared = (c.SP // t.rows, RP // t.rows, c.Bw), {"SHARED": c.shared}
+        launch(pair_sums, grid, w, R, self.z, c.x, c.ref, out, *sizes, warps=t.warps, M=t.rows, N=t.rows, DROP=t.drop, **shared, **fixed)
+        c.exact(row0, w, self.flag, None, None, None, None, self.top)
+        grid = -(-c.S // EXACT["N"]), -(-n // EXACT["M"]), c.Bw
+        sizes = row0, n, c.B, c.T, c.S, c.D, *self._strides(), *strides(w), *strides(out)
+        launch(pair_exact, grid, *self._inputs(w), out, *sizes, **shared, **self._fixed())
+        return out
+
+    def keys_exact(self, row0: int, w: Tensor) -> None:
+        """Add what the marked tiles of a block of rows give to dk and dv."""
+        c = self.c
+        grid = -(-c.D // EXACT["N"]), -(-c.S // EXACT["M"]), c.B
+        sizes = row0, w.shape[1], c.T, c.S, c.D, *self._strides(), c.batch(w), w.stride(1)
+        launch(key_exact, grid, *self._inputs(w), self.dk, self.dv, *sizes, **self._fixed())
+
+    def _inputs(self, w: Tensor) -> tuple[Tensor | None, ...]:
+        c = self.c
+        return w, c.k, c.v, c.bytes, self.g, self.q, self.y0, self.den, self.top, self.flag
+
+    def _strides(self) -> tuple[int, ...]:
+        return (*strides(self.c.k), *strides(self.c.v), *strides(self.g), *strides(self.q))
+
+    def _fixed(self) -> dict[str, int | bool]:
+        t = self.c.tiles
+        return {"CAUSAL": self.c.causal, "BASE2": t.base2, "FM": t.rows, "FN": t.features, **EXACT}
+
+
+def _sample(dtype: torch.dtype, causal: bool, masked: bool, gate: bool, factors: bool, batched: bool) -> None:
+    B, T, D, r = 4, 4096, 512, 128
+    S = T if causal else 2 * T
+    q, k, v = (torch.empty(B, n, D, dtype=dtype, device="meta") for n in (T, S, S))
+    w = torch.empty(B if batched else 1, T, r if factors else S, dtype=dtype, device="meta")
+    w2 = torch.empty(B if batched else 1, S, r, dtype=dtype, device="meta") if factors else None
+    mask = torch.empty(B, S, dtype=torch.bool, device="meta") if masked else None
+    y, y0, den = forward(q if gate else None, k, v, w, w2, mask, causal=causal, save=True)
+    forward(q if gate else None, k, v, w, w2, mask, causal=causal, save=False)
+    backward(y, q if gate else None, k, v, w, w2, mask, y0, den, causal=causal)
+
+
+def samples() -> Iterator[tuple[str, Callable[[], None]]]:
+    """Calls on meta tensors that together launch every configuration."""
+    for dtype in BY_DTYPE:
+        name = str(dtype).removeprefix("torch.")
+        for causal in (True, False):
+            what = f"{name} {'causal' if causal else 'all'}"
+            yield what, partial(_sample, dtype, causal, False, True, False, False)
+            yield f"{what} mask", partial(_sample, dtype, causal, True, False, False, True)
+        yield f"{name} factors", partial(_sample, dtype, True, True, True, True, False)
