@@ -21,7 +21,7 @@ class Peer:
     """One public layer: the package it comes with, how it is built, whether it has a causal form, and what stands in its way.
 
     pairs: whether it keeps numbers for every pair of tokens. longest: a length beyond which a call takes minutes, with the reason in ``note``.
-    drawn: it draws random numbers in each call, so that two calls cannot be compared in value.
+    unlike: why its values cannot be compared with those of its own float64 form.
     """
 
     package: str
@@ -29,7 +29,7 @@ class Peer:
     causal: bool
     pairs: bool = False
     longest: int | None = None
-    drawn: bool = False
+    unlike: str = ""
     note: str = ""
 
 
@@ -77,13 +77,19 @@ PEERS: dict[str, Peer] = {
     "aft_pytorch.AFTFull": Peer("aft-pytorch", _aft("AFTFull"), causal=False, pairs=True, note="has no causal form"),
     "aft_pytorch.AFTSimple": Peer("aft-pytorch", _aft("AFTSimple"), causal=False, note="has no causal form"),
     "aft_pytorch.AFTLocal": Peer(
-        "aft-pytorch", _aft("AFTLocal", "s"), causal=False, pairs=True, longest=256, note="reads T x T numbers one by one in Python in each call"
+        "aft-pytorch",
+        _aft("AFTLocal", "s"),
+        causal=False,
+        pairs=True,
+        longest=256,
+        unlike="makes its bias anew in float32 in each call",
+        note="reads T x T numbers one by one in Python in each call",
     ),
     "performer_pytorch.SelfAttention": Peer("performer-pytorch", _performer, causal=True),
     "linformer.LinformerSelfAttention": Peer("linformer", _linformer, causal=False, note="has no causal form"),
     "nystrom_attention.NystromAttention": Peer("nystrom-attention", _nystrom, causal=False, note="has no causal form"),
     "local_attention.LocalMHA": Peer("local-attention", _local, causal=True, note="window 128"),
-    "reformer_pytorch.LSHSelfAttention": Peer("reformer-pytorch", _reformer, causal=True, drawn=True, note="draws its hashes anew in each call"),
+    "reformer_pytorch.LSHSelfAttention": Peer("reformer-pytorch", _reformer, causal=True, unlike="draws its hashes anew in each call"),
     "x_transformers.Attention": Peer("x-transformers", _x_transformers, causal=True, pairs=True, note="softmax attention"),
 }
 """Layers (B, T, D) -> (B, T, D) by "package.Class"."""
