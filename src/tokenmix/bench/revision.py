@@ -77,7 +77,6 @@ class Revision:
         if getattr(self, "folder", None):
             subprocess.run(["git", "-C", self.root, "worktree", "remove", "--force", str(self.tree)], capture_output=True)
             shutil.rmtree(self.folder, ignore_errors=True)
-            subprocess.run(["git", "-C", self.root, "worktree", "prune"], capture_output=True)
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """One answer of the worker."""

@@ -152,20 +152,21 @@ def _measure_point(plan: Plan, entries: list[Entry], s: Setting, limits: Limits,
     ready: dict[str, Prepared] = {}
     rows = {e.subject.label: _row(e, s) for e in entries}
     samplers: dict[str, Sampler] = {}
+    first: dict[str, float] = {}
     for e in entries:
         label = e.subject.label
         if e.status not in ("ok", "wrong"):
             continue
         tell(f"{name}: preparing {label}")
         try:
-            ready[label] = _ready(plan, e, s)
+            ready[label], first[label] = _ready(plan, e, s)
         except (MixerError, RuntimeError, TypeError, ValueError, AssertionError, MemoryError) as why:  # OutOfMemoryError is a RuntimeError
             rows[label].update(status="skipped" if isinstance(why, MixerError) else "error", why=short(why))
             continue
         samplers[label] = sampler(ready[label].call, device=s.device, scope=e.subject.scope)
         if other is not None and (base := other.sampler(e.subject, s)) is not None:
             samplers[f"{label} base"] = base
-    timings = measure(samplers, budget=budget, warm=other is not None, tell=lambda text: tell(f"{name}: {text}"))
+    timings = measure(samplers, budget=budget, warm=other is not None, known=first, tell=lambda text: tell(f"{name}: {text}"))
     for e in entries:
         if e.subject.label in ready:
             label, call = e.subject.label, ready[e.subject.label]
@@ -194,8 +195,8 @@ def _row(e: Entry, s: Setting) -> dict[str, Any]:
     return {**known, **more, "path": e.verdict.path if e.verdict else None, "gate": asdict(e.verdict) if e.verdict else None}
 
 
-def _ready(plan: Plan, e: Entry, s: Setting) -> Prepared:
-    """Prepare and call once, unless it would not fit or take too long; then say so."""
+def _ready(plan: Plan, e: Entry, s: Setting) -> tuple[Prepared, float]:
+    """Prepare and call once, and the seconds it took; unless it would not fit or take too long: then say so."""
     kernel = bool(e.verdict and "tokenmix::" in e.verdict.path)
     free, need = memory_available(s.device), needed_bytes(e.subject, s, kernel)
     if free is not None and need > FITS * free:
@@ -213,7 +214,7 @@ def _ready(plan: Plan, e: Entry, s: Setting) -> Prepared:
     if seconds > plan.longest_call:
         e.last[which(s)] = s.T, seconds
         raise MixerError(f"a call takes {seconds:.0f} s; --longest-call {math.ceil(seconds)} allows it.")
-    return prepared
+    return prepared, seconds
 
 
 def _numbers(t: Timing, prepared: Prepared, limits: Limits, s: Setting) -> dict[str, Any]:

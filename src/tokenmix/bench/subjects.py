@@ -46,7 +46,7 @@ class Subject:
     @property
     def label(self) -> str:
         """Name, options and backend as they are written on the command line."""
-        given = ",".join(f"{k}={json.dumps(v) if not isinstance(v, str) else v}" for k, v in self.options.items())
+        given = ",".join(f"{k}={'none' if v is None else v if isinstance(v, str) else json.dumps(v)}" for k, v in self.options.items())
         return self.name + (f":{given}" if given else "") + (f"@{self.backend}" if self.backend != "auto" else "")
 
     @contextmanager

@@ -26,6 +26,8 @@ Sampler = Callable[[int], Sample]
 
 INNER_SECONDS = 0.004
 """A sample of a short call repeats it until about this long has passed: far above what the clock and the loop cost."""
+LONG_CALL = 0.2
+"""Seconds from which on one call is warm-up enough."""
 MAX_INNER, MIN_ROUNDS, MAX_SAMPLES = 5000, 3, 8
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -67,20 +69,28 @@ def sampler(call: Call, *, device: str = "cpu", scope: Callable[[], AbstractCont
     return on_cuda if device == "cuda" else on_cpu
 
 
-def measure(samplers: dict[str, Sampler], *, budget: float, warm: bool = False, tell: Callable[[str], None] = lambda text: None) -> dict[str, Timing]:
+def measure(
+    samplers: dict[str, Sampler],
+    *,
+    budget: float,
+    warm: bool = False,
+    known: dict[str, float] | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> dict[str, Timing]:
     """Time every sampler in turns, forwards and backwards in the list, until ``budget`` seconds are spent; at least ``MIN_ROUNDS`` turns.
 
     Args:
         warm: make one call before each sample that is not timed; for turns that change the process.
+        known: seconds that a call took already; a long one is not warmed up again.
         tell: called with what is happening.
     """
-    single = {}
+    single = dict(known or {})
     for name, sample in samplers.items():  # the first call warms up, the second says how long a call takes
         tell(f"warming up {name}")
-        first = sample(1)[0]
-        single[name] = max(sample(1)[0] if first < budget else first, 1e-7)
+        first = single[name] if single.get(name, 0.0) >= LONG_CALL else sample(1)[0]
+        single[name] = max(sample(1)[0] if first < LONG_CALL else first, 1e-7)
     inner = {name: max(1, min(MAX_INNER, round(INNER_SECONDS / t))) for name, t in single.items()}
-    turn = sum(max(t, t * inner[name]) for name, t in single.items())
+    turn = sum(t * inner[name] for name, t in single.items())
     often = {name: max(1, min(MAX_SAMPLES, int(0.1 * turn / (t * inner[name])))) for name, t in single.items()}  # short calls beside a long one
     taken: dict[str, list[Sample]] = {name: [] for name in samplers}
     start, rounds = time.perf_counter(), 0
@@ -107,10 +117,10 @@ def quartile(values: list[float]) -> float:
 def peak_memory(call: Call, *, device: str = "cpu", scope: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext) -> int | None:
     """Bytes that one call takes at its peak beyond what was there before, its result included; None where this system does not say.
 
+    The call must have been made before: what is made once, such as workspaces, is no part of it.
     On Linux the kernel's high-water mark of resident memory is reset before the call, so what the C library keeps from earlier calls is handed back first.
     """
     with scope():
-        call()  # what is made once, such as workspaces, is no part of a call
         gc.collect()
         if device == "cuda":
             torch.cuda.synchronize()
