@@ -248,6 +248,64 @@ def report(dirs: Positional[list[Path]], /, *, out: Path | None = None) -> Work:
     return work
 
 
+def bench(
+    *,
+    ops: str | None = None,
+    backends: str = "auto",
+    level: Literal["op", "layer", "decode", "model"] = "op",
+    lengths: str | None = None,
+    passes: Annotated[Literal["forward", "backward", "both"], arg(name="pass")] = "both",
+    batch: int | None = None,
+    dim: int = 512,
+    heads: int = 8,
+    layers: int = 2,
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    device: str = "auto",
+    causal: bool = True,
+    threads: int | None = None,
+    budget: float = 60.0,
+    longest_call: float = 10.0,
+    baseline: str | None = None,
+    against: Literal["peers"] | None = None,
+    base: str | None = None,
+    cuda_graph: bool = False,
+    json: str | None = None,
+    plot: Path | None = None,
+) -> Work:
+    """Speed and memory of mixers beside softmax attention and the machine's limits; nothing is timed that is wrong on adversarial inputs.
+
+    Args:
+        ops: what to measure, such as aft_simple,aft_local:window=32,hydra:causal=false,attention@eager; see `tokenmix list`.
+        backends: measure each on these: auto, eager, cpu, triton, separated by commas.
+        level: op: on q, k and v; layer: with projections; decode: one more token; model: a training step of a language model.
+        lengths: tokens, separated by commas, or grids such as 14x14; for decode, tokens of context.
+        passes: forward, backward (forward and backward together), or both of these.
+        batch: rows; default 4, for decode and model 1.
+        layers: of the model.
+        device: auto, cpu or cuda.
+        causal: where there is a causal form.
+        threads: of torch; default as torch has it.
+        budget: seconds of timing, after the gates and the limits.
+        longest_call: seconds; a call that takes longer is not timed.
+        baseline: one more subject to give ratios to.
+        against: peers: the public implementations that are installed, at level layer.
+        base: a git revision of tokenmix to time in turns with this one.
+        cuda_graph: on CUDA, replay calls as graphs.
+        json: a file for everything measured, or - for stdout.
+        plot: a PNG of time against length.
+    """
+
+    def work() -> int:
+        from .bench.command import bench as run
+
+        options: dict[str, Any] = {"ops": ops, "backends": backends, "level": level, "lengths": lengths, "passes": passes, "batch": batch, "dim": dim}
+        options |= {"heads": heads, "layers": layers, "dtype": dtype, "device": device, "causal": causal, "threads": threads, "budget": budget}
+        options |= {"longest_call": longest_call, "baseline": baseline, "against": against, "base": base, "cuda_graph": cuda_graph}
+        return run(**options, json_to=json, plot_to=plot)
+
+    return work
+
+
 def _print_summary(summary: dict[str, Any], json: bool) -> None:
     if json:
         print(_json.dumps(summary))
@@ -268,4 +326,5 @@ VERBS: dict[str, Callable[..., Any]] = {
     "eval": evaluate,
     "sample": sample,
     "report": report,
+    "bench": bench,
 }

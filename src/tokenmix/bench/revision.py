@@ -1,0 +1,126 @@
+"""Another revision of this repository in a process of its own, timed in turns with this one: what ``--base`` does.
+
+The revision is checked out into a temporary git worktree, its C library is built where it has one, and this benchmark is laid over it, so that the same
+measuring code runs on both trees.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import MixerError
+from .subjects import Subject
+from .timing import Sampler
+from .work import Setting
+
+HERE = Path(__file__).resolve().parent
+BUILD = "src/tokenmix/kernels/cpu/build.py"
+SECONDS = 900
+
+
+class Revision:
+    """A context manager: inside it a worker process of the revision answers. Of each subject its verdict at the gate is kept."""
+
+    def __init__(self, revision: str, tell: Callable[[str], None]):
+        self.revision, self.tell = revision, tell
+        self.why: dict[str, str] = {}
+        self.commit = ""
+
+    def __enter__(self) -> Revision:
+        root = _git(HERE, "rev-parse", "--show-toplevel")
+        self.commit = _git(root, "rev-parse", "--verify", "--quiet", f"{self.revision}^{{commit}}")
+        self.root, self.folder = root, tempfile.mkdtemp(prefix="tokenmix-base-")
+        self.tree = Path(self.folder) / "tree"
+        try:
+            self.tell(f"checking out {self.revision} ({self.commit[:12]})")
+            _git(root, "worktree", "add", "--quiet", "--detach", str(self.tree), self.commit)
+            self._build()
+            shutil.copytree(HERE, self.tree / "src/tokenmix/bench", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+            environment = {**os.environ, "PYTHONPATH": str(self.tree / "src"), "OMP_NUM_THREADS": str(torch.get_num_threads())}
+            command = [sys.executable, "-W", "ignore", "-m", "tokenmix.bench.worker"]
+            self.worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=self.tree)
+            self.ask({"do": "threads", "n": torch.get_num_threads()})
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _build(self) -> None:
+        if not (self.tree / BUILD).is_file():
+            return
+        self.tell(f"building the C library of {self.revision}")
+        done = subprocess.run([sys.executable, BUILD], cwd=self.tree, capture_output=True, text=True, timeout=SECONDS)
+        if done.returncode:
+            raise MixerError(f"bench: the C library of {self.revision} could not be built: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+
+    def __exit__(self, *error: object) -> None:
+        worker = getattr(self, "worker", None)
+        if worker is not None:
+            with contextlib.suppress(OSError):
+                worker.stdin.close()
+            try:
+                worker.wait(10)
+            except subprocess.TimeoutExpired:
+                worker.kill()
+        if getattr(self, "folder", None):
+            subprocess.run(["git", "-C", self.root, "worktree", "remove", "--force", str(self.tree)], capture_output=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One answer of the worker."""
+        assert self.worker.stdin is not None
+        assert self.worker.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.worker.stdin.write(json.dumps(request) + "\n")
+            self.worker.stdin.flush()
+        line = self.worker.stdout.readline()
+        if not line:
+            raise MixerError(f"bench: revision {self.revision} cannot run this benchmark; its process ended, see its message above.")
+        return json.loads(line)
+
+    def sampler(self, subject: Subject, s: Setting) -> Sampler | None:
+        """A sampler of the same subject over there; None, with the reason kept, where it cannot run or fails the gate."""
+        key = subject.label
+        found = self.ask({"do": "prepare", "subject": asdict(subject), "setting": asdict(s)})
+        if "why" in found:
+            self.why[key] = found["why"]
+            return None
+        name = found["name"]
+
+        def sample(n: int) -> tuple[float, float]:
+            wall, cpu = self.ask({"do": "sample", "name": name, "n": n})["sample"]
+            return wall, cpu
+
+        return sample
+
+    def check_all_measured(self, rows: list[dict[str, Any]]) -> None:
+        """Write beside each row why the other revision has no time for it."""
+        for row in rows:
+            if "wall_s" in row and "x_base" not in row:
+                row["base_why"] = self.why.get(row["subject"], "not measured")
+
+    def about(self) -> dict[str, Any]:
+        """What was compared with."""
+        return {"revision": self.revision, "commit": self.commit}
+
+
+def _git(where: Path | str, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(where), *arguments], capture_output=True, text=True)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise MixerError(
+            f"bench: --base needs a git checkout of tokenmix and a revision in it: git {' '.join(arguments[:2])}: {said[-1] if said else 'failed'}"
+        )
+    return done.stdout.strip()

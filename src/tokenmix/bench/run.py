@@ -1,0 +1,247 @@
+"""A whole benchmark: limits, gates, then every length and pass with all subjects in turns; what comes out is one JSON value."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ..errors import MixerError
+from .gate import Verdict, gate
+from .limits import Limits, machine, memory_available, probe
+from .peers import PEERS
+from .subjects import SDPA, Prepared, Subject, is_causal, needed_bytes, prepare
+from .timing import Sampler, Timing, exponent, graphed, measure, peak_memory, sampler
+from .work import Setting
+
+SCHEMA = 1
+Tell = Callable[[str], None]
+FITS = 0.7
+"""The part of the free memory that a call is guessed to need at most, or it is skipped."""
+WRONG = "wrong on adversarial keys"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure. Lengths are numbers of tokens, or grids such as (14, 14)."""
+
+    subjects: list[Subject]
+    lengths: list[tuple[int, ...]]
+    setting: Setting
+    passes: tuple[str, ...] = ("forward", "both")
+    budget: float = 60.0
+    longest_call: float = 10.0
+    threads: int | None = None
+    baseline: str | None = None
+    revision: str | None = None
+    cuda_graph: bool = False
+
+
+@dataclass
+class Entry:
+    """A subject on its way: its verdict, what it took last, and why it is no longer measured."""
+
+    subject: Subject
+    verdict: Verdict | None = None
+    status: str = "ok"
+    why: str = ""
+    last: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+
+def run(plan: Plan, tell: Tell = lambda text: None) -> dict[str, Any]:
+    """Measure everything that was planned.
+
+    Args:
+        tell: called with one line for each step.
+
+    Returns:
+        {"schema", "machine", "limits", "setting", "rows", "fits"}, all plain JSON values; times in seconds.
+    """
+    from .revision import Revision
+
+    s = plan.setting
+    with ExitStack() as stack:
+        stack.enter_context(_threads(plan.threads))
+        other = stack.enter_context(Revision(plan.revision, tell)) if plan.revision else None
+        tell("measuring the limits of this machine")
+        limits = probe(
+            s.device, dtypes=tuple(dict.fromkeys(("float32", "bfloat16", s.dtype))), budget=min(4.0, max(1.0, plan.budget / 10)), largest=_largest_copy(plan)
+        )
+        entries = [Entry(subject) for subject in plan.subjects]
+        for i, entry in enumerate(entries):
+            tell(f"gate {i + 1} of {len(entries)}: {entry.subject.label} on adversarial inputs")
+            _judge(entry, replace(s, backward="both" in plan.passes))
+        _drop_twins(entries)
+        rows = []
+        for point, share in _points(plan):
+            rows += _measure_point(plan, entries, point, limits, plan.budget * share, other, tell)
+        if other is not None:
+            other.check_all_measured(rows)
+        found = {"schema": SCHEMA, "machine": machine(s.device), "limits": limits.to_json(), "setting": _setting(plan), "rows": rows, "fits": fits(rows)}
+        return {**found, **({"base": other.about()} if other else {})}
+
+
+@contextmanager
+def _threads(n: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _largest_copy(plan: Plan) -> int:
+    """A small benchmark does not write gigabytes to know its limits."""
+    s = plan.setting
+    tokens = max(math.prod(length) for length in plan.lengths) * s.batch * s.dim
+    return int(max(32 * 2**20, min(2**30, 64.0 * tokens, (memory_available(s.device) or 2**30) / 8)))
+
+
+def _setting(plan: Plan) -> dict[str, Any]:
+    kept = {k: v for k, v in asdict(plan.setting).items() if k not in ("T", "grid", "backward")}
+    lengths = ["x".join(map(str, length)) for length in plan.lengths]
+    more = {"passes": list(plan.passes), "budget_s": plan.budget, "baseline": plan.baseline, "revision": plan.revision, "cuda_graph": plan.cuda_graph}
+    return {**kept, "lengths": lengths, "subjects": [x.label for x in plan.subjects], **more}
+
+
+def _judge(entry: Entry, s: Setting) -> None:
+    """Run the gate. A subject of ours that fails is not timed; one of others is, and its time is marked."""
+    peer = entry.subject.name in (*PEERS, SDPA)
+    try:
+        entry.verdict = gate(entry.subject, s)
+    except (MixerError, RuntimeError, TypeError, ValueError, ImportError, AssertionError, AttributeError) as why:  # a peer may raise anything
+        entry.status, entry.why = ("skipped" if isinstance(why, MixerError) else "error"), short(why)
+        return
+    if not entry.verdict.passed:
+        entry.status = "wrong" if peer else "FAILED"
+        entry.why = f"{WRONG}: error {entry.verdict.error:.2g} where {entry.verdict.tolerance:.2g} is allowed ({entry.verdict.case})"
+
+
+def short(why: BaseException) -> str:
+    """An error in one line."""
+    text = " ".join(str(why).split())
+    return text.removeprefix("bench: ") if isinstance(why, MixerError) else f"{type(why).__name__}: {text[:160]}"
+
+
+def _drop_twins(entries: list[Entry]) -> None:
+    """A subject asked for on two backends of which ``auto`` is eager would be measured twice."""
+    auto = {replace(e.subject, backend="auto").label for e in entries if e.subject.backend == "auto" and e.verdict and e.verdict.path == "eager"}
+    for e in entries:
+        if e.subject.backend == "eager" and e.status == "ok" and replace(e.subject, backend="auto").label in auto:
+            e.status, e.why = "skipped", "the same as auto, which has nothing but the eager form here"
+
+
+def _points(plan: Plan) -> list[tuple[Setting, float]]:
+    """The settings to measure, shorter ones first, each with its share of the budget: longer calls get more of it."""
+    s = plan.setting
+    found = []
+    for length in sorted(plan.lengths, key=math.prod):
+        T, grid = math.prod(length), length if len(length) > 1 else None
+        found += [(replace(s, T=T, grid=grid, backward=which == "both"), T**0.5) for which in plan.passes]
+    return [(point, weight / sum(w for _, w in found)) for point, weight in found]
+
+
+def _measure_point(plan: Plan, entries: list[Entry], s: Setting, limits: Limits, budget: float, other: Any, tell: Tell) -> list[dict[str, Any]]:
+    name = f"{s.level} {'x'.join(map(str, s.grid)) if s.grid else f'T={s.T}'} {which(s)}"
+    ready: dict[str, Prepared] = {}
+    rows = {e.subject.label: _row(e, s) for e in entries}
+    samplers: dict[str, Sampler] = {}
+    first: dict[str, float] = {}
+    for e in entries:
+        label = e.subject.label
+        if e.status not in ("ok", "wrong"):
+            continue
+        tell(f"{name}: preparing {label}")
+        try:
+            ready[label], first[label] = _ready(plan, e, s)
+        except (MixerError, RuntimeError, TypeError, ValueError, AssertionError, MemoryError) as why:  # OutOfMemoryError is a RuntimeError
+            rows[label].update(status="skipped" if isinstance(why, MixerError) else "error", why=short(why))
+            continue
+        samplers[label] = sampler(ready[label].call, device=s.device, scope=e.subject.scope)
+        if other is not None and (base := other.sampler(e.subject, s)) is not None:
+            samplers[f"{label} base"] = base
+    timings = measure(samplers, budget=budget, warm=other is not None, known=first, tell=lambda text: tell(f"{name}: {text}"))
+    for e in entries:
+        if e.subject.label in ready:
+            label, call = e.subject.label, ready[e.subject.label]
+            tell(f"{name}: memory of {label}")
+            rows[label] |= _numbers(timings[label], call, limits, s)
+            rows[label]["peak_bytes"] = peak_memory(call.call, device=s.device, scope=e.subject.scope)
+            e.last[which(s)] = s.T, timings[label].wall
+            if f"{label} base" in timings:
+                rows[label]["base_wall_s"] = timings[f"{label} base"].wall
+                rows[label]["x_base"] = timings[f"{label} base"].wall / timings[label].wall
+    ready.clear()
+    samplers.clear()
+    gc.collect()
+    return _ratios(list(rows.values()), plan.baseline)
+
+
+def which(s: Setting) -> str:
+    """The name of what a call does."""
+    return "forward+backward" if s.backward else "forward"
+
+
+def _row(e: Entry, s: Setting) -> dict[str, Any]:
+    subject, place = e.subject, "x".join(map(str, s.grid)) if s.grid else str(s.T)
+    known = {"subject": subject.label, "name": subject.name, "options": subject.options, "backend": subject.backend, "level": s.level, "pass": which(s)}
+    more = {"causal": is_causal(subject, s), "length": place, "T": s.T, "status": e.status, "why": e.why}
+    return {**known, **more, "path": e.verdict.path if e.verdict else None, "gate": asdict(e.verdict) if e.verdict else None}
+
+
+def _ready(plan: Plan, e: Entry, s: Setting) -> tuple[Prepared, float]:
+    """Prepare and call once, and the seconds it took; unless it would not fit or take too long: then say so."""
+    kernel = bool(e.verdict and "tokenmix::" in e.verdict.path)
+    free, need = memory_available(s.device), needed_bytes(e.subject, s, kernel)
+    if free is not None and need > FITS * free:
+        raise MixerError(f"needs about {need / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free.")
+    if which(s) in e.last:
+        T, seconds = e.last[which(s)]
+        likely = seconds * (s.T / T) ** (2 if s.level != "decode" else 1)
+        if likely / 2 > plan.longest_call and seconds > 1e-3:
+            raise MixerError(f"a call might take {likely:.0f} s; --longest-call {math.ceil(likely / 2)} allows it.")
+    with e.subject.scope():
+        prepared = prepare(e.subject, s)
+        if plan.cuda_graph and s.device == "cuda":
+            prepared.call = graphed(prepared.call)
+    seconds = sampler(prepared.call, device=s.device, scope=e.subject.scope)(1)[0]
+    if seconds > plan.longest_call:
+        e.last[which(s)] = s.T, seconds
+        raise MixerError(f"a call takes {seconds:.0f} s; --longest-call {math.ceil(seconds)} allows it.")
+    return prepared, seconds
+
+
+def _numbers(t: Timing, prepared: Prepared, limits: Limits, s: Setting) -> dict[str, Any]:
+    floor, bound = limits.floor(prepared.work.moved, prepared.work.flops, s.dtype)
+    counted = {"moved_bytes": prepared.work.moved, "flops": prepared.work.flops, "floor_s": floor, "bound": bound, "share": floor / t.wall}
+    return {"wall_s": t.wall, "wall_min_s": t.wall_min, "cpu_s": t.cpu, "samples": t.samples, "calls_per_sample": t.inner, **counted}
+
+
+def _ratios(rows: list[dict[str, Any]], baseline: str | None) -> list[dict[str, Any]]:
+    """How many times as fast as SDPA, and as the chosen baseline, each row is: of the lower quartiles."""
+    for key, label in (("x_sdpa", SDPA), ("x_baseline", baseline)):
+        against = next((r for r in rows if r["subject"] == label and r["status"] in ("ok", "wrong") and "wall_s" in r), None)
+        for row in rows:
+            if against is not None and "wall_s" in row:
+                row[key] = against["wall_s"] / row["wall_s"]
+    return rows
+
+
+def fits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The exponent of time in length of every subject and pass measured at two lengths or more."""
+    series: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        if "wall_s" in row:
+            series.setdefault((row["subject"], row["pass"]), []).append(row)
+    found = []
+    for (subject, each), points in series.items():
+        slope = exponent([p["T"] for p in points], [p["wall_s"] for p in points])
+        if slope is not None:
+            found.append({"subject": subject, "pass": each, "exponent": slope, "lengths": [p["T"] for p in points]})
+    return found

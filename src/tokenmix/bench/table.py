@@ -1,0 +1,110 @@
+"""What was measured, for reading: what the machine is, the limits, and a table per length and pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+HEAD = ("subject", "p25", "min", "cpu", "x sdpa", "x base", "peak", "limit", "error", "runs on")
+
+
+def text(found: dict[str, Any]) -> str:
+    """The whole report."""
+    return "\n".join([*_machine(found), *_tables(found), *_fits(found), *NOTES])
+
+
+NOTES = (
+    "p25, min, cpu: seconds per call, lower quartile and minimum of wall clock, lower quartile of CPU time over all threads; peak: memory of one call",
+    "x: how many times as fast, by p25; limit: the least time the bytes or FLOPs take on this machine (copy, gemm) over the time taken",
+    "error: the worst on adversarial inputs, in this dtype and on this backend, beside the float64 form",
+)
+
+
+def _machine(found: dict[str, Any]) -> list[str]:
+    m, limits, s = found["machine"], found["limits"], found["setting"]
+    copies = ", ".join(f"{rate / 1e9:.0f} GB/s at {size}" for size, rate in limits["copy_bytes_per_s"].items())
+    gemm = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in limits["gemm_flop_per_s"].items())
+    size = f"B={s['batch']}, dim={s['dim']}, heads={s['heads']}, {s['dtype']}, {'causal' if s['causal'] else 'bidirectional'}"
+    base = [f"base     {found['base']['revision']}, commit {found['base']['commit'][:12]}"] if "base" in found else []
+    return [
+        f"tokenmix {m['tokenmix']}, torch {m['torch']}, python {m['python']}; C kernels: {m['kernels']['cpu']}",
+        f"machine  {m['device']}, {m['cores']} cores, {m['threads']} threads" + (f", load {m['load']:.1f}" if m["load"] is not None else ""),
+        f"memory   {m['allocator']}",
+        f"limits   copy {copies}; GFLOP/s {gemm}; {limits['exp_per_s'] / 1e9:.1f} G exp/s",
+        f"size     level {s['level']}, {size}" + (f", {s['layers']} layers" if s["level"] == "model" else ""),
+        *base,
+        *([f"WARNING  load {m['load']:.1f} on {m['cores']} cores: others ran too; trust ratios of the minimum and of CPU time, if any"] if busy(m) else []),
+    ]
+
+
+def busy(m: dict[str, Any]) -> bool:
+    """Whether more processes want to run than this one uses threads, so that times say little."""
+    return m["load"] is not None and m["load"] > max(m["threads"], m["cores"] or 1) + 1
+
+
+def _tables(found: dict[str, Any]) -> list[str]:
+    lines: list[str] = []
+    points = dict.fromkeys((r["length"], r["pass"]) for r in found["rows"])
+    for point in points:
+        rows = [r for r in found["rows"] if (r["length"], r["pass"]) == point]
+        label = "context" if rows[0]["level"] == "decode" else "T"
+        lines += ["", f"{label} = {point[0]}, {'one token' if label == 'context' else _pass(rows[0])}", *_table(rows, found)]
+    return lines
+
+
+def _pass(row: dict[str, Any]) -> str:
+    return "a training step" if row["level"] == "model" and row["pass"] != "forward" else row["pass"]
+
+
+def _table(rows: list[dict[str, Any]], found: dict[str, Any]) -> list[str]:
+    heads = list(HEAD)
+    heads[5] = f"x {found['base']['revision'][:12]}" if "base" in found else f"x {found['setting']['baseline']}" if found["setting"]["baseline"] else ""
+    body = [_cells(r, "x_base" if "base" in found else "x_baseline") for r in rows if "wall_s" in r]
+    kept = [i for i, head in enumerate(heads) if head]
+    widths = [max(len(line[i]) for line in [heads, *body]) for i in range(len(heads))]
+    lines = ["  ".join(f"{line[i]:{'<' if i in (0, 9) else '>'}{widths[i]}}" for i in kept).rstrip() for line in ([heads, *body] if body else [])]
+    lines += [f"{r['subject']}  {r['status'].upper() if r['status'] == 'wrong' else r['status']}: {r['why']}" for r in rows if r["why"]]
+    lines += [f"{r['subject']}  not at the base: {r['base_why']}" for r in rows if "base_why" in r]
+    return lines
+
+
+def _cells(r: dict[str, Any], against: str) -> list[str]:
+    error = f"{r['gate']['error']:.1g}" if r["gate"] and r["gate"]["tolerance"] else "-"
+    peak = "-" if r.get("peak_bytes") is None else size(r["peak_bytes"])
+    kind = "" if r["causal"] else " (bidirectional)"
+    wrong = " WRONG" if r["status"] == "wrong" else ""
+    times = [seconds(r[k]) for k in ("wall_s", "wall_min_s", "cpu_s")]
+    return [
+        r["subject"] + kind,
+        *times,
+        _ratio(r.get("x_sdpa")),
+        _ratio(r.get(against)),
+        peak,
+        f"{r['share']:.0%} {r['bound']}",
+        error + wrong,
+        r["path"] or "",
+    ]
+
+
+def _fits(found: dict[str, Any]) -> list[str]:
+    lines = ["", "time grows with length to the power of"] if found["fits"] else [""]
+    for fit in found["fits"]:
+        lines.append(f"  {fit['exponent']:5.2f}  {fit['subject']}, {fit['pass']}, {fit['lengths'][0]:,} to {fit['lengths'][-1]:,}")
+    return [*lines, ""] if found["fits"] else lines
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def seconds(value: float) -> str:
+    """Three figures with a unit: 0.00123 -> "1.23 ms"."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= 0.9995 * scale or unit == "us":
+            value /= scale
+            return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
+    raise AssertionError
+
+
+def size(n: float) -> str:
+    """Bytes in MiB: what calls take is rarely less."""
+    return f"{n / 2**20:.1f} MiB" if n < 100 * 2**20 else f"{n / 2**20:,.0f} MiB"

@@ -1,0 +1,99 @@
+"""The size of what is measured, and the least work that an exact computation of that size takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MixerError
+from ..mixers import Mixer
+from ..models import LM
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The size of what is measured. T counts tokens: of the sequence, or of the context that was read before one more is decoded."""
+
+    level: str
+    T: int
+    batch: int = 4
+    dim: int = 512
+    heads: int = 8
+    dtype: str = "float32"
+    device: str = "cpu"
+    causal: bool = True
+    backward: bool = False
+    grid: tuple[int, ...] | None = None
+    layers: int = 2
+    vocab: int = 256
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype of the tensors."""
+        return DTYPES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Work:
+    """The least an exact computation takes: bytes read and written once each, FLOPs (a multiply and an add are two)."""
+
+    moved: float
+    flops: float
+
+
+def leaves_of(args: Any) -> list[Tensor]:
+    """The floating point tensors among arguments."""
+    if isinstance(args, Tensor):
+        return [args] if args.is_floating_point() else []
+    return [leaf for a in args for leaf in leaves_of(a)] if isinstance(args, (tuple, list)) else []
+
+
+def causal_share(mixer: Any, T: int) -> float:
+    """The part of a mixer's formula that its causal form has to compute: those that weigh pairs skip the pairs ahead."""
+    weighs_pairs = "T^2" in mixer.about.time or type(mixer).__name__ in ("Local", "AFTLocal")
+    return (T + 1) / (2 * T) if mixer.causal and weighs_pairs else 1.0
+
+
+def op_work(mixer: Any, leaves: list[Tensor], s: Setting) -> Work:
+    """Each argument read once and the output written once; backward reads them again with the output's gradient, and writes theirs."""
+    read = sum(float(a.numel()) * a.element_size() for a in leaves)
+    wrote = float(s.batch * s.T * s.dim * leaves[0].element_size())
+    flops = s.batch * mixing_flops(mixer, s.T) * causal_share(mixer, s.T)
+    return Work(3 * read + 2 * wrote, 3 * flops) if s.backward else Work(read + wrote, flops)
+
+
+def mixing_flops(mixer: Any, T: int) -> float:
+    """What the mixer's formula says, 0 where it has none."""
+    try:
+        return float(mixer.mixing_cost(T).flops)
+    except MixerError:
+        return 0.0
+
+
+def layer_work(layer: Any, s: Setting) -> Work:
+    """The projections and the mixing; x and the parameters read, y written. Peers count their Linear layers only."""
+    weights = sum(p.numel() for p in layer.parameters()) * s.torch_dtype.itemsize
+    tokens = s.batch * s.T * s.dim * s.torch_dtype.itemsize
+    if isinstance(layer, Mixer):
+        flops = s.batch * (layer.projection_flops(s.T) + mixing_flops(layer, s.T) * causal_share(layer, s.T))
+    else:
+        flops = sum(2.0 * s.batch * s.T * m.in_features * m.out_features for m in layer.modules() if isinstance(m, nn.Linear))
+    times = 3 if s.backward else 1
+    return Work(times * (2.0 * tokens + weights), times * flops)
+
+
+def model_work(model: LM, s: Setting) -> Work:
+    """The FLOPs of every layer and of the head, three times with backward; the parameters, with AdamW's two moments, once each way."""
+    each = sum(layer_work(b.mixer, _plain(s)).flops for b in model.blocks)
+    dense = sum(2.0 * s.batch * s.T * p.numel() for name, p in model.named_parameters() if p.ndim == 2 and ("mlp" in name or "head" in name))
+    weights = sum(p.numel() for p in model.parameters()) * s.torch_dtype.itemsize
+    return Work(weights * (8.0 if s.backward else 1.0), (each + dense) * (3 if s.backward else 1))
+
+
+def _plain(s: Setting) -> Setting:
+    return Setting("layer", s.T, s.batch, s.dim, s.heads, s.dtype, s.device)

@@ -1,0 +1,372 @@
+"""`tokenmix bench`: what it measures is right, what is wrong is refused, and what it says follows from what it measured."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from tokenmix import MIXERS, MixerError, cli, functional
+from tokenmix.bench import command, gate, limits, run, timing
+from tokenmix.bench.peers import PEERS
+from tokenmix.bench.subjects import SDPA, Subject, build, needed_bytes, parse_subjects, prepare
+from tokenmix.bench.table import seconds, text
+from tokenmix.bench.work import Setting
+
+TINY = ["--dim", "16", "--heads", "2", "--batch", "1", "--budget", "0.05"]
+MIB = 2**20
+SMALL = Setting("op", 24, 1, 16, 2)
+
+
+@pytest.fixture(autouse=True)
+def _quick_limits(monkeypatch):
+    """The limits are probed at toy sizes."""
+    monkeypatch.setattr(limits, "GEMM", 32)
+    monkeypatch.setattr(limits, "COPIES", (MIB // 4,))
+
+
+def bench(capsys, *argv: str) -> dict:
+    """The JSON of a tiny run."""
+    code = cli.main(["bench", *TINY, "--json", "-", *argv])
+    found = json.loads(capsys.readouterr().out)
+    assert code == (1 if any(r["status"] == "FAILED" for r in found["rows"]) else 0)
+    return found
+
+
+def refused(capsys, *argv: str) -> str:
+    assert cli.main(["bench", *TINY, *argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    return err
+
+
+# --- what comes out
+
+
+def test_every_row_says_what_was_measured(capsys, tmp_path):
+    picture = tmp_path / "cost.png"
+    found = bench(capsys, "--ops", "aft_simple,hydra:causal=false", "--lengths", "16,48", "--baseline", "hydra:causal=false", "--plot", str(picture))
+    assert found["schema"] == run.SCHEMA
+    assert [(r["subject"], r["T"], r["pass"]) for r in found["rows"]] == [
+        (subject, T, which) for T in (16, 48) for which in ("forward", "forward+backward") for subject in (SDPA, "aft_simple", "hydra:causal=false")
+    ]
+    for r in found["rows"]:
+        assert (r["status"], r["why"]) == ("ok", "")
+        assert 0 < r["wall_min_s"] <= r["wall_s"]
+        assert r["cpu_s"] >= 0
+        assert r["samples"] >= timing.MIN_ROUNDS
+        assert r["floor_s"] == pytest.approx(r["share"] * r["wall_s"])
+        assert r["bound"] in ("copy", "gemm")
+        assert r["gate"]["error"] <= r["gate"]["tolerance"]
+        assert r["peak_bytes"] is None or r["peak_bytes"] >= 0
+        same = [o for o in found["rows"] if (o["T"], o["pass"]) == (r["T"], r["pass"])]
+        assert r["x_sdpa"] == pytest.approx(same[0]["wall_s"] / r["wall_s"])
+        assert r["x_baseline"] == pytest.approx(same[2]["wall_s"] / r["wall_s"])
+    assert [r["causal"] for r in found["rows"][:3]] == [True, True, False]
+    assert {(f["subject"], f["pass"]) for f in found["fits"]} == {(r["subject"], r["pass"]) for r in found["rows"]}
+    assert {"threads", "torch", "allocator", "kernels", "device"} <= set(found["machine"])
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_the_table_names_the_machine_the_limits_and_every_subject(capsys):
+    assert cli.main(["bench", *TINY, "--ops", "aft_simple", "--lengths", "16", "--pass", "forward"]) == 0
+    said = capsys.readouterr().out
+    for word in ("C kernels", "GB/s", "GFLOP/s", "transparent huge pages", "T = 16, forward", "aft_simple", "x sdpa", "lower quartile"):
+        assert word in said
+    assert max(len(line) for line in said.splitlines()) <= 170
+
+
+@pytest.mark.parametrize(
+    ("level", "argv", "names"),
+    [
+        ("layer", ["--ops", "hydra"], [SDPA, "hydra"]),
+        ("decode", ["--ops", "aft_simple,aft_conv:kernel_size=5,attention"], [SDPA, "aft_simple", "aft_conv:kernel_size=5", "attention"]),
+        ("model", ["--ops", "aft_local:window=4", "--layers", "1"], [SDPA, "aft_local:window=4"]),
+    ],
+)
+def test_levels(capsys, level, argv, names):
+    found = bench(capsys, "--level", level, "--lengths", "20", *argv)
+    timed = [r for r in found["rows"] if "wall_s" in r]
+    assert list(dict.fromkeys(r["subject"] for r in timed)) == names
+    assert {r["pass"] for r in timed} == {"layer": {"forward", "forward+backward"}, "decode": {"forward"}, "model": {"forward+backward"}}[level]
+
+
+def test_grids_and_the_dtype_at_hand(capsys):
+    found = bench(capsys, "--ops", "aft_conv:kernel_size=3", "--lengths", "3x4", "--no-causal", "--dtype", "bfloat16", "--pass", "forward")
+    assert [(r["length"], r["T"], r["status"], r["causal"]) for r in found["rows"]] == [("3x4", 12, "ok", False)] * 2
+    assert found["rows"][1]["gate"]["error"] > 1e-4  # bfloat16 was judged, not float32
+
+
+def test_a_backend_that_is_the_same_is_measured_once(capsys):
+    found = bench(capsys, "--ops", "pooling:window=3", "--backends", "auto,eager", "--lengths", "16", "--pass", "forward")
+    assert [(r["subject"], "wall_s" in r) for r in found["rows"]] == [(SDPA, True), ("pooling:window=3", True), ("pooling:window=3@eager", False)]
+    assert "same as auto" in found["rows"][2]["why"]
+
+
+# --- the gate
+
+
+def planted(right, wrong):
+    """``right`` where the eager form is asked for, else ``wrong``."""
+
+    @functools.wraps(right)
+    def form(*args, backend="auto", **options):
+        return (right if backend == "eager" else wrong)(*args, backend=backend, **options)
+
+    return form
+
+
+def test_a_wrong_operation_is_refused_and_not_timed(capsys, monkeypatch):
+    def careless(q, k, v, *, causal=False, key_mask=None, gate="sigmoid", backend="auto", **_):
+        e = torch.exp(k - k.amax(1, keepdim=True))
+        return torch.sigmoid(q) * torch.cumsum(e * v, 1) / torch.cumsum(e, 1)
+
+    monkeypatch.setattr(functional, "aft_simple", planted(functional.aft_simple, careless))
+    found = bench(capsys, "--ops", "aft_simple", "--lengths", "16", "--pass", "forward")
+    row = next(r for r in found["rows"] if r["subject"] == "aft_simple")
+    assert row["status"] == "FAILED"
+    assert "wrong on adversarial keys" in row["why"]
+    assert "wall_s" not in row
+    assert "aft_simple  FAILED: wrong on adversarial keys" in text(found)
+
+
+def test_a_wrong_gradient_is_refused():
+    class Halved(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return 0.999 * g
+
+    right = functional.hydra
+    with mock.patch.object(functional, "hydra", planted(right, lambda q, k, v, **o: right(q, Halved.apply(k), v, **o))):
+        assert gate.gate(Subject("hydra"), SMALL).passed
+        assert not gate.gate(Subject("hydra"), replace(SMALL, backward=True)).passed
+
+
+@pytest.mark.parametrize("name", ["aft_simple", "aft_local:window=8", "attention", SDPA])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_ours_pass_and_the_operators_are_named(name, dtype):
+    (subject,) = parse_subjects(name)
+    verdict = gate.gate(subject, replace(SMALL, dtype=dtype))
+    assert verdict.passed, verdict
+    if name == SDPA:
+        assert "scaled_dot_product" in verdict.path
+
+
+def test_peers_pass_the_same_gate_or_are_marked(capsys):
+    pytest.importorskip("aft_pytorch", reason="the opponents come with the dev group")
+    some = {name: PEERS[name] for name in ("aft_pytorch.AFTFull", "aft_pytorch.AFTSimple", "aft_pytorch.AFTLocal")}
+    with mock.patch.dict(PEERS, some, clear=True), mock.patch.object(gate, "PEER_LENGTH", 48):
+        found = bench(capsys, "--level", "layer", "--against", "peers", "--ops", "aft_simple", "--lengths", "16", "--pass", "forward")
+    rows = {r["subject"]: r for r in found["rows"]}
+    assert rows["aft_pytorch.AFTFull"]["status"] == "wrong"  # exp without a maximum
+    assert rows["aft_pytorch.AFTFull"]["wall_s"] > 0
+    assert rows["aft_pytorch.AFTSimple"]["status"] == rows["aft_simple"]["status"] == "ok"
+    assert "aft_pytorch.AFTFull  WRONG: wrong on adversarial keys" in text(found)
+
+
+def test_a_leak_from_the_future_is_wrong():
+    class Leaky(torch.nn.Module):
+        def forward(self, x):
+            return x + x.mean(1, keepdim=True)
+
+    peer = replace(PEERS["performer_pytorch.SelfAttention"], package="torch", make=lambda *a, **o: Leaky())
+    with mock.patch.dict(PEERS, {"leaky": peer}):
+        verdict = gate.gate(Subject("leaky"), replace(SMALL, level="layer"))
+    assert not verdict.passed
+    assert "future" in verdict.case
+
+
+def test_a_peer_that_is_missing_is_named():
+    with mock.patch.dict(PEERS, {"missing": replace(PEERS["linformer.LinformerSelfAttention"], package="tokenmix-no-such-package")}):
+        entry = run.Entry(Subject("missing"))
+        run._judge(entry, replace(SMALL, level="layer"))
+    assert (entry.status, entry.why) == ("skipped", "tokenmix-no-such-package is not installed; `pip install tokenmix-no-such-package`.")
+
+
+# --- time, memory, exponents
+
+
+def test_turns_share_the_budget_and_short_calls_repeat():
+    calls = {"short": 0, "long": 0}
+
+    def of(name, cost):
+        def sample(n):
+            calls[name] += n
+            return cost, cost
+
+        return sample
+
+    found = timing.measure({"short": of("short", 1e-5), "long": of("long", 0.04)}, budget=0.0)
+    assert (found["long"].samples, found["long"].inner) == (timing.MIN_ROUNDS, 1)
+    assert found["short"].inner == 400
+    assert found["short"].samples == timing.MIN_ROUNDS
+    assert found["short"].wall == pytest.approx(1e-5)
+
+
+def test_quartile_minimum_and_cpu_of_samples():
+    found = timing._summary([(4.0, 8.0), (1.0, 2.0), (3.0, 6.0), (2.0, 4.0)], 7)
+    assert (found.wall, found.wall_min, found.cpu, found.samples, found.inner) == (2.0, 1.0, 4.0, 4, 7)
+
+
+def test_wall_and_cpu_time_of_a_known_call():
+    import time
+
+    wall, cpu = timing.sampler(lambda: time.sleep(0.02))(2)
+    assert 0.02 <= wall < 1.0
+    assert cpu < 0.02
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory of a call is measured on Linux")
+def test_peak_memory_of_a_known_allocation():
+    def call(size):
+        kept = torch.ones(size * MIB // 4)
+        gone = torch.ones(2 * size * MIB // 4)
+        return kept + gone[0]
+
+    for size in (16, 64):
+        call(size)
+        assert 3 * size * MIB * 0.95 <= timing.peak_memory(lambda size=size: call(size)) <= 4 * size * MIB + 8 * MIB
+    assert timing.peak_memory(lambda: None) < 4 * MIB
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
+def test_the_exponent_of_a_power_law(power):
+    lengths = [256, 1024, 4096]
+    assert timing.exponent(lengths, [3e-6 * n**power for n in lengths]) == pytest.approx(power)
+    assert timing.exponent([256], [1.0]) is None
+
+
+def test_the_limits_are_rates_and_set_the_floor():
+    found = limits.Limits({4 * MIB: 100e9, 1024 * MIB: 40e9}, {"float32 matmul": 1e11, "float32 oneDNN": 2e11, "bfloat16 matmul": 4e11}, 1e9)
+    assert found.bandwidth(600 * MIB) == (1024 * MIB, 40e9)
+    assert found.best_gemm("float32") == ("float32 oneDNN", 2e11)
+    assert found.floor(40e9, 1e9, "float32") == (1.0, "copy")
+    assert found.floor(40e9, 8e11, "bfloat16") == (2.0, "gemm")
+    measured = limits.probe(budget=0.01)
+    assert all(rate > 0 for rate in (*measured.copy.values(), *measured.gemm.values(), measured.exp))
+
+
+def test_the_allocator_and_the_machine_are_stated(monkeypatch):
+    monkeypatch.setenv("MALLOC_MMAP_MAX_", "0")
+    assert "MALLOC_MMAP_MAX_=0" in limits.allocator()
+    found = limits.machine()
+    assert found["environment"]["MALLOC_MMAP_MAX_"] == "0"
+    assert found["threads"] == torch.get_num_threads()
+
+
+# --- subjects
+
+
+def test_subjects_are_written_as_they_are_read():
+    names = ["aft_simple", "aft_local:window=32,rank=none", "hydra:causal=false@eager", "synthesizer_mixture:join=plus"]
+    found = parse_subjects(",".join(names))
+    assert [s.label for s in found] == names
+    assert found[1].options == {"window": 32, "rank": None}
+    assert found[2].backend == "eager"
+    assert parse_subjects("aft_local,window=8")[0].label == "aft_local:window=8"
+
+
+@pytest.mark.parametrize("name", [n for n in MIXERS if n != "axial"])
+def test_any_mixer_can_be_measured(name):
+    subject, s = Subject(name), replace(SMALL, backward=True)
+    assert needed_bytes(subject, s, kernel=False) > 0
+    with subject.scope():
+        prepared = prepare(subject, s if hasattr(MIXERS[name], "functional_args") else replace(s, level="layer"))
+        prepared.call()
+    assert prepared.work.moved > 0
+
+
+def test_work_counts_what_must_move_and_be_computed():
+    with Subject("aft_simple").scope():
+        forward, both = (prepare(Subject("aft_simple"), Setting("op", 32, 2, 16, 2, backward=b)).work for b in (False, True))
+        attention = prepare(Subject(SDPA), Setting("op", 32, 2, 16, 2)).work
+    tensor = 2 * 32 * 16 * 4
+    assert (forward.moved, both.moved) == (4 * tensor, 11 * tensor)
+    assert attention.flops == pytest.approx(4 * 2 * 32 * 32 * 16 * 33 / 64)  # causal: only the pairs at or behind
+
+
+def test_what_would_not_fit_or_end_is_skipped(capsys, monkeypatch):
+    monkeypatch.setattr(run, "memory_available", lambda device: MIB)
+    found = bench(capsys, "--ops", "aft_full@eager", "--lengths", "512", "--pass", "forward")
+    row = next(r for r in found["rows"] if r["subject"] == "aft_full@eager")
+    assert row["status"] == "skipped"
+    assert "GiB are free" in row["why"]
+    monkeypatch.undo()
+    assert "--longest-call" in bench(capsys, "--ops", "hydra", "--lengths", "16", "--pass", "forward", "--longest-call", "1e-9")["rows"][1]["why"]
+
+
+def test_decoding_without_projections_mixes_the_features_themselves():
+    s = Setting("decode", 6, 2, 8, 2)
+    with Subject("aft_simple").scope():
+        assert torch.isfinite(prepare(Subject("aft_simple"), s).call()[0]).all()
+    kept = build(Subject("aft_simple"), s)
+    assert hasattr(kept.q_proj, "weight")
+    with pytest.raises(MixerError, match="cannot be separated"):
+        prepare(Subject("routing"), s)
+
+
+# --- mistakes
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--ops", "aft_simpel"], "nearest: aft_simple"),
+        (["--ops", "aft_simple:windw=3", "--lengths", "16"], None),
+        (["--ops", "aft_simple:causal"], "write name:option=value"),
+        (["--lengths", "12,x"], "such as 1024"),
+        (["--lengths", ","], "--lengths is empty"),
+        (["--heads", "3"], "does not divide"),
+        (["--budget", "0"], "--budget must be positive"),
+        (["--backends", "gpu"], "choose auto, eager, cpu, triton"),
+        (["--against", "peers"], "add --level layer"),
+        (["--level", "decode", "--pass", "backward"], "no backward pass"),
+        (["--plot", "/no/such/folder/x.png"], "there is no folder"),
+        (["--base", "no-such-revision", "--lengths", "16"], "--base needs a git checkout"),
+        (["--level", "row"], "--level"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, argv, said):
+    if said is None:  # an option the mixer lacks is a fact about one subject
+        found = bench(capsys, *argv)
+        assert "has no option 'windw'" in found["rows"][2]["why"]
+        return
+    assert said in refused(capsys, *argv)
+
+
+def test_progress_is_silent_about_nothing(capsys):
+    tell = command.progress()
+    tell("")
+    tell("one")
+    tell("two")
+    assert capsys.readouterr().err == "one\n"
+
+
+@pytest.mark.parametrize(("value", "said"), [(1.5, "1.50 s"), (0.0123, "12.3 ms"), (4.56e-4, "456 us"), (2e-8, "0.02 us"), (0.9999, "1.00 s")])
+def test_seconds_in_three_figures(value, said):
+    assert seconds(value) == said
+
+
+@pytest.mark.slow
+def test_another_revision_is_timed_in_turns(capsys):
+    """HEAD against the tree as it is: the checkout is removed again, and a subject that HEAD lacks is said to be missing."""
+    root = Path(__file__).parent.parent
+    trees = ["git", "-C", str(root), "worktree", "list"]
+    before = subprocess.run(trees, capture_output=True, text=True, check=True).stdout
+    found = bench(capsys, "--ops", "aft_simple", "--lengths", "64", "--base", "HEAD", "--pass", "forward")
+    row = next(r for r in found["rows"] if r["subject"] == "aft_simple")
+    assert row["x_base"] == pytest.approx(row["base_wall_s"] / row["wall_s"])
+    assert len(found["base"]["commit"]) == 40
+    assert subprocess.run(trees, capture_output=True, text=True, check=True).stdout == before
