@@ -65,6 +65,18 @@ TM_INLINE void scan_step(const int gate, const float *restrict k, const float *r
     }
 }
 
+/* One row, specialised where it pays: one call per row costs nothing, one copy per use would make the compiler work for minutes. */
+static void scan_step_row(int gate, const float *k, const float *v, const float *q, float *y, scan_sums *s, int w) {
+    if (w == SCAN_W && gate)
+        scan_step(1, k, v, q, y, s, SCAN_W);
+    else if (w == SCAN_W)
+        scan_step(0, k, v, q, y, s, SCAN_W);
+    else if (gate)
+        scan_step(1, k, v, q, y, s, w);
+    else
+        scan_step(0, k, v, q, y, s, w);
+}
+
 /* A token that may not be attended: it sees the sums as they are. */
 TM_INLINE void scan_look(const int gate, const float *restrict q, float *restrict y, const scan_sums *restrict s, int w) {
     TM_IVDEP
@@ -74,15 +86,22 @@ TM_INLINE void scan_look(const int gate, const float *restrict q, float *restric
     }
 }
 
-/* Ask for the inputs of token t. */
-TM_INLINE void scan_ahead(const int dtype, const int gate, const scan_in *a, int64_t b, int64_t t, int64_t c0, int w) {
-    tm_ahead(dtype, a->k, b * a->kb + t * a->kt + c0, w);
-    tm_ahead(dtype, a->v, b * a->vb + t * a->vt + c0, w);
-    if (gate) tm_ahead(dtype, a->q, b * a->qb + t * a->qt + c0, w);
-    if (a->g) tm_ahead(dtype, a->g, b * a->gb + t * a->gt + c0, w);
+static void scan_look_row(int gate, const float *q, float *y, const scan_sums *s, int w) {
+    if (gate)
+        scan_look(1, q, y, s, w);
+    else
+        scan_look(0, q, y, s, w);
 }
 
-TM_INLINE void scan_forward_strip(const int dtype, const int gate, const scan_in *a, int64_t b, int64_t c0, int w, void *y, float *saved, scan_sums *s) {
+/* Ask for the inputs of token t. */
+TM_INLINE void scan_ahead(const scan_in *a, int64_t b, int64_t t, int64_t c0, int w) {
+    tm_ahead(a->dtype, a->k, b * a->kb + t * a->kt + c0, w);
+    tm_ahead(a->dtype, a->v, b * a->vb + t * a->vt + c0, w);
+    if (a->gate) tm_ahead(a->dtype, a->q, b * a->qb + t * a->qt + c0, w);
+    if (a->g) tm_ahead(a->dtype, a->g, b * a->gb + t * a->gt + c0, w);
+}
+
+static void scan_forward_strip(const scan_in *a, int64_t b, int64_t c0, int w, void *y, float *saved, scan_sums *s) {
     float kbuf[SCAN_W], vbuf[SCAN_W], qbuf[SCAN_W], ybuf[SCAN_W];
     const uint8_t *mask = a->mask ? a->mask + b * a->T : NULL;
     for (int64_t t0 = 0; t0 < a->T; t0 += SCAN_T) {
@@ -91,20 +110,17 @@ TM_INLINE void scan_forward_strip(const int dtype, const int gate, const scan_in
             for (int c = 0; c < w; c++) p[c] = s->m[c], p[a->D + c] = s->no[c], p[2 * a->D + c] = s->dn[c];
         }
         for (int64_t t = t0; t < tm_min(a->T, t0 + SCAN_T); t++) {
-            scan_ahead(dtype, gate, a, b, tm_min(t + SCAN_AHEAD, a->T - 1), c0, w);
-            const float *q = gate ? tm_read(dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w) : NULL;
+            scan_ahead(a, b, tm_min(t + SCAN_AHEAD, a->T - 1), c0, w);
+            const float *q = a->gate ? tm_read(a->dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w) : NULL;
             int64_t at = (b * a->T + t) * a->D + c0;
-            float *out = tm_target(dtype, y, at, ybuf);
+            float *out = tm_target(a->dtype, y, at, ybuf);
             if (mask && !mask[t])
-                scan_look(gate, q, out, s, w);
+                scan_look_row(a->gate, q, out, s, w);
             else {
-                const float *k = tm_read(dtype, a->k, b * a->kb + t * a->kt + c0, kbuf, w), *v = tm_read(dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w);
-                if (w == SCAN_W)
-                    scan_step(gate, k, v, q, out, s, SCAN_W);
-                else
-                    scan_step(gate, k, v, q, out, s, w);
+                const float *k = tm_read(a->dtype, a->k, b * a->kb + t * a->kt + c0, kbuf, w), *v = tm_read(a->dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w);
+                scan_step_row(a->gate, k, v, q, out, s, w);
             }
-            tm_write(dtype, y, at, out, w);
+            tm_write(a->dtype, y, at, out, w);
         }
         scan_fold(s, w);
     }
@@ -118,16 +134,6 @@ TM_INLINE void scan_start(scan_sums *s, int w, int64_t at, const double *m, cons
         s->f[c] = 1.0f, s->nc[c] = s->dc[c] = 0.0f;
     }
 }
-
-#define SCAN_DISPATCH(call)                                                                                                                                    \
-    switch (a.dtype * 2 + a.gate) {                                                                                                                            \
-    case 0: call(0, 0); break;                                                                                                                                 \
-    case 1: call(0, 1); break;                                                                                                                                 \
-    case 2: call(1, 0); break;                                                                                                                                 \
-    case 3: call(1, 1); break;                                                                                                                                 \
-    case 4: call(2, 0); break;                                                                                                                                 \
-    default: call(2, 1); break;                                                                                                                                \
-    }
 
 /* Features in a strip: narrower where there would be fewer strips than threads. Each feature is summed alone, so the result does not depend on it. */
 static int scan_width(int64_t B, int64_t D, int threads) {
@@ -149,9 +155,7 @@ TM_EXPORT(scan_forward)(int dtype, int gate, const void *q, const void *k, const
         int n = (int)tm_min(w, D - c0);
         scan_sums s __attribute__((aligned(64)));
         scan_start(&s, n, at, m0, num0, den0);
-#define SCAN_CALL(type, gated) scan_forward_strip(type, gated, &a, b, c0, n, y, saved, &s)
-        SCAN_DISPATCH(SCAN_CALL)
-#undef SCAN_CALL
+        scan_forward_strip(&a, b, c0, n, y, saved, &s);
         if (m1)
             for (int c = 0; c < n; c++) m1[at + c] = s.m[c], num1[at + c] = s.tn[c], den1[at + c] = s.td[c];
     }
@@ -173,6 +177,13 @@ TM_INLINE void scan_replay(const float *restrict k, const float *restrict v, sca
         i_[c] = inv;
         y_[c] = num * inv;
     }
+}
+
+static void scan_replay_row(const float *k, const float *v, scan_sums *s, float *e_, float *i_, float *y_, int w) {
+    if (w == SCAN_W)
+        scan_replay(k, v, s, e_, i_, y_, SCAN_W);
+    else
+        scan_replay(k, v, s, e_, i_, y_, w);
 }
 
 /* The sums over later tokens: (tr, tp) and in float (ro, po), of which f remains; (rc, pc) of this chunk; shrink: e^{m_t - m_{t+1}} for the token to come. */
@@ -217,7 +228,21 @@ TM_INLINE void scan_back(const int gate, const int live, const float *restrict v
     }
 }
 
-TM_INLINE void scan_backward_strip(const int dtype, const int gate, const scan_in *a, int64_t b, int64_t c0, int w, const float *saved, void *dq, void *dk, void *dv) {
+static void scan_back_row(int gate, int live, const float *v, const float *g, const float *q, const float *e_, const float *i_, const float *y_, float *dk, float *dv,
+                          float *dq, scan_rest *r, int w) {
+    if (!live && gate)
+        scan_back(1, 0, v, g, q, e_, i_, y_, dk, dv, dq, r, w);
+    else if (!live)
+        scan_back(0, 0, v, g, q, e_, i_, y_, dk, dv, dq, r, w);
+    else if (w == SCAN_W && gate)
+        scan_back(1, 1, v, g, q, e_, i_, y_, dk, dv, dq, r, SCAN_W);
+    else if (gate)
+        scan_back(1, 1, v, g, q, e_, i_, y_, dk, dv, dq, r, w);
+    else
+        scan_back(0, 1, v, g, q, e_, i_, y_, dk, dv, dq, r, w);
+}
+
+static void scan_backward_strip(const scan_in *a, int64_t b, int64_t c0, int w, const float *saved, void *dq, void *dk, void *dv) {
     float kbuf[SCAN_W], vbuf[SCAN_W], qbuf[SCAN_W], gbuf[SCAN_W], o1[SCAN_W], o2[SCAN_W], o3[SCAN_W];
     scan_chunk *x = tm_scratch(sizeof(scan_chunk));
     scan_sums s __attribute__((aligned(64)));
@@ -231,38 +256,30 @@ TM_INLINE void scan_backward_strip(const int dtype, const int gate, const scan_i
         for (int c = 0; c < w; c++) s.m[c] = p[c], s.no[c] = p[a->D + c], s.dn[c] = p[2 * a->D + c], s.f[c] = 1.0f, s.nc[c] = s.dc[c] = 0.0f;
         int64_t t0 = i * SCAN_T, t1 = tm_min(a->T, t0 + SCAN_T);
         for (int64_t t = t0; t < t1; t++) {
-            scan_ahead(dtype, gate, a, b, tm_min(t + SCAN_AHEAD, t1 - 1), c0, w);
+            scan_ahead(a, b, tm_min(t + SCAN_AHEAD, t1 - 1), c0, w);
             float *e_ = x->e + (t - t0) * SCAN_W, *i_ = x->i + (t - t0) * SCAN_W, *y_ = x->y + (t - t0) * SCAN_W;
             if (mask && !mask[t]) {
-                scan_look(0, NULL, y_, &s, w);
+                scan_look_row(0, NULL, y_, &s, w);
                 for (int c = 0; c < w; c++) {
                     float den = s.dn[c] * s.f[c] + s.dc[c];
                     i_[c] = den > 0 ? 1.0f / den : 0.0f;
                 }
                 continue;
             }
-            const float *k = tm_read(dtype, a->k, b * a->kb + t * a->kt + c0, kbuf, w), *v = tm_read(dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w);
-            if (w == SCAN_W)
-                scan_replay(k, v, &s, e_, i_, y_, SCAN_W);
-            else
-                scan_replay(k, v, &s, e_, i_, y_, w);
+            const float *k = tm_read(a->dtype, a->k, b * a->kb + t * a->kt + c0, kbuf, w), *v = tm_read(a->dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w);
+            scan_replay_row(k, v, &s, e_, i_, y_, w);
         }
         for (int64_t t = t1 - 1; t >= t0; t--) {
             int64_t at = (b * a->T + t) * a->D + c0, off = (t - t0) * SCAN_W;
             int live = !mask || mask[t];
-            const float *v = live ? tm_read(dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w) : NULL;
-            const float *g = tm_read(dtype, a->g, b * a->gb + t * a->gt + c0, gbuf, w);
-            const float *q = gate ? tm_read(dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w) : NULL;
-            float *pk = tm_target(dtype, dk, at, o1), *pv = tm_target(dtype, dv, at, o2), *pq = gate ? tm_target(dtype, dq, at, o3) : NULL;
-            if (!live)
-                scan_back(gate, 0, v, g, q, x->e + off, x->i + off, x->y + off, pk, pv, pq, &r, w);
-            else if (w == SCAN_W)
-                scan_back(gate, 1, v, g, q, x->e + off, x->i + off, x->y + off, pk, pv, pq, &r, SCAN_W);
-            else
-                scan_back(gate, 1, v, g, q, x->e + off, x->i + off, x->y + off, pk, pv, pq, &r, w);
-            tm_write(dtype, dk, at, pk, w);
-            tm_write(dtype, dv, at, pv, w);
-            if (gate) tm_write(dtype, dq, at, pq, w);
+            const float *v = live ? tm_read(a->dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w) : NULL;
+            const float *g = tm_read(a->dtype, a->g, b * a->gb + t * a->gt + c0, gbuf, w);
+            const float *q = a->gate ? tm_read(a->dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w) : NULL;
+            float *pk = tm_target(a->dtype, dk, at, o1), *pv = tm_target(a->dtype, dv, at, o2), *pq = a->gate ? tm_target(a->dtype, dq, at, o3) : NULL;
+            scan_back_row(a->gate, live, v, g, q, x->e + off, x->i + off, x->y + off, pk, pv, pq, &r, w);
+            tm_write(a->dtype, dk, at, pk, w);
+            tm_write(a->dtype, dv, at, pv, w);
+            if (a->gate) tm_write(a->dtype, dq, at, pq, w);
         }
         scan_rest_fold(&r, w);
     }
@@ -280,14 +297,12 @@ TM_EXPORT(scan_backward)(int dtype, int gate, const void *q, const void *k, cons
     for (int64_t i = 0; i < B * strips; i++) {
         int64_t b = i / strips, c0 = i % strips * w;
         int n = (int)tm_min(w, D - c0);
-#define SCAN_CALL(type, gated) scan_backward_strip(type, gated, &a, b, c0, n, saved, dq, dk, dv)
-        SCAN_DISPATCH(SCAN_CALL)
-#undef SCAN_CALL
+        scan_backward_strip(&a, b, c0, n, saved, dq, dk, dv);
     }
 }
 
 /* Over all keys: sums of 64 keys under their own maximum join the total, so each key costs one exponential. */
-TM_INLINE void scan_all_sums(const int dtype, const scan_in *a, int64_t b, int64_t c0, int w, scan_sums *s) {
+static void scan_all_sums(const scan_in *a, int64_t b, int64_t c0, int w, scan_sums *s) {
     float *k = tm_scratch(sizeof(float) * SCAN_T * SCAN_W), *v = tm_scratch(sizeof(float) * SCAN_T * SCAN_W);
     float kbuf[SCAN_W], vbuf[SCAN_W], top[SCAN_W];
     const uint8_t *mask = a->mask ? a->mask + b * a->S : NULL;
@@ -297,9 +312,9 @@ TM_INLINE void scan_all_sums(const int dtype, const scan_in *a, int64_t b, int64
         for (int64_t t = t0; t < tm_min(a->S, t0 + SCAN_T); t++) {
             if (mask && !mask[t]) continue;
             int64_t next = tm_min(t + SCAN_AHEAD, a->S - 1);
-            tm_ahead(dtype, a->k, b * a->kb + next * a->kt + c0, w);
-            tm_ahead(dtype, a->v, b * a->vb + next * a->vt + c0, w);
-            const float *kr = tm_read(dtype, a->k, b * a->kb + t * a->kt + c0, kbuf, w), *vr = tm_read(dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w);
+            tm_ahead(a->dtype, a->k, b * a->kb + next * a->kt + c0, w);
+            tm_ahead(a->dtype, a->v, b * a->vb + next * a->vt + c0, w);
+            const float *kr = tm_read(a->dtype, a->k, b * a->kb + t * a->kt + c0, kbuf, w), *vr = tm_read(a->dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w);
             float *ks = k + n * SCAN_W, *vs = v + n * SCAN_W;
             n++;
             TM_IVDEP
@@ -321,11 +336,11 @@ TM_INLINE void scan_all_sums(const int dtype, const scan_in *a, int64_t b, int64
     free(k), free(v);
 }
 
-TM_INLINE void scan_all_strip(const int dtype, const int gate, const scan_in *a, int64_t b, int64_t c0, int w, void *y, float *saved) {
+static void scan_all_strip(const scan_in *a, int64_t b, int64_t c0, int w, void *y, float *saved) {
     float qbuf[SCAN_W], ybuf[SCAN_W], mean[SCAN_W];
     scan_sums s __attribute__((aligned(64)));
     scan_start(&s, w, 0, NULL, NULL, NULL);
-    scan_all_sums(dtype, a, b, c0, w, &s);
+    scan_all_sums(a, b, c0, w, &s);
     for (int c = 0; c < w; c++) mean[c] = s.dn[c] > 0 ? s.no[c] / s.dn[c] : 0.0f;
     if (saved)
         for (int c = 0; c < w; c++) {
@@ -334,15 +349,15 @@ TM_INLINE void scan_all_strip(const int dtype, const int gate, const scan_in *a,
         }
     for (int64_t t = 0; t < a->T; t++) {
         int64_t at = (b * a->T + t) * a->D + c0;
-        float *out = tm_target(dtype, y, at, ybuf);
-        if (gate) {
-            tm_ahead(dtype, a->q, b * a->qb + tm_min(t + SCAN_AHEAD, a->T - 1) * a->qt + c0, w);
-            const float *q = tm_read(dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w);
+        float *out = tm_target(a->dtype, y, at, ybuf);
+        if (a->gate) {
+            tm_ahead(a->dtype, a->q, b * a->qb + tm_min(t + SCAN_AHEAD, a->T - 1) * a->qt + c0, w);
+            const float *q = tm_read(a->dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w);
             TM_IVDEP
             for (int c = 0; c < w; c++) out[c] = tm_sigmoid(q[c]) * mean[c];
         } else
             for (int c = 0; c < w; c++) out[c] = mean[c];
-        tm_write(dtype, y, at, out, w);
+        tm_write(a->dtype, y, at, out, w);
     }
 }
 
@@ -356,14 +371,12 @@ TM_EXPORT(scan_all_forward)(int dtype, int gate, const void *q, const void *k, c
     for (int64_t i = 0; i < B * strips; i++) {
         int64_t b = i / strips, c0 = i % strips * w;
         int n = (int)tm_min(w, D - c0);
-#define SCAN_CALL(type, gated) scan_all_strip(type, gated, &a, b, c0, n, y, saved)
-        SCAN_DISPATCH(SCAN_CALL)
-#undef SCAN_CALL
+        scan_all_strip(&a, b, c0, n, y, saved);
     }
 }
 
 /* dv_s = a_s G and dk_s = a_s (v_s - mean) G with G = sum_t g_t gate(q_t) and a_s = e^{k_s} / den: every query sees the same mean. */
-TM_INLINE void scan_all_back_strip(const int dtype, const int gate, const scan_in *a, int64_t b, int64_t c0, int w, const float *saved, void *dq, void *dk, void *dv) {
+static void scan_all_back_strip(const scan_in *a, int64_t b, int64_t c0, int w, const float *saved, void *dq, void *dk, void *dv) {
     float kbuf[SCAN_W], vbuf[SCAN_W], qbuf[SCAN_W], gbuf[SCAN_W], o1[SCAN_W], o2[SCAN_W], total[SCAN_W], part[SCAN_W];
     const float *m = saved + b * 3 * a->D + c0, *mean = m + a->D, *inv = m + 2 * a->D;
     const uint8_t *mask = a->mask ? a->mask + b * a->S : NULL;
@@ -372,17 +385,17 @@ TM_INLINE void scan_all_back_strip(const int dtype, const int gate, const scan_i
         memset(part, 0, sizeof part);
         for (int64_t t = t0; t < tm_min(a->T, t0 + SCAN_T); t++) {
             int64_t at = (b * a->T + t) * a->D + c0;
-            const float *g = tm_read(dtype, a->g, b * a->gb + t * a->gt + c0, gbuf, w);
-            if (gate) {
-                const float *q = tm_read(dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w);
-                float *out = tm_target(dtype, dq, at, o1);
+            const float *g = tm_read(a->dtype, a->g, b * a->gb + t * a->gt + c0, gbuf, w);
+            if (a->gate) {
+                const float *q = tm_read(a->dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w);
+                float *out = tm_target(a->dtype, dq, at, o1);
                 TM_IVDEP
                 for (int c = 0; c < w; c++) {
                     float sg = tm_sigmoid(q[c]), gs = g[c] * sg;
                     out[c] = gs * (1.0f - sg) * mean[c];
                     part[c] += gs;
                 }
-                tm_write(dtype, dq, at, out, w);
+                tm_write(a->dtype, dq, at, out, w);
             } else
                 for (int c = 0; c < w; c++) part[c] += g[c];
         }
@@ -390,11 +403,11 @@ TM_INLINE void scan_all_back_strip(const int dtype, const int gate, const scan_i
     }
     for (int64_t t = 0; t < a->S; t++) {
         int64_t at = (b * a->S + t) * a->D + c0;
-        float *pk = tm_target(dtype, dk, at, o1), *pv = tm_target(dtype, dv, at, o2);
+        float *pk = tm_target(a->dtype, dk, at, o1), *pv = tm_target(a->dtype, dv, at, o2);
         if (mask && !mask[t])
             for (int c = 0; c < w; c++) pk[c] = pv[c] = 0.0f;
         else {
-            const float *k = tm_read(dtype, a->k, b * a->kb + t * a->kt + c0, kbuf, w), *v = tm_read(dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w);
+            const float *k = tm_read(a->dtype, a->k, b * a->kb + t * a->kt + c0, kbuf, w), *v = tm_read(a->dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w);
             TM_IVDEP
             for (int c = 0; c < w; c++) {
                 float e = tm_exp_neg(k[c] - m[c]) * inv[c] * total[c];
@@ -402,8 +415,8 @@ TM_INLINE void scan_all_back_strip(const int dtype, const int gate, const scan_i
                 pk[c] = e * (v[c] - mean[c]);
             }
         }
-        tm_write(dtype, dk, at, pk, w);
-        tm_write(dtype, dv, at, pv, w);
+        tm_write(a->dtype, dk, at, pk, w);
+        tm_write(a->dtype, dv, at, pv, w);
     }
 }
 
@@ -417,8 +430,6 @@ TM_EXPORT(scan_all_backward)(int dtype, int gate, const void *q, const void *k, 
     for (int64_t i = 0; i < B * strips; i++) {
         int64_t b = i / strips, c0 = i % strips * w;
         int n = (int)tm_min(w, D - c0);
-#define SCAN_CALL(type, gated) scan_all_back_strip(type, gated, &a, b, c0, n, saved, dq, dk, dv)
-        SCAN_DISPATCH(SCAN_CALL)
-#undef SCAN_CALL
+        scan_all_back_strip(&a, b, c0, n, saved, dq, dk, dv);
     }
 }

@@ -116,10 +116,8 @@ TM_INLINE uint16_t tm_to_f16(float f) {
     return (uint16_t)(sign | half);
 }
 
-/* n numbers of one row at element offset ``at`` of an array of dtype; the address itself where they are float32 already. */
-TM_INLINE const float *tm_read(int dtype, const void *a, int64_t at, float *buffer, int n) {
-    if (dtype == TM_F32) return (const float *)a + at;
-    const uint16_t *p = (const uint16_t *)a + at;
+/* n half-precision numbers to float32, and back. */
+static __attribute__((noinline, unused)) void tm_widen(int dtype, const uint16_t *p, float *buffer, int n) {
     if (dtype == TM_BF16) {
         TM_IVDEP
         for (int c = 0; c < n; c++) buffer[c] = tm_from_bf16(p[c]);
@@ -127,15 +125,9 @@ TM_INLINE const float *tm_read(int dtype, const void *a, int64_t at, float *buff
         TM_IVDEP
         for (int c = 0; c < n; c++) buffer[c] = tm_from_f16(p[c]);
     }
-    return buffer;
 }
 
-/* Where a row of results is computed: in place for float32, else in the buffer, which tm_write then rounds. */
-TM_INLINE float *tm_target(int dtype, void *a, int64_t at, float *buffer) { return dtype == TM_F32 ? (float *)a + at : buffer; }
-
-TM_INLINE void tm_write(int dtype, void *a, int64_t at, const float *buffer, int n) {
-    if (dtype == TM_F32) return;
-    uint16_t *p = (uint16_t *)a + at;
+static __attribute__((noinline, unused)) void tm_round(int dtype, uint16_t *p, const float *buffer, int n) {
     if (dtype == TM_BF16) {
         TM_IVDEP
         for (int c = 0; c < n; c++) p[c] = tm_to_bf16(buffer[c]);
@@ -143,6 +135,20 @@ TM_INLINE void tm_write(int dtype, void *a, int64_t at, const float *buffer, int
         TM_IVDEP
         for (int c = 0; c < n; c++) p[c] = tm_to_f16(buffer[c]);
     }
+}
+
+/* n numbers of one row at element offset ``at`` of an array of dtype; the address itself where they are float32 already. */
+TM_INLINE const float *tm_read(int dtype, const void *a, int64_t at, float *buffer, int n) {
+    if (dtype == TM_F32) return (const float *)a + at;
+    tm_widen(dtype, (const uint16_t *)a + at, buffer, n);
+    return buffer;
+}
+
+/* Where a row of results is computed: in place for float32, else in the buffer, which tm_write then rounds. */
+TM_INLINE float *tm_target(int dtype, void *a, int64_t at, float *buffer) { return dtype == TM_F32 ? (float *)a + at : buffer; }
+
+TM_INLINE void tm_write(int dtype, void *a, int64_t at, const float *buffer, int n) {
+    if (dtype != TM_F32) tm_round(dtype, (uint16_t *)a + at, buffer, n);
 }
 
 /* Ask for n numbers of a row that will be read soon: a strip of a row is too short for the processor to see the pattern by itself. */
