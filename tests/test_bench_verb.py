@@ -341,7 +341,7 @@ def test_decoding_without_projections_mixes_the_features_themselves():
 def test_mistakes_are_one_line(capsys, argv, said):
     if said is None:  # an option the mixer lacks is a fact about one subject
         found = bench(capsys, *argv)
-        assert "has no option 'windw'" in found["rows"][2]["why"]
+        assert "has no option 'windw'" in found["rows"][1]["why"]
         return
     assert said in refused(capsys, *argv)
 

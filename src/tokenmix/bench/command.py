@@ -17,6 +17,7 @@ from ..errors import MixerError
 from ..functional._backend import BACKENDS
 from .peers import PEERS
 from .plot import plot
+from .revision import find
 from .run import Plan, run
 from .subjects import LEVELS, SDPA, Subject, parse_subjects
 from .table import text
@@ -84,6 +85,8 @@ def bench(
     )
     if plot_to is not None and not plot_to.parent.is_dir():
         raise MixerError(f"bench: there is no folder {plot_to.parent} to write {plot_to.name} into.")
+    if base is not None:
+        find(base)
     tell = progress()
     tell(f"{len(subjects)} subjects, lengths {lengths or LENGTHS[level]}, about {budget:.0f} s of timing after the gates")
     found = run(plan, tell)

@@ -73,6 +73,8 @@ def _cells(r: dict[str, Any], against: str) -> list[str]:
     kind = "" if r["causal"] else " (bidirectional)"
     wrong = " WRONG" if r["status"] == "wrong" else ""
     times = [seconds(r[k]) for k in ("wall_s", "wall_min_s", "cpu_s")]
+    if r["level"] == "model":
+        times[0] += f" ({1 / r['wall_s']:.2f} it/s)"
     return [
         r["subject"] + kind,
         *times,
