@@ -125,9 +125,10 @@ def chosen(ops: str, backends: str, baseline: str | None, *, peers: bool) -> tup
         subjects += [Subject(name) for name in PEERS]
     label = None
     if baseline is not None:
-        (against,) = parse_subjects(baseline)[:1] or [None]
-        if against is None:
+        parsed = parse_subjects(baseline)
+        if not parsed:
             raise MixerError("bench: --baseline needs a name, such as aft_simple@eager.")
+        against = parsed[0]
         subjects.append(against)
         label = against.label
     for subject in subjects:
