@@ -98,9 +98,9 @@ def _print(found: dict[str, Any], json_to: str | None, plot_to: Path | None) -> 
     if json_to == "-":
         print(json.dumps(found, indent=1))
     else:
-        print(text(found))
         if json_to is not None:
             Path(json_to).write_text(json.dumps(found, indent=1) + "\n")
+        print(text(found))
     if plot_to is not None:
         plot(found, plot_to)
     return 1 if any(r["status"] == "FAILED" for r in found["rows"]) else 0
