@@ -17,6 +17,7 @@ from ..errors import MixerError
 from ..functional._backend import BACKENDS
 from .peers import PEERS
 from .plot import plot
+from .revision import find
 from .run import Plan, run
 from .subjects import LEVELS, SDPA, Subject, parse_subjects
 from .table import text
@@ -55,18 +56,11 @@ def bench(
     plot_to: Path | None,
 ) -> int:
     """Plan, run and print. Exit code 1 where a subject of ours fails the gate."""
-    _check(level=(level, LEVELS), dtype=(dtype, tuple(DTYPES)), **{"pass": (passes, tuple(PASSES))}, against=(against or "peers", ("peers",)))
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    _check(level=(level, LEVELS), dtype=(dtype, tuple(DTYPES)), **{"pass": (passes, tuple(PASSES))}, against=(against or "peers", ("peers",)))
     _check(device=(device, ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)))
-    for label, number in (("batch", batch or BATCH[level]), ("dim", dim), ("heads", heads), ("layers", layers), ("threads", threads or 1), ("budget", budget)):
-        if number <= 0:
-            raise MixerError(f"bench: --{label} must be positive, got {number}.")
-    if dim % heads:
-        raise MixerError(f"bench: --heads {heads} does not divide --dim {dim}.")
-    if level == "decode" and passes == "backward":
-        raise MixerError("bench: decoding has no backward pass; leave --pass out.")
-    if against and level != "layer":
-        raise MixerError("bench: --against peers compares whole layers, which is what they are; add --level layer.")
+    _positive(batch=BATCH[level] if batch is None else batch, dim=dim, heads=heads, layers=layers, threads=1 if threads is None else threads, budget=budget)
+    _fits_together(level, passes, against, dim, heads)
     setting = Setting(level, 1, batch or BATCH[level], dim, heads, dtype, device, causal, layers=layers)
     subjects, against_label = chosen(OPS if ops is None else ops, backends, baseline, peers=bool(against))
     which = ("forward",) if level == "decode" else ("both",) if level == "model" and passes == "both" else PASSES[passes]
@@ -84,6 +78,8 @@ def bench(
     )
     if plot_to is not None and not plot_to.parent.is_dir():
         raise MixerError(f"bench: there is no folder {plot_to.parent} to write {plot_to.name} into.")
+    if base is not None:
+        find(base)
     tell = progress()
     tell(f"{len(subjects)} subjects, lengths {lengths or LENGTHS[level]}, about {budget:.0f} s of timing after the gates")
     found = run(plan, tell)
@@ -95,9 +91,9 @@ def _print(found: dict[str, Any], json_to: str | None, plot_to: Path | None) -> 
     if json_to == "-":
         print(json.dumps(found, indent=1))
     else:
-        print(text(found))
         if json_to is not None:
             Path(json_to).write_text(json.dumps(found, indent=1) + "\n")
+        print(text(found))
     if plot_to is not None:
         plot(found, plot_to)
     return 1 if any(r["status"] == "FAILED" for r in found["rows"]) else 0
@@ -107,6 +103,21 @@ def _check(**given: tuple[str, tuple[str, ...]]) -> None:
     for option, (value, known) in given.items():
         if value not in known:
             raise MixerError(f"bench: --{option} {value} is unknown; choose {', '.join(known)}.")
+
+
+def _positive(**given: float) -> None:
+    for option, number in given.items():
+        if number <= 0:
+            raise MixerError(f"bench: --{option} must be positive, got {number}.")
+
+
+def _fits_together(level: str, passes: str, against: str | None, dim: int, heads: int) -> None:
+    if dim % heads:
+        raise MixerError(f"bench: --heads {heads} does not divide --dim {dim}.")
+    if level == "decode" and passes == "backward":
+        raise MixerError("bench: decoding has no backward pass; leave --pass out.")
+    if against and level != "layer":
+        raise MixerError("bench: --against peers compares whole layers, which is what they are; add --level layer.")
 
 
 def chosen(ops: str, backends: str, baseline: str | None, *, peers: bool) -> tuple[list[Subject], str | None]:
@@ -122,9 +133,10 @@ def chosen(ops: str, backends: str, baseline: str | None, *, peers: bool) -> tup
         subjects += [Subject(name) for name in PEERS]
     label = None
     if baseline is not None:
-        (against,) = parse_subjects(baseline)[:1] or [None]
-        if against is None:
+        parsed = parse_subjects(baseline)
+        if not parsed:
             raise MixerError("bench: --baseline needs a name, such as aft_simple@eager.")
+        against = parsed[0]
         subjects.append(against)
         label = against.label
     for subject in subjects:

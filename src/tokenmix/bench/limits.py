@@ -21,7 +21,9 @@ from .timing import measure, sampler
 MIB = 2**20
 COPIES = (4 * MIB, 32 * MIB, 128 * MIB, 1024 * MIB)
 """Bytes read and written by one copy: from what caches hold to what none does."""
-GEMM = 1024
+GEMM, EXP = 1024, MIB // 4
+ON_CUDA = 8
+"""Matrices there are so many times as wide, and exp takes the square of it more numbers: small ones would leave the device idle."""
 ENVIRONMENT = ("MALLOC_", "GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE", "LD_PRELOAD", "OMP_", "KMP_", "GOMP_", "MKL_", "DNNL_", "TOKENMIX_", "PYTORCH_", "CUDA_")
 
 
@@ -65,10 +67,11 @@ def probe(device: str = "cpu", *, dtypes: tuple[str, ...] = ("float32", "bfloat1
     for size in sizes:
         a = torch.ones(size // 8, device=device)
         calls[f"copy {size}"] = (_copier(a, torch.empty_like(a)), 8.0 * a.numel())
+    times = ON_CUDA if device == "cuda" else 1
     for dtype in dtypes:
-        for route, call in _products(dtype, device).items():
-            calls[f"{dtype} {route}"] = (call, 2.0 * GEMM**3)
-    x = torch.linspace(-10, 0, MIB // 4, device=device)
+        for route, call in _products(dtype, device, GEMM * times).items():
+            calls[f"{dtype} {route}"] = (call, 2.0 * (GEMM * times) ** 3)
+    x = torch.linspace(-10, 0, EXP * times**2, device=device)
     out = torch.empty_like(x)
     calls["exp"] = (lambda: torch.exp(x, out=out), float(x.numel()))
     with torch.no_grad():
@@ -82,9 +85,9 @@ def _copier(source: torch.Tensor, target: torch.Tensor) -> Callable[[], Any]:
     return lambda: target.copy_(source)
 
 
-def _products(dtype: str, device: str) -> dict[str, Callable[[], Any]]:
+def _products(dtype: str, device: str, n: int) -> dict[str, Callable[[], Any]]:
     """The routes to a square matrix product: torch's own and, on the CPU in float32, that of oneDNN, which ``@`` does not take."""
-    a, b = (torch.randn(GEMM, GEMM, device=device).to(getattr(torch, dtype)) for _ in range(2))
+    a, b = (torch.randn(n, n, device=device).to(getattr(torch, dtype)) for _ in range(2))
     routes: dict[str, Callable[[], Any]] = {"matmul": lambda: a @ b}
     if device == "cpu" and dtype == "float32" and torch.backends.mkldnn.is_available():
         image, kernel = a[None], b[:, :, None]

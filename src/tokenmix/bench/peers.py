@@ -103,7 +103,8 @@ def build_peer(name: str, dim: int, *, heads: int, length: int, causal: bool, op
         raise MixerError(f"bench: {name} {peer.note}.")
     if peer.longest is not None and length > peer.longest:
         raise MixerError(f"bench: {name} {peer.note}; it is measured up to {peer.longest} tokens.")
-    return peer.make(dim, heads, length, causal, **{k: v for k, v in options.items() if k != "causal"})
+    with contextlib.redirect_stdout(io.StringIO()):  # stdout may be JSON
+        return peer.make(dim, heads, length, causal, **{k: v for k, v in options.items() if k != "causal"})
 
 
 def version(package: str) -> str:

@@ -39,13 +39,12 @@ class Revision:
         self.commit = ""
 
     def __enter__(self) -> Revision:
-        root = _git(HERE, "rev-parse", "--show-toplevel")
-        self.commit = _git(root, "rev-parse", "--verify", "--quiet", f"{self.revision}^{{commit}}")
-        self.root, self.folder = root, tempfile.mkdtemp(prefix="tokenmix-base-")
+        self.root, self.commit = find(self.revision)
+        self.folder = tempfile.mkdtemp(prefix="tokenmix-base-")
         self.tree = Path(self.folder) / "tree"
         try:
             self.tell(f"checking out {self.revision} ({self.commit[:12]})")
-            _git(root, "worktree", "add", "--quiet", "--detach", str(self.tree), self.commit)
+            _git(self.root, "worktree", "add", "--quiet", "--detach", str(self.tree), self.commit)
             self._build()
             shutil.copytree(HERE, self.tree / "src/tokenmix/bench", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
             environment = {**os.environ, "PYTHONPATH": str(self.tree / "src"), "OMP_NUM_THREADS": str(torch.get_num_threads())}
@@ -114,6 +113,12 @@ class Revision:
     def about(self) -> dict[str, Any]:
         """What was compared with."""
         return {"revision": self.revision, "commit": self.commit}
+
+
+def find(revision: str) -> tuple[str, str]:
+    """The folder of this repository and the full name of a commit in it."""
+    root = _git(HERE, "rev-parse", "--show-toplevel")
+    return root, _git(root, "rev-parse", "--verify", f"{revision}^{{commit}}")
 
 
 def _git(where: Path | str, *arguments: str) -> str:

@@ -224,12 +224,17 @@ def _numbers(t: Timing, prepared: Prepared, limits: Limits, s: Setting) -> dict[
 
 
 def _ratios(rows: list[dict[str, Any]], baseline: str | None) -> list[dict[str, Any]]:
-    """How many times as fast as SDPA, and as the chosen baseline, each row is: of the lower quartiles."""
-    for key, label in (("x_sdpa", SDPA), ("x_baseline", baseline)):
-        against = next((r for r in rows if r["subject"] == label and r["status"] in ("ok", "wrong") and "wall_s" in r), None)
+    """How many times as fast as SDPA, and as the chosen baseline, each row is: of the lower quartiles; of SDPA, also of minima and of CPU time."""
+    for key, label, field_ in (
+        ("x_sdpa", SDPA, "wall_s"),
+        ("x_sdpa_min", SDPA, "wall_min_s"),
+        ("x_sdpa_cpu", SDPA, "cpu_s"),
+        ("x_baseline", baseline, "wall_s"),
+    ):
+        against = next((r for r in rows if r["subject"] == label and "wall_s" in r), None)
         for row in rows:
-            if against is not None and "wall_s" in row:
-                row[key] = against["wall_s"] / row["wall_s"]
+            if against is not None and row.get(field_, 0.0) > 0:
+                row[key] = against[field_] / row[field_]
     return rows
 
 

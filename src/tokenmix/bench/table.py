@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-HEAD = ("subject", "p25", "min", "cpu", "x sdpa", "x base", "peak", "limit", "error", "runs on")
+HEAD = ("subject", "p25", "min", "cpu", "x sdpa", "in cpu", "x base", "peak", "limit", "error", "runs on")
 
 
 def text(found: dict[str, Any]) -> str:
@@ -14,7 +14,8 @@ def text(found: dict[str, Any]) -> str:
 
 NOTES = (
     "p25, min, cpu: seconds per call, lower quartile and minimum of wall clock, lower quartile of CPU time over all threads; peak: memory of one call",
-    "x: how many times as fast, by p25; limit: the least time the bytes or FLOPs take on this machine (copy, gemm) over the time taken",
+    "x: how many times as fast, by p25; in cpu: by CPU time, which others disturb less",
+    "limit: the least time the bytes or FLOPs take on this machine (copy, gemm) over the time taken",
     "error: the worst on adversarial inputs, in this dtype and on this backend, beside the float64 form",
 )
 
@@ -32,7 +33,7 @@ def _machine(found: dict[str, Any]) -> list[str]:
         f"limits   copy {copies}; GFLOP/s {gemm}; {limits['exp_per_s'] / 1e9:.1f} G exp/s",
         f"size     level {s['level']}, {size}" + (f", {s['layers']} layers" if s["level"] == "model" else ""),
         *base,
-        *([f"WARNING  load {m['load']:.1f} on {m['cores']} cores: others ran too; trust ratios of the minimum and of CPU time, if any"] if busy(m) else []),
+        *([f"WARNING  load {m['load']:.1f} on {m['cores']} cores: others ran too; trust the ratio of CPU time, if any"] if busy(m) else []),
     ]
 
 
@@ -57,11 +58,11 @@ def _pass(row: dict[str, Any]) -> str:
 
 def _table(rows: list[dict[str, Any]], found: dict[str, Any]) -> list[str]:
     heads = list(HEAD)
-    heads[5] = f"x {found['base']['revision'][:12]}" if "base" in found else f"x {found['setting']['baseline']}" if found["setting"]["baseline"] else ""
+    heads[6] = f"x {found['base']['revision'][:12]}" if "base" in found else f"x {found['setting']['baseline']}" if found["setting"]["baseline"] else ""
     body = [_cells(r, "x_base" if "base" in found else "x_baseline") for r in rows if "wall_s" in r]
     kept = [i for i, head in enumerate(heads) if head]
     widths = [max(len(line[i]) for line in [heads, *body]) for i in range(len(heads))]
-    lines = ["  ".join(f"{line[i]:{'<' if i in (0, 9) else '>'}{widths[i]}}" for i in kept).rstrip() for line in ([heads, *body] if body else [])]
+    lines = ["  ".join(f"{line[i]:{'<' if i in (0, 10) else '>'}{widths[i]}}" for i in kept).rstrip() for line in ([heads, *body] if body else [])]
     lines += [f"{r['subject']}  {r['status'].upper() if r['status'] == 'wrong' else r['status']}: {r['why']}" for r in rows if r["why"]]
     lines += [f"{r['subject']}  not at the base: {r['base_why']}" for r in rows if "base_why" in r]
     return lines
@@ -73,10 +74,13 @@ def _cells(r: dict[str, Any], against: str) -> list[str]:
     kind = "" if r["causal"] else " (bidirectional)"
     wrong = " WRONG" if r["status"] == "wrong" else ""
     times = [seconds(r[k]) for k in ("wall_s", "wall_min_s", "cpu_s")]
+    if r["level"] == "model":
+        times[0] += f" ({1 / r['wall_s']:.2f} it/s)"
     return [
         r["subject"] + kind,
         *times,
         _ratio(r.get("x_sdpa")),
+        _ratio(r.get("x_sdpa_cpu")),
         _ratio(r.get(against)),
         peak,
         f"{r['share']:.0%} {r['bound']}",
