@@ -57,12 +57,20 @@ class Subject32(Subject):
         return super().x(rows, length, stream=stream, dtype=narrow(dtype))
 
     def call(self, mixer: Any, x: Tensor, context: Tensor | None = None, **given: Any) -> Tensor:
-        """forward; inputs that a promise makes itself are float64."""
-        return super().call(mixer, x.to(narrow(x.dtype)), context, **given)
+        """forward; inputs that a promise makes itself may be float64."""
+        return super().call(mixer, narrowed(x), narrowed(context), **given)
+
+    def args(self, mixer: Any, x: Tensor, context: Tensor | None = None, **given: Any) -> tuple[tuple, dict[str, Any]]:
+        """Arguments of the functional form."""
+        return super().args(mixer, narrowed(x), narrowed(context), **given)
 
 
 def narrow(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype == torch.float64 else dtype
+
+
+def narrowed(x: Tensor | None) -> Tensor | None:
+    return x if x is None else x.to(narrow(x.dtype))
 
 
 def subject32(case: str, causal: bool) -> Subject32:
