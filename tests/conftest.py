@@ -7,6 +7,8 @@ import logging
 import pytest
 import torch
 
+from tokenmix.kernels import cpu
+
 torch.set_num_threads(1)
 logging.getLogger("torch.__trace").propagate = False  # thousands of empty lines under any failing test
 
@@ -14,3 +16,20 @@ logging.getLogger("torch.__trace").propagate = False  # thousands of empty lines
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+KERNEL_FILES = ("test_kernel", "test_sanitizers")
+KERNEL_TESTS = ("test_cpu", "test_the_kernel_is_what_runs")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Without the C library, as where there is no compiler, the tests of its kernels are left out, and the summary says so."""
+    if not cpu.available():
+        need = [i for i in items if i.path.name.startswith(KERNEL_FILES) or i.originalname in KERNEL_TESTS]
+        config.hook.pytest_deselected(items=need)
+        items[:] = [i for i in items if i not in need]
+
+
+def pytest_terminal_summary(terminalreporter):
+    if not cpu.available():
+        terminalreporter.write_line(f"the tests of the C kernels were left out: {cpu.why_not()}", yellow=True)

@@ -57,7 +57,7 @@ class Draw:
         return self.rng.choice(choices)
 
     def size(self, most: int) -> int:
-        return min(most, self.one(*EDGES)) if self.rng.random() < 0.4 else self.rng.randint(0, most)
+        return self.one(*(n for n in EDGES if n <= most)) if self.rng.random() < 0.4 else self.rng.randint(0, most)
 
     def crossing(self) -> None:
         """Other keys than queries, now and then, where the form is not causal."""

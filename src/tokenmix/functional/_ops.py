@@ -50,7 +50,7 @@ def derive_twice(
         terms = [(d * w).sum() for d, w in pairs if d is not None and w is not None and d.requires_grad]
         if not terms:
             return None, [None] * len(inputs)
-        found = iter(torch.autograd.grad(sum(terms), [g, *present], create_graph=torch.is_grad_enabled(), allow_unused=True))
+        found = iter(torch.autograd.grad(sum(terms), [g, *present], create_graph=torch.is_grad_enabled(), allow_unused=True))  # type: ignore[arg-type]  # a tensor
         return next(found), [None if x is None else next(found) for x in leaves]
 
 

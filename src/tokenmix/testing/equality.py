@@ -268,7 +268,8 @@ def pairs_with_nothing_to_attend(s: Subject) -> None:
     mixer = s.build()
     if s.functional is None or not hasattr(mixer, "functional_args") or not (mixer.capabilities.attn_mask or mixer.capabilities.context):
         raise NotApplicable("takes neither attn_mask nor context")
-    x, zero = s.x(), torch.zeros(1, s.dim, dtype=torch.float64)
+    x = s.x()
+    zero = torch.zeros(1, s.dim, dtype=x.dtype)
     if mixer.capabilities.attn_mask:
         mask = inputs.pair_mask(2, s.length, s.length, seed=s.seed)
         args, options = s.args(mixer, x, attn_mask=mask)

@@ -57,9 +57,10 @@ def backward(g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | N
 
 def extend(q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, past: State) -> tuple[Tensor, State]:
     """The causal form over new tokens after ``past`` (m, num, den, float64): outputs and the sums after them."""
-    q, k, v, mask, past = None if q is None else rows(q), rows(k), rows(v), dense(mask), tuple(a.contiguous() for a in past)
+    q, k, v, mask = None if q is None else rows(q), rows(k), rows(v), dense(mask)
+    before = [a.contiguous() for a in past]  # alive until the call
     B, T, D = k.shape
     y, after = torch.empty(B, T, D, dtype=k.dtype), tuple(torch.empty(B, D, dtype=torch.float64) for _ in range(3))
     fixed = DTYPES[k.dtype], int(q is not None), pointer(q), pointer(k), pointer(v), pointer(mask), pointer(y), None
-    _forward(*fixed, *map(pointer, past), *map(pointer, after), B, T, D, *_strides(q, k, v), torch.get_num_threads())
+    _forward(*fixed, *map(pointer, before), *map(pointer, after), B, T, D, *_strides(q, k, v), torch.get_num_threads())
     return y, after  # type: ignore[return-value]  # three of them

@@ -1,0 +1,185 @@
+"""Planted bugs in the C kernels. Each is a patch to a source and a check that must notice it by comparison; a crash does not count.
+
+Run as a script it makes checks on the library named by TOKENMIX_LIBRARY and prints the results as JSON; ``test_kernel_mutations.py`` does so in a fresh
+process. A new kernel adds rows to ``BUGS`` and, where calls of ``fuzz_forms`` cannot show a bug, a check to ``CHECKS``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from fuzz_forms import check
+from kernel_checks import both, worst
+from tokenmix import functional as F
+
+
+class Bug(NamedTuple):
+    """Replace ``old`` by ``new``, ``times`` times, in one file of kernels/cpu/src; ``check`` must then fail: a name of CHECKS, or of fuzz_forms.FORMS."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    check: str
+    quick: bool = False
+    times: int = 1
+
+
+SEEDS = 60
+
+
+def drift() -> None:
+    """A long sum of equal terms stays what it is."""
+    v = torch.full((1, 20_000, 3), 0.1)
+    off = float((F.aft_simple(v, torch.zeros_like(v), v, causal=True, gate=None, backend="cpu") - 0.1).abs().max())
+    assert off < 1e-6, f"off by {off:.1e}"
+
+
+def drift_backward() -> None:
+    """The same for the gradient of the first value, a long sum of nearly equal terms."""
+    v = torch.full((1, 20_000, 2), 0.1)
+    k = torch.zeros_like(v)
+    k[:, 0] = 20.0  # the first token weighs most at all times
+    grads = []
+    for dtype, backend in ((torch.float32, "cpu"), (torch.float64, "eager")):
+        leaf = v.to(dtype).requires_grad_()
+        y = F.aft_simple(leaf, k.to(dtype), leaf, causal=True, gate=None, backend=backend)
+        grads.append(torch.autograd.grad(y.sum(), leaf)[0].double())
+    off = float(((grads[0] - grads[1]).abs() / grads[1].abs().max()).max())
+    assert off < 3e-6, f"off by {off:.1e}"
+
+
+def drift_over_all() -> None:
+    """The same over all keys, forward and backward."""
+    v = torch.full((1, 20_000, 2), 0.1).requires_grad_()
+    y = F.aft_simple(v, torch.zeros_like(v), v, gate=None, backend="cpu")
+    (grad,) = torch.autograd.grad((y * 0.1).sum(), v)
+    off = max(float((y - 0.1).abs().max()), float((grad - 0.1).abs().max()))
+    assert off < 2e-6, f"off by {off:.1e}"
+
+
+def borders() -> None:
+    """Lengths about a whole number of chunks, in a batch of rows."""
+    for T in (63, 64, 65, 127, 128, 129, 300):
+        args = tuple(torch.randn(3, T, 5, generator=torch.Generator().manual_seed(i)) for i in range(3))
+        off = worst(both(F.aft_simple, args, {"causal": True}))
+        assert off < 1e-5, f"T={T}: off by {off:.1e}"
+
+
+CHECKS: dict[str, Callable[[], None]] = {f.__name__: f for f in (drift, drift_backward, drift_over_all, borders)}
+
+SCAN = "aft_simple"
+MASKED = "if (mask && !mask[t])"
+BUGS = [
+    Bug(
+        "the two levels of sums are one",
+        "scan.c",
+        "        scan_fold(s, w);\n    }\n}\n\nTM_INLINE void scan_start",
+        "    }\n}\n\nTM_INLINE void scan_start",
+        "drift",
+        True,
+    ),
+    Bug("the maximum follows the last key", "scan.c", "s->m[c] = up ? kk : mm;", "s->m[c] = kk;", SCAN, True),
+    Bug("the maximum never rises", "scan.c", "int up = (kk) > mm;", "int up = (kk) > mm && mm < -1e30f;", SCAN),
+    Bug("masked tokens count", "scan.c", MASKED + "\n                scan_look", "if (0)\n                scan_look", SCAN, True),
+    Bug("masked tokens count over all keys", "scan.c", "if (mask && !mask[t]) continue;", "", SCAN),
+    Bug(
+        "masked tokens get gradients over all keys",
+        "scan.c",
+        MASKED + "\n            for (int c = 0; c < w; c++) pk[c] = pv[c] = 0.0f;",
+        "if (0)\n            ;",
+        SCAN,
+    ),
+    Bug("masked tokens count in the replay", "scan.c", MASKED + " {\n                scan_look(0", "if (0) {\n                scan_look(0", SCAN),
+    Bug("dq without the derivative of the gate", "scan.c", "dq[c] = gg * yy * sg * (1.0f - sg);", "dq[c] = gg * yy * sg;", SCAN, True),
+    Bug("dq over all keys without the derivative of the gate", "scan.c", "out[c] = gs * (1.0f - sg) * mean[c];", "out[c] = gs * mean[c];", SCAN),
+    Bug("dk and dv without the gate", "scan.c", "            gg *= sg;\n", "", SCAN),
+    Bug("one chunk too many where 64 divides T", "scan.c", "int64_t chunks = tm_ceil(a->T, SCAN_T);", "int64_t chunks = a->T / SCAN_T + 1;", "borders"),
+    Bug(
+        "sums of the chunk after", "scan.c", "((b * chunks + i) * 3) * a->D + c0;", "((b * chunks + (i + 1 < chunks ? i + 1 : i)) * 3) * a->D + c0;", SCAN, True
+    ),
+    Bug("sums of the first chunk", "scan.c", "((b * chunks + i) * 3) * a->D + c0;", "((b * chunks) * 3) * a->D + c0;", SCAN),
+    Bug("sums of another row", "scan.c", "((b * chunks + i) * 3) * a->D + c0;", "(i * 3) * a->D + c0;", SCAN),
+    Bug("the gradient of a later chunk is lost", "scan.c", "r.ro[c] += r.rc[c], r.po[c] += r.pc[c],", "r.ro[c] = r.rc[c], r.po[c] = r.pc[c],", SCAN),
+    Bug("a step back with the factor of the token itself", "scan.c", "yy = y_[c], b = r->b[c];", "yy = y_[c], b = b_[c];", SCAN),
+    Bug("a masked token cuts the way back", "scan.c", "a_[c] = 0.0f, b_[c] = 1.0f;", "a_[c] = 0.0f, b_[c] = 0.0f;", SCAN),
+    Bug("the denominator is not rescaled", "scan.c", "dn = s->dn[c] * old, dc", "dn = s->dn[c], dc", "borders"),
+    Bug("over all keys the old sums are not rescaled", "scan.c", "s->no[c] *= e, s->dn[c] *= e, s->m[c] = top[c]", "s->m[c] = top[c]", SCAN),
+    Bug("the gate is that of the positive query", "scan.c", "num *= q[c] >= 0 ? 1.0f : e1;", "num *= 1.0f;", SCAN),
+    Bug("a masked query has no gate", "scan.c", "sg = gate ? tm_sigmoid(q[c]) : 1.0f;", "sg = 1.0f;", SCAN),
+    Bug("nothing to attend gives NaN", "scan.c", "y[c] = den > 0 ? sg * num / den : 0.0f;", "y[c] = sg * num / den;", SCAN),
+    Bug("the last features of a row are left out", "scan.c", "int n = (int)tm_min(w, D - c0);", "int n = (int)tm_min(w, D - c0) / 2 * 2;", SCAN, times=4),
+    Bug("queries read with the strides of keys", "scan.c", "a->q, b * a->qb + t * a->qt + c0, qbuf", "a->q, b * a->kb + t * a->kt + c0, qbuf", SCAN, times=4),
+    Bug("values read with the strides of keys", "scan.c", "a->v, b * a->vb + t * a->vt + c0, vbuf", "a->v, b * a->kb + t * a->kt + c0, vbuf", SCAN, times=5),
+    Bug("gradients read as if dense", "scan.c", "a->g, b * a->gb + t * a->gt + c0", "a->g, (b * a->T + t) * a->D + c0", SCAN, times=2),
+    Bug(
+        "sums over all keys in one level",
+        "scan.c",
+        "            }\n        }\n        scan_fold(s, w);\n",
+        "            }\n        }\n        s->m[0] += 0;\n",
+        SCAN,
+    ),
+    Bug(
+        "gradients over all queries in one level", "scan.c", "        memset(part, 0, sizeof part);\n", "        if (!t0) memset(part, 0, sizeof part);\n", SCAN
+    ),
+    Bug("the rest of exp is dropped", "tm.h", "    r = n * 2.12194440e-4f + r;\n", "", SCAN, True),
+    Bug("bfloat16 is cut, not rounded", "tm.h", "uint32_t rounded = (i + 0x7fff + ((i >> 16) & 1)) >> 16;", "uint32_t rounded = i >> 16;", "halves"),
+    Bug(
+        "float16 below its normal numbers is lost", "tm.h", "return rest < 0x0400 ? (sign ? -small : small) : f;", "return rest < 0x0400 ? 0.0f : f;", "halves"
+    ),
+    Bug("float16 loses its sign below its normal numbers", "tm.h", "(sign ? -small : small)", "small", "halves"),
+    Bug("float16 rounds down", "tm.h", "(rest - 0x38000000 + 0xfff + ((rest >> 13) & 1)) >> 13", "(rest - 0x38000000) >> 13", "halves"),
+    Bug("float16 overflows into NaN", "tm.h", "(rest > 0x7f800000 ? 0x7e00 : 0x7c00)", "0x7e00", "halves"),
+]
+
+
+def halves() -> None:
+    """Every number of both half precisions passes through the library unchanged, and what lies between two is rounded as torch rounds it."""
+    every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
+    for dtype in (torch.bfloat16, torch.float16):
+        v = every.view(dtype)
+        v = v[v.isfinite()].view(1, 1, -1)
+        same = F.aft_simple(v, torch.zeros_like(v), v, gate=None, backend="cpu")
+        assert torch.equal(same, v), f"{dtype} does not pass"
+        pair = torch.cat([v, v.roll(1, -1)], 1)
+        want = (pair.double().sum(1, keepdim=True) / 2).to(torch.float32)
+        got = F.aft_simple(v, torch.zeros_like(pair), pair, gate=None, backend="cpu")
+        fits = want.abs() < torch.finfo(torch.float32).max / 4  # the kernel's sum of two is float32
+        wrong = (got != want.to(dtype)) & fits
+        assert not bool(wrong.any()), f"{dtype}: {int(wrong.sum())} means of two are rounded wrongly, as {float(want[wrong][0])} to {float(got[wrong][0])}"
+
+    one = torch.ones(1, 1, 1, dtype=torch.float16).requires_grad_()
+    y = F.aft_simple(torch.zeros(1, 2, 1, dtype=torch.float16), torch.zeros_like(one), one, gate=None, backend="cpu")
+    assert float(torch.autograd.grad(y, one, torch.full_like(y, 6e4))[0]) == float("inf"), "a sum too large for float16 is not infinite"
+
+
+CHECKS["halves"] = halves
+
+
+def outcome(name: str) -> str:
+    """ "kept", or what was noticed."""
+    try:
+        if name in CHECKS:
+            CHECKS[name]()
+        else:
+            for seed in range(SEEDS):
+                check(name, seed)
+    except AssertionError as noticed:
+        return str(noticed)
+    return "kept"
+
+
+def main() -> None:
+    """``kernel_mutations.py CHECK...``: one JSON list."""
+    torch.set_num_threads(1)
+    print(json.dumps({"library": os.environ["TOKENMIX_LIBRARY"], "results": [outcome(name) for name in sys.argv[1:]]}))
+
+
+if __name__ == "__main__":
+    main()

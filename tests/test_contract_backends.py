@@ -1,0 +1,163 @@
+"""The contract on one backend at a time, in float32: the eager form, which `auto` leaves where there is a kernel, and the C kernels.
+
+The plain suite builds most mixers in float64, which always runs eagerly. Here everything that it builds in float64 is built in float32 instead, compared
+with references in float64, and no call may fall back: what a backend lacks it refuses, and each promise that meets a refusal stands in ``REFUSED``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from cases import CASES, forms
+from test_contract import subject_of
+from tokenmix import use_backend
+from tokenmix.testing import PROMISES, Subject, run_promise
+
+FAMILIES = ("aft_full", "aft_local", "aft_simple", "aft_conv", "hydra", "polynl", "multihead_linear", "linear", "external", "external_multihead")
+KERNELS = {"aft_simple"}  # rows of MIXERS whose functional form has a C kernel
+ELSEWHERE = {
+    "options_are_json": "no numbers",
+    "declares_exceptions": "no numbers",
+    "refuses_what_it_cannot": "no numbers",
+    "refuses_wrong_inputs": "no numbers",
+    "state_bytes_counts": "no numbers",
+    "builds_on_meta": "no numbers",
+    "differentiable_twice": "is about the eager form in float64, which it asks for itself",
+    "changes_dtype": "is about float64 and back",
+    "compiles": "of a kernel: tests/test_kernels_*.py; of eager: the plain suite, in float64",
+    "exports": "exported programs are eager ones: the plain suite",
+    "exports_to_onnx": "exported programs are eager ones: the plain suite",
+}
+"""Promises that are not asked here, and why."""
+
+REFUSED: dict[tuple[str, str], str] = {
+    ("runs_under_autocast", "aft_simple-no-gate"): "without a gate the input stands for q, and is not in the projections' dtype",
+}
+"""(promise, case) that meet something no kernel has, and what that is: with backend="cpu" they must raise MixerError."""
+
+
+class Subject32(Subject):
+    """A subject whose float64 is float32."""
+
+    def build(self, *, dtype: torch.dtype = torch.float32, seed: int | None = None, **overrides: Any) -> Any:
+        """The mixer in eval mode, in float32 where float64 is asked for."""
+        return super().build(dtype=narrow(dtype), seed=seed, **overrides)
+
+    def x(self, rows: int = 2, length: int | None = None, *, stream: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Seeded input, in float32 where float64 is asked for."""
+        return super().x(rows, length, stream=stream, dtype=narrow(dtype))
+
+    def call(self, mixer: Any, x: Tensor, context: Tensor | None = None, **given: Any) -> Tensor:
+        """forward; inputs that a promise makes itself may be float64."""
+        return super().call(mixer, narrowed(x), narrowed(context), **given)
+
+    def args(self, mixer: Any, x: Tensor, context: Tensor | None = None, **given: Any) -> tuple[tuple, dict[str, Any]]:
+        """Arguments of the functional form."""
+        return super().args(mixer, narrowed(x), narrowed(context), **given)
+
+
+def narrow(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype == torch.float64 else dtype
+
+
+def narrowed(x: Tensor | None) -> Tensor | None:
+    return x if x is None else x.to(narrow(x.dtype))
+
+
+def subject32(case: str, causal: bool) -> Subject32:
+    """The subject of a case in float32, its reference in float64."""
+    s = subject_of(case, causal)
+    found = {name: getattr(s, name) for name in s.__dataclass_fields__}
+
+    @functools.wraps(s.reference)
+    def wide(*args: Any, **options: Any) -> Tensor:
+        doubled = pytree.tree_map(lambda a: a.double() if isinstance(a, Tensor) and a.is_floating_point() else a, (args, options))
+        return s.reference(*doubled[0], **doubled[1]).to(args[0].dtype)
+
+    return Subject32(**{**found, "reference": wide})
+
+
+def rows(names: tuple[str, ...] | set[str]) -> list:
+    asked = [p for p in PROMISES if p not in ELSEWHERE]
+    chosen = [(case, causal) for case, causal in forms() if CASES[case][0] in names]
+    return [pytest.param(case, causal, p, id=f"{case}-{'causal' if causal else 'both-ways'}-{p}") for case, causal in chosen for p in asked]
+
+
+@pytest.mark.parametrize(("case", "causal", "promise"), rows(FAMILIES))
+def test_eager(case, causal, promise):
+    with use_backend("eager"):
+        result = run_promise(subject32(case, causal), promise, PROMISES[promise])
+    assert result.status in ("kept", "excepted", "not applicable"), str(result)
+
+
+@pytest.mark.parametrize(("case", "causal", "promise"), rows(KERNELS))
+def test_cpu(case, causal, promise):
+    with use_backend("cpu"):
+        result = run_promise(subject32(case, causal), promise, PROMISES[promise])
+    if (promise, case) in REFUSED:
+        assert result.status == "crashed", str(result)
+        assert "MixerError" in result.reason
+        assert "backend='cpu'" in result.reason
+    else:
+        assert result.status in ("kept", "excepted", "not applicable"), str(result)
+
+
+def test_the_tables_are_about_what_exists():
+    assert set(ELSEWHERE) <= set(PROMISES)
+    assert set(FAMILIES) <= {name for name, _ in CASES.values()}
+    assert set(FAMILIES) >= KERNELS
+    for promise, case in REFUSED:
+        assert promise in PROMISES
+        assert promise not in ELSEWHERE
+        assert CASES[case][0] in KERNELS
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_the_kernel_is_what_runs(name, monkeypatch):
+    """Under use_backend("cpu") a mixer calls the library, and gives other bits than the eager form."""
+    case = next(case for case, (row, _) in CASES.items() if row == name)
+    s = subject32(case, False)
+    x = s.x(2, s.length)
+    found = {}
+    for backend in ("cpu", "eager", "auto"):
+        with use_backend(backend):
+            found[backend] = s.call(s.build(), x)
+    assert torch.equal(found["auto"], found["cpu"])
+    assert not torch.equal(found["eager"], found["cpu"])
+    assert torch.allclose(found["eager"], found["cpu"], atol=1e-5)
+
+
+WITHOUT = """
+import torch, tokenmix
+from tokenmix import cli
+from tokenmix.kernels import cpu
+assert not cpu.available() and cpu.why_not() == "TOKENMIX_NO_KERNELS is set" and cpu.isa() is None and cpu.built_from() is None
+x = torch.ones(2, 5, 8, requires_grad=True)
+mixer = tokenmix.build_mixer("aft_simple", 8, causal=True)
+mixer(x).sum().backward()
+assert x.grad.isfinite().all()
+for ask in (lambda: tokenmix.use_backend("cpu").__enter__(), lambda: tokenmix.functional.aft_simple(x, x, x, backend="cpu")):
+    try:
+        ask()
+    except tokenmix.MixerError as why:
+        print("refused:", why)
+assert cli.main(["doctor"]) == 0
+"""
+
+
+def test_without_kernels_all_else_works():
+    env = {**os.environ, "TOKENMIX_NO_KERNELS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", WITHOUT], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("refused: backend='cpu': TOKENMIX_NO_KERNELS is set; use 'auto' or 'eager' until then.") == 2
+    assert "kernels  C: not in use: TOKENMIX_NO_KERNELS is set" in done.stdout
+    assert "all well" in done.stdout

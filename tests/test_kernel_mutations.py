@@ -1,0 +1,54 @@
+"""Each bug of kernel_mutations.py, planted in the C source and compiled, is noticed by the check it names; a library without bugs passes every check."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernel_mutations import BUGS, CHECKS, Bug
+from tokenmix.kernels.cpu import build
+
+HERE = Path(__file__).parent
+ISA = "base"
+QUICKLY = ["-O1", "-w", "-DTM_INLINE=static __attribute__((noinline))"]  # half a second to compile
+
+
+def outcomes(place: Path, bugs: list[Bug], *names: str) -> list[str]:
+    """What the checks say of a library compiled from sources with these bugs, in a fresh process."""
+    sources = Path(shutil.copytree(build.SOURCES, place / "src"))
+    for bug in bugs:
+        text = (sources / bug.file).read_text()
+        assert text.count(bug.old) == bug.times, f"{bug.file} holds {bug.old!r} {text.count(bug.old)} times; bring the patch up to date"
+        (sources / bug.file).write_text(text.replace(bug.old, bug.new))
+    own = {bug.file for bug in bugs} - {"tm.h"} or {"scan.c"}  # the kernel at hand is enough: others are not called
+    (sources / "kernels.c").write_text("".join(f'#include "{file}"\n' for file in own))
+    library = build.build(place / "library.so", sources=sources, only=ISA, extra=QUICKLY)
+    env = {**os.environ, "TOKENMIX_LIBRARY": str(library), "TOKENMIX_ISA": ISA, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, HERE / "kernel_mutations.py", *names], env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer["library"] == str(library)
+    return answer["results"]
+
+
+@pytest.mark.parametrize("bug", [pytest.param(b, marks=[] if b.quick else [pytest.mark.slow], id=b.name.replace(" ", "-")) for b in BUGS])
+def test_planted_bug_is_noticed(bug, tmp_path):
+    (said,) = outcomes(tmp_path, [bug], bug.check)
+    assert said != "kept", f"{bug.check} does not notice that {bug.name}"
+
+
+def test_without_a_bug_all_is_kept(tmp_path):
+    names = sorted({bug.check for bug in BUGS} | set(CHECKS))
+    assert dict(zip(names, outcomes(tmp_path, [], *names), strict=True)) == dict.fromkeys(names, "kept")
+
+
+def test_the_table_is_sound():
+    assert len(BUGS) >= 25
+    assert len({bug.name for bug in BUGS}) == len(BUGS)
+    assert all((build.SOURCES / bug.file).is_file() for bug in BUGS)
