@@ -111,7 +111,7 @@ def test_one_thread_gives_the_same_bits_as_two(causal):
 def test_a_long_sum_of_equal_terms_does_not_drift(causal):
     x = torch.full((1, 20_000, 3), 0.1)
     y = F.linear_attention(x, x, x, heads=1, causal=causal, backend="cpu")
-    assert float((y / 0.1 - 1).abs().max()) < 1e-6
+    assert float((y / 0.1 - 1).abs().max()) < 3e-6  # the 64 terms of a block are rounded alike; what grows with the length is far above
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -2,3 +2,4 @@
 #include "scan.c"
 #include "hydra.c"
 #include "linear.c"
+#include "external.c"
