@@ -59,7 +59,10 @@ TM_INLINE void external_row(const external_in *a, const float *restrict x, const
     for (int s = 0; s < S; s++) w[s] = (x[s] - m[s]) - l[s];
     if (a->norm == EXTERNAL_TOKENS) {
         TM_IVDEP
-        for (int s = 0; s < S; s++) w[s] = tm_exp(w[s]);
+        for (int s = 0; s < S; s++) { /* nothing divides them: keep them down to the smallest float32 */
+            int low = w[s] < -60.0f;
+            w[s] = tm_exp(low ? w[s] + 40.0f : w[s]) * (low ? 4.2483542552915889e-18f : 1.0f);
+        }
         return;
     }
     for (int c = 0; c < TM_VL; c++) top[c] = TM_FLOOR, sum[c] = 0.0f;
