@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ._backend import pick
+from ._backend import kernel
 from ._checks import check_eps, check_key_mask, check_name
+from ._external_op import external_weights
 from ._sums import DEAD, FLOOR, Sums, merge, prefix_sums
 from .attention import attention
 
@@ -58,18 +59,21 @@ def external(
     Returns:
         (B, T, heads * e) in x's dtype.
     """
-    pick(backend, x)
+    lacks = "its kernel has no causal form" if causal else "its kernel has no norm='slots'" if norm == "slots" else None
+    on = kernel("external", backend, x, memory_k, memory_v, memory_k_bias, memory_v_bias, lacks=lacks, only=("cpu",))
     check_norm("external", norm, eps)
     _check(x, memory_k, memory_v, memory_k_bias, memory_v_bias, heads, key_mask)
-    if x.shape[1] == 0:
+    if 0 in x.shape:
         return torch.zeros_like(x)
     logits = slot_logits(x, memory_k, memory_k_bias, heads, key_mask)
+    if on:
+        return _apply(external_weights(logits, key_mask, norm=norm, eps=eps), memory_v, memory_v_bias, key_mask).to(x.dtype)
     if norm == "slots":
         level = logits.new_zeros(())
     elif causal:
         level = extend_slots(logits, empty_slots(x.shape[0], heads * memory_k.shape[0], device=x.device), key_mask)[0]
     else:
-        level = _level(logits, key_mask)
+        level = over_all_tokens(logits, key_mask)
     return read_memory(x, logits, level, memory_v, memory_v_bias, norm=norm, eps=eps, live=key_mask)
 
 
@@ -83,7 +87,13 @@ def slot_logits(x: Tensor, memory_k: Tensor, bias: Tensor | None, heads: int, li
 
 
 def read_memory(x: Tensor, logits: Tensor, level: Tensor, memory_v: Tensor, bias: Tensor | None, *, norm: str, eps: float, live: Tensor | None) -> Tensor:
-    """The weights from their logarithms, applied to the second memory; a token that is not live gives 0. ``level`` is log sum exp over tokens."""
+    """The weights applied to the second memory; a token that is not live gives 0. ``level`` is log sum exp over tokens."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return _apply(weights(logits, level, norm=norm, eps=eps, live=live).to(wide), memory_v, bias, live).to(x.dtype)
+
+
+def weights(logits: Tensor, level: Tensor, *, norm: str, eps: float, live: Tensor | None) -> Tensor:
+    """The weights from their logarithms; those of a token that is not live are finite."""
     logits = logits - level
     if live is not None:
         logits = torch.where(live[..., None, None], logits, 0.0)
@@ -92,16 +102,20 @@ def read_memory(x: Tensor, logits: Tensor, level: Tensor, memory_v: Tensor, bias
         if norm == "double" and eps > 0:
             total = torch.logaddexp(total, torch.full_like(total, math.log(eps)))
         logits = logits - total
-    wide = torch.promote_types(x.dtype, torch.float32)
-    y = logits.exp().to(wide) @ memory_v.to(wide)
+    return logits.exp()
+
+
+def _apply(w: Tensor, memory_v: Tensor, bias: Tensor | None, live: Tensor | None) -> Tensor:
+    """Weights (B, T, heads, S) times the second memory: (B, T, heads * e)."""
+    y = w @ memory_v.to(w.dtype)
     if bias is not None:
-        y = y + bias.to(wide)
+        y = y + bias.to(w.dtype)
     if live is not None:
         y = torch.where(live[..., None, None], y, 0.0)
-    return y.flatten(2).to(x.dtype)
+    return y.flatten(2)
 
 
-def _level(logits: Tensor, live: Tensor | None) -> Tensor:
+def over_all_tokens(logits: Tensor, live: Tensor | None) -> Tensor:
     """log sum exp over all live tokens: (B, 1, heads, S)."""
     if live is not None:
         logits = logits.masked_fill(~live[..., None, None], torch.finfo(logits.dtype).min)

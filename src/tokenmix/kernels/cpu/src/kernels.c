@@ -5,3 +5,4 @@
 #include "hydra.c"
 #include "linear.c"
 #include "step.c"
+#include "external.c"

@@ -86,6 +86,37 @@ static void linear_transpose(const float *restrict a, int rows, int cols, float 
             for (int r = 0; r < 4; r++) out[c * rows + r0 + r] = a[(r0 + r) * cols + c];
 }
 
+/* Sums of products and of numbers; n a multiple of TM_VL. */
+TM_INLINE float linear_dot(const float *x, const float *y, int n) {
+    tm_vf s = {0};
+    for (int i = 0; i < n; i += TM_VL) s += *(const tm_vfu *)(x + i) * *(const tm_vfu *)(y + i);
+    float sum = 0.0f;
+    for (int i = 0; i < TM_VL; i++) sum += s[i];
+    return sum;
+}
+
+TM_INLINE float linear_total(const float *x, int n) {
+    tm_vf s = {0};
+    for (int i = 0; i < n; i += TM_VL) s += *(const tm_vfu *)(x + i);
+    float sum = 0.0f;
+    for (int i = 0; i < TM_VL; i++) sum += s[i];
+    return sum;
+}
+
+/* The largest of n numbers, at least TM_FLOOR. */
+TM_INLINE float linear_largest(const float *x, int n) {
+    typedef int32_t bits __attribute__((vector_size(4 * TM_VL), may_alias));
+    tm_vf best = (tm_vf){0} + TM_FLOOR;
+    for (int i = 0; i < n; i += TM_VL) {
+        tm_vf next = *(const tm_vfu *)(x + i);
+        bits above = (bits)(next > best);
+        best = (tm_vf)((above & (bits)next) | (~above & (bits)best));
+    }
+    float largest = TM_FLOOR;
+    for (int i = 0; i < TM_VL; i++) largest = best[i] > largest ? best[i] : largest;
+    return largest;
+}
+
 /* About log(1 + x) for x > 0: the logarithm of the power of two below. */
 TM_INLINE float linear_log(float x) {
     float y = 1.0f + x;
@@ -105,27 +136,38 @@ TM_INLINE float linear_feature(int elu, float x, float unit) {
 
 TM_INLINE void linear_levels(const linear_in *a, const float *restrict top, float *restrict m) {
     for (int i = 0; i < a->e; i++) m[i] = linear_level(a->elu, top[i]);
+    for (int i = a->e; i < a->E; i++) m[i] = TM_FLOOR;
 }
 
 /* A query's features with the units of the keys, over its own unit; the sum of three is rounded once. */
-TM_INLINE void linear_query(const linear_in *a, const float *restrict x, const float *restrict m, float *restrict out) {
-    float unit = TM_FLOOR;
-    int elu = a->elu, e = a->e;
-    for (int i = 0; i < e; i++) {
-        float level = linear_level(elu, x[i]) + m[i];
-        unit = level > unit ? level : unit;
-    }
+TM_INLINE void linear_query_of(const int elu, int e, int E, const float *restrict x, const float *restrict m, float *restrict out) {
+    TM_IVDEP
+    for (int i = 0; i < E; i++) out[i] = linear_level(elu, x[i]) + m[i];
+    float unit = linear_largest(out, E);
     TM_IVDEP
     for (int i = 0; i < e; i++) {
         int linear = elu && x[i] > 0;
         float arg = (float)((double)(linear ? 0.0f : x[i]) + m[i] - unit);
         out[i] = tm_exp_neg(arg < 1.0f ? arg : 1.0f) * (linear ? 1.0f + x[i] : 1.0f);
     }
+    for (int i = e; i < E; i++) out[i] = 0.0f;
+}
+
+TM_INLINE void linear_query(const linear_in *a, const float *x, const float *m, float *out) {
+    if (a->elu)
+        linear_query_of(1, a->e, a->E, x, m, out);
+    else
+        linear_query_of(0, a->e, a->E, x, m, out);
 }
 
 TM_INLINE void linear_key(const linear_in *a, const float *restrict x, const float *restrict m, float *restrict out) {
-    TM_IVDEP
-    for (int i = 0; i < a->e; i++) out[i] = linear_feature(a->elu, x[i], m[i]);
+    if (a->elu) {
+        TM_IVDEP
+        for (int i = 0; i < a->e; i++) out[i] = linear_feature(1, x[i], m[i]);
+    } else {
+        TM_IVDEP
+        for (int i = 0; i < a->e; i++) out[i] = linear_feature(0, x[i], m[i]);
+    }
 }
 
 /* d / dx from x and d / d log(feature). */
@@ -172,7 +214,7 @@ static void linear_load_queries(const linear_in *a, int64_t b, int64_t h, int64_
 /* G = g / den and d = G . y of a block; den 0 marks what sees nothing. */
 static void linear_load_grads(const linear_in *a, int64_t b, int64_t h, int64_t t0, int n, const float *den, linear_work *w) {
     for (int t = 0; t < LINEAR_T; t++) {
-        float *g = w->g + t * a->E, sum = 0.0f, inv = t < n && den[t] > 0 ? 1.0f / den[t] : 0.0f;
+        float *g = w->g + t * a->E, inv = t < n && den[t] > 0 ? 1.0f / den[t] : 0.0f;
         w->d[t] = 0.0f;
         if (!(inv > 0)) {
             memset(g, 0, sizeof(float) * a->E);
@@ -180,8 +222,8 @@ static void linear_load_grads(const linear_in *a, int64_t b, int64_t h, int64_t 
         }
         linear_load(a, a->g, b * a->gb + (t0 + t) * a->gt + h * a->e, g);
         linear_load(a, a->y, ((b * a->T + t0 + t) * a->H + h) * a->e, w->row);
-        for (int j = 0; j < a->e; j++) g[j] *= inv, sum += g[j] * w->row[j];
-        w->d[t] = sum;
+        for (int j = 0; j < a->e; j++) g[j] *= inv;
+        w->d[t] = linear_dot(g, w->row, a->E);
     }
 }
 
@@ -220,18 +262,23 @@ static void linear_round(const linear_in *a, linear_work *w, const float *f) {
     }
 }
 
-/* sum = sum f + x^T y and den = den f + the columns of x times u (1 without u), over a block; xt is x transposed. */
-static void linear_absorb(const linear_in *a, const float *xt, const float *y, const float *u, const float *f, linear_work *w) {
+/* sum = sum f + x^T y and den = den f + x^T u (u 1 where there is none), over a block; xt is x transposed. */
+static void linear_absorb(const linear_in *a, const float *x, const float *xt, const float *y, const float *u, const float *f, linear_work *w) {
     int E = a->E;
+    memset(w->row, 0, sizeof(float) * E);
+    for (int t = 0; t < LINEAR_T; t++) {
+        float by = u ? u[t] : 1.0f;
+        TM_IVDEP
+        for (int i = 0; i < E; i++) w->row[i] += x[t * E + i] * by;
+    }
     linear_matmul(E, E, LINEAR_T, xt, y, w->add, 0, LINEAR_FULL);
     for (int i = 0; i < a->e; i++) {
         double scale = f ? f[i] : 1.0;
-        float part = 0.0f;
         TM_IVDEP
         for (int j = 0; j < E; j++) w->sum[i * E + j] = w->sum[i * E + j] * scale + w->add[i * E + j];
-        for (int t = 0; t < LINEAR_T; t++) part += xt[i * LINEAR_T + t] * (u ? u[t] : 1.0f);
-        w->den[i] = w->den[i] * scale + part;
+        w->den[i] = w->den[i] * scale + w->row[i];
     }
+    memset(w->row, 0, sizeof(float) * E);
 }
 
 /* The same for one token: x y and x u. */
@@ -264,11 +311,13 @@ static void linear_rescale(const linear_in *a, const float *top, linear_work *w)
     }
 }
 
-/* Each triangle's corner tiles hold a few pairs beyond it. */
+/* Zeros beyond the triangle as far as products and sums of whole vectors look. */
 static void linear_cut(float *w, int upper) {
-    for (int t = 0; t < LINEAR_T; t++)
-        for (int s = t / 4 * 4; s < t / 4 * 4 + 4; s++)
-            if (upper ? s < t : s > t) w[t * LINEAR_T + s] = 0.0f;
+    const int step = TM_VL;
+    for (int t = 0; t < LINEAR_T; t++) {
+        int first = t / step * step;
+        for (int s = upper ? first : t + 1; s < (upper ? t : first + step); s++) w[t * LINEAR_T + s] = 0.0f;
+    }
 }
 
 static void linear_start(const linear_in *a, linear_work *w) {
@@ -311,11 +360,8 @@ static void linear_forward_slow(const linear_in *a, int64_t b, int64_t h, int64_
 static int linear_denominators(const linear_in *a, int n, float *den, const linear_work *w, int within) {
     int safe = 1;
     for (int t = 0; t < n; t++) {
-        float near = 0.0f, far = 0.0f;
-        if (within)
-            for (int s = 0; s <= t; s++) near += w->w[t * LINEAR_T + s];
-        for (int i = 0; i < a->e; i++) far += w->q[t * a->E + i] * w->z[i];
-        den[t] = near + far;
+        float near = within ? linear_total(w->w + t * LINEAR_T, (t / TM_VL + 1) * TM_VL) : 0.0f;
+        den[t] = near + linear_dot(w->q + t * a->E, w->z, a->E);
         safe &= den[t] >= LINEAR_SAFE;
     }
     return safe;
@@ -342,7 +388,7 @@ static void linear_prepare(const linear_in *a, int n, float *top, float *f, line
 }
 
 static void linear_advance(const linear_in *a, const float *top, const float *f, linear_work *w) {
-    linear_absorb(a, w->kt, w->v, NULL, f, w);
+    linear_absorb(a, w->k, w->kt, w->v, NULL, f, w);
     memcpy(w->top, top, sizeof(float) * a->E);
     linear_levels(a, w->top, w->m);
 }
@@ -539,7 +585,7 @@ static void linear_sweep_keys(const linear_in *a, int64_t b, int64_t h, const fl
         linear_round(a, w, f);
         linear_transpose(w->q, LINEAR_T, E, w->qt);
         linear_back_keys(a, b, h, t0, n, dk, dv, w, 1);
-        linear_absorb(a, w->qt, w->g, w->d, f, w);
+        linear_absorb(a, w->q, w->qt, w->g, w->d, f, w);
         memcpy(w->m, m, sizeof(float) * a->e);
     }
 }
@@ -572,7 +618,7 @@ static void linear_all_sums(const linear_in *a, int64_t b, int64_t h, linear_wor
         linear_load_keys(a, b, h, t0, (int)tm_min(LINEAR_T, a->S - t0), w);
         linear_keys(a, w->m, w);
         linear_transpose(w->k, LINEAR_T, a->E, w->kt);
-        linear_absorb(a, w->kt, w->v, NULL, NULL, w);
+        linear_absorb(a, w->k, w->kt, w->v, NULL, NULL, w);
     }
     linear_round(a, w, NULL);
 }
@@ -607,7 +653,7 @@ static void linear_all_backward_head(const linear_in *a, int64_t b, int64_t h, c
         linear_back_queries(a, w, 0);
         linear_write_back(a, b, h, t0, n, a->T, w->xq, dq, w);
         linear_transpose(w->q, LINEAR_T, a->E, w->qt);
-        linear_absorb(a, w->qt, w->g, w->d, NULL, w);
+        linear_absorb(a, w->q, w->qt, w->g, w->d, NULL, w);
     }
     linear_round(a, w, NULL);
     for (int64_t t0 = 0; t0 < a->S; t0 += LINEAR_T) {

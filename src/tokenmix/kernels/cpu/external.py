@@ -1,0 +1,43 @@
+"""The double normalisation of external attention on the C library: tensors in, tensors out, no autograd."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import function, pointer
+
+BLOCK = 64  # EXTERNAL_T of external.c
+NORMS = {"double": 0, "tokens": 1}
+
+_forward = function("external_forward", "if" + "p" * 5 + "l" * 4 + "i")
+_backward = function("external_backward", "i" + "p" * 7 + "l" * 4 + "i")
+
+
+def saved_shape(logits: Tensor) -> tuple[int, ...]:
+    """The shape of what the backward pass needs besides input and output: the largest logit of each slot, and the logarithm of its sum."""
+    B, _, H, S = logits.shape
+    return B, 2, H, S
+
+
+def _part(logits: Tensor, numbers: int) -> Tensor:
+    B, T, H, S = logits.shape
+    return torch.empty(B, -(-T // BLOCK), numbers, H, S)
+
+
+def forward(logits: Tensor, mask: Tensor | None, *, norm: str, eps: float) -> tuple[Tensor, Tensor]:
+    """The weights (B, T, H, S) of float32 logits, 0 where a token is masked, and what the backward pass needs."""
+    logits, mask = logits.contiguous(), None if mask is None else mask.contiguous()
+    w, level, part = torch.empty(logits.shape), torch.empty(saved_shape(logits)), _part(logits, 2)
+    arrays = map(pointer, (logits, mask, w, level, part))
+    _forward(NORMS[norm], eps, *arrays, *logits.shape, torch.get_num_threads())
+    return w, level
+
+
+def backward(g: Tensor, logits: Tensor, mask: Tensor | None, w: Tensor, level: Tensor, *, norm: str) -> Tensor:
+    """The gradient of the logits."""
+    g, logits, w, mask = g.contiguous(), logits.contiguous(), w.contiguous(), None if mask is None else mask.contiguous()
+    d, part = torch.empty(logits.shape), _part(logits, 1)
+    arrays = map(pointer, (g, logits, mask, w, level, part, d))
+    _backward(NORMS[norm], *arrays, *logits.shape, torch.get_num_threads())
+    return d
