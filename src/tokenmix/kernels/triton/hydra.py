@@ -205,6 +205,9 @@ def _width(D: int) -> dict[str, int]:
     return {"CHUNK": CHUNK, "ROWS": ROWS, "BD": 128 if D > 64 else 64, "warps": 1}
 
 
+BACK = _width(64)  # the backward kernels over keys hold more numbers
+
+
 def _sums(x: Tensor, nx: Tensor | None, y: Tensor, scale: Tensor | None, mask: Tensor | None) -> Tensor:
     """The sum of x^ * y over each chunk, (B, chunks, D), in float64."""
     (B, T, D), use = x.shape, _width(x.shape[2])
@@ -237,7 +240,7 @@ def _read(g, q, nq, k, nk, v, scale, mask, saved, dot, out, causal, dots=False) 
 
 
 def _back_keys(g, q, nq, k, nk, v, scale, mask, rest, dot, dk, dv, causal, dots=False) -> None:
-    (B, S, D), use = k.shape, _width(k.shape[2])
+    (B, S, D), use = k.shape, BACK
     strides = (*g.stride()[:2], *q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
     given, scale = ((g, q, nq), scale) if causal else ((None, None, None), None)
     launch(back_keys, _grid(k, use["BD"]), *given, k, nk, v, scale, mask, rest, dot, dk, dv, S, D, B * S, *strides, CAUSAL=causal, DOTS=dots, **use)
@@ -252,14 +255,14 @@ def backward(
     nq, nk = _norms(q, None, maps[0], maps[2]), _norms(k, mask, maps[1], maps[2])
     total = _sums(q, nq, g, scale, None)
     rest = _before(total.flip(1)).flip(1).contiguous() if causal else total.sum(1, keepdim=True).float()
-    dq, dk, dv, strips = _new(q, *q.shape), _new(k, *k.shape), _new(k, *k.shape), -(-k.shape[2] // _width(k.shape[2])["BD"])
-    dots: list[Tensor | None] = [None, None]
+    dq, dk, dv = _new(q, *q.shape), _new(k, *k.shape), _new(k, *k.shape)
+    D, dots = q.shape[2], [None, None]
     if nq is not None:
-        part = _new(q, strips, *q.shape[:2], dtype=torch.float32)
+        part = _new(q, -(-D // _width(D)["BD"]), *q.shape[:2], dtype=torch.float32)
         _read(g, q, nq, k, nk, v, scale, mask, saved, None, part, causal, dots=True)
         dots[0] = part.sum(0)
     if nk is not None:
-        part = _new(k, strips, *k.shape[:2], dtype=torch.float32)
+        part = _new(k, -(-D // BACK["BD"]), *k.shape[:2], dtype=torch.float32)
         _back_keys(g, q, nq, k, nk, v, scale, mask, rest, None, part, None, causal, dots=True)
         dots[1] = part.sum(0)
     _read(g, q, nq, k, nk, v, scale, mask, saved, dots[0], dq, causal)
