@@ -33,6 +33,8 @@ def both(form: Callable[..., Tensor], args: tuple[Tensor, ...], options: dict[st
 
 
 def worst(pairs: list[tuple[Tensor, Tensor]]) -> float:
-    """The largest relative error of ``both``; infinite where a kernel's number is not finite."""
-    errors = [float((a.double() - b).abs().max() / b.abs().max().clamp_min(1e-30)) for a, b in pairs if a.numel()]
+    """The largest relative error of ``both``, gradients relative to the largest of them; infinite where a kernel's number is not finite."""
+    sizes = [float(b.detach().abs().max()) if b.numel() else 0.0 for _, b in pairs]
+    scales = [sizes[0], *[max(sizes[1:], default=0.0)] * (len(pairs) - 1)]
+    errors = [float((a.detach().double() - b.detach()).abs().max()) / max(scale, 1e-30) for (a, b), scale in zip(pairs, scales, strict=True) if a.numel()]
     return max((e if e == e else float("inf") for e in errors), default=0.0)

@@ -1,16 +1,19 @@
 /* AFT-simple (AFT, Eq. 5): y_t = gate(q_t) * sum_s e^{k_s} v_s / sum_s e^{k_s}, feature by feature, over s <= t or over all s.
 
    Causal: a triple (m, num, den) per feature, with m the running maximum, so that every factor is at most 1 and any keys are exact; one exponential per
-   key, because of the old maximum and the new key one is the maximum. Sums run in two levels: those of the current chunk of 64 tokens join the total at
-   its end, so that a long sum of equal terms does not drift. The gate shares the division.
+   key, because of the old maximum and the new key one is the maximum. Sums run in two levels: those of the current chunk of 64 tokens, in units of the
+   running maximum, join the total at its end, which is kept in double and in units of the maximum before the chunk, so that no sum drifts however long.
+   The gate shares the division.
 
-   Backward: with a_t = e^{k_t} / D_t and b_t = D_{t-1} / D_t, both at most 1,
-       r_t = g_t + b_{t+1} r_{t+1},  p_t = g_t y_t + b_{t+1} p_{t+1},  dv_t = a_t r_t,  dk_t = a_t (v_t r_t - p_t),
+   Backward: with D_t = e^{m_t} d_t the denominator, dv_t = e^{k_t} sum_{u >= t} g_u / D_u and dk_t = e^{k_t} sum_{u >= t} g_u (v_t - y_u) / D_u. The sums run
+   from the last token, in units of e^{-m_t}, which only ever shrink them and by exactly 1 while the maximum stands still, so that nothing drifts:
+       r_t = r_{t+1} e^{m_t - m_{t+1}} + g_t / d_t,  p likewise with g_t y_t,  dv_t = e^{k_t - m_t} r_t,  dk_t = e^{k_t - m_t} (v_t r_t - p_t),
    from the triple kept at the start of each chunk, again in two levels. */
 #include "tm.h"
 
 #define SCAN_W 64 /* features in a strip, one block of work */
 #define SCAN_T 64 /* tokens in a chunk */
+#define SCAN_AHEAD 4 /* tokens between asking for a row and reading it */
 
 typedef struct {
     int dtype, gate;
@@ -19,8 +22,10 @@ typedef struct {
     int64_t T, D, S, qb, qt, kb, kt, vb, vt, gb, gt;
 } scan_in;
 
+/* The total is (tn, td) * e^{m0}, no and dn the same in float; f = e^{m0 - m}; the chunk's sums are (nc, dc) * e^m. */
 typedef struct {
-    float m[SCAN_W], no[SCAN_W], nc[SCAN_W], dn[SCAN_W], dc[SCAN_W];
+    float m[SCAN_W], m0[SCAN_W], f[SCAN_W], no[SCAN_W], dn[SCAN_W], nc[SCAN_W], dc[SCAN_W];
+    double tn[SCAN_W], td[SCAN_W];
 } scan_sums;
 
 /* One key joins the sums of w features. */
@@ -28,14 +33,21 @@ typedef struct {
     float mm = s->m[c];                                                                                                                                        \
     int up = (kk) > mm;                                                                                                                                        \
     float e = tm_exp_neg(-fabsf((kk)-mm)), old = up ? e : 1.0f, new = up ? 1.0f : e;                                                                           \
-    float no = s->no[c] * old, nc = s->nc[c] * old + new * (vv), dn = s->dn[c] * old, dc = s->dc[c] * old + new;
+    float f = s->f[c] * old, nc = s->nc[c] * old + new * (vv), dc = s->dc[c] * old + new;                                                                      \
+    float num = s->no[c] * f + nc, den = s->dn[c] * f + dc;
 
 #define SCAN_KEEP                                                                                                                                              \
-    s->no[c] = no, s->nc[c] = nc, s->dn[c] = dn, s->dc[c] = dc;                                                                                                \
+    s->f[c] = f, s->nc[c] = nc, s->dc[c] = dc;                                                                                                                 \
     s->m[c] = up ? kk : mm;
 
 TM_INLINE void scan_fold(scan_sums *s, int w) {
-    for (int c = 0; c < w; c++) s->no[c] += s->nc[c], s->dn[c] += s->dc[c], s->nc[c] = s->dc[c] = 0.0f;
+    TM_IVDEP
+    for (int c = 0; c < w; c++) {
+        double f = tm_exp_neg(s->m0[c] - s->m[c]);
+        s->tn[c] = s->tn[c] * f + s->nc[c], s->td[c] = s->td[c] * f + s->dc[c];
+        s->no[c] = (float)s->tn[c], s->dn[c] = (float)s->td[c];
+        s->m0[c] = s->m[c], s->f[c] = 1.0f, s->nc[c] = s->dc[c] = 0.0f;
+    }
 }
 
 TM_INLINE void scan_step(const int gate, const float *restrict k, const float *restrict v, const float *restrict q, float *restrict y, scan_sums *restrict s, int w) {
@@ -44,7 +56,6 @@ TM_INLINE void scan_step(const int gate, const float *restrict k, const float *r
         float kk = k[c];
         SCAN_JOIN(kk, v[c])
         SCAN_KEEP
-        float num = no + nc, den = dn + dc;
         if (gate) {
             float e1 = tm_exp_neg(-fabsf(q[c]));
             num *= q[c] >= 0 ? 1.0f : e1;
@@ -58,9 +69,17 @@ TM_INLINE void scan_step(const int gate, const float *restrict k, const float *r
 TM_INLINE void scan_look(const int gate, const float *restrict q, float *restrict y, const scan_sums *restrict s, int w) {
     TM_IVDEP
     for (int c = 0; c < w; c++) {
-        float num = s->no[c] + s->nc[c], den = s->dn[c] + s->dc[c], sg = gate ? tm_sigmoid(q[c]) : 1.0f;
+        float num = s->no[c] * s->f[c] + s->nc[c], den = s->dn[c] * s->f[c] + s->dc[c], sg = gate ? tm_sigmoid(q[c]) : 1.0f;
         y[c] = den > 0 ? sg * num / den : 0.0f;
     }
+}
+
+/* Ask for the inputs of token t. */
+TM_INLINE void scan_ahead(const int dtype, const int gate, const scan_in *a, int64_t b, int64_t t, int64_t c0, int w) {
+    tm_ahead(dtype, a->k, b * a->kb + t * a->kt + c0, w);
+    tm_ahead(dtype, a->v, b * a->vb + t * a->vt + c0, w);
+    if (gate) tm_ahead(dtype, a->q, b * a->qb + t * a->qt + c0, w);
+    if (a->g) tm_ahead(dtype, a->g, b * a->gb + t * a->gt + c0, w);
 }
 
 TM_INLINE void scan_forward_strip(const int dtype, const int gate, const scan_in *a, int64_t b, int64_t c0, int w, void *y, float *saved, scan_sums *s) {
@@ -72,6 +91,7 @@ TM_INLINE void scan_forward_strip(const int dtype, const int gate, const scan_in
             for (int c = 0; c < w; c++) p[c] = s->m[c], p[a->D + c] = s->no[c], p[2 * a->D + c] = s->dn[c];
         }
         for (int64_t t = t0; t < tm_min(a->T, t0 + SCAN_T); t++) {
+            scan_ahead(dtype, gate, a, b, tm_min(t + SCAN_AHEAD, a->T - 1), c0, w);
             const float *q = gate ? tm_read(dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w) : NULL;
             int64_t at = (b * a->T + t) * a->D + c0;
             float *out = tm_target(dtype, y, at, ybuf);
@@ -92,10 +112,10 @@ TM_INLINE void scan_forward_strip(const int dtype, const int gate, const scan_in
 
 TM_INLINE void scan_start(scan_sums *s, int w, int64_t at, const double *m, const double *num, const double *den) {
     for (int c = 0; c < w; c++) {
-        s->m[c] = m ? (float)m[at + c] : TM_FLOOR;
-        s->no[c] = num ? (float)num[at + c] : 0.0f;
-        s->dn[c] = den ? (float)den[at + c] : 0.0f;
-        s->nc[c] = s->dc[c] = 0.0f;
+        s->m[c] = s->m0[c] = m ? (float)m[at + c] : TM_FLOOR;
+        s->tn[c] = num ? num[at + c] : 0.0, s->td[c] = den ? den[at + c] : 0.0;
+        s->no[c] = (float)s->tn[c], s->dn[c] = (float)s->td[c];
+        s->f[c] = 1.0f, s->nc[c] = s->dc[c] = 0.0f;
     }
 }
 
@@ -133,47 +153,67 @@ TM_EXPORT(scan_forward)(int dtype, int gate, const void *q, const void *k, const
         SCAN_DISPATCH(SCAN_CALL)
 #undef SCAN_CALL
         if (m1)
-            for (int c = 0; c < n; c++) m1[at + c] = s.m[c], num1[at + c] = s.no[c], den1[at + c] = s.dn[c];
+            for (int c = 0; c < n; c++) m1[at + c] = s.m[c], num1[at + c] = s.tn[c], den1[at + c] = s.td[c];
     }
 }
 
 typedef struct {
-    float a[SCAN_T * SCAN_W], b[SCAN_T * SCAN_W], y[SCAN_T * SCAN_W];
+    float e[SCAN_T * SCAN_W], i[SCAN_T * SCAN_W], y[SCAN_T * SCAN_W];
 } scan_chunk;
 
-/* a_t, b_t and y_t of one token. */
-TM_INLINE void scan_replay(const float *restrict k, const float *restrict v, scan_sums *restrict s, float *restrict a_, float *restrict b_, float *restrict y_, int w) {
+/* Of one token: e^{-|k - m|}, with its sign bit set where the maximum rose; 1 / d; y. */
+TM_INLINE void scan_replay(const float *restrict k, const float *restrict v, scan_sums *restrict s, float *restrict e_, float *restrict i_, float *restrict y_, int w) {
     TM_IVDEP
     for (int c = 0; c < w; c++) {
-        float kk = k[c], before = s->dn[c] + s->dc[c];
+        float kk = k[c];
         SCAN_JOIN(kk, v[c])
         SCAN_KEEP
-        float den = dn + dc, inv = den > 0 ? 1.0f / den : 0.0f;
-        a_[c] = new * inv;
-        b_[c] = before * old * inv;
-        y_[c] = (no + nc) * inv;
+        float inv = den > 0 ? 1.0f / den : 0.0f;
+        e_[c] = up ? -e : e;
+        i_[c] = inv;
+        y_[c] = num * inv;
     }
 }
 
+/* The sums over later tokens: (tr, tp) and in float (ro, po), of which f remains; (rc, pc) of this chunk; shrink: e^{m_t - m_{t+1}} for the token to come. */
 typedef struct {
-    float ro[SCAN_W], rc[SCAN_W], po[SCAN_W], pc[SCAN_W], b[SCAN_W];
+    double tr[SCAN_W], tp[SCAN_W];
+    float ro[SCAN_W], po[SCAN_W], f[SCAN_W], rc[SCAN_W], pc[SCAN_W], shrink[SCAN_W];
 } scan_rest;
 
-TM_INLINE void scan_back(const int gate, const float *restrict v, const float *restrict g, const float *restrict q, const float *restrict a_, const float *restrict b_,
-                         const float *restrict y_, float *restrict dk, float *restrict dv, float *restrict dq, scan_rest *restrict r, int w) {
+TM_INLINE void scan_rest_fold(scan_rest *r, int w) {
     TM_IVDEP
     for (int c = 0; c < w; c++) {
-        float gg = g[c], yy = y_[c], b = r->b[c];
+        r->tr[c] = r->tr[c] * r->f[c] + r->rc[c], r->tp[c] = r->tp[c] * r->f[c] + r->pc[c];
+        r->ro[c] = (float)r->tr[c], r->po[c] = (float)r->tp[c];
+        r->f[c] = 1.0f, r->rc[c] = r->pc[c] = 0.0f;
+    }
+}
+
+/* live: this token is a key. */
+TM_INLINE void scan_back(const int gate, const int live, const float *restrict v, const float *restrict g, const float *restrict q, const float *restrict e_,
+                         const float *restrict i_, const float *restrict y_, float *restrict dk, float *restrict dv, float *restrict dq, scan_rest *restrict r, int w) {
+    TM_IVDEP
+    for (int c = 0; c < w; c++) {
+        float gg = g[c], yy = y_[c], shrink = r->shrink[c], e = fabsf(e_[c]);
+        int up = signbit(e_[c]) != 0;
         if (gate) {
             float sg = tm_sigmoid(q[c]);
             dq[c] = gg * yy * sg * (1.0f - sg);
             gg *= sg;
         }
-        float ro = r->ro[c] * b, rc = r->rc[c] * b + gg, po = r->po[c] * b, pc = r->pc[c] * b + gg * yy;
-        r->ro[c] = ro, r->rc[c] = rc, r->po[c] = po, r->pc[c] = pc, r->b[c] = b_[c];
-        float sum = ro + rc;
-        dv[c] = a_[c] * sum;
-        dk[c] = a_[c] * (v[c] * sum - (po + pc));
+        gg *= i_[c];
+        float f = r->f[c] * shrink, rc = r->rc[c] * shrink + gg, pc = r->pc[c] * shrink + gg * yy;
+        r->f[c] = f, r->rc[c] = rc, r->pc[c] = pc;
+        if (live) {
+            float sum = r->ro[c] * f + rc, a = up ? 1.0f : e;
+            r->shrink[c] = up ? e : 1.0f;
+            dv[c] = a * sum;
+            dk[c] = a * (v[c] * sum - (r->po[c] * f + pc));
+        } else {
+            r->shrink[c] = 1.0f;
+            dv[c] = dk[c] = 0.0f;
+        }
     }
 }
 
@@ -183,42 +223,48 @@ TM_INLINE void scan_backward_strip(const int dtype, const int gate, const scan_i
     scan_sums s __attribute__((aligned(64)));
     scan_rest r __attribute__((aligned(64)));
     memset(&r, 0, sizeof r);
+    for (int c = 0; c < w; c++) r.f[c] = r.shrink[c] = 1.0f;
     const uint8_t *mask = a->mask ? a->mask + b * a->T : NULL;
     int64_t chunks = tm_ceil(a->T, SCAN_T);
     for (int64_t i = chunks - 1; i >= 0; i--) {
         const float *p = saved + ((b * chunks + i) * 3) * a->D + c0;
-        for (int c = 0; c < w; c++) s.m[c] = p[c], s.no[c] = p[a->D + c], s.dn[c] = p[2 * a->D + c], s.nc[c] = s.dc[c] = 0.0f;
+        for (int c = 0; c < w; c++) s.m[c] = p[c], s.no[c] = p[a->D + c], s.dn[c] = p[2 * a->D + c], s.f[c] = 1.0f, s.nc[c] = s.dc[c] = 0.0f;
         int64_t t0 = i * SCAN_T, t1 = tm_min(a->T, t0 + SCAN_T);
         for (int64_t t = t0; t < t1; t++) {
-            float *a_ = x->a + (t - t0) * SCAN_W, *b_ = x->b + (t - t0) * SCAN_W, *y_ = x->y + (t - t0) * SCAN_W;
+            scan_ahead(dtype, gate, a, b, tm_min(t + SCAN_AHEAD, t1 - 1), c0, w);
+            float *e_ = x->e + (t - t0) * SCAN_W, *i_ = x->i + (t - t0) * SCAN_W, *y_ = x->y + (t - t0) * SCAN_W;
             if (mask && !mask[t]) {
                 scan_look(0, NULL, y_, &s, w);
-                for (int c = 0; c < w; c++) a_[c] = 0.0f, b_[c] = 1.0f;
+                for (int c = 0; c < w; c++) {
+                    float den = s.dn[c] * s.f[c] + s.dc[c];
+                    i_[c] = den > 0 ? 1.0f / den : 0.0f;
+                }
                 continue;
             }
             const float *k = tm_read(dtype, a->k, b * a->kb + t * a->kt + c0, kbuf, w), *v = tm_read(dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w);
             if (w == SCAN_W)
-                scan_replay(k, v, &s, a_, b_, y_, SCAN_W);
+                scan_replay(k, v, &s, e_, i_, y_, SCAN_W);
             else
-                scan_replay(k, v, &s, a_, b_, y_, w);
+                scan_replay(k, v, &s, e_, i_, y_, w);
         }
         for (int64_t t = t1 - 1; t >= t0; t--) {
             int64_t at = (b * a->T + t) * a->D + c0, off = (t - t0) * SCAN_W;
             int live = !mask || mask[t];
-            static const float zero[SCAN_W];
-            const float *v = live ? tm_read(dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w) : zero;
+            const float *v = live ? tm_read(dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w) : NULL;
             const float *g = tm_read(dtype, a->g, b * a->gb + t * a->gt + c0, gbuf, w);
             const float *q = gate ? tm_read(dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w) : NULL;
             float *pk = tm_target(dtype, dk, at, o1), *pv = tm_target(dtype, dv, at, o2), *pq = gate ? tm_target(dtype, dq, at, o3) : NULL;
-            if (w == SCAN_W)
-                scan_back(gate, v, g, q, x->a + off, x->b + off, x->y + off, pk, pv, pq, &r, SCAN_W);
+            if (!live)
+                scan_back(gate, 0, v, g, q, x->e + off, x->i + off, x->y + off, pk, pv, pq, &r, w);
+            else if (w == SCAN_W)
+                scan_back(gate, 1, v, g, q, x->e + off, x->i + off, x->y + off, pk, pv, pq, &r, SCAN_W);
             else
-                scan_back(gate, v, g, q, x->a + off, x->b + off, x->y + off, pk, pv, pq, &r, w);
+                scan_back(gate, 1, v, g, q, x->e + off, x->i + off, x->y + off, pk, pv, pq, &r, w);
             tm_write(dtype, dk, at, pk, w);
             tm_write(dtype, dv, at, pv, w);
             if (gate) tm_write(dtype, dq, at, pq, w);
         }
-        for (int c = 0; c < w; c++) r.ro[c] += r.rc[c], r.po[c] += r.pc[c], r.rc[c] = r.pc[c] = 0.0f;
+        scan_rest_fold(&r, w);
     }
     free(x);
 }
@@ -250,6 +296,9 @@ TM_INLINE void scan_all_sums(const int dtype, const scan_in *a, int64_t b, int64
         for (int c = 0; c < w; c++) top[c] = s->m[c];
         for (int64_t t = t0; t < tm_min(a->S, t0 + SCAN_T); t++) {
             if (mask && !mask[t]) continue;
+            int64_t next = tm_min(t + SCAN_AHEAD, a->S - 1);
+            tm_ahead(dtype, a->k, b * a->kb + next * a->kt + c0, w);
+            tm_ahead(dtype, a->v, b * a->vb + next * a->vt + c0, w);
             const float *kr = tm_read(dtype, a->k, b * a->kb + t * a->kt + c0, kbuf, w), *vr = tm_read(dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w);
             float *ks = k + n * SCAN_W, *vs = v + n * SCAN_W;
             n++;
@@ -258,8 +307,7 @@ TM_INLINE void scan_all_sums(const int dtype, const scan_in *a, int64_t b, int64
         }
         TM_IVDEP
         for (int c = 0; c < w; c++) {
-            float e = tm_exp_neg(s->m[c] - top[c]);
-            s->no[c] *= e, s->dn[c] *= e, s->m[c] = top[c], s->nc[c] = s->dc[c] = 0.0f;
+            s->m[c] = top[c];
         }
         for (int i = 0; i < n; i++) {
             TM_IVDEP
@@ -288,6 +336,7 @@ TM_INLINE void scan_all_strip(const int dtype, const int gate, const scan_in *a,
         int64_t at = (b * a->T + t) * a->D + c0;
         float *out = tm_target(dtype, y, at, ybuf);
         if (gate) {
+            tm_ahead(dtype, a->q, b * a->qb + tm_min(t + SCAN_AHEAD, a->T - 1) * a->qt + c0, w);
             const float *q = tm_read(dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w);
             TM_IVDEP
             for (int c = 0; c < w; c++) out[c] = tm_sigmoid(q[c]) * mean[c];
