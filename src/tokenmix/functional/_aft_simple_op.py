@@ -69,7 +69,9 @@ def _derive_backward(ctx, *weights):
     return dg, dq, dk, dv, None, None, None
 
 
-_forward = define("aft_simple", "(Tensor? q, Tensor k, Tensor v, Tensor? key_mask, SymInt T, bool causal, bool save) -> (Tensor, Tensor)", cpu=_run, cuda=_run, fake=_fake)
+_forward = define(
+    "aft_simple", "(Tensor? q, Tensor k, Tensor v, Tensor? key_mask, SymInt T, bool causal, bool save) -> (Tensor, Tensor)", cpu=_run, cuda=_run, fake=_fake
+)
 _backward = define(
     "aft_simple_backward",
     "(Tensor g, Tensor? q, Tensor k, Tensor v, Tensor? key_mask, Tensor saved, bool causal) -> (Tensor, Tensor, Tensor)",

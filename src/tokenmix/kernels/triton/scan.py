@@ -40,7 +40,9 @@ def _place(T, D, CHUNK: tl.constexpr, BD: tl.constexpr):
     """What a program works on: its row of the batch, its chunk, the number of chunks, its features."""
     strips, chunks = tl.cdiv(D, BD), tl.cdiv(T, CHUNK)
     i = tl.program_id(0)
-    od = tl.max_contiguous(i % strips * BD + tl.arange(0, BD), BD // 32)  # neighbours of one thread, so that 32 threads span the strip and a column is one thread's
+    od = tl.max_contiguous(
+        i % strips * BD + tl.arange(0, BD), BD // 32
+    )  # neighbours of one thread, so that 32 threads span the strip and a column is one thread's
     return (i // strips // chunks).to(tl.int64), i // strips % chunks, chunks, od
 
 
