@@ -45,7 +45,7 @@ def forms(T: int, D: int, heads: int, dtype: torch.dtype) -> dict[str, tuple[Cal
         found[f"hydra{mark}"] = partial(F.hydra, causal=causal), ()
         found[f"linear_attention{mark}"] = partial(F.linear_attention, heads=heads, causal=causal), ()
         found[f"aft_local{mark}"] = partial(_local, causal=causal), (w(T, 16), w(T, 16))
-        found[f"aft_conv{mark}"] = partial(_conv, heads=heads, causal=causal), (w(heads, WINDOW if causal else WINDOW - 1),)
+        found[f"aft_conv{mark}"] = partial(_conv, heads=heads, causal=causal), (w(heads, WINDOW + 1),)
         if T <= FULL_AT_MOST:
             found[f"aft_full{mark}"] = partial(F.aft_full, causal=causal), (w(T, T),)
     return found
@@ -99,9 +99,8 @@ def opponents(T: int, D: int, heads: int) -> dict[str, Callable[..., Tensor]]:
         with sdpa_kernel(kind):
             return TF.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    found: dict[str, Callable[..., Tensor]] = {
-        f"sdpa {kind.name.lower()}": partial(sdpa, kind) for kind in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION)
-    }
+    kinds = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
+    found: dict[str, Callable[..., Tensor]] = {f"sdpa {kind.name.lower()}": partial(sdpa, kind) for kind in kinds}
     found["flex sliding window"] = partial(_flex, T)
     found["fla linear attention"] = _fla
     return found
