@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..kernels import triton
 from ..kernels.cpu import scan
 from ._ops import define, derive_twice, differentiable, needs_grad
 
@@ -21,16 +22,25 @@ def _eager(q: Tensor | None, k: Tensor, v: Tensor, key_mask: Tensor | None, T: i
     return aft_simple(like, k, v, causal=causal, key_mask=key_mask, gate=None if q is None else "sigmoid", backend="eager")
 
 
-def _cpu(q, k, v, key_mask, T, causal, save):
-    return scan.forward(q, k, v, key_mask, T, causal=causal, save=save)
+def _scan(k):
+    """The kernels that run on these tensors; the Triton ones are imported where they are used, as triton is optional."""
+    if not k.is_cuda and not (triton.INTERPRETED and triton.available()):
+        return scan
+    from ..kernels.triton import scan as on_triton
+
+    return on_triton
+
+
+def _run(q, k, v, key_mask, T, causal, save):
+    return _scan(k).forward(q, k, v, key_mask, T, causal=causal, save=save)
 
 
 def _fake(q, k, v, key_mask, T, causal, save):
     return k.new_empty(k.shape[0], T, k.shape[2]), k.new_empty(scan.saved_shape(k, causal) if save else (0,), dtype=torch.float32)
 
 
-def _cpu_backward(g, q, k, v, key_mask, saved, causal):
-    return scan.backward(g, q, k, v, key_mask, saved, causal=causal)
+def _run_backward(g, q, k, v, key_mask, saved, causal):
+    return _scan(k).backward(g, q, k, v, key_mask, saved, causal=causal)
 
 
 def _fake_backward(g, q, k, v, key_mask, saved, causal):
@@ -59,11 +69,14 @@ def _derive_backward(ctx, *weights):
     return dg, dq, dk, dv, None, None, None
 
 
-_forward = define("aft_simple", "(Tensor? q, Tensor k, Tensor v, Tensor? key_mask, SymInt T, bool causal, bool save) -> (Tensor, Tensor)", cpu=_cpu, fake=_fake)
+_forward = define(
+    "aft_simple", "(Tensor? q, Tensor k, Tensor v, Tensor? key_mask, SymInt T, bool causal, bool save) -> (Tensor, Tensor)", cpu=_run, cuda=_run, fake=_fake
+)
 _backward = define(
     "aft_simple_backward",
     "(Tensor g, Tensor? q, Tensor k, Tensor v, Tensor? key_mask, Tensor saved, bool causal) -> (Tensor, Tensor, Tensor)",
-    cpu=_cpu_backward,
+    cpu=_run_backward,
+    cuda=_run_backward,
     fake=_fake_backward,
 )
 differentiable("aft_simple", keep=_keep, derive=_derive)

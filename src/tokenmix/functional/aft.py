@@ -133,7 +133,7 @@ def aft_simple(
     _check("aft_simple", q, k, v, causal, key_mask, attn_mask, gate)
     if 0 in (*q.shape, k.shape[1]):
         return torch.zeros_like(q)
-    if kernel("aft_simple", backend, k, v, q, lacks=None if attn_mask is None else "its kernels take no attn_mask", only=("cpu",)):
+    if kernel("aft_simple", backend, k, v, q, lacks=None if attn_mask is None else "its kernels take no attn_mask"):
         y = aft_simple_kernel(q if gate == "sigmoid" else None, k, v, key_mask, q.shape[1], causal)
         return y if gate == "sigmoid" else gated(q, y, gate)
     kd, vd = wide(k, v, key_mask, 1)

@@ -197,19 +197,20 @@ def _norms(x: Tensor, mask: Tensor | None, on: bool, eps: float) -> Tensor | Non
     if not on:
         return None
     out = _new(x, 2, *x.shape[:2], dtype=torch.float32)
-    launch(norms, (-(-x.shape[1] // 4), x.shape[0]), x, mask, out, x.shape[1], x.shape[2], *x.stride()[:2], float(eps), ROWS=4, BD=256 if x.shape[2] > 64 else 64)
+    launch(
+        norms, (-(-x.shape[1] // 4), x.shape[0]), x, mask, out, x.shape[1], x.shape[2], *x.stride()[:2], float(eps), ROWS=4, BD=256 if x.shape[2] > 64 else 64
+    )
     return out
 
 
-def _width(D: int) -> dict[str, int]:
-    return {"CHUNK": CHUNK, "ROWS": ROWS, "BD": 128 if D > 64 else 64, "warps": 1}
+TILE = {"CHUNK": CHUNK, "ROWS": ROWS, "BD": 64, "warps": 1}  # two features for each thread of a warp
 
 
 def _sums(x: Tensor, nx: Tensor | None, y: Tensor, scale: Tensor | None, mask: Tensor | None) -> Tensor:
     """The sum of x^ * y over each chunk, (B, chunks, D), in float64."""
-    (B, T, D), use = x.shape, _width(x.shape[2])
+    B, T, D = x.shape
     total = _new(x, B, -(-T // CHUNK), D, dtype=torch.float32)
-    launch(sums, _grid(x, use["BD"]), x, nx, y, scale, mask, total, T, D, B * T, *x.stride()[:2], *y.stride()[:2], **use)
+    launch(sums, _grid(x, TILE["BD"]), x, nx, y, scale, mask, total, T, D, B * T, *x.stride()[:2], *y.stride()[:2], **TILE)
     return total.double()
 
 
@@ -230,17 +231,17 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, maps: Maps, *,
 
 
 def _read(g, q, nq, k, nk, v, scale, mask, saved, dot, out, causal, dots=False) -> None:
-    (B, T, D), use = q.shape, _width(q.shape[2])
+    B, T, D = q.shape
     strides = (*((0, 0) if g is None else g.stride()[:2]), *q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
     given = (k, nk, v) if causal else (None, None, None)
-    launch(read, _grid(q, use["BD"]), g, q, nq, *given, scale, mask, saved, dot, out, T, D, B * T, *strides, CAUSAL=causal, DOTS=dots, **use)
+    launch(read, _grid(q, TILE["BD"]), g, q, nq, *given, scale, mask, saved, dot, out, T, D, B * T, *strides, CAUSAL=causal, DOTS=dots, **TILE)
 
 
 def _back_keys(g, q, nq, k, nk, v, scale, mask, rest, dot, dk, dv, causal, dots=False) -> None:
-    (B, S, D), use = k.shape, _width(k.shape[2])
+    B, S, D = k.shape
     strides = (*g.stride()[:2], *q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
     given, scale = ((g, q, nq), scale) if causal else ((None, None, None), None)
-    launch(back_keys, _grid(k, use["BD"]), *given, k, nk, v, scale, mask, rest, dot, dk, dv, S, D, B * S, *strides, CAUSAL=causal, DOTS=dots, **use)
+    launch(back_keys, _grid(k, TILE["BD"]), *given, k, nk, v, scale, mask, rest, dot, dk, dv, S, D, B * S, *strides, CAUSAL=causal, DOTS=dots, **TILE)
 
 
 def backward(
@@ -252,8 +253,8 @@ def backward(
     nq, nk = _norms(q, None, maps[0], maps[2]), _norms(k, mask, maps[1], maps[2])
     total = _sums(q, nq, g, scale, None)
     rest = _before(total.flip(1)).flip(1).contiguous() if causal else total.sum(1, keepdim=True).float()
-    dq, dk, dv, strips = _new(q, *q.shape), _new(k, *k.shape), _new(k, *k.shape), -(-k.shape[2] // _width(k.shape[2])["BD"])
-    dots: list[Tensor | None] = [None, None]
+    dq, dk, dv = _new(q, *q.shape), _new(k, *k.shape), _new(k, *k.shape)
+    strips, dots = -(-q.shape[2] // TILE["BD"]), [None, None]
     if nq is not None:
         part = _new(q, strips, *q.shape[:2], dtype=torch.float32)
         _read(g, q, nq, k, nk, v, scale, mask, saved, None, part, causal, dots=True)

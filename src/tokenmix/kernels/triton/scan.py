@@ -8,8 +8,9 @@ the triples are joined in float64, so long sums do not drift.
 
 Backward: with a_t = e^{k_t} / D_t and b_t = D_{t-1} / D_t, both at most 1,
     r_t = g_t + b_{t+1} r_{t+1},  p_t = g_t y_t + b_{t+1} p_{t+1},  dv_t = a_t r_t,  dk_t = a_t (v_t r_t - p_t),
-again in three launches: what each chunk hands to those before it, the sums of that over later chunks, the gradients. The first launch also notes
-the triple at the start of each tile, for the last to walk the tiles backwards.
+again in three launches: what each chunk hands to those before it, the sums of that over later chunks, the gradients. The sums are kept as r_t / D_t
+and p_t / D_t in units of e^-m, m the running maximum, so that no product of many b is formed. The first launch also notes the triple at the start of
+each tile, for the last to walk the tiles backwards.
 
 Packed sequences: ``start`` marks the first token of each; the sums start anew there. Where q is None there is no gate.
 """
@@ -39,7 +40,9 @@ def _place(T, D, CHUNK: tl.constexpr, BD: tl.constexpr):
     """What a program works on: its row of the batch, its chunk, the number of chunks, its features."""
     strips, chunks = tl.cdiv(D, BD), tl.cdiv(T, CHUNK)
     i = tl.program_id(0)
-    od = tl.max_contiguous(i % strips * BD + tl.arange(0, BD), BD // 32)  # neighbours of one thread, so that 32 threads span the strip and a column is one thread's
+    od = tl.max_contiguous(
+        i % strips * BD + tl.arange(0, BD), BD // 32
+    )  # neighbours of one thread, so that 32 threads span the strip and a column is one thread's
     return (i // strips // chunks).to(tl.int64), i // strips % chunks, chunks, od
 
 
@@ -180,8 +183,7 @@ def _sums(k, v, starts, anew, rows, m, num, den, ROWS: tl.constexpr):
         n, d = tl.zeros_like(k), tl.zeros_like(k)
         for i in range(ROWS):
             m, num, den = _anew(starts, rows, i, m, num, den)
-            kk, vv = _row(k, rows, i), _row(v, rows, i)
-            m, num, den = _join(m, num, den, tl.maximum(kk, FLOOR), vv, tl.where(kk > DEAD, 1.0, 0.0))
+            m, num, den = _step(_row(k, rows, i), _row(v, rows, i), m, num, den)
             n, d = tl.where(rows[:, None] == i, num[None, :], n), tl.where(rows[:, None] == i, den[None, :], d)
     return n, d, m, num, den
 
@@ -214,39 +216,38 @@ def outputs(Q, K, V, MASK, START, BEFORE, Y, T, D, qb, qt, kb, kt, vb, vt, CHUNK
 
 
 @triton.jit
-def _replay(k, v, starts, anew, rows, m, num, den, ROWS: tl.constexpr):
-    """y_t and D_before / D_t of each row of a tile, D_before the denominator (m, den) before it; and the triple after it."""
+def _replay(k, v, starts, anew, rows, m, num, den, ref, open, ROWS: tl.constexpr):
+    """y_t and e^ref / D_t of each row of a tile, 0 once a sequence started; the triple after it, and whether none has."""
     top = tl.maximum(m, tl.max(k, 0))
     if (tl.max(top - m, 0) < SAFE) & (anew == 0):
         e, old = tl.exp(k - top[None, :]), tl.exp(m - top)
         n, d = tl.cumsum(e * v, 0) + (num * old)[None, :], tl.cumsum(e, 0) + (den * old)[None, :]
-        inverse = _over(1.0, d)
-        y, share = n * inverse, (den * old)[None, :] * inverse
+        share = _over(1.0, d)
+        y, share = n * share, (open * tl.exp(tl.minimum(ref - top, 0.0)))[None, :] * share
         num, den, m = _row(n, rows, ROWS - 1), _row(d, rows, ROWS - 1), top
     else:
         y, share = tl.zeros_like(k), tl.zeros_like(k)
-        left = tl.full(m.shape, 1.0, tl.float32)
         for i in range(ROWS):
             m, num, den = _anew(starts, rows, i, m, num, den)
-            m, num, den, old, new, before = _step(_row(k, rows, i), _row(v, rows, i), m, num, den)
-            left *= _over(before * old, den)
-            y, share = tl.where(rows[:, None] == i, _over(num, den)[None, :], y), tl.where(rows[:, None] == i, left[None, :], share)
-    return y, share, m, num, den
+            open = tl.where(tl.sum(tl.where(rows == i, starts, 0), 0) != 0, 0.0, open)
+            m, num, den = _step(_row(k, rows, i), _row(v, rows, i), m, num, den)
+            inverse, here = _over(1.0, den), rows[:, None] == i
+            y, share = tl.where(here, (num * inverse)[None, :], y), tl.where(here, (open * tl.exp(tl.minimum(ref - m, 0.0)) * inverse)[None, :], share)
+    return y, share, m, num, den, open
 
 
 @triton.jit
 def _step(kk, vv, m, num, den):
-    """One key joins the triple: the triple, the factors of the old sums and of the new key, and the old denominator."""
-    top = tl.maximum(m, tl.maximum(kk, FLOOR))
-    old, new, before = tl.exp(m - top), tl.exp(kk - top), den
-    return top, num * old + vv * new, den * old + new, old, new, before
+    """One key joins the triple."""
+    return _join(m, num, den, tl.maximum(kk, FLOOR), vv, tl.where(kk > DEAD, 1.0, 0.0))
 
 
 @triton.jit
 def back_totals(
     G, Q, K, V, MASK, START, BEFORE, TILES, HANDED, T, D, gb, gt, qb, qt, kb, kt, vb, vt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr
 ):  # fmt: skip
-    """What each chunk hands to those before it, HANDED (B, chunks, 3, D): b_t r_t and b_t p_t of its first token, and the product of its b.
+    """What each chunk hands to those before it, HANDED (B, chunks, 3, D): its sums of g_t e^m / D_t and g_t y_t e^m / D_t, m the maximum before it, and
+    whether more may pass through it.
 
     TILES (B, chunks * CHUNK / ROWS, 3, D) receives the triple before each tile."""
     b, c, chunks, od = _place(T, D, CHUNK, BD)
@@ -257,7 +258,7 @@ def back_totals(
     if Q is not None:
         Q += b * qb + first * qt
     m, num, den = _triple(BEFORE, b, c, chunks, D, od)
-    left, r, p = tl.full([BD], 1.0, tl.float32), tl.zeros([BD], tl.float32), tl.zeros([BD], tl.float32)
+    ref, open, r, p = m, tl.full([BD], 1.0, tl.float32), tl.zeros([BD], tl.float32), tl.zeros([BD], tl.float32)
     for i in range(0, CHUNK, ROWS):
         _keep(TILES, b, c * (CHUNK // ROWS) + i // ROWS, chunks * (CHUNK // ROWS), D, od, m, num, den)
         t, at = c * CHUNK + i + rows, (i + rows)[:, None]
@@ -269,70 +270,68 @@ def back_totals(
         g = tl.load(G + at * gt + od[None, :], mask=inside, other=0.0).to(tl.float32)
         if Q is not None:
             g *= tl.sigmoid(tl.load(Q + at * qt + od[None, :], mask=inside, other=0.0).to(tl.float32))
-        y, share, m, num, den = _replay(k, v, starts, tl.max(starts, 0), rows, m, num, den, ROWS)
-        share *= left[None, :]
+        y, share, m, num, den, open = _replay(k, v, starts, tl.max(starts, 0), rows, m, num, den, ref, open, ROWS)
         r += tl.sum(g * share, 0)
         p += tl.sum(g * y * share, 0)
-        left = _row(share, rows, ROWS - 1)
-    _keep(HANDED, b, c, chunks, D, od, r, p, left)
+    _keep(HANDED, b, c, chunks, D, od, r, p, open)
 
 
 @triton.jit
-def back_carry(HANDED, AFTER, chunks, D, ROWS: tl.constexpr, BD: tl.constexpr):
-    """AFTER (B, chunks, 2, D): what all later chunks hand to each."""
+def back_carry(HANDED, BEFORE, AFTER, chunks, D, ROWS: tl.constexpr, BD: tl.constexpr):
+    """AFTER (B, chunks, 2, D): what all later chunks hand to each, times e^m with m the maximum at its end."""
     b = tl.program_id(1).to(tl.int64)
     od, rows = tl.program_id(0) * BD + tl.arange(0, BD), tl.arange(0, ROWS)
-    r, p = tl.zeros([BD], tl.float64), tl.zeros([BD], tl.float64)
+    r, p, end = tl.zeros([BD], tl.float64), tl.zeros([BD], tl.float64), tl.full([BD], FLOOR, tl.float32)
     for done in tl.range(0, chunks, ROWS, num_stages=2):
         last = chunks - 1 - done
         ok = (last - rows >= 0)[:, None] & (od < D)[None, :]
-        at = HANDED + (b * chunks + last - rows)[:, None] * 3 * D + od[None, :]
-        rs, ps, bs = tl.load(at, mask=ok, other=0.0), tl.load(at + D, mask=ok, other=0.0), tl.load(at + 2 * D, mask=ok, other=0.0)
+        at = (b * chunks + last - rows)[:, None] * 3 * D + od[None, :]
+        rs, ps = tl.load(HANDED + at, mask=ok, other=0.0), tl.load(HANDED + at + D, mask=ok, other=0.0)
+        opens, ms = tl.load(HANDED + at + 2 * D, mask=ok, other=0.0), tl.load(BEFORE + at, mask=ok, other=FLOOR)
         for i in tl.static_range(ROWS):
             ok = (od < D) & (last - i + tl.zeros([BD], tl.int32) >= 0)
             to = AFTER + (b * chunks + last - i) * 2 * D + od
             tl.store(to, r.to(tl.float32), mask=ok)
             tl.store(to + D, p.to(tl.float32), mask=ok)
-            factor = _row(bs, rows, i).to(tl.float64)
-            r, p = _row(rs, rows, i).to(tl.float64) + factor * r, _row(ps, rows, i).to(tl.float64) + factor * p
+            m = _row(ms, rows, i)
+            factor = (_row(opens, rows, i) * tl.exp(tl.minimum(m - end, 0.0))).to(tl.float64)
+            r, p, end = _row(rs, rows, i).to(tl.float64) + factor * r, _row(ps, rows, i).to(tl.float64) + factor * p, m
 
 
 @triton.jit
-def _back(k, v, g, starts, anew, rows, m, num, den, r, p, ROWS: tl.constexpr):
-    """y, dk, dv of a tile and what it hands on, from the triple before it and (r, p) handed to it; g already times the gate."""
+def _back(k, v, g, starts, anew, rows, m, num, den, r, p, end, ROWS: tl.constexpr):
+    """y, dk, dv of a tile and what it hands on, from the triple before it and (r, p) e^-end handed to it; g already times the gate."""
     top = tl.maximum(m, tl.max(k, 0))
     if (tl.max(top - m, 0) < SAFE) & (anew == 0):
-        e, den = tl.exp(k - top[None, :]), den * tl.exp(m - top)
-        d = tl.cumsum(e, 0) + den[None, :]
-        y = tl.cumsum(e * v, 0) + (num * tl.exp(m - top))[None, :]
-        end = _over(1.0, _row(d, rows, ROWS - 1))
-        d = _over(1.0, d)
-        y, g = y * d, g * d
-        rs, ps = _suffix(g, r * end, rows, ROWS), _suffix(g * y, p * end, rows, ROWS)
+        e, old, later = tl.exp(k - top[None, :]), tl.exp(m - top), tl.exp(tl.minimum(top - end, 0.0))
+        d = _over(1.0, tl.cumsum(e, 0) + (den * old)[None, :])
+        y, g = (tl.cumsum(e * v, 0) + (num * old)[None, :]) * d, g * d
+        rs, ps = _suffix(g, r * later, rows, ROWS), _suffix(g * y, p * later, rows, ROWS)
         dv, dk = e * rs, e * (v * rs - ps)
-        r, p = den * _row(rs, rows, 0), den * _row(ps, rows, 0)
+        r, p, end = _row(rs, rows, 0), _row(ps, rows, 0), top
     else:
-        y, a, b = tl.zeros_like(k), tl.zeros_like(k), tl.zeros_like(k)
-        dv, dk = tl.zeros_like(k), tl.zeros_like(k)
+        y, d, ms, dv, dk = tl.zeros_like(k), tl.zeros_like(k), tl.zeros_like(k), tl.zeros_like(k), tl.zeros_like(k)
         for i in range(ROWS):
             m, num, den = _anew(starts, rows, i, m, num, den)
-            m, num, den, old, new, before = _step(_row(k, rows, i), _row(v, rows, i), m, num, den)
-            here = rows[:, None] == i
-            y, a, b = tl.where(here, _over(num, den)[None, :], y), tl.where(here, _over(new, den)[None, :], a), tl.where(here, _over(before * old, den)[None, :], b)
+            m, num, den = _step(_row(k, rows, i), _row(v, rows, i), m, num, den)
+            here, inverse = rows[:, None] == i, _over(1.0, den)
+            y, d, ms = tl.where(here, (num * inverse)[None, :], y), tl.where(here, inverse[None, :], d), tl.where(here, m[None, :], ms)
         for j in range(ROWS):
-            here = rows == ROWS - 1 - j
-            gg = _row(g, rows, ROWS - 1 - j)
-            r, p = r + gg, p + gg * _row(y, rows, ROWS - 1 - j)
-            dv, dk = tl.where(here[:, None], r[None, :], dv), tl.where(here[:, None], p[None, :], dk)
-            bb = _row(b, rows, ROWS - 1 - j)
-            r, p = r * bb, p * bb
-        dv, dk = a * dv, a * (v * dv - dk)
-    return y, dk, dv, r, p
+            i = ROWS - 1 - j
+            mm, gg = _row(ms, rows, i), _row(g, rows, i) * _row(d, rows, i)
+            later, here = tl.exp(tl.minimum(mm - end, 0.0)), rows[:, None] == i
+            r, p, end = r * later + gg, p * later + gg * _row(y, rows, i), mm
+            dv, dk = tl.where(here, r[None, :], dv), tl.where(here, p[None, :], dk)
+            first = tl.sum(tl.where(rows == i, starts, 0), 0) != 0
+            r, p = tl.where(first, 0.0, r), tl.where(first, 0.0, p)
+        e = tl.exp(k - ms)
+        dv, dk = e * dv, e * (v * dv - dk)
+    return y, dk, dv, r, p, end
 
 
 @triton.jit
 def gradients(
-    G, Q, K, V, MASK, START, TILES, AFTER, DQ, DK, DV, T, D, gb, gt, qb, qt, kb, kt, vb, vt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr
+    G, Q, K, V, MASK, START, BEFORE, TILES, AFTER, DQ, DK, DV, T, D, gb, gt, qb, qt, kb, kt, vb, vt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr
 ):  # fmt: skip
     """dq, dk, dv of each chunk, its tiles from the last to the first."""
     b, c, chunks, od = _place(T, D, CHUNK, BD)
@@ -347,6 +346,7 @@ def gradients(
         DQ += (b * T + first) * D
     AFTER += (b * chunks + c) * 2 * D + od
     r, p = tl.load(AFTER, mask=od < D, other=0.0), tl.load(AFTER + D, mask=od < D, other=0.0)
+    end = tl.load(BEFORE + (b * chunks + c + 1) * 3 * D + od, mask=(od < D) & (c + 1 + tl.zeros([BD], tl.int32) < chunks), other=FLOOR)
     for j in range(0, CHUNK, ROWS):
         i = CHUNK - ROWS - j
         m, num, den = _triple(TILES, b, c * (CHUNK // ROWS) + i // ROWS, chunks * (CHUNK // ROWS), D, od)
@@ -360,7 +360,7 @@ def gradients(
         if Q is not None:
             s = tl.sigmoid(tl.load(Q + at * qt + od[None, :], mask=inside, other=0.0).to(tl.float32))
             g *= s
-        y, dk, dv, r, p = _back(k, v, g, starts, tl.max(starts, 0), rows, m, num, den, r, p, ROWS)
+        y, dk, dv, r, p, end = _back(k, v, g, starts, tl.max(starts, 0), rows, m, num, den, r, p, end, ROWS)
         if Q is not None:
             tl.store(DQ + at * D + od[None, :], g * y * (1.0 - s), mask=inside)
         tl.store(DK + at * D + od[None, :], dk, mask=inside)
@@ -523,11 +523,11 @@ def _causal_back(g, q, k, v, mask, start, saved, dq, dk, dv) -> None:
     (B, S, D), use, chunks = k.shape, tile(k), saved.shape[1]
     handed, after = _new(saved, B, chunks, 3, D), _new(saved, B, chunks, 2, D)
     tiles = _new(saved, B, chunks * (CHUNK // use.back), 3, D)
-    strides, fixed = (*_steps(g), *_steps(q), *_steps(k), *_steps(v)), {"CHUNK": CHUNK, "ROWS": use.back, "warps": 1}
-    launch(back_totals, _grid(k, use.width), g, q, k, v, mask, start, saved, tiles, handed, S, D, *strides, BD=use.width, **fixed)
+    strides, fixed = (*_steps(g), *_steps(q), *_steps(k), *_steps(v)), {"CHUNK": CHUNK, "ROWS": use.back, "BD": NARROW.width, "warps": 1}
+    launch(back_totals, _grid(k, NARROW.width), g, q, k, v, mask, start, saved, tiles, handed, S, D, *strides, **fixed)
     across, joining = _across(saved, chunks)
-    launch(back_carry, across, handed, after, chunks, D, **joining)
-    launch(gradients, _grid(k, NARROW.width), g, q, k, v, mask, start, tiles, after, dq, dk, dv, S, D, *strides, BD=NARROW.width, **fixed)
+    launch(back_carry, across, handed, saved, after, chunks, D, **joining)
+    launch(gradients, _grid(k, NARROW.width), g, q, k, v, mask, start, saved, tiles, after, dq, dk, dv, S, D, *strides, **fixed)
 
 
 def _all_back(g, q, k, v, mask, start, saved, dq, dk, dv) -> None:

@@ -1,0 +1,48 @@
+"""The Triton kernels without a GPU: in the interpreter against the float64 eager form, and compiled ahead of time for sm_80 and sm_90."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+SECOND = "3.6.0"  # the oldest triton the kernels are kept working on
+CHECKS = ("scan_adversarial", "scan_shapes scan_operator scan_does_not_drift", "scan_masks scan_packed", "hydra_all")
+
+
+def run(*command: str, path: str = "", **env: str) -> str:
+    """The output of a Python process, which must succeed."""
+    where = os.pathsep.join(p for p in (path, str(HERE.parent / "src"), str(HERE)) if p)
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": where, "OMP_NUM_THREADS": "1"} | env)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_in_the_interpreter(check):
+    run(str(HERE / "triton_checks.py"), *check.split(), TRITON_INTERPRET="1")
+
+
+def test_compiles_for_two_architectures():
+    report = run("-m", "tokenmix.kernels.triton.aot", "--arch", "80", "90", "--fullest")  # all configurations: below
+    assert " 80 " in report
+    assert " 90 " in report
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_every_configuration_compiles():
+    run("-m", "tokenmix.kernels.triton.aot", "--arch", "80", "90")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_the_second_triton(tmp_path):
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", str(tmp_path), f"triton=={SECOND}"], check=True)
+    assert f"triton {SECOND}" in run("-m", "tokenmix.kernels.triton.aot", "--arch", "80", "90", path=str(tmp_path))
+    for check in CHECKS:
+        run(str(HERE / "triton_checks.py"), *check.split(), path=str(tmp_path), TRITON_INTERPRET="1")

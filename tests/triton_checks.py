@@ -1,0 +1,105 @@
+"""Checks of the Triton kernels in the interpreter, which test_triton.py runs in a process of their own: ``TRITON_INTERPRET=1 python triton_checks.py NAME``."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+
+import torch
+
+from kernel_checks import adversarial, both, worst
+from tokenmix import functional as F
+from tokenmix.functional.hydra import hydra
+from tokenmix.kernels.triton import hydra as hydra_kernels
+from tokenmix.kernels.triton import scan
+
+TOL = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+
+def qkv(B: int, T: int, S: int, D: int, dtype=torch.float32):
+    draw = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(B, n, D, generator=draw).to(dtype) for n in (T, S, S))
+
+
+def holes(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A mask with a left-padded row, holes and a row of nothing; k and v with NaN under it."""
+    mask = torch.rand(k.shape[:2], generator=torch.Generator().manual_seed(1)) > 0.4
+    mask[0, : k.shape[1] // 2], mask[-1] = False, False
+    return mask, *(torch.where(mask[..., None], a, torch.nan) for a in (k, v))
+
+
+def scan_adversarial() -> None:
+    for causal in (True, False):
+        adversarial("aft_simple", {"causal": causal}, dim=3, length=70, backend="triton")
+
+
+def scan_shapes() -> None:
+    shapes = ((1, 1, 1, torch.float32, "sigmoid"), (2, 9, 66, torch.bfloat16, None), (1, 66, 3, torch.float16, "tanh"))
+    for causal, (B, T, D, dtype, gate) in itertools.product((True, False), shapes):
+        error = worst(both(F.aft_simple, qkv(B, T, T, D, dtype), {"causal": causal, "gate": gate}, backend="triton"))
+        assert error < TOL[dtype], (causal, B, T, D, dtype, error)
+    assert worst(both(F.aft_simple, qkv(2, 5, 70, 20), {}, backend="triton")) < 1e-5, "queries over other keys"
+    q, k, v = torch.randn(2, 9, 3 * 40, generator=torch.Generator().manual_seed(0)).transpose(0, 1).chunk(3, -1)
+    assert worst(both(F.aft_simple, (q, k, v), {"causal": True}, backend="triton")) < 1e-5, "strides"
+
+
+def scan_masks() -> None:
+    for causal in (True, False):
+        q, k, v = qkv(3, 66, 66, 3)
+        mask, k, v = holes(k, v)
+        leaves = [a.double().requires_grad_() for a in (q, *(x.nan_to_num() for x in (k, v)))]
+        ref, g = F.aft_simple(*leaves, causal=causal, key_mask=mask, backend="eager"), torch.randn(q.shape, generator=torch.Generator().manual_seed(2))
+        y, saved = scan.forward(q, k, v, mask, 66, causal=causal, save=True)
+        found = [y, *scan.backward(g, q, k, v, mask, saved, causal=causal)]
+        assert worst(list(zip(found, [ref, *torch.autograd.grad(ref, leaves, g.double())], strict=True))) < 1e-5, causal
+        assert y[2].eq(0).all()
+        assert all(a[~mask].eq(0).all() for a in found[2:])
+
+
+def scan_packed() -> None:
+    for lengths, size in (((64, 0, 3, 1), 1.0), ((2, 70, 1, 0), 40.0)):
+        q, k, v = (a[0] for a in qkv(1, sum(lengths), sum(lengths), 3))
+        k, g = k * size, torch.randn(q.shape, generator=torch.Generator().manual_seed(2))
+        borders = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+        y, saved = scan.forward_packed(q, k, v, borders, save=True)
+        got, want = [y, *scan.backward_packed(g, q, k, v, borders, saved)], []
+        for a, b in ((a, b) for a, b in itertools.pairwise(borders.tolist()) if a < b):
+            leaves = [x[None, a:b].double().requires_grad_() for x in (q, k, v)]
+            ref = F.aft_simple(*leaves, causal=True, backend="eager")
+            want.append([ref[0], *(x[0] for x in torch.autograd.grad(ref, leaves, g[None, a:b].double()))])
+        assert worst([(x, torch.cat(parts)) for x, parts in zip(got, zip(*want, strict=True), strict=True)]) < 1e-5, lengths
+
+
+def scan_does_not_drift() -> None:
+    v = torch.full((1, 700, 1), 0.1)
+    y = F.aft_simple(v, torch.zeros_like(v), v, causal=True, gate=None, backend="triton")
+    assert float((y - 0.1).abs().max()) < 1e-7
+
+
+def scan_operator() -> None:
+    args = [a.requires_grad_() for a in qkv(1, 5, 5, 3)]
+    run = torch.compile(lambda *a: F.aft_simple(*a, causal=True, backend="triton"), fullgraph=True, backend="aot_eager")
+    got, want = (torch.autograd.grad(f(*args).square().sum(), args) for f in (run, lambda *a: F.aft_simple(*a, causal=True, backend="eager")))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(got, want, strict=True))
+
+
+def hydra_all() -> None:
+    cases = ((1, 1, 3, "identity", False, 1.0), (2, 66, 3, "cosine", False, 1.0), (2, 9, 67, "cosine", True, 1e25), (3, 9, 130, "identity", True, 1.0))
+    for causal, (B, T, D, feature, mean, size) in itertools.product((True, False), cases):
+        q, k, v = qkv(B, T, T, D)
+        mask, k, v = holes(k * size, v) if B > 1 else (None, k, v)
+        g, maps = torch.randn(q.shape, generator=torch.Generator().manual_seed(2)), (feature == "cosine", feature == "cosine", 1e-6)
+        leaves = [a.double().requires_grad_() for a in (q, *(x.nan_to_num() for x in (k, v)))]
+        ref = hydra(*leaves, feature=feature, normalise=mean, causal=causal, key_mask=mask, eps=1e-6, backend="eager")
+        y, saved = hydra_kernels.forward(q, k, v, mask, maps, causal=causal, mean=mean)
+        got = [y, *hydra_kernels.backward(g, q, k, v, mask, saved, maps, causal=causal, mean=mean)]
+        error = worst(list(zip(got, [ref, *torch.autograd.grad(ref, leaves, g.double())], strict=True)))
+        assert error < 1e-5, (causal, B, T, D, feature, mean, error)
+        half = hydra_kernels.forward(*(a.bfloat16() for a in (q, k, v)), mask, maps, causal=causal, mean=mean)[0]
+        assert worst([(half, ref)]) < 2e-2
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for name in sys.argv[1:]:
+        globals()[name]()
