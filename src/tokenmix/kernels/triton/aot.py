@@ -113,7 +113,9 @@ def compiled(c: Configuration, arch: int) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "k.cubin")
         file.write_bytes(built.asm["cubin"])
-        usage, code = (subprocess.run([TOOLS / "cuobjdump", flag, file], capture_output=True, text=True).stdout for flag in ("--dump-resource-usage", "--dump-sass"))
+        usage, code = (
+            subprocess.run([TOOLS / "cuobjdump", flag, file], capture_output=True, text=True).stdout for flag in ("--dump-resource-usage", "--dump-sass")
+        )
     counts = {name: len(re.findall(pattern, code)) for name, pattern in COUNTS.items()}
     registers, stack = (int(n) for n in re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())  # type: ignore[union-attr]
     row = Row(c.label, arch, registers, stack, built.metadata.shared, counts, ())

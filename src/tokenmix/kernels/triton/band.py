@@ -481,7 +481,9 @@ def band_pairs_exact(
 class _Call:
     """The sizes of a call, its inputs as the kernels take them, and what both directions begin with: E, the sums over blocks of keys."""
 
-    def __init__(self, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, causal: bool, tiles: Tiles | None, block: tuple[int, int] | None):
+    def __init__(
+        self, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, causal: bool, tiles: Tiles | None, block: tuple[int, int] | None
+    ):
         self.q, self.k, self.v = None if q is None else rows(q), rows(k), rows(v)
         self.mask, self.bytes, self.causal, t = mask, bytes_of(mask), causal, tiles or BY_DTYPE[v.dtype]
         (self.B, self.T, self.D), self.L = v.shape, w.shape[-1]
@@ -559,7 +561,7 @@ def forward(
     strided = *strides(c.k), *strides(c.v), *strides(c.q)
     given = c.k, c.v, c.bytes, c.q, y, kept, flag, c.B, c.T, c.D, c.H
     constant = {"CAUSAL": causal, "PER_HEAD": c.per_head, **c.fixed}
-    launch(band_rows, c.grid, c.E, c.R, c.st, c.past, c.future, c.first(), *given, *c.near, *c.e_strides, *strided, **constant, **c.dots)
+    launch(band_rows, c.grid, c.E, c.R, c.st, c.past, c.future, c.first(), *given, *c.near, *c.e_strides, *strided, warps=8, **constant, **c.dots)
     grid = c.strips, -(-c.T // c.small), c.B
     launch(band_rows_exact, grid, c.w, c.past, c.future, *given, c.L, *c.near, c.low, *c.w_strides, *strided, **constant, M=c.small, warps=8)
     return y, saved
@@ -578,7 +580,7 @@ def backward(
     constant = {"PER_HEAD": c.per_head, **c.fixed}
     strided = *strides(c.k), *strides(c.v)
     given = c.T, c.D, c.H, *c.near, *c.e_strides, *strided
-    launch(band_keys, c.grid, c.E, z, c.st, top, out, c.k, c.v, c.bytes, dk, dv, *given, **constant, **c.dots)
+    launch(band_keys, c.grid, c.E, z, c.st, top, out, c.k, c.v, c.bytes, dk, dv, *given, warps=8, **constant, **c.dots)
     inputs = c.w, c.k, c.v, c.bytes, g, c.q, saved, flag
     more = *strided, *strides(g), *strides(c.q)
     sizes = c.B, c.T, c.D, c.H, c.L, *c.near, c.low, *c.w_strides, *more
@@ -596,7 +598,7 @@ def _terms(c: _Call, g: Tensor, dq: Tensor, saved: Tensor) -> tuple[Tensor, Tens
     flag = g.new_empty(c.B, c.NB, c.strips, dtype=torch.int32)
     tensors = g, c.q, saved, c.st, c.past, c.future, z, None if c.q is None else dq, top, u, flag
     sizes = c.B, c.T, c.D, c.H, *c.near, *strides(g), *strides(c.q)
-    launch(band_terms, c.grid, *tensors, *sizes, CAUSAL=c.causal, DROP=c.t.drop, **c.fixed)
+    launch(band_terms, c.grid, *tensors, *sizes, warps=8, CAUSAL=c.causal, DROP=c.t.drop, **c.fixed)
     states = u, c.st, c.past, c.future, out
     launch(carry_back, (-(-c.D // 32), c.B), *states, c.NB, c.D, c.NL, c.NR, CAUSAL=c.causal, BASE2=c.t.base2, N=32, warps=1)
     return z, top, out, flag
@@ -610,9 +612,9 @@ def _pairs(c: _Call, z: Tensor, top: Tensor, inputs: tuple[Any, ...], more: tupl
     sizes = c.B, c.T, c.D, c.H, c.L, c.NB, c.NL, c.low, count, groups
     constant = constant | {"CAUSAL": c.causal, "BY_ROW": c.by_row, "SHARED": c.w.shape[0] == 1}
     given = c.w, c.R, z, top, c.k, c.v, c.bytes, de
-    launch(band_pairs, (c.width // c.BLK, groups, G), *given, *sizes, int(c.by_row), *c.w_strides, *more[:4], **constant, **c.dots)
-    grid = c.width // c.small, groups * (c.BLK // c.small), G
-    launch(band_pairs_exact, grid, *inputs, de, *sizes, *c.w_strides, *more, WIDTH=c.width, M=c.small, warps=8, **constant)
+    launch(band_pairs, (c.width // c.BLK, groups, G), *given, *sizes, int(c.by_row), *c.w_strides, *more[:4], warps=8, **constant, **c.dots)
+    grid = c.width // 16, groups * (c.BLK // 16), G
+    launch(band_pairs_exact, grid, *inputs, de, *sizes, *c.w_strides, *more, WIDTH=c.width, M=16, **constant)
     return de
 
 

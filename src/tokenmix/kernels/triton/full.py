@@ -141,16 +141,17 @@ def row_sums(
     if FIRST is not None:
         first = tl.load(FIRST + b)
         some = ok & (first < S) & ((row0 + i)[:, None] >= first if CAUSAL else ok)
+    y = num / tl.where(den > 0, den, 1.0)
+    base, at = (b * T + row0) * D, i[:, None] * D + c[None, :]
+    if Y0 is not None:
+        tl.store(Y0 + base + at, y, mask=ok)
+        tl.store(DEN + base + at, den, mask=ok)
+    if Q is not None:
+        q_at = Q + b * q_batch + row0 * q_row
+        y = y * opened(tl.load(q_at + i[:, None] * q_row + c[None, :], mask=ok, other=0.0).to(tl.float32))
+    tl.store(Y + base + at, y, mask=ok)
     lost = tl.max(tl.max((some & (den < LIMIT)).to(tl.int32), 1), 0)
     tl.store(FLAG + (b * tl.cdiv(T, M) + row0 // M + pm) * tl.num_programs(0) + pn, lost)
-    y = num / tl.where(den > 0, den, 1.0)
-    at = (b * T + row0 + i[:, None]) * D + c[None, :]
-    if Y0 is not None:
-        tl.store(Y0 + at, y, mask=ok)
-        tl.store(DEN + at, den, mask=ok)
-    if Q is not None:
-        y = y * opened(tl.load(Q + b * q_batch + (row0 + i)[:, None] * q_row + c[None, :], mask=ok, other=0.0).to(tl.float32))
-    tl.store(Y + at, y, mask=ok)
 
 
 @triton.jit
@@ -479,7 +480,7 @@ class _Call:
         RP = up(n, t.rows)
         E, R = w.new_empty(self.Bw, RP, self.SP, dtype=t.operand), w.new_empty(self.Bw, RP, dtype=torch.float32)
         sizes = row0, n, self.S, *strides(w), self.SP, RP
-        launch(row_weights, (RP // 8, self.Bw), w, E, R, *sizes, CAUSAL=self.causal, BASE2=t.base2, DROP=t.drop, TILE=t.rows, M=8, K=256)
+        launch(row_weights, (RP // 8, self.Bw), w, E, R, *sizes, CAUSAL=self.causal, BASE2=t.base2, DROP=t.drop, TILE=t.rows, M=8, K=128)
         return E, R
 
     def batch(self, a: Tensor) -> int:
