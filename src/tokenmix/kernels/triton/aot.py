@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -78,6 +79,22 @@ def configurations(only: tuple[str, ...] = ()) -> tuple[Configuration, ...]:
     return tuple(found.values())
 
 
+@cache
+def fullest(only: tuple[str, ...] = ()) -> tuple[Configuration, ...]:
+    """Of each kernel, tile and element size (float16 left out) the configuration with the most arguments: what needs the most registers."""
+    found: dict[Any, Configuration] = {}
+    for c in configurations(only):
+        wide = not {"*bf16", "*fp16"} & set(c.signature.values())
+        key = (c.kernel, wide, str(sorted((n, v) for n, v in c.constants.items() if v is not None)), str(c.options))
+        if "*fp16" not in c.signature.values() and (key not in found or _given(c) > _given(found[key])):
+            found[key] = c
+    return tuple(found.values())
+
+
+def _given(c: Configuration) -> int:
+    return sum(c.constants.get(name, 0) is not None for name in c.signature)
+
+
 def configuration(label: str, one: Launch) -> Configuration:
     """A launch's types as triton's own launcher specialises them: constants, None and 1 by value, addresses and integers by divisibility by 16."""
     constants, signature, aligned = {}, {}, []
@@ -138,28 +155,25 @@ def _broken(row: Row, ttir: str) -> list[str]:
     return found
 
 
-def _nth(task: tuple[int, int, tuple[str, ...]]) -> Row:
-    index, arch, only = task
-    return compiled(configurations(only)[index], arch)
+def _nth(task: tuple[int, int, tuple[str, ...], bool]) -> Row:
+    index, arch, only, few = task
+    return compiled((fullest if few else configurations)(only)[index], arch)
 
 
-def compile_report(arch: int, *, only: tuple[str, ...] = (), jobs: int = 2, keep: str = "") -> list[Row]:
-    """One row for each configuration whose label matches the pattern ``keep``."""
-    tasks = [(i, arch, only) for i, c in enumerate(configurations(only)) if re.search(keep, c.label)]
+def compile_report(arch: int, *, only: tuple[str, ...] = (), jobs: int = 2, keep: str = "", few: bool = False) -> Iterator[Row]:
+    """One row for each configuration, of the fullest if ``few``, whose label matches the pattern ``keep``."""
+    tasks = [(i, arch, only, few) for i, c in enumerate((fullest if few else configurations)(only)) if re.search(keep, c.label)]
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
-        return list(pool.map(_nth, tasks))
+        yield from pool.map(_nth, tasks)
 
 
-def table(rows: list[Row]) -> str:
-    """The report as text."""
-    head = f"{'kernel':<64} sm  regs stack shared " + " ".join(f"{name:>7}" for name in COUNTS)
-    lines = [
-        f"{r.label:<64} {r.arch} {r.registers:>5} {r.stack:>5} {r.shared:>6} "
-        + " ".join(f"{r.counts.get(name, 0):>7}" for name in COUNTS)
-        + "".join(f"  BROKEN: {why}" for why in r.broken)
-        for r in rows
-    ]
-    return "\n".join([head, *lines])
+HEAD = f"{'kernel':<60} sm  regs stack shared " + " ".join(f"{name:>7}" for name in COUNTS)
+
+
+def line(r: Row) -> str:
+    """A row as text."""
+    counts = " ".join(f"{r.counts.get(name, 0):>7}" for name in COUNTS)
+    return f"{r.label:<60} {r.arch} {r.registers:>5} {r.stack:>5} {r.shared:>6} {counts}" + "".join(f"  BROKEN: {why}" for why in r.broken)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -168,11 +182,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--arch", type=int, nargs="+", default=[80, 90])
     parser.add_argument("--only", nargs="+", default=[], help=f"kernel modules: {', '.join(stems())}")
     parser.add_argument("--keep", default="", help="a regular expression on the labels")
+    parser.add_argument("--fullest", action="store_true", help="of each kernel, tile and element size only the configuration with the most arguments")
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args(argv)
-    rows = [r for arch in args.arch for r in compile_report(arch, only=tuple(args.only), jobs=args.jobs, keep=args.keep)]
-    print(f"triton {triton.__version__}\n{table(rows)}")
-    return int(any(r.broken for r in rows) or not rows)
+    print(f"triton {triton.__version__}\n{HEAD}")
+    right = []
+    for arch in args.arch:
+        for row in compile_report(arch, only=tuple(args.only), jobs=args.jobs, keep=args.keep, few=args.fullest):
+            print(line(row), flush=True)
+            right.append(not row.broken)
+    return int(not (right and all(right)))
 
 
 if __name__ == "__main__":

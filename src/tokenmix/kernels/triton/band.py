@@ -115,7 +115,7 @@ def carry(ST, PAST, FUTURE, NB, D, CAUSAL: tl.constexpr, BASE2: tl.constexpr, N:
     c, b = tl.program_id(0) * N + tl.arange(0, N), tl.program_id(1).to(tl.int64)
     inside = c < D
     m, num, den = tl.full([N], NONE, tl.float32), tl.zeros([N], tl.float32), tl.zeros([N], tl.float32)
-    for i in range(0, NB):
+    for i in range(NB):
         _keep(PAST, b, i, NB, D, c, inside, m, num, den)
         own, n, d = _triple(ST, b, i, NB, D, c, inside)
         top = tl.maximum(m, own)
@@ -123,7 +123,7 @@ def carry(ST, PAST, FUTURE, NB, D, CAUSAL: tl.constexpr, BASE2: tl.constexpr, N:
         m, num, den = top, num * x + n * y, den * x + d * y
     if not CAUSAL:
         m, num, den = tl.full([N], NONE, tl.float32), tl.zeros([N], tl.float32), tl.zeros([N], tl.float32)
-        for j in range(0, NB):
+        for j in range(NB):
             i = NB - 1 - j
             _keep(FUTURE, b, i, NB, D, c, inside, m, num, den)
             own, n, d = _triple(ST, b, i, NB, D, c, inside)
@@ -299,7 +299,7 @@ def carry_back(U, ST, PAST, FUTURE, OUT, NB, D, NL, NR, CAUSAL: tl.constexpr, BA
     c, b = tl.program_id(0) * N + tl.arange(0, N), tl.program_id(1).to(tl.int64)
     inside = c < D
     G, P, unit = tl.zeros([N], tl.float32), tl.zeros([N], tl.float32), tl.full([N], -NONE, tl.float32)
-    for j in range(0, NB):
+    for j in range(NB):
         s = NB - 1 - j
         i = s + NL + 1  # the first block of rows far behind
         some = inside & (i + c * 0 < NB)
@@ -315,7 +315,7 @@ def carry_back(U, ST, PAST, FUTURE, OUT, NB, D, NL, NR, CAUSAL: tl.constexpr, BA
         tl.store(out + D, P * x, mask=inside)
     if not CAUSAL:
         G, P, unit = tl.zeros([N], tl.float32), tl.zeros([N], tl.float32), tl.full([N], -NONE, tl.float32)
-        for s in range(0, NB):
+        for s in range(NB):
             i = s - NR - 1  # the last block of rows far ahead
             some = inside & (i + c * 0 >= 0)
             m, _, _ = _triple(FUTURE, b, s - 1, NB, D, c, inside)
@@ -416,7 +416,7 @@ def band_pairs(
     head, first, width = (gw % H).to(tl.int32), gw // H, D // H
     r, n = tl.arange(0, BLK), tl.arange(0, N)
     total = tl.zeros([BLK, BLK], tl.float32)
-    for b_ in range(0, B if SHARED else 1):
+    for b_ in range(B if SHARED else 1):
         b = first + b_
         for i in range(group * COUNT, tl.minimum(NB, group * COUNT + COUNT)):
             t, s, near = _pairs_of(i, x0, r, r, T, L, NL, LOW, BLK, CAUSAL)
@@ -455,7 +455,7 @@ def band_pairs_exact(
     r = r0 + tl.arange(0, M)
     x = tl.arange(0, M)
     total, marked = tl.zeros([M, M], tl.float32), 0
-    for b_ in range(0, B if SHARED else 1):
+    for b_ in range(B if SHARED else 1):
         b = first + b_
         for i in range(group * COUNT, tl.minimum(NB, group * COUNT + COUNT)):
             t, s, near = _pairs_of(i, x0, r, x, T, L, NL, LOW, BLK, CAUSAL)
@@ -463,7 +463,7 @@ def band_pairs_exact(
             at = W + first * w_batch + head * w_head + t * w_row + LOW + s - t
             w = weights(at, near, BASE2)
             near = near & (tl.load(at, mask=near, other=0.0).to(tl.float32) <= CAP)
-            for f in range(0, tl.cdiv(width, N)):
+            for f in range(tl.cdiv(width, N)):
                 flag = tl.load(FLAG + ((b * NB + i) * H + head) * tl.cdiv(width, N) + f)
                 marked = tl.maximum(marked, flag)
                 part = tl.zeros([M, M], tl.float32)

@@ -113,7 +113,7 @@ def row_sums(
     if CAUSAL or SPLIT:
         ref_at = REF + b * NSEG * DP + c
         old = tl.load(ref_at)
-        for seg in range(0, tl.cdiv(end, SEG)):
+        for seg in range(tl.cdiv(end, SEG)):
             if CAUSAL:
                 ref = tl.load(ref_at + seg * DP)
                 scale = power(old - ref, BASE2)[None, :]
@@ -178,7 +178,7 @@ def row_exact(
         end = S
         if CAUSAL:
             end = tl.minimum(S, row0 + (pm + 1) * M)
-        for s in range(0, end):
+        for s in range(end):
             w, k, ok = _logit(w_at + s, k_at + s * k_row, MASK, b, s, S, t, c < D, CAUSAL, BASE2)
             top = tl.maximum(top, tl.where(ok, w + k, NONE))
         inside = (i < n)[:, None] & (c < D)[None, :]
@@ -256,7 +256,7 @@ def key_sums(
     if CAUSAL:
         low = tl.maximum(low, own)
         old = tl.load(ref_at + tl.minimum(NSEG - 1, tl.maximum(own, high + 1)) * DP)
-    for n in range(0, high - low + 1):
+    for n in range(high - low + 1):
         seg = high - n
         start = tl.maximum(row0, seg * SEG)
         if CAUSAL:
@@ -353,7 +353,7 @@ def pair_sums(
         count = tl.where(ps * N > row0 + pm * M + M - 1, 0, count)
         seg, row_seg = ps * N // SEG, tl.minimum((row0 + pm * M) // SEG, NSEG - 1)
     total = tl.zeros([M, N], tl.float32)
-    for j in range(0, count):
+    for j in range(count):
         b = first + j
         z_at = Z + (b * TP + row0 + i[:, None]) * (2 * DP) + tl.arange(0, K)[None, :]
         x_at = X + (b * SP + s[None, :]) * (2 * DP) + tl.arange(0, K)[:, None]
@@ -402,9 +402,9 @@ def pair_exact(
         count = B
     if CAUSAL:
         count = tl.where(ps * N > row0 + pm * M + M - 1, 0, count)
-    for j in range(0, count):
+    for j in range(count):
         b = first + j
-        for f in range(0, tl.cdiv(D, FN)):
+        for f in range(tl.cdiv(D, FN)):
             flag = tl.load(FLAG + (b * tl.cdiv(T, FM) + (row0 + pm * M) // FM) * tl.cdiv(D, FN) + f)
             marked = tl.maximum(marked, flag)
             part = tl.zeros([M, N], tl.float32)
@@ -557,7 +557,7 @@ class _Backward:
         self.z = g.new_empty(c.B, c.TP, 2 * c.DP, dtype=t.operand)
         self.flag = g.new_empty(c.B, c.row_tiles, c.strips, dtype=torch.int32)
         self.top = torch.empty_like(y0)
-        held = (c.B, c.SP, 2 * c.DP) if c.T > t.block else (1,)
+        held = (c.B, c.SP, 2 * c.DP) if t.block < c.T else (1,)
         self.acc = g.new_empty(held, dtype=torch.float32)
         sizes = c.T, c.D, c.TP, c.DP, *strides(g), *strides(q)
         tensors = g, q, y0, den, self.z, None if q is None else self.dq, self.flag
