@@ -71,7 +71,7 @@ def weights(p, ok, BASE2: tl.constexpr):
 @triton.jit
 def counted(MASK, b, s, S):
     """Which of these keys exist and are not masked."""
-    ok = s < S
+    ok = (s >= 0) & (s < S)
     if MASK is not None:
         ok = ok & (tl.load(MASK + b * S + s, mask=ok, other=0) != 0)
     return ok

@@ -113,7 +113,7 @@ def row_sums(
     if CAUSAL or SPLIT:
         ref_at = REF + b * NSEG * DP + c
         old = tl.load(ref_at)
-        for seg in range(0, tl.cdiv(end, SEG)):
+        for seg in range(tl.cdiv(end, SEG)):
             if CAUSAL:
                 ref = tl.load(ref_at + seg * DP)
                 scale = power(old - ref, BASE2)[None, :]
@@ -141,16 +141,17 @@ def row_sums(
     if FIRST is not None:
         first = tl.load(FIRST + b)
         some = ok & (first < S) & ((row0 + i)[:, None] >= first if CAUSAL else ok)
+    y = num / tl.where(den > 0, den, 1.0)
+    base, at = (b * T + row0) * D, i[:, None] * D + c[None, :]
+    if Y0 is not None:
+        tl.store(Y0 + base + at, y, mask=ok)
+        tl.store(DEN + base + at, den, mask=ok)
+    if Q is not None:
+        q_at = Q + b * q_batch + row0 * q_row
+        y = y * opened(tl.load(q_at + i[:, None] * q_row + c[None, :], mask=ok, other=0.0).to(tl.float32))
+    tl.store(Y + base + at, y, mask=ok)
     lost = tl.max(tl.max((some & (den < LIMIT)).to(tl.int32), 1), 0)
     tl.store(FLAG + (b * tl.cdiv(T, M) + row0 // M + pm) * tl.num_programs(0) + pn, lost)
-    y = num / tl.where(den > 0, den, 1.0)
-    at = (b * T + row0 + i[:, None]) * D + c[None, :]
-    if Y0 is not None:
-        tl.store(Y0 + at, y, mask=ok)
-        tl.store(DEN + at, den, mask=ok)
-    if Q is not None:
-        y = y * opened(tl.load(Q + b * q_batch + (row0 + i)[:, None] * q_row + c[None, :], mask=ok, other=0.0).to(tl.float32))
-    tl.store(Y + at, y, mask=ok)
 
 
 @triton.jit
@@ -177,7 +178,7 @@ def row_exact(
         end = S
         if CAUSAL:
             end = tl.minimum(S, row0 + (pm + 1) * M)
-        for s in range(0, end):
+        for s in range(end):
             w, k, ok = _logit(w_at + s, k_at + s * k_row, MASK, b, s, S, t, c < D, CAUSAL, BASE2)
             top = tl.maximum(top, tl.where(ok, w + k, NONE))
         inside = (i < n)[:, None] & (c < D)[None, :]
@@ -255,7 +256,7 @@ def key_sums(
     if CAUSAL:
         low = tl.maximum(low, own)
         old = tl.load(ref_at + tl.minimum(NSEG - 1, tl.maximum(own, high + 1)) * DP)
-    for n in range(0, high - low + 1):
+    for n in range(high - low + 1):
         seg = high - n
         start = tl.maximum(row0, seg * SEG)
         if CAUSAL:
@@ -352,7 +353,7 @@ def pair_sums(
         count = tl.where(ps * N > row0 + pm * M + M - 1, 0, count)
         seg, row_seg = ps * N // SEG, tl.minimum((row0 + pm * M) // SEG, NSEG - 1)
     total = tl.zeros([M, N], tl.float32)
-    for j in range(0, count):
+    for j in range(count):
         b = first + j
         z_at = Z + (b * TP + row0 + i[:, None]) * (2 * DP) + tl.arange(0, K)[None, :]
         x_at = X + (b * SP + s[None, :]) * (2 * DP) + tl.arange(0, K)[:, None]
@@ -401,9 +402,9 @@ def pair_exact(
         count = B
     if CAUSAL:
         count = tl.where(ps * N > row0 + pm * M + M - 1, 0, count)
-    for j in range(0, count):
+    for j in range(count):
         b = first + j
-        for f in range(0, tl.cdiv(D, FN)):
+        for f in range(tl.cdiv(D, FN)):
             flag = tl.load(FLAG + (b * tl.cdiv(T, FM) + (row0 + pm * M) // FM) * tl.cdiv(D, FN) + f)
             marked = tl.maximum(marked, flag)
             part = tl.zeros([M, N], tl.float32)
@@ -420,7 +421,7 @@ def pair_exact(
         tl.store(out, tl.load(out, mask=inside, other=0.0).to(tl.float32) + total, mask=inside)
 
 
-EXACT = {"M": 32, "N": 32}  # the tiles of the kernels that sum term by term
+EXACT = {"M": 32, "N": 32, "warps": 8}  # the tiles of the kernels that sum term by term
 
 
 @dataclass
@@ -479,7 +480,7 @@ class _Call:
         RP = up(n, t.rows)
         E, R = w.new_empty(self.Bw, RP, self.SP, dtype=t.operand), w.new_empty(self.Bw, RP, dtype=torch.float32)
         sizes = row0, n, self.S, *strides(w), self.SP, RP
-        launch(row_weights, (RP // 8, self.Bw), w, E, R, *sizes, CAUSAL=self.causal, BASE2=t.base2, DROP=t.drop, TILE=t.rows, M=8, K=256)
+        launch(row_weights, (RP // 8, self.Bw), w, E, R, *sizes, CAUSAL=self.causal, BASE2=t.base2, DROP=t.drop, TILE=t.rows, M=8, K=128)
         return E, R
 
     def batch(self, a: Tensor) -> int:
@@ -556,7 +557,7 @@ class _Backward:
         self.z = g.new_empty(c.B, c.TP, 2 * c.DP, dtype=t.operand)
         self.flag = g.new_empty(c.B, c.row_tiles, c.strips, dtype=torch.int32)
         self.top = torch.empty_like(y0)
-        held = (c.B, c.SP, 2 * c.DP) if c.T > t.block else (1,)
+        held = (c.B, c.SP, 2 * c.DP) if t.block < c.T else (1,)
         self.acc = g.new_empty(held, dtype=torch.float32)
         sizes = c.T, c.D, c.TP, c.DP, *strides(g), *strides(q)
         tensors = g, q, y0, den, self.z, None if q is None else self.dq, self.flag

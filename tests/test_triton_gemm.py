@@ -1,0 +1,39 @@
+"""The Triton kernels on the tensor cores without a GPU: in the interpreter against the float64 reference, and compiled ahead of time for sm_80 and sm_90."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+CHECKS = ("full_shapes", "full_masks", "full_adversarial", "band_shapes", "band_masks", "band_adversarial")
+TYPICAL = r"bfloat16 causal (local|conv mask|mask)?:? ?: (row_sums|key_sums|pair_sums|band_rows|band_keys|band_pairs)$|bfloat16 causal: (row|key|pair)_sums"
+
+
+def run(*command: str, **env: str) -> str:
+    """The output of a Python process, which must succeed."""
+    where = os.pathsep.join((str(HERE.parent / "src"), str(HERE)))
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": where, "OMP_NUM_THREADS": "1"} | env)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_in_the_interpreter(check):
+    run(str(HERE / "triton_gemm_checks.py"), check, TRITON_INTERPRET="1")
+
+
+def test_compiles_with_matrix_instructions():
+    report = run("-m", "tokenmix.kernels.triton.aot", "--only", "full", "band", "--keep", TYPICAL)
+    assert " 80 " in report
+    assert " 90 " in report
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_every_configuration_compiles():
+    run("-m", "tokenmix.kernels.triton.aot", "--only", "full", "band")
