@@ -254,7 +254,8 @@ def backward(
     total = _sums(q, nq, g, scale, None)
     rest = _before(total.flip(1)).flip(1).contiguous() if causal else total.sum(1, keepdim=True).float()
     dq, dk, dv = _new(q, *q.shape), _new(k, *k.shape), _new(k, *k.shape)
-    strips, dots = -(-q.shape[2] // TILE["BD"]), [None, None]
+    strips = -(-q.shape[2] // TILE["BD"])
+    dots: list[Tensor | None] = [None, None]
     if nq is not None:
         part = _new(q, strips, *q.shape[:2], dtype=torch.float32)
         _read(g, q, nq, k, nk, v, scale, mask, saved, None, part, causal, dots=True)
