@@ -143,6 +143,6 @@ def _lift(past: Past, heads: int) -> Sums:
 
 
 def _flat(s: Sums) -> Past:
-    """One row of sums as flat tensors in units of exp(m)."""
+    """One row of sums as flat tensors in units of exp(m), of their own: a view would keep all rows alive."""
     acc = s.acc * torch.exp(s.lift)[..., None, :]
-    return s.m.flatten(1), acc[..., :-1, :].flatten(1), acc[..., -1, :].flatten(1)
+    return s.m.flatten(1).contiguous(), acc[..., :-1, :].flatten(1).contiguous(), acc[..., -1, :].flatten(1).contiguous()
