@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from ._backend import kernel as kernel_of
 from ._backend import pick
 from ._band import band_sums, causal_sums, window_ratio
+from ._conv2d_op import aft_conv2d_kernel
 from ._gates import check_gate, gated
 from ._sums import literal, narrow, over_visible, ratio_of, wide
 from ._weights import Dense, Toeplitz
@@ -44,11 +46,16 @@ def aft_conv(
         positions: (B, T) indices into the prefix and the flattened grid when tokens were dropped or moved.
 
     Returns:
-        (B, T, D) in q's dtype. Time O(T s D) in 1-D; on grids, with a prefix or with positions O(T^2 D), the dense form.
+        (B, T, D) in q's dtype. Time O(T s D) in 1-D; on grids, with a prefix or with positions O(T^2 D), the dense form; the 2-D kernel O(T s^2 D).
     """
-    _check(q, k, v, kernel, grid, prefix, outside, causal, key_mask, gate, backend)
+    _check(q, k, v, kernel, grid, prefix, outside, causal, key_mask, gate)
     if q.shape[1] == 0:
         return torch.zeros_like(q)
+    if kernel.ndim == 3 and _on_kernel(q, k, v, kernel, outside, positions, gate, backend):
+        assert grid is not None
+        y = aft_conv2d_kernel(q if gate == "sigmoid" else None, k, v, kernel, key_mask, grid, prefix)
+        return y if gate == "sigmoid" else gated(q, y, gate)
+    pick(backend, q)
     size = kernel.shape[-1]
     kd, vd = wide(k, v, key_mask, kernel.shape[0])
     if kernel.ndim == 2 and not prefix and positions is None:
@@ -91,9 +98,14 @@ def _cells(flat: Tensor, grid: tuple[int, ...]) -> Tensor:
     return torch.stack(axes, -1).flatten(0, -2)[flat.clamp_min(0)]
 
 
-def _check(q, k, v, kernel, grid, prefix, outside, causal, key_mask, gate, backend) -> None:
+def _on_kernel(q: Tensor, k: Tensor, v: Tensor, kernel_: Tensor, outside: str, positions: Tensor | None, gate: str | None, backend: str) -> bool:
+    """Whether this call on a 2-D grid goes to the operator."""
+    lacks = "its 2-D kernel takes no positions" if positions is not None else "its 2-D kernel has only outside='zero'" if outside != "zero" else None
+    return kernel_of("aft_conv", backend, v, k, kernel_, None if gate is None else q, lacks=lacks, only=("cpu",)) is not None
+
+
+def _check(q, k, v, kernel, grid, prefix, outside, causal, key_mask, gate) -> None:
     check_gate(gate, "aft_conv")
-    pick(backend, q)
     B, T, D = q.shape
     h, s, n = kernel.shape[0], kernel.shape[-1], kernel.ndim - 1
     if n not in (1, 2, 3) or s % 2 == 0 or any(a != s for a in kernel.shape[1:]):
