@@ -54,9 +54,9 @@ def test_masked_keys_have_no_influence(form):
         assert torch.equal(F.aft_conv(q, torch.where(mask[..., None], k, float("nan")), nan, w, key_mask=mask, **options, backend="cpu"), pairs[0][0])
 
 
-@pytest.mark.parametrize(("dim", "heads"), [(8, 2), (40, 2), (7, 7)])
+@pytest.mark.parametrize(("dim", "heads"), [(40, 2), (7, 7)])
 def test_adversarial_keys(dim, heads):
-    adversarial("aft_conv", {"ndim": 2, "heads": heads, "kernel_size": 3}, dim=dim, length=100, grid=(10, 10))
+    adversarial("aft_conv", {"ndim": 2, "heads": heads, "kernel_size": 3}, dim=dim, length=49, grid=(7, 7))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -20,11 +20,22 @@ from torch import Tensor
 DEAD, FLOOR, CAP = -(2.0 - 2.0**-23) * 2.0**127, -(2.0 - 2.0**-22) * 2.0**127, 300.0  # as in functional/_sums.py
 SPAN = 60.0
 FEW = 256  # tokens up to which E is cheaper as a matrix, where heads have channels enough to fill a matrix product
+ROWS = 4  # of the grid whose pairs are summed by tap at once
 BLOCK = 2**24  # elements of E held at once
 
 
 class Pairs(Protocol):
-    """E as a linear map of X (B, T, h, c)."""
+    """E as a linear map of X, which lies as ``layout`` puts it: tokens on axis ``time``, a head's channels on axis ``channel``."""
+
+    weights: Tensor
+    time: int
+    channel: int
+
+    def layout(self, X: Tensor) -> Tensor:
+        """(B, T, h, c) as this form wants it."""
+
+    def tokens(self, X: Tensor) -> Tensor:
+        """Back to (B, T, h c)."""
 
     def over(self, X: Tensor) -> Tensor:
         """E X."""
@@ -37,13 +48,21 @@ class Pairs(Protocol):
 
 
 class Matrix:
-    """E row block by row block, laid out once for all rows of the batch."""
+    """E row block by row block, laid out once for all rows of the batch. X lies as (h, T, B, c)."""
+
+    time, channel = 1, 3
 
     def __init__(self, weights: Tensor, grid: tuple[int, ...], prefix: int):
         self.weights, self.size = weights, weights.shape[-1]
         self.table = F.pad(weights.flatten(1), (0, 1), value=1.0)
         cells = torch.cartesian_prod(*(torch.arange(n) for n in grid))
         self.cells = F.pad(cells, (0, 0, prefix, 0), value=-(1 << 30))  # a prefix token is far from all, and they from it
+
+    def layout(self, X: Tensor) -> Tensor:
+        return X.permute(2, 1, 0, 3).contiguous()
+
+    def tokens(self, X: Tensor) -> Tensor:
+        return X.permute(2, 1, 0, 3).flatten(2)
 
     def _rows(self) -> Iterator[tuple[slice, Tensor]]:
         T, s = len(self.cells), self.size
@@ -55,51 +74,44 @@ class Matrix:
             yield rows, torch.where(inside, offset[..., 0] * s + offset[..., 1], s * s)
 
     def over(self, X: Tensor) -> Tensor:
-        x = _columns(X)
-        return _tokens(torch.cat([self.table[:, tap] @ x for _, tap in self._rows()], 1), X)
+        parts = [self.table[:, tap] @ X.flatten(2) for _, tap in self._rows()]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).view_as(X)
 
     def back(self, G: Tensor) -> Tensor:
-        g, total = _columns(G), None
-        for rows, tap in self._rows():
-            part = self.table[:, tap].mT @ g[:, rows]
-            total = part if total is None else total + part
-        assert total is not None
-        return _tokens(total, G)
+        return sum(self.table[:, tap].mT @ G[:, rows].flatten(2) for rows, tap in self._rows()).view_as(G)  # type: ignore[union-attr]  # never empty
 
     def taps(self, X: Tensor, G: Tensor) -> Tensor:
-        x, g, total = _columns(X), _columns(G), torch.zeros_like(self.table)
+        total = torch.zeros_like(self.table)
         for rows, tap in self._rows():
-            total.index_add_(1, tap.flatten(), (g[:, rows] @ x.mT).flatten(1))
+            total.index_add_(1, tap.flatten(), (G[:, rows].flatten(2) @ X.flatten(2).mT).flatten(1))
         return total[:, :-1].view_as(self.weights)
 
 
-def _columns(X: Tensor) -> Tensor:
-    """(B, T, h, c) as (h, T, B c)."""
-    return X.permute(2, 1, 0, 3).flatten(2)
-
-
-def _tokens(x: Tensor, like: Tensor) -> Tensor:
-    return x.unflatten(2, (like.shape[0], -1)).permute(2, 1, 0, 3)
-
-
 class Filter:
-    """E as a depthwise convolution and the sums of what lies outside of it: no T x T anything."""
+    """E as a depthwise convolution and the sums of what lies outside of it: no T x T anything. X lies as (B, h, c, T)."""
+
+    time, channel = 3, 2
 
     def __init__(self, weights: Tensor, grid: tuple[int, ...], prefix: int):
-        self.weights, self.grid, self.prefix = weights, grid, prefix
+        self.weights, self.grid, self.prefix, self.half = weights, grid, prefix, weights.shape[-1] // 2
+
+    def layout(self, X: Tensor) -> Tensor:
+        return X.permute(0, 2, 3, 1).contiguous()
+
+    def tokens(self, X: Tensor) -> Tensor:
+        return X.permute(0, 3, 1, 2).flatten(2)
 
     def _maps(self, X: Tensor) -> Tensor:
         """The grid's tokens as (B, h c, H, W)."""
-        return X[:, self.prefix :].flatten(2).transpose(1, 2).unflatten(2, self.grid).contiguous()
+        return X[..., self.prefix :].flatten(1, 2).unflatten(2, self.grid)
 
     def _both(self, X: Tensor, weights: Tensor) -> Tensor:
-        P, x, half = self.prefix, self._maps(X), weights.shape[-1] // 2
-        each = weights.repeat_interleave(X.shape[3], 0)[:, None]
-        near = F.conv2d(x, each, padding=half, groups=x.shape[1])
-        y = (near + beyond(x, half)).flatten(2).transpose(1, 2).unflatten(2, X.shape[2:])
+        P, x = self.prefix, self._maps(X)
+        each = weights.repeat_interleave(X.shape[2], 0)[:, None]
+        y = F.conv2d(x, each, padding=self.half, groups=x.shape[1]).add_(beyond(x, self.half)).view_as(X[..., P:])
         if not P:
             return y
-        return torch.cat([X.sum(1, keepdim=True).expand(-1, P, -1, -1), y + X[:, :P].sum(1, keepdim=True)], 1)
+        return torch.cat([X.sum(3, keepdim=True).expand(-1, -1, -1, P), y + X[..., :P].sum(3, keepdim=True)], 3)
 
     def over(self, X: Tensor) -> Tensor:
         return self._both(X, self.weights)
@@ -108,25 +120,25 @@ class Filter:
         return self._both(G, self.weights.flip(1, 2))
 
     def taps(self, X: Tensor, G: Tensor) -> Tensor:
-        x, g, h, s = self._maps(X), self._maps(G), len(self.weights), self.weights.shape[-1]
-        like = self.weights.repeat_interleave(X.shape[3], 0)[:, None]
-        found = torch.ops.aten.convolution_backward(g, x, like, None, [1, 1], [s // 2] * 2, [1, 1], False, [0, 0], x.shape[1], [False, True, False])[1]
-        return found.view(h, -1, s, s).sum(1)
+        """A few rows of the grid at a time, with the rows they reach: products of matrices, whose entries are then summed by tap."""
+        (H, W), r, s = self.grid, self.half, self.weights.shape[-1]
+        x, g = (a[..., self.prefix :].permute(1, 3, 0, 2).flatten(2) for a in (X, G))  # (h, T, B c)
+        total = self.weights.new_zeros(len(self.weights), s * s + 1)
+        across = torch.arange(W) - torch.arange(W)[:, None] + r
+        for top in range(0, H, ROWS):
+            end, first, last = min(H, top + ROWS), max(0, top - r), min(H, top + ROWS + r)
+            down = torch.arange(first, last) - torch.arange(top, end)[:, None] + r
+            inside = ((down >= 0) & (down < s))[:, None, :, None] & ((across >= 0) & (across < s))[None, :, None]
+            tap = torch.where(inside, down[:, None, :, None] * s + across[None, :, None], s * s)
+            total.index_add_(1, tap.flatten(), (g[:, top * W : end * W] @ x[:, first * W : last * W].mT).flatten(1))
+        return total[:, :-1].view_as(self.weights)
 
 
 def beyond(x: Tensor, half: int) -> Tensor:
     """For each cell of (B, C, H, W) the sum of the cells more than ``half`` away along either axis, of positive pieces only."""
-    band = F.avg_pool2d(x, (2 * half + 1, 1), 1, (half, 0), divisor_override=1)
-    return _before(band, half) + _before(band.flip(3), half).flip(3) + (_before(x.sum(3, keepdim=True).mT, half) + _after(x.sum(3, keepdim=True).mT, half)).mT
-
-
-def _before(x: Tensor, half: int) -> Tensor:
-    """Along the last axis the sum of all entries more than ``half`` before each."""
-    return F.pad(x.cumsum(-1), (half + 1, 0))[..., : x.shape[-1]]
-
-
-def _after(x: Tensor, half: int) -> Tensor:
-    return _before(x.flip(-1), half).flip(-1)
+    far = [((torch.arange(n) - torch.arange(n)[:, None]).abs() > half).to(x.dtype) for n in x.shape[2:]]
+    sides = F.avg_pool2d(x @ far[1], (2 * half + 1, 1), 1, (half, 0), divisor_override=1)
+    return sides.add_((x.sum(3) @ far[0])[..., None])
 
 
 def _pairs(kernel: Tensor, D: int, grid: tuple[int, ...], prefix: int) -> tuple[Pairs, torch.dtype]:
@@ -138,26 +150,25 @@ def _pairs(kernel: Tensor, D: int, grid: tuple[int, ...], prefix: int) -> tuple[
     return (Matrix if tokens <= FEW and D >= 16 * len(kernel) else Filter)(weights, grid, prefix), torch.float32
 
 
-def _terms(k: Tensor, v: Tensor, mask: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """e^(k - m) (B, T, h, 1) and v (B, T, h, c), both 0 where a key may not be attended."""
-    h = k.shape[2]
-    k, v = k.to(dtype)[..., None], v.to(dtype).unflatten(2, (h, -1))
+def _terms(pairs: Pairs, k: Tensor, v: Tensor, mask: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """e^(k - m) with one channel, and v, as the form lays them out; both 0 where a key may not be attended."""
+    k, v = k.to(dtype)[..., None], v.to(dtype).unflatten(2, (k.shape[2], -1))
     if mask is not None:
         k, v = torch.where(mask[..., None, None], k, DEAD), torch.where(mask[..., None, None], v, 0.0)
-    return torch.exp(k - k.amax(1, keepdim=True).clamp_min(FLOOR)), v
+    return pairs.layout(torch.exp(k - k.amax(1, keepdim=True).clamp_min(FLOOR))), pairs.layout(v)
 
 
-def _ratio(Z: Tensor) -> tuple[Tensor, Tensor]:
-    """Numerator / denominator (B, T, h, c), 0 where nothing was summed, and the denominator, 1 there."""
-    den = torch.where(Z[..., -1:] > 0, Z[..., -1:], 1.0)
-    return Z[..., :-1] / den, den
+def _mixed(pairs: Pairs, e: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Numerator / denominator, 0 where nothing was summed, and 1 / denominator, 1 there."""
+    den = pairs.over(e)
+    inverse = 1.0 / torch.where(den > 0, den, 1.0)
+    return pairs.over(e * v).mul_(inverse), inverse
 
 
 def forward(q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, mask: Tensor | None, grid: tuple[int, ...], prefix: int) -> Tensor:
     """y (B, T, D): q (or None), v (B, T, D), k (B, T, h), kernel (h, s, s) log-weights, mask (B, T) or None."""
     pairs, dtype = _pairs(kernel, v.shape[2], grid, prefix)
-    e, v_ = _terms(k, v, mask, dtype)
-    y = _ratio(pairs.over(torch.cat([e * v_, e], -1)))[0].flatten(2)
+    y = pairs.tokens(_mixed(pairs, *_terms(pairs, k, v, mask, dtype))[0])
     return (y if q is None else y * torch.sigmoid(q.to(dtype))).to(v.dtype).contiguous()
 
 
@@ -166,18 +177,16 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq (empty without q), dk, dv, dkernel."""
     pairs, dtype = _pairs(kernel, v.shape[2], grid, prefix)
-    e, v_ = _terms(k, v, mask, dtype)
-    X = torch.cat([e * v_, e], -1)
-    y, den = _ratio(pairs.over(X))
-    gy, dq = g.to(dtype), q
+    e, v_ = _terms(pairs, k, v, mask, dtype)
+    y, inverse = _mixed(pairs, e, v_)
+    gy, dq = g.to(dtype), v.new_empty(0)
     if q is not None:
         gate = torch.sigmoid(q.to(dtype))
-        dq, gy = gy * y.flatten(2) * gate * (1 - gate), gy * gate
-    gy = gy.unflatten(2, (k.shape[2], -1)) / den
-    G = torch.cat([gy, -(gy * y).sum(-1, keepdim=True)], -1)
+        dq, gy = (gy * pairs.tokens(y) * gate * (1 - gate)).to(v.dtype).contiguous(), gy * gate
+    G = pairs.layout(gy.unflatten(2, (k.shape[2], -1))).mul_(inverse)
+    G1 = -(G * y).sum(pairs.channel, keepdim=True)
     dX = pairs.back(G)
-    dv = (e * dX[..., :-1]).flatten(2)
-    dk = (e * ((v_ * dX[..., :-1]).sum(-1, keepdim=True) + dX[..., -1:]))[..., 0]
-    dw = pairs.taps(X, G) * pairs.weights * (kernel <= CAP)  # type: ignore[attr-defined]  # both have them
-    empty = v.new_empty(0)
-    return empty if dq is None else dq.to(v.dtype).contiguous(), dk.to(v.dtype).contiguous(), dv.to(v.dtype).contiguous(), dw.to(kernel.dtype).contiguous()
+    dw = (pairs.taps(e * v_, G) + pairs.taps(e, G1)) * pairs.weights * (kernel <= CAP)
+    dk = pairs.tokens(e * ((v_ * dX).sum(pairs.channel, keepdim=True) + pairs.back(G1)))
+    dv = pairs.tokens(dX.mul_(e))
+    return dq, dk.to(v.dtype).contiguous(), dv.to(v.dtype).contiguous(), dw.to(kernel.dtype).contiguous()
