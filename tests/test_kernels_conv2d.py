@@ -6,8 +6,8 @@ from unittest import mock
 
 import pytest
 import torch
-from kernel_checks import adversarial, both, worst
 
+from kernel_checks import adversarial, both, worst
 from tokenmix import functional as F
 from tokenmix.functional import _conv2d_op as op
 from tokenmix.kernels.cpu import conv2d
@@ -99,4 +99,4 @@ def test_the_operators_pass_opcheck_and_compile_and_derive_twice():
     for backend in ("cpu", "eager"):
         first = torch.autograd.grad(F.aft_conv(*leaves, **options, backend=backend).square().sum(), leaves, create_graph=True)
         twice.append(torch.autograd.grad(sum(g.square().sum() for g in first), leaves))
-    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(*twice, strict=True))
+    assert worst(list(zip(*twice, strict=True))) < 1e-5

@@ -8,10 +8,10 @@ from unittest import mock
 
 import pytest
 import torch
-from kernel_checks import adversarial
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
+from kernel_checks import adversarial
 from tokenmix import use_backend
 from tokenmix.functional import aft_chunk, hydra_sums
 from tokenmix.functional import linear as linear_form

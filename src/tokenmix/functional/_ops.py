@@ -39,8 +39,8 @@ def derive_twice(
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """The derivative of sum(weights_i * d_i) with regard to g and the inputs, where d_i are the gradients of ``eager(*inputs)`` weighted by g."""
     with torch.enable_grad():
-        leaves = [None if x is None else x if x.requires_grad else x.detach().requires_grad_() for x in inputs]
-        g = g if g.requires_grad else g.detach().requires_grad_()
+        leaves = [None if x is None else _own(x) for x in inputs]
+        g = _own(g)
         present = [x for x in leaves if x is not None]
         first = iter(torch.autograd.grad(eager(*leaves), present, g, create_graph=True, allow_unused=True))
         pairs = [(next(first), w) for x, w in zip(leaves, weights, strict=True) if x is not None]
@@ -49,3 +49,8 @@ def derive_twice(
             return None, [None] * len(inputs)
         found = iter(torch.autograd.grad(sum(terms), [g, *present], create_graph=torch.is_grad_enabled(), allow_unused=True))
         return next(found), [None if x is None else next(found) for x in leaves]
+
+
+def _own(x: Tensor) -> Tensor:
+    """x as a node of its own, so that a derivative with regard to it counts no path by which others, g above all, depend on x."""
+    return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()

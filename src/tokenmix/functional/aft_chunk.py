@@ -127,7 +127,7 @@ def _ready(q: Tensor | None, new: Past, kept: Past, w: Tensor, far: tuple[Tensor
     if not steps(floats, (live, lives, w, *far)) or q is not None and q.shape != v.shape:
         return False
     (B, L, D), (R, h) = v.shape, keys.shape[1:]
-    fits = (B, L) == live.shape and (B, R) == lives.shape and k.shape == (B, L, h) and keys.shape == (B, R, h) and values.shape == (B, R, D)
+    fits = live.shape == (B, L) and lives.shape == (B, R) and k.shape == (B, L, h) and keys.shape == (B, R, h) and values.shape == (B, R, D)
     return fits and w.dtype is torch.float64 and w.shape[-2:] == (L, R + L) and w.shape[0] in (1, B) and w.shape[1] in (1, h)
 
 

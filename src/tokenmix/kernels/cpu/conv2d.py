@@ -20,6 +20,7 @@ from torch import Tensor
 DEAD, FLOOR, CAP = -(2.0 - 2.0**-23) * 2.0**127, -(2.0 - 2.0**-22) * 2.0**127, 300.0  # as in functional/_sums.py
 SPAN = 60.0
 FEW = 256  # tokens up to which E is cheaper as a matrix, where heads have channels enough to fill a matrix product
+NARROW = 32  # rows of the batch times channels of a head below which products of matrices are no gain
 ROWS = 4  # of the grid whose pairs are summed by tap at once
 BLOCK = 2**24  # elements of E held at once
 
@@ -122,6 +123,8 @@ class Filter:
     def taps(self, X: Tensor, G: Tensor) -> Tensor:
         """A few rows of the grid at a time, with the rows they reach: products of matrices, whose entries are then summed by tap."""
         (H, W), r, s = self.grid, self.half, self.weights.shape[-1]
+        if X.shape[0] * X.shape[2] < NARROW:
+            return self._taps_of_narrow(X, G)
         x, g = (a[..., self.prefix :].permute(1, 3, 0, 2).flatten(2) for a in (X, G))  # (h, T, B c)
         total = self.weights.new_zeros(len(self.weights), s * s + 1)
         across = torch.arange(W) - torch.arange(W)[:, None] + r
@@ -132,6 +135,13 @@ class Filter:
             tap = torch.where(inside, down[:, None, :, None] * s + across[None, :, None], s * s)
             total.index_add_(1, tap.flatten(), (g[:, top * W : end * W] @ x[:, first * W : last * W].mT).flatten(1))
         return total[:, :-1].view_as(self.weights)
+
+    def _taps_of_narrow(self, X: Tensor, G: Tensor) -> Tensor:
+        """The same where the products would be too thin: the convolution's own derivative."""
+        x, g, s = self._maps(X), self._maps(G), self.weights.shape[-1]
+        like = self.weights.repeat_interleave(X.shape[2], 0)[:, None]
+        derived = torch.ops.aten.convolution_backward(g, x, like, None, [1, 1], [s // 2] * 2, [1, 1], False, [0, 0], x.shape[1], [False, True, False])
+        return derived[1].view(len(self.weights), -1, s, s).sum(1)
 
 
 def beyond(x: Tensor, half: int) -> Tensor:
@@ -147,7 +157,7 @@ def _pairs(kernel: Tensor, D: int, grid: tuple[int, ...], prefix: int) -> tuple[
     if not max(high, 0.0) - min(low, 0.0) < SPAN:
         return Matrix(torch.exp(kernel.double().clamp_max(CAP)), grid, prefix), torch.float64
     tokens, weights = prefix + grid[0] * grid[1], torch.exp(kernel.float())
-    return (Matrix if tokens <= FEW and D >= 16 * len(kernel) else Filter)(weights, grid, prefix), torch.float32
+    return (Matrix if tokens <= FEW and 16 * len(kernel) <= D else Filter)(weights, grid, prefix), torch.float32
 
 
 def _terms(pairs: Pairs, k: Tensor, v: Tensor, mask: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -183,7 +193,7 @@ def backward(
     if q is not None:
         gate = torch.sigmoid(q.to(dtype))
         dq, gy = (gy * pairs.tokens(y) * gate * (1 - gate)).to(v.dtype).contiguous(), gy * gate
-    G = pairs.layout(gy.unflatten(2, (k.shape[2], -1))).mul_(inverse)
+    G = pairs.layout(gy.unflatten(2, (k.shape[2], -1))) * inverse
     G1 = -(G * y).sum(pairs.channel, keepdim=True)
     dX = pairs.back(G)
     dw = (pairs.taps(e * v_, G) + pairs.taps(e, G1)) * pairs.weights * (kernel <= CAP)
