@@ -135,7 +135,7 @@ def lifted(past: Past) -> Sums:
 def flat(s: Sums) -> Past:
     """One block of sums, or sums without blocks, as a state in units of exp(m)."""
     acc = s.acc * torch.exp(s.lift)[..., None, :]
-    return s.m.reshape(*s.m.shape[:2], s.m.shape[-1]), acc.reshape(*acc.shape[:2], *acc.shape[-2:])
+    return s.m.reshape(*s.m.shape[:2], s.m.shape[-1]).contiguous(), acc.reshape(*acc.shape[:2], *acc.shape[-2:])
 
 
 def merge_past(earlier: Past, later: Past) -> Past:

@@ -104,7 +104,9 @@ def ring_chunk(
 
     Other arguments as in ``aft_chunk``.
     """
-    new, kept, w = (*new[:2], new[2].contiguous()), (*(a.contiguous() for a in kept),), w.double().contiguous()  # type: ignore[assignment]  # three of each
+    w = w.double().contiguous()
+    if not (new[2].is_contiguous() and kept[1].is_contiguous()):  # slices of a chunk's mask, a ring the eager form left
+        new, kept = (new[0], new[1], new[2].contiguous()), (kept[0].contiguous(), kept[1].contiguous(), kept[2].contiguous())
     per_head = heads > 1 or new[0].shape[-1] == 1 < new[1].shape[-1]
     fused = q if gate == "sigmoid" else None
     if _ready(fused, new, kept, w, far) and new[0].shape[2] == (heads if per_head else new[1].shape[2]) and _fits(far, new[0], new[1]):
@@ -121,10 +123,11 @@ def ring_chunk(
 def _ready(q: Tensor | None, new: Past, kept: Past, w: Tensor, far: tuple[Tensor, ...] = ()) -> bool:
     """Whether these go to the C kernels: all on the CPU, none needs a gradient, and shapes that fit each other."""
     (k, v, live), (keys, values, lives) = new, kept
-    if not steps((k, v), (live, lives, w, *far)) or not steps((k, keys, values), ()) or q is not None and not (q.shape == v.shape and steps((k, q), ())):
+    floats = (k, v, keys, values) if q is None else (k, v, keys, values, q)
+    if not steps(floats, (live, lives, w, *far)) or q is not None and q.shape != v.shape:
         return False
     (B, L, D), (R, h) = v.shape, keys.shape[1:]
-    fits = (B, L) == live.shape and (B, R) == lives.shape and k.shape == (B, L, h) and keys.shape == (B, R, h) and values.shape == (B, R, D)
+    fits = live.shape == (B, L) and lives.shape == (B, R) and k.shape == (B, L, h) and keys.shape == (B, R, h) and values.shape == (B, R, D)
     return fits and w.dtype is torch.float64 and w.shape[-2:] == (L, R + L) and w.shape[0] in (1, B) and w.shape[1] in (1, h)
 
 
@@ -143,6 +146,6 @@ def _lift(past: Past, heads: int) -> Sums:
 
 
 def _flat(s: Sums) -> Past:
-    """One row of sums as flat tensors in units of exp(m)."""
+    """One row of sums as flat tensors in units of exp(m), of their own: a view would keep all rows alive."""
     acc = s.acc * torch.exp(s.lift)[..., None, :]
-    return s.m.flatten(1), acc[..., :-1, :].flatten(1), acc[..., -1, :].flatten(1)
+    return s.m.flatten(1).contiguous(), acc[..., :-1, :].flatten(1).contiguous(), acc[..., -1, :].flatten(1).contiguous()

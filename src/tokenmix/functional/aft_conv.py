@@ -11,6 +11,7 @@ from ..errors import MixerError
 from ._backend import kernel as choose
 from ._band import band_sums, causal_sums, window_ratio
 from ._band_op import aft_band_kernel
+from ._conv2d_op import aft_conv2d_kernel
 from ._gates import check_gate, gated
 from ._sums import literal, narrow, over_visible, ratio_of, wide
 from ._weights import Dense, Toeplitz
@@ -45,16 +46,20 @@ def aft_conv(
         positions: (B, T) indices into the prefix and the flattened grid when tokens were dropped or moved.
 
     Returns:
-        (B, T, D) in q's dtype. Time O(T s D) in 1-D; on grids, with a prefix or with positions O(T^2 D), the dense form.
+        (B, T, D) in q's dtype. Time O(T s D) in 1-D; on grids, with a prefix or with positions O(T^2 D), the dense form; the 2-D kernel O(T s^2 D).
     """
     _check(q, k, v, kernel, grid, prefix, outside, causal, key_mask, gate)
     if 0 in q.shape:
         return torch.zeros_like(q)
-    size, banded = kernel.shape[-1], kernel.ndim == 2 and not prefix and positions is None and outside == "zero"
-    lacks = None if banded else "its kernels take one dimension with outside='zero', no prefix and no positions"
-    if choose("aft_conv", backend, k, v, q, lacks=lacks, only=("cpu",)):
-        y = aft_band_kernel(q if gate == "sigmoid" else None, k, v, _taps(kernel, q.shape[1], causal), key_mask, causal)
+    asked = q if gate == "sigmoid" else None
+    if choose("aft_conv", backend, k, v, asked, lacks=_lacks(kernel, prefix, positions, outside), only=("cpu",)):
+        if kernel.ndim == 2:
+            y = aft_band_kernel(asked, k, v, _taps(kernel, q.shape[1], causal), key_mask, causal)
+        else:
+            assert grid is not None
+            y = aft_conv2d_kernel(asked, k, v, kernel, key_mask, grid, prefix)
         return y if gate == "sigmoid" else gated(q, y, gate)
+    size = kernel.shape[-1]
     kd, vd = wide(k, v, key_mask, kernel.shape[0])
     if kernel.ndim == 2 and not prefix and positions is None:
         reach = (1 - size, 0) if causal else (-(size // 2), size // 2)
@@ -100,6 +105,15 @@ def _taps(kernel: Tensor, T: int, causal: bool) -> Tensor:
     """(h, s) as the band (1, h, 1, s) of T rows, without the taps that reach no token."""
     beyond = max(0, kernel.shape[-1] - T if causal else kernel.shape[-1] // 2 - (T - 1))
     return kernel[None, :, None, beyond : kernel.shape[-1] - (0 if causal else beyond)].float()
+
+
+def _lacks(kernel: Tensor, prefix: int, positions: Tensor | None, outside: str) -> str | None:
+    """What of this call no kernel has."""
+    if positions is not None or outside != "zero":
+        return "its kernels take no positions and only outside='zero'"
+    if kernel.ndim == 2 and prefix:
+        return "its 1-D kernel takes no prefix"
+    return "it has no 3-D kernel" if kernel.ndim == 4 else None
 
 
 def _check(q, k, v, kernel, grid, prefix, outside, causal, key_mask, gate) -> None:

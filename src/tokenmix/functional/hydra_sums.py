@@ -149,7 +149,7 @@ def merge_sums(earlier: Past, later: Past) -> Past:
 def _feature_prefixes(fq: Tensor, fk: Tensor, v: Tensor, past: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """A prefix sum in each feature."""
     running = (fk * v).cumsum(1, dtype=torch.float64) + past[:, None]
-    return fq * running.to(fq.dtype), running[:, -1]
+    return fq * running.to(fq.dtype), running[:, -1].contiguous()
 
 
 def _matrix_prefixes(fq: Tensor, fk: Tensor, v: Tensor, past: Tensor, heads: int) -> tuple[Tensor, Tensor]:

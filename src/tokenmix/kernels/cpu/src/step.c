@@ -176,15 +176,25 @@ TM_INLINE void step_window(const int dtype, const step_ring_in *a, int64_t b, in
             top[c] = z > top[c] ? z : top[c];
         }
     }
+    int small = 1; /* then k + w is rounded by less than 1e-6 wherever its exponential counts */
+    for (int c = 0; c < w; c++) small &= fabsf(top[c]) < 16.0f;
     for (int64_t j = t; j <= a->R + t; j++) {
         if (step_seen(a, b, t, j)) {
             const float *k = step_row(dtype, a->keys, a->k, b, j, a->R, a->L, a->D, c0, kbuf, w);
             const float *v = step_row(dtype, a->values, a->v, b, j, a->R, a->L, a->D, c0, vbuf, w);
             float high = step_high(weights[j]), low = step_low(weights[j]);
-            TM_IVDEP
-            for (int c = 0; c < w; c++) {
-                float e = step_term(k[c], high, low, top[c]);
-                pn[c] += e * v[c], pd[c] += e;
+            if (small && fabsf(high) < 16.0f) {
+                TM_IVDEP
+                for (int c = 0; c < w; c++) {
+                    float e = tm_exp_neg((k[c] + high) - top[c]);
+                    pn[c] += e * v[c], pd[c] += e;
+                }
+            } else {
+                TM_IVDEP
+                for (int c = 0; c < w; c++) {
+                    float e = step_term(k[c], high, low, top[c]);
+                    pn[c] += e * v[c], pd[c] += e;
+                }
             }
         }
         if ((j - t) % STEP_N == STEP_N - 1 || j == a->R + t)

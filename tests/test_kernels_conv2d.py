@@ -1,0 +1,103 @@
+"""AFT-conv on 2-D grids as an operator: both its forms against the float64 eager one, masks, prefixes, half precision, wide weights, derivatives."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+
+from kernel_checks import adversarial, both, worst
+from tokenmix import functional as F
+from tokenmix.functional import _conv2d_op as op
+from tokenmix.kernels.cpu import conv2d
+
+TOL = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+FORMS = ["matrix", "filter"]
+
+
+def given(B, grid, h, D, s, *, prefix=0, dtype=torch.float32, span=2.0):
+    T, draw = prefix + grid[0] * grid[1], torch.Generator().manual_seed(0)
+    q, v = (torch.randn(B, T, D, generator=draw).to(dtype) for _ in range(2))
+    k, w = 2 * torch.randn(B, T, h, generator=draw), span * torch.randn(h, s, s, generator=draw)
+    return (q, k.to(dtype), v, w.to(dtype)), {"grid": grid, "prefix": prefix}
+
+
+def only(form):
+    """One form whatever the size."""
+    choice = {"matrix": conv2d.Matrix, "filter": conv2d.Filter}[form]
+    return mock.patch.multiple(conv2d, Matrix=choice, Filter=choice)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", list(TOL), ids=str)
+@pytest.mark.parametrize("gate", ["sigmoid", None, "tanh"])
+@pytest.mark.parametrize(("B", "grid", "h", "D", "s"), [(1, (1, 2), 1, 1, 1), (2, (5, 7), 3, 12, 3), (1, (9, 4), 4, 4, 5), (2, (3, 11), 1, 6, 11)])
+def test_equals_eager(B, grid, h, D, s, gate, dtype, form):
+    for prefix in (0, 2):
+        args, options = given(B, grid, h, D, s, prefix=prefix, dtype=dtype)
+        with only(form):
+            pairs = both(F.aft_conv, args, {**options, "gate": gate})
+        assert worst(pairs) < TOL[dtype]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_masked_keys_have_no_influence(form):
+    (q, k, v, w), options = given(3, (6, 5), 2, 8, 5, prefix=1)
+    mask = torch.rand(3, 31, generator=torch.Generator().manual_seed(1)) > 0.4
+    mask[2] = False
+    k, v = (torch.where(mask[..., None], a, 1e30) for a in (k, v))
+    with only(form):
+        pairs = both(F.aft_conv, (q, k, v, w), {**options, "key_mask": mask})
+        assert worst(pairs) < 1e-5
+        assert torch.cat([pairs[0][0][2].flatten(), pairs[2][0][~mask].flatten()]).eq(0).all()
+        nan = torch.where(mask[..., None], v, float("nan"))
+        assert torch.equal(F.aft_conv(q, torch.where(mask[..., None], k, float("nan")), nan, w, key_mask=mask, **options, backend="cpu"), pairs[0][0])
+
+
+@pytest.mark.parametrize(("dim", "heads"), [(40, 2), (7, 7)])
+def test_adversarial_keys(dim, heads):
+    adversarial("aft_conv", {"ndim": 2, "heads": heads, "kernel_size": 3}, dim=dim, length=49, grid=(7, 7))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("keys", [100.0, 1e4])
+@pytest.mark.parametrize("span", [29.0, 60.0])
+def test_keys_and_weights_of_any_size(form, keys, span):
+    args, options = given(2, (8, 8), 2, 8, 5)
+    args = args[0], keys * (2 * torch.rand_like(args[1]) - 1), args[2], span * (2 * torch.rand_like(args[3]) - 1)
+    if span < 30:
+        with only(form):
+            assert worst(both(F.aft_conv, args, options)) < 1e-5
+    else:  # wide weights run dense in float64
+        with mock.patch.object(conv2d, "Filter", None), mock.patch.object(conv2d, "BLOCK", 300):
+            assert worst(both(F.aft_conv, args, options)) < 1e-6
+
+
+def test_large_grids_hold_no_pairs():
+    args, options = given(1, (68, 120), 2, 4, 11)
+    with mock.patch.object(conv2d, "Matrix", None):
+        y = F.aft_conv(*args, **options, backend="cpu")
+    rows = torch.tensor([0, 4000, 8159])
+    offset = torch.cartesian_prod(torch.arange(68), torch.arange(120))
+    d = offset[None] - offset[rows, None] + 5
+    inside = ((d >= 0) & (d < 11)).all(-1)
+    w = torch.where(inside, args[3].double()[:, d[..., 0].clamp(0, 10), d[..., 1].clamp(0, 10)], 0.0)
+    p = (w[None] + args[1].double().transpose(1, 2)[:, :, None]).softmax(-1)
+    want = torch.einsum("bhts,bshc->bthc", p, args[2].double().unflatten(2, (2, 2))).flatten(2) * args[0].double()[:, rows].sigmoid()
+    assert float((y[:, rows] - want).abs().max()) < 1e-5
+
+
+def test_the_operators_pass_opcheck_and_compile_and_derive_twice():
+    (q, k, v, w), options = given(2, (3, 4), 2, 6, 3, prefix=1)
+    leaves = [a.requires_grad_() for a in (q, k, v, w)]
+    torch.library.opcheck(op._forward, (*leaves, None, [3, 4], 1))
+    torch.library.opcheck(op._backward, (torch.randn_like(q), *leaves, None, [3, 4], 1))
+    run = torch.compile(lambda *a: F.aft_conv(*a, **options, backend="cpu"), fullgraph=True, backend="aot_eager")
+    got, want = (torch.autograd.grad(f(*leaves).square().sum(), leaves) for f in (run, lambda *a: F.aft_conv(*a, **options, backend="cpu")))
+    assert all(torch.allclose(a, b) for a, b in zip(got, want, strict=True))
+    twice = []
+    for backend in ("cpu", "eager"):
+        first = torch.autograd.grad(F.aft_conv(*leaves, **options, backend=backend).square().sum(), leaves, create_graph=True)
+        twice.append(torch.autograd.grad(sum(g.square().sum() for g in first), leaves))
+    assert worst(list(zip(*twice, strict=True))) < 1e-5
