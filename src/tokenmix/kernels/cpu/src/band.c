@@ -730,7 +730,7 @@ static void band_backward_rows(const band_in *a, int64_t strips, float *dw, int 
         for (int64_t j = 0; j < a->L; j++) {
             double sum = 0.0;
             for (int64_t i = 0; i < sh.parts; i++) sum += p[i * size + j];
-            dw[t * a->L + j] = (float)sum;
+            dw[t * a->L + j] = a->w[t / a->T * a->wb + t % a->T * a->wt + j] > BAND_CAP ? 0.0f : (float)sum;
         }
     }
     free(parts);
@@ -757,7 +757,7 @@ static void band_backward_taps(const band_in *a, int64_t strips, float *dw, int 
             double sum = 0.0;
             for (int64_t i = 0; i < items; i++)
                 if ((!a->wb || i / a->heads == slot / hw) && (!a->wh || i % a->heads == slot % hw)) sum += taps[i * a->L + j];
-            dw[slot * a->L + j] = (float)sum;
+            dw[slot * a->L + j] = a->w[slot / hw * a->wb + slot % hw * a->wh + j] > BAND_CAP ? 0.0f : (float)sum;
         }
     free(taps);
 }
