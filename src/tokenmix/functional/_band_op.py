@@ -101,9 +101,7 @@ def _derive_backward(ctx, *weights):
     return dg, dq, dk, dv, dw, None, None, None
 
 
-_forward = define(
-    "aft_band", "(Tensor? q, Tensor k, Tensor v, Tensor w, Tensor? key_mask, bool causal, bool save) -> (Tensor, Tensor)", cpu=_cpu, fake=_fake
-)
+_forward = define("aft_band", "(Tensor? q, Tensor k, Tensor v, Tensor w, Tensor? key_mask, bool causal, bool save) -> (Tensor, Tensor)", cpu=_cpu, fake=_fake)
 _backward = define(
     "aft_band_backward",
     "(Tensor g, Tensor? q, Tensor k, Tensor v, Tensor w, Tensor? key_mask, Tensor saved, bool causal) -> (Tensor, Tensor, Tensor, Tensor)",
