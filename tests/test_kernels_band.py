@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_checks import adversarial, both, worst
 
+from kernel_checks import adversarial, both, worst
 from tokenmix import functional as F
 from tokenmix.functional import _band_op as op
 

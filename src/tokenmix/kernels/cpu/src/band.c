@@ -163,7 +163,6 @@ __attribute__((noinline)) static void band_dots(const float *restrict x, int64_t
         for (int j = 0; j < BAND_V; j++) {
             *(tm_vf *)lanes[j * BAND_R + r] = a[r][j];
         }
-    /* lanes are added across in a transposed walk, which vectorises over the products */
     for (int i = 0; i < BAND_R * BAND_V; i++) {
         float sum[4];
         for (int l = 0; l < 4; l++) {
@@ -265,7 +264,8 @@ static void band_load_query(const band_strip *s, int64_t i, float *to) {
     float gbuf[BAND_W], qbuf[BAND_W], ybuf[BAND_W], lbuf[BAND_W], fbuf[BAND_W], out[BAND_W];
     const band_in *a = s->a;
     int64_t t = a->T - 1 - i;
-    const float *gr = band_row(s, a->g, s->b * a->gb + t * a->gt + s->c0, gbuf), *q = a->gate ? band_row(s, a->q, s->b * a->qb + t * a->qt + s->c0, qbuf) : NULL;
+    const float *gr = band_row(s, a->g, s->b * a->gb + t * a->gt + s->c0, gbuf);
+    const float *q = a->gate ? band_row(s, a->q, s->b * a->qb + t * a->qt + s->c0, qbuf) : NULL;
     const float *y = band_saved(s, a->y0, t, ybuf), *lam = band_saved(s, a->lam, t, lbuf), *fix = band_saved(s, a->fix, t, fbuf);
     for (int g = 0; g < s->ng; g++) {
         int c = g * BAND_G;
@@ -435,7 +435,7 @@ TM_INLINE int band_finish(const band_strip *s, int g, int n, int64_t t, float sc
         TM_IVDEP
         for (int c = 0; c < n; c++) {
             float den = o[BAND_G + c] < BAND_LEAST ? BAND_LEAST : o[BAND_G + c], l = top[c] + scale + band_log(den);
-            y0[c] = o[c] / den, lam[c] = l, fix[c] = tm_exp(l - top[c] - scale) / den; /* what rounding l has lost */
+            y0[c] = o[c] / den, lam[c] = l, fix[c] = tm_exp(l - scale - top[c]) / den; /* what rounding l has lost */
         }
     }
     if (a->gate) {
@@ -736,8 +736,8 @@ static size_t band_pack_size(const band_in *a) { return sizeof(float) * (a->wb ?
 
 /* y (B, T, D); saved (3, B, T, D) or NULL. n: B, T, D, heads, L; element strides of w along batch, head and time, 0 where it does not vary; of q, k, v and g
    along batch and time. Every head is swept alone; without heads of keys or weights there is one. */
-TM_EXPORT(band_forward)(int dtype, int gate, int causal, int per_head, const void *q, const void *k, const void *v, const float *w, const uint8_t *mask, void *y,
-                        float *saved, const int64_t *n, int threads) {
+TM_EXPORT(band_forward)(int dtype, int gate, int causal, int per_head, const void *q, const void *k, const void *v, const float *w, const uint8_t *mask,
+                        void *y, float *saved, const int64_t *n, int threads) {
     band_in a = band_of(dtype, gate, causal, per_head, n);
     int64_t per = a.D / a.heads, strips = tm_ceil(per, a.width), whole = a.B * a.T * a.D;
     a.q = q, a.k = k, a.v = v, a.w = w, a.mask = mask, a.y = y;
