@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_checks import adversarial, both
 
+from kernel_checks import adversarial, both, worst
 from tokenmix import functional as F
 from tokenmix.functional import _band_op as op
 
@@ -15,13 +15,6 @@ TOL = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 def qkv(B: int, T: int, D: int, dtype=torch.float32, h: int | None = None, seed: int = 0):
     draw = torch.Generator().manual_seed(seed)
     return tuple(torch.randn(B, T, n, generator=draw).to(dtype) for n in (D, h or D, D))
-
-
-def worst(pairs) -> float:
-    """The largest error, relative to the largest number of its tensor, or to a thousandth of the largest of all: gradients of logits may cancel to 0."""
-    floor = max(float(b.detach().abs().max()) for _, b in pairs) / 1000
-    errors = [float((a.detach().double() - b).abs().max()) / max(float(b.detach().abs().max()), floor, 1e-30) for a, b in pairs]
-    return max(e if e == e else float("inf") for e in errors)
 
 
 def local(q, k, v, w, **options):
@@ -65,7 +58,13 @@ def test_adversarial_keys_conv(dim, length, heads, size, causal):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_eager(kind, causal, dtype):
-    for B, T, D, window, gate in ((1, 1, 1, 1, "sigmoid"), (2, 1, 5, 9, None), (1, 200, 64, 32, "tanh"), (3, 65, 150, 130, "sigmoid"), (2, 130, 33, 1, "sigmoid")):
+    for B, T, D, window, gate in (
+        (1, 1, 1, 1, "sigmoid"),
+        (2, 1, 5, 9, None),
+        (1, 200, 64, 32, "tanh"),
+        (3, 65, 150, 130, "sigmoid"),
+        (2, 130, 33, 1, "sigmoid"),
+    ):
         form, args, options = arguments(kind, B, T, D, dtype, window)
         assert worst(both(form, args, {**options, "causal": causal, "gate": gate})) < TOL[dtype], (B, T, D, window)
 
@@ -84,20 +83,39 @@ def test_masks_left_right_holes_and_whole_rows(kind, causal):
         assert pairs[2][0][~mask].eq(0).all()
 
 
+def literal(q, k, v, w, causal: bool):
+    """Every row under its own maximum, in float64: w (h, T, T) with heads of k or one head."""
+    T, h = w.shape[-1], w.shape[0]
+    mask = torch.ones(T, T, dtype=torch.bool)
+    parts = zip(*(a.chunk(h, -1) for a in (q, k, v)), w, strict=True)
+    mask = mask.tril() if causal else mask
+    return torch.cat([F.aft_full(a, b.expand_as(a), c, w_, attn_mask=mask, backend="eager") for a, b, c, w_ in parts], -1)
+
+
+def dense(kind: str, w, window: int, causal: bool, T: int):
+    """The log-weights (h, T, T) of all pairs."""
+    offset = torch.arange(T) - torch.arange(T)[:, None]
+    if kind == "conv":
+        low = w.shape[-1] - 1 if causal else w.shape[-1] // 2
+        inside = (offset >= -low) & (offset < w.shape[-1] - low)
+        return torch.where(inside, w[:, (offset + low).clamp(0, w.shape[-1] - 1)], 0.0)
+    return torch.where(offset.abs() < window, w, 0.0)[None]
+
+
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_ranges_beyond_float32_are_summed_exactly(kind, causal):
-    """Keys far apart under weights that hide the largest ones, which neither the carried sums nor one block can hold."""
-    T = 190
-    for size, low in ((90.0, -200.0), (500.0, -1e4), (30.0, 400.0)):
-        form, (q, k, v, *w), options = arguments(kind, 2, T, 6, window=41)
-        k = k.sign() * size * torch.rand(k.shape, generator=torch.Generator().manual_seed(4))
-        if kind == "factors":
-            w = [a * abs(low) ** 0.5 for a in w]
-        else:
-            w = [torch.where(w[0] > 0, torch.full_like(w[0], low), w[0])]
-        pairs = both(form, (q, k, v, *w), {**options, "causal": causal})
-        assert worst(pairs) < (3e-5 if kind == "factors" else 1e-5), (size, low, [worst([p]) for p in pairs])
+@pytest.mark.parametrize("kind", ["matrix", "conv"])
+@pytest.mark.parametrize(("size", "low"), [(90.0, -200.0), (500.0, -1e4), (30.0, 400.0), (100.0, 60.0), (1e4, 0.0)])
+def test_ranges_beyond_float32_are_summed_exactly(size, low, kind, causal):
+    """Keys far apart, weights that hide the largest ones, weights above the cap: what neither the carried sums nor one block can hold."""
+    form, (q, k, v, w), options = arguments(kind, 2, 190, 6, window=41)
+    k = (k.sign() * size * torch.rand(k.shape, generator=torch.Generator().manual_seed(4))).round(decimals=1)
+    w = torch.where(w > 0, torch.full_like(w, low), w)
+    leaves = [a.requires_grad_() for a in (q, k, v, w)]
+    exact = [a.detach().double().requires_grad_() for a in leaves]
+    y = form(*leaves, **options, causal=causal, backend="cpu")
+    want = literal(*exact[:3], dense(kind, exact[3], 41, causal, 190).clamp_max(300.0), causal)
+    pairs = [(y, want), *zip(torch.autograd.grad(y.square().sum(), leaves), torch.autograd.grad(want.square().sum(), exact), strict=True)]
+    assert worst(pairs) < 1e-5, [worst([p]) for p in pairs]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -168,13 +186,14 @@ def test_the_second_derivative_is_the_eager_one(kind, causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("rows", [1, 70])
+@pytest.mark.parametrize("rows", [1, 7])
 def test_the_operators_pass_opcheck(rows, causal):
-    q, k, v = (a.requires_grad_() for a in qkv(2, 70, 6, h=6 if rows > 1 else 2))
+    q, k, v = (a.requires_grad_() for a in qkv(2, 7, 6, h=6 if rows > 1 else 2))
     w = torch.randn(1, 1 if rows > 1 else 2, rows, 5).requires_grad_()
     torch.library.opcheck(op._forward, (q, k, v, w, None, causal, True))
     saved = op._forward(q, k, v, w, None, causal, True)[1].detach()
-    torch.library.opcheck(op._backward, (torch.randn_like(q), q, k, v, w, None, saved, causal))
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")  # not that of compiling its derivative with dynamic shapes: a minute, and no use
+    torch.library.opcheck(op._backward, (torch.randn_like(q), q, k, v, w, None, saved, causal), test_utils=checks)
 
 
 @pytest.mark.parametrize("kind", KINDS)

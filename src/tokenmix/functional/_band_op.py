@@ -54,7 +54,7 @@ def _of_factors(u: Tensor, v: Tensor, low: int, high: int) -> Tensor:
 
 
 def _eager(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, key_mask: Tensor | None, causal: bool) -> Tensor:
-    (T, D), L = v.shape[1:], w.shape[-1]
+    D, L = v.shape[-1], w.shape[-1]
     kd, vd = wide(k, v, key_mask, k.shape[-1] if k.shape[-1] != D or w.shape[1] > 1 else 1)
     low = L - 1 if causal else L // 2
     source = Toeplitz(w[:, :, 0], low) if w.shape[-2] == 1 else Banded(w, low)
@@ -101,9 +101,7 @@ def _derive_backward(ctx, *weights):
     return dg, dq, dk, dv, dw, None, None, None
 
 
-_forward = define(
-    "aft_band", "(Tensor? q, Tensor k, Tensor v, Tensor w, Tensor? key_mask, bool causal, bool save) -> (Tensor, Tensor)", cpu=_cpu, fake=_fake
-)
+_forward = define("aft_band", "(Tensor? q, Tensor k, Tensor v, Tensor w, Tensor? key_mask, bool causal, bool save) -> (Tensor, Tensor)", cpu=_cpu, fake=_fake)
 _backward = define(
     "aft_band_backward",
     "(Tensor g, Tensor? q, Tensor k, Tensor v, Tensor w, Tensor? key_mask, Tensor saved, bool causal) -> (Tensor, Tensor, Tensor, Tensor)",

@@ -24,6 +24,7 @@
 #define BAND_FREE 20.0f                     /* log-weights up to this much need no scale of their own */
 #define BAND_REACH 60.0f                    /* e^{k - L + w} up to e^60 may be factorised: what is lost is below e^(60 - 87) */
 #define BAND_FAR 45.0                       /* the same for the sums outside of the panel */
+#define BAND_AHEAD 4                        /* rows prefetched: a strip of features is a short piece of every row, which the hardware does not follow */
 #define BAND_CAP 300.0f                     /* larger log-weights count as this much */
 #define BAND_DEAD (-0x1.fffffep127f)        /* a key that counts as masked */
 
@@ -137,8 +138,9 @@ static void band_product(const float *restrict start, float scale, const float *
 }
 
 /* out[j][r] = <x[r], z[j]> over all groups, for the keys of a tile and BAND_V queries. */
-static void band_dots(const float *restrict x, int64_t xs, const float *restrict z, int64_t zs, int ng, float *restrict out) {
+__attribute__((noinline)) static void band_dots(const float *restrict x, int64_t xs, const float *restrict z, int64_t zs, int ng, float *restrict out) {
     tm_vf a[BAND_R][BAND_V];
+    float lanes[BAND_R * BAND_V][TM_VL] __attribute__((aligned(64)));
 #pragma GCC unroll 6
     for (int r = 0; r < BAND_R; r++)
 #pragma GCC unroll 4
@@ -159,14 +161,78 @@ static void band_dots(const float *restrict x, int64_t xs, const float *restrict
     for (int r = 0; r < BAND_R; r++)
 #pragma GCC unroll 4
         for (int j = 0; j < BAND_V; j++) {
-            float sum = 0.0f;
-            for (int l = 0; l < TM_VL; l++) sum += a[r][j][l];
-            out[j * BAND_R + r] = sum;
+            *(tm_vf *)lanes[j * BAND_R + r] = a[r][j];
         }
+    for (int i = 0; i < BAND_R * BAND_V; i++) {
+        float sum[4];
+        for (int l = 0; l < 4; l++) {
+            sum[l] = lanes[i][l];
+            for (int m = 4; m < TM_VL; m += 4) sum[l] += lanes[i][l + m];
+        }
+        out[i] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    }
 }
 
 TM_INLINE void band_no_row(const band_strip *s, float *to) {
     for (int g = 0; g < s->ng; g++) memset(to + g * s->P * BAND_X, 0, sizeof(float) * BAND_X);
+}
+
+/* A group of features of one key: e^{k - top} v and e^{k - top}. */
+TM_INLINE void band_key_terms(const float *restrict k, const float *restrict v, const float *restrict top, float *restrict x) {
+    TM_IVDEP
+    for (int c = 0; c < BAND_G; c++) {
+        float e = tm_exp_neg(k[c] - top[c]);
+        x[c] = e * v[c], x[BAND_G + c] = e;
+    }
+}
+
+/* The same of one query of the backward sweep: g gate(q) e^{-L - top}, that times -y, and the gradient of q. */
+TM_INLINE void band_query_terms(const int gate, const float *restrict g, const float *restrict q, const float *restrict y, const float *restrict lam,
+                                const float *restrict fix, const float *restrict top, float *restrict x, float *restrict dq) {
+    TM_IVDEP
+    for (int c = 0; c < BAND_G; c++) {
+        float gs = g[c];
+        if (gate) {
+            float sg = tm_sigmoid(q[c]);
+            gs *= sg;
+            dq[c] = gs * y[c] * (1.0f - sg);
+        }
+        gs *= tm_exp_neg(-lam[c] - top[c]) * fix[c];
+        x[c] = gs, x[BAND_G + c] = -gs * y[c];
+    }
+}
+
+/* The same of one key of the backward sweep; features that are out of range count as 0. */
+TM_INLINE void band_far_key_terms(const float *restrict k, const float *restrict v, const float *restrict top, const float *restrict bad, float scale,
+                                  float *restrict x) {
+    TM_IVDEP
+    for (int c = 0; c < BAND_G; c++) {
+        float e = bad[c] > 0 ? 0.0f : tm_exp(k[c] + (top[c] + scale));
+        x[c] = e * v[c], x[BAND_G + c] = e;
+    }
+}
+
+TM_INLINE void band_key_results(const float *restrict x, const float *restrict o, int n, float *restrict dk, float *restrict dv) {
+    TM_IVDEP
+    for (int c = 0; c < n; c++) {
+        dv[c] = x[BAND_G + c] * o[c];
+        dk[c] = x[c] * o[c] + x[BAND_G + c] * o[BAND_G + c];
+    }
+}
+
+/* Asks for the inputs of a row some rows on: keys and values, or what a query of the backward sweep needs. */
+TM_INLINE void band_ask(const int back, const band_strip *s, int64_t i) {
+    const band_in *a = s->a;
+    int64_t t = back ? a->T - 1 - i : i;
+    if (i < 0 || i >= a->T) return;
+    if (a->gate) tm_ahead(a->dtype, a->q, s->b * a->qb + t * a->qt + s->c0, s->w);
+    tm_ahead(a->dtype, a->v, s->b * a->vb + t * a->vt + s->c0, s->w);
+    if (!a->per_head) tm_ahead(a->dtype, a->k, band_key_at(s, t), s->w);
+    if (!back) return;
+    tm_ahead(a->dtype, a->g, s->b * a->gb + t * a->gt + s->c0, s->w);
+    tm_ahead(TM_F32, a->y0, band_out_at(s, t), s->w);
+    tm_ahead(TM_F32, a->lam, band_out_at(s, t), s->w);
+    tm_ahead(TM_F32, a->fix, band_out_at(s, t), s->w);
 }
 
 /* Key i into the panel. */
@@ -188,13 +254,8 @@ static void band_load_key(const band_strip *s, int64_t i, float *to) {
     }
     const float *k = band_key_row(s, i, kbuf);
     for (int g = 0; g < s->ng; g++) {
-        float *x = to + g * s->P * BAND_X;
-        const float *kg = k + g * BAND_G, *vg = v + g * BAND_G, *top = s->top + g * BAND_G;
-        TM_IVDEP
-        for (int c = 0; c < BAND_G; c++) {
-            float e = tm_exp_neg(kg[c] - top[c]);
-            x[c] = e * vg[c], x[BAND_G + c] = e;
-        }
+        int c = g * BAND_G;
+        band_key_terms(k + c, v + c, s->top + c, to + g * s->P * BAND_X);
     }
 }
 
@@ -203,18 +264,16 @@ static void band_load_query(const band_strip *s, int64_t i, float *to) {
     float gbuf[BAND_W], qbuf[BAND_W], ybuf[BAND_W], lbuf[BAND_W], fbuf[BAND_W], out[BAND_W];
     const band_in *a = s->a;
     int64_t t = a->T - 1 - i;
-    const float *gr = band_row(s, a->g, s->b * a->gb + t * a->gt + s->c0, gbuf), *q = a->gate ? band_row(s, a->q, s->b * a->qb + t * a->qt + s->c0, qbuf) : NULL;
+    const float *gr = band_row(s, a->g, s->b * a->gb + t * a->gt + s->c0, gbuf);
+    const float *q = a->gate ? band_row(s, a->q, s->b * a->qb + t * a->qt + s->c0, qbuf) : NULL;
     const float *y = band_saved(s, a->y0, t, ybuf), *lam = band_saved(s, a->lam, t, lbuf), *fix = band_saved(s, a->fix, t, fbuf);
     for (int g = 0; g < s->ng; g++) {
+        int c = g * BAND_G;
         float *x = to + g * s->P * BAND_X;
-        int at = g * BAND_G;
-        TM_IVDEP
-        for (int c = 0; c < BAND_G; c++) {
-            float sg = a->gate ? tm_sigmoid(q[at + c]) : 1.0f, gs = gr[at + c] * sg;
-            out[at + c] = gs * y[at + c] * (1.0f - sg);
-            gs *= tm_exp_neg(-lam[at + c] - s->top[at + c]) * fix[at + c];
-            x[c] = gs, x[BAND_G + c] = -gs * y[at + c];
-        }
+        if (a->gate)
+            band_query_terms(1, gr + c, q + c, y + c, lam + c, fix + c, s->top + c, x, out + c);
+        else
+            band_query_terms(0, gr + c, NULL, y + c, lam + c, fix + c, s->top + c, x, NULL);
     }
     if (a->gate) {
         int64_t at = band_out_at(s, t);
@@ -225,6 +284,7 @@ static void band_load_query(const band_strip *s, int64_t i, float *to) {
 
 TM_INLINE void band_raise(const int back, band_strip *s, int64_t i) {
     float buffer[BAND_W];
+    if (s->a->causal) band_ask(back, s, i + BAND_AHEAD);
     if (!back && !band_live(s, i)) return;
     const float *k = back ? band_saved(s, s->a->lam, s->a->T - 1 - i, buffer) : band_key_row(s, i, buffer);
     TM_IVDEP
@@ -235,6 +295,7 @@ TM_INLINE void band_raise(const int back, band_strip *s, int64_t i) {
 }
 
 TM_INLINE void band_load(const int back, const band_strip *s, int64_t i, float *to) {
+    if (!s->a->causal) band_ask(back, s, i + BAND_AHEAD);
     if (back)
         band_load_query(s, i, to);
     else
@@ -278,7 +339,7 @@ TM_INLINE void band_look_ahead(const int back, band_strip *s) {
 }
 
 /* For every row of the block the sums over the keys outside of its band; those which leave the panel join the carried sums. */
-static void band_outside(band_strip *s, int64_t n, int g, float *restrict ps) {
+__attribute__((noinline)) static void band_outside(band_strip *s, int64_t n, int g, float *restrict ps) {
     const float *x = s->x + g * s->P * BAND_X;
     float *sums = s->sums + g * BAND_X, part[BAND_X] __attribute__((aligned(64)));
     memset(part, 0, sizeof part);
@@ -374,7 +435,7 @@ TM_INLINE int band_finish(const band_strip *s, int g, int n, int64_t t, float sc
         TM_IVDEP
         for (int c = 0; c < n; c++) {
             float den = o[BAND_G + c] < BAND_LEAST ? BAND_LEAST : o[BAND_G + c], l = top[c] + scale + band_log(den);
-            y0[c] = o[c] / den, lam[c] = l, fix[c] = tm_exp(l - top[c] - scale) / den; /* what rounding l has lost */
+            y0[c] = o[c] / den, lam[c] = l, fix[c] = tm_exp(l - scale - top[c]) / den; /* what rounding l has lost */
         }
     }
     if (a->gate) {
@@ -396,7 +457,7 @@ TM_INLINE int band_finish(const band_strip *s, int g, int n, int64_t t, float sc
     return small;
 }
 
-static void band_forward_tile(const band_strip *s, int64_t block, int g, int r0, float scale, const float *o) {
+__attribute__((noinline)) static void band_forward_tile(const band_strip *s, int64_t block, int g, int r0, float scale, const float *o) {
     int n = (int)tm_min(BAND_G, s->w - g * BAND_G);
     for (int r = 0; r < BAND_R && r0 + r < s->te; r++, o += BAND_X) {
         int64_t t = s->i0 + r0 + r;
@@ -407,7 +468,7 @@ static void band_forward_tile(const band_strip *s, int64_t block, int g, int r0,
 }
 
 /* The keys of a block of the backward sweep, e^{k + top + scale} v and e^{k + top + scale}; features out of range count as 0 here and are marked. */
-static void band_load_keys(band_strip *s) {
+__attribute__((noinline)) static void band_load_keys(band_strip *s) {
     const band_in *a = s->a;
     float kbuf[BAND_W], vbuf[BAND_W], most[BAND_W];
     float scale = s->scale[0], room = BAND_REACH - (scale > BAND_FREE ? scale : BAND_FREE);
@@ -431,12 +492,8 @@ static void band_load_keys(band_strip *s) {
                 memset(x, 0, sizeof(float) * BAND_X);
                 continue;
             }
-            const float *kg = k + g * BAND_G, *vg = v + g * BAND_G, *top = s->top + g * BAND_G, *bad = s->bad + g * BAND_G;
-            TM_IVDEP
-            for (int c = 0; c < BAND_G; c++) {
-                float e = bad[c] > 0 ? 0.0f : tm_exp(kg[c] + top[c] + scale);
-                x[c] = e * vg[c], x[BAND_G + c] = e;
-            }
+            int c = g * BAND_G;
+            band_far_key_terms(k + c, v + c, s->top + c, s->bad + c, scale, x);
         }
     }
     for (int g = 0; g < s->ng; g++) memset(s->keys + (g * BAND_T + s->te) * BAND_X, 0, sizeof(float) * BAND_X * (BAND_T - s->te));
@@ -447,11 +504,7 @@ TM_INLINE void band_finish_back(const band_strip *s, int g, int n, int r, const 
     int64_t i = s->i0 + r, at = band_out_at(s, a->T - 1 - i) + g * BAND_G;
     const float *x = s->keys + (g * BAND_T + r) * BAND_X;
     float kbuf[BAND_G], vbuf[BAND_G], *dv = tm_target(a->dtype, a->dv, at, vbuf), *dk = a->per_head ? kbuf : tm_target(a->dtype, a->dk, at, kbuf);
-    TM_IVDEP
-    for (int c = 0; c < n; c++) {
-        dv[c] = x[BAND_G + c] * o[c];
-        dk[c] = x[c] * o[c] + x[BAND_G + c] * o[BAND_G + c];
-    }
+    band_key_results(x, o, n, dk, dv);
     tm_write(a->dtype, a->dv, at, dv, n);
     if (!a->per_head) {
         tm_write(a->dtype, a->dk, at, dk, n);
@@ -462,7 +515,7 @@ TM_INLINE void band_finish_back(const band_strip *s, int g, int n, int r, const 
     s->dkey[i] += sum;
 }
 
-static void band_backward_tile(const band_strip *s, int g, int r0, const float *o) {
+__attribute__((noinline)) static void band_backward_tile(const band_strip *s, int g, int r0, const float *o) {
     int n = (int)tm_min(BAND_G, s->w - g * BAND_G);
     for (int r = r0; r < r0 + BAND_R && r < s->te; r++, o += BAND_X) {
         if (n == BAND_G)
@@ -473,7 +526,7 @@ static void band_backward_tile(const band_strip *s, int g, int r0, const float *
 }
 
 /* The gradient of the log-weights of the keys of a tile: e^w <keys, queries>, features summed. */
-static void band_weights_back(const band_strip *s, int r0, const float *pack) {
+__attribute__((noinline)) static void band_weights_back(const band_strip *s, int r0, const float *pack) {
     const band_in *a = s->a;
     float o[BAND_V * BAND_R] __attribute__((aligned(64)));
     for (int64_t p0 = 0; p0 < a->L + BAND_R - 1; p0 += BAND_V) {
@@ -683,8 +736,8 @@ static size_t band_pack_size(const band_in *a) { return sizeof(float) * (a->wb ?
 
 /* y (B, T, D); saved (3, B, T, D) or NULL. n: B, T, D, heads, L; element strides of w along batch, head and time, 0 where it does not vary; of q, k, v and g
    along batch and time. Every head is swept alone; without heads of keys or weights there is one. */
-TM_EXPORT(band_forward)(int dtype, int gate, int causal, int per_head, const void *q, const void *k, const void *v, const float *w, const uint8_t *mask, void *y,
-                        float *saved, const int64_t *n, int threads) {
+TM_EXPORT(band_forward)(int dtype, int gate, int causal, int per_head, const void *q, const void *k, const void *v, const float *w, const uint8_t *mask,
+                        void *y, float *saved, const int64_t *n, int threads) {
     band_in a = band_of(dtype, gate, causal, per_head, n);
     int64_t per = a.D / a.heads, strips = tm_ceil(per, a.width), whole = a.B * a.T * a.D;
     a.q = q, a.k = k, a.v = v, a.w = w, a.mask = mask, a.y = y;
@@ -730,7 +783,7 @@ static void band_backward_rows(const band_in *a, int64_t strips, float *dw, int 
         for (int64_t j = 0; j < a->L; j++) {
             double sum = 0.0;
             for (int64_t i = 0; i < sh.parts; i++) sum += p[i * size + j];
-            dw[t * a->L + j] = (float)sum;
+            dw[t * a->L + j] = a->w[t / a->T * a->wb + t % a->T * a->wt + j] > BAND_CAP ? 0.0f : (float)sum;
         }
     }
     free(parts);
@@ -757,7 +810,7 @@ static void band_backward_taps(const band_in *a, int64_t strips, float *dw, int 
             double sum = 0.0;
             for (int64_t i = 0; i < items; i++)
                 if ((!a->wb || i / a->heads == slot / hw) && (!a->wh || i % a->heads == slot % hw)) sum += taps[i * a->L + j];
-            dw[slot * a->L + j] = (float)sum;
+            dw[slot * a->L + j] = a->w[slot / hw * a->wb + slot % hw * a->wh + j] > BAND_CAP ? 0.0f : (float)sum;
         }
     free(taps);
 }
