@@ -13,6 +13,7 @@
 
 #define SCAN_W 64 /* features in a strip, one block of work */
 #define SCAN_T 64 /* tokens in a chunk */
+#define SCAN_AHEAD 4 /* tokens between asking for a row and reading it */
 
 typedef struct {
     int dtype, gate;
@@ -73,6 +74,14 @@ TM_INLINE void scan_look(const int gate, const float *restrict q, float *restric
     }
 }
 
+/* Ask for the inputs of token t. */
+TM_INLINE void scan_ahead(const int dtype, const int gate, const scan_in *a, int64_t b, int64_t t, int64_t c0, int w) {
+    tm_ahead(dtype, a->k, b * a->kb + t * a->kt + c0, w);
+    tm_ahead(dtype, a->v, b * a->vb + t * a->vt + c0, w);
+    if (gate) tm_ahead(dtype, a->q, b * a->qb + t * a->qt + c0, w);
+    if (a->g) tm_ahead(dtype, a->g, b * a->gb + t * a->gt + c0, w);
+}
+
 TM_INLINE void scan_forward_strip(const int dtype, const int gate, const scan_in *a, int64_t b, int64_t c0, int w, void *y, float *saved, scan_sums *s) {
     float kbuf[SCAN_W], vbuf[SCAN_W], qbuf[SCAN_W], ybuf[SCAN_W];
     const uint8_t *mask = a->mask ? a->mask + b * a->T : NULL;
@@ -82,6 +91,7 @@ TM_INLINE void scan_forward_strip(const int dtype, const int gate, const scan_in
             for (int c = 0; c < w; c++) p[c] = s->m[c], p[a->D + c] = s->no[c], p[2 * a->D + c] = s->dn[c];
         }
         for (int64_t t = t0; t < tm_min(a->T, t0 + SCAN_T); t++) {
+            scan_ahead(dtype, gate, a, b, tm_min(t + SCAN_AHEAD, a->T - 1), c0, w);
             const float *q = gate ? tm_read(dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w) : NULL;
             int64_t at = (b * a->T + t) * a->D + c0;
             float *out = tm_target(dtype, y, at, ybuf);
@@ -221,6 +231,7 @@ TM_INLINE void scan_backward_strip(const int dtype, const int gate, const scan_i
         for (int c = 0; c < w; c++) s.m[c] = p[c], s.no[c] = p[a->D + c], s.dn[c] = p[2 * a->D + c], s.f[c] = 1.0f, s.nc[c] = s.dc[c] = 0.0f;
         int64_t t0 = i * SCAN_T, t1 = tm_min(a->T, t0 + SCAN_T);
         for (int64_t t = t0; t < t1; t++) {
+            scan_ahead(dtype, gate, a, b, tm_min(t + SCAN_AHEAD, t1 - 1), c0, w);
             float *e_ = x->e + (t - t0) * SCAN_W, *i_ = x->i + (t - t0) * SCAN_W, *y_ = x->y + (t - t0) * SCAN_W;
             if (mask && !mask[t]) {
                 scan_look(0, NULL, y_, &s, w);
@@ -285,6 +296,9 @@ TM_INLINE void scan_all_sums(const int dtype, const scan_in *a, int64_t b, int64
         for (int c = 0; c < w; c++) top[c] = s->m[c];
         for (int64_t t = t0; t < tm_min(a->S, t0 + SCAN_T); t++) {
             if (mask && !mask[t]) continue;
+            int64_t next = tm_min(t + SCAN_AHEAD, a->S - 1);
+            tm_ahead(dtype, a->k, b * a->kb + next * a->kt + c0, w);
+            tm_ahead(dtype, a->v, b * a->vb + next * a->vt + c0, w);
             const float *kr = tm_read(dtype, a->k, b * a->kb + t * a->kt + c0, kbuf, w), *vr = tm_read(dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w);
             float *ks = k + n * SCAN_W, *vs = v + n * SCAN_W;
             n++;
@@ -322,6 +336,7 @@ TM_INLINE void scan_all_strip(const int dtype, const int gate, const scan_in *a,
         int64_t at = (b * a->T + t) * a->D + c0;
         float *out = tm_target(dtype, y, at, ybuf);
         if (gate) {
+            tm_ahead(dtype, a->q, b * a->qb + tm_min(t + SCAN_AHEAD, a->T - 1) * a->qt + c0, w);
             const float *q = tm_read(dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w);
             TM_IVDEP
             for (int c = 0; c < w; c++) out[c] = tm_sigmoid(q[c]) * mean[c];

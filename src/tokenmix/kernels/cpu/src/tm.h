@@ -141,6 +141,12 @@ TM_INLINE void tm_write(int dtype, void *a, int64_t at, const float *buffer, int
     }
 }
 
+/* Ask for n numbers of a row that will be read soon: a strip of a row is too short for the processor to see the pattern by itself. */
+TM_INLINE void tm_ahead(int dtype, const void *a, int64_t at, int n) {
+    const char *p = (const char *)a + at * (dtype == TM_F32 ? 4 : 2);
+    for (int i = 0; i < n * (dtype == TM_F32 ? 4 : 2); i += 64) __builtin_prefetch(p + i);
+}
+
 TM_INLINE int64_t tm_min(int64_t a, int64_t b) { return a < b ? a : b; }
 TM_INLINE int64_t tm_max(int64_t a, int64_t b) { return a > b ? a : b; }
 TM_INLINE int64_t tm_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -1,0 +1,155 @@
+"""Whole models in training: steps per second and peak memory of one architecture with different mixers, in turns in one process.
+
+``python benchmarks/whole_models.py lm`` is the 24 x 256 byte model of the AFT paper's enwik8 experiments (Table 4) at T = 1,024 and 4,096; ``vision`` is a
+stack of transformer blocks of DeiT-tiny's shape (12 x 192, 3 heads) on grids of 14 x 14 to 68 x 120 tokens. A step is forward, backward and AdamW. Softmax
+attention appears as torch's fused SDPA, as its unfused products (a T x T matrix per head, as the paper compared with), and in a sliding window.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.bench.limits import machine
+from tokenmix.bench.timing import measure, peak_memory, sampler
+from tokenmix.functional import _backend
+from tokenmix.models import LM, LMConfig
+from tokenmix.models.blocks import Block
+
+RESULTS = Path(__file__).parent / "results"
+LM_ROWS: dict[str, dict[str, Any]] = {
+    "attention, fused SDPA": {"name": "attention", "heads": 4},
+    "attention, unfused": {"name": "attention", "heads": 4},
+    "local attention 32": {"name": "local", "heads": 4, "window": 32},
+    "aft_local 32": {"name": "aft_local", "window": 32},
+    "aft_simple": {"name": "aft_simple"},
+    "aft_full": {"name": "aft_full"},
+    "hydra": {"name": "hydra"},
+    "linear": {"name": "linear", "heads": 4},
+}
+VISION_ROWS: dict[str, dict[str, Any]] = {
+    "attention, fused SDPA": {"name": "attention", "heads": 3},
+    "attention, unfused": {"name": "attention", "heads": 3},
+    "aft_conv 11, 32 heads": {"name": "aft_conv", "heads": 32, "kernel_size": 11, "ndim": 2},
+    "hydra": {"name": "hydra"},
+    "aft_simple": {"name": "aft_simple"},
+}
+GRIDS = {(14, 14): 8, (24, 24): 4, (28, 28): 4, (45, 80): 1, (68, 120): 1}
+"""(H, W) and the batch: 224, 384 and 448 pixels square, 1280 x 720 and 1920 x 1088, in patches of 16."""
+UNFUSED_BYTES = 6 * 2**30
+"""The unfused form keeps a few T x T matrices per head and layer; beyond this it is left out, and the table says so."""
+
+
+class Stack(nn.Module):
+    """Blocks of DeiT-tiny's shape over tokens (B, T, 192) on a grid."""
+
+    def __init__(self, spec: dict[str, Any], tokens: int, dim: int = 192, depth: int = 12):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(dim, spec, causal=False, max_len=tokens) for _ in range(depth))
+        self.on_grid = spec["name"] == "aft_conv"
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        given = {"grid": grid} if self.on_grid else {}
+        for block in self.blocks:
+            x = x + block.mixer(block.mixer_norm(x), **given)
+            x = x + block.mlp(block.mlp_norm(x))
+        return x
+
+
+class unfused:
+    """Attention as plain products while inside."""
+
+    def __init__(self, wanted: bool):
+        self.wanted = wanted
+
+    def __enter__(self) -> None:
+        self.before = _backend._default
+        if self.wanted:
+            _backend._default = "eager"
+
+    def __exit__(self, *why: Any) -> None:
+        _backend._default = self.before
+
+
+def step_of(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
+    """One step of training."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        loss().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def language(length: int, batch: int) -> dict[str, Callable[[], None]]:
+    """A step of the 24 x 256 model with each mixer."""
+    tokens = torch.randint(256, (batch, length + 1), generator=torch.Generator().manual_seed(0))
+    steps = {}
+    for name, spec in LM_ROWS.items():
+        torch.manual_seed(0)
+        model = LM(LMConfig(dim=256, max_len=length, mixers=(spec,), layers=24))
+
+        def loss(model: nn.Module = model) -> Tensor:
+            return nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+        steps[name] = step_of(model, loss)
+    return steps
+
+
+def vision(grid: tuple[int, int], batch: int) -> dict[str, Callable[[], None]]:
+    """A step of the stack with each mixer."""
+    T = grid[0] * grid[1]
+    x = torch.randn(batch, T, 192, generator=torch.Generator().manual_seed(0))
+    steps = {}
+    for name, spec in VISION_ROWS.items():
+        torch.manual_seed(0)
+        model = Stack(spec, T)
+        steps[name] = step_of(model, lambda model=model: model(x, grid).square().mean())
+    return steps
+
+
+def table(steps: dict[str, Callable[[], None]], budget: float, left_out: set[str]) -> dict[str, Any]:
+    """Name -> steps per second, MiB at the peak of a step, ratio to fused attention."""
+    scopes = {name: (lambda name=name: unfused("unfused" in name)) for name in steps}
+    kept = {name: step for name, step in steps.items() if name not in left_out}
+    memory = {name: peak_memory(step, scope=scopes[name]) for name, step in kept.items()}
+    times = measure({name: sampler(step, scope=scopes[name]) for name, step in kept.items()}, budget=budget)
+    base = times["attention, fused SDPA"].wall
+    return {
+        name: {"it/s": 1 / t.wall, "cpu_seconds": t.cpu, "ratio_to_fused": base / t.wall, "peak_MiB": (memory[name] or 0) / 2**20} for name, t in times.items()
+    } | {name: None for name in left_out}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["lm", "vision"])
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of measuring per size")
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    found: dict[str, Any] = {"machine": machine(), "threads": given.threads, "dtype": "float32", "tables": {}}
+    sizes = [(1024, 2), (4096, 1)] if given.what == "lm" else list(GRIDS.items())
+    for size, batch in sizes:
+        T = size if isinstance(size, int) else size[0] * size[1]
+        layers, heads = (24, 4) if given.what == "lm" else (12, 3)
+        left_out = {n for n in LM_ROWS if "unfused" in n} if 3 * 4 * batch * heads * layers * T * T > UNFUSED_BYTES else set()
+        steps = language(T, batch) if isinstance(size, int) else vision(size, batch)
+        label = f"T={T}, batch {batch}" if isinstance(size, int) else f"{size[0]}x{size[1]}, batch {batch}"
+        found["tables"][label] = rows = table(steps, given.budget, left_out)
+        print(label)
+        for name, row in rows.items():
+            print(f"  {name:24}" + (f"{row['it/s']:8.3f} it/s  {row['ratio_to_fused']:5.2f}x fused  {row['peak_MiB']:8.0f} MiB" if row else " left out: T x T does not fit"))
+        RESULTS.joinpath(f"whole_models_{given.what}.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
