@@ -24,6 +24,7 @@
 #define FULL_GROUP 48  /* rows that take one path */
 #define FULL_GROUPS ((FULL_ROWS + FULL_GROUP - 1) / FULL_GROUP)
 #define FULL_TILE 120  /* keys in a block of dw */
+#define FULL_AHEAD 8   /* rows asked for ahead of their use */
 #define FULL_SAFE 60.0f
 #define FULL_CAP 300.0f       /* larger log-weights count as this much */
 #define FULL_DEAD (-0x1.fffffep127f) /* the key of a dead token */
@@ -240,6 +241,7 @@ TM_INLINE void full_plan(const int dtype, const full_in *a, int64_t b, int64_t c
 TM_INLINE void full_products(const int dtype, const full_in *a, int64_t b, int64_t c0, int w, const float *m, int64_t s0, int64_t n, float *x) {
     float kbuf[FULL_C], vbuf[FULL_C];
     for (int64_t i = 0; i < n; i++) {
+        tm_ahead(dtype, a->k, b * a->kb + (s0 + i + FULL_AHEAD) * a->kt + c0, w), tm_ahead(dtype, a->v, b * a->vb + (s0 + i + FULL_AHEAD) * a->vt + c0, w);
         int live = full_live(a, b, s0 + i);
         const float *k = live ? tm_read(dtype, a->k, b * a->kb + (s0 + i) * a->kt + c0, kbuf, w) : NULL;
         const float *v = live ? tm_read(dtype, a->v, b * a->vb + (s0 + i) * a->vt + c0, vbuf, w) : NULL;
@@ -309,6 +311,7 @@ TM_INLINE void full_literal_row(const int dtype, const full_in *a, int64_t b, in
 TM_INLINE void full_finish(const int dtype, const int gate, const full_in *a, int64_t b, int64_t c0, int w, int64_t row, const float *restrict acc, void *y, float *y0, float *den) {
     float qbuf[FULL_C], ybuf[FULL_C], ratio[FULL_C];
     int64_t t = a->t0 + row, at = (b * a->T + t) * a->D + c0;
+    if (gate) tm_ahead(dtype, a->q, b * a->qb + (t + FULL_AHEAD) * a->qt + c0, w);
     TM_IVDEP
     for (int c = 0; c < w; c++) ratio[c] = acc[FULL_C + c] > 0 ? acc[c] / acc[FULL_C + c] : 0.0f;
     if (y0) memcpy(y0 + at, ratio, sizeof(float) * w), memcpy(den + at, acc + FULL_C, sizeof(float) * w);
@@ -379,6 +382,9 @@ TM_INLINE void full_back_row(const int dtype, const int gate, const full_in *a, 
                              const float *den, float *z, const full_rest *rest, void *dq) {
     float gbuf[FULL_C], qbuf[FULL_C], dbuf[FULL_C], pair[FULL_X];
     int64_t t = a->t0 + row, at = (b * a->T + t) * a->D + c0, strips = tm_ceil(a->D, FULL_C), panels = tm_ceil(a->rows, FULL_TW);
+    tm_ahead(dtype, a->g, b * a->gb + (t + FULL_AHEAD) * a->gt + c0, w);
+    tm_ahead(TM_F32, y0, at + FULL_AHEAD * a->D, w), tm_ahead(TM_F32, den, at + FULL_AHEAD * a->D, w);
+    if (gate) tm_ahead(dtype, a->q, b * a->qb + (t + FULL_AHEAD) * a->qt + c0, w);
     const float *g = tm_read(dtype, a->g, b * a->gb + t * a->gt + c0, gbuf, w);
     float *rate = rest->rate + (b * a->rows + row) * a->D + c0;
     for (int c = 0; c < w; c++) rate[c] = g[c];
@@ -452,6 +458,11 @@ TM_INLINE void full_backward_strip(const int dtype, const int gate, const full_i
     for (int64_t s0 = 0; s0 < a->hi; s0 += FULL_R) {
         int64_t first = a->causal ? tm_max(0, s0 - a->t0) : 0;
         memset(acc, 0, sizeof acc);
+        for (int64_t s = s0; s < tm_min(s0 + FULL_R, a->hi); s++) {
+            int64_t at = (b * a->S + s) * a->D + c0;
+            tm_ahead(dtype, a->k, b * a->kb + s * a->kt + c0, w), tm_ahead(dtype, a->v, b * a->vb + s * a->vt + c0, w);
+            tm_ahead(TM_F32, dk, at, w), tm_ahead(TM_F32, dv, at, w);
+        }
         for (int64_t r = first; r < a->rows; r += FULL_ROWS / 2) { /* partial sums */
             int64_t n = tm_min(FULL_ROWS / 2, a->rows - r);
             for (int j = 0; j < FULL_X; j += FULL_TW) full_tile(a->e + (s0 * a->rows) + r * FULL_R, FULL_R, 1, z + FULL_AT(j, r, FULL_ROWS), n, acc + j, FULL_X);
@@ -509,6 +520,7 @@ TM_INLINE void full_products_wide(const int dtype, const full_in *a, int64_t b, 
     float kbuf[FULL_C], vbuf[FULL_C];
     for (int64_t i = 0; i < n; i++, x += 2 * FULL_X) {
         memset(x, 0, sizeof(float) * FULL_X);
+        tm_ahead(dtype, a->k, b * a->kb + (s0 + i + FULL_AHEAD) * a->kt + c0, w), tm_ahead(dtype, a->v, b * a->vb + (s0 + i + FULL_AHEAD) * a->vt + c0, w);
         if (!full_live(a, b, s0 + i)) continue;
         const float *k = tm_read(dtype, a->k, b * a->kb + (s0 + i) * a->kt + c0, kbuf, w), *v = tm_read(dtype, a->v, b * a->vb + (s0 + i) * a->vt + c0, vbuf, w);
         TM_IVDEP
