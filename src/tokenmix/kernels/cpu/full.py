@@ -12,16 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import DTYPES, function, pointer, rows
+from . import DTYPES, available, function, pointer, rows
 
-ROWS, KEYS, GROUP, STRIP, TILE = 480, 240, 48, 32, 6  # as in full.c
+ROWS, RANGE, GROUP, STRIP, TILE, PANEL = 512, 48, 48, 32, 6, 64  # as in full.c; PANEL is the widest
+GROUPS = -(-ROWS // GROUP)
 FLOAT = 16.0  # factors whose product may be larger than this are multiplied in float64
 
 _ranges = function("full_ranges", "i" + "p" * 4 + "l" * 5 + "i")
-_pack = function("full_pack", "ii" + "p" * 6 + "l" * 6 + "i")
-_forward = function("full_forward", "iii" + "p" * 14 + "l" * 14 + "i")
-_backward_keys = function("full_backward_keys", "iii" + "p" * 21 + "l" * 16 + "i")
-_backward_weights = function("full_backward_weights", "ii" + "p" * 12 + "l" * 9 + "i")
+_pack = function("full_pack", "iii" + "p" * 6 + "l" * 6 + "i")
+_forward = function("full_forward", "iiii" + "p" * 14 + "l" * 14 + "i")
+_backward_keys = function("full_backward_keys", "iiii" + "p" * 21 + "l" * 16 + "i")
+_backward_weights = function("full_backward_weights", "iii" + "p" * 12 + "l" * 13 + "i")
+
+_found = torch.zeros(1, dtype=torch.int32)
+if available():
+    function("full_pairs", "p")(_found.data_ptr())
+PAIRS = bool(_found)  # whether bfloat16 tensors are multiplied in bfloat16, with sums in float32
 
 Saved = tuple[Tensor, Tensor]
 
@@ -45,7 +51,7 @@ def forward(
     for part in _parts(w, w2, k, mask, causal, q, k, v, mask, y, y0 if save else None, den if save else None):
         q_, k_, v_, mask_, y_, y0_, den_ = part.tensors
         for block in part.blocks(keys=False):
-            fixed = DTYPES[k.dtype], int(q is not None), int(causal), *map(pointer, (q_, k_, v_, mask_, *block.packed, y_, y0_, den_))
+            fixed = DTYPES[k.dtype], int(q is not None), int(causal), int(part.half), *map(pointer, (q_, k_, v_, mask_, *block.packed, y_, y0_, den_))
             _forward(*fixed, *part.sizes, *block.sizes, *_strides(q_, k_, v_), torch.get_num_threads())
     return y, y0, den
 
@@ -58,8 +64,7 @@ def backward(
     dq = torch.empty((0,) if q is None else q.shape, dtype=k.dtype)
     dk, dv = (torch.zeros(k.shape, dtype=torch.float32) for _ in range(2))
     dw, dw2 = torch.zeros(w.shape, dtype=torch.float32), torch.zeros((0,) if w2 is None else w2.shape, dtype=torch.float32)
-    across = [a.transpose(1, 2).contiguous() for a in (k, v)]
-    for part in _parts(w, w2, k, mask, causal, g, q, k, v, mask, y0, den, None if q is None else dq, dk, dv, *across):
+    for part in _parts(w, w2, k, mask, causal, g, q, k, v, mask, y0, den, None if q is None else dq, dk, dv):
         rest = _rest(part)
         for block in part.blocks(keys=True):
             _backward_block(part, block, rest, causal)
@@ -71,22 +76,28 @@ def _rest(part: _Part) -> list[Tensor]:
     """What full_backward_keys leaves for full_backward_weights: Z, rates, exponents, which groups of rows took the literal form."""
     B, T, _, D = part.sizes
     n, strips = min(T, ROWS), -(-D // STRIP)
-    floats = [torch.empty(shape, dtype=torch.float32) for shape in ((B, -(-n // TILE), strips * 2 * STRIP, TILE), (B, n, D), (B, n, D))]
-    return [*floats, torch.empty(B, strips, ROWS // GROUP, dtype=torch.uint8)]
+    floats = [torch.empty(shape, dtype=torch.float32) for shape in ((B, -(-n // PANEL) * PANEL, strips * 2 * STRIP), (B, n, D), (B, n, D))]
+    return [*floats, torch.empty(B, strips, GROUPS, dtype=torch.uint8)]
 
 
 def _backward_block(part: _Part, block: _Block, rest: list[Tensor], causal: bool) -> None:
-    g, q, k, v, mask, y0, den, dq, dk, dv, kT, vT = part.tensors
+    g, q, k, v, mask, y0, den, dq, dk, dv = part.tensors
     assert k is not None
     dtype, threads = DTYPES[k.dtype], torch.get_num_threads()
     pointers = map(pointer, (q, k, v, g, mask, *block.packed, y0, den, dq, dk, dv, *rest))
-    _backward_keys(dtype, int(q is not None), int(causal), *pointers, *part.sizes, *block.sizes, *_strides(q, k, v, g), threads)
-    pointers = map(pointer, (kT, vT, mask, block.w, block.packed[1], part.kmax, y0, *rest, block.dw))
-    _backward_weights(dtype, int(causal), *pointers, *part.sizes, *block.sizes, block.dw.stride(0), threads)
+    _backward_keys(dtype, int(q is not None), int(causal), int(part.half), *pointers, *part.sizes, *block.sizes, *_strides(q, k, v, g), threads)
+    pointers = map(pointer, (k, v, mask, block.w, block.packed[1], part.kmax, y0, *rest, block.dw))
+    _backward_weights(dtype, int(causal), int(part.half), *pointers, *part.sizes, *block.sizes, *_strides(k, v), block.dw.stride(0), threads)
 
 
 def _strides(*tensors: Tensor | None) -> list[int]:
     return [n for a in tensors for n in ((0, 0) if a is None else a.stride()[:2])]
+
+
+def _even(T: int) -> int:
+    """Rows in a block, all blocks about as many, in whole panels."""
+    blocks = -(-T // ROWS)
+    return -(-T // (blocks * PANEL)) * PANEL
 
 
 @dataclass
@@ -102,11 +113,22 @@ class _Block:
 def _parts(w: Tensor, w2: Tensor | None, k: Tensor, mask: Tensor | None, causal: bool, *tensors: Tensor | None) -> Iterator[_Part]:
     """The batch cut into what shares one set of log-weights."""
     shared, (B, S, D) = w.shape[0] == 1, k.shape
-    kmax, kmin = (torch.empty(B, -(-S // KEYS), D, dtype=torch.float32) for _ in range(2))
+    kmax, kmin = (torch.empty(B, -(-S // RANGE), D, dtype=torch.float32) for _ in range(2))
     _ranges(DTYPES[k.dtype], pointer(k), pointer(mask), pointer(kmax), pointer(kmin), B, S, D, *k.stride()[:2], torch.get_num_threads())
     for i in range(w.shape[0]):
         cut = slice(None) if shared else slice(i, i + 1)
-        yield _Part(i, w[i], None if w2 is None else w2[i], kmax[cut], kmin[cut], mask if mask is None else mask[cut], S, causal, _cut(tensors, cut))
+        yield _Part(
+            i,
+            w[i],
+            None if w2 is None else w2[i],
+            kmax[cut],
+            kmin[cut],
+            mask if mask is None else mask[cut],
+            S,
+            causal,
+            PAIRS and k.dtype == torch.bfloat16,
+            _cut(tensors, cut),
+        )
 
 
 def _cut(tensors: tuple[Tensor | None, ...], cut: slice) -> list[Tensor | None]:
@@ -125,6 +147,7 @@ class _Part:
     mask: Tensor | None
     S: int
     causal: bool
+    half: bool  # E, X and Z in bfloat16
     tensors: list[Any]
 
     def __post_init__(self) -> None:
@@ -141,13 +164,14 @@ class _Part:
     def blocks(self, *, keys: bool) -> Iterator[_Block]:
         """Block after block of rows, E packed by rows or by keys; scratch memory is reused."""
         B, T, S, _ = self.sizes
-        top, span, slack = torch.empty(ROWS), torch.empty(ROWS // GROUP), torch.empty(B, ROWS // GROUP)
-        e = torch.empty((-(-min(T, ROWS) // TILE) * TILE) * (-(-S // TILE) * TILE))
-        for t0 in range(0, T, ROWS):
-            n, hi = min(ROWS, T - t0), min(S, t0 + ROWS) if self.causal else S
+        top, span, slack = torch.empty(ROWS), torch.empty(GROUPS), torch.empty(B, GROUPS)
+        e = torch.empty((min(T, ROWS) + TILE) * (S + TILE))
+        step = _even(T)
+        for t0 in range(0, T, step):
+            n, hi = min(step, T - t0), min(S, t0 + step) if self.causal else S
             w = rows(self.w[t0 : t0 + n, :hi] if self.w2 is None else self.w[t0 : t0 + n] @ self.w2[:hi].T).float()
             sizes = t0, n, hi, w.stride(0)
-            _pack(int(keys), int(self.causal), *map(pointer, (w, self.mask, top, span, slack, e)), B, S, *sizes, torch.get_num_threads())
+            _pack(int(keys), int(self.half), int(self.causal), *map(pointer, (w, self.mask, top, span, slack, e)), B, S, *sizes, torch.get_num_threads())
             yield _Block(w, [w, top, span, slack, self.kmax, self.kmin, e], sizes, torch.empty(n, hi) if keys else e)
 
     def spread(self, block: _Block, dw: Tensor, dw2: Tensor) -> None:

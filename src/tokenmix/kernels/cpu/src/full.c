@@ -18,11 +18,13 @@
 #define FULL_TW (FULL_NV * TM_VL)            /* floats across it */
 #define FULL_C 32                            /* features in a strip: 2 FULL_C columns of X */
 #define FULL_X (2 * FULL_C)
-#define FULL_KEYS 240  /* keys in a block; divides FULL_ROWS */
-#define FULL_ROWS 480  /* rows in a block */
+#define FULL_KEYS 240  /* keys in a block of X */
+#define FULL_RANGE 48  /* keys whose largest and smallest are known */
+#define FULL_ROWS 512  /* rows in a block: whole panels */
 #define FULL_GROUP 48  /* rows that take one path */
-#define FULL_GROUPS (FULL_ROWS / FULL_GROUP)
-#define FULL_TILE 128  /* keys in a block of dw */
+#define FULL_GROUPS ((FULL_ROWS + FULL_GROUP - 1) / FULL_GROUP)
+#define FULL_TILE 120  /* keys in a block of dw */
+#define FULL_AHEAD 8   /* rows asked for ahead of their use */
 #define FULL_SAFE 60.0f
 #define FULL_CAP 300.0f       /* larger log-weights count as this much */
 #define FULL_DEAD (-0x1.fffffep127f) /* the key of a dead token */
@@ -30,8 +32,8 @@
 /* Column col of row i in a matrix of ``rows`` rows cut into panels FULL_TW wide. */
 #define FULL_AT(col, i, rows) (((col) / FULL_TW * (int64_t)(rows) + (i)) * FULL_TW + (col) % FULL_TW)
 
-/* acc[r] += sum_p e[p][r] x[p]: the register tile, n steps. */
-TM_INLINE void full_tile(const float *restrict e, const float *restrict x, int64_t n, float *restrict acc, int64_t ld) {
+/* acc[r] += sum_p e[p][r] x[p]: the register tile, n steps; e has the strides step and row. */
+TM_INLINE void full_tile(const float *restrict e, const int64_t step, const int64_t row, const float *restrict x, int64_t n, float *restrict acc, int64_t ld) {
     tm_vf a[FULL_R][FULL_NV];
     for (int r = 0; r < FULL_R; r++)
         for (int j = 0; j < FULL_NV; j++) a[r][j] = (tm_vf){0};
@@ -41,7 +43,7 @@ TM_INLINE void full_tile(const float *restrict e, const float *restrict x, int64
         for (int j = 0; j < FULL_NV; j++) v[j] = *(const tm_vf *)(x + p * FULL_TW + j * TM_VL);
 #pragma GCC unroll 6
         for (int r = 0; r < FULL_R; r++) {
-            float w = e[p * FULL_R + r];
+            float w = e[p * step + r * row];
 #pragma GCC unroll 4
             for (int j = 0; j < FULL_NV; j++) a[r][j] += w * v[j];
         }
@@ -52,11 +54,64 @@ TM_INLINE void full_tile(const float *restrict e, const float *restrict x, int64
         for (int j = 0; j < FULL_NV; j++) *(tm_vf *)(acc + r * ld + j * TM_VL) += a[r][j];
 }
 
+/* Where the processor multiplies pairs of bfloat16 numbers, tensors in bfloat16 have E, X and Z rounded to it: twice the speed, sums still in float32.
+   Two steps p of the product then stand side by side: a pair of e, and pairs of x for every column. */
+#if TM_VL == 16
+#include <immintrin.h>
+#define FULL_PAIRS 1
+__attribute__((target("avx512bf16"), noinline)) static void full_tile_half(const uint16_t *e, int64_t step, int64_t row, const uint32_t *x, int64_t pairs, float *acc, int64_t ld) {
+    __m512 a[FULL_R][4];
+#pragma GCC unroll 6
+    for (int r = 0; r < FULL_R; r++)
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) a[r][j] = _mm512_setzero_ps();
+    for (int64_t p = 0; p < pairs; p++) {
+        __m512bh v[4];
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) v[j] = (__m512bh)_mm512_load_si512(x + p * FULL_TW + j * TM_VL);
+#pragma GCC unroll 6
+        for (int r = 0; r < FULL_R; r++) {
+            int32_t w;
+            memcpy(&w, e + p * step + r * row, 4);
+            __m512bh both = (__m512bh)_mm512_set1_epi32(w);
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; j++) a[r][j] = _mm512_dpbf16_ps(a[r][j], both, v[j]);
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < FULL_R; r++)
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) _mm512_store_ps(acc + r * ld + j * TM_VL, _mm512_add_ps(_mm512_load_ps(acc + r * ld + j * TM_VL), a[r][j]));
+}
+#else
+#define FULL_PAIRS 0
+#define full_tile_half(...) ((void)0)
+#endif
+
+/* Whether this processor has that product. */
+TM_EXPORT(full_pairs)(int *yes) {
+#if FULL_PAIRS
+    *yes = __builtin_cpu_supports("avx512bf16") != 0;
+#else
+    *yes = 0;
+#endif
+}
+
+TM_INLINE uint32_t full_pair(float first, float second) { return tm_to_bf16(first) | (uint32_t)tm_to_bf16(second) << 16; }
+
+TM_INLINE void full_round(const float *restrict x, int64_t n, uint16_t *restrict out) {
+    TM_IVDEP
+    for (int64_t i = 0; i < n; i++) out[i] = tm_to_bf16(x[i]);
+}
+
+TM_INLINE int64_t full_even(int64_t n) { return n + n % 2; }
+
 typedef struct {
-    int dtype, gate, causal;
+    int dtype, gate, causal, half;
     const void *q, *k, *v, *g;
     const uint8_t *mask;                                   /* (B, S) */
-    const float *w, *top, *span, *slack, *kmax, *kmin, *e; /* log-weights of the block of rows (rows, ldw) and what full_pack made of them */
+    const float *w, *top, *span, *slack, *kmax, *kmin; /* log-weights of the block of rows (rows, ldw) and what full_pack made of them */
+    const void *e;
     int64_t B, T, S, D, t0, rows, hi, ldw;                 /* rows t0 .. t0 + rows of T see keys below hi */
     int64_t qb, qt, kb, kt, vb, vt, gb, gt;
 } full_in;
@@ -83,10 +138,10 @@ TM_INLINE void full_range_block(const int dtype, const void *k, const uint8_t *m
 }
 
 TM_EXPORT(full_ranges)(int dtype, const void *k, const uint8_t *mask, float *kmax, float *kmin, int64_t B, int64_t S, int64_t D, int64_t kb, int64_t kt, int threads) {
-    int64_t blocks = tm_ceil(S, FULL_KEYS);
+    int64_t blocks = tm_ceil(S, FULL_RANGE);
 #pragma omp parallel for schedule(static) num_threads(threads) if (B * blocks > 1 && threads > 1)
     for (int64_t i = 0; i < B * blocks; i++) {
-        int64_t b = i / blocks, s0 = i % blocks * FULL_KEYS, n = tm_min(FULL_KEYS, S - s0);
+        int64_t b = i / blocks, s0 = i % blocks * FULL_RANGE, n = tm_min(FULL_RANGE, S - s0);
         full_range_block(dtype, k, mask ? mask + b * S + s0 : NULL, b * kb + s0 * kt, kt, n, D, kmax + i * D, kmin + i * D);
     }
 }
@@ -139,41 +194,62 @@ TM_INLINE void full_exp(const float *restrict w, float top, int64_t n, float *re
     }
 }
 
-/* E by groups of FULL_R rows, (group, key, row); zeros after the last key that a causal row sees, up to the last of its group. */
-TM_INLINE void full_pack_rows(const full_in *a, int64_t group, const float *top, float *e) {
+/* E by groups of FULL_R rows, (group, key, row); zeros after the last key that a causal row sees, up to the last of its group. In halves
+   (group, pair of keys, row, 2). */
+TM_INLINE void full_pack_rows(const full_in *a, int64_t group, const float *top, void *e) {
     float line[FULL_KEYS];
-    float *out = e + group * a->hi * FULL_R;
+    uint16_t halves[FULL_KEYS], *half = (uint16_t *)e + group * full_even(a->hi) * FULL_R;
+    float *out = (float *)e + group * a->hi * FULL_R;
     for (int r = 0; r < FULL_R; r++) {
         int64_t row = group * FULL_R + r, last = group * FULL_R + FULL_R;
         int64_t end = a->causal ? tm_min(a->hi, a->t0 + last) : a->hi, n = row >= a->rows ? 0 : a->causal ? tm_min(end, a->t0 + row + 1) : end;
         for (int64_t s0 = 0; s0 < n; s0 += FULL_KEYS) {
             int64_t m = tm_min(FULL_KEYS, n - s0);
             full_exp(a->w + row * a->ldw + s0, top[row], m, line);
-            for (int64_t s = 0; s < m; s++) out[(s0 + s) * FULL_R + r] = line[s];
+            if (a->half) {
+                full_round(line, m, halves);
+                for (int64_t s = 0; s < m; s++) half[(s0 + s) / 2 * (2 * FULL_R) + 2 * r + s % 2] = halves[s];
+            } else
+                for (int64_t s = 0; s < m; s++) out[(s0 + s) * FULL_R + r] = line[s];
         }
-        for (int64_t s = n; s < end; s++) out[s * FULL_R + r] = 0.0f;
+        if (a->half)
+            for (int64_t s = n; s < full_even(end); s++) half[s / 2 * (2 * FULL_R) + 2 * r + s % 2] = 0;
+        else
+            for (int64_t s = n; s < end; s++) out[s * FULL_R + r] = 0.0f;
     }
 }
 
-/* E by groups of FULL_R keys, (group, row, key): what the gradients of the keys read; FULL_GROUP rows of it. */
-TM_INLINE void full_pack_keys(const full_in *a, int64_t group, const float *top, float *e) {
+/* E by groups of FULL_R keys, (group, row, key): what the gradients of the keys read; FULL_GROUP rows of it. In halves (group, pair of rows, key, 2). */
+TM_INLINE void full_pack_keys(const full_in *a, int64_t group, const float *top, void *e) {
     float line[FULL_KEYS + FULL_R];
-    for (int64_t row = group * FULL_GROUP; row < tm_min(a->rows, (group + 1) * FULL_GROUP); row++) {
-        int64_t n = a->causal ? tm_min(a->hi, a->t0 + row + 1) : a->hi;
+    uint16_t halves[FULL_KEYS + FULL_R];
+    int64_t even = full_even(a->rows), end = tm_ceil(a->hi, FULL_R) * FULL_R;
+    for (int64_t row = group * FULL_GROUP; row < tm_min(a->half ? even : a->rows, (group + 1) * FULL_GROUP); row++) {
+        int64_t n = row >= a->rows ? 0 : a->causal ? tm_min(a->hi, a->t0 + row + 1) : a->hi;
         for (int64_t s0 = 0; s0 < n; s0 += FULL_KEYS) {
             int64_t m = tm_min(FULL_KEYS, n - s0);
             full_exp(a->w + row * a->ldw + s0, top[row], m, line);
             memset(line + m, 0, sizeof(float) * FULL_R);
-            for (int64_t s = 0; s < m; s += FULL_R) memcpy(e + ((s0 + s) * a->rows) + row * FULL_R, line + s, sizeof(float) * FULL_R);
+            if (!a->half) {
+                for (int64_t s = 0; s < m; s += FULL_R) memcpy((float *)e + (s0 + s) * a->rows + row * FULL_R, line + s, sizeof(float) * FULL_R);
+                continue;
+            }
+            full_round(line, m + FULL_R, halves);
+            for (int64_t s = 0; s < m; s += FULL_R)
+                for (int j = 0; j < FULL_R; j++) ((uint16_t *)e)[(s0 + s) * even + row / 2 * (2 * FULL_R) + 2 * j + row % 2] = halves[s + j];
         }
+        if (!a->half) continue;
+        int64_t s1 = row >= a->rows ? end : tm_min(end, tm_ceil(n, FULL_R) * FULL_R + FULL_R); /* the other of a pair of rows may see one more group */
+        for (int64_t s = tm_ceil(n, FULL_R) * FULL_R; s < s1; s += FULL_R)
+            for (int j = 0; j < FULL_R; j++) ((uint16_t *)e)[s * even + row / 2 * (2 * FULL_R) + 2 * j + row % 2] = 0;
     }
 }
 
 /* What a block of rows of log-weights w (rows, ldw) becomes: the row maxima, per group of rows the widest span of weights and per batch row the largest
    shortfall (B, groups), and E, by rows for the forward pass (keys = 0) or by keys for the backward. */
-TM_EXPORT(full_pack)(int keys, int causal, const float *w, const uint8_t *mask, float *top, float *span, float *slack, float *e, int64_t B, int64_t S, int64_t t0,
+TM_EXPORT(full_pack)(int keys, int half, int causal, const float *w, const uint8_t *mask, float *top, float *span, float *slack, void *e, int64_t B, int64_t S, int64_t t0,
                      int64_t rows, int64_t hi, int64_t ldw, int threads) {
-    full_in a = {.causal = causal, .mask = mask, .w = w, .B = B, .S = S, .t0 = t0, .rows = rows, .hi = hi, .ldw = ldw};
+    full_in a = {.causal = causal, .half = half, .mask = mask, .w = w, .B = B, .S = S, .t0 = t0, .rows = rows, .hi = hi, .ldw = ldw};
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
     for (int64_t i = 0; i < tm_ceil(rows, FULL_GROUP); i++) {
         float *lacks = tm_scratch(sizeof(float) * (size_t)B), low;
@@ -187,7 +263,7 @@ TM_EXPORT(full_pack)(int keys, int causal, const float *w, const uint8_t *mask, 
         free(lacks);
     }
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
-    for (int64_t i = 0; i < tm_ceil(rows, keys ? FULL_GROUP : FULL_R); i++) {
+    for (int64_t i = 0; i < tm_ceil(full_even(rows), keys ? FULL_GROUP : FULL_R); i++) {
         if (keys)
             full_pack_keys(&a, i, top, e);
         else
@@ -216,14 +292,14 @@ TM_INLINE float full_drop(const int dtype, const full_in *a, int64_t b, int64_t 
 /* The unit of a strip's keys, and which groups of rows float32 cannot do exactly. */
 TM_INLINE void full_plan(const int dtype, const full_in *a, int64_t b, int64_t c0, int w, full_strip *s) {
     float low[FULL_C], seen[FULL_C], range = 0.0f;
-    int64_t blocks = tm_ceil(a->hi, FULL_KEYS), all = tm_ceil(a->S, FULL_KEYS), next = a->t0 / FULL_KEYS * FULL_KEYS;
+    int64_t blocks = tm_ceil(a->hi, FULL_RANGE), all = tm_ceil(a->S, FULL_RANGE), next = a->t0 / FULL_RANGE * FULL_RANGE;
     for (int c = 0; c < FULL_C; c++) s->m[c] = seen[c] = TM_FLOOR, low[c] = -TM_FLOOR;
     for (int64_t i = 0; i < blocks; i++) {
         const float *top = a->kmax + (b * all + i) * a->D + c0, *bottom = a->kmin + (b * all + i) * a->D + c0;
         for (int c = 0; c < w; c++) {
             s->m[c] = top[c] > s->m[c] ? top[c] : s->m[c];
             low[c] = bottom[c] < low[c] ? bottom[c] : low[c];
-            if ((i + 1) * FULL_KEYS <= next) seen[c] = s->m[c];
+            if ((i + 1) * FULL_RANGE <= next) seen[c] = s->m[c];
         }
     }
     for (int c = 0; c < w; c++) range = s->m[c] - low[c] > range ? s->m[c] - low[c] : range;
@@ -235,10 +311,20 @@ TM_INLINE void full_plan(const int dtype, const full_in *a, int64_t b, int64_t c
     }
 }
 
+/* Two rows of X, or of Z, side by side in halves; the second may be missing. */
+TM_INLINE void full_interleave(const float *restrict first, const float *restrict second, uint32_t *restrict out) {
+    if (second) {
+        TM_IVDEP
+        for (int c = 0; c < FULL_X; c++) out[c] = full_pair(first[c], second[c]);
+    } else
+        for (int c = 0; c < FULL_X; c++) out[c] = full_pair(first[c], 0.0f);
+}
+
 /* X of n keys from s0, in panels. */
 TM_INLINE void full_products(const int dtype, const full_in *a, int64_t b, int64_t c0, int w, const float *m, int64_t s0, int64_t n, float *x) {
     float kbuf[FULL_C], vbuf[FULL_C];
     for (int64_t i = 0; i < n; i++) {
+        tm_ahead(dtype, a->k, b * a->kb + (s0 + i + FULL_AHEAD) * a->kt + c0, w), tm_ahead(dtype, a->v, b * a->vb + (s0 + i + FULL_AHEAD) * a->vt + c0, w);
         int live = full_live(a, b, s0 + i);
         const float *k = live ? tm_read(dtype, a->k, b * a->kb + (s0 + i) * a->kt + c0, kbuf, w) : NULL;
         const float *v = live ? tm_read(dtype, a->v, b * a->vb + (s0 + i) * a->vt + c0, vbuf, w) : NULL;
@@ -308,6 +394,7 @@ TM_INLINE void full_literal_row(const int dtype, const full_in *a, int64_t b, in
 TM_INLINE void full_finish(const int dtype, const int gate, const full_in *a, int64_t b, int64_t c0, int w, int64_t row, const float *restrict acc, void *y, float *y0, float *den) {
     float qbuf[FULL_C], ybuf[FULL_C], ratio[FULL_C];
     int64_t t = a->t0 + row, at = (b * a->T + t) * a->D + c0;
+    if (gate) tm_ahead(dtype, a->q, b * a->qb + (t + FULL_AHEAD) * a->qt + c0, w);
     TM_IVDEP
     for (int c = 0; c < w; c++) ratio[c] = acc[FULL_C + c] > 0 ? acc[c] / acc[FULL_C + c] : 0.0f;
     if (y0) memcpy(y0 + at, ratio, sizeof(float) * w), memcpy(den + at, acc + FULL_C, sizeof(float) * w);
@@ -318,25 +405,27 @@ TM_INLINE void full_finish(const int dtype, const int gate, const full_in *a, in
     tm_write(dtype, y, at, out, w);
 }
 
-TM_INLINE void full_forward_strip(const int dtype, const int gate, const full_in *a, int64_t b, int64_t c0, int w, void *y, float *y0, float *den) {
+TM_INLINE void full_forward_strip(const int dtype, const int gate, const full_in *a, int64_t b, int64_t c0, int w, float *x, uint32_t *pairs, float *acc, void *y, float *y0, float *den) {
     full_strip s;
     full_plan(dtype, a, b, c0, w, &s);
-    float *x = tm_scratch(sizeof(float) * FULL_KEYS * FULL_X), *acc = tm_scratch(sizeof(float) * FULL_ROWS * FULL_X);
-    memset(acc, 0, sizeof(float) * FULL_ROWS * FULL_X);
+    memset(acc, 0, sizeof(float) * (FULL_ROWS + FULL_R) * FULL_X);
     for (int64_t s0 = 0; s0 < a->hi; s0 += FULL_KEYS) {
         int64_t n = tm_min(FULL_KEYS, a->hi - s0);
         full_products(dtype, a, b, c0, w, s.m, s0, n, x);
+        for (int64_t i = 0; a->half && i < n; i += 2) full_interleave(x + i * FULL_X, i + 1 < n ? x + (i + 1) * FULL_X : NULL, pairs + i / 2 * FULL_X);
         for (int64_t r = a->causal ? tm_max(0, s0 - a->t0) / FULL_R * FULL_R : 0; r < a->rows; r += FULL_R) {
             if (s.literal[r / FULL_GROUP]) continue;
             int64_t seen = a->causal ? tm_min(n, a->t0 + r + FULL_R - s0) : n;
-            for (int j = 0; j < FULL_X; j += FULL_TW) full_tile(a->e + (r * a->hi) + s0 * FULL_R, x + FULL_AT(j, 0, FULL_KEYS), seen, acc + r * FULL_X + j, FULL_X);
+            if (a->half)
+                full_tile_half((const uint16_t *)a->e + r * full_even(a->hi) + s0 * FULL_R, 2 * FULL_R, 2, pairs, (seen + 1) / 2, acc + r * FULL_X, FULL_X);
+            else
+                for (int j = 0; j < FULL_X; j += FULL_TW) full_tile((const float *)a->e + (r * a->hi) + s0 * FULL_R, FULL_R, 1, x + FULL_AT(j, 0, FULL_KEYS), seen, acc + r * FULL_X + j, FULL_X);
         }
     }
     for (int64_t r = 0; r < a->rows; r++) {
         if (s.literal[r / FULL_GROUP]) full_literal_row(dtype, a, b, c0, w, r, acc + r * FULL_X);
         full_finish(dtype, gate, a, b, c0, w, r, acc + r * FULL_X, y, y0, den);
     }
-    free(x), free(acc);
 }
 
 #define FULL_DISPATCH(call)                                                                                                                                    \
@@ -347,25 +436,31 @@ TM_INLINE void full_forward_strip(const int dtype, const int gate, const full_in
     }
 
 /* Rows t0 .. t0 + rows of y (B, T, D); y0 and den (B, T, D) or NULL. e, top, span and slack are full_pack's, kmax and kmin full_ranges'. */
-TM_EXPORT(full_forward)(int dtype, int gate, int causal, const void *q, const void *k, const void *v, const uint8_t *mask, const float *w, const float *top,
-                        const float *span, const float *slack, const float *kmax, const float *kmin, const float *e, void *y, float *y0, float *den, int64_t B,
+TM_EXPORT(full_forward)(int dtype, int gate, int causal, int half, const void *q, const void *k, const void *v, const uint8_t *mask, const float *w, const float *top,
+                        const float *span, const float *slack, const float *kmax, const float *kmin, const void *e, void *y, float *y0, float *den, int64_t B,
                         int64_t T, int64_t S, int64_t D, int64_t t0, int64_t rows, int64_t hi, int64_t ldw, int64_t qb, int64_t qt, int64_t kb, int64_t kt,
                         int64_t vb, int64_t vt, int threads) {
-    full_in a = {dtype, gate, causal, q, k, v, NULL, mask, w, top, span, slack, kmax, kmin, e, B, T, S, D, t0, rows, hi, ldw, qb, qt, kb, kt, vb, vt, 0, 0};
+    full_in a = {dtype, gate, causal, half, q, k, v, NULL, mask, w, top, span, slack, kmax, kmin, e, B, T, S, D, t0, rows, hi, ldw, qb, qt, kb, kt, vb, vt, 0, 0};
     int64_t strips = tm_ceil(D, FULL_C);
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (B * strips > 1 && threads > 1)
-    for (int64_t i = 0; i < B * strips; i++) {
-        int64_t b = i / strips, c0 = i % strips * FULL_C;
-        int n = (int)tm_min(FULL_C, D - c0);
-#define FULL_CALL(type) full_forward_strip(type, gate, &a, b, c0, n, y, y0, den)
-        FULL_DISPATCH(FULL_CALL)
+#pragma omp parallel num_threads(threads) if (B * strips > 1 && threads > 1)
+    {
+        float *x = tm_scratch(sizeof(float) * FULL_KEYS * FULL_X * 2), *acc = tm_scratch(sizeof(float) * (FULL_ROWS + FULL_R) * FULL_X);
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < B * strips; i++) {
+            int64_t b = i / strips, c0 = i % strips * FULL_C;
+            int n = (int)tm_min(FULL_C, D - c0);
+#define FULL_CALL(type) full_forward_strip(type, gate, &a, b, c0, n, x, (uint32_t *)(x + FULL_KEYS * FULL_X), acc, y, y0, den)
+            FULL_DISPATCH(FULL_CALL)
 #undef FULL_CALL
+        }
+        free(x), free(acc);
     }
 }
 
 /* What the gradients of the keys leave for those of the weights. */
 typedef struct {
-    float *z;         /* Z by groups of FULL_R rows: (B, group, column, row), columns as those of X, strip after strip */
+    void *z;          /* Z transposed, by panels of FULL_TW rows: (B, panel, column, row), columns as those of X, strip after strip; in halves
+                         (B, panel, pair of columns, row, 2) */
     float *rate, *to; /* (B, rows, D), of rows in the literal form: g gate / den, and the exponent that den is in units of */
     uint8_t *literal; /* (B, strips, FULL_GROUPS) */
 } full_rest;
@@ -374,7 +469,10 @@ typedef struct {
 TM_INLINE void full_back_row(const int dtype, const int gate, const full_in *a, int64_t b, int64_t c0, int w, int64_t row, int literal, const float *y0,
                              const float *den, float *z, const full_rest *rest, void *dq) {
     float gbuf[FULL_C], qbuf[FULL_C], dbuf[FULL_C], pair[FULL_X];
-    int64_t t = a->t0 + row, at = (b * a->T + t) * a->D + c0, strips = tm_ceil(a->D, FULL_C), groups = tm_ceil(a->rows, FULL_R);
+    int64_t t = a->t0 + row, at = (b * a->T + t) * a->D + c0, strips = tm_ceil(a->D, FULL_C), panels = tm_ceil(a->rows, FULL_TW);
+    tm_ahead(dtype, a->g, b * a->gb + (t + FULL_AHEAD) * a->gt + c0, w);
+    tm_ahead(TM_F32, y0, at + FULL_AHEAD * a->D, w), tm_ahead(TM_F32, den, at + FULL_AHEAD * a->D, w);
+    if (gate) tm_ahead(dtype, a->q, b * a->qb + (t + FULL_AHEAD) * a->qt + c0, w);
     const float *g = tm_read(dtype, a->g, b * a->gb + t * a->gt + c0, gbuf, w);
     float *rate = rest->rate + (b * a->rows + row) * a->D + c0;
     for (int c = 0; c < w; c++) rate[c] = g[c];
@@ -390,12 +488,18 @@ TM_INLINE void full_back_row(const int dtype, const int gate, const full_in *a, 
         tm_write(dtype, dq, at, out, w);
     }
     memset(pair, 0, sizeof pair);
-    for (int c = 0; c < w; c++) {
-        rate[c] = den[at + c] > 0 ? rate[c] / den[at + c] : 0.0f;
-        if (!literal) pair[c] = rate[c], pair[FULL_C + c] = -rate[c] * y0[at + c];
+    TM_IVDEP
+    for (int c = 0; c < w; c++) rate[c] = den[at + c] > 0 ? rate[c] / den[at + c] : 0.0f;
+    for (int c = 0; c < (literal ? 0 : w); c++) pair[c] = rate[c], pair[FULL_C + c] = -rate[c] * y0[at + c];
+    int64_t place = ((b * panels + row / FULL_TW) * strips + c0 / FULL_C) * FULL_X * FULL_TW;
+    if (a->half) {
+        uint32_t *out = (uint32_t *)((uint16_t *)rest->z + place) + row % FULL_TW;
+        for (int c = 0; c < FULL_X; c += 2) out[c / 2 * FULL_TW] = full_pair(pair[c], pair[c + 1]);
+    } else {
+        float *out = (float *)rest->z + place + row % FULL_TW;
+        for (int c = 0; c < FULL_X; c++) out[c * FULL_TW] = pair[c];
     }
-    float *out = rest->z + (((b * groups + row / FULL_R) * strips + c0 / FULL_C) * FULL_X) * FULL_R + row % FULL_R;
-    for (int c = 0; c < FULL_X; c++) z[FULL_AT(c, row, FULL_ROWS)] = pair[c], out[c * FULL_R] = pair[c];
+    for (int c = 0; c < FULL_X; c += FULL_PW) memcpy(z + FULL_AT(c, row, FULL_ROWS), pair + c, sizeof(float) * FULL_PW);
 }
 
 /* Gradients of n keys from s0 of what the rows in float32 gave them: [A | C] in acc. */
@@ -439,145 +543,172 @@ TM_INLINE void full_back_literal(const int dtype, const full_in *a, int64_t b, i
 }
 
 TM_INLINE void full_backward_strip(const int dtype, const int gate, const full_in *a, int64_t b, int64_t c0, int w, const float *y0, const float *den, void *dq,
-                                   float *dk, float *dv, const full_rest *rest) {
+                                   float *dk, float *dv, float *z, uint32_t *pairs, const full_rest *rest) {
     full_strip s;
     full_plan(dtype, a, b, c0, w, &s);
     memcpy(rest->literal + (b * tm_ceil(a->D, FULL_C) + c0 / FULL_C) * FULL_GROUPS, s.literal, FULL_GROUPS);
-    float *z = tm_scratch(sizeof(float) * FULL_ROWS * FULL_X), acc[FULL_R * FULL_X] __attribute__((aligned(64)));
+    float acc[FULL_R * FULL_X] __attribute__((aligned(64)));
     for (int64_t r = 0; r < a->rows; r++) full_back_row(dtype, gate, a, b, c0, w, r, s.literal[r / FULL_GROUP], y0, den, z, rest, dq);
+    for (int64_t r = 0; a->half && r < a->rows; r += 2) full_interleave(z + r * FULL_X, r + 1 < a->rows ? z + (r + 1) * FULL_X : NULL, pairs + r / 2 * FULL_X);
     for (int64_t s0 = 0; s0 < a->hi; s0 += FULL_R) {
         int64_t first = a->causal ? tm_max(0, s0 - a->t0) : 0;
+        if (a->half) first -= first % 2;
         memset(acc, 0, sizeof acc);
-        for (int64_t r = first; r < a->rows; r += FULL_KEYS) { /* partial sums */
-            int64_t n = tm_min(FULL_KEYS, a->rows - r);
-            for (int j = 0; j < FULL_X; j += FULL_TW) full_tile(a->e + (s0 * a->rows) + r * FULL_R, z + FULL_AT(j, r, FULL_ROWS), n, acc + j, FULL_X);
+        for (int64_t s = s0; s < tm_min(s0 + FULL_R, a->hi); s++) {
+            int64_t at = (b * a->S + s) * a->D + c0;
+            tm_ahead(dtype, a->k, b * a->kb + s * a->kt + c0, w), tm_ahead(dtype, a->v, b * a->vb + s * a->vt + c0, w);
+            tm_ahead(TM_F32, dk, at, w), tm_ahead(TM_F32, dv, at, w);
+        }
+        for (int64_t r = first; r < a->rows; r += FULL_ROWS / 2) { /* partial sums */
+            int64_t n = tm_min(FULL_ROWS / 2, a->rows - r);
+            if (a->half)
+                full_tile_half((const uint16_t *)a->e + s0 * full_even(a->rows) + r * FULL_R, 2 * FULL_R, 2, pairs + r / 2 * FULL_X, (n + 1) / 2, acc, FULL_X);
+            else
+                for (int j = 0; j < FULL_X; j += FULL_TW) full_tile((const float *)a->e + (s0 * a->rows) + r * FULL_R, FULL_R, 1, z + FULL_AT(j, r, FULL_ROWS), n, acc + j, FULL_X);
         }
         full_back_keys(dtype, a, b, c0, w, s.m, s0, tm_min(FULL_R, a->hi - s0), acc, dk, dv);
     }
     for (int64_t r = 0; r < a->rows; r++)
         if (s.literal[r / FULL_GROUP]) full_back_literal(dtype, a, b, c0, w, r, y0, rest, dk, dv);
-    free(z);
 }
 
 /* dq of rows t0 .. t0 + rows, and what these rows add to dk and dv (B, S, D), float32; z, rate, to and literal are for full_backward_weights. */
-TM_EXPORT(full_backward_keys)(int dtype, int gate, int causal, const void *q, const void *k, const void *v, const void *g, const uint8_t *mask, const float *w,
-                              const float *top, const float *span, const float *slack, const float *kmax, const float *kmin, const float *e, const float *y0,
-                              const float *den, void *dq, float *dk, float *dv, float *z, float *rate, float *to, uint8_t *literal, int64_t B, int64_t T,
+TM_EXPORT(full_backward_keys)(int dtype, int gate, int causal, int half, const void *q, const void *k, const void *v, const void *g, const uint8_t *mask, const float *w,
+                              const float *top, const float *span, const float *slack, const float *kmax, const float *kmin, const void *e, const float *y0,
+                              const float *den, void *dq, float *dk, float *dv, void *z, float *rate, float *to, uint8_t *literal, int64_t B, int64_t T,
                               int64_t S, int64_t D, int64_t t0, int64_t rows, int64_t hi, int64_t ldw, int64_t qb, int64_t qt, int64_t kb, int64_t kt,
                               int64_t vb, int64_t vt, int64_t gb, int64_t gt, int threads) {
-    full_in a = {dtype, gate, causal, q, k, v, g, mask, w, top, span, slack, kmax, kmin, e, B, T, S, D, t0, rows, hi, ldw, qb, qt, kb, kt, vb, vt, gb, gt};
+    full_in a = {dtype, gate, causal, half, q, k, v, g, mask, w, top, span, slack, kmax, kmin, e, B, T, S, D, t0, rows, hi, ldw, qb, qt, kb, kt, vb, vt, gb, gt};
     full_rest rest = {z, rate, to, literal};
     int64_t strips = tm_ceil(D, FULL_C);
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (B * strips > 1 && threads > 1)
-    for (int64_t i = 0; i < B * strips; i++) {
-        int64_t b = i / strips, c0 = i % strips * FULL_C;
-        int n = (int)tm_min(FULL_C, D - c0);
-#define FULL_CALL(type) full_backward_strip(type, gate, &a, b, c0, n, y0, den, dq, dk, dv, &rest)
-        FULL_DISPATCH(FULL_CALL)
+#pragma omp parallel num_threads(threads) if (B * strips > 1 && threads > 1)
+    {
+        float *across = tm_scratch(sizeof(float) * FULL_ROWS * FULL_X * 2);
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < B * strips; i++) {
+            int64_t b = i / strips, c0 = i % strips * FULL_C;
+            int n = (int)tm_min(FULL_C, D - c0);
+#define FULL_CALL(type) full_backward_strip(type, gate, &a, b, c0, n, y0, den, dq, dk, dv, across, (uint32_t *)(across + FULL_ROWS * FULL_X), &rest)
+            FULL_DISPATCH(FULL_CALL)
 #undef FULL_CALL
+        }
+        free(across);
     }
 }
 
-/* X transposed for n keys from s0 and one strip: columns of X along the rows of panels of keys. kT and vT are (B, D, S). */
-TM_INLINE void full_products_t(const int dtype, const full_in *a, int64_t b, int64_t c0, int w, const float *m, int64_t s0, int64_t n, int step, int steps, float *x) {
-    float kbuf[FULL_TILE], vbuf[FULL_TILE], num[FULL_TILE], den[FULL_TILE];
-    const uint8_t *mask = a->mask ? a->mask + b * a->S + s0 : NULL;
-    for (int c = 0; c < FULL_C; c++) {
-        memset(num, 0, sizeof num), memset(den, 0, sizeof den);
-        if (c < w) {
-            const float *k = tm_read(dtype, a->k, (b * a->D + c0 + c) * a->S + s0, kbuf, (int)n), *v = tm_read(dtype, a->v, (b * a->D + c0 + c) * a->S + s0, vbuf, (int)n);
-            float top = m[c];
-            if (mask)
-                for (int64_t s = 0; s < n; s++) {
-                    den[s] = mask[s] ? tm_exp_neg(k[s] - top) : 0.0f;
-                    num[s] = den[s] > 0 ? den[s] * v[s] : 0.0f;
-                }
-            else {
-                TM_IVDEP
-                for (int64_t s = 0; s < n; s++) {
-                    float e = tm_exp_neg(k[s] - top);
-                    den[s] = e, num[s] = e * v[s];
-                }
-            }
-        }
-        for (int j = 0; j < FULL_TILE; j += FULL_TW) {
-            memcpy(x + FULL_AT(j, step + c, steps), num + j, sizeof(float) * FULL_TW);
-            memcpy(x + FULL_AT(j, step + FULL_C + c, steps), den + j, sizeof(float) * FULL_TW);
-        }
-    }
-}
-
-/* What rows in the literal form add to dw: sum over features of p (v - y). */
+/* What a row in the literal form adds to dw, (keys, FULL_ROWS): sum over features of p (v - y). */
 TM_INLINE void full_weights_literal(const int dtype, const full_in *a, int64_t b, int64_t c0, int w, int64_t s0, int64_t n, int64_t row, const float *y0,
-                                    const full_rest *rest, float *restrict dw) {
-    float kbuf[FULL_TILE], vbuf[FULL_TILE];
+                                    const full_rest *rest, float *dw) {
+    float kbuf[FULL_C], vbuf[FULL_C], part[FULL_C];
     int64_t here = (b * a->rows + row) * a->D + c0, seen = a->causal ? tm_min(n, a->t0 + row + 1 - s0) : n;
-    const uint8_t *mask = a->mask ? a->mask + b * a->S + s0 : NULL;
-    const float *y = y0 + (b * a->T + a->t0 + row) * a->D + c0, *ww = a->w + row * a->ldw + s0;
-    for (int c = 0; c < w; c++) {
-        const float *k = tm_read(dtype, a->k, (b * a->D + c0 + c) * a->S + s0, kbuf, (int)n), *v = tm_read(dtype, a->v, (b * a->D + c0 + c) * a->S + s0, vbuf, (int)n);
-        float top = rest->to[here + c], rate = rest->rate[here + c], mean = y[c];
-        if (rate == 0.0f) continue;
-        for (int64_t s = 0; s < seen; s++) {
-            float p = full_term(k[s], ww[s] < FULL_CAP ? ww[s] : FULL_CAP, top) * rate * (v[s] - mean);
-            dw[s] += mask && !mask[s] ? 0.0f : p;
-        }
+    const float *y = y0 + (b * a->T + a->t0 + row) * a->D + c0, *ww = a->w + row * a->ldw + s0, *top = rest->to + here, *rate = rest->rate + here;
+    for (int64_t s = 0; s < seen; s++) {
+        if (!full_live(a, b, s0 + s)) continue;
+        const float *k = tm_read(dtype, a->k, b * a->kb + (s0 + s) * a->kt + c0, kbuf, w), *v = tm_read(dtype, a->v, b * a->vb + (s0 + s) * a->vt + c0, vbuf, w);
+        double x = ww[s] < FULL_CAP ? ww[s] : FULL_CAP;
+        float sum = 0.0f;
+        TM_IVDEP
+        for (int c = 0; c < w; c++) part[c] = full_term(k[c], x, top[c]) * rate[c] * (v[c] - y[c]);
+        for (int c = 0; c < w; c++) sum += part[c];
+        dw[s * FULL_ROWS] += sum;
     }
 }
 
-/* dw of all rows of the block for n keys from s0, summed over the batch. */
-TM_INLINE void full_weights_tile(const int dtype, const full_in *a, int64_t s0, const float *m, const float *y0, const full_rest *rest, float *dw, int64_t lddw) {
-    enum { STEPS = 2 * FULL_X };
-    int64_t n = tm_min(FULL_TILE, a->hi - s0), strips = tm_ceil(a->D, FULL_C), groups = tm_ceil(a->rows, FULL_R);
-    int64_t first = a->causal ? tm_max(0, s0 - a->t0) : 0;
-    float *x = tm_scratch(sizeof(float) * STEPS * FULL_TILE), *acc = tm_scratch(sizeof(float) * FULL_ROWS * FULL_TILE);
-    float *more = tm_scratch(sizeof(float) * FULL_ROWS * FULL_TILE), e[FULL_TILE];
-    memset(acc, 0, sizeof(float) * FULL_ROWS * FULL_TILE), memset(more, 0, sizeof(float) * FULL_ROWS * FULL_TILE);
+/* X of n keys in two strips side by side: (key, 2 FULL_X). */
+TM_INLINE void full_products_wide(const int dtype, const full_in *a, int64_t b, int64_t c0, int w, const float *m, int64_t s0, int64_t n, int64_t column, float *out) {
+    float kbuf[FULL_C], vbuf[FULL_C], line[FULL_X];
+    for (int64_t i = 0; i < n; i++) {
+        int64_t at = i * 2 * FULL_X + column;
+        float *x = a->half ? line : out + at;
+        memset(x, 0, sizeof(float) * FULL_X);
+        if (a->half) memset((uint16_t *)out + at, 0, sizeof(uint16_t) * FULL_X);
+        tm_ahead(dtype, a->k, b * a->kb + (s0 + i + FULL_AHEAD) * a->kt + c0, w), tm_ahead(dtype, a->v, b * a->vb + (s0 + i + FULL_AHEAD) * a->vt + c0, w);
+        if (!full_live(a, b, s0 + i)) continue;
+        const float *k = tm_read(dtype, a->k, b * a->kb + (s0 + i) * a->kt + c0, kbuf, w), *v = tm_read(dtype, a->v, b * a->vb + (s0 + i) * a->vt + c0, vbuf, w);
+        TM_IVDEP
+        for (int c = 0; c < w; c++) {
+            float e = tm_exp_neg(k[c] - m[c]);
+            x[c] = e > 0 ? e * v[c] : 0.0f, x[FULL_C + c] = e;
+        }
+        if (a->half) full_round(line, FULL_X, (uint16_t *)out + at);
+    }
+}
+
+/* One block of keys of dw leaves for the output: w's own exponential times the sums, (keys, FULL_ROWS), and what is in the literal form. */
+TM_INLINE void full_weights_write(const full_in *a, int64_t s0, int64_t n, const float *acc, const float *more, float *dw, int64_t lddw) {
+    float e[FULL_TILE];
+    for (int64_t r = 0; r < a->rows; r++) {
+        int64_t seen = a->causal ? tm_max(0, tm_min(n, a->t0 + r + 1 - s0)) : n;
+        const float *w = a->w + r * a->ldw + s0;
+        float *out = dw + r * lddw + s0;
+        full_exp(w, a->top[r], seen, e);
+        for (int64_t s = 0; s < seen; s++) out[s] = w[s] > FULL_CAP ? 0.0f : e[s] * acc[s * FULL_ROWS + r] + (more ? more[s * FULL_ROWS + r] : 0.0f);
+        for (int64_t s = seen; s < n; s++) out[s] = 0.0f;
+    }
+}
+
+/* dw of all rows of the block for a block of keys from s0, summed over the batch. */
+TM_INLINE void full_weights_tile(const int dtype, const full_in *a, int64_t s0, const float *m, const float *y0, const full_rest *rest, float *x, float *acc,
+                                 float *more, float *dw, int64_t lddw) {
+    int64_t n = tm_min(FULL_TILE, a->hi - s0), strips = tm_ceil(a->D, FULL_C), panels = tm_ceil(a->rows, FULL_TW), first = a->causal ? tm_max(0, s0 - a->t0) : 0;
+    int some = 0;
+    memset(acc, 0, sizeof(float) * FULL_ROWS * FULL_TILE);
     for (int64_t i = 0; i < a->B * strips;) {
         int64_t b = i / strips, strip = i % strips, both = tm_min(2, strips - strip);
         for (int64_t j = 0; j < both; j++) {
             int64_t c0 = (strip + j) * FULL_C;
-            full_products_t(dtype, a, b, c0, (int)tm_min(FULL_C, a->D - c0), m + b * a->D + c0, s0, n, (int)j * FULL_X, STEPS, x);
-            for (int64_t r = first; r < a->rows; r++)
-                if (rest->literal[(i + j) * FULL_GROUPS + r / FULL_GROUP])
-                    full_weights_literal(dtype, a, b, c0, (int)tm_min(FULL_C, a->D - c0), s0, n, r, y0, rest, more + r * FULL_TILE);
+            int w = (int)tm_min(FULL_C, a->D - c0);
+            full_products_wide(dtype, a, b, c0, w, m + b * a->D + c0, s0, n, j * FULL_X, x);
+            for (int64_t r = first; r < a->rows; r++) {
+                if (!rest->literal[(i + j) * FULL_GROUPS + r / FULL_GROUP]) continue;
+                if (!some++) memset(more, 0, sizeof(float) * FULL_ROWS * FULL_TILE);
+                full_weights_literal(dtype, a, b, c0, w, s0, n, r, y0, rest, more + r);
+            }
         }
-        for (int64_t j = 0; j < n; j += FULL_TW)
-            for (int64_t r = a->causal ? tm_max(0, s0 + j - a->t0) / FULL_R : 0; r < groups; r++)
-                full_tile(rest->z + ((b * groups + r) * strips + strip) * FULL_X * FULL_R, x + FULL_AT(j, 0, STEPS), both * FULL_X, acc + r * FULL_R * FULL_TILE + j, FULL_TILE);
+        for (int64_t r = first / FULL_TW; r < panels; r++) {
+            int64_t end = a->causal ? tm_min(n, a->t0 + (r + 1) * FULL_TW - s0) : n;
+            int64_t place = ((b * panels + r) * strips + strip) * FULL_X * FULL_TW;
+            for (int64_t s = 0; s < end; s += FULL_R)
+                if (a->half)
+                    full_tile_half((uint16_t *)x + s * 2 * FULL_X, 2, 2 * FULL_X, (const uint32_t *)((uint16_t *)rest->z + place), both * FULL_C, acc + s * FULL_ROWS + r * FULL_TW, FULL_ROWS);
+                else
+                    full_tile(x + s * 2 * FULL_X, 1, 2 * FULL_X, (const float *)rest->z + place, both * FULL_X, acc + s * FULL_ROWS + r * FULL_TW, FULL_ROWS);
+        }
         i += both;
     }
-    for (int64_t r = 0; r < a->rows; r++) {
-        int64_t seen = a->causal ? tm_max(0, tm_min(n, a->t0 + r + 1 - s0)) : n;
-        float *out = dw + r * lddw + s0;
-        full_exp(a->w + r * a->ldw + s0, a->top[r], seen, e);
-        for (int64_t s = 0; s < seen; s++) out[s] = a->w[r * a->ldw + s0 + s] > FULL_CAP ? 0.0f : e[s] * acc[r * FULL_TILE + s] + more[r * FULL_TILE + s];
-        for (int64_t s = seen; s < n; s++) out[s] = 0.0f;
-    }
-    free(x), free(acc), free(more);
+    full_weights_write(a, s0, n, acc, some ? more : NULL, dw, lddw);
 }
 
-/* dw (rows, lddw) of a block of rows, summed over the B batch rows given. kT and vT are (B, D, S) contiguous. */
-TM_EXPORT(full_backward_weights)(int dtype, int causal, const void *kT, const void *vT, const uint8_t *mask, const float *w, const float *top, const float *kmax,
-                                 const float *y0, float *z, float *rate, float *to, uint8_t *literal, float *dw, int64_t B, int64_t T, int64_t S, int64_t D,
-                                 int64_t t0, int64_t rows, int64_t hi, int64_t ldw, int64_t lddw, int threads) {
-    full_in a = {.dtype = dtype, .causal = causal, .k = kT, .v = vT, .mask = mask, .w = w, .top = top, .B = B, .T = T, .S = S, .D = D, .t0 = t0, .rows = rows, .hi = hi, .ldw = ldw};
+/* The unit of the keys of every batch row and feature. */
+TM_INLINE void full_units(const float *kmax, float *m, int64_t B, int64_t S, int64_t D, int64_t hi) {
+    for (int64_t i = 0; i < B * D; i++) m[i] = TM_FLOOR;
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t i = 0; i < tm_ceil(hi, FULL_RANGE); i++) {
+            const float *x = kmax + (b * tm_ceil(S, FULL_RANGE) + i) * D;
+            for (int64_t c = 0; c < D; c++) m[b * D + c] = x[c] > m[b * D + c] ? x[c] : m[b * D + c];
+        }
+}
+
+/* dw (rows, lddw) of a block of rows, summed over the B batch rows given. */
+TM_EXPORT(full_backward_weights)(int dtype, int causal, int half, const void *k, const void *v, const uint8_t *mask, const float *w, const float *top, const float *kmax,
+                                 const float *y0, void *z, float *rate, float *to, uint8_t *literal, float *dw, int64_t B, int64_t T, int64_t S, int64_t D,
+                                 int64_t t0, int64_t rows, int64_t hi, int64_t ldw, int64_t kb, int64_t kt, int64_t vb, int64_t vt, int64_t lddw, int threads) {
+    full_in a = {.dtype = dtype, .causal = causal, .half = half, .k = k, .v = v, .mask = mask, .w = w, .top = top, .B = B, .T = T, .S = S, .D = D, .t0 = t0, .rows = rows,
+                 .hi = hi, .ldw = ldw, .kb = kb, .kt = kt, .vb = vb, .vt = vt};
     full_rest rest = {z, rate, to, literal};
     float *m = tm_scratch(sizeof(float) * (size_t)(B * D));
-    for (int64_t b = 0; b < B; b++)
-        for (int64_t c = 0; c < D; c++) {
-            float top = TM_FLOOR;
-            for (int64_t i = 0; i < tm_ceil(hi, FULL_KEYS); i++) {
-                float x = kmax[(b * tm_ceil(S, FULL_KEYS) + i) * D + c];
-                top = x > top ? x : top;
-            }
-            m[b * D + c] = top;
-        }
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (hi > FULL_TILE && threads > 1)
-    for (int64_t i = 0; i < tm_ceil(hi, FULL_TILE); i++) {
-#define FULL_CALL(type) full_weights_tile(type, &a, i * FULL_TILE, m, y0, &rest, dw, lddw)
-        FULL_DISPATCH(FULL_CALL)
+    full_units(kmax, m, B, S, D, hi);
+#pragma omp parallel num_threads(threads) if (hi > FULL_TILE && threads > 1)
+    {
+        float *x = tm_scratch(sizeof(float) * FULL_TILE * 2 * FULL_X), *acc = tm_scratch(sizeof(float) * FULL_ROWS * FULL_TILE);
+        float *more = tm_scratch(sizeof(float) * FULL_ROWS * FULL_TILE);
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < tm_ceil(hi, FULL_TILE); i++) {
+#define FULL_CALL(type) full_weights_tile(type, &a, i * FULL_TILE, m, y0, &rest, x, acc, more, dw, lddw)
+            FULL_DISPATCH(FULL_CALL)
 #undef FULL_CALL
+        }
+        free(x), free(acc), free(more);
     }
     free(m);
 }
