@@ -511,7 +511,7 @@ def forward(
     t, shape = c.tiles, (c.B, c.T, c.D)
     y = k.new_empty(shape)
     y0, den = (k.new_empty(shape if save else (0,), dtype=torch.float32) for _ in range(2))
-    kept = (y0, den) if save else (None, None)
+    kept: tuple[Tensor | None, Tensor | None] = (y0, den) if save else (None, None)
     flag, first = k.new_empty(c.B, c.row_tiles, c.strips, dtype=torch.int32), c.first(save)
     for row0 in c.blocks():
         block = c.log_weights(row0)
