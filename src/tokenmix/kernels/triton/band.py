@@ -496,8 +496,8 @@ class _Call:
         self.NL, self.NR = -(-self.low // self.BLK), -(-(self.L - 1 - self.low) // self.BLK)
         self.width = (self.NL + 1 + self.NR) * self.BLK
         self.t, self.grid = t, (self.strips, self.NB, self.B)
-        self.fixed = {"BASE2": t.base2, "BLK": self.BLK, "N": self.N}
-        self.dots = {"DROP": t.drop, "PRECISION": t.precision, "WIDTH": self.width}
+        self.fixed: dict[str, Any] = {"BASE2": t.base2, "BLK": self.BLK, "N": self.N}
+        self.dots: dict[str, Any] = {"DROP": t.drop, "PRECISION": t.precision, "WIDTH": self.width}
         self.near = self.NB, self.NL, self.NR
         self._weights()
         self._keys()

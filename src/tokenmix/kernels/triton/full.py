@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -421,7 +422,7 @@ def pair_exact(
         tl.store(out, tl.load(out, mask=inside, other=0.0).to(tl.float32) + total, mask=inside)
 
 
-EXACT = {"M": 32, "N": 32, "warps": 8}  # the tiles of the kernels that sum term by term
+EXACT: dict[str, Any] = {"M": 32, "N": 32, "warps": 8}  # the tiles of the kernels that sum term by term
 
 
 @dataclass
@@ -448,7 +449,7 @@ class _Call:
         self.x = self.k.new_empty(self.B, self.SP, 2 * self.DP, dtype=t.operand)
         self.bytes = bytes_of(self.mask)
         fixed = {"BASE2": t.base2, "SEG": t.segment, "K": 32, "N": t.features}
-        sizes = self.S, self.D, self.DP, segments
+        sizes: tuple[int, ...] = self.S, self.D, self.DP, segments
         launch(key_maxima, (self.strips, segments, self.B), self.k, self.bytes, self.ref, *sizes, *strides(self.k), warps=4, **fixed)
         self.ref = self.ref.cummax(1).values if self.causal else self.ref.amax(1, keepdim=True)
         self.segments = self.ref.shape[1]
@@ -456,10 +457,10 @@ class _Call:
         tensors = self.k, self.v, self.bytes, self.ref, self.x
         launch(key_terms, (self.strips, self.SP // 32, self.B), *tensors, *sizes, *strides(self.k), *strides(self.v), warps=4, DROP=t.drop, **fixed)
 
-    def first(self) -> Tensor | None:
+    def first(self, save: bool) -> Tensor | None:
         """The first key of each row that counts; S where there is none."""
         if self.mask is None:
-            return None
+            return self.k.new_zeros(self.B, dtype=torch.int32) if save else None  # without it ptxas gives the saving kernel a stack frame
         return torch.where(self.mask.any(1), self.mask.to(torch.uint8).argmax(1), self.S).to(torch.int32)
 
     def blocks(self) -> list[int]:
@@ -510,15 +511,15 @@ def forward(
     t, shape = c.tiles, (c.B, c.T, c.D)
     y = k.new_empty(shape)
     y0, den = (k.new_empty(shape if save else (0,), dtype=torch.float32) for _ in range(2))
-    kept = (y0, den) if save else (None, None)
-    flag, first = k.new_empty(c.B, c.row_tiles, c.strips, dtype=torch.int32), c.first()
+    kept: tuple[Tensor | None, Tensor | None] = (y0, den) if save else (None, None)
+    flag, first = k.new_empty(c.B, c.row_tiles, c.strips, dtype=torch.int32), c.first(save)
     for row0 in c.blocks():
         block = c.log_weights(row0)
         E, _ = c.exponentials(block, row0)
         grid = c.strips, E.shape[1] // t.rows, c.B
         sizes = row0, block.shape[1], c.T, c.S, c.D, c.SP, c.DP, c.segments, c.batch(E), *strides(q)
         fixed = constants(t) | {"CAUSAL": causal, "SEG": t.segment, "M": t.rows, "N": t.features, "K": t.keys}
-        launch(row_sums, grid, E, c.x, c.ref, first, q, y, *kept, flag, *sizes, warps=t.warps, **fixed)
+        launch(row_sums, grid, E, c.x, c.ref, first, q, y, *kept, flag, *sizes, warps=t.warps, stages=4, **fixed)
         c.exact(row0, block, flag, q, y, *kept, None)
     return y, y0, den
 
@@ -569,7 +570,7 @@ class _Backward:
         E, R = c.exponentials(w, row0)
         n, RP = w.shape[1], R.shape[1]
         fixed = constants(t) | {"CAUSAL": c.causal, "SEG": t.segment, "K": t.keys}
-        sizes = row0, row0 + RP, c.S, c.D, c.SP, c.TP, c.DP, c.segments, c.batch(E), *strides(c.k), *strides(c.v)
+        sizes: tuple[int, ...] = row0, row0 + RP, c.S, c.D, c.SP, c.TP, c.DP, c.segments, c.batch(E), *strides(c.k), *strides(c.v)
         tensors = E, self.z, c.ref, self.acc, c.k, c.v, c.bytes, self.dk, self.dv
         ends = {"BEGIN": row0 + n == c.T, "END": row0 == 0}
         launch(key_sums, (c.strips, c.SP // t.rows, c.B), *tensors, *sizes, warps=t.warps, M=t.rows, N=t.features, **ends, **fixed)
