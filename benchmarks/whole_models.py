@@ -147,7 +147,10 @@ def main() -> None:
         found["tables"][label] = rows = table(steps, given.budget, left_out)
         print(label)
         for name, row in rows.items():
-            print(f"  {name:24}" + (f"{row['it/s']:8.3f} it/s  {row['ratio_to_fused']:5.2f}x fused  {row['peak_MiB']:8.0f} MiB" if row else " left out: T x T does not fit"))
+            print(
+                f"  {name:24}"
+                + (f"{row['it/s']:8.3f} it/s  {row['ratio_to_fused']:5.2f}x fused  {row['peak_MiB']:8.0f} MiB" if row else " left out: T x T does not fit")
+            )
         RESULTS.joinpath(f"whole_models_{given.what}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._aft_simple_op import aft_simple_kernel
-from ._backend import kernel, pick
+from ._backend import kernel
 from ._band import band_sums, causal_sums, window_ratio
-from ._full_op import aft_full_kernel
 from ._band_op import aft_band_kernel, band_of
+from ._full_op import aft_full_kernel
 from ._gates import check_gate, gated
 from ._masks import allowed
 from ._sums import literal, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
