@@ -59,7 +59,8 @@ TM_INLINE void full_tile(const float *restrict e, const int64_t step, const int6
 #if TM_VL == 16
 #include <immintrin.h>
 #define FULL_PAIRS 1
-__attribute__((target("avx512bf16"), noinline)) static void full_tile_half(const uint16_t *e, int64_t step, int64_t row, const uint32_t *x, int64_t pairs, float *acc, int64_t ld) {
+__attribute__((target("avx512bf16"), noinline)) static void full_tile_half(const uint16_t *e, int64_t step, int64_t row, const uint32_t *x, int64_t pairs,
+    float *acc, int64_t ld) {
     __m512 a[FULL_R][4];
 #pragma GCC unroll 6
     for (int r = 0; r < FULL_R; r++)
@@ -137,7 +138,8 @@ TM_INLINE void full_range_block(const int dtype, const void *k, const uint8_t *m
     }
 }
 
-TM_EXPORT(full_ranges)(int dtype, const void *k, const uint8_t *mask, float *kmax, float *kmin, int64_t B, int64_t S, int64_t D, int64_t kb, int64_t kt, int threads) {
+TM_EXPORT(full_ranges)(int dtype, const void *k, const uint8_t *mask, float *kmax, float *kmin, int64_t B, int64_t S, int64_t D, int64_t kb, int64_t kt,
+    int threads) {
     int64_t blocks = tm_ceil(S, FULL_RANGE);
 #pragma omp parallel for schedule(static) num_threads(threads) if (B * blocks > 1 && threads > 1)
     for (int64_t i = 0; i < B * blocks; i++) {
@@ -247,7 +249,8 @@ TM_INLINE void full_pack_keys(const full_in *a, int64_t group, const float *top,
 
 /* What a block of rows of log-weights w (rows, ldw) becomes: the row maxima, per group of rows the widest span of weights and per batch row the largest
    shortfall (B, groups), and E, by rows for the forward pass (keys = 0) or by keys for the backward. */
-TM_EXPORT(full_pack)(int keys, int half, int causal, const float *w, const uint8_t *mask, float *top, float *span, float *slack, void *e, int64_t B, int64_t S, int64_t t0,
+TM_EXPORT(full_pack)(int keys, int half, int causal, const float *w, const uint8_t *mask, float *top, float *span, float *slack, void *e, int64_t B,
+    int64_t S, int64_t t0,
                      int64_t rows, int64_t hi, int64_t ldw, int threads) {
     full_in a = {.causal = causal, .half = half, .mask = mask, .w = w, .B = B, .S = S, .t0 = t0, .rows = rows, .hi = hi, .ldw = ldw};
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
@@ -391,7 +394,8 @@ TM_INLINE void full_literal_row(const int dtype, const full_in *a, int64_t b, in
 }
 
 /* Outputs of one row from its sums; y0 and den, before the gate, are what the backward pass needs. */
-TM_INLINE void full_finish(const int dtype, const int gate, const full_in *a, int64_t b, int64_t c0, int w, int64_t row, const float *restrict acc, void *y, float *y0, float *den) {
+TM_INLINE void full_finish(const int dtype, const int gate, const full_in *a, int64_t b, int64_t c0, int w, int64_t row, const float *restrict acc, void *y,
+    float *y0, float *den) {
     float qbuf[FULL_C], ybuf[FULL_C], ratio[FULL_C];
     int64_t t = a->t0 + row, at = (b * a->T + t) * a->D + c0;
     if (gate) tm_ahead(dtype, a->q, b * a->qb + (t + FULL_AHEAD) * a->qt + c0, w);
@@ -405,7 +409,8 @@ TM_INLINE void full_finish(const int dtype, const int gate, const full_in *a, in
     tm_write(dtype, y, at, out, w);
 }
 
-TM_INLINE void full_forward_strip(const int dtype, const int gate, const full_in *a, int64_t b, int64_t c0, int w, float *x, uint32_t *pairs, float *acc, void *y, float *y0, float *den) {
+TM_INLINE void full_forward_strip(const int dtype, const int gate, const full_in *a, int64_t b, int64_t c0, int w, float *x, uint32_t *pairs, float *acc,
+    void *y, float *y0, float *den) {
     full_strip s;
     full_plan(dtype, a, b, c0, w, &s);
     memset(acc, 0, sizeof(float) * (FULL_ROWS + FULL_R) * FULL_X);
@@ -419,7 +424,8 @@ TM_INLINE void full_forward_strip(const int dtype, const int gate, const full_in
             if (a->half)
                 full_tile_half((const uint16_t *)a->e + r * full_even(a->hi) + s0 * FULL_R, 2 * FULL_R, 2, pairs, (seen + 1) / 2, acc + r * FULL_X, FULL_X);
             else
-                for (int j = 0; j < FULL_X; j += FULL_TW) full_tile((const float *)a->e + (r * a->hi) + s0 * FULL_R, FULL_R, 1, x + FULL_AT(j, 0, FULL_KEYS), seen, acc + r * FULL_X + j, FULL_X);
+                for (int j = 0; j < FULL_X; j += FULL_TW) full_tile((const float *)a->e + (r * a->hi) + s0 * FULL_R, FULL_R, 1, x + FULL_AT(j, 0, FULL_KEYS),
+                    seen, acc + r * FULL_X + j, FULL_X);
         }
     }
     for (int64_t r = 0; r < a->rows; r++) {
@@ -436,11 +442,13 @@ TM_INLINE void full_forward_strip(const int dtype, const int gate, const full_in
     }
 
 /* Rows t0 .. t0 + rows of y (B, T, D); y0 and den (B, T, D) or NULL. e, top, span and slack are full_pack's, kmax and kmin full_ranges'. */
-TM_EXPORT(full_forward)(int dtype, int gate, int causal, int half, const void *q, const void *k, const void *v, const uint8_t *mask, const float *w, const float *top,
+TM_EXPORT(full_forward)(int dtype, int gate, int causal, int half, const void *q, const void *k, const void *v, const uint8_t *mask, const float *w,
+    const float *top,
                         const float *span, const float *slack, const float *kmax, const float *kmin, const void *e, void *y, float *y0, float *den, int64_t B,
                         int64_t T, int64_t S, int64_t D, int64_t t0, int64_t rows, int64_t hi, int64_t ldw, int64_t qb, int64_t qt, int64_t kb, int64_t kt,
                         int64_t vb, int64_t vt, int threads) {
-    full_in a = {dtype, gate, causal, half, q, k, v, NULL, mask, w, top, span, slack, kmax, kmin, e, B, T, S, D, t0, rows, hi, ldw, qb, qt, kb, kt, vb, vt, 0, 0};
+    full_in a = {dtype, gate, causal, half, q, k, v, NULL, mask, w, top, span, slack, kmax, kmin, e, B, T, S, D, t0, rows, hi, ldw, qb, qt, kb, kt, vb, vt,
+        0, 0};
     int64_t strips = tm_ceil(D, FULL_C);
 #pragma omp parallel num_threads(threads) if (B * strips > 1 && threads > 1)
     {
@@ -503,7 +511,8 @@ TM_INLINE void full_back_row(const int dtype, const int gate, const full_in *a, 
 }
 
 /* Gradients of n keys from s0 of what the rows in float32 gave them: [A | C] in acc. */
-TM_INLINE void full_back_keys(const int dtype, const full_in *a, int64_t b, int64_t c0, int w, const float *m, int64_t s0, int64_t n, const float *acc, float *dk, float *dv) {
+TM_INLINE void full_back_keys(const int dtype, const full_in *a, int64_t b, int64_t c0, int w, const float *m, int64_t s0, int64_t n, const float *acc,
+    float *dk, float *dv) {
     float kbuf[FULL_C], vbuf[FULL_C];
     for (int64_t i = 0; i < n; i++) {
         int64_t s = s0 + i, at = (b * a->S + s) * a->D + c0;
@@ -521,7 +530,8 @@ TM_INLINE void full_back_keys(const int dtype, const full_in *a, int64_t b, int6
 }
 
 /* The same of a row in the literal form; its maximum is left for the gradients of the weights. */
-TM_INLINE void full_back_literal(const int dtype, const full_in *a, int64_t b, int64_t c0, int w, int64_t row, const float *y0, const full_rest *rest, float *dk, float *dv) {
+TM_INLINE void full_back_literal(const int dtype, const full_in *a, int64_t b, int64_t c0, int w, int64_t row, const float *y0, const full_rest *rest,
+    float *dk, float *dv) {
     float kbuf[FULL_C], vbuf[FULL_C], top[FULL_C];
     int64_t n = a->causal ? tm_min(a->hi, a->t0 + row + 1) : a->hi, here = (b * a->rows + row) * a->D + c0;
     const float *rate = rest->rate + here, *y = y0 + (b * a->T + a->t0 + row) * a->D + c0;
@@ -564,7 +574,8 @@ TM_INLINE void full_backward_strip(const int dtype, const int gate, const full_i
             if (a->half)
                 full_tile_half((const uint16_t *)a->e + s0 * full_even(a->rows) + r * FULL_R, 2 * FULL_R, 2, pairs + r / 2 * FULL_X, (n + 1) / 2, acc, FULL_X);
             else
-                for (int j = 0; j < FULL_X; j += FULL_TW) full_tile((const float *)a->e + (s0 * a->rows) + r * FULL_R, FULL_R, 1, z + FULL_AT(j, r, FULL_ROWS), n, acc + j, FULL_X);
+                for (int j = 0; j < FULL_X; j += FULL_TW) full_tile((const float *)a->e + (s0 * a->rows) + r * FULL_R, FULL_R, 1, z + FULL_AT(j, r,
+                    FULL_ROWS), n, acc + j, FULL_X);
         }
         full_back_keys(dtype, a, b, c0, w, s.m, s0, tm_min(FULL_R, a->hi - s0), acc, dk, dv);
     }
@@ -573,12 +584,14 @@ TM_INLINE void full_backward_strip(const int dtype, const int gate, const full_i
 }
 
 /* dq of rows t0 .. t0 + rows, and what these rows add to dk and dv (B, S, D), float32; z, rate, to and literal are for full_backward_weights. */
-TM_EXPORT(full_backward_keys)(int dtype, int gate, int causal, int half, const void *q, const void *k, const void *v, const void *g, const uint8_t *mask, const float *w,
+TM_EXPORT(full_backward_keys)(int dtype, int gate, int causal, int half, const void *q, const void *k, const void *v, const void *g, const uint8_t *mask,
+    const float *w,
                               const float *top, const float *span, const float *slack, const float *kmax, const float *kmin, const void *e, const float *y0,
                               const float *den, void *dq, float *dk, float *dv, void *z, float *rate, float *to, uint8_t *literal, int64_t B, int64_t T,
                               int64_t S, int64_t D, int64_t t0, int64_t rows, int64_t hi, int64_t ldw, int64_t qb, int64_t qt, int64_t kb, int64_t kt,
                               int64_t vb, int64_t vt, int64_t gb, int64_t gt, int threads) {
-    full_in a = {dtype, gate, causal, half, q, k, v, g, mask, w, top, span, slack, kmax, kmin, e, B, T, S, D, t0, rows, hi, ldw, qb, qt, kb, kt, vb, vt, gb, gt};
+    full_in a = {dtype, gate, causal, half, q, k, v, g, mask, w, top, span, slack, kmax, kmin, e, B, T, S, D, t0, rows, hi, ldw, qb, qt, kb, kt, vb, vt, gb,
+        gt};
     full_rest rest = {z, rate, to, literal};
     int64_t strips = tm_ceil(D, FULL_C);
 #pragma omp parallel num_threads(threads) if (B * strips > 1 && threads > 1)
@@ -604,7 +617,8 @@ TM_INLINE void full_weights_literal(const int dtype, const full_in *a, int64_t b
     const float *y = y0 + (b * a->T + a->t0 + row) * a->D + c0, *ww = a->w + row * a->ldw + s0, *top = rest->to + here, *rate = rest->rate + here;
     for (int64_t s = 0; s < seen; s++) {
         if (!full_live(a, b, s0 + s)) continue;
-        const float *k = tm_read(dtype, a->k, b * a->kb + (s0 + s) * a->kt + c0, kbuf, w), *v = tm_read(dtype, a->v, b * a->vb + (s0 + s) * a->vt + c0, vbuf, w);
+        const float *k = tm_read(dtype, a->k, b * a->kb + (s0 + s) * a->kt + c0, kbuf, w), *v = tm_read(dtype, a->v, b * a->vb + (s0 + s) * a->vt + c0, vbuf,
+            w);
         double x = ww[s] < FULL_CAP ? ww[s] : FULL_CAP;
         float sum = 0.0f;
         TM_IVDEP
@@ -615,7 +629,8 @@ TM_INLINE void full_weights_literal(const int dtype, const full_in *a, int64_t b
 }
 
 /* X of n keys in two strips side by side: (key, 2 FULL_X). */
-TM_INLINE void full_products_wide(const int dtype, const full_in *a, int64_t b, int64_t c0, int w, const float *m, int64_t s0, int64_t n, int64_t column, float *out) {
+TM_INLINE void full_products_wide(const int dtype, const full_in *a, int64_t b, int64_t c0, int w, const float *m, int64_t s0, int64_t n, int64_t column,
+    float *out) {
     float kbuf[FULL_C], vbuf[FULL_C], line[FULL_X];
     for (int64_t i = 0; i < n; i++) {
         int64_t at = i * 2 * FULL_X + column;
@@ -624,7 +639,8 @@ TM_INLINE void full_products_wide(const int dtype, const full_in *a, int64_t b, 
         if (a->half) memset((uint16_t *)out + at, 0, sizeof(uint16_t) * FULL_X);
         tm_ahead(dtype, a->k, b * a->kb + (s0 + i + FULL_AHEAD) * a->kt + c0, w), tm_ahead(dtype, a->v, b * a->vb + (s0 + i + FULL_AHEAD) * a->vt + c0, w);
         if (!full_live(a, b, s0 + i)) continue;
-        const float *k = tm_read(dtype, a->k, b * a->kb + (s0 + i) * a->kt + c0, kbuf, w), *v = tm_read(dtype, a->v, b * a->vb + (s0 + i) * a->vt + c0, vbuf, w);
+        const float *k = tm_read(dtype, a->k, b * a->kb + (s0 + i) * a->kt + c0, kbuf, w), *v = tm_read(dtype, a->v, b * a->vb + (s0 + i) * a->vt + c0, vbuf,
+            w);
         TM_IVDEP
         for (int c = 0; c < w; c++) {
             float e = tm_exp_neg(k[c] - m[c]);
@@ -650,7 +666,8 @@ TM_INLINE void full_weights_write(const full_in *a, int64_t s0, int64_t n, const
 /* dw of all rows of the block for a block of keys from s0, summed over the batch. */
 TM_INLINE void full_weights_tile(const int dtype, const full_in *a, int64_t s0, const float *m, const float *y0, const full_rest *rest, float *x, float *acc,
                                  float *more, float *dw, int64_t lddw) {
-    int64_t n = tm_min(FULL_TILE, a->hi - s0), strips = tm_ceil(a->D, FULL_C), panels = tm_ceil(a->rows, FULL_TW), first = a->causal ? tm_max(0, s0 - a->t0) : 0;
+    int64_t n = tm_min(FULL_TILE, a->hi - s0), strips = tm_ceil(a->D, FULL_C), panels = tm_ceil(a->rows, FULL_TW), first = a->causal ? tm_max(0,
+        s0 - a->t0) : 0;
     int some = 0;
     memset(acc, 0, sizeof(float) * FULL_ROWS * FULL_TILE);
     for (int64_t i = 0; i < a->B * strips;) {
@@ -670,7 +687,8 @@ TM_INLINE void full_weights_tile(const int dtype, const full_in *a, int64_t s0, 
             int64_t place = ((b * panels + r) * strips + strip) * FULL_X * FULL_TW;
             for (int64_t s = 0; s < end; s += FULL_R)
                 if (a->half)
-                    full_tile_half((uint16_t *)x + s * 2 * FULL_X, 2, 2 * FULL_X, (const uint32_t *)((uint16_t *)rest->z + place), both * FULL_C, acc + s * FULL_ROWS + r * FULL_TW, FULL_ROWS);
+                    full_tile_half((uint16_t *)x + s * 2 * FULL_X, 2, 2 * FULL_X, (const uint32_t *)((uint16_t *)rest->z + place), both * FULL_C,
+                        acc + s * FULL_ROWS + r * FULL_TW, FULL_ROWS);
                 else
                     full_tile(x + s * 2 * FULL_X, 1, 2 * FULL_X, (const float *)rest->z + place, both * FULL_X, acc + s * FULL_ROWS + r * FULL_TW, FULL_ROWS);
         }
@@ -690,10 +708,12 @@ TM_INLINE void full_units(const float *kmax, float *m, int64_t B, int64_t S, int
 }
 
 /* dw (rows, lddw) of a block of rows, summed over the B batch rows given. */
-TM_EXPORT(full_backward_weights)(int dtype, int causal, int half, const void *k, const void *v, const uint8_t *mask, const float *w, const float *top, const float *kmax,
+TM_EXPORT(full_backward_weights)(int dtype, int causal, int half, const void *k, const void *v, const uint8_t *mask, const float *w, const float *top,
+    const float *kmax,
                                  const float *y0, void *z, float *rate, float *to, uint8_t *literal, float *dw, int64_t B, int64_t T, int64_t S, int64_t D,
                                  int64_t t0, int64_t rows, int64_t hi, int64_t ldw, int64_t kb, int64_t kt, int64_t vb, int64_t vt, int64_t lddw, int threads) {
-    full_in a = {.dtype = dtype, .causal = causal, .half = half, .k = k, .v = v, .mask = mask, .w = w, .top = top, .B = B, .T = T, .S = S, .D = D, .t0 = t0, .rows = rows,
+    full_in a = {.dtype = dtype, .causal = causal, .half = half, .k = k, .v = v, .mask = mask, .w = w, .top = top, .B = B, .T = T, .S = S, .D = D, .t0 = t0,
+        .rows = rows,
                  .hi = hi, .ldw = ldw, .kb = kb, .kt = kt, .vb = vb, .vt = vt};
     full_rest rest = {z, rate, to, literal};
     float *m = tm_scratch(sizeof(float) * (size_t)(B * D));
