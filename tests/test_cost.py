@@ -47,7 +47,7 @@ def kept_bytes(mixer, x, given) -> int:
             seen[place.data_ptr()] = place.nbytes()
         return t
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), use_backend("eager" if hasattr(mixer, "functional_args") else "auto"):
         y = mixer(x, **given)  # alive while storages are counted, so that no address is used twice
     del y
     return sum(seen.values())

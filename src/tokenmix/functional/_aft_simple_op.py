@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..kernels import triton
 from ..kernels.cpu import scan
-from ._ops import define, derive_twice, differentiable, needs_grad
+from ._ops import define, derive_twice, differentiable, kernels, needs_grad
 
 
 def aft_simple_kernel(q: Tensor | None, k: Tensor, v: Tensor, key_mask: Tensor | None, T: int, causal: bool) -> Tensor:
@@ -22,17 +21,8 @@ def _eager(q: Tensor | None, k: Tensor, v: Tensor, key_mask: Tensor | None, T: i
     return aft_simple(like, k, v, causal=causal, key_mask=key_mask, gate=None if q is None else "sigmoid", backend="eager")
 
 
-def _scan(k):
-    """The kernels that run on these tensors; the Triton ones are imported where they are used, as triton is optional."""
-    if not k.is_cuda and not (triton.INTERPRETED and triton.available()):
-        return scan
-    from ..kernels.triton import scan as on_triton
-
-    return on_triton
-
-
 def _run(q, k, v, key_mask, T, causal, save):
-    return _scan(k).forward(q, k, v, key_mask, T, causal=causal, save=save)
+    return kernels("scan", k).forward(q, k, v, key_mask, T, causal=causal, save=save)
 
 
 def _fake(q, k, v, key_mask, T, causal, save):
@@ -40,7 +30,7 @@ def _fake(q, k, v, key_mask, T, causal, save):
 
 
 def _run_backward(g, q, k, v, key_mask, saved, causal):
-    return _scan(k).backward(g, q, k, v, key_mask, saved, causal=causal)
+    return kernels("scan", k).backward(g, q, k, v, key_mask, saved, causal=causal)
 
 
 def _fake_backward(g, q, k, v, key_mask, saved, causal):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..kernels.cpu import band
 from ._band import band_sums, causal_sums
-from ._ops import define, derive_twice, differentiable, needs_grad
+from ._ops import define, derive_twice, differentiable, kernels, needs_grad
 from ._sums import narrow, ratio_of, wide
 from ._weights import Banded, Toeplitz
 
@@ -63,16 +63,16 @@ def _eager(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, key_mask: Tensor |
     return (y if q is None else torch.sigmoid(q) * y).to(v.dtype)
 
 
-def _cpu(q, k, v, w, key_mask, causal, save):
-    return band.forward(q, k, v, w, key_mask, causal=causal, save=save)
+def _run(q, k, v, w, key_mask, causal, save):
+    return kernels("band", v).forward(q, k, v, w, key_mask, causal=causal, save=save)
 
 
 def _fake(q, k, v, w, key_mask, causal, save):
     return v.new_empty(v.shape), v.new_empty(band.saved_shape(v) if save else (0,), dtype=torch.float32)
 
 
-def _cpu_backward(g, q, k, v, w, key_mask, saved, causal):
-    return band.backward(g, q, k, v, w, key_mask, saved, causal=causal)
+def _run_backward(g, q, k, v, w, key_mask, saved, causal):
+    return kernels("band", v).backward(g, q, k, v, w, key_mask, saved, causal=causal)
 
 
 def _fake_backward(g, q, k, v, w, key_mask, saved, causal):
@@ -101,11 +101,14 @@ def _derive_backward(ctx, *weights):
     return dg, dq, dk, dv, dw, None, None, None
 
 
-_forward = define("aft_band", "(Tensor? q, Tensor k, Tensor v, Tensor w, Tensor? key_mask, bool causal, bool save) -> (Tensor, Tensor)", cpu=_cpu, fake=_fake)
+_forward = define(
+    "aft_band", "(Tensor? q, Tensor k, Tensor v, Tensor w, Tensor? key_mask, bool causal, bool save) -> (Tensor, Tensor)", cpu=_run, cuda=_run, fake=_fake
+)
 _backward = define(
     "aft_band_backward",
     "(Tensor g, Tensor? q, Tensor k, Tensor v, Tensor w, Tensor? key_mask, Tensor saved, bool causal) -> (Tensor, Tensor, Tensor, Tensor)",
-    cpu=_cpu_backward,
+    cpu=_run_backward,
+    cuda=_run_backward,
     fake=_fake_backward,
 )
 differentiable("aft_band", keep=_keep, derive=_derive)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.cpu import full
-from ._ops import define, derive_twice, differentiable, needs_grad
+from ._ops import define, derive_twice, differentiable, kernels, needs_grad
 
 
 def aft_full_kernel(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor | tuple[Tensor, Tensor], key_mask: Tensor | None, causal: bool) -> Tensor:
@@ -28,8 +28,8 @@ def _eager(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None,
     return aft_full(like, k, v, w if w2 is None else (w, w2), causal=causal, key_mask=key_mask, gate=gate, backend="eager")
 
 
-def _cpu(q, k, v, w, w2, key_mask, causal, save):
-    return full.forward(q, k, v, w, w2, key_mask, causal=causal, save=save)
+def _run(q, k, v, w, w2, key_mask, causal, save):
+    return kernels("full", k).forward(q, k, v, w, w2, key_mask, causal=causal, save=save)
 
 
 def _fake(q, k, v, w, w2, key_mask, causal, save):
@@ -38,8 +38,8 @@ def _fake(q, k, v, w, w2, key_mask, causal, save):
     return k.new_empty(k.shape[0], T, k.shape[2]), *kept
 
 
-def _cpu_backward(g, q, k, v, w, w2, key_mask, y0, den, causal):
-    return full.backward(g, q, k, v, w, w2, key_mask, y0, den, causal=causal)
+def _run_backward(g, q, k, v, w, w2, key_mask, y0, den, causal):
+    return kernels("full", k).backward(g, q, k, v, w, w2, key_mask, y0, den, causal=causal)
 
 
 def _fake_backward(g, q, k, v, w, w2, key_mask, y0, den, causal):
@@ -70,11 +70,12 @@ def _derive_backward(ctx, *weights):
 
 
 _INPUTS = "Tensor? q, Tensor k, Tensor v, Tensor w, Tensor? w2, Tensor? key_mask"
-_forward = define("aft_full", f"({_INPUTS}, bool causal, bool save) -> (Tensor, Tensor, Tensor)", cpu=_cpu, fake=_fake)
+_forward = define("aft_full", f"({_INPUTS}, bool causal, bool save) -> (Tensor, Tensor, Tensor)", cpu=_run, cuda=_run, fake=_fake)
 _backward = define(
     "aft_full_backward",
     f"(Tensor g, {_INPUTS}, Tensor y0, Tensor den, bool causal) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    cpu=_cpu_backward,
+    cpu=_run_backward,
+    cuda=_run_backward,
     fake=_fake_backward,
 )
 differentiable("aft_full", keep=_keep, derive=_derive)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..kernels.cpu import hydra as cpu
 from ._aft_simple_op import aft_simple_kernel
-from ._ops import define, derive_twice, differentiable, needs_grad
+from ._ops import define, derive_twice, differentiable, kernels, needs_grad
 
 OWN = ("cosine", "identity", "mean")
 """The maps that the kernel knows; others are applied around it."""
@@ -52,8 +52,8 @@ def _eager(q, k, v, key_mask, causal, of_q, of_k, eps, mean):
     return hydra(q, k, v, feature=feature, normalise=mean, eps=eps, causal=causal, key_mask=key_mask, backend="eager")
 
 
-def _cpu(q, k, v, key_mask, causal, of_q, of_k, eps, mean, save):
-    y, saved = cpu.forward(q, k, v, key_mask, (of_q, of_k, eps), causal=causal, mean=mean)
+def _run(q, k, v, key_mask, causal, of_q, of_k, eps, mean, save):
+    y, saved = kernels("hydra", k).forward(q, k, v, key_mask, (of_q, of_k, eps), causal=causal, mean=mean)
     return y, saved if save else saved.new_empty(0)
 
 
@@ -61,8 +61,8 @@ def _fake(q, k, v, key_mask, causal, of_q, of_k, eps, mean, save):
     return q.new_empty(q.shape), q.new_empty(cpu.saved_shape(k, causal) if save else (0,), dtype=torch.float32)
 
 
-def _cpu_backward(g, q, k, v, key_mask, saved, causal, of_q, of_k, eps, mean):
-    return cpu.backward(g, q, k, v, key_mask, saved, (of_q, of_k, eps), causal=causal, mean=mean)
+def _run_backward(g, q, k, v, key_mask, saved, causal, of_q, of_k, eps, mean):
+    return kernels("hydra", k).backward(g, q, k, v, key_mask, saved, (of_q, of_k, eps), causal=causal, mean=mean)
 
 
 def _fake_backward(g, q, k, v, key_mask, saved, causal, of_q, of_k, eps, mean):
@@ -91,11 +91,12 @@ def _derive_backward(ctx, *weights):
 
 
 _OPTIONS = "bool causal, bool of_q, bool of_k, float eps, bool mean"
-_forward = define("hydra", f"(Tensor q, Tensor k, Tensor v, Tensor? key_mask, {_OPTIONS}, bool save) -> (Tensor, Tensor)", cpu=_cpu, fake=_fake)
+_forward = define("hydra", f"(Tensor q, Tensor k, Tensor v, Tensor? key_mask, {_OPTIONS}, bool save) -> (Tensor, Tensor)", cpu=_run, cuda=_run, fake=_fake)
 _backward = define(
     "hydra_backward",
     f"(Tensor g, Tensor q, Tensor k, Tensor v, Tensor? key_mask, Tensor saved, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
-    cpu=_cpu_backward,
+    cpu=_run_backward,
+    cuda=_run_backward,
     fake=_fake_backward,
 )
 differentiable("hydra", keep=_keep, derive=_derive)

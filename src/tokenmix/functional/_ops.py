@@ -6,10 +6,13 @@ A kernel is two operators, forward and backward. The backward operator's own der
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ..kernels import triton
 
 _LIBRARY = torch.library.Library("tokenmix", "DEF")  # noqa: TOR901  (ours, defined once)
 OPERATORS: dict[str, tuple[str, ...]] = {}
@@ -25,6 +28,12 @@ def define(name: str, signature: str, *, cpu: Callable[..., Any] | None, cuda: C
     torch.library.register_fake(f"tokenmix::{name}", fake, lib=_LIBRARY)
     OPERATORS[name] = tuple(kind for kind, run in (("cpu", cpu), ("triton", cuda)) if run is not None)
     return getattr(torch.ops.tokenmix, name).default
+
+
+def kernels(name: str, like: Tensor) -> Any:
+    """The module of kernels called ``name`` for tensors like this one. The Triton ones are imported where they are used, as triton is optional."""
+    where = "triton" if like.is_cuda or (triton.INTERPRETED and triton.available()) else "cpu"
+    return import_module(f"..kernels.{where}.{name}", __package__)
 
 
 def differentiable(name: str, *, keep: Callable[..., None], derive: Callable[..., Any]) -> None:

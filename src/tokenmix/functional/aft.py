@@ -51,9 +51,9 @@ def aft_full(
     if 0 in (*q.shape, k.shape[1]):
         return torch.zeros_like(q)
     source = _source("aft_full", w, q.shape[1], k.shape[1])
-    lacks = None if attn_mask is None else "its kernels take no attn_mask"
-    if kernel("aft_full", backend, k, v, q, *(w if isinstance(w, tuple) else (w,)), lacks=lacks, only=("cpu",)):
-        y = aft_full_kernel(q if gate == "sigmoid" else None, k, v, w, key_mask, causal)
+    lacks, asked = None if attn_mask is None else "its kernels take no attn_mask", q if gate == "sigmoid" else None
+    if kernel("aft_full", backend, k, v, asked, lacks=lacks):
+        y = aft_full_kernel(asked, k, v, w, key_mask, causal)
         return y if gate == "sigmoid" else gated(q, y, gate)
     kd, vd = wide(k, v, key_mask, 1)
     if attn_mask is not None:
@@ -107,8 +107,9 @@ def aft_local(
         cut = torch.where(near, source.slab(slice(0, T), slice(0, S)).squeeze(1), 0.0)
         mask = attn_mask if not drop else near if attn_mask is None else near & attn_mask
         return aft_full(q, k, v, cut, causal=causal, key_mask=key_mask, attn_mask=mask, gate=gate, backend=backend)
-    if kernel("aft_local", backend, k, v, q, lacks="its kernels take outside='zero' only" if drop else None, only=("cpu",)):
-        y = aft_band_kernel(q if gate == "sigmoid" else None, k, v, band_of(w, window, causal), key_mask, causal)
+    asked = q if gate == "sigmoid" else None
+    if kernel("aft_local", backend, k, v, asked, lacks="its kernels take outside='zero' only" if drop else None):
+        y = aft_band_kernel(asked, k, v, band_of(w, window, causal), key_mask, causal)
         return y if gate == "sigmoid" else gated(q, y, gate)
     kd, vd = wide(k, v, key_mask, 1)
     band = Windowed(source, *reach)
@@ -133,8 +134,9 @@ def aft_simple(
     _check("aft_simple", q, k, v, causal, key_mask, attn_mask, gate)
     if 0 in (*q.shape, k.shape[1]):
         return torch.zeros_like(q)
-    if kernel("aft_simple", backend, k, v, q, lacks=None if attn_mask is None else "its kernels take no attn_mask"):
-        y = aft_simple_kernel(q if gate == "sigmoid" else None, k, v, key_mask, q.shape[1], causal)
+    asked = q if gate == "sigmoid" else None
+    if kernel("aft_simple", backend, k, v, asked, lacks=None if attn_mask is None else "its kernels take no attn_mask"):
+        y = aft_simple_kernel(asked, k, v, key_mask, q.shape[1], causal)
         return y if gate == "sigmoid" else gated(q, y, gate)
     kd, vd = wide(k, v, key_mask, 1)
     if attn_mask is not None:

@@ -52,7 +52,7 @@ def aft_conv(
     if 0 in q.shape:
         return torch.zeros_like(q)
     asked = q if gate == "sigmoid" else None
-    if choose("aft_conv", backend, k, v, asked, lacks=_lacks(kernel, prefix, positions, outside), only=("cpu",)):
+    if choose("aft_conv", backend, k, v, asked, lacks=_lacks(kernel, prefix, positions, outside), only=("cpu", "triton") if kernel.ndim == 2 else ("cpu",)):
         if kernel.ndim == 2:
             y = aft_band_kernel(asked, k, v, _taps(kernel, q.shape[1], causal), key_mask, causal)
         else:

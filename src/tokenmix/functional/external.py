@@ -60,7 +60,7 @@ def external(
         (B, T, heads * e) in x's dtype.
     """
     lacks = "its kernel has no causal form" if causal else "its kernel has no norm='slots'" if norm == "slots" else None
-    on = kernel("external", backend, x, memory_k, memory_v, memory_k_bias, memory_v_bias, lacks=lacks, only=("cpu",))
+    on = kernel("external", backend, x, lacks=lacks, only=("cpu",))
     check_norm("external", norm, eps)
     _check(x, memory_k, memory_v, memory_k_bias, memory_v_bias, heads, key_mask)
     if 0 in x.shape:

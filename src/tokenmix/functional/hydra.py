@@ -46,7 +46,7 @@ def hydra(
     Returns:
         (B, T, D) in q's dtype; exactly 0 where a query has nothing to attend. Sums run in float64.
     """
-    if kernel("hydra", backend, q, k, v, only=("cpu",)):
+    if kernel("hydra", backend, q, k, v):
         check_qkv("hydra", q, k, v, 1, causal, key_mask)
         check_feature("hydra", feature, normalise, eps)
         if 0 in (*q.shape, k.shape[1]):

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from .. import functional as F
 from ..functional import aft_chunk as chunk
-from ..kernels import cpu
 from .aft_parts import add_projections, empty_ring, queries, ring_step
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
@@ -150,8 +149,7 @@ class AFTFull(Mixer):
     def mixing_cost(self, T):
         D, pairs = self.dim, T * T
         flops = 4 * pairs * D + 2 * pairs * (self.bias.rank or 0)
-        kept = 24 * T * D if cpu.available() else 72 * T * D + 16 * pairs  # the C kernels keep tensors of the size of the output, the eager form pairs
-        return MixingCost(flops=flops, counted=flops, activations=kept, state=(8 * D + 9) * T + 8)
+        return MixingCost(flops=flops, counted=flops, activations=72 * T * D + 16 * pairs, state=(8 * D + 9) * T + 8)
 
     def empty_state(self, batch_size, *, device, dtype):
         keys = torch.zeros(batch_size, 0, self.dim, device=device, dtype=dtype)
