@@ -229,7 +229,13 @@ FORMS: dict[str, Form] = {
 MISSING: set[str] = set()
 """Forms without a C kernel: each call of them on backend="cpu" is refused."""
 
-LACKS: dict[str, tuple[str, ...]] = {}
+LACKS: dict[str, tuple[str, ...]] = {
+    "aft_local": ("take outside='zero' only",),
+    "aft_conv 1-D": ("take no positions and only outside='zero'",),
+    "aft_conv 2-D": ("take no positions and only outside='zero'",),
+    "linear_attention": ("has no feature=",),
+    "external": ("has no causal form", "has no norm='slots'"),
+}
 """Form -> parts of the messages with which its kernel refuses some of these calls. Whatever else it refuses is a failure."""
 
 

@@ -23,7 +23,7 @@ from tokenmix import use_backend
 from tokenmix.testing import PROMISES, Subject, run_promise
 
 FAMILIES = ("aft_full", "aft_local", "aft_simple", "aft_conv", "hydra", "polynl", "multihead_linear", "linear", "external", "external_multihead")
-KERNELS = {"aft_simple"}  # rows of MIXERS whose functional form has a C kernel
+KERNELS = {"aft_full", "aft_local", "aft_simple", "aft_conv", "hydra", "polynl", "linear", "external", "external_multihead"}  # rows of MIXERS whose functional form has a C kernel
 ELSEWHERE = {
     "options_are_json": "no numbers",
     "declares_exceptions": "no numbers",

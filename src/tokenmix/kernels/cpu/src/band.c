@@ -645,6 +645,9 @@ TM_INLINE void band_sweep(const int back, band_strip *s) {
     free(ps), free(o);
 }
 
+/* The scale of rows whose largest log-weight is ``most``. A whole number, so that adding it to a large key rounds nothing away. */
+TM_INLINE float band_scale(float most) { return most > BAND_FREE ? (float)ceil(fmin(most, BAND_CAP)) : 0.0f; }
+
 /* e^(w - scale) of a group of rows by [panel row][row]: zero outside of the band and of the sequence. In mirrored time, key i0 + r has entry j of query
    T - 1 - (i0 + r - lo + j). ``scale``: of all rows, or NULL for the group's own. */
 static float band_pack_group(const float *w, const float *scale, int mirrored, int64_t i0, int64_t T, int64_t lo, int64_t L, int64_t wt, float *out) {
@@ -656,7 +659,7 @@ static float band_pack_group(const float *w, const float *scale, int mirrored, i
             float x = w[i * wt + j];
             most = x > most ? x : most;
         }
-    float top = scale ? *scale : most > BAND_FREE ? (float)fmin(most, BAND_CAP) : 0.0f;
+    float top = scale ? *scale : band_scale(most);
     memset(out, 0, sizeof(float) * (L + BAND_R - 1) * BAND_R);
     for (int r = 0; r < BAND_R; r++)
         for (int64_t j = 0; j < L; j++) {
@@ -679,7 +682,7 @@ static float band_largest(const band_in *a, const float *w) {
             float x = w[t * a->wt + j];
             most = x > most ? x : most;
         }
-    return most > BAND_FREE ? (float)fmin(most, BAND_CAP) : 0.0f;
+    return band_scale(most);
 }
 
 /* Packs for every slot, (batch entry, head) of w. */
