@@ -63,7 +63,7 @@ class Stack(nn.Module):
         return x
 
 
-class unfused:
+class Unfused:
     """Attention as plain products while inside."""
 
     def __init__(self, wanted: bool):
@@ -119,7 +119,7 @@ def vision(grid: tuple[int, int], batch: int) -> dict[str, Callable[[], None]]:
 
 def table(steps: dict[str, Callable[[], None]], budget: float, left_out: set[str]) -> dict[str, Any]:
     """Name -> steps per second, MiB at the peak of a step, ratio to fused attention."""
-    scopes = {name: (lambda name=name: unfused("unfused" in name)) for name in steps}
+    scopes = {name: (lambda name=name: Unfused("unfused" in name)) for name in steps}
     kept = {name: step for name, step in steps.items() if name not in left_out}
     memory = {name: peak_memory(step, scope=scopes[name]) for name, step in kept.items()}
     times = measure({name: sampler(step, scope=scopes[name]) for name, step in kept.items()}, budget=budget)
