@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
@@ -18,7 +16,7 @@ def saved_shape(v: Tensor) -> tuple[int, ...]:
     return (3, *v.shape)
 
 
-def _sizes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, g: Tensor | None) -> tuple[int, ctypes.Array]:
+def _sizes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, g: Tensor | None) -> tuple[int, Tensor]:
     """Whether keys are per head, and band_of's numbers. ``w`` varies along a dimension where that is not 1."""
     (B, T, D), (Bw, Hw, Tw, L) = v.shape, w.shape
     per_head = k.shape[-1] != D or Hw > 1
@@ -27,7 +25,7 @@ def _sizes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, g: Tensor | None) 
     along = [step if varies else 0 for step, varies in zip(w.stride(), (Bw > 1, Hw > 1, by_row), strict=False)]
     strides = [n for a in (q, k, v, g) for n in ((0, 0) if a is None else a.stride()[:2])]
     numbers = [B, T, D, heads, L, *along, *strides]
-    return int(per_head), (ctypes.c_int64 * len(numbers))(*numbers)
+    return int(per_head), torch.tensor(numbers)
 
 
 def forward(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, *, causal: bool, save: bool) -> tuple[Tensor, Tensor]:
@@ -49,7 +47,7 @@ def forward(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | No
     mask = None if mask is None else mask.contiguous()
     per_head, numbers = _sizes(q, k, v, w, None)
     fixed = DTYPES[v.dtype], int(q is not None), int(causal), per_head, pointer(q), pointer(k), pointer(v), pointer(w), pointer(mask)
-    _forward(*fixed, pointer(y), pointer(saved) if save else None, ctypes.addressof(numbers), torch.get_num_threads())
+    _forward(*fixed, pointer(y), pointer(saved) if save else None, pointer(numbers), torch.get_num_threads())
     return y, saved
 
 
@@ -64,5 +62,5 @@ def backward(
     per_head, numbers = _sizes(q, k, v, w, g)
     fixed = DTYPES[v.dtype], int(q is not None), int(causal), per_head, pointer(q), pointer(k), pointer(v), pointer(w), pointer(mask)
     outputs = pointer(dq), pointer(dk), pointer(dv), pointer(dw)
-    _backward(*fixed, pointer(g), pointer(saved), *outputs, ctypes.addressof(numbers), torch.get_num_threads())
+    _backward(*fixed, pointer(g), pointer(saved), *outputs, pointer(numbers), torch.get_num_threads())
     return dq, dk, dv, dw

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import DTYPES, available, function, pointer, rows
+from . import DTYPES, function, pointer, rows
 
 ROWS, RANGE, GROUP, STRIP, TILE, PANEL = 512, 48, 48, 32, 6, 64  # as in full.c; PANEL is the widest
 GROUPS = -(-ROWS // GROUP)
@@ -24,12 +25,17 @@ _forward = function("full_forward", "iiii" + "p" * 14 + "l" * 14 + "i")
 _backward_keys = function("full_backward_keys", "iiii" + "p" * 21 + "l" * 16 + "i")
 _backward_weights = function("full_backward_weights", "iii" + "p" * 12 + "l" * 13 + "i")
 
-_found = torch.zeros(1, dtype=torch.int32)
-if available():
-    function("full_pairs", "p")(_found.data_ptr())
-PAIRS = bool(_found)  # whether bfloat16 tensors are multiplied in bfloat16, with sums in float32
+_pairs = function("full_pairs", "p")
 
 Saved = tuple[Tensor, Tensor]
+
+
+@cache
+def pairs() -> bool:
+    """Whether bfloat16 tensors are multiplied in bfloat16, with sums in float32: where the processor has that product."""
+    found = torch.zeros(1, dtype=torch.int32)
+    _pairs(pointer(found))
+    return bool(found)
 
 
 def saved_shape(k: Tensor, T: int) -> tuple[int, ...]:
@@ -126,7 +132,7 @@ def _parts(w: Tensor, w2: Tensor | None, k: Tensor, mask: Tensor | None, causal:
             mask if mask is None else mask[cut],
             S,
             causal,
-            PAIRS and k.dtype == torch.bfloat16,
+            pairs() and k.dtype == torch.bfloat16,
             _cut(tensors, cut),
         )
 

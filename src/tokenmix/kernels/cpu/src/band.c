@@ -53,7 +53,7 @@ TM_INLINE float band_log(float x) {
     int32_t i, e;
     memcpy(&i, &x, 4);
     e = (i - 0x3f3504f3) >> 23;
-    i -= e << 23;
+    i = (int32_t)((uint32_t)i - ((uint32_t)e << 23));
     float m, n = (float)e;
     memcpy(&m, &i, 4);
     m -= 1.0f;

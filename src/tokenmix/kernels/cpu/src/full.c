@@ -555,6 +555,7 @@ TM_INLINE void full_back_literal(const int dtype, const full_in *a, int64_t b, i
 TM_INLINE void full_backward_strip(const int dtype, const int gate, const full_in *a, int64_t b, int64_t c0, int w, const float *y0, const float *den, void *dq,
                                    float *dk, float *dv, float *z, uint32_t *pairs, const full_rest *rest) {
     full_strip s;
+    memset(&s, 0, sizeof s); /* groups beyond the last row are copied too */
     full_plan(dtype, a, b, c0, w, &s);
     memcpy(rest->literal + (b * tm_ceil(a->D, FULL_C) + c0 / FULL_C) * FULL_GROUPS, s.literal, FULL_GROUPS);
     float acc[FULL_R * FULL_X] __attribute__((aligned(64)));
