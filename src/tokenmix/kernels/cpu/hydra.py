@@ -11,9 +11,9 @@ BLOCK = 64  # HYDRA_T of hydra.c
 
 _HEAD = "iiid" + "p" * 5
 _forward = function("hydra_forward", _HEAD + "p" * 2 + "l" * 9 + "i")
-_backward = function("hydra_backward", _HEAD + "p" * 6 + "l" * 11 + "i")
+_backward = function("hydra_backward", _HEAD + "p" * 5 + "l" * 11 + "i")
 _all_forward = function("hydra_all_forward", _HEAD + "p" * 3 + "l" * 10 + "i")
-_all_backward = function("hydra_all_backward", _HEAD + "p" * 6 + "l" * 12 + "i")
+_all_backward = function("hydra_all_backward", _HEAD + "p" * 5 + "l" * 12 + "i")
 
 Maps = tuple[bool, bool, float]
 """Whether queries are divided by their norm, whether keys are, and the eps of the norm."""
@@ -63,8 +63,7 @@ def backward(
     mask = None if mask is None else mask.contiguous()
     scale = _scale(mask, B, T, S, causal) if mean else None
     dq, dk, dv = (torch.empty(a.shape, dtype=k.dtype) for a in (q, k, v))
-    rest = torch.empty(B * (-(-T // BLOCK) + 1) * D, dtype=torch.float32)
-    fixed = DTYPES[k.dtype], int(maps[0]), int(maps[1]), maps[2], *map(pointer, (q, k, v, mask, scale, g, saved, rest, dq, dk, dv))
+    fixed = DTYPES[k.dtype], int(maps[0]), int(maps[1]), maps[2], *map(pointer, (q, k, v, mask, scale, g, saved, dq, dk, dv))
     run, sizes = (_backward, (B, T, D)) if causal else (_all_backward, (B, T, S, D))
     run(*fixed, *sizes, *_strides(q, k, v, g), torch.get_num_threads())
     return dq, dk, dv

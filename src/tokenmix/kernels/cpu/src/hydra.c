@@ -301,7 +301,7 @@ TM_EXPORT(hydra_forward)(int dtype, int of_q, int of_k, double eps, const void *
 
 /* part as the forward pass left it; rest (B, blocks, D) is working space. dq, dk, dv contiguous. */
 TM_EXPORT(hydra_backward)(int dtype, int of_q, int of_k, double eps, const void *q, const void *k, const void *v, const uint8_t *mask, const float *scale,
-                          const void *g, const float *part, float *rest, void *dq, void *dk, void *dv, int64_t B, int64_t T, int64_t D, int64_t qb, int64_t qt,
+                          const void *g, const float *part, void *dq, void *dk, void *dv, int64_t B, int64_t T, int64_t D, int64_t qb, int64_t qt,
                           int64_t kb, int64_t kt, int64_t vb, int64_t vt, int64_t gb, int64_t gt, int threads) {
     hydra_in in = {dtype, of_q, of_k, q, k, v, g, mask, scale, eps, T, T, D, qb, qt, kb, kt, vb, vt, gb, gt}, *a = &in;
     int64_t n = tm_ceil(T, HYDRA_T);
@@ -309,9 +309,11 @@ TM_EXPORT(hydra_backward)(int dtype, int of_q, int of_k, double eps, const void 
         HYDRA_BLOCKS(1, hydra_causal_back_batch(a, b, n, part + b * n * D, dq, dk, dv, run, w))
         return;
     }
+    float *rest = tm_scratch(sizeof(float) * B * n * D);
     HYDRA_BLOCKS(n, hydra_queries(a, b, i, run, w); memcpy(rest + j * D, run, sizeof(float) * D))
     hydra_join_blocks(rest, NULL, B, n, D, 1, threads);
     HYDRA_BLOCKS(n, hydra_causal_back(a, b, i, part + j * D, rest + j * D, run, dq, dk, dv, w))
+    free(rest);
 }
 
 static void hydra_read_block(const hydra_in *a, int64_t b, int64_t i, const float *total, const float *zero, void *y, const hydra_rows *w) {
@@ -351,12 +353,13 @@ static void hydra_key_block(const hydra_in *a, int64_t b, int64_t i, const float
 
 /* total as the forward pass left it; rest (B, blocks of T + 1, D) is working space. */
 TM_EXPORT(hydra_all_backward)(int dtype, int of_q, int of_k, double eps, const void *q, const void *k, const void *v, const uint8_t *mask, const float *scale,
-                              const void *g, const float *total, float *rest, void *dq, void *dk, void *dv, int64_t B, int64_t T, int64_t S, int64_t D, int64_t qb,
+                              const void *g, const float *total, void *dq, void *dk, void *dv, int64_t B, int64_t T, int64_t S, int64_t D, int64_t qb,
                               int64_t qt, int64_t kb, int64_t kt, int64_t vb, int64_t vt, int64_t gb, int64_t gt, int threads) {
     hydra_in in = {dtype, of_q, of_k, q, k, v, g, mask, scale, eps, T, S, D, qb, qt, kb, kt, vb, vt, gb, gt}, *a = &in;
     int64_t n = tm_ceil(S, HYDRA_T), m = tm_ceil(T, HYDRA_T);
-    float *all = rest + B * m * D;
+    float *rest = tm_scratch(sizeof(float) * B * (m + 1) * D), *all = rest + B * m * D;
     HYDRA_BLOCKS(m, hydra_query_block(a, b, i, total + b * D, zero, run, dq, w); memcpy(rest + j * D, run, sizeof(float) * D))
     hydra_join_blocks(rest, all, B, m, D, 0, threads);
     HYDRA_BLOCKS(n, hydra_key_block(a, b, i, all + b * D, zero, dk, dv, w))
+    free(rest);
 }
