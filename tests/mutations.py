@@ -641,9 +641,9 @@ MUTATIONS = [
     ),
     Mutation(
         "state forgets what leaves the ring",
-        "mixers/aft_parts.py",
-        "sums = far if only_near else chunk.absorb",
-        "sums = far if True else chunk.absorb",
+        "functional/aft_chunk.py",
+        "sums = far if only_near else absorb",
+        "sums = far if True else absorb",
         "aft_local-3",
         True,
         "streaming_equals_parallel",

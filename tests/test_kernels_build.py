@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import shutil
 import subprocess
@@ -320,3 +321,15 @@ def test_the_doctor_says_what_helps(monkeypatch):
     text = " ".join(diagnosis_text(diagnose()).split())
     assert f"C: not in use: the C library is stale; build it again with `{build.COMMAND}`" in text
     assert text.endswith("all well")  # nothing is broken without kernels
+
+
+def test_huge_pages_are_asked_for_inside_large_results_only(monkeypatch):
+    asked: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(cpu, "_madvise", lambda *a: asked.append(a))
+    assert cpu.new((3, 5), torch.bfloat16).shape == (3, 5)
+    assert not asked
+    a = cpu.new((1025, 1024))
+    ((start, size, _),) = asked
+    assert start % mmap.PAGESIZE == 0
+    assert a.data_ptr() <= start < a.data_ptr() + mmap.PAGESIZE
+    assert start + size == a.data_ptr() + a.nbytes

@@ -71,7 +71,9 @@ def test_the_future_does_not_reach_the_past_but_the_past_does_reach_the_present(
     model, x = make(MODELS[name]), tokens()
     y = x.clone()
     y[:, 12:] = (y[:, 12:] + 1) % 50
-    assert (model(x)[:, :12] - model(y)[:, :12]).abs().max() <= 1e-6
+    torch.testing.assert_close(model(x)[:, :12], model(y)[:, :12], rtol=0, atol=1e-5)  # a kernel may choose its units by a block that holds the future
+    model = model.double()
+    assert (model(x)[:, :12] - model(y)[:, :12]).abs().max() <= 1e-13
     y = x.clone()
     y[:, 3] = (y[:, 3] + 1) % 50
     assert (model(x)[:, 15] - model(y)[:, 15]).abs().amax(-1).min() > 1e-4

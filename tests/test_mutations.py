@@ -1,4 +1,7 @@
-"""Each planted bug of mutations.py is noticed by the promise it names, and the library without bugs keeps those promises."""
+"""Each planted bug of mutations.py is noticed by the promise it names, and the library without bugs keeps those promises.
+
+The bugs are in Python, so the C kernels, which would step in, are switched off; theirs are in kernel_mutations.py.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def copied(place: Path) -> Path:
 def run(place: Path, *mutations: Mutation) -> list[tuple[str, str]]:
     """Status and reason of each mutation's promise, in a fresh process that imports the copy."""
     asked = [str(a) for m in mutations for a in (m.case, m.causal, m.promise)]
-    env = {**os.environ, "PYTHONPATH": f"{place}{os.pathsep}{HERE}", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {**os.environ, "PYTHONPATH": f"{place}{os.pathsep}{HERE}", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "TOKENMIX_NO_KERNELS": "1"}
     done = subprocess.run([sys.executable, str(HERE / "mutations.py"), *asked], env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-2000:]
     answer = json.loads(done.stdout.splitlines()[-1])

@@ -7,8 +7,10 @@ it is missing, stale or cannot be loaded, ``why_not()`` says why and everything 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,23 @@ def rows(a: Tensor) -> Tensor:
 def dense(a: Tensor | None) -> Tensor | None:
     """``a`` without gaps, for arguments of which the kernels take no strides: masks may be slices and expanded rows too."""
     return None if a is None else a.contiguous()
+
+
+_HUGE = 4 << 20  # bytes from which huge pages are asked for
+_ADVICE = 14  # MADV_HUGEPAGE
+_madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
+if _madvise is not None:
+    _madvise.argtypes, _madvise.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int], ctypes.c_int
+
+
+def new(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """An empty tensor for results. The system maps a large one afresh in each call, and to fault it in by pages of 4 KiB may take longer than to fill it: huge
+    pages are asked for. A system that has none loses nothing."""
+    a = torch.empty(shape, dtype=dtype)
+    if a.nbytes >= _HUGE and _madvise is not None:
+        start = -(-a.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        _madvise(start, a.data_ptr() + a.nbytes - start, _ADVICE)
+    return a
 
 
 def pointer(a: Tensor | None) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import function, pointer
+from . import function, new, pointer
 
 BLOCK = 64  # EXTERNAL_T of external.c
 NORMS = {"double": 0, "tokens": 1}
@@ -22,13 +22,13 @@ def saved_shape(logits: Tensor) -> tuple[int, ...]:
 
 def _part(logits: Tensor, numbers: int) -> Tensor:
     B, T, H, S = logits.shape
-    return torch.empty(B, -(-T // BLOCK), numbers, H, S)
+    return new((B, -(-T // BLOCK), numbers, H, S))
 
 
 def forward(logits: Tensor, mask: Tensor | None, *, norm: str, eps: float) -> tuple[Tensor, Tensor]:
     """The weights (B, T, H, S) of float32 logits, 0 where a token is masked, and what the backward pass needs."""
     logits, mask = logits.contiguous(), None if mask is None else mask.contiguous()
-    w, level, part = torch.empty(logits.shape), torch.empty(saved_shape(logits)), _part(logits, 2)
+    w, level, part = new(logits.shape), new(saved_shape(logits)), _part(logits, 2)
     arrays = map(pointer, (logits, mask, w, level, part))
     _forward(NORMS[norm], eps, *arrays, *logits.shape, torch.get_num_threads())
     return w, level
@@ -37,7 +37,7 @@ def forward(logits: Tensor, mask: Tensor | None, *, norm: str, eps: float) -> tu
 def backward(g: Tensor, logits: Tensor, mask: Tensor | None, w: Tensor, level: Tensor, *, norm: str) -> Tensor:
     """The gradient of the logits."""
     g, logits, w, mask = g.contiguous(), logits.contiguous(), w.contiguous(), None if mask is None else mask.contiguous()
-    d, part = torch.empty(logits.shape), _part(logits, 1)
+    d, part = new(logits.shape), _part(logits, 1)
     arrays = map(pointer, (g, logits, mask, w, level, part, d))
     _backward(NORMS[norm], *arrays, *logits.shape, torch.get_num_threads())
     return d

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import DTYPES, function, pointer, rows
+from . import DTYPES, function, new, pointer, rows
 
 ROWS, RANGE, GROUP, STRIP, TILE, PANEL = 512, 48, 48, 32, 6, 64  # as in full.c; PANEL is the widest
 GROUPS = -(-ROWS // GROUP)
@@ -52,8 +52,8 @@ def forward(
     """
     q, k, v, mask = None if q is None else rows(q), rows(k), rows(v), None if mask is None else mask.contiguous()
     T = w.shape[1]
-    y = k.new_empty(k.shape[0], T, k.shape[2])
-    y0, den = (torch.empty(saved_shape(k, T) if save else (0,), dtype=torch.float32) for _ in range(2))
+    y = new((k.shape[0], T, k.shape[2]), k.dtype)
+    y0, den = (new(saved_shape(k, T) if save else (0,)) for _ in range(2))
     for part in _parts(w, w2, k, mask, causal, q, k, v, mask, y, y0 if save else None, den if save else None):
         q_, k_, v_, mask_, y_, y0_, den_ = part.tensors
         for block in part.blocks(keys=False):
@@ -67,9 +67,9 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dq (empty without q), dk, dv, dw, dw2 (empty without w2)."""
     g, q, k, v, mask = rows(g), None if q is None else rows(q), rows(k), rows(v), None if mask is None else mask.contiguous()
-    dq = torch.empty((0,) if q is None else q.shape, dtype=k.dtype)
-    dk, dv = (torch.zeros(k.shape, dtype=torch.float32) for _ in range(2))
-    dw, dw2 = torch.zeros(w.shape, dtype=torch.float32), torch.zeros((0,) if w2 is None else w2.shape, dtype=torch.float32)
+    dq = new((0,) if q is None else q.shape, k.dtype)
+    dk, dv = (new(k.shape).zero_() for _ in range(2))
+    dw, dw2 = new(w.shape).zero_(), new((0,) if w2 is None else w2.shape).zero_()
     for part in _parts(w, w2, k, mask, causal, g, q, k, v, mask, y0, den, None if q is None else dq, dk, dv):
         rest = _rest(part)
         for block in part.blocks(keys=True):
@@ -82,7 +82,7 @@ def _rest(part: _Part) -> list[Tensor]:
     """What full_backward_keys leaves for full_backward_weights: Z, rates, exponents, which groups of rows took the literal form."""
     B, T, _, D = part.sizes
     n, strips = min(T, ROWS), -(-D // STRIP)
-    floats = [torch.empty(shape, dtype=torch.float32) for shape in ((B, -(-n // PANEL) * PANEL, strips * 2 * STRIP), (B, n, D), (B, n, D))]
+    floats = [new(shape) for shape in ((B, -(-n // PANEL) * PANEL, strips * 2 * STRIP), (B, n, D), (B, n, D))]
     return [*floats, torch.empty(B, strips, GROUPS, dtype=torch.uint8)]
 
 
@@ -119,7 +119,7 @@ class _Block:
 def _parts(w: Tensor, w2: Tensor | None, k: Tensor, mask: Tensor | None, causal: bool, *tensors: Tensor | None) -> Iterator[_Part]:
     """The batch cut into what shares one set of log-weights."""
     shared, (B, S, D) = w.shape[0] == 1, k.shape
-    kmax, kmin = (torch.empty(B, -(-S // RANGE), D, dtype=torch.float32) for _ in range(2))
+    kmax, kmin = (new((B, -(-S // RANGE), D)) for _ in range(2))
     _ranges(DTYPES[k.dtype], pointer(k), pointer(mask), pointer(kmax), pointer(kmin), B, S, D, *k.stride()[:2], torch.get_num_threads())
     for i in range(w.shape[0]):
         cut = slice(None) if shared else slice(i, i + 1)
@@ -171,14 +171,14 @@ class _Part:
         """Block after block of rows, E packed by rows or by keys; scratch memory is reused."""
         B, T, S, _ = self.sizes
         top, span, slack = torch.empty(ROWS), torch.empty(GROUPS), torch.empty(B, GROUPS)
-        e = torch.empty((min(T, ROWS) + TILE) * (S + TILE))
+        e = new([(min(T, ROWS) + TILE) * (S + TILE)])
         step = _even(T)
         for t0 in range(0, T, step):
             n, hi = min(step, T - t0), min(S, t0 + step) if self.causal else S
             w = rows(self.w[t0 : t0 + n, :hi] if self.w2 is None else self.w[t0 : t0 + n] @ self.w2[:hi].T).float()
             sizes = t0, n, hi, w.stride(0)
             _pack(int(keys), int(self.half), int(self.causal), *map(pointer, (w, self.mask, top, span, slack, e)), B, S, *sizes, torch.get_num_threads())
-            yield _Block(w, [w, top, span, slack, self.kmax, self.kmin, e], sizes, torch.empty(n, hi) if keys else e)
+            yield _Block(w, [w, top, span, slack, self.kmax, self.kmin, e], sizes, new((n, hi)) if keys else e)
 
     def spread(self, block: _Block, dw: Tensor, dw2: Tensor) -> None:
         """Add the gradient of a block of log-weights to those of what they were made of."""

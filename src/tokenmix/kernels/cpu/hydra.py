@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import DTYPES, function, pointer, rows
+from . import DTYPES, function, new, pointer, rows
 
 BLOCK = 64  # HYDRA_T of hydra.c
 
@@ -44,12 +44,12 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, maps: Maps, *,
     (B, T, D), S = q.shape, k.shape[1]
     mask = None if mask is None else mask.contiguous()
     scale = _scale(mask, B, T, S, causal) if mean else None
-    y, saved = torch.empty(B, T, D, dtype=k.dtype), torch.empty(saved_shape(k, causal), dtype=torch.float32)
+    y, saved = new((B, T, D), k.dtype), new(saved_shape(k, causal))
     fixed = DTYPES[k.dtype], int(maps[0]), int(maps[1]), maps[2], *map(pointer, (q, k, v, mask, scale))
     if causal:
         _forward(*fixed, pointer(y), pointer(saved), B, T, D, *_strides(q, k, v), torch.get_num_threads())
     else:
-        part = torch.empty(saved_shape(k, True), dtype=torch.float32)
+        part = new(saved_shape(k, True))
         _all_forward(*fixed, pointer(y), pointer(part), pointer(saved), B, T, S, D, *_strides(q, k, v), torch.get_num_threads())
     return y, saved
 
@@ -62,7 +62,7 @@ def backward(
     (B, T, D), S = q.shape, k.shape[1]
     mask = None if mask is None else mask.contiguous()
     scale = _scale(mask, B, T, S, causal) if mean else None
-    dq, dk, dv = (torch.empty(a.shape, dtype=k.dtype) for a in (q, k, v))
+    dq, dk, dv = (new(a.shape, k.dtype) for a in (q, k, v))
     fixed = DTYPES[k.dtype], int(maps[0]), int(maps[1]), maps[2], *map(pointer, (q, k, v, mask, scale, g, saved, dq, dk, dv))
     run, sizes = (_backward, (B, T, D)) if causal else (_all_backward, (B, T, S, D))
     run(*fixed, *sizes, *_strides(q, k, v, g), torch.get_num_threads())

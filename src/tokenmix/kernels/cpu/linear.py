@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import DTYPES, function, pointer, rows
+from . import DTYPES, function, new, pointer, rows
 
 BLOCK = 64  # LINEAR_T of linear.c
 
@@ -34,7 +34,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int,
     """y (B, T, H e), and what the backward pass needs. The features are elu + 1 of q and k, or exp of them."""
     q, k, v = rows(q), rows(k), rows(v)
     mask = None if mask is None else mask.contiguous()
-    y, saved = torch.empty(q.shape, dtype=q.dtype), torch.empty(saved_shape(q, heads, causal), dtype=torch.float32)
+    y, saved = new(q.shape, q.dtype), new(saved_shape(q, heads, causal))
     run = _forward if causal else _all_forward
     arrays = map(pointer, (q, k, v, mask, y, saved))
     run(DTYPES[q.dtype], int(elu), *arrays, *_sizes(q, k, heads, causal), *_strides(q, k, v), torch.get_num_threads())
@@ -47,7 +47,7 @@ def backward(
     """dq, dk, dv."""
     g, q, k, v, y = rows(g), rows(q), rows(k), rows(v), y.contiguous()
     mask = None if mask is None else mask.contiguous()
-    dq, dk, dv = (torch.empty(a.shape, dtype=q.dtype) for a in (q, k, v))
+    dq, dk, dv = (new(a.shape, q.dtype) for a in (q, k, v))
     run = _backward if causal else _all_backward
     arrays = map(pointer, (q, k, v, mask, y, saved, g, dq, dk, dv))
     run(DTYPES[q.dtype], int(elu), *arrays, *_sizes(q, k, heads, causal), *_strides(q, k, v, g), torch.get_num_threads())

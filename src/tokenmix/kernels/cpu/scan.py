@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import DTYPES, dense, function, pointer, rows
+from . import DTYPES, dense, function, new, pointer, rows
 
 CHUNK = 64  # SCAN_T of scan.c
 
@@ -31,8 +31,8 @@ def forward(q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, T: int,
     """y (B, T, D), and what the backward pass needs (empty unless ``save``)."""
     q, k, v, mask = None if q is None else rows(q), rows(k), rows(v), dense(mask)
     B, S, D = k.shape
-    y = torch.empty(B, T, D, dtype=k.dtype)
-    saved = torch.empty(saved_shape(k, causal) if save else (0,), dtype=torch.float32)
+    y = new((B, T, D), k.dtype)
+    saved = new(saved_shape(k, causal) if save else (0,))
     kept = pointer(saved) if save else None
     fixed = DTYPES[k.dtype], int(q is not None), pointer(q), pointer(k), pointer(v), pointer(mask), pointer(y), kept
     if causal:
@@ -46,8 +46,8 @@ def backward(g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | N
     """dq (empty without q), dk, dv."""
     g, q, k, v, mask = rows(g), None if q is None else rows(q), rows(k), rows(v), dense(mask)
     B, S, D = k.shape
-    dk, dv = (torch.empty(k.shape, dtype=k.dtype) for _ in range(2))
-    dq = torch.empty((0,) if q is None else q.shape, dtype=k.dtype)
+    dk, dv = (new(k.shape, k.dtype) for _ in range(2))
+    dq = new((0,) if q is None else q.shape, k.dtype)
     fixed = DTYPES[k.dtype], int(q is not None), pointer(q), pointer(k), pointer(v), pointer(mask), pointer(g), pointer(saved)
     sizes = (B, S, D) if causal else (B, g.shape[1], S, D)
     run = _backward if causal else _all_backward
@@ -60,7 +60,7 @@ def extend(q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, past: St
     q, k, v, mask = None if q is None else rows(q), rows(k), rows(v), dense(mask)
     before = [a.contiguous() for a in past]  # alive until the call
     B, T, D = k.shape
-    y, after = torch.empty(B, T, D, dtype=k.dtype), tuple(torch.empty(B, D, dtype=torch.float64) for _ in range(3))
+    y, after = new((B, T, D), k.dtype), tuple(new((B, D), torch.float64) for _ in range(3))
     fixed = DTYPES[k.dtype], int(q is not None), pointer(q), pointer(k), pointer(v), pointer(mask), pointer(y), None
     _forward(*fixed, *map(pointer, before), *map(pointer, after), B, T, D, *_strides(q, k, v), torch.get_num_threads())
     return y, after  # type: ignore[return-value]  # three of them
