@@ -11,9 +11,9 @@
    from the triple kept at the start of each chunk, again in two levels. */
 #include "tm.h"
 
-#define SCAN_W 64 /* features in a strip, one block of work */
-#define SCAN_T 64 /* tokens in a chunk */
-#define SCAN_AHEAD 4 /* tokens between asking for a row and reading it */
+#define SCAN_W 512 /* most features in a strip, one block of work */
+#define SCAN_T 64  /* tokens in a chunk */
+#define SCAN_AHEAD 8 /* tokens between asking for a row and reading it */
 
 typedef struct {
     int dtype, gate;
@@ -65,13 +65,9 @@ TM_INLINE void scan_step(const int gate, const float *restrict k, const float *r
     }
 }
 
-/* One row, specialised where it pays: one call per row costs nothing, one copy per use would make the compiler work for minutes. */
+/* One row. One call per row costs nothing, one copy per use would make the compiler work for minutes. */
 static void scan_step_row(int gate, const float *k, const float *v, const float *q, float *y, scan_sums *s, int w) {
-    if (w == SCAN_W && gate)
-        scan_step(1, k, v, q, y, s, SCAN_W);
-    else if (w == SCAN_W)
-        scan_step(0, k, v, q, y, s, SCAN_W);
-    else if (gate)
+    if (gate)
         scan_step(1, k, v, q, y, s, w);
     else
         scan_step(0, k, v, q, y, s, w);
@@ -93,8 +89,10 @@ static void scan_look_row(int gate, const float *q, float *y, const scan_sums *s
         scan_look(0, q, y, s, w);
 }
 
-/* Ask for the inputs of token t. */
-TM_INLINE void scan_ahead(const scan_in *a, int64_t b, int64_t t, int64_t c0, int w) {
+/* Ask for the rows of token t, where they are pieces of rows: those the processor does not foresee by itself, as it does whole ones. */
+TM_INLINE void scan_ahead(const scan_in *a, int64_t b, int64_t t, int64_t c0, int w, const void *y) {
+    if (w == a->D) return;
+    if (y) tm_ahead(a->dtype, y, (b * a->T + t) * a->D + c0, w);
     tm_ahead(a->dtype, a->k, b * a->kb + t * a->kt + c0, w);
     tm_ahead(a->dtype, a->v, b * a->vb + t * a->vt + c0, w);
     if (a->gate) tm_ahead(a->dtype, a->q, b * a->qb + t * a->qt + c0, w);
@@ -110,7 +108,7 @@ static void scan_forward_strip(const scan_in *a, int64_t b, int64_t c0, int w, v
             for (int c = 0; c < w; c++) p[c] = s->m[c], p[a->D + c] = s->no[c], p[2 * a->D + c] = s->dn[c];
         }
         for (int64_t t = t0; t < tm_min(a->T, t0 + SCAN_T); t++) {
-            scan_ahead(a, b, tm_min(t + SCAN_AHEAD, a->T - 1), c0, w);
+            scan_ahead(a, b, tm_min(t + SCAN_AHEAD, a->T - 1), c0, w, y);
             const float *q = a->gate ? tm_read(a->dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w) : NULL;
             int64_t at = (b * a->T + t) * a->D + c0;
             float *out = tm_target(a->dtype, y, at, ybuf);
@@ -135,11 +133,12 @@ TM_INLINE void scan_start(scan_sums *s, int w, int64_t at, const double *m, cons
     }
 }
 
-/* Features in a strip: narrower where there would be fewer strips than threads. Each feature is summed alone, so the result does not depend on it. */
+/* Features in a strip: whole rows, which memory delivers fastest, cut into pieces where the threads would not share the rows evenly. Each feature is summed
+   alone, so the result does not depend on it. */
 static int scan_width(int64_t B, int64_t D, int threads) {
-    int w = SCAN_W;
-    while (w > 16 && B * tm_ceil(D, w) < threads) w /= 2;
-    return w;
+    int64_t pieces = tm_max(tm_ceil(D, SCAN_W), 1);
+    while (pieces < tm_ceil(D, 16) && B * pieces < 4 * threads && B * pieces % threads) pieces++;
+    return (int)tm_ceil(tm_ceil(D, pieces), 16) * 16;
 }
 
 /* saved (B, chunks, 3, D) or NULL; the state before and after, m, num, den (B, D) each, or NULL. */
@@ -166,7 +165,7 @@ typedef struct {
 } scan_chunk;
 
 /* Of one token: e^{-|k - m|}, with its sign bit set where the maximum rose; 1 / d; y. */
-TM_INLINE void scan_replay(const float *restrict k, const float *restrict v, scan_sums *restrict s, float *restrict e_, float *restrict i_, float *restrict y_, int w) {
+static void scan_replay(const float *restrict k, const float *restrict v, scan_sums *restrict s, float *restrict e_, float *restrict i_, float *restrict y_, int w) {
     TM_IVDEP
     for (int c = 0; c < w; c++) {
         float kk = k[c];
@@ -177,13 +176,6 @@ TM_INLINE void scan_replay(const float *restrict k, const float *restrict v, sca
         i_[c] = inv;
         y_[c] = num * inv;
     }
-}
-
-static void scan_replay_row(const float *k, const float *v, scan_sums *s, float *e_, float *i_, float *y_, int w) {
-    if (w == SCAN_W)
-        scan_replay(k, v, s, e_, i_, y_, SCAN_W);
-    else
-        scan_replay(k, v, s, e_, i_, y_, w);
 }
 
 /* The sums over later tokens: (tr, tp) and in float (ro, po), of which f remains; (rc, pc) of this chunk; shrink: e^{m_t - m_{t+1}} for the token to come. */
@@ -234,12 +226,18 @@ static void scan_back_row(int gate, int live, const float *v, const float *g, co
         scan_back(1, 0, v, g, q, e_, i_, y_, dk, dv, dq, r, w);
     else if (!live)
         scan_back(0, 0, v, g, q, e_, i_, y_, dk, dv, dq, r, w);
-    else if (w == SCAN_W && gate)
-        scan_back(1, 1, v, g, q, e_, i_, y_, dk, dv, dq, r, SCAN_W);
     else if (gate)
         scan_back(1, 1, v, g, q, e_, i_, y_, dk, dv, dq, r, w);
     else
         scan_back(0, 1, v, g, q, e_, i_, y_, dk, dv, dq, r, w);
+}
+
+/* The same for the gradients of token t. */
+TM_INLINE void scan_ahead_grads(const scan_in *a, int64_t b, int64_t t, int64_t c0, int w, const void *dq, const void *dk, const void *dv) {
+    int64_t at = (b * a->T + t) * a->D + c0;
+    if (w == a->D) return;
+    tm_ahead(a->dtype, dk, at, w), tm_ahead(a->dtype, dv, at, w);
+    if (a->gate) tm_ahead(a->dtype, dq, at, w);
 }
 
 static void scan_backward_strip(const scan_in *a, int64_t b, int64_t c0, int w, const float *saved, void *dq, void *dk, void *dv) {
@@ -256,7 +254,7 @@ static void scan_backward_strip(const scan_in *a, int64_t b, int64_t c0, int w, 
         for (int c = 0; c < w; c++) s.m[c] = p[c], s.no[c] = p[a->D + c], s.dn[c] = p[2 * a->D + c], s.f[c] = 1.0f, s.nc[c] = s.dc[c] = 0.0f;
         int64_t t0 = i * SCAN_T, t1 = tm_min(a->T, t0 + SCAN_T);
         for (int64_t t = t0; t < t1; t++) {
-            scan_ahead(a, b, tm_min(t + SCAN_AHEAD, t1 - 1), c0, w);
+            scan_ahead(a, b, tm_min(t + SCAN_AHEAD, t1 - 1), c0, w, NULL);
             float *e_ = x->e + (t - t0) * SCAN_W, *i_ = x->i + (t - t0) * SCAN_W, *y_ = x->y + (t - t0) * SCAN_W;
             if (mask && !mask[t]) {
                 scan_look_row(0, NULL, y_, &s, w);
@@ -267,11 +265,12 @@ static void scan_backward_strip(const scan_in *a, int64_t b, int64_t c0, int w, 
                 continue;
             }
             const float *k = tm_read(a->dtype, a->k, b * a->kb + t * a->kt + c0, kbuf, w), *v = tm_read(a->dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w);
-            scan_replay_row(k, v, &s, e_, i_, y_, w);
+            scan_replay(k, v, &s, e_, i_, y_, w);
         }
         for (int64_t t = t1 - 1; t >= t0; t--) {
             int64_t at = (b * a->T + t) * a->D + c0, off = (t - t0) * SCAN_W;
             int live = !mask || mask[t];
+            scan_ahead_grads(a, b, tm_max(t - SCAN_AHEAD, t0), c0, w, dq, dk, dv);
             const float *v = live ? tm_read(a->dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w) : NULL;
             const float *g = tm_read(a->dtype, a->g, b * a->gb + t * a->gt + c0, gbuf, w);
             const float *q = a->gate ? tm_read(a->dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w) : NULL;
@@ -301,39 +300,37 @@ TM_EXPORT(scan_backward)(int dtype, int gate, const void *q, const void *k, cons
     }
 }
 
+TM_INLINE void scan_ahead_keys(const scan_in *a, int64_t b, int64_t s, int64_t c0, int w) {
+    if (w == a->D) return;
+    tm_ahead(a->dtype, a->k, b * a->kb + s * a->kt + c0, w), tm_ahead(a->dtype, a->v, b * a->vb + s * a->vt + c0, w);
+}
+
 /* Over all keys: sums of 64 keys under their own maximum join the total, so each key costs one exponential. */
 static void scan_all_sums(const scan_in *a, int64_t b, int64_t c0, int w, scan_sums *s) {
-    float *k = tm_scratch(sizeof(float) * SCAN_T * SCAN_W), *v = tm_scratch(sizeof(float) * SCAN_T * SCAN_W);
-    float kbuf[SCAN_W], vbuf[SCAN_W], top[SCAN_W];
+    float kbuf[SCAN_W], vbuf[SCAN_W];
+    float *restrict m = s->m, *restrict nc = s->nc, *restrict dc = s->dc;
     const uint8_t *mask = a->mask ? a->mask + b * a->S : NULL;
     for (int64_t t0 = 0; t0 < a->S; t0 += SCAN_T) {
-        int n = 0;
-        for (int c = 0; c < w; c++) top[c] = s->m[c];
-        for (int64_t t = t0; t < tm_min(a->S, t0 + SCAN_T); t++) {
+        int64_t t1 = tm_min(a->S, t0 + SCAN_T);
+        for (int64_t t = t0; t < t1; t++) {
             if (mask && !mask[t]) continue;
-            int64_t next = tm_min(t + SCAN_AHEAD, a->S - 1);
-            tm_ahead(a->dtype, a->k, b * a->kb + next * a->kt + c0, w);
-            tm_ahead(a->dtype, a->v, b * a->vb + next * a->vt + c0, w);
-            const float *kr = tm_read(a->dtype, a->k, b * a->kb + t * a->kt + c0, kbuf, w), *vr = tm_read(a->dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w);
-            float *ks = k + n * SCAN_W, *vs = v + n * SCAN_W;
-            n++;
+            scan_ahead_keys(a, b, tm_min(t + SCAN_AHEAD, a->S - 1), c0, w);
+            const float *restrict k = tm_read(a->dtype, a->k, b * a->kb + t * a->kt + c0, kbuf, w);
             TM_IVDEP
-            for (int c = 0; c < w; c++) ks[c] = kr[c], vs[c] = vr[c], top[c] = kr[c] > top[c] ? kr[c] : top[c];
+            for (int c = 0; c < w; c++) m[c] = k[c] > m[c] ? k[c] : m[c];
         }
-        TM_IVDEP
-        for (int c = 0; c < w; c++) {
-            s->m[c] = top[c];
-        }
-        for (int i = 0; i < n; i++) {
+        for (int64_t t = t0; t < t1; t++) {
+            if (mask && !mask[t]) continue;
+            const float *restrict k = tm_read(a->dtype, a->k, b * a->kb + t * a->kt + c0, kbuf, w);
+            const float *restrict v = tm_read(a->dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w);
             TM_IVDEP
             for (int c = 0; c < w; c++) {
-                float e = tm_exp_neg(k[i * SCAN_W + c] - top[c]);
-                s->nc[c] += e * v[i * SCAN_W + c], s->dc[c] += e;
+                float e = tm_exp_neg(k[c] - m[c]);
+                nc[c] += e * v[c], dc[c] += e;
             }
         }
         scan_fold(s, w);
     }
-    free(k), free(v);
 }
 
 static void scan_all_strip(const scan_in *a, int64_t b, int64_t c0, int w, void *y, float *saved) {
@@ -351,7 +348,7 @@ static void scan_all_strip(const scan_in *a, int64_t b, int64_t c0, int w, void 
         int64_t at = (b * a->T + t) * a->D + c0;
         float *out = tm_target(a->dtype, y, at, ybuf);
         if (a->gate) {
-            tm_ahead(a->dtype, a->q, b * a->qb + tm_min(t + SCAN_AHEAD, a->T - 1) * a->qt + c0, w);
+            if (w < a->D) tm_ahead(a->dtype, a->q, b * a->qb + tm_min(t + SCAN_AHEAD, a->T - 1) * a->qt + c0, w);
             const float *q = tm_read(a->dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w);
             TM_IVDEP
             for (int c = 0; c < w; c++) out[c] = tm_sigmoid(q[c]) * mean[c];
@@ -403,6 +400,7 @@ static void scan_all_back_strip(const scan_in *a, int64_t b, int64_t c0, int w, 
     }
     for (int64_t t = 0; t < a->S; t++) {
         int64_t at = (b * a->S + t) * a->D + c0;
+        scan_ahead_keys(a, b, tm_min(t + SCAN_AHEAD, a->S - 1), c0, w);
         float *pk = tm_target(a->dtype, dk, at, o1), *pv = tm_target(a->dtype, dv, at, o2);
         if (mask && !mask[t])
             for (int c = 0; c < w; c++) pk[c] = pv[c] = 0.0f;

@@ -151,10 +151,11 @@ TM_INLINE void tm_write(int dtype, void *a, int64_t at, const float *buffer, int
     if (dtype != TM_F32) tm_round(dtype, (uint16_t *)a + at, buffer, n);
 }
 
-/* Ask for n numbers of a row that will be read soon: a strip of a row is too short for the processor to see the pattern by itself. */
+/* Ask for n numbers of a row that will be read or written soon: a strip of a row is too short for the processor to see the pattern by itself. Into the second
+   cache: rows that lie a power of two apart would crowd each other out of the first. */
 TM_INLINE void tm_ahead(int dtype, const void *a, int64_t at, int n) {
     const char *p = (const char *)a + at * (dtype == TM_F32 ? 4 : 2);
-    for (int i = 0; i < n * (dtype == TM_F32 ? 4 : 2); i += 64) __builtin_prefetch(p + i);
+    for (int i = 0; i < n * (dtype == TM_F32 ? 4 : 2); i += 64) __builtin_prefetch(p + i, 0, 2);
 }
 
 TM_INLINE int64_t tm_min(int64_t a, int64_t b) { return a < b ? a : b; }
