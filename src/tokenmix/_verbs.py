@@ -269,6 +269,7 @@ def bench(
     against: Literal["peers"] | None = None,
     base: str | None = None,
     cuda_graph: bool = False,
+    fast_linear: bool = False,
     json: str | None = None,
     plot: Path | None = None,
 ) -> Work:
@@ -291,6 +292,7 @@ def bench(
         against: peers: the public implementations that are installed, at level layer.
         base: a git revision of tokenmix to time in turns with this one.
         cuda_graph: on CUDA, replay calls as graphs.
+        fast_linear: let oneDNN compute float32 products where that is faster and as exact; what was found is printed.
         json: a file for everything measured, or - for stdout.
         plot: a PNG of time against length.
     """
@@ -300,7 +302,7 @@ def bench(
 
         options: dict[str, Any] = {"ops": ops, "backends": backends, "level": level, "lengths": lengths, "passes": passes, "batch": batch, "dim": dim}
         options |= {"heads": heads, "layers": layers, "dtype": dtype, "device": device, "causal": causal, "threads": threads, "budget": budget}
-        options |= {"longest_call": longest_call, "baseline": baseline, "against": against, "base": base, "cuda_graph": cuda_graph}
+        options |= {"longest_call": longest_call, "baseline": baseline, "against": against, "base": base, "cuda_graph": cuda_graph, "fast_linear": fast_linear}
         return run(**options, json_to=json, plot_to=plot)
 
     return work

@@ -52,6 +52,7 @@ def bench(
     against: str | None,
     base: str | None,
     cuda_graph: bool,
+    fast_linear: bool,
     json_to: str | None,
     plot_to: Path | None,
 ) -> int:
@@ -75,6 +76,7 @@ def bench(
         baseline=against_label,
         revision=base,
         cuda_graph=cuda_graph,
+        fast_linear=fast_linear,
     )
     if plot_to is not None and not plot_to.parent.is_dir():
         raise MixerError(f"bench: there is no folder {plot_to.parent} to write {plot_to.name} into.")

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .._fast_linear import fast_linear
 from ..errors import MixerError
 from .gate import Verdict, gate
 from .limits import Limits, machine, memory_available, probe
@@ -40,6 +41,7 @@ class Plan:
     baseline: str | None = None
     revision: str | None = None
     cuda_graph: bool = False
+    fast_linear: bool = False
 
 
 @dataclass
@@ -67,6 +69,7 @@ def run(plan: Plan, tell: Tell = lambda text: None) -> dict[str, Any]:
     s = plan.setting
     with ExitStack() as stack:
         stack.enter_context(_threads(plan.threads))
+        linear = stack.enter_context(fast_linear()) if plan.fast_linear else None
         other = stack.enter_context(Revision(plan.revision, tell)) if plan.revision else None
         tell("measuring the limits of this machine")
         limits = probe(
@@ -82,7 +85,8 @@ def run(plan: Plan, tell: Tell = lambda text: None) -> dict[str, Any]:
             rows += _measure_point(plan, entries, point, limits, plan.budget * share, other, tell)
         if other is not None:
             other.check_all_measured(rows)
-        found = {"schema": SCHEMA, "machine": machine(s.device), "limits": limits.to_json(), "setting": _setting(plan), "rows": rows, "fits": fits(rows)}
+        setting = {**_setting(plan), "fast_linear": linear and linear._asdict()}
+        found = {"schema": SCHEMA, "machine": machine(s.device), "limits": limits.to_json(), "setting": setting, "rows": rows, "fits": fits(rows)}
         return {**found, **({"base": other.about()} if other else {})}
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._fast_linear import LinearRoutes
+
 HEAD = ("subject", "p25", "min", "cpu", "x sdpa", "in cpu", "x base", "peak", "limit", "error", "runs on")
 
 
@@ -25,6 +27,7 @@ def _machine(found: dict[str, Any]) -> list[str]:
     copies = ", ".join(f"{rate / 1e9:.0f} GB/s at {size}" for size, rate in limits["copy_bytes_per_s"].items())
     gemm = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in limits["gemm_flop_per_s"].items())
     size = f"B={s['batch']}, dim={s['dim']}, heads={s['heads']}, {s['dtype']}, {'causal' if s['causal'] else 'bidirectional'}"
+    linear = [f"linear   {LinearRoutes(**s['fast_linear'])}"] if s.get("fast_linear") else []
     base = [f"base     {found['base']['revision']}, commit {found['base']['commit'][:12]}"] if "base" in found else []
     return [
         f"tokenmix {m['tokenmix']}, torch {m['torch']}, python {m['python']}; C kernels: {m['kernels']['cpu']}",
@@ -32,6 +35,7 @@ def _machine(found: dict[str, Any]) -> list[str]:
         f"memory   {m['allocator']}",
         f"limits   copy {copies}; GFLOP/s {gemm}; {limits['exp_per_s'] / 1e9:.1f} G exp/s",
         f"size     level {s['level']}, {size}" + (f", {s['layers']} layers" if s["level"] == "model" else ""),
+        *linear,
         *base,
         *([f"WARNING  load {m['load']:.1f} on {m['cores']} cores: others ran too; trust the ratio of CPU time, if any"] if busy(m) else []),
     ]
