@@ -159,7 +159,7 @@ def pairs(u: Tensor, v: Tensor | None, at: Tensor, places: Tensor, *, window: in
 def full(q: Tensor | None, new: Kept, kept: Kept, w: Tensor) -> Tensor:
     """L new tokens over R kept keys and each other, causally: (B, L, D). w (B or 1, 1, L, R + L) float64."""
     B, L, D = new[1].shape
-    y = torch.empty_like(new[1])
+    y = _new((B, L, D), (L * D, D, 1), new[1].dtype)
     inputs = [a.data_ptr() for a in (*new, *kept)]
     wb = w.stride(0) if w.shape[0] > 1 else 0
     _full(_ring_fields(DTYPES[y.dtype], 0, _at(q), *inputs, 0, 0, 0, w.data_ptr(), 0, y.data_ptr(), *[0] * 6, B, L, kept[0].shape[1], D, D, wb, 0, 0))
@@ -180,9 +180,11 @@ def hydra(
 
 def linear(q: Tensor, k: Tensor, v: Tensor, live: Tensor | None, past: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Linear attention with elu + 1 over L new tokens (B, L, H e) after m (B, H, e) and acc (B, H, e + 1, e): outputs, and both after them."""
-    B, L, _ = k.shape
+    B, L, D = k.shape
     m, acc = past
-    y, m1, acc1 = torch.empty_like(k), torch.empty_like(m), torch.empty_like(acc)
+    _, H, e = m.shape
+    y, m1 = _new((B, L, D), (L * D, D, 1), k.dtype), _new((B, H, e), (D, e, 1), _DOUBLE)
+    acc1 = _new((B, H, e + 1, e), (D * (e + 1), e * (e + 1), e, 1), _DOUBLE)
     found = [a.data_ptr() for a in (m, acc, y, m1, acc1)]
-    _linear(_linear_fields(DTYPES[k.dtype], q.data_ptr(), k.data_ptr(), v.data_ptr(), _at(live), *found, B, L, *m.shape[1:]))
+    _linear(_linear_fields(DTYPES[k.dtype], q.data_ptr(), k.data_ptr(), v.data_ptr(), _at(live), *found, B, L, H, e))
     return y, (m1, acc1)

@@ -12,7 +12,9 @@
 #define STEP_N 16       /* terms in a partial sum */
 #define STEP_BLOCK 64   /* keys of a window under one maximum */
 #define STEP_SEGMENT 256 /* keys of a history that one block of the work sums */
+#ifndef STEP_WORK       /* the sanitizers set less */
 #define STEP_WORK 65536 /* elements below which one thread is faster */
+#endif
 #define STEP_CAP 300.0  /* larger log-weights count as this much */
 
 /* Half precision is converted outside of the loops that are specialised for float32. */
