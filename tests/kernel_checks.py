@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenmix import use_backend
+from tokenmix.kernels.cpu import build
 from tokenmix.testing import PROMISES, equality, run_promise, subject
 
 
@@ -38,3 +41,18 @@ def worst(pairs: list[tuple[Tensor, Tensor]]) -> float:
     scales = [sizes[0], *[max(sizes[1:], default=0.0)] * (len(pairs) - 1)]
     errors = [float((a.detach().double() - b.detach()).abs().max()) / max(scale, 1e-30) for (a, b), scale in zip(pairs, scales, strict=True) if a.numel()]
     return max((e if e == e else float("inf") for e in errors), default=0.0)
+
+
+def structs(sources: Path = build.SOURCES) -> dict[str, str]:
+    """Every exported function that takes one struct, by name: p, l or d for each field of 8 bytes, a pointer, an integer or a float64."""
+    found = {}
+    for path in sources.glob("*.c"):
+        text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S)
+        layouts = {name: inside for inside, name in re.findall(r"typedef struct \{([^}]*)\} (\w+);", text)}
+        for name, kind in re.findall(r"^TM_EXPORT\((\w+)\)\(const (\w+_in) \*a\) \{", text, flags=re.M):
+            fields = []
+            for line in filter(None, map(str.strip, layouts[kind].split(";"))):
+                base = "d" if line.replace("const ", "").startswith("double") else "l"
+                fields += ["p" if "*" in part else base for part in line.split(",")]
+            found[name] = "".join(fields)
+    return found

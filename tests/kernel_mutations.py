@@ -6,17 +6,21 @@ process. A new kernel adds rows to ``BUGS`` and, where calls of ``fuzz_forms`` c
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from fuzz_forms import check
 from kernel_checks import both, worst
 from tokenmix import functional as F
+from tokenmix import use_backend
+from tokenmix.kernels import cpu
+from tokenmix.mixers import build_mixer
 
 
 class Bug(NamedTuple):
@@ -72,9 +76,39 @@ def borders() -> None:
         assert off < 1e-5, f"T={T}: off by {off:.1e}"
 
 
-CHECKS: dict[str, Callable[[], None]] = {f.__name__: f for f in (drift, drift_backward, drift_over_all, borders)}
+STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "aft_simple": ("aft_simple", {}),
+    "aft_local": ("aft_local", {"window": 9, "max_len": 300, "init_std": 0.5}),
+    "aft_local wide": ("aft_local", {"window": 100, "max_len": 300, "init_std": 0.5}),
+    "aft_conv": ("aft_conv", {"heads": 4, "kernel_size": 7, "reparam": False, "init_std": 1.0}),
+    "aft_full": ("aft_full", {"max_len": 300, "init_std": 0.5}),
+    "hydra": ("hydra", {}),
+    "hydra mean": ("hydra", {"feature": "mean"}),
+    "linear": ("linear", {"heads": 4}),
+}
 
-SCAN = "aft_simple"
+
+def decoded(row: str) -> None:
+    """A stream, token by token and in chunks, with masked tokens, against the parallel form in float64, on any library that has the steps."""
+    name, options = STREAMS[row]
+    T, D, draw = 290, 72, torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    mixer = build_mixer(name, D, causal=True, **options).requires_grad_(False)
+    x, mask, outputs, state, at = 3 * torch.randn(2, T, D, generator=draw), torch.rand(2, T, generator=draw) < 0.8, [], mixer.init_state(2), 0
+    for n in (1, 5, 1, 1, *[8] * 33, *[1] * 18):
+        y, state = mixer.extend(x[:, at : at + n], state, key_mask=mask[:, at : at + n])
+        outputs.append(y)
+        at += n
+    with use_backend("eager"):
+        want = mixer.double()(x.double(), key_mask=mask)[mask]
+    off = float((torch.cat(outputs, 1)[mask] - want).abs().max() / want.abs().max())
+    assert off < 1e-5, f"{row}: off by {off:.1e}"
+
+
+CHECKS: dict[str, Callable[[], None]] = {f.__name__: f for f in (drift, drift_backward, drift_over_all, borders)}
+CHECKS |= {f"decode {row}": functools.partial(decoded, row) for row in STREAMS}
+
+SCAN, LINEAR = "aft_simple", "linear_attention"
 MASKED = "if (mask && !mask[t])"
 BUGS = [
     Bug(
@@ -136,6 +170,43 @@ BUGS = [
     Bug("float16 loses its sign below its normal numbers", "tm.h", "(sign ? -small : small)", "small", "halves"),
     Bug("float16 rounds down", "tm.h", "(rest - 0x38000000 + 0xfff + ((rest >> 13) & 1)) >> 13", "(rest - 0x38000000) >> 13", "halves"),
     Bug("float16 overflows into NaN", "tm.h", "(rest > 0x7f800000 ? 0x7e00 : 0x7c00)", "0x7e00", "halves"),
+    Bug("a step does not rescale the denominator", "step.c", "        den[c] = den[c] * old + new;\n", "        den[c] += new;\n", "decode aft_simple", True),
+    Bug("a step counts masked tokens", "step.c", "if (!live || live[b * L + t]) step_join", "step_join", "decode aft_simple"),
+    Bug("a key that leaves the window is lost", "step.c", "        step_join(k, v, m, num, den, w);\n    }\n}", "    }\n}", "decode aft_local", True),
+    Bug("values of the ring are its keys", "step.c", "values1 + to, v,", "values1 + to, k,", "decode aft_local"),
+    Bug("a window's sums keep an old maximum", "step.c", "n[c] *= f, d[c] *= f;", "n[c] *= 1.0f;", "decode aft_local wide"),
+    Bug("the maximum of a head stands still", "step.c", "*m = d > 0 ? k : *m;", "", "decode aft_conv"),
+    Bug("heads read the weights of the first", "step.c", "b * a->wb + i * a->wh", "b * a->wb", "decode aft_conv", True),
+    Bug(
+        "a bias of the last factors alone",
+        "step.c",
+        "lanes[l] += (double)u[c + l] * (double)v[c + l];",
+        "lanes[l] = u[c + l] * v[c + l];",
+        "decode aft_local",
+        True,
+    ),
+    Bug(
+        "places of the first row", "step.c", "int64_t place = j < a->R ? a->places[b * a->R + j]", "int64_t place = j < a->R ? a->places[j]", "decode aft_full"
+    ),
+    Bug("a history shows the tokens after", "step.c", "j0 + STEP_SEGMENT, a->R + t + 1);", "j0 + STEP_SEGMENT, a->R + a->L);", "decode aft_full", True),
+    Bug("segments in units of their own", "step.c", "num[c] * old + new *(double)s[a->D + c]", "num[c] + (double)s[a->D + c]", "decode aft_full"),
+    Bug("a query of any length", "step.c", "qn = cosine ? step_norm(dtype, q, at, D, eps) : 1.0;", "qn = 1.0;", "decode hydra"),
+    Bug("masked tokens are counted", "step.c", "*number += seen;", "*number += 1;", "decode hydra mean", True),
+    Bug("features past the last vector are not asked", "step.c", "to[i] = x, lanes[0] += ask[i] * x;", "to[i] = x;", "decode linear"),
+    Bug("matrices in units they no longer have", "step.c", "m[i] = top, ask[i] += top;", "ask[i] += top;", "decode linear", True),
+    Bug(
+        "linear: a denominator without the sums before", "linear.c", "den[t] = near + linear_dot(w->q + t * a->E, w->z, a->E);", "den[t] = near;", LINEAR, True
+    ),
+    Bug("linear: masked keys count", "linear.c", "w->live[t] = t < n && (!a->mask || a->mask[b * a->S + t0 + t]);", "w->live[t] = t < n;", LINEAR),
+    Bug("linear: no derivative of elu", "linear.c", "d[i] = x[i] > 0 ? d[i] / (1.0f + x[i]) : d[i];", "d[i] += 0.0f;", LINEAR, True),
+    Bug("hydra: eps is forgotten", "hydra.c", "1.0 / sqrt(square + eps))};", "1.0 / sqrt(square))};", "hydra"),
+    Bug("hydra: a gradient along the token", "hydra.c", "(d[c] - x[c] * f.unit * r * along)", "(d[c])", "hydra", True),
+    Bug("hydra: the few tokens of a block's end are lost", "hydra.c", "    hydra_fold(run, a->D);\n}\n\n/* h_t", "}\n\n/* h_t", "hydra", True),
+    Bug("external: the largest weight of the first slots", "external.c", "for (; s < S; s++) top[0] = w[s] > top[0] ? w[s] : top[0];", "", "external"),
+    Bug("external: a gradient with no sum over slots", "external.c", "w[s] * (g[s] - along);", "w[s] * g[s];", "external", True),
+    Bug(
+        "external: a gradient with no sum over tokens", "external.c", "d[c] -= tm_exp((row[c] - m[c]) - m[n + c]) * all[c];", "d[c] -= 0.0f;", "external", True
+    ),
 ]
 
 
@@ -178,6 +249,7 @@ def outcome(name: str) -> str:
 def main() -> None:
     """``kernel_mutations.py CHECK...``: one JSON list."""
     torch.set_num_threads(1)
+    assert cpu.available(), cpu.why_not()
     print(json.dumps({"library": os.environ["TOKENMIX_LIBRARY"], "results": [outcome(name) for name in sys.argv[1:]]}))
 
 

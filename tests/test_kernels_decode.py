@@ -257,6 +257,32 @@ def test_decoding_compiles_whole(row):
     assert all(torch.allclose(a.double(), b.double(), rtol=1e-5, atol=1e-5) for a, b in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True))
 
 
+@pytest.mark.parametrize("dtype", list(TOL), ids=str)
+@pytest.mark.parametrize("window", [None, 0, 3, 50])
+def test_the_weights_of_pairs_are_those_of_the_bias(dtype, window):
+    draw = torch.Generator().manual_seed(0)
+    u, v, table = (torch.randn(shape, generator=draw).to(dtype) for shape in ((40, 70), (45, 70), (40, 45)))
+    at, places = torch.randint(0, 40, (2, 5), generator=draw), torch.randint(0, 40, (2, 9), generator=draw)
+    every = torch.cat([places, at], 1)
+    near = torch.ones(2, 5, 14, dtype=torch.bool) if window is None else (every[:, None] - at[..., None]).abs() < window
+    for first, second, full in ((u, v, u.double() @ v.double().T), (table, None, table.double())):
+        w, inside, after = aft_chunk.pair_weights(first, second, at, places, window=window, keep=9)
+        assert torch.allclose(w[:, 0], torch.where(near, full[at[..., None], every[:, None]], 0.0), rtol=1e-13, atol=1e-13)
+        assert inside is None if window is None else torch.equal(inside[:, 0], near)
+        assert torch.equal(after, every[:, -9:])
+
+
+@pytest.mark.parametrize("wrong", [-1, 600, 1 << 40])
+@pytest.mark.parametrize("row", ["aft_full", "aft_local"])
+def test_a_state_that_stands_outside_of_the_bias_is_an_error(row, wrong):
+    mixer = built(row)
+    with torch.no_grad():
+        _, state = stream(mixer, torch.randn(1, 5, 72), (5,))
+        assert aft_chunk.pair_weights(*mixer.bias.parts(), torch.full((1, 1), 5), torch.full((1, 3), wrong), keep=3) is None
+        with pytest.raises((IndexError, RuntimeError)):
+            mixer.extend(torch.randn(1, 1, 72), state._replace(places=torch.full_like(state.places, wrong)))
+
+
 def test_shapes_that_do_not_fit_never_reach_the_library():
     q, past = torch.randn(2, 1, 8), aft_chunk.empty_past(2, 8, 8)
     wrong = [torch.randn(2, 1, 7), torch.randn(1, 1, 4)]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_checks import structs
 from tokenmix.kernels import cpu
 from tokenmix.kernels.cpu import build
 
@@ -25,20 +26,24 @@ SANITIZERS = {
     "thread": ["-fsanitize=thread"],
 }
 APART = "-DTM_INLINE=static __attribute__((noinline, unused))"  # instrumented code is large: a tenth of the time to compile, the same C
+FEW = "-DSTEP_WORK=64"  # so that small calls use several threads
 OPTIONS = {"ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0", "UBSAN_OPTIONS": "print_stacktrace=1", "TSAN_OPTIONS": "halt_on_error=1"}
 ISAS = list(dict.fromkeys([str(cpu.isa()), "base"]))
-STREAMS = "step_"  # these take one struct that holds addresses, which the recording cannot follow; tests/test_kernels_decode.py is what checks them
 LETTERS = {"int": "i", "int64_t": "l", "float": "f", "double": "d"}
 
 
 def prototypes(sources: Path = build.SOURCES) -> dict[str, tuple[str, bool]]:
-    """Every exported function by name: its signature in the letters of ``cpu.function``, and whether its last argument is the number of threads."""
-    found = {}
+    """Every exported function by name: its signature in the letters of ``cpu.function``, and whether its last argument is the number of threads.
+
+    Of a function that takes one struct, the letters are those of the struct's fields.
+    """
+    found, packed = {}, structs(sources)
     for path in sorted(sources.glob("*.c")):
         text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S)
         for name, inside in re.findall(r"^TM_EXPORT\((\w+)\)\s*\(([^)]*)\)\s*\{", text, flags=re.M):
             types = [re.sub(r"\b(const|restrict)\b", "", part).split() for part in inside.replace("*", " * ").split(",")]
-            if name.startswith(STREAMS):
+            if name in packed:
+                found[name] = packed[name], False
                 continue
             found[name] = "".join("p" if "*" in words else LETTERS[words[0]] for words in types), types[-1][-1] == "threads"
     return found
@@ -47,11 +52,14 @@ def prototypes(sources: Path = build.SOURCES) -> dict[str, tuple[str, bool]]:
 def invoker(isa: str, functions: dict[str, tuple[str, bool]]) -> str:
     """The C text that calls a function by name with an array of values."""
     ctype = {"p": "void *", "l": "int64_t", "i": "int", "f": "float", "d": "double"}
-    lines = [f"void tm_{isa}_{name}({', '.join(ctype[letter] for letter in letters)});" for name, (letters, _) in functions.items()]
+    packed = structs()
+    takes = {name: "const value *" if name in packed else ", ".join(ctype[letter] for letter in letters) for name, (letters, _) in functions.items()}
+    lines = [f"void tm_{isa}_{name}({given});" for name, given in takes.items()]
     lines.append("static int invoke(const char *name, const value *v, int threads) {\n    (void)threads;")
     for name, (letters, threaded) in functions.items():
         given = [f"v[{i}].{letter}" for i, letter in enumerate(letters)]
         given = [*given[:-1], "threads"] if threaded else given
+        given = ["v"] if name in packed else given  # a value is as long as a field of a struct
         lines.append(f'    if (!strcmp(name, "{name}")) return tm_{isa}_{name}({", ".join(given)}), 1;')
     return "\n".join([*lines, "    return 0;\n}\n"])
 
@@ -59,7 +67,7 @@ def invoker(isa: str, functions: dict[str, tuple[str, bool]]) -> str:
 def compiled(place: Path, isa: str, flags: list[str], sources: Path = build.SOURCES) -> Path:
     """The harness with the kernels of one instruction set."""
     (place / "calls.h").write_text(invoker(isa, prototypes(sources)))
-    common = ["gcc", "-std=gnu11", "-O1", "-g", "-fno-omit-frame-pointer", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", *flags]
+    common = ["gcc", "-std=gnu11", "-O1", "-g", "-fno-omit-frame-pointer", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", FEW, *flags]
     kernels = [*common, "-fopenmp", *build.X86.get(isa, []), f"-DTM_ISA={isa}", APART, "-c", str(sources / "kernels.c"), "-o", str(place / "kernels.o")]
     harness = [*common, "-Wall", f"-I{place}", str(FOLDER / "harness.c"), str(place / "kernels.o"), "-lm", "-lpthread", "-o", str(place / "harness")]
     for command in (kernels, harness):
@@ -97,14 +105,14 @@ def test_signatures_are_those_of_the_sources():
     for module in record.modules():
         for raw in vars(module).values():
             for function in raw.values() if isinstance(raw, dict) else [raw]:
-                if isinstance(function, record.FUNCTION) and STREAMS not in function.__name__:
+                if isinstance(function, record.FUNCTION):
                     told[function.__name__.split("_", 2)[2]] = "".join(record.LETTERS[kind] for kind in function.argtypes)
-    assert told == {name: letters for name, (letters, _) in prototypes().items()}
+    packed = structs()
+    assert told == {name: "s" if name in packed else letters for name, (letters, _) in prototypes().items()}
 
 
 def test_every_exported_function_has_a_prototype_and_is_called(recording):
     names = set(re.findall(rf"\btm_{cpu.isa()}_(\w+)", build.LIBRARY.read_bytes().decode("latin-1")))
-    names = {name for name in names if not name.startswith(STREAMS)}
     assert {name for name in names if hasattr(cpu._library, f"tm_{cpu.isa()}_{name}")} == set(prototypes())
     for isa, (_, called) in recording.items():
         assert called == set(prototypes()), f"{isa}: nothing recorded calls {', '.join(sorted(set(prototypes()) - called))}; add a row to fuzz_forms or record"
@@ -126,6 +134,7 @@ PLANTED = {
         "bits = (bits + 127u) << 23;",
         "bits = (uint32_t)(((int32_t)(x * 1.5f) + 127) << 23);",
     ),
+    "a history read beyond its last token": ("address and undefined", "step.c", "j0 + STEP_SEGMENT, a->R + t + 1);", "j0 + STEP_SEGMENT, a->R + t + 2);"),
     "a buffer that threads share": (
         "thread",
         "scan.c",

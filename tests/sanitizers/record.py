@@ -19,8 +19,11 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
 
+import test_kernels_decode as decode
 from fuzz_forms import FORMS, MISSING, derived, drawn, mapped, upstream
+from kernel_checks import structs
 from tokenmix import MixerError
 from tokenmix.kernels import cpu
 
@@ -51,7 +54,27 @@ def not_finite() -> None:
                 derived(name, hit, options, None, "cpu")
 
 
-MORE: list[Callable[[], None]] = [extended_scan, not_finite]
+@torch.no_grad()
+def streams() -> None:
+    """Every mixer that decodes on the kernels, token by token and in chunks, with masks."""
+    for row in decode.ROWS:
+        for dtype in decode.TOL:
+            mixer, dim = decode.built(row, dtype=dtype), 72
+            x, mask = torch.randn(2, 29, dim).to(dtype), torch.rand(2, 29) < 0.7
+            decode.stream(mixer, x, (5, 1, 20) if dtype == torch.float32 else (1, 3), key_mask=mask)
+
+
+def wide_streams() -> None:
+    """More features than fit a strip, more keys than fit a block or a segment, numbers that are not finite."""
+    for R in (0, 63, 64, 300):
+        q, k, v = (torch.where(torch.rand(2, 3, 136) < 0.01, torch.inf, torch.randn(2, 3, 136)) for _ in range(3))
+        kept, live = (torch.randn(2, R, 136), torch.randn(2, R, 136), torch.rand(2, R) < 0.8), torch.rand(2, 3) < 0.8
+        far, w = decode.aft_chunk.empty_past(2, 136, 136), torch.randn(2, 1, 3, R + 3).double()
+        decode.step.ring(q, (k, v, live), kept, far, w, None, heads=False)
+        decode.step.full(q, (k, v, live), kept, w)
+
+
+MORE: list[Callable[[], None]] = [extended_scan, not_finite, streams, wide_streams]
 """What uses kernels beside the forms: streams. A kernel that nothing here calls is named by test_sanitizers."""
 
 
@@ -83,6 +106,8 @@ class Recorder:
     def wrap(self, raw: Any) -> Callable[..., None]:
         """A function of the library that writes down what it is given."""
         name, signature = raw.__name__.split("_", 2)[2], "".join(LETTERS[kind] for kind in raw.argtypes)
+        if signature == "s":
+            return self.unpacked(raw, name)
 
         def call(*args: Any) -> None:
             assert len(args) == len(signature), name
@@ -91,6 +116,30 @@ class Recorder:
                 self.write(name, letter, value)
             self.names.append(name)
             raw(*args)
+
+        return call
+
+    def unpacked(self, raw: Any, name: str) -> Callable[[bytes], None]:
+        """The same of a function that takes one struct: its fields are written as arguments."""
+        fields = structs()[name]
+        form = struct.Struct(fields.replace("p", "q").replace("l", "q"))
+
+        def call(packed: bytes) -> None:
+            self.file.write(struct.pack("<i32sqq", 1, name.encode(), len(fields), len(self.names)))
+            for letter, value in zip(fields, form.unpack(packed), strict=True):
+                self.write(name, letter, value)
+            self.names.append(name)
+            raw(packed)
+
+        return call
+
+    def seen(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function, remembering the memory of every tensor that goes in or comes out."""
+
+        def call(*args: Any, **options: Any) -> Any:
+            found = pytree.tree_map_only(Tensor, lambda a: (self.pointer(a), a)[1], (args, options))
+            result = function(*found[0], **found[1])
+            return pytree.tree_map_only(Tensor, lambda a: (self.pointer(a), a)[1], result)
 
         return call
 
@@ -110,6 +159,8 @@ class Recorder:
 
     def install(self) -> None:
         """Take the place of ``pointer`` and of every function of the library in every module of wrappers."""
+        for key in ("_new", "simple", "ring", "pairs", "full", "hydra", "linear"):
+            setattr(decode.step, key, self.seen(getattr(decode.step, key)))
         for module in [cpu, *modules()]:
             for key, value in list(vars(module).items()):
                 if value is pointer:

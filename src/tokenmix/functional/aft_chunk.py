@@ -61,6 +61,20 @@ def read_past(q: Tensor, past: Past, *, gate: str | None) -> Tensor:
     return gated(q, narrow(ratio_of(_lift(past, 1))), gate)
 
 
+def pair_weights(
+    u: Tensor, v: Tensor | None, at: Tensor, places: Tensor, *, window: int | None = None, keep: int
+) -> tuple[Tensor, Tensor | None, Tensor] | None:
+    """On the C kernels, what ``step.pairs`` says of a bias, whose factors or table are u and v; None where the bias has to be weighed in torch.
+
+    Args:
+        window: pairs this far apart and more weigh 0; None: all have a weight.
+        keep: how many of the last places are returned.
+    """
+    if not steps((u,) if v is None else (u, v), (at, places)) or at.dtype is not torch.int64 or places.dtype is not torch.int64:
+        return None
+    return step.pairs(u, v, at, places, window=window, keep=keep) if at.shape[0] == places.shape[0] else None
+
+
 def aft_chunk(
     q: Tensor, new: Past, kept: Past, w: Tensor, *, heads: int = 1, far: Past | None = None, inside: Tensor | None = None, gate: str | None
 ) -> Tensor:
@@ -94,23 +108,24 @@ def aft_chunk(
 
 
 def ring_chunk(
-    q: Tensor, new: Past, kept: Past, far: Past, w: Tensor, near: Tensor, *, only_near: bool, heads: int = 1, gate: str | None
+    q: Tensor, new: Past, kept: Past, far: Past, w: Tensor, near: Tensor | None, *, only_near: bool, heads: int = 1, gate: str | None
 ) -> tuple[Tensor, Past, Past]:
     """L new tokens over a ring of R kept keys, each other, and the sums ``far`` of all older ones: outputs, the ring after them, the sums after them.
 
     Args:
         w: log-weights (B or 1, heads or 1, L, R + L), 0 for keys more than R before the token.
-        near: (B or 1, 1, L, R + L), which pairs lie inside the window; with ``only_near`` no others count, and the sums stay as they are.
+        near: (B or 1, 1, L, R + L), which pairs lie inside the window; with ``only_near`` no others count, and the sums stay as they are. Else not read.
 
     Other arguments as in ``aft_chunk``.
     """
-    w = w.double().contiguous()
+    if w.dtype is not torch.float64 or not w.is_contiguous():
+        w = w.double().contiguous()
     if not (new[2].is_contiguous() and kept[1].is_contiguous()):  # slices of a chunk's mask, a ring the eager form left
         new, kept = (new[0], new[1], new[2].contiguous()), (kept[0].contiguous(), kept[1].contiguous(), kept[2].contiguous())
     per_head = heads > 1 or new[0].shape[-1] == 1 < new[1].shape[-1]
     fused = q if gate == "sigmoid" else None
     if _ready(fused, new, kept, w, far) and new[0].shape[2] == (heads if per_head else new[1].shape[2]) and _fits(far, new[0], new[1]):
-        y, ring, sums = step.ring(fused, new, kept, far, w, near.contiguous() if only_near else None, heads=per_head)
+        y, ring, sums = step.ring(fused, new, kept, far, w, near.contiguous() if only_near and near is not None else None, heads=per_head)
         return (y if gate == "sigmoid" else gated(q, y, gate)), ring, sums
     past, inside = (None, near) if only_near else (far, None)
     y = aft_chunk(q, new, kept, w, heads=heads, far=past, inside=inside, gate=gate)

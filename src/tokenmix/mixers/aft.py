@@ -88,7 +88,7 @@ class AFTSimple(Mixer):
     def mix_chunk(self, x, state, *, positions, key_mask):
         if not self.causal:
             return self.out_proj(chunk.read_past(queries(self, x), state, gate=self.gate)), state
-        y, state = in_pieces(self._mix_piece, x, state, alive(x, key_mask))
+        y, state = in_pieces(self._mix_piece, x, state, key_mask)
         return self.out_proj(y), state
 
     def _mix_piece(self, x, state, live):
@@ -172,8 +172,13 @@ class AFTFull(Mixer):
     def _mix_piece(self, x, state, at, live):
         q, kept = queries(self, x), (state.keys, state.values, state.live)
         new = self.k_proj(x).to(state.keys.dtype), self.v_proj(x).to(state.values.dtype), live
-        places = torch.cat([state.places, at], 1)
-        y = chunk.aft_chunk(q, new, kept, self.bias.table(at, places)[:, None], gate=self.gate)
+        found = chunk.pair_weights(*self.bias.parts(), at, state.places, keep=state.places.shape[1] + at.shape[1])
+        if found is None:
+            places = torch.cat([state.places, at], 1)
+            w = self.bias.table(at, places)[:, None]
+        else:
+            w, _, places = found
+        y = chunk.aft_chunk(q, new, kept, w, gate=self.gate)
         return y, AFTFullState(*(torch.cat(pair, 1) for pair in zip(kept, new, strict=True)), places, state.position)
 
 
@@ -267,7 +272,11 @@ class AFTLocal(Mixer):
         return F.aft_full(queries(self, x), history.keys, history.values, w, key_mask=history.live, attn_mask=mask, gate=self.gate)
 
     def _mix_piece(self, x, state, at, live):
+        none = self.outside == "none"
+        found = chunk.pair_weights(*self.bias.parts(), at, state.places, window=self.window, keep=state.places.shape[1])
+        if found is not None:
+            return ring_step(self, x, state, found[2], live, *found[:2], only_near=none)
         places = torch.cat([state.places, at], 1)
         near = ((places[:, None] - at[:, :, None]).abs() < self.window)[:, None]
         w = torch.where(near, self.bias.table(at, places)[:, None], 0.0)
-        return ring_step(self, x, state, places, live, w, near, only_near=self.outside == "none")
+        return ring_step(self, x, state, places, live, w, near, only_near=none)

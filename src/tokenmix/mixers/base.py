@@ -22,6 +22,8 @@ from .state import chunk_positions as chunk_positions
 from .state import register_state as register_state
 from .state import token_positions as token_positions
 
+FEW = 16  # numbers that Python compares faster than torch
+
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -214,7 +216,8 @@ class Mixer(nn.Module, ABC):
         self._check_input(x, "x")
         if x.shape[1] == 0:
             self.refuse("extend needs at least one token, got a chunk of length 0")
-        rows = pytree.tree_leaves(state)[0].shape[0]
+        first = state[0] if isinstance(state[0], Tensor) else pytree.tree_leaves(state)[0]
+        rows = first.shape[0]
         if rows != x.shape[0]:
             self.refuse(f"the state has {rows} rows and x has {x.shape[0]}; pick rows with reorder(state, index)")
         if not self.causal and key_mask is not None:
@@ -304,7 +307,11 @@ class Mixer(nn.Module, ABC):
         limit = self.max_len if limit is None else limit
         if limit is None or torch.compiler.is_compiling() or positions.numel() == 0:
             return
-        low, high = (int(n) for n in positions.aminmax())
+        if positions.numel() <= FEW:  # one decoded token
+            values = positions.flatten().tolist()
+            low, high = min(values), max(values)
+        else:
+            low, high = (int(n) for n in positions.aminmax())
         if low < 0 or high >= limit:
             built = f"was built with max_len={self.max_len}, got positions from {low} to {high}; cut the sequence, or call resize"
             self.refuse(f"{why}, positions 0 to {limit - 1}, got positions from {low} to {high}" if why else built)

@@ -62,6 +62,10 @@ class PairBias(nn.Module):
         w = self.at(rows, cols)
         return w[0].double() @ w[1].double().transpose(-1, -2) if isinstance(w, tuple) else w.double()
 
+    def parts(self) -> tuple[Tensor, Tensor | None]:
+        """The factors, or the table and None."""
+        return (self.weight, None) if self.rank is None else (self.u, self.v)
+
     def resize(self, rows: int, cols: int) -> None:
         """Interpolate linearly, so that position i moves to i * new / old."""
         if min(rows, cols) < 1:

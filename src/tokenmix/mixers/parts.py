@@ -55,10 +55,12 @@ def row_starts(key_mask: Tensor | None, positions: Tensor | None) -> Tensor | No
     return None if key_mask is None or positions is not None else first_true(key_mask)[:, 0]
 
 
-def in_pieces(mix_piece: Callable[..., tuple[Tensor, State]], x: Tensor, state: State, *beside: Tensor) -> tuple[Tensor, State]:
-    """Mix a long chunk piece by piece, so that its weights stay small; ``beside`` are cut along time like x."""
-    outputs = []
-    for x_piece, *pieces in zip(*(a.split(chunk.PIECE, 1) for a in (x, *beside)), strict=True):
+def in_pieces(mix_piece: Callable[..., tuple[Tensor, State]], x: Tensor, state: State, *beside: Tensor | None) -> tuple[Tensor, State]:
+    """Mix a long chunk piece by piece, so that its weights stay small; ``beside`` are cut along time like x, or None."""
+    if x.shape[1] <= chunk.PIECE:
+        return mix_piece(x, state, *beside)
+    outputs, xs = [], x.split(chunk.PIECE, 1)
+    for x_piece, *pieces in zip(xs, *([None] * len(xs) if a is None else a.split(chunk.PIECE, 1) for a in beside), strict=True):
         y, state = mix_piece(x_piece, state, *pieces)
         outputs.append(y)
     return torch.cat(outputs, 1), state

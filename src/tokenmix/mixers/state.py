@@ -25,9 +25,8 @@ def chunk_positions(start: Tensor, x: Tensor, positions: Tensor | None, key_mask
         return positions, positions[:, -1] + 1
     L = x.shape[1]
     if key_mask is None:
-        seen = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-    else:
-        seen = (key_mask.cumsum(1) > 0) | (start > 0)[:, None]
+        return (start[:, None] + torch.arange(L, device=x.device)).clamp_min(0), start.long() + L
+    seen = (key_mask.cumsum(1) > 0) | (start > 0)[:, None]
     counted = seen.cumsum(1)
     return (start[:, None] + counted - 1).clamp_min(0), start + counted[:, L - 1]
 

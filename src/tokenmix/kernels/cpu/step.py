@@ -29,6 +29,7 @@ def _kernel(name: str, fields: str) -> tuple[Callable[..., bytes], Callable[[byt
 _simple_fields, _simple = _kernel("step_simple", "15q")
 _ring_fields, _ring = _kernel("step_ring", "29q")
 _full = function("step_full", "s")
+_pairs_fields, _pairs = _kernel("step_pairs", "17q")
 _hydra_fields, _hydra = _kernel("step_hydra", "3qd12q")
 _linear_fields, _linear = _kernel("step_linear", "14q")
 
@@ -79,19 +80,86 @@ def ring(q: Tensor | None, new: Kept, kept: Kept, far: Sums, w: Tensor, near: Te
     (B, L, D), (_, R, h), dtype = v.shape, keys.shape, v.dtype
     y, keys1, values1 = _new((B, L, D), (L * D, D, 1), dtype), _new((B, R, h), (R * h, h, 1), dtype), _new((B, R, D), (R * D, D, 1), dtype)
     lives1 = _new((B, R), (R, 1), torch.bool)
-    sums = far if near is not None else (_new((B, h), (h, 1), _DOUBLE), _new((B, D), (D, 1), _DOUBLE), _new((B, h), (h, 1), _DOUBLE))
-    inputs = [a.data_ptr() for a in (k, v, live, keys, values, lives, *far, w)]
-    outputs = [a.data_ptr() for a in (y, keys1, values1, lives1, *sums)]
-    wb, wh = w.stride(0) if w.shape[0] > 1 else 0, w.stride(1) if w.shape[1] > 1 else 0
-    nb = 0 if near is None or near.shape[0] == 1 else near.stride(0)
-    _ring(_ring_fields(DTYPES[dtype], heads, _at(q), *inputs, _at(near), *outputs, B, L, R, D, h, wb, wh, nb))
-    return y, (keys1, values1, lives1), sums
+    m, num, den = far
+    m1, num1, den1 = far if near is not None else (_new((B, h), (h, 1), _DOUBLE), _new((B, D), (D, 1), _DOUBLE), _new((B, h), (h, 1), _DOUBLE))
+    rows, per_head, _, _ = w.shape
+    _ring(
+        _ring_fields(
+            DTYPES[dtype],
+            heads,
+            0 if q is None else q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            live.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            lives.data_ptr(),
+            m.data_ptr(),
+            num.data_ptr(),
+            den.data_ptr(),
+            w.data_ptr(),
+            0 if near is None else near.data_ptr(),
+            y.data_ptr(),
+            keys1.data_ptr(),
+            values1.data_ptr(),
+            lives1.data_ptr(),
+            m1.data_ptr(),
+            num1.data_ptr(),
+            den1.data_ptr(),
+            B,
+            L,
+            R,
+            D,
+            h,
+            w.stride(0) if rows > 1 else 0,
+            w.stride(1) if per_head > 1 else 0,
+            0 if near is None or near.shape[0] == 1 else near.stride(0),
+        )
+    )
+    return y, (keys1, values1, lives1), (m1, num1, den1)
+
+
+def pairs(u: Tensor, v: Tensor | None, at: Tensor, places: Tensor, *, window: int | None, keep: int) -> tuple[Tensor, Tensor | None, Tensor] | None:
+    """Log-weights (B, 1, L, R + L) of tokens at ``at`` (B, L) for kept ones at ``places`` (B, R) and each other, which of these pairs lie inside the window,
+    and the last ``keep`` places.
+
+    Args:
+        u, v: the factors (rows, rank) and (cols, rank), or the table (rows, cols) and None.
+
+    None where a place lies outside of the bias.
+    """
+    (B, L), R, (rows, rank) = at.shape, places.shape[1], u.shape
+    S, cols = R + L, rank if v is None else v.shape[0]
+    w, after, fault = _new((B, 1, L, S), (L * S, L * S, S, 1), _DOUBLE), _new((B, keep), (keep, 1), torch.int64), _new((1,), (1,), torch.int64)
+    near = None if window is None else _new((B, 1, L, S), (L * S, L * S, S, 1), torch.bool)
+    _pairs(
+        _pairs_fields(
+            DTYPES[u.dtype],
+            u.data_ptr(),
+            0 if v is None else v.data_ptr() or u.data_ptr(),
+            at.data_ptr(),
+            places.data_ptr(),
+            w.data_ptr(),
+            0 if near is None else near.data_ptr(),
+            after.data_ptr(),
+            fault.data_ptr(),
+            B,
+            L,
+            R,
+            rows,
+            cols,
+            rank,
+            -1 if window is None else window,
+            keep,
+        )
+    )
+    return None if fault.item() else (w, near, after)
 
 
 def full(q: Tensor | None, new: Kept, kept: Kept, w: Tensor) -> Tensor:
     """L new tokens over R kept keys and each other, causally: (B, L, D). w (B or 1, 1, L, R + L) float64."""
     B, L, D = new[1].shape
-    y = torch.empty_like(new[1])
+    y = _new((B, L, D), (L * D, D, 1), new[1].dtype)
     inputs = [a.data_ptr() for a in (*new, *kept)]
     wb = w.stride(0) if w.shape[0] > 1 else 0
     _full(_ring_fields(DTYPES[y.dtype], 0, _at(q), *inputs, 0, 0, 0, w.data_ptr(), 0, y.data_ptr(), *[0] * 6, B, L, kept[0].shape[1], D, D, wb, 0, 0))
@@ -112,9 +180,11 @@ def hydra(
 
 def linear(q: Tensor, k: Tensor, v: Tensor, live: Tensor | None, past: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Linear attention with elu + 1 over L new tokens (B, L, H e) after m (B, H, e) and acc (B, H, e + 1, e): outputs, and both after them."""
-    B, L, _ = k.shape
+    B, L, D = k.shape
     m, acc = past
-    y, m1, acc1 = torch.empty_like(k), torch.empty_like(m), torch.empty_like(acc)
+    _, H, e = m.shape
+    y, m1 = _new((B, L, D), (L * D, D, 1), k.dtype), _new((B, H, e), (D, e, 1), _DOUBLE)
+    acc1 = _new((B, H, e + 1, e), (D * (e + 1), e * (e + 1), e, 1), _DOUBLE)
     found = [a.data_ptr() for a in (m, acc, y, m1, acc1)]
-    _linear(_linear_fields(DTYPES[k.dtype], q.data_ptr(), k.data_ptr(), v.data_ptr(), _at(live), *found, B, L, *m.shape[1:]))
+    _linear(_linear_fields(DTYPES[k.dtype], q.data_ptr(), k.data_ptr(), v.data_ptr(), _at(live), *found, B, L, H, e))
     return y, (m1, acc1)

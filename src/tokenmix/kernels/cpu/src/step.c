@@ -10,8 +10,11 @@
 
 #define STEP_W 64       /* features in a strip */
 #define STEP_N 16       /* terms in a partial sum */
+#define STEP_BLOCK 64   /* keys of a window under one maximum */
 #define STEP_SEGMENT 256 /* keys of a history that one block of the work sums */
+#ifndef STEP_WORK       /* the sanitizers set less */
 #define STEP_WORK 65536 /* elements below which one thread is faster */
+#endif
 #define STEP_CAP 300.0  /* larger log-weights count as this much */
 
 /* Half precision is converted outside of the loops that are specialised for float32. */
@@ -160,45 +163,86 @@ TM_INLINE int step_seen(const step_ring_in *a, int64_t b, int64_t t, int64_t j) 
     return live && (!a->near || a->near[b * a->nb + t * (a->R + a->L) + j]);
 }
 
-/* A key for each feature: token t over keys t .. R + t of the row and the sums of all older ones. */
-TM_INLINE void step_window(const int dtype, const step_ring_in *a, int64_t b, int64_t t, int64_t c0, int w, const double *restrict m, const double *restrict num,
-                           const double *restrict den, float *restrict out) {
-    float kbuf[STEP_W], vbuf[STEP_W], top[STEP_W], n[STEP_W], d[STEP_W], pn[STEP_W], pd[STEP_W];
+/* The keys of a block that one token sees: how many, which, their sums with the weights, their values (``wide`` holds them where they are half precision). */
+typedef struct {
+    int n;
+    int64_t at[STEP_BLOCK];
+    const float *v[STEP_BLOCK];
+    float z[STEP_BLOCK * STEP_W], wide[STEP_BLOCK * STEP_W];
+} step_block;
+
+/* Gathers keys j0 .. j1 and raises ``top`` to them. ``shift``, for one new float32 token: each row goes to its place in the ring after it as well. */
+TM_INLINE void step_gather(const int dtype, const int shift, const step_ring_in *a, int64_t b, int64_t t, int64_t j0, int64_t j1, int64_t c0, int w, step_block *x,
+                           float *restrict top) {
     const double *weights = a->w + b * a->wb + t * (a->R + a->L);
-    for (int c = 0; c < w; c++) top[c] = (float)m[c], n[c] = d[c] = pn[c] = pd[c] = 0.0f;
-    for (int64_t j = t; j <= a->R + t; j++) {
-        if (!step_seen(a, b, t, j)) continue;
-        const float *k = step_row(dtype, a->keys, a->k, b, j, a->R, a->L, a->D, c0, kbuf, w);
-        float high = step_high(weights[j]);
+    float kbuf[STEP_W];
+    x->n = 0;
+    for (int64_t j = j0; j < j1; j++) {
+        int seen = step_seen(a, b, t, j);
+        if (!seen && !shift) continue;
+        const float *restrict k = step_row(dtype, a->keys, a->k, b, j, a->R, a->L, a->D, c0, kbuf, w);
+        const float *restrict v = step_row(dtype, a->values, a->v, b, j, a->R, a->L, a->D, c0, x->wide + x->n * STEP_W, w);
+        if (shift && j > 0) {
+            int64_t to = (b * a->R + j - 1) * a->D + c0;
+            memcpy((float *)a->keys1 + to, k, sizeof(float) * w), memcpy((float *)a->values1 + to, v, sizeof(float) * w);
+        }
+        if (!seen) continue;
+        float high = step_high(weights[j]), *restrict z = x->z + x->n * STEP_W;
+        x->at[x->n] = j, x->v[x->n++] = v;
         TM_IVDEP
         for (int c = 0; c < w; c++) {
-            float z = k[c] + high;
-            top[c] = z > top[c] ? z : top[c];
+            float sum = k[c] + high;
+            z[c] = sum, top[c] = sum > top[c] ? sum : top[c];
         }
     }
-    int small = 1; /* then k + w is rounded by less than 1e-6 wherever its exponential counts */
-    for (int c = 0; c < w; c++) small &= fabsf(top[c]) < 16.0f;
-    for (int64_t j = t; j <= a->R + t; j++) {
-        if (step_seen(a, b, t, j)) {
-            const float *k = step_row(dtype, a->keys, a->k, b, j, a->R, a->L, a->D, c0, kbuf, w);
-            const float *v = step_row(dtype, a->values, a->v, b, j, a->R, a->L, a->D, c0, vbuf, w);
-            float high = step_high(weights[j]), low = step_low(weights[j]);
-            if (small && fabsf(high) < 16.0f) {
-                TM_IVDEP
-                for (int c = 0; c < w; c++) {
-                    float e = tm_exp_neg((k[c] + high) - top[c]);
-                    pn[c] += e * v[c], pd[c] += e;
-                }
-            } else {
-                TM_IVDEP
-                for (int c = 0; c < w; c++) {
-                    float e = step_term(k[c], high, low, top[c]);
-                    pn[c] += e * v[c], pd[c] += e;
-                }
+}
+
+/* Adds one term: with its rounding, where that would show. */
+TM_INLINE void step_add(const float *restrict z, const float *restrict v, const float *restrict top, float *restrict n, float *restrict d, int w) {
+    TM_IVDEP
+    for (int c = 0; c < w; c++) {
+        float e = tm_exp_neg(z[c] - top[c]);
+        n[c] += e * v[c], d[c] += e;
+    }
+}
+
+TM_INLINE void step_add_exactly(const float *restrict k, double weight, const float *restrict v, const float *restrict top, float *restrict n, float *restrict d, int w) {
+    float high = step_high(weight), low = step_low(weight);
+    TM_IVDEP
+    for (int c = 0; c < w; c++) {
+        float e = step_term(k[c], high, low, top[c]);
+        n[c] += e * v[c], d[c] += e;
+    }
+}
+
+/* A key for each feature: token t over keys t .. R + t of the row and the sums of all older ones. */
+TM_INLINE void step_window(const int dtype, const int shift, const step_ring_in *a, int64_t b, int64_t t, int64_t c0, int w, const double *restrict m,
+                           const double *restrict num, const double *restrict den, float *restrict out) {
+    float kbuf[STEP_W], top[STEP_W], last[STEP_W], n[STEP_W], d[STEP_W], pn[STEP_W], pd[STEP_W];
+    const double *weights = a->w + b * a->wb + t * (a->R + a->L);
+    step_block x;
+    for (int c = 0; c < w; c++) top[c] = (float)m[c], n[c] = d[c] = 0.0f;
+    for (int64_t j = t; j <= a->R + t; j += STEP_BLOCK) {
+        memcpy(last, top, sizeof last);
+        step_gather(dtype, shift, a, b, t, j, tm_min(j + STEP_BLOCK, a->R + t + 1), c0, w, &x, top);
+        int small = 1; /* then k + w is rounded by less than 1e-6 wherever its exponential counts */
+        for (int c = 0; c < w; c++) small &= fabsf(top[c]) < 16.0f;
+        if (j > t)
+            for (int c = 0; c < w; c++) {
+                float f = tm_exp_neg(last[c] - top[c]);
+                n[c] *= f, d[c] *= f;
             }
+        for (int i0 = 0; i0 < x.n; i0 += STEP_N) {
+            for (int c = 0; c < w; c++) pn[c] = pd[c] = 0.0f;
+            for (int i = i0; i < x.n && i < i0 + STEP_N; i++) {
+                double weight = weights[x.at[i]];
+                if (small && fabs(weight) < 16.0)
+                    step_add(x.z + i * STEP_W, x.v[i], top, pn, pd, w);
+                else
+                    step_add_exactly(step_row(dtype, a->keys, a->k, b, x.at[i], a->R, a->L, a->D, c0, kbuf, w), weight, x.v[i], top, pn, pd, w);
+            }
+            for (int c = 0; c < w; c++) n[c] += pn[c], d[c] += pd[c];
         }
-        if ((j - t) % STEP_N == STEP_N - 1 || j == a->R + t)
-            for (int c = 0; c < w; c++) n[c] += pn[c], d[c] += pd[c], pn[c] = pd[c] = 0.0f;
     }
     TM_IVDEP
     for (int c = 0; c < w; c++) {
@@ -208,12 +252,12 @@ TM_INLINE void step_window(const int dtype, const step_ring_in *a, int64_t b, in
     }
 }
 
-TM_INLINE void step_ring_strip(const int dtype, const step_ring_in *a, int64_t b, int64_t c0, int w, double *m, double *num, double *den) {
+TM_INLINE void step_ring_strip(const int dtype, const int shift, const step_ring_in *a, int64_t b, int64_t c0, int w, double *m, double *num, double *den) {
     float kbuf[STEP_W], vbuf[STEP_W], qbuf[STEP_W], ybuf[STEP_W];
     for (int64_t t = 0; t < a->L; t++) {
         int64_t at = (b * a->L + t) * a->D + c0;
         float *out = tm_target(dtype, a->y, at, ybuf);
-        step_window(dtype, a, b, t, c0, w, m, num, den, out);
+        step_window(dtype, shift, a, b, t, c0, w, m, num, den, out);
         if (a->q) step_gate(step_read(dtype, a->q, at, qbuf, w), out, w);
         step_write(dtype, a->y, at, out, w);
         if (a->near || !(t < a->R ? a->lives[b * a->R + t] : !a->live || a->live[b * a->L + t - a->R])) continue;
@@ -297,11 +341,10 @@ static void step_shift(const void *old, const void *new, void *out, int64_t b, i
    older keys take no part and their sums are not written. */
 TM_EXPORT(step_ring)(const step_ring_in *a) {
     int64_t B = a->B, R = a->R, D = a->D, h = a->h, size = a->dtype == TM_F32 ? 4 : 2, blocks = a->heads ? h : tm_ceil(D, STEP_W), g = D / h;
-    int near = a->near != NULL;
+    int near = a->near != NULL, together = a->L == 1 && !a->heads && a->dtype == TM_F32; /* then rows move while they are read */
     if (!near) memcpy(a->m1, a->m0, 8 * B * h), memcpy(a->num1, a->num0, 8 * B * D), memcpy(a->den1, a->den0, 8 * B * h);
     for (int64_t b = 0; b < B && R > 0; b++) {
-        step_shift(a->keys, a->k, a->keys1, b, R, a->L, h * size);
-        step_shift(a->values, a->v, a->values1, b, R, a->L, D * size);
+        if (!together) step_shift(a->keys, a->k, a->keys1, b, R, a->L, h * size), step_shift(a->values, a->v, a->values1, b, R, a->L, D * size);
         step_shift(a->lives, a->live, a->lives1, b, R, a->L, 1);
     }
     double lowest[STEP_W], zero[STEP_W], *zeros = near && g > STEP_W ? calloc(g, 8) : zero; /* the sums over nothing */
@@ -315,12 +358,61 @@ TM_EXPORT(step_ring)(const step_ring_in *a) {
             step_ring_head(TM_F32, a, b, i % blocks, m, num, den);
         else if (a->heads)
             step_ring_head((int)a->dtype, a, b, i % blocks, m, num, den);
-        else if (a->dtype == TM_F32 && w == STEP_W)
-            step_ring_strip(TM_F32, a, b, c0, STEP_W, m, num, den);
+        else if (together && w == STEP_W)
+            step_ring_strip(TM_F32, 1, a, b, c0, STEP_W, m, num, den);
         else
-            step_ring_strip((int)a->dtype, a, b, c0, w, m, num, den);
+            step_ring_strip((int)a->dtype, together, a, b, c0, w, m, num, den);
     }
     if (zeros != zero) free(zeros);
+}
+
+/* ---- the log-weights of pairs ---- */
+
+typedef struct {
+    int64_t dtype;
+    const void *u, *v; /* factors (rows, rank) and (cols, rank), or a table (rows, cols) and NULL */
+    const int64_t *at, *places;
+    double *w;
+    uint8_t *near;
+    int64_t *places1, *fault;
+    int64_t B, L, R, rows, cols, rank, window, keep;
+} step_pairs_in;
+
+/* u v^T or the table at one pair of places. */
+TM_INLINE double step_pair(const int dtype, const step_pairs_in *a, int64_t row, int64_t col) {
+    float ubuf[STEP_W], vbuf[STEP_W];
+    if (!a->v) return (double)*step_read(dtype, a->u, row * a->cols + col, ubuf, 1);
+    double lanes[TM_VL] = {0}, sum = 0.0;
+    for (int64_t c0 = 0; c0 < a->rank; c0 += STEP_W) {
+        int w = (int)tm_min(STEP_W, a->rank - c0), c = 0;
+        const float *u = step_read(dtype, a->u, row * a->rank + c0, ubuf, w), *v = step_read(dtype, a->v, col * a->rank + c0, vbuf, w);
+        for (; c + TM_VL <= w; c += TM_VL)
+            for (int l = 0; l < TM_VL; l++) lanes[l] += (double)u[c + l] * (double)v[c + l];
+        for (; c < w; c++) sum += (double)u[c] * (double)v[c];
+    }
+    for (int l = 0; l < TM_VL; l++) sum += lanes[l];
+    return sum;
+}
+
+/* Weights w (B, L, R + L) of new tokens at places ``at`` (B, L) for R kept ones at ``places`` (B, R) and each other; with a window >= 0 those of pairs less
+   than that apart, which ``near`` (or NULL) marks, and 0 elsewhere. places1: the last ``keep`` of all places. fault: whether a place lies outside of the bias. */
+TM_EXPORT(step_pairs)(const step_pairs_in *a) {
+    int64_t S = a->R + a->L, blocks = tm_ceil(S, STEP_SEGMENT), faults = 0;
+    for (int64_t b = 0; b < a->B; b++)
+        for (int64_t j = S - a->keep; j < S; j++) a->places1[b * a->keep + j - (S - a->keep)] = j < a->R ? a->places[b * a->R + j] : a->at[b * a->L + j - a->R];
+#pragma omp parallel for schedule(static) reduction(+ : faults) if (a->B * a->L * S * (a->rank + 1) > STEP_WORK)
+    for (int64_t i = 0; i < a->B * a->L * blocks; i++) {
+        int64_t b = i / blocks / a->L, row = i / blocks, j0 = i % blocks * STEP_SEGMENT, from = a->at[row];
+        for (int64_t j = j0; j < tm_min(j0 + STEP_SEGMENT, S); j++) {
+            int64_t place = j < a->R ? a->places[b * a->R + j] : a->at[b * a->L + j - a->R];
+            int near = a->window < 0 || (place < from ? from - place : place - from) < a->window;
+            int inside = from >= 0 && from < a->rows && place >= 0 && place < a->cols;
+            a->w[row * S + j] = !near || !inside ? 0.0 : a->dtype == TM_F32 ? step_pair(TM_F32, a, from, place) : step_pair((int)a->dtype, a, from, place);
+            if (a->near) a->near[row * S + j] = (uint8_t)near;
+            faults += !inside;
+        }
+    }
+    *a->fault = faults;
 }
 
 /* ---- the history of AFT-full ---- */
