@@ -201,7 +201,7 @@ BUGS += [
     Bug("masked values count on a grid", "conv2d.c", "        if (conv2d_live(a, b, t))\n            x[t]", "        if (1)\n            x[t]", GRID),
     Bug("masked keys get gradients on a grid", "conv2d.c", "        if (live) {", "        if (1) {", GRID),
     Bug("denominators give nothing to keys", "conv2d.c", "*(tm_vf *)sums += *(const tm_vfu *)(dkey", "(void)*(const tm_vfu *)(dkey", GRID),
-    Bug("denominators give nothing to weights", "conv2d.c", "            sum += taps[((p * all + a->strips", "            sum += 0 * taps[((p * all + a->strips", GRID),
+    Bug("denominators give nothing to weights", "conv2d.c", "sum += taps[((p * all + a->strips", "sum += 0 * taps[((p * all + a->strips", GRID),
     Bug("gradients of weights of one share only", "conv2d.c", "for (int64_t p = 0; p < parts; p++)", "for (int64_t p = 0; p < 1; p++)", GRID),
     Bug("sums along a row in one level", "conv2d.c", "if (i % CONV_RUN == CONV_RUN - 1)", "if (0)", "drift_along_a_row"),
 ]
