@@ -233,6 +233,51 @@ def halves() -> None:
 CHECKS["halves"] = halves
 
 
+def wide_grids() -> None:
+    """Rows of several tiles, filters wider and narrower than the grid, with and without masks and prefixes."""
+    draw = torch.Generator().manual_seed(0)
+    for (H, W), s, prefix in (((3, 31), 5, 0), ((2, 17), 11, 2), ((6, 5), 15, 1), ((2, 130), 3, 0), ((33, 3), 33, 0)):
+        T = prefix + H * W
+        q, v = (torch.randn(2, T, 6, generator=draw) for _ in range(2))
+        k, w, mask = torch.randn(2, T, 2, generator=draw), torch.randn(2, s, s, generator=draw), torch.rand(2, T, generator=draw) < 0.8
+        for options in ({}, {"key_mask": mask}):
+            off = worst(both(F.aft_conv, (q, k, v, w), {"grid": (H, W), "prefix": prefix, **options}))
+            assert off < 1e-5, f"{H} x {W}, s={s}: off by {off:.1e}"
+
+
+def drift_along_a_row() -> None:
+    """Sums over a long row of a grid of equal terms stay what they are."""
+    v = torch.full((1, 20_000, 1), 0.1)
+    y = F.aft_conv(v, torch.full_like(v, 0.1), v, torch.zeros(1, 1, 1), grid=(1, 20_000), gate=None, backend="cpu")
+    assert float((y - 0.1).abs().max()) < 1e-6, f"off by {float((y - 0.1).abs().max()):.1e}"
+
+
+CHECKS |= {f.__name__: f for f in (wide_grids, drift_along_a_row)}
+
+GRID, GRIDS = "aft_conv 2-D", "wide_grids"
+BUGS += [
+    Bug("no tap starts inside of a tile", "conv2d.c", "switch (-c0 - d) {", "switch (0) {", GRID, True),
+    Bug("no tap ends inside of a tile", "conv2d.c", "switch (W - c0 - d) {", "switch (R) {", GRIDS),
+    Bug("a tile starts one tap late", "conv2d.c", "d = -tm_min(a->half, c0 + R - 1);", "d = -tm_min(a->half, c0 + R - 2);", GRIDS),
+    Bug("what lies beside the window is forgotten", "conv2d.c", "W > half + 1 ? side : NULL", "NULL", GRIDS, True),
+    Bug("what lies beside the window begins inside of it", "conv2d.c", "c > a->half ? line[c - a->half]", "c >= a->half ? line[c - a->half + 1]", GRID),
+    Bug("rows below the window are forgotten", "conv2d.c", "above[from] + below[H - to]", "above[from]", GRID),
+    Bug("the second group of rows replaces the first", "conv2d.c", "    if (!first) {", "    if (0) {", GRIDS),
+    Bug("prefix tokens weigh nothing", "conv2d.c", "tm_vf early = line[P];", "tm_vf early = line[0];", GRID),
+    Bug("the filter is not turned around", "conv2d.c", "a.transposed = 1;", "a.transposed = 0;", GRID, True),
+    Bug("the gradient of a tap stops short of the border", "conv2d.c", "end = tm_min(W, W - d0);", "end = tm_min(W, W - d0 - R + 1);", GRID),
+    Bug("the gradient of a tap leaves out the first cells", "conv2d.c", "tm_max(0, 1 - d0 - R)", "tm_max(0, -d0)", GRID),
+    Bug("wide filters get gradients in the middle only", "conv2d.c", ", conv2d_tap_row(a, x, g, dy, 1, across + 1, total);", ";", GRIDS),
+    Bug("a strip takes the key of its first head", "conv2d.c", "/ per - s.first);", "/ per - s.first) * 0;", GRID),
+    Bug("masked values count on a grid", "conv2d.c", "        if (conv2d_live(a, b, t))\n            x[t]", "        if (1)\n            x[t]", GRID),
+    Bug("masked keys get gradients on a grid", "conv2d.c", "        if (live) {", "        if (1) {", GRID),
+    Bug("denominators give nothing to keys", "conv2d.c", "*(tm_vf *)sums += *(const tm_vfu *)(dkey", "(void)*(const tm_vfu *)(dkey", GRID),
+    Bug("denominators give nothing to weights", "conv2d.c", "sum += taps[((p * all + a->strips", "sum += 0 * taps[((p * all + a->strips", GRID),
+    Bug("gradients of weights of one share only", "conv2d.c", "for (int64_t p = 0; p < parts; p++)", "for (int64_t p = 0; p < 1; p++)", GRID),
+    Bug("sums along a row in one level", "conv2d.c", "if (i % CONV_RUN == CONV_RUN - 1)", "if (0)", "drift_along_a_row"),
+]
+
+
 def outcome(name: str) -> str:
     """ "kept", or what was noticed."""
     try:

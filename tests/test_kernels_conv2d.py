@@ -1,4 +1,4 @@
-"""AFT-conv on 2-D grids as an operator: both its forms against the float64 eager one, masks, prefixes, half precision, wide weights, derivatives."""
+"""AFT-conv on 2-D grids: the C kernel and its float64 form for wide weights against the eager one; borders of its tiles, masks, half precision, derivatives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenmix.functional import _conv2d_op as op
 from tokenmix.kernels.cpu import conv2d
 
 TOL = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-FORMS = ["matrix", "filter"]
+FORMS = ["kernel", "wide"]
 
 
 def given(B, grid, h, D, s, *, prefix=0, dtype=torch.float32, span=2.0):
@@ -24,9 +24,8 @@ def given(B, grid, h, D, s, *, prefix=0, dtype=torch.float32, span=2.0):
 
 
 def only(form):
-    """One form whatever the size."""
-    choice = {"matrix": conv2d.Matrix, "filter": conv2d.Filter}[form]
-    return mock.patch.multiple(conv2d, Matrix=choice, Filter=choice)
+    """One form whatever the weights."""
+    return mock.patch.object(conv2d, "_forward_wide", None) if form == "kernel" else mock.patch.object(conv2d, "SPAN", -1.0)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -70,8 +69,62 @@ def test_keys_and_weights_of_any_size(form, keys, span):
         with only(form):
             assert worst(both(F.aft_conv, args, options)) < 1e-5
     else:  # wide weights run dense in float64
-        with mock.patch.object(conv2d, "Filter", None), mock.patch.object(conv2d, "BLOCK", 300):
+        with mock.patch.object(conv2d, "_forward", None), mock.patch.object(conv2d, "_backward", None), mock.patch.object(conv2d, "BLOCK", 300):
             assert worst(both(F.aft_conv, args, options)) < 1e-6
+
+
+@pytest.mark.parametrize("grid", [(14, 14), (1, 15), (15, 1), (3, 29), (5, 13), (2, 130), (70, 3)], ids=str)
+@pytest.mark.parametrize("s", [1, 11, 13, 15, 27, 31])
+def test_borders_of_tiles_and_sums(grid, s):
+    """Rows of one tile and of several, filters wider than the grid and narrower, prefix sums and groups of rows of one level and of two."""
+    args, options = given(2, grid, 2, 6, s, prefix=s % 3)
+    assert worst(both(F.aft_conv, args, options)) < 3e-6
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 7, 16, 17, 33])
+@pytest.mark.parametrize("per", [1, 2, 12, 16, 19, 40])
+def test_heads_of_any_width(heads, per):
+    """Strips of channels that lie in one head, cross heads or hold many of them, and rest lanes."""
+    args, options = given(2, (3, 4), heads, heads * per, 3)
+    assert worst(both(F.aft_conv, args, options)) < 3e-6
+
+
+def test_any_layout():
+    """Inputs that are slices, transposed or expanded."""
+    (q, k, v, w), options = given(2, (4, 5), 3, 6, 3)
+    odd = [
+        torch.stack([q, k.repeat_interleave(2, 2), v], 2)[:, :, 0],
+        k.transpose(1, 2).contiguous().transpose(1, 2),
+        torch.cat([v, v], 2)[:, :, 6:],
+        w.transpose(1, 2).contiguous().transpose(1, 2),
+    ]
+    results = []
+    for args in ((q, k, v, w), odd):
+        leaves = [a.detach().requires_grad_() for a in args]
+        y = F.aft_conv(*leaves, **options, backend="cpu")
+        results.append([y, *torch.autograd.grad(y, leaves, torch.ones(()).expand_as(y))])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("dtype", list(TOL), ids=str)
+def test_threads_leave_the_same_bits(dtype):
+    args, options = given(5, (9, 17), 4, 48, 5, dtype=dtype)
+    found, before = [], torch.get_num_threads()
+    for threads in (1, 2, 7):
+        torch.set_num_threads(threads)
+        leaves = [a.detach().requires_grad_() for a in args]
+        y = F.aft_conv(*leaves, **options, backend="cpu")
+        found.append([y, *torch.autograd.grad(y.square().sum(), leaves)])
+    torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def test_long_sums_do_not_drift():
+    v = torch.full((1, 20_000, 1), 0.1)
+    for s in (1, 129):
+        y = F.aft_conv(v, torch.full_like(v, 0.1), v, torch.zeros(1, s, s), grid=(1, 20_000), gate=None, backend="cpu")
+        assert float((y - 0.1).abs().max()) < 1e-6
 
 
 def test_large_grids_hold_no_pairs():
@@ -91,8 +144,9 @@ def test_large_grids_hold_no_pairs():
 def test_the_operators_pass_opcheck_and_compile_and_derive_twice():
     (q, k, v, w), options = given(2, (3, 4), 2, 6, 3, prefix=1)
     leaves = [a.requires_grad_() for a in (q, k, v, w)]
-    torch.library.opcheck(op._forward, (*leaves, None, [3, 4], 1))
-    torch.library.opcheck(op._backward, (torch.randn_like(q), *leaves, None, [3, 4], 1))
+    torch.library.opcheck(op._forward, (*leaves, None, [3, 4], 1, True))
+    kept = (a.detach() for a in op._forward(*leaves, None, [3, 4], 1, True))
+    torch.library.opcheck(op._backward, (torch.randn_like(q), *leaves, None, *kept, [3, 4], 1))
     run = torch.compile(lambda *a: F.aft_conv(*a, **options, backend="cpu"), fullgraph=True, backend="aot_eager")
     got, want = (torch.autograd.grad(f(*leaves).square().sum(), leaves) for f in (run, lambda *a: F.aft_conv(*a, **options, backend="cpu")))
     assert all(torch.allclose(a, b) for a, b in zip(got, want, strict=True))

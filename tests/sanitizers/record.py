@@ -25,6 +25,7 @@ import test_kernels_decode as decode
 from fuzz_forms import FORMS, MISSING, derived, drawn, mapped, upstream
 from kernel_checks import structs
 from tokenmix import MixerError
+from tokenmix import functional as F
 from tokenmix.kernels import cpu
 
 SEEDS = 40  # calls of each form
@@ -74,8 +75,17 @@ def wide_streams() -> None:
         decode.step.full(q, (k, v, live), kept, w)
 
 
-MORE: list[Callable[[], None]] = [extended_scan, not_finite, streams, wide_streams]
-"""What uses kernels beside the forms: streams. A kernel that nothing here calls is named by test_sanitizers."""
+def wide_grids() -> None:
+    """AFT-conv on grids whose rows are several tiles, with filters of several pieces."""
+    for grid, size, prefix, heads in (((2, 31), 5, 0, 2), ((3, 17), 31, 1, 3), ((20, 2), 27, 0, 1)):
+        T = grid[0] * grid[1] + prefix
+        q, k, v, w = torch.randn(2, T, 18), torch.randn(2, T, heads), torch.randn(2, T, 18), torch.randn(heads, size, size)
+        leaves = [a.requires_grad_() for a in (q, k, v, w)]
+        torch.autograd.grad(F.aft_conv(*leaves, grid=grid, prefix=prefix, backend="cpu").sum(), leaves)
+
+
+MORE: list[Callable[[], None]] = [extended_scan, not_finite, streams, wide_streams, wide_grids]
+"""What uses kernels beside the forms: streams, large shapes. A kernel that nothing here calls is named by test_sanitizers."""
 
 
 def modules() -> list[ModuleType]:

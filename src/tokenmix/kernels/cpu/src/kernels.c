@@ -6,3 +6,4 @@
 #include "linear.c"
 #include "step.c"
 #include "external.c"
+#include "conv2d.c"
