@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tokenmix.bench.table import seconds
+
 RESULTS = Path(__file__).parent / "results"
 MARK = re.compile(r"<!-- speed: ([\w*-]+) -->")
 

@@ -105,6 +105,7 @@ def test_grids_and_the_dtype_at_hand(capsys):
     found = bench(capsys, "--ops", "aft_conv:kernel_size=3", "--lengths", "3x4", "--no-causal", "--dtype", "bfloat16", "--pass", "forward")
     assert [(r["length"], r["T"], r["status"], r["causal"]) for r in found["rows"]] == [("3x4", 12, "ok", False)] * 2
     assert found["rows"][1]["gate"]["error"] > 1e-4  # bfloat16 was judged, not float32
+    assert found["rows"][1]["path"] == ("tokenmix::aft_conv2d" if cpu.available() else "eager")  # the form for grids was judged, not that for sequences
 
 
 def test_a_backend_that_is_the_same_is_measured_once(capsys):

@@ -78,7 +78,9 @@ def run(plan: Plan, tell: Tell = lambda text: None) -> dict[str, Any]:
         entries = [Entry(subject) for subject in plan.subjects]
         for i, entry in enumerate(entries):
             tell(f"gate {i + 1} of {len(entries)}: {entry.subject.label} on adversarial inputs")
-            _judge(entry, replace(s, backward="both" in plan.passes))
+            for grid in _kinds(plan):
+                if entry.status == "ok":
+                    _judge(entry, replace(s, grid=grid, backward="both" in plan.passes))
         _drop_twins(entries)
         rows = []
         for point, share in _points(plan):
@@ -88,6 +90,11 @@ def run(plan: Plan, tell: Tell = lambda text: None) -> dict[str, Any]:
         setting = {**_setting(plan), "fast_linear": linear and linear._asdict()}
         found = {"schema": SCHEMA, "machine": machine(s.device), "limits": limits.to_json(), "setting": setting, "rows": rows, "fits": fits(rows)}
         return {**found, **({"base": other.about()} if other else {})}
+
+
+def _kinds(plan: Plan) -> list[tuple[int, ...] | None]:
+    """What to judge: sequences, and grids by the first of them; a mixer may have a form for each."""
+    return list({len(length): length if len(length) > 1 else None for length in reversed(plan.lengths)}.values())
 
 
 @contextmanager
