@@ -564,24 +564,8 @@ def forward(
     strided = *strides(c.k), *strides(c.v), *strides(c.q)
     given = c.k, c.v, c.bytes, c.q, y, kept, flag, c.B, c.T, c.D, c.H
     constant = {"CAUSAL": causal, "PER_HEAD": c.per_head, **c.fixed}
-    launch(
-        band_rows,
-        c.grid,
-        c.E,
-        c.R,
-        c.st,
-        c.past,
-        c.future,
-        c.first(),
-        *given,
-        *c.near,
-        *c.e_strides,
-        *strided,
-        warps=8,
-        K=min(c.BLK, c.step[0]),
-        **constant,
-        **c.dots,
-    )
+    tensors = c.E, c.R, c.st, c.past, c.future, c.first(), *given
+    launch(band_rows, c.grid, *tensors, *c.near, *c.e_strides, *strided, warps=8, K=min(c.BLK, c.step[0]), **constant, **c.dots)
     grid = c.strips, -(-c.T // c.small), c.B
     launch(band_rows_exact, grid, c.w, c.past, c.future, *given, c.L, *c.near, c.low, *c.w_strides, *strided, **constant, M=c.small, warps=8)
     return y, saved
