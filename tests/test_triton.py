@@ -12,6 +12,7 @@ import pytest
 HERE = Path(__file__).parent
 SECOND = "3.6.0"  # the oldest triton the kernels are kept working on
 CHECKS = ("scan_adversarial", "scan_shapes scan_operator scan_does_not_drift", "scan_masks scan_packed", "hydra_all")
+GEMM_CHECKS = ("full_shapes", "full_masks", "full_adversarial", "band_shapes", "band_masks", "band_adversarial")
 
 
 def run(*command: str, path: str = "", **env: str) -> str:
@@ -46,3 +47,5 @@ def test_the_second_triton(tmp_path):
     assert f"triton {SECOND}" in run("-m", "tokenmix.kernels.triton.aot", "--arch", "80", "90", path=str(tmp_path))
     for check in CHECKS:
         run(str(HERE / "triton_checks.py"), *check.split(), path=str(tmp_path), TRITON_INTERPRET="1")
+    for check in GEMM_CHECKS:
+        run(str(HERE / "triton_gemm_checks.py"), check, path=str(tmp_path), TRITON_INTERPRET="1")

@@ -33,6 +33,12 @@ def test_compiles_with_matrix_instructions():
     assert " 90 " in report
 
 
+def test_every_kernel_compiles():
+    report = run("-m", "tokenmix.kernels.triton.aot", "--only", "full", "band", "--fullest")  # one of float32 and one of bfloat16 of each
+    assert " 80 " in report
+    assert " 90 " in report
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_every_configuration_compiles():

@@ -6,6 +6,7 @@ with whole maxima, so that the sum of two of them is exact.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,17 @@ DEAD = tl.constexpr(-3.4028234663852886e38)  # float32's minimum: a key that cou
 NONE = tl.constexpr(-2.0e38)  # the maximum of no keys
 CAP = tl.constexpr(300.0)  # larger log-weights count as this much
 LIMIT = tl.constexpr(2.0**-60)  # a denominator below this may have lost terms to underflow
+
+
+def _span(*ends: Any) -> Iterator[Any]:
+    """``range`` by comparisons: triton 3.6's interpreter holds numbers as arrays of one element, which numpy since 2.4 does not take for integers."""
+    i, end, step = (0, *ends, 1)[:3] if len(ends) == 1 else (*ends, 1)[:3]
+    while i < end:
+        yield i
+        i = i + step
+
+
+span = _span if INTERPRETED else tl.range
 
 
 @triton.jit
@@ -104,6 +116,7 @@ class Tiles(NamedTuple):
     base2: bool
     drop: int  # bits of a float32 that the product ignores
     split: bool  # sums in two levels
+    registers: int = 0  # what a thread may use; 0 leaves it to ptxas
 
 
 _BFLOAT = (torch.float32, 16) if INTERPRETED else (torch.bfloat16, 0)  # the interpreter cannot multiply bfloat16: the same numbers in float32
@@ -111,7 +124,7 @@ _BFLOAT = (torch.float32, 16) if INTERPRETED else (torch.bfloat16, 0)  # the int
 BY_DTYPE = {
     torch.bfloat16: Tiles(128, 64, 64, 1024, 2048, 8, _BFLOAT[0], "tf32", True, _BFLOAT[1], False),
     torch.float16: Tiles(128, 64, 32, 1024, 2048, 8, torch.float32, "tf32", True, 13, False),  # float16's precision with the range of float32
-    torch.float32: Tiles(64, 32, 32, 256, 2048, 4, torch.float32, "ieee", False, 0, True),
+    torch.float32: Tiles(64, 32, 16, 256, 2048, 4, torch.float32, "ieee", False, 0, True, 168),
 }
 
 

@@ -81,18 +81,18 @@ def configurations(only: tuple[str, ...] = ()) -> tuple[Configuration, ...]:
 
 @cache
 def fullest(only: tuple[str, ...] = ()) -> tuple[Configuration, ...]:
-    """Of each kernel, tile and element size (float16 left out) the configuration with the most arguments: what needs the most registers."""
+    """Of each kernel and element size (float16 left out) the configuration with the most arguments, causal before others: what needs the most registers."""
     found: dict[Any, Configuration] = {}
     for c in configurations(only):
         wide = not {"*bf16", "*fp16"} & set(c.signature.values())
-        key = (c.kernel, wide, str(sorted((n, v) for n, v in c.constants.items() if v is not None)), str(c.options))
+        key = c.kernel, wide
         if "*fp16" not in c.signature.values() and (key not in found or _given(c) > _given(found[key])):
             found[key] = c
     return tuple(found.values())
 
 
 def _given(c: Configuration) -> int:
-    return sum(c.constants.get(name, 0) is not None for name in c.signature)
+    return sum(c.constants.get(name, 0) is not None for name in c.signature) + bool(c.constants.get("CAUSAL"))
 
 
 def configuration(label: str, one: Launch) -> Configuration:
@@ -182,7 +182,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--arch", type=int, nargs="+", default=[80, 90])
     parser.add_argument("--only", nargs="+", default=[], help=f"kernel modules: {', '.join(stems())}")
     parser.add_argument("--keep", default="", help="a regular expression on the labels")
-    parser.add_argument("--fullest", action="store_true", help="of each kernel, tile and element size only the configuration with the most arguments")
+    parser.add_argument("--fullest", action="store_true", help="of each kernel and element size only the configuration with the most arguments")
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args(argv)
     print(f"triton {triton.__version__}\n{HEAD}")

@@ -26,10 +26,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ._tiles import BY_DTYPE, CAP, LIMIT, NONE, Tiles, counted, key, opened, operand, plus, power, rows, strides, units, weights
+from ._tiles import BY_DTYPE, CAP, LIMIT, NONE, Tiles, counted, key, opened, operand, plus, power, rows, span, strides, units, weights
 from .launch import bytes_of, launch
 
 BLOCK = {torch.bfloat16: (64, 64), torch.float16: (64, 64), torch.float32: (32, 64)}  # tokens of a block, features of a tile
+STEP = {torch.bfloat16: (32, 32), torch.float16: (32, 32), torch.float32: (16, 16)}  # keys, and features of a gradient of weights, multiplied at once
 
 
 @triton.jit
@@ -115,7 +116,7 @@ def carry(ST, PAST, FUTURE, NB, D, CAUSAL: tl.constexpr, BASE2: tl.constexpr, N:
     c, b = tl.program_id(0) * N + tl.arange(0, N), tl.program_id(1).to(tl.int64)
     inside = c < D
     m, num, den = tl.full([N], NONE, tl.float32), tl.zeros([N], tl.float32), tl.zeros([N], tl.float32)
-    for i in range(NB):
+    for i in span(NB):
         _keep(PAST, b, i, NB, D, c, inside, m, num, den)
         own, n, d = _triple(ST, b, i, NB, D, c, inside)
         top = tl.maximum(m, own)
@@ -123,7 +124,7 @@ def carry(ST, PAST, FUTURE, NB, D, CAUSAL: tl.constexpr, BASE2: tl.constexpr, N:
         m, num, den = top, num * x + n * y, den * x + d * y
     if not CAUSAL:
         m, num, den = tl.full([N], NONE, tl.float32), tl.zeros([N], tl.float32), tl.zeros([N], tl.float32)
-        for j in range(NB):
+        for j in span(NB):
             i = NB - 1 - j
             _keep(FUTURE, b, i, NB, D, c, inside, m, num, den)
             own, n, d = _triple(ST, b, i, NB, D, c, inside)
@@ -139,7 +140,7 @@ def _maximum(ST, PAST, FUTURE, b, i, NB, D, c, inside, NL, NR, CAUSAL: tl.conste
     if not CAUSAL:
         m, _, _ = _triple(FUTURE, b, i + NR, NB, D, c, inside)
         top = tl.maximum(top, m)
-    for j in range(i - NL, i + NR + 1):
+    for j in span(i - NL, i + NR + 1):
         m, _, _ = _triple(ST, b, j, NB, D, c, inside)
         top = tl.maximum(top, m)
     return top
@@ -150,7 +151,7 @@ def band_rows(
     E, R, ST, PAST, FUTURE, FIRST, K_, V, MASK, Q, Y, SAVED, FLAG, B, T, D, H, NB, NL, NR, e_batch, e_head, e_block,
     k_batch, k_row, v_batch, v_row, q_batch, q_row,
     CAUSAL: tl.constexpr, PER_HEAD: tl.constexpr, BASE2: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr,
-    WIDTH: tl.constexpr, BLK: tl.constexpr, N: tl.constexpr,
+    WIDTH: tl.constexpr, BLK: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """Outputs of a block of rows; SAVED (3, B, T, D) takes y before the gate, the denominators and the maxima."""
     head, c, inside, strip = _strip(D, H, N)
@@ -167,11 +168,12 @@ def band_rows(
     low = power(-r_top, BASE2)[:, None]
     num, den = low * far_num[None, :], low * far_den[None, :]
     kc = (c * 0 + head if PER_HEAD else c)[None, :]
-    for x0 in range(0, WIDTH, BLK):
-        s = (i - NL) * BLK + x0 + r
+    for x0 in range(0, WIDTH, K):
+        x = x0 + tl.arange(0, K)
+        s = (i - NL) * BLK + x
         k, v, ok = _tile(K_, V, MASK, b, s[:, None], T, kc, c[None, :], inside[None, :] & (s >= 0)[:, None], k_batch, k_row, v_batch, v_row, BASE2)
+        e = tl.load(E + (e_tile * BLK + r[:, None]) * WIDTH + x[None, :])
         x = tl.where(ok, power(k - top[None, :], BASE2), 0.0)
-        e = tl.load(E + (e_tile * BLK + r[:, None]) * WIDTH + x0 + r[None, :])
         num = tl.dot(e, operand(x * v, E, DROP), num, input_precision=PRECISION)
         den = tl.dot(e, operand(x, E, DROP), den, input_precision=PRECISION)
     t = i * BLK + r
@@ -179,7 +181,7 @@ def band_rows(
     some = ok
     if FIRST is not None:
         first = tl.load(FIRST + b)
-        some = ok & (first < T) & ((t[:, None] >= first) if CAUSAL else ok)
+        some = ok & (t[:, None] >= first if CAUSAL else first < T)
     tl.store(FLAG + (b * NB + i) * tl.num_programs(0) + strip, tl.max(tl.max((some & (den < LIMIT)).to(tl.int32), 1), 0))
     y = num / tl.where(den > 0, den, 1.0)
     at = (b * T + t[:, None]) * D + c[None, :]
@@ -216,7 +218,7 @@ def band_rows_exact(
         if CAUSAL:
             end = tl.minimum(end, (pm + 1) * M)
         top = tl.maximum(past, far)[None, :] + zero
-        for s in range(start, end):
+        for s in span(start, end):
             k, _, ok = _tile(K_, V, MASK, b, s + one, T, kc, c[None, :], inside[None, :], k_batch, k_row, v_batch, v_row, BASE2)
             w = weights(w_at + s, (t < T) & (s - t + LOW >= 0) & (s - t + LOW < L), BASE2)[:, None]
             if CAUSAL:
@@ -227,7 +229,7 @@ def band_rows_exact(
         if not CAUSAL:
             x = power(far[None, :] - top, BASE2)
             num, den = num + far_num[None, :] * x, den + far_den[None, :] * x
-        for s in range(start, end):
+        for s in span(start, end):
             k, v, ok = _tile(K_, V, MASK, b, s + one, T, kc, c[None, :], inside[None, :], k_batch, k_row, v_batch, v_row, BASE2)
             w = weights(w_at + s, (t < T) & (s - t + LOW >= 0) & (s - t + LOW < L), BASE2)[:, None]
             if CAUSAL:
@@ -299,7 +301,7 @@ def carry_back(U, ST, PAST, FUTURE, OUT, NB, D, NL, NR, CAUSAL: tl.constexpr, BA
     c, b = tl.program_id(0) * N + tl.arange(0, N), tl.program_id(1).to(tl.int64)
     inside = c < D
     G, P, unit = tl.zeros([N], tl.float32), tl.zeros([N], tl.float32), tl.full([N], -NONE, tl.float32)
-    for j in range(NB):
+    for j in span(NB):
         s = NB - 1 - j
         i = s + NL + 1  # the first block of rows far behind
         some = inside & (i + c * 0 < NB)
@@ -315,7 +317,7 @@ def carry_back(U, ST, PAST, FUTURE, OUT, NB, D, NL, NR, CAUSAL: tl.constexpr, BA
         tl.store(out + D, P * x, mask=inside)
     if not CAUSAL:
         G, P, unit = tl.zeros([N], tl.float32), tl.zeros([N], tl.float32), tl.full([N], -NONE, tl.float32)
-        for s in range(NB):
+        for s in span(NB):
             i = s - NR - 1  # the last block of rows far ahead
             some = inside & (i + c * 0 >= 0)
             m, _, _ = _triple(FUTURE, b, s - 1, NB, D, c, inside)
@@ -343,7 +345,7 @@ def band_keys(
     out = OUT + (b * NB + j) * 2 * D + c
     zero = tl.zeros([BLK, N], tl.float32)
     G, P = zero + tl.load(out, mask=inside, other=0.0)[None, :], zero + tl.load(out + D, mask=inside, other=0.0)[None, :]
-    for i in range(tl.maximum(0, j - NR), tl.minimum(NB, j + NL + 1)):
+    for i in span(tl.maximum(0, j - NR), tl.minimum(NB, j + NL + 1)):
         scale = power(own - tl.load(TOP + (b * NB + i) * D + c, mask=inside, other=0.0), BASE2)[None, :]
         at = Z + (b * NB * BLK + i * BLK + r[:, None]) * (2 * D) + c[None, :]
         zg = tl.load(at, mask=inside[None, :], other=0.0).to(tl.float32) * scale
@@ -375,10 +377,10 @@ def band_keys_exact(
     k, v, ok = _tile(K_, V, MASK, b, s[:, None], T, kc, c[None, :], inside[None, :], k_batch, k_row, v_batch, v_row, BASE2)
     dk, dv, marked = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32), 0
     one = tl.arange(0, 1)[:, None]
-    for i in range(tl.maximum(0, j - NR), tl.minimum(NB, j + NL + 1)):
+    for i in span(tl.maximum(0, j - NR), tl.minimum(NB, j + NL + 1)):
         flag = tl.load(FLAG + (b * NB + i) * tl.num_programs(0) + strip)
         marked = tl.maximum(marked, flag)
-        for t in range(i * BLK, tl.where(flag != 0, tl.minimum(T, i * BLK + BLK), 0)):
+        for t in span(i * BLK, tl.where(flag != 0, tl.minimum(T, i * BLK + BLK), 0)):
             g, y, den, top = _row(G, Q, SAVED, b, t + one, B, T, D, c[None, :], inside[None, :], g_batch, g_row, q_batch, q_row)
             near = (s < T) & (s - t + LOW >= 0) & (s - t + LOW < L)
             w = weights(W + b * w_batch + head * w_head + t * w_row + LOW + s - t, near, BASE2)[:, None]
@@ -416,12 +418,12 @@ def band_pairs(
     head, first, width = (gw % H).to(tl.int32), gw // H, D // H
     r, n = tl.arange(0, BLK), tl.arange(0, N)
     total = tl.zeros([BLK, BLK], tl.float32)
-    for b_ in range(B if SHARED else 1):
+    for b_ in span(B if SHARED else 1):
         b = first + b_
-        for i in range(group * COUNT, tl.minimum(NB, group * COUNT + COUNT)):
+        for i in span(group * COUNT, tl.minimum(NB, group * COUNT + COUNT)):
             t, s, near = _pairs_of(i, x0, r, r, T, L, NL, LOW, BLK, CAUSAL)
             s_ = (i - NL) * BLK + x0 + r
-            for c0 in range(0, width, N):
+            for c0 in span(0, width, N):
                 c, inside = head * width + c0 + n, c0 + n < width
                 at = Z + (b * NB * BLK + t) * (2 * D) + c[None, :]
                 zg, zp = tl.load(at, mask=inside[None, :], other=0.0), tl.load(at + D, mask=inside[None, :], other=0.0)
@@ -455,19 +457,19 @@ def band_pairs_exact(
     r = r0 + tl.arange(0, M)
     x = tl.arange(0, M)
     total, marked = tl.zeros([M, M], tl.float32), 0
-    for b_ in range(B if SHARED else 1):
+    for b_ in span(B if SHARED else 1):
         b = first + b_
-        for i in range(group * COUNT, tl.minimum(NB, group * COUNT + COUNT)):
+        for i in span(group * COUNT, tl.minimum(NB, group * COUNT + COUNT)):
             t, s, near = _pairs_of(i, x0, r, x, T, L, NL, LOW, BLK, CAUSAL)
             near = near & (t < T) & (s >= 0) & (s < T)
             at = W + first * w_batch + head * w_head + t * w_row + LOW + s - t
             w = weights(at, near, BASE2)
             near = near & (tl.load(at, mask=near, other=0.0).to(tl.float32) <= CAP)
-            for f in range(tl.cdiv(width, N)):
+            for f in span(tl.cdiv(width, N)):
                 flag = tl.load(FLAG + ((b * NB + i) * H + head) * tl.cdiv(width, N) + f)
                 marked = tl.maximum(marked, flag)
                 part = tl.zeros([M, M], tl.float32)
-                for c in range(head * width + f * N, tl.where(flag != 0, head * width + tl.minimum(width, f * N + N), 0)):
+                for c in span(head * width + f * N, tl.where(flag != 0, head * width + tl.minimum(width, f * N + N), 0)):
                     g, y, den, top = _row(G, Q, SAVED, b, t, B, T, D, c, t < T, g_batch, g_row, q_batch, q_row)
                     k, v, ok = _tile(K_, V, MASK, b, s, T, head if PER_HEAD else c, c, s >= 0, k_batch, k_row, v_batch, v_row, BASE2)
                     a = tl.where(near & ok & (den < 0), power(plus(w, k, top, BASE2), BASE2), 0.0)
@@ -491,6 +493,7 @@ class _Call:
         self.H = k.shape[-1] if self.per_head else 1
         self.w, self.by_row = rows(w.expand(-1, self.H, -1, -1)), w.shape[2] > 1
         self.BLK, self.N = block or BLOCK[v.dtype]
+        self.step = STEP[v.dtype]
         self.NB, self.strips = -(-self.T // self.BLK), self.H * -(-self.D // self.H // self.N)
         self.low = self.L - 1 if causal else self.L // 2
         self.NL, self.NR = -(-self.low // self.BLK), -(-(self.L - 1 - self.low) // self.BLK)
@@ -537,7 +540,7 @@ class _Call:
     @property
     def small(self) -> int:
         """Tokens of a tile that is summed term by term."""
-        return min(32, self.BLK)
+        return min(16, self.BLK)
 
 
 def forward(
@@ -561,7 +564,8 @@ def forward(
     strided = *strides(c.k), *strides(c.v), *strides(c.q)
     given = c.k, c.v, c.bytes, c.q, y, kept, flag, c.B, c.T, c.D, c.H
     constant = {"CAUSAL": causal, "PER_HEAD": c.per_head, **c.fixed}
-    launch(band_rows, c.grid, c.E, c.R, c.st, c.past, c.future, c.first(), *given, *c.near, *c.e_strides, *strided, warps=8, **constant, **c.dots)
+    tensors = c.E, c.R, c.st, c.past, c.future, c.first(), *given
+    launch(band_rows, c.grid, *tensors, *c.near, *c.e_strides, *strided, warps=8, K=min(c.BLK, c.step[0]), **constant, **c.dots)
     grid = c.strips, -(-c.T // c.small), c.B
     launch(band_rows_exact, grid, c.w, c.past, c.future, *given, c.L, *c.near, c.low, *c.w_strides, *strided, **constant, M=c.small, warps=8)
     return y, saved
@@ -612,9 +616,10 @@ def _pairs(c: _Call, z: Tensor, top: Tensor, inputs: tuple[Any, ...], more: tupl
     sizes = c.B, c.T, c.D, c.H, c.L, c.NB, c.NL, c.low, count, groups
     constant = constant | {"CAUSAL": c.causal, "BY_ROW": c.by_row, "SHARED": c.w.shape[0] == 1}
     given = c.w, c.R, z, top, c.k, c.v, c.bytes, de
-    launch(band_pairs, (c.width // c.BLK, groups, G), *given, *sizes, int(c.by_row), *c.w_strides, *more[:4], warps=8, **constant, **c.dots)
+    grid, product = (c.width // c.BLK, groups, G), constant | c.dots | {"N": min(c.N, c.step[1])}
+    launch(band_pairs, grid, *given, *sizes, int(c.by_row), *c.w_strides, *more[:4], warps=8, **product)
     grid = c.width // 16, groups * (c.BLK // 16), G
-    launch(band_pairs_exact, grid, *inputs, de, *sizes, *c.w_strides, *more, WIDTH=c.width, M=16, **constant)
+    launch(band_pairs_exact, grid, *inputs, de, *sizes, *c.w_strides, *more, WIDTH=c.width, M=16, warps=2, registers=128, **constant)
     return de
 
 

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ._tiles import BY_DTYPE, CAP, LIMIT, NONE, Tiles, constants, counted, key, opened, operand, plus, power, rows, strides, units, up, weights
+from ._tiles import BY_DTYPE, CAP, LIMIT, NONE, Tiles, constants, counted, key, opened, operand, plus, power, rows, span, strides, units, up, weights
 from .launch import bytes_of, launch
 
 
@@ -42,7 +42,7 @@ def row_weights(
     end = S
     if CAUSAL:
         end = tl.minimum(S, row0 + (tl.program_id(0) + 1) * M)
-    for s0 in range(0, end, K):
+    for s0 in span(0, end, K):
         ok = (i < n)[:, None] & (s0 + s < S)[None, :]
         if CAUSAL:
             ok = ok & ((s0 + s)[None, :] <= (row0 + i)[:, None])
@@ -53,7 +53,7 @@ def row_weights(
     last = SP
     if CAUSAL:
         last = tl.minimum(SP, tl.cdiv(row0 + (tl.program_id(0) + 1) * M, TILE) * TILE)
-    for s0 in range(0, last, K):
+    for s0 in span(0, last, K):
         ok = (i < n)[:, None] & (s0 + s < S)[None, :]
         if CAUSAL:
             ok = ok & ((s0 + s)[None, :] <= (row0 + i)[:, None])
@@ -68,7 +68,7 @@ def key_maxima(K_, MASK, REF, S, D, DP, NSEG, k_batch, k_row, BASE2: tl.constexp
     pn, seg, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     c = pn * N + tl.arange(0, N)
     top = tl.full([N], NONE, tl.float32)
-    for s0 in range(seg * SEG, tl.minimum(S, seg * SEG + SEG), K):
+    for s0 in span(seg * SEG, tl.minimum(S, seg * SEG + SEG), K):
         s = s0 + tl.arange(0, K)
         ok = counted(MASK, b, s, S)[:, None] & (c < D)[None, :]
         k, live = key(K_ + b * k_batch + s[:, None] * k_row + c[None, :], ok, BASE2)
@@ -114,7 +114,7 @@ def row_sums(
     if CAUSAL or SPLIT:
         ref_at = REF + b * NSEG * DP + c
         old = tl.load(ref_at)
-        for seg in range(tl.cdiv(end, SEG)):
+        for seg in span(tl.cdiv(end, SEG)):
             if CAUSAL:
                 ref = tl.load(ref_at + seg * DP)
                 scale = power(old - ref, BASE2)[None, :]
@@ -122,26 +122,28 @@ def row_sums(
                 old = ref
             if SPLIT:
                 part_num, part_den = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
-                for s in range(seg * SEG, tl.minimum(end, seg * SEG + SEG), K):
+                for s in span(seg * SEG, tl.minimum(end, seg * SEG + SEG), K):
                     e = tl.load(e_at + s)
                     part_num = tl.dot(e, tl.load(x_at + s * (2 * DP)), part_num, input_precision=PRECISION)
                     part_den = tl.dot(e, tl.load(x_at + s * (2 * DP) + DP), part_den, input_precision=PRECISION)
                 num, den = num + part_num, den + part_den
             else:
-                for s in range(seg * SEG, tl.minimum(end, seg * SEG + SEG), K):
+                for s in span(seg * SEG, tl.minimum(end, seg * SEG + SEG), K):
                     e = tl.load(e_at + s)
                     num = tl.dot(e, tl.load(x_at + s * (2 * DP)), num, input_precision=PRECISION)
                     den = tl.dot(e, tl.load(x_at + s * (2 * DP) + DP), den, input_precision=PRECISION)
     else:
-        for s in range(0, end, K):
+        for s in span(0, end, K):
             e = tl.load(e_at + s)
             num = tl.dot(e, tl.load(x_at + s * (2 * DP)), num, input_precision=PRECISION)
             den = tl.dot(e, tl.load(x_at + s * (2 * DP) + DP), den, input_precision=PRECISION)
     ok = (i < n)[:, None] & (c < D)[None, :]
-    some = ok
+    limit = tl.full([M], LIMIT, tl.float32)  # of each row: with a key that counts, or without
     if FIRST is not None:
         first = tl.load(FIRST + b)
-        some = ok & (first < S) & ((row0 + i)[:, None] >= first if CAUSAL else ok)
+        limit = tl.where(row0 + i >= first if CAUSAL else i * 0 + first < S, limit, 0.0)
+    lost = tl.max(tl.max((ok & (den < limit[:, None])).to(tl.int32), 1), 0)
+    tl.store(FLAG + (b * tl.cdiv(T, M) + row0 // M + pm) * tl.num_programs(0) + pn, lost)
     y = num / tl.where(den > 0, den, 1.0)
     base, at = (b * T + row0) * D, i[:, None] * D + c[None, :]
     if Y0 is not None:
@@ -151,8 +153,6 @@ def row_sums(
         q_at = Q + b * q_batch + row0 * q_row
         y = y * opened(tl.load(q_at + i[:, None] * q_row + c[None, :], mask=ok, other=0.0).to(tl.float32))
     tl.store(Y + base + at, y, mask=ok)
-    lost = tl.max(tl.max((some & (den < LIMIT)).to(tl.int32), 1), 0)
-    tl.store(FLAG + (b * tl.cdiv(T, M) + row0 // M + pm) * tl.num_programs(0) + pn, lost)
 
 
 @triton.jit
@@ -179,7 +179,7 @@ def row_exact(
         end = S
         if CAUSAL:
             end = tl.minimum(S, row0 + (pm + 1) * M)
-        for s in range(end):
+        for s in span(end):
             w, k, ok = _logit(w_at + s, k_at + s * k_row, MASK, b, s, S, t, c < D, CAUSAL, BASE2)
             top = tl.maximum(top, tl.where(ok, w + k, NONE))
         inside = (i < n)[:, None] & (c < D)[None, :]
@@ -188,9 +188,9 @@ def row_exact(
             tl.store(TOP + at, top, mask=inside)
         if Y is not None:
             num, den = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
-            for s0 in range(0, end, 32):
+            for s0 in span(0, end, 32):
                 part_num, part_den = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
-                for s in range(s0, tl.minimum(end, s0 + 32)):
+                for s in span(s0, tl.minimum(end, s0 + 32)):
                     w, k, ok = _logit(w_at + s, k_at + s * k_row, MASK, b, s, S, t, c < D, CAUSAL, BASE2)
                     v = tl.load(v_at + s * v_row, mask=(c < D) & counted(MASK, b, s + tl.arange(0, 1), S), other=0.0).to(tl.float32)[None, :]
                     e = tl.where(ok, power(plus(w, k, top, BASE2), BASE2), 0.0)
@@ -215,7 +215,7 @@ def row_terms(
     pn, pf, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     c = pn * N + tl.arange(0, N)
     marked = 0
-    for t0 in range(pf * FM, pf * FM + FM, M):
+    for t0 in span(pf * FM, pf * FM + FM, M):
         t = t0 + tl.arange(0, M)
         ok = (t < T)[:, None] & (c < D)[None, :]
         at = (b * T + t[:, None]) * D + c[None, :]
@@ -257,7 +257,7 @@ def key_sums(
     if CAUSAL:
         low = tl.maximum(low, own)
         old = tl.load(ref_at + tl.minimum(NSEG - 1, tl.maximum(own, high + 1)) * DP)
-    for n in range(high - low + 1):
+    for n in span(high - low + 1):
         seg = high - n
         start = tl.maximum(row0, seg * SEG)
         if CAUSAL:
@@ -268,13 +268,13 @@ def key_sums(
             old = ref
         if SPLIT:
             part_g, part_p = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
-            for t in range(start, tl.minimum(row1, seg * SEG + SEG), K):
+            for t in span(start, tl.minimum(row1, seg * SEG + SEG), K):
                 e = tl.load(e_at + (t - row0) * SP)
                 part_g = tl.dot(e, tl.load(z_at + t * (2 * DP)), part_g, input_precision=PRECISION)
                 part_p = tl.dot(e, tl.load(z_at + t * (2 * DP) + DP), part_p, input_precision=PRECISION)
             G, P = G + part_g, P + part_p
         else:
-            for t in range(start, tl.minimum(row1, seg * SEG + SEG), K):
+            for t in span(start, tl.minimum(row1, seg * SEG + SEG), K):
                 e = tl.load(e_at + (t - row0) * SP)
                 G = tl.dot(e, tl.load(z_at + t * (2 * DP)), G, input_precision=PRECISION)
                 P = tl.dot(e, tl.load(z_at + t * (2 * DP) + DP), P, input_precision=PRECISION)
@@ -320,10 +320,10 @@ def key_exact(
     marked, start = 0, row0 // FM
     if CAUSAL:
         start = tl.maximum(start, pm * M // FM)
-    for f in range(start, tl.cdiv(row0 + n, FM)):
+    for f in span(start, tl.cdiv(row0 + n, FM)):
         flag = tl.load(FLAG + (b * tl.cdiv(T, FM) + f) * tl.cdiv(D, FN) + pn * N // FN)
         marked = tl.maximum(marked, flag)
-        for t in range(f * FM, tl.where(flag != 0, tl.minimum(row0 + n, f * FM + FM), 0)):
+        for t in span(f * FM, tl.where(flag != 0, tl.minimum(row0 + n, f * FM + FM), 0)):
             at = (b * T + t) * D + c
             z, y, top = _row_of(G, Q, Y0, DEN, TOP, at, b * g_batch + t * g_row + c, b * q_batch + t * q_row + c, c < D)
             w = weights(W + b * w_batch + (t - row0) * w_row + s, s < S, BASE2)
@@ -354,21 +354,21 @@ def pair_sums(
         count = tl.where(ps * N > row0 + pm * M + M - 1, 0, count)
         seg, row_seg = ps * N // SEG, tl.minimum((row0 + pm * M) // SEG, NSEG - 1)
     total = tl.zeros([M, N], tl.float32)
-    for j in range(count):
+    for j in span(count):
         b = first + j
         z_at = Z + (b * TP + row0 + i[:, None]) * (2 * DP) + tl.arange(0, K)[None, :]
         x_at = X + (b * SP + s[None, :]) * (2 * DP) + tl.arange(0, K)[:, None]
         ref_at = REF + b * NSEG * DP + tl.arange(0, K)
         if SPLIT:
             part = tl.zeros([M, N], tl.float32)
-            for c in range(0, 2 * DP, K):
+            for c in span(0, 2 * DP, K):
                 z = tl.load(z_at + c)
                 if CAUSAL:
                     z = z * power(tl.load(ref_at + seg * DP + c % DP) - tl.load(ref_at + row_seg * DP + c % DP), BASE2)[None, :]
                 part = tl.dot(z, tl.load(x_at + c), part, input_precision=PRECISION)
             total += part
         else:
-            for c in range(0, 2 * DP, K):
+            for c in span(0, 2 * DP, K):
                 z = tl.load(z_at + c)
                 if CAUSAL:
                     scale = power(tl.load(ref_at + seg * DP + c % DP) - tl.load(ref_at + row_seg * DP + c % DP), BASE2)
@@ -403,13 +403,13 @@ def pair_exact(
         count = B
     if CAUSAL:
         count = tl.where(ps * N > row0 + pm * M + M - 1, 0, count)
-    for j in range(count):
+    for j in span(count):
         b = first + j
-        for f in range(tl.cdiv(D, FN)):
+        for f in span(tl.cdiv(D, FN)):
             flag = tl.load(FLAG + (b * tl.cdiv(T, FM) + (row0 + pm * M) // FM) * tl.cdiv(D, FN) + f)
             marked = tl.maximum(marked, flag)
             part = tl.zeros([M, N], tl.float32)
-            for c in range(f * FN, tl.where(flag != 0, tl.minimum(D, f * FN + FN), 0)):
+            for c in span(f * FN, tl.where(flag != 0, tl.minimum(D, f * FN + FN), 0)):
                 z, y, top = _row_of(G, Q, Y0, DEN, TOP, (b * T + t) * D + c, b * g_batch + t * g_row + c, b * q_batch + t * q_row + c, i < n)
                 seen = counted(MASK, b, s, S)
                 k, live = key(K_ + b * k_batch + s * k_row + c, seen, BASE2)
@@ -422,7 +422,7 @@ def pair_exact(
         tl.store(out, tl.load(out, mask=inside, other=0.0).to(tl.float32) + total, mask=inside)
 
 
-EXACT: dict[str, Any] = {"M": 32, "N": 32, "warps": 8}  # the tiles of the kernels that sum term by term
+EXACT: dict[str, Any] = {"M": 32, "N": 32, "warps": 8, "registers": 128}  # the tiles of the kernels that sum term by term
 
 
 @dataclass
@@ -519,7 +519,7 @@ def forward(
         grid = c.strips, E.shape[1] // t.rows, c.B
         sizes = row0, block.shape[1], c.T, c.S, c.D, c.SP, c.DP, c.segments, c.batch(E), *strides(q)
         fixed = constants(t) | {"CAUSAL": causal, "SEG": t.segment, "M": t.rows, "N": t.features, "K": t.keys}
-        launch(row_sums, grid, E, c.x, c.ref, first, q, y, *kept, flag, *sizes, warps=t.warps, stages=4, **fixed)
+        launch(row_sums, grid, E, c.x, c.ref, first, q, y, *kept, flag, *sizes, warps=t.warps, registers=t.registers, stages=4, **fixed)
         c.exact(row0, block, flag, q, y, *kept, None)
     return y, y0, den
 
@@ -573,11 +573,11 @@ class _Backward:
         sizes: tuple[int, ...] = row0, row0 + RP, c.S, c.D, c.SP, c.TP, c.DP, c.segments, c.batch(E), *strides(c.k), *strides(c.v)
         tensors = E, self.z, c.ref, self.acc, c.k, c.v, c.bytes, self.dk, self.dv
         ends = {"BEGIN": row0 + n == c.T, "END": row0 == 0}
-        launch(key_sums, (c.strips, c.SP // t.rows, c.B), *tensors, *sizes, warps=t.warps, M=t.rows, N=t.features, **ends, **fixed)
+        launch(key_sums, (c.strips, c.SP // t.rows, c.B), *tensors, *sizes, warps=t.warps, registers=t.registers, M=t.rows, N=t.features, **ends, **fixed)
         out = w.new_empty(c.Bw, n, c.S, dtype=torch.float32) if dw is None else dw[:, row0 : row0 + n]
         sizes = row0, n, c.B, c.S, c.SP, c.TP, c.DP, RP, c.segments, *strides(w), *strides(out)
         grid, shared = (c.SP // t.rows, RP // t.rows, c.Bw), {"SHARED": c.shared}
-        launch(pair_sums, grid, w, R, self.z, c.x, c.ref, out, *sizes, warps=t.warps, M=t.rows, N=t.rows, DROP=t.drop, **shared, **fixed)
+        launch(pair_sums, grid, w, R, self.z, c.x, c.ref, out, *sizes, warps=t.warps, registers=t.registers, M=t.rows, N=t.rows, DROP=t.drop, **shared, **fixed)
         c.exact(row0, w, self.flag, None, None, None, None, self.top)
         grid = -(-c.S // EXACT["N"]), -(-n // EXACT["M"]), c.Bw
         sizes = row0, n, c.B, c.T, c.S, c.D, *self._strides(), *strides(w), *strides(out)

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ._tiles import span
 from .launch import bytes_of, launch
 from .scan import CHUNK, _alive, _grid, _new, _place, _suffix, rows
 
@@ -33,7 +34,7 @@ def norms(X, MASK, OUT, T, D, xb, xt, eps, ROWS: tl.constexpr, BD: tl.constexpr)
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     ok = _alive(MASK, b, t, T)
     one, down, up = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
-    for c in range(0, D, BD):
+    for c in span(0, D, BD):
         od = c + tl.arange(0, BD)
         x = tl.load(X + b * xb + t.to(tl.int64)[:, None] * xt + od[None, :], mask=ok[:, None] & (od < D)[None, :], other=0.0).to(tl.float32)
         small, large = x * 2.0**-64, x * 2.0**64
