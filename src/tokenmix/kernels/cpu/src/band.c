@@ -19,7 +19,7 @@
 #define BAND_R 6                            /* rows of the register tile */
 #define BAND_G (BAND_V / 2 * TM_VL)         /* features in a group */
 #define BAND_X (2 * BAND_G)                 /* floats in a panel row */
-#define BAND_W 128                          /* most features in a strip */
+#define BAND_W 256                          /* most features in a strip */
 #define BAND_T 60                           /* rows in a block, whole tiles */
 #define BAND_LEAST 4.25e-18f                /* e^-40: smaller denominators are computed again */
 #define BAND_FREE 20.0f                     /* log-weights up to this much need no scale of their own */
@@ -742,7 +742,7 @@ static void band_pack(band_in *a, int back, float *pack, float *scale, int threa
 /* Features in a strip: narrower where there would be few strips. Sums over features depend on it, so it depends on shapes only. */
 static int band_width(int64_t B, int64_t heads, int64_t per) {
     int w = BAND_W;
-    while (w > 32 && B * heads * tm_ceil(per, w) < 16) w /= 2;
+    while (w > 32 && B * heads * tm_ceil(per, w) < 8) w /= 2;
     return w;
 }
 
