@@ -191,9 +191,9 @@ def test_the_operators_pass_opcheck(rows, causal):
     q, k, v = (a.requires_grad_() for a in qkv(2, 7, 6, h=6 if rows > 1 else 2))
     w = torch.randn(1, 1 if rows > 1 else 2, rows, 5).requires_grad_()
     torch.library.opcheck(op._forward, (q, k, v, w, None, causal, True))
-    saved = op._forward(q, k, v, w, None, causal, True)[1].detach()
+    y, saved = (a.detach() for a in op._forward(q, k, v, w, None, causal, True))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")  # not that of compiling its derivative with dynamic shapes: a minute, and no use
-    torch.library.opcheck(op._backward, (torch.randn_like(q), q, k, v, w, None, saved, causal), test_utils=checks)
+    torch.library.opcheck(op._backward, (torch.randn_like(q), q, k, v, w, None, y, saved, causal), test_utils=checks)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernels.cpu import band
 from ._band import band_sums, causal_sums
 from ._ops import define, derive_twice, differentiable, kernels, needs_grad
 from ._sums import narrow, ratio_of, wide
@@ -68,37 +67,37 @@ def _run(q, k, v, w, key_mask, causal, save):
 
 
 def _fake(q, k, v, w, key_mask, causal, save):
-    return v.new_empty(v.shape), v.new_empty(band.saved_shape(v) if save else (0,), dtype=torch.float32)
+    return v.new_empty(v.shape), v.new_empty(kernels("band", v).saved_shape(v) if save else (0,), dtype=torch.float32)
 
 
-def _run_backward(g, q, k, v, w, key_mask, saved, causal):
-    return kernels("band", v).backward(g, q, k, v, w, key_mask, saved, causal=causal)
+def _run_backward(g, q, k, v, w, key_mask, y, saved, causal):
+    return kernels("band", v).backward(g, q, k, v, w, key_mask, saved, y=y, causal=causal)
 
 
-def _fake_backward(g, q, k, v, w, key_mask, saved, causal):
+def _fake_backward(g, q, k, v, w, key_mask, y, saved, causal):
     return v.new_empty((0,) if q is None else q.shape), v.new_empty(k.shape), v.new_empty(v.shape), w.new_empty(w.shape)
 
 
 def _keep(ctx, inputs, output):
     q, k, v, w, key_mask, ctx.causal, _ = inputs
-    ctx.save_for_backward(q, k, v, w, key_mask, output[1])
+    ctx.save_for_backward(q, k, v, w, key_mask, *output)
 
 
 def _derive(ctx, g, _):
-    q, k, v, w, key_mask, saved = ctx.saved_tensors
-    dq, dk, dv, dw = _backward(g, q, k, v, w, key_mask, saved, ctx.causal)
+    q, k, v, w, key_mask, y, saved = ctx.saved_tensors
+    dq, dk, dv, dw = _backward(g, q, k, v, w, key_mask, y, saved, ctx.causal)
     return None if q is None else dq, dk, dv, dw, None, None, None
 
 
 def _keep_twice(ctx, inputs, output):
-    g, q, k, v, w, key_mask, _, ctx.causal = inputs
+    g, q, k, v, w, key_mask, _, _, ctx.causal = inputs
     ctx.save_for_backward(g, q, k, v, w, key_mask)
 
 
 def _derive_backward(ctx, *weights):
     g, q, k, v, w, key_mask = ctx.saved_tensors
     dg, (dq, dk, dv, dw) = derive_twice(lambda *qkvw: _eager(*qkvw, key_mask, ctx.causal), (q, k, v, w), g, weights)
-    return dg, dq, dk, dv, dw, None, None, None
+    return dg, dq, dk, dv, dw, None, None, None, None
 
 
 _forward = define(
@@ -106,7 +105,7 @@ _forward = define(
 )
 _backward = define(
     "aft_band_backward",
-    "(Tensor g, Tensor? q, Tensor k, Tensor v, Tensor w, Tensor? key_mask, Tensor saved, bool causal) -> (Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor g, Tensor? q, Tensor k, Tensor v, Tensor w, Tensor? key_mask, Tensor y, Tensor saved, bool causal) -> (Tensor, Tensor, Tensor, Tensor)",
     cpu=_run_backward,
     cuda=_run_backward,
     fake=_fake_backward,

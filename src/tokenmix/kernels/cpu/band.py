@@ -7,13 +7,16 @@ from torch import Tensor
 
 from . import DTYPES, function, pointer, rows
 
+_BLOCK = 60  # BAND_T
+
 _forward = function("band_forward", "iiii" + "p" * 8 + "i")
-_backward = function("band_backward", "iiii" + "p" * 12 + "i")
+_backward = function("band_backward", "iiii" + "p" * 13 + "i")
 
 
 def saved_shape(v: Tensor) -> tuple[int, ...]:
-    """The shape of what the backward pass needs besides its inputs: ungated output, log-denominator and its correction, (3, B, T, D)."""
-    return (3, *v.shape)
+    """The shape of what the backward pass needs besides inputs and output: 1 / denominators and three numbers per block; in half precision also the output."""
+    B, T, D = v.shape
+    return (B * D * ((1 if v.dtype == torch.float32 else 2) * T + 3 * -(-T // _BLOCK) + 1),)
 
 
 def _sizes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, g: Tensor | None) -> tuple[int, Tensor]:
@@ -52,15 +55,15 @@ def forward(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | No
 
 
 def backward(
-    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, saved: Tensor, *, causal: bool
+    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, saved: Tensor, *, y: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq (empty without q), dk, dv, and dw as w, float32."""
-    g, q, k, v, w = rows(g), None if q is None else rows(q), rows(k), rows(v), w.contiguous()
+    """dq (empty without q), dk, dv, and dw as w, float32; y and saved are what forward returned."""
+    g, q, k, v, w, y = rows(g), None if q is None else rows(q), rows(k), rows(v), w.contiguous(), y.contiguous()
     dk, dv, dw = torch.empty(k.shape, dtype=v.dtype), torch.empty(v.shape, dtype=v.dtype), torch.empty(w.shape, dtype=torch.float32)
     dq = torch.empty((0,) if q is None else q.shape, dtype=v.dtype)
     mask = None if mask is None else mask.contiguous()
     per_head, numbers = _sizes(q, k, v, w, g)
     fixed = DTYPES[v.dtype], int(q is not None), int(causal), per_head, pointer(q), pointer(k), pointer(v), pointer(w), pointer(mask)
     outputs = pointer(dq), pointer(dk), pointer(dv), pointer(dw)
-    _backward(*fixed, pointer(g), pointer(saved), *outputs, pointer(numbers), torch.get_num_threads())
+    _backward(*fixed, pointer(y), pointer(g), pointer(saved), *outputs, pointer(numbers), torch.get_num_threads())
     return dq, dk, dv, dw
