@@ -19,6 +19,7 @@ from tokenmix.bench.peers import PEERS
 from tokenmix.bench.subjects import SDPA, Subject, build, needed_bytes, parse_subjects, prepare
 from tokenmix.bench.table import seconds, text
 from tokenmix.bench.work import Setting
+from tokenmix.kernels import cpu
 
 TINY = ["--dim", "16", "--heads", "2", "--batch", "1", "--budget", "0.05"]
 MIB = 2**20

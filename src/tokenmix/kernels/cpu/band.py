@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import DTYPES, function, pointer, rows
+from . import DTYPES, function, new, pointer, rows
 
 _BLOCK = 60  # BAND_T
 
@@ -45,8 +45,8 @@ def forward(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | No
         (B, T, D), and what the backward pass needs (empty unless ``save``).
     """
     q, k, v, w = None if q is None else rows(q), rows(k), rows(v), w.contiguous()
-    y = torch.empty(v.shape, dtype=v.dtype)
-    saved = torch.empty(saved_shape(v) if save else (0,), dtype=torch.float32)
+    y = new(v.shape, v.dtype)
+    saved = new(saved_shape(v) if save else (0,))
     mask = None if mask is None else mask.contiguous()
     per_head, numbers = _sizes(q, k, v, w, None)
     fixed = DTYPES[v.dtype], int(q is not None), int(causal), per_head, pointer(q), pointer(k), pointer(v), pointer(w), pointer(mask)
@@ -59,8 +59,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq (empty without q), dk, dv, and dw as w, float32; y and saved are what forward returned."""
     g, q, k, v, w, y = rows(g), None if q is None else rows(q), rows(k), rows(v), w.contiguous(), y.contiguous()
-    dk, dv, dw = torch.empty(k.shape, dtype=v.dtype), torch.empty(v.shape, dtype=v.dtype), torch.empty(w.shape, dtype=torch.float32)
-    dq = torch.empty((0,) if q is None else q.shape, dtype=v.dtype)
+    dk, dv, dw = new(k.shape, v.dtype), new(v.shape, v.dtype), new(w.shape)
+    dq = new((0,) if q is None else q.shape, v.dtype)
     mask = None if mask is None else mask.contiguous()
     per_head, numbers = _sizes(q, k, v, w, g)
     fixed = DTYPES[v.dtype], int(q is not None), int(causal), per_head, pointer(q), pointer(k), pointer(v), pointer(w), pointer(mask)

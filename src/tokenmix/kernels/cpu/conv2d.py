@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import DTYPES, dense, function, pointer, rows
+from . import DTYPES, dense, function, new, pointer, rows
 
 _forward = function("conv2d_forward", "ii" + "p" * 8 + "i")
 _backward = function("conv2d_backward", "ii" + "p" * 13 + "i")
@@ -52,10 +52,10 @@ def forward(
         mask: (B, T), True = may be attended.
         grid: (H, W) of the tokens after the first ``prefix``.
     """
-    saved = torch.empty(saved_shape(k) if save else (0,), dtype=torch.float32)
+    saved = new(saved_shape(k) if save else (0,))
     if _wide(kernel):
         return _forward_wide(q, k, v, kernel, mask, grid, prefix), saved.zero_()
-    y, q, k, v = torch.empty(v.shape, dtype=v.dtype), None if q is None else rows(q), rows(k), rows(v)
+    y, q, k, v = new(v.shape, v.dtype), None if q is None else rows(q), rows(k), rows(v)
     w, mask, numbers = dense(kernel.float()), dense(mask), _numbers(q, k, v, kernel, None, grid, prefix)
     fixed = DTYPES[v.dtype], int(q is not None), pointer(q), pointer(k), pointer(v), pointer(w), pointer(mask)
     _forward(*fixed, pointer(y), pointer(saved) if save else None, pointer(numbers), torch.get_num_threads())
@@ -77,8 +77,8 @@ def backward(
     """dq (empty without q), dk, dv, dkernel; y and ``saved`` are what ``forward`` gave."""
     if _wide(kernel):
         return _backward_wide(g, q, k, v, kernel, mask, grid, prefix)
-    dk, dv, dw = torch.empty(k.shape, dtype=v.dtype), torch.empty(v.shape, dtype=v.dtype), torch.empty(kernel.shape, dtype=torch.float32)
-    dq = torch.empty((0,) if q is None else q.shape, dtype=v.dtype)
+    dk, dv, dw = new(k.shape, v.dtype), new(v.shape, v.dtype), new(kernel.shape)
+    dq = new((0,) if q is None else q.shape, v.dtype)
     g, q, k, v, y = rows(g), None if q is None else rows(q), rows(k), rows(v), y.contiguous()
     w, mask, numbers = dense(kernel.float()), dense(mask), _numbers(q, k, v, kernel, g, grid, prefix)
     fixed = DTYPES[v.dtype], int(q is not None), pointer(q), pointer(k), pointer(v), pointer(w), pointer(mask), pointer(g), pointer(y), pointer(saved)
