@@ -1,0 +1,81 @@
+"""Tables for pages, from results recorded with ``--json`` or by ``benchmarks/whole_models.py``: ``python -m tokenmix.bench.page RESULTS PAGE...`` renews them.
+
+A page asks for a result by name, ``<!-- speed: NAME -->`` to ``<!-- /speed -->``; ``NAME brief`` leaves the times and shares out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from .subjects import SDPA
+from .table import seconds
+
+MARKED = re.compile(r"(<!-- speed: ([\w-]+)( brief)? -->\n).*?(\n<!-- /speed -->)", re.DOTALL)
+
+
+def renew(markdown: str, results: Path) -> str:
+    """The page with every table it asks for made from ``results``/NAME.json."""
+    return MARKED.sub(lambda m: m[1] + table(json.loads((results / f"{m[2]}.json").read_text()), brief=bool(m[3])) + m[4], markdown)
+
+
+def table(found: dict[str, Any], *, brief: bool = False) -> str:
+    """The tables of one recorded result."""
+    return _models(found) if "tables" in found else _bench(found, brief)
+
+
+def _bench(found: dict[str, Any], brief: bool) -> str:
+    """A row for each subject, a column for each length and pass: how many times as fast as fused attention, the time, the share of the machine's limit."""
+    rows = [r for r in found["rows"] if "wall_s" in r]
+    points = list(dict.fromkeys((r["length"], r["pass"]) for r in rows))
+    cells = {(r["subject"], r["length"], r["pass"]): r for r in rows}
+    s = found["setting"]
+    size = f"{s['level']}, batch {s['batch']}, {s['dim']} features, {s['heads']} heads, {s['dtype']}"
+    several = len({which for _, which in points}) > 1
+    lines = [
+        f"*{_machine(found['machine'])}; {size}*",
+        "",
+        _row("", *(f"{n}, {which}" if several else n for n, which in points)),
+        "|---" * (len(points) + 1) + "|",
+    ]
+    for subject in dict.fromkeys(r["subject"] for r in rows):
+        lines.append(_row(f"`{subject}`", *(_cell(cells.get((subject, *point)), brief) for point in points)))
+    return "\n".join(lines)
+
+
+def _machine(m: dict[str, Any]) -> str:
+    return f"{m['device']}, {m['cores']} cores, {m['threads']} threads; torch {m['torch']}; kernels {m['kernels']['cpu']}; {m['allocator'].split(';')[0]}"
+
+
+def _cell(r: dict[str, Any] | None, brief: bool) -> str:
+    if r is None:
+        return "-"
+    if r["subject"] == SDPA:
+        return seconds(r["wall_s"])
+    ratio = f"{r['x_sdpa']:.3g}x" if r.get("x_sdpa") else "-"
+    if brief:
+        return ratio
+    share = f", {r['share']:.0%} of {r['bound']}" if r.get("share") else ""
+    return f"**{ratio}** {seconds(r['wall_s'])}{share}{', wrong' if r['status'] == 'wrong' else ''}"
+
+
+def _models(found: dict[str, Any]) -> str:
+    """A table for each size of whole models in training."""
+    lines = [f"*{_machine(found['machine'])}; {found['dtype']}*"]
+    for label, rows in found["tables"].items():
+        lines += ["", f"**{label}**", "", _row("", "steps per second", "of fused attention", "peak MiB"), "|---" * 4 + "|"]
+        for name, r in rows.items():
+            lines.append(_row(name, *((f"{r['it/s']:.3g}", f"{r['ratio_to_fused']:.2f}x", f"{r['peak_MiB']:,.0f}") if r else ("does not fit", "-", "-"))))
+    return "\n".join(lines)
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    for page in map(Path, sys.argv[2:]):
+        page.write_text(renew(page.read_text(), Path(sys.argv[1])))
