@@ -188,6 +188,7 @@ BUGS = [
     Bug(
         "places of the first row", "step.c", "int64_t place = j < a->R ? a->places[b * a->R + j]", "int64_t place = j < a->R ? a->places[j]", "decode aft_full"
     ),
+    Bug("a filter that starts at its other end", "step.c", "h * a->taps + a->taps - 1 - (int64_t)back", "h * a->taps + (int64_t)back", "decode aft_conv"),
     Bug("a history shows the tokens after", "step.c", "j0 + STEP_SEGMENT, a->R + t + 1);", "j0 + STEP_SEGMENT, a->R + a->L);", "decode aft_full", True),
     Bug("segments in units of their own", "step.c", "num[c] * old + new *(double)s[a->D + c]", "num[c] + (double)s[a->D + c]", "decode aft_full"),
     Bug("a query of any length", "step.c", "qn = cosine ? step_norm(dtype, q, at, D, eps) : 1.0;", "qn = 1.0;", "decode hydra"),

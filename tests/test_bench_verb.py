@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from tokenmix import MIXERS, MixerError, cli, functional
-from tokenmix.bench import command, gate, limits, run, timing
+from tokenmix.bench import command, gate, limits, run, subjects, timing
 from tokenmix.bench.peers import PEERS
 from tokenmix.bench.subjects import SDPA, Subject, build, needed_bytes, parse_subjects, prepare
 from tokenmix.bench.table import seconds, text
 from tokenmix.bench.work import Setting
 from tokenmix.kernels import cpu
+from tokenmix.kernels.cpu import step
 
 TINY = ["--dim", "16", "--heads", "2", "--batch", "1", "--budget", "0.05"]
 MIB = 2**20
@@ -100,6 +101,22 @@ def test_levels(capsys, level, argv, names):
     timed = [r for r in found["rows"] if "wall_s" in r]
     assert list(dict.fromkeys(r["subject"] for r in timed)) == names
     assert {r["pass"] for r in timed} == {"layer": {"forward", "forward+backward"}, "decode": {"forward"}, "model": {"forward+backward"}}[level]
+
+
+@pytest.mark.skipif(not cpu.available(), reason="no C library here")
+def test_what_is_judged_while_decoding_is_what_is_timed(capsys, monkeypatch):
+    argv = ["--level", "decode", "--ops", "aft_simple", "--lengths", "20"]
+    assert bench(capsys, *argv)["rows"][1]["path"] == "step_simple in C"
+    right = step.simple
+    monkeypatch.setattr(step, "simple", lambda *args: (2 * right(*args)[0], right(*args)[1]))
+    assert bench(capsys, *argv)["rows"][1]["status"] == "FAILED"
+
+
+def test_a_context_that_takes_too_long_to_read_is_said(capsys, monkeypatch):
+    monkeypatch.setattr(subjects, "READING", -1)
+    row = bench(capsys, "--level", "decode", "--ops", "aft_simple", "--lengths", "20")["rows"][1]
+    assert row["status"] == "skipped"
+    assert "reading the first 0 of 20 tokens" in row["why"]
 
 
 def test_grids_and_the_dtype_at_hand(capsys):

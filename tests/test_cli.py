@@ -269,3 +269,9 @@ def test_help_and_version_of_the_package(capsys):
     assert "--row" in capsys.readouterr().out
     assert isinstance(tokenmix.__version__, str)
     assert isinstance(cli, types.ModuleType)
+
+
+def test_the_package_runs_as_a_module():
+    ended = subprocess.run([sys.executable, "-m", "tokenmix", "--help"], capture_output=True, text=True)
+    assert ended.returncode == 0
+    assert "doctor" in ended.stdout

@@ -15,7 +15,7 @@ from kernel_checks import adversarial
 from tokenmix import use_backend
 from tokenmix.functional import aft_chunk, hydra_sums
 from tokenmix.functional import linear as linear_form
-from tokenmix.kernels.cpu import scan, step
+from tokenmix.kernels.cpu import full, scan, step
 from tokenmix.mixers import build_mixer
 from tokenmix.testing import PROMISES, run_promise, subject
 from tokenmix.testing.subject import Subject
@@ -90,9 +90,9 @@ def test_streaming_in_any_cuts_is_the_parallel_form_and_the_eager_stream(row, dt
                 want.load_state_dict(mixer.state_dict())
                 want, eager = want(x.double(), **given)[seen], stream(mixer, x, (1,) * 40, **given)[1]
             for cuts in ((1,) * 40, (5, 1, 30, 4), (40,), (2,) * 20):
-                with counted(row) as spy:
+                with counted(row) as spy, mock.patch.object(full, "extend", wraps=full.extend) as long:
                     got, state = stream(mixer, x, cuts, **given)
-                assert spy.call_count == sum(row != "aft_full" or n <= aft_chunk.ROWS for n in cuts)
+                assert spy.call_count + long.call_count == len(cuts)
                 assert off(got[seen], want) < TOL[dtype], cuts
                 for a, b in zip(state, eager, strict=True):
                     assert (a.dtype, a.shape) == (b.dtype, b.shape)
@@ -154,9 +154,7 @@ def test_adversarial_keys_and_weights(case, per_head):
         p = z.softmax(-1).repeat_interleave(D // h, 1)
         want = (p @ v.double().transpose(1, 2)[..., None])[..., 0].transpose(1, 2) * gate.double().sigmoid()
         scale = (p @ v.double().abs().transpose(1, 2)[..., None])[..., 0].transpose(1, 2).amax(-1, keepdim=True)
-        for cuts in ((1,) * T, (3,) * (T // 3), (T,)):
-            if form == "full" and cuts == (T,):
-                continue
+        for cuts in ((1,) * T, (3,) * (T // 3), (40, T - 40), (T,)):
             got = streamed(form, gate, k, v, weight, near, R, cuts, h if per_head else 1)
             assert float(((got - want).abs() / scale).max()) < 1e-5, (form, cuts[0])
 
@@ -265,11 +263,24 @@ def test_the_weights_of_pairs_are_those_of_the_bias(dtype, window):
     at, places = torch.randint(0, 40, (2, 5), generator=draw), torch.randint(0, 40, (2, 9), generator=draw)
     every = torch.cat([places, at], 1)
     near = torch.ones(2, 5, 14, dtype=torch.bool) if window is None else (every[:, None] - at[..., None]).abs() < window
-    for first, second, full in ((u, v, u.double() @ v.double().T), (table, None, table.double())):
+    for first, second, every_pair in ((u, v, u.double() @ v.double().T), (table, None, table.double())):
         w, inside, after = aft_chunk.pair_weights(first, second, at, places, window=window, keep=9)
-        assert torch.allclose(w[:, 0], torch.where(near, full[at[..., None], every[:, None]], 0.0), rtol=1e-13, atol=1e-13)
+        assert torch.allclose(w[:, 0], torch.where(near, every_pair[at[..., None], every[:, None]], 0.0), rtol=1e-13, atol=1e-13)
         assert inside is None if window is None else torch.equal(inside[:, 0], near)
         assert torch.equal(after, every[:, -9:])
+
+
+@pytest.mark.parametrize("dtype", list(TOL), ids=str)
+def test_the_weights_of_taps_are_those_of_the_filter(dtype):
+    kernel = torch.randn(3, 6).to(dtype)
+    at, places = torch.tensor([[7, 8, 9], [4, 30, 5]]), torch.tensor([[2, 3, 4, 5], [0, 4, 1 << 62, -(1 << 62)]])
+    got = aft_chunk.tap_weights(kernel, at, places)
+    with use_backend("eager"):
+        want = aft_chunk.tap_weights(kernel, at, places)
+    back = at[:, :, None] - torch.cat([places, at], 1)[:, None]
+    assert torch.equal(got[1][:, 0], (back >= 0) & (back < 6))
+    for a, b in zip(got, want, strict=True):
+        assert torch.equal(a, b.to(a.dtype))
 
 
 @pytest.mark.parametrize("wrong", [-1, 600, 1 << 40])

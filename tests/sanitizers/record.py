@@ -73,6 +73,7 @@ def wide_streams() -> None:
         far, w = decode.aft_chunk.empty_past(2, 136, 136), torch.randn(2, 1, 3, R + 3).double()
         decode.step.ring(q, (k, v, live), kept, far, w, None, heads=False)
         decode.step.full(q, (k, v, live), kept, w)
+        decode.full.extend(q, torch.cat([kept[0], k], 1), torch.cat([kept[1], v], 1), w[:, 0], torch.cat([kept[2], live], 1))
 
 
 def wide_grids() -> None:
@@ -169,7 +170,7 @@ class Recorder:
 
     def install(self) -> None:
         """Take the place of ``pointer`` and of every function of the library in every module of wrappers."""
-        for key in ("_new", "simple", "ring", "pairs", "full", "hydra", "linear"):
+        for key in ("_new", "simple", "ring", "pairs", "taps", "full", "hydra", "linear"):
             setattr(decode.step, key, self.seen(getattr(decode.step, key)))
         for module in [cpu, *modules()]:
             for key, value in list(vars(module).items()):

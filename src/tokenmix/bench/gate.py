@@ -9,9 +9,11 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import functional
 from ..errors import MixerError
+from ..kernels.cpu import step
 from ..mixers import MIXERS
 from ..testing import adversarial_keys
 from ..testing.inputs import big_bias, key_masks, noise
@@ -37,6 +40,7 @@ ROUNDING = 32
 """A layer may be off by LAYER of its largest output, and by this many times what rounding its input once does to the exact result: its projections round."""
 INPUTS = ("uniform", "late spike", "low with a late spike", "ramp up", "alternating")
 """The patterns that layers are given; their projections mix the others out of them."""
+STEPS = ("simple", "ring", "full", "hydra", "linear")
 PROMISE = "accurate_on_adversarial_keys"
 SIGNED = ("multihead_linear", "lightconv", "dynamicconv")
 """Their weights or values have both signs and cancel in some rows: the error is taken over the largest output instead of over that of the row."""
@@ -114,9 +118,35 @@ def _op(subject: Subject, s: Setting) -> Verdict:
 
 
 def _path(run: Callable[..., Tensor], args: tuple, options: dict[str, Any]) -> str:
-    with torch.no_grad(), _Seen() as seen:
-        run(*args, **options)
-    return seen.path
+    with torch.no_grad():
+        return _path_of(lambda: run(*args, **options))
+
+
+def _path_of(run: Callable[[], Any]) -> str:
+    """The fused operators and the kernels for a few tokens that a call runs, or "eager"."""
+    with _steps_seen() as steps:
+        run()
+    with _Seen() as seen:
+        run()
+    return ", ".join(sorted(steps)) or seen.path
+
+
+@contextmanager
+def _steps_seen() -> Iterator[set[str]]:
+    """Notes the kernels for a few tokens, which are no operators."""
+    seen: set[str] = set()
+
+    def noted(kernel: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(*args: Any, **given: Any) -> Any:
+            seen.add(f"step_{name} in C")
+            return kernel(*args, **given)
+
+        return call
+
+    with ExitStack() as stack:
+        for name in STEPS:
+            stack.enter_context(mock.patch.object(step, name, noted(getattr(step, name), name)))
+        yield seen
 
 
 def _cases(form: Callable[..., Tensor], args: tuple, options: dict[str, Any], *, masks: bool) -> Iterator[tuple[str, tuple, dict[str, Any]]]:
@@ -242,11 +272,10 @@ def _against_itself(subject: Subject, s: Setting, layer: Any, run: Callable[...,
     double, tol, leak = copy.deepcopy(layer).double(), LAYER[s.dtype], TOLERANCE[s.dtype]
     found, path = [], ""
     inputs = adversarial_keys((1, s.T, s.dim), size=SIZE)
-    for i, name in enumerate(INPUTS):
+    for name in INPUTS:
         x = inputs[name].to(s.device, s.torch_dtype)
-        with _Seen() as seen:
-            got = run(layer, x).double()
-        path = seen.path if i == 0 else path
+        path = path or _path_of(partial(run, layer, x))
+        got = run(layer, x).double()  # not while operators are watched: a few tokens would then take the eager form
         if exact is None:
             found.append((0.0 if bool(got.isfinite().all()) else float("inf"), tol, f"input {name}"))
             continue

@@ -10,6 +10,7 @@ import inspect
 import json
 import math
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ LEVELS = ("op", "layer", "decode", "model")
 SDPA = "sdpa"
 """The name of torch's own fused softmax attention: the row that every other is compared with."""
 CHUNK = 256
+READING = 90
+"""Seconds that may pass until the context before a decoded token is read."""
 GIVEN = ("q", "k", "v", "x")
 """Arguments of functional forms that hold tokens; the others are parameters."""
 
@@ -262,8 +265,10 @@ def _decode(subject: Subject, s: Setting) -> Prepared:
 @torch.no_grad()
 def after_context(mixer: Any, s: Setting) -> Any:
     """The state after ``s.T`` tokens of noise, read in chunks."""
-    state = mixer.init_state(s.batch, device=s.device, dtype=s.torch_dtype)
+    state, begin = mixer.init_state(s.batch, device=s.device, dtype=s.torch_dtype), time.perf_counter()
     for start in range(0, s.T, CHUNK):
+        if time.perf_counter() - begin > READING:
+            raise MixerError(f"bench: reading the first {start:,} of {s.T:,} tokens took more than {READING} s; decode after shorter contexts.")
         _, state = mixer.extend(draw(s.batch, min(CHUNK, s.T - start), s.dim, seed=5 + start, s=s), state)
     return state
 

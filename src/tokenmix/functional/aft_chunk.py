@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..kernels.cpu import scan, step
+from ..kernels import cpu
+from ..kernels.cpu import full, scan, step
 from ._backend import steps
 from ._band import causal_sums
 from ._gates import gated
@@ -75,6 +76,17 @@ def pair_weights(
     return step.pairs(u, v, at, places, window=window, keep=keep) if at.shape[0] == places.shape[0] else None
 
 
+def tap_weights(kernel: Tensor, at: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What ``step.taps`` says of a filter (h, s): log-weights (B, h, L, R + L), which pairs it reaches, the last R places."""
+    if steps((kernel,), (at, places)) and at.dtype is torch.int64 and places.dtype is torch.int64 and at.shape[0] == places.shape[0]:
+        return step.taps(kernel, at, places)
+    every, size = torch.cat([places, at], 1), kernel.shape[1]
+    back = at[:, :, None] - every[:, None]
+    near = ((back >= 0) & (back < size))[:, None]
+    w = torch.where(near, kernel[:, size - 1 - back.clamp(0, size - 1)].transpose(0, 1), 0.0)
+    return w, near, every[:, at.shape[1] :]
+
+
 def aft_chunk(
     q: Tensor, new: Past, kept: Past, w: Tensor, *, heads: int = 1, far: Past | None = None, inside: Tensor | None = None, gate: str | None
 ) -> Tensor:
@@ -86,10 +98,10 @@ def aft_chunk(
         inside: (B or 1, 1, L, R + L), the only pairs that count; then there is no far past.
     """
     R, L = kept[1].shape[1], new[1].shape[1]
-    if L <= ROWS and far is None and inside is None and new[0].shape == new[1].shape and w.shape[1] == 1:
+    if far is None and inside is None and new[0].shape == new[1].shape and w.shape[1] == 1:
         fused, ours = q if gate == "sigmoid" else None, (*new[:2], new[2].contiguous())
         if _ready(fused, ours, kept, w):
-            y = step.full(fused, ours, kept, w)
+            y = step.full(fused, ours, kept, w) if L <= ROWS else _last_rows(fused, append(kept, ours), w)
             return y if gate == "sigmoid" else gated(q, y, gate)
     live = torch.cat([kept[2], new[2]], 1)
     kd, vd = wide(torch.cat([kept[0], new[0]], 1), torch.cat([kept[1], new[1]], 1), live, heads)
@@ -105,6 +117,21 @@ def aft_chunk(
     if far is not None:
         total = merge(total, _lift(far, heads))
     return gated(q, narrow(ratio_of(total)), gate)
+
+
+def _last_rows(q: Tensor | None, every: Past, w: Tensor) -> Tensor:
+    keys, values, live = every
+    return full.extend(q, keys, values, w[:, 0], live)
+
+
+def append(kept: Past, new: Past) -> Past:
+    """Keys, values and which are alive (B, R + L, ..) of a history and the tokens after it. Large ones ask for huge pages, as results of kernels do."""
+    keys, values, live = (_append(a, b) if steps((a, b), ()) else torch.cat([a, b], 1) for a, b in zip(kept, new, strict=True))
+    return keys, values, live
+
+
+def _append(a: Tensor, b: Tensor) -> Tensor:
+    return torch.cat([a, b], 1, out=cpu.new((a.shape[0], a.shape[1] + b.shape[1], a.shape[2]), a.dtype))
 
 
 def ring_chunk(

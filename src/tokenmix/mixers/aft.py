@@ -179,7 +179,7 @@ class AFTFull(Mixer):
         else:
             w, _, places = found
         y = chunk.aft_chunk(q, new, kept, w, gate=self.gate)
-        return y, AFTFullState(*(torch.cat(pair, 1) for pair in zip(kept, new, strict=True)), places, state.position)
+        return y, AFTFullState(*chunk.append(kept, new), places, state.position)
 
 
 class AFTLocal(Mixer):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as F
+from ..functional import aft_chunk as chunk
 from .aft_parts import add_projections, empty_ring, queries, ring_step
 from .base import About, Mixer
 from .cost import MixingCost
@@ -112,8 +113,5 @@ class AFTConv(Mixer):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
     def _mix_piece(self, x, state, at, live):
-        places = torch.cat([state.places, at], 1)
-        tap = places[:, None] - at[:, :, None] + self.kernel_size - 1
-        near = ((tap >= 0) & (tap < self.kernel_size))[:, None]
-        w = torch.where(near, self.kernel()[:, tap.clamp(0, self.kernel_size - 1)].transpose(0, 1), 0.0)
+        w, near, places = chunk.tap_weights(self.kernel(), at, state.places)
         return ring_step(self, x, state, places, live, w, near, only_near=self.outside == "none", heads=self.heads)

@@ -6,6 +6,7 @@ Shapes: B batch, T queries, S keys, L chunk length, D features. Masks are boolea
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
@@ -23,6 +24,7 @@ from .state import register_state as register_state
 from .state import token_positions as token_positions
 
 FEW = 16  # numbers that Python compares faster than torch
+SHORT = 6  # packed sequences of up to two to this many tokens are alike
 
 
 @dataclass(frozen=True)
@@ -170,15 +172,25 @@ class Mixer(nn.Module, ABC):
         return self.mix(x, context, positions=positions, key_mask=key_mask, attn_mask=attn_mask, grid=grid, prefix=prefix)
 
     def forward_packed(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
-        """Mix sequences stored end to end: x (N, D), cu_seqlens int32 (n + 1,) from 0 to N. Positions restart in each. Eager only."""
+        """Mix sequences stored end to end: x (N, D), cu_seqlens int32 (n + 1,) from 0 to N. Positions restart in each.
+
+        Sequences of like lengths are mixed together, padded to the longest of them: at most twice the tokens. Not for export or full graphs: how many
+        calls this makes depends on the lengths.
+        """
         lengths = self._check_packed(x, cu_seqlens)
         if x.shape[0] == 0:
             return self.forward(x[None])[0]
-        longest = int(lengths.max())
-        mask = torch.arange(longest, device=x.device) < lengths[:, None]
-        padded = x.new_zeros(len(lengths), longest, self.dim)
-        padded[mask] = x
-        return self.forward(padded, key_mask=mask)[mask]
+        mixed, places = zip(*(self._mix_alike(x, cu_seqlens[which], lengths[which]) for which in _alike(lengths)), strict=True)
+        return torch.cat(mixed)[torch.cat(places).argsort()]
+
+    def _mix_alike(self, x: Tensor, starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs of the packed sequences of these starts and lengths, and their places in x."""
+        steps = torch.arange(int(lengths.max()), device=x.device)
+        mask = steps < lengths[:, None]
+        places = (starts[:, None] + steps)[mask]
+        padded = x.new_zeros(*mask.shape, self.dim)
+        padded[mask] = x[places]
+        return self.forward(padded, key_mask=None if bool(mask.all()) else mask)[mask], places
 
     def init_state(
         self,
@@ -325,3 +337,10 @@ class Mixer(nn.Module, ABC):
         if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != x.shape[0] or bool((lengths < 0).any()):
             self.refuse(f"expects cu_seqlens to rise from 0 to {x.shape[0]}, got {cu_seqlens.tolist()}")
         return lengths.long()
+
+
+def _alike(lengths: Tensor) -> Iterator[Tensor]:
+    """Which sequences have some tokens, by the power of two that their length does not exceed."""
+    sizes = torch.tensor([max((n - 1).bit_length(), SHORT) if n else -1 for n in lengths.tolist()])
+    for size in sizes[sizes >= 0].unique():
+        yield (sizes == size).nonzero()[:, 0].to(lengths.device)

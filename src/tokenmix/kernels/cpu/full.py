@@ -54,12 +54,31 @@ def forward(
     T = w.shape[1]
     y = new((k.shape[0], T, k.shape[2]), k.dtype)
     y0, den = (new(saved_shape(k, T) if save else (0,)) for _ in range(2))
-    for part in _parts(w, w2, k, mask, causal, q, k, v, mask, y, y0 if save else None, den if save else None):
-        q_, k_, v_, mask_, y_, y0_, den_ = part.tensors
-        for block in part.blocks(keys=False):
-            fixed = DTYPES[k.dtype], int(q is not None), int(causal), int(part.half), *map(pointer, (q_, k_, v_, mask_, *block.packed, y_, y0_, den_))
-            _forward(*fixed, *part.sizes, *block.sizes, *_strides(q_, k_, v_), torch.get_num_threads())
+    for part in _parts(w, w2, k, mask, causal, y0 if save else None, den if save else None, q, k, v, mask, y):
+        _forward_part(part, *part.tensors)
     return y, y0, den
+
+
+def extend(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor) -> Tensor:
+    """The last L rows (B, L, D) of the causal form over keys k, v (B, S, D), from the log-weights w (Bw, L, S) of these rows alone; Bw is 1 or B."""
+    before = k.shape[1] - w.shape[1]
+    q, k, v, mask, y = None if q is None else _after(before, q), rows(k), rows(v), mask.contiguous(), new(k.shape, k.dtype)
+    for part in _parts(w, None, k, mask, True, q, k, v, mask, y, before=before):
+        _forward_part(part, None, None, *part.tensors)
+    return y[:, before:]
+
+
+def _after(n: int, a: Tensor) -> Tensor:
+    """a (B, L, D) behind n rows that hold nothing and that nobody reads: the system gives such memory no pages."""
+    room = new((a.shape[0], n + a.shape[1], a.shape[2]), a.dtype)
+    room[:, n:] = a
+    return room
+
+
+def _forward_part(part: _Part, y0: Tensor | None, den: Tensor | None, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, y: Tensor) -> None:
+    for block in part.blocks(keys=False):
+        fixed = DTYPES[k.dtype], int(q is not None), int(part.causal), int(part.half), *map(pointer, (q, k, v, mask, *block.packed, y, y0, den))
+        _forward(*fixed, *part.sizes, *block.sizes, *_strides(q, k, v), torch.get_num_threads())
 
 
 def backward(
@@ -116,8 +135,8 @@ class _Block:
     dw: Tensor
 
 
-def _parts(w: Tensor, w2: Tensor | None, k: Tensor, mask: Tensor | None, causal: bool, *tensors: Tensor | None) -> Iterator[_Part]:
-    """The batch cut into what shares one set of log-weights."""
+def _parts(w: Tensor, w2: Tensor | None, k: Tensor, mask: Tensor | None, causal: bool, *tensors: Tensor | None, before: int = 0) -> Iterator[_Part]:
+    """The batch cut into what shares one set of log-weights. ``before``: rows of the causal form before the first that w has."""
     shared, (B, S, D) = w.shape[0] == 1, k.shape
     kmax, kmin = (new((B, -(-S // RANGE), D)) for _ in range(2))
     _ranges(DTYPES[k.dtype], pointer(k), pointer(mask), pointer(kmax), pointer(kmin), B, S, D, *k.stride()[:2], torch.get_num_threads())
@@ -134,6 +153,7 @@ def _parts(w: Tensor, w2: Tensor | None, k: Tensor, mask: Tensor | None, causal:
             causal,
             pairs() and k.dtype == torch.bfloat16,
             _cut(tensors, cut),
+            before,
         )
 
 
@@ -155,6 +175,7 @@ class _Part:
     causal: bool
     half: bool  # E, X and Z in bfloat16
     tensors: list[Any]
+    before: int = 0
 
     def __post_init__(self) -> None:
         if self.w2 is not None:
@@ -165,18 +186,19 @@ class _Part:
     @property
     def sizes(self) -> tuple[int, int, int, int]:
         """B, T, S, D."""
-        return self.kmax.shape[0], self.w.shape[0], self.S, self.kmax.shape[2]
+        return self.kmax.shape[0], self.before + self.w.shape[0], self.S, self.kmax.shape[2]
 
     def blocks(self, *, keys: bool) -> Iterator[_Block]:
         """Block after block of rows, E packed by rows or by keys; scratch memory is reused."""
-        B, T, S, _ = self.sizes
+        B, _, S, _ = self.sizes
+        T = self.w.shape[0]
         top, span, slack = torch.empty(ROWS), torch.empty(GROUPS), torch.empty(B, GROUPS)
         e = new([(min(T, ROWS) + TILE) * (S + TILE)])
         step = _even(T)
         for t0 in range(0, T, step):
-            n, hi = min(step, T - t0), min(S, t0 + step) if self.causal else S
+            n, hi = min(step, T - t0), min(S, self.before + t0 + step) if self.causal else S
             w = rows(self.w[t0 : t0 + n, :hi] if self.w2 is None else self.w[t0 : t0 + n] @ self.w2[:hi].T).float()
-            sizes = t0, n, hi, w.stride(0)
+            sizes = self.before + t0, n, hi, w.stride(0)
             _pack(int(keys), int(self.half), int(self.causal), *map(pointer, (w, self.mask, top, span, slack, e)), B, S, *sizes, torch.get_num_threads())
             yield _Block(w, [w, top, span, slack, self.kmax, self.kmin, e], sizes, new((n, hi)) if keys else e)
 

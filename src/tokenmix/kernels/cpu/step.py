@@ -30,6 +30,7 @@ _simple_fields, _simple = _kernel("step_simple", "15q")
 _ring_fields, _ring = _kernel("step_ring", "29q")
 _full = function("step_full", "s")
 _pairs_fields, _pairs = _kernel("step_pairs", "17q")
+_taps_fields, _taps = _kernel("step_taps", "12q")
 _hydra_fields, _hydra = _kernel("step_hydra", "3qd12q")
 _linear_fields, _linear = _kernel("step_linear", "14q")
 
@@ -154,6 +155,18 @@ def pairs(u: Tensor, v: Tensor | None, at: Tensor, places: Tensor, *, window: in
         )
     )
     return None if fault.item() else (w, near, after)
+
+
+def taps(kernel: Tensor, at: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-weights (B, h, L, R + L) by a filter (h, s), of tokens at ``at`` (B, L) for kept ones at ``places`` (B, R) and each other; which of these pairs it
+    reaches (B, 1, L, R + L); and the last R places."""
+    (B, L), R, (h, size) = at.shape, places.shape[1], kernel.shape
+    S = R + L
+    w, near = _new((B, h, L, S), (h * L * S, L * S, S, 1), _DOUBLE), _new((B, 1, L, S), (L * S, L * S, S, 1), torch.bool)
+    after = _new((B, R), (R, 1), torch.int64)
+    found = [a.data_ptr() for a in (kernel, at, places, w, near, after)]
+    _taps(_taps_fields(DTYPES[kernel.dtype], *found, B, L, R, h, size))
+    return w, near, after
 
 
 def full(q: Tensor | None, new: Kept, kept: Kept, w: Tensor) -> Tensor:

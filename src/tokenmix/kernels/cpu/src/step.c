@@ -415,6 +415,39 @@ TM_EXPORT(step_pairs)(const step_pairs_in *a) {
     *a->fault = faults;
 }
 
+typedef struct {
+    int64_t dtype;
+    const void *kernel; /* (heads, taps) */
+    const int64_t *at, *places;
+    double *w;
+    uint8_t *near;
+    int64_t *places1;
+    int64_t B, L, R, heads, taps;
+} step_taps_in;
+
+/* Weights w (B, heads, L, R + L) of new tokens at places ``at`` (B, L) for R kept ones at ``places`` (B, R) and each other, by how far back these stand: the
+   last tap is that of the token itself. 0 elsewhere; near (B, L, R + L) marks the pairs that have a tap. places1: the last R of all places. */
+TM_EXPORT(step_taps)(const step_taps_in *a) {
+    int64_t S = a->R + a->L;
+    for (int64_t b = 0; b < a->B; b++)
+        for (int64_t j = a->L; j < S; j++) a->places1[b * a->R + j - a->L] = j < a->R ? a->places[b * a->R + j] : a->at[b * a->L + j - a->R];
+#pragma omp parallel for schedule(static) if (a->B * a->L * S * a->heads > STEP_WORK)
+    for (int64_t row = 0; row < a->B * a->L; row++) {
+        int64_t b = row / a->L, t = row % a->L;
+        for (int64_t j = 0; j < S; j++) {
+            int64_t place = j < a->R ? a->places[b * a->R + j] : a->at[b * a->L + j - a->R];
+            uint64_t back = (uint64_t)a->at[row] - (uint64_t)place; /* huge where the place lies after the token */
+            int near = back < (uint64_t)a->taps;
+            a->near[row * S + j] = (uint8_t)near;
+            for (int64_t h = 0; h < a->heads; h++) {
+                float buf[1];
+                double *w = a->w + ((b * a->heads + h) * a->L + t) * S + j;
+                *w = near ? (double)*step_read((int)a->dtype, a->kernel, h * a->taps + a->taps - 1 - (int64_t)back, buf, 1) : 0.0;
+            }
+        }
+    }
+}
+
 /* ---- the history of AFT-full ---- */
 
 /* One query over keys j0 .. j1 of row b: maximum, numerator, denominator (3, D). */
