@@ -119,3 +119,16 @@ def test_compiles_whole():
     run = torch.compile(lambda *a: F.aft_simple(*a, causal=True, backend="cpu"), fullgraph=True, backend="aot_eager")
     got, want = (torch.autograd.grad(f(*args).square().sum(), args) for f in (run, lambda *a: F.aft_simple(*a, causal=True, backend="cpu")))
     assert all(torch.allclose(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_every_half_precision_number_is_read_and_rounded(dtype):
+    """One token gives back its value; of two equal keys comes the mean of two values, neighbours above all, rounded as torch rounds."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    v = every[every.isfinite()][None, None]
+    y = F.aft_simple(v, v * 0, v, gate=None, causal=True, backend="cpu")
+    assert torch.equal(y, v)
+    v = v[v.abs() < 1e38][None, None]  # the sum of two is finite
+    for other in (v.roll(1, -1), v.roll(7, -1)):
+        y = F.aft_simple(v.expand(1, 2, -1), torch.zeros(1, 2, v.shape[-1], dtype=dtype), torch.cat([v, other], 1), gate=None, backend="cpu")
+        assert torch.equal(y[:, :1], ((v.double() + other.double()) / 2).to(dtype))

@@ -12,6 +12,7 @@ import pytest
 HERE = Path(__file__).parent
 SECOND = "3.6.0"  # the oldest triton the kernels are kept working on
 CHECKS = ("scan_adversarial", "scan_shapes scan_operator scan_does_not_drift", "scan_masks scan_packed", "hydra_all")
+CHECKS += ("linear_adversarial", "linear_shapes", "linear_masks linear_jumps", "linear_large linear_does_not_drift linear_operator")
 GEMM_CHECKS = ("full_shapes", "full_masks", "full_adversarial", "band_shapes", "band_masks", "band_adversarial")
 
 
@@ -29,7 +30,7 @@ def test_in_the_interpreter(check):
 
 
 def test_compiles_for_two_architectures():
-    report = run("-m", "tokenmix.kernels.triton.aot", "--arch", "80", "90", "--only", "scan", "hydra", "--fullest")  # all configurations: below
+    report = run("-m", "tokenmix.kernels.triton.aot", "--arch", "80", "90", "--only", "scan", "hydra", "linear", "--fullest")  # all configurations: below
     assert " 80 " in report
     assert " 90 " in report
 
@@ -37,7 +38,7 @@ def test_compiles_for_two_architectures():
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_every_configuration_compiles():
-    run("-m", "tokenmix.kernels.triton.aot", "--arch", "80", "90", "--only", "scan", "hydra")
+    run("-m", "tokenmix.kernels.triton.aot", "--arch", "80", "90", "--only", "scan", "hydra", "linear")
 
 
 @pytest.mark.slow

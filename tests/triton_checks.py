@@ -11,7 +11,7 @@ from kernel_checks import adversarial, both, worst
 from tokenmix import functional as F
 from tokenmix.functional.hydra import hydra
 from tokenmix.kernels.triton import hydra as hydra_kernels
-from tokenmix.kernels.triton import scan
+from tokenmix.kernels.triton import linear, scan
 
 TOL = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
@@ -97,6 +97,77 @@ def hydra_all() -> None:
         assert error < 1e-5, (causal, B, T, D, feature, mean, error)
         half = hydra_kernels.forward(*(a.bfloat16() for a in (q, k, v)), mask, maps, causal=causal, mean=mean)[0]
         assert worst([(half, ref)]) < 2e-2
+
+
+def linear_adversarial() -> None:
+    for causal, feature in itertools.product((True, False), ("elu", "exp")):
+        adversarial("linear", {"heads": 2, "causal": causal, "feature": feature}, dim=6, length=70, backend="triton")
+
+
+def linear_shapes() -> None:
+    shapes = ((1, 2, 3, 1, torch.float32), (2, 66, 70, 2, torch.float32), (1, 9, 66, 1, torch.bfloat16), (1, 70, 6, 2, torch.float16))
+    for causal, feature, (B, T, D, heads, dtype) in itertools.product((True, False), ("elu", "exp"), shapes):
+        error = worst(both(F.linear_attention, qkv(B, T, T, D, dtype), {"heads": heads, "causal": causal, "feature": feature}, backend="triton"))
+        assert error < TOL[dtype], (causal, feature, B, T, D, dtype, error)
+    for S in (3, 530):  # of one segment and of two
+        assert worst(both(F.linear_attention, qkv(2, 70, S, 20), {"heads": 2}, backend="triton")) < 1e-5, "queries over other keys"
+    one = [a.requires_grad_() for a in qkv(1, 1, 1, 4)]
+    y = F.linear_attention(*one, heads=2, causal=True, backend="triton")
+    assert torch.allclose(y, one[2]), "one token"
+    assert float(torch.autograd.grad(y.sum(), one)[1].abs().max()) < 1e-6, "one key has all the weight"
+    q, k, v = torch.randn(2, 9, 3 * 40, generator=torch.Generator().manual_seed(0)).transpose(0, 1).chunk(3, -1)
+    assert worst(both(F.linear_attention, (q, k, v), {"heads": 2, "causal": True}, backend="triton")) < 1e-5, "strides"
+    q, k, v = torch.randn(2, 3 * 40, 9, generator=torch.Generator().manual_seed(0)).transpose(1, 2).chunk(3, -1)
+    assert worst(both(F.linear_attention, (q, k, v), {"heads": 2, "causal": True}, backend="triton")) < 1e-5, "features apart"
+
+
+def linear_jumps() -> None:
+    """Keys that rise by hundreds within a chunk: only chunks with such a rise go pair by pair, and what is before and after them stays exact."""
+    at = torch.arange(200)[:, None]
+    q, k, v = qkv(2, 200, 200, 8)
+    k = k + torch.where(at < 90, -120.0, 0.0) + torch.where(at >= 170, 80.0, 0.0)
+    for feature in ("exp", "elu"):
+        assert worst(both(F.linear_attention, (q, k, v), {"heads": 2, "causal": True, "feature": feature}, backend="triton")) < 1e-5, feature
+    saved = linear.forward(q, k, v, None, heads=2, elu=False, causal=True)[1]
+    assert saved.flatten()[-16:].view(4, 4).tolist() == [[0.0, 1.0, 1.0, 0.0]] * 4
+    padded = torch.arange(200).expand(2, -1) >= 70  # the queries that see nothing make no chunk slow
+    assert not linear.forward(*qkv(2, 200, 200, 8), padded, heads=2, elu=True, causal=True)[1].flatten()[-16:].any()
+
+
+def linear_masks() -> None:
+    for causal, feature in itertools.product((True, False), ("elu", "exp")):
+        q, k, v = qkv(3, 70, 70, 6)
+        mask, k, v = holes(k, v)
+        options = {"heads": 2, "causal": causal, "elu": feature == "elu"}
+        leaves = [a.double().requires_grad_() for a in (q, *(x.nan_to_num() for x in (k, v)))]
+        ref = F.linear_attention(*leaves, heads=2, causal=causal, feature=feature, key_mask=mask, backend="eager")
+        g = torch.randn(q.shape, generator=torch.Generator().manual_seed(2))
+        y, saved = linear.forward(q, k, v, mask, **options)
+        found = [y, *linear.backward(g, q, k, v, mask, y, saved, **options)]
+        assert worst(list(zip(found, [ref, *torch.autograd.grad(ref, leaves, g.double())], strict=True))) < 1e-5, (causal, feature)
+        assert y[2].eq(0).all()
+        assert all(a[~mask].eq(0).all() for a in found[2:])
+
+
+def linear_large() -> None:
+    for causal, feature, size in itertools.product((True, False), ("elu", "exp"), (1e4, 1e6)):
+        args = [(a * s).requires_grad_() for a, s in zip(qkv(1, 70, 70, 3), (1.0, size, 1.0), strict=True)]
+        y = F.linear_attention(*args, heads=1, causal=causal, feature=feature, backend="triton")
+        assert all(bool(a.isfinite().all()) for a in (y, *torch.autograd.grad(y.sum(), args))), (causal, feature, size)
+
+
+def linear_does_not_drift() -> None:
+    x = torch.full((1, 5000, 1), 0.1)
+    for causal in (True, False):
+        y = F.linear_attention(x, x, x, heads=1, causal=causal, backend="triton")
+        assert float((y / 0.1 - 1).abs().max()) < 3e-6
+
+
+def linear_operator() -> None:
+    args = [a.requires_grad_() for a in qkv(1, 5, 5, 4)]
+    run = torch.compile(lambda *a: F.linear_attention(*a, heads=2, causal=True, backend="triton"), fullgraph=True, backend="aot_eager")
+    got, want = (torch.autograd.grad(f(*args).square().sum(), args) for f in (run, lambda *a: F.linear_attention(*a, heads=2, causal=True, backend="eager")))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(got, want, strict=True))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..kernels.cpu import linear as cpu
-from ._ops import define, derive_twice, differentiable, needs_grad
+from ._ops import define, derive_twice, differentiable, kernels, needs_grad
 
 
 def linear_kernel(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, heads: int, feature: str, causal: bool) -> Tensor:
@@ -27,17 +26,17 @@ def _eager(q, k, v, key_mask, heads, elu, causal):
     return linear_attention(q, k, v, heads=heads, feature="elu" if elu else "exp", causal=causal, key_mask=key_mask, backend="eager")
 
 
-def _cpu(q, k, v, key_mask, heads, elu, causal, save):
-    y, saved = cpu.forward(q, k, v, key_mask, heads=heads, elu=elu, causal=causal)
+def _run(q, k, v, key_mask, heads, elu, causal, save):
+    y, saved = kernels("linear", q).forward(q, k, v, key_mask, heads=heads, elu=elu, causal=causal)
     return y, saved if save else saved.new_empty(0)
 
 
 def _fake(q, k, v, key_mask, heads, elu, causal, save):
-    return q.new_empty(q.shape), q.new_empty(cpu.saved_shape(q, heads, causal) if save else (0,), dtype=torch.float32)
+    return q.new_empty(q.shape), q.new_empty(kernels("linear", q).saved_shape(q, heads, causal) if save else (0,), dtype=torch.float32)
 
 
-def _cpu_backward(g, q, k, v, key_mask, y, saved, heads, elu, causal):
-    return cpu.backward(g, q, k, v, key_mask, y, saved, heads=heads, elu=elu, causal=causal)
+def _run_backward(g, q, k, v, key_mask, y, saved, heads, elu, causal):
+    return kernels("linear", q).backward(g, q, k, v, key_mask, y, saved, heads=heads, elu=elu, causal=causal)
 
 
 def _fake_backward(g, q, k, v, key_mask, y, saved, heads, elu, causal):
@@ -66,11 +65,14 @@ def _derive_backward(ctx, *weights):
 
 
 _OPTIONS = "int heads, bool elu, bool causal"
-_forward = define("linear_attention", f"(Tensor q, Tensor k, Tensor v, Tensor? key_mask, {_OPTIONS}, bool save) -> (Tensor, Tensor)", cpu=_cpu, fake=_fake)
+_forward = define(
+    "linear_attention", f"(Tensor q, Tensor k, Tensor v, Tensor? key_mask, {_OPTIONS}, bool save) -> (Tensor, Tensor)", cpu=_run, cuda=_run, fake=_fake
+)
 _backward = define(
     "linear_attention_backward",
     f"(Tensor g, Tensor q, Tensor k, Tensor v, Tensor? key_mask, Tensor y, Tensor saved, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
-    cpu=_cpu_backward,
+    cpu=_run_backward,
+    cuda=_run_backward,
     fake=_fake_backward,
 )
 differentiable("linear_attention", keep=_keep, derive=_derive)

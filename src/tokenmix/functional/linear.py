@@ -51,7 +51,7 @@ def linear_attention(
         (B, T, H e) in q's dtype; exactly 0 where nothing may be attended or every pair weighs 0. Time O(T e D); causal keeps O(T e D / 32) numbers.
     """
     lacks = f"its kernel has no feature={feature!r}" if feature in ("relu", "squared_relu") else None  # where a gradient cancels to 0, float32 is not enough
-    on = kernel("linear_attention", backend, q, k, v, lacks=lacks, only=("cpu",))
+    on = kernel("linear_attention", backend, q, k, v, lacks=lacks)
     check_name("linear_attention", "feature", feature, LOG_FEATURES)
     check_qkv("linear_attention", q, k, v, heads, causal, key_mask)
     if on and 0 not in (*q.shape, k.shape[1]):

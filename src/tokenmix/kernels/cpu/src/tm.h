@@ -7,6 +7,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
 
 #ifndef TM_ISA
 #define TM_ISA base
@@ -116,6 +119,23 @@ TM_INLINE uint16_t tm_to_f16(float f) {
     return (uint16_t)(sign | half);
 }
 
+/* The whole vectors of n float16 numbers to float32, and back, where the processor has an instruction for it; returns how many. */
+TM_INLINE int tm_widen_f16(const uint16_t *p, float *buffer, int n) {
+    int c = 0;
+#if defined(__F16C__)
+    for (; c + 8 <= n; c += 8) _mm256_storeu_ps(buffer + c, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(p + c))));
+#endif
+    return c;
+}
+
+TM_INLINE int tm_round_f16(uint16_t *p, const float *buffer, int n) {
+    int c = 0;
+#if defined(__F16C__)
+    for (; c + 8 <= n; c += 8) _mm_storeu_si128((__m128i *)(void *)(p + c), _mm256_cvtps_ph(_mm256_loadu_ps(buffer + c), _MM_FROUND_TO_NEAREST_INT));
+#endif
+    return c;
+}
+
 /* n half-precision numbers to float32, and back. */
 static __attribute__((noinline, unused)) void tm_widen(int dtype, const uint16_t *p, float *buffer, int n) {
     if (dtype == TM_BF16) {
@@ -123,7 +143,7 @@ static __attribute__((noinline, unused)) void tm_widen(int dtype, const uint16_t
         for (int c = 0; c < n; c++) buffer[c] = tm_from_bf16(p[c]);
     } else {
         TM_IVDEP
-        for (int c = 0; c < n; c++) buffer[c] = tm_from_f16(p[c]);
+        for (int c = tm_widen_f16(p, buffer, n); c < n; c++) buffer[c] = tm_from_f16(p[c]);
     }
 }
 
@@ -133,7 +153,7 @@ static __attribute__((noinline, unused)) void tm_round(int dtype, uint16_t *p, c
         for (int c = 0; c < n; c++) p[c] = tm_to_bf16(buffer[c]);
     } else {
         TM_IVDEP
-        for (int c = 0; c < n; c++) p[c] = tm_to_f16(buffer[c]);
+        for (int c = tm_round_f16(p, buffer, n); c < n; c++) p[c] = tm_to_f16(buffer[c]);
     }
 }
 

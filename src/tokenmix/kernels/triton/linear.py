@@ -1,0 +1,596 @@
+"""Linear attention in Triton: y_t = sum_s w_ts v_s / sum_s w_ts with w_ts = sum_i A_ti B_si, A and B elu + 1 of queries and keys or exp of them, by heads.
+
+Each feature i of the keys has a unit e^{M_i}, M_i about the logarithm of the largest so far, and each query a unit e^u that makes the largest of its
+features times those about 1; both cancel. Causal: chunks of tokens, the matrix S = sum B v and the vector z = sum B of each chunk in a launch, those of all
+chunks before each in the next (in float64), then the outputs: S before the chunk in the units before it, weights within the chunk in the units of its
+end. A chunk in which one of the denominators comes out below SAFE, as before a key far above all earlier ones, gets its weights within the chunk pair by
+pair, e^{a + b - u} with the sum of three rounded once and every u that of its query alone. Bidirectionally there is one S, and nothing is unsafe.
+
+Backward, with G_t = g_t / den_t, d_t = G_t . y_t, p_ts = G_t . v_s - d_t, and R, r the sums of A G and A d over the queries of later chunks:
+    dlogA_t = A_t (S G_t - d_t z + sum_s p_ts B_s),  dlogB_s = B_s (R v_s - r + sum_t p_ts A_t),  dv_s = R B_s + sum_t w_ts G_t,
+sums over s and t within the chunk. S is computed once more; kept are each query's denominator and u, and which chunks went pair by pair. What a chunk
+hands to those before it is in the units before it, which are the largest that they have.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ._tiles import NONE, counted, operand, plus, rows, span, strides
+from .launch import bytes_of, launch
+
+SEGMENT = 512  # tokens of the bidirectional form that are summed in one program
+SAFE = tl.constexpr(1e-12)  # a denominator below this may have lost terms to underflow
+
+
+@triton.jit
+def _parts(x, ELU: tl.constexpr):
+    """A feature as e^arg times a factor, and about its logarithm."""
+    arg, factor, level = x, 1.0, x
+    if ELU:
+        factor = 1.0 + tl.maximum(x, 0.0)
+        arg, level = tl.minimum(x, 0.0), tl.where(x > 0, tl.log(factor), x)
+    return arg, factor, level
+
+
+@triton.jit
+def _key(x, m, live, ELU: tl.constexpr):
+    """Features of keys (rows) in the units m; 0 where a key may not be attended."""
+    arg, factor, _ = _parts(x, ELU)
+    return tl.where(live[:, None], tl.exp(tl.minimum(arg - m[None, :], 1.0)) * factor, 0.0)
+
+
+@triton.jit
+def _query(x, m, u, ELU: tl.constexpr):
+    """Features of queries (rows) times e^m, over their units u."""
+    arg, factor, _ = _parts(x, ELU)
+    return tl.exp(tl.minimum(plus(arg, m[None, :], u[:, None], False), 1.0)) * factor
+
+
+@triton.jit
+def _pair(q, k, u, ELU: tl.constexpr):
+    """Products of features of one query (1, i) and keys (s, i) over e^u."""
+    a, fa, _ = _parts(q, ELU)
+    b, fb, _ = _parts(k, ELU)
+    return tl.exp(tl.minimum(plus(a, b, u, False), 1.0)) * fa * fb
+
+
+@triton.jit
+def _chain(x, d, ELU: tl.constexpr):
+    """d / dx from d / d log(feature)."""
+    if ELU:
+        d = tl.where(x > 0, d / (1.0 + tl.maximum(x, 0.0)), d)
+    return d
+
+
+@triton.jit
+def _dot(a, b, add, DROP: tl.constexpr):
+    """a b + add; with DROP on tensor cores that ignore so many bits, of operands rounded to nearest."""
+    if DROP:
+        y = tl.dot(operand(a, a, DROP), operand(b, b, DROP), add, input_precision="tf32")
+    else:
+        y = tl.dot(a, b, add, input_precision="ieee")
+    return y
+
+
+@triton.jit
+def _place(H, n, tiles):
+    """What a program works on: row of the batch, head, both as one number, chunk or segment of n, and tile."""
+    i = tl.program_id(0)
+    lead = (i // tiles // n).to(tl.int64)
+    return lead // H, lead % H, lead, i // tiles % n, i % tiles
+
+
+@triton.jit
+def _tile(X, t, x_t, i, ok, e):
+    """Rows t and columns i of X in float32; zeros where not ok and from column e on."""
+    return tl.load(X + t[:, None] * x_t + i[None, :], mask=ok[:, None] & (i < e)[None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _matrix(S, i, j, e):
+    return tl.load(S + i[:, None] * e + j[None, :], mask=(i < e)[:, None] & (j < e)[None, :], other=0.0)
+
+
+@triton.jit
+def _vector(Z, i, e, other):
+    return tl.load(Z + i, mask=i < e, other=other)
+
+
+@triton.jit
+def _pick(x, rows, r):
+    """Number r of x."""
+    return tl.sum(tl.where(rows == r, x, 0.0), 0)
+
+
+@triton.jit
+def totals(
+    K, V, MASK, TOP, S, Z, T, H, e, n, kb, kt, vb, vt, ELU: tl.constexpr, DROP: tl.constexpr, SIZE: tl.constexpr, L: tl.constexpr,
+    BI: tl.constexpr, BJ: tl.constexpr,
+):  # fmt: skip
+    """Of n segments of SIZE keys: TOP (B, H, n, e), the largest logarithm of a feature, and in units e^TOP the sums S (B, H, n, e, e) and Z (B, H, n, e)."""
+    tj = tl.cdiv(e, BJ)
+    b, h, lead, c, tile = _place(H, n, tl.cdiv(e, BI) * tj)
+    i, j = tile // tj * BI + tl.arange(0, BI), tile % tj * BJ + tl.arange(0, BJ)
+    K += b * kb + h * e
+    V += b * vb + h * e
+    m, s, z = tl.full([BI], NONE, tl.float32), tl.zeros([BI, BJ], tl.float32), tl.zeros([BI], tl.float32)
+    for start in span(c * SIZE, tl.minimum(c * SIZE + SIZE, T), L):
+        t = start + tl.arange(0, L)
+        live = counted(MASK, b, t, T)
+        x, v = _tile(K, t.to(tl.int64), kt, i, live, e), _tile(V, t.to(tl.int64), vt, j, live, e)
+        _, _, level = _parts(x, ELU)
+        top = tl.maximum(m, tl.max(tl.where(live[:, None], level, NONE), 0))
+        old = tl.exp(m - top)
+        k = _key(x, top, live, ELU)
+        s = _dot(tl.trans(k), v, s * old[:, None], DROP)
+        z, m = z * old + tl.sum(k, 0), top
+    at = lead * n + c
+    tl.store(S + at * e * e + i[:, None] * e + j[None, :], s, mask=(i < e)[:, None] & (j < e)[None, :])
+    tl.store(Z + at * e + i, z, mask=i < tl.where(tile % tj == 0, e, 0))
+    tl.store(TOP + at * e + i, m, mask=i < tl.where(tile % tj == 0, e, 0))
+
+
+@triton.jit
+def carry(TOP, S, Z, TOPS, BEFORE, ZS, e, n, CAUSAL: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr):
+    """The sums of all segments before each, and TOPS (B, H, n + 1, e); or of all segments."""
+    tj = tl.cdiv(e, BJ)
+    _, _, lead, _, tile = _place(1, 1, tl.cdiv(e, BI) * tj)
+    i, j = tile // tj * BI + tl.arange(0, BI), tile % tj * BJ + tl.arange(0, BJ)
+    inside, own = (i < e)[:, None] & (j < e)[None, :], i < tl.where(tile % tj == 0, e, 0)
+    p = i[:, None] * e + j[None, :]
+    m, s, z = tl.full([BI], NONE, tl.float32), tl.zeros([BI, BJ], tl.float64), tl.zeros([BI], tl.float64)
+    for c in span(n):
+        at = lead * n + c
+        if CAUSAL:
+            tl.store(BEFORE + at * e * e + p, s.to(tl.float32), mask=inside)
+            tl.store(ZS + at * e + i, z.to(tl.float32), mask=own)
+            tl.store(TOPS + (at + lead) * e + i, m, mask=own)
+        new = _vector(TOP + at * e, i, e, NONE)
+        top = tl.maximum(m, new)
+        old, join = tl.exp(m - top).to(tl.float64), tl.exp(new - top).to(tl.float64)
+        s = s * old[:, None] + tl.load(S + at * e * e + p, mask=inside, other=0.0).to(tl.float64) * join[:, None]
+        z, m = z * old + _vector(Z + at * e, i, e, 0.0).to(tl.float64) * join, top
+    if CAUSAL:
+        tl.store(TOPS + (lead * n + lead + n) * e + i, m, mask=own)
+    else:
+        tl.store(BEFORE + lead * e * e + p, s.to(tl.float32), mask=inside)
+        tl.store(ZS + lead * e + i, z.to(tl.float32), mask=own)
+        tl.store(TOPS + lead * e + i, m, mask=own)
+
+
+@triton.jit
+def _shared(Q, K, MEND, MOLD, Z, live, t, T, e, qt, kt, rows, ELU: tl.constexpr, DROP: tl.constexpr, L: tl.constexpr, BK: tl.constexpr):
+    """Units of a chunk's queries and weights within it, all keys in the units of its end; and whether a denominator is below SAFE that sums something."""
+    u, some = tl.full([L], NONE, tl.float32), tl.full([BK], NONE, tl.float32)
+    for i0 in span(0, e, BK):
+        i = i0 + tl.arange(0, BK)
+        _, _, level = _parts(_tile(Q, rows, qt, i, t < T, e), ELU)
+        u = tl.maximum(u, tl.max(level + _vector(MEND, i, e, NONE)[None, :], 1))
+        some = tl.maximum(some, _vector(MOLD, i, e, NONE))
+    u = tl.maximum(u, NONE)
+    w, den = tl.zeros([L, L], tl.float32), tl.zeros([L], tl.float32)
+    for i0 in span(0, e, BK):
+        i = i0 + tl.arange(0, BK)
+        end, old = _vector(MEND, i, e, NONE), _vector(MOLD, i, e, NONE)
+        q = tl.where((i < e)[None, :], _query(_tile(Q, rows, qt, i, t < T, e), end, u, ELU), 0.0)
+        k = _key(_tile(K, rows, kt, i, live, e), end, live, ELU)
+        w = _dot(q, tl.trans(k), w, DROP)
+        den += tl.sum(q * (tl.exp(old - end) * _vector(Z, i, e, 0.0))[None, :], 1)
+    w = tl.where(rows[:, None] >= rows[None, :], w, 0.0)
+    first = tl.where(tl.max(some, 0) > NONE, 0, tl.min(tl.where(live, rows, L), 0))  # the first query that sees something
+    unsafe = (den + tl.sum(w, 1) < SAFE) & (rows >= first) & (t < T)
+    return u, w, tl.max(unsafe.to(tl.int32), 0)
+
+
+@triton.jit
+def _one(X, r, x_t, i, e):
+    """Row r of X, (1, i), in float32; zeros from column e on."""
+    return tl.load(X + r * x_t + i, mask=i < e, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def _own_units(Q, K, MOLD, live, left, e, qt, kt, rows, ELU: tl.constexpr, L: tl.constexpr, BK: tl.constexpr):
+    """Units of a chunk's queries, each from the keys it sees."""
+    u = tl.full([L], NONE, tl.float32)
+    for i0 in span(0, e, BK):
+        i = i0 + tl.arange(0, BK)
+        m = _vector(MOLD, i, e, NONE)[None, :]
+        for r in span(tl.minimum(left, L)):
+            width = tl.where(tl.sum(tl.where(rows == r, live.to(tl.int32), 0), 0) != 0, e, 0)
+            _, _, key = _parts(_one(K, r, kt, i, width), ELU)
+            _, _, query = _parts(_one(Q, r, qt, i, e), ELU)
+            m = tl.maximum(m, tl.where((i < width)[None, :], key, NONE))
+            u = tl.where(rows == r, tl.maximum(u, tl.max(query + m, 1)), u)
+    return u
+
+
+@triton.jit
+def _weights(Q, K, u, live, left, e, qt, kt, rows, ELU: tl.constexpr, L: tl.constexpr, BK: tl.constexpr):
+    """Weights within a chunk, pair by pair."""
+    w = tl.zeros([L, L], tl.float32)
+    for i0 in span(0, e, BK):
+        i = i0 + tl.arange(0, BK)
+        k = _tile(K, rows, kt, i, live, e)
+        for r in span(tl.minimum(left, L)):
+            pair = _pair(_one(Q, r, qt, i, e), k, _pick(u, rows, r), ELU)
+            w += tl.where(rows[:, None] == r, tl.sum(tl.where((i < e)[None, :], pair, 0.0), 1)[None, :], 0.0)
+    return tl.where(live[None, :] & (rows[:, None] >= rows[None, :]), w, 0.0)
+
+
+@triton.jit
+def outputs(
+    Q, K, V, MASK, TOPS, S, Z, Y, DEN, UNIT, SLOW, T, H, e, n, qb, qt, kb, kt, vb, vt,
+    CAUSAL: tl.constexpr, ELU: tl.constexpr, DROP: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BJ: tl.constexpr,
+):  # fmt: skip
+    """y of a chunk of queries; their denominators and units, and whether the chunk went pair by pair."""
+    b, h, lead, c, tile = _place(H, n, tl.cdiv(e, BJ))
+    rows, j = tl.arange(0, L), tile * BJ + tl.arange(0, BJ)
+    t, first = c * L + rows, c.to(tl.int64) * L
+    Q += b * qb + first * qt + h * e
+    u, den, o = tl.full([L], NONE, tl.float32), tl.zeros([L], tl.float32), tl.zeros([L, BJ], tl.float32)
+    if CAUSAL:
+        K += b * kb + first * kt + h * e
+        V += b * vb + first * vt + h * e
+        Z += (lead * n + c) * e
+        S += (lead * n + c) * e * e
+        TOPS += (lead * n + lead + c) * e
+        live = counted(MASK, b, t, T)
+        u, w, slow = _shared(Q, K, TOPS + e, TOPS, Z, live, t, T, e, qt, kt, rows, ELU, DROP, L, BK)
+        if slow != 0:
+            u = _own_units(Q, K, TOPS, live, T - c * L, e, qt, kt, rows, ELU, L, BK)
+            w = _weights(Q, K, u, live, T - c * L, e, qt, kt, rows, ELU, L, BK)
+        o = _dot(w, _tile(V, rows, vt, j, live, e), o, DROP)
+        den = tl.sum(w, 1)
+        tl.store(SLOW + lead * n + c, slow, mask=tile == 0)
+    else:
+        Z += lead * e
+        S += lead * e * e
+        TOPS += lead * e
+        for i0 in span(0, e, BK):
+            i = i0 + tl.arange(0, BK)
+            _, _, level = _parts(_tile(Q, rows, qt, i, t < T, e), ELU)
+            u = tl.maximum(u, tl.max(level + _vector(TOPS, i, e, NONE)[None, :], 1))
+    for i0 in span(0, e, BK):
+        i = i0 + tl.arange(0, BK)
+        q = tl.where((i < e)[None, :], _query(_tile(Q, rows, qt, i, t < T, e), _vector(TOPS, i, e, NONE), u, ELU), 0.0)
+        o = _dot(q, _matrix(S, i, j, e), o, DROP)
+        den += tl.sum(q * _vector(Z, i, e, 0.0)[None, :], 1)
+    y = o / tl.where(den > 0, den, 1.0)[:, None]
+    tl.store(Y + ((b * T + first + rows) * H + h)[:, None] * e + j[None, :], y, mask=(t < T)[:, None] & (j < e)[None, :])
+    tl.store(DEN + lead * T + t, den, mask=t < tl.where(tile == 0, T, 0))
+    tl.store(UNIT + lead * T + t, u, mask=t < tl.where(tile == 0, T, 0))
+
+
+@triton.jit
+def _inverse(DEN, t, T):
+    """1 / denominator of queries, 0 for those that see nothing."""
+    den = tl.load(DEN + t, mask=t < T, other=0.0)
+    return tl.where(den > 0, 1.0 / tl.where(den > 0, den, 1.0), 0.0)
+
+
+@triton.jit
+def dots(G, Y, DEN, DOT, T, H, e, n, gb, gt, L: tl.constexpr, BK: tl.constexpr):
+    """DOT (B, H, T): g . y / denominator."""
+    b, h, lead, c, _ = _place(H, n, 1)
+    t = c * L + tl.arange(0, L)
+    far, d = t.to(tl.int64), tl.zeros([L], tl.float32)
+    for j0 in span(0, e, BK):
+        j = j0 + tl.arange(0, BK)
+        d += tl.sum(_tile(G + b * gb + h * e, far, gt, j, t < T, e) * _tile(Y + b * T * H * e + h * e, far, H * e, j, t < T, e), 1)
+    tl.store(DOT + lead * T + t, d * _inverse(DEN + lead * T, t, T), mask=t < T)
+
+
+@triton.jit
+def back_totals(
+    G, Q, TOPS, DEN, UNIT, DOT, R, ZR, T, H, e, n, gb, gt, qb, qt,
+    CAUSAL: tl.constexpr, ELU: tl.constexpr, DROP: tl.constexpr, SIZE: tl.constexpr, L: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
+):  # fmt: skip
+    """R (B, H, n, e, e) and ZR (B, H, n, e): the sums of A G and A d over segments of queries, in the units before them, or those of all keys."""
+    tj = tl.cdiv(e, BJ)
+    b, h, lead, c, tile = _place(H, n, tl.cdiv(e, BI) * tj)
+    i, j = tile // tj * BI + tl.arange(0, BI), tile % tj * BJ + tl.arange(0, BJ)
+    if CAUSAL:
+        m = _vector(TOPS + (lead * n + lead + c) * e, i, e, NONE)
+    else:
+        m = _vector(TOPS + lead * e, i, e, NONE)
+    r, z = tl.zeros([BI, BJ], tl.float32), tl.zeros([BI], tl.float32)
+    for start in span(c * SIZE, tl.minimum(c * SIZE + SIZE, T), L):
+        t = start + tl.arange(0, L)
+        u, d = tl.load(UNIT + lead * T + t, mask=t < T, other=0.0), tl.load(DOT + lead * T + t, mask=t < T, other=0.0)
+        q = _query(_tile(Q + b * qb + h * e, t.to(tl.int64), qt, i, t < T, e), m, u, ELU)
+        g = _tile(G + b * gb + h * e, t.to(tl.int64), gt, j, t < T, e) * _inverse(DEN + lead * T, t, T)[:, None]
+        r = _dot(tl.trans(q), g, r, DROP)
+        z += tl.sum(q * d[:, None], 0)
+    at = lead * n + c
+    tl.store(R + at * e * e + i[:, None] * e + j[None, :], r, mask=(i < e)[:, None] & (j < e)[None, :])
+    tl.store(ZR + at * e + i, z, mask=i < tl.where(tile % tj == 0, e, 0))
+
+
+@triton.jit
+def back_carry(TOPS, R, ZR, AFTER, ZA, e, n, BI: tl.constexpr, BJ: tl.constexpr):
+    """The sums of all chunks after each, in the units of its end."""
+    tj = tl.cdiv(e, BJ)
+    _, _, lead, _, tile = _place(1, 1, tl.cdiv(e, BI) * tj)
+    i, j = tile // tj * BI + tl.arange(0, BI), tile % tj * BJ + tl.arange(0, BJ)
+    inside, own = (i < e)[:, None] & (j < e)[None, :], i < tl.where(tile % tj == 0, e, 0)
+    p = i[:, None] * e + j[None, :]
+    s, z = tl.zeros([BI, BJ], tl.float64), tl.zeros([BI], tl.float64)
+    for back in span(n):
+        c = n - 1 - back
+        at = lead * n + c
+        tl.store(AFTER + at * e * e + p, s.to(tl.float32), mask=inside)
+        tl.store(ZA + at * e + i, z.to(tl.float32), mask=own)
+        fall = tl.exp(_vector(TOPS + (at + lead) * e, i, e, NONE) - _vector(TOPS + (at + lead + 1) * e, i, e, NONE)).to(tl.float64)
+        s = s * fall[:, None] + tl.load(R + at * e * e + p, mask=inside, other=0.0).to(tl.float64)
+        z = z * fall + _vector(ZR + at * e, i, e, 0.0).to(tl.float64)
+
+
+@triton.jit
+def back_queries(
+    G, Q, K, V, MASK, TOPS, S, Z, DEN, UNIT, DOT, SLOW, DQ, T, H, e, n, gb, gt, qb, qt, kb, kt, vb, vt,
+    CAUSAL: tl.constexpr, ELU: tl.constexpr, DROP: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BI: tl.constexpr,
+):  # fmt: skip
+    """dq of a chunk."""
+    b, h, lead, c, tile = _place(H, n, tl.cdiv(e, BI))
+    rows, i = tl.arange(0, L), tile * BI + tl.arange(0, BI)
+    t, first = c * L + rows, c.to(tl.int64) * L
+    G += b * gb + first * gt + h * e
+    Q += b * qb + first * qt + h * e
+    inverse = _inverse(DEN + lead * T, t, T)
+    u, d = tl.load(UNIT + lead * T + t, mask=t < T, other=0.0), tl.load(DOT + lead * T + t, mask=t < T, other=0.0)
+    if CAUSAL:
+        K += b * kb + first * kt + h * e
+        V += b * vb + first * vt + h * e
+        Z += (lead * n + c) * e
+        S += (lead * n + c) * e * e
+        TOPS += (lead * n + lead + c) * e
+        live = counted(MASK, b, t, T)
+    else:
+        Z += lead * e
+        S += lead * e * e
+        TOPS += lead * e
+    o, p = tl.zeros([L, BI], tl.float32), tl.zeros([L, L], tl.float32)
+    for j0 in span(0, e, BK):
+        j = j0 + tl.arange(0, BK)
+        g = _tile(G, rows, gt, j, t < T, e) * inverse[:, None]
+        o = _dot(g, tl.trans(_matrix(S, i, j, e)), o, DROP)
+        if CAUSAL:
+            p = _dot(g, tl.trans(_tile(V, rows, vt, j, live, e)), p, DROP)
+    x = _tile(Q, rows, qt, i, t < T, e)
+    o = (o - d[:, None] * _vector(Z, i, e, 0.0)[None, :]) * _query(x, _vector(TOPS, i, e, NONE), u, ELU)
+    if CAUSAL:
+        p = tl.where(live[None, :] & (rows[:, None] >= rows[None, :]), p - d[:, None], 0.0)
+        k = _tile(K, rows, kt, i, live, e)
+        if tl.load(SLOW + lead * n + c) != 0:
+            for r in span(tl.minimum(T - c * L, L)):
+                pair = _pair(_one(Q, r, qt, i, e), k, _pick(u, rows, r), ELU)
+                own = tl.sum(tl.where(rows[:, None] == r, p, 0.0), 0)
+                o += tl.where(rows[:, None] == r, tl.sum(own[:, None] * pair, 0)[None, :], 0.0)
+        else:
+            end = _vector(TOPS + e, i, e, NONE)
+            o += _dot(p, _key(k, end, live, ELU), tl.zeros_like(o), DROP) * _query(x, end, u, ELU)
+    tl.store(DQ + ((b * T + first + rows) * H + h)[:, None] * e + i[None, :], _chain(x, o, ELU), mask=(t < T)[:, None] & (i < e)[None, :])
+
+
+@triton.jit
+def back_keys(
+    G, Q, K, V, MASK, TOPS, R, ZR, DEN, UNIT, DOT, SLOW, DK, T, H, e, n, gb, gt, qb, qt, kb, kt, vb, vt,
+    CAUSAL: tl.constexpr, ELU: tl.constexpr, DROP: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BI: tl.constexpr,
+):  # fmt: skip
+    """dk of a chunk."""
+    b, h, lead, c, tile = _place(H, n, tl.cdiv(e, BI))
+    rows, i = tl.arange(0, L), tile * BI + tl.arange(0, BI)
+    t, first = c * L + rows, c.to(tl.int64) * L
+    K += b * kb + first * kt + h * e
+    V += b * vb + first * vt + h * e
+    live = counted(MASK, b, t, T)
+    if CAUSAL:
+        G += b * gb + first * gt + h * e
+        Q += b * qb + first * qt + h * e
+        inverse = _inverse(DEN + lead * T, t, T)
+        ZR += (lead * n + c) * e
+        R += (lead * n + c) * e * e
+        TOPS += (lead * n + lead + c + 1) * e
+    else:
+        ZR += lead * e
+        R += lead * e * e
+        TOPS += lead * e
+    o, p = tl.zeros([L, BI], tl.float32), tl.zeros([L, L], tl.float32)
+    for j0 in span(0, e, BK):
+        j = j0 + tl.arange(0, BK)
+        v = _tile(V, rows, vt, j, live, e)
+        o = _dot(v, tl.trans(_matrix(R, i, j, e)), o, DROP)
+        if CAUSAL:
+            g = _tile(G, rows, gt, j, t < T, e) * inverse[:, None]
+            p = _dot(v, tl.trans(g), p, DROP)
+    x, m = _tile(K, rows, kt, i, live, e), _vector(TOPS, i, e, NONE)
+    o = (o - _vector(ZR, i, e, 0.0)[None, :]) * _key(x, m, live, ELU)
+    if CAUSAL:
+        u, d = tl.load(UNIT + lead * T + t, mask=t < T, other=0.0), tl.load(DOT + lead * T + t, mask=t < T, other=0.0)
+        p = tl.where(live[:, None] & (rows[:, None] <= rows[None, :]), p - d[None, :], 0.0)
+        if tl.load(SLOW + lead * n + c) != 0:
+            for r in span(tl.minimum(T - c * L, L)):
+                pair = _pair(_one(Q, r, qt, i, e), x, _pick(u, rows, r), ELU)
+                o += tl.sum(tl.where(rows[None, :] == r, p, 0.0), 1)[:, None] * pair
+        else:
+            q = _query(_tile(Q, rows, qt, i, t < T, e), m, u, ELU)
+            o += _dot(p, q, tl.zeros_like(o), DROP) * _key(x, m, live, ELU)
+    o = tl.where(live[:, None], _chain(x, o, ELU), 0.0)
+    tl.store(DK + ((b * T + first + rows) * H + h)[:, None] * e + i[None, :], o, mask=(t < T)[:, None] & (i < e)[None, :])
+
+
+@triton.jit
+def back_values(
+    G, Q, K, MASK, TOPS, R, DEN, UNIT, SLOW, DV, T, H, e, n, gb, gt, qb, qt, kb, kt,
+    CAUSAL: tl.constexpr, ELU: tl.constexpr, DROP: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BJ: tl.constexpr,
+):  # fmt: skip
+    """dv of a chunk."""
+    b, h, lead, c, tile = _place(H, n, tl.cdiv(e, BJ))
+    rows, j = tl.arange(0, L), tile * BJ + tl.arange(0, BJ)
+    t, first = c * L + rows, c.to(tl.int64) * L
+    K += b * kb + first * kt + h * e
+    live = counted(MASK, b, t, T)
+    if CAUSAL:
+        Q += b * qb + first * qt + h * e
+        R += (lead * n + c) * e * e
+        TOPS += (lead * n + lead + c + 1) * e
+        u = tl.load(UNIT + lead * T + t, mask=t < T, other=0.0)
+    else:
+        R += lead * e * e
+        TOPS += lead * e
+    o, w = tl.zeros([L, BJ], tl.float32), tl.zeros([L, L], tl.float32)
+    for i0 in span(0, e, BK):
+        i = i0 + tl.arange(0, BK)
+        m = _vector(TOPS, i, e, NONE)
+        k = tl.where((i < e)[None, :], _key(_tile(K, rows, kt, i, live, e), m, live, ELU), 0.0)
+        o = _dot(k, _matrix(R, i, j, e), o, DROP)
+        if CAUSAL:
+            q = tl.where((i < e)[None, :], _query(_tile(Q, rows, qt, i, t < T, e), m, u, ELU), 0.0)
+            w = _dot(q, tl.trans(k), w, DROP)
+    if CAUSAL:
+        w = tl.where(rows[:, None] >= rows[None, :], w, 0.0)
+        if tl.load(SLOW + lead * n + c) != 0:
+            w = _weights(Q, K, u, live, T - c * L, e, qt, kt, rows, ELU, L, BK)
+        g = _tile(G + b * gb + first * gt + h * e, rows, gt, j, t < T, e) * _inverse(DEN + lead * T, t, T)[:, None]
+        o = _dot(tl.trans(w), g, o, DROP)
+    tl.store(DV + ((b * T + first + rows) * H + h)[:, None] * e + j[None, :], o, mask=(t < T)[:, None] & (j < e)[None, :])
+
+
+class Cut(NamedTuple):
+    """Sizes by which the work is cut."""
+
+    chunk: int  # tokens of the causal form that share their units, and of a program
+    wide: int  # features of a program in the forward pass, where heads have as many
+    back: int  # features of a program in the backward pass
+    step: int  # the contracted features of one step, and tokens where these are
+    warps: int
+    drop: int  # bits of a float32 that a product ignores
+
+
+HALF = Cut(64, 64, 32, 32, 8, 13)
+CUTS = {torch.float32: Cut(64, 32, 32, 16, 8, 0), torch.bfloat16: HALF, torch.float16: HALF}
+STRIP = {"BI": 16, "BJ": 32, "warps": 1}  # of a program that joins chunks
+
+
+def cut(q: Tensor) -> Cut:
+    """The sizes for this dtype."""
+    return CUTS[q.dtype]
+
+
+def saved_shape(q: Tensor, heads: int, causal: bool) -> tuple[int, ...]:
+    """The shape of what the backward pass needs besides inputs and outputs: denominators and units, and causal also which chunks went pair by pair."""
+    B, T = q.shape[:2]
+    return B, heads, 2 * T + (-(-T // cut(q).chunk) if causal else 0)
+
+
+def _new(like: Tensor, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device=like.device)
+
+
+class _Call:
+    """One call's sizes, and the launches that both passes share."""
+
+    def __init__(self, q: Tensor, k: Tensor, heads: int, elu: bool, causal: bool):
+        self.use, self.causal = cut(q), causal
+        (self.B, self.T, D), self.S, self.H = q.shape, k.shape[1], heads
+        self.e, self.lead = D // heads, self.B * heads
+        self.size = self.use.chunk if causal else SEGMENT
+        self.wide = self.use.wide if self.e > self.use.back else self.use.back
+        self.tiles, self.back_tiles = -(-self.e // self.wide), -(-self.e // self.use.back)
+        self.fixed = {"DROP": self.use.drop, "ELU": elu, "L": self.use.chunk, "warps": self.use.warps}
+        self.summed = {**self.fixed, "L": self.use.step, "SIZE": self.size, "BI": self.wide, "BJ": self.wide}
+
+    def chunks(self, T: int) -> int:
+        return -(-T // self.use.chunk)
+
+    def sums(self, like: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """A matrix and a vector of each of n segments."""
+        return _new(like, self.B, self.H, n, self.e, self.e), _new(like, self.B, self.H, n, self.e)
+
+    def split(self, saved: Tensor) -> tuple[Tensor, ...]:
+        """Denominators, units, and which chunks went pair by pair."""
+        size = self.lead * self.T
+        flat = saved.reshape(-1)
+        return flat[:size], flat[size : 2 * size], flat[2 * size :]
+
+    def before(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Units, and the sums before each chunk; or those over all keys."""
+        n = -(-self.S // self.size)
+        top, (S, Z) = _new(k, self.B, self.H, n, self.e), self.sums(k, n)
+        sizes = (self.S, self.H, self.e, n, *strides(k), *strides(v))
+        launch(totals, (self.lead * n * self.tiles**2,), k, v, mask, top, S, Z, *sizes, **self.summed)
+        tops, joined = _new(k, self.B, self.H, n + 1 if self.causal else 1, self.e), self.sums(k, n if self.causal else 1)
+        launch(carry, self.across(), top, S, Z, tops, *joined, self.e, n, CAUSAL=self.causal, **STRIP)
+        return tops, *joined
+
+    def across(self) -> tuple[int]:
+        """The grid of a kernel that joins chunks."""
+        return (self.lead * -(-self.e // STRIP["BI"]) * -(-self.e // STRIP["BJ"]),)
+
+    def after(self, g: Tensor, q: Tensor, tops: Tensor, den: Tensor, unit: Tensor, dot: Tensor) -> tuple[Tensor, Tensor]:
+        """The sums of the queries after each chunk; or those over all queries."""
+        n = -(-self.T // self.size)
+        R, Z = self.sums(q, n)
+        sizes = (self.T, self.H, self.e, n, *strides(g), *strides(q))
+        launch(back_totals, (self.lead * n * self.tiles**2,), g, q, tops, den, unit, dot, R, Z, *sizes, CAUSAL=self.causal, **self.summed)
+        if not self.causal:
+            return R.sum(2, dtype=torch.float64).float(), Z.sum(2, dtype=torch.float64).float()
+        joined = self.sums(q, n)
+        launch(back_carry, self.across(), tops, R, Z, *joined, self.e, n, **STRIP)
+        return joined
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool) -> tuple[Tensor, Tensor]:
+    """y (B, T, H e), and what the backward pass needs. The features are elu + 1 of q and k, or exp of them."""
+    q, k, v, mask = rows(q), rows(k), rows(v), bytes_of(mask)
+    c = _Call(q, k, heads, elu, causal)
+    y, saved = torch.empty(q.shape, dtype=q.dtype, device=q.device), _new(q, *saved_shape(q, heads, causal))
+    tops, S, Z = c.before(k, v, mask)
+    n = c.chunks(c.T)
+    sizes = (c.T, heads, c.e, n, *strides(q), *strides(k), *strides(v))
+    options = {"CAUSAL": causal, "BK": c.use.step, "BJ": c.wide, **c.fixed}
+    launch(outputs, (c.lead * n * c.tiles,), q, k, v, mask, tops, S, Z, y, *c.split(saved), *sizes, **options)
+    return y, saved
+
+
+def backward(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, y: Tensor, saved: Tensor, *, heads: int, elu: bool, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv."""
+    g, q, k, v, y, mask = rows(g), rows(q), rows(k), rows(v), y.contiguous(), bytes_of(mask)
+    c = _Call(q, k, heads, elu, causal)
+    tops, S, Z = c.before(k, v, mask)
+    (den, unit, slow), dot = c.split(saved), _new(q, c.B, heads, c.T)
+    n, m = c.chunks(c.T), c.chunks(c.S)
+    launch(dots, (c.lead * n,), g, y, den, dot, c.T, heads, c.e, n, *strides(g), L=c.use.chunk, BK=c.use.back)
+    R, ZR = c.after(g, q, tops, den, unit, dot)
+    dq, dk, dv = (torch.empty(a.shape, dtype=a.dtype, device=a.device) for a in (q, k, v))
+    options = {"CAUSAL": causal, "BK": c.use.step, **c.fixed}
+    steps, more = (*strides(g), *strides(q), *strides(k)), strides(v)
+    own = (den, unit, dot, slow)
+    launch(back_queries, (c.lead * n * c.back_tiles,), g, q, k, v, mask, tops, S, Z, *own, dq, c.T, heads, c.e, n, *steps, *more, BI=c.use.back, **options)
+    launch(back_keys, (c.lead * m * c.back_tiles,), g, q, k, v, mask, tops, R, ZR, *own, dk, c.S, heads, c.e, m, *steps, *more, BI=c.use.back, **options)
+    launch(back_values, (c.lead * m * c.back_tiles,), g, q, k, mask, tops, R, den, unit, slow, dv, c.S, heads, c.e, m, *steps, BJ=c.use.back, **options)
+    return dq, dk, dv
+
+
+def samples() -> Iterator[tuple[str, Callable[[], object]]]:
+    """Calls that reach every configuration, on meta tensors."""
+    for dtype, e, (elu, causal, masked) in itertools.product(CUTS, (64, 32), itertools.product((True, False), repeat=3)):
+        x, mask = torch.empty(2, 256, 4 * e, dtype=dtype, device="meta"), torch.empty(2, 256, dtype=torch.bool, device="meta") if masked else None
+        label = f"{str(dtype)[6:]}{' causal' * causal} e={e}{' elu' * elu}{' mask' * masked}"
+        yield label, partial(_sample, x, mask, {"heads": 4, "elu": elu, "causal": causal})
+
+
+def _sample(x: Tensor, mask: Tensor | None, options: dict[str, Any]) -> None:
+    y, saved = forward(x, x, x, mask, **options)
+    backward(x, x, x, x, mask, y, saved, **options)
