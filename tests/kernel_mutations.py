@@ -122,7 +122,7 @@ BUGS = [
     Bug("the maximum follows the last key", "scan.c", "s->m[c] = up ? kk : mm;", "s->m[c] = kk;", SCAN, True),
     Bug("the maximum never rises", "scan.c", "int up = (kk) > mm;", "int up = (kk) > mm && mm < -1e30f;", SCAN),
     Bug("masked tokens count", "scan.c", MASKED + "\n                scan_look", "if (0)\n                scan_look", SCAN, True),
-    Bug("masked tokens count over all keys", "scan.c", "if (mask && !mask[t]) continue;", "", SCAN),
+    Bug("masked tokens count over all keys", "scan.c", "if (mask && !mask[t]) continue;\n            const float", "const float", SCAN),
     Bug(
         "masked tokens get gradients over all keys",
         "scan.c",
@@ -130,10 +130,10 @@ BUGS = [
         "if (0)\n            ;",
         SCAN,
     ),
-    Bug("masked tokens count in the replay", "scan.c", MASKED + " {\n                scan_look_row(0", "if (0) {\n                scan_look_row(0", SCAN),
-    Bug("dq without the derivative of the gate", "scan.c", "dq[c] = gg * yy * sg * (1.0f - sg);", "dq[c] = gg * yy * sg;", SCAN, True),
+    Bug("masked tokens count in the replay", "scan.c", MASKED + " {\n                for", "if (0) {\n                for", SCAN),
+    Bug("dq without the derivative of the gate", "scan.c", "dq[c] = gg * yy * sg * (e1 * sg);", "dq[c] = gg * yy * sg;", SCAN, True),
     Bug("dq over all keys without the derivative of the gate", "scan.c", "out[c] = gs * (1.0f - sg) * mean[c];", "out[c] = gs * mean[c];", SCAN),
-    Bug("dk and dv without the gate", "scan.c", "            gg *= sg;\n", "", SCAN),
+    Bug("dk and dv without the gate", "scan.c", "            both *= q[c] >= 0 ? 1.0f : e1;\n", "", SCAN),
     Bug("one chunk too many where 64 divides T", "scan.c", "int64_t chunks = tm_ceil(a->T, SCAN_T);", "int64_t chunks = a->T / SCAN_T + 1;", "borders"),
     Bug(
         "sums of the chunk after", "scan.c", "((b * chunks + i) * 3) * a->D + c0;", "((b * chunks + (i + 1 < chunks ? i + 1 : i)) * 3) * a->D + c0;", SCAN, True
@@ -186,7 +186,11 @@ BUGS = [
         True,
     ),
     Bug(
-        "places of the first row", "step.c", "int64_t place = j < a->R ? a->places[b * a->R + j]", "int64_t place = j < a->R ? a->places[j]", "decode aft_full"
+        "places of the first row",
+        "step.c",
+        "a->places[b * a->R + j] : a->at[b * a->L + j - a->R];\n            int near",
+        "a->places[j] : a->at[b * a->L + j - a->R];\n            int near",
+        "decode aft_full",
     ),
     Bug("a filter that starts at its other end", "step.c", "h * a->taps + a->taps - 1 - (int64_t)back", "h * a->taps + (int64_t)back", "decode aft_conv"),
     Bug("a history shows the tokens after", "step.c", "j0 + STEP_SEGMENT, a->R + t + 1);", "j0 + STEP_SEGMENT, a->R + a->L);", "decode aft_full", True),

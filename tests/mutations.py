@@ -777,7 +777,7 @@ MUTATIONS = [
     Mutation(
         "packing forgets the mask",
         "mixers/base.py",
-        "self.forward(padded, key_mask=mask)[mask]",
+        "self.forward(padded, key_mask=None if bool(mask.all()) else mask)[mask]",
         "self.forward(padded)[mask]",
         "aft_simple",
         False,

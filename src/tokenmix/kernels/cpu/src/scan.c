@@ -14,6 +14,9 @@
 #define SCAN_W 512 /* most features in a strip, one block of work */
 #define SCAN_T 64  /* tokens in a chunk */
 #define SCAN_AHEAD 8 /* tokens between asking for a row and reading it */
+#ifndef SCAN_LARGE /* the sanitizers set less */
+#define SCAN_LARGE (6 << 20) /* numbers of a gradient from which on it is written past the caches */
+#endif
 
 typedef struct {
     int dtype, gate;
@@ -161,20 +164,19 @@ TM_EXPORT(scan_forward)(int dtype, int gate, const void *q, const void *k, const
 }
 
 typedef struct {
-    float e[SCAN_T * SCAN_W], i[SCAN_T * SCAN_W], y[SCAN_T * SCAN_W];
+    float e[SCAN_T * SCAN_W], n[SCAN_T * SCAN_W], d[SCAN_T * SCAN_W];
 } scan_chunk;
 
-/* Of one token: e^{-|k - m|}, with its sign bit set where the maximum rose; 1 / d; y. */
-static void scan_replay(const float *restrict k, const float *restrict v, scan_sums *restrict s, float *restrict e_, float *restrict i_, float *restrict y_, int w) {
+/* Of one token: e^{-|k - m|}, with its sign bit set where the maximum rose; numerator and denominator. */
+static void scan_replay(const float *restrict k, const float *restrict v, scan_sums *restrict s, float *restrict e_, float *restrict n_, float *restrict d_, int w) {
     TM_IVDEP
     for (int c = 0; c < w; c++) {
         float kk = k[c];
         SCAN_JOIN(kk, v[c])
         SCAN_KEEP
-        float inv = den > 0 ? 1.0f / den : 0.0f;
         e_[c] = up ? -e : e;
-        i_[c] = inv;
-        y_[c] = num * inv;
+        n_[c] = num;
+        d_[c] = den;
     }
 }
 
@@ -193,19 +195,20 @@ TM_INLINE void scan_rest_fold(scan_rest *r, int w) {
     }
 }
 
-/* live: this token is a key. */
+/* live: this token is a key. One division serves 1 / den and the gate, sigmoid(q) = 1 / (1 + e1) or e1 / (1 + e1). */
 TM_INLINE void scan_back(const int gate, const int live, const float *restrict v, const float *restrict g, const float *restrict q, const float *restrict e_,
-                         const float *restrict i_, const float *restrict y_, float *restrict dk, float *restrict dv, float *restrict dq, scan_rest *restrict r, int w) {
+                         const float *restrict n_, const float *restrict d_, float *restrict dk, float *restrict dv, float *restrict dq, scan_rest *restrict r, int w) {
     TM_IVDEP
     for (int c = 0; c < w; c++) {
-        float gg = g[c], yy = y_[c], shrink = r->shrink[c], e = fabsf(e_[c]);
+        float gg = g[c], den = d_[c], shrink = r->shrink[c], e = fabsf(e_[c]);
         int up = signbit(e_[c]) != 0;
+        float e1 = gate ? tm_exp_neg(-fabsf(q[c])) : 0.0f, both = den > 0 ? 1.0f / (den * (1.0f + e1)) : 0.0f, yy = n_[c] * (both * (1.0f + e1));
         if (gate) {
-            float sg = tm_sigmoid(q[c]);
-            dq[c] = gg * yy * sg * (1.0f - sg);
-            gg *= sg;
+            float sg = both * den;
+            dq[c] = gg * yy * sg * (e1 * sg);
+            both *= q[c] >= 0 ? 1.0f : e1;
         }
-        gg *= i_[c];
+        gg *= both;
         float f = r->f[c] * shrink, rc = r->rc[c] * shrink + gg, pc = r->pc[c] * shrink + gg * yy;
         r->f[c] = f, r->rc[c] = rc, r->pc[c] = pc;
         if (live) {
@@ -220,16 +223,16 @@ TM_INLINE void scan_back(const int gate, const int live, const float *restrict v
     }
 }
 
-static void scan_back_row(int gate, int live, const float *v, const float *g, const float *q, const float *e_, const float *i_, const float *y_, float *dk, float *dv,
+static void scan_back_row(int gate, int live, const float *v, const float *g, const float *q, const float *e_, const float *n_, const float *d_, float *dk, float *dv,
                           float *dq, scan_rest *r, int w) {
     if (!live && gate)
-        scan_back(1, 0, v, g, q, e_, i_, y_, dk, dv, dq, r, w);
+        scan_back(1, 0, v, g, q, e_, n_, d_, dk, dv, dq, r, w);
     else if (!live)
-        scan_back(0, 0, v, g, q, e_, i_, y_, dk, dv, dq, r, w);
+        scan_back(0, 0, v, g, q, e_, n_, d_, dk, dv, dq, r, w);
     else if (gate)
-        scan_back(1, 1, v, g, q, e_, i_, y_, dk, dv, dq, r, w);
+        scan_back(1, 1, v, g, q, e_, n_, d_, dk, dv, dq, r, w);
     else
-        scan_back(0, 1, v, g, q, e_, i_, y_, dk, dv, dq, r, w);
+        scan_back(0, 1, v, g, q, e_, n_, d_, dk, dv, dq, r, w);
 }
 
 /* The same for the gradients of token t. */
@@ -240,7 +243,15 @@ TM_INLINE void scan_ahead_grads(const scan_in *a, int64_t b, int64_t t, int64_t 
     if (a->gate) tm_ahead(a->dtype, dq, at, w);
 }
 
-static void scan_backward_strip(const scan_in *a, int64_t b, int64_t c0, int w, const float *saved, void *dq, void *dk, void *dv) {
+/* A row of gradients; past the caches where these could not keep it until it is read. */
+TM_INLINE void scan_write(int past, int dtype, void *a, int64_t at, const float *row, int w) {
+    if (past)
+        tm_stream((float *)a + at, row, w);
+    else
+        tm_write(dtype, a, at, row, w);
+}
+
+static void scan_backward_strip(const scan_in *a, int64_t b, int64_t c0, int w, int past, const float *saved, void *dq, void *dk, void *dv) {
     float kbuf[SCAN_W], vbuf[SCAN_W], qbuf[SCAN_W], gbuf[SCAN_W], o1[SCAN_W], o2[SCAN_W], o3[SCAN_W];
     scan_chunk *x = tm_scratch(sizeof(scan_chunk));
     scan_sums s __attribute__((aligned(64)));
@@ -255,17 +266,13 @@ static void scan_backward_strip(const scan_in *a, int64_t b, int64_t c0, int w, 
         int64_t t0 = i * SCAN_T, t1 = tm_min(a->T, t0 + SCAN_T);
         for (int64_t t = t0; t < t1; t++) {
             scan_ahead(a, b, tm_min(t + SCAN_AHEAD, t1 - 1), c0, w, NULL);
-            float *e_ = x->e + (t - t0) * SCAN_W, *i_ = x->i + (t - t0) * SCAN_W, *y_ = x->y + (t - t0) * SCAN_W;
+            float *e_ = x->e + (t - t0) * SCAN_W, *n_ = x->n + (t - t0) * SCAN_W, *d_ = x->d + (t - t0) * SCAN_W;
             if (mask && !mask[t]) {
-                scan_look_row(0, NULL, y_, &s, w);
-                for (int c = 0; c < w; c++) {
-                    float den = s.dn[c] * s.f[c] + s.dc[c];
-                    i_[c] = den > 0 ? 1.0f / den : 0.0f;
-                }
+                for (int c = 0; c < w; c++) n_[c] = s.no[c] * s.f[c] + s.nc[c], d_[c] = s.dn[c] * s.f[c] + s.dc[c];
                 continue;
             }
             const float *k = tm_read(a->dtype, a->k, b * a->kb + t * a->kt + c0, kbuf, w), *v = tm_read(a->dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w);
-            scan_replay(k, v, &s, e_, i_, y_, w);
+            scan_replay(k, v, &s, e_, n_, d_, w);
         }
         for (int64_t t = t1 - 1; t >= t0; t--) {
             int64_t at = (b * a->T + t) * a->D + c0, off = (t - t0) * SCAN_W;
@@ -274,11 +281,12 @@ static void scan_backward_strip(const scan_in *a, int64_t b, int64_t c0, int w, 
             const float *v = live ? tm_read(a->dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w) : NULL;
             const float *g = tm_read(a->dtype, a->g, b * a->gb + t * a->gt + c0, gbuf, w);
             const float *q = a->gate ? tm_read(a->dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w) : NULL;
-            float *pk = tm_target(a->dtype, dk, at, o1), *pv = tm_target(a->dtype, dv, at, o2), *pq = a->gate ? tm_target(a->dtype, dq, at, o3) : NULL;
-            scan_back_row(a->gate, live, v, g, q, x->e + off, x->i + off, x->y + off, pk, pv, pq, &r, w);
-            tm_write(a->dtype, dk, at, pk, w);
-            tm_write(a->dtype, dv, at, pv, w);
-            if (a->gate) tm_write(a->dtype, dq, at, pq, w);
+            float *pk = past ? o1 : tm_target(a->dtype, dk, at, o1), *pv = past ? o2 : tm_target(a->dtype, dv, at, o2);
+            float *pq = past || !a->gate ? o3 : tm_target(a->dtype, dq, at, o3);
+            scan_back_row(a->gate, live, v, g, q, x->e + off, x->n + off, x->d + off, pk, pv, pq, &r, w);
+            scan_write(past, a->dtype, dk, at, pk, w);
+            scan_write(past, a->dtype, dv, at, pv, w);
+            if (a->gate) scan_write(past, a->dtype, dq, at, pq, w);
         }
         scan_rest_fold(&r, w);
     }
@@ -292,11 +300,13 @@ TM_EXPORT(scan_backward)(int dtype, int gate, const void *q, const void *k, cons
     scan_in a = {dtype, gate, q, k, v, g, mask, T, D, T, qb, qt, kb, kt, vb, vt, gb, gt};
     int w = scan_width(B, D, threads);
     int64_t strips = tm_ceil(D, w);
+    int past = dtype == TM_F32 && B * T * D >= SCAN_LARGE;
 #pragma omp parallel for schedule(static) num_threads(threads) if (B * strips > 1 && threads > 1)
     for (int64_t i = 0; i < B * strips; i++) {
         int64_t b = i / strips, c0 = i % strips * w;
         int n = (int)tm_min(w, D - c0);
-        scan_backward_strip(&a, b, c0, n, saved, dq, dk, dv);
+        scan_backward_strip(&a, b, c0, n, past, saved, dq, dk, dv);
+        if (past) tm_streamed();
     }
 }
 
