@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from tokenmix import MixerError, build_mixer, functional, reference
 from tokenmix.functional._kernel_sums import SCAN
+from tokenmix.functional.linear import LOG_FEATURES
 from tokenmix.functional.performer import orthogonal_features
 from tokenmix.testing import PROMISES, run_promise, subject
 
@@ -276,3 +277,10 @@ def test_a_seed_draws_the_same_features_whatever_the_device_of_construction():
 def test_what_makes_no_sense_is_refused(call, says):
     with pytest.raises(MixerError, match=says):
         call()
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e4, -1e4])
+def test_softmax_features_of_large_tokens_are_exact_in_float32(shift):
+    x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0)) + shift
+    got, want = (LOG_FEATURES["softmax"](a) for a in (x, x.double()))
+    assert float((got - want).abs().max()) < 2e-6

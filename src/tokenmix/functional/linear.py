@@ -20,12 +20,18 @@ def _log_positive(x: Tensor) -> Tensor:
     return torch.where(x > 0, torch.log(torch.where(x > 0, x, 1.0)), DEAD)
 
 
+def _log_softmax(x: Tensor) -> Tensor:
+    """Under its maximum first: the logarithm of a sum near e^10000 would be rounded to a thousandth."""
+    x = x - x.detach().amax(-1, keepdim=True)
+    return x - torch.logsumexp(x, -1, keepdim=True)
+
+
 LOG_FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": lambda x: torch.where(x > 0, torch.log1p(x.clamp_min(0.0)), x),
     "relu": _log_positive,
     "squared_relu": lambda x: torch.where(x > 0, 2.0 * _log_positive(x), DEAD),
     "exp": lambda x: x,
-    "softmax": lambda x: x - torch.logsumexp(x, -1, keepdim=True),
+    "softmax": _log_softmax,
 }
 """The logarithm of phi, feature by feature: elu(x) + 1, max(x, 0), max(x, 0)^2, exp(x), softmax of x over its features."""
 
