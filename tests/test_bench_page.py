@@ -42,7 +42,7 @@ def row(subject: str, seconds: float, **more: object) -> dict[str, object]:
 
 
 def test_a_benchmark_becomes_a_table():
-    rows = [row("sdpa", 0.5), row("hydra", 0.01), row("theirs", 0.1, status="wrong", share=None), {"subject": "late", "status": "FAILED"}]
+    rows = [row("sdpa", 0.5), row("hydra:causal=false,eps=0", 0.01), row("theirs", 0.1, status="wrong", share=None), {"subject": "late", "status": "FAILED"}]
     found = {"machine": MACHINE, "setting": {"level": "op", "batch": 4, "dim": 8, "heads": 2, "dtype": "float32"}, "rows": rows}
     assert table(found).splitlines() == [
         "*some CPU, 2 cores, 1 threads; torch 2.13; kernels v4; glibc, default settings; op, batch 4, 8 features, 2 heads, float32*",
@@ -50,10 +50,10 @@ def test_a_benchmark_becomes_a_table():
         "|  | 64 |",
         "|---|---|",
         "| `sdpa` | 500 ms |",
-        "| `hydra` | **50x** 10.0 ms, 25% of copy |",
+        "| `hydra` causal=false eps=0 | **50x** 10.0 ms, 25% of copy |",
         "| `theirs` | **5x** 100 ms, wrong |",
     ]
-    assert table(found, brief=True).splitlines()[-2:] == ["| `hydra` | 50x |", "| `theirs` | 5x |"]
+    assert table(found, brief=True).splitlines()[-2:] == ["| `hydra` causal=false eps=0 | 50x |", "| `theirs` | 5x |"]
 
 
 def test_models_become_tables():

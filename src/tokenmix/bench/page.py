@@ -42,8 +42,14 @@ def _bench(found: dict[str, Any], brief: bool) -> str:
         "|---" * (len(points) + 1) + "|",
     ]
     for subject in dict.fromkeys(r["subject"] for r in rows):
-        lines.append(_row(f"`{subject}`", *(_cell(cells.get((subject, *point)), brief) for point in points)))
+        lines.append(_row(_name(subject), *(_cell(cells.get((subject, *point)), brief) for point in points)))
     return "\n".join(lines)
+
+
+def _name(subject: str) -> str:
+    """A subject with its options apart, where a narrow column may break it."""
+    name, _, options = subject.partition(":")
+    return f"`{name}`" + "".join(f" {option}" for option in options.split(",") if option)
 
 
 def _machine(m: dict[str, Any]) -> str:

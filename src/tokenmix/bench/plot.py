@@ -7,6 +7,8 @@ from typing import Any
 
 from ..errors import MixerError
 
+COLUMNS = 2  # of the legend, below each panel
+
 
 def plot(found: dict[str, Any], path: Path) -> Path:
     """Write a PNG with one panel per pass."""
@@ -21,7 +23,8 @@ def plot(found: dict[str, Any], path: Path) -> Path:
     except ImportError as why:
         raise MixerError(f"bench: --plot needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
     paper, ink = THEMES["light"]
-    figure = Figure(figsize=(6.4 * len(passes), 4.8), dpi=150, facecolor=paper, layout="constrained")
+    lines = -(-len({r["subject"] for r in found["rows"]}) // COLUMNS)
+    figure = Figure(figsize=(6.4 * len(passes), 4.2 + 0.2 * lines), dpi=150, facecolor=paper, layout="constrained")
     FigureCanvasAgg(figure)
     for ax, each in zip(figure.subplots(1, len(passes), squeeze=False)[0], passes, strict=True):
         _panel(ax, found, each)
@@ -52,4 +55,4 @@ def _panel(ax: Any, found: dict[str, Any], each: str) -> None:
     ax.set_xlabel("tokens of context" if found["setting"]["level"] == "decode" else "tokens")
     ax.set_ylabel("milliseconds per call")
     ax.grid(alpha=0.25, linewidth=0.6)
-    ax.legend(frameon=False, fontsize=8, labelcolor="linecolor")
+    ax.legend(frameon=False, fontsize=8, labelcolor="linecolor", ncols=COLUMNS, loc="upper center", bbox_to_anchor=(0.5, -0.13), handlelength=3)
