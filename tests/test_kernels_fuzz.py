@@ -6,6 +6,10 @@
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +17,12 @@ import torch
 import fuzz_forms
 from fuzz_forms import FORMS, LACKS, MISSING, check
 from tokenmix import MixerError
+from tokenmix.kernels import cpu
+from tokenmix.kernels.cpu import build
 
+HERE = Path(__file__).parent
+NAMES = list(build.instruction_sets())  # best first
+LESSER = NAMES[NAMES.index(str(cpu.isa())) + 1 :] if cpu.isa() in NAMES else []
 PARTS, MORE = 2, 20
 EACH = 50  # seeds of a form in make test, in this many parts; the sweep has MORE times as many
 BLOCKS = [(part * EACH // PARTS, (part + 1) * EACH // PARTS) for part in range(PARTS)]
@@ -43,6 +52,18 @@ def test_equals_eager(name, first, end):
     assert list(outcomes.values()).count("same") > len(outcomes) / 5, (
         "most calls are refused"
     )  # of External attention, which has no causal kernel, three in eight run
+
+
+@pytest.mark.parametrize("isa", LESSER)
+def test_the_other_instruction_sets(isa):
+    """What a lesser processor runs, half precision and writing past the caches included."""
+    tests = ["test_kernels_fuzz.py::test_equals_eager", "test_kernels_scan.py"]
+    few = ["-k", f"{BLOCKS[0][0]}-{BLOCKS[0][1]} or half_precision or past_the_caches", "-q", "-p", "no:xdist"]
+    path = os.pathsep.join([str(HERE.parent / "src"), str(HERE)])
+    env = {**os.environ, "TOKENMIX_ISA": isa, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-m", "pytest", *few, *(str(HERE / t) for t in tests)], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert done.stdout.count(".") > len(FORMS), done.stdout
 
 
 @pytest.mark.parametrize("name", FORMS)
