@@ -470,7 +470,7 @@ def _grid(a: Tensor, width: int) -> tuple[int]:
 
 def _across(saved: Tensor, chunks: int) -> tuple[tuple[int, int], dict[str, int]]:
     """The grid and the constants of a kernel that walks over chunks."""
-    return (-(-saved.shape[-1] // STRIP), saved.shape[0]), {"ROWS": 4 if chunks <= 4 else 32, "BD": STRIP, "warps": 1}
+    return (-(-saved.shape[-1] // STRIP), saved.shape[0]), {"ROWS": 4 if chunks <= 4 else 16, "BD": STRIP, "warps": 1}
 
 
 def _steps(a: Tensor | None) -> tuple[int, ...]:
