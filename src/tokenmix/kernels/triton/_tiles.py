@@ -22,7 +22,7 @@ CAP = tl.constexpr(300.0)  # larger log-weights count as this much
 LIMIT = tl.constexpr(2.0**-60)  # a denominator below this may have lost terms to underflow
 
 
-def _span(*ends: Any) -> Iterator[Any]:
+def _span(*ends: Any, num_stages: int = 0) -> Iterator[Any]:
     """``range`` by comparisons: triton 3.6's interpreter holds numbers as arrays of one element, which numpy since 2.4 does not take for integers."""
     i, end, step = (0, *ends, 1)[:3] if len(ends) == 1 else (*ends, 1)[:3]
     while i < end:

@@ -27,6 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ._tiles import span
 from .launch import bytes_of, launch
 
 CHUNK = 64  # tokens between two saved triples
@@ -148,7 +149,7 @@ def carry(TOTAL, FRESH, BEFORE, chunks, D, ROWS: tl.constexpr, BD: tl.constexpr)
     b = tl.program_id(1).to(tl.int64)
     od, rows = tl.program_id(0) * BD + tl.arange(0, BD), tl.arange(0, ROWS)
     m, num, den = tl.full([BD], FLOOR, tl.float32), tl.zeros([BD], tl.float64), tl.zeros([BD], tl.float64)
-    for first in tl.range(0, chunks, ROWS, num_stages=2):
+    for first in span(0, chunks, ROWS, num_stages=2):
         ok = (first + rows < chunks)[:, None] & (od < D)[None, :]
         p = TOTAL + (b * chunks + first + rows)[:, None] * 3 * D + od[None, :]
         ms, ns, ds = tl.load(p, mask=ok, other=FLOOR), tl.load(p + D, mask=ok, other=0.0), tl.load(p + 2 * D, mask=ok, other=0.0)
@@ -282,7 +283,7 @@ def back_carry(HANDED, BEFORE, AFTER, chunks, D, ROWS: tl.constexpr, BD: tl.cons
     b = tl.program_id(1).to(tl.int64)
     od, rows = tl.program_id(0) * BD + tl.arange(0, BD), tl.arange(0, ROWS)
     r, p, end = tl.zeros([BD], tl.float64), tl.zeros([BD], tl.float64), tl.full([BD], FLOOR, tl.float32)
-    for done in tl.range(0, chunks, ROWS, num_stages=2):
+    for done in span(0, chunks, ROWS, num_stages=2):
         last = chunks - 1 - done
         ok = (last - rows >= 0)[:, None] & (od < D)[None, :]
         at = (b * chunks + last - rows)[:, None] * 3 * D + od[None, :]
@@ -373,7 +374,7 @@ def all_join(TOTAL, SAVED, chunks, D, ROWS: tl.constexpr, BD: tl.constexpr):
     b = tl.program_id(1).to(tl.int64)
     od, rows = tl.program_id(0) * BD + tl.arange(0, BD), tl.arange(0, ROWS)
     m, num, den = tl.full([BD], FLOOR, tl.float32), tl.zeros([BD], tl.float64), tl.zeros([BD], tl.float64)
-    for first in tl.range(0, chunks, ROWS, num_stages=2):
+    for first in span(0, chunks, ROWS, num_stages=2):
         ok = (first + rows < chunks)[:, None] & (od < D)[None, :]
         p = TOTAL + (b * chunks + first + rows)[:, None] * 3 * D + od[None, :]
         ms, ns, ds = tl.load(p, mask=ok, other=FLOOR), tl.load(p + D, mask=ok, other=0.0), tl.load(p + 2 * D, mask=ok, other=0.0)
