@@ -26,7 +26,7 @@ SANITIZERS = {
     "thread": ["-fsanitize=thread"],
 }
 APART = "-DTM_INLINE=static __attribute__((noinline, unused))"  # instrumented code is large: a tenth of the time to compile, the same C
-FEW = ("-DSTEP_WORK=64", "-DSCAN_LARGE=64")  # so that small calls use several threads, and write past the caches
+FEW = "-DSTEP_WORK=64"  # so that small calls use several threads
 OPTIONS = {"ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0", "UBSAN_OPTIONS": "print_stacktrace=1", "TSAN_OPTIONS": "halt_on_error=1"}
 ISAS = list(dict.fromkeys([str(cpu.isa()), "base"]))
 LETTERS = {"int": "i", "int64_t": "l", "float": "f", "double": "d"}
@@ -67,7 +67,7 @@ def invoker(isa: str, functions: dict[str, tuple[str, bool]]) -> str:
 def compiled(place: Path, isa: str, flags: list[str], sources: Path = build.SOURCES) -> Path:
     """The harness with the kernels of one instruction set."""
     (place / "calls.h").write_text(invoker(isa, prototypes(sources)))
-    common = ["gcc", "-std=gnu11", "-O1", "-g", "-fno-omit-frame-pointer", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", *FEW, *flags]
+    common = ["gcc", "-std=gnu11", "-O1", "-g", "-fno-omit-frame-pointer", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", FEW, *flags]
     kernels = [*common, "-fopenmp", *build.X86.get(isa, []), f"-DTM_ISA={isa}", APART, "-c", str(sources / "kernels.c"), "-o", str(place / "kernels.o")]
     harness = [*common, "-Wall", f"-I{place}", str(FOLDER / "harness.c"), str(place / "kernels.o"), "-lm", "-lpthread", "-o", str(place / "harness")]
     for command in (kernels, harness):

@@ -14,9 +14,6 @@
 #define SCAN_W 512 /* most features in a strip, one block of work */
 #define SCAN_T 64  /* tokens in a chunk */
 #define SCAN_AHEAD 8 /* tokens between asking for a row and reading it */
-#ifndef SCAN_LARGE /* the sanitizers set less */
-#define SCAN_LARGE (6 << 20) /* numbers of a gradient from which on it is written past the caches */
-#endif
 
 typedef struct {
     int dtype, gate;
@@ -243,15 +240,7 @@ TM_INLINE void scan_ahead_grads(const scan_in *a, int64_t b, int64_t t, int64_t 
     if (a->gate) tm_ahead(a->dtype, dq, at, w);
 }
 
-/* A row of gradients; past the caches where these could not keep it until it is read. */
-TM_INLINE void scan_write(int past, int dtype, void *a, int64_t at, const float *row, int w) {
-    if (past)
-        tm_stream((float *)a + at, row, w);
-    else
-        tm_write(dtype, a, at, row, w);
-}
-
-static void scan_backward_strip(const scan_in *a, int64_t b, int64_t c0, int w, int past, const float *saved, void *dq, void *dk, void *dv) {
+static void scan_backward_strip(const scan_in *a, int64_t b, int64_t c0, int w, const float *saved, void *dq, void *dk, void *dv) {
     float kbuf[SCAN_W], vbuf[SCAN_W], qbuf[SCAN_W], gbuf[SCAN_W], o1[SCAN_W], o2[SCAN_W], o3[SCAN_W];
     scan_chunk *x = tm_scratch(sizeof(scan_chunk));
     scan_sums s __attribute__((aligned(64)));
@@ -281,12 +270,11 @@ static void scan_backward_strip(const scan_in *a, int64_t b, int64_t c0, int w, 
             const float *v = live ? tm_read(a->dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w) : NULL;
             const float *g = tm_read(a->dtype, a->g, b * a->gb + t * a->gt + c0, gbuf, w);
             const float *q = a->gate ? tm_read(a->dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w) : NULL;
-            float *pk = past ? o1 : tm_target(a->dtype, dk, at, o1), *pv = past ? o2 : tm_target(a->dtype, dv, at, o2);
-            float *pq = past || !a->gate ? o3 : tm_target(a->dtype, dq, at, o3);
+            float *pk = tm_target(a->dtype, dk, at, o1), *pv = tm_target(a->dtype, dv, at, o2), *pq = a->gate ? tm_target(a->dtype, dq, at, o3) : NULL;
             scan_back_row(a->gate, live, v, g, q, x->e + off, x->n + off, x->d + off, pk, pv, pq, &r, w);
-            scan_write(past, a->dtype, dk, at, pk, w);
-            scan_write(past, a->dtype, dv, at, pv, w);
-            if (a->gate) scan_write(past, a->dtype, dq, at, pq, w);
+            tm_write(a->dtype, dk, at, pk, w);
+            tm_write(a->dtype, dv, at, pv, w);
+            if (a->gate) tm_write(a->dtype, dq, at, pq, w);
         }
         scan_rest_fold(&r, w);
     }
@@ -300,13 +288,11 @@ TM_EXPORT(scan_backward)(int dtype, int gate, const void *q, const void *k, cons
     scan_in a = {dtype, gate, q, k, v, g, mask, T, D, T, qb, qt, kb, kt, vb, vt, gb, gt};
     int w = scan_width(B, D, threads);
     int64_t strips = tm_ceil(D, w);
-    int past = dtype == TM_F32 && B * T * D >= SCAN_LARGE;
 #pragma omp parallel for schedule(static) num_threads(threads) if (B * strips > 1 && threads > 1)
     for (int64_t i = 0; i < B * strips; i++) {
         int64_t b = i / strips, c0 = i % strips * w;
         int n = (int)tm_min(w, D - c0);
-        scan_backward_strip(&a, b, c0, n, past, saved, dq, dk, dv);
-        if (past) tm_streamed();
+        scan_backward_strip(&a, b, c0, n, saved, dq, dk, dv);
     }
 }
 

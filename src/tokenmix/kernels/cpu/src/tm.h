@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__F16C__) || defined(__AVX2__)
+#if defined(__F16C__)
 #include <immintrin.h>
 #endif
 
@@ -176,25 +176,6 @@ TM_INLINE void tm_write(int dtype, void *a, int64_t at, const float *buffer, int
 TM_INLINE void tm_ahead(int dtype, const void *a, int64_t at, int n) {
     const char *p = (const char *)a + at * (dtype == TM_F32 ? 4 : 2);
     for (int i = 0; i < n * (dtype == TM_F32 ? 4 : 2); i += 64) __builtin_prefetch(p + i, 0, 2);
-}
-
-/* n numbers to memory past the caches, where the processor can and they lie in whole vectors; tm_streamed() at the end, before others read them. */
-TM_INLINE void tm_stream(float *to, const float *from, int n) {
-    int c = 0;
-#if defined(__AVX512F__)
-    if ((uintptr_t)to % 64 == 0)
-        for (; c + 16 <= n; c += 16) _mm512_stream_ps(to + c, _mm512_loadu_ps(from + c));
-#elif defined(__AVX2__)
-    if ((uintptr_t)to % 32 == 0)
-        for (; c + 8 <= n; c += 8) _mm256_stream_ps(to + c, _mm256_loadu_ps(from + c));
-#endif
-    for (; c < n; c++) to[c] = from[c];
-}
-
-TM_INLINE void tm_streamed(void) {
-#if defined(__AVX2__)
-    _mm_sfence();
-#endif
 }
 
 TM_INLINE int64_t tm_min(int64_t a, int64_t b) { return a < b ? a : b; }
