@@ -1,0 +1,37 @@
+"""torchvision beside a torch it was not built for: a CUDA wheel next to a CPU torch fails to import for want of two operators nobody here calls."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import Any
+
+import torch
+
+SCHEMAS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+_kept: list[Any] = []  # a torch.library.Library takes its operators with it when it is collected
+
+
+def ensure_torchvision() -> bool:
+    """Make ``import torchvision`` work where only those operators are missing; timm and transformers import it. False where it is not installed."""
+    if importlib.util.find_spec("torchvision") is None:
+        return False
+    try:
+        import torchvision  # noqa: F401  (the question is whether it imports)
+    except RuntimeError as why:
+        if "torchvision::" not in str(why):
+            raise
+    else:
+        return True
+    for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for schema in SCHEMAS:
+        library.define(schema)
+    _kept.append(library)
+    import torchvision  # noqa: F401
+
+    return True
