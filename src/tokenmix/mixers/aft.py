@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -135,6 +136,11 @@ class AFTFull(Mixer):
         self.max_len, self.max_context_len = max_len, max_context_len or max_len
         self.bias.resize(self.max_len, self.max_context_len)
 
+    def resize_grid(self, old: tuple[int, int], new: tuple[int, int], prefix: int) -> None:
+        """Interpolate the bias as images: ``prefix`` tokens stay, a grid of patches gets other sizes."""
+        self.bias.resize_grid(old, new, prefix)
+        self.max_len = self.max_context_len = prefix + prod(new)
+
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.aft_full`` for this input: (positional, keyword)."""
         keys = x if context is None else context
@@ -226,6 +232,11 @@ class AFTLocal(Mixer):
         """Interpolate the bias to another number of positions; the window stays as it is."""
         self.max_len, self.max_context_len = max_len, max_context_len or max_len
         self.bias.resize(self.max_len, self.max_context_len)
+
+    def resize_grid(self, old: tuple[int, int], new: tuple[int, int], prefix: int) -> None:
+        """Interpolate the bias as images: ``prefix`` tokens stay, a grid of patches gets other sizes."""
+        self.bias.resize_grid(old, new, prefix)
+        self.max_len = self.max_context_len = prefix + prod(new)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.aft_local`` for this input: (positional, keyword)."""

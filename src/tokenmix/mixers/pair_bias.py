@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
+from ..positions.grid import resize_rows
 from .base import token_positions
 
 
@@ -77,6 +80,17 @@ class PairBias(nn.Module):
                 self.u, self.v = self.u.new_empty(rows, 0), self.v.new_empty(cols, 0)
             else:
                 self.u, self.v = nn.Parameter(_stretched(self.u, rows)), nn.Parameter(_stretched(self.v, cols))
+
+    def resize_grid(self, old: tuple[int, int], new: tuple[int, int], prefix: int) -> None:
+        """Interpolate as an image each: positions are ``prefix`` tokens, which stay, then a grid of ``old`` sizes, row by row, which gets ``new`` ones."""
+        with torch.no_grad():
+            if self.rank is None:
+                rows = resize_rows(self.weight, old, new, prefix)
+                self.weight = nn.Parameter(resize_rows(rows.T, old, new, prefix).T.contiguous())
+            elif self.rank == 0:
+                self.resize(prefix + prod(new), prefix + prod(new))
+            else:
+                self.u, self.v = (nn.Parameter(resize_rows(table, old, new, prefix)) for table in (self.u, self.v))
 
 
 def _stretched(table: Tensor, length: int) -> Tensor:

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+from typing import Any
+
 from torch import nn
 
 from ..errors import MixerError
+from ._json import nearest
 from .blocks import MLP as MLP
 from .blocks import Block as Block
 from .lm import LM as LM
 from .lm import LMConfig as LMConfig
 from .lm import LMState as LMState
+from .named import MODELS as MODELS
+from .named import replace_layers as replace_layers
+from .vit import ViT as ViT
+from .vit import ViTConfig as ViTConfig
 
-MODELS: dict[str, type[LM]] = {"lm": LM}
+KINDS: dict[str, tuple[type, type[nn.Module]]] = {"lm": (LMConfig, LM), "vit": (ViTConfig, ViT)}
+"""What a config's ``kind`` says: the config's class and the model's."""
 
 
-def build_model(config: LMConfig) -> nn.Module:
-    """The model a config describes, freshly initialised from torch's generator."""
-    if config.kind not in MODELS:
-        raise MixerError(f"build_model: no model is called {config.kind!r}; known: {', '.join(MODELS)}.")
-    return MODELS[config.kind](config)
+def build_model(model: Any, **options: Any) -> nn.Module:
+    """The model a config describes, or a name of ``MODELS``, freshly initialised from torch's generator.
+
+    Args:
+        options: fields of the config to replace: ``build_model("deit_tiny", classes=10)``.
+    """
+    config = find_model(model) if isinstance(model, str) else model
+    known = [f.name for f in fields(config)]
+    for name in options:
+        if name not in known:
+            raise MixerError(f"build_model: {type(config).__name__} has no field {name!r}; {nearest(name, known)}.")
+    if config.kind not in KINDS:
+        raise MixerError(f"build_model: no model is of kind {config.kind!r}; known: {', '.join(KINDS)}.")
+    return KINDS[config.kind][1](replace(config, **options) if options else config)
+
+
+def find_model(name: str) -> Any:
+    """The config of a named model; a misspelt one is refused with the nearest names."""
+    if name not in MODELS:
+        raise MixerError(f"there is no model {name!r}; {nearest(name, MODELS)}.")
+    return MODELS[name]

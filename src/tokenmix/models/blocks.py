@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..mixers import MIXERS, State, build_mixer, mixer_options
 
 NORMS = ("pre", "post")
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 class MLP(nn.Module):
@@ -25,33 +27,67 @@ class MLP(nn.Module):
         return self.down(nn.functional.gelu(self.up(x)))
 
 
+class DropPath(nn.Module):
+    """Stochastic depth (Huang et al. 2016, arXiv 1603.09382): in training a row's whole branch is 0 with probability ``rate``, else divided by 1 - rate."""
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) -> the same shape."""
+        if not self.training or self.rate == 0:
+            return x
+        kept = torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device) >= self.rate
+        return x * kept.to(x.dtype) / (1 - self.rate)
+
+
 class Block(nn.Module):
     """One layer: x + mixer(norm(x)), then x + mlp(norm(x)); with ``norm="post"``, norm(x + mixer(x)), then norm(x + mlp(x)).
 
     Args:
-        spec: the mixer as JSON, ``{"name": "aft_local", "window": 32}``. Its ``max_len`` is filled in where the mixer has one and the spec does not say.
+        spec: the mixer as JSON, ``{"name": "aft_local", "window": 32}``. Its ``max_len`` (and on a ``grid`` its ``ndim`` and ``grid_size``) is filled in where
+            the mixer has one and the spec does not say.
         causal: passed to the mixer.
+        grid: the sizes of the token grid the model is built for, where its tokens stand on one.
+        drop_path: probability of leaving out a branch in training, row by row.
     """
 
-    def __init__(self, dim: int, spec: dict[str, Any], *, causal: bool, max_len: int, mlp_ratio: float = 4.0, norm: str = "pre", dropout: float = 0.0):
+    def __init__(
+        self,
+        dim: int,
+        spec: dict[str, Any],
+        *,
+        causal: bool,
+        max_len: int,
+        grid: tuple[int, ...] | None = None,
+        mlp_ratio: float = 4.0,
+        norm: str = "pre",
+        norm_eps: float = 1e-5,
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+    ):
         super().__init__()
         if norm not in NORMS:
             raise MixerError(f"Block: norm={norm!r} is unknown; choose 'pre' or 'post'.")
-        spec = complete_spec(spec, max_len)
+        spec = complete_spec(spec, max_len, grid)
         if causal and spec["name"] in MIXERS and not MIXERS[spec["name"]].supports_causal:
             raise MixerError(f"Block: {spec['name']} has no causal form, which this model needs; `tokenmix list` says which mixers have one.")
         self.pre = norm == "pre"
-        self.mixer_norm, self.mlp_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.mixer_norm, self.mlp_norm = nn.LayerNorm(dim, eps=norm_eps), nn.LayerNorm(dim, eps=norm_eps)
         self.mixer = build_mixer(dim=dim, causal=causal, **spec)
+        self.on_grid = grid is not None and self.mixer.capabilities.grid and getattr(self.mixer, "ndim", len(grid)) == len(grid)
         self.mlp = MLP(dim, mlp_ratio)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(dropout) if not drop_path else nn.Sequential(nn.Dropout(dropout), DropPath(drop_path))
 
-    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
+    def forward(self, x: Tensor, **given: Any) -> Tensor:
+        """(B, T, D) -> (B, T, D); ``given`` goes to the mixer: key_mask, positions and, where it mixes the grid of its tokens, grid and prefix."""
+        if not self.on_grid:
+            given = {name: value for name, value in given.items() if name not in ("grid", "prefix")}
         if self.pre:
-            x = x + self.dropout(self.mixer(self.mixer_norm(x), key_mask=key_mask))
+            x = x + self.dropout(self.mixer(self.mixer_norm(x), **given))
             return x + self.dropout(self.mlp(self.mlp_norm(x)))
-        x = self.mixer_norm(x + self.dropout(self.mixer(x, key_mask=key_mask)))
+        x = self.mixer_norm(x + self.dropout(self.mixer(x, **given)))
         return self.mlp_norm(x + self.dropout(self.mlp(x)))
 
     def extend(self, x: Tensor, state: State, *, key_mask: Tensor | None = None) -> tuple[Tensor, State]:
@@ -63,15 +99,40 @@ class Block(nn.Module):
         x = self.mixer_norm(x + self.dropout(mixed))
         return self.mlp_norm(x + self.dropout(self.mlp(x))), state
 
+    def reset_parameters(self, std: float = 0.02, residual_std: float | None = None) -> None:
+        """Norms and mixer anew; projections and MLP ~ N(0, std), those that write to the residual stream ~ N(0, residual_std), biases 0."""
+        residual_std = std if residual_std is None else residual_std
+        self.mixer_norm.reset_parameters()
+        self.mlp_norm.reset_parameters()
+        self.mixer.reset_parameters()
+        for name, child in self.mixer.named_children():
+            if name in PROJECTIONS and isinstance(child, nn.Linear):
+                init_linear(child, residual_std if name == "out_proj" else std)
+        self.mixer.start_copies()
+        init_linear(self.mlp.up, std)
+        init_linear(self.mlp.down, residual_std)
 
-def complete_spec(spec: dict[str, Any], max_len: int) -> dict[str, Any]:
-    """The spec with the model's ``max_len`` where the mixer has that option and the spec leaves it open."""
+
+def init_linear(layer: nn.Linear | nn.Conv2d, std: float) -> None:
+    """Weight ~ N(0, std), bias 0."""
+    nn.init.normal_(layer.weight, std=std)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+def complete_spec(spec: dict[str, Any], max_len: int, grid: tuple[int, ...] | None = None) -> dict[str, Any]:
+    """The spec with the model's ``max_len``, and its grid's ``ndim`` and ``grid_size``, where the mixer has that option and the spec leaves it open."""
     if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):
         raise MixerError(f'a mixer spec is an object with a name, like {{"name": "attention", "heads": 4}}; got {spec!r}.')
     for taken in ("causal", "dim"):
         if taken in spec:
             raise MixerError(f"the model sets {taken!r} of every mixer; leave it out of the spec {spec!r}.")
     cls = MIXERS.get(spec["name"])
-    if cls is not None and "max_len" in mixer_options(cls):
-        return {"max_len": max_len, **spec}
-    return dict(spec)
+    if cls is None:
+        return dict(spec)
+    open_ones: dict[str, Any] = {"max_len": max_len}
+    if grid is not None and cls.supports_grid:
+        open_ones["ndim"] = len(grid)
+        if "grid_size" in mixer_options(cls) and spec.get("window") is None:
+            open_ones |= {"grid_size": list(grid), "max_len": None}  # a place on a grid has two numbers, not one
+    return {name: value for name, value in open_ones.items() if name in mixer_options(cls)} | spec

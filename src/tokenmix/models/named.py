@@ -1,0 +1,79 @@
+"""Models by the names of the papers: each a config, whose fields ``build_model(name, **options)`` replaces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..errors import MixerError
+from .vit import ViTConfig
+
+Spec = dict[str, Any]
+
+
+def deit(dim: int, heads: int, **options: Any) -> ViTConfig:
+    """DeiT without distillation (Touvron et al. 2021, arXiv 2012.12877, Table 1): 12 layers, patches of 16, softmax attention."""
+    return ViTConfig(dim=dim, layers=12, mixers=({"name": "attention", "heads": heads},), **options)
+
+
+def aft_full(config: ViTConfig) -> ViTConfig:
+    """AFT-full in a DeiT (AFT, Table 7): bias factors of rank 128, class token and positions kept."""
+    return replace(config, mixers=({"name": "aft_full", "rank": 128, "qkv_bias": False},))
+
+
+def aft_conv(config: ViTConfig, kernel_size: int, heads: int) -> ViTConfig:
+    """AFT-conv in a DeiT (AFT, Tables 7 and 8): no class token, no positions, the mean of the patches to the head; it takes images of any size."""
+    spec = {"name": "aft_conv", "kernel_size": kernel_size, "heads": heads, "qkv_bias": False}
+    return replace(config, mixers=(spec,), pool="mean", positions=None)
+
+
+def lambda_net(config: ViTConfig) -> ViTConfig:
+    """AFT's baseline of lambda layers (Table 7): full context, keys of width 16, BatchNorm on queries and keys, the mean of the patches to the head."""
+    heads = config.mixers[0]["heads"]
+    spec = {"name": "lambda", "heads": heads, "key_width": 16, "norm": "qk", "qkv_bias": False}
+    return replace(config, mixers=(spec,), pool="mean", positions=None)
+
+
+def replace_layers(config: Any, spec: Spec, *, last: int | None = None, every: int | None = None) -> Any:
+    """The config with another mixer in its last ``last`` layers, or in every ``every``-th one from the back (Hydra Attention, Fig. 4).
+
+    Example:
+        ``replace_layers(MODELS["deit_base"], {"name": "hydra"}, last=2)``
+    """
+    layers = config.layers
+    if (last is None) == (every is None):
+        raise MixerError(f"replace_layers: give last or every, got last={last}, every={every}.")
+    if last is not None and not 0 <= last <= layers:
+        raise MixerError(f"replace_layers: last must be in 0..{layers}, got {last}.")
+    if every is not None and not 1 <= every <= layers:
+        raise MixerError(f"replace_layers: every must be in 1..{layers}, got {every}.")
+    chosen = range(layers - last, layers) if last is not None else range(layers - 1, -1, -(every or 1))
+    return replace(config, mixers=tuple(spec if i in chosen else old for i, old in enumerate(config.specs())))
+
+
+TINY, SMALL, BASE = deit(192, 3), deit(384, 6), deit(768, 12)
+BASE_384 = replace(BASE, image_size=(384, 384))
+HYDRA = {"name": "hydra"}
+
+MODELS: dict[str, Any] = {
+    "deit_tiny": TINY,
+    "deit_small": SMALL,
+    "deit_base": BASE,
+    "deit_base_384": BASE_384,
+    "deit_tiny_registers": replace(TINY, registers=4),
+    "deit_small_registers": replace(SMALL, registers=4),
+    "deit_base_registers": replace(BASE, registers=4),
+    "aft_full_tiny": aft_full(TINY),
+    "aft_full_small": aft_full(SMALL),
+    "aft_conv_tiny_k11_h32": aft_conv(TINY, 11, 32),
+    "aft_conv_tiny_k11_h192": aft_conv(TINY, 11, 192),
+    "aft_conv_small_k11_h16": aft_conv(SMALL, 11, 16),
+    "aft_conv_small_k11_h384": aft_conv(SMALL, 11, 384),
+    "aft_conv_small_k15_h384": aft_conv(SMALL, 15, 384),
+    "aft_conv_base384_k25_h32": aft_conv(BASE_384, 25, 32),
+    "lambda_tiny": lambda_net(TINY),
+    "lambda_small": lambda_net(SMALL),
+    "hydra_deit_base": replace_layers(BASE, HYDRA, last=12),
+    **{f"hydra_deit_base_last{k}": replace_layers(BASE, HYDRA, last=k) for k in (1, 2, 4, 6, 8, 10)},
+    **{f"hydra_deit_base_every{k}": replace_layers(BASE, HYDRA, every=k) for k in (2, 3, 4, 6)},
+}

@@ -1,0 +1,270 @@
+"""The Vision Transformer around any mixer (Dosovitskiy et al. 2021, arXiv 2010.11929; DeiT, Touvron et al. 2021, arXiv 2012.12877)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MixerError
+from ..positions.grid import resize_rows, sincos
+from ._json import from_json, to_json
+from .blocks import Block, init_linear
+
+POOLS = ("class", "mean")
+POSITIONS = ("learned", "sinusoidal", None)
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """An image classifier as JSON.
+
+    Args:
+        dim, layers: width and depth; the defaults of the rest are DeiT's.
+        mixers: one spec per layer, or a shorter list repeated cyclically over ``layers``. ``max_len``, ``ndim`` and ``grid_size`` are filled in.
+        image_size: [height, width] the model is built for, multiples of ``patch``.
+        classes: of the head; 0: no head, the pooled features come out.
+        pool: "class" token, or "mean" over the patches (AFT-conv: then nothing but the patches is mixed).
+        positions: "learned" vectors, one for the class token and for each patch; "sinusoidal" in two dimensions; or None.
+        registers: learnable tokens between class token and patches, without positions, dropped at the output (Darcet et al. 2024, arXiv 2309.16588).
+        drop_path: of the last layer; rises linearly from 0 in the first.
+    """
+
+    dim: int
+    layers: int
+    mixers: tuple[dict[str, Any], ...]
+    image_size: tuple[int, ...] = (224, 224)
+    patch: int = 16
+    channels: int = 3
+    classes: int = 1000
+    mlp_ratio: float = 4.0
+    pool: str = "class"
+    positions: str | None = "learned"
+    registers: int = 0
+    dropout: float = 0.0
+    drop_path: float = 0.0
+    norm_eps: float = 1e-6
+    init_std: float = 0.02
+    kind: str = "vit"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mixers", tuple(self.mixers))
+        object.__setattr__(self, "image_size", both_sides(self.image_size, "ViTConfig"))
+        for name in ("dim", "layers", "patch", "channels"):
+            if getattr(self, name) < 1:
+                raise MixerError(f"ViTConfig: {name} must be positive, got {getattr(self, name)}.")
+        for name in ("classes", "registers"):
+            if getattr(self, name) < 0:
+                raise MixerError(f"ViTConfig: {name} must be >= 0, got {getattr(self, name)}.")
+        if not 0 < len(self.mixers) <= self.layers:
+            raise MixerError(f"ViTConfig: mixers must hold 1 to layers={self.layers} specs, got {len(self.mixers)}.")
+        if self.pool not in POOLS or self.positions not in POSITIONS:
+            raise MixerError(f"ViTConfig: pool={self.pool!r}, positions={self.positions!r}; choose 'class' or 'mean', and 'learned', 'sinusoidal' or null.")
+        if any(n % self.patch or n < 1 for n in self.image_size):
+            raise MixerError(f"ViTConfig: image_size={list(self.image_size)} must be multiples of patch={self.patch}.")
+        if not (0 <= self.dropout < 1 and 0 <= self.drop_path < 1):
+            raise MixerError(f"ViTConfig: dropout and drop_path must be in [0, 1), got {self.dropout} and {self.drop_path}.")
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches the model is built for."""
+        return self.image_size[0] // self.patch, self.image_size[1] // self.patch
+
+    @property
+    def prefix(self) -> int:
+        """Tokens before the patches: the class token and the registers."""
+        return (self.pool == "class") + self.registers
+
+    def specs(self) -> list[dict[str, Any]]:
+        """One mixer spec per layer."""
+        return [self.mixers[i % len(self.mixers)] for i in range(self.layers)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; ``ViTConfig.from_json`` is the way back."""
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> ViTConfig:
+        """A config from JSON values; unknown fields are refused."""
+        return from_json(cls, data)
+
+
+class ViT(nn.Module):
+    """Patches, class token and registers, positions, blocks, norm, head.
+
+    Images whose sides the patch does not divide are filled with zeros at the right and at the bottom. A model with parameters per position (learned
+    positions, AFT-full, Synthesizers) takes the size it was built for only, until ``resize``; one without takes any.
+
+    Args:
+        config: a ``ViTConfig``.
+    """
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.config = config
+        with torch.random.fork_rng():  # as in LM: only reset_parameters below may draw
+            self.patch = nn.Conv2d(config.channels, config.dim, config.patch, stride=config.patch)
+            self.class_token = nn.Parameter(torch.empty(config.dim)) if config.pool == "class" else None
+            self.registers = nn.Parameter(torch.empty(config.registers, config.dim)) if config.registers else None
+            rows = prod(config.grid) + (config.pool == "class")
+            self.positions = nn.Parameter(torch.empty(rows, config.dim)) if config.positions == "learned" else None
+            self.blocks: Any = nn.ModuleList(self._block(spec, i) for i, spec in enumerate(config.specs()))
+            self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
+            self.head = nn.Linear(config.dim, config.classes) if config.classes else None
+            self.dropout = nn.Dropout(config.dropout)
+        self.reset_parameters()
+
+    def _block(self, spec: dict[str, Any], layer: int) -> Block:
+        c = self.config
+        options: dict[str, Any] = {"mlp_ratio": c.mlp_ratio, "norm_eps": c.norm_eps, "dropout": c.dropout}
+        drop_path = c.drop_path * layer / max(c.layers - 1, 1)
+        return Block(c.dim, spec, causal=False, max_len=c.prefix + prod(c.grid), grid=c.grid, drop_path=drop_path, **options)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches the parameters per position belong to."""
+        return self.config.grid
+
+    @property
+    def fixed_size(self) -> bool:
+        """Whether anything in the model has parameters per position."""
+        return self.positions is not None or any(block.mixer.max_len is not None for block in self.blocks)
+
+    def reset_parameters(self) -> None:
+        """Initialise every parameter again from torch's generator: N(0, init_std), biases 0, the head's weight too, as DeiT."""
+        std = self.config.init_std
+        init_linear(self.patch, std)
+        for parameter in (self.class_token, self.registers, self.positions):
+            if parameter is not None:
+                nn.init.normal_(parameter, std=std)
+        for block in self.blocks:
+            block.reset_parameters(std)
+        self.norm.reset_parameters()
+        if self.head is not None:
+            init_linear(self.head, std)
+
+    def forward(self, images: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        """images (B, C, H, W) -> logits (B, classes)."""
+        return self.forward_head(self.forward_features(images, keep=keep))
+
+    def forward_features(self, images: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        """images (B, C, H, W) -> the normed tokens (B, prefix + patches, D).
+
+        Args:
+            keep: (B, K) integers, the patches of each image that are used, as masked pretraining and pruning need; each keeps its position.
+        """
+        x, given = self.embed(images, keep=keep)
+        for block in self.blocks:
+            x = block(x, **given)
+        return self.norm(x)
+
+    def forward_head(self, tokens: Tensor) -> Tensor:
+        """Normed tokens -> logits (B, classes), or the pooled features where there is no head."""
+        pooled = tokens[:, 0] if self.config.pool == "class" else tokens[:, self.config.prefix :].mean(1)
+        return pooled if self.head is None else self.head(pooled)
+
+    def feature_maps(self, images: Tensor, layers: Sequence[int] | None = None) -> list[Tensor]:
+        """The patches' tokens after some layers (default: four, spread evenly), each (B, D, rows, columns)."""
+        n = len(self.blocks)
+        chosen = [max(n * (i + 1) // 4 - 1, 0) for i in range(4)] if layers is None else [range(n)[i] for i in layers]
+        x, given = self.embed(images)
+        found: dict[int, Tensor] = {}
+        for i, block in enumerate(self.blocks):
+            x = block(x, **given)
+            if i in chosen:
+                found[i] = x[:, self.config.prefix :].transpose(1, 2).unflatten(2, given["grid"])
+        return [found[i] for i in chosen]
+
+    def embed(self, images: Tensor, *, keep: Tensor | None = None) -> tuple[Tensor, dict[str, Any]]:
+        """The tokens before the first block, and what mixers on grids are told: grid, prefix and, with ``keep``, positions."""
+        self._check_images(images)
+        patches = self.patch(filled(images, self.config.patch))
+        grid = (patches.shape[2], patches.shape[3])
+        if self.fixed_size and grid != self.grid:
+            self._refuse_size(images, grid)
+        x = patches.flatten(2).transpose(1, 2)
+        table = self._table(grid, x)
+        has_class = self.class_token is not None
+        if table is not None:
+            x = x + table[has_class:]
+        given: dict[str, Any] = {"grid": grid, "prefix": self.config.prefix}
+        if keep is not None:
+            x, given["positions"] = self._kept(x, keep)
+        before = []
+        if self.class_token is not None:
+            before.append(self.class_token + table[0] if table is not None else self.class_token)
+        if self.registers is not None:
+            before += list(self.registers)
+        if before:
+            x = torch.cat([torch.stack(before).to(x.dtype).expand(x.shape[0], -1, -1), x], 1)
+        return self.dropout(x), given
+
+    def _table(self, grid: tuple[int, int], x: Tensor) -> Tensor | None:
+        """Positions of the class token, where there is one, and of the patches."""
+        if self.config.positions != "sinusoidal":
+            return self.positions
+        table = sincos(grid, self.config.dim, device=x.device).to(x.dtype)
+        return table if self.class_token is None else torch.cat([torch.zeros_like(table[:1]), table])
+
+    def _kept(self, x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens of some patches, and the positions of all tokens."""
+        n = x.shape[1]
+        if keep.ndim != 2 or keep.shape[0] != x.shape[0] or keep.is_floating_point() or keep.dtype == torch.bool:
+            raise MixerError(f"ViT: keep must be integers (batch={x.shape[0]}, patches kept), got {keep.dtype} {tuple(keep.shape)}.")
+        if not torch.compiler.is_compiling() and keep.numel() and not 0 <= int(keep.min()) <= int(keep.max()) < n:
+            raise MixerError(f"ViT: keep must name patches 0 to {n - 1}, got {int(keep.min())} to {int(keep.max())}.")
+        prefix = torch.arange(self.config.prefix, device=x.device).expand(x.shape[0], -1)
+        return x.gather(1, keep[..., None].expand(-1, -1, x.shape[2])), torch.cat([prefix, self.config.prefix + keep], 1)
+
+    def resize(self, image_size: int | Sequence[int]) -> ViT:
+        """Make this model one for another image size: learned positions and AFT's pair biases are interpolated as images, in place."""
+        new = replace(self.config, image_size=both_sides(image_size, "ViT.resize"))
+        old, prefix = self.grid, self.config.prefix
+        for block in self.blocks:
+            resize_mixer(block.mixer, old, new.grid, prefix)
+        if self.positions is not None:
+            self.positions = nn.Parameter(resize_rows(self.positions.detach(), old, new.grid, int(self.class_token is not None)))
+        self.config = new
+        return self
+
+    def _check_images(self, images: Tensor) -> None:
+        c = self.config.channels
+        if images.ndim != 4 or images.shape[1] != c or min(images.shape[2:]) < 1:
+            raise MixerError(f"ViT: expects images (batch, {c}, height, width), got {tuple(images.shape)}.")
+        if not images.is_floating_point():
+            raise MixerError(f"ViT: expects normalised floating point images, got {images.dtype}.")
+
+    def _refuse_size(self, images: Tensor, grid: tuple[int, int]) -> None:
+        names = ["learned positions"] if self.positions is not None else []
+        names += sorted({type(block.mixer).__name__ for block in self.blocks if block.mixer.max_len is not None})
+        size = " x ".join(str(n) for n in self.config.image_size)
+        got = f"{images.shape[2]} x {images.shape[3]}, a grid of {grid[0]} x {grid[1]}"
+        wanted = [n * self.config.patch for n in grid]
+        raise MixerError(f"ViT: {' and '.join(names)} belong to images of {size}, got {got}; call model.resize({wanted}) first, or resize the images.")
+
+
+def resize_mixer(mixer: Any, old: tuple[int, int], new: tuple[int, int], prefix: int) -> None:
+    """Interpolate a mixer's parameters per position from one grid to another; a mixer without any stays as it is."""
+    if old == new or (mixer.max_len is None and getattr(mixer, "grid_size", None) is None):
+        return
+    if not hasattr(mixer, "resize_grid"):
+        raise MixerError(f"{type(mixer).__name__} has parameters per position that cannot follow an image to another size; build the model for {new} patches.")
+    mixer.resize_grid(old, new, prefix)
+
+
+def filled(images: Tensor, patch: int) -> Tensor:
+    """Zeros at the right and at the bottom, up to whole patches."""
+    down, right = (-n % patch for n in images.shape[2:])
+    return nn.functional.pad(images, (0, right, 0, down)) if down or right else images
+
+
+def both_sides(size: Any, who: str) -> tuple[int, int]:
+    """(height, width) of an image size given as one number or two."""
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    if len(sides) != 2 or not all(isinstance(n, int) and n > 0 for n in sides):
+        raise MixerError(f"{who}: image_size must be a positive integer or two, [height, width], got {size!r}.")
+    return sides
