@@ -7,6 +7,8 @@ from torch import nn
 from ..errors import MixerError
 from .blocks import MLP as MLP
 from .blocks import Block as Block
+from .image_density import ImageDensity as ImageDensity
+from .image_density import ImageDensityConfig as ImageDensityConfig
 from .lm import LM as LM
 from .lm import LMConfig as LMConfig
 from .lm import LMState as LMState
