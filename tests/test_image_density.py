@@ -226,7 +226,9 @@ def count(dim: int, layers: int, spec: dict, **options) -> int:
         (256, 24, {"name": "aft_simple"}, 19.87),
         (256, 24, {"name": "aft_local", "window": 256, "rank": None}, 246.4),
         (256, 24, {"name": "attention", "heads": 2}, 19.87),
+        (512, 12, {"name": "attention", "heads": 4}, 39.66),
         (512, 12, {"name": "image_local", "heads": 4, "ndim": 2, "block": [8, 96], "memory": [8, 48]}, 39.66),
+        (256, 128, {"name": "strided", "heads": 2, "stride": 96}, 102.01),
     ],
 )
 def test_the_paper_s_rows_have_their_sizes(dim, layers, spec, millions):
