@@ -11,6 +11,8 @@ from ..errors import MixerError
 from ._json import nearest
 from .blocks import MLP as MLP
 from .blocks import Block as Block
+from .image_density import ImageDensity as ImageDensity
+from .image_density import ImageDensityConfig as ImageDensityConfig
 from .lm import LM as LM
 from .lm import LMConfig as LMConfig
 from .lm import LMState as LMState

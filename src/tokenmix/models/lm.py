@@ -6,17 +6,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import MixerError
 from ..mixers import State
 from ..mixers.base import chunk_positions, register_state, token_positions
-from ..positions import LearnedPositions
 from ._json import from_json, to_json
-from .blocks import Block
 from .sampling import check_sampling, pick_token
-
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+from .trunk import Trunk, check_trunk, cycled
 
 
 @dataclass(frozen=True)
@@ -50,21 +47,11 @@ class LMConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mixers", tuple(self.mixers))
-        for name in ("dim", "max_len", "vocab"):
-            if getattr(self, name) < 1:
-                raise MixerError(f"LMConfig: {name} must be positive, got {getattr(self, name)}.")
-        if not self.mixers:
-            raise MixerError("LMConfig: mixers is empty; give at least one spec.")
-        if self.layers is not None and self.layers < len(self.mixers):
-            raise MixerError(f"LMConfig: layers={self.layers} is fewer than the {len(self.mixers)} mixers given.")
-        if self.positions not in ("learned", None):
-            raise MixerError(f"LMConfig: positions={self.positions!r} is unknown; choose 'learned' or null.")
-        if not 0 <= self.dropout < 1:
-            raise MixerError(f"LMConfig: dropout must be in [0, 1), got {self.dropout}.")
+        check_trunk(self, "dim", "max_len", "vocab")
 
     def specs(self) -> list[dict[str, Any]]:
         """One mixer spec per layer."""
-        return [self.mixers[i % len(self.mixers)] for i in range(self.layers or len(self.mixers))]
+        return cycled(self.mixers, self.layers)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; ``LMConfig.from_json`` is the way back."""
@@ -84,7 +71,7 @@ class LMState(NamedTuple):
     position: Tensor
 
 
-class LM(nn.Module):
+class LM(Trunk):
     """Embedding, blocks, norm, head. Causal: logits at t read tokens 0..t.
 
     Args:
@@ -92,47 +79,14 @@ class LM(nn.Module):
     """
 
     def __init__(self, config: LMConfig):
-        super().__init__()
+        super().__init__(config, vocab=config.vocab)
         self.config = config
-        with torch.random.fork_rng():  # the children draw once while being built; only reset_parameters below may count, or a meta build would differ
-            self.embed = nn.Embedding(config.vocab, config.dim)
-            self.positions = LearnedPositions(config.dim, max_len=config.max_len) if config.positions else None
-            options: dict[str, Any] = {"causal": True, "max_len": config.max_len, "mlp_ratio": config.mlp_ratio, "norm": config.norm, "dropout": config.dropout}
-            self.blocks: Any = nn.ModuleList(Block(config.dim, spec, **options) for spec in config.specs())
-            self.norm = nn.LayerNorm(config.dim) if config.norm == "pre" else nn.Identity()
-            self.head = nn.Linear(config.dim, config.vocab, bias=False) if not config.tied else None
-            self.dropout = nn.Dropout(config.dropout)
-        self.reset_parameters()
 
     @property
     def max_len(self) -> int | None:
         """The longest sequence this model takes; None where nothing in it has a length."""
-        limits: list[int] = [block.mixer.max_len for block in self.blocks if block.mixer.max_len is not None]
-        return min([*limits, *([self.positions.max_len] if self.positions else [])], default=None)
-
-    def reset_parameters(self) -> None:
-        """Initialise every parameter again from torch's generator."""
-        std = self.config.init_std
-        nn.init.normal_(self.embed.weight, std=std)
-        if self.positions is not None:
-            self.positions.reset_parameters()
-        for block in self.blocks:
-            self._reset_block(block, std, std / (2 * len(self.blocks)) ** 0.5)
-        if self.head is not None:
-            nn.init.normal_(self.head.weight, std=std)
-        if isinstance(self.norm, nn.LayerNorm):
-            self.norm.reset_parameters()
-
-    def _reset_block(self, block: Any, std: float, residual_std: float) -> None:
-        block.mixer_norm.reset_parameters()
-        block.mlp_norm.reset_parameters()
-        block.mixer.reset_parameters()
-        for name, child in block.mixer.named_children():
-            if name in PROJECTIONS and isinstance(child, nn.Linear):
-                _init_linear(child, residual_std if name == "out_proj" else std)
-        block.mixer.start_copies()
-        _init_linear(block.mlp.up, std)
-        _init_linear(block.mlp.down, residual_std)
+        limits = [self.mixers_max_len(), self.positions.max_len if self.positions else None]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def forward(self, tokens: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """tokens (B, T) integers -> logits (B, T, vocab).
@@ -141,48 +95,25 @@ class LM(nn.Module):
             key_mask: (B, T) bool, False where a token is padding (left or right). Logits at padding mean nothing.
         """
         self._check_tokens(tokens)
-        x = self.embed(tokens)
-        if self.positions is not None:
-            x = x + self.positions(token_positions(tokens, key_mask))
-        x = self.dropout(x)
-        for block in self.blocks:
-            x = block(x, key_mask=key_mask)
-        return self._logits(x)
+        return self.read(self.embed(tokens), token_positions(tokens, key_mask), key_mask=key_mask)
 
     def init_state(self, batch_size: int) -> LMState:
         """The state before the first token."""
-        start = torch.zeros(batch_size, dtype=torch.long, device=self.embed.weight.device)
-        return LMState(tuple(block.mixer.init_state(batch_size) for block in self.blocks), start)
+        return LMState(*self.empty_states(batch_size))
 
     def extend(self, tokens: Tensor, state: LMState, *, key_mask: Tensor | None = None) -> tuple[Tensor, LMState]:
         """The next L >= 1 tokens (B, L) -> their logits (B, L, vocab), equal to ``forward`` on everything so far, and the new state."""
         self._check_tokens(tokens)
         at, after = chunk_positions(state.position, tokens, None, key_mask)
-        x = self.embed(tokens)
-        if self.positions is not None:
-            if not torch.compiler.is_compiling() and int(after.max()) > self.positions.max_len:
-                raise MixerError(f"LM: was built with max_len={self.positions.max_len}, this chunk would end at length {int(after.max())}; stop here.")
-            x = x + self.positions(at)
-        x = self.dropout(x)
-        states = []
-        for block, old in zip(self.blocks, state.layers, strict=True):
-            x, new = block.extend(x, old, key_mask=key_mask)
-            states.append(new)
-        return self._logits(x), LMState(tuple(states), after)
-
-    def _logits(self, x: Tensor) -> Tensor:
-        x = self.norm(x)
-        return self.head(x) if self.head is not None else nn.functional.linear(x, self.embed.weight)
+        if self.positions is not None and not torch.compiler.is_compiling() and int(after.max()) > self.positions.max_len:
+            raise MixerError(f"LM: was built with max_len={self.positions.max_len}, this chunk would end at length {int(after.max())}; stop here.")
+        logits, layers = self.read_chunk(self.embed(tokens), at, state.layers, key_mask=key_mask)
+        return logits, LMState(layers, after)
 
     def _check_tokens(self, tokens: Tensor) -> None:
-        if tokens.ndim != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
-            raise MixerError(f"LM: expects integer tokens of shape (batch, time), got {tokens.dtype} {tuple(tokens.shape)}.")
+        self.check_symbols(tokens)
         if self.max_len is not None and tokens.shape[1] > self.max_len:
             raise MixerError(f"LM: was built with max_len={self.max_len}, got {tokens.shape[1]} tokens; cut them, or build with a larger max_len.")
-        if tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling() and not torch.compiler.is_exporting():
-            low, high = (int(n) for n in tokens.aminmax())
-            if low < 0 or high >= self.config.vocab:
-                raise MixerError(f"LM: tokens must be in 0..{self.config.vocab - 1}, got {low} to {high}.")
 
     @torch.no_grad()
     def generate(
@@ -210,9 +141,7 @@ class LM(nn.Module):
         check_sampling(temperature, top_k, top_p)
         self._check_prompt(tokens, n, key_mask)
         generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
-        was_training = self.training
-        self.eval()
-        try:
+        with self.evaluating():
             logits, state = self.prefill(tokens, key_mask=key_mask)
             out = [tokens]
             for i in range(n):
@@ -220,8 +149,6 @@ class LM(nn.Module):
                 out.append(token.to(tokens.dtype))
                 if i + 1 < n:
                     logits, state = self.extend(token, state)
-        finally:
-            self.train(was_training)
         return torch.cat(out, 1)
 
     def prefill(self, tokens: Tensor, *, key_mask: Tensor | None = None) -> tuple[Tensor, LMState]:
@@ -245,12 +172,6 @@ class LM(nn.Module):
         if self.max_len is not None and length + n > self.max_len:
             most = max(self.max_len - length, 0)
             raise MixerError(f"LM.generate: a prompt of {length} tokens and n={n} make more than max_len={self.max_len}; at most n={most}.")
-
-
-def _init_linear(layer: nn.Linear, std: float) -> None:
-    nn.init.normal_(layer.weight, std=std)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
 
 
 def _shared_padding(key_mask: Tensor) -> int:

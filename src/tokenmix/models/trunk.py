@@ -1,0 +1,168 @@
+"""What the autoregressive models share: embedding, positions, blocks, norm and head, for whole sequences and in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MixerError
+from ..mixers import State
+from ..positions import LearnedPositions
+from .blocks import Block
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+
+
+class TrunkConfig(Protocol):
+    """The fields of a config that a trunk reads; ``LMConfig`` says what each is."""
+
+    @property
+    def dim(self) -> int: ...
+    @property
+    def mixers(self) -> tuple[dict[str, Any], ...]: ...
+    @property
+    def layers(self) -> int | None: ...
+    @property
+    def mlp_ratio(self) -> float: ...
+    @property
+    def norm(self) -> str: ...
+    @property
+    def positions(self) -> str | None: ...
+    @property
+    def tied(self) -> bool: ...
+    @property
+    def dropout(self) -> float: ...
+    @property
+    def init_std(self) -> float: ...
+    @property
+    def max_len(self) -> int: ...
+    def specs(self) -> list[dict[str, Any]]: ...
+
+
+def check_trunk(config: TrunkConfig, *positive: str) -> None:
+    """Refuse a config no trunk can be built from; the fields named in ``positive`` must be at least 1."""
+    name = type(config).__name__
+    for field in positive:
+        if getattr(config, field) < 1:
+            raise MixerError(f"{name}: {field} must be positive, got {getattr(config, field)}.")
+    if not config.mixers:
+        raise MixerError(f"{name}: mixers is empty; give at least one spec.")
+    if config.layers is not None and config.layers < len(config.mixers):
+        raise MixerError(f"{name}: layers={config.layers} is fewer than the {len(config.mixers)} mixers given.")
+    if config.positions not in ("learned", None):
+        raise MixerError(f"{name}: positions={config.positions!r} is unknown; choose 'learned' or null.")
+    if not 0 <= config.dropout < 1:
+        raise MixerError(f"{name}: dropout must be in [0, 1), got {config.dropout}.")
+
+
+def cycled(mixers: tuple[dict[str, Any], ...], layers: int | None) -> list[dict[str, Any]]:
+    """One mixer spec per layer."""
+    return [mixers[i % len(mixers)] for i in range(layers or len(mixers))]
+
+
+class Trunk(nn.Module):
+    """A stack of causal blocks between an embedding and a head over the same symbols. A model on it says what is embedded and what is predicted.
+
+    Args:
+        config: sizes, mixers and initialisation.
+        vocab: number of symbols V.
+    """
+
+    def __init__(self, config: TrunkConfig, *, vocab: int):
+        super().__init__()
+        self.init_std, self.vocab = config.init_std, vocab
+        with torch.random.fork_rng():  # the children draw once while being built; only reset_parameters below may count, or a meta build would differ
+            self.embed = nn.Embedding(vocab, config.dim)
+            self.positions = LearnedPositions(config.dim, max_len=config.max_len) if config.positions else None
+            options: dict[str, Any] = {"causal": True, "max_len": config.max_len, "mlp_ratio": config.mlp_ratio, "norm": config.norm, "dropout": config.dropout}
+            self.blocks: Any = nn.ModuleList(Block(config.dim, spec, **options) for spec in config.specs())
+            self.norm = nn.LayerNorm(config.dim) if config.norm == "pre" else nn.Identity()
+            self.head = nn.Linear(config.dim, vocab, bias=False) if not config.tied else None
+            self.dropout = nn.Dropout(config.dropout)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise every parameter again from torch's generator."""
+        std = self.init_std
+        nn.init.normal_(self.embed.weight, std=std)
+        if self.positions is not None:
+            self.positions.reset_parameters()
+        for block in self.blocks:
+            _reset_block(block, std, std / (2 * len(self.blocks)) ** 0.5)
+        if self.head is not None:
+            nn.init.normal_(self.head.weight, std=std)
+        if isinstance(self.norm, nn.LayerNorm):
+            self.norm.reset_parameters()
+
+    def read(self, x: Tensor, at: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """Embedded symbols x (B, T, D) at positions ``at`` (B, T) -> logits (B, T, V), row t from x[0..t]."""
+        x = self._placed(x, at)
+        for block in self.blocks:
+            x = block(x, key_mask=key_mask)
+        return self._logits(x)
+
+    def read_chunk(self, x: Tensor, at: Tensor, layers: tuple[State, ...], *, key_mask: Tensor | None = None) -> tuple[Tensor, tuple[State, ...]]:
+        """``read`` of the next L embedded symbols (B, L, D), with what the mixers' states hold before them. Returns logits and new states."""
+        x, states = self._placed(x, at), []
+        for block, old in zip(self.blocks, layers, strict=True):
+            x, new = block.extend(x, old, key_mask=key_mask)
+            states.append(new)
+        return self._logits(x), tuple(states)
+
+    def empty_states(self, batch_size: int) -> tuple[tuple[State, ...], Tensor]:
+        """The mixers' states before the first symbol and the position of each row, 0."""
+        start = torch.zeros(batch_size, dtype=torch.long, device=self.embed.weight.device)
+        return tuple(block.mixer.init_state(batch_size) for block in self.blocks), start
+
+    def mixers_max_len(self) -> int | None:
+        """The shortest length that a mixer was built with; None where none has a length."""
+        return min((block.mixer.max_len for block in self.blocks if block.mixer.max_len is not None), default=None)
+
+    def check_symbols(self, tokens: Tensor) -> None:
+        """Refuse what is no batch of integer symbols in 0..V-1. Values are read on the CPU and outside of compilation only."""
+        name = type(self).__name__
+        if tokens.ndim != 2 or tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+            raise MixerError(f"{name}: expects integer tokens of shape (batch, time), got {tokens.dtype} {tuple(tokens.shape)}.")
+        if tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            low, high = (int(n) for n in tokens.aminmax())
+            if low < 0 or high >= self.vocab:
+                raise MixerError(f"{name}: tokens must be in 0..{self.vocab - 1}, got {low} to {high}.")
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode inside, the mode that was afterwards."""
+        was_training = self.training
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train(was_training)
+
+    def _placed(self, x: Tensor, at: Tensor) -> Tensor:
+        return self.dropout(x if self.positions is None else x + self.positions(at))
+
+    def _logits(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        return self.head(x) if self.head is not None else nn.functional.linear(x, self.embed.weight)
+
+
+def _reset_block(block: Any, std: float, residual_std: float) -> None:
+    block.mixer_norm.reset_parameters()
+    block.mlp_norm.reset_parameters()
+    block.mixer.reset_parameters()
+    for name, child in block.mixer.named_children():
+        if name in PROJECTIONS and isinstance(child, nn.Linear):
+            _init_linear(child, residual_std if name == "out_proj" else std)
+    block.mixer.start_copies()
+    _init_linear(block.mlp.up, std)
+    _init_linear(block.mlp.down, residual_std)
+
+
+def _init_linear(layer: nn.Linear, std: float) -> None:
+    nn.init.normal_(layer.weight, std=std)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
