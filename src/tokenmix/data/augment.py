@@ -1,0 +1,240 @@
+"""Batches of images for training and evaluation. What a training batch holds is a pure function of (seed, step), so a run resumes exactly."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import MixerError
+from . import augment_ops as ops
+from .image_source import in_threads, pil_to_tensor, pillow, to_channels
+from .images import ImageSplit
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+CROP_FRACTION = 0.875  # of the short side, at evaluation from 224 pixels on
+CROPS = ("none", "pad", "reflect", "resized")
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What happens to training images, in this order; by default nothing.
+
+    Args:
+        crop: "none" (resize to the size asked for), "pad" (resize, then cut at random from the image with ``pad`` black pixels around it), "reflect" (the
+            same with its reflection around it), "resized" (a random piece of 8 % to 100 % of the area, bicubic).
+        flip: probability to mirror left to right.
+        randaugment: timm's string, such as "rand-m9-mstd0.5-inc1".
+        colour: brightness, contrast and saturation change by up to this factor.
+        shift: one value of -shift..shift is added to every sub-pixel of an image, clipped to 0..255 (AFT paper, Sec. 5.1).
+        erasing: probability to replace a box by noise.
+        mixup: alpha of Beta(alpha, alpha), 0 for none.
+        cutmix: the same; with both, each batch has one or the other.
+        repeats: how often an epoch shows each image, in a row (repeated augmentation, Hoffer et al. 2020).
+    """
+
+    crop: str = "none"
+    pad: int = 4
+    flip: float = 0.0
+    shift: int = 0
+    randaugment: str | None = None
+    colour: float = 0.0
+    erasing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    repeats: int = 1
+
+    def __post_init__(self) -> None:
+        if self.crop not in CROPS:
+            raise MixerError(f"Augment: crop={self.crop!r} must be one of {', '.join(CROPS)}.")
+        for name in ("flip", "erasing"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise MixerError(f"Augment: {name}={getattr(self, name)} must be a probability from 0 to 1.")
+        for name in ("colour", "mixup", "cutmix"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise MixerError(f"Augment: {name}={getattr(self, name)} must be 0 or more.")
+        for name, least in (("pad", 0), ("shift", 0), ("repeats", 1)):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < least:
+                raise MixerError(f"Augment: {name}={getattr(self, name)} must be a whole number of at least {least}.")
+
+
+class ImageSampler:
+    """Augmented, normalised batches. Every epoch visits each image once (``augment.repeats`` times) in a new order; nothing is stored between steps.
+
+    Sets of one size go through tensors; Pillow and timm come in for files of different sizes, RandAugment and colour.
+
+    Args:
+        classes: how many classes the targets have.
+        smoothing: label smoothing; targets are then (B, classes).
+        mean, std: of each channel, for pixels in 0..1; default those of ImageNet for 3 channels, 0.5 for grey.
+    """
+
+    def __init__(
+        self,
+        split: ImageSplit,
+        *,
+        classes: int,
+        image_size: int | tuple[int, int],
+        channels: int,
+        batch_size: int,
+        seed: int = 0,
+        augment: Augment = Augment(),  # noqa: B008  (frozen)
+        smoothing: float = 0.0,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
+    ):
+        _check("ImageSampler", split, batch_size, channels)
+        top = int(split.labels.max())
+        if top >= classes:
+            raise MixerError(f"ImageSampler: the split {split.name!r} has label {top}, out of range for classes={classes}.")
+        if not 0 <= smoothing < 1:
+            raise MixerError(f"ImageSampler: smoothing={smoothing} must lie in [0, 1).")
+        self.split, self.classes, self.channels, self.batch_size, self.seed = split, classes, channels, batch_size, seed
+        self.size, self.augment, self.smoothing = _pair("ImageSampler", image_size), augment, smoothing
+        self.mean, self.std = moments("ImageSampler", channels, mean, std)
+        self.policy = None if augment.randaugment is None else ops.rand_augment(augment.randaugment, self.size, self.mean)
+
+    @property
+    def epoch(self) -> int:
+        """Images in an epoch."""
+        return len(self.split) * self.augment.repeats
+
+    def indices(self, step: int) -> list[int]:
+        """Which images the batch of a step shows."""
+        return ops.visits(step, self.batch_size, len(self.split), seed=self.seed, repeats=self.augment.repeats)
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Images, float32 (B, C, H, W), and targets: int64 (B,), or float32 (B, classes) with smoothing, mixup or cutmix."""
+        chosen, how = self.indices(step), self.augment
+        g = ops.generator(self.seed, step, 0)
+        keys = [ops.key_of(self.seed, step * self.batch_size + i, 1) for i in range(len(chosen))]
+        images = self._cut(chosen, keys)
+        if how.crop in ("pad", "reflect"):
+            images = ops.pad_crop(images, how.pad, how.crop == "reflect", g)
+        images = ops.flip(images, how.flip, g) if how.flip else images
+        if self.policy is not None or how.colour:
+            images = ops.with_pillow(images, keys, self.policy, how.colour)
+        images = ops.shift(images, how.shift, g) if how.shift else images
+        x = normalise(images, self.mean, self.std)
+        x = ops.erase(x, how.erasing, g) if how.erasing else x
+        labels = self.split.labels[chosen]
+        if not (how.mixup or how.cutmix):
+            return x, ops.soft_targets(labels, self.classes, self.smoothing) if self.smoothing else labels
+        return ops.mix(x, ops.soft_targets(labels, self.classes, self.smoothing), how.mixup, how.cutmix, random.Random(ops.key_of(self.seed, step, 2)))
+
+    def _cut(self, chosen: list[int], keys: list[int]) -> Tensor:
+        """The images at the size asked for, uint8."""
+        if self.split.pixels is None:
+            return torch.stack(list(in_threads(self._cut_file, zip(chosen, keys, strict=True))))
+        images = to_channels(self.split.pixels[chosen], self.channels)
+        if self.augment.crop != "resized":
+            return ops.resize(images, self.size)
+        boxes = [ops.resized_box(images.shape[-2], images.shape[-1], random.Random(key)) for key in keys]
+        return torch.cat([ops.resize(x[None, :, t : t + h, left : left + w], self.size) for x, (t, left, h, w) in zip(images, boxes, strict=True)])
+
+    def _cut_file(self, which: tuple[int, int]) -> Tensor:
+        picture = self.split.pil(which[0])
+        if self.augment.crop == "resized":
+            top, left, h, w = ops.resized_box(picture.height, picture.width, random.Random(which[1]))
+            picture = picture.crop((left, top, left + w, top + h))
+        return to_channels(pil_to_tensor(_resized(picture, self.size)), self.channels)
+
+
+def eval_batches(
+    split: ImageSplit,
+    *,
+    batch_size: int,
+    image_size: int | tuple[int, int],
+    channels: int,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+    limit: int | None = None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every image once, in order, normalised, with its label: resized (bicubic), from 224 pixels on the centre of 1 / 0.875 of the size, as timm does.
+
+    Args:
+        limit: the first so many images only.
+    """
+    _check("eval_batches", split, batch_size, channels)
+    size, (mean, std) = _pair("eval_batches", image_size), moments("eval_batches", channels, mean, std)
+    end = len(split) if limit is None else min(limit, len(split))
+    for start in range(0, end, batch_size):
+        chosen = range(start, min(start + batch_size, end))
+        if split.pixels is not None and min(size) < 224:
+            images = ops.resize(to_channels(split.pixels[chosen.start : chosen.stop], channels), size)
+        else:
+            images = to_channels(torch.stack(list(in_threads(lambda i: pil_to_tensor(centre(split.pil(i), size)), chosen))), channels)
+        yield normalise(images, mean, std), split.labels[chosen.start : chosen.stop]
+
+
+def centre(picture: Any, size: tuple[int, int]) -> Any:
+    """A PIL image at the size of evaluation."""
+    if min(size) < 224:
+        return _resized(picture, size)
+    want = [math.floor(s / CROP_FRACTION) for s in size]
+    if picture.height * want[1] <= picture.width * want[0]:  # the height is what limits
+        grown = want[0], int(want[0] * picture.width / picture.height)
+    else:
+        grown = int(want[1] * picture.height / picture.width), want[1]
+    picture = _resized(picture, grown)
+    top, left = round((grown[0] - size[0]) / 2), round((grown[1] - size[1]) / 2)
+    return picture.crop((left, top, left + size[1], top + size[0]))
+
+
+def stream(sampler: Any, steps: Iterable[int], *, workers: int = 0) -> Iterator[Any]:
+    """``sampler.batch(step)`` for each of the steps, in order, prepared ahead by worker processes; the batches are those of no workers."""
+    if workers == 0:
+        yield from map(sampler.batch, steps)
+        return
+    load = torch.utils.data.DataLoader(_Steps(sampler), batch_size=None, sampler=list(steps), num_workers=workers, generator=torch.Generator())
+    yield from load
+
+
+class _Steps(torch.utils.data.Dataset[Any]):
+    def __init__(self, sampler: Any):
+        self.sampler = sampler
+
+    def __getitem__(self, step: int) -> Any:
+        return self.sampler.batch(step)
+
+
+def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """uint8 (B, C, H, W) to float32: (x / 255 - mean) / std of each channel."""
+    return images.float().div_(255).sub_(torch.tensor(mean)[:, None, None]).div_(torch.tensor(std)[:, None, None])
+
+
+def moments(who: str, channels: int, mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, checked."""
+    mean = tuple(mean) if mean is not None else IMAGENET_MEAN if channels == 3 else (0.5,)
+    std = tuple(std) if std is not None else IMAGENET_STD if channels == 3 else (0.5,)
+    if len(mean) != channels or len(std) != channels or min(std) <= 0:
+        raise MixerError(f"{who}: mean={list(mean)} and std={list(std)} must have {channels} values, one for each channel, std above 0.")
+    return mean, std
+
+
+def _check(who: str, split: ImageSplit, batch_size: int, channels: int) -> None:
+    if len(split) == 0:
+        raise MixerError(f"{who}: the split {split.name!r} holds no images.")
+    if batch_size < 1:
+        raise MixerError(f"{who}: batch_size={batch_size} must be at least 1.")
+    if channels not in (1, 3):
+        raise MixerError(f"{who}: channels={channels} must be 1 (grey) or 3 (colour).")
+
+
+def _pair(who: str, size: int | tuple[int, int]) -> tuple[int, int]:
+    pair = (size, size) if isinstance(size, int) else tuple(size)
+    if len(pair) != 2 or min(pair) < 1:
+        raise MixerError(f"{who}: image_size={size} must be one number or (height, width), at least 1.")
+    return pair[0], pair[1]
+
+
+def _resized(picture: Any, size: tuple[int, int]) -> Any:
+    if (picture.height, picture.width) == tuple(size):
+        return picture
+    return picture.resize((size[1], size[0]), pillow().Resampling.BICUBIC)

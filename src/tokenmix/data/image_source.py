@@ -1,0 +1,152 @@
+"""What a reader of images hands on, and the decoding of one image file with Pillow."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..errors import MixerError
+
+T = TypeVar("T")
+U = TypeVar("U")
+LOOKAHEAD = 128  # decoded images that may wait for their turn
+
+
+@dataclass(frozen=True)
+class Part:
+    """The images of one part of a set as they were found.
+
+    Args:
+        load: the image i as uint8 (C, H, W) with the number of channels asked for; raises MixerError naming the file.
+        names: what the images are called, in messages and where a split is drawn by name.
+        files: the image files, where each image is a file of its own.
+    """
+
+    labels: list[int]
+    names: list[str]
+    load: Callable[[int, int], Tensor]
+    files: list[Path] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A whole set: its parts are "all", or "train" with "valid", "test" or both."""
+
+    classes: tuple[str, ...]
+    channels: int
+    parts: dict[str, Part]
+
+
+def array_part(images: Tensor, labels: list[int]) -> Part:
+    """A part whose images, uint8 (N, C, H, W), are in memory; their numbers are their names."""
+    return Part(labels, [str(i) for i in range(len(labels))], lambda i, channels: to_channels(images[i], channels))
+
+
+def check_labels(labels: list[int], classes: int, name: str) -> None:
+    """Refuse labels that name no class."""
+    wrong = [(i, y) for i, y in enumerate(labels) if not 0 <= y < classes]
+    if wrong:
+        raise MixerError(f"images: {name}: label {wrong[0][1]} of image {wrong[0][0]} is out of range; {classes} classes have labels 0 to {classes - 1}.")
+
+
+def to_channels(images: Tensor, channels: int) -> Tensor:
+    """uint8 (..., C, H, W) with 1 or 3 channels: grey is repeated, colours become their luma (ITU-R 601, rounded as Pillow rounds)."""
+    have = images.shape[-3]
+    if have == channels:
+        return images
+    if (have, channels) == (1, 3):
+        return images.expand(*images.shape[:-3], 3, -1, -1)
+    if (have, channels) == (3, 1):
+        r, g, b = images.int().unbind(-3)
+        return ((r * 19595 + g * 38470 + b * 7471 + 0x8000) >> 16).to(torch.uint8).unsqueeze(-3)
+    raise MixerError(f"images: {have} channels cannot become {channels}; images have 1 (grey) or 3 (red, green, blue) channels.")
+
+
+def pillow() -> Any:
+    """The module PIL.Image."""
+    try:
+        from PIL import Image
+    except ImportError as why:
+        raise MixerError("images: reading image files needs Pillow; pip install 'tokenmix[vision]'.") from why
+    return Image
+
+
+def read_image(file: Path | Any, channels: int, name: str | None = None) -> Any:
+    """An image file as an upright PIL image, mode "L" (1 channel) or "RGB" (3).
+
+    The orientation in EXIF is applied, transparent pixels lie over white, 16-bit grey is scaled to 8 bits, CMYK and palettes become colours; of an animation
+    the first picture.
+
+    Raises:
+        MixerError: in one line, naming the file, where it is no image, is damaged, or holds floating-point pixels.
+    """
+    image_module, name = pillow(), name or str(file)
+    from PIL import ImageOps
+
+    try:
+        with image_module.open(file) as image:
+            image.load()
+            return _plain(image_module, ImageOps.exif_transpose(image), "L" if channels == 1 else "RGB", name)
+    except image_module.UnidentifiedImageError as why:
+        raise MixerError(f"images: {name} is not an image.") from why
+    except (FileNotFoundError, PermissionError, IsADirectoryError) as why:
+        raise MixerError(f"images: {name} cannot be opened ({why.strerror}).") from why
+    except MixerError:
+        raise
+    except Exception as why:  # Pillow's decoders raise whatever they meet: OSError, SyntaxError, struct.error, ValueError
+        raise MixerError(f"images: {name} is damaged or truncated ({' '.join(str(why).split())}).") from why
+
+
+def _plain(image_module: Any, image: Any, mode: str, name: str) -> Any:
+    if image.mode == "F":
+        raise MixerError(f"images: {name} holds floating-point pixels, whose range is not known; save it with 8 or 16 bits.")
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        return _from_16_bit(image_module, image, name).convert(mode)
+    if "A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info:
+        coloured = image.convert("RGBA")
+        return image_module.alpha_composite(image_module.new("RGBA", coloured.size, "white"), coloured).convert(mode)
+    return image.convert(mode)
+
+
+def _from_16_bit(image_module: Any, image: Any, name: str) -> Any:
+    """Pillow's own conversion clips at 255."""
+    import numpy
+
+    wide = numpy.asarray(image).astype(numpy.int64)
+    if wide.min() < 0 or wide.max() > 65535:
+        raise MixerError(f"images: {name} holds values from {wide.min()} to {wide.max()}; save it with 8 or 16 bits.")
+    return image_module.fromarray(((wide + 128) // 257).astype(numpy.uint8))
+
+
+def pil_to_tensor(image: Any) -> Tensor:
+    """uint8 (C, H, W) of a PIL image of mode "L" or "RGB"."""
+    channels = len(image.getbands())
+    flat = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+    return flat.view(image.height, image.width, channels).permute(2, 0, 1).contiguous()
+
+
+def tensor_to_pil(image: Tensor) -> Any:
+    """A PIL image, mode "L" or "RGB", of uint8 (C, H, W)."""
+    channels, height, width = image.shape
+    plain = bytes(image.permute(1, 2, 0).contiguous().numpy())
+    return pillow().frombytes("L" if channels == 1 else "RGB", (width, height), plain)
+
+
+def in_threads(function: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
+    """``map`` with a few threads and a bounded lookahead; the order is kept. Decoding leaves the interpreter free."""
+    waiting: deque[Future[U]] = deque()
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) >= LOOKAHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()

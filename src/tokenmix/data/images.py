@@ -1,0 +1,198 @@
+"""Image sets by name or path, divided into train, valid and test, decoded once into a memory-mapped cache."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tarfile
+import warnings
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import MixerError
+from .corpus import SPLITS
+from .image_archives import CIFAR_FILE, CIFAR_MAIN, IDX_FILE, numbered, read_cifar, read_digits, read_idx, read_npz
+from .image_cache import Prepared, prepared
+from .image_downloads import fetch
+from .image_files import folder_tree, read_tree, zip_tree
+from .image_source import Found, check_labels, pil_to_tensor, read_image, tensor_to_pil
+
+IMAGE_SETS = {
+    "digits": "1,797 handwritten digits, 8x8 grey, 10 classes; comes with scikit-learn, no download",
+    "mnist": "70,000 handwritten digits, 28x28 grey, 10 classes (LeCun et al. 1998)",
+    "fashion_mnist": "70,000 pieces of clothing, 28x28 grey, 10 classes (Xiao et al. 2017)",
+    "cifar10": "60,000 photographs, 32x32 colour, 10 classes (Krizhevsky 2009)",
+    "cifar100": "60,000 photographs, 32x32 colour, 100 classes (Krizhevsky 2009)",
+    "tiny_imagenet": "110,000 photographs, 64x64 colour, 200 classes of ImageNet",
+}
+CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+CLASSES = {"mnist": numbered(10), "fashion_mnist": CLOTHES}
+COUNTS = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100, "tiny_imagenet": 200}
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSplit:
+    """One split. The images are in ``pixels`` where all have one size, else in ``files``, decoded when asked for.
+
+    Args:
+        labels: (N,) int64.
+        pixels: uint8 (N, C, H, W), a read-only-by-convention map of a file, or None.
+    """
+
+    name: str
+    labels: Tensor
+    channels: int
+    pixels: Tensor | None = field(default=None, repr=False)
+    files: tuple[Path, ...] = field(default=(), repr=False)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(H, W), or None where the images are files of different sizes."""
+        return None if self.pixels is None else (self.pixels.shape[2], self.pixels.shape[3])
+
+    def image(self, i: int) -> Tensor:
+        """The image i, uint8 (C, H, W)."""
+        return self.pixels[i].clone() if self.pixels is not None else pil_to_tensor(read_image(self.files[i], self.channels))
+
+    def pil(self, i: int) -> Any:
+        """The image i as a PIL image of mode "L" or "RGB"."""
+        return tensor_to_pil(self.pixels[i]) if self.pixels is not None else read_image(self.files[i], self.channels)
+
+
+@dataclass(frozen=True, eq=False)
+class ImageData:
+    """A set of images with its three splits.
+
+    Args:
+        fingerprint: sha256 of pixels, labels, classes and splits; of names and file sizes instead of pixels where the images have different sizes.
+        skipped: the files left out because they could not be read.
+    """
+
+    name: str
+    path: str
+    classes: tuple[str, ...]
+    channels: int
+    fingerprint: str
+    skipped: tuple[str, ...]
+    splits: dict[str, ImageSplit] = field(repr=False)
+
+    def split(self, name: str) -> ImageSplit:
+        if name not in self.splits:
+            raise MixerError(f"images {self.name}: no split is called {name!r}; choose one of {', '.join(SPLITS)}.")
+        return self.splits[name]
+
+    def describe(self) -> dict[str, Any]:
+        """What env.json records."""
+        return {"name": self.name, "images": [len(self.splits[s]) for s in SPLITS], "classes": len(self.classes), "sha256": self.fingerprint}
+
+
+def open_images(
+    source: str, *, path: str | None = None, valid: float | None = None, download: bool = True, skip_bad_files: bool = False, channels: int | None = None
+) -> ImageData:
+    """Open a set of images, preparing it in the user's cache the first time.
+
+    Args:
+        source: a name of ``IMAGE_SETS``, or the path of a folder of images (CLASS/*.jpg, or train/CLASS/*.jpg beside val/CLASS/*.jpg), of an ``.npz``, of the
+            files of CIFAR or MNIST, or of a ``.zip`` of images.
+        path: for a name, a local copy to read instead of downloading.
+        valid: how much of train is held out for validation, a fraction below 1 or a number of images, drawn evenly from the classes (default 0.1, at least one
+            per class). 0 holds nothing out: valid is then the test split. A set with its own validation images but no test images has these as valid and
+            test, unless ``valid`` is given, which is held out of train then. A set without any parts gives up as much again for test.
+        skip_bad_files: leave out files that cannot be read, with a warning, instead of refusing the set.
+        channels: 1 or 3, to convert to; default what the set has, 3 for image files.
+
+    Raises:
+        MixerError: in one line that names the file or the option.
+    """
+    if channels not in (None, 1, 3):
+        raise MixerError(f"open_images: channels={channels} must be 1 (grey) or 3 (colour).")
+    if valid is not None and not (0 <= valid < 1 or (valid >= 1 and float(valid).is_integer())):
+        raise MixerError(f"open_images: valid={valid} must be a fraction in [0, 1) or a whole number of images.")
+    file = _locate(source, path, download)
+    name = source if source in IMAGE_SETS else _stem(file)
+    options = {"name": source if source in IMAGE_SETS else "", "valid": valid, "channels": channels, "skip": skip_bad_files}
+    ready = prepared(file, name, options, lambda: _read(source, file))
+    if ready.skipped:
+        total = len(ready.labels) + len(ready.skipped)
+        warnings.warn(f"images: {len(ready.skipped)} of {total} files of {name} cannot be read and are left out; the first: {ready.skipped[0]}", stacklevel=2)
+    return _opened(name, file, ready)
+
+
+def _stem(file: Path | None) -> str:
+    return "images" if file is None else file.resolve().name.split(".")[0]
+
+
+def _locate(source: str, path: str | None, download: bool) -> Path | None:
+    """The file or folder to read; None for the digits, which need none."""
+    if source not in IMAGE_SETS:
+        if path is not None:
+            raise MixerError(f"data.source={source!r} is no name of an image set, so data.path={path!r} has nothing to go with; {_names(source)}")
+        given = Path(source).expanduser()
+        if not given.exists():
+            raise MixerError(f"images: no file, folder or set is called {source!r}; {_names(source)}")
+        return given
+    if path is None:
+        return None if source == "digits" else fetch(source, download)
+    if source == "digits":
+        raise MixerError(f"data.path={path!r}: the set 'digits' comes with scikit-learn and reads no file; give the path as data.source.")
+    if not Path(path).expanduser().exists():
+        raise MixerError(f"images: no file or folder {path!r}; give the official files of {source}.")
+    return Path(path).expanduser()
+
+
+def _names(source: str) -> str:
+    near = difflib.get_close_matches(source, IMAGE_SETS, 1)
+    return "".join(f"did you mean {n!r}? " for n in near) + f"give a path, or one of {', '.join(IMAGE_SETS)}."
+
+
+def _read(source: str, file: Path | None) -> Found:
+    """Read by what the file or folder is, then hold the classes against those of the named set."""
+    found = read_digits() if file is None else _read_path(file)
+    if source not in IMAGE_SETS:
+        return found
+    expected = COUNTS[source]
+    for part, content in found.parts.items():
+        check_labels(content.labels, expected, f"{file} ({part}), read as {source}")
+    if len(found.classes) != expected and not all(c.isdigit() for c in found.classes):
+        raise MixerError(f"images: {file} has {len(found.classes)} classes, {source} has {expected}; for a set of its own give its path as data.source.")
+    names = CLASSES.get(source) or (found.classes if len(found.classes) == expected else numbered(expected))
+    return Found(names, found.channels, found.parts)
+
+
+def _read_path(file: Path) -> Found:
+    if file.is_dir():
+        inner = [p for p in file.iterdir() if p.is_dir() and p.name.startswith("cifar-10")]
+        folder = inner[0] if len(inner) == 1 else file
+        names = [p.name for p in folder.iterdir() if p.is_file()]
+        if CIFAR_MAIN & set(names):
+            return read_cifar(folder)
+        return read_idx(folder) if any(IDX_FILE.fullmatch(n) for n in names) else read_tree(folder_tree(folder))
+    if IDX_FILE.fullmatch(file.name):
+        return read_idx(file.parent)
+    if CIFAR_FILE.fullmatch(file.name):
+        return read_cifar(file.parent)
+    if file.suffix == ".npz":
+        return read_npz(file)
+    if file.suffix == ".zip" or zipfile.is_zipfile(file):
+        return read_tree(zip_tree(file))
+    if file.suffix in (".gz", ".tgz", ".tar") or (os.path.getsize(file) and tarfile.is_tarfile(file)):
+        return read_cifar(file)
+    raise MixerError(f"images: {file} is no set of images; give a folder of images, an .npz, a .zip of images, or the files of CIFAR or MNIST.")
+
+
+def _opened(name: str, file: Path | None, ready: Prepared) -> ImageData:
+    labels = torch.tensor(ready.labels, dtype=torch.int64)
+    pixels = ready.pixels()
+    splits = {}
+    for split, (start, end) in ready.splits.items():
+        files = tuple(Path(f) for f in ready.files[start:end])
+        splits[split] = ImageSplit(split, labels[start:end], ready.channels, None if pixels is None else pixels[start:end], files)
+    return ImageData(name, "" if file is None else str(file), ready.classes, ready.channels, ready.sha256, ready.skipped, splits)
