@@ -65,7 +65,7 @@ class _Seen(TorchDispatchMode):
         super().__init__()
         self.names: set[str] = set()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.name().split(".")[0]
         if name.startswith("tokenmix::") or "scaled_dot_product" in name or "flex_attention" in name:
             self.names.add(name.replace("aten::_", "").replace("aten::", ""))
