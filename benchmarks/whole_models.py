@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,23 +25,33 @@ from tokenmix.models import LM, LMConfig
 from tokenmix.models.blocks import Block
 
 RESULTS = Path(__file__).parent / "results"
-LM_ROWS: dict[str, dict[str, Any]] = {
-    "attention, fused SDPA": {"name": "attention", "heads": 4},
-    "attention, unfused": {"name": "attention", "heads": 4},
-    "window of 32, SDPA with a mask": {"name": "attention", "heads": 4},
-    "window of 32, our local attention": {"name": "local", "heads": 4, "window": 32},
-    "aft_local 32": {"name": "aft_local", "window": 32},
-    "aft_simple": {"name": "aft_simple"},
-    "aft_full": {"name": "aft_full"},
-    "hydra": {"name": "hydra"},
-    "linear": {"name": "linear", "heads": 4},
+
+
+class Row(NamedTuple):
+    """A mixer's spec, and what it runs as."""
+
+    spec: dict[str, Any]
+    unfused: bool = False  # attention as plain products
+    band: int | None = None  # attention with the mask of a causal sliding window of so many tokens
+
+
+LM_ROWS = {
+    "attention, fused SDPA": Row({"name": "attention", "heads": 4}),
+    "attention, unfused": Row({"name": "attention", "heads": 4}, unfused=True),
+    "window of 32, SDPA with a mask": Row({"name": "attention", "heads": 4}, band=32),
+    "window of 32, our local attention": Row({"name": "local", "heads": 4, "window": 32}),
+    "aft_local 32": Row({"name": "aft_local", "window": 32}),
+    "aft_simple": Row({"name": "aft_simple"}),
+    "aft_full": Row({"name": "aft_full"}),
+    "hydra": Row({"name": "hydra"}),
+    "linear": Row({"name": "linear", "heads": 4}),
 }
-VISION_ROWS: dict[str, dict[str, Any]] = {
-    "attention, fused SDPA": {"name": "attention", "heads": 3},
-    "attention, unfused": {"name": "attention", "heads": 3},
-    "aft_conv 11, 32 heads": {"name": "aft_conv", "heads": 32, "kernel_size": 11, "ndim": 2},
-    "hydra": {"name": "hydra"},
-    "aft_simple": {"name": "aft_simple"},
+VISION_ROWS = {
+    "attention, fused SDPA": Row({"name": "attention", "heads": 3}),
+    "attention, unfused": Row({"name": "attention", "heads": 3}, unfused=True),
+    "aft_conv 11, 32 heads": Row({"name": "aft_conv", "heads": 32, "kernel_size": 11, "ndim": 2}),
+    "hydra": Row({"name": "hydra"}),
+    "aft_simple": Row({"name": "aft_simple"}),
 }
 GRIDS = {(14, 14): 8, (24, 24): 4, (28, 28): 4, (45, 80): 1, (68, 120): 1}
 """(H, W) and the batch: 224, 384 and 448 pixels square, 1280 x 720 and 1920 x 1088, in patches of 16."""
@@ -97,11 +107,11 @@ def language(length: int, batch: int) -> dict[str, Callable[[], None]]:
     """A step of the 24 x 256 model with each mixer."""
     tokens = torch.randint(256, (batch, length + 1), generator=torch.Generator().manual_seed(0))
     steps = {}
-    for name, spec in LM_ROWS.items():
+    for name, row in LM_ROWS.items():
         torch.manual_seed(0)
-        model = LM(LMConfig(dim=256, max_len=length, mixers=(spec,), layers=24))
-        if "mask" in name:
-            within(model, 32, length)
+        model = LM(LMConfig(dim=256, max_len=length, mixers=(row.spec,), layers=24))
+        if row.band:
+            within(model, row.band, length)
 
         def loss(model: nn.Module = model) -> Tensor:
             return nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
@@ -123,16 +133,16 @@ def vision(grid: tuple[int, int], batch: int) -> dict[str, Callable[[], None]]:
     T = grid[0] * grid[1]
     x = torch.randn(batch, T, 192, generator=torch.Generator().manual_seed(0))
     steps = {}
-    for name, spec in VISION_ROWS.items():
+    for name, row in VISION_ROWS.items():
         torch.manual_seed(0)
-        model = Stack(spec, T)
+        model = Stack(row.spec, T)
         steps[name] = step_of(model, lambda model=model: model(x, grid).square().mean())
     return steps
 
 
-def table(steps: dict[str, Callable[[], None]], budget: float, left_out: set[str]) -> dict[str, Any]:
+def table(rows: dict[str, Row], steps: dict[str, Callable[[], None]], budget: float, left_out: set[str]) -> dict[str, Any]:
     """Name -> steps per second, MiB at the peak of a step, ratio to fused attention."""
-    scopes = {name: (lambda name=name: Unfused("unfused" in name)) for name in steps}
+    scopes = {name: partial(Unfused, row.unfused) for name, row in rows.items()}
     kept = {name: step for name, step in steps.items() if name not in left_out}
     memory = {name: peak_memory(step, scope=scopes[name]) for name, step in kept.items()}
     times = measure({name: sampler(step, scope=scopes[name]) for name, step in kept.items()}, budget=budget)
@@ -153,11 +163,11 @@ def main() -> None:
     sizes = [(1024, 2), (4096, 1)] if given.what == "lm" else list(GRIDS.items())
     for size, batch in sizes:
         T = size if isinstance(size, int) else size[0] * size[1]
-        layers, heads = (24, 4) if given.what == "lm" else (12, 3)
-        left_out = {n for n in LM_ROWS if "unfused" in n} if 3 * 4 * batch * heads * layers * T * T > UNFUSED_BYTES else set()
+        models, layers, heads = (LM_ROWS, 24, 4) if given.what == "lm" else (VISION_ROWS, 12, 3)
+        left_out = {name for name, row in models.items() if row.unfused} if 3 * 4 * batch * heads * layers * T * T > UNFUSED_BYTES else set()
         steps = language(T, batch) if isinstance(size, int) else vision(size, batch)
         label = f"T={T}, batch {batch}" if isinstance(size, int) else f"{size[0]}x{size[1]}, batch {batch}"
-        found["tables"][label] = rows = table(steps, given.budget, left_out)
+        found["tables"][label] = rows = table(models, steps, given.budget, left_out)
         print(label)
         for name, row in rows.items():
             print(

@@ -188,8 +188,8 @@ BUGS = [
     Bug(
         "places of the first row",
         "step.c",
-        "a->places[b * a->R + j] : a->at[b * a->L + j - a->R];\n            int near",
-        "a->places[j] : a->at[b * a->L + j - a->R];\n            int near",
+        "step_place(a->places, a->at, b, j, a->R, a->L);\n            int near",
+        "step_place(a->places - b * a->R, a->at, b, j, a->R, a->L);\n            int near",
         "decode aft_full",
     ),
     Bug("a filter that starts at its other end", "step.c", "h * a->taps + a->taps - 1 - (int64_t)back", "h * a->taps + (int64_t)back", "decode aft_conv"),

@@ -173,8 +173,7 @@ def streamed(form, q, k, v, w, near, R, cuts, heads):
         if form == "simple":
             y, past = aft_chunk.aft_simple_chunk(asked, new[0], new[1], past)
         elif form == "full":
-            y = aft_chunk.aft_chunk(asked, new, kept, w[None, :, cut, : at + n], gate="sigmoid")
-            kept = tuple(torch.cat(pair, 1) for pair in zip(kept, new, strict=True))
+            y, kept = aft_chunk.aft_chunk(asked, new, kept, w[None, :, cut, : at + n], gate="sigmoid")
         else:
             rows = torch.nn.functional.pad(w[:, cut], (R, 0), value=-torch.inf)[None, :, :, at : at + n + R]
             close = torch.nn.functional.pad(near[cut], (R, 0))[None, None, :, at : at + n + R]

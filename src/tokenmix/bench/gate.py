@@ -65,7 +65,7 @@ class _Seen(TorchDispatchMode):
         super().__init__()
         self.names: set[str] = set()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.name().split(".")[0]
         if name.startswith("tokenmix::") or "scaled_dot_product" in name or "flex_attention" in name:
             self.names.add(name.replace("aten::_", "").replace("aten::", ""))
@@ -122,13 +122,16 @@ def _path(run: Callable[..., Tensor], args: tuple, options: dict[str, Any]) -> s
         return _path_of(lambda: run(*args, **options))
 
 
-def _path_of(run: Callable[[], Any]) -> str:
-    """The fused operators and the kernels for a few tokens that a call runs, or "eager"."""
-    with _steps_seen() as steps:
-        run()
+def _path_of(run: Callable[[], Any], *, decoding: bool = False) -> str:
+    """The fused operators that a call runs, or "eager"; of one that decodes the kernels for a few tokens, which rest while operators are watched."""
+    if decoding:
+        with _steps_seen() as steps:
+            run()
+        if steps:
+            return ", ".join(sorted(steps))
     with _Seen() as seen:
         run()
-    return ", ".join(sorted(steps)) or seen.path
+    return seen.path
 
 
 @contextmanager
@@ -274,7 +277,7 @@ def _against_itself(subject: Subject, s: Setting, layer: Any, run: Callable[...,
     inputs = adversarial_keys((1, s.T, s.dim), size=SIZE)
     for name in INPUTS:
         x = inputs[name].to(s.device, s.torch_dtype)
-        path = path or _path_of(partial(run, layer, x))
+        path = path or _path_of(partial(run, layer, x), decoding=s.level == "decode")
         got = run(layer, x).double()  # not while operators are watched: a few tokens would then take the eager form
         if exact is None:
             found.append((0.0 if bool(got.isfinite().all()) else float("inf"), tol, f"input {name}"))

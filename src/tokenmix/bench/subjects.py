@@ -214,7 +214,10 @@ def _layer(subject: Subject, s: Setting) -> Prepared:
     layer = build(subject, s).train(s.backward)
     x = draw(s.batch, s.T, s.dim, seed=1, s=s)
     place = {"grid": s.grid} if s.grid and getattr(layer, "supports_grid", False) else {}
-    run = lambda: layer(x, **place)  # noqa: E731
+
+    def run() -> Any:
+        return layer(x, **place)
+
     leaves = [x, *(p for p in layer.parameters() if p.requires_grad)]
     return Prepared(_with_backward(run, leaves) if s.backward else _forward_only(run), layer_work(layer, s))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -17,8 +19,8 @@ def aft_conv2d_kernel(q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, ke
 def _eager(q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, key_mask: Tensor | None, grid: list[int], prefix: int) -> Tensor:
     from .aft_conv import aft_conv
 
-    options = {"grid": tuple(grid), "prefix": prefix, "key_mask": key_mask, "gate": None if q is None else "sigmoid", "backend": "eager"}
-    return aft_conv(v if q is None else q, k, v, kernel, **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"grid": tuple(grid), "prefix": prefix, "key_mask": key_mask, "gate": None if q is None else "sigmoid", "backend": "eager"}
+    return aft_conv(v if q is None else q, k, v, kernel, **options)
 
 
 def _cpu(q, k, v, kernel, key_mask, grid, prefix, save):

@@ -89,25 +89,24 @@ def tap_weights(kernel: Tensor, at: Tensor, places: Tensor) -> tuple[Tensor, Ten
 
 def aft_chunk(
     q: Tensor, new: Past, kept: Past, w: Tensor, *, heads: int = 1, far: Past | None = None, inside: Tensor | None = None, gate: str | None
-) -> Tensor:
-    """L new tokens over R kept keys, each other (causally), and the sums of all keys older than those, which weigh exp(0).
+) -> tuple[Tensor, Past]:
+    """L new tokens over R kept keys, each other (causally), and the sums of all keys older than those, which weigh exp(0): outputs, kept and new keys as one.
 
     Args:
         q: (B, L, D). new, kept: keys (B, L or R, h), values (B, L or R, D), live (B, L or R) bool.
         w: log-weights (B or 1, heads or 1, L, R + L).
         inside: (B or 1, 1, L, R + L), the only pairs that count; then there is no far past.
     """
-    R, L = kept[1].shape[1], new[1].shape[1]
+    R, L, every = kept[1].shape[1], new[1].shape[1], append(kept, new)
     if far is None and inside is None and new[0].shape == new[1].shape and w.shape[1] == 1:
         fused, ours = q if gate == "sigmoid" else None, (*new[:2], new[2].contiguous())
         if _ready(fused, ours, kept, w):
-            y = step.full(fused, ours, kept, w) if L <= ROWS else _last_rows(fused, append(kept, ours), w)
-            return y if gate == "sigmoid" else gated(q, y, gate)
-    live = torch.cat([kept[2], new[2]], 1)
-    kd, vd = wide(torch.cat([kept[0], new[0]], 1), torch.cat([kept[1], new[1]], 1), live, heads)
+            y = step.full(fused, ours, kept, w) if L <= ROWS else full.extend(fused, *every[:2], w[:, 0], every[2])
+            return y if gate == "sigmoid" else gated(q, y, gate), every
+    kd, vd = wide(*every, heads)
     if inside is not None:
-        seen = inside & live[:, None, None] & torch.ones(L, R + L, dtype=torch.bool, device=q.device).tril(R)
-        return gated(q, narrow(literal(kd, vd, w, seen)), gate)
+        seen = inside & every[2][:, None, None] & torch.ones(L, R + L, dtype=torch.bool, device=q.device).tril(R)
+        return gated(q, narrow(literal(kd, vd, w, seen)), gate), every
     if L == 1:
         total = over_visible(kd, vd, w)
     else:
@@ -116,12 +115,7 @@ def aft_chunk(
             total = merge(total, over_visible(kd[..., :R, :], vd[..., :R, :, :], w[..., :R]))
     if far is not None:
         total = merge(total, _lift(far, heads))
-    return gated(q, narrow(ratio_of(total)), gate)
-
-
-def _last_rows(q: Tensor | None, every: Past, w: Tensor) -> Tensor:
-    keys, values, live = every
-    return full.extend(q, keys, values, w[:, 0], live)
+    return gated(q, narrow(ratio_of(total)), gate), every
 
 
 def append(kept: Past, new: Past) -> Past:
@@ -155,8 +149,7 @@ def ring_chunk(
         y, ring, sums = step.ring(fused, new, kept, far, w, near.contiguous() if only_near and near is not None else None, heads=per_head)
         return (y if gate == "sigmoid" else gated(q, y, gate)), ring, sums
     past, inside = (None, near) if only_near else (far, None)
-    y = aft_chunk(q, new, kept, w, heads=heads, far=past, inside=inside, gate=gate)
-    keys, values, lives = (torch.cat(pair, 1) for pair in zip(kept, new, strict=True))
+    y, (keys, values, lives) = aft_chunk(q, new, kept, w, heads=heads, far=past, inside=inside, gate=gate)
     n = q.shape[1]
     sums = far if only_near else absorb(far, keys[:, :n], values[:, :n], lives[:, :n], heads=heads)
     return y, (keys[:, n:], values[:, n:], lives[:, n:]), sums

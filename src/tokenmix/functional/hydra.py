@@ -14,6 +14,8 @@ the token's whole D-vector and heads cut the result, so that heads = D is Hydra 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -52,8 +54,8 @@ def hydra(
         if 0 in (*q.shape, k.shape[1]):
             return torch.zeros_like(q)
         return hydra_kernel(q, k, v, key_mask, feature=feature, normalise=normalise, eps=eps, causal=causal)
-    options = {"feature": feature, "normalise": normalise, "eps": eps, "causal": causal, "key_mask": key_mask, "backend": "eager"}
-    return _kernel_attention("hydra", q, k, v, heads=q.shape[-1], **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"feature": feature, "normalise": normalise, "eps": eps, "causal": causal, "key_mask": key_mask, "backend": "eager"}
+    return _kernel_attention("hydra", q, k, v, heads=q.shape[-1], **options)
 
 
 def multihead_linear(
@@ -73,8 +75,8 @@ def multihead_linear(
 
     heads = 1 is full linear attention without a normaliser, heads = D is Hydra. The causal form works in blocks. Other arguments as in ``hydra``.
     """
-    options = {"feature": feature, "normalise": normalise, "eps": eps, "causal": causal, "key_mask": key_mask, "backend": backend}
-    return _kernel_attention("multihead_linear", q, k, v, heads=heads, **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"feature": feature, "normalise": normalise, "eps": eps, "causal": causal, "key_mask": key_mask, "backend": backend}
+    return _kernel_attention("multihead_linear", q, k, v, heads=heads, **options)
 
 
 def _kernel_attention(
@@ -86,7 +88,7 @@ def _kernel_attention(
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     past = empty_sums(q.shape[0], q.shape[-1], heads, softmax=of_keys == "softmax", device=q.device)
-    options = {"heads": heads, "feature": feature, "eps": eps}
+    options: dict[str, Any] = {"heads": heads, "feature": feature, "eps": eps}
     if causal:
-        return extend_sums(q, k, v, past, live=key_mask, normalise=normalise, **options)[0]  # type: ignore[arg-type]
-    return read_sums(q, absorb(past, k, v, key_mask, **options), normalise=normalise, **options)  # type: ignore[arg-type]
+        return extend_sums(q, k, v, past, live=key_mask, normalise=normalise, **options)[0]
+    return read_sums(q, absorb(past, k, v, key_mask, **options), normalise=normalise, **options)

@@ -79,7 +79,7 @@ def absorb(past: Past, k: Tensor, v: Tensor, live: Tensor | None, *, heads: int,
         fk, fv = _mapped(k, v, live, of_keys, eps)
         return past[0] + _outer(fk, fv, heads).flatten(1), past[1] + _number(live, k)
     if heads == dim:
-        return absorb_features(past, k, v, live)  # type: ignore[arg-type]
+        return absorb_features(past, k, v, live)  # type: ignore[arg-type]  # three tensors with softmax
     joined = merge(_lift(past, heads), _sums_of(*_split(k, v, live, heads)))
     return _flat(joined)
 
@@ -90,7 +90,7 @@ def read_sums(q: Tensor, past: Past, *, heads: int, feature: str, normalise: boo
     fq = MAPS[of_query](q.to(_wide(q)), eps)
     if of_keys == "softmax":
         if heads == q.shape[-1]:
-            return read_past(fq, past, gate="identity").to(q.dtype)  # type: ignore[arg-type]
+            return read_past(fq, past, gate="identity").to(q.dtype)  # type: ignore[arg-type]  # three tensors
         s = _lift(past, heads)
         y = (_heads(fq.double(), heads) / _positive(s.acc[..., -1, :])) @ s.acc[..., 0, :-1, :].mT
         return _joined(y).to(q.dtype)

@@ -184,8 +184,8 @@ class AFTFull(Mixer):
             w = self.bias.table(at, places)[:, None]
         else:
             w, _, places = found
-        y = chunk.aft_chunk(q, new, kept, w, gate=self.gate)
-        return y, AFTFullState(*chunk.append(kept, new), places, state.position)
+        y, history = chunk.aft_chunk(q, new, kept, w, gate=self.gate)
+        return y, AFTFullState(*history, places, state.position)
 
 
 class AFTLocal(Mixer):

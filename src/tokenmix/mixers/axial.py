@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import permutations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -170,6 +170,7 @@ class Axial(Mixer):
 
     def _finished(self, state: AxialState, column: Tensor) -> Tensor:
         """The column stage's keys and values of the recent tokens: anew for those of the last row, as kept for those of rows that ended before it."""
-        row = torch.div(state.places[:, -self.width :], self.width, rounding_mode="floor")  # type: ignore[operator, arg-type]  # causal: there is a width
-        kept = torch.where((row == row[:, -1:])[..., None], column[:, : self.width].to(state.column.dtype), state.column[:, -self.width :])  # type: ignore[operator]
-        return torch.cat([kept, column[:, self.width :].to(kept.dtype)], 1)
+        width: Any = self.width  # causal: there is one
+        row = torch.div(state.places[:, -width:], width, rounding_mode="floor")
+        kept = torch.where((row == row[:, -1:])[..., None], column[:, :width].to(state.column.dtype), state.column[:, -width:])
+        return torch.cat([kept, column[:, width:].to(kept.dtype)], 1)

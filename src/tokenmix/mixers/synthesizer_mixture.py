@@ -95,14 +95,14 @@ class SynthesizerMixture(Mixer):
             nn.init.zeros_(self.alpha)
 
     def _tables(self) -> dict[str, synth.Tables]:
-        return {name: () if self._modules[name] is None else self._modules[name].tables() for name in synth.LOGITS}  # type: ignore[union-attr, operator]
+        return {name: () if (part := self._modules[name]) is None else part.tables() for name in synth.LOGITS}  # type: ignore[operator]  # parts have it
 
     def _weights(self, x: Tensor) -> Tensor:
         return x.new_zeros(0) if self.alpha is None else self.alpha
 
     def resize(self, max_len: int) -> None:
         """Interpolate every table to another number of positions."""
-        parts_of.resize_part(self, [self._modules[name] for name in synth.LOGITS if name in self.parts], max_len)  # type: ignore[misc]
+        parts_of.resize_part(self, [self._modules[name] for name in synth.LOGITS if name in self.parts], max_len)  # type: ignore[misc]  # these exist
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.synthesizer_mixture`` for this input: (positional, keyword)."""
@@ -119,10 +119,10 @@ class SynthesizerMixture(Mixer):
 
     def mixing_cost(self, T):
         D, one, made = self.inner, self.heads * T * T, [self._modules[name] for name in synth.LOGITS if name in self.parts]
-        products = 2 * T * T * D * (2 if "attention" in self.parts else 1) + sum(part.flops(T)[1] for part in made)  # type: ignore[union-attr, operator]
-        aside = sum(part.flops(T)[0] - part.flops(T)[1] for part in made)  # type: ignore[union-attr, operator]
+        products = 2 * T * T * D * (2 if "attention" in self.parts else 1) + sum(part.flops(T)[1] for part in made)
+        aside = sum(part.flops(T)[0] - part.flops(T)[1] for part in made)
         joins = 2 * one * len(self.parts)
-        kept = sum(part.kept(T) for part in made)  # type: ignore[union-attr, operator]
+        kept = sum(part.kept(T) for part in made)
         if self.alpha is not None:  # its gradient needs each part's logits
             fresh = {"dense": one, "attention": one, "factorized_dense": one, "factorized_random": one, "random": 0}
             kept += sum(fresh[part] for part in self.parts)

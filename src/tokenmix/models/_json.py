@@ -37,7 +37,7 @@ def from_json(cls: type[T], data: Any, *, where: str = "") -> T:
     if not isinstance(data, dict):
         raise MixerError(f"config: {name} must be an object, got {data!r}.")
     hints = typing.get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]  # T is a dataclass
     for key in data:
         if key not in fields:
             raise MixerError(f"config: {name} has no field {key!r}; {nearest(key, fields)}.")

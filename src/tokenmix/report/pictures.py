@@ -60,7 +60,7 @@ def _by_values(mixer: Mixer, x: Tensor, context: Tensor | None, given: dict[str,
     if want.shape[-1] != v.shape[-1]:
         return None
     each = {name: _repeated(value, S) for name, value in full.items()}
-    many, options = mixer.functional_args(_repeated(x, S), _repeated(context, S), **each)  # type: ignore[operator]
+    many, options = mixer.functional_args(_repeated(x, S), _repeated(context, S), **each)  # type: ignore[operator]  # as above
     unit = torch.eye(S, dtype=v.dtype, device=v.device)[..., None].expand(S, S, v.shape[-1])
     rows = form(*many[:at], unit, *many[at + 1 :], **options)
     weights = rows.permute(2, 1, 0)

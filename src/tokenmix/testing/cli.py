@@ -55,7 +55,7 @@ def main_check(target: str, options: dict[str, Any], json: bool = False) -> int:
 
 def _forms(cls: type[nn.Module], options: dict[str, Any]) -> list[dict[str, Any]]:
     """The options as given; both causal forms where they leave that open and the class has both."""
-    if not is_mixer(cls) or "causal" in options or not cls.supports_causal:  # type: ignore[attr-defined]
+    if not is_mixer(cls) or "causal" in options or not cls.supports_causal:  # type: ignore[attr-defined]  # a Mixer, as just asked
         return [options]
     return [{**options, "causal": causal} for causal in (False, True)]
 

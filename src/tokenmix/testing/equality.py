@@ -131,7 +131,7 @@ def _derive(run: Callable[..., Tensor], args: tuple) -> tuple[Tensor, list[Tenso
 def _cases(s: Subject, size: float) -> Iterator[tuple[str, tuple, dict[str, Any]]]:
     """Adversarial arguments of the functional form: every pattern of keys, with the bias as it is or up to +-60, and a mask."""
     args, options = _long(s)
-    at, _, biases = roles(s.functional)  # type: ignore[arg-type]
+    at, _, biases = roles(s.functional)  # type: ignore[arg-type]  # _long has refused None
     shape = tuple(args[at].shape)
     for i, (name, keys) in enumerate(inputs.adversarial_keys(shape, size=size, seed=s.seed).items()):
         case = _with(args, at, keys)
@@ -157,10 +157,10 @@ def accurate_on_adversarial_keys(s: Subject) -> None:
     for name, case, options in _cases(s, 100.0):
         args = _rounded(case, torch.float32)
         exact = _rounded(args, torch.float64)
-        tol = ADVERSARIAL + LOGIT_EPS * s.cls.largest_logit(exact, options)  # type: ignore[attr-defined]
-        got, grads = _derive(lambda a, o=options: form(*a, **o), args)  # type: ignore[misc]
+        tol = ADVERSARIAL + LOGIT_EPS * s.cls.largest_logit(exact, options)  # type: ignore[attr-defined]  # a Mixer: it has a functional form
+        got, grads = _derive(lambda a, o=options: form(*a, **o), args)  # type: ignore[misc]  # _cases has refused None
         want, wanted = _derive(lambda a, o=options: reference_value(s, a, o), exact)
-        at, values, _ = roles(form)  # type: ignore[arg-type]
+        at, values, _ = roles(form)  # type: ignore[arg-type]  # as above
         with torch.no_grad():
             loud = exact if values is None else _with(exact, values, exact[values].abs())
             weight = reference_value(s, loud, options).abs().amax(-1, keepdim=True)
@@ -186,7 +186,7 @@ def finite_at_large_keys(s: Subject) -> None:
         for name, keys in inputs.adversarial_keys(tuple(args[at].shape), size=1e4, seed=s.seed).items():
             for dtype in DTYPES:
                 case = _rounded(_with(args, at, keys), dtype)
-                for what, value in _fitting(lambda a: s.functional(*a, **options), case, dtype):  # type: ignore[misc]
+                for what, value in _fitting(lambda a: s.functional(*a, **options), case, dtype):  # type: ignore[misc]  # not None, as asked above
                     finite(value, f"{what} in {dtype}", case=f"keys {name}, size 1e4", seed=s.seed, k=case[at])
     finite_at_large_inputs(s)
 
@@ -278,7 +278,7 @@ def pairs_with_nothing_to_attend(s: Subject) -> None:
     if mixer.capabilities.context:
         out = s.call(mixer, x, x[:, :0])
         same(out, mixer.out_proj(zero).expand_as(out), "over a context of length 0 the output is not out_proj(0)", scale=1.0, seed=s.seed)
-        if s.cls.supports_streaming:  # type: ignore[attr-defined]
+        if s.cls.supports_streaming:  # type: ignore[attr-defined]  # only a Mixer has capabilities
             out, _ = mixer.extend(x, mixer.init_state(2, context=x[:, :0]))
             same(out, mixer.out_proj(zero).expand_as(out), "streaming over a context of length 0 is not out_proj(0)", scale=1.0, seed=s.seed)
 

@@ -64,7 +64,7 @@ def refuses_what_it_cannot(s: Subject) -> None:
             refused(s, f"{name}, which capabilities do not declare", call)
     if can.grid and s.grid is None:
         s.call(mixer, x, grid=(T,))
-    if not s.cls.supports_causal:  # type: ignore[attr-defined]
+    if not s.cls.supports_causal:  # type: ignore[attr-defined]  # only a Mixer has capabilities
         refused(s, "causal=True", lambda: s.raw(causal=True))
     elif can.causal is not s.options.get("causal", False):
         fail(f"capabilities.causal is {can.causal} for causal={s.options.get('causal', False)}")
@@ -128,7 +128,7 @@ def _wrong_by_capability(s: Subject, mixer: Any) -> dict[str, Callable[[], Any]]
         calls["a grid of more cells than tokens"] = lambda: mixer(x, grid=bigger, prefix=s.prefix)
         calls["a grid of another number of axes"] = lambda: mixer(x[:, :4], grid=(2, 2) if axes != 2 else (1, 2, 2))
         calls["a negative prefix"] = lambda: mixer(x, grid=s.grid, prefix=-1)
-        calls["a grid with an empty side"] = lambda: mixer(x, grid=(0, *s.grid[1:]), prefix=s.prefix)  # type: ignore[index]
+        calls["a grid with an empty side"] = lambda: mixer(x, grid=(0, *s.grid[1:]), prefix=s.prefix)  # type: ignore[index]  # not None, as asked above
     return calls
 
 

@@ -134,7 +134,7 @@ def compiled(c: Configuration, arch: int) -> Row:
             subprocess.run([TOOLS / "cuobjdump", flag, file], capture_output=True, text=True).stdout for flag in ("--dump-resource-usage", "--dump-sass")
         )
     counts = {name: len(re.findall(pattern, code)) for name, pattern in COUNTS.items()}
-    registers, stack = (int(n) for n in re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())  # type: ignore[union-attr]
+    registers, stack = (int(n) for n in re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())  # type: ignore[union-attr]  # it always says both
     row = Row(c.label, arch, registers, stack, built.metadata.shared, counts, ())
     return row._replace(broken=tuple(_broken(row, built.asm["ttir"])))
 

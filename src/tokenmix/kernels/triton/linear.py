@@ -90,6 +90,23 @@ def _place(H, n, tiles):
 
 
 @triton.jit
+def _chunk(H, n, e, L: tl.constexpr, B: tl.constexpr):
+    """Of a program that works on one of n chunks and B of its features: ``_place``, rows within the chunk, features, tokens, the first token."""
+    b, h, lead, c, tile = _place(H, n, tl.cdiv(e, B))
+    rows = tl.arange(0, L)
+    return b, h, lead, c, tile, rows, tile * B + tl.arange(0, B), c * L + rows, c.to(tl.int64) * L
+
+
+@triton.jit
+def _sums(lead, n, c, AFTER: tl.constexpr, CAUSAL: tl.constexpr):
+    """Which of all sums a chunk takes, and whose units: those at its start or, AFTER it, at its end; bidirectionally there is one of each."""
+    at, top = lead, lead
+    if CAUSAL:
+        at, top = lead * n + c, lead * n + lead + c + AFTER
+    return at, top
+
+
+@triton.jit
 def _tile(X, t, x_t, i, ok, e):
     """Rows t and columns i of X in float32; zeros where not ok and from column e on."""
     return tl.load(X + t[:, None] * x_t + i[None, :], mask=ok[:, None] & (i < e)[None, :], other=0.0).to(tl.float32)
@@ -232,17 +249,16 @@ def outputs(
     CAUSAL: tl.constexpr, ELU: tl.constexpr, DROP: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
     """y of a chunk of queries; their denominators and units, and whether the chunk went pair by pair."""
-    b, h, lead, c, tile = _place(H, n, tl.cdiv(e, BJ))
-    rows, j = tl.arange(0, L), tile * BJ + tl.arange(0, BJ)
-    t, first = c * L + rows, c.to(tl.int64) * L
+    b, h, lead, c, tile, rows, j, t, first = _chunk(H, n, e, L, BJ)
+    at, top = _sums(lead, n, c, 0, CAUSAL)
+    S += at * e * e
+    Z += at * e
+    TOPS += top * e
     Q += b * qb + first * qt + h * e
     u, den, o = tl.full([L], NONE, tl.float32), tl.zeros([L], tl.float32), tl.zeros([L, BJ], tl.float32)
     if CAUSAL:
         K += b * kb + first * kt + h * e
         V += b * vb + first * vt + h * e
-        Z += (lead * n + c) * e
-        S += (lead * n + c) * e * e
-        TOPS += (lead * n + lead + c) * e
         live = counted(MASK, b, t, T)
         u, w, slow = _shared(Q, K, TOPS + e, TOPS, Z, live, t, T, e, qt, kt, rows, ELU, DROP, L, BK)
         if slow != 0:
@@ -252,9 +268,6 @@ def outputs(
         den = tl.sum(w, 1)
         tl.store(SLOW + lead * n + c, slow, mask=tile == 0)
     else:
-        Z += lead * e
-        S += lead * e * e
-        TOPS += lead * e
         for i0 in span(0, e, BK):
             i = i0 + tl.arange(0, BK)
             _, _, level = _parts(_tile(Q, rows, qt, i, t < T, e), ELU)
@@ -340,9 +353,11 @@ def back_queries(
     CAUSAL: tl.constexpr, ELU: tl.constexpr, DROP: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BI: tl.constexpr,
 ):  # fmt: skip
     """dq of a chunk."""
-    b, h, lead, c, tile = _place(H, n, tl.cdiv(e, BI))
-    rows, i = tl.arange(0, L), tile * BI + tl.arange(0, BI)
-    t, first = c * L + rows, c.to(tl.int64) * L
+    b, h, lead, c, _, rows, i, t, first = _chunk(H, n, e, L, BI)
+    at, top = _sums(lead, n, c, 0, CAUSAL)
+    S += at * e * e
+    Z += at * e
+    TOPS += top * e
     G += b * gb + first * gt + h * e
     Q += b * qb + first * qt + h * e
     inverse = _inverse(DEN + lead * T, t, T)
@@ -350,14 +365,7 @@ def back_queries(
     if CAUSAL:
         K += b * kb + first * kt + h * e
         V += b * vb + first * vt + h * e
-        Z += (lead * n + c) * e
-        S += (lead * n + c) * e * e
-        TOPS += (lead * n + lead + c) * e
         live = counted(MASK, b, t, T)
-    else:
-        Z += lead * e
-        S += lead * e * e
-        TOPS += lead * e
     o, p = tl.zeros([L, BI], tl.float32), tl.zeros([L, L], tl.float32)
     for j0 in span(0, e, BK):
         j = j0 + tl.arange(0, BK)
@@ -387,9 +395,11 @@ def back_keys(
     CAUSAL: tl.constexpr, ELU: tl.constexpr, DROP: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BI: tl.constexpr,
 ):  # fmt: skip
     """dk of a chunk."""
-    b, h, lead, c, tile = _place(H, n, tl.cdiv(e, BI))
-    rows, i = tl.arange(0, L), tile * BI + tl.arange(0, BI)
-    t, first = c * L + rows, c.to(tl.int64) * L
+    b, h, lead, c, _, rows, i, t, first = _chunk(H, n, e, L, BI)
+    at, top = _sums(lead, n, c, 1, CAUSAL)
+    R += at * e * e
+    ZR += at * e
+    TOPS += top * e
     K += b * kb + first * kt + h * e
     V += b * vb + first * vt + h * e
     live = counted(MASK, b, t, T)
@@ -397,13 +407,6 @@ def back_keys(
         G += b * gb + first * gt + h * e
         Q += b * qb + first * qt + h * e
         inverse = _inverse(DEN + lead * T, t, T)
-        ZR += (lead * n + c) * e
-        R += (lead * n + c) * e * e
-        TOPS += (lead * n + lead + c + 1) * e
-    else:
-        ZR += lead * e
-        R += lead * e * e
-        TOPS += lead * e
     o, p = tl.zeros([L, BI], tl.float32), tl.zeros([L, L], tl.float32)
     for j0 in span(0, e, BK):
         j = j0 + tl.arange(0, BK)
@@ -434,19 +437,15 @@ def back_values(
     CAUSAL: tl.constexpr, ELU: tl.constexpr, DROP: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
     """dv of a chunk."""
-    b, h, lead, c, tile = _place(H, n, tl.cdiv(e, BJ))
-    rows, j = tl.arange(0, L), tile * BJ + tl.arange(0, BJ)
-    t, first = c * L + rows, c.to(tl.int64) * L
+    b, h, lead, c, _, rows, j, t, first = _chunk(H, n, e, L, BJ)
+    at, top = _sums(lead, n, c, 1, CAUSAL)
+    R += at * e * e
+    TOPS += top * e
     K += b * kb + first * kt + h * e
     live = counted(MASK, b, t, T)
     if CAUSAL:
         Q += b * qb + first * qt + h * e
-        R += (lead * n + c) * e * e
-        TOPS += (lead * n + lead + c + 1) * e
         u = tl.load(UNIT + lead * T + t, mask=t < T, other=0.0)
-    else:
-        R += lead * e * e
-        TOPS += lead * e
     o, w = tl.zeros([L, BJ], tl.float32), tl.zeros([L, L], tl.float32)
     for i0 in span(0, e, BK):
         i = i0 + tl.arange(0, BK)

@@ -378,6 +378,17 @@ typedef struct {
     int64_t B, L, R, rows, cols, rank, window, keep;
 } step_pairs_in;
 
+/* Where key j of row b stands: R kept ones at ``places`` (B, R), then L new ones at ``at`` (B, L). */
+TM_INLINE int64_t step_place(const int64_t *places, const int64_t *at, int64_t b, int64_t j, int64_t R, int64_t L) {
+    return j < R ? places[b * R + j] : at[b * L + j - R];
+}
+
+/* The last n of all places, (B, n). */
+TM_INLINE void step_last_places(const int64_t *places, const int64_t *at, int64_t *last, int64_t B, int64_t R, int64_t L, int64_t n) {
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t j = 0; j < n; j++) last[b * n + j] = step_place(places, at, b, R + L - n + j, R, L);
+}
+
 /* u v^T or the table at one pair of places. */
 TM_INLINE double step_pair(const int dtype, const step_pairs_in *a, int64_t row, int64_t col) {
     float ubuf[STEP_W], vbuf[STEP_W];
@@ -398,13 +409,12 @@ TM_INLINE double step_pair(const int dtype, const step_pairs_in *a, int64_t row,
    than that apart, which ``near`` (or NULL) marks, and 0 elsewhere. places1: the last ``keep`` of all places. fault: whether a place lies outside of the bias. */
 TM_EXPORT(step_pairs)(const step_pairs_in *a) {
     int64_t S = a->R + a->L, blocks = tm_ceil(S, STEP_SEGMENT), faults = 0;
-    for (int64_t b = 0; b < a->B; b++)
-        for (int64_t j = S - a->keep; j < S; j++) a->places1[b * a->keep + j - (S - a->keep)] = j < a->R ? a->places[b * a->R + j] : a->at[b * a->L + j - a->R];
+    step_last_places(a->places, a->at, a->places1, a->B, a->R, a->L, a->keep);
 #pragma omp parallel for schedule(static) reduction(+ : faults) if (a->B * a->L * S * (a->rank + 1) > STEP_WORK)
     for (int64_t i = 0; i < a->B * a->L * blocks; i++) {
         int64_t b = i / blocks / a->L, row = i / blocks, j0 = i % blocks * STEP_SEGMENT, from = a->at[row];
         for (int64_t j = j0; j < tm_min(j0 + STEP_SEGMENT, S); j++) {
-            int64_t place = j < a->R ? a->places[b * a->R + j] : a->at[b * a->L + j - a->R];
+            int64_t place = step_place(a->places, a->at, b, j, a->R, a->L);
             int near = a->window < 0 || (place < from ? from - place : place - from) < a->window;
             int inside = from >= 0 && from < a->rows && place >= 0 && place < a->cols;
             a->w[row * S + j] = !near || !inside ? 0.0 : a->dtype == TM_F32 ? step_pair(TM_F32, a, from, place) : step_pair((int)a->dtype, a, from, place);
@@ -429,13 +439,12 @@ typedef struct {
    last tap is that of the token itself. 0 elsewhere; near (B, L, R + L) marks the pairs that have a tap. places1: the last R of all places. */
 TM_EXPORT(step_taps)(const step_taps_in *a) {
     int64_t S = a->R + a->L;
-    for (int64_t b = 0; b < a->B; b++)
-        for (int64_t j = a->L; j < S; j++) a->places1[b * a->R + j - a->L] = j < a->R ? a->places[b * a->R + j] : a->at[b * a->L + j - a->R];
+    step_last_places(a->places, a->at, a->places1, a->B, a->R, a->L, a->R);
 #pragma omp parallel for schedule(static) if (a->B * a->L * S * a->heads > STEP_WORK)
     for (int64_t row = 0; row < a->B * a->L; row++) {
         int64_t b = row / a->L, t = row % a->L;
         for (int64_t j = 0; j < S; j++) {
-            int64_t place = j < a->R ? a->places[b * a->R + j] : a->at[b * a->L + j - a->R];
+            int64_t place = step_place(a->places, a->at, b, j, a->R, a->L);
             uint64_t back = (uint64_t)a->at[row] - (uint64_t)place; /* huge where the place lies after the token */
             int near = back < (uint64_t)a->taps;
             a->near[row * S + j] = (uint8_t)near;
