@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .mixers import Mixer
 
-EXTRAS = {"train": ("numpy", "tyro", "pyyaml", "rich", "safetensors"), "plot": ("numpy", "matplotlib", "jinja2")}
+EXTRAS = {
+    "train": ("numpy", "tyro", "pyyaml", "rich", "safetensors"),
+    "vision": ("numpy", "pillow", "scikit-learn", "timm"),
+    "plot": ("numpy", "matplotlib", "jinja2"),
+}
 TRIAL = {"max_len": 16, "window": 4, "heads": 2, "kernel_size": 3}  # for options a mixer insists on
 TORCH_NEEDED = (2, 9)
 WIDTH = 120  # of lines on a terminal
@@ -22,8 +26,9 @@ FIX = "reinstall tokenmix and torch, or report this with the output of `tokenmix
 
 def catalogue() -> dict[str, Any]:
     """Mixers, recipes and corpora of this version."""
-    from .data import CORPORA
+    from .data import CORPORA, IMAGE_SETS
     from .mixers import CORE, MIXERS, mixer_options
+    from .models import MODELS
     from .recipes import RECIPES, SIZES
 
     mixers = {}
@@ -43,7 +48,7 @@ def catalogue() -> dict[str, Any]:
     for name, recipe in RECIPES.items():
         rows = {row: {"about": r.about, "printed": r.printed} for row, r in recipe.rows.items()}
         recipes[name] = {"about": recipe.about, "default": recipe.default, "sizes": list(SIZES), "rows": rows}
-    return {"mixers": mixers, "recipes": recipes, "corpora": CORPORA}
+    return {"mixers": mixers, "recipes": recipes, "models": list(MODELS), "corpora": CORPORA, "images": IMAGE_SETS}
 
 
 def state_growth(name: str) -> str:
@@ -78,9 +83,12 @@ def catalogue_text(found: dict[str, Any]) -> str:
     for name, r in found["recipes"].items():
         lines.append(f"  {name}: {r['about']}; sizes {', '.join(r['sizes'])}")
         for row, entry in r["rows"].items():
-            lines.append(f"      --row {row}{' (default)' if row == r['default'] else ''}: {entry['about']}{_printed(entry['printed'])}")
-    lines.append("corpora")
-    lines += [f"  {name}: {about}" for name, about in found["corpora"].items()]
+            label = f"      --row {row}{' (default)' if row == r['default'] else ''}: "
+            lines += _wrapped(label, f"{entry['about']}{_printed(entry['printed'])}", 14)
+    lines += ["models by name", *_wrapped("  ", ", ".join(found["models"]), 2)]
+    for title in ("corpora", "images"):
+        lines.append(title)
+        lines += [line for name, about in found[title].items() for line in _wrapped(f"  {name}: ", about, 6)]
     return "\n".join(lines)
 
 
@@ -105,7 +113,9 @@ def _wrapped(label: str, text: str, indent: int) -> list[str]:
 
 
 def _printed(numbers: dict[str, float]) -> str:
-    return f"; paper, test: {numbers['test']:.3f} bits per character" if "test" in numbers else ""
+    texts = {"test": "test {:.3f} bits", "top1": "{:.1f} % top-1", "top1_easycv": "{:.2f} % top-1 (EasyCV)", "parameters_m": "{:.1f}M parameters"}
+    found = [text.format(numbers[name]) for name, text in texts.items() if name in numbers]
+    return f"; printed: {', '.join(found)}" if found else ""
 
 
 def diagnose() -> dict[str, Any]:

@@ -34,31 +34,34 @@ def train(
         out: the run directory to make.
         row: which experiment of the recipe.
         size: smoke: a CPU, about a minute; gpu: one GPU; paper: as printed.
-        data: a corpus (stdlib, enwik8) or the path of a text file or folder; for the recipe aft_enwik8, a local copy of enwik8.
+        data: a corpus (stdlib, enwik8), a set of images (digits, cifar10 ...), or the path of a text, of images, or of a local copy of what the recipe
+            expects; number of classes, channels and size of images follow.
         json: print the summary as JSON.
     """
 
     def work(changes: dict[str, Any]) -> int:
         from .recipes import find_recipe
+        from .train import match_data
         from .train import train as run
 
         config = find_recipe(recipe).config(row, size)
         if data is not None:
-            config = config.override(data_fields(config.data.source, data))
+            config = match_data(config.override(data_fields(config.data.to_json(), data)))
         _print_summary(run(config.override(changes), out), json)
         return 0
 
     return work
 
 
-def data_fields(source: str, given: str) -> dict[str, Any]:
-    """The config fields meant by ``--data``: a name, or a path, which where enwik8 is expected must hold enwik8."""
-    from .data import CORPORA
+def data_fields(data: dict[str, Any], given: str) -> dict[str, Any]:
+    """The config fields meant by ``--data``: a name, or a path, which where a named set to download is expected must hold that set."""
+    from .data import CORPORA, IMAGE_SETS
 
-    if given in CORPORA:
+    if given in (CORPORA if data["kind"] == "text" else IMAGE_SETS):
         return {"data.source": given}
     path = str(Path(given).expanduser().resolve())
-    return {"data.path": path} if source == "enwik8" else {"data.source": path}
+    expected = data["source"] == "enwik8" if data["kind"] == "text" else data["source"] in IMAGE_SETS and data["source"] != "digits"
+    return {"data.path": path} if expected else {"data.source": path}
 
 
 def resume(dir: Positional[Path], /, *, from_step: Annotated[int | None, arg(name="from")] = None, json: bool = False) -> WorkWith:
@@ -87,18 +90,22 @@ def evaluate(
     stride: int | None = None,
     seq_len: int | None = None,
     max_bytes: int | None = None,
+    max_images: int | None = None,
+    image_size: int | None = None,
     step: Step = "last",
     device: str = "auto",
     json: bool = False,
 ) -> Work:
-    """Bits per byte of a run on one split of its corpus, added to its metrics.
+    """Score a run on one split of its data (bits per byte, accuracy, bits per dimension), added to its metrics.
 
     Args:
         dir: the run directory.
         split: train, valid or test.
-        stride: how far the windows move; default half their length.
-        seq_len: length of the windows; default that of training.
-        max_bytes: only the first so many bytes.
+        stride: text: how far the windows move; default half their length.
+        seq_len: text: length of the windows; default that of training.
+        max_bytes: text: only the first so many bytes.
+        max_images: images: only the first so many.
+        image_size: images: another size than that of training, where the model takes it.
         device: auto, cpu or cuda.
         json: print the result as JSON.
     """
@@ -108,9 +115,9 @@ def evaluate(
 
         from .train import evaluate_run
 
-        result = evaluate_run(dir, split=split, stride=stride, seq_len=seq_len, max_bytes=max_bytes, step=step, device=device)
-        text = f"{split}: {result.bits_per_byte:.4f} bits/byte over {result.bytes:,} bytes, windows of {result.seq_len} moved by {result.stride}"
-        print(_json.dumps({"split": split, **asdict(result)}) if json else text)
+        options: dict[str, Any] = {"stride": stride, "seq_len": seq_len, "max_bytes": max_bytes, "max_images": max_images, "image_size": image_size}
+        result = evaluate_run(dir, split=split, step=step, device=device, **options)
+        print(_json.dumps({"split": split, **asdict(result)}) if json else f"{split}: {result.text()}")
         return 0
 
     return work
@@ -122,7 +129,10 @@ def sample(
     *,
     bytes: int = 500,
     prompt: str = "\n",
-    temperature: float = 0.8,
+    images: int = 16,
+    complete: bool = False,
+    out: Path | None = None,
+    temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int | None = None,
@@ -130,32 +140,52 @@ def sample(
     device: str = "auto",
     json: bool = False,
 ) -> Work:
-    """Let a run's model write.
+    """Let a run's model write, or draw.
 
     Args:
         dir: the run directory.
-        bytes: how many to write.
-        prompt: what to continue.
-        temperature: 0 takes the most likely byte each time.
-        top_k: choose among the k most likely bytes.
-        top_p: choose among the fewest bytes that hold this probability.
+        bytes: text: how many to write.
+        prompt: text: what to continue.
+        images: density models: how many to draw.
+        complete: density models: draw only the lower halves of test images, and show the real ones below.
+        out: density models: the PNG to write; default sample.png in the run directory.
+        temperature: 0 takes the most likely value each time; default 0.8 for text, 1 for images.
+        top_k: choose among the k most likely values.
+        top_p: choose among the fewest values that hold this probability.
         seed: makes the choice repeatable.
         device: auto, cpu or cuda.
-        json: print prompt and continuation as JSON.
+        json: print prompt and continuation, or the picture's path, as JSON.
     """
 
     def work() -> int:
-        from .train import sample_run
+        from .train.rundir import RunDir
 
-        options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "step": step, "device": device}
-        text = sample_run(dir, n=bytes, prompt=prompt.encode(), **options)
-        if json:
-            print(_json.dumps({"prompt": prompt, "text": text[len(prompt.encode()) :].decode(errors="replace")}))
-        else:
-            sys.stdout.write(text.decode(errors="replace") + "\n")
-        return 0
+        options: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "seed": seed, "step": step, "device": device}
+        if RunDir.open(dir).config().model.kind == "image_density":
+            return _draw(dir, out or dir / "sample.png", images, complete, {**options, "temperature": 1.0 if temperature is None else temperature}, json)
+        return _write(dir, bytes, prompt, {**options, "temperature": 0.8 if temperature is None else temperature}, json)
 
     return work
+
+
+def _write(dir: Path, n: int, prompt: str, options: dict[str, Any], json: bool) -> int:
+    from .train import sample_run
+
+    text = sample_run(dir, n=n, prompt=prompt.encode(), **options)
+    if json:
+        print(_json.dumps({"prompt": prompt, "text": text[len(prompt.encode()) :].decode(errors="replace")}))
+    else:
+        sys.stdout.write(text.decode(errors="replace") + "\n")
+    return 0
+
+
+def _draw(dir: Path, out: Path, n: int, complete: bool, options: dict[str, Any], json: bool) -> int:
+    from .train import draw_run
+    from .train.image_tasks import write_grid
+
+    write_grid(out, draw_run(dir, n=n, complete=complete, **options), columns=n if complete else 8)
+    print(_json.dumps({"images": n, "file": str(out)}) if json else out)
+    return 0
 
 
 def show(*, cost: int | None = None, dim: int = 512, json: bool = False) -> Work:
@@ -312,11 +342,20 @@ def _print_summary(summary: dict[str, Any], json: bool) -> None:
     if json:
         print(_json.dumps(summary))
         return
-    bits = summary["valid_bits_per_byte"]
+    unit = "images" if "images" in summary else "tokens"
+    metric = next(name for name in summary if name.startswith("valid_"))
     print(
-        f"{summary['run']}: {summary['step']} steps, {summary['tokens']:,} tokens in {summary['seconds']:.1f} s ({summary['tokens_per_s']:,.0f} tokens/s), "
-        f"{'not evaluated' if bits is None else f'{bits:.4f} bits/byte on valid'}, peak {summary['peak_mib']:,.0f} MiB"
+        f"{summary['run']}: {summary['step']} steps, {summary[unit]:,} {unit} in {summary['seconds']:.1f} s ({summary[f'{unit}_per_s']:,.0f} {unit}/s), "
+        f"{score_text(metric.removeprefix('valid_'), summary[metric])}, peak {summary['peak_mib']:,.0f} MiB"
     )
+
+
+def score_text(metric: str, value: float | None) -> str:
+    """The last score on the validation split, in words."""
+    if value is None:
+        return "not evaluated"
+    texts = {"bits_per_byte": f"{value:.4f} bits/byte", "bits_per_dim": f"{value:.4f} bits/dim", "top1": f"{100 * value:.2f} % top-1"}
+    return f"{texts[metric]} on valid"
 
 
 VERBS: dict[str, Callable[..., Any]] = {

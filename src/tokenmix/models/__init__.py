@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import MixerError
-from ._json import nearest
+from ._json import from_json, nearest
 from .blocks import MLP as MLP
 from .blocks import Block as Block
 from .image_density import ImageDensity as ImageDensity
@@ -21,8 +21,18 @@ from .named import replace_layers as replace_layers
 from .vit import ViT as ViT
 from .vit import ViTConfig as ViTConfig
 
-KINDS: dict[str, tuple[type, type[nn.Module]]] = {"lm": (LMConfig, LM), "vit": (ViTConfig, ViT)}
+KINDS: dict[str, tuple[type, type[nn.Module]]] = {"lm": (LMConfig, LM), "vit": (ViTConfig, ViT), "image_density": (ImageDensityConfig, ImageDensity)}
 """What a config's ``kind`` says: the config's class and the model's."""
+
+ModelConfig = LMConfig | ViTConfig | ImageDensityConfig
+
+
+def config_from_json(data: Any) -> Any:
+    """A model's config from JSON values, of the class its ``kind`` names."""
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if kind not in KINDS:
+        raise MixerError(f"config: a model's kind must be one of {', '.join(KINDS)}, got {kind!r}.")
+    return from_json(KINDS[kind][0], data)
 
 
 def build_model(model: Any, **options: Any) -> nn.Module:

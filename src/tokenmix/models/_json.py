@@ -51,7 +51,8 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     if value is None and type(None) in options:
         return None
-    hint = next(o for o in options if o is not type(None))
+    several = [o for o in options if dataclasses.is_dataclass(o)]
+    hint = _of_kind(several, value, where) if len(several) > 1 else next(o for o in options if o is not type(None))
     if dataclasses.is_dataclass(hint):
         return from_json(typing.cast(type, hint), value, where=where)
     origin = typing.get_origin(hint) or hint
@@ -65,6 +66,15 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
     if origin is tuple:
         raise MixerError(f"config: {where} must be a list, got {value!r}.")
     return value
+
+
+def _of_kind(classes: list[Any], value: Any, where: str) -> Any:
+    """The class whose ``kind`` the value names; the first, where it names none."""
+    kinds: dict[Any, Any] = {next(f.default for f in dataclasses.fields(c) if f.name == "kind"): c for c in classes}
+    kind = value.get("kind", next(iter(kinds))) if isinstance(value, dict) else next(iter(kinds))
+    if kind not in kinds:
+        raise MixerError(f"config: {where}.kind={kind!r} is unknown; {nearest(str(kind), kinds)}.")
+    return kinds[kind]
 
 
 def _frozen(value: Any) -> Any:

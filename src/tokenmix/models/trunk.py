@@ -14,8 +14,6 @@ from ..mixers import State
 from ..positions import LearnedPositions
 from .blocks import Block
 
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
-
 
 class TrunkConfig(Protocol):
     """The fields of a config that a trunk reads; ``LMConfig`` says what each is."""
@@ -92,7 +90,7 @@ class Trunk(nn.Module):
         if self.positions is not None:
             self.positions.reset_parameters()
         for block in self.blocks:
-            _reset_block(block, std, std / (2 * len(self.blocks)) ** 0.5)
+            block.reset_parameters(std, std / (2 * len(self.blocks)) ** 0.5)
         if self.head is not None:
             nn.init.normal_(self.head.weight, std=std)
         if isinstance(self.norm, nn.LayerNorm):
@@ -148,21 +146,3 @@ class Trunk(nn.Module):
     def _logits(self, x: Tensor) -> Tensor:
         x = self.norm(x)
         return self.head(x) if self.head is not None else nn.functional.linear(x, self.embed.weight)
-
-
-def _reset_block(block: Any, std: float, residual_std: float) -> None:
-    block.mixer_norm.reset_parameters()
-    block.mlp_norm.reset_parameters()
-    block.mixer.reset_parameters()
-    for name, child in block.mixer.named_children():
-        if name in PROJECTIONS and isinstance(child, nn.Linear):
-            _init_linear(child, residual_std if name == "out_proj" else std)
-    block.mixer.start_copies()
-    _init_linear(block.mlp.up, std)
-    _init_linear(block.mlp.down, residual_std)
-
-
-def _init_linear(layer: nn.Linear, std: float) -> None:
-    nn.init.normal_(layer.weight, std=std)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)

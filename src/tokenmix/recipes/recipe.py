@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,13 +33,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Recipe:
-    """An experiment of a paper: rows, a default row, and the function that gives a row's config at a size."""
+    """An experiment of a paper: rows (each with ``about`` and ``printed``), a default row, and the function that gives a row's config at a size."""
 
     name: str
     about: str
-    rows: dict[str, Row]
+    rows: Mapping[str, Any]
     default: str
-    build: Callable[[Row, str], RunConfig]
+    build: Callable[[Any, str], RunConfig]
 
     def config(self, row: str | None = None, size: str = "smoke") -> RunConfig:
         """The RunConfig of a row at a size."""

@@ -1,6 +1,7 @@
 """Training: a config in, a run directory out; any run can be stopped at any point and resumed to the same bits."""
 
 from .config import DataConfig as DataConfig
+from .config import ImageDataConfig as ImageDataConfig
 from .config import OptimConfig as OptimConfig
 from .config import RunConfig as RunConfig
 from .config import TrainConfig as TrainConfig
@@ -8,6 +9,9 @@ from .evaluate import EvalResult as EvalResult
 from .evaluate import evaluate as evaluate
 from .loop import resume as resume
 from .loop import train as train
+from .runs import draw_run as draw_run
 from .runs import evaluate_run as evaluate_run
 from .runs import load_run as load_run
 from .runs import sample_run as sample_run
+from .start import load_model as load_model
+from .task import match_data as match_data

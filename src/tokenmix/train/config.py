@@ -6,8 +6,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..data.augment import Augment
 from ..errors import MixerError
-from ..models import LMConfig
+from ..models import ModelConfig
 from ..models._json import from_json, nearest, to_json
 
 SCHEDULES = ("vaswani", "cosine", "linear", "constant")
@@ -22,13 +23,48 @@ class DataConfig:
     path: str | None = None
     split: tuple[float, ...] | None = None
     seq_len: int = 256
+    kind: str = "text"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return to_json(self)
+
+
+@dataclass(frozen=True)
+class ImageDataConfig:
+    """The images: a set's name or a path, an optional local copy of the set, how much of train is held out where the set has no validation split.
+
+    Args:
+        augment: what happens to training images; for a density model only ``flip`` and ``shift``.
+        smoothing: of the labels.
+        mean, std: pixels in 0..1 are normalised with these, one per channel; None: those of ImageNet, for grey images 0.5.
+        skip_bad_files: leave out files that are no images, with a warning, instead of refusing the set.
+    """
+
+    source: str = "digits"
+    path: str | None = None
+    valid: float | None = None
+    augment: Augment = field(default_factory=Augment)
+    smoothing: float = 0.0
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    skip_bad_files: bool = False
+    kind: str = "images"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return to_json(self)
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW and its schedule; weight decay acts on the weights of linear layers only, ``clip`` on the norm of the whole gradient (0: off).
+    """AdamW and its schedule; weight decay acts on the weights of linear layers and convolutions only, ``clip`` on the norm of the whole gradient (0: off).
 
-    The mixers' auxiliary losses, where they have any, are added to the loss times ``aux_weight``.
+    Args:
+        aux_weight: the mixers' auxiliary losses, where they have any, are added to the loss times this.
+        layer_decay: each layer below the head learns at this fraction of the rate of the layer above it.
+        ema: decay of an average of the weights, which is evaluated in their place (0: none).
+        one_hot: weight of the penalty that drives each head's AFT-conv filter to a single tap.
     """
 
     lr: float = 1e-3
@@ -40,6 +76,9 @@ class OptimConfig:
     min_lr_ratio: float = 0.1
     clip: float = 1.0
     aux_weight: float = 0.01
+    layer_decay: float = 1.0
+    ema: float = 0.0
+    one_hot: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -53,6 +92,10 @@ class TrainConfig:
         keep: how many of the latest checkpoints stay; the best always does.
         sample_bytes: length of the sample written at each evaluation; 0: none.
         threads: of torch on the CPU; None: torch's choice.
+        eval_images: evaluate on the first so many images of the validation split; None: all of it.
+        samples: images a density model draws at each evaluation.
+        init: a directory with weights to start from: a run, or what ``tokenmix convert`` wrote.
+        teacher: such a directory, whose model the layers learn to imitate; ``distill`` weighs that loss.
     """
 
     steps: int | None = 1000
@@ -72,14 +115,19 @@ class TrainConfig:
     save_every: int = 200
     keep: int = 2
     sample_bytes: int = 0
+    eval_images: int | None = None
+    samples: int = 0
+    init: str | None = None
+    teacher: str | None = None
+    distill: float = 1.0
 
 
 @dataclass(frozen=True)
 class RunConfig:
     """Model, data, optimiser and loop, with the recipe they came from."""
 
-    model: LMConfig
-    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig
+    data: DataConfig | ImageDataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     recipe: str = ""
@@ -89,15 +137,17 @@ class RunConfig:
     def __post_init__(self) -> None:
         _check_optim(self.optim)
         _check_train(self.train)
-        if self.data.seq_len < 1 or self.data.seq_len > self.model.max_len:
-            raise MixerError(f"config: data.seq_len must be in 1..model.max_len={self.model.max_len}, got {self.data.seq_len}.")
         if self.train.steps is None and self.train.max_seconds is None:
             raise MixerError("config: nothing ends this run; set train.steps or train.max_seconds.")
         if self.train.steps is None and self.optim.schedule in ("cosine", "linear"):
             raise MixerError(f"config: optim.schedule={self.optim.schedule!r} needs train.steps; without it choose 'vaswani' or 'constant'.")
-        stride = self.train.stride
-        if stride is not None and not 1 <= stride <= self.data.seq_len:
-            raise MixerError(f"config: train.stride must be in 1..data.seq_len={self.data.seq_len}, got {stride}.")
+        wanted = "text" if self.model.kind == "lm" else "images"
+        if self.data.kind != wanted:
+            raise MixerError(f"config: a model of kind {self.model.kind!r} is trained on data of kind {wanted!r}, got {self.data.kind!r}.")
+        if isinstance(self.data, DataConfig):
+            _check_text(self.data.seq_len, self.model, self.train.stride)
+        else:
+            _check_images(self.data)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; ``RunConfig.from_json`` is the way back."""
@@ -157,18 +207,49 @@ def _check_optim(config: OptimConfig) -> None:
         raise MixerError(f"config: optim.schedule={config.schedule!r} is unknown; choose one of {', '.join(SCHEDULES)}.")
     if len(config.betas) != 2 or not all(0 <= b < 1 for b in config.betas):
         raise MixerError(f"config: optim.betas must be two numbers in [0, 1), got {list(config.betas)}.")
-    for name in ("weight_decay", "warmup", "clip", "min_lr_ratio", "aux_weight"):
+    if not 0 < config.layer_decay <= 1 or not 0 <= config.ema < 1:
+        raise MixerError(f"config: optim.layer_decay must be in (0, 1] and optim.ema in [0, 1), got {config.layer_decay} and {config.ema}.")
+    for name in ("weight_decay", "warmup", "clip", "min_lr_ratio", "aux_weight", "one_hot"):
         if getattr(config, name) < 0:
             raise MixerError(f"config: optim.{name} must be >= 0, got {getattr(config, name)}.")
 
 
 def _check_train(config: TrainConfig) -> None:
-    _positive("train", config, "steps", "max_seconds", "batch_size", "accumulate", "threads", "log_every", "eval_every", "eval_batch", "save_every", "keep")
+    _positive(
+        "train",
+        config,
+        "steps",
+        "max_seconds",
+        "batch_size",
+        "accumulate",
+        "threads",
+        "log_every",
+        "eval_every",
+        "eval_batch",
+        "save_every",
+        "keep",
+        "eval_images",
+    )
     if config.batch_size % config.accumulate:
         raise MixerError(f"config: train.accumulate={config.accumulate} must divide train.batch_size={config.batch_size}.")
     if config.precision not in PRECISIONS:
         raise MixerError(f"config: train.precision={config.precision!r} is unknown; choose one of {', '.join(PRECISIONS)}.")
     if config.eval_bytes is not None and config.eval_bytes < 2:
         raise MixerError(f"config: train.eval_bytes must be at least 2, got {config.eval_bytes}.")
-    if config.sample_bytes < 0:
-        raise MixerError(f"config: train.sample_bytes must be >= 0, got {config.sample_bytes}.")
+    for name in ("sample_bytes", "samples", "distill"):
+        if getattr(config, name) < 0:
+            raise MixerError(f"config: train.{name} must be >= 0, got {getattr(config, name)}.")
+
+
+def _check_text(seq_len: int, model: Any, stride: int | None) -> None:
+    if not 1 <= seq_len <= model.max_len:
+        raise MixerError(f"config: data.seq_len must be in 1..model.max_len={model.max_len}, got {seq_len}.")
+    if stride is not None and not 1 <= stride <= seq_len:
+        raise MixerError(f"config: train.stride must be in 1..data.seq_len={seq_len}, got {stride}.")
+
+
+def _check_images(data: ImageDataConfig) -> None:
+    if not 0 <= data.smoothing < 1:
+        raise MixerError(f"config: data.smoothing must be in [0, 1), got {data.smoothing}.")
+    if data.valid is not None and data.valid <= 0:
+        raise MixerError(f"config: data.valid must be a positive fraction or number of images, got {data.valid}.")

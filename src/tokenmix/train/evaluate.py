@@ -6,12 +6,12 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
+from .task import autocast
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,10 @@ class EvalResult:
     seq_len: int
     stride: int
     seconds: float
+
+    def text(self) -> str:
+        """For reading, in one line."""
+        return f"{self.bits_per_byte:.4f} bits/byte over {self.bytes:,} bytes, windows of {self.seq_len} moved by {self.stride}"
 
 
 def windows(size: int, seq_len: int, stride: int) -> Iterator[tuple[int, int, int]]:
@@ -86,11 +90,6 @@ def _score(model: nn.Module, data: Tensor, batch: list[tuple[int, int, int]], de
     nats = nn.functional.cross_entropy(logits.float().transpose(1, 2), rows[:, 1:], reduction="none")
     wanted = torch.arange(nats.shape[1], device=device) >= first[:, None]
     return torch.where(wanted, nats, 0.0).double().sum()
-
-
-def autocast(device: torch.device, precision: str) -> Any:
-    """bf16 autocast, or nothing."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 
 def _batched(items: Iterator[tuple[int, int, int]], n: int) -> Iterator[list[tuple[int, int, int]]]:

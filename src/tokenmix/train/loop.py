@@ -14,19 +14,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..data import Sampler
 from ..errors import MixerError
 from ..mixers import aux_losses
 from ..models import build_model
 from .checkpoint import list_steps, load_checkpoint, prune, remove_checkpoint, save_checkpoint, sweep
 from .config import RunConfig
-from .evaluate import autocast, evaluate
-from .optim import build_optimizer, learning_rate, load_optimizer, optimizer_tensors
+from .optim import Average, build_optimizer, learning_rate, load_optimizer, optimizer_tensors
 from .progress import bar
 from .rundir import RunDir, check_free, differences, environment, peak_mib, reset_peak, write_json
-from .runs import continue_bytes, eval_line, load_weights, open_data, pick_device, pick_step, same_corpus, streaming_cost
-
-SAMPLE_PROMPT = 32
+from .runs import eval_line, load_weights, pick_device, pick_step
+from .start import extra_losses, start_from
+from .task import autocast, open_task
 
 
 @dataclass
@@ -37,7 +35,7 @@ class Progress:
     seconds: float = 0.0
     loss_count: int = 0
     best_step: int | None = None
-    best_bits: float | None = None
+    best_score: float | None = None
 
 
 class Trainer:
@@ -45,12 +43,15 @@ class Trainer:
 
     def __init__(self, config: RunConfig, run: RunDir, device: torch.device, *, verbose: bool | None = None):
         self.config, self.run_dir, self.device, self.verbose = config, run, device, verbose
-        self.corpus = open_data(config.data)
+        self.task = open_task(config)
         torch.manual_seed(config.train.seed)
         self.model: Any = build_model(config.model).to(device)
+        if config.train.init is not None:
+            start_from(self.model, config.train.init)
         self.forward: Any = torch.compile(self.model) if config.train.compile else self.model
         self.optimizer = build_optimizer(self.model, config.optim)
-        self.sampler = Sampler(self.corpus.split("train"), seq_len=config.data.seq_len, batch_size=config.train.batch_size, seed=config.train.seed)
+        self.average = Average(self.model, config.optim.ema) if config.optim.ema else None
+        self.extra = extra_losses(config, self.model, device)
         self.progress = Progress()
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.aux: dict[str, torch.Tensor] = {}  # the auxiliary losses of the last batch
@@ -58,12 +59,15 @@ class Trainer:
 
     def load(self, step: int) -> None:
         """Stand where the checkpoint of ``step`` stood."""
-        groups, progress = load_checkpoint(self.run_dir.checkpoints, step, "model", "optimizer", "rng")
+        names = ["model", "optimizer", "rng"] + ["ema"] * (self.average is not None)
+        groups, progress = load_checkpoint(self.run_dir.checkpoints, step, *names)
         load_weights(self.model, groups["model"], self.run_dir.path)
+        if self.average is not None:
+            self.average.load(groups["ema"])
         load_optimizer(self.model, self.optimizer, groups["optimizer"])
         self.progress = Progress(**progress)
         if self.progress.best_step not in list_steps(self.run_dir.checkpoints):  # a later best took its place before the run was wound back
-            self.progress.best_step = self.progress.best_bits = None
+            self.progress.best_step = self.progress.best_score = None
         self.loss_sum = groups["rng"]["loss_sum"].to(self.device)
         torch.set_rng_state(groups["rng"]["cpu"])
         if "cuda" in groups["rng"] and self.device.type == "cuda":
@@ -104,35 +108,42 @@ class Trainer:
     def step(self) -> None:
         """One update from one batch, in ``accumulate`` parts."""
         config = self.config
-        inputs, targets = self.sampler.batch(self.progress.step)
+        inputs, targets = self.task.batch(self.progress.step)
         parts, weight = config.train.accumulate, config.optim.aux_weight
         self.aux = {}
         for x, y in zip(inputs.chunk(parts), targets.chunk(parts), strict=True):
             x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
             with aux_losses() as extra, autocast(self.device, config.train.precision):
-                logits = self.forward(x)
-            loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), y.flatten()) / parts
+                outputs = self.forward(x)
+            loss = self.task.loss(outputs, y) / parts
+            total = loss + weight / parts * sum(extra.values()) if weight else loss
+            for name, penalty in self.extra.items():
+                scale, extra[name] = penalty(x)
+                total = total + scale / parts * extra[name]
             for name, value in extra.items():
                 self.aux[name] = self.aux.get(name, 0) + value.detach() / parts
-            (loss + weight / parts * sum(extra.values()) if weight else loss).backward()
+            total.backward()
             self.loss_sum += loss.detach()
         if config.optim.clip:
             nn.utils.clip_grad_norm_(self.model.parameters(), config.optim.clip)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.progress.step, config.optim, config.train.steps)
+            group["lr"] = group["scale"] * learning_rate(self.progress.step, config.optim, config.train.steps)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update(self.progress.step)
         self.progress.step += 1
         self.progress.loss_count += 1
 
     def log(self, show: Any) -> None:
         """One line of metrics: the mean loss since the last."""
-        p, batch = self.progress, self.config.train.batch_size * self.config.data.seq_len
+        p, batch, unit = self.progress, self.task.units(), self.task.unit
         loss = self.mean_loss()
         seconds = self.seconds()
         rate = p.loss_count * batch / max(seconds - self.logged_at, 1e-9)
-        line = {"kind": "train", "step": p.step, "loss": loss, "bpb": loss / math.log(2), "lr": self.optimizer.param_groups[0]["lr"]}
-        line |= {"tokens": p.step * batch, "tokens_per_s": round(rate, 1), "seconds": round(seconds, 3), "peak_mib": peak_mib(self.device)}
+        rates = max(group["lr"] for group in self.optimizer.param_groups)
+        line = {"kind": "train", "step": p.step, "loss": loss, **self.task.train_fields(loss), "lr": rates}
+        line |= {unit: p.step * batch, f"{unit}_per_s": round(rate, 1), "seconds": round(seconds, 3), "peak_mib": peak_mib(self.device)}
         if self.aux:
             line["aux"] = {name: float(value) for name, value in self.aux.items()}
         self.keep_line(line)
@@ -160,30 +171,30 @@ class Trainer:
         step, config = self.progress.step, self.config.train
         better = False
         if at_end or step % config.eval_every == 0:
-            better = self.evaluate()
-            if config.sample_bytes:
-                self.sample()
+            with self.averaged():
+                better = self.evaluate()
+                self.task.sample(self.model, self.run_dir.samples, step)
         if at_end or better or step % config.save_every == 0:
             self.save()
 
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the model holds the average of its weights, where the run keeps one."""
+        if self.average is None:
+            yield
+            return
+        with self.average.in_place():
+            yield
+
     def evaluate(self) -> bool:
         """Score the validation split; whether it is the best so far."""
-        config, p = self.config, self.progress
-        options: dict[str, Any] = {"stride": config.train.stride, "batch_size": config.train.eval_batch, "max_bytes": config.train.eval_bytes}
-        result = evaluate(self.model, self.corpus.split("valid"), seq_len=config.data.seq_len, precision=config.train.precision, **options)
+        p, result = self.progress, self.task.evaluate(self.model, "valid", **self.task.while_training())
         self.keep_line(eval_line("valid", p.step, result))
-        better = p.best_bits is None or result.bits_per_byte < p.best_bits
+        score = getattr(result, self.task.metric)
+        better = self.task.better(score, p.best_score)
         if better:
-            p.best_step, p.best_bits = p.step, result.bits_per_byte
+            p.best_step, p.best_score = p.step, score
         return better
-
-    def sample(self) -> None:
-        """Let the model continue the first bytes of the validation split."""
-        limit = self.model.max_len or 1 << 30
-        prompt = bytes(self.corpus.split("valid")[: min(SAMPLE_PROMPT, limit - 1)].tolist())
-        n = min(self.config.train.sample_bytes, limit - len(prompt))
-        text = continue_bytes(self.model, prompt, n, temperature=0.8, seed=self.config.train.seed)
-        (self.run_dir.samples / f"step_{self.progress.step:08d}.txt").write_bytes(text)
 
     def save(self) -> None:
         """Write a checkpoint and drop those no longer kept."""
@@ -193,6 +204,8 @@ class Trainer:
         if self.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state(self.device)
         groups = {"model": self.model.state_dict(), "optimizer": optimizer_tensors(self.model, self.optimizer), "rng": rng}
+        if self.average is not None:
+            groups["ema"] = self.average.tensors()
         try:
             self.run_dir.sync_metrics()
             save_checkpoint(folder, p.step, groups, asdict(p))
@@ -216,19 +229,19 @@ class Trainer:
 
     def summary(self) -> dict[str, Any]:
         """The run in one dictionary."""
-        p, config = self.progress, self.config
-        tokens = p.step * config.train.batch_size * config.data.seq_len
+        p, unit, metric = self.progress, self.task.unit, self.task.metric
+        done = p.step * self.task.units()
         last = next((x for x in reversed(self.run_dir.read_metrics()) if x["kind"] == "eval" and x["split"] == "valid"), None)
         return {
             "run": str(self.run_dir.path),
             "step": p.step,
-            "tokens": tokens,
+            unit: done,
             "seconds": round(p.seconds, 3),
-            "tokens_per_s": round(tokens / max(p.seconds, 1e-9), 1),
+            f"{unit}_per_s": round(done / max(p.seconds, 1e-9), 1),
             "peak_mib": peak_mib(self.device),
-            "valid_bits_per_byte": last["bits_per_byte"] if last else None,
+            f"valid_{metric}": last[metric] if last else None,
             "best_step": p.best_step,
-            "best_bits_per_byte": p.best_bits,
+            f"best_{metric}": p.best_score,
         }
 
 
@@ -255,8 +268,8 @@ def train(config: RunConfig, out: Path | str, *, verbose: bool | None = None) ->
     device = pick_device(config.train.device)
     with _threads(config.train.threads):
         trainer = Trainer(config, RunDir(out), device, verbose=verbose)
-        env = environment(trainer.corpus, device)
-        env |= {"parameters": sum(p.numel() for p in trainer.model.parameters()), **streaming_cost(trainer.model), "resumed": []}
+        env = environment(trainer.task.facts(), device)
+        env |= {"parameters": sum(p.numel() for p in trainer.model.parameters()), **trainer.task.model_facts(trainer.model), "resumed": []}
         trainer.run_dir = RunDir.create(out, config, env)
         with trainer.run_dir.lock():
             return trainer.run()
@@ -277,10 +290,10 @@ def resume(out: Path | str, *, from_step: int | None = None, changes: dict[str, 
         sweep(run.checkpoints)
         step = from_step if from_step is not None else (pick_step(run) if list_steps(run.checkpoints) else 0)
         trainer = Trainer(config, run, device, verbose=verbose)
-        same_corpus(trainer.corpus, env)
+        trainer.task.check_same(env)
         if step or from_step is not None:
             trainer.load(step)
-        changed = differences(env, environment(trainer.corpus, device))
+        changed = differences(env, environment(trainer.task.facts(), device))
         if changed:
             warnings.warn(f"{out}: {'; '.join(changed)}. The run goes on, its bits may differ from an uninterrupted one.", stacklevel=2)
         env.setdefault("resumed", []).append({"step": step, "changed": changed})

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
+from ..models import Block
 from .config import OptimConfig
 
 
@@ -28,17 +31,68 @@ def learning_rate(step: int, config: OptimConfig, steps: int | None) -> float:
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * shape)
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Two groups: the weights of linear layers decay; biases, norms, embeddings, position biases and whatever else a mixer owns do not."""
-    linear = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
-    decayed = [p for p in model.parameters() if id(p) in linear]
-    others = [p for p in model.parameters() if id(p) not in linear]
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict]:
+    """The weights of linear layers and convolutions decay; biases, norms, embeddings, position biases and whatever else a mixer owns do not.
+
+    ``scale`` of a group multiplies its rate: layer_decay to the number of layers above it, embeddings below the first layer included.
+    """
+    maps = {id(m.weight) for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))}
+    found: dict[tuple[int, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        above = _layers_above(model, name) if layer_decay < 1 else 0
+        found.setdefault((above, id(parameter) in maps), []).append(parameter)
+    groups = sorted(found.items(), key=lambda item: (item[0][0], not item[0][1]))
+    return [{"params": some, "weight_decay": weight_decay if decays else 0.0, "scale": layer_decay**above} for (above, decays), some in groups]
+
+
+def _layers_above(model: nn.Module, name: str) -> int:
+    """How many blocks lie between a parameter and the head: 0 for head and last norm, all and one more for embeddings."""
+    names = [n for n, m in model.named_modules() if isinstance(m, Block)]
+    for i, block in enumerate(names):
+        if name.startswith(block + "."):
+            return len(names) - i
+    return 0 if name.split(".")[0] in ("head", "norm") else len(names) + 1
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over those groups; the loop sets its rate before every step."""
-    return torch.optim.AdamW(parameter_groups(model, config.weight_decay), lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=True)
+    """AdamW over those groups; the loop sets their rates before every step."""
+    groups = parameter_groups(model, config.weight_decay, config.layer_decay)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=True)
+
+
+class Average:
+    """An exponential moving average of a model's parameters and buffers, in float32 (Polyak and Juditsky 1992); early steps count as in a plain mean."""
+
+    def __init__(self, model: nn.Module, decay: float):
+        self.model, self.decay = model, decay
+        self.mean = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take in the weights after update number ``step``, counted from 0."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        for name, tensor in self.model.state_dict().items():
+            mean = self.mean[name]
+            mean.lerp_(tensor.to(mean.dtype), 1 - decay) if mean.is_floating_point() else mean.copy_(tensor)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside, the model holds the average."""
+        own = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        self.model.load_state_dict(self.mean)
+        try:
+            yield
+        finally:
+            self.model.load_state_dict(own)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The average under the parameters' names."""
+        return self.mean
+
+    def load(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Put an average back."""
+        for name, tensor in tensors.items():
+            self.mean[name].copy_(tensor)
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

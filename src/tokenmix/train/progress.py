@@ -17,11 +17,25 @@ def bar(verbose: bool | None = None) -> Iterator[Callable[[float, dict[str, Any]
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    text = TextColumn("step {task.fields[step]}  {task.fields[bpb]:.3f} bits/byte  {task.fields[rate]:,.0f} tokens/s  {task.fields[mib]:,.0f} MiB")
+    text = TextColumn("step {task.fields[step]}  {task.fields[loss]}  {task.fields[rate]}  {task.fields[mib]:,.0f} MiB")
     with Progress(text, BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True)) as shown:
-        task = shown.add_task("train", total=1.0, step=0, bpb=8.0, rate=0.0, mib=0.0)
+        task = shown.add_task("train", total=1.0, step=0, loss="", rate="", mib=0.0)
 
         def show(fraction: float, line: dict[str, Any]) -> None:
-            shown.update(task, completed=fraction, step=line["step"], bpb=line["bpb"], rate=line["tokens_per_s"], mib=line["peak_mib"])
+            shown.update(task, completed=fraction, step=line["step"], loss=loss_text(line), rate=rate_text(line), mib=line["peak_mib"])
 
         yield show
+
+
+def loss_text(line: dict[str, Any]) -> str:
+    """The loss of a line of training metrics in the unit of its task."""
+    for field, unit in (("bpb", "bits/byte"), ("bpd", "bits/dim")):
+        if field in line:
+            return f"{line[field]:.3f} {unit}"
+    return f"loss {line['loss']:.3f}"
+
+
+def rate_text(line: dict[str, Any]) -> str:
+    """The speed of such a line."""
+    unit = "images" if "images_per_s" in line else "tokens"
+    return f"{line[f'{unit}_per_s']:,.0f} {unit}/s"

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from ..data import Corpus
 from ..data.cache import whole_file
 from ..errors import MixerError
 from .config import RunConfig
@@ -142,8 +141,8 @@ def write_json(path: Path, value: Any) -> None:
         f.write((json.dumps(value, indent=2) + "\n").encode())
 
 
-def environment(corpus: Corpus, device: torch.device) -> dict[str, Any]:
-    """What a run's numbers depend on besides its config."""
+def environment(data: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """What a run's numbers depend on besides its config; ``data``: the facts of its task."""
     from .. import __version__
 
     return {
@@ -157,7 +156,7 @@ def environment(corpus: Corpus, device: torch.device) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "corpus": {"name": corpus.name, "bytes": corpus.size, "sha256": corpus.sha256, "splits": list(corpus.bounds)},
+        **data,
     }
 
 

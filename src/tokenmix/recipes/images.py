@@ -1,0 +1,85 @@
+"""What the recipes on images share: rows, DeiT's training, and how a row is shrunk to run on a CPU in a minute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..data.augment import Augment
+from ..models import ViTConfig
+from ..train.config import ImageDataConfig, OptimConfig, RunConfig, TrainConfig
+
+IMAGENET_IMAGES, CIFAR_IMAGES = 1_281_167, 50_000
+CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+DEIT_AUGMENT = Augment(crop="resized", flip=0.5, randaugment="rand-m9-mstd0.5-inc1", colour=0.3, erasing=0.25, mixup=0.8, cutmix=1.0, repeats=3)
+
+
+@dataclass(frozen=True)
+class ImageRow:
+    """One experiment.
+
+    Args:
+        model: the config at the paper's size.
+        printed: the paper's own numbers, for reports.
+        optim, train: fields in which this row's training differs.
+    """
+
+    about: str
+    model: Any
+    printed: dict[str, float] = field(default_factory=dict)
+    optim: dict[str, Any] = field(default_factory=dict)
+    train: dict[str, Any] = field(default_factory=dict)
+
+
+def deit_training(row: ImageRow, size: str) -> RunConfig:
+    """A ViT on ImageNet as DeiT trains it (arXiv 2012.12877, Table 9), ``gpu`` a hundred epochs of it in bf16 on one GPU, ``smoke`` a tiny one on digits.
+
+    AdamW, lr 5e-4 x batch / 512, weight decay 0.05, 5 epochs of warm-up, cosine to 1e-5, 300 epochs of batch 1024, label smoothing 0.1, RandAugment, mixup
+    0.8, cutmix 1.0, erasing 0.25, repeated augmentation, drop path 0.1.
+    """
+    if size == "smoke":
+        return digits_training(row)
+    batch, epochs = (1024, 300) if size == "paper" else (256, 100)
+    model = replace(row.model, drop_path=0.1)
+    return imagenet_like(row, model, ImageDataConfig(source="imagenet", augment=DEIT_AUGMENT, smoothing=0.1), IMAGENET_IMAGES, batch, epochs, size)
+
+
+def imagenet_like(row: ImageRow, model: Any, data: ImageDataConfig, images: int, batch: int, epochs: int, size: str) -> RunConfig:
+    """DeiT's optimiser over so many epochs."""
+    epoch = images // batch
+    rate = 5e-4 * batch / 512
+    optim = OptimConfig(lr=rate, weight_decay=0.05, warmup=5 * epoch, min_lr_ratio=1e-5 / rate, clip=0.0)
+    often: dict[str, Any] = {"log_every": 100, "eval_every": max(epoch, 1), "save_every": 1000, "eval_batch": 256}
+    loop = TrainConfig(steps=epochs * epoch, batch_size=batch, precision="bf16" if size == "gpu" else "fp32", **often)
+    return RunConfig(model, data, replace(optim, **row.optim), replace(loop, **row.train))
+
+
+def digits_training(row: ImageRow) -> RunConfig:
+    """The row as a tiny model on the 8 x 8 digits that scikit-learn brings: shows that it runs and learns, and says nothing about the paper."""
+    data = ImageDataConfig(source="digits", augment=Augment(crop="pad", pad=1))
+    optim = OptimConfig(lr=2e-3, weight_decay=0.05, warmup=40)
+    loop = TrainConfig(steps=600, batch_size=64, log_every=20, eval_every=200, save_every=200, eval_batch=128)
+    return RunConfig(shrink(row.model), data, replace(optim, **row.optim), replace(loop, **row.train))
+
+
+def shrink(config: ViTConfig, *, layers: int = 4, dim: int = 64, image_size: int = 8, patch: int = 2) -> ViTConfig:
+    """A ViT of the same kind for digits: of a pattern over many layers every few are kept, counted from the last."""
+    specs = config.specs()
+    step = len(specs) // layers
+    kept = tuple(shrink_spec(specs[len(specs) - 1 - i * step], dim=dim, most_taps=2 * (image_size // patch) - 1) for i in reversed(range(layers)))
+    mixers = kept[:1] if all(spec == kept[0] for spec in kept) else kept
+    sizes: dict[str, Any] = {"image_size": (image_size, image_size), "patch": patch, "channels": 1, "classes": 10}
+    return replace(config, dim=dim, layers=layers, mixers=mixers, drop_path=0.0, **sizes)
+
+
+def shrink_spec(spec: dict[str, Any], *, dim: int, most_taps: int) -> dict[str, Any]:
+    """A mixer spec for fewer features and smaller grids."""
+    small = dict(spec)
+    if "heads" in small:
+        most = dim if small["name"] in ("aft_conv", "multihead_linear") else 4
+        small["heads"] = max(n for n in range(1, min(small["heads"], most) + 1) if dim % n == 0)
+    if "kernel_size" in small:
+        small["kernel_size"] = min(small["kernel_size"], most_taps)
+    if small.get("rank") is not None:
+        small["rank"] = min(small["rank"], 16)
+    return small

@@ -1,0 +1,227 @@
+"""Images: classification, scored by how often the first guess is right, and density, scored in bits per dimension."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data.augment import ImageSampler, eval_batches
+from ..data.images import ImageData, open_images
+from ..data.pixels import PixelSampler, pixel_batches, to_pixels
+from ..errors import MixerError
+from .config import ImageDataConfig, RunConfig
+from .task import Task, autocast
+from .text_task import streaming_cost
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """Of ``images`` images: how often the right class is the first guess (top1) and among the first five (top5), and the mean cross-entropy in nats."""
+
+    top1: float
+    top5: float
+    cross_entropy: float
+    images: int
+    image_size: tuple[int, int]
+    seconds: float
+
+    def text(self) -> str:
+        size = " x ".join(str(n) for n in self.image_size)
+        return f"{100 * self.top1:.2f} % top-1, {100 * self.top5:.2f} % top-5, cross-entropy {self.cross_entropy:.4f} over {self.images:,} images of {size}"
+
+
+@dataclass(frozen=True)
+class DensityScore:
+    """The mean of -log2 p over all sub-pixels of ``images`` images."""
+
+    bits_per_dim: float
+    images: int
+    dims: int
+    seconds: float
+
+    def text(self) -> str:
+        return f"{self.bits_per_dim:.4f} bits/dim over {self.images:,} images of {self.dims:,} sub-pixels"
+
+
+class ImageTask(Task):
+    """What both have in common: the set of images."""
+
+    unit = "images"
+
+    def __init__(self, config: RunConfig):
+        super().__init__(config)
+        self.images = open_set(self.data, self.model.channels)
+
+    def facts(self) -> dict[str, Any]:
+        return {"images": self.images.describe()}
+
+    def check_same(self, env: dict[str, Any]) -> None:
+        then, now = env.get("images"), self.images.describe()
+        if then and then != now:
+            raise MixerError(
+                f"the images {now['name']} changed since this run began: they were {then}, are {now}; bring the old ones back, or start a new run."
+            )
+
+    def units(self) -> int:
+        return self.train.batch_size
+
+    def while_training(self) -> dict[str, Any]:
+        return {"max_images": self.train.eval_images}
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """What every sampler of training images is given."""
+        data, train = self.data, self.train
+        return {"channels": self.model.channels, "batch_size": train.batch_size, "seed": train.seed, "augment": data.augment}
+
+
+class ClassifyTask(ImageTask):
+    """An image classifier."""
+
+    metric = "top1"
+    higher = True
+
+    def __init__(self, config: RunConfig):
+        super().__init__(config)
+        classes = len(self.images.classes)
+        if self.model.classes != classes:
+            raise MixerError(f"config: model.classes={self.model.classes}, but {self.images.name} has {classes} classes; set model.classes={classes}.")
+        options = {**self.sampling, **self.pixels, "image_size": self.model.image_size, "smoothing": self.data.smoothing}
+        self.sampler = ImageSampler(self.images.split("train"), classes=classes, **options)
+
+    @property
+    def pixels(self) -> dict[str, Any]:
+        """How pixels are normalised."""
+        return {"mean": self.data.mean, "std": self.data.std}
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        return self.sampler.batch(step)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs.float(), targets)
+
+    @torch.no_grad()
+    def evaluate(self, model: Any, split: str, *, image_size: Any = None, max_images: int | None = None) -> ClassScore:
+        """Args: ``image_size``: of the test images, where the model takes others than it was trained on."""
+        began = time.perf_counter()
+        size = self.model.image_size if image_size is None else image_size
+        options = {**self.pixels, "batch_size": self.train.eval_batch, "image_size": size, "channels": self.model.channels, "limit": max_images}
+        right, within, nats, n = 0, 0, 0.0, 0
+        for logits, labels in self._answers(model, eval_batches(self.images.split(split), **options)):
+            order = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
+            right, within, n = right + int(order[:, 0].sum()), within + int(order.any(1).sum()), n + len(labels)
+            nats += float(nn.functional.cross_entropy(logits.double(), labels, reduction="sum"))
+        sides = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+        return ClassScore(right / n, within / n, nats / n, n, sides, time.perf_counter() - began)
+
+    def _answers(self, model: Any, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+        device, was_training = next(model.parameters()).device, model.training
+        model.eval()
+        try:
+            for images, labels in batches:
+                with autocast(device, self.train.precision):
+                    logits = model(images.to(device))
+                yield logits.float(), labels.to(device)
+        finally:
+            model.train(was_training)
+
+    def inputs(self, split: str, n: int) -> Tensor:
+        options = {**self.pixels, "batch_size": n, "image_size": self.model.image_size, "channels": self.model.channels, "limit": n}
+        return next(iter(eval_batches(self.images.split(split), **options)))[0]
+
+
+class DensityTask(ImageTask):
+    """An autoregressive model of sub-pixels."""
+
+    metric = "bits_per_dim"
+
+    def __init__(self, config: RunConfig):
+        super().__init__(config)
+        self.sampler = PixelSampler(self.images.split("train"), size=self.model.size, **self.sampling)
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        tokens = self.sampler.batch(step)
+        return tokens, tokens
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs.float().flatten(0, 1), targets.flatten())
+
+    def train_fields(self, loss: float) -> dict[str, Any]:
+        return {"bpd": loss / math.log(2)}
+
+    @torch.no_grad()
+    def evaluate(self, model: Any, split: str, *, max_images: int | None = None) -> DensityScore:
+        began = time.perf_counter()
+        options = {"batch_size": self.train.eval_batch, "size": self.model.size, "channels": self.model.channels, "limit": max_images}
+        device, was_training = next(model.parameters()).device, model.training
+        bits, n = 0.0, 0
+        model.eval()
+        try:
+            for tokens in pixel_batches(self.images.split(split), **options):
+                with autocast(device, self.train.precision):
+                    bits += float(model.bits(tokens.to(device)).double().sum())
+                n += len(tokens)
+        finally:
+            model.train(was_training)
+        return DensityScore(bits / n, n, math.prod(self.model.size) * self.model.channels, time.perf_counter() - began)
+
+    def sample(self, model: Any, folder: Path, step: int) -> None:
+        """Three rows: images drawn, images of the validation split whose lower halves are drawn, and these images."""
+        n, seed = self.train.samples, self.train.seed
+        if not n:
+            return
+        real = self.pictures("valid", n)
+        halves = model.complete(real, real.shape[2] // 2, seed=seed)
+        write_grid(folder / f"step_{step:08d}.png", torch.cat([model.sample(n, seed=seed).cpu(), halves.cpu(), real]), columns=n)
+
+    def pictures(self, split: str, n: int) -> Tensor:
+        """The first images of a split, uint8 (n, C, H, W)."""
+        size, channels = self.model.size, self.model.channels
+        tokens = next(iter(pixel_batches(self.images.split(split), batch_size=n, size=size, channels=channels, limit=n)))
+        return to_pixels(tokens, size, channels)
+
+    def model_facts(self, model: Any) -> dict[str, Any]:
+        return streaming_cost(model)
+
+
+def matched(config: RunConfig) -> RunConfig:
+    """The config with the model's classes, channels and size those of its images; sizes are cut to whole patches, files of many sizes keep the model's."""
+    data: Any = config.data
+    model: Any = config.model
+    images = open_set(data, None)
+    sides = images.split("train").size
+    if model.kind == "image_density":
+        return replace(config, model=replace(model, channels=images.channels, size=sides or model.size))
+    patch = getattr(model, "patch", 1)
+    size = model.image_size if sides is None else tuple(max(n // patch, 1) * patch for n in sides)
+    return replace(config, model=replace(model, channels=images.channels, classes=len(images.classes), image_size=size))
+
+
+def open_set(data: ImageDataConfig, channels: int | None) -> ImageData:
+    """The images of a config."""
+    return open_images(data.source, path=data.path, valid=data.valid, skip_bad_files=data.skip_bad_files, channels=channels)
+
+
+def write_grid(path: Path, images: Tensor, *, columns: int = 8, scale: int = 4) -> None:
+    """uint8 images (N, C, H, W) side by side as one PNG, each pixel ``scale`` wide."""
+    try:
+        from PIL import Image
+    except ImportError as why:
+        raise MixerError(f"writing images needs the extra 'vision' ({why}): pip install 'tokenmix[vision]'.") from None
+    n, channels, height, width = images.shape
+    columns = min(columns, n)
+    rows = -(-n // columns)
+    sheet = torch.full((channels, rows * (height + 1) - 1, columns * (width + 1) - 1), 255, dtype=torch.uint8)
+    for i, image in enumerate(images.cpu()):
+        top, left = i // columns * (height + 1), i % columns * (width + 1)
+        sheet[:, top : top + height, left : left + width] = image
+    sheet = sheet.repeat_interleave(scale, 1).repeat_interleave(scale, 2)
+    array = sheet[0] if channels == 1 else sheet.permute(1, 2, 0)
+    Image.fromarray(array.contiguous().numpy()).save(path)

@@ -1,0 +1,72 @@
+"""Models to start from and to learn from: the weights of a run, or of a directory that ``tokenmix convert`` wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MixerError
+from ..models import config_from_json
+from .config import RunConfig
+from .runs import load_run
+
+WEIGHTS = "model.safetensors"
+
+
+def load_model(path: Path | str) -> tuple[nn.Module, Any]:
+    """The model of a run directory (its last checkpoint) or of a converted one, in eval mode, and the model's config."""
+    folder = Path(path)
+    if (folder / "checkpoints").is_dir():
+        model, run = load_run(folder)
+        return model, run.model
+    if not (folder / "config.json").is_file() or not (folder / WEIGHTS).is_file():
+        raise MixerError(f"{folder} holds no model: neither a run directory nor config.json with {WEIGHTS}, as `tokenmix convert` writes.")
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from ..models import build_model
+
+    try:
+        config, tensors = config_from_json(json.loads((folder / "config.json").read_text())), load_file(folder / WEIGHTS)
+    except (SafetensorError, ValueError) as why:
+        raise MixerError(f"{folder} cannot be read ({why}).") from None
+    with torch.random.fork_rng():
+        model = build_model(config)
+    _fill(model, tensors, folder)
+    return model.eval(), config
+
+
+def start_from(model: nn.Module, path: Path | str) -> None:
+    """Put the weights of another model of the same shapes into this one."""
+    source, _ = load_model(path)
+    _fill(model, source.state_dict(), Path(path))
+
+
+def _fill(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as why:
+        raise MixerError(f"{where}: its weights do not fit the model ({' '.join(str(why).split())[:300]}); `tokenmix convert` carries them over.") from None
+
+
+Extra = Callable[[Tensor], tuple[float, Tensor]]
+
+
+def extra_losses(config: RunConfig, model: nn.Module, device: torch.device) -> dict[str, Extra]:
+    """The losses beside the task's own, by name: each gives its weight and its value on a batch of inputs."""
+    found: dict[str, Extra] = {}
+    if config.optim.one_hot:
+        from .sparsity import one_hot_penalty
+
+        found["one_hot"] = lambda inputs: (config.optim.one_hot, one_hot_penalty(model))
+    if config.train.teacher is not None:
+        from .distill import distill_loss
+
+        teacher = load_model(config.train.teacher)[0].to(device).requires_grad_(False)
+        found["distill"] = lambda inputs: (config.train.distill, distill_loss(model, teacher, inputs))
+    return found

@@ -1,0 +1,106 @@
+"""Text as bytes: next-byte prediction, scored in bits per byte."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data import Corpus, Sampler, open_corpus
+from ..errors import MixerError
+from ..mixers import state_bytes
+from .config import DataConfig, RunConfig
+from .evaluate import EvalResult, evaluate
+from .task import Task
+
+SAMPLE_PROMPT = 32
+
+
+def open_data(config: DataConfig) -> Corpus:
+    """The corpus of a config, long enough for its sequences."""
+    corpus = open_corpus(config.source, path=config.path, split=config.split)
+    corpus.check_length(config.seq_len)
+    return corpus
+
+
+class TextTask(Task):
+    """A language model on a corpus."""
+
+    metric = "bits_per_byte"
+
+    def __init__(self, config: RunConfig):
+        super().__init__(config)
+        self.corpus = open_data(self.data)
+        self.sampler = Sampler(self.corpus.split("train"), seq_len=self.data.seq_len, batch_size=self.train.batch_size, seed=self.train.seed)
+
+    def facts(self) -> dict[str, Any]:
+        corpus = self.corpus
+        return {"corpus": {"name": corpus.name, "bytes": corpus.size, "sha256": corpus.sha256, "splits": list(corpus.bounds)}}
+
+    def check_same(self, env: dict[str, Any]) -> None:
+        corpus, then = self.corpus, env.get("corpus", {})
+        if then and (then["bytes"], then["sha256"]) != (corpus.size, corpus.sha256):
+            raise MixerError(
+                f"the corpus {corpus.name} ({corpus.path}) changed since this run began: it had {then['bytes']} bytes with sha256 {then['sha256'][:16]}..., "
+                f"now {corpus.size} with {corpus.sha256[:16]}...; bring the old one back, or start a new run."
+            )
+
+    def units(self) -> int:
+        return self.train.batch_size * self.data.seq_len
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        return self.sampler.batch(step)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs.float().flatten(0, 1), targets.flatten())
+
+    def train_fields(self, loss: float) -> dict[str, Any]:
+        return {"bpb": loss / math.log(2)}
+
+    def evaluate(self, model: Any, split: str, **options: Any) -> EvalResult:
+        """Args as of ``train.evaluate``."""
+        given = {"batch_size": self.train.eval_batch, "seq_len": self.data.seq_len, "precision": self.train.precision, **options}
+        return evaluate(model, self.corpus.split(split), **given)
+
+    def while_training(self) -> dict[str, Any]:
+        return {"stride": self.train.stride, "max_bytes": self.train.eval_bytes}
+
+    def sample(self, model: Any, folder: Path, step: int) -> None:
+        """Let the model continue the first bytes of the validation split."""
+        train = self.train
+        if not train.sample_bytes:
+            return
+        limit = model.max_len or 1 << 30
+        prompt = bytes(self.corpus.split("valid")[: min(SAMPLE_PROMPT, limit - 1)].tolist())
+        text = continue_bytes(model, prompt, min(train.sample_bytes, limit - len(prompt)), temperature=0.8, seed=train.seed)
+        (folder / f"step_{step:08d}.txt").write_bytes(text)
+
+    def model_facts(self, model: Any) -> dict[str, Any]:
+        return streaming_cost(model)
+
+    def inputs(self, split: str, n: int) -> Tensor:
+        length = self.data.seq_len
+        return self.corpus.split(split)[: n * length].view(-1, length).long()
+
+
+def continue_bytes(model: Any, prompt: bytes, n: int, **sampling: Any) -> bytes:
+    """The prompt and n more bytes."""
+    if not prompt:
+        raise MixerError("the prompt is empty; a language model needs at least one byte to begin with.")
+    tokens = torch.tensor([list(prompt)], device=next(model.parameters()).device)
+    return bytes(model.generate(tokens, n, **sampling)[0].tolist())
+
+
+@torch.no_grad()
+def streaming_cost(model: Any, context: int = 1024) -> dict[str, int]:
+    """Bytes of streaming state one row holds after ``context`` tokens (fewer where the model is shorter)."""
+    length = min(context, model.max_len or context)
+    was_training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    _, state = model.extend(torch.zeros(1, length, dtype=torch.long, device=device), model.init_state(1))
+    model.train(was_training)
+    return {"state_bytes_per_row": state_bytes(state), "state_context": length}
