@@ -81,7 +81,7 @@ def catalogue_text(found: dict[str, Any]) -> str:
         lines += _mixer_lines(name, m)
     lines.append("recipes")
     for name, r in found["recipes"].items():
-        lines.append(f"  {name}: {r['about']}; sizes {', '.join(r['sizes'])}")
+        lines += _wrapped(f"  {name}: ", f"{r['about']}; sizes {', '.join(r['sizes'])}", 6)
         for row, entry in r["rows"].items():
             label = f"      --row {row}{' (default)' if row == r['default'] else ''}: "
             lines += _wrapped(label, f"{entry['about']}{_printed(entry['printed'])}", 14)

@@ -31,17 +31,35 @@ class Picture:
 
 
 def loss_curves(runs: list[Run]) -> list[Picture]:
-    """Loss against steps and against wall-clock, all runs in each."""
-    drawn = [r for r in runs if r.train]
-    if not drawn:
-        return []
+    """Loss against steps and against wall-clock, and accuracy against steps; runs of one metric together in each."""
     pictures = []
-    for key, label, what in (("step", "step", "training steps"), ("seconds", "seconds of training", "wall-clock")):
-        pair = _both(partial(_draw_curves, runs=drawn, key=key, label=label), (6.4, 4.2))
-        ends = ", ".join(f"{r.name} ends at {_bits(r.train[-1]):.3f}" for r in drawn if math.isfinite(_bits(r.train[-1])))
-        caption = f"Training loss against {what}: thin as logged, thick smoothed; dots are evaluations on the validation split."
-        pictures.append(Picture(*pair, alt=f"Line chart of training loss in bits per byte against {what}. {ends}.", caption=caption))
+    for metric in dict.fromkeys(r.metric for r in runs if r.train):
+        drawn = [r for r in runs if r.train and r.metric == metric]
+        for key, label, what in (("step", "step", "training steps"), ("seconds", "seconds of training", "wall-clock")):
+            pair = _both(partial(_draw_curves, runs=drawn, key=key, label=label), (6.4, 4.2))
+            ends = ", ".join(f"{r.name} ends at {_loss(r, r.train[-1]):.3f}" for r in drawn if math.isfinite(_loss(r, r.train[-1])))
+            dots = "; dots are evaluations on the validation split" if metric.nats != 1 else ""
+            caption = f"Training loss against {what}: thin as logged, thick smoothed{dots}."
+            pictures.append(Picture(*pair, alt=f"Line chart of training loss, {metric.loss}, against {what}. {ends}.", caption=caption))
+        if metric.name == "top1" and any(r.evals for r in drawn):
+            pictures.append(_accuracy(drawn))
     return pictures
+
+
+def _accuracy(runs: list[Run]) -> Picture:
+    """Top-1 on the validation split against steps."""
+
+    def draw(ax: Any) -> None:
+        for i, run in enumerate(runs):
+            steps, scores = _evaluations(run, "step")
+            ax.plot(steps, [100 * s for s in scores], "o-", color=COLOURS[i % len(COLOURS)], markersize=4, linewidth=1.6, label=run.name)
+        ax.set_xlabel("step")
+        ax.set_ylabel("top-1 on the validation split, %")
+        ax.grid(alpha=0.25, linewidth=0.6)
+        ax.legend(frameon=False, labelcolor="linecolor", fontsize=10)
+
+    ends = ", ".join(f"{r.name} ends at {100 * (r.last_eval('valid') or 0):.1f} %" for r in runs)
+    return Picture(*_both(draw, (6.4, 4.2)), alt=f"Line chart of top-1 accuracy against training steps. {ends}.", caption="Top-1 accuracy on the validation split.")
 
 
 def heat_map(values: Tensor, *, title: str, x: str, y: str, alt: str, caption: str) -> Picture:
@@ -77,28 +95,29 @@ def colour_range(values: Tensor) -> tuple[float, float, str]:
     return low, limit, {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[ends]
 
 
-def _bits(row: dict[str, Any]) -> float:
-    value = row.get("bpb")
-    return float(value) if value is not None else float(row["loss"]) / math.log(2)
+def _loss(run: Run, row: dict[str, Any]) -> float:
+    """The loss of a logged step in the unit of the run's metric."""
+    return float(row["loss"]) / run.metric.nats
 
 
 def _draw_curves(ax: Any, runs: list[Run], key: str, label: str) -> None:
     seen = []
     for i, run in enumerate(runs):
-        rows = [r for r in run.train if key in r and math.isfinite(_bits(r))]
+        rows = [r for r in run.train if key in r and math.isfinite(_loss(run, r))]
         colour, style = COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]
-        at, raw = [r[key] for r in rows], [_bits(r) for r in rows]
+        at, raw = [r[key] for r in rows], [_loss(run, r) for r in rows]
         smooth = _smoothed(raw)
         step = max(1, len(at) // POINTS)
         ax.plot(at[::step], raw[::step], color=colour, linewidth=0.6, alpha=0.3)
         ax.plot(at[::step], smooth[::step], style, color=colour, linewidth=1.8, label=run.name)
-        ax.plot(*_evaluations(run, key), "o", color=colour, markersize=4)
+        if run.metric.nats != 1:  # accuracies have a picture of their own
+            ax.plot(*_evaluations(run, key), "o", color=colour, markersize=4)
         seen += smooth[len(smooth) // 10 :]
     if seen:
         low, high = min(seen), max(seen)
         ax.set_ylim(low - 0.1 * (high - low) - 0.02, high + 0.15 * (high - low) + 0.02)  # the first steps would flatten everything after them
     ax.set_xlabel(label)
-    ax.set_ylabel("bits per byte")
+    ax.set_ylabel(runs[0].metric.loss)
     ax.grid(alpha=0.25, linewidth=0.6)
     if ax.get_legend_handles_labels()[0]:
         ax.legend(frameon=False, labelcolor="linecolor", fontsize=10)
@@ -106,7 +125,8 @@ def _draw_curves(ax: Any, runs: list[Run], key: str, label: str) -> None:
 
 def _evaluations(run: Run, key: str) -> tuple[list[float], list[float]]:
     """Where evaluations stand on the axis: their step, or the training seconds logged nearest before it."""
-    points = [(e["step"], e["bits_per_byte"]) for e in run.evals if e.get("split") == "valid" and math.isfinite(e["bits_per_byte"])]
+    name = run.metric.name
+    points = [(e["step"], e[name]) for e in run.evals if e.get("split") == "valid" and name in e and math.isfinite(e[name])]
     if key == "step":
         return [p[0] for p in points], [p[1] for p in points]
     pairs = [(max((r[key] for r in run.train if r["step"] <= step and key in r), default=None), score) for step, score in points]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -9,15 +10,15 @@ from typing import Any
 
 from ..errors import MixerError
 from .biases import bias_pictures
-from .figures import loss_curves
+from .figures import Picture, loss_curves
 from .pictures import attention_pictures
-from .runs import Run, read_run
+from .runs import TEXT, Run, read_run
 from .tables import Table, facts_table, summary_table
 
 SAMPLE_CHARS = 1200
 SENTENCE = b"When the wind fell, the boats that had left the harbour turned back to it."
 NOTES = (
-    "Loss curves show training batches; only the numbers in the tables are evaluations on text the model was not trained on.",
+    "Loss curves show training batches; only the numbers in the tables are evaluations on data the model was not trained on.",
     "Speeds and memory hold for this machine and this load. A small model trained for minutes says little about a large one trained for days.",
 )
 
@@ -61,8 +62,9 @@ def write_report(
         lead=list(lead),
         tables=[*(tables or []), summary_table(runs)],
         curves=loss_curves(runs),
-        attention=[(r.name, attention_pictures(r.name, model, _text(r))) for r, model in models if model.config.vocab == 256],
+        attention=[(r.name, attention_pictures(r.name, model, _text(r))) for r, model in models if r.metric is TEXT and model.config.vocab == 256],
         biases=[p for p in biases if p[1]],
+        drawn=[(r.name, [_drawn(r, r.drawn[-1])]) for r in runs if r.drawn],
         samples=[(r.name, name, text[:SAMPLE_CHARS], len(text)) for r in runs for name, text in r.samples[-1:]],
         facts=facts_table(runs),
         notes=[*NOTES, *notes],
@@ -78,6 +80,13 @@ def _text(run: Run) -> bytes:
     return run.samples[-1][1].encode() if run.samples and run.samples[-1][1] else SENTENCE
 
 
+def _drawn(run: Run, file: Path) -> Picture:
+    """The last picture a run drew."""
+    uri = "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode("ascii")
+    what = "top: drawn by the model; middle: lower halves drawn below real upper halves; bottom: the real images of the validation split"
+    return Picture(uri, uri, alt=f"Images drawn by the model of {run.name}; {what}.", caption=f"{file.name}; {what}.")
+
+
 def _named_apart(runs: list[Run]) -> list[Run]:
     """Runs of the same folder name are told apart by the folder above."""
     names = [r.name for r in runs]
@@ -91,9 +100,9 @@ def _model_of(run: Run) -> Any:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from ..models import LMConfig, build_model
+    from ..models import build_model, config_from_json
 
-    model = build_model(LMConfig.from_json(run.config["model"]))
+    model = build_model(config_from_json(run.config["model"]))
     try:
         weights = load_file(run.weights)
     except (SafetensorError, OSError) as why:

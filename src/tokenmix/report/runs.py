@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,22 @@ WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True)
+class Metric:
+    """What a run is scored by: a field of its evaluations, its name in words, the unit of the loss in its curves, and nats in that unit."""
+
+    name: str
+    label: str
+    loss: str
+    nats: float
+
+
+TEXT = Metric("bits_per_byte", "bits/byte", "bits per byte", math.log(2))
+DENSITY = Metric("bits_per_dim", "bits/dim", "bits per dimension", math.log(2))
+CLASSES = Metric("top1", "top-1", "cross-entropy in nats", 1.0)
+METRICS = {"lm": TEXT, "image_density": DENSITY}
+
+
+@dataclass(frozen=True)
 class Run:
     """What a run directory says about itself.
 
@@ -20,6 +37,7 @@ class Run:
         train: the lines of metrics.jsonl of kind "train", in order.
         evals: the lines of kind "eval", in order.
         samples: (file name, text) of each sample; bytes that are not UTF-8 stand as \\xNN.
+        drawn: the PNGs among the samples.
         weights: the newest checkpoint's weights, None before the first checkpoint.
     """
 
@@ -30,11 +48,18 @@ class Run:
     train: list[dict[str, Any]]
     evals: list[dict[str, Any]]
     samples: list[tuple[str, str]]
+    drawn: list[Path]
     weights: Path | None
 
-    def last_eval(self, split: str) -> float | None:
-        """Bits per byte of the last evaluation on a split."""
-        scores = [e["bits_per_byte"] for e in self.evals if e.get("split") == split]
+    @property
+    def metric(self) -> Metric:
+        """What the run's evaluations measure."""
+        return METRICS.get(self.config.get("model", {}).get("kind", "lm"), CLASSES)
+
+    def last_eval(self, split: str, metric: str | None = None) -> float | None:
+        """The last evaluation on a split; None where there is none, or where the run measures something other than ``metric``."""
+        name = self.metric.name if metric is None else metric
+        scores = [e[name] for e in self.evals if e.get("split") == split and name in e]
         return scores[-1] if scores else None
 
     def median(self, key: str) -> float | None:
@@ -60,7 +85,8 @@ def read_run(path: Path | str) -> Run:
         env=_json_object(path / "env.json") if (path / "env.json").is_file() else {},
         train=[m for m in metrics if m.get("kind") == "train"],
         evals=[m for m in metrics if m.get("kind") == "eval"],
-        samples=[(p.name, readable(p.read_bytes())) for p in sorted((path / "samples").glob("*")) if p.is_file()],
+        samples=[(p.name, readable(p.read_bytes())) for p in sorted((path / "samples").glob("*")) if p.is_file() and p.suffix != ".png"],
+        drawn=sorted((path / "samples").glob("*.png")),
         weights=_newest_weights(path / "checkpoints"),
     )
 

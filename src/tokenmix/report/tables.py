@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from .runs import Run
+from .runs import CLASSES, DENSITY, TEXT, Run
 
 MISSING = "not measured"
 TERMINAL = 120
@@ -59,30 +61,45 @@ def mixers_of(config: dict[str, Any]) -> str:
 
 def summary_table(runs: list[Run]) -> Table:
     """One row per run."""
-    columns = ["run", "layers", "parameters", "steps", "tokens", "valid bits/byte", "test bits/byte", "tokens/s", "peak memory", "state"]
-    rows = []
-    for run in runs:
-        peak = run.largest("peak_mib")
-        rows.append(
-            [
-                run.name,
-                mixers_of(run.config),
-                number(run.env.get("parameters"), 0),
-                number(run.largest("step"), 0),
-                number(run.largest("tokens"), 0),
-                number(run.last_eval("valid")),
-                number(run.last_eval("test")),
-                number(run.median("tokens_per_s"), 0),
-                size(None if peak is None else peak * 2**20),
-                size(run.env.get("state_bytes_per_row")),
-            ]
-        )
+    columns: dict[str, Callable[[Run], str]] = {
+        "run": lambda run: run.name,
+        "layers": lambda run: mixers_of(run.config),
+        "parameters": lambda run: number(run.env.get("parameters"), 0),
+        "steps": lambda run: number(run.largest("step"), 0),
+        "tokens": lambda run: number(run.largest("tokens"), 0),
+        "images": lambda run: number(run.largest("images"), 0),
+    }
+    for metric in (TEXT, DENSITY):
+        for split in ("valid", "test"):
+            columns[f"{split} {metric.label}"] = partial(_score, split=split, metric=metric.name)
+    for split in ("valid", "test"):
+        columns[f"{split} top-1"] = partial(_percent, split=split)
+    columns["tokens/s"] = lambda run: number(run.median("tokens_per_s"), 0)
+    columns["images/s"] = lambda run: number(run.median("images_per_s"), 0)
+    columns["peak memory"] = lambda run: size(None if run.largest("peak_mib") is None else (run.largest("peak_mib") or 0) * 2**20)
+    columns["state"] = lambda run: size(run.env.get("state_bytes_per_row"))
+    rows = [[cell(run) for cell in columns.values()] for run in runs]
+    return without_empty_columns(Table("Runs", list(columns), rows, _notes(runs)))
+
+
+def _score(run: Run, *, split: str, metric: str) -> str:
+    return number(run.last_eval(split, metric))
+
+
+def _percent(run: Run, *, split: str) -> str:
+    found = run.last_eval(split, "top1")
+    return MISSING if found is None else f"{100 * found:.2f} %"
+
+
+def _notes(runs: list[Run]) -> list[str]:
+    texts = {"bits_per_byte": "Bits per byte", "bits_per_dim": "Bits per dimension"}
+    kinds = dict.fromkeys(texts[r.metric.name] for r in runs if r.metric.name in texts)
+    scores = [f"{' and '.join(kinds)}: the last evaluation of the run, lower is better."] if kinds else []
+    scores += ["Top-1: how often the first guess was right in the last evaluation of the run, higher is better."] if any(r.metric is CLASSES for r in runs) else []
+    speed = "Tokens/s and images/s: the median over the logged training steps."
+    notes = [f"{' '.join(scores)} {speed}", "Peak memory: the most the training process held."]
     contexts = sorted({r.env["state_context"] for r in runs if "state_context" in r.env})
-    notes = [
-        "Bits per byte: the last evaluation of the run, lower is better. Tokens/s: the median over the logged training steps.",
-        "Peak memory: the most the training process held. " + _state_note(contexts),
-    ]
-    return without_empty_columns(Table("Runs", columns, rows, notes))
+    return [notes[0], f"{notes[1]} {_state_note(contexts)}" if contexts else notes[1]]
 
 
 def without_empty_columns(table: Table) -> Table:
@@ -92,14 +109,12 @@ def without_empty_columns(table: Table) -> Table:
 
 
 def _state_note(contexts: list[int]) -> str:
-    if not contexts:
-        return "State: not measured."
     lengths = " or ".join(f"{n:,}" for n in contexts)
     return f"State: what the model keeps between two generated tokens, for one sequence of {lengths} tokens."
 
 
 def facts_table(runs: list[Run]) -> Table:
-    """The machine and the corpus, one row per fact, one column per run; facts all runs share are written once."""
+    """The machine and the data, one row per fact, one column per run; facts all runs share are written once."""
     flat = [{**_flatten("env", r.env), **_flatten("data", r.config.get("data", {})), **_flatten("seed", r.config.get("seed", {}))} for r in runs]
     keys = list(dict.fromkeys(k for f in flat for k in f))
     rows = []
@@ -109,7 +124,7 @@ def facts_table(runs: list[Run]) -> Table:
             rows.append([key, values[0]])
         else:
             rows.append([key, "; ".join(f"{r.name}: {v}" for r, v in zip(runs, values, strict=True))])
-    return Table("Machine, corpus and seed", ["fact", "value"], rows or [["env.json", "not recorded"]])
+    return Table("Machine, data and seed", ["fact", "value"], rows or [["env.json", "not recorded"]])
 
 
 def _flatten(prefix: str, value: Any) -> dict[str, str]:
