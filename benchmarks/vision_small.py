@@ -1,0 +1,147 @@
+"""CIFAR-10 at 32 x 32 in one small ViT: attention, AFT, Hydra and External attention on the same tokens for the same images; then fine-tuning, one-tap filters
+and registers.
+
+    python benchmarks/vision_small.py --data cifar10 --out runs/vision_small [--only classify finetune one_hot registers] [--rows attention ...] [--jobs 2]
+    python benchmarks/vision_small.py --out runs/vision_small --results benchmarks/results/vision_small
+
+Each row trains in a process and a run directory of its own, one thread each; a row that has ended is not run again, one that was stopped goes on. ``--data`` is a
+set's name or a path, as everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokenmix.data import Augment
+from tokenmix.models import ViTConfig, replace_layers
+from tokenmix.recipes.images import CIFAR_MEAN, CIFAR_STD
+from tokenmix.train import ImageDataConfig, OptimConfig, RunConfig, TrainConfig, evaluate_run, load_run, resume, train
+
+DIM, LAYERS, PATCH, BATCH = 96, 6, 4, 64
+STEPS, TUNING_STEPS, REGISTER_STEPS = 1200, 600, 600
+RATE, TUNING_RATE = 2e-3, 1e-3
+LARGER = (32, 40, 48, 64)  # test sizes of models without parameters per position
+HYDRA = {"name": "hydra"}
+
+
+def vit(*mixers: dict[str, Any], **options: Any) -> ViTConfig:
+    """The common shell."""
+    return ViTConfig(dim=DIM, layers=LAYERS, mixers=mixers, image_size=(32, 32), patch=PATCH, classes=10, **{"pool": "mean", **options})
+
+
+def conv(kernel_size: int, **options: Any) -> ViTConfig:
+    """AFT-conv, fully convolutional."""
+    spec = {"name": "aft_conv", "heads": 32, "kernel_size": kernel_size, "qkv_bias": False, **options}
+    return vit(spec, positions=None)
+
+
+ATTENTION = vit({"name": "attention", "heads": 3})
+ROWS: dict[str, ViTConfig] = {
+    "attention": ATTENTION,
+    "aft_full": vit({"name": "aft_full", "rank": 32, "qkv_bias": False}),
+    "aft_simple": vit({"name": "aft_simple"}),
+    "aft_conv_k3": conv(3),
+    "aft_conv_k7": conv(7),
+    "aft_conv_k11": conv(11),
+    "aft_conv_k7_no_query": conv(7, gate=None),
+    "aft_conv_k7_raw": conv(7, reparam=False),
+    "aft_conv_k7_window": conv(7, outside="none"),
+    "hydra": vit(HYDRA),
+    "hydra_last_3": replace_layers(ATTENTION, HYDRA, last=3),
+    "external": vit({"name": "external", "slots": 64}),
+}
+TUNED = {"finetune/aft_conv": ROWS["aft_conv_k7"], "finetune/hydra_last_3": ROWS["hydra_last_3"], "finetune/hydra": ROWS["hydra"]}
+REGISTERS = {f"registers/{n}": replace(ATTENTION, pool="class", registers=n) for n in (0, 1, 4, 8)}
+
+
+def config_of(row: str, data: str) -> RunConfig:
+    """The run of a row."""
+    part, _, name = row.partition("/")
+    model, steps, rate, more = ROWS.get(row), STEPS, RATE, {}
+    if part in ("finetune", "random"):
+        model, steps, rate = TUNED[f"finetune/{name}"], TUNING_STEPS, TUNING_RATE
+    elif part == "one_hot":
+        model, steps, more = ROWS["aft_conv_k7"], STEPS, {"one_hot": float(name)}
+    elif part == "registers":
+        model, steps = REGISTERS[row], REGISTER_STEPS
+    source = {"source": data} if data in ("cifar10",) else {"source": str(Path(data).resolve())}
+    images = ImageDataConfig(**source, augment=Augment(crop="pad", pad=4, flip=0.5), mean=CIFAR_MEAN, std=CIFAR_STD)
+    optim = OptimConfig(lr=rate, weight_decay=0.05, warmup=100, min_lr_ratio=0.01, **more)
+    often: dict[str, Any] = {"log_every": 50, "eval_every": 300, "save_every": 150, "keep": 4 if part == "registers" else 1}
+    loop = TrainConfig(steps=steps, batch_size=BATCH, threads=1, eval_batch=256, eval_images=2000, **often)
+    return RunConfig(model, images, optim, loop, recipe="vision_small", row=row)
+
+
+def run_row(row: str, data: str, out: Path) -> None:
+    """Train a row to its end and score it on the test images, at larger sizes too where the model takes them."""
+    torch.set_num_threads(1)
+    folder, config = out / row, config_of(row, data)
+    if row.startswith("finetune/"):
+        config = replace(config, train=replace(config.train, init=str(converted(config.model, out, row))))
+    if (folder / "config.json").exists():
+        summary = resume(folder, verbose=False)
+    else:
+        summary = train(config, folder, verbose=False)
+    model, _ = load_run(folder)
+    sizes = LARGER if not model.fixed_size and not row.startswith("registers") else (32,)
+    scores = {size: evaluate_run(folder, image_size=size, max_images=None if size == 32 else 5000, device="cpu", record=size == 32).top1 for size in sizes}
+    kept = {key: summary[key] for key in ("step", "images", "seconds", "images_per_s", "peak_mib", "valid_top1")}
+    kept["parameters"] = sum(p.numel() for p in model.parameters())
+    (folder / "result.json").write_text(json.dumps({**kept, "test_top1": {str(size): score for size, score in scores.items()}}, indent=1))
+
+
+def converted(config: ViTConfig, out: Path, row: str) -> Path:
+    """The weights of the attention run carried into another model, as ``tokenmix convert`` does."""
+    from tokenmix.hosts.convert import convert_command
+
+    folder = out / "converted" / row
+    if not (folder / "config.json").exists():
+        convert_command(str(out / "attention"), json.dumps(list(config.mixers)), folder, positions=config.positions)
+    return folder
+
+
+def rows_of(parts: list[str]) -> list[str]:
+    """The rows of the parts asked for, in the order in which they depend on each other."""
+    found = list(ROWS) if "classify" in parts else []
+    if "finetune" in parts:
+        found += [name.replace("finetune", kind) for name in TUNED for kind in ("finetune", "random")]
+    if "one_hot" in parts:
+        found += ["one_hot/0.01", "one_hot/0.1"]
+    return found + (list(REGISTERS) if "registers" in parts else [])
+
+
+def main() -> None:
+    """Run what is missing, or write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", default=["classify", "finetune", "one_hot", "registers"])
+    parser.add_argument("--rows", nargs="*")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--row", help="one row, in this process")
+    args = parser.parse_args()
+    if args.row:
+        run_row(args.row, args.data, args.out)
+        return
+    todo = [row for row in args.rows or rows_of(args.only) if not (args.out / row / "result.json").exists()]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(lambda row: _in_a_process(row, args), todo))
+
+
+def _in_a_process(row: str, args: argparse.Namespace) -> None:
+    command = [sys.executable, __file__, "--data", args.data, "--out", str(args.out), "--row", row]
+    done = subprocess.run(command, capture_output=True, text=True)
+    print(row, "done" if done.returncode == 0 else done.stderr.strip().splitlines()[-1], flush=True)
+
+
+if __name__ == "__main__":
+    main()
