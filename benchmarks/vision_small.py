@@ -4,8 +4,8 @@ and registers.
     python benchmarks/vision_small.py --data cifar10 --out runs/vision_small [--only classify finetune one_hot registers] [--rows attention ...] [--jobs 2]
     python benchmarks/vision_small.py --out runs/vision_small --results benchmarks/results/vision_small
 
-Each row trains in a process and a run directory of its own, one thread each; a row that has ended is not run again, one that was stopped goes on. ``--data`` is a
-set's name or a path, as everywhere.
+Each row trains in a process and a run directory of its own, one thread each; a row that has ended is not run again, one that was stopped goes on. ``--data`` is
+a set's name or a path, as everywhere.
 """
 
 from __future__ import annotations

@@ -59,7 +59,9 @@ def _accuracy(runs: list[Run]) -> Picture:
         ax.legend(frameon=False, labelcolor="linecolor", fontsize=10)
 
     ends = ", ".join(f"{r.name} ends at {100 * (r.last_eval('valid') or 0):.1f} %" for r in runs)
-    return Picture(*_both(draw, (6.4, 4.2)), alt=f"Line chart of top-1 accuracy against training steps. {ends}.", caption="Top-1 accuracy on the validation split.")
+    return Picture(
+        *_both(draw, (6.4, 4.2)), alt=f"Line chart of top-1 accuracy against training steps. {ends}.", caption="Top-1 accuracy on the validation split."
+    )
 
 
 def heat_map(values: Tensor, *, title: str, x: str, y: str, alt: str, caption: str) -> Picture:

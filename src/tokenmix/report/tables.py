@@ -95,7 +95,9 @@ def _notes(runs: list[Run]) -> list[str]:
     texts = {"bits_per_byte": "Bits per byte", "bits_per_dim": "Bits per dimension"}
     kinds = dict.fromkeys(texts[r.metric.name] for r in runs if r.metric.name in texts)
     scores = [f"{' and '.join(kinds)}: the last evaluation of the run, lower is better."] if kinds else []
-    scores += ["Top-1: how often the first guess was right in the last evaluation of the run, higher is better."] if any(r.metric is CLASSES for r in runs) else []
+    scores += (
+        ["Top-1: how often the first guess was right in the last evaluation of the run, higher is better."] if any(r.metric is CLASSES for r in runs) else []
+    )
     speed = "Tokens/s and images/s: the median over the logged training steps."
     notes = [f"{' '.join(scores)} {speed}", "Peak memory: the most the training process held."]
     contexts = sorted({r.env["state_context"] for r in runs if "state_context" in r.env})
@@ -130,6 +132,6 @@ def facts_table(runs: list[Run]) -> Table:
 def _flatten(prefix: str, value: Any) -> dict[str, str]:
     if isinstance(value, dict):
         return {k: v for key, inner in value.items() for k, v in _flatten(f"{prefix}.{key}", inner).items()}
-    if value is None or value == {}:
+    if value in (None, {}, "none"):
         return {}
     return {prefix: ", ".join(str(v) for v in value) if isinstance(value, list) else str(value)}
