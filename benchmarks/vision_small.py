@@ -10,21 +10,16 @@ a set's name or a path, as everywhere.
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from image_rows import data_source, finish, keep_result, run_rows
 from tokenmix.data import Augment
 from tokenmix.models import ViTConfig, replace_layers
 from tokenmix.recipes.images import CIFAR_MEAN, CIFAR_STD
-from tokenmix.train import ImageDataConfig, OptimConfig, RunConfig, TrainConfig, evaluate_run, load_run, resume, train
+from tokenmix.train import ImageDataConfig, OptimConfig, RunConfig, TrainConfig, evaluate_run, load_run
 
 DIM, LAYERS, PATCH, BATCH = 96, 6, 4, 64
 STEPS, TUNING_STEPS, REGISTER_STEPS = 1200, 600, 600
@@ -73,8 +68,7 @@ def config_of(row: str, data: str) -> RunConfig:
         model, steps, more = ROWS["aft_conv_k7"], STEPS, {"one_hot": float(name)}
     elif part == "registers":
         model, steps = REGISTERS[row], REGISTER_STEPS
-    source = {"source": data} if data in ("cifar10",) else {"source": str(Path(data).resolve())}
-    images = ImageDataConfig(**source, augment=Augment(crop="pad", pad=4, flip=0.5), mean=CIFAR_MEAN, std=CIFAR_STD)
+    images = ImageDataConfig(**data_source(data), augment=Augment(crop="pad", pad=4, flip=0.5), mean=CIFAR_MEAN, std=CIFAR_STD)
     optim = OptimConfig(lr=rate, weight_decay=0.05, warmup=100, min_lr_ratio=0.01, **more)
     often: dict[str, Any] = {"log_every": 50, "eval_every": 300, "save_every": 150, "keep": 4 if part == "registers" else 1}
     loop = TrainConfig(steps=steps, batch_size=BATCH, threads=1, eval_batch=256, eval_images=2000, **often)
@@ -83,20 +77,14 @@ def config_of(row: str, data: str) -> RunConfig:
 
 def run_row(row: str, data: str, out: Path) -> None:
     """Train a row to its end and score it on the test images, at larger sizes too where the model takes them."""
-    torch.set_num_threads(1)
     folder, config = out / row, config_of(row, data)
     if row.startswith("finetune/"):
         config = replace(config, train=replace(config.train, init=str(converted(config.model, out, row))))
-    if (folder / "config.json").exists():
-        summary = resume(folder, verbose=False)
-    else:
-        summary = train(config, folder, verbose=False)
+    summary = finish(folder, config)
     model, _ = load_run(folder)
-    sizes = LARGER if not model.fixed_size and not row.startswith("registers") else (32,)
+    sizes = (32,) if model.fixed_size else LARGER
     scores = {size: evaluate_run(folder, image_size=size, max_images=None if size == 32 else 5000, device="cpu", record=size == 32).top1 for size in sizes}
-    kept = {key: summary[key] for key in ("step", "images", "seconds", "images_per_s", "peak_mib", "valid_top1")}
-    kept["parameters"] = sum(p.numel() for p in model.parameters())
-    (folder / "result.json").write_text(json.dumps({**kept, "test_top1": {str(size): score for size, score in scores.items()}}, indent=1))
+    keep_result(folder, summary, parameters=sum(p.numel() for p in model.parameters()), test_top1={str(size): score for size, score in scores.items()})
 
 
 def converted(config: ViTConfig, out: Path, row: str) -> Path:
@@ -109,39 +97,12 @@ def converted(config: ViTConfig, out: Path, row: str) -> Path:
     return folder
 
 
-def rows_of(parts: list[str]) -> list[str]:
-    """The rows of the parts asked for, in the order in which they depend on each other."""
-    found = list(ROWS) if "classify" in parts else []
-    if "finetune" in parts:
-        found += [name.replace("finetune", kind) for name in TUNED for kind in ("finetune", "random")]
-    if "one_hot" in parts:
-        found += ["one_hot/0.01", "one_hot/0.1"]
-    return found + (list(REGISTERS) if "registers" in parts else [])
-
-
-def main() -> None:
-    """Run what is missing, or write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", default="cifar10")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", nargs="*", default=["classify", "finetune", "one_hot", "registers"])
-    parser.add_argument("--rows", nargs="*")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--row", help="one row, in this process")
-    args = parser.parse_args()
-    if args.row:
-        run_row(args.row, args.data, args.out)
-        return
-    todo = [row for row in args.rows or rows_of(args.only) if not (args.out / row / "result.json").exists()]
-    with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(lambda row: _in_a_process(row, args), todo))
-
-
-def _in_a_process(row: str, args: argparse.Namespace) -> None:
-    command = [sys.executable, __file__, "--data", args.data, "--out", str(args.out), "--row", row]
-    done = subprocess.run(command, capture_output=True, text=True)
-    print(row, "done" if done.returncode == 0 else done.stderr.strip().splitlines()[-1], flush=True)
-
+PARTS = {
+    "classify": list(ROWS),
+    "finetune": [name.replace("finetune", kind) for name in TUNED for kind in ("finetune", "random")],
+    "one_hot": ["one_hot/0.01", "one_hot/0.1"],
+    "registers": list(REGISTERS),
+}
 
 if __name__ == "__main__":
-    main()
+    run_rows(__file__, __doc__ or "", PARTS, run_row)
