@@ -3,189 +3,14 @@
 from __future__ import annotations
 
 import json as _json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from ._run_verbs import Work, convert, evaluate, report, resume, sample, train
 from .errors import MixerError
-
-Work = Callable[[], int]
-WorkWith = Callable[[dict[str, Any]], int]
-Step = Annotated[str, arg(help="checkpoint to use: a step, last or best")]
-
-
-def train(
-    recipe: Positional[str],
-    /,
-    *,
-    out: Path,
-    row: str | None = None,
-    size: Literal["smoke", "gpu", "paper"] = "smoke",
-    data: str | None = None,
-    json: bool = False,
-) -> WorkWith:
-    """Train a recipe into a new run directory. Any field of the config can be set: --model.dim 64 --train.steps 100.
-
-    Args:
-        recipe: see `tokenmix list`.
-        out: the run directory to make.
-        row: which experiment of the recipe.
-        size: smoke: a CPU, about a minute; gpu: one GPU; paper: as printed.
-        data: a corpus (stdlib, enwik8), a set of images (digits, cifar10 ...), or the path of a text, of images, or of a local copy of what the recipe
-            expects; number of classes, channels and size of images follow.
-        json: print the summary as JSON.
-    """
-
-    def work(changes: dict[str, Any]) -> int:
-        from .recipes import find_recipe
-        from .train import match_data
-        from .train import train as run
-
-        config = find_recipe(recipe).config(row, size)
-        if data is not None:
-            config = match_data(config.override(data_fields(config.data.to_json(), data)))
-        _print_summary(run(config.override(changes), out), json)
-        return 0
-
-    return work
-
-
-def data_fields(data: dict[str, Any], given: str) -> dict[str, Any]:
-    """The config fields meant by ``--data``: a name, or a path, which where a named set to download is expected must hold that set."""
-    from .data import CORPORA, IMAGE_SETS
-
-    if given in (CORPORA if data["kind"] == "text" else IMAGE_SETS):
-        return {"data.source": given}
-    path = str(Path(given).expanduser().resolve())
-    expected = data["source"] == "enwik8" if data["kind"] == "text" else data["source"] in IMAGE_SETS and data["source"] != "digits"
-    return {"data.path": path} if expected else {"data.source": path}
-
-
-def resume(dir: Positional[Path], /, *, from_step: Annotated[int | None, arg(name="from")] = None, json: bool = False) -> WorkWith:
-    """Go on with a run after any stop. Fields under train. can be changed: --train.steps 2000.
-
-    Args:
-        dir: the run directory.
-        from_step: an earlier checkpoint; what lies after it is done again.
-        json: print the summary as JSON.
-    """
-
-    def work(changes: dict[str, Any]) -> int:
-        from .train import resume as run
-
-        _print_summary(run(dir, from_step=from_step, changes=changes), json)
-        return 0
-
-    return work
-
-
-def evaluate(
-    dir: Positional[Path],
-    /,
-    *,
-    split: str = "test",
-    stride: int | None = None,
-    seq_len: int | None = None,
-    max_bytes: int | None = None,
-    max_images: int | None = None,
-    image_size: int | None = None,
-    step: Step = "last",
-    device: str = "auto",
-    json: bool = False,
-) -> Work:
-    """Score a run on one split of its data (bits per byte, accuracy, bits per dimension), added to its metrics.
-
-    Args:
-        dir: the run directory.
-        split: train, valid or test.
-        stride: text: how far the windows move; default half their length.
-        seq_len: text: length of the windows; default that of training.
-        max_bytes: text: only the first so many bytes.
-        max_images: images: only the first so many.
-        image_size: images: another size than that of training, where the model takes it.
-        device: auto, cpu or cuda.
-        json: print the result as JSON.
-    """
-
-    def work() -> int:
-        from dataclasses import asdict
-
-        from .train import evaluate_run
-
-        options: dict[str, Any] = {"stride": stride, "seq_len": seq_len, "max_bytes": max_bytes, "max_images": max_images, "image_size": image_size}
-        result = evaluate_run(dir, split=split, step=step, device=device, **options)
-        print(_json.dumps({"split": split, **asdict(result)}) if json else f"{split}: {result.text()}")
-        return 0
-
-    return work
-
-
-def sample(
-    dir: Positional[Path],
-    /,
-    *,
-    bytes: int = 500,
-    prompt: str = "\n",
-    images: int = 16,
-    complete: bool = False,
-    out: Path | None = None,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    step: Step = "last",
-    device: str = "auto",
-    json: bool = False,
-) -> Work:
-    """Let a run's model write, or draw.
-
-    Args:
-        dir: the run directory.
-        bytes: text: how many to write.
-        prompt: text: what to continue.
-        images: density models: how many to draw.
-        complete: density models: draw only the lower halves of test images, and show the real ones below.
-        out: density models: the PNG to write; default sample.png in the run directory.
-        temperature: 0 takes the most likely value each time; default 0.8 for text, 1 for images.
-        top_k: choose among the k most likely values.
-        top_p: choose among the fewest values that hold this probability.
-        seed: makes the choice repeatable.
-        device: auto, cpu or cuda.
-        json: print prompt and continuation, or the picture's path, as JSON.
-    """
-
-    def work() -> int:
-        from .train.rundir import RunDir
-
-        options: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "seed": seed, "step": step, "device": device}
-        if RunDir.open(dir).config().model.kind == "image_density":
-            return _draw(dir, out or dir / "sample.png", images, complete, {**options, "temperature": 1.0 if temperature is None else temperature}, json)
-        return _write(dir, bytes, prompt, {**options, "temperature": 0.8 if temperature is None else temperature}, json)
-
-    return work
-
-
-def _write(dir: Path, n: int, prompt: str, options: dict[str, Any], json: bool) -> int:
-    from .train import sample_run
-
-    text = sample_run(dir, n=n, prompt=prompt.encode(), **options)
-    if json:
-        print(_json.dumps({"prompt": prompt, "text": text[len(prompt.encode()) :].decode(errors="replace")}))
-    else:
-        sys.stdout.write(text.decode(errors="replace") + "\n")
-    return 0
-
-
-def _draw(dir: Path, out: Path, n: int, complete: bool, options: dict[str, Any], json: bool) -> int:
-    from .train import draw_run
-    from .train.image_tasks import write_grid
-
-    write_grid(out, draw_run(dir, n=n, complete=complete, **options), columns=n if complete else 8)
-    print(_json.dumps({"images": n, "file": str(out)}) if json else out)
-    return 0
 
 
 def show(*, cost: int | None = None, dim: int = 512, json: bool = False) -> Work:
@@ -253,31 +78,6 @@ def check(target: Positional[str], /, *, options: str = "{}", json: bool = False
     return work
 
 
-def report(dirs: Positional[list[Path]], /, *, out: Path | None = None) -> Work:
-    """Write one self-contained HTML page about one or more runs.
-
-    Args:
-        dirs: run directories.
-        out: the page; default report.html in the first run directory.
-    """
-
-    def work() -> int:
-        from .train.rundir import RunDir
-
-        if not dirs:
-            raise MixerError("report: give at least one run directory.")
-        for path in dirs:
-            RunDir.open(path)
-        try:
-            from .report import write_report
-        except ImportError as why:
-            raise MixerError(f"report needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
-        print(write_report(dirs, out or dirs[0] / "report.html"))
-        return 0
-
-    return work
-
-
 def bench(
     *,
     ops: str | None = None,
@@ -338,26 +138,6 @@ def bench(
     return work
 
 
-def _print_summary(summary: dict[str, Any], json: bool) -> None:
-    if json:
-        print(_json.dumps(summary))
-        return
-    unit = "images" if "images" in summary else "tokens"
-    metric = next(name for name in summary if name.startswith("valid_"))
-    print(
-        f"{summary['run']}: {summary['step']} steps, {summary[unit]:,} {unit} in {summary['seconds']:.1f} s ({summary[f'{unit}_per_s']:,.0f} {unit}/s), "
-        f"{score_text(metric.removeprefix('valid_'), summary[metric])}, peak {summary['peak_mib']:,.0f} MiB"
-    )
-
-
-def score_text(metric: str, value: float | None) -> str:
-    """The last score on the validation split, in words."""
-    if value is None:
-        return "not evaluated"
-    texts = {"bits_per_byte": f"{value:.4f} bits/byte", "bits_per_dim": f"{value:.4f} bits/dim", "top1": f"{100 * value:.2f} % top-1"}
-    return f"{texts[metric]} on valid"
-
-
 VERBS: dict[str, Callable[..., Any]] = {
     "doctor": doctor,
     "list": show,
@@ -367,5 +147,6 @@ VERBS: dict[str, Callable[..., Any]] = {
     "eval": evaluate,
     "sample": sample,
     "report": report,
+    "convert": convert,
     "bench": bench,
 }
