@@ -228,6 +228,19 @@ def test_what_is_held_out_is_fixed_and_even(tmp_path):
     assert content(everything, "train") == content(a, "train", "valid")
 
 
+def test_the_fingerprint_knows_pixels_labels_and_classes(tmp_path):
+    def fingerprint(name: str, **change) -> str:
+        arrays = {"x_train": noise(4, 4, 4), "y_train": [0, 1, 0, 1], "x_test": noise(2, 4, 4), "y_test": [0, 1], "classes": ["a", "b"], **change}
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+        return open_images(str(tmp_path / f"{name}.npz"), valid=0).fingerprint
+
+    other = noise(4, 4, 4)
+    other[3, 3, 3] ^= 1
+    changes = [{}, {"y_train": [0, 1, 1, 0]}, {"classes": ["a", "c"]}, {"x_train": other}]
+    assert len({fingerprint(f"s{i}", **c) for i, c in enumerate(changes)}) == 4
+    assert fingerprint("copy") == fingerprint("s0")
+
+
 @pytest.mark.parametrize(("valid", "words"), [(-0.1, "fraction in"), (2.5, "whole number"), (99, "cannot be held out"), (float("nan"), "fraction in")])
 def test_a_validation_share_that_makes_no_sense(tmp_path, valid, words):
     np.savez(tmp_path / "a.npz", x_train=noise(20, 4, 4), y_train=np.arange(20) % 2, x_test=noise(4, 4, 4), y_test=np.arange(4) % 2)
