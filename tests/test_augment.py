@@ -101,6 +101,12 @@ def test_global_generators_stand_where_they_stood(file_split):
     assert torch.equal(first, s.batch(0)[0]), "nor does a batch depend on them"
 
 
+@pytest.mark.parametrize("how", [Augment(crop="resized"), Augment(randaugment=RAND), Augment(colour=0.4), Augment(crop="pad"), Augment(erasing=1.0)])
+def test_an_image_is_augmented_anew_in_every_epoch(how):
+    s = sampler(pixels_split(1, size=(32, 32)), how, image_size=32, batch_size=1)
+    assert len({bytes(levels(s.batch(epoch)[0].clamp(0, 1)).flatten().tolist()) for epoch in range(4)}) >= 3
+
+
 def test_repeated_images_are_augmented_differently():
     x, y = sampler(pixels_split(10), Augment(crop="pad", repeats=4)).batch(0)
     assert len(set(y.tolist())) == 1
