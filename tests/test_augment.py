@@ -10,32 +10,22 @@ import pytest
 import torch
 from PIL import Image
 
+from image_sets import pixels_split, smooth_files
 from tokenmix import MixerError
 from tokenmix._torchvision import ensure_torchvision
-from tokenmix.data import Augment, ImageSampler, ImageSplit, PixelSampler, eval_batches, from_pixels, open_images, pixel_batches, to_pixels
+from tokenmix.data import Augment, ImageSampler, ImageSplit, PixelSampler, eval_batches, open_images
 from tokenmix.data import augment_ops as ops
 from tokenmix.data.augment import IMAGENET_MEAN, IMAGENET_STD, stream
+from tokenmix.data.image_source import tensor_to_pil
 
 RAND = "rand-m9-mstd0.5-inc1"
 EVERYTHING = Augment(crop="pad", flip=0.5, shift=10, randaugment=RAND, colour=0.3, erasing=0.5, mixup=0.8, cutmix=1.0, repeats=3)
 PLAIN = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
 
 
-def pixels_split(n: int = 10, channels: int = 3, size=(8, 8)) -> ImageSplit:
-    g = torch.Generator().manual_seed(1)
-    return ImageSplit("train", torch.arange(n) % 4, channels, torch.randint(0, 256, (n, channels, *size), generator=g, dtype=torch.uint8))
-
-
 @pytest.fixture
-def file_split(tmp_path, monkeypatch) -> ImageSplit:
-    """Eight smooth images of different sizes, as files."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    files = []
-    for i in range(8):
-        small = np.random.default_rng(i).integers(0, 256, (5, 5, 3), dtype=np.uint8)
-        files.append(tmp_path / f"{i}.png")
-        Image.fromarray(small).resize((40 + 3 * i, 52 - 2 * i), Image.Resampling.BICUBIC).save(files[-1])
-    return ImageSplit("train", torch.arange(8) % 4, 3, files=tuple(files))
+def file_split(tmp_path) -> ImageSplit:
+    return smooth_files(tmp_path)
 
 
 def sampler(split, augment=Augment(), **options) -> ImageSampler:  # noqa: B008
@@ -109,6 +99,12 @@ def test_global_generators_stand_where_they_stood(file_split):
     first = s.batch(0)[0]
     assert (random.random(), np.random.rand(), torch.rand(1).item()) == expected
     assert torch.equal(first, s.batch(0)[0]), "nor does a batch depend on them"
+
+
+@pytest.mark.parametrize("how", [Augment(crop="resized"), Augment(randaugment=RAND), Augment(colour=0.4), Augment(crop="pad"), Augment(erasing=1.0)])
+def test_an_image_is_augmented_anew_in_every_epoch(how):
+    s = sampler(pixels_split(1, size=(32, 32)), how, image_size=32, batch_size=1)
+    assert len({bytes(levels(s.batch(epoch)[0].clamp(0, 1)).flatten().tolist()) for epoch in range(4)}) >= 3
 
 
 def test_repeated_images_are_augmented_differently():
@@ -250,6 +246,19 @@ def test_randaugment_is_timms(file_split):
     assert grey.shape == (4, 1, 8, 8)
 
 
+def test_randaugment_at_every_strength():
+    from PIL import ImageOps
+
+    picture = tensor_to_pil(pixels_split(1, size=(32, 32)).pixels[0])
+    for bits in range(1, 9):
+        assert ops.posterize(picture, bits).tobytes() == ImageOps.posterize(picture, bits).tobytes()
+    assert ops.posterize(picture, 0).getextrema() == ((0, 0),) * 3
+    split = ImageSplit("train", torch.zeros(200, dtype=torch.int64), 3, pixels_split(200).pixels)
+    for strength in (0, 10):
+        x = sampler(split, Augment(randaugment=f"rand-m{strength}-mstd2-inc1-n4"), batch_size=200).batch(0)[0]
+        assert x.shape == (200, 3, 8, 8)
+
+
 def test_colour_changes_brightness_contrast_and_saturation():
     grey = Image.new("RGB", (4, 4), (100, 100, 100))
     seen = {ops.jitter(grey, 0.3, random.Random(i)).getpixel((0, 0)) for i in range(300)}
@@ -303,60 +312,6 @@ def test_evaluation_from_224_on_is_timms(file_split, size):
     assert torch.allclose(x, expected, atol=1e-5)
 
 
-# --- sub-pixels
-
-
-def test_sub_pixels_are_row_major_with_interleaved_colours():
-    images = torch.arange(2 * 3 * 2 * 4).view(2, 3, 2, 4).to(torch.uint8)
-    tokens = from_pixels(images)
-    assert (tokens.shape, tokens.dtype) == ((2, 24), torch.int64)
-    assert tokens[0, :6].tolist() == [images[0, c, 0, x] for x in (0, 1) for c in range(3)]
-    assert int(tokens[1, (1 * 4 + 2) * 3 + 1]) == int(images[1, 1, 1, 2])
-    assert torch.equal(to_pixels(tokens, (2, 4), 3), images)
-    assert from_pixels(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)).shape == (1, 3072)
-
-
-def test_pixel_batches_train_and_evaluate():
-    split = pixels_split(10)
-    s = PixelSampler(split, size=(8, 8), channels=3, batch_size=5, seed=3)
-    seen = torch.cat([s.batch(0), s.batch(1)])
-    everything = torch.cat(list(pixel_batches(split, 4, (8, 8), 3)))
-    assert torch.equal(everything, from_pixels(split.pixels))
-    assert sorted(map(tuple, seen.tolist())) == sorted(map(tuple, everything.tolist()))
-    assert torch.equal(PixelSampler(split, size=(8, 8), channels=3, batch_size=5, seed=3).batch(1), seen[5:])
-    assert [len(b) for b in pixel_batches(split, 4, (8, 8), 3, limit=5)] == [4, 1]
-
-
-def test_the_papers_augmentation_flips_and_shifts():
-    split = pixels_split(1)
-    s = PixelSampler(split, size=(8, 8), channels=3, batch_size=200, augment=Augment(flip=0.5, shift=10))
-    images = to_pixels(s.batch(0), (8, 8), 3).long()
-    one, kinds = split.pixels[0].long(), set()
-    for image in images:
-        fits = [(f, d) for f in (False, True) for d in range(-10, 11) if torch.equal(image, ((one.flip(-1) if f else one) + d).clamp(0, 255))]
-        assert fits
-        kinds.add(fits[0])
-    assert len(kinds) > 35
-
-
-@pytest.mark.parametrize("source", ["pixels", "files"])
-def test_smaller_sizes_are_cut_not_resized(file_split, source):
-    split = file_split if source == "files" else pixels_split(8, size=(9, 10))
-    s = PixelSampler(split, size=(4, 6), channels=3, batch_size=8)
-    cuts, places = to_pixels(s.batch(0), (4, 6), 3), set()
-    chosen = ops.visits(0, 8, 8, seed=0)
-    for cut, i in zip(cuts, chosen, strict=True):
-        windows = split.image(i).unfold(1, 4, 1).unfold(2, 6, 1)
-        at = (windows == cut[:, None, None]).all(0).flatten(2).all(2).nonzero().tolist()
-        assert at
-        places.add(tuple(at[0]))
-    assert len(places) > 2
-    for i, tokens in enumerate(torch.cat(list(pixel_batches(split, 3, (4, 6), 3)))):
-        image = split.image(i)
-        top, left = (image.shape[1] - 4) // 2, (image.shape[2] - 6) // 2
-        assert torch.equal(to_pixels(tokens[None], (4, 6), 3)[0], image[:, top : top + 4, left : left + 6])
-
-
 # --- what is refused
 
 
@@ -396,21 +351,11 @@ def test_samplers_refuse(options, words):
         sampler(pixels_split(), **options)
 
 
-def test_more_refusals(file_split):
+def test_more_refusals():
     with pytest.raises(MixerError, match="holds no images"):
         sampler(ImageSplit("valid", torch.zeros(0, dtype=torch.int64), 3))
     with pytest.raises(MixerError, match="crop='reflect' needs a pad below .* pad=8 with 8x8"):
         sampler(pixels_split(), Augment(crop="reflect", pad=8)).batch(0)
-    with pytest.raises(MixerError, match="mixup=0.5 would change what is modelled; it takes flip, shift, repeats"):
-        PixelSampler(pixels_split(), size=(8, 8), channels=3, batch_size=2, augment=Augment(mixup=0.5))
-    with pytest.raises(MixerError, match="size 9x8 is larger than the images, 8x8"):
-        PixelSampler(pixels_split(), size=(9, 8), channels=3, batch_size=2)
-    with pytest.raises(MixerError, match=r"7.png is 38x61, smaller than the size 39x38 asked for"):
-        list(pixel_batches(file_split, 8, (39, 38), 3))
-    with pytest.raises(MixerError, match=r"\(2, 10\) are not \(batch, 2 \* 2 \* 3\)"):
-        to_pixels(torch.zeros(2, 10, dtype=torch.int64), (2, 2), 3)
-    with pytest.raises(MixerError, match=r"lie in 0..255, got 0..256"):
-        to_pixels(torch.tensor([[0, 256, 1]]), (1, 1), 3)
 
 
 def test_a_file_that_went_bad_after_opening_is_named(file_split):

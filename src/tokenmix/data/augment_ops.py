@@ -160,9 +160,19 @@ def rand_augment(spec: str, size: tuple[int, int], mean: tuple[float, ...]) -> A
     try:
         if not spec.startswith("rand-"):
             raise ValueError("it does not begin with 'rand-'")
-        return rand_augment_transform(spec, {"translate_const": int(min(size) * 0.45), "img_mean": fill, "interpolation": Image.Resampling.BICUBIC})
+        policy = rand_augment_transform(spec, {"translate_const": int(min(size) * 0.45), "img_mean": fill, "interpolation": Image.Resampling.BICUBIC})
     except (AssertionError, ValueError, KeyError) as why:
         raise MixerError(f"Augment: randaugment={spec!r} is no RandAugment of timm ({why}); an example is 'rand-m9-mstd0.5-inc1'.") from why
+    for op in policy.ops:
+        if op.name.startswith("Posterize"):
+            op.aug_fn = posterize
+    return policy
+
+
+def posterize(picture: Any, bits: int, **_: Any) -> Any:
+    """Keep the upper bits. RandAugment's strength reaches 0 bits, which is black and which Pillow refuses from version 13 on."""
+    mask = 0xFF & ~(2 ** (8 - bits) - 1)
+    return picture.point([level & mask for level in range(256)] * len(picture.getbands()))
 
 
 def with_pillow(images: Tensor, keys: list[int], policy: Any, colour: float) -> Tensor:

@@ -218,7 +218,7 @@ def hold_out(places: list[Place], amount: float, name: str) -> tuple[list[Place]
     least = 0
     for members in by_class.values():
         ranked = sorted(members, key=lambda at: _hash(places[at][0].names[places[at][1]]))
-        turn += [(-1.0 if rank == 0 else rank / len(ranked), at) for rank, at in enumerate(ranked[:-1])]  # the last always stays
+        turn += [(rank / len(ranked), at) for rank, at in enumerate(ranked[:-1])]  # every class's first come first; its last always stays
         least += len(ranked) > 1
     total = max(total, least)
     if total > len(turn):

@@ -1,0 +1,252 @@
+"""Images and image sets that are not what they should be: converted where that is sound, else refused in one line or left out."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from image_sets import cifar, folder, idx, noise, save
+from tokenmix import MixerError
+from tokenmix.data import images as images_module
+from tokenmix.data import open_images
+from tokenmix.data.image_downloads import OFFICIAL
+from tokenmix.data.image_source import pil_to_tensor, read_image, tensor_to_pil, to_channels
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "tokenmix"
+
+
+# --- one image file
+
+
+def tensor_of(file: Path, channels: int = 3) -> torch.Tensor:
+    return pil_to_tensor(read_image(file, channels))
+
+
+def test_grey_and_colour_become_what_is_asked_for(tmp_path):
+    grey, colour = noise(5, 6), noise(5, 6, 3)
+    a, b = save(tmp_path / "g.png", grey), save(tmp_path / "c.png", colour)
+    assert torch.equal(tensor_of(a), torch.from_numpy(grey).expand(3, 5, 6))
+    assert torch.equal(tensor_of(a, 1), torch.from_numpy(grey)[None])
+    assert torch.equal(tensor_of(b), torch.from_numpy(colour).permute(2, 0, 1))
+    assert torch.equal(tensor_of(b, 1), to_channels(tensor_of(b), 1)), "ours rounds as Pillow's"
+    assert torch.equal(pil_to_tensor(tensor_to_pil(tensor_of(b))), tensor_of(b))
+
+
+def test_sixteen_bits_are_scaled_not_clipped(tmp_path):
+    values = np.array([[0, 256, 65535], [128, 129, 32768]], np.uint16)
+    file = save(tmp_path / "a.png", values)
+    assert Image.open(file).mode == "I;16"
+    assert tensor_of(file, 1).tolist() == [[[0, 1, 255], [0, 1, 128]]]
+    wide = save(tmp_path / "b.tif", values.astype(np.int32))
+    assert tensor_of(wide, 1).tolist() == [[[0, 1, 255], [0, 1, 128]]]
+    for name, pixels, words in (("c", values.astype(np.int32) * 2, "values from 0 to 131070"), ("d", values.astype(np.float32), "floating-point")):
+        with pytest.raises(MixerError, match=f"{name}.tif holds {words}"):
+            tensor_of(save(tmp_path / f"{name}.tif", pixels))
+
+
+def test_cmyk_is_colour(tmp_path):
+    Image.new("CMYK", (4, 3), (0, 255, 255, 0)).save(tmp_path / "red.jpg", quality=100)
+    r, g, b = tensor_of(tmp_path / "red.jpg").float().mean((1, 2)).tolist()
+    assert r > 250
+    assert max(g, b) < 5
+
+
+def test_transparent_pixels_lie_over_white(tmp_path):
+    palette = Image.new("P", (2, 1))
+    palette.putpalette([10, 20, 30, 200, 100, 50])
+    palette.putdata([0, 1])
+    palette.save(tmp_path / "p.png", transparency=0)
+    assert tensor_of(tmp_path / "p.png").permute(1, 2, 0).tolist() == [[[255, 255, 255], [200, 100, 50]]]
+    save(tmp_path / "a.png", np.array([[[0, 0, 0, 0], [0, 0, 0, 255]]], np.uint8))
+    assert tensor_of(tmp_path / "a.png", 1).tolist() == [[[255, 0]]]
+
+
+def test_the_camera_held_sideways(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned right by 90 degrees
+    pixels = noise(4, 6, 3)
+    Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
+    assert torch.equal(tensor_of(tmp_path / "a.png"), torch.from_numpy(np.rot90(pixels, -1).copy()).permute(2, 0, 1))
+
+
+# --- what cannot be read
+
+
+def spoil(root: Path, how: str) -> str:
+    file = root / "dog" / "2.jpg"
+    if how == "not an image":
+        file.write_text("this is a text")
+    elif how == "truncated":
+        file.write_bytes(file.read_bytes()[:-40])
+    elif how == "empty":
+        file.write_bytes(b"")
+    else:
+        file.unlink()
+        file.symlink_to(root / "nowhere.jpg")
+    return str(file)
+
+
+@pytest.mark.parametrize("sizes", ["one size", "different sizes"])
+@pytest.mark.parametrize(
+    ("how", "words"), [("not an image", "not an"), ("truncated", "damaged or truncated"), ("empty", "not an"), ("link", "cannot be opened")]
+)
+def test_bad_files_are_refused_or_left_out(tmp_path, how, words, sizes):
+    root = folder(tmp_path / "pets", each=5, suffix="jpg", size=lambda i: (16, 16 if sizes == "one size" else 16 + i))
+    bad = spoil(root, how)
+    with pytest.raises(MixerError, match=f"{bad} .*{words}.*skip_bad_files") as caught:
+        open_images(str(root))
+    assert "\n" not in str(caught.value)
+    with pytest.warns(UserWarning, match="1 of 10 files of pets cannot be read and are left out; the first: dog/2.jpg") as warned:
+        data = open_images(str(root), skip_bad_files=True)
+    assert len(warned) == 1
+    assert data.skipped == ("dog/2.jpg",)
+    assert sum(data.describe()["images"]) == 9
+    assert (data.split("train").size is None) == (sizes != "one size")
+    labels = sorted(y for s in ("train", "valid", "test") for y in data.split(s).labels.tolist())
+    assert labels == [0] * 5 + [1] * 4
+    (root / "dog" / "2.jpg").unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert open_images(str(root)).skipped == ()
+
+
+def test_folders_that_are_no_set(tmp_path):
+    (tmp_path / "empty").mkdir()
+    save(tmp_path / "flat" / "a.png", noise(4, 4))
+    folder(tmp_path / "one", classes=["cat"])
+    folder(tmp_path / "hole")
+    (tmp_path / "hole" / "bird").mkdir()
+    for name, words in {
+        "empty": "empty holds no images",
+        "flat": "flat/a.png lies in no class folder; expected CLASS",
+        "one": r"one has one class only \(cat\)",
+        "hole": "class folder .*hole/bird holds no images",
+    }.items():
+        with pytest.raises(MixerError, match=words):
+            open_images(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "words"),
+    [
+        ("cifar-10", {}, "no file, folder or set is called 'cifar-10'; did you mean 'cifar10'"),
+        ("cifar10", {"path": "/nothing/here"}, "no file or folder '/nothing/here'; give the official files of cifar10"),
+        ("digits", {"path": "x"}, "'digits' comes with scikit-learn"),
+        ("/nothing", {"path": "x"}, "nothing to go with"),
+        ("digits", {"channels": 4}, "channels=4 must be 1"),
+        ("digits", {"valid": 0}, "valid=0 leaves nothing to score"),
+    ],
+)
+def test_wrong_requests(source, options, words):
+    with pytest.raises(MixerError, match=words):
+        open_images(source, **options)
+
+
+def test_an_unknown_split_is_refused():
+    with pytest.raises(MixerError, match="images digits: no split is called 'val'; choose one of train, valid, test"):
+        open_images("digits").split("val")
+
+
+def test_a_file_that_is_no_set(tmp_path):
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(MixerError, match="notes.txt is no set of images; give a folder"):
+        open_images(str(tmp_path / "notes.txt"))
+    for name, words in {"a.tar.gz": "not a readable tar", "b.zip": "not a readable zip", "c.npz": "not a readable .npz"}.items():
+        (tmp_path / name).write_bytes(b"PK nothing")
+        with pytest.raises(MixerError, match=f"{name} is {words}"):
+            open_images(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"x_train": noise(10, 4, 4).astype(np.float32)}, "x_train has dtype float32; images are uint8"),
+        ({"x_train": noise(10, 16)}, r"x_train has shape \(10, 16\)"),
+        ({"x_train": noise(10, 4, 4, 4)}, "1 or 3 channels"),
+        ({"x_train": noise(0, 4, 4), "y_train": np.zeros(0, int)}, r"x_train has shape \(0, 1, 4, 4\)"),
+        ({"x_test": noise(4, 5, 5)}, r"shapes \(1, 4, 4\) and \(1, 5, 5\)"),
+        ({"y_train": np.arange(9)}, r"y_train has shape \(9,\) .*10 images need \(10,\) whole numbers"),
+        ({"y_train": np.linspace(0, 1, 10)}, "dtype float64"),
+        ({"y_train": np.arange(10) - 1}, "label -1 of image 0 is out of range"),
+        ({"y_train": np.arange(10) * 1_000_000}, "label 9000000 is out of range"),
+        ({"classes": np.array(["a", "b"])}, "label 2 of image 2 is out of range; 2 classes have labels 0 to 1"),
+        ({"x_train": None}, "must hold x_train, y_train .* it holds y_train"),
+        ({"y_train": np.array([{}] * 10)}, "not a readable .npz"),
+    ],
+)
+def test_arrays_of_the_wrong_kind(tmp_path, change, words):
+    arrays = {"x_train": noise(10, 4, 4), "y_train": np.arange(10) % 3, "x_test": noise(4, 4, 4), "y_test": np.arange(4) % 3, **change}
+    np.savez(tmp_path / "a.npz", **{k: v for k, v in arrays.items() if v is not None})
+    with pytest.raises(MixerError, match=words):
+        open_images(str(tmp_path / "a.npz"))
+
+
+def test_broken_cifar_and_idx_files(tmp_path):
+    cifar(tmp_path / "c", "binary")
+    third = tmp_path / "c" / "data_batch_3.bin"
+    whole = third.read_bytes()
+    third.write_bytes(whole[:-1])
+    with pytest.raises(MixerError, match="data_batch_3.bin has 12291 bytes, not a multiple of 3073"):
+        open_images(str(tmp_path / "c"))
+    third.write_bytes(bytes([200]) + whole[1:])
+    with pytest.raises(MixerError, match="data_batch_3.bin: label 200 of image 0 is out of range; 10 classes"):
+        open_images(str(tmp_path / "c"))
+    third.unlink()
+    with pytest.raises(MixerError, match="holds no data_batch_3.bin"):
+        open_images(str(tmp_path / "c"))
+    idx(tmp_path / "m", packed=False)
+    labels = tmp_path / "m" / "train-labels-idx1-ubyte"
+    raw = labels.read_bytes()
+    cases = {"announces 9 bytes and holds 7": raw[:-2], "no idx file of bytes": b"\0\0\x0d" + raw[3:], "label 77 of image 0": raw[:8] + bytes([77] * 9)}
+    for words, spoiled in cases.items():
+        labels.write_bytes(spoiled)
+        with pytest.raises(MixerError, match=words):
+            open_images("mnist", path=str(tmp_path / "m"))
+
+
+def test_every_named_set_can_be_had():
+    assert set(images_module.COUNTS) == set(images_module.IMAGE_SETS) == {*OFFICIAL, "digits"}
+    for files in OFFICIAL.values():
+        assert all(len(f.md5) == 32 and f.size > 4000 and f.url.startswith("http") for f in files)
+
+
+def test_without_pillow_the_extra_is_named(tmp_path, monkeypatch):
+    root = folder(tmp_path / "pets")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MixerError, match=r"pip install 'tokenmix\[vision\]'"):
+        open_images(str(root))
+
+
+def test_an_image_in_memory():
+    file = io.BytesIO()
+    Image.fromarray(noise(3, 4)).save(file, "PNG")
+    assert read_image(io.BytesIO(file.getvalue()), 1, "picture").size == (4, 3)
+    with pytest.raises(MixerError, match="images: picture is not an image."):
+        read_image(io.BytesIO(b"abc"), 1, "picture")
+
+
+def test_the_package_needs_none_of_its_readers():
+    """Without numpy, Pillow, timm and scikit-learn it imports, and says what is missing when it is asked for."""
+    code = """
+import sys
+sys.modules.update({name: None for name in ("numpy", "PIL", "timm", "sklearn")})
+from tokenmix import data
+try:
+    data.open_images("digits")
+except data.images.MixerError as why:
+    print(why)
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    assert "comes with scikit-learn; pip install 'tokenmix[vision]'" in done.stdout, done.stderr
