@@ -25,6 +25,7 @@ def train(
     row: str | None = None,
     size: Literal["smoke", "gpu", "paper"] = "smoke",
     data: str | None = None,
+    skip_bad_files: bool = False,
     json: bool = False,
 ) -> WorkWith:
     """Train a recipe into a new run directory. Any field of the config can be set: --model.dim 64 --train.steps 100.
@@ -36,6 +37,7 @@ def train(
         size: smoke: a CPU, about a minute; gpu: one GPU; paper: as printed.
         data: a corpus (stdlib, enwik8), a set of images (digits, cifar10 ...), or the path of a text, of images, or of a local copy of what the recipe
             expects; number of classes, channels and size of images follow.
+        skip_bad_files: images: leave out files that are no images, with a warning.
         json: print the summary as JSON.
     """
 
@@ -45,6 +47,8 @@ def train(
         from .train import train as run
 
         config = find_recipe(recipe).config(row, size)
+        if skip_bad_files:
+            config = config.override({"data.skip_bad_files": True})
         if data is not None:
             config = match_data(config.override(data_fields(config.data.to_json(), data)))
         _print_summary(run(config.override(changes), out), json)

@@ -93,6 +93,7 @@ class TrainConfig:
         sample_bytes: length of the sample written at each evaluation; 0: none.
         threads: of torch on the CPU; None: torch's choice.
         eval_images: evaluate on the first so many images of the validation split; None: all of it.
+        workers: processes that prepare batches of images ahead; 0: none.
         samples: images a density model draws at each evaluation.
         init: a directory with weights to start from: a run, or what ``tokenmix convert`` wrote.
         teacher: such a directory, whose model the layers learn to imitate; ``distill`` weighs that loss.
@@ -116,6 +117,7 @@ class TrainConfig:
     keep: int = 2
     sample_bytes: int = 0
     eval_images: int | None = None
+    workers: int = 0
     samples: int = 0
     init: str | None = None
     teacher: str | None = None
@@ -236,7 +238,7 @@ def _check_train(config: TrainConfig) -> None:
         raise MixerError(f"config: train.precision={config.precision!r} is unknown; choose one of {', '.join(PRECISIONS)}.")
     if config.eval_bytes is not None and config.eval_bytes < 2:
         raise MixerError(f"config: train.eval_bytes must be at least 2, got {config.eval_bytes}.")
-    for name in ("sample_bytes", "samples", "distill"):
+    for name in ("sample_bytes", "samples", "workers", "distill"):
         if getattr(config, name) < 0:
             raise MixerError(f"config: train.{name} must be >= 0, got {getattr(config, name)}.")
 

@@ -12,13 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data.augment import ImageSampler, eval_batches
+from ..data.augment import ImageSampler, eval_batches, stream
 from ..data.images import ImageData, open_images
 from ..data.pixels import PixelSampler, pixel_batches, to_pixels
 from ..errors import MixerError
 from .config import ImageDataConfig, RunConfig
 from .task import Task, autocast
 from .text_task import streaming_cost
+
+MANY = 100_000  # steps planned ahead where only time ends a run
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,22 @@ class ImageTask(Task):
     """What both have in common: the set of images."""
 
     unit = "images"
+    sampler: Any
 
     def __init__(self, config: RunConfig):
         super().__init__(config)
         self.images = open_set(self.data, self.model.channels)
+        self.ahead: Iterator[Any] | None = None
+        self.next_step = -1
+
+    def drawn(self, step: int) -> Any:
+        """The sampler's batch of a step; with workers, prepared ahead as long as steps follow each other."""
+        if not self.train.workers:
+            return self.sampler.batch(step)
+        if self.ahead is None or step != self.next_step:
+            self.ahead = stream(self.sampler, range(step, self.train.steps or step + MANY), workers=self.train.workers)
+        self.next_step = step + 1
+        return next(self.ahead)
 
     def facts(self) -> dict[str, Any]:
         return {"images": self.images.describe()}
@@ -102,7 +116,7 @@ class ClassifyTask(ImageTask):
         return {"mean": self.data.mean, "std": self.data.std}
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        return self.sampler.batch(step)
+        return self.drawn(step)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return nn.functional.cross_entropy(outputs.float(), targets)
@@ -147,7 +161,7 @@ class DensityTask(ImageTask):
         self.sampler = PixelSampler(self.images.split("train"), size=self.model.size, **self.sampling)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        tokens = self.sampler.batch(step)
+        tokens = self.drawn(step)
         return tokens, tokens
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
