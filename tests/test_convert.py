@@ -154,6 +154,16 @@ def test_some_layers_only():
     assert {n for n in report.names("new") if n.endswith("weight")} == {"blocks.3.mixer.k_proj.weight", "blocks.3.mixer.v_proj.weight"}
 
 
+def test_projections_go_across_only_where_both_mean_softmaxs():
+    source = vit(mixers=({"name": "aft_conv", "heads": 4, "kernel_size": 3},))
+    model, report = convert_vit(source, ATTENTION, seed=1)
+    check(source.state_dict(), model, report, 1)
+    assert {n.split(".")[3] for n in report.names("new")} == {"q_proj", "k_proj"}, "AFT-conv's queries and keys are not attention's"
+    wider = {"name": "aft_conv", "heads": 4, "kernel_size": 5}
+    with pytest.raises(MixerError, match=r"'blocks.0.mixer.raw' has the shape \(4, 3, 3\), blocks.0.mixer.raw of the target \(4, 5, 5\)"):
+        convert_vit(source, wider)
+
+
 def test_positions_without_the_class_token_are_split():
     source = vit()
     model, report = convert_vit(source, replace(source.config, mixers=({"name": "hydra"},), pool="mean"))

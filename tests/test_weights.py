@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -55,10 +58,13 @@ def test_deit_of_timm(name):
     theirs = shaken(timm.create_model(name, pretrained=False))
     found = from_timm(theirs)
     model = found.model()
-    x = images(model)
     with torch.no_grad():
-        assert (model(x) - theirs(x)).abs().max() <= 1e-5
-        assert theirs(x).std() > 0.1, "the inputs make a difference"
+        x = images(model)
+        tokens, wanted = model.forward_features(x), theirs.forward_features(x)
+        torch.testing.assert_close(tokens, wanted, atol=1e-5, rtol=0)
+        logits, wanted = model.forward_head(tokens), theirs.forward_head(wanted)
+        assert (logits - wanted).abs().max() <= 1e-5
+        assert (wanted[0] - wanted[1]).abs().max() > 0.01, "the inputs make a difference"
     assert found.notes == ()
     assert found.config == MODELS[name.removesuffix("_patch16_224")]
     assert same_bits(to_timm(model), theirs.state_dict())
@@ -77,6 +83,7 @@ TIMM_VARIANTS = {
     "no_qkv_bias": {"qkv_bias": False},
     "wide": {"mlp_ratio": 2.7},
     "grey": {"in_chans": 1},
+    "rounded": {"embed_dim": 11, "num_heads": 1, "mlp_ratio": 15.5 / 11},  # int(11 * (15 / 11)) is 14
 }
 
 
@@ -164,9 +171,12 @@ def test_bare_states_are_read_with_what_is_said():
     with pytest.raises(MixerError, match=r"48 features are not heads of 64.* give heads="):
         from_timm(timm_vit().state_dict())
     square = {"img_size": 24, "embed_dim": 64, "no_embed_class": True, "reg_tokens": 2, "num_heads": 1}
-    assert same_bits(from_timm(timm_vit(**square).state_dict()).state, from_timm(timm_vit(**square)).state) is False, "other random weights"
     theirs = timm_vit(**square)
     assert same_bits(from_timm(theirs.state_dict()).state, from_timm(theirs).state), "9 positions: no rows for tokens"
+    theirs = timm_vit(**square | {"img_size": 16})
+    with pytest.raises(MixerError, match=r"4 positions may be 2 x 2 patches, or fewer and 3 tokens; give image_size"):
+        from_timm(theirs.state_dict())
+    assert same_bits(from_timm(theirs.state_dict(), image_size=16).state, from_timm(theirs).state)
     found = from_hf(hf_vit(hidden_size=64, image_size=16).state_dict())
     assert (found.config.norm_eps, found.config.image_size, found.config.mixers[0]["heads"]) == (1e-12, (16, 16), 1)
 
@@ -258,6 +268,53 @@ def test_files(tmp_path):
             read_weights(tmp_path / name)
         assert str(tmp_path / name) in str(refused.value)
         assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["new.pth", "old.pth", "model.safetensors"])
+def test_damaged_files_are_refused_in_one_line(name, tmp_path):
+    from safetensors.torch import save
+
+    state, rng = timm_vit(img_size=24, embed_dim=64, num_heads=1, depth=1).state_dict(), random.Random(0)
+    path = tmp_path / name
+    if name.endswith("pth"):
+        torch.save(state, path, _use_new_zipfile_serialization=name == "new.pth")
+    whole = path.read_bytes() if path.exists() else save(state)
+    said = []
+    for i in range(40):
+        cut = rng.randrange(len(whole))
+        changed = bytearray(whole)
+        for _ in range(30):
+            changed[rng.randrange(2000)] = rng.randrange(256)
+        path.write_bytes((whole[:cut], bytes(changed), rng.randbytes(cut % 3000), whole[:cut] + whole[cut + 300 :])[i % 4])
+        try:
+            read_weights(path)
+        except MixerError as why:
+            said.append(str(why))
+    assert len(said) > 20
+    assert all(str(path) in line and "\n" not in line for line in said)
+
+
+@pytest.mark.parametrize(("module", "extra"), [("timm", "vision"), ("safetensors", "train")])
+def test_what_is_not_installed_is_named(module, extra, monkeypatch, tmp_path):
+    (tmp_path / "a.safetensors").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MixerError, match=rf"needs {module}: pip install 'tokenmix\[{extra}\]'"):
+        read_weights("timm:deit_tiny_patch16_224" if module == "timm" else tmp_path / "a.safetensors")
+
+
+def test_reading_needs_torch_only():
+    blocked = ["numpy", "timm", "transformers", "safetensors", "torchvision", "PIL"]
+    code = f"""
+import sys
+sys.modules.update({{name: None for name in {blocked}}})
+from tokenmix.hosts import convert_vit, read_weights, to_timm
+from tokenmix.models import build_model
+model = build_model("deit_tiny", layers=1, image_size=(32, 32))
+assert read_weights(to_timm(model)).config == model.config
+assert convert_vit(model, {{"name": "hydra"}})[1].share == 1
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_folders(tmp_path):

@@ -64,7 +64,7 @@ def read_file(path: Path | str) -> dict[str, Tensor]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as why:
         raise MixerError(f"{path}: is truncated, or holds more than tensors ({_line(why)}).") from None
-    except (RuntimeError, EOFError, ValueError, KeyError, OSError) as why:
+    except Exception as why:  # a damaged pickle raises whatever it runs into
         raise MixerError(f"{path}: is truncated, or no file of torch ({_line(why)}).") from None
     for name in ("model", "state_dict"):
         if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):

@@ -1,5 +1,7 @@
-"""Distillation layer by layer: a student's mixers learn to give what the teacher's give on the same input (as in knowledge transfer from softmax attention
-to other mixers, and Hinton et al. 2015, arXiv 1503.02531, for the softened logits)."""
+"""Distillation layer by layer: a student's mixers learn to give what the teacher's give on the same input.
+
+The layers' term is attention transfer as in LoLCATs (Zhang et al. 2024, arXiv 2410.10254); the logits' is of Hinton et al. 2015 (arXiv 1503.02531).
+"""
 
 from __future__ import annotations
 
