@@ -1,0 +1,112 @@
+"""What a conversion did with every tensor."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from math import prod
+from typing import Any
+
+STATUSES = ("copied", "split", "new", "dropped")
+LAYER = re.compile(r"blocks\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor: of the new model where copied, split or new, of the source where dropped.
+
+    Args:
+        origin: its name in the source, where it has one.
+        parameter: False for a buffer, which is not counted.
+    """
+
+    name: str
+    status: str
+    shape: tuple[int, ...]
+    origin: str | None = None
+    parameter: bool = True
+
+    @property
+    def size(self) -> int:
+        """How many parameters it holds."""
+        return prod(self.shape) if self.parameter else 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of the weights: copied whole, split from a larger tensor, new, or dropped (of the source).
+
+    ``print(report)`` is a table; ``to_json`` has every tensor by name.
+    """
+
+    source: str
+    target: str
+    entries: tuple[Entry, ...]
+    notes: tuple[str, ...] = ()
+
+    def names(self, *statuses: str) -> list[str]:
+        """The tensors with one of these statuses."""
+        return [e.name for e in self.entries if e.status in statuses]
+
+    def parameters(self, *statuses: str) -> int:
+        """How many parameters they hold together."""
+        return sum(e.size for e in self.entries if e.status in statuses)
+
+    @property
+    def share(self) -> float:
+        """The share of the new model's parameters that comes from the source."""
+        return self.parameters("copied", "split") / max(self.parameters("copied", "split", "new"), 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        counts = {s: {"tensors": len(self.names(s)), "parameters": self.parameters(s)} for s in STATUSES}
+        tensors = [{"name": e.name, "status": e.status, "shape": list(e.shape), "origin": e.origin} for e in self.entries]
+        return {"source": self.source, "target": self.target, "share": self.share, "counts": counts, "notes": list(self.notes), "tensors": tensors}
+
+    def __str__(self) -> str:
+        whole = self.parameters("copied", "split", "new")
+        lines = [f"{self.source} -> {self.target}", f"{'':8} {'tensors':>8} {'parameters':>13}"]
+        for status in STATUSES:
+            size = self.parameters(status)
+            share = "  of the source" if status == "dropped" else f" {size / max(whole, 1):7.2%}"
+            lines.append(f"{status:8} {len(self.names(status)):8} {size:13,}{share}")
+        for title, entries in _layers(self.entries):
+            lines.append(title)
+            lines += [f"  {status:8} {', '.join(names)}" for status, names in _by_status(entries)]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def _layers(entries: Iterable[Entry]) -> list[tuple[str, list[Entry]]]:
+    """What stands outside of the layers, then runs of layers that were treated alike."""
+    outside = [e for e in entries if not LAYER.match(e.name)]
+    layers: dict[int, list[Entry]] = {}
+    for e in entries:
+        found = LAYER.match(e.name)
+        if found:
+            layers.setdefault(int(found[1]), []).append(e)
+    runs = []
+    for _, run in groupby(sorted(layers), key=lambda i: [(LAYER.sub("", e.name, count=1), e.status, e.shape) for e in layers[i]]):
+        numbers = list(run)
+        title = f"layer {numbers[0]}" if len(numbers) == 1 else f"layers {numbers[0]} to {numbers[-1]}, each"
+        runs.append((title, layers[numbers[0]]))
+    return [("outside of the layers", outside), *runs]
+
+
+def _by_status(entries: list[Entry]) -> list[tuple[str, list[str]]]:
+    """The names of each status; a layer whose weight and bias fare alike is named once."""
+    fates: dict[str, set[str]] = {}
+    for e in entries:
+        fates.setdefault(_module(e.name), set()).add(e.status)
+    found = []
+    for status in STATUSES:
+        names = [e.name if len(fates[_module(e.name)]) > 1 else _module(e.name) for e in entries if e.status == status]
+        found.append((status, [LAYER.sub("", name, count=1) for name in dict.fromkeys(names)]))
+    return [(status, names) for status, names in found if names]
+
+
+def _module(name: str) -> str:
+    """The name without its last part, where this is one of the usual two."""
+    module, _, leaf = name.rpartition(".")
+    return module if leaf in ("weight", "bias") else name
