@@ -10,7 +10,6 @@ a set's name or a path, as everywhere.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,7 +92,7 @@ def converted(config: ViTConfig, out: Path, row: str) -> Path:
 
     folder = out / "converted" / row
     if not (folder / "config.json").exists():
-        convert_command(str(out / "attention"), json.dumps(list(config.mixers)), folder, positions=config.positions)
+        convert_command(str(out / "attention"), config, folder)
     return folder
 
 
