@@ -37,7 +37,7 @@ def loss_curves(runs: list[Run]) -> list[Picture]:
         return []
     pictures = []
     for key, label, what in (("step", "step", "training steps"), ("seconds", "seconds of training", "wall-clock")):
-        pair = _both(partial(_draw_curves, runs=drawn, key=key, label=label), (6.4, 4.2))
+        pair = both(partial(_draw_curves, runs=drawn, key=key, label=label), (6.4, 4.2))
         ends = ", ".join(f"{r.name} ends at {_bits(r.train[-1]):.3f}" for r in drawn if math.isfinite(_bits(r.train[-1])))
         caption = f"Training loss against {what}: thin as logged, thick smoothed; dots are evaluations on the validation split."
         pictures.append(Picture(*pair, alt=f"Line chart of training loss in bits per byte against {what}. {ends}.", caption=caption))
@@ -60,7 +60,7 @@ def heat_map(values: Tensor, *, title: str, x: str, y: str, alt: str, caption: s
             axis.get_major_locator().set_params(integer=True)
         ax.set_title(title, color=ax.xaxis.label.get_color(), fontsize=11)
 
-    return Picture(*_both(draw, (4.6, 3.8)), alt=alt, caption=caption)
+    return Picture(*both(draw, (4.6, 3.8)), alt=alt, caption=caption)
 
 
 def colour_range(values: Tensor) -> tuple[float, float, str]:
@@ -125,7 +125,8 @@ def _smoothed(values: list[float]) -> list[float]:
     return out
 
 
-def _both(draw: Callable[[Any], None], inches: tuple[float, float]) -> tuple[str, str]:
+def both(draw: Callable[[Any], None], inches: tuple[float, float]) -> tuple[str, str]:
+    """What ``draw`` puts on a pair of axes, as PNG for light pages and for dark ones."""
     return _png(draw, inches, "light"), _png(draw, inches, "dark")
 
 

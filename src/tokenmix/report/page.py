@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..errors import MixerError
 from .biases import bias_pictures
 from .figures import loss_curves
 from .pictures import attention_pictures
-from .runs import Run, read_run
+from .runs import Run, load_model, read_run
 from .tables import Table, facts_table, summary_table
 
 SAMPLE_CHARS = 1200
@@ -51,7 +50,7 @@ def write_report(
     runs = _named_apart([read_run(d) for d in run_dirs])
     if not runs:
         raise MixerError("report: give at least one run directory.")
-    models = [(r, model) for r in runs if (model := _model_of(r)) is not None]
+    models = [(r, model) for r in runs if (model := load_model(r)) is not None]
     biases = [(r.name, bias_pictures(r.name, model)) for r, model in models]
     environment = Environment(
         loader=PackageLoader("tokenmix.report", "."), autoescape=select_autoescape(("html",)), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -82,23 +81,3 @@ def _named_apart(runs: list[Run]) -> list[Run]:
     """Runs of the same folder name are told apart by the folder above."""
     names = [r.name for r in runs]
     return [replace(r, name=f"{r.path.resolve().parent.name}/{r.name}") if names.count(r.name) > 1 else r for r in runs]
-
-
-def _model_of(run: Run) -> Any:
-    """The run's model with its newest weights, or None where there is no checkpoint."""
-    if run.weights is None:
-        return None
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    from ..models import LMConfig, build_model
-
-    model = build_model(LMConfig.from_json(run.config["model"]))
-    try:
-        weights = load_file(run.weights)
-    except (SafetensorError, OSError) as why:
-        raise MixerError(f"report: {run.weights} is truncated or edited ({why}); remove that checkpoint to use the one before it.") from why
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    if missing or unexpected:
-        raise MixerError(f"report: {run.weights} does not fit the model of {run.path / 'config.json'}: missing {missing}, unexpected {unexpected}.")
-    return model.eval()

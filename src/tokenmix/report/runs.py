@@ -65,6 +65,31 @@ def read_run(path: Path | str) -> Run:
     )
 
 
+def load_model(run: Run) -> Any:
+    """The run's model, of whatever kind, with its newest weights; None where there is no checkpoint."""
+    if run.weights is None:
+        return None
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from ..models import KINDS, build_model
+
+    config = run.config["model"]
+    kind = config.get("kind", "lm")
+    if kind not in KINDS:
+        raise MixerError(f"report: {run.path / 'config.json'} holds a model of kind {kind!r}; known: {', '.join(KINDS)}.")
+    reader: Any = KINDS[kind][0]
+    model = build_model(reader.from_json(config))
+    try:
+        weights = load_file(run.weights)
+    except (SafetensorError, OSError) as why:
+        raise MixerError(f"report: {run.weights} is truncated or edited ({why}); remove that checkpoint to use the one before it.") from why
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    if missing or unexpected:
+        raise MixerError(f"report: {run.weights} does not fit the model of {run.path / 'config.json'}: missing {missing}, unexpected {unexpected}.")
+    return model.eval()
+
+
 def readable(data: bytes) -> str:
     """Bytes as text that can stand in a page: what is not UTF-8, and control characters, as \\xNN."""
     text = data.decode("utf-8", errors="backslashreplace")
