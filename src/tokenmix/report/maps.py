@@ -5,6 +5,7 @@ Shapes: B images, h heads, T tokens of which the first ``prefix`` are not patche
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -133,7 +134,7 @@ def sparsity(extra: Tensor) -> Sparsity:
     hoyer = (n**0.5 - p.square().sum(1).rsqrt()) / (n**0.5 - 1)
     rank = 2 * torch.arange(1, n + 1, device=e.device) - n - 1
     gini = (p.sort(1).values * rank).sum(1) / n
-    entropy = -(p * p.clamp_min(1e-300).log()).sum(1) / torch.log(torch.tensor(float(n)))
+    entropy = -(p * p.clamp_min(1e-300).log()).sum(1) / math.log(n)
     return Sparsity(hoyer, gini, entropy)
 
 

@@ -119,7 +119,7 @@ def _in_bytes(image: Any) -> Any:
         return image
     from PIL import Image
 
-    wide = torch.tensor(list(image.convert("I").getdata()), dtype=torch.float64).clamp(0, LARGEST)
+    wide = torch.frombuffer(bytearray(image.convert("I").tobytes()), dtype=torch.int32).double().clamp(0, LARGEST)
     return Image.frombytes("L", image.size, bytes((wide * (255 / LARGEST)).round().to(torch.uint8).tolist()))
 
 
