@@ -41,14 +41,14 @@ def _picture(name: str, layer: int, mixer: Any) -> Picture:
 
 
 def pair_bias(mixer: Any) -> Tensor:
-    """exp(w) - 1 of the first positions (T, T): 0 outside of a window, NaN (drawn blank) where a causal mixer never looks."""
+    """exp(w) - 1 of the first positions (T, T): 0 outside of a window, NaN (drawn blank) where the mixer never looks."""
     n = min(SHOWN, int(mixer.max_len))
     at = torch.arange(n)[None]
     with torch.no_grad():
         extra = torch.expm1(mixer.bias.table(at, at)[0])
     offset = at[0] - at[0][:, None]
     if hasattr(mixer, "window"):
-        extra = torch.where(offset.abs() < mixer.window, extra, 0.0)
+        extra = torch.where(offset.abs() < mixer.window, extra, torch.nan if mixer.outside == "none" else 0.0)
     return torch.where(offset > 0, torch.nan, extra) if mixer.causal else extra
 
 
