@@ -99,12 +99,8 @@ def aft_one_hot(
     Returns:
         (B, T, D) in q's dtype. Time and memory O(T D), sums in float64.
     """
-    check_gate(gate, "aft_one_hot")
-    B, T, D = q.shape
-    heads, axes = offset.shape
-    if v.shape != q.shape or k.shape != (B, T, heads) or D % heads or weight.shape != (heads,) or len(grid or (1,)) != axes:
-        shapes = f"v {tuple(v.shape)}, k {tuple(k.shape)}, offset {tuple(offset.shape)}, weight {tuple(weight.shape)}, grid {grid}"
-        raise MixerError(f"aft_one_hot: expects q and v {(B, T, D)}, k (B, T, h), offset (h, axes), weight (h,) and a grid of as many axes, got {shapes}.")
+    _check(q, k, v, offset, weight, grid, gate)
+    B, T, heads = *q.shape[:2], len(offset)
     if q.numel() == 0:
         return torch.zeros_like(q)
     source = sources(offset, grid or ((T - prefix,) if prefix else None), prefix, positions, T)
@@ -114,6 +110,15 @@ def aft_one_hot(
     weighed = others.gather(2, at) + torch.exp(weight.double())[:, None, None, None] * terms.gather(2, at)
     acc = torch.where((source >= 0)[..., None, None], weighed, terms.sum(2, keepdim=True))
     return gated(q, narrow(ratio_of(Sums(m, torch.zeros_like(m), acc))), gate)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, offset: Tensor, weight: Tensor, grid: tuple[int, ...] | None, gate: str | None) -> None:
+    check_gate(gate, "aft_one_hot")
+    B, T, D = q.shape
+    heads, axes = offset.shape
+    if v.shape != q.shape or k.shape != (B, T, heads) or D % heads or weight.shape != (heads,) or len(grid or (1,)) != axes:
+        shapes = f"v {tuple(v.shape)}, k {tuple(k.shape)}, offset {tuple(offset.shape)}, weight {tuple(weight.shape)}, grid {grid}"
+        raise MixerError(f"aft_one_hot: expects q and v {(B, T, D)}, k (B, T, h), offset (h, axes), weight (h,) and a grid of as many axes, got {shapes}.")
 
 
 def sources(offset: Tensor, grid: tuple[int, ...] | None, prefix: int, positions: Tensor | None, T: int) -> Tensor:

@@ -57,7 +57,7 @@ def _heads(name: str, layer: int, extra: Tensor, values: str) -> Picture:
     shown = list(extra[:HEADS])
     rows = [shown[i : i + ACROSS] for i in range(0, len(shown), ACROSS)]
     cells = [[*row, *[None] * (len(rows[0]) - len(row))] for row in rows]
-    names = [f"from {i * ACROSS}" for i in range(len(rows))]
+    names = [f"heads {i * ACROSS}+" for i in range(len(rows))]
     alt = f"Heat maps of exp(w) - 1 over the taps of each head's filter, layer {layer} of {name}; values from {values}."
     caption = f"{name}, layer {layer}: {values}"
     return panels(cells, rows=names, columns=[str(i) for i in range(len(rows[0]))], bar="exp(w) - 1", alt=alt, caption=caption, title=f"{name}, layer {layer}")

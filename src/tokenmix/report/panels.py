@@ -165,4 +165,4 @@ def _inches(size: tuple[int, int], rows: Sequence[str], columns: Sequence[str], 
     longest = max(len(part) for name in rows for part in name.split("\n"))
     lines = max(name.count("\n") + 1 for name in columns)
     left, top = 0.15 + 0.075 * longest, 0.15 + 0.15 * lines + (0.25 if title else 0)
-    return Inches(left, 0.12, across, down, left + across + 1.0, 0.12 + down + top)
+    return Inches(left, 0.12, across, down, left + across + 1.15, 0.12 + down + top)
