@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from .figures import Picture, heat_map
+from .panels import panels
 
 SHOWN = 96
 LAYERS = 6
-HEADS = 16
+HEADS, ACROSS = 16, 8
 
 
 def bias_pictures(name: str, model: nn.Module) -> list[Picture]:
@@ -31,6 +32,8 @@ def _picture(name: str, layer: int, mixer: Any) -> Picture:
     extra = pair_bias(mixer) if pairs else filters(mixer)
     known = extra[extra.isfinite()]
     low, high = float(known.min()), float(known.max())
+    if extra.ndim == 3:
+        return _heads(name, layer, extra, f"{low:.3f} to {high:.3f}")
     x, y = ("key position", "query position") if pairs else ("tap", "head")
     kind = "pairs of positions" if pairs else "taps of each head's filter"
     alt = f"Heat map of exp(w) - 1 over {kind}, layer {layer} of {name}; values from {low:.3f} to {high:.3f}."
@@ -38,24 +41,32 @@ def _picture(name: str, layer: int, mixer: Any) -> Picture:
 
 
 def pair_bias(mixer: Any) -> Tensor:
-    """exp(w) - 1 of the first positions (T, T): 0 outside of a window, NaN (drawn blank) where a causal mixer never looks."""
+    """exp(w) - 1 of the first positions (T, T): 0 outside of a window, NaN (drawn blank) where the mixer never looks."""
     n = min(SHOWN, int(mixer.max_len))
     at = torch.arange(n)[None]
     with torch.no_grad():
         extra = torch.expm1(mixer.bias.table(at, at)[0])
     offset = at[0] - at[0][:, None]
     if hasattr(mixer, "window"):
-        extra = torch.where(offset.abs() < mixer.window, extra, 0.0)
+        extra = torch.where(offset.abs() < mixer.window, extra, torch.nan if mixer.outside == "none" else 0.0)
     return torch.where(offset > 0, torch.nan, extra) if mixer.causal else extra
 
 
+def _heads(name: str, layer: int, extra: Tensor, values: str) -> Picture:
+    """A map for each of the first heads (h, s, s), eight a row, under one scale."""
+    shown = list(extra[:HEADS])
+    rows = [shown[i : i + ACROSS] for i in range(0, len(shown), ACROSS)]
+    cells = [[*row, *[None] * (len(rows[0]) - len(row))] for row in rows]
+    names = [f"heads {i * ACROSS}+" for i in range(len(rows))]
+    alt = f"Heat maps of exp(w) - 1 over the taps of each head's filter, layer {layer} of {name}; values from {values}."
+    caption = f"{name}, layer {layer}: {values}"
+    return panels(cells, rows=names, columns=[str(i) for i in range(len(rows[0]))], bar="exp(w) - 1", alt=alt, caption=caption, title=f"{name}, layer {layer}")
+
+
 def filters(mixer: Any) -> Tensor:
-    """exp(w) - 1 of the filters: (heads, taps) in one dimension, else a mosaic of the first heads' (middle) planes side by side."""
+    """exp(w) - 1 of the filters: (heads, taps) in one dimension, else the first heads' (middle) planes (heads, s, s)."""
     with torch.no_grad():
         extra = torch.expm1(mixer.kernel().double())
-    if extra.ndim == 2:
-        return extra
     while extra.ndim > 3:
         extra = extra[:, extra.shape[1] // 2]
-    planes = [torch.nn.functional.pad(p, (0, 1), value=torch.nan) for p in extra[:HEADS]]
-    return torch.cat(planes, 1)[:, :-1]
+    return extra

@@ -36,7 +36,7 @@ def loss_curves(runs: list[Run]) -> list[Picture]:
     for metric in dict.fromkeys(r.metric for r in runs if r.train):
         drawn = [r for r in runs if r.train and r.metric == metric]
         for key, label, what in (("step", "step", "training steps"), ("seconds", "seconds of training", "wall-clock")):
-            pair = _both(partial(_draw_curves, runs=drawn, key=key, label=label), (6.4, 4.2))
+            pair = both(partial(_draw_curves, runs=drawn, key=key, label=label), (6.4, 4.2))
             ends = ", ".join(f"{r.name} ends at {_loss(r, r.train[-1]):.3f}" for r in drawn if math.isfinite(_loss(r, r.train[-1])))
             dots = "; dots are evaluations on the validation split" if metric.nats != 1 else ""
             caption = f"Training loss against {what}: thin as logged, thick smoothed{dots}."
@@ -60,7 +60,7 @@ def _accuracy(runs: list[Run]) -> Picture:
 
     ends = ", ".join(f"{r.name} ends at {100 * (r.last_eval('valid') or 0):.1f} %" for r in runs)
     return Picture(
-        *_both(draw, (6.4, 4.2)), alt=f"Line chart of top-1 accuracy against training steps. {ends}.", caption="Top-1 accuracy on the validation split."
+        *both(draw, (6.4, 4.2)), alt=f"Line chart of top-1 accuracy against training steps. {ends}.", caption="Top-1 accuracy on the validation split."
     )
 
 
@@ -80,7 +80,7 @@ def heat_map(values: Tensor, *, title: str, x: str, y: str, alt: str, caption: s
             axis.get_major_locator().set_params(integer=True)
         ax.set_title(title, color=ax.xaxis.label.get_color(), fontsize=11)
 
-    return Picture(*_both(draw, (4.6, 3.8)), alt=alt, caption=caption)
+    return Picture(*both(draw, (4.6, 3.8)), alt=alt, caption=caption)
 
 
 def colour_range(values: Tensor) -> tuple[float, float, str]:
@@ -147,7 +147,8 @@ def _smoothed(values: list[float]) -> list[float]:
     return out
 
 
-def _both(draw: Callable[[Any], None], inches: tuple[float, float]) -> tuple[str, str]:
+def both(draw: Callable[[Any], None], inches: tuple[float, float]) -> tuple[str, str]:
+    """What ``draw`` puts on a pair of axes, as PNG for light pages and for dark ones."""
     return _png(draw, inches, "light"), _png(draw, inches, "dark")
 
 

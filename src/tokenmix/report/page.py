@@ -6,16 +6,18 @@ import base64
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..errors import MixerError
+from ..models import ViT
 from .biases import bias_pictures
 from .figures import Picture, loss_curves
 from .pictures import attention_pictures
-from .runs import TEXT, Run, read_run
+from .runs import TEXT, Run, load_model, read_run
 from .tables import Table, facts_table, summary_table
+from .vision import Section, run_images, vision_section
 
 SAMPLE_CHARS = 1200
+IMAGES = 3
 SENTENCE = b"When the wind fell, the boats that had left the harbour turned back to it."
 NOTES = (
     "Loss curves show training batches; only the numbers in the tables are evaluations on data the model was not trained on.",
@@ -52,8 +54,8 @@ def write_report(
     runs = _named_apart([read_run(d) for d in run_dirs])
     if not runs:
         raise MixerError("report: give at least one run directory.")
-    models = [(r, model) for r in runs if (model := _model_of(r)) is not None]
-    biases = [(r.name, bias_pictures(r.name, model)) for r, model in models]
+    models = [(r, model) for r in runs if (model := load_model(r)) is not None]
+    biases = [(r.name, bias_pictures(r.name, model)) for r, model in models if not isinstance(model, ViT)]
     environment = Environment(
         loader=PackageLoader("tokenmix.report", "."), autoescape=select_autoescape(("html",)), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -64,6 +66,7 @@ def write_report(
         curves=loss_curves(runs),
         attention=[(r.name, attention_pictures(r.name, model, _text(r))) for r, model in models if r.metric is TEXT and model.config.vocab == 256],
         biases=[p for p in biases if p[1]],
+        vision=[(r.name, sections) for r, model in models if isinstance(model, ViT) and (sections := _looks(r, model))],
         drawn=[(r.name, [_drawn(r, r.drawn[-1])]) for r in runs if r.drawn],
         samples=[(r.name, name, text[:SAMPLE_CHARS], len(text)) for r in runs for name, text in r.samples[-1:]],
         facts=facts_table(runs),
@@ -73,6 +76,15 @@ def write_report(
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page, encoding="utf-8")
     return out
+
+
+def _looks(run: Run, model: ViT) -> list[Section]:
+    """What a ViT looks at in images of its validation split; nothing where these are no longer to be had."""
+    try:
+        images, names = run_images(run, model, IMAGES)
+    except MixerError:
+        return []
+    return vision_section(model, images, names)
 
 
 def _text(run: Run) -> bytes:
@@ -91,23 +103,3 @@ def _named_apart(runs: list[Run]) -> list[Run]:
     """Runs of the same folder name are told apart by the folder above."""
     names = [r.name for r in runs]
     return [replace(r, name=f"{r.path.resolve().parent.name}/{r.name}") if names.count(r.name) > 1 else r for r in runs]
-
-
-def _model_of(run: Run) -> Any:
-    """The run's model with its newest weights, or None where there is no checkpoint."""
-    if run.weights is None:
-        return None
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    from ..models import build_model, config_from_json
-
-    model = build_model(config_from_json(run.config["model"]))
-    try:
-        weights = load_file(run.weights)
-    except (SafetensorError, OSError) as why:
-        raise MixerError(f"report: {run.weights} is truncated or edited ({why}); remove that checkpoint to use the one before it.") from why
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    if missing or unexpected:
-        raise MixerError(f"report: {run.weights} does not fit the model of {run.path / 'config.json'}: missing {missing}, unexpected {unexpected}.")
-    return model.eval()

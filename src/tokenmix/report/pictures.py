@@ -48,7 +48,7 @@ def effective_attention(mixer: Mixer, x: Tensor, context: Tensor | None = None, 
 
 def _by_values(mixer: Mixer, x: Tensor, context: Tensor | None, given: dict[str, Any]) -> Tensor | None:
     """(D, T, S) from unit values at one source after the other, in one batch; None where these do not add up to the output."""
-    form = _form(mixer)
+    form = form_of(mixer)
     names = [] if form is None else list(inspect.signature(form).parameters)
     if form is None or "v" not in names:
         return None
@@ -68,7 +68,7 @@ def _by_values(mixer: Mixer, x: Tensor, context: Tensor | None, given: dict[str,
     return weights if bool(gap <= EXACT * want.abs().max().clamp_min(1e-30)) else None
 
 
-def _form(mixer: Mixer) -> Any:
+def form_of(mixer: Mixer) -> Any:
     """The functional form of a row of the table."""
     name = next((n for n, cls in MIXERS.items() if cls is type(mixer)), None)
     return getattr(functional, mixer.form or name, None) if name and hasattr(mixer, "functional_args") else None

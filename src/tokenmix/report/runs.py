@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import MixerError
 
-WEIGHTS = "model.safetensors"
+WEIGHTS, AVERAGE = "model.safetensors", "ema.safetensors"  # where a run averages its weights, the average is what it was scored with
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,31 @@ def read_run(path: Path | str) -> Run:
     )
 
 
+def load_model(run: Run) -> Any:
+    """The run's model, of whatever kind, with its newest weights; None where there is no checkpoint."""
+    if run.weights is None:
+        return None
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from ..models import KINDS, build_model
+
+    config = run.config["model"]
+    kind = config.get("kind", "lm")
+    if kind not in KINDS:
+        raise MixerError(f"report: {run.path / 'config.json'} holds a model of kind {kind!r}; known: {', '.join(KINDS)}.")
+    reader: Any = KINDS[kind][0]
+    model = build_model(reader.from_json(config))
+    try:
+        weights = load_file(run.weights)
+    except (SafetensorError, OSError) as why:
+        raise MixerError(f"report: {run.weights} is truncated or edited ({why}); remove that checkpoint to use the one before it.") from why
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    if missing or unexpected:
+        raise MixerError(f"report: {run.weights} does not fit the model of {run.path / 'config.json'}: missing {missing}, unexpected {unexpected}.")
+    return model.eval()
+
+
 def readable(data: bytes) -> str:
     """Bytes as text that can stand in a page: what is not UTF-8, and control characters, as \\xNN."""
     text = data.decode("utf-8", errors="backslashreplace")
@@ -120,4 +145,6 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
 
 def _newest_weights(folder: Path) -> Path | None:
     found = sorted((p for p in folder.glob("step_*") if (p / WEIGHTS).is_file()), key=lambda p: int("".join(filter(str.isdigit, p.name)) or 0))
-    return found[-1] / WEIGHTS if found else None
+    if not found:
+        return None
+    return found[-1] / AVERAGE if (found[-1] / AVERAGE).is_file() else found[-1] / WEIGHTS
