@@ -84,7 +84,8 @@ def test_the_table_is_that_of_vaswani_and_not_trained():
         assert table[t, 2 * i : 2 * i + 2].tolist() == pytest.approx([math.sin(angle), math.cos(angle)], abs=1e-6)
     model = make()
     assert torch.equal(model.positions, sinusoids(1 + 2 * 3, 16))
-    assert "positions" in model.state_dict() and "positions" not in dict(model.named_parameters())
+    assert "positions" in model.state_dict()
+    assert "positions" not in dict(model.named_parameters())
 
 
 def test_memories_start_equal_and_are_two():

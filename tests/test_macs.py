@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix import MixerError, use_backend
-from tokenmix.models import LM, EAMLPConfig, LMConfig, PyramidConfig, SegmentationConfig, Segmenter, ViTConfig, build_model, macs
+from tokenmix.models import LM, MODELS, EAMLPConfig, LMConfig, PyramidConfig, SegmentationConfig, Segmenter, ViTConfig, build_model, macs
 
 ATTENTION = ({"name": "attention", "heads": 2},)
 PVT = tuple({"name": "spatial_reduction", "heads": 2, "ratio": r} for r in (4, 2, 2, 1))
@@ -87,3 +90,25 @@ def test_what_cannot_be_counted_says_so():
         macs(LM(LMConfig(dim=8, max_len=8, layers=1, mixers=({"name": "aft_simple"},))))
     with pytest.raises(MixerError, match=r"macs: image_size must be a positive integer or two"):
         macs(bound, (1, 2, 3))
+
+
+def documented():
+    """The rows of the table in docs/vision.md: name, parameters, G, share in %."""
+    text = (Path(__file__).parents[1] / "docs" / "vision.md").read_text()
+    return re.findall(r"^\| `(\w+)` \| ([\d,]+) \| [\d.,]* ?\| ([\d.]+) \| ([\d.]+) % \|$", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(("name", "parameters", "giga", "share"), documented())
+def test_the_documented_numbers_are_those_of_the_models(name, parameters, giga, share):
+    model = meta(name)
+    table = model.positions.numel() if MODELS[name].kind == "eamlp" else 0  # fixed, but counted as its authors do
+    assert f"{sum(p.numel() for p in model.parameters()) + table:,}" == parameters
+    cost = macs(model)
+    assert (f"{cost.total / 1e9:.2f}", f"{100 * cost.share:.2f}") == (giga, share)
+
+
+def test_every_vision_model_is_documented():
+    named = {name for name, config in MODELS.items() if config.kind in ("vit", "pyramid", "eamlp")}
+    shown = {row[0] for row in documented()}
+    assert shown <= named
+    assert {n for n in named - shown if not n.startswith("hydra_deit_base_")} == set()
