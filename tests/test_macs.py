@@ -50,10 +50,10 @@ def small(kind):
     if kind == "vit":
         return build_model(ViTConfig(dim=16, layers=2, mixers=ATTENTION, image_size=(24, 32), patch=8, classes=3, registers=2))
     options = {"depths": (1, 2, 1, 1), "dims": (8, 12, 20, 16), "mlp_ratios": (2, 2, 1, 1), "image_size": (96, 64)}
-    pyramid = build_model(PyramidConfig(mixers=PVT, classes=0 if kind == "segmenter" else 3, **options))
+    pyramid = build_model(PyramidConfig(mixers=PVT, classes=3, **options))
     if kind == "pyramid":
         return pyramid
-    if kind == "segmenter":
+    if kind == "segmenter":  # runs no head of its backbone
         return Segmenter(pyramid, SegmentationConfig(classes=5, width=12, hidden=6))
     mixers = ({"name": "external_multihead", "heads": 2},) if kind == "eamlp" else ATTENTION
     token_mixer = None if kind == "eamlp" else {"name": "attention", "heads": 1}
