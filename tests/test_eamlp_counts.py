@@ -1,60 +1,159 @@
-"""Parameters of EAMLP (External attention in the T2T-ViT shell) to the digit: the shell by formula, the mixing layer as we build it."""
+"""EAMLP, External attention in the T2T-ViT shell: parameters to the digit, the token stages in torch's own words, sizes, other mixers."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+import torch.nn.functional as F
 
-from tokenmix import build_mixer
+from tokenmix import MixerError
+from tokenmix.models import EAMLP, EAMLPConfig, build_model
+from tokenmix.models.eamlp import sinusoids
 
-MODELS = {  # name: (width, layers, heads, MLP ratio, parameters of the official code)
-    "EAMLP-7": (256, 7, 4, 2, 6_146_638),
-    "EAMLP-10": (256, 10, 4, 2, 8_540_110),
-    "EAMLP-12": (256, 12, 4, 2, 10_135_758),
-    "EAMLP-14": (384, 14, 6, 3, 29_877_070),
-    "EAMLP-19": (448, 19, 7, 3, 54_559_054),
-    "EAMLP-24": (512, 24, 8, 3, 89_456_590),
+PRINTED = {  # parameters of the official code, the table of fixed positions among them, and that table's
+    "eamlp_7": (6_146_638, 50_432),
+    "eamlp_10": (8_540_110, 50_432),
+    "eamlp_12": (10_135_758, 50_432),
+    "eamlp_14": (29_877_070, 75_648),
+    "eamlp_19": (54_559_054, 88_256),
+    "eamlp_24": (89_456_590, 100_864),
 }
-TOKEN, TOKEN_SLOTS, CLASSES, POSITIONS = 64, 128, 1000, 14 * 14 + 1
+EXTERNAL = {"name": "external_multihead", "heads": 2}
 
 
-def linear(inside: int, outside: int, bias: bool = True) -> int:
-    return inside * outside + (outside if bias else 0)
+def make(mixers=(EXTERNAL,), **options) -> EAMLP:
+    given = {"dim": 16, "layers": 2, "image_size": (32, 48), "classes": 3, "token_dim": 8, "token_slots": 5, **options}
+    model = build_model(EAMLPConfig(mixers=mixers, **given)).eval()
+    for parameter in model.parameters():  # zeros and tiny values would hide what is wrong
+        torch.nn.init.normal_(parameter, std=0.3) if parameter.ndim > 1 else torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
 
 
-def norm(width: int) -> int:
-    return 2 * width
-
-
-def mlp(width: int, hidden: int) -> int:
-    return linear(width, hidden) + linear(hidden, width)
-
-
-def token_stage(patch: int) -> int:
-    """One tokens-to-token stage: single-head External attention from a soft-split patch to 64 features, its memories untied, only the second with a bias."""
-    attention = linear(patch, TOKEN) + linear(TOKEN, TOKEN_SLOTS, bias=False) + linear(TOKEN_SLOTS, TOKEN) + linear(TOKEN, TOKEN)
-    return norm(patch) + attention + norm(TOKEN) + mlp(TOKEN, TOKEN)
-
-
-def shell(width: int, layers: int, ratio: int) -> int:
-    """Everything but the mixing layers; the sinusoidal position table is fixed but counted, as torch counts it."""
-    patches = token_stage(7 * 7 * 3) + token_stage(3 * 3 * TOKEN) + linear(3 * 3 * TOKEN, width)
-    blocks = layers * (2 * norm(width) + mlp(width, ratio * width))
-    return patches + width + POSITIONS * width + blocks + norm(width) + linear(width, CLASSES)
-
-
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", PRINTED)
 def test_parameters(name):
-    width, layers, heads, ratio, printed = MODELS[name]
+    """The official code holds the table as a parameter without gradient; here it is a buffer."""
     with torch.device("meta"):
-        layer = build_mixer("external_multihead", width, heads=heads).cost(POSITIONS).parameters
-    assert shell(width, layers, ratio) + layers * layer == printed
+        model = build_model(name)
+    fixed = sum(b.numel() for b in model.buffers())
+    assert (sum(p.numel() for p in model.parameters()) + fixed, fixed) == PRINTED[name]
 
 
-def test_the_token_stage_is_our_single_head_layer_but_for_its_input():
-    """Our layer maps 64 features to 64; the stage reads a patch of another width and adds the bias of the second memory."""
+def normalised(logits):
+    """The double norm as the official file writes it."""
+    weights = logits.softmax(1)
+    return weights / (1e-9 + weights.sum(2, keepdim=True))
+
+
+def token_stage(stage, x, kernel, stride, padding):
+    """One tokens-to-token stage in torch's own words."""
+    grid = x.shape[2] // stride, x.shape[3] // stride
+    x = stage.project(stage.norm(F.unfold(x, kernel, stride=stride, padding=padding).mT))
+    memory = stage.block.memory
+    read = F.linear(normalised(x @ memory.memory_k.mT), memory.memory_v.mT, memory.memory_v_bias)
+    x = x + memory.out_proj(read)
+    x = x + stage.block.mlp.down(F.gelu(stage.block.mlp.up(stage.block.mlp_norm(x))))
+    return x.mT.reshape(x.shape[0], -1, *grid)
+
+
+def eamlp_layer(block, x):
+    """A layer of EAMLP in torch's own words: widen, split into 4 times the heads, read the shared memories, narrow."""
+    mixer, y = block.mixer, block.mixer_norm(x)
+    heads = mixer.q_proj(y).unflatten(-1, (8, -1))
+    reads = [F.linear(normalised(F.linear(heads[:, :, h], mixer.memory_k, mixer.memory_k_bias)), mixer.memory_v.mT, mixer.memory_v_bias) for h in range(8)]
+    x = x + mixer.out_proj(torch.cat(reads, -1))
+    return x + block.mlp.down(F.gelu(block.mlp.up(block.mlp_norm(x))))
+
+
+def test_it_is_eamlp():
+    model, images = make().double(), torch.randn(2, 3, 32, 48, dtype=torch.float64)
+    x = token_stage(model.token_stages[0], images, 7, 4, 2)
+    x = token_stage(model.token_stages[1], x, 3, 2, 1)
+    x = model.project(F.unfold(x, 3, stride=2, padding=1).mT)
+    x = torch.cat([model.class_token.expand(2, 1, -1), x], 1) + model.positions
+    for block in model.blocks:
+        x = eamlp_layer(block, x)
+    assert torch.allclose(model(images), model.head(model.norm(x)[:, 0]), atol=1e-9)
+
+
+def test_the_table_is_that_of_vaswani_and_not_trained():
+    table = sinusoids(7, 6)
+    for t, i in ((0, 0), (3, 1), (6, 2)):
+        angle = t / 10000 ** (2 * i / 6)
+        assert table[t, 2 * i : 2 * i + 2].tolist() == pytest.approx([math.sin(angle), math.cos(angle)], abs=1e-6)
+    model = make()
+    assert torch.equal(model.positions, sinusoids(1 + 2 * 3, 16))
+    assert "positions" in model.state_dict()
+    assert "positions" not in dict(model.named_parameters())
+
+
+def test_memories_start_equal_and_are_two():
+    memory = build_model(make().config).token_stages[0].block.memory
+    assert torch.equal(memory.memory_k, memory.memory_v)
+    assert memory.memory_k is not memory.memory_v
+    assert float(memory.memory_k.detach().abs().max()) > 0
+
+
+@pytest.mark.parametrize("token_mixer", [None, {"name": "attention", "heads": 1}, {"name": "aft_conv", "heads": 2, "kernel_size": 3}], ids=str)
+@pytest.mark.parametrize("mixer", [EXTERNAL, {"name": "attention", "heads": 2}, {"name": "aft_full", "rank": 2}], ids=lambda s: s["name"])
+def test_other_mixers_and_every_parameter_learns(mixer, token_mixer):
+    model = make((mixer,), token_mixer=token_mixer).train()
+    tokens = model.forward_features(torch.randn(2, 3, 32, 48))
+    (model.forward_head(tokens).square().sum() + tokens.square().sum()).backward()
+    idle = [n for n, p in model.named_parameters() if p.grad is None or not bool(p.grad.isfinite().all()) or float(p.grad.abs().max()) < 1e-9]
+    assert not [n for n in idle if not n.endswith(("k_proj.bias", "memory_k_bias"))], idle  # a softmax over tokens cancels these biases
+
+
+def test_another_size_is_refused_until_resized():
+    mixers = (EXTERNAL, {"name": "aft_full", "rank": 2})
+    model, images = make(mixers), torch.randn(1, 3, 60, 48)
+    before = model.positions.clone()
+    with pytest.raises(MixerError, match=r"EAMLP: fixed positions and AFTFull belong to images of 32 x 48, got 60 x 48.*resize\(\[64, 48\]\)"):
+        model(images)
+    assert model.resize((64, 48))(images).shape == (1, 3)
+    assert model.positions.shape == (13, 16)
+    assert torch.equal(model.positions[0], before[0])
+    assert make(mixers)(torch.randn(1, 3, 17, 33)).shape == (1, 3)  # filled to 32 x 48
+    bound = make(token_mixer={"name": "synthesizer_random", "heads": 2})
+    with pytest.raises(MixerError, match="cannot follow an image"):
+        bound.resize((64, 48))
+    assert bound(torch.randn(1, 3, 32, 48)).shape == (1, 3)
+
+
+def test_json_meta_and_compile():
+    model, images = make(), torch.randn(1, 3, 32, 48)
+    assert EAMLPConfig.from_json(model.config.to_json()) == model.config
+    torch.manual_seed(3)
+    direct = build_model(model.config)
     with torch.device("meta"):
-        ours = build_mixer("external", TOKEN, slots=TOKEN_SLOTS).cost(1).parameters
-    for patch in (147, 576):
-        rest = norm(patch) + norm(TOKEN) + mlp(TOKEN, TOKEN)
-        assert token_stage(patch) - rest == ours - linear(TOKEN, TOKEN) + linear(patch, TOKEN) + TOKEN
+        later = build_model(model.config)
+    later.to_empty(device="cpu")
+    torch.manual_seed(3)
+    later.reset_parameters()
+    assert all(torch.equal(a, b) for a, b in zip(direct.state_dict().values(), later.state_dict().values(), strict=True))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert torch.allclose(compiled(images), model(images), atol=1e-5)
+    assert bool(model.bfloat16()(images.bfloat16()).isfinite().all())
+    assert make(classes=0)(images).shape == (1, 16)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"dim": 15}, "dim must be even"),
+        ({"image_size": (40, 48)}, r"image_size=\[40, 48\] must be multiples of 16"),
+        ({"token_slots": 0}, "token_slots must be positive"),
+        ({"mixers": ()}, "mixers must hold 1 to layers=2 specs, got 0"),
+        ({"drop_path": 1.0}, "drop_path"),
+    ],
+)
+def test_wrong_configs_are_refused(options, says):
+    with pytest.raises(MixerError, match=says):
+        make(**options)
+
+
+def test_wrong_images_are_refused():
+    for images, says in ((torch.zeros(1, 1, 32, 48), r"EAMLP: expects images \(batch, 3"), (torch.zeros(1, 3, 32, 48).int(), "floating point")):
+        with pytest.raises(MixerError, match=says):
+            make()(images)

@@ -11,20 +11,34 @@ from ..errors import MixerError
 from ._json import from_json, nearest
 from .blocks import MLP as MLP
 from .blocks import Block as Block
+from .eamlp import EAMLP as EAMLP
+from .eamlp import EAMLPConfig as EAMLPConfig
 from .image_density import ImageDensity as ImageDensity
 from .image_density import ImageDensityConfig as ImageDensityConfig
 from .lm import LM as LM
 from .lm import LMConfig as LMConfig
 from .lm import LMState as LMState
+from .macs import Macs as Macs
+from .macs import macs as macs
 from .named import MODELS as MODELS
 from .named import replace_layers as replace_layers
+from .pyramid import Pyramid as Pyramid
+from .pyramid import PyramidConfig as PyramidConfig
+from .segmentation import SegmentationConfig as SegmentationConfig
+from .segmentation import Segmenter as Segmenter
 from .vit import ViT as ViT
 from .vit import ViTConfig as ViTConfig
 
-KINDS: dict[str, tuple[type, type[nn.Module]]] = {"lm": (LMConfig, LM), "vit": (ViTConfig, ViT), "image_density": (ImageDensityConfig, ImageDensity)}
+KINDS: dict[str, tuple[type, type[nn.Module]]] = {
+    "lm": (LMConfig, LM),
+    "vit": (ViTConfig, ViT),
+    "pyramid": (PyramidConfig, Pyramid),
+    "eamlp": (EAMLPConfig, EAMLP),
+    "image_density": (ImageDensityConfig, ImageDensity),
+}
 """What a config's ``kind`` says: the config's class and the model's."""
 
-ModelConfig = LMConfig | ViTConfig | ImageDensityConfig
+ModelConfig = LMConfig | ViTConfig | PyramidConfig | EAMLPConfig | ImageDensityConfig
 
 
 def config_from_json(data: Any) -> Any:

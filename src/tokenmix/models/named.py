@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import MixerError
+from .eamlp import EAMLPConfig
+from .pyramid import PyramidConfig
 from .vit import ViTConfig
 
 Spec = dict[str, Any]
@@ -32,6 +34,17 @@ def lambda_net(config: ViTConfig) -> ViTConfig:
     heads = config.mixers[0]["heads"]
     spec = {"name": "lambda", "heads": heads, "key_width": 16, "norm": "qk", "qkv_bias": False}
     return replace(config, mixers=(spec,), pool="mean", positions=None)
+
+
+def pvt(*depths: int) -> PyramidConfig:
+    """PVT (Wang et al. 2021, arXiv 2102.12122, Table 1): keys and values of the four stages reduced 8, 4, 2 and 1 times along each side."""
+    stages = zip((1, 2, 5, 8), (8, 4, 2, 1), strict=True)
+    return PyramidConfig(depths=depths, mixers=tuple({"name": "spatial_reduction", "heads": heads, "ratio": ratio} for heads, ratio in stages))
+
+
+def eamlp(dim: int, layers: int, heads: int, mlp_ratio: float) -> EAMLPConfig:
+    """EAMLP (Guo et al. 2021, arXiv 2105.02358): the shells of T2T-ViT-7 to 24 with multi-head External attention."""
+    return EAMLPConfig(dim=dim, layers=layers, mixers=({"name": "external_multihead", "heads": heads},), mlp_ratio=mlp_ratio)
 
 
 def replace_layers(config: Any, spec: Spec, *, last: int | None = None, every: int | None = None) -> Any:
@@ -73,6 +86,16 @@ MODELS: dict[str, Any] = {
     "aft_conv_base384_k25_h32": aft_conv(BASE_384, 25, 32),
     "lambda_tiny": lambda_net(TINY),
     "lambda_small": lambda_net(SMALL),
+    "pvt_tiny": pvt(2, 2, 2, 2),
+    "pvt_small": pvt(3, 4, 6, 3),
+    "pvt_medium": pvt(3, 4, 18, 3),
+    "pvt_large": pvt(3, 8, 27, 3),
+    "eamlp_7": eamlp(256, 7, 4, 2.0),
+    "eamlp_10": eamlp(256, 10, 4, 2.0),
+    "eamlp_12": eamlp(256, 12, 4, 2.0),
+    "eamlp_14": eamlp(384, 14, 6, 3.0),
+    "eamlp_19": eamlp(448, 19, 7, 3.0),
+    "eamlp_24": eamlp(512, 24, 8, 3.0),
     "hydra_deit_base": replace_layers(BASE, HYDRA, last=12),
     **{f"hydra_deit_base_last{k}": replace_layers(BASE, HYDRA, last=k) for k in (1, 2, 4, 6, 8, 10)},
     **{f"hydra_deit_base_every{k}": replace_layers(BASE, HYDRA, every=k) for k in (2, 3, 4, 6)},

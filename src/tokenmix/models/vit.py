@@ -12,11 +12,14 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..positions.grid import resize_rows, sincos
+from ._images import bound_parts, check_images, refuse_size
 from ._json import from_json, to_json
 from .blocks import Block, init_linear
 
 POOLS = ("class", "mean")
 POSITIONS = ("learned", "sinusoidal", None)
+ResizeStep = tuple[Any, tuple[int, int], tuple[int, int], int]
+"""A mixer, the grid its parameters belong to, the grid they shall belong to, and the tokens before the grid."""
 
 
 @dataclass(frozen=True)
@@ -181,11 +184,12 @@ class ViT(nn.Module):
 
     def embed(self, images: Tensor, *, keep: Tensor | None = None) -> tuple[Tensor, dict[str, Any]]:
         """The tokens before the first block, and what mixers on grids are told: grid, prefix and, with ``keep``, positions."""
-        self._check_images(images)
+        check_images("ViT", images, self.config.channels)
         patches = self.patch(filled(images, self.config.patch))
         grid = (patches.shape[2], patches.shape[3])
         if self.fixed_size and grid != self.grid:
-            self._refuse_size(images, grid)
+            parts = bound_parts(self.blocks, "learned positions" if self.positions is not None else "")
+            refuse_size("ViT", images, self.config.image_size, self.config.patch, parts)
         x = patches.flatten(2).transpose(1, 2)
         table = self._table(grid, x)
         has_class = self.class_token is not None
@@ -224,36 +228,27 @@ class ViT(nn.Module):
         """Make this model one for another image size: learned positions and AFT's pair biases are interpolated as images, in place."""
         new = replace(self.config, image_size=both_sides(image_size, "ViT.resize"))
         old, prefix = self.grid, self.config.prefix
-        for block in self.blocks:
-            resize_mixer(block.mixer, old, new.grid, prefix)
+        resize_mixers([(block.mixer, old, new.grid, prefix) for block in self.blocks])
         if self.positions is not None:
             self.positions = nn.Parameter(resize_rows(self.positions.detach(), old, new.grid, int(self.class_token is not None)))
         self.config = new
         return self
 
-    def _check_images(self, images: Tensor) -> None:
-        c = self.config.channels
-        if images.ndim != 4 or images.shape[1] != c or min(images.shape[2:]) < 1:
-            raise MixerError(f"ViT: expects images (batch, {c}, height, width), got {tuple(images.shape)}.")
-        if not images.is_floating_point():
-            raise MixerError(f"ViT: expects normalised floating point images, got {images.dtype}.")
 
-    def _refuse_size(self, images: Tensor, grid: tuple[int, int]) -> None:
-        names = ["learned positions"] if self.positions is not None else []
-        names += sorted({type(block.mixer).__name__ for block in self.blocks if block.mixer.max_len is not None})
-        size = " x ".join(str(n) for n in self.config.image_size)
-        got = f"{images.shape[2]} x {images.shape[3]}, a grid of {grid[0]} x {grid[1]}"
-        wanted = [n * self.config.patch for n in grid]
-        raise MixerError(f"ViT: {' and '.join(names)} belong to images of {size}, got {got}; call model.resize({wanted}) first, or resize the images.")
+def resize_mixers(steps: Sequence[ResizeStep]) -> None:
+    """Interpolate mixers' parameters per position, or none of them if one cannot follow; a mixer without any stays as it is."""
+    for mixer, old, new, prefix in resizable(steps):
+        mixer.resize_grid(old, new, prefix)
 
 
-def resize_mixer(mixer: Any, old: tuple[int, int], new: tuple[int, int], prefix: int) -> None:
-    """Interpolate a mixer's parameters per position from one grid to another; a mixer without any stays as it is."""
-    if old == new or (mixer.max_len is None and getattr(mixer, "grid_size", None) is None):
-        return
-    if not hasattr(mixer, "resize_grid"):
-        raise MixerError(f"{type(mixer).__name__} has parameters per position that cannot follow an image to another size; build the model for {new} patches.")
-    mixer.resize_grid(old, new, prefix)
+def resizable(steps: Sequence[ResizeStep]) -> list[ResizeStep]:
+    """The steps that change something; a mixer that cannot follow is refused."""
+    bound = [step for step in steps if step[1] != step[2] and (step[0].max_len is not None or getattr(step[0], "grid_size", None) is not None)]
+    for mixer, _, new, _ in bound:
+        if not hasattr(mixer, "resize_grid"):
+            why = f"has parameters per position that cannot follow an image to another size; build the model for {new} patches"
+            raise MixerError(f"{type(mixer).__name__} {why}.")
+    return bound
 
 
 def filled(images: Tensor, patch: int) -> Tensor:

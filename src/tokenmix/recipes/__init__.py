@@ -8,13 +8,14 @@ from .aft_cifar10_density import RECIPE as _aft_cifar10_density
 from .aft_enwik8 import RECIPE as _aft_enwik8
 from .aft_imagenet import RECIPE as _aft_imagenet
 from .hydra_imagenet import RECIPE as _hydra_imagenet
+from .pvt_imagenet import RECIPE as _pvt_imagenet
 from .recipe import SIZES as SIZES
 from .recipe import Recipe as Recipe
 from .recipe import Row as Row
 from .recipe import find_recipe as _find
 from .text import RECIPE as _text
 
-_ALL = (_text, _aft_enwik8, _aft_cifar10_density, _aft_cifar10_classify, _aft_imagenet, _ablations, _hydra_imagenet)
+_ALL = (_text, _aft_enwik8, _aft_cifar10_density, _aft_cifar10_classify, _aft_imagenet, _ablations, _hydra_imagenet, _pvt_imagenet)
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
 
 

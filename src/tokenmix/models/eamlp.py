@@ -1,0 +1,275 @@
+"""EAMLP: External attention in the shell of T2T-ViT (Guo et al. 2021, arXiv 2105.02358, in Yuan et al. 2021, arXiv 2101.11986)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as F
+from ..errors import MixerError
+from ..positions.grid import resize_rows
+from ._images import bound_parts, check_images, refuse_size
+from ._json import from_json, to_json
+from .blocks import MLP, Block, init_linear
+from .vit import both_sides, filled, resize_mixers
+
+SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
+"""Kernel, stride and zero padding of the three soft splits."""
+STRIDE = 16
+
+
+@dataclass(frozen=True)
+class EAMLPConfig:
+    """A classifier in the shell of T2T-ViT as JSON.
+
+    Args:
+        dim, layers: width and depth after the token stages.
+        mixers: one spec per layer, or a shorter list repeated cyclically over ``layers``; EAMLP's is ``external_multihead``, T2T-ViT's ``attention``.
+        image_size: [height, width] the model is built for, multiples of 16.
+        token_dim: width of the two token stages.
+        token_slots: rows of the memories of a token stage.
+        token_mixer: None for EAMLP's token stage, or a spec to put another mixer of width ``token_dim`` in its place.
+        classes: of the head; 0: no head, the class token's features come out.
+        drop_path: of the last layer; rises linearly from 0 in the first. The token stages have none.
+    """
+
+    dim: int
+    layers: int
+    mixers: tuple[dict[str, Any], ...]
+    image_size: tuple[int, ...] = (224, 224)
+    channels: int = 3
+    classes: int = 1000
+    mlp_ratio: float = 3.0
+    token_dim: int = 64
+    token_slots: int = 128
+    token_mixer: dict[str, Any] | None = None
+    dropout: float = 0.0
+    drop_path: float = 0.0
+    norm_eps: float = 1e-5
+    init_std: float = 0.02
+    kind: str = "eamlp"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mixers", tuple(self.mixers))
+        object.__setattr__(self, "image_size", both_sides(self.image_size, "EAMLPConfig"))
+        for name in ("dim", "layers", "channels", "token_dim", "token_slots"):
+            if getattr(self, name) < 1:
+                raise MixerError(f"EAMLPConfig: {name} must be positive, got {getattr(self, name)}.")
+        if self.dim % 2 or self.classes < 0:
+            raise MixerError(f"EAMLPConfig: dim must be even (sines and cosines) and classes >= 0, got {self.dim} and {self.classes}.")
+        if not 0 < len(self.mixers) <= self.layers:
+            raise MixerError(f"EAMLPConfig: mixers must hold 1 to layers={self.layers} specs, got {len(self.mixers)}.")
+        if any(n % STRIDE for n in self.image_size):
+            raise MixerError(f"EAMLPConfig: image_size={list(self.image_size)} must be multiples of {STRIDE}.")
+        if not (0 <= self.dropout < 1 and 0 <= self.drop_path < 1):
+            raise MixerError(f"EAMLPConfig: dropout and drop_path must be in [0, 1), got {self.dropout} and {self.drop_path}.")
+
+    def grids(self) -> list[tuple[int, int]]:
+        """Rows and columns after each soft split; the last are those of the layers."""
+        return split_grids(self.image_size)
+
+    def specs(self) -> list[dict[str, Any]]:
+        """One mixer spec per layer."""
+        return [self.mixers[i % len(self.mixers)] for i in range(self.layers)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; ``EAMLPConfig.from_json`` is the way back."""
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> EAMLPConfig:
+        """A config from JSON values; unknown fields are refused."""
+        return from_json(cls, data)
+
+
+class TokenMemory(nn.Module):
+    """y_t = W_o [Norm(x_t M_k^T) M_v + b]: External attention of a token stage, which reads the projected patches as they are.
+
+    As the ``external`` mixer but without a projection of its own and with a bias on the second memory. Both memories start equal and are trained apart,
+    as the official ones are once they have been moved to a device.
+    """
+
+    def __init__(self, dim: int, slots: int):
+        super().__init__()
+        self.memory_k, self.memory_v = (nn.Parameter(torch.empty(slots, dim)) for _ in range(2))
+        self.memory_v_bias = nn.Parameter(torch.empty(dim))
+        self.out_proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        return self.out_proj(F.external(x, self.memory_k, self.memory_v, None, self.memory_v_bias))
+
+    def reset_parameters(self, std: float) -> None:
+        """M_k = M_v ~ N(0, std), biases 0."""
+        nn.init.normal_(self.memory_k, std=std)
+        with torch.no_grad():
+            self.memory_v.copy_(self.memory_k)
+        nn.init.zeros_(self.memory_v_bias)
+        init_linear(self.out_proj, std)
+
+
+class MemoryBlock(nn.Module):
+    """x + memory(x), then x + mlp(norm(x)), the MLP no wider than x."""
+
+    def __init__(self, dim: int, slots: int, *, norm_eps: float, dropout: float):
+        super().__init__()
+        self.memory = TokenMemory(dim, slots)
+        self.mlp_norm = nn.LayerNorm(dim, eps=norm_eps)
+        self.mlp = MLP(dim, 1.0)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, **given: Any) -> Tensor:
+        """(B, T, D) -> (B, T, D); tokens have no places here."""
+        x = x + self.dropout(self.memory(x))
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+
+    def reset_parameters(self, std: float) -> None:
+        """As in a Block."""
+        self.memory.reset_parameters(std)
+        self.mlp_norm.reset_parameters()
+        init_linear(self.mlp.up, std)
+        init_linear(self.mlp.down, std)
+
+
+class TokenStage(nn.Module):
+    """Soft split, norm, a projection to ``token_dim``, one block; the tokens come out as a map again."""
+
+    def __init__(self, config: EAMLPConfig, index: int):
+        super().__init__()
+        self.split = SPLITS[index]
+        width, dim, grid = (config.token_dim if index else config.channels) * self.split[0] ** 2, config.token_dim, config.grids()[index]
+        options: dict[str, Any] = {"norm_eps": config.norm_eps, "dropout": config.dropout}
+        self.norm = nn.LayerNorm(width, eps=config.norm_eps)
+        self.project = nn.Linear(width, dim)
+        self.block: Any = MemoryBlock(dim, config.token_slots, **options)
+        if config.token_mixer is not None:
+            self.block = Block(dim, config.token_mixer, causal=False, max_len=prod(grid), grid=grid, mlp_ratio=1.0, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, token_dim, H / stride, W / stride)."""
+        x, grid = soft_split(x, *self.split)
+        x = self.block(self.project(self.norm(x)), grid=grid, prefix=0)
+        return x.transpose(1, 2).unflatten(2, grid)
+
+    def reset_parameters(self, std: float) -> None:
+        """Norms anew, weights ~ N(0, std), biases 0."""
+        self.norm.reset_parameters()
+        init_linear(self.project, std)
+        self.block.reset_parameters(std)
+
+
+class EAMLP(nn.Module):
+    """Two token stages, a third soft split, class token, fixed positions, blocks, norm, head.
+
+    Images whose sides 16 does not divide are filled with zeros at the right and at the bottom. Positions are the one-dimensional sinusoids of Vaswani et al.
+    2017 over the class token and the patches in raster order, a table that is not trained; it belongs to one size, until ``resize``.
+
+    Args:
+        config: an ``EAMLPConfig``.
+    """
+
+    positions: Tensor
+
+    def __init__(self, config: EAMLPConfig):
+        super().__init__()
+        self.config = config
+        with torch.random.fork_rng():  # as in ViT: only reset_parameters below may draw
+            self.token_stages: Any = nn.ModuleList(TokenStage(config, i) for i in range(2))
+            self.project = nn.Linear(config.token_dim * SPLITS[2][0] ** 2, config.dim)
+            self.class_token = nn.Parameter(torch.empty(config.dim))
+            self.register_buffer("positions", torch.empty(1 + prod(self.grid), config.dim))
+            self.blocks: Any = nn.ModuleList(self._block(spec, i) for i, spec in enumerate(config.specs()))
+            self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
+            self.head = nn.Linear(config.dim, config.classes) if config.classes else None
+            self.dropout = nn.Dropout(config.dropout)
+        self.reset_parameters()
+
+    def _block(self, spec: dict[str, Any], layer: int) -> Block:
+        c = self.config
+        options: dict[str, Any] = {"mlp_ratio": c.mlp_ratio, "norm_eps": c.norm_eps, "dropout": c.dropout}
+        drop_path = c.drop_path * layer / max(c.layers - 1, 1)
+        return Block(c.dim, spec, causal=False, max_len=1 + prod(self.grid), grid=self.grid, drop_path=drop_path, **options)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of the tokens that the layers mix."""
+        return self.config.grids()[-1]
+
+    def reset_parameters(self) -> None:
+        """Initialise every parameter again from torch's generator: N(0, init_std), biases 0; the fixed positions are computed again."""
+        std = self.config.init_std
+        for stage in self.token_stages:
+            stage.reset_parameters(std)
+        init_linear(self.project, std)
+        nn.init.normal_(self.class_token, std=std)
+        with torch.no_grad():
+            self.positions.copy_(sinusoids(*self.positions.shape))
+        for block in self.blocks:
+            block.reset_parameters(std)
+        self.norm.reset_parameters()
+        if self.head is not None:
+            init_linear(self.head, std)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """images (B, C, H, W) -> logits (B, classes)."""
+        return self.forward_head(self.forward_features(images))
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """images (B, C, H, W) -> the normed tokens (B, 1 + patches, D), the class token first."""
+        check_images("EAMLP", images, self.config.channels)
+        x = filled(images, STRIDE)
+        if tuple(x.shape[2:]) != self.config.image_size:
+            blocks = [*self.blocks, *(s.block for s in self.token_stages if isinstance(s.block, Block))]
+            refuse_size("EAMLP", images, self.config.image_size, STRIDE, bound_parts(blocks, "fixed positions"))
+        for stage in self.token_stages:
+            x = stage(x)
+        x, grid = soft_split(x, *SPLITS[2])
+        x = self.project(x)
+        x = torch.cat([self.class_token.to(x.dtype).expand(x.shape[0], 1, -1), x], 1)
+        x = self.dropout(x + self.positions)
+        for block in self.blocks:
+            x = block(x, grid=grid, prefix=1)
+        return self.norm(x)
+
+    def forward_head(self, tokens: Tensor) -> Tensor:
+        """Normed tokens -> logits (B, classes), or the class token's features where there is no head."""
+        return tokens[:, 0] if self.head is None else self.head(tokens[:, 0])
+
+    def resize(self, image_size: int | Sequence[int]) -> EAMLP:
+        """Make this model one for another image size: the table of positions and AFT's pair biases are interpolated as images, in place.
+
+        A model built for that size has the sinusoids of its own raster instead; those would put trained layers among other neighbours.
+        """
+        new = replace(self.config, image_size=both_sides(image_size, "EAMLP.resize"))
+        *before, (old, to) = zip(self.config.grids(), new.grids(), strict=True)
+        steps = [(block.mixer, old, to, 1) for block in self.blocks]
+        for stage, grids in zip(self.token_stages, before, strict=True):
+            steps += [(stage.block.mixer, *grids, 0)] if isinstance(stage.block, Block) else []
+        resize_mixers(steps)
+        self.positions = resize_rows(self.positions, old, to, 1)
+        self.config = new
+        return self
+
+
+def soft_split(x: Tensor, kernel: int, stride: int, padding: int) -> tuple[Tensor, tuple[int, int]]:
+    """Overlapping patches of a map (B, C, H, W) as tokens (B, rows * columns, C kernel^2), and (rows, columns)."""
+    tokens = nn.functional.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
+    down, right = ((n + 2 * padding - kernel) // stride + 1 for n in x.shape[2:])
+    return tokens, (down, right)
+
+
+def split_grids(image_size: Sequence[int]) -> list[tuple[int, int]]:
+    """Rows and columns after each soft split of an image whose sides are multiples of 16."""
+    return [(image_size[0] // s, image_size[1] // s) for s in (4, 8, 16)]
+
+
+def sinusoids(length: int, dim: int) -> Tensor:
+    """(length, dim): sin(t / 10000^(2 i / dim)) at feature 2 i, the cosine at 2 i + 1 (Vaswani et al. 2017, Sec. 3.5)."""
+    rate = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * rate
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1).float()

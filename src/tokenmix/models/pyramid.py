@@ -1,0 +1,257 @@
+"""The Pyramid Vision Transformer around any mixer (Wang et al. 2021, arXiv 2102.12122): stages of falling resolution, a backbone for dense tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import prod
+from operator import mul
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MixerError
+from ..positions.grid import resize_rows
+from ._images import bound_parts, check_images, refuse_size
+from ._json import from_json, to_json
+from .blocks import Block, init_linear
+from .vit import POOLS, both_sides, filled, resize_mixers
+
+POSITIONS = ("learned", None)
+PER_STAGE = ("depths", "dims", "patches", "mlp_ratios")
+
+
+@dataclass(frozen=True)
+class PyramidConfig:
+    """A pyramid of stages as JSON; lists hold one entry per stage, and the defaults are PVT's four (Table 1).
+
+    Args:
+        depths: layers of each stage.
+        mixers: one spec per stage, or one per layer, or a single one for all. ``max_len``, ``ndim`` and ``grid_size`` are filled in stage by stage.
+        dims: width of each stage.
+        patches: how many pixels, then tokens of the stage before, along each side become one token.
+        mlp_ratios: hidden width of the MLPs of each stage, in widths.
+        image_size: [height, width] the model is built for, multiples of the product of ``patches``.
+        classes: of the head; 0: no head, the pooled features come out.
+        pool: "class", a class token in the last stage, as PVT classifies; or "mean" over its tokens, without one, as PVT is used in dense tasks.
+        positions: "learned" vectors in every stage, or None.
+        drop_path: of the last layer of all; rises linearly from 0 in the first.
+    """
+
+    depths: tuple[int, ...]
+    mixers: tuple[dict[str, Any], ...]
+    dims: tuple[int, ...] = (64, 128, 320, 512)
+    patches: tuple[int, ...] = (4, 2, 2, 2)
+    mlp_ratios: tuple[float, ...] = (8.0, 8.0, 4.0, 4.0)
+    image_size: tuple[int, ...] = (224, 224)
+    channels: int = 3
+    classes: int = 1000
+    pool: str = "class"
+    positions: str | None = "learned"
+    dropout: float = 0.0
+    drop_path: float = 0.0
+    norm_eps: float = 1e-6
+    init_std: float = 0.02
+    kind: str = "pyramid"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mixers", tuple(self.mixers))
+        object.__setattr__(self, "image_size", both_sides(self.image_size, "PyramidConfig"))
+        for name in PER_STAGE:
+            self._check_stages(name)
+        if len(self.mixers) not in (1, len(self.depths), self.layers):
+            wanted = f"one spec, one for each of {len(self.depths)} stages or one for each of {self.layers} layers"
+            raise MixerError(f"PyramidConfig: mixers must hold {wanted}, got {len(self.mixers)}.")
+        if self.channels < 1 or self.classes < 0:
+            raise MixerError(f"PyramidConfig: channels must be positive and classes >= 0, got {self.channels} and {self.classes}.")
+        if self.pool not in POOLS or self.positions not in POSITIONS:
+            raise MixerError(f"PyramidConfig: pool={self.pool!r}, positions={self.positions!r}; choose 'class' or 'mean', and 'learned' or null.")
+        if any(n % self.stride for n in self.image_size):
+            raise MixerError(f"PyramidConfig: image_size={list(self.image_size)} must be multiples of {self.stride}, the product of patches.")
+        if not (0 <= self.dropout < 1 and 0 <= self.drop_path < 1):
+            raise MixerError(f"PyramidConfig: dropout and drop_path must be in [0, 1), got {self.dropout} and {self.drop_path}.")
+
+    def _check_stages(self, name: str) -> None:
+        values = tuple(getattr(self, name))
+        object.__setattr__(self, name, values)
+        if len(values) != len(self.depths) or not values:
+            raise MixerError(f"PyramidConfig: depths has {len(self.depths)} stages, {name} has {len(values)}: {list(values)}.")
+        kinds = (int, float) if name == "mlp_ratios" else int
+        if not all(isinstance(n, kinds) and n > 0 for n in values):
+            raise MixerError(f"PyramidConfig: {name} must be positive numbers, whole but for mlp_ratios, got {list(values)}.")
+
+    @property
+    def layers(self) -> int:
+        """Layers of all stages."""
+        return sum(self.depths)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Pixels along each side of one token, stage by stage: 4, 8, 16, 32."""
+        return tuple(accumulate(self.patches, mul))
+
+    @property
+    def stride(self) -> int:
+        """Pixels along each side of one token of the last stage."""
+        return prod(self.patches)
+
+    def grids(self) -> list[tuple[int, int]]:
+        """Rows and columns of tokens of each stage."""
+        return [(self.image_size[0] // s, self.image_size[1] // s) for s in self.strides]
+
+    def specs(self) -> list[dict[str, Any]]:
+        """One mixer spec per layer."""
+        if len(self.mixers) == len(self.depths):
+            return [spec for spec, depth in zip(self.mixers, self.depths, strict=True) for _ in range(depth)]
+        return [self.mixers[i % len(self.mixers)] for i in range(self.layers)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; ``PyramidConfig.from_json`` is the way back."""
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> PyramidConfig:
+        """A config from JSON values; unknown fields are refused."""
+        return from_json(cls, data)
+
+
+class Stage(nn.Module):
+    """Patches of the map before, LayerNorm, positions, blocks.
+
+    Args:
+        config: the pyramid's; ``index``: which of its stages.
+    """
+
+    def __init__(self, config: PyramidConfig, index: int):
+        super().__init__()
+        dim, patch, grid = config.dims[index], config.patches[index], config.grids()[index]
+        self.prefix = int(index == len(config.dims) - 1 and config.pool == "class")
+        self.patch = nn.Conv2d(config.dims[index - 1] if index else config.channels, dim, patch, stride=patch)
+        self.patch_norm = nn.LayerNorm(dim)
+        self.class_token = nn.Parameter(torch.empty(dim)) if self.prefix else None
+        rows = self.prefix + prod(grid)
+        self.positions = nn.Parameter(torch.empty(rows, dim)) if config.positions == "learned" else None
+        first = sum(config.depths[:index])
+        options: dict[str, Any] = {"mlp_ratio": config.mlp_ratios[index], "norm_eps": config.norm_eps, "dropout": config.dropout}
+        self.blocks: Any = nn.ModuleList()
+        for layer in range(first, first + config.depths[index]):
+            drop_path = config.drop_path * layer / max(config.layers - 1, 1)
+            self.blocks.append(Block(dim, config.specs()[layer], causal=False, max_len=rows, grid=grid, drop_path=drop_path, **options))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """A map (B, C, H, W) -> tokens (B, prefix + rows * columns, D), and their (rows, columns)."""
+        patches = self.patch(x)
+        grid = (patches.shape[2], patches.shape[3])
+        x = self.patch_norm(patches.flatten(2).transpose(1, 2))
+        if self.class_token is not None:
+            x = torch.cat([self.class_token.to(x.dtype).expand(x.shape[0], 1, -1), x], 1)
+        if self.positions is not None:
+            x = x + self.positions
+        x = self.dropout(x)
+        for block in self.blocks:
+            x = block(x, grid=grid, prefix=self.prefix)
+        return x, grid
+
+    def reset_parameters(self, std: float) -> None:
+        """N(0, std) for weights, positions and class token; biases 0."""
+        init_linear(self.patch, std)
+        self.patch_norm.reset_parameters()
+        for parameter in (self.class_token, self.positions):
+            if parameter is not None:
+                nn.init.normal_(parameter, std=std)
+        for block in self.blocks:
+            block.reset_parameters(std)
+
+    def resize_positions(self, old: tuple[int, int], new: tuple[int, int]) -> None:
+        """Interpolate the learned positions from one grid to another."""
+        if self.positions is not None:
+            self.positions = nn.Parameter(resize_rows(self.positions.detach(), old, new, self.prefix))
+
+
+class Pyramid(nn.Module):
+    """Stages of tokens on ever coarser grids, norm, head.
+
+    Images whose sides the last stage's stride does not divide are filled with zeros at the right and at the bottom (PVT drops what is left over). A model
+    with parameters per position takes the size it was built for only, until ``resize``; one without takes any.
+
+    Args:
+        config: a ``PyramidConfig``.
+    """
+
+    def __init__(self, config: PyramidConfig):
+        super().__init__()
+        self.config = config
+        with torch.random.fork_rng():  # as in ViT: only reset_parameters below may draw
+            self.stages: Any = nn.ModuleList(Stage(config, i) for i in range(len(config.dims)))
+            self.norm = nn.LayerNorm(config.dims[-1], eps=config.norm_eps)
+            self.head = nn.Linear(config.dims[-1], config.classes) if config.classes else None
+        self.reset_parameters()
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The layers of all stages."""
+        return [block for stage in self.stages for block in stage.blocks]
+
+    @property
+    def fixed_size(self) -> bool:
+        """Whether anything in the model has parameters per position."""
+        return bool(self._bound())
+
+    def _bound(self) -> list[str]:
+        return bound_parts(self.blocks, "learned positions" if self.config.positions else "")
+
+    def reset_parameters(self) -> None:
+        """Initialise every parameter again from torch's generator: N(0, init_std), biases 0, the head's weight too."""
+        for stage in self.stages:
+            stage.reset_parameters(self.config.init_std)
+        self.norm.reset_parameters()
+        if self.head is not None:
+            init_linear(self.head, self.config.init_std)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """images (B, C, H, W) -> logits (B, classes)."""
+        return self.forward_head(self.forward_features(images))
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """images (B, C, H, W) -> the normed tokens of the last stage (B, prefix + patches, D)."""
+        return self.norm(self._stage_outputs(images)[-1][0])
+
+    def forward_head(self, tokens: Tensor) -> Tensor:
+        """Normed tokens -> logits (B, classes), or the pooled features where there is no head."""
+        pooled = tokens[:, 0] if self.config.pool == "class" else tokens.mean(1)
+        return pooled if self.head is None else self.head(pooled)
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        """The map of each stage, finest first: (B, D_i, H / s_i, W / s_i) with strides s = 4, 8, 16, 32 and H, W of the filled image.
+
+        No norm and no class token in them, as PVT feeds a feature pyramid; with ``pool="class"`` the last stage was mixed with its class token.
+        """
+        found = zip(self.stages, self._stage_outputs(images), strict=True)
+        return [tokens[:, stage.prefix :].transpose(1, 2).unflatten(2, grid) for stage, (tokens, grid) in found]
+
+    def _stage_outputs(self, images: Tensor) -> list[tuple[Tensor, tuple[int, int]]]:
+        """Tokens and grid of every stage."""
+        c = self.config
+        check_images("Pyramid", images, c.channels)
+        x = filled(images, c.stride)
+        if tuple(x.shape[2:]) != c.image_size and self.fixed_size:
+            refuse_size("Pyramid", images, c.image_size, c.stride, self._bound())
+        found = []
+        for stage in self.stages:
+            tokens, grid = stage(x)
+            found.append((tokens, grid))
+            x = tokens[:, stage.prefix :].transpose(1, 2).unflatten(2, grid)
+        return found
+
+    def resize(self, image_size: int | Sequence[int]) -> Pyramid:
+        """Make this model one for another image size: learned positions and AFT's pair biases are interpolated as images, in place."""
+        new = replace(self.config, image_size=both_sides(image_size, "Pyramid.resize"))
+        grids = list(zip(self.stages, self.config.grids(), new.grids(), strict=True))
+        resize_mixers([(block.mixer, old, to, stage.prefix) for stage, old, to in grids for block in stage.blocks])
+        for stage, old, to in grids:
+            stage.resize_positions(old, to)
+        self.config = new
+        return self

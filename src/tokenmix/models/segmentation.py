@@ -1,0 +1,191 @@
+"""Semantic segmentation with EANet's head (Guo et al. 2021, arXiv 2105.02358) on the feature maps of a ViT or a pyramid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MixerError
+from ..mixers import build_mixer
+from ._json import from_json, to_json
+from .blocks import PROJECTIONS, complete_spec, init_linear
+from .pyramid import Pyramid
+from .vit import ViT, both_sides, resizable, resize_mixers
+
+
+def external_head() -> dict[str, Any]:
+    """EANet's layer: the first 1 x 1 convolution with a bias, the second without, one memory of 64 slots."""
+    return {"name": "external", "slots": 64, "tied": True, "out_bias": False}
+
+
+@dataclass(frozen=True)
+class SegmentationConfig:
+    """The head as JSON; defaults are EANet's.
+
+    Args:
+        classes: of each pixel.
+        mixer: the spec of the layer in the middle; any mixer of width ``width``.
+        width: channels after the first 3 x 3 convolution.
+        hidden: channels after the second.
+        levels: which of the backbone's feature maps are read, finest first. They are put on the finest one's grid and concatenated.
+        dropout: of whole channels before the classifier.
+    """
+
+    classes: int
+    mixer: dict[str, Any] = field(default_factory=external_head)
+    width: int = 512
+    hidden: int = 256
+    levels: tuple[int, ...] = (1, 2, 3)
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "levels", tuple(self.levels))
+        for name in ("classes", "width", "hidden"):
+            if getattr(self, name) < 1:
+                raise MixerError(f"SegmentationConfig: {name} must be positive, got {getattr(self, name)}.")
+        rising = all(isinstance(n, int) and n >= 0 for n in self.levels) and list(self.levels) == sorted(set(self.levels))
+        if not self.levels or not rising:
+            raise MixerError(f"SegmentationConfig: levels must be rising indices of feature maps, like [1, 2, 3], got {list(self.levels)}.")
+        if not 0 <= self.dropout < 1:
+            raise MixerError(f"SegmentationConfig: dropout must be in [0, 1), got {self.dropout}.")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; ``SegmentationConfig.from_json`` is the way back."""
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> SegmentationConfig:
+        """A config from JSON values; unknown fields are refused."""
+        return from_json(cls, data)
+
+
+class MixerResidual(nn.Module):
+    """relu(x + BatchNorm(mixer(x))) on maps: EANet's block, whose two 1 x 1 convolutions are the mixer's first and last projection."""
+
+    def __init__(self, dim: int, spec: dict[str, Any], grid: tuple[int, int]):
+        super().__init__()
+        self.mixer = build_mixer(dim=dim, causal=False, **complete_spec(spec, prod(grid), grid))
+        self.on_grid = self.mixer.capabilities.grid and getattr(self.mixer, "ndim", 2) == 2
+        self.norm = nn.BatchNorm2d(dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, D, H, W) -> (B, D, H, W)."""
+        grid = tuple(x.shape[2:])
+        mixed = self.mixer(x.flatten(2).transpose(1, 2), **({"grid": grid} if self.on_grid else {}))
+        return torch.relu(x + self.norm(mixed.transpose(1, 2).unflatten(2, grid)))
+
+    def reset_parameters(self) -> None:
+        """The mixer and the norm anew; projections ~ N(0, 2 / outputs), biases 0."""
+        self.mixer.reset_parameters()
+        for name, child in self.mixer.named_children():
+            if name in PROJECTIONS and isinstance(child, nn.Linear):
+                init_linear(child, (2 / child.out_features) ** 0.5)
+        self.mixer.start_copies()
+        self.norm.reset_parameters()
+
+
+class EAHead(nn.Module):
+    """3 x 3 convolution, BatchNorm, ReLU; the mixer's block; 3 x 3 convolution, BatchNorm, ReLU; dropout of channels; 1 x 1 classifier.
+
+    Args:
+        channels: of the map that comes in.
+        grid: rows and columns of that map at the size the model is built for, for mixers with parameters per position.
+    """
+
+    def __init__(self, channels: int, config: SegmentationConfig, grid: tuple[int, int]):
+        super().__init__()
+        self.config = config
+        self.reduce = nn.Conv2d(channels, config.width, 3, padding=1, bias=False)
+        self.reduce_norm = nn.BatchNorm2d(config.width)
+        self.block = MixerResidual(config.width, config.mixer, grid)
+        self.refine = nn.Conv2d(config.width, config.hidden, 3, padding=1, bias=False)
+        self.refine_norm = nn.BatchNorm2d(config.hidden)
+        self.dropout = nn.Dropout2d(config.dropout)
+        self.classify = nn.Conv2d(config.hidden, config.classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, channels, H, W) -> (B, classes, H, W)."""
+        x = self.block(torch.relu(self.reduce_norm(self.reduce(x))))
+        return self.classify(self.dropout(torch.relu(self.refine_norm(self.refine(x)))))
+
+    def reset_parameters(self) -> None:
+        """Convolutions ~ N(0, 2 / (kernel area * outputs)), biases 0, norms anew."""
+        for conv in (self.reduce, self.refine, self.classify):
+            init_linear(conv, (2 / (conv.out_channels * prod(conv.kernel_size))) ** 0.5)
+        for norm in (self.reduce_norm, self.refine_norm):
+            norm.reset_parameters()
+        self.block.reset_parameters()
+
+
+class Segmenter(nn.Module):
+    """A backbone's feature maps, the head, logits at the size of the image.
+
+    Args:
+        backbone: a ``Pyramid`` or a ``ViT``, best built with ``classes=0``; its head and last norm are not used. Sizes it can take are the model's.
+        head: a ``SegmentationConfig``.
+    """
+
+    def __init__(self, backbone: Pyramid | ViT, head: SegmentationConfig):
+        super().__init__()
+        if not isinstance(backbone, (Pyramid, ViT)):
+            raise MixerError(f"Segmenter: the backbone must be a Pyramid or a ViT, got {type(backbone).__name__}.")
+        dims, strides = map_widths(backbone), map_strides(backbone)
+        if head.levels[-1] >= len(dims):
+            raise MixerError(f"Segmenter: levels={list(head.levels)}, but the backbone has {len(dims)} feature maps, 0 to {len(dims) - 1}.")
+        self.backbone, self.config = backbone, head
+        self.stride = strides[head.levels[0]]
+        with torch.random.fork_rng():
+            self.head = EAHead(sum(dims[i] for i in head.levels), head, self.grid)
+        self.head.reset_parameters()
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of the finest map that is read, at the size the backbone is built for."""
+        height, width = self.backbone.config.image_size
+        return height // self.stride, width // self.stride
+
+    def reset_parameters(self) -> None:
+        """Backbone and head anew, from torch's generator."""
+        self.backbone.reset_parameters()
+        self.head.reset_parameters()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """images (B, C, H, W) -> logits (B, classes, H, W)."""
+        maps = self.backbone.feature_maps(images)
+        first, *others = (maps[i] for i in self.config.levels)
+        size = first.shape[2:]
+        if tuple(size) != self.grid and self.head.block.mixer.max_len is not None:
+            name, built = type(self.head.block.mixer).__name__, " x ".join(str(n) for n in self.backbone.config.image_size)
+            raise MixerError(f"Segmenter: {name} belongs to images of {built}, got {images.shape[2]} x {images.shape[3]}; call model.resize first.")
+        logits = self.head(torch.cat([first, *(on_grid(m, size) for m in others)], 1))
+        whole = on_grid(logits, torch.Size(n * self.stride for n in size))  # of the filled image
+        return whole[..., : images.shape[2], : images.shape[3]]
+
+    def resize(self, image_size: int | Sequence[int]) -> Segmenter:
+        """Make this model one for another image size, as the backbone's ``resize``."""
+        height, width = both_sides(image_size, "Segmenter.resize")
+        steps = [(self.head.block.mixer, self.grid, (height // self.stride, width // self.stride), 0)]
+        resizable(steps)  # before the backbone has changed
+        self.backbone.resize((height, width))
+        resize_mixers(steps)
+        return self
+
+
+def map_widths(backbone: Pyramid | ViT) -> list[int]:
+    """Channels of each of the backbone's feature maps."""
+    return list(backbone.config.dims) if isinstance(backbone, Pyramid) else [backbone.config.dim] * 4
+
+
+def map_strides(backbone: Pyramid | ViT) -> list[int]:
+    """Pixels along each side of a cell of each feature map."""
+    return list(backbone.config.strides) if isinstance(backbone, Pyramid) else [backbone.config.patch] * 4
+
+
+def on_grid(x: Tensor, size: torch.Size) -> Tensor:
+    """A map on another grid, bilinearly between the centres of cells."""
+    return x if x.shape[2:] == size else nn.functional.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)
