@@ -10,9 +10,10 @@ import torch
 
 from cases import CASES
 from tokenmix import MIXERS, MixerError
-from tokenmix.hosts import RULES, convert_command, convert_vit, load_converted, read_weights, save_converted, to_hf
+from tokenmix.hosts import RULES, convert_command, convert_vit, read_weights, save_converted, to_hf
 from tokenmix.mixers import CORE, register_mixer
 from tokenmix.models import MODELS, ViTConfig, build_model
+from tokenmix.train import load_model
 
 ATTENTION = {"name": "attention", "heads": 2}
 TINY = ViTConfig(dim=16, layers=2, mixers=(ATTENTION,), image_size=(12, 16), patch=4, classes=3)
@@ -282,7 +283,8 @@ def test_command_and_folder(tmp_path):
     spec = '{"name": "aft_conv", "heads": 4, "kernel_size": 3}'
     report = convert_command(str(tmp_path / "vit.safetensors"), spec, tmp_path / "out", classes=10, seed=4)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors", "report.json"]
-    model = load_converted(tmp_path / "out")
+    model, config = load_model(tmp_path / "out")
+    assert config == model.config
     again, _ = convert_vit(tmp_path / "vit.safetensors", json.loads(spec), classes=10, seed=4)
     assert not model.training
     assert model.config == again.config
@@ -316,13 +318,13 @@ def test_a_broken_folder_is_named(tmp_path):
     weights = tmp_path / "out" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(MixerError, match=f"{weights}: is truncated"):
-        load_converted(tmp_path / "out")
+        load_model(tmp_path / "out")
     config = {**model.config.to_json(), "classes": 4}
     (tmp_path / "out" / "config.json").write_text(json.dumps(config))
     save_converted(model, report, tmp_path / "good")
     (tmp_path / "good" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(MixerError, match=r"'head.weight' gives head.weight the shape \(3, 16\), a ViT of its sizes needs \(4, 16\)"):
-        load_converted(tmp_path / "good")
+    with pytest.raises(MixerError, match="do not fit the model.*head.weight"):
+        load_model(tmp_path / "good")
 
 
 def test_named_models_keep_classes_and_eps_of_the_source():

@@ -4,7 +4,6 @@ from ._report import Report as Report
 from .convert import RULES as RULES
 from .convert import convert_command as convert_command
 from .convert import convert_vit as convert_vit
-from .convert import load_converted as load_converted
 from .convert import save_converted as save_converted
 from .export import hf_options as hf_options
 from .export import timm_options as timm_options

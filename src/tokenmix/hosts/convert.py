@@ -19,8 +19,8 @@ from ..mixers import MIXERS, mixer_options
 from ..models import ViT, ViTConfig, build_model, find_model
 from ..train.rundir import check_free, write_json
 from ._report import Entry, Report
-from .files import read_file, read_json, read_weights
-from .weights import Weights, from_own
+from .files import read_weights
+from .weights import Weights
 
 ALL = ("q_proj", "k_proj", "v_proj", "out_proj")
 VALUES = ("v_proj", "out_proj")
@@ -237,7 +237,7 @@ def _check_out(out: Path | str) -> None:
 
 
 def save_converted(model: ViT, report: Report, out: Path | str) -> None:
-    """Write a converted model's folder, whole or not at all; ``load_converted`` is the way back."""
+    """Write a converted model's folder, whole or not at all; ``train.load_model`` is the way back."""
     try:
         from safetensors.torch import save
     except ImportError:
@@ -258,10 +258,3 @@ def save_converted(model: ViT, report: Report, out: Path | str) -> None:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-
-
-def load_converted(folder: Path | str) -> ViT:
-    """The model that ``convert_command`` wrote, in eval mode."""
-    folder = Path(folder)
-    config = ViTConfig.from_json(read_json(folder / "config.json"))
-    return from_own(read_file(folder / "model.safetensors"), config, where=str(folder / "model.safetensors")).model()

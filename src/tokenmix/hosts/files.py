@@ -163,5 +163,6 @@ def _from_folder(folder: Path, guess: dict[str, Any]) -> Weights:
         return from_own(read_file(folder / "model.safetensors"), vit, where=str(folder / "model.safetensors"))
     opened = RunDir.open(folder)
     step = pick_step(opened, "last")
-    tensors, _ = load_checkpoint(opened.checkpoints, step, "model")
-    return from_own(tensors["model"], vit, where=f"{folder} (step {step})")
+    group = "ema" if config.get("optim", {}).get("ema") else "model"  # where a run averages its weights, the average is its model
+    tensors, _ = load_checkpoint(opened.checkpoints, step, group)
+    return from_own(tensors[group], vit, where=f"{folder} (step {step})")

@@ -32,9 +32,13 @@ def load_model(path: Path | str) -> tuple[nn.Module, Any]:
     from ..models import build_model
 
     try:
-        config, tensors = config_from_json(json.loads((folder / "config.json").read_text())), load_file(folder / WEIGHTS)
-    except (SafetensorError, ValueError) as why:
-        raise MixerError(f"{folder} cannot be read ({why}).") from None
+        config = config_from_json(json.loads((folder / "config.json").read_text()))
+    except json.JSONDecodeError as why:
+        raise MixerError(f"{folder / 'config.json'} is not readable JSON ({why}).") from None
+    try:
+        tensors = load_file(folder / WEIGHTS)
+    except SafetensorError as why:
+        raise MixerError(f"{folder / WEIGHTS}: is truncated, or no safetensors file ({why}).") from None
     with torch.random.fork_rng():
         model = build_model(config)
     _fill(model, tensors, folder)
