@@ -17,11 +17,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from tokenmix.models.macs import macs
 
 from tokenmix.bench.limits import machine
 from tokenmix.bench.timing import measure, peak_memory, sampler
 from tokenmix.models import Block, build_model
+from tokenmix.models.macs import macs
 from whole_models import RESULTS, UNFUSED_BYTES, Unfused
 
 SIZES = ((224, 224), (384, 384), (448, 448), (720, 1280), (1088, 1920))

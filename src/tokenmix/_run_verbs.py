@@ -217,6 +217,33 @@ def report(dirs: Positional[list[Path]], /, *, out: Path | None = None) -> Work:
     return work
 
 
+def pictures(dir: Positional[Path], images: Positional[list[Path]], /, *, out: Path, dark: bool = False, json: bool = False) -> Work:
+    """Draw what a vision model looks at in image files: filters, keys, attention by offset, focus, memories, token norms, each as PNG.
+
+    Args:
+        dir: a run directory, or a folder that `tokenmix convert` wrote.
+        images: image files.
+        out: the folder for the pictures.
+        dark: on a dark ground.
+        json: print the paths as JSON.
+    """
+
+    def work() -> int:
+        from .report import draw_pictures
+        from .train import load_model
+        from .train.rundir import RunDir
+
+        if not images:
+            raise MixerError("pictures: give at least one image file.")
+        model, _ = load_model(dir)
+        data: Any = RunDir.open(dir).config().data if (dir / "checkpoints").is_dir() else None
+        written = draw_pictures(model, images, out, mean=data and data.mean, std=data and data.std, theme="dark" if dark else "light")
+        print(_json.dumps([str(p) for p in written]) if json else "\n".join(str(p) for p in written))
+        return 0
+
+    return work
+
+
 def convert(
     source: Positional[str],
     target: Positional[str],

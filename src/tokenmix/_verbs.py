@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from ._run_verbs import Work, convert, evaluate, report, resume, sample, train
+from ._run_verbs import Work, convert, evaluate, pictures, report, resume, sample, train
 from .errors import MixerError
 
 
@@ -148,5 +148,6 @@ VERBS: dict[str, Callable[..., Any]] = {
     "sample": sample,
     "report": report,
     "convert": convert,
+    "pictures": pictures,
     "bench": bench,
 }

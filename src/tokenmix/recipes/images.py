@@ -57,8 +57,8 @@ def imagenet_like(row: ImageRow, model: Any, data: ImageDataConfig, images: int,
 def digits_training(row: ImageRow) -> RunConfig:
     """The row as a tiny model on the 8 x 8 digits that scikit-learn brings: shows that it runs and learns, and says nothing about the paper."""
     data = ImageDataConfig(source="digits", augment=Augment(crop="pad", pad=1))
-    optim = OptimConfig(lr=2e-3, weight_decay=0.05, warmup=40)
-    loop = TrainConfig(steps=600, batch_size=64, log_every=20, eval_every=200, save_every=200, eval_batch=128)
+    optim = OptimConfig(lr=4e-3, weight_decay=0.05, warmup=100)
+    loop = TrainConfig(steps=1500, batch_size=64, log_every=50, eval_every=500, save_every=500, eval_batch=128)
     return RunConfig(shrink(row.model), data, replace(optim, **row.optim), replace(loop, **row.train))
 
 
