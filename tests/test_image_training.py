@@ -25,7 +25,7 @@ AUGMENT = Augment(crop="pad", pad=1, flip=0.5, erasing=0.5, mixup=0.8, cutmix=1.
 
 def vit(**options) -> ViTConfig:
     given = {"dim": 16, "layers": 2, "image_size": (8, 8), "patch": 2, "channels": 1, "classes": 10, "pool": "mean", "positions": None, "drop_path": 0.2}
-    return ViTConfig(mixers=(CONV,), **{**given, **options})
+    return ViTConfig(**{"mixers": (CONV,), **given, **options})
 
 
 def config(model=None, *, data=None, optim=None, **loop) -> RunConfig:
@@ -171,6 +171,23 @@ def test_weights_to_start_from(tmp_path):
         train(config(vit(dim=8), init=str(tmp_path / "first")), tmp_path / "third")
     with pytest.raises(MixerError, match="holds no model"):
         train(config(init=str(tmp_path)), tmp_path / "fourth")
+
+
+def test_a_teacher_and_a_penalty_add_their_losses(tmp_path):
+    """Layer by layer from a softmax model into Hydra, and filters towards one tap; both logged beside the loss, both falling when weighed alone."""
+    softmax = vit(mixers=({"name": "attention", "heads": 2},), positions="learned")
+    train(config(softmax, steps=4), tmp_path / "teacher")
+    student = replace(softmax, mixers=({"name": "hydra"},))
+    run = config(student, steps=30, log_every=10, teacher=str(tmp_path / "teacher"), init=str(tmp_path / "teacher"), distill=100.0, eval_every=30)
+    train(replace(run, optim=OptimConfig(lr=1e-2, warmup=2)), tmp_path / "student")
+    seen = [x["aux"]["distill"] for x in lines(tmp_path / "student", "train")]
+    assert seen[-1] < seen[0]
+    run = config(vit(), optim=OptimConfig(lr=1e-2, warmup=2, one_hot=10.0), steps=30, log_every=10, eval_every=30)
+    train(run, tmp_path / "sparse")
+    seen = [x["aux"]["one_hot"] for x in lines(tmp_path / "sparse", "train")]
+    assert seen[-1] < seen[0]
+    with pytest.raises(MixerError, match="holds no model"):
+        train(config(student, teacher=str(tmp_path)), tmp_path / "none")
 
 
 @pytest.mark.parametrize(

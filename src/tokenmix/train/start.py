@@ -72,5 +72,5 @@ def extra_losses(config: RunConfig, model: nn.Module, device: torch.device) -> d
         from .distill import distill_loss
 
         teacher = load_model(config.train.teacher)[0].to(device).requires_grad_(False)
-        found["distill"] = lambda inputs: (config.train.distill, distill_loss(model, teacher, inputs))
+        found["distill"] = lambda inputs: (config.train.distill, distill_loss(model, teacher, inputs, logits_weight=0.0))
     return found
