@@ -11,6 +11,20 @@ from typing import Any, TypeVar
 from ..errors import MixerError
 
 T = TypeVar("T")
+C = TypeVar("C", bound="Json")
+
+
+class Json:
+    """What a config dataclass inherits: the way to JSON and back."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; ``from_json`` is the way back."""
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls: type[C], data: dict[str, Any]) -> C:
+        """A config from JSON values; unknown fields and values of the wrong type are refused."""
+        return from_json(cls, data)
 
 
 def nearest(name: str, known: typing.Iterable[str]) -> str:

@@ -120,6 +120,11 @@ def init_linear(layer: nn.Linear | nn.Conv2d, std: float) -> None:
         nn.init.zeros_(layer.bias)
 
 
+def cycled(mixers: tuple[dict[str, Any], ...], layers: int | None) -> list[dict[str, Any]]:
+    """One mixer spec per layer."""
+    return [mixers[i % len(mixers)] for i in range(layers or len(mixers))]
+
+
 def complete_spec(spec: dict[str, Any], max_len: int, grid: tuple[int, ...] | None = None) -> dict[str, Any]:
     """The spec with the model's ``max_len``, and its grid's ``ndim`` and ``grid_size``, where the mixer has that option and the spec leaves it open."""
     if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):

@@ -14,8 +14,8 @@ from .. import functional as F
 from ..errors import MixerError
 from ..positions.grid import resize_rows
 from ._images import bound_parts, check_images, refuse_size
-from ._json import from_json, to_json
-from .blocks import MLP, Block, init_linear
+from ._json import Json
+from .blocks import MLP, Block, cycled, init_linear
 from .vit import both_sides, filled, resize_mixers
 
 SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
@@ -24,7 +24,7 @@ STRIDE = 16
 
 
 @dataclass(frozen=True)
-class EAMLPConfig:
+class EAMLPConfig(Json):
     """A classifier in the shell of T2T-ViT as JSON.
 
     Args:
@@ -75,16 +75,7 @@ class EAMLPConfig:
 
     def specs(self) -> list[dict[str, Any]]:
         """One mixer spec per layer."""
-        return [self.mixers[i % len(self.mixers)] for i in range(self.layers)]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; ``EAMLPConfig.from_json`` is the way back."""
-        return to_json(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> EAMLPConfig:
-        """A config from JSON values; unknown fields are refused."""
-        return from_json(cls, data)
+        return cycled(self.mixers, self.layers)
 
 
 class TokenMemory(nn.Module):

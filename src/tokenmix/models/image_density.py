@@ -12,13 +12,14 @@ from torch import Tensor
 from ..errors import MixerError
 from ..mixers import MIXERS, State, mixer_options
 from ..mixers.base import chunk_positions, register_state, token_positions
-from ._json import from_json, to_json
+from ._json import Json
+from .blocks import cycled
 from .sampling import check_sampling, pick_token
-from .trunk import Trunk, check_trunk, cycled
+from .trunk import Trunk, check_trunk
 
 
 @dataclass(frozen=True)
-class ImageDensityConfig:
+class ImageDensityConfig(Json):
     """A density of images as JSON.
 
     Args:
@@ -70,15 +71,6 @@ class ImageDensityConfig:
     def specs(self) -> list[dict[str, Any]]:
         """One mixer spec per layer, with the width of a line where the mixer wants it."""
         return [_with_width(spec, self.line) for spec in cycled(self.mixers, self.layers)]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; ``ImageDensityConfig.from_json`` is the way back."""
-        return to_json(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> ImageDensityConfig:
-        """A config from JSON values; unknown fields are refused."""
-        return from_json(cls, data)
 
 
 @register_state

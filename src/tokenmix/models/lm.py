@@ -11,13 +11,14 @@ from torch import Tensor
 from ..errors import MixerError
 from ..mixers import State
 from ..mixers.base import chunk_positions, register_state, token_positions
-from ._json import from_json, to_json
+from ._json import Json
+from .blocks import cycled
 from .sampling import check_sampling, pick_token
-from .trunk import Trunk, check_trunk, cycled
+from .trunk import Trunk, check_trunk
 
 
 @dataclass(frozen=True)
-class LMConfig:
+class LMConfig(Json):
     """A language model as JSON.
 
     Args:
@@ -52,15 +53,6 @@ class LMConfig:
     def specs(self) -> list[dict[str, Any]]:
         """One mixer spec per layer."""
         return cycled(self.mixers, self.layers)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; ``LMConfig.from_json`` is the way back."""
-        return to_json(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> LMConfig:
-        """A config from JSON values; unknown fields are refused."""
-        return from_json(cls, data)
 
 
 @register_state

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..positions.grid import resize_rows
 from ._images import bound_parts, check_images, refuse_size
-from ._json import from_json, to_json
-from .blocks import Block, init_linear
+from ._json import Json
+from .blocks import Block, cycled, init_linear
 from .vit import POOLS, both_sides, filled, resize_mixers
 
 POSITIONS = ("learned", None)
@@ -24,7 +24,7 @@ PER_STAGE = ("depths", "dims", "patches", "mlp_ratios")
 
 
 @dataclass(frozen=True)
-class PyramidConfig:
+class PyramidConfig(Json):
     """A pyramid of stages as JSON; lists hold one entry per stage, and the defaults are PVT's four (Table 1).
 
     Args:
@@ -105,16 +105,7 @@ class PyramidConfig:
         """One mixer spec per layer."""
         if len(self.mixers) == len(self.depths):
             return [spec for spec, depth in zip(self.mixers, self.depths, strict=True) for _ in range(depth)]
-        return [self.mixers[i % len(self.mixers)] for i in range(self.layers)]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; ``PyramidConfig.from_json`` is the way back."""
-        return to_json(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> PyramidConfig:
-        """A config from JSON values; unknown fields are refused."""
-        return from_json(cls, data)
+        return cycled(self.mixers, self.layers)
 
 
 class Stage(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..mixers import build_mixer
-from ._json import from_json, to_json
+from ._json import Json
 from .blocks import PROJECTIONS, complete_spec, init_linear
 from .pyramid import Pyramid
 from .vit import ViT, both_sides, resizable, resize_mixers
@@ -24,7 +24,7 @@ def external_head() -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class SegmentationConfig:
+class SegmentationConfig(Json):
     """The head as JSON; defaults are EANet's.
 
     Args:
@@ -53,15 +53,6 @@ class SegmentationConfig:
             raise MixerError(f"SegmentationConfig: levels must be rising indices of feature maps, like [1, 2, 3], got {list(self.levels)}.")
         if not 0 <= self.dropout < 1:
             raise MixerError(f"SegmentationConfig: dropout must be in [0, 1), got {self.dropout}.")
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; ``SegmentationConfig.from_json`` is the way back."""
-        return to_json(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> SegmentationConfig:
-        """A config from JSON values; unknown fields are refused."""
-        return from_json(cls, data)
 
 
 class MixerResidual(nn.Module):

@@ -57,11 +57,6 @@ def check_trunk(config: TrunkConfig, *positive: str) -> None:
         raise MixerError(f"{name}: dropout must be in [0, 1), got {config.dropout}.")
 
 
-def cycled(mixers: tuple[dict[str, Any], ...], layers: int | None) -> list[dict[str, Any]]:
-    """One mixer spec per layer."""
-    return [mixers[i % len(mixers)] for i in range(layers or len(mixers))]
-
-
 class Trunk(nn.Module):
     """A stack of causal blocks between an embedding and a head over the same symbols. A model on it says what is embedded and what is predicted.
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..positions.grid import resize_rows, sincos
 from ._images import bound_parts, check_images, refuse_size
-from ._json import from_json, to_json
-from .blocks import Block, init_linear
+from ._json import Json
+from .blocks import Block, cycled, init_linear
 
 POOLS = ("class", "mean")
 POSITIONS = ("learned", "sinusoidal", None)
@@ -23,7 +23,7 @@ ResizeStep = tuple[Any, tuple[int, int], tuple[int, int], int]
 
 
 @dataclass(frozen=True)
-class ViTConfig:
+class ViTConfig(Json):
     """An image classifier as JSON.
 
     Args:
@@ -84,16 +84,7 @@ class ViTConfig:
 
     def specs(self) -> list[dict[str, Any]]:
         """One mixer spec per layer."""
-        return [self.mixers[i % len(self.mixers)] for i in range(self.layers)]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; ``ViTConfig.from_json`` is the way back."""
-        return to_json(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> ViTConfig:
-        """A config from JSON values; unknown fields are refused."""
-        return from_json(cls, data)
+        return cycled(self.mixers, self.layers)
 
 
 class ViT(nn.Module):

@@ -9,14 +9,14 @@ from typing import Any
 from ..data.augment import Augment
 from ..errors import MixerError
 from ..models import ModelConfig
-from ..models._json import from_json, nearest, to_json
+from ..models._json import Json, nearest, to_json
 
 SCHEDULES = ("vaswani", "cosine", "linear", "constant")
 PRECISIONS = ("fp32", "bf16")
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Json):
     """The corpus: a name or path, an optional local copy of enwik8, proportions of the splits, bytes per training sequence."""
 
     source: str = "stdlib"
@@ -25,13 +25,9 @@ class DataConfig:
     seq_len: int = 256
     kind: str = "text"
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return to_json(self)
-
 
 @dataclass(frozen=True)
-class ImageDataConfig:
+class ImageDataConfig(Json):
     """The images: a set's name or a path, an optional local copy of the set, how much of train is held out where the set has no validation split.
 
     Args:
@@ -50,10 +46,6 @@ class ImageDataConfig:
     std: tuple[float, ...] | None = None
     skip_bad_files: bool = False
     kind: str = "images"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return to_json(self)
 
 
 @dataclass(frozen=True)
@@ -125,7 +117,7 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Json):
     """Model, data, optimiser and loop, with the recipe they came from."""
 
     model: ModelConfig
@@ -150,15 +142,6 @@ class RunConfig:
             _check_text(self.data.seq_len, self.model, self.train.stride)
         else:
             _check_images(self.data)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; ``RunConfig.from_json`` is the way back."""
-        return to_json(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> RunConfig:
-        """A config from JSON values; unknown fields and wrong types are refused."""
-        return from_json(cls, data)
 
     def override(self, changes: dict[str, Any]) -> RunConfig:
         """The config with dotted fields replaced: ``{"model.dim": 64, "train.steps": 100}``."""
