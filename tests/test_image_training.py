@@ -195,6 +195,7 @@ def test_a_teacher_and_a_penalty_add_their_losses(tmp_path):
     [
         (vit(classes=7), None, "model.classes=7, but digits has 10 classes; set model.classes=10"),
         (vit(), ImageDataConfig(source="digit"), "digit"),
+        (vit(), ImageDataConfig(source="imagenet"), "give its folder, with train/CLASS"),
         (vit(), ImageDataConfig(smoothing=1.0), "smoothing"),
     ],
 )

@@ -311,5 +311,5 @@ def test_a_download_is_checked_and_kept(tmp_path, monkeypatch, own_cache):
 
 def test_a_failed_download_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setitem(OFFICIAL, "cifar10", [Official((tmp_path / "nothing.tar.gz").as_uri(), 1, "")])
-    with pytest.raises(MixerError, match="could not download .*nothing.tar.gz .* give its path as data.path"):
+    with pytest.raises(MixerError, match="could not download .*nothing.tar.gz .* give its path: --data PATH"):
         open_images("cifar10")

@@ -63,7 +63,8 @@ def data_fields(data: dict[str, Any], given: str) -> dict[str, Any]:
 
     if given in (CORPORA if data["kind"] == "text" else IMAGE_SETS):
         return {"data.source": given}
-    path = str(Path(given).expanduser().resolve())
+    found = Path(given).expanduser()
+    path = str(found.resolve()) if found.exists() else given  # what does not exist is refused by the name it was given
     expected = data["source"] == "enwik8" if data["kind"] == "text" else data["source"] in IMAGE_SETS and data["source"] != "digits"
     return {"data.path": path} if expected else {"data.source": path}
 

@@ -55,11 +55,11 @@ def fetch(name: str, download: bool) -> Path:
         if file.exists():
             continue
         if not download:
-            raise MixerError(f"images: {name} is not in the cache ({file}); give a local copy as data.path, or fetch {official.url}.")
+            raise MixerError(f"images: {name} is not in the cache ({file}); give a local copy (--data PATH), or fetch {official.url}.")
         try:
             write_chunks(file, _checked(official))
         except OSError as why:
-            raise MixerError(f"images: could not download {official.url} ({why}); fetch it elsewhere and give its path as data.path.") from why
+            raise MixerError(f"images: could not download {official.url} ({why}); fetch it elsewhere and give its path: --data PATH.") from why
     return folder if len(OFFICIAL[name]) > 1 else folder / OFFICIAL[name][0].name
 
 

@@ -220,6 +220,8 @@ def matched(config: RunConfig) -> RunConfig:
 
 def open_set(data: ImageDataConfig, channels: int | None) -> ImageData:
     """The images of a config."""
+    if data.source == "imagenet" and not Path("imagenet").exists():
+        raise MixerError("ImageNet cannot be downloaded without its owners' leave; give its folder, with train/CLASS/* and val/CLASS/*, as --data PATH.")
     return open_images(data.source, path=data.path, valid=data.valid, skip_bad_files=data.skip_bad_files, channels=channels)
 
 
