@@ -173,7 +173,9 @@ def test_positions_without_the_class_token_are_split():
 
 
 def test_a_split_tensor_of_timm():
-    timm = pytest.importorskip("timm.models")
+    ensure_torchvision()
+    import timm.models as timm
+
     theirs = timm.VisionTransformer(img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=2, num_classes=2)
     model, report = convert_vit(theirs, {"name": "aft_simple"}, seed=0)
     parts = [f"blocks.0.mixer.{p}_proj.{leaf}" for leaf in ("weight", "bias") for p in "qkv"]

@@ -17,8 +17,9 @@ from tokenmix.hosts import from_hf, from_timm, hf_options, read_weights, timm_op
 from tokenmix.models import MODELS, ViT, ViTConfig, build_model
 
 ensure_torchvision()
-timm = pytest.importorskip("timm")
-transformers = pytest.importorskip("transformers")
+import timm  # noqa: E402  (after the repair)
+import transformers  # noqa: E402
+
 SMALL = {"img_size": (24, 32), "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 5}
 ATTENTION = {"name": "attention", "heads": 4}
 TINY = ViTConfig(dim=32, layers=2, mixers=(ATTENTION,), image_size=(16, 24), patch=8, classes=5)
