@@ -10,6 +10,7 @@ import torch
 
 from cases import CASES
 from tokenmix import MIXERS, MixerError
+from tokenmix._torchvision import ensure_torchvision
 from tokenmix.hosts import RULES, convert_command, convert_vit, read_weights, save_converted, to_hf
 from tokenmix.mixers import CORE, register_mixer
 from tokenmix.models import MODELS, ViTConfig, build_model
