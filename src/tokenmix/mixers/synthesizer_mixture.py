@@ -95,7 +95,8 @@ class SynthesizerMixture(Mixer):
             nn.init.zeros_(self.alpha)
 
     def _tables(self) -> dict[str, synth.Tables]:
-        return {name: () if (part := self._modules[name]) is None else part.tables() for name in synth.LOGITS}  # type: ignore[operator]  # parts have it
+        parts: Any = self._modules  # a name bound within the comprehension would stop torch.compile
+        return {name: () if parts[name] is None else parts[name].tables() for name in synth.LOGITS}
 
     def _weights(self, x: Tensor) -> Tensor:
         return x.new_zeros(0) if self.alpha is None else self.alpha
