@@ -32,6 +32,6 @@ def ensure_torchvision() -> bool:
     for schema in SCHEMAS:
         library.define(schema)
     _kept.append(library)
-    import torchvision  # noqa: F401
+    import torchvision  # noqa: F401  (for whoever imports it next)
 
     return True

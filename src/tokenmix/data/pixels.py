@@ -37,7 +37,7 @@ class PixelSampler:
         augment: ``flip``, ``shift`` and ``repeats`` only.
     """
 
-    def __init__(self, split: ImageSplit, *, size: tuple[int, int], channels: int, batch_size: int, seed: int = 0, augment: Augment = Augment()):  # noqa: B008
+    def __init__(self, split: ImageSplit, *, size: tuple[int, int], channels: int, batch_size: int, seed: int = 0, augment: Augment = Augment()):  # noqa: B008  (frozen)
         other = [n for n in Augment.__dataclass_fields__ if n not in (*ALLOWED, "pad") and getattr(augment, n) != getattr(Augment(), n)]
         if other:
             raise MixerError(f"PixelSampler: {other[0]}={getattr(augment, other[0])!r} would change what is modelled; it takes {', '.join(ALLOWED)}.")

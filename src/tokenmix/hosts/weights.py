@@ -215,7 +215,7 @@ def _weights(
     spec = {"name": "attention", "heads": heads} | ({} if bias else {"qkv_bias": False})
     config = ViTConfig(
         dim=dim,
-        layers=1 + max(int(NUMBER.search(name)[0]) for name in state if name.startswith("blocks.")),  # type: ignore[index]
+        layers=1 + max(int(NUMBER.search(name)[0]) for name in state if name.startswith("blocks.")),  # type: ignore[index]  # these names have one
         mixers=(spec,),
         image_size=image_size,
         patch=patch,

@@ -151,7 +151,7 @@ def key_maps(model: nn.Module, images: Tensor) -> dict[int, Tensor]:
             with torch.no_grad():
                 keys = project(layer.x)
             if keys.shape[:2] == layer.x.shape[:2]:
-                found[i] = on_grid(_per_head(layer.mixer, keys), grid_of(model, images), T - _patches(model, images))  # type: ignore[arg-type]
+                found[i] = on_grid(_per_head(layer.mixer, keys), grid_of(model, images), T - _patches(model, images))  # type: ignore[arg-type]  # mixers all
     if not found:
         raise MixerError(f"key_maps: no layer projects a key for each token ({_kinds(model)}); AFT, Hydra and attention do.")
     return found

@@ -32,7 +32,7 @@ def vision_section(run_or_model: Run | nn.Module, images: Tensor, names: Sequenc
     """
     model = load_model(run_or_model) if isinstance(run_or_model, Run) else run_or_model
     if model is None:
-        raise MixerError(f"vision_section: the run {run_or_model.path} has no checkpoint yet.")  # type: ignore[union-attr]
+        raise MixerError(f"vision_section: the run {run_or_model.path} has no checkpoint yet.")  # type: ignore[union-attr]  # a run, or there were a model
     model = check_vit(model, "vision_section")
     names = [f"image {b}" for b in range(len(images))] if names is None else list(names)
     if not len(images) or len(names) != len(images):
