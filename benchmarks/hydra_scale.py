@@ -88,9 +88,15 @@ def main() -> None:
         print(label, f"T={entry['tokens']}")
         for name, row in entry["rows"].items():
             print(f"  {name:24}{row['seconds']:8.3f} s  {row['ratio_to_fused']:5.2f}x  {row['peak_MiB']:8.0f} MiB  {row['GMACs']:8.1f} GMACs", flush=True)
+        keep(found)
     found["heads"] = by_heads()
     for name, row in found["heads"].items():
         print(f"{name:18}", "  ".join(f"{h}: {'does not fit' if m is None else f'{m:.0f}'}" for h, m in row.items()), "MiB")
+    keep(found)
+
+
+def keep(found: dict[str, Any]) -> None:
+    """Write what has been measured so far."""
     RESULTS.joinpath("hydra_scale.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
