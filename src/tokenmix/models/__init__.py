@@ -11,6 +11,7 @@ from ..errors import MixerError
 from ._json import from_json, nearest
 from .blocks import MLP as MLP
 from .blocks import Block as Block
+from .blocks import evaluating as evaluating
 from .eamlp import EAMLP as EAMLP
 from .eamlp import EAMLPConfig as EAMLPConfig
 from .image_density import ImageDensity as ImageDensity
@@ -45,7 +46,7 @@ def config_from_json(data: Any) -> Any:
     """A model's config from JSON values, of the class its ``kind`` names."""
     kind = data.get("kind") if isinstance(data, dict) else None
     if kind not in KINDS:
-        raise MixerError(f"config: a model's kind must be one of {', '.join(KINDS)}, got {kind!r}.")
+        raise MixerError(f"config: there is no model of kind {kind!r}; known: {', '.join(KINDS)}.")
     return from_json(KINDS[kind][0], data)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .. import functional as F
 from ..errors import MixerError
 from ..positions.grid import resize_rows
-from ._images import bound_parts, check_images, refuse_size
+from ._images import bound_parts, check_images, image_block, refuse_size
 from ._json import Json
 from .blocks import MLP, Block, cycled, init_linear
 from .vit import both_sides, filled, resize_mixers
@@ -174,17 +174,12 @@ class EAMLP(nn.Module):
             self.project = nn.Linear(config.token_dim * SPLITS[2][0] ** 2, config.dim)
             self.class_token = nn.Parameter(torch.empty(config.dim))
             self.register_buffer("positions", torch.empty(1 + prod(self.grid), config.dim))
-            self.blocks: Any = nn.ModuleList(self._block(spec, i) for i, spec in enumerate(config.specs()))
+            sizes: dict[str, Any] = {"dim": config.dim, "mlp_ratio": config.mlp_ratio, "tokens": 1 + prod(self.grid), "grid": self.grid}
+            self.blocks: Any = nn.ModuleList(image_block(config, i, **sizes) for i in range(config.layers))
             self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
             self.head = nn.Linear(config.dim, config.classes) if config.classes else None
             self.dropout = nn.Dropout(config.dropout)
         self.reset_parameters()
-
-    def _block(self, spec: dict[str, Any], layer: int) -> Block:
-        c = self.config
-        options: dict[str, Any] = {"mlp_ratio": c.mlp_ratio, "norm_eps": c.norm_eps, "dropout": c.dropout}
-        drop_path = c.drop_path * layer / max(c.layers - 1, 1)
-        return Block(c.dim, spec, causal=False, max_len=1 + prod(self.grid), grid=self.grid, drop_path=drop_path, **options)
 
     @property
     def grid(self) -> tuple[int, int]:

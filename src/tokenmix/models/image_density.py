@@ -13,7 +13,7 @@ from ..errors import MixerError
 from ..mixers import MIXERS, State, mixer_options
 from ..mixers.base import chunk_positions, register_state, token_positions
 from ._json import Json
-from .blocks import cycled
+from .blocks import cycled, evaluating
 from .sampling import check_sampling, pick_token
 from .trunk import Trunk, check_trunk
 
@@ -118,7 +118,7 @@ class ImageDensity(Trunk):
     @torch.no_grad()
     def bits(self, tokens: Tensor) -> Tensor:
         """Bits per dimension of images as tokens (B, N) -> (B,) float64: -1/N sum_n log2 p(x_n | x_<n), summed in float64, without dropout."""
-        with self.evaluating():
+        with evaluating(self):
             logits = self(tokens)
         found = torch.empty(tokens.shape[0], dtype=torch.float64, device=tokens.device)
         for i, (row, image) in enumerate(zip(logits, tokens.long(), strict=True)):  # one by one: 3072 x 256 numbers in float64 are 6 MB
@@ -201,7 +201,7 @@ class ImageDensity(Trunk):
         check_sampling(temperature, top_k, top_p)
         generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
         out, left = [tokens], self.max_len - tokens.shape[1]
-        with self.evaluating():
+        with evaluating(self):
             state = self.init_state(len(tokens))
             if left and tokens.shape[1]:
                 _, state = self.extend(tokens, state)

@@ -12,7 +12,7 @@ from ..errors import MixerError
 from ..mixers import State
 from ..mixers.base import chunk_positions, register_state, token_positions
 from ._json import Json
-from .blocks import cycled
+from .blocks import cycled, evaluating
 from .sampling import check_sampling, pick_token
 from .trunk import Trunk, check_trunk
 
@@ -133,7 +133,7 @@ class LM(Trunk):
         check_sampling(temperature, top_k, top_p)
         self._check_prompt(tokens, n, key_mask)
         generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
-        with self.evaluating():
+        with evaluating(self):
             logits, state = self.prefill(tokens, key_mask=key_mask)
             out = [tokens]
             for i in range(n):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..positions.grid import resize_rows
-from ._images import bound_parts, check_images, refuse_size
+from ._images import bound_parts, check_images, image_block, refuse_size
 from ._json import Json
 from .blocks import Block, cycled, init_linear
 from .vit import POOLS, both_sides, filled, resize_mixers
@@ -125,11 +125,8 @@ class Stage(nn.Module):
         rows = self.prefix + prod(grid)
         self.positions = nn.Parameter(torch.empty(rows, dim)) if config.positions == "learned" else None
         first = sum(config.depths[:index])
-        options: dict[str, Any] = {"mlp_ratio": config.mlp_ratios[index], "norm_eps": config.norm_eps, "dropout": config.dropout}
-        self.blocks: Any = nn.ModuleList()
-        for layer in range(first, first + config.depths[index]):
-            drop_path = config.drop_path * layer / max(config.layers - 1, 1)
-            self.blocks.append(Block(dim, config.specs()[layer], causal=False, max_len=rows, grid=grid, drop_path=drop_path, **options))
+        sizes: dict[str, Any] = {"dim": dim, "mlp_ratio": config.mlp_ratios[index], "tokens": rows, "grid": grid}
+        self.blocks: Any = nn.ModuleList(image_block(config, first + i, **sizes) for i in range(config.depths[index]))
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -124,16 +122,6 @@ class Trunk(nn.Module):
             low, high = (int(n) for n in tokens.aminmax())
             if low < 0 or high >= self.vocab:
                 raise MixerError(f"{name}: tokens must be in 0..{self.vocab - 1}, got {low} to {high}.")
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Evaluation mode inside, the mode that was afterwards."""
-        was_training = self.training
-        self.eval()
-        try:
-            yield
-        finally:
-            self.train(was_training)
 
     def _placed(self, x: Tensor, at: Tensor) -> Tensor:
         return self.dropout(x if self.positions is None else x + self.positions(at))

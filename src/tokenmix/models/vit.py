@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..positions.grid import resize_rows, sincos
-from ._images import bound_parts, check_images, refuse_size
+from ._images import bound_parts, check_images, image_block, refuse_size
 from ._json import Json
-from .blocks import Block, cycled, init_linear
+from .blocks import cycled, init_linear
 
 POOLS = ("class", "mean")
 POSITIONS = ("learned", "sinusoidal", None)
@@ -106,17 +106,12 @@ class ViT(nn.Module):
             self.registers = nn.Parameter(torch.empty(config.registers, config.dim)) if config.registers else None
             rows = prod(config.grid) + (config.pool == "class")
             self.positions = nn.Parameter(torch.empty(rows, config.dim)) if config.positions == "learned" else None
-            self.blocks: Any = nn.ModuleList(self._block(spec, i) for i, spec in enumerate(config.specs()))
+            sizes: dict[str, Any] = {"dim": config.dim, "mlp_ratio": config.mlp_ratio, "tokens": config.prefix + prod(config.grid), "grid": config.grid}
+            self.blocks: Any = nn.ModuleList(image_block(config, i, **sizes) for i in range(config.layers))
             self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
             self.head = nn.Linear(config.dim, config.classes) if config.classes else None
             self.dropout = nn.Dropout(config.dropout)
         self.reset_parameters()
-
-    def _block(self, spec: dict[str, Any], layer: int) -> Block:
-        c = self.config
-        options: dict[str, Any] = {"mlp_ratio": c.mlp_ratio, "norm_eps": c.norm_eps, "dropout": c.dropout}
-        drop_path = c.drop_path * layer / max(c.layers - 1, 1)
-        return Block(c.dim, spec, causal=False, max_len=c.prefix + prod(c.grid), grid=c.grid, drop_path=drop_path, **options)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -178,7 +173,7 @@ class ViT(nn.Module):
         check_images("ViT", images, self.config.channels)
         patches = self.patch(filled(images, self.config.patch))
         grid = (patches.shape[2], patches.shape[3])
-        if self.fixed_size and grid != self.grid:
+        if grid != self.grid and self.fixed_size:
             parts = bound_parts(self.blocks, "learned positions" if self.positions is not None else "")
             refuse_size("ViT", images, self.config.image_size, self.config.patch, parts)
         x = patches.flatten(2).transpose(1, 2)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..mixers.aft import AFTFull, AFTLocal
 from ..mixers.attention import Attention
-from ..models import ViT
+from ..models import ViT, evaluating
 
 CHUNK = 8  # images at once where every pair of tokens is held
 
@@ -78,13 +78,8 @@ def look_into(model: nn.Module, images: Tensor) -> list[Layer]:
 @contextmanager
 def reading(model: nn.Module) -> Iterator[None]:
     """Without dropout and without gradients; the model's mode comes back after."""
-    training = model.training
-    try:
-        with torch.no_grad():
-            model.eval()
-            yield
-    finally:
-        model.train(training)
+    with torch.no_grad(), evaluating(model):
+        yield
 
 
 def on_grid(values: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:

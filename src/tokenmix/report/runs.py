@@ -98,14 +98,12 @@ def load_model(run: Run) -> Any:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from ..models import KINDS, build_model
+    from ..models import build_model, config_from_json
 
-    config = run.config["model"]
-    kind = config.get("kind", "lm")
-    if kind not in KINDS:
-        raise MixerError(f"report: {run.path / 'config.json'} holds a model of kind {kind!r}; known: {', '.join(KINDS)}.")
-    reader: Any = KINDS[kind][0]
-    model = build_model(reader.from_json(config))
+    try:
+        model = build_model(config_from_json({"kind": "lm", **run.config["model"]}))
+    except MixerError as why:
+        raise MixerError(f"report: {run.path / 'config.json'}: {why}") from None
     try:
         weights = load_file(run.weights)
     except (SafetensorError, OSError) as why:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
+from ..models import evaluating
 from .task import autocast
 
 
@@ -68,15 +69,12 @@ def evaluate(
         raise MixerError(f"evaluate: stride must be in 1..seq_len={seq_len}, got {stride}.")
     if len(data) < 2:
         raise MixerError(f"evaluate: needs at least 2 bytes, got {len(data)}.")
-    began, was_training = time.perf_counter(), model.training
+    began = time.perf_counter()
     device = next(model.parameters()).device
     bits = torch.zeros((), dtype=torch.float64, device=device)
-    model.eval()
-    try:
+    with evaluating(model):
         for batch in _batched(windows(len(data), seq_len, stride), batch_size):
             bits += _score(model, data, batch, device, precision)
-    finally:
-        model.train(was_training)
     vocab = getattr(getattr(model, "config", None), "vocab", 256)
     total = bits.item() / math.log(2) + math.log2(vocab)
     return EvalResult(total / len(data), len(data), min(seq_len, len(data) - 1), stride, time.perf_counter() - began)

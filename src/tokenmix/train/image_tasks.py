@@ -16,6 +16,7 @@ from ..data.augment import ImageSampler, eval_batches, stream
 from ..data.images import ImageData, open_images
 from ..data.pixels import PixelSampler, pixel_batches, to_pixels
 from ..errors import MixerError
+from ..models import evaluating
 from .config import ImageDataConfig, RunConfig
 from .task import Task, autocast
 from .text_task import streaming_cost
@@ -136,19 +137,12 @@ class ClassifyTask(ImageTask):
         return ClassScore(right / n, within / n, nats / n, n, sides, time.perf_counter() - began)
 
     def _answers(self, model: Any, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-        device, was_training = next(model.parameters()).device, model.training
-        model.eval()
-        try:
+        device = next(model.parameters()).device
+        with evaluating(model):
             for images, labels in batches:
                 with autocast(device, self.train.precision):
                     logits = model(images.to(device))
                 yield logits.float(), labels.to(device)
-        finally:
-            model.train(was_training)
-
-    def inputs(self, split: str, n: int) -> Tensor:
-        options = {**self.pixels, "batch_size": n, "image_size": self.model.image_size, "channels": self.model.channels, "limit": n}
-        return next(iter(eval_batches(self.images.split(split), **options)))[0]
 
 
 class DensityTask(ImageTask):
@@ -174,16 +168,12 @@ class DensityTask(ImageTask):
     def evaluate(self, model: Any, split: str, *, max_images: int | None = None) -> DensityScore:
         began = time.perf_counter()
         options = {"batch_size": self.train.eval_batch, "size": self.model.size, "channels": self.model.channels, "limit": max_images}
-        device, was_training = next(model.parameters()).device, model.training
-        bits, n = 0.0, 0
-        model.eval()
-        try:
+        device, bits, n = next(model.parameters()).device, 0.0, 0
+        with evaluating(model):
             for tokens in pixel_batches(self.images.split(split), **options):
                 with autocast(device, self.train.precision):
                     bits += float(model.bits(tokens.to(device)).double().sum())
                 n += len(tokens)
-        finally:
-            model.train(was_training)
         return DensityScore(bits / n, n, math.prod(self.model.size) * self.model.channels, time.perf_counter() - began)
 
     def sample(self, model: Any, folder: Path, step: int) -> None:

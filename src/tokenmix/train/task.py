@@ -80,10 +80,6 @@ class Task(ABC):
         """What env.json records of the model beside its parameters."""
         return {}
 
-    def inputs(self, split: str, n: int) -> Tensor:
-        """A few inputs of a split for pictures."""
-        raise NotImplementedError
-
 
 def open_task(config: RunConfig) -> Task:
     """The task of a config, its data opened."""

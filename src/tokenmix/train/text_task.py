@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..data import Corpus, Sampler, open_corpus
 from ..errors import MixerError
 from ..mixers import state_bytes
+from ..models import evaluating
 from .config import DataConfig, RunConfig
 from .evaluate import EvalResult, evaluate
 from .task import Task
@@ -81,10 +82,6 @@ class TextTask(Task):
     def model_facts(self, model: Any) -> dict[str, Any]:
         return streaming_cost(model)
 
-    def inputs(self, split: str, n: int) -> Tensor:
-        length = self.data.seq_len
-        return self.corpus.split(split)[: n * length].view(-1, length).long()
-
 
 def continue_bytes(model: Any, prompt: bytes, n: int, **sampling: Any) -> bytes:
     """The prompt and n more bytes."""
@@ -98,9 +95,7 @@ def continue_bytes(model: Any, prompt: bytes, n: int, **sampling: Any) -> bytes:
 def streaming_cost(model: Any, context: int = 1024) -> dict[str, int]:
     """Bytes of streaming state one row holds after ``context`` tokens (fewer where the model is shorter)."""
     length = min(context, model.max_len or context)
-    was_training = model.training
-    model.eval()
     device = next(model.parameters()).device
-    _, state = model.extend(torch.zeros(1, length, dtype=torch.long, device=device), model.init_state(1))
-    model.train(was_training)
+    with evaluating(model):
+        _, state = model.extend(torch.zeros(1, length, dtype=torch.long, device=device), model.init_state(1))
     return {"state_bytes_per_row": state_bytes(state), "state_context": length}
