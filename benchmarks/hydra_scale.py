@@ -1,10 +1,11 @@
 """Hydra attention at scale (arXiv 2209.07484): the whole DeiT-B from 224 to 1920 x 1088, and memory against the number of heads (Fig. 2).
 
-    python benchmarks/hydra_scale.py [--budget 30] [--threads 2]
+    python benchmarks/hydra_scale.py [--budget 30] [--threads 2] [--again]
 
 First table: seconds and peak memory of one image through DeiT-B with softmax attention (torch's fused SDPA; unfused products, as the paper compared with),
 Hydra in the last two layers and Hydra in all, in turns in one process. Second: peak memory of a forward and backward pass of one DeiT-B block at 224, batch
-8, with softmax attention and with linear attention, from 1 to 768 heads. Written to benchmarks/results/hydra_scale.json.
+8, with softmax attention and with linear attention, from 1 to 768 heads. Written to benchmarks/results/hydra_scale.json after each size; what stands there
+from a machine of this kind is not measured again, unless with --again.
 """
 
 from __future__ import annotations
@@ -79,20 +80,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", type=float, default=30.0, help="seconds of measuring per size")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--again", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    found: dict[str, Any] = {"machine": machine(), "threads": given.threads, "dtype": "float32", "sizes": {}}
+    common = {"machine": machine(), "threads": given.threads, "dtype": "float32"}
+    found = {"sizes": {}, **common} if given.again else kept(common)
     for size in SIZES:
         label = f"{size[1]}x{size[0]}"
-        found["sizes"][label] = entry = at_size(size, given.budget)
-        print(label, f"T={entry['tokens']}")
-        for name, row in entry["rows"].items():
+        if label not in found["sizes"]:
+            found["sizes"][label] = at_size(size, given.budget)
+            keep(found)
+        print(label, f"T={found['sizes'][label]['tokens']}")
+        for name, row in found["sizes"][label]["rows"].items():
             print(f"  {name:24}{row['seconds']:8.3f} s  {row['ratio_to_fused']:5.2f}x  {row['peak_MiB']:8.0f} MiB  {row['GMACs']:8.1f} GMACs", flush=True)
+    if "heads" not in found:
+        found["heads"] = by_heads()
         keep(found)
-    found["heads"] = by_heads()
     for name, row in found["heads"].items():
         print(f"{name:18}", "  ".join(f"{h}: {'does not fit' if m is None else f'{m:.0f}'}" for h, m in row.items()), "MiB")
-    keep(found)
+
+
+def kept(common: dict[str, Any]) -> dict[str, Any]:
+    """What an earlier run on this machine has written, or a beginning."""
+    path = RESULTS.joinpath("hydra_scale.json")
+    found = json.loads(path.read_text()) if path.exists() else {}
+    alike = [
+        {"threads": one.get("threads"), **{name: one.get("machine", {}).get(name) for name in ("device", "cores", "torch", "kernels")}}
+        for one in (found, common)
+    ]
+    return found if alike[0] == alike[1] else {"sizes": {}, **common}
 
 
 def keep(found: dict[str, Any]) -> None:
