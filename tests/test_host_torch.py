@@ -139,7 +139,8 @@ def test_softmax_attention_over_a_context_and_unbatched(bias):
     mask = torch.rand(T, 5) < 0.5
     mask[:, 0] = False
     for given in ({}, {"attn_mask": mask}, {"key_padding_mask": off[1]}, {"attn_mask": mask.expand(HEADS, T, 5)}):
-        for y, want in zip(ours(x[0], memory[0], memory[0], **given), theirs(x[0], memory[0], memory[0], **given), strict=True):
+        one = memory[0]
+        for y, want in zip(ours(x[0], one, one, **given), theirs(x[0], one, one, **given), strict=True):
             torch.testing.assert_close(y, want, rtol=1e-6, atol=1e-6)
 
 
