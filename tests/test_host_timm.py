@@ -21,8 +21,8 @@ from timm.models import create_feature_extractor, load_checkpoint  # noqa: E402
 from timm.models.vision_transformer import VisionTransformer  # noqa: E402
 from timm.optim import create_optimizer_v2, param_groups_layer_decay  # noqa: E402
 
-from tokenmix.hosts.timm import MODEL_NAMES, MixerAttention, attention_class, checkpoint_filter  # noqa: E402
-from tokenmix.models import MODELS, ViTConfig, build_model  # noqa: E402
+from tokenmix.hosts.timm import MODEL_NAMES, PYRAMID_NAMES, MixerAttention, attention_class, checkpoint_filter  # noqa: E402
+from tokenmix.models import MODELS, PyramidConfig, ViTConfig, build_model  # noqa: E402
 
 SHELL = {"img_size": (16, 12), "patch_size": 4, "embed_dim": 16, "num_heads": 2, "num_classes": 5}
 SMALL = {**SHELL, "depth": 2}
@@ -104,12 +104,12 @@ def test_registered_models_have_the_papers_shapes(name):
     assert name in timm.list_models("deit_*", module="vision_transformer")
 
 
-def test_every_vit_of_ours_is_registered_and_none_of_timms_is_lost():
-    assert set(MODEL_NAMES.values()) == {name for name, config in MODELS.items() if isinstance(config, ViTConfig)}
+def test_every_vit_and_pyramid_of_ours_is_registered_and_none_of_timms_is_lost():
+    assert {*MODEL_NAMES.values(), *PYRAMID_NAMES.values()} == {n for n, config in MODELS.items() if isinstance(config, (ViTConfig, PyramidConfig))}
     assert type(timm.create_model("deit_tiny_patch16_224", depth=1)) is VisionTransformer
     code = "import warnings; warnings.simplefilter('error', UserWarning); from tokenmix._torchvision import ensure_torchvision; ensure_torchvision(); "
     code += "import timm; before = set(timm.list_models()); import tokenmix.hosts.timm as h; "
-    code += "assert set(timm.list_models()) - before == set(h.MODEL_NAMES) and not before & set(h.MODEL_NAMES)"
+    code += "assert set(timm.list_models()) - before == {*h.MODEL_NAMES, *h.PYRAMID_NAMES}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -290,7 +290,7 @@ def test_timms_options_reach_the_mixer():
     model = timm.create_model("deit_tiny_patch16_224", **SMALL, qkv_bias=False, proj_bias=False, attn_layer=attention_class("linear"))
     mixer = model.blocks[0].attn.mixer
     assert (mixer.heads, mixer.q_proj.bias, mixer.out_proj.bias) == (2, None, None)
-    assert abs(float(mixer.q_proj.weight.std()) - 0.02) < 0.005
+    assert abs(float(mixer.q_proj.weight.detach().std()) - 0.02) < 0.005
     dtype = timm.create_model("deit_tiny_patch16_224", **SMALL, attn_layer=attention_class("linear"), dtype=torch.bfloat16).blocks[0].attn.mixer.q_proj.weight
     assert dtype.dtype == torch.bfloat16
 
@@ -355,6 +355,76 @@ def test_timm_missing_or_old(broken, why):
     assert why in last, done.stderr
     assert "pip install" in last
     assert "tokenmix[vision]" in last
+
+
+def test_compiled_whole():
+    model, x = small("aft_full"), images()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(model, backend="aot_eager", fullgraph=True)(x), model(x))
+
+
+PYRAMID = {"depths": (1, 2), "dims": (8, 16), "patches": (4, 2), "mlp_ratios": (2.0, 2.0), "img_size": 32, "num_classes": 5}
+STAGES = ({"name": "spatial_reduction", "heads": 1, "ratio": 2}, {"name": "aft_full", "rank": 3})
+
+
+def pyramid(**options):
+    torch.manual_seed(0)
+    return noisy(timm.create_model("pvt_tiny", mixers=STAGES, **{**PYRAMID, **options}).eval())
+
+
+def test_a_pyramid_is_ours():
+    fields = {name: PYRAMID[name] for name in ("depths", "dims", "patches", "mlp_ratios")}
+    source = build_model(PyramidConfig(**fields, mixers=STAGES, image_size=32, classes=5)).eval()
+    model, x = pyramid(), images(size=(32, 32))
+    model.load_state_dict(source.state_dict())
+    torch.testing.assert_close(model(x), source(x), rtol=0, atol=0)
+    final, maps = model.forward_intermediates(x)
+    torch.testing.assert_close(final, source.forward_features(x), rtol=0, atol=0)
+    for one, other in zip(maps, source.feature_maps(x), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    features = timm.create_model("pvt_tiny", mixers=STAGES, **PYRAMID, features_only=True, out_indices=(1,)).eval()
+    features.model.load_state_dict({n: t for n, t in source.state_dict().items() if n in features.model.state_dict()})
+    assert (features.feature_info.channels(), features.feature_info.reduction()) == ([16], [8])
+    torch.testing.assert_close(features(x)[0], maps[1], rtol=0, atol=0)
+
+
+def test_a_pyramid_trains_and_changes_its_head():
+    model, x, grads = pyramid(drop_rate=0.0).train(), images(size=(32, 32)), []
+    for on in (False, True):
+        model.set_grad_checkpointing(on)
+        model.zero_grad()
+        SoftTargetCrossEntropy()(model(x), torch.full((2, 5), 0.2)).backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b)
+    groups = param_groups_layer_decay(model, weight_decay=0.05, layer_decay=0.5, no_weight_decay_list=model.no_weight_decay())
+    scale = {id(p): (g["lr_scale"], g["weight_decay"]) for g in groups for p in g["params"]}
+    named = {n: scale[id(p)] for n, p in model.named_parameters()}
+    assert named["head.weight"] == (1.0, 0.05)
+    steps = [named[f"stages.{i}.blocks.{j}.mlp.up.weight"][0] for i, j in ((0, 0), (1, 0), (1, 1))]
+    assert steps[0] * 4 == steps[1] * 2 == steps[2] < 1.0
+    assert named["stages.0.patch.weight"][0] < steps[0]
+    assert named["stages.1.patch.weight"][0] < steps[2]
+    assert named["stages.1.class_token"][1] == named["stages.0.positions"][1] == 0.0
+    model.reset_classifier(3)
+    assert model.eval()(x).shape == (2, 3)
+    model.set_input_size((32, 64))
+    assert model(images(size=(32, 64))).shape == (2, 3)
+    model.reset_classifier(0)
+    assert model(images(size=(32, 64))).shape == (2, model.num_features)
+    assert pyramid(global_pool="avg", in_chans=1)(torch.randn(1, 1, 32, 32)).shape == (1, 5)
+    with pytest.raises(MixerError, match="was built with global_pool='token', got 'avg'"):
+        model.reset_classifier(3, "avg")
+    with pytest.raises(MixerError, match="choose 'token' or 'avg'"):
+        pyramid(global_pool="max")
+
+
+@pytest.mark.parametrize("name", PYRAMID_NAMES)
+def test_registered_pyramids_have_the_papers_shapes(name):
+    with torch.device("meta"):
+        model, source = timm.create_model(name), build_model(name)
+    assert {n: p.shape for n, p in model.state_dict().items()} == {n: p.shape for n, p in source.state_dict().items()}
+    assert model.feature_info[-1] == {"module": "stages.3", "num_chs": 512, "reduction": 32}
 
 
 def test_the_shell_is_chosen_by_name():

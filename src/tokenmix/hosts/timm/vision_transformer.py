@@ -5,6 +5,7 @@ The names start with ``deit_`` and this module is called ``vision_transformer``,
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -92,6 +93,10 @@ class MixerVisionTransformer(VisionTransformer):
                 if not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)):
                     found |= {".".join(filter(None, (f"blocks.{i}.attn", module_name, name))) for name, _ in module.named_parameters(recurse=False)}
         return found
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """For ``torch.jit.script``, which puts traces in the place of mixers: into a copy with the same parameters, not into this model."""
+        return copy.deepcopy(self, {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())})
 
 
 def checkpoint_filter(state: dict[str, Any], model: Any) -> dict[str, Tensor]:
