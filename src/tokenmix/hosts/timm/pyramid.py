@@ -28,7 +28,8 @@ class MixerPyramid(Pyramid):
         config: what the arguments below leave open.
         img_size, in_chans, num_classes, drop_rate, drop_path_rate: as in timm.
         global_pool: "token", a class token in the last stage, or "avg".
-        mixers, depths, dims, patches, mlp_ratios: as in ``PyramidConfig``.
+        mixers: as in ``PyramidConfig``; one spec need not be in a list.
+        depths, dims, patches, mlp_ratios: as in ``PyramidConfig``.
         device, dtype: of the parameters.
     """
 
@@ -48,6 +49,8 @@ class MixerPyramid(Pyramid):
     ):
         if global_pool not in POOLS:
             raise MixerError(f"MixerPyramid: global_pool={global_pool!r} is unknown; choose 'token' or 'avg'.")
+        if isinstance(fields.get("mixers"), dict):
+            fields["mixers"] = (fields["mixers"],)
         size = {} if img_size is None else {"image_size": img_size}
         head: dict[str, Any] = {"channels": in_chans, "classes": num_classes, "pool": POOLS[global_pool]}
         super().__init__(replace(config, **size, **head, dropout=drop_rate, drop_path=drop_path_rate, **fields))
