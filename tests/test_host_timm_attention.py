@@ -44,6 +44,15 @@ def test_timms_options_reach_the_mixer():
     assert dtype.dtype == torch.bfloat16
 
 
+def test_what_is_no_projection_begins_as_the_mixer_says():
+    """timm draws every linear layer anew; those inside of a mixer are the mixer's own matter."""
+    classes = attention_class("longformer", window=4, global_tokens=1), attention_class("axial", grid=GRID, heads=2, width=None)
+    longformer, axial = (timm.create_model("deit_tiny_patch16_224", **SMALL, attn_layer=c).blocks[0].attn.mixer for c in classes)
+    for twin, source in ((longformer.q_global, longformer.q_proj), (longformer.v_global, longformer.v_proj)):
+        torch.testing.assert_close(twin.weight, source.weight, rtol=0, atol=0)
+    assert float(axial.stage_2.bias.detach().abs().max()) > 0.0
+
+
 def test_masks():
     x, keep = torch.randn(2, 5, 16), torch.rand(2, 5) < 0.6
     keep[:, 0] = True
