@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from ...errors import MixerError
 from ...models import MODELS, ViTConfig
+from ...models._images import both_sides, resizable, resize_mixers
 from ...models.blocks import cycled
-from ...models.vit import both_sides, resizable, resize_mixers
 from .._names import TIMM, split_qkv, their_name
 from ..export import timm_options
 from .attention import Grid, attention_class
