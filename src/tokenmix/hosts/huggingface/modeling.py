@@ -3,7 +3,6 @@
 transformers reads class annotations at run time, so this file has no ``from __future__ import annotations``.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,9 +15,9 @@ from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from ...errors import MixerError
-from ...mixers import Mixer
 from ...models import ViT
 from ...positions import LearnedPositions
+from .beginning import anew
 from .cache import TokenMixStateLayer, state_layers
 from .configuration import TokenMixConfig
 from .layers import TokenMixLayer
@@ -42,22 +41,11 @@ class TokenMixPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         std = self.config.initializer_range
         if isinstance(module, TokenMixLayer):
-            _anew(module, lambda: module.reset_parameters(std, std / (2 * self.config.num_hidden_layers) ** 0.5))
+            anew(module, lambda: module.reset_parameters(std, std / (2 * self.config.num_hidden_layers) ** 0.5))
         elif isinstance(module, (ViT, LearnedPositions)):
-            _anew(module, module.reset_parameters)
-        elif not isinstance(module, Mixer):  # its layer begins it anew
+            anew(module, module.reset_parameters)
+        elif not getattr(module, "begun_by_owner", False):
             super()._init_weights(module)
-
-
-def _anew(module: nn.Module, reset: Callable[[], None]) -> None:
-    """Initialise a module, except for what transformers has loaded from a file and marked."""
-    tensors = [*module.parameters(), *module.buffers()]
-    loaded = [(t, t.clone()) for t in tensors if getattr(t, "_is_hf_initialized", False)]
-    if len(loaded) == len(tensors):
-        return
-    reset()
-    for tensor, value in loaded:
-        tensor.copy_(value)
 
 
 class TokenMixModel(TokenMixPreTrainedModel):
