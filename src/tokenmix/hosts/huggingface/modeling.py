@@ -37,6 +37,9 @@ class TokenMixPreTrainedModel(PreTrainedModel):
     _is_stateful = True  # a state cannot be cropped, so transformers refuses assisted decoding
     _can_record_outputs = {"hidden_states": TokenMixLayer}
 
+    def _initialize_weights(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        super()._initialize_weights(module)  # as a family of transformers' own: of others, modules without parameters of their own are passed over
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         std = self.config.initializer_range
