@@ -329,6 +329,8 @@ def test_what_a_state_cannot_do_is_refused():
         model(x[:1], past_key_values=cache)
     with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
         model.generate(x[:1], assistant_model=causal("aft"), max_new_tokens=3)
+    with pytest.raises(MixerError, match="expects an EncoderDecoderCache of two caches"):
+        seq2seq()(x, decoder_input_ids=x, past_key_values=transformers.DynamicCache(config=seq2seq().decoder.config))
     with pytest.raises(MixerError, match="is not causal and keeps no cache"):
         host.TokenMixModel(config("aft"))(x, use_cache=True)
 

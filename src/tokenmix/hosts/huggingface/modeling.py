@@ -154,6 +154,9 @@ class TokenMixModel(TokenMixPreTrainedModel):
         if cache is None:
             return None
         n, who = len(self.layers), type(self).__name__
+        if isinstance(cache, EncoderDecoderCache) != (self.config.cross_mixers is not None):
+            wanted = "an EncoderDecoderCache of two caches" if self.config.cross_mixers is not None else "one cache"
+            raise MixerError(f"{who}: expects {wanted}, DynamicCache(config=model.config), as past_key_values; got {type(cache).__name__}.")
         if isinstance(cache, EncoderDecoderCache):
             own, other = (state_layers(c, n, who) for c in (cache.self_attention_cache, cache.cross_attention_cache))
             return list(zip(own, other, strict=True))
