@@ -24,6 +24,7 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     "aft": [LOCAL, {"name": "aft_simple"}, {"name": "aft_full", "rank": 3}],
     "hydra": [{"name": "hydra"}],
     "hybrid": [LOCAL, {"name": "hydra"}, {"name": "attention"}],
+    "rotary": [{"name": "aft_simple"}, {"name": "attention", "positions": {"name": "rotary"}}],
 }
 PADS = (3, 6, 0)
 

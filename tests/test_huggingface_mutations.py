@@ -34,5 +34,5 @@ def test_planted_bug_is_noticed(bug, verdicts):
 
 def test_the_table_is_sound():
     assert {bug.check for bug in BUGS} <= set(CHECKS)
-    assert {bug.kind for bug in BUGS} == set(KINDS)
+    assert {bug.kind for bug in BUGS} <= set(KINDS)
     assert len({bug.name for bug in BUGS}) == len(BUGS)
