@@ -47,11 +47,11 @@ def check_images(who: str, images: Tensor, channels: int) -> None:
         raise MixerError(f"{who}: expects normalised floating point images, got {images.dtype}.")
 
 
-def image_block(config: Any, layer: int, *, dim: int, mlp_ratio: float, tokens: int, grid: tuple[int, int]) -> Block:
-    """Block number ``layer`` of a model of images; drop path rises linearly to the config's over all layers."""
+def image_block(config: Any, layer: int, *, dim: int, mlp_ratio: float, tokens: int, grid: tuple[int, int], cls: type[Block] = Block) -> Block:
+    """Block number ``layer`` of a model of images, a ``cls``; drop path rises linearly to the config's over all layers."""
     options: dict[str, Any] = {"mlp_ratio": mlp_ratio, "norm_eps": config.norm_eps, "dropout": config.dropout}
     drop_path = config.drop_path * layer / max(config.layers - 1, 1)
-    return Block(dim, config.specs()[layer], causal=False, max_len=tokens, grid=grid, drop_path=drop_path, **options)
+    return cls(dim, config.specs()[layer], causal=False, max_len=tokens, grid=grid, drop_path=drop_path, **options)
 
 
 def bound_parts(blocks: Iterable[Any], positions: str = "") -> list[str]:

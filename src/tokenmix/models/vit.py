@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from ._images import (
     settle_image_config,
 )
 from ._json import Json
-from .blocks import cycled, init_linear
+from .blocks import Block, cycled, init_linear
 
 POOLS = ("class", "mean")
 POSITIONS = ("learned", "sinusoidal", None)
@@ -95,6 +95,9 @@ class ViT(nn.Module):
         config: a ``ViTConfig``.
     """
 
+    block_class: ClassVar[type[Block]] = Block
+    """What the layers are; an adapter to another library may need more of them."""
+
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.config = config
@@ -105,7 +108,7 @@ class ViT(nn.Module):
             rows = prod(config.grid) + (config.pool == "class")
             self.positions = nn.Parameter(torch.empty(rows, config.dim)) if config.positions == "learned" else None
             sizes: dict[str, Any] = {"dim": config.dim, "mlp_ratio": config.mlp_ratio, "tokens": config.prefix + prod(config.grid), "grid": config.grid}
-            self.blocks: Any = nn.ModuleList(image_block(config, i, **sizes) for i in range(config.layers))
+            self.blocks: Any = nn.ModuleList(image_block(config, i, cls=self.block_class, **sizes) for i in range(config.layers))
             self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
             self.head = nn.Linear(config.dim, config.classes) if config.classes else None
             self.dropout = nn.Dropout(config.dropout)
