@@ -10,6 +10,7 @@ from .export import timm_options as timm_options
 from .export import to_hf as to_hf
 from .export import to_timm as to_timm
 from .files import read_weights as read_weights
+from .torch import MultiheadMixer as MultiheadMixer
 from .weights import Weights as Weights
 from .weights import from_hf as from_hf
 from .weights import from_timm as from_timm

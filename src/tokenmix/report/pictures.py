@@ -39,11 +39,15 @@ def effective_attention(mixer: Mixer, x: Tensor, context: Tensor | None = None, 
     """
     if x.ndim != 3 or x.shape[0] != 1:
         raise MixerError(f"effective_attention: expects one sequence (1, T, {mixer.dim}), got {tuple(x.shape)}.")
+    found = values_attention(mixer, x, context, **given)
+    return Effective(_by_jacobian(mixer, x, context, given)[None], "jacobian") if found is None else Effective(found, "values")
+
+
+def values_attention(mixer: Mixer, x: Tensor, context: Tensor | None = None, **given: Any) -> Tensor | None:
+    """The weights (G, T, S) of ``effective_attention`` where they are exact, else None; S calls of the functional form, in one batch."""
     with torch.no_grad():
         found = _by_values(mixer, x, context, given)
-    if found is not None:
-        return Effective(_grouped(found, getattr(mixer, "heads", None)), "values")
-    return Effective(_by_jacobian(mixer, x, context, given)[None], "jacobian")
+    return None if found is None else _grouped(found, getattr(mixer, "heads", None))
 
 
 def _by_values(mixer: Mixer, x: Tensor, context: Tensor | None, given: dict[str, Any]) -> Tensor | None:

@@ -1,0 +1,280 @@
+"""A mixer where ``torch.nn`` expects ``nn.MultiheadAttention``: its signature, its masks, its pair of outputs.
+
+Shapes: N batch, L queries, S keys, E features. A True in torch's masks means "not attended", the opposite of ours.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MixerError
+from ..mixers import MIXERS, Mixer, build_mixer, mixer_options
+from ..mixers.attention import Attention
+from ..report.pictures import values_attention
+
+
+class NoWeights:
+    """What ``nn.TransformerEncoder`` finds where it looks for the weights of softmax attention.
+
+    In eval mode torch's encoder and its layers pass ``self_attn`` by and compute softmax attention from its ``in_proj_weight``, ``in_proj_bias`` and
+    ``out_proj``, unless one of these overrides torch functions; this one claims to, so they always call ``forward``.
+    """
+
+    weight = bias = None
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return NotImplemented
+
+
+class MultiheadMixer(nn.Module):
+    """A drop-in for ``nn.MultiheadAttention`` around any mixer; right inside ``nn.TransformerEncoderLayer`` and ``nn.TransformerDecoderLayer``.
+
+    Arguments, masks and outputs are those of ``nn.MultiheadAttention``. Where it deviates: causality is fixed at construction, as in every mixer;
+    ``need_weights`` is None by default, which asks softmax attention for its weights, as torch does, and other mixers for none; a query with nothing to
+    attend gives ``out_proj(0)``, not NaN.
+
+    Args:
+        embed_dim: E.
+        num_heads: the mixer's ``heads``, where it has any and the spec does not say.
+        dropout: 0: mixers have no weights to drop out.
+        bias: False builds the mixer with ``qkv_bias=False`` and ``out_bias=False``, where it has these options and the spec does not say.
+        add_bias_kv, add_zero_attn, kdim, vdim: as torch's defaults; keys and values have E features.
+        batch_first: (N, L, E) instead of (L, N, E).
+        device, dtype: of the parameters.
+        mixer: a name of ``MIXERS``, or a spec, ``{"name": "aft_local", "window": 32, "max_len": 512}``.
+        causal: query t attends keys 0..t only, whether a call brings the causal ``attn_mask`` or not.
+
+    Raises:
+        MixerError: for what the mixer cannot honour.
+    """
+
+    in_proj_weight = in_proj_bias = out_proj = NoWeights()
+    bias_k = bias_v = None
+    add_zero_attn = False
+    _qkv_same_embed_dim = True
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        mixer: str | dict[str, Any] = "attention",
+        causal: bool = False,
+    ):
+        super().__init__()
+        if dropout:
+            _refuse(f"dropout={dropout} would drop attention weights, which a mixer need not have; give dropout=0.0 and put nn.Dropout behind the layer")
+        if add_bias_kv or add_zero_attn:
+            _refuse("add_bias_kv and add_zero_attn change softmax attention's keys; leave them False")
+        if (kdim or embed_dim, vdim or embed_dim) != (embed_dim, embed_dim):
+            _refuse(f"keys and values have embed_dim={embed_dim} features, got kdim={kdim}, vdim={vdim}; project them before")
+        if not isinstance(num_heads, int) or num_heads < 1 or embed_dim % num_heads:
+            _refuse(f"num_heads={num_heads!r} must divide embed_dim={embed_dim}")
+        with nullcontext() if device is None else torch.device(device):
+            self.mixer: Mixer = build_mixer(dim=embed_dim, causal=causal, **_complete(mixer, num_heads, bias)).to(dtype=dtype)
+        self.embed_dim = self.kdim = self.vdim = embed_dim
+        self.num_heads, self.head_dim = num_heads, embed_dim // num_heads
+        self.dropout, self.batch_first = dropout, batch_first
+
+    @classmethod
+    def from_torch(cls, attention: nn.MultiheadAttention, *, causal: bool = False) -> MultiheadMixer:
+        """The same function as softmax attention's, with copies of the weights. Its dropout of attention weights, in training, is not carried over."""
+        if not isinstance(attention, nn.MultiheadAttention):
+            _refuse(f"from_torch takes an nn.MultiheadAttention, got {type(attention).__name__}")
+        if not attention._qkv_same_embed_dim or attention.bias_k is not None or attention.add_zero_attn:
+            _refuse("from_torch takes attention with kdim = vdim = embed_dim, without add_bias_kv and add_zero_attn")
+        joint, joint_bias, out = attention.in_proj_weight, attention.in_proj_bias, attention.out_proj
+        options: dict[str, Any] = {"bias": joint_bias is not None, "batch_first": attention.batch_first, "device": joint.device, "dtype": joint.dtype}
+        made = cls(attention.embed_dim, attention.num_heads, **options, causal=causal)
+        state = {"out_proj.weight": out.weight, "out_proj.bias": out.bias}
+        for kind, tensor in (("weight", joint), ("bias", joint_bias)):
+            if tensor is not None:
+                state |= {f"{part}.{kind}": third for part, third in zip(("q_proj", "k_proj", "v_proj"), tensor.chunk(3), strict=True)}
+        made.mixer.load_state_dict({name: tensor for name, tensor in state.items() if tensor is not None})
+        return made.train(attention.training)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool | None = None,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Mix query with itself (``key is query``), or with the one tensor given as key and value.
+
+        Args:
+            query: (L, N, E), (N, L, E) with ``batch_first``, or (L, E). key and value alike, S long.
+            key_padding_mask: (N, S), or (S,) for unbatched inputs; bool, True = not attended, or float, 0 and -inf.
+            need_weights: return the weights too, (N, L, S), or (N, num_heads, L, S) with ``average_attn_weights=False``. Softmax attention has them with
+                gradients; a mixer whose output is a sum over values has them without, found exactly, at the cost of S calls. Others are refused.
+            attn_mask: (L, S) or (N * num_heads, L, S), the same for all heads of a row; bool or float as above. A mixer built with ``causal=True`` that
+                weighs no pairs takes the causal mask only, which changes nothing.
+            is_causal: says that ``attn_mask`` is the causal one; with a mixer built with ``causal=True`` the mask may then be left out.
+
+        Returns:
+            The output, shaped like query, and the weights or None.
+        """
+        self._check_inputs(query, key, value)
+        batched = query.ndim == 3
+        x, context = self._rows(query), None if key is query else self._rows(key)
+        T, S, B = x.shape[1], x.shape[1] if context is None else context.shape[1], x.shape[0]
+        keep = None if key_padding_mask is None else self._key_mask(key_padding_mask, (B, S), batched)
+        pairs = self._pair_mask(attn_mask, (B, T, S), is_causal)
+        y = self.mixer(x, context, key_mask=keep, attn_mask=pairs)
+        wanted = isinstance(self.mixer, Attention) if need_weights is None else need_weights
+        weights = self._weights(x, context, keep, pairs, average_attn_weights) if wanted else None
+        if not batched:
+            return y[0], None if weights is None else weights[0]
+        return y if self.batch_first else y.transpose(0, 1), weights
+
+    def extra_repr(self) -> str:
+        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, batch_first={self.batch_first}"
+
+    def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        if query.is_nested or key.is_nested or value.is_nested:
+            _refuse("takes no nested tensors; give padded ones with a key_padding_mask, and build nn.TransformerEncoder with enable_nested_tensor=False")
+        if key is not value:
+            _refuse("takes one tensor as key and value, got two; a mixer reads both from one context. Add positions to it beforehand, to all or to none")
+        if query.ndim not in (2, 3) or key.ndim != query.ndim:
+            _refuse(f"expects query and key of 3 axes, or 2 for one sequence, got shapes {tuple(query.shape)} and {tuple(key.shape)}")
+
+    def _rows(self, x: Tensor) -> Tensor:
+        """(N, T, E) of any of torch's layouts."""
+        if x.ndim == 2:
+            return x[None]
+        return x if self.batch_first else x.transpose(0, 1)
+
+    def _key_mask(self, mask: Tensor, shape: tuple[int, int], batched: bool) -> Tensor:
+        wanted = shape if batched else shape[1:]
+        if tuple(mask.shape) != wanted:
+            _refuse(f"expects a key_padding_mask of shape {wanted}, got {tuple(mask.shape)}")
+        return _attended(mask, "key_padding_mask").view(shape)
+
+    def _pair_mask(self, mask: Tensor | None, shape: tuple[int, int, int], is_causal: bool) -> Tensor | None:
+        """The attn_mask as the mixer takes it; None where there is none, or where the mixer does what it says anyway."""
+        name, able, causal = type(self.mixer).__name__, self.mixer.capabilities.attn_mask, self.mixer.causal
+        if mask is None:
+            if is_causal and not causal:
+                _refuse(f"is_causal=True without an attn_mask needs a mixer built with causal=True, {name} was built with causal=False")
+            return None
+        allowed = self._agreed(_attended(mask, "attn_mask"), shape)
+        if causal and shape[1] == shape[2]:
+            order = torch.ones(shape[1:], dtype=torch.bool, device=mask.device).tril()
+            same = (allowed == order).all()
+            if is_causal or not able:
+                _require(same, f"{name} was built with causal=True and takes the causal attn_mask only, got another; {_who_weighs_pairs()}")
+                return None
+            return None if not torch.compiler.is_compiling() and bool(same) else allowed
+        if able:
+            return allowed
+        instead = "build it with causal=True for the causal mask" if self.mixer.supports_causal else "it has no causal form"
+        _require(allowed.all(), f"{name} weighs no pairs of tokens and takes no attn_mask; {instead}, use key_padding_mask for padding; {_who_weighs_pairs()}")
+        return None
+
+    def _agreed(self, allowed: Tensor, shape: tuple[int, int, int]) -> Tensor:
+        """(L, S) or (N, L, S) of a mask that may have a row for each head."""
+        B, T, S = shape
+        if tuple(allowed.shape) == (T, S):
+            return allowed
+        if tuple(allowed.shape) != (B * self.num_heads, T, S):
+            _refuse(f"expects an attn_mask of shape {(T, S)} or {(B * self.num_heads, T, S)}, got {tuple(allowed.shape)}")
+        by_head = allowed.view(B, self.num_heads, T, S)
+        _require((by_head == by_head[:, :1]).all(), "the heads of an attn_mask must agree; a mixer takes one mask per row of the batch")
+        return by_head[:, 0]
+
+    def _weights(self, x: Tensor, context: Tensor | None, keep: Tensor | None, pairs: Tensor | None, average: bool) -> Tensor:
+        """(N, L, S), or (N, heads, L, S)."""
+        if isinstance(self.mixer, Attention):
+            found = _softmax_weights(self.mixer, x, context, keep, pairs)
+        else:
+            found = torch.stack([self._row_weights(x, context, keep, pairs, i) for i in range(x.shape[0])])
+        if average:
+            return found.mean(1)
+        if found.shape[1] != self.num_heads:
+            groups = f"{found.shape[1]} maps, for heads or channels of its own, not {self.num_heads}"
+            _refuse(f"{type(self.mixer).__name__} has {groups}; ask for their mean with average_attn_weights=True")
+        return found
+
+    def _row_weights(self, x: Tensor, context: Tensor | None, keep: Tensor | None, pairs: Tensor | None, i: int) -> Tensor:
+        """(groups, L, S) of row i of the batch."""
+        given: dict[str, Any] = {"key_mask": None if keep is None else keep[i : i + 1]}
+        given["attn_mask"] = pairs if pairs is None or pairs.ndim == 2 else pairs[i : i + 1]
+        found = values_attention(self.mixer, x[i : i + 1], None if context is None else context[i : i + 1], **given)
+        if found is None:
+            _refuse(f"the output of {type(self.mixer).__name__} is no sum over values, so there are no attention weights; call with need_weights=False")
+        return found
+
+
+def _refuse(why: str) -> NoReturn:
+    raise MixerError(f"MultiheadMixer: {why}.")
+
+
+def _require(holds: Tensor, why: str) -> None:
+    """Refuse where a condition on values does not hold. Compiled code asserts it when it runs; exported code goes without."""
+    if torch.compiler.is_exporting() or holds.is_meta:
+        return
+    if torch.compiler.is_compiling():
+        torch._assert_async(holds, f"MultiheadMixer: {why}.")
+    elif not bool(holds):
+        _refuse(why)
+
+
+def _complete(mixer: str | dict[str, Any], num_heads: int, bias: bool) -> dict[str, Any]:
+    """The spec with heads and biases as ``nn.MultiheadAttention`` has them, where the mixer has these options and the spec does not say."""
+    spec = {"name": mixer} if isinstance(mixer, str) else mixer
+    if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):
+        _refuse(f'mixer must be a name or a spec like {{"name": "aft_local", "window": 32}}, got {mixer!r}')
+    for taken, ours in (("causal", "causal"), ("dim", "embed_dim")):
+        if taken in spec:
+            _refuse(f"takes {ours} as an argument of its own; leave {taken!r} out of the spec {spec!r}")
+    known = mixer_options(MIXERS[spec["name"]]) if spec["name"] in MIXERS else {}
+    wanted: dict[str, Any] = {"heads": num_heads} if bias else {"heads": num_heads, "qkv_bias": False, "out_bias": False}
+    return {name: value for name, value in wanted.items() if name in known} | spec
+
+
+def _attended(mask: Tensor, name: str) -> Tensor:
+    """True = may be attended, of a mask as torch has them."""
+    if mask.dtype == torch.bool:
+        return ~mask
+    if not mask.is_floating_point():
+        _refuse(f"expects {name} of bool, True = not attended, or of floats 0 and -inf, got {mask.dtype}")
+    allowed = mask == 0
+    _require((allowed | (mask == float("-inf"))).all(), f"{name} holds other numbers than 0 and -inf; a bias on the logits is not a mask, give a bool one")
+    return allowed
+
+
+def _who_weighs_pairs() -> str:
+    return f"any attn_mask is taken by {', '.join(name for name, cls in MIXERS.items() if cls.supports_attn_mask)}"
+
+
+def _softmax_weights(mixer: Attention, x: Tensor, context: Tensor | None, keep: Tensor | None, pairs: Tensor | None) -> Tensor:
+    """softmax_s(scale q_t . k_s), (N, heads, L, S); rows of zeros where nothing may be attended."""
+    (q, k, _), options = mixer.functional_args(x, context, key_mask=keep, attn_mask=pairs)
+    q, k = (p.unflatten(-1, (n, -1)).transpose(1, 2) for p, n in ((q, mixer.heads), (k, mixer.kv_heads)))
+    logits = (q * (q.shape[-1] ** -0.5 if mixer.scale is None else mixer.scale)) @ k.repeat_interleave(mixer.heads // mixer.kv_heads, 1).mT
+    allowed = torch.ones(logits.shape[-2:], dtype=torch.bool, device=x.device)
+    allowed = allowed.tril() if mixer.causal else allowed
+    if pairs is not None:
+        allowed = allowed & (pairs if pairs.ndim == 2 else pairs[:, None])
+    if keep is not None:
+        allowed = allowed & keep[:, None, None]
+    lowest = torch.finfo(logits.dtype).min
+    return logits.masked_fill(~allowed, lowest).softmax(-1).masked_fill(~allowed, 0.0)
