@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from typing import Any
 
 import torch
@@ -85,6 +86,12 @@ ENCODERS = {"bert": bert, "roberta": roberta, "xlm_roberta": xlm_roberta, "camem
 DECODERS = {"gpt2": gpt2, "llama": llama, "mistral": mistral, "qwen2": qwen2}
 IMAGES = {"vit": vit, "timm": timm_vit}
 MAKERS = ENCODERS | DECODERS | IMAGES | {"bert_decoder": bert_decoder, "detr": detr, "transformer": transformer}
+
+
+@cache
+def shared(name: str, std: float = 0.5) -> Any:
+    """``make``, once per name: for tests that leave the model as it is."""
+    return make(name, std)
 
 
 def make(name: str, std: float = 0.5, **options: Any) -> Any:

@@ -181,7 +181,9 @@ class TokenMixConfig(PreTrainedConfig):
         kind = found.get("model_type")
         if found and kind != cls.model_type:
             if kind is None and ("model" in found or "kind" in found):
-                raise MixerError(f"{pretrained_model_name_or_path}: is a run or a model of tokenmix itself; `tokenmix export-hf` turns a run into a folder to load.")
+                raise MixerError(
+                    f"{pretrained_model_name_or_path}: is a run or a model of tokenmix itself; `tokenmix export-hf` turns a run into a folder to load."
+                )
             raise MixerError(f"{pretrained_model_name_or_path}: holds a model of type {kind!r}, not 'tokenmix'; transformers' AutoModel classes load it.")
         return found, rest
 

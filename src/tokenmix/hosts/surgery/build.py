@@ -12,6 +12,7 @@ from torch import nn
 from ...errors import MixerError
 from ...mixers import MIXERS, Mixer, build_mixer, mixer_options
 from .._report import Entry
+from ..rotary import rotary_spec
 from .shells import HFShell, TimmShell, torch_shell
 from .sites import Site
 from .weights import Weight, carry, left, rule, softmax_weights
@@ -58,6 +59,8 @@ def completed(spec: dict[str, Any], site: Site, module: Any, found: dict[str, We
         raise MixerError(f"dim is the model's; leave it out of the spec {spec!r}")
     known = mixer_options(MIXERS[name])
     wanted: dict[str, Any] = {"heads": site.heads}
+    if site.grid is not None:
+        wanted["ndim"] = 2
     if known.get("max_len") is not None and site.max_len is not None:  # it must be given
         wanted["max_len"] = site.max_len
     if not any(f"{part}.bias" in found for part in ("q_proj", "k_proj", "v_proj")):
@@ -72,8 +75,6 @@ def completed(spec: dict[str, Any], site: Site, module: Any, found: dict[str, We
     if site.heads * site.head_dim != site.dim:
         wanted["head_dim"] = site.head_dim
     if name == "attention" and site.rotary:
-        from ..rotary import rotary_spec
-
         wanted["positions"] = rotary_spec(module.config.rope_parameters, head_dim=site.head_dim, max_len=site.max_len)
     return {option: value for option, value in wanted.items() if option in known} | spec
 

@@ -19,6 +19,7 @@ from ...train.config import OptimConfig
 from ...train.optim import build_optimizer, learning_rate, load_optimizer, optimizer_tensors
 from ...train.progress import bar
 from ...train.rundir import RunDir, environment, peak_mib
+from ..files import read_json
 from .trace import layer_losses, output_loss, replaced, traced
 
 Data = Sequence[Any] | Callable[[int], Any]
@@ -118,7 +119,7 @@ def _opened(out: Path, config: DistillConfig, student: nn.Module, resume: bool) 
         made: Any = config  # a run directory asks of a config that it can be written
         return RunDir.create(out, made, env)
     run = RunDir.open(out)
-    before = run._json("config.json")
+    before = read_json(out / "config.json")
     now = config.to_json()
     changed = sorted(k for k in now if k not in ("steps", "log_every", "eval_every", "save_every", "keep") and before.get(k) != now[k])
     if changed:
@@ -135,7 +136,7 @@ class Distillation:
         self.data, self.valid, self.config, self.run = data, valid, config, run
         self.device = next(student.parameters()).device
         self.optimizer = build_optimizer(student, config.optim)
-        self.step, self.seconds, self.losses = 0, 0.0, torch.zeros(0, dtype=torch.float64)
+        self.step, self.seconds, self.seen, self.losses = 0, 0.0, 0, torch.zeros(0, dtype=torch.float64)
         torch.manual_seed(config.seed)
 
     @property
@@ -172,7 +173,8 @@ class Distillation:
         began, config = time.perf_counter(), self.config
         whole = self.step >= config.layer_steps
         self._ready(whole)
-        loss = self._output_loss(self._batch(self.data, self.step)) if whole else self._layer_loss(self._batch(self.data, self.step))
+        batch = self._batch(self.data, self.step)
+        loss = self._output_loss(batch) if whole else self._layer_loss(batch)
         loss.backward()
         if config.optim.clip:
             nn.utils.clip_grad_norm_([p for p in self.student.parameters() if p.grad is not None], config.optim.clip)
@@ -183,9 +185,10 @@ class Distillation:
         self.optimizer.zero_grad(set_to_none=True)
         self.losses = torch.cat([self.losses, loss.detach().double().cpu()[None]])
         self.step += 1
-        self.seconds += time.perf_counter() - began
+        unit, many = _units(batch)
+        self.seconds, self.seen = self.seconds + time.perf_counter() - began, self.seen + many
         if self.step % config.log_every == 0 or self.step in (config.layer_steps, self.total):
-            self._log(show, "logits" if whole else "layers")
+            self._log(show, "outputs" if whole else "layers", unit)
 
     def _ready(self, whole: bool) -> None:
         """Training mode and the weights that learn, for a phase. Layers learn without dropout: their targets have none."""
@@ -198,12 +201,12 @@ class Distillation:
                 if isinstance(module, nn.Dropout):
                     module.train(whole)
 
-    def _log(self, show: Any, phase: str) -> None:
+    def _log(self, show: Any, phase: str, unit: str) -> None:
         loss = float(self.losses.mean())
         if not math.isfinite(loss):
             raise MixerError(f"{self.run.path}: the loss became {loss} by step {self.step}; try a lower lr.")
         line = {"kind": "train", "step": self.step, "loss": loss, "phase": phase, "lr": max(g["lr"] for g in self.optimizer.param_groups)}
-        line |= {"seconds": round(self.seconds, 3), "peak_mib": peak_mib(self.device)}
+        line |= {unit: self.seen, f"{unit}_per_s": round(self.seen / self.seconds, 1), "seconds": round(self.seconds, 3), "peak_mib": peak_mib(self.device)}
         self.run.append(line)
         self.losses = self.losses[:0]
         show(self.step / self.total, line)
@@ -256,7 +259,7 @@ class Distillation:
         tensors = {name: p.detach().clone() for name, p in self.student.state_dict().items()}
         self.run.sync_metrics()
         groups = {"student": tensors, "optimizer": optimizer_tensors(self.student, self.optimizer), "rng": rng}
-        save_checkpoint(self.run.checkpoints, self.step, groups, {"step": self.step, "seconds": self.seconds})
+        save_checkpoint(self.run.checkpoints, self.step, groups, {"step": self.step, "seconds": self.seconds, "seen": self.seen})
         prune(self.run.checkpoints, self.config.keep, None)
 
     def load(self) -> None:
@@ -268,7 +271,8 @@ class Distillation:
         except RuntimeError as why:
             raise MixerError(f"{self.run.path}: the checkpoint does not fit this student ({' '.join(str(why).split())[:200]}).") from None
         load_optimizer(self.student, self.optimizer, groups["optimizer"])
-        self.step, self.seconds, self.losses = progress["step"], progress["seconds"], groups["rng"]["losses"]
+        self.step, self.seconds, self.seen = progress["step"], progress["seconds"], progress["seen"]
+        self.losses = groups["rng"]["losses"]
         torch.set_rng_state(groups["rng"]["cpu"])
         if "cuda" in groups["rng"] and self.device.type == "cuda":
             torch.cuda.set_rng_state(groups["rng"]["cuda"], self.device)
@@ -293,3 +297,10 @@ def _keep(batch: Any) -> Tensor | None:
     """(B, T), True where a token is no padding, as the batch says."""
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     return None if mask is None or mask.ndim != 2 else mask.bool()
+
+
+def _units(batch: Any) -> tuple[str, int]:
+    """What speed counts: images (B, C, H, W), or tokens (B, T, ...)."""
+    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple) else (batch,)
+    first = next(v for v in values if isinstance(v, Tensor))
+    return ("images", len(first)) if first.ndim == 4 else ("tokens", first.shape[:2].numel())

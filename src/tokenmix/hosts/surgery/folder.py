@@ -16,13 +16,14 @@ from ...data.cache import whole_file
 from ...errors import MixerError
 from ...train.rundir import write_json
 from ...train.start import load_model
+from .. import files
 from .._report import Report
-from ..convert import check_out
+from ..convert import check_out, convert_command
 from ..files import read_file, read_json
 from .replace import replace_mixers
-from .shells import is_shell
+from .shells import shells_of
 
-BESIDE = ("tokenizer*.json", "vocab.txt", "vocab.json", "merges.txt", "special_tokens_map.json", "*.model", "preprocessor_config.json", "generation_config.json")
+BESIDE = ("tokenizer*.json", "vocab.*", "merges.txt", "special_tokens_map.json", "*.model", "preprocessor_config.json", "generation_config.json")
 """Files of a host's folder that are its tokenizer and its defaults, and go along."""
 
 
@@ -33,9 +34,7 @@ def open_host(source: str) -> tuple[nn.Module, dict[str, Any], Path | None]:
         The model in eval mode, how to build it again, and its folder.
     """
     if source.startswith("timm:"):
-        from ..files import timm_model
-
-        model: Any = timm_model(source[5:])
+        model: Any = files.timm_model(source[5:])
         return model.eval(), {"library": "timm", "name": source[5:]}, None
     folder = Path(source.removeprefix("hf:"))
     config = read_json(folder / "config.json")
@@ -51,6 +50,42 @@ def open_host(source: str) -> tuple[nn.Module, dict[str, Any], Path | None]:
     except (OSError, ValueError, KeyError) as why:
         raise MixerError(f"{folder}: transformers cannot read it ({' '.join(str(why).split())[:200]}).") from None
     return model.eval(), {"library": "transformers", "class": type(model).__name__, "config": model.config.to_dict()}, folder
+
+
+def convert_any(source: str, target: Any, out: Path | str, *, ours: dict[str, Any], host: dict[str, Any], seed: int) -> tuple[Report, str]:
+    """``tokenmix convert``: surgery for patterns and for hosts that are no ViT, else ``convert_vit``. The report, and a line that says how to load the folder.
+
+    Args:
+        ours, host: options of ``convert_vit`` and of ``replace_mixers``; those of the other kind must be left alone.
+    """
+    mixers, surgery = _parsed(target), _is_surgery(source, target)
+    defaults: dict[str, Any] = {"resize": False, "classes": None, "last": None, "every": None, "init": "copy"}
+    odd = [f"--{name}" for name, value in (ours if surgery else host).items() if value != defaults[name]]
+    if odd:
+        hint = "is for a ViT of ours, not for a host's own layers" if surgery else "is for a host's own layers; give the target as patterns, '{\"*\": ...}'"
+        raise MixerError(f"convert: {', '.join(odd)} {hint}.")
+    if surgery:
+        return convert_host(source, mixers, out, seed=seed, **host), f"load it: tokenmix.hosts.load_converted({str(out)!r})"
+    return convert_command(source, target, out, seed=seed, **ours), f"load it: tokenmix.hosts.load_converted({str(out)!r}), or train it on: --train.init {out}"
+
+
+def _parsed(target: Any) -> Any:
+    """JSON where it is JSON."""
+    if not isinstance(target, str) or target.lstrip()[:1] not in ("{", "["):
+        return target
+    try:
+        return json.loads(target)
+    except ValueError as why:
+        raise MixerError(f"convert: the target is not readable JSON ({why}): {target[:80]}") from None
+
+
+def _is_surgery(source: str, target: Any) -> bool:
+    """Patterns always mean a host's own layers; so does a folder of transformers that holds no ViT."""
+    mixers = _parsed(target)
+    if isinstance(mixers, dict) and not isinstance(mixers.get("name"), str):
+        return True
+    path = Path(source.removeprefix("hf:")) / "config.json"
+    return path.is_file() and read_json(path).get("model_type", "vit") not in ("vit", "deit")
 
 
 def convert_host(source: str, mixers: Any, out: Path | str, *, seed: int = 0, **options: Any) -> Report:
@@ -75,7 +110,7 @@ def save_replaced(model: nn.Module, report: Report, out: Path | str, *, host: di
     except ImportError:
         raise MixerError(f"{out}: writing it needs safetensors: pip install 'tokenmix[train]'.") from None
     check_out(out)
-    shells = {module.site.name: module.spec for module in model.modules() if is_shell(module)}
+    shells = {shell.site.name: shell.spec for shell in shells_of(model).values()}
     config: Any = getattr(model, "config", None)
     if host is None and not hasattr(config, "to_dict"):
         raise MixerError(f"{out}: a {type(model).__name__} cannot be built again from a folder without host=...; torch.save(model.state_dict(), ...) keeps it.")

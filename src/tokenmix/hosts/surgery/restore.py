@@ -15,7 +15,7 @@ from ...errors import MixerError
 from .._report import Entry, Report
 from ..convert import ALL
 from .replace import exchanged
-from .shells import is_shell
+from .shells import shells_of
 from .weights import give_back, rule
 
 
@@ -31,7 +31,7 @@ def restore(model: nn.Module, names: str | Iterable[str] = "*", *, inplace: bool
     Raises:
         MixerError: where nothing was replaced, and for mixers whose queries, keys, values or output no longer exist.
     """
-    shells = {name: module for name, module in model.named_modules() if is_shell(module)}
+    shells = shells_of(model)
     wanted = (names,) if isinstance(names, str) else tuple(names)
     sites = {name: name.removesuffix("self").removesuffix(".") if shell.site.family == "bert" else name for name, shell in shells.items()}
     chosen = {name: shell for name, shell in shells.items() if any(fnmatchcase(sites[name], pattern) for pattern in wanted)}

@@ -39,7 +39,7 @@ class Shell(nn.Module):
 
     def _grid(self, x: Tensor) -> dict[str, Any]:
         """The grid of an image model's tokens, for mixers that take one; images of other sizes are square."""
-        if self.site.grid is None or not self.mixer.capabilities.grid:
+        if self.site.grid is None or not self.mixer.capabilities.grid or self.spec.get("ndim", 2) == 1:
             return {}
         patches, grid = x.shape[1] - self.site.prefix, self.site.grid
         if patches != grid[0] * grid[1]:
@@ -105,28 +105,28 @@ class HFShell(Shell):
 
     def _stream(self, x: Tensor, mask: Any, cache: Any, position_ids: Tensor | None) -> Tensor:
         """Go on from the state in the cache, and leave the new one there."""
-        from .cache import moved, state_layer
+        from .cache import state_layer
 
         layer = state_layer(cache, self.site.layer or 0, self.site.name)
         if not self.mixer.capabilities.streaming:
             if layer.get_seq_length():
                 raise MixerError(f"{self.site.name}: {self.spec['name']} has no streaming form; call generate(..., use_cache=False).")
-            layer.keep(None, x.shape[1])
+            layer.put(None, x.shape[1])
             return self._mix(x, mask, position_ids)
         read = self._masked(mask, x, causal=True, window=self.site.window)
         if read.pairs is not None:
             return self._stream_pairs(x, layer, read, position_ids)
-        state = self.mixer.init_state(x.shape[0], device=x.device, dtype=x.dtype) if layer.state is None else moved(layer.state, x.device)
+        state = self.mixer.init_state(x.shape[0], device=x.device, dtype=x.dtype) if layer.state is None else layer.state
         y, state = self.mixer.extend(x, state, positions=self._positions(x, position_ids), key_mask=read.key_mask)
         self._check_window(layer.get_seq_length() + x.shape[1])
-        layer.keep(state, x.shape[1])
+        layer.put(state, x.shape[1])
         return y
 
     def _stream_pairs(self, x: Tensor, layer: Any, read: Read, position_ids: Tensor | None) -> Tensor:
         """A mask of pairs is honoured in one pass; a state could not honour it later."""
         if layer.get_seq_length():
             raise MixerError(f"{self.site.name}: {self.spec['name']} cannot honour a mask of pairs with a cache; call with use_cache=False.")
-        layer.keep(None, x.shape[1])
+        layer.put(None, x.shape[1])
         return self.mixer(x, key_mask=read.key_mask, attn_mask=read.pairs, positions=self._positions(x, position_ids))
 
     def _check_window(self, tokens: int) -> None:
@@ -204,3 +204,8 @@ def torch_shell(attention: nn.MultiheadAttention, mixer: Mixer, site: Site, spec
 def is_shell(module: nn.Module) -> bool:
     """Whether this module stands where attention stood."""
     return isinstance(module, Shell) or (hasattr(module, "site") and hasattr(module, "origin"))
+
+
+def shells_of(model: nn.Module) -> dict[str, Any]:
+    """Name -> module, of every shell in a model."""
+    return {name: module for name, module in model.named_modules() if is_shell(module)}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...errors import MixerError
 from .build import INSIDE
 from .masks import read_mask
-from .shells import is_shell
+from .shells import shells_of
 
 
 class Call(NamedTuple):
@@ -27,10 +27,9 @@ class Call(NamedTuple):
 def replaced(student: nn.Module) -> dict[str, Any]:
     """Site -> the shell that stands there, in the model's order."""
     found = {}
-    for name, module in student.named_modules():
-        if is_shell(module):
-            path = INSIDE.get(module.site.family, ("",))[0]  # type: ignore[union-attr]  # a shell's
-            found[name.removesuffix(path).removesuffix(".")] = module
+    for name, shell in shells_of(student).items():
+        path = INSIDE.get(shell.site.family, ("",))[0]
+        found[name.removesuffix(path).removesuffix(".")] = shell
     if not found:
         raise MixerError("distill: the student has no replaced attention; replace_mixers makes one.")
     return found
@@ -46,7 +45,7 @@ def traced(teacher: nn.Module, shells: Mapping[str, Any]) -> Iterator[dict[str, 
         inside = INSIDE.get(shell.site.family, ("",))
         first, last = (_module(teacher, name, path) for path in (inside[0], inside[-1]))
         handles.append(first.register_forward_pre_hook(lambda m, args, kw, name=name: entered.update({name: (args, kw)}), with_kwargs=True))
-        handles.append(last.register_forward_hook(lambda m, args, y, name=name: calls.update({name: _call(*entered[name], y)})))
+        handles.append(last.register_forward_hook(lambda m, args, y, name=name: calls.update({name: _call(entered[name], y)})))
     try:
         yield calls
     finally:
@@ -61,7 +60,8 @@ def _module(teacher: nn.Module, name: str, path: str) -> nn.Module:
         raise MixerError(f"distill: the teacher has no module {name!r}; teacher and student must come from one model.") from None
 
 
-def _call(args: tuple[Any, ...], options: dict[str, Any], y: Any) -> Call:
+def _call(entered: tuple[tuple[Any, ...], dict[str, Any]], y: Any) -> Call:
+    args, options = entered
     options = {k: None if k == "past_key_values" else v for k, v in options.items()}  # whole sequences: the student needs no state
     return Call(args, options, (y[0] if isinstance(y, tuple) else y).detach())
 

@@ -109,6 +109,7 @@ def left(found: dict[str, Weight], used: set[str]) -> list[Entry]:
 def _fitted(source: Weight, tensor: Tensor, ours: str, site: Site) -> Tensor:
     """The host's tensor in the shape of ours: grouped keys and values are repeated for each head of queries that shares them."""
     value, part = source.value, ours.partition(".")[0]
+    part = TWINS.get(part, part)
     if part in ("k_proj", "v_proj") and site.kv_heads != site.heads and len(tensor) == site.heads * site.head_dim:
         value = value.unflatten(0, (site.kv_heads, -1)).repeat_interleave(site.heads // site.kv_heads, 0).flatten(0, 1)
     if value.shape != tensor.shape:
