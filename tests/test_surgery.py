@@ -213,6 +213,12 @@ def test_a_mask_of_pairs_is_honoured_or_refused():
     new, _ = replace_mixers(model, "attention")
     assert (final(new(ids, attention_mask=pairs)) - final(model(ids, attention_mask=pairs))).abs().max() <= TIGHT
     hydra, _ = replace_mixers(model, "hydra", seed=0)
+    whole = torch.ones(1, 1, 9, 9, dtype=torch.bool)
+    before = final(hydra(ids, attention_mask=whole))
+    whole[..., :2] = False  # the same tensor, changed: it is read again
+    assert not torch.equal(final(hydra(ids, attention_mask=whole)), before)
+    with torch.inference_mode():
+        assert torch.equal(final(hydra(ids, attention_mask=torch.ones(1, 1, 9, 9, dtype=torch.bool))), before)
     with pytest.raises(MixerError, match=r"encoder.layer.0.attention: gets a mask of pairs.*hydra does not weigh pairs"):
         hydra(ids, attention_mask=pairs)
 

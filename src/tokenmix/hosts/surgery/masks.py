@@ -39,15 +39,16 @@ def read_mask(mask: Any, rows: int, queries: int, *, causal: bool, window: int |
         return Read(None, None)
     if not isinstance(mask, Tensor):
         raise MixerError(f"{where}: gets a mask of type {type(mask).__name__}, which mixers cannot read; call model.set_attn_implementation('sdpa').")
-    asked = (rows, queries, causal, window)
-    known = getattr(mask, "_tokenmix_read", None)  # all layers of a model get one mask; it is read once
-    if known is not None and known[0] == asked and not torch.compiler.is_compiling():
+    noted = not torch.compiler.is_compiling() and not mask.is_inference()  # all layers of a model get one mask; it is read once
+    asked = (rows, queries, causal, window, mask._version if noted else 0)
+    known = getattr(mask, "_tokenmix_read", None) if noted else None
+    if known is not None and known[0] == asked:
         return known[1]
     if mask.ndim == 2:
         found = Read(mask[:, -queries:].bool() if causal else mask.bool(), None)
     else:
         found = _read_pairs(_allowed(mask, rows, where), queries, causal, window)
-    if not torch.compiler.is_compiling():
+    if noted:
         mask._tokenmix_read = asked, found  # type: ignore[attr-defined]  # a note to the layers that follow
     return found
 
