@@ -130,6 +130,15 @@ def test_softmax_attention_is_torchs_output_and_weights_alike(masks, batch_first
     assert ours(x, x, x, need_weights=False, **given)[1] is None
 
 
+def test_built_causal_softmax_attention_is_torchs_with_the_mask():
+    theirs, _ = pair()
+    ours, x, off = MultiheadMixer.from_torch(theirs, causal=True), torch.randn(3, T, DIM), padding(T, 5, 2)
+    want = theirs(x, x, x, key_padding_mask=off, attn_mask=causal_mask() < 0)
+    for given in ({}, {"is_causal": True}, {"attn_mask": causal_mask()}, {"attn_mask": causal_mask() < 0, "is_causal": True}):
+        for one, other in zip(ours(x, x, x, key_padding_mask=off, **given), want, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_softmax_attention_over_a_context_and_unbatched(bias):
     theirs, ours = pair(bias=bias)
@@ -139,7 +148,8 @@ def test_softmax_attention_over_a_context_and_unbatched(bias):
     mask = torch.rand(T, 5) < 0.5
     mask[:, 0] = False
     for given in ({}, {"attn_mask": mask}, {"key_padding_mask": off[1]}, {"attn_mask": mask.expand(HEADS, T, 5)}):
-        for y, want in zip(ours(x[0], memory[0], memory[0], **given), theirs(x[0], memory[0], memory[0], **given), strict=True):
+        one = memory[0]
+        for y, want in zip(ours(x[0], one, one, **given), theirs(x[0], one, one, **given), strict=True):
             torch.testing.assert_close(y, want, rtol=1e-6, atol=1e-6)
 
 

@@ -223,10 +223,14 @@ class Pyramid(nn.Module):
             refuse_size("Pyramid", images, c.image_size, c.stride, self._bound())
         found = []
         for stage in self.stages:
-            tokens, grid = stage(x)
+            tokens, grid = self.run_stage(stage, x)
             found.append((tokens, grid))
             x = tokens[:, stage.prefix :].transpose(1, 2).unflatten(2, grid)
         return found
+
+    def run_stage(self, stage: Any, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """One stage; a subclass may run it with less memory."""
+        return stage(x)
 
     def resize(self, image_size: int | Sequence[int]) -> Pyramid:
         """Make this model one for another image size: learned positions and AFT's pair biases are interpolated as images, in place."""

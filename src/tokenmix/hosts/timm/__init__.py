@@ -1,0 +1,16 @@
+"""timm: any mixer as the ``attn_layer`` of its Vision Transformers, and the papers' models under names of ``timm.create_model``.
+
+Importing this module registers the models: ``timm.list_models`` shows them among timm's own.
+"""
+
+from ._require import require_timm
+
+require_timm()
+
+from .attention import MixerAttention as MixerAttention  # noqa: E402  (timm is imported where it is known to be there)
+from .attention import attention_class as attention_class  # noqa: E402
+from .pyramid import PYRAMID_NAMES as PYRAMID_NAMES  # noqa: E402
+from .pyramid import MixerPyramid as MixerPyramid  # noqa: E402
+from .vision_transformer import MODEL_NAMES as MODEL_NAMES  # noqa: E402
+from .vision_transformer import MixerVisionTransformer as MixerVisionTransformer  # noqa: E402
+from .vision_transformer import checkpoint_filter as checkpoint_filter  # noqa: E402

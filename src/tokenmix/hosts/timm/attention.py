@@ -1,0 +1,202 @@
+"""A mixer in the place of timm's ``Attention``.
+
+Shapes: B images, N tokens of which the first ``prefix`` are not patches, C features.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from math import prod
+from typing import Any, ClassVar, NoReturn
+
+import torch
+from timm.layers import trunc_normal_
+from timm.models import register_notrace_module
+from torch import Tensor, nn
+
+from ...errors import MixerError
+from ...functional import use_backend
+from ...mixers import MIXERS, Mixer, build_mixer, mixer_options
+from ...models.blocks import PROJECTIONS, complete_spec
+from ._script import ScriptedAttention
+
+Grid = tuple[int, int]
+STD = 0.02
+
+
+@register_notrace_module
+class MixerAttention(nn.Module):
+    """What ``attention_class`` makes classes of: the signature of timm's ``Attention``, a mixer inside.
+
+    Args:
+        num_heads, qkv_bias, proj_bias: the mixer's ``heads``, ``qkv_bias`` and ``out_bias``, where it has these options and they were not given.
+        proj_drop: dropout of the output.
+        qk_norm, scale_norm, attn_drop: refused; norms of queries and keys, and dropout of weights, belong to softmax attention.
+        norm_layer: unused, as in timm without these norms.
+    """
+
+    spec: ClassVar[dict[str, Any]]
+    built_for: ClassVar[Grid | None] = None
+    prefix: ClassVar[int] = 0
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        qkv_bias: bool = False,
+        qk_norm: bool = False,
+        scale_norm: bool = False,
+        proj_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        norm_layer: Any = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        for name, value in (("qk_norm", qk_norm), ("scale_attn_norm", scale_norm), ("attn_drop_rate", attn_drop)):
+            if value:
+                _refuse(f"{self.spec['name']} has no {name}, got {value}; it belongs to softmax attention")
+        known = mixer_options(MIXERS[self.spec["name"]])
+        theirs = {"heads": num_heads, "qkv_bias": bool(qkv_bias), "out_bias": bool(proj_bias)}
+        with torch.device(device or torch.get_default_device()):
+            self.mixer: Mixer = build_mixer(dim=dim, **{n: v for n, v in theirs.items() if n in known} | self.spec).to(dtype=dtype)
+        self.grid = self.built_for
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    @property
+    def on_grid(self) -> bool:
+        """Whether the mixer is told where the patches lie."""
+        return self.grid is not None and self.mixer.capabilities.grid and getattr(self.mixer, "ndim", 2) == 2
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """(B, N, C) -> (B, N, C).
+
+        Args:
+            attn_mask: as in timm, True (or 0 among floats of 0 and -inf) = may be attended: (N, N), (B, N, N) or (B, 1, N, N), or (B, 1, 1, N) for keys
+                only, which every mixer honours.
+            is_causal: needs a class made with ``causal=True``.
+        """
+        given = {} if attn_mask is None else self._masks(attn_mask, x)
+        if is_causal and not self.mixer.causal:
+            _refuse(f"is_causal=True needs a mixer built so: attention_class({self.spec['name']!r}, causal=True)")
+        return self.proj_drop(self.mix(x, **given))
+
+    def mix(self, x: Tensor, **masks: Tensor) -> Tensor:
+        """The mixer, told of the grid where it mixes one."""
+        if self.grid is not None and x.shape[1] != self.prefix + prod(self.grid):
+            _refuse(
+                f"{self.spec['name']} was made for {self.prefix} + {self.grid[0]} x {self.grid[1]} tokens, got {x.shape[1]}; "
+                "give the model's own grid and prefix (class token and registers)"
+            )
+        return self.mixer(x, grid=self.grid, prefix=self.prefix, **masks) if self.on_grid else self.mixer(x, **masks)
+
+    def _masks(self, mask: Tensor, x: Tensor) -> dict[str, Tensor]:
+        if mask.dtype != torch.bool:
+            allowed = mask == 0
+            if not mask.is_floating_point() or not bool((allowed | (mask == float("-inf"))).all()):
+                _refuse(f"expects attn_mask of bool, True = may be attended, or of floats 0 and -inf, got {mask.dtype} with other values")
+            mask = allowed
+        B, N = x.shape[:2]
+        if tuple(mask.shape) == (B, 1, 1, N):
+            return {"key_mask": mask[:, 0, 0]}
+        if tuple(mask.shape) == (B, 1, N, N):
+            mask = mask[:, 0]
+        return {"attn_mask": mask}
+
+    def init_weights(self) -> None:
+        """Called by timm after its own initialisation of linear layers: the mixer's own, then timm's N(0, 0.02), truncated, for the projections."""
+        self.mixer.reset_parameters()
+        for name, child in self.mixer.named_children():
+            if name in PROJECTIONS and isinstance(child, nn.Linear):
+                trunc_normal_(child.weight, std=STD)
+                if child.bias is not None:
+                    nn.init.zeros_(child.bias)
+        self.mixer.start_copies()
+
+    def reset_parameters(self) -> None:
+        """For timm's initialisation of modules that were built on the meta device."""
+        self.init_weights()
+
+    def __reduce__(self) -> Any:
+        return _unpickled, (self.spec, self.built_for, self.prefix), self.__dict__
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """For ``torch.jit.script``: the mixer as a trace for this number of tokens, any number of images."""
+        if self.grid is None and self.mixer.max_len is None:
+            _refuse(f"torch.jit.script needs the number of tokens: attention_class({self.spec['name']!r}, grid=(rows, columns), prefix=...)")
+        weight = next(iter(self.mixer.parameters()), torch.zeros(()))
+        tokens = int(self.mixer.max_len or 0) if self.grid is None else self.prefix + prod(self.grid)
+        x = torch.randn(2, tokens, self.mixer.dim, device=weight.device, dtype=weight.dtype)
+        with use_backend("eager"), warnings.catch_warnings():  # eager, so that the file needs nothing but torch
+            warnings.simplefilter("ignore", torch.jit.TracerWarning)  # of checks on shapes
+            return ScriptedAttention(torch.jit.trace(_Mixed(self), x, check_inputs=[(x,), (x[:1],)]), self.proj_drop)
+
+
+class _Mixed(nn.Module):
+    """The part of a MixerAttention that is traced."""
+
+    def __init__(self, host: MixerAttention):
+        super().__init__()
+        self.mixer = host.mixer
+        self.place = {"grid": host.grid, "prefix": host.prefix} if host.on_grid else {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mixer(x, **self.place)
+
+
+def attention_class(name: str, *, grid: Any = None, prefix: int = 1, **options: Any) -> type[MixerAttention]:
+    """A class for ``attn_layer=`` of timm's Vision Transformers, which builds the mixer ``name`` with these options in every block.
+
+    Args:
+        grid: (rows, columns) of the model's patches. timm does not tell its attention layers how many tokens there are, so mixers with parameters per
+            position and those that mix grids need it; ``max_len``, ``ndim`` and ``grid_size`` follow from it, where the mixer has them.
+        prefix: tokens before the patches: class token and registers.
+
+    Example:
+        ``timm.create_model("deit_tiny_patch16_224", attn_layer=attention_class("aft_full", grid=(14, 14), rank=128))``
+
+    Raises:
+        MixerError: for a mixer that cannot be built without the grid.
+    """
+    if name not in MIXERS:
+        build_mixer(name, 1)
+    sides, causal = _both(grid), options.pop("causal", False)
+    if not isinstance(prefix, int) or prefix < 0:
+        _refuse(f"attention_class expects prefix as the number of tokens before the patches, got {prefix!r}")
+    if sides is None:
+        _check_complete(name, options)
+    spec = {"name": name, **options} if sides is None else complete_spec({"name": name, **options}, prefix + prod(sides), None if causal else sides)
+    return _class_of({**spec, **({"causal": True} if causal else {})}, sides, prefix)
+
+
+def _class_of(spec: dict[str, Any], grid: Grid | None, prefix: int) -> type[MixerAttention]:
+    body = {"spec": spec, "built_for": grid, "prefix": prefix, "__doc__": MixerAttention.__doc__, "__module__": __name__}
+    return type(f"MixerAttention_{spec['name']}", (MixerAttention,), body)
+
+
+def _unpickled(spec: dict[str, Any], grid: Grid | None, prefix: int) -> MixerAttention:
+    cls = _class_of(spec, grid, prefix)
+    return cls.__new__(cls)
+
+
+def _check_complete(name: str, options: dict[str, Any]) -> None:
+    """Refuse a mixer that is bound to a number of tokens, or that would take patches for a sequence without being told to."""
+    known = mixer_options(MIXERS[name])
+    for option in ("max_len", "ndim"):
+        if option not in options and (known.get(option) is inspect.Parameter.empty or (option == "ndim" and option in known)):
+            _refuse(f"attention_class({name!r}) needs grid=(rows, columns) of the patches, and prefix where it is not 1, or {option} itself")
+
+
+def _both(grid: Any) -> Grid | None:
+    if grid is None:
+        return None
+    sides = tuple(grid) if isinstance(grid, (list, tuple)) else ()
+    if len(sides) != 2 or not all(isinstance(n, int) and n > 0 for n in sides):
+        _refuse(f"attention_class expects grid=(rows, columns) of the patches, got {grid!r}")
+    return sides[0], sides[1]
+
+
+def _refuse(why: str) -> NoReturn:
+    raise MixerError(f"tokenmix.hosts.timm: {why}.")

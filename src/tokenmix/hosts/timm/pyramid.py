@@ -1,0 +1,165 @@
+"""The papers' pyramids under names of ``timm.create_model``: our ``Pyramid`` with the methods timm asks of a backbone.
+
+Its weights have the names of our ``Pyramid``, so a file of ``tokenmix train`` is a file of this one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ...errors import MixerError
+from ...models import MODELS, Pyramid, PyramidConfig
+from ...models.blocks import init_linear
+
+POOLS = {"token": "class", "avg": "mean"}
+
+
+class MixerPyramid(Pyramid):
+    """A pyramid of stages with the interface of timm's hierarchical backbones.
+
+    Args:
+        config: what the arguments below leave open.
+        img_size, in_chans, num_classes, drop_rate, drop_path_rate: as in timm.
+        global_pool: "token", a class token in the last stage, or "avg".
+        mixers: as in ``PyramidConfig``; one spec need not be in a list.
+        depths, dims, patches, mlp_ratios: as in ``PyramidConfig``.
+        device, dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        config: PyramidConfig,
+        *,
+        img_size: Any = None,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "token",
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        device: Any = None,
+        dtype: Any = None,
+        **fields: Any,
+    ):
+        if global_pool not in POOLS:
+            raise MixerError(f"MixerPyramid: global_pool={global_pool!r} is unknown; choose 'token' or 'avg'.")
+        if isinstance(fields.get("mixers"), dict):
+            fields["mixers"] = (fields["mixers"],)
+        size = {} if img_size is None else {"image_size": img_size}
+        head: dict[str, Any] = {"channels": in_chans, "classes": num_classes, "pool": POOLS[global_pool]}
+        super().__init__(replace(config, **size, **head, dropout=drop_rate, drop_path=drop_path_rate, **fields))
+        self.to(device=device, dtype=dtype)
+        self.num_classes, self.in_chans, self.global_pool = num_classes, in_chans, global_pool
+        self.num_features = self.head_hidden_size = self.config.dims[-1]
+        self.grad_checkpointing = False
+        per_stage = zip(self.config.dims, self.config.strides, strict=True)
+        self.feature_info = [{"module": f"stages.{i}", "num_chs": dim, "reduction": stride} for i, (dim, stride) in enumerate(per_stage)]
+
+    def no_weight_decay(self) -> set[str]:
+        """What belongs neither to a linear layer nor to a convolution: positions, class token, what mixers own."""
+        weights = (nn.Linear, nn.Conv1d, nn.Conv2d)
+        own = ((name, module) for name, module in self.named_modules() if not isinstance(module, weights))
+        return {f"{name}.{leaf}" if name else leaf for name, module in own for leaf, _ in module.named_parameters(recurse=False)}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Layers for layer decay: the stages, or every block."""
+        if coarse:
+            return {"stem": r"^stages\.0\.(?:patch|positions)", "blocks": [(r"^stages\.(\d+)", None), (r"^norm", (99999,))]}
+        inner = r"^stages\.(\d+)\.(?:patch|positions|class_token)"
+        return {"stem": r"^stages\.0\.(?:patch|positions)", "blocks": [(r"^stages\.(\d+)\.blocks\.(\d+)", None), (inner, (0,)), (r"^norm", (99999,))]}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Keep only each stage's input for the backward pass, and compute the stage again there."""
+        self.grad_checkpointing = enable
+
+    def get_classifier(self) -> nn.Module:
+        """The head; an identity where there is none."""
+        return nn.Identity() if self.head is None else self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new head; the class token is there or not from the beginning, so the pooling stays."""
+        if global_pool not in (None, "", self.global_pool):
+            raise MixerError(f"MixerPyramid: was built with global_pool={self.global_pool!r}, got {global_pool!r}; build it anew.")
+        weight = self.norm.weight
+        self.num_classes, self.config = num_classes, replace(self.config, classes=num_classes)
+        self.head = nn.Linear(self.num_features, num_classes).to(weight) if num_classes else None
+        if self.head is not None:
+            init_linear(self.head, self.config.init_std)
+
+    def set_input_size(self, img_size: Any) -> None:
+        """Make this model one for another image size, as ``Pyramid.resize``."""
+        self.resize(img_size)
+
+    def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
+        """Normed tokens of the last stage -> logits, or the pooled features."""
+        pooled = tokens[:, 0] if self.config.pool == "class" else tokens.mean(1)
+        return pooled if pre_logits or self.head is None else self.head(pooled)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """The maps of some stages, (B, D_i, H / s_i, W / s_i), and, but for ``intermediates_only``, the normed tokens of the last one.
+
+        Args:
+            indices: the last n stages, those listed, or all.
+            norm, stop_early: maps come without a norm, as PVT feeds them to a feature pyramid; all stages are computed.
+        """
+        if output_fmt != "NCHW":
+            raise MixerError(f"MixerPyramid: the maps of a pyramid are 'NCHW', got output_fmt={output_fmt!r}.")
+        taken, _ = feature_take_indices(len(self.stages), indices)
+        found = list(zip(self.stages, self._stage_outputs(x), strict=True))
+        maps = [tokens[:, stage.prefix :].transpose(1, 2).unflatten(2, grid) for stage, (tokens, grid) in found]
+        chosen = [maps[i] for i in taken]
+        return chosen if intermediates_only else (self.norm(found[-1][1][0]), chosen)
+
+    def prune_intermediate_layers(self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True) -> list[int]:
+        """Drop the stages after the last one listed, and the head."""
+        taken, last = feature_take_indices(len(self.stages), indices)
+        self.stages = self.stages[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()  # type: ignore[assignment]  # what timm leaves in its place
+        if prune_head:
+            self.num_classes, self.head = 0, None
+        return taken
+
+    def run_stage(self, stage: Any, x: Tensor) -> Any:
+        """One stage, computed again in the backward pass where asked for."""
+        return checkpoint(stage, x, use_reentrant=False) if self.grad_checkpointing and self.training else stage(x)
+
+
+def _cfg(config: PyramidConfig) -> dict[str, Any]:
+    cfg = {"num_classes": config.classes, "input_size": (config.channels, *config.image_size), "pool_size": None, "fixed_input_size": True}
+    shown = {"crop_pct": 0.9, "interpolation": "bicubic", "mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
+    return {**cfg, **shown, "first_conv": "stages.0.patch", "classifier": "head", "license": "apache-2.0"}
+
+
+PYRAMID_NAMES: dict[str, str] = {name: name for name, config in MODELS.items() if isinstance(config, PyramidConfig)}
+"""timm's name of a pyramid -> its row in ``tokenmix.models.MODELS``."""
+
+default_cfgs = generate_default_cfgs({name: _cfg(MODELS[model]) for name, model in PYRAMID_NAMES.items()})
+
+
+def _register(name: str, model: str) -> None:
+    def build(pretrained: bool = False, **kwargs: Any) -> MixerPyramid:
+        features = {"out_indices": kwargs.pop("out_indices", (0, 1, 2, 3)), "feature_cls": "getter"}
+        return build_model_with_cfg(MixerPyramid, name, pretrained, feature_cfg=features, config=MODELS[model], **kwargs)
+
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = f"``tokenmix.models.MODELS[{model!r}]`` for timm."
+    globals()[name] = register_model(build)
+
+
+for _name, _model in PYRAMID_NAMES.items():
+    _register(_name, _model)

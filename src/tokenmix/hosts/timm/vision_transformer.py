@@ -1,0 +1,193 @@
+"""The papers' Vision Transformers under names of ``timm.create_model``: timm's own shell with mixers of ours in its blocks.
+
+The names start with ``deit_`` and this module is called ``vision_transformer``, as those of timm that it resembles.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models.vision_transformer import Block, VisionTransformer
+from timm.models.vision_transformer import checkpoint_filter_fn as timm_filter
+from torch import Tensor, nn
+
+from ...errors import MixerError
+from ...models import MODELS, ViTConfig
+from ...models.blocks import cycled
+from ...models.vit import both_sides, resizable, resize_mixers
+from .._names import TIMM, split_qkv, their_name
+from ..export import timm_options
+from .attention import Grid, attention_class
+
+Spec = dict[str, Any]
+ATTENTION: tuple[Spec, ...] = ({"name": "attention"},)
+
+
+class MixerBlock(Block):
+    """timm's block, with the attention class of its own layer."""
+
+    def __init__(self, dim: int, num_heads: int, *, attn_layer: Any, depth: int = 0, **options: Any):
+        super().__init__(dim, num_heads, attn_layer=attn_layer[depth], depth=depth, **options)
+
+
+class MixerVisionTransformer(VisionTransformer):
+    """timm's ``VisionTransformer`` with a mixer in each block: its features, heads, pooling, layer groups, pruning and checkpointing are timm's own.
+
+    Args:
+        mixers: one spec, or one per layer, or a shorter list repeated over the layers. ``max_len``, ``ndim`` and ``grid_size`` are filled in; ``heads``,
+            ``qkv_bias`` and ``out_bias`` are timm's ``num_heads``, ``qkv_bias`` and ``proj_bias``, where a mixer has them and its spec does not say.
+        dynamic_img_size, patch_drop_rate: only where no mixer knows how many patches there are or where they lie.
+
+    Everything else is timm's.
+    """
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int | tuple[int, int] = 16,
+        *,
+        mixers: Spec | Sequence[Spec] = ATTENTION,
+        depth: int = 12,
+        class_token: bool = True,
+        reg_tokens: int = 0,
+        dynamic_img_size: bool = False,
+        patch_drop_rate: float = 0.0,
+        **options: Any,
+    ):
+        specs = [mixers] if isinstance(mixers, dict) else list(mixers)
+        if not 0 < len(specs) <= depth:
+            raise MixerError(f"MixerVisionTransformer: mixers must hold 1 to depth={depth} specs, got {len(specs)}.")
+        for spec in specs:
+            if not isinstance(spec, dict) or "name" not in spec:
+                raise MixerError(f'MixerVisionTransformer: a mixer spec is an object with a name, like {{"name": "hydra"}}; got {spec!r}.')
+        grid = _grid(img_size, patch_size)
+        free = dynamic_img_size or patch_drop_rate > 0
+        classes = [attention_class(**spec, grid=None if free else grid, prefix=class_token + reg_tokens) for spec in cycled(tuple(specs), depth)]
+        shell: dict[str, Any] = {"depth": depth, "class_token": class_token, "reg_tokens": reg_tokens}
+        shell |= {"dynamic_img_size": dynamic_img_size, "patch_drop_rate": patch_drop_rate}
+        super().__init__(img_size, patch_size, **shell, block_fn=MixerBlock, attn_layer=classes, **options)  # type: ignore[arg-type]  # one for each block
+
+    def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
+        """timm's, and the mixers' parameters per position follow, interpolated as images; refused, and nothing changed, where one cannot follow."""
+        old: Grid = tuple(self.patch_embed.grid_size)  # type: ignore[assignment]  # two of them
+        new = _grid(img_size or self.patch_embed.img_size, patch_size or self.patch_embed.patch_size)
+        every: list[Any] = [block.attn for block in self.blocks]
+        bound = [attention for attention in every if attention.grid is not None]
+        steps = [(attention.mixer, old, new, attention.prefix) for attention in bound]
+        resizable(steps)
+        super().set_input_size(img_size, patch_size)
+        resize_mixers(steps)
+        for attention in bound:
+            attention.grid = new
+
+    def no_weight_decay(self) -> set[str]:
+        """timm's, and what mixers own beside linear layers and convolutions: biases of pairs of positions, filters, memories."""
+        found = set(super().no_weight_decay())
+        for i, block in enumerate(self.blocks):
+            for module_name, module in block.attn.named_modules():  # type: ignore[union-attr]  # a module each
+                if not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)):
+                    found |= {".".join(filter(None, (f"blocks.{i}.attn", module_name, name))) for name, _ in module.named_parameters(recurse=False)}
+        return found
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """For ``torch.jit.script``, which puts traces in the place of mixers: into a copy with the same parameters, not into this model."""
+        return copy.deepcopy(self, {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())})
+
+
+def checkpoint_filter(state: dict[str, Any], model: Any) -> dict[str, Tensor]:
+    """Weights for a ``MixerVisionTransformer`` from its own file, from one of our ViT, or, for softmax blocks, from one of timm's ViT.
+
+    Positions of another image size are resampled by timm.
+
+    Raises:
+        MixerError: where timm's softmax attention would have to become another mixer; ``tokenmix convert`` does that, and says what it copied.
+    """
+    state = state.get("model", state)
+    if "patch.weight" in state:
+        state = _from_ours(state, model)
+    for name in [n for n in state if ".attn.qkv." in n]:
+        _check_softmax(name, model)
+        found = {name.replace(".attn.", ".attn.mixer."): state.pop(name)}
+        split_qkv(found, dict.fromkeys(found, name), "checkpoint_filter")
+        state |= found
+    state = {re.sub(r"\.attn\.proj\.", ".attn.mixer.out_proj.", name): tensor for name, tensor in state.items()}
+    return timm_filter(state, model)
+
+
+def _from_ours(state: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
+    """Our ViT's names -> timm's, with the mixers beneath ``attn``; registers get positions of zeros, as in ``to_timm``."""
+    shell = {name: tensor for name, tensor in state.items() if ".mixer." not in name}
+    found = {their_name(name, TIMM): tensor for name, tensor in shell.items()}
+    found |= {name.replace(".mixer.", ".attn.mixer.", 1): tensor for name, tensor in state.items() if ".mixer." in name}
+    for name in ("cls_token", "reg_token", "pos_embed"):
+        if name in found:
+            found[name] = found[name].reshape(1, -1, found[name].shape[-1])
+    if "pos_embed" in found and model.num_reg_tokens:
+        table, first = found["pos_embed"], int(model.has_class_token)
+        found["pos_embed"] = table.new_zeros(1, table.shape[1] + model.num_reg_tokens, table.shape[2])
+        found["pos_embed"][:, :first] = table[:, :first]
+        found["pos_embed"][:, first + model.num_reg_tokens :] = table[:, first:]
+    return found
+
+
+def _check_softmax(name: str, model: Any) -> None:
+    layer = int(name.split(".")[1])
+    if layer < len(model.blocks) and model.blocks[layer].attn.spec["name"] != "attention":
+        mixer = model.blocks[layer].attn.spec["name"]
+        raise MixerError(f"checkpoint_filter: {name!r} is of softmax attention, layer {layer} of the model is {mixer}; `tokenmix convert` takes weights over.")
+
+
+def _grid(img_size: Any, patch_size: Any) -> Grid:
+    """Rows and columns of patches."""
+    height, width = both_sides(img_size, "MixerVisionTransformer")
+    down, right = both_sides(patch_size, "MixerVisionTransformer")
+    return height // down, width // right
+
+
+def _cfg(config: ViTConfig) -> dict[str, Any]:
+    """What timm keeps of a model: how images are prepared for it, and the names of its first and last layer. There are no weights to download."""
+    cfg = {"num_classes": config.classes, "input_size": (config.channels, *config.image_size), "pool_size": None, "fixed_input_size": True}
+    shown = {"crop_pct": 1.0 if config.image_size[0] > 224 else 0.9, "interpolation": "bicubic", "mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
+    return {**cfg, **shown, "first_conv": "patch_embed.proj", "classifier": "head", "license": "apache-2.0"}
+
+
+def _timm_name(name: str, config: ViTConfig) -> str:
+    """The name for timm of a row of ``MODELS``: aft_conv_tiny_k11_h32 -> deit_tiny_aft_conv_k11_h32_patch16_224."""
+    plain = re.sub(r"(?<=base)_?384", "", name)
+    size = re.search(r"tiny|small|base", plain)
+    if size is None:
+        raise MixerError(f"tokenmix.hosts.timm: the model {name!r} has no size in its name.")
+    rest = "_".join(part for part in plain.split("_") if part not in ("deit", size[0]))
+    rest = {"": "mixer", "registers": "mixer_reg4"}.get(rest, rest)
+    return f"deit_{size[0]}_{rest}_patch{config.patch}_{config.image_size[0]}"
+
+
+MODEL_NAMES: dict[str, str] = {_timm_name(name, config): name for name, config in MODELS.items() if isinstance(config, ViTConfig)}
+"""timm's name of a model -> its row in ``tokenmix.models.MODELS``. The ``mixer`` shells are softmax attention's, for ``mixers=`` of your own."""
+
+default_cfgs = generate_default_cfgs({name: _cfg(MODELS[model]) for name, model in MODEL_NAMES.items()})
+
+
+def _register(name: str, model: str) -> None:
+    config: ViTConfig = MODELS[model]
+    heads = {spec["name"]: spec.get("heads") for spec in config.specs()}.get("attention")
+    spec = config.specs()[0]
+    shell = {**timm_options(config), "num_heads": heads or spec.get("heads", 1), "qkv_bias": True}
+
+    def build(pretrained: bool = False, **kwargs: Any) -> MixerVisionTransformer:
+        features = {"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"}
+        options = {**shell, "mixers": config.mixers, **kwargs}
+        return build_model_with_cfg(MixerVisionTransformer, name, pretrained, pretrained_filter_fn=checkpoint_filter, feature_cfg=features, **options)
+
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = f"``tokenmix.models.MODELS[{model!r}]`` in timm's shell."
+    globals()[name] = register_model(build)
+
+
+for _name, _model in MODEL_NAMES.items():
+    _register(_name, _model)

@@ -1,0 +1,82 @@
+"""The papers' pyramids as backbones of timm."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tokenmix import MixerError
+from tokenmix._torchvision import ensure_torchvision
+
+ensure_torchvision()
+
+import timm  # noqa: E402  (once torchvision imports)
+from timm.loss import SoftTargetCrossEntropy  # noqa: E402
+from timm.optim import param_groups_layer_decay  # noqa: E402
+
+from timm_models import images, noisy  # noqa: E402
+from tokenmix.hosts.timm import PYRAMID_NAMES  # noqa: E402
+from tokenmix.models import PyramidConfig, build_model  # noqa: E402
+
+PYRAMID = {"depths": (1, 2), "dims": (8, 16), "patches": (4, 2), "mlp_ratios": (2.0, 2.0), "img_size": 32, "num_classes": 5}
+STAGES = ({"name": "spatial_reduction", "heads": 1, "ratio": 2}, {"name": "aft_full", "rank": 3})
+
+
+def pyramid(**options):
+    torch.manual_seed(0)
+    return noisy(timm.create_model("pvt_tiny", mixers=STAGES, **{**PYRAMID, **options}).eval())
+
+
+def test_a_pyramid_is_ours():
+    fields = {name: PYRAMID[name] for name in ("depths", "dims", "patches", "mlp_ratios")}
+    source = build_model(PyramidConfig(**fields, mixers=STAGES, image_size=32, classes=5)).eval()
+    model, x = pyramid(), images(size=(32, 32))
+    model.load_state_dict(source.state_dict())
+    torch.testing.assert_close(model(x), source(x), rtol=0, atol=0)
+    final, maps = model.forward_intermediates(x)
+    torch.testing.assert_close(final, source.forward_features(x), rtol=0, atol=0)
+    for one, other in zip(maps, source.feature_maps(x), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    features = timm.create_model("pvt_tiny", mixers=STAGES, **PYRAMID, features_only=True, out_indices=(1,)).eval()
+    features.model.load_state_dict({n: t for n, t in source.state_dict().items() if n in features.model.state_dict()})
+    assert (features.feature_info.channels(), features.feature_info.reduction()) == ([16], [8])
+    torch.testing.assert_close(features(x)[0], maps[1], rtol=0, atol=0)
+
+
+def test_a_pyramid_trains_and_changes_its_head():
+    model, x, grads = pyramid(drop_rate=0.0).train(), images(size=(32, 32)), []
+    for on in (False, True):
+        model.set_grad_checkpointing(on)
+        model.zero_grad()
+        SoftTargetCrossEntropy()(model(x), torch.full((2, 5), 0.2)).backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b)
+    groups = param_groups_layer_decay(model, weight_decay=0.05, layer_decay=0.5, no_weight_decay_list=model.no_weight_decay())
+    scale = {id(p): (g["lr_scale"], g["weight_decay"]) for g in groups for p in g["params"]}
+    named = {n: scale[id(p)] for n, p in model.named_parameters()}
+    assert named["head.weight"] == (1.0, 0.05)
+    steps = [named[f"stages.{i}.blocks.{j}.mlp.up.weight"][0] for i, j in ((0, 0), (1, 0), (1, 1))]
+    assert steps[0] * 4 == steps[1] * 2 == steps[2] < 1.0
+    assert named["stages.0.patch.weight"][0] < steps[0]
+    assert named["stages.1.patch.weight"][0] < steps[2]
+    assert named["stages.1.class_token"][1] == named["stages.0.positions"][1] == 0.0
+    model.reset_classifier(3)
+    assert model.eval()(x).shape == (2, 3)
+    model.set_input_size((32, 64))
+    assert model(images(size=(32, 64))).shape == (2, 3)
+    model.reset_classifier(0)
+    assert model(images(size=(32, 64))).shape == (2, model.num_features)
+    assert pyramid(global_pool="avg", in_chans=1)(torch.randn(1, 1, 32, 32)).shape == (1, 5)
+    with pytest.raises(MixerError, match="was built with global_pool='token', got 'avg'"):
+        model.reset_classifier(3, "avg")
+    with pytest.raises(MixerError, match="choose 'token' or 'avg'"):
+        pyramid(global_pool="max")
+
+
+@pytest.mark.parametrize("name", PYRAMID_NAMES)
+def test_registered_pyramids_have_the_papers_shapes(name):
+    with torch.device("meta"):
+        model, source = timm.create_model(name), build_model(name)
+    assert {n: p.shape for n, p in model.state_dict().items()} == {n: p.shape for n, p in source.state_dict().items()}
+    assert model.feature_info[-1] == {"module": "stages.3", "num_chs": 512, "reduction": 32}
