@@ -289,6 +289,23 @@ def convert(
     return work
 
 
+def export_hf(run: Positional[Path], out: Positional[Path], /, *, step: Step = "last") -> Work:
+    """Turn a run (a language model or a ViT) into a Hugging Face folder with a model card.
+
+    Args:
+        run: the run directory.
+        out: the folder to write, for AutoModelForCausalLM or AutoModelForImageClassification.
+    """
+
+    def work() -> int:
+        from .hosts.huggingface import export_run
+
+        print(export_run(run, out, step=step))
+        return 0
+
+    return work
+
+
 def _print_summary(summary: dict[str, Any], json: bool) -> None:
     if json:
         print(_json.dumps(summary))

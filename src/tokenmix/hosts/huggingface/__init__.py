@@ -2,8 +2,10 @@
 
 from . import _needs as _needs
 from ._register import register as register
+from .attention_interface import register_attention as register_attention
 from .cache import TokenMixStateLayer as TokenMixStateLayer
 from .configuration import TokenMixConfig as TokenMixConfig
+from .export import export_run as export_run
 from .heads import TokenMixForMaskedLM as TokenMixForMaskedLM
 from .heads import TokenMixForSequenceClassification as TokenMixForSequenceClassification
 from .heads import TokenMixForTokenClassification as TokenMixForTokenClassification

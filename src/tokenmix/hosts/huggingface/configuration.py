@@ -135,11 +135,12 @@ class TokenMixConfig(PreTrainedConfig):
 
     def specs(self, field: str = "mixers") -> list[dict[str, Any]]:
         """One whole mixer spec per layer: heads and lengths filled in where a spec leaves them open."""
-        return [self._whole(spec) for spec in cycled(tuple(getattr(self, field)), self.num_hidden_layers)]
+        context = {"max_context_len": self.max_position_embeddings} if field == "cross_mixers" else {}
+        return [self._whole(spec, context) for spec in cycled(tuple(getattr(self, field)), self.num_hidden_layers)]
 
-    def _whole(self, spec: dict[str, Any]) -> dict[str, Any]:
+    def _whole(self, spec: dict[str, Any], context: dict[str, int]) -> dict[str, Any]:
         known = mixer_options(MIXERS[spec["name"]]) if spec["name"] in MIXERS else {}
-        found = {"max_context_len": self.max_position_embeddings, "heads": self.num_attention_heads}
+        found = {"heads": self.num_attention_heads, **context}
         if "heads" not in spec:
             found["kv_heads"] = self.num_key_value_heads or self.num_attention_heads
         return {name: value for name, value in found.items() if name in known} | spec
@@ -159,7 +160,7 @@ class TokenMixConfig(PreTrainedConfig):
         return ViTConfig(
             dim=self.hidden_size,
             layers=self.num_hidden_layers,
-            mixers=tuple({n: v for n, v in spec.items() if n != "max_context_len"} for spec in self.specs()),
+            mixers=tuple(self.specs()),
             image_size=self.image_size,  # type: ignore[arg-type]  # one number is made two there
             patch=self.patch_size,
             channels=self.num_channels,
@@ -181,9 +182,7 @@ class TokenMixConfig(PreTrainedConfig):
         kind = found.get("model_type")
         if found and kind != cls.model_type:
             if kind is None and ("model" in found or "kind" in found):
-                raise MixerError(
-                    f"{pretrained_model_name_or_path}: is a run or a model of tokenmix itself; `tokenmix export-hf` turns a run into a folder to load."
-                )
+                raise MixerError(f"{pretrained_model_name_or_path}: is of tokenmix itself; `tokenmix export-hf` turns a run into a folder to load.")
             raise MixerError(f"{pretrained_model_name_or_path}: holds a model of type {kind!r}, not 'tokenmix'; transformers' AutoModel classes load it.")
         return found, rest
 

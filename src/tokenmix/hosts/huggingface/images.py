@@ -10,7 +10,8 @@ from transformers.modeling_outputs import ImageClassifierOutput
 from transformers.utils.output_capturing import capture_outputs
 
 from ...errors import MixerError
-from ...models import ViT
+from ...models import ViT, ViTConfig
+from .beginning import owns_its_beginning
 from .configuration import TokenMixConfig
 from .layers import TokenMixImageLayer
 from .modeling import TokenMixPreTrainedModel
@@ -20,6 +21,10 @@ class TokenMixViT(ViT):
     """``ViT`` with layers that transformers can checkpoint."""
 
     block_class = TokenMixImageLayer
+
+    def __init__(self, config: ViTConfig):
+        super().__init__(config)
+        owns_its_beginning(self)
 
 
 class TokenMixForImageClassification(TokenMixPreTrainedModel):

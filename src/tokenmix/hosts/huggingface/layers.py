@@ -12,6 +12,7 @@ from ...errors import MixerError
 from ...mixers import MIXERS, Mixer, build_mixer
 from ...models import MLP, Block
 from ...models.blocks import complete_spec, reset_mixer
+from .beginning import owns_its_beginning
 from .cache import TokenMixStateLayer
 from .configuration import TokenMixConfig, mlp_ratio
 
@@ -42,6 +43,7 @@ class TokenMixLayer(GradientCheckpointingLayer, Block):
         if config.cross_mixers is not None:
             self.cross = _cross_mixer(config, index)
             self.cross_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        owns_its_beginning(self)
 
     @property
     def streams(self) -> bool:

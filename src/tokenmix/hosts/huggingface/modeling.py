@@ -3,7 +3,6 @@
 transformers reads class annotations at run time, so this file has no ``from __future__ import annotations``.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,9 +15,9 @@ from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from ...errors import MixerError
-from ...mixers import Mixer
 from ...models import ViT
 from ...positions import LearnedPositions
+from .beginning import anew
 from .cache import TokenMixStateLayer, state_layers
 from .configuration import TokenMixConfig
 from .layers import TokenMixLayer
@@ -38,26 +37,18 @@ class TokenMixPreTrainedModel(PreTrainedModel):
     _is_stateful = True  # a state cannot be cropped, so transformers refuses assisted decoding
     _can_record_outputs = {"hidden_states": TokenMixLayer}
 
+    def _initialize_weights(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        super()._initialize_weights(module)  # as a family of transformers' own: of others, modules without parameters of their own are passed over
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         std = self.config.initializer_range
         if isinstance(module, TokenMixLayer):
-            _anew(module, lambda: module.reset_parameters(std, std / (2 * self.config.num_hidden_layers) ** 0.5))
+            anew(module, lambda: module.reset_parameters(std, std / (2 * self.config.num_hidden_layers) ** 0.5))
         elif isinstance(module, (ViT, LearnedPositions)):
-            _anew(module, module.reset_parameters)
-        elif not isinstance(module, Mixer):  # its layer begins it anew
+            anew(module, module.reset_parameters)
+        elif not getattr(module, "begun_by_owner", False):
             super()._init_weights(module)
-
-
-def _anew(module: nn.Module, reset: Callable[[], None]) -> None:
-    """Initialise a module, except for what transformers has loaded from a file and marked."""
-    tensors = [*module.parameters(), *module.buffers()]
-    loaded = [(t, t.clone()) for t in tensors if getattr(t, "_is_hf_initialized", False)]
-    if len(loaded) == len(tensors):
-        return
-    reset()
-    for tensor, value in loaded:
-        tensor.copy_(value)
 
 
 class TokenMixModel(TokenMixPreTrainedModel):
@@ -163,6 +154,9 @@ class TokenMixModel(TokenMixPreTrainedModel):
         if cache is None:
             return None
         n, who = len(self.layers), type(self).__name__
+        if isinstance(cache, EncoderDecoderCache) != (self.config.cross_mixers is not None):
+            wanted = "an EncoderDecoderCache of two caches" if self.config.cross_mixers is not None else "one cache"
+            raise MixerError(f"{who}: expects {wanted}, DynamicCache(config=model.config), as past_key_values; got {type(cache).__name__}.")
         if isinstance(cache, EncoderDecoderCache):
             own, other = (state_layers(c, n, who) for c in (cache.self_attention_cache, cache.cross_attention_cache))
             return list(zip(own, other, strict=True))

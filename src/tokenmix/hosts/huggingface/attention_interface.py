@@ -1,0 +1,110 @@
+"""The quick try-out: mixers without parameters in the attention layers of any transformers model, through its registry of attention functions.
+
+``AutoModelForCausalLM.from_pretrained(folder, attn_implementation="tokenmix_hydra")`` or ``model.set_attn_implementation("tokenmix_aft_simple")``. The keys are
+cached as they are for attention, and the choice is not saved: to keep it, and for a state of constant size, replace the modules.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+
+from ... import functional as F
+from ...errors import MixerError
+
+FORMS: dict[str, tuple[Callable[..., Tensor], bool]] = {  # the form, and whether it is told the number of heads
+    "hydra": (F.hydra, False),
+    "aft_simple": (F.aft_simple, False),
+    "multihead_linear": (F.multihead_linear, True),
+    "linear": (F.linear_attention, True),
+}
+PLAIN = (causal_mask_function, bidirectional_mask_function)
+
+
+def register_attention(mixer: str, name: str | None = None, **options: Any) -> str:
+    """Let ``attn_implementation=name`` mean a mixer without parameters, its padding mask included. Returns the name, by default "tokenmix_" and the mixer's.
+
+    Importing ``tokenmix.hosts.huggingface`` registers each mixer of ``FORMS`` without options.
+
+    Args:
+        mixer: "hydra", "aft_simple", "multihead_linear" or "linear".
+        options: of its functional form: ``register_attention("linear", "linear_relu", feature="relu")``.
+
+    The model's scaling and attention dropout mean nothing to these forms, which compute no softmax over pairs.
+    """
+    if mixer not in FORMS:
+        near = difflib.get_close_matches(mixer, FORMS, n=1) or list(FORMS)
+        raise MixerError(f"register_attention: {mixer!r} is no mixer without parameters that takes q, k and v; choose {' or '.join(near)}.")
+    name = name or f"tokenmix_{mixer}"
+    AttentionInterface.register(name, _attend(name, *FORMS[mixer], options))
+    AttentionMaskInterface.register(name, padding_mask)
+    return name
+
+
+def _attend(name: str, form: Callable[..., Tensor], by_head: bool, options: dict[str, Any]) -> Callable[..., tuple[Tensor, None]]:
+    """The function transformers calls in place of attention: q (B, H, T, e), k and v (B, G, S, e) -> (B, T, H, e)."""
+
+    def attend(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        extra = [n for n in ("position_bias", "softcap", "s_aux") if kwargs.get(n) is not None]
+        if extra or (attention_mask is not None and attention_mask.ndim != 2):
+            raise MixerError(f"{name}: weighs no pairs of tokens and cannot honour {extra[0] if extra else 'a mask of pairs'}, which this model uses.")
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        heads, T, S = query.shape[1], query.shape[2], key.shape[2]
+        k, v = (_flat(a.repeat_interleave(heads // a.shape[1], 1)) for a in (key, value))
+        q = _flat(query)
+        if causal and 1 < T < S:  # a chunk behind cached keys: its queries are the last of as many as there are keys
+            q = torch.cat([q.new_zeros(q.shape[0], S - T, q.shape[2]), q], 1)
+        y = form(q, k, v, causal=causal and q.shape[1] == S, key_mask=attention_mask, **({"heads": heads} if by_head else {}), **options)
+        return y[:, -T:].unflatten(-1, (heads, -1)).contiguous(), None
+
+    return attend
+
+
+def _flat(x: Tensor) -> Tensor:
+    """(B, H, T, e) -> (B, T, H e)."""
+    return x.transpose(1, 2).flatten(2).contiguous()
+
+
+def padding_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: Any = 0,
+    mask_function: Callable[..., bool] = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    **kwargs: Any,
+) -> Tensor | None:
+    """What our functions take in place of a mask of pairs: (B, S) booleans, or None without padding.
+
+    Raises:
+        MixerError: where the model asks for more than causal order and padding, as sliding windows and packed rows do, and for static caches.
+    """
+    if mask_function not in PLAIN:
+        raise MixerError("tokenmix's attention functions: this model's mask is more than causal order and padding (a window, packed rows); they have no pairs.")
+    if isinstance(q_offset, Tensor) or kv_offset or (attention_mask is not None and attention_mask.shape[1] < kv_length):
+        raise MixerError("tokenmix's attention functions: need a cache that grows, as generate() uses by default; not a static or a sliding one.")
+    if attention_mask is None:
+        return None
+    mask = attention_mask[:, -kv_length:].bool()
+    return mask if torch.compiler.is_compiling() or not bool(mask.all()) else None
+
+
+for _mixer in FORMS:
+    register_attention(_mixer)

@@ -1,0 +1,112 @@
+"""The model card of an exported run: what it is, from what data, with what numbers, how to load it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ...train.config import RunConfig
+from ...train.rundir import RunDir
+from .processors import CROPPED_FROM, image_processor
+
+USE = {
+    "lm": """```python
+import torch
+import tokenmix.hosts.huggingface  # makes transformers know the model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{name}")
+{ids}
+out = model.generate(ids, max_new_tokens=100, do_sample=True, temperature=0.8)
+{text}
+```""",
+    "vit": """```python
+import torch
+import tokenmix.hosts.huggingface  # makes transformers know the model
+from transformers import AutoModelForImageClassification
+
+model = AutoModelForImageClassification.from_pretrained("{name}")
+logits = model(torch.zeros(1, {channels}, {height}, {width})).logits  # normalised images
+```""",
+}
+BYTES = (
+    'tokenizer = AutoTokenizer.from_pretrained("{name}")\nids = tokenizer("To be", return_tensors="pt").input_ids',
+    "print(tokenizer.decode(out[0]))",
+)
+PLAIN = ("ids = torch.tensor([[1, 2, 3]])  # token ids in 0..{last}", "print(out[0].tolist())")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a card is written from: the run, its config, the step, the new model, and whether its tokens are bytes."""
+
+    run: RunDir
+    config: RunConfig
+    step: int
+    model: Any
+    byte_tokens: bool
+
+
+def model_card(facts: Facts, name: str) -> str:
+    """README.md with the front matter that model hubs read."""
+    config: Any = facts.config
+    kind = config.model.kind
+    mixers = [spec["name"] for spec in config.model.specs()]
+    named = ", ".join(f"{mixers.count(m)} x {m}" for m in dict.fromkeys(mixers))
+    task = "text-generation" if kind == "lm" else "image-classification"
+    size = sum(p.numel() for p in facts.model.parameters())
+    front = ["---", "library_name: transformers", f"pipeline_tag: {task}", "tags:", "- tokenmix", *(f"- {m}" for m in dict.fromkeys(mixers)), "---"]
+    what = "language model over bytes" if facts.byte_tokens else "language model" if kind == "lm" else "image classifier (Vision Transformer)"
+    about = f"A {what} of {size:,} parameters, {config.model.dim} features, layers: {named}. Step {facts.step} of a tokenmix run."
+    parts = ["\n".join(front), f"# {name}", about, *_numbers(facts), *_data(facts), "## Use", "`pip install 'tokenmix[hf]'`, then:", _use(facts, name)]
+    return "\n\n".join([*parts, *_notes(facts), "## Config of the run", f"```json\n{json.dumps(config.to_json(), indent=1)}\n```"]) + "\n"
+
+
+def _numbers(facts: Facts) -> list[str]:
+    """The last evaluation of each split up to the step."""
+    scored = [line for line in facts.run.read_metrics() if line.get("kind") == "eval" and line["step"] <= facts.step]
+    last = {line["split"]: line for line in scored}
+    if not last:
+        return ["## Numbers", "This run was not evaluated."]
+    skipped = ("kind", "split", "seconds")
+    columns = [key for key in next(iter(last.values())) if key not in skipped]
+    rows = [f"| {split} | " + " | ".join(_cell(line.get(key)) for key in columns) + " |" for split, line in last.items()]
+    head = "| split | " + " | ".join(columns) + " |"
+    return ["## Numbers", "\n".join([head, "|---" * (len(columns) + 1) + "|", *rows])]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return " x ".join(str(n) for n in value) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _data(facts: Facts) -> list[str]:
+    env, data = facts.run.env(), facts.config.data
+    found = env.get("corpus") or env.get("images") or {}
+    known = ", ".join(f"{key} {_cell(value)}" for key, value in found.items() if key != "name")
+    return ["## Data", f"{found.get('name', data.source)}" + (f": {known}." if known else ".") + " Whoever passes the model on sees to the data's licence."]
+
+
+def _use(facts: Facts, name: str) -> str:
+    model: Any = facts.config.model
+    if model.kind == "vit":
+        return USE["vit"].format(name=name, channels=model.channels, height=model.image_size[0], width=model.image_size[1])
+    ids, text = BYTES if facts.byte_tokens else PLAIN
+    return USE["lm"].format(name=name, ids=ids.format(name=name, last=model.vocab - 1), text=text)
+
+
+def _notes(facts: Facts) -> list[str]:
+    model: Any = facts.config.model
+    if model.kind == "vit":
+        how = image_processor(model, facts.config.data)
+        sized = "resized, bicubic" if min(model.image_size) < CROPPED_FROM else "resized, bicubic, to 1 / 0.875 of that, and cut from the centre"
+        pixels = f"Images are {sized} ({' x '.join(str(n) for n in model.image_size)}), in 0..1, less {how['image_mean']}, over {how['image_std']}."
+        return [pixels]
+    notes = [f"Texts of up to {model.max_len} tokens."]
+    if facts.byte_tokens:
+        notes.append(
+            "A token is a byte of the text in UTF-8. All 256 ids are taken, so nothing is left for padding: pad on the left with any id and an attention_mask."
+        )
+    return [" ".join(notes)]

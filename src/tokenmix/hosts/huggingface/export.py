@@ -1,0 +1,166 @@
+"""A run directory as a Hugging Face folder: weights, config, tokenizer or image processor, generation defaults and a model card."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.utils import logging
+
+from ...errors import MixerError
+from ...mixers import MIXERS, mixer_options
+from ...models import LM, LMConfig, ViT, ViTConfig
+from ...train.rundir import RunDir, check_free, write_json
+from ...train.runs import load_run, pick_step
+from .card import Facts, model_card
+from .configuration import TokenMixConfig
+from .images import TokenMixForImageClassification
+from .modeling import TokenMixForCausalLM
+from .processors import CROPPED_FROM, byte_tokenizer, image_processor
+
+NAMES = (("embed.", "model.embed_tokens."), ("positions.", "model.positions."), ("blocks.", "model.layers."), ("norm.", "model.norm."), ("head.", "lm_head."))
+
+
+def export_run(run: Path | str, out: Path | str, *, step: int | str = "last") -> Path:
+    """Write a run's model to the new folder ``out``, whole or not at all; ``AutoModelForCausalLM`` or ``AutoModelForImageClassification`` loads it.
+
+    Args:
+        run: the directory of a language model or of a Vision Transformer.
+        step: of its checkpoints: a number, "last" or "best".
+
+    Raises:
+        MixerError: for another kind of model, and where the new model's logits are not those of the run's.
+    """
+    _check_out(out)
+    model, config = load_run(run, step=step)
+    opened = RunDir.open(run)
+    new = to_transformers(model)
+    files: dict[str, Any] = {}
+    if isinstance(new, TokenMixForImageClassification) and min(model.config.image_size) < CROPPED_FROM:  # type: ignore[union-attr, arg-type]
+        files["preprocessor_config.json"] = image_processor(model.config, config.data)  # type: ignore[arg-type]
+    facts = Facts(opened, config, pick_step(opened, step), new, byte_tokens=getattr(model.config, "vocab", None) == 256)
+    _write(Path(out), new, facts, files)
+    return Path(out)
+
+
+def to_transformers(model: nn.Module) -> Any:
+    """Our ``LM`` or ``ViT`` as a transformers model with the same weights and the same logits, in eval mode."""
+    if isinstance(model, LM):
+        new: Any = TokenMixForCausalLM(lm_config(model.config))
+        state = {_renamed(name): tensor for name, tensor in model.state_dict().items()}
+        state.setdefault("lm_head.weight", model.embed.weight.detach())
+        sample = torch.arange(min(8, model.max_len or 8))[None] % model.vocab
+    elif isinstance(model, ViT):
+        if not model.config.classes:
+            raise MixerError("export: this ViT has no head, classes=0; a model of features has no counterpart among the exported ones.")
+        new = TokenMixForImageClassification(vit_config(model.config))
+        state = {f"vit.{name}": tensor for name, tensor in model.state_dict().items()}
+        sample = torch.linspace(-1, 1, model.config.channels * model.config.image_size[0] * model.config.image_size[1])
+        sample = sample.reshape(1, model.config.channels, *model.config.image_size)
+    else:
+        raise MixerError(f"export: a {type(model).__name__} has no counterpart in transformers; a language model (kind 'lm') or a ViT ('vit') has.")
+    new.load_state_dict(state)
+    new.eval()
+    _check_equal(model, new, sample)
+    return new
+
+
+@torch.no_grad()
+def _check_equal(model: nn.Module, new: Any, sample: Tensor) -> None:
+    was_training = model.training
+    model.eval()
+    wanted, got = model(sample), (new(sample, use_cache=False) if isinstance(model, LM) else new(sample)).logits
+    model.train(was_training)
+    off = float((wanted - got).abs().max()) / max(float(wanted.abs().max()), 1.0)
+    if not off <= 1e-6:
+        raise MixerError(f"export: the new model's logits are off by {off:.1e} from the old one's; nothing was written.")
+
+
+def lm_config(config: LMConfig) -> TokenMixConfig:
+    """The transformers config of the same language model."""
+    return TokenMixConfig(
+        vocab_size=config.vocab,
+        hidden_size=config.dim,
+        intermediate_size=int(config.dim * config.mlp_ratio),
+        num_hidden_layers=len(config.specs()),
+        **_mixing(config),
+        norm=config.norm,
+        positions=config.positions,
+        is_causal=True,
+        max_position_embeddings=config.max_len,
+        initializer_range=config.init_std,
+        hidden_dropout_prob=config.dropout,
+        tie_word_embeddings=config.tied,
+    )
+
+
+def vit_config(config: ViTConfig) -> TokenMixConfig:
+    """The transformers config of the same Vision Transformer."""
+    return TokenMixConfig(
+        hidden_size=config.dim,
+        intermediate_size=int(config.dim * config.mlp_ratio),
+        num_hidden_layers=config.layers,
+        **_mixing(config),
+        layer_norm_eps=config.norm_eps,
+        positions=config.positions,
+        is_causal=False,
+        initializer_range=config.init_std,
+        hidden_dropout_prob=config.dropout,
+        drop_path_rate=config.drop_path,
+        classifier_pooling="cls" if config.pool == "class" else "mean",
+        image_size=list(config.image_size),
+        patch_size=config.patch,
+        num_channels=config.channels,
+        num_register_tokens=config.registers,
+        num_labels=config.classes,
+    )
+
+
+def _mixing(config: Any) -> dict[str, Any]:
+    """The mixers, each with its number of heads written out, and the heads of the first."""
+    specs = []
+    for spec in config.mixers:
+        default = mixer_options(MIXERS[spec["name"]]).get("heads")
+        specs.append(({"heads": default} if default is not None else {}) | spec)
+    heads = next((spec["heads"] for spec in specs if isinstance(spec.get("heads"), int)), 1)
+    return {"mixers": specs, "num_attention_heads": heads}
+
+
+def _renamed(name: str) -> str:
+    ours, theirs = next(pair for pair in NAMES if name.startswith(pair[0]))
+    return theirs + name[len(ours) :]
+
+
+def _check_out(out: Path | str) -> None:
+    if (Path(out) / "config.json").exists():
+        raise MixerError(f"{out} holds a model or a run already; give another folder.")
+    check_free(out)
+
+
+def _write(out: Path, model: Any, facts: Facts, files: dict[str, Any]) -> None:
+    """Everything into a folder beside ``out``, which takes its name at the end."""
+    temporary = out.with_name(f".{out.name}-{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    bar = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(temporary)
+        if facts.byte_tokens:
+            byte_tokenizer(facts.config.model.max_len).save_pretrained(temporary)
+        for name, content in files.items():
+            write_json(temporary / name, content)
+        (temporary / "README.md").write_text(model_card(facts, out.name))
+        os.rename(temporary, out)
+    except OSError as why:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise MixerError(f"{out} cannot be written ({why.strerror or why}); give another folder.") from why
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    finally:
+        if bar:
+            logging.enable_progress_bar()

@@ -1,0 +1,285 @@
+"""What must hold of our models in transformers, as functions that raise AssertionError where it does not, and planted bugs that they must notice.
+
+With an initializer_range of 0.5: at transformers' 0.02 the mixers hardly show in the logits, and a halved state or a dropped mask would pass.
+Run as a script this plants each bug in a copy of the library and prints what its check says of it as JSON; ``test_huggingface_mutations.py`` does so.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+LOCAL = {"name": "aft_local", "window": 4, "rank": 3}
+KINDS: dict[str, list[dict[str, Any]]] = {
+    "aft": [LOCAL, {"name": "aft_simple"}, {"name": "aft_full", "rank": 3}],
+    "hydra": [{"name": "hydra"}],
+    "hybrid": [LOCAL, {"name": "hydra"}, {"name": "attention"}],
+    "rotary": [{"name": "aft_simple"}, {"name": "attention", "positions": {"name": "rotary"}}],
+}
+PADS = (3, 6, 0)
+
+
+def config(mixers: Any = "aft", **options: Any) -> Any:
+    """A small config whose weights are large."""
+    from tokenmix.hosts.huggingface import TokenMixConfig
+
+    sizes = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "max_position_embeddings": 40}
+    return TokenMixConfig(**{**sizes, "mixers": KINDS[mixers] if isinstance(mixers, str) else mixers, "initializer_range": 0.5, "pad_token_id": 0, **options})
+
+
+def causal(kind: Any = "aft", **options: Any) -> Any:
+    from tokenmix.hosts.huggingface import TokenMixForCausalLM
+
+    torch.manual_seed(0)
+    return TokenMixForCausalLM(config(kind, **options)).eval()
+
+
+def tokens(rows: int = 3, length: int = 12) -> torch.Tensor:
+    return torch.randint(1, 40, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def padded() -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens with padding on the left, and their attention_mask."""
+    mask = torch.stack([torch.arange(12) >= n for n in PADS]).long()
+    return tokens() * mask, mask
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor, atol: float = 2e-5) -> None:
+    torch.testing.assert_close(got, wanted, rtol=0, atol=atol)
+
+
+def chunks(model: Any, x: torch.Tensor, cuts: list[int], mask: torch.Tensor | None = None, cache: Any = None) -> tuple[torch.Tensor, Any]:
+    out = []
+    for a, b in zip([0, *cuts], [*cuts, x.shape[1]], strict=True):
+        found = model(x[:, a:b], attention_mask=None if mask is None else mask[:, :b], past_key_values=cache, use_cache=True)
+        cache = found.past_key_values
+        out.append(found.logits)
+    return torch.cat(out, 1), cache
+
+
+@torch.no_grad()
+def streamed_equals_full(kind: str) -> None:
+    """Logits in chunks through the cache are those of the whole sequence."""
+    model, x = causal(kind), tokens()
+    full = model(x, use_cache=False).logits
+    assert full.std() > 0.5, "the mixers must show"
+    for cuts in ([4, 5, 9], list(range(1, 12))):
+        close(chunks(model, x, cuts)[0], full)
+
+
+@torch.no_grad()
+def generation_needs_no_cache(kind: str) -> None:
+    """Greedy and three beams write the same with a cache as without; a prompt read in chunks, too."""
+    model, x = causal(kind), tokens()
+    for how in ({}, {"num_beams": 3, "length_penalty": 0.0}):
+        options = {"max_new_tokens": 10, "do_sample": False, **how}
+        wanted = model.generate(x, use_cache=False, **options)
+        assert torch.equal(model.generate(x, **options), wanted), how
+    assert torch.equal(model.generate(x, max_new_tokens=10, do_sample=False, prefill_chunk_size=5), model.generate(x, max_new_tokens=10, do_sample=False))
+
+
+@torch.no_grad()
+def left_padding_changes_nothing(kind: str) -> None:
+    """Each row of a batch padded on the left has the logits, and the continuation, of its sequence alone."""
+    model, (x, mask) = causal(kind), padded()
+    full, streamed = model(x, attention_mask=mask, use_cache=False).logits, chunks(model, x, [2, 4, 5, 11], mask)[0]
+    written = model.generate(x, attention_mask=mask, max_new_tokens=8, do_sample=False)
+    for row, n in enumerate(PADS):
+        alone = x[row : row + 1, n:]
+        wanted = model(alone, use_cache=False).logits[0]
+        close(full[row, n:], wanted)
+        close(streamed[row, n:], wanted)
+        assert torch.equal(written[row, n:], model.generate(alone, max_new_tokens=8, do_sample=False)[0])
+
+
+@torch.no_grad()
+def right_padding_changes_nothing(kind: str) -> None:
+    """Each row of a batch padded on the right has the logits of its sequence alone."""
+    from tokenmix.hosts.huggingface import TokenMixForMaskedLM
+
+    torch.manual_seed(0)
+    x, mask = tokens(), padded()[1].flip(1)
+    for model in (causal(kind), TokenMixForMaskedLM(config(kind)).eval()):
+        got = model(x * mask, attention_mask=mask).logits
+        for row, n in enumerate(PADS):
+            close(got[row, : 12 - n], model(x[row : row + 1, : 12 - n]).logits[0])
+
+
+@torch.no_grad()
+def rows_of_a_cache_can_be_picked(kind: str) -> None:
+    """After reorder, batch select and repeat, rows go on as those they came from, at their own positions."""
+    model, (x, mask) = causal(kind), padded()
+    _, cache = chunks(model, x, [], mask)
+    new, order = tokens(3, 4).flip(0), torch.tensor([2, 0, 0])
+    for pick, rows in (
+        (lambda c: c.reorder_cache(order), order),
+        (lambda c: c.batch_select_indices(torch.tensor([1, 2])), torch.tensor([1, 2])),
+        (lambda c: c.batch_repeat_interleave(2), torch.arange(3).repeat_interleave(2)),
+    ):
+        picked = copy.deepcopy(cache)
+        pick(picked)
+        assert picked.batch_size == len(rows)
+        more = new[:1].expand(len(rows), -1)
+        whole, whole_mask = torch.cat([x[rows], more], 1), torch.cat([mask[rows], torch.ones(len(rows), 4, dtype=torch.long)], 1)
+        got = model(more, attention_mask=whole_mask, past_key_values=picked).logits
+        close(got, model(whole, attention_mask=whole_mask, use_cache=False).logits[:, -4:])
+
+
+@torch.no_grad()
+def saved_is_loaded(kind: str) -> None:
+    """What from_pretrained loads, by its own class and by Auto classes, gives the same logits, and a meta build leaves nothing undone."""
+    from transformers import AutoModelForCausalLM
+
+    model, x = causal(kind, tie_word_embeddings=True), tokens()
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        for cls in (type(model), AutoModelForCausalLM):
+            loaded = cls.from_pretrained(folder)
+            assert torch.equal(loaded(x).logits, model(x).logits)
+            assert loaded.config.mixers == model.config.mixers
+
+
+CHECKS: dict[str, Callable[[str], None]] = {
+    f.__name__: f
+    for f in (
+        streamed_equals_full,
+        generation_needs_no_cache,
+        left_padding_changes_nothing,
+        right_padding_changes_nothing,
+        rows_of_a_cache_can_be_picked,
+        saved_is_loaded,
+    )
+}
+
+
+class Bug(NamedTuple):
+    """Replace ``old`` by ``new`` in one file of src/tokenmix; ``check`` on ``kind`` must then fail by comparison: a crash does not count."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    check: str
+    kind: str
+
+
+HOST = "hosts/huggingface/"
+HALVED = "pytree.tree_map(lambda a: a / 2 if a.is_floating_point() else a, state)"
+BUGS = [
+    Bug("the state is halved", HOST + "cache.py", "= state, self.seen + tokens", f"= {HALVED}, self.seen + tokens", "streamed_equals_full", "hydra"),
+    Bug(
+        "a halved state writes otherwise",
+        HOST + "cache.py",
+        "= state, self.seen + tokens",
+        f"= {HALVED}, self.seen + tokens",
+        "generation_needs_no_cache",
+        "hydra",
+    ),
+    Bug(
+        "the mixers' mask is dropped",
+        HOST + "modeling.py",
+        '{"key_mask": place.key_mask, "pos',
+        '{"key_mask": None, "pos',
+        "left_padding_changes_nothing",
+        "hybrid",
+    ),
+    Bug(
+        "the mask of a whole text is dropped",
+        HOST + "layers.py",
+        "return self.mixer(x, **given)",
+        "return self.mixer(x)",
+        "right_padding_changes_nothing",
+        "hydra",
+    ),
+    Bug(
+        "beams are not reordered",
+        HOST + "cache.py",
+        "        self._pick(beam_idx)",
+        "        pass",
+        "generation_needs_no_cache",
+        "aft",
+    ),
+    Bug("a beam's rows stay", HOST + "cache.py", "        self._pick(beam_idx)", "        pass", "rows_of_a_cache_can_be_picked", "hybrid"),
+    Bug(
+        "positions stay with their rows",
+        HOST + "cache.py",
+        "self.position = self.position.index_select(0, index.to(self.position.device))",
+        "self.position = self.position.roll(1)[: len(index)].repeat(len(index))[: len(index)]",
+        "rows_of_a_cache_can_be_picked",
+        "aft",
+    ),
+    Bug(
+        "padding counts as positions",
+        HOST + "masks.py",
+        "at, after = token_positions(x, key_mask), None",
+        "at, after = token_positions(x, None), None",
+        "left_padding_changes_nothing",
+        "aft",
+    ),
+]
+
+
+def planted(bug: Bug, library: Path, place: Path) -> str:
+    """What the bug's check says in a child process that imports a copy of the library with the bug."""
+    copied = Path(shutil.copytree(library, place / "tokenmix", ignore=shutil.ignore_patterns("__pycache__", "*.so")))
+    text = (copied / bug.file).read_text()
+    assert text.count(bug.old) == 1, f"{bug.file} holds {bug.old!r} {text.count(bug.old)} times; bring the patch up to date"
+    (copied / bug.file).write_text(text.replace(bug.old, bug.new))
+    read, write = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(write)
+        with os.fdopen(read) as f:
+            said = f.read()
+        os.waitpid(child, 0)
+        return said or "died"
+    os.close(read)
+    os.write(write, _verdict(bug, place).encode())
+    os._exit(0)
+
+
+def _verdict(bug: Bug, place: Path) -> str:
+    sys.path.insert(0, str(place))
+    try:
+        import tokenmix
+
+        assert Path(tokenmix.__file__).parent.parent == place
+        CHECKS[bug.check](bug.kind)
+    except AssertionError as why:
+        return "broken: " + str(why).split("\n")[0]
+    except Exception as why:
+        return f"crashed: {type(why).__name__}: {why}"
+    return "kept"
+
+
+def main() -> None:
+    """``huggingface_checks.py LIBRARY``: one JSON object, bug -> verdict. transformers is imported once, tokenmix in a child for each bug."""
+    library = Path(sys.argv[1])
+    repair = importlib.util.spec_from_file_location("repair", library / "_torchvision.py")
+    module = importlib.util.module_from_spec(repair)
+    repair.loader.exec_module(module)
+    module.ensure_torchvision()
+    import transformers
+    from transformers import AutoModelForCausalLM, DynamicCache, GenerationMixin, PreTrainedModel  # noqa: F401  (imported before the forks)
+
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    found = {}
+    for bug in BUGS:
+        with tempfile.TemporaryDirectory() as place:
+            found[bug.name] = planted(bug, library, Path(place).resolve())
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
