@@ -15,7 +15,15 @@ from ...mixers import MIXERS, mixer_options
 from ...models import ViTConfig
 from ...models.blocks import complete_spec, cycled
 
-COUNTS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "max_position_embeddings")
+COUNTS: tuple[str, ...] = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
 COUNTS += ("encoder_layers", "patch_size", "num_channels")
 SHARES = ("hidden_dropout_prob", "drop_path_rate", "classifier_dropout")
 CHOICES: dict[str, tuple[Any, ...]] = {

@@ -100,6 +100,7 @@ def lm_config(config: LMConfig) -> TokenMixConfig:
 
 def vit_config(config: ViTConfig) -> TokenMixConfig:
     """The transformers config of the same Vision Transformer."""
+    labels: dict[str, Any] = {"num_labels": config.classes}  # transformers takes it, and keeps it as names of labels
     return TokenMixConfig(
         hidden_size=config.dim,
         intermediate_size=int(config.dim * config.mlp_ratio),
@@ -116,7 +117,7 @@ def vit_config(config: ViTConfig) -> TokenMixConfig:
         patch_size=config.patch,
         num_channels=config.channels,
         num_register_tokens=config.registers,
-        num_labels=config.classes,
+        **labels,
     )
 
 
@@ -150,7 +151,7 @@ def _write(out: Path, model: Any, facts: Facts, files: dict[str, Any]) -> None:
     try:
         model.save_pretrained(temporary)
         if facts.byte_tokens:
-            byte_tokenizer(facts.config.model.max_len).save_pretrained(temporary)
+            byte_tokenizer(facts.model.config.max_position_embeddings).save_pretrained(temporary)
         for name, content in files.items():
             write_json(temporary / name, content)
         (temporary / "README.md").write_text(model_card(facts, out.name))

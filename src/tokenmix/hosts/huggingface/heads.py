@@ -38,7 +38,7 @@ class TokenMixForSequenceClassification(TokenMixHead):
 
     def __init__(self, config: TokenMixConfig):
         super().__init__(config)
-        self.num_labels = config.num_labels
+        self.num_labels = config.num_labels or 2
         self.score = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
@@ -78,7 +78,7 @@ class TokenMixForTokenClassification(TokenMixHead):
 
     def __init__(self, config: TokenMixConfig):
         super().__init__(config)
-        self.num_labels = config.num_labels
+        self.num_labels = config.num_labels or 2
         self.score = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 

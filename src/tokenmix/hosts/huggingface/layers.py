@@ -50,7 +50,7 @@ class TokenMixLayer(GradientCheckpointingLayer, Block):
         """Whether this layer can go on from a state."""
         return self.mixer.capabilities.streaming and (self.cross is None or type(self.cross).context_state is not Mixer.context_state)
 
-    def forward(
+    def forward(  # type: ignore[override]  # transformers' layers take their arguments by place
         self,
         hidden_states: Tensor,
         context: Tensor | None = None,

@@ -55,7 +55,7 @@ class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, GenerationMixin):
         """The decoder's table."""
         return self.decoder.embed_tokens
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: Any) -> None:
         """One table for both sides."""
         self.encoder.embed_tokens = self.decoder.embed_tokens = value
 
