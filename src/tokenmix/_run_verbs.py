@@ -253,26 +253,37 @@ def convert(
     out: Path,
     resize: bool = False,
     classes: int | None = None,
+    last: int | None = None,
+    every: int | None = None,
+    init: Literal["copy", "random"] = "copy",
     seed: int = 0,
     json: bool = False,
 ) -> Work:
-    """Carry the weights of a softmax ViT into one with other mixers; `--train.init DIR` trains it on.
+    """Carry the weights of a softmax model into one with other mixers: of a ViT into ours, or within a model of transformers or timm, layer by layer.
+
+    A run starts from a converted ViT with `--train.init DIR`; a converted host is loaded with `tokenmix.hosts.load_converted(DIR)`.
 
     Args:
-        source: a checkpoint (.safetensors, .pth, .bin), a run directory, timm:NAME, or hf:PATH.
-        target: a model by name (see `tokenmix list`), or mixer specs as JSON: one, or a list of one per layer.
+        source: a checkpoint of a ViT (.safetensors, .pth, .bin), a run directory, timm:NAME, or a folder of transformers (hf:PATH).
+        target: of a ViT of ours: its name (see `tokenmix list`), or mixer specs as JSON: one, or a list of one per layer. Of a host: one spec, or JSON that
+            gives patterns of its attention modules a spec each, '{"encoder.layer.*": {"name": "hydra"}}'; a ViT of timm or transformers needs patterns.
         out: the directory to write: config.json, model.safetensors, report.json.
-        resize: allow another image size; learned positions are interpolated.
-        classes: of a new head.
+        resize: a ViT of ours: allow another image size; learned positions are interpolated.
+        classes: a ViT of ours: of a new head.
+        last: a host: only the last so many of the modules that a pattern matches.
+        every: a host: only every so-manyth of them, from the back.
+        init: a host: random: carry nothing into the mixers.
         seed: of what is new.
         json: print the report as JSON.
     """
 
     def work() -> int:
-        from .hosts.convert import convert_command
+        from .hosts.surgery.folder import convert_any
 
-        found = convert_command(source, target, out, resize=resize, classes=classes, seed=seed)
-        print(_json.dumps(found.to_json(), indent=1) if json else found)
+        found, load = convert_any(
+            source, target, out, ours={"resize": resize, "classes": classes}, host={"last": last, "every": every, "init": init}, seed=seed
+        )
+        print(_json.dumps(found.to_json(), indent=1) if json else f"{found}\n{load}")
         return 0
 
     return work

@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 STATUSES = ("copied", "split", "new", "dropped")
-LAYER = re.compile(r"blocks\.(\d+)\.")
+LAYER = re.compile(r"(?:(?P<stack>.*?)\.)?(?P<number>\d+)\.")  # the first number in a name counts the layers of what precedes it
 
 
 @dataclass(frozen=True)
@@ -79,18 +79,22 @@ class Report:
 
 
 def _layers(entries: Iterable[Entry]) -> list[tuple[str, list[Entry]]]:
-    """What stands outside of the layers, then runs of layers that were treated alike."""
-    outside = [e for e in entries if not LAYER.match(e.name)]
-    layers: dict[int, list[Entry]] = {}
+    """What stands outside of the layers, then runs of layers that were treated alike, stack by stack."""
+    outside: list[Entry] = []
+    stacks: dict[str, dict[int, list[Entry]]] = {}
     for e in entries:
         found = LAYER.match(e.name)
-        if found:
-            layers.setdefault(int(found[1]), []).append(e)
+        if found is None:
+            outside.append(e)
+        else:
+            stacks.setdefault(found["stack"] or "", {}).setdefault(int(found["number"]), []).append(e)
     runs = []
-    for _, run in groupby(sorted(layers), key=lambda i: [(LAYER.sub("", e.name, count=1), e.status, e.shape) for e in layers[i]]):
-        numbers = list(run)
-        title = f"layer {numbers[0]}" if len(numbers) == 1 else f"layers {numbers[0]} to {numbers[-1]}, each"
-        runs.append((title, layers[numbers[0]]))
+    for stack, layers in stacks.items():
+        named = f" of {stack}" if len(stacks) > 1 else ""
+        for _, run in groupby(sorted(layers), key=lambda i: [(LAYER.sub("", e.name, count=1), e.status, e.shape) for e in layers[i]]):
+            numbers = list(run)
+            title = f"layer {numbers[0]}{named}" if len(numbers) == 1 else f"layers {numbers[0]} to {numbers[-1]}{named}, each"
+            runs.append((title, layers[numbers[0]]))
     return [("outside of the layers", outside), *runs]
 
 

@@ -1,0 +1,31 @@
+"""A mixer's state inside the cache of a model of transformers that holds other layers too. Needs transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.cache_utils import EncoderDecoderCache, StaticLayer
+
+from ...errors import MixerError
+from ..huggingface.cache import TokenMixStateLayer
+
+
+def state_layer(cache: Any, index: int, where: str) -> TokenMixStateLayer:
+    """The layer of a cache that holds the state of the mixer number ``index``; an empty one takes the place of transformers' own.
+
+    Raises:
+        MixerError: for a static cache, and for one that holds another model's keys and values there.
+    """
+    cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+    layers = cache.layers
+    while len(layers) <= index:
+        layers.append(cache.layer_class_to_replicate() if cache.layer_class_to_replicate is not None else TokenMixStateLayer())
+    layer = layers[index]
+    if isinstance(layer, TokenMixStateLayer):
+        return layer
+    if isinstance(layer, StaticLayer):
+        raise MixerError(f"{where}: a static cache holds keys and values only; leave cache_implementation at its default.")
+    if layer.get_seq_length():
+        raise MixerError(f"{where}: this cache holds keys and values of another model's layer {index}; begin with a new one.")
+    layers[index] = TokenMixStateLayer()
+    return layers[index]

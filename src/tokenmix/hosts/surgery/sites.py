@@ -1,0 +1,172 @@
+"""Where the attention of a model is: every attention module of a known family, described."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ...errors import MixerError
+
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "bert": ("BertAttention", "RobertaAttention", "XLMRobertaAttention", "CamembertAttention", "ElectraAttention"),
+    "gpt2": ("GPT2Attention",),
+    "llama": ("LlamaAttention", "MistralAttention", "Qwen2Attention"),
+    "vit": ("ViTAttention",),
+    "detr": ("DetrSelfAttention", "DetrCrossAttention"),
+    "timm": ("Attention",),
+    "torch": ("MultiheadAttention",),
+}
+"""Family -> the classes whose ``forward`` it knows: of transformers, but for the last two."""
+PACKAGES = {"timm": "timm.", "torch": "torch."}  # of the rest: transformers'
+
+
+@dataclass(frozen=True)
+class Site:
+    """One attention module of a model.
+
+    Args:
+        name: dotted, as in ``model.get_submodule(name)``.
+        family: of ``FAMILIES``.
+        heads, kv_heads, head_dim: of queries, of keys and values, and features of each.
+        causal: queries attend what precedes them only. False for torch's, where the call decides.
+        cross: keys and values come from elsewhere.
+        rotary: queries and keys are turned by their positions within the module.
+        max_len: tokens the model has positions for; None: no such limit, or unknown.
+        grid, prefix: of an image model, patches (H, W) and the tokens before them.
+        window: causal attention to this many tokens only; None: to all.
+        layer: the module's number in a cache; None: it has none.
+        obstacle: why it cannot be replaced as it is; None: nothing stands against it.
+    """
+
+    name: str
+    family: str
+    dim: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool = False
+    cross: bool = False
+    rotary: bool = False
+    max_len: int | None = None
+    grid: tuple[int, int] | None = None
+    prefix: int = 0
+    window: int | None = None
+    layer: int | None = None
+    obstacle: str | None = None
+
+
+def find_attention(model: nn.Module) -> list[Site]:
+    """Every attention module of a model whose family is known, in the model's order.
+
+    Known are BERT, RoBERTa and their kin, GPT-2, Llama, Mistral, Qwen2, ViT and DETR of transformers, timm's ``Attention``, and ``nn.MultiheadAttention``;
+    see ``FAMILIES``. A class of another name, or a subclass with a ``forward`` of its own, is left out: what it computes is not known.
+
+    Raises:
+        MixerError: for anything but a module.
+    """
+    if not isinstance(model, nn.Module):
+        raise MixerError(f"find_attention: expects a model, an nn.Module, got {type(model).__name__}.")
+    return [_described(model, name, module, family) for name, module, family in _attention(model)]
+
+
+def strangers(model: nn.Module) -> list[str]:
+    """Class names of modules that look like attention and belong to no known family."""
+    known = tuple(name for name, *_ in _attention(model))
+    inside = [name + "." for name in known]
+    names = {n: type(m).__name__ for n, m in model.named_modules() if "attention" in type(m).__name__.lower() and n not in known}
+    return sorted({cls for n, cls in names.items() if not any(n.startswith(each) for each in inside)})
+
+
+def _attention(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    for name, module in model.named_modules():
+        family = family_of(module)
+        if family is not None:
+            yield name, module, family
+
+
+def family_of(module: nn.Module) -> str | None:
+    """The family of an attention module, by the class that wrote its ``forward``; None where it is none, or of no known family."""
+    owner = next((cls for cls in type(module).__mro__ if "forward" in vars(cls)), None)
+    if owner is None or (hasattr(module, "self") and not hasattr(module.self, "query")):  # BERT's, already replaced
+        return None
+    for family, classes in FAMILIES.items():
+        if owner.__name__ in classes and owner.__module__.startswith(PACKAGES.get(family, "transformers.")):
+            return family
+    return None
+
+
+def _described(model: nn.Module, name: str, module: Any, family: str) -> Site:
+    describe = {"bert": _bert, "gpt2": _gpt2, "timm": _timm, "torch": _torch}.get(family, _separate)
+    facts = describe(module)
+    facts |= {"grid": None, "prefix": 0} if family not in ("vit", "timm") else _image(model, name, module)
+    if facts["grid"] is not None:
+        facts["max_len"] = facts["prefix"] + facts["grid"][0] * facts["grid"][1]
+    if family == "torch":
+        facts["cross"] = name.rpartition(".")[2] == "multihead_attn"  # of nn.TransformerDecoderLayer
+    return Site(name, family, **facts)
+
+
+def _bert(module: Any) -> dict[str, Any]:
+    inner, config = module.self, module.self.config
+    heads, width = inner.num_attention_heads, inner.attention_head_size
+    table = config.max_position_embeddings
+    if config.model_type in ("roberta", "xlm-roberta", "camembert"):  # their positions begin after the padding token's number
+        table -= config.pad_token_id + 1
+    causal = bool(getattr(inner, "is_causal", False))
+    facts = {"dim": inner.query.in_features, "heads": heads, "kv_heads": heads, "head_dim": width, "causal": causal, "max_len": table}
+    return facts | {"cross": "Cross" in type(inner).__name__, "layer": inner.layer_idx}
+
+
+def _gpt2(module: Any) -> dict[str, Any]:
+    heads, config = module.num_heads, module.config
+    facts = {"dim": module.embed_dim, "heads": heads, "kv_heads": heads, "head_dim": module.head_dim, "max_len": config.max_position_embeddings}
+    return facts | {"causal": not module.is_cross_attention, "cross": module.is_cross_attention, "layer": module.layer_idx}
+
+
+def _separate(module: Any) -> dict[str, Any]:
+    """q_proj, k_proj, v_proj and o_proj: Llama and its kin, ViT, DETR."""
+    heads, kv_heads = module.q_proj.out_features // module.head_dim, module.k_proj.out_features // module.head_dim
+    facts = {"dim": module.q_proj.in_features, "heads": heads, "kv_heads": kv_heads, "head_dim": module.head_dim, "causal": bool(module.is_causal)}
+    cross, layer = "Cross" in type(module).__name__, getattr(module, "layer_idx", None)
+    facts |= {"cross": cross, "layer": layer, "max_len": None}
+    if family_of(module) != "llama":
+        return facts
+    window = module.sliding_window if hasattr(module, "sliding_window") else getattr(module.config, "sliding_window", None)
+    return facts | {"rotary": True, "window": window, "max_len": module.config.max_position_embeddings}
+
+
+def _timm(module: Any) -> dict[str, Any]:
+    def plain(name: str) -> bool:
+        return isinstance(getattr(module, name, None), (nn.Identity, type(None)))
+
+    found = {"qk_norm": plain("q_norm") and plain("k_norm"), "scale_norm": plain("norm"), "gated": plain("gate")}
+    odd = ", ".join(name for name, fine in found.items() if not fine)
+    facts = {"dim": module.qkv.in_features, "heads": module.num_heads, "kv_heads": module.num_heads, "head_dim": module.head_dim}
+    return facts | {"obstacle": f"it was built with {odd}, which the mixers have no place for" if odd else None}
+
+
+def _torch(module: nn.MultiheadAttention) -> dict[str, Any]:
+    heads = module.num_heads
+    odd = None
+    if module.bias_k is not None or module.add_zero_attn:
+        odd = f"it was built with {'add_bias_kv' if module.bias_k is not None else 'add_zero_attn'}, which the mixers have no place for"
+    elif not module._qkv_same_embed_dim:
+        odd = f"its keys have {module.kdim} features and its values {module.vdim}, its queries {module.embed_dim}; they must be equal"
+    return {"dim": module.embed_dim, "heads": heads, "kv_heads": heads, "head_dim": module.head_dim, "obstacle": odd}
+
+
+def _image(model: nn.Module, name: str, module: Any) -> dict[str, Any]:
+    """The patches of an image model, and the tokens before them."""
+    if hasattr(module, "config"):
+        sides = [s if isinstance(s, (tuple, list)) else (s, s) for s in (module.config.image_size, module.config.patch_size)]
+        return {"grid": (sides[0][0] // sides[1][0], sides[0][1] // sides[1][1]), "prefix": 1}
+    parents = name.split(".")
+    for depth in range(len(parents) - 1, -1, -1):
+        parent: Any = model.get_submodule(".".join(parents[:depth]))
+        grid = getattr(getattr(parent, "patch_embed", None), "grid_size", None)
+        if grid is not None:
+            return {"grid": tuple(grid), "prefix": getattr(parent, "num_prefix_tokens", 0)}
+    return {"grid": None, "prefix": 0}

@@ -1,0 +1,247 @@
+"""Replacing attention: with softmax the function stays the same in every family; every mixer that fits runs, masked, causal, and learns."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from surgery_models import DECODERS, IMAGES, MAKERS, make, padded, shared
+from tokenmix import MIXERS, MixerError
+from tokenmix import functional as F
+from tokenmix.hosts.surgery import find_attention, replace_mixers, restore
+from tokenmix.mixers import mixer_options
+
+TIGHT = 1e-5
+CORE: list[Any] = [
+    "aft_simple",
+    {"name": "aft_local", "window": 3},
+    {"name": "aft_full"},
+    "hydra",
+    "external_multihead",
+    "linear",
+    {"name": "local", "window": 4},
+]
+TEXT = ("bert", "roberta", "gpt2", "llama")  # the others share their code
+
+
+def name_of(spec: Any) -> str:
+    return spec if isinstance(spec, str) else spec["name"]
+
+
+def final(y: Any) -> Tensor:
+    """Logits, hidden states, or the output itself."""
+    for name in ("logits", "last_hidden_state"):
+        if getattr(y, name, None) is not None:
+            return getattr(y, name)
+    return y
+
+
+def outputs(name: str, model: Any, side: str = "left") -> Tensor:
+    """What a model of this family gives at real tokens; its inputs are padded on that side."""
+    dtype = next(model.parameters()).dtype
+    torch.manual_seed(3)
+    if name in IMAGES:
+        return final(model(torch.randn(2, 3, 32, 32).to(dtype)))
+    if name == "detr":
+        mask = torch.ones(2, 48, 48, dtype=torch.long)
+        mask[1, :, 30:] = 0
+        return final(model(pixel_values=torch.randn(2, 3, 48, 48).to(dtype), pixel_mask=mask))
+    if name == "transformer":
+        source, target, pad = torch.randn(2, 7, 32).to(dtype), torch.randn(2, 5, 32).to(dtype), torch.zeros(2, 7, dtype=torch.bool)
+        pad[1, :2] = side == "left"
+        pad[1, 5:] = side == "right"
+        order = nn.Transformer.generate_square_subsequent_mask(5, dtype=dtype)
+        return model(source, target, tgt_mask=order, src_key_padding_mask=pad, memory_key_padding_mask=pad, tgt_is_causal=True)
+    ids, mask = padded(side)
+    given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+    if name == "bert_decoder":
+        other = torch.ones(3, 6, dtype=torch.long)
+        other[1, 3:] = 0
+        given |= {"encoder_hidden_states": torch.randn(3, 6, 32).to(dtype), "encoder_attention_mask": other}
+    return final(model(**given))[mask.bool()]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@torch.no_grad()
+def test_softmax_into_softmax_changes_nothing(name):
+    model = shared(name)
+    new, report = replace_mixers(model, "attention")
+    assert report.share == 1.0
+    assert not report.names("new", "dropped")
+    assert find_attention(new) == []
+    for side in ("left", "right"):
+        wanted = outputs(name, model, side)
+        assert wanted.abs().max() > 0.5  # the comparison means something
+        assert (outputs(name, new, side) - wanted).abs().max() <= TIGHT
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@torch.no_grad()
+def test_restore_gives_the_host_back_to_the_bit(name):
+    model = shared(name)
+    back, report = restore(replace_mixers(model, "attention")[0])
+    assert [str(type(m)) for m in back.modules()] == [str(type(m)) for m in model.modules()]
+    assert all(torch.equal(tensor, back.state_dict()[key]) for key, tensor in model.state_dict().items())
+    assert not report.names("new", "dropped")
+    assert torch.equal(outputs(name, model), outputs(name, back))
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+@torch.no_grad()
+def test_both_kinds_of_mask_are_read(name, implementation):
+    model = make(name)
+    model.set_attn_implementation(implementation)
+    new, _ = replace_mixers(model, {"*.1.*": "attention"})  # the other layer keeps its own
+    assert (outputs(name, new) - outputs(name, model)).abs().max() <= TIGHT
+    mixed, _ = replace_mixers(model, "aft_simple", seed=0)
+    assert torch.isfinite(outputs(name, mixed)).all()
+
+
+@pytest.mark.parametrize("spec", CORE, ids=name_of)
+@pytest.mark.parametrize("name", TEXT)
+@torch.no_grad()
+def test_padding_changes_no_real_output_and_nothing_leaks(name, spec):
+    new, _ = replace_mixers(shared(name, 0.3), spec, seed=0)
+    for side in ("left", "right"):
+        together = outputs(name, new, side)
+        ids, mask = padded(side)
+        alone = []
+        for row, keep in zip(ids, mask.bool(), strict=True):
+            where = {"position_ids": torch.arange(len(row))[None][:, keep]} if name in DECODERS else {}
+            alone.append(final(new(input_ids=row[keep][None], **where))[0])
+        if name == "gpt2" or (side == "left" and name == "bert"):  # learned positions of the host count padding
+            continue
+        assert (torch.cat(alone) - together).abs().max() <= 2e-5 * together.abs().max()
+    ids, mask = padded(side)
+    changed = ids.clone()
+    changed[:, :3][mask[:, :3] == 0] = 17  # what stands at padding
+    changed[:, 6:][mask[:, 6:] == 0] = 23
+    assert (final(new(input_ids=changed, attention_mask=mask))[mask.bool()] - together).abs().max() <= 2e-5 * together.abs().max()
+    if name in DECODERS:
+        later = torch.cat([ids[:1, :6], ids[:1, 6:] - 1], 1)
+        assert (final(new(later))[:, :6] - final(new(ids[:1]))[:, :6]).abs().max() <= 2e-5 * together.abs().max()
+        assert (final(new(later))[:, 6:] - final(new(ids[:1]))[:, 6:]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(("name", "spec"), [(name, spec) for name in DECODERS for spec in ["attention", *CORE] if spec == "attention" or name in TEXT])
+@torch.no_grad()
+def test_generate_with_cache_is_generate_without(name, spec):
+    model = shared(name)
+    new, _ = replace_mixers(model, {"*.0.*": spec} if name == "gpt2" else spec, seed=0)  # gpt2: one layer keeps keys and values
+    ids, mask = padded("left")
+    given = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    for beams in (1, 3):
+        found = new.generate(**given, num_beams=beams)
+        assert torch.equal(found, new.generate(**given, num_beams=beams, use_cache=False))
+    if spec == "attention":
+        assert torch.equal(new.generate(**given), model.generate(**given))
+    alone = [new.generate(ids[i : i + 1, 2 * i :], max_new_tokens=5, do_sample=False, pad_token_id=0)[0, -5:] for i in range(3)]
+    assert torch.equal(new.generate(**given)[:, -5:], torch.stack(alone))
+
+
+@torch.no_grad()
+def test_a_cache_is_continued_in_chunks():
+    new, _ = replace_mixers(shared("llama"), "aft_simple", seed=0)
+    ids = padded("left")[0][:1]
+    whole, past, parts = new(ids).logits, None, []
+    for chunk in ids.split([4, 1, 3, 1], 1):
+        y = new(chunk, past_key_values=past, use_cache=True)
+        past, parts = y.past_key_values, [*parts, y.logits]
+    assert (torch.cat(parts, 1) - whole).abs().max() <= TIGHT * whole.abs().max()
+    with pytest.raises(MixerError, match="model.layers.0.self_attn: this cache holds keys and values of another"):
+        new(ids, past_key_values=shared("llama")(ids).past_key_values)
+    with pytest.raises(MixerError, match="static cache"):
+        new.generate(ids, max_new_tokens=2, cache_implementation="static", pad_token_id=0)
+
+
+NEEDS: dict[str, dict[str, Any]] = {"aft_local": {"window": 3}, "aft_conv": {"heads": 4, "kernel_size": 3}}
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit", "timm", "transformer"])
+def test_every_mixer_that_fits_runs_and_learns(name, mixer):
+    pattern = "encoder.*" if name == "transformer" else "*"
+    needs_length = mixer_options(MIXERS[mixer]).get("max_len") is inspect.Parameter.empty
+    spec = {"name": mixer, **NEEDS.get(mixer, {}), **({"max_len": 12} if name == "transformer" and needs_length else {})}
+    if name in DECODERS and not MIXERS[mixer].supports_causal:
+        with pytest.raises(MixerError, match=rf"{mixer} has no causal form, and attention here is causal"):
+            replace_mixers(shared(name, 0.3), {pattern: spec})
+        return
+    new, _ = replace_mixers(shared(name, 0.3), {pattern: spec}, seed=0)
+    if mixer == "pooling" and name in IMAGES:
+        with pytest.raises(MixerError, match="pools cells of a grid and has no place for tokens outside of it, got prefix=1"):
+            outputs(name, new)
+        return
+    outputs(name, new.train()).square().sum().backward()
+    learning = [n for n, p in new.named_parameters() if "mixer" in n and p.grad is not None and torch.isfinite(p.grad).all()]
+    assert learning == [n for n, _ in new.named_parameters() if "mixer" in n]
+
+
+def test_a_mixer_without_streaming_says_how_to_generate():
+    names = [n for n, cls in MIXERS.items() if cls.supports_causal and not cls.supports_streaming]
+    for mixer in names[:1]:
+        new, _ = replace_mixers(make("gpt2"), {"name": mixer, **NEEDS.get(mixer, {})}, seed=0)
+        ids = padded("left")[0]
+        assert torch.isfinite(new(ids[:1]).logits).all()  # with a cache that nobody asked for
+        with pytest.raises(MixerError, match="use_cache=False"):
+            new.generate(ids[:1], max_new_tokens=3, pad_token_id=0)
+
+
+@torch.no_grad()
+def test_windows_of_the_host():
+    model = make("mistral", sliding_window=4)
+    new, _ = replace_mixers(model, "attention")
+    ids = padded("left")[0][:1]
+    assert (new(ids, use_cache=False).logits - model(ids).logits).abs().max() <= TIGHT
+    with pytest.raises(MixerError, match="attends 4 tokens back"):
+        new.generate(ids[:, :3], max_new_tokens=6, pad_token_id=0, do_sample=False)
+    other, report = replace_mixers(model, "hydra", seed=0)
+    assert "attention reached back 4 tokens" in str(report)
+    assert torch.isfinite(other.generate(ids[:, :3], max_new_tokens=6, pad_token_id=0)).all()
+
+
+@torch.no_grad()
+def test_a_mask_of_pairs_is_honoured_or_refused():
+    model = make("bert")
+    ids, pairs = padded("left")[0][:1], torch.ones(1, 1, 9, 9, dtype=torch.bool)
+    pairs[..., :4, 4:] = pairs[..., 4:, :4] = False
+    new, _ = replace_mixers(model, "attention")
+    assert (final(new(ids, attention_mask=pairs)) - final(model(ids, attention_mask=pairs))).abs().max() <= TIGHT
+    hydra, _ = replace_mixers(model, "hydra", seed=0)
+    whole = torch.ones(1, 1, 9, 9, dtype=torch.bool)
+    before = final(hydra(ids, attention_mask=whole))
+    whole[..., :2] = False  # the same tensor, changed: it is read again
+    assert not torch.equal(final(hydra(ids, attention_mask=whole)), before)
+    with torch.inference_mode():
+        assert torch.equal(final(hydra(ids, attention_mask=torch.ones(1, 1, 9, 9, dtype=torch.bool))), before)
+    with pytest.raises(MixerError, match=r"encoder.layer.0.attention: gets a mask of pairs.*hydra does not weigh pairs"):
+        hydra(ids, attention_mask=pairs)
+
+
+@torch.no_grad()
+def test_grids_of_image_models_reach_mixers_of_grids():
+    new, _ = replace_mixers(make("timm", dynamic_img_size=True), {"name": "aft_conv", "heads": 4, "kernel_size": 3}, seed=0)
+    grids = []
+    for m in new.modules():
+        if type(m).__name__ == "AFTConv":
+            m.register_forward_pre_hook(lambda m, args, kw: grids.append((kw["grid"], kw["prefix"])), with_kwargs=True)
+    new(torch.randn(1, 3, 32, 32))
+    new(torch.randn(1, 3, 48, 48))
+    assert grids == [((4, 4), 1)] * 2 + [((6, 6), 1)] * 2
+
+
+@torch.no_grad()
+def test_detr_adds_positions_to_queries_and_keys_only():
+    model = shared("detr")
+    new, _ = replace_mixers(model, {"*": {"name": "hydra"}}, seed=0)
+    shell = new.encoder.layers[0].self_attn
+    x, at = torch.randn(2, 5, 32), torch.randn(2, 5, 32)
+    q, k, v = (shell.mixer.get_submodule(p) for p in ("q_proj", "k_proj", "v_proj"))
+    wanted = shell.mixer.out_proj(F.hydra(q(x + at), k(x + at), v(x), **shell.mixer.maps))
+    assert (shell(x, position_embeddings=at)[0] - wanted).abs().max() <= TIGHT
+    assert torch.isfinite(outputs("detr", replace_mixers(model, {"encoder.*": "pooling"})[0])).all()

@@ -1,0 +1,74 @@
+"""Finding attention: each family described rightly, what is not known left out."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from surgery_models import MAKERS, make
+from tokenmix import MixerError
+from tokenmix.hosts.surgery import find_attention
+from tokenmix.hosts.surgery.sites import strangers
+
+FACTS = {
+    "bert": ("encoder.layer.1.attention", "bert", 4, False, False, False, 40),
+    "roberta": ("encoder.layer.1.attention", "bert", 4, False, False, False, 41),
+    "xlm_roberta": ("encoder.layer.1.attention", "bert", 4, False, False, False, 41),
+    "camembert": ("encoder.layer.1.attention", "bert", 4, False, False, False, 41),
+    "electra": ("encoder.layer.1.attention", "bert", 4, False, False, False, 40),
+    "bert_decoder": ("bert.encoder.layer.1.crossattention", "bert", 4, False, True, False, 40),
+    "gpt2": ("transformer.h.1.attn", "gpt2", 4, True, False, False, 48),
+    "llama": ("model.layers.1.self_attn", "llama", 2, True, False, True, 64),
+    "mistral": ("model.layers.1.self_attn", "llama", 2, True, False, True, 64),
+    "qwen2": ("model.layers.1.self_attn", "llama", 2, True, False, True, 64),
+    "vit": ("vit.layers.1.attention", "vit", 4, False, False, False, 17),
+    "timm": ("blocks.1.attn", "timm", 4, False, False, False, 17),
+    "detr": ("decoder.layers.0.encoder_attn", "detr", 4, False, True, False, None),
+    "transformer": ("decoder.layers.1.multihead_attn", "torch", 4, False, True, False, None),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_each_family_is_described(name):
+    model = make(name)
+    sites = find_attention(model)
+    s = sites[-1]
+    assert (s.name, s.family, s.kv_heads, s.causal, s.cross, s.rotary, s.max_len) == FACTS[name]
+    assert all((s.dim, s.heads, s.head_dim, s.obstacle) == (32, 4, 8, None) for s in sites)
+    assert len(sites) == {"bert_decoder": 4, "detr": 3, "transformer": 6}.get(name, 2)
+    assert model.get_submodule(s.name) is not None
+    assert not strangers(model)
+
+
+def test_a_decoder_of_bert_is_causal_but_not_across():
+    assert [(s.causal, s.cross, s.layer) for s in find_attention(make("bert_decoder"))] == [
+        (True, False, 0),
+        (False, True, 0),
+        (True, False, 1),
+        (False, True, 1),
+    ]
+
+
+def test_grids_and_windows_are_seen():
+    assert [(s.grid, s.prefix) for s in find_attention(make("vit")) + find_attention(make("timm", reg_tokens=2))] == [((4, 4), 1)] * 2 + [((4, 4), 3)] * 2
+    assert find_attention(make("mistral", sliding_window=5))[0].window == 5
+
+
+def test_what_stands_against_a_replacement_is_said():
+    assert "qk_norm" in (find_attention(make("timm", qk_norm=True))[0].obstacle or "")
+    assert "3 features" in (find_attention(nn.MultiheadAttention(8, 2, kdim=3, vdim=5))[0].obstacle or "")
+
+
+def test_unknown_attention_is_left_out_and_named():
+    class OwnAttention(nn.MultiheadAttention):
+        def forward(self, *args, **options):
+            return super().forward(*args, **options)
+
+    model = nn.Sequential(nn.Linear(4, 4), OwnAttention(4, 2))
+    assert find_attention(model) == []
+    assert strangers(model) == ["OwnAttention"]
+
+
+def test_no_model_is_refused():
+    with pytest.raises(MixerError, match=r"find_attention: expects a model.*got str"):
+        find_attention("bert")  # type: ignore[arg-type]
