@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from ._run_verbs import Work, convert, evaluate, pictures, report, resume, sample, train
+from ._run_verbs import Work, convert, evaluate, export_onnx, pictures, report, resume, sample, train
 from .errors import MixerError
 
 
@@ -148,6 +148,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "sample": sample,
     "report": report,
     "convert": convert,
+    "export-onnx": export_onnx,
     "pictures": pictures,
     "bench": bench,
 }
