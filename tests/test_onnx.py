@@ -18,7 +18,6 @@ from tokenmix.mixers import CORE
 from tokenmix.models import LM, LMConfig, build_model
 from tokenmix.testing.subject import perturb
 
-PAGE = Path(__file__).parents[1] / "docs" / "hosts" / "onnx.md"
 FIRST = {name: case for case, (name, _) in reversed(CASES.items())}  # the first case of every mixer
 REST = [case for case in CASES if CASES[case][0] in CORE and case != FIRST[CASES[case][0]]]
 DIM = 8
@@ -36,7 +35,7 @@ def lm(**options) -> LM:
 
 
 def check_file(case: str, tmp_path: Path) -> tuple[str, str]:
-    """A mixer's whole form and, where it streams, its decode step, through ONNX Runtime: the cells of its row in the page."""
+    """A mixer's whole form and, where it streams, its decode step, through ONNX Runtime. Says whether the length is free and whether there is a step."""
     causal = MIXERS[CASES[case][0]].supports_causal and case not in GRIDS
     mixer = built(case, causal=causal)
     place = {"grid": GRIDS[case][0], "prefix": GRIDS[case][1]} if case in GRIDS else {}
@@ -60,28 +59,18 @@ def check_file(case: str, tmp_path: Path) -> tuple[str, str]:
     return whole, "yes"
 
 
-@pytest.mark.parametrize("name", CORE)
+QUICK = ("attention", "hydra")  # torch takes up to a minute for each of the others
+
+
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CORE])
 def test_core_mixers(name, tmp_path):
-    """And their rows of the page say what happened."""
-    whole, step = check_file(FIRST[name], tmp_path)
-    assert re.search(rf"^\| `{name}` \| {whole} \| {step} \|$", PAGE.read_text(), flags=re.MULTILINE), f"docs/hosts/onnx.md: | `{name}` | {whole} | {step} |"
+    check_file(FIRST[name], tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", REST)
 def test_other_options_of_core_mixers(case, tmp_path):
     check_file(case, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in MIXERS if name not in CORE])
-def test_opponents(name, tmp_path):
-    """Those that export are compared; those that cannot are refused in one line, and the page has the reason."""
-    if f"| `{name}` |" in PAGE.read_text().split("## What cannot")[1]:
-        with pytest.raises(MixerError, match="export"):
-            check_file(FIRST[name], tmp_path)
-    else:
-        check_file(FIRST[name], tmp_path)
 
 
 @pytest.mark.parametrize("decode", [False, True])

@@ -116,8 +116,8 @@ def _decode_port(model: Any, chunk: int) -> Port:
 
     names = ("x", "state") if isinstance(model, Mixer) else ("tokens", "state")
     longest = None if model.max_len is None else model.max_len - chunk
-    if longest is not None and longest < 0:
-        raise MixerError(f"export: chunk={chunk} is longer than max_len={model.max_len}.")
+    if longest is not None and longest < 1:
+        raise MixerError(f"export: chunk={chunk} leaves nothing of max_len={model.max_len} to decode after it; make it smaller.")
     return Port(who, Step(model), names, ("y" if isinstance(model, Mixer) else "logits", "new_state"), example, longest)
 
 

@@ -41,6 +41,11 @@ def traced(port: Port, length: int | None, fixed: bool) -> tuple[Any, Sizes]:
     return program, Sizes(_sizes(program, port, most).batch, (most, most))
 
 
+def short(port: Port) -> int:
+    """A length that every port takes."""
+    return port.size if port.size is not None else min(SHORT, SHORT if port.longest is None else port.longest)
+
+
 def varying(port: Port, length: int) -> tuple[tuple[Any, ...], list[tuple[set[int], set[int]]]]:
     """The example, and of each tensor in it the axes that change with the batch and with the length."""
     one, wide, long = ([tuple(a.shape) for a in pytree.tree_leaves(port.example(*at))] for at in ((BATCH, length), (BATCH + 1, length), (BATCH, length - 1)))

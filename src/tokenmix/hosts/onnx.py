@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from ..errors import MixerError
 from ..models import evaluating
 from ._ports import Port, find_port, quietly
-from ._programs import SHORT, Sizes, input_shapes, traced, varying
+from ._programs import Sizes, input_shapes, short, traced, varying
 from .onnx_model import KEY, OnnxModel, difference, stored
 
 OLDEST_OPSET = 18
@@ -149,7 +149,7 @@ def _names(example: Any, roots: tuple[str, ...]) -> list[str]:
 
 def _write(program: Any, port: Port, sizes: Sizes, model: Any, path: Path, opset: int | None) -> int:
     """The ONNX file with named ends, axes and metadata. Returns how many nodes it has."""
-    example = port.example(1, 2 if port.size is None else port.size)
+    example = port.example(1, short(port))
     result = port.module(*example)
     ins, outs = _names(example, port.names), _names(result if isinstance(result, tuple) and port.decodes else (result,), port.results)
     with quietly():
@@ -170,13 +170,13 @@ def _as_free(file: OnnxModel, port: Port, sizes: Sizes) -> bool:
     """Whether the inputs of a file whose length is free have no number where the length stands."""
     if port.size is not None or sizes.length[0] == sizes.length[1]:
         return True
-    _, axes = varying(port, SHORT)
+    _, axes = varying(port, short(port))
     return all(isinstance(end.shape[axis], str) for end, (_, along) in zip(file.session.get_inputs(), axes, strict=True) for axis in along)
 
 
 def _name_axes(model: Any, program: Any, port: Port) -> None:
     """Call the free axes batch, and length or past, instead of torch's symbols; other sizes that grow get a number."""
-    length = SHORT if port.size is None else port.size
+    length = short(port)
     names: dict[str, str] = {}
     args, axes = varying(port, length)
     for value, shape, (batch, _) in zip(pytree.tree_leaves(args), input_shapes(program), axes, strict=True):

@@ -85,5 +85,6 @@ def difference(got: Tensor, want: Tensor) -> float:
     """The largest |got - want|, over the largest finite |want| where that is above 1; equal infinities are equal; other shapes or dtypes infinitely far."""
     if got.shape != want.shape or got.dtype != want.dtype:
         return float("inf")
+    got, want = got.detach(), want.detach()
     apart = torch.where(got == want, 0.0, (got.double() - want.double()).abs()).nan_to_num(float("inf"))
     return float(apart.amax() / max(1.0, float(want.double().nan_to_num(0.0, 0.0, 0.0).abs().amax()))) if apart.numel() else 0.0
