@@ -85,7 +85,8 @@ def test_commands_in_the_documentation_exist():
     from tokenmix._verbs import VERBS
 
     text = "\n".join(p.read_text() for p in PAGES)
-    named = set(re.findall(r"^tokenmix ([a-z][a-z-]*)", text, flags=re.MULTILINE)) | set(re.findall(r"`tokenmix ([a-z][a-z-]*)[^`]*`", text))
+    verb = r"tokenmix ([a-z]+(?:-[a-z]+)*)\b"
+    named = set(re.findall(rf"^{verb}", text, flags=re.MULTILINE)) | set(re.findall(rf"`{verb}[^`]*`", text))
     assert named, "the documentation names no command"
     assert named <= set(VERBS)
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)

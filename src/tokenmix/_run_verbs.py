@@ -306,6 +306,54 @@ def export_hf(run: Positional[Path], out: Positional[Path], /, *, step: Step = "
     return work
 
 
+def export_onnx(
+    source: Positional[str],
+    out: Positional[Path],
+    /,
+    *,
+    decode: bool = False,
+    length: int | None = None,
+    fixed: bool = False,
+    key_mask: bool = False,
+    chunk: int = 1,
+    opset: int | None = None,
+    seed: int = 0,
+    json: bool = False,
+) -> Work:
+    """Write a model as an ONNX file, after it was run by ONNX Runtime and compared with torch.
+
+    Args:
+        source: a run directory, a folder that `tokenmix convert` wrote, or a model by name with fresh weights (see `tokenmix list`).
+        out: the file to write.
+        decode: the next tokens with a state that goes in and out, instead of whole inputs.
+        length: the longest input it must take; default the model's longest.
+        fixed: that length alone.
+        key_mask: take a mask of the tokens beside them.
+        chunk: tokens of one decode step.
+        opset: of the ONNX operators, 18 or above.
+        seed: of fresh weights.
+        json: print the report as JSON.
+    """
+
+    def work() -> int:
+        import torch
+
+        from .hosts import export_onnx as export
+        from .models import MODELS, build_model
+        from .train import load_model
+
+        if source not in MODELS and not Path(source).is_dir():
+            raise MixerError(f"export-onnx: {source!r} is neither a directory nor the name of a model; `tokenmix list` shows the names.")
+        if source in MODELS:
+            torch.manual_seed(seed)
+        model = build_model(source) if source in MODELS else load_model(source)[0]
+        report = export(model, out, decode=decode, length=length, fixed=fixed, key_mask=key_mask, chunk=chunk, opset=opset)
+        print(_json.dumps(report.to_json(), indent=1) if json else report)
+        return 0
+
+    return work
+
+
 def _print_summary(summary: dict[str, Any], json: bool) -> None:
     if json:
         print(_json.dumps(summary))

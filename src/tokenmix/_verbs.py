@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from ._run_verbs import Work, convert, evaluate, export_hf, pictures, report, resume, sample, train
+from ._run_verbs import Work, convert, evaluate, export_hf, export_onnx, pictures, report, resume, sample, train
 from .errors import MixerError
 
 
@@ -149,6 +149,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "report": report,
     "convert": convert,
     "export-hf": export_hf,
+    "export-onnx": export_onnx,
     "pictures": pictures,
     "bench": bench,
 }

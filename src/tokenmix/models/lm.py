@@ -77,8 +77,8 @@ class LM(Trunk):
     @property
     def max_len(self) -> int | None:
         """The longest sequence this model takes; None where nothing in it has a length."""
-        limits = [self.mixers_max_len(), self.positions.max_len if self.positions else None]
-        return min((limit for limit in limits if limit is not None), default=None)
+        limits = [limit for limit in (self.mixers_max_len(), self.positions.max_len if self.positions else None) if limit is not None]
+        return min(limits) if limits else None
 
     def forward(self, tokens: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """tokens (B, T) integers -> logits (B, T, vocab).

@@ -111,7 +111,8 @@ class Trunk(nn.Module):
 
     def mixers_max_len(self) -> int | None:
         """The shortest length that a mixer was built with; None where none has a length."""
-        return min((block.mixer.max_len for block in self.blocks if block.mixer.max_len is not None), default=None)
+        limits = [block.mixer.max_len for block in self.blocks if block.mixer.max_len is not None]
+        return min(limits) if limits else None
 
     def check_symbols(self, tokens: Tensor) -> None:
         """Refuse what is no batch of integer symbols in 0..V-1. Values are read on the CPU and outside of compilation only."""

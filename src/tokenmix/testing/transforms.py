@@ -5,43 +5,19 @@ from __future__ import annotations
 import copy
 import importlib.util
 import io
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..hosts._ports import Call, Step, quietly
+from ..hosts.onnx_model import onnx_session, run_onnx
 from . import inputs
 from .batching import _out
 from .report import NotApplicable, fail, finite, same
 from .subject import Subject, gradients, is_mixer
 from .tolerances import BY_DTYPE
-
-
-class _Call(nn.Module):
-    """forward(x, key_mask) with the subject's grid, in a form every exporter can trace."""
-
-    def __init__(self, s: Subject, mixer: Any):
-        super().__init__()
-        self.mixer, self.given = mixer, s.place()
-
-    def forward(self, x: Tensor, key_mask: Tensor) -> Tensor:
-        return self.mixer(x, key_mask=key_mask, **self.given)
-
-
-class _Step(nn.Module):
-    """One extend."""
-
-    def __init__(self, mixer: Any):
-        super().__init__()
-        self.mixer = mixer
-
-    def forward(self, x: Tensor, state: Any) -> Any:
-        return self.mixer.extend(x, state)
 
 
 def compiles(s: Subject) -> None:
@@ -70,12 +46,12 @@ def exports(s: Subject) -> None:
     if not mixer.capabilities.export:
         raise NotApplicable("declares no export")
     masks = inputs.key_masks(s.length)
-    program = _reloaded(_Call(s, mixer), (s.x(dtype=torch.float32), masks["mixed"]))
+    program = _reloaded(Call(mixer, **s.place()), (s.x(dtype=torch.float32), masks["mixed"]))
     x, mask = s.x(stream=2, dtype=torch.float32), masks["left"]
     same(program.module()(x, mask)[mask], s.call(mixer, x, key_mask=mask)[mask], "the exported program differs", seed=s.seed, key_mask=mask)
     if mixer.capabilities.streaming:
         _, state = mixer.extend(x[:, :2], mixer.init_state(2))
-        step = _reloaded(_Step(mixer), (x[:, 2:3], state)).module()
+        step = _reloaded(Step(mixer), (x[:, 2:3], state)).module()
         got, after = step(x[:, 3:4], state)
         want, expected = mixer.extend(x[:, 3:4], state)
         same(got, want, "the exported streaming step differs", seed=s.seed)
@@ -86,24 +62,10 @@ def exports(s: Subject) -> None:
 def _reloaded(module: nn.Module, args: tuple) -> Any:
     buffer = io.BytesIO()
     states: list[Any] = [type(a) for a in args if not isinstance(a, Tensor)]
-    with _quietly(), torch.serialization.safe_globals(states):
+    with quietly(), torch.serialization.safe_globals(states):
         torch.export.save(torch.export.export(module, args), buffer)
         buffer.seek(0)
         return torch.export.load(buffer)
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without the exporters' warnings and remarks."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def exports_to_onnx(s: Subject) -> None:
@@ -116,20 +78,10 @@ def exports_to_onnx(s: Subject) -> None:
         raise NotApplicable("declares no export")
     masks = inputs.key_masks(s.length)
     x, mask = s.x(stream=2, dtype=torch.float32), masks["left"]
-    with _quietly():
-        program = torch.onnx.export(_Call(s, mixer), (s.x(dtype=torch.float32), masks["mixed"]), dynamo=True, verbose=False)
-    got = _run_onnx(program, [x, mask])
+    with quietly():
+        program: Any = torch.onnx.export(Call(mixer, **s.place()), (s.x(dtype=torch.float32), masks["mixed"]), dynamo=True, verbose=False)
+    got = run_onnx(onnx_session(program.model_proto.SerializeToString()), (x, mask))[0]
     same(got[mask], s.call(mixer, x, key_mask=mask)[mask], "ONNX differs", seed=s.seed, key_mask=mask)
-
-
-def _run_onnx(program: Any, values: list[Tensor]) -> Tensor:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
-    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    names = [i.name for i in session.get_inputs()]
-    return torch.from_numpy(session.run(None, {n: v.numpy() for n, v in zip(names, values, strict=True)})[0])
 
 
 def copies(s: Subject) -> None:

@@ -21,7 +21,7 @@ from ...models import MODELS, ViTConfig
 from ...models._images import both_sides, resizable, resize_mixers
 from ...models.blocks import cycled
 from .._names import TIMM, split_qkv, their_name
-from ..export import timm_options
+from ..weights_back import timm_options
 from .attention import Grid, attention_class
 
 Spec = dict[str, Any]

@@ -1,0 +1,184 @@
+"""What is traced for export: a mixer or a model with example inputs of any size, whole sequences or the next tokens with a state."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MixerError
+from ..mixers import MIXERS, Mixer
+from ..models import LM, ImageDensity
+
+
+class Call(nn.Module):
+    """The whole input at once; ``place`` are the fixed arguments of a mixer on a grid."""
+
+    def __init__(self, model: nn.Module, **place: Any):
+        super().__init__()
+        self.model, self.place = model, place
+
+    def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """The output of the model."""
+        return self.model(x, **self.place) if key_mask is None else self.model(x, key_mask=key_mask, **self.place)
+
+
+class Step(nn.Module):
+    """The next tokens and a state -> their outputs and the new state."""
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, state: Any) -> Any:
+        """What ``extend`` returns."""
+        return self.model.extend(x, state)
+
+
+@dataclass(frozen=True)
+class Port:
+    """A module to trace. ``example(batch, length)`` makes its arguments: ``length`` tokens, or one chunk after ``length`` tokens.
+
+    ``names`` are those of the arguments, ``results`` of what comes out. ``longest`` is the largest length there is, ``size`` the only one.
+    """
+
+    who: str
+    module: nn.Module
+    names: tuple[str, ...]
+    results: tuple[str, ...]
+    example: Callable[[int, int], tuple[Any, ...]]
+    longest: int | None = None
+    size: int | None = None
+
+    @property
+    def decodes(self) -> bool:
+        """Whether a state goes in and out."""
+        return "state" in self.names
+
+
+def find_port(model: Any, *, decode: bool, key_mask: bool, chunk: int, grid: tuple[int, ...] | None, prefix: int) -> Port:
+    """How a mixer or a model of ours is called; one that cannot be exported, or not so, is refused in one line."""
+    check_exportable(model)
+    if not isinstance(chunk, int) or chunk < 1:
+        raise MixerError(f"export: chunk must be an integer >= 1, got {chunk!r}.")
+    if decode and (key_mask or grid is not None):
+        raise MixerError("export: the decode step takes neither key_mask nor grid; leave them out.")
+    if decode:
+        return _decode_port(model, chunk)
+    if isinstance(model, Mixer):
+        return _mixer_port(model, key_mask, grid, prefix)
+    if grid is not None:
+        raise MixerError(f"export: a grid is given to a mixer; {type(model).__name__} knows its own.")
+    if isinstance(model, LM):
+        return Port("LM", Call(model), *_named("tokens", "logits", key_mask), _masked(_tokens(model.vocab), key_mask), model.max_len)
+    if key_mask:
+        raise MixerError(f"export: {type(model).__name__} takes no key_mask; leave it out.")
+    if isinstance(model, ImageDensity):
+        return Port("ImageDensity", Call(model), *_named("tokens", "logits", False), _masked(_tokens(model.vocab), False), size=model.max_len)
+    return _image_port(model)
+
+
+def check_exportable(model: Any) -> None:
+    """Refuse a model that has a mixer which declares no export, that is not float32, or not on the CPU."""
+    if not isinstance(model, nn.Module):
+        raise MixerError(f"export: expects a mixer or a model of tokenmix, got {type(model).__name__}.")
+    for path, module in model.named_modules():
+        if isinstance(module, Mixer) and not module.capabilities.export:
+            names = [name for name, cls in MIXERS.items() if cls is type(module)] or [type(module).__name__]
+            raise MixerError(f"export: {path or 'the mixer'} is {names[0]}, which declares no export; docs/hosts/onnx.md lists what can be exported.")
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if value.is_floating_point() and (value.dtype != torch.float32 or value.device.type != "cpu"):
+            raise MixerError(f"export: {name} is {value.dtype} on {value.device}; export takes float32 on the CPU, call model.float().cpu() before.")
+
+
+def _decode_port(model: Any, chunk: int) -> Port:
+    who = type(model).__name__
+    if isinstance(model, Mixer) and not model.capabilities.streaming:
+        why = "was built with causal=False" if model.supports_streaming else "has no streaming form"
+        raise MixerError(f"export: {who} {why}, so there is no decode step; export the whole sequence.")
+    if not isinstance(model, (Mixer, LM, ImageDensity)):
+        raise MixerError(f"export: {who} reads whole images and has no decode step; leave decode out.")
+    inputs = _features(model.dim) if isinstance(model, Mixer) else _tokens(model.vocab)
+
+    def example(batch: int, length: int) -> tuple[Any, ...]:
+        streaming: Any = model
+        state = streaming.init_state(batch)
+        if length:
+            _, state = streaming.extend(inputs(batch, length), state)
+        return inputs(batch, chunk), state
+
+    names = ("x", "state") if isinstance(model, Mixer) else ("tokens", "state")
+    longest = None if model.max_len is None else model.max_len - chunk
+    if longest is not None and longest < 1:
+        raise MixerError(f"export: chunk={chunk} leaves nothing of max_len={model.max_len} to decode after it; make it smaller.")
+    return Port(who, Step(model), names, ("y" if isinstance(model, Mixer) else "logits", "new_state"), example, longest)
+
+
+def _mixer_port(mixer: Mixer, key_mask: bool, grid: tuple[int, ...] | None, prefix: int) -> Port:
+    place = {} if grid is None else {"grid": tuple(grid), "prefix": prefix}
+    size = None if grid is None else prefix + prod(grid)
+    example = _masked(_features(mixer.dim), key_mask)
+    return Port(type(mixer).__name__, Call(mixer, **place), *_named("x", "y", key_mask), example, None if size else mixer.max_len, size)
+
+
+def _image_port(model: Any) -> Port:
+    config: Any = getattr(getattr(model, "backbone", model), "config", None)
+    if not hasattr(config, "image_size"):
+        raise MixerError(f"export: {type(model).__name__} is neither a mixer nor a model of tokenmix.")
+    shape = (config.channels, *config.image_size)
+
+    def example(batch: int, length: int) -> tuple[Any, ...]:
+        return (torch.randn(batch, *shape, generator=_seeded(batch, length)),)
+
+    return Port(type(model).__name__, Call(model), *_named("images", "logits", False), example, size=0)
+
+
+def _named(argument: str, result: str, key_mask: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return (argument, "key_mask") if key_mask else (argument,), (result,)
+
+
+def _seeded(batch: int, length: int) -> torch.Generator:
+    return torch.Generator().manual_seed(1000 * length + batch)
+
+
+def _features(dim: int) -> Callable[[int, int], Tensor]:
+    return lambda batch, length: torch.randn(batch, length, dim, generator=_seeded(batch, length))
+
+
+def _tokens(vocab: int) -> Callable[[int, int], Tensor]:
+    return lambda batch, length: torch.randint(vocab, (batch, length), generator=_seeded(batch, length))
+
+
+def _masked(inputs: Callable[[int, int], Tensor], key_mask: bool) -> Callable[[int, int], tuple[Any, ...]]:
+    """Arguments with, where asked for, a mask that hides other tokens in each row, those in front among them, and never all."""
+
+    def example(batch: int, length: int) -> tuple[Any, ...]:
+        if not key_mask:
+            return (inputs(batch, length),)
+        mask = torch.rand(batch, length, generator=_seeded(batch, length)) < 0.8
+        mask[:, : length // 3] &= torch.arange(length // 3) >= torch.arange(batch)[:, None] % (length // 3 + 1)
+        mask[:, length - 1 :] = True
+        return inputs(batch, length), mask
+
+    return example
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without the exporters' warnings and remarks."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
