@@ -7,11 +7,15 @@ from typing import Any
 from tokenmix import MIXERS
 
 _LEARNED = {"positions": {"name": "learned"}, "max_len": 14}
+_YARN = {"name": "yarn", "factor": 4.0, "original_max_len": 4, "beta_fast": 2.0, "beta_slow": 0.2}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "attention": ("attention", {"heads": 2}),
     "attention-grouped": ("attention", {"heads": 4, "kv_heads": 2, "scale": 0.3, "qkv_bias": False}),
     "attention-learned": ("attention", {"heads": 2, **_LEARNED}),
+    "attention-rotary": ("attention", {"heads": 2, "positions": {"name": "rotary"}}),
+    "attention-rotary-wide": ("attention", {"heads": 4, "kv_heads": 2, "head_dim": 6, "positions": {"name": "rotary", "rotary_dim": 4, "base": 100.0}}),
+    "attention-rotary-interleaved": ("attention", {"heads": 2, "positions": {"name": "rotary", "layout": "interleaved", "scaling": _YARN}}),
     "aft_full": ("aft_full", {"max_len": 13, "rank": None}),
     "aft_full-factors": ("aft_full", {"max_len": 13, "rank": 3, "gate": None}),
     "aft_full-context": ("aft_full", {"max_len": 12, "max_context_len": 15, "rank": 2, "gate": "softplus"}),

@@ -191,7 +191,7 @@ def test_meta_build_equals_direct_build():
         ({"depths": (1, 1, 0, 1)}, "depths must be positive numbers"),
         ({"depths": (), "dims": (), "patches": (), "mlp_ratios": ()}, "depths has 0 stages"),
         ({"mixers": SPECS["hydra"] * 3}, "one spec, one for each of 4 stages or one for each of 5 layers, got 3"),
-        ({"classes": -1}, "classes >= 0"),
+        ({"classes": -1}, "classes must be >= 0"),
         ({"dropout": 1.0}, "dropout"),
     ],
 )

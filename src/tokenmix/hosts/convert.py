@@ -223,13 +223,13 @@ def _described(config: ViTConfig) -> str:
 
 def convert_command(source: str, target: Any, out: Path | str, *, resize: bool = False, classes: int | None = None, seed: int = 0) -> Report:
     """``convert_vit`` into a folder: config.json, model.safetensors and report.json, all three or none. A path that holds anything is refused."""
-    _check_out(out)
+    check_out(out)
     model, report = convert_vit(source, target, resize=resize, classes=classes, seed=seed)
     save_converted(model, report, out)
     return report
 
 
-def _check_out(out: Path | str) -> None:
+def check_out(out: Path | str) -> None:
     """Refuse an output path that holds anything, before time is spent."""
     if (Path(out) / "config.json").exists():
         raise MixerError(f"{out} holds a model or a run already; give another --out.")
@@ -242,7 +242,7 @@ def save_converted(model: ViT, report: Report, out: Path | str) -> None:
         from safetensors.torch import save
     except ImportError:
         raise MixerError(f"{out}: writing it needs safetensors: pip install 'tokenmix[train]'.") from None
-    _check_out(out)
+    check_out(out)
     out = Path(out)
     temporary = out.with_name(f".{out.name}-{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)

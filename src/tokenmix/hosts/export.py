@@ -110,8 +110,10 @@ def _check_softmax(model: ViT, who: str) -> None:
         if spec["name"] != "attention":
             raise MixerError(f"{who}: layer {i} is {spec['name']}; only a ViT of softmax attention in every layer has a way back.")
         mixer = block.mixer
-        if mixer.kv_heads != mixer.heads or mixer.scale is not None or mixer.positions is not None or mixer.out_proj.bias is None:
-            raise MixerError(f"{who}: layer {i} is {spec}; only the usual attention, without kv_heads, scale, positions and out_bias=False, has a way back.")
+        unusual = mixer.kv_heads != mixer.heads or mixer.scale is not None or mixer.positions is not None or mixer.head_dim * mixer.heads != mixer.dim
+        if unusual or mixer.out_proj.bias is None:
+            usual = "without kv_heads, head_dim, scale, positions and out_bias=False"
+            raise MixerError(f"{who}: layer {i} is {spec}; only the usual attention, {usual}, has a way back.")
         if any(spec.get(name, default) != specs[0].get(name, default) for name, default in (("heads", 8), ("qkv_bias", True))):
             raise MixerError(f"{who}: layer {i} is {spec}, layer 0 is {specs[0]}; theirs are all alike.")
     if model.config.positions == "sinusoidal":

@@ -122,7 +122,7 @@ def _from_state(state: Mapping[str, Tensor], where: str, guess: dict[str, Any], 
 
 def _read_place(place: str, guess: dict[str, Any]) -> Weights:
     if place.startswith("timm:"):
-        return from_timm(_timm_model(place[5:]), where=place)
+        return from_timm(timm_model(place[5:]), where=place)
     path = Path(place.removeprefix("hf:"))
     if not path.exists():
         hint = "; download the model into a folder first" if place.startswith("hf:") else f"; a file ({KINDS}), a folder, timm:NAME or hf:FOLDER is read"
@@ -130,7 +130,7 @@ def _read_place(place: str, guess: dict[str, Any]) -> Weights:
     return _from_folder(path, guess) if path.is_dir() else _from_state(read_file(path), str(path), guess)
 
 
-def _timm_model(name: str) -> nn.Module:
+def timm_model(name: str) -> nn.Module:
     """A model of timm with its published weights."""
     try:
         ensure_torchvision()

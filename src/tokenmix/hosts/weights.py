@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..models import ViT, ViTConfig, build_model
-from ..models.vit import both_sides
+from ..models._images import both_sides
 from ._names import HF, HF_FILES, NUMBER, TIMM, UNUSED, State, bare, drop_batch_axis, refuse_distilled, renamed, split_qkv, their_name
 
 WIDTH = 64  # features per head, where nothing says how many heads there are: those of every DeiT, of the original ViT-B and ViT-L

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .. import functional as F
-from ..positions import LearnedPositions
+from ..positions import LearnedPositions, RotaryPositions
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
+from .options import at_least, check_numbers
 from .parts import largest_dot
 
 
@@ -27,12 +29,14 @@ class AttentionState(NamedTuple):
 class Attention(Mixer):
     """Multi-head softmax attention (Vaswani et al. 2017), with grouped keys (Ainslie et al. 2023).
 
-    y_t = W_o [softmax_s(q_t . k_s / sqrt(e)) v_s] in each of ``heads`` heads of width e = dim / heads; the heads share ``kv_heads`` keys and values.
+    y_t = W_o [softmax_s(q_t . k_s / sqrt(e)) v_s] in each of ``heads`` heads of width e = ``head_dim``; the heads share ``kv_heads`` keys and values.
 
     Args:
-        heads: number of query heads; divides dim.
+        heads: number of query heads; divides dim where head_dim is not given.
         kv_heads: number of key/value heads; divides heads. Default: heads.
-        positions: None, or {"name": "learned"}: a learned vector per position is added to the input of the query and key projections.
+        head_dim: width of a head. Default: dim / heads.
+        positions: None; {"name": "learned"}: a learned vector per position is added to the input of the query and key projections; or {"name": "rotary"} with
+            options of ``RotaryPositions``: queries and keys are turned by angles that grow with their position. Over a context, each side by its own.
         scale: factor on the logits, default 1 / sqrt(e).
     """
 
@@ -46,59 +50,78 @@ class Attention(Mixer):
         causal: bool = False,
         heads: int = 8,
         kv_heads: int | None = None,
+        head_dim: int | None = None,
         positions: dict[str, Any] | None = None,
         max_len: int | None = None,
         scale: float | None = None,
         qkv_bias: bool = True,
         out_bias: bool = True,
     ):
-        super().__init__(dim, causal=causal, max_len=max_len if positions else None)
+        learned = isinstance(positions, dict) and positions.get("name") == "learned"
+        super().__init__(dim, causal=causal, max_len=max_len if learned else None)
+        at_least(self, 1, heads=heads, kv_heads=heads if kv_heads is None else kv_heads)
+        check_numbers(self, **({} if scale is None else {"scale": scale}))
         self.heads, self.kv_heads, self.scale = heads, kv_heads or heads, scale
-        if heads < 1 or dim % heads:
-            self.refuse(f"heads={heads} must divide dim={dim}")
-        if self.kv_heads < 1 or heads % self.kv_heads:
+        if head_dim is None and dim % heads:
+            self.refuse(f"heads={heads} must divide dim={dim}, or head_dim must be given")
+        if heads % self.kv_heads:
             self.refuse(f"kv_heads={kv_heads} must divide heads={heads}")
-        width = dim // heads * self.kv_heads
-        self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
-        self.k_proj = nn.Linear(dim, width, bias=qkv_bias)
-        self.v_proj = nn.Linear(dim, width, bias=qkv_bias)
-        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
-        self.positions = None if positions is None else self._build_positions(**positions)
+        self.head_dim = dim // heads if head_dim is None else head_dim
+        at_least(self, 1, head_dim=self.head_dim)
+        wide, narrow = self.head_dim * heads, self.head_dim * self.kv_heads
+        self.q_proj = nn.Linear(dim, wide, bias=qkv_bias)
+        self.k_proj = nn.Linear(dim, narrow, bias=qkv_bias)
+        self.v_proj = nn.Linear(dim, narrow, bias=qkv_bias)
+        self.out_proj = nn.Linear(wide, dim, bias=out_bias)
+        self.positions = None if positions is None else self._build_positions(positions)
 
-    def _build_positions(self, *, name: str, **options: Any) -> LearnedPositions:
-        if name != "learned":
-            self.refuse(f"positions={name!r} is unknown; this version knows 'learned', or None")
+    def _build_positions(self, spec: dict[str, Any]) -> LearnedPositions | RotaryPositions:
+        kinds: dict[str, Any] = {"learned": LearnedPositions, "rotary": RotaryPositions}
+        if not isinstance(spec, dict) or spec.get("name") not in kinds:
+            self.refuse(f'positions={spec!r} is unknown; this version knows None, {{"name": "learned"}} and {{"name": "rotary"}}')
+        kind, options = kinds[spec["name"]], {option: value for option, value in spec.items() if option != "name"}
+        known = [p for p in inspect.signature(kind).parameters if p not in ("dim", "head_dim", "max_len")]
+        if not set(options) <= set(known):
+            self.refuse(f"positions={spec!r}: {spec['name']} positions know the options {', '.join(known)}")
+        if kind is RotaryPositions:
+            return RotaryPositions(self.head_dim, **options)
         if self.max_len is None:
             self.refuse("learned positions need max_len")
         return LearnedPositions(self.dim, max_len=self.max_len, **options)
 
     def resize(self, max_len: int) -> None:
         """Change the number of learned positions, interpolating the table."""
-        if self.positions is None:
+        if not isinstance(self.positions, LearnedPositions):
             self.refuse("has no parameters per position; nothing to resize")
         self.positions.resize(max_len)
         self.max_len = self.max_context_len = max_len
 
-    def _located(self, x: Tensor, positions: Tensor) -> Tensor:
-        return x if self.positions is None else x + self.positions(positions).to(x.dtype)
+    def _located(self, x: Tensor, at: Tensor) -> Tensor:
+        return x + self.positions(at).to(x.dtype) if isinstance(self.positions, LearnedPositions) else x
+
+    def _turned(self, at: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return self.positions(at, *tensors) if isinstance(self.positions, RotaryPositions) else tensors
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.attention`` for this input: (positional, keyword)."""
         keys = x if context is None else context
         here = positions if positions is not None else token_positions(x, key_mask if context is None else None)
         there = here if context is None else token_positions(keys, key_mask)
-        args = self.q_proj(self._located(x, here)), self.k_proj(self._located(keys, there)), self.v_proj(keys)
+        q, k = self.q_proj(self._located(x, here)), self.k_proj(self._located(keys, there))
+        q, k = self._turned(here, q, k) if there is here else (*self._turned(here, q), *self._turned(there, k))
         options = {"heads": self.heads, "kv_heads": self.kv_heads, "scale": self.scale}
-        return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        return (q, k, self.v_proj(keys)), {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(F.attention(*args, **options))
 
     def mixing_cost(self, T):
-        D, width = self.dim, self.k_proj.out_features
-        kept = 4 * (2 * D + 4 * width) * T + 4 * D * T  # the fused kernel keeps its inputs and its output, not the T x T weights
-        return MixingCost(flops=4 * T * T * D, counted=4 * T * T * D, activations=kept, state=(8 * width + 1) * T + 8)
+        wide, width = self.q_proj.out_features, self.k_proj.out_features
+        counted, turning = 4 * T * T * wide, self.positions.rotary_dim if isinstance(self.positions, RotaryPositions) else 0
+        kept = 4 * (2 * wide + 4 * width) * T + 4 * wide * T + 4 * turning * T  # the fused kernel keeps its inputs and its output, not the T x T weights
+        flops = counted + 3 * turning * (self.heads + self.kv_heads) * T
+        return MixingCost(flops=flops, counted=counted, activations=kept, state=(8 * width + 1) * T + 8)
 
     @staticmethod
     def largest_logit(args, options):
@@ -112,19 +135,23 @@ class Attention(Mixer):
 
     def context_state(self, context, context_mask):
         live = torch.ones(context.shape[:2], dtype=torch.bool, device=context.device) if context_mask is None else context_mask
-        keys = self.k_proj(self._located(context, token_positions(context, context_mask)))
+        there = token_positions(context, context_mask)
+        (keys,) = self._turned(there, self.k_proj(self._located(context, there)))
         return AttentionState(keys, self.v_proj(context), live, torch.zeros(live.shape[0], dtype=torch.long, device=live.device))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         at, after = chunk_positions(state.position, x, positions, key_mask)
-        if self.positions is not None:
+        if isinstance(self.positions, LearnedPositions):
             self.check_range(at)
-        q = self.q_proj(self._located(x, at))
+        here = self._located(x, at)
         keys, values, live = state.keys, state.values, state.live
         if self.causal:
             now = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
-            k, v = self.k_proj(self._located(x, at)), self.v_proj(x)
+            q, k = self._turned(at, self.q_proj(here), self.k_proj(here))
+            v = self.v_proj(x)
             keys, values, live = torch.cat([keys, k.to(keys.dtype)], 1), torch.cat([values, v.to(values.dtype)], 1), torch.cat([live, now], 1)
+        else:
+            (q,) = self._turned(at, self.q_proj(here))
         mask = None if self.causal and key_mask is None and state.keys.shape[1] == 0 else live  # a fresh prefill needs none, and then runs fused
         options = {"heads": self.heads, "kv_heads": self.kv_heads, "scale": self.scale, "causal": self.causal}
         y = F.attention(q, keys.to(q.dtype), values.to(q.dtype), key_mask=mask, **options)

@@ -1,14 +1,42 @@
-"""What models of images check alike: the images themselves, and their size where parameters belong to positions."""
+"""What models of images share: checks of their configs and of the images, blocks, and sizes where parameters belong to positions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import MixerError
 from .blocks import Block
+
+ResizeStep = tuple[Any, tuple[int, int], tuple[int, int], int]
+"""A mixer, the grid its parameters belong to, the grid they shall belong to, and the tokens before the grid."""
+
+
+def settle_image_config(config: Any, *positive: str, not_negative: Sequence[str] = ("classes",)) -> None:
+    """Lists of a frozen config as tuples, its image size as two numbers; refuse numbers out of range, among them dropout and drop_path."""
+    who = type(config).__name__
+    object.__setattr__(config, "mixers", tuple(config.mixers))
+    object.__setattr__(config, "image_size", both_sides(config.image_size, who))
+    for names, least, wanted in ((positive, 1, "positive"), (not_negative, 0, ">= 0")):
+        for name in names:
+            if getattr(config, name) < least:
+                raise MixerError(f"{who}: {name} must be {wanted}, got {getattr(config, name)}.")
+    if not (0 <= config.dropout < 1 and 0 <= config.drop_path < 1):
+        raise MixerError(f"{who}: dropout and drop_path must be in [0, 1), got {config.dropout} and {config.drop_path}.")
+
+
+def check_layers(config: Any) -> None:
+    """Refuse more specs than layers, or none."""
+    if not 0 < len(config.mixers) <= config.layers:
+        raise MixerError(f"{type(config).__name__}: mixers must hold 1 to layers={config.layers} specs, got {len(config.mixers)}.")
+
+
+def check_sides(config: Any, of: int, named: str) -> None:
+    """Refuse an image size to build for that is not made of whole tokens."""
+    if any(n % of for n in config.image_size):
+        raise MixerError(f"{type(config).__name__}: image_size={list(config.image_size)} must be multiples of {named}.")
 
 
 def check_images(who: str, images: Tensor, channels: int) -> None:
@@ -19,11 +47,11 @@ def check_images(who: str, images: Tensor, channels: int) -> None:
         raise MixerError(f"{who}: expects normalised floating point images, got {images.dtype}.")
 
 
-def image_block(config: Any, layer: int, *, dim: int, mlp_ratio: float, tokens: int, grid: tuple[int, int]) -> Block:
-    """Block number ``layer`` of a model of images; drop path rises linearly to the config's over all layers."""
+def image_block(config: Any, layer: int, *, dim: int, mlp_ratio: float, tokens: int, grid: tuple[int, int], cls: type[Block] = Block) -> Block:
+    """Block number ``layer`` of a model of images, a ``cls``; drop path rises linearly to the config's over all layers."""
     options: dict[str, Any] = {"mlp_ratio": mlp_ratio, "norm_eps": config.norm_eps, "dropout": config.dropout}
     drop_path = config.drop_path * layer / max(config.layers - 1, 1)
-    return Block(dim, config.specs()[layer], causal=False, max_len=tokens, grid=grid, drop_path=drop_path, **options)
+    return cls(dim, config.specs()[layer], causal=False, max_len=tokens, grid=grid, drop_path=drop_path, **options)
 
 
 def bound_parts(blocks: Iterable[Any], positions: str = "") -> list[str]:
@@ -39,3 +67,33 @@ def refuse_size(who: str, images: Tensor, built: tuple[int, ...], patch: int, pa
     wanted = [n * patch for n in grid]
     size = " x ".join(str(n) for n in built)
     raise MixerError(f"{who}: {' and '.join(parts)} belong to images of {size}, got {got}; call model.resize({wanted}) first, or resize the images.")
+
+
+def resize_mixers(steps: Sequence[ResizeStep]) -> None:
+    """Interpolate mixers' parameters per position, or none of them if one cannot follow; a mixer without any stays as it is."""
+    for mixer, old, new, prefix in resizable(steps):
+        mixer.resize_grid(old, new, prefix)
+
+
+def resizable(steps: Sequence[ResizeStep]) -> list[ResizeStep]:
+    """The steps that change something; a mixer that cannot follow is refused."""
+    bound = [step for step in steps if step[1] != step[2] and (step[0].max_len is not None or getattr(step[0], "grid_size", None) is not None)]
+    for mixer, _, new, _ in bound:
+        if not hasattr(mixer, "resize_grid"):
+            why = f"has parameters per position that cannot follow an image to another size; build the model for {new} patches"
+            raise MixerError(f"{type(mixer).__name__} {why}.")
+    return bound
+
+
+def filled(images: Tensor, patch: int) -> Tensor:
+    """Zeros at the right and at the bottom, up to whole patches."""
+    down, right = (-n % patch for n in images.shape[2:])
+    return nn.functional.pad(images, (0, right, 0, down)) if down or right else images
+
+
+def both_sides(size: Any, who: str) -> tuple[int, int]:
+    """(height, width) of an image size given as one number or two."""
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    if len(sides) != 2 or not all(isinstance(n, int) and n > 0 for n in sides):
+        raise MixerError(f"{who}: image_size must be a positive integer or two, [height, width], got {size!r}.")
+    return sides

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..mixers import MIXERS, State, build_mixer, mixer_options
+from ..mixers import MIXERS, Mixer, State, build_mixer, mixer_options
 
 NORMS = ("pre", "post")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -86,33 +86,42 @@ class Block(nn.Module):
         """(B, T, D) -> (B, T, D); ``given`` goes to the mixer: key_mask, positions and, where it mixes the grid of its tokens, grid and prefix."""
         if not self.on_grid:
             given = {name: value for name, value in given.items() if name not in ("grid", "prefix")}
-        if self.pre:
-            x = x + self.dropout(self.mixer(self.mixer_norm(x), **given))
-            return x + self.dropout(self.mlp(self.mlp_norm(x)))
-        x = self.mixer_norm(x + self.dropout(self.mixer(x, **given)))
-        return self.mlp_norm(x + self.dropout(self.mlp(x)))
+        return self.after_mixing(self.added(x, self.mixer(self.normed(x, self.mixer_norm), **given), self.mixer_norm))
 
-    def extend(self, x: Tensor, state: State, *, key_mask: Tensor | None = None) -> tuple[Tensor, State]:
-        """The next chunk (B, L, D) and the mixer's state -> the chunk's outputs and the new state."""
-        mixed, state = self.mixer.extend(self.mixer_norm(x) if self.pre else x, state, key_mask=key_mask)
-        if self.pre:
-            x = x + self.dropout(mixed)
-            return x + self.dropout(self.mlp(self.mlp_norm(x))), state
-        x = self.mixer_norm(x + self.dropout(mixed))
-        return self.mlp_norm(x + self.dropout(self.mlp(x))), state
+    def extend(self, x: Tensor, state: State, **given: Any) -> tuple[Tensor, State]:
+        """The next chunk (B, L, D) and the mixer's state -> the chunk's outputs and the new state; ``given``: key_mask and positions of the chunk."""
+        mixed, state = self.mixer.extend(self.normed(x, self.mixer_norm), state, **given)
+        return self.after_mixing(self.added(x, mixed, self.mixer_norm)), state
+
+    def after_mixing(self, x: Tensor) -> Tensor:
+        """The MLP's half of the block."""
+        return self.added(x, self.mlp(self.normed(x, self.mlp_norm)), self.mlp_norm)
+
+    def normed(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """What a branch reads of the residual stream."""
+        return norm(x) if self.pre else x
+
+    def added(self, x: Tensor, branch: Tensor, norm: nn.Module) -> Tensor:
+        """The residual stream with a branch's output."""
+        return x + self.dropout(branch) if self.pre else norm(x + self.dropout(branch))
 
     def reset_parameters(self, std: float = 0.02, residual_std: float | None = None) -> None:
         """Norms and mixer anew; projections and MLP ~ N(0, std), those that write to the residual stream ~ N(0, residual_std), biases 0."""
         residual_std = std if residual_std is None else residual_std
         self.mixer_norm.reset_parameters()
         self.mlp_norm.reset_parameters()
-        self.mixer.reset_parameters()
-        for name, child in self.mixer.named_children():
-            if name in PROJECTIONS and isinstance(child, nn.Linear):
-                init_linear(child, residual_std if name == "out_proj" else std)
-        self.mixer.start_copies()
+        reset_mixer(self.mixer, std, residual_std)
         init_linear(self.mlp.up, std)
         init_linear(self.mlp.down, residual_std)
+
+
+def reset_mixer(mixer: Mixer, std: float, residual_std: float) -> None:
+    """A mixer anew, its projections as in ``Block.reset_parameters``."""
+    mixer.reset_parameters()
+    for name, child in mixer.named_children():
+        if name in PROJECTIONS and isinstance(child, nn.Linear):
+            init_linear(child, residual_std if name == "out_proj" else std)
+    mixer.start_copies()
 
 
 def init_linear(layer: nn.Linear | nn.Conv2d, std: float) -> None:

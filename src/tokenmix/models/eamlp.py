@@ -13,10 +13,20 @@ from torch import Tensor, nn
 from .. import functional as F
 from ..errors import MixerError
 from ..positions.grid import resize_rows
-from ._images import bound_parts, check_images, image_block, refuse_size
+from ._images import (
+    both_sides,
+    bound_parts,
+    check_images,
+    check_layers,
+    check_sides,
+    filled,
+    image_block,
+    refuse_size,
+    resize_mixers,
+    settle_image_config,
+)
 from ._json import Json
 from .blocks import MLP, Block, cycled, init_linear
-from .vit import both_sides, filled, resize_mixers
 
 SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
 """Kernel, stride and zero padding of the three soft splits."""
@@ -55,19 +65,11 @@ class EAMLPConfig(Json):
     kind: str = "eamlp"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mixers", tuple(self.mixers))
-        object.__setattr__(self, "image_size", both_sides(self.image_size, "EAMLPConfig"))
-        for name in ("dim", "layers", "channels", "token_dim", "token_slots"):
-            if getattr(self, name) < 1:
-                raise MixerError(f"EAMLPConfig: {name} must be positive, got {getattr(self, name)}.")
-        if self.dim % 2 or self.classes < 0:
-            raise MixerError(f"EAMLPConfig: dim must be even (sines and cosines) and classes >= 0, got {self.dim} and {self.classes}.")
-        if not 0 < len(self.mixers) <= self.layers:
-            raise MixerError(f"EAMLPConfig: mixers must hold 1 to layers={self.layers} specs, got {len(self.mixers)}.")
-        if any(n % STRIDE for n in self.image_size):
-            raise MixerError(f"EAMLPConfig: image_size={list(self.image_size)} must be multiples of {STRIDE}.")
-        if not (0 <= self.dropout < 1 and 0 <= self.drop_path < 1):
-            raise MixerError(f"EAMLPConfig: dropout and drop_path must be in [0, 1), got {self.dropout} and {self.drop_path}.")
+        settle_image_config(self, "dim", "layers", "channels", "token_dim", "token_slots")
+        if self.dim % 2:
+            raise MixerError(f"EAMLPConfig: dim must be even (sines and cosines), got {self.dim}.")
+        check_layers(self)
+        check_sides(self, STRIDE, str(STRIDE))
 
     def grids(self) -> list[tuple[int, int]]:
         """Rows and columns after each soft split; the last are those of the layers."""

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..positions.grid import resize_rows
-from ._images import bound_parts, check_images, image_block, refuse_size
+from ._images import both_sides, bound_parts, check_images, check_sides, filled, image_block, refuse_size, resize_mixers, settle_image_config
 from ._json import Json
 from .blocks import Block, cycled, init_linear
-from .vit import POOLS, both_sides, filled, resize_mixers
+from .vit import POOLS
 
 POSITIONS = ("learned", None)
 PER_STAGE = ("depths", "dims", "patches", "mlp_ratios")
@@ -57,21 +57,15 @@ class PyramidConfig(Json):
     kind: str = "pyramid"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mixers", tuple(self.mixers))
-        object.__setattr__(self, "image_size", both_sides(self.image_size, "PyramidConfig"))
+        settle_image_config(self, "channels")
         for name in PER_STAGE:
             self._check_stages(name)
         if len(self.mixers) not in (1, len(self.depths), self.layers):
             wanted = f"one spec, one for each of {len(self.depths)} stages or one for each of {self.layers} layers"
             raise MixerError(f"PyramidConfig: mixers must hold {wanted}, got {len(self.mixers)}.")
-        if self.channels < 1 or self.classes < 0:
-            raise MixerError(f"PyramidConfig: channels must be positive and classes >= 0, got {self.channels} and {self.classes}.")
         if self.pool not in POOLS or self.positions not in POSITIONS:
             raise MixerError(f"PyramidConfig: pool={self.pool!r}, positions={self.positions!r}; choose 'class' or 'mean', and 'learned' or null.")
-        if any(n % self.stride for n in self.image_size):
-            raise MixerError(f"PyramidConfig: image_size={list(self.image_size)} must be multiples of {self.stride}, the product of patches.")
-        if not (0 <= self.dropout < 1 and 0 <= self.drop_path < 1):
-            raise MixerError(f"PyramidConfig: dropout and drop_path must be in [0, 1), got {self.dropout} and {self.drop_path}.")
+        check_sides(self, self.stride, f"{self.stride}, the product of patches")
 
     def _check_stages(self, name: str) -> None:
         values = tuple(getattr(self, name))

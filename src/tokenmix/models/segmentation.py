@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..mixers import build_mixer
+from ._images import both_sides, resizable, resize_mixers
 from ._json import Json
 from .blocks import PROJECTIONS, complete_spec, init_linear
 from .pyramid import Pyramid
-from .vit import ViT, both_sides, resizable, resize_mixers
+from .vit import ViT
 
 
 def external_head() -> dict[str, Any]:

@@ -5,21 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..positions.grid import resize_rows, sincos
-from ._images import bound_parts, check_images, image_block, refuse_size
+from ._images import (
+    both_sides,
+    bound_parts,
+    check_images,
+    check_layers,
+    check_sides,
+    filled,
+    image_block,
+    refuse_size,
+    resize_mixers,
+    settle_image_config,
+)
 from ._json import Json
-from .blocks import cycled, init_linear
+from .blocks import Block, cycled, init_linear
 
 POOLS = ("class", "mean")
 POSITIONS = ("learned", "sinusoidal", None)
-ResizeStep = tuple[Any, tuple[int, int], tuple[int, int], int]
-"""A mixer, the grid its parameters belong to, the grid they shall belong to, and the tokens before the grid."""
 
 
 @dataclass(frozen=True)
@@ -55,22 +64,11 @@ class ViTConfig(Json):
     kind: str = "vit"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mixers", tuple(self.mixers))
-        object.__setattr__(self, "image_size", both_sides(self.image_size, "ViTConfig"))
-        for name in ("dim", "layers", "patch", "channels"):
-            if getattr(self, name) < 1:
-                raise MixerError(f"ViTConfig: {name} must be positive, got {getattr(self, name)}.")
-        for name in ("classes", "registers"):
-            if getattr(self, name) < 0:
-                raise MixerError(f"ViTConfig: {name} must be >= 0, got {getattr(self, name)}.")
-        if not 0 < len(self.mixers) <= self.layers:
-            raise MixerError(f"ViTConfig: mixers must hold 1 to layers={self.layers} specs, got {len(self.mixers)}.")
+        settle_image_config(self, "dim", "layers", "patch", "channels", not_negative=("classes", "registers"))
+        check_layers(self)
         if self.pool not in POOLS or self.positions not in POSITIONS:
             raise MixerError(f"ViTConfig: pool={self.pool!r}, positions={self.positions!r}; choose 'class' or 'mean', and 'learned', 'sinusoidal' or null.")
-        if any(n % self.patch or n < 1 for n in self.image_size):
-            raise MixerError(f"ViTConfig: image_size={list(self.image_size)} must be multiples of patch={self.patch}.")
-        if not (0 <= self.dropout < 1 and 0 <= self.drop_path < 1):
-            raise MixerError(f"ViTConfig: dropout and drop_path must be in [0, 1), got {self.dropout} and {self.drop_path}.")
+        check_sides(self, self.patch, f"patch={self.patch}")
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -97,6 +95,9 @@ class ViT(nn.Module):
         config: a ``ViTConfig``.
     """
 
+    block_class: ClassVar[type[Block]] = Block
+    """What the layers are; an adapter to another library may need more of them."""
+
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.config = config
@@ -107,7 +108,7 @@ class ViT(nn.Module):
             rows = prod(config.grid) + (config.pool == "class")
             self.positions = nn.Parameter(torch.empty(rows, config.dim)) if config.positions == "learned" else None
             sizes: dict[str, Any] = {"dim": config.dim, "mlp_ratio": config.mlp_ratio, "tokens": config.prefix + prod(config.grid), "grid": config.grid}
-            self.blocks: Any = nn.ModuleList(image_block(config, i, **sizes) for i in range(config.layers))
+            self.blocks: Any = nn.ModuleList(image_block(config, i, cls=self.block_class, **sizes) for i in range(config.layers))
             self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
             self.head = nn.Linear(config.dim, config.classes) if config.classes else None
             self.dropout = nn.Dropout(config.dropout)
@@ -219,33 +220,3 @@ class ViT(nn.Module):
             self.positions = nn.Parameter(resize_rows(self.positions.detach(), old, new.grid, int(self.class_token is not None)))
         self.config = new
         return self
-
-
-def resize_mixers(steps: Sequence[ResizeStep]) -> None:
-    """Interpolate mixers' parameters per position, or none of them if one cannot follow; a mixer without any stays as it is."""
-    for mixer, old, new, prefix in resizable(steps):
-        mixer.resize_grid(old, new, prefix)
-
-
-def resizable(steps: Sequence[ResizeStep]) -> list[ResizeStep]:
-    """The steps that change something; a mixer that cannot follow is refused."""
-    bound = [step for step in steps if step[1] != step[2] and (step[0].max_len is not None or getattr(step[0], "grid_size", None) is not None)]
-    for mixer, _, new, _ in bound:
-        if not hasattr(mixer, "resize_grid"):
-            why = f"has parameters per position that cannot follow an image to another size; build the model for {new} patches"
-            raise MixerError(f"{type(mixer).__name__} {why}.")
-    return bound
-
-
-def filled(images: Tensor, patch: int) -> Tensor:
-    """Zeros at the right and at the bottom, up to whole patches."""
-    down, right = (-n % patch for n in images.shape[2:])
-    return nn.functional.pad(images, (0, right, 0, down)) if down or right else images
-
-
-def both_sides(size: Any, who: str) -> tuple[int, int]:
-    """(height, width) of an image size given as one number or two."""
-    sides = (size, size) if isinstance(size, int) else tuple(size)
-    if len(sides) != 2 or not all(isinstance(n, int) and n > 0 for n in sides):
-        raise MixerError(f"{who}: image_size must be a positive integer or two, [height, width], got {size!r}.")
-    return sides

@@ -1,3 +1,4 @@
 """Position encodings and biases."""
 
 from .learned import LearnedPositions as LearnedPositions
+from .rotary import RotaryPositions as RotaryPositions

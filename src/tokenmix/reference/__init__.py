@@ -30,6 +30,7 @@ from .performer import performer as performer
 from .pooling import pooling as pooling
 from .reformer import reformer as reformer
 from .rfa import rfa as rfa
+from .rotary import rotary as rotary
 from .routing import routing as routing
 from .set import induced_set as induced_set
 from .sinkhorn import sinkhorn as sinkhorn

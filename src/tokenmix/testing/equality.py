@@ -269,7 +269,7 @@ def pairs_with_nothing_to_attend(s: Subject) -> None:
     if s.functional is None or not hasattr(mixer, "functional_args") or not (mixer.capabilities.attn_mask or mixer.capabilities.context):
         raise NotApplicable("takes neither attn_mask nor context")
     x = s.x()
-    zero = torch.zeros(1, s.dim, dtype=x.dtype)
+    zero = torch.zeros(1, getattr(getattr(mixer, "out_proj", None), "in_features", s.dim), dtype=x.dtype)
     if mixer.capabilities.attn_mask:
         mask = inputs.pair_mask(2, s.length, s.length, seed=s.seed)
         args, options = s.args(mixer, x, attn_mask=mask)

@@ -90,8 +90,10 @@ def _attention(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 def family_of(module: nn.Module) -> str | None:
     """The family of an attention module, by the class that wrote its ``forward``; None where it is none, or of no known family."""
     owner = next((cls for cls in type(module).__mro__ if "forward" in vars(cls)), None)
+    if owner is None or (hasattr(module, "self") and not hasattr(module.self, "query")):  # BERT's, already replaced
+        return None
     for family, classes in FAMILIES.items():
-        if owner is not None and owner.__name__ in classes and owner.__module__.startswith(PACKAGES.get(family, "transformers.")):
+        if owner.__name__ in classes and owner.__module__.startswith(PACKAGES.get(family, "transformers.")):
             return family
     return None
 

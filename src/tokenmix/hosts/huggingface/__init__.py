@@ -1,0 +1,13 @@
+"""Our mixers in Hugging Face transformers: models of their own family, registered with the Auto classes, and a quick try-out inside any other."""
+
+from . import _needs as _needs
+from ._register import register as register
+from .cache import TokenMixStateLayer as TokenMixStateLayer
+from .configuration import TokenMixConfig as TokenMixConfig
+from .heads import TokenMixForMaskedLM as TokenMixForMaskedLM
+from .heads import TokenMixForSequenceClassification as TokenMixForSequenceClassification
+from .heads import TokenMixForTokenClassification as TokenMixForTokenClassification
+from .images import TokenMixForImageClassification as TokenMixForImageClassification
+from .modeling import TokenMixForCausalLM as TokenMixForCausalLM
+from .modeling import TokenMixModel as TokenMixModel
+from .seq2seq import TokenMixForSeq2SeqLM as TokenMixForSeq2SeqLM

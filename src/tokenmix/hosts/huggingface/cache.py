@@ -1,0 +1,105 @@
+"""A mixer's streaming state as a layer of transformers' caches."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from transformers.cache_utils import CacheLayerMixin
+
+from ...errors import MixerError
+from ...mixers import State, reorder
+
+
+class TokenMixStateLayer(CacheLayerMixin):
+    """One layer's state inside a ``DynamicCache(config=...)``: a value of constant size for most mixers, replaced after each chunk.
+
+    ``position`` (B,), kept by the first layer, is where each row's next token stands.
+    """
+
+    _layer_type = "tokenmix_state"  # by this name of config.layer_types transformers finds the class
+    is_compileable = is_croppable = is_sliding = supports_early_init = False
+
+    def __init__(self, **kwargs: Any):
+        super().__init__()
+        self.state: State = None
+        self.position: Tensor | None = None
+        self.seen = 0
+
+    def put(self, state: State, tokens: int) -> None:
+        """Keep the state after ``tokens`` more tokens."""
+        self.state, self.seen, self.is_initialized = state, self.seen + tokens, True
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the state; transformers asks whether there is such an attribute."""
+        if self.state is None:
+            raise AttributeError("an empty state has no rows yet")
+        return pytree.tree_leaves(self.state)[0].shape[0]
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to prepare: the mixer makes its own state."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: keys and values are not what is kept here."""
+        raise MixerError("TokenMixStateLayer: keeps a mixer's state, not keys and values; a cache of tokenmix belongs to a tokenmix model.")
+
+    def get_seq_length(self) -> int:
+        """Tokens seen, padding included."""
+        return self.seen
+
+    def get_max_length(self) -> int:
+        """-1: no limit of its own."""
+        return -1
+
+    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+        """(length of keys, offset) as transformers' masks count them."""
+        return self.seen + (query_length.shape[0] if isinstance(query_length, Tensor) else query_length), 0
+
+    def _pick(self, index: Tensor) -> None:
+        if self.state is None:
+            return
+        index = torch.arange(self.batch_size, device=index.device)[index]  # a mask of rows, too
+        device = pytree.tree_leaves(self.state)[0].device
+        self.state = reorder(self.state, index.to(device))
+        if self.position is not None:
+            self.position = self.position.index_select(0, index.to(self.position.device))
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row i becomes row beam_idx[i]: beam search."""
+        self._pick(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep some rows."""
+        self._pick(torch.as_tensor(indices))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row ``repeats`` times."""
+        if self.state is not None:
+            self._pick(torch.arange(self.batch_size).repeat_interleave(repeats))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refused: what a sum has taken in does not come out again."""
+        if tokens_to_remove:
+            raise MixerError(f"TokenMixStateLayer: a mixer's state cannot give back {abs(tokens_to_remove)} tokens; decode without an assistant model.")
+
+    def reset(self) -> None:
+        """As before the first token."""
+        self.state, self.position, self.seen, self.is_initialized = None, None, 0, False
+
+    def offload(self) -> None:
+        """Nothing to win: the state is small."""
+
+    def prefetch(self) -> None:
+        """Nothing was offloaded."""
+
+
+def state_layers(cache: Any, layers: int, who: str) -> list[TokenMixStateLayer]:
+    """The layers of a cache, which must be one made for this model."""
+    found = list(getattr(cache, "layers", []))
+    if len(found) != layers or not all(isinstance(layer, TokenMixStateLayer) for layer in found):
+        kinds = ", ".join(sorted({type(layer).__name__ for layer in found})) or "no layers"
+        raise MixerError(f"{who}: past_key_values must be DynamicCache(config=model.config) with {layers} layers, got {type(cache).__name__} with {kinds}.")
+    return found

@@ -1,0 +1,200 @@
+"""A model of mixers as a transformers config."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from dataclasses import fields
+from math import isfinite
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from ...errors import MixerError
+from ...mixers import MIXERS, mixer_options
+from ...models import ViTConfig
+from ...models.blocks import complete_spec, cycled
+
+COUNTS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "max_position_embeddings")
+COUNTS += ("encoder_layers", "patch_size", "num_channels")
+SHARES = ("hidden_dropout_prob", "drop_path_rate", "classifier_dropout")
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "norm": ("pre", "post"),
+    "positions": ("learned", "sinusoidal", None),
+    "classifier_pooling": ("mean", "cls", "last", None),
+    "is_causal": (True, False, None),
+    "use_cache": (True, False),
+}
+
+
+class TokenMixConfig(PreTrainedConfig):
+    """Config of every ``TokenMix...`` model; unknown names near to one of these fields are refused as misspelt.
+
+    Args:
+        mixers: one spec per layer, ``{"name": "aft_local", "window": 32}``, or a shorter list repeated over ``num_hidden_layers``; default AFT-simple.
+            ``num_attention_heads`` and ``num_key_value_heads`` are the ``heads`` and ``kv_heads`` of mixers whose spec leaves them open,
+            ``max_position_embeddings`` their ``max_len``.
+        intermediate_size: default 4 hidden_size. hidden_act: of the MLP.
+        norm: "pre" (and one last norm) or "post".
+        positions: "learned" vectors added to the embedding, None, or for images "sinusoidal".
+        is_causal: None: what the class needs, True for ``TokenMixForCausalLM``, False elsewhere. A model saved as one kind stays of that kind.
+        initializer_range: std of embeddings and projections; those that write to the residual stream have this over sqrt(2 layers).
+        classifier_pooling: what is classified: the "mean" of the real tokens, the first ("cls") or the "last"; default "last" where causal, else "mean". Of
+            images: "cls" (default, a class token) or "mean".
+        encoder_mixers, encoder_layers, cross_mixers: of ``TokenMixForSeq2SeqLM``: default ``mixers``, ``num_hidden_layers`` and softmax attention.
+        image_size, patch_size, num_channels, num_register_tokens: of ``TokenMixForImageClassification``; image_size one number or [height, width].
+
+    Raises:
+        MixerError: one line for any value no model can be built from.
+    """
+
+    model_type = "tokenmix"
+    keys_to_ignore_at_inference = ["past_key_values", "encoder_last_hidden_state"]
+
+    vocab_size: int = 256
+    hidden_size: int = 256
+    intermediate_size: int | None = None
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 4
+    num_key_value_heads: int | None = None
+    hidden_act: str = "gelu"
+    mixers: list[dict[str, Any]] | None = None
+    norm: str = "pre"
+    layer_norm_eps: float = 1e-5
+    positions: str | None = "learned"
+    is_causal: bool | None = None
+    max_position_embeddings: int = 512
+    initializer_range: float = 0.02
+    hidden_dropout_prob: float = 0.0
+    drop_path_rate: float = 0.0
+    use_cache: bool = True
+    tie_word_embeddings: bool = False
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    classifier_pooling: str | None = None
+    classifier_dropout: float | None = None
+    encoder_mixers: list[dict[str, Any]] | None = None
+    encoder_layers: int | None = None
+    cross_mixers: list[dict[str, Any]] | None = None
+    decoder_start_token_id: int | None = None
+    image_size: int | list[int] = 224
+    patch_size: int = 16
+    num_channels: int = 3
+    num_register_tokens: int = 0
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        _refuse_misspelt(kwargs)
+        self.mixers = self._listed("mixers", [{"name": "aft_simple"}])
+        self.encoder_mixers, self.cross_mixers = self._listed("encoder_mixers"), self._listed("cross_mixers")
+        self._check()
+        self.intermediate_size = self.intermediate_size or 4 * self.hidden_size
+        self.num_key_value_heads = self.num_key_value_heads or self.num_attention_heads
+        super().__post_init__(**kwargs)
+
+    def _listed(self, field: str, default: list[dict[str, Any]] | None = None) -> Any:
+        """A field of specs as a list of dicts, each checked as far as it can be without a model."""
+        specs = getattr(self, field) if getattr(self, field) is not None else default
+        if specs is None:
+            return None
+        if not isinstance(specs, (list, tuple)) or not specs:
+            raise MixerError(f"TokenMixConfig: {field} must be a list of at least one mixer spec, got {specs!r}.")
+        for spec in specs:
+            complete_spec(spec, 1)
+        return [dict(spec) for spec in specs]
+
+    def _check(self) -> None:
+        for name in COUNTS:
+            value = getattr(self, name)
+            if not (isinstance(value, int) and not isinstance(value, bool) and value >= 1) and not (value is None and getattr(type(self), name) is None):
+                raise MixerError(f"TokenMixConfig: {name} must be a positive integer, got {value!r}.")
+        for name, known in CHOICES.items():
+            if not any(getattr(self, name) is each or getattr(self, name) == each for each in known):
+                raise MixerError(f"TokenMixConfig: {name}={getattr(self, name)!r} is unknown; choose one of {', '.join(repr(each) for each in known)}.")
+        for name in SHARES:
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, (int, float)) and 0 <= value < 1):
+                raise MixerError(f"TokenMixConfig: {name} must be in [0, 1), got {value!r}.")
+        for name in ("initializer_range", "layer_norm_eps"):
+            value = getattr(self, name)
+            if not (isinstance(value, (int, float)) and isfinite(value) and value > 0):
+                raise MixerError(f"TokenMixConfig: {name} must be a positive number, got {value!r}.")
+        for field, layers in (("mixers", self.num_hidden_layers), ("cross_mixers", self.num_hidden_layers), ("encoder_mixers", self.encoder_layers)):
+            specs, most = getattr(self, field) or [], layers or self.num_hidden_layers
+            if len(specs) > most:
+                raise MixerError(f"TokenMixConfig: {field} holds {len(specs)} specs for {most} layers; give one for each layer, or fewer, which repeat.")
+
+    @property
+    def layer_types(self) -> list[str]:
+        """What transformers' ``DynamicCache`` is built by: each layer keeps a mixer's state."""
+        return ["tokenmix_state"] * self.num_hidden_layers
+
+    def validate(self) -> None:
+        """What ``save_pretrained`` asks; transformers' own would refuse our layer type, its list of them being closed."""
+        self._check()
+
+    def specs(self, field: str = "mixers") -> list[dict[str, Any]]:
+        """One whole mixer spec per layer: heads and lengths filled in where a spec leaves them open."""
+        return [self._whole(spec) for spec in cycled(tuple(getattr(self, field)), self.num_hidden_layers)]
+
+    def _whole(self, spec: dict[str, Any]) -> dict[str, Any]:
+        known = mixer_options(MIXERS[spec["name"]]) if spec["name"] in MIXERS else {}
+        found = {"max_context_len": self.max_position_embeddings, "heads": self.num_attention_heads}
+        if "heads" not in spec:
+            found["kv_heads"] = self.num_key_value_heads or self.num_attention_heads
+        return {name: value for name, value in found.items() if name in known} | spec
+
+    def but(self, **changes: Any) -> TokenMixConfig:
+        """A copy with some fields changed."""
+        new = copy.deepcopy(self)
+        for name, value in changes.items():
+            setattr(new, name, value)
+        return new
+
+    def vit(self) -> ViTConfig:
+        """The config of our Vision Transformer of the same sizes."""
+        if self.norm != "pre" or self.hidden_act != "gelu" or self.classifier_pooling == "last":
+            got = f"norm={self.norm!r}, hidden_act={self.hidden_act!r}, classifier_pooling={self.classifier_pooling!r}"
+            raise MixerError(f"TokenMixForImageClassification: has norm='pre', hidden_act='gelu', classifier_pooling='cls' or 'mean'; got {got}.")
+        return ViTConfig(
+            dim=self.hidden_size,
+            layers=self.num_hidden_layers,
+            mixers=tuple({n: v for n, v in spec.items() if n != "max_context_len"} for spec in self.specs()),
+            image_size=self.image_size,  # type: ignore[arg-type]  # one number is made two there
+            patch=self.patch_size,
+            channels=self.num_channels,
+            classes=self.num_labels or 2,
+            mlp_ratio=mlp_ratio(self),
+            pool="mean" if self.classifier_pooling == "mean" else "class",
+            positions=self.positions,
+            registers=self.num_register_tokens,
+            dropout=self.hidden_dropout_prob,
+            drop_path=self.drop_path_rate,
+            norm_eps=self.layer_norm_eps,
+            init_std=self.initializer_range,
+        )
+
+    @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """transformers' own, which would take a checkpoint of another family with a warning."""
+        found, rest = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        kind = found.get("model_type")
+        if found and kind != cls.model_type:
+            if kind is None and ("model" in found or "kind" in found):
+                raise MixerError(f"{pretrained_model_name_or_path}: is a run or a model of tokenmix itself; `tokenmix export-hf` turns a run into a folder to load.")
+            raise MixerError(f"{pretrained_model_name_or_path}: holds a model of type {kind!r}, not 'tokenmix'; transformers' AutoModel classes load it.")
+        return found, rest
+
+
+def mlp_ratio(config: TokenMixConfig) -> float:
+    """The ratio of which ``Block`` makes exactly ``intermediate_size``; the half keeps rounding from taking one away."""
+    return ((config.intermediate_size or 4 * config.hidden_size) + 0.5) / config.hidden_size
+
+
+def _refuse_misspelt(kwargs: dict[str, Any]) -> None:
+    """transformers keeps unknown arguments as attributes; one that is nearly a field of ours was meant to be that field."""
+    ours = [f.name for f in fields(TokenMixConfig) if f.name in TokenMixConfig.__annotations__]
+    for name in kwargs:
+        near = difflib.get_close_matches(name, ours, n=1, cutoff=0.8)
+        if near:
+            raise MixerError(f"TokenMixConfig: has no field {name!r}; nearest: {near[0]}.")

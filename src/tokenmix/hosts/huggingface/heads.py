@@ -1,0 +1,128 @@
+"""Encoders with a head: classes of sequences and of tokens, and masked tokens. With ``is_causal=True`` in the config they read from the left only.
+
+transformers reads class annotations at run time, so this file has no ``from __future__ import annotations``.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import MaskedLMOutput, SequenceClassifierOutput, TokenClassifierOutput
+from transformers.utils import can_return_tuple
+
+from .configuration import TokenMixConfig
+from .modeling import TokenMixModel, TokenMixPreTrainedModel
+
+
+class TokenMixHead(TokenMixPreTrainedModel):
+    """A ``TokenMixModel`` and what is predicted from its features."""
+
+    def __init__(self, config: TokenMixConfig):
+        super().__init__(config.but(is_causal=bool(config.is_causal)))
+        self.model = TokenMixModel(self.config)
+        share = config.classifier_dropout
+        self.dropout = nn.Dropout(config.hidden_dropout_prob if share is None else share)
+
+    def features(self, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The trunk's output, and the arguments that belong to the loss."""
+        loss_options = {"num_items_in_batch": given.pop("num_items_in_batch")} if "num_items_in_batch" in given else {}
+        return self.model(**{"use_cache": False} | given), loss_options
+
+
+class TokenMixForSequenceClassification(TokenMixHead):
+    """One label, several labels or numbers (``problem_type``) for each sequence.
+
+    Args:
+        config: a ``TokenMixConfig``; its ``classifier_pooling`` says which features are classified.
+    """
+
+    def __init__(self, config: TokenMixConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.score = nn.Linear(config.hidden_size, self.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutput:
+        """input_ids (B, T) -> logits (B, labels)."""
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        out, loss_options = self.features(inputs | kwargs)
+        how = self.config.classifier_pooling or ("last" if self.config.is_causal else "mean")
+        logits = self.score(self.dropout(pooled(out.last_hidden_state, attention_mask, how)))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config, **loss_options)
+        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
+
+
+def pooled(x: Tensor, mask: Tensor | None, how: str) -> Tensor:
+    """(B, T, D) -> (B, D): the mean of the real tokens, the first of them or the last; mask (B, T), 1 = real."""
+    real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask.to(x.device) != 0
+    if how == "mean":
+        return (x * real[..., None]).sum(1) / real.sum(1, keepdim=True).clamp_min(1).to(x.dtype)
+    steps = torch.arange(x.shape[1], device=x.device)
+    index = torch.where(real, steps, x.shape[1] - 1).amin(1) if how == "cls" else torch.where(real, steps, 0).amax(1)
+    return x[torch.arange(x.shape[0], device=x.device), index]
+
+
+class TokenMixForTokenClassification(TokenMixHead):
+    """A label for each token."""
+
+    def __init__(self, config: TokenMixConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.score = nn.Linear(config.hidden_size, self.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> TokenClassifierOutput:
+        """input_ids (B, T) -> logits (B, T, labels); a label of -100 counts for nothing."""
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        out, loss_options = self.features(inputs | kwargs)
+        logits = self.score(self.dropout(out.last_hidden_state))
+        loss = None if labels is None else self.loss_function(logits, labels, self.config, **loss_options)
+        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
+
+
+class TokenMixForMaskedLM(TokenMixHead):
+    """The tokens that a mask hides, from both sides."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: TokenMixConfig):
+        super().__init__(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> MaskedLMOutput:
+        """input_ids (B, T) -> logits (B, T, vocab); a label of -100 counts for nothing."""
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        out, loss_options = self.features(inputs | kwargs)
+        logits = self.lm_head(out.last_hidden_state)
+        loss = None if labels is None else self.loss_function(logits, labels.contiguous(), vocab_size=self.config.vocab_size, **loss_options)
+        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)

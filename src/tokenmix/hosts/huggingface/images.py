@@ -1,0 +1,57 @@
+"""Our Vision Transformer as a transformers image classifier.
+
+transformers reads class annotations at run time, so this file has no ``from __future__ import annotations``.
+"""
+
+from typing import Any
+
+from torch import Tensor
+from transformers.modeling_outputs import ImageClassifierOutput
+from transformers.utils.output_capturing import capture_outputs
+
+from ...errors import MixerError
+from ...models import ViT
+from .configuration import TokenMixConfig
+from .layers import TokenMixImageLayer
+from .modeling import TokenMixPreTrainedModel
+
+
+class TokenMixViT(ViT):
+    """``ViT`` with layers that transformers can checkpoint."""
+
+    block_class = TokenMixImageLayer
+
+
+class TokenMixForImageClassification(TokenMixPreTrainedModel):
+    """Classes of images: ``tokenmix.models.ViT`` with any mixers; its parameters are under ``vit``.
+
+    Args:
+        config: a ``TokenMixConfig``; image_size, patch_size, num_channels, num_register_tokens, classifier_pooling "cls" or "mean", num_labels.
+    """
+
+    base_model_prefix = "vit"
+    main_input_name = "pixel_values"
+    input_modalities = ("image",)
+    _is_stateful = False
+    _can_record_outputs = {"hidden_states": TokenMixImageLayer}
+
+    def __init__(self, config: TokenMixConfig):
+        if config.is_causal:
+            raise MixerError("TokenMixForImageClassification: the config says is_causal=True; patches of an image have no order, leave it out.")
+        super().__init__(config.but(is_causal=False))
+        self.num_labels = config.num_labels
+        self.vit = TokenMixViT(self.config.vit())
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(self, pixel_values: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any) -> ImageClassifierOutput:
+        """Normalised images (B, C, H, W) -> logits (B, labels)."""
+        if pixel_values is None:
+            raise MixerError("TokenMixForImageClassification: needs pixel_values.")
+        logits = self.vit(pixel_values)
+        loss_options = {"num_items_in_batch": kwargs["num_items_in_batch"]} if "num_items_in_batch" in kwargs else {}
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(labels, logits, self.config, **loss_options)
+        return ImageClassifierOutput(loss=loss, logits=logits)

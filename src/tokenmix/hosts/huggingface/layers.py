@@ -1,0 +1,106 @@
+"""Our transformer block as a layer of a transformers model: its state in the cache, and a second mixer over an encoder's output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from ...errors import MixerError
+from ...mixers import MIXERS, Mixer, build_mixer
+from ...models import MLP, Block
+from ...models.blocks import complete_spec, reset_mixer
+from .cache import TokenMixStateLayer
+from .configuration import TokenMixConfig, mlp_ratio
+
+
+class TokenMixMLP(MLP):
+    """W_2 act(W_1 x) with any activation transformers knows by name."""
+
+    def __init__(self, config: TokenMixConfig):
+        super().__init__(config.hidden_size, mlp_ratio(config))
+        if config.hidden_act not in ACT2FN:
+            raise MixerError(f"TokenMixConfig: hidden_act={config.hidden_act!r} is none of transformers' activations, such as 'gelu', 'silu' and 'relu'.")
+        self.act = ACT2FN[config.hidden_act]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.up(x)))
+
+
+class TokenMixLayer(GradientCheckpointingLayer, Block):
+    """One ``Block``: mixer, where the config has ``cross_mixers`` a mixer over the encoder's output, MLP; each with norm and residual."""
+
+    def __init__(self, config: TokenMixConfig, index: int):
+        rate = config.drop_path_rate * index / max(config.num_hidden_layers - 1, 1)
+        options: dict[str, Any] = {"norm": config.norm, "norm_eps": config.layer_norm_eps, "dropout": config.hidden_dropout_prob, "drop_path": rate}
+        options |= {"causal": bool(config.is_causal), "max_len": config.max_position_embeddings, "mlp_ratio": mlp_ratio(config)}
+        super().__init__(config.hidden_size, config.specs()[index], **options)
+        self.mlp = TokenMixMLP(config)
+        self.cross: Mixer | None = None
+        if config.cross_mixers is not None:
+            self.cross = _cross_mixer(config, index)
+            self.cross_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    @property
+    def streams(self) -> bool:
+        """Whether this layer can go on from a state."""
+        return self.mixer.capabilities.streaming and (self.cross is None or type(self.cross).context_state is not Mixer.context_state)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        context: Tensor | None = None,
+        context_mask: Tensor | None = None,
+        *,
+        past_key_values: tuple[TokenMixStateLayer, ...] | None = None,
+        key_mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        cross_positions: Tensor | None = None,
+    ) -> Tensor:
+        """(B, L, D) -> (B, L, D); ``past_key_values``: this layer's state, and that of its cross mixer, to go on from and to renew."""
+        x, kept = hidden_states, past_key_values or (None, None)
+        x = self.added(x, self._mixed(self.normed(x, self.mixer_norm), kept[0], key_mask=key_mask, positions=positions), self.mixer_norm)
+        if self.cross is not None and context is not None:
+            crossed = self._crossed(self.cross, self.normed(x, self.cross_norm), context, context_mask, kept[1], cross_positions)
+            x = self.added(x, crossed, self.cross_norm)
+        return self.after_mixing(x)
+
+    def _mixed(self, x: Tensor, kept: TokenMixStateLayer | None, **given: Any) -> Tensor:
+        if kept is None:
+            return self.mixer(x, **given)
+        state = kept.state if kept.state is not None else self.mixer.init_state(x.shape[0], device=x.device, dtype=x.dtype)
+        y, state = self.mixer.extend(x, state, **given)
+        kept.put(state, x.shape[1])
+        return y
+
+    @staticmethod
+    def _crossed(cross: Mixer, x: Tensor, context: Tensor, mask: Tensor | None, kept: TokenMixStateLayer | None, positions: Tensor | None) -> Tensor:
+        if kept is None:
+            return cross(x, context, key_mask=mask, positions=positions)
+        state = kept.state if kept.state is not None else cross.init_state(x.shape[0], context=context, context_mask=mask)
+        y, state = cross.extend(x, state, positions=positions)
+        kept.put(state, x.shape[1])
+        return y
+
+    def reset_parameters(self, std: float = 0.02, residual_std: float | None = None) -> None:
+        super().reset_parameters(std, residual_std)
+        if self.cross is not None:
+            self.cross_norm.reset_parameters()
+            reset_mixer(self.cross, std, std if residual_std is None else residual_std)
+
+
+class TokenMixImageLayer(GradientCheckpointingLayer, Block):
+    """One ``Block`` of a Vision Transformer."""
+
+    def forward(self, x: Tensor, **given: Any) -> Tensor:
+        return Block.forward(self, x, **given)
+
+
+def _cross_mixer(config: TokenMixConfig, index: int) -> Mixer:
+    spec = complete_spec(config.specs("cross_mixers")[index], config.max_position_embeddings)
+    if spec["name"] in MIXERS and not MIXERS[spec["name"]].supports_context:
+        able = ", ".join(name for name, cls in MIXERS.items() if cls.supports_context)
+        raise MixerError(f"TokenMixForSeq2SeqLM: {spec['name']} mixes a sequence with itself and cannot be a cross mixer; choose among {able}.")
+    return build_mixer(dim=config.hidden_size, causal=False, **spec)

@@ -1,0 +1,241 @@
+"""Models of any mixers for transformers: the trunk, and the causal language model that ``generate()`` drives.
+
+transformers reads class annotations at run time, so this file has no ``from __future__ import annotations``.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.generation import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
+from transformers.utils.output_capturing import capture_outputs
+
+from ...errors import MixerError
+from ...mixers import Mixer
+from ...models import ViT
+from ...positions import LearnedPositions
+from .cache import TokenMixStateLayer, state_layers
+from .configuration import TokenMixConfig
+from .layers import TokenMixLayer
+from .masks import Places, chunk_mask, places
+
+
+class TokenMixPreTrainedModel(PreTrainedModel):
+    """What all our models share: initialisation, and what transformers asks of a family."""
+
+    config: TokenMixConfig
+    config_class = TokenMixConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["TokenMixLayer", "TokenMixImageLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _is_stateful = True  # a state cannot be cropped, so transformers refuses assisted decoding
+    _can_record_outputs = {"hidden_states": TokenMixLayer}
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        std = self.config.initializer_range
+        if isinstance(module, TokenMixLayer):
+            _anew(module, lambda: module.reset_parameters(std, std / (2 * self.config.num_hidden_layers) ** 0.5))
+        elif isinstance(module, (ViT, LearnedPositions)):
+            _anew(module, module.reset_parameters)
+        elif not isinstance(module, Mixer):  # its layer begins it anew
+            super()._init_weights(module)
+
+
+def _anew(module: nn.Module, reset: Callable[[], None]) -> None:
+    """Initialise a module, except for what transformers has loaded from a file and marked."""
+    tensors = [*module.parameters(), *module.buffers()]
+    loaded = [(t, t.clone()) for t in tensors if getattr(t, "_is_hf_initialized", False)]
+    if len(loaded) == len(tensors):
+        return
+    reset()
+    for tensor, value in loaded:
+        tensor.copy_(value)
+
+
+class TokenMixModel(TokenMixPreTrainedModel):
+    """Embedding, positions, layers and last norm: token ids to features.
+
+    Causal where ``config.is_causal``, else every token sees both sides. With ``cross_mixers`` in the config it is a decoder over ``encoder_hidden_states``.
+
+    Args:
+        config: a ``TokenMixConfig``.
+    """
+
+    def __init__(self, config: TokenMixConfig):
+        if config.is_encoder_decoder:
+            raise MixerError("TokenMixModel: the config is of an encoder and a decoder, is_encoder_decoder=True; build TokenMixForSeq2SeqLM.")
+        if config.positions == "sinusoidal":
+            raise MixerError(f"{type(self).__name__}: positions='sinusoidal' is for images; of tokens they are 'learned' or None.")
+        super().__init__(config.but(is_causal=bool(config.is_causal)))
+        config = self.config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        length, std = config.max_position_embeddings, config.initializer_range
+        self.positions = LearnedPositions(config.hidden_size, max_len=length, init_std=std) if config.positions else None
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.layers: Any = nn.ModuleList(TokenMixLayer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else nn.Identity()
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """input_ids (B, L) -> last_hidden_state (B, L, D).
+
+        Args:
+            attention_mask: (B, tokens in the cache + L), 1 = a real token; padding on the left or on the right.
+            position_ids: (B, L), rising along each row; default: index minus that of the row's first real token.
+            past_key_values: what an earlier call returned, or ``DynamicCache(config=model.config)``.
+            use_cache: return a cache; default ``config.use_cache`` where the model is causal and not in training.
+        """
+        self._refuse_unknown(input_ids, inputs_embeds, kwargs)
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        cache = self._cache(use_cache, past_key_values)
+        kept = self._kept(cache)
+        place = self._places(x, attention_mask, position_ids, kept)
+        if self.positions is not None:
+            x = x + self.positions(place.at).to(x.dtype)
+        x, given = self.dropout(x), {"key_mask": place.key_mask, "positions": place.positions}
+        context_mask = self._context_mask(encoder_hidden_states, encoder_attention_mask)
+        if encoder_hidden_states is not None:
+            given["cross_positions"] = place.at if place.key_mask is not None or place.positions is not None else None
+        for i, layer in enumerate(self.layers):
+            x = layer(x, encoder_hidden_states, context_mask, past_key_values=None if kept is None else kept[i], **given)
+        if kept is not None:
+            kept[0][0].position = place.after
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=cache)
+
+    def _refuse_unknown(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, given: dict[str, Any]) -> None:
+        who = type(self).__name__
+        if (input_ids is None) == (inputs_embeds is None):
+            raise MixerError(f"{who}: needs either input_ids or inputs_embeds.")
+        if given.get("output_attentions"):
+            raise MixerError(f"{who}: mixers have no attention weights to return; leave out output_attentions.")
+        kinds = given.get("token_type_ids")
+        if isinstance(kinds, Tensor) and bool(kinds.any()):
+            raise MixerError(f"{who}: has no token types; leave out token_type_ids, or give zeros.")
+
+    def _cache(self, asked: bool | None, past: Cache | None) -> Cache | None:
+        """The cache to fill: the caller's, a new one where one is wanted, or None."""
+        config = self.config
+        if (asked or past is not None) and not self.streams:
+            raise MixerError(f"{type(self).__name__}: {self._why_not_streaming()}; pass use_cache=False.")
+        wanted = asked if asked is not None else config.use_cache and self.streams and not self.training
+        if self.gradient_checkpointing and self.training:
+            return None
+        if past is not None or not wanted:
+            return past
+        own = DynamicCache(config=config)
+        return own if config.cross_mixers is None else EncoderDecoderCache(own, DynamicCache(config=config))
+
+    @property
+    def streams(self) -> bool:
+        """Whether every layer can go on from a state, which is what a cache holds."""
+        return all(layer.streams for layer in self.layers)
+
+    def _why_not_streaming(self) -> str:
+        if not self.config.is_causal:
+            return "is not causal and keeps no cache"
+        i, layer = next((i, layer) for i, layer in enumerate(self.layers) if not layer.streams)
+        lacking = layer.mixer if not layer.mixer.capabilities.streaming else layer.cross
+        return f"{type(lacking).__name__} of layer {i} has no streaming form, so there is no cache to use"
+
+    def _kept(self, cache: Cache | None) -> list[tuple[TokenMixStateLayer, ...]] | None:
+        """Each layer's state in a cache, with that of its cross mixer."""
+        if cache is None:
+            return None
+        n, who = len(self.layers), type(self).__name__
+        if isinstance(cache, EncoderDecoderCache):
+            own, other = (state_layers(c, n, who) for c in (cache.self_attention_cache, cache.cross_attention_cache))
+            return list(zip(own, other, strict=True))
+        return [(layer, layer) for layer in state_layers(cache, n, who)]
+
+    def _places(self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, kept: Any) -> Places:
+        who, start, seen = type(self).__name__, None, 0
+        if kept is not None:
+            first = kept[0][0]
+            start, seen = first.position, first.seen
+            if start is None:
+                start = torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
+            if start.shape[0] != x.shape[0]:
+                raise MixerError(f"{who}: the cache holds {start.shape[0]} rows, got {x.shape[0]}; cache.batch_select_indices picks some of them.")
+        place = places(x, start, chunk_mask(attention_mask, x, seen, who), position_ids, who)
+        limit = self.positions.max_len if self.positions is not None else None
+        if limit is not None and not torch.compiler.is_compiling() and place.at.numel() and int(place.at.max()) >= limit:
+            raise MixerError(f"{who}: was built with max_position_embeddings={limit}, got a token at position {int(place.at.max())}; stop before it.")
+        return place
+
+    def _context_mask(self, context: Tensor | None, mask: Tensor | None) -> Tensor | None:
+        if (context is None) != (self.config.cross_mixers is None):
+            what = "needs encoder_hidden_states, as it has cross_mixers" if context is None else "has no cross_mixers to read encoder_hidden_states with"
+            raise MixerError(f"{type(self).__name__}: {what}.")
+        return None if context is None else chunk_mask(mask, context, 0, f"{type(self).__name__}, the encoder's")
+
+
+class TokenMixForCausalLM(TokenMixPreTrainedModel, GenerationMixin):
+    """A causal language model: ``generate()`` with a state of constant size for most mixers, greedy, sampling and beams.
+
+    Args:
+        config: a ``TokenMixConfig`` whose ``is_causal`` is True or None.
+
+    Raises:
+        MixerError: where a mixer has no causal form, or the config says is_causal=False.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: TokenMixConfig):
+        if config.is_causal is False:
+            raise MixerError("TokenMixForCausalLM: the config says is_causal=False, a model whose tokens see both sides; it cannot write text.")
+        super().__init__(config.but(is_causal=True))
+        self.model = TokenMixModel(self.config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if not self.model.streams:
+            self.config.use_cache = self.generation_config.use_cache = False  # generate() reads the whole text at each step, unless told otherwise
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """input_ids (B, L) -> logits (B, L, vocab), row t from tokens 0..t; with ``labels``, which are shifted here, the loss.
+
+        Args:
+            logits_to_keep: only the last so many logits, or those at these indices; 0: all. Other arguments as in ``TokenMixModel``.
+        """
+        options = {"past_key_values": past_key_values, "inputs_embeds": inputs_embeds, "use_cache": use_cache}
+        loss_options = {name: kwargs.pop(name) for name in ("num_items_in_batch", "shift_labels") if name in kwargs}
+        out = self.model(input_ids, attention_mask, position_ids, **options, **kwargs)
+        index = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(out.last_hidden_state[:, index])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss_options)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states)

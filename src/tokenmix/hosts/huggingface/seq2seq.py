@@ -1,0 +1,106 @@
+"""Encoder and decoder with a cross mixer in every decoder layer: translation, summarisation.
+
+transformers reads class annotations at run time, so this file has no ``from __future__ import annotations``.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+from transformers.generation import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.utils import can_return_tuple
+
+from ...errors import MixerError
+from .configuration import TokenMixConfig
+from .modeling import TokenMixModel, TokenMixPreTrainedModel
+
+
+class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, GenerationMixin):
+    """A bidirectional encoder (``encoder_mixers``), a causal decoder (``mixers``) that reads it through ``cross_mixers``, and a head.
+
+    Args:
+        config: a ``TokenMixConfig``; ``cross_mixers`` default to softmax attention, ``encoder_mixers`` to ``mixers``. ``decoder_start_token_id`` begins
+            what is written, else ``bos_token_id`` or ``pad_token_id``. With ``tie_word_embeddings`` encoder, decoder and head share one table.
+
+    Raises:
+        MixerError: where a mixer of the decoder has no causal form, or a cross mixer takes no context.
+    """
+
+    _tied_weights_keys = {"encoder.embed_tokens.weight": "decoder.embed_tokens.weight", "lm_head.weight": "decoder.embed_tokens.weight"}
+
+    def __init__(self, config: TokenMixConfig):
+        cross = config.cross_mixers or [{"name": "attention"}]
+        super().__init__(config.but(is_encoder_decoder=True, cross_mixers=cross, is_causal=None))
+        alone: dict[str, Any] = {"is_encoder_decoder": False, "tie_word_embeddings": False}
+        mixers, layers = config.encoder_mixers or config.mixers, config.encoder_layers or config.num_hidden_layers
+        self.encoder = TokenMixModel(self.config.but(**alone, is_causal=False, cross_mixers=None, mixers=mixers, num_hidden_layers=layers))
+        self.decoder = TokenMixModel(self.config.but(**alone, is_causal=True))
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.loss_type = "ForMaskedLM"  # cross-entropy without a shift: the labels are where they are predicted
+        if not self.decoder.streams:
+            self.config.use_cache = self.generation_config.use_cache = False
+        self.post_init()
+
+    def get_encoder(self, *args: Any, **kwargs: Any) -> TokenMixModel:
+        """What ``generate()`` calls once."""
+        return self.encoder
+
+    def get_decoder(self, *args: Any, **kwargs: Any) -> TokenMixModel:
+        """The part that writes."""
+        return self.decoder
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The decoder's table."""
+        return self.decoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """One table for both sides."""
+        self.encoder.embed_tokens = self.decoder.embed_tokens = value
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """labels (B, T) one to the right behind the start token; -100 becomes padding."""
+        config = self.config
+        start = next((n for n in (config.decoder_start_token_id, config.bos_token_id, config.pad_token_id) if n is not None), None)
+        if start is None:
+            raise MixerError("TokenMixForSeq2SeqLM: labels need a token to begin with; set decoder_start_token_id in the config.")
+        shifted = torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], 1)
+        return shifted.masked_fill(shifted == -100, config.pad_token_id or 0)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: Any = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqLMOutput:
+        """input_ids (B, S) and decoder_input_ids (B, T) -> logits (B, T, vocab); from ``labels`` (B, T) the decoder's inputs are made where not given.
+
+        Args:
+            attention_mask: (B, S), 1 = a real token of the encoder. decoder_attention_mask: (B, tokens in the cache + T).
+            encoder_outputs: of ``get_encoder()``, so that it need not run again.
+        """
+        loss_options = {"num_items_in_batch": kwargs.pop("num_items_in_batch")} if "num_items_in_batch" in kwargs else {}
+        kwargs.pop("cache_position", None)
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds=inputs_embeds, use_cache=False)
+        elif isinstance(encoder_outputs, tuple):
+            encoder_outputs = BaseModelOutput(last_hidden_state=encoder_outputs[0])
+        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        context = {"encoder_hidden_states": encoder_outputs.last_hidden_state, "encoder_attention_mask": attention_mask}
+        options = {"past_key_values": past_key_values, "inputs_embeds": decoder_inputs_embeds, "use_cache": use_cache}
+        out = self.decoder(decoder_input_ids, decoder_attention_mask, **context, **options, **kwargs)
+        logits = self.lm_head(out.last_hidden_state)
+        loss = None if labels is None else self.loss_function(logits, labels.contiguous(), vocab_size=self.config.vocab_size, **loss_options)
+        found = {"past_key_values": out.past_key_values, "encoder_last_hidden_state": encoder_outputs.last_hidden_state}
+        return Seq2SeqLMOutput(loss=loss, logits=logits, decoder_hidden_states=out.hidden_states, **found)

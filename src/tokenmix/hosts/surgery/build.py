@@ -1,0 +1,114 @@
+"""One mixer for one site: its options, its weights, and the shell it stands in."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import MixerError
+from ...mixers import MIXERS, Mixer, build_mixer, mixer_options
+from .._report import Entry
+from .shells import HFShell, TimmShell, torch_shell
+from .sites import Site
+from .weights import Weight, carry, left, rule, softmax_weights
+
+INSIDE = {"bert": ("self", "output.dense")}  # what is replaced within a site, the mixer's place first; elsewhere the site itself
+LARGE = 1 << 26  # parameters of a mixer that nobody asks for on purpose, where attention has far fewer
+
+
+def shell_for(model: nn.Module, site: Site, spec: dict[str, Any], init: str) -> tuple[dict[int, nn.Module], list[Entry]]:
+    """What takes whose place (by ``id``), and what became of the tensors."""
+    if site.obstacle is not None:
+        raise MixerError(site.obstacle)
+    module: Any = model.get_submodule(site.name)
+    found = softmax_weights(site, module)
+    spec = completed(spec, site, module, found)
+    mixer = _built(spec, site, found["v_proj.weight"].value)
+    entries = carry(mixer, spec["name"], found, site) if init == "copy" else _all_new(mixer, found)
+    inside = INSIDE.get(site.family, ("",))
+    parts = {path: module.get_submodule(path) for path in inside}
+    origin = {path: _without_weights(part) for path, part in parts.items()}
+    if site.family == "torch":
+        shell = torch_shell(module, mixer, site, spec, origin)
+    else:
+        kept = {"gpt2": "resid_dropout", "timm": "proj_drop"}.get(site.family)
+        dropout = getattr(module, kept).p if kept else 0.0
+        shell = (TimmShell if site.family == "timm" else HFShell)(mixer, site, spec, origin, dropout)
+    news = {id(parts[inside[0]]): shell.train(module.training)} | {id(parts[path]): nn.Identity() for path in inside[1:]}
+    place = f"{inside[0]}.mixer" if inside[0] else "mixer"
+    return news, [e if e.status == "dropped" else replace(e, name=f"{place}.{e.name}") for e in entries]
+
+
+def _all_new(mixer: Mixer, found: dict[str, Weight]) -> list[Entry]:
+    parameters = {n for n, _ in mixer.named_parameters()}
+    return [Entry(n, "new", tuple(t.shape), None, n in parameters) for n, t in mixer.state_dict().items()] + left(found, set())
+
+
+def completed(spec: dict[str, Any], site: Site, module: Any, found: dict[str, Weight]) -> dict[str, Any]:
+    """The spec with what the site says, where the mixer has the option and the spec leaves it open."""
+    name = spec["name"]
+    if name not in MIXERS:
+        build_mixer(**{**spec, "dim": site.dim})  # which says what is nearest
+    rule(name)
+    if "dim" in spec:
+        raise MixerError(f"dim is the model's; leave it out of the spec {spec!r}")
+    known = mixer_options(MIXERS[name])
+    wanted: dict[str, Any] = {"heads": site.heads}
+    if known.get("max_len") is not None and site.max_len is not None:  # it must be given
+        wanted["max_len"] = site.max_len
+    if not any(f"{part}.bias" in found for part in ("q_proj", "k_proj", "v_proj")):
+        wanted["qkv_bias"] = False
+    if "out_proj.bias" not in found:
+        wanted["out_bias"] = False
+    scale = getattr(module, "scaling", None) or site.head_dim**-0.5
+    if abs(scale * site.head_dim**0.5 - 1) > 1e-9:
+        wanted["scale"] = scale
+    if spec.get("heads", site.heads) == site.heads and site.kv_heads != site.heads:
+        wanted["kv_heads"] = site.kv_heads
+    if site.heads * site.head_dim != site.dim:
+        wanted["head_dim"] = site.head_dim
+    if name == "attention" and site.rotary:
+        from ..rotary import rotary_spec
+
+        wanted["positions"] = rotary_spec(module.config.rope_parameters, head_dim=site.head_dim, max_len=site.max_len)
+    return {option: value for option, value in wanted.items() if option in known} | spec
+
+
+def _built(spec: dict[str, Any], site: Site, like: torch.Tensor) -> Mixer:
+    """The mixer on the site's device and in its dtype."""
+    options = {"causal": site.causal, **spec}
+    if site.family != "torch" and bool(options["causal"]) != site.causal:
+        is_so = "causal: a mixer that is not would read the future" if site.causal else "not causal"
+        raise MixerError(f"attention here is {is_so}; leave causal={spec['causal']!r} out of the spec")
+    if not MIXERS[spec["name"]].supports_causal:
+        if options["causal"]:
+            able = ", ".join(n for n, cls in MIXERS.items() if cls.supports_causal and cls.supports_streaming)
+            raise MixerError(f"{spec['name']} has no causal form, and attention here is causal; these have one: {able}")
+        options.pop("causal")
+    with torch.device("meta"):
+        probe = _try_build(options, site)
+    if site.cross and not probe.supports_context:
+        able = ", ".join(n for n, cls in MIXERS.items() if cls.supports_context)
+        raise MixerError(f"{spec['name']} mixes a sequence with itself, and attention here attends another; these can: {able}")
+    many = sum(p.numel() for p in probe.parameters())
+    if many > max(LARGE, 16 * site.dim**2):
+        raise MixerError(f"{spec['name']} with max_len={options.get('max_len')} would have {many:,} parameters here; give a smaller max_len, or a rank")
+    with torch.device(like.device):
+        return _try_build(options, site).to(like.dtype)
+
+
+def _try_build(options: dict[str, Any], site: Site) -> Mixer:
+    known = mixer_options(MIXERS[options["name"]])
+    return build_mixer(dim=site.dim, **{n: v for n, v in options.items() if n != "causal" or "causal" in known or v})
+
+
+def _without_weights(module: nn.Module) -> nn.Module:
+    """A copy on the meta device, which holds no numbers; configs are shared, not copied."""
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad) for p in module.parameters()}
+    memo |= {id(b): b.to("meta") for b in module.buffers()}
+    memo |= {id(m.config): m.config for m in module.modules() if hasattr(m, "config")}
+    return copy.deepcopy(module, memo)

@@ -1,0 +1,87 @@
+"""A host's attention masks as ours: which keys may be attended, and which pairs where that does not say it all."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...errors import MixerError
+
+LOWEST = -1e4  # an additive mask at or below this means "not attended"; float16's lowest is -65504
+
+
+class Read(NamedTuple):
+    """key_mask (B, S) of the new keys, None: all may be attended; pairs (B, T, S) where the host's mask says more than key_mask and order, else None.
+
+    ``windowed``: what more it says is the host's window.
+    """
+
+    key_mask: Tensor | None
+    pairs: Tensor | None
+    windowed: bool = False
+
+
+def read_mask(mask: Any, rows: int, queries: int, *, causal: bool, window: int | None = None, where: str = "") -> Read:
+    """What a host's mask means for a mixer over ``queries`` new tokens, of which a causal one knows the order.
+
+    Args:
+        mask: None; (B, S), 1 or True = may be attended; (B, T, S) or (B, 1, T, S), bool, or float to be added to logits. With a cache S counts the earlier
+            tokens too, whose mask the mixer's state knows: only the columns of the new ones are read.
+        window: of a host that attends no farther back, itself included.
+        where: begins the message of an error.
+
+    Raises:
+        MixerError: for heads that differ, for a bias on logits, for a mask that is no tensor.
+    """
+    if mask is None:
+        return Read(None, None)
+    if not isinstance(mask, Tensor):
+        raise MixerError(f"{where}: gets a mask of type {type(mask).__name__}, which mixers cannot read; call model.set_attn_implementation('sdpa').")
+    asked = (rows, queries, causal, window)
+    known = getattr(mask, "_tokenmix_read", None)  # all layers of a model get one mask; it is read once
+    if known is not None and known[0] == asked and not torch.compiler.is_compiling():
+        return known[1]
+    if mask.ndim == 2:
+        found = Read(mask[:, -queries:].bool() if causal else mask.bool(), None)
+    else:
+        found = _read_pairs(_allowed(mask, rows, where), queries, causal, window)
+    if not torch.compiler.is_compiling():
+        mask._tokenmix_read = asked, found  # type: ignore[attr-defined]  # a note to the layers that follow
+    return found
+
+
+def _allowed(mask: Tensor, rows: int, where: str) -> Tensor:
+    """(B, T, S), True = may be attended."""
+    if mask.ndim == 4:
+        if mask.shape[1] != 1:
+            raise MixerError(f"{where}: gets a mask of shape {tuple(mask.shape)} with one for each head; mixers take one for all.")
+        mask = mask[:, 0]
+    if mask.is_floating_point():
+        allowed = mask == 0
+        if not torch.compiler.is_compiling() and not bool((allowed | (mask <= LOWEST)).all()):
+            raise MixerError(f"{where}: gets a mask that adds to logits more than 0 or -inf; mixers take masks, no biases.")
+    else:
+        allowed = mask.bool()
+    return allowed.expand(rows, -1, -1)
+
+
+def _read_pairs(allowed: Tensor, queries: int, causal: bool, window: int | None) -> Read:
+    """Take a mask of pairs apart."""
+    if not causal:
+        if allowed.shape[1] == 1 or allowed.stride(1) == 0:  # one row for all queries
+            return Read(allowed[:, 0], None)
+        key_mask = allowed.any(1)
+        same = torch.compiler.is_compiling() or bool((allowed == key_mask[:, None]).all())
+        return Read(key_mask, None if same else allowed)
+    new = allowed[:, :, allowed.shape[2] - queries :]
+    key_mask = new.diagonal(dim1=1, dim2=2)  # a token attends itself, unless it is padding
+    if torch.compiler.is_compiling():
+        return Read(key_mask, None)
+    back = torch.arange(queries, device=new.device)
+    back = back[:, None] - back
+    order = (back >= 0) & (back < (window or queries + 1))
+    plain = window is None or queries <= window
+    same = bool((new == (order & key_mask[:, None])).all())
+    return Read(key_mask, None if same and plain else allowed, same and not plain)

@@ -1,0 +1,74 @@
+"""Which of a model's attention modules gets which mixer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from ...errors import MixerError
+from .sites import FAMILIES, Site, strangers
+
+
+def planned(model: nn.Module, sites: list[Site], mixers: Any, keep: Any, last: int | None, every: int | None) -> list[tuple[Site, dict[str, Any]]]:
+    """Which site gets which spec, in the model's order."""
+    if not sites:
+        odd = ", ".join(strangers(model))
+        seen = f"; it has {odd}, whose computation is not known" if odd else ""
+        known = ", ".join(cls for classes in FAMILIES.values() for cls in classes)
+        raise MixerError(f"replace_mixers: {type(model).__name__} has no attention of a known family{seen}; known: {known}.")
+    if last is not None and every is not None:
+        raise MixerError(f"replace_mixers: give last or every, got last={last}, every={every}.")
+    chosen: dict[str, dict[str, Any] | None] = {}
+    for pattern, specs in _patterns(mixers).items():
+        matched = _scheduled(_matching(pattern, sites), pattern, last, every)
+        row = list(specs) if isinstance(specs, (list, tuple)) else [specs]
+        if not row:
+            raise MixerError(f"replace_mixers: the list of specs for {pattern!r} is empty; give one spec, or several that repeat.")
+        chosen |= {site.name: _as_spec(row[i % len(row)], pattern) for i, site in enumerate(matched)}
+    for pattern in (keep,) if isinstance(keep, str) else keep:
+        for site in _matching(pattern, sites):
+            chosen.pop(site.name, None)
+    plan = [(site, spec) for site in sites if (spec := chosen.get(site.name)) is not None]
+    if not plan:
+        raise MixerError("replace_mixers: nothing is left to replace; see keep, last and every.")
+    return plan
+
+
+def _patterns(mixers: Any) -> dict[str, Any]:
+    if isinstance(mixers, str) or (isinstance(mixers, Mapping) and isinstance(mixers.get("name"), str)):
+        return {"*": mixers}
+    if not isinstance(mixers, Mapping) or not mixers or not all(isinstance(pattern, str) for pattern in mixers):
+        raise MixerError(f'replace_mixers: expects a spec such as {{"name": "hydra"}}, or patterns with one each, got {mixers!r}.')
+    return dict(mixers)
+
+
+def _as_spec(spec: Any, pattern: str) -> dict[str, Any] | None:
+    if spec is None:
+        return None
+    if isinstance(spec, str):
+        return {"name": spec}
+    if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
+        raise MixerError(f'replace_mixers: {pattern!r} expects a spec such as {{"name": "hydra"}}, got {spec!r}.')
+    return dict(spec)
+
+
+def _matching(pattern: str, sites: list[Site]) -> list[Site]:
+    found = [site for site in sites if fnmatchcase(site.name, pattern)]
+    if not found:
+        some = ", ".join(site.name for site in sites[:6]) + (f" ... {sites[-1].name}, {len(sites)} in all" if len(sites) > 6 else "")
+        raise MixerError(f"replace_mixers: the pattern {pattern!r} matches no attention module; there are {some}.")
+    return found
+
+
+def _scheduled(sites: list[Site], pattern: str, last: int | None, every: int | None) -> list[Site]:
+    """The last so many, or every so-manyth from the back."""
+    n = len(sites)
+    for name, value, low in (("last", last, 0), ("every", every, 1)):
+        if value is not None and not low <= value <= n:
+            raise MixerError(f"replace_mixers: {name} must be in {low}..{n}, as many modules as {pattern!r} matches, got {value}.")
+    if last is not None:
+        return sites[n - last :]
+    return sites if every is None else sites[::-1][::every][::-1]

@@ -1,0 +1,121 @@
+"""Mixers in place of a model's attention."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import MixerError
+from .._report import Entry, Report
+from .build import shell_for
+from .plan import planned
+from .sites import Site, find_attention
+
+Spec = str | Mapping[str, Any]
+
+
+def replace_mixers(
+    model: nn.Module,
+    mixers: Spec | Mapping[str, Spec | Sequence[Spec | None]],
+    *,
+    init: str = "copy",
+    keep: str | Iterable[str] = (),
+    last: int | None = None,
+    every: int | None = None,
+    seed: int | None = None,
+    inplace: bool = False,
+) -> tuple[Any, Report]:
+    """The model with mixers in place of its attention, each with the weights of the attention it replaces wherever the two mean the same.
+
+    Heads, grouped keys, biases, the scale of logits, rotary positions, causality and max_len are the site's where the mixer has the option and the spec does
+    not say. ``hosts.RULES`` says which projections a mixer takes over; fused and transposed ones are taken apart, grouped keys repeated where the mixer has no
+    ``kv_heads``, a bias that the host lacks is zero. Masks, caches and return values are the host's. With ``attention`` the function stays the same.
+    What is lost: dropout of attention weights; ``output_attentions`` of the layers that were replaced.
+
+    Args:
+        model: any model with modules that ``find_attention`` finds.
+        mixers: a spec for all of them, ``"hydra"`` or ``{"name": "aft_local", "window": 32}``; or glob patterns of their dotted names with a spec each, or with
+            a list of specs, which repeats over the modules matched, None leaving one as it is. Where patterns overlap the later one holds.
+        init: "copy", or "random": all of the mixers' weights are new.
+        keep: patterns of modules that stay as they are.
+        last, every: of the modules that a pattern matches, only the last so many, or every so-manyth from the back.
+        seed: of what is new; None: torch's generator as it is.
+        inplace: change the model itself, after everything has been prepared, instead of a copy.
+
+    Returns:
+        The new model, and the report: each tensor copied, split, new or dropped.
+
+    Raises:
+        MixerError: for a pattern that matches nothing, a mixer that does not fit a site, tensors that cannot be mapped, a model of no known family. The model
+            given is untouched then.
+    """
+    if init not in ("copy", "random"):
+        raise MixerError(f"replace_mixers: init must be 'copy' or 'random', got {init!r}.")
+    sites = find_attention(model)
+    plan = planned(model, sites, mixers, keep, last, every)
+    found: dict[int, nn.Module] = {}
+    fates: dict[str, list[Entry]] = {}
+    with _seeded(seed):
+        for site, spec in plan:
+            try:
+                pieces, fates[site.name] = shell_for(model, site, spec, init)
+            except MixerError as why:
+                raise MixerError(f"replace_mixers: {site.name}: {str(why).rstrip('.')}.") from None
+            found |= pieces
+    new = exchanged(model, found, inplace)
+    return new, _report(model if not inplace else new, new, plan, fates)
+
+
+@contextmanager
+def _seeded(seed: int | None) -> Iterator[None]:
+    with torch.random.fork_rng(enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield
+
+
+def exchanged(model: nn.Module, news: dict[int, nn.Module], inplace: bool) -> nn.Module:
+    """The model, or a copy of it, with other modules in place of those with these ids; what is replaced is not copied."""
+    if not inplace or id(model) in news:
+        held = [m for m in model.modules() if id(m) in news]  # so that no id is given anew meanwhile
+        return copy.deepcopy(model, {id(m): news[id(m)] for m in held})
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if id(module) in news:
+            model.set_submodule(name, news[id(module)])
+    return model
+
+
+def _report(old: nn.Module, new: nn.Module, plan: list[tuple[Site, dict[str, Any]]], fates: dict[str, list[Entry]]) -> Report:
+    parameters = {name for name, _ in new.named_parameters()}
+    inside = {f"{site}.{e.name}" if site else e.name: e for site, entries in fates.items() for e in entries if e.status != "dropped"}
+    entries = []
+    for name, tensor in new.state_dict().items():
+        if name not in inside:
+            entries.append(Entry(name, "copied", tuple(tensor.shape), name, name in parameters))
+    for site, fate in fates.items():
+        prefix = f"{site}." if site else ""
+        entries += [replace(e, name=prefix + e.name, origin=None if e.origin is None else prefix + e.origin) for e in fate]
+    names = [spec["name"] for _, spec in plan]
+    counts = ", ".join(f"{names.count(n)} x {n}" for n in dict.fromkeys(names))
+    rest = len(find_attention(new))
+    target = f"{type(new).__name__} with {counts}" + (f", {rest} x its own attention" if rest else "")
+    return Report(type(old).__name__, target, tuple(entries), tuple(_notes(plan)))
+
+
+def _notes(plan: list[tuple[Site, dict[str, Any]]]) -> Iterator[str]:
+    """What the shapes of tensors cannot tell."""
+    others = [(site, spec) for site, spec in plan if spec["name"] != "attention"]
+    for what, those in (
+        ("positions were rotary; {} does not turn queries and keys", [spec["name"] for site, spec in others if site.rotary]),
+        ("attention reached back {0} tokens; {1} reaches as far as its own options say", [spec["name"] for site, spec in others if site.window]),
+        ("{} has no grouped keys: those of the host were repeated", [s["name"] for site, s in others if site.kv_heads != site.heads and "kv_heads" not in s]),
+    ):
+        windows = sorted({site.window for site, _ in plan if site.window})
+        for name in dict.fromkeys(those):
+            yield what.format(*((windows[0], name) if "{0}" in what else (name,)))

@@ -1,0 +1,108 @@
+"""Attention back in place of mixers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import MixerError
+from .._report import Entry, Report
+from ..convert import ALL
+from .replace import exchanged
+from .shells import is_shell
+from .weights import give_back, rule
+
+
+def restore(model: nn.Module, names: str | Iterable[str] = "*", *, inplace: bool = False) -> tuple[Any, Report]:
+    """The inverse: the host's own attention back in place of mixers, with the mixers' projections as its weights.
+
+    Exact for ``attention`` with the host's heads. Any other mixer with all four projections gives them back too, trained or not, and softmax attention
+    computes with them from then on; grouped keys that were repeated go back to the mean of their group.
+
+    Args:
+        names: glob patterns of the sites, by the names ``replace_mixers`` knew them by.
+
+    Raises:
+        MixerError: where nothing was replaced, and for mixers whose queries, keys, values or output no longer exist.
+    """
+    shells = {name: module for name, module in model.named_modules() if is_shell(module)}
+    wanted = (names,) if isinstance(names, str) else tuple(names)
+    sites = {name: name.removesuffix("self").removesuffix(".") if shell.site.family == "bert" else name for name, shell in shells.items()}
+    chosen = {name: shell for name, shell in shells.items() if any(fnmatchcase(sites[name], pattern) for pattern in wanted)}
+    if not chosen:
+        there = ", ".join(sites.values()) or "none at all"
+        raise MixerError(f"restore: {', '.join(map(repr, wanted))} matches no replaced attention; there are {there}.")
+    news: dict[int, nn.Module] = {}
+    fates: dict[str, list[Entry]] = {}
+    for name, shell in chosen.items():
+        pieces, fates[sites[name]] = _restored(model, sites[name], shell)
+        news |= pieces
+    new = exchanged(model, news, inplace)
+    for name in fates:
+        for module in new.get_submodule(name).modules():
+            if hasattr(module, "config"):
+                module.config = _config(new, name, module.config)
+    return new, _report_back(new, fates)
+
+
+def _restored(model: nn.Module, name: str, shell: Any) -> tuple[dict[int, nn.Module], list[Entry]]:
+    site, spec, mixer = shell.site, shell.spec, shell.mixer
+    lost = [part for part in ALL if part not in rule(spec["name"])]
+    if lost:
+        raise MixerError(f"restore: {name}: {spec['name']} has no {', '.join(lost)} of attention; its softmax weights are gone.")
+    if spec.get("heads", site.heads) != site.heads and spec["name"] == "attention":
+        raise MixerError(f"restore: {name}: its mixer has {spec['heads']} heads, attention there had {site.heads}.")
+    like = next(mixer.parameters())
+    parts = {path: _materialised(module, like) for path, module in shell.origin[0].items()}
+    whole = _assembled(parts)
+    try:
+        entries = give_back(mixer, site, whole)
+    except MixerError as why:
+        raise MixerError(f"restore: {name}: {why}.") from None
+    holder: Any = model.get_submodule(name) if "" not in parts else None
+    news = {id(shell if path in ("", "self") else holder.get_submodule(path)): part.train(shell.training) for path, part in parts.items()}
+    return news, entries
+
+
+def _materialised(module: nn.Module, like: torch.Tensor) -> nn.Module:
+    return copy.deepcopy(module).to_empty(device=like.device).to(like.dtype)
+
+
+def _assembled(parts: dict[str, nn.Module]) -> nn.Module:
+    """One module with the parts under their paths."""
+    if "" in parts:
+        return parts[""]
+    whole = nn.Module()
+    for path, part in parts.items():
+        *parents, last = path.split(".")
+        node = whole
+        for parent in parents:
+            if not hasattr(node, parent):
+                node.add_module(parent, nn.Module())
+            node = node.get_submodule(parent)
+        node.add_module(last, part)
+    return whole
+
+
+def _config(model: nn.Module, name: str, default: Any) -> Any:
+    """The config of the model that a site is part of, so that what is set there later reaches it."""
+    parents = name.split(".")
+    for depth in range(len(parents) - 1, -1, -1):
+        found = getattr(model.get_submodule(".".join(parents[:depth])), "config", None)
+        if type(found) is type(default):
+            return found
+    return default
+
+
+def _report_back(new: nn.Module, fates: dict[str, list[Entry]]) -> Report:
+    parameters = {name for name, _ in new.named_parameters()}
+    entries = [replace(e, name=f"{site}.{e.name}" if site else e.name) for site, fate in fates.items() for e in fate]
+    named = {e.name for e in entries if e.status != "dropped"}
+    entries = [Entry(n, "copied", tuple(t.shape), n, n in parameters) for n, t in new.state_dict().items() if n not in named] + entries
+    return Report(f"{type(new).__name__} with mixers", f"{type(new).__name__} with its own attention in {len(fates)} places", tuple(entries))

@@ -1,0 +1,206 @@
+"""What stands in a host in place of its attention: a mixer, called as the host calls."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from math import isqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import MixerError
+from ...mixers import Mixer
+from ...mixers.attention import Attention
+from ..convert import RULES
+from ..torch import MultiheadMixer
+from .masks import Read, read_mask
+from .sites import Site
+
+
+class Shell(nn.Module):
+    """A mixer in the place of a host's attention module.
+
+    Args:
+        mixer: dim and causality are the site's.
+        site: what stood here.
+        spec: the name and options that the mixer was built with.
+        origin: path within the site -> the module that stood there, on the meta device; the way back.
+    """
+
+    def __init__(self, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module]):
+        super().__init__()
+        self.mixer, self.site, self.spec = mixer, site, spec
+        self.origin = (origin,)  # in a tuple, so that its modules are not the model's
+
+    def extra_repr(self) -> str:
+        """What stood here."""
+        return f"{self.site.name}: {self.spec['name']} for {self.site.family}"
+
+    def _grid(self, x: Tensor) -> dict[str, Any]:
+        """The grid of an image model's tokens, for mixers that take one; images of other sizes are square."""
+        if self.site.grid is None or not self.mixer.capabilities.grid:
+            return {}
+        patches, grid = x.shape[1] - self.site.prefix, self.site.grid
+        if patches != grid[0] * grid[1]:
+            grid = (isqrt(patches), isqrt(patches))
+            if patches != grid[0] * grid[1]:
+                raise MixerError(f"{self.site.name}: {patches} patches are no square, and not the {self.site.grid} this model was built for.")
+        return {"grid": grid, "prefix": self.site.prefix}
+
+    def _masked(self, mask: Any, x: Tensor, *, causal: bool, window: int | None = None) -> Read:
+        read = read_mask(mask, x.shape[0], x.shape[1], causal=causal, window=window, where=self.site.name)
+        if read.windowed and not isinstance(self.mixer, Attention):  # other mixers look as far back as they do
+            return Read(read.key_mask, None)
+        if read.pairs is not None and not self.mixer.capabilities.attn_mask:
+            name = self.spec["name"]
+            raise MixerError(f"{self.site.name}: gets a mask of pairs of tokens beyond padding and order, and {name} does not weigh pairs; attention does.")
+        return read
+
+
+class HFShell(Shell):
+    """In the place of an attention module of transformers: the same call, ``(output, None)`` back."""
+
+    def __init__(self, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module], dropout: float = 0.0):
+        super().__init__(mixer, site, spec, origin)
+        self.layer_idx = site.layer
+        self.dropout = nn.Dropout(dropout)
+        self.located = locate(mixer, spec["name"]) if site.family == "detr" else ()
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Any = None,
+        past_key_values: Any = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Any = None,
+        key_value_states: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        position_embeddings: Any = None,
+        encoder_position_embeddings: Tensor | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, None]:
+        """Mix (B, T, D). DETR's positions are added to what its queries and keys are projected from, as there; rotary ones are the mixer's own."""
+        added = (position_embeddings, encoder_position_embeddings) if self.site.family == "detr" else (None, None)
+        if self.site.cross:
+            context = encoder_hidden_states if key_value_states is None else key_value_states
+            mask = encoder_attention_mask if self.site.family == "gpt2" else attention_mask
+            return self.dropout(self._across(hidden_states, context, mask, added)), None
+        if past_key_values is not None and self.mixer.causal:
+            return self.dropout(self._stream(hidden_states, attention_mask, past_key_values, position_ids)), None
+        with located(self, added[0], added[0], hidden_states) as x:
+            return self.dropout(self._mix(x, attention_mask, position_ids)), None
+
+    def _mix(self, x: Tensor, mask: Any, position_ids: Tensor | None) -> Tensor:
+        read = self._masked(mask, x, causal=self.mixer.causal, window=self.site.window)
+        return self.mixer(x, key_mask=read.key_mask, attn_mask=read.pairs, positions=self._positions(x, position_ids), **self._grid(x))
+
+    def _across(self, x: Tensor, context: Tensor | None, mask: Any, added: tuple[Tensor | None, Tensor | None]) -> Tensor:
+        if context is None:
+            raise MixerError(f"{self.site.name}: attends another sequence and was given none.")
+        read = self._masked(mask, x, causal=False)
+        with located(self, *added, x) as x:
+            context = context if self.located or added[1] is None else context + added[1]
+            return self.mixer(x, context, key_mask=read.key_mask, attn_mask=read.pairs)
+
+    def _stream(self, x: Tensor, mask: Any, cache: Any, position_ids: Tensor | None) -> Tensor:
+        """Go on from the state in the cache, and leave the new one there."""
+        from .cache import moved, state_layer
+
+        layer = state_layer(cache, self.site.layer or 0, self.site.name)
+        if not self.mixer.capabilities.streaming:
+            if layer.get_seq_length():
+                raise MixerError(f"{self.site.name}: {self.spec['name']} has no streaming form; call generate(..., use_cache=False).")
+            layer.keep(None, x.shape[1])
+            return self._mix(x, mask, position_ids)
+        read = self._masked(mask, x, causal=True, window=self.site.window)
+        if read.pairs is not None:
+            return self._stream_pairs(x, layer, read, position_ids)
+        state = self.mixer.init_state(x.shape[0], device=x.device, dtype=x.dtype) if layer.state is None else moved(layer.state, x.device)
+        y, state = self.mixer.extend(x, state, positions=self._positions(x, position_ids), key_mask=read.key_mask)
+        self._check_window(layer.get_seq_length() + x.shape[1])
+        layer.keep(state, x.shape[1])
+        return y
+
+    def _stream_pairs(self, x: Tensor, layer: Any, read: Read, position_ids: Tensor | None) -> Tensor:
+        """A mask of pairs is honoured in one pass; a state could not honour it later."""
+        if layer.get_seq_length():
+            raise MixerError(f"{self.site.name}: {self.spec['name']} cannot honour a mask of pairs with a cache; call with use_cache=False.")
+        layer.keep(None, x.shape[1])
+        return self.mixer(x, key_mask=read.key_mask, attn_mask=read.pairs, positions=self._positions(x, position_ids))
+
+    def _check_window(self, tokens: int) -> None:
+        if self.site.window is not None and tokens > self.site.window and isinstance(self.mixer, Attention):
+            raise MixerError(
+                f"{self.site.name}: the host attends {self.site.window} tokens back and attention's state holds them all; "
+                f"at {tokens} tokens call with use_cache=False, or replace with local, window={self.site.window}."
+            )
+
+    def _positions(self, x: Tensor, position_ids: Tensor | None) -> Tensor | None:
+        """The host's positions, for a mixer that turns queries and keys by them as the host did; others count their own, from the first token on."""
+        if position_ids is None or not self.site.rotary or not getattr(self.mixer, "positions", None):
+            return None
+        return position_ids.expand(x.shape[0], -1)
+
+
+class TimmShell(Shell):
+    """In the place of timm's ``Attention``: ``(x, attn_mask, is_causal)`` in, one tensor out; its ``proj_drop`` stays."""
+
+    def __init__(self, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module], dropout: float = 0.0):
+        super().__init__(mixer, site, spec, origin)
+        self.proj_drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Mix (B, N, D)."""
+        if is_causal and not self.mixer.causal:
+            raise MixerError(f"{self.site.name}: is_causal=True, but its mixer was built with causal=False.")
+        mask = attn_mask[None] if attn_mask is not None and attn_mask.ndim == 2 else attn_mask
+        read = self._masked(mask, x, causal=self.mixer.causal)
+        return self.proj_drop(self.mixer(x, key_mask=read.key_mask, attn_mask=read.pairs, **self._grid(x)))
+
+
+class Located(nn.Linear):
+    """A projection of tokens with something added to them, ``offset``, that other projections of the same tokens do not see."""
+
+    offset: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.offset is None:
+            return super().forward(x)
+        if self.offset.shape[1] != x.shape[1]:
+            raise MixerError(f"the mixer projects {x.shape[1]} tokens, the host adds positions to {self.offset.shape[1]}; choose another mixer.")
+        return super().forward(x + self.offset)
+
+
+def locate(mixer: Mixer, name: str) -> tuple[str, ...]:
+    """Make the projections of queries and keys ready for positions; their names. Without any, positions are added to the tokens themselves."""
+    parts = tuple(p for p in ("q_proj", "k_proj") if p in RULES.get(name, ()) and type(getattr(mixer, p, None)) is nn.Linear)
+    for part in parts:
+        mixer.get_submodule(part).__class__ = Located
+    return parts
+
+
+@contextmanager
+def located(shell: HFShell, queries: Tensor | None, keys: Tensor | None, x: Tensor) -> Any:
+    """Inside, the mixer's projections see these positions; gives the tokens to mix."""
+    offsets = {"q_proj": queries, "k_proj": keys}
+    for part in shell.located:
+        shell.mixer.get_submodule(part).offset = offsets[part]  # type: ignore[assignment]  # Located's field
+    try:
+        yield x if shell.located or queries is None else x + queries
+    finally:
+        for part in shell.located:
+            shell.mixer.get_submodule(part).offset = None  # type: ignore[assignment]
+
+
+def torch_shell(attention: nn.MultiheadAttention, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module]) -> nn.Module:
+    """In the place of ``nn.MultiheadAttention``: a ``MultiheadMixer`` that remembers what stood there."""
+    with torch.device("meta"):
+        shell: Any = MultiheadMixer(attention.embed_dim, attention.num_heads, batch_first=attention.batch_first)
+    shell.mixer, shell.site, shell.spec, shell.origin = mixer, site, spec, (origin,)
+    return shell
+
+
+def is_shell(module: nn.Module) -> bool:
+    """Whether this module stands where attention stood."""
+    return isinstance(module, Shell) or (hasattr(module, "site") and hasattr(module, "origin"))

@@ -1,0 +1,144 @@
+"""The projections of a host's attention under our names, into a mixer and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import MixerError
+from .._report import Entry
+from ..convert import ALL, RULES, TWINS
+from .sites import Site
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a projection's weight and bias are within a site: the ``index``-th of ``of`` equal parts; ``transposed`` as in GPT-2's Conv1D."""
+
+    weight: str
+    bias: str
+    index: int = 0
+    of: int = 1
+    transposed: bool = False
+
+    def tensor(self, leaf: str) -> str:
+        """The name of the weight or the bias."""
+        return self.weight if leaf == "weight" else self.bias
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One of our tensors as the host holds it: its value, the name there, and whether it is a part of a larger one."""
+
+    value: Tensor
+    origin: str
+    split: bool
+
+
+def _linear(*names: str, **options: Any) -> list[Place]:
+    return [Place(f"{name}.weight", f"{name}.bias", **options) for name in names]
+
+
+def _parts(name: str, of: int, **options: Any) -> list[Place]:
+    return [place for i in range(of) for place in _linear(name, index=i, of=of, **options)]
+
+
+def places(site: Site) -> dict[str, Place]:
+    """q_proj, k_proj, v_proj and out_proj -> where a site of this family has them."""
+    if site.family == "bert":
+        found = _linear("self.query", "self.key", "self.value", "output.dense")
+    elif site.family == "gpt2" and site.cross:
+        found = _linear("q_attn", transposed=True) + _parts("c_attn", 2, transposed=True) + _linear("c_proj", transposed=True)
+    elif site.family == "gpt2":
+        found = _parts("c_attn", 3, transposed=True) + _linear("c_proj", transposed=True)
+    elif site.family == "timm":
+        found = _parts("qkv", 3) + _linear("proj")
+    elif site.family == "torch":
+        found = [Place("in_proj_weight", "in_proj_bias", index=i, of=3) for i in range(3)] + _linear("out_proj")
+    else:
+        found = _linear("q_proj", "k_proj", "v_proj", "o_proj")
+    return dict(zip(ALL, found, strict=True))
+
+
+def softmax_weights(site: Site, module: nn.Module) -> dict[str, Weight]:
+    """The site's tensors under our names: "q_proj.weight" (out, in), "q_proj.bias" ..."""
+    state, found = module.state_dict(), {}
+    for part, place in places(site).items():
+        for leaf in ("weight", "bias"):
+            name = place.tensor(leaf)
+            if name in state:
+                whole = state[name].T if place.transposed and leaf == "weight" else state[name]
+                found[f"{part}.{leaf}"] = Weight(whole.chunk(place.of)[place.index], name, place.of > 1)
+    return found
+
+
+def rule(name: str) -> tuple[str, ...]:
+    """The projections that a mixer takes over."""
+    if name not in RULES:
+        raise MixerError(f"no rule says which projections {name!r} takes over; add one: tokenmix.hosts.RULES[{name!r}] = ('v_proj', 'out_proj')")
+    return RULES[name]
+
+
+@torch.no_grad()
+def carry(mixer: Any, name: str, found: dict[str, Weight], site: Site) -> list[Entry]:
+    """Fill what the mixer called ``name`` takes over; what became of each of its tensors, and of those of the host that it has no use for."""
+    entries, used, taken = [], set(), rule(name)
+    parameters = {n for n, _ in mixer.named_parameters()}
+    for ours, tensor in mixer.state_dict().items():
+        part, _, leaf = ours.rpartition(".")
+        part = TWINS.get(part, part) if name in ("longformer", "etc") else part
+        source = found.get(f"{part}.{leaf}") if part in taken else None
+        if source is not None:
+            tensor.copy_(_fitted(source, tensor, ours, site))
+            used.add(f"{part}.{leaf}")
+        elif part in taken and leaf == "bias":  # the host has none: adding nothing is the same function
+            tensor.zero_()
+        status = "new" if source is None else "split" if source.split else "copied"
+        entries.append(Entry(ours, status, tuple(tensor.shape), None if source is None else source.origin, ours in parameters))
+    return entries + left(found, used)
+
+
+def left(found: dict[str, Weight], used: set[str]) -> list[Entry]:
+    """The host's tensors that nothing took over; a part of a larger one is named with the part."""
+    return [Entry(f"{w.origin} ({ours})" if w.split else w.origin, "dropped", tuple(w.value.shape), w.origin) for ours, w in found.items() if ours not in used]
+
+
+def _fitted(source: Weight, tensor: Tensor, ours: str, site: Site) -> Tensor:
+    """The host's tensor in the shape of ours: grouped keys and values are repeated for each head of queries that shares them."""
+    value, part = source.value, ours.partition(".")[0]
+    if part in ("k_proj", "v_proj") and site.kv_heads != site.heads and len(tensor) == site.heads * site.head_dim:
+        value = value.unflatten(0, (site.kv_heads, -1)).repeat_interleave(site.heads // site.kv_heads, 0).flatten(0, 1)
+    if value.shape != tensor.shape:
+        raise MixerError(f"{source.origin} has the shape {tuple(source.value.shape)}, {ours} of the mixer {tuple(tensor.shape)}; they cannot be mapped")
+    return value
+
+
+@torch.no_grad()
+def give_back(mixer: Any, site: Site, module: nn.Module) -> list[Entry]:
+    """Fill softmax attention of the host from a mixer that has its four projections."""
+    ours, entries, done = mixer.state_dict(), [], set()
+    state = module.state_dict()
+    for part, place in places(site).items():
+        for leaf in ("weight", "bias"):
+            name, source = place.tensor(leaf), ours.get(f"{part}.{leaf}")
+            if name not in state:
+                continue
+            target = (state[name].T if place.transposed and leaf == "weight" else state[name]).chunk(place.of)[place.index]
+            target.copy_(torch.zeros_like(target) if source is None else _narrowed(source, target, f"{part}.{leaf}", site))
+            if name not in done:
+                entries.append(Entry(name, "new" if source is None else "copied", tuple(state[name].shape), f"{part}.{leaf}"))
+                done.add(name)
+    kept = {f"{part}.{leaf}" for part, place in places(site).items() for leaf in ("weight", "bias") if place.tensor(leaf) in state}
+    return entries + [Entry(n, "dropped", tuple(t.shape), n) for n, t in ours.items() if n not in kept]
+
+
+def _narrowed(source: Tensor, target: Tensor, name: str, site: Site) -> Tensor:
+    """Keys and values that were repeated for their heads go back to the mean of each group (Ainslie et al. 2023, arXiv 2305.13245, Sec. 2.1)."""
+    if name.startswith(("k_proj", "v_proj")) and site.kv_heads != site.heads and len(source) == site.heads * site.head_dim:
+        source = source.unflatten(0, (site.kv_heads, site.heads // site.kv_heads, -1)).mean(1).flatten(0, 1)
+    if source.shape != target.shape:
+        raise MixerError(f"{name} of the mixer has the shape {tuple(source.shape)}, the host needs {tuple(target.shape)}; they cannot be mapped")
+    return source

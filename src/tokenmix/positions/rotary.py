@@ -1,0 +1,182 @@
+"""Rotary positions: pairs of features turned by angles that grow with the position, and the rules that stretch them over longer contexts."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MixerError
+
+LAYOUTS = ("half", "interleaved")
+
+
+class RotaryPositions(nn.Module):
+    """R_t x: pair m of each head's first ``rotary_dim`` = d features is turned by the angle t theta_m, theta_m = base^(-2 m / d), m = 0 .. d / 2 - 1.
+
+    So (R_t q) . (R_s k) depends on t - s alone (Su et al. 2021, arXiv 2104.09864, Eq. 15 and 16). There is nothing to learn and nothing to move: angles are
+    computed from the positions in float64 (float32 where a device has no other), taken modulo a full turn, and applied in float32 or better.
+
+    Args:
+        head_dim: features of a head.
+        base: of the geometric row of frequencies; Llama 3 has 500000.
+        rotary_dim: how many features of each head turn, the first ones; even. Default: all.
+        layout: which features are a pair. "half": i and i + d / 2, as Llama and GPT-NeoX; "interleaved": 2 i and 2 i + 1, as the paper and GPT-J.
+        scaling: None, or the rule for contexts longer than those trained on, {"name": one of ``RULES``, "factor": new length / old length, ...}.
+
+    Raises:
+        MixerError: on an option or a rule that makes no sense.
+    """
+
+    def __init__(self, head_dim: int, *, base: float = 10000.0, rotary_dim: int | None = None, layout: str = "half", scaling: dict[str, Any] | None = None):
+        super().__init__()
+        self.head_dim, self.base, self.rotary_dim = head_dim, base, head_dim if rotary_dim is None else rotary_dim
+        self.layout, self.scaling = layout, scaling
+        if not _whole(self.rotary_dim, 2) or self.rotary_dim % 2 or self.rotary_dim > head_dim:
+            _refuse(f"rotary_dim must be even and in 2..head_dim={head_dim}, got {self.rotary_dim!r}")
+        if not _number(base) or base <= 1:
+            _refuse(f"base must be a number above 1, got {base!r}")
+        if layout not in LAYOUTS:
+            _refuse(f"layout={layout!r} is unknown; choose 'half' or 'interleaved'")
+        frequencies, self.gain = scaled_frequencies(self.rotary_dim, base, scaling)
+        self.rates = tuple(theta / (2 * math.pi) for theta in frequencies)  # turns per position
+
+    def reset_parameters(self) -> None:
+        """Nothing to draw."""
+
+    def forward(self, positions: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Turn each of ``tensors`` (B, T, heads * head_dim), of any number of heads, by the angles of integer ``positions`` (B, T)."""
+        exact = torch.float32 if positions.device.type == "mps" else torch.float64
+        turns = positions[:, :, None, None].to(exact) * torch.tensor(self.rates, dtype=exact, device=positions.device)
+        turns = turns - turns.floor()
+        wide = [torch.promote_types(x.dtype, torch.float32) for x in tensors]
+        waves = {dtype: self._waves(turns.to(dtype)) for dtype in set(wide)}
+        return tuple(self._turned(x, *waves[dtype]) for x, dtype in zip(tensors, wide, strict=True))
+
+    def _waves(self, turns: Tensor) -> tuple[Tensor, Tensor]:
+        angles = 2 * math.pi * turns
+        return self.gain * angles.cos(), self.gain * angles.sin()
+
+    def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        heads = x.unflatten(-1, (-1, self.head_dim))
+        turning, still = heads[..., : self.rotary_dim].to(cos.dtype), heads[..., self.rotary_dim :]
+        a, b = turning.chunk(2, -1) if self.layout == "half" else (turning[..., 0::2], turning[..., 1::2])
+        pairs = a * cos - b * sin, b * cos + a * sin
+        turned = torch.cat(pairs, -1) if self.layout == "half" else torch.stack(pairs, -1).flatten(-2)
+        return torch.cat([turned.to(x.dtype), still], -1).flatten(2)
+
+    def extra_repr(self) -> str:
+        """The options, for print."""
+        return f"head_dim={self.head_dim}, base={self.base:g}, rotary_dim={self.rotary_dim}, layout={self.layout!r}, scaling={self.scaling}"
+
+
+def scaled_frequencies(rotary_dim: int, base: float, scaling: dict[str, Any] | None = None) -> tuple[list[float], float]:
+    """theta_m in radians per position, m = 0 .. rotary_dim / 2 - 1, after the rule; and the factor on turned queries and keys, 1 but for YaRN."""
+    if scaling is None:
+        return _frequencies(rotary_dim, base), 1.0
+    if not isinstance(scaling, dict) or scaling.get("name") not in RULES:
+        hint = "; dynamic NTK changes the angles of keys already stored" * (isinstance(scaling, dict) and scaling.get("name") == "dynamic")
+        _refuse(f'scaling is None or {{"name": one of {", ".join(RULES)}, ...}}, got {scaling!r}{hint}')
+    rule, options = RULES[scaling["name"]], {name: value for name, value in scaling.items() if name != "name"}
+    known = {p.name: p.default for p in inspect.signature(rule).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    if not set(options) <= set(known) or any(default is inspect.Parameter.empty and name not in options for name, default in known.items()):
+        needs = ", ".join(name if default is inspect.Parameter.empty else f"{name} (optional)" for name, default in known.items())
+        _refuse(f"scaling {scaling['name']!r} takes {needs}; got {', '.join(options) or 'none of them'}")
+    for name, value in options.items():
+        _check_option(name, value)
+    return rule(rotary_dim, float(base), **options)
+
+
+def linear(d: int, base: float, *, factor: float) -> tuple[list[float], float]:
+    """theta / factor: position n stands at n / factor. Chen et al. 2023, arXiv 2306.15595, Eq. 4."""
+    return [theta / factor for theta in _frequencies(d, base)], 1.0
+
+
+def ntk(d: int, base: float, *, factor: float) -> tuple[list[float], float]:
+    """base' = base factor^(d / (d - 2)): the fastest pair stays as it is, the slowest turns ``factor`` times as slowly. Peng et al. 2023, arXiv 2309.00071."""
+    if d < 4:
+        _refuse(f"scaling 'ntk' needs rotary_dim >= 4, got {d}")
+    return _frequencies(d, base * factor ** (d / (d - 2))), 1.0
+
+
+def yarn(
+    d: int,
+    base: float,
+    *,
+    factor: float,
+    original_max_len: int,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    attention_factor: float | None = None,
+    truncate: bool = True,
+) -> tuple[list[float], float]:
+    """theta_m (1 - r_m) + theta_m r_m / factor, and queries and keys times 0.1 ln(factor) + 1. Peng et al. 2023, arXiv 2309.00071.
+
+    r_m rises linearly from 0 at the pair that turns ``beta_fast`` times within ``original_max_len`` to 1 at that which turns ``beta_slow`` times. Linear in m,
+    between whole numbers of pairs unless ``truncate`` is False: so the authors' code, on which models were trained; the paper has it linear in the turns.
+    """
+    if beta_fast <= beta_slow:
+        _refuse(f"scaling 'yarn' needs beta_fast > beta_slow, got {beta_fast} and {beta_slow}")
+    low, high = (d * math.log(original_max_len / (beta * 2 * math.pi)) / (2 * math.log(base)) for beta in (beta_fast, beta_slow))
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, d - 1)
+    width = high - low or 0.001
+    ramp = [min(max((m - low) / width, 0.0), 1.0) for m in range(d // 2)]
+    thetas = [theta * (1 - r) + theta * r / factor for theta, r in zip(_frequencies(d, base), ramp, strict=True)]
+    return thetas, 0.1 * math.log(factor) + 1 if attention_factor is None else attention_factor
+
+
+def llama3(
+    d: int, base: float, *, factor: float, original_max_len: int, low_freq_factor: float = 1.0, high_freq_factor: float = 4.0
+) -> tuple[list[float], float]:
+    """theta of pairs that turn ``high_freq_factor`` times or more within ``original_max_len``, theta / factor of those that turn at most ``low_freq_factor``.
+
+    Between them linear in the turns. As in the code released with Llama 3.1 (Dubey et al. 2024, arXiv 2407.21783).
+    """
+    if low_freq_factor >= high_freq_factor:
+        _refuse(f"scaling 'llama3' needs high_freq_factor > low_freq_factor, got {high_freq_factor} and {low_freq_factor}")
+    thetas = []
+    for theta in _frequencies(d, base):
+        kept = (original_max_len * theta / (2 * math.pi) - low_freq_factor) / (high_freq_factor - low_freq_factor)
+        kept = min(max(kept, 0.0), 1.0)
+        thetas.append(theta * kept + theta / factor * (1 - kept))
+    return thetas, 1.0
+
+
+RULES: dict[str, Callable[..., tuple[list[float], float]]] = {"linear": linear, "ntk": ntk, "yarn": yarn, "llama3": llama3}
+"""The rules for longer contexts by name. Dynamic NTK, whose base grows with the sequence, is none: keys already in a stream's state would need other angles."""
+
+
+def _frequencies(d: int, base: float) -> list[float]:
+    return [base ** (-2 * m / d) for m in range(d // 2)]
+
+
+def _check_option(name: str, value: Any) -> None:
+    if name == "truncate":
+        if not isinstance(value, bool):
+            _refuse(f"truncate must be True or False, got {value!r}")
+    elif name == "original_max_len":
+        if not _whole(value, 1):
+            _refuse(f"original_max_len must be an integer >= 1, got {value!r}")
+    elif name == "factor":
+        if not _number(value) or value < 1:
+            _refuse(f"factor must be a number >= 1, the new length over the old, got {value!r}")
+    elif not (name == "attention_factor" and value is None) and (not _number(value) or value <= 0):
+        _refuse(f"{name} must be a positive number, got {value!r}")
+
+
+def _whole(value: Any, low: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= low
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _refuse(why: str) -> NoReturn:
+    raise MixerError(f"RotaryPositions: {why}.")
