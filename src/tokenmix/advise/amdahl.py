@@ -69,4 +69,3 @@ def expected(seconds: float, mixing: float, tokens: int, wanted: int) -> float:
     """What takes ``seconds`` at ``tokens``, ``mixing`` of them in T^2 and the rest in T, at another length."""
     ratio = wanted / tokens
     return (seconds - mixing) * ratio + mixing * ratio**2
-

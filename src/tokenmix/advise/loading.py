@@ -233,7 +233,7 @@ def _saved(folder: Path, config: dict[str, Any], options: dict[str, Any]) -> Hos
         model = cls.from_config(changed) if cls is tf.AutoModel else cls(changed)
     except (OSError, ValueError, RuntimeError, TypeError, KeyError, ImportError) as why:
         raise MixerError(f"advise: transformers cannot load {folder} ({_line(why)}).") from None
-    return _their_host(str(folder), model, "the config was changed, so its weights are random ones" if weights else "no weights lie there; they are random ones")
+    return _their_host(str(folder), model, f"{'the config was changed' if weights else 'no weights lie there'}: they are random ones")
 
 
 def _their_host(name: str, model: Any, *notes: str) -> Host:

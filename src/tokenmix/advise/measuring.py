@@ -23,7 +23,7 @@ from .places import Place, torch_projections
 
 LONG_PASS = 0.2
 """Seconds from which on clocks cost nothing beside a pass, and one pass is warm-up enough."""
-MOST_TURNS = 40
+LEAST_TURNS, MOST_TURNS = 3, 40
 Call = Callable[[], Any]
 
 
@@ -33,7 +33,7 @@ class Share:
 
     Args:
         seconds, attention, mixing: of a forward pass; spent in attention modules; spent in them on joining tokens, without projections and norms.
-        peak, without: bytes of one pass at its peak beyond the weights; and where attention modules give zeros without computing; None: this system does not say.
+        peak, without: bytes of one pass at its peak, weights aside; and of one whose attention modules give zeros at once. None: this system does not say.
         passes: how many were timed.
     """
 
@@ -110,9 +110,8 @@ class Clock:
 
 @torch.no_grad()
 def measure_share(model: nn.Module, places: list[Place], call: Call, length: int, tokens: int, *, budget: float, device: str = "cpu") -> Share:
-    """Time ``call``, a forward pass of ``model``, in about ``budget`` seconds; twice at least, once where a pass takes that long."""
+    """Time ``call``, a forward pass of ``model``, in about ``budget`` seconds, a few times at least."""
     with _plain_torch(places):
-        began = time.perf_counter()
         clocks = {"attention": Clock([p.module for p in places], device), "kept": Clock([m for p in places for m in p.kept()], device)}
         first = _pass(call, clocks.values(), device)
         long = first >= LONG_PASS
@@ -123,8 +122,8 @@ def measure_share(model: nn.Module, places: list[Place], call: Call, length: int
         peak = peak_memory(call, device=device)
         without = _peak_without(places, call, device)
         light = Clock(clocks["attention"].modules, device)
-        turns = 0
-        while turns < MOST_TURNS and (not totals or time.perf_counter() - began < budget):
+        least, turns, began = 1 if long else LEAST_TURNS, 0, time.perf_counter()
+        while turns < least or (turns < MOST_TURNS and time.perf_counter() - began < budget):
             totals.append(_pass(call, clocks.values() if long else (), device))
             if not long:
                 _pass(call, (light,), device)
@@ -155,36 +154,43 @@ def _synchronised(device: str) -> float:
 def _peak_without(places: list[Place], call: Call, device: str) -> int | None:
     """The peak of a pass whose attention modules give zeros of the right shapes."""
     kinds = _outputs(places, call)
-    for place in places:
-        place.module.forward = _zeros(kinds[id(place.module)])
+    used = [p.module for p in places if id(p.module) in kinds]
+    for module in used:
+        module.forward = _zeros(kinds[id(module)])
     try:
         return peak_memory(call, device=device)
     finally:
-        for place in places:
-            del place.module.forward
+        for module in used:
+            del module.forward
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A tensor without its numbers."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
 
 
 def _outputs(places: list[Place], call: Call) -> dict[int, Any]:
-    """What each module gives, without its numbers."""
+    """What each module gives, without the numbers."""
     found: dict[int, Any] = {}
 
     def keep(module: nn.Module, given: Any, output: Any) -> None:
-        found[id(module)] = pytree.tree_map(lambda y: (y.shape, y.dtype, y.device) if isinstance(y, Tensor) else y, output)
+        found[id(module)] = pytree.tree_map(lambda y: _Kind(y.shape, y.dtype, y.device) if isinstance(y, Tensor) else y, output)
 
     _hooked(places, call, lambda m: m.register_forward_hook(keep))
     return found
 
 
 def _zeros(kinds: Any) -> Call:
-    """A forward that gives them; written, so that the memory is truly there."""
+    """A forward that gives them; written to, so that the memory is truly there."""
 
     def made(kind: Any) -> Any:
-        if isinstance(kind, tuple) and len(kind) == 3 and isinstance(kind[0], torch.Size):
-            return torch.empty(kind[0], dtype=kind[1], device=kind[2]).fill_(0)
-        return kind
+        return torch.empty(kind.shape, dtype=kind.dtype, device=kind.device).fill_(0) if isinstance(kind, _Kind) else kind
 
-    is_kind = lambda x: isinstance(x, tuple) and len(x) == 3 and isinstance(x[0], torch.Size)  # noqa: E731
-    return lambda *args, **named: pytree.tree_map(made, kinds, is_leaf=is_kind)
+    return lambda *args, **named: pytree.tree_map(made, kinds)
 
 
 def _torch_kept(places: list[Place], call: Call, device: str) -> float:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..errors import MixerError
@@ -53,21 +52,19 @@ def places_of(model: nn.Module, where: str) -> list[Place]:
     raise MixerError(f"advise: {where}: {type(model).__name__} has no attention that is known{seen}; known: {known}.")
 
 
-def torch_projections(module: nn.MultiheadAttention, seen: tuple[Any, ...], named: dict[str, Any]) -> Callable[[], Any]:
+def torch_projections(module: Any, seen: tuple[Any, ...], named: dict[str, Any]) -> Callable[[], Any]:
     """What ``nn.MultiheadAttention`` does to each token alone, as a call on the inputs it saw: it has no modules for it."""
-    q, k, v = (named.get(name, seen[i] if i < len(seen) else None) for i, name in enumerate(("query", "key", "value")))
+    inputs = [named.get(name, seen[i] if i < len(seen) else None) for i, name in enumerate(("query", "key", "value"))]
+    whole, out = module.in_proj_weight, module.out_proj
+    weights = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight] if whole is None else list(whole.chunk(3))
+    same = whole is not None and inputs[0] is inputs[1] is inputs[2]
     linear = nn.functional.linear
-    weight, bias, out = module.in_proj_weight, module.in_proj_bias, module.out_proj
 
-    def call() -> torch.Tensor:
-        if weight is None:
-            kv = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-            y = [linear(x, w) for x, w in zip((q, k, v), kv, strict=True)][0]
-        elif q is k and k is v:
-            y = linear(q, weight, bias)[..., : module.embed_dim]
+    def call() -> Any:
+        if same:
+            mixed = linear(inputs[0], whole, module.in_proj_bias)[..., : module.embed_dim]
         else:
-            rows = weight.chunk(3)
-            y = [linear(x, w) for x, w in zip((q, k, v), rows, strict=True)][0]
-        return linear(y, out.weight, out.bias)
+            mixed = [linear(x, weight) for x, weight in zip(inputs, weights, strict=True)][0]
+        return linear(mixed, out.weight, out.bias)
 
     return call
