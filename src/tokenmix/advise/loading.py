@@ -122,7 +122,7 @@ def _folder(folder: Path, options: dict[str, Any]) -> Host:
     if "model_type" in config:
         return _saved(folder, config, options)
     model = config.get("model", config)
-    if not isinstance(model, dict) or model.get("kind", "lm") not in KINDS:
+    if not isinstance(model, dict) or "mixers" not in model or model.get("kind", "lm") not in KINDS:
         raise MixerError(f"advise: {folder / 'config.json'} describes neither a model of tokenmix nor one of transformers.")
     if options:
         return _ours(str(folder), config_from_json({"kind": "lm", **model}), options, "the config was changed, so its weights are new ones")

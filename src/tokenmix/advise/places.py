@@ -54,7 +54,7 @@ def places_of(model: nn.Module, where: str) -> list[Place]:
 
 def torch_projections(module: Any, seen: tuple[Any, ...], named: dict[str, Any]) -> Callable[[], Any]:
     """What ``nn.MultiheadAttention`` does to each token alone, as a call on the inputs it saw: it has no modules for it."""
-    inputs = [named.get(name, seen[i] if i < len(seen) else None) for i, name in enumerate(("query", "key", "value"))]
+    inputs: list[Any] = [named.get(name, seen[i] if i < len(seen) else None) for i, name in enumerate(("query", "key", "value"))]
     whole, out = module.in_proj_weight, module.out_proj
     weights = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight] if whole is None else list(whole.chunk(3))
     same = whole is not None and inputs[0] is inputs[1] is inputs[2]

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..hosts.surgery import distill, replace_mixers, save_replaced
+from ..hosts.surgery import replace_mixers
+from ..hosts.surgery.distil import distill
+from ..hosts.surgery.folder import save_replaced
 from ..train.rundir import RunDir
 from .advice import Advice
 from .candidates import OWN
