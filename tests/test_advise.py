@@ -142,12 +142,13 @@ def test_time_outside_of_attention_is_not_attention():
 
 def test_the_mixing_of_attention_rises_with_length_in_work():
     """The clock in FLOPs instead of seconds: nothing of this machine enters."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
     model = build_model(LMConfig(dim=16, max_len=512, mixers=LM.mixers, layers=1)).eval()
     shares = []
     for n in (16, 64, 256):
-        with FlopCounterMode(display=False) as counter:
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             clock = Clock([p.module for p in places_of(model, "lm")])
             clock._now = lambda counter=counter: float(counter.get_total_flops())
             with clock.running():

@@ -16,12 +16,11 @@ from .amdahl import Crossing, expected, first_length, share_for
 from .candidates import OWN, Row, measure_candidates, parse_candidates, usual
 from .inputs import Inputs
 from .loading import Host, load_host
-from .measuring import Share, measure_share
+from .measuring import FAILURES, Share, measure_share
 from .places import Place, places_of
 
 PROBE = 64  # tokens, or patches' worth of them: what is run first, to know what to expect
 ROOM = 0.8  # of the free memory, what a pass may take
-FAILURES = (RuntimeError, ValueError, IndexError, TypeError)
 Tell = Callable[[str], None]
 
 
@@ -149,7 +148,7 @@ def _one(advice: Advice, n: int, budget: float, device: str) -> Share | str:
         host.inputs.fit(host.model, n)
         args, named = host.inputs.make(n, advice.batch)
         return measure_share(host.model, advice.places, lambda: host.model(*args, **named), n, host.inputs.tokens(n), budget=budget, device=device)
-    except FAILURES as why:  # MixerError among them
+    except FAILURES as why:
         return f"the model refuses it ({' '.join(str(why).split())[:160]})"
 
 

@@ -17,6 +17,7 @@ from ..mixers import MIXERS
 from ..models import build_model
 from .decoding import Decoded, decode
 from .loading import Host
+from .measuring import FAILURES
 from .places import Place
 
 OWN = "its own attention"
@@ -70,7 +71,7 @@ def measure_candidates(
         tell(f"{label} at {length:,}")
         try:
             call()
-        except (MixerError, RuntimeError, ValueError) as why:
+        except FAILURES as why:
             rows.append(Row(label, length, why=_line(why)))
             del calls[label]
     timed = measure({label: sampler(call, device=device) for label, call in calls.items()}, budget=budget, tell=tell)

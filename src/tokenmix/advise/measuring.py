@@ -24,6 +24,8 @@ from .places import Place, torch_projections
 LONG_PASS = 0.2
 """Seconds from which on clocks cost nothing beside a pass, and one pass is warm-up enough."""
 LEAST_TURNS, MOST_TURNS = 3, 40
+FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
+"""What models raise, MixerError among them, where an input is none for them."""
 Call = Callable[[], Any]
 
 
