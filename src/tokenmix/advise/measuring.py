@@ -1,8 +1,8 @@
 """Attention's share of the time and of the peak memory of whole forward passes, measured at each length.
 
-Three kinds of passes in turns: as they are; with a clock around each attention module; with clocks around its projections and norms too. What is left of
-attention without these is the mixing, which is what another mixer would do instead. Where a pass takes long, clocks cost nothing beside it and the third kind
-tells everything.
+Two kinds of passes in turns: as they are, for the time; and with clocks around attention modules and around the projections and norms in them, for the shares.
+What is left of attention without these is the mixing, which is what another mixer would do instead. Shares are taken within one pass, and the median of many
+passes: a busy machine slows parts of a pass alike. Where a pass takes long, clocks cost nothing beside it and the second kind tells the time too.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import torch
@@ -114,27 +115,25 @@ class Clock:
 def measure_share(model: nn.Module, places: list[Place], call: Call, length: int, tokens: int, *, budget: float, device: str = "cpu") -> Share:
     """Time ``call``, a forward pass of ``model``, in about ``budget`` seconds, a few times at least."""
     with _plain_torch(places):
-        clocks = {"attention": Clock([p.module for p in places], device), "kept": Clock([m for p in places for m in p.kept()], device)}
-        first = _pass(call, clocks.values(), device)
+        modules, parts = [p.module for p in places], [m for p in places for m in p.kept()]
+        attention, kept = Clock(modules, device), Clock(parts, device)
+        first = _pass(call, (attention, kept), device)
         long = first >= LONG_PASS
-        if not long:
-            for clock in clocks.values():
-                clock.passes.clear()  # the first pass warms up
-        totals = [first] if long else []
+        clocked = [first]
         peak = peak_memory(call, device=device)
         without = _peak_without(places, call, device)
-        light = Clock(clocks["attention"].modules, device)
-        least, turns, began = 1 if long else LEAST_TURNS, 0, time.perf_counter()
-        while turns < least or (turns < MOST_TURNS and time.perf_counter() - began < budget):
-            totals.append(_pass(call, clocks.values() if long else (), device))
-            if not long:
-                _pass(call, (light,), device)
-                _pass(call, clocks.values(), device)
+        plain, turns, began = [first] if long else [], 0, time.perf_counter()
+        while turns < (1 if long else LEAST_TURNS) or (turns < MOST_TURNS and time.perf_counter() - began < budget):
+            clocked.append(_pass(call, (attention, kept), device))
+            plain.append(clocked[-1] if long else _pass(call, (), device))
             turns += 1
-        attention = (clocks["attention"] if long else light).seconds()
-        kept = quartile(sorted(clocks["kept"].seconds())) + _torch_kept(places, call, device)
-    spent = quartile(sorted(attention))
-    return Share(length, tokens, quartile(sorted(totals)), spent, max(spent - kept, 0.0), peak, without, len(totals))
+        aside = _torch_kept(places, call, device)
+    skip = 0 if long else 1  # the first pass warmed up
+    passes = list(zip(attention.seconds(), kept.seconds(), clocked, strict=True))[skip:]
+    inside = median(min(spent / whole, 1.0) for spent, _, whole in passes)
+    mixing = median(max(spent - own - aside, 0.0) / whole for spent, own, whole in passes)
+    seconds = quartile(sorted(plain))
+    return Share(length, tokens, seconds, inside * seconds, mixing * seconds, peak, without, len(plain))
 
 
 def _pass(call: Call, clocks: Any, device: str) -> float:
