@@ -13,7 +13,7 @@ from tokenmix.bench import Decoding
 from tokenmix.report import read_run
 from tokenmix.report.checks import check_page
 
-TINY = demo.Plan(seconds=0.7, dim=16, layers=4, seq_len=32, batch_size=2, eval_bytes=600, sample_bytes=8, contexts=(16, 64), lengths=(16, 64))
+TINY = demo.Plan(seconds=0.7, dim=16, layers=4, seq_len=32, batch_size=2, eval_bytes=600, sample_bytes=8, contexts=(16, 64), lengths=(16, 64), advice=(16, 64))
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +34,13 @@ def test_every_model_is_in_the_table_and_on_the_page(shown):
     for name in (*demo.MODELS, "gzip -9", "xz -9e"):
         assert f'<th scope="row">{name}</th>' in page.read_text()
         assert re.search(rf"(?m)^model .*{name}", printed)
+
+
+def test_the_transformer_is_asked_whether_to_replace_its_attention(shown):
+    _, page, printed = shown
+    assert re.search(r"Should the attention of this Transformer be replaced\? (Yes, |No: )", printed)
+    assert "mixing alone" in page.read_text()
+    assert "tokenmix advise" in printed
 
 
 def test_equal_tokens_are_equal_and_measured(shown):

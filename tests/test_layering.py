@@ -16,7 +16,7 @@ from tokenmix import MIXERS, functional, reference
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "tokenmix"
 ORDER = ["errors", "reference", "kernels", "functional", "positions", "mixers", "models", "data", "train", "recipes", "report", "hosts"]
-ORDER += ["testing", "bench", "cli"]
+ORDER += ["testing", "bench", "advise", "cli"]
 FREE = {"cli", "demo", "__main__"}  # entry points, which import what they need
 OUTSIDE_REFERENCE = {"testing"}  # only the contract suite may import the reference
 

@@ -138,10 +138,59 @@ def bench(
     return work
 
 
+def advise(
+    model: Positional[str],
+    /,
+    *,
+    lengths: str | None = None,
+    candidates: str | None = None,
+    batch: int = 1,
+    seconds: float = 20.0,
+    worth: float = 1.25,
+    options: str = "{}",
+    device: str = "auto",
+    data: Path | None = None,
+    minutes: float = 3.0,
+    last: int | None = None,
+    write: Path | None = None,
+    out: Path | None = None,
+    json: bool = False,
+) -> Work:
+    """Should this model's attention be replaced? Its measured share of time and memory, what replacing it gains at most, and what other mixers gain.
+
+    Args:
+        model: a run directory, a folder of transformers, a name of `tokenmix list`, a class or model type of transformers (BertModel, bert), a model of timm,
+            or package:factory, a callable that returns a model, or (model, inputs) with inputs(length, batch).
+        lengths: tokens, or sides of images, such as 256,1k,4k,16k; default some that the model takes.
+        candidates: measure these mixers inside the model too: auto, or such as hydra,aft_local:window=32.
+        batch: rows.
+        seconds: for the shares, about; candidates take up to three times as long. Lengths that would not fit are left out.
+        worth: how many times as fast the model must be able to become for replacing to pay.
+        options: fields of the model's config, or arguments of the factory, as JSON; the weights are then new, which is all the same to its speed.
+        device: auto, cpu or cuda.
+        data: a text: replace attention by the fastest candidate, distil on this text, print the loss before and after, write the model.
+        minutes: of distillation.
+        last: replace only the last so many attention modules.
+        write: the folder for the converted model; the distillation's run goes beside it.
+        out: an HTML page with the curves.
+        json: print everything as JSON.
+    """
+
+    def work() -> int:
+        from .advise.command import advise_command
+
+        given: dict[str, Any] = {"lengths": lengths, "batch": batch, "seconds": seconds, "worth": worth, "candidates": candidates, "options": options}
+        given |= {"data": data, "minutes": minutes, "last": last, "write": write, "out": out}
+        return advise_command(model, **given, device=device, json_to_stdout=json)
+
+    return work
+
+
 VERBS: dict[str, Callable[..., Any]] = {
     "doctor": doctor,
     "list": show,
     "check": check,
+    "advise": advise,
     "train": train,
     "resume": resume,
     "eval": evaluate,

@@ -15,6 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .advise import advise, load_host
+from .advise.words import findings as advice_findings
+from .advise.words import shares_table
 from .bench import Decoding, decoding, stops_winning, training_rate
 from .data import open_corpus
 from .errors import MixerError
@@ -51,6 +54,8 @@ class Plan:
     sample_bytes: int = 400
     contexts: tuple[int, ...] = (256, 1024, 4096, 16384)
     lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
+    advice: tuple[int, ...] = (256, 1024, 4096)
+    advice_seconds: float = 6.0
 
     def model(self, name: str, max_len: int | None = None) -> LMConfig:
         """The model of a row; ``max_len`` beyond the trained length is for timing with random weights."""
@@ -109,7 +114,7 @@ def demo(out: Path, plan: Plan, *, minutes: float | None = None) -> Path:
     say(f"The standard library's sources as bytes: {open_corpus('stdlib').size:,} of them. Timing one step of each model ...")
     rates = fresh(trial, plan)
     if minutes is not None:
-        plan = replace(plan, seconds=round(max(5.0, (60 * minutes - (1 + TRIALS) * (time.perf_counter() - began)) / len(MODELS))))
+        plan = replace(plan, seconds=round(max(5.0, (60 * minutes - plan.advice_seconds - (1 + TRIALS) * (time.perf_counter() - began)) / len(MODELS))))
     steps = {name: max(1, int(plan.seconds * rate / (plan.batch_size * plan.seq_len))) for name, rate in rates.items()}
     eval_every = max(1, min(steps.values()) // plan.evals)
     for i, name in enumerate(MODELS, 1):
@@ -118,18 +123,25 @@ def demo(out: Path, plan: Plan, *, minutes: float | None = None) -> Path:
         say(f"      {done['step']:,} steps, {done['valid_bits_per_byte']:.3f} bits per byte, {done['tokens_per_s']:,.0f} tokens/s")
     say("Measuring generation and training speed by length, all models side by side ...")
     measured = fresh(measure, plan)
+    say("Asking of the Transformer it trained whether its attention should be replaced (tokenmix advise) ...")
+    advised, share = fresh(advice, plan, out / "attention")
     runs = {name: read_run(out / name) for name in MODELS}
     equal = equal_tokens(runs)
-    tables = [main_table(plan, runs, equal, measured), by_length("Training speed by sequence length, tokens/s", measured.rates, 0), decode_table(measured)]
+    tables = [
+        main_table(plan, runs, equal, measured),
+        by_length("Training speed by sequence length, tokens/s", measured.rates, 0),
+        decode_table(measured),
+        share,
+    ]
     page = write_report(
         [out / name for name in MODELS],
         out / "report.html",
         tables=tables,
         title="tokenmix demo: attention and attention-free mixers, side by side",
-        lead=[*findings(plan, runs, equal, measured), *busy],
+        lead=[*findings(plan, runs, equal, measured), advised, *busy],
         notes=NOTES,
     )
-    say("\n" + "\n\n".join([tables[0].text(), *findings(plan, runs, equal, measured), *busy]))
+    say("\n" + "\n\n".join([tables[0].text(), *findings(plan, runs, equal, measured), advised, *busy]))
     say(f"\nTook {time.perf_counter() - began:.0f} s. The page: {page.resolve()}")
     return page
 
@@ -187,6 +199,13 @@ def measure(plan: Plan) -> Measured:
         for name, model in models.items():
             found.rates.setdefault(name, {})[n] = training_rate(model, n, batch_size=batch, repeats=2)
     return found
+
+
+def advice(plan: Plan, run: Path) -> tuple[str, Table]:
+    """Whether the attention of the Transformer in ``run`` should be replaced, and its parts by length; built for longer inputs than it was trained on."""
+    host = load_host(str(run), {"max_len": max(plan.advice)})
+    found = advise(host, plan.advice, seconds=plan.advice_seconds)
+    return f"Should the attention of this Transformer be replaced? {advice_findings(found)[0]}", shares_table(found)
 
 
 def equal_tokens(runs: dict[str, Run]) -> tuple[int | None, dict[str, float]]:

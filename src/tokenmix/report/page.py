@@ -6,6 +6,7 @@ import base64
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..errors import MixerError
 from ..models import ViT
@@ -47,8 +48,8 @@ def write_report(
         The path written.
     """
     try:
-        import matplotlib  # noqa: F401  (figures need it; said here, before any work)
-        from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+        import jinja2  # noqa: F401  (pages and figures need them; said here, before any work)
+        import matplotlib  # noqa: F401
     except ImportError as why:
         raise MixerError(f"report needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
     runs = _named_apart([read_run(d) for d in run_dirs])
@@ -56,10 +57,8 @@ def write_report(
         raise MixerError("report: give at least one run directory.")
     models = [(r, model) for r in runs if (model := load_model(r)) is not None]
     biases = [(r.name, bias_pictures(r.name, model)) for r, model in models if not isinstance(model, ViT)]
-    environment = Environment(
-        loader=PackageLoader("tokenmix.report", "."), autoescape=select_autoescape(("html",)), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    page = environment.get_template("template.html").render(
+    template = environment().get_template("template.html")
+    page = template.render(
         title=title,
         lead=list(lead),
         tables=[*(tables or []), summary_table(runs)],
@@ -76,6 +75,14 @@ def write_report(
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page, encoding="utf-8")
     return out
+
+
+def environment(*packages: str) -> Any:
+    """The templates of pages: ours, and those of further packages of the library, which may extend ``base.html``."""
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, select_autoescape
+
+    loader = ChoiceLoader([PackageLoader(name, ".") for name in ("tokenmix.report", *packages)])
+    return Environment(loader=loader, autoescape=select_autoescape(("html",)), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
 def _looks(run: Run, model: ViT) -> list[Section]:

@@ -1,0 +1,184 @@
+"""Should this model's attention be replaced? Measured shares, the bound they set, the candidates, and the answer in words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import log
+from typing import Any
+
+import torch
+
+from ..bench.limits import machine, memory_available
+from ..errors import MixerError
+from .amdahl import Crossing, expected, first_length, share_for
+from .candidates import OWN, Row, measure_candidates, parse_candidates, usual
+from .inputs import Inputs
+from .loading import Host, load_host
+from .measuring import FAILURES, Share, measure_share
+from .places import Place, places_of
+
+PROBE = 64  # tokens, or patches' worth of them: what is run first, to know what to expect
+ROOM = 0.8  # of the free memory, what a pass may take
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A length that was not measured, and why."""
+
+    length: int
+    why: str
+
+
+@dataclass
+class Advice:
+    """What was found. ``tokenmix.advise.words`` puts it into sentences and tables; ``to_json`` has every number."""
+
+    host: Host
+    places: list[Place]
+    batch: int
+    worth: float
+    machine: dict[str, Any]
+    shares: list[Share] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    specs: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the candidates, by label
+    distilled: dict[str, Any] | None = None
+
+    @property
+    def crossing(self) -> Crossing:
+        """Where replacing begins to pay: where the bound reaches ``worth``."""
+        return first_length([s.tokens for s in self.shares], [s.mixing_share for s in self.shares], share_for(self.worth))
+
+    @property
+    def pays(self) -> bool:
+        """Whether it does at a length that was measured."""
+        return any(s.bound >= self.worth for s in self.shares)
+
+    @property
+    def fastest(self) -> Row | None:
+        """The fastest candidate at the longest length at which candidates were measured, if it beats attention."""
+        known = [r for r in self.rows if r.speedup is not None and r.mixer != OWN]
+        longest = [r for r in known if r.length == max(k.length for k in known)]
+        best = max(longest, key=lambda r: r.speedup or 0.0, default=None)
+        return best if best is not None and (best.speedup or 0.0) > 1 else None
+
+
+def advise(
+    model: str | Host,
+    lengths: Sequence[int] | None = None,
+    *,
+    batch: int = 1,
+    seconds: float = 20.0,
+    worth: float = 1.25,
+    candidates: str | None = None,
+    device: str = "cpu",
+    options: dict[str, Any] | None = None,
+    tell: Tell = lambda _: None,
+) -> Advice:
+    """Measure attention's share of a model's forward pass at some lengths, what replacing it can gain at most, and what candidates gain.
+
+    Args:
+        model: as of ``load_host``, or what that gave.
+        lengths: tokens; of a vision model, sides of square images. Default: some that the model takes.
+        seconds: for the shares, about; the candidates take up to three times as long. A length whose passes would not fit is left out, and says so.
+        worth: how many times as fast the model must be able to become for replacing to pay.
+        candidates: "auto", or mixers such as "hydra,aft_local:window=32"; None: none are measured.
+        options: as of ``load_host``.
+
+    Raises:
+        MixerError: for a model that cannot be loaded or has no attention that is known, for bad arguments, and where no length can be measured.
+    """
+    if batch < 1 or not seconds > 0 or not worth > 1:
+        raise MixerError(f"advise: batch and seconds must be positive and worth larger than 1, got {batch}, {seconds} and {worth}.")
+    host = load_host(model, options, device=device) if isinstance(model, str) else model
+    chosen = list(dict.fromkeys(sorted(lengths or host.inputs.usual(host.size))))
+    if not chosen or chosen[0] < 1:
+        raise MixerError(f"advise: lengths must be positive, got {list(lengths or [])}.")
+    places = places_of(host.model, host.name)
+    subjects = None if candidates is None else parse_candidates(usual(places, images=host.inputs.patch is not None) if candidates == "auto" else candidates)
+    advice = Advice(host, places, batch, worth, machine(device), specs={s.label: {"name": s.name, **s.options} for s in subjects or ()})
+    _measure_shares(advice, chosen, seconds, device, tell)
+    if not advice.shares:
+        raise MixerError(f"advise: {host.name}: no length could be measured; " + "; ".join(f"{s.length:,}: {s.why}" for s in advice.skipped) + ".")
+    for share in advice.shares if subjects else ():
+        budget = 3 * seconds / len(advice.shares)
+        if share.seconds * 5 * (len(subjects or ()) + 1) > max(budget, 1.0) * 2:
+            tell(f"candidates at {share.length:,}: no time")
+            why = f"a turn of all takes about {share.seconds * (len(subjects or ()) + 1):.0f} s; give more --seconds"
+            advice.rows += [Row(s.label, share.length, why=why) for s in subjects or ()]
+            continue
+        advice.rows += measure_candidates(host, subjects or [], share.length, batch=batch, budget=budget / 2, device=device, tell=tell)
+    return advice
+
+
+def _measure_shares(advice: Advice, lengths: list[int], seconds: float, device: str, tell: Tell) -> None:
+    """Fill in shares and skipped lengths, from the shortest on."""
+    host, began = advice.host, time.perf_counter()
+    inputs: Inputs = host.inputs
+    seen = [] if inputs.tokens(lengths[0]) <= 2 * PROBE else _probe(advice, device)
+    for i, n in enumerate(lengths):
+        left = seconds - (time.perf_counter() - began)
+        why = inputs.refusal(n) or _outlook(seen, inputs.tokens(n), left, device)
+        if why is None:
+            tell(f"attention at {n:,} {inputs.unit}")
+            found = _one(advice, n, left / (len(lengths) - i), device)
+            if isinstance(found, Share):
+                seen.append(found)
+                advice.shares.append(found)
+                continue
+            why = found
+        advice.skipped.append(Skipped(n, why))
+
+
+def _probe(advice: Advice, device: str) -> list[Share]:
+    """One quick look at a short input, to know what longer ones will take; nothing where the model takes no such thing."""
+    inputs = advice.host.inputs
+    n = PROBE if inputs.patch is None else inputs.patch * round(PROBE**0.5)
+    found = None if inputs.refusal(n) else _one(advice, n, 0.0, device)
+    return [found] if isinstance(found, Share) else []
+
+
+def _one(advice: Advice, n: int, budget: float, device: str) -> Share | str:
+    """The measurement at one length, or why there is none."""
+    host = advice.host
+    try:
+        host.inputs.fit(host.model, n)
+        args, named = host.inputs.make(n, advice.batch)
+        return measure_share(host.model, advice.places, lambda: host.model(*args, **named), n, host.inputs.tokens(n), budget=budget, device=device)
+    except FAILURES as why:
+        return f"the model refuses it ({' '.join(str(why).split())[:160]})"
+
+
+def _outlook(seen: list[Share], tokens: int, left: float, device: str) -> str | None:
+    """Why a length would take too long or too much memory, by what shorter ones took; None where it will do."""
+    if not seen:
+        return None
+    last = seen[-1]
+    takes = 4 * expected(last.seconds, last.mixing, last.tokens, tokens)  # a warm-up, two for memory, one that counts
+    if takes > max(left, 0.0):
+        return f"its passes would take about {takes:.0f} s of {max(left, 0.0):.0f} s that are left; give more --seconds"
+    peak, free = expected_peak(seen, tokens), memory_available(device)
+    if peak is not None and free is not None and peak > ROOM * free:
+        return f"a pass would take up to {peak / 2**30:.1f} GiB of memory, {free / 2**30:.1f} GiB are free"
+    return None
+
+
+def expected_peak(seen: list[Share], tokens: int) -> float | None:
+    """Bytes at the peak of a pass at another length: by the power of T between the last two, else attention's part by T^2 and the rest by T."""
+    last = seen[-1]
+    if not last.peak or last.without is None:
+        return None
+    if len(seen) > 1 and seen[-2].peak and seen[-2].tokens < last.tokens:
+        power = log(last.peak / seen[-2].peak) / log(last.tokens / seen[-2].tokens)
+        return last.peak * (tokens / last.tokens) ** min(max(power, 1.0), 2.0)
+    return expected(last.peak, max(last.peak - last.without, 0), last.tokens, tokens)
+
+
+def pick_device(name: str) -> str:
+    """ "cpu" or "cuda"."""
+    from ..train.runs import pick_device as pick
+
+    return torch.device(pick(name)).type

@@ -1,0 +1,117 @@
+"""Other mixers inside the very model: time, peak memory, state and time per generated token, beside its own attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..bench.subjects import Subject, parse_subjects
+from ..bench.timing import measure, peak_memory, sampler
+from ..errors import MixerError
+from ..hosts.surgery import replace_mixers
+from ..mixers import MIXERS
+from ..models import build_model
+from .decoding import Decoded, decode
+from .loading import Host
+from .measuring import FAILURES
+from .places import Place
+
+OWN = "its own attention"
+CAUSAL = "aft_simple,aft_local:window=32,rank=32,linear,local:window=64"
+TEXT = "aft_simple,hydra,linear,external"
+IMAGES = "aft_conv:kernel_size=7,hydra,linear,external"
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate at one length: seconds and bytes of a pass; how many times as fast as the model with its own attention; or why there are no numbers."""
+
+    mixer: str
+    length: int
+    seconds: float | None = None
+    speedup: float | None = None
+    peak: int | None = None
+    decoded: Decoded | None = None
+    why: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        decoded = {} if self.decoded is None else {"state_bytes": self.decoded.state_bytes, "ms_per_token": self.decoded.ms_per_token}
+        return {k: v for k, v in vars(self).items() if k != "decoded"} | decoded
+
+
+def usual(places: list[Place], *, images: bool) -> str:
+    """A few mixers of the core that fit: causal ones where attention is causal, ones with a grid for images."""
+    return IMAGES if images else CAUSAL if all(p.causal for p in places) else TEXT
+
+
+def parse_candidates(text: str) -> list[Subject]:
+    """Mixers from "hydra,aft_local:window=32"."""
+    found = parse_subjects(text)
+    odd = [s.name for s in found if s.name not in MIXERS]
+    if odd or not found:
+        raise MixerError(f"advise: --candidates takes mixers of `tokenmix list`, such as hydra,aft_local:window=32, got {text!r}.")
+    return found
+
+
+@torch.no_grad()
+def measure_candidates(
+    host: Host, subjects: list[Subject], length: int, *, batch: int, budget: float, device: str = "cpu", tell: Tell = lambda _: None
+) -> list[Row]:
+    """All candidates at one length, timed in turns in one process, the model as it is among them."""
+    models, rows = built(host, subjects, length)
+    given = host.inputs.make(length, batch)
+    calls = {label: _call(model, given) for label, model in models.items()}
+    for label, call in list(calls.items()):
+        tell(f"{label} at {length:,}")
+        try:
+            call()
+        except FAILURES as why:
+            rows.append(Row(label, length, why=_line(why)))
+            del calls[label]
+    timed = measure({label: sampler(call, device=device) for label, call in calls.items()}, budget=budget, tell=tell)
+    own = timed[OWN].wall
+    for label, call in calls.items():
+        seconds = timed[label].wall
+        peak = peak_memory(call, device=device)
+        rows.append(Row(label, length, seconds, own / seconds, peak, decode(models[label], host.inputs, length, batch)))
+    order = [OWN, *(s.label for s in subjects)]
+    return sorted(rows, key=lambda r: order.index(r.mixer))
+
+
+def built(host: Host, subjects: list[Subject], length: int) -> tuple[dict[str, Any], list[Row]]:
+    """The model with its own attention and with each mixer, by label, and a row with the reason for each that does not fit."""
+    host.inputs.fit(host.model, length)
+    models: dict[str, Any] = {OWN: host.model}
+    rows = []
+    for subject in subjects:
+        spec = {"name": subject.name, **subject.options}
+        try:
+            models[subject.label] = replaced(host, spec).eval()
+        except MixerError as why:
+            rows.append(Row(subject.label, length, why=_line(why)))
+    return models, rows
+
+
+def replaced(host: Host, spec: dict[str, Any]) -> nn.Module:
+    """A copy of the model with a mixer in place of its attention, projections copied in a host's model, everything new in one of ours."""
+    if host.origin != "tokenmix":
+        return replace_mixers(host.model, spec, seed=0)[0]
+    config = host.model.config
+    mixers = tuple(spec if old["name"] == "attention" else old for old in config.specs())
+    with torch.random.fork_rng():
+        return build_model(replace(config, mixers=mixers)).to(next(host.model.parameters()).device)
+
+
+def _call(model: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -> Callable[[], Any]:
+    args, named = given
+    return lambda: model(*args, **named)
+
+
+def _line(why: BaseException) -> str:
+    return " ".join(str(why).split()).removeprefix("replace_mixers: ")[:240].rstrip(".")

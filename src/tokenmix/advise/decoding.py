@@ -1,0 +1,72 @@
+"""What generating one more token costs a causal model after a context: of ours through its state, of transformers through its cache."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..bench import decoding
+from ..bench.timing import quartile
+from ..models import LM
+from .inputs import Inputs
+
+STEPS = 12
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Milliseconds for one more token, and the bytes kept between two tokens, for the whole batch."""
+
+    ms_per_token: float
+    state_bytes: int
+
+
+@torch.no_grad()
+def decode(model: Any, inputs: Inputs, length: int, batch: int) -> Decoded | None:
+    """After so long a context that the last token measured is number ``length``; None where the model does not generate."""
+    context = length - STEPS - 1
+    if inputs.patch is not None or context < 1:
+        return None
+    if isinstance(model, LM):
+        found = decoding(model, context, tokens=STEPS)
+        return Decoded(found.ms_per_token, found.state_bytes)
+    known = inspect.signature(model.forward).parameters
+    if not {"past_key_values", "use_cache", "input_ids"} <= known.keys() or not _decoder(model.config):
+        return None
+    ids = inputs.make(length, batch)[1]["input_ids"]
+    cache = model(input_ids=ids[:, :context], use_cache=True).past_key_values
+    if cache is None:
+        return None
+    times = []
+    for i in range(context, length):
+        start = _now(ids)
+        model(input_ids=ids[:, i : i + 1], past_key_values=cache, use_cache=True)
+        times.append(_now(ids) - start)
+    return Decoded(quartile(sorted(times[1:])) * 1e3, cache_bytes(cache))
+
+
+def _decoder(config: Any) -> bool:
+    """Whether a model of transformers reads from left to right: GPT-2 and Llama never say so, BERT says when it does not."""
+    return not config.is_encoder_decoder and (config.model_type not in ENCODERS or config.is_decoder)
+
+
+ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
+"""Model types that are decoders only where their config says so."""
+
+
+def cache_bytes(cache: Any) -> int:
+    """Of all tensors in the layers of a cache: keys and values, or a mixer's state."""
+    leaves = pytree.tree_leaves([[getattr(layer, name, None) for name in ("keys", "values", "state")] for layer in cache.layers])
+    return sum(t.numel() * t.element_size() for t in leaves if isinstance(t, Tensor))
+
+
+def _now(like: Tensor) -> float:
+    if like.is_cuda:
+        torch.cuda.synchronize(like.device)
+    return time.perf_counter()

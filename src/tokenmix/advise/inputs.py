@@ -1,0 +1,173 @@
+"""What a model is called with at a length: tokens for language models, images of a size for vision models."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MixerError
+from ..hosts.surgery import find_attention
+from ..models import LM, ViT
+
+Given = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and named arguments of a call."""
+
+
+def _as_it_is(model: nn.Module, length: int) -> None:
+    """Nothing to change: the model takes inputs of any length."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """How a model is called.
+
+    Args:
+        make: length and batch -> the arguments.
+        patch: of a vision model, whose lengths are image sizes; None: lengths are tokens.
+        prefix: tokens before the patches.
+        limit: the longest length the model takes; None: none is known.
+        fit: makes a model one for another image size, in place.
+    """
+
+    make: Callable[[int, int], Given]
+    patch: int | None = None
+    prefix: int = 0
+    limit: int | None = None
+    fit: Callable[[Any, int], None] = _as_it_is
+
+    @property
+    def unit(self) -> str:
+        """What a length counts."""
+        return "pixels" if self.patch else "tokens"
+
+    def tokens(self, length: int) -> int:
+        """Tokens of one row."""
+        return length if self.patch is None else (length // self.patch) ** 2 + self.prefix
+
+    def length(self, tokens: float) -> int:
+        """The shortest length with so many tokens."""
+        if self.patch is None:
+            return round(tokens)
+        side = isqrt(max(round(tokens) - self.prefix, 1))
+        return self.patch * (side + (side**2 + self.prefix < tokens))
+
+    def refusal(self, length: int) -> str | None:
+        """Why a length cannot be had; None where it can."""
+        if self.limit is not None and length > self.limit:
+            return f"the model takes {self.limit:,} {self.unit} at most"
+        if self.patch is not None and length % self.patch:
+            return f"the patches of {self.patch} pixels do not divide it"
+        return None
+
+    def usual(self, size: int | None = None) -> list[int]:
+        """Lengths to look at where none are given."""
+        if self.patch is not None:
+            first = max((size or 224) // self.patch, 1) * self.patch
+            return [first, 2 * first]
+        found = [n for n in (256, 1024, 4096) if n <= (self.limit or n)]
+        return found if self.limit is None or self.limit >= 4096 or self.limit in found else [*found, self.limit]
+
+
+def inputs_of(model: Any, where: str) -> Inputs:
+    """How a model of a known host is called.
+
+    Raises:
+        MixerError: for a model of no known host; give it inputs of its own then.
+    """
+    if isinstance(model, LM):
+        return Inputs(_numbers(model.config.vocab, model), limit=model.max_len)
+    if isinstance(model, ViT):
+        config = model.config
+        return Inputs(_images(config.channels, model), config.patch, config.prefix, fit=lambda m, n: None if m.config.image_size == (n, n) else m.resize(n))
+    if hasattr(model, "config") and hasattr(model, "main_input_name"):
+        return _transformers(model, where)
+    if hasattr(model, "patch_embed") and hasattr(model, "set_input_size"):
+        return _timm(model)
+    raise MixerError(
+        f"advise: {where}: how a {type(model).__name__} is called is not known; let the factory return (model, inputs), where inputs(length, batch) "
+        "gives what the model is called with: a tensor, a tuple or a dict."
+    )
+
+
+def own_inputs(make: Callable[[int, int], Any], model: nn.Module, where: str) -> Inputs:
+    """Inputs that a factory came with."""
+
+    def given(length: int, batch: int) -> Given:
+        found = make(length, batch)
+        if isinstance(found, Mapping):
+            return (), dict(found)
+        if isinstance(found, Tensor):
+            return (found,), {}
+        if not isinstance(found, tuple):
+            raise MixerError(f"advise: {where}: inputs({length}, {batch}) must give a tensor, a tuple or a dict, got {type(found).__name__}.")
+        return found, {}
+
+    return Inputs(given, limit=_limit(model))
+
+
+def _limit(model: nn.Module) -> int | None:
+    """Tokens the model has positions for; rotary ones go on."""
+    limits = [s.max_len for s in find_attention(model) if s.max_len is not None and not s.rotary and s.grid is None and not s.cross]
+    return min(limits, default=None)
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def _numbers(vocab: int, model: nn.Module) -> Callable[[int, int], Given]:
+    """Token numbers, the same in every call."""
+
+    def make(length: int, batch: int) -> Given:
+        tokens = torch.randint(vocab, (batch, length), generator=torch.Generator().manual_seed(0))
+        return (tokens.to(_device(model)),), {}
+
+    return make
+
+
+def _images(channels: int, model: nn.Module) -> Callable[[int, int], Given]:
+    def make(size: int, batch: int) -> Given:
+        images = torch.randn(batch, channels, size, size, generator=torch.Generator().manual_seed(0))
+        weight = next(model.parameters())
+        return (images.to(weight.device, weight.dtype),), {}
+
+    return make
+
+
+def _transformers(model: Any, where: str) -> Inputs:
+    """Token numbers or images, by the model's main input."""
+    config, known = model.config, inspect.signature(model.forward).parameters
+    if model.main_input_name == "pixel_values":
+        sites = find_attention(model)
+        patch = getattr(config, "patch_size", None)
+        if not isinstance(patch, int):
+            raise MixerError(f"advise: {where}: images for a {type(model).__name__} are not known; give a factory that returns (model, inputs).")
+        images = _images(config.num_channels, model)
+        named = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in known else {}
+        return Inputs(lambda n, b: ((), {"pixel_values": images(n, b)[0][0], **named}), patch, max((s.prefix for s in sites), default=0))
+    if model.main_input_name != "input_ids":
+        raise MixerError(f"advise: {where}: a {type(model).__name__} takes {model.main_input_name}; give a factory that returns (model, inputs).")
+    numbers = _numbers(config.get_text_config().vocab_size, model)
+    fixed = {"use_cache": False} if "use_cache" in known else {}
+
+    def make(length: int, batch: int) -> Given:
+        ids = numbers(length, batch)[0][0]
+        return (), {"input_ids": ids, **fixed, **({"decoder_input_ids": ids} if config.is_encoder_decoder else {})}
+
+    return Inputs(make, limit=_limit(model))
+
+
+def _timm(model: Any) -> Inputs:
+    embed = model.patch_embed
+
+    def fit(m: Any, size: int) -> None:
+        if tuple(m.patch_embed.img_size) != (size, size):
+            m.set_input_size(img_size=size)
+
+    return Inputs(_images(embed.proj.in_channels, model), embed.patch_size[0], getattr(model, "num_prefix_tokens", 0), fit=fit)

@@ -1,0 +1,245 @@
+"""The model that advice is asked for, from what stands on the command line."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._torchvision import ensure_torchvision
+from ..errors import MixerError
+from ..models import KINDS, MODELS, build_model, config_from_json
+from ..models._json import nearest
+from .inputs import Inputs, inputs_of, own_inputs
+
+FORMS = "a run directory, a folder of transformers, a name of `tokenmix list`, a class or model type of transformers, a model of timm, or package:factory"
+EXTRAS = {"transformers": "hf", "timm": "vision"}
+
+
+@dataclass(frozen=True)
+class Host:
+    """A model, what it was called on the command line, whose it is, how it is called, and what is to be said about it."""
+
+    name: str
+    model: Any
+    origin: str
+    inputs: Inputs
+    notes: tuple[str, ...] = ()
+    size: int | None = None  # of the images it was built for
+
+
+def load_host(name: str, options: dict[str, Any] | None = None, *, device: torch.device | str = "cpu") -> Host:
+    """The model meant by ``name``, in eval mode.
+
+    Args:
+        name: a run directory of ours or a folder that `tokenmix convert` wrote; a folder saved by transformers; a name of ``MODELS``; a class of transformers
+            (``BertModel``) or a model type (``bert``); a name of timm; ``package:factory``, a callable that returns a model, or (model, inputs) with
+            ``inputs(length, batch)`` giving what the model is called with. ``hf:`` and ``timm:`` in front settle what is meant.
+        options: fields of its config that replace what stands there; arguments of the factory. A model whose config changes has new weights, which is all the
+            same to its speed.
+
+    Raises:
+        MixerError: for an unknown model (what it could be), a package that is missing (which extra), a folder that holds no model.
+    """
+    options = dict(options or {})
+    with torch.random.fork_rng():
+        host = _found(name, options)
+    return replace(host, model=host.model.eval().to(device))
+
+
+def _found(name: str, options: dict[str, Any]) -> Host:
+    prefix, _, rest = name.partition(":")
+    if prefix in ("hf", "timm") and rest:
+        return _timm(rest, options) if prefix == "timm" else _folder(Path(rest), options) if Path(rest).is_dir() else _transformers(rest, options)
+    if Path(name).is_dir():
+        return _folder(Path(name), options)
+    if rest:
+        return _factory(name, prefix, rest, options)
+    if name in MODELS:
+        return _ours(name, MODELS[name], options)
+    if _has("transformers") and _is_transformers(name):
+        return _transformers(name, options)
+    if _has("timm") and _is_timm(name):
+        return _timm(name, options)
+    raise MixerError(_unknown(name))
+
+
+def _unknown(name: str) -> str:
+    """What a name that is nobody's could be."""
+    if "/" in name or os.sep in name:
+        return f"advise: there is no folder {name!r}; nothing is downloaded here, so save the model into a folder first."
+    known = [*MODELS]
+    missing = [f"{package} is not installed (pip install 'tokenmix[{extra}]')" for package, extra in EXTRAS.items() if not _has(package)]
+    if _has("transformers"):
+        known += _classes()
+    if _has("timm"):
+        known += _timm_package().list_models()
+    return "; ".join([f"advise: there is no model {name!r}; {nearest(name, known) if _near(name, known) else f'a model is {FORMS}'}", *missing]) + "."
+
+
+def _near(name: str, known: list[str]) -> bool:
+    return nearest(name, known).startswith("nearest")
+
+
+def _has(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _need(package: str, name: str) -> None:
+    if not _has(package):
+        raise MixerError(f"advise: {name} needs {package}: pip install 'tokenmix[{EXTRAS[package]}]'.")
+
+
+def _ours(name: str, config: Any, options: dict[str, Any], note: str = "") -> Host:
+    """A model of this library with weights drawn anew."""
+    model = build_model(config, **options)
+    return _our_host(name, model, (note,) if note else ())
+
+
+def _our_host(name: str, model: Any, notes: tuple[str, ...] = ()) -> Host:
+    if model.config.kind not in ("lm", "vit"):
+        raise MixerError(f"advise: {name}: is of kind {model.config.kind!r}; of our own models, those of kind lm and vit are measured.")
+    return Host(name, model, "tokenmix", inputs_of(model, name), notes, getattr(model.config, "image_size", (None,))[0])
+
+
+def _folder(folder: Path, options: dict[str, Any]) -> Host:
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except OSError:
+        raise MixerError(f"advise: {folder}: holds no config.json, so it is neither a run, nor a converted model, nor a folder of transformers.") from None
+    except ValueError as why:
+        raise MixerError(f"advise: {folder / 'config.json'} is not readable JSON ({why}).") from None
+    if "model_type" in config:
+        return _saved(folder, config, options)
+    model = config.get("model", config)
+    if not isinstance(model, dict) or "mixers" not in model or model.get("kind", "lm") not in KINDS:
+        raise MixerError(f"advise: {folder / 'config.json'} describes neither a model of tokenmix nor one of transformers.")
+    if options:
+        return _ours(str(folder), config_from_json({"kind": "lm", **model}), options, "the config was changed, so its weights are new ones")
+    from ..train import load_model
+
+    return _our_host(str(folder), load_model(folder)[0])
+
+
+def _factory(name: str, package: str, attribute: str, options: dict[str, Any]) -> Host:
+    with _here_on_path():
+        try:
+            made = importlib.import_module(package)
+        except ImportError as why:
+            raise MixerError(f"advise: {name}: cannot import {package!r} ({why}); a model is {FORMS}.") from None
+        if not callable(getattr(made, attribute, None)):
+            raise MixerError(f"advise: {name}: {package} has no callable {attribute!r}.")
+        try:
+            found = getattr(made, attribute)(**options)
+        except TypeError as why:
+            raise MixerError(f"advise: {name}: calling it with {options or 'nothing'} fails: {why}.") from None
+    model, own = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    if not isinstance(model, nn.Module) or not (own is None or callable(own)):
+        raise MixerError(f"advise: {name}: must return an nn.Module, or one and a function inputs(length, batch), got {type(found).__name__}.")
+    return Host(name, model, "factory", inputs_of(model, name) if own is None else own_inputs(own, model, name))
+
+
+@contextmanager
+def _here_on_path() -> Iterator[None]:
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
+
+
+def _timm_package() -> Any:
+    ensure_torchvision()
+    import timm
+
+    return timm
+
+
+def _is_timm(name: str) -> bool:
+    return bool(_timm_package().is_model(name.split(".")[0]))
+
+
+def _timm(name: str, options: dict[str, Any]) -> Host:
+    _need("timm", name)
+    timm = _timm_package()
+    if not _is_timm(name):
+        raise MixerError(f"advise: timm {timm.__version__} has no model {name!r}; {nearest(name, timm.list_models())}.")
+    try:
+        model = timm.create_model(name, pretrained=False, **options)
+    except (TypeError, ValueError, RuntimeError) as why:
+        raise MixerError(f"advise: timm cannot build {name} with {options} ({_line(why)}).") from None
+    return Host(name, model, "timm", inputs_of(model, name), ("its weights are random ones",), model.default_cfg["input_size"][1])
+
+
+def _transformers_package() -> Any:
+    ensure_torchvision()
+    import transformers
+
+    return transformers
+
+
+def _classes() -> list[str]:
+    """Model types and classes of transformers, by name."""
+    tf = _transformers_package()
+    return [*tf.CONFIG_MAPPING, *(n for n in dir(tf) if n.endswith("Model") or "For" in n)]
+
+
+def _is_transformers(name: str) -> bool:
+    tf = _transformers_package()
+    if name in tf.CONFIG_MAPPING:
+        return True
+    return name.isidentifier() and name[0].isupper() and getattr(getattr(tf, name, None), "config_class", None) is not None
+
+
+def _transformers(name: str, options: dict[str, Any]) -> Host:
+    """A class or a model type, with its default config and random weights."""
+    _need("transformers", name)
+    tf = _transformers_package()
+    if not _is_transformers(name):
+        raise MixerError(f"advise: transformers {tf.__version__} has no model {name!r}; {nearest(name, _classes())}.")
+    try:
+        if name in tf.CONFIG_MAPPING:
+            model = tf.AutoModel.from_config(tf.CONFIG_MAPPING[name](**options))
+        else:
+            cls = getattr(tf, name)
+            model = cls(cls.config_class(**options))
+    except (TypeError, ValueError, RuntimeError, ImportError) as why:
+        raise MixerError(f"advise: transformers cannot build {name} with {options} ({_line(why)}).") from None
+    return _their_host(name, model, "its weights are random ones")
+
+
+def _saved(folder: Path, config: dict[str, Any], options: dict[str, Any]) -> Host:
+    """A folder of transformers: the class it names, with its weights where they lie there."""
+    _need("transformers", str(folder))
+    tf = _transformers_package()
+    name = (config.get("architectures") or ["AutoModel"])[0]
+    cls = getattr(tf, name, tf.AutoModel)
+    weights = any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
+    try:
+        if weights and not options:
+            return _their_host(str(folder), cls.from_pretrained(folder, local_files_only=True))
+        changed = tf.AutoConfig.from_pretrained(folder, local_files_only=True, **options)
+        model = cls.from_config(changed) if cls is tf.AutoModel else cls(changed)
+    except (OSError, ValueError, RuntimeError, TypeError, KeyError, ImportError) as why:
+        raise MixerError(f"advise: transformers cannot load {folder} ({_line(why)}).") from None
+    return _their_host(str(folder), model, f"{'the config was changed' if weights else 'no weights lie there'}: they are random ones")
+
+
+def _their_host(name: str, model: Any, *notes: str) -> Host:
+    size = getattr(model.config, "image_size", None)
+    return Host(name, model, "transformers", inputs_of(model, name), notes, size if isinstance(size, int) else None)
+
+
+def _line(why: BaseException) -> str:
+    return " ".join(str(why).split())[:200].rstrip(".")

@@ -1,0 +1,230 @@
+"""Attention's share of the time and of the peak memory of whole forward passes, measured at each length.
+
+Two kinds of passes in turns: as they are, for the time; and with clocks around attention modules and around the projections and norms in them, for the shares.
+What is left of attention without these is the mixing, which is what another mixer would do instead. Shares are taken within one pass, and the median of many
+passes: a busy machine slows parts of a pass alike. Where a pass takes long, clocks cost nothing beside it and the second kind tells the time too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..bench.timing import peak_memory, quartile
+from .amdahl import bound
+from .places import Place, torch_projections
+
+LONG_PASS = 0.2
+"""Seconds from which on clocks cost nothing beside a pass, and one pass is warm-up enough."""
+LEAST_TURNS, MOST_TURNS = 3, 40
+FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
+"""What models raise, MixerError among them, where an input is none for them."""
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Share:
+    """One length.
+
+    Args:
+        seconds, attention, mixing: of a forward pass; spent in attention modules; spent in them on joining tokens, without projections and norms.
+        peak, without: bytes of one pass at its peak, weights aside; and of one whose attention modules give zeros at once. None: this system does not say.
+        passes: how many were timed.
+    """
+
+    length: int
+    tokens: int
+    seconds: float
+    attention: float
+    mixing: float
+    peak: int | None
+    without: int | None
+    passes: int
+
+    @property
+    def attention_share(self) -> float:
+        """Of the time."""
+        return min(self.attention / self.seconds, 1.0)
+
+    @property
+    def mixing_share(self) -> float:
+        """Of the time; what a replacement can change."""
+        return min(self.mixing / self.seconds, 0.999)
+
+    @property
+    def memory_share(self) -> float | None:
+        """The part of the peak that goes away with attention."""
+        return None if not self.peak or self.without is None else min(max(1 - self.without / self.peak, 0.0), 1.0)
+
+    @property
+    def bound(self) -> float:
+        """How many times as fast the model is at best, with any other mixer."""
+        return bound(self.mixing_share)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; seconds, bytes and shares."""
+        shares = {"attention_share": self.attention_share, "mixing_share": self.mixing_share, "memory_share": self.memory_share, "bound": self.bound}
+        return {**vars(self), **shares}
+
+
+@dataclass
+class Clock:
+    """Seconds in some modules, pass by pass. On CUDA the device's own clock is read, after the pass."""
+
+    modules: Sequence[nn.Module]
+    device: str = "cpu"
+    passes: list[list[tuple[Any, Any]]] = field(default_factory=list)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Measure one pass."""
+        begun: list[Any] = []
+        self.passes.append([])
+        handles = [m.register_forward_pre_hook(lambda *_: begun.append(self._now())) for m in self.modules]
+        handles += [m.register_forward_hook(lambda *_: self.passes[-1].append((begun.pop(), self._now()))) for m in self.modules]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def seconds(self) -> list[float]:
+        """Of each pass."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+            return [sum(a.elapsed_time(b) for a, b in one) / 1e3 for one in self.passes]
+        return [sum(b - a for a, b in one) for one in self.passes]
+
+    def _now(self) -> Any:
+        if self.device != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+@torch.no_grad()
+def measure_share(model: nn.Module, places: list[Place], call: Call, length: int, tokens: int, *, budget: float, device: str = "cpu") -> Share:
+    """Time ``call``, a forward pass of ``model``, in about ``budget`` seconds, a few times at least."""
+    with _plain_torch(places):
+        modules, parts = [p.module for p in places], [m for p in places for m in p.kept()]
+        attention, kept = Clock(modules, device), Clock(parts, device)
+        first = _pass(call, (attention, kept), device)
+        long = first >= LONG_PASS
+        clocked = [first]
+        peak = peak_memory(call, device=device)
+        without = _peak_without(places, call, device)
+        plain, turns, began = [first] if long else [], 0, time.perf_counter()
+        while turns < (1 if long else LEAST_TURNS) or (turns < MOST_TURNS and time.perf_counter() - began < budget):
+            clocked.append(_pass(call, (attention, kept), device))
+            plain.append(clocked[-1] if long else _pass(call, (), device))
+            turns += 1
+        aside = _torch_kept(places, call, device)
+    skip = 0 if long else 1  # the first pass warmed up
+    passes = list(zip(attention.seconds(), kept.seconds(), clocked, strict=True))[skip:]
+    inside = median(min(spent / whole, 1.0) for spent, _, whole in passes)
+    mixing = median(max(spent - own - aside, 0.0) / whole for spent, own, whole in passes)
+    seconds = quartile(sorted(plain))
+    return Share(length, tokens, seconds, inside * seconds, mixing * seconds, peak, without, len(plain))
+
+
+def _pass(call: Call, clocks: Any, device: str) -> float:
+    """One pass under these clocks."""
+    with ExitStack() as stack:
+        for clock in clocks:
+            stack.enter_context(clock.running())
+        start = _synchronised(device)
+        call()
+        return _synchronised(device) - start
+
+
+def _synchronised(device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _peak_without(places: list[Place], call: Call, device: str) -> int | None:
+    """The peak of a pass whose attention modules give zeros of the right shapes."""
+    kinds = _outputs(places, call)
+    used = [p.module for p in places if id(p.module) in kinds]
+    for module in used:
+        module.forward = _zeros(kinds[id(module)])
+    try:
+        return peak_memory(call, device=device)
+    finally:
+        for module in used:
+            del module.forward
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A tensor without its numbers."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+
+def _outputs(places: list[Place], call: Call) -> dict[int, Any]:
+    """What each module gives, without the numbers."""
+    found: dict[int, Any] = {}
+
+    def keep(module: nn.Module, given: Any, output: Any) -> None:
+        found[id(module)] = pytree.tree_map(lambda y: _Kind(y.shape, y.dtype, y.device) if isinstance(y, Tensor) else y, output)
+
+    _hooked(places, call, lambda m: m.register_forward_hook(keep))
+    return found
+
+
+def _zeros(kinds: Any) -> Call:
+    """A forward that gives them; written to, so that the memory is truly there."""
+
+    def made(kind: Any) -> Any:
+        return torch.empty(kind.shape, dtype=kind.dtype, device=kind.device).fill_(0) if isinstance(kind, _Kind) else kind
+
+    return lambda *args, **named: pytree.tree_map(made, kinds)
+
+
+def _torch_kept(places: list[Place], call: Call, device: str) -> float:
+    """Seconds of the projections of all ``nn.MultiheadAttention``, which have no modules that a clock could stand around."""
+    chosen = [p for p in places if p.family == "torch"]
+    if not chosen:
+        return 0.0
+    calls: list[Call] = []
+    _hooked(chosen, call, lambda m: m.register_forward_pre_hook(lambda m, a, k: calls.append(torch_projections(m, a, k)), with_kwargs=True))
+
+    def run() -> None:
+        for each in calls:
+            each()
+
+    first = _pass(run, (), device)
+    return min(first, *(_pass(run, (), device) for _ in range(2 if first >= LONG_PASS else 9)))
+
+
+def _hooked(places: list[Place], call: Call, hook: Callable[[nn.Module], Any]) -> None:
+    handles = [hook(p.module) for p in places]
+    try:
+        call()
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _plain_torch(places: list[Place]) -> Iterator[None]:
+    """Without the fused inference pass of ``nn.TransformerEncoderLayer``, which leaves nothing to put a clock around."""
+    was = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(was and all(p.family != "torch" for p in places))
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was)

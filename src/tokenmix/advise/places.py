@@ -1,0 +1,70 @@
+"""The attention of a model: softmax attention in known hosts and in our own models, and the parts of it that any replacement keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ..errors import MixerError
+from ..hosts.surgery import FAMILIES, find_attention
+from ..hosts.surgery.sites import strangers
+from ..mixers import MIXERS, Mixer
+
+
+@dataclass(frozen=True)
+class Place:
+    """One attention module: its dotted name, the module, its family (of ``FAMILIES``, or "tokenmix"), and what it does."""
+
+    name: str
+    module: Any
+    family: str
+    dim: int
+    heads: int
+    causal: bool
+    cross: bool = False
+
+    def kept(self) -> list[nn.Module]:
+        """The modules inside that hold weights and join no tokens: projections, norms. A replacement keeps them, or has its own."""
+        return [m for m in self.module.modules() if next(m.children(), None) is None and next(m.parameters(), None) is not None and m is not self.module]
+
+
+def places_of(model: nn.Module, where: str) -> list[Place]:
+    """Every attention module.
+
+    Raises:
+        MixerError: where there is none, naming what there is instead.
+    """
+    found = [Place(s.name, model.get_submodule(s.name), s.family, s.dim, s.heads, s.causal, s.cross) for s in find_attention(model)]
+    own: Any = [(name, m) for name, m in model.named_modules() if type(m) is MIXERS["attention"]]
+    found += [Place(name, m, "tokenmix", m.dim, m.heads, m.causal) for name, m in own]
+    if found:
+        return found
+    mixers = {cls: name for name, cls in MIXERS.items()}
+    ours = ", ".join(dict.fromkeys(mixers.get(type(m), type(m).__name__) for m in model.modules() if isinstance(m, Mixer)))
+    if ours:
+        raise MixerError(f"advise: {where}: has no softmax attention to replace; its layers mix by {ours}.")
+    odd = ", ".join(strangers(model))
+    seen = f"; it has {odd}, whose computation is not known" if odd else ""
+    known = ", ".join(cls for classes in FAMILIES.values() for cls in classes)
+    raise MixerError(f"advise: {where}: {type(model).__name__} has no attention that is known{seen}; known: {known}.")
+
+
+def torch_projections(module: Any, seen: tuple[Any, ...], named: dict[str, Any]) -> Callable[[], Any]:
+    """What ``nn.MultiheadAttention`` does to each token alone, as a call on the inputs it saw: it has no modules for it."""
+    inputs: list[Any] = [named.get(name, seen[i] if i < len(seen) else None) for i, name in enumerate(("query", "key", "value"))]
+    whole, out = module.in_proj_weight, module.out_proj
+    weights = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight] if whole is None else list(whole.chunk(3))
+    same = whole is not None and inputs[0] is inputs[1] is inputs[2]
+    linear = nn.functional.linear
+
+    def call() -> Any:
+        if same:
+            mixed = linear(inputs[0], whole, module.in_proj_bias)[..., : module.embed_dim]
+        else:
+            mixed = [linear(x, weight) for x, weight in zip(inputs, weights, strict=True)][0]
+        return linear(mixed, out.weight, out.bias)
+
+    return call

@@ -1,0 +1,423 @@
+"""Advice: the arithmetic, shares on models whose time is known, lengths that cannot be had, candidates, the page, every wrong command."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from surgery_models import make
+from tokenmix import MixerError, cli
+from tokenmix.advise import Share, bound, first_length, load_host
+from tokenmix.advise import advice as advice_module
+from tokenmix.advise import advise as ask
+from tokenmix.advise.advice import Advice, Skipped, expected_peak
+from tokenmix.advise.amdahl import expected, share_for
+from tokenmix.advise.candidates import OWN, Row
+from tokenmix.advise.command import parse_lengths
+from tokenmix.advise.inputs import Inputs, inputs_of
+from tokenmix.advise.loading import Host
+from tokenmix.advise.measuring import Clock, measure_share
+from tokenmix.advise.places import places_of, torch_projections
+from tokenmix.advise.words import answer, findings, text
+from tokenmix.mixers.attention import Attention
+from tokenmix.models import LMConfig, ViTConfig, build_model
+from tokenmix.report.checks import check_page
+
+LM = LMConfig(dim=16, max_len=64, mixers=({"name": "attention", "heads": 2},), layers=2)
+BERT = ["--options", '{"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 60}']
+
+
+def share(length: int, mixing: float, attention: float = 0.0, peak: int | None = 100, without: int | None = 60) -> Share:
+    return Share(length, length, 1.0, max(attention, mixing), mixing, peak, without, 3)
+
+
+def found(*shares: Share, worth: float = 1.25, limit: int | None = None, skipped=(), rows=()) -> Advice:
+    model = build_model(LM)
+    host = Host("some", model, "tokenmix", Inputs(lambda n, b: ((torch.zeros(b, n, dtype=torch.long),), {}), limit=limit))
+    return Advice(host, places_of(model, "some"), 1, worth, machine_of(), list(shares), list(skipped), list(rows))
+
+
+def machine_of() -> dict:
+    return {"device": "a machine", "cores": 2, "threads": 1, "load": 0.1, "torch": "2", "kernels": {"cpu": "none", "triton": "none"}}
+
+
+def refused(capsys, *argv: str) -> str:
+    assert cli.main(list(argv)) == 2
+    out, err = capsys.readouterr()
+    last = err.strip().split("\n")[-1]
+    assert (out, last.startswith("error: ")) == ("", True)
+    return last
+
+
+# arithmetic
+
+
+@pytest.mark.parametrize(("part", "left", "wanted"), [(0.0, 0.0, 1.0), (0.5, 0.0, 2.0), (0.2, 0.0, 1.25), (0.5, 0.5, 4 / 3), (1.0, 0.5, 2.0)])
+def test_amdahl(part, left, wanted):
+    assert math.isclose(bound(part, left), wanted)
+    if left == 0 and part:
+        assert math.isclose(share_for(bound(part)), part)
+
+
+def test_amdahl_refuses_what_is_no_share():
+    for wrong in ((1.5, 0.0), (-0.1, 0.0), (1.0, 0.0), (0.5, -1.0)):
+        with pytest.raises(MixerError, match="expects a share"):
+            bound(*wrong)
+    with pytest.raises(MixerError, match="larger than 1"):
+        share_for(1.0)
+
+
+def exact(T: float, pairs: float = 1.0, each: float = 3000.0) -> float:
+    """The mixing's share where joining costs T^2 and the rest T."""
+    return pairs * T * T / (pairs * T * T + each * T)
+
+
+def test_the_first_length_is_where_the_formula_says():
+    """pairs T^2 / (pairs T^2 + each T) = 1/5 where T = each / 4 pairs = 750, found between, beyond and before what was measured."""
+    assert first_length([256, 1024, 4096], [exact(T) for T in (256, 1024, 4096)], 0.2).how == "between"
+    assert math.isclose(first_length([256, 1024, 4096], [exact(T) for T in (256, 1024, 4096)], 0.2).tokens, 750)
+    beyond = first_length([64, 128], [exact(T) for T in (64, 128)], 0.2)
+    assert (beyond.how, round(beyond.tokens)) == ("beyond", 750)
+    assert first_length([1024, 2048], [exact(T) for T in (1024, 2048)], 0.2) == type(beyond)(1024, "measured")
+    assert first_length([64, 128], [0.0, 0.0], 0.2).tokens is None
+    assert first_length([64, 128], [0.0, 0.3], 0.2).tokens == 128
+
+
+def test_what_a_longer_input_takes():
+    assert expected(10.0, 4.0, 100, 200) == 6 * 2 + 4 * 4
+    assert expected_peak([share(100, 0.1, peak=None)], 200) is None
+    assert expected_peak([share(100, 0.1, peak=100, without=60)], 200) == 60 * 2 + 40 * 4
+    linear = [share(100, 0.1, peak=100), share(200, 0.1, peak=200)]
+    assert math.isclose(expected_peak(linear, 800), 800)
+    square = [share(100, 0.1, peak=100), share(200, 0.1, peak=400)]
+    assert math.isclose(expected_peak(square, 400), 1600)
+
+
+# measuring
+
+
+class Slow(nn.Module):
+    """Takes a known time."""
+
+    def __init__(self, seconds: float, weight: bool = False):
+        super().__init__()
+        self.seconds = seconds
+        self.weight = nn.Parameter(torch.ones(1)) if weight else None
+
+    def forward(self, x, **given):
+        time.sleep(self.seconds)
+        return x
+
+
+def test_shares_are_those_of_modules_whose_time_is_known(monkeypatch):
+    """Attention sleeps 20 ms a layer in a projection and 40 ms in mixing, the rest of the layer 40 ms: 0.6 of the time, 0.4 mixing."""
+    model = build_model(LM).eval()
+    for block in model.blocks:
+        block.mixer.q_proj = Slow(0.02, weight=True)
+        block.mlp = Slow(0.04)
+    monkeypatch.setattr(Attention, "functional_args", lambda self, x, *a, **k: ((self.q_proj(x),), {}))
+    monkeypatch.setattr(Attention, "mix", lambda self, x, context, **k: (self.functional_args(x), time.sleep(0.04), x)[2])
+    tokens = torch.zeros(1, 8, dtype=torch.long)
+    s = measure_share(model, places_of(model, "lm"), lambda: model(tokens), 8, 8, budget=0.0)
+    assert 0.5 < s.attention_share < 0.65
+    assert 0.3 < s.mixing_share < 0.45
+    assert 1.4 < s.bound < 1.85
+
+
+def test_time_outside_of_attention_is_not_attention():
+    model = build_model(LM).eval()
+    for block in model.blocks:
+        block.mlp = Slow(0.05)
+    s = measure_share(model, places_of(model, "lm"), lambda: model(torch.zeros(1, 4, dtype=torch.long)), 4, 4, budget=0.0)
+    assert s.mixing_share <= s.attention_share < 0.2
+    assert s.bound < 1.25
+
+
+def test_the_mixing_of_attention_rises_with_length_in_work():
+    """The clock in FLOPs instead of seconds: nothing of this machine enters."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = build_model(LMConfig(dim=16, max_len=512, mixers=LM.mixers, layers=1)).eval()
+    shares = []
+    for n in (16, 64, 256):
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            clock = Clock([p.module for p in places_of(model, "lm")])
+            clock._now = lambda counter=counter: float(counter.get_total_flops())
+            with clock.running():
+                model(torch.zeros(1, n, dtype=torch.long))
+        shares.append(clock.seconds()[0] / counter.get_total_flops())
+    assert 0 < shares[0] < shares[1] < shares[2] < 1
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "timm", "transformer", "vit", "detr"])
+def test_every_host_is_measured_and_left_as_it_was(name):
+    model = make(name)
+    shapes = {"timm": (1, 3, 32, 32), "vit": (1, 3, 32, 32), "detr": (1, 3, 32, 32)}
+    x = torch.zeros(1, 8, 32) if name == "transformer" else torch.zeros(shapes[name]) if name in shapes else torch.ones(1, 8, dtype=torch.long)
+    args = (x, x) if name == "transformer" else (x,)
+    before = model(*args)
+    s = measure_share(model, places_of(model, name), lambda: model(*args), 8, 8, budget=0.0)
+    assert 0 < s.attention_share <= 1
+    assert 0 <= s.mixing_share <= s.attention_share
+    assert s.memory_share is None or 0 <= s.memory_share <= 1
+    assert all(not m._forward_hooks and not m._forward_pre_hooks and "forward" not in vars(m) for m in model.modules())
+    after = model(*args)
+    first = [o if isinstance(o, torch.Tensor) else o[0] for o in (before, after)]
+    assert torch.equal(first[0], first[1])
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_projections_of_torch_are_those_it_computes():
+    torch.manual_seed(0)
+    module, x, y = nn.MultiheadAttention(8, 2), torch.randn(5, 1, 8), torch.randn(5, 1, 8)
+    q = x @ module.in_proj_weight[:8].T + module.in_proj_bias[:8]
+    assert torch.allclose(torch_projections(module, (x, x, x), {})(), module.out_proj(q), atol=1e-6)
+    cross = torch_projections(module, (x,), {"key": y, "value": y})()
+    assert torch.allclose(cross, module.out_proj(x @ module.in_proj_weight[:8].T), atol=1e-6)
+
+
+# lengths
+
+
+def test_lengths_that_cannot_be_had_are_said():
+    host = Host("lm", build_model(LM).eval(), "tokenmix", inputs_of(build_model(LM), "lm"))
+    a = ask(host, [8, 16, 128], seconds=9)
+    assert [s.length for s in a.shares] == [8, 16]
+    assert a.skipped == [Skipped(128, "the model takes 64 tokens at most")]
+    with pytest.raises(MixerError, match="no length could be measured; 128: the model takes 64 tokens"):
+        ask(host, [128])
+
+
+def test_time_and_memory_are_foreseen(monkeypatch):
+    seen = [Share(100, 100, 1.0, 0.5, 0.5, 2**30, 2**29, 1)]
+    assert "about 10 s of 8 s that are left" in advice_module._outlook([Share(100, 100, 1.0, 0.5, 0.25, None, None, 1)], 200, 8.0, "cpu")
+    monkeypatch.setattr(advice_module, "memory_available", lambda device: 2**30)
+    assert "up to 3.0 GiB of memory, 1.0 GiB are free" in advice_module._outlook(seen, 200, 1e9, "cpu")
+    assert advice_module._outlook(seen, 100, 1e9, "cpu") == "a pass would take up to 1.0 GiB of memory, 1.0 GiB are free"
+    monkeypatch.setattr(advice_module, "memory_available", lambda device: 2**40)
+    assert advice_module._outlook(seen, 200, 1e9, "cpu") is None
+
+
+def test_a_model_that_refuses_a_length_is_no_crash():
+    def factory_inputs(n, b):
+        return torch.ones(b, 7 if n == 7 else n, 16 if n < 9 else 3)
+
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+        def forward(self, x):
+            return self.attention(x, x, x)[0]
+
+    host = Host("own", Encoder().eval(), "factory", Inputs(lambda n, b: ((factory_inputs(n, b),), {})))
+    a = ask(host, [4, 8, 12], seconds=9)
+    assert [s.length for s in a.shares] == [4, 8]
+    assert a.skipped[0].why.startswith("the model refuses it (")
+
+
+@pytest.mark.parametrize(("model", "sizes"), [("timm", (32, 64)), ("vit", (32, 64)), ("ours", (32, 64))])
+def test_images_grow(model, sizes):
+    ours = ViTConfig(dim=32, layers=1, mixers=({"name": "attention", "heads": 4},), image_size=(32, 32), patch=8, classes=3)
+    built = build_model(ours).eval() if model == "ours" else make(model)
+    inputs = inputs_of(built, model)
+    a = ask(Host(model, built, "tokenmix" if model == "ours" else model, inputs), [*sizes, 33], seconds=9)
+    assert [s.tokens for s in a.shares] == [(n // 8) ** 2 + 1 for n in sizes]
+    assert a.skipped == [Skipped(33, "the patches of 8 pixels do not divide it")]
+    assert inputs.length(17) == 32
+    assert inputs.length(18) == 40
+    assert "32 x 32" in text(a)
+
+
+def test_parse_lengths():
+    assert parse_lengths("4k, 256,1K,256") == [256, 1024, 4096]
+
+
+# the answer
+
+
+def test_no_is_said_with_its_share():
+    said = answer(found(share(128, 0.02), share(512, 0.042)))
+    assert said.startswith("No: 4.2 % here.")
+    assert "at 512 mixing takes 4.2 % of the time; even a mixer that took none would give 1.04x" in said
+    assert "is reached at about 2,920" in said
+    assert "more than the 600 the model takes" in answer(found(share(512, 0.042), limit=600))
+    assert "Nothing here says" in answer(found(share(512, 0.0)))
+
+
+def test_yes_is_said_with_its_beginning():
+    said = answer(found(share(256, exact(256)), share(1024, exact(1024))))
+    assert said.startswith("Yes, from about 750 on")
+    assert "Worth it is taken to mean 1.25x (mixing at 20 % of the time)" in said
+    assert "at 256 already" in answer(found(share(256, 0.5)))
+    assert answer(found(share(256, 0.5), worth=3.0)).startswith("No: 50 % here.")
+
+
+def test_findings_follow_from_the_rows():
+    rows = [Row(OWN, 256, 1.0, 1.0, 9), Row("hydra", 256, 0.8, 1.25, 9), Row("linear", 256, 0.5, 2.0, 9)]
+    assert "linear makes the model 2.00x as fast at 256" in findings(found(share(256, 0.5), rows=rows))[2]
+    slow = [rows[0], Row("hydra", 256, 2.0, 0.5, 9)]
+    assert findings(found(share(256, 0.5), rows=slow))[2].startswith("None of the candidates")
+    assert findings(found(share(256, 0.5)))[1].startswith("Memory: at 256 the peak of a pass would be up to 40 % lower")
+
+
+# the command
+
+
+def test_json_holds_everything(capsys):
+    assert cli.main(["advise", "BertModel", *BERT, "--lengths", "8,16,1k", "--seconds", "6", "--candidates", "hydra,linear", "--json"]) == 0
+    got = json.loads(capsys.readouterr().out)
+    assert list(got) == ["model", "attention", "machine", "setting", "lengths", "skipped", "answer", "candidates", "distilled"]
+    assert got["model"]["class"] == "BertModel"
+    assert got["attention"][0]["heads"] == 4
+    assert [s["length"] for s in got["lengths"]] == [8, 16]
+    assert all(0 < s["mixing_share"] <= s["attention_share"] <= 1 and s["bound"] >= 1 for s in got["lengths"])
+    assert got["skipped"] == [{"length": 1024, "why": "the model takes 512 tokens at most"}]
+    assert {r["mixer"] for r in got["candidates"]} == {OWN, "hydra", "linear"}
+    assert isinstance(got["answer"]["pays"], bool)
+
+
+def test_candidates_of_a_decoder_stream(monkeypatch):
+    for name, model in (("gpt2", make("gpt2")), ("lm", build_model(LM).eval())):
+        origin = "tokenmix" if name == "lm" else "transformers"
+        a = ask(Host(name, model, origin, inputs_of(model, name)), [32], seconds=9, candidates="aft_simple,fourier")
+        own, simple = a.rows[0], a.rows[1]
+        assert own.mixer == OWN
+        assert own.decoded.state_bytes > simple.decoded.state_bytes > 0
+        assert simple.decoded.ms_per_token > 0
+        assert "no causal form" in a.rows[2].why
+        assert "fourier: not measured" in text(a)
+
+
+def test_the_state_of_a_cache_is_counted():
+    model = make("gpt2")
+    a = ask(Host("gpt2", model, "transformers", inputs_of(model, "gpt2")), [32], seconds=3, candidates="aft_simple")
+    assert a.rows[0].decoded.state_bytes == 2 * 2 * 32 * 32 * 4  # layers, keys and values, tokens, features, bytes
+
+
+def test_the_page_stands_alone(tmp_path, capsys):
+    page = tmp_path / "advice.html"
+    argv = ["advise", "BertModel", *BERT, "--lengths", "8,16", "--seconds", "6", "--candidates", "auto", "--out", str(page)]
+    assert cli.main(argv) == 0
+    printed = capsys.readouterr().out
+    assert "Attention's part" in printed
+    assert "external" in printed
+    assert check_page(page) == []
+    assert "<h2>By length</h2>" in page.read_text()
+    assert page.read_text().count("data:image/png") >= 6
+
+
+def test_a_factory_may_bring_inputs(monkeypatch, capsys):
+    package = types.ModuleType("somewhere")
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 16, batch_first=True), 1)
+    package.encoder = lambda: (encoder, lambda n, b: {"src": torch.zeros(b, n, 16)})
+    package.alone = lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 16), 1)
+    package.wrong = lambda: 3
+    package.odd = lambda: (encoder, lambda n, b: 3)
+    package.linear = lambda: (nn.Linear(2, 2), lambda n, b: torch.zeros(b, n, 2))
+    package.thing = 3
+    monkeypatch.setitem(sys.modules, "somewhere", package)
+    assert cli.main(["advise", "somewhere:encoder", "--lengths", "8", "--seconds", "5"]) == 0
+    assert "Measured without torch's fused inference pass" in capsys.readouterr().out
+    for name, why in {
+        "alone": "let the factory return (model, inputs)",
+        "wrong": "must return an nn.Module",
+        "odd": "must give a tensor, a tuple or a dict, got int",
+        "linear": "Linear has no attention that is known",
+        "thing": "somewhere has no callable 'thing'",
+    }.items():
+        assert why in refused(capsys, "advise", f"somewhere:{name}", "--lengths", "8")
+    assert "calling it with {'x': 1} fails" in refused(capsys, "advise", "somewhere:encoder", "--options", '{"x": 1}')
+
+
+def test_names_and_folders_are_found(tmp_path):
+    assert load_host("deit_tiny", {"layers": 1, "image_size": [32, 32]}).inputs.usual(32) == [32, 64]
+    assert type(load_host("bert", json.loads(BERT[1])).model).__name__ == "BertModel"
+    assert load_host("timm:deit_tiny_patch16_224", {"depth": 1}).origin == "timm"
+    make("bert").save_pretrained(tmp_path / "saved")
+    host = load_host(str(tmp_path / "saved"))
+    assert (host.notes, host.inputs.limit) == ((), 40)
+    assert load_host(str(tmp_path / "saved"), {"max_position_embeddings": 80}).inputs.limit == 80
+    assert load_host(str(tmp_path / "saved"), {"max_position_embeddings": 80}).inputs.usual() == [80]
+
+
+def test_wrong_commands(tmp_path, capsys, monkeypatch):
+    for argv, why in {
+        ("nothere/model",): "there is no folder 'nothere/model'; nothing is downloaded here",
+        ("deit_tinny",): "nearest: deit_tiny",
+        ("Bertmodel",): "nearest: BertModel",
+        ("qqqqqqqqqq",): "a model is a run directory, a folder of transformers",
+        ("timm:deit_tinny_patch16_224",): "timm 1.0.31 has no model 'deit_tinny_patch16_224'; nearest: deit_tiny_patch16_224",
+        ("hf:Bertmodel",): "has no model 'Bertmodel'",
+        ("nosuchpackage:factory",): "cannot import 'nosuchpackage'",
+        ("bert", "--lengths", "1q"): "got '1q'",
+        ("bert", "--lengths", ","): "--lengths is empty",
+        ("bert", "--options", "{"): "--options is not JSON",
+        ("bert", "--options", "3"): "--options must be a JSON object",
+        ("hydra_deit_base", "--options", '{"layers": 12}'): "has no softmax attention to replace; its layers mix by hydra",
+        ("pvt_tiny",): "is of kind 'pyramid'",
+        ("bert", *BERT, "--candidates", "hidra"): "nearest: hydra",
+        ("bert", *BERT, "--candidates", "sdpa"): "--candidates takes mixers",
+        ("bert", *BERT, "--batch", "0"): "must be positive",
+        ("bert", *BERT, "--worth", "1"): "larger than 1",
+        ("bert", *BERT, "--device", "tpu"): "device='tpu' is unknown",
+        ("bert", *BERT, "--out", "nofolder/x.html"): "there is no folder nofolder",
+        ("bert", *BERT, "--data", "x"): "--data teaches a language model in a folder of transformers",
+        (str(tmp_path),): "holds no config.json",
+        ("T5Model", "--options", '{"d_model": 8, "num_layers": 1, "d_ff": 8, "vocab_size": 9}'): "it has T5Attention",
+    }.items():
+        assert why in refused(capsys, "advise", *argv), argv
+    (tmp_path / "config.json").write_text("{}")
+    assert "describes neither a model of tokenmix" in refused(capsys, "advise", str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    assert "is not readable JSON" in refused(capsys, "advise", str(tmp_path))
+
+
+@pytest.mark.parametrize(("name", "package", "extra"), [("timm:deit_tiny_patch16_224", "timm", "vision"), ("hf:BertModel", "transformers", "hf")])
+def test_a_missing_package_names_its_extra(name, package, extra, monkeypatch, capsys):
+    from tokenmix.advise import loading
+
+    monkeypatch.setattr(loading, "_has", lambda p: p != package)
+    assert f"needs {package}: pip install 'tokenmix[{extra}]'" in refused(capsys, "advise", name)
+    assert f"{package} is not installed (pip install 'tokenmix[{extra}]')" in refused(capsys, "advise", "qqqqqqq")
+
+
+def saved_with_tokenizer(folder):
+    """A tiny BERT whose tokens are words."""
+    import tokenizers
+    import transformers
+
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(["[PAD]", "[UNK]", "the", "cat", "sat", "on", "mat"])}, "[UNK]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]").save_pretrained(folder)
+    make("bert", std=0.1).save_pretrained(folder)
+    return str(folder)
+
+
+def test_the_model_is_taught_and_written(tmp_path, capsys):
+    from tokenmix.hosts.surgery.folder import load_converted
+
+    model, data, out = saved_with_tokenizer(tmp_path / "bert"), tmp_path / "text.txt", tmp_path / "taught"
+    data.write_text("the cat sat on the mat\nthe mat sat on the cat\n" * 60)
+    argv = ["advise", model, "--lengths", "16", "--seconds", "3", "--candidates", "hydra", "--data", str(data), "--minutes", "0.03"]
+    assert cli.main([*argv, "--write", str(out), "--last", "1", "--json"]) == 0
+    got = json.loads(capsys.readouterr().out)["distilled"]
+    assert (got["mixer"], got["layers"]) == ("hydra", 1)
+    assert 0 < got["loss_after"] < got["loss_before"]
+    assert type(load_converted(out).encoder.layer[1].attention.self.mixer).__name__ == "Hydra"
+    assert "exists already" in refused(capsys, *argv, "--write", str(out))
+    assert "needs --write DIR" in refused(capsys, *argv)
+    data.write_text("the cat")
+    assert "has 2 tokens; at least 80 are needed" in refused(capsys, *argv, "--write", str(tmp_path / "new"))
+    data.write_bytes(b"\xff\xfe")
+    assert "is no UTF-8 text" in refused(capsys, *argv, "--write", str(tmp_path / "new"))
+    assert "there is no such file" in refused(capsys, *argv[:-4], "--data", str(tmp_path / "none"), "--write", str(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
