@@ -28,7 +28,7 @@ from tokenmix.train.image_tasks import ClassifyTask, open_set
 from whole_models import RESULTS
 
 NORM_ROWS = (*(f"registers/{n}" for n in (0, 1, 4, 8)), "attention", "aft_full", "aft_conv_k7", "aft_simple", "hydra", "hydra_last_3", "external")
-GATHER_ROWS = ("aft_conv_k7", "one_hot/0.01", "one_hot/0.1")
+GATHER_ROWS = ("aft_conv_k7", "one_hot/0.01", "one_hot/0.1", "one_hot_tuned/1", "one_hot_tuned/10")
 
 
 def norms_of(folder: Path, count: int) -> dict[str, Any]:

@@ -63,8 +63,9 @@ def config_of(row: str, data: str) -> RunConfig:
     model, steps, rate, more = ROWS.get(row), STEPS, RATE, {}
     if part in ("finetune", "random"):
         model, steps, rate = TUNED[f"finetune/{name}"], TUNING_STEPS, TUNING_RATE
-    elif part == "one_hot":
-        model, steps, more = ROWS["aft_conv_k7"], STEPS, {"one_hot": float(name)}
+    elif part in ("one_hot", "one_hot_tuned"):
+        model, more = ROWS["aft_conv_k7"], {"one_hot": float(name)}
+        steps, rate = (STEPS, RATE) if part == "one_hot" else (TUNING_STEPS, TUNING_RATE)
     elif part == "registers":
         model, steps = REGISTERS[row], REGISTER_STEPS
     images = ImageDataConfig(**data_source(data), augment=Augment(crop="pad", pad=4, flip=0.5), mean=CIFAR_MEAN, std=CIFAR_STD)
@@ -79,6 +80,8 @@ def run_row(row: str, data: str, out: Path) -> None:
     folder, config = out / row, config_of(row, data)
     if row.startswith("finetune/"):
         config = replace(config, train=replace(config.train, init=str(converted(config.model, out, row))))
+    if row.startswith("one_hot_tuned/"):
+        config = replace(config, train=replace(config.train, init=str(out / "aft_conv_k7")))
     summary = finish(folder, config)
     model, _ = load_run(folder)
     sizes = (32,) if model.fixed_size else LARGER
@@ -99,7 +102,7 @@ def converted(config: ViTConfig, out: Path, row: str) -> Path:
 PARTS = {
     "classify": list(ROWS),
     "finetune": [name.replace("finetune", kind) for name in TUNED for kind in ("finetune", "random")],
-    "one_hot": ["one_hot/0.01", "one_hot/0.1"],
+    "one_hot": ["one_hot/0.01", "one_hot/0.1", "one_hot_tuned/1", "one_hot_tuned/10"],
     "registers": list(REGISTERS),
 }
 
