@@ -134,7 +134,7 @@ def export_onnx(
 def _check_onnx(opset: int | None) -> None:
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
     if missing:
-        raise MixerError(f"export_onnx needs {', '.join(missing)}: pip install onnx onnxscript onnxruntime.")
+        raise MixerError(f"export_onnx needs {', '.join(missing)}: pip install 'tokenmix[onnx]'.")
     from onnx.defs import onnx_opset_version
 
     if opset is not None and (not isinstance(opset, int) or not OLDEST_OPSET <= opset <= onnx_opset_version()):
