@@ -1,0 +1,80 @@
+"""``generate()`` of transformers with a constant state: time and memory at prompts of 1k to 32k tokens, softmax attention against AFT-local, in one process.
+
+    python benchmarks/generate_lengths.py [--lengths 1024 4096 ...] [--new 32] [--threads 2]
+
+Two models of the same size (``tokenmix.hosts.huggingface``), random weights: seconds to read the prompt, milliseconds per token written after it, the most
+memory a whole call takes, the bytes of the cache at its end. Written to benchmarks/results/generate_lengths.json after each length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+import torch
+
+from tokenmix import state_bytes
+from tokenmix.bench.limits import machine
+from tokenmix.bench.timing import peak_memory
+from tokenmix.hosts.huggingface import TokenMixConfig, TokenMixForCausalLM
+from whole_models import RESULTS
+
+LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
+SIZES: dict[str, Any] = {"vocab_size": 256, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "positions": None}
+MIXERS: dict[str, dict[str, Any]] = {
+    "attention": {"name": "attention", "positions": {"name": "rotary"}},
+    "aft_local": {"name": "aft_local", "window": 128, "rank": 16},
+}
+
+
+@torch.no_grad()
+def once(model: Any, prompt: torch.Tensor, new: int) -> dict[str, Any]:
+    """Seconds of a prompt and of each token after it, and what the cache holds at the end."""
+    options = {"attention_mask": torch.ones_like(prompt), "do_sample": False, "return_dict_in_generate": True}
+    began = time.perf_counter()
+    model.generate(prompt, max_new_tokens=1, min_new_tokens=1, **options)
+    read = time.perf_counter() - began
+    began = time.perf_counter()
+    done = model.generate(prompt, max_new_tokens=1 + new, min_new_tokens=1 + new, **options)
+    whole = time.perf_counter() - began
+    held = sum(state_bytes(layer.state) for layer in done.past_key_values.layers)
+    return {"prompt_s": read, "ms_per_token": (whole - read) / new * 1e3, "cache_bytes": held}
+
+
+def at_length(models: dict[str, Any], length: int, new: int, rounds: int) -> dict[str, Any]:
+    """Name -> figures; the models take turns, the median of the turns stands."""
+    prompt = torch.randint(0, 256, (1, length), generator=torch.Generator().manual_seed(0))
+    turns: dict[str, list[dict[str, Any]]] = {name: [] for name in models}
+    for _ in range(rounds):
+        for name, model in models.items():
+            turns[name].append(once(model, prompt, new))
+    found = {name: {key: sorted(t[key] for t in those)[len(those) // 2] for key in those[0]} for name, those in turns.items()}
+    for name, model in models.items():
+        found[name]["peak_MiB"] = (peak_memory(lambda model=model: once(model, prompt, 1)) or 0) / 2**20
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="*", default=list(LENGTHS))
+    parser.add_argument("--new", type=int, default=32, help="tokens written after the prompt")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    torch.manual_seed(0)
+    longest = max(given.lengths) + given.new + 1
+    models = {name: TokenMixForCausalLM(TokenMixConfig(**SIZES, max_position_embeddings=longest, mixers=[spec])).eval() for name, spec in MIXERS.items()}
+    found: dict[str, Any] = {"machine": machine(), "threads": given.threads, "model": SIZES, "mixers": MIXERS, "new": given.new, "lengths": {}}
+    for length in given.lengths:
+        found["lengths"][length] = rows = at_length(models, length, given.new, given.rounds)
+        for name, row in rows.items():
+            print(f"{length:6} {name:10} {row['prompt_s']:8.3f} s prompt  {row['ms_per_token']:8.2f} ms per token", end="")
+            print(f"  {row['peak_MiB']:7.0f} MiB  cache {row['cache_bytes'] / 2**20:8.3f} MiB", flush=True)
+        RESULTS.joinpath("generate_lengths.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
