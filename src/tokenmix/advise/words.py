@@ -111,8 +111,9 @@ def _candidates(advice: Advice, n: int) -> Table:
         decoded = [size(r.decoded.state_bytes), number(r.decoded.ms_per_token, 2)] if r.decoded else ["no streaming", "no streaming"]
         body.append([r.mixer, seconds(r.seconds), f"{r.speedup or 0:.2f}x", size(r.peak), *(decoded if decodes else [])])
     body = body or [["none", *[number(None)] * (len(columns) - 1)]]
+    turns = "As fast: times as fast as with its own attention, timed in turns"
     notes.append(
-        f"As fast: times as fast as with its own attention, timed in turns; the bound is {bound:.2f}x, and projections a mixer does not have add to it."
+        f"{turns}; the bound of {bound:.2f}x comes from other passes and leaves projections aside: a busy machine, or a mixer with fewer, can pass it."
     )
     return Table(f"Other mixers inside this model, {length(advice, n)} {advice.host.inputs.unit}", columns, body, notes)
 
