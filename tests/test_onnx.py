@@ -187,7 +187,7 @@ def test_decoding_compiles_with_inductor():
     torch.compiler.reset()
 
 
-class Closed(MIXERS["hydra"]):  # type: ignore[misc, name-defined]
+class Closed(MIXERS["hydra"]):  # type: ignore[misc, name-defined]  # a class looked up
     supports_export = False
 
 

@@ -71,4 +71,4 @@ def test_unknown_attention_is_left_out_and_named():
 
 def test_no_model_is_refused():
     with pytest.raises(MixerError, match=r"find_attention: expects a model.*got str"):
-        find_attention("bert")  # type: ignore[arg-type]
+        find_attention("bert")  # type: ignore[arg-type]  # what is refused

@@ -40,8 +40,8 @@ def export_run(run: Path | str, out: Path | str, *, step: int | str = "last") ->
     opened = RunDir.open(run)
     new = to_transformers(model)
     files: dict[str, Any] = {}
-    if isinstance(new, TokenMixForImageClassification) and min(model.config.image_size) < CROPPED_FROM:  # type: ignore[union-attr, arg-type]
-        files["preprocessor_config.json"] = image_processor(model.config, config.data)  # type: ignore[arg-type]
+    if isinstance(new, TokenMixForImageClassification) and min(model.config.image_size) < CROPPED_FROM:  # type: ignore[union-attr, arg-type]  # a ViT's
+        files["preprocessor_config.json"] = image_processor(model.config, config.data)  # type: ignore[arg-type]  # of images
     facts = Facts(opened, config, pick_step(opened, step), new, byte_tokens=getattr(model.config, "vocab", None) == 256)
     _write(Path(out), new, facts, files)
     return Path(out)

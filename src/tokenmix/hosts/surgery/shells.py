@@ -190,7 +190,7 @@ def located(shell: HFShell, queries: Tensor | None, keys: Tensor | None, x: Tens
         yield x if shell.located or queries is None else x + queries
     finally:
         for part in shell.located:
-            shell.mixer.get_submodule(part).offset = None  # type: ignore[assignment]
+            shell.mixer.get_submodule(part).offset = None  # type: ignore[assignment]  # the same field
 
 
 def torch_shell(attention: nn.MultiheadAttention, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module]) -> nn.Module:

@@ -13,7 +13,7 @@ class ScriptedAttention(nn.Module):
         super().__init__()
         self.mixed, self.drop = mixed, drop
 
-    def forward(self, x: torch.Tensor, attn_mask: Optional[torch.Tensor] = None, is_causal: bool = False) -> torch.Tensor:  # noqa: UP045
+    def forward(self, x: torch.Tensor, attn_mask: Optional[torch.Tensor] = None, is_causal: bool = False) -> torch.Tensor:  # noqa: UP045  (TorchScript reads it)
         """(B, N, C) -> (B, N, C), without masks."""
         if attn_mask is not None or is_causal:
             raise ValueError("a scripted mixer takes no attn_mask and no is_causal")
