@@ -6,9 +6,6 @@ import importlib
 import importlib.util
 import json
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from .._torchvision import ensure_torchvision
 from ..errors import MixerError
 from ..models import KINDS, MODELS, build_model, config_from_json
 from ..models._json import nearest
+from ..testing.cli import here_on_path
 from .inputs import Inputs, inputs_of, own_inputs
 
 FORMS = "a run directory, a folder of transformers, a name of `tokenmix list`, a class or model type of transformers, a model of timm, or package:factory"
@@ -132,7 +130,7 @@ def _folder(folder: Path, options: dict[str, Any]) -> Host:
 
 
 def _factory(name: str, package: str, attribute: str, options: dict[str, Any]) -> Host:
-    with _here_on_path():
+    with here_on_path():
         try:
             made = importlib.import_module(package)
         except ImportError as why:
@@ -147,16 +145,6 @@ def _factory(name: str, package: str, attribute: str, options: dict[str, Any]) -
     if not isinstance(model, nn.Module) or not (own is None or callable(own)):
         raise MixerError(f"advise: {name}: must return an nn.Module, or one and a function inputs(length, batch), got {type(found).__name__}.")
     return Host(name, model, "factory", inputs_of(model, name) if own is None else own_inputs(own, model, name))
-
-
-@contextmanager
-def _here_on_path() -> Iterator[None]:
-    here = os.getcwd()
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        sys.path.remove(here)
 
 
 def _timm_package() -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +15,8 @@ from ..data.cache import whole_file
 from ..errors import MixerError
 from ..mixers import MIXERS, mixer_options
 from ..models import ViT, ViTConfig, build_model, find_model
-from ..train.rundir import check_free, write_json
+from ..train.rundir import write_json
+from ._folders import check_out, new_folder
 from ._report import Entry, Report
 from .files import read_weights
 from .weights import Weights
@@ -229,13 +228,6 @@ def convert_command(source: str, target: Any, out: Path | str, *, resize: bool =
     return report
 
 
-def check_out(out: Path | str) -> None:
-    """Refuse an output path that holds anything, before time is spent."""
-    if (Path(out) / "config.json").exists():
-        raise MixerError(f"{out} holds a model or a run already; give another --out.")
-    check_free(out)
-
-
 def save_converted(model: ViT, report: Report, out: Path | str) -> None:
     """Write a converted model's folder, whole or not at all; ``train.load_model`` is the way back."""
     try:
@@ -243,18 +235,8 @@ def save_converted(model: ViT, report: Report, out: Path | str) -> None:
     except ImportError:
         raise MixerError(f"{out}: writing it needs safetensors: pip install 'tokenmix[train]'.") from None
     check_out(out)
-    out = Path(out)
-    temporary = out.with_name(f".{out.name}-{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        write_json(temporary / "config.json", model.config.to_json())
-        write_json(temporary / "report.json", report.to_json())
-        with whole_file(temporary / "model.safetensors") as f:
+    with new_folder(Path(out)) as folder:
+        write_json(folder / "config.json", model.config.to_json())
+        write_json(folder / "report.json", report.to_json())
+        with whole_file(folder / "model.safetensors") as f:
             f.write(save({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}))
-        os.rename(temporary, out)
-    except OSError as why:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise MixerError(f"{out} cannot be written ({why.strerror or why}); give another --out.") from why
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise

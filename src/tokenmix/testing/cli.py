@@ -68,7 +68,7 @@ def _found(target: str) -> type[nn.Module]:
             )
         return MIXERS[target]
     package, _, name = target.partition(":")
-    with _here_on_path():
+    with here_on_path():
         try:
             module = importlib.import_module(package)
         except Exception as error:
@@ -123,7 +123,8 @@ def _line(error: Exception) -> str:
 
 
 @contextmanager
-def _here_on_path() -> Iterator[None]:
+def here_on_path() -> Iterator[None]:
+    """With the working folder among those that modules are imported from."""
     here = os.getcwd()
     sys.path.insert(0, here)
     try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,9 @@ from transformers.utils import logging
 from ...errors import MixerError
 from ...mixers import MIXERS, mixer_options
 from ...models import LM, LMConfig, ViT, ViTConfig
-from ...train.rundir import RunDir, check_free, write_json
+from ...train.rundir import RunDir, write_json
 from ...train.runs import load_run, pick_step
+from .._folders import check_out, new_folder
 from .card import Facts, model_card
 from .configuration import TokenMixConfig
 from .images import TokenMixForImageClassification
@@ -35,7 +34,7 @@ def export_run(run: Path | str, out: Path | str, *, step: int | str = "last") ->
     Raises:
         MixerError: for another kind of model, and where the new model's logits are not those of the run's.
     """
-    _check_out(out)
+    check_out(out, "folder")
     model, config = load_run(run, step=step)
     opened = RunDir.open(run)
     new = to_transformers(model)
@@ -136,32 +135,18 @@ def _renamed(name: str) -> str:
     return theirs + name[len(ours) :]
 
 
-def _check_out(out: Path | str) -> None:
-    if (Path(out) / "config.json").exists():
-        raise MixerError(f"{out} holds a model or a run already; give another folder.")
-    check_free(out)
-
-
 def _write(out: Path, model: Any, facts: Facts, files: dict[str, Any]) -> None:
-    """Everything into a folder beside ``out``, which takes its name at the end."""
-    temporary = out.with_name(f".{out.name}-{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+    """Everything into the new folder."""
     bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        model.save_pretrained(temporary)
-        if facts.byte_tokens:
-            byte_tokenizer(facts.model.config.max_position_embeddings).save_pretrained(temporary)
-        for name, content in files.items():
-            write_json(temporary / name, content)
-        (temporary / "README.md").write_text(model_card(facts, out.name))
-        os.rename(temporary, out)
-    except OSError as why:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise MixerError(f"{out} cannot be written ({why.strerror or why}); give another folder.") from why
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        with new_folder(out, "folder") as folder:
+            model.save_pretrained(folder)
+            if facts.byte_tokens:
+                byte_tokenizer(facts.model.config.max_position_embeddings).save_pretrained(folder)
+            for name, content in files.items():
+                write_json(folder / name, content)
+            (folder / "README.md").write_text(model_card(facts, out.name))
     finally:
         if bar:
             logging.enable_progress_bar()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ from ...errors import MixerError
 from ...train.rundir import write_json
 from ...train.start import load_model
 from .. import files
+from .._folders import check_out, new_folder
 from .._report import Report
-from ..convert import check_out, convert_command
+from ..convert import convert_command
 from ..files import read_file, read_json
 from .replace import replace_mixers
 from .shells import shells_of
@@ -116,21 +116,13 @@ def save_replaced(model: nn.Module, report: Report, out: Path | str, *, host: di
         raise MixerError(f"{out}: a {type(model).__name__} cannot be built again from a folder without host=...; torch.save(model.state_dict(), ...) keeps it.")
     host = host or {"library": "transformers", "class": type(model).__name__, "config": config.to_dict()}
     out, tensors = Path(out), _once(model)
-    temporary = out.with_name(f".{out.name}-{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        write_json(temporary / "config.json", {"kind": "surgery", "host": host, "mixers": shells})
-        write_json(temporary / "report.json", report.to_json())
+    with new_folder(out) as folder:
+        write_json(folder / "config.json", {"kind": "surgery", "host": host, "mixers": shells})
+        write_json(folder / "report.json", report.to_json())
         for path in () if beside is None else sorted({p for pattern in BESIDE for p in beside.glob(pattern)}):
-            shutil.copyfile(path, temporary / path.name)
-        with whole_file(temporary / "model.safetensors") as f:
+            shutil.copyfile(path, folder / path.name)
+        with whole_file(folder / "model.safetensors") as f:
             f.write(save(tensors))
-        os.rename(temporary, out)
-    except BaseException as why:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(why, OSError):
-            raise MixerError(f"{out} cannot be written ({why.strerror or why}); give another --out.") from why
-        raise
 
 
 def _once(model: nn.Module) -> dict[str, torch.Tensor]:
