@@ -1,17 +1,39 @@
-"""A hook of mkdocs: the page of mixers gets its table from ``MIXERS`` when the site is built."""
+"""A hook of mkdocs: tables of measurements and of ``MIXERS`` are put into the pages that ask for them when the site is built."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+from tokenmix.mixers import CORE
 from tokenmix.report.taxonomy import MARK, taxonomy
 
 ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks/results"
+EXPORTS = "<!-- exports -->"
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put the table where the page asks for it."""
-    if MARK not in markdown:
-        return markdown
-    return markdown.replace(MARK, taxonomy(ROOT / "benchmarks/results/mixers_small.json", ROOT / "docs/mixers"))
+    """Put the tables where the page asks for them."""
+    if MARK in markdown:
+        markdown = markdown.replace(MARK, taxonomy(RESULTS / "mixers_small.json", ROOT / "docs/mixers"))
+    return markdown.replace(EXPORTS, exports(RESULTS / "exports.json")) if EXPORTS in markdown else markdown
+
+
+def exports(results: Path) -> str:
+    """What ``benchmarks/exports.py`` found: a line per mixer, those of the core first."""
+    found: dict[str, Any] = json.loads(results.read_text())["mixers"]
+    head = ["| mixer | batch | length | decode step | largest difference to torch |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *(_export(name, found[name]) for name in sorted(found, key=lambda name: name not in CORE))])
+
+
+def _export(name: str, found: dict[str, Any]) -> str:
+    whole, step = found["whole"], found["decode"]
+    if "refused" in whole:
+        return f"| `{name}` | | | | not exported: {whole['refused']} |"
+    low, high = whole["length"]
+    length = f"{low} only" if low == high else f"{low} to {high}{', padded' if whole['padded'] else ''}" if high else f"from {low}"
+    decodes = "none: " + ("it does not stream" if "no streaming form" in step["refused"] else step["refused"]) if "refused" in step else "yes"
+    worst = max(part["difference"] for part in (whole, step) if "refused" not in part)
+    return f"| `{name}` | {'any' if whole['batch'] is None else whole['batch']} | {length} | {decodes} | {worst:.1e} |"

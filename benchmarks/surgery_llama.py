@@ -23,7 +23,7 @@ from tokenmix.hosts import distill, replace_mixers
 from whole_models import RESULTS
 
 LENGTH, BATCH, BOS = 256, 16, 1
-TRAIN_TEXTS, TEST_TEXTS = 384, 64
+TRAIN_TEXTS, TEST_TEXTS = 1024, 64
 MIXERS: dict[str, dict[str, Any]] = {
     "aft_local": {"name": "aft_local", "window": 32, "rank": 16},
     "aft_conv": {"name": "aft_conv", "heads": 8, "kernel_size": 31},

@@ -2,9 +2,10 @@
 
     python benchmarks/vision_probes.py --out runs/vision_small [--images 500]
 
-Reads the run directories that exist and writes benchmarks/results/vision_probes.json. Norms: L2 norms of patch tokens after the last block and at the layer
-where they reach furthest, over test images; outliers are those above Tukey's far fence of that layer and step (third quartile plus three times the range
-between the quartiles). Gather: the test accuracy of the model as trained, and of the model in which one tap of each head's filter is left, read by index.
+Reads the run directories that exist and writes benchmarks/results/vision_probes.json; what stands there is not probed again, unless with --again. Norms: L2
+norms of patch tokens after the last block and at the layer where they reach furthest, over test images; outliers are those above Tukey's far fence of that
+layer and step (third quartile plus three times the range between the quartiles). Gather: the test accuracy of the model as trained, and of the model in which
+one tap of each head's filter is left, read by index.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from tokenmix.train.image_tasks import ClassifyTask, open_set
 from whole_models import RESULTS
 
 NORM_ROWS = (*(f"registers/{n}" for n in (0, 1, 4, 8)), "attention", "aft_full", "aft_conv_k7", "aft_simple", "hydra", "hydra_last_3", "external")
-GATHER_ROWS = ("aft_conv_k7", "one_hot/0.01", "one_hot/0.1", "one_hot_tuned/1", "one_hot_tuned/10")
+GATHER_ROWS = ("aft_conv_k7", "aft_conv_k7_raw", "one_hot/0.01", "one_hot/0.1", "one_hot_tuned/10", "one_tap/1", "one_tap_tuned/1")
 
 
 def norms_of(folder: Path, count: int) -> dict[str, Any]:
@@ -92,12 +94,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="the folder of vision_small.py")
     parser.add_argument("--images", type=int, default=500)
+    parser.add_argument("--again", action="store_true", help="probe rows again that stand in the JSON")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    ended = [row for row in (*NORM_ROWS, *GATHER_ROWS) if (given.out / row / "result.json").exists()]
-    norms = {row: norms_of(given.out / row, given.images) for row in NORM_ROWS if row in ended}
-    found = {"images": given.images, "norms": norms, "gather": {row: gather_of(given.out / row) for row in GATHER_ROWS if row in ended}}
-    RESULTS.joinpath("vision_probes.json").write_text(json.dumps(found, indent=1) + "\n")
+    path, found = RESULTS / "vision_probes.json", {"images": given.images, "norms": {}, "gather": {}}
+    if path.exists() and not given.again:
+        found = json.loads(path.read_text())
+    probes: dict[str, tuple[tuple[str, ...], Callable[[Path], Any]]] = {
+        "norms": (tuple(NORM_ROWS), lambda folder: norms_of(folder, found["images"])),
+        "gather": (GATHER_ROWS, gather_of),
+    }
+    for part, (rows, probe) in probes.items():
+        for row in rows:
+            if row not in found[part] and (given.out / row / "result.json").exists():
+                found[part][row] = probe(given.out / row)
+        path.write_text(json.dumps(found, indent=1) + "\n")
     show(found)
 
 

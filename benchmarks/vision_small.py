@@ -24,6 +24,7 @@ DIM, LAYERS, PATCH, BATCH = 96, 6, 4, 64
 STEPS, TUNING_STEPS, REGISTER_STEPS = 1200, 600, 600
 RATE, TUNING_RATE = 2e-3, 1e-3
 LARGER = (32, 40, 48, 64)  # test sizes of models without parameters per position
+FILTER_RATES = 20.0  # times the rate, for filters that are to end as one tap
 HYDRA = {"name": "hydra"}
 
 
@@ -66,6 +67,9 @@ def config_of(row: str, data: str) -> RunConfig:
     elif part in ("one_hot", "one_hot_tuned"):
         model, more = ROWS["aft_conv_k7"], {"one_hot": float(name)}
         steps, rate = (STEPS, RATE) if part == "one_hot" else (TUNING_STEPS, TUNING_RATE)
+    elif part in ("one_tap", "one_tap_tuned"):
+        model, more = ROWS["aft_conv_k7_raw"], {"one_hot": float(name), "mixer_lr": FILTER_RATES}
+        rate = RATE if part == "one_tap" else TUNING_RATE
     elif part == "registers":
         model, steps = REGISTERS[row], REGISTER_STEPS
     images = ImageDataConfig(**data_source(data), augment=Augment(crop="pad", pad=4, flip=0.5), mean=CIFAR_MEAN, std=CIFAR_STD)
@@ -80,8 +84,8 @@ def run_row(row: str, data: str, out: Path) -> None:
     folder, config = out / row, config_of(row, data)
     if row.startswith("finetune/"):
         config = replace(config, train=replace(config.train, init=str(converted(config.model, out, row))))
-    if row.startswith("one_hot_tuned/"):
-        config = replace(config, train=replace(config.train, init=str(out / "aft_conv_k7")))
+    if "_tuned/" in row:
+        config = replace(config, train=replace(config.train, init=str(out / ("aft_conv_k7" if row.startswith("one_hot") else "aft_conv_k7_raw"))))
     summary = finish(folder, config)
     model, _ = load_run(folder)
     sizes = (32,) if model.fixed_size else LARGER
@@ -102,7 +106,7 @@ def converted(config: ViTConfig, out: Path, row: str) -> Path:
 PARTS = {
     "classify": list(ROWS),
     "finetune": [name.replace("finetune", kind) for name in TUNED for kind in ("finetune", "random")],
-    "one_hot": ["one_hot/0.01", "one_hot/0.1", "one_hot_tuned/1", "one_hot_tuned/10"],
+    "one_hot": ["one_hot/0.01", "one_hot/0.1", "one_hot_tuned/10", "one_tap/1", "one_tap_tuned/1"],
     "registers": list(REGISTERS),
 }
 

@@ -160,6 +160,11 @@ def test_rates_fall_towards_the_input():
     assert "patch.weight" in decayed
     assert not {"positions", "registers", "norm.weight", "blocks.0.mixer.raw", "head.bias"} & decayed
     assert len(build_optimizer(model, OptimConfig()).param_groups) == 2
+    groups = parameter_groups(model, 0.1, 0.5, mixer_lr=3.0)
+    scale = {names[id(p)]: g["scale"] for g in groups for p in g["params"]}
+    assert (scale["blocks.1.mixer.raw"], scale["blocks.1.mixer.q_proj.weight"], scale["blocks.0.mixer.raw"]) == (1.5, 0.5, 0.75)
+    assert {n for n, s in scale.items() if s in (1.5, 0.75)} == {n for n in scale if n.split(".")[-1] in ("raw", "gamma", "beta")}
+    assert len(build_optimizer(model, OptimConfig(mixer_lr=2.0)).param_groups) == 3
 
 
 def test_weights_to_start_from(tmp_path):

@@ -22,15 +22,21 @@ def default_places(rows: int, length: int, key_mask: Tensor | None, device: torc
 
 
 def behind_live(positions: Tensor, live: Tensor) -> Tensor:
-    """Rising positions, those of masked tokens replaced by that of the last live one before them: no garbage there parts what belongs together."""
-    return torch.where(live, positions, 0).cummax(1).values
+    """Positions, those of masked tokens replaced by that of the last live one before them: no garbage there parts what belongs together."""
+    return _carried(positions, live, 0)
 
 
 def counted_on(positions: Tensor, live: Tensor) -> Tensor:
     """Positions, those of masked tokens replaced by counting on from the last live one before them; positions rise by no less than 1 for each token."""
     index = torch.arange(positions.shape[1], device=positions.device)
-    ahead = torch.where(live, positions - index, torch.iinfo(torch.int64).min // 2).cummax(1).values
-    return (ahead + index).clamp_min(0)
+    return (_carried(positions - index, live, torch.iinfo(torch.int64).min // 2) + index).clamp_min(0)
+
+
+def _carried(values: Tensor, live: Tensor, nothing: int) -> Tensor:
+    """Values (B, T), those of masked tokens replaced by the last live one's; ``nothing`` before the first. Written without cummax, which ONNX has not."""
+    rank = live.cumsum(1)  # live tokens lie in slots 1, 2, ..; slot 0 holds nothing
+    slots = values.new_full((values.shape[0], values.shape[1] + 1), nothing)
+    return slots.scatter(1, torch.where(live, rank, 0), torch.where(live, values, nothing)).gather(1, rank)
 
 
 def from_start(a: Tensor, starts: Tensor) -> Tensor:

@@ -240,4 +240,4 @@ def _by_half(near: Tensor, column: Tensor, heads: int, merged: bool) -> Tensor:
     if merged:
         return near | column
     second = torch.arange(heads, device=near.device)[:, None, None] >= heads // 2
-    return torch.where(second, column[:, None], near[:, None])
+    return second & column[:, None] | ~second & near[:, None]  # ONNX Runtime has no Where of truth values

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ..errors import MixerError
 from ..mixers import MIXERS, Mixer
@@ -112,7 +113,7 @@ def _decode_port(model: Any, chunk: int) -> Port:
         state = streaming.init_state(batch)
         if length:
             _, state = streaming.extend(inputs(batch, length), state)
-        return inputs(batch, chunk), state
+        return inputs(batch, chunk), pytree.tree_map(Tensor.contiguous, state)  # torch makes a condition of any other layout
 
     names = ("x", "state") if isinstance(model, Mixer) else ("tokens", "state")
     longest = None if model.max_len is None else model.max_len - chunk

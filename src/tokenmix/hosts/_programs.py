@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import MixerError
+from ..functional import use_backend
 from ._ports import Port, quietly
 
 BATCH, LONG, SHORT = 3, 256, 7
@@ -16,29 +21,93 @@ BATCH, LONG, SHORT = 3, 256, 7
 
 @dataclass(frozen=True)
 class Sizes:
-    """Which sizes a program takes: ``batch`` any, or the one it was traced with; ``length`` from the first to the second (None: without end)."""
+    """Which sizes a program takes: ``batch`` any, or the one it was traced with; ``length`` from the first to the second (None: without end).
+
+    ``padded``: it fills every input up to the longest length and computes that, because its steps depend on the length.
+    """
 
     batch: int | None
     length: tuple[int, int | None]
+    padded: bool = False
 
 
-def traced(port: Port, length: int | None, fixed: bool) -> tuple[Any, Sizes]:
-    """The program and its sizes: with a free length that reaches ``length`` if there is one, else with that length alone."""
+def programs(port: Port, length: int | None, fixed: bool) -> Iterator[tuple[Any, Sizes]]:
+    """The programs for a port with their sizes, the best first: any length up to ``length``, the same by padding, that length alone."""
     if length is not None and (port.size is not None or length < 1 or length > (port.longest or length)):
         raise MixerError(f"export: {port.who} takes {'one size' if port.size is not None else f'lengths 1 to {port.longest}'}, got length={length}.")
-    if port.size is not None:
-        program = _export(port, port.size, free=False)
-        return program, Sizes(_sizes(program, port, port.size).batch, (port.size, port.size))
     most = length or port.longest or LONG
-    for traced in dict.fromkeys(n for n in (SHORT if port.decodes else most, most - 1, most) if 1 < n <= most and (port.decodes or not fixed)):
-        program = _export(port, traced, free=True)
-        sizes = _sizes(program, port, traced)
-        if sizes.length[1] is None or sizes.length[1] >= most and sizes.length[0] < most:
-            return program, Sizes(sizes.batch, (sizes.length[0], port.longest if sizes.length[1] is None else min(sizes.length[1], port.longest or most)))
+    if port.size is None and (port.decodes or not fixed and _same_steps(port, most)):
+        yield from _of_any_length(port, most)
     if port.decodes:
-        raise MixerError(f"export: the state of {port.who} has sizes that torch.export fixes at what it was traced with; its decode step has no program.")
-    program = _export(port, most, free=False)
-    return program, Sizes(_sizes(program, port, most).batch, (most, most))
+        raise MixerError(f"export: what {port.who} does with a token depends on how many came before it, so one program cannot be its decode step.")
+    if port.size is None and not fixed and most > 2:
+        program = _export(replace(port, module=Padded(port.module, most)), most - 1, free=True)
+        yield program, replace(_sizes(program, port, most - 1), length=(1, most), padded=True)
+    only = most if port.size is None else port.size
+    program = _export(port, only, free=False)
+    yield program, Sizes(_sizes(program, port, only).batch, (only, only))
+
+
+class _Operators(TorchDispatchMode):
+    """Notes which operators ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def _same_steps(port: Port, most: int) -> bool:
+    """Whether other lengths run the same operators in the same order; where not, a program of one length is wrong at another, and tracing it takes minutes."""
+    seen = []
+    for length in (most, most // 2 + 1):
+        with torch.no_grad(), use_backend("eager"), _Operators() as mode:
+            port.module(*port.example(1, length))
+        seen.append(mode.seen)
+    return seen[0] == seen[1]
+
+
+def _of_any_length(port: Port, most: int) -> Iterator[tuple[Any, Sizes]]:
+    """A program with a free length from 1 to ``most``, of a state from any to ``most``; traced at another length where torch takes the first for a constant."""
+    for at in dict.fromkeys(n for n in (SHORT if port.decodes else most, most - 1, most) if 1 < n <= most):
+        program = _export(port, at, free=True)
+        sizes = _sizes(program, port, at)
+        low, high = sizes.length
+        if low == 1 and (high is None or high >= most) and _runs(program, port, sizes, most):
+            yield program, replace(sizes, length=(1, port.longest if high is None else min(high, port.longest or most)))
+            return
+        if low < at and not port.decodes:
+            return
+
+
+def _runs(program: Any, port: Port, sizes: Sizes, most: int) -> bool:
+    """Whether the program takes a short, a middle and a long input: torch checks conditions there that its ranges do not tell."""
+    low, run = sizes.length[0], program.module()
+    try:
+        for length in dict.fromkeys((low, (low + most) // 2, most)):
+            run(*port.example(BATCH if sizes.batch is None else sizes.batch, length))
+    except Exception:  # torch raises what it likes there
+        return False
+    return True
+
+
+class Padded(nn.Module):
+    """Whole inputs of up to ``most`` tokens, padded behind to that many: those tokens are masked, and what comes out for them is dropped."""
+
+    def __init__(self, call: nn.Module, most: int):
+        super().__init__()
+        self.call, self.most = call, most
+
+    def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """The output for the tokens that were given."""
+        B, T = x.shape[:2]
+        more = self.most - T
+        real = torch.ones(B, T, dtype=torch.bool, device=x.device) if key_mask is None else key_mask
+        x = F.pad(x, (0, more) if x.ndim == 2 else (0, 0, 0, more))
+        return self.call(x, F.pad(real, (0, more), value=False))[:, :T]
 
 
 def short(port: Port) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +18,7 @@ from torch.utils import _pytree as pytree
 from ..errors import MixerError
 from ..models import evaluating
 from ._ports import Port, find_port, quietly
-from ._programs import Sizes, input_shapes, short, traced, varying
+from ._programs import Sizes, input_shapes, programs, short, varying
 from .onnx_model import KEY, OnnxModel, difference, stored
 
 OLDEST_OPSET = 18
@@ -48,6 +50,8 @@ class OnnxReport:
         lines = [f"{self.path}: {self.nodes} nodes, {self.bytes / 1e6:.1f} MB, {batch}{length if high != 0 else ''}"]
         lines += [f"  in   {name}  {shape}" for name, shape in self.inputs.items()]
         lines += [f"  out  {name}  {shape}" for name, shape in self.outputs.items()]
+        if self.sizes.padded:
+            lines.append(f"  shorter inputs are padded: each costs as much as one of length {high}")
         return "\n".join([*lines, f"  ONNX Runtime and torch differ by at most {self.difference:.1e} over {self.compared:,} numbers"])
 
 
@@ -78,7 +82,7 @@ def export_program(
     """
     port = find_port(model, decode=decode, key_mask=key_mask, chunk=chunk, grid=grid, prefix=prefix)
     with evaluating(model):
-        return traced(port, length, fixed)[0]
+        return next(programs(port, length, fixed))[0]
 
 
 def export_onnx(
@@ -116,12 +120,7 @@ def export_onnx(
     unfinished = path.with_name(f".{path.name}-{os.getpid()}.tmp")
     try:
         with evaluating(model), torch.no_grad():
-            program, sizes = traced(port, length, fixed)
-            nodes = _write(program, port, sizes, model, unfinished, opset)
-            if not _as_free(OnnxModel(unfinished), port, sizes):  # the translation to ONNX fixed what torch.export had left free
-                program, sizes = traced(port, length, True)
-                nodes = _write(program, port, sizes, model, unfinished, opset)
-            difference, compared = _compare(OnnxModel(unfinished), port, sizes, tolerance)
+            nodes, sizes, difference, compared = _best(port, programs(port, length, fixed), model, unfinished, opset, tolerance)
         os.replace(unfinished, path)
     except OSError as why:
         raise MixerError(f"export_onnx: {path} cannot be written ({why.strerror or why}).") from why
@@ -129,6 +128,22 @@ def export_onnx(
         unfinished.unlink(missing_ok=True)
     written = OnnxModel(path)
     return OnnxReport(str(path), written.shapes(), written.shapes(outputs=True), sizes, difference, compared, nodes, path.stat().st_size)
+
+
+def _best(port: Port, made: Iterable[tuple[Any, Sizes]], model: Any, path: Path, opset: int | None, tolerance: float) -> tuple[int, Sizes, float, int]:
+    """Write the first program whose file gives torch's numbers at all its sizes: nodes, sizes, the largest difference, numbers compared."""
+    failure = None
+    for program, sizes in made:
+        nodes = _write(program, port, sizes, model, path, opset)
+        file = OnnxModel(path)
+        if not _as_free(file, port, sizes):  # the translation to ONNX fixed what torch.export had left free
+            continue
+        try:
+            return nodes, sizes, *_compare(file, port, sizes, tolerance)
+        except MixerError as why:
+            failure = why
+    assert failure is not None
+    raise failure
 
 
 def _check_onnx(opset: int | None) -> None:
@@ -153,7 +168,11 @@ def _write(program: Any, port: Port, sizes: Sizes, model: Any, path: Path, opset
     result = port.module(*example)
     ins, outs = _names(example, port.names), _names(result if isinstance(result, tuple) and port.decodes else (result,), port.results)
     with quietly():
-        made = torch.onnx.export(program, dynamo=True, verbose=False, input_names=ins, output_names=outs, opset_version=opset)
+        try:
+            made = torch.onnx.export(program, dynamo=True, verbose=False, input_names=ins, output_names=outs, opset_version=opset)
+        except torch.onnx.OnnxExporterError as why:
+            said = str(why.__cause__ or why).split(".")[0]
+            raise MixerError(f"export_onnx: torch.onnx has no translation of {type(model).__name__} ({' '.join(said.split())[:200]}).") from why
     assert made is not None
     _name_axes(made.model, program, port)
     about = {KEY: _version(), "kind": type(model).__name__, "form": "decode" if port.decodes else "forward", "config": _config(model)}
@@ -178,13 +197,17 @@ def _name_axes(model: Any, program: Any, port: Port) -> None:
     """Call the free axes batch, and length or past, instead of torch's symbols; other sizes that grow get a number."""
     length = short(port)
     names: dict[str, str] = {}
+    whole = "past" if port.decodes else "length"
     args, axes = varying(port, length)
     for value, shape, (batch, _) in zip(pytree.tree_leaves(args), input_shapes(program), axes, strict=True):
         for axis, size in enumerate(shape):
             if not isinstance(size, int) and str(size) not in names:
-                whole = "past" if port.decodes else "length"
-                names[str(size)] = "batch" if axis in batch else whole if value.shape[axis] == length else f"size_{len(names)}"
-    for value in (*model.graph.inputs, *model.graph.outputs, *(out for node in model.graph.all_nodes() for out in node.outputs)):
+                name = "batch" if axis in batch else whole if value.shape[axis] == length else ""
+                names[str(size)] = name if name and name not in names.values() else f"size_{len(names)}"  # one name, one size
+    ends = (*model.graph.inputs, *model.graph.outputs)
+    for value in {out for node in model.graph.all_nodes() for out in node.outputs} - set(ends):
+        value.shape = None  # ONNX Runtime finds it, and shares memory by what a file says
+    for value in ends:
         for axis, size in enumerate(value.shape or ()):
             if not isinstance(size, int) and size.value is not None:
                 value.shape[axis] = " ".join(names.get(word, word) for word in str(size.value).split(" "))
@@ -210,9 +233,11 @@ def _compare(file: OnnxModel, port: Port, sizes: Sizes, tolerance: float) -> tup
     worst, compared = 0.0, 0
     for i, length in enumerate(lengths):
         for batch in (1, 5 + i) if sizes.batch is None else (sizes.batch,):
-            pairs = _stream(file, port, batch) if port.decodes and i == 0 else []
             args = port.example(batch, length)
-            got, want = file._run(tuple(pytree.tree_leaves(args))), pytree.tree_leaves(port.module(*args))
+            with _in_one_line(f"batch {batch}, length {length}"):
+                pairs = _stream(file, port, batch) if port.decodes and i == 0 else []
+                got = file._run(tuple(pytree.tree_leaves(args)))
+            want = pytree.tree_leaves(port.module(*args))
             if "key_mask" in port.names:  # outputs at masked tokens mean nothing
                 got, want = [got[0][args[1]]], [want[0][args[1]]]
             for ours, theirs in [*pairs, *zip(got, want, strict=True)]:
@@ -222,6 +247,16 @@ def _compare(file: OnnxModel, port: Port, sizes: Sizes, tolerance: float) -> tup
             f"export_onnx: ONNX Runtime and torch differ by {worst:.2g}, more than {tolerance:g}; no file was written. This is a defect, please report it."
         )
     return worst, compared
+
+
+@contextmanager
+def _in_one_line(sizes: str) -> Iterator[None]:
+    """What ONNX Runtime cannot run becomes one line; its errors have no class in common."""
+    try:
+        yield
+    except Exception as why:
+        reason = " ".join(str(why).split())[:200]
+        raise MixerError(f"export_onnx: ONNX Runtime cannot run the program at {sizes}; no file was written ({reason}). Please report it.") from why
 
 
 def _stream(file: OnnxModel, port: Port, batch: int) -> list[tuple[Tensor, Tensor]]:

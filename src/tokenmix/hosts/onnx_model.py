@@ -37,7 +37,10 @@ class OnnxModel:
     """
 
     def __init__(self, path: Path | str, *, threads: int = 1):
-        self.session = onnx_session(str(path), threads=threads)
+        try:
+            self.session = onnx_session(str(path), threads=threads)
+        except Exception as why:  # ONNX Runtime's errors have no class in common
+            raise MixerError(f"OnnxModel: ONNX Runtime cannot load {path} ({' '.join(str(why).split())[:200]}).") from why
         about = self.session.get_modelmeta().custom_metadata_map.get(KEY)
         if about is None:
             raise MixerError(f"OnnxModel: {path} was not written by tokenmix.hosts.onnx; it has no metadata of that name.")

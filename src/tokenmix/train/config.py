@@ -55,6 +55,7 @@ class OptimConfig:
     Args:
         aux_weight: the mixers' auxiliary losses, where they have any, are added to the loss times this.
         layer_decay: each layer below the head learns at this fraction of the rate of the layer above it.
+        mixer_lr: what mixers own beside their linear layers (position biases, filters, gains, memories) learns at this multiple of the rate.
         ema: decay of an average of the weights, which is evaluated in their place (0: none).
         one_hot: weight of the penalty that drives each head's AFT-conv filter to a single tap.
     """
@@ -69,6 +70,7 @@ class OptimConfig:
     clip: float = 1.0
     aux_weight: float = 0.01
     layer_decay: float = 1.0
+    mixer_lr: float = 1.0
     ema: float = 0.0
     one_hot: float = 0.0
 
@@ -187,7 +189,7 @@ def _positive(section: str, config: Any, *names: str) -> None:
 
 
 def _check_optim(config: OptimConfig) -> None:
-    _positive("optim", config, "lr", "eps")
+    _positive("optim", config, "lr", "eps", "mixer_lr")
     if config.schedule not in SCHEDULES:
         raise MixerError(f"config: optim.schedule={config.schedule!r} is unknown; choose one of {', '.join(SCHEDULES)}.")
     if len(config.betas) != 2 or not all(0 <= b < 1 for b in config.betas):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from ..mixers import Mixer
 from ..models import Block
 from .config import OptimConfig
 
@@ -31,18 +32,21 @@ def learning_rate(step: int, config: OptimConfig, steps: int | None) -> float:
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * shape)
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict]:
+def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0, mixer_lr: float = 1.0) -> list[dict]:
     """The weights of linear layers and convolutions decay; biases, norms, embeddings, position biases and whatever else a mixer owns do not.
 
-    ``scale`` of a group multiplies its rate: layer_decay to the number of layers above it, embeddings below the first layer included.
+    ``scale`` of a group multiplies its rate: layer_decay to the number of layers above it, embeddings below the first layer included, times mixer_lr for
+    what a mixer owns.
     """
     maps = {id(m.weight) for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))}
-    found: dict[tuple[int, bool], list[nn.Parameter]] = {}
+    owned = {id(p) for m in model.modules() if isinstance(m, Mixer) for p in m.parameters(recurse=False)}
+    found: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         above = _layers_above(model, name) if layer_decay < 1 else 0
-        found.setdefault((above, id(parameter) in maps), []).append(parameter)
-    groups = sorted(found.items(), key=lambda item: (item[0][0], not item[0][1]))
-    return [{"params": some, "weight_decay": weight_decay if decays else 0.0, "scale": layer_decay**above} for (above, decays), some in groups]
+        scale = layer_decay**above * (mixer_lr if id(parameter) in owned else 1.0)
+        found.setdefault((scale, id(parameter) in maps), []).append(parameter)
+    groups = sorted(found.items(), key=lambda item: (-item[0][0], not item[0][1]))
+    return [{"params": some, "weight_decay": weight_decay if decays else 0.0, "scale": scale} for (scale, decays), some in groups]
 
 
 def _layers_above(model: nn.Module, name: str) -> int:
@@ -56,7 +60,7 @@ def _layers_above(model: nn.Module, name: str) -> int:
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     """AdamW over those groups; the loop sets their rates before every step."""
-    groups = parameter_groups(model, config.weight_decay, config.layer_decay)
+    groups = parameter_groups(model, config.weight_decay, config.layer_decay, config.mixer_lr)
     return torch.optim.AdamW(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=True)
 
 

@@ -1,0 +1,71 @@
+"""What exports: every mixer as an ONNX file, whole sequences and the decode step, run by ONNX Runtime beside torch at sizes other than those traced.
+
+    python benchmarks/exports.py [--rows attention hydra ...] [--again]
+
+Small mixers, causal where they can be. Written to benchmarks/results/exports.json after each mixer, which docs/hosts/onnx.md shows; what stands there is not
+made again, unless with --again. torch takes from a second to minutes to trace one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokenmix import MIXERS, MixerError, build_mixer
+from tokenmix.bench.limits import machine
+from tokenmix.hosts import export_onnx
+from tokenmix.mixers import mixer_options
+from tokenmix.testing.subject import perturb
+from whole_models import RESULTS
+
+DIM = 16
+NEEDED = {"max_len": 24, "window": 4, "kernel_size": 5}
+
+
+def built(name: str) -> Any:
+    """A mixer with weights that all matter."""
+    known = mixer_options(MIXERS[name])
+    options: dict[str, Any] = {k: v for k, v in NEEDED.items() if known.get(k) is inspect.Parameter.empty}
+    torch.manual_seed(0)
+    heads = {"heads": 2} if "heads" in known else {}
+    return perturb(build_mixer(name, DIM, **heads, **options, causal=MIXERS[name].supports_causal), seed=1).eval()
+
+
+def exported(mixer: Any, path: Path, decode: bool) -> dict[str, Any]:
+    """What came of one file."""
+    began = time.perf_counter()
+    try:
+        report = export_onnx(mixer, path, decode=decode, key_mask=not decode, length=None if mixer.max_len else 24)
+    except MixerError as why:
+        return {"refused": str(why)}
+    sizes = {"batch": report.sizes.batch, "length": list(report.sizes.length), "padded": report.sizes.padded}
+    return {**sizes, "difference": report.difference, "nodes": report.nodes, "seconds": round(time.perf_counter() - began, 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="*", choices=list(MIXERS), default=list(MIXERS))
+    parser.add_argument("--again", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    path = RESULTS / "exports.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"machine": machine(), "mixers": {}}
+    for name in given.rows:
+        if name not in found["mixers"] or given.again:
+            mixer = built(name)
+            with tempfile.TemporaryDirectory() as folder:
+                whole, step = exported(mixer, Path(folder) / "whole.onnx", False), exported(mixer, Path(folder) / "step.onnx", True)
+            found["mixers"][name] = {"causal": mixer.causal, "whole": whole, "decode": step}
+            path.write_text(json.dumps(found, indent=1) + "\n")
+        print(f"{name:32} whole {found['mixers'][name]['whole']}\n{'':32} step  {found['mixers'][name]['decode']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
