@@ -34,6 +34,7 @@ def _export(name: str, found: dict[str, Any]) -> str:
         return f"| `{name}` | | | | not exported: {whole['refused']} |"
     low, high = whole["length"]
     length = f"{low} only" if low == high else f"{low} to {high}{', padded' if whole['padded'] else ''}" if high else f"from {low}"
-    decodes = "none: " + ("it does not stream" if "no streaming form" in step["refused"] else step["refused"]) if "refused" in step else "yes"
+    why = step.get("refused", "").removeprefix("export: ")
+    decodes = "none: " + ("it does not stream" if "no streaming form" in why else why) if why else "yes"
     worst = max(part["difference"] for part in (whole, step) if "refused" not in part)
     return f"| `{name}` | {'any' if whole['batch'] is None else whole['batch']} | {length} | {decodes} | {worst:.1e} |"

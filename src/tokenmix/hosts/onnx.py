@@ -72,8 +72,9 @@ def export_program(
 
     Args:
         decode: the next ``chunk`` tokens with a state, instead of the whole input.
-        length: the longest input it must take; default max_len, or 256 where there is none. Where sizes below it cannot be free, it is the only one.
-        fixed: that length alone; free ones take torch minutes to trace for windows of AFT-local over blocks.
+        length: the longest input it must take; default max_len, or 256 where there is none. Where the mixer's steps depend on the length, shorter inputs are
+            padded to it and cost as much (``Sizes.padded``).
+        fixed: that length alone, which is also the fastest to trace.
         key_mask: take a mask (B, T) beside the input.
         grid, prefix: of a mixer on a grid, fixed.
 
