@@ -49,6 +49,7 @@ def check_file(case: str, tmp_path: Path) -> None:
         assert low == high == place["prefix"] + prod(place["grid"])
     else:
         assert low == 1, "any length"
+        assert ("shorter inputs are padded" in str(report)) is report.sizes.padded
         model, n = OnnxModel(tmp_path / "whole.onnx"), min(high or 9, 9)
         x, mask = torch.randn(4, n, DIM), torch.ones(4, n, dtype=torch.bool)
         mask[1, :2] = mask[2, -1] = False
@@ -157,6 +158,16 @@ def test_program_of_torch():
     got, after = run(tokens[:2, 9:10], state)
     assert difference(got, model(tokens[:2, :10])[:, -1:]) < 1e-5
     assert type(after) is type(state)
+
+
+def test_a_program_whose_steps_depend_on_the_length_pads():
+    mixer = built("aft_simple", causal=True)
+    run = export_program(mixer, length=19).module()
+    for T in (1, 8, 12, 19):
+        x = torch.randn(2, T, DIM)
+        assert difference(run(x), mixer(x)) < 1e-5
+    with pytest.raises(AssertionError):
+        run(torch.randn(2, 20, DIM))
 
 
 def test_decoding_compiles_once_and_whole():

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -104,10 +103,13 @@ class Padded(nn.Module):
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """The output for the tokens that were given."""
         B, T = x.shape[:2]
-        more = self.most - T
+        torch._check(self.most >= T)
         real = torch.ones(B, T, dtype=torch.bool, device=x.device) if key_mask is None else key_mask
-        x = F.pad(x, (0, more) if x.ndim == 2 else (0, 0, 0, more))
-        return self.call(x, F.pad(real, (0, more), value=False))[:, :T]
+        return self.call(self._filled(x), self._filled(real)).index_select(1, torch.arange(T, device=x.device))  # a slice would be a condition, too
+
+    def _filled(self, a: Tensor) -> Tensor:
+        """Zeros behind, so many that their number is no condition on T."""
+        return torch.cat([a, a.new_zeros(a.shape[0], self.most, *a.shape[2:])], 1)[:, : self.most]
 
 
 def short(port: Port) -> int:
