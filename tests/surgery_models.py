@@ -20,6 +20,10 @@ SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 TEXT = SMALL | {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
 GROUPED = TEXT | {"num_key_value_heads": 2, "max_position_embeddings": 64}
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 48, "vocab_size": 60, "bos_token_id": 1, "eos_token_id": None}
+SEQ2SEQ = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48}
+SEQ2SEQ |= {"decoder_ffn_dim": 48, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "vocab_size": 60}
+WHISPER = {"num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 20, "suppress_tokens": None, "begin_suppress_tokens": None}
+IMAGE = SMALL | {"image_size": 32, "patch_size": 8}
 DETR = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
 
 
@@ -47,6 +51,27 @@ def electra() -> nn.Module:
     return tf.ElectraModel(tf.ElectraConfig(**TEXT, embedding_size=16, max_position_embeddings=40))
 
 
+def ernie() -> nn.Module:
+    return tf.ErnieModel(tf.ErnieConfig(**TEXT, max_position_embeddings=40))
+
+
+def data2vec_text() -> nn.Module:
+    return tf.Data2VecTextModel(tf.Data2VecTextConfig(**TEXT, max_position_embeddings=42))
+
+
+def distilbert() -> nn.Module:
+    sizes = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "vocab_size": 60, "max_position_embeddings": 40}
+    return tf.DistilBertModel(tf.DistilBertConfig(**sizes))
+
+
+def clip_text() -> nn.Module:
+    return tf.CLIPTextModel(tf.CLIPTextConfig(**TEXT | {"eos_token_id": 2}, max_position_embeddings=40))
+
+
+def siglip_text() -> nn.Module:
+    return tf.SiglipTextModel(tf.SiglipTextConfig(**TEXT, max_position_embeddings=40))
+
+
 def gpt2(**options: Any) -> nn.Module:
     return tf.GPT2LMHeadModel(tf.GPT2Config(**GPT2, **options))
 
@@ -63,8 +88,82 @@ def qwen2() -> nn.Module:
     return tf.Qwen2ForCausalLM(tf.Qwen2Config(**GROUPED))
 
 
+def mixtral() -> nn.Module:
+    return tf.MixtralForCausalLM(tf.MixtralConfig(**GROUPED, num_local_experts=2))
+
+
+def gemma() -> nn.Module:
+    return tf.GemmaForCausalLM(tf.GemmaConfig(**GROUPED, head_dim=8))
+
+
+def granite() -> nn.Module:
+    return tf.GraniteForCausalLM(tf.GraniteConfig(**GROUPED, attention_multiplier=0.2))
+
+
+def qwen2_moe() -> nn.Module:
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+    return tf.Qwen2MoeForCausalLM(tf.Qwen2MoeConfig(**GROUPED, **experts))
+
+
+def opt() -> nn.Module:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48, "vocab_size": 60, "max_position_embeddings": 48}
+    return tf.OPTForCausalLM(tf.OPTConfig(**sizes, word_embed_proj_dim=32, pad_token_id=0, bos_token_id=1, eos_token_id=None))
+
+
+def bart() -> nn.Module:
+    return tf.BartForConditionalGeneration(tf.BartConfig(**SEQ2SEQ, max_position_embeddings=40))
+
+
+def mbart() -> nn.Module:
+    return tf.MBartForConditionalGeneration(tf.MBartConfig(**SEQ2SEQ, max_position_embeddings=40))
+
+
+def marian() -> nn.Module:
+    return tf.MarianMTModel(tf.MarianConfig(**SEQ2SEQ, max_position_embeddings=40))
+
+
+def pegasus() -> nn.Module:
+    return tf.PegasusForConditionalGeneration(tf.PegasusConfig(**SEQ2SEQ, max_position_embeddings=40))
+
+
+def m2m_100() -> nn.Module:
+    return tf.M2M100ForConditionalGeneration(tf.M2M100Config(**SEQ2SEQ, max_position_embeddings=40))
+
+
+def whisper() -> nn.Module:
+    return tf.WhisperForConditionalGeneration(tf.WhisperConfig(**SEQ2SEQ, **WHISPER))
+
+
 def vit() -> nn.Module:
     return tf.ViTForImageClassification(tf.ViTConfig(**SMALL, image_size=32, patch_size=8, num_labels=5))
+
+
+def deit() -> nn.Module:
+    return tf.DeiTForImageClassification(tf.DeiTConfig(**IMAGE, num_labels=5))
+
+
+def vit_msn() -> nn.Module:
+    return tf.ViTMSNForImageClassification(tf.ViTMSNConfig(**IMAGE, num_labels=5))
+
+
+def ijepa() -> nn.Module:
+    return tf.IJepaForImageClassification(tf.IJepaConfig(**IMAGE, num_labels=5))
+
+
+def dinov2() -> nn.Module:
+    return tf.Dinov2ForImageClassification(tf.Dinov2Config(**IMAGE, mlp_ratio=2, num_labels=5))
+
+
+def dinov2_registers() -> nn.Module:
+    return tf.Dinov2WithRegistersForImageClassification(tf.Dinov2WithRegistersConfig(**IMAGE, mlp_ratio=2, num_register_tokens=3, num_labels=5))
+
+
+def clip_vision() -> nn.Module:
+    return tf.CLIPVisionModel(tf.CLIPVisionConfig(**IMAGE))
+
+
+def siglip_vision() -> nn.Module:
+    return tf.SiglipVisionModel(tf.SiglipVisionConfig(**IMAGE, vision_use_head=False))
 
 
 def timm_vit(**options: Any) -> nn.Module:
@@ -83,9 +182,13 @@ def transformer() -> nn.Module:
 
 
 ENCODERS = {"bert": bert, "roberta": roberta, "xlm_roberta": xlm_roberta, "camembert": camembert, "electra": electra}
-DECODERS = {"gpt2": gpt2, "llama": llama, "mistral": mistral, "qwen2": qwen2}
-IMAGES = {"vit": vit, "timm": timm_vit}
-MAKERS = ENCODERS | DECODERS | IMAGES | {"bert_decoder": bert_decoder, "detr": detr, "transformer": transformer}
+ENCODERS |= {"ernie": ernie, "data2vec_text": data2vec_text, "distilbert": distilbert, "clip_text": clip_text, "siglip_text": siglip_text}
+DECODERS = {"gpt2": gpt2, "llama": llama, "mistral": mistral, "mixtral": mixtral, "qwen2": qwen2, "qwen2_moe": qwen2_moe}
+DECODERS |= {"gemma": gemma, "granite": granite, "opt": opt}
+TRANSLATORS = {"bart": bart, "mbart": mbart, "marian": marian, "pegasus": pegasus, "m2m_100": m2m_100, "whisper": whisper}
+IMAGES = {"vit": vit, "deit": deit, "vit_msn": vit_msn, "ijepa": ijepa, "dinov2": dinov2, "dinov2_registers": dinov2_registers}
+IMAGES |= {"clip_vision": clip_vision, "siglip_vision": siglip_vision, "timm": timm_vit}
+MAKERS = ENCODERS | DECODERS | TRANSLATORS | IMAGES | {"bert_decoder": bert_decoder, "detr": detr, "transformer": transformer}
 
 
 @cache

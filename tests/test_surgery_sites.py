@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from surgery_models import MAKERS, make
+from surgery_models import MAKERS, TRANSLATORS, make
 from tokenmix import MixerError
 from tokenmix.hosts.surgery import find_attention
 from tokenmix.hosts.surgery.sites import strangers
@@ -21,6 +21,29 @@ FACTS = {
     "llama": ("model.layers.1.self_attn", "llama", 2, True, False, True, 64),
     "mistral": ("model.layers.1.self_attn", "llama", 2, True, False, True, 64),
     "qwen2": ("model.layers.1.self_attn", "llama", 2, True, False, True, 64),
+    "ernie": ("encoder.layer.1.attention", "bert", 4, False, False, False, 40),
+    "data2vec_text": ("encoder.layer.1.attention", "bert", 4, False, False, False, 41),
+    "distilbert": ("transformer.layer.1.attention", "distilbert", 4, False, False, False, 40),
+    "clip_text": ("encoder.layers.1.self_attn", "clip", 4, True, False, False, 40),
+    "siglip_text": ("encoder.layers.1.self_attn", "clip", 4, False, False, False, 40),
+    "mixtral": ("model.layers.1.self_attn", "llama", 2, True, False, True, 64),
+    "gemma": ("model.layers.1.self_attn", "llama", 2, True, False, True, 64),
+    "granite": ("model.layers.1.self_attn", "llama", 2, True, False, True, 64),
+    "qwen2_moe": ("model.layers.1.self_attn", "llama", 2, True, False, True, 64),
+    "opt": ("model.decoder.layers.1.self_attn", "bart", 4, True, False, False, 48),
+    "bart": ("model.decoder.layers.1.encoder_attn", "bart", 4, False, True, False, 40),
+    "mbart": ("model.decoder.layers.1.encoder_attn", "bart", 4, False, True, False, 40),
+    "marian": ("model.decoder.layers.1.encoder_attn", "bart", 4, False, True, False, 40),
+    "pegasus": ("model.decoder.layers.1.encoder_attn", "bart", 4, False, True, False, 40),
+    "m2m_100": ("model.decoder.layers.1.encoder_attn", "bart", 4, False, True, False, 40),
+    "whisper": ("model.decoder.layers.1.encoder_attn", "bart", 4, False, True, False, 20),
+    "deit": ("deit.layers.1.attention", "vit", 4, False, False, False, 18),
+    "vit_msn": ("vit.layers.1.attention", "vit", 4, False, False, False, 17),
+    "ijepa": ("ijepa.layers.1.attention", "vit", 4, False, False, False, 16),
+    "dinov2": ("dinov2.encoder.layer.1.attention", "vit", 4, False, False, False, 17),
+    "dinov2_registers": ("dinov2_with_registers.encoder.layer.1.attention", "vit", 4, False, False, False, 20),
+    "clip_vision": ("encoder.layers.1.self_attn", "clip", 4, False, False, False, 17),
+    "siglip_vision": ("encoder.layers.1.self_attn", "clip", 4, False, False, False, 16),
     "vit": ("vit.layers.1.attention", "vit", 4, False, False, False, 17),
     "timm": ("blocks.1.attn", "timm", 4, False, False, False, 17),
     "detr": ("decoder.layers.0.encoder_attn", "detr", 4, False, True, False, None),
@@ -35,7 +58,7 @@ def test_each_family_is_described(name):
     s = sites[-1]
     assert (s.name, s.family, s.kv_heads, s.causal, s.cross, s.rotary, s.max_len) == FACTS[name]
     assert all((s.dim, s.heads, s.head_dim, s.obstacle) == (32, 4, 8, None) for s in sites)
-    assert len(sites) == {"bert_decoder": 4, "detr": 3, "transformer": 6}.get(name, 2)
+    assert len(sites) == {"bert_decoder": 4, "detr": 3, "transformer": 6}.get(name, 6 if name in TRANSLATORS else 2)
     assert model.get_submodule(s.name) is not None
     assert not strangers(model)
 
@@ -47,6 +70,10 @@ def test_a_decoder_of_bert_is_causal_but_not_across():
         (True, False, 1),
         (False, True, 1),
     ]
+
+
+def test_an_encoder_a_decoder_and_what_joins_them():
+    assert [(s.causal, s.cross, s.max_len) for s in find_attention(make("whisper"))[1:4]] == [(False, False, 12), (True, False, 20), (False, True, 20)]
 
 
 def test_grids_and_windows_are_seen():

@@ -11,10 +11,13 @@ from torch import nn
 from ...errors import MixerError
 
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "bert": ("BertAttention", "RobertaAttention", "XLMRobertaAttention", "CamembertAttention", "ElectraAttention"),
+    "bert": ("BertAttention", "RobertaAttention", "XLMRobertaAttention", "CamembertAttention", "ElectraAttention", "ErnieAttention", "Data2VecTextAttention"),
+    "distilbert": ("DistilBertSelfAttention",),
     "gpt2": ("GPT2Attention",),
-    "llama": ("LlamaAttention", "MistralAttention", "Qwen2Attention"),
-    "vit": ("ViTAttention",),
+    "llama": ("LlamaAttention", "MistralAttention", "MixtralAttention", "Qwen2Attention", "Qwen2MoeAttention", "GemmaAttention", "GraniteAttention"),
+    "bart": ("BartAttention", "MBartAttention", "MarianAttention", "PegasusAttention", "M2M100Attention", "WhisperAttention", "OPTAttention"),
+    "vit": ("ViTAttention", "DeiTAttention", "ViTMSNAttention", "IJepaAttention", "Dinov2Attention", "Dinov2WithRegistersAttention"),
+    "clip": ("CLIPAttention", "SiglipAttention"),
     "detr": ("DetrSelfAttention", "DetrCrossAttention"),
     "timm": ("Attention",),
     "torch": ("MultiheadAttention",),
@@ -61,8 +64,8 @@ class Site:
 def find_attention(model: nn.Module) -> list[Site]:
     """Every attention module of a model whose family is known, in the model's order.
 
-    Known are BERT, RoBERTa and their kin, GPT-2, Llama, Mistral, Qwen2, ViT and DETR of transformers, timm's ``Attention``, and ``nn.MultiheadAttention``;
-    see ``FAMILIES``. A class of another name, or a subclass with a ``forward`` of its own, is left out: what it computes is not known.
+    Known are BERT, DistilBERT, GPT-2, Llama, BART, ViT, CLIP and DETR of transformers with their kin, timm's ``Attention``, and ``nn.MultiheadAttention``; see
+    ``FAMILIES``. A class of another name, or a subclass with a ``forward`` of its own, is left out: what it computes is not known.
 
     Raises:
         MixerError: for anything but a module.
@@ -99,9 +102,9 @@ def family_of(module: nn.Module) -> str | None:
 
 
 def _described(model: nn.Module, name: str, module: Any, family: str) -> Site:
-    describe = {"bert": _bert, "gpt2": _gpt2, "timm": _timm, "torch": _torch}.get(family, _separate)
-    facts = describe(module)
-    facts |= {"grid": None, "prefix": 0} if family not in ("vit", "timm") else _image(model, name, module)
+    describe = {"bert": _bert, "distilbert": _distilbert, "gpt2": _gpt2, "llama": _llama, "bart": _bart, "clip": _clip, "timm": _timm, "torch": _torch}
+    facts = describe.get(family, _separate)(module)
+    facts |= _image(model, name, module) if family == "timm" or hasattr(getattr(module, "config", None), "patch_size") else {"grid": None, "prefix": 0}
     if facts["grid"] is not None:
         facts["max_len"] = facts["prefix"] + facts["grid"][0] * facts["grid"][1]
     if family == "torch":
@@ -113,7 +116,7 @@ def _bert(module: Any) -> dict[str, Any]:
     inner, config = module.self, module.self.config
     heads, width = inner.num_attention_heads, inner.attention_head_size
     table = config.max_position_embeddings
-    if config.model_type in ("roberta", "xlm-roberta", "camembert"):  # their positions begin after the padding token's number
+    if config.model_type in ("roberta", "xlm-roberta", "camembert", "data2vec-text"):  # their positions begin after the padding token's number
         table -= config.pad_token_id + 1
     causal = bool(getattr(inner, "is_causal", False))
     facts = {"dim": inner.query.in_features, "heads": heads, "kv_heads": heads, "head_dim": width, "causal": causal, "max_len": table}
@@ -126,16 +129,39 @@ def _gpt2(module: Any) -> dict[str, Any]:
     return facts | {"causal": not module.is_cross_attention, "cross": module.is_cross_attention, "layer": module.layer_idx}
 
 
+def _distilbert(module: Any) -> dict[str, Any]:
+    heads = module.n_heads
+    return {"dim": module.dim, "heads": heads, "kv_heads": heads, "head_dim": module.dim // heads, "max_len": module.config.max_position_embeddings}
+
+
 def _separate(module: Any) -> dict[str, Any]:
-    """q_proj, k_proj, v_proj and o_proj: Llama and its kin, ViT, DETR."""
+    """q_proj, k_proj and v_proj: of most newer models."""
     heads, kv_heads = module.q_proj.out_features // module.head_dim, module.k_proj.out_features // module.head_dim
     facts = {"dim": module.q_proj.in_features, "heads": heads, "kv_heads": kv_heads, "head_dim": module.head_dim, "causal": bool(module.is_causal)}
-    cross, layer = "Cross" in type(module).__name__, getattr(module, "layer_idx", None)
-    facts |= {"cross": cross, "layer": layer, "max_len": None}
-    if family_of(module) != "llama":
-        return facts
+    return facts | {"cross": "Cross" in type(module).__name__, "layer": getattr(module, "layer_idx", None), "max_len": None}
+
+
+def _llama(module: Any) -> dict[str, Any]:
     window = module.sliding_window if hasattr(module, "sliding_window") else getattr(module.config, "sliding_window", None)
-    return facts | {"rotary": True, "window": window, "max_len": module.config.max_position_embeddings}
+    return _separate(module) | {"rotary": True, "window": window or None, "max_len": module.config.max_position_embeddings}
+
+
+def _bart(module: Any) -> dict[str, Any]:
+    """Encoders, decoders and what joins them share one class; what joins them is a decoder's, and not causal."""
+    config = module.config
+    cross = getattr(module, "is_decoder", False) and not module.is_causal
+    if hasattr(config, "max_source_positions"):  # Whisper's two lengths
+        longest = max(config.max_source_positions if cross or not module.is_causal else 0, config.max_target_positions if cross or module.is_causal else 0)
+    else:
+        longest = config.max_position_embeddings
+    return _separate(module) | {"cross": cross, "max_len": longest}
+
+
+def _clip(module: Any) -> dict[str, Any]:
+    """CLIP's text model is causal by the call, not by its modules; SigLIP's is not."""
+    text = not hasattr(module.config, "image_size")
+    facts = _separate(module) | {"causal": text and type(module).__name__ == "CLIPAttention"}
+    return facts | ({"max_len": module.config.max_position_embeddings} if text else {})
 
 
 def _timm(module: Any) -> dict[str, Any]:
@@ -161,8 +187,10 @@ def _torch(module: nn.MultiheadAttention) -> dict[str, Any]:
 def _image(model: nn.Module, name: str, module: Any) -> dict[str, Any]:
     """The patches of an image model, and the tokens before them."""
     if hasattr(module, "config"):
-        sides = [s if isinstance(s, (tuple, list)) else (s, s) for s in (module.config.image_size, module.config.patch_size)]
-        return {"grid": (sides[0][0] // sides[1][0], sides[0][1] // sides[1][1]), "prefix": 1}
+        config = module.config
+        sides = [s if isinstance(s, (tuple, list)) else (s, s) for s in (config.image_size, config.patch_size)]
+        prefix = {"deit": 2, "ijepa": 0, "siglip_vision_model": 0}.get(config.model_type, 1) + getattr(config, "num_register_tokens", 0)
+        return {"grid": (sides[0][0] // sides[1][0], sides[0][1] // sides[1][1]), "prefix": prefix}
     parents = name.split(".")
     for depth in range(len(parents) - 1, -1, -1):
         parent: Any = model.get_submodule(".".join(parents[:depth]))

@@ -56,6 +56,10 @@ def places(site: Site) -> dict[str, Place]:
         found = _parts("c_attn", 3, transposed=True) + _linear("c_proj", transposed=True)
     elif site.family == "timm":
         found = _parts("qkv", 3) + _linear("proj")
+    elif site.family == "distilbert":
+        found = _linear("q_lin", "k_lin", "v_lin", "out_lin")
+    elif site.family in ("bart", "clip"):
+        found = _linear("q_proj", "k_proj", "v_proj", "out_proj")
     elif site.family == "torch":
         found = [Place("in_proj_weight", "in_proj_bias", index=i, of=3) for i in range(3)] + _linear("out_proj")
     else:
