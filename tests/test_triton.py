@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+from test_triton_gemm import CHECKS as GEMM_CHECKS
+from triton_process import HERE, run
+
 SECOND = "3.6.0"  # the oldest triton the kernels are kept working on
 CHECKS = ("scan_adversarial", "scan_shapes scan_operator scan_does_not_drift", "scan_masks scan_packed", "hydra_all")
 CHECKS += ("linear_adversarial", "linear_shapes", "linear_masks linear_jumps", "linear_large linear_does_not_drift linear_operator")
-GEMM_CHECKS = ("full_shapes", "full_masks", "full_adversarial", "band_shapes", "band_masks", "band_adversarial")
-
-
-def run(*command: str, path: str = "", **env: str) -> str:
-    """The output of a Python process, which must succeed."""
-    where = os.pathsep.join(p for p in (path, str(HERE.parent / "src"), str(HERE)) if p)
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": where, "OMP_NUM_THREADS": "1"} | env)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
-    return done.stdout
 
 
 @pytest.mark.parametrize("check", CHECKS)

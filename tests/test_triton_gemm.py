@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-HERE = Path(__file__).parent
+from triton_process import HERE, run
+
 CHECKS = ("full_shapes", "full_masks", "full_adversarial", "band_shapes", "band_masks", "band_adversarial")
 TYPICAL = r"bfloat16 causal( local| conv mask)?: (row|key|pair|band)_(sums|rows|keys|pairs)$"  # the products of matrices; `slow` compiles all
-
-
-def run(*command: str, **env: str) -> str:
-    """The output of a Python process, which must succeed."""
-    where = os.pathsep.join((str(HERE.parent / "src"), str(HERE)))
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": where, "OMP_NUM_THREADS": "1"} | env)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
-    return done.stdout
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -30,7 +30,8 @@ from ._tiles import BY_DTYPE, CAP, LIMIT, NONE, Tiles, counted, key, opened, ope
 from .launch import bytes_of, launch
 
 BLOCK = {torch.bfloat16: (64, 64), torch.float16: (64, 64), torch.float32: (32, 64)}  # tokens of a block, features of a tile
-STEP = {torch.bfloat16: (32, 32), torch.float16: (32, 32), torch.float32: (16, 16)}  # keys, and features of a gradient of weights, multiplied at once
+STEP = {torch.bfloat16: (32, 32), torch.float16: (32, 16), torch.float32: (16, 16)}  # tokens, and features of a gradient of weights, multiplied at once
+STAGES = {torch.bfloat16: 3, torch.float16: 2, torch.float32: 1}  # loads ahead of a step of that gradient: they cost registers
 
 
 @triton.jit
@@ -336,8 +337,9 @@ def carry_back(U, ST, PAST, FUTURE, OUT, NB, D, NL, NR, CAUSAL: tl.constexpr, BA
 def band_keys(
     E, Z, ST, TOP, OUT, K_, V, MASK, DK, DV, T, D, H, NB, NL, NR, e_batch, e_head, e_block, k_batch, k_row, v_batch, v_row,
     PER_HEAD: tl.constexpr, BASE2: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, WIDTH: tl.constexpr, BLK: tl.constexpr, N: tl.constexpr,
+    M: tl.constexpr,
 ):  # fmt: skip
-    """dk (feature by feature) and dv of a block of keys."""
+    """dk (feature by feature) and dv of a block of keys, from M rows at once."""
     head, c, inside, _ = _strip(D, H, N)
     j, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     r = tl.arange(0, BLK)
@@ -345,22 +347,23 @@ def band_keys(
     out = OUT + (b * NB + j) * 2 * D + c
     zero = tl.zeros([BLK, N], tl.float32)
     G, P = zero + tl.load(out, mask=inside, other=0.0)[None, :], zero + tl.load(out + D, mask=inside, other=0.0)[None, :]
-    for i in span(tl.maximum(0, j - NR), tl.minimum(NB, j + NL + 1)):
+    for part in span(tl.maximum(0, j - NR) * (BLK // M), tl.minimum(NB, j + NL + 1) * (BLK // M)):
+        i, row = part // (BLK // M), part % (BLK // M) * M + tl.arange(0, M)
         scale = power(own - tl.load(TOP + (b * NB + i) * D + c, mask=inside, other=0.0), BASE2)[None, :]
-        at = Z + (b * NB * BLK + i * BLK + r[:, None]) * (2 * D) + c[None, :]
+        at = Z + (b * NB + i) * BLK * (2 * D) + (row[:, None] * (2 * D) + c[None, :])
         zg = tl.load(at, mask=inside[None, :], other=0.0).to(tl.float32) * scale
         zp = tl.load(at + D, mask=inside[None, :], other=0.0).to(tl.float32) * scale
         tile = (b * e_batch + head * e_head + i * e_block) * BLK
-        e = tl.load(E + (tile + r[None, :]) * WIDTH + (j - i + NL) * BLK + r[:, None])
+        e = tl.load(E + (tile + row[None, :]) * WIDTH + (j - i + NL) * BLK + r[:, None])
         G = tl.dot(e, operand(zg, E, DROP), G, input_precision=PRECISION)
         P = tl.dot(e, operand(zp, E, DROP), P, input_precision=PRECISION)
     s = j * BLK + r
     kc = (c * 0 + head if PER_HEAD else c)[None, :]
     k, v, ok = _tile(K_, V, MASK, b, s[:, None], T, kc, c[None, :], inside[None, :], k_batch, k_row, v_batch, v_row, BASE2)
     e = tl.where(ok, power(k - own[None, :], BASE2), 0.0)
-    at, ok = (b * T + s[:, None]) * D + c[None, :], (s < T)[:, None] & inside[None, :]
-    tl.store(DV + at, e * G, mask=ok)
-    tl.store(DK + at, e * (v * G + P), mask=ok)
+    first, at, ok = (b * T + j * BLK) * D, r[:, None] * D + c[None, :], (s < T)[:, None] & inside[None, :]
+    tl.store(DV + first + at, e * G, mask=ok)
+    tl.store(DK + first + at, e * (v * G + P), mask=ok)
 
 
 @triton.jit
@@ -493,7 +496,7 @@ class _Call:
         self.H = k.shape[-1] if self.per_head else 1
         self.w, self.by_row = rows(w.expand(-1, self.H, -1, -1)), w.shape[2] > 1
         self.BLK, self.N = block or BLOCK[v.dtype]
-        self.step = STEP[v.dtype]
+        self.step, self.stages = STEP[v.dtype], STAGES[v.dtype]
         self.NB, self.strips = -(-self.T // self.BLK), self.H * -(-self.D // self.H // self.N)
         self.low = self.L - 1 if causal else self.L // 2
         self.NL, self.NR = -(-self.low // self.BLK), -(-(self.L - 1 - self.low) // self.BLK)
@@ -589,7 +592,8 @@ def backward(
     constant = {"PER_HEAD": c.per_head, **c.fixed}
     strided = *strides(c.k), *strides(c.v)
     given = c.T, c.D, c.H, *c.near, *c.e_strides, *strided
-    launch(band_keys, c.grid, c.E, z, c.st, top, out, c.k, c.v, c.bytes, dk, dv, *given, warps=8, **constant, **c.dots)
+    product = constant | c.dots | {"M": min(c.BLK, c.step[0])}
+    launch(band_keys, c.grid, c.E, z, c.st, top, out, c.k, c.v, c.bytes, dk, dv, *given, warps=8, registers=c.t.registers, **product)
     inputs = c.w, c.k, c.v, c.bytes, g, c.q, saved, flag
     more = *strided, *strides(g), *strides(c.q)
     sizes = c.B, c.T, c.D, c.H, c.L, *c.near, c.low, *c.w_strides, *more
@@ -607,7 +611,7 @@ def _terms(c: _Call, g: Tensor, dq: Tensor, saved: Tensor) -> tuple[Tensor, Tens
     flag = g.new_empty(c.B, c.NB, c.strips, dtype=torch.int32)
     tensors = g, c.q, saved, c.st, c.past, c.future, z, None if c.q is None else dq, top, u, flag
     sizes = c.B, c.T, c.D, c.H, *c.near, *strides(g), *strides(c.q)
-    launch(band_terms, c.grid, *tensors, *sizes, warps=8, CAUSAL=c.causal, DROP=c.t.drop, **c.fixed)
+    launch(band_terms, c.grid, *tensors, *sizes, warps=8, registers=255, CAUSAL=c.causal, DROP=c.t.drop, **c.fixed)
     states = u, c.st, c.past, c.future, out
     launch(carry_back, (-(-c.D // 32), c.B), *states, c.NB, c.D, c.NL, c.NR, CAUSAL=c.causal, BASE2=c.t.base2, N=32, warps=1)
     return z, top, out, flag
@@ -622,7 +626,7 @@ def _pairs(c: _Call, z: Tensor, top: Tensor, inputs: tuple[Any, ...], more: tupl
     constant = constant | {"CAUSAL": c.causal, "BY_ROW": c.by_row, "SHARED": c.w.shape[0] == 1}
     given = c.w, c.R, z, top, c.k, c.v, c.bytes, de
     grid, product = (c.width // c.BLK, groups, G), constant | c.dots | {"N": min(c.N, c.step[1])}
-    launch(band_pairs, grid, *given, *sizes, int(c.by_row), *c.w_strides, *more[:4], warps=8, **product)
+    launch(band_pairs, grid, *given, *sizes, int(c.by_row), *c.w_strides, *more[:4], warps=8, stages=c.stages, **product)
     grid = c.width // 16, groups * (c.BLK // 16), G
     launch(band_pairs_exact, grid, *inputs, de, *sizes, *c.w_strides, *more, WIDTH=c.width, M=16, warps=2, registers=128, **constant)
     return de

@@ -473,10 +473,11 @@ class Cut(NamedTuple):
     step: int  # the contracted features of one step, and tokens where these are
     warps: int
     drop: int  # bits of a float32 that a product ignores
+    stages: int  # loads ahead of a step; they cost registers
 
 
-HALF = Cut(64, 64, 32, 32, 8, 13)
-CUTS = {torch.float32: Cut(64, 32, 32, 16, 8, 0), torch.bfloat16: HALF, torch.float16: HALF}
+HALF = Cut(64, 64, 32, 32, 8, 13, 3)
+CUTS = {torch.float32: Cut(64, 32, 32, 16, 8, 0, 1), torch.bfloat16: HALF, torch.float16: HALF}
 STRIP = {"BI": 16, "BJ": 32, "warps": 1}  # of a program that joins chunks
 
 
@@ -505,7 +506,7 @@ class _Call:
         self.size = self.use.chunk if causal else SEGMENT
         self.wide = self.use.wide if self.e > self.use.back else self.use.back
         self.tiles, self.back_tiles = -(-self.e // self.wide), -(-self.e // self.use.back)
-        self.fixed = {"DROP": self.use.drop, "ELU": elu, "L": self.use.chunk, "warps": self.use.warps}
+        self.fixed = {"DROP": self.use.drop, "ELU": elu, "L": self.use.chunk, "warps": self.use.warps, "stages": self.use.stages}
         self.summed = {**self.fixed, "L": self.use.step, "SIZE": self.size, "BI": self.wide, "BJ": self.wide}
 
     def chunks(self, T: int) -> int:
