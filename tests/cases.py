@@ -16,6 +16,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "attention-rotary": ("attention", {"heads": 2, "positions": {"name": "rotary"}}),
     "attention-rotary-wide": ("attention", {"heads": 4, "kv_heads": 2, "head_dim": 6, "positions": {"name": "rotary", "rotary_dim": 4, "base": 100.0}}),
     "attention-rotary-interleaved": ("attention", {"heads": 2, "positions": {"name": "rotary", "layout": "interleaved", "scaling": _YARN}}),
+    "attention-normed": ("attention", {"heads": 4, "kv_heads": 2, "qk_norm": "rms", "positions": {"name": "rotary"}}),
+    "attention-normed-layer": ("attention", {"heads": 2, "qk_norm": "layer", "norm_eps": 1e-3}),
     "aft_full": ("aft_full", {"max_len": 13, "rank": None}),
     "aft_full-factors": ("aft_full", {"max_len": 13, "rank": 3, "gate": None}),
     "aft_full-context": ("aft_full", {"max_len": 12, "max_context_len": 15, "rank": 2, "gate": "softplus"}),

@@ -105,6 +105,15 @@ def qwen2_moe() -> nn.Module:
     return tf.Qwen2MoeForCausalLM(tf.Qwen2MoeConfig(**GROUPED, **experts))
 
 
+def qwen3() -> nn.Module:
+    return tf.Qwen3ForCausalLM(tf.Qwen3Config(**GROUPED, head_dim=8))
+
+
+def qwen3_moe() -> nn.Module:
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+    return tf.Qwen3MoeForCausalLM(tf.Qwen3MoeConfig(**GROUPED, **experts, head_dim=8))
+
+
 def opt() -> nn.Module:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48, "vocab_size": 60, "max_position_embeddings": 48}
     return tf.OPTForCausalLM(tf.OPTConfig(**sizes, word_embed_proj_dim=32, pad_token_id=0, bos_token_id=1, eos_token_id=None))
@@ -170,6 +179,10 @@ def timm_vit(**options: Any) -> nn.Module:
     return timm.create_model("vit_tiny_patch16_224", depth=2, embed_dim=32, num_heads=4, img_size=32, patch_size=8, num_classes=5, **options)
 
 
+def timm_normed() -> nn.Module:
+    return timm_vit(qk_norm=True)
+
+
 def detr() -> nn.Module:
     backbone = tf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], out_features=["stage2"])
     return tf.DetrModel(tf.DetrConfig(d_model=32, num_queries=5, use_timm_backbone=False, backbone_config=backbone, **DETR))
@@ -184,10 +197,10 @@ def transformer() -> nn.Module:
 ENCODERS = {"bert": bert, "roberta": roberta, "xlm_roberta": xlm_roberta, "camembert": camembert, "electra": electra}
 ENCODERS |= {"ernie": ernie, "data2vec_text": data2vec_text, "distilbert": distilbert, "clip_text": clip_text, "siglip_text": siglip_text}
 DECODERS = {"gpt2": gpt2, "llama": llama, "mistral": mistral, "mixtral": mixtral, "qwen2": qwen2, "qwen2_moe": qwen2_moe}
-DECODERS |= {"gemma": gemma, "granite": granite, "opt": opt}
+DECODERS |= {"qwen3": qwen3, "qwen3_moe": qwen3_moe, "gemma": gemma, "granite": granite, "opt": opt}
 TRANSLATORS = {"bart": bart, "mbart": mbart, "marian": marian, "pegasus": pegasus, "m2m_100": m2m_100, "whisper": whisper}
 IMAGES = {"vit": vit, "deit": deit, "vit_msn": vit_msn, "ijepa": ijepa, "dinov2": dinov2, "dinov2_registers": dinov2_registers}
-IMAGES |= {"clip_vision": clip_vision, "siglip_vision": siglip_vision, "timm": timm_vit}
+IMAGES |= {"clip_vision": clip_vision, "siglip_vision": siglip_vision, "timm": timm_vit, "timm_normed": timm_normed}
 MAKERS = ENCODERS | DECODERS | TRANSLATORS | IMAGES | {"bert_decoder": bert_decoder, "detr": detr, "transformer": transformer}
 
 
@@ -201,11 +214,13 @@ def make(name: str, std: float = 0.5, **options: Any) -> Any:
     """The model in eval mode, its matrices drawn with that std; norms keep their weights."""
     torch.manual_seed(0)
     model = MAKERS[name](**options)
-    for p in model.parameters():
+    for n, p in model.named_parameters():
         if p.ndim >= 2:
             nn.init.normal_(p, std=std)
         elif bool((p == 0).all()):
             nn.init.normal_(p, std=std / 4)
+        elif "q_norm" in n or "k_norm" in n:
+            nn.init.uniform_(p, 0.5, 2.0)
     return model.eval()
 
 

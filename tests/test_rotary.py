@@ -228,6 +228,8 @@ def test_bad_options(positions, says):
     [
         ({"heads": 3}, "heads=3 must divide dim=16, or head_dim must be given"),
         ({"heads": 4, "kv_heads": 3}, "kv_heads=3 must divide heads=4"),
+        ({"qk_norm": "rmsnorm"}, "qk_norm must be one of None, 'layer', 'rms', got 'rmsnorm'"),
+        ({"qk_norm": "rms", "norm_eps": 0}, "norm_eps must be a positive number, got 0"),
         ({"heads": 4, "kv_heads": 0}, "kv_heads must be an integer >= 1, got 0"),
         ({"heads": 4, "head_dim": 0}, "head_dim must be an integer >= 1, got 0"),
         ({"heads": 4, "head_dim": 3, "positions": {"name": "rotary"}}, r"rotary_dim must be even and in 2..head_dim=3"),

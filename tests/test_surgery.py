@@ -232,6 +232,15 @@ def test_windows_of_the_host():
 
 
 @torch.no_grad()
+def test_norms_of_queries_and_keys_go_along_or_are_named():
+    new, report = replace_mixers(shared("qwen3"), {"*.0.*": "attention", "*.1.*": "hydra"}, seed=0)
+    assert "queries and keys were normalised; hydra does not" in str(report)
+    assert report.names("dropped") == [f"model.layers.1.self_attn.{part}_norm.weight" for part in "qk"]
+    assert torch.equal(new.model.layers[0].self_attn.mixer.q_norm.weight, shared("qwen3").model.layers[0].self_attn.q_norm.weight)
+    assert new.model.layers[0].self_attn.mixer.q_norm.eps == 1e-6
+
+
+@torch.no_grad()
 def test_a_mask_of_pairs_is_honoured_or_refused():
     model = make("bert")
     ids, pairs = padded("left")[0][:1], torch.ones(1, 1, 9, 9, dtype=torch.bool)

@@ -58,8 +58,8 @@ def test_shapes_that_cannot_be_mapped_are_named():
 
 
 def test_what_the_mixers_have_no_place_for():
-    with pytest.raises(MixerError, match=r"blocks.0.attn: it was built with qk_norm"):
-        replace_mixers(make("timm", qk_norm=True), "hydra")
+    with pytest.raises(MixerError, match=r"blocks.0.attn: it was built with scale_norm"):
+        replace_mixers(make("timm", scale_attn_norm=True), "hydra")
 
 
 def test_a_model_of_no_known_family():

@@ -30,6 +30,9 @@ FACTS = {
     "gemma": ("model.layers.1.self_attn", "llama", 2, True, False, True, 64),
     "granite": ("model.layers.1.self_attn", "llama", 2, True, False, True, 64),
     "qwen2_moe": ("model.layers.1.self_attn", "llama", 2, True, False, True, 64),
+    "qwen3": ("model.layers.1.self_attn", "llama", 2, True, False, True, 64),
+    "qwen3_moe": ("model.layers.1.self_attn", "llama", 2, True, False, True, 64),
+    "timm_normed": ("blocks.1.attn", "timm", 4, False, False, False, 17),
     "opt": ("model.decoder.layers.1.self_attn", "bart", 4, True, False, False, 48),
     "bart": ("model.decoder.layers.1.encoder_attn", "bart", 4, False, True, False, 40),
     "mbart": ("model.decoder.layers.1.encoder_attn", "bart", 4, False, True, False, 40),
@@ -81,8 +84,12 @@ def test_grids_and_windows_are_seen():
     assert find_attention(make("mistral", sliding_window=5))[0].window == 5
 
 
+def test_norms_of_queries_and_keys_are_seen():
+    assert [find_attention(make(name))[0].qk_norm for name in ("llama", "qwen3", "timm", "timm_normed")] == [None, "rms", None, "layer"]
+
+
 def test_what_stands_against_a_replacement_is_said():
-    assert "qk_norm" in (find_attention(make("timm", qk_norm=True))[0].obstacle or "")
+    assert "scale_norm" in (find_attention(make("timm", scale_attn_norm=True))[0].obstacle or "")
     assert "3 features" in (find_attention(nn.MultiheadAttention(8, 2, kdim=3, vdim=5))[0].obstacle or "")
 
 

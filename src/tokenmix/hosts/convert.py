@@ -22,11 +22,12 @@ from .files import read_weights
 from .weights import Weights
 
 ALL = ("q_proj", "k_proj", "v_proj", "out_proj")
+NORMS = ("q_norm", "k_norm")
 VALUES = ("v_proj", "out_proj")
 LAST = ("out_proj",)
 
 RULES: dict[str, tuple[str, ...]] = {
-    "attention": ALL,
+    "attention": (*ALL, *NORMS),
     "aft_full": ALL,
     "aft_local": ALL,
     "aft_simple": ALL,

@@ -12,8 +12,10 @@ from .. import functional as F
 from ..positions import LearnedPositions, RotaryPositions
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
-from .options import at_least, check_numbers
+from .options import at_least, check_numbers, check_positive, one_of
 from .parts import largest_dot
+
+NORMS: dict[str, Any] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 
 @register_state
@@ -37,6 +39,9 @@ class Attention(Mixer):
         head_dim: width of a head. Default: dim / heads.
         positions: None; {"name": "learned"}: a learned vector per position is added to the input of the query and key projections; or {"name": "rotary"} with
             options of ``RotaryPositions``: queries and keys are turned by angles that grow with their position. Over a context, each side by its own.
+        qk_norm: queries and keys are normalised head by head before they are turned: "layer" (Dehghani et al. 2023, arXiv 2302.05442) or "rms" (Qwen3, Yang
+            et al. 2025, arXiv 2505.09388); the weights, e of each kind, are shared by the heads. It bounds the logits. Default: not at all.
+        norm_eps: of these norms.
         scale: factor on the logits, default 1 / sqrt(e).
     """
 
@@ -54,6 +59,8 @@ class Attention(Mixer):
         positions: dict[str, Any] | None = None,
         max_len: int | None = None,
         scale: float | None = None,
+        qk_norm: str | None = None,
+        norm_eps: float = 1e-6,
         qkv_bias: bool = True,
         out_bias: bool = True,
     ):
@@ -61,6 +68,8 @@ class Attention(Mixer):
         super().__init__(dim, causal=causal, max_len=max_len if learned else None)
         at_least(self, 1, heads=heads, kv_heads=heads if kv_heads is None else kv_heads)
         check_numbers(self, **({} if scale is None else {"scale": scale}))
+        one_of(self, (None, *NORMS), qk_norm=qk_norm)
+        check_positive(self, norm_eps=norm_eps)
         self.heads, self.kv_heads, self.scale = heads, kv_heads or heads, scale
         if head_dim is None and dim % heads:
             self.refuse(f"heads={heads} must divide dim={dim}, or head_dim must be given")
@@ -73,6 +82,7 @@ class Attention(Mixer):
         self.k_proj = nn.Linear(dim, narrow, bias=qkv_bias)
         self.v_proj = nn.Linear(dim, narrow, bias=qkv_bias)
         self.out_proj = nn.Linear(wide, dim, bias=out_bias)
+        self.q_norm, self.k_norm = (None if qk_norm is None else NORMS[qk_norm](self.head_dim, eps=norm_eps) for _ in "qk")
         self.positions = None if positions is None else self._build_positions(positions)
 
     def _build_positions(self, spec: dict[str, Any]) -> LearnedPositions | RotaryPositions:
@@ -99,6 +109,15 @@ class Attention(Mixer):
     def _located(self, x: Tensor, at: Tensor) -> Tensor:
         return x + self.positions(at).to(x.dtype) if isinstance(self.positions, LearnedPositions) else x
 
+    def _queries(self, x: Tensor, at: Tensor) -> Tensor:
+        return self._normed(self.q_norm, self.q_proj(self._located(x, at)))
+
+    def _keys(self, x: Tensor, at: Tensor) -> Tensor:
+        return self._normed(self.k_norm, self.k_proj(self._located(x, at)))
+
+    def _normed(self, norm: nn.Module | None, x: Tensor) -> Tensor:
+        return x if norm is None else norm(x.unflatten(-1, (-1, self.head_dim))).flatten(-2)
+
     def _turned(self, at: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         return self.positions(at, *tensors) if isinstance(self.positions, RotaryPositions) else tensors
 
@@ -107,7 +126,7 @@ class Attention(Mixer):
         keys = x if context is None else context
         here = positions if positions is not None else token_positions(x, key_mask if context is None else None)
         there = here if context is None else token_positions(keys, key_mask)
-        q, k = self.q_proj(self._located(x, here)), self.k_proj(self._located(keys, there))
+        q, k = self._queries(x, here), self._keys(keys, there)
         q, k = self._turned(here, q, k) if there is here else (*self._turned(here, q), *self._turned(there, k))
         options = {"heads": self.heads, "kv_heads": self.kv_heads, "scale": self.scale}
         return (q, k, self.v_proj(keys)), {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
@@ -120,7 +139,9 @@ class Attention(Mixer):
         wide, width = self.q_proj.out_features, self.k_proj.out_features
         counted, turning = 4 * T * T * wide, self.positions.rotary_dim if isinstance(self.positions, RotaryPositions) else 0
         kept = 4 * (2 * wide + 4 * width) * T + 4 * wide * T + 4 * turning * T  # the fused kernel keeps its inputs and its output, not the T x T weights
-        flops = counted + 3 * turning * (self.heads + self.kv_heads) * T
+        normed = 0 if self.q_norm is None else wide + width
+        kept += 4 * normed * T  # what the norms took in
+        flops = counted + 3 * turning * (self.heads + self.kv_heads) * T + 5 * normed * T
         return MixingCost(flops=flops, counted=counted, activations=kept, state=(8 * width + 1) * T + 8)
 
     @staticmethod
@@ -136,22 +157,21 @@ class Attention(Mixer):
     def context_state(self, context, context_mask):
         live = torch.ones(context.shape[:2], dtype=torch.bool, device=context.device) if context_mask is None else context_mask
         there = token_positions(context, context_mask)
-        (keys,) = self._turned(there, self.k_proj(self._located(context, there)))
+        (keys,) = self._turned(there, self._keys(context, there))
         return AttentionState(keys, self.v_proj(context), live, torch.zeros(live.shape[0], dtype=torch.long, device=live.device))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         at, after = chunk_positions(state.position, x, positions, key_mask)
         if isinstance(self.positions, LearnedPositions):
             self.check_range(at)
-        here = self._located(x, at)
         keys, values, live = state.keys, state.values, state.live
         if self.causal:
             now = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
-            q, k = self._turned(at, self.q_proj(here), self.k_proj(here))
+            q, k = self._turned(at, self._queries(x, at), self._keys(x, at))
             v = self.v_proj(x)
             keys, values, live = torch.cat([keys, k.to(keys.dtype)], 1), torch.cat([values, v.to(values.dtype)], 1), torch.cat([live, now], 1)
         else:
-            (q,) = self._turned(at, self.q_proj(here))
+            (q,) = self._turned(at, self._queries(x, at))
         mask = None if self.causal and key_mask is None and state.keys.shape[1] == 0 else live  # a fresh prefill needs none, and then runs fused
         options = {"heads": self.heads, "kv_heads": self.kv_heads, "scale": self.scale, "causal": self.causal}
         y = F.attention(q, keys.to(q.dtype), values.to(q.dtype), key_mask=mask, **options)

@@ -74,9 +74,16 @@ def completed(spec: dict[str, Any], site: Site, module: Any, found: dict[str, We
         wanted["kv_heads"] = site.kv_heads
     if site.heads * site.head_dim != site.dim:
         wanted["head_dim"] = site.head_dim
+    if site.qk_norm is not None:
+        wanted |= {"qk_norm": site.qk_norm, "norm_eps": _eps(module.q_norm)}
     if name == "attention" and site.rotary:
         wanted["positions"] = rotary_spec(module.config.rope_parameters, head_dim=site.head_dim, max_len=site.max_len)
     return {option: value for option, value in wanted.items() if option in known} | spec
+
+
+def _eps(norm: Any) -> float:
+    """Of a norm of torch, timm or transformers, which call it by two names."""
+    return float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
 
 
 def _built(spec: dict[str, Any], site: Site, like: torch.Tensor) -> Mixer:

@@ -33,9 +33,10 @@ def replace_mixers(
 ) -> tuple[Any, Report]:
     """The model with mixers in place of its attention, each with the weights of the attention it replaces wherever the two mean the same.
 
-    Heads, grouped keys, biases, the scale of logits, rotary positions, causality and max_len are the site's where the mixer has the option and the spec does
-    not say. ``hosts.RULES`` says which projections a mixer takes over; fused and transposed ones are taken apart, grouped keys repeated where the mixer has no
-    ``kv_heads``, a bias that the host lacks is zero. Masks, caches and return values are the host's. With ``attention`` the function stays the same.
+    Heads, grouped keys, biases, norms of queries and keys, the scale of logits, rotary positions, causality and max_len are the site's where the mixer has
+    the option and the spec does not say. ``hosts.RULES`` says which projections a mixer takes over; fused and transposed ones are taken apart, grouped keys
+    repeated where the mixer has no ``kv_heads``, a bias that the host lacks is zero. Masks, caches and return values are the host's. With ``attention`` the
+    function stays the same.
     What is lost: dropout of attention weights; ``output_attentions`` of the layers that were replaced.
 
     Args:
@@ -113,6 +114,7 @@ def _notes(plan: list[tuple[Site, dict[str, Any]]]) -> Iterator[str]:
     others = [(site, spec) for site, spec in plan if spec["name"] != "attention"]
     for what, those in (
         ("positions were rotary; {} does not turn queries and keys", [spec["name"] for site, spec in others if site.rotary]),
+        ("queries and keys were normalised; {} does not", [spec["name"] for site, spec in others if site.qk_norm]),
         ("attention reached back {0} tokens; {1} reaches as far as its own options say", [spec["name"] for site, spec in others if site.window]),
         ("{} has no grouped keys: those of the host were repeated", [s["name"] for site, s in others if site.kv_heads != site.heads and "kv_heads" not in s]),
     ):

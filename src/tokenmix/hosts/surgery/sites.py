@@ -14,7 +14,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "bert": ("BertAttention", "RobertaAttention", "XLMRobertaAttention", "CamembertAttention", "ElectraAttention", "ErnieAttention", "Data2VecTextAttention"),
     "distilbert": ("DistilBertSelfAttention",),
     "gpt2": ("GPT2Attention",),
-    "llama": ("LlamaAttention", "MistralAttention", "MixtralAttention", "Qwen2Attention", "Qwen2MoeAttention", "GemmaAttention", "GraniteAttention"),
+    "llama": ("LlamaAttention", "MistralAttention", "MixtralAttention", "Qwen2Attention", "Qwen2MoeAttention", "GemmaAttention", "GraniteAttention")
+    + ("Qwen3Attention", "Qwen3MoeAttention"),
     "bart": ("BartAttention", "MBartAttention", "MarianAttention", "PegasusAttention", "M2M100Attention", "WhisperAttention", "OPTAttention"),
     "vit": ("ViTAttention", "DeiTAttention", "ViTMSNAttention", "IJepaAttention", "Dinov2Attention", "Dinov2WithRegistersAttention"),
     "clip": ("CLIPAttention", "SiglipAttention"),
@@ -39,6 +40,7 @@ class Site:
         rotary: queries and keys are turned by their positions within the module.
         max_len: tokens the model has positions for; None: no such limit, or unknown.
         grid, prefix: of an image model, patches (H, W) and the tokens before them.
+        qk_norm: queries and keys are normalised head by head: "layer" or "rms"; None: they are not.
         window: causal attention to this many tokens only; None: to all.
         layer: the module's number in a cache; None: it has none.
         obstacle: why it cannot be replaced as it is; None: nothing stands against it.
@@ -56,6 +58,7 @@ class Site:
     max_len: int | None = None
     grid: tuple[int, int] | None = None
     prefix: int = 0
+    qk_norm: str | None = None
     window: int | None = None
     layer: int | None = None
     obstacle: str | None = None
@@ -105,6 +108,7 @@ def _described(model: nn.Module, name: str, module: Any, family: str) -> Site:
     describe = {"bert": _bert, "distilbert": _distilbert, "gpt2": _gpt2, "llama": _llama, "bart": _bart, "clip": _clip, "timm": _timm, "torch": _torch}
     facts = describe.get(family, _separate)(module)
     facts |= _image(model, name, module) if family == "timm" or hasattr(getattr(module, "config", None), "patch_size") else {"grid": None, "prefix": 0}
+    facts["qk_norm"] = _norm_of(module)
     if facts["grid"] is not None:
         facts["max_len"] = facts["prefix"] + facts["grid"][0] * facts["grid"][1]
     if family == "torch":
@@ -164,11 +168,20 @@ def _clip(module: Any) -> dict[str, Any]:
     return facts | ({"max_len": module.config.max_position_embeddings} if text else {})
 
 
+def _norm_of(module: Any) -> str | None:
+    """The kind of norm of queries and keys, head by head."""
+    norms: tuple[Any, ...] = getattr(module, "q_norm", None), getattr(module, "k_norm", None)
+    kinds = {"rms" if "rms" in type(n).__name__.lower() else "layer" if isinstance(n, nn.LayerNorm) else None for n in norms}
+    weights = [n.weight for n in norms if getattr(n, "weight", None) is not None]
+    by_head = len(weights) == 2 and all(w.shape == (module.head_dim,) for w in weights)
+    return kinds.pop() if by_head and len(kinds) == 1 else None
+
+
 def _timm(module: Any) -> dict[str, Any]:
     def plain(name: str) -> bool:
         return isinstance(getattr(module, name, None), (nn.Identity, type(None)))
 
-    found = {"qk_norm": plain("q_norm") and plain("k_norm"), "scale_norm": plain("norm"), "gated": plain("gate")}
+    found = {"qk_norm": plain("q_norm") or _norm_of(module) is not None, "scale_norm": plain("norm"), "gated": plain("gate")}
     odd = ", ".join(name for name, fine in found.items() if not fine)
     facts = {"dim": module.qkv.in_features, "heads": module.num_heads, "kv_heads": module.num_heads, "head_dim": module.head_dim}
     return facts | {"obstacle": f"it was built with {odd}, which the mixers have no place for" if odd else None}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...errors import MixerError
 from .._report import Entry
-from ..convert import ALL, RULES, TWINS
+from ..convert import ALL, NORMS, RULES, TWINS
 from .sites import Site
 
 
@@ -47,7 +47,7 @@ def _parts(name: str, of: int, **options: Any) -> list[Place]:
 
 
 def places(site: Site) -> dict[str, Place]:
-    """q_proj, k_proj, v_proj and out_proj -> where a site of this family has them."""
+    """q_proj, k_proj, v_proj, out_proj, and q_norm and k_norm where there are any -> where a site of this family has them."""
     if site.family == "bert":
         found = _linear("self.query", "self.key", "self.value", "output.dense")
     elif site.family == "gpt2" and site.cross:
@@ -64,7 +64,9 @@ def places(site: Site) -> dict[str, Place]:
         found = [Place("in_proj_weight", "in_proj_bias", index=i, of=3) for i in range(3)] + _linear("out_proj")
     else:
         found = _linear("q_proj", "k_proj", "v_proj", "o_proj")
-    return dict(zip(ALL, found, strict=True))
+    if site.qk_norm is not None:
+        found += _linear("q_norm", "k_norm")
+    return dict(zip((*ALL, *NORMS), found, strict=False))
 
 
 def softmax_weights(site: Site, module: nn.Module) -> dict[str, Weight]:
