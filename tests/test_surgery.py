@@ -25,6 +25,7 @@ CORE: list[Any] = [
     "linear",
     {"name": "local", "window": 4},
 ]
+ROUNDING = ("whisper", "gemma", "granite")  # logits so large that float32 alone rounds them by 1.1e-5 to 1.6e-5
 TEXT = ("bert", "roberta", "gpt2", "llama")  # the others share their code
 
 
@@ -41,7 +42,7 @@ def final(y: Any) -> Tensor:
 
 
 def outputs(name: str, model: Any, side: str = "left") -> Tensor:
-    """What a model of this family gives at real tokens; its inputs are padded on that side."""
+    """What a model of this family gives at real tokens; its inputs are padded on that side, or "none"."""
     dtype = next(model.parameters()).dtype
     torch.manual_seed(3)
     if name in IMAGES:
@@ -57,6 +58,8 @@ def outputs(name: str, model: Any, side: str = "left") -> Tensor:
         order = nn.Transformer.generate_square_subsequent_mask(5, dtype=dtype)
         return model(source, target, tgt_mask=order, src_key_padding_mask=pad, memory_key_padding_mask=pad, tgt_is_causal=True)
     ids, mask = padded(side)
+    if side == "none":
+        return final(model(input_ids=ids, **({"decoder_input_ids": ids} if name in TRANSLATORS else {})))
     given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
     if name in TRANSLATORS:
         given |= {"decoder_input_ids": ids.flip(0), "decoder_attention_mask": mask.flip(0)}
@@ -78,11 +81,11 @@ def nothing_lost(name: str, report: Any) -> None:
 @pytest.mark.parametrize("name", MAKERS)
 @torch.no_grad()
 def test_softmax_into_softmax_changes_nothing(name):
-    model = shared(name) if name != "whisper" else make(name).double()  # whose six layers round to 1.6e-5 in float32
+    model = make(name).double() if name in ROUNDING else shared(name)
     new, report = replace_mixers(model, "attention")
     nothing_lost(name, report)
     assert find_attention(new) == []
-    for side in ("left", "right"):
+    for side in ("left", "right") if name in ("whisper", "bert_decoder") else ("left", "right", "none"):
         wanted = outputs(name, model, side)
         assert wanted.abs().max() > 0.5  # the comparison means something
         assert (outputs(name, new, side) - wanted).abs().max() <= TIGHT

@@ -1,0 +1,81 @@
+"""Planted bugs: each breaks one step of the surgery, and what the other tests compare sees it. Replaced models also compile whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import tokenmix.hosts.surgery.build as build
+import tokenmix.hosts.surgery.shells as shells
+import tokenmix.hosts.surgery.sites as sites
+import tokenmix.hosts.surgery.weights as weights
+from surgery_models import make, padded, shared
+from test_surgery import TIGHT, final, outputs
+from tokenmix.hosts.huggingface.cache import TokenMixStateLayer
+from tokenmix.hosts.surgery import replace_mixers
+from tokenmix.hosts.surgery.masks import Read
+
+
+def no_mask(patch: Any) -> None:
+    patch.setattr(shells, "read_mask", lambda *args, **options: Read(None, None))
+
+
+def keys_for_values(patch: Any) -> None:
+    places = weights.places
+    patch.setattr(weights, "places", lambda site: {**(found := places(site)), "k_proj": found["v_proj"], "v_proj": found["k_proj"]})
+
+
+def no_rotation(patch: Any) -> None:
+    patch.setattr(build, "rotary_spec", lambda *args, **options: None)
+
+
+def no_norms(patch: Any) -> None:
+    patch.setattr(sites, "_norm_of", lambda module: None)
+
+
+def not_causal(patch: Any) -> None:
+    described = sites._clip
+    patch.setattr(sites, "_clip", lambda module: described(module) | {"causal": False})
+
+
+BUGS = [("bert", no_mask), ("llama", no_mask), ("bart", no_mask), ("detr", no_mask), ("bert", keys_for_values), ("timm", keys_for_values)]
+BUGS += [("llama", no_rotation), ("qwen3", no_norms), ("clip_text", not_causal)]
+
+
+@pytest.mark.parametrize(("name", "bug"), BUGS)
+@torch.no_grad()
+def test_softmax_into_softmax_sees_it(name, bug, monkeypatch):
+    model = make(name)
+    bug(monkeypatch)
+    new, _ = replace_mixers(model, "attention")
+    assert max((outputs(name, new, side) - outputs(name, model, side)).abs().max() for side in ("left", "none")) > 100 * TIGHT
+
+
+@pytest.mark.parametrize("bug", ["halved", "forgotten"])
+@torch.no_grad()
+def test_generation_with_a_cache_sees_it(bug, monkeypatch):
+    put = TokenMixStateLayer.put
+    halved = {"halved": lambda state: type(state)(*(t * 0.5 if t.is_floating_point() else t for t in state)), "forgotten": lambda state: None}[bug]
+    monkeypatch.setattr(TokenMixStateLayer, "put", lambda self, state, tokens: put(self, halved(state), tokens))
+    new, _ = replace_mixers(shared("llama"), "hydra", seed=0)
+    ids = padded("left")[0][:1]
+    whole, first = new(ids).logits, new(ids[:, :5], use_cache=True)
+    second = new(ids[:, 5:], past_key_values=first.past_key_values, use_cache=True)
+    assert (second.logits - whole[:, 5:]).abs().max() > 100 * TIGHT
+
+
+@pytest.mark.parametrize("spec", ["attention", "aft_simple"])
+@pytest.mark.parametrize("name", ["bert", "qwen3", "gpt2", "bart", "clip_vision", "timm"])
+@torch.no_grad()
+def test_replaced_models_compile_whole(name, spec):
+    torch._dynamo.reset()
+    new, _ = replace_mixers(make(name, 0.1), spec, seed=0)
+    ids, mask = padded("right")
+    given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask} | ({"use_cache": False} if name in ("qwen3", "gpt2", "bart") else {})
+    given |= {"decoder_input_ids": ids} if name == "bart" else {}
+    if name in ("clip_vision", "timm"):
+        given = {"x" if name == "timm" else "pixel_values": torch.randn(2, 3, 32, 32)}
+    compiled = torch.compile(new, backend="aot_eager", fullgraph=True)
+    assert (final(compiled(**given)) - final(new(**given))).abs().max() <= TIGHT
