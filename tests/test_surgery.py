@@ -25,7 +25,7 @@ CORE: list[Any] = [
     "linear",
     {"name": "local", "window": 4},
 ]
-ROUNDING = ("whisper", "gemma", "granite")  # logits so large that float32 alone rounds them by 1.1e-5 to 1.6e-5
+ROUNDING = ("whisper", "gemma", "granite")  # at a std of 0.5 float32 alone rounds their large logits by 1.1e-5 to 1.6e-5
 TEXT = ("bert", "roberta", "gpt2", "llama")  # the others share their code
 
 
@@ -81,7 +81,7 @@ def nothing_lost(name: str, report: Any) -> None:
 @pytest.mark.parametrize("name", MAKERS)
 @torch.no_grad()
 def test_softmax_into_softmax_changes_nothing(name):
-    model = make(name).double() if name in ROUNDING else shared(name)
+    model = shared(name, 0.3 if name in ROUNDING else 0.5)
     new, report = replace_mixers(model, "attention")
     nothing_lost(name, report)
     assert find_attention(new) == []
