@@ -103,6 +103,13 @@ def test_unknown_attention_is_left_out_and_named():
     assert strangers(model) == ["OwnAttention"]
 
 
+def test_a_class_of_a_known_name_that_is_built_differently_is_left_out():
+    model = make("dinov2")
+    del model.dinov2.encoder.layer[0].attention.q_proj
+    assert [s.name for s in find_attention(model)] == ["dinov2.encoder.layer.1.attention"]
+    assert strangers(model) == ["Dinov2Attention"]
+
+
 def test_no_model_is_refused():
     with pytest.raises(MixerError, match=r"find_attention: expects a model.*got str"):
         find_attention("bert")  # type: ignore[arg-type]  # what is refused

@@ -24,6 +24,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "torch": ("MultiheadAttention",),
 }
 """Family -> the classes whose ``forward`` it knows: of transformers, but for the last two."""
+PROJECTIONS = {"bert": "self", "distilbert": "q_lin", "gpt2": "c_attn", "timm": "qkv", "torch": "out_proj"}  # of the rest: q_proj
+"""Family -> what a module of it has; classes of the same name in other versions of transformers have not."""
 PACKAGES = {"timm": "timm.", "torch": "torch."}  # of the rest: transformers'
 
 
@@ -100,7 +102,7 @@ def family_of(module: nn.Module) -> str | None:
         return None
     for family, classes in FAMILIES.items():
         if owner.__name__ in classes and owner.__module__.startswith(PACKAGES.get(family, "transformers.")):
-            return family
+            return family if hasattr(module, PROJECTIONS.get(family, "q_proj")) else None
     return None
 
 
