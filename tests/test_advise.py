@@ -331,7 +331,7 @@ def test_a_factory_may_bring_inputs(monkeypatch, capsys):
         "alone": "let the factory return (model, inputs)",
         "wrong": "must return an nn.Module",
         "odd": "must give a tensor, a tuple or a dict, got int",
-        "linear": "Linear has no attention that is known",
+        "linear": "Linear has no attention of a known family",
         "thing": "somewhere has no callable 'thing'",
     }.items():
         assert why in refused(capsys, "advise", f"somewhere:{name}", "--lengths", "8")

@@ -68,7 +68,7 @@ def test_a_model_of_no_known_family():
             return super().forward(*args, **options)
 
     with pytest.raises(
-        MixerError, match=r"Sequential has no attention of a known family; it has OwnAttention, whose computation is not known; known: BertAttention"
+        MixerError, match=r"Sequential has no attention of a known family; it has OwnAttention, whose computation is not known; known are the families bert,"
     ):
         replace_mixers(nn.Sequential(OwnAttention(4, 2)), "hydra")
 

@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from ..errors import MixerError
-from ..hosts.surgery import FAMILIES, find_attention
-from ..hosts.surgery.sites import strangers
+from ..hosts.surgery import find_attention
+from ..hosts.surgery.sites import unknown
 from ..mixers import MIXERS, Mixer
 
 
@@ -46,10 +46,7 @@ def places_of(model: nn.Module, where: str) -> list[Place]:
     ours = ", ".join(dict.fromkeys(mixers.get(type(m), type(m).__name__) for m in model.modules() if isinstance(m, Mixer)))
     if ours:
         raise MixerError(f"advise: {where}: has no softmax attention to replace; its layers mix by {ours}.")
-    odd = ", ".join(strangers(model))
-    seen = f"; it has {odd}, whose computation is not known" if odd else ""
-    known = ", ".join(cls for classes in FAMILIES.values() for cls in classes)
-    raise MixerError(f"advise: {where}: {type(model).__name__} has no attention that is known{seen}; known: {known}.")
+    raise MixerError(f"advise: {where}: {type(model).__name__} has no attention of a known family{unknown(model)}")
 
 
 def torch_projections(module: Any, seen: tuple[Any, ...], named: dict[str, Any]) -> Callable[[], Any]:

@@ -9,16 +9,13 @@ from typing import Any
 from torch import nn
 
 from ...errors import MixerError
-from .sites import FAMILIES, Site, strangers
+from .sites import Site, unknown
 
 
 def planned(model: nn.Module, sites: list[Site], mixers: Any, keep: Any, last: int | None, every: int | None) -> list[tuple[Site, dict[str, Any]]]:
     """Which site gets which spec, in the model's order."""
     if not sites:
-        odd = ", ".join(strangers(model))
-        seen = f"; it has {odd}, whose computation is not known" if odd else ""
-        known = ", ".join(cls for classes in FAMILIES.values() for cls in classes)
-        raise MixerError(f"replace_mixers: {type(model).__name__} has no attention of a known family{seen}; known: {known}.")
+        raise MixerError(f"replace_mixers: {type(model).__name__} has no attention of a known family{unknown(model)}")
     if last is not None and every is not None:
         raise MixerError(f"replace_mixers: give last or every, got last={last}, every={every}.")
     chosen: dict[str, dict[str, Any] | None] = {}

@@ -88,6 +88,13 @@ def strangers(model: nn.Module) -> list[str]:
     return sorted({cls for n, cls in names.items() if not any(n.startswith(each) for each in inside)})
 
 
+def unknown(model: nn.Module) -> str:
+    """What a model has whose attention is none that is known, and what is: the end of a message."""
+    odd = ", ".join(strangers(model))
+    seen = f"; it has {odd}, whose computation is not known" if odd else ""
+    return f"{seen}; known are the families {', '.join(FAMILIES)}, whose classes tokenmix.hosts.surgery.FAMILIES lists."
+
+
 def _attention(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     for name, module in model.named_modules():
         family = family_of(module)
