@@ -1,6 +1,6 @@
 """A trained causal language model whose attention is replaced: nats per character before, after the surgery and after a short distillation on its own samples.
 
-    python benchmarks/surgery_llama.py --model babyllama [--steps 300] [--out runs/surgery_llama]
+    python benchmarks/surgery_llama.py --model babyllama [--steps 300] [--out runs/surgery_llama] [--rows ...]
 
 ``--model``: a folder with a llama2.c checkpoint (``*.bin``: seven int32, then float32 weights) and its vocabulary (``*.vocab``, one character a line). The
 model writes its own training text; half of its layers (every second from the back), then all of them, become AFT-local, AFT-conv or Hydra, with their
@@ -128,6 +128,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--out", type=Path, default=Path("runs/surgery_llama"))
+    parser.add_argument("--rows", nargs="+", help="only these, such as 'half hydra'")
     given = parser.parse_args()
     torch.set_num_threads(1)
     path = RESULTS.joinpath("surgery_llama.json")
@@ -139,6 +140,8 @@ def main() -> None:
     for part, schedule in SCHEDULES.items():
         for name, spec in MIXERS.items():
             label = f"{part} {name}"
+            if given.rows and label not in given.rows:
+                continue
             if label not in found["rows"]:
                 student, entry = row(model, spec, schedule, texts, given.out / f"{part}_{name}", given.steps)
                 found["rows"][label] = {**entry, "story": story(student, characters)}
