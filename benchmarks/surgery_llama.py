@@ -128,7 +128,8 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--out", type=Path, default=Path("runs/surgery_llama"))
-    parser.add_argument("--rows", nargs="+", help="only these, such as 'half hydra'")
+    labels = [f"{part} {name}" for part in SCHEDULES for name in MIXERS]
+    parser.add_argument("--rows", nargs="+", default=labels, choices=labels)
     given = parser.parse_args()
     torch.set_num_threads(1)
     path = RESULTS.joinpath("surgery_llama.json")
@@ -137,19 +138,14 @@ def main() -> None:
     texts = samples(model, TRAIN_TEXTS, 0), samples(model, TEST_TEXTS, 1)
     found["untouched"], found["story"] = nats(model, texts[1]), story(model, characters)
     print(f"untouched {found['untouched']:.4f} nats per character\n{found['story']}\n", flush=True)
-    for part, schedule in SCHEDULES.items():
-        for name, spec in MIXERS.items():
-            label = f"{part} {name}"
-            if given.rows and label not in given.rows:
-                continue
-            if label not in found["rows"]:
-                student, entry = row(model, spec, schedule, texts, given.out / f"{part}_{name}", given.steps)
-                found["rows"][label] = {**entry, "story": story(student, characters)}
-                path.write_text(json.dumps(found, indent=1) + "\n")
-            entry = found["rows"][label]
-            print(
-                f"{label:16} replaced {entry['replaced']:.4f}, distilled {entry['distilled']:.4f}  ({entry['seconds']:.0f} s)\n  {entry['story']}\n", flush=True
-            )
+    for label in given.rows:
+        part, name = label.split()
+        if label not in found["rows"]:
+            student, entry = row(model, MIXERS[name], SCHEDULES[part], texts, given.out / f"{part}_{name}", given.steps)
+            found["rows"][label] = {**entry, "story": story(student, characters)}
+            path.write_text(json.dumps(found, indent=1) + "\n")
+        entry = found["rows"][label]
+        print(f"{label:16} replaced {entry['replaced']:.4f}, distilled {entry['distilled']:.4f}  ({entry['seconds']:.0f} s)\n  {entry['story']}\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ def test_softmax_into_softmax_sees_it(name, bug, monkeypatch):
 @torch.no_grad()
 def test_generation_with_a_cache_sees_it(bug, monkeypatch):
     put = TokenMixStateLayer.put
-    halved = {"halved": lambda state: type(state)(*(t * 0.5 if t.is_floating_point() else t for t in state)), "forgotten": lambda state: None}[bug]
-    monkeypatch.setattr(TokenMixStateLayer, "put", lambda self, state, tokens: put(self, halved(state), tokens))
+    spoilt = {"halved": lambda state: type(state)(*(t * 0.5 if t.is_floating_point() else t for t in state)), "forgotten": lambda state: None}[bug]
+    monkeypatch.setattr(TokenMixStateLayer, "put", lambda self, state, tokens: put(self, spoilt(state), tokens))
     new, _ = replace_mixers(shared("llama"), "hydra", seed=0)
     ids = padded("left")[0][:1]
     whole, first = new(ids).logits, new(ids[:, :5], use_cache=True)

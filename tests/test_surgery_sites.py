@@ -90,6 +90,9 @@ def test_norms_of_queries_and_keys_are_seen():
 
 def test_what_stands_against_a_replacement_is_said():
     assert "scale_norm" in (find_attention(make("timm", scale_attn_norm=True))[0].obstacle or "")
+    half = make("timm_normed")
+    half.blocks[0].attn.q_norm = nn.Identity()  # of keys alone
+    assert "qk_norm" in (find_attention(half)[0].obstacle or "")
     assert "3 features" in (find_attention(nn.MultiheadAttention(8, 2, kdim=3, vdim=5))[0].obstacle or "")
 
 

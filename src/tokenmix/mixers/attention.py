@@ -109,11 +109,11 @@ class Attention(Mixer):
     def _located(self, x: Tensor, at: Tensor) -> Tensor:
         return x + self.positions(at).to(x.dtype) if isinstance(self.positions, LearnedPositions) else x
 
-    def _queries(self, x: Tensor, at: Tensor) -> Tensor:
-        return self._normed(self.q_norm, self.q_proj(self._located(x, at)))
+    def _queries(self, x: Tensor) -> Tensor:
+        return self._normed(self.q_norm, self.q_proj(x))
 
-    def _keys(self, x: Tensor, at: Tensor) -> Tensor:
-        return self._normed(self.k_norm, self.k_proj(self._located(x, at)))
+    def _keys(self, x: Tensor) -> Tensor:
+        return self._normed(self.k_norm, self.k_proj(x))
 
     def _normed(self, norm: nn.Module | None, x: Tensor) -> Tensor:
         return x if norm is None else norm(x.unflatten(-1, (-1, self.head_dim))).flatten(-2)
@@ -126,7 +126,7 @@ class Attention(Mixer):
         keys = x if context is None else context
         here = positions if positions is not None else token_positions(x, key_mask if context is None else None)
         there = here if context is None else token_positions(keys, key_mask)
-        q, k = self._queries(x, here), self._keys(keys, there)
+        q, k = self._queries(self._located(x, here)), self._keys(self._located(keys, there))
         q, k = self._turned(here, q, k) if there is here else (*self._turned(here, q), *self._turned(there, k))
         options = {"heads": self.heads, "kv_heads": self.kv_heads, "scale": self.scale}
         return (q, k, self.v_proj(keys)), {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
@@ -157,21 +157,22 @@ class Attention(Mixer):
     def context_state(self, context, context_mask):
         live = torch.ones(context.shape[:2], dtype=torch.bool, device=context.device) if context_mask is None else context_mask
         there = token_positions(context, context_mask)
-        (keys,) = self._turned(there, self._keys(context, there))
+        (keys,) = self._turned(there, self._keys(self._located(context, there)))
         return AttentionState(keys, self.v_proj(context), live, torch.zeros(live.shape[0], dtype=torch.long, device=live.device))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         at, after = chunk_positions(state.position, x, positions, key_mask)
         if isinstance(self.positions, LearnedPositions):
             self.check_range(at)
+        here = self._located(x, at)
         keys, values, live = state.keys, state.values, state.live
         if self.causal:
             now = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
-            q, k = self._turned(at, self._queries(x, at), self._keys(x, at))
+            q, k = self._turned(at, self._queries(here), self._keys(here))
             v = self.v_proj(x)
             keys, values, live = torch.cat([keys, k.to(keys.dtype)], 1), torch.cat([values, v.to(values.dtype)], 1), torch.cat([live, now], 1)
         else:
-            (q,) = self._turned(at, self._queries(x, at))
+            (q,) = self._turned(at, self._queries(here))
         mask = None if self.causal and key_mask is None and state.keys.shape[1] == 0 else live  # a fresh prefill needs none, and then runs fused
         options = {"heads": self.heads, "kv_heads": self.kv_heads, "scale": self.scale, "causal": self.causal}
         y = F.attention(q, keys.to(q.dtype), values.to(q.dtype), key_mask=mask, **options)

@@ -82,8 +82,9 @@ def completed(spec: dict[str, Any], site: Site, module: Any, found: dict[str, We
 
 
 def _eps(norm: Any) -> float:
-    """Of a norm of torch, timm or transformers, which call it by two names."""
-    return float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
+    """Of a norm of torch, timm or transformers, which call it by two names; torch's ``RMSNorm`` may leave it to the dtype."""
+    eps = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
+    return torch.finfo(norm.weight.dtype).eps if eps is None else float(eps)
 
 
 def _built(spec: dict[str, Any], site: Site, like: torch.Tensor) -> Mixer:

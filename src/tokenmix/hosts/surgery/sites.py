@@ -163,10 +163,11 @@ def _bart(module: Any) -> dict[str, Any]:
     """Encoders, decoders and what joins them share one class; what joins them is a decoder's, and not causal."""
     config = module.config
     cross = getattr(module, "is_decoder", False) and not module.is_causal
-    if hasattr(config, "max_source_positions"):  # Whisper's two lengths
-        longest = max(config.max_source_positions if cross or not module.is_causal else 0, config.max_target_positions if cross or module.is_causal else 0)
-    else:
+    if not hasattr(config, "max_source_positions"):
         longest = config.max_position_embeddings
+    else:  # Whisper's two lengths
+        source, target = config.max_source_positions, config.max_target_positions
+        longest = max(source, target) if cross else target if module.is_causal else source
     return _separate(module) | {"cross": cross, "max_len": longest}
 
 
@@ -190,7 +191,7 @@ def _timm(module: Any) -> dict[str, Any]:
     def plain(name: str) -> bool:
         return isinstance(getattr(module, name, None), (nn.Identity, type(None)))
 
-    found = {"qk_norm": plain("q_norm") or _norm_of(module) is not None, "scale_norm": plain("norm"), "gated": plain("gate")}
+    found = {"qk_norm": (plain("q_norm") and plain("k_norm")) or _norm_of(module) is not None, "scale_norm": plain("norm"), "gated": plain("gate")}
     odd = ", ".join(name for name, fine in found.items() if not fine)
     facts = {"dim": module.qkv.in_features, "heads": module.num_heads, "kv_heads": module.num_heads, "head_dim": module.head_dim}
     return facts | {"obstacle": f"it was built with {odd}, which the mixers have no place for" if odd else None}

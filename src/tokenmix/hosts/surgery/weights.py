@@ -64,9 +64,8 @@ def places(site: Site) -> dict[str, Place]:
         found = [Place("in_proj_weight", "in_proj_bias", index=i, of=3) for i in range(3)] + _linear("out_proj")
     else:
         found = _linear("q_proj", "k_proj", "v_proj", "o_proj")
-    if site.qk_norm is not None:
-        found += _linear("q_norm", "k_norm")
-    return dict(zip((*ALL, *NORMS), found, strict=False))
+    norms = {} if site.qk_norm is None else dict(zip(NORMS, _linear(*NORMS), strict=True))
+    return dict(zip(ALL, found, strict=True)) | norms
 
 
 def softmax_weights(site: Site, module: nn.Module) -> dict[str, Weight]:
