@@ -100,6 +100,7 @@ IMAGES = {
 }
 OTHERS = {
     "bert_decoder": built(tf.BertLMHeadModel, tf.BertConfig, **SHORT, is_decoder=True, add_cross_attention=True),
+    "gpt2_decoder": built(tf.GPT2LMHeadModel, tf.GPT2Config, **GPT2, add_cross_attention=True),
     "detr": detr,
     "transformer": transformer,
 }

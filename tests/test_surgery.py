@@ -66,7 +66,7 @@ def outputs(name: str, model: Any, side: str = "left") -> Tensor:
         mask = mask.flip(0)
     if name == "whisper":
         given = {k: v for k, v in given.items() if k.startswith("decoder")} | {"input_features": torch.randn(3, 8, 24).to(dtype)}
-    if name == "bert_decoder":
+    if name in ("bert_decoder", "gpt2_decoder"):
         other = torch.ones(3, 6, dtype=torch.long)
         other[1, 3:] = 0
         given |= {"encoder_hidden_states": torch.randn(3, 6, 32).to(dtype), "encoder_attention_mask": other}

@@ -17,6 +17,7 @@ FACTS = {
     "camembert": ("encoder.layer.1.attention", "bert", 4, False, False, False, 41),
     "electra": ("encoder.layer.1.attention", "bert", 4, False, False, False, 40),
     "bert_decoder": ("bert.encoder.layer.1.crossattention", "bert", 4, False, True, False, 40),
+    "gpt2_decoder": ("transformer.h.1.crossattention", "gpt2", 4, False, True, False, 48),
     "gpt2": ("transformer.h.1.attn", "gpt2", 4, True, False, False, 48),
     "llama": ("model.layers.1.self_attn", "llama", 2, True, False, True, 64),
     "mistral": ("model.layers.1.self_attn", "llama", 2, True, False, True, 64),
@@ -61,7 +62,7 @@ def test_each_family_is_described(name):
     s = sites[-1]
     assert (s.name, s.family, s.kv_heads, s.causal, s.cross, s.rotary, s.max_len) == FACTS[name]
     assert all((s.dim, s.heads, s.head_dim, s.obstacle) == (32, 4, 8, None) for s in sites)
-    assert len(sites) == {"bert_decoder": 4, "detr": 3, "transformer": 6}.get(name, 6 if name in TRANSLATORS else 2)
+    assert len(sites) == {"bert_decoder": 4, "gpt2_decoder": 4, "detr": 3, "transformer": 6}.get(name, 6 if name in TRANSLATORS else 2)
     assert model.get_submodule(s.name) is not None
     assert not strangers(model)
 

@@ -96,6 +96,11 @@ class Mixer(nn.Module, ABC):
             export=self.supports_export,
         )
 
+    @property
+    def keeps_context(self) -> bool:
+        """Whether ``init_state(context=...)`` is there: keys and values of a context, or their sums, projected once for all queries to come."""
+        return self.capabilities.context and self.supports_streaming
+
     def cost(self, T: int, batch: int = 1) -> Cost:
         """What one forward pass over (batch, T, dim) takes: FLOPs, parameters, bytes kept for backward, bytes of state after T tokens."""
         if not isinstance(T, int) or T < 1 or not isinstance(batch, int) or batch < 1:

@@ -53,7 +53,7 @@ def refuses_what_it_cannot(s: Subject) -> None:
         "attn_mask": (can.attn_mask, lambda: s.call(mixer, x, attn_mask=lower)),
         "init_state": (can.streaming, lambda: mixer.init_state(2)),
         "extend": (can.streaming, lambda: mixer.extend(x, mixer.init_state(2))),
-        "init_state over a context": (can.context and mixer.supports_streaming, lambda: mixer.init_state(2, context=context)),
+        "init_state over a context": (mixer.keeps_context, lambda: mixer.init_state(2, context=context)),
     }
     if not can.grid:
         calls["grid"] = (False, lambda: mixer(x, grid=(2, T // 2)))

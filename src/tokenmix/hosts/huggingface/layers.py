@@ -48,7 +48,7 @@ class TokenMixLayer(GradientCheckpointingLayer, Block):
     @property
     def streams(self) -> bool:
         """Whether this layer can go on from a state."""
-        return self.mixer.capabilities.streaming and (self.cross is None or type(self.cross).context_state is not Mixer.context_state)
+        return self.mixer.capabilities.streaming and (self.cross is None or self.cross.keeps_context)
 
     def forward(  # type: ignore[override]  # transformers' layers take their arguments by place
         self,

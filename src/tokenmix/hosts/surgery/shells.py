@@ -85,7 +85,7 @@ class HFShell(Shell):
         if self.site.cross:
             context = encoder_hidden_states if key_value_states is None else key_value_states
             mask = encoder_attention_mask if self.site.family == "gpt2" else attention_mask
-            return self.dropout(self._across(hidden_states, context, mask, added)), None
+            return self.dropout(self._across(hidden_states, context, mask, added, past_key_values)), None
         if past_key_values is not None and self.mixer.causal:
             return self.dropout(self._stream(hidden_states, attention_mask, past_key_values, position_ids)), None
         with located(self, added[0], added[0], hidden_states) as x:
@@ -95,13 +95,31 @@ class HFShell(Shell):
         read = self._masked(mask, x, causal=self.mixer.causal, window=self.site.window)
         return self.mixer(x, key_mask=read.key_mask, attn_mask=read.pairs, positions=self._positions(x, position_ids), **self._grid(x))
 
-    def _across(self, x: Tensor, context: Tensor | None, mask: Any, added: tuple[Tensor | None, Tensor | None]) -> Tensor:
+    def _across(self, x: Tensor, context: Tensor | None, mask: Any, added: tuple[Tensor | None, Tensor | None], cache: Any) -> Tensor:
         if context is None:
             raise MixerError(f"{self.site.name}: attends another sequence and was given none.")
         read = self._masked(mask, x, causal=False)
+        if cache is not None:
+            return self._stream_across(x, context, read, cache)
         with located(self, *added, x) as x:
             context = context if self.located or added[1] is None else context + added[1]
             return self.mixer(x, context, key_mask=read.key_mask, attn_mask=read.pairs)
+
+    def _stream_across(self, x: Tensor, context: Tensor, read: Read, cache: Any) -> Tensor:
+        """The next queries over a context of which the cache keeps keys and values, or their sums; mixers that keep none project it anew."""
+        from .cache import context_layer, tokens_before
+
+        index = self.site.layer or 0
+        seen = tokens_before(cache, index, x.shape[1])
+        positions = torch.arange(seen, seen + x.shape[1], device=x.device).expand(x.shape[0], -1) if seen else None
+        layer = context_layer(cache, index) if self.mixer.keeps_context and read.pairs is None else None
+        if layer is None:
+            return self.mixer(x, context, positions=positions, key_mask=read.key_mask, attn_mask=read.pairs)
+        state = self.mixer.init_state(x.shape[0], context=context, context_mask=read.key_mask) if layer.state is None else layer.state
+        y, state = self.mixer.extend(x, state, positions=positions)
+        layer.put(state, x.shape[1])
+        cache.is_updated[index] = True
+        return y
 
     def _stream(self, x: Tensor, mask: Any, cache: Any, position_ids: Tensor | None) -> Tensor:
         """Go on from the state in the cache, and leave the new one there."""
