@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from loud import loud
+
 LOCAL = {"name": "aft_local", "window": 4, "rank": 3}
 KINDS: dict[str, list[dict[str, Any]]] = {
     "aft": [LOCAL, {"name": "aft_simple"}, {"name": "aft_full", "rank": 3}],
@@ -41,7 +43,7 @@ def causal(kind: Any = "aft", **options: Any) -> Any:
     from tokenmix.hosts.huggingface import TokenMixForCausalLM
 
     torch.manual_seed(0)
-    return TokenMixForCausalLM(config(kind, **options)).eval()
+    return loud(TokenMixForCausalLM(config(kind, **options)))
 
 
 def tokens(rows: int = 3, length: int = 12) -> torch.Tensor:
@@ -109,7 +111,7 @@ def right_padding_changes_nothing(kind: str) -> None:
 
     torch.manual_seed(0)
     x, mask = tokens(), padded()[1].flip(1)
-    for model in (causal(kind), TokenMixForMaskedLM(config(kind)).eval()):
+    for model in (causal(kind), loud(TokenMixForMaskedLM(config(kind)))):
         got = model(x * mask, attention_mask=mask).logits
         for row, n in enumerate(PADS):
             close(got[row, : 12 - n], model(x[row : row + 1, : 12 - n]).logits[0])

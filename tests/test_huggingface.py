@@ -11,6 +11,7 @@ import transformers
 from torch import nn
 
 from huggingface_checks import CHECKS, KINDS, causal, chunks, close, config, tokens
+from loud import loud
 from tokenmix import MixerError, register_mixer, state_bytes
 from tokenmix.hosts import huggingface as host
 from tokenmix.mixers import MIXERS, Mixer
@@ -32,7 +33,7 @@ def test_check(name, kind):
 def seq2seq(**options):
     torch.manual_seed(0)
     given = {**SEQ2SEQ, "num_hidden_layers": 2, "decoder_start_token_id": 1, **options}
-    return host.TokenMixForSeq2SeqLM(config("hydra", **given)).eval()
+    return loud(host.TokenMixForSeq2SeqLM(config("hydra", **given)))
 
 
 def image_model(**options):

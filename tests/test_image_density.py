@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as nnf
 
+from loud import loud
 from tokenmix import MixerError, reorder, state_bytes
 from tokenmix.models import ImageDensity, ImageDensityConfig
 
@@ -29,11 +30,16 @@ CONSTANT = {"aft_local", "aft_local-table", "aft_simple", "local1d", "local2d"}
 SIZE = (3, 5)  # N = 45
 
 
-def make(name: str = "aft_local", **options) -> ImageDensity:
-    """A small model with weights large enough that everything in it shows in the logits."""
+def drawn(name: str = "aft_local", **options) -> ImageDensity:
+    """A small model as its constructor leaves it, with a large init_std."""
     torch.manual_seed(0)
     mixers = options.pop("mixers", PAPER[name])
     return ImageDensity(ImageDensityConfig(**{"dim": 16, "size": SIZE, "mixers": mixers, "layers": 2, "values": 20, "init_std": 0.3, **options})).eval()
+
+
+def make(name: str = "aft_local", **options) -> ImageDensity:
+    """The same with mixers of which everything shows in the logits."""
+    return loud(drawn(name, **options))
 
 
 def images(rows: int = 2, size: tuple[int, int] = SIZE, values: int = 20, channels: int = 3) -> torch.Tensor:
@@ -75,13 +81,13 @@ def test_logits_see_what_is_before_them_and_no_more(name):
 
 @torch.no_grad()
 def test_the_first_sub_pixel_is_predicted_from_nothing():
-    model = make("aft_simple")
+    model = make("aft_simple").double()
     logits = model(model.to_tokens(images()))[:, 0]
     x = model.positions.weight[None, :1]
     for block in model.blocks:
         x = block(x)
-    torch.testing.assert_close(logits, model.head(model.norm(x))[:, 0].expand(2, -1), rtol=0, atol=1e-6)
-    assert not torch.equal(logits, make("aft_simple", positions=None)(model.to_tokens(images()))[:, 0])
+    torch.testing.assert_close(logits, model.head(model.norm(x))[:, 0].expand(2, -1), rtol=0, atol=1e-12)
+    assert not torch.equal(logits, make("aft_simple", positions=None).double()(model.to_tokens(images()))[:, 0])
 
 
 @pytest.mark.parametrize("options", [{}, {"norm": "post"}, {"positions": None, "tied": True}])
@@ -260,7 +266,7 @@ def test_a_raster_s_width_is_filled_in():
 
 @pytest.mark.parametrize("options", [{}, {"tied": True, "positions": None}])
 def test_a_meta_build_reset_under_a_seed_is_a_direct_build(options):
-    direct = make("hybrid", **options)
+    direct = drawn("hybrid", **options)
     with torch.device("meta"):
         built = ImageDensity(direct.config)
     built = built.to_empty(device="cpu")

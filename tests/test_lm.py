@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from loud import loud
 from tokenmix import MixerError, reorder, state_bytes
 from tokenmix.models import LM, LMConfig, build_model
 from tokenmix.models.sampling import keep_top, pick_token
@@ -23,11 +24,16 @@ MODELS = {
 }
 
 
-def make(mixers=(ATTENTION,), **options) -> LM:
-    """A small model with weights large enough that everything in it shows in the logits."""
+def drawn(mixers=(ATTENTION,), **options) -> LM:
+    """A small model as its constructor leaves it, with a large init_std."""
     torch.manual_seed(0)
     config = LMConfig(**{"dim": 16, "max_len": 24, "vocab": 50, "mixers": mixers, "layers": max(2, len(mixers)), "init_std": 0.3, **options})
     return LM(config).eval()
+
+
+def make(mixers=(ATTENTION,), **options) -> LM:
+    """The same with mixers of which everything shows in the logits."""
+    return loud(drawn(mixers, **options))
 
 
 def tokens(rows: int = 3, length: int = 20) -> torch.Tensor:
@@ -81,7 +87,7 @@ def test_the_future_does_not_reach_the_past_but_the_past_does_reach_the_present(
 
 @pytest.mark.parametrize("options", [{}, {"tied": True}, {"positions": None}, {"norm": "post", "dropout": 0.1}])
 def test_a_meta_build_reset_under_a_seed_is_a_direct_build(options):
-    direct = make(MODELS["hybrid"], **options)
+    direct = drawn(MODELS["hybrid"], **options)
     with torch.device("meta"):
         built = LM(direct.config)
     built = built.to_empty(device="cpu")

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as nnf
 
 from cases import CASES, GRIDS
+from loud import loud
 from tokenmix import MIXERS, aux_losses
 from tokenmix.data import Sampler, open_corpus
 from tokenmix.models import LM, LMConfig
@@ -34,13 +35,18 @@ def first(name: str) -> dict:
 
 
 def config(*mixers: dict, **options) -> LMConfig:
-    """Two layers of 16 features, with weights large enough that everything shows in the logits."""
+    """Two layers of 16 features, with a large init_std."""
     return LMConfig(**{"dim": 16, "max_len": MAX_LEN, "vocab": 50, "mixers": mixers, "layers": max(2, len(mixers)), "init_std": 0.3, **options})
 
 
-def make(*mixers: dict, **options) -> LM:
+def drawn(*mixers: dict, **options) -> LM:
     torch.manual_seed(0)
     return LM(config(*mixers, **options)).eval()
+
+
+def make(*mixers: dict, **options) -> LM:
+    """A model with mixers of which everything shows in the logits."""
+    return loud(drawn(*mixers, **options))
 
 
 def tokens(rows: int = 3, length: int = LENGTH) -> torch.Tensor:
@@ -90,7 +96,7 @@ def test_gradient_reaches_every_parameter(name):
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_a_meta_build_reset_under_a_seed_is_a_direct_build(name):
-    direct = make(first(name))
+    direct = drawn(first(name))
     with torch.device("meta"):
         built = LM(direct.config)
     built = built.to_empty(device="cpu")
@@ -114,7 +120,7 @@ def test_what_starts_as_a_copy_is_one_in_a_model_too():
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_every_projection_starts_at_the_model_s_scale(name):
-    model = make(first(name), init_std=0.02)
+    model = drawn(first(name), init_std=0.02)
     mixer = model.blocks[1].mixer
     for child in ("q_proj", "k_proj", "v_proj", "out_proj"):
         layer = getattr(mixer, child, None)

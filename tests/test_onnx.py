@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from cases import CASES, GRIDS
+from loud import loud
 from tokenmix import MIXERS, Mixer, MixerError, build_mixer, cli
 from tokenmix.hosts import OnnxModel, export_onnx, export_program
 from tokenmix.hosts._ports import find_port
@@ -33,7 +34,7 @@ def built(case: str, *, causal: bool) -> Mixer:
 def lm(**options) -> LM:
     torch.manual_seed(0)
     mixers = ({"name": "hydra"}, {"name": "attention", "heads": 2, "positions": {"name": "rotary"}})
-    return LM(LMConfig(**{"dim": 8, "max_len": 20, "mixers": mixers, "vocab": 11, "init_std": 0.5, **options})).eval()
+    return loud(LM(LMConfig(**{"dim": 8, "max_len": 20, "mixers": mixers, "vocab": 11, "init_std": 0.5, **options})))
 
 
 def check_file(case: str, tmp_path: Path) -> None:

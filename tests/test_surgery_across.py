@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 import tokenmix.hosts.surgery.cache as caches
+from loud import loud
 from surgery_models import make, padded, shared
 from tokenmix import MIXERS, Mixer
 from tokenmix.hosts.huggingface.cache import TokenMixStateLayer
@@ -23,12 +24,8 @@ HOW = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
 
 
 def replaced(name: str, mixer: str) -> Any:
-    """The decoder reads its context through this mixer, whose parameters are large: where a query stands can be seen."""
-    new, _ = replace_mixers(shared(name, 0.3), {WHERE[name]: {"name": mixer, **NEEDS.get(mixer, {})}}, seed=0)
-    for part, parameter in new.named_parameters():
-        if ".mixer." in part and parameter.ndim == 2:
-            nn.init.normal_(parameter, std=0.4)
-    return new
+    """The decoder reads its context through this mixer; where a query stands shows in the logits."""
+    return loud(replace_mixers(shared(name, 0.3), {WHERE[name]: {"name": mixer, **NEEDS.get(mixer, {})}}, seed=0)[0])
 
 
 def inputs(name: str) -> dict[str, Any]:
@@ -115,7 +112,7 @@ def test_rows_are_picked_and_repeated():
 
 @torch.no_grad()
 def test_a_cache_begins_anew_with_another_context():
-    new, _ = replace_mixers(shared("bart", 0.3), {"*decoder*": "aft_full"}, seed=0)
+    new = loud(replace_mixers(shared("bart", 0.3), {"*decoder*": "aft_full"}, seed=0)[0])
     logits("bart", new, IDS, cache := new_cache())
     cache.reset()
     given = {k: v[1:] for k, v in inputs("bart").items()} | {"decoder_input_ids": IDS[1:]}

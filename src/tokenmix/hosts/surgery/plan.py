@@ -35,10 +35,10 @@ def planned(model: nn.Module, sites: list[Site], mixers: Any, keep: Any, last: i
 
 
 def _patterns(mixers: Any) -> dict[str, Any]:
-    if isinstance(mixers, str) or (isinstance(mixers, Mapping) and isinstance(mixers.get("name"), str)):
+    if isinstance(mixers, (str, list, tuple)) or (isinstance(mixers, Mapping) and isinstance(mixers.get("name"), str)):
         return {"*": mixers}
     if not isinstance(mixers, Mapping) or not mixers or not all(isinstance(pattern, str) for pattern in mixers):
-        raise MixerError(f'replace_mixers: expects a spec such as {{"name": "hydra"}}, or patterns with one each, got {mixers!r}.')
+        raise MixerError(f'replace_mixers: expects a spec such as {{"name": "hydra"}}, a list of them, or patterns with one each, got {mixers!r}.')
     return dict(mixers)
 
 

@@ -22,7 +22,7 @@ Spec = str | Mapping[str, Any]
 
 def replace_mixers(
     model: nn.Module,
-    mixers: Spec | Mapping[str, Spec | Sequence[Spec | None]],
+    mixers: Spec | Sequence[Spec | None] | Mapping[str, Spec | Sequence[Spec | None]],
     *,
     init: str = "copy",
     keep: str | Iterable[str] = (),
@@ -41,8 +41,8 @@ def replace_mixers(
 
     Args:
         model: any model with modules that ``find_attention`` finds.
-        mixers: a spec for all of them, ``"hydra"`` or ``{"name": "aft_local", "window": 32}``; or glob patterns of their dotted names with a spec each, or with
-            a list of specs, which repeats over the modules matched, None leaving one as it is. Where patterns overlap the later one holds.
+        mixers: a spec for all of them, ``"hydra"`` or ``{"name": "aft_local", "window": 32}``, or a list of specs, which repeats over them, None leaving one
+            as it is; or glob patterns of their dotted names with a spec or a list each. Where patterns overlap the later one holds.
         init: "copy", or "random": all of the mixers' weights are new.
         keep: patterns of modules that stay as they are.
         last, every: of the modules that a pattern matches, only the last so many, or every so-manyth from the back.
