@@ -10,10 +10,11 @@ import torch
 import transformers
 from torch import nn
 
-from huggingface_checks import CHECKS, KINDS, causal, chunks, close, config, tokens
+from huggingface_checks import CHECKS, KINDS, PADS, causal, chunks, close, config, padded, tokens
 from loud import loud
 from tokenmix import MixerError, register_mixer, state_bytes
 from tokenmix.hosts import huggingface as host
+from tokenmix.hosts.huggingface import layers
 from tokenmix.mixers import MIXERS, Mixer
 
 SEQ2SEQ = {"encoder_mixers": [{"name": "fourier"}, {"name": "attention"}], "encoder_layers": 2, "cross_mixers": [{"name": "hydra"}, {"name": "attention"}]}
@@ -91,6 +92,38 @@ def test_seq2seq_generates_the_same_with_its_cache():
             assert torch.equal(written[1], model.generate(x[1:2, :5], max_new_tokens=8, do_sample=False)[0])
     out = model.generate(x, attention_mask=mask, max_new_tokens=8, do_sample=False, return_dict_in_generate=True)
     assert len(out.past_key_values.cross_attention_cache.layers) == 2
+
+
+CROSS = [{"name": "aft_full", "rank": 3}, {"name": "aft_local", "window": 3, "rank": 3}, {"name": "local", "window": 4}, {"name": "aft_simple"}]
+
+
+def chunks_over_context(model, x, mask, ids, ids_mask):
+    """Logits of a decoder in chunks through its cache."""
+    out, cache, seen = [], None, 0
+    context = model.encoder(x, mask, use_cache=False)
+    for chunk in ids.split([4, 1, 3, 1], 1):
+        seen += chunk.shape[1]
+        given = {"encoder_outputs": context, "attention_mask": mask, "decoder_attention_mask": ids_mask[:, :seen]}
+        found = model(decoder_input_ids=chunk, past_key_values=cache, use_cache=True, **given)
+        out, cache = [*out, found.logits], found.past_key_values
+    return torch.cat(out, 1)
+
+
+@pytest.mark.parametrize("cross", [CROSS[:2], CROSS[2:]], ids=["aft", "others"])
+@torch.no_grad()
+def test_seq2seq_streams_at_the_right_positions(cross, monkeypatch):
+    """Both sides padded on the left: each row is its two sequences alone, whole and in chunks."""
+    model, (x, mask) = seq2seq(cross_mixers=cross), padded()
+    ids, ids_mask = tokens(3, 9).flip(0), (torch.arange(9) >= torch.tensor([[2], [0], [5]])).long()
+    whole = model(x, mask, ids * ids_mask, ids_mask, use_cache=False).logits
+    streamed = chunks_over_context(model, x, mask, ids * ids_mask, ids_mask)
+    for row, n in enumerate((2, 0, 5)):
+        alone = model(x[row : row + 1, PADS[row] :], None, ids[row : row + 1, n:], use_cache=False).logits[0]
+        close(whole[row, n:], alone)
+        close(streamed[row, n:], alone)
+    crossed = layers.TokenMixLayer._crossed
+    monkeypatch.setattr(layers.TokenMixLayer, "_crossed", staticmethod(lambda *args: crossed(*args[:-1], None)))
+    assert (chunks_over_context(model, x, mask, ids * ids_mask, ids_mask) - streamed)[ids_mask.bool()].abs().max() > 1e-2, "a bug that must be seen"
 
 
 def test_seq2seq_learns_what_it_is_shown():

@@ -107,7 +107,8 @@ class TokenMixModel(TokenMixPreTrainedModel):
         x, given = self.dropout(x), {"key_mask": place.key_mask, "positions": place.positions}
         context_mask = self._context_mask(encoder_hidden_states, encoder_attention_mask)
         if encoder_hidden_states is not None:
-            given["cross_positions"] = place.at if place.key_mask is not None or place.positions is not None else None
+            told = kept is not None or place.key_mask is not None or place.positions is not None  # else they stand at their indices
+            given["cross_positions"] = place.at if told else None
         for i, layer in enumerate(self.layers):
             x = layer(x, encoder_hidden_states, context_mask, past_key_values=None if kept is None else kept[i], **given)
         if kept is not None:
