@@ -12,9 +12,11 @@ from torch import nn
 
 from huggingface_checks import CHECKS, KINDS, PADS, causal, chunks, close, config, padded, tokens
 from loud import loud
+from surgery_models import make
 from tokenmix import MixerError, register_mixer, state_bytes
 from tokenmix.hosts import huggingface as host
 from tokenmix.hosts.huggingface import layers
+from tokenmix.hosts.surgery import replace_mixers
 from tokenmix.mixers import MIXERS, Mixer
 
 SEQ2SEQ = {"encoder_mixers": [{"name": "fourier"}, {"name": "attention"}], "encoder_layers": 2, "cross_mixers": [{"name": "hydra"}, {"name": "attention"}]}
@@ -225,6 +227,22 @@ def test_gradient_checkpointing_gives_the_same_gradients():
         assert found[0].keys() == found[1].keys()
         for name, grad in found[0].items():
             close(found[1][name], grad, 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["aft", "llama"])
+@torch.no_grad()
+def test_decoding_compiles_whole_and_not_anew_each_step(kind):
+    """A graph for the first chunk, one for a step, and one more where a number turns out to vary."""
+    model = causal("aft") if kind == "aft" else loud(replace_mixers(make("llama", 0.2), {"name": "aft_local", "window": 3}, seed=0)[0])
+    x, met = tokens(3, 12), torch._dynamo.utils.counters["stats"]
+    whole = model(x, use_cache=False).logits
+    torch._dynamo.reset()
+    before = met["unique_graphs"]
+    fast, out, cache = torch.compile(model, backend="aot_eager", fullgraph=True), [], transformers.DynamicCache(config=model.config)
+    for chunk in x.split([4] + [1] * 8, 1):
+        out.append(fast(chunk, past_key_values=cache, use_cache=True).logits)
+    close(torch.cat(out, 1), whole)
+    assert met["unique_graphs"] - before <= 3
 
 
 def test_hidden_states_are_recorded():
