@@ -158,7 +158,8 @@ class Mixer(nn.Module, ABC):
         """Mix x (B, T, D) with itself or with ``context`` (B, S, D).
 
         Args:
-            positions: (B, T) integers, the position of each token of x. Default: index minus the index of the first True of the row's key mask.
+            positions: (B, T) integers, the position of each token of x. Default: index minus the index of the first True of the row's key mask; over a
+                context, where the mask is the context's, the index.
             key_mask: (B, S) bool, True = this key may be attended.
             attn_mask: (T, S) or (B, T, S) bool, for mixers that weigh pairs; all masks are ANDed.
             grid: (H, W) or (D, H, W) of the tokens after the first ``prefix`` ones, for mixers on grids.
