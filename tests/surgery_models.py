@@ -76,6 +76,11 @@ DECODERS = {
     "qwen3_moe": built(tf.Qwen3MoeForCausalLM, tf.Qwen3MoeConfig, **GROUPED, **EXPERTS, head_dim=8),
     "gemma": built(tf.GemmaForCausalLM, tf.GemmaConfig, **GROUPED, head_dim=8),
     "granite": built(tf.GraniteForCausalLM, tf.GraniteConfig, **GROUPED, attention_multiplier=0.2),
+    "starcoder2": built(tf.Starcoder2ForCausalLM, tf.Starcoder2Config, **GROUPED, sliding_window=None),
+    "stablelm": built(tf.StableLmForCausalLM, tf.StableLmConfig, **GROUPED),
+    "phi": built(tf.PhiForCausalLM, tf.PhiConfig, **GROUPED),
+    "phi3": built(tf.Phi3ForCausalLM, tf.Phi3Config, **GROUPED),
+    "gpt_neox": built(tf.GPTNeoXForCausalLM, tf.GPTNeoXConfig, **TEXT, max_position_embeddings=64),
     "opt": built(tf.OPTForCausalLM, tf.OPTConfig, **OPT),
 }
 TRANSLATORS = {

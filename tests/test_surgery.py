@@ -26,7 +26,7 @@ CORE: list[Any] = [
     "linear",
     {"name": "local", "window": 4},
 ]
-ROUNDING = ("whisper", "gemma", "granite")  # at a std of 0.5 float32 alone rounds their large logits by 1.1e-5 to 1.6e-5
+ROUNDING = ("whisper", "gemma", "granite", "stablelm")  # at a std of 0.5 float32 alone rounds their large logits by 1.1e-5 to 2.0e-5
 TEXT = ("bert", "roberta", "gpt2", "llama")  # the others share their code
 
 

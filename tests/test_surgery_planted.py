@@ -40,7 +40,15 @@ def not_causal(patch: Any) -> None:
     patch.setattr(sites, "_clip", lambda module: described(module) | {"causal": False})
 
 
-BUGS = [("bert", no_mask), ("llama", no_mask), ("bart", no_mask), ("detr", no_mask), ("bert", keys_for_values), ("timm", keys_for_values)]
+BUGS = [
+    ("bert", no_mask),
+    ("llama", no_mask),
+    ("bart", no_mask),
+    ("detr", no_mask),
+    ("bert", keys_for_values),
+    ("timm", keys_for_values),
+    ("gpt_neox", keys_for_values),
+]
 BUGS += [("llama", no_rotation), ("qwen3", no_norms), ("clip_text", not_causal)]
 
 

@@ -57,6 +57,12 @@ def test_shapes_that_cannot_be_mapped_are_named():
         replace_mixers(make("llama", head_dim=16), "hydra")
 
 
+@pytest.mark.parametrize("name", ["phi", "stablelm"])
+def test_norms_of_another_kind_are_refused(name):
+    with pytest.raises(MixerError, match=r"layers.0.self_attn: it norms queries and keys with qk_layernorm, which the mixers have no place for"):
+        replace_mixers(make(name, qk_layernorm=True), "attention")
+
+
 def test_what_the_mixers_have_no_place_for():
     with pytest.raises(MixerError, match=r"blocks.0.attn: it was built with scale_norm"):
         replace_mixers(make("timm", scale_attn_norm=True), "hydra")

@@ -36,12 +36,16 @@ def shell_for(model: nn.Module, site: Site, spec: dict[str, Any], init: str) -> 
     if site.family == "torch":
         shell = torch_shell(module, mixer, site, spec, origin)
     else:
-        kept = {"gpt2": "resid_dropout", "timm": "proj_drop"}.get(site.family)
-        dropout = getattr(module, kept).p if kept else 0.0
-        shell = (TimmShell if site.family == "timm" else HFShell)(mixer, site, spec, origin, dropout)
+        shell = (TimmShell if site.family == "timm" else HFShell)(mixer, site, spec, origin, _residual_dropout(site, module))
     news = {id(parts[inside[0]]): shell.train(module.training)} | {id(parts[path]): nn.Identity() for path in inside[1:]}
     place = f"{inside[0]}.mixer" if inside[0] else "mixer"
     return news, [e if e.status == "dropped" else replace(e, name=f"{place}.{e.name}") for e in entries]
+
+
+def _residual_dropout(site: Site, module: Any) -> float:
+    """The rate at which the module itself drops what it gives; elsewhere the layer does."""
+    kept = {"gpt2": "resid_dropout", "timm": "proj_drop"}.get(site.family)
+    return getattr(module, kept).p if kept else float(getattr(module, "residual_dropout", 0.0))
 
 
 def _all_new(mixer: Mixer, found: dict[str, Weight]) -> list[Entry]:

@@ -78,9 +78,11 @@ class HFShell(Shell):
         position_ids: Tensor | None = None,
         position_embeddings: Any = None,
         encoder_position_embeddings: Tensor | None = None,
+        layer_past: Any = None,
         **others: Any,
     ) -> tuple[Tensor, None]:
         """Mix (B, T, D). DETR's positions are added to what its queries and keys are projected from, as there; rotary ones are the mixer's own."""
+        past_key_values = layer_past if past_key_values is None else past_key_values  # GPT-NeoX's name for it
         added = (position_embeddings, encoder_position_embeddings) if self.site.family == "detr" else (None, None)
         if self.site.cross:
             context = encoder_hidden_states if key_value_states is None else key_value_states

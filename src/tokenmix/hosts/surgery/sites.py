@@ -15,7 +15,10 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "distilbert": ("DistilBertSelfAttention",),
     "gpt2": ("GPT2Attention",),
     "llama": ("LlamaAttention", "MistralAttention", "MixtralAttention", "Qwen2Attention", "Qwen2MoeAttention", "GemmaAttention", "GraniteAttention")
-    + ("Qwen3Attention", "Qwen3MoeAttention"),
+    + ("Qwen3Attention", "Qwen3MoeAttention", "Starcoder2Attention", "StableLmAttention"),
+    "phi": ("PhiAttention",),
+    "phi3": ("Phi3Attention",),
+    "gpt_neox": ("GPTNeoXAttention",),
     "bart": ("BartAttention", "MBartAttention", "MarianAttention", "PegasusAttention", "M2M100Attention", "WhisperAttention", "OPTAttention"),
     "vit": ("ViTAttention", "DeiTAttention", "ViTMSNAttention", "IJepaAttention", "Dinov2Attention", "Dinov2WithRegistersAttention"),
     "clip": ("CLIPAttention", "SiglipAttention"),
@@ -24,7 +27,16 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "torch": ("MultiheadAttention",),
 }
 """Family -> the classes whose ``forward`` it knows: of transformers, but for the last two."""
-PROJECTIONS = {"bert": "self", "distilbert": "q_lin", "gpt2": "c_attn", "timm": "qkv", "torch": "out_proj"}  # of the rest: q_proj
+PROJECTIONS = {
+    "bert": "self",
+    "distilbert": "q_lin",
+    "gpt2": "c_attn",
+    "phi": "dense",
+    "phi3": "qkv_proj",
+    "gpt_neox": "query_key_value",
+    "timm": "qkv",
+    "torch": "out_proj",
+}  # of the rest: q_proj
 """Family -> what a module of it has; classes of the same name in other versions of transformers have not."""
 PACKAGES = {"timm": "timm.", "torch": "torch."}  # of the rest: transformers'
 
@@ -69,8 +81,9 @@ class Site:
 def find_attention(model: nn.Module) -> list[Site]:
     """Every attention module of a model whose family is known, in the model's order.
 
-    Known are BERT, DistilBERT, GPT-2, Llama, BART, ViT, CLIP and DETR of transformers with their kin, timm's ``Attention``, and ``nn.MultiheadAttention``; see
-    ``FAMILIES``. A class of another name, or a subclass with a ``forward`` of its own, is left out: what it computes is not known.
+    Known are BERT, DistilBERT, GPT-2, GPT-NeoX, Llama, Phi, BART, ViT, CLIP and DETR of transformers with their kin, timm's ``Attention``, and
+    ``nn.MultiheadAttention``; see ``FAMILIES``. A class of another name, or a subclass with a ``forward`` of its own, is left out: what it computes is not
+    known.
 
     Raises:
         MixerError: for anything but a module.
@@ -114,7 +127,8 @@ def family_of(module: nn.Module) -> str | None:
 
 
 def _described(model: nn.Module, name: str, module: Any, family: str) -> Site:
-    describe = {"bert": _bert, "distilbert": _distilbert, "gpt2": _gpt2, "llama": _llama, "bart": _bart, "clip": _clip, "timm": _timm, "torch": _torch}
+    describe = {"bert": _bert, "distilbert": _distilbert, "gpt2": _gpt2, "bart": _bart, "clip": _clip, "timm": _timm, "torch": _torch}
+    describe |= dict.fromkeys(("llama", "phi", "phi3", "gpt_neox"), _llama)
     facts = describe.get(family, _separate)(module)
     facts |= _image(model, name, module) if family == "timm" or hasattr(getattr(module, "config", None), "patch_size") else {"grid": None, "prefix": 0}
     facts["qk_norm"] = _norm_of(module)
@@ -155,8 +169,19 @@ def _separate(module: Any) -> dict[str, Any]:
 
 
 def _llama(module: Any) -> dict[str, Any]:
-    window = module.sliding_window if hasattr(module, "sliding_window") else getattr(module.config, "sliding_window", None)
-    return _separate(module) | {"rotary": True, "window": window or None, "max_len": module.config.max_position_embeddings}
+    config = module.config
+    window = module.sliding_window if hasattr(module, "sliding_window") else getattr(config, "sliding_window", None)
+    odd = "it norms queries and keys with qk_layernorm, which the mixers have no place for" if getattr(module, "qk_layernorm", False) else None
+    facts = {"rotary": True, "window": window or None, "max_len": config.max_position_embeddings, "obstacle": odd}
+    return (_separate(module) if hasattr(module, "q_proj") else _one_projection(module)) | facts
+
+
+def _one_projection(module: Any) -> dict[str, Any]:
+    """Queries, keys and values in one: Phi-3, GPT-NeoX."""
+    config = module.config
+    heads = config.num_attention_heads
+    facts = {"dim": config.hidden_size, "heads": heads, "kv_heads": getattr(config, "num_key_value_heads", heads), "layer": module.layer_idx}
+    return facts | {"head_dim": getattr(module, "head_dim", config.hidden_size // heads), "causal": bool(module.is_causal)}
 
 
 def _bart(module: Any) -> dict[str, Any]:

@@ -16,17 +16,30 @@ from .sites import Site
 
 @dataclass(frozen=True)
 class Place:
-    """Where a projection's weight and bias are within a site: the ``index``-th of ``of`` equal parts; ``transposed`` as in GPT-2's Conv1D."""
+    """Where a projection's weight and bias are within a site.
+
+    Args:
+        index, sizes: of a fused tensor the ``index``-th part, of parts of these many rows; (): it is not fused.
+        heads: more than 1: fused head by head, as in GPT-NeoX; ``sizes`` are then those of one head.
+        transposed: as in GPT-2's Conv1D.
+    """
 
     weight: str
     bias: str
     index: int = 0
-    of: int = 1
+    sizes: tuple[int, ...] = ()
+    heads: int = 1
     transposed: bool = False
 
     def tensor(self, leaf: str) -> str:
         """The name of the weight or the bias."""
         return self.weight if leaf == "weight" else self.bias
+
+    def part(self, whole: Tensor) -> Tensor:
+        """A view of this part of the host's tensor: (heads, rows of one head), and columns where it is a weight."""
+        rows = whole.T if self.transposed and whole.ndim == 2 else whole
+        by_head = rows.unflatten(0, (self.heads, -1))
+        return by_head.split(self.sizes, 1)[self.index] if self.sizes else by_head
 
 
 @dataclass(frozen=True)
@@ -42,26 +55,33 @@ def _linear(*names: str, **options: Any) -> list[Place]:
     return [Place(f"{name}.weight", f"{name}.bias", **options) for name in names]
 
 
-def _parts(name: str, of: int, **options: Any) -> list[Place]:
-    return [place for i in range(of) for place in _linear(name, index=i, of=of, **options)]
+def _fused(name: str, *sizes: int, **options: Any) -> list[Place]:
+    return [place for i in range(len(sizes)) for place in _linear(name, index=i, sizes=sizes, **options)]
 
 
 def places(site: Site) -> dict[str, Place]:
     """q_proj, k_proj, v_proj, out_proj, and q_norm and k_norm where there are any -> where a site of this family has them."""
+    queries, keys = site.heads * site.head_dim, site.kv_heads * site.head_dim
     if site.family == "bert":
         found = _linear("self.query", "self.key", "self.value", "output.dense")
     elif site.family == "gpt2" and site.cross:
-        found = _linear("q_attn", transposed=True) + _parts("c_attn", 2, transposed=True) + _linear("c_proj", transposed=True)
+        found = _linear("q_attn", transposed=True) + _fused("c_attn", keys, keys, transposed=True) + _linear("c_proj", transposed=True)
     elif site.family == "gpt2":
-        found = _parts("c_attn", 3, transposed=True) + _linear("c_proj", transposed=True)
+        found = _fused("c_attn", queries, keys, keys, transposed=True) + _linear("c_proj", transposed=True)
     elif site.family == "timm":
-        found = _parts("qkv", 3) + _linear("proj")
+        found = _fused("qkv", queries, keys, keys) + _linear("proj")
+    elif site.family == "gpt_neox":
+        found = _fused("query_key_value", *[site.head_dim] * 3, heads=site.heads) + _linear("dense")
+    elif site.family == "phi3":
+        found = _fused("qkv_proj", queries, keys, keys) + _linear("o_proj")
+    elif site.family == "phi":
+        found = _linear("q_proj", "k_proj", "v_proj", "dense")
     elif site.family == "distilbert":
         found = _linear("q_lin", "k_lin", "v_lin", "out_lin")
     elif site.family in ("bart", "clip"):
         found = _linear("q_proj", "k_proj", "v_proj", "out_proj")
     elif site.family == "torch":
-        found = [Place("in_proj_weight", "in_proj_bias", index=i, of=3) for i in range(3)] + _linear("out_proj")
+        found = [Place("in_proj_weight", "in_proj_bias", i, (queries, keys, keys)) for i in range(3)] + _linear("out_proj")
     else:
         found = _linear("q_proj", "k_proj", "v_proj", "o_proj")
     norms = {} if site.qk_norm is None else dict(zip(NORMS, _linear(*NORMS), strict=True))
@@ -75,8 +95,7 @@ def softmax_weights(site: Site, module: nn.Module) -> dict[str, Weight]:
         for leaf in ("weight", "bias"):
             name = place.tensor(leaf)
             if name in state:
-                whole = state[name].T if place.transposed and leaf == "weight" else state[name]
-                found[f"{part}.{leaf}"] = Weight(whole.chunk(place.of)[place.index], name, place.of > 1)
+                found[f"{part}.{leaf}"] = Weight(place.part(state[name]).flatten(0, 1), name, bool(place.sizes))
     return found
 
 
@@ -132,7 +151,7 @@ def give_back(mixer: Any, site: Site, module: nn.Module) -> list[Entry]:
             name, source = place.tensor(leaf), ours.get(f"{part}.{leaf}")
             if name not in state:
                 continue
-            target = (state[name].T if place.transposed and leaf == "weight" else state[name]).chunk(place.of)[place.index]
+            target = place.part(state[name])
             target.copy_(torch.zeros_like(target) if source is None else _narrowed(source, target, f"{part}.{leaf}", site))
             if name not in done:
                 entries.append(Entry(name, "new" if source is None else "copied", tuple(state[name].shape), f"{part}.{leaf}"))
@@ -145,6 +164,7 @@ def _narrowed(source: Tensor, target: Tensor, name: str, site: Site) -> Tensor:
     """Keys and values that were repeated for their heads go back to the mean of each group (Ainslie et al. 2023, arXiv 2305.13245, Sec. 2.1)."""
     if name.startswith(("k_proj", "v_proj")) and site.kv_heads != site.heads and len(source) == site.heads * site.head_dim:
         source = source.unflatten(0, (site.kv_heads, site.heads // site.kv_heads, -1)).mean(1).flatten(0, 1)
-    if source.shape != target.shape:
-        raise MixerError(f"{name} of the mixer has the shape {tuple(source.shape)}, the host needs {tuple(target.shape)}; they cannot be mapped")
-    return source
+    wanted = target.flatten(0, 1).shape
+    if source.shape != wanted:
+        raise MixerError(f"{name} of the mixer has the shape {tuple(source.shape)}, the host needs {tuple(wanted)}; they cannot be mapped")
+    return source.view_as(target)
