@@ -89,7 +89,7 @@ def test_language_model(tmp_path, decode):
         assert difference(torch.cat(parts, 1), model(tokens)) < 1e-4
         assert {"state.layers.0.total", "state.layers.1.keys", "state.position"} <= set(report.inputs)
         assert {"logits", "new_state.layers.1.keys"} <= set(report.outputs)
-        assert report.inputs["state.layers.1.keys"] == "float (batch, past, 8)"
+        assert report.inputs["state.layers.1.keys"] == "float (batch, 2, past, 4)"
     else:
         mask = torch.ones(3, 9, dtype=torch.bool)
         mask[1, :4] = False

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import pick
-from ._masks import allowed
+from ._masks import allowed, kept
 
 
 def attention(
@@ -36,22 +36,39 @@ def attention(
     kv_heads = kv_heads or heads
     if q.shape[-1] % heads or heads % kv_heads or k.shape[-1] * heads != q.shape[-1] * kv_heads:
         raise MixerError(f"attention: heads={heads}, kv_heads={kv_heads} do not divide q of width {q.shape[-1]} and k of width {k.shape[-1]}.")
-    qh = q.unflatten(-1, (heads, -1)).transpose(1, 2)
-    kh, vh = (a.unflatten(-1, (kv_heads, -1)).transpose(1, 2) for a in (k, v))
-    plain = key_mask is None and attn_mask is None
+    kh, vh = by_head(kept(k, key_mask), kv_heads), by_head(kept(v, key_mask), kv_heads)
+    return attention_by_head(by_head(q, heads), kh, vh, scale=scale, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
+
+
+def by_head(a: Tensor, heads: int) -> Tensor:
+    """(B, T, heads * e) -> (B, heads, T, e), a view."""
+    return a.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def attention_by_head(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """The same for q (B, H, T, e), k and v (B, G, S, e), which hold 0 where ``key_mask`` is False; (B, T, H * e) comes back."""
+    (B, H, T, _), (G, S) = q.shape, k.shape[1:3]
     fused = pick(backend, q) == "fused"
-    if plain and fused and (not causal or q.shape[1] == k.shape[1]):
-        y = F.scaled_dot_product_attention(qh, kh, vh, is_causal=causal, scale=scale, enable_gqa=kv_heads != heads)
+    if key_mask is None and attn_mask is None and fused and (not causal or T in (1, S)):
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal and T > 1, scale=scale, enable_gqa=G != H)
         return y.transpose(1, 2).flatten(2)
-    ok = allowed(q.shape[0], q.shape[1], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
-    if key_mask is not None:
-        kh, vh = (torch.where(key_mask[:, None, :, None], a, 0.0) for a in (kh, vh))
+    ok = allowed(B, T, S, causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
     some = ok.any(-1, keepdim=True)
     safe = (ok | ~some)[:, None]
     if fused:
-        y = F.scaled_dot_product_attention(qh, kh, vh, attn_mask=safe, scale=scale, enable_gqa=kv_heads != heads)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=safe, scale=scale, enable_gqa=G != H)
     else:
-        y = _plain(qh, kh, vh, safe, qh.shape[-1] ** -0.5 if scale is None else scale)
+        y = _plain(q, k, v, safe, q.shape[-1] ** -0.5 if scale is None else scale)
     return torch.where(some, y.transpose(1, 2).flatten(2), 0.0).to(q.dtype)
 
 

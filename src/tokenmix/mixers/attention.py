@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as F
+from ..functional._masks import alive, kept
+from ..functional.attention import attention_by_head, by_head
 from ..positions import LearnedPositions, RotaryPositions
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
@@ -20,7 +22,7 @@ NORMS: dict[str, Any] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 @register_state
 class AttentionState(NamedTuple):
-    """Keys and values so far: (B, S, kv_heads * e); which may be attended (B, S); the next position (B,)."""
+    """Keys and values so far (B, kv_heads, S, e), 0 where they may not be attended; which may be (B, S); the next position (B,)."""
 
     keys: Tensor
     values: Tensor
@@ -149,31 +151,32 @@ class Attention(Mixer):
         return largest_dot(args[0], args[1], options["heads"], options["kv_heads"], options["scale"])
 
     def empty_state(self, batch_size, *, device, dtype):
-        width = self.k_proj.out_features
-        keys = torch.zeros(batch_size, 0, width, device=device, dtype=dtype)
+        keys = torch.zeros(batch_size, self.kv_heads, 0, self.head_dim, device=device, dtype=dtype)
         live = torch.zeros(batch_size, 0, dtype=torch.bool, device=device)
         return AttentionState(keys, keys.clone(), live, torch.zeros(batch_size, dtype=torch.long, device=device))
 
     def context_state(self, context, context_mask):
-        live = torch.ones(context.shape[:2], dtype=torch.bool, device=context.device) if context_mask is None else context_mask
         there = token_positions(context, context_mask)
-        (keys,) = self._turned(there, self._keys(self._located(context, there)))
-        return AttentionState(keys, self.v_proj(context), live, torch.zeros(live.shape[0], dtype=torch.long, device=live.device))
+        keys, values = self._to_keep(context, self._located(context, there), there, context_mask)
+        live = alive(context, context_mask)
+        return AttentionState(keys.contiguous(), values.contiguous(), live, torch.zeros(live.shape[0], dtype=torch.long, device=live.device))
+
+    def _to_keep(self, x: Tensor, here: Tensor, at: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Keys and values of tokens at these positions as a state holds them: head by head, 0 where masked, whatever stood there."""
+        (keys,) = self._turned(at, self._keys(here))
+        return by_head(kept(keys, key_mask), self.kv_heads), by_head(kept(self.v_proj(x), key_mask), self.kv_heads)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         at, after = chunk_positions(state.position, x, positions, key_mask)
         if isinstance(self.positions, LearnedPositions):
             self.check_range(at)
         here = self._located(x, at)
-        keys, values, live = state.keys, state.values, state.live
+        (q,) = self._turned(at, self._queries(here))
+        keys, values, live, fresh = state.keys, state.values, state.live, state.live.shape[1] == 0
         if self.causal:
-            now = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
-            q, k = self._turned(at, self._queries(here), self._keys(here))
-            v = self.v_proj(x)
-            keys, values, live = torch.cat([keys, k.to(keys.dtype)], 1), torch.cat([values, v.to(values.dtype)], 1), torch.cat([live, now], 1)
-        else:
-            (q,) = self._turned(at, self._queries(here))
-        mask = None if self.causal and key_mask is None and state.keys.shape[1] == 0 else live  # a fresh prefill needs none, and then runs fused
-        options = {"heads": self.heads, "kv_heads": self.kv_heads, "scale": self.scale, "causal": self.causal}
-        y = F.attention(q, keys.to(q.dtype), values.to(q.dtype), key_mask=mask, **options)
+            new = self._to_keep(x, here, at, key_mask)
+            keys, values = (torch.cat([old, a.to(old.dtype)], 2) for old, a in zip((keys, values), new, strict=True))
+            live = torch.cat([live, alive(x, key_mask)], 1)
+        mask = None if self.causal and key_mask is None and fresh else live  # a fresh prefill needs none, and then runs fused
+        y = attention_by_head(by_head(q, self.heads), keys.to(q.dtype), values.to(q.dtype), scale=self.scale, causal=self.causal, key_mask=mask)
         return self.out_proj(y), AttentionState(keys, values, live, after)

@@ -82,11 +82,15 @@ def rows_at_different_positions(s: Subject) -> None:
 
 
 def _joined(a: Tensor, b: Tensor) -> Tensor:
-    """Two rows in one batch; a shorter history is padded in front with zeros, which in ``live`` means: not there."""
-    if a.ndim > 1 and a.shape[1] != b.shape[1]:
-        n = max(a.shape[1], b.shape[1])
-        a, b = (torch.cat([t.new_zeros(t.shape[0], n - t.shape[1], *t.shape[2:]), t], 1) for t in (a, b))
-    return torch.cat([a, b])
+    """Two rows in one batch; a shorter history, along whichever axis, is padded in front with zeros, which in ``live`` means: not there."""
+    sizes = [max(pair) for pair in zip(a.shape[1:], b.shape[1:], strict=True)]
+    return torch.cat([_led_by_zeros(t, sizes) for t in (a, b)])
+
+
+def _led_by_zeros(t: Tensor, sizes: list[int]) -> Tensor:
+    padded = t.new_zeros(len(t), *sizes)
+    padded[(slice(None), *(slice(size - have, None) for size, have in zip(sizes, t.shape[1:], strict=True)))] = t
+    return padded
 
 
 def state_is_a_value(s: Subject) -> None:
