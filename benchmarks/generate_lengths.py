@@ -1,9 +1,10 @@
-"""``generate()`` of transformers with a constant state: time and memory at prompts of 1k to 32k tokens, softmax attention against AFT-local, in one process.
+"""``generate()`` with a constant state: time and memory at prompts of 1k to 32k tokens, AFT-local against softmax, ours and theirs, in one process.
 
     python benchmarks/generate_lengths.py [--lengths 1024 4096 ...] [--new 32] [--threads 2]
 
-Two models of the same size (``tokenmix.hosts.huggingface``), random weights: seconds until the first token, milliseconds per token written after it, the most
-memory a whole call takes, the bytes of the cache at its end. Written to benchmarks/results/generate_lengths.json after each length.
+Two models of the same size (``tokenmix.hosts.huggingface``) and transformers' own Llama of that size, random weights: seconds until the first token,
+milliseconds per token written after it, the most memory a whole call takes, the bytes of the cache at its end. Written to
+benchmarks/results/generate_lengths.json after each length.
 """
 
 from __future__ import annotations
@@ -23,12 +24,21 @@ from tokenmix.bench.timing import peak_memory
 from tokenmix.hosts.huggingface import TokenMixConfig, TokenMixForCausalLM
 from whole_models import RESULTS
 
+import transformers  # isort: skip  (after the adapter, which repairs torchvision)
+
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 SIZES: dict[str, Any] = {"vocab_size": 256, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "positions": None}
 MIXERS: dict[str, dict[str, Any]] = {
     "attention": {"name": "attention", "positions": {"name": "rotary"}},
     "aft_local": {"name": "aft_local", "window": 128, "rank": 16},
 }
+
+
+def llama(longest: int) -> Any:
+    """Transformers' own softmax attention and cache: as many layers, features, heads and, but for a few, parameters; its MLP has three matrices."""
+    sizes = {name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")}
+    config = transformers.LlamaConfig(**sizes, intermediate_size=SIZES["hidden_size"] * 8 // 3, max_position_embeddings=longest, eos_token_id=None)
+    return transformers.LlamaForCausalLM(config).eval()
 
 
 class Clock:
@@ -50,7 +60,7 @@ def once(model: Any, prompt: torch.Tensor, new: int) -> dict[str, Any]:
     clock = Clock()
     done = model.generate(prompt, max_new_tokens=1 + new, min_new_tokens=1 + new, stopping_criteria=[clock], **options)
     gaps = [after - before for before, after in pairwise(clock.at)]
-    held = sum(state_bytes(layer.state) for layer in done.past_key_values.layers)
+    held = sum(state_bytes(layer.state if hasattr(layer, "state") else (layer.keys, layer.values)) for layer in done.past_key_values.layers)
     return {"prompt_s": gaps[0], "ms_per_token": median(gaps[1:]) * 1e3, "cache_bytes": held}
 
 
@@ -77,7 +87,8 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
     longest = max(given.lengths) + given.new + 1
-    models = {name: TokenMixForCausalLM(TokenMixConfig(**SIZES, max_position_embeddings=longest, mixers=[spec])).eval() for name, spec in MIXERS.items()}
+    models: dict[str, Any] = {"llama": llama(longest)}
+    models |= {name: TokenMixForCausalLM(TokenMixConfig(**SIZES, max_position_embeddings=longest, mixers=[spec])).eval() for name, spec in MIXERS.items()}
     found: dict[str, Any] = {"machine": machine(), "threads": given.threads, "model": SIZES, "mixers": MIXERS, "new": given.new, "lengths": {}}
     for length in given.lengths:
         found["lengths"][length] = rows = at_length(models, length, given.new, given.rounds)
