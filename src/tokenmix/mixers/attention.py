@@ -157,26 +157,28 @@ class Attention(Mixer):
 
     def context_state(self, context, context_mask):
         there = token_positions(context, context_mask)
-        keys, values = self._to_keep(context, self._located(context, there), there, context_mask)
+        (keys,) = self._turned(there, self._keys(self._located(context, there)))
+        keys, values = self._to_keep(keys, self.v_proj(context), context_mask)
         live = alive(context, context_mask)
         return AttentionState(keys.contiguous(), values.contiguous(), live, torch.zeros(live.shape[0], dtype=torch.long, device=live.device))
 
-    def _to_keep(self, x: Tensor, here: Tensor, at: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Keys and values of tokens at these positions as a state holds them: head by head, 0 where masked, whatever stood there."""
-        (keys,) = self._turned(at, self._keys(here))
-        return by_head(kept(keys, key_mask), self.kv_heads), by_head(kept(self.v_proj(x), key_mask), self.kv_heads)
+    def _to_keep(self, keys: Tensor, values: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As a state holds them: head by head, 0 where masked, whatever stood there."""
+        return by_head(kept(keys, key_mask), self.kv_heads), by_head(kept(values, key_mask), self.kv_heads)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         at, after = chunk_positions(state.position, x, positions, key_mask)
         if isinstance(self.positions, LearnedPositions):
             self.check_range(at)
         here = self._located(x, at)
-        (q,) = self._turned(at, self._queries(here))
         keys, values, live, fresh = state.keys, state.values, state.live, state.live.shape[1] == 0
         if self.causal:
-            new = self._to_keep(x, here, at, key_mask)
+            q, k = self._turned(at, self._queries(here), self._keys(here))
+            new = self._to_keep(k, self.v_proj(x), key_mask)
             keys, values = (torch.cat([old, a.to(old.dtype)], 2) for old, a in zip((keys, values), new, strict=True))
             live = torch.cat([live, alive(x, key_mask)], 1)
+        else:
+            (q,) = self._turned(at, self._queries(here))
         mask = None if self.causal and key_mask is None and fresh else live  # a fresh prefill needs none, and then runs fused
         y = attention_by_head(by_head(q, self.heads), keys.to(q.dtype), values.to(q.dtype), scale=self.scale, causal=self.causal, key_mask=mask)
         return self.out_proj(y), AttentionState(keys, values, live, after)

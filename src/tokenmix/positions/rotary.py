@@ -67,7 +67,8 @@ class RotaryPositions(nn.Module):
         a, b = turning.chunk(2, -1) if self.layout == "half" else (turning[..., 0::2], turning[..., 1::2])
         pairs = a * cos - b * sin, b * cos + a * sin
         turned = torch.cat(pairs, -1) if self.layout == "half" else torch.stack(pairs, -1).flatten(-2)
-        return torch.cat([turned.to(x.dtype), still], -1).flatten(2)
+        turned = turned.to(x.dtype)
+        return (torch.cat([turned, still], -1) if still.shape[-1] else turned).flatten(2)
 
     def extra_repr(self) -> str:
         """The options, for print."""
