@@ -59,8 +59,8 @@ def attention_by_head(
     """The same for q (B, H, T, e), k and v (B, G, S, e), which hold 0 where ``key_mask`` is False; (B, T, H * e) comes back."""
     (B, H, T, _), (G, S) = q.shape, k.shape[1:3]
     fused = pick(backend, q) == "fused"
-    if key_mask is None and attn_mask is None and fused and (not causal or T in (1, S)):
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal and T > 1, scale=scale, enable_gqa=G != H)
+    if key_mask is None and attn_mask is None and fused and (not causal or T == S):
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=G != H)
         return y.transpose(1, 2).flatten(2)
     ok = allowed(B, T, S, causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
     some = ok.any(-1, keepdim=True)
