@@ -89,7 +89,8 @@ def _joined(a: Tensor, b: Tensor) -> Tensor:
 
 def _led_by_zeros(t: Tensor, sizes: list[int]) -> Tensor:
     padded = t.new_zeros(len(t), *sizes)
-    padded[(slice(None), *(slice(size - have, None) for size, have in zip(sizes, t.shape[1:], strict=True)))] = t
+    behind = (slice(None), *(slice(size - have, None) for size, have in zip(sizes, t.shape[1:], strict=True)))
+    padded[behind] = t
     return padded
 
 
