@@ -1,6 +1,6 @@
 """A decoder that reads long inputs through mixers: milliseconds per token of BART's ``generate()`` with its cross-attention replaced, in one process.
 
-    python benchmarks/generate_across.py [--lengths 256 1024 ...] [--new 32] [--threads 2]
+    python benchmarks/generate_across.py [--lengths 256 1024 ...] [--new 24] [--threads 2]
 
 One BART-shaped model, random weights; what its decoder attends across is softmax attention of transformers, or a mixer whose keys and values, or their sums,
 the cache keeps; one row projects the input anew at each step, as all did before. Written to benchmarks/results/generate_across.json after each length.
@@ -18,14 +18,11 @@ from typing import Any
 import torch
 
 from generate_lengths import Clock
-from tokenmix._torchvision import ensure_torchvision
 from tokenmix.bench.limits import machine
 from tokenmix.hosts.surgery import cache, replace_mixers
 from whole_models import RESULTS
 
-ensure_torchvision()
-
-import transformers  # noqa: E402  (torchvision first)
+import transformers  # isort: skip  (after the adapter, which repairs torchvision)
 
 LENGTHS = (256, 1024, 4096, 16384)
 WIDTHS = {"d_model": 512, "encoder_attention_heads": 8, "decoder_attention_heads": 8, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048}

@@ -36,11 +36,6 @@ class Order(NamedTuple):
     rank: Tensor
 
 
-def split(a: Tensor, heads: int) -> Tensor:
-    """(B, T, heads * e) -> (B, heads, T, e)."""
-    return a.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
 def sort_by_bucket(buckets: Tensor, live: Tensor, count: int) -> Order:
     """Sort by (bucket, time); buckets (..., T) in 0..count-1, live the same shape. Every sort key is different, so the order does not hang on how ties are
     sorted."""

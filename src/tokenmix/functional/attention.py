@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import pick
+from ._heads import by_head
 from ._masks import allowed, check_key_mask, kept
 
 
@@ -39,11 +40,6 @@ def attention(
     check_key_mask(key_mask, *k.shape[:2])
     kh, vh = by_head(kept(k, key_mask), kv_heads), by_head(kept(v, key_mask), kv_heads)
     return attention_by_head(by_head(q, heads), kh, vh, scale=scale, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
-
-
-def by_head(a: Tensor, heads: int) -> Tensor:
-    """(B, T, heads * e) -> (B, heads, T, e), a view."""
-    return a.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def attention_by_head(

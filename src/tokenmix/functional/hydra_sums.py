@@ -20,6 +20,7 @@ from ..errors import MixerError
 from ..kernels.cpu import step
 from ._backend import steps
 from ._checks import check_eps
+from ._heads import by_head
 from ._sums import DEAD, FLOOR, SCAN, SCAN_JUMP, Sums, delay, merge, risen, scan
 from .aft_chunk import absorb as absorb_features
 from .aft_chunk import aft_simple_chunk, read_past, simple_prefixes
@@ -92,12 +93,12 @@ def read_sums(q: Tensor, past: Past, *, heads: int, feature: str, normalise: boo
         if heads == q.shape[-1]:
             return read_past(fq, past, gate="identity").to(q.dtype)  # type: ignore[arg-type]  # three tensors
         s = _lift(past, heads)
-        y = (_heads(fq.double(), heads) / _positive(s.acc[..., -1, :])) @ s.acc[..., 0, :-1, :].mT
+        y = (by_head(fq.double(), heads) / _positive(s.acc[..., -1, :])) @ s.acc[..., 0, :-1, :].mT
         return _joined(y).to(q.dtype)
     total = past[0] / past[1].clamp_min(1)[:, None] if normalise or of_keys == "mean" else past[0]
     if heads == q.shape[-1]:
         return (fq * total[:, None].to(fq.dtype)).to(q.dtype)
-    return _joined(_heads(fq, heads) @ _matrices(total, heads, q.shape[-1]).to(fq.dtype)).to(q.dtype)
+    return _joined(by_head(fq, heads) @ _matrices(total, heads, q.shape[-1]).to(fq.dtype)).to(q.dtype)
 
 
 def extend_chunk(
@@ -155,7 +156,7 @@ def _feature_prefixes(fq: Tensor, fk: Tensor, v: Tensor, past: Tensor, heads: in
 def _matrix_prefixes(fq: Tensor, fk: Tensor, v: Tensor, past: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """Blocks: the sums before a block as matrices, and the pairs inside of it one by one."""
     L = fq.shape[1]
-    q, k, v = (_pad(_heads(a, heads), BLOCK) for a in (fq, fk, v))
+    q, k, v = (_pad(by_head(a, heads), BLOCK) for a in (fq, fk, v))
     running = _matrices(past, heads, fq.shape[-1])[:, :, None] + (k.mT @ v).cumsum(2, dtype=torch.float64)
     before = torch.cat([_matrices(past, heads, fq.shape[-1])[:, :, None], running[:, :, :-1]], 2)
     y = (q @ k.mT).tril() @ v + q @ before.to(q.dtype)
@@ -166,7 +167,7 @@ def _softmax_prefixes(fq: Tensor, k: Tensor, v: Tensor, past: Past, live: Tensor
     """The same where each row has its own maxima and denominators, one for each feature of the keys; see ``_sums`` on the running maximum."""
     L = fq.shape[1]
     kh, vh = _split(k, v, live, heads)
-    kb, vb, q = _pad(kh, SCAN, DEAD), _pad(vh, SCAN), _pad(_heads(fq.double(), heads), SCAN)
+    kb, vb, q = _pad(kh, SCAN, DEAD), _pad(vh, SCAN), _pad(by_head(fq.double(), heads), SCAN)
     start = _lift(past, heads)
     first = Sums(*(a[:, :, None] for a in start))
     running = scan(_sums_of(kb, vb))
@@ -199,7 +200,7 @@ def _outer(fk: Tensor, v: Tensor, heads: int) -> Tensor:
     """sum_s phi(k_s)^T v_s of each head in float64: (B, heads, e, e), or (B, D) where e is 1."""
     if heads == fk.shape[-1]:
         return (fk * v).sum(1, dtype=torch.float64)
-    return (_heads(fk, heads).mT @ _heads(v, heads)).double()
+    return (by_head(fk, heads).mT @ by_head(v, heads)).double()
 
 
 def _number(live: Tensor | None, k: Tensor) -> Tensor | int:
@@ -208,11 +209,6 @@ def _number(live: Tensor | None, k: Tensor) -> Tensor | int:
 
 def _wide(a: Tensor) -> torch.dtype:
     return torch.promote_types(a.dtype, torch.float32)
-
-
-def _heads(a: Tensor, heads: int) -> Tensor:
-    """(B, T, D) as (B, heads, T, e)."""
-    return a.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def _joined(a: Tensor) -> Tensor:
@@ -234,7 +230,7 @@ def _split(k: Tensor, v: Tensor, live: Tensor | None, heads: int) -> tuple[Tenso
     k, v = k.double(), v.double()
     if live is not None:
         k, v = torch.where(live[..., None], k, DEAD), torch.where(live[..., None], v, 0.0)
-    return _heads(k, heads), _heads(v, heads)
+    return by_head(k, heads), by_head(v, heads)
 
 
 def _positive(den: Tensor) -> Tensor:

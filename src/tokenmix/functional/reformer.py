@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import pick
-from ._buckets import Order, Sums, attend_dense, attend_sorted, coded, merge, ratio, sort_by_bucket, split
+from ._buckets import Order, Sums, attend_dense, attend_sorted, coded, merge, ratio, sort_by_bucket
+from ._heads import by_head
 from ._masks import alive
 
 TINY = 1e-12  # added to a squared length, so that a vector of zeros has a direction of zeros
@@ -15,7 +16,7 @@ TINY = 1e-12  # added to a squared length, so that a vector of zeros has a direc
 
 def hash_buckets(q: Tensor, rotations: Tensor, *, heads: int) -> Tensor:
     """h(x) = argmax([x R; -x R]) (Andoni et al. 2015): q (B, T, D), rotations (R, heads, e, n/2) -> (B, heads, R, T) in 0..n-1. Decided in float64."""
-    turned = split(q.detach().double(), heads)[:, :, None] @ rotations.detach().double().transpose(0, 1)
+    turned = by_head(q.detach().double(), heads)[:, :, None] @ rotations.detach().double().transpose(0, 1)
     return torch.cat([turned, -turned], -1).argmax(-1)
 
 
@@ -87,8 +88,8 @@ def _prepared(q: Tensor, v: Tensor, live: Tensor, heads: int) -> tuple[Tensor, T
     """Scaled queries, keys of length 1 and values per head, in float32 or better, with zeros at masked tokens."""
     wide = torch.promote_types(q.dtype, torch.float32)
     q, v = (torch.where(live[..., None], a.to(wide), 0.0) for a in (q, v))
-    qh = split(q, heads)
-    return qh * qh.shape[-1] ** -0.5, qh * (qh.square().sum(-1, keepdim=True) + TINY).rsqrt(), split(v, heads)
+    qh = by_head(q, heads)
+    return qh * qh.shape[-1] ** -0.5, qh * (qh.square().sum(-1, keepdim=True) + TINY).rsqrt(), by_head(v, heads)
 
 
 def _joined(total: Sums, own: Tensor, live: Tensor) -> Tensor:

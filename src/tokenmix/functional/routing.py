@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import pick
-from ._buckets import attend_dense, attend_sorted, coded, in_order, ratio, sort_by_bucket, split, sums_of
+from ._buckets import attend_dense, attend_sorted, coded, in_order, ratio, sort_by_bucket, sums_of
+from ._heads import by_head
 from ._masks import alive
 
 EPS = 1e-6  # added to the variance; a token of equal features is normalised to 0
@@ -16,7 +17,7 @@ TINY = 1e-12  # added to the squared length of a centroid
 
 def on_sphere(q: Tensor, heads: int) -> Tensor:
     """LayerNorm without affine in each head, the paper's proxy for the unit sphere, in float64: (B, T, D) -> (B, heads, T, e), of length sqrt(e)."""
-    x = split(q.double(), heads)
+    x = by_head(q.double(), heads)
     x = x - x.mean(-1, keepdim=True)
     return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt()
 
@@ -102,7 +103,7 @@ def _prepared(q: Tensor, v: Tensor, live: Tensor, heads: int) -> tuple[Tensor, T
     wide = torch.promote_types(q.dtype, torch.float32)
     q, v = (torch.where(live[..., None], a, 0.0) for a in (q, v))
     x = on_sphere(q, heads).to(wide)
-    return x * x.shape[-1] ** -0.5, x, split(v.to(wide), heads)
+    return x * x.shape[-1] ** -0.5, x, by_head(v.to(wide), heads)
 
 
 def _balanced(q: Tensor, k: Tensor, v: Tensor, live: Tensor, chosen: Tensor, *, causal: bool) -> Tensor:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import pick
-from ._buckets import LOWEST, ratio, split, sums_of
+from ._buckets import LOWEST, ratio, sums_of
+from ._heads import by_head
 from ._masks import alive
 
 
@@ -107,7 +108,7 @@ def sinkhorn(
 def prepared(q: Tensor, k: Tensor, v: Tensor, live: Tensor, heads: int) -> list[Tensor]:
     """Per head, in float32 or better, with zeros at masked tokens."""
     wide = torch.promote_types(q.dtype, torch.float32)
-    return [split(torch.where(live[..., None], a.to(wide), 0.0), heads) for a in (q, k, v)]
+    return [by_head(torch.where(live[..., None], a.to(wide), 0.0), heads) for a in (q, k, v)]
 
 
 def permutation(

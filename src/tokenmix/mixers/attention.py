@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as F
+from ..functional._heads import by_head
 from ..functional._masks import alive, kept
-from ..functional.attention import attention_by_head, by_head
+from ..functional.attention import attention_by_head
 from ..positions import LearnedPositions, RotaryPositions
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost

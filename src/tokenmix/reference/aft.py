@@ -61,11 +61,10 @@ def aft_conv(
     w, near = torch.zeros(B, heads, T, T, dtype=kernel.dtype), torch.ones(B, T, T, dtype=torch.bool)
     for b, t, u in product(range(B), range(T), range(T)):
         if places[b, t] >= 0 and places[b, u] >= 0:
-            tap = tuple(there - here + centre for here, there in zip(_cell(cells, places[b, t]), _cell(cells, places[b, u]), strict=True))
+            tap = [there - here + centre for here, there in zip(_cell(cells, places[b, t]), _cell(cells, places[b, u]), strict=True)]
             near[b, t, u] = all(0 <= j < s for j in tap)
             if near[b, t, u]:
-                of_tap = (slice(None), *tap)
-                w[b, :, t, u] = kernel[of_tap]
+                w[b, :, t, u] = kernel[(slice(None), *tap)]
     if outside == "none":
         mask = near if mask is None else mask & near
     c = D // heads

@@ -34,8 +34,7 @@ def _reduced(v: Tensor, place: dict[int, int], conv, norm, grid) -> list[Tensor]
     for s, p in place.items():
         at = (p,) if spots is None else spots[p]
         cell, tap = tuple(a // R for a in at), tuple(a % R for a in at)
-        of_tap = (slice(None), slice(None), *tap)
-        cells[cell] = cells.get(cell, bias) + weight[of_tap] @ v[s]
+        cells[cell] = cells.get(cell, bias) + weight[(slice(None), slice(None), *tap)] @ v[s]
     centred = [z - z.mean() for _, z in sorted(cells.items(), key=lambda item: item[0])]
     return [z / (z.square().mean() + 1e-5).sqrt() * norm[0] + norm[1] for z in centred]
 
