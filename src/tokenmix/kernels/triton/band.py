@@ -626,7 +626,8 @@ def _pairs(c: _Call, z: Tensor, top: Tensor, inputs: tuple[Any, ...], more: tupl
     constant = constant | {"CAUSAL": c.causal, "BY_ROW": c.by_row, "SHARED": c.w.shape[0] == 1}
     given = c.w, c.R, z, top, c.k, c.v, c.bytes, de
     grid, product = (c.width // c.BLK, groups, G), constant | c.dots | {"N": min(c.N, c.step[1])}
-    launch(band_pairs, grid, *given, *sizes, int(c.by_row), *c.w_strides, *more[:4], warps=8, stages=c.stages, **product)
+    room = 128 if c.v.dtype == torch.float32 else 0  # without a limit ptxas takes 64 and spills
+    launch(band_pairs, grid, *given, *sizes, int(c.by_row), *c.w_strides, *more[:4], warps=8, stages=c.stages, registers=room, **product)
     grid = c.width // 16, groups * (c.BLK // 16), G
     launch(band_pairs_exact, grid, *inputs, de, *sizes, *c.w_strides, *more, WIDTH=c.width, M=16, warps=2, registers=128, **constant)
     return de
