@@ -597,7 +597,7 @@ def backward(
     inputs = c.w, c.k, c.v, c.bytes, g, c.q, saved, flag
     more = *strided, *strides(g), *strides(c.q)
     sizes = c.B, c.T, c.D, c.H, c.L, *c.near, c.low, *c.w_strides, *more
-    launch(band_keys_exact, (c.strips, -(-c.T // c.small), c.B), *inputs, dk, dv, *sizes, CAUSAL=causal, M=c.small, warps=8, **constant)
+    launch(band_keys_exact, (c.strips, -(-c.T // c.small), c.B), *inputs, dk, dv, *sizes, CAUSAL=causal, M=c.small, warps=8, registers=128, **constant)
     dw = _band_of(c, _pairs(c, z, top, inputs, more, constant))
     if dw.shape[1] != w.shape[1]:
         dw = dw.sum(1, keepdim=True)
