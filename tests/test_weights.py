@@ -82,6 +82,7 @@ TIMM_VARIANTS = {
     "no_positions": {"pos_embed": "none"},
     "no_head": {"num_classes": 0},
     "no_qkv_bias": {"qkv_bias": False},
+    "normed": {"qk_norm": True},
     "wide": {"mlp_ratio": 2.7},
     "grey": {"in_chans": 1},
     "rounded": {"embed_dim": 11, "num_heads": 1, "mlp_ratio": 15.5 / 11},  # int(11 * (15 / 11)) is 14
@@ -107,7 +108,33 @@ def test_variants_of_timm(options):
         torch.testing.assert_close(twin(x), theirs(x), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("options", [{}, {"registers": 2}, {"pool": "mean"}, {"positions": None}, {"classes": 0}, {"norm_eps": 1e-3}])
+SCALED = {
+    "scaled": lambda: timm_vit(init_values=0.1),
+    "deit3": lambda: shaken(timm.create_model("deit3_small_patch16_224", depth=2)),
+    "dinov2": lambda: shaken(timm.create_model("vit_small_patch14_reg4_dinov2", img_size=42, depth=2)),
+}
+
+
+@pytest.mark.parametrize("make", SCALED.values(), ids=SCALED)
+def test_layer_scale_goes_into_the_projections(make):
+    theirs = make()
+    found = from_timm(theirs)
+    assert found.notes == ("LayerScale is multiplied into the projections before it",)
+    model = found.model()
+    x = images(model)
+    with torch.no_grad():
+        torch.testing.assert_close(model.forward_features(x), theirs.forward_features(x), atol=1e-5, rtol=0)
+        theirs.blocks[1].ls1.gamma.mul_(2)
+        assert (model.forward_features(x) - theirs.forward_features(x)).abs().max() > 1e-3, "the scale makes a difference"
+    half = {k: v for k, v in theirs.state_dict().items() if k != "blocks.1.mlp.fc2.weight"}
+    with pytest.raises(MixerError, match=r"'blocks.1.mlp.fc2.weight' is missing"):
+        from_timm(half, heads=3, image_size=model.config.image_size)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"registers": 2}, {"pool": "mean"}, {"positions": None}, {"classes": 0}, {"norm_eps": 1e-3}, {"mixers": ({**ATTENTION, "qk_norm": "layer"},)}],
+)
 def test_ours_to_timm_and_home(options):
     model = ours(**options)
     twin = timm.models.VisionTransformer(**timm_options(model.config)).eval()
@@ -185,11 +212,13 @@ def test_bare_states_are_read_with_what_is_said():
 REFUSED = {
     "distilled": (lambda: timm.create_model("deit_tiny_distilled_patch16_224"), r"'dist_token' says this is a distilled DeiT"),
     "distilled-state": (lambda: {"dist_token": torch.ones(1, 1, 8)}, r"'dist_token' says this is a distilled DeiT"),
-    "layer-scale": (lambda: timm_vit(init_values=0.1), r"'blocks.0.ls1.gamma' has no place"),
+    "layer-scale": (lambda: timm_vit().state_dict() | {"blocks.0.ls1.gamma": torch.ones(3)}, r"'blocks.0.ls1.gamma' of shape \(3,\) does not scale"),
+    "scale-of-nothing": (lambda: timm_vit().state_dict() | {"blocks.7.ls1.gamma": torch.ones(48)}, r"'blocks.7.ls1.gamma' has no place"),
     "norm-after-pooling": (lambda: timm_vit(class_token=False, global_pool="avg"), r"norm is a Identity; only plain timm ViTs"),
     "norm-after-pooling-state": (lambda: timm_vit(class_token=False, global_pool="avg").state_dict(), r"'fc_norm.weight' has no place"),
     "pooling": (lambda: timm_vit(global_pool="avg", fc_norm=False), r"global_pool='avg' with class_token=True"),
-    "qk-norm": (lambda: timm_vit(qk_norm=True), r"'blocks.0.attn.q_norm.weight' has no place"),
+    "qk-norm": (lambda: timm_vit(qk_norm=True, scale_attn_norm=True), r"'blocks.0.attn.norm.weight' has no place"),
+    "rms-norm": (lambda: timm_vit(norm_layer=torch.nn.RMSNorm), r"norm is a RMSNorm"),
     "activation": (lambda: timm_vit(act_layer="quick_gelu"), r"activation is"),
     "biases": (lambda: timm_vit(proj_bias=False), r"'blocks.0.attn.proj.bias' is missing"),
     "pre-norm": (lambda: timm_vit(pre_norm=True), r"'norm_pre.weight' has no place"),
@@ -368,6 +397,14 @@ def test_only_softmax_has_a_way_back():
                 way(model)
     with pytest.raises(MixerError, match="theirs are all alike"):
         to_timm(ours(mixers=(ATTENTION, {**ATTENTION, "heads": 2})))
+    normed = ours(mixers=({**ATTENTION, "qk_norm": "layer"},))
+    with pytest.raises(MixerError, match="does not normalise queries and keys"):
+        to_hf(normed)
+    for spec in ({"qk_norm": "rms"}, {"qk_norm": "layer", "norm_eps": 1e-3}):
+        with pytest.raises(MixerError, match="norms of queries and keys are LayerNorms with the eps of the others, 1e-06"):
+            to_timm(ours(mixers=({**ATTENTION, **spec},)))
+    with pytest.raises(MixerError, match="theirs are all alike"):
+        to_timm(ours(mixers=({**ATTENTION, "qk_norm": "layer"}, ATTENTION)))
     for options, words in (({"registers": 1}, "registers"), ({"pool": "mean"}, "no class token"), ({"positions": None}, "no positions")):
         with pytest.raises(MixerError, match=words):
             to_hf(ours(**options))

@@ -26,6 +26,8 @@ TIMM = {  # theirs -> ours; {} is the layer
     "pos_embed": "positions",
     "blocks.{}.norm1": "blocks.{}.mixer_norm",
     "blocks.{}.attn.qkv": "blocks.{}.mixer.qkv",
+    "blocks.{}.attn.q_norm": "blocks.{}.mixer.q_norm",
+    "blocks.{}.attn.k_norm": "blocks.{}.mixer.k_norm",
     "blocks.{}.attn.proj": "blocks.{}.mixer.out_proj",
     "blocks.{}.norm2": "blocks.{}.mlp_norm",
     "blocks.{}.mlp.fc1": "blocks.{}.mlp.up",
@@ -33,6 +35,8 @@ TIMM = {  # theirs -> ours; {} is the layer
     "norm": "norm",
     "head": "head",
 }
+SCALED = {"ls1.gamma": "attn.proj", "ls2.gamma": "mlp.fc2"}
+"""timm's LayerScale -> the projection whose output it scales."""
 HF_SHELL = {
     "embeddings.patch_embeddings.projection": "patch",
     "embeddings.cls_token": "class_token",
@@ -102,6 +106,20 @@ def refuse_distilled(state: State, where: str) -> None:
     key = next((key for key in state if bare(key).removeprefix("embeddings.") in DISTILLED), None)
     if key is not None:
         raise MixerError(f"{where}: {key!r} says this is a distilled DeiT, with a second token and head; take the variant without distillation.")
+
+
+def fold_layer_scale(state: State, where: str) -> tuple[dict[str, Tensor], bool]:
+    """timm's tensors with each LayerScale multiplied into the projection before it, and whether there were any."""
+    found = dict(state)
+    for key in [key for key in found if NUMBER.sub("{}", key, count=1).removeprefix("blocks.{}.") in SCALED]:
+        block, number, scale = key.split(".", 2)
+        scaled = [name for part in ("weight", "bias") if (name := f"{block}.{number}.{SCALED[scale]}.{part}") in found]
+        gamma = found.pop(key) if scaled else found[key]  # without a projection it has no place
+        for name in scaled:
+            if gamma.ndim != 1 or len(gamma) != len(found[name]):
+                raise MixerError(f"{where}: {key!r} of shape {tuple(gamma.shape)} does not scale {name!r} of shape {tuple(found[name].shape)}.")
+            found[name] = found[name] * (gamma[:, None] if found[name].ndim > 1 else gamma)
+    return found, len(found) < len(state)
 
 
 def split_qkv(state: dict[str, Tensor], origin: dict[str, str], where: str) -> None:

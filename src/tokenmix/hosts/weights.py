@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..models import ViT, ViTConfig, build_model
 from ..models._images import both_sides
-from ._names import HF, HF_FILES, NUMBER, TIMM, UNUSED, State, bare, drop_batch_axis, refuse_distilled, renamed, split_qkv, their_name
+from ._names import HF, HF_FILES, NUMBER, TIMM, UNUSED, State, bare, drop_batch_axis, fold_layer_scale, refuse_distilled, renamed, split_qkv, their_name
 
 WIDTH = 64  # features per head, where nothing says how many heads there are: those of every DeiT, of the original ViT-B and ViT-L
 TIMM_PARTS = {"": "VisionTransformer", "blocks.0": "Block", "blocks.0.attn": "Attention", "blocks.0.mlp": "Mlp", "norm": "LayerNorm"}
@@ -51,10 +51,11 @@ def from_timm(source: Any, *, heads: int | None = None, image_size: Any = None, 
     """A timm ViT or DeiT, or its state dict, under our names.
 
     The model's own LayerNorm eps, heads and image size are used; a bare state dict is read with eps 1e-6, 64 features per head and a square image unless
-    ``heads`` and ``image_size`` say otherwise. Registers with rows in ``pos_embed`` take these rows into themselves, which is the same sum.
+    ``heads`` and ``image_size`` say otherwise. Registers with rows in ``pos_embed`` take these rows into themselves, which is the same sum. LayerScale
+    (DeiT III, DINOv2) is multiplied into the projections whose outputs it scales: the same function but for rounding, and a note says so.
 
     Raises:
-        MixerError: for a distilled variant, and for any key our ViT has no place for (LayerScale, norms of queries, a norm after pooling ...).
+        MixerError: for a distilled variant, and for any key our ViT has no place for (a norm after pooling, one before the blocks ...).
     """
     eps, embedded = 1e-6, None
     if isinstance(source, nn.Module):
@@ -62,11 +63,13 @@ def from_timm(source: Any, *, heads: int | None = None, image_size: Any = None, 
         eps, heads, image_size, embedded = _read_timm(source, where)
         source = source.state_dict()
     refuse_distilled(source, where)
+    source, scaled = fold_layer_scale(source, where)
     state, origin = renamed(source, TIMM, where)
     split_qkv(state, origin, where)
     drop_batch_axis(state, origin, where)
     _place_positions(state, where, image_size=image_size, embedded=embedded)
-    return _weights(state, origin, where, TIMM, eps=eps, heads=heads, image_size=image_size)
+    found = _weights(state, origin, where, TIMM, eps=eps, heads=heads, image_size=image_size)
+    return replace(found, notes=(*found.notes, "LayerScale is multiplied into the projections before it")) if scaled else found
 
 
 def from_hf(source: Any, *, config: Any = None, heads: int | None = None, image_size: Any = None, where: str = "the transformers model") -> Weights:
@@ -212,7 +215,8 @@ def _weights(
         image_size = _square_image(state, patch, where)
         notes.append(f"images of {image_size[0]} x {image_size[1]} are assumed" + ("" if "positions" in state else "; nothing in the weights depends on it"))
     bias = any(name.endswith("q_proj.bias") for name in state)
-    spec = {"name": "attention", "heads": heads} | ({} if bias else {"qkv_bias": False})
+    normed = "blocks.0.mixer.q_norm.weight" in state
+    spec = {"name": "attention", "heads": heads} | ({} if bias else {"qkv_bias": False}) | ({"qk_norm": "layer", "norm_eps": eps} if normed else {})
     config = ViTConfig(
         dim=dim,
         layers=1 + max(int(NUMBER.search(name)[0]) for name in state if name.startswith("blocks.")),  # type: ignore[index]  # these names have one

@@ -12,6 +12,9 @@ from ..errors import MixerError
 from ..models import ViT, ViTConfig
 from ._names import HF, HF_FILES, PROJECTIONS, TIMM, their_name
 
+USUAL = {"heads": 8, "qkv_bias": True, "qk_norm": None, "norm_eps": 1e-6}
+"""The options of attention that their ViTs have too, one for all layers, and what ours are where a spec is silent."""
+
 
 def to_timm(model: ViT, *, no_embed_class: bool = False) -> dict[str, Tensor]:
     """The state dict of timm's ``VisionTransformer(**timm_options(model.config))`` with the weights of a softmax ViT, bit for bit.
@@ -23,9 +26,12 @@ def to_timm(model: ViT, *, no_embed_class: bool = False) -> dict[str, Tensor]:
             as it is in a ViT that was read from such a model.
 
     Raises:
-        MixerError: for other mixers than softmax attention, grouped keys and sinusoidal positions.
+        MixerError: for other mixers than softmax attention, grouped keys, sinusoidal positions, and norms of queries and keys that are not timm's.
     """
     _check_softmax(model, "to_timm")
+    spec = model.config.specs()[0]
+    if spec.get("qk_norm") == "rms" or (spec.get("qk_norm") and spec.get("norm_eps", 1e-6) != model.config.norm_eps):
+        raise MixerError(f"to_timm: layer 0 is {spec}; timm's norms of queries and keys are LayerNorms with the eps of the others, {model.config.norm_eps}.")
     found: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         if not any(part in name for part in PROJECTIONS):
@@ -52,6 +58,8 @@ def to_hf(model: ViT, *, files: bool = False) -> dict[str, Tensor]:
     """
     config = model.config
     _check_softmax(model, "to_hf")
+    if config.specs()[0].get("qk_norm"):
+        raise MixerError("to_hf: transformers' ViT does not normalise queries and keys; this model has qk_norm.")
     lacks = ["registers"] * bool(config.registers) + ["no class token"] * (config.pool != "class") + ["no positions"] * (config.positions is None)
     if lacks:
         raise MixerError(f"to_hf: transformers' ViT puts a class token, and nothing else, before its patches; this model has {' and '.join(lacks)}.")
@@ -77,6 +85,7 @@ def timm_options(config: ViTConfig, *, no_embed_class: bool = False) -> dict[str
         "num_heads": spec.get("heads", 8),
         "mlp_ratio": config.mlp_ratio,
         "qkv_bias": spec.get("qkv_bias", True),
+        "qk_norm": bool(spec.get("qk_norm")),
         "class_token": config.pool == "class",
         "pos_embed": "learn" if config.positions else "none",
         "no_embed_class": no_embed_class,
@@ -114,7 +123,7 @@ def _check_softmax(model: ViT, who: str) -> None:
         if unusual or mixer.out_proj.bias is None:
             usual = "without kv_heads, head_dim, scale, positions and out_bias=False"
             raise MixerError(f"{who}: layer {i} is {spec}; only the usual attention, {usual}, has a way back.")
-        if any(spec.get(name, default) != specs[0].get(name, default) for name, default in (("heads", 8), ("qkv_bias", True))):
+        if any(spec.get(name, default) != specs[0].get(name, default) for name, default in USUAL.items()):
             raise MixerError(f"{who}: layer {i} is {spec}, layer 0 is {specs[0]}; theirs are all alike.")
     if model.config.positions == "sinusoidal":
         raise MixerError(f"{who}: sinusoidal positions are computed here and stored there; build the model with learned ones.")
