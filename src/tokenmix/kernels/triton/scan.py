@@ -493,7 +493,7 @@ def forward(
     launch(totals, _grid(k, use.width), k, v, mask, start, total, S, D, *_steps(k), *_steps(v), ROWS=use.totals, **fixed)
     across, joining = _across(saved, chunks)
     if causal:
-        launch(carry, across, total, _fresh(start, chunks), saved, chunks, D, **joining)
+        launch(carry, across, total, _fresh(start, chunks), saved, chunks, D, registers=128, **joining)
         strides = (*_steps(q), *_steps(k), *_steps(v))
         launch(outputs, _grid(k, use.width), q, k, v, mask, start, saved, y, S, D, *strides, ROWS=use.outputs, **fixed)
     else:
