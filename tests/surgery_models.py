@@ -29,6 +29,9 @@ DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "vocab_s
 OPT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48, "vocab_size": 60, "max_position_embeddings": 48}
 OPT |= {"word_embed_proj_dim": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
 EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+EUROBERT = GROUPED | {"mask_token_id": 4}
+GEMMA3 = {"head_dim": 8, "query_pre_attn_scalar": 8, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32}
+MODERNBERT = {**SMALL, "vocab_size": 60, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2}
 DETR = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
 
 
@@ -62,6 +65,9 @@ ENCODERS = {
     "ernie": built(tf.ErnieModel, tf.ErnieConfig, **SHORT),
     "data2vec_text": built(tf.Data2VecTextModel, tf.Data2VecTextConfig, **SHIFTED),
     "distilbert": built(tf.DistilBertModel, tf.DistilBertConfig, **DISTILBERT),
+    "modernbert": built(tf.ModernBertModel, tf.ModernBertConfig, **MODERNBERT, max_position_embeddings=64, local_attention=8, global_attn_every_n_layers=2),
+    "eurobert": built(tf.EuroBertModel, tf.EuroBertConfig, **EUROBERT),
+    "embedding_gemma": built(tf.Gemma3TextModel, tf.Gemma3TextConfig, **GROUPED, **GEMMA3 | {"sliding_window": 8}, use_bidirectional_attention=True),
     "clip_text": built(tf.CLIPTextModel, tf.CLIPTextConfig, **SHORT | {"eos_token_id": 2}),
     "siglip_text": built(tf.SiglipTextModel, tf.SiglipTextConfig, **SHORT),
 }
@@ -75,12 +81,17 @@ DECODERS = {
     "qwen3": built(tf.Qwen3ForCausalLM, tf.Qwen3Config, **GROUPED, head_dim=8),
     "qwen3_moe": built(tf.Qwen3MoeForCausalLM, tf.Qwen3MoeConfig, **GROUPED, **EXPERTS, head_dim=8),
     "gemma": built(tf.GemmaForCausalLM, tf.GemmaConfig, **GROUPED, head_dim=8),
+    "gemma3": built(tf.Gemma3ForCausalLM, tf.Gemma3TextConfig, **GROUPED, **GEMMA3),
+    "smollm3": built(tf.SmolLM3ForCausalLM, tf.SmolLM3Config, **GROUPED, no_rope_layers=[1, 0]),
+    "arcee": built(tf.ArceeForCausalLM, tf.ArceeConfig, **GROUPED),
+    "granite_moe": built(tf.GraniteMoeForCausalLM, tf.GraniteMoeConfig, **GROUPED, num_local_experts=2, num_experts_per_tok=1, attention_multiplier=0.2),
     "granite": built(tf.GraniteForCausalLM, tf.GraniteConfig, **GROUPED, attention_multiplier=0.2),
     "starcoder2": built(tf.Starcoder2ForCausalLM, tf.Starcoder2Config, **GROUPED, sliding_window=None),
     "stablelm": built(tf.StableLmForCausalLM, tf.StableLmConfig, **GROUPED),
     "phi": built(tf.PhiForCausalLM, tf.PhiConfig, **GROUPED),
     "phi3": built(tf.Phi3ForCausalLM, tf.Phi3Config, **GROUPED),
     "gpt_neox": built(tf.GPTNeoXForCausalLM, tf.GPTNeoXConfig, **TEXT, max_position_embeddings=64),
+    "biogpt": built(tf.BioGptForCausalLM, tf.BioGptConfig, **TEXT, max_position_embeddings=48),
     "opt": built(tf.OPTForCausalLM, tf.OPTConfig, **OPT),
 }
 TRANSLATORS = {
@@ -89,6 +100,9 @@ TRANSLATORS = {
     "marian": built(tf.MarianMTModel, tf.MarianConfig, **SEQ2SEQ, max_position_embeddings=40),
     "pegasus": built(tf.PegasusForConditionalGeneration, tf.PegasusConfig, **SEQ2SEQ, max_position_embeddings=40),
     "m2m_100": built(tf.M2M100ForConditionalGeneration, tf.M2M100Config, **SEQ2SEQ, max_position_embeddings=40),
+    "plbart": built(tf.PLBartForConditionalGeneration, tf.PLBartConfig, **SEQ2SEQ, max_position_embeddings=40),
+    "blenderbot": built(tf.BlenderbotForConditionalGeneration, tf.BlenderbotConfig, **SEQ2SEQ, max_position_embeddings=40),
+    "blenderbot_small": built(tf.BlenderbotSmallForConditionalGeneration, tf.BlenderbotSmallConfig, **SEQ2SEQ, max_position_embeddings=40),
     "whisper": built(tf.WhisperForConditionalGeneration, tf.WhisperConfig, **SEQ2SEQ, **WHISPER),
 }
 IMAGES = {

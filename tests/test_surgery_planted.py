@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 import tokenmix.hosts.surgery.build as build
+import tokenmix.hosts.surgery.masks as masks
 import tokenmix.hosts.surgery.shells as shells
 import tokenmix.hosts.surgery.sites as sites
 import tokenmix.hosts.surgery.weights as weights
@@ -24,7 +26,7 @@ def no_mask(patch: Any) -> None:
 
 def keys_for_values(patch: Any) -> None:
     places = weights.places
-    patch.setattr(weights, "places", lambda site: {**(found := places(site)), "k_proj": found["v_proj"], "v_proj": found["k_proj"]})
+    patch.setattr(weights, "places", lambda *at: {**(found := places(*at)), "k_proj": found["v_proj"], "v_proj": found["k_proj"]})
 
 
 def no_rotation(patch: Any) -> None:
@@ -33,6 +35,23 @@ def no_rotation(patch: Any) -> None:
 
 def no_norms(patch: Any) -> None:
     patch.setattr(sites, "_norm_of", lambda module: None)
+
+
+def norms_as_they_are(patch: Any) -> None:
+    def without_shift(*at):
+        return {part: replace(place, less=0.0) for part, place in places(*at).items()}
+
+    places = weights.places
+    patch.setattr(weights, "places", without_shift)
+
+
+def one_rope(patch: Any) -> None:
+    patch.setattr(build, "_rope", lambda module: module.config.rope_parameters["full_attention"])
+
+
+def no_window(patch: Any) -> None:
+    read = masks._read_pairs
+    patch.setattr(masks, "_read_pairs", lambda *args: Read(read(*args).key_mask, None))
 
 
 def not_causal(patch: Any) -> None:
@@ -49,7 +68,8 @@ BUGS = [
     ("timm", keys_for_values),
     ("gpt_neox", keys_for_values),
 ]
-BUGS += [("llama", no_rotation), ("qwen3", no_norms), ("clip_text", not_causal)]
+BUGS += [("llama", no_rotation), ("qwen3", no_norms), ("clip_text", not_causal), ("gemma3", norms_as_they_are)]
+BUGS += [("gemma3", one_rope), ("modernbert", one_rope), ("modernbert", no_window), ("embedding_gemma", no_window)]
 
 
 @pytest.mark.parametrize(("name", "bug"), BUGS)

@@ -22,6 +22,17 @@ FACTS = {
     "llama": ("model.layers.1.self_attn", "llama", 2, True, False, True, 64),
     "mistral": ("model.layers.1.self_attn", "llama", 2, True, False, True, 64),
     "qwen2": ("model.layers.1.self_attn", "llama", 2, True, False, True, 64),
+    "gemma3": ("model.layers.1.self_attn", "llama", 2, True, False, True, 64),
+    "smollm3": ("model.layers.1.self_attn", "llama", 2, True, False, False, 64),
+    "arcee": ("model.layers.1.self_attn", "llama", 2, True, False, True, 64),
+    "granite_moe": ("model.layers.1.self_attn", "llama", 2, True, False, True, 64),
+    "eurobert": ("layers.1.self_attn", "llama", 2, False, False, True, 64),
+    "embedding_gemma": ("layers.1.self_attn", "llama", 2, False, False, True, 64),
+    "modernbert": ("layers.1.attn", "modernbert", 4, False, False, True, 64),
+    "biogpt": ("biogpt.layers.1.self_attn", "bart", 4, True, False, False, 48),
+    "plbart": ("model.decoder.layers.1.encoder_attn", "bart", 4, False, True, False, 40),
+    "blenderbot": ("model.decoder.layers.1.encoder_attn", "bart", 4, False, True, False, 40),
+    "blenderbot_small": ("model.decoder.layers.1.encoder_attn", "bart", 4, False, True, False, 40),
     "ernie": ("encoder.layer.1.attention", "bert", 4, False, False, False, 40),
     "data2vec_text": ("encoder.layer.1.attention", "bert", 4, False, False, False, 41),
     "distilbert": ("transformer.layer.1.attention", "distilbert", 4, False, False, False, 40),
@@ -88,10 +99,13 @@ def test_an_encoder_a_decoder_and_what_joins_them():
 def test_grids_and_windows_are_seen():
     assert [(s.grid, s.prefix) for s in find_attention(make("vit")) + find_attention(make("timm", reg_tokens=2))] == [((4, 4), 1)] * 2 + [((4, 4), 3)] * 2
     assert find_attention(make("mistral", sliding_window=5))[0].window == 5
+    assert [s.window for s in find_attention(make("gemma3"))] == [32, None]
+    assert [s.window for s in find_attention(make("embedding_gemma"))] == [5, None]
+    assert [s.window for s in find_attention(make("modernbert"))] == [None, 5]  # 8 // 2 to each side, and itself
 
 
 def test_norms_of_queries_and_keys_are_seen():
-    assert [find_attention(make(name))[0].qk_norm for name in ("llama", "qwen3", "timm", "timm_normed")] == [None, "rms", None, "layer"]
+    assert [find_attention(make(name))[0].qk_norm for name in ("llama", "qwen3", "gemma3", "timm", "timm_normed")] == [None, "rms", "rms", None, "layer"]
 
 
 def test_what_stands_against_a_replacement_is_said():

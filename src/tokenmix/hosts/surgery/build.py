@@ -44,8 +44,10 @@ def shell_for(model: nn.Module, site: Site, spec: dict[str, Any], init: str) -> 
 
 def _residual_dropout(site: Site, module: Any) -> float:
     """The rate at which the module itself drops what it gives; elsewhere the layer does."""
-    kept = {"gpt2": "resid_dropout", "timm": "proj_drop"}.get(site.family)
-    return getattr(module, kept).p if kept else float(getattr(module, "residual_dropout", 0.0))
+    kept = {"gpt2": "resid_dropout", "timm": "proj_drop", "modernbert": "out_drop"}.get(site.family)
+    if kept:
+        return float(getattr(getattr(module, kept), "p", 0.0))  # ModernBERT's is an Identity where it is 0
+    return float(getattr(module, "residual_dropout", 0.0))
 
 
 def _all_new(mixer: Mixer, found: dict[str, Weight]) -> list[Entry]:
@@ -81,8 +83,15 @@ def completed(spec: dict[str, Any], site: Site, module: Any, found: dict[str, We
     if site.qk_norm is not None:
         wanted |= {"qk_norm": site.qk_norm, "norm_eps": _eps(module.q_norm)}
     if name == "attention" and site.rotary:
-        wanted["positions"] = rotary_spec(module.config.rope_parameters, head_dim=site.head_dim, max_len=site.max_len)
+        wanted["positions"] = rotary_spec(_rope(module), head_dim=site.head_dim, max_len=site.max_len)
     return {option: value for option, value in wanted.items() if option in known} | spec
+
+
+def _rope(module: Any) -> dict[str, Any]:
+    """The rule of this layer's rotary positions: Gemma 3 and ModernBERT have one for each kind of layer."""
+    rules = module.config.rope_parameters
+    kind = (getattr(module.config, "layer_types", None) or {module.layer_idx: None})[module.layer_idx]
+    return rules.get(kind, rules)
 
 
 def _eps(norm: Any) -> float:

@@ -29,7 +29,7 @@ def read_mask(mask: Any, rows: int, queries: int, *, causal: bool, window: int |
     Args:
         mask: None; (B, S), 1 or True = may be attended; (B, T, S) or (B, 1, T, S), bool, or float to be added to logits. With a cache S counts the earlier
             tokens too, whose mask the mixer's state knows: only the columns of the new ones are read.
-        window: of a host that attends no farther back, itself included.
+        window: of a host whose tokens attend those less than so many away, itself included.
         where: begins the message of an error.
 
     Raises:
@@ -47,7 +47,8 @@ def read_mask(mask: Any, rows: int, queries: int, *, causal: bool, window: int |
     if mask.ndim == 2:
         found = Read(mask[:, -queries:].bool() if causal else mask.bool(), None)
     else:
-        found = _read_pairs(_allowed(mask, rows, where), queries, causal, window)
+        allowed = _allowed(mask, rows, where)
+        found = _read_pairs(allowed, queries, causal, window) if causal or window is not None else _read_columns(allowed)
     if noted:
         mask._tokenmix_read = asked, found  # type: ignore[attr-defined]  # a note to the layers that follow
     return found
@@ -68,21 +69,26 @@ def _allowed(mask: Tensor, rows: int, where: str) -> Tensor:
     return allowed.expand(rows, -1, -1)
 
 
+def _read_columns(allowed: Tensor) -> Read:
+    """Take a mask apart in which each query may attend the same keys, or says for itself which."""
+    if allowed.shape[1] == 1 or allowed.stride(1) == 0:  # one row for all queries
+        return Read(allowed[:, 0], None)
+    key_mask = allowed.any(1)
+    same = torch.compiler.is_compiling() or bool((allowed == key_mask[:, None]).all())
+    return Read(key_mask, None if same else allowed)
+
+
 def _read_pairs(allowed: Tensor, queries: int, causal: bool, window: int | None) -> Read:
-    """Take a mask of pairs apart."""
-    if not causal:
-        if allowed.shape[1] == 1 or allowed.stride(1) == 0:  # one row for all queries
-            return Read(allowed[:, 0], None)
-        key_mask = allowed.any(1)
-        same = torch.compiler.is_compiling() or bool((allowed == key_mask[:, None]).all())
-        return Read(key_mask, None if same else allowed)
-    new = allowed[:, :, allowed.shape[2] - queries :]
+    """Take a mask apart in which order or a window counts."""
+    new = allowed[:, :, allowed.shape[2] - queries :].expand(-1, queries, -1)
     key_mask = new.diagonal(dim1=1, dim2=2)  # a token attends itself, unless it is padding
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and causal:
         return Read(key_mask, None)
     back = torch.arange(queries, device=new.device)
     back = back[:, None] - back
-    order = (back >= 0) & (back < (window or queries + 1))
+    near = (back >= 0) & (back < (window or queries + 1)) if causal else back.abs() < (window or queries)
     plain = window is None or queries <= window
-    same = bool((new == (order & key_mask[:, None])).all())
+    if torch.compiler.is_compiling():
+        return Read(key_mask, None if plain else allowed, not plain)
+    same = bool((new == (near & key_mask[:, None])).all())
     return Read(key_mask, None if same and plain else allowed, same and not plain)

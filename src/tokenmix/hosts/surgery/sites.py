@@ -15,11 +15,14 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "distilbert": ("DistilBertSelfAttention",),
     "gpt2": ("GPT2Attention",),
     "llama": ("LlamaAttention", "MistralAttention", "MixtralAttention", "Qwen2Attention", "Qwen2MoeAttention", "GemmaAttention", "GraniteAttention")
-    + ("Qwen3Attention", "Qwen3MoeAttention", "Starcoder2Attention", "StableLmAttention"),
+    + ("Qwen3Attention", "Qwen3MoeAttention", "Starcoder2Attention", "StableLmAttention", "Gemma3Attention", "SmolLM3Attention", "ArceeAttention")
+    + ("GraniteMoeAttention", "GraniteMoeSharedAttention", "EuroBertAttention"),
+    "modernbert": ("ModernBertAttention",),
     "phi": ("PhiAttention",),
     "phi3": ("Phi3Attention",),
     "gpt_neox": ("GPTNeoXAttention",),
-    "bart": ("BartAttention", "MBartAttention", "MarianAttention", "PegasusAttention", "M2M100Attention", "WhisperAttention", "OPTAttention"),
+    "bart": ("BartAttention", "MBartAttention", "MarianAttention", "PegasusAttention", "M2M100Attention", "WhisperAttention", "OPTAttention")
+    + ("BlenderbotAttention", "BlenderbotSmallAttention", "PLBartAttention", "BioGptAttention"),
     "vit": ("ViTAttention", "DeiTAttention", "ViTMSNAttention", "IJepaAttention", "Dinov2Attention", "Dinov2WithRegistersAttention"),
     "clip": ("CLIPAttention", "SiglipAttention"),
     "detr": ("DetrSelfAttention", "DetrCrossAttention"),
@@ -31,6 +34,7 @@ PROJECTIONS = {
     "bert": "self",
     "distilbert": "q_lin",
     "gpt2": "c_attn",
+    "modernbert": "Wqkv",
     "phi": "dense",
     "phi3": "qkv_proj",
     "gpt_neox": "query_key_value",
@@ -55,7 +59,7 @@ class Site:
         max_len: tokens the model has positions for; None: no such limit, or unknown.
         grid, prefix: of an image model, patches (H, W) and the tokens before them.
         qk_norm: queries and keys are normalised head by head: "layer" or "rms"; None: they are not.
-        window: causal attention to this many tokens only; None: to all.
+        window: attention to tokens less than so many away only, itself included; None: to all.
         layer: the module's number in a cache; None: it has none.
         obstacle: why it cannot be replaced as it is; None: nothing stands against it.
     """
@@ -81,7 +85,7 @@ class Site:
 def find_attention(model: nn.Module) -> list[Site]:
     """Every attention module of a model whose family is known, in the model's order.
 
-    Known are BERT, DistilBERT, GPT-2, GPT-NeoX, Llama, Phi, BART, ViT, CLIP and DETR of transformers with their kin, timm's ``Attention``, and
+    Known are BERT, ModernBERT, DistilBERT, GPT-2, GPT-NeoX, Llama, Phi, BART, ViT, CLIP and DETR of transformers with their kin, timm's ``Attention``, and
     ``nn.MultiheadAttention``; see ``FAMILIES``. A class of another name, or a subclass with a ``forward`` of its own, is left out: what it computes is not
     known.
 
@@ -128,7 +132,7 @@ def family_of(module: nn.Module) -> str | None:
 
 def _described(model: nn.Module, name: str, module: Any, family: str) -> Site:
     describe = {"bert": _bert, "distilbert": _distilbert, "gpt2": _gpt2, "bart": _bart, "clip": _clip, "timm": _timm, "torch": _torch}
-    describe |= dict.fromkeys(("llama", "phi", "phi3", "gpt_neox"), _llama)
+    describe |= dict.fromkeys(("llama", "modernbert", "phi", "phi3", "gpt_neox"), _llama)
     facts = describe.get(family, _separate)(module)
     facts |= _image(model, name, module) if family == "timm" or hasattr(getattr(module, "config", None), "patch_size") else {"grid": None, "prefix": 0}
     facts["qk_norm"] = _norm_of(module)
@@ -172,12 +176,12 @@ def _llama(module: Any) -> dict[str, Any]:
     config = module.config
     window = module.sliding_window if hasattr(module, "sliding_window") else getattr(config, "sliding_window", None)
     odd = "it norms queries and keys with qk_layernorm, which the mixers have no place for" if getattr(module, "qk_layernorm", False) else None
-    facts = {"rotary": True, "window": window or None, "max_len": config.max_position_embeddings, "obstacle": odd}
+    facts = {"rotary": bool(getattr(module, "use_rope", True)), "window": window or None, "max_len": config.max_position_embeddings, "obstacle": odd}
     return (_separate(module) if hasattr(module, "q_proj") else _one_projection(module)) | facts
 
 
 def _one_projection(module: Any) -> dict[str, Any]:
-    """Queries, keys and values in one: Phi-3, GPT-NeoX."""
+    """Queries, keys and values in one: Phi-3, GPT-NeoX, ModernBERT."""
     config = module.config
     heads = config.num_attention_heads
     facts = {"dim": config.hidden_size, "heads": heads, "kv_heads": getattr(config, "num_key_value_heads", heads), "layer": module.layer_idx}

@@ -22,6 +22,7 @@ class Place:
         index, sizes: of a fused tensor the ``index``-th part, of parts of these many rows; (): it is not fused.
         heads: more than 1: fused head by head, as in GPT-NeoX; ``sizes`` are then those of one head.
         transposed: as in GPT-2's Conv1D.
+        less: how much smaller the host's numbers are: Gemma 3's norms multiply by 1 + weight.
     """
 
     weight: str
@@ -30,6 +31,7 @@ class Place:
     sizes: tuple[int, ...] = ()
     heads: int = 1
     transposed: bool = False
+    less: float = 0.0
 
     def tensor(self, leaf: str) -> str:
         """The name of the weight or the bias."""
@@ -59,7 +61,7 @@ def _fused(name: str, *sizes: int, **options: Any) -> list[Place]:
     return [place for i in range(len(sizes)) for place in _linear(name, index=i, sizes=sizes, **options)]
 
 
-def places(site: Site) -> dict[str, Place]:
+def places(site: Site, module: nn.Module) -> dict[str, Place]:
     """q_proj, k_proj, v_proj, out_proj, and q_norm and k_norm where there are any -> where a site of this family has them."""
     queries, keys = site.heads * site.head_dim, site.kv_heads * site.head_dim
     if site.family == "bert":
@@ -72,6 +74,8 @@ def places(site: Site) -> dict[str, Place]:
         found = _fused("qkv", queries, keys, keys) + _linear("proj")
     elif site.family == "gpt_neox":
         found = _fused("query_key_value", *[site.head_dim] * 3, heads=site.heads) + _linear("dense")
+    elif site.family == "modernbert":
+        found = _fused("Wqkv", queries, keys, keys) + _linear("Wo")
     elif site.family == "phi3":
         found = _fused("qkv_proj", queries, keys, keys) + _linear("o_proj")
     elif site.family == "phi":
@@ -84,18 +88,19 @@ def places(site: Site) -> dict[str, Place]:
         found = [Place("in_proj_weight", "in_proj_bias", i, (queries, keys, keys)) for i in range(3)] + _linear("out_proj")
     else:
         found = _linear("q_proj", "k_proj", "v_proj", "o_proj")
-    norms = {} if site.qk_norm is None else dict(zip(NORMS, _linear(*NORMS), strict=True))
+    norms = {} if site.qk_norm is None else dict(zip(NORMS, _linear(*NORMS, less=float(type(module).__name__.startswith("Gemma"))), strict=True))
     return dict(zip(ALL, found, strict=True)) | norms
 
 
 def softmax_weights(site: Site, module: nn.Module) -> dict[str, Weight]:
     """The site's tensors under our names: "q_proj.weight" (out, in), "q_proj.bias" ..."""
     state, found = module.state_dict(), {}
-    for part, place in places(site).items():
+    for part, place in places(site, module).items():
         for leaf in ("weight", "bias"):
             name = place.tensor(leaf)
             if name in state:
-                found[f"{part}.{leaf}"] = Weight(place.part(state[name]).flatten(0, 1), name, bool(place.sizes))
+                value = place.part(state[name]).flatten(0, 1)
+                found[f"{part}.{leaf}"] = Weight(value + place.less if place.less else value, name, bool(place.sizes))
     return found
 
 
@@ -146,17 +151,17 @@ def give_back(mixer: Any, site: Site, module: nn.Module) -> list[Entry]:
     """Fill softmax attention of the host from a mixer that has its four projections."""
     ours, entries, done = mixer.state_dict(), [], set()
     state = module.state_dict()
-    for part, place in places(site).items():
+    for part, place in places(site, module).items():
         for leaf in ("weight", "bias"):
             name, source = place.tensor(leaf), ours.get(f"{part}.{leaf}")
             if name not in state:
                 continue
             target = place.part(state[name])
-            target.copy_(torch.zeros_like(target) if source is None else _narrowed(source, target, f"{part}.{leaf}", site))
+            target.copy_(torch.zeros_like(target) if source is None else _narrowed(source, target, f"{part}.{leaf}", site) - place.less)
             if name not in done:
                 entries.append(Entry(name, "new" if source is None else "copied", tuple(state[name].shape), f"{part}.{leaf}"))
                 done.add(name)
-    kept = {f"{part}.{leaf}" for part, place in places(site).items() for leaf in ("weight", "bias") if place.tensor(leaf) in state}
+    kept = {f"{part}.{leaf}" for part, place in places(site, module).items() for leaf in ("weight", "bias") if place.tensor(leaf) in state}
     return entries + [Entry(n, "dropped", tuple(t.shape), n) for n, t in ours.items() if n not in kept]
 
 
