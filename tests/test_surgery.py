@@ -288,6 +288,22 @@ def test_a_mask_of_pairs_is_honoured_or_refused():
         hydra(ids, attention_mask=pairs)
 
 
+@pytest.mark.parametrize("spec", ["attention", "aft_simple"])
+@torch.no_grad()
+def test_a_prefix_that_sees_itself_whole_is_refused(spec):
+    """PaliGemma's and Gemma 3's image tokens attend each other both ways: a causal mixer would leave half of that out."""
+    model, (ids, _) = shared("gemma"), padded("right")
+    new, _ = replace_mixers(model, {"*.1.*": spec}, seed=0)
+    order = torch.ones(9, 9, dtype=torch.bool).tril()[None, None].expand(3, 1, -1, -1).clone()
+    if spec == "attention":
+        wanted = final(model(ids, attention_mask=order, use_cache=False))
+        assert (final(new(ids, attention_mask=order, use_cache=False)) - wanted).abs().max() <= TIGHT
+    order[..., :4, :4] = True
+    for cached in (False, True):
+        with pytest.raises(MixerError, match=r"layers.1.self_attn: gets a mask in which tokens attend later ones.* Leave this module out"):
+            new(ids, attention_mask=order, use_cache=cached)
+
+
 @torch.no_grad()
 def test_grids_of_image_models_reach_mixers_of_grids():
     new, _ = replace_mixers(make("timm", dynamic_img_size=True), {"name": "aft_conv", "heads": 4, "kernel_size": 3}, seed=0)

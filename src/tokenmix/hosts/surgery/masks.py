@@ -33,7 +33,7 @@ def read_mask(mask: Any, rows: int, queries: int, *, causal: bool, window: int |
         where: begins the message of an error.
 
     Raises:
-        MixerError: for heads that differ, for a bias on logits, for a mask that is no tensor.
+        MixerError: for heads that differ, for a bias on logits, for a mask that is no tensor, and for one that shows a causal mixer what comes later.
     """
     if mask is None:
         return Read(None, None)
@@ -48,7 +48,7 @@ def read_mask(mask: Any, rows: int, queries: int, *, causal: bool, window: int |
         found = Read(mask[:, -queries:].bool() if causal else mask.bool(), None)
     else:
         allowed = _allowed(mask, rows, where)
-        found = _read_pairs(allowed, queries, causal, window) if causal or window is not None else _read_columns(allowed)
+        found = _read_pairs(allowed, queries, causal, window, where) if causal or window is not None else _read_columns(allowed)
     if noted:
         mask._tokenmix_read = asked, found  # type: ignore[attr-defined]  # a note to the layers that follow
     return found
@@ -78,7 +78,7 @@ def _read_columns(allowed: Tensor) -> Read:
     return Read(key_mask, None if same else allowed)
 
 
-def _read_pairs(allowed: Tensor, queries: int, causal: bool, window: int | None) -> Read:
+def _read_pairs(allowed: Tensor, queries: int, causal: bool, window: int | None, where: str) -> Read:
     """Take a mask apart in which order or a window counts."""
     new = allowed[:, :, allowed.shape[2] - queries :].expand(-1, queries, -1)
     key_mask = new.diagonal(dim1=1, dim2=2)  # a token attends itself, unless it is padding
@@ -91,4 +91,6 @@ def _read_pairs(allowed: Tensor, queries: int, causal: bool, window: int | None)
     if torch.compiler.is_compiling():
         return Read(key_mask, None if plain else allowed, not plain)
     same = bool((new == (near & key_mask[:, None])).all())
+    if causal and not same and bool((new & (back < 0) & key_mask[..., None]).any()):
+        raise MixerError(f"{where}: gets a mask in which tokens attend later ones, as in a prefix or an image; a causal mixer cannot. Leave this module out.")
     return Read(key_mask, None if same and plain else allowed, same and not plain)
