@@ -13,11 +13,12 @@ import torch
 
 from .._fast_linear import fast_linear
 from ..errors import MixerError
+from ..hosts.graphed import graphed
 from .gate import Verdict, gate
 from .limits import Limits, machine, memory_available, probe
 from .peers import PEERS
 from .subjects import SDPA, Prepared, Subject, is_causal, needed_bytes, prepare
-from .timing import Sampler, Timing, exponent, graphed, measure, peak_memory, sampler
+from .timing import Sampler, Timing, exponent, measure, peak_memory, sampler
 from .work import Setting
 
 SCHEMA = 1

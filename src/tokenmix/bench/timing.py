@@ -156,25 +156,6 @@ def _status(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def graphed(call: Call) -> Call:
-    """The call as a CUDA graph: what remains is the device's work, without Python and the launches. Its result is that of the replay, in fixed memory."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = call()
-
-    def replay() -> Any:
-        graph.replay()
-        return kept
-
-    return replay
-
-
 def exponent(lengths: list[int], seconds: list[float]) -> float | None:
     """The slope of log time over log length by least squares: 1 is linear, 2 quadratic; None with fewer than two lengths."""
     if len(set(lengths)) < 2:

@@ -1,4 +1,4 @@
-"""Other libraries: their weights into our models and back, and our models as programs they can run."""
+"""Other libraries: their weights into our models and back, our models as programs they can run, and as CUDA graphs."""
 
 from ._report import Report as Report
 from .convert import RULES as RULES
@@ -6,6 +6,7 @@ from .convert import convert_command as convert_command
 from .convert import convert_vit as convert_vit
 from .convert import save_converted as save_converted
 from .files import read_weights as read_weights
+from .graphed import GraphedDecoder as GraphedDecoder
 from .onnx import OnnxReport as OnnxReport
 from .onnx import export_onnx as export_onnx
 from .onnx import export_program as export_program

@@ -118,6 +118,7 @@ class LM(Trunk):
         top_p: float | None = None,
         seed: int | None = None,
         key_mask: Tensor | None = None,
+        decoder: Any = None,
     ) -> Tensor:
         """Continue each row of the prompt tokens (B, T) by n tokens, streaming. Returns (B, T + n).
 
@@ -126,13 +127,17 @@ class LM(Trunk):
             top_k, top_p: keep the k most likely tokens, then the fewest that hold probability p.
             seed: makes the choice repeatable; default draws from torch's generator.
             key_mask: (B, T) bool for prompts of different lengths, padded on the left.
+            decoder: a ``hosts.GraphedDecoder`` of this model, which then takes the steps after the prompt.
 
         Raises:
             MixerError: up front, when prompt and continuation together are longer than ``max_len``.
         """
         check_sampling(temperature, top_k, top_p)
+        if decoder is not None and decoder.model is not self:
+            raise MixerError("LM.generate: the decoder was made of another model.")
         self._check_prompt(tokens, n, key_mask)
         generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
+        extend = self.extend if decoder is None else decoder.extend
         with evaluating(self):
             logits, state = self.prefill(tokens, key_mask=key_mask)
             out = [tokens]
@@ -140,7 +145,7 @@ class LM(Trunk):
                 token = pick_token(logits[:, -1], temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
                 out.append(token.to(tokens.dtype))
                 if i + 1 < n:
-                    logits, state = self.extend(token, state)
+                    logits, state = extend(token, state)
         return torch.cat(out, 1)
 
     def prefill(self, tokens: Tensor, *, key_mask: Tensor | None = None) -> tuple[Tensor, LMState]:
