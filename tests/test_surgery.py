@@ -288,6 +288,23 @@ def test_a_mask_of_pairs_is_honoured_or_refused():
         hydra(ids, attention_mask=pairs)
 
 
+@torch.no_grad()
+def test_sequences_packed_into_one_row_are_kept_apart_or_refused():
+    model, ids = shared("llama"), torch.randint(3, 60, (1, 9))
+    packed = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    new, _ = replace_mixers(model, "attention")
+    together = final(new(ids, position_ids=packed, use_cache=False))  # transformers makes a mask of pairs of it
+    assert (together - final(model(ids, position_ids=packed, use_cache=False))).abs().max() <= TIGHT
+    assert (together[:, 4:] - final(new(ids[:, 4:], use_cache=False))).abs().max() <= TIGHT
+    with pytest.raises(MixerError, match="gets a mask of pairs of tokens"):
+        replace_mixers(model, "hydra", seed=0)[0](ids, position_ids=packed, use_cache=False)
+    for mixed in (new, replace_mixers(model, "hydra", seed=0)[0]):
+        with pytest.raises(MixerError, match=r"layers.0.self_attn: gets several sequences in one row.* give each a row of its own"):
+            mixed(ids, position_ids=packed, use_cache=True)  # then it makes none, nor does flash attention
+        one = mixed.model.layers[1].self_attn
+        assert torch.isfinite(one(torch.randn(1, 4, 32), None, position_ids=torch.tensor([[3, 4, 5, 9]]))[0]).all()
+
+
 @pytest.mark.parametrize("spec", ["attention", "aft_simple"])
 @torch.no_grad()
 def test_a_prefix_that_sees_itself_whole_is_refused(spec):

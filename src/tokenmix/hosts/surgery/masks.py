@@ -54,6 +54,15 @@ def read_mask(mask: Any, rows: int, queries: int, *, causal: bool, window: int |
     return found
 
 
+def refuse_packed(positions: Tensor | None, where: str) -> None:
+    """Several sequences in one row, which positions that begin anew tell where no mask does: flash attention's way, which would mix them here."""
+    if positions is None or positions.shape[-1] < 2 or torch.compiler.is_compiling():
+        return
+    if bool((positions[..., 1:] <= positions[..., :-1]).any()):
+        said = "gets several sequences in one row, by positions that begin anew, and no mask of pairs"
+        raise MixerError(f"{where}: {said}; give each a row of its own, or call model.set_attn_implementation('sdpa') and pass use_cache=False.")
+
+
 def _allowed(mask: Tensor, rows: int, where: str) -> Tensor:
     """(B, T, S), True = may be attended."""
     if mask.ndim == 4:

@@ -14,7 +14,7 @@ from ...mixers import Mixer
 from ...mixers.attention import Attention
 from ..convert import RULES
 from ..torch import MultiheadMixer
-from .masks import Read, read_mask
+from .masks import Read, read_mask, refuse_packed
 from .sites import Site
 
 
@@ -88,6 +88,8 @@ class HFShell(Shell):
             context = encoder_hidden_states if key_value_states is None else key_value_states
             mask = encoder_attention_mask if self.site.family == "gpt2" else attention_mask
             return self.dropout(self._across(hidden_states, context, mask, added, past_key_values)), None
+        if attention_mask is None:
+            refuse_packed(position_ids, self.site.name)
         if past_key_values is not None and self.mixer.causal:
             return self.dropout(self._stream(hidden_states, attention_mask, past_key_values, position_ids)), None
         with located(self, added[0], added[0], hidden_states) as x:
