@@ -240,6 +240,23 @@ def test_windows_of_the_host():
     assert torch.isfinite(other.generate(ids[:, :3], max_new_tokens=6, pad_token_id=0)).all()
 
 
+@pytest.mark.parametrize("name", ["mistral", "embedding_gemma"])
+@torch.no_grad()
+def test_a_window_that_no_mask_tells_of(name):
+    """As with flash attention, where masks are of padding alone, and in compiled code, which cannot look at a mask."""
+    new, _ = replace_mixers(make(name, **({"sliding_window": 4} if name == "mistral" else {})), "attention")
+    shell = new.get_submodule("model" if name == "mistral" else "").layers[0].self_attn
+    x, (_, mask), at = torch.randn(3, 9, 32), padded("right"), torch.arange(9)
+    back = at[:, None] - at
+    near = (back >= 0) & (back < 4) if name == "mistral" else back.abs() < 5
+    whole = near & mask.bool()[:, None]
+    wanted = shell(x, whole[:, None], position_ids=at[None])[0]
+    assert (shell(x, mask, position_ids=at[None])[0] - wanted)[mask.bool()].abs().max() <= TIGHT
+    assert (shell(x, None, position_ids=at[None])[0] - wanted)[0].abs().max() <= TIGHT  # no padding there
+    compiled = torch.compile(lambda *given: shell(*given, position_ids=at[None])[0], backend="aot_eager", fullgraph=True)
+    assert (compiled(x, whole[:, None]) - wanted)[mask.bool()].abs().max() <= TIGHT
+
+
 @torch.no_grad()
 def test_windows_of_some_layers():
     """Gemma 3 and ModernBERT attend a window in some layers, and turn queries and keys by another rule there."""

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import tokenmix.hosts.surgery.build as build
-import tokenmix.hosts.surgery.masks as masks
 import tokenmix.hosts.surgery.shells as shells
 import tokenmix.hosts.surgery.sites as sites
 import tokenmix.hosts.surgery.weights as weights
@@ -50,8 +49,9 @@ def one_rope(patch: Any) -> None:
 
 
 def no_window(patch: Any) -> None:
-    read = masks._read_pairs
-    patch.setattr(masks, "_read_pairs", lambda *args: Read(read(*args).key_mask, None))
+    read, pairs = shells.read_mask, shells.within
+    patch.setattr(shells, "read_mask", lambda *args, **options: Read(read(*args, **options).key_mask, None))
+    patch.setattr(shells, "within", lambda queries, causal, window, device: pairs(queries, causal, None, device))
 
 
 def not_causal(patch: Any) -> None:
@@ -107,3 +107,23 @@ def test_replaced_models_compile_whole(name, spec):
         given = {"x" if name == "timm" else "pixel_values": torch.randn(2, 3, 32, 32)}
     compiled = torch.compile(new, backend="aot_eager", fullgraph=True)
     assert (final(compiled(**given)) - final(new(**given))).abs().max() <= TIGHT
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+@torch.no_grad()
+def test_compiled_code_stops_at_a_mask_it_cannot_look_into(name):
+    torch._dynamo.reset()
+    new, _ = replace_mixers(make(name, 0.1), "attention")
+    ids, pairs = padded("right")[0][:1], torch.ones(9, 9, dtype=torch.bool)
+    pairs[4:, :4] = pairs[:4, 4:] = False  # two sequences
+    whole = torch.ones(9, 9, dtype=torch.bool)
+    if name == "llama":
+        pairs, whole = pairs.tril(), whole.tril()
+    options = {"use_cache": False} if name == "llama" else {}
+    compiled = torch.compile(new, backend="aot_eager", fullgraph=True)
+    assert (
+        final(compiled(ids, attention_mask=whole[None, None], **options)) - final(new(ids, attention_mask=whole[None, None], **options))
+    ).abs().max() <= TIGHT
+    assert (final(new(ids, attention_mask=pairs[None, None], **options)) - final(new(ids, attention_mask=whole[None, None], **options))).abs().max() > 0.01
+    with pytest.raises(RuntimeError, match=r"att.*: gets a mask beyond padding, order and window, which compiled code cannot look into"):
+        compiled(ids, attention_mask=pairs[None, None], **options)

@@ -48,7 +48,7 @@ def read_mask(mask: Any, rows: int, queries: int, *, causal: bool, window: int |
         found = Read(mask[:, -queries:].bool() if causal else mask.bool(), None)
     else:
         allowed = _allowed(mask, rows, where)
-        found = _read_pairs(allowed, queries, causal, window, where) if causal or window is not None else _read_columns(allowed)
+        found = _read_pairs(allowed, queries, causal, window, where) if causal or window is not None else _read_columns(allowed, where)
     if noted:
         mask._tokenmix_read = asked, found  # type: ignore[attr-defined]  # a note to the layers that follow
     return found
@@ -78,28 +78,35 @@ def _allowed(mask: Tensor, rows: int, where: str) -> Tensor:
     return allowed.expand(rows, -1, -1)
 
 
-def _read_columns(allowed: Tensor) -> Read:
+def _read_columns(allowed: Tensor, where: str) -> Read:
     """Take a mask apart in which each query may attend the same keys, or says for itself which."""
     if allowed.shape[1] == 1 or allowed.stride(1) == 0:  # one row for all queries
         return Read(allowed[:, 0], None)
     key_mask = allowed.any(1)
-    same = torch.compiler.is_compiling() or bool((allowed == key_mask[:, None]).all())
-    return Read(key_mask, None if same else allowed)
+    return Read(key_mask, None if _holds(allowed == key_mask[:, None], where) else allowed)
 
 
 def _read_pairs(allowed: Tensor, queries: int, causal: bool, window: int | None, where: str) -> Read:
     """Take a mask apart in which order or a window counts."""
     new = allowed[:, :, allowed.shape[2] - queries :].expand(-1, queries, -1)
     key_mask = new.diagonal(dim1=1, dim2=2)  # a token attends itself, unless it is padding
-    if torch.compiler.is_compiling() and causal:
-        return Read(key_mask, None)
-    back = torch.arange(queries, device=new.device)
-    back = back[:, None] - back
-    near = (back >= 0) & (back < (window or queries + 1)) if causal else back.abs() < (window or queries)
-    plain = window is None or queries <= window
-    if torch.compiler.is_compiling():
-        return Read(key_mask, None if plain else allowed, not plain)
-    same = bool((new == (near & key_mask[:, None])).all())
-    if causal and not same and bool((new & (back < 0) & key_mask[..., None]).any()):
+    real, ordered = key_mask[..., None], within(queries, causal, window, new.device) & key_mask[:, None]
+    same, plain = _holds((new == ordered) | ~real, where), window is None or queries <= window
+    if causal and not same and bool((new & ~within(queries, True, None, new.device) & real).any()):
         raise MixerError(f"{where}: gets a mask in which tokens attend later ones, as in a prefix or an image; a causal mixer cannot. Leave this module out.")
     return Read(key_mask, None if same and plain else allowed, same and not plain)
+
+
+def _holds(condition: Tensor, where: str) -> bool:
+    """Whether a condition holds everywhere. Compiled code goes on as if it did, and stops where it does not."""
+    if not torch.compiler.is_compiling():
+        return bool(condition.all())
+    torch._assert_async(condition.all(), f"{where}: gets a mask beyond padding, order and window, which compiled code cannot look into; call it eagerly.")
+    return True
+
+
+def within(queries: int, causal: bool, window: int | None, device: Any) -> Tensor:
+    """(T, T): which pairs order and a window allow."""
+    at = torch.arange(queries, device=device)
+    back, reach = at[:, None] - at, window or queries + 1
+    return (back >= 0) & (back < reach) if causal else back.abs() < reach

@@ -14,7 +14,7 @@ from ...mixers import Mixer
 from ...mixers.attention import Attention
 from ..convert import RULES
 from ..torch import MultiheadMixer
-from .masks import Read, read_mask, refuse_packed
+from .masks import Read, read_mask, refuse_packed, within
 from .sites import Site
 
 
@@ -49,7 +49,10 @@ class Shell(nn.Module):
         return {"grid": grid, "prefix": self.site.prefix}
 
     def _masked(self, mask: Any, x: Tensor, *, causal: bool, window: int | None = None) -> Read:
-        read = read_mask(mask, x.shape[0], x.shape[1], causal=causal, window=window, where=self.site.name)
+        rows, queries = x.shape[:2]
+        read = read_mask(mask, rows, queries, causal=causal, window=window, where=self.site.name)
+        if window is not None and queries > window and read.pairs is None:  # flash attention is told of the window beside the mask
+            read = Read(read.key_mask, within(queries, causal, window, x.device).expand(rows, -1, -1), True)
         if read.windowed and not isinstance(self.mixer, Attention):  # other mixers look as far back as they do
             return Read(read.key_mask, None)
         if read.pairs is not None and not self.mixer.capabilities.attn_mask:
