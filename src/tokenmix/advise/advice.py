@@ -21,6 +21,7 @@ from .places import Place, places_of
 
 PROBE = 64  # tokens, or patches' worth of them: what is run first, to know what to expect
 ROOM = 0.8  # of the free memory, what a pass may take
+SPARE = 0.05  # of the seconds given, what a length may take where others have used them up
 Tell = Callable[[str], None]
 
 
@@ -121,7 +122,7 @@ def _measure_shares(advice: Advice, lengths: list[int], seconds: float, device: 
     seen = [] if inputs.tokens(lengths[0]) <= 2 * PROBE else _probe(advice, device)
     for i, n in enumerate(lengths):
         left = seconds - (time.perf_counter() - began)
-        why = inputs.refusal(n) or _outlook(seen, inputs.tokens(n), left, device)
+        why = inputs.refusal(n) or _outlook(seen, inputs.tokens(n), max(left, SPARE * seconds), device)
         if why is None:
             tell(f"attention at {n:,} {inputs.unit}")
             found = _one(advice, n, left / (len(lengths) - i), device)
@@ -158,8 +159,8 @@ def _outlook(seen: list[Share], tokens: int, left: float, device: str) -> str | 
         return None
     last = seen[-1]
     takes = 4 * expected(last.seconds, last.mixing, last.tokens, tokens)  # a warm-up, two for memory, one that counts
-    if takes > max(left, 0.0):
-        return f"its passes would take about {takes:.0f} s of {max(left, 0.0):.0f} s that are left; give more --seconds"
+    if takes > left:
+        return f"its passes would take about {takes:,.{takes < 10:d}f} s of {left:,.{left < 10:d}f} s that are left; give more --seconds"
     peak, free = expected_peak(seen, tokens), memory_available(device)
     if peak is not None and free is not None and peak > ROOM * free:
         return f"a pass would take up to {peak / 2**30:.1f} GiB of memory, {free / 2**30:.1f} GiB are free"
