@@ -153,6 +153,10 @@ def _one(advice: Advice, n: int, budget: float, device: str) -> Share | str:
         return f"the model refuses it ({' '.join(str(why).split())[:160]})"
 
 
+def _spelled(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:,.0f} s"
+
+
 def _outlook(seen: list[Share], tokens: int, left: float, device: str) -> str | None:
     """Why a length would take too long or too much memory, by what shorter ones took; None where it will do."""
     if not seen:
@@ -160,7 +164,7 @@ def _outlook(seen: list[Share], tokens: int, left: float, device: str) -> str | 
     last = seen[-1]
     takes = 4 * expected(last.seconds, last.mixing, last.tokens, tokens)  # a warm-up, two for memory, one that counts
     if takes > left:
-        return f"its passes would take about {takes:,.{takes < 10:d}f} s of {left:,.{left < 10:d}f} s that are left; give more --seconds"
+        return f"its passes would take about {_spelled(takes)} of {_spelled(left)} that are left; give more --seconds"
     peak, free = expected_peak(seen, tokens), memory_available(device)
     if peak is not None and free is not None and peak > ROOM * free:
         return f"a pass would take up to {peak / 2**30:.1f} GiB of memory, {free / 2**30:.1f} GiB are free"

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from .._cuda_graph import graphed
 from .._fast_linear import fast_linear
 from ..errors import MixerError
-from ..hosts.graphed import graphed
 from .gate import Verdict, gate
 from .limits import Limits, machine, memory_available, probe
 from .peers import PEERS

@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from .. import functional
 from ..errors import MixerError
+from ..functional._heads import by_head
 from ..mixers import MIXERS, Mixer, build_mixer, mixer_options
 from ..models import LM, LMConfig
 from .peers import PEERS, build_peer
@@ -184,7 +185,7 @@ def _op(subject: Subject, s: Setting) -> Prepared:
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool) -> Tensor:
     """torch's scaled_dot_product_attention on (B, T, D), as any caller has to write it."""
-    q, k, v = (a.unflatten(-1, (heads, -1)).transpose(1, 2) for a in (q, k, v))
+    q, k, v = (by_head(a, heads) for a in (q, k, v))
     return scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
 
 
@@ -277,7 +278,7 @@ def after_context(mixer: Any, s: Setting) -> Any:
 
 
 def _cached_step(token: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    q = token.unflatten(-1, (keys.shape[1], -1)).transpose(1, 2)
+    q = by_head(token, keys.shape[1])
     keys[:, :, -1:], values[:, :, -1:] = q, q
     return scaled_dot_product_attention(q, keys, values).transpose(1, 2).flatten(2)
 

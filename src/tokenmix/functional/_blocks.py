@@ -16,6 +16,7 @@ from torch import Tensor
 from ..errors import MixerError
 from ._backend import pick
 from ._checks import check_qkv
+from ._heads import by_head
 from ._masks import allowed, kept
 from ._places import first_true
 
@@ -53,7 +54,7 @@ def check(who: str, q: Tensor, k: Tensor, v: Tensor, heads: int, backend: str, *
 
 def split(a: Tensor, heads: int) -> Tensor:
     """(B, T, H e) -> (B, H, T, e) in float32 or better."""
-    return a.to(torch.promote_types(a.dtype, torch.float32)).unflatten(-1, (heads, -1)).transpose(1, 2)
+    return by_head(a.to(torch.promote_types(a.dtype, torch.float32)), heads)
 
 
 def ready(q: Tensor, k: Tensor, v: Tensor, heads: int, key_mask: Tensor | None) -> Ready:

@@ -18,14 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ._heads import by_head
 from ._sums import DEAD, FLOOR, SCAN, SCAN_JUMP, Sums, delay, merge, risen, scan
 
 Past = tuple[Tensor, Tensor]  # m (B, H, M), acc (B, H, e + 1, M): a streaming state
 
 
-def by_head(a: Tensor, heads: int) -> Tensor:
+def wide_by_head(a: Tensor, heads: int) -> Tensor:
     """(B, T, H e) as float64 (B, H, T, e)."""
-    return a.double().unflatten(-1, (heads, -1)).transpose(1, 2)
+    return by_head(a.double(), heads)
 
 
 def joined_heads(y: Tensor, like: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ def dead(b: Tensor, key_mask: Tensor | None) -> Tensor:
 
 def with_ones(v: Tensor, heads: int) -> Tensor:
     """Values (B, S, H e) as (B, H, S, e + 1), the last channel 1: what sums to the denominator."""
-    return F.pad(by_head(v, heads), (0, 1), value=1.0)
+    return F.pad(wide_by_head(v, heads), (0, 1), value=1.0)
 
 
 def over_keys(b: Tensor, v1: Tensor) -> Sums:

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..errors import MixerError
 from ._backend import pick
 from ._heads import by_head
-from ._masks import allowed, check_key_mask, kept
+from ._masks import allowed, check_keys, kept
 
 
 def attention(
@@ -37,7 +37,7 @@ def attention(
     kv_heads = kv_heads or heads
     if q.shape[-1] % heads or heads % kv_heads or k.shape[-1] * heads != q.shape[-1] * kv_heads:
         raise MixerError(f"attention: heads={heads}, kv_heads={kv_heads} do not divide q of width {q.shape[-1]} and k of width {k.shape[-1]}.")
-    check_key_mask(key_mask, *k.shape[:2])
+    check_keys(key_mask, *k.shape[:2])
     kh, vh = by_head(kept(k, key_mask), kv_heads), by_head(kept(v, key_mask), kv_heads)
     return attention_by_head(by_head(q, heads), kh, vh, scale=scale, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
 

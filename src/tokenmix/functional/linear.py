@@ -78,10 +78,10 @@ def linear_chunk(q: Tensor, k: Tensor, v: Tensor, past: sums.Past, *, heads: int
 
 def log_queries(q: Tensor, heads: int, feature: str) -> Tensor:
     """log phi(q), (B, H, T, e)."""
-    return LOG_FEATURES[feature](sums.by_head(q, heads))
+    return LOG_FEATURES[feature](sums.wide_by_head(q, heads))
 
 
 def log_keys(k: Tensor, v: Tensor, heads: int, feature: str, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """log phi(k) (B, H, S, e) and the values with a channel of ones, masked keys without weight."""
-    b = LOG_FEATURES[feature](sums.by_head(sums.hidden(k, key_mask), heads))
+    b = LOG_FEATURES[feature](sums.wide_by_head(sums.hidden(k, key_mask), heads))
     return sums.dead(b, key_mask), sums.with_ones(sums.hidden(v, key_mask), heads)

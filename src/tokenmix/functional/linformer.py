@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from ._heads import by_head
 from ._masks import kept
 from ._places import default_places
 from .attention import attention
@@ -52,4 +53,4 @@ def shortened(k: Tensor, e: Tensor, heads: int, positions: Tensor | None, key_ma
         k = k.new_zeros(B, e.shape[-1], D).scatter_add(1, place.long()[..., None].expand(-1, -1, D), k)
     if e.shape[0] == 1:
         return e[0].double() @ k
-    return (e.double() @ k.unflatten(-1, (heads, -1)).transpose(1, 2)).transpose(1, 2).flatten(2)
+    return (e.double() @ by_head(k, heads)).transpose(1, 2).flatten(2)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from ._heads import by_head
 from ._masks import alive, kept
 from ._places import back_to_place, first_true, gathered, patches, shifted, strided_conv, taps_of
 from .attention import attention
@@ -95,7 +96,7 @@ def _compressed(q: Tensor, k: Tensor, v: Tensor, conv: Conv, *, heads: int, caus
 def _joint(own: list[Tensor], cells: tuple[Tensor, Tensor], near: Tensor, far: Tensor, heads: int) -> Tensor:
     """One softmax over the tokens of the own block, own = q, k, v (B, n, b, D) where ``near`` allows, and over cells (B, n, D) where ``far`` does."""
     q, k, v = (a.to(cells[0].dtype).unflatten(-1, (heads, -1)).movedim(-2, 1) for a in own)  # (B, heads, n, b, e)
-    keys, values = (a.unflatten(-1, (heads, -1)).transpose(1, 2) for a in cells)
+    keys, values = (by_head(a, heads) for a in cells)
     q = q * q.shape[-1] ** -0.5
     ahead = (q.flatten(2, 3) @ keys.mT).unflatten(2, q.shape[2:4])
     keep = torch.cat([far, near], -1)

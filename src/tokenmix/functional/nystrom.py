@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import pick
+from ._heads import by_head
 from ._masks import kept
 from ._places import default_places
 
@@ -47,7 +48,7 @@ def nystrom(
     B, T, _ = q.shape
     if T == 0:
         return torch.zeros_like(q)
-    qh, kh, vh = (a.double().unflatten(-1, (heads, -1)).transpose(1, 2) for a in (q, kept(k, key_mask), kept(v, key_mask)))
+    qh, kh, vh = (by_head(a.double(), heads) for a in (q, kept(k, key_mask), kept(v, key_mask)))
     qh = qh * qh.shape[-1] ** -0.5
     member = segments(B, T, landmarks, positions, key_mask, q.device)[:, None]
     mean = member.double() / member.sum(-1, keepdim=True).clamp_min(1)

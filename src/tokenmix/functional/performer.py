@@ -56,14 +56,14 @@ def performer(
 
 def log_queries(q: Tensor, projection: Tensor, feature: str, eps: float) -> Tensor:
     """log phi(q) up to a constant per query, (B, H, T, M)."""
-    x = sums.by_head(q, projection.shape[0])
+    x = sums.wide_by_head(q, projection.shape[0])
     return _scaled(x) @ projection.double().transpose(-1, -2) if feature == "softmax" else _log_relu(x, projection, eps)
 
 
 def log_keys(k: Tensor, v: Tensor, projection: Tensor, feature: str, eps: float, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """log phi(k) (B, H, S, M) up to a constant for all keys, and the values with a channel of ones."""
     heads = projection.shape[0]
-    x = sums.by_head(sums.hidden(k, key_mask), heads)
+    x = sums.wide_by_head(sums.hidden(k, key_mask), heads)
     if feature == "softmax":
         x = _scaled(x)
         b = x @ projection.double().transpose(-1, -2) - x.square().sum(-1, keepdim=True) / 2

@@ -72,7 +72,7 @@ def rfa(
 
 def features(x: Tensor, projection: Tensor, sigma: Tensor, feature: str) -> Tensor:
     """phi(x), (B, H, T, M')."""
-    x = sums.by_head(x, projection.shape[0])
+    x = sums.wide_by_head(x, projection.shape[0])
     x = x / x.square().sum(-1, keepdim=True).clamp_min(SHORTEST**2).sqrt()
     z = (x * sigma.double()[:, None]) @ projection.double().transpose(-1, -2)
     if feature == "arccos":
@@ -89,7 +89,7 @@ def keys(
     if gate is None:
         c = torch.zeros_like(fk[..., :1])
         return fk, v1, sums.dead(c, key_mask), c[:, :, 0]
-    g = sums.by_head(sums.hidden(gate, key_mask), projection.shape[0])
+    g = sums.wide_by_head(sums.hidden(gate, key_mask), projection.shape[0])
     kept = F.logsigmoid(g) if key_mask is None else torch.where(key_mask[:, None, :, None], F.logsigmoid(g), 0.0)
     return fk, v1, sums.dead(F.logsigmoid(-g) - kept.cumsum(-2), key_mask), kept.sum(-2)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..errors import MixerError
 from ._backend import pick
 from ._checks import check_key_mask
+from ._heads import by_head
 from ._masks import allowed
 
 Tables = tuple[Tensor, ...]
@@ -288,7 +289,7 @@ def _columns(logits: Tensor, cols: Place) -> Tensor:
 
 
 def _dot_logits(q: Tensor, k: Tensor, heads: int, scale: float | None) -> Tensor:
-    qh, kh = (_wide(a).unflatten(-1, (heads, -1)).transpose(1, 2) for a in (q, k))
+    qh, kh = (by_head(_wide(a), heads) for a in (q, k))
     return (qh * (qh.shape[-1] ** -0.5 if scale is None else scale)) @ kh.transpose(-1, -2)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import pick
+from ._heads import by_head
 from ._lines import mixed
 from ._masks import allowed, kept
 
@@ -50,7 +51,7 @@ def transformer_xl(
     k, v = kept(k, key_mask), kept(v, key_mask)
     q, k, v, relative, u, b = (a.to(wide) for a in (q, k, v, relative, content, place))
     scale = (q.shape[-1] // heads) ** -0.5
-    asked, located, kh, vh = (a.unflatten(-1, (heads, -1)).transpose(1, 2) for a in ((q + u) * scale, (q + b) * scale, k, v))
+    asked, located, kh, vh = (by_head(a, heads) for a in ((q + u) * scale, (q + b) * scale, k, v))
     T, S = q.shape[1], k.shape[1]
     if positions is None and attn_mask is None and memory is not None and S == T > memory:
         y = _in_blocks(asked, located, kh, vh, relative, memory, causal, key_mask)

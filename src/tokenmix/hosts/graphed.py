@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from .._cuda_graph import graphed
 from ..errors import MixerError
 from ..mixers import Mixer
 from ..models import LM, ImageDensity
@@ -116,22 +116,3 @@ def _refuse_growth(model: Any, token: Tensor, fresh: Any) -> None:
             raise MixerError(
                 f"GraphedDecoder: the state of {who} grows with each token, and a graph is of fixed sizes; `tokenmix list` names each state's size."
             )
-
-
-def graphed(call: Callable[[], Any]) -> Callable[[], Any]:
-    """The call as a CUDA graph. Its result is that of the replay, in fixed memory."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = call()
-
-    def replay() -> Any:
-        graph.replay()
-        return kept
-
-    return replay

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
+from ..functional._heads import by_head
 from ..mixers import MIXERS, Mixer, build_mixer, mixer_options
 from ..mixers.attention import Attention
 from ..report.pictures import values_attention
@@ -196,9 +197,9 @@ class MultiheadMixer(nn.Module):
             return allowed
         if tuple(allowed.shape) != (B * self.num_heads, T, S):
             _refuse(f"expects an attn_mask of shape {(T, S)} or {(B * self.num_heads, T, S)}, got {tuple(allowed.shape)}")
-        by_head = allowed.view(B, self.num_heads, T, S)
-        _require((by_head == by_head[:, :1]).all(), "the heads of an attn_mask must agree; a mixer takes one mask per row of the batch")
-        return by_head[:, 0]
+        maps = allowed.view(B, self.num_heads, T, S)
+        _require((maps == maps[:, :1]).all(), "the heads of an attn_mask must agree; a mixer takes one mask per row of the batch")
+        return maps[:, 0]
 
     def _weights(self, x: Tensor, context: Tensor | None, keep: Tensor | None, pairs: Tensor | None, average: bool) -> Tensor:
         """(N, L, S), or (N, heads, L, S)."""
@@ -268,7 +269,7 @@ def _who_weighs_pairs() -> str:
 def _softmax_weights(mixer: Attention, x: Tensor, context: Tensor | None, keep: Tensor | None, pairs: Tensor | None) -> Tensor:
     """softmax_s(scale q_t . k_s), (N, heads, L, S); rows of zeros where nothing may be attended."""
     (q, k, _), options = mixer.functional_args(x, context, key_mask=keep, attn_mask=pairs)
-    q, k = (p.unflatten(-1, (n, -1)).transpose(1, 2) for p, n in ((q, mixer.heads), (k, mixer.kv_heads)))
+    q, k = (by_head(p, n) for p, n in ((q, mixer.heads), (k, mixer.kv_heads)))
     logits = (q * (q.shape[-1] ** -0.5 if mixer.scale is None else mixer.scale)) @ k.repeat_interleave(mixer.heads // mixer.kv_heads, 1).mT
     allowed = torch.ones(logits.shape[-2:], dtype=torch.bool, device=x.device)
     allowed = allowed.tril() if mixer.causal else allowed

@@ -29,9 +29,10 @@ def to_timm(model: ViT, *, no_embed_class: bool = False) -> dict[str, Tensor]:
         MixerError: for other mixers than softmax attention, grouped keys, sinusoidal positions, and norms of queries and keys that are not timm's.
     """
     _check_softmax(model, "to_timm")
-    spec = model.config.specs()[0]
-    if spec.get("qk_norm") == "rms" or (spec.get("qk_norm") and spec.get("norm_eps", 1e-6) != model.config.norm_eps):
-        raise MixerError(f"to_timm: layer 0 is {spec}; timm's norms of queries and keys are LayerNorms with the eps of the others, {model.config.norm_eps}.")
+    norm: Any = model.blocks[0].mixer.q_norm
+    if norm is not None and (type(norm) is not nn.LayerNorm or norm.eps != model.config.norm_eps):
+        only = f"timm's norms of queries and keys are LayerNorms with the eps of the others, {model.config.norm_eps}"
+        raise MixerError(f"to_timm: layer 0 is {model.config.specs()[0]}; {only}.")
     found: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         if not any(part in name for part in PROJECTIONS):

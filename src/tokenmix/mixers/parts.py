@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..functional import aft_chunk as chunk
+from ..functional._heads import by_head
 from ..functional._masks import alive as alive
 from ..functional._places import first_true
 from .base import Mixer, State, chunk_positions
@@ -78,7 +79,7 @@ def ring_chunk(mixer: Any, x: Tensor, state: State, *, positions: Tensor | None,
 def largest_dot(q: Tensor, k: Tensor, heads: int, kv_heads: int | None = None, scale: float | None = None) -> float:
     """The largest |scale q_t . k_s| of any head; default scale 1 / sqrt(width)."""
     kv_heads = kv_heads or heads
-    qh, kh = (a.detach().unflatten(-1, (n, -1)).transpose(1, 2) for a, n in ((q, heads), (k, kv_heads)))
+    qh, kh = (by_head(a.detach(), n) for a, n in ((q, heads), (k, kv_heads)))
     scale = scale or qh.shape[-1] ** -0.5
     return float((qh @ kh.repeat_interleave(heads // kv_heads, 1).transpose(-1, -2)).abs().max()) * scale
 

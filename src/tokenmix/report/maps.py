@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
+from ..functional._heads import by_head
 from ..mixers.aft import AFTFull, AFTLocal
 from ..mixers.attention import Attention
 from ..models import ViT, evaluating
@@ -171,7 +172,7 @@ def attention_weights(mixer: Attention, x: Tensor, **given: Any) -> Tensor:
     """softmax_s(scale q_t . k_s) of softmax attention, (B, h, T, T) in float64."""
     given = {"positions": None, "key_mask": None, "attn_mask": None, **given}
     (q, k, _), options = mixer.functional_args(x, **given)
-    q, k = (p.double().unflatten(-1, (n, -1)).transpose(1, 2) for p, n in ((q, mixer.heads), (k, mixer.kv_heads)))
+    q, k = (by_head(p.double(), n) for p, n in ((q, mixer.heads), (k, mixer.kv_heads)))
     k = k.repeat_interleave(mixer.heads // mixer.kv_heads, 1)
     scale = q.shape[-1] ** -0.5 if mixer.scale is None else mixer.scale
     return (scale * q @ k.mT).softmax(-1)

@@ -89,9 +89,8 @@ def completed(spec: dict[str, Any], site: Site, module: Any, found: dict[str, We
 
 def _rope(module: Any) -> dict[str, Any]:
     """The rule of this layer's rotary positions: Gemma 3 and ModernBERT have one for each kind of layer."""
-    rules = module.config.rope_parameters
-    kind = (getattr(module.config, "layer_types", None) or {module.layer_idx: None})[module.layer_idx]
-    return rules.get(kind, rules)
+    rules, kinds = module.config.rope_parameters, getattr(module.config, "layer_types", None)
+    return rules.get(kinds[module.layer_idx], rules) if kinds else rules
 
 
 def _eps(norm: Any) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -39,26 +40,32 @@ def read_mask(mask: Any, rows: int, queries: int, *, causal: bool, window: int |
         return Read(None, None)
     if not isinstance(mask, Tensor):
         raise MixerError(f"{where}: gets a mask of type {type(mask).__name__}, which mixers cannot read; call model.set_attn_implementation('sdpa').")
-    noted = not torch.compiler.is_compiling() and not mask.is_inference()  # all layers of a model get one mask; it is read once
-    asked = (rows, queries, causal, window, mask._version if noted else 0)
-    known = getattr(mask, "_tokenmix_read", None) if noted else None
-    if known is not None and known[0] == asked:
-        return known[1]
     if mask.ndim == 2:
-        found = Read(mask[:, -queries:].bool() if causal else mask.bool(), None)
-    else:
+        return _once(mask, (queries, causal), lambda: Read(mask[:, -queries:].bool() if causal else mask.bool(), None))
+
+    def read() -> Read:
         allowed = _allowed(mask, rows, where)
-        found = _read_pairs(allowed, queries, causal, window, where) if causal or window is not None else _read_columns(allowed, where)
-    if noted:
-        mask._tokenmix_read = asked, found  # type: ignore[attr-defined]  # a note to the layers that follow
-    return found
+        return _read_pairs(allowed, queries, causal, window, where) if causal or window is not None else _read_columns(allowed, where)
+
+    return _once(mask, (rows, queries, causal, window), read)
+
+
+def _once(tensor: Any, asked: tuple[Any, ...], find: Callable[[], Any]) -> Any:
+    """What is found out about a tensor that all layers of a model get, once: a note on it tells the layers that follow, until it is changed."""
+    if torch.compiler.is_compiling() or tensor.is_inference():
+        return find()
+    asked = (*asked, tensor._version)
+    known = getattr(tensor, "_tokenmix_read", None)
+    if known is None or known[0] != asked:
+        known = tensor._tokenmix_read = asked, find()
+    return known[1]
 
 
 def refuse_packed(positions: Tensor | None, where: str) -> None:
     """Several sequences in one row, which positions that begin anew tell where no mask does: flash attention's way, which would mix them here."""
     if positions is None or positions.shape[-1] < 2 or torch.compiler.is_compiling():
         return
-    if bool((positions[..., 1:] <= positions[..., :-1]).any()):
+    if _once(positions, (), lambda: bool((positions[..., 1:] <= positions[..., :-1]).any())):
         said = "gets several sequences in one row, by positions that begin anew, and no mask of pairs"
         raise MixerError(f"{where}: {said}; give each a row of its own, or call model.set_attn_implementation('sdpa') and pass use_cache=False.")
 
@@ -108,5 +115,5 @@ def _holds(condition: Tensor, where: str) -> bool:
 def within(queries: int, causal: bool, window: int | None, device: Any) -> Tensor:
     """(T, T): which pairs order and a window allow."""
     at = torch.arange(queries, device=device)
-    back, reach = at[:, None] - at, window or queries + 1
-    return (back >= 0) & (back < reach) if causal else back.abs() < reach
+    rows, reach = at[:, None], window or queries + 1
+    return (rows < at + reach) & (at <= rows if causal else at < rows + reach)

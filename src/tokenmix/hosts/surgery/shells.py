@@ -51,10 +51,10 @@ class Shell(nn.Module):
     def _masked(self, mask: Any, x: Tensor, *, causal: bool, window: int | None = None) -> Read:
         rows, queries = x.shape[:2]
         read = read_mask(mask, rows, queries, causal=causal, window=window, where=self.site.name)
-        if window is not None and queries > window and read.pairs is None:  # flash attention is told of the window beside the mask
+        if not isinstance(self.mixer, Attention):  # other mixers look as far back as they do
+            read = Read(read.key_mask, None) if read.windowed else read
+        elif window is not None and queries > window and read.pairs is None:  # flash attention is told of the window beside the mask
             read = Read(read.key_mask, within(queries, causal, window, x.device).expand(rows, -1, -1), True)
-        if read.windowed and not isinstance(self.mixer, Attention):  # other mixers look as far back as they do
-            return Read(read.key_mask, None)
         if read.pairs is not None and not self.mixer.capabilities.attn_mask:
             name = self.spec["name"]
             raise MixerError(f"{self.site.name}: gets a mask of pairs of tokens beyond padding and order, and {name} does not weigh pairs; attention does.")
