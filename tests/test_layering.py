@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cases import CASES
 from tokenmix import MIXERS, functional, reference
@@ -88,3 +90,38 @@ def test_no_mixer_takes_helpers_from_the_module_of_another(path):
     if path.stem != "__init__":
         taken = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom) and node.level == 1}
         assert taken & homes == set(), f"{path.stem} imports from {', '.join(sorted(taken & homes))}"
+
+
+def limits() -> dict[str, int]:
+    """The limits that CONTRIBUTING.md names, in lines."""
+    form = r"Python files have at most (\d+) lines \(a file of Triton kernels (\d+)\), functions at most (\d+)"
+    said = re.search(form, (ROOT / "CONTRIBUTING.md").read_text())
+    return dict(zip(("file", "triton", "function"), map(int, said.groups()), strict=True))
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_files_and_functions_keep_the_limits_of_contributing(path):
+    text, limit = path.read_text(), limits()
+    assert text.count("\n") <= limit["triton" if path.parent.name == "triton" else "file"]
+    functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    assert [f.name for f in functions if f.end_lineno - f.lineno + 1 > limit["function"]] == []
+
+
+def test_the_map_in_the_design_is_that_of_the_code():
+    block = (ROOT / "docs" / "design.md").read_text().split("```text\nsrc/tokenmix/\n")[1].split("```")[0]
+    said = re.findall(r"^  ([a-z]+)(?:/|\.py)", block, flags=re.MULTILINE)
+    assert said == ORDER
+    assert {p.name for p in SOURCE.iterdir() if p.is_dir() and p.name != "__pycache__"} == {n for n in said if (SOURCE / n).is_dir()}
+
+
+def test_the_navigation_names_every_page_and_section_once():
+    def walk(entries):
+        for entry in entries:
+            name, what = next(iter(entry.items())) if isinstance(entry, dict) else (None, entry)
+            yield from ((name, None), *walk(what)) if isinstance(what, list) else ((name, what),)
+
+    nav = re.search(r"^nav:\n(?:[ ].*\n)+", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)[0]
+    entries = list(walk(yaml.safe_load(nav)["nav"]))
+    pages, sections = [page for _, page in entries if page], [name for name, page in entries if page is None]
+    assert sorted(pages) == sorted(str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md"))
+    assert len(sections) == len(set(sections))
