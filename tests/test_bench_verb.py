@@ -18,7 +18,7 @@ from tokenmix.bench import command, gate, limits, run, subjects, timing
 from tokenmix.bench.peers import PEERS
 from tokenmix.bench.subjects import SDPA, Subject, build, needed_bytes, parse_subjects, prepare
 from tokenmix.bench.table import seconds, text
-from tokenmix.bench.work import Setting
+from tokenmix.bench.work import Setting, Work
 from tokenmix.kernels import cpu
 from tokenmix.kernels.cpu import step
 
@@ -33,7 +33,7 @@ def _quick_limits(monkeypatch):
     monkeypatch.setattr(gate, "LENGTH", 40)
     monkeypatch.setattr(gate, "WIDTH", 16)
     monkeypatch.setattr(limits, "GEMM", 32)
-    monkeypatch.setattr(limits, "COPIES", (MIB // 4,))
+    monkeypatch.setattr(limits, "SIZES", (MIB // 4,))
 
 
 def bench(capsys, *argv: str) -> dict:
@@ -270,13 +270,49 @@ def test_the_exponent_of_a_power_law(power):
 
 
 def test_the_limits_are_rates_and_set_the_floor():
-    found = limits.Limits({4 * MIB: 100e9, 1024 * MIB: 40e9}, {"float32 matmul": 1e11, "float32 oneDNN": 2e11, "bfloat16 matmul": 4e11}, 1e9)
-    assert found.bandwidth(600 * MIB) == (1024 * MIB, 40e9)
+    gemm = {"float32 matmul": 1e11, "float32 oneDNN": 2e11, "bfloat16 matmul": 4e11}
+    small, large = limits.Rates(300e9, 200e9, 250e9), limits.Rates(40e9, 20e9, 30e9)
+    found = limits.Limits({4 * MIB: small, 1024 * MIB: large}, gemm, 1e9)
+    assert found.rates(1023 * MIB) == small, "what may lie in a cache is judged by the cache"
+    assert found.rates(1024 * MIB) == large
+    assert found.rates(1.0) == small
     assert found.best_gemm("float32") == ("float32 oneDNN", 2e11)
-    assert found.floor(40e9, 1e9, "float32") == (1.0, "copy")
-    assert found.floor(40e9, 8e11, "bfloat16") == (2.0, "gemm")
+    held = 2048.0 * MIB
+    assert found.floor(Work(40e9, 0.0, 1e9, held), "float32") == (40 / 30, "copy"), "of all bytes"
+    assert found.floor(Work(0.0, 40e9, 1e9, held), "float32") == (2.0, "copy"), "of those that are written"
+    assert found.floor(Work(40e9, 0.0, 8e11, held), "bfloat16") == (2.0, "gemm")
+
+
+def test_a_limit_is_the_best_of_all_probes():
+    slow = limits.Limits({MIB: limits.Rates(9e9, 5e9, 8e9), 4 * MIB: limits.Rates(20e9, 3e9, 10e9)}, {"float32 matmul": 1e11}, 2e9)
+    fast = limits.Limits({MIB: limits.Rates(7e9, 6e9, 9.5e9), 4 * MIB: limits.Rates(5e9, 4e9, 5e9)}, {"float32 matmul": 3e11}, 1e9)
+    best = slow.best(fast)
+    assert best.memory == {MIB: limits.Rates(9.5e9, 6e9, 9.5e9), 4 * MIB: limits.Rates(20e9, 4e9, 10e9)}
+    assert (best.gemm, best.exp) == ({"float32 matmul": 3e11}, 2e9)
+    assert best.rates(MIB) == limits.Rates(20e9, 6e9, 10e9), "fewer bytes cannot take longer"
+
+
+def test_every_limit_is_probed():
     measured = limits.probe(budget=0.01)
-    assert all(rate > 0 for rate in (*measured.copy.values(), *measured.gemm.values(), measured.exp))
+    assert all(min(r.read, r.write, r.both) > 0 for r in measured.memory.values())
+    assert all(r.read >= r.both for r in measured.memory.values())
+    assert all(rate > 0 for rate in (*measured.gemm.values(), measured.exp))
+
+
+def test_shares_come_of_the_probes_before_and_after_each_length(capsys, monkeypatch):
+    seen, rate = [], iter(range(1, 9))
+    real = limits.probe
+
+    def probe(*args, **options):
+        found = real(*args, **options)
+        seen.append(1e15 * next(rate))
+        return replace(found, gemm=dict.fromkeys(found.gemm, seen[-1]), memory={n: limits.Rates(1e18, 1e18, 1e18) for n in found.memory})
+
+    monkeypatch.setattr(run, "probe", probe)
+    found = bench(capsys, "--ops", "linear", "--lengths", "16,48", "--pass", "forward")
+    assert len(seen) == 3
+    assert set(found["limits"]["gemm_flop_per_s"].values()) == {3e15}
+    assert all(r["floor_s"] == pytest.approx(r["flops"] / 3e15) for r in found["rows"])
 
 
 def test_the_allocator_and_the_machine_are_stated(monkeypatch):
@@ -314,7 +350,9 @@ def test_work_counts_what_must_move_and_be_computed():
         forward, both = (prepare(Subject("aft_simple"), Setting("op", 32, 2, 16, 2, backward=b)).work for b in (False, True))
         attention = prepare(Subject(SDPA), Setting("op", 32, 2, 16, 2)).work
     tensor = 2 * 32 * 16 * 4
-    assert (forward.moved, both.moved) == (4 * tensor, 11 * tensor)
+    assert (forward.read, forward.written) == (3 * tensor, tensor)
+    assert (both.read, both.written, both.moved) == (7 * tensor, 4 * tensor, 11 * tensor)
+    assert (forward.held, both.held) == (4 * tensor, 4 * tensor)
     assert attention.flops == pytest.approx(4 * 2 * 32 * 32 * 16 * 33 / 64)  # causal: only the pairs at or behind
 
 

@@ -19,7 +19,7 @@ from .limits import Limits, machine, memory_available, probe
 from .peers import PEERS
 from .subjects import SDPA, Prepared, Subject, is_causal, needed_bytes, prepare
 from .timing import Sampler, Timing, exponent, measure, peak_memory, sampler
-from .work import Setting
+from .work import Setting, Work
 
 SCHEMA = 1
 Tell = Callable[[str], None]
@@ -73,9 +73,8 @@ def run(plan: Plan, tell: Tell = lambda text: None) -> dict[str, Any]:
         linear = stack.enter_context(fast_linear()) if plan.fast_linear else None
         other = stack.enter_context(Revision(plan.revision, tell)) if plan.revision else None
         tell("measuring the limits of this machine")
-        limits = probe(
-            s.device, dtypes=tuple(dict.fromkeys(("float32", "bfloat16", s.dtype))), budget=min(4.0, max(1.0, plan.budget / 10)), largest=_largest_copy(plan)
-        )
+        largest = _largest_probe(plan)
+        limits = _limits(plan, largest)
         entries = [Entry(subject) for subject in plan.subjects]
         for i, entry in enumerate(entries):
             tell(f"gate {i + 1} of {len(entries)}: {entry.subject.label} on adversarial inputs")
@@ -85,7 +84,11 @@ def run(plan: Plan, tell: Tell = lambda text: None) -> dict[str, Any]:
         _drop_twins(entries)
         rows = []
         for point, share in _points(plan):
-            rows += _measure_point(plan, entries, point, limits, plan.budget * share, other, tell)
+            rows += _measure_point(plan, entries, point, plan.budget * share, other, tell)
+            tell("measuring the limits of this machine again")
+            limits = limits.best(_limits(plan, largest))
+        for row in rows:
+            _score(row, limits, s.dtype)
         if other is not None:
             other.check_all_measured(rows)
         setting = {**_setting(plan), "fast_linear": linear and linear._asdict()}
@@ -108,7 +111,13 @@ def _threads(n: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _largest_copy(plan: Plan) -> int:
+def _limits(plan: Plan, largest: int) -> Limits:
+    """Of a probe that takes a small part of the budget: one stands before each length and pass, and one at the end."""
+    dtypes = tuple(dict.fromkeys(("float32", "bfloat16", plan.setting.dtype)))
+    return probe(plan.setting.device, dtypes=dtypes, budget=min(2.0, plan.budget / 20), largest=largest)
+
+
+def _largest_probe(plan: Plan) -> int:
     """A small benchmark does not write gigabytes to know its limits."""
     s = plan.setting
     tokens = max(math.prod(length) for length in plan.lengths) * s.batch * s.dim
@@ -159,7 +168,7 @@ def _points(plan: Plan) -> list[tuple[Setting, float]]:
     return [(point, weight / sum(w for _, w in found)) for point, weight in found]
 
 
-def _measure_point(plan: Plan, entries: list[Entry], s: Setting, limits: Limits, budget: float, other: Any, tell: Tell) -> list[dict[str, Any]]:
+def _measure_point(plan: Plan, entries: list[Entry], s: Setting, budget: float, other: Any, tell: Tell) -> list[dict[str, Any]]:
     name = f"{s.level} {'x'.join(map(str, s.grid)) if s.grid else f'T={s.T}'} {which(s)}"
     ready: dict[str, Prepared] = {}
     rows = {e.subject.label: _row(e, s) for e in entries}
@@ -183,7 +192,7 @@ def _measure_point(plan: Plan, entries: list[Entry], s: Setting, limits: Limits,
         if e.subject.label in ready:
             label, call = e.subject.label, ready[e.subject.label]
             tell(f"{name}: memory of {label}")
-            rows[label] |= _numbers(timings[label], call, limits, s)
+            rows[label] |= _numbers(timings[label], call.work)
             rows[label]["peak_bytes"] = peak_memory(call.call, device=s.device, scope=e.subject.scope)
             e.last[which(s)] = s.T, timings[label].wall
             if f"{label} base" in timings:
@@ -229,10 +238,16 @@ def _ready(plan: Plan, e: Entry, s: Setting) -> tuple[Prepared, float]:
     return prepared, seconds
 
 
-def _numbers(t: Timing, prepared: Prepared, limits: Limits, s: Setting) -> dict[str, Any]:
-    floor, bound = limits.floor(prepared.work.moved, prepared.work.flops, s.dtype)
-    counted = {"moved_bytes": prepared.work.moved, "flops": prepared.work.flops, "floor_s": floor, "bound": bound, "share": floor / t.wall}
+def _numbers(t: Timing, work: Work) -> dict[str, Any]:
+    counted = {"read_bytes": work.read, "written_bytes": work.written, "held_bytes": work.held, "flops": work.flops}
     return {"wall_s": t.wall, "wall_min_s": t.wall_min, "cpu_s": t.cpu, "samples": t.samples, "calls_per_sample": t.inner, **counted}
+
+
+def _score(row: dict[str, Any], limits: Limits, dtype: str) -> None:
+    """Add the least time this machine takes for what was counted, what sets it, and the share of the time taken."""
+    if "wall_s" in row:
+        floor, bound = limits.floor(Work(row["read_bytes"], row["written_bytes"], row["flops"], row["held_bytes"]), dtype)
+        row.update(floor_s=floor, bound=bound, share=floor / row["wall_s"])
 
 
 def _ratios(rows: list[dict[str, Any]], baseline: str | None) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from ..mixers import MIXERS, Mixer, build_mixer, mixer_options
 from ..models import LM, LMConfig
 from .peers import PEERS, build_peer
 from .timing import Call
-from .work import Setting, Work, layer_work, leaves_of, model_work, op_work
+from .work import Setting, Work, layer_work, leaves_of, model_work, op_work, work_of
 
 LEVELS = ("op", "layer", "decode", "model")
 SDPA = "sdpa"
@@ -252,7 +252,7 @@ def _decode(subject: Subject, s: Setting) -> Prepared:
     if subject.name == SDPA:
         keys, values = (draw(s.batch, s.heads, s.T + 1, s.dim // s.heads, seed=i, s=s) for i in (3, 4))
         moved = 2.0 * keys.numel() * keys.element_size()
-        return Prepared(_forward_only(lambda: _cached_step(token, keys, values)), Work(moved, 4.0 * s.batch * s.T * s.dim))
+        return Prepared(_forward_only(lambda: _cached_step(token, keys, values)), work_of(moved, 0.0, 4.0 * s.batch * s.T * s.dim, False))
     if subject.name in PEERS or not MIXERS[subject.name].supports_streaming or not is_causal(subject, s):
         raise MixerError(f"bench: {subject.label} does not decode token by token; `tokenmix list` says which mixers stream.")
     layer = build(subject, s, s.T + 1)
@@ -262,8 +262,8 @@ def _decode(subject: Subject, s: Setting) -> Prepared:
         state = after_context(mixer, s)
     except (AttributeError, IndexError):  # it reads the weights of its projections
         raise MixerError(f"bench: {subject.label} cannot be separated from its projections, so one token of it alone cannot be timed.") from None
-    held = sum(a.numel() * a.element_size() for a in leaves_of(tuple(state)))
-    return Prepared(_forward_only(lambda: mixer.extend(token, state)), Work(float(held), float(max(flops, 0)) * s.batch / 2))
+    held = float(sum(a.numel() * a.element_size() for a in leaves_of(tuple(state))))
+    return Prepared(_forward_only(lambda: mixer.extend(token, state)), work_of(held, 0.0, float(max(flops, 0)) * s.batch / 2, False))
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ from typing import Any
 
 from .._fast_linear import LinearRoutes
 
+KINDS = ("read", "write", "copy")
 HEAD = ("subject", "p25", "min", "cpu", "x sdpa", "in cpu", "x base", "peak", "limit", "error", "runs on")
 
 
@@ -24,7 +25,7 @@ NOTES = (
 
 def _machine(found: dict[str, Any]) -> list[str]:
     m, limits, s = found["machine"], found["limits"], found["setting"]
-    copies = ", ".join(f"{rate / 1e9:.0f} GB/s at {size}" for size, rate in limits["copy_bytes_per_s"].items())
+    memory = [f"{kind:5} {', '.join(f'{rate / 1e9:.0f} GB/s at {n}' for n, rate in limits[f'{kind}_bytes_per_s'].items())}" for kind in KINDS]
     gemm = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in limits["gemm_flop_per_s"].items())
     size = f"B={s['batch']}, dim={s['dim']}, heads={s['heads']}, {s['dtype']}, {'causal' if s['causal'] else 'bidirectional'}"
     linear = [f"linear   {LinearRoutes(**s['fast_linear'])}"] if s.get("fast_linear") else []
@@ -33,7 +34,8 @@ def _machine(found: dict[str, Any]) -> list[str]:
         f"tokenmix {m['tokenmix']}, torch {m['torch']}, python {m['python']}; C kernels: {m['kernels']['cpu']}",
         f"machine  {m['device']}, {m['cores']} cores, {m['threads']} threads" + (f", load {m['load']:.1f}" if m["load"] is not None else ""),
         f"memory   {m['allocator']}",
-        f"limits   copy {copies}; GFLOP/s {gemm}; {limits['exp_per_s'] / 1e9:.1f} G exp/s",
+        *(f"{head:8} {line}" for head, line in zip(("limits", "", ""), memory, strict=True)),
+        f"         GFLOP/s {gemm}; {limits['exp_per_s'] / 1e9:.1f} G exp/s",
         f"size     level {s['level']}, {size}" + (f", {s['layers']} layers" if s["level"] == "model" else ""),
         *linear,
         *base,

@@ -40,10 +40,32 @@ class Setting:
 
 @dataclass(frozen=True)
 class Work:
-    """The least an exact computation takes: bytes read and written once each, FLOPs (a multiply and an add are two)."""
+    """The least an exact computation takes.
 
-    moved: float
+    Args:
+        read, written: bytes, each tensor once in each pass.
+        flops: a multiply and an add are two.
+        held: the bytes between two uses of the same one, which say what cache can hold them.
+    """
+
+    read: float
+    written: float
     flops: float
+    held: float
+
+    @property
+    def moved(self) -> float:
+        """All bytes."""
+        return self.read + self.written
+
+
+def work_of(read: float, written: float, flops: float, backward: bool) -> Work:
+    """A call that reads its arguments and writes its output; backward reads them again with the output's gradient, and writes theirs.
+
+    What backward begins with was used last by forward, so half of the pair lies between two uses of a byte at most.
+    """
+    held = read + written
+    return Work(2 * read + written, written + read, 3 * flops, held) if backward else Work(read, written, flops, held)
 
 
 def leaves_of(args: Any) -> list[Tensor]:
@@ -64,7 +86,7 @@ def op_work(mixer: Any, leaves: list[Tensor], s: Setting) -> Work:
     read = sum(float(a.numel()) * a.element_size() for a in leaves)
     wrote = float(s.batch * s.T * s.dim * leaves[0].element_size())
     flops = s.batch * mixing_flops(mixer, s.T) * causal_share(mixer, s.T)
-    return Work(3 * read + 2 * wrote, 3 * flops) if s.backward else Work(read + wrote, flops)
+    return work_of(read, wrote, flops, s.backward)
 
 
 def mixing_flops(mixer: Any, T: int) -> float:
@@ -83,16 +105,16 @@ def layer_work(layer: Any, s: Setting) -> Work:
         flops = s.batch * (layer.projection_flops(s.T) + mixing_flops(layer, s.T) * causal_share(layer, s.T))
     else:
         flops = sum(2.0 * s.batch * s.T * m.in_features * m.out_features for m in layer.modules() if isinstance(m, nn.Linear))
-    times = 3 if s.backward else 1
-    return Work(times * (2.0 * tokens + weights), times * flops)
+    return work_of(float(tokens + weights), float(tokens), flops, s.backward)
 
 
 def model_work(model: LM, s: Setting) -> Work:
     """The FLOPs of every layer and of the head, three times with backward; the parameters, with AdamW's two moments, once each way."""
     each = sum(layer_work(b.mixer, _plain(s)).flops for b in model.blocks)
     dense = sum(2.0 * s.batch * s.T * p.numel() for name, p in model.named_parameters() if p.ndim == 2 and ("mlp" in name or "head" in name))
-    weights = sum(p.numel() for p in model.parameters()) * s.torch_dtype.itemsize
-    return Work(weights * (8.0 if s.backward else 1.0), (each + dense) * (3 if s.backward else 1))
+    weights = float(sum(p.numel() for p in model.parameters()) * s.torch_dtype.itemsize)
+    flops = each + dense
+    return Work(4 * weights, 4 * weights, 3 * flops, weights) if s.backward else Work(weights, 0.0, flops, weights)
 
 
 def _plain(s: Setting) -> Setting:
