@@ -28,7 +28,8 @@ class OneHotConv(Mixer):
         offset: (h, ndim) cells from a query to the key that its head weighs; weight: (h,) log-weight of that key, learnable.
         kept: (h,) of sum |exp(w) - 1| over a filter's taps, the share the kept one has: 1 where the filter was one-hot and nothing is lost.
 
-    Equal to AFT-conv with ``kernel()``, which is 0 but for one tap per head. Time and memory O(T D), whatever the kernel's size.
+    Equal to AFT-conv with ``kernel()``, which is 0 but for one tap per head. A tool of analysis: time and memory are O(T D) whatever the kernel's size, but in
+    plain torch and float64; AFT-conv's C kernel with the filter ``kernel()`` is faster.
     """
 
     supports_grid = True
