@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
+import os
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
 from tokenmix import MixerError
-from tokenmix.data import Corpus, Sampler, corpora, open_corpus
-from tokenmix.data.cache import write_chunks
+from tokenmix.data import Corpus, Sampler, cache, corpora, open_corpus
+from tokenmix.data.cache import whole_file, write_chunks
 from tokenmix.data.sampler import permuted
 
 
@@ -217,3 +221,109 @@ def test_tiny_corpora_can_be_sampled(size):
     assert all(sampler.batch(step)[0].shape == (5, 10) for step in range(20))
     with pytest.raises(MixerError, match="too short for one sequence"):
         Sampler(torch.zeros(10, dtype=torch.uint8), seq_len=10, batch_size=1)
+
+
+# --- the cache
+
+
+def test_two_writers_of_one_process_write_two_files(tmp_path):
+    with whole_file(tmp_path / "a") as first:
+        first.write(b"a" * 5000)
+        first.flush()
+        with whole_file(tmp_path / "a") as second:
+            second.write(b"b" * 100)
+        assert (tmp_path / "a").read_bytes() == b"b" * 100
+        first.write(b"a" * 5000)
+    assert (tmp_path / "a").read_bytes() == b"a" * 10_000
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_threads_that_open_a_corpus_first_all_open_it(tmp_path):
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"the cat sat " * 100_000))
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: open_corpus(str(tmp_path / "a.gz")).sha256, range(8)))
+    assert found == [hashlib.sha256(b"the cat sat " * 100_000).hexdigest()] * 8
+
+
+def test_what_a_killed_writer_left_goes_after_a_day(tmp_path):
+    for name, age in {".a-0123.tmp": 2 * 86400, ".a-4567.tmp": 60}.items():
+        (tmp_path / name).write_bytes(b"half")
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    write_chunks(tmp_path / "a", [b"whole"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".a-4567.tmp", "a"]
+
+
+def test_a_long_name_can_be_written(tmp_path):
+    name = "é" * 127
+    write_chunks(tmp_path / name, [b"whole"])
+    (tmp_path / f"{name[:120]}.gz").write_bytes(gzip.compress(b"x" * 100))
+    assert open_corpus(str(tmp_path / f"{name[:120]}.gz")).size == 100
+
+
+def test_a_file_through_a_link_and_a_pipe(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write_chunks(tmp_path / "link", [b"whole"])
+    assert (tmp_path / "real").read_bytes() == b"whole"
+    assert (tmp_path / "link").is_symlink()
+    write_chunks(Path("/dev/null"), [b"whole"])
+    assert not Path("/dev/null").is_file()
+
+
+@pytest.mark.parametrize("damage", ["cut", "emptied", "changed", "note edited", "note cut", "note gone", "file gone"])
+def test_a_damaged_copy_in_the_cache_is_made_again(tmp_path, damage):
+    content = b"the cat sat on the mat. " * 100
+    (tmp_path / "a.gz").write_bytes(gzip.compress(content))
+    file = open_corpus(str(tmp_path / "a.gz")).path
+    note = file.with_name(file.name + ".json")
+    stat = file.stat()
+    if damage in ("cut", "emptied"):
+        os.truncate(file, 1000 if damage == "cut" else 0)
+    elif damage == "changed":
+        file.write_bytes(b"T" + content[1:])
+    elif damage.startswith("note"):
+        {"edited": lambda: note.write_text(note.read_text().replace("2400", "2401")), "cut": lambda: os.truncate(note, 30), "gone": note.unlink}[damage[5:]]()
+    else:
+        file.unlink()
+    if file.exists():
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    said = pytest.warns(UserWarning, match=f"cached copy {file} is damaged") if damage in ("cut", "emptied", "changed") else contextlib.nullcontext()
+    with said:
+        corpus = open_corpus(str(tmp_path / "a.gz"))
+    assert bytes(corpus.bytes().tolist()) == content
+    assert open_corpus(str(tmp_path / "a.gz")).sha256 == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("form", ["a.txt", "a.gz", "folder"])
+def test_bytes_that_change_under_a_kept_time_are_seen(tmp_path, monkeypatch, large, form):
+    if large:
+        monkeypatch.setattr(cache, "SMALL", 0)
+        monkeypatch.setattr(corpora, "SMALL", 0)
+        monkeypatch.setattr(cache, "SETTLED", -1.0)  # remembered at once
+    file = tmp_path / form if form != "folder" else tmp_path / "folder" / "a.txt"
+    file.parent.mkdir(exist_ok=True)
+
+    def hashed(content: bytes) -> bool:
+        file.write_bytes(gzip.compress(content, mtime=0) if form == "a.gz" else content)
+        os.utime(file, (1e9, 1e9))
+        time.sleep(0.02)  # more than a tick of the file system's clock
+        return all(open_corpus(str(tmp_path / form)).sha256 == hashlib.sha256(content).hexdigest() for _ in range(2))
+
+    assert hashed(b"x" * 100)
+    assert hashed(b"y" * 100)
+
+
+def test_a_large_file_is_read_once(tmp_path, monkeypatch, own_cache):
+    monkeypatch.setattr(cache, "SMALL", 10)
+    read, real = [], cache._digest
+    monkeypatch.setattr(cache, "_digest", lambda path: read.append(path) or real(path))
+    file = tmp_path / "a"
+    file.write_bytes(b"x" * 100)
+    assert cache.sha256_of(file) == cache.sha256_of(file)
+    assert len(read) == 2, "what changed moments ago is not remembered"
+    monkeypatch.setattr(cache, "SETTLED", -1.0)
+    assert cache.sha256_of(file) == cache.sha256_of(file)
+    assert len(read) == 3
+    note = next((own_cache / "sha256").iterdir())
+    note.write_text(note.read_text().replace(real(file)[:8], "00000000"))
+    assert cache.sha256_of(file) == real(file), "a damaged note is not believed"

@@ -20,6 +20,7 @@ from .advise.words import findings as advice_findings
 from .advise.words import shares_table
 from .bench import Decoding, decoding, stops_winning, training_rate
 from .data import open_corpus
+from .data.cache import whole_file
 from .errors import MixerError
 from .models import LMConfig, build_model
 from .report import Run, Table, read_run, write_report
@@ -182,7 +183,8 @@ def train_one(plan: Plan, name: str, eval_every: int, out: Path) -> dict[str, An
     done = train(plan.run(name, eval_every), out)
     prompt = b"def "[: max(1, plan.seq_len - plan.sample_bytes)]
     text = sample_run(out, n=min(plan.sample_bytes, plan.seq_len - len(prompt)), prompt=prompt, seed=plan.seed, device="cpu")
-    (out / "samples" / "after_training.txt").write_bytes(text)
+    with whole_file(out / "samples" / "after_training.txt") as f:
+        f.write(text)
     return done
 
 

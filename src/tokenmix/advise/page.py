@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..data.cache import whole_file
 from ..errors import MixerError
 from .advice import Advice
 from .candidates import OWN
@@ -30,7 +31,8 @@ def write_page(advice: Advice, out: Path | str) -> Path:
         notes=[setting(advice) + ".", "Shares, times and memory hold for this machine, this load and this number of threads."],
     )
     out = Path(out)
-    out.write_text(page, encoding="utf-8")
+    with whole_file(out) as f:
+        f.write(page.encode("utf-8", "backslashreplace"))
     return out
 
 

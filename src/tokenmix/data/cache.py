@@ -1,40 +1,108 @@
-"""Where prepared corpora live, and files that are written whole or not at all."""
+"""Where prepared data lives, files and folders that are written whole or not at all, and hashes of what is really there."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+import secrets
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ..errors import MixerError
+
 CHUNK = 1 << 20
+SMALL = 64 << 20  # bytes: up to here a file is hashed anew each time, of a larger one the hash is remembered
+SETTLED = 2.0  # seconds: clocks of file systems tick as slowly as that; within a tick a second change leaves no trace
+LEFT_BEHIND = 86400.0  # seconds without a change after which a temporary file belongs to no process any more
+LETTERS = 40  # of a name that go into another, which may have 255 bytes
+WRITING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # only writing fails with these
 
 
 def cache_dir() -> Path:
-    """The user's cache: ``$XDG_CACHE_HOME/tokenmix``, else ``~/.cache/tokenmix``."""
+    """The user's cache: ``$XDG_CACHE_HOME/tokenmix``, else ``~/.cache/tokenmix``. It is made by what first writes into it."""
     base = os.environ.get("XDG_CACHE_HOME")
-    path = Path(base) if base else Path.home() / ".cache"
-    (path / "tokenmix").mkdir(parents=True, exist_ok=True)
-    return path / "tokenmix"
+    if base:
+        if not os.path.isabs(base):
+            raise MixerError(f"cache: XDG_CACHE_HOME={base!r} is not an absolute path; give one, or unset it for ~/.cache.")
+        return Path(base) / "tokenmix"
+    try:
+        return Path.home() / ".cache" / "tokenmix"
+    except RuntimeError:  # a user without a home
+        raise MixerError("cache: this user has no home folder; set XDG_CACHE_HOME to a folder that can be written to.") from None
+
+
+def beside(path: Path) -> Path:
+    """A new name in the same folder. It is random: process ids are the same in two containers that share a volume, and in two threads."""
+    return path.with_name(f".{path.name[:LETTERS]}-{secrets.token_hex(8)}.tmp")  # not mkstemp: its files are closed to the group
+
+
+def sweep_left(path: Path) -> None:
+    """Delete what killed processes left half written of ``path`` long ago."""
+    with contextlib.suppress(OSError):
+        begin, now = f".{path.name[:LETTERS]}-", time.time()
+        for entry in list(os.scandir(path.parent)):
+            if entry.name.startswith(begin) and entry.name.endswith(".tmp") and entry.is_file() and now - entry.stat().st_mtime > LEFT_BEHIND:
+                os.unlink(entry.path)
 
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Any]:
-    """A binary file that appears under its name complete and on disk, or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}-{os.getpid()}.tmp")  # not mkstemp: its files are closed to the group
+    """A binary file that appears under its name complete and on disk, or not at all; what is no regular file (/dev/stdout) is written to as it is.
+
+    Raises:
+        OSError: that names ``path``, when the disk refuses.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("wb") as f:
+            yield f
+        return
+    path = Path(os.path.realpath(path))  # a link stays a link
+    with _named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sweep_left(path)
+        temporary = beside(path)
+        opened = temporary.open("xb")
     try:
-        with temporary.open("wb") as f:
+        with _named(path, temporary), opened as f:
             yield f
             f.flush()
             os.fsync(f.fileno())
-        os.replace(temporary, path)
+        with _named(path):
+            os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def _named(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Give errors the name the user knows: all of them, or with ``temporary`` those of writing into it."""
+    try:
+        yield
+    except OSError as why:
+        if temporary is not None and not (why.filename is None and why.errno in WRITING):
+            raise
+        raise OSError(why.errno, why.strerror, str(path)) from why
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A new folder to write into, which takes its name at the end; where anything fails it is gone. ``path`` may be an empty folder."""
+    temporary = beside(path)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        os.rename(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
@@ -55,17 +123,76 @@ def read_chunks(f: Any) -> Iterator[bytes]:
         yield chunk
 
 
+def no_room(who: str, file: Path, why: OSError) -> Exception:
+    """The error to raise for an ``OSError`` met while ``file`` of the cache was written: one line with the way out; an error of another file as it is."""
+    if why.filename != os.path.realpath(file):
+        return why
+    return MixerError(f"{who}: cannot write {file} ({why.strerror or why}); make room, or set XDG_CACHE_HOME to a folder elsewhere.")
+
+
+def kept(file: Path, who: str, chunks: Callable[[], Iterable[bytes]]) -> Path:
+    """A file of the cache whose bytes are those once written: made the first time, and again where they have changed since."""
+    note = file.with_name(file.name + ".json")
+    written = read_note(note)
+    if written is not None and file.is_file():
+        if (file.stat().st_size, sha256_of(file)) == (written.get("bytes"), written.get("sha256")):
+            return file
+        warnings.warn(f"{who}: the cached copy {file} is damaged (its bytes are not those that were written) and is made again.", stacklevel=3)
+    try:
+        size, digest = write_chunks(file, chunks())
+        write_note(note, {"bytes": size, "sha256": digest})
+    except OSError as why:
+        raise no_room(who, note if why.filename == os.path.realpath(note) else file, why) from why
+    return file
+
+
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file's bytes, remembered in the cache under the file's path, size and time of change."""
+    """The sha256 of a file's bytes. That of a large file is remembered in the cache for as long as nothing says that the file may have changed.
+
+    What says so is the time of change of the file's inode, which no user can set, unlike that of its content. A file that changed moments ago may change again
+    within a tick of the file system's clock, so its hash is not remembered.
+    """
+    began, before = time.time(), _identity(path)
+    if before[1] <= SMALL:
+        return _digest(path)
+    note = cache_dir() / "sha256" / f"{hashlib.sha256(repr(before).encode()).hexdigest()[:32]}.json"
+    known = read_note(note)
+    if known is not None:
+        return known["sha256"]
+    digest = _digest(path)
+    if _identity(path) == before and began - max(before[2:4]) / 1e9 > SETTLED:
+        with contextlib.suppress(OSError):  # a read-only cache costs time, not correctness
+            write_note(note, {"sha256": digest})
+    return digest
+
+
+def _identity(path: Path) -> tuple[str, int, int, int, int, int]:
     stat = path.stat()
-    key = hashlib.sha256(f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ino}".encode()).hexdigest()[:32]
-    note = cache_dir() / "sha256" / f"{key}.json"
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        return json.loads(note.read_text())["sha256"]
+    return str(path.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev
+
+
+def _digest(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as f:
         for chunk in read_chunks(f):
             digest.update(chunk)
-    with contextlib.suppress(OSError):  # a read-only cache costs time, not correctness
-        write_chunks(note, [json.dumps({"sha256": digest.hexdigest()}).encode()])
     return digest.hexdigest()
+
+
+def _check(note: Path, content: dict[str, Any]) -> str:
+    """What a note says of itself; it belongs to its name."""
+    return hashlib.sha256(json.dumps([note.name, content], sort_keys=True).encode()).hexdigest()[:32]
+
+
+def write_note(note: Path, content: dict[str, Any]) -> None:
+    """A JSON object that is believed only as long as every byte of it is as written."""
+    write_chunks(note, [json.dumps({**content, "check": _check(note, content)}).encode()])
+
+
+def read_note(note: Path) -> dict[str, Any] | None:
+    """What ``write_note`` wrote; None where it did not, or not quite this."""
+    try:
+        content = json.loads(note.read_bytes())
+        return content if content.pop("check") == _check(note, content) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None

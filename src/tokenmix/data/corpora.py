@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ..errors import MixerError
-from .cache import cache_dir, read_chunks, sha256_of, write_chunks
+from .cache import LETTERS, SMALL, cache_dir, kept, no_room, read_chunks, sha256_of, write_chunks
 from .corpus import Corpus, cut
 
 ENWIK8_URL = "http://mattmahoney.net/dc/enwik8.zip"
@@ -60,7 +60,8 @@ def enwik8(path: str | None = None, *, download: bool = True) -> Corpus:
             _download_enwik8(file, download)
     size, digest = file.stat().st_size, sha256_of(file)
     if (size, digest) != (ENWIK8_SIZE, ENWIK8_SHA256):
-        raise MixerError(f"enwik8: {path or file} is not enwik8: {size} bytes with sha256 {digest}, expected {ENWIK8_SIZE} with {ENWIK8_SHA256}.")
+        again = "" if path is not None else "; delete it, and it is downloaded again"
+        raise MixerError(f"enwik8: {path or file} is not enwik8: {size} bytes with sha256 {digest}, expected {ENWIK8_SIZE} with {ENWIK8_SHA256}{again}.")
     return Corpus("enwik8", file, size, digest, ENWIK8_BOUNDS)
 
 
@@ -74,8 +75,13 @@ def _download_enwik8(file: Path, download: bool) -> None:
         with urllib.request.urlopen(ENWIK8_URL, timeout=60) as answer:
             write_chunks(archive, read_chunks(answer))
     except OSError as why:
+        if why.filename == os.path.realpath(archive):
+            raise no_room("enwik8", archive, why) from why
         raise MixerError(f"enwik8: could not download {ENWIK8_URL} ({why}); fetch it elsewhere and give its path: --data /path/to/enwik8.gz.") from why
-    write_chunks(file, _unzipped(archive))
+    try:
+        write_chunks(file, _unzipped(archive))
+    except OSError as why:
+        raise no_room("enwik8", file, why) from why
     archive.unlink()
 
 
@@ -104,8 +110,7 @@ def _plain_file(file: Path) -> Path:
     unpack = {".gz": _gunzipped, ".zip": _unzipped}.get(file.suffix)
     if unpack is None:
         return file
-    stat = file.stat()
-    return _cached(file.stem, f"{file.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}", lambda: unpack(file))
+    return _cached(file.stem, _key(file.parent, [file]), lambda: unpack(file))
 
 
 def _folder_file(folder: Path) -> Path:
@@ -144,16 +149,22 @@ def _is_binary(file: Path) -> bool:
 
 
 def _joined(name: str, root: Path, files: list[Path]) -> Path:
-    stats = [(p, p.stat()) for p in files]
-    key = "\0".join(f"{p.relative_to(root).as_posix()} {s.st_size} {s.st_mtime_ns}" for p, s in stats)
-    return _cached(name, f"{root.resolve()}\0{key}", lambda: (p.read_bytes() for p in files))
+    return _cached(name, _key(root, files), lambda: (p.read_bytes() for p in files))
+
+
+def _key(root: Path, files: list[Path]) -> str:
+    """What tells that files are the same as before: their bytes; of many bytes, the place, the sizes and the times of change."""
+    stats = [p.stat() for p in files]
+    small = sum(s.st_size for s in stats) <= SMALL
+    digest = hashlib.sha256(b"" if small else os.fsencode(root.resolve()))
+    for p, s in zip(files, stats, strict=True):
+        digest.update(b"\0%s %d " % (os.fsencode(p.relative_to(root).as_posix()), s.st_size))
+        digest.update(p.read_bytes() if small else b"%d %d" % (s.st_mtime_ns, s.st_ctime_ns))  # no user can set back ctime
+    return digest.hexdigest()[:16]
 
 
 def _cached(name: str, key: str, chunks: Callable[[], Iterable[bytes]]) -> Path:
-    file = cache_dir() / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.bin"
-    if not file.exists():
-        write_chunks(file, chunks())
-    return file
+    return kept(cache_dir() / f"{name[:LETTERS]}-{key}.bin", "data", chunks)
 
 
 def _cut(name: str, file: Path, split: tuple[float, ...] | None) -> Corpus:

@@ -7,8 +7,9 @@ import hashlib
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .cache import cache_dir, write_chunks
+from .cache import LETTERS, cache_dir, no_room, read_note, sha256_of, write_chunks, write_note
 from .image_archives import CIFAR_FILE, IDX_FILE, sklearn_version
 from .image_source import Found, Part, in_threads
 from .sampler import mix64
 
-FORMAT = 1  # counts changes of what is written
+FORMAT = 2  # counts changes of what is written
 CACHE_BYTES = 8 << 30  # sets of files that decode to more stay files
 CHECK_BYTES = 2 << 30  # files up to this total are all decoded once, to find the bad ones; beyond only with skip_bad_files
 DEFAULT_VALID = 0.1
@@ -30,7 +31,10 @@ Place = tuple[Part, int]  # the image i of a part
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is written beside the pixels. ``splits`` gives start and end of each split in the order of ``labels``; ``shape`` (C, H, W) is empty for files."""
+    """What is written beside the pixels. ``splits`` gives start and end of each split in the order of ``labels``; ``shape`` (C, H, W) is empty for files.
+
+    ``names`` are the relative names of the files, ``sha256`` is what ``fingerprint`` gives.
+    """
 
     classes: tuple[str, ...]
     channels: int
@@ -38,9 +42,15 @@ class Prepared:
     splits: dict[str, tuple[int, int]]
     shape: tuple[int, ...]
     files: list[str]
+    names: list[str]
     skipped: tuple[str, ...]
     sha256: str
     file: str
+
+    def fingerprint(self) -> str:
+        """The sha256 of the pixels as they are on disk now (of names and sizes of files, where the images have different sizes), labels, splits and classes."""
+        what: Any = sha256_of(Path(self.file)) if self.shape else [[n, os.path.getsize(f)] for n, f in zip(self.names, self.files, strict=True)]
+        return hashlib.sha256(json.dumps([what, self.labels, self.splits, self.classes, self.shape]).encode()).hexdigest()
 
     def pixels(self) -> Tensor | None:
         """uint8 (N, C, H, W), mapped."""
@@ -57,24 +67,33 @@ class _SizesDiffer(Exception):
 def prepared(file: Path | None, name: str, options: dict[str, Any], read: Callable[[], Found]) -> Prepared:
     """The set in the cache, read and written there the first time and when a file, a time of change or an option is another."""
     key = hashlib.sha256(json.dumps([FORMAT, options, _stamp(file)]).encode()).hexdigest()[:16]
-    base = cache_dir() / "images" / f"{name}-{key}"
-    note = base.with_name(base.name + ".json")
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        content = json.loads(note.read_text())
-        splits = {k: (a, b) for k, (a, b) in content["splits"].items()}
-        ready = Prepared(**{**content, "classes": tuple(content["classes"]), "skipped": tuple(content["skipped"]), "splits": splits})
-        if not ready.shape or os.path.getsize(ready.file) == len(ready.labels) * math.prod(ready.shape):
+    base = cache_dir() / "images" / f"{name[:LETTERS]}-{key}"
+    note, pixels = base.with_name(base.name + ".json"), base.with_name(base.name + ".pixels")
+    if note.exists():
+        ready = _as_written(note, pixels)
+        if ready is not None:
             return ready
-    ready = _prepare(read(), Path(f"{base}.pixels"), options, name)
+        warnings.warn(f"images: the cached copy {base}.* is damaged (it is not what was written) and is made again.", stacklevel=3)
+    ready = _prepare(read(), pixels, options, name)
     try:
-        write_chunks(note, [json.dumps(asdict(ready)).encode()])
+        write_note(note, asdict(ready))
     except OSError as why:
-        raise _no_room(note, why) from why
+        raise no_room("images", note, why) from why
     return ready
 
 
-def _no_room(file: Path, why: OSError) -> MixerError:
-    return MixerError(f"images: cannot write {file} ({why}); make room, or set XDG_CACHE_HOME to a folder elsewhere.")
+def _as_written(note: Path, pixels: Path) -> Prepared | None:
+    """The set in the cache; None unless the note, the pixels and what belongs to the fingerprint are as they were written."""
+    content = read_note(note)
+    if content is None:
+        return None
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        splits = {k: (a, b) for k, (a, b) in content["splits"].items()}
+        tuples = {k: tuple(content[k]) for k in ("classes", "skipped", "shape")}
+        ready = Prepared(**{**content, **tuples, "splits": splits, "file": str(pixels)})
+        if ready.fingerprint() == ready.sha256:
+            return ready
+    return None
 
 
 def _stamp(file: Path | None) -> list[Any]:
@@ -96,7 +115,7 @@ def _stat(file: Path) -> list[Any]:
         stat = file.stat()
     except OSError:  # a link that leads nowhere: reading it says so
         return [file.name, -1, -1]
-    return [file.name, stat.st_size, stat.st_mtime_ns]
+    return [file.name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]  # ctime: no user can set it back
 
 
 def _prepare(found: Found, file: Path, options: dict[str, Any], name: str) -> Prepared:
@@ -105,12 +124,12 @@ def _prepare(found: Found, file: Path, options: dict[str, Any], name: str) -> Pr
     files = [str(part.files[i].resolve()) for part, i in order if part.files]
     small = sum(os.path.getsize(f) for f in files if os.path.exists(f)) <= CHECK_BYTES
     shape: tuple[int, ...] = ()
-    kept, pixels = list(range(len(order))), ""
+    kept = list(range(len(order)))
     skipped: list[str] = []
     try:
         if not small and not options["skip"]:
             raise _SizesDiffer
-        kept, skipped, shape, pixels = _write_pixels(file, order, channels, options["skip"])
+        kept, skipped, shape = _write_pixels(file, order, channels, options["skip"])
     except _SizesDiffer as why:
         if len(files) != len(order):
             raise MixerError(f"images: {name} holds images of different sizes, which are read from files only; unpack it and give the folder.") from why
@@ -121,10 +140,10 @@ def _prepare(found: Found, file: Path, options: dict[str, Any], name: str) -> Pr
     position = {split: tuple(sum(k < edge for k in kept) for edge in edges) for split, edges in splits.items()}
     labels = [order[k][0].labels[order[k][1]] for k in kept]
     _check_splits(name, {k: (a, b) for k, (a, b) in position.items()})
-    left = [] if shape else [files[k] for k in kept]
-    known = [pixels or [[order[k][0].names[order[k][1]], os.path.getsize(files[k])] for k in kept], labels, position, found.classes, shape]
-    digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()
-    return Prepared(found.classes, channels, labels, {k: (a, b) for k, (a, b) in position.items()}, shape, left, tuple(skipped), digest, str(file))
+    places = [] if shape else [order[k] for k in kept]
+    left, names = [str(part.files[i].resolve()) for part, i in places], [part.names[i] for part, i in places]
+    ready = Prepared(found.classes, channels, labels, {k: (a, b) for k, (a, b) in position.items()}, shape, left, names, tuple(skipped), "", str(file))
+    return replace(ready, sha256=ready.fingerprint())
 
 
 def _check_splits(name: str, splits: dict[str, tuple[int, int]]) -> None:
@@ -148,8 +167,8 @@ def _refuse(why: MixerError, skip: bool) -> None:
         raise MixerError(f"{str(why).rstrip('.')}; repair or remove it, or leave out what cannot be read with skip_bad_files=True (--skip-bad-files).")
 
 
-def _write_pixels(file: Path, order: list[Place], channels: int, skip: bool) -> tuple[list[int], list[str], tuple[int, ...], str]:
-    """Decode everything into one file. Returns which images are in it, the files left out, (C, H, W) and the sha256 of the pixels."""
+def _write_pixels(file: Path, order: list[Place], channels: int, skip: bool) -> tuple[list[int], list[str], tuple[int, ...]]:
+    """Decode everything into one file. Returns which images are in it, the files left out and (C, H, W)."""
     kept: list[int] = []
     skipped: list[str] = []
     shapes: set[tuple[int, ...]] = set()
@@ -167,10 +186,10 @@ def _write_pixels(file: Path, order: list[Place], channels: int, skip: bool) -> 
             yield image.contiguous().numpy().tobytes()
 
     try:
-        _, digest = write_chunks(file, chunks())
+        write_chunks(file, chunks())
     except OSError as why:
-        raise _no_room(file, why) from why
-    return kept, skipped, shapes.pop() if shapes else (), digest
+        raise no_room("images", file, why) from why
+    return kept, skipped, shapes.pop() if shapes else ()
 
 
 def _readable(order: list[Place], channels: int, skip: bool) -> tuple[list[int], list[str]]:

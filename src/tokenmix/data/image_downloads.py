@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import MixerError
-from .cache import cache_dir, read_chunks, write_chunks
+from .cache import cache_dir, no_room, read_chunks, write_chunks
 
 TORONTO = "https://www.cs.toronto.edu/~kriz/"
 MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
@@ -59,6 +60,8 @@ def fetch(name: str, download: bool) -> Path:
         try:
             write_chunks(file, _checked(official))
         except OSError as why:
+            if why.filename == os.path.realpath(file):
+                raise no_room("images", file, why) from why
             raise MixerError(f"images: could not download {official.url} ({why}); fetch it elsewhere and give its path: --data PATH.") from why
     return folder if len(OFFICIAL[name]) > 1 else folder / OFFICIAL[name][0].name
 

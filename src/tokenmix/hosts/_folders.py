@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..data.cache import whole_folder
 from ..errors import MixerError
 from ..train.rundir import check_free
 
@@ -22,14 +21,8 @@ def check_out(out: Path | str, instead: str = "--out") -> None:
 @contextmanager
 def new_folder(out: Path, instead: str = "--out") -> Iterator[Path]:
     """A folder beside ``out`` to write into, which takes its name at the end; where anything fails it is gone."""
-    temporary = out.with_name(f".{out.name}-{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
     try:
-        yield temporary
-        os.rename(temporary, out)
+        with whole_folder(out) as folder:
+            yield folder
     except OSError as why:
-        shutil.rmtree(temporary, ignore_errors=True)
         raise MixerError(f"{out} cannot be written ({why.strerror or why}); give another {instead}.") from why
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise

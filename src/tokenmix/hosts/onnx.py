@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..data.cache import beside
 from ..errors import MixerError
 from ..models import evaluating
 from ._ports import Port, find_port, quietly
@@ -118,7 +119,7 @@ def export_onnx(
         raise MixerError(f"export_onnx: {path} {'exists already; give another path' if path.exists() else 'lies in a folder that does not exist'}.")
     if sum(p.numel() * p.element_size() for p in model.parameters()) > MOST:
         raise MixerError("export_onnx: an ONNX file holds at most 2 GB, these weights are more.")
-    unfinished = path.with_name(f".{path.name}-{os.getpid()}.tmp")
+    unfinished = beside(path)
     try:
         with evaluating(model), torch.no_grad():
             nodes, sizes, difference, compared = _best(port, programs(port, length, fixed), model, unfinished, opset, tolerance)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..data.cache import whole_file
 from ..errors import MixerError
 from ..models import ViT
 from .biases import bias_pictures
@@ -72,8 +73,8 @@ def write_report(
         notes=[*NOTES, *notes],
     )
     out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page, encoding="utf-8")
+    with whole_file(out) as f:
+        f.write(page.encode("utf-8", "backslashreplace"))  # names of files need not be text
     return out
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import eval_batches, open_images
+from ..data.cache import whole_file
 from ..data.image_source import pil_to_tensor, pillow, read_image
 from ..errors import MixerError
 from . import image_pictures as draw
@@ -83,7 +84,8 @@ def draw_pictures(
         for i, picture in enumerate(pictures):
             slug = re.sub(r"[^a-z0-9]+", "-", heading.lower())
             written.append(out / f"{slug}{f'-{i + 1}' if len(pictures) > 1 else ''}.png")
-            written[-1].write_bytes(base64.b64decode(getattr(picture, theme).partition(",")[2]))
+            with whole_file(written[-1]) as f:
+                f.write(base64.b64decode(getattr(picture, theme).partition(",")[2]))
     return written
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.augment import ImageSampler, eval_batches, stream
+from ..data.cache import whole_file
 from ..data.images import ImageData, open_images
 from ..data.pixels import PixelSampler, pixel_batches, to_pixels
 from ..errors import MixerError
@@ -230,4 +231,6 @@ def write_grid(path: Path, images: Tensor, *, columns: int = 8, scale: int = 4) 
         sheet[:, top : top + height, left : left + width] = image
     sheet = sheet.repeat_interleave(scale, 1).repeat_interleave(scale, 2)
     array = sheet[0] if channels == 1 else sheet.permute(1, 2, 0)
-    Image.fromarray(array.contiguous().numpy()).save(path)
+    kind = Image.registered_extensions().get(path.suffix.lower(), "PNG")
+    with whole_file(path) as f:
+        Image.fromarray(array.contiguous().numpy()).save(f, format=kind)

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..data.cache import whole_file
+from ..data.cache import whole_file, whole_folder
 from ..errors import MixerError
 from .config import RunConfig
 
@@ -35,23 +34,16 @@ class RunDir:
         """Make the directory with its config and environment, whole or not at all. A path that holds anything is refused."""
         check_free(path)
         path = Path(path)
-        temporary = path.with_name(f".{path.name}-{os.getpid()}.tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
         try:
-            temporary.mkdir(parents=True)
+            with whole_folder(path) as temporary:
+                run = cls(temporary)
+                run.checkpoints.mkdir()
+                run.samples.mkdir()
+                write_json(temporary / "config.json", config.to_json())
+                write_json(temporary / "env.json", env)
+                run.metrics.touch()
         except OSError as why:
             raise MixerError(f"the run directory {path} cannot be made ({why.strerror or why}); give another --out.") from why
-        try:
-            run = cls(temporary)
-            run.checkpoints.mkdir()
-            run.samples.mkdir()
-            write_json(temporary / "config.json", config.to_json())
-            write_json(temporary / "env.json", env)
-            run.metrics.touch()
-            os.rename(temporary, path)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
         return cls(path)
 
     @classmethod

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Corpus, Sampler, open_corpus
+from ..data.cache import whole_file
 from ..errors import MixerError
 from ..mixers import state_bytes
 from ..models import evaluating
@@ -77,7 +78,8 @@ class TextTask(Task):
         limit = model.max_len or 1 << 30
         prompt = bytes(self.corpus.split("valid")[: min(SAMPLE_PROMPT, limit - 1)].tolist())
         text = continue_bytes(model, prompt, min(train.sample_bytes, limit - len(prompt)), temperature=0.8, seed=train.seed)
-        (folder / f"step_{step:08d}.txt").write_bytes(text)
+        with whole_file(folder / f"step_{step:08d}.txt") as f:
+            f.write(text)
 
     def model_facts(self, model: Any) -> dict[str, Any]:
         return streaming_cost(model)
