@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+from itertools import chain
 
 import pytest
+import torch
 
 from cases import CASES, GRIDS, forms
 from tokenmix import MIXERS, MixerError, build_mixer
@@ -72,3 +74,37 @@ def test_what_does_not_apply_is_known():
         cheap = [p for p in PROMISES if p in may | streams or p.startswith("refuses")]
         skipped = {p for p in cheap if run_promise(s, p, PROMISES[p]).status == "not applicable"}
         assert skipped <= may | (streams if case in GRIDS else set())
+
+
+def resizings() -> list:
+    """(case, causal, method) of everything that can be resized."""
+    rows = []
+    for case, causal in forms():
+        mixer = subject_of(case, causal).build()
+        if mixer.max_len is not None and mixer.max_len == mixer.max_context_len:
+            rows += [(case, causal, way) for way in ("resize", "resize_grid") if hasattr(mixer, way)]
+    return rows
+
+
+def resized(mixer, way: str, length: int) -> None:
+    if way == "resize":
+        mixer.resize(length)
+    else:
+        mixer.resize_grid((1, mixer.max_len - 1), (1, length - 1), 1)
+
+
+@pytest.mark.parametrize(("case", "causal", "way"), resizings())
+def test_a_resized_mixer_keeps_what_its_parameters_were(case, causal, way):
+    """Frozen stays frozen, dtypes and attributes stay, and gradients of the old shape are gone."""
+    for frozen, dtype in ((True, torch.float64), (False, torch.bfloat16)):
+        mixer = subject_of(case, causal).build().to(dtype).requires_grad_(not frozen)
+        before = {name: (t.dtype, t.requires_grad) for name, t in chain(mixer.named_parameters(), mixer.named_buffers())}
+        for p in mixer.parameters():
+            p.grad, p.mark = None if frozen else torch.ones_like(p), "mine"
+        for length in (mixer.max_len + 4, 5):
+            resized(mixer, way, length)
+        assert {name: (t.dtype, t.requires_grad) for name, t in chain(mixer.named_parameters(), mixer.named_buffers())} == before
+        for p in mixer.parameters():
+            assert p.mark == "mine"
+            assert p.is_contiguous()
+            assert p.grad is None or p.grad.shape == p.shape

@@ -169,6 +169,13 @@ def test_another_image_size(spec):
     assert torch.jit.script(model)(x).shape == (2, 5)
 
 
+def test_a_frozen_model_stays_frozen_at_another_size():
+    for name, given in (("deit_tiny_aft_full_patch16_224", {"depth": 2}), ("pvt_tiny", {"mixers": {"name": "aft_full", "rank": 2}})):
+        model = timm.create_model(name, img_size=64, **given).requires_grad_(False)
+        model.set_input_size(96)
+        assert not [n for n, p in model.named_parameters() if p.requires_grad]
+
+
 def test_what_cannot_follow_is_refused_and_left_alone():
     model, x = small("synthesizer_random"), images()
     before = model(x)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .. import functional as F
 from ..functional._taps import silenced
 from ..functional.gmlp import unit_inputs
+from ..positions.grid import regrown
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .history import joined
@@ -84,7 +85,8 @@ class GMLP(Mixer):
             else:
                 spatial = nn.functional.interpolate(self.spatial[None, None], size=(max_len, max_len), mode="bilinear")[0, 0]
             bias = nn.functional.interpolate(self.bias[None, None], size=max_len, mode="linear")[0, 0]
-        self.spatial, self.bias = nn.Parameter(spatial.clone()), nn.Parameter(bias.clone())
+        self.spatial = regrown(self.spatial, spatial)
+        self.bias = regrown(self.bias, bias)
         self.max_len = self.max_context_len = max_len
 
     def between(self, rows: Tensor, cols: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from .. import functional as F
 from ..functional import aft_chunk as chunk
 from ..functional._taps import centre_of, pair_weights, silenced, weighed
 from ..functional.lambda_layer import per_key
+from ..positions.grid import regrown
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
 from .history import joined, without_first
@@ -126,7 +127,7 @@ class Lambda(Mixer):
             self.refuse(f"resize needs a positive length, got {max_len!r}")
         old, more = self.embedding.detach(), max_len - self.max_len
         self.max_len = self.max_context_len = max_len
-        self.embedding = nn.Parameter(old.new_empty(*self._sizes(max_len), self.key_width))
+        self.embedding = regrown(self.embedding, old.new_empty(*self._sizes(max_len), self.key_width))
         self.init_parameters()
         with torch.no_grad():
             if more >= 0:

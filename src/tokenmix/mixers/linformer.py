@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional.linformer import shortened
+from ..positions.grid import regrown
 from .base import About, Mixer, token_positions
 from .cost import MixingCost
 from .options import at_least
@@ -74,10 +75,9 @@ class Linformer(Mixer):
         """Change the number of columns, interpolating along positions. Tied layers are parted: tie them again."""
         if not isinstance(max_len, int) or max_len < 1:
             self.refuse(f"resize needs a positive length, got {max_len!r}")
-        with torch.no_grad():
-            self.projection_e = nn.Parameter(_stretched(self.projection_e, max_len))
-            if self.projection_f is not None:
-                self.projection_f = nn.Parameter(_stretched(self.projection_f, max_len))
+        self.projection_e = regrown(self.projection_e, _stretched(self.projection_e, max_len))
+        if self.projection_f is not None:
+            self.projection_f = regrown(self.projection_f, _stretched(self.projection_f, max_len))
         self.max_len = self.max_context_len = max_len
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from .. import functional as F
+from ..positions.grid import regrown
 from .base import About, Mixer, token_positions
 from .cost import MixingCost
 from .options import at_least
@@ -47,7 +48,7 @@ class MLPMixer(Mixer):
             self.refuse(f"resize needs a positive length, got {max_len!r}")
         with torch.no_grad():
             w1, w2, b2 = (nn.functional.interpolate(a[None], size=max_len, mode="linear")[0] for a in (self.w1, self.w2.T, self.b2[None]))
-            self.w1, self.w2, self.b2 = nn.Parameter(w1), nn.Parameter(w2.T.contiguous()), nn.Parameter(b2[0])
+        self.w1, self.w2, self.b2 = regrown(self.w1, w1), regrown(self.w2, w2.T), regrown(self.b2, b2[0])
         self.max_len = self.max_context_len = max_len
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):

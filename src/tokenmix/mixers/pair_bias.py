@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..positions.grid import resize_rows
+from ..positions.grid import regrown, resize_rows
 from .base import token_positions
 
 
@@ -75,22 +75,22 @@ class PairBias(nn.Module):
             raise MixerError(f"resize needs positive lengths, got {rows} and {cols}.")
         with torch.no_grad():
             if self.rank is None:
-                self.weight = nn.Parameter(_stretched(_stretched(self.weight, rows).T, cols).T.contiguous())
+                self.weight = regrown(self.weight, _stretched(_stretched(self.weight, rows).T, cols).T)
             elif self.rank == 0:
                 self.u, self.v = self.u.new_empty(rows, 0), self.v.new_empty(cols, 0)
             else:
-                self.u, self.v = nn.Parameter(_stretched(self.u, rows)), nn.Parameter(_stretched(self.v, cols))
+                self.u = regrown(self.u, _stretched(self.u, rows))
+                self.v = regrown(self.v, _stretched(self.v, cols))
 
     def resize_grid(self, old: tuple[int, int], new: tuple[int, int], prefix: int) -> None:
         """Interpolate as an image each: positions are ``prefix`` tokens, which stay, then a grid of ``old`` sizes, row by row, which gets ``new`` ones."""
         with torch.no_grad():
             if self.rank is None:
-                rows = resize_rows(self.weight, old, new, prefix)
-                self.weight = nn.Parameter(resize_rows(rows.T, old, new, prefix).T.contiguous())
+                self.weight = regrown(self.weight, resize_rows(resize_rows(self.weight, old, new, prefix).T, old, new, prefix).T)
             elif self.rank == 0:
                 self.resize(prefix + prod(new), prefix + prod(new))
             else:
-                self.u, self.v = (nn.Parameter(resize_rows(table, old, new, prefix)) for table in (self.u, self.v))
+                self.u, self.v = (regrown(table, resize_rows(table, old, new, prefix)) for table in (self.u, self.v))
 
 
 def _stretched(table: Tensor, length: int) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional.synthesizer import Tables
+from ..positions.grid import regrown
 from .base import Mixer, chunk_positions, register_state, token_positions
 from .options import at_least
 from .parts import alive
@@ -38,9 +39,9 @@ class DenseTables(nn.Module):
 
     def resize(self, max_len: int) -> None:
         """Interpolate along positions."""
-        self.weight = nn.Parameter(_stretched(self.weight, max_len))
+        self.weight = regrown(self.weight, _stretched(self.weight, max_len))
         if self.bias is not None:
-            self.bias = nn.Parameter(_stretched(self.bias[None], max_len)[0])
+            self.bias = regrown(self.bias, _stretched(self.bias[None], max_len)[0])
 
     def flops(self, T: int) -> tuple[int, int]:
         """Of the logits of T tokens: all, and those in matrix products."""
@@ -83,7 +84,11 @@ class RandomTable(nn.Module):
 
     def resize(self, max_len: int) -> None:
         """Interpolate along the positions of queries and of keys."""
-        self._hold(_stretched(_stretched(self.weight, max_len).mT, max_len).mT.contiguous())
+        table = _stretched(_stretched(self.weight, max_len).mT, max_len).mT
+        if self.trainable:
+            self.weight = regrown(self.weight, table)
+        else:
+            self.weight = table.contiguous()
 
     def flops(self, T: int) -> tuple[int, int]:
         """None: the logits are read."""
@@ -125,9 +130,9 @@ class FactorizedDenseTables(nn.Module):
     def resize(self, max_len: int) -> None:
         """Keep a, and interpolate B along its b = ceil(max_len / a) steps of a positions each."""
         b = -(-max_len // self.factor)
-        self.weight_b = nn.Parameter(_stretched(self.weight_b, b))
+        self.weight_b = regrown(self.weight_b, _stretched(self.weight_b, b))
         if self.bias_b is not None:
-            self.bias_b = nn.Parameter(_stretched(self.bias_b[None], b)[0])
+            self.bias_b = regrown(self.bias_b, _stretched(self.bias_b[None], b)[0])
 
     def flops(self, T: int) -> tuple[int, int]:
         """Of the logits of T tokens: all, and those in matrix products; the product of the two factors is element by element."""
@@ -164,7 +169,7 @@ class FactorizedRandomTables(nn.Module):
 
     def resize(self, max_len: int) -> None:
         """Interpolate both along positions."""
-        self.r1, self.r2 = (nn.Parameter(_stretched(r.mT, max_len).mT.contiguous()) for r in (self.r1, self.r2))
+        self.r1, self.r2 = (regrown(factor, _stretched(factor.mT, max_len).mT) for factor in (self.r1, self.r2))
 
     def flops(self, T: int) -> tuple[int, int]:
         """Of R1 R2^T, once for the whole batch."""

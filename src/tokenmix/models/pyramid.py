@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..positions.grid import resize_rows
+from ..positions.grid import regrown, resize_rows
 from ._images import both_sides, bound_parts, check_images, check_sides, filled, image_block, refuse_size, resize_mixers, settle_image_config
 from ._json import Json
 from .blocks import Block, cycled, init_linear
@@ -150,7 +150,7 @@ class Stage(nn.Module):
     def resize_positions(self, old: tuple[int, int], new: tuple[int, int]) -> None:
         """Interpolate the learned positions from one grid to another."""
         if self.positions is not None:
-            self.positions = nn.Parameter(resize_rows(self.positions.detach(), old, new, self.prefix))
+            self.positions = regrown(self.positions, resize_rows(self.positions.detach(), old, new, self.prefix))
 
 
 class Pyramid(nn.Module):

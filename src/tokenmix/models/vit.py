@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..positions.grid import resize_rows, sincos
+from ..positions.grid import regrown, resize_rows, sincos
 from ._images import (
     both_sides,
     bound_parts,
@@ -217,6 +217,6 @@ class ViT(nn.Module):
         old, prefix = self.grid, self.config.prefix
         resize_mixers([(block.mixer, old, new.grid, prefix) for block in self.blocks])
         if self.positions is not None:
-            self.positions = nn.Parameter(resize_rows(self.positions.detach(), old, new.grid, int(self.class_token is not None)))
+            self.positions = regrown(self.positions, resize_rows(self.positions.detach(), old, new.grid, int(self.class_token is not None)))
         self.config = new
         return self

@@ -20,6 +20,16 @@ def resize_rows(table: Tensor, old: tuple[int, int], new: tuple[int, int], prefi
     return torch.cat([table[:prefix], grown.flatten(1).T.to(table.dtype)])
 
 
+def regrown(table: Tensor, values: Tensor) -> nn.Parameter:
+    """Values of another shape as the parameter in the place of ``table``: trained or frozen, of the dtype and with the attributes it had.
+
+    A new object, since autograd holds the old one to its shape as long as any result computed from it lives; an optimiser is made again.
+    """
+    new = nn.Parameter(values.detach().to(table.dtype).contiguous(), requires_grad=table.requires_grad)
+    vars(new).update(vars(table))
+    return new
+
+
 def sincos(grid: tuple[int, int], dim: int, *, device: torch.device | None = None) -> Tensor:
     """Fixed sinusoids (H W, dim): half the features encode the row, half the column, each with sines and cosines of dim / 4 frequencies 10000^(-4 i / dim).
 

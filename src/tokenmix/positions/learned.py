@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
+from .grid import regrown
 
 
 class LearnedPositions(nn.Module):
@@ -29,5 +30,5 @@ class LearnedPositions(nn.Module):
         """Change the number of positions; the table is interpolated linearly, so position i moves to i * new / old."""
         if max_len < 1:
             raise MixerError(f"LearnedPositions: max_len must be positive, got {max_len}.")
-        grown = nn.functional.interpolate(self.weight.detach().T[None], size=max_len, mode="linear", align_corners=False)[0].T
-        self.weight, self.max_len = nn.Parameter(grown.contiguous()), max_len
+        self.weight = regrown(self.weight, nn.functional.interpolate(self.weight.detach().T[None], size=max_len, mode="linear", align_corners=False)[0].T)
+        self.max_len = max_len
