@@ -197,8 +197,8 @@ def test_weights_start_as_the_config_says():
     assert model.model.embed_tokens.weight[0].abs().max() == 0  # the padding token's
 
 
-def test_only_what_is_missing_begins_anew(tmp_path):
-    """A file without one layer's MLP: that is drawn as a new model's, everything else is loaded."""
+def test_only_what_is_missing_begins_anew_and_only_when_asked(tmp_path):
+    """A file without one layer's MLP: refused, or, where the user says so, that is drawn as a new model's and everything else is loaded."""
     from safetensors.torch import load_file, save_file
 
     model = causal("hybrid", hidden_size=64)
@@ -207,7 +207,9 @@ def test_only_what_is_missing_begins_anew(tmp_path):
     gone = "model.layers.1.mlp.down.weight"
     del tensors[gone]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    loaded = dict(type(model).from_pretrained(tmp_path).named_parameters())
+    with pytest.raises(MixerError, match=r"lacks 1 of \d+ weights of TokenMixForCausalLM, such as model.layers.1.mlp.down.weight; load"):
+        type(model).from_pretrained(tmp_path)
+    loaded = dict(type(model).from_pretrained(tmp_path, ignore_mismatched_sizes=True).named_parameters())
     for name, tensor in model.named_parameters():
         assert torch.equal(loaded[name], tensor) == (name != gone), name
     assert loaded[gone].std().item() == pytest.approx(0.5 / 6**0.5, rel=0.1)
@@ -395,6 +397,17 @@ def test_a_checkpoint_of_another_family_is_refused(tmp_path):
     (tmp_path / "run" / "config.json").write_text('{"model": {"kind": "lm"}}')
     with pytest.raises(MixerError, match="tokenmix export-hf"):
         host.TokenMixForCausalLM.from_pretrained(tmp_path / "run")
+
+
+@pytest.mark.parametrize("held", ["causal", "seq2seq", "image"])
+def test_a_folder_of_another_kind_is_refused(held, tmp_path):
+    """transformers reports the weights that are missing, and goes on with random ones."""
+    models = {"causal": (causal, transformers.AutoModelForSeq2SeqLM), "seq2seq": (seq2seq, transformers.AutoModelForImageClassification)}
+    make_one, auto = models.get(held, (image_model, transformers.AutoModel))
+    model = make_one()
+    model.save_pretrained(tmp_path)
+    with pytest.raises(MixerError, match=rf"{tmp_path}: holds a {type(model).__name__}, which lacks \d+ of \d+ weights of TokenMix"):
+        auto.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(("found", "words"), [("4.57.1", "needs transformers >= 5.16, found 4.57.1: pip"), (None, "which is not installed: pip")])

@@ -120,3 +120,8 @@ def test_folders_that_are_no_models(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
     with pytest.raises(MixerError, match=r"transformers cannot read it"):
         open_host(str(tmp_path))
+    shared("bert").save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
+    with pytest.raises(MixerError, match=r"lacks \d+ of \d+ weights of its \w+, such as encoder.layer.2"):
+        open_host(str(tmp_path))

@@ -28,3 +28,37 @@ def frozen_resize() -> str:
     model = timm.create_model("deit_tiny_aft_full_patch16_224", depth=2).requires_grad_(False)
     model.set_input_size(256)
     return f"{sum(p.requires_grad for p in model.parameters())} parameters to train"
+
+
+def _small(kind: str, **options: Any) -> Any:
+    """A tiny model of transformers' kind with mixers of ours."""
+    import torch
+
+    from tokenmix.hosts import huggingface
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
+    sizes |= {"initializer_range": 0.5, "pad_token_id": 0, "bos_token_id": 1, "image_size": 16, "patch_size": 4, "mixers": [{"name": "aft_simple"}]}
+    return getattr(huggingface, kind)(huggingface.TokenMixConfig(**{**sizes, **options})).eval()
+
+
+@attempt("h5", "AutoModel on a folder of an image model")
+def folder_of_another_kind() -> str:
+    """transformers reports that all weights are missing, and goes on with random ones."""
+    model = _small("TokenMixForImageClassification")
+    from transformers import AutoModel
+
+    model.save_pretrained("folder")
+    return _tried(lambda: f"loads a {type(AutoModel.from_pretrained('folder')).__name__} of random weights")
+
+
+@attempt("h5", "A folder that lacks the weights of one layer")
+def folder_that_lacks_weights() -> str:
+    """The same."""
+    from safetensors.torch import load_file, save_file
+
+    model = _small("TokenMixForCausalLM")
+    model.save_pretrained("folder")
+    kept = {name: tensor for name, tensor in load_file("folder/model.safetensors").items() if ".layers.1." not in name}
+    save_file(kept, "folder/model.safetensors", metadata={"format": "pt"})
+    return _tried(lambda: f"loads a {type(type(model).from_pretrained('folder')).__name__} with a layer of random weights")

@@ -5,12 +5,16 @@ Our layers begin as wholes, some of their tensors in two steps, so they are left
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
+from ...errors import MixerError
+
+HEADS = ("lm_head.", "score.", "qa_outputs.")
+"""Where the names of a head's weights begin, which a folder of another class need not hold."""
 DRAWS: dict[str, Any] = {name: f for name, f in vars(nn.init).items() if name.endswith("_") and not name.startswith("_") and callable(f)}
 """torch's own functions, as they are outside of transformers' initialisation."""
 
@@ -32,6 +36,17 @@ def anew(module: nn.Module, reset: Callable[[], None]) -> None:
         reset()
     for tensor, value in loaded:
         tensor.copy_(value)
+
+
+def refuse_unlike(model: Any, missing: Iterable[str], folder: Any) -> None:
+    """Refuse what was loaded from a folder that lacks some of the model's weights, unless it is of another class and only a head is missing."""
+    name, kinds = type(model).__name__, list(getattr(model.config, "architectures", None) or [])
+    lost = sorted(key for key in missing if name in kinds or not key.startswith(HEADS))
+    if not lost:
+        return
+    held = f"holds a {kinds[0]}, which lacks" if kinds and name not in kinds else "lacks"
+    count = f"{len(lost)} of {len(model.state_dict())} weights of {name}, such as {lost[0]}"
+    raise MixerError(f"{folder}: {held} {count}; load it as what it holds, or begin these anew with ignore_mismatched_sizes=True.")
 
 
 @contextmanager

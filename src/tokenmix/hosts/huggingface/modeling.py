@@ -17,7 +17,7 @@ from transformers.utils.output_capturing import capture_outputs
 from ...errors import MixerError
 from ...models import ViT
 from ...positions import LearnedPositions
-from .beginning import anew
+from .beginning import anew, refuse_unlike
 from .cache import TokenMixStateLayer, state_layers
 from .configuration import TokenMixConfig
 from .layers import TokenMixLayer
@@ -36,6 +36,21 @@ class TokenMixPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _is_stateful = True  # a state cannot be cropped, so transformers refuses assisted decoding
     _can_record_outputs = {"hidden_states": TokenMixLayer}
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """transformers' own, which would report weights that the folder lacks and draw them at random.
+
+        Args:
+            ignore_mismatched_sizes: True: begin anew whatever the folder lacks or holds in another shape, with transformers' report.
+
+        Raises:
+            MixerError: for a folder that lacks any weight but those of a new head.
+        """
+        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
+        if not kwargs.get("ignore_mismatched_sizes"):
+            refuse_unlike(model, info["missing_keys"], pretrained_model_name_or_path)
+        return (model, info) if output_loading_info else model
 
     def _initialize_weights(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         super()._initialize_weights(module)  # as a family of transformers' own: of others, modules without parameters of their own are passed over

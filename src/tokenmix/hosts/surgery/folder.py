@@ -46,9 +46,12 @@ def open_host(source: str) -> tuple[nn.Module, dict[str, Any], Path | None]:
     if cls is None:
         raise MixerError(f"{folder / 'config.json'}: transformers {transformers.__version__} has no class {named[0]!r}.")
     try:
-        model = cls.from_pretrained(folder, local_files_only=True)
+        model, info = cls.from_pretrained(folder, local_files_only=True, output_loading_info=True)
     except (OSError, ValueError, KeyError) as why:
         raise MixerError(f"{folder}: transformers cannot read it ({' '.join(str(why).split())[:200]}).") from None
+    lost = sorted(info["missing_keys"])
+    if lost:
+        raise MixerError(f"{folder}: lacks {len(lost)} of {len(model.state_dict())} weights of its {type(model).__name__}, such as {lost[0]}.")
     return model.eval(), {"library": "transformers", "class": type(model).__name__, "config": model.config.to_dict()}, folder
 
 
