@@ -1,7 +1,8 @@
 """Softmax attention over a pattern of pairs, by blocks: no T x T tensor is made where the pattern has structure.
 
 A row's softmax is put together from parts, sums over disjoint sets of keys under a maximum of their own. Inside, tensors are (..., T, e) in float32 or better,
-queries already scaled, keys and values zero where ``live`` is False; True = may be attended.
+queries already scaled, keys and values zero where ``live`` is False; True = may be attended. All are finite: what is not is hidden, and marked by NaN in one
+more channel, the last of queries, values and ``num``, which ``ratio`` adds to what it gives.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ._backend import pick
 from ._checks import check_qkv
 from ._heads import by_head
 from ._masks import allowed, kept
+from ._nonfinite import clean, marks, over_pairs
 from ._places import first_true
 
 FLOOR = -1e30  # the maximum of no keys at all: finite, so that differences are
@@ -27,7 +29,8 @@ Pairs = Callable[[Tensor, Tensor], Tensor]
 
 
 class Part(NamedTuple):
-    """Sums over some of the keys: num = sum e^(logit - top) v (..., T, e) and den = sum e^(logit - top) (..., T, 1), with top (..., T, 1) outside the graph."""
+    """Sums over some of the keys: num = sum e^(logit - top) v and the marks met (..., T, e + 1), den = sum e^(logit - top) (..., T, 1); top (..., T, 1) is
+    outside of the graph."""
 
     top: Tensor
     num: Tensor
@@ -35,7 +38,8 @@ class Part(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """What every form starts from: q, k, v (B, H, T, e); live (B, 1, T) or None where all keys are."""
+    """What every form starts from: q, k, v (B, H, T, e + 1), their last channel the marks, of keys that of the values; live (B, 1, T) or None where all keys
+    are."""
 
     q: Tensor
     k: Tensor
@@ -60,8 +64,10 @@ def split(a: Tensor, heads: int) -> Tensor:
 def ready(q: Tensor, k: Tensor, v: Tensor, heads: int, key_mask: Tensor | None) -> Ready:
     """Heads split, queries scaled by 1 / sqrt(e), masked keys and values put to zero whatever they hold."""
     k, v = kept(k, key_mask), kept(v, key_mask)
-    q, k, v = (split(a, heads) for a in (q, k, v))
-    return Ready(q * q.shape[-1] ** -0.5, k, v, None if key_mask is None else key_mask[:, None])
+    own, met = marks(q)[:, None], marks(k, v)[:, None]
+    q, k, v = (split(clean(a), heads) for a in (q, k, v))
+    q, k, v = (torch.cat([a, m.to(a.dtype).expand(-1, heads, -1, -1)], -1) for a, m in ((q * q.shape[-1] ** -0.5, own), (k, torch.zeros_like(met)), (v, met)))
+    return Ready(q, k, v, None if key_mask is None else key_mask[:, None])
 
 
 def joined(y: Tensor, like: Tensor) -> Tensor:
@@ -70,15 +76,22 @@ def joined(y: Tensor, like: Tensor) -> Tensor:
 
 
 def part_of(q: Tensor, k: Tensor, v: Tensor, ok: Tensor) -> Part:
-    """The sums of q (..., T, e) over the keys k, v (..., S, e) that ok, broadcast to (..., T, S), allows."""
-    return sums_of((q @ k.mT).masked_fill(~ok, float("-inf")), v)
+    """The sums of q (..., T, e + 1) over the keys k, v (..., S, e + 1) that ok, broadcast to (..., T, S), allows."""
+    return sums_of(products(q, k), ok, q, v)
 
 
-def sums_of(logits: Tensor, v: Tensor) -> Part:
-    """The same from logits, -inf where a pair does not count."""
+def products(q: Tensor, k: Tensor) -> Tensor:
+    """The logits of all pairs, (..., T, S)."""
+    return q[..., :-1] @ k[..., :-1].mT
+
+
+def sums_of(logits: Tensor, ok: Tensor, q: Tensor, v: Tensor) -> Part:
+    """The same from the logits; of the queries only the marks count."""
+    logits = logits.masked_fill(~ok, float("-inf"))
     top = logits.detach().amax(-1, keepdim=True).clamp_min(FLOOR)
     weights = torch.exp(logits - top)
-    return Part(top, weights @ v, weights.sum(-1, keepdim=True))
+    met = over_pairs(ok, v[..., -1:]).to(v.dtype) + q[..., -1:]
+    return Part(top, torch.cat([weights @ v[..., :-1], met], -1), weights.sum(-1, keepdim=True))
 
 
 def ratio(*parts: Part) -> Tensor:
@@ -90,7 +103,7 @@ def ratio(*parts: Part) -> Tensor:
         factors = [torch.exp(p.top - top) for p in parts]
         num = sum((p.num * f for p, f in zip(rest, factors[1:], strict=True)), num * factors[0])
         den = sum((p.den * f for p, f in zip(rest, factors[1:], strict=True)), den * factors[0])
-    return num / torch.where(den > 0, den, 1.0)
+    return num[..., :-1] / torch.where(den > 0, den, 1.0) + num[..., -1:]
 
 
 def dense(r: Ready, ok: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._lines import dense, mixed, per_head
+from ._nonfinite import clean, marks
 from .transformer_xl import by_place
 
 POOLS = ("mean", "max", "conv")
@@ -57,7 +58,7 @@ def grouped(x: Tensor, live: Tensor, rate: int, positions: Tensor | None) -> Gro
 
 def compress(groups: Groups, project: tuple[Tensor, ...], squeeze: tuple[Tensor, ...], pool: str) -> Slots:
     """f over the tokens of each group, then its key and value."""
-    tokens, live = groups.tokens, groups.live[..., None]
+    tokens, live, met = clean(groups.tokens), groups.live[..., None], marks(groups.tokens).sum(2)
     there = groups.live.any(-1)
     if pool == "conv":
         pooled = torch.einsum("bgrd,edr->bge", tokens, squeeze[0]) + squeeze[1]
@@ -66,7 +67,7 @@ def compress(groups: Groups, project: tuple[Tensor, ...], squeeze: tuple[Tensor,
     else:
         pooled = tokens.sum(2) / live.sum(2).clamp_min(1)
     pooled = torch.where(there[..., None], pooled, 0.0)
-    return Slots(pooled @ project[0].T + project[1], pooled @ project[2].T + project[3], groups.ids, there)
+    return Slots(pooled @ project[0].T + project[1] + met, pooled @ project[2].T + project[3] + met, groups.ids, there)
 
 
 def visible(rows: Tensor, cols: Tensor, ids: Tensor, sizes: Sizes, causal: bool) -> tuple[Tensor, Tensor]:
@@ -95,8 +96,9 @@ def weigh(q: Tensor, k: Tensor, v: Tensor, learned: tuple[Tensor, ...], ok: Tens
     """Heads of the attention with relative positions: (..., L, D), (..., W, D) -> (..., heads, L, e)."""
     relative, content, place = learned
     scale = (q.shape[-1] // heads) ** -0.5
+    met, own, q, k, v = marks(k, v), marks(q), clean(q), clean(k), clean(v)
     asked, located, kh, vh = (per_head(a, heads) for a in ((q + content) * scale, (q + place) * scale, k, v))
-    return mixed(asked @ kh.transpose(-1, -2) + by_place(located, rows, cols, relative), ok.unsqueeze(-3), vh)
+    return mixed(asked @ kh.transpose(-1, -2) + by_place(located, rows, cols, relative), ok.unsqueeze(-3), vh, met.unsqueeze(-3)) + own.unsqueeze(-3)
 
 
 def reconstruction_loss(q: Tensor, k: Tensor, v: Tensor, slots: Slots, live: Tensor, positions: Tensor, heads: int, sizes: Sizes, causal: bool) -> Tensor:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ._nonfinite import clean, marks, over_pairs
+
 Places = Tensor | tuple[Tensor, Tensor]
 
 
@@ -18,11 +20,14 @@ class Lines(NamedTuple):
     ok: Tensor
 
 
-def mixed(logits: Tensor, ok: Tensor, v: Tensor) -> Tensor:
-    """softmax over the allowed keys, times v: (..., L, W), (..., L, W) bool, (..., W, e). Nothing allowed gives exactly 0."""
+def mixed(logits: Tensor, ok: Tensor, v: Tensor, mark: Tensor) -> Tensor:
+    """softmax over the allowed keys, times v: (..., L, W), (..., L, W) bool, (..., W, e). Nothing allowed gives exactly 0.
+
+    All of these are finite; the marks (..., W, 1) say what was not.
+    """
     some = ok.any(-1, keepdim=True)
     weights = logits.masked_fill(~(ok | ~some), float("-inf")).softmax(-1)
-    return torch.where(some, weights @ v, 0.0)
+    return torch.where(some, weights @ v, 0.0) + over_pairs(ok, mark).to(v.dtype)
 
 
 def per_head(a: Tensor, heads: int) -> Tensor:
@@ -32,8 +37,9 @@ def per_head(a: Tensor, heads: int) -> Tensor:
 
 def dense(q: Tensor, k: Tensor, v: Tensor, ok: Tensor, heads: int) -> Tensor:
     """Every pair weighed: q (B, T, D), k and v (B, S, D), ok (B, T, S)."""
-    qh, kh, vh = (per_head(a, heads) for a in (q * (q.shape[-1] // heads) ** -0.5, k, v))
-    return mixed(qh @ kh.transpose(-1, -2), ok[:, None], vh).transpose(1, 2).flatten(2)
+    own, met = marks(q), marks(k, v)
+    qh, kh, vh = (per_head(clean(a), heads) for a in (q * (q.shape[-1] // heads) ** -0.5, k, v))
+    return mixed(qh @ kh.transpose(-1, -2), ok[:, None], vh, met[:, None]).transpose(1, 2).flatten(2) + own
 
 
 def in_lines(q: Tensor, k: Tensor, v: Tensor, lines: Lines, live: Tensor | None, heads: int, prefix: int = 0) -> Tensor:
@@ -49,9 +55,9 @@ def in_lines(q: Tensor, k: Tensor, v: Tensor, lines: Lines, live: Tensor | None,
     ok = ok[None, :, None]
     if live is not None:
         ok = ok & picked(live[..., None], keys)[..., 0][:, :, None, None]
-    scaled = q * (q.shape[-1] // heads) ** -0.5
-    qh, kh, vh = (per_head(picked(a, at), heads) for a, at in ((scaled, lines.queries), (k, keys), (v, keys)))  # (B, N, heads, L or W, e)
-    y = mixed(qh @ kh.transpose(-1, -2), ok, vh).transpose(2, 3).flatten(3).flatten(1, 2)[:, places_of(lines.queries, T)]
+    scaled, met = clean(q) * (q.shape[-1] // heads) ** -0.5, picked(marks(k, v), keys)[:, :, None]
+    qh, kh, vh = (per_head(picked(a, at), heads) for a, at in ((scaled, lines.queries), (clean(k), keys), (clean(v), keys)))  # (B, N, heads, L or W, e)
+    y = mixed(qh @ kh.transpose(-1, -2), ok, vh, met).transpose(2, 3).flatten(3).flatten(1, 2)[:, places_of(lines.queries, T)] + marks(q)
     if prefix == 0:
         return y
     every = torch.ones(1, 1, T, dtype=torch.bool, device=q.device) if live is None else live[:, None]
@@ -107,3 +113,8 @@ def coordinates(places: Tensor, raster: Raster) -> Tensor:
     assert raster.width is not None
     row = torch.div(places, raster.width, rounding_mode="floor")
     return torch.stack([row, places - row * raster.width], -1)
+
+
+def mapped(y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """weight y + bias of each token; one that is not finite stays so and spoils no gradient but its own."""
+    return clean(y) @ weight.T + bias + marks(y)

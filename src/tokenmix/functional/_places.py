@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ._nonfinite import clean, marks, over_pairs
+
 
 def first_true(key_mask: Tensor) -> Tensor:
     """The index (B, 1) of the first True of each row; the length where there is none."""
@@ -104,4 +106,4 @@ def gathered(cell: Tensor, live: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
     """
     joint = (cell[:, :, None] == cell[:, None, :]) & live[:, None, :] & live[:, :, None]
     last = live & ~joint.triu(1).any(-1)
-    return last, *(joint.to(part.dtype) @ part for part in parts)
+    return last, *(joint.to(part.dtype) @ clean(part) + over_pairs(joint, marks(part)).to(part.dtype) for part in parts)

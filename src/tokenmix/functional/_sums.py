@@ -15,11 +15,14 @@ minimum counts as one. Everything is float64.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from ._nonfinite import honest
 
 DEAD = -(2.0 - 2.0**-23) * 2.0**127  # the key of a dead token: float32's minimum, so that exporters which write constants in float32 keep it
 FLOOR = -(2.0 - 2.0**-22) * 2.0**127  # the least maximum, one float32 step above: finite, so no difference is NaN, and exp(DEAD - FLOOR) is 0
@@ -44,6 +47,19 @@ def wide(k: Tensor, v: Tensor, key_mask: Tensor | None, heads: int) -> tuple[Ten
         kd, vd = torch.where(key_mask[:, :, None], kd, DEAD), torch.where(key_mask[:, :, None], vd, 0.0)
     per_key = k.shape[-1] // heads
     return kd.unflatten(-1, (heads, per_key)).transpose(1, 2), vd.unflatten(-1, (heads, -1, per_key)).transpose(1, 2)
+
+
+def hidden_sums(form: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, gate: str | None, **reach: Any) -> Tensor:
+    """form(q, k, v) ``honest``, feature by feature. A key of -inf has the weight 0 and hides nothing; without a gate q is no number that counts."""
+    k = finite_low(k)
+    if gate is None:
+        return honest(lambda *keys: form(q, *keys), None, k, v, each=True, **reach)
+    return honest(form, q, k, v, each=True, **reach)
+
+
+def finite_low(k: Tensor) -> Tensor:
+    """Keys with that of a dead token in place of -inf, in float64."""
+    return k.double().clamp_min(DEAD)
 
 
 def narrow(ratio: Tensor) -> Tensor:

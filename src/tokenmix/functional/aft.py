@@ -18,7 +18,8 @@ from ._band_op import aft_band_kernel, band_of
 from ._full_op import aft_full_kernel
 from ._gates import check_gate, gated
 from ._masks import allowed
-from ._sums import literal, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
+from ._nonfinite import over_window
+from ._sums import hidden_sums, literal, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
 from ._weights import Dense, Factors, Weights, Windowed
 
 Bias = Tensor | tuple[Tensor, Tensor]
@@ -55,16 +56,20 @@ def aft_full(
     if kernel("aft_full", backend, k, v, asked, lacks=lacks):
         y = aft_full_kernel(asked, k, v, w, key_mask, causal)
         return y if gate == "sigmoid" else gated(q, y, gate)
-    kd, vd = wide(k, v, key_mask, 1)
-    if attn_mask is not None:
-        mask = allowed(q.shape[0], q.shape[1], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
-        whole = source.slab(slice(0, q.shape[1]), slice(0, k.shape[1]))
-        return gated(q, narrow(literal(kd, vd, whole, mask[:, None])), gate)
-    if causal:
-        sums = causal_sums(kd, vd, source)
-    else:
-        sums = over_visible(kd, vd, source.slab(slice(0, q.shape[1]), slice(0, k.shape[1])))
-    return gated(q, narrow(ratio_of(sums)), gate)
+
+    def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kd, vd = wide(k, v, key_mask, 1)
+        if attn_mask is not None:
+            mask = allowed(q.shape[0], q.shape[1], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
+            whole = source.slab(slice(0, q.shape[1]), slice(0, k.shape[1]))
+            return gated(q, narrow(literal(kd, vd, whole, mask[:, None])), gate)
+        if causal:
+            sums = causal_sums(kd, vd, source)
+        else:
+            sums = over_visible(kd, vd, source.slab(slice(0, q.shape[1]), slice(0, k.shape[1])))
+        return gated(q, narrow(ratio_of(sums)), gate)
+
+    return hidden_sums(form, q, k, v, gate, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
 
 
 def aft_local(
@@ -111,12 +116,17 @@ def aft_local(
     if kernel("aft_local", backend, k, v, asked, lacks="its kernels take outside='zero' only" if drop else None):
         y = aft_band_kernel(asked, k, v, band_of(w, window, causal), key_mask, causal)
         return y if gate == "sigmoid" else gated(q, y, gate)
-    kd, vd = wide(k, v, key_mask, 1)
-    band = Windowed(source, *reach)
-    if drop:
-        return gated(q, narrow(window_ratio(kd, vd, band, reach=(reach[0], 0) if causal else reach)), gate)
-    sums = causal_sums(kd, vd, band, reach=reach) if causal else band_sums(kd, vd, band, reach=reach)
-    return gated(q, narrow(ratio_of(sums)), gate)
+    band, inside = Windowed(source, *reach), (reach[0], 0) if causal else reach
+
+    def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kd, vd = wide(k, v, key_mask, 1)
+        if drop:
+            return gated(q, narrow(window_ratio(kd, vd, band, reach=inside)), gate)
+        sums = causal_sums(kd, vd, band, reach=reach) if causal else band_sums(kd, vd, band, reach=reach)
+        return gated(q, narrow(ratio_of(sums)), gate)
+
+    met = (lambda mark: over_window(mark, *inside)) if drop else None
+    return hidden_sums(form, q, k, v, gate, causal=causal, key_mask=key_mask, reach=met)
 
 
 def aft_simple(
@@ -138,12 +148,15 @@ def aft_simple(
     if kernel("aft_simple", backend, k, v, asked, lacks=None if attn_mask is None else "its kernels take no attn_mask"):
         y = aft_simple_kernel(asked, k, v, key_mask, q.shape[1], causal)
         return y if gate == "sigmoid" else gated(q, y, gate)
-    kd, vd = wide(k, v, key_mask, 1)
-    if attn_mask is not None:
-        mask = allowed(q.shape[0], q.shape[1], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
-        return gated(q, narrow(literal(kd, vd, kd.new_zeros(q.shape[1], k.shape[1]), mask[:, None])), gate)
-    sums = prefix_sums(kd, vd) if causal else over_all(kd, vd)
-    return gated(q, narrow(ratio_of(sums)), gate)
+
+    def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kd, vd = wide(k, v, key_mask, 1)
+        if attn_mask is not None:
+            mask = allowed(q.shape[0], q.shape[1], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
+            return gated(q, narrow(literal(kd, vd, kd.new_zeros(q.shape[1], k.shape[1]), mask[:, None])), gate)
+        return gated(q, narrow(ratio_of(prefix_sums(kd, vd) if causal else over_all(kd, vd))), gate)
+
+    return hidden_sums(form, q, k, v, gate, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
 
 
 def _near(positions: Tensor | tuple[Tensor, Tensor] | None, T: int, S: int, window: int, device: torch.device) -> Tensor:

@@ -14,7 +14,8 @@ from ..kernels.cpu import full, scan, step
 from ._backend import steps
 from ._band import causal_sums
 from ._gates import gated
-from ._sums import FLOOR, Sums, literal, merge, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
+from ._nonfinite import honest_chunk, over_pairs
+from ._sums import FLOOR, Sums, finite_low, hidden_sums, literal, merge, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
 from ._weights import Dense
 
 PIECE = 512  # tokens mixed at once: bounds the (L, keys) weights of a long chunk
@@ -47,7 +48,14 @@ def aft_simple_chunk(q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: T
         form = step.simple if k.shape[1] < LONG else scan.extend
         y, after = form(q if fused else None, k, v, live, past)
         return y if fused else gated(q, y, gate), after
-    return simple_prefixes(q, k, v, past, key_mask=key_mask, gate=gate)
+    each, k = k.shape == v.shape, finite_low(k)
+
+    def mix(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Past]:
+        return simple_prefixes(q, k, v, past, key_mask=key_mask, gate=gate)
+
+    if gate is None:
+        return honest_chunk(lambda *keys: mix(q, *keys), None, k, v, key_mask=key_mask, each=each)
+    return honest_chunk(mix, q, k, v, key_mask=key_mask, each=each)
 
 
 def simple_prefixes(q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: Tensor | None, gate: str | None) -> tuple[Tensor, Past]:
@@ -103,19 +111,25 @@ def aft_chunk(
         if _ready(fused, ours, kept, w):
             y = step.full(fused, ours, kept, w) if L <= ROWS else full.extend(fused, *every[:2], w[:, 0], every[2])
             return y if gate == "sigmoid" else gated(q, y, gate), every
-    kd, vd = wide(*every, heads)
-    if inside is not None:
-        seen = inside & every[2][:, None, None] & torch.ones(L, R + L, dtype=torch.bool, device=q.device).tril(R)
-        return gated(q, narrow(literal(kd, vd, w, seen)), gate), every
-    if L == 1:
-        total = over_visible(kd, vd, w)
-    else:
-        total = causal_sums(kd[..., R:, :], vd[..., R:, :, :], Dense(w[..., R:]))
-        if R:
-            total = merge(total, over_visible(kd[..., :R, :], vd[..., :R, :, :], w[..., :R]))
-    if far is not None:
-        total = merge(total, _lift(far, heads))
-    return gated(q, narrow(ratio_of(total)), gate), every
+    live = every[2]
+    seen = None if inside is None else inside & live[:, None, None] & torch.ones(L, R + L, dtype=torch.bool, device=q.device).tril(R)
+
+    def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kd, vd = wide(k, v, live, heads)
+        if seen is not None:
+            return gated(q, narrow(literal(kd, vd, w, seen)), gate)
+        if L == 1:
+            total = over_visible(kd, vd, w)
+        else:
+            total = causal_sums(kd[..., R:, :], vd[..., R:, :, :], Dense(w[..., R:]))
+            if R:
+                total = merge(total, over_visible(kd[..., :R, :], vd[..., :R, :, :], w[..., :R]))
+        if far is not None:
+            total = merge(total, _lift(far, heads))
+        return gated(q, narrow(ratio_of(total)), gate)
+
+    met = None if seen is None else lambda mark: over_pairs(seen[:, 0], mark)
+    return hidden_sums(form, q, every[0], every[1], gate, causal=True, key_mask=live, reach=met), every
 
 
 def append(kept: Past, new: Past) -> Past:

@@ -13,7 +13,8 @@ from ._band import band_sums, causal_sums, window_ratio
 from ._band_op import aft_band_kernel
 from ._conv2d_op import aft_conv2d_kernel
 from ._gates import check_gate, gated
-from ._sums import literal, narrow, over_visible, ratio_of, wide
+from ._nonfinite import over_pairs, over_window
+from ._sums import hidden_sums, literal, narrow, over_visible, ratio_of, wide
 from ._weights import Dense, Toeplitz
 
 
@@ -59,22 +60,28 @@ def aft_conv(
             assert grid is not None
             y = aft_conv2d_kernel(asked, k, v, kernel, key_mask, grid, prefix)
         return y if gate == "sigmoid" else gated(q, y, gate)
-    size = kernel.shape[-1]
-    kd, vd = wide(k, v, key_mask, kernel.shape[0])
-    if kernel.ndim == 2 and not prefix and positions is None:
-        reach = (1 - size, 0) if causal else (-(size // 2), size // 2)
-        taps = Toeplitz(kernel, -reach[0])
-        if outside == "none":
-            y = window_ratio(kd, vd, taps, reach=reach)
-        else:
-            y = ratio_of(causal_sums(kd, vd, taps, reach=reach) if causal else band_sums(kd, vd, taps, reach=reach))
-    else:
-        w, inside = _dense_weights(kernel, grid or (q.shape[1] - prefix,), prefix, positions, causal, q.device)
-        if outside == "none":
+    size, windowed = kernel.shape[-1], kernel.ndim == 2 and not prefix and positions is None
+    reach = (1 - size, 0) if causal else (-(size // 2), size // 2)
+    w, inside = (None, None) if windowed else _dense_weights(kernel, grid or (q.shape[1] - prefix,), prefix, positions, causal, q.device)
+
+    def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kd, vd = wide(k, v, key_mask, kernel.shape[0])
+        if w is None or inside is None:
+            taps = Toeplitz(kernel, -reach[0])
+            if outside == "none":
+                y = window_ratio(kd, vd, taps, reach=reach)
+            else:
+                y = ratio_of(causal_sums(kd, vd, taps, reach=reach) if causal else band_sums(kd, vd, taps, reach=reach))
+        elif outside == "none":
             y = literal(kd, vd, w, inside if key_mask is None else inside & key_mask[:, None, None])
         else:
             y = ratio_of(causal_sums(kd, vd, Dense(w)) if causal else over_visible(kd, vd, w))
-    return gated(q, narrow(y), gate)
+        return gated(q, narrow(y), gate)
+
+    def met(mark: Tensor) -> Tensor:
+        return over_window(mark, *reach) if inside is None else over_pairs(inside[:, 0], mark)
+
+    return hidden_sums(form, q, k, v, gate, causal=causal, key_mask=key_mask, reach=met if outside == "none" else None)
 
 
 def _dense_weights(kernel: Tensor, grid: tuple[int, ...], prefix: int, positions: Tensor | None, causal: bool, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,6 +12,7 @@ from ..errors import MixerError
 from ._backend import pick
 from ._heads import by_head
 from ._masks import allowed, check_keys, kept
+from ._nonfinite import clean, marks, over_keys
 
 
 def attention(
@@ -54,6 +57,16 @@ def attention_by_head(
     backend: str = "auto",
 ) -> Tensor:
     """The same for q (B, H, T, e), k and v (B, G, S, e), which hold 0 where ``key_mask`` is False; (B, T, H * e) comes back."""
+    given: dict[str, Any] = {"scale": scale, "causal": causal, "key_mask": key_mask, "attn_mask": attn_mask, "backend": backend}
+    if attn_mask is None and (q.shape[2] == 1 or not causal) and not torch.is_grad_enabled():
+        return _mixed(q, k, v, **given)  # every key that is there is attended by every query, so that nothing has to be hidden
+    y = _mixed(clean(q), clean(k), clean(v), **given)
+    met = over_keys(marks(k.transpose(1, 2).flatten(2), v.transpose(1, 2).flatten(2)), q.shape[2], causal=causal, attn_mask=attn_mask)
+    return y + (met + marks(q.transpose(1, 2).flatten(2))).to(y.dtype)
+
+
+def _mixed(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None, backend: str) -> Tensor:
+    """The same where everything is finite, or attended by all."""
     (B, H, T, _), (G, S) = q.shape, k.shape[1:3]
     fused = pick(backend, q) == "fused"
     if key_mask is None and attn_mask is None and fused and (not causal or T == S):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import pick
-from ._lines import Lines, Places, Raster, coordinates, dense, in_lines
+from ._lines import Lines, Places, Raster, coordinates, dense, in_lines, mapped
 from ._masks import kept
 from ._places import back_to_place, turned
 
@@ -101,7 +101,7 @@ def _lines(T: int, axis: int, when: str, raster: Raster, device: torch.device) -
 def _in_turn(q: Tensor, k: Tensor, v: Tensor, later: list[Tensor], order: tuple[int, ...], given: dict) -> Tensor:
     y = along(q, k, v, order[0], **given)
     for axis, weight, bias in zip(order[1:], later[::2], later[1::2], strict=True):
-        q, k, v = (y @ weight.T + bias).chunk(3, -1)
+        q, k, v = mapped(y, weight, bias).chunk(3, -1)
         y = along(q, k, v, axis, **given)
     return y
 
@@ -113,7 +113,7 @@ def _summed(q: Tensor, k: Tensor, v: Tensor, later: list[Tensor], order: tuple[i
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, later: list[Tensor], order: tuple[int, ...], given: dict) -> Tensor:
     (q_row, q_column, q_inner), (k_row, k_inner), (v_row, v_inner) = q.chunk(3, -1), k.chunk(2, -1), v.chunk(2, -1)
-    k_column, v_column = (along(q_row, k_row, v_row, 1, **given) @ later[0].T + later[1]).chunk(2, -1)
+    k_column, v_column = mapped(along(q_row, k_row, v_row, 1, **given), later[0], later[1]).chunk(2, -1)
     return along(q_column, k_column, v_column, 0, when="before", **given) + along(q_inner, k_inner, v_inner, 1, when="upto", **given)
 
 

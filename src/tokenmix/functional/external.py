@@ -16,6 +16,7 @@ from ..errors import MixerError
 from ._backend import kernel
 from ._checks import check_eps, check_key_mask, check_name
 from ._external_op import external_weights
+from ._nonfinite import honest, honest_chunk
 from ._sums import DEAD, FLOOR, Sums, merge, prefix_sums
 from .attention import attention
 
@@ -65,16 +66,26 @@ def external(
     _check(x, memory_k, memory_v, memory_k_bias, memory_v_bias, heads, key_mask)
     if 0 in x.shape:
         return torch.zeros_like(x)
-    logits = slot_logits(x, memory_k, memory_k_bias, heads, key_mask)
     if on:
+        logits = slot_logits(x, memory_k, memory_k_bias, heads, key_mask)
         return _apply(external_weights(logits, key_mask, norm=norm, eps=eps), memory_v, memory_v_bias, key_mask).to(x.dtype)
-    if norm == "slots":
-        level = logits.new_zeros(())
-    elif causal:
-        level = extend_slots(logits, empty_slots(x.shape[0], heads * memory_k.shape[0], device=x.device), key_mask)[0]
-    else:
-        level = over_all_tokens(logits, key_mask)
-    return read_memory(x, logits, level, memory_v, memory_v_bias, norm=norm, eps=eps, live=key_mask)
+
+    def form(x: Tensor) -> Tensor:
+        logits = slot_logits(x, memory_k, memory_k_bias, heads, key_mask)
+        if norm == "slots":
+            level = logits.new_zeros(())
+        elif causal:
+            level = extend_slots(logits, empty_slots(x.shape[0], heads * memory_k.shape[0], device=x.device), key_mask)[0]
+        else:
+            level = over_all_tokens(logits, key_mask)
+        return read_memory(x, logits, level, memory_v, memory_v_bias, norm=norm, eps=eps, live=key_mask)
+
+    return honest(form, None, x, causal=causal, key_mask=key_mask, reach=_itself if norm == "slots" else None)
+
+
+def _itself(mark: Tensor) -> Tensor:
+    """With norm="slots" tokens do not meet."""
+    return mark
 
 
 def slot_logits(x: Tensor, memory_k: Tensor, bias: Tensor | None, heads: int, live: Tensor | None) -> Tensor:
@@ -122,6 +133,30 @@ def over_all_tokens(logits: Tensor, live: Tensor | None) -> Tensor:
     return logits.logsumexp(1, keepdim=True)
 
 
+def external_chunk(
+    x: Tensor,
+    past: SlotSums,
+    memory_k: Tensor,
+    memory_v: Tensor,
+    memory_k_bias: Tensor | None,
+    memory_v_bias: Tensor | None,
+    *,
+    heads: int,
+    norm: str,
+    eps: float,
+    live: Tensor | None,
+) -> tuple[Tensor, SlotSums]:
+    """``external`` for new tokens of a stream: their outputs, and the sums after them."""
+
+    def form(x: Tensor) -> tuple[Tensor, SlotSums]:
+        logits = slot_logits(x, memory_k, memory_k_bias, heads, live)
+        level, after = extend_slots(logits, past, live)
+        level = level.new_zeros(()) if norm == "slots" else level
+        return read_memory(x, logits, level, memory_v, memory_v_bias, norm=norm, eps=eps, live=live), after
+
+    return form(x) if norm == "slots" else honest_chunk(form, None, x, key_mask=live)
+
+
 def empty_slots(batch: int, slots: int, *, device: torch.device | str | None = None) -> SlotSums:
     """The sums over no token."""
     none = torch.zeros(batch, slots, device=device, dtype=torch.float64)
@@ -135,7 +170,8 @@ def extend_slots(logits: Tensor, past: SlotSums, live: Tensor | None) -> tuple[T
         keys = torch.where(live[..., None], keys, DEAD)
     total = merge(prefix_sums(keys, keys.new_zeros(*keys.shape[:-1], 0, keys.shape[-1])), _lift(past))
     den = total.acc[..., 0, :]
-    level = torch.where(den > 0, total.m + total.lift + torch.log(torch.where(den > 0, den, 1.0)), 0.0)
+    none = den == 0  # not the opposite of den > 0: what is not a number stays so
+    level = torch.where(none, 0.0, total.m + total.lift + torch.log(torch.where(none, 1.0, den)))
     after = SlotSums(total.m[:, -1], den[:, -1] * torch.exp(total.lift[:, -1]))
     return level.unflatten(-1, logits.shape[2:]), after
 

@@ -7,11 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._backend import pick
+from ._nonfinite import hides
 from ._taps import silenced
 
 EPS = 1e-5
 
 
+@hides("z")
 def gmlp(
     z: Tensor, spatial: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, backend: str = "auto"
 ) -> Tensor:

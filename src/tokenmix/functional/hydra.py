@@ -22,6 +22,7 @@ from torch import Tensor
 from ._backend import kernel, pick
 from ._checks import check_qkv
 from ._hydra_op import hydra_kernel
+from ._nonfinite import honest
 from .hydra_sums import EPS, absorb, check_feature, empty_sums, extend_sums, read_sums
 
 
@@ -89,6 +90,10 @@ def _kernel_attention(
         return torch.zeros_like(q)
     past = empty_sums(q.shape[0], q.shape[-1], heads, softmax=of_keys == "softmax", device=q.device)
     options: dict[str, Any] = {"heads": heads, "feature": feature, "eps": eps}
-    if causal:
-        return extend_sums(q, k, v, past, live=key_mask, normalise=normalise, **options)[0]
-    return read_sums(q, absorb(past, k, v, key_mask, **options), normalise=normalise, **options)
+
+    def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if causal:
+            return extend_sums(q, k, v, past, live=key_mask, normalise=normalise, **options)[0]
+        return read_sums(q, absorb(past, k, v, key_mask, **options), normalise=normalise, **options)
+
+    return honest(form, q, k, v, causal=causal, key_mask=key_mask)

@@ -21,6 +21,7 @@ from ..kernels.cpu import step
 from ._backend import steps
 from ._checks import check_eps
 from ._heads import by_head
+from ._nonfinite import honest_chunk
 from ._sums import DEAD, FLOOR, SCAN, SCAN_JUMP, Sums, delay, merge, risen, scan
 from .aft_chunk import absorb as absorb_features
 from .aft_chunk import aft_simple_chunk, read_past, simple_prefixes
@@ -114,7 +115,11 @@ def extend_chunk(
         if of_query == of_keys in STEPPED and past[0].shape == (q.shape[0], heads) and steps((q, k, v), past):
             live = None if live is None else live.contiguous()
             return step.hydra(q, k, v, live, past, cosine=of_keys == "cosine", mean=normalise or of_keys == "mean", eps=eps)  # type: ignore[arg-type]  # two
-    return extend_sums(q, k, v, past, live=live, heads=heads, feature=feature, normalise=normalise, eps=eps)
+
+    def form(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Past]:
+        return extend_sums(q, k, v, past, live=live, heads=heads, feature=feature, normalise=normalise, eps=eps)
+
+    return honest_chunk(form, q, k, v, key_mask=live)
 
 
 def extend_sums(

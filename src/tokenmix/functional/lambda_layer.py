@@ -7,10 +7,12 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import pick
+from ._nonfinite import hides
 from ._sums import DEAD, FLOOR, narrow, prefix_sums, ratio_of, wide
 from ._taps import centre_of, check_odd, grid_weights, pair_weights, silenced, slide, weighed
 
 
+@hides("k", "v", asks="q")
 def lambda_layer(
     q: Tensor,
     k: Tensor,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import pick
+from ._nonfinite import honest, over_pairs, over_window
 from ._taps import centre_of, check_odd, depthwise, pair_weights, silenced, slide, weighed
 
 
@@ -31,18 +34,30 @@ def lightconv(
         Time O(T s D), memory O(T D + T H s); with explicit positions O(T^2 D).
     """
     _check(x, kernel, causal, backend)
-    v, size = silenced(x, key_mask), kernel.shape[-1]
-    taps, centre = kernel.double().softmax(-1).to(v.dtype), centre_of(size, causal)
-    static = kernel.ndim == 2
-    if positions is None and static:
-        return depthwise(taps, v, centre).to(x.dtype)
-    heads = v.unflatten(-1, (kernel.shape[-2], -1))
-    taps = taps[None, None] if static else taps
-    if positions is None:
-        y = slide(taps, heads, centre)
-    else:
-        y = weighed(pair_weights(taps, positions, positions, centre, causal=causal), heads)
-    return y.flatten(2).to(x.dtype)
+    size, static = kernel.shape[-1], kernel.ndim == 2
+    centre = centre_of(size, causal)
+
+    def form(windows: Tensor, x: Tensor) -> Tensor:
+        v = silenced(x, key_mask)
+        taps = (kernel if static else windows.unflatten(-1, kernel.shape[2:])).double().softmax(-1).to(v.dtype)
+        if positions is None and static:
+            return depthwise(taps, v, centre).to(x.dtype)
+        heads = v.unflatten(-1, (kernel.shape[-2], -1))
+        taps = taps[None, None] if static else taps
+        if positions is None:
+            y = slide(taps, heads, centre)
+        else:
+            y = weighed(pair_weights(taps, positions, positions, centre, causal=causal), heads)
+        return y.flatten(2).to(x.dtype)
+
+    def met(mark: Tensor) -> Tensor:
+        if positions is None:
+            return over_window(mark, -centre, size - 1 - centre)
+        return over_pairs(pair_weights(mark.new_ones(1, 1, 1, size), positions, positions, centre, causal=causal)[:, 0] > 0, mark)
+
+    if static:
+        return honest(partial(form, kernel), None, x, key_mask=key_mask, reach=met)
+    return honest(form, kernel.flatten(2), x, key_mask=key_mask, reach=met)
 
 
 def _check(x: Tensor, kernel: Tensor, causal: bool, backend: str) -> None:

@@ -12,6 +12,7 @@ from . import _kernel_sums as sums
 from ._backend import kernel, steps
 from ._checks import check_name, check_qkv
 from ._linear_op import linear_kernel
+from ._nonfinite import honest, honest_chunk
 from ._sums import DEAD
 
 
@@ -62,8 +63,12 @@ def linear_attention(
     check_qkv("linear_attention", q, k, v, heads, causal, key_mask)
     if on and 0 not in (*q.shape, k.shape[1]):
         return linear_kernel(q, k, v, key_mask, heads=heads, feature=feature, causal=causal)
-    a, (b, v1) = log_queries(q, heads, feature), log_keys(k, v, heads, feature, key_mask)
-    return sums.joined_heads(sums.mixed(a, b, v1, causal=causal), q)
+
+    def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        a, (b, v1) = log_queries(q, heads, feature), log_keys(k, v, heads, feature, key_mask)
+        return sums.joined_heads(sums.mixed(a, b, v1, causal=causal), q)
+
+    return honest(form, q, k, v, causal=causal, key_mask=key_mask)
 
 
 def linear_chunk(q: Tensor, k: Tensor, v: Tensor, past: sums.Past, *, heads: int, feature: str, key_mask: Tensor | None) -> tuple[Tensor, sums.Past]:
@@ -72,8 +77,12 @@ def linear_chunk(q: Tensor, k: Tensor, v: Tensor, past: sums.Past, *, heads: int
     fits = q.shape == k.shape == v.shape and past[0].shape == (q.shape[0], heads, e) and past[1].shape == (q.shape[0], heads, e + 1, e)
     if feature == "elu" and fits and steps((q, k, v), past):
         return step.linear(q, k, v, None if key_mask is None else key_mask.contiguous(), past)
-    y, after = sums.causal_read(log_queries(q, heads, feature), *log_keys(k, v, heads, feature, key_mask), past)
-    return sums.joined_heads(y, q), after
+
+    def form(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, sums.Past]:
+        y, after = sums.causal_read(log_queries(q, heads, feature), *log_keys(k, v, heads, feature, key_mask), past)
+        return sums.joined_heads(y, q), after
+
+    return honest_chunk(form, q, k, v, key_mask=key_mask)
 
 
 def log_queries(q: Tensor, heads: int, feature: str) -> Tensor:

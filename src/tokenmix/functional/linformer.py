@@ -8,10 +8,12 @@ from torch import Tensor
 from ..errors import MixerError
 from ._heads import by_head
 from ._masks import kept
+from ._nonfinite import hides
 from ._places import default_places
 from .attention import attention
 
 
+@hides("k", "v", asks="q")
 def linformer(
     q: Tensor,
     k: Tensor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from ..errors import MixerError
 from ._heads import by_head
 from ._masks import alive, kept
+from ._nonfinite import honest
 from ._places import back_to_place, first_true, gathered, patches, shifted, strided_conv, taps_of
 from .attention import attention
 
@@ -57,7 +59,8 @@ def memory_compressed(
     if mode == "local":
         y = _blockwise(q, k, v, heads=heads, block=min(block, T), causal=causal, live=live, backend=backend)
     else:
-        y = _compressed(q, k, v, conv, heads=heads, causal=causal, live=live, backend=backend)
+        form = partial(_compressed, conv=conv, heads=heads, causal=causal, live=live, backend=backend)
+        y = honest(form, q, k, v, causal=causal)
     if key_mask is None:
         return y
     return back_to_place(y, first_true(key_mask)[:, 0])
@@ -75,7 +78,7 @@ def _blockwise(q: Tensor, k: Tensor, v: Tensor, *, heads: int, block: int, causa
     return y.view(B, T + extra, y.shape[-1])[:, :T]
 
 
-def _compressed(q: Tensor, k: Tensor, v: Tensor, conv: Conv, *, heads: int, causal: bool, live: Tensor | None, backend: str) -> Tensor:
+def _compressed(q: Tensor, k: Tensor, v: Tensor, *, conv: Conv, heads: int, causal: bool, live: Tensor | None, backend: str) -> Tensor:
     """Keys and values of blocks; in the causal form beside the block's own tokens, under one softmax."""
     T = q.shape[1]
     size = conv[0].shape[-1]

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import pick
+from ._nonfinite import hides
 from ._taps import silenced
 
 
+@hides("x")
 def mlp_mixer(
     x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, backend: str = "auto"
 ) -> Tensor:

@@ -10,9 +10,11 @@ from ..errors import MixerError
 from ._backend import pick
 from ._heads import by_head
 from ._masks import kept
+from ._nonfinite import hides
 from ._places import default_places
 
 
+@hides("q", "k", "v")
 def nystrom(
     q: Tensor,
     k: Tensor,

@@ -28,6 +28,7 @@ from ._blocks import (
     own_places,
     pairs_of,
     part_of,
+    products,
     ratio,
     ready,
     sums_of,
@@ -84,7 +85,7 @@ def local_chunk(
     near = _near_part(ready(q, k, v, heads, key_mask), (rows - cols).abs() < window, ok, outside)
     if outside == "none":
         return joined(ratio(near), q)
-    num, den = far[0].unflatten(-1, (heads, -1))[:, :, None].to(near.num.dtype), far[1][:, None, None, None].to(near.den.dtype)
+    num, den = F.pad(far[0].unflatten(-1, (heads, -1))[:, :, None].to(near.num.dtype), (0, 1)), far[1][:, None, None, None].to(near.den.dtype)
     return joined(ratio(near, Part(_zero_logit(den), num, den)), q)
 
 
@@ -92,8 +93,7 @@ def _near_part(r: Ready, near: Tensor, ok: Tensor, outside: str) -> Part:
     """The dense form: outside of the window no pair, or the logit 0."""
     if outside == "none":
         return part_of(r.q, r.k, r.v, (ok & near)[:, None])
-    logits = torch.where(near[:, None], r.q @ r.k.mT, 0.0)
-    return sums_of(logits.masked_fill(~ok[:, None], float("-inf")), r.v)
+    return sums_of(torch.where(near[:, None], products(r.q, r.k), 0.0), ok[:, None], r.q, r.v)
 
 
 def _pooled(r: Ready, window: int) -> Part:

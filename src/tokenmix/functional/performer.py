@@ -9,6 +9,7 @@ from ..errors import MixerError
 from . import _kernel_sums as sums
 from ._backend import pick
 from ._checks import check_eps, check_name, check_qkv
+from ._nonfinite import hides, honest_chunk
 
 PERFORMER_FEATURES = ("softmax", "relu")
 
@@ -19,6 +20,7 @@ def check_feature(who: str, feature: str, eps: float) -> None:
     check_eps(who, eps, zero=False)
 
 
+@hides("k", "v", asks="q")
 def performer(
     q: Tensor,
     k: Tensor,
@@ -52,6 +54,18 @@ def performer(
         raise MixerError(f"performer: projection must be ({heads}, M, {q.shape[2] // heads}), got {tuple(projection.shape)}.")
     a, (b, v1) = log_queries(q, projection, feature, eps), log_keys(k, v, projection, feature, eps, key_mask)
     return sums.joined_heads(sums.mixed(a, b, v1, causal=causal), q)
+
+
+def performer_chunk(
+    q: Tensor, k: Tensor, v: Tensor, past: sums.Past, projection: Tensor, *, feature: str, eps: float, key_mask: Tensor | None
+) -> tuple[Tensor, sums.Past]:
+    """New tokens (B, L, H e) over the sums of all keys before them and each other: outputs, and the sums after them."""
+
+    def form(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, sums.Past]:
+        y, after = sums.causal_read(log_queries(q, projection, feature, eps), *log_keys(k, v, projection, feature, eps, key_mask), past)
+        return sums.joined_heads(y, q), after
+
+    return honest_chunk(form, q, k, v, key_mask=key_mask)
 
 
 def log_queries(q: Tensor, projection: Tensor, feature: str, eps: float) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import pick
+from ._nonfinite import clean, marks, over_pairs
 from ._taps import centre_of, check_odd, pair_weights, silenced
 
 
@@ -62,7 +63,7 @@ def windows(rows: Tensor, cols: Tensor, window: int, grid: tuple[int, ...] | Non
 def mean_of_pairs(inside: Tensor, v: Tensor, live: Tensor) -> Tensor:
     """The mean of v (B, S, D) over the live tokens (B, S, 1) inside."""
     inside = inside.to(v.dtype)
-    return (inside @ v) / (inside @ live).clamp_min(1.0)
+    return (inside @ clean(v)) / (inside @ live).clamp_min(1.0) + over_pairs(inside != 0, marks(v)).to(v.dtype)
 
 
 def _box(v: Tensor, window: int, axis: int, causal: bool) -> Tensor:

@@ -10,6 +10,7 @@ from ._backend import pick
 from ._buckets import Order, Sums, attend_dense, attend_sorted, coded, merge, ratio, sort_by_bucket
 from ._heads import by_head
 from ._masks import alive
+from ._nonfinite import hides, honest
 
 TINY = 1e-12  # added to a squared length, so that a vector of zeros has a direction of zeros
 
@@ -20,6 +21,7 @@ def hash_buckets(q: Tensor, rotations: Tensor, *, heads: int) -> Tensor:
     return torch.cat([turned, -turned], -1).argmax(-1)
 
 
+@hides("q", "v")
 def reformer(
     q: Tensor,
     v: Tensor,
@@ -78,10 +80,14 @@ def reformer_codes(buckets: Tensor, live: Tensor, *, chunk: int, count: int, pap
 def reformer_chunk(q: Tensor, keys: Tensor, values: Tensor, buckets: Tensor, live: Tensor, *, heads: int, chunk: int, count: int) -> Tensor:
     """The causal strict form for the last L tokens, q (B, L, D), over all S: keys (B, S, D) before their length is taken out, buckets (B, heads, R, S)."""
     L = q.shape[1]
-    qh, _, _ = _prepared(q, q, live[:, -L:], heads)
-    _, kh, vh = _prepared(keys, values, live, heads)
     codes, _ = reformer_codes(buckets, live, chunk=chunk, count=count)
-    return _joined(attend_dense(qh, kh, vh, codes, reach=1, itself=False), vh[:, :, -L:], live[:, -L:])
+
+    def form(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        qh, _, _ = _prepared(q, q, live[:, -L:], heads)
+        _, kh, vh = _prepared(keys, values, live, heads)
+        return _joined(attend_dense(qh, kh, vh, codes, reach=1, itself=False), vh[:, :, -L:], live[:, -L:])
+
+    return honest(form, q, keys, values, causal=True, key_mask=live)
 
 
 def _prepared(q: Tensor, v: Tensor, live: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:

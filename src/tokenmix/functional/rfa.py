@@ -18,6 +18,7 @@ from ..errors import MixerError
 from . import _kernel_sums as sums
 from ._backend import pick
 from ._checks import check_eps, check_name, check_qkv
+from ._nonfinite import honest, honest_chunk
 from ._sums import DEAD, FLOOR, Sums, running_max
 
 RFA_FEATURES = ("gaussian", "arccos")
@@ -65,9 +66,36 @@ def rfa(
     _check(q, k, v, projection, sigma, gate, heads, causal, key_mask)
     if q.shape[1] == 0 or k.shape[1] == 0:
         return torch.zeros_like(q)
-    fq, new = features(q, projection, sigma, feature), keys(k, v, projection, sigma, gate, feature, key_mask)
-    y = causal_read(fq, *new[:3], eps)[0] if causal else read(fq, over_keys(*new[:3]), eps)
-    return sums.joined_heads(y, q)
+
+    def form(q: Tensor, k: Tensor, v: Tensor, *gate: Tensor) -> Tensor:
+        fq, new = features(q, projection, sigma, feature), keys(k, v, projection, sigma, gate[0] if gate else None, feature, key_mask)
+        y = causal_read(fq, *new[:3], eps)[0] if causal else read(fq, over_keys(*new[:3]), eps)
+        return sums.joined_heads(y, q)
+
+    return honest(form, q, k, v, *(() if gate is None else (gate,)), causal=causal, key_mask=key_mask)
+
+
+def rfa_chunk(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    past: Past,
+    projection: Tensor,
+    sigma: Tensor,
+    gate: Tensor | None,
+    *,
+    feature: str,
+    eps: float,
+    key_mask: Tensor | None,
+) -> tuple[Tensor, Past]:
+    """New tokens (B, L, H e) over the sums of all keys before them and each other: outputs, and the sums after them."""
+
+    def form(q: Tensor, k: Tensor, v: Tensor, *gate: Tensor) -> tuple[Tensor, Past]:
+        fq, (fk, v1, c, kept) = features(q, projection, sigma, feature), keys(k, v, projection, sigma, gate[0] if gate else None, feature, key_mask)
+        y, (m, acc) = causal_read(fq, fk, v1, c, eps, past)
+        return sums.joined_heads(y, q), (m + kept, acc)  # the next chunk counts its gates from 0
+
+    return honest_chunk(form, q, k, v, *(() if gate is None else (gate,)), key_mask=key_mask)
 
 
 def features(x: Tensor, projection: Tensor, sigma: Tensor, feature: str) -> Tensor:

@@ -10,6 +10,7 @@ from ._backend import pick
 from ._buckets import attend_dense, attend_sorted, coded, in_order, ratio, sort_by_bucket, sums_of
 from ._heads import by_head
 from ._masks import alive
+from ._nonfinite import hides, honest
 
 EPS = 1e-6  # added to the variance; a token of equal features is normalised to 0
 TINY = 1e-12  # added to the squared length of a centroid
@@ -41,6 +42,7 @@ def top_tokens(q: Tensor, centroids: Tensor, live: Tensor, *, heads: int, window
     return close.sort(dim=-1, descending=True, stable=True).indices[..., :window]
 
 
+@hides("q", "v")
 def routing(
     q: Tensor,
     v: Tensor,
@@ -90,12 +92,16 @@ def routing(
 def routing_chunk(q: Tensor, keys: Tensor, values: Tensor, clusters: Tensor, live: Tensor, *, heads: int, window: int, count: int) -> Tensor:
     """The causal strict form for the last L tokens, q (B, L, D), over all S: keys (B, S, D) before LayerNorm, clusters (B, heads, S)."""
     L = q.shape[1]
-    xh, _, _ = _prepared(q, q, live[:, -L:], heads)
-    _, kh, vh = _prepared(keys, values, live, heads)
     there = live[:, None].expand_as(clusters)
     codes = coded(clusters, sort_by_bucket(clusters, there, count).rank, there, keys.shape[1] + window)
-    y = ratio(attend_dense(xh, kh, vh, codes[:, :, None], reach=window - 1, itself=True))
-    return torch.where(live[:, -L:, None], y.transpose(1, 2).flatten(2), 0.0)
+
+    def form(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        xh, _, _ = _prepared(q, q, live[:, -L:], heads)
+        _, kh, vh = _prepared(keys, values, live, heads)
+        y = ratio(attend_dense(xh, kh, vh, codes[:, :, None], reach=window - 1, itself=True))
+        return torch.where(live[:, -L:, None], y.transpose(1, 2).flatten(2), 0.0)
+
+    return honest(form, q, keys, values, causal=True, key_mask=live)
 
 
 def _prepared(q: Tensor, v: Tensor, live: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:

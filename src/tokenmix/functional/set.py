@@ -8,9 +8,11 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._masks import kept
+from ._nonfinite import hides
 from .attention import attention
 
 
+@hides("k", "v", asks="q")
 def induced_set(
     q: Tensor,
     k: Tensor,

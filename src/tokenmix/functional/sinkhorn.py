@@ -6,7 +6,8 @@ about the permutation, small as it is, is float64.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from ._backend import pick
 from ._buckets import LOWEST, ratio, sums_of
 from ._heads import by_head
 from ._masks import alive
+from ._nonfinite import hides, honest
 
 
 class Layout(NamedTuple):
@@ -49,6 +51,7 @@ def lay_out(positions: Tensor, live: Tensor, *, block: int, count: int) -> Layou
     return Layout(number, slot, there[:, :-1].unflatten(1, (count, block)))
 
 
+@hides("q", "k", "v")
 def sinkhorn(
     q: Tensor,
     k: Tensor,
@@ -178,6 +181,13 @@ def sinkhorn_chunk(
 ) -> Tensor:
     """The causal form for the ``last`` tokens of a history (B, S, D) of at most ``count`` blocks; positions (B, S). Sorted blocks are mixed for these tokens
     only."""
+    sizes = {"last": last, "count": count, "heads": heads, "block": block, "iterations": iterations, "temperature": temperature}
+    return honest(partial(_chunk, sorting, live, positions, sizes), None, q, k, v, causal=True, key_mask=live)
+
+
+def _chunk(sorting: Tensor, live: Tensor, positions: Tensor, sizes: dict[str, Any], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """``sinkhorn_chunk`` where everything is finite."""
+    last, count, heads, block, iterations, temperature = sizes.values()
     layout = lay_out(positions, live, block=block, count=count)
     qh, kh, vh = prepared(q, k, v, live, heads)
     qs, ks, vs = (layout.put(a) for a in (qh, kh, vh))

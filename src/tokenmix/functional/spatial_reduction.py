@@ -8,11 +8,13 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._masks import kept
+from ._nonfinite import hides
 from ._places import gathered, patches, shifted, strided_conv, taps_of
 from .attention import attention
 from .memory_compressed import cells_of
 
 
+@hides("v", asks="q")
 def spatial_reduction(
     q: Tensor,
     v: Tensor,

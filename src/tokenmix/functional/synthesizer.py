@@ -18,12 +18,14 @@ from ._backend import pick
 from ._checks import check_key_mask
 from ._heads import by_head
 from ._masks import allowed
+from ._nonfinite import hides
 
 Tables = tuple[Tensor, ...]
 Place = Any  # an int n: the positions 0..n-1 in every row; or a Tensor (B, n) of positions
 JOINS = ("softmax", "gated", "plus")
 
 
+@hides("v")
 def synthesize(
     logits: Tensor,
     v: Tensor,
@@ -134,6 +136,7 @@ def mixture_logits(
     return sum((w * logits for w, logits in zip(weights.unbind(), each, strict=True)), each[0].new_zeros(()))
 
 
+@hides(asks="q")
 def synthesizer_dense(
     q: Tensor,
     v: Tensor,
@@ -177,6 +180,7 @@ def synthesizer_random(
     return synthesize(random_logits(v, (w,), rows, cols), v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
 
 
+@hides(asks="q")
 def synthesizer_factorized_dense(
     q: Tensor,
     v: Tensor,
@@ -212,6 +216,7 @@ def synthesizer_factorized_random(
     return synthesize(factorized_random_logits(v, w, rows, cols), v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
 
 
+@hides("k", asks="q")
 def synthesizer_mixture(
     q: Tensor,
     k: Tensor,

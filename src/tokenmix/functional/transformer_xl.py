@@ -11,6 +11,7 @@ from ._backend import pick
 from ._heads import by_head
 from ._lines import mixed
 from ._masks import allowed, kept
+from ._nonfinite import clean, marks
 
 Places = Tensor | tuple[Tensor, Tensor]
 
@@ -49,20 +50,21 @@ def transformer_xl(
         return torch.zeros_like(q)
     dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
     k, v = kept(k, key_mask), kept(v, key_mask)
-    q, k, v, relative, u, b = (a.to(wide) for a in (q, k, v, relative, content, place))
+    own, met = marks(q), marks(k, v)[:, None].to(wide)
+    q, k, v, relative, u, b = (a.to(wide) for a in (clean(q), clean(k), clean(v), relative, content, place))
     scale = (q.shape[-1] // heads) ** -0.5
     asked, located, kh, vh = (by_head(a, heads) for a in ((q + u) * scale, (q + b) * scale, k, v))
     T, S = q.shape[1], k.shape[1]
     if positions is None and attn_mask is None and memory is not None and S == T > memory:
-        y = _in_blocks(asked, located, kh, vh, relative, memory, causal, key_mask)
+        y = _in_blocks(asked, located, kh, vh, met, relative, memory, causal, key_mask)
     else:
         ok = allowed(q.shape[0], T, S, causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
         rows, cols = _rows_and_cols(positions, T, S, q.device)
         if memory is not None:
             ok = ok & ((rows[:, :, None] - cols[:, None, :]).abs() < memory)
         located = _by_distance(located, relative, T, 0, causal) if positions is None and S == T else by_place(located, rows, cols, relative)
-        y = mixed(asked @ kh.transpose(-1, -2) + located, ok[:, None], vh)
-    return y.transpose(1, 2).flatten(2).to(dtype)
+        y = mixed(asked @ kh.transpose(-1, -2) + located, ok[:, None], vh, met)
+    return (y.transpose(1, 2).flatten(2) + own).to(dtype)
 
 
 def sinusoid(distances: Tensor, width: int) -> Tensor:
@@ -98,18 +100,20 @@ def by_place(located: Tensor, rows: Tensor, cols: Tensor, relative: Tensor) -> T
     return left @ torch.cat([cos, sin], -1).transpose(-1, -2)
 
 
-def _in_blocks(asked: Tensor, located: Tensor, k: Tensor, v: Tensor, relative: Tensor, memory: int, causal: bool, key_mask: Tensor | None) -> Tensor:
+def _in_blocks(
+    asked: Tensor, located: Tensor, k: Tensor, v: Tensor, met: Tensor, relative: Tensor, memory: int, causal: bool, key_mask: Tensor | None
+) -> Tensor:
     """The sliding memory in blocks of ``memory`` queries (B, H, T, e): each meets its own block, the one before and, unless causal, the one after."""
     T, N = asked.shape[-2], -(-asked.shape[-2] // memory)
     after = 0 if causal else memory
     live = torch.ones(1, T, dtype=torch.bool, device=k.device) if key_mask is None else key_mask
     asked, located = (F.pad(a, (0, 0, 0, N * memory - T)).unflatten(2, (N, memory)).transpose(1, 2) for a in (asked, located))
-    k, v = (_neighbours(F.pad(a, (0, 0, memory, N * memory - T + after)), memory, N).transpose(1, 2) for a in (k, v))
+    k, v, met = (_neighbours(F.pad(a, (0, 0, memory, N * memory - T + after)), memory, N).transpose(1, 2) for a in (k, v, met))
     live = _neighbours(F.pad(live[:, None, :, None], (0, 0, memory, N * memory - T + after)), memory, N)[:, 0, :, None, None, :, 0]
     i, j = torch.arange(memory, device=k.device)[:, None], torch.arange(k.shape[-2], device=k.device) - memory
     near = ((i - j) < memory) & ((j <= i) if causal else (j - i) < memory)
     logits = asked @ k.transpose(-1, -2) + _by_distance(located, relative, k.shape[-2], -memory, causal)
-    return mixed(logits, live & near, v).transpose(1, 2).flatten(2, 3)[:, :, :T]
+    return mixed(logits, live & near, v, met).transpose(1, 2).flatten(2, 3)[:, :, :T]
 
 
 def _neighbours(a: Tensor, size: int, N: int) -> Tensor:

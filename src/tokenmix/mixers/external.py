@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as F
-from ..functional.external import EPS, SlotSums, check_norm, empty_slots, extend_slots, merge_slots, read_memory, slot_logits
+from ..functional.external import EPS, SlotSums, check_norm, empty_slots, external_chunk, merge_slots, slot_logits
 from .base import About, Mixer, register_state
 from .cost import MixingCost
 from .options import at_least, check_heads, check_numbers
@@ -39,10 +39,8 @@ def step(args: tuple[Tensor, ...], state: ExternalState, live: Tensor | None, *,
     """New projected tokens after those in the state; args as of ``functional.external``."""
     x, memory_k, memory_v, *biases = args
     bias_k, bias_v = biases or (None, None)
-    logits = slot_logits(x, memory_k, bias_k, heads, live)
-    level, after = extend_slots(logits, SlotSums(*state), live)
-    level = level.new_zeros(()) if norm == "slots" else level
-    return read_memory(x, logits, level, memory_v, bias_v, norm=norm, eps=eps, live=live), ExternalState(*after)
+    y, after = external_chunk(x, SlotSums(*state), memory_k, memory_v, bias_k, bias_v, heads=heads, norm=norm, eps=eps, live=live)
+    return y, ExternalState(*after)
 
 
 def external_cost(T: int, width: int, heads: int, slots: int, *, kept: int) -> MixingCost:

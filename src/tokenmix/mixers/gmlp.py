@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as F
+from ..functional._nonfinite import honest
 from ..functional._taps import silenced
 from ..functional.gmlp import unit_inputs
 from ..positions.grid import regrown
@@ -131,6 +132,9 @@ class GMLP(Mixer):
         state = joined(state, live, at, values=value)
         L, S = x.shape[1], state.values.shape[1]
         history = silenced(state.values.to(torch.promote_types(gate.dtype, state.values.dtype)), state.live).to(gate.dtype)
-        y = gate * (self.between(at, state.places).to(gate.dtype).tril(S - L) @ history + self.bias[at].to(gate.dtype)[..., None])
-        some = (state.live.cumsum(1) > 0)[:, S - L :]
-        return torch.where(some[..., None], y, 0.0).to(x.dtype), state
+        weights, bias, some = self.between(at, state.places).to(gate.dtype).tril(S - L), self.bias[at].to(gate.dtype)[..., None], state.live.cumsum(1) > 0
+
+        def form(gate: Tensor, history: Tensor) -> Tensor:
+            return torch.where(some[:, S - L :, None], gate * (weights @ history + bias), 0.0).to(x.dtype)
+
+        return honest(form, gate, history, causal=True), state

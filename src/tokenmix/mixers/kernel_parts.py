@@ -23,12 +23,6 @@ class KernelState(NamedTuple):
         return KernelState(*sums.merge_past(self, later))
 
 
-def causal_chunk(q: Tensor, a: Tensor, new: tuple[Tensor, Tensor], state: KernelState) -> tuple[Tensor, KernelState]:
-    """New tokens over the state and each other: (B, L, D) before the output projection, and the state after them."""
-    y, past = sums.causal_read(a, *new, state)
-    return sums.joined_heads(y, q), KernelState(*past)
-
-
 def over_context(q: Tensor, a: Tensor, state: KernelState) -> Tensor:
     """Queries over finished sums."""
     return sums.joined_heads(sums.read(a, sums.whole(state)), q)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from .. import functional as F
 from ..functional import _kernel_sums as sums
-from ..functional.performer import check_feature, log_keys, log_queries, orthogonal_features
+from ..functional.performer import check_feature, log_keys, log_queries, orthogonal_features, performer_chunk
 from .base import About, Mixer
-from .kernel_parts import KernelState, causal_chunk, kernel_cost, over_context
+from .kernel_parts import KernelState, kernel_cost, over_context
 from .options import at_least
 from .parts import add_projections
 
@@ -107,8 +107,8 @@ class Performer(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         q = self.q_proj(x)
-        a = log_queries(q, self.projection, self.feature, self.eps)
         if not self.causal:
-            return self.out_proj(over_context(q, a, state)), state
-        y, state = causal_chunk(q, a, self._new(x, key_mask), state)
-        return self.out_proj(y), state
+            return self.out_proj(over_context(q, log_queries(q, self.projection, self.feature, self.eps), state)), state
+        options = {"feature": self.feature, "eps": self.eps, "key_mask": key_mask}
+        y, past = performer_chunk(q, self.k_proj(x), self.v_proj(x), state, self.projection, **options)
+        return self.out_proj(y), KernelState(*past)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .. import functional as F
 from ..functional import _kernel_sums as sums
 from ..functional.performer import orthogonal_features
-from ..functional.rfa import causal_read, check_feature, features, keys, over_keys, read
+from ..functional.rfa import check_feature, features, keys, over_keys, read, rfa_chunk
 from .base import About, Mixer, register_state
 from .cost import MixingCost
 from .options import at_least
@@ -120,9 +120,10 @@ class RFA(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         q = self.q_proj(x)
-        fq = features(q, self.projection, self.sigma, self.feature)
         if not self.causal:
+            fq = features(q, self.projection, self.sigma, self.feature)
             return self.out_proj(sums.joined_heads(read(fq, sums.whole(state), self.eps), q)), state
-        fk, v1, c, kept = self._new(x, key_mask)
-        y, (m, acc) = causal_read(fq, fk, v1, c, self.eps, state)
-        return self.out_proj(sums.joined_heads(y, q)), RFAState(m + kept, acc)  # the next chunk counts its gates from 0
+        k, v, projection, sigma, *gate = self._of_keys(x)
+        options = {"feature": self.feature, "eps": self.eps, "key_mask": key_mask}
+        y, past = rfa_chunk(q, k, v, state, projection, sigma, gate[0] if gate else None, **options)
+        return self.out_proj(y), RFAState(*past)

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..errors import MixerError
 from ..mixers import MIXERS
-from . import batching, equality, masking, plain, refusals, streaming, transforms
+from . import batching, equality, masking, nonfinite, plain, refusals, streaming, transforms
 from .report import BROKEN, CRASHED, EXCEPTED, KEPT, NOT_APPLICABLE, Broken, ContractError, NotApplicable, Report, Result
 from .subject import Subject, is_mixer, subject
 
@@ -38,6 +38,8 @@ PROMISES: dict[str, Promise] = _table(
     masking.padded_equals_shorter,
     masking.subset_equals_masked,
     masking.attn_mask_equals_causal,
+    nonfinite.non_finite_is_honest,
+    nonfinite.gradients_of_non_finite_are_honest,
     batching.rows_are_independent,
     batching.empty_batch,
     batching.one_token,
