@@ -118,6 +118,26 @@ def right_padding_changes_nothing(kind: str) -> None:
 
 
 @torch.no_grad()
+def tokens_are_given_back(kind: str) -> None:
+    """After a cut, within chunks and across them, a padded batch goes on as if the tokens had never come; so assisted decoding writes the same."""
+    from transformers import DynamicCache
+
+    model, (x, mask) = causal(kind), padded()
+    full = model(x, attention_mask=mask, use_cache=False).logits
+    for cuts, back in (([8, 10], 1), ([7, 9, 10], 3), ([9], 2)):
+        cache = DynamicCache(config=model.config)
+        cache.activate_past_recording()
+        _, cache = chunks(model, x[:, : cuts[-1]], cuts[:-1], mask, cache)
+        cache.crop(-back)
+        at = cuts[-1] - back
+        got = model(x[:, at:], attention_mask=mask, past_key_values=cache, use_cache=True).logits
+        for row, n in enumerate(PADS):
+            close(got[row, max(n - at, 0) :], full[row, max(n, at) :])
+    prompt, how = tokens(1, 7), {"max_new_tokens": 12, "do_sample": False}
+    assert torch.equal(model.generate(prompt, prompt_lookup_num_tokens=3, **how), model.generate(prompt, **how))
+
+
+@torch.no_grad()
 def rows_of_a_cache_can_be_picked(kind: str) -> None:
     """After reorder, batch select and repeat, rows go on as those they came from, at their own positions."""
     model, (x, mask) = causal(kind), padded()
@@ -158,6 +178,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
         generation_needs_no_cache,
         left_padding_changes_nothing,
         right_padding_changes_nothing,
+        tokens_are_given_back,
         rows_of_a_cache_can_be_picked,
         saved_is_loaded,
     )

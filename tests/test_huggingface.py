@@ -62,6 +62,21 @@ def test_generation_goes_on_from_a_cache():
 
 
 @torch.no_grad()
+def test_an_assistant_changes_only_the_speed():
+    """A draft by another model, some of it taken and some given back; of an encoder and a decoder, too."""
+    model, x, how = causal("hybrid"), tokens(1, 6), {"max_new_tokens": 14, "do_sample": False}
+    draft = causal("hybrid")
+    for p in draft.parameters():
+        p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(0)))
+    calls, wanted = [], model.generate(x, **how)
+    model.register_forward_hook(lambda *given: calls.append(1))
+    assert torch.equal(model.generate(x, assistant_model=draft, **how), wanted)
+    assert 1 < len(calls) < 14
+    other = seq2seq()
+    assert torch.equal(other.generate(x, prompt_lookup_num_tokens=2, **how), other.generate(x, **how))
+
+
+@torch.no_grad()
 def test_sampling_and_several_sequences():
     model, x = causal("aft"), tokens(2, 6)
     found = []
@@ -252,6 +267,26 @@ def test_hidden_states_are_recorded():
     assert len(image_model()(torch.zeros(1, 3, 16, 16), output_hidden_states=True).hidden_states) == 3
 
 
+@torch.no_grad()
+def test_seq2seq_gives_what_others_of_transformers_give(tmp_path):
+    """The hidden states of both sides, also through the encoder's own outputs and generate(); some of the logits; and no trunk where there is none."""
+    model, x, y = seq2seq(), tokens(2, 6), tokens(2, 4)
+    whole = model(x, decoder_input_ids=y, output_hidden_states=True)
+    assert [len(whole.encoder_hidden_states), len(whole.decoder_hidden_states)] == [3, 3]
+    assert torch.equal(whole.encoder_hidden_states[-1], whole.encoder_last_hidden_state)
+    for return_dict in (True, False):
+        before = model.get_encoder()(x, output_hidden_states=True, return_dict=return_dict)
+        again = model(encoder_outputs=before, decoder_input_ids=y)
+        assert torch.equal(again.encoder_hidden_states[1], whole.encoder_hidden_states[1])
+    assert model(x, decoder_input_ids=y).encoder_hidden_states is None
+    written = model.generate(x, max_new_tokens=3, output_hidden_states=True, return_dict_in_generate=True)
+    assert len(written.encoder_hidden_states) == 3
+    close(model(x, decoder_input_ids=y, logits_to_keep=1).logits, whole.logits[:, -1:])
+    assert model.base_model is model
+    model.save_pretrained(tmp_path)
+    assert torch.equal(type(model).from_pretrained(tmp_path)(x, decoder_input_ids=y).logits, whole.logits)
+
+
 def test_images_are_those_of_our_vit(tmp_path):
     model, x = image_model(num_register_tokens=2).eval(), torch.randn(2, 3, 16, 16)
     assert torch.equal(model(x).logits, model.vit(x))
@@ -381,8 +416,8 @@ def test_what_a_state_cannot_do_is_refused():
         cache.crop(-2)
     with pytest.raises(MixerError, match="holds 2 rows, got 1"):
         model(x[:1], past_key_values=cache)
-    with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
-        model.generate(x[:1], assistant_model=causal("aft"), max_new_tokens=3)
+    with pytest.raises(MixerError, match="a static cache holds keys and values; a mixer's state needs none"):
+        model.generate(x, cache_implementation="static", max_new_tokens=3)
     with pytest.raises(MixerError, match="expects an EncoderDecoderCache of two caches"):
         seq2seq()(x, decoder_input_ids=x, past_key_values=transformers.DynamicCache(config=seq2seq().decoder.config))
     with pytest.raises(MixerError, match="is not causal and keeps no cache"):

@@ -62,3 +62,35 @@ def folder_that_lacks_weights() -> str:
     kept = {name: tensor for name, tensor in load_file("folder/model.safetensors").items() if ".layers.1." not in name}
     save_file(kept, "folder/model.safetensors", metadata={"format": "pt"})
     return _tried(lambda: f"loads a {type(type(model).from_pretrained('folder')).__name__} with a layer of random weights")
+
+
+@attempt("h3", "Hidden states of an encoder and decoder for transformers")
+def seq2seq_hidden_states() -> str:
+    """The encoder's were left out."""
+    import torch
+
+    x = torch.arange(1, 7)[None]
+    out = _small("TokenMixForSeq2SeqLM", decoder_start_token_id=1)(x, decoder_input_ids=x, output_hidden_states=True)
+    return ", ".join(f"{side}: {len(out[name]) if out.get(name) else None}" for side in ("encoder", "decoder") for name in [f"{side}_hidden_states"])
+
+
+def _written(**options: Any) -> str:
+    """Whether a hybrid model writes with these options of generate() what it writes without."""
+    import torch
+
+    model, x = _small("TokenMixForCausalLM", mixers=[{"name": "hydra"}, {"name": "aft_local", "window": 4}]), torch.arange(1, 8)[None]
+    steps = {"max_new_tokens": 20, "do_sample": False}
+    wanted = model.generate(x, **steps)
+    return _tried(lambda: f"the same text: {torch.equal(model.generate(x, **steps, **options), wanted)}")
+
+
+@attempt("h6", "Prompt look-up with mixers that keep a sum")
+def prompt_lookup() -> str:
+    """Refused, though a state is a value and the one before is still there."""
+    return _written(prompt_lookup_num_tokens=3)
+
+
+@attempt("h6", "A static cache for mixers that keep a state")
+def static_cache() -> str:
+    """A bare KeyError."""
+    return _written(cache_implementation="static")

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from transformers import cache_utils
 from transformers.cache_utils import CacheLayerMixin
 
 from ...errors import MixerError
 from ...mixers import State, reorder
+from .masks import Places
+
+
+class Step(NamedTuple):
+    """A chunk that may have to be given back: the state before it, its tokens, and what gives the state after the first so many of them."""
+
+    before: State
+    tokens: int
+    after: Callable[[int], State]
 
 
 class TokenMixStateLayer(CacheLayerMixin):
     """One layer's state inside a ``DynamicCache(config=...)``: a value of constant size for most mixers, replaced after each chunk.
 
-    ``position`` (B,), kept by the first layer, is where each row's next token stands.
+    ``position`` (B,), kept by the first layer, is where each row's next token stands. Between ``activate_past_recording`` and ``crop`` chunks are
+    remembered, so that their last tokens can be given back, as assisted decoding does with those that were guessed wrongly.
     """
 
     _layer_type = "tokenmix_state"  # by this name of config.layer_types transformers finds the class
@@ -26,11 +38,25 @@ class TokenMixStateLayer(CacheLayerMixin):
         super().__init__()
         self.state: State = None
         self.position: Tensor | None = None
-        self.seen = 0
+        self.seen, self.record_past = 0, False
+        self.steps: list[Step] = []
+        self.places: list[Tensor] = []
 
-    def put(self, state: State, tokens: int) -> None:
-        """Keep the state after ``tokens`` more tokens."""
+    def put(self, state: State, tokens: int, after: Callable[[int], State] | None = None) -> None:
+        """Keep the state after ``tokens`` more tokens; ``after(n)`` gives the state after only the first n of them."""
+        if self.record_past and after is not None:
+            self.steps.append(Step(self.state, tokens, after))
         self.state, self.seen, self.is_initialized = state, self.seen + tokens, True
+
+    def stand(self, place: Places) -> None:
+        """Keep where the next token of each row stands, after a chunk."""
+        if self.record_past:
+            self.places.append(place.at)
+        self.position = place.after
+
+    def activate_past_recording(self) -> None:
+        """Remember chunks from here on."""
+        self.record_past = True
 
     @property
     def batch_size(self) -> int:
@@ -66,6 +92,7 @@ class TokenMixStateLayer(CacheLayerMixin):
         self.state = reorder(self.state, index.to(device))
         if self.position is not None:
             self.position = self.position.index_select(0, index.to(self.position.device))
+        self.steps, self.places = [], []
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i becomes row beam_idx[i]: beam search."""
@@ -81,19 +108,41 @@ class TokenMixStateLayer(CacheLayerMixin):
             self._pick(torch.arange(self.batch_size).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refused: what a sum has taken in does not come out again."""
-        if tokens_to_remove:
-            raise MixerError(f"TokenMixStateLayer: a mixer's state cannot give back {abs(tokens_to_remove)} tokens; decode without an assistant model.")
+        """Give back the last -tokens_to_remove tokens, which must have come since ``activate_past_recording`` and the last ``crop``.
+
+        What a sum has taken in does not come out again: chunks are given back whole, and the tokens that stay of one are taken in again.
+        """
+        left = abs(tokens_to_remove)
+        if left > sum(step.tokens for step in self.steps):
+            how = "call cache.activate_past_recording() before they come, or decode without an assistant model"
+            raise MixerError(f"TokenMixStateLayer: a mixer's state cannot give back {left} tokens; {how}.")
+        if left and self.places:
+            self.position = torch.cat(self.places, 1)[:, -left]
+        self.seen -= left
+        while left:
+            step = self.steps.pop()
+            self.state = step.before if step.tokens <= left else step.after(step.tokens - left)
+            left -= min(step.tokens, left)
+        self.steps, self.places = [], []
 
     def reset(self) -> None:
         """As before the first token."""
         self.state, self.position, self.seen, self.is_initialized = None, None, 0, False
+        self.steps, self.places = [], []
 
     def offload(self) -> None:
         """Nothing to win: the state is small."""
 
     def prefetch(self) -> None:
         """Nothing was offloaded."""
+
+
+def _refuse_static(*args: Any, **kwargs: Any) -> NoReturn:
+    """In the place of a static layer, which would hold keys and values of a fixed length."""
+    raise MixerError("tokenmix: a static cache holds keys and values; a mixer's state needs none, leave cache_implementation at its default.")
+
+
+getattr(cache_utils, "STATIC_LAYER_TYPE_MAPPING", {})[TokenMixStateLayer._layer_type] = _refuse_static
 
 
 def state_layers(cache: Any, layers: int, who: str) -> list[TokenMixStateLayer]:

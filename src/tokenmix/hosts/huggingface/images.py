@@ -37,7 +37,6 @@ class TokenMixForImageClassification(TokenMixPreTrainedModel):
     base_model_prefix = "vit"
     main_input_name = "pixel_values"
     input_modalities = "image"
-    _is_stateful = False
     _can_record_outputs = {"hidden_states": TokenMixImageLayer}
 
     def __init__(self, config: TokenMixConfig):

@@ -73,8 +73,8 @@ class TokenMixLayer(GradientCheckpointingLayer, Block):
         if kept is None:
             return self.mixer(x, **given)
         state = kept.state if kept.state is not None else self.mixer.init_state(x.shape[0], device=x.device, dtype=x.dtype)
-        y, state = self.mixer.extend(x, state, **given)
-        kept.put(state, x.shape[1])
+        y, new = self.mixer.extend(x, state, **given)
+        kept.put(new, x.shape[1], lambda n: self.mixer.extend(x[:, :n], state, **{k: a if a is None else a[:, :n] for k, a in given.items()})[1])
         return y
 
     @staticmethod

@@ -34,7 +34,6 @@ class TokenMixPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["TokenMixLayer", "TokenMixImageLayer"]
     _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
-    _is_stateful = True  # a state cannot be cropped, so transformers refuses assisted decoding
     _can_record_outputs = {"hidden_states": TokenMixLayer}
 
     @classmethod
@@ -47,7 +46,8 @@ class TokenMixPreTrainedModel(PreTrainedModel):
         Raises:
             MixerError: for a folder that lacks any weight but those of a new head.
         """
-        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
+        load: Any = super().from_pretrained
+        model, info = load(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         if not kwargs.get("ignore_mismatched_sizes"):
             refuse_unlike(model, info["missing_keys"], pretrained_model_name_or_path)
         return (model, info) if output_loading_info else model
@@ -127,7 +127,7 @@ class TokenMixModel(TokenMixPreTrainedModel):
         for i, layer in enumerate(self.layers):
             x = layer(x, encoder_hidden_states, context_mask, past_key_values=None if kept is None else kept[i], **given)
         if kept is not None:
-            kept[0][0].position = place.after
+            kept[0][0].stand(place)
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=cache)
 
     def _refuse_unknown(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, given: dict[str, Any]) -> None:
@@ -243,9 +243,13 @@ class TokenMixForCausalLM(TokenMixPreTrainedModel, GenerationMixin):
         options = {"past_key_values": past_key_values, "inputs_embeds": inputs_embeds, "use_cache": use_cache}
         loss_options = {name: kwargs.pop(name) for name in ("num_items_in_batch", "shift_labels") if name in kwargs}
         out = self.model(input_ids, attention_mask, position_ids, **options, **kwargs)
-        index = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(out.last_hidden_state[:, index])
+        logits = self.lm_head(picked(out.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss_options)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states)
+
+
+def picked(x: Tensor, keep: int | Tensor) -> Tensor:
+    """(B, T, D) at the last ``keep`` tokens, 0: all, or at these indices."""
+    return x[:, slice(-keep or None, None) if isinstance(keep, int) else keep]

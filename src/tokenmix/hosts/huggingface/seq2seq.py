@@ -14,7 +14,7 @@ from transformers.utils import can_return_tuple
 
 from ...errors import MixerError
 from .configuration import TokenMixConfig
-from .modeling import TokenMixModel, TokenMixPreTrainedModel
+from .modeling import TokenMixModel, TokenMixPreTrainedModel, picked
 
 
 class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, GenerationMixin):
@@ -28,6 +28,7 @@ class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, GenerationMixin):
         MixerError: where a mixer of the decoder has no causal form, or a cross mixer takes no context.
     """
 
+    base_model_prefix = ""  # it has no trunk apart: what a task adds is one head over the decoder
     _tied_weights_keys = {"encoder.embed_tokens.weight": "decoder.embed_tokens.weight", "lm_head.weight": "decoder.embed_tokens.weight"}
 
     def __init__(self, config: TokenMixConfig):
@@ -81,6 +82,7 @@ class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, GenerationMixin):
         decoder_inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """input_ids (B, S) and decoder_input_ids (B, T) -> logits (B, T, vocab); from ``labels`` (B, T) the decoder's inputs are made where not given.
@@ -88,19 +90,22 @@ class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, GenerationMixin):
         Args:
             attention_mask: (B, S), 1 = a real token of the encoder. decoder_attention_mask: (B, tokens in the cache + T).
             encoder_outputs: of ``get_encoder()``, so that it need not run again.
+            logits_to_keep: only the last so many logits, or those at these indices; 0: all.
         """
         loss_options = {"num_items_in_batch": kwargs.pop("num_items_in_batch")} if "num_items_in_batch" in kwargs else {}
         kwargs.pop("cache_position", None)
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds=inputs_embeds, use_cache=False)
+            wanted = {name: kwargs[name] for name in ("output_hidden_states",) if name in kwargs}
+            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds=inputs_embeds, use_cache=False, **wanted)
         elif isinstance(encoder_outputs, tuple):
-            encoder_outputs = BaseModelOutput(last_hidden_state=encoder_outputs[0])
+            encoder_outputs = BaseModelOutput(*encoder_outputs[:2])
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         context = {"encoder_hidden_states": encoder_outputs.last_hidden_state, "encoder_attention_mask": attention_mask}
         options = {"past_key_values": past_key_values, "inputs_embeds": decoder_inputs_embeds, "use_cache": use_cache}
         out = self.decoder(decoder_input_ids, decoder_attention_mask, **context, **options, **kwargs)
-        logits = self.lm_head(out.last_hidden_state)
+        logits = self.lm_head(picked(out.last_hidden_state, logits_to_keep))
         loss = None if labels is None else self.loss_function(logits, labels.contiguous(), vocab_size=self.config.vocab_size, **loss_options)
-        found = {"past_key_values": out.past_key_values, "encoder_last_hidden_state": encoder_outputs.last_hidden_state}
-        return Seq2SeqLMOutput(loss=loss, logits=logits, decoder_hidden_states=out.hidden_states, **found)
+        found = {"past_key_values": out.past_key_values, "decoder_hidden_states": out.hidden_states}
+        found |= {"encoder_last_hidden_state": encoder_outputs.last_hidden_state, "encoder_hidden_states": getattr(encoder_outputs, "hidden_states", None)}
+        return Seq2SeqLMOutput(loss=loss, logits=logits, **found)
