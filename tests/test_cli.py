@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import resource
@@ -275,3 +277,34 @@ def test_the_package_runs_as_a_module():
     ended = subprocess.run([sys.executable, "-m", "tokenmix", "--help"], capture_output=True, text=True)
     assert ended.returncode == 0
     assert "doctor" in ended.stdout
+
+
+def test_pictures_of_a_text_run_are_refused_in_one_line(run, tmp_path, capsys):
+    assert "pictures of images need a ViT, got LM" in refused(capsys, "pictures", run, str(tmp_path / "a.png"), "--out", str(tmp_path / "drawn"))
+
+
+def test_a_sample_can_be_printed_in_any_encoding(run, monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", out)
+    assert cli.main(["sample", run, "--prompt", "é\udcff", "--seed", "1"]) == 0
+    assert out.buffer.getvalue().startswith(b"\\xe9\\ufffd")
+
+
+def test_numbers_out_of_range_are_one_line(run, text, tmp_path, capsys):
+    big = str(1 << 70)
+    for argv in (["train", "text", "--data", text, "--out", str(tmp_path / "new"), "--train.seed", big], ["sample", run, "--seed", big]):
+        assert f"seed={big} is out of range" in refused(capsys, *argv)
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(run, tmp_path, monkeypatch, capsys):
+    page, real = tmp_path / "r.html", os.fsync
+    page.write_text("the old one")
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert refused(capsys, "report", run, "--out", str(page)) == f"error: {page}: No space left on device\n"
+    monkeypatch.setattr(os, "fsync", real)
+    assert page.read_text() == "the old one"
+    assert [p.name for p in tmp_path.iterdir()] == ["r.html"]

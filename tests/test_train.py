@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 import shutil
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +18,10 @@ from torch import nn
 import kill_nine
 from tokenmix import MixerError
 from tokenmix.models import LM, LMConfig
+from tokenmix.report import read_run
 from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, checkpoint, evaluate, evaluate_run, load_run, resume, sample_run, train
 from tokenmix.train.evaluate import windows
+from tokenmix.train.loop import Trainer
 from tokenmix.train.optim import learning_rate, parameter_groups
 from tokenmix.train.rundir import RunDir
 
@@ -410,3 +415,145 @@ def test_the_threads_of_the_caller_are_given_back(tmp_path, text):
     before = torch.get_num_threads()
     train(config(text, steps=1, threads=before + 1), tmp_path / "run")
     assert torch.get_num_threads() == before
+
+
+# --- runs that were edited, damaged, or cannot be written
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("optim.lr", 2e-2), ("train.seed", 1), ("train.batch_size", 8), ("train.precision", "bf16"), ("data.seq_len", 16), ("model.dropout", 0.0)],
+)
+def test_what_cannot_change_in_the_middle_of_a_run_cannot_be_edited_either(run, field, value):
+    file, (part, name) = run / "config.json", field.split(".")
+    edited = json.loads(file.read_text())
+    edited[part][name] = value
+    file.write_text(json.dumps(edited))
+    for use in (resume, load_run):
+        with pytest.raises(MixerError, match=f"config.json was edited since the checkpoint was written: {field} was .*, is {value!r}; put it back") as caught:
+            use(run)
+        assert "\n" not in str(caught.value)
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").mkdir()
+    with pytest.raises(MixerError, match="config.json was edited since this run began"):
+        resume(run)
+
+
+def test_a_checkpoint_that_does_not_say_its_config_is_taken(run, whole):
+    """As earlier versions wrote them."""
+    groups, progress = checkpoint.load_checkpoint(run / "checkpoints", 15, "model", "optimizer", "rng")
+    del progress["config"]
+    checkpoint.save_checkpoint(run / "checkpoints", 15, groups, progress)
+    resume(run, from_step=15)
+    kill_nine.compare(whole, run)
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"kind": "train", "loss": 1.0}', b"[1, 2]", b'{"kind": "train", "step": "3", "loss": 1.0}', b"\xff\xfe{}", b"null", b"[" * 9999]
+)
+def test_damaged_lines_of_metrics_are_kept_aside_and_reported(run, whole, line):
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_bytes(b"".join([*lines[:2], line + b"\n", *lines[2:]]) + b'{"kind": "tr')
+    with pytest.warns(UserWarning, match="report: .*metrics.jsonl: 1 line cannot be read .the first: line 3, .*; left out"):
+        assert len(read_run(run).train) == len(read_run(whole).train)
+    with pytest.warns(UserWarning, match="metrics.jsonl: 1 line cannot be read .*; moved to metrics.damaged"):
+        resume(run, from_step=15)
+    assert (run / "metrics.damaged").read_bytes() == line + b"\n"
+    kill_nine.compare(whole, run)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[1]", "it must hold an object, got list"),
+        ('{"threads": 1000000}', "threads must be a whole number from 1 to 1024, got 1000000"),
+        ('{"threads": "2"}', "threads must be a whole number"),
+        ('{"threads": -1}', "threads must be a whole number"),
+        ('{"resumed": {}}', "resumed must be a list"),
+        ('{"corpus": {"bytes": 3}}', "corpus has no 'sha256'"),
+        ('{"corpus": 3}', "corpus must be an object, got 3"),
+        ("[" * 9999, "is not readable JSON"),
+    ],
+)
+def test_an_env_of_another_shape_is_one_clear_error(run, content, words):
+    (run / "env.json").write_text(content)
+    for use in (resume, evaluate_run):
+        with pytest.raises(MixerError, match=f"env.json.*{words}") as caught:
+            use(run)
+        assert "\n" not in str(caught.value)
+
+
+def test_numbers_that_torch_does_not_take_are_refused(run, text, tmp_path):
+    for field, value, words in (("seed", 1 << 70, "train.seed=.* out of range"), ("threads", 1_000_000, "train.threads must be at most 1024")):
+        with pytest.raises(MixerError, match=words):
+            config(text, **{field: value})
+    with pytest.raises(MixerError, match="sample: seed=.* is out of range; a seed is a whole number from"):
+        sample_run(run, seed=1 << 70)
+    with pytest.raises(MixerError, match="device='meta' holds no numbers here"):
+        train(config(text, device="meta"), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_sample_is_as_long_as_fits_unless_a_length_is_given(run):
+    assert len(sample_run(run)) == 32
+    assert len(sample_run(run, prompt=b"12 times")) == 32
+    with pytest.raises(MixerError, match="max_len=32"):
+        sample_run(run, prompt=b"x" * 32)
+
+
+def test_without_safetensors_nothing_is_begun(run, text, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    for use in (lambda: train(config(text), tmp_path / "new"), lambda: resume(run), lambda: load_run(run)):
+        with pytest.raises(MixerError, match=r"checkpoints need the extra 'train' .*pip install 'tokenmix\[train\]'"):
+            use()
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_evaluation_that_cannot_be_recorded_is_not_lost(run):
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").mkdir()
+    with pytest.warns(UserWarning, match="metrics.jsonl cannot be written to .*the result will not be added"):
+        assert evaluate_run(run, max_bytes=100).bytes == 100
+
+
+def test_an_evaluation_whose_record_meets_a_full_disk_is_not_lost(run, monkeypatch):
+    def full(self, line):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RunDir, "append", full)
+    with pytest.warns(UserWarning, match="metrics.jsonl cannot be written to .No space left on device.; the result is not added"):
+        assert evaluate_run(run, max_bytes=100).bytes == 100
+
+
+def test_a_run_that_is_asked_to_stop_says_where_and_goes_on_to_the_same_bits(tmp_path, text, whole, monkeypatch, capfd):
+    real = Trainer.step
+
+    def step(self):
+        real(self)
+        if self.progress.step == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Trainer, "step", step)
+    with pytest.raises(SystemExit) as end:
+        train(config(text), tmp_path / "run")
+    assert end.value.code == 143
+    said = f"{tmp_path / 'run'}: stopped by SIGTERM after step 7, which is saved; `tokenmix resume {tmp_path / 'run'}` goes on.\n"
+    assert capfd.readouterr().err == said
+    assert names(tmp_path / "run") == ["step_00000005", "step_00000007"]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    monkeypatch.setattr(Trainer, "step", real)
+    resume(tmp_path / "run")
+    kill_nine.compare(whole, tmp_path / "run")
+
+
+def test_the_handler_of_a_program_around_is_left_alone(tmp_path, text):
+    def mine(*_):
+        raise AssertionError
+
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        train(config(text, steps=1), tmp_path / "run")
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json as _json
-import sys
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from ._run_words import print_summary, say
 from .errors import MixerError
 
 Work = Callable[[], int]
@@ -50,8 +51,10 @@ def train(
         if skip_bad_files:
             config = config.override({"data.skip_bad_files": True})
         if data is not None:
-            config = match_data(config.override(data_fields(config.data.to_json(), data)))
-        _print_summary(run(config.override(changes), out), json)
+            config = config.override(data_fields(config.data.to_json(), data))
+            if config.data.kind == "images":  # is opened here already, with the options it will be trained with
+                config = match_data(config.override({name: value for name, value in changes.items() if name.startswith("data.")}))
+        print_summary(run(config.override(changes), out), json)
         return 0
 
     return work
@@ -81,7 +84,7 @@ def resume(dir: Positional[Path], /, *, from_step: Annotated[int | None, arg(nam
     def work(changes: dict[str, Any]) -> int:
         from .train import resume as run
 
-        _print_summary(run(dir, from_step=from_step, changes=changes), json)
+        print_summary(run(dir, from_step=from_step, changes=changes), json)
         return 0
 
     return work
@@ -122,7 +125,7 @@ def evaluate(
 
         options: dict[str, Any] = {"stride": stride, "seq_len": seq_len, "max_bytes": max_bytes, "max_images": max_images, "image_size": image_size}
         result = evaluate_run(dir, split=split, step=step, device=device, **options)
-        print(_json.dumps({"split": split, **asdict(result)}) if json else f"{split}: {result.text()}")
+        say(_json.dumps({"split": split, **asdict(result)}) if json else f"{split}: {result.text()}")
         return 0
 
     return work
@@ -132,7 +135,7 @@ def sample(
     dir: Positional[Path],
     /,
     *,
-    bytes: int = 500,
+    bytes: int | None = None,
     prompt: str = "\n",
     images: int = 16,
     complete: bool = False,
@@ -149,7 +152,7 @@ def sample(
 
     Args:
         dir: the run directory.
-        bytes: text: how many to write.
+        bytes: text: how many to write; default 500, or what fits into the model's length.
         prompt: text: what to continue.
         images: density models: how many to draw.
         complete: density models: draw only the lower halves of test images, and show the real ones below.
@@ -173,23 +176,26 @@ def sample(
     return work
 
 
-def _write(dir: Path, n: int, prompt: str, options: dict[str, Any], json: bool) -> int:
+def _write(dir: Path, n: int | None, prompt: str, options: dict[str, Any], json: bool) -> int:
     from .train import sample_run
 
-    text = sample_run(dir, n=n, prompt=prompt.encode(), **options)
+    start = os.fsencode(prompt)  # the bytes that were typed, be they text or not
+    text = sample_run(dir, n=n, prompt=start, **options)
     if json:
-        print(_json.dumps({"prompt": prompt, "text": text[len(prompt.encode()) :].decode(errors="replace")}))
+        say(_json.dumps({"prompt": prompt, "text": text[len(start) :].decode(errors="replace")}))
     else:
-        sys.stdout.write(text.decode(errors="replace") + "\n")
+        say(text.decode(errors="replace"))
     return 0
 
 
 def _draw(dir: Path, out: Path, n: int, complete: bool, options: dict[str, Any], json: bool) -> int:
+    from .data.cache import check_writable
     from .train import draw_run
     from .train.image_tasks import write_grid
 
+    check_writable(out)
     write_grid(out, draw_run(dir, n=n, complete=complete, **options), columns=n if complete else 8)
-    print(_json.dumps({"images": n, "file": str(out)}) if json else out)
+    say(_json.dumps({"images": n, "file": str(out)}) if json else out)
     return 0
 
 
@@ -202,6 +208,7 @@ def report(dirs: Positional[list[Path]], /, *, out: Path | None = None) -> Work:
     """
 
     def work() -> int:
+        from .data.cache import check_writable
         from .train.rundir import RunDir
 
         if not dirs:
@@ -212,7 +219,9 @@ def report(dirs: Positional[list[Path]], /, *, out: Path | None = None) -> Work:
             from .report import write_report
         except ImportError as why:
             raise MixerError(f"report needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
-        print(write_report(dirs, out or dirs[0] / "report.html"))
+        page = out or dirs[0] / "report.html"
+        check_writable(page)
+        say(write_report(dirs, page))
         return 0
 
     return work
@@ -238,8 +247,8 @@ def pictures(dir: Positional[Path], images: Positional[list[Path]], /, *, out: P
             raise MixerError("pictures: give at least one image file.")
         model, _ = load_model(dir)
         data: Any = RunDir.open(dir).config().data if (dir / "checkpoints").is_dir() else None
-        written = draw_pictures(model, images, out, mean=data and data.mean, std=data and data.std, theme="dark" if dark else "light")
-        print(_json.dumps([str(p) for p in written]) if json else "\n".join(str(p) for p in written))
+        written = draw_pictures(model, images, out, mean=getattr(data, "mean", None), std=getattr(data, "std", None), theme="dark" if dark else "light")
+        say(_json.dumps([str(p) for p in written]) if json else "\n".join(str(p) for p in written))
         return 0
 
     return work
@@ -279,11 +288,13 @@ def convert(
 
     def work() -> int:
         from .hosts.surgery.folder import convert_any
+        from .train.config import check_seed
 
+        check_seed(seed, "convert: seed")
         found, load = convert_any(
             source, target, out, ours={"resize": resize, "classes": classes}, host={"last": last, "every": every, "init": init}, seed=seed
         )
-        print(_json.dumps(found.to_json(), indent=1) if json else f"{found}\n{load}")
+        say(_json.dumps(found.to_json(), indent=1) if json else f"{found}\n{load}")
         return 0
 
     return work
@@ -300,7 +311,7 @@ def export_hf(run: Positional[Path], out: Positional[Path], /, *, step: Step = "
     def work() -> int:
         from .hosts.huggingface import export_run
 
-        print(export_run(run, out, step=step))
+        say(export_run(run, out, step=step))
         return 0
 
     return work
@@ -341,34 +352,16 @@ def export_onnx(
         from .hosts import export_onnx as export
         from .models import MODELS, build_model
         from .train import load_model
+        from .train.config import check_seed
 
+        check_seed(seed, "export-onnx: seed")
         if source not in MODELS and not Path(source).is_dir():
             raise MixerError(f"export-onnx: {source!r} is neither a directory nor the name of a model; `tokenmix list` shows the names.")
         if source in MODELS:
             torch.manual_seed(seed)
         model = build_model(source) if source in MODELS else load_model(source)[0]
         report = export(model, out, decode=decode, length=length, fixed=fixed, key_mask=key_mask, chunk=chunk, opset=opset)
-        print(_json.dumps(report.to_json(), indent=1) if json else report)
+        say(_json.dumps(report.to_json(), indent=1) if json else report)
         return 0
 
     return work
-
-
-def _print_summary(summary: dict[str, Any], json: bool) -> None:
-    if json:
-        print(_json.dumps(summary))
-        return
-    unit = "images" if "images" in summary else "tokens"
-    metric = next(name for name in summary if name.startswith("valid_"))
-    print(
-        f"{summary['run']}: {summary['step']} steps, {summary[unit]:,} {unit} in {summary['seconds']:.1f} s ({summary[f'{unit}_per_s']:,.0f} {unit}/s), "
-        f"{score_text(metric.removeprefix('valid_'), summary[metric])}, peak {summary['peak_mib']:,.0f} MiB"
-    )
-
-
-def score_text(metric: str, value: float | None) -> str:
-    """The last score on the validation split, in words."""
-    if value is None:
-        return "not evaluated"
-    texts = {"bits_per_byte": f"{value:.4f} bits/byte", "bits_per_dim": f"{value:.4f} bits/dim", "top1": f"{100 * value:.2f} % top-1"}
-    return f"{texts[metric]} on valid"

@@ -93,6 +93,18 @@ def _named(path: Path, temporary: Path | None = None) -> Iterator[None]:
         raise OSError(why.errno, why.strerror, str(path)) from why
 
 
+def check_writable(path: Path) -> None:
+    """Raise the OSError of a file that could not be written, before time is spent on what is to stand in it."""
+    if path.exists() and not path.is_file():
+        return
+    path = Path(os.path.realpath(path))
+    with _named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        trial = beside(path)
+        trial.open("xb").close()
+        os.unlink(trial)
+
+
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """A new folder to write into, which takes its name at the end; where anything fails it is gone. ``path`` may be an empty folder."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..data.records import bad_text, read_records
 from ..errors import MixerError
 
+NUMBERS = ("parameters", "state_bytes_per_row", "state_context")  # of env.json, in tables
 WEIGHTS, AVERAGE = "model.safetensors", "ema.safetensors"  # where a run averages its weights, the average is what it was scored with
 
 
@@ -77,12 +80,17 @@ def read_run(path: Path | str) -> Run:
     path = Path(path)
     if not (path / "config.json").is_file():
         raise MixerError(f"report: {path} is not a run directory; it has no config.json.")
+    config = _json_object(path / "config.json")
+    for part in ("model", "data"):
+        if not isinstance(config.get(part, {}), dict):
+            raise MixerError(f"report: {path / 'config.json'}: {part} must be an object, got {config[part]!r}.")
+    env = _json_object(path / "env.json") if (path / "env.json").is_file() else {}
     metrics = _json_lines(path / "metrics.jsonl")
     return Run(
         name=path.resolve().name,
         path=path,
-        config=_json_object(path / "config.json"),
-        env=_json_object(path / "env.json") if (path / "env.json").is_file() else {},
+        config=config,
+        env={k: v for k, v in env.items() if k not in NUMBERS or type(v) in (int, float)},
         train=[m for m in metrics if m.get("kind") == "train"],
         evals=[m for m in metrics if m.get("kind") == "eval"],
         samples=[(p.name, readable(p.read_bytes())) for p in sorted((path / "samples").glob("*")) if p.is_file() and p.suffix != ".png"],
@@ -123,7 +131,7 @@ def readable(data: bytes) -> str:
 def _json_object(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text())
-    except (ValueError, OSError) as why:
+    except (ValueError, OSError, RecursionError) as why:
         raise MixerError(f"report: {path} cannot be read ({why}).") from why
     if not isinstance(data, dict):
         raise MixerError(f"report: {path} must hold a JSON object.")
@@ -131,14 +139,14 @@ def _json_object(path: Path) -> dict[str, Any]:
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
-    """The complete lines; a last one without its newline is being written, or was cut by a kill."""
-    if not path.is_file():
-        return []
-    lines = path.read_text(errors="replace").split("\n")[:-1]
+    """The complete lines; a last one without its newline is being written, or was cut by a kill. Damaged ones are left out with a warning."""
     try:
-        return [json.loads(line) for line in lines if line.strip()]
-    except ValueError as why:
-        raise MixerError(f"report: {path} holds a line that is not JSON ({why}).") from why
+        lines, bad = read_records(path)
+    except OSError as why:
+        raise MixerError(f"report: {path} cannot be read ({why.strerror or why}).") from why
+    if bad:
+        warnings.warn(f"report: {path}: {bad_text(bad)}; left out.", stacklevel=4)
+    return lines
 
 
 def _newest_weights(folder: Path) -> Path | None:

@@ -14,11 +14,22 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..errors import MixerError
 
 MANIFEST = "manifest.json"
+
+
+def check_can_save() -> None:
+    """Refuse to go on where checkpoints can be neither written nor read, by writing one tensor: safetensors needs packages of its own."""
+    try:
+        from safetensors.torch import save
+
+        save({"one": torch.zeros(1)})
+    except ImportError as why:
+        raise MixerError(f"checkpoints need the extra 'train' ({why}): pip install 'tokenmix[train]'.") from None
 
 
 def step_name(step: int) -> str:
@@ -141,6 +152,7 @@ def load_checkpoint(folder: Path, step: int, *stems: str) -> tuple[dict[str, dic
     Raises:
         MixerError: naming the broken file, and the previous good checkpoint if there is one.
     """
+    check_can_save()
     path = folder / step_name(step)
     if not path.is_dir():
         known = list_steps(folder)

@@ -13,6 +13,10 @@ from ..models._json import Json, nearest, to_json
 
 SCHEDULES = ("vaswani", "cosine", "linear", "constant")
 PRECISIONS = ("fp32", "bf16")
+FIXED = ("seed", "batch_size", "precision", "distill")  # of train: what may not change in the middle of a run
+MOVABLE = ("source", "path", "max_unpacked", "max_pixels")  # of data: the bytes are held against their sha256, wherever they lie now
+MOST_THREADS = 1024
+SEEDS = -(1 << 63), (1 << 64) - 1  # what torch's generators take
 
 
 @dataclass(frozen=True)
@@ -161,12 +165,33 @@ class RunConfig(Json):
         return RunConfig.from_json(data)
 
 
-def known_fields(data: dict[str, Any], prefix: str = "") -> list[str]:
-    """Every dotted field of a config's JSON."""
-    found: list[str] = []
+def known_fields(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every dotted field of a config's JSON, with its value."""
+    found: dict[str, Any] = {}
     for key, value in data.items():
-        found += known_fields(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
+        found |= known_fields(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return found
+
+
+def fixed_fields(config: RunConfig) -> dict[str, Any]:
+    """The dotted fields that may not change in the middle of a run, with their values."""
+    data = config.to_json()
+    parts = {"model": data["model"], "data": {k: v for k, v in data["data"].items() if k not in MOVABLE}, "optim": data["optim"]}
+    return known_fields(parts | {"train": {name: data["train"][name] for name in FIXED}})
+
+
+def check_unchanged(config: RunConfig, then: dict[str, Any] | None, where: Any) -> None:
+    """Refuse a config whose fixed fields are not those a checkpoint was written with; older checkpoints do not say (None)."""
+    now = fixed_fields(config)
+    changed = [f"{name} was {was!r}, is {now.get(name)!r}" for name, was in (then or {}).items() if now.get(name) != was]
+    if changed:
+        raise MixerError(f"{where} was edited since the checkpoint was written: {'; '.join(changed)}; put it back, or start a new run.")
+
+
+def check_seed(seed: int | None, name: str = "seed") -> None:
+    """Refuse a seed that torch's generators do not take."""
+    if seed is not None and not SEEDS[0] <= seed <= SEEDS[1]:
+        raise MixerError(f"{name}={seed} is out of range; a seed is a whole number from -2^63 to 2^64 - 1.")
 
 
 def parse_value(text: str) -> Any:
@@ -217,6 +242,9 @@ def _check_train(config: TrainConfig) -> None:
         "keep",
         "eval_images",
     )
+    check_seed(config.seed, "config: train.seed")
+    if config.threads is not None and config.threads > MOST_THREADS:
+        raise MixerError(f"config: train.threads must be at most {MOST_THREADS}, got {config.threads}.")
     if config.batch_size % config.accumulate:
         raise MixerError(f"config: train.accumulate={config.accumulate} must divide train.batch_size={config.batch_size}.")
     if config.precision not in PRECISIONS:

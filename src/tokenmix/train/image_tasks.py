@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -153,6 +154,8 @@ class DensityTask(ImageTask):
 
     def __init__(self, config: RunConfig):
         super().__init__(config)
+        if self.train.samples:
+            write_grid(Path(os.devnull), torch.zeros(1, 1, 1, 1, dtype=torch.uint8))  # or what is missing is said now, not at the first evaluation
         self.sampler = PixelSampler(self.images.split("train"), size=self.model.size, **self.sampling)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
@@ -219,6 +222,7 @@ def open_set(data: ImageDataConfig, channels: int | None) -> ImageData:
 def write_grid(path: Path, images: Tensor, *, columns: int = 8, scale: int = 4) -> None:
     """uint8 images (N, C, H, W) side by side as one PNG, each pixel ``scale`` wide."""
     try:
+        import numpy  # noqa: F401  (carries the pixels over)
         from PIL import Image
     except ImportError as why:
         raise MixerError(f"writing images needs the extra 'vision' ({why}): pip install 'tokenmix[vision]'.") from None

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import math
+import signal
+import sys
 import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -17,13 +21,14 @@ from torch import nn
 from ..errors import MixerError
 from ..mixers import aux_losses
 from ..models import build_model
-from .checkpoint import list_steps, load_checkpoint, prune, remove_checkpoint, save_checkpoint, sweep
-from .config import RunConfig
+from .checkpoint import check_can_save, list_steps, load_checkpoint, prune, remove_checkpoint, save_checkpoint, sweep
+from .config import FIXED, RunConfig, check_unchanged, fixed_fields
 from .optim import Average, build_optimizer, learning_rate, load_optimizer, optimizer_tensors
 from .progress import bar
 from .rundir import RunDir, check_free, differences, environment, peak_mib, reset_peak, write_json
 from .runs import eval_line, load_weights, pick_device, pick_step
 from .start import extra_losses, start_from
+from .stopping import asked_to_stop
 from .task import autocast, open_task
 
 
@@ -36,6 +41,7 @@ class Progress:
     loss_count: int = 0
     best_step: int | None = None
     best_score: float | None = None
+    config: dict[str, Any] | None = None
 
 
 class Trainer:
@@ -52,7 +58,7 @@ class Trainer:
         self.optimizer = build_optimizer(self.model, config.optim)
         self.average = Average(self.model, config.optim.ema) if config.optim.ema else None
         self.extra = extra_losses(config, self.model, device)
-        self.progress = Progress()
+        self.progress = Progress(config=fixed_fields(config))
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.aux: dict[str, torch.Tensor] = {}  # the auxiliary losses of the last batch
         self.tick = self.logged_at = 0.0
@@ -61,11 +67,12 @@ class Trainer:
         """Stand where the checkpoint of ``step`` stood."""
         names = ["model", "optimizer", "rng"] + ["ema"] * (self.average is not None)
         groups, progress = load_checkpoint(self.run_dir.checkpoints, step, *names)
+        check_unchanged(self.config, progress.get("config"), self.run_dir.path / "config.json")
         load_weights(self.model, groups["model"], self.run_dir.path)
         if self.average is not None:
             self.average.load(groups["ema"])
         load_optimizer(self.model, self.optimizer, groups["optimizer"])
-        self.progress = Progress(**progress)
+        self.progress = Progress(**{**progress, "config": fixed_fields(self.config)})
         if self.progress.best_step not in list_steps(self.run_dir.checkpoints):  # a later best took its place before the run was wound back
             self.progress.best_step = self.progress.best_score = None
         self.loss_sum = groups["rng"]["loss_sum"].to(self.device)
@@ -78,7 +85,7 @@ class Trainer:
         self.model.train()
         reset_peak(self.device)
         self.tick, self.logged_at = time.perf_counter(), self.progress.seconds
-        with bar(self.verbose) as show:
+        with bar(self.verbose) as show, asked_to_stop() as asked:
             at_end = self.done()
             while not at_end:
                 self.step()
@@ -87,7 +94,17 @@ class Trainer:
                     self.log(show)
                 with self.untimed():
                     self.rest(at_end)
+                    if asked() and not at_end:
+                        self.stop()
         return self.summary()
+
+    def stop(self) -> NoReturn:
+        """End the process after this step, which is saved."""
+        step, path = self.progress.step, self.run_dir.path
+        if step not in list_steps(self.run_dir.checkpoints):
+            self.save()
+        print(f"{path}: stopped by SIGTERM after step {step}, which is saved; `tokenmix resume {path}` goes on.", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGTERM)
 
     def done(self) -> bool:
         """Whether the run has reached its last step or its time."""
@@ -173,7 +190,10 @@ class Trainer:
         if at_end or step % config.eval_every == 0:
             with self.averaged():
                 better = self.evaluate()
-                self.task.sample(self.model, self.run_dir.samples, step)
+                try:
+                    self.task.sample(self.model, self.run_dir.samples, step)
+                except OSError as why:
+                    raise self.disk_error(f"the sample of step {step}", why) from why
         if at_end or better or step % config.save_every == 0:
             self.save()
 
@@ -239,7 +259,7 @@ class Trainer:
             "seconds": round(p.seconds, 3),
             f"{unit}_per_s": round(done / max(p.seconds, 1e-9), 1),
             "peak_mib": peak_mib(self.device),
-            f"valid_{metric}": last[metric] if last else None,
+            f"valid_{metric}": last.get(metric) if last else None,
             "best_step": p.best_step,
             f"best_{metric}": p.best_score,
         }
@@ -264,12 +284,14 @@ def train(config: RunConfig, out: Path | str, *, verbose: bool | None = None) ->
     Raises:
         MixerError: where the config, the corpus or the directory will not do, or the disk is full; ``resume(out)`` goes on afterwards.
     """
+    check_can_save()
     check_free(out)
     device = pick_device(config.train.device)
     with _threads(config.train.threads):
         trainer = Trainer(config, RunDir(out), device, verbose=verbose)
         env = environment(trainer.task.facts(), device)
         env |= {"parameters": sum(p.numel() for p in trainer.model.parameters()), **trainer.task.model_facts(trainer.model), "resumed": []}
+        env["config"] = digest_of(trainer.progress.config)
         trainer.run_dir = RunDir.create(out, config, env)
         with trainer.run_dir.lock():
             return trainer.run()
@@ -282,6 +304,7 @@ def resume(out: Path | str, *, from_step: int | None = None, changes: dict[str, 
         from_step: an earlier checkpoint; those after it are deleted, and metrics.jsonl is cut back to it.
         changes: dotted fields of ``train.`` to change from here on, such as ``{"train.steps": 2000}``; kept in config.json.
     """
+    check_can_save()
     run = RunDir.open(out)
     config, env = run.config(), run.env()
     config = _changed(config, changes or {})
@@ -293,6 +316,8 @@ def resume(out: Path | str, *, from_step: int | None = None, changes: dict[str, 
         trainer.task.check_same(env)
         if step or from_step is not None:
             trainer.load(step)
+        elif env.get("config", digest_of(trainer.progress.config)) != digest_of(trainer.progress.config):
+            raise MixerError(f"{run.path / 'config.json'} was edited since this run began; put it back, or start a new run.")
         changed = differences(env, environment(trainer.task.facts(), device))
         if changed:
             warnings.warn(f"{out}: {'; '.join(changed)}. The run goes on, its bits may differ from an uninterrupted one.", stacklevel=2)
@@ -307,8 +332,14 @@ def resume(out: Path | str, *, from_step: int | None = None, changes: dict[str, 
         return trainer.run()
 
 
+def digest_of(fields: dict[str, Any] | None) -> str:
+    """A sha256 of a config's fields."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
 def _changed(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
+    fixed = [f"train.{name}" for name in FIXED]
     for name in changes:
-        if not name.startswith("train.") or name in ("train.seed", "train.batch_size"):
+        if not name.startswith("train.") or name in fixed:
             raise MixerError(f"resume: {name} cannot change in the middle of a run; fields such as train.steps, train.max_seconds and train.save_every can.")
     return config.override(changes) if changes else config

@@ -8,14 +8,16 @@ import os
 import platform
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..data.cache import whole_file, whole_folder
+from ..data.records import bad_text, read_records
 from ..errors import MixerError
-from .config import RunConfig
+from .config import MOST_THREADS, RunConfig
 
 COMPARED = ("torch", "python", "threads", "machine", "cpu", "device")
 
@@ -60,14 +62,18 @@ class RunDir:
 
     def env(self) -> dict[str, Any]:
         """Where and on what the run was made."""
-        return self._json("env.json")
+        env = self._json("env.json")
+        wrong = _wrong_env(env)
+        if wrong:
+            raise MixerError(f"{self.path / 'env.json'} was edited or damaged: {wrong}.")
+        return env
 
     def _json(self, name: str) -> dict[str, Any]:
         try:
             return json.loads((self.path / name).read_text())
         except FileNotFoundError:
             raise MixerError(f"{self.path / name} is missing.") from None
-        except ValueError as why:
+        except (ValueError, RecursionError) as why:
             raise MixerError(f"{self.path / name} is not readable JSON ({why}).") from None
 
     def append(self, line: dict[str, Any]) -> None:
@@ -84,16 +90,18 @@ class RunDir:
             os.fsync(f.fileno())
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; a last one cut short by a kill is left out."""
-        lines = []
-        for text in self.metrics.read_text().splitlines() if self.metrics.exists() else []:
-            with contextlib.suppress(ValueError):
-                lines.append(json.loads(text))
-        return lines
+        """The lines of metrics.jsonl; one cut short by a kill, or damaged, is left out."""
+        return read_records(self.metrics)[0]
 
     def cut_metrics(self, step: int) -> None:
-        """Drop what lies beyond ``step``: the run will write it again."""
-        kept = [line for line in self.read_metrics() if line["step"] <= step]
+        """Drop what lies beyond ``step``: the run will write it again. Lines that cannot be read move to metrics.damaged, with a warning."""
+        lines, bad = read_records(self.metrics)
+        if bad:
+            aside = self.path / "metrics.damaged"
+            with aside.open("ab") as f:
+                f.write(b"".join(raw + b"\n" for _, raw in bad))
+            warnings.warn(f"{self.metrics}: {bad_text(bad)}; moved to {aside.name}.", stacklevel=3)
+        kept = [line for line in lines if line["step"] <= step]
         with whole_file(self.metrics) as f:
             f.write("".join(json.dumps(line) + "\n" for line in kept).encode())
 
@@ -111,6 +119,20 @@ class RunDir:
             except OSError:
                 raise MixerError(f"{self.path}: another process is training in this directory; wait for it, or stop it.") from None
             yield
+
+
+def _wrong_env(env: Any) -> str | None:
+    """What in an env.json is not as ``environment`` and the loop write it, of that which is used again."""
+    if not isinstance(env, dict):
+        return f"it must hold an object, got {type(env).__name__}"
+    threads = env.get("threads", 1)
+    if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
+        return f"threads must be a whole number from 1 to {MOST_THREADS}, got {threads!r}"
+    for name, shape in {"resumed": list, "corpus": dict, "images": dict, "config": str}.items():
+        if not isinstance(env.get(name, shape()), shape):
+            return f"{name} must be {'an object' if shape is dict else 'a list' if shape is list else 'a text'}, got {env[name]!r}"
+    missing = {"bytes", "sha256"} - env["corpus"].keys() if "corpus" in env else None
+    return f"corpus has no {min(missing)!r}" if missing else None
 
 
 def check_free(path: Path | str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..models import build_model
 from .checkpoint import list_steps, load_checkpoint
-from .config import RunConfig
+from .config import RunConfig, check_seed, check_unchanged
 from .rundir import RunDir
 from .task import open_task
 from .text_task import continue_bytes
@@ -28,6 +29,11 @@ def pick_device(name: str) -> torch.device:
         raise MixerError(f"device={name!r} is unknown; choose 'auto', 'cpu' or 'cuda'.") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise MixerError(f"device={name!r}: torch {torch.__version__} sees no CUDA device here; use 'cpu' or 'auto'.")
+    try:
+        torch.zeros((), device=device).item()
+    except Exception as why:  # each device's own
+        said = " ".join(str(why).split())[:100]
+        raise MixerError(f"device={name!r} holds no numbers here ({said}); choose 'auto', 'cpu' or 'cuda'.") from None
     return device
 
 
@@ -56,7 +62,8 @@ def load_run(path: Path | str, *, step: int | str = "last", device: str = "cpu")
     run = RunDir.open(path)
     config = run.config()
     group = "ema" if config.optim.ema else "model"
-    tensors, _ = load_checkpoint(run.checkpoints, pick_step(run, step), group)
+    tensors, progress = load_checkpoint(run.checkpoints, pick_step(run, step), group)
+    check_unchanged(config, progress.get("config"), run.path / "config.json")
     with torch.random.fork_rng():
         model = build_model(config.model)
     load_weights(model, tensors[group], run.path)
@@ -72,7 +79,7 @@ def load_weights(model: nn.Module, tensors: dict[str, torch.Tensor], where: Path
 
 
 def evaluate_run(path: Path | str, *, split: str = "test", step: int | str = "last", device: str = "auto", record: bool = True, **options: Any) -> Any:
-    """Score a run on one split of its data; added to the run's metrics.jsonl unless ``record`` is False.
+    """Score a run on one split of its data; added to the run's metrics.jsonl unless ``record`` is False, with a warning where that cannot be written to.
 
     Args:
         options: stride, seq_len and max_bytes for a text, image_size and max_images for images; None: the default, which is all of the split.
@@ -81,10 +88,24 @@ def evaluate_run(path: Path | str, *, split: str = "test", step: int | str = "la
     model, config = load_run(path, step=step, device=device)
     task = open_task(config)
     task.check_same(run.env())
+    record = record and _can_record(run)
     result = task.evaluate(model, split, **{name: value for name, value in options.items() if value is not None})
     if record:
-        run.append(eval_line(split, pick_step(run, step), result))
+        try:
+            run.append(eval_line(split, pick_step(run, step), result))
+        except OSError as why:  # the result is worth more than its record
+            warnings.warn(f"{run.metrics} cannot be written to ({why.strerror or why}); the result is not added to it.", stacklevel=2)
     return result
+
+
+def _can_record(run: RunDir) -> bool:
+    """Whether metrics.jsonl can be written to, asked before time is spent."""
+    try:
+        run.metrics.open("ab").close()
+    except OSError as why:
+        warnings.warn(f"{run.metrics} cannot be written to ({why.strerror or why}); the result will not be added to it.", stacklevel=3)
+        return False
+    return True
 
 
 def eval_line(split: str, step: int, result: Any) -> dict[str, Any]:
@@ -95,7 +116,7 @@ def eval_line(split: str, step: int, result: Any) -> dict[str, Any]:
 def sample_run(
     path: Path | str,
     *,
-    n: int = 500,
+    n: int | None = None,
     prompt: bytes = b"\n",
     temperature: float = 0.8,
     top_k: int | None = None,
@@ -104,10 +125,18 @@ def sample_run(
     step: int | str = "last",
     device: str = "auto",
 ) -> bytes:
-    """Prompt and continuation as bytes, from a run's model."""
+    """Prompt and continuation as bytes, from a run's model.
+
+    Args:
+        n: how many bytes to write; default 500, or what fits into the model's length.
+    """
+    check_seed(seed, "sample: seed")
     model, config = load_run(path, step=step, device=device)
     if config.model.kind != "lm":
         raise MixerError(f"{path} holds a model of kind {config.model.kind!r}, which writes no text; a density model's images are drawn with --images.")
+    if n is None:
+        longest: Any = model.max_len
+        n = 500 if longest is None else max(1, min(500, longest - len(prompt)))
     return continue_bytes(model, prompt, n, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
 
 
@@ -116,6 +145,7 @@ def draw_run(path: Path | str, *, n: int = 16, step: int | str = "last", device:
     model, config = load_run(path, step=step, device=device)
     if config.model.kind != "image_density":
         raise MixerError(f"{path} holds a model of kind {config.model.kind!r}, which draws no images.")
+    check_seed(sampling.get("seed"), "sample: seed")
     if n < 1:
         raise MixerError(f"sample: the number of images must be positive, got {n}.")
     density: Any = model

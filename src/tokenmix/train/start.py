@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..models import config_from_json
+from .checkpoint import check_can_save
 from .config import RunConfig
 from .runs import load_run
 
@@ -26,6 +27,7 @@ def load_model(path: Path | str) -> tuple[nn.Module, Any]:
         return model, run.model
     if not (folder / "config.json").is_file() or not (folder / WEIGHTS).is_file():
         raise MixerError(f"{folder} holds no model: neither a run directory nor config.json with {WEIGHTS}, as `tokenmix convert` writes.")
+    check_can_save()
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -1,0 +1,45 @@
+"""Lines of JSON as a run writes them, read past what a kill or a disk has damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+LARGEST = 1 << 63
+Bad = tuple[int, bytes]  # the number of a line, from 1, and its bytes
+
+
+def read_records(path: Path) -> tuple[list[dict[str, Any]], list[Bad]]:
+    """The lines of a file that are metrics of a step, and the others; a last one without its newline is neither: it is being written."""
+    good: list[dict[str, Any]] = []
+    bad: list[Bad] = []
+    for number, raw in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else [], 1):
+        record = _record(raw)
+        if record is not None:
+            good.append(record)
+        elif raw.strip():
+            bad.append((number, raw))
+    return good, bad
+
+
+def _record(raw: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(raw.decode())
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and _whole(value) else None
+
+
+def _whole(record: dict[str, Any]) -> bool:
+    """Whether a record has what every reader counts on: a step, a kind, what belongs to it, and numbers everywhere else."""
+    step, needs = record.get("step"), {"train": "loss", "eval": "split"}.get(str(record.get("kind")), "kind")
+    if type(step) is not int or step < 0 or needs not in record:
+        return False
+    shapes: dict[str, Any] = {"kind": str, "split": str, "aux": dict, "image_size": list}
+    return all(isinstance(v, shapes[k]) if k in shapes else type(v) is float or (type(v) is int and abs(v) < LARGEST) for k, v in record.items())
+
+
+def bad_text(bad: list[Bad]) -> str:
+    """How many lines cannot be read, and which is the first."""
+    return f"{len(bad)} {'line' if len(bad) == 1 else 'lines'} cannot be read (the first: line {bad[0][0]}, {bad[0][1][:40]!r})"
