@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import io
 import os
 import time
 import zipfile
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from tokenmix import MixerError
-from tokenmix.data import Corpus, Sampler, cache, corpora, open_corpus
+from tokenmix.data import Bounds, Corpus, Sampler, cache, corpora, open_corpus
 from tokenmix.data.cache import whole_file, write_chunks
 from tokenmix.data.sampler import permuted
 
@@ -327,3 +328,60 @@ def test_a_large_file_is_read_once(tmp_path, monkeypatch, own_cache):
     note = next((own_cache / "sha256").iterdir())
     note.write_text(note.read_text().replace(real(file)[:8], "00000000"))
     assert cache.sha256_of(file) == real(file), "a damaged note is not believed"
+
+
+def test_a_plain_file_needs_no_cache(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_bytes(b"x" * 100)
+    (tmp_path / "b.gz").write_bytes(gzip.compress(b"x" * 100))
+    (tmp_path / "cache").write_text("a file, so that nobody can make a folder of it")
+    for small in (cache.SMALL, 0):
+        monkeypatch.setattr(cache, "SMALL", small)
+        assert open_corpus(str(tmp_path / "a.txt")).size == 100
+    with pytest.raises(MixerError, match="data: cannot write .*cache/tokenmix/b-.* set XDG_CACHE_HOME to a folder elsewhere"):
+        open_corpus(str(tmp_path / "b.gz"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    with pytest.raises(MixerError, match="XDG_CACHE_HOME='cache' is not an absolute path"):
+        open_corpus(str(tmp_path / "b.gz"))
+
+
+@pytest.mark.parametrize("form", ["gz", "zip"])
+def test_what_unpacks_to_too_much_is_refused(tmp_path, own_cache, form):
+    file = tmp_path / f"a.{form}"
+    if form == "gz":
+        file.write_bytes(gzip.compress(bytes(70 << 20), 1))
+    else:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as z:
+            z.writestr("a", bytes(70 << 20))
+    with pytest.raises(MixerError, match=rf"a.{form} of .* bytes unpacks to .*, 67108864 are allowed; .* raise max_unpacked .--data.max_unpacked"):
+        open_corpus(str(file))
+    assert [p for p in own_cache.rglob("*") if p.is_file()] == []
+    assert open_corpus(str(file), bounds=Bounds(max_unpacked=70 << 20)).size == 70 << 20
+
+
+def test_a_zip_with_a_password_is_refused(tmp_path):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as z:
+        z.writestr("a", b"x" * 100)
+    raw = bytearray(content.getvalue())
+    raw[6] |= 1
+    raw[raw.index(b"PK\1\2") + 8] |= 1
+    (tmp_path / "a.zip").write_bytes(raw)
+    with pytest.raises(MixerError, match="not a readable zip archive .*password"):
+        open_corpus(str(tmp_path / "a.zip"))
+
+
+def test_pipes_and_devices_are_no_corpus(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (str(tmp_path / "pipe"), "/dev/zero"):
+        with pytest.raises(MixerError, match=f"data: {path} is no regular file"):
+            open_corpus(path)
+
+
+def test_a_name_that_is_no_text(tmp_path):
+    name = os.fsdecode(b"a\xff")
+    for file, content in ((f"{name}.txt", b"x" * 100), (f"{name}.gz", gzip.compress(b"x" * 100))):
+        (tmp_path / file).write_bytes(content)
+        assert bytes(open_corpus(str(tmp_path / file)).bytes().tolist()) == b"x" * 100
+    (tmp_path / name).mkdir()
+    (tmp_path / name / name).write_bytes(b"y" * 100)
+    assert bytes(open_corpus(str(tmp_path / name)).bytes().tolist()) == b"y" * 100

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import os
+import struct
 import subprocess
 import sys
+import tarfile
 import warnings
+import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +21,8 @@ from PIL import Image
 
 from image_sets import cifar, folder, idx, noise, save
 from tokenmix import MixerError
+from tokenmix.data import Bounds, open_images
 from tokenmix.data import images as images_module
-from tokenmix.data import open_images
 from tokenmix.data.image_downloads import OFFICIAL
 from tokenmix.data.image_source import pil_to_tensor, read_image, tensor_to_pil, to_channels
 
@@ -250,3 +256,125 @@ except data.images.MixerError as why:
 """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert "comes with scikit-learn; pip install 'tokenmix[vision]'" in done.stdout, done.stderr
+
+
+# --- sets made by strangers
+
+
+def test_a_pipe_among_the_images_is_no_file(tmp_path):
+    root = folder(tmp_path / "pets")
+    os.mkfifo(root / "cat" / "x.png")
+    with pytest.raises(MixerError, match=r"cat/x.png is no regular file.*skip_bad_files"):
+        open_images(str(root))
+    with pytest.warns(UserWarning, match="1 of 11 files"):
+        assert open_images(str(root), skip_bad_files=True).skipped == ("cat/x.png",)
+    os.mkfifo(tmp_path / "a.npz")
+    with pytest.raises(MixerError, match="a.npz is no regular file"):
+        open_images(str(tmp_path / "a.npz"))
+    idx(tmp_path / "m", packed=False)
+    (tmp_path / "m" / "train-images-idx3-ubyte").unlink()
+    os.mkfifo(tmp_path / "m" / "train-images-idx3-ubyte")
+    with pytest.raises(MixerError, match="holds no train-images idx file"):
+        open_images(str(tmp_path / "m"))
+
+
+def huge_png(file: Path, side: int) -> Path:
+    """The header of a large picture, and nothing that could be decoded."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    file.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">2I5B", side, side, 8, 2, 0, 0, 0)) + chunk(b"IDAT", zlib.compress(b"")))
+    return file
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_pictures_of_too_many_pixels_are_refused_by_their_headers(tmp_path):
+    for side, words in ((13_000, "13000 x 13000 pixels"), (20_000, "too many pixels")):
+        with pytest.raises(MixerError, match=f"a.png has {words}, 89478485 are allowed; .* raise max_pixels .--data.max_pixels"):
+            read_image(huge_png(tmp_path / "a.png", side), 3)
+    root = folder(tmp_path / "pets")
+    with pytest.raises(MixerError, match=r"6 x 7 pixels|7 x 6 pixels"):
+        open_images(str(root), bounds=Bounds(max_pixels=41))
+    assert open_images(str(root), bounds=Bounds(max_pixels=42)).split("train").size == (6, 7)
+    with pytest.raises(MixerError, match="max_pixels must be a whole number of at least 1, got 0"):
+        Bounds(max_pixels=0)
+
+
+def archive(file: Path, size: int) -> Path:
+    """An archive of a form that its name tells, whose useless part unpacks to ``size`` zeros."""
+    kind, zeros = file.name.split(".", 1)[1], bytes(size)
+    if kind == "tar.gz":
+        with tarfile.open(file, "w:gz", compresslevel=1) as tar:
+            member = tarfile.TarInfo("unused")
+            member.size = size
+            tar.addfile(member, io.BytesIO(zeros))
+    elif kind == "npz":
+        np.savez_compressed(file, x_train=noise(4, 4, 4), y_train=np.arange(4) % 2, x_test=np.zeros((2, size // 2, 1), np.uint8), y_test=np.arange(2))
+    elif kind == "zip":
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as z:
+            z.writestr("cat/a.png", zeros)
+    else:
+        (file.parent / "m").mkdir()
+        for part, n in (("train", 2), ("t10k", 2)):
+            for what, dims in (("images", 3), ("labels", 1)):
+                shape = (n, size // 2, 1) if what == "images" else (n,)
+                raw = struct.pack(f">4B{dims}i", 0, 0, 8, dims, *shape) + bytes(int(np.prod(shape)))
+                (file.parent / "m" / f"{part}-{what}-idx{dims}-ubyte.gz").write_bytes(gzip.compress(raw, 1))
+        return file.parent / "m"
+    return file
+
+
+@pytest.mark.parametrize("kind", ["tar.gz", "npz", "zip", "idx"])
+def test_archives_that_unpack_to_too_much_are_refused(tmp_path, kind):
+    file = archive(tmp_path / f"a.{kind}", 1 << 20)
+    with pytest.raises(MixerError, match=r"unpacks to \d+ or more, 1000000 are allowed; if you trust it, raise max_unpacked .--data.max_unpacked"):
+        open_images(str(file), bounds=Bounds(max_unpacked=1_000_000))
+
+
+def test_members_that_nobody_asked_for_are_not_read(tmp_path):
+    arrays = {"x_train": noise(10, 4, 4), "y_train": np.arange(10) % 2, "unused": np.zeros(1 << 20, np.uint8)}
+    np.savez_compressed(tmp_path / "a.npz", **arrays)
+    assert len(open_images(str(tmp_path / "a.npz"), bounds=Bounds(max_unpacked=10_000)).classes) == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["/etc/x.png", "dog/x.png"], "'/etc/x.png', which is no path within it"),
+        (["../cat/x.png", "dog/x.png"], "no path within it"),
+        (["cat//x.png", "dog/x.png"], "no path within it"),
+        (["cat/x.png", "dog/x.png", "cat/x.png"], "'cat/x.png' twice"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_names_in_a_zip_that_lead_out_of_it_are_refused(tmp_path, names, words):
+    picture = save(tmp_path / "x.png", noise(4, 4)).read_bytes()
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as z:
+        for name in names:
+            z.writestr(name, picture)
+    with pytest.raises(MixerError, match=f"a.zip holds .*{words}"):
+        open_images(str(tmp_path / "a.zip"))
+
+
+def test_a_link_that_goes_round_is_refused(tmp_path):
+    root = folder(tmp_path / "pets")
+    (root / "cat" / "again").symlink_to(root)
+    with pytest.raises(MixerError, match="pets/cat/again is a link to a folder that it lies in; remove it"):
+        open_images(str(root))
+    (root / "cat" / "again").unlink()
+    (tmp_path / "set").mkdir()
+    for part in ("train", "val", "test"):
+        (tmp_path / "set" / part).symlink_to(root)
+    assert open_images(str(tmp_path / "set")).describe()["images"] == [10, 10, 10], "links that do not go round are followed"
+
+
+@pytest.mark.parametrize("sizes", ["one size", "different sizes"])
+def test_names_that_are_no_text(tmp_path, sizes):
+    odd = os.fsdecode(b"n\xe9")
+    root = folder(tmp_path / odd, classes=(odd, "dog"), size=lambda i: (6, 7 if sizes == "one size" else 7 + i))
+    (root / odd / "0.png").rename(root / odd / f"{odd}.png")
+    data = open_images(str(root))
+    assert sum(len(data.split(s)) for s in ("train", "valid", "test")) == 10
+    assert data.split("train").image(0).shape[0] == 3
+    assert open_images(str(root)).fingerprint == data.fingerprint

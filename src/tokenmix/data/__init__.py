@@ -3,6 +3,7 @@
 from .augment import Augment as Augment
 from .augment import ImageSampler as ImageSampler
 from .augment import eval_batches as eval_batches
+from .bounds import Bounds as Bounds
 from .corpora import CORPORA as CORPORA
 from .corpora import open_corpus as open_corpus
 from .corpus import SPLITS as SPLITS

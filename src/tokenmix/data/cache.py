@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..errors import MixerError
 
 CHUNK = 1 << 20
@@ -91,6 +94,20 @@ def _named(path: Path, temporary: Path | None = None) -> Iterator[None]:
         if temporary is not None and not (why.filename is None and why.errno in WRITING):
             raise
         raise OSError(why.errno, why.strerror, str(path)) from why
+
+
+def readable_name(name: str) -> str:
+    """A name as text for another file: torch opens no file whose name is not UTF-8, and names have a longest length."""
+    return os.fsencode(name).decode("utf-8", "replace")[:LETTERS]
+
+
+def mapped(path: Path, size: int) -> Tensor:
+    """A file's bytes, uint8 (size,), as a read-only-by-convention map."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise MixerError(f"data: torch opens no file whose name is not UTF-8, as {str(path)!r}; rename it, or set XDG_CACHE_HOME to another folder.") from None
+    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
 
 
 def check_writable(path: Path) -> None:

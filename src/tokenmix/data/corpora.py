@@ -13,47 +13,59 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ..errors import MixerError
-from .cache import LETTERS, SMALL, cache_dir, kept, no_room, read_chunks, sha256_of, write_chunks
+from .bounds import Bounds, check_regular
+from .cache import SMALL, cache_dir, kept, no_room, read_chunks, readable_name, sha256_of, write_chunks
 from .corpus import Corpus, cut
 
 ENWIK8_URL = "http://mattmahoney.net/dc/enwik8.zip"
 ENWIK8_SIZE = 100_000_000
 ENWIK8_SHA256 = "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"
 ENWIK8_BOUNDS = (90_000_000, 95_000_000, 100_000_000)
+BAD_ZIP = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)  # damaged, of another method, or locked with a password
 DEFAULT_SPLIT = (90.0, 5.0, 5.0)
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
-def open_corpus(source: str, *, path: str | None = None, split: tuple[float, ...] | None = None, download: bool = True) -> Corpus:
+def open_corpus(
+    source: str,
+    *,
+    path: str | None = None,
+    split: tuple[float, ...] | None = None,
+    download: bool = True,
+    bounds: Bounds = Bounds(),  # noqa: B008  (frozen)
+) -> Corpus:
     """Open a corpus, preparing it in the user's cache the first time.
 
     Args:
         source: "enwik8", "stdlib", or the path of a text file (raw or .gz) or of a folder of text files.
         path: for enwik8, a local copy (raw, .gz or .zip) to read instead of downloading.
         split: proportions of train, valid and test; default 90/5/5. enwik8 always has its official 90M/5M/5M.
+        bounds: ``max_unpacked``: how many bytes a .gz or .zip may unpack to.
     """
     if source in CORPORA:
         if path is not None and source != "enwik8":
             raise MixerError(f"data.path={path!r} goes with data.source='enwik8' only; for your own text give its path as data.source.")
-        return enwik8(path, download=download) if source == "enwik8" else _cut(source, stdlib_file(), split)
+        return enwik8(path, download=download, bounds=bounds) if source == "enwik8" else _cut(source, stdlib_file(), split)
     if path is not None:
         raise MixerError(f"data.source={source!r} is a path already; leave data.path out.")
     given = Path(source).expanduser()
     if not given.exists():
         raise MixerError(f"data: no file, folder or corpus is called {source!r}; give a path, or one of {', '.join(CORPORA)}.")
-    corpus = _cut(given.name, _folder_file(given) if given.is_dir() else _plain_file(given), split)
+    if not given.is_dir():
+        check_regular("data", given)
+    corpus = _cut(given.name, _folder_file(given) if given.is_dir() else _plain_file(given, bounds), split)
     if split is None and (corpus.size, corpus.sha256) == (ENWIK8_SIZE, ENWIK8_SHA256):
         return Corpus("enwik8", corpus.path, corpus.size, corpus.sha256, ENWIK8_BOUNDS)
     return corpus
 
 
-def enwik8(path: str | None = None, *, download: bool = True) -> Corpus:
+def enwik8(path: str | None = None, *, download: bool = True, bounds: Bounds = Bounds()) -> Corpus:  # noqa: B008  (frozen)
     """The first 10^8 bytes of an English Wikipedia dump, size and sha256 checked, split 90M/5M/5M."""
     if path is not None:
         given = Path(path).expanduser()
         if not given.is_file():
             raise MixerError(f"enwik8: no file {path!r}; give the path of enwik8, enwik8.gz or enwik8.zip.")
-        file = _plain_file(given)
+        file = _plain_file(given, bounds)
     else:
         file = cache_dir() / "enwik8"
         if not file.exists():
@@ -79,38 +91,48 @@ def _download_enwik8(file: Path, download: bool) -> None:
             raise no_room("enwik8", archive, why) from why
         raise MixerError(f"enwik8: could not download {ENWIK8_URL} ({why}); fetch it elsewhere and give its path: --data /path/to/enwik8.gz.") from why
     try:
-        write_chunks(file, _unzipped(archive))
+        write_chunks(file, _unzipped(archive, Bounds()))
     except OSError as why:
         raise no_room("enwik8", file, why) from why
     archive.unlink()
 
 
-def _unzipped(archive: Path) -> Iterator[bytes]:
+def _unzipped(archive: Path, bounds: Bounds) -> Iterator[bytes]:
     try:
         with zipfile.ZipFile(archive) as z:
             names = [n for n in z.namelist() if not n.endswith("/")]
             if len(names) != 1:
                 raise MixerError(f"data: {archive} must hold exactly one file, it holds {len(names)}.")
+            bounds.check(archive, z.getinfo(names[0]).file_size)
             with z.open(names[0]) as f:
-                yield from read_chunks(f)
-    except (zipfile.BadZipFile, zlib.error) as why:
+                yield from bounds.stream(archive, read_chunks(f))
+    except (*BAD_ZIP, EOFError) as why:
         raise MixerError(f"data: {archive} is not a readable zip archive ({why}).") from why
 
 
-def _gunzipped(file: Path) -> Iterator[bytes]:
+def _gunzipped(file: Path, bounds: Bounds) -> Iterator[bytes]:
     try:
         with gzip.open(file) as f:
-            yield from read_chunks(f)
+            yield from bounds.stream(file, read_chunks(f))
     except (EOFError, zlib.error, gzip.BadGzipFile) as why:
         raise MixerError(f"data: {file} is not a readable gzip file ({why}).") from why
 
 
-def _plain_file(file: Path) -> Path:
-    """The bytes of a file as a file: itself, or what a .gz or .zip unpacks to, kept in the cache."""
+def _copied(file: Path, bounds: Bounds) -> Iterator[bytes]:
+    with file.open("rb") as f:
+        yield from read_chunks(f)
+
+
+def _plain_file(file: Path, bounds: Bounds) -> Path:
+    """The bytes of a file as a file: itself, or what a .gz or .zip unpacks to, kept in the cache; there too one that torch would not open by its name."""
     unpack = {".gz": _gunzipped, ".zip": _unzipped}.get(file.suffix)
-    if unpack is None:
+    if unpack is None and _is_text(str(file)):
         return file
-    return _cached(file.stem, _key(file.parent, [file]), lambda: unpack(file))
+    return _cached(file.stem, _key(file.parent, [file]), lambda: (unpack or _copied)(file, bounds))
+
+
+def _is_text(name: str) -> bool:
+    return os.fsencode(name) == name.encode("utf-8", "replace")
 
 
 def _folder_file(folder: Path) -> Path:
@@ -164,7 +186,7 @@ def _key(root: Path, files: list[Path]) -> str:
 
 
 def _cached(name: str, key: str, chunks: Callable[[], Iterable[bytes]]) -> Path:
-    return kept(cache_dir() / f"{name[:LETTERS]}-{key}.bin", "data", chunks)
+    return kept(cache_dir() / f"{readable_name(name)}-{key}.bin", "data", chunks)
 
 
 def _cut(name: str, file: Path, split: tuple[float, ...] | None) -> Corpus:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from .cache import mapped
 
 SPLITS = ("train", "valid", "test")
 
@@ -29,7 +29,7 @@ class Corpus:
 
     def bytes(self) -> Tensor:
         """The whole corpus, uint8 (size,), as a read-only-by-convention map of the file."""
-        return torch.from_file(str(self.path), shared=False, size=self.size, dtype=torch.uint8)
+        return mapped(self.path, self.size)
 
     def split(self, name: str) -> Tensor:
         """One of the splits, uint8, as a view of the map."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
 import math
 import pickle
 import re
 import struct
 import tarfile
-import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,16 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from .bounds import Bounds, Metered
+from .corpora import BAD_ZIP
 from .image_source import Found, array_part, check_labels
 
 CIFAR_FILE = re.compile(r"(data_batch_[1-5]|test_batch|train|test)(\.bin)?|batches\.meta(\.txt)?|meta|fine_label_names\.txt")
 CIFAR_MAIN = {"data_batch_1", "data_batch_1.bin", "train", "train.bin"}  # one of these is there
 IDX_FILE = re.compile(r"(train|t10k|test)-(images|labels)[.-]idx\d-ubyte(\.gz)?")
 NPZ_KEYS = (("train", "x_train", "y_train"), ("valid", "x_valid", "y_valid"), ("test", "x_test", "y_test"), ("all", "images", "labels"))
+NPZ_USED = {"classes", *(name for _, x, y in NPZ_KEYS for name in (x, y))}
+PACKED: dict[bytes, Any] = {b"\x1f\x8b": gzip, b"BZh": bz2, b"\xfd7zXZ\0": lzma}
 SAFE = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
 SAFE |= {(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")} | {(f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")}
 
@@ -46,9 +51,9 @@ def unpickle(raw: bytes, name: str) -> dict[str, Any]:
         raise MixerError(f"images: {name} is not a pickle of CIFAR ({why}).") from why
 
 
-def read_cifar(path: Path) -> Found:
+def read_cifar(path: Path, bounds: Bounds) -> Found:
     """CIFAR-10 or CIFAR-100 from a folder or a .tar(.gz), official binary files or official pickles."""
-    files = _folder_files(path) if path.is_dir() else _tar_files(path)
+    files = _folder_files(path) if path.is_dir() else _tar_files(path, bounds)
     if files.keys() & {"train", "train.bin"}:
         groups, label, width, classes = {"train": ["train"], "test": ["test"]}, "fine_labels", 2, 100
     else:
@@ -73,17 +78,22 @@ def _folder_files(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file() and CIFAR_FILE.fullmatch(p.name)}
 
 
-def _tar_files(file: Path) -> dict[str, bytes]:
-    """Nothing is unpacked to disk, so no name in the archive can lead anywhere."""
+def _tar_files(file: Path, bounds: Bounds) -> dict[str, bytes]:
+    """Nothing is unpacked to disk, so no name in the archive can lead anywhere; read as a stream, so that all that is unpacked is counted."""
     files: dict[str, bytes] = {}
     try:
-        with tarfile.open(file) as tar:
+        with file.open("rb") as raw:
+            begin = raw.read(6)
+        unpack: Any = next((module.open for magic, module in PACKED.items() if begin.startswith(magic)), open)
+        with unpack(file, "rb") as plain, tarfile.open(fileobj=Metered(plain, file, bounds), mode="r|") as tar:  # type: ignore[call-overload]  # read is all it needs
             for member in tar:
                 handle = tar.extractfile(member) if member.isfile() else None
                 name = member.name.split("/")[-1]
                 if handle is not None and CIFAR_FILE.fullmatch(name):
+                    if name in files:
+                        raise MixerError(f"images: {file} holds {name} twice; pack it again.")
                     files[name] = handle.read()
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as why:
+    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as why:
         raise MixerError(f"images: {file} is not a readable tar archive ({why}).") from why
     return files
 
@@ -124,15 +134,15 @@ def numbered(classes: int) -> tuple[str, ...]:
     return tuple(str(i) for i in range(classes))
 
 
-def read_idx(folder: Path) -> Found:
+def read_idx(folder: Path, bounds: Bounds) -> Found:
     """The four files of MNIST and its kin: train-images-idx3-ubyte and so on, each also as .gz."""
-    files = {match[1].replace("t10k", "test") + match[2]: p for p in sorted(folder.iterdir()) if (match := IDX_FILE.fullmatch(p.name))}
+    files = {match[1].replace("t10k", "test") + match[2]: p for p in sorted(folder.iterdir()) if p.is_file() and (match := IDX_FILE.fullmatch(p.name))}
     arrays = {}
     for part in ("train", "test"):
         for kind in ("images", "labels"):
             if part + kind not in files:
                 raise MixerError(f"images: {folder} holds no {part.replace('test', 't10k')}-{kind} idx file beside the others.")
-        images, labels = idx(files[part + "images"], 3), idx(files[part + "labels"], 1).tolist()
+        images, labels = idx(files[part + "images"], 3, bounds), idx(files[part + "labels"], 1, bounds).tolist()
         if len(images) != len(labels):
             raise MixerError(f"images: {files[part + 'images']} holds {len(images)} images, {files[part + 'labels']} {len(labels)} labels.")
         arrays[part] = array_part(images.unsqueeze(1), labels)
@@ -140,10 +150,11 @@ def read_idx(folder: Path) -> Found:
     return Found(numbered(classes), 1, arrays)
 
 
-def idx(file: Path, dims: int) -> Tensor:
+def idx(file: Path, dims: int, bounds: Bounds) -> Tensor:
     """An idx file of bytes: 0, 0, 8 (unsigned byte), the number of dimensions, each as a big-endian int32, then the values."""
     try:
-        raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as f:
+            raw = Metered(f, file, bounds).read()
     except (EOFError, zlib.error, gzip.BadGzipFile) as why:
         raise MixerError(f"images: {file} is not a readable gzip file ({why}).") from why
     start = 4 + 4 * dims
@@ -155,14 +166,18 @@ def idx(file: Path, dims: int) -> Tensor:
     return torch.frombuffer(bytearray(raw[start:]), dtype=torch.uint8).view(shape)
 
 
-def read_npz(file: Path) -> Found:
+def read_npz(file: Path, bounds: Bounds) -> Found:
     """x_train, y_train, x_test, y_test (and x_valid, y_valid) as Keras writes them, or images and labels; class names may stand in ``classes``."""
     import numpy
 
     try:
         with numpy.load(file, allow_pickle=False) as content:
-            arrays = {k: content[k] for k in content.files}
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as why:
+            names = [k for k in content.files if k in NPZ_USED]
+            bounds.check(file, sum(info.file_size for info in content.zip.infolist() if info.filename.removesuffix(".npy") in names))
+            arrays = {k: content[k] for k in names}
+    except MixerError:
+        raise
+    except (ValueError, TypeError, AttributeError, MemoryError, OSError, EOFError, KeyError, *BAD_ZIP) as why:
         raise MixerError(f"images: {file} is not a readable .npz of arrays ({' '.join(str(why).split())}).") from why
     pairs = {part: (arrays[x], arrays[y], x, y) for part, x, y in NPZ_KEYS if x in arrays and y in arrays}
     if not pairs.keys() & {"train", "all"} or {"train", "all"} <= pairs.keys():

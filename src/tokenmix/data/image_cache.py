@@ -13,18 +13,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .cache import LETTERS, cache_dir, no_room, read_note, sha256_of, write_chunks, write_note
+from .bounds import walk_links
+from .cache import cache_dir, mapped, no_room, read_note, readable_name, sha256_of, write_chunks, write_note
 from .image_archives import CIFAR_FILE, IDX_FILE, sklearn_version
-from .image_source import Found, Part, in_threads
+from .image_source import LOOKAHEAD, Found, Part, in_threads
 from .sampler import mix64
 
 FORMAT = 2  # counts changes of what is written
 CACHE_BYTES = 8 << 30  # sets of files that decode to more stay files
 CHECK_BYTES = 2 << 30  # files up to this total are all decoded once, to find the bad ones; beyond only with skip_bad_files
+WAITING_BYTES = 256 << 20  # of decoded images that wait for their turn
 DEFAULT_VALID = 0.1
 Place = tuple[Part, int]  # the image i of a part
 
@@ -57,7 +58,7 @@ class Prepared:
         if not self.shape:
             return None
         n = len(self.labels)
-        return torch.from_file(self.file, shared=False, size=n * math.prod(self.shape), dtype=torch.uint8).view(n, *self.shape)
+        return mapped(Path(self.file), n * math.prod(self.shape)).view(n, *self.shape)
 
 
 class _SizesDiffer(Exception):
@@ -67,7 +68,7 @@ class _SizesDiffer(Exception):
 def prepared(file: Path | None, name: str, options: dict[str, Any], read: Callable[[], Found]) -> Prepared:
     """The set in the cache, read and written there the first time and when a file, a time of change or an option is another."""
     key = hashlib.sha256(json.dumps([FORMAT, options, _stamp(file)]).encode()).hexdigest()[:16]
-    base = cache_dir() / "images" / f"{name[:LETTERS]}-{key}"
+    base = cache_dir() / "images" / f"{readable_name(name)}-{key}"
     note, pixels = base.with_name(base.name + ".json"), base.with_name(base.name + ".pixels")
     if note.exists():
         ready = _as_written(note, pixels)
@@ -104,7 +105,7 @@ def _stamp(file: Path | None) -> list[Any]:
         with_siblings = CIFAR_FILE.fullmatch(file.name) or IDX_FILE.fullmatch(file.name)
         return [str(file.resolve())] + [_stat(p) for p in (sorted(file.parent.iterdir()) if with_siblings else [file])]
     found = []
-    for where, folders, names in os.walk(file, followlinks=True):
+    for where, folders, names in walk_links(file):
         folders.sort()
         found += [[os.path.relpath(where, file), *_stat(Path(where, n))] for n in sorted(names)]
     return [str(file.resolve()), found]
@@ -152,14 +153,26 @@ def _check_splits(name: str, splits: dict[str, tuple[int, int]]) -> None:
         raise MixerError(f"images: {name} has no image left for the split {empty[0]!r}; give more images, or another `valid`.")
 
 
-def _images(order: list[Place], channels: int) -> Iterator[Tensor | MixerError]:
-    def load(place: Place) -> Tensor | MixerError:
-        try:
-            return place[0].load(place[1], channels)
-        except MixerError as why:
-            return why
+def _load(place: Place, channels: int) -> Tensor | MixerError:
+    try:
+        return place[0].load(place[1], channels)
+    except MixerError as why:
+        return why
 
-    return in_threads(load, order) if order[0][0].files else map(load, order)
+
+def _images(order: list[Place], channels: int) -> Iterator[Tensor | MixerError | None]:
+    """The images in order. Of files, None where the shape is not that of the first; what waits for its turn has a bounded size."""
+    if not order[0][0].files:
+        yield from (_load(place, channels) for place in order)
+        return
+    first = _load(order[0], channels)
+    yield first
+
+    def same(place: Place) -> Tensor | MixerError | None:
+        image = _load(place, channels)
+        return image if isinstance(image, MixerError) or isinstance(first, MixerError) or image.shape == first.shape else None
+
+    yield from in_threads(same, order[1:], 1 if isinstance(first, MixerError) else max(1, min(LOOKAHEAD, WAITING_BYTES // first.numel())))
 
 
 def _refuse(why: MixerError, skip: bool) -> None:
@@ -179,6 +192,8 @@ def _write_pixels(file: Path, order: list[Place], channels: int, skip: bool) -> 
                 _refuse(image, skip)
                 skipped.append(order[k][0].names[order[k][1]])
                 continue
+            if image is None:
+                raise _SizesDiffer
             shapes.add(tuple(image.shape))
             if len(shapes) > 1 or (order[k][0].files and image.numel() * len(order) > CACHE_BYTES):
                 raise _SizesDiffer
@@ -195,9 +210,14 @@ def _write_pixels(file: Path, order: list[Place], channels: int, skip: bool) -> 
 def _readable(order: list[Place], channels: int, skip: bool) -> tuple[list[int], list[str]]:
     """Decode everything once and keep nothing but which files can be read."""
     kept, skipped = [], []
-    for k, image in enumerate(_images(order, channels)):
-        if isinstance(image, MixerError):
-            _refuse(image, skip)
+
+    def wrong(place: Place) -> MixerError | None:
+        image = _load(place, channels)
+        return image if isinstance(image, MixerError) else None
+
+    for k, why in enumerate(in_threads(wrong, order)):
+        if why is not None:
+            _refuse(why, skip)
             skipped.append(order[k][0].names[order[k][1]])
         else:
             kept.append(k)
@@ -249,4 +269,4 @@ def hold_out(places: list[Place], amount: float, name: str) -> tuple[list[Place]
 def _hash(name: str) -> int:
     """Of the name without the folder of the machine it lies on."""
     tail = name.rsplit("/", 1)[-1]
-    return mix64(int.from_bytes(hashlib.blake2b(tail.encode(), digest_size=8).digest(), "big"))
+    return mix64(int.from_bytes(hashlib.blake2b(os.fsencode(tail), digest_size=8).digest(), "big"))

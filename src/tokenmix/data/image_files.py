@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import MixerError
+from .bounds import Bounds, check_names, check_regular, walk_links
+from .corpora import BAD_ZIP
 from .image_source import Found, Part, pil_to_tensor, read_image
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
@@ -27,44 +28,49 @@ class Tree:
     names: list[str]
     archive: zipfile.ZipFile | None = None
     prefix: str = ""
+    bounds: Bounds = Bounds()
 
     def open(self, name: str) -> Any:
         return self.root / name if self.archive is None else io.BytesIO(self.archive.read(self.prefix + name))
 
     def text(self, name: str) -> list[str]:
         """The lines of a text file."""
+        if self.archive is None:
+            check_regular("images", self.root / name)
         raw = (self.root / name).read_bytes() if self.archive is None else self.archive.read(self.prefix + name)
         return raw.decode("utf-8", "replace").splitlines()
 
     def image(self, name: str, channels: int) -> Tensor:
         shown = str(self.root / name)
         try:
-            return pil_to_tensor(read_image(self.open(name), channels, shown))
-        except (zipfile.BadZipFile, OSError, EOFError) as why:
+            return pil_to_tensor(read_image(self.open(name), channels, shown, max_pixels=self.bounds.max_pixels))
+        except (*BAD_ZIP, OSError, EOFError) as why:
             raise MixerError(f"images: {shown} is damaged or truncated ({why}).") from why
 
 
-def folder_tree(root: Path) -> Tree:
+def folder_tree(root: Path, bounds: Bounds) -> Tree:
     """The files under a folder, hidden ones left out."""
     found: list[str] = []
-    for folder, folders, names in os.walk(root, followlinks=True):
+    for folder, folders, names in walk_links(root):
         folders[:] = [f for f in folders if not f.startswith((".", "__"))]
         found += [Path(folder, n).relative_to(root).as_posix() for n in names if not n.startswith(".")]
-    return Tree(root, sorted(found))
+    return Tree(root, sorted(found), bounds=bounds)
 
 
-def zip_tree(file: Path) -> Tree:
+def zip_tree(file: Path, bounds: Bounds) -> Tree:
     """The files in a .zip; one folder around everything is looked through."""
     try:
         archive = zipfile.ZipFile(file)
     except (zipfile.BadZipFile, OSError) as why:
         raise MixerError(f"images: {file} is not a readable zip archive ({why}).") from why
+    bounds.check(file, sum(info.file_size for info in archive.infolist()))
+    check_names(file, [n for n in archive.namelist() if not n.endswith("/")])
     names = [n for n in archive.namelist() if not n.endswith("/") and not any(p.startswith((".", "__")) for p in n.split("/"))]
     tops = {n.split("/")[0] for n in names}
     prefix = f"{tops.pop()}/" if len(tops) == 1 and all("/" in n for n in names) else ""
     if prefix.removesuffix("/") in PART_NAMES:
         prefix = ""
-    return Tree(file, sorted(n.removeprefix(prefix) for n in names), archive, prefix)
+    return Tree(file, sorted(n.removeprefix(prefix) for n in names), archive, prefix, bounds)
 
 
 def read_tree(tree: Tree) -> Found:

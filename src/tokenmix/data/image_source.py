@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from .bounds import MAX_PIXELS, check_regular
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -79,20 +80,24 @@ def pillow() -> Any:
     return Image
 
 
-def read_image(file: Path | Any, channels: int, name: str | None = None) -> Any:
+def read_image(file: Path | Any, channels: int, name: str | None = None, *, max_pixels: int = MAX_PIXELS) -> Any:
     """An image file as an upright PIL image, mode "L" (1 channel) or "RGB" (3).
 
     The orientation in EXIF is applied, transparent pixels lie over white, 16-bit grey is scaled to 8 bits, CMYK and palettes become colours; of an animation
     the first picture.
 
     Raises:
-        MixerError: in one line, naming the file, where it is no image, is damaged, or holds floating-point pixels.
+        MixerError: in one line, naming the file, where it is no image, is damaged, has more than ``max_pixels``, or holds floating-point pixels.
     """
     image_module, name = pillow(), name or str(file)
+    if isinstance(file, Path):
+        check_regular("images", file)
     from PIL import ImageOps
 
     try:
         with image_module.open(file) as image:
+            if image.width * image.height > max_pixels:
+                raise _too_many(name, f"{image.width} x {image.height}", max_pixels)
             image.load()
             return _plain(image_module, ImageOps.exif_transpose(image), "L" if channels == 1 else "RGB", name)
     except image_module.UnidentifiedImageError as why:
@@ -101,8 +106,14 @@ def read_image(file: Path | Any, channels: int, name: str | None = None) -> Any:
         raise MixerError(f"images: {name} cannot be opened ({why.strerror}).") from why
     except MixerError:
         raise
+    except (image_module.DecompressionBombError, image_module.DecompressionBombWarning) as why:
+        raise _too_many(name, "too many", max_pixels) from why
     except Exception as why:  # Pillow's decoders raise whatever they meet: OSError, SyntaxError, struct.error, ValueError
         raise MixerError(f"images: {name} is damaged or truncated ({' '.join(str(why).split())}).") from why
+
+
+def _too_many(name: str, size: str, most: int) -> MixerError:
+    return MixerError(f"images: {name} has {size} pixels, {most} are allowed; if you trust it, raise max_pixels (--data.max_pixels).")
 
 
 def _plain(image_module: Any, image: Any, mode: str, name: str) -> Any:
@@ -140,13 +151,13 @@ def tensor_to_pil(image: Tensor) -> Any:
     return pillow().frombytes("L" if channels == 1 else "RGB", (width, height), plain)
 
 
-def in_threads(function: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
+def in_threads(function: Callable[[T], U], items: Iterable[T], ahead: int = LOOKAHEAD) -> Iterator[U]:
     """``map`` with a few threads and a bounded lookahead; the order is kept. Decoding leaves the interpreter free."""
     waiting: deque[Future[U]] = deque()
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         for item in items:
             waiting.append(pool.submit(function, item))
-            if len(waiting) >= LOOKAHEAD:
+            if len(waiting) >= ahead:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from .bounds import MAX_PIXELS, Bounds, check_regular
 from .corpus import SPLITS
 from .image_archives import CIFAR_FILE, CIFAR_MAIN, IDX_FILE, numbered, read_cifar, read_digits, read_idx, read_npz
 from .image_cache import Prepared, prepared
@@ -49,6 +50,7 @@ class ImageSplit:
     channels: int
     pixels: Tensor | None = field(default=None, repr=False)
     files: tuple[Path, ...] = field(default=(), repr=False)
+    max_pixels: int = field(default=MAX_PIXELS, repr=False)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -60,11 +62,11 @@ class ImageSplit:
 
     def image(self, i: int) -> Tensor:
         """The image i, uint8 (C, H, W)."""
-        return self.pixels[i].clone() if self.pixels is not None else pil_to_tensor(read_image(self.files[i], self.channels))
+        return self.pixels[i].clone() if self.pixels is not None else pil_to_tensor(self.pil(i))
 
     def pil(self, i: int) -> Any:
         """The image i as a PIL image of mode "L" or "RGB"."""
-        return tensor_to_pil(self.pixels[i]) if self.pixels is not None else read_image(self.files[i], self.channels)
+        return tensor_to_pil(self.pixels[i]) if self.pixels is not None else read_image(self.files[i], self.channels, max_pixels=self.max_pixels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +97,14 @@ class ImageData:
 
 
 def open_images(
-    source: str, *, path: str | None = None, valid: float | None = None, download: bool = True, skip_bad_files: bool = False, channels: int | None = None
+    source: str,
+    *,
+    path: str | None = None,
+    valid: float | None = None,
+    download: bool = True,
+    skip_bad_files: bool = False,
+    channels: int | None = None,
+    bounds: Bounds = Bounds(),  # noqa: B008  (frozen)
 ) -> ImageData:
     """Open a set of images, preparing it in the user's cache the first time.
 
@@ -107,6 +116,7 @@ def open_images(
             per class). 0 holds nothing out: valid is then the test split. A set with its own validation images but no test images has these as valid and
             test, unless ``valid`` is given, which is held out of train then. A set without any parts gives up as much again for test.
         skip_bad_files: leave out files that cannot be read, with a warning, instead of refusing the set.
+        bounds: how much may be read: ``max_unpacked`` bytes from an archive, ``max_pixels`` from an image file.
         channels: 1 or 3, to convert to; default what the set has, 3 for image files.
 
     Raises:
@@ -119,11 +129,11 @@ def open_images(
     file = _locate(source, path, download)
     name = source if source in IMAGE_SETS else _stem(file)
     options = {"name": source if source in IMAGE_SETS else "", "valid": valid, "channels": channels, "skip": skip_bad_files}
-    ready = prepared(file, name, options, lambda: _read(source, file))
+    ready = prepared(file, name, options, lambda: _read(source, file, bounds))
     if ready.skipped:
         total = len(ready.labels) + len(ready.skipped)
         warnings.warn(f"images: {len(ready.skipped)} of {total} files of {name} cannot be read and are left out; the first: {ready.skipped[0]}", stacklevel=2)
-    return _opened(name, file, ready)
+    return _opened(name, file, ready, bounds)
 
 
 def _stem(file: Path | None) -> str:
@@ -138,6 +148,8 @@ def _locate(source: str, path: str | None, download: bool) -> Path | None:
         given = Path(source).expanduser()
         if not given.exists():
             raise MixerError(f"images: no file, folder or set is called {source!r}; {_names(source)}")
+        if not given.is_dir():
+            check_regular("images", given)
         return given
     if path is None:
         return None if source == "digits" else fetch(source, download)
@@ -145,6 +157,8 @@ def _locate(source: str, path: str | None, download: bool) -> Path | None:
         raise MixerError(f"data.path={path!r}: the set 'digits' comes with scikit-learn and reads no file; give the path as data.source.")
     if not Path(path).expanduser().exists():
         raise MixerError(f"images: no file or folder {path!r}; give the official files of {source}.")
+    if not Path(path).expanduser().is_dir():
+        check_regular("images", Path(path).expanduser())
     return Path(path).expanduser()
 
 
@@ -153,9 +167,9 @@ def _names(source: str) -> str:
     return "".join(f"did you mean {n!r}? " for n in near) + f"give a path, or one of {', '.join(IMAGE_SETS)}."
 
 
-def _read(source: str, file: Path | None) -> Found:
+def _read(source: str, file: Path | None, bounds: Bounds) -> Found:
     """Read by what the file or folder is, then hold the classes against those of the named set."""
-    found = read_digits() if file is None else _read_path(file)
+    found = read_digits() if file is None else _read_path(file, bounds)
     if source not in IMAGE_SETS:
         return found
     expected = COUNTS[source]
@@ -167,32 +181,32 @@ def _read(source: str, file: Path | None) -> Found:
     return Found(names, found.channels, found.parts)
 
 
-def _read_path(file: Path) -> Found:
+def _read_path(file: Path, bounds: Bounds) -> Found:
     if file.is_dir():
         inner = [p for p in file.iterdir() if p.is_dir() and p.name.startswith("cifar-10")]
         folder = inner[0] if len(inner) == 1 else file
         names = [p.name for p in folder.iterdir() if p.is_file()]
         if CIFAR_MAIN & set(names):
-            return read_cifar(folder)
-        return read_idx(folder) if any(IDX_FILE.fullmatch(n) for n in names) else read_tree(folder_tree(folder))
+            return read_cifar(folder, bounds)
+        return read_idx(folder, bounds) if any(IDX_FILE.fullmatch(n) for n in names) else read_tree(folder_tree(folder, bounds))
     if IDX_FILE.fullmatch(file.name):
-        return read_idx(file.parent)
+        return read_idx(file.parent, bounds)
     if CIFAR_FILE.fullmatch(file.name):
-        return read_cifar(file.parent)
+        return read_cifar(file.parent, bounds)
     if file.suffix == ".npz":
-        return read_npz(file)
+        return read_npz(file, bounds)
     if file.suffix == ".zip" or zipfile.is_zipfile(file):
-        return read_tree(zip_tree(file))
+        return read_tree(zip_tree(file, bounds))
     if file.suffix in (".gz", ".tgz", ".tar") or (os.path.getsize(file) and tarfile.is_tarfile(file)):
-        return read_cifar(file)
+        return read_cifar(file, bounds)
     raise MixerError(f"images: {file} is no set of images; give a folder of images, an .npz, a .zip of images, or the files of CIFAR or MNIST.")
 
 
-def _opened(name: str, file: Path | None, ready: Prepared) -> ImageData:
+def _opened(name: str, file: Path | None, ready: Prepared, bounds: Bounds) -> ImageData:
     labels = torch.tensor(ready.labels, dtype=torch.int64)
     pixels = ready.pixels()
     splits = {}
     for split, (start, end) in ready.splits.items():
         files = tuple(Path(f) for f in ready.files[start:end])
-        splits[split] = ImageSplit(split, labels[start:end], ready.channels, None if pixels is None else pixels[start:end], files)
+        splits[split] = ImageSplit(split, labels[start:end], ready.channels, None if pixels is None else pixels[start:end], files, bounds.max_pixels)
     return ImageData(name, "" if file is None else str(file), ready.classes, ready.channels, ready.sha256, ready.skipped, splits)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import eval_batches, open_images
+from ..data.bounds import MAX_PIXELS, Bounds
 from ..data.cache import whole_file
 from ..data.image_source import pil_to_tensor, pillow, read_image
 from ..errors import MixerError
@@ -107,7 +108,12 @@ def run_images(run: Run, model: nn.Module, n: int) -> tuple[Tensor, list[str]]:
     """The first n images of a run's validation split as its model is given them, and names for them."""
     data, config = run.config["data"], check_vit(model, "run_images").config
     images = open_images(
-        data["source"], path=data.get("path"), valid=data.get("valid"), skip_bad_files=data.get("skip_bad_files", False), channels=config.channels
+        data["source"],
+        path=data.get("path"),
+        valid=data.get("valid"),
+        skip_bad_files=data.get("skip_bad_files", False),
+        channels=config.channels,
+        bounds=Bounds(data.get("max_unpacked"), data.get("max_pixels", MAX_PIXELS)),
     )
     options = {"image_size": config.image_size, "channels": config.channels, "mean": data.get("mean"), "std": data.get("std")}
     shown, labels = next(iter(eval_batches(images.split("valid"), batch_size=n, limit=n, **options)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..data.augment import Augment
+from ..data.bounds import MAX_PIXELS
 from ..errors import MixerError
 from ..models import ModelConfig
 from ..models._json import Json, nearest, to_json
@@ -21,12 +22,14 @@ SEEDS = -(1 << 63), (1 << 64) - 1  # what torch's generators take
 
 @dataclass(frozen=True)
 class DataConfig(Json):
-    """The corpus: a name or path, an optional local copy of enwik8, proportions of the splits, bytes per training sequence."""
+    """The corpus: a name or path, an optional local copy of enwik8, proportions of the splits, bytes per training sequence, and how many bytes an archive
+    may unpack to (``data.Bounds``)."""
 
     source: str = "stdlib"
     path: str | None = None
     split: tuple[float, ...] | None = None
     seq_len: int = 256
+    max_unpacked: int | None = None
     kind: str = "text"
 
 
@@ -39,6 +42,7 @@ class ImageDataConfig(Json):
         smoothing: of the labels.
         mean, std: pixels in 0..1 are normalised with these, one per channel; None: those of ImageNet, for grey images 0.5.
         skip_bad_files: leave out files that are no images, with a warning, instead of refusing the set.
+        max_unpacked, max_pixels: bounds on what an archive unpacks to, and on an image file (``data.Bounds``).
     """
 
     source: str = "digits"
@@ -49,6 +53,8 @@ class ImageDataConfig(Json):
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     skip_bad_files: bool = False
+    max_unpacked: int | None = None
+    max_pixels: int = MAX_PIXELS
     kind: str = "images"
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.augment import ImageSampler, eval_batches, stream
+from ..data.bounds import Bounds
 from ..data.cache import whole_file
 from ..data.images import ImageData, open_images
 from ..data.pixels import PixelSampler, pixel_batches, to_pixels
@@ -216,7 +217,8 @@ def open_set(data: ImageDataConfig, channels: int | None) -> ImageData:
     """The images of a config."""
     if data.source == "imagenet" and not Path("imagenet").exists():
         raise MixerError("ImageNet cannot be downloaded without its owners' leave; give its folder, with train/CLASS/* and val/CLASS/*, as --data PATH.")
-    return open_images(data.source, path=data.path, valid=data.valid, skip_bad_files=data.skip_bad_files, channels=channels)
+    bounds = Bounds(data.max_unpacked, data.max_pixels)
+    return open_images(data.source, path=data.path, valid=data.valid, skip_bad_files=data.skip_bad_files, channels=channels, bounds=bounds)
 
 
 def write_grid(path: Path, images: Tensor, *, columns: int = 8, scale: int = 4) -> None:

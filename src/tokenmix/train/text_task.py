@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data import Corpus, Sampler, open_corpus
+from ..data import Bounds, Corpus, Sampler, open_corpus
 from ..data.cache import whole_file
 from ..errors import MixerError
 from ..mixers import state_bytes
@@ -23,7 +23,7 @@ SAMPLE_PROMPT = 32
 
 def open_data(config: DataConfig) -> Corpus:
     """The corpus of a config, long enough for its sequences."""
-    corpus = open_corpus(config.source, path=config.path, split=config.split)
+    corpus = open_corpus(config.source, path=config.path, split=config.split, bounds=Bounds(config.max_unpacked))
     corpus.check_length(config.seq_len)
     return corpus
 
