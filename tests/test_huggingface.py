@@ -287,10 +287,32 @@ def test_seq2seq_gives_what_others_of_transformers_give(tmp_path):
     assert torch.equal(type(model).from_pretrained(tmp_path)(x, decoder_input_ids=y).logits, whole.logits)
 
 
+def test_answers_are_found_and_not_in_the_padding(tmp_path):
+    """Each row's loss and logits are those it has alone; a trunk gets such a head by its Auto class."""
+    torch.manual_seed(0)
+    model, (x, mask), at = loud(host.TokenMixForQuestionAnswering(config("hybrid"))), padded(), torch.tensor([7, 8, 9])
+    out = model(x, attention_mask=mask, start_positions=at, end_positions=at + 1)
+    losses = []
+    for row, n in enumerate(PADS):
+        alone = model(x[row : row + 1, n:], start_positions=at[row : row + 1] - n, end_positions=at[row : row + 1] + 1 - n)
+        close(out.start_logits[row, n:], alone.start_logits[0])
+        close(out.end_logits[row, n:], alone.end_logits[0])
+        assert not out.start_logits[row, :n].exp().any()
+        losses.append(alone.loss)
+    close(out.loss, torch.stack(losses).mean())
+    out.loss.backward()
+    model.save_pretrained(tmp_path / "answers")
+    assert isinstance(transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path / "answers"), host.TokenMixForQuestionAnswering)
+    causal("aft").save_pretrained(tmp_path / "trunk")
+    assert transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path / "trunk")(x).start_logits.shape == x.shape
+
+
 def test_images_are_those_of_our_vit(tmp_path):
     model, x = image_model(num_register_tokens=2).eval(), torch.randn(2, 3, 16, 16)
     assert torch.equal(model(x).logits, model.vit(x))
     model.save_pretrained(tmp_path)
+    assert model.get_input_embeddings() is model.vit.patch
+    model.set_input_embeddings(model.get_input_embeddings())
     loaded = transformers.AutoModelForImageClassification.from_pretrained(tmp_path)
     assert torch.equal(loaded(pixel_values=x).logits, model(x).logits)
     assert loaded.config.vit() == model.config.vit()
@@ -432,6 +454,16 @@ def test_a_checkpoint_of_another_family_is_refused(tmp_path):
     (tmp_path / "run" / "config.json").write_text('{"model": {"kind": "lm"}}')
     with pytest.raises(MixerError, match="tokenmix export-hf"):
         host.TokenMixForCausalLM.from_pretrained(tmp_path / "run")
+
+
+def test_what_does_not_hold_of_mixers_is_refused_when_loaded(tmp_path):
+    model = causal("aft")
+    model.save_pretrained(tmp_path)
+    for given, words in (({"attn_implementation": "flex_attention"}, "ours is torch's fused attention"), ({"tp_plan": "auto"}, "no tensor-parallel plan")):
+        with pytest.raises(MixerError, match=f"TokenMixForCausalLM: .*{words}"):
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **given)
+    with pytest.raises(MixerError, match="the Auto classes know it"):
+        type(model).register_for_auto_class("AutoModelForCausalLM")
 
 
 @pytest.mark.parametrize("held", ["causal", "seq2seq", "image"])

@@ -94,3 +94,32 @@ def prompt_lookup() -> str:
 def static_cache() -> str:
     """A bare KeyError."""
     return _written(cache_implementation="static")
+
+
+@attempt("h6", "register_for_auto_class, then save_pretrained")
+def auto_class() -> str:
+    """transformers looked for files that are not there."""
+
+    def save() -> str:
+        model = _small("TokenMixForCausalLM")
+        type(model).register_for_auto_class("AutoModelForCausalLM")
+        model.save_pretrained("folder")
+        return "saved"
+
+    return _tried(save)
+
+
+@attempt("h6", "A head for question answering")
+def question_answering() -> str:
+    """There was none."""
+    import torch
+
+    return _tried(lambda: tuple(_small("TokenMixForQuestionAnswering")(torch.arange(1, 7)[None]).start_logits.shape))
+
+
+@attempt("h6", "Flash attention asked of a folder of ours")
+def flash() -> str:
+    """transformers advised to ask for it on the model's page."""
+    model = _small("TokenMixForCausalLM", mixers=[{"name": "attention"}])
+    model.save_pretrained("folder")
+    return _tried(lambda: type(type(model).from_pretrained("folder", attn_implementation="flex_attention")).__name__)

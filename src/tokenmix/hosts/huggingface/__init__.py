@@ -7,6 +7,7 @@ from .cache import TokenMixStateLayer as TokenMixStateLayer
 from .configuration import TokenMixConfig as TokenMixConfig
 from .export import export_run as export_run
 from .heads import TokenMixForMaskedLM as TokenMixForMaskedLM
+from .heads import TokenMixForQuestionAnswering as TokenMixForQuestionAnswering
 from .heads import TokenMixForSequenceClassification as TokenMixForSequenceClassification
 from .heads import TokenMixForTokenClassification as TokenMixForTokenClassification
 from .images import TokenMixForImageClassification as TokenMixForImageClassification

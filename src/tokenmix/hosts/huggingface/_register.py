@@ -8,13 +8,14 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
 
 from .configuration import TokenMixConfig
-from .heads import TokenMixForMaskedLM, TokenMixForSequenceClassification, TokenMixForTokenClassification
+from .heads import TokenMixForMaskedLM, TokenMixForQuestionAnswering, TokenMixForSequenceClassification, TokenMixForTokenClassification
 from .images import TokenMixForImageClassification
 from .modeling import TokenMixForCausalLM, TokenMixModel
 from .seq2seq import TokenMixForSeq2SeqLM
@@ -23,6 +24,7 @@ AUTO = (
     (AutoModel, TokenMixModel),
     (AutoModelForCausalLM, TokenMixForCausalLM),
     (AutoModelForMaskedLM, TokenMixForMaskedLM),
+    (AutoModelForQuestionAnswering, TokenMixForQuestionAnswering),
     (AutoModelForSequenceClassification, TokenMixForSequenceClassification),
     (AutoModelForTokenClassification, TokenMixForTokenClassification),
     (AutoModelForImageClassification, TokenMixForImageClassification),

@@ -38,6 +38,15 @@ def anew(module: nn.Module, reset: Callable[[], None]) -> None:
         tensor.copy_(value)
 
 
+def refuse_options(who: str, given: dict[str, Any]) -> None:
+    """Refuse what from_pretrained is told to do with attention and with several devices where it does not hold of mixers."""
+    kind = given.get("attn_implementation") or getattr(given.get("config"), "_attn_implementation", None)  # Auto classes put it into the config
+    if kind not in (None, "sdpa", "eager"):
+        raise MixerError(f"{who}: attn_implementation={kind!r} is transformers' own; ours is torch's fused attention: leave it out.")
+    if given.get("tp_plan") is not None:
+        raise MixerError(f"{who}: has no tensor-parallel plan, as a mixer need not fall apart by heads; use device_map, or data parallel training.")
+
+
 def refuse_unlike(model: Any, missing: Iterable[str], folder: Any) -> None:
     """Refuse what was loaded from a folder that lacks some of the model's weights, unless it is of another class and only a head is missing."""
     name, kinds = type(model).__name__, list(getattr(model.config, "architectures", None) or [])

@@ -1,4 +1,6 @@
-"""Encoders with a head: classes of sequences and of tokens, and masked tokens. With ``is_causal=True`` in the config they read from the left only.
+"""Encoders with a head: classes of sequences and of tokens, answers in a text, and masked tokens.
+
+With ``is_causal=True`` in the config they read from the left only.
 
 transformers reads class annotations at run time, so this file has no ``from __future__ import annotations``.
 """
@@ -7,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import MaskedLMOutput, SequenceClassifierOutput, TokenClassifierOutput
+from transformers.modeling_outputs import MaskedLMOutput, QuestionAnsweringModelOutput, SequenceClassifierOutput, TokenClassifierOutput
 from transformers.utils import can_return_tuple
 
 from .configuration import TokenMixConfig
@@ -98,6 +100,38 @@ class TokenMixForTokenClassification(TokenMixHead):
         logits = self.score(self.dropout(out.last_hidden_state))
         loss = None if labels is None else self.loss_function(logits, labels, self.config, **loss_options)
         return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
+
+
+class TokenMixForQuestionAnswering(TokenMixHead):
+    """Where in the sequence an answer begins, and where it ends."""
+
+    def __init__(self, config: TokenMixConfig):
+        super().__init__(config)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        **kwargs: Any,
+    ) -> QuestionAnsweringModelOutput:
+        """input_ids (B, T) -> start_logits and end_logits (B, T), lowest at padding; start_positions and end_positions (B,), beyond T: counts for nothing."""
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        out, loss_options = self.features(inputs | kwargs)
+        logits = self.qa_outputs(self.dropout(out.last_hidden_state))
+        if attention_mask is not None:
+            logits = logits.masked_fill(attention_mask.to(logits.device)[..., None] == 0, torch.finfo(logits.dtype).min)
+        start, end = (part.contiguous() for part in logits.unbind(-1))
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            loss = self.loss_function(start, end, start_positions, end_positions, **loss_options)
+        return QuestionAnsweringModelOutput(loss=loss, start_logits=start, end_logits=end, hidden_states=out.hidden_states)
 
 
 class TokenMixForMaskedLM(TokenMixHead):

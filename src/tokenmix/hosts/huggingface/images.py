@@ -5,7 +5,7 @@ transformers reads class annotations at run time, so this file has no ``from __f
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.modeling_outputs import ImageClassifierOutput
 from transformers.utils.output_capturing import capture_outputs
 
@@ -47,6 +47,14 @@ class TokenMixForImageClassification(TokenMixPreTrainedModel):
         self.vit = TokenMixViT(self.config.vit())
         self.gradient_checkpointing = False
         self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The map from patches to tokens."""
+        return self.vit.patch
+
+    def set_input_embeddings(self, value: Any) -> None:
+        """Another one."""
+        self.vit.patch = value
 
     @capture_outputs(tie_last_hidden_states=False)
     def forward(self, pixel_values: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any) -> ImageClassifierOutput:

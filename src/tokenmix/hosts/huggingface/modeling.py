@@ -17,7 +17,7 @@ from transformers.utils.output_capturing import capture_outputs
 from ...errors import MixerError
 from ...models import ViT
 from ...positions import LearnedPositions
-from .beginning import anew, refuse_unlike
+from .beginning import anew, refuse_options, refuse_unlike
 from .cache import TokenMixStateLayer, state_layers
 from .configuration import TokenMixConfig
 from .layers import TokenMixLayer
@@ -46,11 +46,19 @@ class TokenMixPreTrainedModel(PreTrainedModel):
         Raises:
             MixerError: for a folder that lacks any weight but those of a new head.
         """
+        refuse_options(cls.__name__, kwargs)
         load: Any = super().from_pretrained
         model, info = load(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         if not kwargs.get("ignore_mismatched_sizes"):
             refuse_unlike(model, info["missing_keys"], pretrained_model_name_or_path)
         return (model, info) if output_loading_info else model
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """transformers' own, for classes that are made from ours: it writes a class's one file into each saved folder."""
+        if cls.__module__.startswith(f"{__package__}."):
+            raise MixerError(f"{cls.__name__}: the Auto classes know it once tokenmix.hosts.huggingface is imported; its code does not fit in a folder.")
+        super().register_for_auto_class(auto_class)
 
     def _initialize_weights(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         super()._initialize_weights(module)  # as a family of transformers' own: of others, modules without parameters of their own are passed over
