@@ -27,7 +27,7 @@ def non_finite_is_honest(s: Subject) -> None:
         bad = _with_token(x, p, value)
         got = s.call(mixer, bad)
         _honest(s, got, clean, moved, p if causal else 0, token=p, holds=name)
-        if can.streaming:
+        if can.streaming and name == "NaN":
             _streams_alike(s, mixer, bad, got)
     _masked(s, mixer, x, p)
     if can.attn_mask:

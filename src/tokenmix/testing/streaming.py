@@ -12,7 +12,7 @@ from ..errors import MixerError
 from ..mixers import merge, reorder, state_bytes
 from . import inputs
 from .report import NotApplicable, fail, same
-from .subject import Subject
+from .subject import Subject, gradients
 
 
 def _streaming(s: Subject) -> Any:
@@ -65,6 +65,23 @@ def _long_stream(s: Subject) -> None:
     for cuts in ((T,), (1,) * 40 + (T - 40,), (70, 3, 67, T - 140)):
         got, _ = stream(mixer, x, cuts)
         same(got, want, f"streaming {T} tokens is not the parallel form", cuts=cuts if len(cuts) < 9 else f"40 x 1, {T - 40}", seed=s.seed)
+
+
+def gradients_stream(s: Subject) -> None:
+    """The gradients of outputs streamed in any cuts, with regard to x and every parameter, are those of the parallel form."""
+    mixer, T = _streaming(s), s.length
+    leaves = {"x": s.x().requires_grad_(), **{n: p for n, p in mixer.named_parameters() if p.requires_grad}}
+    holes = inputs.key_masks(T)["holes"]
+    forms: list[tuple[dict[str, Tensor], tuple[int, ...]]] = [({}, (1,) * T), ({"key_mask": holes}, (T // 3, 1, T - T // 3 - 1))]
+    for given, cuts in forms:
+        live = given.get("key_mask", torch.ones_like(holes))
+        weight = inputs.noise(2, T, s.dim, seed=s.seed + 5, dtype=leaves["x"].dtype) * live[..., None]
+        want = gradients((mixer(leaves["x"], **given) * weight).sum(), leaves)
+        scale = max(float(g.abs().max()) for g in want.values())
+        got = gradients((stream(mixer, leaves["x"], cuts, **given)[0] * weight).sum(), leaves)
+        for leaf in leaves:
+            shown: dict[str, Any] = {"cuts": cuts, "seed": s.seed, **given}
+            same(got[leaf], want[leaf], f"the gradient of {leaf} through a stream is not the parallel form's", scale=scale, **shown)
 
 
 def rows_at_different_positions(s: Subject) -> None:

@@ -46,6 +46,7 @@ PROMISES: dict[str, Promise] = _table(
     batching.any_strides,
     batching.packed_equals_separate,
     streaming.streaming_equals_parallel,
+    streaming.gradients_stream,
     streaming.rows_at_different_positions,
     streaming.state_is_a_value,
     streaming.reorder_picks_rows,
