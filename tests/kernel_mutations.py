@@ -17,6 +17,8 @@ import torch
 
 from fuzz_forms import check
 from kernel_checks import both, worst
+from nonfinite_checks import FORMS as POISONED
+from nonfinite_checks import check_all, check_stream
 from tokenmix import functional as F
 from tokenmix import use_backend
 from tokenmix.kernels import cpu
@@ -131,8 +133,8 @@ BUGS = [
         SCAN,
     ),
     Bug("masked tokens count in the replay", "scan.c", MASKED + " {\n                for", "if (0) {\n                for", SCAN),
-    Bug("dq without the derivative of the gate", "scan.c", "dq[c] = gg * yy * sg * (e1 * sg);", "dq[c] = gg * yy * sg;", SCAN, True),
-    Bug("dq over all keys without the derivative of the gate", "scan.c", "out[c] = gs * (1.0f - sg) * mean[c];", "out[c] = gs * mean[c];", SCAN),
+    Bug("dq without the derivative of the gate", "scan.c", "gg * yy * sg * (e1 * sg);", "gg * yy * sg;", SCAN, True),
+    Bug("dq over all keys without the derivative of the gate", "scan.c", "gs * (1.0f - sg) * mean[c];", "gs * mean[c];", SCAN),
     Bug("dk and dv without the gate", "scan.c", "            both *= q[c] >= 0 ? 1.0f : e1;\n", "", SCAN),
     Bug("one chunk too many where 64 divides T", "scan.c", "int64_t chunks = tm_ceil(a->T, SCAN_T);", "int64_t chunks = a->T / SCAN_T + 1;", "borders"),
     Bug(
@@ -147,7 +149,7 @@ BUGS = [
     Bug("over all keys the old sums are not rescaled", "scan.c", "double f = tm_exp_neg(s->m0[c] - s->m[c]);", "double f = 1.0;", SCAN),
     Bug("the gate is that of the positive query", "scan.c", "num *= q[c] >= 0 ? 1.0f : e1;", "num *= 1.0f;", SCAN),
     Bug("a masked query has no gate", "scan.c", "sg = gate ? tm_sigmoid(q[c]) : 1.0f;", "sg = 1.0f;", SCAN),
-    Bug("nothing to attend gives NaN", "scan.c", "y[c] = den > 0 ? sg * num / den : 0.0f;", "y[c] = sg * num / den;", SCAN),
+    Bug("nothing to attend gives NaN", "scan.c", "y[c] = den == 0 ? 0.0f : sg * num / den;", "y[c] = sg * num / den;", SCAN),
     Bug("the last features of a row are left out", "scan.c", "int n = (int)tm_min(w, D - c0);", "int n = (int)tm_min(w, D - c0) / 2 * 2;", SCAN, times=4),
     Bug("queries read with the strides of keys", "scan.c", "a->q, b * a->qb + t * a->qt + c0, qbuf", "a->q, b * a->kb + t * a->kt + c0, qbuf", SCAN, times=4),
     Bug("values read with the strides of keys", "scan.c", "a->v, b * a->vb + t * a->vt + c0, vbuf", "a->v, b * a->kb + t * a->kt + c0, vbuf", SCAN, times=5),
@@ -280,6 +282,62 @@ BUGS += [
     Bug("denominators give nothing to weights", "conv2d.c", "sum += taps[((p * all + a->strips", "sum += 0 * taps[((p * all + a->strips", GRID),
     Bug("gradients of weights of one share only", "conv2d.c", "for (int64_t p = 0; p < parts; p++)", "for (int64_t p = 0; p < 1; p++)", GRID),
     Bug("sums along a row in one level", "conv2d.c", "if (i % CONV_RUN == CONV_RUN - 1)", "if (0)", "drift_along_a_row"),
+]
+
+
+def halves_are_nan() -> None:
+    """NaN comes back as NaN from half precision, not as infinity."""
+    for dtype in (torch.bfloat16, torch.float16):
+        v = torch.full((1, 3, 40), float("nan"), dtype=dtype)
+        assert F.aft_simple(v, torch.zeros_like(v), v, backend="cpu").isnan().all(), f"{dtype} loses NaN"
+
+
+CHECKS["halves are NaN"] = halves_are_nan
+CHECKS |= {f"nonfinite {name}": functools.partial(check_all, name) for name in POISONED}
+CHECKS |= {f"nonfinite decode {name}": functools.partial(check_stream, row) for name, row in STREAMS.items()}
+
+BUGS += [
+    Bug(
+        "a denominator of NaN counts as none",
+        "scan.c",
+        "y[c] = den == 0 ? 0.0f : num / den;",
+        "y[c] = den > 0 ? num / den : 0.0f;",
+        "nonfinite aft_simple",
+        True,
+    ),
+    Bug("an infinite key is a large one", "scan.c", "(kk)*0.0f + 1.0f", "1.0f", "nonfinite aft_simple"),
+    Bug(
+        "over all keys NaN counts as none",
+        "scan.c",
+        "s.dn[c] == 0 ? 0.0f : s.no[c] / s.dn[c]",
+        "s.dn[c] > 0 ? s.no[c] / s.dn[c] : 0.0f",
+        "nonfinite aft_simple",
+    ),
+    Bug("a row of NaN that nothing is asked of gives NaN", "scan.c", "int none = gg == 0;", "int none = 0;", "nonfinite aft_simple"),
+    Bug("nobody tells of NaN in AFT-full", "full.c", "tm_tell(some, a->odd);", "(void)some;", "nonfinite aft_full", True),
+    Bug("a log-weight of NaN is the largest", "full.c", "w[s] > FULL_CAP ? FULL_CAP : w[s];", "w[s] < FULL_CAP ? w[s] : FULL_CAP;", "nonfinite aft_full"),
+    Bug("nobody tells of NaN in a band", "band.c", "    tm_tell(some, a->odd);\n", "", "nonfinite aft_local", True),
+    Bug("a tap of NaN is the largest", "band.c", "x = x > BAND_CAP ? BAND_CAP : x;", "x = x < BAND_CAP ? x : BAND_CAP;", "nonfinite aft_conv"),
+    Bug("nobody tells of NaN on a grid", "conv2d.c", "        none += value * 0.0f;\n", "", "nonfinite aft_conv 2-D"),
+    Bug("nobody tells of NaN values in linear attention", "linear.c", "some |= tm_odd(row[j]);", "some |= 0;", "nonfinite linear"),
+    Bug("a query of NaN is e", "linear.c", "arg > 1.0f ? 1.0f : arg", "arg < 1.0f ? arg : 1.0f", "nonfinite linear", True, 2),
+    Bug("queries of NaN give to keys though nothing is asked of them", "hydra.c", "h[c] == 0 ? 0.0f : x[c] * f.unit", "x[c] * f.unit", "nonfinite hydra"),
+    Bug(
+        "a step takes NaN for no denominator", "step.c", "d == 0 ? 0.0f : (float)num[c]", "!(d > 0) ? 0.0f : (float)num[c]", "nonfinite decode aft_simple", True
+    ),
+    Bug("a step takes an infinite key", "step.c", "d * 0.0 + 1.0 : e; /*", "1.0 : e; /*", "nonfinite decode aft_simple"),
+    Bug("a step takes NaN for no sum of a window", "step.c", "all == 0 ? 0.0f : sum / all", "!(all > 0) ? 0.0f : sum / all", "nonfinite decode aft_local"),
+    Bug("a step takes NaN for no sum of a head", "step.c", "all == 0 ? 0.0f : 1.0f / all", "!(all > 0) ? 0.0f : 1.0f / all", "nonfinite decode aft_conv"),
+    Bug("a step takes NaN for a norm of one", "step.c", "(square == 0 ? 1.0 :", "(!(square > 0) ? 1.0 :", "nonfinite decode hydra"),
+    Bug("a step takes the logarithm of an infinite key", "step.c", "log + d * 0.0 : d;", "log : d;", "nonfinite decode linear"),
+    Bug("a step of linear attention takes NaN for no sum", "step.c", "den == 0 ? 0.0 : 1.0 / den;", "!(den > 0) ? 0.0 : 1.0 / den;", "nonfinite decode linear"),
+    Bug(
+        "half precision takes NaN for infinity",
+        "tm.h",
+        "(i & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded",
+        "(i & 0x7fffffff) > 0x7f800000 ? 0x7f80 : rounded",
+        "halves are NaN",
+    ),
 ]
 
 

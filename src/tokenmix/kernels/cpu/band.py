@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from . import DTYPES, function, new, pointer, rows
+from .nonfinite import NAN, Alarm, asked, at, mark, marked, spoilt, without
 
 _BLOCK = 60  # BAND_T
 
-_forward = function("band_forward", "iiii" + "p" * 8 + "i")
+_forward = function("band_forward", "iiii" + "p" * 8 + "ip")
 _backward = function("band_backward", "iiii" + "p" * 13 + "i")
 
 
@@ -44,13 +45,24 @@ def forward(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | No
     Returns:
         (B, T, D), and what the backward pass needs (empty unless ``save``).
     """
+    alarm = Alarm()
+    y, saved = _run(q, k, v, w, mask, alarm, causal=causal, save=save)
+    if alarm:
+        w, bad = _without(w, mask, v.shape, causal)
+        rest = without(q, k, v, mask, v.shape[1], causal=causal, weights=bad)
+        y = _run(rest.q, rest.k, rest.v, w, mask, None, causal=causal, save=False)[0].masked_fill_(rest.rows, NAN)
+        mark(saved)
+    return y, saved
+
+
+def _run(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, alarm: Alarm | None, *, causal: bool, save: bool) -> tuple[Tensor, Tensor]:
     q, k, v, w = None if q is None else rows(q), rows(k), rows(v), w.contiguous()
     y = new(v.shape, v.dtype)
     saved = new(saved_shape(v) if save else (0,))
     mask = None if mask is None else mask.contiguous()
     per_head, numbers = _sizes(q, k, v, w, None)
     fixed = DTYPES[v.dtype], int(q is not None), int(causal), per_head, pointer(q), pointer(k), pointer(v), pointer(w), pointer(mask)
-    _forward(*fixed, pointer(y), pointer(saved) if save else None, pointer(numbers), torch.get_num_threads())
+    _forward(*fixed, pointer(y), pointer(saved) if save else None, pointer(numbers), torch.get_num_threads(), at(alarm))
     return y, saved
 
 
@@ -58,6 +70,8 @@ def backward(
     g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, saved: Tensor, *, y: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq (empty without q), dk, dv, and dw as w, float32; y and saved are what forward returned."""
+    if marked(saved):
+        return _backward_without(g, q, k, v, w, mask, causal=causal)
     g, q, k, v, w, y = rows(g), None if q is None else rows(q), rows(k), rows(v), w.contiguous(), y.contiguous()
     dk, dv, dw = new(k.shape, v.dtype), new(v.shape, v.dtype), new(w.shape)
     dq = new((0,) if q is None else q.shape, v.dtype)
@@ -67,3 +81,28 @@ def backward(
     outputs = pointer(dq), pointer(dk), pointer(dv), pointer(dw)
     _backward(*fixed, pointer(y), pointer(g), pointer(saved), *outputs, pointer(numbers), torch.get_num_threads())
     return dq, dk, dv, dw
+
+
+def _without(w: Tensor, mask: Tensor | None, shape: torch.Size, causal: bool) -> tuple[Tensor, Tensor]:
+    """Log-weights without what is NaN, and the rows and features (B or 1, T, D or 1) in which it meets a live key."""
+    (_, T, D), (_, heads, _, L) = shape, w.shape
+    bad, low = w.isnan(), L - 1 if causal else L // 2
+    live = torch.ones(1, T, dtype=torch.bool) if mask is None else mask
+    near = torch.nn.functional.pad(live, (low, L - 1 - low)).unfold(1, L, 1)  # (B, T, L): whether entry j of a row has a live key
+    rows = (bad & near[:, None]).any(-1).transpose(1, 2)
+    return w.masked_fill(bad, 0.0), rows if heads == 1 else rows.repeat_interleave(D // heads, -1)
+
+
+def _backward_without(
+    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, *, causal: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    w, bad = _without(w, mask, v.shape, causal)
+    rest = without(q, k, v, mask, v.shape[1], causal=causal, weights=bad)
+    hot = asked(g, rest.rows, mask, v.shape[1], causal=causal)
+    y, saved = _run(rest.q, rest.k, rest.v, w, mask, None, causal=causal, save=True)
+    *grads, dw = backward(hot.g, rest.q, rest.k, rest.v, w, mask, saved, y=y, causal=causal)
+    dq, dk, dv = spoilt(grads, hot)
+    rows = hot.rows.unflatten(-1, (w.shape[1], -1)).any(-1).transpose(1, 2)[..., None]  # (B, heads, T, 1), of which w has all or one
+    for along in (0, 2):
+        rows = rows if w.shape[along] > 1 else rows.any(along, keepdim=True)
+    return dq, dk, dv, dw.masked_fill(rows, NAN)

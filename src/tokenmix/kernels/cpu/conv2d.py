@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import DTYPES, dense, function, new, pointer, rows
+from .nonfinite import NAN, Alarm, asked, at, mark, marked, spoilt, without
 
-_forward = function("conv2d_forward", "ii" + "p" * 8 + "i")
+_forward = function("conv2d_forward", "ii" + "p" * 8 + "ip")
 _backward = function("conv2d_backward", "ii" + "p" * 13 + "i")
 
 DEAD, FLOOR, CAP = -(2.0 - 2.0**-23) * 2.0**127, -(2.0 - 2.0**-22) * 2.0**127, 300.0  # as in functional/_sums.py
@@ -52,13 +53,38 @@ def forward(
         mask: (B, T), True = may be attended.
         grid: (H, W) of the tokens after the first ``prefix``.
     """
+    alarm = Alarm()
+    y, saved = _run(q, k, v, kernel, mask, grid, prefix, alarm, save=save)
+    if alarm:
+        kernel, bad = _without(kernel, mask, v.shape, grid, prefix)
+        rest = without(q, k, v, mask, v.shape[1], causal=False, weights=bad)
+        y = _run(rest.q, rest.k, rest.v, kernel, mask, grid, prefix, None, save=False)[0].masked_fill_(rest.rows, NAN)
+        mark(saved)
+    return y, saved
+
+
+def _run(
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    kernel: Tensor,
+    mask: Tensor | None,
+    grid: tuple[int, ...],
+    prefix: int,
+    alarm: Alarm | None,
+    *,
+    save: bool,
+) -> tuple[Tensor, Tensor]:
     saved = new(saved_shape(k) if save else (0,))
     if _wide(kernel):
-        return _forward_wide(q, k, v, kernel, mask, grid, prefix), saved.zero_()
+        y = _forward_wide(q, k, v, kernel, mask, grid, prefix)
+        if alarm is not None and not bool(y.isfinite().all()):
+            alarm.ring()
+        return y, saved.zero_()
     y, q, k, v = new(v.shape, v.dtype), None if q is None else rows(q), rows(k), rows(v)
     w, mask, numbers = dense(kernel.float()), dense(mask), _numbers(q, k, v, kernel, None, grid, prefix)
     fixed = DTYPES[v.dtype], int(q is not None), pointer(q), pointer(k), pointer(v), pointer(w), pointer(mask)
-    _forward(*fixed, pointer(y), pointer(saved) if save else None, pointer(numbers), torch.get_num_threads())
+    _forward(*fixed, pointer(y), pointer(saved) if save else None, pointer(numbers), torch.get_num_threads(), at(alarm))
     return y, saved
 
 
@@ -75,6 +101,8 @@ def backward(
     prefix: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq (empty without q), dk, dv, dkernel; y and ``saved`` are what ``forward`` gave."""
+    if marked(saved):
+        return _backward_without(g, q, k, v, kernel, mask, grid, prefix)
     if _wide(kernel):
         return _backward_wide(g, q, k, v, kernel, mask, grid, prefix)
     dk, dv, dw = new(k.shape, v.dtype), new(v.shape, v.dtype), new(kernel.shape)
@@ -84,6 +112,29 @@ def backward(
     fixed = DTYPES[v.dtype], int(q is not None), pointer(q), pointer(k), pointer(v), pointer(w), pointer(mask), pointer(g), pointer(y), pointer(saved)
     _backward(*fixed, pointer(dq), pointer(dk), pointer(dv), pointer(dw), pointer(numbers), torch.get_num_threads())
     return dq, dk, dv, dw.to(kernel.dtype)
+
+
+def _without(kernel: Tensor, mask: Tensor | None, shape: torch.Size, grid: tuple[int, ...], prefix: int) -> tuple[Tensor, Tensor]:
+    """Log-weights without what is NaN, and the rows and features (B or 1, T, D) in which it meets a live key."""
+    bad, (_, T, D) = kernel.isnan(), shape
+    live = torch.ones(1, T) if mask is None else mask.float()
+    cells = live[:, prefix:].unflatten(1, grid)[:, None]
+    met = F.conv2d(cells, bad.float()[:, None], padding=kernel.shape[-1] // 2).flatten(2) > 0.5  # (B, h, cells)
+    rows = F.pad(met, (prefix, 0)).transpose(1, 2)
+    return kernel.masked_fill(bad, 0.0), rows.repeat_interleave(D // kernel.shape[0], -1)
+
+
+def _backward_without(
+    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, mask: Tensor | None, grid: tuple[int, ...], prefix: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    kernel, bad = _without(kernel, mask, v.shape, grid, prefix)
+    rest = without(q, k, v, mask, v.shape[1], causal=False, weights=bad)
+    hot = asked(g, rest.rows, mask, v.shape[1], causal=False)
+    y, saved = _run(rest.q, rest.k, rest.v, kernel, mask, grid, prefix, None, save=True)
+    *grads, dw = backward(hot.g, rest.q, rest.k, rest.v, kernel, mask, y, saved, grid, prefix)
+    dq, dk, dv = spoilt(grads, hot)
+    heads = hot.rows.unflatten(-1, (kernel.shape[0], -1)).any(-1).flatten(0, 1).any(0)
+    return dq, dk, dv, dw.masked_fill(heads[:, None, None], NAN)
 
 
 class Matrix:

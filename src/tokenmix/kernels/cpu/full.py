@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import DTYPES, function, new, pointer, rows
+from .nonfinite import NAN, Alarm, asked, at, mark, marked, spoilt, spoilt_weights, without, without_weights
 
 ROWS, RANGE, GROUP, STRIP, TILE, PANEL = 512, 48, 48, 32, 6, 64  # as in full.c; PANEL is the widest
 GROUPS = -(-ROWS // GROUP)
@@ -21,7 +22,7 @@ FLOAT = 16.0  # factors whose product may be larger than this are multiplied in 
 
 _ranges = function("full_ranges", "i" + "p" * 4 + "l" * 5 + "i")
 _pack = function("full_pack", "iii" + "p" * 6 + "l" * 6 + "i")
-_forward = function("full_forward", "iiii" + "p" * 14 + "l" * 14 + "i")
+_forward = function("full_forward", "iiii" + "p" * 14 + "l" * 14 + "ip")
 _backward_keys = function("full_backward_keys", "iiii" + "p" * 21 + "l" * 16 + "i")
 _backward_weights = function("full_backward_weights", "iii" + "p" * 12 + "l" * 13 + "i")
 
@@ -50,21 +51,47 @@ def forward(
 
     k, v (B, S, D); log-weights w (Bw, T, S), or w (Bw, T, r) and w2 (Bw, S, r) with w w2^T; Bw is 1 or B.
     """
+    alarm = Alarm()
+    y, y0, den = _run(q, k, v, w, w2, mask, alarm, causal=causal, save=save)
+    if alarm:
+        w, w2, bad = without_weights(w, w2, mask, causal=causal)
+        rest = without(q, k, v, mask, w.shape[1], causal=causal, weights=bad)
+        y = _run(rest.q, rest.k, rest.v, w, w2, mask, None, causal=causal, save=False)[0].masked_fill_(rest.rows, NAN)
+        mark(den)
+    return y, y0, den
+
+
+def _run(
+    q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, alarm: Alarm | None, *, causal: bool, save: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v, mask = None if q is None else rows(q), rows(k), rows(v), None if mask is None else mask.contiguous()
     T = w.shape[1]
     y = new((k.shape[0], T, k.shape[2]), k.dtype)
     y0, den = (new(saved_shape(k, T) if save else (0,)) for _ in range(2))
     for part in _parts(w, w2, k, mask, causal, y0 if save else None, den if save else None, q, k, v, mask, y):
-        _forward_part(part, *part.tensors)
+        _forward_part(part, alarm, *part.tensors)
     return y, y0, den
 
 
 def extend(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor) -> Tensor:
     """The last L rows (B, L, D) of the causal form over keys k, v (B, S, D), from the log-weights w (Bw, L, S) of these rows alone; Bw is 1 or B."""
+    before, alarm = k.shape[1] - w.shape[1], Alarm()
+    y = _extend(q, k, v, w, mask, alarm)
+    if alarm:
+        w, _, bad = without_weights(w, None, mask, causal=True, before=before)
+        rest = without(None, k, v, mask, k.shape[1], causal=True)
+        hidden = rest.rows[:, before:] | bad
+        if q is not None:
+            q, hidden = q.masked_fill(q.isnan(), 0.0), hidden | q.isnan()
+        y = _extend(q, rest.k, rest.v, w, mask, None).masked_fill(hidden, NAN)
+    return y
+
+
+def _extend(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor, alarm: Alarm | None) -> Tensor:
     before = k.shape[1] - w.shape[1]
     q, k, v, mask, y = None if q is None else _after(before, q), rows(k), rows(v), mask.contiguous(), new(k.shape, k.dtype)
     for part in _parts(w, None, k, mask, True, q, k, v, mask, y, before=before):
-        _forward_part(part, None, None, *part.tensors)
+        _forward_part(part, alarm, None, None, *part.tensors)
     return y[:, before:]
 
 
@@ -75,16 +102,20 @@ def _after(n: int, a: Tensor) -> Tensor:
     return room
 
 
-def _forward_part(part: _Part, y0: Tensor | None, den: Tensor | None, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, y: Tensor) -> None:
+def _forward_part(
+    part: _Part, alarm: Alarm | None, y0: Tensor | None, den: Tensor | None, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, y: Tensor
+) -> None:
     for block in part.blocks(keys=False):
         fixed = DTYPES[k.dtype], int(q is not None), int(part.causal), int(part.half), *map(pointer, (q, k, v, mask, *block.packed, y, y0, den))
-        _forward(*fixed, *part.sizes, *block.sizes, *_strides(q, k, v), torch.get_num_threads())
+        _forward(*fixed, *part.sizes, *block.sizes, *_strides(q, k, v), torch.get_num_threads(), at(alarm))
 
 
 def backward(
     g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, y0: Tensor, den: Tensor, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dq (empty without q), dk, dv, dw, dw2 (empty without w2)."""
+    if marked(den):
+        return _backward_without(g, q, k, v, w, w2, mask, causal=causal)
     g, q, k, v, mask = rows(g), None if q is None else rows(q), rows(k), rows(v), None if mask is None else mask.contiguous()
     dq = new((0,) if q is None else q.shape, k.dtype)
     dk, dv = (new(k.shape).zero_() for _ in range(2))
@@ -95,6 +126,18 @@ def backward(
             _backward_block(part, block, rest, causal)
             part.spread(block, dw, dw2)
     return dq, dk.to(k.dtype), dv.to(k.dtype), dw.to(w.dtype), dw2.to(w.dtype)
+
+
+def _backward_without(
+    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    w, w2, bad = without_weights(w, w2, mask, causal=causal)
+    rest = without(q, k, v, mask, w.shape[1], causal=causal, weights=bad)
+    hot = asked(g, rest.rows, mask, k.shape[1], causal=causal)
+    _, y0, den = _run(rest.q, rest.k, rest.v, w, w2, mask, None, causal=causal, save=True)
+    *grads, dw, dw2 = backward(hot.g, rest.q, rest.k, rest.v, w, w2, mask, y0, den, causal=causal)
+    dq, dk, dv = spoilt(grads, hot)
+    return dq, dk, dv, *spoilt_weights(dw, dw2, hot, causal=causal)
 
 
 def _rest(part: _Part) -> list[Tensor]:

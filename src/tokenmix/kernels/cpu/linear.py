@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from . import DTYPES, function, new, pointer, rows
+from .nonfinite import NAN, Alarm, asked, at, mark, marked, spoilt, without
 
 BLOCK = 64  # LINEAR_T of linear.c
 
-_forward = function("linear_forward", "ii" + "p" * 6 + "l" * 10 + "i")
+_forward = function("linear_forward", "ii" + "p" * 6 + "l" * 10 + "ip")
 _backward = function("linear_backward", "ii" + "p" * 10 + "l" * 12 + "i")
-_all_forward = function("linear_all_forward", "ii" + "p" * 6 + "l" * 11 + "i")
+_all_forward = function("linear_all_forward", "ii" + "p" * 6 + "l" * 11 + "ip")
 _all_backward = function("linear_all_backward", "ii" + "p" * 10 + "l" * 13 + "i")
 
 
@@ -32,12 +33,23 @@ def _sizes(q: Tensor, k: Tensor, heads: int, causal: bool) -> tuple[int, ...]:
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool) -> tuple[Tensor, Tensor]:
     """y (B, T, H e), and what the backward pass needs. The features are elu + 1 of q and k, or exp of them."""
+    alarm = Alarm()
+    y, saved = _run(q, k, v, mask, alarm, heads=heads, elu=elu, causal=causal)
+    if alarm:
+        rest = without(q, k, v, mask, q.shape[1], causal=causal, heads=heads)
+        assert rest.q is not None
+        y = _run(rest.q, rest.k, rest.v, mask, None, heads=heads, elu=elu, causal=causal)[0].masked_fill_(rest.rows, NAN)
+        mark(saved)
+    return y, saved
+
+
+def _run(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, alarm: Alarm | None, *, heads: int, elu: bool, causal: bool) -> tuple[Tensor, Tensor]:
     q, k, v = rows(q), rows(k), rows(v)
     mask = None if mask is None else mask.contiguous()
     y, saved = new(q.shape, q.dtype), new(saved_shape(q, heads, causal))
     run = _forward if causal else _all_forward
     arrays = map(pointer, (q, k, v, mask, y, saved))
-    run(DTYPES[q.dtype], int(elu), *arrays, *_sizes(q, k, heads, causal), *_strides(q, k, v), torch.get_num_threads())
+    run(DTYPES[q.dtype], int(elu), *arrays, *_sizes(q, k, heads, causal), *_strides(q, k, v), torch.get_num_threads(), at(alarm))
     return y, saved
 
 
@@ -45,6 +57,8 @@ def backward(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, y: Tensor, saved: Tensor, *, heads: int, elu: bool, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv."""
+    if marked(saved):
+        return _backward_without(g, q, k, v, mask, heads=heads, elu=elu, causal=causal)
     g, q, k, v, y = rows(g), rows(q), rows(k), rows(v), y.contiguous()
     mask = None if mask is None else mask.contiguous()
     dq, dk, dv = (new(a.shape, q.dtype) for a in (q, k, v))
@@ -52,3 +66,12 @@ def backward(
     arrays = map(pointer, (q, k, v, mask, y, saved, g, dq, dk, dv))
     run(DTYPES[q.dtype], int(elu), *arrays, *_sizes(q, k, heads, causal), *_strides(q, k, v, g), torch.get_num_threads())
     return dq, dk, dv
+
+
+def _backward_without(g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    rest = without(q, k, v, mask, q.shape[1], causal=causal, heads=heads)
+    assert rest.q is not None
+    hot = asked(g, rest.rows, mask, k.shape[1], causal=causal)
+    y, saved = _run(rest.q, rest.k, rest.v, mask, None, heads=heads, elu=elu, causal=causal)
+    grads = backward(hot.g, rest.q, rest.k, rest.v, mask, y, saved, heads=heads, elu=elu, causal=causal)
+    return spoilt(grads, hot, heads=heads)

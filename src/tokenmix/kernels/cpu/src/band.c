@@ -35,6 +35,7 @@ typedef struct {
     float *r, *whole;              /* 1 / denominator in units of e^(top + scale), negative where that is beyond float32; output before rounding: (B, T, D) */
     float *m, *num, *den;          /* before each block the maximum and the sums outside of its panel: (B, blocks + 1, D) and (B, blocks, D) */
     void *y, *dq, *dk, *dv;
+    int *odd; /* set where an output is not finite */
     int64_t B, T, D, lo, hi, L, wb, wh, wt, groups, blocks, qb, qt, kb, kt, vb, vt, gb, gt;
 } band_in;
 
@@ -382,7 +383,7 @@ static double band_weight(const band_strip *s, int64_t t, int64_t u) {
     int64_t j = u - t + a->lo;
     if (j < 0 || j >= a->L) return 0.0;
     float w = a->w[s->b * a->wb + s->head * a->wh + t * a->wt + j];
-    return w < BAND_CAP ? w : BAND_CAP;
+    return w > BAND_CAP ? BAND_CAP : w;
 }
 
 /* Keys from..to of row t and feature c, together with sums (num, den) * e^m: in float64 under their own maximum. */
@@ -430,9 +431,10 @@ static void band_exact_output(const band_strip *s, int64_t n, int c, int64_t t) 
     double m = a->causal ? s->old[c] : s->top[c], num = s->was[at] + (beyond ? beyond[0] : 0.0f), den = s->was[at + BAND_G] + (beyond ? beyond[BAND_G] : 0.0f);
     band_exact_row(s, c, t, &m, &num, &den);
     int64_t out = band_out_at(s, t) + c;
-    double y = den > 0 ? num / den : 0.0;
+    double y = den == 0 ? 0.0 : num / den;
     if (a->gate) y /= 1.0 + exp(-(double)band_at(a->dtype, a->q, s->b * a->qb + t * a->qt + s->c0 + c));
     band_put(a->dtype, a->y, out, y);
+    tm_tell(tm_odd((float)y), a->odd);
     if (!a->r) return;
     double units = den > 0 ? exp(s->top[c] + band_scale_at(s, t) - m) / den : 0.0;
     a->r[out] = units <= 1.0 / BAND_LEAST ? (float)units : -1.0f;
@@ -446,7 +448,7 @@ TM_INLINE int band_finish(const int save, const band_strip *s, int g, int n, int
     int64_t at = band_out_at(s, t) + g * BAND_G;
     const float *q = a->gate ? tm_read(a->dtype, a->q, s->b * a->qb + t * a->qt + s->c0 + g * BAND_G, qbuf, n) : NULL;
     float *y = tm_target(a->dtype, a->y, at, ybuf), *inverse = save ? a->r + at : NULL;
-    int small = 0;
+    int small = 0, some = 0;
     if (a->gate) {
         TM_IVDEP
         for (int c = 0; c < n; c++) {
@@ -455,6 +457,7 @@ TM_INLINE int band_finish(const int save, const band_strip *s, int g, int n, int
             den = den < BAND_LEAST ? BAND_LEAST : den;
             if (save) inverse[c] = 1.0f / den;
             y[c] = o[c] * (q[c] >= 0 ? 1.0f : e) / (den * (1.0f + e));
+            some |= tm_odd(y[c]);
         }
     } else {
         TM_IVDEP
@@ -464,8 +467,10 @@ TM_INLINE int band_finish(const int save, const band_strip *s, int g, int n, int
             den = den < BAND_LEAST ? BAND_LEAST : den;
             if (save) inverse[c] = 1.0f / den;
             y[c] = o[c] / den;
+            some |= tm_odd(y[c]);
         }
     }
+    tm_tell(some, a->odd);
     if (save && a->dtype != TM_F32) memcpy(a->whole + at, y, sizeof(float) * n);
     tm_write(a->dtype, a->y, at, y, n);
     return small;
@@ -717,7 +722,7 @@ static void band_pack_group(const band_in *a, const float *w, const float *scale
             int64_t i = mirrored ? band_mirror(a, i0 + r) : i0 + r, u = mirrored ? i + a->lo - j : i - a->lo + j, t = mirrored ? u : i;
             if (a->wt && (i < 0 || i >= a->T || u < 0 || u >= a->T)) continue;
             float x = w[t * a->wt + j];
-            x = x < BAND_CAP ? x : BAND_CAP;
+            x = x > BAND_CAP ? BAND_CAP : x;
             out[(j + r) * BAND_R + r] = tm_exp(x - scale[a->wt ? t / BAND_R : 0]);
         }
 }
@@ -786,12 +791,13 @@ static void band_kept(band_in *a, float *saved, void *y) {
 }
 
 /* y (B, T, D); saved as band_kept has it, or NULL. n: B, T, D, heads, L; element strides of w along batch, head and time, 0 where it does not vary; of q, k, v and g
-   along batch and time. Every head is swept alone; without heads of keys or weights there is one. */
+   along batch and time. Every head is swept alone; without heads of keys or weights there is one. What is not finite shows in the rows of its tile: where ``odd``
+   is set, the caller takes it out and calls again. */
 TM_EXPORT(band_forward)(int dtype, int gate, int causal, int per_head, const void *q, const void *k, const void *v, const float *w, const uint8_t *mask,
-                        void *y, float *saved, const int64_t *n, int threads) {
+                        void *y, float *saved, const int64_t *n, int threads, int *odd) {
     band_in a = band_of(dtype, gate, causal, per_head, n);
     int64_t per = a.D / a.heads, strips = tm_ceil(per, a.width);
-    a.q = q, a.k = k, a.v = v, a.w = w, a.mask = mask, a.y = y;
+    a.q = q, a.k = k, a.v = v, a.w = w, a.mask = mask, a.y = y, a.odd = odd;
     if (saved) band_kept(&a, saved, y);
     float *pack = tm_scratch(band_pack_size(&a) * (a.L + BAND_R - 1) * BAND_R), *scale = tm_scratch(band_pack_size(&a));
     band_pack(&a, 0, pack, scale, threads);

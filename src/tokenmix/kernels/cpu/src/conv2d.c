@@ -26,6 +26,7 @@ typedef struct {
     const void *q, *k, *v, *g, *y;
     const uint8_t *mask;
     const float *w, *table;
+    int *odd;           /* set where an output is not finite */
     float *e, *inverse; /* e^{k - m} and 1 / denominator, (B, T, stride) */
     int64_t B, T, D, heads, per, P, H, W, s, half, strips, dens, stride;
     int64_t qb, qt, kb, kt, vb, vt, gb, gt;
@@ -338,7 +339,7 @@ static void conv2d_denominators(const conv2d_in *a, int64_t b, int64_t i, float 
     conv2d_mix(a, a->table + (a->strips + i) * a->s * a->s * TM_VL, m.x, m.out, m.side, m.line);
     for (int64_t t = 0; t < a->T; t++) {
         tm_vf den = m.out[t];
-        for (int l = 0; l < TM_VL; l++) den[l] = 1.0f / (den[l] > 0 ? den[l] : 1.0f);
+        for (int l = 0; l < TM_VL; l++) den[l] = 1.0f / (den[l] == 0 ? 1.0f : den[l]);
         *(tm_vfu *)(a->inverse + (b * a->T + t) * a->stride + s.c0) = den;
         if (saved) conv2d_put(TM_F32, saved, (b * a->T + t) * a->heads + s.c0, s.n, den);
     }
@@ -346,14 +347,17 @@ static void conv2d_denominators(const conv2d_in *a, int64_t b, int64_t i, float 
 }
 
 TM_INLINE void conv2d_outputs(const int dtype, const int gate, const conv2d_in *a, int64_t b, const conv2d_strip *s, const tm_vf *sums, void *y) {
+    tm_vf none = {0}; /* NaN where an output is not finite */
     for (int64_t t = 0; t < a->T; t++) {
         tm_vf value = sums[t] * conv2d_spread(s, a->inverse + (b * a->T + t) * a->stride);
         if (gate) {
             conv2d_ask(a, a->q, a->qb, a->qt, b, t, s->c0, s->n);
             value *= conv2d_sigmoid(conv2d_get(dtype, a->q, b * a->qb + t * a->qt + s->c0, s->n));
         }
+        none += value * 0.0f;
         conv2d_put(dtype, y, (b * a->T + t) * a->D + s->c0, s->n, value);
     }
+    for (int l = 0; l < s->n; l++) tm_tell(tm_odd(none[l]), a->odd);
 }
 
 static void conv2d_channels(const conv2d_in *a, int64_t b, int64_t i, void *y) {
@@ -390,9 +394,9 @@ static float *conv2d_shared(conv2d_in *a, int each, int threads) {
 /* y (B, T, D); saved (B, T, heads), 1 / denominator, or NULL. n: B, D, heads, prefix, grid, filter size; element strides of q, k, v and g along batch and
    time. */
 TM_EXPORT(conv2d_forward)(int dtype, int gate, const void *q, const void *k, const void *v, const float *w, const uint8_t *mask, void *y, float *saved,
-                          const int64_t *n, int threads) {
+                          const int64_t *n, int threads, int *odd) {
     conv2d_in a = conv2d_of(dtype, gate, n);
-    a.q = q, a.k = k, a.v = v, a.w = w, a.mask = mask;
+    a.q = q, a.k = k, a.v = v, a.w = w, a.mask = mask, a.odd = odd;
     float *shared = conv2d_shared(&a, 2, threads);
 #pragma omp parallel for schedule(static) num_threads(threads) if (a.B * a.dens > 1 && threads > 1)
     for (int64_t i = 0; i < a.B * a.dens; i++) conv2d_denominators(&a, i / a.dens, i % a.dens, saved);

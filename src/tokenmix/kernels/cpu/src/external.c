@@ -46,8 +46,8 @@ static void external_levels(const float *part, int64_t blocks, int64_t n, float 
         double sum = 0.0;
         for (int64_t i = 0; i < blocks; i++) m = part[2 * i * n + c] > m ? part[2 * i * n + c] : m;
         for (int64_t i = 0; i < blocks; i++) sum += part[(2 * i + 1) * n + c] * (double)tm_exp_neg(part[2 * i * n + c] - m);
-        level[c] = sum > 0 ? m : 0.0f;
-        level[n + c] = sum > 0 ? (float)log(sum) : 0.0f;
+        level[c] = sum == 0 ? 0.0f : m;
+        level[n + c] = sum == 0 ? 0.0f : (float)log(sum);
     }
 }
 

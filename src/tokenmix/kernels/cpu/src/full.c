@@ -115,6 +115,7 @@ typedef struct {
     const void *e;
     int64_t B, T, S, D, t0, rows, hi, ldw;                 /* rows t0 .. t0 + rows of T see keys below hi */
     int64_t qb, qt, kb, kt, vb, vt, gb, gt;
+    int *odd; /* set where an output is not finite */
 } full_in;
 
 TM_INLINE int full_live(const full_in *a, int64_t b, int64_t s) { return !a->mask || a->mask[b * a->S + s]; }
@@ -178,7 +179,7 @@ TM_INLINE void full_row(const full_in *a, int64_t r, float *top, float *low, flo
     int64_t n = a->causal ? tm_min(a->hi, a->t0 + r + 1) : a->hi;
     float up, down, seen, least;
     full_extremes(w, NULL, n, &up, &down);
-    *top = up = up < FULL_CAP ? up : FULL_CAP;
+    *top = up = up > FULL_CAP ? FULL_CAP : up;
     *low = down < up ? down : up;
     for (int64_t b = 0; a->mask && b < a->B; b++) {
         full_extremes(w, a->mask + b * a->S, n, &seen, &least);
@@ -191,7 +192,7 @@ TM_INLINE void full_row(const full_in *a, int64_t r, float *top, float *low, flo
 TM_INLINE void full_exp(const float *restrict w, float top, int64_t n, float *restrict out) {
     TM_IVDEP
     for (int64_t s = 0; s < n; s++) {
-        float x = w[s] < FULL_CAP ? w[s] : FULL_CAP;
+        float x = w[s] > FULL_CAP ? FULL_CAP : w[s];
         out[s] = tm_exp_neg(x - top);
     }
 }
@@ -342,7 +343,7 @@ TM_INLINE void full_products(const int dtype, const full_in *a, int64_t b, int64
             } else
                 for (int c = 0; c < FULL_PW; c++) {
                     float e = live && j + c < w ? tm_exp_neg(k[j + c] - m[j + c]) : 0.0f;
-                    num[c] = e > 0 ? e * v[j + c] : 0.0f, den[c] = e;
+                    num[c] = live && j + c < w ? e * v[j + c] : 0.0f, den[c] = e;
                 }
         }
     }
@@ -357,7 +358,7 @@ TM_INLINE void full_literal_top(const int dtype, const full_in *a, int64_t b, in
     for (int64_t s = 0; s < n; s++) {
         if (!full_live(a, b, s)) continue;
         float x = a->w[row * a->ldw + s];
-        double ww = x < FULL_CAP ? x : FULL_CAP;
+        double ww = x > FULL_CAP ? FULL_CAP : x;
         const float *k = tm_read(dtype, a->k, b * a->kb + s * a->kt + c0, buf, w);
         TM_IVDEP
         for (int c = 0; c < w; c++) {
@@ -381,7 +382,7 @@ TM_INLINE void full_literal_row(const int dtype, const full_in *a, int64_t b, in
         for (int64_t s = s0; s < tm_min(n, s0 + FULL_KEYS); s++) {
             if (!full_live(a, b, s)) continue;
             float x = a->w[row * a->ldw + s];
-            double ww = x < FULL_CAP ? x : FULL_CAP;
+            double ww = x > FULL_CAP ? FULL_CAP : x;
             const float *k = tm_read(dtype, a->k, b * a->kb + s * a->kt + c0, kbuf, w), *v = tm_read(dtype, a->v, b * a->vb + s * a->vt + c0, vbuf, w);
             TM_IVDEP
             for (int c = 0; c < w; c++) {
@@ -400,12 +401,17 @@ TM_INLINE void full_finish(const int dtype, const int gate, const full_in *a, in
     int64_t t = a->t0 + row, at = (b * a->T + t) * a->D + c0;
     if (gate) tm_ahead(dtype, a->q, b * a->qb + (t + FULL_AHEAD) * a->qt + c0, w);
     TM_IVDEP
-    for (int c = 0; c < w; c++) ratio[c] = acc[FULL_C + c] > 0 ? acc[c] / acc[FULL_C + c] : 0.0f;
+    for (int c = 0; c < w; c++) ratio[c] = acc[FULL_C + c] == 0 ? 0.0f : acc[c] / acc[FULL_C + c];
     if (y0) memcpy(y0 + at, ratio, sizeof(float) * w), memcpy(den + at, acc + FULL_C, sizeof(float) * w);
     float *out = tm_target(dtype, y, at, ybuf);
     const float *q = gate ? tm_read(dtype, a->q, b * a->qb + t * a->qt + c0, qbuf, w) : NULL;
+    int some = 0;
     TM_IVDEP
-    for (int c = 0; c < w; c++) out[c] = gate ? ratio[c] * tm_sigmoid(q[c]) : ratio[c];
+    for (int c = 0; c < w; c++) {
+        out[c] = gate ? ratio[c] * tm_sigmoid(q[c]) : ratio[c];
+        some |= tm_odd(out[c]);
+    }
+    tm_tell(some, a->odd);
     tm_write(dtype, y, at, out, w);
 }
 
@@ -441,14 +447,15 @@ TM_INLINE void full_forward_strip(const int dtype, const int gate, const full_in
     default: call(2); break;                                                                                                                                   \
     }
 
-/* Rows t0 .. t0 + rows of y (B, T, D); y0 and den (B, T, D) or NULL. e, top, span and slack are full_pack's, kmax and kmin full_ranges'. */
+/* Rows t0 .. t0 + rows of y (B, T, D); y0 and den (B, T, D) or NULL. Keys, values and log-weights that are not finite show in the rows of their tile: where
+   ``odd`` is set, the caller takes them out and calls again. e, top, span and slack are full_pack's, kmax and kmin full_ranges'. */
 TM_EXPORT(full_forward)(int dtype, int gate, int causal, int half, const void *q, const void *k, const void *v, const uint8_t *mask, const float *w,
     const float *top,
                         const float *span, const float *slack, const float *kmax, const float *kmin, const void *e, void *y, float *y0, float *den, int64_t B,
                         int64_t T, int64_t S, int64_t D, int64_t t0, int64_t rows, int64_t hi, int64_t ldw, int64_t qb, int64_t qt, int64_t kb, int64_t kt,
-                        int64_t vb, int64_t vt, int threads) {
+                        int64_t vb, int64_t vt, int threads, int *odd) {
     full_in a = {dtype, gate, causal, half, q, k, v, NULL, mask, w, top, span, slack, kmax, kmin, e, B, T, S, D, t0, rows, hi, ldw, qb, qt, kb, kt, vb, vt,
-        0, 0};
+        0, 0, odd};
     int64_t strips = tm_ceil(D, FULL_C);
 #pragma omp parallel num_threads(threads) if (B * strips > 1 && threads > 1)
     {
@@ -540,7 +547,7 @@ TM_INLINE void full_back_literal(const int dtype, const full_in *a, int64_t b, i
     for (int64_t s = 0; s < n; s++) {
         if (!full_live(a, b, s)) continue;
         float x = a->w[row * a->ldw + s];
-        double ww = x < FULL_CAP ? x : FULL_CAP;
+        double ww = x > FULL_CAP ? FULL_CAP : x;
         const float *k = tm_read(dtype, a->k, b * a->kb + s * a->kt + c0, kbuf, w), *v = tm_read(dtype, a->v, b * a->vb + s * a->vt + c0, vbuf, w);
         float *pk = dk + (b * a->S + s) * a->D + c0, *pv = dv + (b * a->S + s) * a->D + c0;
         TM_IVDEP
@@ -592,7 +599,7 @@ TM_EXPORT(full_backward_keys)(int dtype, int gate, int causal, int half, const v
                               int64_t S, int64_t D, int64_t t0, int64_t rows, int64_t hi, int64_t ldw, int64_t qb, int64_t qt, int64_t kb, int64_t kt,
                               int64_t vb, int64_t vt, int64_t gb, int64_t gt, int threads) {
     full_in a = {dtype, gate, causal, half, q, k, v, g, mask, w, top, span, slack, kmax, kmin, e, B, T, S, D, t0, rows, hi, ldw, qb, qt, kb, kt, vb, vt, gb,
-        gt};
+        gt, NULL};
     full_rest rest = {z, rate, to, literal};
     int64_t strips = tm_ceil(D, FULL_C);
 #pragma omp parallel num_threads(threads) if (B * strips > 1 && threads > 1)
@@ -620,7 +627,7 @@ TM_INLINE void full_weights_literal(const int dtype, const full_in *a, int64_t b
         if (!full_live(a, b, s0 + s)) continue;
         const float *k = tm_read(dtype, a->k, b * a->kb + (s0 + s) * a->kt + c0, kbuf, w), *v = tm_read(dtype, a->v, b * a->vb + (s0 + s) * a->vt + c0, vbuf,
             w);
-        double x = ww[s] < FULL_CAP ? ww[s] : FULL_CAP;
+        double x = ww[s] > FULL_CAP ? FULL_CAP : ww[s];
         float sum = 0.0f;
         TM_IVDEP
         for (int c = 0; c < w; c++) part[c] = full_term(k[c], x, top[c]) * rate[c] * (v[c] - y[c]);

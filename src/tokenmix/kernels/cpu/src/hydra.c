@@ -65,6 +65,13 @@ TM_INLINE void hydra_join(const float *restrict x, hydra_norm f, const float *re
     for (int c = 0; c < n; c++) few[c] += x[c] * f.unit * f.r * y[c];
 }
 
+/* The same of a query and its h: a row that nothing is asked of gives nothing, not even NaN. */
+TM_INLINE void hydra_join_asked(const float *restrict x, hydra_norm f, const float *restrict h, float *restrict run, int n) {
+    float *restrict few = run + n;
+    TM_IVDEP
+    for (int c = 0; c < n; c++) few[c] += h[c] == 0 ? 0.0f : x[c] * f.unit * f.r * h[c];
+}
+
 TM_INLINE void hydra_fold(float *restrict run, int64_t n) {
     float *restrict few = run + n;
     TM_IVDEP
@@ -131,7 +138,7 @@ static void hydra_queries(const hydra_in *a, int64_t b, int64_t i, float *run, c
     memset(run, 0, sizeof(float) * 2 * a->D);
     for (int64_t t = tm_min(a->T, (i + 1) * HYDRA_T) - 1; t >= i * HYDRA_T; t--) {
         const float *q = HYDRA_ROW(q, t), *h = hydra_scaled(a, b, t, w);
-        hydra_join(q, hydra_of(a->of_q, q, (int)a->D, a->eps), h, run, (int)a->D);
+        hydra_join_asked(q, hydra_of(a->of_q, q, (int)a->D, a->eps), h, run, (int)a->D);
         if (t % HYDRA_U == 0) hydra_fold(run, a->D);
     }
 }
@@ -211,9 +218,9 @@ TM_INLINE void hydra_query_row(const hydra_in *a, int64_t b, int64_t t, const fl
     hydra_norm f = hydra_of(a->of_q, q, n, a->eps);
     float *out = tm_target(a->dtype, dq, at, w->o);
     TM_IVDEP
-    for (int c = 0; c < n; c++) out[c] = h[c] * (before[c] + (run[c] + run[n + c]));
+    for (int c = 0; c < n; c++) out[c] = h[c] == 0 ? 0.0f : h[c] * (before[c] + (run[c] + run[n + c]));
     hydra_back(a->of_q, q, f, out, out, n);
-    if (sum) hydra_join(q, f, h, sum, n);
+    if (sum) hydra_join_asked(q, f, h, sum, n);
     tm_write(a->dtype, dq, at, out, n);
 }
 
@@ -234,7 +241,7 @@ static void hydra_causal_back(const hydra_in *a, int64_t b, int64_t i, const flo
     memset(run, 0, sizeof(float) * 2 * n);
     for (int64_t t = t1 - 1; t >= t0; t--) {
         const float *q = HYDRA_ROW(q, t), *h = hydra_scaled(a, b, t, w);
-        hydra_join(q, hydra_of(a->of_q, q, n, a->eps), h, run, n);
+        hydra_join_asked(q, hydra_of(a->of_q, q, n, a->eps), h, run, n);
         hydra_key_row(a, b, t, after, run, dk, dv, w);
         if (t % HYDRA_U == 0) hydra_fold(run, n);
     }

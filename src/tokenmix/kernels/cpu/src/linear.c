@@ -23,6 +23,7 @@ typedef struct {
     const void *q, *k, *v, *g, *y;
     const uint8_t *mask;
     int64_t T, S, H, qb, qt, kb, kt, vb, vt, gb, gt;
+    int *odd; /* set where an output is not finite */
 } linear_in;
 
 /* Working space of one head. Rows of tokens are (64, E), transposed ones (E, 64); padded rows and features are 0. */
@@ -131,7 +132,7 @@ TM_INLINE float linear_level(int elu, float x) { return elu && x > 0 ? linear_lo
 TM_INLINE float linear_feature(int elu, float x, float unit) {
     int linear = elu && x > 0;
     float arg = (linear ? 0.0f : x) - unit;
-    return tm_exp_neg(arg < 1.0f ? arg : 1.0f) * (linear ? 1.0f + x : 1.0f);
+    return tm_exp_neg(arg > 1.0f ? 1.0f : arg) * (linear ? 1.0f + x : 1.0f);
 }
 
 TM_INLINE void linear_levels(const linear_in *a, const float *restrict top, float *restrict m) {
@@ -148,7 +149,7 @@ TM_INLINE void linear_query_of(const int elu, int e, int E, const float *restric
     for (int i = 0; i < e; i++) {
         int linear = elu && x[i] > 0;
         float arg = (float)((double)(linear ? 0.0f : x[i]) + m[i] - unit);
-        out[i] = tm_exp_neg(arg < 1.0f ? arg : 1.0f) * (linear ? 1.0f + x[i] : 1.0f);
+        out[i] = tm_exp_neg(arg > 1.0f ? 1.0f : arg) * (linear ? 1.0f + x[i] : 1.0f);
     }
     for (int i = e; i < E; i++) out[i] = 0.0f;
 }
@@ -350,7 +351,9 @@ static void linear_forward_slow(const linear_in *a, int64_t b, int64_t h, int64_
             for (int j = 0; j < E; j++) out[j] += x * w->sum[i * E + j];
         }
         den[t] = (float)sum;
-        for (int j = 0; j < a->e; j++) w->row[j] = sum > 0 ? (float)(out[j] / sum) : 0.0f;
+        int some = 0;
+        for (int j = 0; j < a->e; j++) w->row[j] = sum == 0 ? 0.0f : (float)(out[j] / sum), some |= tm_odd(w->row[j]);
+        tm_tell(some, a->odd);
         linear_store(a, y, ((b * a->T + t0 + t) * a->H + h) * a->e, w->row);
     }
     free(out);
@@ -363,14 +366,17 @@ static int linear_denominators(const linear_in *a, int n, float *den, const line
         float near = within ? linear_total(w->w + t * LINEAR_T, (t / TM_VL + 1) * TM_VL) : 0.0f;
         den[t] = near + linear_dot(w->q + t * a->E, w->z, a->E);
         safe &= den[t] >= LINEAR_SAFE;
+        tm_tell(tm_odd(den[t]), a->odd);
     }
     return safe;
 }
 
 static void linear_write(const linear_in *a, int64_t b, int64_t h, int64_t t0, int n, const float *den, void *y, linear_work *w) {
     for (int t = 0; t < n; t++) {
-        float *row = w->o + t * a->E, inv = den[t] > 0 ? 1.0f / den[t] : 0.0f;
-        for (int j = 0; j < a->e; j++) row[j] = den[t] > 0 ? row[j] * inv : 0.0f;
+        float *row = w->o + t * a->E, inv = 1.0f / den[t];
+        int some = 0;
+        for (int j = 0; j < a->e; j++) row[j] = den[t] == 0 ? 0.0f : row[j] * inv, some |= tm_odd(row[j]);
+        tm_tell(some, a->odd);
         linear_store(a, y, ((b * a->T + t0 + t) * a->H + h) * a->e, row);
     }
 }
@@ -407,6 +413,7 @@ static void linear_forward_head(const linear_in *a, int64_t b, int64_t h, void *
         linear_matmul(LINEAR_T, LINEAR_T, E, w->q, w->kt, w->w, 0, LINEAR_LOWER_OUT);
         linear_cut(w->w, 0);
         int safe = linear_denominators(a, n, den + t0, w, 1);
+        if (a->odd && *a->odd) return; /* all is done again */
         slow[t0 / LINEAR_T] = safe ? 0.0f : 1.0f;
         if (!safe) {
             linear_forward_slow(a, b, h, t0, n, y, den + t0, w);
@@ -430,10 +437,11 @@ static void linear_forward_head(const linear_in *a, int64_t b, int64_t h, void *
         free(w->all);                                                                                                                                          \
     }
 
-/* q, k, v, y (B, T, H e); saved (B, H, T + blocks): the denominators, and which blocks were done token by token. */
+/* q, k, v, y (B, T, H e); saved (B, H, T + blocks): the denominators, and which blocks were done token by token. What is not finite shows in the rows of its
+   block: where ``odd`` is set, not all is done; the caller takes it out and calls again. */
 TM_EXPORT(linear_forward)(int dtype, int elu, const void *q, const void *k, const void *v, const uint8_t *mask, void *y, float *saved, int64_t B, int64_t T, int64_t H,
-                          int64_t e, int64_t qb, int64_t qt, int64_t kb, int64_t kt, int64_t vb, int64_t vt, int threads) {
-    linear_in in = {dtype, elu, (int)e, (int)(tm_ceil(e, TM_VL) * TM_VL), q, k, v, NULL, NULL, mask, T, T, H, qb, qt, kb, kt, vb, vt, 0, 0}, *a = &in;
+                          int64_t e, int64_t qb, int64_t qt, int64_t kb, int64_t kt, int64_t vb, int64_t vt, int threads, int *odd) {
+    linear_in in = {dtype, elu, (int)e, (int)(tm_ceil(e, TM_VL) * TM_VL), q, k, v, NULL, NULL, mask, T, T, H, qb, qt, kb, kt, vb, vt, 0, 0, odd}, *a = &in;
     int64_t each = T + tm_ceil(T, LINEAR_T);
     LINEAR_HEADS(linear_forward_head(a, b, h, y, saved + j * each, saved + j * each + T, w))
 }
@@ -600,7 +608,7 @@ static void linear_backward_head(const linear_in *a, int64_t b, int64_t h, const
 TM_EXPORT(linear_backward)(int dtype, int elu, const void *q, const void *k, const void *v, const uint8_t *mask, const void *y, const float *saved, const void *g, void *dq,
                            void *dk, void *dv, int64_t B, int64_t T, int64_t H, int64_t e, int64_t qb, int64_t qt, int64_t kb, int64_t kt, int64_t vb, int64_t vt,
                            int64_t gb, int64_t gt, int threads) {
-    linear_in in = {dtype, elu, (int)e, (int)(tm_ceil(e, TM_VL) * TM_VL), q, k, v, g, y, mask, T, T, H, qb, qt, kb, kt, vb, vt, gb, gt}, *a = &in;
+    linear_in in = {dtype, elu, (int)e, (int)(tm_ceil(e, TM_VL) * TM_VL), q, k, v, g, y, mask, T, T, H, qb, qt, kb, kt, vb, vt, gb, gt, NULL}, *a = &in;
     int64_t each = T + tm_ceil(T, LINEAR_T);
     LINEAR_HEADS(linear_backward_head(a, b, h, saved + j * each, saved + j * each + T, dq, dk, dv, w))
 }
@@ -637,8 +645,8 @@ static void linear_all_forward_head(const linear_in *a, int64_t b, int64_t h, vo
 
 /* q, y (B, T, H e); k, v (B, S, H e); den (B, H, T) is kept for the backward pass. */
 TM_EXPORT(linear_all_forward)(int dtype, int elu, const void *q, const void *k, const void *v, const uint8_t *mask, void *y, float *den, int64_t B, int64_t T, int64_t S,
-                              int64_t H, int64_t e, int64_t qb, int64_t qt, int64_t kb, int64_t kt, int64_t vb, int64_t vt, int threads) {
-    linear_in in = {dtype, elu, (int)e, (int)(tm_ceil(e, TM_VL) * TM_VL), q, k, v, NULL, NULL, mask, T, S, H, qb, qt, kb, kt, vb, vt, 0, 0}, *a = &in;
+                              int64_t H, int64_t e, int64_t qb, int64_t qt, int64_t kb, int64_t kt, int64_t vb, int64_t vt, int threads, int *odd) {
+    linear_in in = {dtype, elu, (int)e, (int)(tm_ceil(e, TM_VL) * TM_VL), q, k, v, NULL, NULL, mask, T, S, H, qb, qt, kb, kt, vb, vt, 0, 0, odd}, *a = &in;
     LINEAR_HEADS(linear_all_forward_head(a, b, h, y, den + j * T, w))
 }
 
@@ -667,6 +675,6 @@ static void linear_all_backward_head(const linear_in *a, int64_t b, int64_t h, c
 TM_EXPORT(linear_all_backward)(int dtype, int elu, const void *q, const void *k, const void *v, const uint8_t *mask, const void *y, const float *den, const void *g,
                                void *dq, void *dk, void *dv, int64_t B, int64_t T, int64_t S, int64_t H, int64_t e, int64_t qb, int64_t qt, int64_t kb, int64_t kt,
                                int64_t vb, int64_t vt, int64_t gb, int64_t gt, int threads) {
-    linear_in in = {dtype, elu, (int)e, (int)(tm_ceil(e, TM_VL) * TM_VL), q, k, v, g, y, mask, T, S, H, qb, qt, kb, kt, vb, vt, gb, gt}, *a = &in;
+    linear_in in = {dtype, elu, (int)e, (int)(tm_ceil(e, TM_VL) * TM_VL), q, k, v, g, y, mask, T, S, H, qb, qt, kb, kt, vb, vt, gb, gt, NULL}, *a = &in;
     LINEAR_HEADS(linear_all_backward_head(a, b, h, den + j * T, dq, dk, dv, w))
 }

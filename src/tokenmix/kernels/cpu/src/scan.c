@@ -32,7 +32,7 @@ typedef struct {
 #define SCAN_JOIN(kk, vv)                                                                                                                                      \
     float mm = s->m[c];                                                                                                                                        \
     int up = (kk) > mm;                                                                                                                                        \
-    float e = tm_exp_neg(-fabsf((kk)-mm)), old = up ? e : 1.0f, new = up ? 1.0f : e;                                                                           \
+    float e = tm_exp_neg(-fabsf((kk)-mm)), old = up ? e : 1.0f, new = up ? (kk)*0.0f + 1.0f : e; /* a key of +inf gives NaN, as one of NaN does */              \
     float f = s->f[c] * old, nc = s->nc[c] * old + new * (vv), dc = s->dc[c] * old + new;                                                                      \
     float num = s->no[c] * f + nc, den = s->dn[c] * f + dc;
 
@@ -61,7 +61,7 @@ TM_INLINE void scan_step(const int gate, const float *restrict k, const float *r
             num *= q[c] >= 0 ? 1.0f : e1;
             den *= 1.0f + e1;
         }
-        y[c] = den > 0 ? num / den : 0.0f;
+        y[c] = den == 0 ? 0.0f : num / den;
     }
 }
 
@@ -78,7 +78,7 @@ TM_INLINE void scan_look(const int gate, const float *restrict q, float *restric
     TM_IVDEP
     for (int c = 0; c < w; c++) {
         float num = s->no[c] * s->f[c] + s->nc[c], den = s->dn[c] * s->f[c] + s->dc[c], sg = gate ? tm_sigmoid(q[c]) : 1.0f;
-        y[c] = den > 0 ? sg * num / den : 0.0f;
+        y[c] = den == 0 ? 0.0f : sg * num / den;
     }
 }
 
@@ -171,7 +171,7 @@ static void scan_replay(const float *restrict k, const float *restrict v, scan_s
         float kk = k[c];
         SCAN_JOIN(kk, v[c])
         SCAN_KEEP
-        e_[c] = up ? -e : e;
+        e_[c] = up ? -fabsf(e) : fabsf(e);
         n_[c] = num;
         d_[c] = den;
     }
@@ -199,13 +199,14 @@ TM_INLINE void scan_back(const int gate, const int live, const float *restrict v
     for (int c = 0; c < w; c++) {
         float gg = g[c], den = d_[c], shrink = r->shrink[c], e = fabsf(e_[c]);
         int up = signbit(e_[c]) != 0;
-        float e1 = gate ? tm_exp_neg(-fabsf(q[c])) : 0.0f, both = den > 0 ? 1.0f / (den * (1.0f + e1)) : 0.0f, yy = n_[c] * (both * (1.0f + e1));
+        float e1 = gate ? tm_exp_neg(-fabsf(q[c])) : 0.0f, both = den == 0 ? 0.0f : 1.0f / (den * (1.0f + e1)), yy = n_[c] * (both * (1.0f + e1));
+        int none = gg == 0; /* a row that nothing is asked of gives nothing, not even NaN */
         if (gate) {
             float sg = both * den;
-            dq[c] = gg * yy * sg * (e1 * sg);
+            dq[c] = none ? 0.0f : gg * yy * sg * (e1 * sg);
             both *= q[c] >= 0 ? 1.0f : e1;
         }
-        gg *= both;
+        gg = none ? 0.0f : gg * both, yy = none ? 0.0f : yy;
         float f = r->f[c] * shrink, rc = r->rc[c] * shrink + gg, pc = r->pc[c] * shrink + gg * yy;
         r->f[c] = f, r->rc[c] = rc, r->pc[c] = pc;
         if (live) {
@@ -334,11 +335,11 @@ static void scan_all_strip(const scan_in *a, int64_t b, int64_t c0, int w, void 
     scan_sums s __attribute__((aligned(64)));
     scan_start(&s, w, 0, NULL, NULL, NULL);
     scan_all_sums(a, b, c0, w, &s);
-    for (int c = 0; c < w; c++) mean[c] = s.dn[c] > 0 ? s.no[c] / s.dn[c] : 0.0f;
+    for (int c = 0; c < w; c++) mean[c] = s.dn[c] == 0 ? 0.0f : s.no[c] / s.dn[c];
     if (saved)
         for (int c = 0; c < w; c++) {
             float *p = saved + b * 3 * a->D + c0 + c;
-            p[0] = s.m[c], p[a->D] = mean[c], p[2 * a->D] = s.dn[c] > 0 ? 1.0f / s.dn[c] : 0.0f;
+            p[0] = s.m[c], p[a->D] = mean[c], p[2 * a->D] = s.dn[c] == 0 ? 0.0f : 1.0f / s.dn[c];
         }
     for (int64_t t = 0; t < a->T; t++) {
         int64_t at = (b * a->T + t) * a->D + c0;
@@ -370,10 +371,11 @@ TM_EXPORT(scan_all_forward)(int dtype, int gate, const void *q, const void *k, c
 
 /* dv_s = a_s G and dk_s = a_s (v_s - mean) G with G = sum_t g_t gate(q_t) and a_s = e^{k_s} / den: every query sees the same mean. */
 static void scan_all_back_strip(const scan_in *a, int64_t b, int64_t c0, int w, const float *saved, void *dq, void *dk, void *dv) {
-    float kbuf[SCAN_W], vbuf[SCAN_W], qbuf[SCAN_W], gbuf[SCAN_W], o1[SCAN_W], o2[SCAN_W], total[SCAN_W], part[SCAN_W];
-    const float *m = saved + b * 3 * a->D + c0, *mean = m + a->D, *inv = m + 2 * a->D;
+    float kbuf[SCAN_W], vbuf[SCAN_W], qbuf[SCAN_W], gbuf[SCAN_W], o1[SCAN_W], o2[SCAN_W], total[SCAN_W], part[SCAN_W], mean[SCAN_W];
+    const float *m = saved + b * 3 * a->D + c0, *inv = m + 2 * a->D;
     const uint8_t *mask = a->mask ? a->mask + b * a->S : NULL;
     memset(total, 0, sizeof total);
+    memcpy(mean, m + a->D, sizeof(float) * w);
     for (int64_t t0 = 0; t0 < a->T; t0 += SCAN_T) {
         memset(part, 0, sizeof part);
         for (int64_t t = t0; t < tm_min(a->T, t0 + SCAN_T); t++) {
@@ -384,8 +386,8 @@ static void scan_all_back_strip(const scan_in *a, int64_t b, int64_t c0, int w, 
                 float *out = tm_target(a->dtype, dq, at, o1);
                 TM_IVDEP
                 for (int c = 0; c < w; c++) {
-                    float sg = tm_sigmoid(q[c]), gs = g[c] * sg;
-                    out[c] = gs * (1.0f - sg) * mean[c];
+                    float sg = tm_sigmoid(q[c]), gs = g[c] == 0 ? 0.0f : g[c] * sg;
+                    out[c] = gs == 0 ? 0.0f : gs * (1.0f - sg) * mean[c];
                     part[c] += gs;
                 }
                 tm_write(a->dtype, dq, at, out, w);
@@ -393,6 +395,10 @@ static void scan_all_back_strip(const scan_in *a, int64_t b, int64_t c0, int w, 
                 for (int c = 0; c < w; c++) part[c] += g[c];
         }
         for (int c = 0; c < w; c++) total[c] += part[c];
+    }
+    for (int c = 0; c < w; c++) { /* where nothing is asked, nothing is given, not even NaN */
+        mean[c] = total[c] == 0 ? 0.0f : mean[c];
+        total[c] = total[c] == 0 ? 0.0f : inv[c] * total[c];
     }
     for (int64_t t = 0; t < a->S; t++) {
         int64_t at = (b * a->S + t) * a->D + c0;
@@ -404,7 +410,7 @@ static void scan_all_back_strip(const scan_in *a, int64_t b, int64_t c0, int w, 
             const float *k = tm_read(a->dtype, a->k, b * a->kb + t * a->kt + c0, kbuf, w), *v = tm_read(a->dtype, a->v, b * a->vb + t * a->vt + c0, vbuf, w);
             TM_IVDEP
             for (int c = 0; c < w; c++) {
-                float e = tm_exp_neg(k[c] - m[c]) * inv[c] * total[c];
+                float e = tm_exp_neg(k[c] - m[c]) * total[c];
                 pv[c] = e;
                 pk[c] = e * (v[c] - mean[c]);
             }

@@ -66,7 +66,7 @@ TM_INLINE double step_log(double x) {
 /* A key k that weighs exp(k + w), w = high + low: its exponent less a maximum that is no smaller than the float32 sum k + high. */
 TM_INLINE float step_term(float k, float high, float low, float top) {
     float z = k + high, back = z - k, lost = (k - (z - back)) + (high - back);
-    return tm_exp_neg((z - top) + (lost + low));
+    return z < TM_FLOOR ? 0.0f : tm_exp_neg((z - top) + (lost + low)); /* of -inf what is lost would be NaN */
 }
 
 TM_INLINE float step_high(double w) { return (float)(w > STEP_CAP ? STEP_CAP : w); }
@@ -76,7 +76,7 @@ TM_INLINE float step_low(double w) { return (float)((w > STEP_CAP ? STEP_CAP : w
 TM_INLINE void step_join(const float *restrict k, const float *restrict v, double *restrict m, double *restrict num, double *restrict den, int w) {
     TM_IVDEP
     for (int c = 0; c < w; c++) {
-        double d = (double)k[c] - m[c], e = step_exp(-fabs(d)), old = d > 0 ? e : 1.0, new = d > 0 ? 1.0 : e;
+        double d = (double)k[c] - m[c], e = step_exp(-fabs(d)), old = d > 0 ? e : 1.0, new = d > 0 ? d * 0.0 + 1.0 : e; /* a key of +inf gives NaN, as one of NaN does */
         num[c] = num[c] * old + new *(double)v[c];
         den[c] = den[c] * old + new;
         m[c] = d > 0 ? (double)k[c] : m[c];
@@ -102,10 +102,10 @@ TM_INLINE void step_simple_strip(const int dtype, const void *q, const void *k, 
             TM_IVDEP
             for (int c = 0; c < w; c++) {
                 float e = tm_exp_neg(-fabsf(qr[c])), d = (float)den[c];
-                out[c] = d > 0 ? (float)num[c] * (qr[c] >= 0 ? 1.0f : e) / (d * (1.0f + e)) : 0.0f;
+                out[c] = d == 0 ? 0.0f : (float)num[c] * (qr[c] >= 0 ? 1.0f : e) / (d * (1.0f + e));
             }
         } else
-            for (int c = 0; c < w; c++) out[c] = den[c] > 0 ? (float)(num[c] / den[c]) : 0.0f;
+            for (int c = 0; c < w; c++) out[c] = den[c] == 0 ? 0.0f : (float)(num[c] / den[c]);
         step_write(dtype, y, at, out, w);
     }
 }
@@ -248,7 +248,7 @@ TM_INLINE void step_window(const int dtype, const int shift, const step_ring_in 
     for (int c = 0; c < w; c++) {
         float f = tm_exp_neg((float)(m[c] - (double)top[c]));
         float all = d[c] + f * (float)den[c], sum = n[c] + f * (float)num[c];
-        out[c] = all > 0 ? sum / all : 0.0f;
+        out[c] = all == 0 ? 0.0f : sum / all;
     }
 }
 
@@ -278,21 +278,21 @@ TM_INLINE void step_head_window(const int dtype, const step_ring_in *a, int64_t 
     for (int64_t j0 = 0; j0 <= R; j0 += STEP_N) {
         float part = 0.0f;
         for (int64_t j = j0; j < tm_min(j0 + STEP_N, R + 1); j++) {
-            e[j] = 0.0f;
+            e[j] = -1.0f; /* not seen */
             if (!step_seen(a, b, t, t + j)) continue;
             e[j] = step_term(*step_row(dtype, a->keys, a->k, b, t + j, R, a->L, a->h, i, &one, 1), step_high(weights[t + j]), step_low(weights[t + j]), top);
             part += e[j];
         }
         d += part;
     }
-    float f = tm_exp_neg((float)(m - (double)top)), all = d + f * (float)den, inverse = all > 0 ? 1.0f / all : 0.0f;
+    float f = tm_exp_neg((float)(m - (double)top)), all = d + f * (float)den, inverse = all == 0 ? 0.0f : 1.0f / all;
     for (int64_t c0 = 0; c0 < g; c0 += STEP_W) {
         float vbuf[STEP_W], qbuf[STEP_W], ybuf[STEP_W], n[STEP_W], pn[STEP_W];
         int w = (int)tm_min(STEP_W, g - c0);
         int64_t at = (b * a->L + t) * a->D + i * g + c0;
         for (int c = 0; c < w; c++) n[c] = f * (float)num[c0 + c], pn[c] = 0.0f;
         for (int64_t j = 0; j <= R; j++) {
-            if (e[j] != 0.0f) {
+            if (!(e[j] < 0)) {
                 const float *v = step_row(dtype, a->values, a->v, b, t + j, R, a->L, a->D, i * g + c0, vbuf, w);
                 TM_IVDEP
                 for (int c = 0; c < w; c++) pn[c] += e[j] * v[c];
@@ -310,7 +310,7 @@ TM_INLINE void step_head_window(const int dtype, const step_ring_in *a, int64_t 
 TM_INLINE void step_head_fold(const int dtype, const step_ring_in *a, int64_t b, int64_t i, int64_t t, double *m, double *restrict num, double *den) {
     int64_t g = a->D / a->h;
     float one, vbuf[STEP_W];
-    double k = *step_row(dtype, a->keys, a->k, b, t, a->R, a->L, a->h, i, &one, 1), d = k - *m, e = step_exp(-fabs(d)), old = d > 0 ? e : 1.0, new = d > 0 ? 1.0 : e;
+    double k = *step_row(dtype, a->keys, a->k, b, t, a->R, a->L, a->h, i, &one, 1), d = k - *m, e = step_exp(-fabs(d)), old = d > 0 ? e : 1.0, new = d > 0 ? d * 0.0 + 1.0 : e;
     for (int64_t c0 = 0; c0 < g; c0 += STEP_W) {
         int w = (int)tm_min(STEP_W, g - c0);
         const float *v = step_row(dtype, a->values, a->v, b, t, a->R, a->L, a->D, i * g + c0, vbuf, w);
@@ -516,7 +516,7 @@ static void step_segments_joined(const step_ring_in *a, int64_t b, int64_t t, co
         }
         int64_t at = (b * a->L + t) * a->D + c0;
         float *out = tm_target((int)a->dtype, a->y, at, ybuf);
-        for (int c = 0; c < w; c++) out[c] = den[c] > 0 ? (float)(num[c] / den[c]) : 0.0f;
+        for (int c = 0; c < w; c++) out[c] = den[c] == 0 ? 0.0f : (float)(num[c] / den[c]);
         if (a->q) step_gate(step_read((int)a->dtype, a->q, at, qbuf, w), out, w);
         step_write((int)a->dtype, a->y, at, out, w);
     }
@@ -561,7 +561,7 @@ TM_INLINE double step_norm(const int dtype, const void *x, int64_t at, int64_t D
         for (int l = 0; l < TM_VL; l++) sum += lanes[l];
     }
     double square = sum + eps * (double)unit * (double)unit;
-    return (square > 0 ? 1.0 / sqrt(square) : 1.0) * (double)unit;
+    return (square == 0 ? 1.0 : 1.0 / sqrt(square)) * (double)unit;
 }
 
 TM_INLINE void step_hydra_row(const int dtype, int cosine, int mean, double eps, const void *q, const void *k, const void *v, const uint8_t *live, void *y, int64_t b, int64_t L,
@@ -623,7 +623,7 @@ TM_INLINE void step_log_elu(const float *restrict x, double *restrict out, int64
     TM_IVDEP
     for (int64_t c = 0; c < n; c++) {
         double d = x[c], log = step_log(d > 0 ? d + 1.0 : 1.0);
-        out[c] = d > 0 ? log : d;
+        out[c] = d > 0 ? log + d * 0.0 : d; /* of +inf there is no logarithm */
     }
 }
 
@@ -680,7 +680,7 @@ static void step_linear_head(const step_linear_in *a, int64_t b, int64_t i) {
         int seen = !a->live || a->live[b * a->L + t];
         const float *k = seen ? step_read(dtype, a->k, at, rows, (int)e) : NULL, *v = seen ? step_read(dtype, a->v, at, rows + e, (int)e) : NULL;
         step_linear_factors(step_read(dtype, a->q, at, rows + 2 * e, (int)e), k, seen, m, keep, add, ask, e);
-        double den = step_linear_row(from + e * e, acc + e * e, keep, add, ask, seen ? 1.0 : 0.0, e), inverse = den > 0 ? 1.0 / den : 0.0;
+        double den = step_linear_row(from + e * e, acc + e * e, keep, add, ask, seen ? 1.0 : 0.0, e), inverse = den == 0 ? 0.0 : 1.0 / den;
         float *out = tm_target(dtype, a->y, at, rows + 2 * e);
         for (int64_t r = 0; r < e; r++) out[r] = (float)(step_linear_row(from + r * e, acc + r * e, keep, add, ask, seen ? (double)v[r] : 0.0, e) * inverse);
         step_write(dtype, a->y, at, out, (int)e);

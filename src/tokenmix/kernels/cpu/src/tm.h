@@ -3,6 +3,7 @@
 #ifndef TM_H
 #define TM_H
 
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -176,6 +177,14 @@ TM_INLINE void tm_write(int dtype, void *a, int64_t at, const float *buffer, int
 TM_INLINE void tm_ahead(int dtype, const void *a, int64_t at, int n) {
     const char *p = (const char *)a + at * (dtype == TM_F32 ? 4 : 2);
     for (int i = 0; i < n * (dtype == TM_F32 ? 4 : 2); i += 64) __builtin_prefetch(p + i, 0, 2);
+}
+
+/* Whether x is NaN or infinite. */
+TM_INLINE int tm_odd(float x) { return !(fabsf(x) <= FLT_MAX); }
+
+/* Tells the caller, if he asks, that some result is not finite. */
+TM_INLINE void tm_tell(int some, int *odd) {
+    if (some && odd) __atomic_store_n(odd, 1, __ATOMIC_RELAXED);
 }
 
 TM_INLINE int64_t tm_min(int64_t a, int64_t b) { return a < b ? a : b; }

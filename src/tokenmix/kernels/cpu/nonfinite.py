@@ -1,0 +1,158 @@
+"""Calls with keys, values, weights or queries that are NaN or infinite: what each output row, and each gradient, then is.
+
+The products of the kernels work on blocks of rows, in which what a row may not attend weighs 0; but 0 * NaN is NaN. So a kernel tells when an output
+is not finite. Then, and only then, the call is made once more without what is NaN or infinite, and NaN is written into the rows that may attend it. Of what
+is kept for the backward pass the first number is then NaN, by which that pass knows: it takes out the same, and the gradients of these rows.
+
+A key of -inf weighs 0, a log-weight of +inf counts as the largest; both are exact and stay.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+INF, NAN = float("inf"), float("nan")
+
+
+class Alarm:
+    """What a kernel sets where an output is not finite."""
+
+    def __init__(self) -> None:
+        self._set = ctypes.c_int(0)
+        self.pointer = ctypes.addressof(self._set)
+
+    def ring(self) -> None:
+        self._set.value = 1
+
+    def __bool__(self) -> bool:
+        return bool(self._set.value)
+
+
+def at(alarm: Alarm | None) -> int | None:
+    """The address a kernel sets, if it is asked."""
+    return None if alarm is None else alarm.pointer
+
+
+def mark(saved: Tensor) -> None:
+    """Tell the backward pass that this call had to be made without something."""
+    saved.view(-1)[:1] = NAN
+
+
+def marked(saved: Tensor) -> bool:
+    """Whether ``mark`` was called on what is kept."""
+    return saved.numel() > 0 and math.isnan(ctypes.c_float.from_address(saved.data_ptr()).value)
+
+
+class Finite(NamedTuple):
+    """The arguments without what is NaN or infinite, and the outputs (B, T, D) that may attend it."""
+
+    q: Tensor | None
+    k: Tensor
+    v: Tensor
+    rows: Tensor
+
+
+def _over(x: Tensor, causal: bool, T: int) -> Tensor:
+    """Of (B, S, D) whether any token up to each row (B, T, D), or any at all, is set."""
+    return x.cumsum(1, dtype=torch.int32) > 0 if causal else x.any(1, keepdim=True).expand(-1, T, -1)
+
+
+def _later(x: Tensor, causal: bool, S: int) -> Tensor:
+    """Of (B, T, D) whether any row from each token (B, S, D) on, or any at all, is set."""
+    return x.flip(1).cumsum(1, dtype=torch.int32).flip(1) > 0 if causal else x.any(1, keepdim=True).expand(-1, S, -1)
+
+
+def _heads(x: Tensor, heads: int) -> Tensor:
+    """Whether any feature of a head is set: (B, T, heads e) to (B, T, heads)."""
+    return x.unflatten(-1, (heads, -1)).any(-1)
+
+
+def _spread(x: Tensor, D: int) -> Tensor:
+    """(B, T, heads) to (B, T, D)."""
+    return x.repeat_interleave(D // x.shape[-1], -1)
+
+
+def _unbounded(x: Tensor) -> Tensor:
+    return x.isnan() | (x == INF)
+
+
+def without(
+    q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, T: int, *, causal: bool, heads: int | None = None, weights: Tensor | None = None
+) -> Finite:
+    """Take out what live tokens hold, and find the rows that may attend it.
+
+    Args:
+        k: (B, S, D), or (B, S, h) with a key per head.
+        heads: in attention by products of features, how many heads the keys and queries are cut into; None where each feature, or key, stands alone.
+        weights: (B or 1, T, 1 or D) rows whose own log-weights are NaN.
+    """
+    D, live = v.shape[-1], True if mask is None else mask[..., None]
+    keys = _unbounded(k) & live
+    if heads is not None:
+        keys = _spread(_heads(keys, heads), D)
+    values = ~v.isfinite() & live
+    rows = _over(_spread(keys, D) | values, causal, T)
+    if weights is not None:
+        rows = rows | weights
+    if q is not None:
+        own = q.isnan() if heads is None else _spread(_heads(_unbounded(q), heads), D)
+        q, rows = q.masked_fill(own, 0.0), rows | own
+    return Finite(q, k.masked_fill(keys, -INF), v.masked_fill(values, 0.0), rows)
+
+
+def without_weights(w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool, before: int = 0) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Log-weights w (Bw, T, S), or factors (Bw, T, r) and (Bw, S, r), without what is NaN, and the rows (B or Bw, T, 1) it meets with a live key.
+
+    Args:
+        before: rows of the causal form before the first of w.
+    """
+    S = w.shape[-1] if w2 is None else w2.shape[-2]
+    live = torch.ones(1, S, dtype=torch.bool) if mask is None else mask
+    if w2 is None:
+        bad = w.isnan()
+        seen = bad.tril(before) if causal else bad
+        return w.masked_fill(bad, 0.0), None, seen.float() @ live[..., None].float() > 0
+    own, other = (~a.isfinite().all(-1, keepdim=True) for a in (w, w2))
+    rows = own & _over(live[..., None], causal, w.shape[-2]) | _over(other & live[..., None], causal, w.shape[-2])
+    return w.masked_fill(own, 0.0), w2.masked_fill(other, 0.0), rows
+
+
+def spoilt_weights(dw: Tensor, dw2: Tensor, hot: Hot, *, causal: bool) -> tuple[Tensor, Tensor]:
+    """Gradients of ``without_weights``' arguments, dw2 empty where there are no factors, with NaN where the rows that are NaN have a part in them."""
+    rows, tokens = (a.any(-1) if dw.shape[0] > 1 else a.any(-1).any(0, keepdim=True) for a in (hot.rows, hot.tokens))
+    if dw2.numel():
+        return dw.masked_fill(rows[..., None], NAN), dw2.masked_fill(tokens[..., None], NAN)
+    pairs = rows[..., None] & tokens[:, None]
+    return dw.masked_fill(pairs.tril() if causal else pairs, NAN), dw2
+
+
+class Hot(NamedTuple):
+    """Where gradients are NaN: rows (B, T, D) that are NaN and of which something is asked, and tokens (B, S, D) that they may attend; g without these rows."""
+
+    g: Tensor
+    rows: Tensor
+    tokens: Tensor
+
+
+def asked(g: Tensor, rows: Tensor, mask: Tensor | None, S: int, *, causal: bool) -> Hot:
+    """What a gradient g of the outputs asks of rows that are NaN; a g that is not finite counts as such a row."""
+    hot = (rows & (g != 0)) | ~g.isfinite()
+    tokens = _later(hot, causal, S)
+    return Hot(g.masked_fill(rows | hot, 0.0), hot, tokens if mask is None else tokens & mask[..., None])
+
+
+def spoilt(grads: Sequence[Tensor], hot: Hot, *, heads: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk and dv with NaN where the rows that are NaN have a part in them."""
+    dq, dk, dv = grads
+    rows, keys, D = hot.rows, hot.tokens, dv.shape[-1]
+    if heads is not None:
+        rows, keys = (_spread(_heads(a, heads), D) for a in (rows, keys))
+    elif dk.shape[-1] != D:
+        keys = _heads(keys, dk.shape[-1])
+    return dq.masked_fill(rows, NAN) if dq.numel() else dq, dk.masked_fill(keys, NAN), dv.masked_fill(hot.tokens, NAN)
