@@ -119,8 +119,8 @@ MUTATIONS = [
     Mutation(
         "decoding reads the first rows of the table",
         "mixers/synthesizer.py",
-        "self.logits.tables(), at, state.places)), state\n\n\nclass SynthesizerFactorizedDense",
-        "self.logits.tables(), at - at[:, :1], state.places)), state\n\n\nclass SynthesizerFactorizedDense",
+        "self.read(self.logits, x), at, state.places)), state\n\n\nclass SynthesizerFactorizedDense",
+        "self.read(self.logits, x), at - at[:, :1], state.places)), state\n\n\nclass SynthesizerFactorizedDense",
         "synthesizer_random",
         True,
         "streaming_equals_parallel",

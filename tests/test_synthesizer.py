@@ -21,7 +21,7 @@ def count(mixer) -> int:
 
 def logits_of(mixer, x):
     """The logits (.., H, T, T) of a mixer with one kind of them, from its own tables."""
-    T, tables = x.shape[1], mixer.logits.tables()
+    T, tables = x.shape[1], mixer.logits()
     name = next(n for n, cls in MIXERS.items() if type(mixer) is cls).removeprefix("synthesizer_")
     return LOGITS[name](mixer.q_proj(x) if hasattr(mixer, "q_proj") else x, tables, T, T)
 
@@ -122,7 +122,7 @@ def test_all_factorised_logits_are_distinct(n, factor):
     logits = logits_of(mixer, x)
     assert logits.shape == (2, H, n, n)
     assert all(row.unique().numel() == n for row in logits.flatten(0, 2))
-    q, tables = mixer.q_proj(x), mixer.logits.tables()
+    q, tables = mixer.q_proj(x), mixer.logits()
     places = torch.arange(n).flip(0).expand(2, n)
     assert torch.equal(factorized_dense_logits(q, tables, n, places), logits.flip(-1))
     hidden = q.unflatten(-1, (H, -1)).relu()
@@ -283,7 +283,7 @@ def test_mixture_joins_logits_and_not_weights():
     with torch.no_grad():
         mixer.alpha.copy_(torch.tensor([0.3, -0.8]))
     x = torch.randn(1, N, D, dtype=torch.float64)
-    a, (r1, r2) = mixer.alpha.detach().softmax(0), mixer.factorized_random.tables()
+    a, (r1, r2) = mixer.alpha.detach().softmax(0), mixer.factorized_random()
     each = mixer.random.weight.detach(), (r1 @ r2.mT).detach()
     got = weights_of(mixer, x)[0].permute(2, 0, 1).detach()
     torch.testing.assert_close(got, (a[0] * each[0] + a[1] * each[1]).softmax(-1))
@@ -340,7 +340,7 @@ def test_dense_without_a_first_layer_reads_each_heads_features():
     want = torch.einsum("bthe,hen->bhtn", x.unflatten(-1, (H, -1)), mixer.logits.weight) + mixer.logits.bias[:, None]
     assert mixer.q_proj is None
     torch.testing.assert_close(mixer(x), mixer.out_proj(F.synthesize(want, mixer.v_proj(x))))
-    assert float((dense_logits(x, mixer.logits.tables(), N, N) - want).abs().max()) > 0.01
+    assert float((dense_logits(x, mixer.logits(), N, N) - want).abs().max()) > 0.01
 
 
 # Lengths and refusals

@@ -79,7 +79,7 @@ def steps(new: tuple[Tensor, ...], past: tuple[Tensor, ...]) -> bool:
 
     Args:
         new: contiguous tensors (B, L, .) of one floating point dtype.
-        past: contiguous tensors of the state.
+        past: contiguous tensors of the state; that they are of the type and size the kernel reads is for the caller to ask.
     """
     if not _cpu or _default in _NO_STEPS or _compiling() or _modes() or _functorch() is not None or _tracing() is not None:
         return False
@@ -93,6 +93,11 @@ def steps(new: tuple[Tensor, ...], past: tuple[Tensor, ...]) -> bool:
         if not t.is_cpu or not t.is_contiguous() or type(t) not in _PLAIN or graph and t.requires_grad:
             return False
     return True
+
+
+def masks(k: Tensor, live: Tensor | None) -> bool:
+    """Whether a mask is one byte for each of the keys k (B, L, .) on the CPU, as the C kernels read it."""
+    return live is None or live.dtype is torch.bool and live.is_cpu and live.shape == k.shape[:2]
 
 
 def _misfit(name: str, tensors: tuple[Tensor | None, ...], first: Tensor) -> str | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..kernels import cpu
 from ..kernels.cpu import full, scan, step
-from ._backend import steps
+from ._backend import masks, steps
 from ._band import causal_sums
 from ._gates import gated
 from ._nonfinite import honest_chunk, over_pairs
@@ -43,7 +43,13 @@ def absorb(past: Past, k: Tensor, v: Tensor, live: Tensor | None, *, heads: int 
 def aft_simple_chunk(q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: Tensor | None = None, gate: str | None = "sigmoid") -> tuple[Tensor, Past]:
     """AFT-simple over L new tokens after ``past``: outputs (B, L, D) and the sums after them."""
     fused = gate == "sigmoid"
-    if steps((q, k, v) if fused else (k, v), past) and k.nbytes == v.nbytes and (not fused or q.nbytes == v.nbytes) and _fits(past, k, v):
+    if (
+        steps((q, k, v) if fused else (k, v), past)
+        and k.nbytes == v.nbytes
+        and (not fused or q.nbytes == v.nbytes)
+        and _fits(past, k, v)
+        and masks(k, key_mask)
+    ):
         live = None if key_mask is None else key_mask.contiguous()
         form = step.simple if k.shape[1] < LONG else scan.extend
         y, after = form(q if fused else None, k, v, live, past)
@@ -177,13 +183,15 @@ def _ready(q: Tensor | None, new: Past, kept: Past, w: Tensor, far: tuple[Tensor
         return False
     (B, L, D), (R, h) = v.shape, keys.shape[1:]
     fits = live.shape == (B, L) and lives.shape == (B, R) and k.shape == (B, L, h) and keys.shape == (B, R, h) and values.shape == (B, R, D)
+    fits = fits and live.dtype is lives.dtype is torch.bool
     return fits and w.dtype is torch.float64 and w.shape[-2:] == (L, R + L) and w.shape[0] in (1, B) and w.shape[1] in (1, h)
 
 
 def _fits(past: Past, k: Tensor, v: Tensor) -> bool:
     """Whether sums are those of keys (B, L, h) and values (B, L, D)."""
     B, h = k.shape[0], k.shape[2]
-    return past[0].nbytes == past[2].nbytes == 8 * B * h and past[1].nbytes == 8 * B * v.shape[2]
+    wide = past[0].dtype is past[1].dtype is past[2].dtype is torch.float64
+    return wide and past[0].nbytes == past[2].nbytes == 8 * B * h and past[1].nbytes == 8 * B * v.shape[2]
 
 
 def _lift(past: Past, heads: int) -> Sums:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.cpu import step
-from ._backend import steps
+from ._backend import masks, steps
 from ._checks import check_eps
 from ._heads import by_head
 from ._nonfinite import honest_chunk
@@ -112,7 +112,7 @@ def extend_chunk(
             y, after = aft_simple_chunk(MAPS[of_query](q.to(_wide(q)), eps), k, v, past, key_mask=live, gate="identity")  # type: ignore[arg-type]  # three
             return y.to(q.dtype), after
         q = q.contiguous()
-        if of_query == of_keys in STEPPED and past[0].shape == (q.shape[0], heads) and steps((q, k, v), past):
+        if of_query == of_keys in STEPPED and past[0].shape == (q.shape[0], heads) and steps((q, k, v), past) and _counted(past, live, k):
             live = None if live is None else live.contiguous()
             return step.hydra(q, k, v, live, past, cosine=of_keys == "cosine", mean=normalise or of_keys == "mean", eps=eps)  # type: ignore[arg-type]  # two
 
@@ -120,6 +120,12 @@ def extend_chunk(
         return extend_sums(q, k, v, past, live=live, heads=heads, feature=feature, normalise=normalise, eps=eps)
 
     return honest_chunk(form, q, k, v, key_mask=live)
+
+
+def _counted(past: Past, live: Tensor | None, k: Tensor) -> bool:
+    """Whether sums and their number, and a mask, are what the C kernel reads without looking."""
+    total, number = past
+    return total.dtype is torch.float64 and number.dtype is torch.int64 and number.shape == k.shape[:1] and masks(k, live)
 
 
 def extend_sums(

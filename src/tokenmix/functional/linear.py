@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..kernels.cpu import step
 from . import _kernel_sums as sums
-from ._backend import kernel, steps
+from ._backend import kernel, masks, steps
 from ._checks import check_name, check_qkv
 from ._linear_op import linear_kernel
 from ._nonfinite import honest, honest_chunk
@@ -75,7 +75,7 @@ def linear_chunk(q: Tensor, k: Tensor, v: Tensor, past: sums.Past, *, heads: int
     """New tokens (B, L, H e) over the sums of all keys before them and each other: outputs, and the sums after them."""
     e = q.shape[-1] // heads
     fits = q.shape == k.shape == v.shape and past[0].shape == (q.shape[0], heads, e) and past[1].shape == (q.shape[0], heads, e + 1, e)
-    if feature == "elu" and fits and steps((q, k, v), past):
+    if feature == "elu" and fits and past[0].dtype is past[1].dtype is torch.float64 and steps((q, k, v), past) and masks(k, key_mask):
         return step.linear(q, k, v, None if key_mask is None else key_mask.contiguous(), past)
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, sums.Past]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,13 @@ class AFTFullState(NamedTuple):
     live: Tensor
     places: Tensor
     position: Tensor
+
+
+def empty_full(batch_size: int, dim: int, *, device: Any, dtype: torch.dtype) -> AFTFullState:
+    """No keys and values yet."""
+    keys = torch.zeros(batch_size, 0, dim, device=device, dtype=dtype)
+    places = torch.zeros(batch_size, 0, dtype=torch.long, device=device)
+    return AFTFullState(keys, keys.clone(), places.bool(), places, places.new_zeros(batch_size))
 
 
 def history_of(mixer: Mixer, context: Tensor, context_mask: Tensor | None) -> AFTFullState:
@@ -129,7 +136,7 @@ class AFTFull(Mixer):
         self.max_context_len = max_context_len or max_len
         self.gate = gate
         add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
-        self.bias = PairBias(max_len, self.max_context_len, rank=rank, init_std=init_std)
+        self.bias = PairBias(max_len, self.max_context_len, rank=rank, init_std=init_std, owner=type(self).__name__)
 
     def resize(self, max_len: int, max_context_len: int | None = None) -> None:
         """Interpolate the bias to another number of positions."""
@@ -158,9 +165,7 @@ class AFTFull(Mixer):
         return MixingCost(flops=flops, counted=flops, activations=72 * T * D + 16 * pairs, state=(8 * D + 9) * T + 8)
 
     def empty_state(self, batch_size, *, device, dtype):
-        keys = torch.zeros(batch_size, 0, self.dim, device=device, dtype=dtype)
-        places = torch.zeros(batch_size, 0, dtype=torch.long, device=device)
-        return AFTFullState(keys, keys.clone(), places.bool(), places, torch.zeros(batch_size, dtype=torch.long, device=device))
+        return empty_full(batch_size, self.dim, device=device, dtype=dtype)
 
     def context_state(self, context, context_mask):
         return history_of(self, context, context_mask)
@@ -178,7 +183,7 @@ class AFTFull(Mixer):
     def _mix_piece(self, x, state, at, live):
         q, kept = queries(self, x), (state.keys, state.values, state.live)
         new = self.k_proj(x).to(state.keys.dtype), self.v_proj(x).to(state.values.dtype), live
-        found = chunk.pair_weights(*self.bias.parts(), at, state.places, keep=state.places.shape[1] + at.shape[1])
+        found = chunk.pair_weights(*self.bias.on(x.device), at, state.places, keep=state.places.shape[1] + at.shape[1])
         if found is None:
             places = torch.cat([state.places, at], 1)
             w = self.bias.table(at, places)[:, None]
@@ -226,7 +231,7 @@ class AFTLocal(Mixer):
             self.refuse(f"outside must be 'zero', or 'none' with window >= 1, got outside={outside!r}, window={window}")
         self.gate = gate
         add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
-        self.bias = PairBias(max_len, self.max_context_len, rank=rank, init_std=init_std, empty=window == 0)
+        self.bias = PairBias(max_len, self.max_context_len, rank=rank, init_std=init_std, empty=window == 0, owner=type(self).__name__)
 
     def resize(self, max_len: int, max_context_len: int | None = None) -> None:
         """Interpolate the bias to another number of positions; the window stays as it is."""
@@ -262,6 +267,9 @@ class AFTLocal(Mixer):
         ring = max(self.window - 1, 0)
         return empty_ring(batch_size, ring, self.dim, self.dim, device=device, dtype=dtype)
 
+    def empty_context_state(self, batch_size, *, device, dtype):
+        return empty_full(batch_size, self.dim, device=device, dtype=dtype)
+
     def context_state(self, context, context_mask):
         return history_of(self, context, context_mask)
 
@@ -284,7 +292,7 @@ class AFTLocal(Mixer):
 
     def _mix_piece(self, x, state, at, live):
         none = self.outside == "none"
-        found = chunk.pair_weights(*self.bias.parts(), at, state.places, window=self.window, keep=state.places.shape[1])
+        found = chunk.pair_weights(*self.bias.on(x.device), at, state.places, window=self.window, keep=state.places.shape[1])
         if found is not None:
             return ring_step(self, x, state, found[2], live, *found[:2], only_near=none)
         places = torch.cat([state.places, at], 1)

@@ -15,6 +15,7 @@ from ..functional._places import counted_on
 from ..functional.axial import along
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
+from .hands_out import ReadLinear
 from .options import at_least, check_heads, one_of
 from .parts import alive, check_places, in_pieces, largest_dot, row_starts
 
@@ -77,7 +78,7 @@ class Axial(Mixer):
         self.v_proj = nn.Linear(dim, keys * dim, bias=qkv_bias)
         self.stages = 0 if combine == "sum" else 1 if causal else ndim - 1
         for n in range(self.stages):
-            self.register_module(f"stage_{n + 2}", nn.Linear(dim, (2 if causal else 3) * dim, bias=qkv_bias))
+            self.register_module(f"stage_{n + 2}", ReadLinear(dim, (2 if causal else 3) * dim, bias=qkv_bias))
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
 
     def _check_options(self, heads: int, ndim: int, width: int | None, order: list[int] | None, combine: str) -> None:
@@ -114,8 +115,8 @@ class Axial(Mixer):
 
     def _later(self, x: Tensor) -> tuple[Tensor, ...]:
         """Weights and biases of the stages after the first."""
-        maps = [m for m in (self.get_submodule(f"stage_{n + 2}") for n in range(self.stages)) if isinstance(m, nn.Linear)]
-        return tuple(a for m in maps for a in (m.weight, x.new_zeros(m.out_features) if m.bias is None else m.bias))
+        maps = [self.read(self.get_submodule(f"stage_{n + 2}"), x) for n in range(self.stages)]
+        return tuple(a for weight, *bias in maps for a in (weight, bias[0] if bias else x.new_zeros(len(weight))))
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
@@ -142,6 +143,9 @@ class Axial(Mixer):
         row = torch.zeros(batch_size, self.width, 5 * self.dim, device=device, dtype=dtype)
         places = torch.zeros(batch_size, self.width, dtype=torch.long, device=device)
         return AxialState(row, row[..., : 2 * self.dim].clone(), places.bool(), places, torch.zeros(batch_size, dtype=torch.long, device=device))
+
+    def state_lengths(self):
+        return {"column": "tokens", "live": "tokens", "places": "tokens"}
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))

@@ -8,21 +8,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from math import prod
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..errors import MixerError
+from .belonging import Kinds, own_state, working_dtype
 from .cost import Cost, MixingCost
+from .hands_out import HandsOut
 from .state import State as State
 from .state import chunk_positions as chunk_positions
 from .state import register_state as register_state
 from .state import token_positions as token_positions
 
+_CONTEXT = object()  # in the place of a state: make one of a context
 FEW = 16  # numbers that Python compares faster than torch
 SHORT = 6  # packed sequences of up to two to this many tokens are alike
 
@@ -75,6 +76,7 @@ class Mixer(nn.Module, ABC):
         super().__init__()
         self.dim, self.causal, self.max_len = dim, causal, max_len
         self.max_context_len: int | None = max_len
+        self.state_kinds = Kinds()
         if not isinstance(dim, int) or dim < 1:
             self.refuse(f"dim must be a positive integer, got {dim!r}")
         if max_len is not None and (not isinstance(max_len, int) or max_len < 1):
@@ -154,6 +156,7 @@ class Mixer(nn.Module, ABC):
         attn_mask: Tensor | None = None,
         grid: tuple[int, ...] | None = None,
         prefix: int = 0,
+        state: State = None,
     ) -> Tensor:
         """Mix x (B, T, D) with itself or with ``context`` (B, S, D).
 
@@ -164,10 +167,14 @@ class Mixer(nn.Module, ABC):
             attn_mask: (T, S) or (B, T, S) bool, for mixers that weigh pairs; all masks are ANDed.
             grid: (H, W) or (D, H, W) of the tokens after the first ``prefix`` ones, for mixers on grids.
             prefix: leading tokens outside the grid (class token, registers).
+            state: given by ``extend`` and ``init_state``, whose calls take this way too, so that hooks see them; they then return what those do.
 
         Returns:
             (B, T, D). A query with nothing to attend gives ``out_proj(0)``; outputs at masked positions are finite.
         """
+        if state is not None:
+            return self._stream(x, state, positions, key_mask)  # type: ignore[return-value]  # for extend and init_state alone
+        self._check_devices(x)
         self._check_input(x, "x")
         self._check_context(x, context)
         self._check_masks(x, x if context is None else context, key_mask, attn_mask)
@@ -185,7 +192,7 @@ class Mixer(nn.Module, ABC):
         """
         lengths = self._check_packed(x, cu_seqlens)
         if x.shape[0] == 0:
-            return self.forward(x[None])[0]
+            return self(x[None])[0]
         mixed, places = zip(*(self._mix_alike(x, cu_seqlens[which], lengths[which]) for which in _alike(lengths)), strict=True)
         return torch.cat(mixed)[torch.cat(places).argsort()]
 
@@ -196,7 +203,7 @@ class Mixer(nn.Module, ABC):
         places = (starts[:, None] + steps)[mask]
         padded = x.new_zeros(*mask.shape, self.dim)
         padded[mask] = x[places]
-        return self.forward(padded, key_mask=None if bool(mask.all()) else mask)[mask], places
+        return self(padded, key_mask=None if bool(mask.all()) else mask)[mask], places
 
     def init_state(
         self,
@@ -213,31 +220,41 @@ class Mixer(nn.Module, ABC):
         if context is None:
             if not self.causal:
                 self.refuse("was built with causal=False; only causal mixers stream, or any mixer over a context given here")
-            weight = next(chain(self.parameters(), self.buffers()), None)
-            device = device if device is not None or weight is None else weight.device
-            dtype = dtype if dtype is not None or weight is None else weight.dtype
-            return self.empty_state(batch_size, device=device, dtype=dtype or torch.get_default_dtype())
-        self._check_input(context, "context")
-        self._check_context(context, context)
-        if context.shape[0] != batch_size:
+            if device is None:
+                weight = next(self.parameters(), next(self.buffers(), None))
+                device = None if weight is None else weight.device
+            return self.empty_state(batch_size, device=device, dtype=dtype or working_dtype(self) or torch.get_default_dtype())
+        if context.ndim == 3 and context.shape[0] != batch_size:
             self.refuse(f"expects a context of {batch_size} rows, got shape {tuple(context.shape)}")
-        self._check_masks(context, context, context_mask, None)
-        return self.context_state(context, context_mask)
+        return self(context, key_mask=context_mask, state=_CONTEXT)
 
     def extend(self, x: Tensor, state: State, *, positions: Tensor | None = None, key_mask: Tensor | None = None) -> tuple[Tensor, State]:
         """Mix the next L >= 1 tokens x (B, L, D) with everything before them. Returns the outputs and the new state.
 
-        ``key_mask`` (B, L) marks padding in this chunk; ``positions`` (B, L) replaces the running counter for this chunk and those after it.
+        ``key_mask`` (B, L) marks padding in this chunk; ``positions`` (B, L) replaces the running counter for this chunk and those after it. A state in
+        other floating point types than this mixer's is converted; a state of another mixer is refused.
         """
+        if state is None:
+            self.refuse("extend needs a state; start with init_state")
+        return self(x, positions=positions, key_mask=key_mask, state=state)
+
+    def _stream(self, x: Tensor, state: State, positions: Tensor | None, key_mask: Tensor | None) -> Any:
+        """``extend``, or, of a context, the state that ``init_state`` gives."""
         if not self.supports_streaming:
             self.refuse("has no streaming form; call forward on the whole sequence")
+        self._check_devices(x)
+        if state is _CONTEXT:
+            self._check_input(x, "context")
+            self._check_context(x, x)
+            self._check_masks(x, x, key_mask, None)
+            return self.context_state(x, key_mask)
         self._check_input(x, "x")
         if x.shape[1] == 0:
             self.refuse("extend needs at least one token, got a chunk of length 0")
-        first = state[0] if isinstance(state[0], Tensor) else pytree.tree_leaves(state)[0]
-        rows = first.shape[0]
-        if rows != x.shape[0]:
-            self.refuse(f"the state has {rows} rows and x has {x.shape[0]}; pick rows with reorder(state, index)")
+        if not self.causal and not self.supports_context:
+            self.refuse("was built with causal=False and streams nothing; build it with causal=True")
+        if not torch.compiler.is_compiling():
+            state = own_state(self, x, state)
         if not self.causal and key_mask is not None:
             self.refuse("over a context, the mask of the keys is given to init_state as context_mask")
         self._check_masks(x, x, key_mask, None)
@@ -266,9 +283,33 @@ class Mixer(nn.Module, ABC):
         """The state of a causal mixer that has seen nothing."""
         raise NotImplementedError
 
+    def empty_context_state(self, batch_size: int, *, device: Any, dtype: torch.dtype) -> State:
+        """The state over a context without tokens; like ``empty_state`` where nothing else is said."""
+        return self.empty_state(batch_size, device=device, dtype=dtype)
+
+    def state_lengths(self) -> dict[str, str]:
+        """Of fields of the causal state that grow though they are not empty at first, or not with the tokens: what they grow with, along axis 1."""
+        return {}
+
     def context_state(self, context: Tensor, context_mask: Tensor | None) -> State:
         """The state of a mixer whose keys and values all come from ``context``."""
         self.refuse("has no streaming form over a context; call forward(x, context)")
+
+    def read(self, child: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+        """The weights of a child as tensors. It hands them out when called without input, so that hooks, which may fetch them, see that call too."""
+        given: Any = child() if isinstance(child, HandsOut) else (child.weight, child.bias)
+        weights = tuple(a for a in given if a is not None)
+        for a in weights:
+            if a.device != x.device:
+                self.refuse(f"has weights on {a.device} and x on {x.device}; move one to the other")
+        return weights
+
+    def _check_devices(self, x: Tensor) -> None:
+        """Refuse own parameters that are elsewhere than x: products with a tensor on the meta device give numbers instead of an error."""
+        for own in (self._parameters, self._buffers):
+            for name, a in own.items():
+                if a is not None and a.device != x.device:
+                    self.refuse(f"has {name} on {a.device} and x on {x.device}; move one to the other")
 
     def _check_input(self, x: Tensor, label: str) -> None:
         if x.ndim != 3 or x.shape[-1] != self.dim:
@@ -289,13 +330,21 @@ class Mixer(nn.Module, ABC):
         self._check_input(context, "context")
         if context.shape[0] != x.shape[0]:
             self.refuse(f"expects a context of {x.shape[0]} rows like x, got shape {tuple(context.shape)}")
+        self._check_beside(x, "context", context)
+
+    def _check_beside(self, x: Tensor, what: str, a: Tensor) -> None:
+        if a.device != x.device:
+            self.refuse(f"expects {what} on {x.device}, where x is, got one on {a.device}")
 
     def _check_masks(self, x: Tensor, keys: Tensor, key_mask: Tensor | None, attn_mask: Tensor | None) -> None:
         B, T, S = x.shape[0], x.shape[1], keys.shape[1]
         if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != (B, S)):
             self.refuse(f"expects a bool key_mask of shape {(B, S)}, True = may be attended, got {key_mask.dtype} {tuple(key_mask.shape)}")
+        if key_mask is not None:
+            self._check_beside(x, "key_mask", key_mask)
         if attn_mask is None:
             return
+        self._check_beside(x, "attn_mask", attn_mask)
         if not self.supports_attn_mask:
             self.refuse("does not weigh pairs of tokens and takes no attn_mask; key_mask is what it can honour")
         if attn_mask.dtype != torch.bool or tuple(attn_mask.shape) not in ((T, S), (B, T, S)):
@@ -318,6 +367,7 @@ class Mixer(nn.Module, ABC):
             return
         if positions.dtype not in (torch.int64, torch.int32) or positions.shape != x.shape[:2]:
             self.refuse(f"expects integer positions of shape {tuple(x.shape[:2])}, got {positions.dtype} {tuple(positions.shape)}")
+        self._check_beside(x, "positions", positions)
         self.check_range(positions)
 
     def check_range(self, positions: Tensor, limit: int | None = None, why: str = "") -> None:
@@ -339,6 +389,7 @@ class Mixer(nn.Module, ABC):
             self.refuse(f"expects packed x of shape (tokens, {self.dim}), got {tuple(x.shape)}")
         if cu_seqlens.ndim != 1 or cu_seqlens.dtype != torch.int32 or cu_seqlens.numel() < 1:
             self.refuse(f"expects cu_seqlens as a 1-D int32 tensor of cumulative lengths, got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}")
+        self._check_beside(x, "cu_seqlens", cu_seqlens)
         lengths = cu_seqlens.diff()
         if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != x.shape[0] or bool((lengths < 0).any()):
             self.refuse(f"expects cu_seqlens to rise from 0 to {x.shape[0]}, got {cu_seqlens.tolist()}")

@@ -71,7 +71,7 @@ class Compressive(Mixer):
         at_least(self, 1, memory=memory, compressed=compressed, rate=rate)
         one_of(self, form.POOLS, pool=pool)
         self.heads, self.sizes = heads, form.Sizes(memory, compressed, rate, pool)
-        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias, read=("k_proj", "v_proj"))
         self.relative = nn.Parameter(torch.empty(dim, dim + dim % 2))
         self.content, self.place = nn.Parameter(torch.empty(dim)), nn.Parameter(torch.empty(dim))
         self.squeeze = nn.Parameter(torch.empty(dim, dim, rate)) if pool == "conv" else None
@@ -89,8 +89,8 @@ class Compressive(Mixer):
 
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:
         """W_k, b_k, W_v, b_v."""
-        maps = [m for m in (self.get_submodule("k_proj"), self.get_submodule("v_proj")) if isinstance(m, nn.Linear)]
-        return tuple(a for m in maps for a in (m.weight, x.new_zeros(self.dim) if m.bias is None else m.bias))
+        maps = [self.read(self.get_submodule(name), x) for name in ("k_proj", "v_proj")]
+        return tuple(a for weight, *bias in maps for a in (weight, bias[0] if bias else x.new_zeros(self.dim)))
 
     def _squeeze(self) -> tuple[Tensor, ...]:
         return () if self.squeeze is None or self.squeeze_bias is None else (self.squeeze, self.squeeze_bias)

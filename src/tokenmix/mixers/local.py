@@ -11,7 +11,7 @@ from .. import functional as F
 from ..functional.patterns import local_chunk
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
-from .history import HistoryState
+from .history import HistoryState, empty_history
 from .options import at_least
 from .parts import add_projections, alive, check_places, in_pieces, largest_dot
 from .pattern_parts import BlockCost, kept_bytes
@@ -95,6 +95,9 @@ class Local(Mixer):
         places = torch.zeros(keys.shape[:2], dtype=torch.long, device=device)
         far = torch.zeros(batch_size, self.dim, device=device, dtype=torch.float64)
         return LocalState(keys, keys.clone(), places.bool(), places, far, far.new_zeros(batch_size), places.new_zeros(batch_size))
+
+    def empty_context_state(self, batch_size, *, device, dtype):
+        return empty_history(batch_size, self.dim, device=device, dtype=dtype)
 
     def context_state(self, context, context_mask):
         places = token_positions(context, context_mask)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import functional as F
 from ..functional._masks import kept
@@ -14,6 +14,7 @@ from ..functional.attention import attention
 from ..functional.memory_compressed import Slots, cells_of, folded, over_slots
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
+from .hands_out import ReadConv1d
 from .options import at_least
 from .parts import add_projections, alive, check_places, in_pieces, largest_dot
 
@@ -78,13 +79,14 @@ class MemoryCompressed(Mixer):
         at_least(self, 1, block=self.block)
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         short = mode == "compressed"
-        self.k_conv = nn.Conv1d(dim, dim, self.block, stride=self.block) if short else None
-        self.v_conv = nn.Conv1d(dim, dim, self.block, stride=self.block) if short else None
+        self.k_conv = ReadConv1d(dim, dim, self.block, stride=self.block) if short else None
+        self.v_conv = ReadConv1d(dim, dim, self.block, stride=self.block) if short else None
 
-    def _conv(self) -> tuple[Tensor, ...]:
+    def _conv(self, x: Tensor) -> tuple[Tensor, ...]:
         if self.k_conv is None or self.v_conv is None:
             return ()
-        return self.k_conv.weight, self.v_conv.weight, self.k_conv.bias, self.v_conv.bias  # type: ignore[return-value]  # built with bias
+        (k, k_bias), (v, v_bias) = (self.read(conv, x) for conv in (self.k_conv, self.v_conv))
+        return k, v, k_bias, v_bias
 
     def excepted(self):
         return dict(self.exceptions) if self.mode == "local" else {}
@@ -92,7 +94,7 @@ class MemoryCompressed(Mixer):
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.memory_compressed`` for this input: (positional, keyword)."""
         check_places(self, positions, key_mask, rising=self.causal)
-        args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self._conv()
+        args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self._conv(x)
         options = {"heads": self.heads, "block": self.block, "mode": self.mode, "positions": positions}
         return args, {**options, "causal": self.causal, "key_mask": key_mask}
 
@@ -135,6 +137,11 @@ class MemoryCompressed(Mixer):
         position = torch.zeros(batch_size, dtype=torch.long, device=device)
         return MemoryCompressedState(*slots, *near, torch.zeros(batch_size, 0, dtype=torch.bool, device=device), position)
 
+    def state_lengths(self):
+        if self.mode == "local":
+            return {"scattered": "rows with positions"}
+        return {name: "near" if name.startswith("near") else "slots" for name in MemoryCompressedState._fields[:8]} | {"scattered": "rows with positions"}
+
     def mix_chunk(self, x, state, *, positions, key_mask):
         check_places(self, positions, key_mask, ring=True, past=(state.near_live, state.near_places))
         (at, after), live = chunk_positions(state.position, x, positions, key_mask), alive(x, key_mask)
@@ -155,11 +162,11 @@ class MemoryCompressed(Mixer):
             y = self._local(q, recent)
             return y, state._replace(**dict(zip(state._fields[4:8], (a[:, extra:] for a in recent), strict=True)))
         slots = Slots(*state[:4])
-        y = over_slots(q, slots, recent, self._conv(), heads=self.heads, block=self.block)
+        y = over_slots(q, slots, recent, self._conv(x), heads=self.heads, block=self.block)
         step = 1 if state.scattered.shape[1] else self.block
         leaving = extra // step * step
         if leaving:
-            slots = folded(slots, tuple(a[:, :leaving] for a in recent), self._conv(), block=self.block, step=step)
+            slots = folded(slots, tuple(a[:, :leaving] for a in recent), self._conv(x), block=self.block, step=step)
         return y, MemoryCompressedState(*slots, *(a[:, leaving:] for a in recent), *state[8:])
 
     def _local(self, q, recent):

@@ -10,17 +10,21 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..positions.grid import regrown, resize_rows
 from .base import token_positions
+from .hands_out import HandsOut
 
 
-class PairBias(nn.Module):
-    """w = weight (rows, cols), or u v^T with u (rows, rank), v (cols, rank); entries ~ N(0, init_std). ``empty``: w = 0 and no parameters."""
+class PairBias(HandsOut):
+    """w = weight (rows, cols), or u v^T with u (rows, rank), v (cols, rank); entries ~ N(0, init_std).
+
+    ``empty``: w = 0 and no parameters. ``owner``: in whose name it refuses. Its tensors are read through a call of it, so that hooks see that.
+    """
 
     u: Tensor
     v: Tensor
 
-    def __init__(self, rows: int, cols: int, *, rank: int | None, init_std: float, empty: bool = False):
+    def __init__(self, rows: int, cols: int, *, rank: int | None, init_std: float, empty: bool = False, owner: str = "PairBias"):
         super().__init__()
-        self.rank, self.init_std = rank, init_std
+        self.rank, self.init_std, self.owner = rank, init_std, owner
         if rank is not None and (not isinstance(rank, int) or not rank >= 1):
             raise MixerError(f"rank must be a positive integer, or None for a plain table of {rows} x {cols}, got {rank!r}.")
         if empty:
@@ -41,7 +45,7 @@ class PairBias(nn.Module):
     def between(self, x: Tensor, context: Tensor | None, positions: Tensor | None, key_mask: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
         """The bias for x over itself or a context: unbatched where every row stands at its index, which is cheapest."""
         if positions is None and key_mask is None:
-            return self._leading(x.shape[1], x.shape[1] if context is None else context.shape[1])
+            return self._leading(x.shape[1], x.shape[1] if context is None else context.shape[1], x.device)
         return self.at(*self.places(x, context, positions, key_mask))
 
     def places(self, x: Tensor, context: Tensor | None, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -51,23 +55,31 @@ class PairBias(nn.Module):
             return rows, rows
         return token_positions(x, None) if positions is None else positions, token_positions(context, key_mask)
 
-    def _leading(self, T: int, S: int) -> Tensor | tuple[Tensor, Tensor]:
-        return self.weight[:T, :S] if self.rank is None else (self.u[:T], self.v[:S])
+    def _leading(self, T: int, S: int, device: torch.device) -> Tensor | tuple[Tensor, Tensor]:
+        u, v = self.on(device)
+        return u[:T, :S] if v is None else (u[:T], v[:S])
 
     def at(self, rows: Tensor, cols: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """The bias for positions (B, T) over positions (B, S): (B, T, S), or factors (B, T, r) and (B, S, r)."""
-        if self.rank is None:
-            return self.weight[rows[:, :, None], cols[:, None, :]]
-        return nn.functional.embedding(rows, self.u), nn.functional.embedding(cols, self.v)
+        u, v = self.on(rows.device)
+        return u[rows[:, :, None], cols[:, None, :]] if v is None else (nn.functional.embedding(rows, u), nn.functional.embedding(cols, v))
 
     def table(self, rows: Tensor, cols: Tensor) -> Tensor:
         """The same as one float64 tensor (B, T, S)."""
         w = self.at(rows, cols)
         return w[0].double() @ w[1].double().transpose(-1, -2) if isinstance(w, tuple) else w.double()
 
-    def parts(self) -> tuple[Tensor, Tensor | None]:
+    def handed(self) -> tuple[Tensor, Tensor | None]:
         """The factors, or the table and None."""
         return (self.weight, None) if self.rank is None else (self.u, self.v)
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
+        """The same through a call that hooks see; refused where they are on another device."""
+        u, v = self()
+        for a in (u, v):
+            if a is not None and a.device != device:
+                raise MixerError(f"{self.owner}: has its bias on {a.device} and x on {device}; move one to the other.")
+        return u, v
 
     def resize(self, rows: int, cols: int) -> None:
         """Interpolate linearly, so that position i moves to i * new / old."""

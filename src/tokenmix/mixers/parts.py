@@ -14,17 +14,18 @@ from ..functional._heads import by_head
 from ..functional._masks import alive as alive
 from ..functional._places import first_true
 from .base import Mixer, State, chunk_positions
+from .hands_out import ReadLinear
 from .options import check_heads, true_or_false
 
 NOWHERE = -(1 << 62)  # before every position
 
 
-def add_projections(mixer: Mixer, *, heads: int, qkv_bias: bool, out_bias: bool) -> None:
-    """q_proj, k_proj, v_proj and out_proj, all dim x dim, for heads of equal width."""
+def add_projections(mixer: Mixer, *, heads: int, qkv_bias: bool, out_bias: bool, read: tuple[str, ...] = ()) -> None:
+    """q_proj, k_proj, v_proj and out_proj, all dim x dim, for heads of equal width; the mixer also reads the weights of those named in ``read``."""
     check_heads(mixer, heads)
     true_or_false(mixer, qkv_bias=qkv_bias, out_bias=out_bias)
     for name in ("q_proj", "k_proj", "v_proj"):
-        mixer.register_module(name, nn.Linear(mixer.dim, mixer.dim, bias=qkv_bias))
+        mixer.register_module(name, (ReadLinear if name in read else nn.Linear)(mixer.dim, mixer.dim, bias=qkv_bias))
     mixer.register_module("out_proj", nn.Linear(mixer.dim, mixer.dim, bias=out_bias))
 
 

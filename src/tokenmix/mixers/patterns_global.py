@@ -131,6 +131,9 @@ class Longformer(Mixer):
         there = torch.zeros(slots.shape[:2], device=device, dtype=torch.bool)
         return GlobalHistoryState(*empty_history(batch_size, self.dim, device=device, dtype=dtype), slots, slots.clone(), there)
 
+    def state_lengths(self):
+        return dict.fromkeys(("global_keys", "global_values", "global_live"), "")
+
     def mix_chunk(self, x, state, *, positions, key_mask):
         check_places(self, positions, key_mask, rising=True, past=(state.live, state.places))
         at, after = chunk_positions(state.position, x, positions, key_mask)

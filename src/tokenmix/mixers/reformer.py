@@ -11,6 +11,7 @@ from .. import functional as F
 from ..functional.reformer import hash_buckets, reformer_chunk
 from .base import About, Mixer, register_state
 from .cost import MixingCost
+from .hands_out import ReadLinear
 from .options import at_least, check_heads, true_or_false
 from .sorted_parts import check_seed, decide, draw_directions, frozen, project_wide
 
@@ -74,7 +75,7 @@ class Reformer(Mixer):
         true_or_false(self, paper_form=paper_form)
         if buckets % 2:
             self.refuse(f"buckets={buckets} must be even: a hash is the largest of [xR; -xR]")
-        self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.q_proj = ReadLinear(dim, dim, bias=qkv_bias)
         self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
         self.register_buffer("rotations", torch.empty(rounds, heads, dim // heads, buckets // 2))
@@ -97,7 +98,7 @@ class Reformer(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.reformer`` for this input: (positional, keyword)."""
-        args = project_wide(self.q_proj, x), self.v_proj(x), self.rotations
+        args = project_wide(self, x), self.v_proj(x), self.rotations
         return args, {"heads": self.heads, "chunk": self.chunk, "paper_form": self.paper_form, "causal": self.causal, "key_mask": key_mask}
 
     def mix(self, x, context, **given):

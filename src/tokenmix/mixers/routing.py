@@ -12,6 +12,7 @@ from ..functional.routing import nearest_clusters, on_sphere, routing_chunk, top
 from .aux import add_aux_loss
 from .base import About, Mixer, register_state
 from .cost import MixingCost
+from .hands_out import ReadLinear
 from .options import at_least, check_heads, true_or_false
 from .parts import alive
 from .sorted_parts import check_seed, decide, draw_directions, frozen, project_wide
@@ -79,7 +80,7 @@ class Routing(Mixer):
         true_or_false(self, paper_form=paper_form)
         if not isinstance(decay, int | float) or isinstance(decay, bool) or not 0 <= decay <= 1:
             self.refuse(f"decay must be a number in 0..1, got {decay!r}")
-        self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.q_proj = ReadLinear(dim, dim, bias=qkv_bias)
         self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
         self.register_buffer("centroids", torch.empty(heads, clusters, dim // heads))
@@ -102,7 +103,7 @@ class Routing(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.routing`` for this input: (positional, keyword)."""
-        args = project_wide(self.q_proj, x), self.v_proj(x), self.centroids
+        args = project_wide(self, x), self.v_proj(x), self.centroids
         return args, {"heads": self.heads, "window": self.window, "paper_form": self.paper_form, "causal": self.causal, "key_mask": key_mask}
 
     def mix(self, x, context, **given):

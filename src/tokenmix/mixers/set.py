@@ -10,6 +10,7 @@ from ..errors import MixerError
 from ..functional.set import induced
 from .base import About, Mixer
 from .cost import MixingCost
+from .hands_out import ReadLayerNorm, ReadLinear
 from .options import at_least, check_heads
 from .parts import largest_dot
 
@@ -51,12 +52,12 @@ class InducedSet(Mixer):
         self.q_proj = nn.Linear(dim, dim, bias=qkv_bias)
         self.k_proj = nn.Linear(dim, dim, bias=qkv_bias)
         self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
-        self.point_k_proj = nn.Linear(dim, dim, bias=qkv_bias)
-        self.point_v_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.point_k_proj = ReadLinear(dim, dim, bias=qkv_bias)
+        self.point_v_proj = ReadLinear(dim, dim, bias=qkv_bias)
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
-        self.norm_1 = nn.LayerNorm(dim) if inner == "mab" else None
-        self.feed = nn.Linear(dim, dim) if inner == "mab" else None
-        self.norm_2 = nn.LayerNorm(dim) if inner == "mab" else None
+        self.norm_1 = ReadLayerNorm(dim) if inner == "mab" else None
+        self.feed = ReadLinear(dim, dim) if inner == "mab" else None
+        self.norm_2 = ReadLayerNorm(dim) if inner == "mab" else None
         self.points = nn.Parameter(torch.empty(points, dim))
         self.init_parameters()
 
@@ -66,12 +67,11 @@ class InducedSet(Mixer):
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.induced_set`` for this input: (positional, keyword)."""
         keys = x if context is None else context
-        maps = self.point_k_proj.weight, self.point_v_proj.weight
-        if self.point_k_proj.bias is not None:
-            maps = (*maps, self.point_k_proj.bias, self.point_v_proj.bias)
+        of_k, of_v = self.read(self.point_k_proj, x), self.read(self.point_v_proj, x)
+        maps = of_k[0], of_v[0], *of_k[1:], *of_v[1:]
         block: tuple[Tensor, ...] = ()
         if self.norm_1 is not None and self.feed is not None and self.norm_2 is not None:
-            block = self.norm_1.weight, self.norm_1.bias, self.feed.weight, self.feed.bias, self.norm_2.weight, self.norm_2.bias
+            block = *self.read(self.norm_1, x), *self.read(self.feed, x), *self.read(self.norm_2, x)
         args = self.q_proj(x), self.k_proj(keys), self.v_proj(keys), self.points, maps, block
         return args, {"heads": self.heads, "key_mask": key_mask}
 

@@ -125,6 +125,9 @@ class Sinkhorn(Mixer):
         place = torch.zeros(batch_size, 0, device=device, dtype=torch.long)
         return SinkhornState(keys, keys.clone(), keys.clone(), none, place, none.clone(), torch.zeros(batch_size, device=device, dtype=torch.long))
 
+    def state_lengths(self):
+        return {"opened": "blocks opened"}
+
     def mix_chunk(self, x, state, *, positions, key_mask):
         check_places(self, positions, key_mask, rising=True, past=(state.live, state.places))
         at, after = chunk_positions(state.position, x, positions, key_mask)

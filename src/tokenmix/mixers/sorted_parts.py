@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+
+from .base import Mixer
 
 
 def check_seed(mixer: Any, seed: Any) -> None:
@@ -17,13 +19,14 @@ def check_seed(mixer: Any, seed: Any) -> None:
         mixer.refuse(f"seed must be an integer, or None to draw from torch's generator, got {seed!r}")
 
 
-def project_wide(linear: nn.Linear, x: Tensor) -> Tensor:
-    """The projection in float32 or better, autocast or not: a decision taken from rounded numbers would be another one."""
-    wide = torch.promote_types(torch.promote_types(x.dtype, linear.weight.dtype), torch.float32)
+def project_wide(mixer: Mixer, x: Tensor) -> Tensor:
+    """The queries in float32 or better, autocast or not: a decision taken from rounded numbers would be another one."""
+    weights = mixer.read(mixer.get_submodule("q_proj"), x)
+    wide = torch.promote_types(torch.promote_types(x.dtype, weights[0].dtype), torch.float32)
     if not torch.is_autocast_enabled(x.device.type):
-        return F.linear(x.to(wide), linear.weight.to(wide), None if linear.bias is None else linear.bias.to(wide))
+        return F.linear(x.to(wide), *(a.to(wide) for a in weights))
     with torch.autocast(x.device.type, enabled=False):
-        return F.linear(x.to(wide), linear.weight.to(wide), None if linear.bias is None else linear.bias.to(wide))
+        return F.linear(x.to(wide), *(a.to(wide) for a in weights))
 
 
 def draw_directions(buffer: Tensor, seed: int | None) -> None:

@@ -9,10 +9,11 @@ from .. import functional as F
 from ..functional.spatial_reduction import reduced
 from .base import About, Mixer
 from .cost import MixingCost
+from .hands_out import ReadConv1d, ReadConv2d, ReadConv3d, ReadLayerNorm
 from .options import at_least, one_of
 from .parts import add_projections, largest_dot
 
-CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+CONVS = {1: ReadConv1d, 2: ReadConv2d, 3: ReadConv3d}
 
 
 class SpatialReduction(Mixer):
@@ -47,9 +48,9 @@ class SpatialReduction(Mixer):
         self.ratio, self.ndim, self.heads = ratio, ndim, heads
         at_least(self, 1, ratio=ratio)
         one_of(self, tuple(CONVS), ndim=ndim)
-        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias, read=("k_proj", "v_proj"))
         self.conv = CONVS[ndim](dim, dim, ratio, stride=ratio) if ratio > 1 else None
-        self.norm = nn.LayerNorm(dim) if ratio > 1 else None
+        self.norm = ReadLayerNorm(dim) if ratio > 1 else None
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.spatial_reduction`` for this input: (positional, keyword)."""
@@ -57,9 +58,8 @@ class SpatialReduction(Mixer):
             self.refuse(f"was built with ndim={self.ndim} and needs grid=, the {self.ndim} sizes of the token grid")
         if grid is not None and len(grid) != self.ndim:
             self.refuse(f"was built with ndim={self.ndim}, got grid={tuple(grid)}")
-        conv = () if self.conv is None else (self.conv.weight, self.conv.bias)
-        norm = () if self.norm is None else (self.norm.weight, self.norm.bias)
-        maps = ((m.weight,) if m.bias is None else (m.weight, m.bias) for m in (self.k_proj, self.v_proj))
+        conv, norm = (() if m is None else self.read(m, x) for m in (self.conv, self.norm))
+        maps = (self.read(m, x) for m in (self.k_proj, self.v_proj))
         options = {"heads": self.heads, "grid": grid, "prefix": prefix, "positions": positions, "key_mask": key_mask}
         return (self.q_proj(x), x, conv, norm, *maps), options
 

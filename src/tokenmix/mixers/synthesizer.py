@@ -82,7 +82,7 @@ class SynthesizerDense(Mixer):
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.synthesizer_dense`` for this input: (positional, keyword)."""
         options = {"rectify": self.rectify, "positions": parts_of.places_of(x, positions, key_mask)}
-        args = self._queries(x), self.v_proj(x), self.logits.tables()
+        args = self._queries(x), self.v_proj(x), self.read(self.logits, x)
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
     def mix(self, x, context, **given):
@@ -102,7 +102,7 @@ class SynthesizerDense(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         at, state = parts_of.remember(self, x, state, positions, key_mask)
-        logits = synth.dense_logits(self._queries(x), self.logits.tables(), at, state.places, rectify=self.rectify)
+        logits = synth.dense_logits(self._queries(x), self.read(self.logits, x), at, state.places, rectify=self.rectify)
         return parts_of.read(self, x, state, logits), state
 
 
@@ -151,7 +151,7 @@ class SynthesizerRandom(Mixer):
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.synthesizer_random`` for this input: (positional, keyword)."""
         options = {"positions": parts_of.places_of(x, positions, key_mask), "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
-        return (self.v_proj(x), self.logits.weight), options
+        return (self.v_proj(x), *self.read(self.logits, x)), options
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
@@ -169,7 +169,7 @@ class SynthesizerRandom(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         at, state = parts_of.remember(self, x, state, positions, key_mask)
-        return parts_of.read(self, x, state, synth.random_logits(x, self.logits.tables(), at, state.places)), state
+        return parts_of.read(self, x, state, synth.random_logits(x, self.read(self.logits, x), at, state.places)), state
 
 
 class SynthesizerFactorizedDense(Mixer):
@@ -218,7 +218,7 @@ class SynthesizerFactorizedDense(Mixer):
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.synthesizer_factorized_dense`` for this input: (positional, keyword)."""
         options = {"positions": parts_of.places_of(x, positions, key_mask), "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
-        return (self.q_proj(x), self.v_proj(x), self.logits.tables()), options
+        return (self.q_proj(x), self.v_proj(x), self.read(self.logits, x)), options
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
@@ -237,7 +237,7 @@ class SynthesizerFactorizedDense(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         at, state = parts_of.remember(self, x, state, positions, key_mask)
-        return parts_of.read(self, x, state, synth.factorized_dense_logits(self.q_proj(x), self.logits.tables(), at, state.places)), state
+        return parts_of.read(self, x, state, synth.factorized_dense_logits(self.q_proj(x), self.read(self.logits, x), at, state.places)), state
 
 
 class SynthesizerFactorizedRandom(Mixer):
@@ -283,7 +283,7 @@ class SynthesizerFactorizedRandom(Mixer):
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.synthesizer_factorized_random`` for this input: (positional, keyword)."""
         options = {"positions": parts_of.places_of(x, positions, key_mask), "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
-        return (self.v_proj(x), self.logits.tables()), options
+        return (self.v_proj(x), self.read(self.logits, x)), options
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
@@ -302,4 +302,4 @@ class SynthesizerFactorizedRandom(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         at, state = parts_of.remember(self, x, state, positions, key_mask)
-        return parts_of.read(self, x, state, synth.factorized_random_logits(x, self.logits.tables(), at, state.places)), state
+        return parts_of.read(self, x, state, synth.factorized_random_logits(x, self.read(self.logits, x), at, state.places)), state

@@ -94,9 +94,9 @@ class SynthesizerMixture(Mixer):
         if self.alpha is not None:
             nn.init.zeros_(self.alpha)
 
-    def _tables(self) -> dict[str, synth.Tables]:
+    def _tables(self, x: Tensor) -> dict[str, synth.Tables]:
         parts: Any = self._modules  # a name bound within the comprehension would stop torch.compile
-        return {name: () if parts[name] is None else parts[name].tables() for name in synth.LOGITS}
+        return {name: () if parts[name] is None else self.read(parts[name], x) for name in synth.LOGITS}
 
     def _weights(self, x: Tensor) -> Tensor:
         return x.new_zeros(0) if self.alpha is None else self.alpha
@@ -111,7 +111,7 @@ class SynthesizerMixture(Mixer):
         q = x if self.q_proj is None else self.q_proj(x)
         k = v if self.k_proj is None else self.k_proj(x)
         options = {"parts": self.parts, "heads": self.heads, "join": self.join, "scale": self.scale, "positions": parts_of.places_of(x, positions, key_mask)}
-        args = q, k, v, self._weights(x), *self._tables().values()
+        args = q, k, v, self._weights(x), *self._tables(x).values()
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
     def mix(self, x, context, **given):
@@ -147,5 +147,5 @@ class SynthesizerMixture(Mixer):
         q = x if self.q_proj is None else self.q_proj(x)
         keys = torch.where(state.live[..., None], state.keys, 0.0).to(q.dtype) if "attention" in self.parts else q
         how = {"parts": self.parts, "join": self.join, "heads": self.heads, "scale": self.scale}
-        logits = synth.mixture_logits(q, keys, self._weights(x), self._tables(), at, state.places, **how)
+        logits = synth.mixture_logits(q, keys, self._weights(x), self._tables(x), at, state.places, **how)
         return parts_of.read(self, x, state, logits), state

@@ -12,11 +12,12 @@ from .. import functional as F
 from ..functional.synthesizer import Tables
 from ..positions.grid import regrown
 from .base import Mixer, chunk_positions, register_state, token_positions
+from .hands_out import HandsOut
 from .options import at_least
 from .parts import alive
 
 
-class DenseTables(nn.Module):
+class DenseTables(HandsOut):
     """W2 (G, e, N), uniform within 1 / sqrt(e) as torch's Linear, and b2 (G, N), zero; G is the number of heads, or 1 for all of them."""
 
     def __init__(self, heads: int, shared: bool, width: int, max_len: int, *, bias: bool):
@@ -33,7 +34,7 @@ class DenseTables(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def tables(self) -> Tables:
+    def handed(self) -> Tables:
         """As ``functional.synthesizer_dense`` takes them."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
@@ -57,7 +58,7 @@ class DenseTables(nn.Module):
         return self.heads * T * T
 
 
-class RandomTable(nn.Module):
+class RandomTable(HandsOut):
     """R (G, N, N) ~ N(0, init_std): a parameter, or a buffer that is saved but never trained."""
 
     weight: Tensor
@@ -78,7 +79,7 @@ class RandomTable(nn.Module):
         """Draw R again, the frozen one too."""
         nn.init.normal_(self.weight, std=self.init_std)
 
-    def tables(self) -> Tables:
+    def handed(self) -> Tables:
         """As ``functional.random_logits`` takes them."""
         return (self.weight,)
 
@@ -103,7 +104,7 @@ class RandomTable(nn.Module):
         return self.weight.shape[0] * T * T
 
 
-class FactorizedDenseTables(nn.Module):
+class FactorizedDenseTables(HandsOut):
     """W_A (G, e, a) and W_B (G, e, b) as W2 of the dense layer, b_A and b_B zero; a = factor, b = ceil(N / a)."""
 
     def __init__(self, heads: int, shared: bool, width: int, max_len: int, *, factor: int, bias: bool):
@@ -121,7 +122,7 @@ class FactorizedDenseTables(nn.Module):
             if bias is not None:
                 nn.init.zeros_(bias)
 
-    def tables(self) -> Tables:
+    def handed(self) -> Tables:
         """As ``functional.synthesizer_factorized_dense`` takes them."""
         if self.bias_a is None or self.bias_b is None:
             return self.weight_a, self.weight_b
@@ -148,7 +149,7 @@ class FactorizedDenseTables(nn.Module):
         return self.heads * T * T
 
 
-class FactorizedRandomTables(nn.Module):
+class FactorizedRandomTables(HandsOut):
     """R1 and R2 (G, N, k), normal, with the deviation that gives R = R1 R2^T entries of deviation init_std."""
 
     def __init__(self, heads: int, shared: bool, max_len: int, *, rank: int, init_std: float):
@@ -163,7 +164,7 @@ class FactorizedRandomTables(nn.Module):
         for factor in (self.r1, self.r2):
             nn.init.normal_(factor, std=(self.init_std / factor.shape[-1] ** 0.5) ** 0.5)
 
-    def tables(self) -> Tables:
+    def handed(self) -> Tables:
         """As ``functional.synthesizer_factorized_random`` takes them."""
         return self.r1, self.r2
 

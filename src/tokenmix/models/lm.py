@@ -89,9 +89,9 @@ class LM(Trunk):
         self._check_tokens(tokens)
         return self.read(self.embed(tokens), token_positions(tokens, key_mask), key_mask=key_mask)
 
-    def init_state(self, batch_size: int) -> LMState:
-        """The state before the first token."""
-        return LMState(*self.empty_states(batch_size))
+    def init_state(self, batch_size: int, *, device: torch.device | None = None) -> LMState:
+        """The state before the first token, by default where the weights are; where the tokens will be, if hooks fetch the weights."""
+        return LMState(*self.empty_states(batch_size, device))
 
     def extend(self, tokens: Tensor, state: LMState, *, key_mask: Tensor | None = None) -> tuple[Tensor, LMState]:
         """The next L >= 1 tokens (B, L) -> their logits (B, L, vocab), equal to ``forward`` on everything so far, and the new state."""
@@ -150,7 +150,7 @@ class LM(Trunk):
 
     def prefill(self, tokens: Tensor, *, key_mask: Tensor | None = None) -> tuple[Tensor, LMState]:
         """Read a prompt (B, T) into a fresh state: the logits after its last chunk and the state. Padding every row shares is skipped."""
-        state = self.init_state(tokens.shape[0])
+        state = self.init_state(tokens.shape[0], device=tokens.device)
         if key_mask is not None:
             shared = _shared_padding(key_mask)
             tokens, key_mask = tokens[:, shared:], key_mask[:, shared:]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..mixers import State
+from ..mixers.hands_out import ReadEmbedding
 from ..positions import LearnedPositions
 from .blocks import Block
 
@@ -67,7 +68,7 @@ class Trunk(nn.Module):
         super().__init__()
         self.init_std, self.vocab = config.init_std, vocab
         with torch.random.fork_rng():  # the children draw once while being built; only reset_parameters below may count, or a meta build would differ
-            self.embed = nn.Embedding(vocab, config.dim)
+            self.embed = ReadEmbedding(vocab, config.dim)
             self.positions = LearnedPositions(config.dim, max_len=config.max_len) if config.positions else None
             options: dict[str, Any] = {"causal": True, "max_len": config.max_len, "mlp_ratio": config.mlp_ratio, "norm": config.norm, "dropout": config.dropout}
             self.blocks: Any = nn.ModuleList(Block(config.dim, spec, **options) for spec in config.specs())
@@ -104,10 +105,10 @@ class Trunk(nn.Module):
             states.append(new)
         return self._logits(x), tuple(states)
 
-    def empty_states(self, batch_size: int) -> tuple[tuple[State, ...], Tensor]:
-        """The mixers' states before the first symbol and the position of each row, 0."""
-        start = torch.zeros(batch_size, dtype=torch.long, device=self.embed.weight.device)
-        return tuple(block.mixer.init_state(batch_size) for block in self.blocks), start
+    def empty_states(self, batch_size: int, device: torch.device | None = None) -> tuple[tuple[State, ...], Tensor]:
+        """The mixers' states before the first symbol and the position of each row, 0; by default where the weights are."""
+        start = torch.zeros(batch_size, dtype=torch.long, device=self.embed.weight.device if device is None else device)
+        return tuple(block.mixer.init_state(batch_size, device=device) for block in self.blocks), start
 
     def mixers_max_len(self) -> int | None:
         """The shortest length that a mixer was built with; None where none has a length."""
@@ -129,4 +130,4 @@ class Trunk(nn.Module):
 
     def _logits(self, x: Tensor) -> Tensor:
         x = self.norm(x)
-        return self.head(x) if self.head is not None else nn.functional.linear(x, self.embed.weight)
+        return self.head(x) if self.head is not None else nn.functional.linear(x, *self.embed())

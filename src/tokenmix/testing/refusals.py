@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..errors import MixerError
 from . import inputs
-from .report import fail
+from .report import NotApplicable, fail
 from .subject import Subject
 
 
@@ -130,6 +132,38 @@ def _wrong_by_capability(s: Subject, mixer: Any) -> dict[str, Callable[[], Any]]
         calls["a negative prefix"] = lambda: mixer(x, grid=s.grid, prefix=-1)
         calls["a grid with an empty side"] = lambda: mixer(x, grid=(0, *s.grid[1:]), prefix=s.prefix)  # type: ignore[index]  # not None, as asked above
     return calls
+
+
+class Foreign(NamedTuple):
+    """A state of no mixer."""
+
+    keys: Tensor
+    position: Tensor
+
+
+def refuses_foreign_states(s: Subject) -> None:
+    """A state of another mixer, of other options or in other types raises one clear error: type, sizes, rows and integer types are compared on entry."""
+    mixer, x = s.build(), s.x()
+    if not (mixer.capabilities.streaming or mixer.keeps_context):
+        raise NotApplicable("has no streaming state")
+    state = mixer.extend(x, mixer.init_state(2))[1] if mixer.capabilities.streaming else mixer.init_state(2, context=x)
+    twisted: dict[str, Any] = {"of another type": Foreign(x, x[:, 0, 0]), "as a tuple": tuple(state), "as a list": list(state), "as a tensor": x}
+    for name, a in zip(state._fields, state, strict=True):
+        for what, b in _twists(a).items():
+            twisted[f"whose {name} {what}"] = state._replace(**{name: b})
+    for what, wrong in twisted.items():
+        refused(s, f"a state {what}", partial(mixer.extend, x, wrong))
+
+
+def _twists(a: Tensor) -> dict[str, Any]:
+    """What a field of a state may not be: other numbers of rows, another width, another kind of number, no tensor."""
+    wrong: dict[str, Any] = {"has one row more": torch.cat([a, a[:1]]), "has no rows": a[0], "has one axis more": a[..., None], "is no tensor": None}
+    if a.ndim > 2:
+        wrong["is wider"] = torch.cat([a, a[..., :1]], -1)
+    wrong["holds integers"] = a.to(torch.int16)
+    if not a.is_floating_point():
+        wrong["holds floats"] = a.double()
+    return wrong
 
 
 def _overrun(mixer: Any, x: torch.Tensor, more: torch.Tensor) -> None:

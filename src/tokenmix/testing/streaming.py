@@ -127,6 +127,24 @@ def state_is_a_value(s: Subject) -> None:
             fail(f"a state tensor has shape {tuple(field.shape)}; states are batch first", seed=s.seed)
 
 
+def states_take_other_floats(s: Subject) -> None:
+    """A state whose floats were kept in another float type goes on as from the same numbers in its own types, which it has again after one chunk."""
+    mixer, x, half = s.build(dtype=torch.float32), s.x(dtype=torch.float32), s.length // 2
+    if mixer.capabilities.streaming:
+        _, state = mixer.extend(x[:, :half], mixer.init_state(2))
+    elif mixer.keeps_context:
+        state = mixer.init_state(2, context=x)
+    else:
+        raise NotApplicable("has no streaming state")
+    for kept in (torch.bfloat16, torch.float64):
+        other = pytree.tree_map(lambda a, kept=kept: a.to(kept) if a.is_floating_point() else a, state)
+        own = pytree.tree_map(lambda a, b: b.to(a.dtype), state, other)
+        (got, after), (want, expected) = (mixer.extend(x[:, half:], each) for each in (other, own))
+        same(got, want, f"a state kept in {kept} does not go on as its numbers do", tol=0.0, seed=s.seed)
+        if [a.dtype for a in after] != [a.dtype for a in expected]:
+            fail(f"after a state in {kept} the next one holds {[a.dtype for a in after]}, not {[a.dtype for a in expected]}", seed=s.seed)
+
+
 def reorder_picks_rows(s: Subject) -> None:
     """reorder(state, index) continues as those rows would, with repetition and for fewer or more rows."""
     mixer, x = _streaming(s), s.x(3)

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..errors import MixerError
 from ..mixers import MIXERS
-from . import batching, equality, masking, nonfinite, plain, refusals, streaming, transforms
+from . import batching, elsewhere, equality, masking, nonfinite, plain, refusals, streaming, transforms
 from .report import BROKEN, CRASHED, EXCEPTED, KEPT, NOT_APPLICABLE, Broken, ContractError, NotApplicable, Report, Result
 from .subject import Subject, is_mixer, subject
 
@@ -49,6 +49,7 @@ PROMISES: dict[str, Promise] = _table(
     streaming.gradients_stream,
     streaming.rows_at_different_positions,
     streaming.state_is_a_value,
+    streaming.states_take_other_floats,
     streaming.reorder_picks_rows,
     streaming.state_bytes_counts,
     streaming.merge_joins_stretches,
@@ -64,6 +65,9 @@ PROMISES: dict[str, Promise] = _table(
     transforms.runs_under_autocast,
     refusals.refuses_what_it_cannot,
     refusals.refuses_wrong_inputs,
+    refusals.refuses_foreign_states,
+    elsewhere.hooks_see_every_call,
+    elsewhere.refuses_other_devices,
 )
 """Every promise of the contract, in the order in which they are checked. The docstring of each says what it promises."""
 
