@@ -23,6 +23,25 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = [
+    # planted in: options
+    Mutation(
+        "True counts as a rank of 1",
+        "mixers/building.py",
+        "isinstance(value, known) and not isinstance(value, bool) and",
+        "isinstance(value, known) and",
+        "aft_full",
+        False,
+        "refuses_wrong_options",
+    ),
+    Mutation(
+        "a deviation below 0 reaches torch",
+        "mixers/options.py",
+        "init_std < 0 or (init_std",
+        "(init_std",
+        "aft_local-3",
+        True,
+        "refuses_wrong_options",
+    ),
     # planted in: hydra
     Mutation(
         "hydra forgets the mask of a causal sum",

@@ -233,7 +233,7 @@ def test_bad_options(positions, says):
         ({"heads": 4, "kv_heads": 0}, "kv_heads must be an integer >= 1, got 0"),
         ({"heads": 4, "head_dim": 0}, "head_dim must be an integer >= 1, got 0"),
         ({"heads": 4, "head_dim": 3, "positions": {"name": "rotary"}}, r"rotary_dim must be even and in 2..head_dim=3"),
-        ({"scale": "1"}, "scale must be a finite number, got '1'"),
+        ({"scale": "1"}, "scale must be a finite number or None, got '1'"),
     ],
 )
 def test_bad_sizes(options, says):

@@ -23,7 +23,7 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
 
 def check_gate(gate: str | None, who: str) -> None:
     """Refuse a gate that does not exist."""
-    if gate is not None and gate not in GATES:
+    if gate is not None and (not isinstance(gate, str) or gate not in GATES):
         raise MixerError(f"{who}: gate={gate!r} is unknown; choose one of {', '.join(GATES)}, or None for no query at all.")
 
 

@@ -15,6 +15,7 @@ from ._aft_simple_op import aft_simple_kernel
 from ._backend import kernel
 from ._band import band_sums, causal_sums, window_ratio
 from ._band_op import aft_band_kernel, band_of
+from ._checks import check_flags
 from ._full_op import aft_full_kernel
 from ._gates import check_gate, gated
 from ._masks import allowed
@@ -101,10 +102,12 @@ def aft_local(
     T, S = q.shape[1], k.shape[1]
     if 0 in (*q.shape, S):
         return torch.zeros_like(q)
-    if outside not in ("zero", "none") or window < 0 or (window == 0 and outside == "none"):
-        raise MixerError(f"aft_local: window={window}, outside={outside!r}; window must be >= 0, outside 'zero', or 'none' with window >= 1.")
+    whole = isinstance(window, int) and not isinstance(window, bool)
+    if outside not in ("zero", "none") or not whole or window < 0 or (window == 0 and outside == "none"):
+        raise MixerError(f"aft_local: window={window!r}, outside={outside!r}; window must be an integer >= 0, outside 'zero', or 'none' with window >= 1.")
     if window == 0:
         return aft_simple(q, k, v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, gate=gate, backend=backend)
+    window = window if positions is not None else min(window, max(T, S))  # what lies further apart is not there
     source = _source("aft_local", w, T, S)
     reach, drop = (1 - window, window - 1), outside == "none"
     if positions is not None or attn_mask is not None or S != T:
@@ -184,6 +187,7 @@ def _source(who: str, w: Bias, T: int, S: int) -> Weights:
 
 def _check(who: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None, gate: str | None) -> None:
     check_gate(gate, who)
+    check_flags(who, causal=causal)
     if q.ndim != 3 or k.shape != v.shape or k.ndim != 3 or q.shape[0] != k.shape[0] or q.shape[2] != k.shape[2]:
         raise MixerError(f"{who}: expects q (B, T, D) and k, v (B, S, D), got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}.")
     if causal and q.shape[1] != k.shape[1]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from ..errors import MixerError
 from ._backend import kernel as choose
 from ._band import band_sums, causal_sums, window_ratio
 from ._band_op import aft_band_kernel
+from ._checks import check_flags
 from ._conv2d_op import aft_conv2d_kernel
 from ._gates import check_gate, gated
 from ._nonfinite import over_pairs, over_window
@@ -49,7 +51,8 @@ def aft_conv(
     Returns:
         (B, T, D) in q's dtype. Time O(T s D) in 1-D; on grids, with a prefix or with positions O(T^2 D), the dense form; the 2-D kernel O(T s^2 D).
     """
-    _check(q, k, v, kernel, grid, prefix, outside, causal, key_mask, gate)
+    _check(q, k, v, kernel, grid, outside, causal, key_mask, gate)
+    _check_places(q.shape[1], grid, prefix, positions)
     if 0 in q.shape:
         return torch.zeros_like(q)
     asked = q if gate == "sigmoid" else None
@@ -123,8 +126,19 @@ def _lacks(kernel: Tensor, prefix: int, positions: Tensor | None, outside: str) 
     return "it has no 3-D kernel" if kernel.ndim == 4 else None
 
 
-def _check(q, k, v, kernel, grid, prefix, outside, causal, key_mask, gate) -> None:
+def _check_places(T: int, grid: Any, prefix: Any, positions: Tensor | None) -> None:
+    """Refuse a prefix and a grid that are not the T tokens: a kernel would read and write beside them."""
+    sizes = () if grid is None else grid
+    if not all(isinstance(n, (int, torch.SymInt)) and not isinstance(n, bool) and n >= 0 for n in (prefix, *sizes)):
+        raise MixerError(f"aft_conv: grid and prefix must be integers >= 0, got grid={grid!r}, prefix={prefix!r}.")
+    tokens = prefix + prod(sizes) if sizes else max(prefix, T)
+    if positions is None and tokens != T:
+        raise MixerError(f"aft_conv: grid={grid} with prefix={prefix} means {tokens} tokens, got {T}.")
+
+
+def _check(q, k, v, kernel, grid, outside, causal, key_mask, gate) -> None:
     check_gate(gate, "aft_conv")
+    check_flags("aft_conv", causal=causal)
     B, T, D = q.shape
     h, s, n = kernel.shape[0], kernel.shape[-1], kernel.ndim - 1
     if n not in (1, 2, 3) or s % 2 == 0 or any(a != s for a in kernel.shape[1:]):

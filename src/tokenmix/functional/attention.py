@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import pick
+from ._checks import check_flags, check_scale
 from ._heads import by_head
 from ._masks import allowed, check_keys, kept
 from ._nonfinite import clean, marks, over_keys
@@ -37,7 +38,12 @@ def attention(
 
     A query with nothing to attend gives exactly 0. ``backend="eager"`` can be differentiated twice; the fused kernel of torch cannot.
     """
-    kv_heads = kv_heads or heads
+    kv_heads = heads if kv_heads is None else kv_heads
+    check_flags("attention", causal=causal)
+    check_scale("attention", scale)
+    for name, n in (("heads", heads), ("kv_heads", kv_heads)):
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            raise MixerError(f"attention: {name} must be an integer >= 1, got {n!r}.")
     if q.shape[-1] % heads or heads % kv_heads or k.shape[-1] * heads != q.shape[-1] * kv_heads:
         raise MixerError(f"attention: heads={heads}, kv_heads={kv_heads} do not divide q of width {q.shape[-1]} and k of width {k.shape[-1]}.")
     check_keys(key_mask, *k.shape[:2])

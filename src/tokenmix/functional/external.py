@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import kernel
-from ._checks import check_eps, check_key_mask, check_name
+from ._checks import check_eps, check_flags, check_key_mask, check_name
 from ._external_op import external_weights
 from ._nonfinite import honest, honest_chunk
 from ._sums import DEAD, FLOOR, Sums, merge, prefix_sums
@@ -63,6 +63,7 @@ def external(
     lacks = "its kernel has no causal form" if causal else "its kernel has no norm='slots'" if norm == "slots" else None
     on = kernel("external", backend, x, lacks=lacks, only=("cpu",))
     check_norm("external", norm, eps)
+    check_flags("external", causal=causal)
     _check(x, memory_k, memory_v, memory_k_bias, memory_v_bias, heads, key_mask)
     if 0 in x.shape:
         return torch.zeros_like(x)
@@ -210,11 +211,13 @@ def check_norm(who: str, norm: str, eps: float) -> None:
 def _check(
     x: Tensor, memory_k: Tensor, memory_v: Tensor, memory_k_bias: Tensor | None, memory_v_bias: Tensor | None, heads: int, key_mask: Tensor | None
 ) -> None:
-    if x.ndim != 3 or not x.is_floating_point() or not isinstance(heads, int) or heads < 1 or x.shape[-1] % heads:
+    if x.ndim != 3 or not x.is_floating_point() or not isinstance(heads, int) or isinstance(heads, bool) or heads < 1 or x.shape[-1] % heads:
         raise MixerError(f"external: expects x (B, T, heads * e) with heads={heads!r}, got {x.dtype} {tuple(x.shape)}.")
     e = x.shape[-1] // heads
     if memory_k.ndim != 2 or memory_k.shape != memory_v.shape or memory_k.shape[1] != e or memory_k.shape[0] < 1:
-        raise MixerError(f"external: expects memory_k and memory_v of shape (slots, {e}), got {tuple(memory_k.shape)} and {tuple(memory_v.shape)}.")
+        raise MixerError(
+            f"external: expects memory_k and memory_v of shape (slots, {e}) with heads={heads}, got {tuple(memory_k.shape)} and {tuple(memory_v.shape)}."
+        )
     for name, bias, n in (("memory_k_bias", memory_k_bias, memory_k.shape[0]), ("memory_v_bias", memory_v_bias, e)):
         if bias is not None and bias.shape != (n,):
             raise MixerError(f"external: expects {name} of shape ({n},), got {tuple(bias.shape)}.")

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..errors import MixerError
 from ..kernels.cpu import step
 from ._backend import masks, steps
-from ._checks import check_eps
+from ._checks import check_eps, check_flags
 from ._heads import by_head
 from ._nonfinite import honest_chunk
 from ._sums import DEAD, FLOOR, SCAN, SCAN_JUMP, Sums, delay, merge, risen, scan
@@ -60,6 +60,7 @@ def check_feature(who: str, feature: str, normalise: bool, eps: float) -> tuple[
     if normalise and names[-1] == "softmax":
         raise MixerError(f"{who}: feature={feature!r} has weights that sum to 1 over the tokens already; leave normalise=False.")
     check_eps(who, eps, zero=True)
+    check_flags(who, normalise=normalise)
     return names[0], names[-1]
 
 

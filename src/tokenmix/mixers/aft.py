@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import functional as F
 from ..functional import aft_chunk as chunk
-from .aft_parts import add_projections, empty_ring, queries, ring_step
+from .aft_parts import add_projections, check_pair_bias, empty_ring, queries, ring_step
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .pair_bias import PairBias
@@ -133,10 +133,10 @@ class AFTFull(Mixer):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal, max_len=max_len)
-        self.max_context_len = max_context_len or max_len
+        check_pair_bias(self, max_len, max_context_len, rank, init_std)
         self.gate = gate
         add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
-        self.bias = PairBias(max_len, self.max_context_len, rank=rank, init_std=init_std, owner=type(self).__name__)
+        self.bias = PairBias(max_len, max_context_len or max_len, rank=rank, init_std=init_std, owner=type(self).__name__)
 
     def resize(self, max_len: int, max_context_len: int | None = None) -> None:
         """Interpolate the bias to another number of positions."""
@@ -223,15 +223,15 @@ class AFTLocal(Mixer):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal, max_len=max_len)
-        self.max_context_len = max_context_len or max_len
+        check_pair_bias(self, max_len, max_context_len, rank, init_std)
         self.window, self.outside = window, outside
-        if not isinstance(window, int) or window < 0:
+        if window < 0:
             self.refuse(f"window must be an integer >= 0, got {window!r}; 0 is AFT-simple, window >= length is AFT-full")
         if outside not in ("zero", "none") or (outside == "none" and window == 0):
             self.refuse(f"outside must be 'zero', or 'none' with window >= 1, got outside={outside!r}, window={window}")
         self.gate = gate
         add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
-        self.bias = PairBias(max_len, self.max_context_len, rank=rank, init_std=init_std, empty=window == 0, owner=type(self).__name__)
+        self.bias = PairBias(max_len, max_context_len or max_len, rank=rank, init_std=init_std, empty=window == 0, owner=type(self).__name__)
 
     def resize(self, max_len: int, max_context_len: int | None = None) -> None:
         """Interpolate the bias to another number of positions; the window stays as it is."""

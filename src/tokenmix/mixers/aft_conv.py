@@ -10,6 +10,7 @@ from ..functional import aft_chunk as chunk
 from .aft_parts import add_projections, empty_ring, queries, ring_step
 from .base import About, Mixer
 from .cost import MixingCost
+from .options import check_heads, check_spread
 from .parts import ring_chunk
 
 
@@ -48,9 +49,9 @@ class AFTConv(Mixer):
     ):
         super().__init__(dim, causal=causal)
         self.heads, self.kernel_size, self.ndim, self.reparam, self.init_std, self.outside = heads, kernel_size, ndim, reparam, init_std, outside
-        if not isinstance(heads, int) or heads < 1 or dim % heads:
-            self.refuse(f"heads={heads!r} must divide dim={dim}")
-        if not isinstance(kernel_size, int) or kernel_size < 1 or kernel_size % 2 == 0:
+        check_heads(self, heads)
+        check_spread(self, init_std=init_std)
+        if kernel_size < 1 or kernel_size % 2 == 0:
             self.refuse(f"kernel_size must be odd and positive, got {kernel_size!r}")
         if ndim not in (1, 2, 3) or (causal and ndim > 1):
             self.refuse(f"ndim must be 1, 2 or 3, and 1 with causal=True, got ndim={ndim!r}, causal={causal}")

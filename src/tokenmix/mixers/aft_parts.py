@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..functional import aft_chunk as chunk
 from ..functional._gates import check_gate
 from .base import Mixer, register_state
+from .options import at_least, check_spread
 
 
 @register_state
@@ -27,6 +28,17 @@ class AFTRingState(NamedTuple):
     num: Tensor
     den: Tensor
     position: Tensor
+
+
+def check_pair_bias(mixer: Mixer, max_len: int, max_context_len: int | None, rank: int | None, init_std: float) -> None:
+    """Refuse options no bias can be built from, and keep how many keys it covers."""
+    at_least(mixer, 1, max_len=max_len, max_context_len=max_len if max_context_len is None else max_context_len)
+    if rank is not None and rank < 1:
+        mixer.refuse(f"rank must be a positive integer, or None for a plain table, got {rank!r}")
+    if mixer.causal and max_context_len is not None and max_context_len < max_len:
+        mixer.refuse(f"max_context_len={max_context_len} must be at least max_len={max_len} with causal=True, where x is its own context")
+    check_spread(mixer, init_std=init_std, learned=rank is None)
+    mixer.max_context_len = max_context_len or max_len
 
 
 def add_projections(mixer: Mixer, *, key_width: int, gate: str | None, qkv_bias: bool, out_bias: bool) -> None:

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as F
+from ..errors import MixerError
 from ..functional._heads import by_head
 from ..functional._masks import alive, kept
 from ..functional.attention import attention_by_head
 from ..positions import LearnedPositions, RotaryPositions
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
-from .options import at_least, check_numbers, check_positive, one_of
+from .options import at_least, check_positive, one_of
 from .parts import largest_dot
 
 NORMS: dict[str, Any] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
@@ -70,7 +71,7 @@ class Attention(Mixer):
         learned = isinstance(positions, dict) and positions.get("name") == "learned"
         super().__init__(dim, causal=causal, max_len=max_len if learned else None)
         at_least(self, 1, heads=heads, kv_heads=heads if kv_heads is None else kv_heads)
-        check_numbers(self, **({} if scale is None else {"scale": scale}))
+        check_positive(self, scale=1.0 if scale is None else scale)
         one_of(self, (None, *NORMS), qk_norm=qk_norm)
         check_positive(self, norm_eps=norm_eps)
         self.heads, self.kv_heads, self.scale = heads, kv_heads or heads, scale
@@ -90,17 +91,18 @@ class Attention(Mixer):
 
     def _build_positions(self, spec: dict[str, Any]) -> LearnedPositions | RotaryPositions:
         kinds: dict[str, Any] = {"learned": LearnedPositions, "rotary": RotaryPositions}
-        if not isinstance(spec, dict) or spec.get("name") not in kinds:
+        if not isinstance(spec, dict) or not isinstance(spec.get("name"), str) or spec["name"] not in kinds:
             self.refuse(f'positions={spec!r} is unknown; this version knows None, {{"name": "learned"}} and {{"name": "rotary"}}')
         kind, options = kinds[spec["name"]], {option: value for option, value in spec.items() if option != "name"}
         known = [p for p in inspect.signature(kind).parameters if p not in ("dim", "head_dim", "max_len")]
         if not set(options) <= set(known):
             self.refuse(f"positions={spec!r}: {spec['name']} positions know the options {', '.join(known)}")
-        if kind is RotaryPositions:
-            return RotaryPositions(self.head_dim, **options)
-        if self.max_len is None:
+        if kind is LearnedPositions and self.max_len is None:
             self.refuse("learned positions need max_len")
-        return LearnedPositions(self.dim, max_len=self.max_len, **options)
+        try:
+            return kind(self.head_dim, **options) if kind is RotaryPositions else kind(self.dim, max_len=self.max_len, **options)
+        except MixerError as why:
+            self.refuse(f"positions={spec!r} with dim={self.dim} and head_dim={self.head_dim}: {str(why).rstrip('.')}")
 
     def resize(self, max_len: int) -> None:
         """Change the number of learned positions, interpolating the table."""

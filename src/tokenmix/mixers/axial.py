@@ -87,7 +87,7 @@ class Axial(Mixer):
         one_of(self, ("sequence", "sum"), combine=combine)
         axes = list(order) if isinstance(order, list | tuple) else order
         if order is not None and axes not in [list(each) for each in permutations(range(ndim))]:
-            self.refuse(f"order must name each of the {ndim} axes once, got {order!r}")
+            self.refuse(f"order must name each of the ndim={ndim} axes once, got {order!r}")
         if width is not None and ndim != 2:
             self.refuse(f"width goes with ndim=2, got width={width!r}, ndim={ndim}; width=None takes a grid at call time")
         if width is not None:

@@ -5,7 +5,7 @@ Shapes: B batch, T queries, S keys, L chunk length, D features. Masks are boolea
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from .belonging import Kinds, own_state, working_dtype
+from .building import Checked
 from .cost import Cost, MixingCost
 from .hands_out import HandsOut
 from .state import State as State
@@ -49,7 +50,7 @@ class About(NamedTuple):
     space: str = ""  # beyond parameters, kept for backward: "T D"
 
 
-class Mixer(nn.Module, ABC):
+class Mixer(nn.Module, metaclass=Checked):
     """A token mixer: (B, T, D) in, (B, T, D) out, standing where multi-head attention stands.
 
     Args:
@@ -77,12 +78,10 @@ class Mixer(nn.Module, ABC):
         self.dim, self.causal, self.max_len = dim, causal, max_len
         self.max_context_len: int | None = max_len
         self.state_kinds = Kinds()
-        if not isinstance(dim, int) or dim < 1:
+        if dim < 1:
             self.refuse(f"dim must be a positive integer, got {dim!r}")
-        if max_len is not None and (not isinstance(max_len, int) or max_len < 1):
+        if max_len is not None and max_len < 1:
             self.refuse(f"max_len must be a positive integer, got {max_len!r}")
-        if not isinstance(causal, bool):
-            self.refuse(f"causal must be True or False, got {causal!r}")
         if causal and not self.supports_causal:
             self.refuse("has no causal form; build it with causal=False")
 
@@ -322,6 +321,8 @@ class Mixer(nn.Module, ABC):
 
     def _check_context(self, x: Tensor, context: Tensor | None) -> None:
         if context is None:
+            if (self.max_context_len or x.shape[1]) < x.shape[1]:
+                self.refuse(f"was built with max_context_len={self.max_context_len}, got x of length {x.shape[1]} to mix with itself; cut it, or call resize")
             return
         if not self.supports_context:
             self.refuse("mixes a sequence with itself and takes no context")

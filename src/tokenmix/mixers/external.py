@@ -11,7 +11,7 @@ from .. import functional as F
 from ..functional.external import EPS, SlotSums, check_norm, empty_slots, external_chunk, merge_slots, slot_logits
 from .base import About, Mixer, register_state
 from .cost import MixingCost
-from .options import at_least, check_heads, check_numbers
+from .options import at_least, check_heads, check_positive
 from .parts import alive, largest_dot
 
 
@@ -221,7 +221,7 @@ class SimplifiedAttention(Mixer):
 
     def __init__(self, dim: int, *, causal: bool = False, scale: float = 1.0, out_bias: bool = True):
         super().__init__(dim, causal=causal)
-        check_numbers(self, scale=scale)
+        check_positive(self, scale=scale)
         self.scale = scale
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
 

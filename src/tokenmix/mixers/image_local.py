@@ -61,7 +61,7 @@ class ImageLocal(Mixer):
         ((name, sizes),) = given.items()
         found = tuple(sizes) if isinstance(sizes, list | tuple) else (sizes,) * self.ndim
         if len(found) != self.ndim:
-            self.refuse(f"{name} must be one integer, or {self.ndim} of them, got {sizes!r}")
+            self.refuse(f"{name} must be one integer, or ndim={self.ndim} of them, got {sizes!r}")
         for size in found:
             at_least(self, low, **{name: size})
         return found

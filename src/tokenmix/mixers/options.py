@@ -43,6 +43,14 @@ def check_numbers(mixer: Mixer, **options: Any) -> None:
             mixer.refuse(f"{name} must be a finite number, got {value!r}")
 
 
+def check_spread(mixer: Mixer, *, init_std: float, learned: bool = True) -> None:
+    """Refuse a deviation below 0, and 0 where the product of two factors would never leave it (``learned`` False)."""
+    if init_std < 0 or (init_std == 0 and not learned):
+        mixer.refuse(
+            f"init_std must be a number {'>=' if learned else '>'} 0, got {init_std!r}{'' if learned else '; two factors that start at 0 never learn'}"
+        )
+
+
 def check_positive(mixer: Mixer, **options: Any) -> None:
     """Refuse options that are not positive numbers."""
     for name, value in options.items():

@@ -14,6 +14,8 @@ class LearnedPositions(nn.Module):
 
     def __init__(self, dim: int, *, max_len: int, init_std: float = 0.02):
         super().__init__()
+        if not isinstance(init_std, (int, float)) or isinstance(init_std, bool) or not 0 <= init_std < float("inf"):
+            raise MixerError(f"LearnedPositions: init_std must be a number >= 0, got {init_std!r}.")
         self.max_len, self.init_std = max_len, init_std
         self.weight = nn.Parameter(torch.empty(max_len, dim))
         self.reset_parameters()

@@ -79,7 +79,7 @@ def scaled_frequencies(rotary_dim: int, base: float, scaling: dict[str, Any] | N
     """theta_m in radians per position, m = 0 .. rotary_dim / 2 - 1, after the rule; and the factor on turned queries and keys, 1 but for YaRN."""
     if scaling is None:
         return _frequencies(rotary_dim, base), 1.0
-    if not isinstance(scaling, dict) or scaling.get("name") not in RULES:
+    if not isinstance(scaling, dict) or scaling.get("name") not in tuple(RULES):
         hint = "; dynamic NTK changes the angles of keys already stored" * (isinstance(scaling, dict) and scaling.get("name") == "dynamic")
         _refuse(f'scaling is None or {{"name": one of {", ".join(RULES)}, ...}}, got {scaling!r}{hint}')
     rule, options = RULES[scaling["name"]], {name: value for name, value in scaling.items() if name != "name"}

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..errors import MixerError
 from ..mixers import MIXERS
-from . import batching, elsewhere, equality, masking, nonfinite, plain, refusals, streaming, transforms
+from . import batching, building, elsewhere, equality, masking, nonfinite, plain, refusals, streaming, transforms
 from .report import BROKEN, CRASHED, EXCEPTED, KEPT, NOT_APPLICABLE, Broken, ContractError, NotApplicable, Report, Result
 from .subject import Subject, is_mixer, subject
 
@@ -22,6 +22,7 @@ def _table(*functions: Promise) -> dict[str, Promise]:
 
 PROMISES: dict[str, Promise] = _table(
     refusals.options_are_json,
+    building.refuses_wrong_options,
     refusals.declares_exceptions,
     batching.keeps_shape,
     equality.equals_reference,
