@@ -53,17 +53,22 @@ def pick(backend: str, tensor: Tensor) -> str:
     return "fused"
 
 
-def kernel(who: str, backend: str, *tensors: Tensor | None, lacks: str | None = None, only: tuple[str, ...] = ("cpu", "triton")) -> str | None:
+def kernel(
+    who: str, backend: str, *tensors: Tensor | None, lacks: str | None = None, slower: bool = False, only: tuple[str, ...] = ("cpu", "triton")
+) -> str | None:
     """'cpu' or 'triton' where the call goes to that kernel of ``who``, None where it goes to the eager form.
 
     Args:
         tensors: every floating point argument; the first decides device and dtype, which all must share.
         lacks: what this call needs and no kernel has, as a phrase; None where there is nothing.
+        slower: whether plain torch is faster at these sizes: ``auto`` then takes it, and a kernel has to be asked for by name.
         only: the backends ``who`` has a kernel for.
     """
     asked, first = _asked(backend), next(t for t in tensors if t is not None)
     name = asked if asked in KERNELS else "triton" if first.is_cuda else "cpu"
     if asked == "eager" or exporting():
+        return None
+    if asked == "auto" and slower:
         return None
     if asked == "auto":
         usable = name in only and KERNELS[name].available() and lacks is None and _misfit(name, tensors, first) is None and not _transformed()

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ._backend import exporting
 from ._heads import by_head
 from ._sums import DEAD, FLOOR, SCAN, SCAN_JUMP, Sums, delay, merge, risen, scan
 
@@ -111,14 +112,17 @@ def prefix_of_blocks(b: Tensor, sums_of: Callable[[Tensor, Tensor], Tensor], pas
     return Sums(before.m.flatten(-4, -3), before.lift.flatten(-4, -3), before.acc.flatten(-5, -4)), flat(last)
 
 
-def _leaf(a: Tensor, b: Tensor, v1: Tensor, before: Sums) -> Tensor:
-    """Each block's queries over the sums before the block and over its own keys up to theirs: (..., n, size, e)."""
+def _leaf(a: Tensor, b: Tensor, v1: Tensor, before: Sums | None) -> Tensor:
+    """Each block's queries over the sums before the block, if any, and over its own keys up to theirs: (..., n, size, e)."""
     top, rise = risen(b, SCAN_JUMP)
-    here, there = a + top, a + before.m
+    here = a + top
+    there = here if before is None else a + before.m
     unit = torch.maximum(here, there).detach().amax(-1, keepdim=True).clamp_min(FLOOR)
     weights = torch.exp(here - unit - rise) @ torch.exp(b - top + rise).transpose(-1, -2)
     seen = torch.ones(weights.shape[-2:], dtype=torch.bool, device=a.device).tril()
     near = torch.where(seen, weights, 0.0) @ v1  # what is not seen may have overflowed
+    if before is None:
+        return ratio(near)
     return ratio(near + torch.exp(there - unit + before.lift) @ before.acc.squeeze(-3).transpose(-1, -2))
 
 
@@ -161,4 +165,17 @@ def mixed(a: Tensor, b: Tensor, v1: Tensor, *, causal: bool) -> Tensor:
     """The whole mixing (B, H, T, e)."""
     if a.shape[-2] == 0 or b.shape[-2] == 0:
         return a.new_zeros(*a.shape[:-1], v1.shape[-1] - 1)
-    return causal_read(a, b, v1)[0] if causal else read(a, over_keys(b, v1))
+    (T, M), (S, width) = a.shape[-2:], v1.shape[-2:]
+    if exporting():  # no choice by length: it may be a symbol
+        return causal_read(a, b, v1)[0] if causal else read(a, over_keys(b, v1))
+    if causal:
+        return _leaf(a, b, v1, None) if T <= SCAN else causal_read(a, b, v1)[0]
+    return _by_pairs(a, b, v1) if T * S * (M + width) < (T + S) * M * width else read(a, over_keys(b, v1))
+
+
+def _by_pairs(a: Tensor, b: Tensor, v1: Tensor) -> Tensor:
+    """Every query over all keys by the weights of the pairs, which takes fewer products where there are fewer tokens than features."""
+    m = b.detach().amax(-2, keepdim=True).clamp_min(FLOOR)
+    z = a + m
+    unit = z.detach().amax(-1, keepdim=True).clamp_min(FLOOR)
+    return ratio(torch.exp(z - unit) @ torch.exp(b - m).transpose(-1, -2) @ v1)

@@ -92,6 +92,18 @@ def terms_of(exponent: Tensor, v: Tensor) -> Tensor:
     return torch.cat([e * v, e], -2)
 
 
+def alive(x: Tensor) -> Tensor:
+    """exp(x) in units of itself, for a key that stands alone: 1, 0 where it is dead, NaN for what is NaN or infinitely large. float32 or wider."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    return torch.exp(x - x.detach().clamp_min(FLOOR))
+
+
+def lone(v: Tensor, weight: Tensor) -> Tensor:
+    """The ratio of sums over one key: its value where it weighs anything, else exactly 0. The weight has no gradient, but what is NaN there is seen."""
+    w = weight.detach()
+    return v * (w / torch.where(w > 0, w, 1.0)) + 0.0 * weight
+
+
 def over_all(k: Tensor, v: Tensor) -> Sums:
     """One row: every key, with weight 0."""
     m, terms = products(k, v)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._aft_simple_op import aft_simple_kernel
-from ._backend import kernel
+from ._backend import exporting, kernel
 from ._band import band_sums, causal_sums, window_ratio
 from ._band_op import aft_band_kernel, band_of
 from ._checks import check_flags
@@ -20,7 +20,7 @@ from ._full_op import aft_full_kernel
 from ._gates import check_gate, gated
 from ._masks import allowed
 from ._nonfinite import over_window
-from ._sums import hidden_sums, literal, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
+from ._sums import DEAD, WEIGHT_CAP, alive, hidden_sums, literal, lone, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
 from ._weights import Dense, Factors, Weights, Windowed
 
 Bias = Tensor | tuple[Tensor, Tensor]
@@ -54,9 +54,12 @@ def aft_full(
         return torch.zeros_like(q)
     source = _source("aft_full", w, q.shape[1], k.shape[1])
     lacks, asked = None if attn_mask is None else "its kernels take no attn_mask", q if gate == "sigmoid" else None
-    if kernel("aft_full", backend, k, v, asked, lacks=lacks):
+    one = k.shape[1] == 1 and attn_mask is None and not exporting()
+    if kernel("aft_full", backend, k, v, asked, lacks=lacks, slower=one):
         y = aft_full_kernel(asked, k, v, w, key_mask, causal)
         return y if gate == "sigmoid" else gated(q, y, gate)
+    if one:
+        return gated(q, _one_key(k, v, source, key_mask, q.shape[1]), gate)
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kd, vd = wide(k, v, key_mask, 1)
@@ -71,6 +74,17 @@ def aft_full(
         return gated(q, narrow(ratio_of(sums)), gate)
 
     return hidden_sums(form, q, k, v, gate, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
+
+
+def _one_key(k: Tensor, v: Tensor, source: Weights, key_mask: Tensor | None, T: int) -> Tensor:
+    """AFT-full over a single key: its value, (B, T, D), or 0 where it is masked or weighs nothing."""
+    if key_mask is not None:
+        k, v = torch.where(key_mask[..., None], k, DEAD), torch.where(key_mask[..., None], v, 0.0)
+    w = source.slab(slice(0, T), slice(0, 1))
+    w = w[:, 0] if w.ndim == 4 else w  # (T, 1) or (B, T, 1)
+    seen = torch.exp(w.detach().double().clamp_max(WEIGHT_CAP))
+    share = (seen / torch.where(seen > 0, seen, 1.0)).to(k.dtype) + 0.0 * w.clamp(-WEIGHT_CAP, WEIGHT_CAP)
+    return lone(v, alive(k) * share)
 
 
 def aft_local(

@@ -9,11 +9,16 @@ from torch import Tensor
 
 from ..kernels.cpu import step
 from . import _kernel_sums as sums
-from ._backend import kernel, masks, steps
+from ._backend import exporting, kernel, masks, steps
 from ._checks import check_name, check_qkv
 from ._linear_op import linear_kernel
 from ._nonfinite import honest, honest_chunk
-from ._sums import DEAD
+from ._sums import DEAD, SCAN, alive, lone
+from .aft import aft_simple
+
+FEW, WIDE = 6, 1024
+"""Torch's products are faster where all tokens are fewer than a sixth of a head's features; both ways, where the sums leave the cache, below a half of them,
+and above twice this width always."""
 
 
 def _log_positive(x: Tensor) -> Tensor:
@@ -58,17 +63,54 @@ def linear_attention(
         (B, T, H e) in q's dtype; exactly 0 where nothing may be attended or every pair weighs 0. Time O(T e D); causal keeps O(T e D / 32) numbers.
     """
     lacks = f"its kernel has no feature={feature!r}" if feature in ("relu", "squared_relu") else None  # where a gradient cancels to 0, float32 is not enough
-    on = kernel("linear_attention", backend, q, k, v, lacks=lacks)
     check_name("linear_attention", "feature", feature, LOG_FEATURES)
     check_qkv("linear_attention", q, k, v, heads, causal, key_mask)
-    if on and 0 not in (*q.shape, k.shape[1]):
+    empty, short = 0 in (*q.shape, k.shape[1]), lacks is None and not exporting()
+    lone_key, lone_feature = short and k.shape[1] == 1, short and q.shape[-1] == heads
+    slower = lone_key or lone_feature or short and faster_in_torch(q, k, heads, causal)
+    on = kernel("linear_attention", backend, q, k, v, lacks=lacks, slower=slower)
+    if on and not empty:
         return linear_kernel(q, k, v, key_mask, heads=heads, feature=feature, causal=causal)
+    if lone_key and not empty:
+        return _one_key(q, k, v, heads, feature, key_mask)
+    if lone_feature and not empty:
+        return _one_feature(q, k, v, feature, causal, key_mask, backend)
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         a, (b, v1) = log_queries(q, heads, feature), log_keys(k, v, heads, feature, key_mask)
         return sums.joined_heads(sums.mixed(a, b, v1, causal=causal), q)
 
     return honest(form, q, k, v, causal=causal, key_mask=key_mask)
+
+
+def faster_in_torch(q: Tensor, k: Tensor, heads: int, causal: bool) -> bool:
+    """Whether torch's matrix products are faster than the C kernel, which works on e x e sums however few the tokens are: a rule by shapes, as measured."""
+    e, tokens = q.shape[-1] // heads, q.shape[1] + k.shape[1]
+    if q.is_cuda or causal and q.shape[1] > SCAN:
+        return False
+    return FEW * tokens <= e or not causal and (e >= 2 * WIDE or e >= WIDE and 2 * tokens <= e)
+
+
+def _log_features(x: Tensor, heads: int, feature: str) -> Tensor:
+    """log phi(x), (B, T, H, e), in float32 or wider."""
+    return LOG_FEATURES[feature](x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (heads, -1)))
+
+
+def _one_key(q: Tensor, k: Tensor, v: Tensor, heads: int, feature: str, key_mask: Tensor | None) -> Tensor:
+    """Over a single key: its value, whatever it weighs; 0 where it is masked."""
+    k, v = sums.hidden(k, key_mask), sums.hidden(v, key_mask).unflatten(-1, (heads, -1))
+    weight = (alive(_log_features(q, heads, feature)) * alive(_log_features(k, heads, feature))).sum(-1, keepdim=True)
+    if key_mask is not None:
+        weight = torch.where(key_mask[..., None, None], weight, 0.0)
+    return lone(v, weight).flatten(2).to(q.dtype)
+
+
+def _one_feature(q: Tensor, k: Tensor, v: Tensor, feature: str, causal: bool, key_mask: Tensor | None, backend: str) -> Tensor:
+    """Heads of one feature: phi(q) cancels, and what remains is AFT-simple with log phi(k) for keys."""
+    heads = q.shape[-1]
+    b = _log_features(sums.hidden(k, key_mask), heads, feature).flatten(2)
+    y = aft_simple(q, b, v.to(b.dtype), causal=causal, key_mask=key_mask, gate=None, backend=backend)
+    return lone(y, alive(_log_features(q, heads, feature).flatten(2))).to(q.dtype)
 
 
 def linear_chunk(q: Tensor, k: Tensor, v: Tensor, past: sums.Past, *, heads: int, feature: str, key_mask: Tensor | None) -> tuple[Tensor, sums.Past]:
