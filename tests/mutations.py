@@ -833,7 +833,7 @@ MUTATIONS = [
     Mutation(
         "NaN in the future multiplied by zero",
         "functional/_nonfinite.py",
-        "return torch.where(a.isfinite(), a, 0.0)",
+        "return torch.where(a.detach().isfinite(), a, 0.0)",
         "return a",
         "linear",
         True,
@@ -860,7 +860,7 @@ MUTATIONS = [
     Mutation(
         "infinity taken for a number",
         "functional/_nonfinite.py",
-        "return torch.where(a.isfinite(), a, 0.0)",
+        "return torch.where(a.detach().isfinite(), a, 0.0)",
         "return torch.where(a.isnan(), 0.0, a)",
         "aft_simple",
         True,

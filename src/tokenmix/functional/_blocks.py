@@ -38,8 +38,7 @@ class Part(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """What every form starts from: q, k, v (B, H, T, e + 1), their last channel the marks, of keys that of the values; live (B, 1, T) or None where all keys
-    are."""
+    """What every form starts from: q and v (B, H, T, e + 1), k (B, H, T, e); live (B, 1, T) or None where all keys are."""
 
     q: Tensor
     k: Tensor
@@ -66,7 +65,7 @@ def ready(q: Tensor, k: Tensor, v: Tensor, heads: int, key_mask: Tensor | None) 
     k, v = kept(k, key_mask), kept(v, key_mask)
     own, met = marks(q)[:, None], marks(k, v)[:, None]
     q, k, v = (split(clean(a), heads) for a in (q, k, v))
-    q, k, v = (torch.cat([a, m.to(a.dtype).expand(-1, heads, -1, -1)], -1) for a, m in ((q * q.shape[-1] ** -0.5, own), (k, torch.zeros_like(met)), (v, met)))
+    q, v = (torch.cat([a, m.to(a.dtype).expand(-1, heads, -1, -1)], -1) for a, m in ((q * q.shape[-1] ** -0.5, own), (v, met)))
     return Ready(q, k, v, None if key_mask is None else key_mask[:, None])
 
 
@@ -76,13 +75,13 @@ def joined(y: Tensor, like: Tensor) -> Tensor:
 
 
 def part_of(q: Tensor, k: Tensor, v: Tensor, ok: Tensor) -> Part:
-    """The sums of q (..., T, e + 1) over the keys k, v (..., S, e + 1) that ok, broadcast to (..., T, S), allows."""
+    """The sums of q (..., T, e + 1) over the keys k (..., S, e) and v (..., S, e + 1) that ok, broadcast to (..., T, S), allows."""
     return sums_of(products(q, k), ok, q, v)
 
 
 def products(q: Tensor, k: Tensor) -> Tensor:
     """The logits of all pairs, (..., T, S)."""
-    return q[..., :-1] @ k[..., :-1].mT
+    return q[..., :-1] @ k.mT
 
 
 def sums_of(logits: Tensor, ok: Tensor, q: Tensor, v: Tensor) -> Part:

@@ -88,17 +88,17 @@ def over_memories(q, k, v, slots: Slots, learned, ok: Tensor, rows: Tensor, cols
     near, far = visible(rows, cols, slots.ids, sizes, causal)
     both = torch.cat([far & slots.there[:, None], near & ok], 2)
     places = torch.cat([slots.ids * sizes.rate + sizes.rate - 1, cols], 1)
-    y = weigh(q, torch.cat([slots.keys, k], 1), torch.cat([slots.values, v], 1), learned, both, rows, places, heads)
-    return y.transpose(1, 2).flatten(2)
+    keys, values = torch.cat([slots.keys, k], 1), torch.cat([slots.values, v], 1)
+    y = weigh(clean(q), clean(keys), clean(values), marks(keys, values), learned, both, rows, places, heads)
+    return y.transpose(1, 2).flatten(2) + marks(q)
 
 
-def weigh(q: Tensor, k: Tensor, v: Tensor, learned: tuple[Tensor, ...], ok: Tensor, rows: Tensor, cols: Tensor, heads: int) -> Tensor:
-    """Heads of the attention with relative positions: (..., L, D), (..., W, D) -> (..., heads, L, e)."""
+def weigh(q: Tensor, k: Tensor, v: Tensor, met: Tensor, learned: tuple[Tensor, ...], ok: Tensor, rows: Tensor, cols: Tensor, heads: int) -> Tensor:
+    """Heads of the attention with relative positions: (..., L, D), (..., W, D), all finite, and the marks of the keys (..., W, 1) -> (..., heads, L, e)."""
     relative, content, place = learned
     scale = (q.shape[-1] // heads) ** -0.5
-    met, own, q, k, v = marks(k, v), marks(q), clean(q), clean(k), clean(v)
     asked, located, kh, vh = (per_head(a, heads) for a in ((q + content) * scale, (q + place) * scale, k, v))
-    return mixed(asked @ kh.transpose(-1, -2) + by_place(located, rows, cols, relative), ok.unsqueeze(-3), vh, met.unsqueeze(-3)) + own.unsqueeze(-3)
+    return mixed(asked @ kh.transpose(-1, -2) + by_place(located, rows, cols, relative), ok.unsqueeze(-3), vh, met.unsqueeze(-3))
 
 
 def reconstruction_loss(q: Tensor, k: Tensor, v: Tensor, slots: Slots, live: Tensor, positions: Tensor, heads: int, sizes: Sizes, causal: bool) -> Tensor:

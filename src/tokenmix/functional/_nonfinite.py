@@ -25,7 +25,7 @@ Given = ParamSpec("Given")
 
 def clean(a: Tensor) -> Tensor:
     """a with 0 in place of all that is not finite."""
-    return torch.where(a.isfinite(), a, 0.0)
+    return torch.where(a.detach().isfinite(), a, 0.0)
 
 
 def marks(*tensors: Tensor) -> Tensor:

@@ -51,6 +51,12 @@ def attention(
     return attention_by_head(by_head(q, heads), kh, vh, scale=scale, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
 
 
+def finite_attention(q: Tensor, k: Tensor, v: Tensor, *, heads: int, key_mask: Tensor | None = None, backend: str = "auto") -> Tensor:
+    """``attention`` both ways for forms that are ``honest`` already: nothing is hidden twice."""
+    qh, kh, vh = (by_head(a, heads) for a in (q, k, v))
+    return _mixed(qh, kh, vh, scale=None, causal=False, key_mask=key_mask, attn_mask=None, backend=backend)
+
+
 def attention_by_head(
     q: Tensor,
     k: Tensor,

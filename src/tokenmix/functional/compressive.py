@@ -10,6 +10,7 @@ from ._backend import pick
 from ._compressed import POOLS, Sizes, Slots, compress, grouped, over_memories, visible, weigh
 from ._lines import picked
 from ._masks import alive, allowed
+from ._nonfinite import clean, marks
 from ._places import back_to_place, behind_live, turned
 
 
@@ -90,10 +91,11 @@ def _in_blocks(q: Tensor, k: Tensor, v: Tensor, live: Tensor, slots: Slots, lear
     near = near & (cols[:, None] <= rows[..., None]) if causal else near
     near = near[None] & picked(live[..., None], cols)[..., 0][:, :, None]
     far = far[None] & picked(slots.there[..., None], ids)[..., 0][:, :, None]
-    keys, values = (torch.cat([picked(a, ids), picked(b, cols)], 2) for a, b in ((slots.keys, k), (slots.values, v)))
+    own, met = marks(q), torch.cat([picked(marks(slots.keys, slots.values), ids), picked(marks(k, v), cols)], 2)
+    keys, values = (torch.cat([picked(clean(a), ids), picked(clean(b), cols)], 2) for a, b in ((slots.keys, k), (slots.values, v)))
     places = torch.cat([ids * rate + rate - 1, cols], 1)
-    y = weigh(picked(q, rows), keys, values, learned, torch.cat([far, near], -1), rows, places, heads)  # (B, N, heads, L, e)
-    return y.transpose(2, 3).flatten(3).flatten(1, 2)[:, :T]
+    y = weigh(picked(clean(q), rows), keys, values, met, learned, torch.cat([far, near], -1), rows, places, heads)  # (B, N, heads, L, e)
+    return y.transpose(2, 3).flatten(3).flatten(1, 2)[:, :T] + own
 
 
 def _window(start: Tensor, low: int, high: int, size: int) -> Tensor:

@@ -10,7 +10,7 @@ from ._heads import by_head
 from ._masks import kept
 from ._nonfinite import hides
 from ._places import default_places
-from .attention import attention
+from .attention import finite_attention
 
 
 @hides("k", "v", asks="q")
@@ -41,7 +41,7 @@ def linformer(
         raise MixerError(f"linformer: e has {e.shape[-1]} columns, got {k.shape[1]} keys.")
     kc, vc = shortened(k, e, heads, positions, key_mask), shortened(v, f, heads, positions, key_mask)
     wide = torch.promote_types(q.dtype, torch.float32)
-    return attention(q.to(wide), kc.to(wide), vc.to(wide), heads=heads, backend=backend).to(q.dtype)
+    return finite_attention(q.to(wide), kc.to(wide), vc.to(wide), heads=heads, backend=backend).to(q.dtype)
 
 
 def shortened(k: Tensor, e: Tensor, heads: int, positions: Tensor | None, key_mask: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ from ._heads import by_head
 from ._masks import alive, kept
 from ._nonfinite import honest
 from ._places import back_to_place, first_true, gathered, patches, shifted, strided_conv, taps_of
-from .attention import attention
+from .attention import attention, finite_attention
 
 Conv = tuple[Tensor, ...]  # (W_k, W_v, b_k, b_v): (D, D, b) and (D,)
 
@@ -85,7 +85,7 @@ def _compressed(q: Tensor, k: Tensor, v: Tensor, *, conv: Conv, heads: int, caus
     keys, values = (strided_conv(patches(a, (T,), size), w, b).to(_wide(q)) for a, w, b in zip((k, v), conv[:2], conv[2:], strict=True))
     some = None if live is None else patches(live[..., None].to(q.dtype), (T,), size).amax((-2, -1)) > 0
     if not causal:
-        return attention(q.to(_wide(q)), keys, values, heads=heads, key_mask=some, backend=backend).to(q.dtype)
+        return finite_attention(q.to(_wide(q)), keys, values, heads=heads, key_mask=some, backend=backend).to(q.dtype)
     own = [patches(a, (T,), size) for a in (q, k, v)]
     near = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()[None, None]
     if live is not None:

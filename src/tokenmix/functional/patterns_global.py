@@ -148,7 +148,8 @@ def _without(r: Ready, g: int) -> Tensor | None:
 def _shared(r: Ready, g: int, index: Tensor, causal: bool) -> Part:
     """Every row over the first g keys."""
     ok = (index[:g] <= index[:, None]) if causal else (index[:g] >= 0)[None]
-    return part_of(r.q, r.k[:, :, :g], r.v[:, :, :g], ok if r.live is None else ok & r.live[:, :, None, :g])
+    k, v = (a[:, :, :g].contiguous() for a in (r.k, r.v))  # views would keep all keys for backward
+    return part_of(r.q, k, v, ok if r.live is None else ok & r.live[:, :, None, :g])
 
 
 def _everything(r: Ready, causal: bool) -> Tensor:
@@ -275,10 +276,10 @@ def _hashed(x: Tensor) -> Tensor:
 
 def _random_part(r: Ready, chosen: Tensor, block: int) -> Part:
     """Each block of queries over its chosen (B or 1, H, n, count) blocks."""
-    (B, H, T, e), n, count = r.q.shape, chosen.shape[2], chosen.shape[3]
+    (B, H, T, _), n, count = r.q.shape, chosen.shape[2], chosen.shape[3]
     chosen = chosen.expand(B, H, n, count)
     index = chosen.clamp_min(0).flatten(2)[..., None]
-    k, v = (cut(a, n, block).flatten(-2).gather(2, index.expand(-1, -1, -1, block * e)).view(B, H, n, count * block, e) for a in (r.k, r.v))
+    k, v = (cut(a, n, block).flatten(-2).gather(2, index.expand(-1, -1, -1, block * a.shape[-1])).view(B, H, n, count * block, -1) for a in (r.k, r.v))
     inside = (torch.arange(n * block, device=r.q.device) < T).view(1, 1, n, block) if r.live is None else cut(r.live[..., None], n, block).squeeze(-1)
     live = inside.expand(B, H, n, block).gather(2, index.expand(-1, -1, -1, block)).view(B, H, n, count, block)
     ok = (live & (chosen >= 0)[..., None]).flatten(-2)[..., None, :]

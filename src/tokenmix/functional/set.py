@@ -9,7 +9,7 @@ from torch import Tensor
 from ..errors import MixerError
 from ._masks import kept
 from ._nonfinite import hides
-from .attention import attention
+from .attention import attention, finite_attention
 
 
 @hides("k", "v", asks="q")
@@ -40,7 +40,7 @@ def induced_set(
     h = induced(k, v, points, block, heads=heads, key_mask=key_mask)
     keys, values = (F.linear(h, w.double(), b) for w, b in zip(maps[:2], _biases(maps), strict=True))
     wide = torch.promote_types(q.dtype, torch.float32)
-    y = attention(q.to(wide), keys.to(wide), values.to(wide), heads=heads, backend=backend).to(q.dtype)
+    y = finite_attention(q.to(wide), keys.to(wide), values.to(wide), heads=heads, backend=backend).to(q.dtype)
     if k.shape[1] == 0:
         return torch.zeros_like(y)
     return y if key_mask is None else torch.where(key_mask.any(1)[:, None, None], y, 0.0)

@@ -10,7 +10,7 @@ from ..errors import MixerError
 from ._masks import kept
 from ._nonfinite import hides
 from ._places import gathered, patches, shifted, strided_conv, taps_of
-from .attention import attention
+from .attention import finite_attention
 from .memory_compressed import cells_of
 
 
@@ -50,7 +50,7 @@ def spatial_reduction(
     rows, mask = reduced(v, conv, norm, grid, prefix, positions, key_mask)
     wide = torch.promote_types(q.dtype, torch.float32)
     keys, values = (F.linear(rows, *(a.double() for a in m)).to(wide) for m in (k_map, v_map))
-    return attention(q.to(wide), keys, values, heads=heads, key_mask=mask, backend=backend).to(q.dtype)
+    return finite_attention(q.to(wide), keys, values, heads=heads, key_mask=mask, backend=backend).to(q.dtype)
 
 
 def reduced(v, conv, norm, grid, prefix: int, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
