@@ -51,7 +51,11 @@ ELSEWHERE = {
 
 NO_PAIRS, NO_PLACES = "the kernels take no attn_mask", "the kernels take no positions"
 REFUSED: dict[tuple[str, str], str] = {
-    **{(p, row): NO_PAIRS for p in ("attn_mask_equals_causal", "pairs_with_nothing_to_attend", "equals_reference") for row in ("aft_full", "aft_local")},
+    **{
+        (p, row): NO_PAIRS
+        for p in ("attn_mask_equals_causal", "pairs_with_nothing_to_attend", "equals_reference", "non_finite_is_honest")
+        for row in ("aft_full", "aft_local")
+    },
     **{(p, "aft_conv"): NO_PLACES for p in ("equals_reference", "subset_equals_masked")},
     ("streaming_equals_parallel", "aft_conv causal"): NO_PLACES,
     ("runs_under_autocast", "polynl"): "the input stands for q, and is not in the projections' dtype",
