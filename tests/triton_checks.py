@@ -56,6 +56,27 @@ def scan_masks() -> None:
         assert all(a[~mask].eq(0).all() for a in found[2:])
 
 
+def scan_nonfinite() -> None:
+    """A key or value that is not finite makes what may attend it so, and nothing else."""
+    nan, inf = float("nan"), float("inf")
+    for causal, which, at, value in ((True, 1, 0, nan), (True, 1, 35, inf), (True, 2, 35, nan), (False, 1, 35, nan), (False, 1, 35, inf)):
+        args = [a.requires_grad_() for a in qkv(2, 66, 66, 2)]
+        want = F.aft_simple(*args, causal=causal, backend="eager")
+        with torch.no_grad():
+            args[which][0, at, 1] = value
+        y = F.aft_simple(*args, causal=causal, backend="triton")
+        rows = torch.zeros(y.shape, dtype=torch.bool)
+        rows[0, at if causal else 0 :, 1] = True
+        assert not y[rows].isfinite().any(), (causal, which, at, value)
+        assert torch.allclose(y[~rows], want[~rows], atol=1e-5), (causal, which, at, value)
+        dk, dv = torch.autograd.grad(y.sum(), args[1:])
+        assert not (dk + dv)[0, :, 1].isfinite().all(), (causal, which, at, value)
+        assert (dk + dv)[1].isfinite().all(), (causal, which, at, value)
+    k = torch.randn(1, 66, 3)
+    k[0, 0, 1] = float("-inf")
+    assert F.aft_simple(k, k, torch.randn(1, 66, 3), causal=True, backend="triton").isfinite().all(), "a key of -inf weighs nothing"
+
+
 def scan_packed() -> None:
     for lengths, size in (((64, 0, 3, 1), 1.0), ((2, 70, 1, 0), 40.0)):
         q, k, v = (a[0] for a in qkv(1, sum(lengths), sum(lengths), 3))

@@ -41,9 +41,9 @@ def _one_key(value: float) -> str:
     for name, call in _calls().items():
         y, y0 = call(q, bad, v), call(q, k, v)
         off = float((y - y0)[0, :33].abs().max())
-        past = f"the past off by {off:.0e}" if not off < 1e-5 else "the past as it was"
-        said.append(f"{name}: {past}, {int(y[0, 33:].isfinite().all(-1).sum())} of {T - 33} rows after it finite")
-    return "; ".join(said)
+        past = f"past off by {off:.0e}, " if not off < 1e-5 else ""
+        said.append(f"{name} {past}{int(y[0, 33:].isfinite().any(-1).sum())}")
+    return f"finite rows of the {T - 33} after it: " + "; ".join(said)
 
 
 @attempt("2", "A NaN key in the middle, causal, on the C kernels")
@@ -64,7 +64,7 @@ def all_keys() -> str:
         y = call(q, leaf, v)
         y.sum().backward()
         assert leaf.grad is not None
-        finite = [what for what, a in (("outputs", y), ("gradients", leaf.grad)) if bool(a.isfinite().any())]
+        finite = [what for what, a in (("outputs", y), ("gradients", leaf.grad[..., :4])) if bool(a.isfinite().any())]
         said.append(f"{name}: {' and '.join(finite) or 'nothing'}")
     return "; ".join(said)
 

@@ -60,7 +60,7 @@ def _alive(MASK, b, t, T):
 def _keys(K, V, at_k, at_v, ok):
     """Keys and values of a tile in float32; masked ones are DEAD and 0 whatever they hold."""
     k = tl.load(K + at_k, mask=ok, other=DEAD).to(tl.float32)
-    return tl.maximum(k, DEAD), tl.load(V + at_v, mask=ok, other=0.0).to(tl.float32)
+    return tl.maximum(k, DEAD, propagate_nan=tl.PropagateNan.ALL), tl.load(V + at_v, mask=ok, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -97,7 +97,7 @@ def _suffix(x, rest, rows, ROWS: tl.constexpr):
 @triton.jit
 def _over(a, b):
     """a / b, and 0 where b is 0."""
-    return tl.where(b > 0, a / tl.where(b > 0, b, 1.0), 0.0)
+    return tl.where(b == 0, 0.0, a / tl.where(b == 0, 1.0, b))
 
 
 @triton.jit
@@ -210,10 +210,10 @@ def outputs(Q, K, V, MASK, START, BEFORE, Y, T, D, qb, qt, kb, kt, vb, vt, CHUNK
         if Q is not None:
             gate = 1.0 + tl.exp(-tl.load(Q + r * qt + od[None, :], mask=inside, other=0.0).to(tl.float32))
         n, d, m, num, den = _sums(k, v, starts, tl.max(starts, 0), rows, m, num, den, ROWS)
-        some = d > 0
+        none = d == 0
         if Q is not None:
             d *= gate
-        tl.store(Y + r * D + od[None, :], tl.where(some, n / d, 0.0), mask=inside)
+        tl.store(Y + r * D + od[None, :], tl.where(none, 0.0, n / d), mask=inside)
 
 
 @triton.jit
@@ -240,7 +240,7 @@ def _replay(k, v, starts, anew, rows, m, num, den, ref, open, ROWS: tl.constexpr
 @triton.jit
 def _step(kk, vv, m, num, den):
     """One key joins the triple."""
-    return _join(m, num, den, tl.maximum(kk, FLOOR), vv, tl.where(kk > DEAD, 1.0, 0.0))
+    return _join(m, num, den, tl.maximum(kk, FLOOR, propagate_nan=tl.PropagateNan.ALL), vv, tl.where(kk > DEAD, 1.0, 0.0))
 
 
 @triton.jit
@@ -380,9 +380,9 @@ def all_join(TOTAL, SAVED, chunks, D, ROWS: tl.constexpr, BD: tl.constexpr):
         ms, ns, ds = tl.load(p, mask=ok, other=FLOOR), tl.load(p + D, mask=ok, other=0.0), tl.load(p + 2 * D, mask=ok, other=0.0)
         for i in tl.static_range(ROWS):
             m, num, den = _join_wide(m, num, den, _row(ms, rows, i), _row(ns, rows, i), _row(ds, rows, i))
-    some = den > 0
-    den = tl.where(some, den, 1.0)
-    _keep(SAVED, b, 0, 1, D, od, m, tl.where(some, num / den, 0.0).to(tl.float32), tl.where(some, 1.0 / den, 0.0).to(tl.float32))
+    none = den == 0
+    den = tl.where(none, 1.0, den)
+    _keep(SAVED, b, 0, 1, D, od, m, tl.where(none, 0.0, num / den).to(tl.float32), tl.where(none, 0.0, 1.0 / den).to(tl.float32))
 
 
 @triton.jit
