@@ -92,12 +92,25 @@ def test_a_stream_refuses_to_step_back_and_says_where():
         mixer.extend(torch.randn(2, 2, 8), state, positions=torch.tensor([[3, 4], [6, 7]]))
 
 
-def test_a_ring_counts_masked_tokens():
-    """Positions that skip a masked token would bring a token back that the ring has dropped."""
-    mixer = build_mixer("lightconv", 8, causal=True, heads=2, kernel_size=3)
-    live = torch.tensor([[True, False, False, False, True]])
-    with pytest.raises(MixerError, match="past masked tokens too"):
-        mixer.extend(torch.randn(1, 5, 8), mixer.init_state(1), positions=torch.tensor([[0, 0, 0, 0, 1]]), key_mask=live)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("case", ["aft_local-3", "aft_local-none", "aft_conv", "lightconv", "local", "memory_compressed", "axial"])
+def test_a_ring_passes_masked_tokens_over(case, dtype):
+    """Masked tokens take up no room in a ring: positions may skip them, in any cuts, in a chunk with a mask, and in those after it without one."""
+    s = subject_of(case, True)
+    mixer, x = s.build(dtype=dtype), s.x(dtype=dtype)
+    live = torch.tensor([[1, 1, 0, 0, 0, 1, 0, 1, 1, 1], [1, 0, 0, 1, 1, 0, 0, 1, 1, 1]], dtype=torch.bool)[:, : s.length]
+    positions = live.cumsum(1) - 1
+    want = mixer(x, positions=positions, key_mask=live)
+    for cuts in ((7,), (1,) * 7, (3, 2, 2)):
+        y, state, at = [], mixer.init_state(2), 0
+        for n in cuts:
+            part, state = mixer.extend(x[:, at : at + n], state, positions=positions[:, at : at + n], key_mask=live[:, at : at + n])
+            y, at = [*y, part], at + n
+        for i in range(at, s.length):
+            part, state = mixer.extend(x[:, i : i + 1], state)
+            y.append(part)
+        tight = {torch.float32: 1e-5, torch.float64: 1e-10}[dtype]
+        torch.testing.assert_close(torch.cat(y, 1)[live], want[live], atol=tight, rtol=tight)
 
 
 def test_positions_outside_of_the_grid():

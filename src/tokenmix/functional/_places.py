@@ -28,17 +28,27 @@ def behind_live(positions: Tensor, live: Tensor) -> Tensor:
     return _carried(positions, live, 0)
 
 
-def counted_on(positions: Tensor, live: Tensor) -> Tensor:
-    """Positions, those of masked tokens replaced by counting on from the last live one before them; positions rise by no less than 1 for each token."""
-    index = torch.arange(positions.shape[1], device=positions.device)
-    return (_carried(positions - index, live, torch.iinfo(torch.int64).min // 2) + index).clamp_min(0)
-
-
 def _carried(values: Tensor, live: Tensor, nothing: int) -> Tensor:
     """Values (B, T), those of masked tokens replaced by the last live one's; ``nothing`` before the first. Written without cummax, which ONNX has not."""
     rank = live.cumsum(1)  # live tokens lie in slots 1, 2, ..; slot 0 holds nothing
     slots = values.new_full((values.shape[0], values.shape[1] + 1), nothing)
     return slots.scatter(1, torch.where(live, rank, 0), torch.where(live, values, nothing)).gather(1, rank)
+
+
+def last_live(live: Tensor, keep: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The last ``keep`` live tokens of each row (B, S), in order and at the end: their indices and which places hold one (B, keep); and the live tokens
+    (B, S) that came before those."""
+    behind = live.flip(1).cumsum(1).flip(1)  # live tokens from here on
+    slot = torch.where(live & (behind <= keep), keep - behind, keep)  # the slot after the last takes all others
+    index = torch.arange(live.shape[1], device=live.device).expand(live.shape)
+    found = index.new_zeros(live.shape[0], keep + 1).scatter(1, slot, index)[:, :keep]
+    there = torch.arange(keep, device=live.device) >= keep - behind[:, :1]
+    return found, there, live & (behind > keep)
+
+
+def taken(a: Tensor, index: Tensor) -> Tensor:
+    """The tokens of a (B, S, ..) at indices (B, n)."""
+    return a.gather(1, index.view(*index.shape, *[1] * (a.ndim - 2)).expand(*index.shape, *a.shape[2:]))
 
 
 def from_start(a: Tensor, starts: Tensor) -> Tensor:

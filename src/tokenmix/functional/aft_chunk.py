@@ -15,6 +15,7 @@ from ._backend import masks, steps
 from ._band import causal_sums
 from ._gates import gated
 from ._nonfinite import honest_chunk, over_pairs
+from ._places import last_live, taken
 from ._sums import FLOOR, Sums, finite_low, hidden_sums, literal, merge, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
 from ._weights import Dense
 
@@ -149,13 +150,14 @@ def _append(a: Tensor, b: Tensor) -> Tensor:
 
 
 def ring_chunk(
-    q: Tensor, new: Past, kept: Past, far: Past, w: Tensor, near: Tensor | None, *, only_near: bool, heads: int = 1, gate: str | None
+    q: Tensor, new: Past, kept: Past, far: Past, w: Tensor, near: Tensor | None, *, only_near: bool, heads: int = 1, gate: str | None, holes: bool = False
 ) -> tuple[Tensor, Past, Past]:
     """L new tokens over a ring of R kept keys, each other, and the sums ``far`` of all older ones: outputs, the ring after them, the sums after them.
 
     Args:
         w: log-weights (B or 1, heads or 1, L, R + L), 0 for keys more than R before the token.
         near: (B or 1, 1, L, R + L), which pairs lie inside the window; with ``only_near`` no others count, and the sums stay as they are. Else not read.
+        holes: masked tokens may stand behind live ones; they take up no room in the ring.
 
     Other arguments as in ``aft_chunk``.
     """
@@ -165,11 +167,14 @@ def ring_chunk(
         new, kept = (new[0], new[1], new[2].contiguous()), (kept[0].contiguous(), kept[1].contiguous(), kept[2].contiguous())
     per_head = heads > 1 or new[0].shape[-1] == 1 < new[1].shape[-1]
     fused = q if gate == "sigmoid" else None
-    if _ready(fused, new, kept, w, far) and new[0].shape[2] == (heads if per_head else new[1].shape[2]) and _fits(far, new[0], new[1]):
+    if not holes and _ready(fused, new, kept, w, far) and new[0].shape[2] == (heads if per_head else new[1].shape[2]) and _fits(far, new[0], new[1]):
         y, ring, sums = step.ring(fused, new, kept, far, w, near.contiguous() if only_near and near is not None else None, heads=per_head)
         return (y if gate == "sigmoid" else gated(q, y, gate)), ring, sums
     past, inside = (None, near) if only_near else (far, None)
     y, (keys, values, lives) = aft_chunk(q, new, kept, w, heads=heads, far=past, inside=inside, gate=gate)
+    if holes:
+        index, there, left = last_live(lives, kept[1].shape[1])
+        return y, (taken(keys, index), taken(values, index), there), far if only_near else absorb(far, keys, values, left, heads=heads)
     n = q.shape[1]
     sums = far if only_near else absorb(far, keys[:, :n], values[:, :n], lives[:, :n], heads=heads)
     return y, (keys[:, n:], values[:, n:], lives[:, n:]), sums

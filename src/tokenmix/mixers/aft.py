@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from .aft_parts import add_projections, check_pair_bias, empty_ring, queries, ri
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .pair_bias import PairBias
-from .parts import alive, check_places, in_pieces
+from .parts import alive, check_places, has_holes, in_pieces
 
 
 @register_state
@@ -279,8 +280,8 @@ class AFTLocal(Mixer):
         if not self.causal:
             return self.out_proj(self._read(x, state, at)), state._replace(position=after)
         if self.window:
-            check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))
-        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
+            check_places(self, positions, key_mask, rising=True, past=(state.live, state.places))
+        y, state = in_pieces(partial(self._mix_piece, holes=has_holes(state.live, key_mask)), x, state, at, alive(x, key_mask))
         return self.out_proj(y), state._replace(position=after)
 
     def _read(self, x, history, at):
@@ -290,12 +291,12 @@ class AFTLocal(Mixer):
         mask = near if self.outside == "none" else None
         return F.aft_full(queries(self, x), history.keys, history.values, w, key_mask=history.live, attn_mask=mask, gate=self.gate)
 
-    def _mix_piece(self, x, state, at, live):
+    def _mix_piece(self, x, state, at, live, *, holes=False):
         none = self.outside == "none"
         found = chunk.pair_weights(*self.bias.on(x.device), at, state.places, window=self.window, keep=state.places.shape[1])
         if found is not None:
-            return ring_step(self, x, state, found[2], live, *found[:2], only_near=none)
+            return ring_step(self, x, state, at, found[2], live, *found[:2], only_near=none, holes=holes)
         places = torch.cat([state.places, at], 1)
         near = ((places[:, None] - at[:, :, None]).abs() < self.window)[:, None]
         w = torch.where(near, self.bias.table(at, places)[:, None], 0.0)
-        return ring_step(self, x, state, places, live, w, near, only_near=none)
+        return ring_step(self, x, state, at, places, live, w, near, only_near=none, holes=holes)

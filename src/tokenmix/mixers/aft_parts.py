@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..functional import aft_chunk as chunk
 from ..functional._gates import check_gate
+from ..functional._places import last_live, taken
 from .base import Mixer, register_state
 from .options import at_least, check_spread
 
@@ -66,14 +67,29 @@ def empty_ring(batch: int, ring: int, keys: int, dim: int, *, device: Any, dtype
 
 
 def ring_step(
-    mixer: Any, x: Tensor, state: AFTRingState, places: Tensor, live: Tensor, w: Tensor, near: Tensor | None, *, only_near: bool, heads: int = 1
+    mixer: Any,
+    x: Tensor,
+    state: AFTRingState,
+    at: Tensor,
+    places: Tensor,
+    live: Tensor,
+    w: Tensor,
+    near: Tensor | None,
+    *,
+    only_near: bool,
+    heads: int = 1,
+    holes: bool = False,
 ) -> tuple[Tensor, AFTRingState]:
     """New tokens over the ring and each other with weights w (.., L, R + L); what leaves the ring joins the sums, unless ``only_near`` counts.
 
     Args:
+        at: where the new tokens stand.
         places: of the ring and the new tokens, or of the ring after them.
     """
     kept, far = (state.keys, state.values, state.live), (state.m, state.num, state.den)
     new = mixer.k_proj(x).to(state.keys.dtype), mixer.v_proj(x).to(state.values.dtype), live
-    y, ring, sums = chunk.ring_chunk(queries(mixer, x), new, kept, far, w, near, only_near=only_near, heads=heads, gate=mixer.gate)
+    y, ring, sums = chunk.ring_chunk(queries(mixer, x), new, kept, far, w, near, only_near=only_near, heads=heads, gate=mixer.gate, holes=holes)
+    if holes:
+        index = last_live(torch.cat([state.live, live], 1), state.live.shape[1])[0]
+        return y, AFTRingState(*ring, taken(torch.cat([state.places, at], 1), index), *sums, state.position)
     return y, AFTRingState(*ring, places if places.shape[1] == kept[0].shape[1] else places[:, x.shape[1] :], *sums, state.position)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import permutations
 from typing import Any, NamedTuple
 
@@ -11,13 +12,13 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional._lines import Raster
-from ..functional._places import counted_on
+from ..functional._places import last_live, taken
 from ..functional.axial import along
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
 from .hands_out import ReadLinear
 from .options import at_least, check_heads, one_of
-from .parts import alive, check_places, in_pieces, largest_dot, row_starts
+from .parts import alive, check_places, has_holes, in_pieces, largest_dot, row_starts
 
 
 @register_state
@@ -148,14 +149,13 @@ class Axial(Mixer):
         return {"column": "tokens", "live": "tokens", "places": "tokens"}
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))
+        check_places(self, positions, key_mask, rising=True, past=(state.live, state.places))
         (at, after), live = chunk_positions(state.position, x, positions, key_mask), alive(x, key_mask)
-        if positions is not None:
-            at = counted_on(torch.cat([state.places, at], 1), torch.cat([state.live, live], 1))[:, -x.shape[1] :]
-        y, state = in_pieces(self._mix_piece, x, state, at, live)
+        mix_piece = partial(self._mix_piece, holes=True) if has_holes(state.live[:, -(self.width or 0) :], key_mask) else self._mix_piece
+        y, state = in_pieces(mix_piece, x, state, at.clamp_min(0), live)
         return self.out_proj(y), state._replace(position=after)
 
-    def _mix_piece(self, x, state, at, live):
+    def _mix_piece(self, x, state, at, live, *, holes=False):
         (q_row, q_column, q_inner), (k_row, k_inner), (v_row, v_inner) = self.q_proj(x).chunk(3, -1), self.k_proj(x).chunk(2, -1), self.v_proj(x).chunk(2, -1)
         new = torch.cat([q_row, k_row, v_row, k_inner, v_inner], -1)
         recent = torch.cat([state.row, new.to(state.row.dtype)], 1)
@@ -170,6 +170,10 @@ class Axial(Mixer):
         k_column, v_column = column.to(x.dtype).chunk(2, -1)
         above = along(q_column, k_column, v_column, 0, **own, live=lives, positions=(at, places), when="before")
         inner = along(q_inner, k_inner, v_inner, 1, **own, **near, positions=(at, places[:, -n:]), when="upto")
+        if holes:
+            index, there, _ = last_live(lives[:, -n:], n)
+            recent, places = taken(recent, index), torch.cat([places[:, :-n], taken(places[:, -n:], index)], 1)
+            column, lives = torch.cat([column[:, :-n], taken(column[:, -n:], index)], 1), torch.cat([lives[:, :-n], there], 1)
         return above + inner, AxialState(recent[:, -self.width :], column, lives, places, state.position)
 
     def _finished(self, state: AxialState, column: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional import _compressed as form
-from ..functional._places import behind_live
+from ..functional._places import behind_live, last_live, taken
 from .aux import add_aux_loss
 from .base import About, Mixer, register_state, token_positions
 from .cost import MixingCost
@@ -146,7 +146,7 @@ class Compressive(Mixer):
     def mix_chunk(self, x, state, *, positions, key_mask):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
-    def _mix_piece(self, x, state, at, live):
+    def _mix_piece(self, x, state, at, live, *, holes=False):
         q, L, wide = self.q_proj(x), x.shape[1], torch.promote_types(x.dtype, torch.float32)
         new, old = (self.k_proj(x), self.v_proj(x), x), (state.keys, state.values, state.inputs)
         keys, values, inputs = (torch.cat([a, torch.where(live[..., None], b, 0.0).to(a.dtype)], 1) for a, b in zip(old, new, strict=True))
@@ -161,13 +161,18 @@ class Compressive(Mixer):
         learned = tuple(a.to(wide) for a in (self.relative, self.content, self.place))
         told = slots._replace(keys=slots.keys.to(wide), values=slots.values.to(wide))
         y = form.over_memories(q.to(wide), keys.to(wide), values.to(wide), told, learned, ok, at, places, self.heads, self.sizes, True).to(q.dtype)
-        return y, self._after((keys, values, inputs, lives, places), slots, state, L)
+        return y, self._after((keys, values, inputs, lives, places), slots, state, L, holes)
 
-    def _after(self, recent, slots, state, L):
-        """The state when the first L of the recent tokens have left: of the groups they belong to, the last n_cm are kept."""
-        group = torch.div(recent[4][:, :L], self.sizes.rate, rounding_mode="floor")
-        gone = torch.maximum(state.gone, torch.where(recent[3][:, :L], group, -1).amax(1))
+    def _after(self, recent, slots, state, L, holes):
+        """The state when all recent tokens but the last R live ones have left: of the groups they belong to, the last n_cm are kept."""
+        group = torch.div(recent[4], self.sizes.rate, rounding_mode="floor")
+        if holes:
+            index, there, leaving = last_live(recent[3], self._ring)
+            recent = *(taken(a, index) for a in recent[:3]), there, taken(recent[4], index)
+        else:
+            group, leaving, recent = group[:, :L], recent[3][:, :L], tuple(a[:, L:] for a in recent)
+        gone = torch.maximum(state.gone, torch.where(leaving, group, -1).amax(1))
         left = torch.where(slots.there & (slots.ids <= gone[:, None]), slots.ids, -1)
         ids, at = left.sort(1)
         ids, at = ids[:, -self.sizes.compressed :], at[:, -self.sizes.compressed :, None].expand(-1, -1, self.dim)
-        return CompressiveState(*(a[:, L:] for a in recent), slots.keys.gather(1, at), slots.values.gather(1, at), ids, gone, state.position)
+        return CompressiveState(*recent, slots.keys.gather(1, at), slots.values.gather(1, at), ids, gone, state.position)

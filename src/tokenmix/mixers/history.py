@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..functional._places import last_live, taken
 from .base import register_state
 
 
@@ -54,9 +55,12 @@ def without_first(state: Any, n: int) -> Any:
     return state._replace(**{name: getattr(state, name)[:, n:] for name in ("keys", "values", "live", "places") if name in state._fields})
 
 
-def newest(state: Any, length: int) -> Any:
-    """The last ``length`` tokens of a state."""
-    return without_first(state, state.live.shape[1] - length)
+def newest(state: Any, length: int, *, holes: bool = False) -> Any:
+    """The last ``length`` tokens of a state; with ``holes`` masked tokens may stand behind live ones, and take up no room."""
+    if not holes:
+        return without_first(state, state.live.shape[1] - length)
+    index, there, _ = last_live(state.live, length)
+    return state._replace(live=there, **{name: taken(getattr(state, name), index) for name in ("keys", "values", "places") if name in state._fields})
 
 
 def ring_bytes(ring: int, width: int) -> int:

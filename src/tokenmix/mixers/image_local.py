@@ -123,8 +123,8 @@ class ImageLocal(Mixer):
     def mix_chunk(self, x, state, *, positions, key_mask):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
-    def _mix_piece(self, x, state, at, live):
+    def _mix_piece(self, x, state, at, live, *, holes=False):
         state, q = joined(state, live, at, keys=self.k_proj(x), values=self.v_proj(x)), self.q_proj(x)
         options = {**self._pattern(), "width": self.width, "positions": (at, state.places), "causal": True, "key_mask": state.live}
         y = F.image_local(q, state.keys.to(q.dtype), state.values.to(q.dtype), **options)
-        return y, newest(state, self._ring)
+        return y, newest(state, self._ring, holes=holes)

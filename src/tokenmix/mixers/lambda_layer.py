@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import NamedTuple
 
@@ -15,9 +16,9 @@ from ..functional.lambda_layer import per_key
 from ..positions.grid import regrown
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
-from .history import joined, without_first
+from .history import joined, newest
 from .options import at_least, check_heads, one_of
-from .parts import alive, check_places, in_pieces
+from .parts import alive, check_places, has_holes, in_pieces
 from .token_norm import TokenBatchNorm
 
 
@@ -173,13 +174,14 @@ class Lambda(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         if self.window is not None:
-            check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))
+            check_places(self, positions, key_mask, rising=True, past=(state.live, state.places))
         at, after = chunk_positions(state.position, x, positions, key_mask)
         self.check_range(at)
-        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
+        holes = self.window is not None and has_holes(state.live, key_mask)
+        y, state = in_pieces(partial(self._mix_piece, holes=holes), x, state, at, alive(x, key_mask))
         return self.out_proj(y), state._replace(position=after)
 
-    def _mix_piece(self, x, state, at, live):
+    def _mix_piece(self, x, state, at, live, *, holes=False):
         q, k, v = self._projected(x, live)
         past, spread = (state.m, state.num, state.den), per_key(v.double(), self.key_width)
         content, past = chunk.aft_simple_chunk(spread, k, spread, past, key_mask=live, gate=None)
@@ -189,6 +191,6 @@ class Lambda(Mixer):
         E = self.embedding.to(qh.dtype)
         weights = pair_weights(qh @ E.T, at, state.places, centre_of(E.shape[0], True), causal=True)
         y = qh @ content.unflatten(-1, (-1, self.key_width)).transpose(-1, -2).to(qh.dtype) + weighed(weights, vz[:, :, None])
-        state = state if self.window is None else without_first(state, x.shape[1])
+        state = state if self.window is None else newest(state, self.window - 1, holes=holes)
         m, num, den = past
         return y.flatten(2).to(x.dtype), state._replace(m=m, num=num, den=den)

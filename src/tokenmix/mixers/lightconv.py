@@ -10,7 +10,7 @@ from .. import functional as F
 from ..functional._taps import centre_of, pair_weights, silenced, weighed
 from .base import About, Mixer
 from .cost import MixingCost
-from .history import empty_window, joined, ring_bytes, without_first
+from .history import empty_window, joined, newest, ring_bytes
 from .options import at_least, check_heads, true_or_false
 from .parts import ring_chunk
 
@@ -70,8 +70,8 @@ class LightConv(Mixer):
     def mix_chunk(self, x, state, *, positions, key_mask):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
-    def _mix_piece(self, x, state, at, live):
-        return window_step(self, values(self, x), self.kernel[None, None], state, at, live)
+    def _mix_piece(self, x, state, at, live, *, holes=False):
+        return window_step(self, values(self, x), self.kernel[None, None], state, at, live, holes)
 
 
 class DynamicConv(Mixer):
@@ -129,9 +129,9 @@ class DynamicConv(Mixer):
     def mix_chunk(self, x, state, *, positions, key_mask):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
-    def _mix_piece(self, x, state, at, live):
+    def _mix_piece(self, x, state, at, live, *, holes=False):
         g = values(self, x)
-        return window_step(self, g, self._windows(g), state, at, live)
+        return window_step(self, g, self._windows(g), state, at, live, holes)
 
 
 def check_window(mixer: LightConv | DynamicConv) -> None:
@@ -150,11 +150,11 @@ def values(mixer: LightConv | DynamicConv, x: Tensor) -> Tensor:
     return nnF.glu(g, -1) if mixer.glu else g
 
 
-def window_step(mixer, g, kernel, state, at, live):
+def window_step(mixer, g, kernel, state, at, live, holes):
     """New values g (B, L, D) with windows ``kernel`` over the ring and each other."""
     state = joined(state, live, at, values=g)
     v = silenced(state.values.to(torch.promote_types(g.dtype, state.values.dtype)), state.live)
     taps = kernel.double().softmax(-1).to(v.dtype)
     weights = pair_weights(taps, at, state.places, centre_of(mixer.kernel_size, True), causal=True)
     y = weighed(weights, v.unflatten(-1, (mixer.heads, -1))).flatten(2)
-    return y.to(g.dtype), without_first(state, g.shape[1])
+    return y.to(g.dtype), newest(state, mixer.kernel_size - 1, holes=holes)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import functional as F
+from ..functional._places import last_live
 from ..functional.patterns import local_chunk
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
-from .history import HistoryState, empty_history
+from .history import HistoryState, empty_history, newest
 from .options import at_least
-from .parts import add_projections, alive, check_places, in_pieces, largest_dot
+from .parts import add_projections, alive, check_places, has_holes, in_pieces, largest_dot
 from .pattern_parts import BlockCost, kept_bytes
 
 
@@ -108,18 +110,20 @@ class Local(Mixer):
         if not self.causal:
             options = {"window": self.window, "heads": self.heads, "outside": self.outside, "positions": (at, state.places)}
             return self.out_proj(F.local(self.q_proj(x), state.keys, state.values, key_mask=state.live, **options)), state._replace(position=after)
-        check_places(self, positions, key_mask, ring=True, past=(state.live, state.places))
-        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
+        check_places(self, positions, key_mask, rising=True, past=(state.live, state.places))
+        y, state = in_pieces(partial(self._mix_piece, holes=has_holes(state.live, key_mask)), x, state, at, alive(x, key_mask))
         return self.out_proj(y), state._replace(position=after)
 
-    def _mix_piece(self, x, state, at, live):
+    def _mix_piece(self, x, state, at, live, *, holes=False):
         """New tokens over the ring and each other; what leaves the ring joins the sums."""
         new = self.k_proj(x).to(state.keys.dtype), self.v_proj(x).to(state.values.dtype), live, at
         keys, values, lives, places = (torch.cat(pair, 1) for pair in zip(state[:4], new, strict=True))
         q, far, options = self.q_proj(x), state[4:6], {"window": self.window, "heads": self.heads, "outside": self.outside}
         y = local_chunk(q, keys.to(q.dtype), values.to(q.dtype), (at, places), far, key_mask=lives, **options)
         n = x.shape[1]
+        ring = newest(LocalState(keys, values, lives, places, *far, state.position), self.window - 1, holes=holes)
         if self.outside == "pool":
-            gone = torch.where(lives[:, :n, None], values[:, :n], 0.0).double().sum(1)
-            far = far[0] + gone, far[1] + lives[:, :n].sum(1)
-        return y, LocalState(keys[:, n:], values[:, n:], lives[:, n:], places[:, n:], *far, state.position)
+            left = last_live(lives, self.window - 1)[2] if holes else lives[:, :n]
+            gone = torch.where(left[..., None], values[:, : left.shape[1]], 0.0).double().sum(1)
+            ring = ring._replace(far_values=far[0] + gone, far_count=far[1] + left.sum(1))
+        return y, ring

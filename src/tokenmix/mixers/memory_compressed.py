@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -9,14 +10,14 @@ from torch import Tensor
 
 from .. import functional as F
 from ..functional._masks import kept
-from ..functional._places import behind_live, patches, shifted, strided_conv
+from ..functional._places import behind_live, last_live, patches, shifted, strided_conv, taken
 from ..functional.attention import attention
 from ..functional.memory_compressed import Slots, cells_of, folded, over_slots
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
 from .hands_out import ReadConv1d
 from .options import at_least
-from .parts import add_projections, alive, check_places, in_pieces, largest_dot
+from .parts import add_projections, alive, check_places, has_holes, in_pieces, largest_dot
 
 
 @register_state
@@ -143,31 +144,41 @@ class MemoryCompressed(Mixer):
         return {name: "near" if name.startswith("near") else "slots" for name in MemoryCompressedState._fields[:8]} | {"scattered": "rows with positions"}
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        check_places(self, positions, key_mask, ring=True, past=(state.near_live, state.near_places))
+        check_places(self, positions, key_mask, rising=True, past=(state.near_live, state.near_places))
         (at, after), live = chunk_positions(state.position, x, positions, key_mask), alive(x, key_mask)
-        if positions is not None and state.scattered.shape[1] == 0:
+        holes = has_holes(state.near_live, key_mask)
+        if (positions is not None or holes) and state.scattered.shape[1] == 0:
             state = state._replace(scattered=torch.ones_like(state.position[:, None], dtype=torch.bool))
-        if positions is not None:  # masked tokens stay in the block at hand, so that they do not close it
+        if positions is not None or holes:  # masked tokens stay in the block at hand, so that they do not close it
             places, lives = [self.block * state.cells[:, -1:], state.near_places, at], [state.live[:, -1:], state.near_live, live]
             at = behind_live(torch.cat(places, 1), torch.cat(lives, 1))[:, -x.shape[1] :]
-        y, state = in_pieces(self._mix_piece, x, state, at, live)
+        y, state = in_pieces(partial(self._mix_piece, holes=holes), x, state, at, live)
         return self.out_proj(y), state._replace(position=after)
 
-    def _mix_piece(self, x, state, at, live):
+    def _mix_piece(self, x, state, at, live, *, holes=False):
         dtype = state.keys.dtype
         new = self.k_proj(x).to(dtype), self.v_proj(x).to(dtype), live, at
         recent = tuple(torch.cat(pair, 1) for pair in zip(state[4:8], new, strict=True))
         q, extra = self.q_proj(x), recent[0].shape[1] - (self.block - 1)
         if self.mode == "local":
             y = self._local(q, recent)
+            recent = self._closed(recent, state) if holes else recent
             return y, state._replace(**dict(zip(state._fields[4:8], (a[:, extra:] for a in recent), strict=True)))
         slots = Slots(*state[:4])
         y = over_slots(q, slots, recent, self._conv(x), heads=self.heads, block=self.block)
+        recent = self._closed(recent, state) if holes else recent
         step = 1 if state.scattered.shape[1] else self.block
         leaving = extra // step * step
         if leaving:
             slots = folded(slots, tuple(a[:, :leaving] for a in recent), self._conv(x), block=self.block, step=step)
         return y, MemoryCompressedState(*slots, *(a[:, leaving:] for a in recent), *state[8:])
+
+    def _closed(self, recent, state):
+        """The recent tokens, the masked ones before all live ones, where they belong to the block before."""
+        keys, values, live, places = recent
+        index, there, _ = last_live(live, live.shape[1])
+        before = self.block * state.cells[:, -1:] if state.cells.shape[1] else 0
+        return taken(keys, index), taken(values, index), there, torch.where(there, taken(places, index), before)
 
     def _local(self, q, recent):
         k, v, live, places = recent

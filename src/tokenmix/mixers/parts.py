@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,27 +30,33 @@ def add_projections(mixer: Mixer, *, heads: int, qkv_bias: bool, out_bias: bool,
     mixer.register_module("out_proj", nn.Linear(mixer.dim, mixer.dim, bias=out_bias))
 
 
-def check_places(
-    mixer: Mixer, positions: Tensor | None, key_mask: Tensor | None, *, rising: bool = False, ring: bool = False, past: tuple[Tensor, Tensor] | None = None
-) -> None:
+def check_places(mixer: Mixer, positions: Tensor | None, key_mask: Tensor | None, *, rising: bool = False, past: tuple[Tensor, Tensor] | None = None) -> None:
     """Refuse explicit positions (B, T) that the mixer would misread. Values can be read only outside of compilation and export.
 
     Those of live tokens are 0 or above. ``rising``: each is above all before it in its row, those of a stream's ``past`` (live, places) included.
-    ``ring``: and by no less than the tokens between them, since a stream that drops its oldest tokens by their number counts the masked ones too.
     """
     if positions is None or positions.numel() == 0 or torch.compiler.is_compiling():
         return
     live = alive(positions, key_mask)
     wrong, L = live & (positions < 0), positions.shape[1]
-    if rising or ring:
+    if rising:
         there, places = (live, positions.long()) if past is None else (torch.cat(pair, 1) for pair in zip(past, (live, positions.long()), strict=True))
-        line = places - torch.arange(places.shape[1], device=places.device) if ring else places - 1
-        before = torch.where(there, places if not ring else line, NOWHERE).cummax(1).values
-        wrong = wrong | live & (line[:, -L:] < F.pad(before, (1, -1), value=NOWHERE)[:, -L:])
+        before = torch.where(there, places, NOWHERE).cummax(1).values
+        wrong = wrong | live & (places[:, -L:] <= F.pad(before, (1, -1), value=NOWHERE)[:, -L:])
     if bool(wrong.any()):
         row = int(wrong.any(1).nonzero()[0])
-        must = "be 0 or above" + " and rise along each row" * (rising or ring) + ", past masked tokens too" * ring
+        must = "be 0 or above" + " and rise along each row" * rising
         mixer.refuse(f"positions of live tokens must {must}, got {', '.join(str(int(n)) for n in positions[row, :9])}{' ..' * (L > 9)} in row {row}")
+
+
+def has_holes(past: Tensor, key_mask: Tensor | None) -> bool:
+    """Whether a masked token stands behind a live one, in a ring (B, R) and a chunk (B, L) after it; where values cannot be looked at, it may."""
+    if key_mask is None:
+        return False
+    if torch.compiler.is_compiling() or key_mask.is_meta or torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    live = torch.cat([past, key_mask], 1)
+    return bool((live[:, :-1] & ~live[:, 1:]).any())
 
 
 def row_starts(key_mask: Tensor | None, positions: Tensor | None) -> Tensor | None:
@@ -71,9 +78,10 @@ def in_pieces(mix_piece: Callable[..., tuple[Tensor, State]], x: Tensor, state: 
 def ring_chunk(mixer: Any, x: Tensor, state: State, *, positions: Tensor | None, key_mask: Tensor | None, ring: bool = True) -> tuple[Tensor, State]:
     """The chunk of a mixer whose state is a ``ring``, or all tokens: ``_mix_piece(x, state, places, live)`` of each piece, projected."""
     if ring:
-        check_places(mixer, positions, key_mask, ring=True, past=(state.live, state.places))
+        check_places(mixer, positions, key_mask, rising=True, past=(state.live, state.places))
     at, after = chunk_positions(state.position, x, positions, key_mask)
-    y, state = in_pieces(mixer._mix_piece, x, state, at, alive(x, key_mask))
+    mix_piece = partial(mixer._mix_piece, holes=True) if ring and has_holes(state.live, key_mask) else mixer._mix_piece
+    y, state = in_pieces(mix_piece, x, state, at, alive(x, key_mask))
     return mixer.out_proj(y), state._replace(position=after)
 
 

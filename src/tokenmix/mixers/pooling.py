@@ -9,7 +9,7 @@ from ..functional._taps import silenced
 from ..functional.pooling import mean_of_pairs, windows
 from .base import About, Mixer
 from .cost import MixingCost
-from .history import empty_window, joined, ring_bytes, without_first
+from .history import empty_window, joined, newest, ring_bytes
 from .options import at_least, one_of, true_or_false
 from .parts import ring_chunk
 from .unprojected import Unprojected
@@ -70,10 +70,10 @@ class Pooling(Mixer):
     def mix_chunk(self, x, state, *, positions, key_mask):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
-    def _mix_piece(self, x, state, at, live):
+    def _mix_piece(self, x, state, at, live, *, holes=False):
         state = joined(state, live, at, values=x)
         v = silenced(state.values.to(torch.promote_types(x.dtype, state.values.dtype)), state.live)
         y = mean_of_pairs(windows(at, state.places, self.window, causal=True), v, state.live[..., None].to(v.dtype))
         if self.subtract:
             y = y - v[:, state.values.shape[1] - x.shape[1] :]
-        return y.to(x.dtype), without_first(state, x.shape[1])
+        return y.to(x.dtype), newest(state, self.window - 1, holes=holes)

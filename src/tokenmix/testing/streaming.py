@@ -46,6 +46,7 @@ def streaming_equals_parallel(s: Subject) -> None:
     late = torch.ones(2, T, dtype=torch.bool)
     late[0, : T // 2], late[1, : T - 1] = False, False
     given: list[dict[str, Any]] = [{}, *({"key_mask": m} for m in (masks["left"], masks["holes"], masks["mixed"], late))]
+    given += [{"key_mask": m, "positions": (m.cumsum(1) - 1).clamp_min(0)} for m in (masks["holes"], masks["mixed"])]  # counted without the masked tokens
     given.append({"positions": inputs.increasing_positions(2, T, s.limit(mixer), seed=s.seed)})
     for each in given:
         live = each.get("key_mask", torch.ones(2, T, dtype=torch.bool))

@@ -1,0 +1,72 @@
+"""Weights that hooks fetch for each call, as accelerate's offloading does, and tokens masked inside of a prompt: the same numbers."""
+
+from __future__ import annotations
+
+import copy
+
+import accelerate
+import pytest
+import torch
+
+from tokenmix.hosts import huggingface
+from tokenmix.models import LM, LMConfig
+
+MIXERS = {
+    "aft_local": [{"name": "aft_local", "window": 4, "rank": 3}],
+    "aft_full": [{"name": "aft_full", "rank": 3}],
+    "aft_conv": [{"name": "aft_conv", "heads": 2, "kernel_size": 3}],
+    "hybrid": [{"name": "external", "slots": 4}, {"name": "compressive", "heads": 2}, {"name": "attention", "heads": 2}],
+}
+CPU = torch.device("cpu")
+
+
+def tokens(rows: int, length: int) -> torch.Tensor:
+    return torch.randint(3, 31, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def host_model(mixers: str):
+    torch.manual_seed(0)
+    specs = MIXERS[mixers]
+    config = huggingface.TokenMixConfig(
+        vocab_size=31, hidden_size=16, num_hidden_layers=len(specs), mixers=specs, max_position_embeddings=32, initializer_range=0.5
+    )
+    return huggingface.TokenMixForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("mixers", MIXERS)
+@torch.no_grad()
+def test_a_host_model_is_the_same_when_offloaded(mixers, tmp_path):
+    model, x = host_model(mixers), tokens(2, 9)
+    want, wrote = model(x).logits, model.generate(x, max_new_tokens=5, do_sample=False)
+    for offload in (accelerate.cpu_offload, lambda m, **device: accelerate.disk_offload(m, tmp_path, **device)):
+        other = copy.deepcopy(model)
+        offload(other, execution_device=CPU)
+        assert torch.equal(other(x).logits, want)
+        assert torch.equal(other.generate(x, max_new_tokens=5, do_sample=False), wrote)
+
+
+@pytest.mark.parametrize("mixers", MIXERS)
+@torch.no_grad()
+def test_a_model_of_ours_is_the_same_when_offloaded(mixers):
+    torch.manual_seed(0)
+    specs = MIXERS[mixers]
+    model, x = LM(LMConfig(vocab=31, dim=16, layers=len(specs), mixers=specs, max_len=32, tied=True)).eval(), tokens(2, 9)
+    for p in model.parameters():
+        p.add_(torch.randn_like(p), alpha=0.3)
+    want, wrote = model(x), model.generate(x, 5, temperature=0)
+    accelerate.cpu_offload(model, execution_device=CPU)
+    assert torch.equal(model(x), want)
+    assert torch.equal(model.generate(x, 5, temperature=0), wrote)
+
+
+@pytest.mark.parametrize("mixers", MIXERS)
+@torch.no_grad()
+def test_a_prompt_with_a_hole_goes_on_as_without_the_hole(mixers):
+    """generate() counts positions without the padding inside of a prompt, so the shorter prompt gives the same continuation."""
+    model, x = host_model(mixers), tokens(2, 10)
+    mask = torch.tensor([[1, 1, 0, 0, 1, 1, 1, 0, 1, 1]]).expand(2, -1)
+    kept = x[:, mask[0].bool()]
+    assert torch.equal(
+        model.generate(x, attention_mask=mask, max_new_tokens=6, do_sample=False)[:, 10:],
+        model.generate(kept, max_new_tokens=6, do_sample=False)[:, kept.shape[1] :],
+    )
