@@ -34,8 +34,8 @@ class Field(NamedTuple):
         return self.least <= shape[axis] == lengths.setdefault(self.group, shape[axis])
 
     def __str__(self) -> str:
-        grows = ([f"{self.least} or more" if self.least else self.group], []) if self.axis else ([], [])
-        sizes = ", ".join(str(n) for n in ("rows", *self.before, *grows[0], *self.behind))
+        grows = (f"{self.least} or more" if self.least else self.group,) if self.axis else ()
+        sizes = ", ".join(str(n) for n in ("rows", *self.before, *grows, *self.behind))
         return f"{self.dtype} ({sizes})"
 
 
