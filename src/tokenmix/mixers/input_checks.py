@@ -1,0 +1,120 @@
+"""What every mixer asks of its inputs before it mixes them: shapes, types, devices, positions."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import ClassVar, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+FEW = 16  # numbers that Python compares faster than torch
+
+
+class InputChecks(nn.Module):
+    """The checks of ``Mixer``; each refuses in the mixer's name."""
+
+    dim: int
+    causal: bool
+    max_len: int | None
+    max_context_len: int | None
+    supports_context: ClassVar[bool]
+    supports_attn_mask: ClassVar[bool]
+    supports_grid: ClassVar[bool]
+
+    def refuse(self, why: str) -> NoReturn:
+        """Raise the one error of the contract; ``Mixer`` says how."""
+        raise NotImplementedError(why)
+
+    def _check_devices(self, x: Tensor) -> None:
+        """Refuse own parameters that are elsewhere than x: products with a tensor on the meta device give numbers instead of an error."""
+        for own in (self._parameters, self._buffers):
+            for name, a in own.items():
+                if a is not None and a.device != x.device:
+                    self.refuse(f"has {name} on {a.device} and x on {x.device}; move one to the other")
+
+    def _check_input(self, x: Tensor, label: str) -> None:
+        if x.ndim != 3 or x.shape[-1] != self.dim:
+            self.refuse(f"expects {label} of shape (batch, time, {self.dim}), got {tuple(x.shape)}")
+        if not x.is_floating_point():
+            self.refuse(f"expects floating point {label}, got {x.dtype}")
+        name, limit = ("max_len", self.max_len) if label == "x" else ("max_context_len", self.max_context_len)
+        if limit is not None and x.shape[1] > limit:
+            self.refuse(f"was built with {name}={limit}, got {label} of length {x.shape[1]}; cut it, or call resize")
+
+    def _check_context(self, x: Tensor, context: Tensor | None) -> None:
+        if context is None:
+            if (self.max_context_len or x.shape[1]) < x.shape[1]:
+                self.refuse(f"was built with max_context_len={self.max_context_len}, got x of length {x.shape[1]} to mix with itself; cut it, or call resize")
+            return
+        if not self.supports_context:
+            self.refuse("mixes a sequence with itself and takes no context")
+        if self.causal:
+            self.refuse("was built with causal=True; a context has no order relative to x, build it with causal=False")
+        self._check_input(context, "context")
+        if context.shape[0] != x.shape[0]:
+            self.refuse(f"expects a context of {x.shape[0]} rows like x, got shape {tuple(context.shape)}")
+        self._check_beside(x, "context", context)
+
+    def _check_beside(self, x: Tensor, what: str, a: Tensor) -> None:
+        if a.device != x.device:
+            self.refuse(f"expects {what} on {x.device}, where x is, got one on {a.device}")
+
+    def _check_masks(self, x: Tensor, keys: Tensor, key_mask: Tensor | None, attn_mask: Tensor | None) -> None:
+        B, T, S = x.shape[0], x.shape[1], keys.shape[1]
+        if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != (B, S)):
+            self.refuse(f"expects a bool key_mask of shape {(B, S)}, True = may be attended, got {key_mask.dtype} {tuple(key_mask.shape)}")
+        if key_mask is not None:
+            self._check_beside(x, "key_mask", key_mask)
+        if attn_mask is None:
+            return
+        self._check_beside(x, "attn_mask", attn_mask)
+        if not self.supports_attn_mask:
+            self.refuse("does not weigh pairs of tokens and takes no attn_mask; key_mask is what it can honour")
+        if attn_mask.dtype != torch.bool or tuple(attn_mask.shape) not in ((T, S), (B, T, S)):
+            self.refuse(f"expects a bool attn_mask of shape {(T, S)} or {(B, T, S)}, True = may be attended, got {attn_mask.dtype} {tuple(attn_mask.shape)}")
+
+    def _check_grid(self, x: Tensor, positions: Tensor | None, grid: tuple[int, ...] | None, prefix: int) -> None:
+        if grid is None:
+            if prefix:
+                self.refuse(f"got prefix={prefix} without a grid")
+            return
+        if not self.supports_grid:
+            self.refuse(f"knows no grid, got grid={grid}; it mixes a sequence")
+        if prefix < 0 or any(n < 1 for n in grid):
+            self.refuse(f"expects a grid of positive sizes and prefix >= 0, got grid={tuple(grid)}, prefix={prefix}")
+        if positions is None and x.shape[1] != prefix + prod(grid):
+            self.refuse(f"grid={tuple(grid)} with prefix={prefix} means {prefix + prod(grid)} tokens, got {x.shape[1]}")
+
+    def _check_positions(self, x: Tensor, positions: Tensor | None) -> None:
+        if positions is None:
+            return
+        if positions.dtype not in (torch.int64, torch.int32) or positions.shape != x.shape[:2]:
+            self.refuse(f"expects integer positions of shape {tuple(x.shape[:2])}, got {positions.dtype} {tuple(positions.shape)}")
+        self._check_beside(x, "positions", positions)
+        self.check_range(positions)
+
+    def check_range(self, positions: Tensor, limit: int | None = None, why: str = "") -> None:
+        """Refuse positions outside 0..limit-1, by default max_len. Values can be read only outside of compilation and export."""
+        limit = self.max_len if limit is None else limit
+        if limit is None or torch.compiler.is_compiling() or positions.numel() == 0:
+            return
+        if positions.numel() <= FEW:  # one decoded token
+            values = positions.flatten().tolist()
+            low, high = min(values), max(values)
+        else:
+            low, high = (int(n) for n in positions.aminmax())
+        if low < 0 or high >= limit:
+            built = f"was built with max_len={self.max_len}, got positions from {low} to {high}; cut the sequence, or call resize"
+            self.refuse(f"{why}, positions 0 to {limit - 1}, got positions from {low} to {high}" if why else built)
+
+    def _check_packed(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        if x.ndim != 2 or x.shape[-1] != self.dim:
+            self.refuse(f"expects packed x of shape (tokens, {self.dim}), got {tuple(x.shape)}")
+        if cu_seqlens.ndim != 1 or cu_seqlens.dtype != torch.int32 or cu_seqlens.numel() < 1:
+            self.refuse(f"expects cu_seqlens as a 1-D int32 tensor of cumulative lengths, got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}")
+        self._check_beside(x, "cu_seqlens", cu_seqlens)
+        lengths = cu_seqlens.diff()
+        if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != x.shape[0] or bool((lengths < 0).any()):
+            self.refuse(f"expects cu_seqlens to rise from 0 to {x.shape[0]}, got {cu_seqlens.tolist()}")
+        return lengths.long()
