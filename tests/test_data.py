@@ -385,3 +385,15 @@ def test_a_name_that_is_no_text(tmp_path):
     (tmp_path / name).mkdir()
     (tmp_path / name / name).write_bytes(b"y" * 100)
     assert bytes(open_corpus(str(tmp_path / name)).bytes().tolist()) == b"y" * 100
+
+
+@pytest.mark.parametrize("method", [9, 12, 14, 99])
+def test_a_zip_of_another_or_a_false_method_is_refused(tmp_path, method):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as z:
+        z.writestr("a", b"x" * 100)
+    raw = bytearray(content.getvalue())
+    raw[8:10] = raw[raw.index(b"PK\1\2") + 10 : raw.index(b"PK\1\2") + 12] = method.to_bytes(2, "little")
+    (tmp_path / "a.zip").write_bytes(raw)
+    with pytest.raises(MixerError, match="a.zip is not a readable zip archive"):
+        open_corpus(str(tmp_path / "a.zip"))

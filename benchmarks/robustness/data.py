@@ -252,7 +252,7 @@ def absolute_entry() -> str:
         for c in "ab":
             for i in range(3):
                 z.write(f"set/{c}/{i}.png", f"{c}/{i}.png")
-                z.write("set/a/0.png", f"/etc/x{i}{c}.png")
+                z.writestr(f"/etc/x{i}{c}.png", Path("set/a/0.png").read_bytes())
     told = _told(lambda: open_images("a.zip"))
     return told if told != "it goes on" else f"classes {open_images('a.zip').classes}"
 
