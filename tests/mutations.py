@@ -23,6 +23,16 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = [
+    # planted in: autocast
+    Mutation(
+        "autocast reaches into the forms",
+        "functional/_precision.py",
+        "autocast(device, enabled=False)",
+        "autocast(device, enabled=True)",
+        "transformer_xl",
+        False,
+        "runs_under_autocast",
+    ),
     # planted in: options
     Mutation(
         "True counts as a rank of 1",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ._lines import dense, mixed, per_head
 from ._nonfinite import clean, marks
+from ._precision import exact
 from .transformer_xl import by_place
 
 POOLS = ("mean", "max", "conv")
@@ -56,6 +57,7 @@ def grouped(x: Tensor, live: Tensor, rate: int, positions: Tensor | None) -> Gro
     return Groups(tokens, there, torch.full_like(group, -1).scatter(1, rank, group))
 
 
+@exact
 def compress(groups: Groups, project: tuple[Tensor, ...], squeeze: tuple[Tensor, ...], pool: str) -> Slots:
     """f over the tokens of each group, then its key and value."""
     tokens, live, met = clean(groups.tokens), groups.live[..., None], marks(groups.tokens).sum(2)
@@ -83,6 +85,7 @@ def visible(rows: Tensor, cols: Tensor, ids: Tensor, sizes: Sizes, causal: bool)
     return (group >= first) & (group < end), far
 
 
+@exact
 def over_memories(q, k, v, slots: Slots, learned, ok: Tensor, rows: Tensor, cols: Tensor, heads: int, sizes: Sizes, causal: bool) -> Tensor:
     """Attention of q (B, T, D) at ``rows`` over tokens at ``cols`` (B, S) where ``ok`` (B, T, S), and over the slots."""
     near, far = visible(rows, cols, slots.ids, sizes, causal)
@@ -93,6 +96,7 @@ def over_memories(q, k, v, slots: Slots, learned, ok: Tensor, rows: Tensor, cols
     return y.transpose(1, 2).flatten(2) + marks(q)
 
 
+@exact
 def weigh(q: Tensor, k: Tensor, v: Tensor, met: Tensor, learned: tuple[Tensor, ...], ok: Tensor, rows: Tensor, cols: Tensor, heads: int) -> Tensor:
     """Heads of the attention with relative positions: (..., L, D), (..., W, D), all finite, and the marks of the keys (..., W, 1) -> (..., heads, L, e)."""
     relative, content, place = learned
@@ -101,6 +105,7 @@ def weigh(q: Tensor, k: Tensor, v: Tensor, met: Tensor, learned: tuple[Tensor, .
     return mixed(asked @ kh.transpose(-1, -2) + by_place(located, rows, cols, relative), ok.unsqueeze(-3), vh, met.unsqueeze(-3))
 
 
+@exact
 def reconstruction_loss(q: Tensor, k: Tensor, v: Tensor, slots: Slots, live: Tensor, positions: Tensor, heads: int, sizes: Sizes, causal: bool) -> Tensor:
     """Attention reconstruction (Rae et al. 2020, Algorithm 2): what content attention reads from the groups a query sees compressed, against their tokens.
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ._nonfinite import clean, marks, over_pairs
+from ._precision import exact
 
 Places = Tensor | tuple[Tensor, Tensor]
 
@@ -35,6 +36,7 @@ def per_head(a: Tensor, heads: int) -> Tensor:
     return a.unflatten(-1, (heads, -1)).transpose(-2, -3)
 
 
+@exact
 def dense(q: Tensor, k: Tensor, v: Tensor, ok: Tensor, heads: int) -> Tensor:
     """Every pair weighed: q (B, T, D), k and v (B, S, D), ok (B, T, S)."""
     own, met = marks(q), marks(k, v)

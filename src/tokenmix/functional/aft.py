@@ -20,12 +20,14 @@ from ._full_op import aft_full_kernel
 from ._gates import check_gate, gated
 from ._masks import allowed
 from ._nonfinite import over_window
+from ._precision import exact
 from ._sums import DEAD, WEIGHT_CAP, alive, hidden_sums, literal, lone, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
 from ._weights import Dense, Factors, Weights, Windowed
 
 Bias = Tensor | tuple[Tensor, Tensor]
 
 
+@exact
 def aft_full(
     q: Tensor,
     k: Tensor,
@@ -87,6 +89,7 @@ def _one_key(k: Tensor, v: Tensor, source: Weights, key_mask: Tensor | None, T: 
     return lone(v, alive(k) * share)
 
 
+@exact
 def aft_local(
     q: Tensor,
     k: Tensor,
@@ -146,6 +149,7 @@ def aft_local(
     return hidden_sums(form, q, k, v, gate, causal=causal, key_mask=key_mask, reach=met)
 
 
+@exact
 def aft_simple(
     q: Tensor,
     k: Tensor,

@@ -16,10 +16,12 @@ from ._checks import check_flags
 from ._conv2d_op import aft_conv2d_kernel
 from ._gates import check_gate, gated
 from ._nonfinite import over_pairs, over_window
+from ._precision import exact
 from ._sums import hidden_sums, literal, narrow, over_visible, ratio_of, wide
 from ._weights import Dense, Toeplitz
 
 
+@exact
 def aft_conv(
     q: Tensor,
     k: Tensor,

@@ -14,8 +14,10 @@ from ._checks import check_flags, check_scale
 from ._heads import by_head
 from ._masks import allowed, check_keys, kept
 from ._nonfinite import clean, marks, over_keys
+from ._precision import exact
 
 
+@exact
 def attention(
     q: Tensor,
     k: Tensor,
@@ -57,6 +59,7 @@ def finite_attention(q: Tensor, k: Tensor, v: Tensor, *, heads: int, key_mask: T
     return _mixed(qh, kh, vh, scale=None, causal=False, key_mask=key_mask, attn_mask=None, backend=backend)
 
 
+@exact
 def attention_by_head(
     q: Tensor,
     k: Tensor,
@@ -69,6 +72,9 @@ def attention_by_head(
     backend: str = "auto",
 ) -> Tensor:
     """The same for q (B, H, T, e), k and v (B, G, S, e), which hold 0 where ``key_mask`` is False; (B, T, H * e) comes back."""
+    if not q.dtype == k.dtype == v.dtype:  # under autocast a norm gives float32 beside the half precision of a projection
+        wide = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+        q, k, v = q.to(wide), k.to(wide), v.to(wide)
     given: dict[str, Any] = {"scale": scale, "causal": causal, "key_mask": key_mask, "attn_mask": attn_mask, "backend": backend}
     if attn_mask is None and (q.shape[2] == 1 or not causal) and not torch.is_grad_enabled():
         return _mixed(q, k, v, **given)  # every key that is there is attended by every query, so that nothing has to be hidden

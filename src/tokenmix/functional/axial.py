@@ -10,8 +10,10 @@ from ._backend import pick
 from ._lines import Lines, Places, Raster, coordinates, dense, in_lines, mapped
 from ._masks import kept
 from ._places import back_to_place, turned
+from ._precision import exact
 
 
+@exact
 def axial(
     q: Tensor,
     k: Tensor,
@@ -62,6 +64,7 @@ def axial(
     return (y if starts is None or positions is not None else back_to_place(y, starts)).to(dtype)
 
 
+@exact
 def along(
     q: Tensor,
     k: Tensor,
@@ -75,6 +78,7 @@ def along(
     when: str = "any",
 ) -> Tensor:
     """Attention inside each line along ``axis``: with "any" token of it, those "upto" the query, or those "before" it."""
+    q, k, v = (a.to(torch.promote_types(q.dtype, k.dtype)) for a in (q, k, v))  # under autocast a state stays float32
     k, v = kept(k, live), kept(v, live)
     if positions is None:
         return in_lines(q, k, v, _lines(q.shape[1], axis, when, raster, q.device), live, heads, raster.prefix)

@@ -12,8 +12,10 @@ from ._lines import picked
 from ._masks import alive, allowed
 from ._nonfinite import clean, marks
 from ._places import back_to_place, behind_live, turned
+from ._precision import exact
 
 
+@exact
 def compressive(
     q: Tensor,
     k: Tensor,

@@ -17,6 +17,7 @@ from ._backend import kernel
 from ._checks import check_eps, check_flags, check_key_mask, check_name
 from ._external_op import external_weights
 from ._nonfinite import honest, honest_chunk
+from ._precision import exact
 from ._sums import DEAD, FLOOR, Sums, merge, prefix_sums
 from .attention import attention
 
@@ -31,6 +32,7 @@ class SlotSums(NamedTuple):
     den: Tensor
 
 
+@exact
 def external(
     x: Tensor,
     memory_k: Tensor,
@@ -89,6 +91,7 @@ def _itself(mark: Tensor) -> Tensor:
     return mark
 
 
+@exact
 def slot_logits(x: Tensor, memory_k: Tensor, bias: Tensor | None, heads: int, live: Tensor | None) -> Tensor:
     """x_t M_k^T + b_k: (B, T, heads, S) in float32 or better; masked tokens are zeroed before."""
     if live is not None:
@@ -98,6 +101,7 @@ def slot_logits(x: Tensor, memory_k: Tensor, bias: Tensor | None, heads: int, li
     return logits if bias is None else logits + bias.to(wide)
 
 
+@exact
 def read_memory(x: Tensor, logits: Tensor, level: Tensor, memory_v: Tensor, bias: Tensor | None, *, norm: str, eps: float, live: Tensor | None) -> Tensor:
     """The weights applied to the second memory; a token that is not live gives 0. ``level`` is log sum exp over tokens."""
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -188,6 +192,7 @@ def _lift(past: SlotSums) -> Sums:
     return Sums(m, torch.zeros_like(m), den)
 
 
+@exact
 def simplified_attention(
     x: Tensor, k: Tensor, *, scale: float = 1.0, causal: bool = False, key_mask: Tensor | None = None, attn_mask: Tensor | None = None, backend: str = "auto"
 ) -> Tensor:

@@ -12,9 +12,11 @@ from ._backend import pick
 from ._masks import alive
 from ._nonfinite import hides
 from ._places import default_places
+from ._precision import exact
 from ._taps import silenced
 
 
+@exact
 @hides("x")
 def fourier(x: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, positions: Tensor | None = None, backend: str = "auto") -> Tensor:
     """y = Re(F_tokens(F_features(x))), y_t = Re sum_s sum_d x_sd exp(-2 pi i (s t / L + d d' / D)) (Lee-Thorp et al. 2021, Eq. 3).

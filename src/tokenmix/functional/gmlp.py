@@ -8,11 +8,13 @@ from torch import Tensor
 
 from ._backend import pick
 from ._nonfinite import hides
+from ._precision import exact
 from ._taps import silenced
 
 EPS = 1e-5
 
 
+@exact
 @hides("z")
 def gmlp(
     z: Tensor, spatial: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, backend: str = "auto"

@@ -23,9 +23,11 @@ from ._backend import kernel, pick
 from ._checks import check_qkv
 from ._hydra_op import hydra_kernel
 from ._nonfinite import honest
+from ._precision import exact
 from .hydra_sums import EPS, absorb, check_feature, empty_sums, extend_sums, read_sums
 
 
+@exact
 def hydra(
     q: Tensor,
     k: Tensor,
@@ -59,6 +61,7 @@ def hydra(
     return _kernel_attention("hydra", q, k, v, heads=q.shape[-1], **options)
 
 
+@exact
 def multihead_linear(
     q: Tensor,
     k: Tensor,

@@ -22,6 +22,7 @@ from ._backend import masks, steps
 from ._checks import check_eps, check_flags
 from ._heads import by_head
 from ._nonfinite import honest_chunk
+from ._precision import exact
 from ._sums import DEAD, FLOOR, SCAN, SCAN_JUMP, Sums, delay, merge, risen, scan
 from .aft_chunk import absorb as absorb_features
 from .aft_chunk import aft_simple_chunk, read_past, simple_prefixes
@@ -73,6 +74,7 @@ def empty_sums(batch: int, dim: int, heads: int, *, softmax: bool, device: torch
     return none + FLOOR, total, none
 
 
+@exact
 def absorb(past: Past, k: Tensor, v: Tensor, live: Tensor | None, *, heads: int, feature: str, eps: float) -> Past:
     """The sums after keys and values (B, S, D) have joined them."""
     dim, of_keys = k.shape[-1], feature.split("/")[-1]
@@ -87,6 +89,7 @@ def absorb(past: Past, k: Tensor, v: Tensor, live: Tensor | None, *, heads: int,
     return _flat(joined)
 
 
+@exact
 def read_sums(q: Tensor, past: Past, *, heads: int, feature: str, normalise: bool, eps: float) -> Tensor:
     """Queries (B, T, D) over finished sums."""
     of_query, of_keys = feature.split("/")[0], feature.split("/")[-1]
@@ -129,6 +132,7 @@ def _counted(past: Past, live: Tensor | None, k: Tensor) -> bool:
     return total.dtype is torch.float64 and number.dtype is torch.int64 and number.shape == k.shape[:1] and masks(k, live)
 
 
+@exact
 def extend_sums(
     q: Tensor, k: Tensor, v: Tensor, past: Past, *, live: Tensor | None, heads: int, feature: str, normalise: bool, eps: float
 ) -> tuple[Tensor, Past]:

@@ -11,8 +11,10 @@ from ._backend import pick
 from ._lines import Lines, Places, Raster, coordinates, dense, in_lines
 from ._masks import allowed, kept
 from ._places import back_to_place, turned
+from ._precision import exact
 
 
+@exact
 def image_local(
     q: Tensor,
     k: Tensor,

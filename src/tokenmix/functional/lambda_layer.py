@@ -8,10 +8,12 @@ from torch import Tensor
 from ..errors import MixerError
 from ._backend import pick
 from ._nonfinite import hides
+from ._precision import exact
 from ._sums import DEAD, FLOOR, narrow, prefix_sums, ratio_of, wide
 from ._taps import centre_of, check_odd, grid_weights, pair_weights, silenced, slide, weighed
 
 
+@exact
 @hides("k", "v", asks="q")
 def lambda_layer(
     q: Tensor,
@@ -84,6 +86,7 @@ def content_causal(k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
     return ratio.unflatten(-1, (-1, k.shape[-1])).transpose(-1, -2)
 
 
+@exact
 def per_key(v: Tensor, width: int) -> Tensor:
     """Each value beside each key feature, (B, T, c * w): the layout in which ``_sums`` takes several values for one key."""
     return v[..., None].expand(*v.shape, width).flatten(-2)

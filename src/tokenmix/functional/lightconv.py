@@ -9,9 +9,11 @@ from torch import Tensor
 from ..errors import MixerError
 from ._backend import pick
 from ._nonfinite import honest, over_pairs, over_window
+from ._precision import exact
 from ._taps import centre_of, check_odd, depthwise, pair_weights, silenced, slide, weighed
 
 
+@exact
 def lightconv(
     x: Tensor,
     kernel: Tensor,

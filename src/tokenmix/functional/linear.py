@@ -13,6 +13,7 @@ from ._backend import exporting, kernel, masks, steps
 from ._checks import check_name, check_qkv
 from ._linear_op import linear_kernel
 from ._nonfinite import honest, honest_chunk
+from ._precision import exact
 from ._sums import DEAD, SCAN, alive, lone
 from .aft import aft_simple
 
@@ -42,6 +43,7 @@ LOG_FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
 """The logarithm of phi, feature by feature: elu(x) + 1, max(x, 0), max(x, 0)^2, exp(x), softmax of x over its features."""
 
 
+@exact
 def linear_attention(
     q: Tensor,
     k: Tensor,

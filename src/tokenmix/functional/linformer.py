@@ -10,9 +10,11 @@ from ._heads import by_head
 from ._masks import kept
 from ._nonfinite import hides
 from ._places import default_places
+from ._precision import exact
 from .attention import finite_attention
 
 
+@exact
 @hides("k", "v", asks="q")
 def linformer(
     q: Tensor,
@@ -44,6 +46,7 @@ def linformer(
     return finite_attention(q.to(wide), kc.to(wide), vc.to(wide), heads=heads, backend=backend).to(q.dtype)
 
 
+@exact
 def shortened(k: Tensor, e: Tensor, heads: int, positions: Tensor | None, key_mask: Tensor | None) -> Tensor:
     """E K: (B, S, D) and (heads or 1, K, N) -> (B, K, D), float64."""
     B, S, D = k.shape

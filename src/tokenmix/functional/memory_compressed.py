@@ -13,11 +13,13 @@ from ._heads import by_head
 from ._masks import alive, kept
 from ._nonfinite import honest
 from ._places import back_to_place, first_true, gathered, patches, shifted, strided_conv, taps_of
+from ._precision import exact
 from .attention import attention, finite_attention
 
 Conv = tuple[Tensor, ...]  # (W_k, W_v, b_k, b_v): (D, D, b) and (D,)
 
 
+@exact
 def memory_compressed(
     q: Tensor,
     k: Tensor,
@@ -138,6 +140,7 @@ class Slots(NamedTuple):
     cells: Tensor
 
 
+@exact
 def over_slots(q: Tensor, slots: Slots, recent: tuple[Tensor, ...], conv: Conv, *, heads: int, block: int, backend: str = "auto") -> Tensor:
     """The causal compressed form for the last L tokens (queries q) of ``recent`` (keys, values, live, positions), after the blocks in ``slots``.
 
@@ -177,6 +180,7 @@ def folded(slots: Slots, old: tuple[Tensor, ...], conv: Conv, *, block: int, ste
     return Slots(*(torch.cat([a[:, :-1], b], 1) for a, b in zip(slots, new, strict=True)))
 
 
+@exact
 def cells_of(positions: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """The block each position stands in, and its place there."""
     cell = torch.div(positions, block, rounding_mode="floor")

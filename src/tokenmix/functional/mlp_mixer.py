@@ -9,9 +9,11 @@ from torch import Tensor
 from ..errors import MixerError
 from ._backend import pick
 from ._nonfinite import hides
+from ._precision import exact
 from ._taps import silenced
 
 
+@exact
 @hides("x")
 def mlp_mixer(
     x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, backend: str = "auto"

@@ -12,8 +12,10 @@ from ._heads import by_head
 from ._masks import kept
 from ._nonfinite import hides
 from ._places import default_places
+from ._precision import exact
 
 
+@exact
 @hides("q", "k", "v")
 def nystrom(
     q: Tensor,

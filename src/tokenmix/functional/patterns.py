@@ -35,8 +35,10 @@ from ._blocks import (
 )
 from ._checks import check_key_mask, check_name
 from ._places import in_order
+from ._precision import exact
 
 
+@exact
 def local(
     q: Tensor,
     k: Tensor,
@@ -77,6 +79,7 @@ def local(
     return joined(ratio(*parts), q)
 
 
+@exact
 def local_chunk(
     q: Tensor, k: Tensor, v: Tensor, places: tuple[Tensor, Tensor], far: tuple[Tensor, Tensor], *, window: int, heads: int, outside: str, key_mask: Tensor
 ) -> Tensor:
@@ -117,6 +120,7 @@ def _flipped(p: Part) -> Part:
     return Part(*(a.flip(-2) for a in p))
 
 
+@exact
 def strided(
     q: Tensor,
     k: Tensor,
@@ -157,6 +161,7 @@ def strided(
     return joined(_together(window, lattice, merged), q)
 
 
+@exact
 def fixed(
     q: Tensor,
     k: Tensor,

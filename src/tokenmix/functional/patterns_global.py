@@ -13,10 +13,12 @@ from torch import Tensor
 from ..errors import MixerError
 from ._blocks import Part, Places, Ready, blockwise, check, cut, dense, in_classes, joined, own_places, pairs_of, part_of, ratio, ready
 from ._places import in_order
+from ._precision import exact
 
 BITS = (1 << 31) - 1
 
 
+@exact
 def longformer(
     q: Tensor,
     k: Tensor,
@@ -88,6 +90,7 @@ def _longformer_blocks(
     return joined(y, q)
 
 
+@exact
 def longformer_chunk(
     q: Tensor,
     k: Tensor,
@@ -159,6 +162,7 @@ def _everything(r: Ready, causal: bool) -> Tensor:
     return ratio(part_of(r.q, r.k, r.v, ok if r.live is None else ok & r.live[:, :, None]))
 
 
+@exact
 def bigbird(
     q: Tensor,
     k: Tensor,

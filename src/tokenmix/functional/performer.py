@@ -10,6 +10,7 @@ from . import _kernel_sums as sums
 from ._backend import pick
 from ._checks import check_eps, check_name, check_qkv
 from ._nonfinite import hides, honest_chunk
+from ._precision import exact
 
 PERFORMER_FEATURES = ("softmax", "relu")
 
@@ -20,6 +21,7 @@ def check_feature(who: str, feature: str, eps: float) -> None:
     check_eps(who, eps, zero=False)
 
 
+@exact
 @hides("k", "v", asks="q")
 def performer(
     q: Tensor,

@@ -9,9 +9,11 @@ from torch import Tensor
 from ..errors import MixerError
 from ._backend import pick
 from ._nonfinite import clean, marks, over_pairs
+from ._precision import exact
 from ._taps import centre_of, check_odd, pair_weights, silenced
 
 
+@exact
 def pooling(
     x: Tensor,
     *,

@@ -11,6 +11,7 @@ from ._buckets import Order, Sums, attend_dense, attend_sorted, coded, merge, ra
 from ._heads import by_head
 from ._masks import alive
 from ._nonfinite import hides, honest
+from ._precision import exact
 
 TINY = 1e-12  # added to a squared length, so that a vector of zeros has a direction of zeros
 
@@ -21,6 +22,7 @@ def hash_buckets(q: Tensor, rotations: Tensor, *, heads: int) -> Tensor:
     return torch.cat([turned, -turned], -1).argmax(-1)
 
 
+@exact
 @hides("q", "v")
 def reformer(
     q: Tensor,
@@ -77,6 +79,7 @@ def reformer_codes(buckets: Tensor, live: Tensor, *, chunk: int, count: int, pap
     return coded(buckets, number, there, buckets.shape[-1] // chunk + 3), order
 
 
+@exact
 def reformer_chunk(q: Tensor, keys: Tensor, values: Tensor, buckets: Tensor, live: Tensor, *, heads: int, chunk: int, count: int) -> Tensor:
     """The causal strict form for the last L tokens, q (B, L, D), over all S: keys (B, S, D) before their length is taken out, buckets (B, heads, R, S)."""
     L = q.shape[1]

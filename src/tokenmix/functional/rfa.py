@@ -19,6 +19,7 @@ from . import _kernel_sums as sums
 from ._backend import pick
 from ._checks import check_eps, check_name, check_qkv
 from ._nonfinite import honest, honest_chunk
+from ._precision import exact
 from ._sums import DEAD, FLOOR, Sums, running_max
 
 RFA_FEATURES = ("gaussian", "arccos")
@@ -32,6 +33,7 @@ def check_feature(who: str, feature: str, eps: float) -> None:
     check_eps(who, eps, zero=False)
 
 
+@exact
 def rfa(
     q: Tensor,
     k: Tensor,

@@ -11,6 +11,7 @@ from ._buckets import attend_dense, attend_sorted, coded, in_order, ratio, sort_
 from ._heads import by_head
 from ._masks import alive
 from ._nonfinite import hides, honest
+from ._precision import exact
 
 EPS = 1e-6  # added to the variance; a token of equal features is normalised to 0
 TINY = 1e-12  # added to the squared length of a centroid
@@ -42,6 +43,7 @@ def top_tokens(q: Tensor, centroids: Tensor, live: Tensor, *, heads: int, window
     return close.sort(dim=-1, descending=True, stable=True).indices[..., :window]
 
 
+@exact
 @hides("q", "v")
 def routing(
     q: Tensor,
@@ -89,6 +91,7 @@ def routing(
     return torch.where(live[..., None], y.transpose(1, 2).flatten(2), 0.0).to(v.dtype)
 
 
+@exact
 def routing_chunk(q: Tensor, keys: Tensor, values: Tensor, clusters: Tensor, live: Tensor, *, heads: int, window: int, count: int) -> Tensor:
     """The causal strict form for the last L tokens, q (B, L, D), over all S: keys (B, S, D) before LayerNorm, clusters (B, heads, S)."""
     L = q.shape[1]

@@ -9,9 +9,11 @@ from torch import Tensor
 from ..errors import MixerError
 from ._masks import kept
 from ._nonfinite import hides
+from ._precision import exact
 from .attention import attention, finite_attention
 
 
+@exact
 @hides("k", "v", asks="q")
 def induced_set(
     q: Tensor,
@@ -46,6 +48,7 @@ def induced_set(
     return y if key_mask is None else torch.where(key_mask.any(1)[:, None, None], y, 0.0)
 
 
+@exact
 def induced(k: Tensor, v: Tensor, points: Tensor, block: tuple[Tensor, ...], *, heads: int, key_mask: Tensor | None) -> Tensor:
     """The induced points' summary h (B, m, D) of the keys and values, float64."""
     asked = points.double().expand(k.shape[0], -1, -1)

@@ -19,6 +19,7 @@ from ._buckets import LOWEST, ratio, sums_of
 from ._heads import by_head
 from ._masks import alive
 from ._nonfinite import hides, honest
+from ._precision import exact
 
 
 class Layout(NamedTuple):
@@ -51,6 +52,7 @@ def lay_out(positions: Tensor, live: Tensor, *, block: int, count: int) -> Layou
     return Layout(number, slot, there[:, :-1].unflatten(1, (count, block)))
 
 
+@exact
 @hides("q", "k", "v")
 def sinkhorn(
     q: Tensor,
@@ -164,6 +166,7 @@ def _own_and_sorted(q: Tensor, own: tuple[Tensor, Tensor, Tensor], brought: tupl
     return ratio(sums_of(q, k, v, ok[:, None]))
 
 
+@exact
 def sinkhorn_chunk(
     q: Tensor,
     k: Tensor,

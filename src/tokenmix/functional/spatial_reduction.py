@@ -10,10 +10,12 @@ from ..errors import MixerError
 from ._masks import kept
 from ._nonfinite import hides
 from ._places import gathered, patches, shifted, strided_conv, taps_of
+from ._precision import exact
 from .attention import finite_attention
 from .memory_compressed import cells_of
 
 
+@exact
 @hides("v", asks="q")
 def spatial_reduction(
     q: Tensor,
@@ -53,6 +55,7 @@ def spatial_reduction(
     return finite_attention(q.to(wide), keys, values, heads=heads, key_mask=mask, backend=backend).to(q.dtype)
 
 
+@exact
 def reduced(v, conv, norm, grid, prefix: int, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The rows r (B, n, D) that keys and values are made from, float64, and which of them may be attended."""
     if not conv:

@@ -19,12 +19,14 @@ from ._checks import check_key_mask
 from ._heads import by_head
 from ._masks import allowed
 from ._nonfinite import hides
+from ._precision import exact
 
 Tables = tuple[Tensor, ...]
 Place = Any  # an int n: the positions 0..n-1 in every row; or a Tensor (B, n) of positions
 JOINS = ("softmax", "gated", "plus")
 
 
+@exact
 @hides("v")
 def synthesize(
     logits: Tensor,
@@ -66,6 +68,7 @@ def synthesize(
     return (y if some is None else torch.where(some, y, 0.0)).to(v.dtype)
 
 
+@exact
 def dense_logits(q: Tensor, dense: Tables, rows: Place, cols: Place, *, rectify: bool = True) -> Tensor:
     """B_i = W2 relu(q_i) + b2 with q = W1 x + b1; dense is (W2,) or (W2, b2), (H, e, N) and (H, N). Gives (B, H, T, S); row i depends on token i alone."""
     hidden = _hidden(q, dense[0].shape[-2], rectify)
@@ -73,6 +76,7 @@ def dense_logits(q: Tensor, dense: Tables, rows: Place, cols: Place, *, rectify:
     return _columns(_mapped(hidden, *(a[..., keep] for a in dense)), cols)
 
 
+@exact
 def random_logits(q: Tensor, random: Tables, rows: Place, cols: Place) -> Tensor:
     """B = R; random is (R,), (H, N, N). Gives (H, T, S) for positions counted from 0, else (B, H, T, S). q is not read."""
     (table,) = random
@@ -81,6 +85,7 @@ def random_logits(q: Tensor, random: Tables, rows: Place, cols: Place) -> Tensor
     return table[:, :rows, :cols]
 
 
+@exact
 def factorized_dense_logits(q: Tensor, factorized_dense: Tables, rows: Place, cols: Place, *, rectify: bool = True) -> Tensor:
     """C_i[j] = A_i[j mod a] B_i[j div a] with A = W_A relu(q) + b_A and B = W_B relu(q) + b_B.
 
@@ -95,6 +100,7 @@ def factorized_dense_logits(q: Tensor, factorized_dense: Tables, rows: Place, co
     return _columns((repeated[..., :, None] * tiled[..., None, :]).flatten(-2), cols)
 
 
+@exact
 def factorized_random_logits(q: Tensor, factorized_random: Tables, rows: Place, cols: Place) -> Tensor:
     """B = R1 R2^T; factorized_random is (R1, R2), each (H, N, k). Shapes as in ``random_logits``."""
     r1, r2 = (
@@ -112,6 +118,7 @@ LOGITS: dict[str, Callable[..., Tensor]] = {
 """Each way to make logits from tables: f(q, tables, rows, cols)."""
 
 
+@exact
 def mixture_logits(
     q: Tensor,
     k: Tensor,
@@ -136,6 +143,7 @@ def mixture_logits(
     return sum((w * logits for w, logits in zip(weights.unbind(), each, strict=True)), each[0].new_zeros(()))
 
 
+@exact
 @hides(asks="q")
 def synthesizer_dense(
     q: Tensor,
@@ -165,6 +173,7 @@ def synthesizer_dense(
     return synthesize(dense_logits(q, dense, rows, cols, rectify=rectify), v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
 
 
+@exact
 def synthesizer_random(
     v: Tensor,
     w: Tensor,
@@ -180,6 +189,7 @@ def synthesizer_random(
     return synthesize(random_logits(v, (w,), rows, cols), v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
 
 
+@exact
 @hides(asks="q")
 def synthesizer_factorized_dense(
     q: Tensor,
@@ -201,6 +211,7 @@ def synthesizer_factorized_dense(
     return synthesize(logits, v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
 
 
+@exact
 def synthesizer_factorized_random(
     v: Tensor,
     w: Tables,
@@ -216,6 +227,7 @@ def synthesizer_factorized_random(
     return synthesize(factorized_random_logits(v, w, rows, cols), v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
 
 
+@exact
 @hides("k", asks="q")
 def synthesizer_mixture(
     q: Tensor,

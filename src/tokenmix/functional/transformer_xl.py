@@ -12,10 +12,12 @@ from ._heads import by_head
 from ._lines import mixed
 from ._masks import allowed, kept
 from ._nonfinite import clean, marks
+from ._precision import exact
 
 Places = Tensor | tuple[Tensor, Tensor]
 
 
+@exact
 def transformer_xl(
     q: Tensor,
     k: Tensor,

@@ -150,12 +150,34 @@ def builds_on_meta(s: Subject) -> None:
 
 
 def runs_under_autocast(s: Subject) -> None:
-    """Under autocast to bfloat16 the output is finite and near the float32 one, and gradients are finite."""
+    """Under autocast, to bfloat16 and to float16, outputs are near the float32 ones, gradients finite, and mixing is as exact as without: only the projections,
+    and what is handed back, are rounded."""
     mixer = s.build(dtype=torch.float32)
     x = (0.5 * s.x(dtype=torch.float32)).requires_grad_()
     want = _out(s.call(mixer, x))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = _out(s.call(mixer, x))
-    same(got, want, "autocast is too far from float32", tol=BY_DTYPE[torch.bfloat16], seed=s.seed, x=x)
-    for name, grad in gradients(got.float().sum(), {"x": x, **dict(mixer.named_parameters())}).items():
-        finite(grad, f"gradient of {name} under autocast", seed=s.seed, x=x)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype=dtype):
+            got = _out(s.call(mixer, x))
+        same(got, want, f"autocast to {dtype} is too far from float32", tol=BY_DTYPE[dtype], seed=s.seed, x=x)
+        for name, grad in gradients(got.float().sum(), {"x": x, **dict(mixer.named_parameters())}).items():
+            finite(grad, f"gradient of {name} under autocast to {dtype}", seed=s.seed, x=x)
+        if s.functional is not None and hasattr(mixer, "functional_args"):
+            _mixes_exactly(s, mixer, 4 * x.detach(), dtype)
+
+
+def _mixes_exactly(s: Subject, mixer: Any, x: Tensor, dtype: torch.dtype) -> None:
+    """The functional form of projections rounded to ``dtype``, under autocast and, in float32, without: equal but for the rounding of what it returns."""
+    with torch.no_grad(), torch.autocast("cpu", dtype=dtype):
+        args, options = s.args(mixer, x)
+        got = s.functional(*args, **options)  # type: ignore[misc]  # there is one
+    wide = pytree.tree_map_only(Tensor, lambda a: a.float() if a.is_floating_point() else a, args)
+    want = s.functional(*wide, **options).detach()  # type: ignore[misc]
+    same(got.float(), want, f"mixing under autocast to {dtype} is not that of float32", tol=torch.finfo(dtype).eps, seed=s.seed, x=x)
+    if mixer.capabilities.streaming:
+        with torch.no_grad(), torch.autocast("cpu", dtype=dtype):
+            whole, state = _out(s.call(mixer, x)), mixer.init_state(x.shape[0])
+            parts = []
+            for part in x.split(3, 1):
+                y, state = mixer.extend(part, state)
+                parts.append(y)
+        same(torch.cat(parts, 1).float(), whole.float(), f"streaming under autocast to {dtype} differs", tol=BY_DTYPE[dtype], seed=s.seed, x=x)

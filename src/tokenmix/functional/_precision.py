@@ -1,0 +1,27 @@
+"""Autocast ends where mixing begins: projections run in half precision, sums and scores in the precision the forms promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+
+
+def exact(form: Callable[Given, Found]) -> Callable[Given, Found]:
+    """The form, computed as its own code says: inside, autocast turns no product of float32 tensors into one of half precision."""
+
+    @wraps(form)
+    def run(*args: Given.args, **options: Given.kwargs) -> Found:
+        if not torch.is_autocast_enabled("cpu") and not torch.is_autocast_enabled("cuda"):
+            return form(*args, **options)
+        device = next((a.device.type for a in args if isinstance(a, Tensor)), "cpu")
+        with torch.autocast(device, enabled=False):
+            return form(*args, **options)
+
+    return run
