@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import sys
@@ -16,7 +17,8 @@ import torch
 from torch import nn
 
 import kill_nine
-from tokenmix import MixerError
+from cases import CASES
+from tokenmix import MixerError, build_mixer
 from tokenmix.models import LM, LMConfig
 from tokenmix.report import read_run
 from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, checkpoint, evaluate, evaluate_run, load_run, resume, sample_run, train
@@ -557,3 +559,16 @@ def test_the_handler_of_a_program_around_is_left_alone(tmp_path, text):
         assert signal.getsignal(signal.SIGTERM) is mine
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_mixer_lr_moves_what_is_the_mixers_own(case):
+    """Biases, tables, filters and memories, in child modules too; no projection, convolution or norm."""
+    name, options = CASES[case]
+    model = nn.ModuleDict({"mixer": build_mixer(name, 8, **options)})
+    names = {id(p): n.removeprefix("mixer.") for n, p in model.named_parameters()}
+    moved = {names[id(p)] for group in parameter_groups(model, 0.1, mixer_lr=3.0) for p in group["params"] if group["scale"] == 3.0}
+    shared = re.compile(r"(.*_proj|.*_global|stage_\d|feed|.*conv|.*norm.*)\.(weight|bias)")
+    assert moved == {n for n in names.values() if not shared.fullmatch(n)}
+    if name in ("aft_full", "synthesizer_random", "synthesizer_factorized_random") and options.get("trainable", True):
+        assert any(n.startswith(("bias.", "logits.")) for n in moved)

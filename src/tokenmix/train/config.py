@@ -65,7 +65,7 @@ class OptimConfig:
     Args:
         aux_weight: the mixers' auxiliary losses, where they have any, are added to the loss times this.
         layer_decay: each layer below the head learns at this fraction of the rate of the layer above it.
-        mixer_lr: what mixers own beside their linear layers (position biases, filters, gains, memories) learns at this multiple of the rate.
+        mixer_lr: what mixers own beside linear layers, convolutions and norms (position biases, tables, filters, memories) learns at this multiple of the rate.
         ema: decay of an average of the weights, which is evaluated in their place (0: none).
         one_hot: weight of the penalty that drives each head's AFT-conv filter to a single tap.
     """

@@ -10,8 +10,12 @@ import torch
 from torch import nn
 
 from ..mixers import Mixer
+from ..mixers.token_norm import TokenBatchNorm
 from ..models import Block
 from .config import OptimConfig
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+SHARED = (nn.Linear, *CONVOLUTIONS, nn.LayerNorm, nn.RMSNorm, TokenBatchNorm)  # layers that any model has, inside of mixers or outside
 
 
 def learning_rate(step: int, config: OptimConfig, steps: int | None) -> float:
@@ -38,8 +42,8 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float =
     ``scale`` of a group multiplies its rate: layer_decay to the number of layers above it, embeddings below the first layer included, times mixer_lr for
     what a mixer owns.
     """
-    maps = {id(m.weight) for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))}
-    owned = {id(p) for m in model.modules() if isinstance(m, Mixer) for p in m.parameters(recurse=False)}
+    maps = {id(m.weight) for m in model.modules() if isinstance(m, (nn.Linear, *CONVOLUTIONS))}
+    owned = {id(p) for m in model.modules() if isinstance(m, Mixer) for p in own_parameters(m)}
     found: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         above = _layers_above(model, name) if layer_decay < 1 else 0
@@ -47,6 +51,11 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float =
         found.setdefault((scale, id(parameter) in maps), []).append(parameter)
     groups = sorted(found.items(), key=lambda item: (-item[0][0], not item[0][1]))
     return [{"params": some, "weight_decay": weight_decay if decays else 0.0, "scale": scale} for (scale, decays), some in groups]
+
+
+def own_parameters(mixer: Mixer) -> list[nn.Parameter]:
+    """What makes this mixer the mixer it is, in its child modules too: position biases, tables, filters, gains, memories; no projection and no norm."""
+    return [p for m in mixer.modules() if not isinstance(m, SHARED) for p in m.parameters(recurse=False)]
 
 
 def _layers_above(model: nn.Module, name: str) -> int:
