@@ -34,6 +34,8 @@ ROWS: dict[str, tuple[str, tuple[int, int, int, int], bool]] = {
     "linear, one wide head": ("linear", (1, 256, 2048, 1), False),
     "linear, ordinary heads": ("linear", (4, 1024, 512, 8), False),
     "aft_full, one token": ("aft_full", (64, 1, 512, 1), False),
+    "aft_full, two tokens": ("aft_full", (64, 2, 512, 1), False),
+    "aft_full, 8 tokens": ("aft_full", (64, 8, 512, 1), False),
     "aft_conv 31, a filter per feature, causal": ("aft_conv", (8, 64, 512, 512), True),
 }
 """Title -> operation; batch, tokens, features, heads; whether causal."""

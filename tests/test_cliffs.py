@@ -22,6 +22,8 @@ PATHS = {
     "linear, one wide head": set(),
     "linear, ordinary heads": {"tokenmix::linear_attention"},
     "aft_full, one token": set(),
+    "aft_full, two tokens": set(),
+    "aft_full, 8 tokens": {"tokenmix::aft_full"},
     "aft_conv 31, a filter per feature, causal": {"tokenmix::aft_band"},
 }
 NEVER = -torch.finfo(torch.float32).max

@@ -56,8 +56,10 @@ def aft_full(
         return torch.zeros_like(q)
     source = _source("aft_full", w, q.shape[1], k.shape[1])
     lacks, asked = None if attn_mask is None else "its kernels take no attn_mask", q if gate == "sigmoid" else None
-    one = k.shape[1] == 1 and attn_mask is None and not exporting()
-    if kernel("aft_full", backend, k, v, asked, lacks=lacks, slower=one):
+    plain = not exporting() and attn_mask is None
+    one = plain and k.shape[1] == 1
+    two = plain and not causal and not q.is_cuda and q.shape[1] <= 2 and k.shape[1] <= 2  # the kernel's blocks would be empty
+    if kernel("aft_full", backend, k, v, asked, lacks=lacks, slower=one or two):
         y = aft_full_kernel(asked, k, v, w, key_mask, causal)
         return y if gate == "sigmoid" else gated(q, y, gate)
     if one:
