@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from tokenmix.bench.page import MARKED, renew, table
 
 ROOT = Path(__file__).parent.parent
+LIMIT = 1.05
+"""Above 1 by what the lower quartile of a call and the best of a probe may differ."""
 PAGES = ["README.md", "docs/speed.md"]
 MACHINE = {
     "device": "some CPU",
@@ -25,6 +28,12 @@ def test_the_tables_of_a_page_are_those_of_the_recorded_results(page):
     text = (ROOT / page).read_text()
     assert text.count("<!-- speed: ") == len(MARKED.findall(text)) > 0
     assert renew(text, ROOT / "benchmarks" / "results") == text, f"renew it: python -m tokenmix.bench.page benchmarks/results {page}"
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks" / "results").glob("speed_*.json")), ids=lambda file: file.stem)
+def test_no_recorded_share_is_above_its_limit(file):
+    over = [(r["subject"], r["length"], r["pass"], r["share"]) for r in json.loads(file.read_text())["rows"] if r.get("share", 0.0) > LIMIT]
+    assert over == [], f"a limit that is beaten is none: measure {file.stem} again on a machine that does nothing else"
 
 
 def row(subject: str, seconds: float, **more: object) -> dict[str, object]:
