@@ -222,6 +222,62 @@ def test_the_future_does_not_reach_the_past_of_a_causal_encoder():
         torch.testing.assert_close(encoder(x, mask=causal_mask())[:, :4], encoder(changed, mask=causal_mask(), is_causal=True)[:, :4])
 
 
+def test_torchs_weights_are_loaded_where_softmax_attention_is_inside():
+    """By load_state_dict, alone and in a model; the file's own dict stays as it is, and other mixers do not take them."""
+    theirs = nn.TransformerEncoder(nn.TransformerEncoderLayer(DIM, HEADS, 16, batch_first=True), 2).eval()
+    ours, x, state = copy.deepcopy(theirs), torch.randn(2, 5, DIM), theirs.state_dict()
+    for layer in ours.layers:
+        layer.self_attn = MultiheadMixer(DIM, HEADS, batch_first=True)
+    before = list(state)
+    ours.load_state_dict(state)
+    torch.testing.assert_close(ours(x), theirs(x))
+    assert list(state) == before
+    ours.load_state_dict(ours.state_dict())
+    attention = nn.MultiheadAttention(DIM, HEADS)
+    for mixer in (MultiheadMixer(DIM, HEADS, mixer="hydra"), MultiheadMixer(DIM + HEADS, HEADS), MultiheadMixer(DIM, HEADS, bias=False)):
+        with pytest.raises(RuntimeError, match=r"q_proj.weight|k_proj.bias"):
+            mixer.load_state_dict(attention.state_dict())
+
+
+def test_views_of_one_tensor_are_one_tensor():
+    """Alike and of one base, with gradients or without; not the same memory behind a detach, nor another part of it."""
+    mixer, x = MultiheadMixer(DIM, HEADS, batch_first=True), torch.randn(5, 2, DIM, requires_grad=True)
+    other = MultiheadMixer(DIM, HEADS, mixer="fourier", batch_first=True)
+    y = x.transpose(0, 1)
+    torch.testing.assert_close(mixer(x.transpose(0, 1), x.transpose(0, 1), x.transpose(0, 1))[0], mixer(y, y, y)[0])
+    assert torch.equal(other(x.transpose(0, 1), x.transpose(0, 1), x.transpose(0, 1))[0], other(y, y, y)[0])
+    with torch.inference_mode():
+        z = torch.randn(2, 5, DIM)
+        assert torch.equal(mixer(z, z[:], z[:])[0], mixer(z, z, z)[0])
+    for key, value in ((y, y.detach()), (x[:4].transpose(0, 1), x[1:].transpose(0, 1)), (y, y.clone())):
+        with pytest.raises(MixerError, match="takes one tensor as key and value, got two"):
+            mixer(y, key, value)
+
+
+def test_a_trace_is_right_at_other_lengths():
+    """Of softmax attention as it is; and tensors that come apart in a program are not taken for one."""
+
+    class OfOne(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mixer = MultiheadMixer(DIM, HEADS, batch_first=True).eval()
+
+        def forward(self, x):
+            return self.mixer(x, x, x, need_weights=False)[0]
+
+    model, x, longer = OfOne(), torch.randn(2, 5, DIM), torch.randn(3, 9, DIM)
+    torch.testing.assert_close(torch.jit.trace(model, (x,))(longer), model(longer))
+    with pytest.raises(MixerError, match="trace a module that gives it one"):
+        torch.jit.trace(model.mixer, (x, x, x))
+
+
+def test_weights_are_drawn_again_under_torchs_name():
+    mixer = MultiheadMixer(DIM, HEADS)
+    before = mixer.mixer.q_proj.weight.clone()
+    mixer._reset_parameters()
+    assert not torch.equal(mixer.mixer.q_proj.weight, before)
+
+
 def test_copies_files_devices_and_dtypes(tmp_path):
     host = made("aft_full", batch_first=True)
     other = MultiheadMixer(DIM, HEADS, mixer=spec("aft_full"), batch_first=True)

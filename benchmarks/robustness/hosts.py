@@ -123,3 +123,52 @@ def flash() -> str:
     model = _small("TokenMixForCausalLM", mixers=[{"name": "attention"}])
     model.save_pretrained("folder")
     return _tried(lambda: type(type(model).from_pretrained("folder", attn_implementation="flex_attention")).__name__)
+
+
+def _beside_torch() -> tuple[Any, Any]:
+    """Softmax attention of ours and of torch."""
+    import torch
+
+    from tokenmix.hosts import MultiheadMixer
+
+    torch.manual_seed(0)
+    return MultiheadMixer(16, 2, batch_first=True).eval(), torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
+
+
+@attempt("h7", "Weights of nn.MultiheadAttention by load_state_dict")
+def torchs_weights() -> str:
+    """Only from_torch took them."""
+    import torch
+
+    (ours, theirs), x = _beside_torch(), torch.randn(2, 5, 16)
+
+    def load() -> str:
+        ours.load_state_dict(theirs.state_dict())
+        return f"loaded, off by less than 1e-6: {bool((ours(x, x, x)[0] - theirs(x, x, x)[0]).abs().max() < 1e-6)}"
+
+    return _tried(load)
+
+
+@attempt("h7", "Key and value as equal views of one tensor")
+def equal_views() -> str:
+    """They were two tensors."""
+    import torch
+
+    (ours, _), x = _beside_torch(), torch.randn(5, 2, 16)
+    return _tried(lambda: tuple(ours(x.transpose(0, 1), x.transpose(0, 1), x.transpose(0, 1))[0].shape))
+
+
+@attempt("h6", "torch.jit.trace of softmax attention")
+def traced() -> str:
+    """torch's own function did not take the flag that a trace makes of a comparison."""
+    import torch
+
+    class OfOne(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mixer = _beside_torch()[0]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.mixer(x, x, x, need_weights=False)[0]
+
+    return _tried(lambda: tuple(torch.jit.trace(OfOne(), (torch.randn(2, 5, 16),))(torch.randn(3, 9, 16)).shape))

@@ -88,13 +88,13 @@ def _mixed(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, causal: bool
     (B, H, T, _), (G, S) = q.shape, k.shape[1:3]
     fused = pick(backend, q) == "fused"
     if key_mask is None and attn_mask is None and fused and (not causal or T == S):
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=G != H)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=bool(G != H))
         return y.transpose(1, 2).flatten(2)
     ok = allowed(B, T, S, causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
     some = ok.any(-1, keepdim=True)
     safe = (ok | ~some)[:, None]
     if fused:
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=safe, scale=scale, enable_gqa=G != H)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=safe, scale=scale, enable_gqa=bool(G != H))
     else:
         y = _plain(q, k, v, safe, q.shape[-1] ** -0.5 if scale is None else scale)
     return torch.where(some, y.transpose(1, 2).flatten(2), 0.0).to(q.dtype)

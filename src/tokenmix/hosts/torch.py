@@ -98,15 +98,25 @@ class MultiheadMixer(nn.Module):
             _refuse(f"from_torch takes an nn.MultiheadAttention, got {type(attention).__name__}")
         if not attention._qkv_same_embed_dim or attention.bias_k is not None or attention.add_zero_attn:
             _refuse("from_torch takes attention with kdim = vdim = embed_dim, without add_bias_kv and add_zero_attn")
-        joint, joint_bias, out = attention.in_proj_weight, attention.in_proj_bias, attention.out_proj
-        options: dict[str, Any] = {"bias": joint_bias is not None, "batch_first": attention.batch_first, "device": joint.device, "dtype": joint.dtype}
+        joint, bias = attention.in_proj_weight, attention.in_proj_bias is not None
+        options: dict[str, Any] = {"bias": bias, "batch_first": attention.batch_first, "device": joint.device, "dtype": joint.dtype}
         made = cls(attention.embed_dim, attention.num_heads, **options, causal=causal)
-        state = {"out_proj.weight": out.weight, "out_proj.bias": out.bias}
-        for kind, tensor in (("weight", joint), ("bias", joint_bias)):
-            if tensor is not None:
-                state |= {f"{part}.{kind}": third for part, third in zip(("q_proj", "k_proj", "v_proj"), tensor.chunk(3), strict=True)}
-        made.mixer.load_state_dict({name: tensor for name, tensor in state.items() if tensor is not None})
+        made.load_state_dict(attention.state_dict())
         return made.train(attention.training)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """torch's, for weights of an ``nn.MultiheadAttention`` too where the mixer is softmax attention; called for each module of a model on its way."""
+        if isinstance(self.mixer, Attention):
+            for kind in ("weight", "bias"):
+                joint, out = (state_dict.pop(f"{prefix}{name}", None) for name in (f"in_proj_{kind}", f"out_proj.{kind}"))
+                thirds = () if joint is None else joint.chunk(3)
+                state_dict |= {f"{prefix}mixer.{part}_proj.{kind}": third for part, third in zip("qkv", thirds, strict=False)}
+                state_dict |= {} if out is None else {f"{prefix}mixer.out_proj.{kind}": out}
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def _reset_parameters(self) -> None:
+        """Initialise again, under the name this has in ``nn.MultiheadAttention``."""
+        self.mixer.reset_parameters()
 
     def forward(
         self,
@@ -135,7 +145,7 @@ class MultiheadMixer(nn.Module):
         """
         self._check_inputs(query, key, value)
         batched = query.ndim == 3
-        x, context = self._rows(query), None if key is query else self._rows(key)
+        x, context = self._rows(query), None if _one(query, key) else self._rows(key)
         T, S, B = x.shape[1], x.shape[1] if context is None else context.shape[1], x.shape[0]
         keep = None if key_padding_mask is None else self._key_mask(key_padding_mask, (B, S), batched)
         pairs = self._pair_mask(attn_mask, (B, T, S), is_causal)
@@ -152,8 +162,9 @@ class MultiheadMixer(nn.Module):
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         if query.is_nested or key.is_nested or value.is_nested:
             _refuse("takes no nested tensors; give padded ones with a key_padding_mask, and build nn.TransformerEncoder with enable_nested_tensor=False")
-        if key is not value:
-            _refuse("takes one tensor as key and value, got two; a mixer reads both from one context. Add positions to it beforehand, to all or to none")
+        if not _one(key, value):
+            hint = "trace a module that gives it one" if torch.jit.is_tracing() else "add positions to it beforehand, to all or to none"
+            _refuse(f"takes one tensor as key and value, got two; a mixer reads both from one context: {hint}")
         if query.ndim not in (2, 3) or key.ndim != query.ndim:
             _refuse(f"expects query and key of 3 axes, or 2 for one sequence, got shapes {tuple(query.shape)} and {tuple(key.shape)}")
 
@@ -222,6 +233,17 @@ class MultiheadMixer(nn.Module):
         if found is None:
             _refuse(f"the output of {type(self.mixer).__name__} is no sum over values, so there are no attention weights; call with need_weights=False")
         return found
+
+
+def _one(a: Tensor, b: Tensor) -> bool:
+    """Whether two arguments are one tensor, or views of one that are alike. Programs, which are run on other tensors, know by the object alone."""
+    if a is b or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return a is b
+    if a.is_inference() and b.is_inference():
+        same = a.data_ptr() == b.data_ptr()
+    else:  # the same memory is not enough: a gradient could go to one and not to the other
+        same = a._is_view() and b._is_view() and a._base is b._base and a.requires_grad == b.requires_grad
+    return same and (a.dtype, a.shape, a.stride(), a.storage_offset()) == (b.dtype, b.shape, b.stride(), b.storage_offset())
 
 
 def _refuse(why: str) -> NoReturn:
