@@ -131,7 +131,7 @@ class MixerAttention(nn.Module):
         x = torch.randn(2, tokens, self.mixer.dim, device=weight.device, dtype=weight.dtype)
         with use_backend("eager"), warnings.catch_warnings():  # eager, so that the file needs nothing but torch
             warnings.simplefilter("ignore", torch.jit.TracerWarning)  # of checks on shapes
-            return ScriptedAttention(torch.jit.trace(_Mixed(self), x, check_inputs=[(x,), (x[:1],)]), self.proj_drop)
+            return ScriptedAttention(torch.jit.trace(_Mixed(self), x, check_inputs=[(x[:1],)]), self.proj_drop)  # of another batch
 
 
 class _Mixed(nn.Module):
