@@ -224,7 +224,8 @@ def _largest(s: Subject, mixer: nn.Module, x: Tensor) -> float:
     seen = [float(x.abs().max())]
 
     def look(_: nn.Module, read: tuple, wrote: Tensor) -> None:
-        seen.extend(float(t.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) for t in (*read, wrote))
+        if read:  # else it hands out its weights
+            seen.extend(float(t.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) for t in (*read, wrote))
 
     hooks = [m.register_forward_hook(look) for name, m in mixer.named_modules() if isinstance(m, nn.Linear) or name == "out_proj"]
     with torch.no_grad():
