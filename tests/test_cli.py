@@ -126,6 +126,22 @@ def test_list_prints_exceptions(capsys, monkeypatch):
     assert "except  fp16, bf16: a reason" in capsys.readouterr().out
 
 
+def test_list_fits_a_narrow_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert cli.main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(len(line) > 40 for line in lines) < len(lines) / 20  # those that hold a word that cannot be cut
+    assert max(len(line) for line in lines) <= 80
+
+
+def test_costs_of_a_length_beyond_memory(capsys):
+    """Nothing of that size is made: what needs a table says so, all else has a formula."""
+    assert cli.main(["list", "--cost", "99999999999999"]) == 0
+    said = capsys.readouterr().out
+    assert "AFTFull: max_len must be an integer of at most 2147483647, got 99999999999999" in said
+    assert "aft_simple" in said
+
+
 def test_doctor(capsys, monkeypatch):
     assert cli.main(["doctor"]) == 0
     text = capsys.readouterr().out

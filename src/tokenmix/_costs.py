@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ._info import usual
 from .errors import MixerError
 from .mixers import CORE, MIXERS
@@ -16,7 +18,8 @@ def costs(T: int, dim: int) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name in MIXERS:
         try:
-            mixer = usual(name, dim, T=T)
+            with torch.device("meta"):  # only sizes are asked for
+                mixer = usual(name, dim, T=T)
             cost = mixer.cost(T)
         except MixerError as why:
             found[name] = {"tier": tier(name), "missing": str(why)}

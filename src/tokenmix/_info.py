@@ -6,6 +6,7 @@ import importlib.metadata
 import inspect
 import os
 import platform
+import shutil
 import textwrap
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,7 @@ def usual(name: str, dim: int, *, T: int, causal: bool | None = None) -> Mixer:
 
 def catalogue_text(found: dict[str, Any]) -> str:
     """The catalogue for reading."""
-    lines = ["mixers, with what they need and can; an option without a value must be given"]
+    lines = _wrapped("", "mixers, with what they need and can; an option without a value must be given", 0)
     for name, m in found["mixers"].items():
         lines += _mixer_lines(name, m)
     lines.append("recipes")
@@ -108,8 +109,9 @@ def _mixer_lines(name: str, m: dict[str, Any]) -> list[str]:
 
 
 def _wrapped(label: str, text: str, indent: int) -> list[str]:
-    """Label and text in lines of a terminal's width."""
-    return textwrap.wrap(text, WIDTH, initial_indent=label, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    """Label and text in lines of the terminal's width, of WIDTH at most and where there is no terminal."""
+    width = max(min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns), indent + 1)
+    return textwrap.wrap(text, width, initial_indent=label, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _printed(numbers: dict[str, float]) -> str:

@@ -109,8 +109,8 @@ def _check(**given: tuple[str, tuple[str, ...]]) -> None:
 
 def _positive(**given: float) -> None:
     for option, number in given.items():
-        if number <= 0:
-            raise MixerError(f"bench: --{option} must be positive, got {number}.")
+        if not 0 < number < float("inf"):
+            raise MixerError(f"bench: --{option} must be a positive number, got {number}.")
 
 
 def _fits_together(level: str, passes: str, against: str | None, dim: int, heads: int) -> None:

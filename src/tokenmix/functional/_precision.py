@@ -13,6 +13,11 @@ Given = ParamSpec("Given")
 Found = TypeVar("Found")
 
 
+def casting(device: str) -> bool:
+    """Whether autocast is on for a kind of device; meta tensors, among others, know none."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 def exact(form: Callable[Given, Found]) -> Callable[Given, Found]:
     """The form, computed as its own code says: inside, autocast turns no product of float32 tensors into one of half precision."""
 
@@ -21,6 +26,8 @@ def exact(form: Callable[Given, Found]) -> Callable[Given, Found]:
         if not torch.is_autocast_enabled("cpu") and not torch.is_autocast_enabled("cuda"):
             return form(*args, **options)
         device = next((a.device.type for a in args if isinstance(a, Tensor)), "cpu")
+        if not casting(device):
+            return form(*args, **options)
         with torch.autocast(device, enabled=False):
             return form(*args, **options)
 

@@ -77,7 +77,7 @@ class Performer(Mixer):
         self.projection = self._drawn().to(self.projection)
 
     def _count(self) -> None:
-        if self.training and self.redraw_interval is not None and not torch.compiler.is_compiling():
+        if self.training and self.redraw_interval is not None and not torch.compiler.is_compiling() and not self.forwards.is_meta:
             if int(self.forwards) and int(self.forwards) % self.redraw_interval == 0:
                 self.redraw()
             self.forwards += 1

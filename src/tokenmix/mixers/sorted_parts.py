@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..functional._precision import casting
 from .base import Mixer
 
 
@@ -23,7 +24,7 @@ def project_wide(mixer: Mixer, x: Tensor) -> Tensor:
     """The queries in float32 or better, autocast or not: a decision taken from rounded numbers would be another one."""
     weights = mixer.read(mixer.get_submodule("q_proj"), x)
     wide = torch.promote_types(torch.promote_types(x.dtype, weights[0].dtype), torch.float32)
-    if not torch.is_autocast_enabled(x.device.type):
+    if not casting(x.device.type):
         return F.linear(x.to(wide), *(a.to(wide) for a in weights))
     with torch.autocast(x.device.type, enabled=False):
         return F.linear(x.to(wide), *(a.to(wide) for a in weights))

@@ -133,11 +133,14 @@ def changes_dtype(s: Subject) -> None:
 
 
 def builds_on_meta(s: Subject) -> None:
-    """A meta build, to_empty and reset_parameters under a seed give a direct build under that seed."""
+    """A meta build, to_empty and reset_parameters under a seed give a direct build under that seed; meta tensors pass through the meta build."""
     torch.manual_seed(s.seed + 1)
     direct = s.raw()
     with torch.device("meta"):
         late = s.raw()
+    device = _out(s.call(late, s.x(dtype=torch.float32).to("meta"))).device.type
+    if device != "meta":
+        fail(f"a mixer on the meta device gives a tensor on {device!r}", seed=s.seed)
     late = late.to_empty(device="cpu")
     with torch.no_grad():
         for t in (*late.parameters(), *late.buffers()):

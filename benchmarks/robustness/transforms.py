@@ -1,0 +1,61 @@
+"""What torch does to mixers: graphs of any length, meta tensors, derivatives of derivatives."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+import tokenmix
+
+from . import attempt
+
+
+def _said(name: str, call: object) -> str:
+    try:
+        return call()  # type: ignore[operator, no-any-return]  # given as a function
+    except Exception as error:
+        return f"{name} {type(error).__name__}"
+
+
+@attempt("9", "torch.compile(dynamic=True, fullgraph=True) of Hydra, Poly-NL and External")
+def dynamic_graphs() -> str:
+    """Their eps is a symbol then."""
+
+    def one(name: str, **options: object) -> str:
+        torch._dynamo.reset()
+        mixer = tokenmix.build_mixer(name, 8, **options)
+        fast = torch.compile(mixer, backend="aot_eager", fullgraph=True, dynamic=True)
+        off = max(float((fast(x) - mixer(x)).detach().abs().max()) for x in (torch.randn(2, 10, 8), torch.randn(2, 7, 8)))
+        return f"{name} off by {off:.0e}"
+
+    return ", ".join(_said(name, lambda n=name, o=options: one(n, **o)) for name, options in (("hydra", {}), ("polynl", {}), ("external", {"slots": 5})))
+
+
+@attempt("15", "Reformer and Routing on the meta device")
+def on_meta() -> str:
+    """Autocast is not defined there."""
+
+    def one(name: str) -> str:
+        with torch.device("meta"):
+            mixer = tokenmix.build_mixer(name, 8, heads=2)
+        return f"{name} {tuple(mixer(torch.randn(2, 10, 8, device='meta')).shape)}"
+
+    return ", ".join(_said(name, lambda n=name: one(n)) for name in ("reformer", "routing"))
+
+
+@attempt("15", "tokenmix list --cost with a length of 14 digits; bench --budget nan")
+def command_line() -> str:
+    """The tables of a mixer of that length were made."""
+    from tokenmix._costs import costs, costs_text
+    from tokenmix.bench.command import _positive
+
+    def listed() -> str:
+        T = 99_999_999_999_999
+        return f"list: {len(costs_text(costs(T, 64), T, 64).splitlines())} lines"
+
+    def budget() -> str:
+        _positive(budget=math.nan)
+        return "bench: accepted"
+
+    return ", ".join([_said("list", listed), _said("bench", budget)])

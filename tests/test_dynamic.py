@@ -1,0 +1,28 @@
+"""Compiled once for every length: lengths, and the numbers among the options, are symbols then."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cases import GRIDS, forms
+from test_contract import subject_of
+
+CHEAP = ("polynl", False)
+
+
+def rows() -> list:
+    """One row for each run, all for the slow ones; a grid is one length."""
+    return [pytest.param(*row, marks=[] if row == CHEAP else [pytest.mark.slow], id=f"{row[0]}-{row[1]}") for row in forms() if row[0] not in GRIDS]
+
+
+@pytest.mark.parametrize(("case", "causal"), rows())
+def test_compiles_for_any_length(case, causal):
+    s = subject_of(case, causal)
+    torch._dynamo.reset()
+    mixer = s.build(dtype=torch.float32)
+    fast = torch.compile(mixer, backend="aot_eager", fullgraph=True, dynamic=True)
+    for length in (s.length, s.length - 3):
+        x = s.x(length=length, dtype=torch.float32)
+        torch.testing.assert_close(fast(x), mixer(x), rtol=2e-5, atol=2e-5)
+    torch._dynamo.reset()
