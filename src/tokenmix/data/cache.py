@@ -164,9 +164,10 @@ def kept(file: Path, who: str, chunks: Callable[[], Iterable[bytes]]) -> Path:
     note = file.with_name(file.name + ".json")
     written = read_note(note)
     if written is not None and file.is_file():
-        if (file.stat().st_size, sha256_of(file)) == (written.get("bytes"), written.get("sha256")):
-            return file
-        warnings.warn(f"{who}: the cached copy {file} is damaged (its bytes are not those that were written) and is made again.", stacklevel=3)
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+            if (file.stat().st_size, sha256_of(file)) == (written.get("bytes"), written.get("sha256")):
+                return file
+            warnings.warn(f"{who}: the cached copy {file} is damaged (its bytes are not those that were written) and is made again.", stacklevel=3)
     try:
         size, digest = write_chunks(file, chunks())
         write_note(note, {"bytes": size, "sha256": digest})
