@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import tokenmix
+from tokenmix._torchvision import ensure_torchvision
 from tokenmix.mixers import CORE
 from tokenmix.report.taxonomy import MARK, taxonomy
 
@@ -31,6 +32,7 @@ def name_of(page: Path) -> str:
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name_of)
 def test_examples_run(page):
+    ensure_torchvision()  # pages import transformers and timm themselves, which fail beside a torchvision built for another torch
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL)
     failures: list[str] = []
     for test in examples(page):
