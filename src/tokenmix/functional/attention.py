@@ -13,7 +13,7 @@ from ._backend import pick
 from ._checks import check_flags, check_scale
 from ._heads import by_head
 from ._masks import allowed, check_keys, kept
-from ._nonfinite import clean, marks, over_keys
+from ._nonfinite import clean, over_keys
 from ._precision import exact
 
 
@@ -79,8 +79,13 @@ def attention_by_head(
     if attn_mask is None and (q.shape[2] == 1 or not causal) and not torch.is_grad_enabled():
         return _mixed(q, k, v, **given)  # every key that is there is attended by every query, so that nothing has to be hidden
     y = _mixed(clean(q), clean(k), clean(v), **given)
-    met = over_keys(marks(k.transpose(1, 2).flatten(2), v.transpose(1, 2).flatten(2)), q.shape[2], causal=causal, attn_mask=attn_mask)
-    return y + (met + marks(q.transpose(1, 2).flatten(2))).to(y.dtype)
+    met = over_keys(_mark(k) + _mark(v), q.shape[2], causal=causal, attn_mask=attn_mask)
+    return y + (met + _mark(q)).to(y.dtype)
+
+
+def _mark(a: Tensor) -> Tensor:
+    """The marks (B, T, 1) of tokens by head (B, H, T, e), for all heads at once."""
+    return (a.detach() * 0.0).sum((1, 3))[..., None]
 
 
 def _mixed(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None, backend: str) -> Tensor:
