@@ -59,3 +59,18 @@ def command_line() -> str:
         return "bench: accepted"
 
     return ", ".join([_said("list", listed), _said("bench", budget)])
+
+
+@attempt("10", "torch.func.jvp of float32 softmax attention and what is made of it")
+def forward_derivatives() -> str:
+    """Torch's fused attention has no forward derivative."""
+
+    def one(name: str, **options: object) -> str:
+        torch.manual_seed(0)
+        mixer, x, t = tokenmix.build_mixer(name, 8, **options), torch.randn(2, 10, 8), torch.randn(2, 10, 8)
+        found = torch.func.jvp(mixer, (x,), (t,))[1]
+        want = torch.func.jvp(mixer.double(), (x.double(),), (t.double(),))[1]
+        return f"{name} {'right' if float((found - want).abs().max()) < 1e-4 else 'wrong'}"
+
+    rows = {"attention": {"heads": 2}, "linformer": {"heads": 2, "max_len": 10, "rank": 3}, "set": {"heads": 2, "points": 3}, "simplified_attention": {}}
+    return ", ".join(_said(name, lambda n=name, o=options: one(n, **o)) for name, options in rows.items())

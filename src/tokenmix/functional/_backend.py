@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ..errors import MixerError
 from ..kernels import cpu, triton
@@ -49,7 +50,7 @@ def pick(backend: str, tensor: Tensor) -> str:
     backend = _asked(backend)
     if backend in KERNELS:
         raise MixerError(f"backend={backend!r}: this function has no {backend} kernel; use 'auto' or 'eager'.")
-    if backend == "eager" or tensor.dtype == torch.float64 or exporting():
+    if backend == "eager" or tensor.dtype == torch.float64 or exporting() or _transformed():
         return "eager"
     return "fused"
 
@@ -125,8 +126,8 @@ def exporting() -> bool:
 
 
 def _transformed() -> bool:
-    """Whether torch.func's vmap, jvp or grad is at work: they go through the eager form."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+    """Whether torch.func's vmap, jvp or grad, or forward differentiation, is at work: they go through the eager form."""
+    return not torch.compiler.is_compiling() and (torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0)
 
 
 @contextmanager
