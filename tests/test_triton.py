@@ -11,7 +11,7 @@ from test_triton_gemm import CHECKS as GEMM_CHECKS
 from triton_process import HERE, run
 
 SECOND = "3.6.0"  # the oldest triton the kernels are kept working on
-CHECKS = ("scan_adversarial", "scan_shapes scan_operator scan_does_not_drift", "scan_masks scan_packed scan_nonfinite", "hydra_all")
+CHECKS = ("scan_adversarial", "scan_shapes scan_operator scan_does_not_drift", "scan_masks scan_packed scan_nonfinite", "others_nonfinite", "hydra_all")
 CHECKS += ("linear_adversarial", "linear_shapes", "linear_masks linear_jumps", "linear_large linear_does_not_drift linear_operator")
 
 

@@ -77,6 +77,32 @@ def scan_nonfinite() -> None:
     assert F.aft_simple(k, k, torch.randn(1, 66, 3), causal=True, backend="triton").isfinite().all(), "a key of -inf weighs nothing"
 
 
+def others_nonfinite() -> None:
+    """The same of the other kernels: rows that may attend a bad token are not finite, all others and the gradients of a loss over them are what they were."""
+    w, kernel = (torch.randn(*shape, generator=torch.Generator().manual_seed(3)) for shape in ((20, 20), (1, 3)))
+    forms = {
+        "aft_full": lambda *a, **o: F.aft_full(*a, w, **o),
+        "aft_local": lambda *a, **o: F.aft_local(*a, w, window=3, **o),
+        "aft_conv": lambda q, k, v, **o: F.aft_conv(q, k[..., :1], v, kernel, **o),
+        "hydra": F.hydra,
+        "linear": lambda *a, **o: F.linear_attention(*a, heads=2, **o),
+    }
+    bad = ((True, 1, 0, float("nan")), (True, 2, 11, float("inf")), (False, 1, 11, float("nan")), (True, 0, 5, float("nan")))
+    for (name, form), (causal, which, at, value) in itertools.product(forms.items(), bad):
+        args = [a.requires_grad_() for a in qkv(2, 20, 20, 4)]
+        want = form(*args, causal=causal, backend="eager")
+        with torch.no_grad():
+            args[which][0, at, 0] = value
+        y = form(*args, causal=causal, backend="triton")
+        rows = torch.zeros(y.shape[:2], dtype=torch.bool)
+        rows[0, slice(at, at + 1) if which == 0 else slice(at if causal else 0, None)] = True
+        assert not y[rows].isfinite().all(-1).any(), (name, causal, which, at, value)
+        assert torch.allclose(y[~rows], want[~rows], atol=1e-4), (name, causal, which, at, value)
+        found = torch.autograd.grad(y[~rows].sum(), args)
+        assert all(a[1].isfinite().all() for a in found), (name, causal, which, at, value)
+        assert all(a[0, :at].isfinite().all() for a in found), (name, causal, which, at, value)
+
+
 def scan_packed() -> None:
     for lengths, size in (((64, 0, 3, 1), 1.0), ((2, 70, 1, 0), 40.0)):
         q, k, v = (a[0] for a in qkv(1, sum(lengths), sum(lengths), 3))

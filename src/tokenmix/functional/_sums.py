@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ._gates import gated
 from ._nonfinite import honest
 
 DEAD = -(2.0 - 2.0**-23) * 2.0**127  # the key of a dead token: float32's minimum, so that exporters which write constants in float32 keep it
@@ -52,6 +53,23 @@ def wide(k: Tensor, v: Tensor, key_mask: Tensor | None, heads: int) -> tuple[Ten
 def hidden_sums(form: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, gate: str | None, **reach: Any) -> Tensor:
     """form(q, k, v) ``honest``, feature by feature. A key of -inf has the weight 0 and hides nothing; without a gate q is no number that counts."""
     k = finite_low(k)
+    if gate is None:
+        return honest(lambda *keys: form(q, *keys), None, k, v, each=True, **reach)
+    return honest(form, q, k, v, each=True, **reach)
+
+
+def kernel_sums(where: str, run: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, gate: str | None, **reach: Any) -> Tensor:
+    """run(q, k, v) on a kernel, which applies the sigmoid itself and gets None for q with other gates.
+
+    Kernels in C see to numbers that are not finite themselves; from those in Triton they are hidden, feature by feature.
+    """
+
+    def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return run(q, k, v) if gate == "sigmoid" else gated(q, run(None, k, v), gate)
+
+    if where == "cpu":
+        return form(q, k, v)
+    k = k.clamp_min(torch.finfo(k.dtype).min)  # a key of -inf has the weight 0
     if gate is None:
         return honest(lambda *keys: form(q, *keys), None, k, v, each=True, **reach)
     return honest(form, q, k, v, each=True, **reach)

@@ -21,7 +21,7 @@ from ._gates import check_gate, gated
 from ._masks import allowed
 from ._nonfinite import over_window
 from ._precision import exact
-from ._sums import DEAD, WEIGHT_CAP, alive, hidden_sums, literal, lone, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
+from ._sums import DEAD, WEIGHT_CAP, alive, hidden_sums, kernel_sums, literal, lone, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
 from ._weights import Dense, Factors, Weights, Windowed
 
 Bias = Tensor | tuple[Tensor, Tensor]
@@ -59,9 +59,9 @@ def aft_full(
     plain = not exporting() and attn_mask is None
     one = plain and k.shape[1] == 1
     two = plain and not causal and not q.is_cuda and q.shape[1] <= 2 and k.shape[1] <= 2  # the kernel's blocks would be empty
-    if kernel("aft_full", backend, k, v, asked, lacks=lacks, slower=one or two):
-        y = aft_full_kernel(asked, k, v, w, key_mask, causal)
-        return y if gate == "sigmoid" else gated(q, y, gate)
+    where = kernel("aft_full", backend, k, v, asked, lacks=lacks, slower=one or two)
+    if where:
+        return kernel_sums(where, lambda q, k, v: aft_full_kernel(q, k, v, w, key_mask, causal), q, k, v, gate, causal=causal, key_mask=key_mask)
     if one:
         return gated(q, _one_key(k, v, source, key_mask, q.shape[1]), gate)
 
@@ -135,9 +135,10 @@ def aft_local(
         mask = attn_mask if not drop else near if attn_mask is None else near & attn_mask
         return aft_full(q, k, v, cut, causal=causal, key_mask=key_mask, attn_mask=mask, gate=gate, backend=backend)
     asked = q if gate == "sigmoid" else None
-    if kernel("aft_local", backend, k, v, asked, lacks="its kernels take outside='zero' only" if drop else None):
-        y = aft_band_kernel(asked, k, v, band_of(w, window, causal), key_mask, causal)
-        return y if gate == "sigmoid" else gated(q, y, gate)
+    where = kernel("aft_local", backend, k, v, asked, lacks="its kernels take outside='zero' only" if drop else None)
+    if where:
+        weights = band_of(w, window, causal)
+        return kernel_sums(where, lambda q, k, v: aft_band_kernel(q, k, v, weights, key_mask, causal), q, k, v, gate, causal=causal, key_mask=key_mask)
     band, inside = Windowed(source, *reach), (reach[0], 0) if causal else reach
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -17,7 +18,7 @@ from ._conv2d_op import aft_conv2d_kernel
 from ._gates import check_gate, gated
 from ._nonfinite import over_pairs, over_window
 from ._precision import exact
-from ._sums import hidden_sums, literal, narrow, over_visible, ratio_of, wide
+from ._sums import hidden_sums, kernel_sums, literal, narrow, over_visible, ratio_of, wide
 from ._weights import Dense, Toeplitz
 
 
@@ -57,14 +58,11 @@ def aft_conv(
     _check_places(q.shape[1], grid, prefix, positions)
     if 0 in q.shape:
         return torch.zeros_like(q)
-    asked = q if gate == "sigmoid" else None
-    if choose("aft_conv", backend, k, v, asked, lacks=_lacks(kernel, prefix, positions, outside), only=("cpu", "triton") if kernel.ndim == 2 else ("cpu",)):
-        if kernel.ndim == 2:
-            y = aft_band_kernel(asked, k, v, _taps(kernel, q.shape[1], causal), key_mask, causal)
-        else:
-            assert grid is not None
-            y = aft_conv2d_kernel(asked, k, v, kernel, key_mask, grid, prefix)
-        return y if gate == "sigmoid" else gated(q, y, gate)
+    asked, only = q if gate == "sigmoid" else None, ("cpu", "triton") if kernel.ndim == 2 else ("cpu",)
+    where = choose("aft_conv", backend, k, v, asked, lacks=_lacks(kernel, prefix, positions, outside), only=only)
+    if where:
+        run = _runner(kernel, q.shape[1], grid, prefix, key_mask, causal)
+        return kernel_sums(where, run, q, k, v, gate, causal=causal, key_mask=key_mask)
     size, windowed = kernel.shape[-1], kernel.ndim == 2 and not prefix and positions is None
     reach = (1 - size, 0) if causal else (-(size // 2), size // 2)
     w, inside = (None, None) if windowed else _dense_weights(kernel, grid or (q.shape[1] - prefix,), prefix, positions, causal, q.device)
@@ -83,9 +81,7 @@ def aft_conv(
             y = ratio_of(causal_sums(kd, vd, Dense(w)) if causal else over_visible(kd, vd, w))
         return gated(q, narrow(y), gate)
 
-    def met(mark: Tensor) -> Tensor:
-        return over_window(mark, *reach) if inside is None else over_pairs(inside[:, 0], mark)
-
+    met = (lambda mark: over_window(mark, *reach)) if inside is None else (lambda mark: over_pairs(inside[:, 0], mark))
     return hidden_sums(form, q, k, v, gate, causal=causal, key_mask=key_mask, reach=met if outside == "none" else None)
 
 
@@ -117,6 +113,18 @@ def _taps(kernel: Tensor, T: int, causal: bool) -> Tensor:
     """(h, s) as the band (1, h, 1, s) of T rows, without the taps that reach no token."""
     beyond = max(0, kernel.shape[-1] - T if causal else kernel.shape[-1] // 2 - (T - 1))
     return kernel[None, :, None, beyond : kernel.shape[-1] - (0 if causal else beyond)].float()
+
+
+def _runner(
+    kernel: Tensor, T: int, grid: tuple[int, ...] | None, prefix: int, key_mask: Tensor | None, causal: bool
+) -> Callable[[Tensor | None, Tensor, Tensor], Tensor]:
+    """The kernel of this many dimensions, as a function of q, k and v."""
+    if kernel.ndim == 2:
+        taps = _taps(kernel, T, causal)
+        return lambda q, k, v: aft_band_kernel(q, k, v, taps, key_mask, causal)
+    assert grid is not None
+    sizes = grid
+    return lambda q, k, v: aft_conv2d_kernel(q, k, v, kernel, key_mask, sizes, prefix)
 
 
 def _lacks(kernel: Tensor, prefix: int, positions: Tensor | None, outside: str) -> str | None:

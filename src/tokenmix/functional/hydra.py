@@ -51,12 +51,17 @@ def hydra(
     Returns:
         (B, T, D) in q's dtype; exactly 0 where a query has nothing to attend. Sums run in float64.
     """
-    if kernel("hydra", backend, q, k, v):
+    where = kernel("hydra", backend, q, k, v)
+    if where:
         check_qkv("hydra", q, k, v, 1, causal, key_mask)
         check_feature("hydra", feature, normalise, eps)
         if 0 in (*q.shape, k.shape[1]):
             return torch.zeros_like(q)
-        return hydra_kernel(q, k, v, key_mask, feature=feature, normalise=normalise, eps=eps, causal=causal)
+
+        def on_kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return hydra_kernel(q, k, v, key_mask, feature=feature, normalise=normalise, eps=eps, causal=causal)
+
+        return on_kernel(q, k, v) if where == "cpu" else honest(on_kernel, q, k, v, causal=causal, key_mask=key_mask)
     options: dict[str, Any] = {"feature": feature, "normalise": normalise, "eps": eps, "causal": causal, "key_mask": key_mask, "backend": "eager"}
     return _kernel_attention("hydra", q, k, v, heads=q.shape[-1], **options)
 

@@ -72,7 +72,11 @@ def linear_attention(
     slower = lone_key or lone_feature or short and faster_in_torch(q, k, heads, causal)
     on = kernel("linear_attention", backend, q, k, v, lacks=lacks, slower=slower)
     if on and not empty:
-        return linear_kernel(q, k, v, key_mask, heads=heads, feature=feature, causal=causal)
+
+        def on_kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return linear_kernel(q, k, v, key_mask, heads=heads, feature=feature, causal=causal)
+
+        return on_kernel(q, k, v) if on == "cpu" else honest(on_kernel, q, k, v, causal=causal, key_mask=key_mask)
     if lone_key and not empty:
         return _one_key(q, k, v, heads, feature, key_mask)
     if lone_feature and not empty:
