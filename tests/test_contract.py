@@ -67,7 +67,7 @@ def test_what_does_not_apply_is_known():
         "merge_joins_stretches",
         "context_streams",
     }
-    may |= {"context_of_itself", "packed_equals_separate"}
+    may |= {"context_of_itself", "packed_equals_separate", "refuses_foreign_states"}
     streams = {p for p in PROMISES if PROMISES[p].__module__.endswith("streaming")}
     for case, causal in (("attention", True), ("aft_simple", True), ("aft_conv-2d", False)):
         s = subject_of(case, causal)

@@ -39,6 +39,7 @@ ELSEWHERE = {
     "declares_exceptions": "no numbers",
     "refuses_what_it_cannot": "no numbers",
     "refuses_wrong_inputs": "no numbers",
+    "refuses_wrong_options": "no numbers",
     "state_bytes_counts": "no numbers",
     "builds_on_meta": "no numbers",
     "differentiable_twice": "is about the eager form in float64, which it asks for itself",

@@ -11,16 +11,29 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from math import isfinite
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ._backend import exporting
 from ._masks import kept
 
 Whole = TypeVar("Whole", bound=tuple[Tensor, ...])
 Given = ParamSpec("Given")
+
+
+def nothing_to_hide(*tensors: Tensor) -> bool:
+    """Tell whether a form may take its arguments as they are: on the CPU their sums say so, where the call is not traced. Exported programs hide nothing."""
+    if exporting():
+        return True
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None or not all(a.is_cpu for a in tensors):
+        return False
+    return all(isfinite(float(a.detach().sum(dtype=torch.float64 if a.dtype == torch.float64 else torch.float32))) for a in tensors)
 
 
 def clean(a: Tensor) -> Tensor:
@@ -85,6 +98,9 @@ def honest(
         each: features do not meet, so that each has a mark of its own.
         reach: from the marks of the keys to what each query meets. Default: a query may attend every key that the masks allow.
     """
+    given = keys if q is None else (q, *keys)
+    if nothing_to_hide(*given):
+        return form(*given)
     y = form(*_hidden(q, keys))  # first of all, for it is what checks its arguments
     return y + _spoilt(y, q, keys, causal, key_mask, attn_mask, each, reach).to(y.dtype)
 
@@ -146,6 +162,9 @@ def honest_chunk(
     Args:
         each: the sums too are (B, D), feature by feature.
     """
+    given = keys if q is None else (q, *keys)
+    if nothing_to_hide(*given):
+        return form(*given)
     y, after = form(*_hidden(q, keys))
     last = (each_mark if each else marks)(*(kept(a, key_mask) for a in keys)).sum(1)
     spoiled = (a + last.view(a.shape[0], *[1] * (a.ndim - 2), -1).to(a.dtype) if a.is_floating_point() else a for a in after)

@@ -65,7 +65,10 @@ def kernel_sums(where: str, run: Callable[..., Tensor], q: Tensor, k: Tensor, v:
     """
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return run(q, k, v) if gate == "sigmoid" else gated(q, run(None, k, v), gate)
+        if gate == "sigmoid":
+            return run(q, k, v)
+        y = run(None, k, v)
+        return gated(q, y, gate) if gate is None else honest(lambda q, y: gated(q, y, gate), None, q, y, each=True, reach=lambda mark: mark)
 
     if where == "cpu":
         return form(q, k, v)

@@ -170,8 +170,7 @@ def aft_simple(
         return torch.zeros_like(q)
     asked = q if gate == "sigmoid" else None
     if kernel("aft_simple", backend, k, v, asked, lacks=None if attn_mask is None else "its kernels take no attn_mask"):
-        y = aft_simple_kernel(asked, k, v, key_mask, q.shape[1], causal)
-        return y if gate == "sigmoid" else gated(q, y, gate)
+        return kernel_sums("cpu", lambda q_, k, v: aft_simple_kernel(q_, k, v, key_mask, q.shape[1], causal), q, k, v, gate)  # in Triton too
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kd, vd = wide(k, v, key_mask, 1)

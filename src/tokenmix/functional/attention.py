@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
 from ._backend import pick
 from ._checks import check_flags, check_scale
+from ._fused_attention import fused_attention, plain_attention
 from ._heads import by_head
 from ._masks import allowed, check_keys, kept
-from ._nonfinite import clean, over_keys
+from ._nonfinite import clean, nothing_to_hide, over_keys
 from ._precision import exact
 
 
@@ -38,7 +38,8 @@ def attention(
         k, v: (B, S, kv_heads * e); head i of the queries reads key head i // (heads / kv_heads).
         scale: default 1 / sqrt(e).
 
-    A query with nothing to attend gives exactly 0. ``backend="eager"`` can be differentiated twice; the fused kernel of torch cannot.
+    A query with nothing to attend gives exactly 0. Second derivatives are those of the eager form;
+    on CUDA the fused kernel of torch has none, so that they need ``backend="eager"``.
     """
     kv_heads = heads if kv_heads is None else kv_heads
     check_flags("attention", causal=causal)
@@ -76,8 +77,9 @@ def attention_by_head(
         wide = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
         q, k, v = q.to(wide), k.to(wide), v.to(wide)
     given: dict[str, Any] = {"scale": scale, "causal": causal, "key_mask": key_mask, "attn_mask": attn_mask, "backend": backend}
-    if attn_mask is None and (q.shape[2] == 1 or not causal) and not torch.is_grad_enabled():
-        return _mixed(q, k, v, **given)  # every key that is there is attended by every query, so that nothing has to be hidden
+    all_meet = attn_mask is None and (q.shape[2] == 1 or not causal) and not torch.is_grad_enabled()  # each query attends each key that is there
+    if q.is_cuda or all_meet or nothing_to_hide(q, k, v):  # on CUDA hiding would take longer than torch's fused attention
+        return _mixed(q, k, v, **given)
     y = _mixed(clean(q), clean(k), clean(v), **given)
     met = over_keys(_mark(k) + _mark(v), q.shape[2], causal=causal, attn_mask=attn_mask)
     return y + (met + _mark(q)).to(y.dtype)
@@ -90,25 +92,12 @@ def _mark(a: Tensor) -> Tensor:
 
 def _mixed(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None, backend: str) -> Tensor:
     """The same where everything is finite, or attended by all."""
-    (B, H, T, _), (G, S) = q.shape, k.shape[1:3]
+    (B, _, T, _), S = q.shape, k.shape[2]
     fused = pick(backend, q) == "fused"
     if key_mask is None and attn_mask is None and fused and (not causal or T == S):
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=bool(G != H))
-        return y.transpose(1, 2).flatten(2)
+        return fused_attention(q, k, v, causal=causal, scale=scale).transpose(1, 2).flatten(2)
     ok = allowed(B, T, S, causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
     some = ok.any(-1, keepdim=True)
     safe = (ok | ~some)[:, None]
-    if fused:
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=safe, scale=scale, enable_gqa=bool(G != H))
-    else:
-        y = _plain(q, k, v, safe, q.shape[-1] ** -0.5 if scale is None else scale)
+    y = fused_attention(q, k, v, mask=safe, scale=scale) if fused else plain_attention(q, k, v, safe, scale)
     return torch.where(some, y.transpose(1, 2).flatten(2), 0.0).to(q.dtype)
-
-
-def _plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """The equation as matrix products in float32 or better; q (B, H, T, e), k and v (B, G, S, e)."""
-    group = q.shape[1] // k.shape[1]
-    wide = torch.promote_types(q.dtype, torch.float32)
-    q, k, v = q.to(wide), *(a.to(wide).repeat_interleave(group, 1) for a in (k, v))
-    logits = (q * scale) @ k.transpose(-1, -2)
-    return logits.masked_fill(~mask, float("-inf")).softmax(-1) @ v

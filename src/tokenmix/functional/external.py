@@ -69,12 +69,11 @@ def external(
     _check(x, memory_k, memory_v, memory_k_bias, memory_v_bias, heads, key_mask)
     if 0 in x.shape:
         return torch.zeros_like(x)
-    if on:
-        logits = slot_logits(x, memory_k, memory_k_bias, heads, key_mask)
-        return _apply(external_weights(logits, key_mask, norm=norm, eps=eps), memory_v, memory_v_bias, key_mask).to(x.dtype)
 
     def form(x: Tensor) -> Tensor:
         logits = slot_logits(x, memory_k, memory_k_bias, heads, key_mask)
+        if on:
+            return _apply(external_weights(logits, key_mask, norm=norm, eps=eps), memory_v, memory_v_bias, key_mask).to(x.dtype)
         if norm == "slots":
             level = logits.new_zeros(())
         elif causal:

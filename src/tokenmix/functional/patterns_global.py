@@ -283,7 +283,7 @@ def _random_part(r: Ready, chosen: Tensor, block: int) -> Part:
     (B, H, T, _), n, count = r.q.shape, chosen.shape[2], chosen.shape[3]
     chosen = chosen.expand(B, H, n, count)
     index = chosen.clamp_min(0).flatten(2)[..., None]
-    k, v = (cut(a, n, block).flatten(-2).gather(2, index.expand(-1, -1, -1, block * a.shape[-1])).view(B, H, n, count * block, -1) for a in (r.k, r.v))
+    k, v = (cut(a, n, block).flatten(-2).gather(2, index.expand(-1, -1, -1, block * a.shape[-1])).view(B, H, n, count * block, a.shape[-1]) for a in (r.k, r.v))
     inside = (torch.arange(n * block, device=r.q.device) < T).view(1, 1, n, block) if r.live is None else cut(r.live[..., None], n, block).squeeze(-1)
     live = inside.expand(B, H, n, block).gather(2, index.expand(-1, -1, -1, block)).view(B, H, n, count, block)
     ok = (live & (chosen >= 0)[..., None]).flatten(-2)[..., None, :]
