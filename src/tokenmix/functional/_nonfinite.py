@@ -26,10 +26,10 @@ Given = ParamSpec("Given")
 
 
 def nothing_to_hide(*tensors: Tensor) -> bool:
-    """Tell whether a form may take its arguments as they are: on the CPU their sums say so, where the call is not traced. Exported programs hide nothing."""
-    if exporting():
+    """Tell whether a form may take its arguments as they are: on the CPU their sums say so. Exported and traced programs hide nothing."""
+    if exporting() or torch._C._get_tracing_state() is not None:
         return True
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None or not all(a.is_cpu for a in tensors):
         return False
