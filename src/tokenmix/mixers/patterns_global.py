@@ -152,8 +152,8 @@ class Longformer(Mixer):
     def _filled(self, slots: tuple[Tensor, ...], kg: Tensor, vg: Tensor, at: Tensor, live: Tensor) -> tuple[Tensor, ...]:
         """Global tokens of a chunk put in the slot of their position."""
         mine = (at[:, None, :] == torch.arange(self.global_tokens, device=at.device)[:, None]) & live[:, None, :]
-        there = mine.any(-1)
-        new = (mine.to(a.dtype) @ torch.where(live[..., None], a, 0.0) for a in (kg, vg))
+        there, which = mine.any(-1), mine.long().argmax(-1)[..., None]
+        new = (a.gather(1, which.expand(-1, -1, a.shape[-1])) for a in (kg, vg))  # a product with the places would spread NaN
         keys, values = (torch.where(there[..., None], a.to(old.dtype), old) for a, old in zip(new, slots[:2], strict=True))
         return keys, values, slots[2] | there
 

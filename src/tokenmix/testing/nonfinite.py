@@ -58,7 +58,7 @@ def _honest(s: Subject, got: Tensor, clean: Tensor, moved: Tensor, first: int, *
 
 def _streams_alike(s: Subject, mixer: Any, bad: Tensor, want: Tensor) -> None:
     T = s.length
-    for cuts in ((T // 2 - 1, 3, T - T // 2 - 2), (1,) * T):
+    for cuts in ((T // 2 - 1, 3, T - T // 2 - 2), (1, T - 1), (1,) * T):
         got, _ = stream(mixer, bad, cuts)
         mine, theirs = (a.isfinite().all(-1) for a in (got, want))
         if not torch.equal(mine, theirs):
