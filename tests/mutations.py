@@ -262,7 +262,7 @@ MUTATIONS = [
         False,
         "padded_equals_shorter",
     ),
-    Mutation("pool forgets what leaves the ring", "mixers/local.py", "far[1] + lives[:, :n].sum(1)", "far[1]", "local-pool", True, "streaming_equals_parallel"),
+    Mutation("pool forgets what leaves the ring", "mixers/local.py", "far[1] + left.sum(1)", "far[1]", "local-pool", True, "streaming_equals_parallel"),
     # planted in: low rank
     Mutation(
         "columns of E by index",

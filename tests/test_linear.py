@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -195,7 +197,7 @@ def test_rfa_estimates_the_gaussian_kernel():
 def test_rfa_arccos_features_estimate_the_arc_cosine_kernel():
     x, y = (F.normalize(noise(4, seed=i), dim=0) for i in range(2))
     W = seeded(0, 1, 200000, 4, orthogonal=False)
-    f, g = (functional.rfa.__globals__["features"](a[None, None], W, torch.ones(1, 4), "arccos")[0, 0, 0] for a in (x, y))
+    f, g = (import_module("tokenmix.functional.rfa").features(a[None, None], W, torch.ones(1, 4), "arccos")[0, 0, 0] for a in (x, y))
     angle = torch.arccos(x @ y)
     want = (torch.sin(angle) + (torch.pi - angle) * torch.cos(angle)) / torch.pi
     assert abs(float(f @ g) - float(want)) < 0.02
@@ -220,7 +222,7 @@ def test_rfa_gate_is_the_recurrence():
     T, W, sigma = 70, noise(1, 6, 4, seed=3), torch.ones(1, 4, dtype=torch.float64)
     q, k, v, gate = noise(1, T, 4), noise(1, T, 4, seed=1), noise(1, T, 4, seed=2), noise(1, T, 1, seed=4, scale=3.0)
     live = torch.rand(1, T, generator=torch.Generator().manual_seed(5)) < 0.7
-    phi = functional.rfa.__globals__["features"]
+    phi = import_module("tokenmix.functional.rfa").features
     fq, fk, g = phi(q, W, sigma, "gaussian")[0, 0], phi(k, W, sigma, "gaussian")[0, 0], torch.sigmoid(gate[0, :, 0])
     S, z, n, want = torch.zeros(12, 4, dtype=torch.float64), torch.zeros(12, dtype=torch.float64), 0.0, []
     for t in range(T):

@@ -167,5 +167,5 @@ def honest_chunk(
         return form(*given)
     y, after = form(*_hidden(q, keys))
     last = (each_mark if each else marks)(*(kept(a, key_mask) for a in keys)).sum(1)
-    spoiled = (a + last.view(a.shape[0], *[1] * (a.ndim - 2), -1).to(a.dtype) if a.is_floating_point() else a for a in after)
+    spoiled = (a + last.view(a.shape[0], *[1] * (a.ndim - 2), last.shape[-1]).to(a.dtype) if a.is_floating_point() else a for a in after)
     return y + _spoilt(y, q, keys, True, key_mask, None, each).to(y.dtype), tuple(spoiled)  # type: ignore[return-value]  # as many tensors as ``form`` gave
