@@ -563,8 +563,8 @@ MUTATIONS = [
     Mutation(
         "memory forgets a token too many",
         "mixers/transformer_xl.py",
-        "state if self.memory is None else newest(state, self.memory - 1)",
-        "state if self.memory is None else newest(state._replace(live=state.live.index_fill(1, torch.tensor(-3), False)), self.memory - 1)",
+        "newest(state, self.memory - 1, holes=holes)",
+        "newest(state._replace(live=state.live.index_fill(1, torch.tensor(-3), False)), self.memory - 1, holes=holes)",
         "transformer_xl-memory",
         True,
         "streaming_equals_parallel",
@@ -680,8 +680,8 @@ MUTATIONS = [
     Mutation(
         "positions of row 1 taken from row 0",
         "mixers/pair_bias.py",
-        "self.weight[rows[:, :, None], cols[:, None, :]]",
-        "self.weight[rows[:1].expand_as(rows)[:, :, None], cols[:1].expand_as(cols)[:, None, :]]",
+        "u[rows[:, :, None], cols[:, None, :]]",
+        "u[rows[:1].expand_as(rows)[:, :, None], cols[:1].expand_as(cols)[:, None, :]]",
         "aft_full",
         False,
         "subset_equals_masked",
@@ -806,15 +806,15 @@ MUTATIONS = [
     Mutation(
         "packing forgets the mask",
         "mixers/base.py",
-        "self.forward(padded, key_mask=None if bool(mask.all()) else mask)[mask]",
-        "self.forward(padded)[mask]",
+        "self(padded, key_mask=None if bool(mask.all()) else mask)[mask]",
+        "self(padded)[mask]",
         "aft_simple",
         False,
         "packed_equals_separate",
     ),
     Mutation(
         "masks of numbers accepted",
-        "mixers/base.py",
+        "mixers/input_checks.py",
         "(key_mask.dtype != torch.bool or key_mask.shape != (B, S))",
         "key_mask.shape != (B, S)",
         "attention",
@@ -823,7 +823,7 @@ MUTATIONS = [
     ),
     Mutation(
         "grouped heads read the wrong keys",
-        "functional/attention.py",
+        "functional/_fused_attention.py",
         "a.to(wide).repeat_interleave(group, 1)",
         "a.to(wide).repeat(1, group, 1, 1)",
         "attention-grouped",
@@ -942,7 +942,7 @@ MUTATIONS = [
     ),
     Mutation(
         "tensors beside x may be elsewhere",
-        "mixers/base.py",
+        "mixers/input_checks.py",
         """        if a.device != x.device:
             self.refuse(f"expects {what}""",
         """        if False:
@@ -953,7 +953,7 @@ MUTATIONS = [
     ),
     Mutation(
         "memories may be elsewhere",
-        "mixers/base.py",
+        "mixers/input_checks.py",
         "if a is not None and a.device != x.device:",
         "if False:",
         "external",
