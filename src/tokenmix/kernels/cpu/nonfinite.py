@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from . import pointer
+
 INF, NAN = float("inf"), float("nan")
 
 
@@ -24,19 +26,18 @@ class Alarm:
     """What a kernel sets where an output is not finite."""
 
     def __init__(self) -> None:
-        self._set = ctypes.c_int(0)
-        self.pointer = ctypes.addressof(self._set)
+        self.told = torch.zeros(1, dtype=torch.int32)
 
     def ring(self) -> None:
-        self._set.value = 1
+        self.told.fill_(1)
 
     def __bool__(self) -> bool:
-        return bool(self._set.value)
+        return bool(self.told.item())
 
 
 def at(alarm: Alarm | None) -> int | None:
     """The address a kernel sets, if it is asked."""
-    return None if alarm is None else alarm.pointer
+    return None if alarm is None else pointer(alarm.told)
 
 
 def mark(saved: Tensor) -> None:
