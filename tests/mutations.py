@@ -852,7 +852,7 @@ MUTATIONS = [
     Mutation(
         "NaN hidden and never put back",
         "functional/_nonfinite.py",
-        "return y + _spoilt(y, q, keys, causal, key_mask, attn_mask, each, reach).to(y.dtype)",
+        "return put_back(y, _spoilt(y, q, keys, causal, key_mask, attn_mask, each, reach))",
         "return y",
         "gmlp",
         False,
@@ -888,8 +888,8 @@ MUTATIONS = [
     Mutation(
         "a mark multiplies the output",
         "functional/_nonfinite.py",
-        "return y + _spoilt(y, q, keys, causal, key_mask, attn_mask, each, reach).to(y.dtype)",
-        "return y * (1 + _spoilt(y, q, keys, causal, key_mask, attn_mask, each, reach)).to(y.dtype)",
+        "return y + mark.to(y.dtype)",
+        "return y * (1 + mark).to(y.dtype)",
         "linear",
         True,
         "gradients_of_non_finite_are_honest",

@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 import tempfile
@@ -55,7 +56,8 @@ def result_of(key: str) -> str:
     if done.returncode < 0:
         return f"the process dies of signal {-done.returncode}"
     said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
-    return " ".join(said[-1].split())[:300] if said else "says nothing"
+    line = " ".join(said[-1].split()) if said else "says nothing"
+    return re.sub(r"/[^\s'\"]*/(?=src/tokenmix/)", "", line).replace(folder, "FOLDER")[:300]
 
 
 def page(record: dict[str, dict[str, str]], known: dict[str, tuple[str, str, str]]) -> str:

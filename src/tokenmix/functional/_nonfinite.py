@@ -81,6 +81,13 @@ def over_window(mark: Tensor, low: int, high: int) -> Tensor:
     return torch.where(count[:, last] > count[:, first], float("nan"), 0.0)
 
 
+def put_back(y: Tensor, mark: Tensor) -> Tensor:
+    """Add marks (B, T or 1, C or 1) to outputs y (B, T, C). Gradients that a loss asks of a spoilt row are NaN, even where the loss is linear in it."""
+    if y.requires_grad and not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None:
+        y.register_hook(lambda g: torch.where(mark.isnan() & (g != 0), float("nan"), g))
+    return y + mark.to(y.dtype)
+
+
 def honest(
     form: Callable[..., Tensor],
     q: Tensor | None,
@@ -102,7 +109,7 @@ def honest(
     if nothing_to_hide(*given):
         return form(*given)
     y = form(*_hidden(q, keys))  # first of all, for it is what checks its arguments
-    return y + _spoilt(y, q, keys, causal, key_mask, attn_mask, each, reach).to(y.dtype)
+    return put_back(y, _spoilt(y, q, keys, causal, key_mask, attn_mask, each, reach))
 
 
 def _hidden(q: Tensor | None, keys: tuple[Tensor, ...]) -> list[Tensor]:
@@ -168,4 +175,4 @@ def honest_chunk(
     y, after = form(*_hidden(q, keys))
     last = (each_mark if each else marks)(*(kept(a, key_mask) for a in keys)).sum(1)
     spoiled = (a + last.view(a.shape[0], *[1] * (a.ndim - 2), last.shape[-1]).to(a.dtype) if a.is_floating_point() else a for a in after)
-    return y + _spoilt(y, q, keys, True, key_mask, None, each).to(y.dtype), tuple(spoiled)  # type: ignore[return-value]  # as many tensors as ``form`` gave
+    return put_back(y, _spoilt(y, q, keys, True, key_mask, None, each)), tuple(spoiled)  # type: ignore[return-value]  # as many tensors as ``form`` gave

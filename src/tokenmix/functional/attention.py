@@ -13,7 +13,7 @@ from ._checks import check_flags, check_scale
 from ._fused_attention import fused_attention, plain_attention
 from ._heads import by_head
 from ._masks import allowed, check_keys, kept
-from ._nonfinite import clean, nothing_to_hide, over_keys
+from ._nonfinite import clean, nothing_to_hide, over_keys, put_back
 from ._precision import exact
 
 
@@ -82,7 +82,7 @@ def attention_by_head(
         return _mixed(q, k, v, **given)
     y = _mixed(clean(q), clean(k), clean(v), **given)
     met = over_keys(_mark(k) + _mark(v), q.shape[2], causal=causal, attn_mask=attn_mask)
-    return y + (met + _mark(q)).to(y.dtype)
+    return put_back(y, met + _mark(q))
 
 
 def _mark(a: Tensor) -> Tensor:
