@@ -74,3 +74,16 @@ def forward_derivatives() -> str:
 
     rows = {"attention": {"heads": 2}, "linformer": {"heads": 2, "max_len": 10, "rank": 3}, "set": {"heads": 2, "points": 3}, "simplified_attention": {}}
     return ", ".join(_said(name, lambda n=name, o=options: one(n, **o)) for name, options in rows.items())
+
+
+@attempt("10", "A second derivative of float32 softmax attention by torch.autograd.grad(create_graph=True)")
+def second_derivative() -> str:
+    """Torch's fused kernel has none."""
+    torch.manual_seed(0)
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        torch.manual_seed(0)
+        mixer, x = tokenmix.build_mixer("attention", 16, heads=2, causal=True).to(dtype), torch.randn(2, 9, 16).to(dtype).requires_grad_()
+        first = torch.autograd.grad(mixer(x).square().sum(), x, create_graph=True)[0]
+        found.append(torch.autograd.grad(first.square().sum(), x)[0])
+    return f"off by {float((found[1] - found[0]).abs().max() / found[0].abs().max()):.0e}"
