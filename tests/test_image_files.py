@@ -21,7 +21,7 @@ from PIL import Image
 
 from image_sets import cifar, folder, idx, noise, save
 from tokenmix import MixerError
-from tokenmix.data import Bounds, open_images
+from tokenmix.data import Bounds, image_archives, image_files, open_corpus, open_images
 from tokenmix.data import images as images_module
 from tokenmix.data.image_downloads import OFFICIAL
 from tokenmix.data.image_source import pil_to_tensor, read_image, tensor_to_pil, to_channels
@@ -378,3 +378,23 @@ def test_names_that_are_no_text(tmp_path, sizes):
     assert sum(len(data.split(s)) for s in ("train", "valid", "test")) == 10
     assert data.split("train").image(0).shape[0] == 3
     assert open_images(str(root)).fingerprint == data.fingerprint
+
+
+def test_archives_with_one_damaged_byte_are_read_or_refused_in_one_line(tmp_path):
+    """Each byte of the directories of a .zip and a .npz in turn: numpy and zipfile raise a dozen kinds of errors."""
+    images = np.zeros((6, 2, 2), dtype=np.uint8)
+    np.savez_compressed(tmp_path / "whole.npz", images=images, labels=np.arange(6) % 2)
+    with zipfile.ZipFile(tmp_path / "whole.zip", "w", zipfile.ZIP_DEFLATED) as z:
+        z.writestr("a/0.txt", b"to be or not to be")
+    refused: list[str] = []
+    for kind, read in ((".npz", lambda f: image_archives.read_npz(f, Bounds())), (".zip", lambda f: (image_files.zip_tree(f, Bounds()), open_corpus(str(f))))):
+        raw = (tmp_path / f"whole{kind}").read_bytes()
+        for at in range(0, len(raw), 3):
+            file = tmp_path / f"{at}{kind}"
+            file.write_bytes(raw[:at] + bytes([raw[at] ^ 0x90]) + raw[at + 1 :])
+            try:
+                read(file)
+            except MixerError as why:
+                refused.append(str(why))
+    assert len(refused) > 20
+    assert not any("\n" in why for why in refused)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import lzma
 import os
+import struct
 import sys
 import sysconfig
 import zipfile
@@ -22,7 +24,8 @@ ENWIK8_URL = "http://mattmahoney.net/dc/enwik8.zip"
 ENWIK8_SIZE = 100_000_000
 ENWIK8_SHA256 = "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"
 ENWIK8_BOUNDS = (90_000_000, 95_000_000, 100_000_000)
-BAD_ZIP = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, RuntimeError)  # damaged, of another method, or locked with a password
+BAD_ZIP = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, RuntimeError, UnicodeDecodeError, struct.error)
+"""What zipfile raises for an archive that is damaged, of another method or version, or locked with a password."""
 DEFAULT_SPLIT = (90.0, 5.0, 5.0)
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
@@ -108,7 +111,7 @@ def _unzipped(archive: Path, bounds: Bounds) -> Iterator[bytes]:
             with z.open(names[0]) as f:
                 yield from bounds.stream(archive, read_chunks(f))
     except (*BAD_ZIP, EOFError, OSError) as why:
-        if isinstance(why, OSError) and why.errno is not None:  # of the disk; those of bz2 have no number
+        if isinstance(why, OSError) and why.errno not in (None, errno.EINVAL):  # of the disk; those of bz2 have no number, of a place before the file this one
             raise
         raise MixerError(f"data: {archive} is not a readable zip archive ({why}).") from why
 

@@ -13,6 +13,7 @@ import struct
 import tarfile
 import zlib
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import torch
@@ -177,7 +178,7 @@ def read_npz(file: Path, bounds: Bounds) -> Found:
             arrays = {k: content[k] for k in names}
     except MixerError:
         raise
-    except (ValueError, TypeError, AttributeError, MemoryError, OSError, EOFError, KeyError, *BAD_ZIP) as why:
+    except (ValueError, TypeError, AttributeError, MemoryError, OSError, EOFError, KeyError, SyntaxError, TokenError, *BAD_ZIP) as why:
         raise MixerError(f"images: {file} is not a readable .npz of arrays ({' '.join(str(why).split())}).") from why
     pairs = {part: (arrays[x], arrays[y], x, y) for part, x, y in NPZ_KEYS if x in arrays and y in arrays}
     if not pairs.keys() & {"train", "all"} or {"train", "all"} <= pairs.keys():

@@ -41,11 +41,11 @@ class Tree:
         return raw.decode("utf-8", "replace").splitlines()
 
     def image(self, name: str, channels: int) -> Tensor:
-        shown = str(self.root / name)
+        shown = str(self.root / name).replace("\n", "\\n")
         try:
             return pil_to_tensor(read_image(self.open(name), channels, shown, max_pixels=self.bounds.max_pixels))
         except (*BAD_ZIP, OSError, EOFError) as why:
-            raise MixerError(f"images: {shown} is damaged or truncated ({why}).") from why
+            raise MixerError(f"images: {shown} is damaged or truncated ({' '.join(str(why).split())}).") from why
 
 
 def folder_tree(root: Path, bounds: Bounds) -> Tree:
@@ -61,7 +61,7 @@ def zip_tree(file: Path, bounds: Bounds) -> Tree:
     """The files in a .zip; one folder around everything is looked through."""
     try:
         archive = zipfile.ZipFile(file)
-    except (zipfile.BadZipFile, OSError) as why:
+    except (*BAD_ZIP, OSError) as why:
         raise MixerError(f"images: {file} is not a readable zip archive ({why}).") from why
     bounds.check(file, sum(info.file_size for info in archive.infolist()))
     check_names(file, [n for n in archive.namelist() if not n.endswith("/")])
