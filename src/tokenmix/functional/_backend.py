@@ -120,6 +120,11 @@ def _misfit(name: str, tensors: tuple[Tensor | None, ...], first: Tensor) -> str
     return None
 
 
+def watched() -> bool:
+    """Tell whether a compiler, a dispatch mode or torch.func runs the call, so that its tensors may hold no numbers to look at."""
+    return _compiling() or bool(_modes()) or _functorch() is not None
+
+
 def exporting() -> bool:
     """Whether torch.export or ONNX traces the call: exported programs hold standard operators only."""
     return torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ._backend import watched
+
 _FLASH = 1  # what torch calls its CPU kernel among the forms of its attention
 _flash = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _flash_backward = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
@@ -37,9 +39,7 @@ def _needs_twice(*tensors: Tensor) -> bool:
     """Whether a backward pass on the CPU may come, outside of what traces or transforms the call."""
     if _flash is None or _flash_backward is None or not torch.is_grad_enabled() or not any(a.requires_grad for a in tensors):
         return False
-    if not tensors[0].is_cpu or torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[no-untyped-call]  # of torch
-        return False
-    return not torch._C._len_torch_dispatch_stack() and torch._C._functorch.peek_interpreter_stack() is None
+    return tensors[0].is_cpu and torch._C._get_tracing_state() is None and not watched()
 
 
 class _Twice(torch.autograd.Function):
@@ -57,7 +57,8 @@ class _Twice(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]  # one output, one gradient
         q, k, v, mask, added, y, level = ctx.saved_tensors
         if not torch.is_grad_enabled():
-            return *_flash_backward(g, q, k, v, y, level, 0.0, ctx.causal, attn_mask=added, scale=ctx.scale), None, None, None  # type: ignore[misc]
+            grads = _flash_backward(g, q, k, v, y, level, 0.0, ctx.causal, attn_mask=added, scale=ctx.scale)  # type: ignore[misc]  # not None, as asked
+            return *grads, None, None, None
         if ctx.causal:
             mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
         q, k, v = leaves = tuple(a.view_as(a) if a.requires_grad else a.detach().requires_grad_() for a in (q, k, v))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ._nonfinite import clean, marks, over_pairs
-from ._precision import exact
+from ._precision import alike, exact
 
 Places = Tensor | tuple[Tensor, Tensor]
 
@@ -40,8 +40,7 @@ def per_head(a: Tensor, heads: int) -> Tensor:
 def dense(q: Tensor, k: Tensor, v: Tensor, ok: Tensor, heads: int) -> Tensor:
     """Every pair weighed: q (B, T, D), k and v (B, S, D), ok (B, T, S)."""
     own, met = marks(q), marks(k, v)
-    wide = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)  # under autocast what was made of projections is float32
-    q, k, v = q.to(wide), k.to(wide), v.to(wide)
+    q, k, v = alike(q, k, v)
     qh, kh, vh = (per_head(clean(a), heads) for a in (q * (q.shape[-1] // heads) ** -0.5, k, v))
     return mixed(qh @ kh.transpose(-1, -2), ok[:, None], vh, met[:, None]).transpose(1, 2).flatten(2) + own
 

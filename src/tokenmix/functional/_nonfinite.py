@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._backend import exporting
+from ._backend import exporting, watched
 from ._masks import kept
 
 Whole = TypeVar("Whole", bound=tuple[Tensor, ...])
@@ -26,12 +26,10 @@ Given = ParamSpec("Given")
 
 
 def nothing_to_hide(*tensors: Tensor) -> bool:
-    """Tell whether a form may take its arguments as they are: on the CPU their sums say so. Exported and traced programs hide nothing."""
+    """Tell whether a form may take its arguments as they are: on the CPU their sums say so. For exported and traced programs it always may."""
     if exporting() or torch._C._get_tracing_state() is not None:
         return True
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return False
-    if torch._C._functorch.peek_interpreter_stack() is not None or not all(a.is_cpu for a in tensors):
+    if watched() or not all(a.is_cpu for a in tensors):
         return False
     return all(isfinite(float(a.detach().sum(dtype=torch.float64 if a.dtype == torch.float64 else torch.float32))) for a in tensors)
 
@@ -108,12 +106,8 @@ def honest(
     given = keys if q is None else (q, *keys)
     if nothing_to_hide(*given):
         return form(*given)
-    y = form(*_hidden(q, keys))  # first of all, for it is what checks its arguments
+    y = form(*map(clean, given))  # first of all, for it is what checks its arguments
     return put_back(y, _spoilt(y, q, keys, causal, key_mask, attn_mask, each, reach))
-
-
-def _hidden(q: Tensor | None, keys: tuple[Tensor, ...]) -> list[Tensor]:
-    return [clean(a) for a in (keys if q is None else (q, *keys))]
 
 
 def _spoilt(
@@ -172,7 +166,7 @@ def honest_chunk(
     given = keys if q is None else (q, *keys)
     if nothing_to_hide(*given):
         return form(*given)
-    y, after = form(*_hidden(q, keys))
+    y, after = form(*map(clean, given))
     last = (each_mark if each else marks)(*(kept(a, key_mask) for a in keys)).sum(1)
     spoiled = (a + last.view(a.shape[0], *[1] * (a.ndim - 2), last.shape[-1]).to(a.dtype) if a.is_floating_point() else a for a in after)
     return put_back(y, _spoilt(y, q, keys, True, key_mask, None, each)), tuple(spoiled)  # type: ignore[return-value]  # as many tensors as ``form`` gave

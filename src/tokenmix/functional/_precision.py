@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from functools import wraps
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -18,10 +18,16 @@ def casting(device: str) -> bool:
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
+def alike(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in the widest of their dtypes: under autocast a norm or a state is float32 beside projections in half precision."""
+    wide = functools.reduce(torch.promote_types, (a.dtype for a in tensors))
+    return tuple(a.to(wide) for a in tensors)
+
+
 def exact(form: Callable[Given, Found]) -> Callable[Given, Found]:
     """The form, computed as its own code says: inside, autocast turns no product of float32 tensors into one of half precision."""
 
-    @wraps(form)
+    @functools.wraps(form)
     def run(*args: Given.args, **options: Given.kwargs) -> Found:
         if not torch.is_autocast_enabled("cpu") and not torch.is_autocast_enabled("cuda"):
             return form(*args, **options)

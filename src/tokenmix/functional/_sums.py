@@ -52,7 +52,10 @@ def wide(k: Tensor, v: Tensor, key_mask: Tensor | None, heads: int) -> tuple[Ten
 
 def hidden_sums(form: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, gate: str | None, **reach: Any) -> Tensor:
     """form(q, k, v) ``honest``, feature by feature. A key of -inf has the weight 0 and hides nothing; without a gate q is no number that counts."""
-    k = finite_low(k)
+    return _by_feature(form, q, finite_low(k), v, gate, **reach)
+
+
+def _by_feature(form: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, gate: str | None, **reach: Any) -> Tensor:
     if gate is None:
         return honest(lambda *keys: form(q, *keys), None, k, v, each=True, **reach)
     return honest(form, q, k, v, each=True, **reach)
@@ -72,10 +75,7 @@ def kernel_sums(where: str, run: Callable[..., Tensor], q: Tensor, k: Tensor, v:
 
     if where == "cpu":
         return form(q, k, v)
-    k = k.clamp_min(torch.finfo(k.dtype).min)  # a key of -inf has the weight 0
-    if gate is None:
-        return honest(lambda *keys: form(q, *keys), None, k, v, each=True, **reach)
-    return honest(form, q, k, v, each=True, **reach)
+    return _by_feature(form, q, k.clamp_min(torch.finfo(k.dtype).min), v, gate, **reach)  # a key of -inf has the weight 0
 
 
 def finite_low(k: Tensor) -> Tensor:

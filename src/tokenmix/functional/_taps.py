@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import MixerError
 from ._masks import kept
 from ._nonfinite import clean, marks, over_pairs
-from ._precision import exact
+from ._precision import alike, exact
 
 
 def centre_of(size: int, causal: bool) -> int:
@@ -87,8 +87,8 @@ def _laid_out(taps: Tensor, tap: Tensor, near: Tensor) -> Tensor:
 def weighed(weights: Tensor, v: Tensor) -> Tensor:
     """sum_s weights_ts v_s: (B, H, T, S) and (B, S, G, c) -> (B, T, H, c)."""
     met = over_pairs((weights != 0).any(1), marks(v.flatten(2)))[:, :, None]
-    wide = torch.promote_types(weights.dtype, v.dtype)  # under autocast a state stays float32
-    return (weights.to(wide) @ clean(v).to(wide).transpose(1, 2)).transpose(1, 2) + met.to(wide)
+    weights, v = alike(weights, clean(v))
+    return (weights @ v.transpose(1, 2)).transpose(1, 2) + met.to(v.dtype)
 
 
 def check_odd(who: str, size: int, causal: bool) -> None:

@@ -14,7 +14,7 @@ from ._fused_attention import fused_attention, plain_attention
 from ._heads import by_head
 from ._masks import allowed, check_keys, kept
 from ._nonfinite import clean, nothing_to_hide, over_keys, put_back
-from ._precision import exact
+from ._precision import alike, exact
 
 
 @exact
@@ -73,9 +73,7 @@ def attention_by_head(
     backend: str = "auto",
 ) -> Tensor:
     """The same for q (B, H, T, e), k and v (B, G, S, e), which hold 0 where ``key_mask`` is False; (B, T, H * e) comes back."""
-    if not q.dtype == k.dtype == v.dtype:  # under autocast a norm gives float32 beside the half precision of a projection
-        wide = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
-        q, k, v = q.to(wide), k.to(wide), v.to(wide)
+    q, k, v = alike(q, k, v)
     given: dict[str, Any] = {"scale": scale, "causal": causal, "key_mask": key_mask, "attn_mask": attn_mask, "backend": backend}
     all_meet = attn_mask is None and (q.shape[2] == 1 or not causal) and not torch.is_grad_enabled()  # each query attends each key that is there
     if q.is_cuda or all_meet or nothing_to_hide(q, k, v):  # on CUDA hiding would take longer than torch's fused attention

@@ -10,7 +10,7 @@ from ._backend import pick
 from ._lines import Lines, Places, Raster, coordinates, dense, in_lines, mapped
 from ._masks import kept
 from ._places import back_to_place, turned
-from ._precision import exact
+from ._precision import alike, exact
 
 
 @exact
@@ -78,7 +78,7 @@ def along(
     when: str = "any",
 ) -> Tensor:
     """Attention inside each line along ``axis``: with "any" token of it, those "upto" the query, or those "before" it."""
-    q, k, v = (a.to(torch.promote_types(q.dtype, k.dtype)) for a in (q, k, v))  # under autocast a state stays float32
+    q, k, v = alike(q, k, v)
     k, v = kept(k, live), kept(v, live)
     if positions is None:
         return in_lines(q, k, v, _lines(q.shape[1], axis, when, raster, q.device), live, heads, raster.prefix)

@@ -134,7 +134,7 @@ def gradients_of_non_finite_are_honest(s: Subject) -> None:
             leaves, built = _leaves(args, moved, value)
             with freeze(mixer):
                 y = s.functional(*built, **options)
-            got = _gradients(y[batch][:, tokens].square().sum(), leaves)
+            got = gradients(y[batch][:, tokens].square().sum(), leaves, keep_graph=True)
             want = want or got
             for leaf in want:
                 shown = {"token": p, "loss over": name, "seed": s.seed}
@@ -143,14 +143,8 @@ def gradients_of_non_finite_are_honest(s: Subject) -> None:
                 same(
                     got[leaf][asked], want[leaf][asked], f"a token of {which} reaches the gradient of argument {leaf}", tol=10 * INFLUENCE, scale=scale, **shown
                 )
-            if which and mask is None and all(bool(g.isfinite().all()) for g in _gradients(y.square().sum(), leaves).values()):
+            if which and mask is None and all(bool(g.isfinite().all()) for g in gradients(y.square().sum(), leaves, keep_graph=True).values()):
                 fail(f"a token of {which} is answered with finite gradients", token=p, seed=s.seed)
-
-
-def _gradients(loss: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``gradients``, the graph kept for a second loss."""
-    grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, retain_graph=True)
-    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(leaves.items(), grads, strict=True)}
 
 
 def _out_of_reach(s: Subject, causal: bool, p: int) -> Iterator[tuple[str, slice, Any, Tensor | None]]:

@@ -170,7 +170,7 @@ def structural(options: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in options.items() if k not in MASKS}
 
 
-def gradients(loss: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+def gradients(loss: Tensor, leaves: dict[str, Tensor], *, keep_graph: bool = False) -> dict[str, Tensor]:
     """d loss / d leaf by name, zero where the loss does not depend on it."""
-    grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, retain_graph=keep_graph)
     return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(leaves.items(), grads, strict=True)}

@@ -174,7 +174,7 @@ def _mixes_exactly(s: Subject, mixer: Any, x: Tensor, dtype: torch.dtype) -> Non
         args, options = s.args(mixer, x)
         got = s.functional(*args, **options)  # type: ignore[misc]  # there is one
     wide = pytree.tree_map_only(Tensor, lambda a: a.float() if a.is_floating_point() else a, args)
-    want = s.functional(*wide, **options).detach()  # type: ignore[misc]
+    want = s.functional(*wide, **options).detach()  # type: ignore[misc]  # the same
     same(got.float(), want, f"mixing under autocast to {dtype} is not that of float32", tol=torch.finfo(dtype).eps, seed=s.seed, x=x)
     if mixer.capabilities.streaming:
         with torch.no_grad(), torch.autocast("cpu", dtype=dtype):
