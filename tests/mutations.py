@@ -815,7 +815,7 @@ MUTATIONS = [
     Mutation(
         "masks of numbers accepted",
         "mixers/input_checks.py",
-        "(key_mask.dtype != torch.bool or key_mask.shape != (B, S))",
+        "key_mask.dtype != torch.bool or key_mask.shape != (B, S)",
         "key_mask.shape != (B, S)",
         "attention",
         False,

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import MixerError
 
-LEAST, RATIO = 64 << 20, 100  # an archive may unpack to so many bytes, or to so many times its own size; texts and images stay far below
+LEAST, RATIO = 64 << 20, 100  # an archive may unpack to LEAST bytes or to RATIO times its own size, whichever is more; texts and images stay far below
 MAX_PIXELS = 89_478_485  # where Pillow begins to warn
 
 

@@ -177,10 +177,10 @@ def kept(file: Path, who: str, chunks: Callable[[], Iterable[bytes]]) -> Path:
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file's bytes. That of a large file is remembered in the cache for as long as nothing says that the file may have changed.
+    """The sha256 of a file's bytes; that of a large file is kept in the cache until the file changes.
 
-    What says so is the time of change of the file's inode, which no user can set, unlike that of its content. A file that changed moments ago may change again
-    within a tick of the file system's clock, so its hash is not remembered.
+    A change shows in the change time of the file's inode (ctime), which no user can set, unlike the modification time. The hash of a file that changed moments
+    ago is not kept: the file may change again within one tick of the file system's clock.
     """
     began, before = time.time(), _identity(path)
     if before[1] <= SMALL:

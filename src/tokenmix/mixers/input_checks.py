@@ -62,9 +62,9 @@ class InputChecks(nn.Module):
 
     def _check_masks(self, x: Tensor, keys: Tensor, key_mask: Tensor | None, attn_mask: Tensor | None) -> None:
         B, T, S = x.shape[0], x.shape[1], keys.shape[1]
-        if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != (B, S)):
-            self.refuse(f"expects a bool key_mask of shape {(B, S)}, True = may be attended, got {key_mask.dtype} {tuple(key_mask.shape)}")
         if key_mask is not None:
+            if key_mask.dtype != torch.bool or key_mask.shape != (B, S):
+                self.refuse(f"expects a bool key_mask of shape {(B, S)}, True = may be attended, got {key_mask.dtype} {tuple(key_mask.shape)}")
             self._check_beside(x, "key_mask", key_mask)
         if attn_mask is None:
             return

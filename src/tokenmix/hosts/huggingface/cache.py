@@ -17,7 +17,7 @@ from .masks import Places
 
 
 class Step(NamedTuple):
-    """A chunk that may have to be given back: the state before it, its tokens, and what gives the state after the first so many of them."""
+    """A chunk that may have to be given back: the state before it, its tokens, and a function that gives the state after the first n of them."""
 
     before: State
     tokens: int

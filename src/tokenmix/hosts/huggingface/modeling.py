@@ -41,7 +41,7 @@ class TokenMixPreTrainedModel(PreTrainedModel):
         """transformers' own, which would report weights that the folder lacks and draw them at random.
 
         Args:
-            ignore_mismatched_sizes: True: begin anew whatever the folder lacks or holds in another shape, with transformers' report.
+            ignore_mismatched_sizes: True: initialise each parameter that the folder lacks or holds in another shape, and print transformers' report.
 
         Raises:
             MixerError: for a folder that lacks any weight but those of a new head.
@@ -246,7 +246,7 @@ class TokenMixForCausalLM(TokenMixPreTrainedModel, GenerationMixin):
         """input_ids (B, L) -> logits (B, L, vocab), row t from tokens 0..t; with ``labels``, which are shifted here, the loss.
 
         Args:
-            logits_to_keep: only the last so many logits, or those at these indices; 0: all. Other arguments as in ``TokenMixModel``.
+            logits_to_keep: compute only the last N logits, or those at these indices; 0: all. Other arguments as in ``TokenMixModel``.
         """
         options = {"past_key_values": past_key_values, "inputs_embeds": inputs_embeds, "use_cache": use_cache}
         loss_options = {name: kwargs.pop(name) for name in ("num_items_in_batch", "shift_labels") if name in kwargs}

@@ -90,7 +90,7 @@ class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, GenerationMixin):
         Args:
             attention_mask: (B, S), 1 = a real token of the encoder. decoder_attention_mask: (B, tokens in the cache + T).
             encoder_outputs: of ``get_encoder()``, so that it need not run again.
-            logits_to_keep: only the last so many logits, or those at these indices; 0: all.
+            logits_to_keep: compute only the last N logits, or those at these indices; 0: all.
         """
         loss_options = {"num_items_in_batch": kwargs.pop("num_items_in_batch")} if "num_items_in_batch" in kwargs else {}
         kwargs.pop("cache_position", None)
