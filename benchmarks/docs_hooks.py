@@ -1,4 +1,4 @@
-"""A hook of mkdocs: tables of measurements and of ``MIXERS`` are put into the pages that ask for them when the site is built."""
+"""Hooks of mkdocs: the navigation lists the pages of all mixers, and tables of measurements and of ``MIXERS`` are put into the pages that ask for them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,29 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenmix.mixers import CORE
-from tokenmix.report.taxonomy import MARK, taxonomy
+from tokenmix.mixers import CORE, MIXERS
+from tokenmix.report.taxonomy import MARK, page_of, taxonomy
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
 EXPORTS = "<!-- exports -->"
+
+
+def on_config(config: Any, **_: Any) -> Any:
+    """Put the pages of the mixers into the navigation."""
+    config.nav = with_mixers(config.nav)
+    return config
+
+
+def with_mixers(nav: list[Any]) -> list[Any]:
+    """Return the navigation with the mixers' pages, a section per tier, below the section that is called Mixers."""
+    tiers: dict[str, dict[str, str]] = {"core": {}, "extended": {}}
+    for name, cls in MIXERS.items():
+        page = page_of(name, ROOT / "docs/mixers")
+        if page is not None and not any(page in known for known in tiers.values()):
+            tiers[cls.about.tier][page] = (ROOT / f"docs/mixers/{page}.md").read_text().split("\n")[0].removeprefix("# ").split(":")[0]
+    sections = [{tier.capitalize(): [{title: f"mixers/{page}.md"} for page, title in pages.items()]} for tier, pages in tiers.items()]
+    return [{"Mixers": [*entry["Mixers"], *sections]} if isinstance(entry, dict) and "Mixers" in entry else entry for entry in nav]
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

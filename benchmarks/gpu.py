@@ -6,7 +6,7 @@
 
 Each length holds ``--tokens`` tokens in all. Times are medians over runs with a cold L2 (triton's do_bench). "share" is the part of a measured limit: of
 copy bandwidth for scans, counting the tensors named in BYTES; of the bf16 matrix rate for AFT-full, counting the products of the causal half.
-A form without a kernel is recorded as such, and so is an opponent that is not installed or fails.
+A form without a kernel is recorded as such, and so is a peer that is not installed or fails.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _check(form: Callable[..., Tensor], parameters: tuple[Tensor, ...], B: int, 
     return {"errors": errors, "kept": all(e <= TOLERANCE[dtype] for e in errors)}
 
 
-def opponents(T: int, D: int, heads: int) -> dict[str, Callable[..., Tensor]]:
+def peers(T: int, D: int, heads: int) -> dict[str, Callable[..., Tensor]]:
     """Functions of q, k, v (B, h, T, D / h)."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -160,11 +160,11 @@ def timed(run: Callable[..., Tensor], leaves: list[Tensor]) -> dict[str, Any]:
 
 
 def times(lengths: list[int], tokens: int, D: int, heads: int, limit: dict[str, float]) -> list[dict[str, Any]]:
-    """One row for each form and opponent at each length, bf16."""
+    """One row for each form and peer at each length, bf16."""
     found = []
     for T in lengths:
         B = max(1, tokens // T)
-        for name, run in opponents(T, D, heads).items():
+        for name, run in peers(T, D, heads).items():
             leaves = [torch.randn(B, heads, T, D // heads, dtype=torch.bfloat16, device="cuda", requires_grad=True) for _ in range(3)]
             found.append({"T": T, "B": B, "form": name} | timed(run, leaves))
             print(found[-1], flush=True)

@@ -186,7 +186,7 @@ def test_ours_pass_and_the_operators_are_named(name, dtype):
 
 
 def test_peers_pass_the_same_gate_or_are_marked(capsys):
-    pytest.importorskip("aft_pytorch", reason="the opponents come with the dev group")
+    pytest.importorskip("aft_pytorch", reason="the peers come with the dev group")
     some = {name: PEERS[name] for name in ("aft_pytorch.AFTFull", "aft_pytorch.AFTSimple", "aft_pytorch.AFTLocal")}
     with mock.patch.dict(PEERS, some, clear=True), mock.patch.object(gate, "PEER_LENGTH", 48):
         found = bench(capsys, "--level", "layer", "--against", "peers", "--ops", "aft_simple", "--lengths", "16", "--pass", "forward")

@@ -83,7 +83,7 @@ def test_list(capsys):
     assert all(f"  {name}: " in text for name in ("text", "aft_enwik8", "stdlib"))
     assert found["mixers"]["aft_simple"]["state"] == "constant"
     assert found["mixers"]["attention"]["state"] == "grows with T"
-    assert {m["tier"] for m in found["mixers"].values()} <= {"core", "opponent"}
+    assert {m["tier"] for m in found["mixers"].values()} == {"core", "extended"}
     assert all(m["paper"] and m["kind"] and m["time"] and m["space"] for m in found["mixers"].values())
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from cases import CASES
-from tokenmix import MIXERS, MixerError
+from tokenmix import MIXERS, MixerError, build_mixer
 from tokenmix._torchvision import ensure_torchvision
-from tokenmix.hosts import RULES, convert_command, convert_vit, read_weights, save_converted, to_hf
+from tokenmix.hosts import convert_command, convert_vit, read_weights, save_converted, to_hf
 from tokenmix.mixers import CORE, register_mixer
 from tokenmix.models import MODELS, ViTConfig, build_model
 from tokenmix.train import load_model
@@ -76,7 +76,7 @@ def test_into_every_core_mixer(name):
     model, report = convert_vit(source, spec, seed=5)
     check(source.state_dict(), model, report, 5)
     kept = {n.split(".mixer.")[1].split(".")[0] for n in report.names("copied") if ".mixer." in n}
-    rule = set(RULES[name]) - {"q_norm", "k_norm"}  # which the source does not have
+    rule = set(MIXERS[name].carries) - {"q_norm", "k_norm"}  # which the source does not have
     assert kept == rule if name != "synthesizer_mixture" else kept <= rule
     assert {n for n in report.names("copied") if ".mixer." not in n} == {n for n in source.state_dict() if ".mixer." not in n}
     assert model.training
@@ -107,8 +107,15 @@ def test_into_every_mixer(case):
         assert {e.name for e in entries} == set(model.state_dict())
 
 
-def test_every_mixer_has_a_rule():
-    assert set(RULES) >= {name for name, cls in MIXERS.items() if cls.__module__.startswith("tokenmix.")}
+@pytest.mark.parametrize("name", [name for name, cls in MIXERS.items() if cls.carries])
+def test_what_a_mixer_carries_and_copies_is_there(name):
+    cls = MIXERS[name]
+    given = {"attention": {"qk_norm": "rms"}, "synthesizer_mixture": {"parts": ["attention", "dense"]}}.get(name, {})
+    mixer = build_mixer(name, 16, **cls.example_options(8, heads=2), **given)
+    parts = {part for part, _ in mixer.named_modules()}
+    assert set(cls.carries) <= parts
+    assert set(cls.copies) <= parts
+    assert set(cls.copies.values()) <= set(cls.carries)
 
 
 def test_global_projections_start_as_the_others():
@@ -242,7 +249,7 @@ def test_what_shapes_cannot_tell_is_noted():
     assert report.notes == (), "a default written out is no difference"
 
 
-def test_a_mixer_without_a_rule(monkeypatch):
+def test_a_mixer_of_your_own(monkeypatch):
     from tokenmix.mixers.hydra import Hydra
 
     class Mine(Hydra):
@@ -250,9 +257,9 @@ def test_a_mixer_without_a_rule(monkeypatch):
 
     register_mixer("mine", Mine)
     try:
-        with pytest.raises(MixerError, match="no rule says which projections 'mine' takes over"):
-            convert_vit(vit(), {"name": "mine"})
-        monkeypatch.setitem(RULES, "mine", ("v_proj",))
+        _, report = convert_vit(vit(), {"name": "mine"})
+        assert "blocks.0.mixer.out_proj.weight" in report.names("copied"), "a subclass carries what its parent does"
+        monkeypatch.setattr(Mine, "carries", ("v_proj",))
         _, report = convert_vit(vit(), {"name": "mine"})
         assert "blocks.0.mixer.v_proj.weight" in report.names("copied")
         assert "blocks.0.mixer.out_proj.weight" in report.names("new")

@@ -7,7 +7,7 @@ import torch
 
 from tokenmix import MixerError, reference
 from tokenmix.hosts.huggingface import register_attention
-from tokenmix.hosts.huggingface.attention_interface import FORMS
+from tokenmix.hosts.huggingface.attention_interface import candidates
 
 import transformers  # isort: skip  (after the adapter, which repairs torchvision)
 
@@ -30,7 +30,7 @@ def tokens(length: int = 9) -> torch.Tensor:
     return torch.randint(1, 60, (2, length), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("mixer", FORMS)
+@pytest.mark.parametrize("mixer", candidates())
 @torch.no_grad()
 def test_the_layer_computes_the_reference(mixer):
     """Between a Llama layer's projections, with grouped keys and padding on the left."""
@@ -64,7 +64,7 @@ def wanted_of(mixer, wide, mask):
     return REFERENCES[mixer](*wide, heads=4, mask=ok)
 
 
-@pytest.mark.parametrize("mixer", FORMS)
+@pytest.mark.parametrize("mixer", candidates())
 @torch.no_grad()
 def test_generation_and_padding(mixer):
     model, x = llama(mixer), tokens()

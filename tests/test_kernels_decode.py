@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from kernel_checks import adversarial
-from tokenmix import use_backend
+from tokenmix import MIXERS, use_backend
 from tokenmix.functional import aft_chunk, hydra_sums
 from tokenmix.functional import linear as linear_form
 from tokenmix.kernels.cpu import full, scan, step
@@ -43,8 +43,6 @@ ROWS = {
     "linear_1": ("linear", {"heads": 1}),
     "linear_wide": ("linear", {"heads": 72}),
 }
-KERNEL = {"aft_simple": ("simple",), "aft_local": ("ring",), "aft_conv": ("ring",), "aft_full": ("full",), "hydra": ("hydra",), "polynl": ("hydra",)}
-KERNEL |= {"linear": ("linear",)}
 TOL = {torch.float32: 3e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 every_row = pytest.mark.parametrize("row", list(ROWS))
 
@@ -58,7 +56,7 @@ def built(row: str, dim: int = 72, dtype: torch.dtype = torch.float32):
 @contextlib.contextmanager
 def counted(row: str):
     """Counts the calls of the C kernel that serves this row: a test that ran on the eager form has tested nothing."""
-    name = "simple" if row == "hydra_softmax" else KERNEL[ROWS[row][0]][0]
+    name = "simple" if row == "hydra_softmax" else MIXERS[ROWS[row][0]].kernels.step
     with mock.patch.object(step, name, wraps=getattr(step, name)) as spy:
         yield spy
 

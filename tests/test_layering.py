@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from cases import CASES
+from docs_hooks import with_mixers
 from tokenmix import MIXERS, functional, reference
 
 ROOT = Path(__file__).parent.parent
@@ -53,13 +54,14 @@ def test_imports_go_up(path):
 def test_each_mixer_has_its_parts(name):
     stem = importlib.import_module(MIXERS[name].__module__).__name__.split(".")[-1]
     family = stem.split("_")[0]
-    form = MIXERS[name].form or name
+    form = MIXERS[name].form
     assert callable(getattr(functional, form)), "a functional form"
     assert callable(getattr(reference, form)), "a reference"
     assert name in {mixer for mixer, _ in CASES.values()}, "a case"
     assert any((ROOT / "docs" / "mixers" / f"{page}.md").is_file() for page in (stem, family)), f"a page docs/mixers/{family}.md"
     assert MIXERS[name].__doc__, "a docstring"
-    assert all(MIXERS[name].about), "about: paper, kind, time and space"
+    assert all(MIXERS[name].about[:4]), "about: paper, kind, time and space"
+    assert MIXERS[name].about.idea or MIXERS[name].about.tier == "extended", "about: idea"
 
 
 def test_the_core_needs_torch_only():
@@ -121,7 +123,52 @@ def test_the_navigation_names_every_page_and_section_once():
             yield from ((name, None), *walk(what)) if isinstance(what, list) else ((name, what),)
 
     nav = re.search(r"^nav:\n(?:[ ].*\n)+", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)[0]
-    entries = list(walk(yaml.safe_load(nav)["nav"]))
+    entries = list(walk(with_mixers(yaml.safe_load(nav)["nav"])))
     pages, sections = [page for _, page in entries if page], [name for name, page in entries if page is None]
     assert sorted(pages) == sorted(str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md"))
     assert len(sections) == len(set(sections))
+
+
+OTHER_WORDS = {"advise/words.py", "hosts/surgery/sites.py", "hosts/rotary.py", "positions/rotary.py", "train/config.py"}
+"""Files in which "attention" or "linear" is no mixer: a key of a JSON report, a part of a class's name, a rule of rotary scaling, a schedule."""
+BY_NAME = ("mixers/", "reference/", "functional/", "kernels/", "recipes/", "models/named", "demo")
+"""Where mixers may be told apart by name: their own rooms, and tables of models to train."""
+
+
+def named(path: Path) -> list[str]:
+    """Names of mixers that a file branches on or keys a table by."""
+
+    def texts(nodes):
+        return [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+
+    tree, found = ast.parse(path.read_text()), []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            found += texts(k for k in node.keys if k is not None)
+        elif isinstance(node, ast.Set):
+            found += texts(node.elts)
+        elif isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            found += texts([*sides, *(e for side in sides if isinstance(side, ast.Tuple | ast.List | ast.Set) for e in side.elts)])
+        elif isinstance(node, ast.MatchValue):
+            found += texts([node.value])
+    for node in tree.body:  # a constant that lists several
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple | ast.List) and len(set(texts(node.value.elts)) & set(MIXERS)) > 1:
+            found += texts(node.value.elts)
+    words = {"attention", "linear"} if str(path.relative_to(SOURCE)) in OTHER_WORDS else set()
+    return sorted(set(found) & set(MIXERS) - words)
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_facts_about_mixers_live_in_their_classes(path):
+    if not str(path.relative_to(SOURCE)).startswith(BY_NAME):
+        assert named(path) == [], "a table or branch keyed by mixer name; let the class state the fact (mixers/facts.py)"
+
+
+def test_a_table_by_name_is_noticed():
+    planted = SOURCE.parent / "tokenmix" / "planted.py"
+    code = 'A = {"hydra": 1}\nB = {"aft_full"}\nC = ("aft_simple", "local")\n\ndef f(n):\n    return n == "rfa" or n in ("polynl",)\n'
+    real = Path.read_text
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "read_text", lambda self, *a: code if self == planted else real(self, *a))
+        assert named(planted) == ["aft_full", "aft_simple", "hydra", "local", "polynl", "rfa"]

@@ -14,7 +14,7 @@ from tokenmix.models import LMConfig, ViTConfig, build_model
 from tokenmix.report import image_pictures, maps
 from tokenmix.report.biases import bias_pictures, filters
 from tokenmix.report.checks import PNG, _undecodable
-from tokenmix.report.focus import focus, slot_reads, slot_similarity, slot_weights
+from tokenmix.report.focus import focus, slot_reads, slot_similarity
 from tokenmix.report.norms import neighbour_similarity, outlier_cutoff, share_above, token_norms
 from tokenmix.report.panels import as_shown, panels
 from tokenmix.report.pictures import effective_attention
@@ -200,7 +200,7 @@ def test_focus_refuses_what_is_no_sum_over_values(name):
 def test_slot_weights_are_those_of_the_mixer(options):
     model, images = make(**options), pictures_of()
     mixer, x, _ = maps.look_into(model, images)[0]
-    w = slot_weights(mixer, x)
+    w = mixer.slot_weights(x)
     memory = mixer.memory_k if mixer.memory_v is None else mixer.memory_v
     y = (w @ memory + getattr(mixer, "memory_v_bias", 0)).flatten(2)
     torch.testing.assert_close(mixer.out_proj(y), mixer(x))

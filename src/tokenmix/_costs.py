@@ -8,7 +8,7 @@ import torch
 
 from ._info import usual
 from .errors import MixerError
-from .mixers import CORE, MIXERS
+from .mixers import MIXERS
 
 
 def costs(T: int, dim: int) -> dict[str, dict[str, Any]]:
@@ -22,16 +22,11 @@ def costs(T: int, dim: int) -> dict[str, dict[str, Any]]:
                 mixer = usual(name, dim, T=T)
             cost = mixer.cost(T)
         except MixerError as why:
-            found[name] = {"tier": tier(name), "missing": str(why)}
+            found[name] = {"tier": MIXERS[name].about.tier, "missing": str(why)}
             continue
         entry = {"flops": cost.flops, "projections": cost.projections, "mixing": cost.mixing, "parameters": cost.parameters}
-        found[name] = {"tier": tier(name), "causal": mixer.causal, **entry, "activations": cost.activations, "state": cost.state}
+        found[name] = {"tier": MIXERS[name].about.tier, "causal": mixer.causal, **entry, "activations": cost.activations, "state": cost.state}
     return dict(sorted(found.items(), key=lambda item: item[1].get("mixing", float("inf"))))
-
-
-def tier(name: str) -> str:
-    """ "core" or "opponent"."""
-    return "core" if name in CORE else "opponent"
 
 
 def costs_text(found: dict[str, dict[str, Any]], T: int, dim: int) -> str:

@@ -18,7 +18,6 @@ EXTRAS = {
     "vision": ("numpy", "pillow", "scikit-learn", "timm"),
     "plot": ("numpy", "matplotlib", "jinja2"),
 }
-TRIAL = {"max_len": 16, "window": 4, "heads": 2, "kernel_size": 3}  # for options a mixer insists on
 TORCH_NEEDED = (2, 9)
 WIDTH = 120  # of lines on a terminal
 ISAS = {"v4": "AVX-512 (v4)", "v3": "AVX2 (v3)", "base": "the instructions every machine of this kind has (base)"}
@@ -28,7 +27,7 @@ FIX = "reinstall tokenmix and torch, or report this with the output of `tokenmix
 def catalogue() -> dict[str, Any]:
     """Mixers, recipes and corpora of this version."""
     from .data import CORPORA, IMAGE_SETS
-    from .mixers import CORE, MIXERS, mixer_options
+    from .mixers import MIXERS, mixer_options
     from .models import MODELS
     from .recipes import RECIPES, SIZES
 
@@ -37,9 +36,9 @@ def catalogue() -> dict[str, Any]:
         able = [c for c in ("causal", "streaming", "context", "attn_mask", "grid", "export") if getattr(cls, f"supports_{c}")]
         options = {k: "required" if v is inspect.Parameter.empty else v for k, v in mixer_options(cls).items()}
         mixers[name] = {
-            "tier": "core" if name in CORE else "opponent",
             "about": (inspect.getdoc(cls) or "").split("\n")[0],
             **cls.about._asdict(),
+            "kernels": cls.kernels._asdict(),
             "state": state_growth(name),
             "can": able,
             "options": options,
@@ -67,12 +66,10 @@ def state_growth(name: str) -> str:
 
 def usual(name: str, dim: int, *, T: int, causal: bool | None = None) -> Mixer:
     """A mixer with its defaults, and usual values for the options it insists on; causal where it can be."""
-    from .mixers import MIXERS, build_mixer, mixer_options
+    from .mixers import MIXERS, build_mixer
 
-    given = {"max_len": T, "window": min(32, T), "heads": 8, "kernel_size": 11}
-    required = [k for k, v in mixer_options(MIXERS[name]).items() if v is inspect.Parameter.empty]
     causal = MIXERS[name].supports_causal if causal is None else causal
-    return build_mixer(name, dim, causal=causal, **{k: given[k] for k in required if k in given})
+    return build_mixer(name, dim, causal=causal, **MIXERS[name].example_options(T))
 
 
 def catalogue_text(found: dict[str, Any]) -> str:
@@ -98,6 +95,8 @@ def _mixer_lines(name: str, m: dict[str, Any]) -> list[str]:
     options = ", ".join(k if v == "required" else f"{k}={v!r}" for k, v in m["options"].items())
     facts = [("paper", m["paper"] or "none given"), ("kind", m["kind"]), ("cost", f"time {m['time']}; space {m['space']}; state: {m['state']}")]
     facts += [("can", ", ".join(m["can"])), ("options", options)]
+    whole, step = m["kernels"]["whole"], m["kernels"]["step"]
+    facts += [("kernels", ", ".join([*whole, *([f"{step} for a few streamed tokens"] if step else [])]))] if whole or step else []
     promises: dict[str, list[str]] = {}
     for promise, reason in m["exceptions"].items():
         promises.setdefault(reason, []).append(promise)
@@ -182,16 +181,14 @@ def _trials() -> dict[str, str]:
     """One forward pass per mixer, causal and not."""
     import torch
 
-    from .mixers import MIXERS, build_mixer, mixer_options
+    from .mixers import MIXERS, build_mixer
 
     found = {}
     for name, cls in MIXERS.items():
-        required = [k for k, v in mixer_options(cls).items() if v is inspect.Parameter.empty]
         for causal in (False, True) if cls.supports_causal else (False,):
             label = f"{name} {'causal' if causal else 'bidirectional'}"
             try:
-                options = {k: TRIAL[k] for k in required if k in TRIAL}
-                y = build_mixer(name, 16, causal=causal, **options)(torch.randn(2, 8, 16))
+                y = build_mixer(name, 16, causal=causal, **cls.example_options(8, heads=2))(torch.randn(2, 8, 16))
                 sound = bool(torch.isfinite(y).all()) and y.shape == (2, 8, 16)
                 found[label] = "ok" if sound else f"the output is not finite; {FIX}"
             except Exception as why:  # whatever it is, the doctor's job is to say so

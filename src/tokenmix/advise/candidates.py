@@ -13,7 +13,7 @@ from ..bench.subjects import Subject, parse_subjects
 from ..bench.timing import measure, peak_memory, sampler
 from ..errors import MixerError
 from ..hosts.surgery import replace_mixers
-from ..mixers import MIXERS
+from ..mixers import MIXERS, is_softmax
 from ..models import build_model
 from .decoding import Decoded, decode
 from .loading import Host
@@ -103,7 +103,7 @@ def replaced(host: Host, spec: dict[str, Any]) -> nn.Module:
     if host.origin != "tokenmix":
         return replace_mixers(host.model, spec, seed=0)[0]
     config = host.model.config
-    mixers = tuple(spec if old["name"] == "attention" else old for old in config.specs())
+    mixers = tuple(spec if is_softmax(old) else old for old in config.specs())
     with torch.random.fork_rng():
         return build_model(replace(config, mixers=mixers)).to(next(host.model.parameters()).device)
 

@@ -12,6 +12,7 @@ from ..errors import MixerError
 from ..hosts.surgery import find_attention
 from ..hosts.surgery.sites import unknown
 from ..mixers import MIXERS, Mixer
+from ..mixers.attention import Attention
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def places_of(model: nn.Module, where: str) -> list[Place]:
         MixerError: where there is none, naming what there is instead.
     """
     found = [Place(s.name, model.get_submodule(s.name), s.family, s.dim, s.heads, s.causal, s.cross) for s in find_attention(model)]
-    own: Any = [(name, m) for name, m in model.named_modules() if type(m) is MIXERS["attention"]]
+    own: Any = [(name, m) for name, m in model.named_modules() if type(m) is Attention]
     found += [Place(name, m, "tokenmix", m.dim, m.heads, m.causal) for name, m in own]
     if found:
         return found

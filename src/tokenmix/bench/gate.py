@@ -28,7 +28,7 @@ from ..testing.inputs import big_bias, key_masks, noise
 from ..testing.subject import roles
 from ..testing.tolerances import ADVERSARIAL, BY_DTYPE, LOGIT_EPS
 from .peers import PEERS
-from .subjects import SDPA, Subject, build, first_of, form_of, fused_attention, is_causal, op_args
+from .subjects import ATTENTION, SDPA, Subject, build, first_of, fused_attention, is_causal, op_args
 from .work import Setting, leaves_of
 
 LENGTH, CELLS, SIZE, WIDTH = 200, 72, 100.0, 128
@@ -40,10 +40,7 @@ ROUNDING = 32
 """A layer may be off by LAYER of its largest output, and by this many times what rounding its input once does to the exact result: its projections round."""
 INPUTS = ("uniform", "late spike", "low with a late spike", "ramp up", "alternating")
 """The patterns that layers are given; their projections mix the others out of them."""
-STEPS = ("simple", "ring", "full", "hydra", "linear")
 PROMISE = "accurate_on_adversarial_keys"
-SIGNED = ("multihead_linear", "lightconv", "dynamicconv")
-"""Their weights or values have both signs and cancel in some rows: the error is taken over the largest output instead of over that of the row."""
 
 
 @dataclass(frozen=True)
@@ -95,23 +92,22 @@ def gate(subject: Subject, s: Setting) -> Verdict:
 
 
 def _op(subject: Subject, s: Setting) -> Verdict:
-    name = "attention" if subject.name == SDPA else subject.name
+    name = ATTENTION if subject.name == SDPA else subject.name
     try:
-        mixer, args, options = op_args(replace(subject, name=name), replace(s, dtype="float32", level="op"))
+        mixer, form, args, options = op_args(replace(subject, name=name), replace(s, dtype="float32", level="op"))
     except MixerError:
-        if hasattr(MIXERS[name], "functional_args"):
+        if MIXERS[name].functional_form():
             raise
         return Verdict(True, 0.0, 0.0, "", "eager", "has no functional form, judged as a layer")
     excepted = mixer.excepted().get(PROMISE)
     if excepted:
-        return Verdict(True, 0.0, 0.0, "", _path(form_of(mixer, name), args, options), f"not asked for exactness: {excepted}")
-    form = form_of(mixer, name)
+        return Verdict(True, 0.0, 0.0, "", _path(form, args, options), f"not asked for exactness: {excepted}")
     run = (lambda q, k, v, **_: fused_attention(q, k, v, s.heads, options["causal"])) if subject.name == SDPA else form
 
     def tolerance(exact: tuple, given: dict[str, Any]) -> float:
         return TOLERANCE[s.dtype] + LOGIT_EPS * type(mixer).largest_logit(exact, given)
 
-    trial = _Trial(run, form, s, tolerance, signed=name in SIGNED)
+    trial = _Trial(run, form, s, tolerance, signed=mixer.signed)
     found = [trial.judge(case, given, label) for label, case, given in _cases(form, args, options, masks=subject.name != SDPA)]
     worst = max(found, key=lambda f: f[0] / f[1])
     return Verdict(worst[0] <= worst[1], *worst, _path(run, _cast(args, s.torch_dtype), options))
@@ -147,7 +143,7 @@ def _steps_seen() -> Iterator[set[str]]:
         return call
 
     with ExitStack() as stack:
-        for name in STEPS:
+        for name in {cls.kernels.step for cls in MIXERS.values() if cls.kernels.step}:
             stack.enter_context(mock.patch.object(step, name, noted(getattr(step, name), name)))
         yield seen
 

@@ -23,15 +23,15 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from .. import functional
 from ..errors import MixerError
 from ..functional._heads import by_head
-from ..mixers import MIXERS, Mixer, build_mixer, mixer_options
+from ..mixers import MIXERS, Mixer, build_mixer
 from ..models import LM, LMConfig
 from .peers import PEERS, build_peer
 from .timing import Call
 from .work import Setting, Work, layer_work, leaves_of, model_work, op_work, work_of
 
 LEVELS = ("op", "layer", "decode", "model")
-SDPA = "sdpa"
-"""The name of torch's own fused softmax attention: the row that every other is compared with."""
+SDPA, ATTENTION = "sdpa", "attention"
+"""The name of torch's own fused softmax attention, the row that every other is compared with, and of the mixer that computes the same."""
 CHUNK = 256
 READING = 90
 """Seconds that may pass until the context before a decoded token is read."""
@@ -123,13 +123,8 @@ def build(subject: Subject, s: Setting, max_len: int | None = None) -> Any:
 
 def full_spec(subject: Subject, s: Setting, max_len: int) -> dict[str, Any]:
     """The mixer's spec with heads, lengths and the other options it insists on filled in."""
-    name = "attention" if subject.name == SDPA else subject.name
-    known = mixer_options(MIXERS[name])
-    usual = {"heads": s.heads, "max_len": max_len, "window": 32, "kernel_size": 11 if s.grid else 33}
-    needed = {k: v for k, v in usual.items() if k in known and (known[k] is inspect.Parameter.empty or k == "heads")}
-    if s.grid and "ndim" in known:
-        needed["ndim"] = len(s.grid)
-    return {"name": name, **needed, **{k: v for k, v in subject.options.items() if k != "causal"}}
+    name = ATTENTION if subject.name == SDPA else subject.name
+    return {"name": name, **MIXERS[name].example_options(max_len, heads=s.heads, grid=s.grid), **{k: v for k, v in subject.options.items() if k != "causal"}}
 
 
 def draw(*shape: int, seed: int, s: Setting) -> Tensor:
@@ -142,20 +137,16 @@ def prepare(subject: Subject, s: Setting) -> Prepared:
     return {"op": _op, "layer": _layer, "decode": _decode, "model": _model}[s.level](subject, s)
 
 
-def form_of(mixer: Mixer, name: str) -> Callable[..., Tensor]:
-    """The functional form of a mixer."""
-    return getattr(functional, type(mixer).form or name)
-
-
-def op_args(subject: Subject, s: Setting) -> tuple[Mixer, tuple, dict[str, Any]]:
-    """The mixer, and the arguments of its functional form: noise for tokens, the mixer's own values for what are parameters."""
+def op_args(subject: Subject, s: Setting) -> tuple[Mixer, Callable[..., Tensor], tuple, dict[str, Any]]:
+    """The mixer, its functional form and that form's arguments: noise for tokens, the mixer's own values for what are parameters."""
     mixer = build(subject, s)
-    if not hasattr(mixer, "functional_args"):
+    form = mixer.functional_form()
+    if form is None:
         raise MixerError(f"bench: {subject.name} has no functional form on q, k and v; measure it with --level layer.")
     place = {"grid": s.grid if mixer.supports_grid else None, "prefix": 0, "positions": None, "key_mask": None, "attn_mask": None}
     with torch.no_grad():
         args, options = mixer.functional_args(draw(s.batch, s.T, s.dim, seed=1, s=s), None, **place)
-    return mixer, _fresh(form_of(mixer, full_spec(subject, s, s.T)["name"]), args, s), options
+    return mixer, form, _fresh(form, args, s), options
 
 
 def _fresh(form: Callable[..., Tensor], args: tuple, s: Setting) -> tuple:
@@ -176,8 +167,7 @@ def _op(subject: Subject, s: Setting) -> Prepared:
         causal = is_causal(subject, s)
         run, args, mixer = (lambda: fused_attention(q, k, v, s.heads, causal)), (q, k, v), build(subject, s)
     else:
-        mixer, args, options = op_args(subject, s)
-        form = form_of(mixer, subject.name)
+        mixer, form, args, options = op_args(subject, s)
         run = lambda: form(*args, **options)  # noqa: E731  (one of two ways to run)
     leaves = leaves_of(args)
     return Prepared(_with_backward(run, leaves) if s.backward else _forward_only(run), op_work(mixer, leaves, s))
@@ -323,7 +313,7 @@ def needed_bytes(subject: Subject, s: Setting, kernel: bool) -> float:
     mixer = _on_meta(subject, s)
     weights = sum(p.numel() for p in mixer.parameters()) * size * (3 if s.backward else 1)
     kept = 0.0 if subject.name == SDPA or kernel else _activations(mixer, s)
-    if subject.name == "attention" and subject.backend == "eager":
+    if subject.name == ATTENTION and subject.backend == "eager":
         kept += 3 * pairs * max(size, 4)
     one = kept + 12 * tokens * size + weights
     return s.layers * (one * (1.0 if s.backward else 0.3) + 20 * tokens * size) if s.level == "model" else one

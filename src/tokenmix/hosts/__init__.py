@@ -1,7 +1,6 @@
 """Other libraries: their weights into our models and back, our models as programs they can run, and as CUDA graphs."""
 
 from ._report import Report as Report
-from .convert import RULES as RULES
 from .convert import convert_command as convert_command
 from .convert import convert_vit as convert_vit
 from .convert import save_converted as save_converted

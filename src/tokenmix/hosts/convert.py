@@ -21,68 +21,14 @@ from ._report import Entry, Report
 from .files import read_weights
 from .weights import Weights
 
-ALL = ("q_proj", "k_proj", "v_proj", "out_proj")
-NORMS = ("q_norm", "k_norm")
-VALUES = ("v_proj", "out_proj")
-LAST = ("out_proj",)
-
-RULES: dict[str, tuple[str, ...]] = {
-    "attention": (*ALL, *NORMS),
-    "aft_full": ALL,
-    "aft_local": ALL,
-    "aft_simple": ALL,
-    "aft_conv": VALUES,  # AFT, Table 8
-    "hydra": ALL,
-    "multihead_linear": ALL,
-    "polynl": ("k_proj", "v_proj", "out_proj"),
-    "external": ("q_proj", "out_proj"),
-    "external_multihead": (),  # its projections are wider
-    "simplified_attention": LAST,
-    "synthesizer_dense": VALUES,  # its q_proj is the hidden layer of an MLP
-    "synthesizer_random": VALUES,
-    "synthesizer_factorized_dense": VALUES,
-    "synthesizer_factorized_random": VALUES,
-    "synthesizer_mixture": ALL,
-    "linear": ALL,
-    "performer": ALL,
-    "rfa": ALL,
-    "local": ALL,
-    "strided": ALL,
-    "fixed": ALL,
-    "longformer": ALL,
-    "etc": ALL,
-    "bigbird": ALL,
-    "linformer": ALL,
-    "nystrom": ALL,
-    "memory_compressed": ALL,
-    "spatial_reduction": ALL,
-    "set": ("q_proj", "out_proj"),  # its k_proj and v_proj see the points, not the tokens
-    "lightconv": (),
-    "dynamicconv": (),
-    "lambda": LAST,
-    "mlp_mixer": (),
-    "gmlp": (),
-    "pooling": (),
-    "fourier": (),
-    "reformer": VALUES,  # queries and keys are one
-    "routing": VALUES,
-    "sinkhorn": ALL,
-    "transformer_xl": ALL,
-    "compressive": ALL,
-    "axial": LAST,
-    "image_local": ALL,
-}
-"""Mixer -> the projections that take over those of softmax attention; all else in it is new. A mixer of your own needs a row here."""
-TWINS = {"q_global": "q_proj", "k_global": "k_proj", "v_global": "v_proj"}
-"""Projections that start as copies of others (Longformer, Sec. 5)."""
-
 
 def convert_vit(source: Any, target: Any, *, resize: bool = False, classes: int | None = None, seed: int | None = None) -> tuple[ViT, Report]:
     """A ViT with other mixers, its weights taken over from ``source`` wherever the two mean the same.
 
-    Everything outside of the mixers is copied where the target has it: patches, norms, MLPs, class token, registers, positions, head. In the mixers ``RULES``
-    says which projections are; a layer that keeps its mixer keeps all of it. AFT-conv is as in AFT (Zhai et al. 2021), Table 8: "everything but position
-    embedding, class token and the query and key projections". A bias that the target lacks is dropped, one that the source lacks is new.
+    Everything outside of the mixers is copied where the target has it: patches, norms, MLPs, class token, registers, positions, head. Of a mixer that replaces
+    another, the projections are copied that both classes name in ``carries``; a layer that keeps its mixer keeps all of it. AFT-conv is as in AFT (Zhai et
+    al. 2021), Table 8: "everything but position embedding, class token and the query and key projections". A bias that the target lacks is dropped, one that
+    the source lacks is new.
 
     Args:
         source: as of ``read_weights``.
@@ -190,17 +136,11 @@ def _counterpart(name: str, weights: Weights, config: ViTConfig) -> str | None:
         _, layer, _, part, *leaf = name.split(".")
         old, new = (c.specs()[int(layer)]["name"] for c in (weights.config, config))
         if old != new:
-            part = TWINS.get(part, part) if new in ("longformer", "etc") else part
-            if part not in _rule(new) or part not in _rule(old):
+            part = MIXERS[new].copies.get(part, part)
+            if part not in MIXERS[new].carries or part not in MIXERS[old].carries:
                 return None
             name = ".".join(["blocks", layer, "mixer", part, *leaf])
     return name if name in weights.state else None
-
-
-def _rule(name: str) -> tuple[str, ...]:
-    if name not in RULES:
-        raise MixerError(f"convert: no rule says which projections {name!r} takes over; add one: tokenmix.hosts.RULES[{name!r}] = ('v_proj', 'out_proj').")
-    return RULES[name]
 
 
 def _fitted(name: str, tensor: Tensor, old: str, weights: Weights) -> tuple[str, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
+from ..mixers import is_softmax
 from ..models import ViT, ViTConfig
 from ._names import HF, HF_FILES, PROJECTIONS, TIMM, their_name
 
@@ -117,7 +118,7 @@ def _check_softmax(model: ViT, who: str) -> None:
     """Refuse what neither library's ViT can compute."""
     specs = model.config.specs()
     for i, (block, spec) in enumerate(zip(model.blocks, specs, strict=True)):
-        if spec["name"] != "attention":
+        if not is_softmax(spec):
             raise MixerError(f"{who}: layer {i} is {spec['name']}; only a ViT of softmax attention in every layer has a way back.")
         mixer = block.mixer
         unusual = mixer.kv_heads != mixer.heads or mixer.scale is not None or mixer.positions is not None or mixer.head_dim * mixer.heads != mixer.dim

@@ -12,12 +12,16 @@ from .aft_conv import AFTConv
 from .attention import Attention
 from .aux import aux_losses as aux_losses
 from .axial import Axial
+from .base import QKVO as QKVO
 from .base import About as About
 from .base import Capabilities as Capabilities
 from .base import Mixer as Mixer
 from .compressive import Compressive
 from .cost import Cost as Cost
+from .cost import MixingCost as MixingCost
 from .external import External, ExternalMultihead, SimplifiedAttention
+from .facts import Kernels as Kernels
+from .facts import mixer_options as mixer_options
 from .fourier import Fourier
 from .gmlp import GMLP
 from .hydra import Hydra, MultiheadLinear, PolyNL
@@ -42,6 +46,7 @@ from .sinkhorn import Sinkhorn
 from .spatial_reduction import SpatialReduction
 from .state import State as State
 from .state import merge as merge
+from .state import register_state as register_state
 from .state import reorder as reorder
 from .state import state_bytes as state_bytes
 from .synthesizer import SynthesizerDense, SynthesizerFactorizedDense, SynthesizerFactorizedRandom, SynthesizerRandom
@@ -104,28 +109,9 @@ MIXERS: dict[str, type[Mixer]] = {
     "axial": Axial,
     "image_local": ImageLocal,
 }
-"""Every mixer by name: the core first, then the opponents, family by family."""
+"""Every mixer by name, family by family."""
 
-CORE = (
-    "attention",
-    "aft_full",
-    "aft_local",
-    "aft_simple",
-    "aft_conv",
-    "hydra",
-    "multihead_linear",
-    "external",
-    "external_multihead",
-    "linear",
-    "performer",
-    "rfa",
-    "synthesizer_dense",
-    "synthesizer_random",
-    "synthesizer_factorized_dense",
-    "synthesizer_factorized_random",
-    "synthesizer_mixture",
-    "local",
-)
+CORE = tuple(name for name, cls in MIXERS.items() if cls.about.tier == "core")
 
 
 def build_mixer(name: str, dim: int, **options: Any) -> Mixer:
@@ -142,10 +128,9 @@ def build_mixer(name: str, dim: int, **options: Any) -> Mixer:
     return MIXERS[name](dim, **options)
 
 
-def mixer_options(cls: type[Mixer]) -> dict[str, Any]:
-    """The keyword-only options of a mixer and their defaults; ``inspect.Parameter.empty`` where one must be given."""
-    parameters = inspect.signature(cls.__init__).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+def is_softmax(spec: dict[str, Any]) -> bool:
+    """Whether a mixer spec means softmax attention, as the models of other libraries have it: the class ``Attention`` or a subclass."""
+    return issubclass(MIXERS[spec["name"]], Attention)
 
 
 def register_mixer(name: str, cls: type[Mixer]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import functional as F
 from ..functional import aft_chunk as chunk
 from .aft_parts import add_projections, check_pair_bias, empty_ring, queries, ring_step
-from .base import About, Mixer, chunk_positions, register_state, token_positions
+from .base import QKVO, About, Kernels, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .pair_bias import PairBias
 from .parts import alive, check_places, has_holes, in_pieces
@@ -66,7 +66,11 @@ class AFTSimple(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
-    about = About("Zhai et al. 2021, arXiv 2105.14103", "attention free", "T D", "T D")
+    about = About("Zhai et al. 2021, arXiv 2105.14103", "attention free", "T D", "T D", idea="AFT without a bias", tier="core")
+    form = "aft_simple"
+    carries = QKVO
+    kernels = Kernels(("aft_simple",), step="simple")
+    only_qkv = True
 
     def __init__(self, dim: int, *, causal: bool = False, gate: str | None = "sigmoid", qkv_bias: bool = True, out_bias: bool = True):
         super().__init__(dim, causal=causal)
@@ -105,7 +109,28 @@ class AFTSimple(Mixer):
         return y, AFTSimpleState(*sums)
 
 
-class AFTFull(Mixer):
+class PairBiased(Mixer):
+    """AFT with a learned bias w_ts per pair of positions: what AFT-full and AFT-local share."""
+
+    bias: PairBias
+
+    def resize(self, max_len: int, max_context_len: int | None = None) -> None:
+        """Interpolate the bias to another number of positions; a window stays as it is."""
+        self.max_len, self.max_context_len = max_len, max_context_len or max_len
+        self.bias.resize(self.max_len, self.max_context_len)
+
+    def resize_grid(self, old: tuple[int, int], new: tuple[int, int], prefix: int) -> None:
+        """Interpolate the bias as images: ``prefix`` tokens stay, a grid of patches gets other sizes."""
+        self.bias.resize_grid(old, new, prefix)
+        self.max_len = self.max_context_len = prefix + prod(new)
+
+    def pair_log_weights(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return w_ts for queries at positions (B, T) and keys at positions (B, S), float64 (B, T, S); -inf where the mixer attends no such pair."""
+        w = self.bias.table(queries, keys)
+        return w.masked_fill(keys[:, None] > queries[:, :, None], -torch.inf) if self.causal else w
+
+
+class AFTFull(PairBiased):
     """y_t = W_o [sigma(q_t) * sum_s exp(k_s + w_ts) v_s / sum_s exp(k_s + w_ts)] with a learned bias per pair of positions (Eq. 2).
 
     Args:
@@ -118,7 +143,17 @@ class AFTFull(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
-    about = About("Zhai et al. 2021, arXiv 2105.14103", "attention free", "T^2 D", "T D")
+    about = About(
+        "Zhai et al. 2021, arXiv 2105.14103",
+        "attention free",
+        "T^2 D",
+        "T D",
+        idea="a weight per key and feature, with a learned bias per pair of positions",
+        tier="core",
+    )
+    form = "aft_full"
+    carries = QKVO
+    kernels = Kernels(("aft_full",), step="full")
 
     def __init__(
         self,
@@ -138,16 +173,6 @@ class AFTFull(Mixer):
         self.gate = gate
         add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
         self.bias = PairBias(max_len, max_context_len or max_len, rank=rank, init_std=init_std, owner=type(self).__name__)
-
-    def resize(self, max_len: int, max_context_len: int | None = None) -> None:
-        """Interpolate the bias to another number of positions."""
-        self.max_len, self.max_context_len = max_len, max_context_len or max_len
-        self.bias.resize(self.max_len, self.max_context_len)
-
-    def resize_grid(self, old: tuple[int, int], new: tuple[int, int], prefix: int) -> None:
-        """Interpolate the bias as images: ``prefix`` tokens stay, a grid of patches gets other sizes."""
-        self.bias.resize_grid(old, new, prefix)
-        self.max_len = self.max_context_len = prefix + prod(new)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.aft_full`` for this input: (positional, keyword)."""
@@ -194,7 +219,7 @@ class AFTFull(Mixer):
         return y, AFTFullState(*history, places, state.position)
 
 
-class AFTLocal(Mixer):
+class AFTLocal(PairBiased):
     """AFT-full whose bias is learned for |t - s| < window only and 0 elsewhere; every key still counts (Eq. 4).
 
     Args:
@@ -206,7 +231,10 @@ class AFTLocal(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
-    about = About("Zhai et al. 2021, arXiv 2105.14103", "attention free", "T s D", "T D")
+    about = About("Zhai et al. 2021, arXiv 2105.14103", "attention free", "T s D", "T D", idea="AFT with the bias learned inside a window only", tier="core")
+    form = "aft_local"
+    carries = QKVO
+    kernels = Kernels(("aft_band",), step="ring")
 
     def __init__(
         self,
@@ -234,15 +262,11 @@ class AFTLocal(Mixer):
         add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
         self.bias = PairBias(max_len, max_context_len or max_len, rank=rank, init_std=init_std, empty=window == 0, owner=type(self).__name__)
 
-    def resize(self, max_len: int, max_context_len: int | None = None) -> None:
-        """Interpolate the bias to another number of positions; the window stays as it is."""
-        self.max_len, self.max_context_len = max_len, max_context_len or max_len
-        self.bias.resize(self.max_len, self.max_context_len)
-
-    def resize_grid(self, old: tuple[int, int], new: tuple[int, int], prefix: int) -> None:
-        """Interpolate the bias as images: ``prefix`` tokens stay, a grid of patches gets other sizes."""
-        self.bias.resize_grid(old, new, prefix)
-        self.max_len = self.max_context_len = prefix + prod(new)
+    def pair_log_weights(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return w_ts as ``PairBiased`` does; outside of the window 0, or -inf with outside="none"."""
+        w = super().pair_log_weights(queries, keys)
+        far = (keys[:, None] - queries[:, :, None]).abs() >= self.window
+        return w.masked_fill(far & w.isfinite(), -torch.inf if self.outside == "none" else 0.0)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.aft_local`` for this input: (positional, keyword)."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from .. import functional as F
 from ..functional import aft_chunk as chunk
 from .aft_parts import add_projections, empty_ring, queries, ring_step
-from .base import About, Mixer
+from .base import About, Kernels, Mixer
 from .cost import MixingCost
 from .options import check_heads, check_spread
 from .parts import ring_chunk
@@ -30,7 +30,10 @@ class AFTConv(Mixer):
     """
 
     supports_causal = supports_streaming = supports_grid = True
-    about = About("Zhai et al. 2021, arXiv 2105.14103", "attention free", "T s D", "T D")
+    about = About("Zhai et al. 2021, arXiv 2105.14103", "attention free", "T s D", "T D", idea="AFT with the bias as one filter per head", tier="core")
+    form = "aft_conv"
+    carries = ("v_proj", "out_proj")  # AFT, Table 8
+    kernels = Kernels(("aft_band", "aft_conv2d"), step="ring")
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from ..functional._heads import by_head
 from ..functional._masks import alive, kept
 from ..functional.attention import attention_by_head
 from ..positions import LearnedPositions, RotaryPositions
-from .base import About, Mixer, chunk_positions, register_state, token_positions
+from .base import QKVO, About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .options import at_least, check_positive, one_of
 from .parts import largest_dot
@@ -50,7 +50,11 @@ class Attention(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
-    about = About("Vaswani et al. 2017, arXiv 1706.03762", "attention", "T^2 D", "T D")
+    about = About(
+        "Vaswani et al. 2017, arXiv 1706.03762", "attention", "T^2 D", "T D", idea="softmax of dot products, with heads and grouped keys", tier="core"
+    )
+    form = "attention"
+    carries = (*QKVO, "q_norm", "k_norm")
 
     def __init__(
         self,

@@ -55,6 +55,8 @@ class Axial(Mixer):
 
     supports_causal = supports_streaming = supports_grid = True
     about = About("Ho et al. 2019, arXiv 1912.12180", "fixed pattern", "T (H + W) D", "T (D + heads (H + W))")
+    form = "axial"
+    carries = ("out_proj",)
 
     def __init__(
         self,

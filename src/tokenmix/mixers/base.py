@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from ..errors import MixerError
 from .belonging import Kinds, own_state, working_dtype
 from .building import Checked
 from .cost import Cost, MixingCost
+from .facts import QKVO as QKVO
+from .facts import About as About
+from .facts import Kernels as Kernels
 from .hands_out import HandsOut
 from .input_checks import InputChecks
 from .state import State as State
@@ -41,15 +44,6 @@ class Capabilities:
     export: bool
 
 
-class About(NamedTuple):
-    """What the table of mixers says of a class: where it comes from, what kind it is, what it costs."""
-
-    paper: str = ""  # "Authors year, arXiv number or venue"
-    kind: str = ""  # of the taxonomy: "attention", "attention free", "kernel", "low rank", "fixed pattern", "learned pattern", "memory", "synthetic", ...
-    time: str = ""  # in T, D and the options' own symbols: "T s D"
-    space: str = ""  # beyond parameters, kept for backward: "T D"
-
-
 class Mixer(InputChecks, metaclass=Checked):
     """A token mixer: (B, T, D) in, (B, T, D) out, standing where multi-head attention stands.
 
@@ -61,17 +55,6 @@ class Mixer(InputChecks, metaclass=Checked):
     Raises:
         MixerError: on any input or option the mixer cannot honour; the message names what would work.
     """
-
-    supports_causal: ClassVar[bool] = False
-    supports_streaming: ClassVar[bool] = False
-    supports_context: ClassVar[bool] = False
-    supports_attn_mask: ClassVar[bool] = False
-    supports_grid: ClassVar[bool] = False
-    supports_export: ClassVar[bool] = True
-    exceptions: ClassVar[dict[str, str]] = {}
-    about: ClassVar[About] = About()
-    form: ClassVar[str | None] = None
-    """The name of the functional form and of its reference, where it is not the row's name in ``MIXERS``."""
 
     def __init__(self, dim: int, *, causal: bool = False, max_len: int | None = None):
         super().__init__()

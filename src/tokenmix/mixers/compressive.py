@@ -11,7 +11,7 @@ from .. import functional as F
 from ..functional import _compressed as form
 from ..functional._places import behind_live, last_live, taken
 from .aux import add_aux_loss
-from .base import About, Mixer, register_state, token_positions
+from .base import QKVO, About, Mixer, register_state, token_positions
 from .cost import MixingCost
 from .options import at_least, one_of
 from .parts import add_projections, alive, check_places, largest_relative, ring_chunk, row_starts
@@ -53,6 +53,8 @@ class Compressive(Mixer):
 
     supports_causal = supports_streaming = True
     about = About("Rae et al. 2020, arXiv 1911.05507", "memory", "T (n_m + c + n_cm) D heads", "T heads (n_m + c + n_cm)")
+    form = "compressive"
+    carries = QKVO
 
     def __init__(
         self,

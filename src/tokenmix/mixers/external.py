@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as F
-from ..functional.external import EPS, SlotSums, check_norm, empty_slots, external_chunk, merge_slots, slot_logits
-from .base import About, Mixer, register_state
+from ..functional.external import EPS, SlotSums, check_norm, empty_slots, external_chunk, merge_slots, over_all_tokens, slot_logits, weights
+from .base import About, Kernels, Mixer, register_state
 from .cost import MixingCost
 from .options import at_least, check_heads, check_positive
 from .parts import alive, largest_dot
@@ -49,7 +49,49 @@ def external_cost(T: int, width: int, heads: int, slots: int, *, kept: int) -> M
     return MixingCost(flops=flops, counted=flops, activations=4 * T * (kept + 5 * heads * slots), state=16 * heads * slots)
 
 
-class External(Mixer):
+class SlotMemory(Mixer):
+    """Tokens that read a learned memory of slots: what the two forms of external attention share."""
+
+    supports_causal = supports_streaming = True
+    kernels = Kernels(("external_weights",))
+    memory_k: nn.Parameter
+    memory_v: nn.Parameter | None
+
+    @property
+    def maps(self) -> dict[str, Any]:
+        """The number of heads, and how the weights are normalised."""
+        raise NotImplementedError
+
+    def functional_args(self, x: Tensor, context: Tensor | None = None, **given: Any) -> tuple[tuple, dict[str, Any]]:
+        """Arguments of ``functional.external`` for this input: (positional, keyword)."""
+        raise NotImplementedError
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.external(*args, **options))
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        args, _ = self.functional_args(x)
+        y, state = step(args, state, key_mask, **self.maps)
+        return self.out_proj(y), state
+
+    @staticmethod
+    def largest_logit(args, options):
+        return largest_slot_logit(args, options)
+
+    def slot_weights(self, x: Tensor) -> Tensor:
+        """Return the weights Norm(q_t M_k^T) with which tokens x (B, T, D) read the slots, (B, T, heads, slots)."""
+        (q, memory_k, _, *biases), options = self.functional_args(x)
+        logits = slot_logits(q, memory_k, biases[0] if biases else None, options["heads"], None)
+        level = logits.new_zeros(()) if options["norm"] == "slots" else over_all_tokens(logits, None)
+        return weights(logits, level, norm=options["norm"], eps=options["eps"], live=None)
+
+    def slot_values(self) -> Tensor:
+        """Return what the slots write, M_v (slots, width)."""
+        return self.memory_k if self.memory_v is None else self.memory_v
+
+
+class External(SlotMemory):
     """y_t = W_o [Norm(q_t M_k^T) M_v]: tokens read two learned memories of a few slots instead of each other, single head.
 
     Args:
@@ -63,8 +105,16 @@ class External(Mixer):
     N(0, 2 / dim), as the official convolutions. Time O(T S D). Causal, ours: the softmax runs over the tokens so far; the state is two numbers per slot.
     """
 
-    supports_causal = supports_streaming = True
-    about = About("Guo et al. 2021, arXiv 2105.02358", "memory", "T S D", "T (S + D)")
+    about = About(
+        "Guo et al. 2021, arXiv 2105.02358",
+        "memory",
+        "T S D",
+        "T (S + D)",
+        idea="slots of a learned memory, normalised over tokens, then over slots",
+        tier="core",
+    )
+    form = "external"
+    carries = ("q_proj", "out_proj")
 
     def __init__(
         self,
@@ -103,27 +153,14 @@ class External(Mixer):
         args = self.q_proj(x), self.memory_k, self.memory_k if self.memory_v is None else self.memory_v
         return args, {**self.maps, "causal": self.causal, "key_mask": key_mask}
 
-    def mix(self, x, context, **given):
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.external(*args, **options))
-
     def mixing_cost(self, T):
         return external_cost(T, self.dim, 1, self.slots, kept=3 * self.dim)
-
-    @staticmethod
-    def largest_logit(args, options):
-        return largest_slot_logit(args, options)
 
     def empty_state(self, batch_size, *, device, dtype):
         return ExternalState(*empty_slots(batch_size, self.slots, device=device))
 
-    def mix_chunk(self, x, state, *, positions, key_mask):
-        args, _ = self.functional_args(x)
-        y, state = step(args, state, key_mask, **self.maps)
-        return self.out_proj(y), state
 
-
-class ExternalMultihead(Mixer):
+class ExternalMultihead(SlotMemory):
     """External attention with many heads over one pair of memories, the official form of EAMLP: widen, read per head, narrow.
 
     Args:
@@ -135,8 +172,9 @@ class ExternalMultihead(Mixer):
     Parameters: q_proj dim -> coef dim, memory_k (S, e) with bias, memory_v (S, e) with bias, out_proj coef dim -> dim. Time O(T D^2 coef + T S D coef).
     """
 
-    supports_causal = supports_streaming = True
-    about = About("Guo et al. 2021, arXiv 2105.02358", "memory", "T S D", "T (S H + D)")
+    about = About(
+        "Guo et al. 2021, arXiv 2105.02358", "memory", "T S D", "T (S H + D)", idea="external attention whose heads share one memory (EAMLP)", tier="core"
+    )
     form = "external"
 
     def __init__(
@@ -179,24 +217,11 @@ class ExternalMultihead(Mixer):
         args = self.q_proj(x), self.memory_k, self.memory_v, self.memory_k_bias, self.memory_v_bias
         return args, {**self.maps, "causal": self.causal, "key_mask": key_mask}
 
-    def mix(self, x, context, **given):
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.external(*args, **options))
-
     def mixing_cost(self, T):
         return external_cost(T, self.coef * self.dim, self.heads, self.slots, kept=(1 + 2 * self.coef) * self.dim)
 
-    @staticmethod
-    def largest_logit(args, options):
-        return largest_slot_logit(args, options)
-
     def empty_state(self, batch_size, *, device, dtype):
         return ExternalState(*empty_slots(batch_size, self.heads * self.slots, device=device))
-
-    def mix_chunk(self, x, state, *, positions, key_mask):
-        args, _ = self.functional_args(x)
-        y, state = step(args, state, key_mask, **self.maps)
-        return self.out_proj(y), state
 
 
 def largest_slot_logit(args: tuple, options: dict[str, Any]) -> float:
@@ -218,6 +243,8 @@ class SimplifiedAttention(Mixer):
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
     about = About("Guo et al. 2021, arXiv 2105.02358", "attention", "T^2 D", "T D")
+    form = "simplified_attention"
+    carries = ("out_proj",)
 
     def __init__(self, dim: int, *, causal: bool = False, scale: float = 1.0, out_bias: bool = True):
         super().__init__(dim, causal=causal)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional import hydra_sums as sums
-from .base import About, Mixer, State, register_state
+from .base import QKVO, About, Kernels, Mixer, State, register_state
 from .cost import MixingCost
 from .parts import add_projections
 
@@ -74,7 +74,18 @@ class Hydra(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
-    about = About("Bolya et al. 2022, arXiv 2209.07484", "kernel", "T D", "T D")
+    about = About(
+        "Bolya et al. 2022, arXiv 2209.07484",
+        "kernel",
+        "T D",
+        "T D",
+        idea="phi(q) times one sum of phi(k) v: attention with as many heads as features",
+        tier="core",
+    )
+    form = "hydra"
+    carries = QKVO
+    kernels = Kernels(("hydra",), step="hydra")
+    only_qkv = True
 
     def __init__(
         self,
@@ -131,6 +142,8 @@ class PolyNL(Mixer):
 
     supports_causal = supports_streaming = supports_context = True
     about = About("Babiloni et al. 2021, ICCV (arXiv 2107.02859)", "kernel", "T D", "T D")
+    carries = ("k_proj", "v_proj", "out_proj")
+    kernels = Kernels(("hydra",), step="hydra")
     form = "hydra"
 
     def __init__(self, dim: int, *, causal: bool = False, qkv_bias: bool = True, out_bias: bool = True):
@@ -175,7 +188,13 @@ class MultiheadLinear(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
-    about = About("Bolya et al. 2022, arXiv 2209.07484", "kernel", "T D^2 / H", "T D + D^2 / H")
+    about = About(
+        "Bolya et al. 2022, arXiv 2209.07484", "kernel", "T D^2 / H", "T D + D^2 / H", idea="Hydra's kernels with any number of heads from 1 to D", tier="core"
+    )
+    form = "multihead_linear"
+    carries = QKVO
+    signed = True
+    only_qkv = True
 
     def __init__(
         self,

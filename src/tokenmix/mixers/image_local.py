@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .. import functional as F
-from .base import About, Mixer
+from .base import QKVO, About, Mixer
 from .cost import MixingCost
 from .history import empty_history, joined, newest
 from .options import at_least, one_of
@@ -30,6 +30,8 @@ class ImageLocal(Mixer):
     supports_causal = supports_streaming = supports_attn_mask = supports_grid = True
     exceptions = {"token_before_reaches": "with ndim=2 the token before the first of a line stands at the other edge of the image; so with memory=0"}
     about = About("Parmar et al. 2018, arXiv 1802.05751", "fixed pattern", "T (block + memory) D", "T heads (block + memory)")
+    form = "image_local"
+    carries = QKVO
 
     def __init__(
         self,

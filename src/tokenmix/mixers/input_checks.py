@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from math import prod
-from typing import ClassVar, NoReturn
+from typing import NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from .facts import Facts
 
 FEW = 16  # numbers that Python compares faster than torch
 
 
-class InputChecks(nn.Module):
+class InputChecks(Facts):
     """The checks of ``Mixer``; each refuses in the mixer's name."""
 
     dim: int
     causal: bool
     max_len: int | None
     max_context_len: int | None
-    supports_context: ClassVar[bool]
-    supports_attn_mask: ClassVar[bool]
-    supports_grid: ClassVar[bool]
 
     def refuse(self, why: str) -> NoReturn:
         """Raise the one error of the contract; ``Mixer`` says how."""

@@ -29,6 +29,7 @@ class LightConv(Mixer):
     supports_causal = supports_streaming = True
     form = "lightconv"
     about = About("Wu et al. 2019, arXiv 1901.10430", "convolution", "T s D", "T D")
+    signed = True
 
     def __init__(
         self,
@@ -88,6 +89,7 @@ class DynamicConv(Mixer):
     supports_causal = supports_streaming = True
     form = "lightconv"
     about = About("Wu et al. 2019, arXiv 1901.10430", "convolution", "T s D", "T D + T s H")
+    signed = True
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from .. import functional as F
 from ..functional import _kernel_sums as sums
 from ..functional import linear as form
 from ..functional._checks import check_name
-from .base import About, Mixer
+from .base import QKVO, About, Kernels, Mixer
 from .kernel_parts import KernelState, kernel_cost, over_context
 from .parts import add_projections
 
@@ -23,7 +23,17 @@ class LinearAttention(Mixer):
 
     supports_causal = supports_streaming = supports_context = True
     form = "linear_attention"
-    about = About("Katharopoulos et al. 2020, arXiv 2006.16236", "kernel", "T e D", "T D")
+    about = About(
+        "Katharopoulos et al. 2020, arXiv 2006.16236",
+        "kernel",
+        "T e D",
+        "T D",
+        idea="a positive kernel in place of the softmax, elu + 1 and others",
+        tier="core",
+    )
+    carries = QKVO
+    kernels = Kernels(("linear_attention",), step="linear")
+    only_qkv = True
 
     def __init__(self, dim: int, *, causal: bool = False, heads: int = 8, feature: str = "elu", qkv_bias: bool = True, out_bias: bool = True):
         super().__init__(dim, causal=causal)

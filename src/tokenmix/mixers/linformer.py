@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from .. import functional as F
 from ..functional.linformer import shortened
 from ..positions.grid import regrown
-from .base import About, Mixer, token_positions
+from .base import QKVO, About, Mixer, token_positions
 from .cost import MixingCost
 from .options import at_least
 from .parts import add_projections, largest_dot
@@ -33,6 +33,8 @@ class Linformer(Mixer):
 
     supports_context = True
     about = About("Wang et al. 2020, arXiv 2006.04768", "low rank", "T K D", "T (K H + D)")
+    form = "linformer"
+    carries = QKVO
     projection_f: nn.Parameter | None
 
     def __init__(

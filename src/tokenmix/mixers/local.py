@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import functional as F
 from ..functional._places import last_live
 from ..functional.patterns import local_chunk
-from .base import About, Mixer, chunk_positions, register_state, token_positions
+from .base import QKVO, About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .history import HistoryState, empty_history, newest
 from .options import at_least
@@ -48,7 +48,16 @@ class Local(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
-    about = About("Luong et al. 2015, arXiv 1508.04025 (the window); Beltagy et al. 2020, arXiv 2004.05150", "fixed pattern", "T w D", "T w H + T D")
+    about = About(
+        "Luong et al. 2015, arXiv 1508.04025 (the window); Beltagy et al. 2020, arXiv 2004.05150",
+        "fixed pattern",
+        "T w D",
+        "T w H + T D",
+        idea="softmax inside a window; the rest is left out or pooled",
+        tier="core",
+    )
+    form = "local"
+    carries = QKVO
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from ..functional._masks import kept
 from ..functional._places import behind_live, last_live, patches, shifted, strided_conv, taken
 from ..functional.attention import attention
 from ..functional.memory_compressed import Slots, cells_of, folded, over_slots
-from .base import About, Mixer, chunk_positions, register_state
+from .base import QKVO, About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
 from .hands_out import ReadConv1d
 from .options import at_least
@@ -60,6 +60,8 @@ class MemoryCompressed(Mixer):
         "token_before_reaches": "with mode='local' the first token of a block attends itself alone; compressed keeps the promise (test_memory_compressed.py)",
     }
     about = About("Liu et al. 2018, arXiv 1801.10198", "fixed pattern, memory", "T^2 D / b + T D^2, local T b D", "T D")
+    form = "memory_compressed"
+    carries = QKVO
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from .. import functional as F
-from .base import About, Mixer
+from .base import QKVO, About, Mixer
 from .cost import MixingCost
 from .options import at_least
 from .parts import add_projections, check_places, largest_dot
@@ -27,6 +27,8 @@ class Nystrom(Mixer):
     """
 
     about = About("Xiong et al. 2021, arXiv 2102.03902", "low rank", "T m D + m^3 H", "T (m H + D)")
+    form = "nystrom"
+    carries = QKVO
 
     def __init__(
         self,

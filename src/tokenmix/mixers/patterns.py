@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import functional as F
-from .base import About, Mixer
+from .base import QKVO, About, Mixer
 from .cost import MixingCost
 from .history import empty_history
 from .options import at_least, true_or_false
@@ -24,6 +24,8 @@ class Strided(Mixer):
 
     supports_causal = supports_streaming = supports_attn_mask = True
     about = About("Child et al. 2019, arXiv 1904.10509", "fixed pattern", "T (l + T / l) D", "T (l + T / l) H")
+    form = "strided"
+    carries = QKVO
 
     def __init__(self, dim: int, *, causal: bool = False, stride: int = 32, heads: int = 8, merged: bool = False, qkv_bias: bool = True, out_bias: bool = True):
         super().__init__(dim, causal=causal)
@@ -78,6 +80,8 @@ class Fixed(Mixer):
 
     supports_causal = supports_streaming = supports_attn_mask = True
     about = About("Child et al. 2019, arXiv 1904.10509", "fixed pattern", "T (l + c T / l) D", "T (l + c T / l) H")
+    form = "fixed"
+    carries = QKVO
 
     def __init__(
         self,

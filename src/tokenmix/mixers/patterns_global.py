@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional.patterns_global import longformer_chunk
-from .base import About, Mixer, chunk_positions, register_state
+from .base import QKVO, About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
 from .history import empty_history, joined
 from .options import at_least
@@ -67,6 +67,8 @@ class Longformer(Mixer):
     supports_causal = supports_streaming = supports_attn_mask = True
     form = "longformer"
     about = About("Beltagy et al. 2020, arXiv 2004.05150", "fixed pattern", "T (w + g) D", "T (w + g) H")
+    carries = QKVO
+    copies = {"q_global": "q_proj", "k_global": "k_proj", "v_global": "v_proj"}  # Sec. 5
 
     def __init__(
         self,
@@ -173,6 +175,8 @@ class ETC(Mixer):
     supports_attn_mask = True
     form = "longformer"
     about = About("Ainslie et al. 2020, arXiv 2004.08483", "fixed pattern", "T (r + n_g) D", "T (r + n_g) H")
+    carries = QKVO
+    copies = {"q_global": "q_proj", "k_global": "k_proj", "v_global": "v_proj"}
 
     def __init__(
         self,
@@ -228,6 +232,8 @@ class BigBird(Mixer):
 
     supports_causal = supports_streaming = True
     about = About("Zaheer et al. 2020, arXiv 2007.14062", "fixed pattern", "T b (w + r + g) D", "T b (w + r + g) H")
+    form = "bigbird"
+    carries = QKVO
 
     def __init__(
         self,

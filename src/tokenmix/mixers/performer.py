@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import functional as F
 from ..functional import _kernel_sums as sums
 from ..functional.performer import check_feature, log_keys, log_queries, orthogonal_features, performer_chunk
-from .base import About, Mixer
+from .base import QKVO, About, Mixer
 from .kernel_parts import KernelState, kernel_cost, over_context
 from .options import at_least
 from .parts import add_projections
@@ -33,7 +33,11 @@ class Performer(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
-    about = About("Choromanski et al. 2021, arXiv 2009.14794", "kernel", "T M D", "T H M")
+    about = About(
+        "Choromanski et al. 2021, arXiv 2009.14794", "kernel", "T M D", "T H M", idea="softmax by orthogonal positive random features (FAVOR+)", tier="core"
+    )
+    form = "performer"
+    carries = QKVO
     projection: Tensor
     forwards: Tensor
 

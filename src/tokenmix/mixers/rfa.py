@@ -11,7 +11,7 @@ from .. import functional as F
 from ..functional import _kernel_sums as sums
 from ..functional.performer import orthogonal_features
 from ..functional.rfa import check_feature, features, keys, over_keys, read, rfa_chunk
-from .base import About, Mixer, register_state
+from .base import QKVO, About, Mixer, register_state
 from .cost import MixingCost
 from .options import at_least
 from .parts import add_projections
@@ -41,7 +41,11 @@ class RFA(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
-    about = About("Peng et al. 2021, arXiv 2103.02143", "kernel", "T M D", "T H M")
+    about = About(
+        "Peng et al. 2021, arXiv 2103.02143", "kernel", "T M D", "T H M", idea="softmax by random Fourier features, with an optional gate", tier="core"
+    )
+    form = "rfa"
+    carries = QKVO
     projection: Tensor
     k_proj: nn.Linear
     v_proj: nn.Linear

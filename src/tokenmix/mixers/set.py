@@ -31,6 +31,7 @@ class InducedSet(Mixer):
     supports_context = True
     form = "induced_set"
     about = About("Lee et al. 2019, arXiv 1810.00825", "memory", "T m D", "T (m H + D)")
+    carries = ("q_proj", "out_proj")  # its k_proj and v_proj see the points, not the tokens
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional.sinkhorn import lay_out, permutation, prepared, sinkhorn_chunk
-from .base import About, Mixer, chunk_positions, register_state, token_positions
+from .base import QKVO, About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .options import at_least, true_or_false
 from .parts import add_projections, alive, check_places, largest_dot
@@ -50,6 +50,8 @@ class Sinkhorn(Mixer):
 
     supports_causal = supports_streaming = True
     about = About("Tay et al. 2020, arXiv 2002.11296", "learned pattern", "T block D + (T / block)^2 (block D + iterations heads)", "T (block heads + D)")
+    form = "sinkhorn"
+    carries = QKVO
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from torch import nn
 
 from .. import functional as F
 from ..functional.spatial_reduction import reduced
-from .base import About, Mixer
+from .base import QKVO, About, Mixer
 from .cost import MixingCost
 from .hands_out import ReadConv1d, ReadConv2d, ReadConv3d, ReadLayerNorm
 from .options import at_least, one_of
@@ -32,6 +32,8 @@ class SpatialReduction(Mixer):
 
     supports_grid = True
     about = About("Wang et al. 2021, arXiv 2102.12122", "low rank", "T^2 D / R^n + T D^2", "T D")
+    form = "spatial_reduction"
+    carries = QKVO
 
     def __init__(
         self,

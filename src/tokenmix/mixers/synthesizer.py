@@ -44,7 +44,9 @@ class SynthesizerDense(Mixer):
     """
 
     supports_causal = supports_streaming = supports_attn_mask = True
-    about = About(_PAPER, "synthetic", "T^2 D", "T^2 H")
+    about = About(_PAPER, "synthetic", "T^2 D", "T^2 H", idea="softmax of logits made from each token alone", tier="core")
+    form = "synthesizer_dense"
+    carries = ("v_proj", "out_proj")  # its q_proj is the hidden layer of an MLP
 
     def __init__(
         self,
@@ -120,7 +122,9 @@ class SynthesizerRandom(Mixer):
     """
 
     supports_causal = supports_streaming = supports_attn_mask = True
-    about = About(_PAPER, "synthetic", "T^2 D", "T^2 H")
+    about = About(_PAPER, "synthetic", "T^2 D", "T^2 H", idea="softmax of learned or fixed logits, no input in them", tier="core")
+    form = "synthesizer_random"
+    carries = ("v_proj", "out_proj")
 
     def __init__(
         self,
@@ -184,7 +188,9 @@ class SynthesizerFactorizedDense(Mixer):
     """
 
     supports_causal = supports_streaming = supports_attn_mask = True
-    about = About(_PAPER, "synthetic", "T^2 D", "T^2 H")
+    about = About(_PAPER, "synthetic", "T^2 D", "T^2 H", idea="dense, each row of logits from two short ones", tier="core")
+    form = "synthesizer_factorized_dense"
+    carries = ("v_proj", "out_proj")
 
     def __init__(
         self,
@@ -252,7 +258,9 @@ class SynthesizerFactorizedRandom(Mixer):
     """
 
     supports_causal = supports_streaming = supports_attn_mask = True
-    about = About(_PAPER, "synthetic", "T^2 D", "T^2 H")
+    about = About(_PAPER, "synthetic", "T^2 D", "T^2 H", idea="random, as a product of two thin matrices", tier="core")
+    form = "synthesizer_factorized_random"
+    carries = ("v_proj", "out_proj")
 
     def __init__(
         self,

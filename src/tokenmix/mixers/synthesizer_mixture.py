@@ -12,7 +12,7 @@ from .. import functional as F
 from ..functional import synthesizer as synth
 from ..functional._checks import check_name
 from . import synthesizer_parts as parts_of
-from .base import About, Mixer
+from .base import QKVO, About, Mixer
 from .cost import MixingCost
 from .options import at_least, check_numbers, check_positive
 from .synthesizer_parts import Part, SynthesizerKeysState
@@ -36,7 +36,16 @@ class SynthesizerMixture(Mixer):
     """
 
     supports_causal = supports_streaming = supports_attn_mask = True
-    about = About("Tay et al. 2020, arXiv 2005.00743", "synthetic", "T^2 D", "T^2 H")
+    about = About(
+        "Tay et al. 2020, arXiv 2005.00743",
+        "synthetic",
+        "T^2 D",
+        "T^2 H",
+        idea="logits of several Synthesizers and of dot products, with learned weights",
+        tier="core",
+    )
+    form = "synthesizer_mixture"
+    carries = QKVO
 
     def __init__(
         self,

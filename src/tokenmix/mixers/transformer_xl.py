@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from .. import functional as F
-from .base import About, Mixer
+from .base import QKVO, About, Mixer
 from .cost import MixingCost
 from .history import empty_history, joined, newest
 from .parts import add_projections, largest_relative, ring_chunk
@@ -26,6 +26,8 @@ class TransformerXL(Mixer):
 
     supports_causal = supports_streaming = supports_attn_mask = True
     about = About("Dai et al. 2019, arXiv 1901.02860", "memory", "T^2 D, or T memory D", "T^2 heads, or T memory heads")
+    form = "transformer_xl"
+    carries = QKVO
 
     def __init__(self, dim: int, *, causal: bool = False, heads: int = 8, memory: int | None = None, qkv_bias: bool = True, out_bias: bool = True):
         super().__init__(dim, causal=causal)

@@ -1,43 +1,30 @@
-"""The papers' equations as they are written: float64, loops and sums over t', no tricks. Library code never imports this."""
+"""The papers' equations as they are written: float64, loops and sums over t', no tricks. Library code never imports this.
 
-from .aft import aft_conv as aft_conv
-from .aft import aft_full as aft_full
-from .aft import aft_local as aft_local
-from .aft import aft_simple as aft_simple
-from .attention import attention as attention
-from .axial import axial as axial
-from .compressive import compressive as compressive
-from .external import external as external
-from .external import simplified_attention as simplified_attention
-from .fourier import fourier as fourier
-from .gmlp import gmlp as gmlp
-from .hydra import hydra as hydra
-from .hydra import multihead_linear as multihead_linear
-from .image_local import image_local as image_local
-from .lambda_layer import lambda_layer as lambda_layer
-from .lightconv import lightconv as lightconv
-from .linear import linear_attention as linear_attention
-from .linformer import linformer as linformer
-from .memory_compressed import memory_compressed as memory_compressed
-from .mlp_mixer import mlp_mixer as mlp_mixer
-from .nystrom import nystrom as nystrom
-from .patterns import bigbird as bigbird
-from .patterns import fixed as fixed
-from .patterns import local as local
-from .patterns import longformer as longformer
-from .patterns import strided as strided
-from .performer import performer as performer
-from .pooling import pooling as pooling
-from .reformer import reformer as reformer
-from .rfa import rfa as rfa
-from .rotary import rotary as rotary
-from .routing import routing as routing
-from .set import induced_set as induced_set
-from .sinkhorn import sinkhorn as sinkhorn
-from .spatial_reduction import spatial_reduction as spatial_reduction
-from .synthesizer import synthesizer_dense as synthesizer_dense
-from .synthesizer import synthesizer_factorized_dense as synthesizer_factorized_dense
-from .synthesizer import synthesizer_factorized_random as synthesizer_factorized_random
-from .synthesizer import synthesizer_mixture as synthesizer_mixture
-from .synthesizer import synthesizer_random as synthesizer_random
-from .transformer_xl import transformer_xl as transformer_xl
+Each public function of a file of this folder stands here under its name: ``tokenmix.reference.aft_full``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Every equation, for the type checker."""
+
+
+def _equations() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for file in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{file.name}")
+        own = {name: f for name, f in vars(module).items() if not name.startswith("_") and getattr(f, "__module__", "") == module.__name__}
+        twice = found.keys() & own.keys()
+        if twice:
+            raise ImportError(f"tokenmix.reference: {', '.join(sorted(twice))} of {file.name}.py stand in another file too")
+        found |= own
+    return found
+
+
+globals().update(_equations())

@@ -17,18 +17,24 @@ HEADS, ACROSS = 16, 8
 
 def bias_pictures(name: str, model: nn.Module) -> list[Picture]:
     """One picture for each of at most six layers, spread evenly, of the layers that have a position bias."""
-    found = [(i, block.mixer) for i, block in enumerate(getattr(model, "blocks", [])) if _has_bias(block.mixer)]
+    found = [(i, block.mixer) for i, block in enumerate(getattr(model, "blocks", [])) if has_filters(block.mixer) or has_pair_bias(block.mixer)]
     if len(found) > LAYERS:
         found = [found[round(j * (len(found) - 1) / (LAYERS - 1))] for j in range(LAYERS)]
     return [_picture(name, layer, mixer) for layer, mixer in found]
 
 
-def _has_bias(mixer: Any) -> bool:
-    return hasattr(mixer, "bias") and hasattr(mixer.bias, "table") or callable(getattr(mixer, "kernel", None))
+def has_filters(mixer: Any) -> bool:
+    """Whether the mixer weighs neighbours by filters: it has ``kernel()``, log-weights (heads, taps ...)."""
+    return callable(getattr(mixer, "kernel", None))
+
+
+def has_pair_bias(mixer: Any) -> bool:
+    """Whether the mixer learns a bias for pairs of positions: it has ``pair_log_weights(queries, keys)`` and a window, if any, that is not empty."""
+    return callable(getattr(mixer, "pair_log_weights", None)) and getattr(mixer, "window", None) != 0
 
 
 def _picture(name: str, layer: int, mixer: Any) -> Picture:
-    pairs = hasattr(mixer, "bias")
+    pairs = has_pair_bias(mixer)
     extra = pair_bias(mixer) if pairs else filters(mixer)
     known = extra[extra.isfinite()]
     low, high = float(known.min()), float(known.max())
@@ -44,12 +50,14 @@ def pair_bias(mixer: Any) -> Tensor:
     """exp(w) - 1 of the first positions (T, T): 0 outside of a window, NaN (drawn blank) where the mixer never looks."""
     n = min(SHOWN, int(mixer.max_len))
     at = torch.arange(n)[None]
+    return extra_weights(mixer, at, at)[0]
+
+
+def extra_weights(mixer: Any, queries: Tensor, keys: Tensor) -> Tensor:
+    """exp(w) - 1 for queries and keys at these positions, (B, T, S); NaN where the mixer attends no such pair."""
     with torch.no_grad():
-        extra = torch.expm1(mixer.bias.table(at, at)[0])
-    offset = at[0] - at[0][:, None]
-    if hasattr(mixer, "window"):
-        extra = torch.where(offset.abs() < mixer.window, extra, torch.nan if mixer.outside == "none" else 0.0)
-    return torch.where(offset > 0, torch.nan, extra) if mixer.causal else extra
+        w = mixer.pair_log_weights(queries, keys)
+    return torch.expm1(w).masked_fill(w == -torch.inf, torch.nan)
 
 
 def _heads(name: str, layer: int, extra: Tensor, values: str) -> Picture:

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..functional.external import over_all_tokens, slot_logits, weights
-from ..mixers.external import External, ExternalMultihead
 from .maps import Layer, check_vit, grid_of, look_into, on_grid, reading
-from .pictures import EXACT, form_of
+from .pictures import EXACT
 
 
 class Focus(NamedTuple):
@@ -76,7 +74,7 @@ def _gradient(model: Any, images: Tensor, mixer: nn.Module, classes: Tensor | No
 def _along(seen: Layer, g: Tensor) -> Tensor:
     """v_t . d (g . y) / d v_t with fixed weights, (B, T); refused where that is not all of the output."""
     mixer, x, given = seen
-    form = form_of(mixer)
+    form = mixer.functional_form()
     names = [] if form is None else list(inspect.signature(form).parameters)
     if "v" not in names:
         raise MixerError(f"focus: the output of {type(mixer).__name__} is no sum over values of tokens, so it has no focus; AFT, Hydra and attention have.")
@@ -99,9 +97,9 @@ def slot_reads(model: nn.Module, images: Tensor) -> dict[int, Tensor]:
     """Which tokens each memory slot reads: the weights of External attention as maps (B, heads, slots, H, W) by layer, after the layer's own normalisation."""
     model, found = check_vit(model, "slot_reads"), {}
     for i, (mixer, x, _) in enumerate(look_into(model, images)):
-        if isinstance(mixer, (External, ExternalMultihead)):
+        if has_slots(mixer):
             with torch.no_grad():
-                w = slot_weights(mixer, x)
+                w = mixer.slot_weights(x)
             maps = on_grid(w.flatten(2), grid_of(model, images), model.config.prefix)
             found[i] = maps.unflatten(1, w.shape[2:])
     if not found:
@@ -110,16 +108,12 @@ def slot_reads(model: nn.Module, images: Tensor) -> dict[int, Tensor]:
     return found
 
 
-def slot_weights(mixer: External | ExternalMultihead, x: Tensor) -> Tensor:
-    """Norm(q_t M_k^T), (B, T, heads, slots)."""
-    (q, memory_k, _, *biases), options = mixer.functional_args(x)
-    logits = slot_logits(q, memory_k, biases[0] if biases else None, options["heads"], None)
-    level = logits.new_zeros(()) if options["norm"] == "slots" else over_all_tokens(logits, None)
-    return weights(logits, level, norm=options["norm"], eps=options["eps"], live=None)
+def has_slots(mixer: Any) -> bool:
+    """Whether tokens read a memory of slots: the mixer has ``slot_weights(x)`` and ``slot_values()``."""
+    return callable(getattr(mixer, "slot_weights", None))
 
 
-def slot_similarity(mixer: External | ExternalMultihead) -> Tensor:
+def slot_similarity(mixer: Any) -> Tensor:
     """Cosine similarity of the directions that slots write, the rows of M_v: (slots, slots)."""
-    memory = mixer.memory_k if mixer.memory_v is None else mixer.memory_v
-    rows = nn.functional.normalize(memory.detach().double(), dim=1)
+    rows = nn.functional.normalize(mixer.slot_values().detach().double(), dim=1)
     return rows @ rows.mT

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..mixers.attention import Attention
-from ..mixers.external import External, ExternalMultihead
-from .biases import filters
+from .biases import filters, has_filters, has_pair_bias
 from .figures import COLOURS, Picture, both
-from .focus import Focus, focus, slot_reads, slot_similarity
-from .maps import average_relative_attention, bias_around, check_vit, has_filters, has_pair_bias, key_maps, sparsity, spread
+from .focus import Focus, focus, has_slots, slot_reads, slot_similarity
+from .maps import average_relative_attention, bias_around, check_vit, key_maps, sparsity, spread
 from .norms import neighbour_similarity, outlier_cutoff, share_above, token_norms
 from .panels import as_shown, panels
 
@@ -141,7 +140,7 @@ def focus_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> li
 
 def memory_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> list[Picture]:
     """External memories: which patches of the first image the most used slots read, and how alike the directions are that slots write."""
-    mixers = {i: b.mixer for i, b in enumerate(check_vit(model, "memory_pictures").blocks) if isinstance(b.mixer, (External, ExternalMultihead))}
+    mixers = {i: b.mixer for i, b in enumerate(check_vit(model, "memory_pictures").blocks) if has_slots(b.mixer)}
     if not mixers:
         return []
     reads = {i: w[0].mean(0) for i, w in slot_reads(model, images[:1]).items()}  # (slots, H, W), the mean over heads

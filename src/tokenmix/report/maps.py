@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..functional._heads import by_head
-from ..mixers.aft import AFTFull, AFTLocal
 from ..mixers.attention import Attention
 from ..models import ViT, evaluating
+from .biases import extra_weights, has_pair_bias
 
 CHUNK = 8  # images at once where every pair of tokens is held
 
@@ -88,16 +88,6 @@ def on_grid(values: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
     return values[:, prefix:].transpose(1, 2).unflatten(2, grid)
 
 
-def has_filters(mixer: Any) -> bool:
-    """Whether the mixer is an AFT-conv, or one made of it."""
-    return callable(getattr(mixer, "kernel", None))
-
-
-def has_pair_bias(mixer: Any) -> bool:
-    """Whether the mixer learns a bias for every pair of positions and has not window 0."""
-    return isinstance(mixer, (AFTFull, AFTLocal)) and mixer.bias.rank != 0
-
-
 def bias_around(mixer: Any, grid: tuple[int, int], prefix: int, query: int) -> Tensor:
     """exp(w) - 1 of AFT-full or AFT-local from one query patch to all patches (H, W): 0 outside of a window, NaN where keys outside are not attended."""
     if not has_pair_bias(mixer):
@@ -107,13 +97,9 @@ def bias_around(mixer: Any, grid: tuple[int, int], prefix: int, query: int) -> T
         raise MixerError(f"bias_around: query must be a patch 0..{n - 1} of a grid of {grid[0]} x {grid[1]}, got {query}.")
     if prefix + n > mixer.max_len:
         raise MixerError(f"bias_around: {type(mixer).__name__} has biases for {mixer.max_len} tokens, got {prefix} and a grid of {grid[0]} x {grid[1]}.")
-    at = torch.tensor([[prefix + query]], device=next(mixer.bias.parameters()).device)
+    at = torch.tensor([[prefix + query]], device=next(mixer.parameters()).device)
     keys = torch.arange(prefix, prefix + n, device=at.device)[None]
-    with torch.no_grad():
-        extra = torch.expm1(mixer.bias.table(at, keys)[0, 0])
-    if isinstance(mixer, AFTLocal):
-        extra = torch.where((keys[0] - at[0]).abs() < mixer.window, extra, torch.nan if mixer.outside == "none" else 0.0)
-    return extra.view(grid)
+    return extra_weights(mixer, at, keys)[0, 0].view(grid)
 
 
 def sparsity(extra: Tensor) -> Sparsity:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .. import functional
 from ..errors import MixerError
-from ..mixers import MIXERS, Mixer
+from ..mixers import Mixer
 from .figures import Picture, heat_map
 
 SHOWN = 48
@@ -52,7 +52,7 @@ def values_attention(mixer: Mixer, x: Tensor, context: Tensor | None = None, **g
 
 def _by_values(mixer: Mixer, x: Tensor, context: Tensor | None, given: dict[str, Any]) -> Tensor | None:
     """(D, T, S) from unit values at one source after the other, in one batch; None where these do not add up to the output."""
-    form = form_of(mixer)
+    form = mixer.functional_form()
     names = [] if form is None else list(inspect.signature(form).parameters)
     if form is None or "v" not in names:
         return None
@@ -70,12 +70,6 @@ def _by_values(mixer: Mixer, x: Tensor, context: Tensor | None, given: dict[str,
     weights = rows.permute(2, 1, 0)
     gap = (torch.einsum("dts,sd->td", weights, v[0]) - want[0]).abs().max()
     return weights if bool(gap <= EXACT * want.abs().max().clamp_min(1e-30)) else None
-
-
-def form_of(mixer: Mixer) -> Any:
-    """The functional form of a row of the table."""
-    name = next((n for n, cls in MIXERS.items() if cls is type(mixer)), None)
-    return getattr(functional, mixer.form or name, None) if name and hasattr(mixer, "functional_args") else None
 
 
 def _repeated(value: Any, n: int) -> Any:

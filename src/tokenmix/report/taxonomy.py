@@ -1,20 +1,26 @@
-"""The table of mixers as Markdown: class, paper, cost, causal, state, and what was measured. The docs put it on their page of mixers."""
+"""Tables of the mixers as Markdown, from what their classes state: one for the page of mixers, with what was measured, and one for the README.
+
+python -m tokenmix.report.taxonomy README.md        # writes the README's table anew
+"""
 
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from .._info import state_growth
-from ..mixers import CORE, MIXERS
+from ..mixers import MIXERS, Mixer
 
 MARK = "<!-- mixers -->"
+README, README_END = "<!-- mixers: core -->", "<!-- /mixers -->"
 NOTES = "Bits per byte and tokens per second: the same small causal language model with each mixer, on one CPU thread (`benchmarks/mixers_small.py`)."
 
 
 def taxonomy(results: Path, pages: Path) -> str:
-    """One table for the core and one for the opponents.
+    """Return one table of the core mixers and one of the extended ones.
 
     Args:
         results: the JSON of ``benchmarks/mixers_small.py``; columns of measurements stay empty where it is missing.
@@ -22,19 +28,53 @@ def taxonomy(results: Path, pages: Path) -> str:
     """
     measured: dict[str, Any] = json.loads(results.read_text())["rows"] if results.is_file() else {}
     parts = []
-    for title, names in (("Core", [n for n in MIXERS if n in CORE]), ("Opponents", [n for n in MIXERS if n not in CORE])):
+    for tier in ("core", "extended"):
         head = "| mixer | class | paper | time | space | causal | state | bits per byte | tokens/s |"
-        rows = [_row(name, measured.get(name), pages) for name in names]
-        parts += [f"## {title}", "", head, "|---" * 9 + "|", *rows, ""]
+        rows = [_row(name, measured.get(name), pages) for name, cls in MIXERS.items() if cls.about.tier == tier]
+        parts += [f"## {tier.capitalize()}", "", head, "|---" * 9 + "|", *rows, ""]
     return "\n".join([*parts, NOTES])
+
+
+def page_of(name: str, pages: Path) -> str | None:
+    """Return the stem of a mixer's page: that of its module, or of the module's family."""
+    stem = MIXERS[name].__module__.split(".")[-1]
+    return next((p for p in (stem, stem.split("_")[0]) if (pages / f"{p}.md").is_file()), None)
 
 
 def _row(name: str, measured: dict[str, Any] | None, pages: Path) -> str:
     cls = MIXERS[name]
-    stem = cls.__module__.split(".")[-1]
-    page = next((p for p in (stem, stem.split("_")[0]) if (pages / f"{p}.md").is_file()), None)
+    page = page_of(name, pages)
     link = f"[`{name}`]({page}.md)" if page else f"`{name}`"
     bits, rate = (f"{measured['valid_bits_per_byte']:.3f}", f"{measured['tokens_per_s']:,.0f}") if measured else ("", "")
     kind, time, space = (text.replace("^2", "²") for text in (cls.about.kind, cls.about.time, cls.about.space))
     paper = cls.about.paper.split(", arXiv")[0]
     return f"| {link} | {kind} | {paper} | {time} | {space} | {'yes' if cls.supports_causal else 'no'} | {state_growth(name)} | {bits} | {rate} |"
+
+
+def readme_table() -> str:
+    """Return the README's table of core mixers and its list of extended ones."""
+    head = "| name | mixes | causal | streaming state | context (cross) | pair mask | grid | time |"
+    rows = [_capabilities(name, cls) for name, cls in MIXERS.items() if cls.about.tier == "core"]
+    extended = {name: cls for name, cls in MIXERS.items() if cls.about.tier == "extended"}
+    kinds = {kind: [f"`{n}`" for n, cls in extended.items() if cls.about.kind == kind] for kind in dict.fromkeys(cls.about.kind for cls in extended.values())}
+    listed = ", ".join(f"{kind.replace(', ', ' and ')} ({', '.join(names)})" for kind, names in kinds.items())
+    blind = ", ".join(f"`{n}`" for n, cls in MIXERS.items() if not cls.supports_causal)
+    said = "These are the core mixers. The extended ones keep the same contract, pass the same tests and run in plain torch:"
+    return "\n".join([head, "|---" * 8 + "|", *rows, "", f"{said} {listed}.", f"Without a causal form, as their pages explain: {blind}."])
+
+
+def _capabilities(name: str, cls: type[Mixer]) -> str:
+    grid = "no" if not cls.supports_grid else "1-D, 2-D, 3-D"
+    causal = "no" if not cls.supports_causal else "in 1-D" if cls.supports_grid else "yes"
+    flags = ["yes" if able else "no" for able in (cls.supports_context, cls.supports_attn_mask)]
+    return "| " + " | ".join([f"`{name}`", cls.about.idea, causal, state_growth(name), *flags, grid, cls.about.time.replace("^2", "²")]) + " |"
+
+
+def renewed(readme: str) -> str:
+    """Return the README's text with its table written anew."""
+    return re.sub(f"({README}\n).*?(\n{README_END})", lambda m: m[1] + readme_table() + m[2], readme, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    for file in map(Path, sys.argv[1:]):
+        file.write_text(renewed(file.read_text()))

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import functional
 from ..mixers import MIXERS, Mixer
 from . import inputs
 
@@ -94,15 +93,15 @@ class Subject:
 
 
 def subject(target: str | type[nn.Module], options: dict[str, Any] | None = None, **more: Any) -> Subject:
-    """A Subject for a class, or for the name of a row of ``MIXERS``; a row is bound to its own reference and functional form."""
+    """A Subject for a class, or for the name of a row of ``MIXERS``, with the functional form that the class names and, in this library, its reference."""
     cls = MIXERS[target] if isinstance(target, str) else target
-    name = target if isinstance(target, str) else next((n for n, c in MIXERS.items() if c is cls), None)
-    if name is not None and cls.__module__.startswith("tokenmix."):
+    form = vars(cls).get("form")  # of a subclass that computes something else, the form of its parent says nothing
+    if form is not None and is_mixer(cls):
+        more["functional"] = more.get("functional") or cls.functional_form()  # type: ignore[attr-defined]  # a Mixer
+    if isinstance(form, str):
         from .. import reference
 
-        form = getattr(cls, "form", None) or name
-        more["reference"] = more.get("reference") or getattr(reference, form, None)
-        more["functional"] = more.get("functional") or getattr(functional, form, None)
+        more["reference"] = more.get("reference") or getattr(reference, form)
     return Subject(cls, dict(options or {}), **more)
 
 

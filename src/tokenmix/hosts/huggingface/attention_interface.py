@@ -7,6 +7,7 @@ cached as they are for attention, and the choice is not saved: to keep it, and f
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -15,40 +16,41 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
-from ... import functional as F
 from ...errors import MixerError
+from ...mixers import MIXERS
 
-FORMS: dict[str, tuple[Callable[..., Tensor], bool]] = {  # the form, and whether it is told the number of heads
-    "hydra": (F.hydra, False),
-    "aft_simple": (F.aft_simple, False),
-    "multihead_linear": (F.multihead_linear, True),
-    "linear": (F.linear_attention, True),
-}
 PLAIN = (causal_mask_function, bidirectional_mask_function)
 
 
 def register_attention(mixer: str, name: str | None = None, **options: Any) -> str:
     """Let ``attn_implementation=name`` mean a mixer without parameters, its padding mask included. Returns the name, by default "tokenmix_" and the mixer's.
 
-    Importing ``tokenmix.hosts.huggingface`` registers each mixer of ``FORMS`` without options.
+    Importing ``tokenmix.hosts.huggingface`` registers each of these mixers without options.
 
     Args:
-        mixer: "hydra", "aft_simple", "multihead_linear" or "linear".
+        mixer: one whose class says ``only_qkv``: "hydra", "aft_simple", "multihead_linear", "linear", or a mixer of yours.
         options: of its functional form: ``register_attention("linear", "linear_relu", feature="relu")``.
 
     The model's scaling and attention dropout mean nothing to these forms, which compute no softmax over pairs.
     """
-    if mixer not in FORMS:
-        near = difflib.get_close_matches(mixer, FORMS, n=1) or list(FORMS)
+    known = candidates()
+    if mixer not in known:
+        near = difflib.get_close_matches(mixer, known, n=1) or known
         raise MixerError(f"register_attention: {mixer!r} is no mixer without parameters that takes q, k and v; choose {' or '.join(near)}.")
     name = name or f"tokenmix_{mixer}"
-    AttentionInterface.register(name, _attend(name, *FORMS[mixer], options))
+    AttentionInterface.register(name, _attend(name, MIXERS[mixer].functional_form(), options))
     AttentionMaskInterface.register(name, padding_mask)
     return name
 
 
-def _attend(name: str, form: Callable[..., Tensor], by_head: bool, options: dict[str, Any]) -> Callable[..., tuple[Tensor, None]]:
+def candidates() -> list[str]:
+    """List the mixers without parameters that take q, k and v alone."""
+    return [name for name, cls in MIXERS.items() if cls.only_qkv]
+
+
+def _attend(name: str, form: Any, options: dict[str, Any]) -> Callable[..., tuple[Tensor, None]]:
     """The function transformers calls in place of attention: q (B, H, T, e), k and v (B, G, S, e) -> (B, T, H, e)."""
+    by_head = "heads" in inspect.signature(form).parameters
 
     def attend(
         module: nn.Module,
@@ -106,5 +108,5 @@ def padding_mask(
     return mask if torch.compiler.is_compiling() or not bool(mask.all()) else None
 
 
-for _mixer in FORMS:
+for _mixer in candidates():
     register_attention(_mixer)

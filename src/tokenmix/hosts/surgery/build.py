@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from ...errors import MixerError
-from ...mixers import MIXERS, Mixer, build_mixer, mixer_options
+from ...mixers import MIXERS, Mixer, build_mixer, is_softmax, mixer_options
 from .._report import Entry
 from ..rotary import rotary_spec
 from .shells import HFShell, TimmShell, torch_shell
 from .sites import Site
-from .weights import Weight, carry, left, rule, softmax_weights
+from .weights import Weight, carry, left, softmax_weights
 
 INSIDE = {"bert": ("self", "output.dense")}  # what is replaced within a site, the mixer's place first; elsewhere the site itself
 LARGE = 1 << 26  # parameters of a mixer that nobody asks for on purpose, where attention has far fewer
@@ -60,7 +60,6 @@ def completed(spec: dict[str, Any], site: Site, module: Any, found: dict[str, We
     name = spec["name"]
     if name not in MIXERS:
         build_mixer(**{**spec, "dim": site.dim})  # which says what is nearest
-    rule(name)
     if "dim" in spec:
         raise MixerError(f"dim is the model's; leave it out of the spec {spec!r}")
     known = mixer_options(MIXERS[name])
@@ -82,7 +81,7 @@ def completed(spec: dict[str, Any], site: Site, module: Any, found: dict[str, We
         wanted["head_dim"] = site.head_dim
     if site.qk_norm is not None:
         wanted |= {"qk_norm": site.qk_norm, "norm_eps": _eps(module.q_norm)}
-    if name == "attention" and site.rotary:
+    if is_softmax(spec) and site.rotary:
         wanted["positions"] = rotary_spec(_rope(module), head_dim=site.head_dim, max_len=site.max_len)
     return {option: value for option, value in wanted.items() if option in known} | spec
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ...errors import MixerError
+from ...mixers import is_softmax
 from .._report import Entry, Report
 from .build import shell_for
 from .plan import planned
@@ -34,9 +35,9 @@ def replace_mixers(
     """The model with mixers in place of its attention, each with the weights of the attention it replaces wherever the two mean the same.
 
     Heads, grouped keys, biases, norms of queries and keys, the scale of logits, rotary positions, causality and max_len are the site's where the mixer has
-    the option and the spec does not say. ``hosts.RULES`` says which projections a mixer takes over; fused and transposed ones are taken apart, grouped keys
-    repeated where the mixer has no ``kv_heads``, a bias that the host lacks is zero. Masks, caches and return values are the host's. With ``attention`` the
-    function stays the same.
+    the option and the spec does not say. A mixer takes over the projections that its class names in ``carries``: fused and transposed ones are taken apart,
+    grouped keys are repeated where the mixer has no ``kv_heads``, and a bias that the host lacks is zero. Masks, caches and return values are the host's.
+    With ``attention`` the function stays the same.
     What is lost: dropout of attention weights; ``output_attentions`` of the layers that were replaced.
 
     Args:
@@ -111,7 +112,7 @@ def _report(old: nn.Module, new: nn.Module, plan: list[tuple[Site, dict[str, Any
 
 def _notes(plan: list[tuple[Site, dict[str, Any]]]) -> Iterator[str]:
     """What the shapes of tensors cannot tell."""
-    others = [(site, spec) for site, spec in plan if spec["name"] != "attention"]
+    others = [(site, spec) for site, spec in plan if not is_softmax(spec)]
     for what, those in (
         ("positions were rotary; {} does not turn queries and keys", [spec["name"] for site, spec in others if site.rotary]),
         ("queries and keys were normalised; {} does not", [spec["name"] for site, spec in others if site.qk_norm]),

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from ...errors import MixerError
+from ...mixers import MIXERS, is_softmax
+from ...mixers.facts import QKVO
 from .._report import Entry, Report
-from ..convert import ALL
 from .replace import exchanged
 from .shells import shells_of
-from .weights import give_back, rule
+from .weights import give_back
 
 
 def restore(model: nn.Module, names: str | Iterable[str] = "*", *, inplace: bool = False) -> tuple[Any, Report]:
@@ -53,10 +54,10 @@ def restore(model: nn.Module, names: str | Iterable[str] = "*", *, inplace: bool
 
 def _restored(model: nn.Module, name: str, shell: Any) -> tuple[dict[int, nn.Module], list[Entry]]:
     site, spec, mixer = shell.site, shell.spec, shell.mixer
-    lost = [part for part in ALL if part not in rule(spec["name"])]
+    lost = [part for part in QKVO if part not in MIXERS[spec["name"]].carries]
     if lost:
         raise MixerError(f"restore: {name}: {spec['name']} has no {', '.join(lost)} of attention; its softmax weights are gone.")
-    if spec.get("heads", site.heads) != site.heads and spec["name"] == "attention":
+    if spec.get("heads", site.heads) != site.heads and is_softmax(spec):
         raise MixerError(f"restore: {name}: its mixer has {spec['heads']} heads, attention there had {site.heads}.")
     like = next(mixer.parameters())
     parts = {path: _materialised(module, like) for path, module in shell.origin[0].items()}

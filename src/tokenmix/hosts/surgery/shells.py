@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from ...errors import MixerError
 from ...mixers import Mixer
 from ...mixers.attention import Attention
-from ..convert import RULES
 from ..torch import MultiheadMixer
 from .masks import Read, read_mask, refuse_packed, within
 from .sites import Site
@@ -68,7 +67,7 @@ class HFShell(Shell):
         super().__init__(mixer, site, spec, origin)
         self.layer_idx = site.layer
         self.dropout = nn.Dropout(dropout)
-        self.located = locate(mixer, spec["name"]) if site.family == "detr" else ()
+        self.located = locate(mixer) if site.family == "detr" else ()
 
     def forward(
         self,
@@ -197,9 +196,9 @@ class Located(nn.Linear):
         return super().forward(x + self.offset)
 
 
-def locate(mixer: Mixer, name: str) -> tuple[str, ...]:
+def locate(mixer: Mixer) -> tuple[str, ...]:
     """Make the projections of queries and keys ready for positions; their names. Without any, positions are added to the tokens themselves."""
-    parts = tuple(p for p in ("q_proj", "k_proj") if p in RULES.get(name, ()) and type(getattr(mixer, p, None)) is nn.Linear)
+    parts = tuple(p for p in ("q_proj", "k_proj") if p in mixer.carries and type(getattr(mixer, p, None)) is nn.Linear)
     for part in parts:
         mixer.get_submodule(part).__class__ = Located
     return parts

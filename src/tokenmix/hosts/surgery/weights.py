@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import MixerError
+from ...mixers import MIXERS
+from ...mixers.facts import QKVO
 from .._report import Entry
-from ..convert import ALL, NORMS, RULES, TWINS
 from .sites import Site
+
+NORMS = ("q_norm", "k_norm")
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def places(site: Site, module: nn.Module) -> dict[str, Place]:
     else:
         found = _linear("q_proj", "k_proj", "v_proj", "o_proj")
     norms = {} if site.qk_norm is None else dict(zip(NORMS, _linear(*NORMS, less=float(type(module).__name__.startswith("Gemma"))), strict=True))
-    return dict(zip(ALL, found, strict=True)) | norms
+    return dict(zip(QKVO, found, strict=True)) | norms
 
 
 def softmax_weights(site: Site, module: nn.Module) -> dict[str, Weight]:
@@ -104,24 +107,18 @@ def softmax_weights(site: Site, module: nn.Module) -> dict[str, Weight]:
     return found
 
 
-def rule(name: str) -> tuple[str, ...]:
-    """The projections that a mixer takes over."""
-    if name not in RULES:
-        raise MixerError(f"no rule says which projections {name!r} takes over; add one: tokenmix.hosts.RULES[{name!r}] = ('v_proj', 'out_proj')")
-    return RULES[name]
-
-
 @torch.no_grad()
 def carry(mixer: Any, name: str, found: dict[str, Weight], site: Site) -> list[Entry]:
     """Fill what the mixer called ``name`` takes over; what became of each of its tensors, and of those of the host that it has no use for."""
-    entries, used, taken = [], set(), rule(name)
+    cls = MIXERS[name]
+    entries, used, taken = [], set(), cls.carries
     parameters = {n for n, _ in mixer.named_parameters()}
     for ours, tensor in mixer.state_dict().items():
         part, _, leaf = ours.rpartition(".")
-        part = TWINS.get(part, part) if name in ("longformer", "etc") else part
+        part = cls.copies.get(part, part)
         source = found.get(f"{part}.{leaf}") if part in taken else None
         if source is not None:
-            tensor.copy_(_fitted(source, tensor, ours, site))
+            tensor.copy_(_fitted(source, tensor, ours, part, site))
             used.add(f"{part}.{leaf}")
         elif part in taken and leaf == "bias":  # the host has none: adding nothing is the same function
             tensor.zero_()
@@ -135,10 +132,9 @@ def left(found: dict[str, Weight], used: set[str]) -> list[Entry]:
     return [Entry(f"{w.origin} ({ours})" if w.split else w.origin, "dropped", tuple(w.value.shape), w.origin) for ours, w in found.items() if ours not in used]
 
 
-def _fitted(source: Weight, tensor: Tensor, ours: str, site: Site) -> Tensor:
+def _fitted(source: Weight, tensor: Tensor, ours: str, part: str, site: Site) -> Tensor:
     """The host's tensor in the shape of ours: grouped keys and values are repeated for each head of queries that shares them."""
-    value, part = source.value, ours.partition(".")[0]
-    part = TWINS.get(part, part)
+    value = source.value
     if part in ("k_proj", "v_proj") and site.kv_heads != site.heads and len(tensor) == site.heads * site.head_dim:
         value = value.unflatten(0, (site.kv_heads, -1)).repeat_interleave(site.heads // site.kv_heads, 0).flatten(0, 1)
     if value.shape != tensor.shape:

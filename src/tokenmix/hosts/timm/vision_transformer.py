@@ -17,6 +17,7 @@ from timm.models.vision_transformer import checkpoint_filter_fn as timm_filter
 from torch import Tensor, nn
 
 from ...errors import MixerError
+from ...mixers import is_softmax
 from ...models import MODELS, ViTConfig
 from ...models._images import both_sides, resizable, resize_mixers
 from ...models.blocks import cycled
@@ -137,7 +138,7 @@ def _from_ours(state: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
 
 def _check_softmax(name: str, model: Any) -> None:
     layer = int(name.split(".")[1])
-    if layer < len(model.blocks) and model.blocks[layer].attn.spec["name"] != "attention":
+    if layer < len(model.blocks) and not is_softmax(model.blocks[layer].attn.spec):
         mixer = model.blocks[layer].attn.spec["name"]
         raise MixerError(f"checkpoint_filter: {name!r} is of softmax attention, layer {layer} of the model is {mixer}; `tokenmix convert` takes weights over.")
 
@@ -175,7 +176,7 @@ default_cfgs = generate_default_cfgs({name: _cfg(MODELS[model]) for name, model 
 
 def _register(name: str, model: str) -> None:
     config: ViTConfig = MODELS[model]
-    heads = {spec["name"]: spec.get("heads") for spec in config.specs()}.get("attention")
+    heads = next((spec.get("heads") for spec in config.specs() if is_softmax(spec)), None)
     spec = config.specs()[0]
     shell = {**timm_options(config), "num_heads": heads or spec.get("heads", 1), "qkv_bias": True}
 
