@@ -8,7 +8,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 KERNELS := src/tokenmix/kernels/cpu
 LIBRARY := $(KERNELS)/libtokenmix.so
 
-.PHONY: setup kernels demo test test-all test-browser lint docs clean
+.PHONY: setup kernels demo quick test test-all test-browser lint docs tables clean
 
 setup: $(VENV)/.ok kernels
 
@@ -32,6 +32,14 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# One mixer: lint, types, its promises without compilation and export, the tests of its family, its page. `make quick M=hydra`
+quick: setup
+	@test -n "$(M)" || { echo "make quick: name a mixer, as in make quick M=hydra" >&2; exit 1; }
+	$(BIN)/ruff check --no-cache .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	TOKENMIX_QUICK=$(M) $(PYTEST) -n 2 $$(PYTHONPATH=tests $(BIN)/python -m quick $(M))
+
 # pytest.ini options in pyproject.toml leave out the tests marked slow or browser.
 test: lint docs
 	$(PYTEST) -n 2
@@ -46,6 +54,10 @@ test-browser: setup
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
+
+# The tables in the README that follow from the code.
+tables: setup
+	$(BIN)/python -m tokenmix.report.taxonomy README.md
 
 clean:
 	rm -rf site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

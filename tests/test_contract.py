@@ -8,7 +8,7 @@ from itertools import chain
 import pytest
 import torch
 
-from cases import CASES, GRIDS, forms
+from cases import CASES, GRIDS, QUICK, forms
 from tokenmix import MIXERS, MixerError, build_mixer
 from tokenmix.mixers import CORE
 from tokenmix.testing import PROMISES, run_promise, subject
@@ -24,10 +24,12 @@ def subject_of(case: str, causal: bool):
 
 
 def promised() -> list:
-    """(case, causal, promise): everything, of which the exports of opponents are left to `make test-all`; they take longer than all the rest together."""
+    """(case, causal, promise): everything, of which the exports of extended mixers are left to `make test-all`; they take longer than all the rest together."""
     rows = []
     for case, causal in forms():
         for promise in PROMISES:
+            if QUICK and promise.startswith(("compiles", "exports")):
+                continue
             late = promise.startswith("exports") and CASES[case][0] not in CORE
             rows.append(
                 pytest.param(case, causal, promise, marks=[pytest.mark.slow] if late else [], id=f"{case}-{'causal' if causal else 'both-ways'}-{promise}")

@@ -186,10 +186,32 @@ def advise(
     return work
 
 
+def new_mixer(name: Positional[str], /) -> Work:
+    """Write the skeleton of a new mixer into a checkout of this library: module, functional form, reference, page, rows and test case.
+
+    It keeps the contract as it is written; `make quick M=NAME` shows that. Then replace its mathematics.
+
+    Args:
+        name: a lower-case identifier, such as gated_mean.
+    """
+
+    def work() -> int:
+        from .testing.new_mixer import new_mixer
+
+        root = Path.cwd()
+        for file in new_mixer(name, root):
+            print(f"wrote {file.relative_to(root)}")
+        print(f"next: make quick M={name}; then write the paper's equation into the reference, and go on from there (docs/adding-a-mixer.md)")
+        return 0
+
+    return work
+
+
 VERBS: dict[str, Callable[..., Any]] = {
     "doctor": doctor,
     "list": show,
     "check": check,
+    "new-mixer": new_mixer,
     "advise": advise,
     "train": train,
     "resume": resume,

@@ -1,0 +1,212 @@
+"""What ``tokenmix new-mixer`` does: write the seven places of a new mixer into a checkout of the library.
+
+The skeleton is the mean of the values that a token may attend. It keeps the whole contract as it is written; replace its mathematics step by step.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from pathlib import Path
+
+from ..errors import MixerError
+from ..mixers import MIXERS
+
+REFERENCE = '''"""NAME as its paper writes it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def NAME(v: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """y_t = sum_s v_s / n_t over the n_t keys s that t may attend; 0 where there is none."""
+    B, T, _ = v.shape
+    mask = torch.ones(B, T, T, dtype=torch.bool) if mask is None else mask
+    y = torch.zeros_like(v)
+    for b in range(B):
+        for t in range(T):
+            if mask[b, t].any():
+                y[b, t] = v[b, mask[b, t]].mean(0)
+    return y
+'''
+
+FUNCTIONAL = '''"""NAME: the mean of the values that a token may attend."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._backend import pick
+from ._masks import kept
+
+
+def NAME(v: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, backend: str = "auto") -> Tensor:
+    """Compute y_t = sum_s v_s / n_t over the n_t keys s that t may attend.
+
+    Args:
+        v: values (B, T, D).
+        key_mask: (B, T) bool, True where a key may be attended.
+
+    Returns:
+        (B, T, D) in v's dtype; 0 where there is nothing to attend. Time and memory O(T D).
+    """
+    pick(backend, v)
+    total, count = sums(v, key_mask)
+    total, count = (a.cumsum(1) if causal else a.sum(1, keepdim=True) for a in (total, count))
+    return (total / count.clamp_min(1.0)).to(v.dtype).expand_as(v)
+
+
+def sums(v: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return what each token adds to the sum of the values, and to their number: float32 or better, 0 where it is masked."""
+    v = kept(v, key_mask).to(torch.promote_types(v.dtype, torch.float32))
+    return v, v.new_ones(()).expand(*v.shape[:2], 1) if key_mask is None else key_mask[..., None].to(v.dtype)
+'''
+
+MIXER = '''"""NAME as a layer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as F
+from ..functional.NAME import sums
+from .base import About, Mixer, register_state
+from .cost import MixingCost
+
+
+@register_state
+class CLASSState(NamedTuple):
+    """The sum of the values so far (B, D), and their number (B, 1)."""
+
+    total: Tensor
+    count: Tensor
+
+
+class CLASS(Mixer):
+    """y_t = W_o [sum_s v_s / n_t], the mean of the values that t may attend.
+
+    Parameters: v_proj, out_proj. Time O(T D).
+    """
+
+    supports_causal = supports_streaming = True
+    about = About("Authors year, arXiv number", "pooling", "T D", "T D", idea="the mean of the values")
+    form = "NAME"
+    carries = ("v_proj", "out_proj")
+
+    def __init__(self, dim: int, *, causal: bool = False, qkv_bias: bool = True, out_bias: bool = True):
+        super().__init__(dim, causal=causal)
+        self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
+        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+
+    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+        """Arguments of ``functional.NAME`` for this input: (positional, keyword)."""
+        return (self.v_proj(x),), {"causal": self.causal, "key_mask": key_mask}
+
+    def mix(self, x, context, **given):
+        args, options = self.functional_args(x, context, **given)
+        return self.out_proj(F.NAME(*args, **options))
+
+    def mixing_cost(self, T):
+        return MixingCost(flops=2 * T * self.dim, counted=0, activations=12 * T * self.dim, state=4 * self.dim + 4)
+
+    def empty_state(self, batch_size, *, device, dtype):
+        wide = torch.promote_types(dtype, torch.float32)
+        return CLASSState(*(torch.zeros(batch_size, n, device=device, dtype=wide) for n in (self.dim, 1)))
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        v = self.v_proj(x)
+        total, count = (past[:, None] + new.to(past.dtype).cumsum(1) for past, new in zip(state, sums(v, key_mask), strict=True))
+        y = (total / count.clamp_min(1.0)).to(v.dtype)
+        return self.out_proj(y), CLASSState(total[:, -1], count[:, -1])
+'''
+
+PAGE = """# TITLE
+
+Row `NAME`. Authors year, "Title", arXiv number.
+
+## Equation
+
+```text
+y_t = sum_s v_s / n_t over the n_t keys s that t may attend
+```
+
+## Cost
+
+Time and memory O(T D). The streaming state is the sum of the values so far and their number.
+
+## Options
+
+| option | default | meaning |
+|---|---|---|
+| `qkv_bias`, `out_bias` | True | biases of the projections |
+
+## Example
+
+```python
+>>> import torch, tokenmix
+>>> tokenmix.build_mixer("NAME", dim=32, causal=True)(torch.randn(2, 20, 32)).shape
+torch.Size([2, 20, 32])
+
+```
+
+## Deviations and notes
+
+- None yet.
+"""
+
+
+def new_mixer(name: str, root: Path) -> list[Path]:
+    """Write the skeleton of a mixer and its rows; return the files that are new or changed.
+
+    Raises:
+        MixerError: for a name that is no lower-case identifier or is taken, and outside of a checkout.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
+        raise MixerError(f"new-mixer: the name must be a lower-case identifier such as gated_mean, got {name!r}.")
+    source = root / "src/tokenmix"
+    if not (source / "mixers/__init__.py").is_file() or not (root / "tests/cases.py").is_file():
+        raise MixerError(f"new-mixer: {root} is no checkout of tokenmix; run it there, or register a mixer of your own with tokenmix.register_mixer.")
+    title = name.replace("_", " ").capitalize()
+    cls = "".join(part.capitalize() for part in name.split("_"))
+    files = {
+        source / f"reference/{name}.py": REFERENCE,
+        source / f"functional/{name}.py": FUNCTIONAL,
+        source / f"mixers/{name}.py": MIXER,
+        root / f"docs/mixers/{name}.md": PAGE,
+    }
+    taken = [str(file.relative_to(root)) for file in files if file.exists()]
+    if name in MIXERS or taken:
+        raise MixerError(f"new-mixer: {name!r} is taken{f' ({taken[0]})' if taken else ''}; choose another name.")
+    rows = {
+        source / "functional/__init__.py": _with_import(source / "functional/__init__.py", f"from .{name} import {name} as {name}"),
+        source / "mixers/__init__.py": _with_row(_with_import(source / "mixers/__init__.py", f"from .{name} import {cls}"), "MIXERS", f'"{name}": {cls},'),
+        root / "tests/cases.py": _with_row((root / "tests/cases.py").read_text(), "CASES", f'"{name}": ("{name}", {{}}),'),
+    }
+    for file, template in files.items():
+        file.write_text(template.replace("NAME", name).replace("CLASS", cls).replace("TITLE", title))
+    for file, text in rows.items():
+        file.write_text(text)
+    return [*files, *rows]
+
+
+def _with_import(file: Path, line: str) -> str:
+    """The file's text with one more relative import, in alphabetical order."""
+    lines = file.read_text().splitlines()
+    at = [i for i, text in enumerate(lines) if text.startswith("from .") and not text.startswith("from ..")]
+    place = next((i for i in at if lines[i].split()[1] > line.split()[1]), at[-1] + 1)
+    return "\n".join([*lines[:place], line, *lines[place:]]) + "\n"
+
+
+def _with_row(text: str, table: str, row: str) -> str:
+    """The text with one more row at the end of a dict that is a module's constant."""
+    begin = re.search(rf"^{table}\b.*= \{{\n", text, flags=re.MULTILINE)
+    if begin is None:
+        raise MixerError(f"new-mixer: the table {table} is not where it was; add the row {row} by hand.")
+    end = text.index("\n}\n", begin.end()) + 1
+    return f"{text[:end]}    {row}\n{text[end:]}"

@@ -1,0 +1,75 @@
+"""`tokenmix new-mixer` writes a mixer that keeps the contract before a line of it is edited."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tokenmix import MixerError
+from tokenmix.testing.new_mixer import new_mixer
+
+ROOT = Path(__file__).parent.parent
+PLACES = 7
+PROMISES = ["equals_reference", "streaming_equals_parallel", "future_cannot_reach_past", "non_finite_is_honest", "refuses_wrong_options"]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    for part in ("src/tokenmix", "tests", "docs/mixers"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    return tmp_path
+
+
+def test_a_new_mixer_keeps_the_contract(checkout):
+    before = {p: p.read_bytes() for p in checkout.rglob("*") if p.is_file()}
+    written = new_mixer("gated_mean", checkout)
+    changed = {p for p in checkout.rglob("*") if p.is_file() and before.get(p) != p.read_bytes()}
+    assert set(written) == changed
+    assert len(written) == PLACES
+    code = f"""
+import sys
+sys.path[:0] = [{str(checkout / "src")!r}, {str(checkout / "tests")!r}]
+import test_contract
+from tokenmix.testing import PROMISES, run_promise
+for causal in (False, True):
+    for promise in {PROMISES}:
+        result = run_promise(test_contract.subject_of("gated_mean", causal), promise, PROMISES[promise])
+        assert result.status == "kept" or promise in ("streaming_equals_parallel", "future_cannot_reach_past") and not causal, result
+print("kept")
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=checkout)
+    assert done.stdout == "kept\n", done.stderr
+    ruff = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--no-cache", "--config", ROOT / "pyproject.toml", *written[:3]], capture_output=True, text=True
+    )
+    assert ruff.returncode == 0, ruff.stdout
+    style = [sys.executable, "-m", "ruff", "format", "--check", "--no-cache", "--config", ROOT / "pyproject.toml", *(w for w in written if w.suffix == ".py")]
+    assert subprocess.run(style, capture_output=True).returncode == 0
+
+
+def test_nothing_is_overwritten(checkout):
+    page = checkout / "docs/mixers/gated_mean.md"
+    page.write_text("mine")
+    with pytest.raises(MixerError, match=r"new-mixer: 'gated_mean' is taken \(docs/mixers/gated_mean.md\)"):
+        new_mixer("gated_mean", checkout)
+    assert page.read_text() == "mine"
+    assert not (checkout / "src/tokenmix/mixers/gated_mean.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Gated", "lower-case identifier"),
+        ("class", "lower-case identifier"),
+        ("../up", "lower-case identifier"),
+        ("hydra", "is taken"),
+        ("fresh", "no checkout"),
+    ],
+)
+def test_wrong_names_and_places_are_refused(tmp_path, checkout, name, said):
+    with pytest.raises(MixerError, match=said):
+        new_mixer(name, tmp_path / "elsewhere" if said == "no checkout" else checkout)
