@@ -8,15 +8,16 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 KERNELS := src/tokenmix/kernels/cpu
 LIBRARY := $(KERNELS)/libtokenmix.so
 
-.PHONY: setup kernels demo quick test test-all test-browser lint docs tables clean
+.PHONY: setup kernels demo quick test test-more test-all test-browser lint docs tables clean
 
 setup: $(VENV)/.ok kernels
 
 $(VENV)/.ok: pyproject.toml constraints.txt hatch_build.py
-	$(PY) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -U "pip>=25.1"
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[all]" --group dev
-	touch $@
+	@echo "set-up 1/2: a virtual environment in $(VENV)"
+	@$(PY) -m venv $(VENV) && $(BIN)/python -m pip install -q -U "pip>=25.1"
+	@echo "set-up 2/2: tokenmix with its extras, what the tests need, and the C kernels; a few minutes, torch and transformers are large"
+	@began=$$(date +%s); $(BIN)/python -m pip install -q -c constraints.txt -e ".[all]" --group dev && echo "set-up: done in $$(($$(date +%s) - began)) s"
+	@touch $@
 
 # Installing compiles the C kernels too; this compiles them again when a source has changed. Without a compiler it warns and all else goes on.
 kernels: $(LIBRARY)
@@ -40,9 +41,12 @@ quick: setup
 	$(BIN)/mypy
 	TOKENMIX_QUICK=$(M) $(PYTEST) -n 2 $$(PYTHONPATH=tests $(BIN)/python -m quick $(M))
 
-# pytest.ini options in pyproject.toml leave out the tests marked slow or browser.
+# tests/suites.py says what `make test` leaves to `make test-more`; neither runs the tests marked slow or browser.
 test: lint docs
-	$(PYTEST) -n 2
+	$(PYTEST) -n 2 -m "not more and not slow and not browser"
+
+test-more: setup
+	$(PYTEST) -n 2 -m "more and not slow and not browser"
 
 test-all: lint docs
 	$(PYTEST) -n 2 -m "not browser"

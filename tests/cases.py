@@ -159,6 +159,9 @@ GRIDS: dict[str, tuple[tuple[int, ...], int]] = {
 """Case id -> (grid, prefix), for the cases that mix grids. These have no causal form."""
 
 
+FIRST = {name: case for case, (name, _) in reversed(CASES.items())}
+"""Mixer -> its first case."""
+
 QUICK = os.environ.get("TOKENMIX_QUICK")
 """`make quick M=name`: the tests are about this mixer alone."""
 

@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 
+from suites import is_more
 from tokenmix.kernels import cpu
 
 torch.set_num_threads(1)
@@ -22,8 +23,15 @@ KERNEL_FILES = ("test_kernel", "test_sanitizers")
 KERNEL_TESTS = ("test_cpu", "test_the_kernel_is_what_runs")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config, items):
-    """Without the C library, as where there is no compiler, the tests of its kernels are left out, and the summary says so."""
+    """Mark what `make test` leaves to `make test-more`.
+
+    Without the C library, as where there is no compiler, the tests of its kernels are left out, and the summary says so.
+    """
+    for item in items:
+        if is_more(item.path.name, getattr(item, "originalname", item.name), getattr(getattr(item, "callspec", None), "params", {})):
+            item.add_marker("more")
     if not cpu.available():
         need = [i for i in items if i.path.name.startswith(KERNEL_FILES) or i.originalname in KERNEL_TESTS]
         config.hook.pytest_deselected(items=need)

@@ -1,17 +1,16 @@
-"""torch.compile with its default backend, forward and backward: one row per family in `make test`, every mixer and every grid in `make test-all`."""
+"""torch.compile with its default backend, forward and backward: one row per family in `make test-more`, every mixer and every grid in `make test-all`."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from cases import CASES, GRIDS, forms
+from cases import CASES, FIRST, GRIDS, forms
 from tokenmix import build_mixer
 
 CAUSAL = ("attention", "aft_simple", "hydra", "external", "synthesizer_dense", "linear", "local", "lightconv", "reformer", "transformer_xl", "axial")
 QUICK = [*((case, True) for case in CAUSAL), ("linformer", False)]  # one row per family
-FIRST = set({name: case for case, (name, _) in reversed(CASES.items())}.values())  # the first case of every mixer
-LATER = [form for form in forms() if form not in QUICK and form[0] in FIRST | set(GRIDS)]
+LATER = [form for form in forms() if form not in QUICK and form[0] in {*FIRST.values(), *GRIDS}]
 
 
 def compiled_equals_eager(case: str, causal: bool) -> None:

@@ -1,6 +1,6 @@
 """Random shapes, dtypes, masks, layouts, weights and keys through every C kernel, against the eager form in float64: outputs and gradients.
 
-500 calls in `make test`, over 10,000 marked slow. A failure names the form and the seed: ``fuzz_forms.check(form, seed)`` repeats it.
+500 calls in `make test-more`, over 10,000 marked slow. A failure names the form and the seed: ``fuzz_forms.check(form, seed)`` repeats it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 NAMES = list(build.instruction_sets())  # best first
 LESSER = NAMES[NAMES.index(str(cpu.isa())) + 1 :] if cpu.isa() in NAMES else []
 PARTS, MORE = 2, 20
-EACH = 50  # seeds of a form in make test, in this many parts; the sweep has MORE times as many
+EACH = 50  # seeds of a form in make test-more, in this many parts; the sweep has MORE times as many
 BLOCKS = [(part * EACH // PARTS, (part + 1) * EACH // PARTS) for part in range(PARTS)]
 SWEEP = [pytest.param(EACH * i, EACH * (i + 1), marks=pytest.mark.slow) for i in range(1, MORE + 1)]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import suites
 from cases import CASES
 from docs_hooks import with_mixers
 from tokenmix import MIXERS, functional, reference
@@ -172,3 +173,12 @@ def test_a_table_by_name_is_noticed():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "read_text", lambda self, *a: code if self == planted else real(self, *a))
         assert named(planted) == ["aft_full", "aft_simple", "hydra", "local", "polynl", "rfa"]
+
+
+def test_the_table_of_suites_names_tests_that_exist():
+    tests = Path(__file__).parent
+    assert all((tests / file).is_file() for file in {**suites.FILES, **suites.TESTS})
+    for file, names in suites.TESTS.items():
+        known = {n.name for n in ast.walk(ast.parse((tests / file).read_text())) if isinstance(n, ast.FunctionDef)}
+        assert set(names) <= known, file
+    assert not set(suites.FILES) & set(suites.TESTS)

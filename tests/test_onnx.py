@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cases import CASES, GRIDS
+from cases import CASES, FIRST, GRIDS
 from loud import loud
 from tokenmix import MIXERS, Mixer, MixerError, build_mixer, cli
 from tokenmix.hosts import OnnxModel, export_onnx, export_program
@@ -21,7 +21,6 @@ from tokenmix.mixers import CORE
 from tokenmix.models import LM, LMConfig, build_model
 from tokenmix.testing.subject import perturb
 
-FIRST = {name: case for case, (name, _) in reversed(CASES.items())}  # the first case of every mixer
 REST = [case for case in CASES if CASES[case][0] in CORE and case != FIRST[CASES[case][0]]]
 DIM = 8
 

@@ -1,0 +1,70 @@
+"""Which tests `make test` leaves to `make test-more`: sweeps over all cases, compilation and export, planted bugs, fuzz, sanitizers, long subprocesses.
+
+`make test` keeps every promise on one case of each mixer, and a test of every feature. What neither runs is marked slow: `make test-all`.
+"""
+
+from __future__ import annotations
+
+from cases import FIRST
+from tokenmix import MIXERS
+
+COMPILED = {FIRST[name] for name in ("attention", "aft_simple")}
+"""Cases that `make test` compiles and exports."""
+
+FILES = {
+    "test_demo.py": "trains four models",
+    "test_dynamic.py": "compiles every case for any length",
+    "test_fuzz.py": "fuzz",
+    "test_fuzz_core.py": "fuzz",
+    "test_huggingface_mutations.py": "planted bugs",
+    "test_huggingface_trainer.py": "trains, in two processes too",
+    "test_inductor.py": "compiles C++",
+    "test_kernel_mutations.py": "planted bugs, each a build of the kernels",
+    "test_kernels_fuzz.py": "fuzz",
+    "test_mutations.py": "planted bugs",
+    "test_onnx.py": "exports every core mixer at many sizes",
+    "test_peers.py": "the defects of other implementations",
+    "test_sanitizers.py": "builds the kernels under sanitizers",
+    "test_surgery_across.py": "every mixer in every family of hosts",
+    "test_surgery_planted.py": "planted bugs",
+    "test_triton.py": "interprets the Triton kernels",
+    "test_triton_gemm.py": "interprets the Triton kernels",
+}
+"""Whole files, with the reason."""
+
+TESTS = {
+    "test_advise.py": (
+        "test_candidates_of_a_decoder_stream",
+        "test_every_host_is_measured_and_left_as_it_was",
+        "test_images_grow",
+        "test_json_holds_everything",
+        "test_the_model_is_taught_and_written",
+    ),
+    "test_bench_verb.py": ("test_another_revision_is_timed_in_turns",),
+    "test_graphed.py": ("test_equals_extend_for_every_mixer_or_names_what_grows",),
+    "test_host_timm.py": ("test_registered_models_have_the_papers_shapes", "test_every_vit_and_pyramid_of_ours_is_registered_and_none_of_timms_is_lost"),
+    "test_host_timm_attention.py": ("test_timm_missing_or_old",),
+    "test_host_torch.py": ("test_compiled_whole",),
+    "test_huggingface.py": ("test_decoding_compiles_whole_and_not_anew_each_step", "test_the_package_is_named_where_it_is_missing_or_old"),
+    "test_kernels_band.py": ("test_adversarial_keys_conv", "test_compiles_whole"),
+    "test_kernels_full.py": ("test_the_operators_pass_opcheck", "test_one_thread_gives_the_same_bits_as_two"),
+    "test_kernels_hydra.py": ("test_the_operators_pass_opcheck", "test_adversarial_keys_of_other_maps"),
+    "test_kernels_linear.py": ("test_the_operators_pass_opcheck",),
+    "test_lm.py": ("test_five_thousand_bytes_of_streaming_are_the_parallel_form",),
+    "test_recipes.py": ("test_every_row_builds_at_every_size_and_goes_to_json", "test_every_row_of_text_trains"),
+    "test_reformer.py": ("test_the_paper_form_keeps_every_other_promise",),
+    "test_train.py": ("test_killed_three_times_it_gives_the_same_bits",),
+}
+"""Single tests that take more than a few seconds and sweep over rows, build anew or start processes."""
+
+
+def is_more(file: str, test: str, params: dict[str, object]) -> bool:
+    """Whether a test belongs to `make test-more`."""
+    if file in FILES or test in TESTS.get(file, ()):
+        return True
+    case, promise = params.get("case"), str(params.get("promise"))
+    if file == "test_contract.py" and test == "test_promise":
+        return case not in FIRST.values() or (promise.startswith(("compiles", "exports")) and case not in COMPILED)
+    if file == "test_contract_backends.py" and test in ("test_cpu", "test_eager"):
+        return test == "test_eager" or case not in {FIRST[name] for name in MIXERS if MIXERS[name].kernels.whole}
+    return file == "test_positions.py" and case is not None and case not in FIRST.values()
