@@ -151,6 +151,9 @@ def check(name: str, causal: bool, which: int, place: int, value: float, masked:
     else:
         limit = run(form, put(args, which, at, max(-LIMIT, min(LIMIT, value))), torch.float64, "eager", None, **options)[0]
         wrong = touched & y.isfinite() & ~((y - limit).abs() <= tol * limit.abs().clamp_min(1.0))
+        if which == 1 and value == -INF and form.exact:  # it weighs exactly 0: a row that may attend no other key has nothing to attend, and is 0
+            alone = (options["key_mask"].cumsum(1) if causal else options["key_mask"].sum(1, keepdim=True).expand(-1, T)) == 1
+            wrong &= ~(alone[..., None] & (y == 0))
         assert not wrong.any(), f"{told}: plausible and wrong"
         if which == 1 and form.exact:
             assert y.isfinite().all(), f"{told}: a key of -inf weighs 0"
@@ -162,6 +165,8 @@ def check(name: str, causal: bool, which: int, place: int, value: float, masked:
         assert which > 2 or grads[i][1].isfinite().all(), f"{told}: gradients of another row of the batch"
     if y[touched].isfinite().all() and touched.any():
         return  # exact: the rows that attend it say nothing more
+    if which == 3 and form.function is factored and bool(expected.open[:, place].all()):
+        return  # the factor of a query with one key: its output does not depend on it, so that nothing tells that it is infinite
     apart = run(form, poisoned, dtype, backend, expected.g.masked_fill(touched | expected.open, 0.0), **options)[1]
     for i, (got, want) in enumerate(zip(apart, expected.grads, strict=True)):
         here = torch.zeros_like(want, dtype=torch.bool)
@@ -180,7 +185,8 @@ def poisons(form: Form, *, all_of_them: bool) -> Iterator[tuple[int, int, float,
         for place in PLACES:
             for value in (NAN, INF, -INF):
                 for masked in (False, True):
-                    if all_of_them or place == 33 and not masked or value != value and place + masked < T:
+                    some = place == 33 and not masked or value != value and place + masked < T or which > 2 and masked and place == 0
+                    if all_of_them or some:
                         yield which, place, value, masked
 
 

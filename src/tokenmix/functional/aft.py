@@ -18,7 +18,7 @@ from ._band_op import aft_band_kernel, band_of
 from ._checks import check_flags
 from ._full_op import aft_full_kernel
 from ._gates import check_gate, gated
-from ._masks import allowed
+from ._masks import allowed, kept
 from ._nonfinite import over_window
 from ._precision import exact
 from ._sums import DEAD, WEIGHT_CAP, alive, hidden_sums, kernel_sums, literal, lone, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
@@ -55,6 +55,7 @@ def aft_full(
     if 0 in (*q.shape, k.shape[1]):
         return torch.zeros_like(q)
     source = _source("aft_full", w, q.shape[1], k.shape[1])
+    w = _of_keys_met(w, key_mask)
     lacks, asked = None if attn_mask is None else "its kernels take no attn_mask", q if gate == "sigmoid" else None
     plain = not exporting() and attn_mask is None
     one = plain and k.shape[1] == 1
@@ -78,6 +79,13 @@ def aft_full(
         return gated(q, narrow(ratio_of(sums)), gate)
 
     return hidden_sums(form, q, k, v, gate, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
+
+
+def _of_keys_met(w: Bias, key_mask: Tensor | None) -> Bias:
+    """Factors with 0 for keys that every row masks: their numbers, infinite ones too, would reach the gradient of the other factor as zero times them."""
+    if key_mask is None or not isinstance(w, tuple):
+        return w
+    return w[0], kept(w[1], key_mask if w[1].ndim == 3 else key_mask.any(0))
 
 
 def _one_key(k: Tensor, v: Tensor, source: Weights, key_mask: Tensor | None, T: int) -> Tensor:
@@ -128,6 +136,7 @@ def aft_local(
         return aft_simple(q, k, v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, gate=gate, backend=backend)
     window = window if positions is not None else min(window, max(T, S))  # what lies further apart is not there
     source = _source("aft_local", w, T, S)
+    w = _of_keys_met(w, key_mask)
     reach, drop = (1 - window, window - 1), outside == "none"
     if positions is not None or attn_mask is not None or S != T:
         near = _near(positions, T, S, window, q.device)
