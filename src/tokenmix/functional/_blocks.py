@@ -159,7 +159,7 @@ def band(q: Tensor, k: Tensor, v: Tensor, live: Tensor | None, *, back: int, ahe
 def cut(a: Tensor, n: int, size: int) -> Tensor:
     """(..., N, e) -> (..., n, size, e), zeros or False after the end."""
     short = n * size - a.shape[-2]
-    if short:
+    if torch.compiler.is_dynamo_compiling() or short:  # with a free length the compiler then knows that n * size is the number of rows
         a = torch.cat([a, a.new_zeros(*a.shape[:-2], short, a.shape[-1])], -2)
     return a.unflatten(-2, (n, size))
 
