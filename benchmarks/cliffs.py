@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tokenmix import functional
-from tokenmix.bench.limits import machine
+from tokenmix.bench.roofline import machine
 
 RECORD = Path(__file__).parent / "results" / "cliffs.json"
 BACKENDS = ("auto", "eager", "cpu")

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from tokenmix import MIXERS, MixerError, build_mixer
-from tokenmix.bench.limits import machine
-from tokenmix.hosts import export_onnx
+from tokenmix.bench.roofline import machine
+from tokenmix.export import export_onnx
 from tokenmix.mixers import mixer_options
 from tokenmix.testing.subject import perturb
 from whole_models import RESULTS

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from generate_lengths import Clock
-from tokenmix.bench.limits import machine
+from tokenmix.bench.roofline import machine
 from tokenmix.hosts.surgery import cache, replace_mixers
 from whole_models import RESULTS
 

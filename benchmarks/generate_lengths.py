@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from tokenmix import state_bytes
-from tokenmix.bench.limits import machine
+from tokenmix.bench.roofline import machine
 from tokenmix.bench.timing import peak_memory
 from tokenmix.hosts.huggingface import TokenMixConfig, TokenMixForCausalLM
 from whole_models import RESULTS

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tokenmix.bench.limits import machine
+from tokenmix.bench.roofline import machine
 from tokenmix.bench.timing import measure, peak_memory, sampler
 from tokenmix.models import Block, build_model
 from tokenmix.models.macs import macs

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenmix import MIXERS
-from tokenmix._info import usual
+from tokenmix.mixers import example_mixer
 
 DIM, T = 64, 96
 CUTS, SIZES, LIMIT = (1, 17, 48, 80, T - 1), (1.0, 100.0, 1e4), 1e-6
@@ -61,7 +61,7 @@ def main() -> None:
         if not cls.supports_causal:
             continue
         torch.manual_seed(0)
-        mixer = usual(name, DIM, T=T).eval()
+        mixer = example_mixer(name, DIM, T=T).eval()
         leaked = leak(mixer)
         worst = max(worst, leaked)
         flag = "" if leaked <= LIMIT else "   LEAKS"

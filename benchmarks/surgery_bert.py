@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmix._torchvision import ensure_torchvision
-from tokenmix.bench.limits import machine
+from tokenmix.bench.roofline import machine
 from tokenmix.hosts import distill, replace_mixers
+from tokenmix.system.torchvision import ensure_torchvision
 from whole_models import RESULTS
 
 LENGTH, BATCH, PROBE, PAIRS = 48, 32, 4000, 400

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmix.bench.limits import machine
+from tokenmix.bench.roofline import machine
 from tokenmix.hosts import distill, replace_mixers
 from whole_models import RESULTS
 
@@ -34,7 +34,7 @@ SCHEDULES: dict[str, dict[str, int]] = {"half": {"every": 2}, "all": {}}
 
 def read_llama(folder: Path) -> tuple[Any, list[str]]:
     """A llama2.c checkpoint as transformers' LlamaForCausalLM, and its characters."""
-    from tokenmix._torchvision import ensure_torchvision
+    from tokenmix.system.torchvision import ensure_torchvision
 
     ensure_torchvision()
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from tokenmix._torchvision import ensure_torchvision
-from tokenmix.bench.limits import machine
+from tokenmix.bench.roofline import machine
 from tokenmix.bench.timing import measure, peak_memory, sampler
 from tokenmix.hosts import replace_mixers
+from tokenmix.system.torchvision import ensure_torchvision
 from whole_models import RESULTS
 
 SIDE, LENGTH = 1024, 16384

@@ -95,7 +95,7 @@ def run_row(row: str, data: str, out: Path) -> None:
 
 def converted(config: ViTConfig, out: Path, row: str) -> Path:
     """The weights of the attention run carried into another model, as ``tokenmix convert`` does."""
-    from tokenmix.hosts.convert import convert_command
+    from tokenmix.hosts.vit.convert import convert_command
 
     folder = out / "converted" / row
     if not (folder / "config.json").exists():

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tokenmix.bench.limits import machine
+from tokenmix.bench.roofline import machine
 from tokenmix.bench.timing import measure, peak_memory, sampler
-from tokenmix.functional import _backend
+from tokenmix.functional import backend as _backend
 from tokenmix.mixers.attention import Attention
 from tokenmix.models import LM, LMConfig
 from tokenmix.models.blocks import Block

@@ -15,8 +15,8 @@ from torch import Tensor
 from tokenmix import MIXERS
 from tokenmix import functional as F
 from tokenmix.errors import MixerError
-from tokenmix.functional.hydra_sums import MAPS
 from tokenmix.functional.linear import LOG_FEATURES
+from tokenmix.functional.sums.kernel_attention import MAPS
 from tokenmix.testing.inputs import KEYS
 from tokenmix.testing.subject import roles
 from tokenmix.testing.tolerances import ADVERSARIAL, LOGIT_EPS

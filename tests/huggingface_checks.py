@@ -289,7 +289,7 @@ def _verdict(bug: Bug, place: Path) -> str:
 def main() -> None:
     """``huggingface_checks.py LIBRARY``: one JSON object, bug -> verdict. transformers is imported once, tokenmix in a child for each bug."""
     library = Path(sys.argv[1])
-    repair = importlib.util.spec_from_file_location("repair", library / "_torchvision.py")
+    repair = importlib.util.spec_from_file_location("repair", library / "system/torchvision.py")
     module = importlib.util.module_from_spec(repair)
     repair.loader.exec_module(module)
     module.ensure_torchvision()

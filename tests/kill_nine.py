@@ -25,7 +25,7 @@ SPEED = ["--train.steps", "150", "--train.log_every", "1", "--train.eval_every",
 
 def start(*args: str) -> subprocess.Popen:
     """A tokenmix command in its own process."""
-    return subprocess.Popen([sys.executable, "-m", "tokenmix.cli", *args], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, "-m", "tokenmix", *args], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def finish(process: subprocess.Popen) -> None:

@@ -26,7 +26,7 @@ MUTATIONS = [
     # planted in: autocast
     Mutation(
         "autocast reaches into the forms",
-        "functional/_precision.py",
+        "functional/sums/precision.py",
         "autocast(device, enabled=False)",
         "autocast(device, enabled=True)",
         "transformer_xl",
@@ -45,7 +45,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a deviation below 0 reaches torch",
-        "mixers/options.py",
+        "mixers/parts/options.py",
         "init_std < 0 or (init_std",
         "(init_std",
         "aft_local-3",
@@ -64,7 +64,7 @@ MUTATIONS = [
     ),
     Mutation(
         "pairs of a block see the next token",
-        "functional/hydra_sums.py",
+        "functional/sums/kernel_attention.py",
         "(q @ k.mT).tril()",
         "(q @ k.mT).tril(1)",
         "multihead_linear",
@@ -73,7 +73,7 @@ MUTATIONS = [
     ),
     Mutation(
         "softmax prefixes without the denominators of earlier blocks",
-        "functional/hydra_sums.py",
+        "functional/sums/kernel_attention.py",
         " + beyond * before.acc[..., -1, :])",
         ")",
         "multihead_linear-softmax",
@@ -82,7 +82,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the mean counts masked tokens",
-        "functional/hydra_sums.py",
+        "functional/sums/kernel_attention.py",
         "k.shape[1] if live is None else live.sum(1)",
         "k.shape[1]",
         "hydra-tanh-elu",
@@ -156,7 +156,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the keys' positions are not remembered",
-        "mixers/synthesizer_parts.py",
+        "mixers/parts/synthesizer.py",
         '"places": at}',
         '"places": at * 0}',
         "synthesizer_mixture-all",
@@ -166,7 +166,7 @@ MUTATIONS = [
     # planted in: linear
     Mutation(
         "linear attention sees the next one",
-        "functional/_kernel_sums.py",
+        "functional/sums/features.py",
         "device=a.device).tril()",
         "device=a.device).tril(1)",
         "linear",
@@ -175,7 +175,7 @@ MUTATIONS = [
     ),
     Mutation(
         "one maximum for all keys of a Performer",
-        "functional/_kernel_sums.py",
+        "functional/sums/features.py",
         "unit = torch.maximum(here, there).detach().amax(-1, keepdim=True).clamp_min(FLOOR)",
         "unit = torch.maximum(here, there).detach().amax((-1, -2), keepdim=True).clamp_min(FLOOR)",
         "performer",
@@ -205,7 +205,7 @@ MUTATIONS = [
     Mutation("RFA's state forgets to decay", "functional/rfa.py", "(m + kept, acc)", "(m, acc)", "rfa-gate", True, "streaming_equals_parallel"),
     Mutation(
         "a block is summed twice",
-        "functional/_kernel_sums.py",
+        "functional/sums/features.py",
         "before, carried = delay(within, 1), delay(ends, 1)",
         "before, carried = delay(within, 0), delay(ends, 1)",
         "linear",
@@ -213,10 +213,10 @@ MUTATIONS = [
         "accurate_on_adversarial_keys",
     ),
     # planted in: local and other patterns
-    Mutation("band one too wide", "functional/_blocks.py", "(cols >= rows - back)", "(cols >= rows - back - 1)", "local", False, "equals_reference"),
+    Mutation("band one too wide", "functional/layout/blocks.py", "(cols >= rows - back)", "(cols >= rows - back - 1)", "local", False, "equals_reference"),
     Mutation(
         "lattice starts at the padding",
-        "functional/_places.py",
+        "functional/layout/positions.py",
         "return (key_mask.cumsum(1) == 0).sum(1, keepdim=True)",
         "return 0 * (key_mask.cumsum(1) == 0).sum(1, keepdim=True)",
         "fixed",
@@ -341,7 +341,7 @@ MUTATIONS = [
     # planted in: gated, convolutional and MLP
     Mutation(
         "taps of a causal window centred",
-        "functional/_taps.py",
+        "functional/sums/taps.py",
         "return size - 1 if causal else size // 2",
         "return size // 2",
         "lightconv",
@@ -350,7 +350,7 @@ MUTATIONS = [
     ),
     Mutation(
         "masked values heard by a window",
-        "functional/_taps.py",
+        "functional/sums/taps.py",
         "return kept(v, key_mask)",
         "return v",
         "dynamicconv",
@@ -359,7 +359,7 @@ MUTATIONS = [
     ),
     Mutation(
         "distances off by one where positions are given",
-        "functional/_taps.py",
+        "functional/sums/taps.py",
         "cols[:, None] - rows[:, :, None] + centre",
         "cols[:, None] - rows[:, :, None] + centre + 1",
         "lightconv",
@@ -368,7 +368,7 @@ MUTATIONS = [
     ),
     Mutation(
         "lines and columns of a grid mixed up",
-        "functional/_taps.py",
+        "functional/sums/taps.py",
         "tap * size + step",
         "tap + size * step",
         "lambda-2d",
@@ -458,7 +458,7 @@ MUTATIONS = [
     ),
     Mutation(
         "ring drops its newest token",
-        "mixers/history.py",
+        "mixers/parts/history.py",
         "getattr(state, name)[:, n:] for name",
         "getattr(state, name)[:, : state.live.shape[1] - n] for name",
         "pooling-wide",
@@ -495,7 +495,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a pair counted in every round",
-        "functional/_buckets.py",
+        "functional/layout/buckets.py",
         "for r in range(codes.shape[2] - 1):",
         "for r in range(0):",
         "reformer",
@@ -504,7 +504,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a token that has company attends itself",
-        "functional/_buckets.py",
+        "functional/layout/buckets.py",
         "return ok if itself else ok & (apart != 0)",
         "return ok",
         "reformer",
@@ -569,10 +569,10 @@ MUTATIONS = [
         True,
         "streaming_equals_parallel",
     ),
-    Mutation("groups seen twice", "functional/_compressed.py", "& (ids < first)", "& (ids <= first)", "compressive", True, "equals_reference"),
+    Mutation("groups seen twice", "functional/sums/compressed.py", "& (ids < first)", "& (ids <= first)", "compressive", True, "equals_reference"),
     Mutation(
         "masked tokens count in the mean",
-        "functional/_compressed.py",
+        "functional/sums/compressed.py",
         "tokens.sum(2) / live.sum(2).clamp_min(1)",
         "tokens.mean(2)",
         "compressive",
@@ -622,7 +622,7 @@ MUTATIONS = [
     ),
     Mutation(
         "tokens before the start see the first",
-        "functional/_places.py",
+        "functional/layout/positions.py",
         "torch.where((index >= 0)[..., None], moved, 0.0)",
         "moved",
         "image_local",
@@ -640,7 +640,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a token sees the next one",
-        "functional/_sums.py",
+        "functional/sums/softmax.py",
         "device=k.device).tril()",
         "device=k.device).tril(1)",
         "aft_full",
@@ -649,7 +649,7 @@ MUTATIONS = [
     ),
     Mutation(
         "softmax attention sees the next one",
-        "functional/_masks.py",
+        "functional/layout/masks.py",
         "ok.tril(S - T)",
         "ok.tril(S - T + 1)",
         "attention",
@@ -657,11 +657,17 @@ MUTATIONS = [
         "future_cannot_reach_past",
     ),
     Mutation(
-        "key mask ignored", "functional/_sums.py", "    if key_mask is not None:\n", "    if False:\n", "aft_simple", False, "masked_keys_have_no_influence"
+        "key mask ignored",
+        "functional/sums/softmax.py",
+        "    if key_mask is not None:\n",
+        "    if False:\n",
+        "aft_simple",
+        False,
+        "masked_keys_have_no_influence",
     ),
     Mutation(
         "one maximum for all of time",
-        "functional/_sums.py",
+        "functional/sums/softmax.py",
         "    step = 1\n    while step < k.shape[-2]:",
         "    return k.amax(-2, keepdim=True).expand_as(k)\n    step = 1\n    while step < k.shape[-2]:",
         "aft_simple",
@@ -679,7 +685,7 @@ MUTATIONS = [
     ),
     Mutation(
         "positions of row 1 taken from row 0",
-        "mixers/pair_bias.py",
+        "mixers/parts/pair_bias.py",
         "u[rows[:, :, None], cols[:, None, :]]",
         "u[rows[:1].expand_as(rows)[:, :, None], cols[:1].expand_as(cols)[:, None, :]]",
         "aft_full",
@@ -697,7 +703,7 @@ MUTATIONS = [
     ),
     Mutation(
         "default positions ignore left padding",
-        "functional/_places.py",
+        "functional/layout/positions.py",
         "(index - first_true(key_mask)).clamp_min(0)",
         "index",
         "aft_full",
@@ -713,11 +719,11 @@ MUTATIONS = [
         True,
         "reorder_picks_rows",
     ),
-    Mutation("gate dropped", "functional/_gates.py", "GATES[gate](q.to(wide)) * y.to(wide)", "y.to(wide) + 0 * q", "aft_simple", False, "equals_reference"),
+    Mutation("gate dropped", "functional/sums/gates.py", "GATES[gate](q.to(wide)) * y.to(wide)", "y.to(wide) + 0 * q", "aft_simple", False, "equals_reference"),
     Mutation("bias transposed", "functional/aft.py", "Dense(w if w.ndim == 2", "Dense(w.mT if w.ndim == 2", "aft_full", False, "equals_reference"),
     Mutation(
         "tokens far before the window dropped",
-        "functional/_band.py",
+        "functional/sums/band.py",
         "near + _older(sums) + _older(sums.flip(-4)).flip(-4)",
         "near + _older(sums.flip(-4)).flip(-4)",
         "aft_local-3",
@@ -726,7 +732,7 @@ MUTATIONS = [
     ),
     Mutation(
         "tokens before the window counted twice",
-        "functional/_band.py",
+        "functional/sums/band.py",
         "delay(scan(over_all(*blocked(k, v, block))), 2)",
         "delay(scan(over_all(*blocked(k, v, block))), 1)",
         "aft_local-3",
@@ -752,8 +758,10 @@ MUTATIONS = [
         True,
         "streaming_equals_parallel",
     ),
-    Mutation("attn_mask inverted", "functional/_masks.py", "ok & attn_mask", "ok & ~attn_mask", "aft_full", False, "attn_mask_equals_causal"),
-    Mutation("kernel flipped", "functional/_weights.py", "w = self.taps.double()[", "w = self.taps.flip(-1).double()[", "aft_conv", False, "equals_reference"),
+    Mutation("attn_mask inverted", "functional/layout/masks.py", "ok & attn_mask", "ok & ~attn_mask", "aft_full", False, "attn_mask_equals_causal"),
+    Mutation(
+        "kernel flipped", "functional/sums/weights.py", "w = self.taps.double()[", "w = self.taps.flip(-1).double()[", "aft_conv", False, "equals_reference"
+    ),
     Mutation(
         "grid axes swapped",
         "functional/aft_conv.py",
@@ -766,7 +774,7 @@ MUTATIONS = [
     Mutation("prefix inside the grid", "functional/aft_conv.py", "place >= prefix", "place >= prefix - 1", "aft_conv-2d-prefix", False, "equals_reference"),
     Mutation(
         "denominators of another row",
-        "functional/_sums.py",
+        "functional/sums/softmax.py",
         "torch.where(den > 0, den, 1.0)",
         "torch.where(den > 0, den, 1.0).roll(1, 0)",
         "aft_full",
@@ -775,7 +783,7 @@ MUTATIONS = [
     ),
     Mutation(
         "no gradient through the denominator",
-        "functional/_sums.py",
+        "functional/sums/softmax.py",
         "torch.where(den > 0, den, 1.0)",
         "torch.where(den > 0, den, 1.0).detach()",
         "aft_full",
@@ -783,11 +791,17 @@ MUTATIONS = [
         "equals_reference",
     ),
     Mutation(
-        "keys rounded to half", "functional/_sums.py", "kd, vd = k.double()", "kd, vd = k.half().double()", "aft_simple", False, "accurate_on_adversarial_keys"
+        "keys rounded to half",
+        "functional/sums/softmax.py",
+        "kd, vd = k.double()",
+        "kd, vd = k.half().double()",
+        "aft_simple",
+        False,
+        "accurate_on_adversarial_keys",
     ),
     Mutation(
         "merge takes the later maximum",
-        "functional/_sums.py",
+        "functional/sums/softmax.py",
         "m = torch.maximum(a.m, b.m)\n    acc = a.acc * torch.exp(a.m - m + a.lift)",
         "m = torch.maximum(a.m, b.m)\n    acc = a.acc * torch.exp(a.lift)",
         "aft_simple",
@@ -823,7 +837,7 @@ MUTATIONS = [
     ),
     Mutation(
         "grouped heads read the wrong keys",
-        "functional/_fused_attention.py",
+        "functional/sums/fused_attention.py",
         "a.to(wide).repeat_interleave(group, 1)",
         "a.to(wide).repeat(1, group, 1, 1)",
         "attention-grouped",
@@ -842,7 +856,7 @@ MUTATIONS = [
     # planted in: what is not finite
     Mutation(
         "NaN in the future multiplied by zero",
-        "functional/_nonfinite.py",
+        "functional/sums/nonfinite.py",
         "return torch.where(a.detach().isfinite(), a, 0.0)",
         "return a",
         "linear",
@@ -851,7 +865,7 @@ MUTATIONS = [
     ),
     Mutation(
         "NaN hidden and never put back",
-        "functional/_nonfinite.py",
+        "functional/sums/nonfinite.py",
         "return put_back(y, _spoilt(y, q, keys, causal, key_mask, attn_mask, each, reach))",
         "return y",
         "gmlp",
@@ -860,7 +874,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a stream forgets NaN",
-        "functional/_nonfinite.py",
+        "functional/sums/nonfinite.py",
         "a + last.view(",
         "a + 0.0 * torch.zeros_like(last).view(",
         "performer",
@@ -869,7 +883,7 @@ MUTATIONS = [
     ),
     Mutation(
         "infinity taken for a number",
-        "functional/_nonfinite.py",
+        "functional/sums/nonfinite.py",
         "return torch.where(a.detach().isfinite(), a, 0.0)",
         "return torch.where(a.isnan(), 0.0, a)",
         "aft_simple",
@@ -878,7 +892,7 @@ MUTATIONS = [
     ),
     Mutation(
         "pairs that are not allowed pass NaN on",
-        "functional/_nonfinite.py",
+        "functional/sums/nonfinite.py",
         "(ok & mark.isnan().mT)",
         "(ok.any() & mark.isnan().mT)",
         "local",
@@ -887,7 +901,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a mark multiplies the output",
-        "functional/_nonfinite.py",
+        "functional/sums/nonfinite.py",
         "return y + mark.to(y.dtype)",
         "return y * (1 + mark).to(y.dtype)",
         "linear",
@@ -896,7 +910,7 @@ MUTATIONS = [
     ),
     Mutation(
         "no gradient through the state",
-        "functional/hydra_sums.py",
+        "functional/sums/kernel_attention.py",
         "(total, seen[:, -1])",
         "(total.detach(), seen[:, -1])",
         "multihead_linear",
@@ -962,7 +976,7 @@ MUTATIONS = [
     ),
     Mutation(
         "masked tokens take up room in a ring",
-        "mixers/parts.py",
+        "mixers/parts/shared.py",
         "return bool((live[:, :-1] & ~live[:, 1:]).any())",
         "return False",
         "lightconv",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenmix._torchvision import ensure_torchvision
+from tokenmix.system.torchvision import ensure_torchvision
 
 ensure_torchvision()
 

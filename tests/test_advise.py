@@ -14,19 +14,20 @@ import torch
 from torch import nn
 
 from surgery_models import make
-from tokenmix import MixerError, cli
+from tokenmix import MixerError
 from tokenmix.advise import Share, bound, first_length, load_host, measuring
 from tokenmix.advise import advice as advice_module
 from tokenmix.advise import advise as ask
 from tokenmix.advise.advice import Advice, Skipped, expected_peak
 from tokenmix.advise.amdahl import expected, share_for
+from tokenmix.advise.attention_modules import places_of, torch_projections
 from tokenmix.advise.candidates import OWN, Row
 from tokenmix.advise.command import parse_lengths
 from tokenmix.advise.inputs import Inputs, inputs_of
 from tokenmix.advise.loading import Host
 from tokenmix.advise.measuring import Clock, measure_share
-from tokenmix.advise.places import places_of, torch_projections
-from tokenmix.advise.words import answer, findings, text
+from tokenmix.advise.text import answer, findings, text
+from tokenmix.cli import main as cli
 from tokenmix.mixers.attention import Attention
 from tokenmix.models import LMConfig, ViTConfig, build_model
 from tokenmix.report.checks import check_page
@@ -421,7 +422,7 @@ def saved_with_tokenizer(folder):
 
 
 def test_the_model_is_taught_and_written(tmp_path, capsys):
-    from tokenmix.hosts.surgery.folder import load_converted
+    from tokenmix.hosts.surgery.save_load import load_converted
 
     model, data, out = saved_with_tokenizer(tmp_path / "bert"), tmp_path / "text.txt", tmp_path / "taught"
     data.write_text("the cat sat on the mat\nthe mat sat on the cat\n" * 60)

@@ -12,11 +12,11 @@ from PIL import Image
 
 from image_sets import pixels_split, smooth_files
 from tokenmix import MixerError
-from tokenmix._torchvision import ensure_torchvision
 from tokenmix.data import Augment, ImageSampler, ImageSplit, PixelSampler, eval_batches, open_images
 from tokenmix.data import augment_ops as ops
 from tokenmix.data.augment import IMAGENET_MEAN, IMAGENET_STD, stream
 from tokenmix.data.image_source import tensor_to_pil
+from tokenmix.system.torchvision import ensure_torchvision
 
 RAND = "rand-m9-mstd0.5-inc1"
 EVERYTHING = Augment(crop="pad", flip=0.5, shift=10, randaugment=RAND, colour=0.3, erasing=0.5, mixup=0.8, cutmix=1.0, repeats=3)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import tokenmix
-from tokenmix.mixers.aux import add_aux_loss
+from tokenmix.mixers.parts.aux_losses import add_aux_loss
 
 calls: list[str] = []
 

@@ -13,14 +13,19 @@ from unittest import mock
 import pytest
 import torch
 
-from tokenmix import MIXERS, MixerError, cli, functional
-from tokenmix.bench import command, gate, limits, run, subjects, timing
+from tokenmix import MIXERS, MixerError, functional
+from tokenmix.bench import cases as subjects
+from tokenmix.bench import command, run, timing
+from tokenmix.bench import correctness as gate
+from tokenmix.bench import roofline as limits
+from tokenmix.bench.cases import SDPA, Subject, build, needed_bytes, parse_subjects, prepare
+from tokenmix.bench.flops import Setting, Work
 from tokenmix.bench.peers import PEERS
-from tokenmix.bench.subjects import SDPA, Subject, build, needed_bytes, parse_subjects, prepare
-from tokenmix.bench.table import seconds, text
-from tokenmix.bench.work import Setting, Work
+from tokenmix.bench.table import text
+from tokenmix.cli import main as cli
 from tokenmix.kernels import cpu
-from tokenmix.kernels.cpu import step
+from tokenmix.kernels.cpu import decode as step
+from tokenmix.system.text import seconds
 
 TINY = ["--dim", "16", "--heads", "2", "--batch", "1", "--budget", "0.05"]
 MIB = 2**20

@@ -14,8 +14,9 @@ import types
 import pytest
 
 import tokenmix
-from tokenmix import MIXERS, MixerError, cli
-from tokenmix._costs import si, size
+from tokenmix import MIXERS, MixerError
+from tokenmix.cli import main as cli
+from tokenmix.system.text import si, size
 
 TINY = ["--row", "attention", "--model.dim", "16", "--model.max_len", "32", "--data.seq_len=32", "--train.steps", "4", "--train.batch_size", "2"]
 SPEED = ["--train.eval-bytes", "300", "--train.sample_bytes", "4", "--train.save_every", "2", "--model.layers", "1", "--train.threads", "1"]
@@ -260,7 +261,7 @@ def test_check_and_report_are_handed_on(monkeypatch, run, tmp_path, capsys):
 def test_a_disk_that_refuses_is_one_line_and_the_run_goes_on_later(text, tmp_path):
     """A real refusal by the system: no file of this process may grow beyond 60 kB, and the optimiser's state is larger."""
     out = str(tmp_path / "run")
-    argv = [sys.executable, "-m", "tokenmix.cli", "train", "text", "--data", text, "--out", out, *TINY, *SPEED]
+    argv = [sys.executable, "-m", "tokenmix", "train", "text", "--data", text, "--out", out, *TINY, *SPEED]
     ended = subprocess.run(argv, capture_output=True, text=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)))
     assert ended.returncode == 2
     assert "the checkpoint of step 2 could not be written (File too large); there is no earlier checkpoint" in ended.stderr

@@ -7,9 +7,9 @@ import torch
 
 import cliffs
 from tokenmix import functional
-from tokenmix.bench.gate import _Seen
-from tokenmix.functional import _kernel_sums as sums
+from tokenmix.bench.correctness import _Seen
 from tokenmix.functional import linear
+from tokenmix.functional.sums import features as sums
 
 PATHS = {
     "linear, one token": set(),

@@ -10,10 +10,10 @@ import torch
 
 from cases import CASES
 from tokenmix import MIXERS, MixerError, build_mixer
-from tokenmix._torchvision import ensure_torchvision
 from tokenmix.hosts import convert_command, convert_vit, read_weights, save_converted, to_hf
 from tokenmix.mixers import CORE, register_mixer
 from tokenmix.models import MODELS, ViTConfig, build_model
+from tokenmix.system.torchvision import ensure_torchvision
 from tokenmix.train import load_model
 
 ATTENTION = {"name": "attention", "heads": 2}

@@ -17,8 +17,9 @@ import torch
 
 from tokenmix import MixerError
 from tokenmix.data import Bounds, Corpus, Sampler, cache, corpora, open_corpus
-from tokenmix.data.cache import whole_file, write_chunks
+from tokenmix.data.cache import write_chunks
 from tokenmix.data.sampler import permuted
+from tokenmix.system.files import whole_file
 
 
 @pytest.fixture(autouse=True)

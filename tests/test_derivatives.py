@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from cases import CASES
 from test_contract import subject_of
 from tokenmix import MIXERS
-from tokenmix.functional._fused_attention import fused_attention
+from tokenmix.functional.sums.fused_attention import fused_attention
 
 FUSED = ("attention", "linformer", "memory_compressed", "set", "spatial_reduction", "simplified_attention")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import tokenmix
-from tokenmix._torchvision import ensure_torchvision
 from tokenmix.report.taxonomy import MARK, readme_table, renewed, taxonomy
+from tokenmix.system.torchvision import ensure_torchvision
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -79,7 +79,7 @@ def test_the_table_in_the_readme_is_that_of_the_classes():
 
 
 def test_commands_in_the_documentation_exist():
-    from tokenmix._verbs import VERBS
+    from tokenmix.cli.verbs import VERBS
 
     text = "\n".join(p.read_text() for p in PAGES)
     verb = r"tokenmix ([a-z]+(?:-[a-z]+)*)\b"

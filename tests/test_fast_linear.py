@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import tokenmix
-from tokenmix import _fast_linear as module
 from tokenmix.errors import MixerError
+from tokenmix.kernels import fast_linear as module
 
 SMALL = {"tokens": 64, "features": 32}
 

@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 from tokenmix import MIXERS
 from tokenmix import functional as F
 from tokenmix import reference as R
-from tokenmix.functional.hydra_sums import MAPS
 from tokenmix.functional.linear import LOG_FEATURES
+from tokenmix.functional.sums.kernel_attention import MAPS
 from tokenmix.functional.synthesizer import JOINS, LOGITS
 from tokenmix.testing.tolerances import ADVERSARIAL, LOGIT_EPS
 

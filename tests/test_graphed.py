@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-import tokenmix.hosts.graphed as graphed
+import tokenmix.export.graphed as graphed
 from cases import CASES, GRIDS
 from loud import loud
 from tokenmix import MIXERS, MixerError, build_mixer
-from tokenmix.hosts import GraphedDecoder
+from tokenmix.export import GraphedDecoder
 from tokenmix.mixers.state import reorder
 from tokenmix.models import LM, ImageDensity, ImageDensityConfig, LMConfig
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tokenmix import MixerError
-from tokenmix._torchvision import ensure_torchvision
+from tokenmix.system.torchvision import ensure_torchvision
 
 ensure_torchvision()
 
@@ -56,7 +56,7 @@ def test_registered_models_have_the_papers_shapes(name):
 def test_every_vit_and_pyramid_of_ours_is_registered_and_none_of_timms_is_lost():
     assert {*MODEL_NAMES.values(), *PYRAMID_NAMES.values()} == {n for n, config in MODELS.items() if isinstance(config, (ViTConfig, PyramidConfig))}
     assert type(timm.create_model("deit_tiny_patch16_224", depth=1)) is VisionTransformer
-    code = "import warnings; warnings.simplefilter('error', UserWarning); from tokenmix._torchvision import ensure_torchvision; ensure_torchvision(); "
+    code = "import warnings; warnings.simplefilter('error', UserWarning); from tokenmix.system.torchvision import ensure_torchvision; ensure_torchvision(); "
     code += "import timm; before = set(timm.list_models()); import tokenmix.hosts.timm as h; "
     code += "assert set(timm.list_models()) - before == {*h.MODEL_NAMES, *h.PYRAMID_NAMES}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

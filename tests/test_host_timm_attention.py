@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tokenmix import MixerError
-from tokenmix._torchvision import ensure_torchvision
+from tokenmix.system.torchvision import ensure_torchvision
 
 ensure_torchvision()
 
@@ -107,7 +107,7 @@ def test_models_refused():
 @pytest.mark.parametrize(("broken", "why"), [("sys.modules['timm'] = None", "needs timm, which does not import"), (None, "needs timm >= 1.0.27, found")])
 def test_timm_missing_or_old(broken, why):
     old = "import timm.models.vision_transformer as v\nclass Old: pass\nv.VisionTransformer = Old"
-    code = f"import sys\nfrom tokenmix._torchvision import ensure_torchvision\nensure_torchvision()\n{broken or old}\nimport tokenmix.hosts.timm"
+    code = f"import sys\nfrom tokenmix.system.torchvision import ensure_torchvision\nensure_torchvision()\n{broken or old}\nimport tokenmix.hosts.timm"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
     assert why in last, done.stderr

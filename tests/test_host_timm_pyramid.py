@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tokenmix import MixerError
-from tokenmix._torchvision import ensure_torchvision
+from tokenmix.system.torchvision import ensure_torchvision
 
 ensure_torchvision()
 

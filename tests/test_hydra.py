@@ -7,7 +7,7 @@ import torch
 
 from tokenmix import MixerError, build_mixer, merge, reference, state_bytes
 from tokenmix import functional as F
-from tokenmix.functional.hydra_sums import MAPS
+from tokenmix.functional.sums.kernel_attention import MAPS
 
 FEATURES = [*MAPS, "sigmoid/softmax", "tanh/softmax", "tanh/elu"]
 

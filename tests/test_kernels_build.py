@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenmix._info import diagnose, diagnosis_text
+from tokenmix.cli.catalogue import diagnose, diagnosis_text
 from tokenmix.kernels import cpu
 from tokenmix.kernels.cpu import build
 
@@ -130,7 +130,7 @@ def test_no_compiler_gives_a_package_without_kernels(tmp_path):
 
 def test_a_stale_library_is_not_packed(tmp_path):
     project = copy_of_project(tmp_path / "project", library=True)
-    with (project / "src/tokenmix/kernels/cpu/src/scan.c").open("a") as file:
+    with (project / "src/tokenmix/kernels/cpu/src/aft_simple.c").open("a") as file:
         file.write("/* changed */\n")
     check_pure(*wheel(project, CC="/bin/false"), "/bin/false")
 
@@ -182,7 +182,7 @@ def package(tmp_path):
 
 
 def test_a_stale_library_is_refused(package):
-    with (package / "tokenmix/kernels/cpu/src/scan.c").open("a") as file:
+    with (package / "tokenmix/kernels/cpu/src/aft_simple.c").open("a") as file:
         file.write("/* changed */\n")
     found = tried(package)
     assert found["auto"]

@@ -10,7 +10,7 @@ import torch
 from kernel_checks import adversarial, both, worst
 from tokenmix import functional as F
 from tokenmix.functional import _conv2d_op as op
-from tokenmix.kernels.cpu import conv2d
+from tokenmix.kernels.cpu import aft_conv2d as conv2d
 
 TOL = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 FORMS = ["kernel", "wide"]

@@ -13,9 +13,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kernel_checks import adversarial
 from tokenmix import MIXERS, use_backend
-from tokenmix.functional import aft_chunk, hydra_sums
+from tokenmix.functional import aft_chunk
 from tokenmix.functional import linear as linear_form
-from tokenmix.kernels.cpu import full, scan, step
+from tokenmix.functional.sums import kernel_attention as hydra_sums
+from tokenmix.kernels.cpu import aft_full as full
+from tokenmix.kernels.cpu import aft_simple as scan
+from tokenmix.kernels.cpu import decode as step
 from tokenmix.mixers import build_mixer
 from tokenmix.testing import PROMISES, run_promise, subject
 from tokenmix.testing.subject import Subject

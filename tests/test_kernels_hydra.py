@@ -8,7 +8,7 @@ import torch
 from kernel_checks import adversarial, both, worst
 from tokenmix import functional as F
 from tokenmix.functional import _hydra_op as op
-from tokenmix.functional.hydra_sums import MAPS
+from tokenmix.functional.sums.kernel_attention import MAPS
 
 TOL = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 

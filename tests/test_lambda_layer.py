@@ -8,7 +8,7 @@ from torch import nn
 
 from tokenmix import MixerError, build_mixer
 from tokenmix import functional as F
-from tokenmix.mixers.token_norm import TokenBatchNorm
+from tokenmix.mixers.parts.token_norm import TokenBatchNorm
 
 
 def test_token_norm_is_batch_norm():

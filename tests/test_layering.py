@@ -15,30 +15,25 @@ import yaml
 import suites
 from cases import CASES
 from docs_hooks import with_mixers
+from import_graph import Imports, circles, height, room
 from tokenmix import MIXERS, functional, reference
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "tokenmix"
-ORDER = ["errors", "reference", "kernels", "functional", "positions", "mixers", "models", "data", "train", "recipes", "report", "hosts"]
-ORDER += ["testing", "bench", "advise", "cli"]
-FREE = {"cli", "demo", "__main__"}  # entry points, which import what they need
+ORDER = ["errors", "system", "reference", "kernels", "functional", "positions", "mixers", "models", "export", "data", "train", "recipes", "report", "hosts"]
+ORDER += ["testing", "bench", "advise", "demo", "cli"]
+FREE = {"cli", "__main__"}  # entry points, which import what they need
 OUTSIDE_REFERENCE = {"testing"}  # only the contract suite may import the reference
+
+
+IMPORTS = Imports(SOURCE)
+LEVELS = 11
+"""The most rooms on one way from an entry point down to what depends on nothing."""
 
 
 def imported(path: Path) -> set[str]:
     """The parts of tokenmix a file imports."""
-    here, parts = path.relative_to(SOURCE).parent.parts, set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            base = here[: len(here) - node.level + 1] if node.level else ()
-            names = [*base, *(node.module or "").split(".")] if node.level else (node.module or "").split(".")
-            names = [n for n in names if n]
-            if node.level or names[:1] == ["tokenmix"]:
-                names = names if node.level else names[1:]
-                parts |= {names[0]} if names else {a.name for a in node.names}
-        elif isinstance(node, ast.Import):
-            parts |= {a.name.split(".")[1] for a in node.names if a.name.startswith("tokenmix.")}
-    return parts & set(ORDER)
+    return {room(target) for target, _ in IMPORTS.found[str(path.relative_to(SOURCE))]} & set(ORDER)
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
@@ -49,6 +44,29 @@ def test_imports_go_up(path):
         assert imported(path) <= allowed, f"{path} imports {imported(path) - allowed}, which lie below {part}"
     if part not in OUTSIDE_REFERENCE | {"reference"}:
         assert "reference" not in imported(path), "library code never imports the reference"
+
+
+def test_the_shape_of_the_house():
+    """No circle of files, no private name taken from another folder, no module at the root, and few levels; the figures are printed."""
+    found = circles(IMPORTS.between_files())
+    figures = {"circles": found, "private imports across folders": IMPORTS.private(), "root modules": IMPORTS.root_modules()}
+    levels = height(IMPORTS.between_folders())
+    print(", ".join(f"{name} {len(those)}" for name, those in figures.items()), f", levels {levels}", sep="")
+    assert figures["root modules"] == []
+    assert levels <= LEVELS
+
+
+def test_a_circle_and_a_private_import_are_noticed(tmp_path):
+    package = tmp_path / "tokenmix"
+    for name, text in {"a/x.py": "from ..b.y import _hidden", "b/y.py": "from .z import f", "b/z.py": "def g():\n    from . import y", "loose.py": ""}.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text + "\n")
+    (package / "__init__.py").write_text("from .a import x\n")
+    found = Imports(package)
+    assert circles(found.between_files()) == [{"b/y.py", "b/z.py"}]
+    assert found.private() == ["a/x.py imports _hidden from b/y.py"]
+    assert found.root_modules() == ["loose.py"]
+    assert height(found.between_folders()) == 3
 
 
 @pytest.mark.parametrize("name", MIXERS)
@@ -130,7 +148,7 @@ def test_the_navigation_names_every_page_and_section_once():
     assert len(sections) == len(set(sections))
 
 
-OTHER_WORDS = {"advise/words.py", "hosts/surgery/sites.py", "hosts/rotary.py", "positions/rotary.py", "train/config.py"}
+OTHER_WORDS = {"advise/text.py", "hosts/surgery/sites.py", "hosts/rotary.py", "positions/rotary.py", "train/config.py"}
 """Files in which "attention" or "linear" is no mixer: a key of a JSON report, a part of a class's name, a rule of rotary scaling, a schedule."""
 BY_NAME = ("mixers/", "reference/", "functional/", "kernels/", "recipes/", "models/named", "demo")
 """Where mixers may be told apart by name: their own rooms, and tables of models to train."""

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from tokenmix import MixerError, build_mixer, functional, reference
-from tokenmix.functional._kernel_sums import SCAN
 from tokenmix.functional.linear import LOG_FEATURES
 from tokenmix.functional.performer import orthogonal_features
+from tokenmix.functional.sums.features import SCAN
 from tokenmix.testing import PROMISES, run_promise, subject
 
 NEEDED = ["equals_reference", "accurate_on_adversarial_keys", "finite_at_large_keys", "nothing_to_attend", "future_cannot_reach_past"]

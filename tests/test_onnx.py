@@ -12,11 +12,12 @@ import torch
 
 from cases import CASES, FIRST, GRIDS
 from loud import loud
-from tokenmix import MIXERS, Mixer, MixerError, build_mixer, cli
-from tokenmix.hosts import OnnxModel, export_onnx, export_program
-from tokenmix.hosts._ports import find_port
-from tokenmix.hosts._programs import Sizes
-from tokenmix.hosts.onnx_model import difference
+from tokenmix import MIXERS, Mixer, MixerError, build_mixer
+from tokenmix.cli import main as cli
+from tokenmix.export import OnnxModel, export_onnx, export_program
+from tokenmix.export.dynamic_shapes import Sizes
+from tokenmix.export.inputs import find_port
+from tokenmix.export.onnx_model import difference
 from tokenmix.mixers import CORE
 from tokenmix.models import LM, LMConfig, build_model
 from tokenmix.testing.subject import perturb
@@ -135,7 +136,7 @@ def test_a_fixed_length(tmp_path):
 
 def test_a_length_that_only_onnx_fixed(tmp_path, monkeypatch):
     """A file that says a number where torch.export left the length free is seen, and made again for the longest input alone."""
-    from tokenmix.hosts import onnx
+    from tokenmix.export import onnx
 
     mixer, port = built("hydra", causal=True), find_port(built("hydra", causal=True), decode=False, key_mask=False, chunk=1, grid=None, prefix=0)
     for fixed in (False, True):

@@ -9,8 +9,8 @@ import torch
 
 from own_mixer import WeighedMean
 from tokenmix import MIXERS, MixerError, build_mixer, register_mixer
-from tokenmix._torchvision import ensure_torchvision
 from tokenmix.cli import main
+from tokenmix.system.torchvision import ensure_torchvision
 
 NAME = "weighed_mean"
 SPEC = {"name": NAME, "floor": 0.25}
@@ -100,7 +100,7 @@ def test_it_is_an_attention_function_of_transformers():
 
 def test_it_is_exported(tmp_path):
     pytest.importorskip("onnxruntime")
-    from tokenmix.hosts import export_onnx
+    from tokenmix.export import export_onnx
 
     report = export_onnx(build_mixer(NAME, 16, causal=True, floor=0.5).eval(), tmp_path / "mine.onnx")
     assert (tmp_path / "mine.onnx").is_file()

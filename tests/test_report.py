@@ -15,7 +15,7 @@ from tokenmix.report.biases import filters, pair_bias
 from tokenmix.report.checks import check_page
 from tokenmix.report.figures import colour_range
 from tokenmix.report.runs import readable
-from tokenmix.report.tables import number, size
+from tokenmix.system.text import number, size
 
 
 @pytest.fixture(scope="module")

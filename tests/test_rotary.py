@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from tokenmix import MixerError, build_mixer, reference
-from tokenmix._torchvision import ensure_torchvision
 from tokenmix.hosts.rotary import rotary_spec
 from tokenmix.models import LM, LMConfig
 from tokenmix.positions import RotaryPositions
 from tokenmix.positions.rotary import scaled_frequencies
+from tokenmix.system.torchvision import ensure_torchvision
 
 YARN = {"name": "yarn", "factor": 4.0, "original_max_len": 16}
 RULES = [None, {"name": "linear", "factor": 4.0}, {"name": "ntk", "factor": 4.0}, YARN, {"name": "llama3", "factor": 8.0, "original_max_len": 64}]

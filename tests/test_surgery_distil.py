@@ -13,7 +13,7 @@ import torch
 from surgery_models import make, padded, shared
 from tokenmix import MixerError
 from tokenmix.hosts.surgery import distill, replace_mixers
-from tokenmix.hosts.surgery.trace import layer_losses, replaced, traced
+from tokenmix.hosts.surgery.capture import layer_losses, replaced, traced
 from tokenmix.report import write_report
 
 

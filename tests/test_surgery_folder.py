@@ -11,8 +11,8 @@ import torch
 from surgery_models import padded, shared
 from tokenmix import MixerError
 from tokenmix.cli import main
-from tokenmix.hosts import files
 from tokenmix.hosts.surgery import convert_host, find_attention, load_converted, replace_mixers, save_replaced
+from tokenmix.hosts.vit import checkpoints as files
 
 
 @pytest.fixture

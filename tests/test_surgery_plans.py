@@ -10,7 +10,7 @@ import torch
 from surgery_models import make, padded, shared
 from tokenmix import build_mixer
 from tokenmix.hosts.surgery import find_attention, replace_mixers, restore
-from tokenmix.hosts.surgery.shells import is_shell
+from tokenmix.hosts.surgery.adapters import is_shell
 
 
 def layout(model: Any) -> list[str]:

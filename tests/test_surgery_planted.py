@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+import tokenmix.hosts.surgery.adapters as shells
 import tokenmix.hosts.surgery.build as build
-import tokenmix.hosts.surgery.shells as shells
 import tokenmix.hosts.surgery.sites as sites
 import tokenmix.hosts.surgery.weights as weights
 from surgery_models import make, padded, shared

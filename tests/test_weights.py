@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from tokenmix import MixerError
-from tokenmix._torchvision import ensure_torchvision
 from tokenmix.hosts import from_hf, from_timm, hf_options, read_weights, timm_options, to_hf, to_timm
 from tokenmix.models import MODELS, ViT, ViTConfig, build_model
+from tokenmix.system.torchvision import ensure_torchvision
 
 ensure_torchvision()
 import timm  # noqa: E402  (after the repair)

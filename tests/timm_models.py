@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tokenmix._torchvision import ensure_torchvision
+from tokenmix.system.torchvision import ensure_torchvision
 
 ensure_torchvision()
 

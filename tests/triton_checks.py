@@ -10,8 +10,9 @@ import torch
 from kernel_checks import adversarial, both, worst
 from tokenmix import functional as F
 from tokenmix.functional.hydra import hydra
+from tokenmix.kernels.triton import aft_simple as scan
 from tokenmix.kernels.triton import hydra as hydra_kernels
-from tokenmix.kernels.triton import linear, scan
+from tokenmix.kernels.triton import linear
 
 TOL = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from tokenmix import reference
-from tokenmix.kernels.triton import band, full
+from tokenmix.kernels.triton import aft_band as band
+from tokenmix.kernels.triton import aft_full as full
 from tokenmix.kernels.triton._tiles import BY_DTYPE
 from tokenmix.testing.inputs import adversarial_keys
 from tokenmix.testing.tolerances import ADVERSARIAL

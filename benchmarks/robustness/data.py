@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmix.data import open_corpus, open_images
-from tokenmix.data.cache import whole_file
+from tokenmix.system.files import whole_file
 
 from . import attempt
 

@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tokenmix import cli
+from tokenmix.cli import main as cli
 from tokenmix.models import LMConfig
 from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, train
 
@@ -141,7 +141,7 @@ def million_threads() -> str:
     config = json.loads(Path("run/config.json").read_text())
     config["train"]["threads"] = None
     Path("run/config.json").write_text(json.dumps(config))
-    done = subprocess.run([sys.executable, "-m", "tokenmix.cli", "resume", "run", "--train.steps", "7"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "tokenmix", "resume", "run", "--train.steps", "7"], capture_output=True, text=True)
     return f"exit code {done.returncode}: {(done.stderr.strip().splitlines() or ['no word'])[-1]}"
 
 
@@ -162,7 +162,7 @@ def sigterm() -> str:
     _config()
     options = ["--row=attention", "--model.dim=16", "--train.steps=100000", "--train.eval_every=50000", "--train.save_every=50000", "--train.log_every=1"]
     child = subprocess.Popen(
-        [sys.executable, "-m", "tokenmix.cli", "train", "text", "--data", "a.txt", "--data.seq_len=32", "--out", "run", *options],
+        [sys.executable, "-m", "tokenmix", "train", "text", "--data", "a.txt", "--data.seq_len=32", "--out", "run", *options],
         stderr=subprocess.PIPE,
         text=True,
     )

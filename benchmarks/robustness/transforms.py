@@ -47,8 +47,8 @@ def on_meta() -> str:
 @attempt("15", "tokenmix list --cost with a length of 14 digits; bench --budget nan")
 def command_line() -> str:
     """The tables of a mixer of that length were made."""
-    from tokenmix._costs import costs, costs_text
     from tokenmix.bench.command import _positive
+    from tokenmix.cli.costs import costs, costs_text
 
     def listed() -> str:
         T = 99_999_999_999_999

@@ -1,9 +1,9 @@
 """tokenmix: token mixers for PyTorch, the layers that can stand where attention stands."""
 
 from . import functional as functional
-from ._fast_linear import fast_linear as fast_linear
 from .errors import MixerError as MixerError
 from .functional import use_backend as use_backend
+from .kernels.fast_linear import fast_linear as fast_linear
 from .mixers import MIXERS as MIXERS
 from .mixers import Capabilities as Capabilities
 from .mixers import Mixer as Mixer

@@ -36,7 +36,7 @@ FUNCTION = type(cpu._library.tm_hash)  # type: ignore[union-attr]  # nothing run
 
 def extended_scan() -> None:
     """AFT-simple over chunks of new tokens after a state."""
-    from tokenmix.kernels.cpu import scan
+    from tokenmix.kernels.cpu import aft_simple as scan
 
     for dtype, gate in ((torch.float32, True), (torch.bfloat16, False), (torch.float16, True)):
         past = tuple(torch.full((2, 37), value, dtype=torch.float64) for value in (-1e30, 0.0, 0.0))

@@ -10,14 +10,15 @@ from typing import Any
 
 import torch
 
-from ..bench.limits import machine, memory_available
+from ..bench.roofline import machine
 from ..errors import MixerError
+from ..system.machine import memory_available
 from .amdahl import Crossing, expected, first_length, share_for
+from .attention_modules import Place, places_of
 from .candidates import OWN, Row, measure_candidates, parse_candidates, usual
 from .inputs import Inputs
 from .loading import Host, load_host
 from .measuring import FAILURES, Share, measure_share
-from .places import Place, places_of
 
 PROBE = 64  # tokens, or patches' worth of them: what is run first, to know what to expect
 ROOM = 0.8  # of the free memory, what a pass may take
@@ -35,7 +36,7 @@ class Skipped:
 
 @dataclass
 class Advice:
-    """What was found. ``tokenmix.advise.words`` puts it into sentences and tables; ``to_json`` has every number."""
+    """What was found. ``tokenmix.advise.text`` puts it into sentences and tables; ``to_json`` has every number."""
 
     host: Host
     places: list[Place]
@@ -184,6 +185,6 @@ def expected_peak(seen: list[Share], tokens: int) -> float | None:
 
 def pick_device(name: str) -> str:
     """ "cpu" or "cuda"."""
-    from ..train.runs import pick_device as pick
+    from ..system.machine import pick_device as pick
 
     return torch.device(pick(name)).type

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..bench.subjects import Subject, parse_subjects
+from ..bench.cases import Subject, parse_subjects
 from ..bench.timing import measure, peak_memory, sampler
 from ..errors import MixerError
 from ..hosts.surgery import replace_mixers
 from ..mixers import MIXERS, is_softmax
 from ..models import build_model
+from .attention_modules import Place
 from .decoding import Decoded, decode
 from .loading import Host
 from .measuring import FAILURES
-from .places import Place
 
 OWN = "its own attention"
 CAUSAL = "aft_simple,aft_local:window=32,rank=32,linear,local:window=64"

@@ -10,9 +10,9 @@ from typing import Any
 from ..bench.command import progress
 from ..errors import MixerError
 from .advice import advise, pick_device
+from .distill import check_teaching, teach
 from .loading import load_host
-from .teaching import check_teaching, teach
-from .words import as_json, text
+from .text import as_json, text
 
 LENGTH = re.compile(r"([1-9]\d*)(k?)", re.IGNORECASE)
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._torchvision import ensure_torchvision
 from ..errors import MixerError
 from ..models import KINDS, MODELS, build_model, config_from_json
-from ..models._json import nearest
+from ..system.config import nearest
+from ..system.torchvision import ensure_torchvision
 from ..testing.cli import here_on_path
 from .inputs import Inputs, inputs_of, own_inputs
 

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from ..bench.timing import peak_memory, quartile
 from .amdahl import bound
-from .places import Place, torch_projections
+from .attention_modules import Place, torch_projections
 
 LONG_PASS = 0.2
 """Seconds from which on clocks cost nothing beside a pass, and one pass is warm-up enough."""

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..data.cache import whole_file
 from ..errors import MixerError
+from ..system.files import whole_file
 from .advice import Advice
 from .candidates import OWN
-from .words import about, candidate_tables, findings, setting, shares_table
+from .text import about, candidate_tables, findings, setting, shares_table
 
 
 def write_page(advice: Advice, out: Path | str) -> Path:

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from ..errors import MixerError
-from ..functional._backend import BACKENDS
+from ..functional.backend import BACKENDS
+from .cases import LEVELS, SDPA, Subject, parse_subjects
+from .flops import DTYPES, Setting
 from .peers import PEERS
 from .plot import plot
 from .revision import find
 from .run import Plan, run
-from .subjects import LEVELS, SDPA, Subject, parse_subjects
 from .table import text
-from .work import DTYPES, Setting
 
 OPS = "aft_simple,aft_local:window=32,aft_full,hydra,linear,local"
 LENGTHS = {"op": "256,1024,4096", "layer": "256,1024,4096", "decode": "256,1024,4096,16384", "model": "256,1024"}

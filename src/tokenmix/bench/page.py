@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .subjects import SDPA
-from .table import seconds
+from ..system.text import seconds
+from .cases import SDPA
 
 MARKED = re.compile(r"(<!-- speed: ([\w-]+)( brief)? -->\n).*?(\n<!-- /speed -->)", re.DOTALL)
 

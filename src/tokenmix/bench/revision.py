@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from ..errors import MixerError
-from .subjects import Subject
+from .cases import Subject
+from .flops import Setting
 from .timing import Sampler
-from .work import Setting
 
 HERE = Path(__file__).resolve().parent
 BUILD = "src/tokenmix/kernels/cpu/build.py"

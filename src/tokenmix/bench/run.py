@@ -11,15 +11,16 @@ from typing import Any
 
 import torch
 
-from .._cuda_graph import graphed
-from .._fast_linear import fast_linear
 from ..errors import MixerError
-from .gate import Verdict, gate
-from .limits import Limits, machine, memory_available, probe
+from ..kernels.fast_linear import fast_linear
+from ..system.cuda_graph import graphed
+from ..system.machine import memory_available
+from .cases import SDPA, Prepared, Subject, is_causal, needed_bytes, prepare
+from .correctness import Verdict, gate
+from .flops import Setting, Work
 from .peers import PEERS
-from .subjects import SDPA, Prepared, Subject, is_causal, needed_bytes, prepare
+from .roofline import Limits, machine, probe
 from .timing import Sampler, Timing, exponent, measure, peak_memory, sampler
-from .work import Setting, Work
 
 SCHEMA = 1
 Tell = Callable[[str], None]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._fast_linear import LinearRoutes
+from ..kernels.fast_linear import LinearRoutes
+from ..system.text import seconds, size
 
 KINDS = ("read", "write", "copy")
 HEAD = ("subject", "p25", "min", "cpu", "x sdpa", "in cpu", "x base", "peak", "limit", "error", "runs on")
@@ -104,17 +105,3 @@ def _fits(found: dict[str, Any]) -> list[str]:
 
 def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
-
-
-def seconds(value: float) -> str:
-    """Three figures with a unit: 0.00123 -> "1.23 ms"."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if value >= 0.9995 * scale or unit == "us":
-            value /= scale
-            return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
-    raise AssertionError
-
-
-def size(n: float) -> str:
-    """Bytes in MiB: what calls take is rarely less."""
-    return f"{n / 2**20:.1f} MiB" if n < 100 * 2**20 else f"{n / 2**20:,.0f} MiB"

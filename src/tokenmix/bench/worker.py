@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from .gate import gate
+from .cases import Subject, prepare
+from .correctness import gate
+from .flops import Setting
 from .run import short
-from .subjects import Subject, prepare
 from .timing import Sampler, sampler
-from .work import Setting
 
 
 class Worker:

@@ -147,7 +147,7 @@ def kept_random_state() -> Iterator[None]:
 
 def rand_augment(spec: str, size: tuple[int, int], mean: tuple[float, ...]) -> Any:
     """timm's RandAugment from its string, with the fill colour and the shift of its ImageNet transforms."""
-    from .._torchvision import ensure_torchvision
+    from ..system.torchvision import ensure_torchvision
 
     ensure_torchvision()
     try:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
-import secrets
-import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -19,13 +16,11 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from ..system.files import whole_file
 
 CHUNK = 1 << 20
 SMALL = 64 << 20  # bytes: up to here a file is hashed anew each time, of a larger one the hash is remembered
 SETTLED = 2.0  # seconds: clocks of file systems tick as slowly as that; within a tick a second change leaves no trace
-LEFT_BEHIND = 86400.0  # seconds without a change after which a temporary file belongs to no process any more
-LETTERS = 40  # of a name that go into another, which may have 255 bytes
-WRITING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # only writing fails with these
 
 
 def cache_dir() -> Path:
@@ -41,66 +36,6 @@ def cache_dir() -> Path:
         raise MixerError("cache: this user has no home folder; set XDG_CACHE_HOME to a folder that can be written to.") from None
 
 
-def beside(path: Path) -> Path:
-    """A new name in the same folder. It is random: process ids are the same in two containers that share a volume, and in two threads."""
-    return path.with_name(f".{path.name[:LETTERS]}-{secrets.token_hex(8)}.tmp")  # not mkstemp: its files are closed to the group
-
-
-def sweep_left(path: Path) -> None:
-    """Delete what killed processes left half written of ``path`` long ago."""
-    with contextlib.suppress(OSError):
-        begin, now = f".{path.name[:LETTERS]}-", time.time()
-        for entry in list(os.scandir(path.parent)):
-            if entry.name.startswith(begin) and entry.name.endswith(".tmp") and entry.is_file() and now - entry.stat().st_mtime > LEFT_BEHIND:
-                os.unlink(entry.path)
-
-
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Any]:
-    """A binary file that appears under its name complete and on disk, or not at all; what is no regular file (/dev/stdout) is written to as it is.
-
-    Raises:
-        OSError: that names ``path``, when the disk refuses.
-    """
-    if path.exists() and not path.is_file():
-        with path.open("wb") as f:
-            yield f
-        return
-    path = Path(os.path.realpath(path))  # a link stays a link
-    with _named(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        sweep_left(path)
-        temporary = beside(path)
-        opened = temporary.open("xb")
-    try:
-        with _named(path, temporary), opened as f:
-            yield f
-            f.flush()
-            os.fsync(f.fileno())
-        with _named(path):
-            os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-
-
-@contextlib.contextmanager
-def _named(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Give errors the name the user knows: all of them, or with ``temporary`` those of writing into it."""
-    try:
-        yield
-    except OSError as why:
-        if temporary is not None and not (why.filename is None and why.errno in WRITING):
-            raise
-        raise OSError(why.errno, why.strerror, str(path)) from why
-
-
-def readable_name(name: str) -> str:
-    """A name as text for another file: torch opens no file whose name is not UTF-8, and names have a longest length."""
-    return os.fsencode(name).decode("utf-8", "replace")[:LETTERS]
-
-
 def mapped(path: Path, size: int) -> Tensor:
     """A file's bytes, uint8 (size,), as a read-only-by-convention map."""
     try:
@@ -108,31 +43,6 @@ def mapped(path: Path, size: int) -> Tensor:
     except UnicodeEncodeError:
         raise MixerError(f"data: torch opens no file whose name is not UTF-8, as {str(path)!r}; rename it, or set XDG_CACHE_HOME to another folder.") from None
     return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-
-
-def check_writable(path: Path) -> None:
-    """Raise the OSError of a file that could not be written, before time is spent on what is to stand in it."""
-    if path.exists() and not path.is_file():
-        return
-    path = Path(os.path.realpath(path))
-    with _named(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        trial = beside(path)
-        trial.open("xb").close()
-        os.unlink(trial)
-
-
-@contextlib.contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
-    """A new folder to write into, which takes its name at the end; where anything fails it is gone. ``path`` may be an empty folder."""
-    temporary = beside(path)
-    try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        os.rename(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
 def write_chunks(path: Path, chunks: Iterable[bytes]) -> tuple[int, str]:

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ..errors import MixerError
+from ..system.files import readable_name
 from .bounds import Bounds, check_regular
-from .cache import SMALL, cache_dir, kept, no_room, read_chunks, readable_name, sha256_of, write_chunks
+from .cache import SMALL, cache_dir, kept, no_room, read_chunks, sha256_of, write_chunks
 from .corpus import Corpus, cut
 
 ENWIK8_URL = "http://mattmahoney.net/dc/enwik8.zip"

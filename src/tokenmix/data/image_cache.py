@@ -16,8 +16,9 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import MixerError
+from ..system.files import readable_name
 from .bounds import walk_links
-from .cache import cache_dir, mapped, no_room, read_note, readable_name, sha256_of, write_chunks, write_note
+from .cache import cache_dir, mapped, no_room, read_note, sha256_of, write_chunks, write_note
 from .image_archives import CIFAR_FILE, IDX_FILE, sklearn_version
 from .image_source import LOOKAHEAD, Found, Part, in_threads
 from .sampler import mix64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..kernels.cpu import scan
+from ..kernels.cpu import aft_simple as scan
 from ._ops import define, derive_twice, differentiable, kernels, needs_grad
 
 
@@ -22,7 +22,7 @@ def _eager(q: Tensor | None, k: Tensor, v: Tensor, key_mask: Tensor | None, T: i
 
 
 def _run(q, k, v, key_mask, T, causal, save):
-    return kernels("scan", k).forward(q, k, v, key_mask, T, causal=causal, save=save)
+    return kernels("aft_simple", k).forward(q, k, v, key_mask, T, causal=causal, save=save)
 
 
 def _fake(q, k, v, key_mask, T, causal, save):
@@ -30,7 +30,7 @@ def _fake(q, k, v, key_mask, T, causal, save):
 
 
 def _run_backward(g, q, k, v, key_mask, saved, causal):
-    return kernels("scan", k).backward(g, q, k, v, key_mask, saved, causal=causal)
+    return kernels("aft_simple", k).backward(g, q, k, v, key_mask, saved, causal=causal)
 
 
 def _fake_backward(g, q, k, v, key_mask, saved, causal):

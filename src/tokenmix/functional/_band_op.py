@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._band import band_sums, causal_sums
 from ._ops import define, derive_twice, differentiable, kernels, needs_grad
-from ._sums import narrow, ratio_of, wide
-from ._weights import Banded, Toeplitz
+from .sums.band import band_sums, causal_sums
+from .sums.softmax import narrow, ratio_of, wide
+from .sums.weights import Banded, Toeplitz
 
 BLOCK = 16  # rows of a block of the product of factors, at least
 
@@ -63,15 +63,15 @@ def _eager(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, key_mask: Tensor |
 
 
 def _run(q, k, v, w, key_mask, causal, save):
-    return kernels("band", v).forward(q, k, v, w, key_mask, causal=causal, save=save)
+    return kernels("aft_band", v).forward(q, k, v, w, key_mask, causal=causal, save=save)
 
 
 def _fake(q, k, v, w, key_mask, causal, save):
-    return v.new_empty(v.shape), v.new_empty(kernels("band", v).saved_shape(v) if save else (0,), dtype=torch.float32)
+    return v.new_empty(v.shape), v.new_empty(kernels("aft_band", v).saved_shape(v) if save else (0,), dtype=torch.float32)
 
 
 def _run_backward(g, q, k, v, w, key_mask, y, saved, causal):
-    return kernels("band", v).backward(g, q, k, v, w, key_mask, saved, y=y, causal=causal)
+    return kernels("aft_band", v).backward(g, q, k, v, w, key_mask, saved, y=y, causal=causal)
 
 
 def _fake_backward(g, q, k, v, w, key_mask, y, saved, causal):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels.cpu import conv2d
+from ..kernels.cpu import aft_conv2d as conv2d
 from ._ops import define, derive_twice, differentiable, needs_grad
 
 

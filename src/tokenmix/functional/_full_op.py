@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..kernels.cpu import full
+from ..kernels.cpu import aft_full as full
 from ._ops import define, derive_twice, differentiable, kernels, needs_grad
 
 
@@ -29,7 +29,7 @@ def _eager(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None,
 
 
 def _run(q, k, v, w, w2, key_mask, causal, save):
-    return kernels("full", k).forward(q, k, v, w, w2, key_mask, causal=causal, save=save)
+    return kernels("aft_full", k).forward(q, k, v, w, w2, key_mask, causal=causal, save=save)
 
 
 def _fake(q, k, v, w, w2, key_mask, causal, save):
@@ -39,7 +39,7 @@ def _fake(q, k, v, w, w2, key_mask, causal, save):
 
 
 def _run_backward(g, q, k, v, w, w2, key_mask, y0, den, causal):
-    return kernels("full", k).backward(g, q, k, v, w, w2, key_mask, y0, den, causal=causal)
+    return kernels("aft_full", k).backward(g, q, k, v, w, w2, key_mask, y0, den, causal=causal)
 
 
 def _fake_backward(g, q, k, v, w, w2, key_mask, y0, den, causal):

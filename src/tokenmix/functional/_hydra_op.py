@@ -30,7 +30,7 @@ def hydra_kernel(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, fe
 
 
 def _map(name: str, x: Tensor, eps: float) -> Tensor:
-    from .hydra_sums import MAPS
+    from .sums.kernel_attention import MAPS
 
     return MAPS[name](x, eps)
 

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ._aft_simple_op import aft_simple_kernel
-from ._backend import exporting, kernel
-from ._band import band_sums, causal_sums, window_ratio
 from ._band_op import aft_band_kernel, band_of
-from ._checks import check_flags
 from ._full_op import aft_full_kernel
-from ._gates import check_gate, gated
-from ._masks import allowed, kept
-from ._nonfinite import over_window
-from ._precision import exact
-from ._sums import DEAD, WEIGHT_CAP, alive, hidden_sums, kernel_sums, literal, lone, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
-from ._weights import Dense, Factors, Weights, Windowed
+from .backend import exporting, kernel
+from .layout.checks import check_flags
+from .layout.masks import allowed, kept
+from .sums.band import band_sums, causal_sums, window_ratio
+from .sums.gates import check_gate, gated
+from .sums.nonfinite import over_window
+from .sums.precision import exact
+from .sums.softmax import DEAD, WEIGHT_CAP, alive, hidden_sums, kernel_sums, literal, lone, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
+from .sums.weights import Dense, Factors, Weights, Windowed
 
 Bias = Tensor | tuple[Tensor, Tensor]
 

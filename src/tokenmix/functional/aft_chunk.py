@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from ..kernels import cpu
-from ..kernels.cpu import full, scan, step
-from ._backend import masks, steps
-from ._band import causal_sums
-from ._gates import gated
-from ._nonfinite import honest_chunk, over_pairs
-from ._places import last_live, taken
-from ._sums import FLOOR, Sums, finite_low, hidden_sums, literal, merge, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
-from ._weights import Dense
+from ..kernels.cpu import aft_full as full
+from ..kernels.cpu import aft_simple as scan
+from ..kernels.cpu import decode as step
+from .backend import masks, steps
+from .layout.positions import last_live, taken
+from .sums.band import causal_sums
+from .sums.gates import gated
+from .sums.nonfinite import honest_chunk, over_pairs
+from .sums.softmax import FLOOR, Sums, finite_low, hidden_sums, literal, merge, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
+from .sums.weights import Dense
 
 PIECE = 512  # tokens mixed at once: bounds the (L, keys) weights of a long chunk
 LONG = 64  # new tokens from which sums in float32, two levels, drift no more than those over a whole sequence

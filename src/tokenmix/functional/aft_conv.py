@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ._backend import kernel as choose
-from ._band import band_sums, causal_sums, window_ratio
 from ._band_op import aft_band_kernel
-from ._checks import check_flags
 from ._conv2d_op import aft_conv2d_kernel
-from ._gates import check_gate, gated
-from ._nonfinite import over_pairs, over_window
-from ._precision import exact
-from ._sums import hidden_sums, kernel_sums, literal, narrow, over_visible, ratio_of, wide
-from ._weights import Dense, Toeplitz
+from .backend import kernel as choose
+from .layout.checks import check_flags
+from .sums.band import band_sums, causal_sums, window_ratio
+from .sums.gates import check_gate, gated
+from .sums.nonfinite import over_pairs, over_window
+from .sums.precision import exact
+from .sums.softmax import hidden_sums, kernel_sums, literal, narrow, over_visible, ratio_of, wide
+from .sums.weights import Dense, Toeplitz
 
 
 @exact

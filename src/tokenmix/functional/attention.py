@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ._backend import pick
-from ._checks import check_flags, check_scale
-from ._fused_attention import fused_attention, plain_attention
-from ._heads import by_head
-from ._masks import allowed, check_keys, kept
-from ._nonfinite import clean, nothing_to_hide, over_keys, put_back
-from ._precision import alike, exact
+from .backend import pick
+from .layout.checks import check_flags, check_scale
+from .layout.heads import by_head
+from .layout.masks import allowed, check_keys, kept
+from .sums.fused_attention import fused_attention, plain_attention
+from .sums.nonfinite import clean, nothing_to_hide, over_keys, put_back
+from .sums.precision import alike, exact
 
 
 @exact

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ._backend import pick
-from ._lines import Lines, Places, Raster, coordinates, dense, in_lines, mapped
-from ._masks import kept
-from ._places import back_to_place, turned
-from ._precision import alike, exact
+from .backend import pick
+from .layout.lines import Lines, Places, Raster, coordinates, dense, in_lines, mapped
+from .layout.masks import kept
+from .layout.positions import back_to_place, turned
+from .sums.precision import alike, exact
 
 
 @exact

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ._backend import pick
-from ._compressed import POOLS, Sizes, Slots, compress, grouped, over_memories, visible, weigh
-from ._lines import picked
-from ._masks import alive, allowed
-from ._nonfinite import clean, marks
-from ._places import back_to_place, behind_live, turned
-from ._precision import exact
+from .backend import pick
+from .layout.lines import picked
+from .layout.masks import alive, allowed
+from .layout.positions import back_to_place, behind_live, turned
+from .sums.compressed import POOLS, Sizes, Slots, compress, grouped, over_memories, visible, weigh
+from .sums.nonfinite import clean, marks
+from .sums.precision import exact
 
 
 @exact

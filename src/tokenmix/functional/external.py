@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ._backend import kernel
-from ._checks import check_eps, check_flags, check_key_mask, check_name
 from ._external_op import external_weights
-from ._nonfinite import honest, honest_chunk
-from ._precision import exact
-from ._sums import DEAD, FLOOR, Sums, merge, prefix_sums
 from .attention import attention
+from .backend import kernel
+from .layout.checks import check_eps, check_flags, check_key_mask, check_name
+from .sums.nonfinite import honest, honest_chunk
+from .sums.precision import exact
+from .sums.softmax import DEAD, FLOOR, Sums, merge, prefix_sums
 
 NORMS = ("double", "tokens", "slots")
 EPS = 1e-9

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ._backend import pick
-from ._masks import alive
-from ._nonfinite import hides
-from ._places import default_places
-from ._precision import exact
-from ._taps import silenced
+from .backend import pick
+from .layout.masks import alive
+from .layout.positions import default_places
+from .sums.nonfinite import hides
+from .sums.precision import exact
+from .sums.taps import silenced
 
 
 @exact

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._backend import pick
-from ._nonfinite import hides
-from ._precision import exact
-from ._taps import silenced
+from .backend import pick
+from .sums.nonfinite import hides
+from .sums.precision import exact
+from .sums.taps import silenced
 
 EPS = 1e-5
 

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._backend import kernel, pick
-from ._checks import check_qkv
 from ._hydra_op import hydra_kernel
-from ._nonfinite import honest
-from ._precision import exact
-from .hydra_sums import EPS, absorb, check_feature, empty_sums, extend_sums, read_sums
+from .backend import kernel, pick
+from .layout.checks import check_qkv
+from .sums.kernel_attention import EPS, absorb, check_feature, empty_sums, extend_sums, read_sums
+from .sums.nonfinite import honest
+from .sums.precision import exact
 
 
 @exact

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from ._backend import pick
-from ._lines import Lines, Places, Raster, coordinates, dense, in_lines
-from ._masks import allowed, kept
-from ._places import back_to_place, turned
-from ._precision import exact
+from .backend import pick
+from .layout.lines import Lines, Places, Raster, coordinates, dense, in_lines
+from .layout.masks import allowed, kept
+from .layout.positions import back_to_place, turned
+from .sums.precision import exact
 
 
 @exact

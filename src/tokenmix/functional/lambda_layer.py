@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ._backend import pick
-from ._nonfinite import hides
-from ._precision import exact
-from ._sums import DEAD, FLOOR, narrow, prefix_sums, ratio_of, wide
-from ._taps import centre_of, check_odd, grid_weights, pair_weights, silenced, slide, weighed
+from .backend import pick
+from .sums.nonfinite import hides
+from .sums.precision import exact
+from .sums.softmax import DEAD, FLOOR, narrow, prefix_sums, ratio_of, wide
+from .sums.taps import centre_of, check_odd, grid_weights, pair_weights, silenced, slide, weighed
 
 
 @exact

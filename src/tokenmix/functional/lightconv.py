@@ -7,10 +7,10 @@ from functools import partial
 from torch import Tensor
 
 from ..errors import MixerError
-from ._backend import pick
-from ._nonfinite import honest, over_pairs, over_window
-from ._precision import exact
-from ._taps import centre_of, check_odd, depthwise, pair_weights, silenced, slide, weighed
+from .backend import pick
+from .sums.nonfinite import honest, over_pairs, over_window
+from .sums.precision import exact
+from .sums.taps import centre_of, check_odd, depthwise, pair_weights, silenced, slide, weighed
 
 
 @exact

@@ -7,15 +7,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..kernels.cpu import step
-from . import _kernel_sums as sums
-from ._backend import exporting, kernel, masks, steps
-from ._checks import check_name, check_qkv
+from ..kernels.cpu import decode as step
 from ._linear_op import linear_kernel
-from ._nonfinite import honest, honest_chunk
-from ._precision import exact
-from ._sums import DEAD, SCAN, alive, lone
 from .aft import aft_simple
+from .backend import exporting, kernel, masks, steps
+from .layout.checks import check_name, check_qkv
+from .sums import features as sums
+from .sums.nonfinite import honest, honest_chunk
+from .sums.precision import exact
+from .sums.softmax import DEAD, SCAN, alive, lone
 
 FEW, WIDE = 6, 1024
 """Torch's products are faster where all tokens are fewer than a sixth of a head's features; both ways, where the sums leave the cache, below a half of them,

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ._heads import by_head
-from ._masks import kept
-from ._nonfinite import hides
-from ._places import default_places
-from ._precision import exact
 from .attention import finite_attention
+from .layout.heads import by_head
+from .layout.masks import kept
+from .layout.positions import default_places
+from .sums.nonfinite import hides
+from .sums.precision import exact
 
 
 @exact

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ._heads import by_head
-from ._masks import alive, kept
-from ._nonfinite import honest
-from ._places import back_to_place, first_true, gathered, patches, shifted, strided_conv, taps_of
-from ._precision import exact
 from .attention import attention, finite_attention
+from .layout.heads import by_head
+from .layout.masks import alive, kept
+from .layout.positions import back_to_place, first_true, gathered, patches, shifted, strided_conv, taps_of
+from .sums.nonfinite import honest
+from .sums.precision import exact
 
 Conv = tuple[Tensor, ...]  # (W_k, W_v, b_k, b_v): (D, D, b) and (D,)
 

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from ._backend import pick
-from ._nonfinite import hides
-from ._precision import exact
-from ._taps import silenced
+from .backend import pick
+from .sums.nonfinite import hides
+from .sums.precision import exact
+from .sums.taps import silenced
 
 
 @exact

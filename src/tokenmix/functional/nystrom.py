@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from ._backend import pick
-from ._heads import by_head
-from ._masks import kept
-from ._nonfinite import hides
-from ._places import default_places
-from ._precision import exact
+from .backend import pick
+from .layout.heads import by_head
+from .layout.masks import kept
+from .layout.positions import default_places
+from .sums.nonfinite import hides
+from .sums.precision import exact
 
 
 @exact

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from ._blocks import (
+from .layout.blocks import (
     FLOOR,
     Part,
     Places,
@@ -33,9 +33,9 @@ from ._blocks import (
     ready,
     sums_of,
 )
-from ._checks import check_key_mask, check_name
-from ._places import in_order
-from ._precision import exact
+from .layout.checks import check_key_mask, check_name
+from .layout.positions import in_order
+from .sums.precision import exact
 
 
 @exact

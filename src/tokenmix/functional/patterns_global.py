@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ._blocks import Part, Places, Ready, blockwise, check, cut, dense, in_classes, joined, own_places, pairs_of, part_of, ratio, ready
-from ._places import in_order
-from ._precision import exact
+from .layout.blocks import Part, Places, Ready, blockwise, check, cut, dense, in_classes, joined, own_places, pairs_of, part_of, ratio, ready
+from .layout.positions import in_order
+from .sums.precision import exact
 
 BITS = (1 << 31) - 1
 

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from . import _kernel_sums as sums
-from ._backend import pick
-from ._checks import check_eps, check_name, check_qkv
-from ._nonfinite import hides, honest_chunk
-from ._precision import exact
+from .backend import pick
+from .layout.checks import check_eps, check_name, check_qkv
+from .sums import features as sums
+from .sums.nonfinite import hides, honest_chunk
+from .sums.precision import exact
 
 PERFORMER_FEATURES = ("softmax", "relu")
 

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from ._backend import pick
-from ._nonfinite import clean, marks, over_pairs
-from ._precision import exact
-from ._taps import centre_of, check_odd, pair_weights, silenced
+from .backend import pick
+from .sums.nonfinite import clean, marks, over_pairs
+from .sums.precision import exact
+from .sums.taps import centre_of, check_odd, pair_weights, silenced
 
 
 @exact

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ._backend import pick
-from ._buckets import Order, Sums, attend_dense, attend_sorted, coded, merge, ratio, sort_by_bucket
-from ._heads import by_head
-from ._masks import alive
-from ._nonfinite import hides, honest
-from ._precision import exact
+from .backend import pick
+from .layout.buckets import Order, Sums, attend_dense, attend_sorted, coded, merge, ratio, sort_by_bucket
+from .layout.heads import by_head
+from .layout.masks import alive
+from .sums.nonfinite import hides, honest
+from .sums.precision import exact
 
 TINY = 1e-12  # added to a squared length, so that a vector of zeros has a direction of zeros
 

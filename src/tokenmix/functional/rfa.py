@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from . import _kernel_sums as sums
-from ._backend import pick
-from ._checks import check_eps, check_name, check_qkv
-from ._nonfinite import honest, honest_chunk
-from ._precision import exact
-from ._sums import DEAD, FLOOR, Sums, running_max
+from .backend import pick
+from .layout.checks import check_eps, check_name, check_qkv
+from .sums import features as sums
+from .sums.nonfinite import honest, honest_chunk
+from .sums.precision import exact
+from .sums.softmax import DEAD, FLOOR, Sums, running_max
 
 RFA_FEATURES = ("gaussian", "arccos")
 SHORTEST = 1e-6  # queries and keys shorter than this are not stretched to unit length

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ._backend import pick
-from ._buckets import attend_dense, attend_sorted, coded, in_order, ratio, sort_by_bucket, sums_of
-from ._heads import by_head
-from ._masks import alive
-from ._nonfinite import hides, honest
-from ._precision import exact
+from .backend import pick
+from .layout.buckets import attend_dense, attend_sorted, coded, in_order, ratio, sort_by_bucket, sums_of
+from .layout.heads import by_head
+from .layout.masks import alive
+from .sums.nonfinite import hides, honest
+from .sums.precision import exact
 
 EPS = 1e-6  # added to the variance; a token of equal features is normalised to 0
 TINY = 1e-12  # added to the squared length of a centroid

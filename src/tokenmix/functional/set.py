@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from ._masks import kept
-from ._nonfinite import hides
-from ._precision import exact
 from .attention import attention, finite_attention
+from .layout.masks import kept
+from .sums.nonfinite import hides
+from .sums.precision import exact
 
 
 @exact

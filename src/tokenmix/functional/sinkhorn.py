@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from ._backend import pick
-from ._buckets import LOWEST, ratio, sums_of
-from ._heads import by_head
-from ._masks import alive
-from ._nonfinite import hides, honest
-from ._precision import exact
+from .backend import pick
+from .layout.buckets import LOWEST, ratio, sums_of
+from .layout.heads import by_head
+from .layout.masks import alive
+from .sums.nonfinite import hides, honest
+from .sums.precision import exact
 
 
 class Layout(NamedTuple):

@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from ._masks import kept
-from ._nonfinite import hides
-from ._places import gathered, patches, shifted, strided_conv, taps_of
-from ._precision import exact
 from .attention import finite_attention
+from .layout.masks import kept
+from .layout.positions import gathered, patches, shifted, strided_conv, taps_of
 from .memory_compressed import cells_of
+from .sums.nonfinite import hides
+from .sums.precision import exact
 
 
 @exact

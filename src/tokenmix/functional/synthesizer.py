@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from ._backend import pick
-from ._checks import check_key_mask
-from ._heads import by_head
-from ._masks import allowed
-from ._nonfinite import hides
-from ._precision import exact
+from .backend import pick
+from .layout.checks import check_key_mask
+from .layout.heads import by_head
+from .layout.masks import allowed
+from .sums.nonfinite import hides
+from .sums.precision import exact
 
 Tables = tuple[Tensor, ...]
 Place = Any  # an int n: the positions 0..n-1 in every row; or a Tensor (B, n) of positions

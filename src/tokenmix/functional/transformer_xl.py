@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from ._backend import pick
-from ._heads import by_head
-from ._lines import mixed
-from ._masks import allowed, kept
-from ._nonfinite import clean, marks
-from ._precision import exact
+from .backend import pick
+from .layout.heads import by_head
+from .layout.lines import mixed
+from .layout.masks import allowed, kept
+from .sums.nonfinite import clean, marks
+from .sums.precision import exact
 
 Places = Tensor | tuple[Tensor, Tensor]
 

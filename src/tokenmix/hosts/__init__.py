@@ -1,15 +1,6 @@
-"""Other libraries: their weights into our models and back, our models as programs they can run, and as CUDA graphs."""
+"""Other libraries: their weights into our models and back, our mixers inside their models."""
 
-from ._report import Report as Report
-from .convert import convert_command as convert_command
-from .convert import convert_vit as convert_vit
-from .convert import save_converted as save_converted
-from .files import read_weights as read_weights
-from .graphed import GraphedDecoder as GraphedDecoder
-from .onnx import OnnxReport as OnnxReport
-from .onnx import export_onnx as export_onnx
-from .onnx import export_program as export_program
-from .onnx_model import OnnxModel as OnnxModel
+from .conversion_report import Report as Report
 from .rotary import rotary_spec as rotary_spec
 from .surgery import DistillConfig as DistillConfig
 from .surgery import Site as Site
@@ -20,10 +11,14 @@ from .surgery import replace_mixers as replace_mixers
 from .surgery import restore as restore
 from .surgery import save_replaced as save_replaced
 from .torch import MultiheadMixer as MultiheadMixer
-from .weights import Weights as Weights
-from .weights import from_hf as from_hf
-from .weights import from_timm as from_timm
-from .weights_back import hf_options as hf_options
-from .weights_back import timm_options as timm_options
-from .weights_back import to_hf as to_hf
-from .weights_back import to_timm as to_timm
+from .vit.checkpoints import read_weights as read_weights
+from .vit.convert import convert_command as convert_command
+from .vit.convert import convert_vit as convert_vit
+from .vit.convert import save_converted as save_converted
+from .vit.read import Weights as Weights
+from .vit.read import from_hf as from_hf
+from .vit.read import from_timm as from_timm
+from .vit.write import hf_options as hf_options
+from .vit.write import timm_options as timm_options
+from .vit.write import to_hf as to_hf
+from .vit.write import to_timm as to_timm

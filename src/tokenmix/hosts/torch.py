@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..functional._heads import by_head
+from ..functional.layout.heads import by_head
 from ..mixers import MIXERS, Mixer, build_mixer, mixer_options
 from ..mixers.attention import Attention
 from ..report.pictures import values_attention

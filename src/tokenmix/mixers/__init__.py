@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from typing import Any
 
 from ..errors import MixerError
+from ..system.config import nearest
 from .aft import AFTFull, AFTLocal, AFTSimple
 from .aft_conv import AFTConv
 from .attention import Attention
-from .aux import aux_losses as aux_losses
 from .axial import Axial
 from .base import QKVO as QKVO
 from .base import About as About
@@ -34,6 +33,7 @@ from .local import Local
 from .memory_compressed import MemoryCompressed
 from .mlp_mixer import MLPMixer
 from .nystrom import Nystrom
+from .parts.aux_losses import aux_losses as aux_losses
 from .patterns import Fixed, Strided
 from .patterns_global import ETC, BigBird, Longformer
 from .performer import Performer
@@ -117,11 +117,11 @@ CORE = tuple(name for name, cls in MIXERS.items() if cls.about.tier == "core")
 def build_mixer(name: str, dim: int, **options: Any) -> Mixer:
     """Build the mixer called ``name``; a spec ``{"name": "aft_local", "window": 32}`` is ``build_mixer(dim=..., **spec)``."""
     if not isinstance(name, str) or name not in MIXERS:
-        raise MixerError(f"build_mixer: no mixer is called {name!r}; {_nearest(name, MIXERS)}.")
+        raise MixerError(f"build_mixer: no mixer is called {name!r}; {nearest(name, MIXERS)}.")
     known = mixer_options(MIXERS[name])
     for option in options:
         if option not in known:
-            raise MixerError(f"build_mixer: {name} has no option {option!r}; {_nearest(option, known)}.")
+            raise MixerError(f"build_mixer: {name} has no option {option!r}; {nearest(option, known)}.")
     for option, default in known.items():
         if default is inspect.Parameter.empty and option not in options:
             raise MixerError(f"build_mixer: {name} needs the option {option!r}; its options are {', '.join(known)}.")
@@ -142,6 +142,18 @@ def register_mixer(name: str, cls: type[Mixer]) -> None:
     MIXERS[name] = cls
 
 
-def _nearest(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.4)
-    return f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known)}"
+def example_mixer(name: str, dim: int, *, T: int, causal: bool | None = None) -> Mixer:
+    """Build a mixer with its defaults, and example values for the options it insists on; causal where it can be."""
+    causal = MIXERS[name].supports_causal if causal is None else causal
+    return build_mixer(name, dim, causal=causal, **MIXERS[name].example_options(T))
+
+
+def state_growth(name: str) -> str:
+    """Say how the streaming state of a mixer grows, from its cost formula: "constant" or "grows with T", or why there is nothing to say."""
+    if not MIXERS[name].supports_streaming:
+        return "none, it does not stream"
+    try:
+        few, many = (example_mixer(name, 16, T=64).mixing_cost(T).state for T in (32, 64))  # both shorter than any window grows, or beyond
+    except MixerError:
+        return "not declared"
+    return "constant" if few == many else "grows with T"

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from .. import functional as F
 from ..functional import aft_chunk as chunk
-from .aft_parts import add_projections, check_pair_bias, empty_ring, queries, ring_step
 from .base import QKVO, About, Kernels, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
-from .pair_bias import PairBias
-from .parts import alive, check_places, has_holes, in_pieces
+from .parts.aft import add_projections, check_pair_bias, empty_ring, queries, ring_step
+from .parts.pair_bias import PairBias
+from .parts.shared import alive, check_places, has_holes, in_pieces
 
 
 @register_state

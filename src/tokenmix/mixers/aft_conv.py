@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional import aft_chunk as chunk
-from .aft_parts import add_projections, empty_ring, queries, ring_step
 from .base import About, Kernels, Mixer
 from .cost import MixingCost
-from .options import check_heads, check_spread
-from .parts import ring_chunk
+from .parts.aft import add_projections, empty_ring, queries, ring_step
+from .parts.options import check_heads, check_spread
+from .parts.shared import ring_chunk
 
 
 class AFTConv(Mixer):

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..errors import MixerError
-from ..functional._heads import by_head
-from ..functional._masks import alive, kept
 from ..functional.attention import attention_by_head
+from ..functional.layout.heads import by_head
+from ..functional.layout.masks import alive, kept
 from ..positions import LearnedPositions, RotaryPositions
 from .base import QKVO, About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
-from .options import at_least, check_positive, one_of
-from .parts import largest_dot
+from .parts.options import at_least, check_positive, one_of
+from .parts.shared import largest_dot
 
 NORMS: dict[str, Any] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as F
-from ..functional._lines import Raster
-from ..functional._places import last_live, taken
 from ..functional.axial import along
+from ..functional.layout.lines import Raster
+from ..functional.layout.positions import last_live, taken
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
-from .hands_out import ReadLinear
-from .options import at_least, check_heads, one_of
-from .parts import alive, check_places, has_holes, in_pieces, largest_dot, row_starts
+from .parts.hands_out import ReadLinear
+from .parts.options import at_least, check_heads, one_of
+from .parts.shared import alive, check_places, has_holes, in_pieces, largest_dot, row_starts
 
 
 @register_state

@@ -21,8 +21,8 @@ from .cost import Cost, MixingCost
 from .facts import QKVO as QKVO
 from .facts import About as About
 from .facts import Kernels as Kernels
-from .hands_out import HandsOut
 from .input_checks import InputChecks
+from .parts.hands_out import HandsOut
 from .state import State as State
 from .state import chunk_positions as chunk_positions
 from .state import register_state as register_state

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from .base import Mixer
 
 _tracing = torch._C._get_tracing_state
 
@@ -69,7 +66,7 @@ def _first(module: nn.Module, what: str) -> torch.dtype | None:
     return None
 
 
-def own_state(mixer: Mixer, x: Tensor, state: Any) -> Any:
+def own_state(mixer: Any, x: Tensor, state: Any) -> Any:
     """The state as ``mixer`` keeps it, for the rows of x: floats of another float type are converted; what is not its own is refused. Runs for every token."""
     if _tracing() is not None:
         return state
@@ -100,7 +97,7 @@ def own_state(mixer: Mixer, x: Tensor, state: Any) -> Any:
     return state
 
 
-def _adopted(mixer: Mixer, x: Tensor, state: Any, kind: Kind) -> Any:
+def _adopted(mixer: Any, x: Tensor, state: Any, kind: Kind) -> Any:
     """The state with its floats converted, or the reason why it cannot be this mixer's."""
     lengths: dict[str, int] = {}
     for field, a in zip(kind.fields, state, strict=True):
@@ -115,7 +112,7 @@ def _adopted(mixer: Mixer, x: Tensor, state: Any, kind: Kind) -> Any:
     return kind.type(*(a.to(field.dtype) for field, a in zip(kind.fields, state, strict=True)))
 
 
-def _kind_of(mixer: Mixer, dtype: torch.dtype) -> Kind | None:
+def _kind_of(mixer: Any, dtype: torch.dtype) -> Kind | None:
     """What the states of the mixer look like, read off one that has seen nothing; None where that does not tell."""
     try:
         empty = (mixer.empty_state if mixer.causal else mixer.empty_context_state)(1, device="meta", dtype=dtype)
@@ -135,7 +132,7 @@ def _kind_of(mixer: Mixer, dtype: torch.dtype) -> Kind | None:
     return Kind(type(empty), tuple(fields))
 
 
-def _grows(mixer: Mixer) -> bool:
+def _grows(mixer: Any) -> bool:
     """Whether the state of a causal mixer gets longer with the sequence, by its own account."""
     try:
         return mixer.mixing_cost(1).state != mixer.mixing_cost(1 << 20).state

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as F
-from ..functional import _compressed as form
-from ..functional._places import behind_live, last_live, taken
-from .aux import add_aux_loss
+from ..functional.layout.positions import behind_live, last_live, taken
+from ..functional.sums import compressed as form
 from .base import QKVO, About, Mixer, register_state, token_positions
 from .cost import MixingCost
-from .options import at_least, one_of
-from .parts import add_projections, alive, check_places, largest_relative, ring_chunk, row_starts
+from .parts.aux_losses import add_aux_loss
+from .parts.options import at_least, one_of
+from .parts.shared import add_projections, alive, check_places, largest_relative, ring_chunk, row_starts
 
 
 @register_state

@@ -11,8 +11,8 @@ from .. import functional as F
 from ..functional.external import EPS, SlotSums, check_norm, empty_slots, external_chunk, merge_slots, over_all_tokens, slot_logits, weights
 from .base import About, Kernels, Mixer, register_state
 from .cost import MixingCost
-from .options import at_least, check_heads, check_positive
-from .parts import alive, largest_dot
+from .parts.options import at_least, check_heads, check_positive
+from .parts.shared import alive, largest_dot
 
 
 @register_state

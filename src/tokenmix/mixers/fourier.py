@@ -7,7 +7,7 @@ from math import ceil, log2
 from .. import functional as F
 from .base import About, Mixer
 from .cost import MixingCost
-from .unprojected import Unprojected
+from .parts.unprojected import Unprojected
 
 
 class Fourier(Mixer):

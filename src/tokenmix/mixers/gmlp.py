@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as F
-from ..functional._nonfinite import honest
-from ..functional._taps import silenced
 from ..functional.gmlp import unit_inputs
+from ..functional.sums.nonfinite import honest
+from ..functional.sums.taps import silenced
 from ..positions.grid import regrown
 from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
-from .history import joined
-from .options import at_least, true_or_false
-from .parts import alive, in_pieces
+from .parts.history import joined
+from .parts.options import at_least, true_or_false
+from .parts.shared import alive, in_pieces
 
 
 @register_state

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from .. import functional as F
-from ..functional import hydra_sums as sums
+from ..functional.sums import kernel_attention as sums
 from .base import QKVO, About, Kernels, Mixer, State, register_state
 from .cost import MixingCost
-from .parts import add_projections
+from .parts.shared import add_projections
 
 
 @register_state

@@ -7,9 +7,9 @@ from dataclasses import replace
 from .. import functional as F
 from .base import QKVO, About, Mixer
 from .cost import MixingCost
-from .history import empty_history, joined, newest
-from .options import at_least, one_of
-from .parts import add_projections, check_places, largest_dot, ring_chunk, row_starts
+from .parts.history import empty_history, joined, newest
+from .parts.options import at_least, one_of
+from .parts.shared import add_projections, check_places, largest_dot, ring_chunk, row_starts
 
 
 class ImageLocal(Mixer):

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional import aft_chunk as chunk
-from ..functional._taps import centre_of, pair_weights, silenced, weighed
 from ..functional.lambda_layer import per_key
+from ..functional.sums.taps import centre_of, pair_weights, silenced, weighed
 from ..positions.grid import regrown
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
-from .history import joined, newest
-from .options import at_least, check_heads, one_of
-from .parts import alive, check_places, has_holes, in_pieces
-from .token_norm import TokenBatchNorm
+from .parts.history import joined, newest
+from .parts.options import at_least, check_heads, one_of
+from .parts.shared import alive, check_places, has_holes, in_pieces
+from .parts.token_norm import TokenBatchNorm
 
 
 @register_state

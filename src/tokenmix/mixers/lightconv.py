@@ -7,12 +7,12 @@ import torch.nn.functional as nnF
 from torch import Tensor, nn
 
 from .. import functional as F
-from ..functional._taps import centre_of, pair_weights, silenced, weighed
+from ..functional.sums.taps import centre_of, pair_weights, silenced, weighed
 from .base import About, Mixer
 from .cost import MixingCost
-from .history import empty_window, joined, newest, ring_bytes
-from .options import at_least, check_heads, true_or_false
-from .parts import ring_chunk
+from .parts.history import empty_window, joined, newest, ring_bytes
+from .parts.options import at_least, check_heads, true_or_false
+from .parts.shared import ring_chunk
 
 
 class LightConv(Mixer):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from .. import functional as F
-from ..functional import _kernel_sums as sums
 from ..functional import linear as form
-from ..functional._checks import check_name
+from ..functional.layout.checks import check_name
+from ..functional.sums import features as sums
 from .base import QKVO, About, Kernels, Mixer
-from .kernel_parts import KernelState, kernel_cost, over_context
-from .parts import add_projections
+from .parts.feature_state import KernelState, kernel_cost, over_context
+from .parts.shared import add_projections
 
 
 class LinearAttention(Mixer):

@@ -10,8 +10,8 @@ from ..functional.linformer import shortened
 from ..positions.grid import regrown
 from .base import QKVO, About, Mixer, token_positions
 from .cost import MixingCost
-from .options import at_least
-from .parts import add_projections, largest_dot
+from .parts.options import at_least
+from .parts.shared import add_projections, largest_dot
 
 SHARING = ("none", "headwise", "key_value", "layerwise")
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from .. import functional as F
-from ..functional._places import last_live
+from ..functional.layout.positions import last_live
 from ..functional.patterns import local_chunk
 from .base import QKVO, About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
-from .history import HistoryState, empty_history, newest
-from .options import at_least
-from .parts import add_projections, alive, check_places, has_holes, in_pieces, largest_dot
-from .pattern_parts import BlockCost, kept_bytes
+from .parts.history import HistoryState, empty_history, newest
+from .parts.options import at_least
+from .parts.patterns import BlockCost, kept_bytes
+from .parts.shared import add_projections, alive, check_places, has_holes, in_pieces, largest_dot
 
 
 @register_state

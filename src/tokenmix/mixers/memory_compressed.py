@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from .. import functional as F
-from ..functional._masks import kept
-from ..functional._places import behind_live, last_live, patches, shifted, strided_conv, taken
 from ..functional.attention import attention
+from ..functional.layout.masks import kept
+from ..functional.layout.positions import behind_live, last_live, patches, shifted, strided_conv, taken
 from ..functional.memory_compressed import Slots, cells_of, folded, over_slots
 from .base import QKVO, About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
-from .hands_out import ReadConv1d
-from .options import at_least
-from .parts import add_projections, alive, check_places, has_holes, in_pieces, largest_dot
+from .parts.hands_out import ReadConv1d
+from .parts.options import at_least
+from .parts.shared import add_projections, alive, check_places, has_holes, in_pieces, largest_dot
 
 
 @register_state

@@ -9,8 +9,8 @@ from .. import functional as F
 from ..positions.grid import regrown
 from .base import About, Mixer, token_positions
 from .cost import MixingCost
-from .options import at_least
-from .unprojected import Unprojected
+from .parts.options import at_least
+from .parts.unprojected import Unprojected
 
 
 class MLPMixer(Mixer):

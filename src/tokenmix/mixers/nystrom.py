@@ -8,8 +8,8 @@ from torch import nn
 from .. import functional as F
 from .base import QKVO, About, Mixer
 from .cost import MixingCost
-from .options import at_least
-from .parts import add_projections, check_places, largest_dot
+from .parts.options import at_least
+from .parts.shared import add_projections, check_places, largest_dot
 
 
 class Nystrom(Mixer):

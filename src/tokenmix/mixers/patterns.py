@@ -5,10 +5,10 @@ from __future__ import annotations
 from .. import functional as F
 from .base import QKVO, About, Mixer
 from .cost import MixingCost
-from .history import empty_history
-from .options import at_least, true_or_false
-from .parts import add_projections, check_places, largest_dot
-from .pattern_parts import BlockCost, explicit, history_step, kept_bytes
+from .parts.history import empty_history
+from .parts.options import at_least, true_or_false
+from .parts.patterns import BlockCost, explicit, history_step, kept_bytes
+from .parts.shared import add_projections, check_places, largest_dot
 
 
 class Strided(Mixer):

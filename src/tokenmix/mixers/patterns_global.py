@@ -11,10 +11,10 @@ from .. import functional as F
 from ..functional.patterns_global import longformer_chunk
 from .base import QKVO, About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
-from .history import empty_history, joined
-from .options import at_least
-from .parts import add_projections, alive, check_places, largest_dot
-from .pattern_parts import BlockCost, explicit, history_step, kept_bytes
+from .parts.history import empty_history, joined
+from .parts.options import at_least
+from .parts.patterns import BlockCost, explicit, history_step, kept_bytes
+from .parts.shared import add_projections, alive, check_places, largest_dot
 
 
 @register_state

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from .. import functional as F
-from ..functional import _kernel_sums as sums
 from ..functional.performer import check_feature, log_keys, log_queries, orthogonal_features, performer_chunk
+from ..functional.sums import features as sums
 from .base import QKVO, About, Mixer
-from .kernel_parts import KernelState, kernel_cost, over_context
-from .options import at_least
-from .parts import add_projections
+from .parts.feature_state import KernelState, kernel_cost, over_context
+from .parts.options import at_least
+from .parts.shared import add_projections
 
 
 class Performer(Mixer):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from .. import functional as F
-from ..functional._taps import silenced
 from ..functional.pooling import mean_of_pairs, windows
+from ..functional.sums.taps import silenced
 from .base import About, Mixer
 from .cost import MixingCost
-from .history import empty_window, joined, newest, ring_bytes
-from .options import at_least, one_of, true_or_false
-from .parts import ring_chunk
-from .unprojected import Unprojected
+from .parts.history import empty_window, joined, newest, ring_bytes
+from .parts.options import at_least, one_of, true_or_false
+from .parts.shared import ring_chunk
+from .parts.unprojected import Unprojected
 
 
 class Pooling(Mixer):

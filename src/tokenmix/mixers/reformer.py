@@ -11,9 +11,9 @@ from .. import functional as F
 from ..functional.reformer import hash_buckets, reformer_chunk
 from .base import About, Mixer, register_state
 from .cost import MixingCost
-from .hands_out import ReadLinear
-from .options import at_least, check_heads, true_or_false
-from .sorted_parts import check_seed, decide, draw_directions, frozen, project_wide
+from .parts.decisions import check_seed, decide, draw_directions, frozen, project_wide
+from .parts.hands_out import ReadLinear
+from .parts.options import at_least, check_heads, true_or_false
 
 
 @register_state

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as F
-from ..functional import _kernel_sums as sums
 from ..functional.performer import orthogonal_features
 from ..functional.rfa import check_feature, features, keys, over_keys, read, rfa_chunk
+from ..functional.sums import features as sums
 from .base import QKVO, About, Mixer, register_state
 from .cost import MixingCost
-from .options import at_least
-from .parts import add_projections
+from .parts.options import at_least
+from .parts.shared import add_projections
 
 
 @register_state

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional.routing import nearest_clusters, on_sphere, routing_chunk, top_tokens
-from .aux import add_aux_loss
 from .base import About, Mixer, register_state
 from .cost import MixingCost
-from .hands_out import ReadLinear
-from .options import at_least, check_heads, true_or_false
-from .parts import alive
-from .sorted_parts import check_seed, decide, draw_directions, frozen, project_wide
+from .parts.aux_losses import add_aux_loss
+from .parts.decisions import check_seed, decide, draw_directions, frozen, project_wide
+from .parts.hands_out import ReadLinear
+from .parts.options import at_least, check_heads, true_or_false
+from .parts.shared import alive
 
 
 @register_state

@@ -10,9 +10,9 @@ from ..errors import MixerError
 from ..functional.set import induced
 from .base import About, Mixer
 from .cost import MixingCost
-from .hands_out import ReadLayerNorm, ReadLinear
-from .options import at_least, check_heads
-from .parts import largest_dot
+from .parts.hands_out import ReadLayerNorm, ReadLinear
+from .parts.options import at_least, check_heads
+from .parts.shared import largest_dot
 
 
 class InducedSet(Mixer):

@@ -11,8 +11,8 @@ from .. import functional as F
 from ..functional.sinkhorn import lay_out, permutation, prepared, sinkhorn_chunk
 from .base import QKVO, About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
-from .options import at_least, true_or_false
-from .parts import add_projections, alive, check_places, largest_dot
+from .parts.options import at_least, true_or_false
+from .parts.shared import add_projections, alive, check_places, largest_dot
 
 
 @register_state

@@ -9,9 +9,9 @@ from .. import functional as F
 from ..functional.spatial_reduction import reduced
 from .base import QKVO, About, Mixer
 from .cost import MixingCost
-from .hands_out import ReadConv1d, ReadConv2d, ReadConv3d, ReadLayerNorm
-from .options import at_least, one_of
-from .parts import add_projections, largest_dot
+from .parts.hands_out import ReadConv1d, ReadConv2d, ReadConv3d, ReadLayerNorm
+from .parts.options import at_least, one_of
+from .parts.shared import add_projections, largest_dot
 
 CONVS = {1: ReadConv1d, 2: ReadConv2d, 3: ReadConv3d}
 

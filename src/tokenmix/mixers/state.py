@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import MixerError
-from ..functional._places import default_places
+from ..functional.layout.positions import default_places
 
 State = Any  # a NamedTuple of tensors, batch first
 

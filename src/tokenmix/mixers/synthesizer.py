@@ -10,11 +10,11 @@ from torch import nn
 
 from .. import functional as F
 from ..functional import synthesizer as synth
-from . import synthesizer_parts as parts_of
 from .base import About, Mixer
 from .cost import MixingCost
-from .options import at_least, check_positive
-from .synthesizer_parts import Part
+from .parts import synthesizer as parts_of
+from .parts.options import at_least, check_positive
+from .parts.synthesizer import Part
 
 _PAPER = "Tay et al. 2020, arXiv 2005.00743"
 

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..functional import synthesizer as synth
-from ..functional._checks import check_name
-from . import synthesizer_parts as parts_of
+from ..functional.layout.checks import check_name
 from .base import QKVO, About, Mixer
 from .cost import MixingCost
-from .options import at_least, check_numbers, check_positive
-from .synthesizer_parts import Part, SynthesizerKeysState
+from .parts import synthesizer as parts_of
+from .parts.options import at_least, check_numbers, check_positive
+from .parts.synthesizer import Part, SynthesizerKeysState
 
 PARTS = ("attention", *synth.LOGITS)
 

@@ -8,8 +8,8 @@ from torch import nn
 from .. import functional as F
 from .base import QKVO, About, Mixer
 from .cost import MixingCost
-from .history import empty_history, joined, newest
-from .parts import add_projections, largest_relative, ring_chunk
+from .parts.history import empty_history, joined, newest
+from .parts.shared import add_projections, largest_relative, ring_chunk
 
 
 class TransformerXL(Mixer):

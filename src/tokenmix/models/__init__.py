@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import MixerError
-from ._json import from_json, nearest
+from ..system.config import from_json, nearest
 from .blocks import MLP as MLP
 from .blocks import Block as Block
 from .blocks import evaluating as evaluating

@@ -13,20 +13,9 @@ from torch import Tensor, nn
 from .. import functional as F
 from ..errors import MixerError
 from ..positions.grid import resize_rows
-from ._images import (
-    both_sides,
-    bound_parts,
-    check_images,
-    check_layers,
-    check_sides,
-    filled,
-    image_block,
-    refuse_size,
-    resize_mixers,
-    settle_image_config,
-)
-from ._json import Json
+from ..system.config import Json
 from .blocks import MLP, Block, cycled, init_linear
+from .images import both_sides, bound_parts, check_images, check_layers, check_sides, filled, image_block, refuse_size, resize_mixers, settle_image_config
 
 SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
 """Kernel, stride and zero padding of the three soft splits."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import MixerError
 from ..mixers import MIXERS, State, mixer_options
 from ..mixers.base import chunk_positions, register_state, token_positions
-from ._json import Json
+from ..system.config import Json
 from .blocks import cycled, evaluating
 from .sampling import check_sampling, pick_token
 from .trunk import Trunk, check_trunk

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import MixerError
 from ..mixers import State
 from ..mixers.base import chunk_positions, register_state, token_positions
-from ._json import Json
+from ..system.config import Json
 from .blocks import cycled, evaluating
 from .sampling import check_sampling, pick_token
 from .trunk import Trunk, check_trunk
@@ -127,7 +127,7 @@ class LM(Trunk):
             top_k, top_p: keep the k most likely tokens, then the fewest that hold probability p.
             seed: makes the choice repeatable; default draws from torch's generator.
             key_mask: (B, T) bool for prompts of different lengths, padded on the left.
-            decoder: a ``hosts.GraphedDecoder`` of this model, which then takes the steps after the prompt.
+            decoder: a ``export.GraphedDecoder`` of this model, which then takes the steps after the prompt.
 
         Raises:
             MixerError: up front, when prompt and continuation together are longer than ``max_len``.

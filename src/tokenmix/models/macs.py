@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ..errors import MixerError
-from ._images import both_sides
 from .blocks import Block
 from .eamlp import EAMLP, STRIDE, MemoryBlock, split_grids
+from .images import both_sides
 from .pyramid import Pyramid
 from .segmentation import MixerResidual, Segmenter
 from .vit import ViT

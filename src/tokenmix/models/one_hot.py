@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..functional._gates import check_gate, gated
-from ..functional._sums import Sums, narrow, products, ratio_of, wide
+from ..functional.sums.gates import check_gate, gated
+from ..functional.sums.softmax import Sums, narrow, products, ratio_of, wide
 from ..mixers import Mixer
 from ..mixers.aft_conv import AFTConv
 from ..mixers.cost import MixingCost

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..positions.grid import regrown, resize_rows
-from ._images import both_sides, bound_parts, check_images, check_sides, filled, image_block, refuse_size, resize_mixers, settle_image_config
-from ._json import Json
+from ..system.config import Json
 from .blocks import Block, cycled, init_linear
+from .images import both_sides, bound_parts, check_images, check_sides, filled, image_block, refuse_size, resize_mixers, settle_image_config
 from .vit import POOLS
 
 POSITIONS = ("learned", None)

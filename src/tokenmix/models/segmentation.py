@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..mixers import build_mixer
-from ._images import both_sides, resizable, resize_mixers
-from ._json import Json
+from ..system.config import Json
 from .blocks import PROJECTIONS, complete_spec, init_linear
+from .images import both_sides, resizable, resize_mixers
 from .pyramid import Pyramid
 from .vit import ViT
 

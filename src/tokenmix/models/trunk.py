@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..mixers import State
-from ..mixers.hands_out import ReadEmbedding
+from ..mixers.parts.hands_out import ReadEmbedding
 from ..positions import LearnedPositions
 from .blocks import Block
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import MixerError
-from ..models._json import nearest
+from ..system.config import nearest
 from ..train.config import RunConfig
 
 SIZES = ("smoke", "gpu", "paper")

@@ -1,8 +1,8 @@
 """From run directories to one self-contained HTML page. Nothing here trains anything."""
 
+from ..system.text import Table as Table
 from .page import write_report as write_report
 from .runs import Run as Run
 from .runs import read_run as read_run
-from .tables import Table as Table
 from .vision import draw_pictures as draw_pictures
 from .vision import vision_section as vision_section

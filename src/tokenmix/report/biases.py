@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .figures import Picture, heat_map
-from .panels import panels
+from .image_grid import panels
 
 SHOWN = 96
 LAYERS = 6

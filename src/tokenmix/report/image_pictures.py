@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..mixers.attention import Attention
+from .attribution import Focus, focus, has_slots, slot_reads, slot_similarity
 from .biases import filters, has_filters, has_pair_bias
 from .figures import COLOURS, Picture, both
-from .focus import Focus, focus, has_slots, slot_reads, slot_similarity
+from .image_grid import as_shown, panels
 from .maps import average_relative_attention, bias_around, check_vit, key_maps, sparsity, spread
 from .norms import neighbour_similarity, outlier_cutoff, share_above, token_norms
-from .panels import as_shown, panels
 
 LAYERS, HEADS, IMAGES = 12, 12, 8
 

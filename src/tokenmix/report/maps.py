@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..functional._heads import by_head
+from ..functional.layout.heads import by_head
 from ..mixers.attention import Attention
 from ..models import ViT, evaluating
 from .biases import extra_weights, has_pair_bias

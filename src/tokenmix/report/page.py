@@ -8,14 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..data.cache import whole_file
 from ..errors import MixerError
 from ..models import ViT
+from ..system.files import whole_file
+from ..system.text import Table
 from .biases import bias_pictures
 from .figures import Picture, loss_curves
 from .pictures import attention_pictures
 from .runs import TEXT, Run, load_model, read_run
-from .tables import Table, facts_table, summary_table
+from .tables import facts_table, summary_table
 from .vision import Section, run_images, vision_section
 
 SAMPLE_CHARS = 1200

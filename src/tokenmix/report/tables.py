@@ -2,53 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from ..system.text import MISSING, Table, number, size
 from .runs import CLASSES, DENSITY, TEXT, Run
-
-MISSING = "not measured"
-TERMINAL = 120
-
-
-@dataclass(frozen=True)
-class Table:
-    """A captioned table. The first column holds the row's name; ``notes`` stand below it."""
-
-    title: str
-    columns: list[str]
-    rows: list[list[str]]
-    notes: list[str] = field(default_factory=list)
-
-    def text(self) -> str:
-        """The table for a terminal; one that is too wide for it is turned on its side."""
-        lines = [self.columns, *self.rows]
-        if sum(max(map(len, column)) + 2 for column in zip(*lines, strict=True)) > TERMINAL:
-            lines = [list(column) for column in zip(*lines, strict=True)]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        body = ["  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))) for line in lines]
-        return "\n".join([self.title, body[0], "-" * len(body[0]), *body[1:], *self.notes])
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """A number with fixed digits; what is missing or not finite is said in words."""
-    if value is None:
-        return MISSING
-    return f"{value:,.{digits}f}" if math.isfinite(value) else "not finite"
-
-
-def size(n: float | None) -> str:
-    """Bytes in the unit that keeps the number short, powers of 1024."""
-    if n is None:
-        return MISSING
-    for unit in ("B", "KiB", "MiB"):
-        if n < 1024:
-            return f"{n:,.0f} {unit}" if unit == "B" else f"{n:,.1f} {unit}"
-        n /= 1024
-    return f"{n:,.2f} GiB"
 
 
 def mixers_of(config: dict[str, Any]) -> str:

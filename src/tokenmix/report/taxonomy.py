@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .._info import state_growth
-from ..mixers import MIXERS, Mixer
+from ..mixers import MIXERS, Mixer, state_growth
 
 MARK = "<!-- mixers -->"
 README, README_END = "<!-- mixers: core -->", "<!-- /mixers -->"

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from ..data import eval_batches, open_images
 from ..data.bounds import MAX_PIXELS, Bounds
-from ..data.cache import whole_file
 from ..data.image_source import pil_to_tensor, pillow, read_image
 from ..errors import MixerError
+from ..system.files import whole_file
 from . import image_pictures as draw
 from .figures import Picture
 from .maps import check_vit

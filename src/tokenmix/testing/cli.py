@@ -15,7 +15,7 @@ from torch import nn
 
 from ..errors import MixerError
 from ..mixers import MIXERS, mixer_options
-from ..models._json import nearest
+from ..system.config import nearest
 from .plain import must_be_module
 from .report import Report
 from .subject import Subject, is_mixer

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..mixers.hands_out import HandsOut
+from ..mixers.parts.hands_out import HandsOut
 from .refusals import refused
 from .report import fail, same
 from .streaming import stream

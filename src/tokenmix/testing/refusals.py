@@ -169,14 +169,3 @@ def _twists(a: Tensor) -> dict[str, Any]:
 def _overrun(mixer: Any, x: torch.Tensor, more: torch.Tensor) -> None:
     _, state = mixer.extend(x, mixer.init_state(2))
     mixer.extend(more, state)
-
-
-def declares_exceptions(s: Subject) -> None:
-    """Exceptions name a promise and a reason, and never causality or masking."""
-    from .suite import NEVER_EXCEPTED, PROMISES
-
-    for name, reason in getattr(s.cls, "exceptions", {}).items():
-        if name in NEVER_EXCEPTED:
-            fail(f"declares an exception from {name}, which no mixer may have")
-        if name not in PROMISES or not reason:
-            fail(f"declares an exception from {name!r} for the reason {reason!r}; it needs a promise's name and a reason")

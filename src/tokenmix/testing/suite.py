@@ -10,10 +10,19 @@ from torch import nn
 from ..errors import MixerError
 from ..mixers import MIXERS
 from . import batching, building, elsewhere, equality, masking, nonfinite, plain, refusals, streaming, transforms
-from .report import BROKEN, CRASHED, EXCEPTED, KEPT, NOT_APPLICABLE, Broken, ContractError, NotApplicable, Report, Result
+from .report import BROKEN, CRASHED, EXCEPTED, KEPT, NOT_APPLICABLE, Broken, ContractError, NotApplicable, Report, Result, fail
 from .subject import Subject, is_mixer, subject
 
 Promise = Callable[[Subject], None]
+
+
+def declares_exceptions(s: Subject) -> None:
+    """Exceptions name a promise and a reason, and never causality or masking."""
+    for name, reason in getattr(s.cls, "exceptions", {}).items():
+        if name in NEVER_EXCEPTED:
+            fail(f"declares an exception from {name}, which no mixer may have")
+        if name not in PROMISES or not reason:
+            fail(f"declares an exception from {name!r} for the reason {reason!r}; it needs a promise's name and a reason")
 
 
 def _table(*functions: Promise) -> dict[str, Promise]:
@@ -23,7 +32,7 @@ def _table(*functions: Promise) -> dict[str, Promise]:
 PROMISES: dict[str, Promise] = _table(
     refusals.options_are_json,
     building.refuses_wrong_options,
-    refusals.declares_exceptions,
+    declares_exceptions,
     batching.keeps_shape,
     equality.equals_reference,
     equality.accurate_on_adversarial_keys,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..hosts._ports import Call, Step, quietly
-from ..hosts.onnx_model import onnx_session, run_onnx
+from ..export.inputs import Call, Step, quietly
+from ..export.onnx_model import onnx_session, run_onnx
 from . import inputs
 from .batching import _out
 from .report import NotApplicable, fail, finite, same

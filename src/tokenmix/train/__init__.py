@@ -7,11 +7,11 @@ from .config import RunConfig as RunConfig
 from .config import TrainConfig as TrainConfig
 from .evaluate import EvalResult as EvalResult
 from .evaluate import evaluate as evaluate
+from .init_from import load_model as load_model
 from .loop import resume as resume
 from .loop import train as train
 from .runs import draw_run as draw_run
 from .runs import evaluate_run as evaluate_run
 from .runs import load_run as load_run
 from .runs import sample_run as sample_run
-from .start import load_model as load_model
-from .task import match_data as match_data
+from .tasks import match_data as match_data

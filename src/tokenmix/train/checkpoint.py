@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from ..system.files import sync_dir, write_file
 
 MANIFEST = "manifest.json"
 
@@ -40,23 +41,6 @@ def step_name(step: int) -> str:
 def list_steps(folder: Path) -> list[int]:
     """The steps that have a checkpoint, rising, whether good or not."""
     return sorted(int(p.name[5:]) for p in folder.glob("step_*") if p.is_dir() and p.name[5:].isdigit())
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write one file and push it to the disk."""
-    with path.open("wb") as f:
-        f.write(content)
-        f.flush()
-        os.fsync(f.fileno())
-
-
-def sync_dir(path: Path) -> None:
-    """Push a directory's entries to the disk; without this a rename may be lost with the power."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def save_checkpoint(folder: Path, step: int, tensors: dict[str, dict[str, Tensor]], progress: dict[str, Any]) -> Path:

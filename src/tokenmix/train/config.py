@@ -10,7 +10,7 @@ from ..data.augment import Augment
 from ..data.bounds import MAX_PIXELS
 from ..errors import MixerError
 from ..models import ModelConfig
-from ..models._json import Json, nearest, to_json
+from ..system.config import Json, nearest, to_json
 
 SCHEDULES = ("vaswani", "cosine", "linear", "constant")
 PRECISIONS = ("fp32", "bf16")

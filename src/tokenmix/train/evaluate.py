@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..models import evaluating
-from .task import autocast
+from ..system.machine import autocast
 
 
 @dataclass(frozen=True)

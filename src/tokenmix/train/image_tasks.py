@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from ..data.augment import ImageSampler, eval_batches, stream
 from ..data.bounds import Bounds
-from ..data.cache import whole_file
 from ..data.images import ImageData, open_images
 from ..data.pixels import PixelSampler, pixel_batches, to_pixels
 from ..errors import MixerError
 from ..models import evaluating
+from ..system.files import whole_file
+from ..system.machine import autocast
 from .config import ImageDataConfig, RunConfig
-from .task import Task, autocast
+from .task import Task
 from .text_task import streaming_cost
 
 MANY = 100_000  # steps planned ahead where only time ends a run

@@ -21,15 +21,17 @@ from torch import nn
 from ..errors import MixerError
 from ..mixers import aux_losses
 from ..models import build_model
+from ..system.files import check_free, write_json
+from ..system.machine import autocast, peak_mib, pick_device, reset_peak
 from .checkpoint import check_can_save, list_steps, load_checkpoint, prune, remove_checkpoint, save_checkpoint, sweep
 from .config import FIXED, RunConfig, check_unchanged, fixed_fields
+from .init_from import extra_losses, start_from
 from .optim import Average, build_optimizer, learning_rate, load_optimizer, optimizer_tensors
 from .progress import bar
-from .rundir import RunDir, check_free, differences, environment, peak_mib, reset_peak, write_json
-from .runs import eval_line, load_weights, pick_device, pick_step
-from .start import extra_losses, start_from
+from .rundir import RunDir, differences, environment
+from .runs import eval_line, load_weights, pick_step
 from .stopping import asked_to_stop
-from .task import autocast, open_task
+from .tasks import open_task
 
 
 @dataclass

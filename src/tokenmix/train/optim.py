@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..mixers import Mixer
-from ..mixers.token_norm import TokenBatchNorm
+from ..mixers.parts.token_norm import TokenBatchNorm
 from ..models import Block
 from .config import OptimConfig
 

@@ -7,16 +7,16 @@ import json
 import os
 import platform
 import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..data.cache import whole_file, whole_folder
 from ..data.records import bad_text, read_records
 from ..errors import MixerError
+from ..system.files import check_free, whole_file, whole_folder, write_json
+from ..system.machine import cpu_name
 from .config import MOST_THREADS, RunConfig
 
 COMPARED = ("torch", "python", "threads", "machine", "cpu", "device")
@@ -135,26 +135,6 @@ def _wrong_env(env: Any) -> str | None:
     return f"corpus has no {min(missing)!r}" if missing else None
 
 
-def check_free(path: Path | str) -> None:
-    """Refuse an output path that exists and holds anything, before time is spent."""
-    path = Path(path)
-    if (path / "config.json").exists():
-        raise MixerError(f"{path} holds a run already; continue it with `tokenmix resume {path}`, or give another --out.")
-    if path.is_dir() and any(path.iterdir()):
-        raise MixerError(f"{path} exists and is not empty; give another --out.")
-    if path.exists() and not path.is_dir():
-        raise MixerError(f"{path} exists and is a file; give another --out.")
-    parent = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise MixerError(f"{path} cannot be made: {parent} is not a directory this user can write to; give another --out.")
-
-
-def write_json(path: Path, value: Any) -> None:
-    """A JSON file, whole or not at all."""
-    with whole_file(path) as f:
-        f.write((json.dumps(value, indent=2) + "\n").encode())
-
-
 def environment(data: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """What a run's numbers depend on besides its config; ``data``: the facts of its task."""
     from .. import __version__
@@ -179,15 +159,6 @@ def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return [f"{key} was {then.get(key)}, is {now.get(key)}" for key in COMPARED if then.get(key) != now.get(key)]
 
 
-def cpu_name() -> str:
-    """The processor's name, as the system reports it."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
 def git_revision() -> str | None:
     """The revision of the checkout this package runs from; None for an installed copy."""
     package = Path(__file__).resolve().parents[1]
@@ -197,26 +168,3 @@ def git_revision() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return found[1] if Path(found[0]) / "src" / "tokenmix" == package else None
-
-
-def peak_mib(device: torch.device) -> float:
-    """The most memory held so far: on the GPU what torch allocated, else the process's resident high-water mark."""
-    if device.type == "cuda":
-        return round(torch.cuda.max_memory_allocated(device) / 2**20, 1)
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return round(int(line.split()[1]) / 1024, 1)
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak / (2**20 if sys.platform == "darwin" else 1024), 1)
-
-
-def reset_peak(device: torch.device) -> None:
-    """Start the high-water mark again, where the system allows it, so that one run's peak is not the last one's."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")

@@ -12,29 +12,12 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..models import build_model
+from ..system.machine import pick_device
 from .checkpoint import list_steps, load_checkpoint
 from .config import RunConfig, check_seed, check_unchanged
 from .rundir import RunDir
-from .task import open_task
+from .tasks import open_task
 from .text_task import continue_bytes
-
-
-def pick_device(name: str) -> torch.device:
-    """The torch device of a name; "auto" is CUDA where it works, else the CPU."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise MixerError(f"device={name!r} is unknown; choose 'auto', 'cpu' or 'cuda'.") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise MixerError(f"device={name!r}: torch {torch.__version__} sees no CUDA device here; use 'cpu' or 'auto'.")
-    try:
-        torch.zeros((), device=device).item()
-    except Exception as why:  # each device's own
-        said = " ".join(str(why).split())[:100]
-        raise MixerError(f"device={name!r} holds no numbers here ({said}); choose 'auto', 'cpu' or 'cuda'.") from None
-    return device
 
 
 def pick_step(run: RunDir, step: int | str = "last") -> int:

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-import torch
 from torch import Tensor
 
 from .config import RunConfig
@@ -79,28 +78,3 @@ class Task(ABC):
     def model_facts(self, model: Any) -> dict[str, Any]:
         """What env.json records of the model beside its parameters."""
         return {}
-
-
-def open_task(config: RunConfig) -> Task:
-    """The task of a config, its data opened."""
-    if config.model.kind == "lm":
-        from .text_task import TextTask
-
-        return TextTask(config)
-    from .image_tasks import ClassifyTask, DensityTask
-
-    return DensityTask(config) if config.model.kind == "image_density" else ClassifyTask(config)
-
-
-def match_data(config: RunConfig) -> RunConfig:
-    """The config with the model's classes, channels and image size those of its data; a config of text as it is."""
-    if config.data.kind != "images":
-        return config
-    from .image_tasks import matched
-
-    return matched(config)
-
-
-def autocast(device: torch.device, precision: str) -> Any:
-    """bf16 autocast, or nothing."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Bounds, Corpus, Sampler, open_corpus
-from ..data.cache import whole_file
 from ..errors import MixerError
 from ..mixers import state_bytes
 from ..models import evaluating
+from ..system.files import whole_file
 from .config import DataConfig, RunConfig
 from .evaluate import EvalResult, evaluate
 from .task import Task

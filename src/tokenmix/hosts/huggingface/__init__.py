@@ -1,7 +1,6 @@
 """Our mixers in Hugging Face transformers: models of their own family, registered with the Auto classes, and a quick try-out inside any other."""
 
-from . import _needs as _needs
-from ._register import register as register
+from . import require as require
 from .attention_interface import register_attention as register_attention
 from .cache import TokenMixStateLayer as TokenMixStateLayer
 from .configuration import TokenMixConfig as TokenMixConfig
@@ -13,4 +12,5 @@ from .heads import TokenMixForTokenClassification as TokenMixForTokenClassificat
 from .images import TokenMixForImageClassification as TokenMixForImageClassification
 from .modeling import TokenMixForCausalLM as TokenMixForCausalLM
 from .modeling import TokenMixModel as TokenMixModel
+from .registration import register as register
 from .seq2seq import TokenMixForSeq2SeqLM as TokenMixForSeq2SeqLM

@@ -12,9 +12,9 @@ from transformers.utils import logging
 from ...errors import MixerError
 from ...mixers import MIXERS, mixer_options
 from ...models import LM, LMConfig, ViT, ViTConfig
-from ...train.rundir import RunDir, write_json
+from ...system.files import check_out, new_folder, write_json
+from ...train.rundir import RunDir
 from ...train.runs import load_run, pick_step
-from .._folders import check_out, new_folder
 from .card import Facts, model_card
 from .configuration import TokenMixConfig
 from .images import TokenMixForImageClassification

@@ -11,8 +11,8 @@ from transformers.utils.output_capturing import capture_outputs
 
 from ...errors import MixerError
 from ...models import ViT, ViTConfig
-from .beginning import owns_its_beginning
 from .configuration import TokenMixConfig
+from .initialization import owns_its_beginning
 from .layers import TokenMixImageLayer
 from .modeling import TokenMixPreTrainedModel
 

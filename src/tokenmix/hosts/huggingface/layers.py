@@ -12,9 +12,9 @@ from ...errors import MixerError
 from ...mixers import MIXERS, Mixer, build_mixer
 from ...models import MLP, Block
 from ...models.blocks import complete_spec, reset_mixer
-from .beginning import owns_its_beginning
 from .cache import TokenMixStateLayer
 from .configuration import TokenMixConfig, mlp_ratio
+from .initialization import owns_its_beginning
 
 
 class TokenMixMLP(MLP):

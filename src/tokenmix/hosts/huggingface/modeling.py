@@ -17,9 +17,9 @@ from transformers.utils.output_capturing import capture_outputs
 from ...errors import MixerError
 from ...models import ViT
 from ...positions import LearnedPositions
-from .beginning import anew, refuse_options, refuse_unlike
 from .cache import TokenMixStateLayer, state_layers
 from .configuration import TokenMixConfig
+from .initialization import anew, refuse_options, refuse_unlike
 from .layers import TokenMixLayer
 from .masks import Places, chunk_mask, places
 

@@ -11,9 +11,9 @@ from torch import nn
 
 from ...errors import MixerError
 from ...mixers import MIXERS, Mixer, build_mixer, is_softmax, mixer_options
-from .._report import Entry
+from ..conversion_report import Entry
 from ..rotary import rotary_spec
-from .shells import HFShell, TimmShell, torch_shell
+from .adapters import HFShell, TimmShell, torch_shell
 from .sites import Site
 from .weights import Weight, carry, left, softmax_weights
 

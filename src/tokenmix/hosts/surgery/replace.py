@@ -13,7 +13,7 @@ from torch import nn
 
 from ...errors import MixerError
 from ...mixers import is_softmax
-from .._report import Entry, Report
+from ..conversion_report import Entry, Report
 from .build import shell_for
 from .plan import planned
 from .sites import Site, find_attention

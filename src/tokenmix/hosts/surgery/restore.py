@@ -14,9 +14,9 @@ from torch import nn
 from ...errors import MixerError
 from ...mixers import MIXERS, is_softmax
 from ...mixers.facts import QKVO
-from .._report import Entry, Report
+from ..conversion_report import Entry, Report
+from .adapters import shells_of
 from .replace import exchanged
-from .shells import shells_of
 from .weights import give_back
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...errors import MixerError
 from ...mixers import MIXERS
 from ...mixers.facts import QKVO
-from .._report import Entry
+from ..conversion_report import Entry
 from .sites import Site
 
 NORMS = ("q_norm", "k_norm")

@@ -3,7 +3,7 @@
 Importing this module registers the models: ``timm.list_models`` shows them among timm's own.
 """
 
-from ._require import require_timm
+from .require import require_timm
 
 require_timm()
 

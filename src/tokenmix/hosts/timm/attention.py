@@ -19,7 +19,7 @@ from ...errors import MixerError
 from ...functional import use_backend
 from ...mixers import MIXERS, Mixer, build_mixer, mixer_options
 from ...models.blocks import PROJECTIONS, complete_spec
-from ._script import ScriptedAttention
+from .scripted import ScriptedAttention
 
 Grid = tuple[int, int]
 STD = 0.02

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from ...errors import MixerError
 from ...mixers import is_softmax
 from ...models import MODELS, ViTConfig
-from ...models._images import both_sides, resizable, resize_mixers
 from ...models.blocks import cycled
-from .._names import TIMM, split_qkv, their_name
-from ..weights_back import timm_options
+from ...models.images import both_sides, resizable, resize_mixers
+from ..vit.names import TIMM, split_qkv, their_name
+from ..vit.write import timm_options
 from .attention import Grid, attention_class
 
 Spec = dict[str, Any]

@@ -19,8 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ._tiles import span
+from .aft_simple import CHUNK, _alive, _grid, _new, _place, _suffix, rows
 from .launch import bytes_of, launch
-from .scan import CHUNK, _alive, _grid, _new, _place, _suffix, rows
 
 ROWS = 8  # tokens in a tile
 Maps = tuple[bool, bool, float]

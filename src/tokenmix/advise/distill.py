@@ -1,0 +1,111 @@
+"""The model with another mixer, distilled from itself on text at hand for some minutes, and written."""
+
+from __future__ import annotations
+
+import copy
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MixerError
+from ..hosts.surgery import replace_mixers
+from ..hosts.surgery.distill import distill
+from ..hosts.surgery.save_load import save_replaced
+from ..train.rundir import RunDir
+from .advice import Advice
+from .candidates import OWN
+
+LENGTH, BATCH = 128, 8
+VALID = 0.1  # of the batches, at the end of the text
+SPARE = 0.8  # of the minutes for training steps; the rest goes into the trial, evaluations and files
+LEARNING_RATE = 1e-3
+
+
+def check_teaching(name: str, origin: str, data: Path, out: Path | None) -> None:
+    """Refuse, before anything is measured, what could not be taught."""
+    if origin != "transformers" or not Path(name.removeprefix("hf:")).is_dir():
+        own = "a run is trained on with `tokenmix train`" if origin == "tokenmix" else "`tokenmix convert` and tokenmix.hosts.surgery.distill take other models"
+        raise MixerError(f"advise: --data teaches a language model in a folder of transformers, with its tokenizer, got {name}; {own}.")
+    if not data.is_file():
+        raise MixerError(f"advise: --data {data}: there is no such file; a text is expected.")
+    if out is None:
+        raise MixerError("advise: --data needs --write DIR, the folder for the converted model.")
+    if out.exists():
+        raise MixerError(f"advise: --write {out}: exists already; give another folder.")
+
+
+def teach(advice: Advice, data: Path, out: Path, *, minutes: float, last: int | None = None) -> dict[str, Any]:
+    """Replace attention by the candidate that was fastest, distil, write model and run. Returns what ``Advice.distilled`` holds.
+
+    The loss is that of ``distill`` over the last tenth of the text: the KL divergence of the student's predictions from the teacher's, or the distance of last
+    hidden states where a model predicts nothing.
+
+    Args:
+        last: replace only the last so many attention modules.
+    """
+    teacher, spec = advice.host.model, _chosen(advice)
+    train, valid = _batches(advice, data)
+    student, report = replace_mixers(teacher, spec, last=last, seed=0)
+    each = _step_seconds(teacher, student, train[0])
+    steps = max(2, int(SPARE * 60 * minutes / each))
+    run, began = out.with_name(f"{out.name}-distillation"), time.perf_counter()
+    settings: dict[str, Any] = {"layer_steps": steps // 2, "steps": steps - steps // 2, "eval_every": steps, "save_every": steps}
+    distill(teacher, student, train, valid=valid, out=run, lr=LEARNING_RATE, verbose=False, **settings)
+    seconds = time.perf_counter() - began
+    save_replaced(student.eval(), report, out, beside=Path(advice.host.name.removeprefix("hf:")))
+    losses = [line["output_loss"] for line in RunDir.open(run).read_metrics() if line["kind"] == "eval"]
+    found = {"mixer": spec["name"], "spec": spec, "layers": last or len(advice.places), "steps": steps, "seconds": seconds, "loss": "validation loss"}
+    return found | {"loss_before": losses[0], "loss_after": losses[-1], "out": str(out), "run": str(run)}
+
+
+def _chosen(advice: Advice) -> dict[str, Any]:
+    """The only candidate that fits, or the fastest at the longest length."""
+    known = list(dict.fromkeys(r.mixer for r in advice.rows if r.seconds is not None and r.mixer != OWN))
+    if not known:
+        why = next((r.why for r in advice.rows if r.why), "none was measured")
+        raise MixerError(f"advise: --data: no candidate fits this model ({why}).")
+    label = known[0] if len(known) == 1 or advice.fastest is None else advice.fastest.mixer
+    return advice.specs[label]
+
+
+def _batches(advice: Advice, data: Path) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+    """The text in pieces of equal length: batches to learn from, and the last tenth to judge by."""
+    import transformers
+
+    folder = advice.host.name.removeprefix("hf:")
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as why:
+        raise MixerError(f"advise: --data: {folder} holds no tokenizer that transformers can load ({' '.join(str(why).split())[:160]}).") from None
+    try:
+        text = data.read_text(encoding="utf-8")
+    except UnicodeDecodeError as why:
+        raise MixerError(f"advise: --data {data}: is no UTF-8 text ({why}).") from None
+    lines = tokenizer(text.splitlines(), add_special_tokens=False)["input_ids"] if text.strip() else []
+    ids = torch.tensor([i for line in lines for i in line], dtype=torch.long)
+    length = min(LENGTH, advice.host.inputs.limit or LENGTH)
+    rows = ids[: len(ids) // length * length].view(-1, length)
+    if len(rows) < 2:
+        raise MixerError(f"advise: --data {data}: has {len(ids):,} tokens; at least {2 * length:,} are needed.")
+    held = max(1, int(VALID * len(rows)))
+    device = next(advice.host.model.parameters()).device
+    parts = ([{"input_ids": piece.to(device)} for piece in part.split(BATCH)] for part in (rows[:-held], rows[-held:]))
+    train, valid = parts
+    return train, valid[:8]
+
+
+def _step_seconds(teacher: nn.Module, student: nn.Module, batch: dict[str, Tensor]) -> float:
+    """Of one step, by trying it on a copy: the teacher's pass, the student's and its gradients."""
+    tried = copy.deepcopy(student).train()
+    best = float("inf")
+    for _ in range(2):
+        start = time.perf_counter()
+        with torch.no_grad():
+            teacher(**batch)
+        outputs = tried(**batch)
+        outputs[0].float().square().mean().backward()
+        best = min(best, time.perf_counter() - start)
+    return best

@@ -1,0 +1,168 @@
+"""What was found, in sentences and tables that follow from the numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..system.text import Table, number, seconds, size
+from .advice import Advice
+from .amdahl import share_for
+from .candidates import OWN
+from .measuring import Share
+
+
+def text(advice: Advice) -> str:
+    """For a terminal."""
+    tables = [t.text() for t in (shares_table(advice), *candidate_tables(advice))]
+    return "\n\n".join(["\n".join([about(advice), setting(advice)]), *tables, "\n".join(findings(advice))])
+
+
+def as_json(advice: Advice) -> dict[str, Any]:
+    """Everything, as plain JSON values."""
+    crossing, host = advice.crossing, advice.host
+    beginning = None if crossing.tokens is None else host.inputs.length(crossing.tokens)
+    return {
+        "model": {"name": host.name, "class": type(host.model).__name__, "host": host.origin, "parameters": parameters(advice), "notes": list(host.notes)},
+        "attention": [{"name": p.name, "family": p.family, "heads": p.heads, "dim": p.dim, "causal": p.causal, "cross": p.cross} for p in advice.places],
+        "machine": advice.machine,
+        "setting": {"batch": advice.batch, "unit": host.inputs.unit, "worth": advice.worth},
+        "lengths": [s.to_json() for s in advice.shares],
+        "skipped": [vars(s) for s in advice.skipped],
+        "answer": {"pays": advice.pays, "first_length": beginning, "how": crossing.how, "text": answer(advice)},
+        "candidates": [r.to_json() for r in advice.rows],
+        "distilled": advice.distilled,
+    }
+
+
+def parameters(advice: Advice) -> int:
+    """Of the whole model."""
+    return sum(p.numel() for p in advice.host.model.parameters())
+
+
+def about(advice: Advice) -> str:
+    """The model."""
+    host, places = advice.host, advice.places
+    ways = [("causal" if p.causal else "cross" if p.cross else "bidirectional") for p in places]
+    counts = ", ".join(f"{ways.count(w)} {w}" for w in dict.fromkeys(ways))
+    shapes = ", ".join(dict.fromkeys(f"{p.heads} heads, {p.dim} features" for p in places))
+    notes = "".join(f"; {note}" for note in host.notes)
+    return f"{host.name}: {type(host.model).__name__} ({host.origin}), {parameters(advice):,} parameters, attention modules: {counts} ({shapes}){notes}"
+
+
+def setting(advice: Advice) -> str:
+    """The machine and what a pass is."""
+    m = advice.machine
+    busy = m["load"] is not None and m["load"] > max(m["threads"], m["cores"] or 1) + 1
+    load = f"; BUSY: load {m['load']:.1f} on {m['cores']} cores, others ran too" if busy else ""
+    return f"forward passes, batch {advice.batch}, on {m['device']}, {m['threads']} threads, torch {m['torch']}{load}"
+
+
+def percent(share: float | None) -> str:
+    """0.042 -> "4.2 %", 0.42 -> "42 %"."""
+    return number(None) if share is None else f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"
+
+
+def length(advice: Advice, n: int) -> str:
+    """A length with its unit where that is not tokens."""
+    return f"{n:,}" if advice.host.inputs.patch is None else f"{n} x {n}"
+
+
+def shares_table(advice: Advice) -> Table:
+    """A row for each length measured; the others below."""
+    columns = ["length", "tokens", "one pass", "in attention", "mixing alone", "at best", "peak memory", "for attention"]
+    rows = [_share(advice, s) for s in advice.shares]
+    notes = [f"{length(advice, s.length)}: not measured: {s.why}." for s in advice.skipped]
+    notes += [
+        "In attention, mixing alone: parts of the time; mixing is attention without its projections and norms, which another mixer needs too.",
+        "At best: how many times as fast the model would be if mixing took no time (Amdahl). For attention: the part of the peak that goes away with it.",
+    ]
+    if any(p.family == "torch" for p in advice.places):
+        notes.append("Measured without torch's fused inference pass of nn.TransformerEncoderLayer, which cannot be told apart.")
+    return Table("Attention's part", columns, rows, notes)
+
+
+def _share(advice: Advice, s: Share) -> list[str]:
+    cells = [length(advice, s.length), f"{s.tokens:,}", seconds(s.seconds), percent(s.attention_share), percent(s.mixing_share), f"{s.bound:.2f}x"]
+    return [*cells, size(s.peak), percent(s.memory_share)]
+
+
+def candidate_tables(advice: Advice) -> list[Table]:
+    """One for each length."""
+    return [_candidates(advice, n) for n in dict.fromkeys(r.length for r in advice.rows)]
+
+
+def _candidates(advice: Advice, n: int) -> Table:
+    rows = [r for r in advice.rows if r.length == n]
+    decodes = any(r.decoded for r in rows)
+    bound = next(s.bound for s in advice.shares if s.length == n)
+    columns = ["mixer", "one pass", "as fast", "peak memory", *(["state", "ms per token"] if decodes else [])]
+    body, notes = [], []
+    for r in rows:
+        if r.seconds is None:
+            notes.append(f"{r.mixer}: not measured: {r.why}.")
+            continue
+        decoded = [size(r.decoded.state_bytes), number(r.decoded.ms_per_token, 2)] if r.decoded else ["no streaming", "no streaming"]
+        body.append([r.mixer, seconds(r.seconds), f"{r.speedup or 0:.2f}x", size(r.peak), *(decoded if decodes else [])])
+    body = body or [["none", *[number(None)] * (len(columns) - 1)]]
+    turns = "As fast: times as fast as with its own attention, timed in turns"
+    notes.append(
+        f"{turns}; the bound of {bound:.2f}x comes from other passes and leaves projections aside: a busy machine, or a mixer with fewer, can pass it."
+    )
+    return Table(f"Other mixers inside this model, {length(advice, n)} {advice.host.inputs.unit}", columns, body, notes)
+
+
+def findings(advice: Advice) -> list[str]:
+    """The answer, memory, the best candidate, the distillation."""
+    found = [answer(advice)]
+    most = max((s for s in advice.shares if s.memory_share is not None), key=lambda s: s.memory_share or 0.0, default=None)
+    if most is not None:
+        found.append(f"Memory: at {length(advice, most.length)} the peak of a pass would be up to {percent(most.memory_share)} lower without attention.")
+    best = advice.fastest
+    if best is not None:
+        measured = f"{best.mixer} makes the model {best.speedup:.2f}x as fast at {length(advice, best.length)}"
+        found.append(f"Of the candidates, {measured}. That is about time; what it does to quality, training must tell (--data, `tokenmix convert`).")
+    elif any(r.speedup is not None and r.mixer != OWN for r in advice.rows):
+        found.append("None of the candidates makes the model faster at the longest length measured.")
+    if advice.distilled is not None:
+        found.append(distillation(advice.distilled))
+    return found
+
+
+def answer(advice: Advice) -> str:
+    """Yes from a length on, or no with the share that says so."""
+    last = advice.shares[-1]
+    wanted = f"{advice.worth:g}x (mixing at {percent(share_for(advice.worth))} of the time)"
+    if advice.pays:
+        best = max(advice.shares, key=lambda s: s.bound)
+        limit = (
+            f"at {length(advice, best.length)} mixing takes {percent(best.mixing_share)} of the time, so the model can become {best.bound:.2f}x as fast at most"
+        )
+        return f"Yes, {_beginning(advice)}: {limit}. Worth it is taken to mean {wanted}."
+    here = f"at {length(advice, last.length)} mixing takes {percent(last.mixing_share)} of the time; even a mixer that took none would give {last.bound:.2f}x"
+    return f"No: {percent(last.mixing_share)} here. Up to the longest length measured replacing attention does not pay: {here}. {_later(advice, wanted)}"
+
+
+def _beginning(advice: Advice) -> str:
+    crossing = advice.crossing
+    at = length(advice, advice.host.inputs.length(crossing.tokens or 0))
+    if crossing.how == "measured":
+        return f"at {at} already, the shortest length measured"
+    return f"from about {at} on (between measured lengths, by the power of the length that fits both)"
+
+
+def _later(advice: Advice, wanted: str) -> str:
+    crossing, inputs = advice.crossing, advice.host.inputs
+    if crossing.tokens is None:
+        return f"Nothing here says that {wanted} is ever reached."
+    n = inputs.length(crossing.tokens)
+    beyond = f", more than the {inputs.limit:,} the model takes" if inputs.limit is not None and n > inputs.limit else ""
+    return f"By the cost formula {wanted} is reached at about {length(advice, n)}{beyond}."
+
+
+def distillation(found: dict[str, Any]) -> str:
+    """Loss before and after."""
+    before, after = found["loss_before"], found["loss_after"]
+    return (
+        f"{found['mixer']} in {found['layers']} layers, distilled for {found['steps']} steps in {found['seconds']:.0f} s: "
+        f"{found['loss']} {before:.4f} before, {after:.4f} after. Written to {found['out']}."
+    )

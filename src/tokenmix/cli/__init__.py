@@ -1,0 +1,3 @@
+"""The command line, ``tokenmix VERB``."""
+
+from .main import main as main

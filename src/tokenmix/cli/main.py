@@ -1,0 +1,103 @@
+"""The command line: `tokenmix VERB`. User errors are one line on stderr and exit code 2; --debug shows where they came from."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+import warnings
+from typing import Any
+
+from ..errors import MixerError
+
+OVERRIDE = re.compile(r"--([a-z_-]+(?:\.[a-z0-9_-]+)+)(?:=(.*))?", re.DOTALL)
+BOX = "╭╮╰╯│─ \n"
+CHANGING = ("train", "resume")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one verb. Returns the exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in argv
+    argv = [a for a in argv if a != "--debug"]
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            return _dispatch(argv)
+    except BrokenPipeError:  # `tokenmix list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; `tokenmix resume DIR` continues a training run from its last checkpoint.", file=sys.stderr)
+        return 130
+    except (MixerError, OSError) as why:
+        if debug:
+            raise
+        print(f"error: {_one_line(why)}", file=sys.stderr)
+        return 2
+
+
+def _dispatch(argv: list[str]) -> int:
+    try:
+        import tyro
+    except ImportError:
+        raise MixerError("the command line needs the extra 'train': pip install 'tokenmix[train]'.") from None
+    from ..system.config import nearest
+    from .verbs import VERBS
+
+    if argv and not argv[0].startswith("-") and argv[0] not in VERBS:
+        raise MixerError(f"there is no verb {argv[0]!r}; {nearest(argv[0], VERBS)}.")
+    if not argv:
+        argv = ["--help"]
+    argv, changes = take_overrides(argv)
+    chosen = _parse(tyro, VERBS, argv)
+    if isinstance(chosen, int):
+        return chosen
+    return chosen(changes) if argv[0] in CHANGING else chosen()
+
+
+def _parse(tyro: Any, verbs: dict[str, Any], argv: list[str]) -> Any:
+    """What the verb's function returned, a callable that does the work; or the exit code of --help."""
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.extras.subcommand_cli_from_dict(verbs, args=argv, prog="tokenmix", description="Token mixers: train, evaluate, compare.")
+    except SystemExit as end:
+        if not end.code:
+            return 0
+        lines = [line.strip(BOX) for line in errors.getvalue().splitlines()]
+        body = [line for line in lines[1:] if line and not line.startswith("For full helptext")]
+        raise MixerError(f"{argv[0]}: {' '.join(body) or lines[0]}; see `tokenmix {argv[0]} --help`.") from None
+
+
+def take_overrides(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Separate ``--a.b value`` and ``--a.b=value``, which set fields of the config, from the verb's own options."""
+    if not argv or argv[0] not in CHANGING:
+        return argv, {}
+    from ..train.config import parse_value
+
+    rest: list[str] = []
+    changes: dict[str, Any] = {}
+    items = iter(argv)
+    for item in items:
+        match = OVERRIDE.fullmatch(item)
+        if match is None:
+            rest.append(item)
+            continue
+        value = match[2] if match[2] is not None else next(items, None)
+        if value is None:
+            raise MixerError(f"{item} needs a value.")
+        changes[match[1].replace("-", "_")] = parse_value(value)
+    return rest, changes
+
+
+def _one_line(why: Exception) -> str:
+    if isinstance(why, OSError) and not isinstance(why, MixerError):
+        return f"{why.filename}: {why.strerror}" if why.filename is not None else (why.strerror or str(why))
+    return " ".join(str(why).split())
+
+
+def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: str | None = None) -> None:
+    print(f"warning: {message}", file=sys.stderr)

@@ -1,0 +1,7 @@
+"""Our models as programs others can run: ONNX, torch.export, CUDA graphs."""
+
+from .graphed import GraphedDecoder as GraphedDecoder
+from .onnx import OnnxReport as OnnxReport
+from .onnx import export_onnx as export_onnx
+from .onnx import export_program as export_program
+from .onnx_model import OnnxModel as OnnxModel

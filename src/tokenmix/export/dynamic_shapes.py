@@ -1,0 +1,168 @@
+"""Programs of torch.export with free sizes, and how far these reach: torch finds out, and what it fixes or bounds is never passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..errors import MixerError
+from ..functional import use_backend
+from .inputs import Port, quietly
+
+BATCH, LONG, SHORT = 3, 256, 7
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Which sizes a program takes: ``batch`` any, or the one it was traced with; ``length`` from the first to the second (None: without end).
+
+    ``padded``: it fills every input up to the longest length and computes that, because its steps depend on the length.
+    """
+
+    batch: int | None
+    length: tuple[int, int | None]
+    padded: bool = False
+
+
+def programs(port: Port, length: int | None, fixed: bool) -> Iterator[tuple[Any, Sizes]]:
+    """The programs for a port with their sizes, the best first: any length up to ``length``, the same by padding, that length alone."""
+    if length is not None and (port.size is not None or length < 1 or length > (port.longest or length)):
+        raise MixerError(f"export: {port.who} takes {'one size' if port.size is not None else f'lengths 1 to {port.longest}'}, got length={length}.")
+    most = length or port.longest or LONG
+    if port.size is None and (port.decodes or not fixed and _same_steps(port, most)):
+        yield from _of_any_length(port, most)
+    if port.decodes:
+        raise MixerError(f"export: what {port.who} does with a token depends on how many came before it, so one program cannot be its decode step.")
+    if port.size is None and not fixed and most > 2:
+        program = _export(replace(port, module=Padded(port.module, most)), most - 1, free=True)
+        yield program, replace(_sizes(program, port, most - 1), length=(1, most), padded=True)
+    only = most if port.size is None else port.size
+    program = _export(port, only, free=False)
+    yield program, Sizes(_sizes(program, port, only).batch, (only, only))
+
+
+class _Operators(TorchDispatchMode):
+    """Notes which operators ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def _same_steps(port: Port, most: int) -> bool:
+    """Whether other lengths run the same operators in the same order; where not, a program of one length is wrong at another, and tracing it takes minutes."""
+    seen = []
+    for length in (most, most // 2 + 1):
+        with torch.no_grad(), use_backend("eager"), _Operators() as mode:
+            port.module(*port.example(1, length))
+        seen.append(mode.seen)
+    return seen[0] == seen[1]
+
+
+def _of_any_length(port: Port, most: int) -> Iterator[tuple[Any, Sizes]]:
+    """A program with a free length from 1 to ``most``, of a state from any to ``most``; traced at another length where torch takes the first for a constant."""
+    for at in dict.fromkeys(n for n in (SHORT if port.decodes else most, most - 1, most) if 1 < n <= most):
+        program = _export(port, at, free=True)
+        sizes = _sizes(program, port, at)
+        low, high = sizes.length
+        if low == 1 and (high is None or high >= most) and _runs(program, port, sizes, most):
+            yield program, replace(sizes, length=(1, port.longest if high is None else min(high, port.longest or most)))
+            return
+        if low < at and not port.decodes:
+            return
+
+
+def _runs(program: Any, port: Port, sizes: Sizes, most: int) -> bool:
+    """Whether the program takes a short, a middle and a long input: torch checks conditions there that its ranges do not tell."""
+    low, run = sizes.length[0], program.module()
+    try:
+        for length in dict.fromkeys((low, (low + most) // 2, most)):
+            run(*port.example(BATCH if sizes.batch is None else sizes.batch, length))
+    except Exception:  # torch raises what it likes there
+        return False
+    return True
+
+
+class Padded(nn.Module):
+    """Whole inputs of up to ``most`` tokens, padded behind to that many: those tokens are masked, and what comes out for them is dropped."""
+
+    def __init__(self, call: nn.Module, most: int):
+        super().__init__()
+        self.call, self.most = call, most
+
+    def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """The output for the tokens that were given."""
+        B, T = x.shape[:2]
+        torch._check(self.most >= T)
+        real = torch.ones(B, T, dtype=torch.bool, device=x.device) if key_mask is None else key_mask
+        return self.call(self._filled(x), self._filled(real)).index_select(1, torch.arange(T, device=x.device))  # a slice would be a condition, too
+
+    def _filled(self, a: Tensor) -> Tensor:
+        """Zeros behind, so many that their number is no condition on T."""
+        return torch.cat([a, a.new_zeros(a.shape[0], self.most, *a.shape[2:])], 1)[:, : self.most]
+
+
+def short(port: Port) -> int:
+    """A length that every port takes."""
+    return port.size if port.size is not None else min(SHORT, SHORT if port.longest is None else port.longest)
+
+
+def varying(port: Port, length: int) -> tuple[tuple[Any, ...], list[tuple[set[int], set[int]]]]:
+    """The example, and of each tensor in it the axes that change with the batch and with the length."""
+    one, wide, long = ([tuple(a.shape) for a in pytree.tree_leaves(port.example(*at))] for at in ((BATCH, length), (BATCH + 1, length), (BATCH, length - 1)))
+    axes = [tuple({i for i, (n, m) in enumerate(zip(a, b, strict=True)) if n != m} for b in others) for a, *others in zip(one, wide, long, strict=True)]
+    return port.example(BATCH, length), axes  # type: ignore[return-value]  # two sets each
+
+
+def _export(port: Port, length: int, *, free: bool) -> Any:
+    args, axes = varying(port, length)
+    shapes = [dict.fromkeys(batch | (along if free else set()), torch.export.Dim.AUTO) for batch, along in axes]
+    leaves, tree = pytree.tree_flatten(args)
+    assert len(leaves) == len(shapes)
+    try:
+        with quietly():
+            return torch.export.export(port.module, args, dynamic_shapes=pytree.tree_unflatten(shapes, tree))
+    except MixerError:
+        raise
+    except Exception as why:
+        raise MixerError(f"export: torch.export cannot trace {port.who} ({type(why).__name__}: {' '.join(str(why).split())[:200]}).") from why
+
+
+def input_shapes(program: Any) -> list[Any]:
+    """The shapes of the program's inputs, of integers and symbols."""
+    users = set(program.graph_signature.user_inputs)
+    return [list(node.meta["val"].shape) for node in program.graph.nodes if node.op == "placeholder" and node.name in users]
+
+
+def _sizes(program: Any, port: Port, length: int) -> Sizes:
+    """What torch.export found out about the axes that vary: those it had to fix, and the bounds of the others."""
+    _, axes = varying(port, length)
+    bounds: dict[bool, list[tuple[int, int | None]]] = {True: [], False: []}
+    for shape, (batch, along) in zip(input_shapes(program), axes, strict=True):
+        for axis in batch | along:
+            bounds[axis in batch].append(_bounds(program, shape[axis]))
+    rows, steps = bounds[True], bounds[False]
+    fixed = [low for low, high in rows if high is not None]
+    low = max((low for low, _ in steps), default=1)
+    high = min((high for _, high in steps if high is not None), default=None)
+    return Sizes(fixed[0] if fixed else None, (1 if low <= 2 else low, high))
+
+
+def _bounds(program: Any, size: Any) -> tuple[int, int | None]:
+    """The smallest and the largest value of a dimension; None without end. torch never says less than 2, which means any."""
+    if isinstance(size, int):
+        return size, size
+    bound = program.range_constraints.get(size.node.expr)
+    if bound is None:  # an expression of other sizes: taken as fixed
+        return int(size.node.hint), int(size.node.hint)
+    return int(bound.lower), int(bound.upper) if bool(bound.upper < 2**62) else None

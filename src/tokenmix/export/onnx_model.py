@@ -1,0 +1,93 @@
+"""Files of ``export_onnx`` in ONNX Runtime, and the state they start from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import MixerError
+
+KEY = "tokenmix"
+
+
+def onnx_session(model: str | bytes, *, threads: int = 1) -> Any:
+    """An ``onnxruntime.InferenceSession`` on the CPU, of a file or of its content."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def run_onnx(session: Any, values: tuple[Tensor, ...]) -> list[Tensor]:
+    """The outputs for inputs in the session's order."""
+    names = [end.name for end in session.get_inputs()]
+    return [torch.from_numpy(a) for a in session.run(None, {n: v.detach().contiguous().numpy() for n, v in zip(names, values, strict=True)})]
+
+
+class OnnxModel:
+    """A file of ``export_onnx`` in ONNX Runtime, called with torch tensors on the CPU as the module it came from.
+
+    Attributes:
+        about: the JSON of the file's metadata.
+    """
+
+    def __init__(self, path: Path | str, *, threads: int = 1):
+        try:
+            self.session = onnx_session(str(path), threads=threads)
+        except Exception as why:  # ONNX Runtime's errors have no class in common
+            raise MixerError(f"OnnxModel: ONNX Runtime cannot load {path} ({' '.join(str(why).split())[:200]}).") from why
+        about = self.session.get_modelmeta().custom_metadata_map.get(KEY)
+        if about is None:
+            raise MixerError(f"OnnxModel: {path} was not written by tokenmix.export.onnx; it has no metadata of that name.")
+        self.about: dict[str, Any] = json.loads(about)
+
+    def __call__(self, *values: Tensor) -> Tensor:
+        """The input, and a mask where the file takes one -> the output."""
+        return self._run(values)[0]
+
+    def init_state(self, batch: int) -> list[Tensor]:
+        """The state before the first token, in the order of the file's inputs."""
+        if "state" not in self.about:
+            raise MixerError("OnnxModel: this file takes whole inputs and has no state; export it with decode=True.")
+        return [_restored(row).expand(batch, *row["shape"]).contiguous() for row in self.about["state"].values()]
+
+    def extend(self, x: Tensor, state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """The next tokens and a state -> their outputs and the new state."""
+        y, *after = self._run((x, *state))
+        return y, after
+
+    def shapes(self, *, outputs: bool = False) -> dict[str, str]:
+        """Name -> type and shape of each input, or output."""
+        ends = self.session.get_outputs() if outputs else self.session.get_inputs()
+        return {end.name: f"{end.type.removeprefix('tensor(').rstrip(')')} ({', '.join(str(n) for n in end.shape)})" for end in ends}
+
+    def _run(self, values: tuple[Tensor, ...]) -> list[Tensor]:
+        names = [end.name for end in self.session.get_inputs()]
+        if len(names) != len(values):
+            raise MixerError(f"OnnxModel: takes {', '.join(names)}; got {len(values)} tensors.")
+        return run_onnx(self.session, values)
+
+
+def stored(row: Tensor) -> dict[str, Any]:
+    """One row of a state as JSON: a single number where all are alike, infinities as words."""
+    words = [str(n) for n in row.flatten().tolist()] if row.is_floating_point() else [int(n) for n in row.flatten().tolist()]
+    return {"shape": list(row.shape), "dtype": str(row.dtype).removeprefix("torch."), "values": words[:1] if len(set(words)) == 1 else words}
+
+
+def _restored(row: dict[str, Any]) -> Tensor:
+    values = torch.tensor([float(n) if isinstance(n, str) else n for n in row["values"]], dtype=getattr(torch, row["dtype"]))
+    return values[0].expand(tuple(row["shape"])) if len(row["values"]) == 1 else values.reshape(row["shape"])
+
+
+def difference(got: Tensor, want: Tensor) -> float:
+    """The largest |got - want|, over the largest finite |want| where that is above 1; equal infinities are equal; other shapes or dtypes infinitely far."""
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return float("inf")
+    got, want = got.detach(), want.detach()
+    apart = torch.where(got == want, 0.0, (got.double() - want.double()).abs()).nan_to_num(float("inf"))
+    return float(apart.amax() / max(1.0, float(want.double().nan_to_num(0.0, 0.0, 0.0).abs().amax()))) if apart.numel() else 0.0

@@ -1,0 +1,39 @@
+"""Masks: True = may be attended."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...errors import MixerError
+
+
+def allowed(B: int, T: int, S: int, *, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None, device: torch.device) -> Tensor:
+    """All masks ANDed into one bool (B, T, S); with T < S, causal lets the last query see every key."""
+    check_keys(key_mask, B, S)
+    if attn_mask is not None and (attn_mask.dtype != torch.bool or attn_mask.ndim not in (2, 3) or attn_mask.shape[-2:] != (T, S)):
+        raise MixerError(f"expects a bool attn_mask of shape {(T, S)} or {(B, T, S)}, True = may be attended, got {attn_mask.dtype} {tuple(attn_mask.shape)}.")
+    ok = torch.ones(1, T, S, dtype=torch.bool, device=device)
+    if causal:
+        ok = ok.tril(S - T)
+    if key_mask is not None:
+        ok = ok & key_mask[:, None]
+    if attn_mask is not None:
+        ok = ok & attn_mask
+    return ok.expand(B, T, S)
+
+
+def check_keys(key_mask: Tensor | None, B: int, S: int) -> None:
+    """Refuse anything but a bool mask of S keys; one row may stand for all."""
+    if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.ndim != 2 or key_mask.shape[1] != S):
+        raise MixerError(f"expects a bool key_mask of shape {(B, S)}, True = may be attended, got {key_mask.dtype} {tuple(key_mask.shape)}.")
+
+
+def alive(a: Tensor, key_mask: Tensor | None) -> Tensor:
+    """The key mask (B, T) of a (B, T, ..), all True where none was given."""
+    return torch.ones(a.shape[:2], dtype=torch.bool, device=a.device) if key_mask is None else key_mask
+
+
+def kept(a: Tensor, key_mask: Tensor | None) -> Tensor:
+    """a (B, T, D) with 0 at masked tokens, whatever stood there."""
+    return a if key_mask is None else torch.where(key_mask[..., None], a, 0.0)

@@ -1,0 +1,119 @@
+"""Where tokens stand: default positions, rows shifted so that each token lies at its position, and blocks of tokens that share a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..sums.nonfinite import clean, marks, over_pairs
+
+
+def first_true(key_mask: Tensor) -> Tensor:
+    """The index (B, 1) of the first True of each row; the length where there is none."""
+    return (key_mask.cumsum(1) == 0).sum(1, keepdim=True)
+
+
+def default_places(rows: int, length: int, key_mask: Tensor | None, device: torch.device) -> Tensor:
+    """(B, S): index minus the index of the row's first True key; padding in front gets 0."""
+    index = torch.arange(length, device=device).expand(rows, length)
+    return index if key_mask is None else (index - first_true(key_mask)).clamp_min(0)
+
+
+def behind_live(positions: Tensor, live: Tensor) -> Tensor:
+    """Positions, those of masked tokens replaced by that of the last live one before them: no garbage there parts what belongs together."""
+    return _carried(positions, live, 0)
+
+
+def _carried(values: Tensor, live: Tensor, nothing: int) -> Tensor:
+    """Values (B, T), those of masked tokens replaced by the last live one's; ``nothing`` before the first. Written without cummax, which ONNX has not."""
+    rank = live.cumsum(1)  # live tokens lie in slots 1, 2, ..; slot 0 holds nothing
+    slots = values.new_full((values.shape[0], values.shape[1] + 1), nothing)
+    return slots.scatter(1, torch.where(live, rank, 0), torch.where(live, values, nothing)).gather(1, rank)
+
+
+def last_live(live: Tensor, keep: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The last ``keep`` live tokens of each row (B, S), in order and at the end: their indices and which places hold one (B, keep); and the live tokens
+    (B, S) that came before those."""
+    behind = live.flip(1).cumsum(1).flip(1)  # live tokens from here on
+    slot = torch.where(live & (behind <= keep), keep - behind, keep)  # the slot after the last takes all others
+    index = torch.arange(live.shape[1], device=live.device).expand(live.shape)
+    found = index.new_zeros(live.shape[0], keep + 1).scatter(1, slot, index)[:, :keep]
+    there = torch.arange(keep, device=live.device) >= keep - behind[:, :1]
+    return found, there, live & (behind > keep)
+
+
+def taken(a: Tensor, index: Tensor) -> Tensor:
+    """The tokens of a (B, S, ..) at indices (B, n)."""
+    return a.gather(1, index.view(*index.shape, *[1] * (a.ndim - 2)).expand(*index.shape, *a.shape[2:]))
+
+
+def from_start(a: Tensor, starts: Tensor) -> Tensor:
+    """a (B, T, ...) moved left by ``starts`` (B,), so that each row's position 0 stands first; what comes after the end repeats the last token."""
+    T = a.shape[1]
+    index = (torch.arange(T, device=a.device) + starts[:, None]).clamp_max(T - 1)
+    return a.gather(1, index.view(*index.shape, *[1] * (a.ndim - 2)).expand(a.shape))
+
+
+def back_to_place(a: Tensor, starts: Tensor) -> Tensor:
+    """The reverse of ``from_start`` for outputs (B, T, C); tokens before a row's start get exactly 0."""
+    index = torch.arange(a.shape[1], device=a.device) - starts[:, None]
+    moved = a.gather(1, index.clamp_min(0)[..., None].expand(a.shape))
+    return torch.where((index >= 0)[..., None], moved, 0.0)
+
+
+def turned(starts: Tensor, key_mask: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Which places (B, T) hold a live token of the row, and each tensor (B, T, ..), after ``from_start``."""
+    T = tensors[0].shape[1]
+    within = torch.arange(T, device=starts.device) + starts[:, None] < T
+    live = within if key_mask is None else within & from_start(key_mask, starts)
+    return live, *(from_start(a, starts) for a in tensors)
+
+
+def shifted(key_mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """``turned`` by the padding in front of each row, so that the index is the default position."""
+    return turned(first_true(key_mask)[:, 0], key_mask, *tensors)
+
+
+def in_order(form: Callable[..., Tensor], tensors: tuple[Tensor, ...], key_mask: Tensor | None) -> Tensor:
+    """``form(*tensors, key_mask)`` on rows turned so that index = position; what stands before a row's first key gets 0."""
+    if key_mask is None:
+        return form(*tensors, None)
+    live, *moved = shifted(key_mask, *tensors)
+    return back_to_place(form(*moved, live), first_true(key_mask)[:, 0])
+
+
+def patches(x: Tensor, grid: tuple[int, ...], size: int) -> Tensor:
+    """Tokens x (B, prod(grid), D) in cells of ``size`` along each axis, zeros where a cell leaves the grid: (B, cells, size^n, D)."""
+    n, (B, _, D) = len(grid), x.shape
+    counts = [-(-g // size) for g in grid]
+    pad = [p for g, c in zip(reversed(grid), reversed(counts), strict=True) for p in (0, c * size - g)]
+    x = F.pad(x.reshape(B, *grid, D), (0, 0, *pad)).reshape(B, *(m for c in counts for m in (c, size)), D)
+    order = [0, *range(1, 2 * n, 2), *range(2, 2 * n + 1, 2), 2 * n + 1]
+    return x.permute(order).reshape(B, prod(counts), size**n, D)
+
+
+def strided_conv(cells: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The convolution whose stride is its kernel: cells (B, n, taps, D), weight (D', D, *kernel), bias (D',) -> (B, n, D'), in float64."""
+    flat = weight.double().flatten(2).permute(2, 1, 0).flatten(0, 1)
+    return cells.double().flatten(2) @ flat + bias.double()
+
+
+def taps_of(x: Tensor, tap: Tensor, weight: Tensor) -> Tensor:
+    """What each token x (B, S, D) adds to its cell: weight (D', D, *kernel) at its tap (B, S) of the flattened kernel -> (B, S, D'), in float64."""
+    flat = weight.double().flatten(2).permute(2, 1, 0)
+    at = tap[..., None] == torch.arange(len(flat), device=x.device)
+    return torch.where(at[..., None], x.double()[:, :, None], 0.0).flatten(2) @ flat.flatten(0, 1)
+
+
+def gathered(cell: Tensor, live: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
+    """Sums over the live tokens of each cell (B, S), at its last token: a bool (B, S) saying which tokens those are, and each sum (B, S, D).
+
+    The last in index, so that a lower-triangular mask hides a cell until all of it has come. O(S^2 D): for positions without structure.
+    """
+    joint = (cell[:, :, None] == cell[:, None, :]) & live[:, None, :] & live[:, :, None]
+    last = live & ~joint.triu(1).any(-1)
+    return last, *(joint.to(part.dtype) @ clean(part) + over_pairs(joint, marks(part)).to(part.dtype) for part in parts)

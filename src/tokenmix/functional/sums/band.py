@@ -1,0 +1,165 @@
+"""Sums over causal, banded and windowed patterns of visible keys, put together from the pieces of ``_sums``.
+
+``reach`` = (low, high): the source's weights are zero unless low <= s - t <= high; ``None``: no such limit.
+
+Causal rows are built from the inside out: a leaf of 8 tokens, then groups of up to 8 units (of 8, 64, 512 ... tokens) in which a row sees the units
+before its own, and with a reach the block before and the sums of all older blocks. All these keys lie before the row's leaf, so the 8 rows of a leaf
+share one maximum for them.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .softmax import DEAD, FAN, FLOOR, JUMP, LEAF, Sums, blocked, delay, joined, literal, merge, over_all, over_leaf, products, risen, scan, weigh
+from .weights import Weights
+
+Reach = tuple[int, int]
+
+
+def causal_sums(k: Tensor, v: Tensor, source: Weights, *, reach: Reach | None = None) -> Sums:
+    """Row t sees keys 0..t."""
+    T = k.shape[-2]
+    block = None if reach is None or _block_size(reach) >= T else _block_size(reach)
+    if block:
+        k, v = (a.flatten(a.ndim - d, a.ndim - d + 1) for a, d in zip(blocked(k, v, block), (3, 4), strict=True))
+    kb, vb = blocked(k, v, LEAF)
+    m, terms = products(kb, vb)
+    before, unit = [], LEAF
+    while unit < (block or T) and not (block and unit * FAN >= block):
+        before.append(_over_groups(m, terms, source, unit))
+        unit *= FAN
+    if block:
+        before += [_over_blocks(m, terms, source, unit, block), _over_past(k, v, block)]
+    leaf = over_leaf(kb, vb, source.blocks(LEAF, 0, kb.shape[-3]), jump=JUMP)
+    return joined(merge(leaf, reduce(merge, before)) if before else leaf, T)
+
+
+def _over_groups(m: Tensor, terms: Tensor, source: Weights, unit: int) -> Sums:
+    """Groups of 8 units: a row sees the units before its own. The last group may be short."""
+    leaves, span = m.shape[-3], unit * FAN // LEAF
+    whole = leaves // span * span
+    parts = []
+    if whole:
+        w = source.blocks(unit * FAN, 0, whole // span)
+        parts.append(_over_units(m[..., :whole, :, :], terms[..., :whole, :, :, :], w, unit, whole // span))
+    if whole < leaves:
+        rest = slice(whole * LEAF, leaves * LEAF)
+        parts.append(_over_units(m[..., whole:, :, :], terms[..., whole:, :, :, :], source.slab(rest, rest)[..., None, :, :], unit, 1))
+    return Sums(*(torch.cat(same, same[0].ndim - d) for same, d in zip(zip(*parts, strict=True), (3, 3, 4), strict=True)))
+
+
+def _over_units(m: Tensor, terms: Tensor, w: Tensor, unit: int, groups: int, before: tuple[Tensor, Tensor, Tensor] | None = None) -> Sums:
+    """In each group, rows of unit i see units 0..i-1, and the block ``before`` the group as one more unit: its m, terms and weights."""
+    m, terms = m.unflatten(-3, (groups, -1)), terms.unflatten(-4, (groups, -1))  # (..., groups, leaves, 1 or 8, ...)
+    sizes = [min(unit // LEAF, m.shape[-3] - i) for i in range(0, m.shape[-3], unit // LEAF)]
+    nothing = None if before is not None else _nothing(m[..., : sizes[0], :, :], terms)
+    if before is not None:
+        sizes = [before[0].shape[-3], *sizes]
+        m, terms, w = torch.cat([before[0], m], -3), torch.cat([before[1], terms], -4), torch.cat([before[2], w], -1)
+    elif len(sizes) > 1:
+        w = w[..., sizes[0] * LEAF :, :]
+    if len(sizes) == 1:
+        assert nothing is not None
+        return Sums(*(a.flatten(a.ndim - d - 1, a.ndim - d) for a, d in zip(nothing, (3, 3, 4), strict=True)))
+    keys, owner = sum(sizes[:-1]), _owners(sizes)
+    top, rise = risen(torch.cat([a.amax(-3) for a in m.split(sizes, -3)[:-1]], -2), JUMP)
+    of_key = torch.tensor(owner[:keys], device=m.device)
+    of_row = torch.tensor(owner[sizes[0] :], device=m.device)
+    scale = m[..., :keys, :, :] - top.index_select(-2, of_key)[..., None, :] + rise.index_select(-2, of_key)[..., None, :]
+    terms = (terms[..., :keys, :, :, :] * torch.exp(scale)[..., None, :]).flatten(-4, -3)
+    seen = (of_row[:, None] > of_key).repeat_interleave(LEAF, 0).repeat_interleave(LEAF, 1)
+    acc = weigh(w[..., : keys * LEAF].masked_fill(~seen, float("-inf")), terms).unflatten(-3, (-1, LEAF))
+    base, lift = (a.index_select(-2, of_row - 1)[..., None, :] for a in (top, -rise))
+    part = Sums(base, lift, acc)
+    if nothing is not None:
+        part = Sums(*(torch.cat(a, a[0].ndim - d) for a, d in zip(zip(nothing, part, strict=True), (3, 3, 4), strict=True)))
+    return Sums(*(a.flatten(a.ndim - d - 1, a.ndim - d) for a, d in zip(part, (3, 3, 4), strict=True)))
+
+
+def _owners(sizes: list[int]) -> list[int]:
+    """The unit of each leaf: 0, 0, 1, 1, 2 for sizes 2, 2, 1."""
+    return [unit for unit, size in enumerate(sizes) for _ in range(size)]
+
+
+def _nothing(m: Tensor, terms: Tensor) -> Sums:
+    """Empty sums for leaves of which m (..., leaves, 1, c') is the maximum."""
+    none = torch.full_like(m, FLOOR)
+    return Sums(none, torch.zeros_like(m), terms.new_zeros(*m.shape[:-2], LEAF, *terms.shape[-2:]))
+
+
+def _over_blocks(m: Tensor, terms: Tensor, source: Weights, unit: int, block: int) -> Sums:
+    """Every block's units, with the block before as one more unit."""
+    leaves = block // LEAF
+    n = m.shape[-3] // leaves
+    mg, tg = m.unflatten(-3, (n, leaves)), terms.unflatten(-4, (n, leaves))
+    before_m = F.pad(mg[..., :-1, :, :, :], (0, 0, 0, 0, 0, 0, 1, 0), value=FLOOR)
+    before_terms = F.pad(tg[..., :-1, :, :, :, :], (0, 0, 0, 0, 0, 0, 0, 0, 1, 0))
+    return _over_units(m, terms, source.blocks(block, 0, n), unit, n, (before_m, before_terms, _aligned(source, block, 1, n)))
+
+
+def _over_past(k: Tensor, v: Tensor, block: int) -> Sums:
+    """For every leaf the sums of the blocks before the last one, which weigh exp(0)."""
+    past = delay(scan(over_all(*blocked(k, v, block))), 2)
+    return Sums(*(a.repeat_interleave(block // LEAF, a.ndim - d) for a, d in zip(past, (3, 3, 4), strict=True)))
+
+
+def band_sums(k: Tensor, v: Tensor, source: Weights, *, reach: Reach) -> Sums:
+    """Every row sees every key, so one maximum serves all; weights are non-zero inside the reach only."""
+    T, size = k.shape[-2], _block_size(reach)
+    m, terms = products(k, v)
+    terms = F.pad(terms, (0, 0, 0, 0, 0, -T % size)).unflatten(-3, (-1, size))
+    near = weigh(_window_weights(source, size, terms.shape[-4]), _neighbours(terms, 4, 0.0))
+    sums = terms.sum(-3, keepdim=True)
+    total = near + _older(sums) + _older(sums.flip(-4)).flip(-4)
+    return Sums(m, torch.zeros_like(m), total.flatten(-4, -3)[..., :T, :, :])
+
+
+def _older(sums: Tensor) -> Tensor:
+    """For block i the sum of blocks 0..i-2, of positive terms only."""
+    return F.pad(sums.cumsum(-4), (0, 0, 0, 0, 0, 0, 2, 0))[..., : sums.shape[-4], :, :, :]
+
+
+def window_ratio(k: Tensor, v: Tensor, source: Weights, *, reach: Reach) -> Tensor:
+    """Row t sees only the keys inside the reach, under its own maximum, for a key outside may be any amount larger."""
+    T, size = k.shape[-2], _block_size(reach)
+    kb, vb = blocked(k, v, size)
+    i = torch.arange(size, device=k.device)
+    distance = torch.cat([i - size, i, i + size]) - i[:, None]
+    kn, vn = _neighbours(kb, 3, DEAD), _neighbours(vb, 4, 0.0)
+    inside = (distance >= reach[0]) & (distance <= reach[1]) & (kn.detach()[..., :1] > FLOOR).transpose(-1, -2)
+    return literal(kn, vn, _window_weights(source, size, kb.shape[-3]), inside).flatten(-3, -2)[..., :T, :]
+
+
+def _block_size(reach: Reach) -> int:
+    size = LEAF
+    while size < max(-reach[0], reach[1]):
+        size *= 2
+    return size
+
+
+def _neighbours(a: Tensor, dims: int, beyond: float) -> Tensor:
+    """Blocks i-1, i, i+1 side by side along the token axis; blocks lie on dim -dims, tokens on the next; ``beyond`` outside of the sequence."""
+    pad, n, axis = (0, 0) * (dims - 1), a.shape[-dims], a.ndim - dims
+    before = F.pad(a.narrow(axis, 0, n - 1), (*pad, 1, 0), value=beyond)
+    after = F.pad(a.narrow(axis, 1, n - 1), (*pad, 0, 1), value=beyond)
+    return torch.cat([before, a, after], axis + 1)
+
+
+def _window_weights(source: Weights, size: int, n: int) -> Tensor:
+    """(..., n or 1, size, 3 size): every block's weights for the block before, itself and the block after."""
+    return torch.cat([_aligned(source, size, o, n) for o in (1, 0, -1)], -1)
+
+
+def _aligned(source: Weights, size: int, offset: int, n: int) -> Tensor:
+    """The source's blocks at ``offset`` laid out for all n query blocks; zero where there is no key block, for those keys are dead."""
+    if n == 1 and offset:
+        return torch.zeros_like(source.blocks(size, 0, n))
+    w = source.blocks(size, offset, n)
+    if offset == 0 or source.uniform:
+        return w
+    return F.pad(w, (0, 0, 0, 0, 1, 0) if offset > 0 else (0, 0, 0, 0, 0, 1))

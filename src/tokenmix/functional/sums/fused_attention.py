@@ -1,0 +1,66 @@
+"""Softmax attention by torch's fused kernel, which can be differentiated twice on the CPU, and as plain matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..backend import watched
+
+_FLASH = 1  # what torch calls its CPU kernel among the forms of its attention
+_flash = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+_flash_backward = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False, scale: float | None = None) -> Tensor:
+    """Weigh values by softmax(scale q . k): q (B, H, T, e), k and v (B, G, S, e), mask (B, 1, T, S) bool; (B, H, T, e).
+
+    Torch's kernel has no second derivatives. On the CPU its backward pass, where a graph of it is asked for, is that of ``plain_attention``.
+    """
+    grouped = bool(k.shape[1] != q.shape[1])
+    if _needs_twice(q, k, v) and torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped) == _FLASH:
+        return _Twice.apply(q, k, v, mask, causal, scale)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
+
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """Weigh values by the equation as matrix products in float32 or better; arguments as in ``fused_attention``."""
+    group = q.shape[1] // k.shape[1]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    q, k, v = q.to(wide), *(a.to(wide).repeat_interleave(group, 1) for a in (k, v))
+    logits = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-1, -2)
+    return (logits if mask is None else logits.masked_fill(~mask, float("-inf"))).softmax(-1) @ v
+
+
+def _needs_twice(*tensors: Tensor) -> bool:
+    """Whether a backward pass on the CPU may come, outside of what traces or transforms the call."""
+    if _flash is None or _flash_backward is None or not torch.is_grad_enabled() or not any(a.requires_grad for a in tensors):
+        return False
+    return tensors[0].is_cpu and torch._C._get_tracing_state() is None and not watched()
+
+
+class _Twice(torch.autograd.Function):
+    """Torch's kernel and its backward, or the plain form's where the backward pass is to be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
+        added = None if mask is None else torch.zeros((), dtype=q.dtype).expand(mask.shape).masked_fill(~mask, float("-inf"))
+        y, level = _flash(q, k, v, 0.0, causal, attn_mask=added, scale=scale)  # type: ignore[misc]  # not None, as asked
+        ctx.save_for_backward(q, k, v, mask, added, y, level)
+        ctx.causal, ctx.scale = causal, scale
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]  # one output, one gradient
+        q, k, v, mask, added, y, level = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            grads = _flash_backward(g, q, k, v, y, level, 0.0, ctx.causal, attn_mask=added, scale=ctx.scale)  # type: ignore[misc]  # not None, as asked
+            return *grads, None, None, None
+        if ctx.causal:
+            mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
+        q, k, v = leaves = tuple(a.view_as(a) if a.requires_grad else a.detach().requires_grad_() for a in (q, k, v))
+        found = torch.autograd.grad(plain_attention(q, k, v, mask, ctx.scale).to(g.dtype), leaves, g, create_graph=True)
+        return *found, None, None, None

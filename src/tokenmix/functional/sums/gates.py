@@ -1,0 +1,35 @@
+"""Query nonlinearities of the AFT family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...errors import MixerError
+
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "relu": F.relu,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "softplus": F.softplus,
+    "identity": lambda q: q,
+}
+
+
+def check_gate(gate: str | None, who: str) -> None:
+    """Refuse a gate that does not exist."""
+    if gate is not None and (not isinstance(gate, str) or gate not in GATES):
+        raise MixerError(f"{who}: gate={gate!r} is unknown; choose one of {', '.join(GATES)}, or None for no query at all.")
+
+
+def gated(q: Tensor, y: Tensor, gate: str | None) -> Tensor:
+    """gate(q) * y in float32 or better, in q's dtype; y itself where there is no gate. y may have one row for all."""
+    if gate is None:
+        return y.to(q.dtype).expand_as(q)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return (GATES[gate](q.to(wide)) * y.to(wide)).to(q.dtype)

@@ -1,0 +1,266 @@
+"""The sums of kernel attention: over all keys, over prefixes in blocks, and as a past that later tokens join.
+
+A past is what a stream carries, in float64 and of constant size, e = D / heads:
+
+    plain maps     total (B, D e), the sums of phi(k)^T v of each head; number (B,), how many keys these are
+    softmax keys   m (B, D), the largest keys; num (B, D e) and den (B, D), the sums of exp(k - m)^T v and exp(k - m)
+
+With heads = D the matrices of a head are single numbers and everything is element-wise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...errors import MixerError
+from ...kernels.cpu import decode as step
+from ..aft_chunk import absorb as absorb_features
+from ..aft_chunk import aft_simple_chunk, read_past, simple_prefixes
+from ..backend import masks, steps
+from ..layout.checks import check_eps, check_flags
+from ..layout.heads import by_head
+from .nonfinite import honest_chunk
+from .precision import exact
+from .softmax import DEAD, FLOOR, SCAN, SCAN_JUMP, Sums, delay, merge, risen, scan
+
+EPS = 1e-6  # keeps the gradient at a zero token below 1000, which float16 can hold
+STEPPED = ("cosine", "identity", "mean")  # maps the C kernels know
+BLOCK = 64  # tokens whose pairs are weighed directly in the causal form; the result does not depend on it
+Past = tuple[Tensor, ...]
+SoftmaxPast = tuple[Tensor, Tensor, Tensor]
+
+
+def _cosine(x: Tensor, eps: float) -> Tensor:
+    """x / sqrt(|x|^2 + eps), a long token in units in which its square is finite; without eps a token too short to be squared counts as zero."""
+    unit = x.detach().abs().amax(-1, keepdim=True).clamp_min(1.0)
+    x = x / unit
+    square = x.square().sum(-1, keepdim=True) + eps / unit.square()
+    return x * torch.where(square > 0, square, 1.0).rsqrt()
+
+
+MAPS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "cosine": _cosine,
+    "elu": lambda x, eps: torch.where(x > 0, x + 1, torch.exp(x.clamp_max(0))),  # elu(x) + 1 would round exp(x) away
+    "sigmoid": lambda x, eps: torch.sigmoid(x),
+    "tanh": lambda x, eps: torch.tanh(x),
+    "softmax": lambda x, eps: x.softmax(-1),  # of queries; of keys it is a ratio of sums
+    "identity": lambda x, eps: x,
+    "mean": lambda x, eps: x,
+}
+
+
+def check_feature(who: str, feature: str, normalise: bool, eps: float) -> tuple[str, str]:
+    """The names of the query's and the key's map."""
+    names = feature.split("/") if isinstance(feature, str) else []
+    if len(names) not in (1, 2) or any(n not in MAPS for n in names):
+        raise MixerError(f"{who}: feature={feature!r} is unknown; give one of {', '.join(MAPS)}, or two of them as 'query/key'.")
+    if normalise and names[-1] == "softmax":
+        raise MixerError(f"{who}: feature={feature!r} has weights that sum to 1 over the tokens already; leave normalise=False.")
+    check_eps(who, eps, zero=True)
+    check_flags(who, normalise=normalise)
+    return names[0], names[-1]
+
+
+def empty_sums(batch: int, dim: int, heads: int, *, softmax: bool, device: torch.device | str | None = None) -> Past:
+    """The sums over nothing."""
+    total = torch.zeros(batch, dim * (dim // heads), device=device, dtype=torch.float64)
+    if not softmax:
+        return total, torch.zeros(batch, device=device, dtype=torch.long)
+    none = torch.zeros(batch, dim, device=device, dtype=torch.float64)
+    return none + FLOOR, total, none
+
+
+@exact
+def absorb(past: Past, k: Tensor, v: Tensor, live: Tensor | None, *, heads: int, feature: str, eps: float) -> Past:
+    """The sums after keys and values (B, S, D) have joined them."""
+    dim, of_keys = k.shape[-1], feature.split("/")[-1]
+    if k.shape[1] == 0:
+        return past
+    if of_keys != "softmax":
+        fk, fv = _mapped(k, v, live, of_keys, eps)
+        return past[0] + _outer(fk, fv, heads).flatten(1), past[1] + _number(live, k)
+    if heads == dim:
+        return absorb_features(past, k, v, live)  # type: ignore[arg-type]  # three tensors with softmax
+    joined = merge(_lift(past, heads), _sums_of(*_split(k, v, live, heads)))
+    return _flat(joined)
+
+
+@exact
+def read_sums(q: Tensor, past: Past, *, heads: int, feature: str, normalise: bool, eps: float) -> Tensor:
+    """Queries (B, T, D) over finished sums."""
+    of_query, of_keys = feature.split("/")[0], feature.split("/")[-1]
+    fq = MAPS[of_query](q.to(_wide(q)), eps)
+    if of_keys == "softmax":
+        if heads == q.shape[-1]:
+            return read_past(fq, past, gate="identity").to(q.dtype)  # type: ignore[arg-type]  # three tensors
+        s = _lift(past, heads)
+        y = (by_head(fq.double(), heads) / _positive(s.acc[..., -1, :])) @ s.acc[..., 0, :-1, :].mT
+        return _joined(y).to(q.dtype)
+    total = past[0] / past[1].clamp_min(1)[:, None] if normalise or of_keys == "mean" else past[0]
+    if heads == q.shape[-1]:
+        return (fq * total[:, None].to(fq.dtype)).to(q.dtype)
+    return _joined(by_head(fq, heads) @ _matrices(total, heads, q.shape[-1]).to(fq.dtype)).to(q.dtype)
+
+
+def extend_chunk(
+    q: Tensor, k: Tensor, v: Tensor, past: Past, *, live: Tensor | None, heads: int, feature: str, normalise: bool, eps: float
+) -> tuple[Tensor, Past]:
+    """``extend_sums`` for a stream: on the C kernels where heads = D and they know the map."""
+    of_query, of_keys = feature.split("/")[0], feature.split("/")[-1]
+    if heads == q.shape[-1] and q.shape == k.shape == v.shape:
+        if of_keys == "softmax":
+            y, after = aft_simple_chunk(MAPS[of_query](q.to(_wide(q)), eps), k, v, past, key_mask=live, gate="identity")  # type: ignore[arg-type]  # three
+            return y.to(q.dtype), after
+        q = q.contiguous()
+        if of_query == of_keys in STEPPED and past[0].shape == (q.shape[0], heads) and steps((q, k, v), past) and _counted(past, live, k):
+            live = None if live is None else live.contiguous()
+            return step.hydra(q, k, v, live, past, cosine=of_keys == "cosine", mean=normalise or of_keys == "mean", eps=eps)  # type: ignore[arg-type]  # two
+
+    def form(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Past]:
+        return extend_sums(q, k, v, past, live=live, heads=heads, feature=feature, normalise=normalise, eps=eps)
+
+    return honest_chunk(form, q, k, v, key_mask=live)
+
+
+def _counted(past: Past, live: Tensor | None, k: Tensor) -> bool:
+    """Whether sums and their number, and a mask, are what the C kernel reads without looking."""
+    total, number = past
+    return total.dtype is torch.float64 and number.dtype is torch.int64 and number.shape == k.shape[:1] and masks(k, live)
+
+
+@exact
+def extend_sums(
+    q: Tensor, k: Tensor, v: Tensor, past: Past, *, live: Tensor | None, heads: int, feature: str, normalise: bool, eps: float
+) -> tuple[Tensor, Past]:
+    """L new tokens, each over the past and the new ones up to itself: outputs (B, L, D) and the sums after them."""
+    of_query, of_keys = feature.split("/")[0], feature.split("/")[-1]
+    fq = MAPS[of_query](q.to(_wide(q)), eps)
+    if of_keys == "softmax":
+        if heads == q.shape[-1]:
+            y, after = simple_prefixes(fq, k, v, past, key_mask=live, gate="identity")  # type: ignore[arg-type]  # three tensors
+        else:
+            y, after = _softmax_prefixes(fq, k, v, past, live, heads)
+        return y.to(q.dtype), after
+    fk, fv = _mapped(k, v, live, of_keys, eps)
+    seen = past[1][:, None] + (live.cumsum(1) if live is not None else torch.arange(1, k.shape[1] + 1, device=k.device))
+    prefixes = _feature_prefixes if heads == q.shape[-1] else _matrix_prefixes
+    y, total = prefixes(fq, fk, fv, past[0], heads)
+    if normalise or of_keys == "mean":
+        y = y / seen.clamp_min(1)[..., None].to(y.dtype)
+    return y.to(q.dtype), (total, seen[:, -1])
+
+
+def merge_sums(earlier: Past, later: Past) -> Past:
+    """The sums over two adjacent stretches."""
+    if len(earlier) == 2:
+        return earlier[0] + later[0], earlier[1] + later[1]
+    dim = earlier[0].shape[1]
+    heads = dim * dim // earlier[1].shape[1]
+    return _flat(merge(_lift(earlier, heads), _lift(later, heads)))
+
+
+def _feature_prefixes(fq: Tensor, fk: Tensor, v: Tensor, past: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """A prefix sum in each feature."""
+    running = (fk * v).cumsum(1, dtype=torch.float64) + past[:, None]
+    return fq * running.to(fq.dtype), running[:, -1].contiguous()
+
+
+def _matrix_prefixes(fq: Tensor, fk: Tensor, v: Tensor, past: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """Blocks: the sums before a block as matrices, and the pairs inside of it one by one."""
+    L = fq.shape[1]
+    q, k, v = (_pad(by_head(a, heads), BLOCK) for a in (fq, fk, v))
+    running = _matrices(past, heads, fq.shape[-1])[:, :, None] + (k.mT @ v).cumsum(2, dtype=torch.float64)
+    before = torch.cat([_matrices(past, heads, fq.shape[-1])[:, :, None], running[:, :, :-1]], 2)
+    y = (q @ k.mT).tril() @ v + q @ before.to(q.dtype)
+    return _joined(y.flatten(2, 3)[:, :, :L]), running[:, :, -1].flatten(1)
+
+
+def _softmax_prefixes(fq: Tensor, k: Tensor, v: Tensor, past: Past, live: Tensor | None, heads: int) -> tuple[Tensor, SoftmaxPast]:
+    """The same where each row has its own maxima and denominators, one for each feature of the keys; see ``_sums`` on the running maximum."""
+    L = fq.shape[1]
+    kh, vh = _split(k, v, live, heads)
+    kb, vb, q = _pad(kh, SCAN, DEAD), _pad(vh, SCAN), _pad(by_head(fq.double(), heads), SCAN)
+    start = _lift(past, heads)
+    first = Sums(*(a[:, :, None] for a in start))
+    running = scan(_sums_of(kb, vb))
+    before, after = merge(first, delay(running, 1)), merge(start, Sums(*(a[:, :, -1] for a in running)))
+    top, rise = risen(kb, SCAN_JUMP)
+    terms = torch.exp(kb - top + rise)
+    m = torch.maximum(top, before.m)
+    inside, beyond = torch.exp(top - m - rise), torch.exp(before.m - m)
+    asked = q / _positive(inside * terms.cumsum(-2) + beyond * before.acc[..., -1, :])
+    y = ((asked * inside) @ terms.mT).tril() @ vb + (asked * beyond) @ before.acc[..., 0, :-1, :].mT
+    return _joined(y.flatten(2, 3)[:, :, :L]), _flat(after)
+
+
+def _sums_of(k: Tensor, v: Tensor) -> Sums:
+    """Keys (..., S, e) and values (..., S, e) summed under the largest key: m (..., 1, e), acc (..., 1, e + 1, e), its last row the denominators."""
+    m = k.detach().amax(-2, keepdim=True).clamp_min(FLOOR)
+    acc = F.pad(v, (0, 1), value=1.0).mT @ torch.exp(k - m)
+    return Sums(m, torch.zeros_like(m), acc[..., None, :, :])
+
+
+def _mapped(k: Tensor, v: Tensor, live: Tensor | None, name: str, eps: float) -> tuple[Tensor, Tensor]:
+    """phi(k) and v, a token that may not be attended with value 0; it is hidden before the map, so that nothing in it can spoil a gradient."""
+    k, v = k.to(_wide(k)), v.to(_wide(v))
+    if live is not None:
+        k, v = torch.where(live[..., None], k, 0.0), torch.where(live[..., None], v, 0.0)
+    return MAPS[name](k, eps), v
+
+
+def _outer(fk: Tensor, v: Tensor, heads: int) -> Tensor:
+    """sum_s phi(k_s)^T v_s of each head in float64: (B, heads, e, e), or (B, D) where e is 1."""
+    if heads == fk.shape[-1]:
+        return (fk * v).sum(1, dtype=torch.float64)
+    return (by_head(fk, heads).mT @ by_head(v, heads)).double()
+
+
+def _number(live: Tensor | None, k: Tensor) -> Tensor | int:
+    return k.shape[1] if live is None else live.sum(1)
+
+
+def _wide(a: Tensor) -> torch.dtype:
+    return torch.promote_types(a.dtype, torch.float32)
+
+
+def _joined(a: Tensor) -> Tensor:
+    return a.transpose(1, 2).flatten(2)
+
+
+def _matrices(total: Tensor, heads: int, dim: int) -> Tensor:
+    """(B, D e) as (B, heads, e, e)."""
+    return total.unflatten(-1, (heads, dim // heads, -1))
+
+
+def _pad(a: Tensor, size: int, value: float = 0.0) -> Tensor:
+    """(B, heads, T, e) in blocks (B, heads, n, size, e), the last one filled up."""
+    return F.pad(a, (0, 0, 0, -a.shape[-2] % size), value=value).unflatten(-2, (-1, size))
+
+
+def _split(k: Tensor, v: Tensor, live: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
+    """Keys and values in float64 (B, heads, S, e); a token that may not be attended has the key DEAD and the value 0."""
+    k, v = k.double(), v.double()
+    if live is not None:
+        k, v = torch.where(live[..., None], k, DEAD), torch.where(live[..., None], v, 0.0)
+    return by_head(k, heads), by_head(v, heads)
+
+
+def _positive(den: Tensor) -> Tensor:
+    return torch.where(den > 0, den, 1.0)
+
+
+def _lift(past: Past, heads: int) -> Sums:
+    """A flat past as Sums: m (B, heads, 1, e), acc (B, heads, 1, e + 1, e)."""
+    m, num, den = past
+    m = m.unflatten(-1, (heads, 1, -1))
+    acc = torch.cat([num.unflatten(-1, (heads, -1, m.shape[-1])), den.unflatten(-1, (heads, 1, -1))], 2)
+    return Sums(m, torch.zeros_like(m), acc[:, :, None])
+
+
+def _flat(s: Sums) -> SoftmaxPast:
+    """Back to m (B, D), num (B, D e), den (B, D)."""
+    return s.m.flatten(1), s.acc[..., :-1, :].flatten(1), s.acc[..., -1, :].flatten(1)

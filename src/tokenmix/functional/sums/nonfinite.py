@@ -1,0 +1,172 @@
+"""NaN and infinity beside masks: a sum over allowed pairs is a product with zeros, and zero times NaN is NaN, in the sums and in their gradients.
+
+So each form mixes numbers that are all finite, and what is not is put back at the very end: a row that may attend a bad token, or asks with one, gets NaN.
+What is put back is data without a gradient, added last: rows out of reach keep their numbers and their gradients.
+
+A mark is 0 or NaN. Shapes: B batch, T queries, S keys.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from math import isfinite
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..backend import exporting, watched
+from ..layout.masks import kept
+
+Whole = TypeVar("Whole", bound=tuple[Tensor, ...])
+Given = ParamSpec("Given")
+
+
+def nothing_to_hide(*tensors: Tensor) -> bool:
+    """Tell whether a form may take its arguments as they are: on the CPU their sums say so. For exported and traced programs it always may."""
+    if exporting() or torch._C._get_tracing_state() is not None:
+        return True
+    if watched() or not all(a.is_cpu for a in tensors):
+        return False
+    return all(isfinite(float(a.detach().sum(dtype=torch.float64 if a.dtype == torch.float64 else torch.float32))) for a in tensors)
+
+
+def clean(a: Tensor) -> Tensor:
+    """a with 0 in place of all that is not finite."""
+    if not torch.is_grad_enabled() and not torch.compiler.is_compiling() and not torch.onnx.is_in_onnx_export():
+        return torch.nan_to_num(a, 0.0, 0.0, 0.0)  # one pass instead of five, but it would keep all of a for backward
+    return torch.where(a.detach().isfinite(), a, 0.0)
+
+
+def marks(*tensors: Tensor) -> Tensor:
+    """NaN where any feature of a token is not finite, else 0: (..., T, 1), outside of the graph."""
+    first, *rest = ((a.detach() * 0.0).sum(-1, keepdim=True) for a in tensors)
+    return sum(rest, first)
+
+
+def each_mark(*tensors: Tensor) -> Tensor:
+    """The same feature by feature, (..., T, D); a tensor with fewer features has one for each head."""
+    width = max(a.shape[-1] for a in tensors)
+    first, *rest = ((a.detach() * 0.0).repeat_interleave(width // a.shape[-1], -1) for a in tensors)
+    return sum(rest, first)
+
+
+def over_pairs(ok: Tensor, mark: Tensor) -> Tensor:
+    """What queries meet where ok (..., T, S) bool allows: marks (..., S, C) of keys -> (..., T, C)."""
+    if mark.shape[-1] == 1:
+        return torch.where((ok & mark.isnan().mT).any(-1, keepdim=True), float("nan"), 0.0)
+    return torch.where(ok.to(torch.float32) @ mark.isnan().to(torch.float32) > 0, float("nan"), 0.0)
+
+
+def over_keys(mark: Tensor, queries: int, *, causal: bool = False, attn_mask: Tensor | None = None) -> Tensor:
+    """What queries meet that may attend all keys: marks (B, S, C) -> (B, T or 1, C). The last of ``causal`` queries sees every key."""
+    S = mark.shape[1]
+    if attn_mask is not None:
+        ok = attn_mask & torch.ones(queries, S, dtype=torch.bool, device=mark.device).tril(S - queries) if causal else attn_mask
+        return over_pairs(ok, mark)
+    return mark.cumsum(1)[:, S - queries :] if causal else mark.sum(1, keepdim=True)
+
+
+def over_window(mark: Tensor, low: int, high: int) -> Tensor:
+    """What queries meet that attend keys t + low .. t + high: marks (B, T, C) -> (B, T, C)."""
+    T = mark.shape[1]
+    count = F.pad(mark.isnan().cumsum(1), (0, 0, 1, 0))
+    ends = torch.arange(T, device=mark.device)
+    first, last = (ends + low).clamp(0, T), (ends + high + 1).clamp(0, T)
+    return torch.where(count[:, last] > count[:, first], float("nan"), 0.0)
+
+
+def put_back(y: Tensor, mark: Tensor) -> Tensor:
+    """Add marks (B, T or 1, C or 1) to outputs y (B, T, C). Gradients that a loss asks of a spoilt row are NaN, even where the loss is linear in it."""
+    if y.requires_grad and not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None:
+        y.register_hook(lambda g: torch.where(mark.isnan() & (g != 0), float("nan"), g))
+    return y + mark.to(y.dtype)
+
+
+def honest(
+    form: Callable[..., Tensor],
+    q: Tensor | None,
+    *keys: Tensor,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    each: bool = False,
+    reach: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """form(*keys), or form(q, *keys), (B, T, .) with what is not finite hidden from it and put back.
+
+    Args:
+        q: (B, T, .), what asks and is no key. None: there is no such argument.
+        each: features do not meet, so that each has a mark of its own.
+        reach: from the marks of the keys to what each query meets. Default: a query may attend every key that the masks allow.
+    """
+    given = keys if q is None else (q, *keys)
+    if nothing_to_hide(*given):
+        return form(*given)
+    y = form(*map(clean, given))  # first of all, for it is what checks its arguments
+    return put_back(y, _spoilt(y, q, keys, causal, key_mask, attn_mask, each, reach))
+
+
+def _spoilt(
+    y: Tensor,
+    q: Tensor | None,
+    keys: tuple[Tensor, ...],
+    causal: bool,
+    key_mask: Tensor | None,
+    attn_mask: Tensor | None,
+    each: bool,
+    reach: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """What is put back."""
+    mark_of = each_mark if each else marks
+    if not keys:
+        assert q is not None
+        return mark_of(q)
+    mark = mark_of(*(kept(a, key_mask) for a in keys))
+    met = over_keys(mark, y.shape[1], causal=causal, attn_mask=attn_mask) if reach is None else reach(mark)
+    return met if q is None else met + mark_of(q)
+
+
+def hides(*keys: str, asks: str | None = None) -> Callable[[Callable[Given, Tensor]], Callable[Given, Tensor]]:
+    """Make a functional form ``honest``: the names of its arguments that are keys, and of the one that only asks."""
+
+    def mark_up(form: Callable[Given, Tensor]) -> Callable[Given, Tensor]:
+        names = list(inspect.signature(form).parameters)
+        named = keys if asks is None else (asks, *keys)
+
+        @functools.wraps(form)
+        def honest_form(*args: Given.args, **options: Given.kwargs) -> Tensor:
+            given: dict[str, Any] = dict(zip(names, args, strict=False)) | options
+            q = None if asks is None else given[asks]
+            masks: dict[str, Any] = {name: given.get(name) for name in ("key_mask", "attn_mask")}
+            call: Any = functools.partial(_called, form, named, given)
+            return honest(call, q, *(given[name] for name in keys), causal=bool(given.get("causal")), **masks)
+
+        return honest_form
+
+    return mark_up
+
+
+def _called(form: Callable[..., Tensor], named: tuple[str, ...], given: dict[str, Any], *values: Tensor) -> Tensor:
+    """The form with other values for some of its arguments."""
+    return form(**{**given, **dict(zip(named, values, strict=True))})
+
+
+def honest_chunk(
+    form: Callable[..., tuple[Tensor, Whole]], q: Tensor | None, *keys: Tensor, key_mask: Tensor | None, each: bool = False
+) -> tuple[Tensor, Whole]:
+    """``honest`` for new tokens of a stream: form gives the outputs and the sums after them, which keep what is not finite from then on.
+
+    Args:
+        each: the sums too are (B, D), feature by feature.
+    """
+    given = keys if q is None else (q, *keys)
+    if nothing_to_hide(*given):
+        return form(*given)
+    y, after = form(*map(clean, given))
+    last = (each_mark if each else marks)(*(kept(a, key_mask) for a in keys)).sum(1)
+    spoiled = (a + last.view(a.shape[0], *[1] * (a.ndim - 2), last.shape[-1]).to(a.dtype) if a.is_floating_point() else a for a in after)
+    return put_back(y, _spoilt(y, q, keys, True, key_mask, None, each)), tuple(spoiled)  # type: ignore[return-value]  # as many tensors as ``form`` gave

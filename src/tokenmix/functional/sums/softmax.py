@@ -1,0 +1,228 @@
+"""Sums of exp(k + w) v and exp(k + w) over keys, exact for any finite keys, without a branch on values.
+
+A partial sum is an accumulator in units of exp(m + lift), with m the largest key in it; the accumulator holds the sums for the values and, as its last
+row, for 1: the denominator. m and lift are data, not mathematics: they cancel in the ratio, so they carry no gradient. They stay apart because m can
+be any size, and a lift of some hundreds added to 1e20 would be lost.
+
+Where all rows see the same keys, one maximum per feature is safe: in float64 a key 600 below it cannot matter while weights span less than that. Rows
+that see different keys of one group follow the group's running maximum, and each of its rises is cut to ``jump``: what lies more than ``jump`` below
+is negligible (exp(-42) < float64's eps), and the cut keeps every exponent of the group inside float64's range.
+
+Shapes: keys k (..., S, c'), values v (..., S, g, c'), accumulators (..., T, g + 1, c'). With a key per feature c' = D and g = 1; with one key for a
+head of c features c' = 1 and g = c. A key that may not be attended has k = DEAD and v = 0; a key given as float32's
+minimum counts as one. Everything is float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .gates import gated
+from .nonfinite import honest
+
+DEAD = -(2.0 - 2.0**-23) * 2.0**127  # the key of a dead token: float32's minimum, so that exporters which write constants in float32 keep it
+FLOOR = -(2.0 - 2.0**-22) * 2.0**127  # the least maximum, one float32 step above: finite, so no difference is NaN, and exp(DEAD - FLOOR) is 0
+WEIGHT_CAP = 300.0  # larger log-weights count as this much
+LEAF, FAN, JUMP = 8, 8, 150.0  # 7 rises of 150, centred, with weights spanning 120 stay within exp(+-700), and exp(120 - 150) is negligible
+SCAN, SCAN_JUMP = 32, 42.0  # the same without weights
+LITERAL_ELEMENTS = 2**22  # (rows, keys, features) held at once where every row needs its own maximum
+
+
+class Sums(NamedTuple):
+    """acc * exp(m + lift) = the sums over keys of which the largest is m; m and lift (..., T or 1, c'), acc (..., T, g + 1, c')."""
+
+    m: Tensor
+    lift: Tensor
+    acc: Tensor
+
+
+def wide(k: Tensor, v: Tensor, key_mask: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
+    """(B, S, heads c') and (B, S, heads g c') as keys (B, heads, S, c') and values (B, heads, S, g, c')."""
+    kd, vd = k.double(), v.double()
+    if key_mask is not None:
+        kd, vd = torch.where(key_mask[:, :, None], kd, DEAD), torch.where(key_mask[:, :, None], vd, 0.0)
+    per_key = k.shape[-1] // heads
+    return kd.unflatten(-1, (heads, per_key)).transpose(1, 2), vd.unflatten(-1, (heads, -1, per_key)).transpose(1, 2)
+
+
+def hidden_sums(form: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, gate: str | None, **reach: Any) -> Tensor:
+    """form(q, k, v) ``honest``, feature by feature. A key of -inf has the weight 0 and hides nothing; without a gate q is no number that counts."""
+    return _by_feature(form, q, finite_low(k), v, gate, **reach)
+
+
+def _by_feature(form: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, gate: str | None, **reach: Any) -> Tensor:
+    if gate is None:
+        return honest(lambda *keys: form(q, *keys), None, k, v, each=True, **reach)
+    return honest(form, q, k, v, each=True, **reach)
+
+
+def kernel_sums(where: str, run: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, gate: str | None, **reach: Any) -> Tensor:
+    """run(q, k, v) on a kernel, which applies the sigmoid itself and gets None for q with other gates.
+
+    Kernels in C see to numbers that are not finite themselves; from those in Triton they are hidden, feature by feature.
+    """
+
+    def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if gate == "sigmoid":
+            return run(q, k, v)
+        y = run(None, k, v)
+        return gated(q, y, gate) if gate is None else honest(lambda q, y: gated(q, y, gate), None, q, y, each=True, reach=lambda mark: mark)
+
+    if where == "cpu":
+        return form(q, k, v)
+    return _by_feature(form, q, k.clamp_min(torch.finfo(k.dtype).min), v, gate, **reach)  # a key of -inf has the weight 0
+
+
+def finite_low(k: Tensor) -> Tensor:
+    """Keys with that of a dead token in place of -inf, in float64."""
+    k = k.double()
+    return torch.where(k == float("-inf"), DEAD, k)  # keeps less for backward than clamp_min
+
+
+def narrow(ratio: Tensor) -> Tensor:
+    """(B, heads, T, c) back to (B, T, D)."""
+    return ratio.transpose(1, 2).flatten(2)
+
+
+def ratio_of(s: Sums) -> Tensor:
+    """Numerator / denominator (..., T, c), and exactly 0 where nothing was summed."""
+    num, den = s.acc.split([s.acc.shape[-2] - 1, 1], -2)
+    return (num / torch.where(den > 0, den, 1.0)).flatten(-2)
+
+
+def merge(a: Sums, b: Sums) -> Sums:
+    """The sums over two disjoint sets of keys."""
+    m = torch.maximum(a.m, b.m)
+    acc = a.acc * torch.exp(a.m - m + a.lift)[..., None, :] + b.acc * torch.exp(b.m - m + b.lift)[..., None, :]
+    return Sums(m, torch.zeros_like(m), acc)
+
+
+def products(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest key (..., 1, c') and the terms of the sums in its units."""
+    m = k.detach().amax(-2, keepdim=True).clamp_min(FLOOR)
+    return m, terms_of(k - m, v)
+
+
+def terms_of(exponent: Tensor, v: Tensor) -> Tensor:
+    """exp(exponent) v, and exp(exponent) itself as the last row: (..., S, g + 1, c')."""
+    e = torch.exp(exponent)[..., None, :]
+    return torch.cat([e * v, e], -2)
+
+
+def alive(x: Tensor) -> Tensor:
+    """exp(x) in units of itself, for a key that stands alone: 1, 0 where it is dead, NaN for what is NaN or infinitely large. float32 or wider."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    return torch.exp(x - x.detach().clamp_min(FLOOR))
+
+
+def lone(v: Tensor, weight: Tensor) -> Tensor:
+    """The ratio of sums over one key: its value where it weighs anything, else exactly 0. The weight has no gradient, but what is NaN there is seen."""
+    w = weight.detach()
+    return v * (w / torch.where(w > 0, w, 1.0)) + 0.0 * weight
+
+
+def over_all(k: Tensor, v: Tensor) -> Sums:
+    """One row: every key, with weight 0."""
+    m, terms = products(k, v)
+    return Sums(m, torch.zeros_like(m), terms.sum(-3, keepdim=True))
+
+
+def over_visible(k: Tensor, v: Tensor, w: Tensor) -> Sums:
+    """T rows that all see the same keys, row t with weights w_t (..., T, S)."""
+    m, terms = products(k, v)
+    return Sums(m, torch.zeros_like(m), weigh(w, terms))
+
+
+def weigh(w: Tensor, terms: Tensor) -> Tensor:
+    """sum_s exp(w_ts) terms_s: (..., T, S) and (..., S, g + 1, c') -> (..., T, g + 1, c')."""
+    return (torch.exp(w.double().clamp_max(WEIGHT_CAP)) @ terms.flatten(-2)).unflatten(-1, terms.shape[-2:])
+
+
+def over_leaf(k: Tensor, v: Tensor, w: Tensor | None, *, jump: float) -> Sums:
+    """Row t of a few sees keys 0..t."""
+    top, rise = risen(k, jump)
+    terms = terms_of(k - top + rise, v)
+    seen = torch.ones(k.shape[-2], k.shape[-2], dtype=torch.bool, device=k.device).tril()
+    if w is None:
+        acc = (seen.to(k.dtype) @ terms.flatten(-2)).unflatten(-1, terms.shape[-2:])
+    else:
+        acc = weigh(w.masked_fill(~seen, float("-inf")), terms)
+    return Sums(top, -rise, acc)
+
+
+def risen(k: Tensor, jump: float) -> tuple[Tensor, Tensor]:
+    """Along dim -2: the running maximum, and its rises cut to ``jump`` and centred. Without gradient."""
+    top = running_max(k.detach()).clamp_min(FLOOR)
+    rise = F.pad((top[..., 1:, :] - top[..., :-1, :]).clamp_max(jump).cumsum(-2), (0, 0, 1, 0))
+    return top, rise - rise[..., -1:, :] / 2
+
+
+def running_max(k: Tensor) -> Tensor:
+    """Inclusive maximum over 0..t along dim -2, by doubling: a form every exporter knows."""
+    step = 1
+    while step < k.shape[-2]:
+        k = torch.cat([k[..., :step, :], torch.maximum(k[..., step:, :], k[..., :-step, :])], -2)
+        step *= 2
+    return k
+
+
+def scan(s: Sums) -> Sums:
+    """Inclusive prefix sums over blocks: m (..., n, 1, c'), acc (..., n, 1, g + 1, c'), by doubling."""
+    step = 1
+    while step < s.m.shape[-3]:
+        later = merge(Sums(*_blocks(s, step, None)), Sums(*_blocks(s, None, -step)))
+        s = Sums(*(torch.cat([a, b], a.ndim - d) for a, b, d in zip(_blocks(s, None, step), later, (3, 3, 4), strict=True)))
+        step *= 2
+    return s
+
+
+def delay(s: Sums, blocks: int) -> Sums:
+    """Block i of the result is block i - blocks; an empty sum where there is none."""
+    n = s.m.shape[-3]
+    front = min(blocks, n)
+    m, lift, acc = _blocks(s, None, n - front)
+    pad = (0, 0, 0, 0, front, 0)
+    return Sums(F.pad(m, pad, value=FLOOR), F.pad(lift, pad), F.pad(acc, (0, 0, *pad)))
+
+
+def _blocks(s: Sums, start: int | None, stop: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    cut = slice(start, stop)
+    return s.m[..., cut, :, :], s.lift[..., cut, :, :], s.acc[..., cut, :, :, :]
+
+
+def prefix_sums(k: Tensor, v: Tensor) -> Sums:
+    """Row t sees keys 0..t with weight 0."""
+    T = k.shape[-2]
+    kb, vb = blocked(k, v, min(SCAN, T))
+    total = over_leaf(kb, vb, None, jump=SCAN_JUMP)
+    past = over_all(kb, vb)
+    return joined(merge(total, delay(scan(past), 1)), T)
+
+
+def blocked(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Cut the time axis into blocks (..., n, size, c') and (..., n, size, g, c'); the padding at the end weighs nothing."""
+    extra = -k.shape[-2] % size
+    return F.pad(k, (0, 0, 0, extra), value=DEAD).unflatten(-2, (-1, size)), F.pad(v, (0, 0, 0, 0, 0, extra)).unflatten(-3, (-1, size))
+
+
+def joined(s: Sums, T: int) -> Sums:
+    """Blocks back to T rows."""
+    return Sums(s.m.flatten(-3, -2)[..., :T, :], s.lift.flatten(-3, -2)[..., :T, :], s.acc.flatten(-4, -3)[..., :T, :, :])
+
+
+def literal(k: Tensor, v: Tensor, w: Tensor, mask: Tensor) -> Tensor:
+    """The ratio under each row's own maximum over the pairs ``mask`` (..., T, S) allows, a few rows at a time: for patterns without structure."""
+    T, rows = w.shape[-2], max(1, LITERAL_ELEMENTS // max(1, v.numel()))
+    parts = []
+    for start in range(0, T, rows):
+        keep = mask[..., start : start + rows, :, None]
+        z = k[..., None, :, :] + w.double()[..., start : start + rows, :, None]
+        top = z.detach().masked_fill(~keep, FLOOR).amax(-2, keepdim=True)
+        terms = terms_of((z - top).masked_fill(~keep, float("-inf")), v[..., None, :, :, :])
+        parts.append(ratio_of(Sums(top, top, terms.sum(-3))))
+    return torch.cat(parts, -2)

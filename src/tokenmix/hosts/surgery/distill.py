@@ -1,0 +1,307 @@
+"""Distillation after surgery: each mixer learns what the attention it replaced gave, then the whole model what the teacher said."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import MixerError
+from ...system.config import Json
+from ...system.machine import peak_mib
+from ...train.checkpoint import list_steps, load_checkpoint, prune, save_checkpoint, sweep
+from ...train.config import OptimConfig
+from ...train.optim import build_optimizer, learning_rate, load_optimizer, optimizer_tensors
+from ...train.progress import bar
+from ...train.rundir import RunDir, environment
+from ..vit.checkpoints import read_json
+from .capture import layer_losses, output_loss, replaced, traced
+
+Data = Sequence[Any] | Callable[[int], Any]
+
+
+@dataclass(frozen=True)
+class DistillConfig(Json):
+    """A distillation as JSON.
+
+    Args:
+        layer_steps: of the first phase, every replaced layer for itself.
+        steps: of the second, the whole model.
+        train: of the second: "mixers", or "all" weights.
+        task_weight: of the loss the student returns itself, for batches with labels.
+        optim: warm-up and schedule are each phase's own.
+    """
+
+    layer_steps: int = 200
+    steps: int = 200
+    temperature: float = 1.0
+    train: str = "mixers"
+    task_weight: float = 0.0
+    seed: int = 0
+    log_every: int = 10
+    eval_every: int = 100
+    save_every: int = 100
+    keep: int = 1
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(weight_decay=0.0, warmup=10))
+    model: dict[str, Any] = field(default_factory=dict)
+    kind: str = "distill"
+
+    def __post_init__(self) -> None:
+        if self.train not in ("mixers", "all"):
+            raise MixerError(f"distill: train must be 'mixers' or 'all', got {self.train!r}.")
+        if self.layer_steps < 0 or self.steps < 0 or self.layer_steps + self.steps < 1:
+            raise MixerError(f"distill: layer_steps and steps must be >= 0 and not both 0, got {self.layer_steps} and {self.steps}.")
+        if not self.temperature > 0 or self.task_weight < 0:
+            raise MixerError(f"distill: temperature must be positive and task_weight >= 0, got {self.temperature} and {self.task_weight}.")
+
+
+def distill(
+    teacher: nn.Module,
+    student: nn.Module,
+    data: Data,
+    *,
+    out: Path | str,
+    valid: Data | None = None,
+    resume: bool = False,
+    verbose: bool | None = None,
+    lr: float = 1e-3,
+    **config: Any,
+) -> dict[str, Any]:
+    """Teach ``student``, which ``replace_mixers`` made of ``teacher``, what its attention did. The student is changed in place; the run is in ``out``.
+
+    First each replaced layer for itself, all at once: it gets what entered the teacher's layer and learns what came out (mean squared error over the mean
+    square of the target; attention transfer, Zhang et al. 2024, arXiv 2410.10254). Then the whole model: the KL divergence of its logits from the teacher's,
+    or the distance of last hidden states where a model has no logits, plus ``task_weight`` times the loss it returns itself.
+
+    Args:
+        teacher: in eval mode; the model as it was.
+        data: the batches in order, beginning again at the end, or a function of the step: dicts of keyword arguments, tensors or tuples of arguments.
+        out: the run directory: config.json, env.json, metrics.jsonl, checkpoints; ``tokenmix report`` draws it.
+        valid: batches for evaluations; at the start, every ``eval_every`` steps and at the end.
+        resume: go on where ``out`` stopped, to the same numbers; ``steps`` may have grown.
+        lr: the highest rate, of both phases.
+        config: further fields of ``DistillConfig``.
+
+    Returns:
+        A summary: steps, seconds, last training loss, last evaluation.
+
+    Raises:
+        MixerError: for models that do not belong together, a loss that is not finite, a directory that will not do.
+    """
+    if teacher.training:
+        raise MixerError("distill: the teacher is in training mode, its outputs would be random; call teacher.eval() first.")
+    if not callable(data) and not (hasattr(data, "__getitem__") and hasattr(data, "__len__") and len(data)):
+        raise MixerError(f"distill: data must be a list of batches, or a function of the step, got {type(data).__name__}; list(loader) makes one.")
+    shells = replaced(student)
+    specs = [{"name": shell.spec["name"]} for shell in shells.values()]
+    optim = config.pop("optim", DistillConfig().optim)
+    try:
+        settings = DistillConfig(**config, optim=replace(optim, lr=lr), model={"kind": "surgery", "mixers": specs, "layers": len(specs)})
+    except TypeError as why:
+        raise MixerError(f"distill: {str(why).partition('() ')[2] or why}.") from None
+    run = _opened(Path(out), settings, student, resume)
+    with run.lock():
+        worker = Distillation(teacher, student, shells, data, valid, settings, run)
+        if resume and list_steps(run.checkpoints):
+            worker.load()
+        return worker.work(verbose)
+
+
+def _opened(out: Path, config: DistillConfig, student: nn.Module, resume: bool) -> RunDir:
+    device = next(student.parameters()).device
+    if not (resume and (out / "config.json").is_file()):
+        env = environment({"parameters": sum(p.numel() for p in student.parameters())}, device)
+        made: Any = config  # a run directory asks of a config that it can be written
+        return RunDir.create(out, made, env)
+    run = RunDir.open(out)
+    before = read_json(out / "config.json")
+    now = config.to_json()
+    changed = sorted(k for k in now if k not in ("steps", "log_every", "eval_every", "save_every", "keep") and before.get(k) != now[k])
+    if changed:
+        raise MixerError(f"distill: {out} was begun with other settings ({', '.join(changed)}); give another out, or the same settings.")
+    sweep(run.checkpoints)
+    return run
+
+
+class Distillation:
+    """One run, from wherever it stands."""
+
+    def __init__(self, teacher: nn.Module, student: nn.Module, shells: dict[str, Any], data: Data, valid: Data | None, config: DistillConfig, run: RunDir):
+        self.teacher, self.student, self.shells = teacher, student, shells
+        self.data, self.valid, self.config, self.run = data, valid, config, run
+        self.device = next(student.parameters()).device
+        self.optimizer = build_optimizer(student, config.optim)
+        self.step, self.seconds, self.seen, self.losses = 0, 0.0, 0, torch.zeros(0, dtype=torch.float64)
+        torch.manual_seed(config.seed)
+
+    @property
+    def total(self) -> int:
+        """Steps of both phases."""
+        return self.config.layer_steps + self.config.steps
+
+    def work(self, verbose: bool | None) -> dict[str, Any]:
+        """Both phases to the end."""
+        config = self.config
+        flags = {p: p.requires_grad for p in self.student.parameters()}
+        mode = self.student.training
+        try:
+            with bar(verbose) as show:
+                if self.step == 0:
+                    self.evaluate()
+                while self.step < self.total:
+                    self.update(show)
+                    end = self.step == self.total
+                    if end or self.step % config.eval_every == 0:
+                        self.evaluate()
+                    if end or self.step % config.save_every == 0:
+                        self.save()
+        finally:
+            self.student.train(mode)
+            for p, flag in flags.items():
+                p.requires_grad_(flag)
+        lines = self.run.read_metrics()
+        last = {kind: next((x for x in reversed(lines) if x["kind"] == kind), None) for kind in ("train", "eval")}
+        return {"run": str(self.run.path), "step": self.step, "seconds": round(self.seconds, 3), "train": last["train"], "valid": last["eval"]}
+
+    def update(self, show: Any) -> None:
+        """One step of the phase that is on."""
+        began, config = time.perf_counter(), self.config
+        whole = self.step >= config.layer_steps
+        self._ready(whole)
+        batch = self._batch(self.data, self.step)
+        loss = self._output_loss(batch) if whole else self._layer_loss(batch)
+        loss.backward()
+        if config.optim.clip:
+            nn.utils.clip_grad_norm_([p for p in self.student.parameters() if p.grad is not None], config.optim.clip)
+        at, of = (self.step - config.layer_steps, config.steps) if whole else (self.step, config.layer_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["scale"] * learning_rate(at, config.optim, of)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.losses = torch.cat([self.losses, loss.detach().double().cpu()[None]])
+        self.step += 1
+        unit, many = _units(batch)
+        self.seconds, self.seen = self.seconds + time.perf_counter() - began, self.seen + many
+        if self.step % config.log_every == 0 or self.step in (config.layer_steps, self.total):
+            self._log(show, "outputs" if whole else "layers", unit)
+
+    def _ready(self, whole: bool) -> None:
+        """Training mode and the weights that learn, for a phase. Layers learn without dropout: their targets have none."""
+        self.student.train()
+        mixers = {id(p) for shell in self.shells.values() for p in shell.mixer.parameters()}
+        for p in self.student.parameters():
+            p.requires_grad_(id(p) in mixers or (whole and self.config.train == "all"))
+        for shell in self.shells.values():
+            for module in shell.modules():
+                if isinstance(module, nn.Dropout):
+                    module.train(whole)
+
+    def _log(self, show: Any, phase: str, unit: str) -> None:
+        loss = float(self.losses.mean())
+        if not math.isfinite(loss):
+            raise MixerError(f"{self.run.path}: the loss became {loss} by step {self.step}; try a lower lr.")
+        line = {"kind": "train", "step": self.step, "loss": loss, "phase": phase, "lr": max(g["lr"] for g in self.optimizer.param_groups)}
+        line |= {unit: self.seen, f"{unit}_per_s": round(self.seen / self.seconds, 1), "seconds": round(self.seconds, 3), "peak_mib": peak_mib(self.device)}
+        self.run.append(line)
+        self.losses = self.losses[:0]
+        show(self.step / self.total, line)
+
+    def _batch(self, data: Data, step: int) -> Any:
+        return _to(data(step) if callable(data) else data[step % len(data)], self.device)
+
+    def _layer_loss(self, batch: Any) -> Tensor:
+        with torch.no_grad(), traced(self.teacher, self.shells) as calls:
+            _call(self.teacher, batch)
+        return torch.stack(list(layer_losses(self.shells, calls).values())).mean()
+
+    def _output_loss(self, batch: Any) -> Tensor:
+        with torch.no_grad():
+            wanted = _call(self.teacher, batch)
+        given = _call(self.student, batch)
+        loss = output_loss(given, wanted, _keep(batch), self.config.temperature)
+        if not self.config.task_weight:
+            return loss
+        own = getattr(given, "loss", None)
+        if own is None:
+            raise MixerError("distill: task_weight needs batches with labels, for which the model returns a loss; it returned none.")
+        return loss + self.config.task_weight * own
+
+    @torch.no_grad()
+    def evaluate(self) -> None:
+        """The mean losses over the validation batches: of each layer, and of the outputs."""
+        if self.valid is None:
+            return
+        began, mode = time.perf_counter(), self.student.training
+        self.student.eval()
+        batches = [self.valid(0)] if callable(self.valid) else self.valid
+        layers: dict[str, float] = {}
+        outputs = 0.0
+        for batch in (_to(b, self.device) for b in batches):
+            with traced(self.teacher, self.shells) as calls:
+                wanted = _call(self.teacher, batch)
+            for name, loss in layer_losses(self.shells, calls).items():
+                layers[name] = layers.get(name, 0.0) + float(loss) / len(batches)
+            outputs += float(output_loss(_call(self.student, batch), wanted, _keep(batch), self.config.temperature)) / len(batches)
+        self.student.train(mode)
+        line = {"kind": "eval", "split": "valid", "step": self.step, "output_loss": outputs, "layer_loss": layers}
+        self.run.append(line | {"seconds": round(time.perf_counter() - began, 3)})
+
+    def save(self) -> None:
+        """A checkpoint; ``tokenmix.hosts.save_replaced`` writes the model itself."""
+        rng = {"cpu": torch.get_rng_state(), "losses": self.losses}
+        if self.device.type == "cuda":
+            rng["cuda"] = torch.cuda.get_rng_state(self.device)
+        tensors = {name: p.detach().clone() for name, p in self.student.state_dict().items()}
+        self.run.sync_metrics()
+        groups = {"student": tensors, "optimizer": optimizer_tensors(self.student, self.optimizer), "rng": rng}
+        save_checkpoint(self.run.checkpoints, self.step, groups, {"step": self.step, "seconds": self.seconds, "seen": self.seen})
+        prune(self.run.checkpoints, self.config.keep, None)
+
+    def load(self) -> None:
+        """Stand where the last checkpoint stood."""
+        step = list_steps(self.run.checkpoints)[-1]
+        groups, progress = load_checkpoint(self.run.checkpoints, step, "student", "optimizer", "rng")
+        try:
+            self.student.load_state_dict(groups["student"])
+        except RuntimeError as why:
+            raise MixerError(f"{self.run.path}: the checkpoint does not fit this student ({' '.join(str(why).split())[:200]}).") from None
+        load_optimizer(self.student, self.optimizer, groups["optimizer"])
+        self.step, self.seconds, self.seen = progress["step"], progress["seconds"], progress["seen"]
+        self.losses = groups["rng"]["losses"]
+        torch.set_rng_state(groups["rng"]["cpu"])
+        if "cuda" in groups["rng"] and self.device.type == "cuda":
+            torch.cuda.set_rng_state(groups["rng"]["cuda"], self.device)
+        self.run.cut_metrics(step)
+
+
+def _to(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, Mapping):
+        return {k: _to(v, device) for k, v in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return tuple(_to(v, device) for v in batch)
+    return batch.to(device) if isinstance(batch, Tensor) else batch
+
+
+def _call(model: nn.Module, batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple) else model(batch)
+
+
+def _keep(batch: Any) -> Tensor | None:
+    """(B, T), True where a token is no padding, as the batch says."""
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    return None if mask is None or mask.ndim != 2 else mask.bool()
+
+
+def _units(batch: Any) -> tuple[str, int]:
+    """What speed counts: images (B, C, H, W), or tokens (B, T, ...)."""
+    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple) else (batch,)
+    first = next(v for v in values if isinstance(v, Tensor))
+    return ("images", len(first)) if first.ndim == 4 else ("tokens", first.shape[:2].numel())

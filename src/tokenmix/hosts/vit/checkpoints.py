@@ -1,0 +1,168 @@
+"""Weights from wherever they are: a model, a state dict, a file, a run, a converted model, timm, a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import MixerError
+from ...models import ViT, ViTConfig
+from ...system.torchvision import ensure_torchvision
+from ...train.checkpoint import load_checkpoint
+from ...train.rundir import RunDir
+from ...train.runs import pick_step
+from .names import bare, refuse_distilled
+from .read import Weights, from_hf, from_own, from_timm
+
+TORCH_FILES = (".pth", ".pt", ".bin", ".tar")
+KINDS = ".safetensors, " + ", ".join(TORCH_FILES)
+
+
+def read_weights(source: Any, *, heads: int | None = None, image_size: Any = None) -> Weights:
+    """The weights of a ViT under our names, and its config.
+
+    Args:
+        source: a ViT of ours, of timm or of transformers; a state dict of timm or transformers; ``(state, ViTConfig)``; ``"timm:NAME"`` (downloaded by timm);
+            ``"hf:FOLDER"``; or a path: a .safetensors, .pth, .pt or .bin file, a folder of transformers, a run directory, a converted model's folder.
+        heads, image_size: of a bare state dict or file, where they are not 64 features per head and a square image.
+
+    Raises:
+        MixerError: naming the file, and the first key that does not belong to a plain ViT.
+    """
+    guess = {"heads": heads, "image_size": image_size}
+    if isinstance(source, Weights):
+        return source
+    if isinstance(source, (str, Path)):
+        return _read_place(str(source), guess)
+    if isinstance(source, ViT):
+        return from_own(source)
+    if isinstance(source, tuple) and len(source) == 2:
+        return from_own(*source, where="the state dict")
+    if isinstance(source, nn.Module):
+        return from_hf(source) if _kind(source.state_dict(), "the model") == "hf" else from_timm(source)
+    if isinstance(source, Mapping):
+        return _from_state(source, "the state dict", guess)
+    raise MixerError(f"expects a model, a state dict, (state, ViTConfig) or a path, got {type(source).__name__}.")
+
+
+def read_file(path: Path | str) -> dict[str, Tensor]:
+    """The tensors of a .safetensors or torch file; of a training checkpoint, those under "model" or "state_dict"."""
+    path = Path(path)
+    if not path.is_file():
+        raise MixerError(f"{path}: there is no such file.")
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    if path.suffix not in TORCH_FILES:
+        raise MixerError(f"{path}: weights are read from {KINDS}, not from {path.suffix or 'a file without an ending'}.")
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as why:
+        raise MixerError(f"{path}: is truncated, or holds more than tensors ({_line(why)}).") from None
+    except Exception as why:  # a damaged pickle raises whatever it runs into
+        raise MixerError(f"{path}: is truncated, or no file of torch ({_line(why)}).") from None
+    for name in ("model", "state_dict"):
+        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
+            found = found[name]
+    if not isinstance(found, Mapping) or not found or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in found.items()):
+        raise MixerError(f"{path}: holds no state dict, neither itself nor under 'model' or 'state_dict'.")
+    return dict(found)
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError:
+        raise MixerError(f"{path}: reading it needs safetensors: pip install 'tokenmix[train]'.") from None
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as why:
+        raise MixerError(f"{path}: is truncated, or no safetensors file ({_line(why)}).") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file."""
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise MixerError(f"{path} is missing.") from None
+    except (ValueError, OSError) as why:
+        raise MixerError(f"{path} is not readable JSON ({_line(why)}).") from None
+    if not isinstance(found, dict):
+        raise MixerError(f"{path} holds no JSON object.")
+    return found
+
+
+def _line(why: BaseException) -> str:
+    return " ".join(str(why).split())[:160]
+
+
+def _kind(state: Mapping[str, Any], where: str) -> str:
+    """Whose names these are, "own", "timm" or "hf"; a checkpoint of another architecture is refused."""
+    refuse_distilled(state, where)
+    keys = {bare(key) for key in state}
+    for kind, sign in (("own", "patch.weight"), ("timm", "patch_embed.proj.weight"), ("hf", "embeddings.patch_embeddings.projection.weight")):
+        if sign in keys:
+            return kind
+    raise MixerError(f"{where}: is no checkpoint of a ViT of timm, transformers or tokenmix; its first key is {next(iter(state), None)!r}.")
+
+
+def _from_state(state: Mapping[str, Tensor], where: str, guess: dict[str, Any], config: Any = None) -> Weights:
+    kind = _kind(state, where)
+    if kind == "own":
+        return from_own(state, config, where=where)
+    return from_timm(state, where=where, **guess) if kind == "timm" else from_hf(state, where=where, config=config, **guess)
+
+
+def _read_place(place: str, guess: dict[str, Any]) -> Weights:
+    if place.startswith("timm:"):
+        return from_timm(timm_model(place[5:]), where=place)
+    path = Path(place.removeprefix("hf:"))
+    if not path.exists():
+        hint = "; download the model into a folder first" if place.startswith("hf:") else f"; a file ({KINDS}), a folder, timm:NAME or hf:FOLDER is read"
+        raise MixerError(f"{place}: there is no such file or folder{hint}.")
+    return _from_folder(path, guess) if path.is_dir() else _from_state(read_file(path), str(path), guess)
+
+
+def timm_model(name: str) -> nn.Module:
+    """A model of timm with its published weights."""
+    try:
+        ensure_torchvision()
+        import timm
+    except ImportError:
+        raise MixerError(f"timm:{name}: needs timm: pip install 'tokenmix[vision]'.") from None
+    if not timm.is_model(name.split(".")[0]):
+        raise MixerError(f"timm:{name}: timm {timm.__version__} has no such model; timm.list_models('deit*') lists them.")
+    try:
+        return timm.create_model(name, pretrained=True)
+    except (RuntimeError, OSError, ValueError) as why:
+        raise MixerError(f"timm:{name}: its weights cannot be had ({_line(why)}).") from None
+
+
+def _from_folder(folder: Path, guess: dict[str, Any]) -> Weights:
+    """A run directory, a converted model, or a model saved by transformers: their config.json says which."""
+    config = read_json(folder / "config.json")
+    if "model_type" in config:
+        found = next((folder / name for name in ("model.safetensors", "pytorch_model.bin") if (folder / name).is_file()), None)
+        if found is None:
+            raise MixerError(f"{folder}: holds neither model.safetensors nor pytorch_model.bin, in one piece.")
+        return from_hf(read_file(found), config=config, where=str(found), **guess)
+    run = "model" in config
+    model = config["model"] if run else config
+    if not isinstance(model, dict) or model.get("kind") != "vit":
+        kind = model.get("kind") if isinstance(model, dict) else None
+        raise MixerError(f"{folder / 'config.json'}: describes a model of kind {kind!r}; a Vision Transformer, kind 'vit', is needed.")
+    vit = ViTConfig.from_json(model)
+    if not run:
+        return from_own(read_file(folder / "model.safetensors"), vit, where=str(folder / "model.safetensors"))
+    opened = RunDir.open(folder)
+    step = pick_step(opened, "last")
+    group = "ema" if config.get("optim", {}).get("ema") else "model"  # where a run averages its weights, the average is its model
+    tensors, _ = load_checkpoint(opened.checkpoints, step, group)
+    return from_own(tensors[group], vit, where=f"{folder} (step {step})")

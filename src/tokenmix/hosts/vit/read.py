@@ -1,0 +1,251 @@
+"""Weights of timm's and Hugging Face's Vision Transformers under our names, with the config they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import isqrt, prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import MixerError
+from ...models import ViT, ViTConfig, build_model
+from ...models.images import both_sides
+from .names import HF, HF_FILES, NUMBER, TIMM, UNUSED, State, bare, drop_batch_axis, fold_layer_scale, refuse_distilled, renamed, split_qkv, their_name
+
+WIDTH = 64  # features per head, where nothing says how many heads there are: those of every DeiT, of the original ViT-B and ViT-L
+TIMM_PARTS = {"": "VisionTransformer", "blocks.0": "Block", "blocks.0.attn": "Attention", "blocks.0.mlp": "Mlp", "norm": "LayerNorm"}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights of a ViT under our names.
+
+    Args:
+        state: our names -> tensors.
+        config: of the ViT they belong to.
+        where: the file, or what else they came from; error messages begin with it.
+        origin: our name -> the name in the source. Several of ours with one origin were split from it.
+        left_out: tensors of the source that a ViT has no use for, with their shapes.
+        notes: what was assumed, and what the shapes cannot tell.
+    """
+
+    state: dict[str, Tensor]
+    config: ViTConfig
+    where: str
+    origin: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def model(self) -> ViT:
+        """A ViT with these weights, in eval mode."""
+        with torch.random.fork_rng():
+            model: Any = build_model(self.config)
+        model.load_state_dict(self.state)
+        return model.eval()
+
+
+def from_timm(source: Any, *, heads: int | None = None, image_size: Any = None, where: str = "the timm model") -> Weights:
+    """A timm ViT or DeiT, or its state dict, under our names.
+
+    The model's own LayerNorm eps, heads and image size are used; a bare state dict is read with eps 1e-6, 64 features per head and a square image unless
+    ``heads`` and ``image_size`` say otherwise. Registers with rows in ``pos_embed`` take these rows into themselves, which is the same sum. LayerScale
+    (DeiT III, DINOv2) is multiplied into the projections whose outputs it scales: the same function but for rounding, and a note says so.
+
+    Raises:
+        MixerError: for a distilled variant, and for any key our ViT has no place for (a norm after pooling, one before the blocks ...).
+    """
+    eps, embedded = 1e-6, None
+    if isinstance(source, nn.Module):
+        refuse_distilled(source.state_dict(), where)
+        eps, heads, image_size, embedded = _read_timm(source, where)
+        source = source.state_dict()
+    refuse_distilled(source, where)
+    source, scaled = fold_layer_scale(source, where)
+    state, origin = renamed(source, TIMM, where)
+    split_qkv(state, origin, where)
+    drop_batch_axis(state, origin, where)
+    _place_positions(state, where, image_size=image_size, embedded=embedded)
+    found = _weights(state, origin, where, TIMM, eps=eps, heads=heads, image_size=image_size)
+    return replace(found, notes=(*found.notes, "LayerScale is multiplied into the projections before it")) if scaled else found
+
+
+def from_hf(source: Any, *, config: Any = None, heads: int | None = None, image_size: Any = None, where: str = "the transformers model") -> Weights:
+    """A Hugging Face ``ViTForImageClassification`` or ``ViTModel``, or its state dict in either spelling, under our names.
+
+    Heads, image size and LayerNorm eps are those of the model's config, or of ``config`` (an object or a dict); without one 64 features per head, a square
+    image and eps 1e-12 are assumed. The pooler of a ``ViTModel`` is left out.
+
+    Raises:
+        MixerError: for a distilled DeiT (every DeiT of transformers is one), for another family, for any key our ViT has no place for.
+    """
+    if isinstance(source, nn.Module):
+        source, config = source.state_dict(), getattr(source, "config", config)
+    refuse_distilled(source, where)
+    options = _read_hf(config, where)
+    unused = {key: tuple(tensor.shape) for key, tensor in source.items() if bare(key) in UNUSED}
+    used = {key: tensor for key, tensor in source.items() if key not in unused}
+    table = HF_FILES if any(bare(key).startswith("encoder.") for key in used) else HF
+    state, origin = renamed(used, table, where)
+    drop_batch_axis(state, origin, where)
+    heads, image_size = heads or options.get("num_attention_heads"), image_size or options.get("image_size")
+    found = _weights(state, origin, where, table, eps=options.get("layer_norm_eps", 1e-12), heads=heads, image_size=image_size)
+    return replace(found, left_out=unused)
+
+
+def from_own(source: Any, config: ViTConfig | None = None, *, where: str = "the model") -> Weights:
+    """One of our ViTs, or a state dict of one with its config."""
+    if isinstance(source, ViT):
+        source, config = source.state_dict(), source.config
+    if not isinstance(config, ViTConfig):
+        raise MixerError(f"{where}: a state dict with our names needs its ViTConfig beside it, (state, config), got {type(config).__name__}.")
+    state = {key: tensor.detach() for key, tensor in source.items()}
+    check_fit(state, config, where, {}, {})
+    return Weights(state, config, where, {name: name for name in state})
+
+
+def check_fit(state: State, config: ViTConfig, where: str, origin: Mapping[str, str], table: Mapping[str, str]) -> None:
+    """Refuse a state dict that is not exactly that of a ViT of this config; ``origin`` and ``table`` give the names the source uses."""
+    with torch.device("meta"):
+        wanted = {name: tuple(tensor.shape) for name, tensor in build_model(config).state_dict().items()}
+    for name, shape in wanted.items():
+        if name not in state:
+            raise MixerError(f"{where}: the key {_missing(name, origin, table)!r} is missing.")
+        if tuple(state[name].shape) != shape:
+            raise MixerError(f"{where}: {origin.get(name, name)!r} gives {name} the shape {tuple(state[name].shape)}, a ViT of its sizes needs {shape}.")
+    for name in state:
+        if name not in wanted:
+            raise MixerError(f"{where}: the key {origin.get(name, name)!r} has no place in this ViT of {config.layers} layers and {config.classes} classes.")
+
+
+def _missing(name: str, origin: Mapping[str, str], table: Mapping[str, str]) -> str:
+    """What a tensor that is not there would be called in the source."""
+    theirs = their_name(name, table)
+    prefix = next((key.removesuffix(bare(key)) for key in origin.values() if key != bare(key)), "")
+    return theirs if theirs.startswith("classifier") else prefix + theirs
+
+
+def _read_timm(model: nn.Module, where: str) -> tuple[float, int, tuple[int, int], bool]:
+    """LayerNorm eps, heads, image size, and whether class token and registers have positions, of a plain timm ViT; any other is refused."""
+    net: Any = model
+    for path, wanted in TIMM_PARTS.items():
+        part = _part(model, path) if path != "norm" else getattr(net, "norm", None)
+        if type(part).__name__ != wanted:
+            raise MixerError(f"{where}: {path or 'the model'} is a {type(part).__name__}; only plain timm ViTs, whose is a {wanted}, are read.")
+    act = net.blocks[0].mlp.act
+    if type(act) is not nn.GELU or act.approximate != "none":
+        raise MixerError(f"{where}: the MLP's activation is {act}; our ViT has the exact GELU.")
+    has_class = net.cls_token is not None
+    if net.global_pool != ("token" if has_class else "avg") or net.pool_include_prefix:
+        raise MixerError(f"{where}: global_pool={net.global_pool!r} with class_token={has_class} is no pooling of our ViT.")
+    every = {norm.eps for norm in model.modules() if isinstance(norm, nn.LayerNorm)}
+    if len(every) != 1:
+        raise MixerError(f"{where}: its LayerNorms have different eps, {sorted(every)}.")
+    return every.pop(), net.blocks[0].attn.num_heads, tuple(net.patch_embed.img_size), not net.no_embed_class
+
+
+def _part(model: nn.Module, path: str) -> Any:
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+def _read_hf(config: Any, where: str) -> dict[str, Any]:
+    """The options of a transformers config, an object or a dict; {} without one."""
+    options = config if isinstance(config, dict) else config.to_dict() if config is not None else {}
+    if options.get("model_type", "vit") != "vit":
+        raise MixerError(f"{where}: a model of type {options['model_type']!r}; of transformers, plain ViTs (model_type 'vit') are read.")
+    if options.get("hidden_act", "gelu") != "gelu":
+        raise MixerError(f"{where}: hidden_act={options['hidden_act']!r}; our ViT has the exact GELU, 'gelu'.")
+    return options
+
+
+def _place_positions(state: dict[str, Tensor], where: str, *, image_size: Any, embedded: bool | None) -> None:
+    """timm's positions as ours, in place: one row for the class token, none for registers.
+
+    Args:
+        embedded: whether the tokens before the patches have rows (not timm's ``no_embed_class``); None: the number of rows says.
+    """
+    table, has_class = state.get("positions"), "class_token" in state
+    if table is None:
+        return
+    registers = len(state["registers"]) if "registers" in state else 0
+    before = has_class + registers
+    if embedded is None:
+        embedded = _embedded(len(table), before, state, image_size, where)
+    if not embedded and has_class:
+        table = torch.cat([torch.zeros_like(table[:1]), table])
+    if embedded and registers:
+        state["registers"] = state["registers"] + table[has_class:before]
+        table = torch.cat([table[:has_class], table[before:]])
+    state["positions"] = table
+
+
+def _embedded(rows: int, before: int, state: State, image_size: Any, where: str) -> bool:
+    """Whether ``before`` of the rows belong to tokens before the patches."""
+    if not before:
+        return False
+    if image_size is not None and "patch.weight" in state:
+        return rows != prod(n // state["patch.weight"].shape[-1] for n in both_sides(image_size, where))
+    square, less = (isqrt(n) ** 2 == n > 0 for n in (rows, rows - before))
+    if square and less:
+        raise MixerError(f"{where}: {rows} positions may be {isqrt(rows)} x {isqrt(rows)} patches, or fewer and {before} tokens; give image_size.")
+    return not square
+
+
+def _weights(
+    state: dict[str, Tensor], origin: dict[str, str], where: str, table: Mapping[str, str], *, eps: float, heads: int | None, image_size: Any
+) -> Weights:
+    """The renamed tensors with the config that their shapes tell."""
+    for name in ("patch.weight", "blocks.0.mlp.up.weight"):
+        if name not in state:
+            raise MixerError(f"{where}: the key {_missing(name, origin, table)!r} is missing; this is no checkpoint of a whole ViT.")
+    if state["patch.weight"].ndim != 4:
+        raise MixerError(f"{where}: {origin['patch.weight']!r} has the shape {tuple(state['patch.weight'].shape)}, not (dim, channels, patch, patch).")
+    notes = []
+    dim, channels, patch = state["patch.weight"].shape[:3]
+    hidden = len(state["blocks.0.mlp.up.weight"])
+    if heads is None:
+        heads = _guessed_heads(dim, where)
+        notes.append(f"{heads} heads of {WIDTH} features are assumed; the weights cannot tell")
+    if image_size is None:
+        image_size = _square_image(state, patch, where)
+        notes.append(f"images of {image_size[0]} x {image_size[1]} are assumed" + ("" if "positions" in state else "; nothing in the weights depends on it"))
+    bias = any(name.endswith("q_proj.bias") for name in state)
+    normed = "blocks.0.mixer.q_norm.weight" in state
+    spec = {"name": "attention", "heads": heads} | ({} if bias else {"qkv_bias": False}) | ({"qk_norm": "layer", "norm_eps": eps} if normed else {})
+    config = ViTConfig(
+        dim=dim,
+        layers=1 + max(int(NUMBER.search(name)[0]) for name in state if name.startswith("blocks.")),  # type: ignore[index]  # these names have one
+        mixers=(spec,),
+        image_size=image_size,
+        patch=patch,
+        channels=channels,
+        classes=len(state["head.weight"]) if "head.weight" in state else 0,
+        mlp_ratio=hidden / dim if int(dim * (hidden / dim)) == hidden else (hidden + 0.5) / dim,
+        pool="class" if "class_token" in state else "mean",
+        positions="learned" if "positions" in state else None,
+        registers=len(state["registers"]) if "registers" in state else 0,
+        norm_eps=eps,
+    )
+    check_fit(state, config, where, origin, table)
+    return Weights(state, config, where, origin, notes=tuple(notes))
+
+
+def _guessed_heads(dim: int, where: str) -> int:
+    if dim < 1 or dim % WIDTH:
+        raise MixerError(f"{where}: {dim} features are not heads of {WIDTH}, and the weights cannot tell how many heads there are; give heads=.")
+    return dim // WIDTH
+
+
+def _square_image(state: State, patch: int, where: str) -> tuple[int, int]:
+    """The size of the square image that the positions belong to; 224 without positions."""
+    if "positions" not in state:
+        return (224 // patch * patch or patch,) * 2
+    rows = len(state["positions"]) - ("class_token" in state)
+    if isqrt(rows) ** 2 != rows or rows < 1:
+        raise MixerError(f"{where}: {rows} positions of patches are no square; give image_size=[height, width].")
+    return (isqrt(rows) * patch,) * 2

@@ -1,0 +1,99 @@
+"""The faster of two routes for float32 matrix products on CPUs: around a mixer that is linear in length, the projections are most of the time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import MixerError
+
+EXACT = 4.0
+"""The other route counts as exact if its error is at most this many times that of the usual one: another order of the same sum, no shorter numbers."""
+ROUNDS = 9
+
+
+class LinearRoutes(NamedTuple):
+    """What was found on this machine: rates in FLOP/s, errors over the largest output, and which route is in use."""
+
+    usual: float
+    other: float
+    usual_error: float
+    other_error: float
+    used: str
+    why: str
+
+    def __str__(self) -> str:
+        rates = f"{self.usual / 1e9:.0f} GFLOP/s usual, {self.other / 1e9:.0f} oneDNN"
+        return f"{self.used} ({self.why}; {rates}; errors {self.usual_error:.1e} and {self.other_error:.1e})"
+
+
+@contextmanager
+def fast_linear(*, allow_rounding: bool = False, tokens: int = 2048, features: int = 512) -> Iterator[LinearRoutes]:
+    """Let oneDNN compute torch's float32 matrix products on the CPU inside a ``with`` block, if it is faster here.
+
+    torch computes them by its BLAS. oneDNN is asked through ``torch.backends.mkldnn.matmul.fp32_precision``, which permits bfloat16 inside a product;
+    processors without matrix units for it compute in float32 all the same, only faster. Both routes are tried on a linear layer, forward and backward, for
+    about 0.2 s; the other one is used only if it is faster, and if its error is that of float32, or rounding is allowed.
+
+    Args:
+        allow_rounding: take it even where it rounds factors to bfloat16 (relative error about 4e-3).
+        tokens, features: the size to try, a linear layer of features x features.
+
+    Yields:
+        What was found, and which route is in use.
+
+    Raises:
+        MixerError: sizes are not positive.
+    """
+    if tokens < 1 or features < 1:
+        raise MixerError(f"fast_linear: tokens and features must be positive, got {tokens} and {features}.")
+    setting = _setting()
+    if setting is None:
+        yield LinearRoutes(0.0, 0.0, 0.0, 0.0, "usual", "this torch has no oneDNN, or no switch for it")
+        return
+    before = setting.fp32_precision
+    try:
+        found = _try(setting, before, tokens, features, allow_rounding)
+        setting.fp32_precision = "bf16" if found.used == "oneDNN" else before
+        yield found
+    finally:
+        setting.fp32_precision = before
+
+
+def _setting() -> Any:
+    matmul = getattr(torch.backends.mkldnn, "matmul", None)
+    return matmul if torch.backends.mkldnn.is_available() and hasattr(matmul, "fp32_precision") else None
+
+
+def _try(setting: Any, before: str, tokens: int, features: int, allow_rounding: bool) -> LinearRoutes:
+    random = torch.Generator().manual_seed(0)
+    x, w, g = (torch.randn(n, features, generator=random) for n in (tokens, features, tokens))
+    exact = _products(x.double(), w.double(), g.double())
+    seconds: dict[str, list[float]] = {before: [], "bf16": []}
+    error = {}
+    for _ in range(ROUNDS):  # in turns, so that what else the machine does falls on both
+        for route, taken in seconds.items():
+            setting.fp32_precision = route
+            start = time.perf_counter()
+            got = _products(x, w, g)
+            taken.append(time.perf_counter() - start)
+            error[route] = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(got, exact, strict=True))
+    work = 6.0 * tokens * features * features
+    usual, other = (work / sorted(taken)[ROUNDS // 4] for taken in seconds.values())
+    if other <= usual:
+        used, why = "usual", "oneDNN is not faster here"
+    elif error["bf16"] > EXACT * error[before] and not allow_rounding:
+        used, why = "usual", "oneDNN would round to bfloat16 here, which allow_rounding=True permits"
+    else:
+        used, why = "oneDNN", f"{other / usual:.2f} times as fast"
+    return LinearRoutes(usual, other, error[before], error["bf16"], used, why)
+
+
+def _products(x: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A linear layer's output, and its gradients."""
+    return x @ w.mT, g @ w, g.mT @ x

@@ -1,0 +1,60 @@
+"""What mixers that decide share: projections the decisions are taken from, decisions that can be frozen, buffers drawn from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...functional.sums.precision import casting
+from ..base import Mixer
+
+
+def check_seed(mixer: Any, seed: Any) -> None:
+    """Refuse what is no seed of a generator."""
+    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
+        mixer.refuse(f"seed must be an integer, or None to draw from torch's generator, got {seed!r}")
+
+
+def project_wide(mixer: Mixer, x: Tensor) -> Tensor:
+    """The queries in float32 or better, autocast or not: a decision taken from rounded numbers would be another one."""
+    weights = mixer.read(mixer.get_submodule("q_proj"), x)
+    wide = torch.promote_types(torch.promote_types(x.dtype, weights[0].dtype), torch.float32)
+    if not casting(x.device.type):
+        return F.linear(x.to(wide), *(a.to(wide) for a in weights))
+    with torch.autocast(x.device.type, enabled=False):
+        return F.linear(x.to(wide), *(a.to(wide) for a in weights))
+
+
+def draw_directions(buffer: Tensor, seed: int | None) -> None:
+    """Fill with N(0, 1), from a seed of its own if one is given, rounded to what bfloat16 holds, so that every dtype decides by the same numbers."""
+    with torch.no_grad():
+        if seed is None:
+            buffer.normal_()
+        else:
+            generator = torch.Generator(device="cpu").manual_seed(seed)
+            buffer.copy_(torch.randn(buffer.shape, generator=generator, device="cpu"))
+        buffer.copy_(buffer.to(torch.bfloat16))
+
+
+def decide(mixer: Any, compute: Callable[[], Tensor]) -> Tensor:
+    """The decisions of this call; inside ``frozen``, those of the first one."""
+    if mixer._decided is None:
+        return compute()
+    if not mixer._decided:
+        mixer._decided.append(compute())
+    return mixer._decided[0]
+
+
+@contextmanager
+def frozen(mixer: Any) -> Iterator[None]:
+    """Use the decisions of the first call inside the block again, so that the output can be differentiated by differences."""
+    before, mixer._decided = mixer._decided, []
+    try:
+        yield
+    finally:
+        mixer._decided = before

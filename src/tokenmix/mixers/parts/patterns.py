@@ -1,0 +1,96 @@
+"""What the pattern mixers share: positions for the dense form, a chunk over a history, and the pairs and bytes that blocks take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ...functional.layout.blocks import LEAST
+from ..base import chunk_positions, token_positions
+from .history import HistoryState, joined
+from .shared import alive
+
+
+def explicit(x: Tensor, positions: Tensor | None, key_mask: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
+    """Positions for the dense form, where an attn_mask asks for it."""
+    return token_positions(x, key_mask) if positions is None and attn_mask is not None else positions
+
+
+def history_step(
+    mixer: Any, form: Callable[..., Tensor], x: Tensor, state: HistoryState, options: dict[str, Any], *, positions: Tensor | None, key_mask: Tensor | None
+) -> tuple[Tensor, HistoryState]:
+    """A chunk of a causal mixer with q, k, v projections: over the history, or, where it comes first at default positions, by blocks."""
+    at, after = chunk_positions(state.position, x, positions, key_mask)
+    q, k, v = mixer.q_proj(x), mixer.k_proj(x), mixer.v_proj(x)
+    first = state.keys.shape[1] == 0 and positions is None
+    state = joined(state, alive(x, key_mask), at, keys=k, values=v)._replace(position=after)
+    if first:
+        y = form(q, k, v, causal=True, key_mask=key_mask, **options)
+    else:
+        keys, values = state.keys.to(q.dtype), state.values.to(q.dtype)
+        y = form(q, keys, values, causal=True, key_mask=state.live, positions=(at, state.places), **options)
+    return mixer.out_proj(y), state
+
+
+class Pairs(NamedTuple):
+    """Pairs of query and key that a part computes, masked ones and padding included, and how often each key is copied to do so."""
+
+    pairs: int
+    copies: float
+
+
+class BlockCost:
+    """Pairs over T tokens, in the blocks of ``functional._blocks``."""
+
+    def __init__(self, T: int):
+        self.T = T
+
+    def blocks(self, size: int, side: int) -> Pairs:
+        """Blocks of ``size`` over themselves and ``side`` blocks on each side."""
+        n = -(-self.T // size)
+        m = 1 + 2 * min(side, n - 1)
+        return Pairs(n * size * m * size, m if m > 1 else 0)
+
+    def band(self, back: int, ahead: int) -> Pairs:
+        """A window, as ``_blocks.band`` cuts it."""
+        size = min(max(back, ahead, LEAST), self.T)
+        return self.blocks(size, -(-max(back, ahead) // size))
+
+    def dilated(self, reach: int, d: int) -> Pairs:
+        """A window in each of d residue classes."""
+        one = BlockCost(-(-self.T // d)).band(reach, reach)
+        return Pairs(d * one.pairs, one.copies)
+
+    def columns(self, step: int) -> Pairs:
+        """Everything within each residue class."""
+        n = -(-self.T // step)
+        return BlockCost(n).band(n - 1, n - 1)._replace(copies=1) if step == 1 else Pairs(step * BlockCost(n).band(n - 1, n - 1).pairs, 1)
+
+    def own_block(self, size: int) -> Pairs:
+        """Everything within each block."""
+        return self.blocks(size, 0)
+
+    def shared(self, keys: int) -> Pairs:
+        """All queries over the same keys."""
+        return Pairs(self.T * keys, 0)
+
+    def chosen(self, size: int, count: int) -> Pairs:
+        """Blocks of queries over ``count`` chosen blocks each."""
+        n = -(-self.T // size)
+        return Pairs(n * size * count * size, count)
+
+    def mean(self, parts: list[Pairs]) -> Pairs:
+        """What one head takes on average."""
+        return Pairs(sum(p.pairs for p in parts) // len(parts), sum(p.copies for p in parts) / len(parts))
+
+
+def kept_bytes(D: int, heads: int, T: int, parts: list[Pairs], *, share: int = 1, rows: int = 0, pools: int = 0) -> int:
+    """Bytes kept for backward: weights (float) and copied keys and values of each part, num and den, and the projected rows.
+
+    share: parts of the heads that each part of the pattern has; rows: queries that attend everything.
+    """
+    weights = sum(4 * heads * p.pairs for p in parts) // share + 4 * heads * rows * T
+    copies = int(sum(8 * D * T * p.copies for p in parts)) // share
+    return weights + copies + 4 * D * T * (4 + len(parts) // share + pools)

@@ -1,0 +1,101 @@
+"""What mixers of different families share: plain projections, checked positions, long chunks in pieces, the largest logit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...functional import aft_chunk as chunk
+from ...functional.layout.heads import by_head
+from ...functional.layout.masks import alive as alive
+from ...functional.layout.positions import first_true
+from ..base import Mixer, State, chunk_positions
+from .hands_out import ReadLinear
+from .options import check_heads, true_or_false
+
+NOWHERE = -(1 << 62)  # before every position
+
+
+def add_projections(mixer: Mixer, *, heads: int, qkv_bias: bool, out_bias: bool, read: tuple[str, ...] = ()) -> None:
+    """q_proj, k_proj, v_proj and out_proj, all dim x dim, for heads of equal width; the mixer also reads the weights of those named in ``read``."""
+    check_heads(mixer, heads)
+    true_or_false(mixer, qkv_bias=qkv_bias, out_bias=out_bias)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        mixer.register_module(name, (ReadLinear if name in read else nn.Linear)(mixer.dim, mixer.dim, bias=qkv_bias))
+    mixer.register_module("out_proj", nn.Linear(mixer.dim, mixer.dim, bias=out_bias))
+
+
+def check_places(mixer: Mixer, positions: Tensor | None, key_mask: Tensor | None, *, rising: bool = False, past: tuple[Tensor, Tensor] | None = None) -> None:
+    """Refuse explicit positions (B, T) that the mixer would misread. Values can be read only outside of compilation and export.
+
+    Those of live tokens are 0 or above. ``rising``: each is above all before it in its row, those of a stream's ``past`` (live, places) included.
+    """
+    if positions is None or positions.numel() == 0 or torch.compiler.is_compiling():
+        return
+    live = alive(positions, key_mask)
+    wrong, L = live & (positions < 0), positions.shape[1]
+    if rising:
+        there, places = (live, positions.long()) if past is None else (torch.cat(pair, 1) for pair in zip(past, (live, positions.long()), strict=True))
+        before = torch.where(there, places, NOWHERE).cummax(1).values
+        wrong = wrong | live & (places[:, -L:] <= F.pad(before, (1, -1), value=NOWHERE)[:, -L:])
+    if bool(wrong.any()):
+        row = int(wrong.any(1).nonzero()[0])
+        must = "be 0 or above" + " and rise along each row" * rising
+        mixer.refuse(f"positions of live tokens must {must}, got {', '.join(str(int(n)) for n in positions[row, :9])}{' ..' * (L > 9)} in row {row}")
+
+
+def has_holes(past: Tensor, key_mask: Tensor | None) -> bool:
+    """Whether a masked token stands behind a live one, in a ring (B, R) and a chunk (B, L) after it; where values cannot be looked at, it may."""
+    if key_mask is None:
+        return False
+    if torch.compiler.is_compiling() or key_mask.is_meta or torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    live = torch.cat([past, key_mask], 1)
+    return bool((live[:, :-1] & ~live[:, 1:]).any())
+
+
+def row_starts(key_mask: Tensor | None, positions: Tensor | None) -> Tensor | None:
+    """The index of position 0 of each row (B,), its first True key; None where positions are the indices or are given."""
+    return None if key_mask is None or positions is not None else first_true(key_mask)[:, 0]
+
+
+def in_pieces(mix_piece: Callable[..., tuple[Tensor, State]], x: Tensor, state: State, *beside: Tensor | None) -> tuple[Tensor, State]:
+    """Mix a long chunk piece by piece, so that its weights stay small; ``beside`` are cut along time like x, or None."""
+    if x.shape[1] <= chunk.PIECE:
+        return mix_piece(x, state, *beside)
+    outputs, xs = [], x.split(chunk.PIECE, 1)
+    for x_piece, *pieces in zip(xs, *([None] * len(xs) if a is None else a.split(chunk.PIECE, 1) for a in beside), strict=True):
+        y, state = mix_piece(x_piece, state, *pieces)
+        outputs.append(y)
+    return torch.cat(outputs, 1), state
+
+
+def ring_chunk(mixer: Any, x: Tensor, state: State, *, positions: Tensor | None, key_mask: Tensor | None, ring: bool = True) -> tuple[Tensor, State]:
+    """The chunk of a mixer whose state is a ``ring``, or all tokens: ``_mix_piece(x, state, places, live)`` of each piece, projected."""
+    if ring:
+        check_places(mixer, positions, key_mask, rising=True, past=(state.live, state.places))
+    at, after = chunk_positions(state.position, x, positions, key_mask)
+    mix_piece = partial(mixer._mix_piece, holes=True) if ring and has_holes(state.live, key_mask) else mixer._mix_piece
+    y, state = in_pieces(mix_piece, x, state, at, alive(x, key_mask))
+    return mixer.out_proj(y), state._replace(position=after)
+
+
+def largest_dot(q: Tensor, k: Tensor, heads: int, kv_heads: int | None = None, scale: float | None = None) -> float:
+    """The largest |scale q_t . k_s| of any head; default scale 1 / sqrt(width)."""
+    kv_heads = kv_heads or heads
+    qh, kh = (by_head(a.detach(), n) for a, n in ((q, heads), (k, kv_heads)))
+    scale = scale or qh.shape[-1] ** -0.5
+    return float((qh @ kh.repeat_interleave(heads // kv_heads, 1).transpose(-1, -2)).abs().max()) * scale
+
+
+def largest_relative(q: Tensor, k: Tensor, relative: Tensor, content: Tensor, place: Tensor, heads: int) -> float:
+    """A bound on the largest logit with Transformer-XL's relative positions."""
+    q, k, u, b = (a.detach().unflatten(-1, (heads, -1)).transpose(-2, -3) for a in (q, k, content[None], place[None]))
+    located = (q + b) @ relative.detach().unflatten(0, (heads, -1))
+    far = located.norm(dim=-1).max() * (relative.shape[1] / 2) ** 0.5  # every R_d is that long
+    return float((((q + u) @ k.transpose(-1, -2)).abs().max() + far) * q.shape[-1] ** -0.5)

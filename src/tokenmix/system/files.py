@@ -1,0 +1,163 @@
+"""Files and folders that are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import MixerError
+
+LEFT_BEHIND = 86400.0  # seconds without a change after which a temporary file belongs to no process any more
+
+
+LETTERS = 40  # of a name that go into another, which may have 255 bytes
+
+
+WRITING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # only writing fails with these
+
+
+def beside(path: Path) -> Path:
+    """A new name in the same folder. It is random: process ids are the same in two containers that share a volume, and in two threads."""
+    return path.with_name(f".{path.name[:LETTERS]}-{secrets.token_hex(8)}.tmp")  # not mkstemp: its files are closed to the group
+
+
+def sweep_left(path: Path) -> None:
+    """Delete what killed processes left half written of ``path`` long ago."""
+    with contextlib.suppress(OSError):
+        begin, now = f".{path.name[:LETTERS]}-", time.time()
+        for entry in list(os.scandir(path.parent)):
+            if entry.name.startswith(begin) and entry.name.endswith(".tmp") and entry.is_file() and now - entry.stat().st_mtime > LEFT_BEHIND:
+                os.unlink(entry.path)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Any]:
+    """A binary file that appears under its name complete and on disk, or not at all; what is no regular file (/dev/stdout) is written to as it is.
+
+    Raises:
+        OSError: that names ``path``, when the disk refuses.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("wb") as f:
+            yield f
+        return
+    path = Path(os.path.realpath(path))  # a link stays a link
+    with _named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sweep_left(path)
+        temporary = beside(path)
+        opened = temporary.open("xb")
+    try:
+        with _named(path, temporary), opened as f:
+            yield f
+            f.flush()
+            os.fsync(f.fileno())
+        with _named(path):
+            os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def _named(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Give errors the name the user knows: all of them, or with ``temporary`` those of writing into it."""
+    try:
+        yield
+    except OSError as why:
+        if temporary is not None and not (why.filename is None and why.errno in WRITING):
+            raise
+        raise OSError(why.errno, why.strerror, str(path)) from why
+
+
+def readable_name(name: str) -> str:
+    """A name as text for another file: torch opens no file whose name is not UTF-8, and names have a longest length."""
+    return os.fsencode(name).decode("utf-8", "replace")[:LETTERS]
+
+
+def check_writable(path: Path) -> None:
+    """Raise the OSError of a file that could not be written, before time is spent on what is to stand in it."""
+    if path.exists() and not path.is_file():
+        return
+    path = Path(os.path.realpath(path))
+    with _named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        trial = beside(path)
+        trial.open("xb").close()
+        os.unlink(trial)
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A new folder to write into, which takes its name at the end; where anything fails it is gone. ``path`` may be an empty folder."""
+    temporary = beside(path)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        os.rename(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def check_free(path: Path | str) -> None:
+    """Refuse an output path that exists and holds anything, before time is spent."""
+    path = Path(path)
+    if (path / "config.json").exists():
+        raise MixerError(f"{path} holds a run already; continue it with `tokenmix resume {path}`, or give another --out.")
+    if path.is_dir() and any(path.iterdir()):
+        raise MixerError(f"{path} exists and is not empty; give another --out.")
+    if path.exists() and not path.is_dir():
+        raise MixerError(f"{path} exists and is a file; give another --out.")
+    parent = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise MixerError(f"{path} cannot be made: {parent} is not a directory this user can write to; give another --out.")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A JSON file, whole or not at all."""
+    with whole_file(path) as f:
+        f.write((json.dumps(value, indent=2) + "\n").encode())
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write one file and push it to the disk."""
+    with path.open("wb") as f:
+        f.write(content)
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def sync_dir(path: Path) -> None:
+    """Push a directory's entries to the disk; without this a rename may be lost with the power."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def check_out(out: Path | str, instead: str = "--out") -> None:
+    """Refuse an output path that holds anything, before time is spent. ``instead`` is what the message asks another of."""
+    if (Path(out) / "config.json").exists():
+        raise MixerError(f"{out} holds a model or a run already; give another {instead}.")
+    check_free(out)
+
+
+@contextlib.contextmanager
+def new_folder(out: Path, instead: str = "--out") -> Iterator[Path]:
+    """A folder beside ``out`` to write into, which takes its name at the end; where anything fails it is gone."""
+    try:
+        with whole_folder(out) as folder:
+            yield folder
+    except OSError as why:
+        raise MixerError(f"{out} cannot be written ({why.strerror or why}); give another {instead}.") from why

@@ -1,0 +1,87 @@
+"""This machine: its processor, memory and devices."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import MixerError
+
+
+def cpu_name() -> str:
+    """The processor's name, as the system reports it."""
+    line = next((line for line in read_text("/proc/cpuinfo").splitlines() if line.startswith("model name")), None)
+    return line.split(":", 1)[1].strip() if line else platform.processor() or platform.machine()
+
+
+def peak_mib(device: torch.device) -> float:
+    """The most memory held so far: on the GPU what torch allocated, else the process's resident high-water mark."""
+    if device.type == "cuda":
+        return round(torch.cuda.max_memory_allocated(device) / 2**20, 1)
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return round(int(line.split()[1]) / 1024, 1)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (2**20 if sys.platform == "darwin" else 1024), 1)
+
+
+def reset_peak(device: torch.device) -> None:
+    """Start the high-water mark again, where the system allows it, so that one run's peak is not the last one's."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def memory_total() -> int | None:
+    """Bytes of memory of this machine, where it says."""
+    return _meminfo("MemTotal")
+
+
+def memory_available(device: str = "cpu") -> int | None:
+    """Bytes that can still be had, where the system says."""
+    return torch.cuda.mem_get_info()[0] if device == "cuda" else _meminfo("MemAvailable")
+
+
+def _meminfo(field: str) -> int | None:
+    line = next((line for line in read_text("/proc/meminfo").splitlines() if line.startswith(field + ":")), None)
+    return int(line.split()[1]) * 1024 if line else None
+
+
+def read_text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def pick_device(name: str) -> torch.device:
+    """The torch device of a name; "auto" is CUDA where it works, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise MixerError(f"device={name!r} is unknown; choose 'auto', 'cpu' or 'cuda'.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise MixerError(f"device={name!r}: torch {torch.__version__} sees no CUDA device here; use 'cpu' or 'auto'.")
+    try:
+        torch.zeros((), device=device).item()
+    except Exception as why:  # each device's own
+        said = " ".join(str(why).split())[:100]
+        raise MixerError(f"device={name!r} holds no numbers here ({said}); choose 'auto', 'cpu' or 'cuda'.") from None
+    return device
+
+
+def autocast(device: torch.device, precision: str) -> Any:
+    """bf16 autocast, or nothing."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")

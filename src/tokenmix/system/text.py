@@ -1,0 +1,65 @@
+"""Tables and numbers as text for a terminal or a page."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+MISSING = "not measured"
+
+
+TERMINAL = 120
+
+
+@dataclass(frozen=True)
+class Table:
+    """A captioned table. The first column holds the row's name; ``notes`` stand below it."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    notes: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        """The table for a terminal; one that is too wide for it is turned on its side."""
+        lines = [self.columns, *self.rows]
+        if sum(max(map(len, column)) + 2 for column in zip(*lines, strict=True)) > TERMINAL:
+            lines = [list(column) for column in zip(*lines, strict=True)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        body = ["  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))) for line in lines]
+        return "\n".join([self.title, body[0], "-" * len(body[0]), *body[1:], *self.notes])
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number with fixed digits; what is missing or not finite is said in words."""
+    if value is None:
+        return MISSING
+    return f"{value:,.{digits}f}" if math.isfinite(value) else "not finite"
+
+
+def size(n: float | None) -> str:
+    """Bytes with three figures, powers of 1024: 1536 -> "1.50 KiB"."""
+    if n is None:
+        return MISSING
+    return f"{n:.0f} B" if n < 1000 else _three(n / 1024, 1024, (" KiB", " MiB", " GiB"))
+
+
+def seconds(value: float) -> str:
+    """Three figures with a unit: 0.00123 -> "1.23 ms"."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= 0.9995 * scale or unit == "us":
+            value /= scale
+            return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
+    raise AssertionError
+
+
+def si(n: float) -> str:
+    """Three figures: 1234567 -> "1.23 M"."""
+    return f"{n:.0f}" if n < 1000 else _three(n / 1000, 1000, (" k", " M", " G", " T"))
+
+
+def _three(n: float, step: int, units: tuple[str, ...]) -> str:
+    """n in the first unit that keeps it below a thousand."""
+    while n >= 999.5 and len(units) > 1:
+        n, units = n / step, units[1:]
+    return f"{n:.{2 if n < 9.995 else 1 if n < 99.95 else 0}f}{units[0]}"
