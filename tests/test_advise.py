@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from surgery_models import make
-from tokenmix import MixerError
+from tokenmix import MixerError, cli
 from tokenmix.advise import Share, bound, first_length, load_host, measuring
 from tokenmix.advise import advice as advice_module
 from tokenmix.advise import advise as ask
@@ -27,7 +27,6 @@ from tokenmix.advise.inputs import Inputs, inputs_of
 from tokenmix.advise.loading import Host
 from tokenmix.advise.measuring import Clock, measure_share
 from tokenmix.advise.text import answer, findings, text
-from tokenmix.cli import main as cli
 from tokenmix.mixers.attention import Attention
 from tokenmix.models import LMConfig, ViTConfig, build_model
 from tokenmix.report.checks import check_page

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import torch
 
-from tokenmix import MIXERS, MixerError, functional
+from tokenmix import MIXERS, MixerError, cli, functional
 from tokenmix.bench import cases as subjects
 from tokenmix.bench import command, run, timing
 from tokenmix.bench import correctness as gate
@@ -22,7 +22,6 @@ from tokenmix.bench.cases import SDPA, Subject, build, needed_bytes, parse_subje
 from tokenmix.bench.flops import Setting, Work
 from tokenmix.bench.peers import PEERS
 from tokenmix.bench.table import text
-from tokenmix.cli import main as cli
 from tokenmix.kernels import cpu
 from tokenmix.kernels.cpu import decode as step
 from tokenmix.system.text import seconds

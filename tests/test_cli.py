@@ -14,8 +14,7 @@ import types
 import pytest
 
 import tokenmix
-from tokenmix import MIXERS, MixerError
-from tokenmix.cli import main as cli
+from tokenmix import MIXERS, MixerError, cli
 from tokenmix.system.text import si, size
 
 TINY = ["--row", "attention", "--model.dim", "16", "--model.max_len", "32", "--data.seq_len=32", "--train.steps", "4", "--train.batch_size", "2"]

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from run_dirs import tiny_run
-from tokenmix import MixerError
-from tokenmix.cli import main as cli
+from tokenmix import MixerError, cli
 from tokenmix.data import open_images
 from tokenmix.data.augment import eval_batches
 from tokenmix.hosts.huggingface import export_run

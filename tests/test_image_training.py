@@ -10,8 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tokenmix import MixerError
-from tokenmix.cli import main as cli
+from tokenmix import MixerError, cli
 from tokenmix.data import Augment
 from tokenmix.models import ImageDensityConfig, ViTConfig, build_model
 from tokenmix.report import read_run, write_report

@@ -12,8 +12,7 @@ import torch
 
 from cases import CASES, FIRST, GRIDS
 from loud import loud
-from tokenmix import MIXERS, Mixer, MixerError, build_mixer
-from tokenmix.cli import main as cli
+from tokenmix import MIXERS, Mixer, MixerError, build_mixer, cli
 from tokenmix.export import OnnxModel, export_onnx, export_program
 from tokenmix.export.dynamic_shapes import Sizes
 from tokenmix.export.inputs import find_port

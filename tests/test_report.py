@@ -198,7 +198,7 @@ def test_the_checks_find_what_is_missing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("n", "text"), [(0, "0 B"), (1023, "1,023 B"), (1536, "1.5 KiB"), (5 * 2**20, "5.0 MiB"), (3 * 2**30, "3.00 GiB"), (None, "not measured")]
+    ("n", "text"), [(0, "0 B"), (1023, "1.00 KiB"), (1536, "1.50 KiB"), (5 * 2**20, "5.00 MiB"), (3 * 2**30, "3.00 GiB"), (None, "not measured")]
 )
 def test_sizes_are_written_short(n, text):
     assert size(n) == text

@@ -134,14 +134,14 @@ PLANTED = {
         "bits = (bits + 127u) << 23;",
         "bits = (uint32_t)(((int32_t)(x * 1.5f) + 127) << 23);",
     ),
-    "a history read beyond its last token": ("address and undefined", "step.c", "j0 + STEP_SEGMENT, a->R + t + 1);", "j0 + STEP_SEGMENT, a->R + t + 2);"),
+    "a history read beyond its last token": ("address and undefined", "decode.c", "j0 + STEP_SEGMENT, a->R + t + 1);", "j0 + STEP_SEGMENT, a->R + t + 2);"),
     "a buffer that threads share": (
         "thread",
-        "scan.c",
+        "aft_simple.c",
         "    float kbuf[SCAN_W], vbuf[SCAN_W], qbuf[SCAN_W], ybuf[SCAN_W];\n",
         "    static float kbuf[SCAN_W], vbuf[SCAN_W], qbuf[SCAN_W], ybuf[SCAN_W];\n",
     ),
-    "memory that is never freed": ("address and undefined", "scan.c", "    free(x);\n", "    x = NULL;\n"),
+    "memory that is never freed": ("address and undefined", "aft_simple.c", "    free(x);\n", "    x = NULL;\n"),
 }
 REPORTS = {"address and undefined": r"ERROR: \w+Sanitizer|runtime error", "thread": "WARNING: ThreadSanitizer: data race"}
 

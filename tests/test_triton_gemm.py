@@ -16,13 +16,13 @@ def test_in_the_interpreter(check):
 
 
 def test_compiles_with_matrix_instructions():
-    report = run("-m", "tokenmix.kernels.triton.aot", "--only", "full", "band", "--keep", TYPICAL)
+    report = run("-m", "tokenmix.kernels.triton.aot", "--only", "aft_full", "aft_band", "--keep", TYPICAL)
     assert " 80 " in report
     assert " 90 " in report
 
 
 def test_every_kernel_compiles():
-    report = run("-m", "tokenmix.kernels.triton.aot", "--only", "full", "band", "--fullest")  # one of float32 and one of bfloat16 of each
+    report = run("-m", "tokenmix.kernels.triton.aot", "--only", "aft_full", "aft_band", "--fullest")  # one of float32 and one of bfloat16 of each
     assert " 80 " in report
     assert " 90 " in report
 
@@ -30,4 +30,4 @@ def test_every_kernel_compiles():
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_every_configuration_compiles():
-    run("-m", "tokenmix.kernels.triton.aot", "--only", "full", "band")
+    run("-m", "tokenmix.kernels.triton.aot", "--only", "aft_full", "aft_band")

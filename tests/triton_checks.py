@@ -50,8 +50,8 @@ def scan_masks() -> None:
         mask, k, v = holes(k, v)
         leaves = [a.double().requires_grad_() for a in (q, *(x.nan_to_num() for x in (k, v)))]
         ref, g = F.aft_simple(*leaves, causal=causal, key_mask=mask, backend="eager"), torch.randn(q.shape, generator=torch.Generator().manual_seed(2))
-        y, saved = scan.forward(q, k, v, mask, 66, causal=causal, save=True)
-        found = [y, *scan.backward(g, q, k, v, mask, saved, causal=causal)]
+        y, saved = scan.forward(q, k, v, mask, T=66, causal=causal, save=True)
+        found = [y, *scan.backward(g, q, k, v, mask, saved, T=66, causal=causal)]
         assert worst(list(zip(found, [ref, *torch.autograd.grad(ref, leaves, g.double())], strict=True))) < 1e-5, causal
         assert y[2].eq(0).all()
         assert all(a[~mask].eq(0).all() for a in found[2:])
@@ -136,14 +136,15 @@ def hydra_all() -> None:
     for causal, (B, T, D, feature, mean, size) in itertools.product((True, False), cases):
         q, k, v = qkv(B, T, T, D)
         mask, k, v = holes(k * size, v) if B > 1 else (None, k, v)
-        g, maps = torch.randn(q.shape, generator=torch.Generator().manual_seed(2)), (feature == "cosine", feature == "cosine", 1e-6)
+        g, cosine = torch.randn(q.shape, generator=torch.Generator().manual_seed(2)), feature == "cosine"
+        options = {"causal": causal, "of_q": cosine, "of_k": cosine, "eps": 1e-6, "mean": mean}
         leaves = [a.double().requires_grad_() for a in (q, *(x.nan_to_num() for x in (k, v)))]
         ref = hydra(*leaves, feature=feature, normalise=mean, causal=causal, key_mask=mask, eps=1e-6, backend="eager")
-        y, saved = hydra_kernels.forward(q, k, v, mask, maps, causal=causal, mean=mean)
-        got = [y, *hydra_kernels.backward(g, q, k, v, mask, saved, maps, causal=causal, mean=mean)]
+        y, saved = hydra_kernels.forward(q, k, v, mask, **options, save=True)
+        got = [y, *hydra_kernels.backward(g, q, k, v, mask, saved, **options)]
         error = worst(list(zip(got, [ref, *torch.autograd.grad(ref, leaves, g.double())], strict=True)))
         assert error < 1e-5, (causal, B, T, D, feature, mean, error)
-        half = hydra_kernels.forward(*(a.bfloat16() for a in (q, k, v)), mask, maps, causal=causal, mean=mean)[0]
+        half = hydra_kernels.forward(*(a.bfloat16() for a in (q, k, v)), mask, **options, save=False)[0]
         assert worst([(half, ref)]) < 2e-2
 
 
@@ -176,10 +177,10 @@ def linear_jumps() -> None:
     k = k + torch.where(at < 90, -120.0, 0.0) + torch.where(at >= 170, 80.0, 0.0)
     for feature in ("exp", "elu"):
         assert worst(both(F.linear_attention, (q, k, v), {"heads": 2, "causal": True, "feature": feature}, backend="triton")) < 1e-5, feature
-    saved = linear.forward(q, k, v, None, heads=2, elu=False, causal=True)[1]
+    saved = linear.forward(q, k, v, None, heads=2, elu=False, causal=True, save=True)[1]
     assert saved.flatten()[-16:].view(4, 4).tolist() == [[0.0, 1.0, 1.0, 0.0]] * 4
     padded = torch.arange(200).expand(2, -1) >= 70  # the queries that see nothing make no chunk slow
-    assert not linear.forward(*qkv(2, 200, 200, 8), padded, heads=2, elu=True, causal=True)[1].flatten()[-16:].any()
+    assert not linear.forward(*qkv(2, 200, 200, 8), padded, heads=2, elu=True, causal=True, save=True)[1].flatten()[-16:].any()
 
 
 def linear_masks() -> None:
@@ -190,7 +191,7 @@ def linear_masks() -> None:
         leaves = [a.double().requires_grad_() for a in (q, *(x.nan_to_num() for x in (k, v)))]
         ref = F.linear_attention(*leaves, heads=2, causal=causal, feature=feature, key_mask=mask, backend="eager")
         g = torch.randn(q.shape, generator=torch.Generator().manual_seed(2))
-        y, saved = linear.forward(q, k, v, mask, **options)
+        y, saved = linear.forward(q, k, v, mask, **options, save=True)
         found = [y, *linear.backward(g, q, k, v, mask, y, saved, **options)]
         assert worst(list(zip(found, [ref, *torch.autograd.grad(ref, leaves, g.double())], strict=True))) < 1e-5, (causal, feature)
         assert y[2].eq(0).all()

@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tokenmix.cli import main as cli
+from tokenmix import cli
 from tokenmix.models import LMConfig
 from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, train
 

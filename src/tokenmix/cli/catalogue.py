@@ -133,10 +133,10 @@ def diagnose() -> dict[str, Any]:
 
 def _kernels() -> dict[str, dict[str, Any]]:
     """C and Triton kernels: whether they can be used, or why not, and which operators have them."""
-    from ..functional._ops import OPERATORS
     from ..kernels import cpu, triton
+    from ..kernels.operator import OPERATORS
 
-    names = {kind: [name for name, kinds in OPERATORS.items() if kind in kinds and not name.endswith("_backward")] for kind in ("cpu", "triton")}
+    names = {kind: [name for name, operator in OPERATORS.items() if kind in operator.on] for kind in ("cpu", "triton")}
     return {
         "cpu": {"available": cpu.available(), "why_not": cpu.why_not(), "isa": cpu.isa(), "hash": cpu.built_from(), "operators": names["cpu"]},
         "triton": {"available": triton.available(), "why_not": triton.why_not(), "interpreted": triton.INTERPRETED, "operators": names["triton"]},

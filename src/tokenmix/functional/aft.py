@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ._aft_simple_op import aft_simple_kernel
-from ._band_op import aft_band_kernel, band_of
-from ._full_op import aft_full_kernel
+from ..kernels.operator import Operator
 from .backend import exporting, kernel
 from .layout.checks import check_flags
 from .layout.masks import allowed, kept
-from .sums.band import band_sums, causal_sums, window_ratio
+from .sums.band import aft_band, band_of, band_sums, causal_sums, window_ratio
 from .sums.gates import check_gate, gated
 from .sums.nonfinite import over_window
 from .sums.precision import exact
@@ -62,7 +60,7 @@ def aft_full(
     two = plain and not causal and not q.is_cuda and q.shape[1] <= 2 and k.shape[1] <= 2  # the kernel's blocks would be empty
     where = kernel("aft_full", backend, k, v, asked, lacks=lacks, slower=one or two)
     if where:
-        return kernel_sums(where, lambda q, k, v: aft_full_kernel(q, k, v, w, key_mask, causal), q, k, v, gate, causal=causal, key_mask=key_mask)
+        return kernel_sums(where, lambda q, k, v: _on_kernel(q, k, v, w, key_mask, causal), q, k, v, gate, causal=causal, key_mask=key_mask)
     if one:
         return gated(q, _one_key(k, v, source, key_mask, q.shape[1]), gate)
 
@@ -147,7 +145,7 @@ def aft_local(
     where = kernel("aft_local", backend, k, v, asked, lacks="its kernels take outside='zero' only" if drop else None)
     if where:
         weights = band_of(w, window, causal)
-        return kernel_sums(where, lambda q, k, v: aft_band_kernel(q, k, v, weights, key_mask, causal), q, k, v, gate, causal=causal, key_mask=key_mask)
+        return kernel_sums(where, lambda q, k, v: aft_band(q, k, v, weights, key_mask, causal), q, k, v, gate, causal=causal, key_mask=key_mask)
     band, inside = Windowed(source, *reach), (reach[0], 0) if causal else reach
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -179,7 +177,7 @@ def aft_simple(
         return torch.zeros_like(q)
     asked = q if gate == "sigmoid" else None
     if kernel("aft_simple", backend, k, v, asked, lacks=None if attn_mask is None else "its kernels take no attn_mask"):
-        return kernel_sums("cpu", lambda q_, k, v: aft_simple_kernel(q_, k, v, key_mask, q.shape[1], causal), q, k, v, gate)  # in Triton too
+        return kernel_sums("cpu", lambda q_, k, v: simple_kernel(q_, k, v, key_mask, q.shape[1], causal), q, k, v, gate)  # in Triton too
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kd, vd = wide(k, v, key_mask, 1)
@@ -189,6 +187,50 @@ def aft_simple(
         return gated(q, narrow(ratio_of(prefix_sums(kd, vd) if causal else over_all(kd, vd))), gate)
 
     return hidden_sums(form, q, k, v, gate, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
+
+
+def _simple_eager(q: Tensor | None, k: Tensor, v: Tensor, key_mask: Tensor | None, T: int, causal: bool) -> Tensor:
+    like = k.new_zeros(()).expand(k.shape[0], T, k.shape[2]) if q is None else q
+    return aft_simple(like, k, v, causal=causal, key_mask=key_mask, gate=None if q is None else "sigmoid", backend="eager")
+
+
+simple_kernel = Operator(
+    "aft_simple",
+    "q? k v key_mask?!",
+    "SymInt T, bool causal",
+    saves=("saved",),
+    shape=lambda q, k, v, key_mask, *, T, causal: (k.shape[0], T, k.shape[2]),
+    eager=_simple_eager,
+)
+"""sigmoid(q) times the sums of AFT-simple over T queries, or the sums alone without q: (B, T, D)."""
+
+
+def _full_eager(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, key_mask: Tensor | None, causal: bool) -> Tensor:
+    like = k.new_zeros(()).expand(k.shape[0], w.shape[1], k.shape[2]) if q is None else q
+    gate = None if q is None else "sigmoid"
+    return aft_full(like, k, v, w if w2 is None else (w, w2), causal=causal, key_mask=key_mask, gate=gate, backend="eager")
+
+
+full_kernel = Operator(
+    "aft_full",
+    "q? k v w w2? key_mask?!",
+    "bool causal",
+    saves=("y0", "den"),
+    shape=lambda q, k, v, w, w2, key_mask, *, causal: (k.shape[0], w.shape[1], k.shape[2]),
+    eager=_full_eager,
+)
+"""sigmoid(q) times the ratio of sums of AFT-full, or the ratio alone without q: (B, T, D), from log-weights w (1 or B, T, S), or factors w and w2."""
+
+
+def _on_kernel(q: Tensor | None, k: Tensor, v: Tensor, w: Bias, key_mask: Tensor | None, causal: bool) -> Tensor:
+    """Call the kernel of AFT-full with w as ``aft_full`` takes it."""
+    first, second = w if isinstance(w, tuple) else (w, None)
+    first = first if first.ndim == 3 else first[None]
+    if second is not None:
+        second = second if second.ndim == 3 else second[None]
+        both = max(first.shape[0], second.shape[0])
+        first, second = first.expand(both, -1, -1), second.expand(both, -1, -1)
+    return full_kernel(q, k, v, first, second, key_mask, causal)
 
 
 def _near(positions: Tensor | tuple[Tensor, Tensor] | None, T: int, S: int, window: int, device: torch.device) -> Tensor:

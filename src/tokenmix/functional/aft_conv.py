@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ._band_op import aft_band_kernel
-from ._conv2d_op import aft_conv2d_kernel
+from ..kernels.operator import Operator
 from .backend import kernel as choose
 from .layout.checks import check_flags
-from .sums.band import band_sums, causal_sums, window_ratio
+from .sums.band import aft_band, band_sums, causal_sums, window_ratio
 from .sums.gates import check_gate, gated
 from .sums.nonfinite import over_pairs, over_window
 from .sums.precision import exact
@@ -121,10 +120,10 @@ def _runner(
     """The kernel of this many dimensions, as a function of q, k and v."""
     if kernel.ndim == 2:
         taps = _taps(kernel, T, causal)
-        return lambda q, k, v: aft_band_kernel(q, k, v, taps, key_mask, causal)
+        return lambda q, k, v: aft_band(q, k, v, taps, key_mask, causal)
     assert grid is not None
     sizes = grid
-    return lambda q, k, v: aft_conv2d_kernel(q, k, v, kernel, key_mask, sizes, prefix)
+    return lambda q, k, v: conv2d_kernel(q, k, v, kernel, key_mask, list(sizes), prefix)
 
 
 def _lacks(kernel: Tensor, prefix: int, positions: Tensor | None, outside: str) -> str | None:
@@ -144,6 +143,24 @@ def _check_places(T: int, grid: Any, prefix: Any, positions: Tensor | None) -> N
     tokens = prefix + prod(sizes) if sizes else max(prefix, T)
     if positions is None and tokens != T:
         raise MixerError(f"aft_conv: grid={grid} with prefix={prefix} means {tokens} tokens, got {T}.")
+
+
+def _eager(q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, key_mask: Tensor | None, grid: list[int], prefix: int) -> Tensor:
+    options: dict[str, Any] = {"grid": tuple(grid), "prefix": prefix, "key_mask": key_mask, "gate": None if q is None else "sigmoid", "backend": "eager"}
+    return aft_conv(v if q is None else q, k, v, kernel, **options)
+
+
+conv2d_kernel = Operator(
+    "aft_conv2d",
+    "q? k v kernel key_mask?!",
+    "SymInt[] grid, SymInt prefix",
+    saves=("saved",),
+    keeps_result=True,
+    shape=lambda q, k, v, kernel, key_mask, *, grid, prefix: v.shape,
+    eager=_eager,
+    on=("cpu",),
+)
+"""sigmoid(q) times the mixed values of AFT-conv on a grid of two dimensions, or these alone without q: (B, T, D)."""
 
 
 def _check(q, k, v, kernel, grid, outside, causal, key_mask, gate) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ._external_op import external_weights
+from ..kernels.operator import Operator
 from .attention import attention
 from .backend import kernel
 from .layout.checks import check_eps, check_flags, check_key_mask, check_name
@@ -73,7 +73,7 @@ def external(
     def form(x: Tensor) -> Tensor:
         logits = slot_logits(x, memory_k, memory_k_bias, heads, key_mask)
         if on:
-            return _apply(external_weights(logits, key_mask, norm=norm, eps=eps), memory_v, memory_v_bias, key_mask).to(x.dtype)
+            return _apply(external_weights(logits, key_mask, norm, float(eps)), memory_v, memory_v_bias, key_mask).to(x.dtype)
         if norm == "slots":
             level = logits.new_zeros(())
         elif causal:
@@ -135,6 +135,15 @@ def over_all_tokens(logits: Tensor, live: Tensor | None) -> Tensor:
     if live is not None:
         logits = logits.masked_fill(~live[..., None, None], torch.finfo(logits.dtype).min)
     return logits.logsumexp(1, keepdim=True)
+
+
+def _eager_weights(logits: Tensor, key_mask: Tensor | None, norm: str, eps: float) -> Tensor:
+    w = weights(logits, over_all_tokens(logits, key_mask), norm=norm, eps=eps, live=key_mask)
+    return w if key_mask is None else torch.where(key_mask[..., None, None], w, 0.0)
+
+
+external_weights = Operator("external", "logits key_mask?!", "str norm, float eps", saves=("level",), keeps_result=True, eager=_eager_weights, on=("cpu",))
+"""The weights (B, T, heads, S) of float32 logits under ``norm`` "double" or "tokens" over all tokens; 0 where a token is masked."""
 
 
 def external_chunk(

@@ -19,12 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._hydra_op import hydra_kernel
+from ..kernels.operator import Operator
+from .aft import simple_kernel
 from .backend import kernel, pick
 from .layout.checks import check_qkv
-from .sums.kernel_attention import EPS, absorb, check_feature, empty_sums, extend_sums, read_sums
+from .sums.kernel_attention import EPS, MAPS, absorb, check_feature, empty_sums, extend_sums, read_sums
 from .sums.nonfinite import honest
 from .sums.precision import exact
+
+OWN = ("cosine", "identity", "mean")
+"""The maps that the kernel knows; others are applied around it."""
 
 
 @exact
@@ -59,11 +63,46 @@ def hydra(
             return torch.zeros_like(q)
 
         def on_kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return hydra_kernel(q, k, v, key_mask, feature=feature, normalise=normalise, eps=eps, causal=causal)
+            return _on_kernel(q, k, v, key_mask, feature=feature, normalise=normalise, eps=eps, causal=causal)
 
         return on_kernel(q, k, v) if where == "cpu" else honest(on_kernel, q, k, v, causal=causal, key_mask=key_mask)
     options: dict[str, Any] = {"feature": feature, "normalise": normalise, "eps": eps, "causal": causal, "key_mask": key_mask, "backend": "eager"}
     return _kernel_attention("hydra", q, k, v, heads=q.shape[-1], **options)
+
+
+def _on_kernel(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, feature: str, normalise: bool, eps: float, causal: bool) -> Tensor:
+    """The whole of ``functional.hydra``: (B, T, D) in q's dtype."""
+    of_q, of_k = feature.split("/")[0], feature.split("/")[-1]
+    if of_k == "softmax":
+        return _softmax_keys(q, k, v, key_mask, of_q, eps, causal)
+    dtype, mean = q.dtype, normalise or of_k == "mean"
+    if of_q not in OWN or of_k not in OWN:
+        q, k, v = (a.to(torch.promote_types(a.dtype, torch.float32)) for a in (q, k, v))  # features are not rounded to half precision
+    if of_q not in OWN:
+        q = MAPS[of_q](q, eps)
+    if of_k not in OWN:
+        k = MAPS[of_k](k if key_mask is None else torch.where(key_mask[..., None], k, 0.0), eps)
+    maps = of_q == "cosine", of_k == "cosine", float(eps)
+    return sum_kernel(q, k, v, key_mask, causal, *maps, mean).to(dtype)
+
+
+def _softmax_keys(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, of_q: str, eps: float, causal: bool) -> Tensor:
+    """Keys weighed by their softmax over time are AFT-simple."""
+    if of_q == "sigmoid":
+        return simple_kernel(q, k, v, key_mask, q.shape[1], causal)
+    y = simple_kernel(None, k, v, key_mask, q.shape[1], causal)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return (MAPS[of_q](q.to(wide), eps) * y.to(wide)).to(q.dtype)
+
+
+def _eager(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool, of_q: bool, of_k: bool, eps: float, mean: bool) -> Tensor:
+    names = ("identity", "cosine")
+    feature = f"{names[of_q]}/{names[of_k]}"
+    return hydra(q, k, v, feature=feature, normalise=mean, eps=eps, causal=causal, key_mask=key_mask, backend="eager")
+
+
+sum_kernel = Operator("hydra", "q k v key_mask?!", "bool causal, bool of_q, bool of_k, float eps, bool mean", saves=("saved",), eager=_eager)
+"""Hydra whose maps are the cosine, for queries, keys or both, or the identity: (B, T, D)."""
 
 
 @exact

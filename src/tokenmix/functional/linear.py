@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.cpu import decode as step
-from ._linear_op import linear_kernel
+from ..kernels.operator import Operator
 from .aft import aft_simple
 from .backend import exporting, kernel, masks, steps
 from .layout.checks import check_name, check_qkv
@@ -74,7 +74,7 @@ def linear_attention(
     if on and not empty:
 
         def on_kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return linear_kernel(q, k, v, key_mask, heads=heads, feature=feature, causal=causal)
+            return _on_kernel(q, k, v, key_mask, heads=heads, feature=feature, causal=causal)
 
         return on_kernel(q, k, v) if on == "cpu" else honest(on_kernel, q, k, v, causal=causal, key_mask=key_mask)
     if lone_key and not empty:
@@ -87,6 +87,24 @@ def linear_attention(
         return sums.joined_heads(sums.mixed(a, b, v1, causal=causal), q)
 
     return honest(form, q, k, v, causal=causal, key_mask=key_mask)
+
+
+def _on_kernel(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, heads: int, feature: str, causal: bool) -> Tensor:
+    """The whole of ``functional.linear_attention``: (B, T, H e) in q's dtype. "elu" and "exp" are the kernel's own, of others it takes the logarithms."""
+    if feature not in ("elu", "exp"):
+        wide = torch.promote_types(q.dtype, torch.float32)
+        shown = k if key_mask is None else torch.where(key_mask[..., None], k, 0.0)
+        a, b = (LOG_FEATURES[feature](x.to(wide).unflatten(-1, (heads, -1))).flatten(2) for x in (q, shown))
+        return ratio_kernel(a, b, v.to(wide), key_mask, heads, False, causal).to(q.dtype)
+    return ratio_kernel(q, k, v, key_mask, heads, feature == "elu", causal)
+
+
+def _eager(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, heads: int, elu: bool, causal: bool) -> Tensor:
+    return linear_attention(q, k, v, heads=heads, feature="elu" if elu else "exp", causal=causal, key_mask=key_mask, backend="eager")
+
+
+ratio_kernel = Operator("linear", "q k v key_mask?!", "int heads, bool elu, bool causal", saves=("saved",), keeps_result=True, eager=_eager)
+"""Linear attention with the features elu + 1 of q and k, or exp of them: (B, T, H e)."""
 
 
 def faster_in_torch(q: Tensor, k: Tensor, heads: int, causal: bool) -> bool:

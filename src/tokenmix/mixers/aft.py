@@ -60,7 +60,7 @@ class AFTSimple(Mixer):
     """y_t = W_o [sigma(q_t) * sum_s softmax_s(k)_s v_s], the softmax along time in each feature (Eq. 5).
 
     Args:
-        gate: query nonlinearity, "sigmoid" as in the paper, another of ``functional._gates.GATES``, or None for no query (Table 12).
+        gate: query nonlinearity, "sigmoid" as in the paper, another of ``functional.sums.gates.GATES``, or None for no query (Table 12).
 
     Parameters: q_proj, k_proj, v_proj, out_proj. Time and memory O(T D); the streaming state is three vectors.
     """

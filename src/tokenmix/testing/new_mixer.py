@@ -39,8 +39,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._backend import pick
-from ._masks import kept
+from .backend import pick
+from .layout.masks import kept
 
 
 def NAME(v: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, backend: str = "auto") -> Tensor:

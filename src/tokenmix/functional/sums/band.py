@@ -15,10 +15,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .softmax import DEAD, FAN, FLOOR, JUMP, LEAF, Sums, blocked, delay, joined, literal, merge, over_all, over_leaf, products, risen, scan, weigh
-from .weights import Weights
+from ...kernels.operator import Operator
+from .softmax import (
+    DEAD,
+    FAN,
+    FLOOR,
+    JUMP,
+    LEAF,
+    Sums,
+    blocked,
+    delay,
+    joined,
+    literal,
+    merge,
+    narrow,
+    over_all,
+    over_leaf,
+    products,
+    ratio_of,
+    risen,
+    scan,
+    weigh,
+    wide,
+)
+from .weights import Banded, Toeplitz, Weights
 
 Reach = tuple[int, int]
+BLOCK = 16  # rows of a block of the product of factors, at least
 
 
 def causal_sums(k: Tensor, v: Tensor, source: Weights, *, reach: Reach | None = None) -> Sums:
@@ -163,3 +186,58 @@ def _aligned(source: Weights, size: int, offset: int, n: int) -> Tensor:
     if offset == 0 or source.uniform:
         return w
     return F.pad(w, (0, 0, 0, 0, 1, 0) if offset > 0 else (0, 0, 0, 0, 0, 1))
+
+
+def band_of(w: Tensor | tuple[Tensor, Tensor], window: int, causal: bool) -> Tensor:
+    """The band |t - s| < window, s <= t when causal, of log-weights (T, T) or (B, T, T), or of factors (.., T, r): (1 or B, 1, T, L), float32.
+
+    Entries beside the sequence hold anything. Only the band of a product of factors is formed, in float64: its rounding is an error of every weight.
+    """
+    T = (w[0] if isinstance(w, tuple) else w).shape[-2]
+    low = min(window, T) - 1
+    high = 0 if causal else low
+    found = _of_factors(*w, low, high) if isinstance(w, tuple) else _of_matrix(w, low, high)
+    return (found if found.ndim == 3 else found[None]).float()[:, None]
+
+
+def _of_matrix(w: Tensor, low: int, high: int) -> Tensor:
+    T = w.shape[-1]
+    t, j = (torch.arange(n, device=w.device) for n in (T, low + 1 + high))
+    return w.gather(-1, (t[:, None] + j - low).clamp(0, T - 1).expand(*w.shape[:-2], -1, -1))
+
+
+def _of_factors(u: Tensor, v: Tensor, low: int, high: int) -> Tensor:
+    T, width = u.shape[-2], low + 1 + high
+    rows = max(BLOCK, min(width, T))
+    blocks = -(-T // rows)
+    u = F.pad(u.double(), (0, 0, 0, blocks * rows - T)).unflatten(-2, (blocks, rows))
+    v = F.pad(v.double(), (0, 0, low, blocks * rows - T + high)).unfold(-2, rows + width - 1, rows)  # (.., blocks, r, keys)
+    i, j = (torch.arange(n, device=u.device) for n in (rows, width))
+    product = u @ v
+    return product.gather(-1, (i[:, None] + j).expand(*product.shape[:-2], -1, -1)).flatten(-3, -2)[..., :T, :]
+
+
+def _eager(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, key_mask: Tensor | None, causal: bool) -> Tensor:
+    D, L = v.shape[-1], w.shape[-1]
+    kd, vd = wide(k, v, key_mask, k.shape[-1] if k.shape[-1] != D or w.shape[1] > 1 else 1)
+    low = L - 1 if causal else L // 2
+    source = Toeplitz(w[:, :, 0], low) if w.shape[-2] == 1 else Banded(w, low)
+    sums = causal_sums(kd, vd, source, reach=(-low, 0)) if causal else band_sums(kd, vd, source, reach=(-low, L - 1 - low))
+    y = narrow(ratio_of(sums))
+    return (y if q is None else torch.sigmoid(q) * y).to(v.dtype)
+
+
+aft_band = Operator(
+    "aft_band",
+    "q? k v w key_mask?!",
+    "bool causal",
+    saves=("saved",),
+    keeps_result=True,
+    shape=lambda q, k, v, w, key_mask, *, causal: v.shape,
+    eager=_eager,
+)
+"""sigmoid(q) times the ratio of the sums of AFT-local or AFT-conv in one dimension, or the ratio alone without q: (B, T, D).
+
+k is (B, T, D), or (B, T, h) with a key per head. Log-weights w (1 or B, 1 or h, 1 or T, L) are float32, whatever q, k and v are: entry j of row t belongs
+to key t + j - low, low = L - 1 when causal and L // 2 otherwise.
+"""

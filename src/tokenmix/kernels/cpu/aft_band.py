@@ -14,10 +14,10 @@ _forward = function("band_forward", "iiii" + "p" * 8 + "ip")
 _backward = function("band_backward", "iiii" + "p" * 13 + "i")
 
 
-def saved_shape(v: Tensor) -> tuple[int, ...]:
-    """The shape of what the backward pass needs besides inputs and output: 1 / denominators and three numbers per block; in half precision also the output."""
+def saved_shapes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, *, causal: bool) -> list[tuple[int, ...]]:
+    """Return the shape of what backward needs besides inputs and output: 1 / denominators, three numbers per block, in half precision also the output."""
     B, T, D = v.shape
-    return (B * D * ((1 if v.dtype == torch.float32 else 2) * T + 3 * -(-T // _BLOCK) + 1),)
+    return [(B * D * ((1 if v.dtype == torch.float32 else 2) * T + 3 * -(-T // _BLOCK) + 1),)]
 
 
 def _sizes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, g: Tensor | None) -> tuple[int, Tensor]:
@@ -58,7 +58,7 @@ def forward(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | No
 def _run(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, alarm: Alarm | None, *, causal: bool, save: bool) -> tuple[Tensor, Tensor]:
     q, k, v, w = None if q is None else rows(q), rows(k), rows(v), w.contiguous()
     y = new(v.shape, v.dtype)
-    saved = new(saved_shape(v) if save else (0,))
+    saved = new(saved_shapes(q, k, v, w, mask, causal=causal)[0] if save else (0,))
     mask = None if mask is None else mask.contiguous()
     per_head, numbers = _sizes(q, k, v, w, None)
     fixed = DTYPES[v.dtype], int(q is not None), int(causal), per_head, pointer(q), pointer(k), pointer(v), pointer(w), pointer(mask)
@@ -67,7 +67,7 @@ def _run(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None,
 
 
 def backward(
-    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, saved: Tensor, *, y: Tensor, causal: bool
+    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, y: Tensor, saved: Tensor, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq (empty without q), dk, dv, and dw as w, float32; y and saved are what forward returned."""
     if marked(saved):
@@ -100,7 +100,7 @@ def _backward_without(
     rest = without(q, k, v, mask, v.shape[1], causal=causal, weights=bad)
     hot = asked(g, rest.rows, mask, v.shape[1], causal=causal)
     y, saved = _run(rest.q, rest.k, rest.v, w, mask, None, causal=causal, save=True)
-    *grads, dw = backward(hot.g, rest.q, rest.k, rest.v, w, mask, saved, y=y, causal=causal)
+    *grads, dw = backward(hot.g, rest.q, rest.k, rest.v, w, mask, y, saved, causal=causal)
     dq, dk, dv = spoilt(grads, hot)
     rows = hot.rows.unflatten(-1, (w.shape[1], -1)).any(-1).transpose(1, 2)[..., None]  # (B, heads, T, 1), of which w has all or one
     for along in (0, 2):

@@ -7,7 +7,7 @@ dense in float64, as the eager form does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +24,9 @@ SPAN = 60.0
 BLOCK = 2**24  # elements of E held at once
 
 
-def saved_shape(k: Tensor) -> tuple[int, ...]:
-    """The shape of what the backward pass needs besides its inputs and the output: 1 / denominator, (B, T, h)."""
-    return tuple(k.shape)
+def saved_shapes(q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, mask: Tensor | None, *, grid: Sequence[int], prefix: int) -> list[tuple[int, ...]]:
+    """Return the shape of what the backward pass needs besides its inputs and the output: 1 / denominator, (B, T, h)."""
+    return [tuple(k.shape)]
 
 
 def _wide(kernel: Tensor) -> bool:
@@ -42,7 +42,7 @@ def _numbers(q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, g: Tensor |
 
 
 def forward(
-    q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, mask: Tensor | None, grid: tuple[int, ...], prefix: int, *, save: bool
+    q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, mask: Tensor | None, *, grid: Sequence[int], prefix: int, save: bool
 ) -> tuple[Tensor, Tensor]:
     """y (B, T, D), and what the backward pass needs besides (empty unless ``save``).
 
@@ -53,7 +53,7 @@ def forward(
         mask: (B, T), True = may be attended.
         grid: (H, W) of the tokens after the first ``prefix``.
     """
-    alarm = Alarm()
+    alarm, grid = Alarm(), tuple(grid)
     y, saved = _run(q, k, v, kernel, mask, grid, prefix, alarm, save=save)
     if alarm:
         kernel, bad = _without(kernel, mask, v.shape, grid, prefix)
@@ -75,7 +75,7 @@ def _run(
     *,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    saved = new(saved_shape(k) if save else (0,))
+    saved = new(k.shape if save else (0,))
     if _wide(kernel):
         y = _forward_wide(q, k, v, kernel, mask, grid, prefix)
         if alarm is not None and not bool(y.isfinite().all()):
@@ -97,10 +97,12 @@ def backward(
     mask: Tensor | None,
     y: Tensor,
     saved: Tensor,
-    grid: tuple[int, ...],
+    *,
+    grid: Sequence[int],
     prefix: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq (empty without q), dk, dv, dkernel; y and ``saved`` are what ``forward`` gave."""
+    grid = tuple(grid)
     if marked(saved):
         return _backward_without(g, q, k, v, kernel, mask, grid, prefix)
     if _wide(kernel):
@@ -131,7 +133,7 @@ def _backward_without(
     rest = without(q, k, v, mask, v.shape[1], causal=False, weights=bad)
     hot = asked(g, rest.rows, mask, v.shape[1], causal=False)
     y, saved = _run(rest.q, rest.k, rest.v, kernel, mask, grid, prefix, None, save=True)
-    *grads, dw = backward(hot.g, rest.q, rest.k, rest.v, kernel, mask, y, saved, grid, prefix)
+    *grads, dw = backward(hot.g, rest.q, rest.k, rest.v, kernel, mask, y, saved, grid=grid, prefix=prefix)
     dq, dk, dv = spoilt(grads, hot)
     heads = hot.rows.unflatten(-1, (kernel.shape[0], -1)).any(-1).flatten(0, 1).any(0)
     return dq, dk, dv, dw.masked_fill(heads[:, None, None], NAN)

@@ -39,9 +39,9 @@ def pairs() -> bool:
     return bool(found)
 
 
-def saved_shape(k: Tensor, T: int) -> tuple[int, ...]:
-    """The shape of both tensors that the backward pass needs besides its inputs: the output before the gate, and the denominator."""
-    return k.shape[0], T, k.shape[2]
+def saved_shapes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool) -> list[tuple[int, ...]]:
+    """Return the shapes of what the backward pass needs besides its inputs: the output before the gate, and the denominator."""
+    return [(k.shape[0], w.shape[1], k.shape[2])] * 2
 
 
 def forward(
@@ -67,7 +67,7 @@ def _run(
     q, k, v, mask = None if q is None else rows(q), rows(k), rows(v), None if mask is None else mask.contiguous()
     T = w.shape[1]
     y = new((k.shape[0], T, k.shape[2]), k.dtype)
-    y0, den = (new(saved_shape(k, T) if save else (0,)) for _ in range(2))
+    y0, den = (new(shape if save else (0,)) for shape in saved_shapes(q, k, v, w, w2, mask, causal=causal))
     for part in _parts(w, w2, k, mask, causal, y0 if save else None, den if save else None, q, k, v, mask, y):
         _forward_part(part, alarm, *part.tensors)
     return y, y0, den
@@ -125,7 +125,7 @@ def backward(
         for block in part.blocks(keys=True):
             _backward_block(part, block, rest, causal)
             part.spread(block, dw, dw2)
-    return dq, dk.to(k.dtype), dv.to(k.dtype), dw.to(w.dtype), dw2.to(w.dtype)
+    return dq, dk.to(k.dtype), dv.to(k.dtype), dw.to(w.dtype), dw2.to(k.dtype if w2 is None else w.dtype)
 
 
 def _backward_without(

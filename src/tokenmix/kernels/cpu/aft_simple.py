@@ -21,18 +21,18 @@ def _strides(*tensors: Tensor | None) -> list[int]:
     return [n for a in tensors for n in ((0, 0) if a is None else a.stride()[:2])]
 
 
-def saved_shape(k: Tensor, causal: bool) -> tuple[int, ...]:
-    """The shape of what the backward pass needs besides its inputs."""
+def saved_shapes(q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, *, T: int, causal: bool) -> list[tuple[int, ...]]:
+    """Return the shape of what the backward pass needs besides its inputs."""
     B, S, D = k.shape
-    return (B, -(-S // CHUNK), 3, D) if causal else (B, 1, 3, D)
+    return [(B, -(-S // CHUNK), 3, D) if causal else (B, 1, 3, D)]
 
 
-def forward(q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, T: int, *, causal: bool, save: bool) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, *, T: int, causal: bool, save: bool) -> tuple[Tensor, Tensor]:
     """y (B, T, D), and what the backward pass needs (empty unless ``save``)."""
     q, k, v, mask = None if q is None else rows(q), rows(k), rows(v), dense(mask)
     B, S, D = k.shape
     y = new((B, T, D), k.dtype)
-    saved = new(saved_shape(k, causal) if save else (0,))
+    saved = new(saved_shapes(q, k, v, mask, T=T, causal=causal)[0] if save else (0,))
     kept = pointer(saved) if save else None
     fixed = DTYPES[k.dtype], int(q is not None), pointer(q), pointer(k), pointer(v), pointer(mask), pointer(y), kept
     if causal:
@@ -42,14 +42,14 @@ def forward(q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, T: int,
     return y, saved
 
 
-def backward(g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor, *, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+def backward(g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor, *, T: int, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     """dq (empty without q), dk, dv."""
     g, q, k, v, mask = rows(g), None if q is None else rows(q), rows(k), rows(v), dense(mask)
     B, S, D = k.shape
     dk, dv = (new(k.shape, k.dtype) for _ in range(2))
     dq = new((0,) if q is None else q.shape, k.dtype)
     fixed = DTYPES[k.dtype], int(q is not None), pointer(q), pointer(k), pointer(v), pointer(mask), pointer(g), pointer(saved)
-    sizes = (B, S, D) if causal else (B, g.shape[1], S, D)
+    sizes = (B, S, D) if causal else (B, T, S, D)
     run = _backward if causal else _all_backward
     run(*fixed, pointer(dq), pointer(dk), pointer(dv), *sizes, *_strides(q, k, v, g), torch.get_num_threads())
     return dq, dk, dv

@@ -14,10 +14,10 @@ _forward = function("external_forward", "if" + "p" * 5 + "l" * 4 + "i")
 _backward = function("external_backward", "i" + "p" * 7 + "l" * 4 + "i")
 
 
-def saved_shape(logits: Tensor) -> tuple[int, ...]:
-    """The shape of what the backward pass needs besides input and output: the largest logit of each slot, and the logarithm of its sum."""
+def saved_shapes(logits: Tensor, mask: Tensor | None, *, norm: str, eps: float) -> list[tuple[int, ...]]:
+    """Return the shape of what the backward pass needs besides input and output: the largest logit of each slot, and the logarithm of its sum."""
     B, _, H, S = logits.shape
-    return B, 2, H, S
+    return [(B, 2, H, S)]
 
 
 def _part(logits: Tensor, numbers: int) -> Tensor:
@@ -25,19 +25,19 @@ def _part(logits: Tensor, numbers: int) -> Tensor:
     return new((B, -(-T // BLOCK), numbers, H, S))
 
 
-def forward(logits: Tensor, mask: Tensor | None, *, norm: str, eps: float) -> tuple[Tensor, Tensor]:
+def forward(logits: Tensor, mask: Tensor | None, *, norm: str, eps: float, save: bool) -> tuple[Tensor, Tensor]:
     """The weights (B, T, H, S) of float32 logits, 0 where a token is masked, and what the backward pass needs."""
     logits, mask = logits.contiguous(), None if mask is None else mask.contiguous()
-    w, level, part = new(logits.shape), new(saved_shape(logits)), _part(logits, 2)
+    w, level, part = new(logits.shape), new(saved_shapes(logits, mask, norm=norm, eps=eps)[0]), _part(logits, 2)
     arrays = map(pointer, (logits, mask, w, level, part))
     _forward(NORMS[norm], eps, *arrays, *logits.shape, torch.get_num_threads())
-    return w, level
+    return w, level if save else level.new_empty(0)
 
 
-def backward(g: Tensor, logits: Tensor, mask: Tensor | None, w: Tensor, level: Tensor, *, norm: str) -> Tensor:
-    """The gradient of the logits."""
+def backward(g: Tensor, logits: Tensor, mask: Tensor | None, w: Tensor, level: Tensor, *, norm: str, eps: float) -> tuple[Tensor]:
+    """Return the gradient of the logits. The eps is in the level already."""
     g, logits, w, mask = g.contiguous(), logits.contiguous(), w.contiguous(), None if mask is None else mask.contiguous()
     d, part = new(logits.shape), _part(logits, 1)
     arrays = map(pointer, (g, logits, mask, w, level, part, d))
     _backward(NORMS[norm], *arrays, *logits.shape, torch.get_num_threads())
-    return d
+    return (d,)

@@ -15,16 +15,13 @@ _backward = function("hydra_backward", _HEAD + "p" * 5 + "l" * 11 + "i")
 _all_forward = function("hydra_all_forward", _HEAD + "p" * 3 + "l" * 10 + "i")
 _all_backward = function("hydra_all_backward", _HEAD + "p" * 5 + "l" * 12 + "i")
 
-Maps = tuple[bool, bool, float]
-"""Whether queries are divided by their norm, whether keys are, and the eps of the norm."""
-
 
 def _strides(*tensors: Tensor) -> list[int]:
     return [n for a in tensors for n in a.stride()[:2]]
 
 
-def saved_shape(k: Tensor, causal: bool) -> tuple[int, ...]:
-    """The shape of what the backward pass needs besides its inputs: the sum before each block, or the sum over all keys."""
+def _sums_shape(k: Tensor, causal: bool) -> tuple[int, ...]:
+    """Return the shape of the sum before each block, or the sum over all keys."""
     B, S, D = k.shape
     return (B, -(-S // BLOCK), D) if causal else (B, 1, D)
 
@@ -38,24 +35,38 @@ def _scale(mask: Tensor | None, B: int, T: int, S: int, causal: bool) -> Tensor:
     return (1.0 / seen.double()).float().contiguous()
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, maps: Maps, *, causal: bool, mean: bool) -> tuple[Tensor, Tensor]:
-    """y (B, T, D), and what the backward pass needs."""
+def saved_shapes(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, of_q: bool, of_k: bool, eps: float, mean: bool
+) -> list[tuple[int, ...]]:
+    """Return the shape of what the backward pass needs besides its inputs."""
+    return [_sums_shape(k, causal)]
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, of_q: bool, of_k: bool, eps: float, mean: bool, save: bool
+) -> tuple[Tensor, Tensor]:
+    """Return y (B, T, D), and what the backward pass needs (empty unless ``save``).
+
+    Args:
+        of_q, of_k: whether queries, keys, are divided by their norm, with ``eps`` under the root.
+        mean: whether the sum is divided by the number of keys that may be attended.
+    """
     q, k, v = rows(q), rows(k), rows(v)
     (B, T, D), S = q.shape, k.shape[1]
     mask = None if mask is None else mask.contiguous()
     scale = _scale(mask, B, T, S, causal) if mean else None
-    y, saved = new((B, T, D), k.dtype), new(saved_shape(k, causal))
-    fixed = DTYPES[k.dtype], int(maps[0]), int(maps[1]), maps[2], *map(pointer, (q, k, v, mask, scale))
+    y, saved = new((B, T, D), k.dtype), new(_sums_shape(k, causal))
+    fixed = DTYPES[k.dtype], int(of_q), int(of_k), eps, *map(pointer, (q, k, v, mask, scale))
     if causal:
         _forward(*fixed, pointer(y), pointer(saved), B, T, D, *_strides(q, k, v), torch.get_num_threads())
     else:
-        part = new(saved_shape(k, True))
+        part = new(_sums_shape(k, True))
         _all_forward(*fixed, pointer(y), pointer(part), pointer(saved), B, T, S, D, *_strides(q, k, v), torch.get_num_threads())
-    return y, saved
+    return y, saved if save else saved.new_empty(0)
 
 
 def backward(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor, maps: Maps, *, causal: bool, mean: bool
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor, *, causal: bool, of_q: bool, of_k: bool, eps: float, mean: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv."""
     g, q, k, v = rows(g), rows(q), rows(k), rows(v)
@@ -63,7 +74,7 @@ def backward(
     mask = None if mask is None else mask.contiguous()
     scale = _scale(mask, B, T, S, causal) if mean else None
     dq, dk, dv = (new(a.shape, k.dtype) for a in (q, k, v))
-    fixed = DTYPES[k.dtype], int(maps[0]), int(maps[1]), maps[2], *map(pointer, (q, k, v, mask, scale, g, saved, dq, dk, dv))
+    fixed = DTYPES[k.dtype], int(of_q), int(of_k), eps, *map(pointer, (q, k, v, mask, scale, g, saved, dq, dk, dv))
     run, sizes = (_backward, (B, T, D)) if causal else (_all_backward, (B, T, S, D))
     run(*fixed, *sizes, *_strides(q, k, v, g), torch.get_num_threads())
     return dq, dk, dv

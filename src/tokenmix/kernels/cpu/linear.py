@@ -20,8 +20,8 @@ def _strides(*tensors: Tensor) -> list[int]:
     return [n for a in tensors for n in a.stride()[:2]]
 
 
-def saved_shape(q: Tensor, heads: int, causal: bool) -> tuple[int, ...]:
-    """The shape of what the backward pass needs besides inputs and outputs: denominators, and causal also which blocks were done token by token."""
+def _saved_shape(q: Tensor, heads: int, causal: bool) -> tuple[int, ...]:
+    """Return the shape of denominators, and causal also which blocks were done token by token."""
     B, T = q.shape[:2]
     return B, heads, T + (-(-T // BLOCK) if causal else 0)
 
@@ -31,8 +31,13 @@ def _sizes(q: Tensor, k: Tensor, heads: int, causal: bool) -> tuple[int, ...]:
     return (B, T, heads, D // heads) if causal else (B, T, k.shape[1], heads, D // heads)
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool) -> tuple[Tensor, Tensor]:
-    """y (B, T, H e), and what the backward pass needs. The features are elu + 1 of q and k, or exp of them."""
+def saved_shapes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool) -> list[tuple[int, ...]]:
+    """Return the shape of what the backward pass needs besides inputs and outputs."""
+    return [_saved_shape(q, heads, causal)]
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool, save: bool) -> tuple[Tensor, Tensor]:
+    """Return y (B, T, H e), and what the backward pass needs (empty unless ``save``). The features are elu + 1 of q and k, or exp of them."""
     alarm = Alarm()
     y, saved = _run(q, k, v, mask, alarm, heads=heads, elu=elu, causal=causal)
     if alarm:
@@ -40,13 +45,13 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int,
         assert rest.q is not None
         y = _run(rest.q, rest.k, rest.v, mask, None, heads=heads, elu=elu, causal=causal)[0].masked_fill_(rest.rows, NAN)
         mark(saved)
-    return y, saved
+    return y, saved if save else saved.new_empty(0)
 
 
 def _run(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, alarm: Alarm | None, *, heads: int, elu: bool, causal: bool) -> tuple[Tensor, Tensor]:
     q, k, v = rows(q), rows(k), rows(v)
     mask = None if mask is None else mask.contiguous()
-    y, saved = new(q.shape, q.dtype), new(saved_shape(q, heads, causal))
+    y, saved = new(q.shape, q.dtype), new(_saved_shape(q, heads, causal))
     run = _forward if causal else _all_forward
     arrays = map(pointer, (q, k, v, mask, y, saved))
     run(DTYPES[q.dtype], int(elu), *arrays, *_sizes(q, k, heads, causal), *_strides(q, k, v), torch.get_num_threads(), at(alarm))

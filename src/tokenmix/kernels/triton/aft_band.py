@@ -546,9 +546,9 @@ class _Call:
         return min(16, self.BLK)
 
 
-def saved_shape(v: Tensor) -> tuple[int, ...]:
-    """The shape of what the backward pass needs besides inputs and output."""
-    return (3, *v.shape)
+def saved_shapes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, *, causal: bool) -> list[tuple[int, ...]]:
+    """Return the shape of what the backward pass needs besides inputs and output."""
+    return [(3, *v.shape)]
 
 
 def forward(
@@ -567,7 +567,7 @@ def forward(
     """
     c = _Call(q, k, v, w, mask, causal, tiles, block)
     y = v.new_empty(v.shape)
-    saved = v.new_empty(saved_shape(v) if save else (0,), dtype=torch.float32)
+    saved = v.new_empty((3, *v.shape) if save else (0,), dtype=torch.float32)
     flag, kept = v.new_empty(c.B, c.NB, c.strips, dtype=torch.int32), saved if save else None
     strided = *strides(c.k), *strides(c.v), *strides(c.q)
     given = c.k, c.v, c.bytes, c.q, y, kept, flag, c.B, c.T, c.D, c.H
@@ -580,8 +580,8 @@ def forward(
 
 
 def backward(
-    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, saved: Tensor, *,
-    causal: bool, y: Tensor | None = None, tiles: Tiles | None = None, block: tuple[int, int] | None = None,
+    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, y: Tensor, saved: Tensor, *,
+    causal: bool, tiles: Tiles | None = None, block: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dq (empty without q), dk, dv, and dw as w; saved is what forward returned; its y is not needed here."""
     c, g = _Call(q, k, v, w, mask, causal, tiles, block), rows(g)
@@ -648,7 +648,7 @@ def _sample(dtype: torch.dtype, causal: bool, conv: bool, masked: bool, gate: bo
     mask = torch.empty(B, T, dtype=torch.bool, device="meta") if masked else None
     y, saved = forward(q if gate else None, k, v, w, mask, causal=causal, save=True)
     forward(q if gate else None, k, v, w, mask, causal=causal, save=False)
-    backward(y, q if gate else None, k, v, w, mask, saved, causal=causal)
+    backward(y, q if gate else None, k, v, w, mask, y, saved, causal=causal)
 
 
 def samples() -> Iterator[tuple[str, Callable[[], None]]]:

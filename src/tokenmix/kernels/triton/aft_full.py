@@ -499,6 +499,11 @@ class _Call:
         )  # fmt: skip
 
 
+def saved_shapes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool) -> list[tuple[int, ...]]:
+    """Return the shapes of what the backward pass needs besides its inputs: the output before the gate, and the denominator."""
+    return [(k.shape[0], w.shape[1], k.shape[2])] * 2
+
+
 def forward(
     q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool, save: bool, tiles: Tiles | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -544,7 +549,7 @@ def backward(
             dw2 += own.mT @ w[:, cut].float()
     for row0 in blocks:
         b.keys_exact(row0, block if len(blocks) == 1 and block is not None else c.log_weights(row0))
-    return b.dq, b.dk, b.dv, dw, dw2.to(w.dtype)
+    return b.dq, b.dk, b.dv, dw, dw2.to(k.dtype if w2 is None else w.dtype)
 
 
 class _Backward:

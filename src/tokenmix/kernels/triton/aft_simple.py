@@ -458,8 +458,12 @@ def rows(a: Tensor) -> Tensor:
     return a if a.stride(-1) == 1 or a.shape[-1] == 1 and a.is_contiguous() else a.contiguous()
 
 
-def saved_shape(k: Tensor, causal: bool) -> tuple[int, ...]:
-    """The shape of what the backward pass needs besides its inputs."""
+def saved_shapes(q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, *, T: int, causal: bool) -> list[tuple[int, ...]]:
+    """Return the shape of what the backward pass needs besides its inputs."""
+    return [_sums_shape(k, causal)]
+
+
+def _sums_shape(k: Tensor, causal: bool) -> tuple[int, ...]:
     B, S, D = k.shape
     return (B, -(-S // CHUNK), 3, D) if causal else (B, 1, 3, D)
 
@@ -483,12 +487,12 @@ def _new(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def forward(
-    q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, T: int, *, causal: bool, save: bool, start: Tensor | None = None
+    q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, *, T: int, causal: bool, save: bool, start: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """y (B, T, D), and what the backward pass needs (empty unless ``save``). ``start`` (B, T) bool, causal only: where a sequence starts."""
     q, k, v, mask, start = None if q is None else rows(q), rows(k), rows(v), bytes_of(mask), bytes_of(start)
     (B, S, D), use = k.shape, tile(k)
-    y, total, saved = _new(k, B, T, D), _new(k, *saved_shape(k, True), dtype=torch.float32), _new(k, *saved_shape(k, causal), dtype=torch.float32)
+    y, total, saved = _new(k, B, T, D), _new(k, *_sums_shape(k, True), dtype=torch.float32), _new(k, *_sums_shape(k, causal), dtype=torch.float32)
     chunks, fixed = total.shape[1], {"CHUNK": CHUNK, "BD": use.width, "warps": 1}
     launch(totals, _grid(k, use.width), k, v, mask, start, total, S, D, *_steps(k), *_steps(v), ROWS=use.totals, **fixed)
     across, joining = _across(saved, chunks)
@@ -511,7 +515,7 @@ def _fresh(start: Tensor | None, chunks: int) -> Tensor | None:
 
 
 def backward(
-    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor, *, causal: bool, start: Tensor | None = None
+    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor, *, T: int, causal: bool, start: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq (empty without q), dk, dv."""
     g, q, k, v, mask, start = rows(g), None if q is None else rows(q), rows(k), rows(v), bytes_of(mask), bytes_of(start)
@@ -547,14 +551,14 @@ def starts_of(cu_seqlens: Tensor, N: int) -> Tensor:
 def forward_packed(q: Tensor | None, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, save: bool) -> tuple[Tensor, Tensor]:
     """The causal form over packed sequences: q, k, v (N, D), cu_seqlens (n + 1) int32; y (N, D)."""
     one = (None if q is None else q[None], k[None], v[None])
-    y, saved = forward(*one, None, k.shape[0], causal=True, save=save, start=starts_of(cu_seqlens, k.shape[0]))
+    y, saved = forward(*one, None, T=k.shape[0], causal=True, save=save, start=starts_of(cu_seqlens, k.shape[0]))
     return y[0], saved
 
 
 def backward_packed(g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, cu_seqlens: Tensor, saved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """dq (empty without q), dk, dv of ``forward_packed``, each (N, D)."""
     one = (g[None], None if q is None else q[None], k[None], v[None])
-    dq, dk, dv = backward(*one, None, saved, causal=True, start=starts_of(cu_seqlens, k.shape[0]))
+    dq, dk, dv = backward(*one, None, saved, T=k.shape[0], causal=True, start=starts_of(cu_seqlens, k.shape[0]))
     return dq if q is None else dq[0], dk[0], dv[0]
 
 
@@ -570,5 +574,5 @@ def samples() -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def _sample(q, k, v, mask, start, causal) -> None:
-    saved = forward(q, k, v, mask, k.shape[1], causal=causal, save=True, start=start)[1]
-    backward(k, q, k, v, mask, saved, causal=causal, start=start)
+    saved = forward(q, k, v, mask, T=k.shape[1], causal=causal, save=True, start=start)[1]
+    backward(k, q, k, v, mask, saved, T=k.shape[1], causal=causal, start=start)

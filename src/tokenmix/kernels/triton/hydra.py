@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -23,8 +24,6 @@ from .aft_simple import CHUNK, _alive, _grid, _new, _place, _suffix, rows
 from .launch import bytes_of, launch
 
 ROWS = 8  # tokens in a tile
-Maps = tuple[bool, bool, float]
-"""Whether queries are divided by their norm, whether keys are, and the eps of the norm."""
 
 
 @triton.jit
@@ -178,8 +177,8 @@ def back_keys(
             tl.store(DV + (b * S + first + at) * D + od[None, :], k * r, mask=inside)
 
 
-def saved_shape(k: Tensor, causal: bool) -> tuple[int, ...]:
-    """The shape of what the backward pass needs besides its inputs: the sum before each chunk, or the sum over all keys."""
+def _sums_shape(k: Tensor, causal: bool) -> tuple[int, ...]:
+    """Return the shape of the sum before each chunk, or the sum over all keys."""
     B, S, D = k.shape
     return (B, -(-S // CHUNK), D) if causal else (B, 1, D)
 
@@ -220,15 +219,29 @@ def _before(total: Tensor) -> Tensor:
     return torch.nn.functional.pad(total.cumsum(1)[:, :-1], (0, 0, 1, 0)).float()
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, maps: Maps, *, causal: bool, mean: bool) -> tuple[Tensor, Tensor]:
-    """y (B, T, D), and what the backward pass needs."""
+def saved_shapes(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, of_q: bool, of_k: bool, eps: float, mean: bool
+) -> list[tuple[int, ...]]:
+    """Return the shape of what the backward pass needs besides its inputs."""
+    return [_sums_shape(k, causal)]
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, of_q: bool, of_k: bool, eps: float, mean: bool, save: bool
+) -> tuple[Tensor, Tensor]:
+    """Return y (B, T, D), and what the backward pass needs (empty unless ``save``).
+
+    Args:
+        of_q, of_k: whether queries, keys, are divided by their norm, with ``eps`` under the root.
+        mean: whether the sum is divided by the number of keys that may be attended.
+    """
     q, k, v = rows(q), rows(k), rows(v)
     scale, mask = _scale(mask, q, k.shape[1], causal) if mean else None, bytes_of(mask)
-    nq, nk = _norms(q, None, maps[0], maps[2]), _norms(k, mask, maps[1], maps[2])
+    nq, nk = _norms(q, None, of_q, eps), _norms(k, mask, of_k, eps)
     total, y = _sums(k, nk, v, None, mask), _new(q, *q.shape)
     saved = _before(total) if causal else total.sum(1, keepdim=True).float()
     _read(None, q, nq, k, nk, v, scale, mask, saved, None, y, causal)
-    return y, saved
+    return y, saved if save else saved.new_empty(0)
 
 
 def _read(g, q, nq, k, nk, v, scale, mask, saved, dot, out, causal, dots=False) -> None:
@@ -246,12 +259,12 @@ def _back_keys(g, q, nq, k, nk, v, scale, mask, rest, dot, dk, dv, causal, dots=
 
 
 def backward(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor, maps: Maps, *, causal: bool, mean: bool
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor, *, causal: bool, of_q: bool, of_k: bool, eps: float, mean: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv."""
     g, q, k, v = rows(g), rows(q), rows(k), rows(v)
     scale, mask = _scale(mask, q, k.shape[1], causal) if mean else None, bytes_of(mask)
-    nq, nk = _norms(q, None, maps[0], maps[2]), _norms(k, mask, maps[1], maps[2])
+    nq, nk = _norms(q, None, of_q, eps), _norms(k, mask, of_k, eps)
     total = _sums(q, nq, g, scale, None)
     rest = _before(total.flip(1)).flip(1).contiguous() if causal else total.sum(1, keepdim=True).float()
     dq, dk, dv = _new(q, *q.shape), _new(k, *k.shape), _new(k, *k.shape)
@@ -277,9 +290,9 @@ def samples() -> Iterator[tuple[str, Callable[[], object]]]:
             x = torch.empty(2, 256, D, dtype=dtype, device="meta")
             mask = torch.empty(2, 256, dtype=torch.bool, device="meta") if masked else None
             label = f"{'causal ' * causal}{str(dtype)[6:]} D={D}{' cosine' * cosine}{' mask' * masked}{' mean' * mean}"
-            yield label, partial(_sample, x, mask, (cosine, cosine, 1e-6), causal, mean)
+            yield label, partial(_sample, x, mask, {"causal": causal, "of_q": cosine, "of_k": cosine, "eps": 1e-6, "mean": mean})
 
 
-def _sample(x: Tensor, mask: Tensor | None, maps: Maps, causal: bool, mean: bool) -> None:
-    saved = forward(x, x, x, mask, maps, causal=causal, mean=mean)[1]
-    backward(x, x, x, x, mask, saved, maps, causal=causal, mean=mean)
+def _sample(x: Tensor, mask: Tensor | None, options: dict[str, Any]) -> None:
+    saved = forward(x, x, x, mask, **options, save=True)[1]
+    backward(x, x, x, x, mask, saved, **options)

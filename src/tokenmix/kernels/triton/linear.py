@@ -486,8 +486,8 @@ def cut(q: Tensor) -> Cut:
     return CUTS[q.dtype]
 
 
-def saved_shape(q: Tensor, heads: int, causal: bool) -> tuple[int, ...]:
-    """The shape of what the backward pass needs besides inputs and outputs: denominators and units, and causal also which chunks went pair by pair."""
+def _saved_shape(q: Tensor, heads: int, causal: bool) -> tuple[int, ...]:
+    """Return the shape of denominators and units, and causal also which chunks went pair by pair."""
     B, T = q.shape[:2]
     return B, heads, 2 * T + (-(-T // cut(q).chunk) if causal else 0)
 
@@ -549,18 +549,23 @@ class _Call:
         return joined
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool) -> tuple[Tensor, Tensor]:
-    """y (B, T, H e), and what the backward pass needs. The features are elu + 1 of q and k, or exp of them."""
+def saved_shapes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool) -> list[tuple[int, ...]]:
+    """Return the shape of what the backward pass needs besides inputs and outputs."""
+    return [_saved_shape(q, heads, causal)]
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool, save: bool) -> tuple[Tensor, Tensor]:
+    """Return y (B, T, H e), and what the backward pass needs (empty unless ``save``). The features are elu + 1 of q and k, or exp of them."""
     q, k, v, mask = rows(q), rows(k), rows(v), bytes_of(mask)
     c = _Call(q, k, heads, elu, causal)
-    y, saved = torch.empty(q.shape, dtype=q.dtype, device=q.device), _new(q, *saved_shape(q, heads, causal))
+    y, saved = torch.empty(q.shape, dtype=q.dtype, device=q.device), _new(q, *_saved_shape(q, heads, causal))
     tops, S, Z = c.before(k, v, mask)
     n = c.chunks(c.T)
     sizes = (c.T, heads, c.e, n, *strides(q), *strides(k), *strides(v))
     room = 192 if causal and q.dtype != torch.float32 else 0  # without a limit ptxas takes 128 for some and spills
     options = {"CAUSAL": causal, "BK": c.use.step, "BJ": c.wide, "registers": room, **c.fixed}
     launch(outputs, (c.lead * n * c.tiles,), q, k, v, mask, tops, S, Z, y, *c.split(saved), *sizes, **options)
-    return y, saved
+    return y, saved if save else saved.new_empty(0)
 
 
 def backward(
@@ -593,5 +598,5 @@ def samples() -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def _sample(x: Tensor, mask: Tensor | None, options: dict[str, Any]) -> None:
-    y, saved = forward(x, x, x, mask, **options)
+    y, saved = forward(x, x, x, mask, **options, save=True)
     backward(x, x, x, x, mask, y, saved, **options)

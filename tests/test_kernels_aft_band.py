@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernel_checks import adversarial, both, worst
+from kernel_checks import adversarial, worst
 from tokenmix import functional as F
-from tokenmix.functional import _band_op as op
+from tokenmix.functional.sums.band import band_of
 
 TOL = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
@@ -54,35 +54,6 @@ def test_adversarial_keys_conv(dim, length, heads, size, causal):
     adversarial("aft_conv", {"causal": causal, "heads": heads, "kernel_size": size, "reparam": False}, dim=dim, length=length)
 
 
-@pytest.mark.parametrize("dtype", list(TOL), ids=str)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_equals_eager(kind, causal, dtype):
-    for B, T, D, window, gate in (
-        (1, 1, 1, 1, "sigmoid"),
-        (2, 1, 5, 9, None),
-        (1, 200, 64, 32, "tanh"),
-        (3, 65, 150, 130, "sigmoid"),
-        (2, 130, 33, 1, "sigmoid"),
-    ):
-        form, args, options = arguments(kind, B, T, D, dtype, window)
-        assert worst(both(form, args, {**options, "causal": causal, "gate": gate})) < TOL[dtype], (B, T, D, window)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_masks_left_right_holes_and_whole_rows(kind, causal):
-    mask = torch.rand(4, 150, generator=torch.Generator().manual_seed(1)) > 0.4
-    mask[0, :70], mask[1, 80:], mask[2] = False, False, False
-    form, (q, k, v, *w), options = arguments(kind, 4, 150, 33)
-    for held in (1e30, float("nan")):  # what a masked token holds has no influence
-        k, v = (torch.where(mask[..., None], a, held) for a in (k, v))
-        pairs = both(form, (q, k, v, *w), {**options, "causal": causal, "key_mask": mask})
-        assert worst(pairs) < 1e-5
-        assert pairs[0][0][2].eq(0).all()
-        assert pairs[2][0][~mask].eq(0).all()
-
-
 def literal(q, k, v, w, causal: bool):
     """Every row under its own maximum, in float64: w (h, T, T) with heads of k or one head."""
     T, h = w.shape[-1], w.shape[0]
@@ -118,33 +89,6 @@ def test_ranges_beyond_float32_are_summed_exactly(size, low, kind, causal):
     assert worst(pairs) < 1e-5, [worst([p]) for p in pairs]
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_strides_are_taken_as_they_are(kind, causal):
-    form, (q, k, v, *w), options = arguments(kind, 2, 90, 40)
-    for fold in (lambda a: torch.cat([a, a], -1)[..., : a.shape[-1]], lambda a: a.transpose(0, 1).contiguous().transpose(0, 1)):
-        folded = [fold(a).requires_grad_() for a in (q, k, v)]
-        whole = [a.clone().requires_grad_() for a in (q, k, v)]
-        found = [form(*a, *w, **options, causal=causal, backend="cpu") for a in (folded, whole)]
-        grads = [torch.autograd.grad(y, a, fold(q)) for y, a in zip(found, (folded, whole), strict=True)]
-        assert torch.equal(*found)
-        assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_thread_gives_the_same_bits_as_two(kind, causal):
-    form, args, options = arguments(kind, 3, 200, 100, window=20)
-    args = [a.requires_grad_() for a in args]
-    before, found = torch.get_num_threads(), []
-    for threads in (1, 2, 7):
-        torch.set_num_threads(threads)
-        y = form(*args, **options, causal=causal, backend="cpu")
-        found.append([y, *torch.autograd.grad(y.square().sum(), args)])
-    torch.set_num_threads(before)
-    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
-
-
 def test_a_long_sum_of_equal_terms_does_not_drift():
     v = torch.full((1, 20_000, 3), 0.1)
     for causal in (False, True):
@@ -167,46 +111,9 @@ def test_the_band_of_factors_is_that_of_their_product():
             low = min(window, T) - 1
             inside = torch.arange(T)[:, None] + torch.arange(low + 1 if causal else 2 * low + 1) - low
             inside = (inside >= 0) & (inside < T)
-            a, b = op.band_of((u, v), window, causal), op.band_of(u @ v.transpose(1, 2), window, causal)
+            a, b = band_of((u, v), window, causal), band_of(u @ v.transpose(1, 2), window, causal)
             assert a.shape == b.shape == (2, 1, *inside.shape)
             assert torch.allclose(a[:, 0][:, inside], b[:, 0][:, inside], atol=1e-5)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_second_derivative_is_the_eager_one(kind, causal):
-    form, args, options = arguments(kind, 2, 20, 6, window=5)
-    args = [a.requires_grad_() for a in args]
-    found = []
-    for backend in ("cpu", "eager"):
-        first = torch.autograd.grad(form(*args, **options, causal=causal, backend=backend).square().sum(), args, create_graph=True)
-        found.append(torch.autograd.grad(sum(g.square().sum() for g in first), args))
-    for a, b in zip(*found, strict=True):
-        assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("rows", [1, 7])
-def test_the_operators_pass_opcheck(rows, causal):
-    q, k, v = (a.requires_grad_() for a in qkv(2, 7, 6, h=6 if rows > 1 else 2))
-    w = torch.randn(1, 1 if rows > 1 else 2, rows, 5).requires_grad_()
-    torch.library.opcheck(op._forward, (q, k, v, w, None, causal, True))
-    y, saved = (a.detach() for a in op._forward(q, k, v, w, None, causal, True))
-    checks = ("test_schema", "test_autograd_registration", "test_faketensor")  # not that of compiling its derivative with dynamic shapes: a minute, and no use
-    torch.library.opcheck(op._backward, (torch.randn_like(q), q, k, v, w, None, y, saved, causal), test_utils=checks)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_compiles_whole(kind):
-    form, args, options = arguments(kind, 2, 70, 6)
-    args = [a.requires_grad_() for a in args]
-
-    def plain(*a):
-        return form(*a, **options, causal=True, backend="cpu").square().sum()
-
-    run = torch.compile(plain, fullgraph=True, backend="aot_eager")
-    got, want = (torch.autograd.grad(f(*args), args) for f in (run, plain))
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(got, want, strict=True))
 
 
 def test_what_the_kernels_lack_is_said():

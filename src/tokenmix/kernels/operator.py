@@ -1,0 +1,180 @@
+"""Kernels as torch operators, so that autograd, torch.compile and the dispatcher know them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib import import_module
+from itertools import compress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import triton
+
+LIBRARY = torch.library.Library("tokenmix", "DEF")  # noqa: TOR901  (ours, defined once)
+OPERATORS: dict[str, Operator] = {}
+"""Every operator by its name."""
+
+Results = tuple[Tensor, ...]
+
+
+class Operator:
+    """A kernel as two torch operators, ``tokenmix::NAME`` and ``tokenmix::NAME_backward``, the first of which is called as ``operator(*inputs, *options)``.
+
+    The kernel itself stands in ``kernels/cpu/NAME.py``, ``kernels/triton/NAME.py`` or both, each with three functions:
+
+        forward(*inputs, **options, save)         the result y, and what the backward pass needs, empty unless ``save``
+        backward(g, *inputs, *kept, **options)    a gradient for each input that has one, empty where the input is None
+        saved_shapes(*inputs, **options)          the shapes of what ``forward`` saves, all float32
+
+    The dispatcher takes one by the device of the tensors; with Triton's interpreter, which runs on the CPU, Triton's. From these follow the shapes of
+    results, the derivative, and the derivative of the derivative, which is that of the eager form.
+
+    Args:
+        name: of the operator and its files.
+        inputs: names of the tensors, such as "q? k v key_mask?!": "?" may be None, "!" has no gradient.
+        options: what follows them, in torch's schema language, such as "SymInt T, bool causal".
+        saves: names of what ``forward`` returns beside y.
+        keeps_result: whether the backward pass needs y itself too, before what was saved.
+        shape: the shape of y from inputs and options; None: that of the first input without "?".
+        eager: the same function in plain torch, of inputs and options; needed for second derivatives.
+        on: the kernels there are, of "cpu" and "triton".
+    """
+
+    def __init__(
+        self,
+        name: str,
+        inputs: str,
+        options: str,
+        *,
+        saves: Sequence[str],
+        eager: Callable[..., Tensor],
+        keeps_result: bool = False,
+        shape: Callable[..., Sequence[int]] | None = None,
+        on: Sequence[str] = ("cpu", "triton"),
+    ):
+        self.name, self.eager, self.shape, self.on = name, eager, shape, tuple(on)
+        self.modules: dict[str, Any] = {}
+        marked = inputs.split()
+        names = [re.sub("[?!]", "", one) for one in marked]
+        kept = (["y"] if keeps_result else []) + list(saves)
+        self.differentiable = tuple("!" not in one for one in marked)
+        self.main = next(i for i, one in enumerate(marked) if "?" not in one)
+        self.count, self.kept = len(marked), slice(0 if keeps_result else 1, None)
+        self.options = tuple(option.split()[-1] for option in options.split(","))
+        tensors = ", ".join(f"Tensor{'?' * ('?' in one)} {name}" for one, name in zip(marked, names, strict=True))
+        grads = ", ".join("Tensor" for _ in compress(marked, self.differentiable))
+        saved = ", ".join(f"Tensor {one}" for one in kept)
+        forward = f"({tensors}, {options}, bool save) -> ({', '.join('Tensor' for _ in range(1 + len(saves)))})"
+        self.forward = self._define(name, forward, self._run, self._fake)
+        self.backward = self._define(f"{name}_backward", f"(Tensor g, {tensors}, {saved}, {options}) -> ({grads})", self._run_backward, self._fake_backward)
+        self._derivative(name, self._keep, self._derive)
+        self._derivative(f"{name}_backward", self._keep_twice, self._derive_twice)
+        OPERATORS[name] = self
+
+    def __call__(self, *args: Any) -> Tensor:
+        """Compute y of inputs and options, in order; what the backward pass needs is kept where a gradient is wanted."""
+        grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in compress(args, self.differentiable))
+        return self.forward(*args, grad)[0]
+
+    def module(self, where: str) -> Any:
+        """The module of kernels for "cpu" or "triton". Triton's are imported where they are used, as triton is optional."""
+        if where not in self.modules:
+            self.modules[where] = import_module(f".{where}.{self.name}", __package__)
+        return self.modules[where]
+
+    def _define(self, name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+        LIBRARY.define(f"{name}{schema}")
+        interpreted = triton.INTERPRETED and triton.available() and "triton" in self.on
+        for key, where in (("CPU", "triton" if interpreted else "cpu"), ("CUDA", "triton")):
+            if where in self.on:
+                LIBRARY.impl(name, partial(run, where), key)
+        torch.library.register_fake(f"tokenmix::{name}", fake, lib=LIBRARY)
+        return getattr(torch.ops.tokenmix, name).default
+
+    def _derivative(self, name: str, keep: Callable[..., None], derive: Callable[..., Any]) -> None:
+        torch.library.register_autograd(f"tokenmix::{name}", derive, setup_context=keep, lib=LIBRARY)
+
+    def _named(self, options: Sequence[Any]) -> dict[str, Any]:
+        return dict(zip(self.options, options, strict=True))
+
+    def _run(self, where: str, *args: Any) -> Results:
+        *args, save = args  # type: ignore[assignment]  # a list
+        return self.module(where).forward(*args[: self.count], **self._named(args[self.count :]), save=save)
+
+    def _run_backward(self, where: str, *args: Any) -> Results | Tensor:
+        n = len(args) - len(self.options)
+        return _one(self.module(where).backward(*args[:n], **self._named(args[n:])))
+
+    def _fake(self, *args: Any) -> Results:
+        *args, save = args  # type: ignore[assignment]
+        inputs, options, like = args[: self.count], self._named(args[self.count :]), args[self.main]
+        where = "triton" if "triton" in self.on and (like.is_cuda or triton.INTERPRETED and triton.available()) else "cpu"
+        shapes = self.module(where).saved_shapes(*inputs, **options)
+        y = like.new_empty(like.shape if self.shape is None else self.shape(*inputs, **options))
+        return y, *(like.new_empty(shape if save else (0,), dtype=torch.float32) for shape in shapes)
+
+    def _fake_backward(self, g: Tensor, *args: Any) -> Results | Tensor:
+        like = args[self.main]
+        return _one(tuple(like.new_empty(0) if x is None else x.new_empty(x.shape) for x in compress(args, self.differentiable)))
+
+    def _keep(self, ctx: Any, inputs: Sequence[Any], output: Results) -> None:
+        ctx.options = inputs[self.count : -1]
+        ctx.save_for_backward(*inputs[: self.count], *output[self.kept])
+
+    def _derive(self, ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        inputs, kept = saved[: self.count], saved[self.count :]
+        found = self.backward(g, *inputs, *(a.detach() for a in kept), *ctx.options)
+        return *self._at_inputs(inputs, iter(found if isinstance(found, tuple) else (found,)), empty=True), *[None] * (len(ctx.options) + 1)
+
+    def _keep_twice(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+        ctx.options = inputs[len(inputs) - len(self.options) :]
+        ctx.save_for_backward(*inputs[: 1 + self.count])
+        ctx.rest = len(inputs) - 1 - self.count
+
+    def _derive_twice(self, ctx: Any, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
+        g, *inputs = ctx.saved_tensors
+
+        def eager(*leaves: Tensor | None) -> Tensor:
+            given = iter(leaves)
+            return self.eager(*(next(given) if has else x for x, has in zip(inputs, self.differentiable, strict=True)), *ctx.options)
+
+        dg, found = second_derivative(eager, list(compress(inputs, self.differentiable)), g, weights)
+        return dg, *self._at_inputs(inputs, iter(found)), *[None] * ctx.rest
+
+    def _at_inputs(self, inputs: Sequence[Any], found: Iterator[Tensor | None], *, empty: bool = False) -> Iterator[Tensor | None]:
+        """The gradients found, each at the place of its input; with ``empty`` one for an input of None stands among them and is dropped."""
+        for x, has in zip(inputs, self.differentiable, strict=True):
+            d = next(found) if has else None
+            yield None if x is None and empty else d
+
+
+def _one(results: Results) -> Results | Tensor:
+    """A tuple of one as its tensor, as torch has it."""
+    return results[0] if len(results) == 1 else results
+
+
+def second_derivative(
+    eager: Callable[..., Tensor], inputs: Sequence[Tensor | None], g: Tensor, weights: Sequence[Tensor | None]
+) -> tuple[Tensor | None, list[Tensor | None]]:
+    """Derive sum(weights_i * d_i) with regard to g and the inputs, where d_i are the gradients of ``eager(*inputs)`` weighted by g."""
+    with torch.enable_grad():
+        leaves = [None if x is None else _own(x) for x in inputs]
+        g = _own(g)
+        present = [x for x in leaves if x is not None]
+        first = iter(torch.autograd.grad(eager(*leaves), present, g, create_graph=True, allow_unused=True))
+        pairs = [(next(first), w) for x, w in zip(leaves, weights, strict=True) if x is not None]
+        terms = [(d * w).sum() for d, w in pairs if d is not None and w is not None and d.requires_grad]
+        if not terms:
+            return None, [None] * len(inputs)
+        found = iter(torch.autograd.grad(sum(terms), [g, *present], create_graph=torch.is_grad_enabled(), allow_unused=True))  # type: ignore[arg-type]  # a tensor
+        return next(found), [None if x is None else next(found) for x in leaves]
+
+
+def _own(x: Tensor) -> Tensor:
+    """x as a node of its own, so that a derivative with regard to it counts no path by which others, g above all, depend on x."""
+    return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
