@@ -1,4 +1,5 @@
-# The two commands of the README are `make demo` and `make test`. Each sets itself up: a virtual environment in .venv, then the package with everything its tests need.
+# The README names `make demo` and `make test`. Each target first sets up what it needs: a virtual environment in
+# .venv, then the package with everything its tests use.
 PY ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -15,11 +16,12 @@ setup: $(VENV)/.ok kernels
 $(VENV)/.ok: pyproject.toml constraints.txt hatch_build.py
 	@echo "set-up 1/2: a virtual environment in $(VENV)"
 	@$(PY) -m venv $(VENV) && $(BIN)/python -m pip install -q -U "pip>=25.1"
-	@echo "set-up 2/2: tokenmix with its extras, what the tests need, and the C kernels; a few minutes, torch and transformers are large"
+	@echo "set-up 2/2: tokenmix with its extras, what the tests need, and the C kernels; takes a few minutes, torch and transformers are large"
 	@began=$$(date +%s); $(BIN)/python -m pip install -q -c constraints.txt -e ".[all]" --group dev && echo "set-up: done in $$(($$(date +%s) - began)) s"
 	@touch $@
 
-# Installing compiles the C kernels too; this compiles them again when a source has changed. Without a compiler it warns and all else goes on.
+# Installation compiles the C kernels too; this recompiles them when a source has changed. Without a compiler it warns
+# and everything else goes on.
 kernels: $(LIBRARY)
 
 $(LIBRARY): $(wildcard $(KERNELS)/src/*.[ch]) $(KERNELS)/build.py | $(VENV)/.ok
@@ -29,19 +31,20 @@ demo: setup
 	$(BIN)/python -m tokenmix.demo --out runs/demo
 
 lint: setup
-	$(BIN)/ruff check --no-cache .  # which imports are ours depends on files the cache does not know
+	$(BIN)/ruff check --no-cache .  # no cache: which imports are first-party depends on files it does not track
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# One mixer: lint, types, its promises without compilation and export, the tests of its family, its page. `make quick M=hydra`
+# For one mixer: lint, types, its promises without compilation and export, the tests of its family, and its page, as in
+# `make quick M=hydra`.
 quick: setup
-	@test -n "$(M)" || { echo "make quick: name a mixer, as in make quick M=hydra" >&2; exit 1; }
+	@test -n "$(M)" || { echo "make quick: give the name of a mixer, as in make quick M=hydra" >&2; exit 1; }
 	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	TOKENMIX_QUICK=$(M) $(PYTEST) -n 2 $$(PYTHONPATH=tests $(BIN)/python -m quick $(M))
 
-# tests/suites.py says what `make test` leaves to `make test-more`; neither runs the tests marked slow or browser.
+# tests/suites.py lists what `make test` leaves to `make test-more`. Neither runs the tests marked slow or browser.
 test: lint docs
 	$(PYTEST) -n 2 -m "not more and not slow and not browser"
 
@@ -53,13 +56,13 @@ test-all: lint docs
 	$(MAKE) test-browser
 
 test-browser: setup
-	@command -v $(CHROMIUM) >/dev/null || { echo "make test-browser: no '$(CHROMIUM)' on this machine. Install Debian's package chromium, or set CHROMIUM=/path/to/it." >&2; exit 1; }
+	@command -v $(CHROMIUM) >/dev/null || { echo "make test-browser: '$(CHROMIUM)' was not found. Install Debian's package chromium, or set CHROMIUM=/path/to/it." >&2; exit 1; }
 	CHROMIUM=$(CHROMIUM) $(PYTEST) -m browser tests/browser
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 
-# The tables in the README that follow from the code.
+# Write the table of mixers in the README from the code.
 tables: setup
 	$(BIN)/python -m tokenmix.report.taxonomy README.md
 

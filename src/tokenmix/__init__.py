@@ -1,4 +1,4 @@
-"""tokenmix: token mixers for PyTorch, the layers that can stand where attention stands."""
+"""Token mixers for PyTorch: layers that can take the place of attention."""
 
 from . import functional as functional
 from .errors import MixerError as MixerError

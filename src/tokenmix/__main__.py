@@ -1,4 +1,4 @@
-"""`python -m tokenmix VERB`: the command line where its script is not on the path."""
+"""Run the command line as ``python -m tokenmix VERB``, for when its script is not on the path."""
 
 from .cli import main
 

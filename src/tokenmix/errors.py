@@ -1,8 +1,6 @@
-"""The one exception family of the library.
-
-MixerError(ValueError)      a mixer, model or run was asked for something it cannot do
-"""
+"""Define the only exception class of the library: ``MixerError``, a ``ValueError``."""
 
 
 class MixerError(ValueError):
-    """A request that cannot be met. The message says who was asked, what was given, and what would work."""
+    """A request to a mixer, model or run that it cannot meet. The message says who was asked, what was given, and what
+    would work."""
