@@ -1,1 +1,4 @@
-"""Fast code, all of it optional: ``cpu`` is a C library reached through ctypes, ``triton`` holds CUDA kernels. Nothing here is needed for correctness."""
+"""Compute faster, optionally: ``cpu`` is a C library called through ctypes, ``triton`` holds CUDA kernels.
+
+Nothing here is needed for correctness.
+"""

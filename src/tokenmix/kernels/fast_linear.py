@@ -1,4 +1,7 @@
-"""The faster of two routes for float32 matrix products on CPUs: around a mixer that is linear in length, the projections are most of the time."""
+"""Choose the faster of two routes for float32 matrix products on CPUs.
+
+Around a mixer that is linear in length, the projections take most of the time.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,13 @@ from torch import Tensor
 from ..errors import MixerError
 
 EXACT = 4.0
-"""The other route counts as exact if its error is at most this many times that of the usual one: another order of the same sum, no shorter numbers."""
+"""The other route counts as exact if its error is at most this many times that of the usual one, which a different
+order of summation stays within and shorter numbers do not."""
 ROUNDS = 9
 
 
 class LinearRoutes(NamedTuple):
-    """What was found on this machine: rates in FLOP/s, errors over the largest output, and which route is in use."""
+    """Hold what was found on this machine: rates in FLOP/s, errors over the largest output, and the route in use."""
 
     usual: float
     other: float
@@ -36,25 +40,26 @@ class LinearRoutes(NamedTuple):
 def fast_linear(*, allow_rounding: bool = False, tokens: int = 2048, features: int = 512) -> Iterator[LinearRoutes]:
     """Let oneDNN compute torch's float32 matrix products on the CPU inside a ``with`` block, if it is faster here.
 
-    torch computes them by its BLAS. oneDNN is asked through ``torch.backends.mkldnn.matmul.fp32_precision``, which permits bfloat16 inside a product;
-    processors without matrix units for it compute in float32 all the same, only faster. Both routes are tried on a linear layer, forward and backward, for
-    about 0.2 s; the other one is used only if it is faster, and if its error is that of float32, or rounding is allowed.
+    torch computes them with its BLAS. oneDNN is selected through ``torch.backends.mkldnn.matmul.fp32_precision``, which
+    permits bfloat16 inside a product; processors without matrix units for bfloat16 still compute in float32, only
+    faster. Both routes are tried on a linear layer, forward and backward, for about 0.2 s. oneDNN is used only if it is
+    faster, and if its error is that of float32 or rounding is allowed.
 
     Args:
-        allow_rounding: take it even where it rounds factors to bfloat16 (relative error about 4e-3).
+        allow_rounding: use oneDNN even where it rounds factors to bfloat16 (relative error about 4e-3).
         tokens, features: the size to try, a linear layer of features x features.
 
     Yields:
         What was found, and which route is in use.
 
     Raises:
-        MixerError: sizes are not positive.
+        MixerError: if a size is not positive.
     """
     if tokens < 1 or features < 1:
         raise MixerError(f"fast_linear: tokens and features must be positive, got {tokens} and {features}.")
     setting = _setting()
     if setting is None:
-        yield LinearRoutes(0.0, 0.0, 0.0, 0.0, "usual", "this torch has no oneDNN, or no switch for it")
+        yield LinearRoutes(0.0, 0.0, 0.0, 0.0, "usual", "this build of torch has no oneDNN, or no switch for it")
         return
     before = setting.fp32_precision
     try:
@@ -76,7 +81,7 @@ def _try(setting: Any, before: str, tokens: int, features: int, allow_rounding: 
     exact = _products(x.double(), w.double(), g.double())
     seconds: dict[str, list[float]] = {before: [], "bf16": []}
     error = {}
-    for _ in range(ROUNDS):  # in turns, so that what else the machine does falls on both
+    for _ in range(ROUNDS):  # in turns, so that other load on the machine falls on both
         for route, taken in seconds.items():
             setting.fp32_precision = route
             start = time.perf_counter()
@@ -95,5 +100,5 @@ def _try(setting: Any, before: str, tokens: int, features: int, allow_rounding: 
 
 
 def _products(x: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A linear layer's output, and its gradients."""
+    """Compute a linear layer's output and its gradients."""
     return x @ w.mT, g @ w, g.mT @ x

@@ -1,7 +1,8 @@
-"""The C kernels: loading the library, and calling its functions on tensors.
+"""Load the library of C kernels, and call its functions on tensors.
 
-The library knows nothing of torch: it takes pointers, sizes and strides. It is loaded with this module, after torch, whose OpenMP threads it uses; where
-it is missing, stale or cannot be loaded, ``why_not()`` says why and everything runs on the eager form.
+The library is independent of torch: it takes pointers, sizes and strides. It is loaded with this module, after torch,
+whose OpenMP threads it uses. If it is missing, stale or cannot be loaded, ``why_not()`` gives the reason and the eager
+forms run.
 """
 
 from __future__ import annotations
@@ -21,21 +22,22 @@ from ...errors import MixerError
 from .build import COMMAND, LIBRARY, SOURCES, source_hash, whole
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""What the kernels read and write; they compute in float32 or better."""
+"""The dtypes that the kernels read and write; they compute in float32 or better."""
 
 _CTYPES = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int, "f": ctypes.c_float, "d": ctypes.c_double, "s": ctypes.c_char_p}
 
 
 def _load() -> tuple[ctypes.CDLL | None, str]:
-    """The library and the instruction set in use; or None and the reason."""
+    """Return the library and the instruction set in use, or None and the reason."""
     if os.environ.get("TOKENMIX_NO_KERNELS"):
         return None, "TOKENMIX_NO_KERNELS is set"
     other = os.environ.get("TOKENMIX_LIBRARY")  # for tests: a library built from other sources
     file = Path(other) if other else LIBRARY
     if not file.is_file():
-        return None, f"{file} does not exist" if other else f"the C library was not built, which needs a C compiler; build it with `{COMMAND}`"
+        missing = f"the C library was not built, which needs a C compiler; build it with `{COMMAND}`"
+        return None, f"{file} does not exist" if other else missing
     if not whole(file):
-        return None, f"the C library is damaged: {file} was cut off; build it again with `{COMMAND}`"
+        return None, f"the C library is damaged: {file} is truncated; build it again with `{COMMAND}`"
     try:
         library = ctypes.CDLL(str(file))
         built = _text(library.tm_hash)
@@ -54,40 +56,43 @@ def _text(function: Any) -> str:
 def _chosen(library: ctypes.CDLL) -> tuple[ctypes.CDLL | None, str]:
     best, wanted = _text(library.tm_isa), os.environ.get("TOKENMIX_ISA")
     if wanted and not hasattr(library, f"tm_{wanted}_scan_forward"):
-        return None, f"TOKENMIX_ISA={wanted!r} is none of the instruction sets the C library was built for"
+        return None, f"TOKENMIX_ISA={wanted!r} is not an instruction set that the C library was built for"
     return library, wanted or best
 
 
 _library, _found = _load()
-_loaded = _library is not None  # plain globals: torch.compile can guard on them
+_loaded = _library is not None  # plain globals, so that torch.compile can guard on them
 
 
 def available() -> bool:
-    """Whether the C kernels can be used."""
+    """Say whether the C kernels can be used."""
     return _loaded
 
 
 def why_not() -> str | None:
-    """Why the C kernels cannot be used; None if they can."""
+    """Say why the C kernels cannot be used; None if they can."""
     return None if _loaded else _found
 
 
 def isa() -> str | None:
-    """The instruction set in use: "v4" (AVX-512), "v3" (AVX2) or "base"."""
+    """Return the instruction set in use: "v4" (AVX-512), "v3" (AVX2) or "base"; None without the library."""
     return _found if _loaded else None
 
 
 def built_from() -> str | None:
-    """The hash of the sources and flags of the library in use."""
+    """Return the hash of the sources and flags of the library in use."""
     return None if _library is None else _text(_library.tm_hash)
 
 
 def function(name: str, signature: str) -> Callable[..., None]:
-    """A function of the library by name. Signature letters: p pointer (or None), l int64, i int, f float, d double, s packed struct."""
+    """Look up a function of the library by name.
+
+    Signature letters: p pointer (or None), l int64, i int, f float, d double, s packed struct.
+    """
     if _library is None:
         return _missing
     raw = getattr(_library, f"tm_{_found}_{name}", None)
-    if raw is None:  # a library of other sources
+    if raw is None:  # a library built from other sources
         return _missing
     raw.argtypes, raw.restype = [_CTYPES[letter] for letter in signature], None
     return raw
@@ -98,16 +103,16 @@ def _missing(*args: Any) -> None:
 
 
 def rows(a: Tensor) -> Tensor:
-    """``a`` with its last dimension contiguous, which is all the kernels ask for: they take the other strides as they are."""
+    """Return ``a`` with its last dimension contiguous; the kernels take the other strides as they are."""
     return a if a.stride(-1) == 1 or a.shape[-1] == 1 and a.is_contiguous() else a.contiguous()
 
 
 def dense(a: Tensor | None) -> Tensor | None:
-    """``a`` without gaps, for arguments of which the kernels take no strides: masks may be slices and expanded rows too."""
+    """Return ``a`` contiguous, for arguments whose strides the kernels do not take: masks may be slices or expanded."""
     return None if a is None else a.contiguous()
 
 
-_HUGE = 4 << 20  # bytes from which huge pages are asked for
+_HUGE = 4 << 20  # bytes from which on huge pages are requested
 _ADVICE = 14  # MADV_HUGEPAGE
 _madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
 if _madvise is not None:
@@ -115,8 +120,11 @@ if _madvise is not None:
 
 
 def new(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-    """An empty tensor for results. The system maps a large one afresh in each call, and to fault it in by pages of 4 KiB may take longer than to fill it: huge
-    pages are asked for. A system that has none loses nothing."""
+    """Return an empty tensor for results, on huge pages if it is large.
+
+    The system maps a large tensor afresh in each call, and faulting it in by pages of 4 KiB may take longer than
+    filling it. A system without huge pages loses nothing.
+    """
     a = torch.empty(shape, dtype=dtype)
     if a.nbytes >= _HUGE and _madvise is not None:
         start = -(-a.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -125,5 +133,8 @@ def new(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def pointer(a: Tensor | None) -> int | None:
-    """The address of a tensor's first element, None for no tensor. The tensor must live until the call: a copy made in passing has to be kept."""
+    """Return the address of a tensor's first element, None for no tensor.
+
+    The tensor must be kept alive until the call, temporary copies included.
+    """
     return None if a is None else a.data_ptr()

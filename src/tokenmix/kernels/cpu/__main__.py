@@ -1,4 +1,4 @@
-"""``python -m tokenmix.kernels.cpu`` compiles the C kernels."""
+"""Compile the C kernels: ``python -m tokenmix.kernels.cpu``."""
 
 from .build import main
 

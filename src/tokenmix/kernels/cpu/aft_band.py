@@ -1,4 +1,4 @@
-"""AFT-local and AFT-conv on the C library: tensors in, tensors out, no autograd."""
+"""Run AFT-local and AFT-conv on the C library, on tensors and without autograd."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def saved_shapes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor
 
 
 def _sizes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, g: Tensor | None) -> tuple[int, Tensor]:
-    """Whether keys are per head, and band_of's numbers. ``w`` varies along a dimension where that is not 1."""
+    """Return whether keys are per head, and the numbers of ``band_of``.
+
+    ``w`` varies along each dimension whose size is not 1.
+    """
     (B, T, D), (Bw, Hw, Tw, L) = v.shape, w.shape
     per_head = k.shape[-1] != D or Hw > 1
     heads = k.shape[-1] if per_head else 1
@@ -33,13 +36,14 @@ def _sizes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, g: Tensor | None) 
 
 
 def forward(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, *, causal: bool, save: bool) -> tuple[Tensor, Tensor]:
-    """y_t = gate(q_t) * sum_s exp(k_s + w_ts) v_s / sum_s exp(k_s + w_ts), w_ts = 0 outside of the band.
+    """Compute y_t = gate(q_t) * sum_s exp(k_s + w_ts) v_s / sum_s exp(k_s + w_ts), where w_ts = 0 outside the band.
 
     Args:
-        q: (B, T, D) under a sigmoid, None for no gate; v: (B, T, D).
+        q: (B, T, D), gating by a sigmoid, or None for no gate; v: (B, T, D).
         k: (B, T, D), or (B, T, h) where channel c uses the key of head c // (D / h).
-        w: log-weights (1 or B, 1 or h, 1 or T, L), float32; entry j of row t belongs to key t + j - (L - 1) when causal, t + j - L // 2 otherwise.
-            Heads need keys per head, and have one row. Entries for keys before the first or after the last are not read.
+        w: log-weights (1 or B, 1 or h, 1 or T, L), float32. Entry j of row t belongs to key t + j - (L - 1) when
+            causal, t + j - L // 2 otherwise. Heads need keys per head, and have one row. Entries for keys before the
+            first or after the last are not read.
         mask: (B, T), True = may be attended.
 
     Returns:
@@ -69,7 +73,7 @@ def _run(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None,
 def backward(
     g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, y: Tensor, saved: Tensor, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq (empty without q), dk, dv, and dw as w, float32; y and saved are what forward returned."""
+    """Return dq (empty without q), dk, dv, and dw shaped like w, in float32; y and saved are those of ``forward``."""
     if marked(saved):
         return _backward_without(g, q, k, v, w, mask, causal=causal)
     g, q, k, v, w, y = rows(g), None if q is None else rows(q), rows(k), rows(v), w.contiguous(), y.contiguous()
@@ -84,11 +88,11 @@ def backward(
 
 
 def _without(w: Tensor, mask: Tensor | None, shape: torch.Size, causal: bool) -> tuple[Tensor, Tensor]:
-    """Log-weights without what is NaN, and the rows and features (B or 1, T, D or 1) in which it meets a live key."""
+    """Return log-weights without NaN, and the rows and features (B or 1, T, D or 1) where a NaN meets a valid key."""
     (_, T, D), (_, heads, _, L) = shape, w.shape
     bad, low = w.isnan(), L - 1 if causal else L // 2
     live = torch.ones(1, T, dtype=torch.bool) if mask is None else mask
-    near = torch.nn.functional.pad(live, (low, L - 1 - low)).unfold(1, L, 1)  # (B, T, L): whether entry j of a row has a live key
+    near = torch.nn.functional.pad(live, (low, L - 1 - low)).unfold(1, L, 1)  # (B, T, L): whether entry j of a row has a valid key
     rows = (bad & near[:, None]).any(-1).transpose(1, 2)
     return w.masked_fill(bad, 0.0), rows if heads == 1 else rows.repeat_interleave(D // heads, -1)
 
@@ -102,7 +106,7 @@ def _backward_without(
     y, saved = _run(rest.q, rest.k, rest.v, w, mask, None, causal=causal, save=True)
     *grads, dw = backward(hot.g, rest.q, rest.k, rest.v, w, mask, y, saved, causal=causal)
     dq, dk, dv = spoilt(grads, hot)
-    rows = hot.rows.unflatten(-1, (w.shape[1], -1)).any(-1).transpose(1, 2)[..., None]  # (B, heads, T, 1), of which w has all or one
+    rows = hot.rows.unflatten(-1, (w.shape[1], -1)).any(-1).transpose(1, 2)[..., None]  # (B, heads, T, 1); w has all heads or one
     for along in (0, 2):
         rows = rows if w.shape[along] > 1 else rows.any(along, keepdim=True)
     return dq, dk, dv, dw.masked_fill(rows, NAN)

@@ -1,8 +1,10 @@
-"""AFT-conv on 2-D grids: tensors in, tensors out, no autograd. On the C library; where log-weights span ``SPAN`` or more, which is rare, in torch.
+"""Run AFT-conv on 2-D grids, on tensors and without autograd.
 
-Every query sees every key, so one maximum per head and row of the batch is safe, and with E_ts = exp(w) the mixing is linear in X = [e^k v | e^k]:
-y = (E X)_num / (E X)_den. Float32 loses keys 87 below the maximum. They cannot matter while log-weights span less than ``SPAN``; else the same runs
-dense in float64, as the eager form does.
+The C library computes it, or torch in the rare case that log-weights span ``SPAN`` or more.
+
+Every query sees every key, so one maximum per head and row of the batch is safe, and with E_ts = exp(w) the mixing is
+linear in X = [e^k v | e^k]: y = (E X)_num / (E X)_den. float32 loses keys 87 below the maximum. They cannot matter while
+log-weights span less than ``SPAN``; otherwise the same is computed densely in float64, as in the eager form.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ def saved_shapes(q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, mask: T
 
 
 def _wide(kernel: Tensor) -> bool:
-    """Whether log-weights span too much for float32."""
+    """Say whether log-weights span too much for float32."""
     low, high = (float(a) for a in kernel.aminmax())
     return not max(high, 0.0) - min(low, 0.0) < SPAN
 
 
 def _numbers(q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, g: Tensor | None, grid: tuple[int, ...], prefix: int) -> Tensor:
-    """conv2d_of's numbers."""
+    """Return the numbers of ``conv2d_of``."""
     strides = [n for a in (q, k, v, g) for n in ((0, 0) if a is None else a.stride()[:2])]
     return torch.tensor([v.shape[0], v.shape[2], k.shape[2], prefix, *grid, kernel.shape[-1], *strides])
 
@@ -44,10 +46,10 @@ def _numbers(q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, g: Tensor |
 def forward(
     q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, mask: Tensor | None, *, grid: Sequence[int], prefix: int, save: bool
 ) -> tuple[Tensor, Tensor]:
-    """y (B, T, D), and what the backward pass needs besides (empty unless ``save``).
+    """Return y (B, T, D), and what else the backward pass needs (empty unless ``save``).
 
     Args:
-        q: (B, T, D) under a sigmoid, None for no gate; v: (B, T, D).
+        q: (B, T, D), gating by a sigmoid, or None for no gate; v: (B, T, D).
         k: (B, T, h).
         kernel: log-weights (h, s, s).
         mask: (B, T), True = may be attended.
@@ -117,7 +119,7 @@ def backward(
 
 
 def _without(kernel: Tensor, mask: Tensor | None, shape: torch.Size, grid: tuple[int, ...], prefix: int) -> tuple[Tensor, Tensor]:
-    """Log-weights without what is NaN, and the rows and features (B or 1, T, D) in which it meets a live key."""
+    """Return log-weights without NaN, and the rows and features (B or 1, T, D) where a NaN meets a valid key."""
     bad, (_, T, D) = kernel.isnan(), shape
     live = torch.ones(1, T) if mask is None else mask.float()
     cells = live[:, prefix:].unflatten(1, grid)[:, None]
@@ -140,21 +142,21 @@ def _backward_without(
 
 
 class Matrix:
-    """E as a linear map in float64, row block by row block, laid out once for all rows of the batch. X lies as (h, T, B, c)."""
+    """E as a linear map in float64, one block of rows after another, for all rows of the batch; X is (h, T, B, c)."""
 
     def __init__(self, kernel: Tensor, grid: tuple[int, ...], prefix: int):
         weights = torch.exp(kernel.double().clamp_max(CAP))
         self.weights, self.size = weights, weights.shape[-1]
         self.table = F.pad(weights.flatten(1), (0, 1), value=1.0)
         cells = torch.cartesian_prod(*(torch.arange(n) for n in grid))
-        self.cells = F.pad(cells, (0, 0, prefix, 0), value=-(1 << 30))  # a prefix token is far from all, and they from it
+        self.cells = F.pad(cells, (0, 0, prefix, 0), value=-(1 << 30))  # prefix tokens are far from all others
 
     def layout(self, X: Tensor) -> Tensor:
-        """(B, T, h, c) as this form wants it."""
+        """Bring (B, T, h, c) to the layout of X."""
         return X.permute(2, 1, 0, 3).contiguous()
 
     def tokens(self, X: Tensor) -> Tensor:
-        """Back to (B, T, h c)."""
+        """Bring X back to (B, T, h c)."""
         return X.permute(2, 1, 0, 3).flatten(2)
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
@@ -167,16 +169,17 @@ class Matrix:
             yield block, torch.where(inside, offset[..., 0] * s + offset[..., 1], s * s)
 
     def over(self, X: Tensor) -> Tensor:
-        """E X."""
+        """Compute E X."""
         parts = [self.table[:, tap] @ X.flatten(2) for _, tap in self._blocks()]
         return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).view_as(X)
 
     def back(self, G: Tensor) -> Tensor:
-        """E^T G."""
-        return sum(self.table[:, tap].mT @ G[:, block].flatten(2) for block, tap in self._blocks()).view_as(G)  # type: ignore[union-attr]  # never empty
+        """Compute E^T G."""
+        parts = (self.table[:, tap].mT @ G[:, block].flatten(2) for block, tap in self._blocks())
+        return sum(parts).view_as(G)  # type: ignore[union-attr]  # never empty
 
     def taps(self, X: Tensor, G: Tensor) -> Tensor:
-        """sum G_t X_s over the pairs of each tap: (h, s, s)."""
+        """Sum G_t X_s over the pairs of each tap: (h, s, s)."""
         total = torch.zeros_like(self.table)
         for block, tap in self._blocks():
             total.index_add_(1, tap.flatten(), (G[:, block].flatten(2) @ X.flatten(2).mT).flatten(1))
@@ -184,7 +187,7 @@ class Matrix:
 
 
 def _terms(pairs: Matrix, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """e^(k - m) with one channel, and v, as the form lays them out; both 0 where a key may not be attended."""
+    """Return e^(k - m) with one channel, and v, in the layout of X; both are 0 where a key is masked."""
     k, v = k.double()[..., None], v.double().unflatten(2, (k.shape[2], -1))
     if mask is not None:
         k, v = torch.where(mask[..., None, None], k, DEAD), torch.where(mask[..., None, None], v, 0.0)
@@ -192,7 +195,7 @@ def _terms(pairs: Matrix, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Te
 
 
 def _mixed(pairs: Matrix, e: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Numerator / denominator, 0 where nothing was summed, and 1 / denominator, 1 there."""
+    """Return numerator / denominator, 0 where nothing was summed, and 1 / denominator, 1 there."""
     den = pairs.over(e)
     inverse = 1.0 / torch.where(den > 0, den, 1.0)
     return pairs.over(e * v).mul_(inverse), inverse

@@ -1,6 +1,7 @@
-"""AFT-full on the C library: tensors in, tensors out, no autograd.
+"""Run AFT-full on the C library, on tensors and without autograd.
 
-Rows go in blocks of ``ROWS``: the log-weights of a block, and their exponentials, are all that is ever held of the (T, S) weights.
+Rows are processed in blocks of ``ROWS``: of the (T, S) weights, only the log-weights of one block and their
+exponentials are ever held.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from . import DTYPES, function, new, pointer, rows
 from .nonfinite import NAN, Alarm, asked, at, mark, marked, spoilt, spoilt_weights, without, without_weights
 
-ROWS, RANGE, GROUP, STRIP, TILE, PANEL = 512, 48, 48, 32, 6, 64  # as in full.c; PANEL is the widest
+ROWS, RANGE, GROUP, STRIP, TILE, PANEL = 512, 48, 48, 32, 6, 64  # as in aft_full.c; PANEL is the widest
 GROUPS = -(-ROWS // GROUP)
 FLOAT = 16.0  # factors whose product may be larger than this are multiplied in float64
 
@@ -33,7 +34,7 @@ Saved = tuple[Tensor, Tensor]
 
 @cache
 def pairs() -> bool:
-    """Whether bfloat16 tensors are multiplied in bfloat16, with sums in float32: where the processor has that product."""
+    """Say whether this processor multiplies bfloat16 tensors in bfloat16, with sums in float32."""
     found = torch.zeros(1, dtype=torch.int32)
     _pairs(pointer(found))
     return bool(found)
@@ -47,9 +48,9 @@ def saved_shapes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor |
 def forward(
     q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool, save: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y (B, T, D), and what the backward pass needs (empty unless ``save``).
+    """Return y (B, T, D), and what the backward pass needs (empty unless ``save``).
 
-    k, v (B, S, D); log-weights w (Bw, T, S), or w (Bw, T, r) and w2 (Bw, S, r) with w w2^T; Bw is 1 or B.
+    k, v are (B, S, D); the log-weights are w (Bw, T, S), or w w2^T with w (Bw, T, r) and w2 (Bw, S, r); Bw is 1 or B.
     """
     alarm = Alarm()
     y, y0, den = _run(q, k, v, w, w2, mask, alarm, causal=causal, save=save)
@@ -74,7 +75,10 @@ def _run(
 
 
 def extend(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor) -> Tensor:
-    """The last L rows (B, L, D) of the causal form over keys k, v (B, S, D), from the log-weights w (Bw, L, S) of these rows alone; Bw is 1 or B."""
+    """Return the last L rows (B, L, D) of the causal form over k, v (B, S, D).
+
+    w (Bw, L, S) holds the log-weights of these rows only; Bw is 1 or B.
+    """
     before, alarm = k.shape[1] - w.shape[1], Alarm()
     y = _extend(q, k, v, w, mask, alarm)
     if alarm:
@@ -96,7 +100,7 @@ def _extend(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor, ala
 
 
 def _after(n: int, a: Tensor) -> Tensor:
-    """a (B, L, D) behind n rows that hold nothing and that nobody reads: the system gives such memory no pages."""
+    """Return a (B, L, D) after n rows that are never written or read, so that the system allots no pages to them."""
     room = new((a.shape[0], n + a.shape[1], a.shape[2]), a.dtype)
     room[:, n:] = a
     return room
@@ -113,7 +117,7 @@ def _forward_part(
 def backward(
     g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, y0: Tensor, den: Tensor, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dq (empty without q), dk, dv, dw, dw2 (empty without w2)."""
+    """Return dq (empty without q), dk, dv, dw, dw2 (empty without w2)."""
     if marked(den):
         return _backward_without(g, q, k, v, w, w2, mask, causal=causal)
     g, q, k, v, mask = rows(g), None if q is None else rows(q), rows(k), rows(v), None if mask is None else mask.contiguous()
@@ -141,7 +145,10 @@ def _backward_without(
 
 
 def _rest(part: _Part) -> list[Tensor]:
-    """What full_backward_keys leaves for full_backward_weights: Z, rates, exponents, which groups of rows took the literal form."""
+    """Allocate what full_backward_keys leaves for full_backward_weights.
+
+    These are Z, rates, exponents, and which groups of rows took the literal form.
+    """
     B, T, _, D = part.sizes
     n, strips = min(T, ROWS), -(-D // STRIP)
     floats = [new(shape) for shape in ((B, -(-n // PANEL) * PANEL, strips * 2 * STRIP), (B, n, D), (B, n, D))]
@@ -163,14 +170,14 @@ def _strides(*tensors: Tensor | None) -> list[int]:
 
 
 def _even(T: int) -> int:
-    """Rows in a block, all blocks about as many, in whole panels."""
+    """Return the rows in a block, so that all blocks have about as many, in whole panels."""
     blocks = -(-T // ROWS)
     return -(-T // (blocks * PANEL)) * PANEL
 
 
 @dataclass
 class _Block:
-    """A block of rows: its log-weights and what full_pack made of them, and room for their gradient."""
+    """A block of rows: its log-weights, what full_pack made of them, and memory for their gradient."""
 
     w: Tensor
     packed: list[Tensor]  # w, top, span, slack, kmax, kmin, e
@@ -179,7 +186,10 @@ class _Block:
 
 
 def _parts(w: Tensor, w2: Tensor | None, k: Tensor, mask: Tensor | None, causal: bool, *tensors: Tensor | None, before: int = 0) -> Iterator[_Part]:
-    """The batch cut into what shares one set of log-weights. ``before``: rows of the causal form before the first that w has."""
+    """Cut the batch into parts that share one set of log-weights.
+
+    ``before`` is the number of rows of the causal form before the first row of w.
+    """
     shared, (B, S, D) = w.shape[0] == 1, k.shape
     kmax, kmin = (new((B, -(-S // RANGE), D)) for _ in range(2))
     _ranges(DTYPES[k.dtype], pointer(k), pointer(mask), pointer(kmax), pointer(kmin), B, S, D, *k.stride()[:2], torch.get_num_threads())
@@ -223,16 +233,17 @@ class _Part:
     def __post_init__(self) -> None:
         if self.w2 is not None:
             u, v = self.w.float(), self.w2.float()
-            wide = float(u.square().sum(-1).max() * v.square().sum(-1).max()) > FLOAT**2 if u.numel() else False  # a bound on the products
+            # a bound on the products
+            wide = float(u.square().sum(-1).max() * v.square().sum(-1).max()) > FLOAT**2 if u.numel() else False
             self.w, self.w2 = (u.double(), v.double()) if wide else (u, v)
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """B, T, S, D."""
+        """Return B, T, S, D."""
         return self.kmax.shape[0], self.before + self.w.shape[0], self.S, self.kmax.shape[2]
 
     def blocks(self, *, keys: bool) -> Iterator[_Block]:
-        """Block after block of rows, E packed by rows or by keys; scratch memory is reused."""
+        """Yield one block of rows after another, E packed by rows or by keys; scratch memory is reused."""
         B, _, S, _ = self.sizes
         T = self.w.shape[0]
         top, span, slack = torch.empty(ROWS), torch.empty(GROUPS), torch.empty(B, GROUPS)
@@ -246,7 +257,7 @@ class _Part:
             yield _Block(w, [w, top, span, slack, self.kmax, self.kmin, e], sizes, new((n, hi)) if keys else e)
 
     def spread(self, block: _Block, dw: Tensor, dw2: Tensor) -> None:
-        """Add the gradient of a block of log-weights to those of what they were made of."""
+        """Add the gradient of a block of log-weights to the gradients of w and w2, from which they were made."""
         t0, n, hi, _ = block.sizes
         if self.w2 is None:
             dw[self.index, t0 : t0 + n, :hi] = block.dw

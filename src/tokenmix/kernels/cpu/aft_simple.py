@@ -1,4 +1,4 @@
-"""AFT-simple on the C library: tensors in, tensors out, no autograd."""
+"""Run AFT-simple on the C library, on tensors and without autograd."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import DTYPES, dense, function, new, pointer, rows
 
-CHUNK = 64  # SCAN_T of scan.c
+CHUNK = 64  # SCAN_T of aft_simple.c
 
 _forward = function("scan_forward", "ii" + "p" * 12 + "l" * 9 + "i")
 _backward = function("scan_backward", "ii" + "p" * 9 + "l" * 11 + "i")
@@ -56,11 +56,14 @@ def backward(g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | N
 
 
 def extend(q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, past: State) -> tuple[Tensor, State]:
-    """The causal form over new tokens after ``past`` (m, num, den, float64): outputs and the sums after them."""
+    """Continue the causal form with new tokens after ``past`` (m, num, den in float64).
+
+    Returns the outputs and the sums after these tokens.
+    """
     q, k, v, mask = None if q is None else rows(q), rows(k), rows(v), dense(mask)
-    before = [a.contiguous() for a in past]  # alive until the call
+    before = [a.contiguous() for a in past]  # kept alive until the call
     B, T, D = k.shape
     y, after = new((B, T, D), k.dtype), tuple(new((B, D), torch.float64) for _ in range(3))
     fixed = DTYPES[k.dtype], int(q is not None), pointer(q), pointer(k), pointer(v), pointer(mask), pointer(y), None
     _forward(*fixed, *map(pointer, before), *map(pointer, after), B, T, D, *_strides(q, k, v), torch.get_num_threads())
-    return y, after  # type: ignore[return-value]  # three of them
+    return y, after  # type: ignore[return-value]  # there are three

@@ -1,7 +1,9 @@
-"""Compile the C kernels into one shared library: ``python -m tokenmix.kernels.cpu``. Standard library only, so that the package's build can run it by path.
+"""Compile the C kernels into one shared library: ``python -m tokenmix.kernels.cpu``.
 
-The kernels are compiled once per instruction set and the best one is chosen when the library is loaded, so one file serves every machine of a kind. The
-library carries a hash of the sources and flags; one that does not match the sources beside it is refused when loaded.
+This file uses the standard library only, so that the package's build can run it by path. The kernels are compiled once
+per instruction set and the best one is selected when the library is loaded, so one file serves every machine of an
+architecture. The library carries a hash of the sources and flags; a library that does not match the sources next to it
+is refused when loaded.
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ class BuildError(RuntimeError):
 
 
 def instruction_sets() -> dict[str, list[str]]:
-    """Name -> flags of what the kernels are compiled for on this kind of machine, best first."""
+    """Return the instruction sets to compile for on this architecture, name -> flags, best first."""
     return X86 if platform.machine().lower() in ("x86_64", "amd64") else {"base": []}
 
 
 def source_hash() -> str:
-    """Changes with any source file, any flag and the kind of machine."""
+    """Return a hash that changes with any source file, any flag and the architecture."""
     digest = hashlib.sha256(repr((FLAGS, sorted(instruction_sets().items()), platform.machine().lower(), sys.platform)).encode())
     for path in sorted(SOURCES.glob("*.[ch]")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -44,7 +46,7 @@ def source_hash() -> str:
 
 
 def compiler() -> str:
-    """The C compiler: $CC, or cc, gcc or clang, whichever is there."""
+    """Return the C compiler: the first of $CC, cc, gcc and clang that is installed."""
     for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
         if name and shutil.which(name.split()[0]):
             return name
@@ -52,17 +54,23 @@ def compiler() -> str:
 
 
 def current(library: Path = LIBRARY) -> bool:
-    """Whether this file is whole and was built from the sources beside this module. It is not loaded: outside of torch's process it has no OpenMP."""
+    """Say whether this file is complete and was built from the sources next to this module.
+
+    The library is not loaded: outside torch's process it has no OpenMP.
+    """
     return library.is_file() and whole(library) and source_hash().encode() in library.read_bytes()
 
 
 def whole(library: Path) -> bool:
-    """Whether an ELF file holds all that its header speaks of; loading one that was cut off would kill the process. Other loaders check it themselves."""
+    """Say whether an ELF file holds all that its header announces; loading a truncated one would kill the process.
+
+    Files of other formats pass, because their loaders check this themselves.
+    """
     with library.open("rb") as file:
         head = file.read(64)
     if head[:4] != b"\x7fELF":
         return len(head) == 64
-    if len(head) < 64 or head[4] != 2:  # every machine we build for has 64 bits
+    if len(head) < 64 or head[4] != 2:  # every architecture we build for has 64 bits
         return False
     order: Literal["little", "big"] = "little" if head[5] == 1 else "big"
     sections, size, count = (int.from_bytes(head[a:b], order) for a, b in ((40, 48), (58, 60), (60, 62)))
@@ -70,10 +78,11 @@ def whole(library: Path) -> bool:
 
 
 def openmp(cc: list[str]) -> tuple[list[str], list[str]]:
-    """The flags that switch OpenMP on, for compiling and for linking.
+    """Return the flags that enable OpenMP, for compiling and for linking.
 
-    No OpenMP runtime is linked in where torch's own can serve, the library then shares its threads: GNU's on Linux with gcc, LLVM's on macOS with clang,
-    whose Apple build hides the flag. clang on Linux needs LLVM's, which torch does not bring there.
+    No OpenMP runtime is linked in where torch's own can serve, so that the library shares its threads: GNU's on Linux
+    with gcc, LLVM's on macOS with clang, whose Apple build hides the flag. clang on Linux needs LLVM's runtime, which
+    torch does not ship there.
     """
     clang = "clang" in subprocess.run([*cc, "--version"], capture_output=True, text=True, timeout=SECONDS).stdout
     if sys.platform == "darwin":
@@ -82,7 +91,10 @@ def openmp(cc: list[str]) -> tuple[list[str], list[str]]:
 
 
 def build(target: Path = LIBRARY, *, sources: Path = SOURCES, only: str | None = None, extra: Sequence[str] = ()) -> Path:
-    """Compile to ``target``, whole or not at all; for tests also other sources, one instruction set ``only``, and ``extra`` flags."""
+    """Compile to ``target``, completely or not at all.
+
+    Tests also pass other ``sources``, one instruction set ``only``, and ``extra`` flags.
+    """
     if sys.platform == "win32":
         raise BuildError("the C kernels need gcc or clang on Linux or macOS.")
     cc, machine = compiler().split(), instruction_sets()
@@ -112,20 +124,24 @@ def _run(command: list[str]) -> None:
 
 
 def main() -> None:
-    """Compile, and say what came of it; with ``--if-needed``, as make calls it, only where the library is not current, and failing is no error."""
+    """Compile, and report the result.
+
+    With ``--if-needed``, as make calls it, compile only if the library is not current, and do not treat failure as an
+    error.
+    """
     lazy = "--if-needed" in sys.argv[1:]
     if lazy and os.environ.get("TOKENMIX_BUILD_KERNELS") == "0":
-        print("the C kernels are not built: TOKENMIX_BUILD_KERNELS=0")
+        print("the C kernels were not built: TOKENMIX_BUILD_KERNELS=0")
         return
     if lazy and current():
-        os.utime(LIBRARY)  # for make, which goes by times
+        os.utime(LIBRARY)  # for make, which compares modification times
         return
     try:
         print(f"built {build()} ({source_hash()})")
     except BuildError as why:
         if not lazy:
             sys.exit(f"error: {why}")
-        print(f"warning: the C kernels are not built, everything runs without them, slower: {why}", file=sys.stderr)
+        print(f"warning: the C kernels were not built; everything works without them, but slower: {why}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A few tokens joined to a state on the C library: tensors in, tensors out, no autograd.
+"""Extend states by a few tokens on the C library, on tensors and without autograd.
 
-Called for every token a model generates, so each wrapper is one call of the library with one packed struct, and as little else as can be. All arguments
-are contiguous.
+These functions run for every token that a model generates, so each wrapper makes one call of the library with one
+packed struct, and does as little else as possible. All arguments are contiguous.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from . import DTYPES, function
 Sums = tuple[Tensor, Tensor, Tensor]
 Kept = tuple[Tensor, Tensor, Tensor]
 
-_new: Callable[..., Tensor] = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu", torch.empty_strided)  # half the time of torch.empty
+# it takes half the time of torch.empty
+_new: Callable[..., Tensor] = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu", torch.empty_strided)
 _DOUBLE = torch.float64
 
 
@@ -40,7 +41,10 @@ def _at(a: Tensor | None) -> int:
 
 
 def simple(q: Tensor | None, k: Tensor, v: Tensor, live: Tensor | None, past: Any) -> tuple[Tensor, Sums]:
-    """AFT-simple over L new tokens (B, L, D) after ``past``, m, num, den (B, D): outputs, and the sums after them."""
+    """Extend AFT-simple by L tokens (B, L, D) after the sums ``past``, which are m, num, den (B, D).
+
+    Returns the outputs, and the sums after these tokens.
+    """
     B, L, D = k.shape
     m, num, den = past
     y = _new((B, L, D), (L * D, D, 1), k.dtype)
@@ -68,13 +72,16 @@ def simple(q: Tensor | None, k: Tensor, v: Tensor, live: Tensor | None, past: An
 
 
 def ring(q: Tensor | None, new: Kept, kept: Kept, far: Sums, w: Tensor, near: Tensor | None, *, heads: bool) -> tuple[Tensor, Kept, Sums]:
-    """L new tokens over the last R keys, each other and the sums of all older keys: outputs, the last R of all tokens, the sums of those before.
+    """Let L new tokens attend the last R keys, each other, and the sums of all older keys.
 
     Args:
-        new, kept: keys (B, L or R, h), values (B, L or R, D), live (B, L or R).
+        new, kept: keys (B, L or R, h), values (B, L or R, D), and which tokens are valid (B, L or R).
         w: log-weights (B or 1, h or 1, L, R + L), float64; token t reads t .. R + t of its row.
-        near: (B or 1, 1, L, R + L), the only pairs that count; the sums then stay as they are.
-        heads: one key for all features of a head, else h = D.
+        near: (B or 1, 1, L, R + L), the only pairs that count; the sums are then left unchanged.
+        heads: one key for all features of a head; otherwise h = D.
+
+    Returns:
+        The outputs, the last R of all tokens, and the sums of those before.
     """
     k, v, live = new
     keys, values, lives = kept
@@ -121,13 +128,15 @@ def ring(q: Tensor | None, new: Kept, kept: Kept, far: Sums, w: Tensor, near: Te
 
 
 def pairs(u: Tensor, v: Tensor | None, at: Tensor, places: Tensor, *, window: int | None, keep: int) -> tuple[Tensor, Tensor | None, Tensor] | None:
-    """Log-weights (B, 1, L, R + L) of tokens at ``at`` (B, L) for kept ones at ``places`` (B, R) and each other, which of these pairs lie inside the window,
-    and the last ``keep`` places.
+    """Compute the log-weights of new tokens for the kept ones and each other.
 
     Args:
         u, v: the factors (rows, rank) and (cols, rank), or the table (rows, cols) and None.
+        at, places: the positions (B, L) of new tokens and (B, R) of kept ones.
 
-    None where a place lies outside of the bias.
+    Returns:
+        The log-weights (B, 1, L, R + L), which of these pairs lie inside the window, and the last ``keep`` positions;
+        None if a position lies outside the bias.
     """
     (B, L), R, (rows, rank) = at.shape, places.shape[1], u.shape
     S, cols = R + L, rank if v is None else v.shape[0]
@@ -158,8 +167,11 @@ def pairs(u: Tensor, v: Tensor | None, at: Tensor, places: Tensor, *, window: in
 
 
 def taps(kernel: Tensor, at: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-weights (B, h, L, R + L) by a filter (h, s), of tokens at ``at`` (B, L) for kept ones at ``places`` (B, R) and each other; which of these pairs it
-    reaches (B, 1, L, R + L); and the last R places."""
+    """Compute the log-weights that a filter (h, s) gives new tokens for the kept ones and each other.
+
+    The positions are ``at`` (B, L) of new tokens and ``places`` (B, R) of kept ones. Returns the log-weights
+    (B, h, L, R + L), which of these pairs the filter reaches (B, 1, L, R + L), and the last R positions.
+    """
     (B, L), R, (h, size) = at.shape, places.shape[1], kernel.shape
     S = R + L
     w, near = _new((B, h, L, S), (h * L * S, L * S, S, 1), _DOUBLE), _new((B, 1, L, S), (L * S, L * S, S, 1), torch.bool)
@@ -170,7 +182,7 @@ def taps(kernel: Tensor, at: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def full(q: Tensor | None, new: Kept, kept: Kept, w: Tensor) -> Tensor:
-    """L new tokens over R kept keys and each other, causally: (B, L, D). w (B or 1, 1, L, R + L) float64."""
+    """Let L new tokens attend R kept keys and each other, causally: (B, L, D). w is (B or 1, 1, L, R + L) in float64."""
     B, L, D = new[1].shape
     y = _new((B, L, D), (L * D, D, 1), new[1].dtype)
     inputs = [a.data_ptr() for a in (*new, *kept)]
@@ -182,7 +194,10 @@ def full(q: Tensor | None, new: Kept, kept: Kept, w: Tensor) -> Tensor:
 def hydra(
     q: Tensor, k: Tensor, v: Tensor, live: Tensor | None, past: tuple[Tensor, Tensor], *, cosine: bool, mean: bool, eps: float
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Hydra over L new tokens (B, L, D) after the sums (B, D) and the number of their keys (B): outputs, and both after them."""
+    """Extend Hydra by L tokens (B, L, D) after ``past``, the sums (B, D) and the number of their keys (B).
+
+    Returns the outputs, and both after these tokens.
+    """
     B, L, D = k.shape
     total, number = past
     y, total1, number1 = _new((B, L, D), (L * D, D, 1), k.dtype), _new((B, D), (D, 1), _DOUBLE), _new((B,), (1,), torch.int64)
@@ -192,7 +207,10 @@ def hydra(
 
 
 def linear(q: Tensor, k: Tensor, v: Tensor, live: Tensor | None, past: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Linear attention with elu + 1 over L new tokens (B, L, H e) after m (B, H, e) and acc (B, H, e + 1, e): outputs, and both after them."""
+    """Extend linear attention with elu + 1 by L tokens (B, L, H e) after ``past``, m (B, H, e) and acc (B, H, e + 1, e).
+
+    Returns the outputs, and both after these tokens.
+    """
     B, L, D = k.shape
     m, acc = past
     _, H, e = m.shape

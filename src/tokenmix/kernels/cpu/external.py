@@ -1,4 +1,4 @@
-"""The double normalisation of external attention on the C library: tensors in, tensors out, no autograd."""
+"""Run the double normalisation of External attention on the C library, on tensors and without autograd."""
 
 from __future__ import annotations
 

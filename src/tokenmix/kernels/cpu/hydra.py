@@ -1,4 +1,4 @@
-"""Hydra attention on the C library: tensors in, tensors out, no autograd."""
+"""Run Hydra attention on the C library, on tensors and without autograd."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _sums_shape(k: Tensor, causal: bool) -> tuple[int, ...]:
 
 
 def _scale(mask: Tensor | None, B: int, T: int, S: int, causal: bool) -> Tensor:
-    """1 / the number of keys each query may attend, (B, T)."""
+    """Return 1 / the number of keys each query may attend, (B, T)."""
     if causal:
         seen = torch.arange(1, T + 1).expand(B, T) if mask is None else mask.cumsum(1).clamp_min(1)
     else:
@@ -68,7 +68,7 @@ def forward(
 def backward(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor, *, causal: bool, of_q: bool, of_k: bool, eps: float, mean: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv."""
+    """Return dq, dk, dv."""
     g, q, k, v = rows(g), rows(q), rows(k), rows(v)
     (B, T, D), S = q.shape, k.shape[1]
     mask = None if mask is None else mask.contiguous()

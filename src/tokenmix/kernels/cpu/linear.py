@@ -1,4 +1,4 @@
-"""Linear attention on the C library: tensors in, tensors out, no autograd."""
+"""Run linear attention on the C library, on tensors and without autograd."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _run(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, alarm: Alarm | No
 def backward(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, y: Tensor, saved: Tensor, *, heads: int, elu: bool, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv."""
+    """Return dq, dk, dv."""
     if marked(saved):
         return _backward_without(g, q, k, v, mask, heads=heads, elu=elu, causal=causal)
     g, q, k, v, y = rows(g), rows(q), rows(k), rows(v), y.contiguous()

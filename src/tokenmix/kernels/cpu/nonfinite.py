@@ -1,10 +1,11 @@
-"""Calls with keys, values, weights or queries that are NaN or infinite: what each output row, and each gradient, then is.
+"""Handle calls with keys, values, weights or queries that are NaN or infinite, in outputs and gradients.
 
-The products of the kernels work on blocks of rows, in which what a row may not attend weighs 0; but 0 * NaN is NaN. So a kernel tells when an output
-is not finite. Then, and only then, the call is made once more without what is NaN or infinite, and NaN is written into the rows that may attend it. Of what
-is kept for the backward pass the first number is then NaN, by which that pass knows: it takes out the same, and the gradients of these rows.
+The products of the kernels work on blocks of rows, in which what a row may not attend has the weight 0; but 0 * NaN is
+NaN. So a kernel reports when an output is not finite. Then, and only then, the call is repeated without the NaN and
+infinite numbers, and NaN is written into the rows that may attend them. The first number kept for the backward pass is
+then NaN, which tells that pass to remove the same numbers, and the gradients of these rows.
 
-A key of -inf weighs 0, a log-weight of +inf counts as the largest; both are exact and stay.
+A key of -inf has the weight 0, a log-weight of +inf counts as the largest; both are exact and stay.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ INF, NAN = float("inf"), float("nan")
 
 
 class Alarm:
-    """What a kernel sets where an output is not finite."""
+    """A flag that a kernel sets when an output is not finite."""
 
     def __init__(self) -> None:
         self.told = torch.zeros(1, dtype=torch.int32)
@@ -36,22 +37,22 @@ class Alarm:
 
 
 def at(alarm: Alarm | None) -> int | None:
-    """The address a kernel sets, if it is asked."""
+    """Return the address that a kernel sets, or None if it is not asked to."""
     return None if alarm is None else pointer(alarm.told)
 
 
 def mark(saved: Tensor) -> None:
-    """Tell the backward pass that this call had to be made without something."""
+    """Tell the backward pass that this call had to be repeated without some numbers."""
     saved.view(-1)[:1] = NAN
 
 
 def marked(saved: Tensor) -> bool:
-    """Whether ``mark`` was called on what is kept."""
+    """Say whether ``mark`` was called on what is kept."""
     return saved.numel() > 0 and math.isnan(ctypes.c_float.from_address(saved.data_ptr()).value)
 
 
 class Finite(NamedTuple):
-    """The arguments without what is NaN or infinite, and the outputs (B, T, D) that may attend it."""
+    """The arguments without NaN and infinite numbers, and the outputs (B, T, D) that may attend these."""
 
     q: Tensor | None
     k: Tensor
@@ -60,22 +61,22 @@ class Finite(NamedTuple):
 
 
 def _over(x: Tensor, causal: bool, T: int) -> Tensor:
-    """Of (B, S, D) whether any token up to each row (B, T, D), or any at all, is set."""
+    """Say for each row (B, T, D) whether any token of x (B, S, D) up to it is set, or any at all if not causal."""
     return x.cumsum(1, dtype=torch.int32) > 0 if causal else x.any(1, keepdim=True).expand(-1, T, -1)
 
 
 def _later(x: Tensor, causal: bool, S: int) -> Tensor:
-    """Of (B, T, D) whether any row from each token (B, S, D) on, or any at all, is set."""
+    """Say for each token (B, S, D) whether any row of x (B, T, D) from it on is set, or any at all if not causal."""
     return x.flip(1).cumsum(1, dtype=torch.int32).flip(1) > 0 if causal else x.any(1, keepdim=True).expand(-1, S, -1)
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:
-    """Whether any feature of a head is set: (B, T, heads e) to (B, T, heads)."""
+    """Say whether any feature of a head is set: (B, T, heads e) to (B, T, heads)."""
     return x.unflatten(-1, (heads, -1)).any(-1)
 
 
 def _spread(x: Tensor, D: int) -> Tensor:
-    """(B, T, heads) to (B, T, D)."""
+    """Repeat (B, T, heads) to (B, T, D)."""
     return x.repeat_interleave(D // x.shape[-1], -1)
 
 
@@ -86,11 +87,12 @@ def _unbounded(x: Tensor) -> Tensor:
 def without(
     q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, T: int, *, causal: bool, heads: int | None = None, weights: Tensor | None = None
 ) -> Finite:
-    """Take out what live tokens hold, and find the rows that may attend it.
+    """Remove NaN and infinite numbers of valid tokens, and find the rows that may attend them.
 
     Args:
         k: (B, S, D), or (B, S, h) with a key per head.
-        heads: in attention by products of features, how many heads the keys and queries are cut into; None where each feature, or key, stands alone.
+        heads: in attention by products of features, the number of heads that keys and queries are cut into; None where
+            each feature, or key, stands alone.
         weights: (B or 1, T, 1 or D) rows whose own log-weights are NaN.
     """
     D, live = v.shape[-1], True if mask is None else mask[..., None]
@@ -108,9 +110,10 @@ def without(
 
 
 def without_weights(w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool, before: int = 0) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Log-weights w (Bw, T, S), or factors (Bw, T, r) and (Bw, S, r), without what is NaN, and the rows (B or Bw, T, 1) it meets with a live key.
+    """Remove NaN from log-weights, and find the rows (B or Bw, T, 1) in which a NaN meets a valid key.
 
     Args:
+        w, w2: log-weights (Bw, T, S) and None, or factors (Bw, T, r) and (Bw, S, r).
         before: rows of the causal form before the first of w.
     """
     S = w.shape[-1] if w2 is None else w2.shape[-2]
@@ -125,7 +128,10 @@ def without_weights(w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal
 
 
 def spoilt_weights(dw: Tensor, dw2: Tensor, hot: Hot, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """Gradients of ``without_weights``' arguments, dw2 empty where there are no factors, with NaN where the rows that are NaN have a part in them."""
+    """Write NaN into the gradients of ``without_weights``' arguments wherever NaN rows contribute to them.
+
+    dw2 is empty where there are no factors.
+    """
     rows, tokens = (a.any(-1) if dw.shape[0] > 1 else a.any(-1).any(0, keepdim=True) for a in (hot.rows, hot.tokens))
     if dw2.numel():
         return dw.masked_fill(rows[..., None], NAN), dw2.masked_fill(tokens[..., None], NAN)
@@ -134,7 +140,10 @@ def spoilt_weights(dw: Tensor, dw2: Tensor, hot: Hot, *, causal: bool) -> tuple[
 
 
 class Hot(NamedTuple):
-    """Where gradients are NaN: rows (B, T, D) that are NaN and of which something is asked, and tokens (B, S, D) that they may attend; g without these rows."""
+    """Where gradients are NaN: NaN rows (B, T, D) that receive a gradient, and tokens (B, S, D) that they may attend.
+
+    g is the gradient of the outputs without these rows.
+    """
 
     g: Tensor
     rows: Tensor
@@ -142,14 +151,14 @@ class Hot(NamedTuple):
 
 
 def asked(g: Tensor, rows: Tensor, mask: Tensor | None, S: int, *, causal: bool) -> Hot:
-    """What a gradient g of the outputs asks of rows that are NaN; a g that is not finite counts as such a row."""
+    """Find where a gradient g of the outputs meets NaN rows; a g that is not finite counts as such a row."""
     hot = (rows & (g != 0)) | ~g.isfinite()
     tokens = _later(hot, causal, S)
     return Hot(g.masked_fill(rows | hot, 0.0), hot, tokens if mask is None else tokens & mask[..., None])
 
 
 def spoilt(grads: Sequence[Tensor], hot: Hot, *, heads: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk and dv with NaN where the rows that are NaN have a part in them."""
+    """Return dq, dk and dv with NaN wherever NaN rows contribute to them."""
     dq, dk, dv = grads
     rows, keys, D = hot.rows, hot.tokens, dv.shape[-1]
     if heads is not None:
