@@ -3,8 +3,8 @@
 The C library computes it, or torch in the rare case that log-weights span ``SPAN`` or more.
 
 Every query sees every key, so one maximum per head and row of the batch is safe, and with E_ts = exp(w) the mixing is
-linear in X = [e^k v | e^k]: y = (E X)_num / (E X)_den. float32 loses keys 87 below the maximum. They cannot matter while
-log-weights span less than ``SPAN``; otherwise the same is computed densely in float64, as in the eager form.
+linear in X = [e^k v | e^k]: y = (E X)_num / (E X)_den. float32 loses keys 87 below the maximum. They cannot matter
+while log-weights span less than ``SPAN``; otherwise the same is computed densely in float64, as in the eager form.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def taps(kernel: Tensor, at: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def full(q: Tensor | None, new: Kept, kept: Kept, w: Tensor) -> Tensor:
-    """Let L new tokens attend R kept keys and each other, causally: (B, L, D). w is (B or 1, 1, L, R + L) in float64."""
+    """Let L new tokens attend R kept keys and each other, causally: (B, L, D). w is (B or 1, 1, L, R + L), float64."""
     B, L, D = new[1].shape
     y = _new((B, L, D), (L * D, D, 1), new[1].dtype)
     inputs = [a.data_ptr() for a in (*new, *kept)]
@@ -207,9 +207,9 @@ def hydra(
 
 
 def linear(q: Tensor, k: Tensor, v: Tensor, live: Tensor | None, past: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Extend linear attention with elu + 1 by L tokens (B, L, H e) after ``past``, m (B, H, e) and acc (B, H, e + 1, e).
+    """Extend linear attention with elu + 1 by L tokens (B, L, H e) after ``past``.
 
-    Returns the outputs, and both after these tokens.
+    ``past`` is m (B, H, e) and acc (B, H, e + 1, e). Returns the outputs, and both after these tokens.
     """
     B, L, D = k.shape
     m, acc = past

@@ -1,7 +1,7 @@
-"""What the kernels on the tensor cores share: units, exponentials, which keys count, the gate, and the sizes of tiles by dtype.
+"""Hold what the tensor-core kernels share: units, exponentials, masks, the gate, and the sizes of tiles by dtype.
 
-Half precision works in powers of two with whole numbers as maxima, so that a larger maximum changes no rounded number; float32 in natural exponents, also
-with whole maxima, so that the sum of two of them is exact.
+Half precision uses powers of two with whole numbers as maxima, so that a larger maximum changes no rounded number.
+float32 uses natural exponents, also with whole maxima, so that the sum of two of them is exact.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from . import INTERPRETED
 
 DEAD = tl.constexpr(-3.4028234663852886e38)  # float32's minimum: a key that counts as masked
 NONE = tl.constexpr(-2.0e38)  # the maximum of no keys
-CAP = tl.constexpr(300.0)  # larger log-weights count as this much
+CAP = tl.constexpr(300.0)  # larger log-weights count as this value
 LIMIT = tl.constexpr(2.0**-60)  # a denominator below this may have lost terms to underflow
 
 
 def _span(*ends: Any, num_stages: int = 0) -> Iterator[Any]:
-    """``range`` by comparisons: triton 3.6's interpreter holds numbers as arrays of one element, which numpy since 2.4 does not take for integers."""
+    """Iterate like ``range``, by comparisons.
+
+    triton 3.6's interpreter holds numbers as arrays of one element, which numpy since 2.4 does not accept as integers.
+    """
     i, end, step = (0, *ends, 1)[:3] if len(ends) == 1 else (*ends, 1)[:3]
     while i < end:
         yield i
@@ -35,7 +38,7 @@ span = _span if INTERPRETED else tl.range
 
 @triton.jit
 def units(x, BASE2: tl.constexpr):
-    """Natural exponents in the kernel's unit."""
+    """Convert natural exponents to the kernel's unit."""
     x = tl.maximum(tl.minimum(x.to(tl.float32), 2.0e38), NONE)
     if BASE2:
         x = x * 1.4426950408889634
@@ -44,7 +47,7 @@ def units(x, BASE2: tl.constexpr):
 
 @triton.jit
 def power(x, BASE2: tl.constexpr):
-    """The exponential of what ``units`` gives."""
+    """Compute the exponential of what ``units`` returns."""
     if BASE2:
         e = tl.exp2(x)
     else:
@@ -54,7 +57,7 @@ def power(x, BASE2: tl.constexpr):
 
 @triton.jit
 def plus(a, b, top, BASE2: tl.constexpr):
-    """a + b - top for a + b up to about top: in float32 with what rounding the sum loses."""
+    """Compute a + b - top for a + b up to about top; in float32, add back what rounding the sum loses."""
     s = a + b
     x = s - top
     if not BASE2:
@@ -65,7 +68,7 @@ def plus(a, b, top, BASE2: tl.constexpr):
 
 @triton.jit
 def operand(x, like, DROP: tl.constexpr):
-    """x as it is multiplied: in the type of what ``like`` points to, or in float32 rounded to the nearest number without its last DROP bits."""
+    """Convert x for a product: to the type ``like`` points to, or to float32 rounded to nearest without DROP bits."""
     if DROP:
         bits = x.to(tl.float32).to(tl.int32, bitcast=True)
         y = ((bits + (1 << (DROP - 1))) & -(1 << DROP)).to(tl.float32, bitcast=True)
@@ -76,13 +79,13 @@ def operand(x, like, DROP: tl.constexpr):
 
 @triton.jit
 def weights(p, ok, BASE2: tl.constexpr):
-    """Log-weights under their cap."""
+    """Load log-weights, capped."""
     return units(tl.minimum(tl.load(p, mask=ok, other=0.0).to(tl.float32), CAP), BASE2)
 
 
 @triton.jit
 def counted(MASK, b, s, S):
-    """Which of these keys exist and are not masked."""
+    """Say which of these keys exist and are not masked."""
     ok = (s >= 0) & (s < S)
     if MASK is not None:
         ok = ok & (tl.load(MASK + b * S + s, mask=ok, other=0) != 0)
@@ -91,19 +94,19 @@ def counted(MASK, b, s, S):
 
 @triton.jit
 def key(p, ok, BASE2: tl.constexpr):
-    """Keys in the kernel's unit, and which of them are alive."""
+    """Load keys in the kernel's unit, and say which of them are valid."""
     k = tl.load(p, mask=ok, other=DEAD).to(tl.float32)
     return units(k, BASE2), k > DEAD
 
 
 @triton.jit
 def opened(q):
-    """sigmoid(q)."""
+    """Compute sigmoid(q)."""
     return 1.0 / (1.0 + tl.exp(-q))
 
 
 class Tiles(NamedTuple):
-    """Sizes by which the work is cut, and how to multiply."""
+    """Hold the sizes by which the work is cut, and how to multiply."""
 
     rows: int  # output rows (queries, or keys in the backward pass) of a tile
     features: int
@@ -119,30 +122,32 @@ class Tiles(NamedTuple):
     registers: int = 0  # what a thread may use; 0 leaves it to ptxas
 
 
-_BFLOAT = (torch.float32, 16) if INTERPRETED else (torch.bfloat16, 0)  # the interpreter cannot multiply bfloat16: the same numbers in float32
+# the interpreter cannot multiply bfloat16, so it takes the same numbers in float32
+_BFLOAT = (torch.float32, 16) if INTERPRETED else (torch.bfloat16, 0)
 
 BY_DTYPE = {
     torch.bfloat16: Tiles(128, 64, 64, 1024, 2048, 8, _BFLOAT[0], "tf32", True, _BFLOAT[1], False),
-    torch.float16: Tiles(128, 64, 32, 1024, 2048, 8, torch.float32, "tf32", True, 13, False),  # float16's precision with the range of float32
+    # float16's precision with the range of float32
+    torch.float16: Tiles(128, 64, 32, 1024, 2048, 8, torch.float32, "tf32", True, 13, False),
     torch.float32: Tiles(64, 32, 16, 256, 2048, 4, torch.float32, "ieee", False, 0, True, 168),
 }
 
 
 def up(n: int, to: int) -> int:
-    """n rounded up to a multiple."""
+    """Round n up to a multiple of ``to``."""
     return -(-n // to) * to
 
 
 def rows(a: Tensor) -> Tensor:
-    """A tensor whose last dimension is contiguous."""
+    """Return a tensor whose last dimension is contiguous."""
     return a if a.stride(-1) == 1 else a.contiguous()
 
 
 def strides(a: Tensor | None) -> tuple[int, int]:
-    """Element strides of batch and time."""
+    """Return the element strides of batch and time."""
     return (0, 0) if a is None else (a.stride(0), a.stride(1))
 
 
 def constants(t: Tiles) -> dict[str, Any]:
-    """The constants every kernel that multiplies takes."""
+    """Return the constants that every kernel with products takes."""
     return {"BASE2": t.base2, "PRECISION": t.precision, "SPLIT": t.split}

@@ -1,18 +1,20 @@
-"""AFT-local and AFT-conv in one dimension in Triton, on the tensor cores: log-weights inside a band, 0 outside of it.
+"""Run AFT-local and AFT-conv in one dimension in Triton, on the tensor cores: log-weights inside a band, 0 outside.
 
-Time is cut into blocks. The rows of block i meet the keys of blocks i - NL .. i + NR, the near ones, one by one, as a product of matrices; all further keys
-weigh exp(0) and come in as sums over whole blocks, before and after:
+Time is cut into blocks. The rows of block i meet the near keys, those of blocks i - NL .. i + NR, one by one as a
+matrix product; all other keys have the weight exp(0) and enter as sums over whole blocks, before and after:
 
     num = E X + e^{-r} (past + future),  E_ts = e^{w_ts - r_t},  X_s = [e^{k_s - m} v_s | e^{k_s - m}]
 
-with r_t the largest log-weight of a row, m the largest key of each feature among all that the block meets, both rounded up to whole numbers. Only positive
-terms are added. E of a band that is the same for all rows (a convolution) is one tile per head.
+r_t is the largest log-weight of a row, and m the largest key of each feature among all that the block meets, both
+rounded up to whole numbers. Only positive terms are added. E of a band that is the same for all rows (a convolution) is
+one tile per head.
 
-Where a denominator comes out below 2^-60 a term that counts may have been lost to underflow: its tile is marked, and another kernel computes it again under
-the maximum of every row and feature. Such denominators are saved with a minus sign, and their part of the gradients is summed term by term too.
+If a denominator comes out below 2^-60, a term that counts may have been lost to underflow: its tile is marked, and
+another kernel computes it again under the maximum of every row and feature. Such denominators are saved with a minus
+sign, and their part of the gradients is summed term by term too.
 
-Backward: Z_t = [g_t / D_t | -g_t y_t / D_t]; near keys get E^T Z, far ones the sums of Z over whole blocks of rows, in units that only ever grow, so that every
-factor is at most 1; dw is the band of E * (Z X^T). All sums have a fixed order.
+Backward: Z_t = [g_t / D_t | -g_t y_t / D_t]; near keys get E^T Z, far ones the sums of Z over whole blocks of rows, in
+units that only ever grow, so that every factor is at most 1; dw is the band of E * (Z X^T). The order of sums is fixed.
 """
 
 from __future__ import annotations
@@ -30,13 +32,15 @@ from ._tiles import BY_DTYPE, CAP, LIMIT, NONE, Tiles, counted, key, opened, ope
 from .launch import bytes_of, launch
 
 BLOCK = {torch.bfloat16: (64, 64), torch.float16: (64, 64), torch.float32: (32, 64)}  # tokens of a block, features of a tile
-STEP = {torch.bfloat16: (32, 32), torch.float16: (32, 16), torch.float32: (16, 16)}  # tokens, and features of a gradient of weights, multiplied at once
-STAGES = {torch.bfloat16: 3, torch.float16: 2, torch.float32: 1}  # loads ahead of a step of that gradient: they cost registers
+# tokens, and features of a gradient of weights, multiplied at once
+STEP = {torch.bfloat16: (32, 32), torch.float16: (32, 16), torch.float32: (16, 16)}
+# loads ahead of a step of that gradient, which cost registers
+STAGES = {torch.bfloat16: 3, torch.float16: 2, torch.float32: 1}
 
 
 @triton.jit
 def _strip(D, H, N: tl.constexpr):
-    """The features of a program, in one head: their head, their numbers, which exist, and their strip."""
+    """Return the features of a program, all in one head: the head, their numbers, which exist, and their strip."""
     strip, width = tl.program_id(0), D // H
     head, c = strip // tl.cdiv(width, N), strip % tl.cdiv(width, N) * N + tl.arange(0, N)
     return head, head * width + c, c < width, strip
@@ -44,7 +48,7 @@ def _strip(D, H, N: tl.constexpr):
 
 @triton.jit
 def _triple(ST, b, i, NB, D, c, inside):
-    """(m, num, den) of block i of ST (B, NB, 3, D); of no keys where there is no such block."""
+    """Load (m, num, den) of block i of ST (B, NB, 3, D), or that of no keys where there is no such block."""
     block = i + c * 0
     ok = inside & (block >= 0) & (block < NB)
     p = ST + (b * NB + i) * 3 * D + c
@@ -61,7 +65,7 @@ def _keep(ST, b, i, NB, D, c, inside, m, num, den):
 
 @triton.jit
 def _tile(K_, V, MASK, b, s, T, kc, c, inside, k_batch, k_row, v_batch, v_row, BASE2: tl.constexpr):
-    """Keys and values (s, c) and which count; s (M, 1), c (1, N)."""
+    """Load keys and values (s, c), and say which count; s is (M, 1), c is (1, N)."""
     ok = counted(MASK, b, s, T) & inside
     k, live = key(K_ + b * k_batch + s * k_row + kc, ok, BASE2)
     ok = ok & live
@@ -70,10 +74,11 @@ def _tile(K_, V, MASK, b, s, T, kc, c, inside, k_batch, k_row, v_batch, v_row, B
 
 @triton.jit
 def band_weights(
-    W, E, R, T, L, H, w_batch, w_head, w_row, NT, NL, LOW, CAUSAL: tl.constexpr, BY_ROW: tl.constexpr, BASE2: tl.constexpr, DROP: tl.constexpr,
+    W, E, R, T, L, H, w_batch, w_head, w_row, NT, NL, LOW, CAUSAL: tl.constexpr, BY_ROW: tl.constexpr,
+    BASE2: tl.constexpr, DROP: tl.constexpr,
     WIDTH: tl.constexpr, BLK: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """r (G, NT, BLK) and E (G, NT, BLK, WIDTH), G = batch x heads of the weights."""
+    """Compute r (G, NT, BLK) and E (G, NT, BLK, WIDTH), G = batch x heads of the weights."""
     i, g = tl.program_id(1), tl.program_id(2).to(tl.int64)
     r = tl.program_id(0) * M + tl.arange(0, M)
     t = i * BLK + r
@@ -100,7 +105,7 @@ def band_weights(
 
 @triton.jit
 def block_sums(K_, V, MASK, ST, T, D, H, NB, k_batch, k_row, v_batch, v_row, PER_HEAD: tl.constexpr, BASE2: tl.constexpr, BLK: tl.constexpr, N: tl.constexpr):
-    """The triple (m, num, den) of each block of keys: ST (B, NB, 3, D)."""
+    """Compute the triple (m, num, den) of each block of keys, ST (B, NB, 3, D)."""
     head, c, inside, _ = _strip(D, H, N)
     i, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     kc = (c * 0 + head if PER_HEAD else c)[None, :]
@@ -113,7 +118,7 @@ def block_sums(K_, V, MASK, ST, T, D, H, NB, k_batch, k_row, v_batch, v_row, PER
 
 @triton.jit
 def carry(ST, PAST, FUTURE, NB, D, CAUSAL: tl.constexpr, BASE2: tl.constexpr, N: tl.constexpr):
-    """The triples of all blocks before each, and of all after it."""
+    """Join the triples of all blocks before each, and of all after it."""
     c, b = tl.program_id(0) * N + tl.arange(0, N), tl.program_id(1).to(tl.int64)
     inside = c < D
     m, num, den = tl.full([N], NONE, tl.float32), tl.zeros([N], tl.float32), tl.zeros([N], tl.float32)
@@ -136,7 +141,7 @@ def carry(ST, PAST, FUTURE, NB, D, CAUSAL: tl.constexpr, BASE2: tl.constexpr, N:
 
 @triton.jit
 def _maximum(ST, PAST, FUTURE, b, i, NB, D, c, inside, NL, NR, CAUSAL: tl.constexpr):
-    """The largest key that rows of block i meet."""
+    """Return the largest key that rows of block i meet."""
     top, _, _ = _triple(PAST, b, i - NL, NB, D, c, inside)
     if not CAUSAL:
         m, _, _ = _triple(FUTURE, b, i + NR, NB, D, c, inside)
@@ -154,7 +159,7 @@ def band_rows(
     CAUSAL: tl.constexpr, PER_HEAD: tl.constexpr, BASE2: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr,
     WIDTH: tl.constexpr, BLK: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Outputs of a block of rows; SAVED (3, B, T, D) takes y before the gate, the denominators and the maxima."""
+    """Compute a block of rows; SAVED (3, B, T, D) receives y before the gate, the denominators and the maxima."""
     head, c, inside, strip = _strip(D, H, N)
     i, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     r = tl.arange(0, BLK)
@@ -200,9 +205,10 @@ def band_rows(
 def band_rows_exact(
     W, PAST, FUTURE, K_, V, MASK, Q, Y, SAVED, FLAG, B, T, D, H, L, NB, NL, NR, LOW, w_batch, w_head, w_row,
     k_batch, k_row, v_batch, v_row, q_batch, q_row,
-    CAUSAL: tl.constexpr, PER_HEAD: tl.constexpr, BASE2: tl.constexpr, BLK: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    CAUSAL: tl.constexpr, PER_HEAD: tl.constexpr, BASE2: tl.constexpr, BLK: tl.constexpr, M: tl.constexpr,
+    N: tl.constexpr,
 ):  # fmt: skip
-    """The marked tiles again, every row and feature under its own maximum."""
+    """Recompute marked tiles, every row and feature under its own maximum."""
     head, c, inside, strip = _strip(D, H, N)
     pm, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     i = pm * M // BLK
@@ -252,7 +258,7 @@ def band_rows_exact(
 
 @triton.jit
 def _row(G, Q, SAVED, b, t, B, T, D, c, ok, g_batch, g_row, q_batch, q_row):
-    """What rows hand to the backward pass: g under the gate, y, the denominator with its sign, the maximum."""
+    """Load what rows give to the backward pass: g times the gate, y, the signed denominator, the maximum."""
     size = (b * 0 + B) * T * D
     at = SAVED + (b * T + t) * D + c
     y, den, top = tl.load(at, mask=ok, other=0.0), tl.load(at + size, mask=ok, other=0.0), tl.load(at + 2 * size, mask=ok, other=3.0e38)
@@ -267,8 +273,11 @@ def band_terms(
     G, Q, SAVED, ST, PAST, FUTURE, Z, DQ, TOP, U, FLAG, B, T, D, H, NB, NL, NR, g_batch, g_row, q_batch, q_row,
     CAUSAL: tl.constexpr, BASE2: tl.constexpr, DROP: tl.constexpr, BLK: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """Z (B, NB BLK, 2, D), zero where the sums were taken term by term; the gate's gradient; the largest key of each block of rows TOP (B, NB, D); what a
-    block of rows gives to keys far before and far after it, U (B, NB, 4, D); which tiles hold sums taken term by term."""
+    """Compute Z (B, NB BLK, 2, D), zero where the sums were taken term by term, and the gate's gradient.
+
+    Also compute TOP (B, NB, D), the largest key of each block of rows; U (B, NB, 4, D), what a block of rows gives to
+    keys far before and far after it; and which tiles hold sums taken term by term.
+    """
     head, c, inside, strip = _strip(D, H, N)
     i, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     t = i * BLK + tl.arange(0, BLK)
@@ -298,7 +307,10 @@ def band_terms(
 
 @triton.jit
 def carry_back(U, ST, PAST, FUTURE, OUT, NB, D, NL, NR, CAUSAL: tl.constexpr, BASE2: tl.constexpr, N: tl.constexpr):
-    """What each block of keys gets from the rows that weigh it with exp(0): OUT (B, NB, 2, D) in units of the block's own maximum."""
+    """Sum what each block of keys gets from the rows that give it the weight exp(0).
+
+    OUT (B, NB, 2, D) is in units of the block's own maximum.
+    """
     c, b = tl.program_id(0) * N + tl.arange(0, N), tl.program_id(1).to(tl.int64)
     inside = c < D
     G, P, unit = tl.zeros([N], tl.float32), tl.zeros([N], tl.float32), tl.full([N], -NONE, tl.float32)
@@ -335,11 +347,13 @@ def carry_back(U, ST, PAST, FUTURE, OUT, NB, D, NL, NR, CAUSAL: tl.constexpr, BA
 
 @triton.jit
 def band_keys(
-    E, Z, ST, TOP, OUT, K_, V, MASK, DK, DV, T, D, H, NB, NL, NR, e_batch, e_head, e_block, k_batch, k_row, v_batch, v_row,
-    PER_HEAD: tl.constexpr, BASE2: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, WIDTH: tl.constexpr, BLK: tl.constexpr, N: tl.constexpr,
+    E, Z, ST, TOP, OUT, K_, V, MASK, DK, DV, T, D, H, NB, NL, NR, e_batch, e_head, e_block, k_batch, k_row, v_batch,
+    v_row,
+    PER_HEAD: tl.constexpr, BASE2: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, WIDTH: tl.constexpr,
+    BLK: tl.constexpr, N: tl.constexpr,
     M: tl.constexpr,
 ):  # fmt: skip
-    """dk (feature by feature) and dv of a block of keys, from M rows at once."""
+    """Compute dk (feature by feature) and dv of a block of keys, from M rows at once."""
     head, c, inside, _ = _strip(D, H, N)
     j, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     r = tl.arange(0, BLK)
@@ -370,7 +384,8 @@ def band_keys(
 def band_keys_exact(
     W, K_, V, MASK, G, Q, SAVED, FLAG, DK, DV, B, T, D, H, L, NB, NL, NR, LOW, w_batch, w_head, w_row,
     k_batch, k_row, v_batch, v_row, g_batch, g_row, q_batch, q_row,
-    CAUSAL: tl.constexpr, PER_HEAD: tl.constexpr, BASE2: tl.constexpr, BLK: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    CAUSAL: tl.constexpr, PER_HEAD: tl.constexpr, BASE2: tl.constexpr, BLK: tl.constexpr, M: tl.constexpr,
+    N: tl.constexpr,
 ):  # fmt: skip
     """Add to dk and dv what the rows of marked tiles nearby give, term by term."""
     head, c, inside, strip = _strip(D, H, N)
@@ -401,7 +416,7 @@ def band_keys_exact(
 
 @triton.jit
 def _pairs_of(i, x0, r, x, T, L, NL, LOW, BLK: tl.constexpr, CAUSAL: tl.constexpr):
-    """Row and key numbers of a tile of E, and which pairs are in the band."""
+    """Return the row and key numbers of a tile of E, and which pairs are in the band."""
     t, s = i * BLK + r[:, None], (i - NL) * BLK + x0 + x[None, :]
     near = (s - t + LOW >= 0) & (s - t + LOW < L)
     if CAUSAL:
@@ -413,10 +428,14 @@ def _pairs_of(i, x0, r, x, T, L, NL, LOW, BLK: tl.constexpr, CAUSAL: tl.constexp
 def band_pairs(
     W, R, Z, TOP, K_, V, MASK, DE, B, T, D, H, L, NB, NL, LOW, COUNT, GROUPS, e_block, w_batch, w_head, w_row,
     k_batch, k_row, v_batch, v_row,
-    CAUSAL: tl.constexpr, BY_ROW: tl.constexpr, SHARED: tl.constexpr, PER_HEAD: tl.constexpr, BASE2: tl.constexpr, DROP: tl.constexpr,
+    CAUSAL: tl.constexpr, BY_ROW: tl.constexpr, SHARED: tl.constexpr, PER_HEAD: tl.constexpr, BASE2: tl.constexpr,
+    DROP: tl.constexpr,
     PRECISION: tl.constexpr, WIDTH: tl.constexpr, BLK: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """E * (Z X^T) of COUNT blocks of rows (one, if each has its own weights): DE (G, GROUPS, BLK, WIDTH), summed over features and a shared batch."""
+    """Compute DE (G, GROUPS, BLK, WIDTH), E * (Z X^T) of COUNT blocks of rows (one, if each has its own weights).
+
+    It is summed over features and a shared batch.
+    """
     x0, group, gw = tl.program_id(0) * BLK, tl.program_id(1), tl.program_id(2).to(tl.int64)
     head, first, width = (gw % H).to(tl.int32), gw // H, D // H
     r, n = tl.arange(0, BLK), tl.arange(0, N)
@@ -484,7 +503,10 @@ def band_pairs_exact(
 
 
 class _Call:
-    """The sizes of a call, its inputs as the kernels take them, and what both directions begin with: E, the sums over blocks of keys."""
+    """Hold the sizes of a call, its inputs as the kernels take them, and what both passes begin with.
+
+    These are E and the sums over blocks of keys.
+    """
 
     def __init__(
         self, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, causal: bool, tiles: Tiles | None, block: tuple[int, int] | None
@@ -510,12 +532,12 @@ class _Call:
 
     @property
     def w_strides(self) -> tuple[int, int, int]:
-        """Of batch, head and row, 0 where the weights do not vary."""
+        """Return the strides of batch, head and row of the weights, 0 where they do not vary."""
         return self.w.stride(0) * (self.w.shape[0] > 1), self.w.stride(1), self.w.stride(2) * self.by_row
 
     @property
     def e_strides(self) -> tuple[int, int, int]:
-        """The same of the tiles of E."""
+        """Return the same strides of the tiles of E."""
         return self.H * self.NT * (self.w.shape[0] > 1), self.NT, int(self.by_row)
 
     def _weights(self) -> None:
@@ -535,14 +557,14 @@ class _Call:
         launch(carry, (-(-self.D // 32), self.B), *states, self.NB, self.D, CAUSAL=self.causal, BASE2=base2, N=32, warps=1)
 
     def first(self) -> Tensor | None:
-        """The first key of each row that counts; T where there is none."""
+        """Return the first valid key of each row; T where there is none."""
         if self.mask is None:
             return None
         return torch.where(self.mask.any(1), self.mask.to(torch.uint8).argmax(1), self.T).to(torch.int32)
 
     @property
     def small(self) -> int:
-        """Tokens of a tile that is summed term by term."""
+        """Return the tokens of a tile that is summed term by term."""
         return min(16, self.BLK)
 
 
@@ -555,11 +577,13 @@ def forward(
     q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, *,
     causal: bool, save: bool, tiles: Tiles | None = None, block: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """y_t = gate(q_t) * sum_s exp(k_s + w_ts) v_s / sum_s exp(k_s + w_ts), w_ts = 0 outside of the band; q None is no gate.
+    """Compute y_t = gate(q_t) * sum_s exp(k_s + w_ts) v_s / sum_s exp(k_s + w_ts), where w_ts = 0 outside the band.
 
     Args:
-        q, v: (B, T, D); k: (B, T, D), or (B, T, h) where channel c uses the key of head c // (D / h).
-        w: log-weights (1 or B, 1 or h, 1 or T, L); entry j of row t belongs to key t + j - (L - 1) when causal, t + j - L // 2 otherwise.
+        q, v: (B, T, D), q None for no gate; k: (B, T, D), or (B, T, h) where channel c uses the key of head
+            c // (D / h).
+        w: log-weights (1 or B, 1 or h, 1 or T, L); entry j of row t belongs to key t + j - (L - 1) when causal,
+            t + j - L // 2 otherwise.
         mask: (B, T), True = may be attended.
 
     Returns:
@@ -583,7 +607,7 @@ def backward(
     g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, y: Tensor, saved: Tensor, *,
     causal: bool, tiles: Tiles | None = None, block: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """dq (empty without q), dk, dv, and dw as w; saved is what forward returned; its y is not needed here."""
+    """Return dq (empty without q), dk, dv, and dw shaped like w; ``saved`` is that of ``forward``, its y unused."""
     c, g = _Call(q, k, v, w, mask, causal, tiles, block), rows(g)
     dq = v.new_empty((0,) if q is None else q.shape)
     z, top, out, flag = _terms(c, g, dq, saved)
@@ -605,7 +629,7 @@ def backward(
 
 
 def _terms(c: _Call, g: Tensor, dq: Tensor, saved: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Z, the maxima of the blocks of rows, what blocks of keys get from far rows, and the marks."""
+    """Compute Z, the maxima of the blocks of rows, what blocks of keys get from far rows, and the marks."""
     z = g.new_empty(c.B, c.NB * c.BLK, 2, c.D, dtype=c.t.operand)
     top, u, out = (g.new_empty(c.B, c.NB, n, c.D, dtype=torch.float32) for n in (1, 4, 2))
     flag = g.new_empty(c.B, c.NB, c.strips, dtype=torch.int32)
@@ -618,7 +642,10 @@ def _terms(c: _Call, g: Tensor, dq: Tensor, saved: Tensor) -> tuple[Tensor, Tens
 
 
 def _pairs(c: _Call, z: Tensor, top: Tensor, inputs: tuple[Any, ...], more: tuple[int, ...], constant: dict[str, Any]) -> Tensor:
-    """The gradient of the log-weights of every tile (G, groups, BLK, width), groups of blocks of rows summed where they share their weights."""
+    """Compute the gradient of the log-weights of every tile, (G, groups, BLK, width).
+
+    Groups of blocks of rows are summed where they share their weights.
+    """
     count = 1 if c.by_row else -(-c.NB // 16)
     groups, G = -(-c.NB // count), c.R.shape[0]
     de = z.new_empty(G, groups, c.BLK, c.width, dtype=torch.float32)
@@ -634,7 +661,7 @@ def _pairs(c: _Call, z: Tensor, top: Tensor, inputs: tuple[Any, ...], more: tupl
 
 
 def _band_of(c: _Call, de: Tensor) -> Tensor:
-    """The band (Bw, H, Tw, L) of tiles: entry j of row r of a tile is its column r + j + NL BLK - low."""
+    """Cut the band (Bw, H, Tw, L) out of tiles: entry j of row r of a tile is its column r + j + NL BLK - low."""
     G, groups, BLK, width = de.shape
     band = de.as_strided((G, groups, BLK, c.L), (groups * BLK * width, BLK * width, width + 1, 1), c.NL * BLK - c.low)
     band = band.reshape(G, groups * BLK, c.L)[:, : c.T] if c.by_row else band.sum((1, 2))[:, None]
@@ -652,7 +679,7 @@ def _sample(dtype: torch.dtype, causal: bool, conv: bool, masked: bool, gate: bo
 
 
 def samples() -> Iterator[tuple[str, Callable[[], None]]]:
-    """Calls on meta tensors that together launch every configuration."""
+    """Yield calls on meta tensors that together launch every configuration."""
     for dtype in BY_DTYPE:
         name = str(dtype).removeprefix("torch.")
         for causal in (True, False):

@@ -1,16 +1,19 @@
-"""AFT-full in Triton, on the tensor cores: y_t = gate(q_t) * sum_s e^{k_s + w_ts} v_s / sum_s e^{k_s + w_ts}, feature by feature.
+"""Run AFT-full in Triton, on the tensor cores, feature by feature.
 
+    y_t = gate(q_t) * sum_s e^{k_s + w_ts} v_s / sum_s e^{k_s + w_ts}
     E_ts = e^{w_ts - r_t},  X_s = [e^{k_s - m} v_s | e^{k_s - m}],  [num | den] = E X
 
-with r_t the largest weight of row t and m the largest key of each feature: over all keys, or with causal over the keys up to the end of a segment, so that m
-grows from segment to segment and the sums are rescaled between two. Both are rounded up to whole numbers. E, without its future, is written once for a
-block of rows and serves the whole batch.
+r_t is the largest weight of row t and m the largest key of each feature: over all keys or, in the causal form, over the
+keys up to the end of a segment, so that m grows from segment to segment and the sums are rescaled in between. Both are
+rounded up to whole numbers. E, without its future, is written once for a block of rows and serves the whole batch.
 
-Where a denominator comes out below 2^-60 a term that counts may have been lost to underflow: its tile is marked, and another kernel computes it again under
-the maximum of every row and feature. Such denominators are saved with a minus sign, and their part of the gradients is summed term by term too.
+If a denominator comes out below 2^-60, a term that counts may have been lost to underflow: its tile is marked, and
+another kernel computes it again under the maximum of every row and feature. Such denominators are saved with a minus
+sign, and their part of the gradients is summed term by term too.
 
-Backward, with Z_t = [g_t / D_t | -g_t y_t / D_t]: [G | P] = E^T Z, dv = e^{k - m} G, dk = e^{k - m} (v G + P), dw = E * (Z X^T). Keys collect from the last
-segment of rows to their own, rescaled from segment to segment by factors of at most 1. All sums have a fixed order.
+Backward, with Z_t = [g_t / D_t | -g_t y_t / D_t]: [G | P] = E^T Z, dv = e^{k - m} G, dk = e^{k - m} (v G + P),
+dw = E * (Z X^T). Keys collect from the last segment of rows to their own, rescaled from segment to segment by factors
+of at most 1. All sums have a fixed order.
 """
 
 from __future__ import annotations
@@ -34,7 +37,10 @@ def row_weights(
     W, E, R, row0, n, S, w_batch, w_row, SP, RP,
     CAUSAL: tl.constexpr, BASE2: tl.constexpr, DROP: tl.constexpr, TILE: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """r_t and E of a block of rows: E (Bw, RP, SP), zero in the future (as far as it is read, to the end of a TILE) and beyond the end."""
+    """Compute r_t and E (Bw, RP, SP) of a block of rows.
+
+    E is zero in the future (as far as it is read, to the end of a TILE) and beyond the end.
+    """
     i, s = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, K)
     b = tl.program_id(1).to(tl.int64)
     at = W + b * w_batch + i[:, None] * w_row
@@ -64,7 +70,7 @@ def row_weights(
 
 @triton.jit
 def key_maxima(K_, MASK, REF, S, D, DP, NSEG, k_batch, k_row, BASE2: tl.constexpr, SEG: tl.constexpr, K: tl.constexpr, N: tl.constexpr):
-    """The largest key of each segment, rounded up: REF (B, NSEG, DP)."""
+    """Compute the largest key of each segment, rounded up: REF (B, NSEG, DP)."""
     pn, seg, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     c = pn * N + tl.arange(0, N)
     top = tl.full([N], NONE, tl.float32)
@@ -81,7 +87,7 @@ def key_terms(
     K_, V, MASK, REF, X, S, D, DP, SP, NSEG, k_batch, k_row, v_batch, v_row,
     BASE2: tl.constexpr, DROP: tl.constexpr, SEG: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """X (B, SP, 2 DP) in units of its segment's maximum; zero for masked keys and beyond the end."""
+    """Compute X (B, SP, 2 DP) in units of its segment's maximum; zero for masked keys and beyond the end."""
     c, s, b = tl.program_id(0) * N + tl.arange(0, N), tl.program_id(1) * K + tl.arange(0, K), tl.program_id(2).to(tl.int64)
     ok = counted(MASK, b, s, S)[:, None] & (c < D)[None, :]
     k, live = key(K_ + b * k_batch + s[:, None] * k_row + c[None, :], ok, BASE2)
@@ -100,7 +106,7 @@ def row_sums(
     CAUSAL: tl.constexpr, BASE2: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr, SEG: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """[num | den] = E X for a tile of rows and features, and the output."""
+    """Compute [num | den] = E X for a tile of rows and features, and the output."""
     pn, pm, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     if CAUSAL:
         pm = tl.num_programs(1) - 1 - pm  # the longest first
@@ -138,7 +144,7 @@ def row_sums(
             num = tl.dot(e, tl.load(x_at + s * (2 * DP)), num, input_precision=PRECISION)
             den = tl.dot(e, tl.load(x_at + s * (2 * DP) + DP), den, input_precision=PRECISION)
     ok = (i < n)[:, None] & (c < D)[None, :]
-    limit = tl.full([M], LIMIT, tl.float32)  # of each row: with a key that counts, or without
+    limit = tl.full([M], LIMIT, tl.float32)  # for each row, with a valid key or without
     if FIRST is not None:
         first = tl.load(FIRST + b)
         limit = tl.where(row0 + i >= first if CAUSAL else i * 0 + first < S, limit, 0.0)
@@ -157,7 +163,7 @@ def row_sums(
 
 @triton.jit
 def _logit(w_at, k_at, MASK, b, s, S, t, inside, CAUSAL: tl.constexpr, BASE2: tl.constexpr):
-    """Weights (M, 1) and key (1, N) of one token s, and the pairs that count."""
+    """Load the weights (M, 1) and the key (1, N) of one token s, and say which pairs count."""
     k, live = key(k_at, inside & counted(MASK, b, s + tl.arange(0, 1), S), BASE2)
     w = weights(w_at, t >= 0, BASE2)
     ok = live[None, :] & (t >= s)[:, None] if CAUSAL else live[None, :] & (t >= 0)[:, None]
@@ -166,10 +172,11 @@ def _logit(w_at, k_at, MASK, b, s, S, t, inside, CAUSAL: tl.constexpr, BASE2: tl
 
 @triton.jit
 def row_exact(
-    W, K_, V, MASK, FLAG, Q, Y, Y0, DEN, TOP, row0, n, T, S, D, k_batch, k_row, v_batch, v_row, q_batch, q_row, w_batch, w_row,
+    W, K_, V, MASK, FLAG, Q, Y, Y0, DEN, TOP, row0, n, T, S, D, k_batch, k_row, v_batch, v_row, q_batch, q_row,
+    w_batch, w_row,
     CAUSAL: tl.constexpr, BASE2: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FM: tl.constexpr, FN: tl.constexpr,
 ):  # fmt: skip
-    """The marked tiles again, every row and feature under its own maximum. With Y None only these maxima, TOP."""
+    """Recompute marked tiles, every row and feature under its own maximum; if Y is None, only these maxima, TOP."""
     pn, pm, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     if tl.load(FLAG + (b * tl.cdiv(T, FM) + (row0 + pm * M) // FM) * tl.cdiv(D, FN) + pn * N // FN) != 0:
         i, c = pm * M + tl.arange(0, M), pn * N + tl.arange(0, N)
@@ -211,7 +218,10 @@ def row_terms(
     G, Q, Y0, DEN, Z, DQ, FLAG, T, D, TP, DP, g_batch, g_row, q_batch, q_row,
     DROP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FM: tl.constexpr,
 ):  # fmt: skip
-    """Z (B, TP, 2 DP), zero where the sums were taken term by term; the gate's gradient; and which tiles (FM, N) hold such sums."""
+    """Compute Z (B, TP, 2 DP), the gate's gradient, and which tiles (FM, N) hold sums taken term by term.
+
+    Z is zero where sums were taken term by term.
+    """
     pn, pf, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     c = pn * N + tl.arange(0, N)
     marked = 0
@@ -236,10 +246,11 @@ def row_terms(
 @triton.jit
 def key_sums(
     E, Z, REF, ACC, K_, V, MASK, DK, DV, row0, row1, S, D, SP, TP, DP, NSEG, e_batch, k_batch, k_row, v_batch, v_row,
-    CAUSAL: tl.constexpr, BASE2: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr, BEGIN: tl.constexpr, END: tl.constexpr, SEG: tl.constexpr,
+    CAUSAL: tl.constexpr, BASE2: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr, BEGIN: tl.constexpr,
+    END: tl.constexpr, SEG: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """[G | P] = E^T Z over the rows row0 .. row1, added to what later rows gave (ACC, unless BEGIN); at the END dk and dv."""
+    """Add [G | P] = E^T Z of rows row0 .. row1 to that of later rows (ACC, unless BEGIN); at the END, dk and dv."""
     pn, pm, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     s, c = pm * M + tl.arange(0, M), pn * N + tl.arange(0, N)
     own = 0
@@ -294,7 +305,7 @@ def key_sums(
 
 @triton.jit
 def _row_of(G, Q, Y0, DEN, TOP, at, g_at, q_at, ok):
-    """What rows summed term by term give to their keys: g / D, y, top; 0 for other rows."""
+    """Load what rows summed term by term give to their keys: g / D, y, top; 0 for other rows."""
     den, y, top = tl.load(DEN + at, mask=ok, other=0.0), tl.load(Y0 + at, mask=ok, other=0.0), tl.load(TOP + at, mask=ok, other=0.0)
     g = tl.load(G + g_at, mask=ok, other=0.0).to(tl.float32)
     if Q is not None:
@@ -341,10 +352,11 @@ def key_exact(
 @triton.jit
 def pair_sums(
     W, R, Z, X, REF, DW, row0, n, B, S, SP, TP, DP, RP, NSEG, w_batch, w_row, d_batch, d_row,
-    CAUSAL: tl.constexpr, SHARED: tl.constexpr, BASE2: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr, SEG: tl.constexpr, DROP: tl.constexpr,
+    CAUSAL: tl.constexpr, SHARED: tl.constexpr, BASE2: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
+    SEG: tl.constexpr, DROP: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """dw = E * (Z X^T), summed over features and, where the batch shares its weights, over the batch."""
+    """Compute dw = E * (Z X^T), summed over features and, where the batch shares its weights, over the batch."""
     ps, pm, first = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     i, s = pm * M + tl.arange(0, M), ps * N + tl.arange(0, N)
     count, seg, row_seg = 1, 0, 0
@@ -387,7 +399,8 @@ def pair_sums(
 def pair_exact(
     W, K_, V, MASK, G, Q, Y0, DEN, TOP, FLAG, DW, row0, n, B, T, S, D,
     k_batch, k_row, v_batch, v_row, g_batch, g_row, q_batch, q_row, w_batch, w_row, d_batch, d_row,
-    CAUSAL: tl.constexpr, SHARED: tl.constexpr, BASE2: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FM: tl.constexpr, FN: tl.constexpr,
+    CAUSAL: tl.constexpr, SHARED: tl.constexpr, BASE2: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    FM: tl.constexpr, FN: tl.constexpr,
 ):  # fmt: skip
     """Add to dw what marked tiles give, term by term."""
     ps, pm, first = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -427,7 +440,7 @@ EXACT: dict[str, Any] = {"M": 32, "N": 32, "warps": 8, "registers": 128}  # the 
 
 @dataclass
 class _Call:
-    """The sizes of a call, its inputs as the kernels take them, and the keys' part of the work, done once."""
+    """Hold the sizes of a call, its inputs as the kernels take them, and the keys' part of the work, done once."""
 
     k: Tensor
     v: Tensor
@@ -458,17 +471,21 @@ class _Call:
         launch(key_terms, (self.strips, self.SP // 32, self.B), *tensors, *sizes, *strides(self.k), *strides(self.v), warps=4, DROP=t.drop, **fixed)
 
     def first(self, save: bool) -> Tensor | None:
-        """The first key of each row that counts; S where there is none."""
+        """Return the first valid key of each row; S where there is none."""
         if self.mask is None:
-            return self.k.new_zeros(self.B, dtype=torch.int32) if save else None  # without it ptxas gives the saving kernel a stack frame
+            # without a tensor ptxas gives the saving kernel a stack frame
+            return self.k.new_zeros(self.B, dtype=torch.int32) if save else None
         return torch.where(self.mask.any(1), self.mask.to(torch.uint8).argmax(1), self.S).to(torch.int32)
 
     def blocks(self) -> list[int]:
-        """Where the blocks of rows begin."""
+        """Return where the blocks of rows begin."""
         return list(range(0, self.T, self.tiles.block))
 
     def log_weights(self, row0: int) -> Tensor:
-        """(Bw, n, S): the weights of a block of rows. Factors are multiplied in float64 where float32 is asked for: rounding would count."""
+        """Return the weights of a block of rows, (Bw, n, S).
+
+        Factors are multiplied in float64 where the kernel uses float32, because the rounding would matter.
+        """
         cut = slice(row0, row0 + self.tiles.block)
         if self.w2 is None:
             return rows(self.w[:, cut])
@@ -476,7 +493,7 @@ class _Call:
         return (self.w[:, cut].to(wide) @ self.w2.to(wide).mT).float()
 
     def exponentials(self, w: Tensor, row0: int) -> tuple[Tensor, Tensor]:
-        """E (Bw, RP, SP) and r (Bw, RP)."""
+        """Compute E (Bw, RP, SP) and r (Bw, RP)."""
         t, n = self.tiles, w.shape[1]
         RP = up(n, t.rows)
         E, R = w.new_empty(self.Bw, RP, self.SP, dtype=t.operand), w.new_empty(self.Bw, RP, dtype=torch.float32)
@@ -485,11 +502,11 @@ class _Call:
         return E, R
 
     def batch(self, a: Tensor) -> int:
-        """The batch stride of something made of the weights."""
+        """Return the batch stride of something made from the weights."""
         return 0 if self.shared else a.stride(0)
 
     def exact(self, row0: int, w: Tensor, flag: Tensor, q: Tensor | None, y: Tensor | None, y0: Tensor | None, den: Tensor | None, top: Tensor | None) -> None:
-        """Marked tiles of a block of rows term by term; without y only their maxima."""
+        """Compute the marked tiles of a block of rows term by term; without y only their maxima."""
         t, n = self.tiles, w.shape[1]
         grid = -(-self.D // EXACT["N"]), -(-n // EXACT["M"]), self.B
         sizes = row0, n, self.T, self.S, self.D, *strides(self.k), *strides(self.v), *strides(q), self.batch(w), w.stride(1)
@@ -507,9 +524,9 @@ def saved_shapes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor |
 def forward(
     q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool, save: bool, tiles: Tiles | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y (B, T, D), and what the backward pass needs (empty unless ``save``): y before the gate, and the denominators.
+    """Return y (B, T, D), y before the gate, and the denominators (the latter two empty unless ``save``).
 
-    k, v (B, S, D); log-weights w (Bw, T, S), or w (Bw, T, r) and w2 (Bw, S, r) with w w2^T; Bw is 1 or B.
+    k, v are (B, S, D); the log-weights are w (Bw, T, S), or w w2^T with w (Bw, T, r) and w2 (Bw, S, r); Bw is 1 or B.
     """
     q = None if q is None else rows(q)
     c = _Call(rows(k), rows(v), w, w2, mask, causal, tiles or BY_DTYPE[k.dtype])
@@ -530,10 +547,11 @@ def forward(
 
 
 def backward(
-    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, y0: Tensor, den: Tensor, *,
+    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, y0: Tensor,
+    den: Tensor, *,
     causal: bool, tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """dq (empty without q), dk, dv, dw, dw2 (empty without w2)."""
+    """Return dq (empty without q), dk, dv, dw, dw2 (empty without w2)."""
     g, q = rows(g), None if q is None else rows(q)
     c = _Call(rows(k), rows(v), w, w2, mask, causal, tiles or BY_DTYPE[k.dtype])
     b = _Backward(c, g, q, y0, den)
@@ -553,7 +571,7 @@ def backward(
 
 
 class _Backward:
-    """The gradients of one call, block of rows by block, the last first."""
+    """The gradients of one call, one block of rows after another, the last first."""
 
     def __init__(self, c: _Call, g: Tensor, q: Tensor | None, y0: Tensor, den: Tensor):
         t = c.tiles
@@ -570,7 +588,10 @@ class _Backward:
         launch(row_terms, (c.strips, c.row_tiles, c.B), *tensors, *sizes, DROP=t.drop, M=32, N=t.features, FM=t.rows)
 
     def block(self, row0: int, w: Tensor, dw: Tensor | None) -> Tensor:
-        """The sums of a block of rows for dk and dv, and its dw: into ``dw`` (Bw, T, S), or returned as (Bw, n, S) float32."""
+        """Compute the sums of a block of rows for dk and dv, and its dw.
+
+        It goes into ``dw`` (Bw, T, S), or is returned as (Bw, n, S) in float32.
+        """
         c, t = self.c, self.c.tiles
         E, R = c.exponentials(w, row0)
         n, RP = w.shape[1], R.shape[1]
@@ -621,7 +642,7 @@ def _sample(dtype: torch.dtype, causal: bool, masked: bool, gate: bool, factors:
 
 
 def samples() -> Iterator[tuple[str, Callable[[], None]]]:
-    """Calls on meta tensors that together launch every configuration."""
+    """Yield calls on meta tensors that together launch every configuration."""
     for dtype in BY_DTYPE:
         name = str(dtype).removeprefix("torch.")
         for causal in (True, False):

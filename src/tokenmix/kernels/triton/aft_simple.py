@@ -1,18 +1,20 @@
-"""AFT-simple in Triton: y_t = gate(q_t) * sum_s e^{k_s} v_s / sum_s e^{k_s}, feature by feature, over s <= t or over all s.
+"""Run AFT-simple in Triton: y_t = gate(q_t) * sum_s e^{k_s} v_s / sum_s e^{k_s}, over s <= t or all s.
 
-Causal: time is cut into chunks of 64 tokens. Three launches: the triple (m, num, den) of each chunk, m its largest key; the triples of all chunks
-before each; the outputs. A program owns a chunk and a strip of features, walks the chunk in tiles of a few tokens, and each thread holds whole columns of a
-tile, so that sums along time need no exchange. A tile whose keys stay within 60 above the running maximum is summed under one maximum, with one
-exponential per key; any other takes the recurrence row by row, which is exact for any finite keys. Sums restart from the chunk's triple, and
-the triples are joined in float64, so long sums do not drift.
+All features are independent. Causal: time is cut into chunks of 64 tokens. There are three launches: the triple (m,
+num, den) of each chunk, where m is its largest key; the triples of all chunks before each; the outputs. A program
+owns a chunk and a strip of features and walks the chunk in tiles of a few tokens; each thread holds whole columns of
+a tile, so that sums along time need no exchange. A tile whose keys stay within 60 above the running maximum is summed
+under one maximum, with one exponential per key; any other takes the recurrence row by row, which is exact for any
+finite keys. Sums restart from the chunk's triple, and the triples are joined in float64, so long sums do not drift.
 
 Backward: with a_t = e^{k_t} / D_t and b_t = D_{t-1} / D_t, both at most 1,
     r_t = g_t + b_{t+1} r_{t+1},  p_t = g_t y_t + b_{t+1} p_{t+1},  dv_t = a_t r_t,  dk_t = a_t (v_t r_t - p_t),
-again in three launches: what each chunk hands to those before it, the sums of that over later chunks, the gradients. The sums are kept as r_t / D_t
-and p_t / D_t in units of e^-m, m the running maximum, so that no product of many b is formed. The first launch also notes the triple at the start of
-each tile, for the last to walk the tiles backwards.
+again in three launches: what each chunk passes to those before it, the sums of that over later chunks, the gradients.
+The sums are kept as r_t / D_t and p_t / D_t in units of e^-m, m the running maximum, so that no product of many b is
+formed. The first launch also records the triple at the start of each tile, so that the last can walk the tiles
+backwards.
 
-Packed sequences: ``start`` marks the first token of each; the sums start anew there. Where q is None there is no gate.
+Packed sequences: ``start`` marks the first token of each, where the sums restart. If q is None there is no gate.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ DEAD = tl.constexpr(-(2.0 - 2.0**-23) * 2.0**127)  # the key of a masked token: 
 
 @triton.jit
 def _place(T, D, CHUNK: tl.constexpr, BD: tl.constexpr):
-    """What a program works on: its row of the batch, its chunk, the number of chunks, its features."""
+    """Return what a program works on: its row of the batch, its chunk, the number of chunks, its features."""
     strips, chunks = tl.cdiv(D, BD), tl.cdiv(T, CHUNK)
     i = tl.program_id(0)
     od = tl.max_contiguous(
@@ -49,7 +51,7 @@ def _place(T, D, CHUNK: tl.constexpr, BD: tl.constexpr):
 
 @triton.jit
 def _alive(MASK, b, t, T):
-    """Which of these tokens may be attended."""
+    """Say which of these tokens are valid."""
     ok = t < T
     if MASK is not None:
         ok = ok & (tl.load(MASK + b * T + t, mask=ok, other=0) != 0)
@@ -58,7 +60,7 @@ def _alive(MASK, b, t, T):
 
 @triton.jit
 def _keys(K, V, at_k, at_v, ok):
-    """Keys and values of a tile in float32; masked ones are DEAD and 0 whatever they hold."""
+    """Load keys and values of a tile in float32; masked ones are DEAD and 0 whatever they hold."""
     k = tl.load(K + at_k, mask=ok, other=DEAD).to(tl.float32)
     return tl.maximum(k, DEAD, propagate_nan=tl.PropagateNan.ALL), tl.load(V + at_v, mask=ok, other=0.0).to(tl.float32)
 
@@ -80,13 +82,13 @@ def _keep(S, b, c, chunks, D, od, m, num, den):
 
 @triton.jit
 def _row(x, rows, i):
-    """Row i of a tile; summed as integers, for a sum with 0 folds away where i is known."""
+    """Return row i of a tile, summed as integers, because a sum with 0 folds away where i is a constant."""
     return tl.sum(tl.where(rows[:, None] == i, x.to(tl.int32, bitcast=True), 0), 0).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _suffix(x, rest, rows, ROWS: tl.constexpr):
-    """Sums along a tile from its last row up, after ``rest``. (A reversed scan would send every number to another thread.)"""
+    """Sum along a tile from its last row up, after ``rest``; a reversed scan would exchange data between threads."""
     y = tl.zeros_like(x)
     for i in tl.static_range(ROWS):
         rest += _row(x, rows, ROWS - 1 - i)
@@ -96,7 +98,7 @@ def _suffix(x, rest, rows, ROWS: tl.constexpr):
 
 @triton.jit
 def _over(a, b):
-    """a / b, and 0 where b is 0."""
+    """Compute a / b, and 0 where b is 0."""
     return tl.where(b == 0, 0.0, a / tl.where(b == 0, 1.0, b))
 
 
@@ -107,7 +109,7 @@ def _starts(START, b, t, T):
 
 @triton.jit
 def totals(K, V, MASK, START, TOTAL, T, D, kb, kt, vb, vt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr):
-    """The triple of each chunk; with START, of what follows its last start."""
+    """Compute the triple of each chunk; with START, of what follows its last start."""
     b, c, chunks, od = _place(T, D, CHUNK, BD)
     rows = tl.arange(0, ROWS)
     K += b * kb + c.to(tl.int64) * CHUNK * kt
@@ -137,7 +139,7 @@ def _join(m1, n1, d1, m2, n2, d2):
 
 @triton.jit
 def _join_wide(m1, n1, d1, m2, n2, d2):
-    """Join with the first sums in float64."""
+    """Join two triples, the first in float64."""
     m = tl.maximum(m1, m2)
     a, b = tl.exp(m1 - m).to(tl.float64), tl.exp(m2 - m).to(tl.float64)
     return m, n1 * a + n2.to(tl.float64) * b, d1 * a + d2.to(tl.float64) * b
@@ -145,7 +147,7 @@ def _join_wide(m1, n1, d1, m2, n2, d2):
 
 @triton.jit
 def carry(TOTAL, FRESH, BEFORE, chunks, D, ROWS: tl.constexpr, BD: tl.constexpr):
-    """The triple of all chunks before each; FRESH (B, chunks) marks chunks in which a sequence starts."""
+    """Join the triples of all chunks before each; FRESH (B, chunks) marks chunks in which a sequence starts."""
     b = tl.program_id(1).to(tl.int64)
     od, rows = tl.program_id(0) * BD + tl.arange(0, BD), tl.arange(0, ROWS)
     m, num, den = tl.full([BD], FLOOR, tl.float32), tl.zeros([BD], tl.float64), tl.zeros([BD], tl.float64)
@@ -167,14 +169,14 @@ def carry(TOTAL, FRESH, BEFORE, chunks, D, ROWS: tl.constexpr, BD: tl.constexpr)
 
 @triton.jit
 def _anew(starts, rows, i, m, num, den):
-    """The triple before row i, dropped if a sequence starts there."""
+    """Return the triple before row i, reset if a sequence starts there."""
     fresh = tl.sum(tl.where(rows == i, starts, 0), 0) != 0
     return tl.where(fresh, FLOOR, m), tl.where(fresh, 0.0, num), tl.where(fresh, 0.0, den)
 
 
 @triton.jit
 def _sums(k, v, starts, anew, rows, m, num, den, ROWS: tl.constexpr):
-    """Sums along a tile after the triple (m, num, den): y and the triple after it."""
+    """Sum along a tile after the triple (m, num, den), and return y and the triple after the tile."""
     top = tl.maximum(m, tl.max(k, 0))
     if (tl.max(top - m, 0) < SAFE) & (anew == 0):
         e, old = tl.exp(k - top[None, :]), tl.exp(m - top)
@@ -191,7 +193,7 @@ def _sums(k, v, starts, anew, rows, m, num, den, ROWS: tl.constexpr):
 
 @triton.jit
 def outputs(Q, K, V, MASK, START, BEFORE, Y, T, D, qb, qt, kb, kt, vb, vt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr):
-    """y of each chunk, from the triple before it."""
+    """Compute y of each chunk from the triple before it."""
     b, c, chunks, od = _place(T, D, CHUNK, BD)
     rows, first = tl.arange(0, ROWS), c.to(tl.int64) * CHUNK
     K += b * kb + first * kt
@@ -218,7 +220,7 @@ def outputs(Q, K, V, MASK, START, BEFORE, Y, T, D, qb, qt, kb, kt, vb, vt, CHUNK
 
 @triton.jit
 def _replay(k, v, starts, anew, rows, m, num, den, ref, open, ROWS: tl.constexpr):
-    """y_t and e^ref / D_t of each row of a tile, 0 once a sequence started; the triple after it, and whether none has."""
+    """Return y_t and e^ref / D_t of each row, 0 once a sequence started; the triple after; and whether none started."""
     top = tl.maximum(m, tl.max(k, 0))
     if (tl.max(top - m, 0) < SAFE) & (anew == 0):
         e, old = tl.exp(k - top[None, :]), tl.exp(m - top)
@@ -239,18 +241,20 @@ def _replay(k, v, starts, anew, rows, m, num, den, ref, open, ROWS: tl.constexpr
 
 @triton.jit
 def _step(kk, vv, m, num, den):
-    """One key joins the triple."""
+    """Add one key to the triple."""
     return _join(m, num, den, tl.maximum(kk, FLOOR, propagate_nan=tl.PropagateNan.ALL), vv, tl.where(kk > DEAD, 1.0, 0.0))
 
 
 @triton.jit
 def back_totals(
-    G, Q, K, V, MASK, START, BEFORE, TILES, HANDED, T, D, gb, gt, qb, qt, kb, kt, vb, vt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr
+    G, Q, K, V, MASK, START, BEFORE, TILES, HANDED, T, D, gb, gt, qb, qt, kb, kt, vb, vt, CHUNK: tl.constexpr,
+    ROWS: tl.constexpr, BD: tl.constexpr
 ):  # fmt: skip
-    """What each chunk hands to those before it, HANDED (B, chunks, 3, D): its sums of g_t e^m / D_t and g_t y_t e^m / D_t, m the maximum before it, and
-    whether more may pass through it.
+    """Compute what each chunk passes to those before it, HANDED (B, chunks, 3, D).
 
-    TILES (B, chunks * CHUNK / ROWS, 3, D) receives the triple before each tile."""
+    These are its sums of g_t e^m / D_t and g_t y_t e^m / D_t, m the maximum before it, and whether later chunks' sums
+    pass through it. TILES (B, chunks * CHUNK / ROWS, 3, D) receives the triple before each tile.
+    """
     b, c, chunks, od = _place(T, D, CHUNK, BD)
     rows, first = tl.arange(0, ROWS), c.to(tl.int64) * CHUNK
     K += b * kb + first * kt
@@ -279,7 +283,7 @@ def back_totals(
 
 @triton.jit
 def back_carry(HANDED, BEFORE, AFTER, chunks, D, ROWS: tl.constexpr, BD: tl.constexpr):
-    """AFTER (B, chunks, 2, D): what all later chunks hand to each, times e^m with m the maximum at its end."""
+    """Compute AFTER (B, chunks, 2, D): what all later chunks pass to each, times e^m, m the maximum at its end."""
     b = tl.program_id(1).to(tl.int64)
     od, rows = tl.program_id(0) * BD + tl.arange(0, BD), tl.arange(0, ROWS)
     r, p, end = tl.zeros([BD], tl.float64), tl.zeros([BD], tl.float64), tl.full([BD], FLOOR, tl.float32)
@@ -301,7 +305,10 @@ def back_carry(HANDED, BEFORE, AFTER, chunks, D, ROWS: tl.constexpr, BD: tl.cons
 
 @triton.jit
 def _back(k, v, g, starts, anew, rows, m, num, den, r, p, end, ROWS: tl.constexpr):
-    """y, dk, dv of a tile and what it hands on, from the triple before it and (r, p) e^-end handed to it; g already times the gate."""
+    """Compute y, dk, dv of a tile and what it passes on.
+
+    Given are the triple before it, (r, p) e^-end passed to it, and g already times the gate.
+    """
     top = tl.maximum(m, tl.max(k, 0))
     if (tl.max(top - m, 0) < SAFE) & (anew == 0):
         e, old, later = tl.exp(k - top[None, :]), tl.exp(m - top), tl.exp(tl.minimum(top - end, 0.0))
@@ -332,9 +339,10 @@ def _back(k, v, g, starts, anew, rows, m, num, den, r, p, end, ROWS: tl.constexp
 
 @triton.jit
 def gradients(
-    G, Q, K, V, MASK, START, BEFORE, TILES, AFTER, DQ, DK, DV, T, D, gb, gt, qb, qt, kb, kt, vb, vt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr
+    G, Q, K, V, MASK, START, BEFORE, TILES, AFTER, DQ, DK, DV, T, D, gb, gt, qb, qt, kb, kt, vb, vt,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr
 ):  # fmt: skip
-    """dq, dk, dv of each chunk, its tiles from the last to the first."""
+    """Compute dq, dk, dv of each chunk, its tiles from the last to the first."""
     b, c, chunks, od = _place(T, D, CHUNK, BD)
     rows, first = tl.arange(0, ROWS), c.to(tl.int64) * CHUNK
     K += b * kb + first * kt
@@ -370,7 +378,7 @@ def gradients(
 
 @triton.jit
 def all_join(TOTAL, SAVED, chunks, D, ROWS: tl.constexpr, BD: tl.constexpr):
-    """SAVED (B, 1, 3, D): the largest key, the mean value and 1 / denominator over all chunks."""
+    """Compute SAVED (B, 1, 3, D): the largest key, the mean value and 1 / denominator over all chunks."""
     b = tl.program_id(1).to(tl.int64)
     od, rows = tl.program_id(0) * BD + tl.arange(0, BD), tl.arange(0, ROWS)
     m, num, den = tl.full([BD], FLOOR, tl.float32), tl.zeros([BD], tl.float64), tl.zeros([BD], tl.float64)
@@ -387,7 +395,7 @@ def all_join(TOTAL, SAVED, chunks, D, ROWS: tl.constexpr, BD: tl.constexpr):
 
 @triton.jit
 def all_outputs(Q, SAVED, Y, T, D, qb, qt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr):
-    """The mean value under each query's gate."""
+    """Apply each query's gate to the mean value."""
     b, c, chunks, od = _place(T, D, CHUNK, BD)
     mean = tl.load(SAVED + b * 3 * D + D + od, mask=od < D, other=0.0)
     first = c.to(tl.int64) * CHUNK
@@ -402,7 +410,7 @@ def all_outputs(Q, SAVED, Y, T, D, qb, qt, CHUNK: tl.constexpr, ROWS: tl.constex
 
 @triton.jit
 def all_back_queries(G, Q, SAVED, PARTS, DQ, T, D, gb, gt, qb, qt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr):
-    """dq, and PARTS (B, chunks, D): the sum of g times the gate over each chunk."""
+    """Compute dq, and PARTS (B, chunks, D), the sum of g times the gate over each chunk."""
     b, c, chunks, od = _place(T, D, CHUNK, BD)
     mean = tl.load(SAVED + b * 3 * D + D + od, mask=od < D, other=0.0)
     first, part = c.to(tl.int64) * CHUNK, tl.zeros([BD], tl.float32)
@@ -420,7 +428,10 @@ def all_back_queries(G, Q, SAVED, PARTS, DQ, T, D, gb, gt, qb, qt, CHUNK: tl.con
 
 @triton.jit
 def all_gradients(K, V, MASK, SAVED, SUM, DK, DV, S, D, kb, kt, vb, vt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr):
-    """dv_s = a_s G and dk_s = a_s (v_s - mean) G, with G = SUM (B, D) and a_s = e^{k_s} / den: every query sees the same mean."""
+    """Compute dv_s = a_s G and dk_s = a_s (v_s - mean) G, with G = SUM (B, D) and a_s = e^{k_s} / den.
+
+    Every query sees the same mean.
+    """
     b, c, chunks, od = _place(S, D, CHUNK, BD)
     m, mean, inverse = _triple(SAVED, b, 0, 1, D, od)
     total = tl.load(SUM + b * D + od, mask=od < D, other=0.0)
@@ -436,7 +447,10 @@ def all_gradients(K, V, MASK, SAVED, SUM, DK, DV, S, D, kb, kt, vb, vt, CHUNK: t
 
 
 class Tile(NamedTuple):
-    """How many rows a tile has in the totals, the outputs and the backward pass, and its width: what fits the registers of one warp."""
+    """Hold the rows of a tile in the totals, the outputs and the backward pass, and its width.
+
+    They are what fits the registers of one warp.
+    """
 
     totals: int
     outputs: int
@@ -449,12 +463,12 @@ STRIP = 32  # features of a program that joins chunks: one for each thread of a 
 
 
 def tile(k: Tensor) -> Tile:
-    """The tile for this dtype and number of features."""
+    """Return the tile for this dtype and number of features."""
     return NARROW if k.shape[-1] <= 64 else WIDE
 
 
 def rows(a: Tensor) -> Tensor:
-    """``a`` with its last dimension contiguous, which is all the kernels ask for."""
+    """Return ``a`` with its last dimension contiguous, which is all the kernels require."""
     return a if a.stride(-1) == 1 or a.shape[-1] == 1 and a.is_contiguous() else a.contiguous()
 
 
@@ -469,12 +483,12 @@ def _sums_shape(k: Tensor, causal: bool) -> tuple[int, ...]:
 
 
 def _grid(a: Tensor, width: int) -> tuple[int]:
-    """One program for each chunk of time and strip of features of (B, T, D)."""
+    """Return the grid with one program for each chunk of time and strip of features of (B, T, D)."""
     return (a.shape[0] * -(-a.shape[1] // CHUNK) * -(-a.shape[2] // width),)
 
 
 def _across(saved: Tensor, chunks: int) -> tuple[tuple[int, int], dict[str, int]]:
-    """The grid and the constants of a kernel that walks over chunks."""
+    """Return the grid and the constants of a kernel that walks over chunks."""
     return (-(-saved.shape[-1] // STRIP), saved.shape[0]), {"ROWS": 4 if chunks <= 4 else 16, "BD": STRIP, "warps": 1}
 
 
@@ -489,7 +503,10 @@ def _new(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
 def forward(
     q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, *, T: int, causal: bool, save: bool, start: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """y (B, T, D), and what the backward pass needs (empty unless ``save``). ``start`` (B, T) bool, causal only: where a sequence starts."""
+    """Return y (B, T, D), and what the backward pass needs (empty unless ``save``).
+
+    ``start`` (B, T) bool, in the causal form only, says where a sequence starts.
+    """
     q, k, v, mask, start = None if q is None else rows(q), rows(k), rows(v), bytes_of(mask), bytes_of(start)
     (B, S, D), use = k.shape, tile(k)
     y, total, saved = _new(k, B, T, D), _new(k, *_sums_shape(k, True), dtype=torch.float32), _new(k, *_sums_shape(k, causal), dtype=torch.float32)
@@ -507,7 +524,7 @@ def forward(
 
 
 def _fresh(start: Tensor | None, chunks: int) -> Tensor | None:
-    """(B, chunks): whether a sequence starts in a chunk."""
+    """Say whether a sequence starts in a chunk: (B, chunks)."""
     if start is None:
         return None
     padded = torch.nn.functional.pad(start, (0, chunks * CHUNK - start.shape[1]))
@@ -517,7 +534,7 @@ def _fresh(start: Tensor | None, chunks: int) -> Tensor | None:
 def backward(
     g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor, *, T: int, causal: bool, start: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq (empty without q), dk, dv."""
+    """Return dq (empty without q), dk, dv."""
     g, q, k, v, mask, start = rows(g), None if q is None else rows(q), rows(k), rows(v), bytes_of(mask), bytes_of(start)
     dq, dk, dv = _new(k, *((0,) if q is None else q.shape)), _new(k, *k.shape), _new(k, *k.shape)
     (_causal_back if causal else _all_back)(g, q, k, v, mask, start, saved, dq if q is not None else None, dk, dv)
@@ -543,27 +560,27 @@ def _all_back(g, q, k, v, mask, start, saved, dq, dk, dv) -> None:
 
 
 def starts_of(cu_seqlens: Tensor, N: int) -> Tensor:
-    """(1, N) bool: the first token of each packed sequence, from the (n + 1) borders int32; sequences may be empty."""
+    """Mark the first token of each packed sequence, (1, N) bool, given n + 1 borders in int32; some may be empty."""
     marks = torch.zeros(N + 1, dtype=torch.bool, device=cu_seqlens.device)
     return marks.index_fill(0, cu_seqlens.long(), True)[None, :N]
 
 
 def forward_packed(q: Tensor | None, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, save: bool) -> tuple[Tensor, Tensor]:
-    """The causal form over packed sequences: q, k, v (N, D), cu_seqlens (n + 1) int32; y (N, D)."""
+    """Compute the causal form over packed sequences, y (N, D), from q, k, v (N, D) and cu_seqlens (n + 1) int32."""
     one = (None if q is None else q[None], k[None], v[None])
     y, saved = forward(*one, None, T=k.shape[0], causal=True, save=save, start=starts_of(cu_seqlens, k.shape[0]))
     return y[0], saved
 
 
 def backward_packed(g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, cu_seqlens: Tensor, saved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """dq (empty without q), dk, dv of ``forward_packed``, each (N, D)."""
+    """Return dq (empty without q), dk, dv of ``forward_packed``, each (N, D)."""
     one = (g[None], None if q is None else q[None], k[None], v[None])
     dq, dk, dv = backward(*one, None, saved, T=k.shape[0], causal=True, start=starts_of(cu_seqlens, k.shape[0]))
     return dq if q is None else dq[0], dk[0], dv[0]
 
 
 def samples() -> Iterator[tuple[str, Callable[[], object]]]:
-    """Calls that reach every configuration, on meta tensors."""
+    """Yield calls on meta tensors that reach every configuration."""
     for dtype, D, T in itertools.product((torch.float32, torch.bfloat16, torch.float16), (64, 512), (256, 4096)):
         for gate, mask, packed in ((1, 0, 0), (0, 0, 0), (1, 1, 0), (0, 1, 0), (1, 0, 1), (0, 0, 1)):
             x, flags = torch.empty(2, T, D, dtype=dtype, device="meta"), torch.empty(2, T, dtype=torch.bool, device="meta")

@@ -1,8 +1,10 @@
-"""Ahead-of-time compilation of every configuration the launchers can choose, without a GPU: ``python -m tokenmix.kernels.triton.aot --arch 80 90``.
+"""Compile every configuration the launchers can choose, ahead of time and without a GPU.
 
-Each kernel module lists calls on meta tensors (``samples``); what they would launch is compiled to a cubin and its machine code is read with the
-cuobjdump of the triton package. Rules: no stack frame, no spills, shared memory within the architecture's limit, tensor core instructions wherever
-the kernel multiplies matrices in half precision.
+    python -m tokenmix.kernels.triton.aot --arch 80 90
+
+Each kernel module lists calls on meta tensors (``samples``). What they would launch is compiled to a cubin, and its
+machine code is read with the cuobjdump of the triton package. Rules: no stack frame, no spills, shared memory within
+the architecture's limit, tensor core instructions wherever the kernel multiplies matrices in half precision.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ COUNTS |= {"LDG": r"\bLDG\.", "LDGSTS": r"\bLDGSTS", "SHFL": r"\bSHFL", "LDL": r
 
 
 class Configuration(NamedTuple):
-    """A kernel with the types and constants of one launch."""
+    """Hold a kernel with the types and constants of one launch."""
 
     label: str
     kernel: Any
@@ -48,7 +50,7 @@ class Configuration(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What the compiler made of a configuration on one architecture."""
+    """Hold what the compiler made of a configuration on one architecture."""
 
     label: str
     arch: int
@@ -60,14 +62,14 @@ class Row(NamedTuple):
 
 
 def stems() -> list[str]:
-    """The modules that hold kernels: every one here that lists ``samples``."""
+    """Return the modules that hold kernels: every one here that lists ``samples``."""
     here = Path(__file__).parent
     return sorted(p.stem for p in here.glob("*.py") if not p.stem.startswith("_") and "\ndef samples(" in p.read_text())
 
 
 @cache
 def configurations(only: tuple[str, ...] = ()) -> tuple[Configuration, ...]:
-    """Every different configuration the launchers choose over the samples of the kernel modules, or of those in ``only``."""
+    """Return every different configuration chosen for the samples of the kernel modules, or of those in ``only``."""
     found: dict[Any, Configuration] = {}
     for stem in only or stems():
         for label, call in importlib.import_module(f"{__package__}.{stem}").samples():
@@ -81,7 +83,10 @@ def configurations(only: tuple[str, ...] = ()) -> tuple[Configuration, ...]:
 
 @cache
 def fullest(only: tuple[str, ...] = ()) -> tuple[Configuration, ...]:
-    """Of each kernel and element size (float16 left out) the configuration with the most arguments, causal before others: what needs the most registers."""
+    """Return the configuration with the most arguments, causal first, of each kernel and element size without float16.
+
+    It needs the most registers.
+    """
     found: dict[Any, Configuration] = {}
     for c in configurations(only):
         wide = not {"*bf16", "*fp16"} & set(c.signature.values())
@@ -96,7 +101,10 @@ def _given(c: Configuration) -> int:
 
 
 def configuration(label: str, one: Launch) -> Configuration:
-    """A launch's types as triton's own launcher specialises them: constants, None and 1 by value, addresses and integers by divisibility by 16."""
+    """Describe a launch's types as triton's own launcher specialises them.
+
+    Constants, None and 1 are specialised by value, addresses and integers by divisibility by 16.
+    """
     constants, signature, aligned = {}, {}, []
     fixed = {one.kernel.arg_names[i] for i in one.kernel.constexprs}
     for name in one.kernel.arg_names:
@@ -125,7 +133,7 @@ def compiled(c: Configuration, arch: int) -> Row:
     source = ASTSource(fn=c.kernel, signature=c.signature, constexprs={(names.index(n),): v for n, v in c.constants.items()}, attrs=attrs)
     try:
         built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=c.options)
-    except Exception as why:  # a kernel the compiler rejects is a row of the report, not the end of it
+    except Exception as why:  # a kernel that the compiler rejects becomes a row of the report and does not end it
         return Row(c.label, arch, 0, 0, 0, {}, (f"does not compile: {str(why).strip().splitlines()[-1]}",))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "k.cubin")
@@ -134,13 +142,14 @@ def compiled(c: Configuration, arch: int) -> Row:
             subprocess.run([TOOLS / "cuobjdump", flag, file], capture_output=True, text=True).stdout for flag in ("--dump-resource-usage", "--dump-sass")
         )
     counts = {name: len(re.findall(pattern, code)) for name, pattern in COUNTS.items()}
-    registers, stack = (int(n) for n in re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())  # type: ignore[union-attr]  # it always says both
+    said = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    registers, stack = (int(n) for n in said.groups())  # type: ignore[union-attr]  # it always names both
     row = Row(c.label, arch, registers, stack, built.metadata.shared, counts, ())
     return row._replace(broken=tuple(_broken(row, built.asm["ttir"])))
 
 
 def _broken(row: Row, ttir: str) -> list[str]:
-    """The rules this row breaks."""
+    """List the rules this row breaks."""
     n, found = row.counts, []
     if row.stack:
         found.append(f"stack of {row.stack} bytes")
@@ -161,7 +170,7 @@ def _nth(task: tuple[int, int, tuple[str, ...], bool]) -> Row:
 
 
 def compile_report(arch: int, *, only: tuple[str, ...] = (), jobs: int = 2, keep: str = "", few: bool = False) -> Iterator[Row]:
-    """One row for each configuration, of the fullest if ``few``, whose label matches the pattern ``keep``."""
+    """Yield a row for each configuration (of the fullest if ``few``) whose label matches the pattern ``keep``."""
     tasks = [(i, arch, only, few) for i, c in enumerate((fullest if few else configurations)(only)) if re.search(keep, c.label)]
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
         yield from pool.map(_nth, tasks)
@@ -171,18 +180,18 @@ HEAD = f"{'kernel':<60} sm  regs stack shared " + " ".join(f"{name:>7}" for name
 
 
 def line(r: Row) -> str:
-    """A row as text."""
+    """Return a row as text."""
     counts = " ".join(f"{r.counts.get(name, 0):>7}" for name in COUNTS)
     return f"{r.label:<60} {r.arch} {r.registers:>5} {r.stack:>5} {r.shared:>6} {counts}" + "".join(f"  BROKEN: {why}" for why in r.broken)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the report; 1 if a rule is broken."""
+    """Print the report, and return 1 if a rule is broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", type=int, nargs="+", default=[80, 90])
     parser.add_argument("--only", nargs="+", default=[], help=f"kernel modules: {', '.join(stems())}")
-    parser.add_argument("--keep", default="", help="a regular expression on the labels")
-    parser.add_argument("--fullest", action="store_true", help="of each kernel and element size only the configuration with the most arguments")
+    parser.add_argument("--keep", default="", help="compile only configurations whose label matches this regular expression")
+    parser.add_argument("--fullest", action="store_true", help="compile only the configuration with the most arguments of each kernel and element size")
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args(argv)
     print(f"triton {triton.__version__}\n{HEAD}")

@@ -1,10 +1,12 @@
-"""Hydra attention in Triton: y_t = q^_t * sum_s k^_s * v_s, all products feature by feature, over s <= t or over all s.
+"""Run Hydra attention in Triton: y_t = q^_t * sum_s k^_s * v_s, feature by feature, over s <= t or over all s.
 
-q^ and k^ are the rows themselves or x / sqrt(|x|^2 + eps), the norm over all features, found by a launch of its own. Causal sums go by chunks of 64
-tokens: the sum of each, the sums of all before each (in float64), then the outputs; a thread holds whole columns of a tile.
+q^ and k^ are the rows themselves or x / sqrt(|x|^2 + eps), where the norm over all features is computed by a separate
+launch. Causal sums go by chunks of 64 tokens: the sum of each chunk, the sums of all chunks before each (in float64),
+then the outputs; a thread holds whole columns of a tile.
 
-Backward, with h_t = scale_t g_t:  dq^_t = h_t * S_t,  dv_s = k^_s * R_s,  dk^_s = v_s * R_s,  R_s = sum of h_t * q^_t over the queries that see s, and
-dx = r (dx^ - x^ (x^ . dx^)) with r = 1 / sqrt(|x|^2 + eps): where there is a norm a first launch finds x^ . dx^, a second the gradients.
+Backward, with h_t = scale_t g_t:  dq^_t = h_t * S_t,  dv_s = k^_s * R_s,  dk^_s = v_s * R_s,  where R_s is the sum of
+h_t * q^_t over the queries that see s, and dx = r (dx^ - x^ (x^ . dx^)) with r = 1 / sqrt(|x|^2 + eps). With a norm, a
+first launch computes x^ . dx^, a second the gradients.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ ROWS = 8  # tokens in a tile
 
 @triton.jit
 def norms(X, MASK, OUT, T, D, xb, xt, eps, ROWS: tl.constexpr, BD: tl.constexpr):
-    """OUT (2, B, T): x^ = x * OUT[0] * OUT[1]; two factors, as the square of a long token may be too large for float32, and that of a short one too small."""
+    """Compute OUT (2, B, T) with x^ = x * OUT[0] * OUT[1].
+
+    There are two factors because the square of a norm may be too large or too small for float32.
+    """
     b = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     ok = _alive(MASK, b, t, T)
@@ -51,13 +56,13 @@ def norms(X, MASK, OUT, T, D, xb, xt, eps, ROWS: tl.constexpr, BD: tl.constexpr)
 
 @triton.jit
 def _factors(N, b, t, n, T):
-    """The two factors of these rows, of (2, n) in all."""
+    """Load the two factors of these rows, out of (2, n)."""
     return tl.load(N + b * T + t, mask=t < T, other=0.0), tl.load(N + n + b * T + t, mask=t < T, other=0.0)
 
 
 @triton.jit
 def _scaled(X, N, at, ok, b, t, n, T):
-    """x^ of a tile in float32; zeros where not ok."""
+    """Load x^ of a tile in float32; zeros where not ok."""
     x = tl.load(X + at, mask=ok, other=0.0).to(tl.float32)
     if N is not None:
         unit, r = _factors(N, b, t, n, T)
@@ -67,7 +72,7 @@ def _scaled(X, N, at, ok, b, t, n, T):
 
 @triton.jit
 def _times(x, SCALE, b, t, T):
-    """Rows of a tile times SCALE (B, T)."""
+    """Multiply the rows of a tile by SCALE (B, T)."""
     if SCALE is not None:
         x *= tl.load(SCALE + b * T + t, mask=t < T, other=0.0)[:, None]
     return x
@@ -75,7 +80,7 @@ def _times(x, SCALE, b, t, T):
 
 @triton.jit
 def sums(X, NX, Y, SCALE, MASK, TOTAL, T, D, n, xb, xt, yb, yt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr):
-    """TOTAL (B, chunks, D): the sum of x^ * y over each chunk."""
+    """Compute TOTAL (B, chunks, D), the sum of x^ * y over each chunk."""
     b, c, chunks, od = _place(T, D, CHUNK, BD)
     rows, first = tl.arange(0, ROWS), c.to(tl.int64) * CHUNK
     X += b * xb + first * xt
@@ -91,7 +96,7 @@ def sums(X, NX, Y, SCALE, MASK, TOTAL, T, D, n, xb, xt, yb, yt, CHUNK: tl.conste
 
 @triton.jit
 def _project(dx, x, N, DOT, b, t, n, T):
-    """dx from dx^, x^ and x^ . dx^."""
+    """Compute dx from dx^, x^ and x^ . dx^."""
     unit, r = _factors(N, b, t, n, T)
     return (dx - x * tl.load(DOT + b * T + t, mask=t < T, other=0.0)[:, None]) * unit[:, None] * r[:, None]
 
@@ -101,8 +106,10 @@ def read(
     G, Q, NQ, K, NK, V, SCALE, MASK, SUM, DOT, OUT, T, D, n, gb, gt, qb, qt, kb, kt, vb, vt,
     CAUSAL: tl.constexpr, DOTS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """q^ * S without G; with it dq, or with DOTS its product with q^ over a strip, OUT (strips, B, T). SUM (B, chunks or 1, D): the sum before each chunk,
-    or over all keys."""
+    """Compute q^ * S without G, and dq with it; with DOTS, its product with q^ over a strip, OUT (strips, B, T).
+
+    SUM (B, chunks or 1, D) is the sum before each chunk, or over all keys.
+    """
     b, c, chunks, od = _place(T, D, CHUNK, BD)
     rows, first = tl.arange(0, ROWS), c.to(tl.int64) * CHUNK
     if CAUSAL:
@@ -142,7 +149,10 @@ def back_keys(
     G, Q, NQ, K, NK, V, SCALE, MASK, REST, DOT, DK, DV, S, D, n, gb, gt, qb, qt, kb, kt, vb, vt,
     CAUSAL: tl.constexpr, DOTS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv, or with DOTS k^ . dk^ over a strip in DK (strips, B, S). REST (B, chunks or 1, D): the sum of h * q^ after each chunk, or over all queries."""
+    """Compute dk and dv, or with DOTS k^ . dk^ over a strip in DK (strips, B, S).
+
+    REST (B, chunks or 1, D) is the sum of h * q^ after each chunk, or over all queries.
+    """
     b, c, chunks, od = _place(S, D, CHUNK, BD)
     rows, first = tl.arange(0, ROWS), c.to(tl.int64) * CHUNK
     K += b * kb + first * kt
@@ -184,7 +194,7 @@ def _sums_shape(k: Tensor, causal: bool) -> tuple[int, ...]:
 
 
 def _scale(mask: Tensor | None, q: Tensor, S: int, causal: bool) -> Tensor:
-    """1 / the number of keys each query may attend, (B, T)."""
+    """Return 1 / the number of keys each query may attend, (B, T)."""
     (B, T), device = q.shape[:2], q.device
     if causal:
         seen = torch.arange(1, T + 1, device=device).expand(B, T) if mask is None else mask.cumsum(1).clamp_min(1)
@@ -207,7 +217,7 @@ TILE = {"CHUNK": CHUNK, "ROWS": ROWS, "BD": 64, "warps": 1}  # two features for 
 
 
 def _sums(x: Tensor, nx: Tensor | None, y: Tensor, scale: Tensor | None, mask: Tensor | None) -> Tensor:
-    """The sum of x^ * y over each chunk, (B, chunks, D), in float64."""
+    """Sum x^ * y over each chunk, (B, chunks, D), in float64."""
     B, T, D = x.shape
     total = _new(x, B, -(-T // CHUNK), D, dtype=torch.float32)
     launch(sums, _grid(x, TILE["BD"]), x, nx, y, scale, mask, total, T, D, B * T, *x.stride()[:2], *y.stride()[:2], **TILE)
@@ -215,7 +225,7 @@ def _sums(x: Tensor, nx: Tensor | None, y: Tensor, scale: Tensor | None, mask: T
 
 
 def _before(total: Tensor) -> Tensor:
-    """The sum of all chunks before each."""
+    """Sum all chunks before each."""
     return torch.nn.functional.pad(total.cumsum(1)[:, :-1], (0, 0, 1, 0)).float()
 
 
@@ -261,7 +271,7 @@ def _back_keys(g, q, nq, k, nk, v, scale, mask, rest, dot, dk, dv, causal, dots=
 def backward(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor, *, causal: bool, of_q: bool, of_k: bool, eps: float, mean: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv."""
+    """Return dq, dk, dv."""
     g, q, k, v = rows(g), rows(q), rows(k), rows(v)
     scale, mask = _scale(mask, q, k.shape[1], causal) if mean else None, bytes_of(mask)
     nq, nk = _norms(q, None, of_q, eps), _norms(k, mask, of_k, eps)
@@ -284,7 +294,7 @@ def backward(
 
 
 def samples() -> Iterator[tuple[str, Callable[[], object]]]:
-    """Calls that reach every configuration, on meta tensors."""
+    """Yield calls on meta tensors that reach every configuration."""
     for dtype, D in itertools.product((torch.float32, torch.bfloat16, torch.float16), (64, 512)):
         for cosine, masked, mean, causal in itertools.product((True, False), (False, True), (False, True), (True, False)):
             x = torch.empty(2, 256, D, dtype=dtype, device="meta")

@@ -1,7 +1,7 @@
-"""Launching Triton kernels, or only noting what would be launched.
+"""Launch Triton kernels, or only record what would be launched.
 
-Launchers call ``launch`` and nothing else, so the configurations they choose (dtypes, constants, warps, stages) can be read off by running them on meta
-tensors under ``noted()``: that is what ``aot.py`` compiles, and no second table can disagree with it.
+Launchers call ``launch`` and nothing else, so running them on meta tensors under ``noted()`` records the configurations
+they choose (dtypes, constants, warps, stages). ``aot.py`` compiles these, and no second table can disagree with them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from . import INTERPRETED
 
 
 class Launch(NamedTuple):
-    """One launch: the kernel, its arguments by name (constants included), and the compiler's options."""
+    """Hold one launch: the kernel, its arguments by name (constants included), and the compiler's options."""
 
     kernel: Any
     args: dict[str, Any]
@@ -28,7 +28,10 @@ _notes: list[Launch] | None = None
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, warps: int = 4, stages: int = 3, registers: int = 0, **constants: Any) -> None:
-    """``kernel[grid](*args, **constants)``; an empty grid launches nothing. ``registers``: as many as each thread may use, where ptxas would rather spill."""
+    """Launch ``kernel[grid](*args, **constants)``; an empty grid launches nothing.
+
+    ``registers`` limits what each thread may use, for kernels in which ptxas would otherwise spill.
+    """
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True} | ({"maxnreg": registers} if registers else {})
     if _notes is not None:
         _notes.append(Launch(kernel, dict(zip(kernel.arg_names, args, strict=False)) | constants, options))
@@ -38,14 +41,14 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, warps: int = 4, stage
 
 
 def _device(args: tuple[Any, ...]) -> contextlib.AbstractContextManager[Any]:
-    """Triton launches on the current device: make it the one of the tensors."""
+    """Make the device of the tensors the current one, on which Triton launches."""
     first = next((a for a in args if isinstance(a, Tensor)), None)
     return contextlib.nullcontext() if INTERPRETED or first is None else torch.cuda.device(first.device)
 
 
 @contextlib.contextmanager
 def noted() -> Iterator[list[Launch]]:
-    """Inside the block nothing is launched; the list it yields holds what would have been. Tensors may be on the meta device."""
+    """Record launches inside the block in the list it yields, and launch nothing; tensors may be on the meta device."""
     global _notes
     before, _notes = _notes, []
     try:
@@ -55,5 +58,5 @@ def noted() -> Iterator[list[Launch]]:
 
 
 def bytes_of(mask: Tensor | None) -> Tensor | None:
-    """A boolean mask as the bytes kernels read, contiguous."""
+    """Return a boolean mask as contiguous bytes, which is what kernels read."""
     return None if mask is None else mask.contiguous().view(torch.uint8)

@@ -1,15 +1,21 @@
-"""Linear attention in Triton: y_t = sum_s w_ts v_s / sum_s w_ts with w_ts = sum_i A_ti B_si, A and B elu + 1 of queries and keys or exp of them, by heads.
+"""Run linear attention in Triton: y_t = sum_s w_ts v_s / sum_s w_ts with w_ts = sum_i A_ti B_si, by heads.
 
-Each feature i of the keys has a unit e^{M_i}, M_i about the logarithm of the largest so far, and each query a unit e^u that makes the largest of its
-features times those about 1; both cancel. Causal: chunks of tokens, the matrix S = sum B v and the vector z = sum B of each chunk in a launch, those of all
-chunks before each in the next (in float64), then the outputs: S before the chunk in the units before it, weights within the chunk in the units of its
-end. A chunk in which one of the denominators comes out below SAFE, as before a key far above all earlier ones, gets its weights within the chunk pair by
-pair, e^{a + b - u} with the sum of three rounded once and every u that of its query alone. Bidirectionally there is one S, and nothing is unsafe.
+A and B are elu + 1 of queries and keys, or exp of them.
 
-Backward, with G_t = g_t / den_t, d_t = G_t . y_t, p_ts = G_t . v_s - d_t, and R, r the sums of A G and A d over the queries of later chunks:
-    dlogA_t = A_t (S G_t - d_t z + sum_s p_ts B_s),  dlogB_s = B_s (R v_s - r + sum_t p_ts A_t),  dv_s = R B_s + sum_t w_ts G_t,
-sums over s and t within the chunk. S is computed once more; kept are each query's denominator and u, and which chunks went pair by pair. What a chunk
-hands to those before it is in the units before it, which are the largest that they have.
+Each feature i of the keys has a unit e^{M_i}, where M_i is about the logarithm of the largest so far, and each query a
+unit e^u that makes the largest product of its features with those about 1; both units cancel. Causal: tokens go in
+chunks. One launch computes the matrix S = sum B v and the vector z = sum B of each chunk, the next those of all chunks
+before each (in float64), the last the outputs: S before the chunk in the units before it, weights within the chunk in
+the units of its end. If a denominator comes out below SAFE, as before a key far above all earlier ones, the weights
+within that chunk are computed pair by pair, as e^{a + b - u} with the sum of three rounded once and each u that of its
+query alone. In the bidirectional form there is one S, and nothing is unsafe.
+
+Backward, with G_t = g_t / den_t, d_t = G_t . y_t, p_ts = G_t . v_s - d_t, and R, r the sums of A G and A d over the
+queries of later chunks:
+    dlogA_t = A_t (S G_t - d_t z + sum_s p_ts B_s),  dlogB_s = B_s (R v_s - r + sum_t p_ts A_t),
+    dv_s = R B_s + sum_t w_ts G_t,
+with sums over s and t within the chunk. S is recomputed; each query's denominator and u are kept, and which chunks went
+pair by pair. What a chunk passes to those before it is in the units before it, which are the largest that they have.
 """
 
 from __future__ import annotations
@@ -33,7 +39,7 @@ SAFE = tl.constexpr(1e-12)  # a denominator below this may have lost terms to un
 
 @triton.jit
 def _parts(x, ELU: tl.constexpr):
-    """A feature as e^arg times a factor, and about its logarithm."""
+    """Split a feature into e^arg times a factor, and return about its logarithm too."""
     arg, factor, level = x, 1.0, x
     if ELU:
         factor = 1.0 + tl.maximum(x, 0.0)
@@ -43,21 +49,21 @@ def _parts(x, ELU: tl.constexpr):
 
 @triton.jit
 def _key(x, m, live, ELU: tl.constexpr):
-    """Features of keys (rows) in the units m; 0 where a key may not be attended."""
+    """Compute the features of keys (rows) in the units m; 0 where a key is masked."""
     arg, factor, _ = _parts(x, ELU)
     return tl.where(live[:, None], tl.exp(tl.minimum(arg - m[None, :], 1.0)) * factor, 0.0)
 
 
 @triton.jit
 def _query(x, m, u, ELU: tl.constexpr):
-    """Features of queries (rows) times e^m, over their units u."""
+    """Compute the features of queries (rows) times e^m, over their units u."""
     arg, factor, _ = _parts(x, ELU)
     return tl.exp(tl.minimum(plus(arg, m[None, :], u[:, None], False), 1.0)) * factor
 
 
 @triton.jit
 def _pair(q, k, u, ELU: tl.constexpr):
-    """Products of features of one query (1, i) and keys (s, i) over e^u."""
+    """Compute the products of the features of one query (1, i) and of keys (s, i), over e^u."""
     a, fa, _ = _parts(q, ELU)
     b, fb, _ = _parts(k, ELU)
     return tl.exp(tl.minimum(plus(a, b, u, False), 1.0)) * fa * fb
@@ -65,7 +71,7 @@ def _pair(q, k, u, ELU: tl.constexpr):
 
 @triton.jit
 def _chain(x, d, ELU: tl.constexpr):
-    """d / dx from d / d log(feature)."""
+    """Compute d / dx from d / d log(feature)."""
     if ELU:
         d = tl.where(x > 0, d / (1.0 + tl.maximum(x, 0.0)), d)
     return d
@@ -73,7 +79,7 @@ def _chain(x, d, ELU: tl.constexpr):
 
 @triton.jit
 def _dot(a, b, add, DROP: tl.constexpr):
-    """a b + add; with DROP on tensor cores that ignore so many bits, of operands rounded to nearest."""
+    """Compute a b + add; with DROP, on tensor cores that ignore DROP bits of the operands, rounded to nearest."""
     if DROP:
         y = tl.dot(operand(a, a, DROP), operand(b, b, DROP), add, input_precision="tf32")
     else:
@@ -83,7 +89,7 @@ def _dot(a, b, add, DROP: tl.constexpr):
 
 @triton.jit
 def _place(H, n, tiles):
-    """What a program works on: row of the batch, head, both as one number, chunk or segment of n, and tile."""
+    """Return what a program works on: row of the batch, head, both as one number, chunk or segment of n, and tile."""
     i = tl.program_id(0)
     lead = (i // tiles // n).to(tl.int64)
     return lead // H, lead % H, lead, i // tiles % n, i % tiles
@@ -91,7 +97,10 @@ def _place(H, n, tiles):
 
 @triton.jit
 def _chunk(H, n, e, L: tl.constexpr, B: tl.constexpr):
-    """Of a program that works on one of n chunks and B of its features: ``_place``, rows within the chunk, features, tokens, the first token."""
+    """Return ``_place``, rows within the chunk, features, tokens and the first token.
+
+    They belong to a program that works on one of n chunks and B of its features.
+    """
     b, h, lead, c, tile = _place(H, n, tl.cdiv(e, B))
     rows = tl.arange(0, L)
     return b, h, lead, c, tile, rows, tile * B + tl.arange(0, B), c * L + rows, c.to(tl.int64) * L
@@ -99,7 +108,10 @@ def _chunk(H, n, e, L: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def _sums(lead, n, c, AFTER: tl.constexpr, CAUSAL: tl.constexpr):
-    """Which of all sums a chunk takes, and whose units: those at its start or, AFTER it, at its end; bidirectionally there is one of each."""
+    """Return which sums a chunk takes and whose units: those at its start or, with AFTER, at its end.
+
+    In the bidirectional form there is one of each.
+    """
     at, top = lead, lead
     if CAUSAL:
         at, top = lead * n + c, lead * n + lead + c + AFTER
@@ -108,7 +120,7 @@ def _sums(lead, n, c, AFTER: tl.constexpr, CAUSAL: tl.constexpr):
 
 @triton.jit
 def _tile(X, t, x_t, i, ok, e):
-    """Rows t and columns i of X in float32; zeros where not ok and from column e on."""
+    """Load rows t and columns i of X in float32; zeros where not ok and from column e on."""
     return tl.load(X + t[:, None] * x_t + i[None, :], mask=ok[:, None] & (i < e)[None, :], other=0.0).to(tl.float32)
 
 
@@ -124,16 +136,20 @@ def _vector(Z, i, e, other):
 
 @triton.jit
 def _pick(x, rows, r):
-    """Number r of x."""
+    """Return element r of x."""
     return tl.sum(tl.where(rows == r, x, 0.0), 0)
 
 
 @triton.jit
 def totals(
-    K, V, MASK, TOP, S, Z, T, H, e, n, kb, kt, vb, vt, ELU: tl.constexpr, DROP: tl.constexpr, SIZE: tl.constexpr, L: tl.constexpr,
+    K, V, MASK, TOP, S, Z, T, H, e, n, kb, kt, vb, vt, ELU: tl.constexpr, DROP: tl.constexpr, SIZE: tl.constexpr,
+    L: tl.constexpr,
     BI: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
-    """Of n segments of SIZE keys: TOP (B, H, n, e), the largest logarithm of a feature, and in units e^TOP the sums S (B, H, n, e, e) and Z (B, H, n, e)."""
+    """Compute TOP (B, H, n, e), the largest logarithm of a feature, for n segments of SIZE keys.
+
+    Also compute the sums S (B, H, n, e, e) and Z (B, H, n, e) in units of e^TOP.
+    """
     tj = tl.cdiv(e, BJ)
     b, h, lead, c, tile = _place(H, n, tl.cdiv(e, BI) * tj)
     i, j = tile // tj * BI + tl.arange(0, BI), tile % tj * BJ + tl.arange(0, BJ)
@@ -158,7 +174,7 @@ def totals(
 
 @triton.jit
 def carry(TOP, S, Z, TOPS, BEFORE, ZS, e, n, CAUSAL: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr):
-    """The sums of all segments before each, and TOPS (B, H, n + 1, e); or of all segments."""
+    """Sum all segments before each, with TOPS (B, H, n + 1, e); or sum all segments."""
     tj = tl.cdiv(e, BJ)
     _, _, lead, _, tile = _place(1, 1, tl.cdiv(e, BI) * tj)
     i, j = tile // tj * BI + tl.arange(0, BI), tile % tj * BJ + tl.arange(0, BJ)
@@ -186,7 +202,10 @@ def carry(TOP, S, Z, TOPS, BEFORE, ZS, e, n, CAUSAL: tl.constexpr, BI: tl.conste
 
 @triton.jit
 def _shared(Q, K, MEND, MOLD, Z, live, t, T, e, qt, kt, rows, ELU: tl.constexpr, DROP: tl.constexpr, L: tl.constexpr, BK: tl.constexpr):
-    """Units of a chunk's queries and weights within it, all keys in the units of its end; and whether a denominator is below SAFE that sums something."""
+    """Compute units of a chunk's queries and weights within it, with all keys in the units of its end.
+
+    Also say whether a denominator that sums something is below SAFE.
+    """
     u, some = tl.full([L], NONE, tl.float32), tl.full([BK], NONE, tl.float32)
     for i0 in span(0, e, BK):
         i = i0 + tl.arange(0, BK)
@@ -210,13 +229,13 @@ def _shared(Q, K, MEND, MOLD, Z, live, t, T, e, qt, kt, rows, ELU: tl.constexpr,
 
 @triton.jit
 def _one(X, r, x_t, i, e):
-    """Row r of X, (1, i), in float32; zeros from column e on."""
+    """Load row r of X, (1, i), in float32; zeros from column e on."""
     return tl.load(X + r * x_t + i, mask=i < e, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit
 def _own_units(Q, K, MOLD, live, left, e, qt, kt, rows, ELU: tl.constexpr, L: tl.constexpr, BK: tl.constexpr):
-    """Units of a chunk's queries, each from the keys it sees."""
+    """Compute the units of a chunk's queries, each from the keys it sees."""
     u = tl.full([L], NONE, tl.float32)
     for i0 in span(0, e, BK):
         i = i0 + tl.arange(0, BK)
@@ -232,7 +251,7 @@ def _own_units(Q, K, MOLD, live, left, e, qt, kt, rows, ELU: tl.constexpr, L: tl
 
 @triton.jit
 def _weights(Q, K, u, live, left, e, qt, kt, rows, ELU: tl.constexpr, L: tl.constexpr, BK: tl.constexpr):
-    """Weights within a chunk, pair by pair."""
+    """Compute the weights within a chunk, pair by pair."""
     w = tl.zeros([L, L], tl.float32)
     for i0 in span(0, e, BK):
         i = i0 + tl.arange(0, BK)
@@ -248,7 +267,7 @@ def outputs(
     Q, K, V, MASK, TOPS, S, Z, Y, DEN, UNIT, SLOW, T, H, e, n, qb, qt, kb, kt, vb, vt,
     CAUSAL: tl.constexpr, ELU: tl.constexpr, DROP: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
-    """y of a chunk of queries; their denominators and units, and whether the chunk went pair by pair."""
+    """Compute y, denominators and units of a chunk of queries, and whether the chunk went pair by pair."""
     b, h, lead, c, tile, rows, j, t, first = _chunk(H, n, e, L, BJ)
     at, top = _sums(lead, n, c, 0, CAUSAL)
     S += at * e * e
@@ -285,14 +304,14 @@ def outputs(
 
 @triton.jit
 def _inverse(DEN, t, T):
-    """1 / denominator of queries, 0 for those that see nothing."""
+    """Compute 1 / denominator of queries, 0 for those that see nothing."""
     den = tl.load(DEN + t, mask=t < T, other=0.0)
     return tl.where(den > 0, 1.0 / tl.where(den > 0, den, 1.0), 0.0)
 
 
 @triton.jit
 def dots(G, Y, DEN, DOT, T, H, e, n, gb, gt, L: tl.constexpr, BK: tl.constexpr):
-    """DOT (B, H, T): g . y / denominator."""
+    """Compute DOT (B, H, T), g . y / denominator."""
     b, h, lead, c, _ = _place(H, n, 1)
     t = c * L + tl.arange(0, L)
     far, d = t.to(tl.int64), tl.zeros([L], tl.float32)
@@ -305,9 +324,13 @@ def dots(G, Y, DEN, DOT, T, H, e, n, gb, gt, L: tl.constexpr, BK: tl.constexpr):
 @triton.jit
 def back_totals(
     G, Q, TOPS, DEN, UNIT, DOT, R, ZR, T, H, e, n, gb, gt, qb, qt,
-    CAUSAL: tl.constexpr, ELU: tl.constexpr, DROP: tl.constexpr, SIZE: tl.constexpr, L: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
+    CAUSAL: tl.constexpr, ELU: tl.constexpr, DROP: tl.constexpr, SIZE: tl.constexpr, L: tl.constexpr,
+    BI: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
-    """R (B, H, n, e, e) and ZR (B, H, n, e): the sums of A G and A d over segments of queries, in the units before them, or those of all keys."""
+    """Compute R (B, H, n, e, e) and ZR (B, H, n, e), the sums of A G and A d over segments of queries.
+
+    They are in the units before the segment, or those of all keys.
+    """
     tj = tl.cdiv(e, BJ)
     b, h, lead, c, tile = _place(H, n, tl.cdiv(e, BI) * tj)
     i, j = tile // tj * BI + tl.arange(0, BI), tile % tj * BJ + tl.arange(0, BJ)
@@ -330,7 +353,7 @@ def back_totals(
 
 @triton.jit
 def back_carry(TOPS, R, ZR, AFTER, ZA, e, n, BI: tl.constexpr, BJ: tl.constexpr):
-    """The sums of all chunks after each, in the units of its end."""
+    """Sum all chunks after each, in the units of its end."""
     tj = tl.cdiv(e, BJ)
     _, _, lead, _, tile = _place(1, 1, tl.cdiv(e, BI) * tj)
     i, j = tile // tj * BI + tl.arange(0, BI), tile % tj * BJ + tl.arange(0, BJ)
@@ -352,7 +375,7 @@ def back_queries(
     G, Q, K, V, MASK, TOPS, S, Z, DEN, UNIT, DOT, SLOW, DQ, T, H, e, n, gb, gt, qb, qt, kb, kt, vb, vt,
     CAUSAL: tl.constexpr, ELU: tl.constexpr, DROP: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BI: tl.constexpr,
 ):  # fmt: skip
-    """dq of a chunk."""
+    """Compute dq of a chunk."""
     b, h, lead, c, _, rows, i, t, first = _chunk(H, n, e, L, BI)
     at, top = _sums(lead, n, c, 0, CAUSAL)
     S += at * e * e
@@ -394,7 +417,7 @@ def back_keys(
     G, Q, K, V, MASK, TOPS, R, ZR, DEN, UNIT, DOT, SLOW, DK, T, H, e, n, gb, gt, qb, qt, kb, kt, vb, vt,
     CAUSAL: tl.constexpr, ELU: tl.constexpr, DROP: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BI: tl.constexpr,
 ):  # fmt: skip
-    """dk of a chunk."""
+    """Compute dk of a chunk."""
     b, h, lead, c, _, rows, i, t, first = _chunk(H, n, e, L, BI)
     at, top = _sums(lead, n, c, 1, CAUSAL)
     R += at * e * e
@@ -436,7 +459,7 @@ def back_values(
     G, Q, K, MASK, TOPS, R, DEN, UNIT, SLOW, DV, T, H, e, n, gb, gt, qb, qt, kb, kt,
     CAUSAL: tl.constexpr, ELU: tl.constexpr, DROP: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
-    """dv of a chunk."""
+    """Compute dv of a chunk."""
     b, h, lead, c, _, rows, j, t, first = _chunk(H, n, e, L, BJ)
     at, top = _sums(lead, n, c, 1, CAUSAL)
     R += at * e * e
@@ -465,12 +488,12 @@ def back_values(
 
 
 class Cut(NamedTuple):
-    """Sizes by which the work is cut."""
+    """Hold the sizes by which the work is cut."""
 
     chunk: int  # tokens of the causal form that share their units, and of a program
-    wide: int  # features of a program in the forward pass, where heads have as many
+    wide: int  # features of a program in the forward pass, if heads have as many
     back: int  # features of a program in the backward pass
-    step: int  # the contracted features of one step, and tokens where these are
+    step: int  # the contracted features of one step, or tokens where those are contracted
     warps: int
     drop: int  # bits of a float32 that a product ignores
     stages: int  # loads ahead of a step; they cost registers
@@ -482,7 +505,7 @@ STRIP = {"BI": 16, "BJ": 32, "warps": 1}  # of a program that joins chunks
 
 
 def cut(q: Tensor) -> Cut:
-    """The sizes for this dtype."""
+    """Return the sizes for this dtype."""
     return CUTS[q.dtype]
 
 
@@ -497,7 +520,7 @@ def _new(like: Tensor, *shape: int) -> Tensor:
 
 
 class _Call:
-    """One call's sizes, and the launches that both passes share."""
+    """Hold the sizes of one call, and make the launches that both passes share."""
 
     def __init__(self, q: Tensor, k: Tensor, heads: int, elu: bool, causal: bool):
         self.use, self.causal = cut(q), causal
@@ -513,17 +536,17 @@ class _Call:
         return -(-T // self.use.chunk)
 
     def sums(self, like: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """A matrix and a vector of each of n segments."""
+        """Allocate a matrix and a vector for each of n segments."""
         return _new(like, self.B, self.H, n, self.e, self.e), _new(like, self.B, self.H, n, self.e)
 
     def split(self, saved: Tensor) -> tuple[Tensor, ...]:
-        """Denominators, units, and which chunks went pair by pair."""
+        """Return denominators, units, and which chunks went pair by pair."""
         size = self.lead * self.T
         flat = saved.reshape(-1)
         return flat[:size], flat[size : 2 * size], flat[2 * size :]
 
     def before(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Units, and the sums before each chunk; or those over all keys."""
+        """Compute units, and the sums before each chunk; or those over all keys."""
         n = -(-self.S // self.size)
         top, (S, Z) = _new(k, self.B, self.H, n, self.e), self.sums(k, n)
         sizes = (self.S, self.H, self.e, n, *strides(k), *strides(v))
@@ -533,11 +556,11 @@ class _Call:
         return tops, *joined
 
     def across(self) -> tuple[int]:
-        """The grid of a kernel that joins chunks."""
+        """Return the grid of a kernel that joins chunks."""
         return (self.lead * -(-self.e // STRIP["BI"]) * -(-self.e // STRIP["BJ"]),)
 
     def after(self, g: Tensor, q: Tensor, tops: Tensor, den: Tensor, unit: Tensor, dot: Tensor) -> tuple[Tensor, Tensor]:
-        """The sums of the queries after each chunk; or those over all queries."""
+        """Compute the sums over the queries after each chunk; or those over all queries."""
         n = -(-self.T // self.size)
         R, Z = self.sums(q, n)
         sizes = (self.T, self.H, self.e, n, *strides(g), *strides(q))
@@ -571,7 +594,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int,
 def backward(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, y: Tensor, saved: Tensor, *, heads: int, elu: bool, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv."""
+    """Return dq, dk, dv."""
     g, q, k, v, y, mask = rows(g), rows(q), rows(k), rows(v), y.contiguous(), bytes_of(mask)
     c = _Call(q, k, heads, elu, causal)
     tops, S, Z = c.before(k, v, mask)
@@ -590,7 +613,7 @@ def backward(
 
 
 def samples() -> Iterator[tuple[str, Callable[[], object]]]:
-    """Calls that reach every configuration, on meta tensors."""
+    """Yield calls on meta tensors that reach every configuration."""
     for dtype, e, (elu, causal, masked) in itertools.product(CUTS, (64, 32), itertools.product((True, False), repeat=3)):
         x, mask = torch.empty(2, 256, 4 * e, dtype=dtype, device="meta"), torch.empty(2, 256, dtype=torch.bool, device="meta") if masked else None
         label = f"{str(dtype)[6:]}{' causal' * causal} e={e}{' elu' * elu}{' mask' * masked}"
