@@ -15,7 +15,10 @@ _backward = function("band_backward", "iiii" + "p" * 13 + "i")
 
 
 def saved_shapes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, *, causal: bool) -> list[tuple[int, ...]]:
-    """Return the shape of what backward needs besides inputs and output: 1 / denominators, three numbers per block, in half precision also the output."""
+    """Return the shape of what the backward pass needs besides inputs and output.
+
+    These are 1 / denominators and three numbers per block; in half precision also the output.
+    """
     B, T, D = v.shape
     return [(B * D * ((1 if v.dtype == torch.float32 else 2) * T + 3 * -(-T // _BLOCK) + 1),)]
 

@@ -103,7 +103,7 @@ def backward(
     grid: Sequence[int],
     prefix: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq (empty without q), dk, dv, dkernel; y and ``saved`` are what ``forward`` gave."""
+    """Return dq (empty without q), dk, dv, dkernel; y and ``saved`` are what ``forward`` gave."""
     grid = tuple(grid)
     if marked(saved):
         return _backward_without(g, q, k, v, kernel, mask, grid, prefix)

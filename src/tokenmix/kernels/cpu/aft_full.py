@@ -41,7 +41,10 @@ def pairs() -> bool:
 
 
 def saved_shapes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool) -> list[tuple[int, ...]]:
-    """Return the shapes of what the backward pass needs besides its inputs: the output before the gate, and the denominator."""
+    """Return the shapes of what the backward pass needs besides its inputs.
+
+    These are the output before the gate, and the denominator.
+    """
     return [(k.shape[0], w.shape[1], k.shape[2])] * 2
 
 

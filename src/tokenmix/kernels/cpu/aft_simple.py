@@ -28,7 +28,7 @@ def saved_shapes(q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, *,
 
 
 def forward(q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, *, T: int, causal: bool, save: bool) -> tuple[Tensor, Tensor]:
-    """y (B, T, D), and what the backward pass needs (empty unless ``save``)."""
+    """Return y (B, T, D), and what the backward pass needs (empty unless ``save``)."""
     q, k, v, mask = None if q is None else rows(q), rows(k), rows(v), dense(mask)
     B, S, D = k.shape
     y = new((B, T, D), k.dtype)
@@ -43,7 +43,7 @@ def forward(q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, *, T: i
 
 
 def backward(g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor, *, T: int, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """dq (empty without q), dk, dv."""
+    """Return dq (empty without q), dk, dv."""
     g, q, k, v, mask = rows(g), None if q is None else rows(q), rows(k), rows(v), dense(mask)
     B, S, D = k.shape
     dk, dv = (new(k.shape, k.dtype) for _ in range(2))

@@ -15,7 +15,10 @@ _backward = function("external_backward", "i" + "p" * 7 + "l" * 4 + "i")
 
 
 def saved_shapes(logits: Tensor, mask: Tensor | None, *, norm: str, eps: float) -> list[tuple[int, ...]]:
-    """Return the shape of what the backward pass needs besides input and output: the largest logit of each slot, and the logarithm of its sum."""
+    """Return the shape of what the backward pass needs besides input and output.
+
+    For each slot this is the largest logit, and the logarithm of its sum.
+    """
     B, _, H, S = logits.shape
     return [(B, 2, H, S)]
 
@@ -26,7 +29,7 @@ def _part(logits: Tensor, numbers: int) -> Tensor:
 
 
 def forward(logits: Tensor, mask: Tensor | None, *, norm: str, eps: float, save: bool) -> tuple[Tensor, Tensor]:
-    """The weights (B, T, H, S) of float32 logits, 0 where a token is masked, and what the backward pass needs."""
+    """Return the weights (B, T, H, S) of float32 logits, 0 where masked, and what the backward pass needs."""
     logits, mask = logits.contiguous(), None if mask is None else mask.contiguous()
     w, level, part = new(logits.shape), new(saved_shapes(logits, mask, norm=norm, eps=eps)[0]), _part(logits, 2)
     arrays = map(pointer, (logits, mask, w, level, part))

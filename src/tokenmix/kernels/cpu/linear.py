@@ -37,7 +37,10 @@ def saved_shapes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads:
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool, save: bool) -> tuple[Tensor, Tensor]:
-    """Return y (B, T, H e), and what the backward pass needs (empty unless ``save``). The features are elu + 1 of q and k, or exp of them."""
+    """Return y (B, T, H e), and what the backward pass needs (empty unless ``save``).
+
+    The features are elu + 1 of q and k, or exp of them.
+    """
     alarm = Alarm()
     y, saved = _run(q, k, v, mask, alarm, heads=heads, elu=elu, causal=causal)
     if alarm:

@@ -578,7 +578,10 @@ def saved_shapes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads:
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool, save: bool) -> tuple[Tensor, Tensor]:
-    """Return y (B, T, H e), and what the backward pass needs (empty unless ``save``). The features are elu + 1 of q and k, or exp of them."""
+    """Return y (B, T, H e), and what the backward pass needs (empty unless ``save``).
+
+    The features are elu + 1 of q and k, or exp of them.
+    """
     q, k, v, mask = rows(q), rows(k), rows(v), bytes_of(mask)
     c = _Call(q, k, heads, elu, causal)
     y, saved = torch.empty(q.shape, dtype=q.dtype, device=q.device), _new(q, *_saved_shape(q, heads, causal))
