@@ -22,11 +22,11 @@ from tokenmix.advise.advice import Advice, Skipped, expected_peak
 from tokenmix.advise.amdahl import expected, share_for
 from tokenmix.advise.attention_modules import places_of, torch_projections
 from tokenmix.advise.candidates import OWN, Row
-from tokenmix.advise.command import parse_lengths
 from tokenmix.advise.inputs import Inputs, inputs_of
 from tokenmix.advise.loading import Host
 from tokenmix.advise.measuring import Clock, measure_share
 from tokenmix.advise.text import answer, findings, text
+from tokenmix.cli.advise import parse_lengths
 from tokenmix.mixers.attention import Attention
 from tokenmix.models import LMConfig, ViTConfig, build_model
 from tokenmix.report.checks import check_page

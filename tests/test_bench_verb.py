@@ -15,13 +15,14 @@ import torch
 
 from tokenmix import MIXERS, MixerError, cli, functional
 from tokenmix.bench import cases as subjects
-from tokenmix.bench import command, run, timing
 from tokenmix.bench import correctness as gate
 from tokenmix.bench import roofline as limits
+from tokenmix.bench import run, timing
 from tokenmix.bench.cases import SDPA, Subject, build, needed_bytes, parse_subjects, prepare
 from tokenmix.bench.flops import Setting, Work
 from tokenmix.bench.peers import PEERS
 from tokenmix.bench.table import text
+from tokenmix.cli.output import progress
 from tokenmix.kernels import cpu
 from tokenmix.kernels.cpu import decode as step
 from tokenmix.system.text import seconds
@@ -411,7 +412,7 @@ def test_mistakes_are_one_line(capsys, argv, said):
 
 
 def test_progress_is_silent_about_nothing(capsys):
-    tell = command.progress()
+    tell = progress()
     tell("")
     tell("one")
     tell("two")

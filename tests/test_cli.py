@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import errno
+import inspect
 import io
+import itertools
 import json
 import os
 import resource
 import subprocess
 import sys
+import textwrap
 import types
 
 import pytest
 
 import tokenmix
 from tokenmix import MIXERS, MixerError, cli
+from tokenmix.cli.entry import take_overrides
+from tokenmix.cli.verbs import VERBS
 from tokenmix.system.text import si, size
 
 TINY = ["--row", "attention", "--model.dim", "16", "--model.max_len", "32", "--data.seq_len=32", "--train.steps", "4", "--train.batch_size", "2"]
@@ -63,7 +70,7 @@ def test_overrides_reach_the_config(run, text):
     with open(os.path.join(run, "config.json")) as f:
         config = json.load(f)
     assert (config["model"]["dim"], config["data"]["seq_len"], config["train"]["eval_bytes"], config["data"]["source"]) == (16, 32, 300, text)
-    argv, changes = cli.take_overrides(["train", "text", "--model.mixers", '[{"name": "attention"}]', "--data.path=none", "--optim.lr", "1e-4", "--json"])
+    argv, changes = take_overrides(["train", "text", "--model.mixers", '[{"name": "attention"}]', "--data.path=none", "--optim.lr", "1e-4", "--json"])
     assert argv == ["train", "text", "--json"]
     assert changes == {"model.mixers": [{"name": "attention"}], "data.path": None, "optim.lr": 1e-4}
 
@@ -258,7 +265,7 @@ def test_check_and_report_are_handed_on(monkeypatch, run, tmp_path, capsys):
 
 
 def test_a_disk_that_refuses_is_one_line_and_the_run_goes_on_later(text, tmp_path):
-    """A real refusal by the system: no file of this process may grow beyond 60 kB, and the optimiser's state is larger."""
+    """The system refuses: no file of this process may grow beyond 60 kB, and the optimiser's state is larger."""
     out = str(tmp_path / "run")
     argv = [sys.executable, "-m", "tokenmix", "train", "text", "--data", text, "--out", out, *TINY, *SPEED]
     ended = subprocess.run(argv, capture_output=True, text=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)))
@@ -270,7 +277,8 @@ def test_a_disk_that_refuses_is_one_line_and_the_run_goes_on_later(text, tmp_pat
 
 
 def test_importing_the_library_needs_torch_only():
-    block = "import sys\nclass No:\n    def find_spec(self, name, *rest):\n        if name.split('.')[0] in BLOCKED: raise ModuleNotFoundError(name)\n"
+    block = "import sys\nclass No:\n    def find_spec(self, name, *rest):\n"
+    block += "        if name.split('.')[0] in BLOCKED: raise ModuleNotFoundError(name)\n"
     names = {"numpy", "tyro", "rich", "safetensors", "yaml", "matplotlib", "jinja2"}
     code = f"BLOCKED = {names!r}\n{block}sys.meta_path.insert(0, No())\n"
     code += "import tokenmix, tokenmix.models, tokenmix.data, tokenmix.train, tokenmix.recipes, tokenmix.cli\n"
@@ -285,8 +293,29 @@ def test_help_and_version_of_the_package(capsys):
     assert "doctor" in capsys.readouterr().out
     assert cli.main(["train", "--help"]) == 0
     assert "--row" in capsys.readouterr().out
-    assert isinstance(tokenmix.__version__, str)
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"tokenmix {tokenmix.__version__}\n"
     assert isinstance(cli, types.ModuleType)
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_option_of_a_verb_has_its_help(name):
+    verb = VERBS[name]
+    assert dataclasses.is_dataclass(verb)
+    assert verb.__dataclass_params__.frozen
+    body = ast.parse(textwrap.dedent(inspect.getsource(verb))).body[0].body
+    after = {node.target.id: follower for node, follower in itertools.pairwise(body) if isinstance(node, ast.AnnAssign)}
+    assert set(after) == {field.name for field in dataclasses.fields(verb)}
+    assert all(isinstance(getattr(node, "value", None), ast.Constant) and isinstance(node.value.value, str) for node in after.values())
+
+
+def test_the_verbs_import_nothing_heavy():
+    """`tokenmix --help` and `tokenmix list` do not wait for what only other verbs need."""
+    rooms = ("advise", "bench", "data", "hosts", "models", "recipes", "report", "testing", "train")
+    code = "import sys, tokenmix\nbefore = set(sys.modules)\nimport tokenmix.cli.verbs\n"
+    code += f"sys.exit(str({ ({f'tokenmix.{room}' for room in rooms}) } & set(sys.modules) - before or ''))"
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    assert ended.stderr.strip() == ""
 
 
 def test_the_package_runs_as_a_module():

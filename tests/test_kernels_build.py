@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenmix.cli.catalogue import diagnose, diagnosis_text
+from tokenmix.cli.doctor import diagnose, diagnosis_text
 from tokenmix.kernels import cpu
 from tokenmix.kernels.cpu import build
 

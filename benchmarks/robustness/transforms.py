@@ -47,7 +47,7 @@ def on_meta() -> str:
 @attempt("15", "tokenmix list --cost with a length of 14 digits; bench --budget nan")
 def command_line() -> str:
     """The tables of a mixer of that length were made."""
-    from tokenmix.bench.command import _positive
+    from tokenmix.cli.bench import check_positive
     from tokenmix.cli.costs import costs, costs_text
 
     def listed() -> str:
@@ -55,7 +55,7 @@ def command_line() -> str:
         return f"list: {len(costs_text(costs(T, 64), T, 64).splitlines())} lines"
 
     def budget() -> str:
-        _positive(budget=math.nan)
+        check_positive(budget=math.nan)
         return "bench: accepted"
 
     return ", ".join([_said("list", listed), _said("bench", budget)])

@@ -1,3 +1,6 @@
-"""The command line, ``tokenmix VERB``."""
+"""The command line, ``tokenmix VERB``.
 
-from .main import main as main
+Every verb is a frozen dataclass: its fields are the options, its method ``run`` does the work.
+"""
+
+from .entry import main as main

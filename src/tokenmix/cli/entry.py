@@ -1,4 +1,7 @@
-"""The command line: `tokenmix VERB`. User errors are one line on stderr and exit code 2; --debug shows where they came from."""
+"""The entry point of `tokenmix VERB`.
+
+User errors are one line on stderr and exit code 2; with --debug they show their traceback.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,28 @@ import warnings
 from typing import Any
 
 from ..errors import MixerError
+from .output import say
 
 OVERRIDE = re.compile(r"--([a-z_-]+(?:\.[a-z0-9_-]+)+)(?:=(.*))?", re.DOTALL)
 BOX = "╭╮╰╯│─ \n"
+ABOUT = (
+    "Token mixers for PyTorch: train, evaluate, compare.\n\n"
+    "Run `tokenmix VERB --help` for the options of a verb, `tokenmix --version` for the version; "
+    "add --debug to see the traceback of an error."
+)
 CHANGING = ("train", "resume")
+"""The verbs that take ``--a.b value`` for fields of the config."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one verb. Returns the exit code."""
+    """Run one verb.
+
+    Args:
+        argv: the arguments; None: those of the process.
+
+    Returns:
+        The exit code: 0 for success, 1 for a finding such as a broken promise, 2 for a user error, 130 after Ctrl-C.
+    """
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in argv
     argv = [a for a in argv if a != "--debug"]
@@ -40,6 +57,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
+    if argv[:1] == ["--version"]:
+        from .. import __version__
+
+        say(f"tokenmix {__version__}")
+        return 0
     try:
         import tyro
     except ImportError:
@@ -55,15 +77,15 @@ def _dispatch(argv: list[str]) -> int:
     chosen = _parse(tyro, VERBS, argv)
     if isinstance(chosen, int):
         return chosen
-    return chosen(changes) if argv[0] in CHANGING else chosen()
+    return chosen.run(changes) if argv[0] in CHANGING else chosen.run()
 
 
 def _parse(tyro: Any, verbs: dict[str, Any], argv: list[str]) -> Any:
-    """What the verb's function returned, a callable that does the work; or the exit code of --help."""
+    """Return the verb with its options, or the exit code of --help."""
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
-            return tyro.extras.subcommand_cli_from_dict(verbs, args=argv, prog="tokenmix", description="Token mixers: train, evaluate, compare.")
+            return tyro.extras.subcommand_cli_from_dict(verbs, args=argv, prog="tokenmix", description=ABOUT)
     except SystemExit as end:
         if not end.code:
             return 0
@@ -73,7 +95,11 @@ def _parse(tyro: Any, verbs: dict[str, Any], argv: list[str]) -> Any:
 
 
 def take_overrides(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
-    """Separate ``--a.b value`` and ``--a.b=value``, which set fields of the config, from the verb's own options."""
+    """Separate the verb's own options from ``--a.b value`` and ``--a.b=value``, which set fields of the config.
+
+    Returns:
+        The remaining arguments, and the fields with their values.
+    """
     if not argv or argv[0] not in CHANGING:
         return argv, {}
     from ..train.config import parse_value
@@ -99,5 +125,5 @@ def _one_line(why: Exception) -> str:
     return " ".join(str(why).split())
 
 
-def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: str | None = None) -> None:
+def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
     print(f"warning: {message}", file=sys.stderr)

@@ -1,0 +1,140 @@
+"""`tokenmix advise`: should this model's attention be replaced?"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from ..errors import MixerError
+from .output import progress, say, say_json
+
+LENGTH = re.compile(r"([1-9]\d*)(k?)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Advise:
+    """Measure whether a model's attention is worth replacing.
+
+    Report attention's share of time and memory, the most that replacing it can gain, and, with --candidates, what other
+    mixers gain.
+    """
+
+    model: Positional[Annotated[str, arg(metavar="MODEL")]]
+    """Model to measure: a run directory, a folder saved by transformers, or a name.
+    Names are those of `tokenmix list`, classes and model types of transformers (BertModel, bert), and models of timm.
+    package:factory names a callable that returns a model, or (model, inputs) with inputs(length, batch)."""
+
+    lengths: str | None = None
+    """Lengths in tokens, or sides of images in pixels, such as 256,1k,4k,16k. Default: some that the model takes."""
+
+    candidates: str | None = None
+    """Mixers to measure inside the model: auto, or a list such as hydra,aft_local:window=32. Default: none."""
+
+    batch: int = 1
+    """Inputs per forward pass."""
+
+    seconds: float = 20.0
+    """Approximate seconds for measuring attention's share; candidates take up to three times as long.
+    Lengths that do not fit are skipped and reported."""
+
+    worth: float = 1.25
+    """Smallest speed-up of the whole model, above 1, that makes replacing worthwhile."""
+
+    options: str = "{}"
+    """Fields of the model's config, or arguments of the factory, as a JSON object.
+    The weights are then random; timing is unaffected."""
+
+    device: str = "auto"
+    """Device to measure on: auto, cpu or cuda."""
+
+    data: Path | None = None
+    """Text file: replace attention with the fastest candidate and distil the model on this text.
+    The loss before and after is printed; --write names the folder for the model."""
+
+    minutes: float = 3.0
+    """Approximate minutes of distillation."""
+
+    last: int | None = None
+    """With --data: replace only the last N attention modules. Default: all."""
+
+    write: Path | None = None
+    """With --data: folder for the converted model; the run directory of the distillation is written beside it."""
+
+    out: Path | None = None
+    """HTML file for a page with the curves."""
+
+    json: bool = False
+    """Print everything as JSON."""
+
+    def run(self) -> int:
+        """Load, measure, distil and print the model's advice, and write the page."""
+        from ..advise.advice import advise, pick_device
+        from ..advise.distill import check_teaching, teach
+        from ..advise.loading import load_host
+        from ..advise.text import as_json, text
+
+        lengths = None if self.lengths is None else parse_lengths(self.lengths)
+        if self.out is not None and not self.out.parent.is_dir():
+            raise MixerError(f"advise: there is no folder {self.out.parent} to write {self.out.name} into.")
+        tell = progress()
+        tell(f"loading {self.model}")
+        host = load_host(self.model, parse_options(self.options), device=pick_device(self.device))
+        candidates = self.candidates
+        if self.data is not None:
+            check_teaching(host.name, host.origin, self.data, self.write)
+            candidates = candidates or "auto"
+        if not self.minutes > 0:
+            raise MixerError(f"advise: --minutes must be positive, got {self.minutes}.")
+        found = advise(
+            host,
+            lengths,
+            batch=self.batch,
+            seconds=self.seconds,
+            worth=self.worth,
+            candidates=candidates,
+            device=pick_device(self.device),
+            tell=tell,
+        )
+        if self.data is not None and self.write is not None:
+            tell(f"distilling for {self.minutes:g} minutes")
+            found.distilled = teach(found, self.data, self.write, minutes=self.minutes, last=self.last)
+        tell("")
+        if self.json:
+            say_json(as_json(found))
+        else:
+            say(text(found))
+        if self.out is not None:
+            from ..advise.page import write_page
+
+            write_page(found, self.out)
+        return 0
+
+
+def parse_lengths(given: str) -> list[int]:
+    """Return the lengths in "256,1k,4k", sorted: [256, 1024, 4096]."""
+    found = []
+    for piece in filter(None, (p.strip() for p in given.split(","))):
+        match = LENGTH.fullmatch(piece)
+        if match is None:
+            raise MixerError(f"advise: --lengths takes numbers of tokens, or sides of images, such as 256,1k,4k, got {piece!r}.")
+        found.append(int(match[1]) * (1024 if match[2] else 1))
+    if not found:
+        raise MixerError("advise: --lengths is empty; write 256,1k,4k.")
+    return sorted(set(found))
+
+
+def parse_options(given: str) -> dict[str, Any]:
+    """Return the JSON object that ``given`` holds."""
+    try:
+        found = json.loads(given)
+    except ValueError as why:
+        example = '{"max_position_embeddings": 4096}'
+        raise MixerError(f"advise: --options is not JSON ({why}), got {given!r}; write it like '{example}'.") from None
+    if not isinstance(found, dict):
+        raise MixerError(f"advise: --options must be a JSON object, got {given!r}.")
+    return found

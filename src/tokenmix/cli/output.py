@@ -1,0 +1,60 @@
+"""What every verb prints with: results on stdout, progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from typing import Any
+
+WIDTH = 120
+"""Columns of a line where the terminal is wider, or where there is none."""
+REPEAT = 2.0
+"""Seconds between two lines of progress where the terminal cannot overwrite one."""
+
+
+def say(text: object, stream: Any = None) -> None:
+    r"""Print a line in any terminal's encoding; characters that it lacks are written as \xNN or \uNNNN."""
+    stream = sys.stdout if stream is None else stream
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(str(text).encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    stream.flush()
+
+
+def say_json(value: Any) -> None:
+    """Print a value as indented JSON."""
+    say(json.dumps(value, indent=1))
+
+
+def wrapped(label: str, text: str, indent: int) -> list[str]:
+    """Return label and text as lines of the terminal's width, at most ``WIDTH``, indented from the second line on."""
+    width = max(min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns), indent + 1)
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=label,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def progress() -> Callable[[str], None]:
+    """Return a function that shows one line of progress on stderr.
+
+    A terminal's line is overwritten, and cleared by an empty line; elsewhere at most one line is written every
+    ``REPEAT`` seconds.
+    """
+    shown = [0.0]
+
+    def tell(line: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{line[:100]}", end="", file=sys.stderr, flush=True)
+        elif line and time.monotonic() - shown[0] > REPEAT:
+            shown[0] = time.monotonic()
+            print(line, file=sys.stderr, flush=True)
+
+    return tell

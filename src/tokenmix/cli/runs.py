@@ -1,0 +1,324 @@
+"""The verbs of a run: train, resume, eval, sample, report and pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from ..errors import MixerError
+from .output import say
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a recipe into a new run directory. Any field of the config can be set: --model.dim 64 --train.steps 100."""
+
+    recipe: Positional[Annotated[str, arg(metavar="RECIPE")]]
+    """Name of the recipe; `tokenmix list` shows all."""
+
+    out: Path
+    """Run directory to create."""
+
+    row: str | None = None
+    """Experiment of the recipe to train; by default the one that `tokenmix list` marks as default."""
+
+    size: Literal["smoke", "gpu", "paper"] = "smoke"
+    """Scale of the experiment. smoke: about a minute on a CPU; gpu: one GPU; paper: as published."""
+
+    data: str | None = None
+    """Data to train on: a corpus (stdlib, enwik8), an image set (digits, cifar10, ...), or a path.
+    A path leads to a text, to images, or to a local copy of the set that the recipe expects.
+    The number of classes, the channels and the image size follow from the data. Default: the recipe's data."""
+
+    skip_bad_files: bool = False
+    """Images: skip unreadable files with a warning instead of stopping."""
+
+    json: bool = False
+    """Print the summary as JSON."""
+
+    def run(self, changes: dict[str, Any]) -> int:
+        """Train, with ``changes`` to the fields of the config, and print a summary."""
+        from ..recipes import find_recipe
+        from ..train import match_data, train
+
+        config = find_recipe(self.recipe).config(self.row, self.size)
+        if self.skip_bad_files:
+            config = config.override({"data.skip_bad_files": True})
+        if self.data is not None:
+            config = config.override(data_fields(config.data.to_json(), self.data))
+            if config.data.kind == "images":  # match_data opens the files, so it needs the options that training will use
+                data_changes = {name: value for name, value in changes.items() if name.startswith("data.")}
+                config = match_data(config.override(data_changes))
+        print_summary(train(config.override(changes), self.out), self.json)
+        return 0
+
+
+def data_fields(data: dict[str, Any], given: str) -> dict[str, Any]:
+    """Return the config fields that ``--data`` sets.
+
+    A name sets ``data.source``, and so does a path, unless the recipe expects a set that is usually downloaded: then
+    the path is that of a local copy, and sets ``data.path``.
+    """
+    from ..data import CORPORA, IMAGE_SETS
+
+    if given in (CORPORA if data["kind"] == "text" else IMAGE_SETS):
+        return {"data.source": given}
+    found = Path(given).expanduser()
+    path = str(found.resolve()) if found.exists() else given  # errors about a missing path quote it as it was typed
+    expected = data["source"] == "enwik8" if data["kind"] == "text" else data["source"] in IMAGE_SETS and data["source"] != "digits"
+    return {"data.path": path} if expected else {"data.source": path}
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Continue an interrupted or finished run. Fields under train. can be changed: --train.steps 2000."""
+
+    dir: Positional[Annotated[Path, arg(metavar="RUN")]]
+    """Run directory."""
+
+    from_step: Annotated[int | None, arg(name="from")] = None
+    """Step of an earlier checkpoint to continue from; later steps are repeated. Default: the last checkpoint."""
+
+    json: bool = False
+    """Print the summary as JSON."""
+
+    def run(self, changes: dict[str, Any]) -> int:
+        """Continue the run, with ``changes`` to the fields of the config, and print a summary."""
+        from ..train import resume
+
+        print_summary(resume(self.dir, from_step=self.from_step, changes=changes), self.json)
+        return 0
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Score a run on one split of its data and add the result to its metrics.
+
+    The score is in bits per byte for text, bits per dimension for density models, and accuracy for classifiers.
+    """
+
+    dir: Positional[Annotated[Path, arg(metavar="RUN")]]
+    """Run directory."""
+
+    split: str = "test"
+    """Split to score: train, valid or test."""
+
+    stride: int | None = None
+    """Text: bytes from one window to the next. Default: half a window."""
+
+    seq_len: int | None = None
+    """Text: length of a window in bytes. Default: that of training."""
+
+    max_bytes: int | None = None
+    """Text: score only the first N bytes. Default: all."""
+
+    max_images: int | None = None
+    """Images: score only the first N images. Default: all."""
+
+    image_size: int | None = None
+    """Images: side in pixels, where the model takes other sizes than that of training. Default: that of training."""
+
+    step: str = "last"
+    """Checkpoint to use: a step, last or best."""
+
+    device: str = "auto"
+    """Device to run on: auto, cpu or cuda."""
+
+    json: bool = False
+    """Print the result as JSON."""
+
+    def run(self) -> int:
+        """Score the run and print the result."""
+        from ..train import evaluate_run
+
+        result = evaluate_run(
+            self.dir,
+            split=self.split,
+            step=self.step,
+            device=self.device,
+            stride=self.stride,
+            seq_len=self.seq_len,
+            max_bytes=self.max_bytes,
+            max_images=self.max_images,
+            image_size=self.image_size,
+        )
+        say(json.dumps({"split": self.split, **asdict(result)}) if self.json else f"{self.split}: {result.text()}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Generate text with a run's language model, or images with its density model."""
+
+    dir: Positional[Annotated[Path, arg(metavar="RUN")]]
+    """Run directory."""
+
+    bytes: int | None = None
+    """Text: number of bytes to generate. Default: 500, or as many as the model's length allows."""
+
+    prompt: str = "\n"
+    """Text: prompt to continue. Default: a line break."""
+
+    images: int = 16
+    """Density models: number of images to draw."""
+
+    complete: bool = False
+    """Density models: draw only the lower halves of test images, with the real images shown below."""
+
+    out: Path | None = None
+    """Density models: PNG file to write. Default: sample.png in the run directory."""
+
+    temperature: float | None = None
+    """Sampling temperature; 0 always takes the most likely value. Default: 0.8 for text, 1 for images."""
+
+    top_k: int | None = None
+    """Sample among the k most likely values. Default: all."""
+
+    top_p: float | None = None
+    """Sample among the fewest values that together have this probability. Default: all."""
+
+    seed: int | None = None
+    """Seed that makes the sample repeatable. Default: a different sample each time."""
+
+    step: str = "last"
+    """Checkpoint to use: a step, last or best."""
+
+    device: str = "auto"
+    """Device to run on: auto, cpu or cuda."""
+
+    json: bool = False
+    """Print the prompt and its continuation, or the path of the picture, as JSON."""
+
+    def run(self) -> int:
+        """Generate what the run's model generates."""
+        from ..train.rundir import RunDir
+
+        if RunDir.open(self.dir).config().model.kind == "image_density":
+            return self._draw()
+        return self._write()
+
+    def _sampling(self, temperature: float) -> dict[str, Any]:
+        """Return the options that text and images share; ``temperature`` is the default of the kind."""
+        temperature = temperature if self.temperature is None else self.temperature
+        chosen: dict[str, Any] = {"temperature": temperature, "top_k": self.top_k, "top_p": self.top_p, "seed": self.seed}
+        return {**chosen, "step": self.step, "device": self.device}
+
+    def _write(self) -> int:
+        from ..train import sample_run
+
+        start = os.fsencode(self.prompt)  # the bytes that were typed, whether or not they are valid text
+        text = sample_run(self.dir, n=self.bytes, prompt=start, **self._sampling(0.8))
+        if self.json:
+            say(json.dumps({"prompt": self.prompt, "text": text[len(start) :].decode(errors="replace")}))
+        else:
+            say(text.decode(errors="replace"))
+        return 0
+
+    def _draw(self) -> int:
+        from ..system.files import check_writable
+        from ..train import draw_run
+        from ..train.image_tasks import write_grid
+
+        out = self.out or self.dir / "sample.png"
+        check_writable(out)
+        drawn = draw_run(self.dir, n=self.images, complete=self.complete, **self._sampling(1.0))
+        write_grid(out, drawn, columns=self.images if self.complete else 8)
+        say(json.dumps({"images": self.images, "file": str(out)}) if self.json else out)
+        return 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write one self-contained HTML page about one or more runs."""
+
+    dirs: Positional[Annotated[list[Path], arg(metavar="RUN [RUN ...]")]]
+    """Run directories."""
+
+    out: Path | None = None
+    """HTML file to write. Default: report.html in the first run directory."""
+
+    def run(self) -> int:
+        """Write the page and print its path."""
+        from ..system.files import check_writable
+        from ..train.rundir import RunDir
+
+        if not self.dirs:
+            raise MixerError("report: give at least one run directory.")
+        for path in self.dirs:
+            RunDir.open(path)
+        try:
+            from ..report import write_report
+        except ImportError as why:
+            raise MixerError(f"report needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
+        page = self.out or self.dirs[0] / "report.html"
+        check_writable(page)
+        say(write_report(self.dirs, page))
+        return 0
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Draw what a vision model looks at in images, as PNG files.
+
+    The pictures show filters, keys, attention by offset, focus, memories and token norms.
+    """
+
+    dir: Positional[Annotated[Path, arg(metavar="MODEL")]]
+    """Run directory, or a folder written by `tokenmix convert`."""
+
+    images: Positional[Annotated[list[Path], arg(metavar="IMAGE [IMAGE ...]")]]
+    """Image files; each is cropped and resized to the model's image size."""
+
+    out: Path
+    """Folder to write the pictures to."""
+
+    dark: bool = False
+    """Draw on a dark background."""
+
+    json: bool = False
+    """Print the paths of the pictures as JSON."""
+
+    def run(self) -> int:
+        """Draw the pictures and print their paths."""
+        from ..report import draw_pictures
+        from ..train import load_model
+        from ..train.rundir import RunDir
+
+        if not self.images:
+            raise MixerError("pictures: give at least one image file.")
+        model, _ = load_model(self.dir)
+        data: Any = RunDir.open(self.dir).config().data if (self.dir / "checkpoints").is_dir() else None
+        mean, std = getattr(data, "mean", None), getattr(data, "std", None)
+        written = draw_pictures(model, self.images, self.out, mean=mean, std=std, theme="dark" if self.dark else "light")
+        paths = [str(p) for p in written]
+        say(json.dumps(paths) if self.json else "\n".join(paths))
+        return 0
+
+
+def print_summary(summary: dict[str, Any], as_json: bool) -> None:
+    """Print the summary of a training run."""
+    if as_json:
+        say(json.dumps(summary))
+        return
+    unit = "images" if "images" in summary else "tokens"
+    metric = next(name for name in summary if name.startswith("valid_"))
+    took = f"{summary[unit]:,} {unit} in {summary['seconds']:.1f} s ({summary[f'{unit}_per_s']:,.0f} {unit}/s)"
+    score = score_text(metric.removeprefix("valid_"), summary[metric])
+    say(f"{summary['run']}: {summary['step']} steps, {took}, {score}, peak {summary['peak_mib']:,.0f} MiB")
+
+
+def score_text(metric: str, value: float | None) -> str:
+    """Return the last score on the validation split in words."""
+    if value is None:
+        return "not evaluated"
+    texts = {
+        "bits_per_byte": f"{value:.4f} bits/byte",
+        "bits_per_dim": f"{value:.4f} bits/dim",
+        "top1": f"{100 * value:.2f} % top-1",
+    }
+    return f"{texts[metric]} on valid"

@@ -1,0 +1,159 @@
+"""The verbs that carry weights from one model or format to another: convert, export-hf and export-onnx."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from ..errors import MixerError
+from .output import say, say_json
+
+
+@dataclass(frozen=True)
+class Convert:
+    """Replace softmax attention with other mixers and carry its weights over.
+
+    The target is a ViT of this library, or the same model of transformers or timm (the host) with some layers replaced.
+    Train a converted ViT with `--train.init DIR`; load a converted host with `tokenmix.hosts.load_converted(DIR)`.
+    """
+
+    source: Positional[Annotated[str, arg(metavar="SOURCE")]]
+    """Model to convert: a ViT checkpoint (.safetensors, .pth, .bin), a run directory, or timm:NAME.
+    Folders saved by transformers are given as FOLDER or hf:FOLDER."""
+
+    target: Positional[Annotated[str, arg(metavar="TARGET")]]
+    """ViT of this library: the name of a model (see `tokenmix list`), or a mixer spec or one per layer, as JSON.
+    Host: one spec, or JSON that maps patterns of attention modules to specs: '{"encoder.layer.*": {"name": "hydra"}}'.
+    A ViT of timm or transformers counts as a host only if the target is given as patterns."""
+
+    out: Path
+    """Directory to write; it receives config.json, model.safetensors and report.json."""
+
+    resize: bool = False
+    """ViT of this library: allow another image size; learned positions are interpolated."""
+
+    classes: int | None = None
+    """ViT of this library: number of classes of a new head. Default: keep the head."""
+
+    last: int | None = None
+    """Host: replace only the last N of the modules that a pattern matches. Default: all."""
+
+    every: int | None = None
+    """Host: replace only every N-th of the modules that a pattern matches, counting from the last. Default: all."""
+
+    init: Literal["copy", "random"] = "copy"
+    """Host: initial weights of the mixers. copy: those of the attention they replace; random: new ones."""
+
+    seed: int = 0
+    """Seed of new weights."""
+
+    json: bool = False
+    """Print the report as JSON."""
+
+    def run(self) -> int:
+        """Convert the model and print the report."""
+        from ..hosts.surgery.save_load import convert_any
+        from ..train.config import check_seed
+
+        check_seed(self.seed, "convert: seed")
+        ours = {"resize": self.resize, "classes": self.classes}
+        host = {"last": self.last, "every": self.every, "init": self.init}
+        report, load = convert_any(self.source, self.target, self.out, ours=ours, host=host, seed=self.seed)
+        if self.json:
+            say_json(report.to_json())
+        else:
+            say(f"{report}\n{load}")
+        return 0
+
+
+@dataclass(frozen=True)
+class ExportHF:
+    """Export a run (a language model or a ViT) as a Hugging Face folder with a model card."""
+
+    dir: Positional[Annotated[Path, arg(metavar="RUN")]]
+    """Run directory."""
+
+    out: Positional[Annotated[Path, arg(metavar="OUT")]]
+    """Folder to write; AutoModelForCausalLM or AutoModelForImageClassification loads it."""
+
+    step: str = "last"
+    """Checkpoint to use: a step, last or best."""
+
+    def run(self) -> int:
+        """Write the folder and print its path."""
+        from ..hosts.huggingface import export_run
+
+        say(export_run(self.dir, self.out, step=self.step))
+        return 0
+
+
+@dataclass(frozen=True)
+class ExportONNX:
+    """Export a model as an ONNX file; the file is written only after ONNX Runtime matches torch."""
+
+    source: Positional[Annotated[str, arg(metavar="MODEL")]]
+    """Run directory, folder written by `tokenmix convert`, or name of a model, which gets random weights."""
+
+    out: Positional[Annotated[Path, arg(metavar="OUT")]]
+    """File to write."""
+
+    decode: bool = False
+    """Export a decode step, with the state as inputs and outputs, instead of the pass over a whole input."""
+
+    length: int | None = None
+    """Longest input in tokens. Default: the model's own maximum."""
+
+    fixed: bool = False
+    """Accept inputs of exactly --length tokens, no shorter ones."""
+
+    key_mask: bool = False
+    """Add an input that masks tokens."""
+
+    chunk: int = 1
+    """Tokens per decode step."""
+
+    opset: int | None = None
+    """Version of the ONNX operator set, 18 or above. Default: the exporter's."""
+
+    seed: int = 0
+    """Seed of random weights."""
+
+    json: bool = False
+    """Print the report as JSON."""
+
+    def run(self) -> int:
+        """Write the file and print the report."""
+        import torch
+
+        from ..export import export_onnx
+        from ..models import MODELS, build_model
+        from ..train import load_model
+        from ..train.config import check_seed
+
+        check_seed(self.seed, "export-onnx: seed")
+        if self.source in MODELS:
+            torch.manual_seed(self.seed)
+            model = build_model(self.source)
+        elif Path(self.source).is_dir():
+            model = load_model(self.source)[0]
+        else:
+            what = "neither a directory nor the name of a model"
+            raise MixerError(f"export-onnx: {self.source!r} is {what}; `tokenmix list` shows the names.")
+        report = export_onnx(
+            model,
+            self.out,
+            decode=self.decode,
+            length=self.length,
+            fixed=self.fixed,
+            key_mask=self.key_mask,
+            chunk=self.chunk,
+            opset=self.opset,
+        )
+        if self.json:
+            say_json(report.to_json())
+        else:
+            say(report)
+        return 0
