@@ -61,20 +61,19 @@ def _kernels() -> dict[str, dict[str, Any]]:
     from ..kernels import cpu, triton
     from ..kernels.operator import OPERATORS
 
-    forward = {name: kinds for name, kinds in OPERATORS.items() if not name.endswith("_backward")}
     return {
         "cpu": {
             "available": cpu.available(),
             "why_not": cpu.why_not(),
             "isa": cpu.isa(),
             "hash": cpu.built_from(),
-            "operators": [name for name, kinds in forward.items() if "cpu" in kinds],
+            "operators": [name for name, operator in OPERATORS.items() if "cpu" in operator.on],
         },
         "triton": {
             "available": triton.available(),
             "why_not": triton.why_not(),
             "interpreted": triton.INTERPRETED,
-            "operators": [name for name, kinds in forward.items() if "triton" in kinds],
+            "operators": [name for name, operator in OPERATORS.items() if "triton" in operator.on],
         },
     }
 
