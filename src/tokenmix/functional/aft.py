@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.operator import Operator
-from .backend import exporting, kernel
+from .backend import choose, exporting
 from .layout.checks import check_flags
 from .layout.masks import allowed, kept
 from .sums.band import aft_band, band_of, band_sums, causal_sums, window_ratio
@@ -23,6 +23,7 @@ from .sums.softmax import DEAD, WEIGHT_CAP, alive, hidden_sums, kernel_sums, lit
 from .sums.weights import Dense, Factors, Weights, Windowed
 
 Bias = Tensor | tuple[Tensor, Tensor]
+KERNELS = ("cpu", "triton")
 
 
 @exact
@@ -58,8 +59,8 @@ def aft_full(
     plain = not exporting() and attn_mask is None
     one = plain and k.shape[1] == 1
     two = plain and not causal and not q.is_cuda and q.shape[1] <= 2 and k.shape[1] <= 2  # the kernel's blocks would be empty
-    where = kernel("aft_full", backend, k, v, asked, lacks=lacks, slower=one or two)
-    if where:
+    where = choose("aft_full", backend, k, v, asked, on=KERNELS, lacks=lacks, slower=one or two)
+    if where != "eager":
         return kernel_sums(where, lambda q, k, v: _on_kernel(q, k, v, w, key_mask, causal), q, k, v, gate, causal=causal, key_mask=key_mask)
     if one:
         return gated(q, _one_key(k, v, source, key_mask, q.shape[1]), gate)
@@ -142,8 +143,8 @@ def aft_local(
         mask = attn_mask if not drop else near if attn_mask is None else near & attn_mask
         return aft_full(q, k, v, cut, causal=causal, key_mask=key_mask, attn_mask=mask, gate=gate, backend=backend)
     asked = q if gate == "sigmoid" else None
-    where = kernel("aft_local", backend, k, v, asked, lacks="its kernels take outside='zero' only" if drop else None)
-    if where:
+    where = choose("aft_local", backend, k, v, asked, on=KERNELS, lacks="its kernels take outside='zero' only" if drop else None)
+    if where != "eager":
         weights = band_of(w, window, causal)
         return kernel_sums(where, lambda q, k, v: aft_band(q, k, v, weights, key_mask, causal), q, k, v, gate, causal=causal, key_mask=key_mask)
     band, inside = Windowed(source, *reach), (reach[0], 0) if causal else reach
@@ -176,7 +177,8 @@ def aft_simple(
     if 0 in (*q.shape, k.shape[1]):
         return torch.zeros_like(q)
     asked = q if gate == "sigmoid" else None
-    if kernel("aft_simple", backend, k, v, asked, lacks=None if attn_mask is None else "its kernels take no attn_mask"):
+    lacks = None if attn_mask is None else "its kernels take no attn_mask"
+    if choose("aft_simple", backend, k, v, asked, on=KERNELS, lacks=lacks) != "eager":
         return kernel_sums("cpu", lambda q_, k, v: simple_kernel(q_, k, v, key_mask, q.shape[1], causal), q, k, v, gate)  # in Triton too
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.operator import Operator
-from .backend import kernel as choose
+from .backend import choose
 from .layout.checks import check_flags
 from .sums.band import aft_band, band_sums, causal_sums, window_ratio
 from .sums.gates import check_gate, gated
@@ -57,9 +57,9 @@ def aft_conv(
     _check_places(q.shape[1], grid, prefix, positions)
     if 0 in q.shape:
         return torch.zeros_like(q)
-    asked, only = q if gate == "sigmoid" else None, ("cpu", "triton") if kernel.ndim == 2 else ("cpu",)
-    where = choose("aft_conv", backend, k, v, asked, lacks=_lacks(kernel, prefix, positions, outside), only=only)
-    if where:
+    asked, on = q if gate == "sigmoid" else None, ("cpu", "triton") if kernel.ndim == 2 else ("cpu",)
+    where = choose("aft_conv", backend, k, v, asked, lacks=_lacks(kernel, prefix, positions, outside), on=on)
+    if where != "eager":
         run = _runner(kernel, q.shape[1], grid, prefix, key_mask, causal)
         return kernel_sums(where, run, q, k, v, gate, causal=causal, key_mask=key_mask)
     size, windowed = kernel.shape[-1], kernel.ndim == 2 and not prefix and positions is None

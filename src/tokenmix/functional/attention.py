@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import pick
+from .backend import choose
 from .layout.checks import check_flags, check_scale
 from .layout.heads import by_head
 from .layout.masks import allowed, check_keys, kept
@@ -91,7 +91,7 @@ def _mark(a: Tensor) -> Tensor:
 def _mixed(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None, backend: str) -> Tensor:
     """The same where everything is finite, or attended by all."""
     (B, _, T, _), S = q.shape, k.shape[2]
-    fused = pick(backend, q) == "fused"
+    fused = choose("attention", backend, q, on=("fused",)) == "fused"
     if key_mask is None and attn_mask is None and fused and (not causal or T == S):
         return fused_attention(q, k, v, causal=causal, scale=scale).transpose(1, 2).flatten(2)
     ok = allowed(B, T, S, causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import pick
+from .backend import choose
 from .layout.lines import Lines, Places, Raster, coordinates, dense, in_lines, mapped
 from .layout.masks import kept
 from .layout.positions import back_to_place, turned
@@ -122,7 +122,7 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, later: list[Tensor], order: tuple[i
 
 
 def _check(q, k, v, later, order, combine, width, grid, causal, backend) -> None:
-    pick(backend, q)
+    choose("axial", backend, q)
     if combine not in ("sequence", "sum"):
         raise MixerError(f"axial: combine={combine!r}; choose 'sequence' or 'sum'.")
     if (width is None) == (grid is None):

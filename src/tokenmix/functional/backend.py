@@ -45,40 +45,33 @@ def _asked(backend: str) -> str:
     return check_backend(_default if backend == "auto" else backend)
 
 
-def pick(backend: str, tensor: Tensor) -> str:
-    """'fused' or 'eager' for a call of a function that has no kernel of ours."""
-    backend = _asked(backend)
-    if backend in KERNELS:
-        raise MixerError(f"backend={backend!r}: this function has no {backend} kernel; use 'auto' or 'eager'.")
-    if backend == "eager" or tensor.dtype == torch.float64 or exporting() or _transformed():
-        return "eager"
-    return "fused"
-
-
-def kernel(
-    who: str, backend: str, *tensors: Tensor | None, lacks: str | None = None, slower: bool = False, only: tuple[str, ...] = ("cpu", "triton")
-) -> str | None:
-    """'cpu' or 'triton' where the call goes to that kernel of ``who``, None where it goes to the eager form.
+def choose(
+    who: str,
+    backend: str,
+    *tensors: Tensor | None,
+    on: tuple[str, ...] = (),
+    lacks: str | None = None,
+    slower: bool = False,
+) -> str:
+    """Choose how a call of ``who`` runs: "cpu" or "triton", a kernel of ours; "fused", torch's fused attention; or "eager", plain torch.
 
     Args:
-        tensors: every floating point argument; the first decides device and dtype, which all must share.
+        tensors: every floating point argument; the first decides device and dtype, which kernels ask of all.
+        on: what ``who`` has beside its eager form, of "cpu", "triton" and "fused".
         lacks: what this call needs and no kernel has, as a phrase; None where there is nothing.
         slower: whether plain torch is faster at these sizes: ``auto`` then takes it, and a kernel has to be asked for by name.
-        only: the backends ``who`` has a kernel for.
     """
     asked, first = _asked(backend), next(t for t in tensors if t is not None)
-    name = asked if asked in KERNELS else "triton" if first.is_cuda else "cpu"
-    if asked == "eager" or exporting():
-        return None
-    if asked == "auto" and slower:
-        return None
-    if asked == "auto":
-        usable = name in only and KERNELS[name].available() and lacks is None and _misfit(name, tensors, first) is None and not _transformed()
-        return name if usable else None
-    why = lacks or (f"has no {name} kernel" if name not in only else _misfit(name, tensors, first))
-    if why:
-        raise MixerError(f"{who}: backend={name!r}: {why}; use backend='auto' or 'eager'.")
-    return name
+    kernel = asked if asked in KERNELS else "triton" if first.is_cuda else "cpu"
+    if asked != "eager" and not exporting():
+        why = lacks or (f"has no {kernel} kernel" if kernel not in on else _misfit(kernel, tensors, first))
+        if asked in KERNELS and why:
+            raise MixerError(f"{who}: backend={asked!r}: {why}; use backend='auto' or 'eager'.")
+        if asked in KERNELS or why is None and not slower and KERNELS[kernel].available() and not _transformed():
+            return kernel
+        if "fused" in on and first.dtype != torch.float64 and not _transformed():
+            return "fused"
+    return "eager"
 
 
 def steps(new: tuple[Tensor, ...], past: tuple[Tensor, ...]) -> bool:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import pick
+from .backend import choose
 from .layout.lines import picked
 from .layout.masks import alive, allowed
 from .layout.positions import back_to_place, behind_live, turned
@@ -107,7 +107,7 @@ def _window(start: Tensor, low: int, high: int, size: int) -> Tensor:
 
 
 def _check(q, k, v, x, squeeze, heads, sizes: Sizes, backend) -> None:
-    pick(backend, q)
+    choose("compressive", backend, q)
     if q.ndim != 3 or any(a.shape != q.shape for a in (k, v, x)) or heads < 1 or q.shape[-1] % heads:
         shapes = ", ".join(str(tuple(a.shape)) for a in (q, k, v, x))
         raise MixerError(f"compressive: expects q, k, v and x of one shape (B, T, D) with heads={heads} dividing D, got {shapes}.")

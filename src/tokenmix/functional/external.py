@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import MixerError
 from ..kernels.operator import Operator
 from .attention import attention
-from .backend import kernel
+from .backend import choose
 from .layout.checks import check_eps, check_flags, check_key_mask, check_name
 from .sums.nonfinite import honest, honest_chunk
 from .sums.precision import exact
@@ -63,7 +63,7 @@ def external(
         (B, T, heads * e) in x's dtype.
     """
     lacks = "its kernel has no causal form" if causal else "its kernel has no norm='slots'" if norm == "slots" else None
-    on = kernel("external", backend, x, lacks=lacks, only=("cpu",))
+    where = choose("external", backend, x, on=("cpu",), lacks=lacks)
     check_norm("external", norm, eps)
     check_flags("external", causal=causal)
     _check(x, memory_k, memory_v, memory_k_bias, memory_v_bias, heads, key_mask)
@@ -72,7 +72,7 @@ def external(
 
     def form(x: Tensor) -> Tensor:
         logits = slot_logits(x, memory_k, memory_k_bias, heads, key_mask)
-        if on:
+        if where == "cpu":
             return _apply(external_weights(logits, key_mask, norm, float(eps)), memory_v, memory_v_bias, key_mask).to(x.dtype)
         if norm == "slots":
             level = logits.new_zeros(())

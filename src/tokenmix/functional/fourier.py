@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import pick
+from .backend import choose
 from .layout.masks import alive
 from .layout.positions import default_places
 from .sums.nonfinite import hides
@@ -31,7 +31,7 @@ def fourier(x: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, 
     Returns:
         (B, T, D) in x's dtype. There is no causal form: every output depends on every token and on how many there are.
     """
-    pick(backend, x)
+    choose("fourier", backend, x)
     if causal:
         raise MixerError("fourier: got causal=True, and there is no causal form: every output depends on every token; use causal=False.")
     v = silenced(x, key_mask)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .backend import pick
+from .backend import choose
 from .sums.nonfinite import hides
 from .sums.precision import exact
 from .sums.taps import silenced
@@ -30,7 +30,7 @@ def gmlp(
     Returns:
         (B, T, f) in z's dtype; exactly 0 where a token has nothing to attend. Time O(T^2 f).
     """
-    pick(backend, z)
+    choose("gmlp", backend, z)
     gate, value = unit_inputs(z, scale, shift)
     value = silenced(value, key_mask)
     T = z.shape[1]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..kernels.operator import Operator
 from .aft import simple_kernel
-from .backend import kernel, pick
+from .backend import choose
 from .layout.checks import check_qkv
 from .sums.kernel_attention import EPS, MAPS, absorb, check_feature, empty_sums, extend_sums, read_sums
 from .sums.nonfinite import honest
@@ -55,8 +55,8 @@ def hydra(
     Returns:
         (B, T, D) in q's dtype; exactly 0 where a query has nothing to attend. Sums run in float64.
     """
-    where = kernel("hydra", backend, q, k, v)
-    if where:
+    where = choose("hydra", backend, q, k, v, on=("cpu", "triton"))
+    if where != "eager":
         check_qkv("hydra", q, k, v, 1, causal, key_mask)
         check_feature("hydra", feature, normalise, eps)
         if 0 in (*q.shape, k.shape[1]):
@@ -130,7 +130,7 @@ def multihead_linear(
 def _kernel_attention(
     who: str, q: Tensor, k: Tensor, v: Tensor, *, heads: int, feature: str, normalise: bool, eps: float, causal: bool, key_mask: Tensor | None, backend: str
 ) -> Tensor:
-    pick(backend, q)
+    choose(who, backend, q)
     check_qkv(who, q, k, v, 1 if who == "hydra" else heads, causal, key_mask)  # the width of a traced tensor need not be an int
     of_keys = check_feature(who, feature, normalise, eps)[1]
     if 0 in (q.shape[1], k.shape[1]):

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import pick
+from .backend import choose
 from .layout.lines import Lines, Places, Raster, coordinates, dense, in_lines
 from .layout.masks import allowed, kept
 from .layout.positions import back_to_place, turned
@@ -99,7 +99,7 @@ def _near(
 
 
 def _check(q, k, v, heads, block, memory, width, grid, backend) -> None:
-    pick(backend, q)
+    choose("image_local", backend, q)
     if q.ndim != 3 or k.shape != v.shape or k.shape[::2] != q.shape[::2] or heads < 1 or q.shape[-1] % heads:
         shapes = ", ".join(str(tuple(a.shape)) for a in (q, k, v))
         raise MixerError(f"image_local: expects q (B, T, D) and k, v (B, S, D) with heads={heads} dividing D, got {shapes}.")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import pick
+from .backend import choose
 from .sums.nonfinite import hides
 from .sums.precision import exact
 from .sums.softmax import DEAD, FLOOR, narrow, prefix_sums, ratio_of, wide
@@ -99,7 +99,7 @@ def _within(E: Tensor, T: int, causal: bool) -> Tensor:
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, embedding: Tensor, heads: int, causal: bool, backend: str) -> None:
-    pick(backend, q)
+    choose("lambda_layer", backend, q)
     w = embedding.shape[-1]
     if q.shape[-1] != heads * w or k.shape[-1] != w:
         raise MixerError(f"lambda_layer: embeddings of width {w} need k {w} and q {heads} x {w} wide, got k {k.shape[-1]} and q {q.shape[-1]}.")

@@ -7,7 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import pick
+from .backend import choose
 from .sums.nonfinite import honest, over_pairs, over_window
 from .sums.precision import exact
 from .sums.taps import centre_of, check_odd, depthwise, pair_weights, silenced, slide, weighed
@@ -63,7 +63,7 @@ def lightconv(
 
 
 def _check(x: Tensor, kernel: Tensor, causal: bool, backend: str) -> None:
-    pick(backend, x)
+    choose("lightconv", backend, x)
     B, T, D = x.shape
     if kernel.ndim not in (2, 4) or (kernel.ndim == 4 and kernel.shape[:2] != (B, T)) or D % kernel.shape[-2]:
         raise MixerError(f"lightconv: kernel must be (H, s) or {(B, T)} + (H, s) with H dividing {D}, got {tuple(kernel.shape)}.")

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..kernels.cpu import decode as step
 from ..kernels.operator import Operator
 from .aft import aft_simple
-from .backend import exporting, kernel, masks, steps
+from .backend import choose, exporting, masks, steps
 from .layout.checks import check_name, check_qkv
 from .sums import features as sums
 from .sums.nonfinite import honest, honest_chunk
@@ -70,13 +70,13 @@ def linear_attention(
     empty, short = 0 in (*q.shape, k.shape[1]), lacks is None and not exporting()
     lone_key, lone_feature = short and k.shape[1] == 1, short and q.shape[-1] == heads
     slower = lone_key or lone_feature or short and faster_in_torch(q, k, heads, causal)
-    on = kernel("linear_attention", backend, q, k, v, lacks=lacks, slower=slower)
-    if on and not empty:
+    where = choose("linear_attention", backend, q, k, v, on=("cpu", "triton"), lacks=lacks, slower=slower)
+    if where != "eager" and not empty:
 
         def on_kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return _on_kernel(q, k, v, key_mask, heads=heads, feature=feature, causal=causal)
 
-        return on_kernel(q, k, v) if on == "cpu" else honest(on_kernel, q, k, v, causal=causal, key_mask=key_mask)
+        return on_kernel(q, k, v) if where == "cpu" else honest(on_kernel, q, k, v, causal=causal, key_mask=key_mask)
     if lone_key and not empty:
         return _one_key(q, k, v, heads, feature, key_mask)
     if lone_feature and not empty:

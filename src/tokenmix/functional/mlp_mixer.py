@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import pick
+from .backend import choose
 from .sums.nonfinite import hides
 from .sums.precision import exact
 from .sums.taps import silenced
@@ -28,7 +28,7 @@ def mlp_mixer(
     Returns:
         (B, T, D); a row without any live token is exactly 0. Time O(T F D). There is no causal form: each hidden unit reads every token.
     """
-    pick(backend, x)
+    choose("mlp_mixer", backend, x)
     if causal:
         raise MixerError("mlp_mixer: got causal=True, and there is no causal form: every hidden unit reads every token; use causal=False.")
     v = silenced(x, key_mask)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import pick
+from .backend import choose
 from .layout.heads import by_head
 from .layout.masks import kept
 from .layout.positions import default_places
@@ -44,7 +44,7 @@ def nystrom(
     All but the convolution is float64, because Z may be large and amplifies the rounding of its neighbours. With no live token the result is exactly 0.
     Time O(T m D + iterations m^3 heads), with explicit positions and taps O(T^2 D).
     """
-    pick(backend, q)
+    choose("nystrom", backend, q)
     if q.shape[-1] % heads or k.shape != q.shape or v.shape != q.shape:
         raise MixerError(f"nystrom: heads={heads} must divide D, and q, k and v be alike, got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}.")
     if taps.ndim != 2 or taps.shape[0] != heads or (taps.shape[1] % 2 == 0 and taps.shape[1] != 0):

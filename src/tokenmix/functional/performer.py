@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import pick
+from .backend import choose
 from .layout.checks import check_eps, check_name, check_qkv
 from .sums import features as sums
 from .sums.nonfinite import hides, honest_chunk
@@ -49,7 +49,7 @@ def performer(
     Returns:
         (B, T, H e) in q's dtype, exactly 0 where nothing may be attended. Factors that all features of a query share cancel and are left out.
     """
-    pick(backend, q)
+    choose("performer", backend, q)
     check_feature("performer", feature, eps)
     check_qkv("performer", q, k, v, heads, causal, key_mask)
     if projection.ndim != 3 or projection.shape[0] != heads or projection.shape[2] * heads != q.shape[2]:

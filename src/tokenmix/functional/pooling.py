@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import pick
+from .backend import choose
 from .sums.nonfinite import clean, marks, over_pairs
 from .sums.precision import exact
 from .sums.taps import centre_of, check_odd, pair_weights, silenced
@@ -37,7 +37,7 @@ def pooling(
     Returns:
         (B, T, D) in x's dtype; 0 where the window holds no live token. Time O(T window D), on a grid twice that; with positions O(T^2 D).
     """
-    pick(backend, x)
+    choose("pooling", backend, x)
     check_odd("pooling", window, causal)
     if grid is not None and (len(grid) != 2 or causal):
         raise MixerError(f"pooling: expects a grid (H, W) and causal=False, got grid={tuple(grid)}, causal={causal}.")

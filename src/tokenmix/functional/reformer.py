@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import pick
+from .backend import choose
 from .layout.buckets import Order, Sums, attend_dense, attend_sorted, coded, merge, ratio, sort_by_bucket
 from .layout.heads import by_head
 from .layout.masks import alive
@@ -53,7 +53,7 @@ def reformer(
 
     Masked queries, and those with nothing to attend, give 0.
     """
-    pick(backend, q)
+    choose("reformer", backend, q)
     n = 2 * rotations.shape[-1]
     if q.shape[-1] % heads or rotations.shape[1:3] != (heads, q.shape[-1] // heads):
         raise MixerError(f"reformer: heads={heads} and rotations of shape {tuple(rotations.shape)} do not fit q of width {q.shape[-1]}.")

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import pick
+from .backend import choose
 from .layout.checks import check_eps, check_name, check_qkv
 from .sums import features as sums
 from .sums.nonfinite import honest, honest_chunk
@@ -63,7 +63,7 @@ def rfa(
     Returns:
         (B, T, H e) in q's dtype, exactly 0 where nothing may be attended. Time O(T M D).
     """
-    pick(backend, q)
+    choose("rfa", backend, q)
     check_feature("rfa", feature, eps)
     _check(q, k, v, projection, sigma, gate, heads, causal, key_mask)
     if q.shape[1] == 0 or k.shape[1] == 0:

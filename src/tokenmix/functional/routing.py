@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import pick
+from .backend import choose
 from .layout.buckets import attend_dense, attend_sorted, coded, in_order, ratio, sort_by_bucket, sums_of
 from .layout.heads import by_head
 from .layout.masks import alive
@@ -73,7 +73,7 @@ def routing(
 
     Masked queries, and those with nothing to attend, give 0.
     """
-    pick(backend, q)
+    choose("routing", backend, q)
     if q.shape[-1] % heads or centroids.shape[::2] != (heads, q.shape[-1] // heads):
         raise MixerError(f"routing: heads={heads} and centroids of shape {tuple(centroids.shape)} do not fit q of width {q.shape[-1]}.")
     live = alive(q, key_mask)

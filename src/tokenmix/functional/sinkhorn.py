@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import pick
+from .backend import choose
 from .layout.buckets import LOWEST, ratio, sums_of
 from .layout.heads import by_head
 from .layout.masks import alive
@@ -85,7 +85,7 @@ def sinkhorn(
 
     Masked queries, and those with nothing to attend, give 0.
     """
-    pick(backend, q)
+    choose("sinkhorn", backend, q)
     if q.shape[-1] % heads or sorting.shape != (heads, q.shape[-1] // heads, q.shape[-1] // heads):
         raise MixerError(f"sinkhorn: heads={heads} and sorting of shape {tuple(sorting.shape)} do not fit q of width {q.shape[-1]}.")
     if causal and sortcut is not None:

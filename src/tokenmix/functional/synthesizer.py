@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import pick
+from .backend import choose
 from .layout.checks import check_key_mask
 from .layout.heads import by_head
 from .layout.masks import allowed
@@ -47,7 +47,7 @@ def synthesize(
     Returns:
         (B, T, H * e) in v's dtype; exactly 0 for a query with nothing to attend. ``causal`` with T < S lets the last query see every key.
     """
-    pick(backend, v)
+    choose("synthesize", backend, v)
     T, S, H = logits.shape[-2], logits.shape[-1], logits.shape[-3]
     if v.ndim != 3 or logits.ndim not in (3, 4) or v.shape[1] != S or v.shape[2] % H or (causal and T > S):
         raise MixerError(f"synthesize: expects logits (B, H, T, S) or (H, T, S) and v (B, S, H * e), got {tuple(logits.shape)} and {tuple(v.shape)}.")

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import pick
+from .backend import choose
 from .layout.heads import by_head
 from .layout.lines import mixed
 from .layout.masks import allowed, kept
@@ -132,7 +132,7 @@ def _rows_and_cols(positions: Places | None, T: int, S: int, device: torch.devic
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, relative: Tensor, content: Tensor, place: Tensor, heads: int, memory: int | None, backend: str) -> None:
-    pick(backend, q)
+    choose("transformer_xl", backend, q)
     D = q.shape[-1]
     if q.ndim != 3 or k.shape != v.shape or k.shape[::2] != q.shape[::2] or heads < 1 or D % heads:
         shapes = ", ".join(str(tuple(a.shape)) for a in (q, k, v))

@@ -39,7 +39,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .backend import pick
+from .backend import choose
 from .layout.masks import kept
 
 
@@ -53,7 +53,7 @@ def NAME(v: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, bac
     Returns:
         (B, T, D) in v's dtype; 0 where there is nothing to attend. Time and memory O(T D).
     """
-    pick(backend, v)
+    choose("NAME", backend, v)
     total, count = sums(v, key_mask)
     total, count = (a.cumsum(1) if causal else a.sum(1, keepdim=True) for a in (total, count))
     return (total / count.clamp_min(1.0)).to(v.dtype).expand_as(v)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...errors import MixerError
-from ..backend import pick
+from ..backend import choose
 from ..sums.nonfinite import clean, marks, over_pairs
 from .checks import check_qkv
 from .heads import by_head
@@ -48,7 +48,7 @@ class Ready(NamedTuple):
 
 def check(who: str, q: Tensor, k: Tensor, v: Tensor, heads: int, backend: str, **counts: int) -> None:
     """Refuse shapes that do not fit and counts below 1."""
-    pick(backend, q)
+    choose(who, backend, q)
     check_qkv(who, q, k, v, heads, False, None)
     for name, n in counts.items():
         if not isinstance(n, int) or n < 1:
