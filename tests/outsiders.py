@@ -240,13 +240,13 @@ class Forgetful(MeanMixer):
 class Excused(Forgetful):
     """Declares what it cannot do."""
 
-    exceptions = dict.fromkeys(("streaming_equals_parallel", "rows_at_different_positions", "reorder_picks_rows", "state_is_a_value"), "keeps no past")
+    waivers = dict.fromkeys(("streaming_equals_parallel", "rows_at_different_positions", "reorder_picks_rows", "state_is_a_value"), "keeps no past")
 
 
 class ExcusedLeak(MeanMixer):
     """Declares an exception nobody may have."""
 
-    exceptions = {"future_cannot_reach_past": "it is faster so"}
+    waivers = {"future_cannot_reach_past": "it is faster so"}
 
     def mix(self, x, context, **given):
         return super().mix(x, context, **given) + x.mean(1, keepdim=True)

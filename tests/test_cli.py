@@ -124,13 +124,13 @@ def test_costs_are_written_in_three_figures(n, flops, byte):
     assert (si(n), size(n)) == (flops, byte)
 
 
-def test_list_prints_exceptions(capsys, monkeypatch):
-    monkeypatch.setattr(MIXERS["aft_simple"], "exceptions", {"fp16": "a reason"})
+def test_list_prints_waivers(capsys, monkeypatch):
+    monkeypatch.setattr(MIXERS["aft_simple"], "waivers", {"fp16": "a reason"})
     assert cli.main(["list"]) == 0
-    assert "except  fp16: a reason" in capsys.readouterr().out
-    monkeypatch.setattr(MIXERS["aft_simple"], "exceptions", {"fp16": "a reason", "bf16": "a reason"})
+    assert "waives  fp16: a reason" in capsys.readouterr().out
+    monkeypatch.setattr(MIXERS["aft_simple"], "waivers", {"fp16": "a reason", "bf16": "a reason"})
     assert cli.main(["list"]) == 0
-    assert "except  fp16, bf16: a reason" in capsys.readouterr().out
+    assert "waives  fp16, bf16: a reason" in capsys.readouterr().out
 
 
 def test_list_fits_a_narrow_terminal(capsys, monkeypatch):

@@ -52,7 +52,7 @@ def test_the_paper_form_does_not_stream():
 
 @pytest.mark.parametrize("seed", [8, 9])
 def test_past_and_present_reach(seed):
-    """Where tokens have company in some round, the promise that is excepted in general is kept."""
+    """Where tokens have company in some round, the promise that is waived in general is kept."""
     masking.past_reaches_present(subject("reformer", {"heads": 2, "buckets": 2, "chunk": 2, "rounds": 3, "seed": seed, "causal": True}))
 
 

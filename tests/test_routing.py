@@ -40,7 +40,7 @@ def test_the_paper_form_does_not_stream():
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_past_and_present_reach(seed):
-    """With two clusters and two heads every token here has company, and the promise that is excepted in general is kept."""
+    """With two clusters and two heads every token here has company, and the promise that is waived in general is kept."""
     masking.past_reaches_present(subject("routing", {"heads": 2, "clusters": 2, "window": 3, "seed": seed, "causal": True}))
 
 

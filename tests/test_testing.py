@@ -65,12 +65,12 @@ def test_a_branch_on_values_does_not_compile():
     torch._dynamo.reset()
 
 
-def test_exceptions_are_honoured_but_never_for_causality():
-    report = check_mixer(outsiders.Excused, {"causal": True}, promises=["streaming_equals_parallel", "declares_exceptions"])
-    assert report.status("streaming_equals_parallel") == "excepted"
+def test_waivers_are_honoured_but_never_for_causality():
+    report = check_mixer(outsiders.Excused, {"causal": True}, promises=["streaming_equals_parallel", "declares_waivers"])
+    assert report.status("streaming_equals_parallel") == "waived"
     assert "keeps no past" in str(report)
-    with pytest.raises(ContractError, match="no mixer may have"):
-        check_mixer(outsiders.ExcusedLeak, {"causal": True}, promises=["declares_exceptions"])
+    with pytest.raises(ContractError, match="no mixer may waive"):
+        check_mixer(outsiders.ExcusedLeak, {"causal": True}, promises=["declares_waivers"])
 
 
 def test_a_wrong_reference_is_noticed():

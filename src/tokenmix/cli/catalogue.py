@@ -28,7 +28,7 @@ def catalogue() -> dict[str, Any]:
             "state": state_growth(name),
             "can": able,
             "options": options,
-            "exceptions": dict(cls.exceptions),
+            "waivers": dict(cls.waivers),
         }
     recipes = {}
     for name, recipe in RECIPES.items():
@@ -70,9 +70,9 @@ def _mixer_lines(name: str, m: dict[str, Any]) -> list[str]:
         steps = [f"{step} for a few streamed tokens"] if step else []
         facts.append(("kernels", ", ".join([*whole, *steps])))
     promises: dict[str, list[str]] = {}
-    for promise, reason in m["exceptions"].items():
+    for promise, reason in m["waivers"].items():
         promises.setdefault(reason, []).append(promise)
-    facts += [("except", f"{', '.join(kept)}: {reason}") for reason, kept in promises.items()]
+    facts += [("waives", f"{', '.join(kept)}: {reason}") for reason, kept in promises.items()]
     return [
         *wrapped(f"  {name} [{m['tier']}]: ", m["about"].replace("``", "`"), 6),
         *(part for fact in facts for part in wrapped(f"      {fact[0]:8}", fact[1], 14)),

@@ -108,9 +108,9 @@ class Mixer(InputChecks, metaclass=Checked):
         """The largest |logit| among arguments of the functional form, where logits are dot products: their rounding decides how exact float32 can be."""
         return 0.0
 
-    def excepted(self) -> dict[str, str]:
-        """Promises this instance cannot keep, with reasons: the class's ``exceptions``, narrowed by the options it was built with."""
-        return dict(self.exceptions)
+    def waived(self) -> dict[str, str]:
+        """Return the promises that this instance cannot keep, with reasons: ``waivers``, narrowed by its options."""
+        return dict(self.waivers)
 
     def refuse(self, why: str) -> NoReturn:
         """Raise the one error of the contract, in this mixer's name."""

@@ -50,7 +50,7 @@ class Facts(nn.Module):
     supports_attn_mask: ClassVar[bool] = False
     supports_grid: ClassVar[bool] = False
     supports_export: ClassVar[bool] = True
-    exceptions: ClassVar[dict[str, str]] = {}
+    waivers: ClassVar[dict[str, str]] = {}
     """Promises of the contract that the method cannot keep, each with its reason."""
     about: ClassVar[About] = About()
     form: ClassVar[str | Callable[..., Tensor] | None] = None

@@ -19,7 +19,7 @@ class Fourier(Mixer):
 
     about = About("Lee-Thorp et al. 2021, arXiv 2105.03824", "Fourier transform", "T D log(T D), with a mask T^2 D", "0, with a mask T^2")
     form = "fourier"
-    exceptions = {"accurate_on_adversarial_keys": "sums of opposite signs cancel: float32 is exact relative to the size of the whole input (test_fourier.py)"}
+    waivers = {"accurate_on_adversarial_keys": "sums of opposite signs cancel: float32 is exact relative to the size of the whole input (test_fourier.py)"}
 
     def __init__(self, dim: int, *, causal: bool = False):
         super().__init__(dim, causal=causal)

@@ -28,7 +28,7 @@ class ImageLocal(Mixer):
     """
 
     supports_causal = supports_streaming = supports_attn_mask = supports_grid = True
-    exceptions = {"token_before_reaches": "with ndim=2 the token before the first of a line stands at the other edge of the image; so with memory=0"}
+    waivers = {"token_before_reaches": "with ndim=2 the token before the first of a line stands at the other edge of the image; so with memory=0"}
     about = About("Parmar et al. 2018, arXiv 1802.05751", "fixed pattern", "T (block + memory) D", "T heads (block + memory)")
     form = "image_local"
     carries = QKVO
@@ -68,8 +68,8 @@ class ImageLocal(Mixer):
             at_least(self, low, **{name: size})
         return found
 
-    def excepted(self):
-        return {} if self.ndim == 1 and self.memory[0] else dict(self.exceptions)
+    def waived(self):
+        return {} if self.ndim == 1 and self.memory[0] else dict(self.waivers)
 
     @property
     def on_grid(self) -> bool:

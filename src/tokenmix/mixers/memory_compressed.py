@@ -55,7 +55,7 @@ class MemoryCompressed(Mixer):
     """
 
     supports_causal = supports_streaming = True
-    exceptions = {
+    waivers = {
         "past_reaches_present": "with mode='local' the first token of a block attends itself alone; compressed keeps the promise (test_memory_compressed.py)",
         "token_before_reaches": "with mode='local' the first token of a block attends itself alone; compressed keeps the promise (test_memory_compressed.py)",
     }
@@ -91,8 +91,8 @@ class MemoryCompressed(Mixer):
         (k, k_bias), (v, v_bias) = (self.read(conv, x) for conv in (self.k_conv, self.v_conv))
         return k, v, k_bias, v_bias
 
-    def excepted(self):
-        return dict(self.exceptions) if self.mode == "local" else {}
+    def waived(self):
+        return dict(self.waivers) if self.mode == "local" else {}
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.memory_compressed`` for this input: (positional, keyword)."""

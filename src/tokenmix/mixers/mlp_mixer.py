@@ -26,7 +26,7 @@ class MLPMixer(Mixer):
 
     about = About("Tolstikhin et al. 2021, arXiv 2105.01601", "MLP", "T F D", "T D + F D")
     form = "mlp_mixer"
-    exceptions = {"accurate_on_adversarial_keys": "signed sums over tokens cancel: float32 is exact relative to the sum of their sizes (test_mlp_mixer.py)"}
+    waivers = {"accurate_on_adversarial_keys": "signed sums over tokens cancel: float32 is exact relative to the sum of their sizes (test_mlp_mixer.py)"}
 
     def __init__(self, dim: int, *, max_len: int, causal: bool = False, hidden: int = 256):
         super().__init__(dim, causal=causal, max_len=max_len)

@@ -29,7 +29,7 @@ class Pooling(Mixer):
     supports_causal = supports_streaming = supports_grid = True
     about = About("Yu et al. 2022, arXiv 2111.11418", "pooling", "T s D", "0")
     form = "pooling"
-    exceptions = {"accurate_on_adversarial_keys": "the mean minus the token cancels: float32 is exact relative to the tokens' size (test_pooling.py)"}
+    waivers = {"accurate_on_adversarial_keys": "the mean minus the token cancels: float32 is exact relative to the tokens' size (test_pooling.py)"}
 
     def __init__(self, dim: int, *, causal: bool = False, window: int = 3, subtract: bool = True, ndim: int = 1):
         super().__init__(dim, causal=causal)

@@ -49,7 +49,7 @@ class Reformer(Mixer):
     about = About("Kitaev et al. 2020, arXiv 2001.04451", "learned pattern", "T log T + rounds T chunk D", "rounds T (chunk heads + D)")
     form = "reformer"
     carries = ("v_proj", "out_proj")  # queries and keys are one projection
-    exceptions = {
+    waivers = {
         "token_before_reaches": "a token attends only those that hash like it",
         "past_reaches_present": "a token alone in its buckets attends itself only; with one other there its weight is 1, whatever its query",
     }

@@ -55,7 +55,7 @@ class Routing(Mixer):
     about = About("Roy et al. 2021, arXiv 2003.05997", "learned pattern", "T clusters D + T window D", "T (window heads + D)")
     form = "routing"
     carries = ("v_proj", "out_proj")  # queries and keys are one projection
-    exceptions = {
+    waivers = {
         "token_before_reaches": "a token attends only those of its cluster",
         "past_reaches_present": "a token alone in its clusters attends itself only",
     }

@@ -12,7 +12,7 @@ from .subject import Subject as Subject
 from .subject import freeze as freeze
 from .subject import perturb as perturb
 from .subject import subject as subject
-from .suite import NEVER_EXCEPTED as NEVER_EXCEPTED
+from .suite import NEVER_WAIVED as NEVER_WAIVED
 from .suite import PLAIN_PROMISES as PLAIN_PROMISES
 from .suite import PROMISES as PROMISES
 from .suite import check_mixer as check_mixer

@@ -136,4 +136,4 @@ def here_on_path() -> Iterator[None]:
 def _print(report: Report) -> None:
     print(report)
     failed, kept = len(report.failures), sum(r.status == "kept" for r in report.results)
-    print(f"{kept} kept, {failed} broken, {len(report.results) - kept - failed} not applicable or excepted\n")
+    print(f"{kept} kept, {failed} broken, {len(report.results) - kept - failed} not applicable or waived\n")

@@ -1,4 +1,4 @@
-"""Promises on who may influence whom: causality, masks, padding, positions. No mixer may be excepted from the first four."""
+"""Promises on who may influence whom: causality, masks, padding, positions. No mixer may waive the first four."""
 
 from __future__ import annotations
 

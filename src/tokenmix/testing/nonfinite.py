@@ -75,7 +75,7 @@ def _masked(s: Subject, mixer: Any, x: Tensor, p: int) -> None:
 
 
 def _pairs(s: Subject, mixer: Any, x: Tensor, p: int) -> None:
-    """A NaN token that attn_mask hides from the even rows leaves these as they were, itself excepted, and spoils what may attend it."""
+    """A NaN token that attn_mask hides from the even rows leaves these as they were, except its own, and spoils what may attend it."""
     T = s.length
     ok = torch.ones(T, T, dtype=torch.bool)
     hidden = torch.arange(T) % 2 == 0

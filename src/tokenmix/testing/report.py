@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .tolerances import BY_DTYPE
 
-KEPT, BROKEN, CRASHED, EXCEPTED, NOT_APPLICABLE = "kept", "broken", "crashed", "excepted", "not applicable"
+KEPT, BROKEN, CRASHED, WAIVED, NOT_APPLICABLE = "kept", "broken", "crashed", "waived", "not applicable"
 
 
 class Broken(AssertionError):
@@ -38,7 +38,7 @@ class Result:
     reason: str = ""
 
     def __str__(self) -> str:
-        word = {KEPT: "pass", BROKEN: "FAIL", CRASHED: "FAIL", EXCEPTED: "exc.", NOT_APPLICABLE: "n.a."}[self.status]
+        word = {KEPT: "pass", BROKEN: "FAIL", CRASHED: "FAIL", WAIVED: "waived", NOT_APPLICABLE: "n.a."}[self.status]
         text = "raised " + self.reason if self.status == CRASHED else self.reason
         return f"{word}  {self.promise}" + (f": {text}" if text else "")
 

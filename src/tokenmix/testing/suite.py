@@ -10,19 +10,19 @@ from torch import nn
 from ..errors import MixerError
 from ..mixers import MIXERS
 from . import batching, building, elsewhere, equality, masking, nonfinite, plain, refusals, streaming, transforms
-from .report import BROKEN, CRASHED, EXCEPTED, KEPT, NOT_APPLICABLE, Broken, ContractError, NotApplicable, Report, Result, fail
+from .report import BROKEN, CRASHED, KEPT, NOT_APPLICABLE, WAIVED, Broken, ContractError, NotApplicable, Report, Result, fail
 from .subject import Subject, is_mixer, subject
 
 Promise = Callable[[Subject], None]
 
 
-def declares_exceptions(s: Subject) -> None:
-    """Exceptions name a promise and a reason, and never causality or masking."""
-    for name, reason in getattr(s.cls, "exceptions", {}).items():
-        if name in NEVER_EXCEPTED:
-            fail(f"declares an exception from {name}, which no mixer may have")
+def declares_waivers(s: Subject) -> None:
+    """Each waiver names a promise and a reason, and none waives causality or masking."""
+    for name, reason in getattr(s.cls, "waivers", {}).items():
+        if name in NEVER_WAIVED:
+            fail(f"waives {name}, which no mixer may waive")
         if name not in PROMISES or not reason:
-            fail(f"declares an exception from {name!r} for the reason {reason!r}; it needs a promise's name and a reason")
+            fail(f"waives {name!r} for the reason {reason!r}; a waiver needs a promise's name and a reason")
 
 
 def _table(*functions: Promise) -> dict[str, Promise]:
@@ -32,7 +32,7 @@ def _table(*functions: Promise) -> dict[str, Promise]:
 PROMISES: dict[str, Promise] = _table(
     refusals.options_are_json,
     building.refuses_wrong_options,
-    declares_exceptions,
+    declares_waivers,
     batching.keeps_shape,
     equality.equals_reference,
     equality.accurate_on_adversarial_keys,
@@ -105,8 +105,8 @@ PLAIN_PROMISES: dict[str, Promise] = _table(
 """The promises that can be asked of any ``nn.Module`` on (B, T, D)."""
 
 _WHO_SEES_WHOM = (masking.future_cannot_reach_past, masking.masked_keys_have_no_influence, masking.padded_equals_shorter, masking.attn_mask_equals_causal)
-NEVER_EXCEPTED = frozenset(_table(*_WHO_SEES_WHOM, equality.nothing_to_attend, equality.pairs_with_nothing_to_attend))
-"""Causality and masking: what no mixer may declare an exception from."""
+NEVER_WAIVED = frozenset(_table(*_WHO_SEES_WHOM, equality.nothing_to_attend, equality.pairs_with_nothing_to_attend))
+"""Causality and masking: the promises that no mixer may waive."""
 
 
 def check_mixer(
@@ -163,17 +163,17 @@ def run_promises(s: Subject, names: Iterable[str] | None = None) -> Report:
     return Report(s.title, [run_promise(s, name, table[name]) for name in chosen])
 
 
-def _excepted(s: Subject, name: str) -> dict[str, str]:
-    """The exceptions of the mixer as built; only a class that declares this one is built to be asked."""
-    declared = getattr(s.cls, "exceptions", {})
-    return s.raw().excepted() if name in declared and is_mixer(s.cls) else declared
+def _waived(s: Subject, name: str) -> dict[str, str]:
+    """Return the waivers of the mixer as built; it is built only if its class waives ``name``."""
+    declared = getattr(s.cls, "waivers", {})
+    return s.raw().waived() if name in declared and is_mixer(s.cls) else declared
 
 
 def run_promise(s: Subject, name: str, promise: Promise) -> Result:
-    """One promise: kept, broken by comparison, crashed, excepted or not applicable."""
-    exceptions = _excepted(s, name)
-    if name in exceptions and name not in NEVER_EXCEPTED:
-        return Result(name, EXCEPTED, exceptions[name])
+    """One promise: kept, broken by comparison, crashed, waived or not applicable."""
+    waived = _waived(s, name)
+    if name in waived and name not in NEVER_WAIVED:
+        return Result(name, WAIVED, waived[name])
     try:
         promise(s)
     except NotApplicable as why:
