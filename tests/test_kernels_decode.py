@@ -295,7 +295,7 @@ def test_a_state_that_stands_outside_of_the_bias_is_an_error(row, wrong):
         _, state = stream(mixer, torch.randn(1, 5, 72), (5,))
         assert aft_chunk.pair_weights(*mixer.bias(), torch.full((1, 1), 5), torch.full((1, 3), wrong), keep=3) is None
         with pytest.raises((IndexError, RuntimeError)):
-            mixer.extend(torch.randn(1, 1, 72), state._replace(places=torch.full_like(state.places, wrong)))
+            mixer.extend(torch.randn(1, 1, 72), state._replace(positions=torch.full_like(state.positions, wrong)))
 
 
 def test_shapes_that_do_not_fit_never_reach_the_library():

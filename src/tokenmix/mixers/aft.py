@@ -15,7 +15,7 @@ from .base import QKVO, About, Kernels, Mixer, chunk_positions, register_state, 
 from .cost import MixingCost
 from .parts.aft import add_projections, check_pair_bias, empty_ring, queries, ring_step
 from .parts.pair_bias import PairBias
-from .parts.shared import alive, check_places, has_holes, in_pieces
+from .parts.shared import alive, check_positions, has_holes, in_pieces
 
 
 @register_state
@@ -37,23 +37,23 @@ class AFTFullState(NamedTuple):
 
     keys: Tensor
     values: Tensor
-    live: Tensor
-    places: Tensor
+    valid: Tensor
+    positions: Tensor
     position: Tensor
 
 
 def empty_full(batch_size: int, dim: int, *, device: Any, dtype: torch.dtype) -> AFTFullState:
     """No keys and values yet."""
     keys = torch.zeros(batch_size, 0, dim, device=device, dtype=dtype)
-    places = torch.zeros(batch_size, 0, dtype=torch.long, device=device)
-    return AFTFullState(keys, keys.clone(), places.bool(), places, places.new_zeros(batch_size))
+    positions = torch.zeros(batch_size, 0, dtype=torch.long, device=device)
+    return AFTFullState(keys, keys.clone(), positions.bool(), positions, positions.new_zeros(batch_size))
 
 
 def history_of(mixer: Mixer, context: Tensor, context_mask: Tensor | None) -> AFTFullState:
     """The keys and values of a context, projected once."""
-    places = token_positions(context, context_mask)
+    positions = token_positions(context, context_mask)
     keys, values = (mixer.get_submodule(name)(context) for name in ("k_proj", "v_proj"))
-    return AFTFullState(keys, values, alive(context, context_mask), places, places.new_zeros(places.shape[0]))
+    return AFTFullState(keys, values, alive(context, context_mask), positions, positions.new_zeros(positions.shape[0]))
 
 
 class AFTSimple(Mixer):
@@ -104,8 +104,8 @@ class AFTSimple(Mixer):
         y, state = in_pieces(self._mix_piece, x, state, key_mask)
         return self.out_proj(y), state
 
-    def _mix_piece(self, x, state, live):
-        y, sums = chunk.aft_simple_chunk(queries(self, x), self.k_proj(x), self.v_proj(x), state, key_mask=live, gate=self.gate)
+    def _mix_piece(self, x, state, valid):
+        y, sums = chunk.aft_simple_chunk(queries(self, x), self.k_proj(x), self.v_proj(x), state, key_mask=valid, gate=self.gate)
         return y, AFTSimpleState(*sums)
 
 
@@ -197,26 +197,26 @@ class AFTFull(PairBiased):
         return history_of(self, context, context_mask)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        at, after = chunk_positions(state.position, x, positions, key_mask)
-        self.check_range(at)
+        query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
+        self.check_range(query_positions)
         if not self.causal:
-            w = self.bias.at(at, state.places)
-            y = F.aft_full(queries(self, x), state.keys, state.values, w, key_mask=state.live, gate=self.gate)
-            return self.out_proj(y), state._replace(position=after)
-        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
-        return self.out_proj(y), state._replace(position=after)
+            w = self.bias.select(query_positions, state.positions)
+            y = F.aft_full(queries(self, x), state.keys, state.values, w, key_mask=state.valid, gate=self.gate)
+            return self.out_proj(y), state._replace(position=next_position)
+        y, state = in_pieces(self._mix_piece, x, state, query_positions, alive(x, key_mask))
+        return self.out_proj(y), state._replace(position=next_position)
 
-    def _mix_piece(self, x, state, at, live):
-        q, kept = queries(self, x), (state.keys, state.values, state.live)
-        new = self.k_proj(x).to(state.keys.dtype), self.v_proj(x).to(state.values.dtype), live
-        found = chunk.pair_weights(*self.bias.on(x.device), at, state.places, keep=state.places.shape[1] + at.shape[1])
+    def _mix_piece(self, x, state, positions, valid):
+        q, kept = queries(self, x), (state.keys, state.values, state.valid)
+        new = self.k_proj(x).to(state.keys.dtype), self.v_proj(x).to(state.values.dtype), valid
+        found = chunk.pair_weights(*self.bias.on(x.device), positions, state.positions, keep=state.positions.shape[1] + positions.shape[1])
         if found is None:
-            places = torch.cat([state.places, at], 1)
-            w = self.bias.table(at, places)[:, None]
+            key_positions = torch.cat([state.positions, positions], 1)
+            w = self.bias.table(positions, key_positions)[:, None]
         else:
-            w, _, places = found
+            w, _, key_positions = found
         y, history = chunk.aft_chunk(q, new, kept, w, gate=self.gate)
-        return y, AFTFullState(*history, places, state.position)
+        return y, AFTFullState(*history, key_positions, state.position)
 
 
 class AFTLocal(PairBiased):
@@ -273,8 +273,8 @@ class AFTLocal(PairBiased):
         keys = x if context is None else context
         w = self.bias.between(x, context, positions, key_mask)
         args = queries(self, x), self.k_proj(keys), self.v_proj(keys), w
-        places = positions if context is None else self.bias.places(x, context, positions, key_mask)
-        options = {"window": self.window, "outside": self.outside, "positions": places}
+        query_and_key_positions = positions if context is None else self.bias.positions_of(x, context, positions, key_mask)
+        options = {"window": self.window, "outside": self.outside, "positions": query_and_key_positions}
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask, "gate": self.gate}
 
     def mix(self, x, context, **given):
@@ -299,28 +299,28 @@ class AFTLocal(PairBiased):
         return history_of(self, context, context_mask)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        at, after = chunk_positions(state.position, x, positions, key_mask)
-        self.check_range(at)
+        query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
+        self.check_range(query_positions)
         if not self.causal:
-            return self.out_proj(self._read(x, state, at)), state._replace(position=after)
+            return self.out_proj(self._read(x, state, query_positions)), state._replace(position=next_position)
         if self.window:
-            check_places(self, positions, key_mask, rising=True, past=(state.live, state.places))
-        y, state = in_pieces(partial(self._mix_piece, holes=has_holes(state.live, key_mask)), x, state, at, alive(x, key_mask))
-        return self.out_proj(y), state._replace(position=after)
+            check_positions(self, positions, key_mask, rising=True, past=(state.valid, state.positions))
+        y, state = in_pieces(partial(self._mix_piece, holes=has_holes(state.valid, key_mask)), x, state, query_positions, alive(x, key_mask))
+        return self.out_proj(y), state._replace(position=next_position)
 
-    def _read(self, x, history, at):
+    def _read(self, x, history, positions):
         """Queries over a context, whose keys all stand in the state."""
-        near = (history.places[:, None] - at[:, :, None]).abs() < self.window
-        w = torch.where(near, self.bias.table(at, history.places), 0.0)
+        near = (history.positions[:, None] - positions[:, :, None]).abs() < self.window
+        w = torch.where(near, self.bias.table(positions, history.positions), 0.0)
         mask = near if self.outside == "none" else None
-        return F.aft_full(queries(self, x), history.keys, history.values, w, key_mask=history.live, attn_mask=mask, gate=self.gate)
+        return F.aft_full(queries(self, x), history.keys, history.values, w, key_mask=history.valid, attn_mask=mask, gate=self.gate)
 
-    def _mix_piece(self, x, state, at, live, *, holes=False):
+    def _mix_piece(self, x, state, positions, valid, *, holes=False):
         none = self.outside == "none"
-        found = chunk.pair_weights(*self.bias.on(x.device), at, state.places, window=self.window, keep=state.places.shape[1])
+        found = chunk.pair_weights(*self.bias.on(x.device), positions, state.positions, window=self.window, keep=state.positions.shape[1])
         if found is not None:
-            return ring_step(self, x, state, at, found[2], live, *found[:2], only_near=none, holes=holes)
-        places = torch.cat([state.places, at], 1)
-        near = ((places[:, None] - at[:, :, None]).abs() < self.window)[:, None]
-        w = torch.where(near, self.bias.table(at, places)[:, None], 0.0)
-        return ring_step(self, x, state, at, places, live, w, near, only_near=none, holes=holes)
+            return ring_step(self, x, state, positions, found[2], valid, *found[:2], only_near=none, holes=holes)
+        key_positions = torch.cat([state.positions, positions], 1)
+        near = ((key_positions[:, None] - positions[:, :, None]).abs() < self.window)[:, None]
+        w = torch.where(near, self.bias.table(positions, key_positions)[:, None], 0.0)
+        return ring_step(self, x, state, positions, key_positions, valid, w, near, only_near=none, holes=holes)

@@ -116,6 +116,6 @@ class AFTConv(Mixer):
     def mix_chunk(self, x, state, *, positions, key_mask):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
-    def _mix_piece(self, x, state, at, live, *, holes=False):
-        w, near, places = chunk.tap_weights(self.kernel(), at, state.places)
-        return ring_step(self, x, state, at, places, live, w, near, only_near=self.outside == "none", heads=self.heads, holes=holes)
+    def _mix_piece(self, x, state, positions, valid, *, holes=False):
+        w, near, key_positions = chunk.tap_weights(self.kernel(), positions, state.positions)
+        return ring_step(self, x, state, positions, key_positions, valid, w, near, only_near=self.outside == "none", heads=self.heads, holes=holes)

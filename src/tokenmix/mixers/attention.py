@@ -28,7 +28,7 @@ class AttentionState(NamedTuple):
 
     keys: Tensor
     values: Tensor
-    live: Tensor
+    valid: Tensor
     position: Tensor
 
 
@@ -115,8 +115,8 @@ class Attention(Mixer):
         self.positions.resize(max_len)
         self.max_len = self.max_context_len = max_len
 
-    def _located(self, x: Tensor, at: Tensor) -> Tensor:
-        return x + self.positions(at).to(x.dtype) if isinstance(self.positions, LearnedPositions) else x
+    def _with_positions(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + self.positions(positions).to(x.dtype) if isinstance(self.positions, LearnedPositions) else x
 
     def _queries(self, x: Tensor) -> Tensor:
         return self._normed(self.q_norm, self.q_proj(x))
@@ -127,16 +127,18 @@ class Attention(Mixer):
     def _normed(self, norm: nn.Module | None, x: Tensor) -> Tensor:
         return x if norm is None else norm(x.unflatten(-1, (-1, self.head_dim))).flatten(-2)
 
-    def _turned(self, at: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return self.positions(at, *tensors) if isinstance(self.positions, RotaryPositions) else tensors
+    def _rotated(self, positions: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return self.positions(positions, *tensors) if isinstance(self.positions, RotaryPositions) else tensors
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.attention`` for this input: (positional, keyword)."""
         keys = x if context is None else context
-        here = positions if positions is not None else token_positions(x, key_mask if context is None else None)
-        there = here if context is None else token_positions(keys, key_mask)
-        q, k = self._queries(self._located(x, here)), self._keys(self._located(keys, there))
-        q, k = self._turned(here, q, k) if there is here else (*self._turned(here, q), *self._turned(there, k))
+        query_positions = positions if positions is not None else token_positions(x, key_mask if context is None else None)
+        key_positions = query_positions if context is None else token_positions(keys, key_mask)
+        q, k = self._queries(self._with_positions(x, query_positions)), self._keys(self._with_positions(keys, key_positions))
+        q, k = (
+            self._rotated(query_positions, q, k) if key_positions is query_positions else (*self._rotated(query_positions, q), *self._rotated(key_positions, k))
+        )
         options = {"heads": self.heads, "kv_heads": self.kv_heads, "scale": self.scale}
         return (q, k, self.v_proj(keys)), {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
@@ -159,33 +161,33 @@ class Attention(Mixer):
 
     def empty_state(self, batch_size, *, device, dtype):
         keys = torch.zeros(batch_size, self.kv_heads, 0, self.head_dim, device=device, dtype=dtype)
-        live = torch.zeros(batch_size, 0, dtype=torch.bool, device=device)
-        return AttentionState(keys, keys.clone(), live, torch.zeros(batch_size, dtype=torch.long, device=device))
+        valid = torch.zeros(batch_size, 0, dtype=torch.bool, device=device)
+        return AttentionState(keys, keys.clone(), valid, torch.zeros(batch_size, dtype=torch.long, device=device))
 
     def context_state(self, context, context_mask):
-        there = token_positions(context, context_mask)
-        (keys,) = self._turned(there, self._keys(self._located(context, there)))
+        positions = token_positions(context, context_mask)
+        (keys,) = self._rotated(positions, self._keys(self._with_positions(context, positions)))
         keys, values = self._to_keep(keys, self.v_proj(context), context_mask)
-        live = alive(context, context_mask)
-        return AttentionState(keys.contiguous(), values.contiguous(), live, torch.zeros(live.shape[0], dtype=torch.long, device=live.device))
+        valid = alive(context, context_mask)
+        return AttentionState(keys.contiguous(), values.contiguous(), valid, torch.zeros(valid.shape[0], dtype=torch.long, device=valid.device))
 
     def _to_keep(self, keys: Tensor, values: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """As a state holds them: head by head, 0 where masked, whatever stood there."""
         return by_head(kept(keys, key_mask), self.kv_heads), by_head(kept(values, key_mask), self.kv_heads)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        at, after = chunk_positions(state.position, x, positions, key_mask)
+        query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
         if isinstance(self.positions, LearnedPositions):
-            self.check_range(at)
-        here = self._located(x, at)
-        keys, values, live, fresh = state.keys, state.values, state.live, state.live.shape[1] == 0
+            self.check_range(query_positions)
+        inputs = self._with_positions(x, query_positions)
+        keys, values, valid, fresh = state.keys, state.values, state.valid, state.valid.shape[1] == 0
         if self.causal:
-            q, k = self._turned(at, self._queries(here), self._keys(here))
+            q, k = self._rotated(query_positions, self._queries(inputs), self._keys(inputs))
             new = self._to_keep(k, self.v_proj(x), key_mask)
             keys, values = (torch.cat([old, a.to(old.dtype)], 2) for old, a in zip((keys, values), new, strict=True))
-            live = torch.cat([live, alive(x, key_mask)], 1)
+            valid = torch.cat([valid, alive(x, key_mask)], 1)
         else:
-            (q,) = self._turned(at, self._queries(here))
-        mask = None if self.causal and key_mask is None and fresh else live  # a fresh prefill needs none, and then runs fused
+            (q,) = self._rotated(query_positions, self._queries(inputs))
+        mask = None if self.causal and key_mask is None and fresh else valid  # a fresh prefill needs none, and then runs fused
         y = attention_by_head(by_head(q, self.heads), keys.to(q.dtype), values.to(q.dtype), scale=self.scale, causal=self.causal, key_mask=mask)
-        return self.out_proj(y), AttentionState(keys, values, live, after)
+        return self.out_proj(y), AttentionState(keys, values, valid, next_position)

@@ -18,7 +18,7 @@ from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
 from .parts.hands_out import ReadLinear
 from .parts.options import at_least, check_heads, one_of
-from .parts.shared import alive, check_places, has_holes, in_pieces, largest_dot, row_starts
+from .parts.shared import alive, check_positions, has_holes, in_pieces, largest_dot, row_starts
 
 
 @register_state
@@ -32,8 +32,8 @@ class AxialState(NamedTuple):
 
     row: Tensor
     column: Tensor
-    live: Tensor
-    places: Tensor
+    valid: Tensor
+    positions: Tensor
     position: Tensor
 
 
@@ -105,7 +105,7 @@ class Axial(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.axial`` for this input: (positional, keyword)."""
-        check_places(self, positions, key_mask, rising=self.causal)
+        check_positions(self, positions, key_mask, rising=self.causal)
         if grid is not None and self.width is not None:
             self.refuse(f"was built with width={self.width} and mixes a sequence in raster order, got grid={tuple(grid)}")
         if self.width is None and (grid is None or len(grid) != self.ndim):
@@ -144,43 +144,43 @@ class Axial(Mixer):
     def empty_state(self, batch_size, *, device, dtype):
         assert self.width is not None
         row = torch.zeros(batch_size, self.width, 5 * self.dim, device=device, dtype=dtype)
-        places = torch.zeros(batch_size, self.width, dtype=torch.long, device=device)
-        return AxialState(row, row[..., : 2 * self.dim].clone(), places.bool(), places, torch.zeros(batch_size, dtype=torch.long, device=device))
+        positions = torch.zeros(batch_size, self.width, dtype=torch.long, device=device)
+        return AxialState(row, row[..., : 2 * self.dim].clone(), positions.bool(), positions, torch.zeros(batch_size, dtype=torch.long, device=device))
 
     def state_lengths(self):
-        return {"column": "tokens", "live": "tokens", "places": "tokens"}
+        return {"column": "tokens", "valid": "tokens", "positions": "tokens"}
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        check_places(self, positions, key_mask, rising=True, past=(state.live, state.places))
-        (at, after), live = chunk_positions(state.position, x, positions, key_mask), alive(x, key_mask)
-        mix_piece = partial(self._mix_piece, holes=True) if has_holes(state.live[:, -(self.width or 0) :], key_mask) else self._mix_piece
-        y, state = in_pieces(mix_piece, x, state, at.clamp_min(0), live)
-        return self.out_proj(y), state._replace(position=after)
+        check_positions(self, positions, key_mask, rising=True, past=(state.valid, state.positions))
+        (query_positions, next_position), valid = chunk_positions(state.position, x, positions, key_mask), alive(x, key_mask)
+        mix_piece = partial(self._mix_piece, holes=True) if has_holes(state.valid[:, -(self.width or 0) :], key_mask) else self._mix_piece
+        y, state = in_pieces(mix_piece, x, state, query_positions.clamp_min(0), valid)
+        return self.out_proj(y), state._replace(position=next_position)
 
-    def _mix_piece(self, x, state, at, live, *, holes=False):
+    def _mix_piece(self, x, state, positions, valid, *, holes=False):
         (q_row, q_column, q_inner), (k_row, k_inner), (v_row, v_inner) = self.q_proj(x).chunk(3, -1), self.k_proj(x).chunk(2, -1), self.v_proj(x).chunk(2, -1)
         new = torch.cat([q_row, k_row, v_row, k_inner, v_inner], -1)
         recent = torch.cat([state.row, new.to(state.row.dtype)], 1)
-        lives, places = torch.cat([state.live, live], 1), torch.cat([state.places, at], 1)
+        key_valid, key_positions = torch.cat([state.valid, valid], 1), torch.cat([state.positions, positions], 1)
         n = recent.shape[1]
-        near, raster = {"live": lives[:, -n:]}, Raster(None, self.width, 0)
+        near, raster = {"live": key_valid[:, -n:]}, Raster(None, self.width, 0)
         q_row, k_row, v_row, k_inner, v_inner = recent.to(x.dtype).chunk(5, -1)
         own = {"heads": self.heads, "raster": raster}
-        h = along(q_row, k_row, v_row, 1, **own, **near, positions=(places[:, -n:], places[:, -n:]))
+        h = along(q_row, k_row, v_row, 1, **own, **near, positions=(key_positions[:, -n:], key_positions[:, -n:]))
         fresh = self._finished(state, self.get_submodule("stage_2")(h))
         column = torch.cat([state.column[:, : -self.width], fresh], 1)
         k_column, v_column = column.to(x.dtype).chunk(2, -1)
-        above = along(q_column, k_column, v_column, 0, **own, live=lives, positions=(at, places), when="before")
-        inner = along(q_inner, k_inner, v_inner, 1, **own, **near, positions=(at, places[:, -n:]), when="upto")
+        above = along(q_column, k_column, v_column, 0, **own, live=key_valid, positions=(positions, key_positions), when="before")
+        inner = along(q_inner, k_inner, v_inner, 1, **own, **near, positions=(positions, key_positions[:, -n:]), when="upto")
         if holes:
-            index, there, _ = last_live(lives[:, -n:], n)
-            recent, places = taken(recent, index), torch.cat([places[:, :-n], taken(places[:, -n:], index)], 1)
-            column, lives = torch.cat([column[:, :-n], taken(column[:, -n:], index)], 1), torch.cat([lives[:, :-n], there], 1)
-        return above + inner, AxialState(recent[:, -self.width :], column, lives, places, state.position)
+            index, there, _ = last_live(key_valid[:, -n:], n)
+            recent, key_positions = taken(recent, index), torch.cat([key_positions[:, :-n], taken(key_positions[:, -n:], index)], 1)
+            column, key_valid = torch.cat([column[:, :-n], taken(column[:, -n:], index)], 1), torch.cat([key_valid[:, :-n], there], 1)
+        return above + inner, AxialState(recent[:, -self.width :], column, key_valid, key_positions, state.position)
 
     def _finished(self, state: AxialState, column: Tensor) -> Tensor:
         """The column stage's keys and values of the recent tokens: anew for those of the last row, as kept for those of rows that ended before it."""
         width: Any = self.width  # causal: there is one
-        row = torch.div(state.places[:, -width:], width, rounding_mode="floor")
+        row = torch.div(state.positions[:, -width:], width, rounding_mode="floor")
         kept = torch.where((row == row[:, -1:])[..., None], column[:, :width].to(state.column.dtype), state.column[:, -width:])
         return torch.cat([kept, column[:, width:].to(kept.dtype)], 1)

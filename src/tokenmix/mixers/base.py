@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from .belonging import Kinds, own_state, working_dtype
+from .belonging import Kinds, checked_state, working_dtype
 from .building import Checked
 from .cost import Cost, MixingCost
 from .facts import QKVO as QKVO
@@ -175,17 +175,17 @@ class Mixer(InputChecks, metaclass=Checked):
         lengths = self._check_packed(x, cu_seqlens)
         if x.shape[0] == 0:
             return self(x[None])[0]
-        mixed, places = zip(*(self._mix_alike(x, cu_seqlens[which], lengths[which]) for which in _alike(lengths)), strict=True)
-        return torch.cat(mixed)[torch.cat(places).argsort()]
+        mixed, indices = zip(*(self._mix_group(x, cu_seqlens[which], lengths[which]) for which in _length_groups(lengths)), strict=True)
+        return torch.cat(mixed)[torch.cat(indices).argsort()]
 
-    def _mix_alike(self, x: Tensor, starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def _mix_group(self, x: Tensor, starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs of the packed sequences of these starts and lengths, and their places in x."""
         steps = torch.arange(int(lengths.max()), device=x.device)
         mask = steps < lengths[:, None]
-        places = (starts[:, None] + steps)[mask]
+        indices = (starts[:, None] + steps)[mask]
         padded = x.new_zeros(*mask.shape, self.dim)
-        padded[mask] = x[places]
-        return self(padded, key_mask=None if bool(mask.all()) else mask)[mask], places
+        padded[mask] = x[indices]
+        return self(padded, key_mask=None if bool(mask.all()) else mask)[mask], indices
 
     def init_state(
         self,
@@ -236,7 +236,7 @@ class Mixer(InputChecks, metaclass=Checked):
         if not self.causal and not self.supports_context:
             self.refuse("was built with causal=False and streams nothing; build it with causal=True")
         if not torch.compiler.is_compiling():
-            state = own_state(self, x, state)
+            state = checked_state(self, x, state)
         if not self.causal and key_mask is not None:
             self.refuse("over a context, the mask of the keys is given to init_state as context_mask")
         self._check_masks(x, x, key_mask, None)
@@ -287,7 +287,7 @@ class Mixer(InputChecks, metaclass=Checked):
         return weights
 
 
-def _alike(lengths: Tensor) -> Iterator[Tensor]:
+def _length_groups(lengths: Tensor) -> Iterator[Tensor]:
     """Which sequences have some tokens, by the power of two that their length does not exceed."""
     sizes = torch.tensor([max((n - 1).bit_length(), SHORT) if n else -1 for n in lengths.tolist()])
     for size in sizes[sizes >= 0].unique():

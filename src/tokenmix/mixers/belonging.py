@@ -66,7 +66,7 @@ def _first(module: nn.Module, what: str) -> torch.dtype | None:
     return None
 
 
-def own_state(mixer: Any, x: Tensor, state: Any) -> Any:
+def checked_state(mixer: Any, x: Tensor, state: Any) -> Any:
     """The state as ``mixer`` keeps it, for the rows of x: floats of another float type are converted; what is not its own is refused. Runs for every token."""
     if _tracing() is not None:
         return state
@@ -93,11 +93,11 @@ def own_state(mixer: Any, x: Tensor, state: Any) -> Any:
         except (AttributeError, IndexError):
             fits = False
         if not fits:
-            return _adopted(mixer, x, state, kind)
+            return _converted(mixer, x, state, kind)
     return state
 
 
-def _adopted(mixer: Any, x: Tensor, state: Any, kind: Kind) -> Any:
+def _converted(mixer: Any, x: Tensor, state: Any, kind: Kind) -> Any:
     """The state with its floats converted, or the reason why it cannot be this mixer's."""
     lengths: dict[str, int] = {}
     for field, a in zip(kind.fields, state, strict=True):

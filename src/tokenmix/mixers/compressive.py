@@ -14,7 +14,7 @@ from .base import QKVO, About, Mixer, register_state, token_positions
 from .cost import MixingCost
 from .parts.aux_losses import add_aux_loss
 from .parts.options import at_least, one_of
-from .parts.shared import add_projections, alive, check_places, largest_relative, ring_chunk, row_starts
+from .parts.shared import add_projections, alive, check_positions, largest_relative, ring_chunk, row_starts
 
 
 @register_state
@@ -28,8 +28,8 @@ class CompressiveState(NamedTuple):
     keys: Tensor
     values: Tensor
     inputs: Tensor
-    live: Tensor
-    places: Tensor
+    valid: Tensor
+    positions: Tensor
     slot_keys: Tensor
     slot_values: Tensor
     ids: Tensor
@@ -99,7 +99,7 @@ class Compressive(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.compressive`` for this input: (positional, keyword)."""
-        check_places(self, positions, key_mask, rising=True)
+        check_positions(self, positions, key_mask, rising=True)
         learned = self._project(x), self.relative, self.content, self.place, self._squeeze()
         options = {"heads": self.heads, **self.sizes._asdict(), "positions": positions, "starts": row_starts(key_mask, positions)}
         return (self.q_proj(x), self.k_proj(x), self.v_proj(x), x, *learned), {**options, "causal": self.causal, "key_mask": key_mask}
@@ -111,12 +111,14 @@ class Compressive(Mixer):
 
     def _loss(self, x: Tensor, positions: Tensor | None, key_mask: Tensor | None) -> Tensor:
         """Attention reconstruction; all but f is detached."""
-        x, live = x.detach(), alive(x, key_mask)
-        at = token_positions(x, key_mask) if positions is None else positions
+        x, valid = x.detach(), alive(x, key_mask)
+        positions = token_positions(x, key_mask) if positions is None else positions
         q, k, v = (self.get_submodule(name)(x).detach() for name in ("q_proj", "k_proj", "v_proj"))
-        k, v, kept = (torch.where(live[..., None], a, 0.0) for a in (k, v, x))
-        slots = form.compress(form.grouped(kept, live, self.sizes.rate, at), tuple(a.detach() for a in self._project(x)), self._squeeze(), self.sizes.pool)
-        return form.reconstruction_loss(q, k, v, slots, live, at, self.heads, self.sizes, self.causal)
+        k, v, kept = (torch.where(valid[..., None], a, 0.0) for a in (k, v, x))
+        slots = form.compress(
+            form.grouped(kept, valid, self.sizes.rate, positions), tuple(a.detach() for a in self._project(x)), self._squeeze(), self.sizes.pool
+        )
+        return form.reconstruction_loss(q, k, v, slots, valid, positions, self.heads, self.sizes, self.causal)
 
     def mixing_cost(self, T):
         D, (memory, many, rate, _) = self.dim, self.sizes
@@ -140,30 +142,32 @@ class Compressive(Mixer):
     def empty_state(self, batch_size, *, device, dtype):
         keys = torch.zeros(batch_size, self._ring, self.dim, device=device, dtype=dtype)
         slots = torch.zeros(batch_size, self.sizes.compressed, self.dim, device=device, dtype=dtype)
-        places = torch.zeros(batch_size, self._ring, dtype=torch.long, device=device)
+        positions = torch.zeros(batch_size, self._ring, dtype=torch.long, device=device)
         position = torch.zeros(batch_size, dtype=torch.long, device=device)
         ids = torch.full(slots.shape[:2], -1, dtype=torch.long, device=device)
-        return CompressiveState(keys, keys.clone(), keys.clone(), places.bool(), places, slots, slots.clone(), ids, position - 1, position)
+        return CompressiveState(keys, keys.clone(), keys.clone(), positions.bool(), positions, slots, slots.clone(), ids, position - 1, position)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
-    def _mix_piece(self, x, state, at, live, *, holes=False):
+    def _mix_piece(self, x, state, positions, valid, *, holes=False):
         q, L, wide = self.q_proj(x), x.shape[1], torch.promote_types(x.dtype, torch.float32)
         new, old = (self.k_proj(x), self.v_proj(x), x), (state.keys, state.values, state.inputs)
-        keys, values, inputs = (torch.cat([a, torch.where(live[..., None], b, 0.0).to(a.dtype)], 1) for a, b in zip(old, new, strict=True))
-        lives, places = torch.cat([state.live, live], 1), torch.cat([state.places, at], 1)
-        groups = form.grouped(inputs.to(wide), lives, self.sizes.rate, behind_live(places, lives))
+        keys, values, inputs = (torch.cat([a, torch.where(valid[..., None], b, 0.0).to(a.dtype)], 1) for a, b in zip(old, new, strict=True))
+        key_valid, key_positions = torch.cat([state.valid, valid], 1), torch.cat([state.positions, positions], 1)
+        groups = form.grouped(inputs.to(wide), key_valid, self.sizes.rate, behind_live(key_positions, key_valid))
         maps = (tuple(a.to(wide) for a in part) for part in (self._project(x), self._squeeze()))
         fresh = form.compress(groups, *maps, self.sizes.pool)
         fresh = fresh._replace(there=fresh.there & (fresh.ids > state.gone[:, None]))  # of older groups tokens are missing here: they are in the slots
         kept = state.slot_keys, state.slot_values, state.ids, state.ids >= 0
         slots = form.Slots(*(torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(kept, fresh, strict=True)))
-        ok = torch.ones(L, keys.shape[1], dtype=torch.bool, device=x.device).tril(keys.shape[1] - L) & lives[:, None]
+        ok = torch.ones(L, keys.shape[1], dtype=torch.bool, device=x.device).tril(keys.shape[1] - L) & key_valid[:, None]
         learned = tuple(a.to(wide) for a in (self.relative, self.content, self.place))
-        told = slots._replace(keys=slots.keys.to(wide), values=slots.values.to(wide))
-        y = form.over_memories(q.to(wide), keys.to(wide), values.to(wide), told, learned, ok, at, places, self.heads, self.sizes, True).to(q.dtype)
-        return y, self._after((keys, values, inputs, lives, places), slots, state, L, holes)
+        wide_slots = slots._replace(keys=slots.keys.to(wide), values=slots.values.to(wide))
+        y = form.over_memories(q.to(wide), keys.to(wide), values.to(wide), wide_slots, learned, ok, positions, key_positions, self.heads, self.sizes, True).to(
+            q.dtype
+        )
+        return y, self._after((keys, values, inputs, key_valid, key_positions), slots, state, L, holes)
 
     def _after(self, recent, slots, state, L, holes):
         """The state when all recent tokens but the last R live ones have left: of the groups they belong to, the last n_cm are kept."""
@@ -175,6 +179,6 @@ class Compressive(Mixer):
             group, leaving, recent = group[:, :L], recent[3][:, :L], tuple(a[:, L:] for a in recent)
         gone = torch.maximum(state.gone, torch.where(leaving, group, -1).amax(1))
         left = torch.where(slots.there & (slots.ids <= gone[:, None]), slots.ids, -1)
-        ids, at = left.sort(1)
-        ids, at = ids[:, -self.sizes.compressed :], at[:, -self.sizes.compressed :, None].expand(-1, -1, self.dim)
-        return CompressiveState(*recent, slots.keys.gather(1, at), slots.values.gather(1, at), ids, gone, state.position)
+        ids, order = left.sort(1)
+        ids, order = ids[:, -self.sizes.compressed :], order[:, -self.sizes.compressed :, None].expand(-1, -1, self.dim)
+        return CompressiveState(*recent, slots.keys.gather(1, order), slots.values.gather(1, order), ids, gone, state.position)

@@ -32,14 +32,14 @@ class SimplifiedState(NamedTuple):
     """Every token so far (B, S, D), and which may be attended (B, S)."""
 
     keys: Tensor
-    live: Tensor
+    valid: Tensor
 
 
-def step(args: tuple[Tensor, ...], state: ExternalState, live: Tensor | None, *, heads: int, norm: str, eps: float) -> tuple[Tensor, ExternalState]:
+def step(args: tuple[Tensor, ...], state: ExternalState, valid: Tensor | None, *, heads: int, norm: str, eps: float) -> tuple[Tensor, ExternalState]:
     """New projected tokens after those in the state; args as of ``functional.external``."""
     x, memory_k, memory_v, *biases = args
     bias_k, bias_v = biases or (None, None)
-    y, after = external_chunk(x, SlotSums(*state), memory_k, memory_v, bias_k, bias_v, heads=heads, norm=norm, eps=eps, live=live)
+    y, after = external_chunk(x, SlotSums(*state), memory_k, memory_v, bias_k, bias_v, heads=heads, norm=norm, eps=eps, live=valid)
     return y, ExternalState(*after)
 
 
@@ -279,6 +279,6 @@ class SimplifiedAttention(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         if self.causal:
-            state = SimplifiedState(torch.cat([state.keys, x.to(state.keys.dtype)], 1), torch.cat([state.live, alive(x, key_mask)], 1))
-        y = F.simplified_attention(x, state.keys.to(x.dtype), scale=self.scale, causal=self.causal, key_mask=state.live)
+            state = SimplifiedState(torch.cat([state.keys, x.to(state.keys.dtype)], 1), torch.cat([state.valid, alive(x, key_mask)], 1))
+        y = F.simplified_attention(x, state.keys.to(x.dtype), scale=self.scale, causal=self.causal, key_mask=state.valid)
         return self.out_proj(y), state

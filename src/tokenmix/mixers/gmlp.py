@@ -24,8 +24,8 @@ class GMLPState(NamedTuple):
     """The normalised halves Z2 so far (B, S, f), which are tokens (B, S), where they stand (B, S); the next position (B,)."""
 
     values: Tensor
-    live: Tensor
-    places: Tensor
+    valid: Tensor
+    positions: Tensor
     position: Tensor
 
 
@@ -104,8 +104,8 @@ class GMLP(Mixer):
             index = torch.arange(T, device=x.device)
             spatial, bias = self.between(index, index) if self.toeplitz else self.spatial[:T, :T], self.bias[:T]
         else:
-            at = token_positions(x, key_mask) if positions is None else positions
-            spatial, bias = self.between(at, at), self.bias[at]
+            positions = token_positions(x, key_mask) if positions is None else positions
+            spatial, bias = self.between(positions, positions), self.bias[positions]
         return (self.v_proj(x), spatial, bias, self.scale, self.shift), {"causal": self.causal, "key_mask": key_mask}
 
     def mix(self, x, context, **given):
@@ -118,22 +118,26 @@ class GMLP(Mixer):
         return MixingCost(flops, flops, 4 * T * (12 * half + self.dim) + 12 * T * T * self.toeplitz, T * (4 * half + 9) + 8)
 
     def empty_state(self, batch_size, *, device, dtype):
-        places = torch.zeros(batch_size, 0, dtype=torch.long, device=device)
+        positions = torch.zeros(batch_size, 0, dtype=torch.long, device=device)
         values = torch.zeros(batch_size, 0, self.hidden // 2, device=device, dtype=dtype)
-        return GMLPState(values, places.bool(), places, places.new_zeros(batch_size))
+        return GMLPState(values, positions.bool(), positions, positions.new_zeros(batch_size))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        at, after = chunk_positions(state.position, x, positions, key_mask)
-        self.check_range(at)
-        y, state = in_pieces(self._mix_piece, x, state, at, alive(x, key_mask))
-        return self.out_proj(y), state._replace(position=after)
+        query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
+        self.check_range(query_positions)
+        y, state = in_pieces(self._mix_piece, x, state, query_positions, alive(x, key_mask))
+        return self.out_proj(y), state._replace(position=next_position)
 
-    def _mix_piece(self, x, state, at, live):
+    def _mix_piece(self, x, state, positions, valid):
         gate, value = unit_inputs(self.v_proj(x), self.scale, self.shift)
-        state = joined(state, live, at, values=value)
+        state = joined(state, valid, positions, values=value)
         L, S = x.shape[1], state.values.shape[1]
-        history = silenced(state.values.to(torch.promote_types(gate.dtype, state.values.dtype)), state.live).to(gate.dtype)
-        weights, bias, some = self.between(at, state.places).to(gate.dtype).tril(S - L), self.bias[at].to(gate.dtype)[..., None], state.live.cumsum(1) > 0
+        history = silenced(state.values.to(torch.promote_types(gate.dtype, state.values.dtype)), state.valid).to(gate.dtype)
+        weights, bias, some = (
+            self.between(positions, state.positions).to(gate.dtype).tril(S - L),
+            self.bias[positions].to(gate.dtype)[..., None],
+            state.valid.cumsum(1) > 0,
+        )
 
         def form(gate: Tensor, history: Tensor) -> Tensor:
             return torch.where(some[:, S - L :, None], gate * (weights @ history + bias), 0.0).to(x.dtype)

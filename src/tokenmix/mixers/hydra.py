@@ -43,11 +43,11 @@ def as_state(past: sums.Past) -> State:
     return HydraState(*past) if len(past) == 2 else HydraSoftmaxState(*past)
 
 
-def step(q: Tensor, k: Tensor, v: Tensor, state: State, *, causal: bool, live: Tensor | None, options: dict[str, Any]) -> tuple[Tensor, State]:
+def step(q: Tensor, k: Tensor, v: Tensor, state: State, *, causal: bool, valid: Tensor | None, options: dict[str, Any]) -> tuple[Tensor, State]:
     """New queries over the state: with their own keys where causal, else over a finished context."""
     if not causal:
         return sums.read_sums(q, state, **options), state
-    y, after = sums.extend_chunk(q, k, v, state, live=live, **options)
+    y, after = sums.extend_chunk(q, k, v, state, live=valid, **options)
     return y, as_state(after)
 
 
@@ -130,7 +130,7 @@ class Hydra(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         options = {"heads": self.dim, **self.maps}
-        y, state = step(self.q_proj(x), self.k_proj(x), self.v_proj(x), state, causal=self.causal, live=key_mask, options=options)
+        y, state = step(self.q_proj(x), self.k_proj(x), self.v_proj(x), state, causal=self.causal, valid=key_mask, options=options)
         return self.out_proj(y), state
 
 
@@ -173,7 +173,7 @@ class PolyNL(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         options = {"heads": self.dim, "feature": "mean", "normalise": True, "eps": sums.EPS}
-        y, state = step(x, self.k_proj(x), self.v_proj(x), state, causal=self.causal, live=key_mask, options=options)
+        y, state = step(x, self.k_proj(x), self.v_proj(x), state, causal=self.causal, valid=key_mask, options=options)
         return self.out_proj(y), state
 
 
@@ -239,5 +239,5 @@ class MultiheadLinear(Mixer):
         return as_state(sums.absorb(empty, self.k_proj(context), self.v_proj(context), context_mask, **options))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        y, state = step(self.q_proj(x), self.k_proj(x), self.v_proj(x), state, causal=self.causal, live=key_mask, options=self.maps)
+        y, state = step(self.q_proj(x), self.k_proj(x), self.v_proj(x), state, causal=self.causal, valid=key_mask, options=self.maps)
         return self.out_proj(y), state

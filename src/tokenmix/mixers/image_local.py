@@ -9,7 +9,7 @@ from .base import QKVO, About, Mixer
 from .cost import MixingCost
 from .parts.history import empty_history, joined, newest
 from .parts.options import at_least, one_of
-from .parts.shared import add_projections, check_places, largest_dot, ring_chunk, row_starts
+from .parts.shared import add_projections, check_positions, largest_dot, ring_chunk, row_starts
 
 
 class ImageLocal(Mixer):
@@ -83,7 +83,7 @@ class ImageLocal(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.image_local`` for this input: (positional, keyword)."""
-        check_places(self, positions, key_mask)
+        check_positions(self, positions, key_mask)
         if grid is not None and not self.on_grid:
             self.refuse(f"was built with ndim={self.ndim}, width={self.width} and mixes a sequence, got grid={tuple(grid)}")
         if self.on_grid and (grid is None or len(grid) != 2):
@@ -125,8 +125,8 @@ class ImageLocal(Mixer):
     def mix_chunk(self, x, state, *, positions, key_mask):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
-    def _mix_piece(self, x, state, at, live, *, holes=False):
-        state, q = joined(state, live, at, keys=self.k_proj(x), values=self.v_proj(x)), self.q_proj(x)
-        options = {**self._pattern(), "width": self.width, "positions": (at, state.places), "causal": True, "key_mask": state.live}
+    def _mix_piece(self, x, state, positions, valid, *, holes=False):
+        state, q = joined(state, valid, positions, keys=self.k_proj(x), values=self.v_proj(x)), self.q_proj(x)
+        options = {**self._pattern(), "width": self.width, "positions": (positions, state.positions), "causal": True, "key_mask": state.valid}
         y = F.image_local(q, state.keys.to(q.dtype), state.values.to(q.dtype), **options)
         return y, newest(state, self._ring, holes=holes)

@@ -18,7 +18,7 @@ from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
 from .parts.history import joined, newest
 from .parts.options import at_least, check_heads, one_of
-from .parts.shared import alive, check_places, has_holes, in_pieces
+from .parts.shared import alive, check_positions, has_holes, in_pieces
 from .parts.token_norm import TokenBatchNorm
 
 
@@ -30,8 +30,8 @@ class LambdaState(NamedTuple):
     """
 
     values: Tensor
-    live: Tensor
-    places: Tensor
+    valid: Tensor
+    positions: Tensor
     m: Tensor
     num: Tensor
     den: Tensor
@@ -168,29 +168,29 @@ class Lambda(Mixer):
 
     def empty_state(self, batch_size, *, device, dtype):
         c, S = self.dim // self.heads, 0 if self.window is None else self.window - 1
-        places = torch.zeros(batch_size, S, dtype=torch.long, device=device)
+        positions = torch.zeros(batch_size, S, dtype=torch.long, device=device)
         values = torch.zeros(batch_size, S, c, device=device, dtype=dtype)
         sums = chunk.empty_past(batch_size, self.key_width, c * self.key_width, device=device)
-        return LambdaState(values, places.bool(), places, *sums, places.new_zeros(batch_size))
+        return LambdaState(values, positions.bool(), positions, *sums, positions.new_zeros(batch_size))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         if self.window is not None:
-            check_places(self, positions, key_mask, rising=True, past=(state.live, state.places))
-        at, after = chunk_positions(state.position, x, positions, key_mask)
-        self.check_range(at)
-        holes = self.window is not None and has_holes(state.live, key_mask)
-        y, state = in_pieces(partial(self._mix_piece, holes=holes), x, state, at, alive(x, key_mask))
-        return self.out_proj(y), state._replace(position=after)
+            check_positions(self, positions, key_mask, rising=True, past=(state.valid, state.positions))
+        query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
+        self.check_range(query_positions)
+        holes = self.window is not None and has_holes(state.valid, key_mask)
+        y, state = in_pieces(partial(self._mix_piece, holes=holes), x, state, query_positions, alive(x, key_mask))
+        return self.out_proj(y), state._replace(position=next_position)
 
-    def _mix_piece(self, x, state, at, live, *, holes=False):
-        q, k, v = self._projected(x, live)
+    def _mix_piece(self, x, state, positions, valid, *, holes=False):
+        q, k, v = self._projected(x, valid)
         past, spread = (state.m, state.num, state.den), per_key(v.double(), self.key_width)
-        content, past = chunk.aft_simple_chunk(spread, k, spread, past, key_mask=live, gate=None)
-        state = joined(state, live, at, values=v)
+        content, past = chunk.aft_simple_chunk(spread, k, spread, past, key_mask=valid, gate=None)
+        state = joined(state, valid, positions, values=v)
         qh = q.to(torch.promote_types(q.dtype, torch.float32)).unflatten(-1, (self.heads, -1))
-        vz = silenced(state.values.to(torch.promote_types(qh.dtype, state.values.dtype)), state.live).to(qh.dtype)
+        vz = silenced(state.values.to(torch.promote_types(qh.dtype, state.values.dtype)), state.valid).to(qh.dtype)
         E = self.embedding.to(qh.dtype)
-        weights = pair_weights(qh @ E.T, at, state.places, centre_of(E.shape[0], True), causal=True)
+        weights = pair_weights(qh @ E.T, positions, state.positions, centre_of(E.shape[0], True), causal=True)
         y = qh @ content.unflatten(-1, (-1, self.key_width)).transpose(-1, -2).to(qh.dtype) + weighed(weights, vz[:, :, None])
         state = state if self.window is None else newest(state, self.window - 1, holes=holes)
         m, num, den = past

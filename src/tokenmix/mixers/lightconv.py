@@ -71,8 +71,8 @@ class LightConv(Mixer):
     def mix_chunk(self, x, state, *, positions, key_mask):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
-    def _mix_piece(self, x, state, at, live, *, holes=False):
-        return window_step(self, values(self, x), self.kernel[None, None], state, at, live, holes)
+    def _mix_piece(self, x, state, positions, valid, *, holes=False):
+        return window_step(self, values(self, x), self.kernel[None, None], state, positions, valid, holes)
 
 
 class DynamicConv(Mixer):
@@ -131,9 +131,9 @@ class DynamicConv(Mixer):
     def mix_chunk(self, x, state, *, positions, key_mask):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
-    def _mix_piece(self, x, state, at, live, *, holes=False):
+    def _mix_piece(self, x, state, positions, valid, *, holes=False):
         g = values(self, x)
-        return window_step(self, g, self._windows(g), state, at, live, holes)
+        return window_step(self, g, self._windows(g), state, positions, valid, holes)
 
 
 def check_window(mixer: LightConv | DynamicConv) -> None:
@@ -152,11 +152,11 @@ def values(mixer: LightConv | DynamicConv, x: Tensor) -> Tensor:
     return nnF.glu(g, -1) if mixer.glu else g
 
 
-def window_step(mixer, g, kernel, state, at, live, holes):
+def window_step(mixer, g, kernel, state, positions, valid, holes):
     """New values g (B, L, D) with windows ``kernel`` over the ring and each other."""
-    state = joined(state, live, at, values=g)
-    v = silenced(state.values.to(torch.promote_types(g.dtype, state.values.dtype)), state.live)
+    state = joined(state, valid, positions, values=g)
+    v = silenced(state.values.to(torch.promote_types(g.dtype, state.values.dtype)), state.valid)
     taps = kernel.double().softmax(-1).to(v.dtype)
-    weights = pair_weights(taps, at, state.places, centre_of(mixer.kernel_size, True), causal=True)
+    weights = pair_weights(taps, positions, state.positions, centre_of(mixer.kernel_size, True), causal=True)
     y = weighed(weights, v.unflatten(-1, (mixer.heads, -1))).flatten(2)
     return y.to(g.dtype), newest(state, mixer.kernel_size - 1, holes=holes)

@@ -85,10 +85,10 @@ class Linformer(Mixer):
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.linformer`` for this input: (positional, keyword)."""
         keys = x if context is None else context
-        places = positions if context is None else None if key_mask is None else token_positions(context, key_mask)
+        key_positions = positions if context is None else None if key_mask is None else token_positions(context, key_mask)
         f = self.projection_e if self.projection_f is None else self.projection_f
         args = self.q_proj(x), self.k_proj(keys), self.v_proj(keys), self.projection_e, f
-        return args, {"heads": self.heads, "positions": places, "key_mask": key_mask}
+        return args, {"heads": self.heads, "positions": key_positions, "key_mask": key_mask}
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)

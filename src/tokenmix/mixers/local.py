@@ -16,7 +16,7 @@ from .cost import MixingCost
 from .parts.history import HistoryState, empty_history, newest
 from .parts.options import at_least
 from .parts.patterns import BlockCost, kept_bytes
-from .parts.shared import add_projections, alive, check_places, has_holes, in_pieces, largest_dot
+from .parts.shared import add_projections, alive, check_positions, has_holes, in_pieces, largest_dot
 
 
 @register_state
@@ -28,8 +28,8 @@ class LocalState(NamedTuple):
 
     keys: Tensor
     values: Tensor
-    live: Tensor
-    places: Tensor
+    valid: Tensor
+    positions: Tensor
     far_values: Tensor
     far_count: Tensor
     position: Tensor
@@ -79,11 +79,11 @@ class Local(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.local`` for this input: (positional, keyword)."""
-        keys, places = (x, positions) if context is None else (context, self._places(x, context, positions, key_mask))
-        options = {"window": self.window, "heads": self.heads, "outside": self.outside, "positions": places}
+        keys, query_and_key_positions = (x, positions) if context is None else (context, self._query_and_key_positions(x, context, positions, key_mask))
+        options = {"window": self.window, "heads": self.heads, "outside": self.outside, "positions": query_and_key_positions}
         return (self.q_proj(x), self.k_proj(keys), self.v_proj(keys)), {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
-    def _places(self, x, context, positions, key_mask):
+    def _query_and_key_positions(self, x, context, positions, key_mask):
         return token_positions(x, None) if positions is None else positions, token_positions(context, key_mask)
 
     def mix(self, x, context, **given):
@@ -103,36 +103,36 @@ class Local(Mixer):
 
     def empty_state(self, batch_size, *, device, dtype):
         keys = torch.zeros(batch_size, self.window - 1, self.dim, device=device, dtype=dtype)
-        places = torch.zeros(keys.shape[:2], dtype=torch.long, device=device)
+        positions = torch.zeros(keys.shape[:2], dtype=torch.long, device=device)
         far = torch.zeros(batch_size, self.dim, device=device, dtype=torch.float64)
-        return LocalState(keys, keys.clone(), places.bool(), places, far, far.new_zeros(batch_size), places.new_zeros(batch_size))
+        return LocalState(keys, keys.clone(), positions.bool(), positions, far, far.new_zeros(batch_size), positions.new_zeros(batch_size))
 
     def empty_context_state(self, batch_size, *, device, dtype):
         return empty_history(batch_size, self.dim, device=device, dtype=dtype)
 
     def context_state(self, context, context_mask):
-        places = token_positions(context, context_mask)
-        return HistoryState(self.k_proj(context), self.v_proj(context), alive(context, context_mask), places, places.new_zeros(places.shape[0]))
+        positions = token_positions(context, context_mask)
+        return HistoryState(self.k_proj(context), self.v_proj(context), alive(context, context_mask), positions, positions.new_zeros(positions.shape[0]))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        at, after = chunk_positions(state.position, x, positions, key_mask)
+        query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
         if not self.causal:
-            options = {"window": self.window, "heads": self.heads, "outside": self.outside, "positions": (at, state.places)}
-            return self.out_proj(F.local(self.q_proj(x), state.keys, state.values, key_mask=state.live, **options)), state._replace(position=after)
-        check_places(self, positions, key_mask, rising=True, past=(state.live, state.places))
-        y, state = in_pieces(partial(self._mix_piece, holes=has_holes(state.live, key_mask)), x, state, at, alive(x, key_mask))
-        return self.out_proj(y), state._replace(position=after)
+            options = {"window": self.window, "heads": self.heads, "outside": self.outside, "positions": (query_positions, state.positions)}
+            return self.out_proj(F.local(self.q_proj(x), state.keys, state.values, key_mask=state.valid, **options)), state._replace(position=next_position)
+        check_positions(self, positions, key_mask, rising=True, past=(state.valid, state.positions))
+        y, state = in_pieces(partial(self._mix_piece, holes=has_holes(state.valid, key_mask)), x, state, query_positions, alive(x, key_mask))
+        return self.out_proj(y), state._replace(position=next_position)
 
-    def _mix_piece(self, x, state, at, live, *, holes=False):
+    def _mix_piece(self, x, state, positions, valid, *, holes=False):
         """New tokens over the ring and each other; what leaves the ring joins the sums."""
-        new = self.k_proj(x).to(state.keys.dtype), self.v_proj(x).to(state.values.dtype), live, at
-        keys, values, lives, places = (torch.cat(pair, 1) for pair in zip(state[:4], new, strict=True))
+        new = self.k_proj(x).to(state.keys.dtype), self.v_proj(x).to(state.values.dtype), valid, positions
+        keys, values, key_valid, key_positions = (torch.cat(pair, 1) for pair in zip(state[:4], new, strict=True))
         q, far, options = self.q_proj(x), state[4:6], {"window": self.window, "heads": self.heads, "outside": self.outside}
-        y = local_chunk(q, keys.to(q.dtype), values.to(q.dtype), (at, places), far, key_mask=lives, **options)
+        y = local_chunk(q, keys.to(q.dtype), values.to(q.dtype), (positions, key_positions), far, key_mask=key_valid, **options)
         n = x.shape[1]
-        ring = newest(LocalState(keys, values, lives, places, *far, state.position), self.window - 1, holes=holes)
+        ring = newest(LocalState(keys, values, key_valid, key_positions, *far, state.position), self.window - 1, holes=holes)
         if self.outside == "pool":
-            left = last_live(lives, self.window - 1)[2] if holes else lives[:, :n]
+            left = last_live(key_valid, self.window - 1)[2] if holes else key_valid[:, :n]
             gone = torch.where(left[..., None], values[:, : left.shape[1]], 0.0).double().sum(1)
             ring = ring._replace(far_values=far[0] + gone, far_count=far[1] + left.sum(1))
         return y, ring

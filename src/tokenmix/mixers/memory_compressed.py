@@ -17,7 +17,7 @@ from .base import QKVO, About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
 from .parts.hands_out import ReadConv1d
 from .parts.options import at_least
-from .parts.shared import add_projections, alive, check_places, has_holes, in_pieces, largest_dot
+from .parts.shared import add_projections, alive, check_positions, has_holes, in_pieces, largest_dot
 
 
 @register_state
@@ -30,12 +30,12 @@ class MemoryCompressedState(NamedTuple):
 
     keys: Tensor
     values: Tensor
-    live: Tensor
+    valid: Tensor
     cells: Tensor
     near_keys: Tensor
     near_values: Tensor
-    near_live: Tensor
-    near_places: Tensor
+    near_valid: Tensor
+    near_positions: Tensor
     scattered: Tensor
     position: Tensor
 
@@ -96,7 +96,7 @@ class MemoryCompressed(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.memory_compressed`` for this input: (positional, keyword)."""
-        check_places(self, positions, key_mask, rising=self.causal)
+        check_positions(self, positions, key_mask, rising=self.causal)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self._conv(x)
         options = {"heads": self.heads, "block": self.block, "mode": self.mode, "positions": positions}
         return args, {**options, "causal": self.causal, "key_mask": key_mask}
@@ -119,10 +119,10 @@ class MemoryCompressed(Mixer):
     @staticmethod
     def largest_logit(args, options):
         q, k, _, conv = args
-        live = options["key_mask"]
-        if live is not None:
-            live, k, q = shifted(live, k, q)
-        k, found = kept(k.detach(), live), 0.0
+        valid = options["key_mask"]
+        if valid is not None:
+            valid, k, q = shifted(valid, k, q)
+        k, found = kept(k.detach(), valid), 0.0
         if not conv or options["causal"]:
             found = largest_dot(q, k, options["heads"])
         if conv:
@@ -146,20 +146,23 @@ class MemoryCompressed(Mixer):
         return {name: "near" if name.startswith("near") else "slots" for name in MemoryCompressedState._fields[:8]} | {"scattered": "rows with positions"}
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        check_places(self, positions, key_mask, rising=True, past=(state.near_live, state.near_places))
-        (at, after), live = chunk_positions(state.position, x, positions, key_mask), alive(x, key_mask)
-        holes = has_holes(state.near_live, key_mask)
+        check_positions(self, positions, key_mask, rising=True, past=(state.near_valid, state.near_positions))
+        (query_positions, next_position), valid = chunk_positions(state.position, x, positions, key_mask), alive(x, key_mask)
+        holes = has_holes(state.near_valid, key_mask)
         if (positions is not None or holes) and state.scattered.shape[1] == 0:
             state = state._replace(scattered=torch.ones_like(state.position[:, None], dtype=torch.bool))
         if positions is not None or holes:  # masked tokens stay in the block at hand, so that they do not close it
-            places, lives = [self.block * state.cells[:, -1:], state.near_places, at], [state.live[:, -1:], state.near_live, live]
-            at = behind_live(torch.cat(places, 1), torch.cat(lives, 1))[:, -x.shape[1] :]
-        y, state = in_pieces(partial(self._mix_piece, holes=holes), x, state, at, live)
-        return self.out_proj(y), state._replace(position=after)
+            position_runs, valid_runs = (
+                [self.block * state.cells[:, -1:], state.near_positions, query_positions],
+                [state.valid[:, -1:], state.near_valid, valid],
+            )
+            query_positions = behind_live(torch.cat(position_runs, 1), torch.cat(valid_runs, 1))[:, -x.shape[1] :]
+        y, state = in_pieces(partial(self._mix_piece, holes=holes), x, state, query_positions, valid)
+        return self.out_proj(y), state._replace(position=next_position)
 
-    def _mix_piece(self, x, state, at, live, *, holes=False):
+    def _mix_piece(self, x, state, positions, valid, *, holes=False):
         dtype = state.keys.dtype
-        new = self.k_proj(x).to(dtype), self.v_proj(x).to(dtype), live, at
+        new = self.k_proj(x).to(dtype), self.v_proj(x).to(dtype), valid, positions
         recent = tuple(torch.cat(pair, 1) for pair in zip(state[4:8], new, strict=True))
         q, extra = self.q_proj(x), recent[0].shape[1] - (self.block - 1)
         if self.mode == "local":
@@ -177,13 +180,13 @@ class MemoryCompressed(Mixer):
 
     def _closed(self, recent, state):
         """The recent tokens, the masked ones before all live ones, where they belong to the block before."""
-        keys, values, live, places = recent
-        index, there, _ = last_live(live, live.shape[1])
+        keys, values, valid, positions = recent
+        index, there, _ = last_live(valid, valid.shape[1])
         before = self.block * state.cells[:, -1:] if state.cells.shape[1] else 0
-        return taken(keys, index), taken(values, index), there, torch.where(there, taken(places, index), before)
+        return taken(keys, index), taken(values, index), there, torch.where(there, taken(positions, index), before)
 
     def _local(self, q, recent):
-        k, v, live, places = recent
-        cell = cells_of(places, self.block)[0]
-        near = (cell[:, -q.shape[1] :, None] == cell[:, None]) & live[:, None]
-        return attention(q, kept(k, live).to(q.dtype), kept(v, live).to(q.dtype), heads=self.heads, causal=True, attn_mask=near)
+        k, v, valid, positions = recent
+        cell = cells_of(positions, self.block)[0]
+        near = (cell[:, -q.shape[1] :, None] == cell[:, None]) & valid[:, None]
+        return attention(q, kept(k, valid).to(q.dtype), kept(v, valid).to(q.dtype), heads=self.heads, causal=True, attn_mask=near)

@@ -58,8 +58,8 @@ class MLPMixer(Mixer):
             T = x.shape[1]
             weights = self.w1[:, :T], self.b1, self.w2[:T], self.b2[:T]
         else:
-            at = token_positions(x, key_mask) if positions is None else positions
-            weights = self.w1.T[at].transpose(1, 2), self.b1, self.w2[at], self.b2[at]
+            positions = token_positions(x, key_mask) if positions is None else positions
+            weights = self.w1.T[positions].transpose(1, 2), self.b1, self.w2[positions], self.b2[positions]
         return (x, *weights), {"causal": self.causal, "key_mask": key_mask}
 
     def mix(self, x, context, **given):

@@ -9,7 +9,7 @@ from .. import functional as F
 from .base import QKVO, About, Mixer
 from .cost import MixingCost
 from .parts.options import at_least
-from .parts.shared import add_projections, check_places, largest_dot
+from .parts.shared import add_projections, check_positions, largest_dot
 
 
 class Nystrom(Mixer):
@@ -58,7 +58,7 @@ class Nystrom(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.nystrom`` for this input: (positional, keyword)."""
-        check_places(self, positions, key_mask)
+        check_positions(self, positions, key_mask)
         taps = x.new_zeros(self.heads, 0) if self.taps is None else self.taps
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), taps
         options = {"heads": self.heads, "landmarks": self.landmarks, "iterations": self.iterations, "positions": positions}

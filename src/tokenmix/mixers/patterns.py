@@ -8,7 +8,7 @@ from .cost import MixingCost
 from .parts.history import empty_history
 from .parts.options import at_least, true_or_false
 from .parts.patterns import BlockCost, explicit, history_step, kept_bytes
-from .parts.shared import add_projections, check_places, largest_dot
+from .parts.shared import add_projections, check_positions, largest_dot
 
 
 class Strided(Mixer):
@@ -41,9 +41,9 @@ class Strided(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.strided`` for this input: (positional, keyword)."""
-        places = explicit(x, positions, key_mask, attn_mask)
+        positions = explicit(x, positions, key_mask, attn_mask)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        return args, {**self._pattern(), "positions": places, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        return args, {**self._pattern(), "positions": positions, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, **given)
@@ -110,10 +110,10 @@ class Fixed(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.fixed`` for this input: (positional, keyword)."""
-        check_places(self, positions, key_mask)
-        places = explicit(x, positions, key_mask, attn_mask)
+        check_positions(self, positions, key_mask)
+        positions = explicit(x, positions, key_mask, attn_mask)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        return args, {**self._pattern(), "positions": places, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        return args, {**self._pattern(), "positions": positions, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, **given)
@@ -134,5 +134,5 @@ class Fixed(Mixer):
         return empty_history(batch_size, self.dim, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        check_places(self, positions, key_mask)
+        check_positions(self, positions, key_mask)
         return history_step(self, F.fixed, x, state, self._pattern(), positions=positions, key_mask=key_mask)

@@ -14,7 +14,7 @@ from .cost import MixingCost
 from .parts.history import empty_history, joined
 from .parts.options import at_least
 from .parts.patterns import BlockCost, explicit, history_step, kept_bytes
-from .parts.shared import add_projections, alive, check_places, largest_dot
+from .parts.shared import add_projections, alive, check_positions, largest_dot
 
 
 @register_state
@@ -23,12 +23,12 @@ class GlobalHistoryState(NamedTuple):
 
     keys: Tensor
     values: Tensor
-    live: Tensor
-    places: Tensor
+    valid: Tensor
+    positions: Tensor
     position: Tensor
     global_keys: Tensor
     global_values: Tensor
-    global_live: Tensor
+    global_valid: Tensor
 
 
 def add_global_projections(mixer: Mixer, *, qkv_bias: bool) -> None:
@@ -112,9 +112,9 @@ class Longformer(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.longformer`` for this input: (positional, keyword)."""
-        check_places(self, positions, key_mask)
-        places = explicit(x, positions, key_mask, attn_mask)
-        options = {**self._pattern(), "global_tokens": self.global_tokens, "positions": places}
+        check_positions(self, positions, key_mask)
+        positions = explicit(x, positions, key_mask, attn_mask)
+        options = {**self._pattern(), "global_tokens": self.global_tokens, "positions": positions}
         return global_args(self, x), {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
     def mix(self, x, context, **given):
@@ -134,26 +134,30 @@ class Longformer(Mixer):
         return GlobalHistoryState(*empty_history(batch_size, self.dim, device=device, dtype=dtype), slots, slots.clone(), there)
 
     def state_lengths(self):
-        return dict.fromkeys(("global_keys", "global_values", "global_live"), "")
+        return dict.fromkeys(("global_keys", "global_values", "global_valid"), "")
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        check_places(self, positions, key_mask, rising=True, past=(state.live, state.places))
-        at, after = chunk_positions(state.position, x, positions, key_mask)
+        check_positions(self, positions, key_mask, rising=True, past=(state.valid, state.positions))
+        query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
         q, k, v, qg, kg, vg = global_args(self, x)
-        live, first = alive(x, key_mask), state.keys.shape[1] == 0 and positions is None
-        slots = self._filled(state[5:], kg, vg, at, live)
-        state = joined(state, live, at, keys=k, values=v)._replace(position=after)._replace(**dict(zip(state._fields[5:], slots, strict=True)))
+        valid, first = alive(x, key_mask), state.keys.shape[1] == 0 and positions is None
+        slots = self._filled(state[5:], kg, vg, query_positions, valid)
+        state = (
+            joined(state, valid, query_positions, keys=k, values=v)
+            ._replace(position=next_position)
+            ._replace(**dict(zip(state._fields[5:], slots, strict=True)))
+        )
         if first:
             y = F.longformer(q, k, v, qg, kg, vg, **self._pattern(), global_tokens=self.global_tokens, causal=True, key_mask=key_mask)
         else:
             keys, values, kg, vg = (a.to(q.dtype) for a in (*state[:2], *slots[:2]))
-            places = at, state.places
-            y = longformer_chunk(q, keys, values, qg, kg, vg, places, **self._pattern(), key_mask=state.live, global_mask=slots[2])
+            query_and_key_positions = query_positions, state.positions
+            y = longformer_chunk(q, keys, values, qg, kg, vg, query_and_key_positions, **self._pattern(), key_mask=state.valid, global_mask=slots[2])
         return self.out_proj(y), state
 
-    def _filled(self, slots: tuple[Tensor, ...], kg: Tensor, vg: Tensor, at: Tensor, live: Tensor) -> tuple[Tensor, ...]:
+    def _filled(self, slots: tuple[Tensor, ...], kg: Tensor, vg: Tensor, positions: Tensor, valid: Tensor) -> tuple[Tensor, ...]:
         """Global tokens of a chunk put in the slot of their position."""
-        mine = (at[:, None, :] == torch.arange(self.global_tokens, device=at.device)[:, None]) & live[:, None, :]
+        mine = (positions[:, None, :] == torch.arange(self.global_tokens, device=positions.device)[:, None]) & valid[:, None, :]
         there, which = mine.any(-1), mine.long().argmax(-1)[..., None]
         new = (a.gather(1, which.expand(-1, -1, a.shape[-1])) for a in (kg, vg))  # a product with the places would spread NaN
         keys, values = (torch.where(there[..., None], a.to(old.dtype), old) for a, old in zip(new, slots[:2], strict=True))
@@ -198,9 +202,9 @@ class ETC(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.longformer`` for this input: (positional, keyword)."""
-        check_places(self, positions, key_mask)
-        places = explicit(x, positions, key_mask, attn_mask)
-        options = {"reach": self.radius, "dilation": 1, "global_tokens": self.global_tokens, "heads": self.heads, "positions": places}
+        check_positions(self, positions, key_mask)
+        positions = explicit(x, positions, key_mask, attn_mask)
+        options = {"reach": self.radius, "dilation": 1, "global_tokens": self.global_tokens, "heads": self.heads, "positions": positions}
         return global_args(self, x), {**options, "key_mask": key_mask, "attn_mask": attn_mask}
 
     def mix(self, x, context, **given):
@@ -265,7 +269,7 @@ class BigBird(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.bigbird`` for this input: (positional, keyword)."""
-        check_places(self, positions, key_mask)
+        check_positions(self, positions, key_mask)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         return args, {**self._pattern(), "positions": positions, "causal": self.causal, "key_mask": key_mask}
 
@@ -290,5 +294,5 @@ class BigBird(Mixer):
         return empty_history(batch_size, self.dim, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        check_places(self, positions, key_mask)
+        check_positions(self, positions, key_mask)
         return history_step(self, F.bigbird, x, state, self._pattern(), positions=positions, key_mask=key_mask)

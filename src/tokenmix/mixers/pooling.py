@@ -71,10 +71,10 @@ class Pooling(Mixer):
     def mix_chunk(self, x, state, *, positions, key_mask):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
-    def _mix_piece(self, x, state, at, live, *, holes=False):
-        state = joined(state, live, at, values=x)
-        v = silenced(state.values.to(torch.promote_types(x.dtype, state.values.dtype)), state.live)
-        y = mean_of_pairs(windows(at, state.places, self.window, causal=True), v, state.live[..., None].to(v.dtype))
+    def _mix_piece(self, x, state, positions, valid, *, holes=False):
+        state = joined(state, valid, positions, values=x)
+        v = silenced(state.values.to(torch.promote_types(x.dtype, state.values.dtype)), state.valid)
+        y = mean_of_pairs(windows(positions, state.positions, self.window, causal=True), v, state.valid[..., None].to(v.dtype))
         if self.subtract:
             y = y - v[:, state.values.shape[1] - x.shape[1] :]
         return y.to(x.dtype), newest(state, self.window - 1, holes=holes)

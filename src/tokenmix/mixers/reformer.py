@@ -23,7 +23,7 @@ class ReformerState(NamedTuple):
     keys: Tensor
     values: Tensor
     buckets: Tensor
-    live: Tensor
+    valid: Tensor
 
 
 class Reformer(Mixer):
@@ -131,12 +131,12 @@ class Reformer(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         (q, v, rotations), options = self.functional_args(x, key_mask=key_mask)
-        now, here = self._buckets(q), torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
-        new = q.to(state.keys.dtype), v.to(state.values.dtype), now.flatten(1, 2).transpose(1, 2).to(torch.int32), here
+        now, valid = self._buckets(q), torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
+        new = q.to(state.keys.dtype), v.to(state.values.dtype), now.flatten(1, 2).transpose(1, 2).to(torch.int32), valid
         after = ReformerState(*(torch.cat(pair, 1) for pair in zip(state, new, strict=True)))
         if state.keys.shape[1] == 0:
             return self.out_proj(F.reformer(q, v, rotations, buckets=now, **options)), after
         buckets = after.buckets.long().transpose(1, 2).unflatten(1, (self.heads, self.rounds))
         shape: dict[str, Any] = {"heads": self.heads, "chunk": self.chunk, "count": self.buckets}
-        y = reformer_chunk(q, after.keys.to(q.dtype), after.values.to(q.dtype), buckets, after.live, **shape)
+        y = reformer_chunk(q, after.keys.to(q.dtype), after.values.to(q.dtype), buckets, after.valid, **shape)
         return self.out_proj(y.to(v.dtype)), after

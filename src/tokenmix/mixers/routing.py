@@ -25,7 +25,7 @@ class RoutingState(NamedTuple):
     keys: Tensor
     values: Tensor
     clusters: Tensor
-    live: Tensor
+    valid: Tensor
 
 
 class Routing(Mixer):
@@ -110,30 +110,30 @@ class Routing(Mixer):
 
     def mix(self, x, context, **given):
         (q, v, centroids), options = self.functional_args(x, context, **given)
-        live = alive(x, given["key_mask"])
-        y = F.routing(q, v, centroids, clusters=self._clusters(q, live), **options)
-        add_aux_loss("routing", lambda: self._commitment(q, live))
+        valid = alive(x, given["key_mask"])
+        y = F.routing(q, v, centroids, clusters=self._clusters(q, valid), **options)
+        add_aux_loss("routing", lambda: self._commitment(q, valid))
         if self.training:
-            self._move_centroids(q.detach(), live)
+            self._move_centroids(q.detach(), valid)
         return self.out_proj(y)
 
-    def _clusters(self, q: Tensor, live: Tensor) -> Tensor:
+    def _clusters(self, q: Tensor, valid: Tensor) -> Tensor:
         if self.causal and not self.paper_form:
             return decide(self, lambda: nearest_clusters(q, self.centroids, heads=self.heads))
-        return decide(self, lambda: top_tokens(q, self.centroids, live, heads=self.heads, window=self.window))
+        return decide(self, lambda: top_tokens(q, self.centroids, valid, heads=self.heads, window=self.window))
 
-    def _commitment(self, q: Tensor, live: Tensor) -> Tensor:
+    def _commitment(self, q: Tensor, valid: Tensor) -> Tensor:
         """The mean over live tokens, heads and features of (x - mu)^2, mu the token's nearest centroid."""
-        x, near = on_sphere(torch.where(live[..., None], q, 0.0), self.heads), nearest_clusters(q, self.centroids, heads=self.heads)
+        x, near = on_sphere(torch.where(valid[..., None], q, 0.0), self.heads), nearest_clusters(q, self.centroids, heads=self.heads)
         mu = self.centroids.detach().double()[None].expand(len(x), -1, -1, -1).gather(2, near[..., None].expand_as(x))
-        far = torch.where(live[:, None, :, None], (x - mu).square(), 0.0)
-        return (far.sum() / (live.sum() * self.dim).clamp_min(1)).to(q.dtype)
+        far = torch.where(valid[:, None, :, None], (x - mu).square(), 0.0)
+        return (far.sum() / (valid.sum() * self.dim).clamp_min(1)).to(q.dtype)
 
     @torch.no_grad()
-    def _move_centroids(self, q: Tensor, live: Tensor) -> None:
+    def _move_centroids(self, q: Tensor, valid: Tensor) -> None:
         near = nearest_clusters(q, self.centroids, heads=self.heads).transpose(0, 1).flatten(1)[..., None]  # (heads, B T, 1)
-        x = on_sphere(torch.where(live[..., None], q, 0.0), self.heads).transpose(0, 1).flatten(1, 2)
-        there = live.flatten()[None, :, None].to(x.dtype).expand_as(near)
+        x = on_sphere(torch.where(valid[..., None], q, 0.0), self.heads).transpose(0, 1).flatten(1, 2)
+        there = valid.flatten()[None, :, None].to(x.dtype).expand_as(near)
         old = self.centroids.double()
         count = torch.zeros_like(old[..., :1]).scatter_add(1, near, there)
         mean = torch.zeros_like(old).scatter_add(1, near.expand_as(x), x * there) / count.clamp_min(1.0)
@@ -159,13 +159,13 @@ class Routing(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         (q, v, centroids), options = self.functional_args(x, key_mask=key_mask)
-        here = alive(x, key_mask)
-        now = self._clusters(q, here)
-        new = q.to(state.keys.dtype), v.to(state.values.dtype), now.transpose(1, 2).to(torch.int32), here
+        valid = alive(x, key_mask)
+        now = self._clusters(q, valid)
+        new = q.to(state.keys.dtype), v.to(state.values.dtype), now.transpose(1, 2).to(torch.int32), valid
         after = RoutingState(*(torch.cat(pair, 1) for pair in zip(state, new, strict=True)))
         if state.keys.shape[1] == 0:
             return self.out_proj(F.routing(q, v, centroids, clusters=now, **options)), after
         shape: dict[str, Any] = {"heads": self.heads, "window": self.window, "count": self.clusters}
         clusters = after.clusters.long().transpose(1, 2)
-        y = routing_chunk(q, after.keys.to(q.dtype), after.values.to(q.dtype), clusters, after.live, **shape)
+        y = routing_chunk(q, after.keys.to(q.dtype), after.values.to(q.dtype), clusters, after.valid, **shape)
         return self.out_proj(y.to(v.dtype)), after

@@ -132,6 +132,6 @@ class PMA(nn.Module):
         if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != x.shape[:2]):
             raise MixerError(f"PMA: expects a bool key_mask of shape {tuple(x.shape[:2])}, got {key_mask.dtype} {tuple(key_mask.shape)}.")
         z = self.feed_in(x if key_mask is None else torch.where(key_mask[..., None], x, 0.0)).relu()
-        asked = self.seeds.to(x.dtype).expand(len(x), -1, -1)
-        h = self.norm_1(asked + F.attention(asked, self.k_proj(z), self.v_proj(z), heads=self.heads, key_mask=key_mask))
+        queries = self.seeds.to(x.dtype).expand(len(x), -1, -1)
+        h = self.norm_1(queries + F.attention(queries, self.k_proj(z), self.v_proj(z), heads=self.heads, key_mask=key_mask))
         return self.norm_2(h + self.feed_out(h).relu())

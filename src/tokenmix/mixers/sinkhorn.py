@@ -12,7 +12,7 @@ from ..functional.sinkhorn import lay_out, permutation, prepared, sinkhorn_chunk
 from .base import QKVO, About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .parts.options import at_least, true_or_false
-from .parts.shared import add_projections, alive, check_places, largest_dot
+from .parts.shared import add_projections, alive, check_positions, largest_dot
 
 
 @register_state
@@ -26,8 +26,8 @@ class SinkhornState(NamedTuple):
     queries: Tensor
     keys: Tensor
     values: Tensor
-    live: Tensor
-    places: Tensor
+    valid: Tensor
+    positions: Tensor
     opened: Tensor
     position: Tensor
 
@@ -90,7 +90,7 @@ class Sinkhorn(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.sinkhorn`` for this input: (positional, keyword)."""
-        check_places(self, positions, key_mask, rising=True)
+        check_positions(self, positions, key_mask, rising=True)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self.sorting
         more = {"positions": positions} if positions is not None else {}
         return args, {**self._shape(), "sortcut": self.sortcut, **more, "causal": self.causal, "key_mask": key_mask}
@@ -113,9 +113,9 @@ class Sinkhorn(Mixer):
     @staticmethod
     def largest_logit(args, options):
         q, k, v, sorting = args
-        live = alive(q, options.get("key_mask"))
-        layout = lay_out(token_positions(q, options.get("key_mask")), live, block=options["block"], count=-(-q.shape[1] // options["block"]))
-        qs, ks, _ = (layout.put(a) for a in prepared(q, k, v, live, options["heads"]))
+        valid = alive(q, options.get("key_mask"))
+        layout = lay_out(token_positions(q, options.get("key_mask")), valid, block=options["block"], count=-(-q.shape[1] // options["block"]))
+        qs, ks, _ = (layout.put(a) for a in prepared(q, k, v, valid, options["heads"]))
         shape = {n: options[n] for n in ("iterations", "temperature", "causal")}
         P, _ = permutation(qs, ks, sorting, layout.there, gumbel=False, **shape)
         moved = layout.take(torch.einsum("bhij,bhjue->bhiue", P.to(ks.dtype), ks)).transpose(1, 2).flatten(2)
@@ -131,18 +131,18 @@ class Sinkhorn(Mixer):
         return {"opened": "blocks opened"}
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        check_places(self, positions, key_mask, rising=True, past=(state.live, state.places))
-        at, after = chunk_positions(state.position, x, positions, key_mask)
+        check_positions(self, positions, key_mask, rising=True, past=(state.valid, state.positions))
+        query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
         (q, k, v, sorting), options = self.functional_args(x, positions=positions, key_mask=key_mask)
         past = state[:5]
-        new = *(a.to(state.keys.dtype) for a in (q, k, v)), alive(x, key_mask), at.long()
+        new = *(a.to(state.keys.dtype) for a in (q, k, v)), alive(x, key_mask), query_positions.long()
         history = [torch.cat(pair, 1) for pair in zip(past, new, strict=True)]
         opened = state.opened if positions is None else torch.cat([state.opened, state.opened.new_zeros(x.shape[0], x.shape[1] + 1)], 1)
-        after = SinkhornState(*history, opened, after)
+        after = SinkhornState(*history, opened, next_position)
         if state.keys.shape[1] == 0:
             return self.out_proj(F.sinkhorn(q, k, v, sorting, **options)), after
-        queries, keys, values, live, places = history
+        queries, keys, values, key_valid, key_positions = history
         count = -(-keys.shape[1] // self.block) + 1 + opened.shape[1]
-        told = (a.to(q.dtype) for a in (queries, keys, values))
-        y = sinkhorn_chunk(*told, sorting, live, places, last=x.shape[1], count=count, **self._shape())
+        projected = (a.to(q.dtype) for a in (queries, keys, values))
+        y = sinkhorn_chunk(*projected, sorting, key_valid, key_positions, last=x.shape[1], count=count, **self._shape())
         return self.out_proj(y.to(v.dtype)), after

@@ -83,7 +83,7 @@ class SynthesizerDense(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.synthesizer_dense`` for this input: (positional, keyword)."""
-        options = {"rectify": self.rectify, "positions": parts_of.places_of(x, positions, key_mask)}
+        options = {"rectify": self.rectify, "positions": parts_of.explicit_positions(x, positions, key_mask)}
         args = self._queries(x), self.v_proj(x), self.read(self.logits, x)
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
@@ -103,8 +103,8 @@ class SynthesizerDense(Mixer):
         return parts_of.empty_history(batch_size, self.inner, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        at, state = parts_of.remember(self, x, state, positions, key_mask)
-        logits = synth.dense_logits(self._queries(x), self.read(self.logits, x), at, state.places, rectify=self.rectify)
+        query_positions, state = parts_of.remember(self, x, state, positions, key_mask)
+        logits = synth.dense_logits(self._queries(x), self.read(self.logits, x), query_positions, state.positions, rectify=self.rectify)
         return parts_of.read(self, x, state, logits), state
 
 
@@ -154,7 +154,7 @@ class SynthesizerRandom(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.synthesizer_random`` for this input: (positional, keyword)."""
-        options = {"positions": parts_of.places_of(x, positions, key_mask), "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        options = {"positions": parts_of.explicit_positions(x, positions, key_mask), "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
         return (self.v_proj(x), *self.read(self.logits, x)), options
 
     def mix(self, x, context, **given):
@@ -172,8 +172,8 @@ class SynthesizerRandom(Mixer):
         return parts_of.empty_history(batch_size, self.inner, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        at, state = parts_of.remember(self, x, state, positions, key_mask)
-        return parts_of.read(self, x, state, synth.random_logits(x, self.read(self.logits, x), at, state.places)), state
+        query_positions, state = parts_of.remember(self, x, state, positions, key_mask)
+        return parts_of.read(self, x, state, synth.random_logits(x, self.read(self.logits, x), query_positions, state.positions)), state
 
 
 class SynthesizerFactorizedDense(Mixer):
@@ -223,7 +223,7 @@ class SynthesizerFactorizedDense(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.synthesizer_factorized_dense`` for this input: (positional, keyword)."""
-        options = {"positions": parts_of.places_of(x, positions, key_mask), "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        options = {"positions": parts_of.explicit_positions(x, positions, key_mask), "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
         return (self.q_proj(x), self.v_proj(x), self.read(self.logits, x)), options
 
     def mix(self, x, context, **given):
@@ -242,8 +242,8 @@ class SynthesizerFactorizedDense(Mixer):
         return parts_of.empty_history(batch_size, self.inner, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        at, state = parts_of.remember(self, x, state, positions, key_mask)
-        return parts_of.read(self, x, state, synth.factorized_dense_logits(self.q_proj(x), self.read(self.logits, x), at, state.places)), state
+        query_positions, state = parts_of.remember(self, x, state, positions, key_mask)
+        return parts_of.read(self, x, state, synth.factorized_dense_logits(self.q_proj(x), self.read(self.logits, x), query_positions, state.positions)), state
 
 
 class SynthesizerFactorizedRandom(Mixer):
@@ -290,7 +290,7 @@ class SynthesizerFactorizedRandom(Mixer):
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
         """Arguments of ``functional.synthesizer_factorized_random`` for this input: (positional, keyword)."""
-        options = {"positions": parts_of.places_of(x, positions, key_mask), "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        options = {"positions": parts_of.explicit_positions(x, positions, key_mask), "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
         return (self.v_proj(x), self.read(self.logits, x)), options
 
     def mix(self, x, context, **given):
@@ -309,5 +309,5 @@ class SynthesizerFactorizedRandom(Mixer):
         return parts_of.empty_history(batch_size, self.inner, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        at, state = parts_of.remember(self, x, state, positions, key_mask)
-        return parts_of.read(self, x, state, synth.factorized_random_logits(x, self.read(self.logits, x), at, state.places)), state
+        query_positions, state = parts_of.remember(self, x, state, positions, key_mask)
+        return parts_of.read(self, x, state, synth.factorized_random_logits(x, self.read(self.logits, x), query_positions, state.positions)), state

@@ -119,7 +119,13 @@ class SynthesizerMixture(Mixer):
         v = self.v_proj(x)
         q = x if self.q_proj is None else self.q_proj(x)
         k = v if self.k_proj is None else self.k_proj(x)
-        options = {"parts": self.parts, "heads": self.heads, "join": self.join, "scale": self.scale, "positions": parts_of.places_of(x, positions, key_mask)}
+        options = {
+            "parts": self.parts,
+            "heads": self.heads,
+            "join": self.join,
+            "scale": self.scale,
+            "positions": parts_of.explicit_positions(x, positions, key_mask),
+        }
         args = q, k, v, self._weights(x), *self._tables(x).values()
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
@@ -152,9 +158,9 @@ class SynthesizerMixture(Mixer):
         return SynthesizerKeysState(state.values.clone(), *state) if "attention" in self.parts else state
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        at, state = parts_of.remember(self, x, state, positions, key_mask)
+        query_positions, state = parts_of.remember(self, x, state, positions, key_mask)
         q = x if self.q_proj is None else self.q_proj(x)
-        keys = torch.where(state.live[..., None], state.keys, 0.0).to(q.dtype) if "attention" in self.parts else q
+        keys = torch.where(state.valid[..., None], state.keys, 0.0).to(q.dtype) if "attention" in self.parts else q
         how = {"parts": self.parts, "join": self.join, "heads": self.heads, "scale": self.scale}
-        logits = synth.mixture_logits(q, keys, self._weights(x), self._tables(x), at, state.places, **how)
+        logits = synth.mixture_logits(q, keys, self._weights(x), self._tables(x), query_positions, state.positions, **how)
         return parts_of.read(self, x, state, logits), state

@@ -75,9 +75,9 @@ class TransformerXL(Mixer):
     def mix_chunk(self, x, state, *, positions, key_mask):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask, ring=self.memory is not None)
 
-    def _mix_piece(self, x, state, at, live, *, holes=False):
-        state, q = joined(state, live, at, keys=self.k_proj(x), values=self.v_proj(x)), self.q_proj(x)
+    def _mix_piece(self, x, state, positions, valid, *, holes=False):
+        state, q = joined(state, valid, positions, keys=self.k_proj(x), values=self.v_proj(x)), self.q_proj(x)
         learned = self.relative, self.content, self.place
-        options = {"heads": self.heads, "memory": self.memory, "positions": (at, state.places), "causal": True, "key_mask": state.live}
+        options = {"heads": self.heads, "memory": self.memory, "positions": (positions, state.positions), "causal": True, "key_mask": state.valid}
         y = F.transformer_xl(q, state.keys.to(q.dtype), state.values.to(q.dtype), *learned, **options)
         return y, state if self.memory is None else newest(state, self.memory - 1, holes=holes)

@@ -23,8 +23,8 @@ class AFTRingState(NamedTuple):
 
     keys: Tensor
     values: Tensor
-    live: Tensor
-    places: Tensor
+    valid: Tensor
+    positions: Tensor
     m: Tensor
     num: Tensor
     den: Tensor
@@ -61,18 +61,18 @@ def queries(mixer: Mixer, x: Tensor) -> Tensor:
 def empty_ring(batch: int, ring: int, keys: int, dim: int, *, device: Any, dtype: torch.dtype) -> AFTRingState:
     """The state of a windowed mixer that has seen nothing."""
     values = torch.zeros(batch, ring, dim, device=device, dtype=dtype)
-    places = torch.zeros(batch, ring, dtype=torch.long, device=device)
+    positions = torch.zeros(batch, ring, dtype=torch.long, device=device)
     sums, position = chunk.empty_past(batch, keys, dim, device=device), torch.zeros(batch, dtype=torch.long, device=device)
-    return AFTRingState(torch.zeros(batch, ring, keys, device=device, dtype=dtype), values, places.bool(), places, *sums, position)
+    return AFTRingState(torch.zeros(batch, ring, keys, device=device, dtype=dtype), values, positions.bool(), positions, *sums, position)
 
 
 def ring_step(
     mixer: Any,
     x: Tensor,
     state: AFTRingState,
-    at: Tensor,
-    places: Tensor,
-    live: Tensor,
+    positions: Tensor,
+    key_positions: Tensor,
+    valid: Tensor,
     w: Tensor,
     near: Tensor | None,
     *,
@@ -86,10 +86,10 @@ def ring_step(
         at: where the new tokens stand.
         places: of the ring and the new tokens, or of the ring after them.
     """
-    kept, far = (state.keys, state.values, state.live), (state.m, state.num, state.den)
-    new = mixer.k_proj(x).to(state.keys.dtype), mixer.v_proj(x).to(state.values.dtype), live
+    kept, far = (state.keys, state.values, state.valid), (state.m, state.num, state.den)
+    new = mixer.k_proj(x).to(state.keys.dtype), mixer.v_proj(x).to(state.values.dtype), valid
     y, ring, sums = chunk.ring_chunk(queries(mixer, x), new, kept, far, w, near, only_near=only_near, heads=heads, gate=mixer.gate, holes=holes)
     if holes:
-        index = last_live(torch.cat([state.live, live], 1), state.live.shape[1])[0]
-        return y, AFTRingState(*ring, taken(torch.cat([state.places, at], 1), index), *sums, state.position)
-    return y, AFTRingState(*ring, places if places.shape[1] == kept[0].shape[1] else places[:, x.shape[1] :], *sums, state.position)
+        index = last_live(torch.cat([state.valid, valid], 1), state.valid.shape[1])[0]
+        return y, AFTRingState(*ring, taken(torch.cat([state.positions, positions], 1), index), *sums, state.position)
+    return y, AFTRingState(*ring, key_positions if key_positions.shape[1] == kept[0].shape[1] else key_positions[:, x.shape[1] :], *sums, state.position)

@@ -17,8 +17,8 @@ class HistoryState(NamedTuple):
 
     keys: Tensor
     values: Tensor
-    live: Tensor
-    places: Tensor
+    valid: Tensor
+    positions: Tensor
     position: Tensor
 
 
@@ -27,8 +27,8 @@ class RingState(NamedTuple):
     """The last R values (B, R, c), which of them are tokens (B, R), where they stand (B, R), and the next position (B,). Constant size."""
 
     values: Tensor
-    live: Tensor
-    places: Tensor
+    valid: Tensor
+    positions: Tensor
     position: Tensor
 
 
@@ -40,27 +40,27 @@ def empty_history(batch: int, dim: int, length: int = 0, *, device: Any, dtype: 
 
 def empty_window(batch: int, width: int, length: int, *, device: Any, dtype: torch.dtype) -> RingState:
     """The same for values of ``width`` alone."""
-    places = torch.zeros(batch, length, dtype=torch.long, device=device)
-    return RingState(torch.zeros(batch, length, width, device=device, dtype=dtype), places.bool(), places, places.new_zeros(batch))
+    positions = torch.zeros(batch, length, dtype=torch.long, device=device)
+    return RingState(torch.zeros(batch, length, width, device=device, dtype=dtype), positions.bool(), positions, positions.new_zeros(batch))
 
 
-def joined(state: Any, live: Tensor, places: Tensor, **tokens: Tensor) -> Any:
+def joined(state: Any, valid: Tensor, positions: Tensor, **tokens: Tensor) -> Any:
     """The state with new tokens behind those it holds: ``values``, and ``keys`` where it has any, in its own dtype."""
     wide = {name: torch.cat([getattr(state, name), a.to(getattr(state, name).dtype)], 1) for name, a in tokens.items()}
-    return state._replace(**wide, live=torch.cat([state.live, live], 1), places=torch.cat([state.places, places], 1))
+    return state._replace(**wide, valid=torch.cat([state.valid, valid], 1), positions=torch.cat([state.positions, positions], 1))
 
 
 def without_first(state: Any, n: int) -> Any:
     """The state without its n oldest tokens."""
-    return state._replace(**{name: getattr(state, name)[:, n:] for name in ("keys", "values", "live", "places") if name in state._fields})
+    return state._replace(**{name: getattr(state, name)[:, n:] for name in ("keys", "values", "valid", "positions") if name in state._fields})
 
 
 def newest(state: Any, length: int, *, holes: bool = False) -> Any:
     """The last ``length`` tokens of a state; with ``holes`` masked tokens may stand behind live ones, and take up no room."""
     if not holes:
-        return without_first(state, state.live.shape[1] - length)
-    index, there, _ = last_live(state.live, length)
-    return state._replace(live=there, **{name: taken(getattr(state, name), index) for name in ("keys", "values", "places") if name in state._fields})
+        return without_first(state, state.valid.shape[1] - length)
+    index, there, _ = last_live(state.valid, length)
+    return state._replace(valid=there, **{name: taken(getattr(state, name), index) for name in ("keys", "values", "positions") if name in state._fields})
 
 
 def ring_bytes(ring: int, width: int) -> int:

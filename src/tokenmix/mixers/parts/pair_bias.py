@@ -46,9 +46,9 @@ class PairBias(HandsOut):
         """The bias for x over itself or a context: unbatched where every row stands at its index, which is cheapest."""
         if positions is None and key_mask is None:
             return self._leading(x.shape[1], x.shape[1] if context is None else context.shape[1], x.device)
-        return self.at(*self.places(x, context, positions, key_mask))
+        return self.select(*self.positions_of(x, context, positions, key_mask))
 
-    def places(self, x: Tensor, context: Tensor | None, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def positions_of(self, x: Tensor, context: Tensor | None, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Where queries (B, T) and keys (B, S) stand."""
         if context is None:
             rows = token_positions(x, key_mask) if positions is None else positions
@@ -59,14 +59,14 @@ class PairBias(HandsOut):
         u, v = self.on(device)
         return u[:T, :S] if v is None else (u[:T], v[:S])
 
-    def at(self, rows: Tensor, cols: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def select(self, rows: Tensor, cols: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """The bias for positions (B, T) over positions (B, S): (B, T, S), or factors (B, T, r) and (B, S, r)."""
         u, v = self.on(rows.device)
         return u[rows[:, :, None], cols[:, None, :]] if v is None else (nn.functional.embedding(rows, u), nn.functional.embedding(cols, v))
 
     def table(self, rows: Tensor, cols: Tensor) -> Tensor:
         """The same as one float64 tensor (B, T, S)."""
-        w = self.at(rows, cols)
+        w = self.select(rows, cols)
         return w[0].double() @ w[1].double().transpose(-1, -2) if isinstance(w, tuple) else w.double()
 
     def handed(self) -> tuple[Tensor, Tensor | None]:

@@ -22,15 +22,15 @@ def history_step(
     mixer: Any, form: Callable[..., Tensor], x: Tensor, state: HistoryState, options: dict[str, Any], *, positions: Tensor | None, key_mask: Tensor | None
 ) -> tuple[Tensor, HistoryState]:
     """A chunk of a causal mixer with q, k, v projections: over the history, or, where it comes first at default positions, by blocks."""
-    at, after = chunk_positions(state.position, x, positions, key_mask)
+    query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
     q, k, v = mixer.q_proj(x), mixer.k_proj(x), mixer.v_proj(x)
     first = state.keys.shape[1] == 0 and positions is None
-    state = joined(state, alive(x, key_mask), at, keys=k, values=v)._replace(position=after)
+    state = joined(state, alive(x, key_mask), query_positions, keys=k, values=v)._replace(position=next_position)
     if first:
         y = form(q, k, v, causal=True, key_mask=key_mask, **options)
     else:
         keys, values = state.keys.to(q.dtype), state.values.to(q.dtype)
-        y = form(q, keys, values, causal=True, key_mask=state.live, positions=(at, state.places), **options)
+        y = form(q, keys, values, causal=True, key_mask=state.valid, positions=(query_positions, state.positions), **options)
     return mixer.out_proj(y), state
 
 

@@ -30,19 +30,23 @@ def add_projections(mixer: Mixer, *, heads: int, qkv_bias: bool, out_bias: bool,
     mixer.register_module("out_proj", nn.Linear(mixer.dim, mixer.dim, bias=out_bias))
 
 
-def check_places(mixer: Mixer, positions: Tensor | None, key_mask: Tensor | None, *, rising: bool = False, past: tuple[Tensor, Tensor] | None = None) -> None:
+def check_positions(
+    mixer: Mixer, positions: Tensor | None, key_mask: Tensor | None, *, rising: bool = False, past: tuple[Tensor, Tensor] | None = None
+) -> None:
     """Refuse explicit positions (B, T) that the mixer would misread. Values can be read only outside of compilation and export.
 
     Those of live tokens are 0 or above. ``rising``: each is above all before it in its row, those of a stream's ``past`` (live, places) included.
     """
     if positions is None or positions.numel() == 0 or torch.compiler.is_compiling():
         return
-    live = alive(positions, key_mask)
-    wrong, L = live & (positions < 0), positions.shape[1]
+    valid = alive(positions, key_mask)
+    wrong, L = valid & (positions < 0), positions.shape[1]
     if rising:
-        there, places = (live, positions.long()) if past is None else (torch.cat(pair, 1) for pair in zip(past, (live, positions.long()), strict=True))
-        before = torch.where(there, places, NOWHERE).cummax(1).values
-        wrong = wrong | live & (places[:, -L:] <= F.pad(before, (1, -1), value=NOWHERE)[:, -L:])
+        all_valid, all_positions = (
+            (valid, positions.long()) if past is None else (torch.cat(pair, 1) for pair in zip(past, (valid, positions.long()), strict=True))
+        )
+        before = torch.where(all_valid, all_positions, NOWHERE).cummax(1).values
+        wrong = wrong | valid & (all_positions[:, -L:] <= F.pad(before, (1, -1), value=NOWHERE)[:, -L:])
     if bool(wrong.any()):
         row = int(wrong.any(1).nonzero()[0])
         must = "be 0 or above" + " and rise along each row" * rising
@@ -55,8 +59,8 @@ def has_holes(past: Tensor, key_mask: Tensor | None) -> bool:
         return False
     if torch.compiler.is_compiling() or key_mask.is_meta or torch._C._functorch.peek_interpreter_stack() is not None:
         return True
-    live = torch.cat([past, key_mask], 1)
-    return bool((live[:, :-1] & ~live[:, 1:]).any())
+    valid = torch.cat([past, key_mask], 1)
+    return bool((valid[:, :-1] & ~valid[:, 1:]).any())
 
 
 def row_starts(key_mask: Tensor | None, positions: Tensor | None) -> Tensor | None:
@@ -78,11 +82,11 @@ def in_pieces(mix_piece: Callable[..., tuple[Tensor, State]], x: Tensor, state: 
 def ring_chunk(mixer: Any, x: Tensor, state: State, *, positions: Tensor | None, key_mask: Tensor | None, ring: bool = True) -> tuple[Tensor, State]:
     """The chunk of a mixer whose state is a ``ring``, or all tokens: ``_mix_piece(x, state, places, live)`` of each piece, projected."""
     if ring:
-        check_places(mixer, positions, key_mask, rising=True, past=(state.live, state.places))
-    at, after = chunk_positions(state.position, x, positions, key_mask)
-    mix_piece = partial(mixer._mix_piece, holes=True) if ring and has_holes(state.live, key_mask) else mixer._mix_piece
-    y, state = in_pieces(mix_piece, x, state, at, alive(x, key_mask))
-    return mixer.out_proj(y), state._replace(position=after)
+        check_positions(mixer, positions, key_mask, rising=True, past=(state.valid, state.positions))
+    query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
+    mix_piece = partial(mixer._mix_piece, holes=True) if ring and has_holes(state.valid, key_mask) else mixer._mix_piece
+    y, state = in_pieces(mix_piece, x, state, query_positions, alive(x, key_mask))
+    return mixer.out_proj(y), state._replace(position=next_position)
 
 
 def largest_dot(q: Tensor, k: Tensor, heads: int, kv_heads: int | None = None, scale: float | None = None) -> float:

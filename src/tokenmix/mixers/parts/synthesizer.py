@@ -199,8 +199,8 @@ class SynthesizerState(NamedTuple):
     """Every value so far (B, S, D), which may be attended, where each stands (B, S), and the next position (B,)."""
 
     values: Tensor
-    live: Tensor
-    places: Tensor
+    valid: Tensor
+    positions: Tensor
     position: Tensor
 
 
@@ -210,8 +210,8 @@ class SynthesizerKeysState(NamedTuple):
 
     keys: Tensor
     values: Tensor
-    live: Tensor
-    places: Tensor
+    valid: Tensor
+    positions: Tensor
     position: Tensor
 
 
@@ -237,31 +237,31 @@ def resize_part(mixer: Mixer, parts: list[Part], max_len: int) -> None:
     mixer.max_len = mixer.max_context_len = max_len
 
 
-def places_of(x: Tensor, positions: Tensor | None, key_mask: Tensor | None) -> Tensor | None:
+def explicit_positions(x: Tensor, positions: Tensor | None, key_mask: Tensor | None) -> Tensor | None:
     """Where tokens stand, or None where each stands at its index, which is cheapest."""
     return positions if positions is not None or key_mask is None else token_positions(x, key_mask)
 
 
 def empty_history(batch_size: int, width: int, *, device: Any, dtype: torch.dtype) -> SynthesizerState:
     """The state of a mixer that has seen nothing."""
-    places = torch.zeros(batch_size, 0, dtype=torch.long, device=device)
+    positions = torch.zeros(batch_size, 0, dtype=torch.long, device=device)
     values = torch.zeros(batch_size, 0, width, device=device, dtype=dtype)
-    return SynthesizerState(values, places.bool(), places, torch.zeros(batch_size, dtype=torch.long, device=device))
+    return SynthesizerState(values, positions.bool(), positions, torch.zeros(batch_size, dtype=torch.long, device=device))
 
 
 def remember(mixer: Mixer, x: Tensor, state: Any, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, Any]:
     """Positions (B, L) of the chunk, and the state with its tokens' values, and keys where the state has some."""
-    at, after = chunk_positions(state.position, x, positions, key_mask)
-    mixer.check_range(at)
-    new = {"values": mixer.get_submodule("v_proj")(x), "live": alive(x, key_mask), "places": at}
+    query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
+    mixer.check_range(query_positions)
+    new = {"values": mixer.get_submodule("v_proj")(x), "valid": alive(x, key_mask), "positions": query_positions}
     if isinstance(state, SynthesizerKeysState):
         new["keys"] = mixer.get_submodule("k_proj")(x)
     grown = {name: torch.cat([getattr(state, name), a.to(getattr(state, name).dtype)], 1) for name, a in new.items()}
-    return at, state._replace(position=after, **grown)
+    return query_positions, state._replace(position=next_position, **grown)
 
 
 def read(mixer: Mixer, x: Tensor, state: Any, logits: Tensor) -> Tensor:
     """The outputs of the chunk's queries over the whole history, whose last tokens they are."""
     out_proj = mixer.get_submodule("out_proj")
     values = state.values.to(x.dtype)
-    return out_proj(F.synthesize(logits, values, causal=True, key_mask=state.live))
+    return out_proj(F.synthesize(logits, values, causal=True, key_mask=state.valid))

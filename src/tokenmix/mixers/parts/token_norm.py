@@ -36,11 +36,11 @@ class TokenBatchNorm(nn.Module):
         return y.to(x.dtype)
 
     def _measured(self, x: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        live = torch.ones_like(x[..., :1], dtype=torch.bool) if key_mask is None else key_mask[..., None]
-        n = live.sum().to(x.dtype)
+        valid = torch.ones_like(x[..., :1], dtype=torch.bool) if key_mask is None else key_mask[..., None]
+        n = valid.sum().to(x.dtype)
         count = n.clamp_min(1.0)
-        mean = torch.where(live, x, 0.0).sum((0, 1)) / count
-        var = torch.where(live, x - mean, 0.0).square().sum((0, 1)) / count
+        mean = torch.where(valid, x, 0.0).sum((0, 1)) / count
+        var = torch.where(valid, x - mean, 0.0).square().sum((0, 1)) / count
         with torch.no_grad():
             step = self.momentum * n.clamp_max(1.0)  # a batch without tokens says nothing
             self.running_mean += step.to(self.running_mean.dtype) * (mean - self.running_mean).to(self.running_mean.dtype)
