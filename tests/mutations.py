@@ -810,7 +810,7 @@ MUTATIONS = [
     ),
     Mutation(
         "context mask forgotten by the state",
-        "mixers/aft.py",
+        "mixers/parts/aft.py",
         "AFTFullState(keys, values, alive(context, context_mask)",
         "AFTFullState(keys, values, alive(context, None)",
         "aft_full",

@@ -62,7 +62,7 @@ def test_masks():
     pairs = torch.rand(2, 5, 5) < 0.6
     for mask in (pairs, pairs[:, None], torch.zeros(2, 5, 5).masked_fill(~pairs, float("-inf"))):
         torch.testing.assert_close(softmax(x, attn_mask=mask), softmax.mixer(x, attn_mask=pairs))
-    with pytest.raises(MixerError, match="does not weigh pairs"):
+    with pytest.raises(MixerError, match="does not weight pairs"):
         hydra(x, attn_mask=pairs)
     with pytest.raises(MixerError, match="0 and -inf"):
         softmax(x, attn_mask=torch.rand(5, 5))

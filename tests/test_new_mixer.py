@@ -67,9 +67,9 @@ def test_nothing_is_overwritten(checkout):
         ("class", "lower-case identifier"),
         ("../up", "lower-case identifier"),
         ("hydra", "is taken"),
-        ("fresh", "no checkout"),
+        ("fresh", "not a checkout"),
     ],
 )
 def test_wrong_names_and_places_are_refused(tmp_path, checkout, name, said):
     with pytest.raises(MixerError, match=said):
-        new_mixer(name, tmp_path / "elsewhere" if said == "no checkout" else checkout)
+        new_mixer(name, tmp_path / "elsewhere" if said == "not a checkout" else checkout)

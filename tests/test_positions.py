@@ -88,7 +88,7 @@ def test_positions_of_masked_tokens_say_nothing(case, causal, garbage):
 def test_a_stream_refuses_to_step_back_and_says_where():
     mixer = build_mixer("local", 8, causal=True, heads=2, window=4)
     _, state = mixer.extend(torch.randn(2, 3, 8), mixer.init_state(2), positions=torch.tensor([[0, 1, 2], [4, 5, 6]]))
-    with pytest.raises(MixerError, match=r"Local: positions of live tokens must be 0 or above and rise along each row.*got 6, 7 in row 1"):
+    with pytest.raises(MixerError, match=r"Local: positions of valid tokens must be 0 or above and rise along each row.*got 6, 7 in row 1"):
         mixer.extend(torch.randn(2, 2, 8), state, positions=torch.tensor([[3, 4], [6, 7]]))
 
 

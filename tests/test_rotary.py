@@ -196,7 +196,7 @@ def test_compiled_layers_of_other_rates_are_not_mixed_up():
     ("positions", "says"),
     [
         ("rotary", "positions='rotary' is unknown"),
-        ({"name": "alibi"}, "is unknown; this version knows None"),
+        ({"name": "alibi"}, "is unknown; choose None"),
         ({"name": "rotary", "theta": 1e4}, "know the options base, rotary_dim, layout, scaling"),
         ({"name": "learned", "base": 1e4}, "learned positions know the options init_std"),
         ({"name": "rotary", "base": 1.0}, "base must be a number above 1, got 1.0"),

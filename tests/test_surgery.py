@@ -209,7 +209,7 @@ def test_every_mixer_that_fits_runs_and_learns(name, mixer):
         return
     new, _ = replace_mixers(shared(name, 0.3), {pattern: spec}, seed=0)
     if mixer == "pooling" and name in IMAGES:
-        with pytest.raises(MixerError, match="pools cells of a grid and has no place for tokens outside of it, got prefix=1"):
+        with pytest.raises(MixerError, match="pools the cells of a grid and takes no tokens outside of it, got prefix=1"):
             outputs(name, new)
         return
     outputs(name, new.train()).square().sum().backward()

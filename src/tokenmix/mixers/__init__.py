@@ -1,4 +1,4 @@
-"""The table of mixers, and how one is built from its name."""
+"""The table of mixers, and how to build one from its name."""
 
 from __future__ import annotations
 
@@ -115,7 +115,19 @@ CORE = tuple(name for name, cls in MIXERS.items() if cls.about.tier == "core")
 
 
 def build_mixer(name: str, dim: int, **options: Any) -> Mixer:
-    """Build the mixer called ``name``; a spec ``{"name": "aft_local", "window": 32}`` is ``build_mixer(dim=..., **spec)``."""
+    """Build the mixer called ``name``.
+
+    A spec such as ``{"name": "aft_local", "window": 32}`` is built with ``build_mixer(dim=dim, **spec)``.
+
+    Args:
+        name: a key of ``MIXERS``.
+        dim: number of features D.
+        options: the keyword-only options of the mixer's class; those without a default are required.
+
+    Raises:
+        MixerError: if the name or an option is unknown, if a required option is missing, or if a value is not
+            supported.
+    """
     if not isinstance(name, str) or name not in MIXERS:
         raise MixerError(f"build_mixer: no mixer is called {name!r}; {nearest(name, MIXERS)}.")
     known = mixer_options(MIXERS[name])
@@ -129,12 +141,16 @@ def build_mixer(name: str, dim: int, **options: Any) -> Mixer:
 
 
 def is_softmax(spec: dict[str, Any]) -> bool:
-    """Whether a mixer spec means softmax attention, as the models of other libraries have it: the class ``Attention`` or a subclass."""
+    """Return whether a mixer spec means softmax attention: the class ``Attention`` or a subclass of it."""
     return issubclass(MIXERS[spec["name"]], Attention)
 
 
 def register_mixer(name: str, cls: type[Mixer]) -> None:
-    """Add a mixer of your own to ``MIXERS``; a name that is taken is refused."""
+    """Add a mixer class to ``MIXERS`` under ``name``.
+
+    Raises:
+        MixerError: if the name is taken or ``cls`` is not a subclass of ``Mixer``.
+    """
     if name in MIXERS:
         raise MixerError(f"register_mixer: a mixer called {name!r} exists already ({MIXERS[name].__module__}).")
     if not (isinstance(cls, type) and issubclass(cls, Mixer)):
@@ -143,17 +159,26 @@ def register_mixer(name: str, cls: type[Mixer]) -> None:
 
 
 def example_mixer(name: str, dim: int, *, T: int, causal: bool | None = None) -> Mixer:
-    """Build a mixer with its defaults, and example values for the options it insists on; causal where it can be."""
+    """Build a mixer with its defaults, and with example values for its required options.
+
+    Args:
+        T: the longest sequence in tokens.
+        causal: None selects the causal form where the mixer has one.
+    """
     causal = MIXERS[name].supports_causal if causal is None else causal
     return build_mixer(name, dim, causal=causal, **MIXERS[name].example_options(T))
 
 
 def state_growth(name: str) -> str:
-    """Say how the streaming state of a mixer grows, from its cost formula: "constant" or "grows with T", or why there is nothing to say."""
+    """Describe how the streaming state of a mixer grows with T, according to its cost formula.
+
+    Returns:
+        "constant", "grows with T", "not declared", or "none, it does not stream".
+    """
     if not MIXERS[name].supports_streaming:
         return "none, it does not stream"
     try:
-        few, many = (example_mixer(name, 16, T=64).mixing_cost(T).state for T in (32, 64))  # both shorter than any window grows, or beyond
+        few, many = (example_mixer(name, 16, T=64).mixing_cost(T).state for T in (32, 64))  # if both lengths cost the same, the state is a ring or a sum
     except MixerError:
         return "not declared"
     return "constant" if few == many else "grows with T"

@@ -1,68 +1,49 @@
-"""AFT-full, AFT-local and AFT-simple (Zhai et al. 2021, "An Attention Free Transformer", arXiv:2105.14103) as layers."""
+"""AFT-full, AFT-local and AFT-simple as layers.
+
+Zhai et al. 2021, "An Attention Free Transformer", arXiv:2105.14103.
+"""
 
 from __future__ import annotations
 
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import functional as F
 from ..functional import aft_chunk as chunk
-from .base import QKVO, About, Kernels, Mixer, chunk_positions, register_state, token_positions
+from .base import QKVO, About, Kernels, Mixer, chunk_positions
 from .cost import MixingCost
-from .parts.aft import add_projections, check_pair_bias, empty_ring, queries, ring_step
+from .parts.aft import (
+    AFTFullState,
+    AFTSimpleState,
+    add_projections,
+    check_pair_bias,
+    empty_full,
+    empty_ring,
+    history_of,
+    queries,
+    ring_step,
+)
 from .parts.pair_bias import PairBias
 from .parts.shared import alive, check_positions, has_holes, in_pieces
 
 
-@register_state
-class AFTSimpleState(NamedTuple):
-    """Sums over all keys so far, in float64 (B, D): their scale m, numerator and denominator. Constant size."""
-
-    m: Tensor
-    num: Tensor
-    den: Tensor
-
-    def merge_with(self, later: AFTSimpleState) -> AFTSimpleState:
-        """The sums over two adjacent stretches of tokens."""
-        return AFTSimpleState(*chunk.merge_past(self, later))
-
-
-@register_state
-class AFTFullState(NamedTuple):
-    """Every key and value so far (B, S, D), which may be attended, where each stands (B, S), and the next position (B,)."""
-
-    keys: Tensor
-    values: Tensor
-    valid: Tensor
-    positions: Tensor
-    position: Tensor
-
-
-def empty_full(batch_size: int, dim: int, *, device: Any, dtype: torch.dtype) -> AFTFullState:
-    """No keys and values yet."""
-    keys = torch.zeros(batch_size, 0, dim, device=device, dtype=dtype)
-    positions = torch.zeros(batch_size, 0, dtype=torch.long, device=device)
-    return AFTFullState(keys, keys.clone(), positions.bool(), positions, positions.new_zeros(batch_size))
-
-
-def history_of(mixer: Mixer, context: Tensor, context_mask: Tensor | None) -> AFTFullState:
-    """The keys and values of a context, projected once."""
-    positions = token_positions(context, context_mask)
-    keys, values = (mixer.get_submodule(name)(context) for name in ("k_proj", "v_proj"))
-    return AFTFullState(keys, values, alive(context, context_mask), positions, positions.new_zeros(positions.shape[0]))
-
-
 class AFTSimple(Mixer):
-    """y_t = W_o [sigma(q_t) * sum_s softmax_s(k)_s v_s], the softmax along time in each feature (Eq. 5).
+    """AFT-simple: y_t = W_o [sigma(q_t) * sum_s softmax_s(k)_s v_s], the softmax along time in each feature.
+
+    Zhai et al. 2021, arXiv:2105.14103, Eq. 5. Maps (B, T, D) to (B, T, D).
 
     Args:
-        gate: query nonlinearity, "sigmoid" as in the paper, another of ``functional.sums.gates.GATES``, or None for no query (Table 12).
+        gate: nonlinearity sigma of the query. "sigmoid" (default) is the paper's; others are "tanh", "relu", "silu",
+            "gelu", "softplus" and "identity". None removes the query (Table 12).
 
-    Parameters: q_proj, k_proj, v_proj, out_proj. Time and memory O(T D); the streaming state is three vectors.
+    Parameters: q_proj, k_proj, v_proj, out_proj. Time and memory O(T D). The streaming state is three vectors of D
+    numbers.
+
+    Raises:
+        MixerError: if ``gate`` is unknown.
     """
 
     supports_causal = supports_streaming = supports_context = True
@@ -78,7 +59,7 @@ class AFTSimple(Mixer):
         add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.aft_simple`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.aft_simple`` for this input: (positional, keyword)."""
         keys = x if context is None else context
         args = queries(self, x), self.k_proj(keys), self.v_proj(keys)
         return args, {"causal": self.causal, "key_mask": key_mask, "gate": self.gate}
@@ -110,36 +91,55 @@ class AFTSimple(Mixer):
 
 
 class PairBiased(Mixer):
-    """AFT with a learned bias w_ts per pair of positions: what AFT-full and AFT-local share."""
+    """AFT with a learned bias w_ts per pair of positions; the base class of AFT-full and AFT-local."""
 
     bias: PairBias
 
     def resize(self, max_len: int, max_context_len: int | None = None) -> None:
-        """Interpolate the bias to another number of positions; a window stays as it is."""
+        """Interpolate the bias to ``max_len`` positions of queries and ``max_context_len`` of keys.
+
+        A window keeps its size.
+        """
         self.max_len, self.max_context_len = max_len, max_context_len or max_len
         self.bias.resize(self.max_len, self.max_context_len)
 
     def resize_grid(self, old: tuple[int, int], new: tuple[int, int], prefix: int) -> None:
-        """Interpolate the bias as images: ``prefix`` tokens stay, a grid of patches gets other sizes."""
+        """Interpolate the bias as images.
+
+        The biases of the ``prefix`` tokens stay; the grid of patches changes from size ``old`` to size ``new``.
+        """
         self.bias.resize_grid(old, new, prefix)
         self.max_len = self.max_context_len = prefix + prod(new)
 
     def pair_log_weights(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return w_ts for queries at positions (B, T) and keys at positions (B, S), float64 (B, T, S); -inf where the mixer attends no such pair."""
+        """Return w_ts for queries at positions (B, T) and keys at positions (B, S).
+
+        Returns:
+            (B, T, S) in float64; -inf for pairs that the mixer does not attend.
+        """
         w = self.bias.table(queries, keys)
         return w.masked_fill(keys[:, None] > queries[:, :, None], -torch.inf) if self.causal else w
 
 
 class AFTFull(PairBiased):
-    """y_t = W_o [sigma(q_t) * sum_s exp(k_s + w_ts) v_s / sum_s exp(k_s + w_ts)] with a learned bias per pair of positions (Eq. 2).
+    """AFT-full: y_t = W_o [sigma(q_t) * sum_s exp(k_s + w_ts) v_s / sum_s exp(k_s + w_ts)].
+
+    w is a learned bias per pair of positions. Zhai et al. 2021, arXiv:2105.14103, Eq. 2. Maps (B, T, D) to (B, T, D).
 
     Args:
-        max_len: positions the bias covers; ``max_context_len`` of the keys where they come from a context.
-        rank: the bias is u v^T with factors of this rank, 2 max_len rank parameters; None: a plain (max_len, max_len) table.
-        init_std: u, v (or w) ~ N(0, init_std); the paper's N(0, 10^-2) leaves open whether that is the variance, we take 0.01 as the deviation.
+        max_len: number of query positions that the bias covers, in tokens.
+        max_context_len: number of key positions that it covers, where keys come from a context; None: ``max_len``.
+        rank: w = u v^T with factors of this rank and 2 max_len rank parameters. Default 64. None: a plain (max_len,
+            max_len) table.
+        init_std: standard deviation of the entries of u and v (or of w) at the start. The paper's N(0, 10^-2) does not
+            say whether that is the variance; we take 0.01, the default, as the deviation.
         gate: as in AFTSimple.
 
-    Time O(T^2 D), memory O(T D) with factors. The streaming state is the history of keys and values.
+    Parameters: q_proj, k_proj, v_proj, out_proj, bias. Time O(T^2 D), memory O(T D) with factors. The streaming state
+    is the history of keys and values.
+
+    Raises:
+        MixerError: if an option is out of its range, or a sequence is longer than ``max_len``.
     """
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
@@ -175,7 +175,7 @@ class AFTFull(PairBiased):
         self.bias = PairBias(max_len, max_context_len or max_len, rank=rank, init_std=init_std, owner=type(self).__name__)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.aft_full`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.aft_full`` for this input: (positional, keyword)."""
         keys = x if context is None else context
         w = self.bias.between(x, context, positions, key_mask)
         args = queries(self, x), self.k_proj(keys), self.v_proj(keys), w
@@ -220,14 +220,22 @@ class AFTFull(PairBiased):
 
 
 class AFTLocal(PairBiased):
-    """AFT-full whose bias is learned for |t - s| < window only and 0 elsewhere; every key still counts (Eq. 4).
+    """AFT-local: AFT-full with a bias that is learned for |t - s| < window and is 0 elsewhere.
+
+    Every key still counts. Zhai et al. 2021, arXiv:2105.14103, Eq. 4. Maps (B, T, D) to (B, T, D).
 
     Args:
-        window: s of the paper: the band holds 2 window - 1 positions, window when causal. 0 is AFT-simple and has no bias to learn, window >= T is AFT-full.
-        outside: "zero", or "none" to attend nothing outside of the window.
+        window: s of the paper, in tokens: the bias covers 2 window - 1 positions, or window when causal. 0 is
+            AFT-simple, without a bias to learn; window >= T is AFT-full.
+        outside: "zero" (default) gives tokens outside of the window a bias of 0; "none" does not attend them.
         max_len, max_context_len, rank, init_std, gate: as in AFTFull.
 
-    Time O(T window D). The streaming state is the last window - 1 tokens and three vectors.
+    Parameters: as in AFTFull; no bias with ``window=0``. Time O(T window D). The streaming state is the last window - 1
+    tokens and three vectors of D numbers.
+
+    Raises:
+        MixerError: if an option is out of its range, if ``outside="none"`` comes with ``window=0``, or if a sequence is
+            longer than ``max_len``.
     """
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
@@ -263,13 +271,13 @@ class AFTLocal(PairBiased):
         self.bias = PairBias(max_len, max_context_len or max_len, rank=rank, init_std=init_std, empty=window == 0, owner=type(self).__name__)
 
     def pair_log_weights(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return w_ts as ``PairBiased`` does; outside of the window 0, or -inf with outside="none"."""
+        """Return w_ts like ``PairBiased``; outside of the window it is 0, or -inf with ``outside="none"``."""
         w = super().pair_log_weights(queries, keys)
         far = (keys[:, None] - queries[:, :, None]).abs() >= self.window
         return w.masked_fill(far & w.isfinite(), -torch.inf if self.outside == "none" else 0.0)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.aft_local`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.aft_local`` for this input: (positional, keyword)."""
         keys = x if context is None else context
         w = self.bias.between(x, context, positions, key_mask)
         args = queries(self, x), self.k_proj(keys), self.v_proj(keys), w
@@ -284,7 +292,8 @@ class AFTLocal(PairBiased):
     def mixing_cost(self, T):
         D, s = self.dim, self.window
         ring = max(s - 1, 0)
-        block = 8 << max(0, (ring - 1).bit_length() - 3)  # the band is computed in blocks of 8, 16, 32 ... that hold the window
+        # the band is computed in blocks of 8, 16, 32 ... tokens that hold the window
+        block = 8 << max(0, (ring - 1).bit_length() - 3)
         kept = 28 if s == 0 else 64 + 24 * block if self.outside == "none" else 108
         return MixingCost(flops=4 * T * D * max(2 * s, 1), counted=None, activations=kept * T * D + 24 * block * T, state=ring * (8 * D + 9) + 24 * D + 8)
 
@@ -309,7 +318,7 @@ class AFTLocal(PairBiased):
         return self.out_proj(y), state._replace(position=next_position)
 
     def _read(self, x, history, positions):
-        """Queries over a context, whose keys all stand in the state."""
+        """Mix queries with a context, all keys of which are in the state."""
         near = (history.positions[:, None] - positions[:, :, None]).abs() < self.window
         w = torch.where(near, self.bias.table(positions, history.positions), 0.0)
         mask = near if self.outside == "none" else None

@@ -1,4 +1,4 @@
-"""AFT-conv (Zhai et al. 2021, Eq. 6) as a layer, in one, two and three dimensions."""
+"""AFT-conv (Zhai et al. 2021, arXiv:2105.14103, Eq. 6) as a layer, in one, two and three dimensions."""
 
 from __future__ import annotations
 
@@ -15,18 +15,32 @@ from .parts.shared import ring_chunk
 
 
 class AFTConv(Mixer):
-    """y_t = W_o [sigma(q_t) * sum_s exp(k_s^i + w^i_{s-t}) v_s / sum_s exp(k_s^i + w^i_{s-t})] in head i of h (Eq. 6).
+    """AFT-conv: AFT with a bias that is one convolution filter per head.
+
+    y_t = W_o [sigma(q_t) * sum_s exp(k_s^i + w^i_{s-t}) v_s / sum_s exp(k_s^i + w^i_{s-t})] in head i of h. Zhai et al.
+    2021, arXiv:2105.14103, Eq. 6. Maps (B, T, D) to (B, T, D).
 
     Args:
-        heads: h; divides dim. There is one key per head and one filter per head, shared by the head's dim / h channels.
-        kernel_size: s, the number of taps along each axis, odd.
-        ndim: 1 for sequences (causal or not), 2 or 3 for grids given at call time.
-        reparam: w^i = gamma^i (raw^i - mean) / std + beta^i as in the paper, gamma and beta starting at 0; False: w is the raw filter, N(0, init_std).
-        outside: "zero", or "none" to attend nothing outside of the kernel.
+        heads: h; must divide dim. Each head has one key and one filter, which its dim / h channels share.
+        kernel_size: s, the number of taps along each axis; odd.
+        ndim: 1 (default) for sequences, causal or not; 2 or 3 for grids, whose size is given at call time.
+        reparam: True (default): w^i = gamma^i (raw^i - mean) / std + beta^i as in the paper, gamma and beta starting at
+            0; False: w is the raw filter.
+        init_std: standard deviation of the raw filter at the start, 0.02 by default; used with ``reparam=False`` only,
+            otherwise it is 1.
+        outside: "zero" (default) gives tokens outside of the kernel a bias of 0; "none" does not attend them.
         gate: as in AFTSimple.
 
-    With ``reparam`` it starts as AFT-simple with a key per head, and raw receives no gradient until gamma has moved. The paper leaves the estimator
-    open: std is the population deviation plus 1e-5, so that a kernel of one tap is defined. The causal form is ours; the paper has none.
+    With ``reparam`` the mixer starts as AFT-simple with one key per head, and raw receives no gradient until gamma has
+    moved.
+
+    Parameters: q_proj, k_proj (dim -> h), v_proj, out_proj, raw (h, s, ...), gamma (h), beta (h). Time O(T s D).
+
+    Deviations: the paper does not define the estimator of std; we use the population deviation plus 1e-5, so that a
+    kernel of one tap is defined. The causal form is ours.
+
+    Raises:
+        MixerError: if an option is out of its range, or if the grid does not have ``ndim`` axes.
     """
 
     supports_causal = supports_streaming = supports_grid = True
@@ -69,7 +83,7 @@ class AFTConv(Mixer):
 
     @property
     def capabilities(self):
-        """A causal sequence has no grid; grids of two and more axes have no stream."""
+        """Return the features of this instance: the causal form takes no grid, and grids do not stream."""
         base = super().capabilities
         return type(base)(**{**vars(base), "grid": not self.causal})
 
@@ -80,7 +94,7 @@ class AFTConv(Mixer):
             nn.init.zeros_(self.beta)
 
     def kernel(self) -> Tensor:
-        """The log-weights (h, s, ...) in use."""
+        """Return the log-weights (h, s, ...) in use."""
         if self.gamma is None or self.beta is None:
             return self.raw
         flat = self.raw.flatten(1)
@@ -89,7 +103,7 @@ class AFTConv(Mixer):
         return (self.gamma[:, None] * centred / deviation + self.beta[:, None]).view_as(self.raw)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.aft_conv`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.aft_conv`` for this input: (positional, keyword)."""
         if self.causal and grid is not None:
             self.refuse(f"was built with causal=True and mixes a sequence, got grid={grid}")
         if grid is None and self.ndim > 1:
@@ -107,7 +121,7 @@ class AFTConv(Mixer):
     def mixing_cost(self, T):
         D, h, ring = self.dim, self.heads, self.kernel_size - 1
         flops = 2 * (self.raw[0].numel() + 1) * T * (D + h)
-        kept = 60 * T * D + (16 * h * T * T if self.ndim > 1 else 240 * h * T)  # grids are weighed as dense pairs
+        kept = 60 * T * D + (16 * h * T * T if self.ndim > 1 else 240 * h * T)  # grids are computed as dense pairs
         return MixingCost(flops=flops, counted=None, activations=kept, state=ring * (4 * D + 4 * h + 9) + 8 * (D + 2 * h) + 8)
 
     def empty_state(self, batch_size, *, device, dtype):

@@ -1,4 +1,4 @@
-"""Softmax multi-head attention: the baseline every mixer is compared with."""
+"""Softmax multi-head attention, the baseline of every comparison."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ NORMS: dict[str, Any] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 @register_state
 class AttentionState(NamedTuple):
-    """Keys and values so far (B, kv_heads, S, e), 0 where they may not be attended; which may be (B, S); the next position (B,)."""
+    """Every key and value so far.
+
+    keys, values (B, kv_heads, S, e), 0 where they may not be attended; valid (B, S) bool, True = may be attended;
+    position (B,), the next one.
+    """
 
     keys: Tensor
     values: Tensor
@@ -35,18 +39,29 @@ class AttentionState(NamedTuple):
 class Attention(Mixer):
     """Multi-head softmax attention (Vaswani et al. 2017), with grouped keys (Ainslie et al. 2023).
 
-    y_t = W_o [softmax_s(q_t . k_s / sqrt(e)) v_s] in each of ``heads`` heads of width e = ``head_dim``; the heads share ``kv_heads`` keys and values.
+    y_t = W_o [softmax_s(q_t . k_s / sqrt(e)) v_s] in each of ``heads`` heads of width e = ``head_dim``; the heads share
+    ``kv_heads`` keys and values. Vaswani et al., arXiv:1706.03762. Maps (B, T, D) to (B, T, D).
 
     Args:
-        heads: number of query heads; divides dim where head_dim is not given.
-        kv_heads: number of key/value heads; divides heads. Default: heads.
-        head_dim: width of a head. Default: dim / heads.
-        positions: None; {"name": "learned"}: a learned vector per position is added to the input of the query and key projections; or {"name": "rotary"} with
-            options of ``RotaryPositions``: queries and keys are turned by angles that grow with their position. Over a context, each side by its own.
-        qk_norm: queries and keys are normalised head by head before they are turned: "layer" (Dehghani et al. 2023, arXiv 2302.05442) or "rms" (Qwen3, Yang
-            et al. 2025, arXiv 2505.09388); the weights, e of each kind, are shared by the heads. It bounds the logits. Default: not at all.
-        norm_eps: of these norms.
-        scale: factor on the logits, default 1 / sqrt(e).
+        heads: number of query heads, 8 by default; must divide dim unless head_dim is given.
+        kv_heads: number of key and value heads; must divide heads. None: heads.
+        head_dim: number of features per head. None: dim / heads.
+        positions: None (default): no position embedding. {"name": "learned"}: a learned vector per position is added to
+            the input of the query and key projections. {"name": "rotary"} with options of ``RotaryPositions``: queries
+            and keys are rotated by angles that grow with their positions. Over a context, each side uses its own
+            positions.
+        max_len: number of learned positions; required for them and ignored otherwise.
+        qk_norm: normalisation of queries and keys in each head, before they are rotated; it bounds the logits. "layer"
+            (Dehghani et al. 2023, arXiv 2302.05442) or "rms" (Qwen3, Yang et al. 2025, arXiv 2505.09388); the heads
+            share the weights, e of each kind. None (default): no normalisation.
+        norm_eps: added to the variance in these norms, 1e-6 by default.
+        scale: factor on the logits. None: 1 / sqrt(e).
+
+    Parameters: q_proj, k_proj, v_proj, out_proj; q_norm and k_norm with ``qk_norm``; the table of learned positions.
+    Time O(T^2 D), memory O(T D). The streaming state is the history of keys and values.
+
+    Raises:
+        MixerError: if an option is out of its range or the position spec is unknown.
     """
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
@@ -96,20 +111,20 @@ class Attention(Mixer):
     def _build_positions(self, spec: dict[str, Any]) -> LearnedPositions | RotaryPositions:
         kinds: dict[str, Any] = {"learned": LearnedPositions, "rotary": RotaryPositions}
         if not isinstance(spec, dict) or not isinstance(spec.get("name"), str) or spec["name"] not in kinds:
-            self.refuse(f'positions={spec!r} is unknown; this version knows None, {{"name": "learned"}} and {{"name": "rotary"}}')
+            self.refuse(f'positions={spec!r} is unknown; choose None, {{"name": "learned"}} or {{"name": "rotary"}}')
         kind, options = kinds[spec["name"]], {option: value for option, value in spec.items() if option != "name"}
         known = [p for p in inspect.signature(kind).parameters if p not in ("dim", "head_dim", "max_len")]
         if not set(options) <= set(known):
-            self.refuse(f"positions={spec!r}: {spec['name']} positions know the options {', '.join(known)}")
+            self.refuse(f"positions={spec!r}: the options of {spec['name']} positions are {', '.join(known)}")
         if kind is LearnedPositions and self.max_len is None:
-            self.refuse("learned positions need max_len")
+            self.refuse("learned positions need max_len, the number of positions")
         try:
             return kind(self.head_dim, **options) if kind is RotaryPositions else kind(self.dim, max_len=self.max_len, **options)
         except MixerError as why:
             self.refuse(f"positions={spec!r} with dim={self.dim} and head_dim={self.head_dim}: {str(why).rstrip('.')}")
 
     def resize(self, max_len: int) -> None:
-        """Change the number of learned positions, interpolating the table."""
+        """Interpolate the table of learned positions to ``max_len`` positions."""
         if not isinstance(self.positions, LearnedPositions):
             self.refuse("has no parameters per position; nothing to resize")
         self.positions.resize(max_len)
@@ -131,7 +146,7 @@ class Attention(Mixer):
         return self.positions(positions, *tensors) if isinstance(self.positions, RotaryPositions) else tensors
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.attention`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.attention`` for this input: (positional, keyword)."""
         keys = x if context is None else context
         query_positions = positions if positions is not None else token_positions(x, key_mask if context is None else None)
         key_positions = query_positions if context is None else token_positions(keys, key_mask)
@@ -149,9 +164,10 @@ class Attention(Mixer):
     def mixing_cost(self, T):
         wide, width = self.q_proj.out_features, self.k_proj.out_features
         counted, turning = 4 * T * T * wide, self.positions.rotary_dim if isinstance(self.positions, RotaryPositions) else 0
-        kept = 4 * (2 * wide + 4 * width) * T + 4 * wide * T + 4 * turning * T  # the fused kernel keeps its inputs and its output, not the T x T weights
+        # the fused kernel keeps its inputs and its output, not the T x T weights
+        kept = 4 * (2 * wide + 4 * width) * T + 4 * wide * T + 4 * turning * T
         normed = 0 if self.q_norm is None else wide + width
-        kept += 4 * normed * T  # what the norms took in
+        kept += 4 * normed * T  # the inputs of the norms
         flops = counted + 3 * turning * (self.heads + self.kv_heads) * T + 5 * normed * T
         return MixingCost(flops=flops, counted=counted, activations=kept, state=(8 * width + 1) * T + 8)
 
@@ -172,7 +188,7 @@ class Attention(Mixer):
         return AttentionState(keys.contiguous(), values.contiguous(), valid, torch.zeros(valid.shape[0], dtype=torch.long, device=valid.device))
 
     def _to_keep(self, keys: Tensor, values: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """As a state holds them: head by head, 0 where masked, whatever stood there."""
+        """Return keys and values as a state holds them: by head, and 0 where they are masked."""
         return by_head(kept(keys, key_mask), self.kv_heads), by_head(kept(values, key_mask), self.kv_heads)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
@@ -188,6 +204,7 @@ class Attention(Mixer):
             valid = torch.cat([valid, alive(x, key_mask)], 1)
         else:
             (q,) = self._rotated(query_positions, self._queries(inputs))
-        mask = None if self.causal and key_mask is None and fresh else valid  # a fresh prefill needs none, and then runs fused
+        # the first chunk needs no mask, and without one it runs fused
+        mask = None if self.causal and key_mask is None and fresh else valid
         y = attention_by_head(by_head(q, self.heads), keys.to(q.dtype), values.to(q.dtype), scale=self.scale, causal=self.causal, key_mask=mask)
         return self.out_proj(y), AttentionState(keys, values, valid, next_position)

@@ -23,11 +23,11 @@ from .parts.shared import alive, check_positions, has_holes, in_pieces, largest_
 
 @register_state
 class AxialState(NamedTuple):
-    """What the line at hand and the lines above need.
+    """What later tokens need of the current line and of the lines above.
 
-    row: q, k, v of the row stage and k, v of the inner stage for the last ``width`` tokens, (B, width, 5 D).
-    column: k, v of the column stage for ``width`` tokens that are not there and all tokens so far, (B, width + S, 2 D); the last are of unfinished rows.
-    live, places: (B, width + S). position: the next one (B,).
+    row (B, width, 5 D): q, k, v of the row stage and k, v of the inner stage for the last ``width`` tokens. column (B,
+    width + S, 2 D): k, v of the column stage for ``width`` missing tokens and all S tokens so far; the last ``width``
+    belong to unfinished lines. valid, positions (B, width + S). position (B,): the next one.
     """
 
     row: Tensor
@@ -38,19 +38,32 @@ class AxialState(NamedTuple):
 
 
 class Axial(Mixer):
-    """Attention along the lines of a grid, one axis after the other (Ho et al. 2019, Sec. 3).
+    """Axial attention: softmax attention along the lines of a grid, one axis after the other.
+
+    Ho et al. 2019, arXiv:1912.12180, Sec. 3. Maps (B, T, D) to (B, T, D).
 
     Args:
-        heads: divides dim.
-        ndim: axes of the grid, 2 or 3.
-        width: tokens in a line, where tokens come as a sequence in raster order (ndim=2), causal or not; None: the grid is given at call time.
-        order: the axes in the order in which they are attended along; default the last first: along rows, then along columns.
-        combine: "sequence": each later stage has projections of its own of what the one before gave, as the stacked layers of the paper have;
-            "sum": one attention per axis from projections of x, added.
+        heads: number of heads, 8 by default; must divide dim.
+        ndim: number of axes of the grid, 2 (default) or 3.
+        width: tokens per line, 16 by default, where tokens come as a sequence in raster order (ndim=2), causal or not.
+            None: the size of the grid is given at call time.
+        order: the axes in the order in which they are attended along. None: the last axis first, so along rows and then
+            along columns.
+        combine: "sequence" (default): each later stage projects the output of the stage before, like the stacked layers
+            of the paper. "sum": one attention per axis on projections of x, added up.
 
-    Causal: y = W_o [A_column(q_column; k, v of h) over the lines above + A_inner along the line up to the token], h = A_row over whole lines. The paper
-    shifts what the columns give down by one row and lets it pass through the masked row attention; here the query below asks the column itself, so that
-    a missing token of the line above hides nothing of its column. Prefix tokens attend all tokens and are attended by all in each stage.
+    Causal: y = W_o [A_column(q_column; k, v of h) over the lines above + A_inner along the line up to the token], h =
+    A_row over whole lines. Prefix tokens attend all tokens, and all tokens attend them, in each stage.
+
+    Deviations: in the causal form the paper shifts the outputs of the columns down by one row and passes them through
+    masked row attention; here the query in the line below attends the column itself, so that a missing token in the
+    line above hides nothing of its column.
+
+    Parameters: q_proj, k_proj, v_proj, stage_2 and stage_3 for the later stages, out_proj. Time O(T (H + W) D).
+
+    Raises:
+        MixerError: if an option is out of its range, or if the form is causal without raster order, rows first and
+            ``combine="sequence"``.
     """
 
     supports_causal = supports_streaming = supports_grid = True
@@ -92,24 +105,24 @@ class Axial(Mixer):
         if order is not None and axes not in [list(each) for each in permutations(range(ndim))]:
             self.refuse(f"order must name each of the ndim={ndim} axes once, got {order!r}")
         if width is not None and ndim != 2:
-            self.refuse(f"width goes with ndim=2, got width={width!r}, ndim={ndim}; width=None takes a grid at call time")
+            self.refuse(f"width needs ndim=2, got width={width!r}, ndim={ndim}; with width=None the grid is given at call time")
         if width is not None:
             at_least(self, 1, width=width)
         if self.causal and (width is None or combine == "sum" or axes not in (None, [1, 0])):
-            self.refuse(f"causal=True exists in raster order, with a width, rows first and combine='sequence'; got {width=}, {order=}, {combine=}")
+            self.refuse(f"causal=True needs a width, rows first and combine='sequence'; got {width=}, {order=}, {combine=}")
 
     @property
     def capabilities(self):
-        """Grids are taken where no width was fixed."""
+        """Return the features of this instance: it takes a grid if no width was given."""
         return replace(super().capabilities, grid=self.width is None)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.axial`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.axial`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask, rising=self.causal)
         if grid is not None and self.width is not None:
             self.refuse(f"was built with width={self.width} and mixes a sequence in raster order, got grid={tuple(grid)}")
         if self.width is None and (grid is None or len(grid) != self.ndim):
-            self.refuse(f"was built with ndim={self.ndim} and no width and needs grid=, the {self.ndim} sizes of the token grid, got grid={grid}")
+            self.refuse(f"was built without width and needs grid=, the {self.ndim} sizes of the token grid, got grid={grid}")
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self._later(x)
         place = {"width": self.width, "grid": grid, "prefix": prefix, "positions": positions}
         starts = None if self.width is None else row_starts(key_mask, positions)
@@ -117,7 +130,7 @@ class Axial(Mixer):
         return args, {**pattern, **place, "starts": starts, "causal": self.causal, "key_mask": key_mask}
 
     def _later(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Weights and biases of the stages after the first."""
+        """Return the weights and biases of the stages after the first."""
         maps = [self.read(self.get_submodule(f"stage_{n + 2}"), x) for n in range(self.stages)]
         return tuple(a for weight, *bias in maps for a in (weight, bias[0] if bias else x.new_zeros(len(weight))))
 
@@ -126,7 +139,7 @@ class Axial(Mixer):
         return self.out_proj(F.axial(*args, **options))
 
     def mixing_cost(self, T):
-        """On a grid given at call time: of one that is as long as it is wide."""
+        """Compute the cost per row; a grid given at call time counts as a square or cube."""
         D, side = self.dim, max(1, round(T ** (1 / self.ndim)))
         sides = [side] * self.ndim if self.width is None else [-(-T // self.width), self.width]
         tokens = T if self.width is None else sides[0] * sides[1]
@@ -179,8 +192,11 @@ class Axial(Mixer):
         return above + inner, AxialState(recent[:, -self.width :], column, key_valid, key_positions, state.position)
 
     def _finished(self, state: AxialState, column: Tensor) -> Tensor:
-        """The column stage's keys and values of the recent tokens: anew for those of the last row, as kept for those of rows that ended before it."""
-        width: Any = self.width  # causal: there is one
+        """Return the column stage's keys and values of the recent tokens.
+
+        Those of the last line are new; those of lines that ended before it are taken from the state.
+        """
+        width: Any = self.width  # the causal form has a width
         row = torch.div(state.positions[:, -width:], width, rounding_mode="floor")
         kept = torch.where((row == row[:, -1:])[..., None], column[:, :width].to(state.column.dtype), state.column[:, -width:])
         return torch.cat([kept, column[:, width:].to(kept.dtype)], 1)

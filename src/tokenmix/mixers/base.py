@@ -1,6 +1,6 @@
-"""The contract every mixer keeps: checks first, then the mixer's own ``mix`` or ``mix_chunk``.
+"""The base class of all mixers: it checks the inputs, then calls the mixer's own ``mix`` or ``mix_chunk``.
 
-Shapes: B batch, T queries, S keys, L chunk length, D features. Masks are boolean, True = may be attended.
+Shapes: B batch, T queries, S keys, L chunk length, D features. Masks are boolean; True means may be attended.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .state import chunk_positions as chunk_positions
 from .state import register_state as register_state
 from .state import token_positions as token_positions
 
-_CONTEXT = object()  # in the place of a state: make one of a context
-SHORT = 6  # packed sequences of up to two to this many tokens are alike
+_CONTEXT = object()  # passed as state: x is a context, and its state is wanted
+SHORT = 6  # packed sequences of up to 2 ** SHORT tokens are padded together
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What one built mixer can do; every field is proven both ways by the contract suite."""
+    """The features that one mixer instance supports; the contract suite proves each field both ways."""
 
     causal: bool
     streaming: bool
@@ -45,15 +45,18 @@ class Capabilities:
 
 
 class Mixer(InputChecks, metaclass=Checked):
-    """A token mixer: (B, T, D) in, (B, T, D) out, standing where multi-head attention stands.
+    """A token mixer: it maps (B, T, D) to (B, T, D), in the place of multi-head attention.
 
     Args:
         dim: number of features D.
-        causal: query t attends keys 0..t only. Fixed here, because state and bias shapes depend on it.
-        max_len: longest sequence where the mixer has parameters per position, else None.
+        causal: query t attends keys 0..t only. Fixed at construction, because shapes of states and biases depend on it.
+        max_len: the longest sequence in tokens, for mixers with parameters per position; otherwise None.
+
+    Subclasses add keyword-only options. ``qkv_bias`` and ``out_bias`` say whether the input projections and
+    ``out_proj`` have biases; both are True by default.
 
     Raises:
-        MixerError: on any input or option the mixer cannot honour; the message names what would work.
+        MixerError: on any input or option that the mixer does not support; the message names what works.
     """
 
     def __init__(self, dim: int, *, causal: bool = False, max_len: int | None = None):
@@ -70,7 +73,7 @@ class Mixer(InputChecks, metaclass=Checked):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this instance can do: the class's best, narrowed by the options it was built with."""
+        """Return the features of this instance: those of its class, narrowed by its options."""
         return Capabilities(
             causal=self.causal,
             streaming=self.supports_streaming and self.causal,
@@ -82,11 +85,18 @@ class Mixer(InputChecks, metaclass=Checked):
 
     @property
     def keeps_context(self) -> bool:
-        """Whether ``init_state(context=...)`` is there: keys and values of a context, or their sums, projected once for all queries to come."""
+        """Return whether ``init_state(context=...)`` is supported.
+
+        It projects the keys and values of a context, or their sums, once for all later queries.
+        """
         return self.capabilities.context and self.supports_streaming
 
     def cost(self, T: int, batch: int = 1) -> Cost:
-        """What one forward pass over (batch, T, dim) takes: FLOPs, parameters, bytes kept for backward, bytes of state after T tokens."""
+        """Compute the cost of one forward pass over (batch, T, dim).
+
+        Returns:
+            FLOPs, parameters, bytes kept for the backward pass, and bytes of the streaming state after T tokens.
+        """
         if not isinstance(T, int) or T < 1 or not isinstance(batch, int) or batch < 1:
             self.refuse(f"cost expects T and batch as positive integers, got T={T!r}, batch={batch!r}")
         if (self.max_len or T) < T:
@@ -96,16 +106,25 @@ class Mixer(InputChecks, metaclass=Checked):
         return Cost(batch * self.projection_flops(T), batch * mixing.flops, each, batch * mixing.activations, batch * state)
 
     def projection_flops(self, T: int) -> int:
-        """FLOPs per row of the maps that act on each token alone; by default every Linear of the mixer, once per token."""
+        """Compute the FLOPs per row of the maps that act on each token alone.
+
+        By default, each Linear once per token.
+        """
         return sum(2 * T * m.in_features * m.out_features for m in self.modules() if isinstance(m, nn.Linear))
 
     def mixing_cost(self, T: int) -> MixingCost:
-        """What joining T tokens takes per row, beside the projections; what a mixer with a cost formula writes."""
+        """Compute the cost per row of mixing T tokens, without the projections.
+
+        Mixers with a cost formula override this.
+        """
         self.refuse("declares no cost; write mixing_cost(T)")
 
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
-        """The largest |logit| among arguments of the functional form, where logits are dot products: their rounding decides how exact float32 can be."""
+        """Return the largest |logit| for these arguments of the functional form, where logits are dot products.
+
+        Their rounding limits the accuracy of float32; 0 means that there is no such limit.
+        """
         return 0.0
 
     def waived(self) -> dict[str, str]:
@@ -113,20 +132,26 @@ class Mixer(InputChecks, metaclass=Checked):
         return dict(self.waivers)
 
     def refuse(self, why: str) -> NoReturn:
-        """Raise the one error of the contract, in this mixer's name."""
+        """Raise ``MixerError`` in the name of this mixer."""
         raise MixerError(f"{type(self).__name__}: {why}.")
 
     def reset_parameters(self) -> None:
-        """Initialise again, drawing from the generator in the same order as construction does."""
+        """Initialise all parameters again, drawing random numbers in the same order as construction does."""
         for child in self.children():
             child.reset_parameters()  # type: ignore[operator]  # every child of a mixer is a Linear or one of ours
         self.init_parameters()
 
     def init_parameters(self) -> None:
-        """Initialise the parameters the mixer owns itself; called last by ``__init__`` and ``reset_parameters``."""
+        """Initialise the parameters that the mixer itself owns.
+
+        ``__init__`` and ``reset_parameters`` call this last.
+        """
 
     def start_copies(self) -> None:
-        """Make parameters that start as copies of others equal to them; whoever draws those others anew, as a model does, calls this after."""
+        """Copy the initial values of those parameters that start as copies of others.
+
+        Code that re-initialises the originals, as a model does, must call this afterwards.
+        """
 
     def forward(
         self,
@@ -143,19 +168,24 @@ class Mixer(InputChecks, metaclass=Checked):
         """Mix x (B, T, D) with itself or with ``context`` (B, S, D).
 
         Args:
-            positions: (B, T) integers, the position of each token of x. Default: index minus the index of the first True of the row's key mask; over a
-                context, where the mask is the context's, the index.
+            positions: (B, T) integers, the position of each token of x. Default: the token's index minus the index of
+                the first True of the row's key mask; over a context, whose mask belongs to the context, the index.
             key_mask: (B, S) bool, True = this key may be attended.
-            attn_mask: (T, S) or (B, T, S) bool, for mixers that weigh pairs; all masks are ANDed.
-            grid: (H, W) or (D, H, W) of the tokens after the first ``prefix`` ones, for mixers on grids.
-            prefix: leading tokens outside the grid (class token, registers).
-            state: given by ``extend`` and ``init_state``, whose calls take this way too, so that hooks see them; they then return what those do.
+            attn_mask: (T, S) or (B, T, S) bool, for mixers that weight pairs of tokens; all masks are ANDed.
+            grid: (H, W) or (D, H, W), the size of the grid that the tokens after the first ``prefix`` ones form, for
+                mixers on grids.
+            prefix: number of leading tokens outside of the grid, such as a class token and registers.
+            state: for internal use. ``extend`` and ``init_state`` call ``forward`` with it, so that module hooks see
+                those calls too; the result is then theirs.
 
         Returns:
             (B, T, D). A query with nothing to attend gives ``out_proj(0)``; outputs at masked positions are finite.
+
+        Raises:
+            MixerError: if an input has a wrong shape, dtype, device or value, or needs a feature that this mixer lacks.
         """
         if state is not None:
-            return self._stream(x, state, positions, key_mask)  # type: ignore[return-value]  # for extend and init_state alone
+            return self._stream(x, state, positions, key_mask)  # type: ignore[return-value]  # extend and init_state only
         self._check_devices(x)
         self._check_input(x, "x")
         self._check_context(x, context)
@@ -167,10 +197,18 @@ class Mixer(InputChecks, metaclass=Checked):
         return self.mix(x, context, positions=positions, key_mask=key_mask, attn_mask=attn_mask, grid=grid, prefix=prefix)
 
     def forward_packed(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
-        """Mix sequences stored end to end: x (N, D), cu_seqlens int32 (n + 1,) from 0 to N. Positions restart in each.
+        """Mix sequences that are stored one after the other.
 
-        Sequences of like lengths are mixed together, padded to the longest of them: at most twice the tokens. Not for export or full graphs: how many
-        calls this makes depends on the lengths.
+        Sequences of similar lengths are padded to the longest of them and mixed together, which at most doubles the
+        number of tokens. The number of calls depends on the lengths, so this supports neither export nor
+        ``fullgraph=True``.
+
+        Args:
+            x: (N, D), all tokens. Positions restart at 0 in each sequence.
+            cu_seqlens: (n + 1,) int32, cumulative lengths, rising from 0 to N.
+
+        Returns:
+            (N, D).
         """
         lengths = self._check_packed(x, cu_seqlens)
         if x.shape[0] == 0:
@@ -179,7 +217,7 @@ class Mixer(InputChecks, metaclass=Checked):
         return torch.cat(mixed)[torch.cat(indices).argsort()]
 
     def _mix_group(self, x: Tensor, starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs of the packed sequences of these starts and lengths, and their places in x."""
+        """Mix the packed sequences with these starts and lengths; return the outputs and the tokens' indices in x."""
         steps = torch.arange(int(lengths.max()), device=x.device)
         mask = steps < lengths[:, None]
         indices = (starts[:, None] + steps)[mask]
@@ -196,7 +234,20 @@ class Mixer(InputChecks, metaclass=Checked):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> State:
-        """The state before the first token; with ``context``, the context's projected keys and values (or their sums)."""
+        """Return the state before the first token, or the state over a whole ``context``.
+
+        The state over a context holds its projected keys and values, or their sums.
+
+        Args:
+            batch_size: number of rows B.
+            context: (B, S, D), for mixers built with ``causal=False``.
+            context_mask: (B, S) bool, True = this token of the context may be attended.
+            device: of the state; default: that of the parameters.
+            dtype: of keys and values in the state; default: that of the parameters.
+
+        Raises:
+            MixerError: if the mixer does not stream in this form.
+        """
         if not self.supports_streaming:
             self.refuse("has no streaming form; call forward on the whole sequence")
         if context is None:
@@ -211,17 +262,27 @@ class Mixer(InputChecks, metaclass=Checked):
         return self(context, key_mask=context_mask, state=_CONTEXT)
 
     def extend(self, x: Tensor, state: State, *, positions: Tensor | None = None, key_mask: Tensor | None = None) -> tuple[Tensor, State]:
-        """Mix the next L >= 1 tokens x (B, L, D) with everything before them. Returns the outputs and the new state.
+        """Mix the next L >= 1 tokens x (B, L, D) with all tokens before them.
 
-        ``key_mask`` (B, L) marks padding in this chunk; ``positions`` (B, L) replaces the running counter for this chunk and those after it. A state in
-        other floating point types than this mixer's is converted; a state of another mixer is refused.
+        Args:
+            state: from ``init_state`` or an earlier ``extend``. It is not modified. Its floating point tensors may have
+                another floating point dtype and are then converted.
+            positions: (B, L) integers; they replace the running position for this chunk, and later chunks count on from
+                them.
+            key_mask: (B, L) bool, False marks padding in this chunk.
+
+        Returns:
+            The outputs (B, L, D) and the new state.
+
+        Raises:
+            MixerError: if the state belongs to another mixer, or if an input is not supported.
         """
         if state is None:
             self.refuse("extend needs a state; start with init_state")
         return self(x, positions=positions, key_mask=key_mask, state=state)
 
     def _stream(self, x: Tensor, state: State, positions: Tensor | None, key_mask: Tensor | None) -> Any:
-        """``extend``, or, of a context, the state that ``init_state`` gives."""
+        """Run ``extend``; or, where ``state`` marks x as a context, return the state that ``init_state`` returns."""
         if not self.supports_streaming:
             self.refuse("has no streaming form; call forward on the whole sequence")
         self._check_devices(x)
@@ -234,11 +295,11 @@ class Mixer(InputChecks, metaclass=Checked):
         if x.shape[1] == 0:
             self.refuse("extend needs at least one token, got a chunk of length 0")
         if not self.causal and not self.supports_context:
-            self.refuse("was built with causal=False and streams nothing; build it with causal=True")
+            self.refuse("was built with causal=False and does not stream; build it with causal=True")
         if not torch.compiler.is_compiling():
             state = checked_state(self, x, state)
         if not self.causal and key_mask is not None:
-            self.refuse("over a context, the mask of the keys is given to init_state as context_mask")
+            self.refuse("takes no key_mask when it streams over a context; pass context_mask to init_state")
         self._check_masks(x, x, key_mask, None)
         self._check_positions(x, positions)
         return self.mix_chunk(x, state, positions=positions, key_mask=key_mask)
@@ -255,30 +316,45 @@ class Mixer(InputChecks, metaclass=Checked):
         grid: tuple[int, ...] | None,
         prefix: int,
     ) -> Tensor:
-        """What a new mixer writes: inputs are checked; ``context`` is None for self-mixing."""
+        """Compute the outputs (B, T, D). Every mixer implements this.
+
+        The inputs have been checked; ``context`` is None when x mixes with itself.
+        """
 
     def mix_chunk(self, x: Tensor, state: State, *, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, State]:
-        """And this, if it streams."""
+        """Compute the outputs (B, L, D) of a chunk and the new state. Every mixer that streams implements this.
+
+        The inputs have been checked.
+        """
         raise NotImplementedError
 
     def empty_state(self, batch_size: int, *, device: Any, dtype: torch.dtype) -> State:
-        """The state of a causal mixer that has seen nothing."""
+        """Return the state of a causal mixer before the first token."""
         raise NotImplementedError
 
     def empty_context_state(self, batch_size: int, *, device: Any, dtype: torch.dtype) -> State:
-        """The state over a context without tokens; like ``empty_state`` where nothing else is said."""
+        """Return the state over a context without tokens; by default the same as ``empty_state``."""
         return self.empty_state(batch_size, device=device, dtype=dtype)
 
     def state_lengths(self) -> dict[str, str]:
-        """Of fields of the causal state that grow though they are not empty at first, or not with the tokens: what they grow with, along axis 1."""
+        """Name the state fields whose length along axis 1 does not simply follow the number of tokens.
+
+        Returns:
+            Field name -> the quantity that its length follows; "" for a fixed length. Needed for growing fields that do
+            not start empty or do not grow with the tokens.
+        """
         return {}
 
     def context_state(self, context: Tensor, context_mask: Tensor | None) -> State:
-        """The state of a mixer whose keys and values all come from ``context``."""
+        """Return the state of a mixer whose keys and values all come from ``context``."""
         self.refuse("has no streaming form over a context; call forward(x, context)")
 
     def read(self, child: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
-        """The weights of a child as tensors. It hands them out when called without input, so that hooks, which may fetch them, see that call too."""
+        """Return the weights of a child module as tensors.
+
+        The child is called without input and returns its weights, so that module hooks, which may fetch weights, see
+        the call.
+        """
         given: Any = child() if isinstance(child, HandsOut) else (child.weight, child.bias)
         weights = tuple(a for a in given if a is not None)
         for a in weights:
@@ -288,7 +364,7 @@ class Mixer(InputChecks, metaclass=Checked):
 
 
 def _length_groups(lengths: Tensor) -> Iterator[Tensor]:
-    """Which sequences have some tokens, by the power of two that their length does not exceed."""
+    """Yield the indices of non-empty sequences of similar lengths, grouped by the next power of two."""
     sizes = torch.tensor([max((n - 1).bit_length(), SHORT) if n else -1 for n in lengths.tolist()])
     for size in sizes[sizes >= 0].unique():
         yield (sizes == size).nonzero()[:, 0].to(lengths.device)

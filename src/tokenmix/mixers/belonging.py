@@ -1,4 +1,4 @@
-"""Whether a streaming state belongs to a mixer, and its numbers in the types the mixer keeps them in."""
+"""Checks that a streaming state belongs to a mixer, and conversion of its floating point tensors."""
 
 from __future__ import annotations
 
@@ -11,28 +11,33 @@ _tracing = torch._C._get_tracing_state
 
 
 class Field(NamedTuple):
-    """What one tensor of a state looks like behind its rows; along ``axis``, if there is one, it has ``least`` or more, as all of its ``group``."""
+    """The expected dtype and shape of one tensor of a state, after its batch axis.
+
+    If ``axis`` is not 0, the length along it may vary from ``minimum`` upwards, and is equal for all fields of one
+    ``group``. ``leading`` and ``trailing`` are the sizes before and after ``axis``; without an axis, ``leading`` holds
+    all sizes.
+    """
 
     name: str
     dtype: torch.dtype
-    before: torch.Size
+    leading: torch.Size
     axis: int
-    least: int
+    minimum: int
     group: str
-    behind: torch.Size
+    trailing: torch.Size
 
     def fits(self, shape: torch.Size, lengths: dict[str, int]) -> bool:
-        """Whether a tensor of this shape is such a field, beside others of these lengths."""
+        """Return whether a tensor of this shape matches the field, given the lengths of the groups seen so far."""
         axis = self.axis
         if not axis:
-            return bool(shape) and shape[1:] == self.before
-        if len(shape) <= axis or shape[1:axis] != self.before or shape[axis + 1 :] != self.behind:
+            return bool(shape) and shape[1:] == self.leading
+        if len(shape) <= axis or shape[1:axis] != self.leading or shape[axis + 1 :] != self.trailing:
             return False
-        return self.least <= shape[axis] == lengths.setdefault(self.group, shape[axis])
+        return self.minimum <= shape[axis] == lengths.setdefault(self.group, shape[axis])
 
     def __str__(self) -> str:
-        grows = (f"{self.least} or more" if self.least else self.group,) if self.axis else ()
-        sizes = ", ".join(str(n) for n in ("rows", *self.before, *grows, *self.behind))
+        grows = (f"{self.minimum} or more" if self.minimum else self.group,) if self.axis else ()
+        sizes = ", ".join(str(n) for n in ("rows", *self.leading, *grows, *self.trailing))
         return f"{self.dtype} ({sizes})"
 
 
@@ -44,14 +49,17 @@ class Kind(NamedTuple):
 
 
 class Kinds(dict[torch.dtype, "Kind | None"]):
-    """The kinds a mixer was found to have, by the dtype of its weights; copies and saved files begin anew."""
+    """The ``Kind`` of a mixer's states by the dtype of its weights. Copies and saved files start empty."""
 
     def __reduce__(self) -> Any:
         return Kinds, ()
 
 
 def working_dtype(module: nn.Module) -> torch.dtype | None:
-    """The dtype of the first floating point parameter, or buffer; None without one. Quantised weights say nothing of the numbers between them."""
+    """Return the dtype of the first floating point parameter, or else buffer; None if there is none.
+
+    Quantised weights do not determine the dtype of activations.
+    """
     return _first(module, "_parameters") or _first(module, "_buffers")
 
 
@@ -67,7 +75,11 @@ def _first(module: nn.Module, what: str) -> torch.dtype | None:
 
 
 def checked_state(mixer: Any, x: Tensor, state: Any) -> Any:
-    """The state as ``mixer`` keeps it, for the rows of x: floats of another float type are converted; what is not its own is refused. Runs for every token."""
+    """Return the state as ``mixer`` keeps it for the rows of x.
+
+    Floating point tensors of another floating point dtype are converted; anything else that does not match raises
+    MixerError. This runs for every token, so the common case is checked inline.
+    """
     if _tracing() is not None:
         return state
     dtype, kinds = working_dtype(mixer) or x.dtype, mixer.state_kinds
@@ -79,16 +91,20 @@ def checked_state(mixer: Any, x: Tensor, state: Any) -> Any:
     if kind is None:
         return state
     if type(state) is not kind.type:
-        mixer.refuse(f"expects a state of its own, a {kind.type.__name__} as init_state and extend return it, got a {type(state).__name__}")
+        mixer.refuse(f"expects its own state, a {kind.type.__name__} from init_state or extend, got a {type(state).__name__}")
     rows, on_cpu, device, lengths = x.shape[0], x.is_cpu, x.device, {}  # type: ignore[var-annotated]  # str -> int
-    for (_, dtype, before, axis, least, group, behind), a in zip(kind.fields, state, strict=True):
+    for (_, dtype, leading, axis, minimum, group, trailing), a in zip(kind.fields, state, strict=True):
         try:
             shape = a.shape
             if not axis:
-                fits = shape == (rows, *before)
+                fits = shape == (rows, *leading)
             else:
                 n = shape[axis]
-                fits = shape == (rows, *before, n, *behind) and n >= least and (n == lengths[group] if group in lengths else lengths.setdefault(group, n) == n)
+                fits = (
+                    shape == (rows, *leading, n, *trailing)
+                    and n >= minimum
+                    and (n == lengths[group] if group in lengths else lengths.setdefault(group, n) == n)
+                )
             fits = fits and a.dtype is dtype and (a.is_cpu if on_cpu else a.device == device)
         except (AttributeError, IndexError):
             fits = False
@@ -98,7 +114,7 @@ def checked_state(mixer: Any, x: Tensor, state: Any) -> Any:
 
 
 def _converted(mixer: Any, x: Tensor, state: Any, kind: Kind) -> Any:
-    """The state with its floats converted, or the reason why it cannot be this mixer's."""
+    """Convert the state's floating point tensors, or raise MixerError with the reason why the state does not match."""
     lengths: dict[str, int] = {}
     for field, a in zip(kind.fields, state, strict=True):
         if not isinstance(a, Tensor):
@@ -106,14 +122,15 @@ def _converted(mixer: Any, x: Tensor, state: Any, kind: Kind) -> Any:
         if a.ndim and a.shape[0] != x.shape[0] and field.fits(a.shape, dict(lengths)):
             mixer.refuse(f"the state has {a.shape[0]} rows and x has {x.shape[0]}; pick rows with reorder(state, index)")
         if not (a.dtype is field.dtype or a.is_floating_point() and field.dtype.is_floating_point) or not field.fits(a.shape, lengths):
-            mixer.refuse(f"expects {field.name} of its state as {field}, got {a.dtype} {tuple(a.shape)}; a state belongs to the mixer that made it")
+            got = f"{a.dtype} {tuple(a.shape)}"
+            mixer.refuse(f"expects {field.name} of its state as {field}, got {got}; a state belongs to the mixer that made it")
         if a.device != x.device:
             mixer.refuse(f"expects its state on {x.device}, where x is, got {field.name} on {a.device}")
     return kind.type(*(a.to(field.dtype) for field, a in zip(kind.fields, state, strict=True)))
 
 
 def _kind_of(mixer: Any, dtype: torch.dtype) -> Kind | None:
-    """What the states of the mixer look like, read off one that has seen nothing; None where that does not tell."""
+    """Derive the expected state from the mixer's empty one; return None where that is not possible."""
     try:
         empty = (mixer.empty_state if mixer.causal else mixer.empty_context_state)(1, device="meta", dtype=dtype)
     except NotImplementedError:
@@ -133,8 +150,8 @@ def _kind_of(mixer: Any, dtype: torch.dtype) -> Kind | None:
 
 
 def _grows(mixer: Any) -> bool:
-    """Whether the state of a causal mixer gets longer with the sequence, by its own account."""
+    """Return whether the state of a causal mixer grows with the sequence, according to its cost formula."""
     try:
         return mixer.mixing_cost(1).state != mixer.mixing_cost(1 << 20).state
-    except ValueError:  # a mixer that declares no cost
+    except ValueError:  # the mixer declares no cost
         return True

@@ -19,10 +19,11 @@ from .parts.shared import add_projections, alive, check_positions, largest_relat
 
 @register_state
 class CompressiveState(NamedTuple):
-    """The recent R = memory + rate - 2 tokens and the compressed memory, batch first and of constant size.
+    """The recent R = memory + rate - 2 tokens and the compressed memory. The size is constant.
 
-    keys, values, inputs (B, R, D), live, places (B, R): recent tokens. slot_keys, slot_values (B, n_cm, D), ids (B, n_cm): compressed groups and their
-    numbers, -1 for none. gone (B,): the last group of which a token has left. position (B,): the next one.
+    keys, values, inputs (B, R, D), valid, positions (B, R): the recent tokens. slot_keys, slot_values (B, n_cm, D), ids
+    (B, n_cm): compressed groups and their numbers, -1 for none. gone (B,): the last group of which a token has left the
+    recent ones. position (B,): the next one.
     """
 
     keys: Tensor
@@ -38,17 +39,29 @@ class CompressiveState(NamedTuple):
 
 
 class Compressive(Mixer):
-    """Attention with Transformer-XL's relative positions over recent tokens and over compressed groups of older ones (Rae et al. 2020, Sec. 3).
+    """Relative attention over recent tokens and over compressed groups of older ones.
+
+    Rae et al. 2020, arXiv:1911.05507, Sec. 3, with Transformer-XL's relative positions. Maps (B, T, D) to (B, T, D).
 
     Args:
-        heads: divides dim.
-        memory: n_m, positions that are at least seen token by token, t's own included.
-        compressed: n_cm, groups before those that are seen as one key and value each.
-        rate: c, positions to a group; groups are positions j c .. j c + c - 1, wherever a stream is cut.
-        pool: the compression function f on the layer's inputs: "mean", "max" or "conv" (kernel and stride c, learned).
+        heads: number of heads, 8 by default; must divide dim.
+        memory: n_m, the number of positions that are attended token by token, t's own included; 32 by default. It is
+            the minimum: groups are compressed as a whole.
+        compressed: n_cm, the number of groups before them that are attended as one key and value each; 32 by default.
+        rate: c, positions per group, 4 by default. Groups are positions j c .. j c + c - 1, wherever a stream is cut.
+        pool: compression function f on the inputs of the layer: "mean" (default), "max" or "conv" (learned, kernel and
+            stride c).
 
-    Sees (n_m + c n_cm) positions back with a state of constant size. With ``aux_losses()`` open, forward adds "compressive", the attention reconstruction
-    loss, whose gradient reaches f alone. The bidirectional form, with compressed groups on both sides, is ours.
+    It attends n_m + c n_cm positions back with a state of constant size. Inside of ``aux_losses()``, forward adds
+    "compressive", the attention reconstruction loss; its gradient reaches f only.
+
+    Parameters: the four projections; relative (W_r), content (u), place (v) of the relative positions; squeeze and
+    squeeze_bias with ``pool="conv"``. Time O(T (n_m + c + n_cm) D).
+
+    Deviations: the bidirectional form, with compressed groups on both sides, is ours.
+
+    Raises:
+        MixerError: if an option is out of its range, or if explicit positions do not rise along the row.
     """
 
     supports_causal = supports_streaming = True
@@ -85,12 +98,12 @@ class Compressive(Mixer):
         for bias in (self.content, self.place):
             nn.init.normal_(bias, std=0.02)
         if self.squeeze is not None and self.squeeze_bias is not None:
-            bound = (self.dim * self.sizes.rate) ** -0.5  # as torch's Conv1d starts
+            bound = (self.dim * self.sizes.rate) ** -0.5  # as in torch's Conv1d
             nn.init.uniform_(self.squeeze, -bound, bound)
             nn.init.uniform_(self.squeeze_bias, -bound, bound)
 
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:
-        """W_k, b_k, W_v, b_v."""
+        """Return W_k, b_k, W_v and b_v."""
         maps = [self.read(self.get_submodule(name), x) for name in ("k_proj", "v_proj")]
         return tuple(a for weight, *bias in maps for a in (weight, bias[0] if bias else x.new_zeros(self.dim)))
 
@@ -98,7 +111,7 @@ class Compressive(Mixer):
         return () if self.squeeze is None or self.squeeze_bias is None else (self.squeeze, self.squeeze_bias)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.compressive`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.compressive`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask, rising=True)
         learned = self._project(x), self.relative, self.content, self.place, self._squeeze()
         options = {"heads": self.heads, **self.sizes._asdict(), "positions": positions, "starts": row_starts(key_mask, positions)}
@@ -110,7 +123,7 @@ class Compressive(Mixer):
         return self.out_proj(F.compressive(*args, **options))
 
     def _loss(self, x: Tensor, positions: Tensor | None, key_mask: Tensor | None) -> Tensor:
-        """Attention reconstruction; all but f is detached."""
+        """Compute the attention reconstruction loss, with everything but f detached."""
         x, valid = x.detach(), alive(x, key_mask)
         positions = token_positions(x, key_mask) if positions is None else positions
         q, k, v = (self.get_submodule(name)(x).detach() for name in ("q_proj", "k_proj", "v_proj"))
@@ -158,7 +171,8 @@ class Compressive(Mixer):
         groups = form.grouped(inputs.to(wide), key_valid, self.sizes.rate, behind_live(key_positions, key_valid))
         maps = (tuple(a.to(wide) for a in part) for part in (self._project(x), self._squeeze()))
         fresh = form.compress(groups, *maps, self.sizes.pool)
-        fresh = fresh._replace(there=fresh.there & (fresh.ids > state.gone[:, None]))  # of older groups tokens are missing here: they are in the slots
+        # older groups lack tokens here; they are in the slots already
+        fresh = fresh._replace(there=fresh.there & (fresh.ids > state.gone[:, None]))
         kept = state.slot_keys, state.slot_values, state.ids, state.ids >= 0
         slots = form.Slots(*(torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(kept, fresh, strict=True)))
         ok = torch.ones(L, keys.shape[1], dtype=torch.bool, device=x.device).tril(keys.shape[1] - L) & key_valid[:, None]
@@ -170,7 +184,10 @@ class Compressive(Mixer):
         return y, self._after((keys, values, inputs, key_valid, key_positions), slots, state, L, holes)
 
     def _after(self, recent, slots, state, L, holes):
-        """The state when all recent tokens but the last R live ones have left: of the groups they belong to, the last n_cm are kept."""
+        """Return the state after all recent tokens but the last R valid ones have left.
+
+        Of the groups that they belong to, the last n_cm are kept.
+        """
         group = torch.div(recent[4], self.sizes.rate, rounding_mode="floor")
         if holes:
             index, there, leaving = last_live(recent[3], self._ring)

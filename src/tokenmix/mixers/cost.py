@@ -1,4 +1,4 @@
-"""What a mixer costs, as numbers: the formulas are each mixer's own ``mixing_cost``."""
+"""The cost of a mixer as numbers; each mixer's ``mixing_cost`` holds the formulas."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from typing import NamedTuple
 
 
 class MixingCost(NamedTuple):
-    """What joining T tokens of one row takes, beside the projections.
+    """The cost of mixing the T tokens of one row, without the projections.
 
-    flops: two for each multiply-accumulate, those of element-wise sums included; a causal form is counted like the full one, as papers do.
-    counted: the part of ``flops`` that is matrix products and convolutions in the eager bidirectional form, exactly as torch's FlopCounterMode
-        counts them; None where the eager form works in blocks or element by element, so that the counter sees something else.
-    activations: bytes that autograd keeps for backward over the whole layer in float32, leading terms (within a factor of 2).
-    state: bytes of the streaming state in float32 after T tokens, exact.
+    Attributes:
+        flops: two per multiply-accumulate, element-wise sums included. A causal form counts as much as the full one, as
+            in papers.
+        counted: the part of ``flops`` in matrix products and convolutions of the eager bidirectional form, exactly as
+            torch's FlopCounterMode counts it. None where the eager form works in blocks or element by element, so that
+            the counter sees something else.
+        activations: bytes that autograd keeps for the backward pass of the whole layer in float32; leading terms only,
+            accurate within a factor of 2.
+        state: exact bytes of the streaming state in float32 after T tokens.
     """
 
     flops: int
@@ -24,7 +28,7 @@ class MixingCost(NamedTuple):
 
 @dataclass(frozen=True)
 class Cost:
-    """What one forward pass takes; FLOPs count a multiply and an add as two, bytes are those of float32."""
+    """The cost of one forward pass. A multiply and an add are two FLOPs; bytes are those of float32."""
 
     projections: int
     mixing: int
@@ -34,10 +38,10 @@ class Cost:
 
     @property
     def flops(self) -> int:
-        """All FLOPs: of the maps of each token and of what joins tokens."""
+        """Return all FLOPs: those of the projections and those of mixing."""
         return self.projections + self.mixing
 
     @property
     def mixing_share(self) -> float:
-        """The part of the FLOPs that goes into joining tokens."""
+        """Return the share of the FLOPs that mixing takes, from 0 to 1."""
         return self.mixing / self.flops

@@ -1,4 +1,7 @@
-"""External attention (Guo et al. 2021, "Beyond Self-attention: External Attention using Two Linear Layers", arXiv:2105.02358) as layers."""
+"""External attention as layers.
+
+Guo et al. 2021, "Beyond Self-attention: External Attention using Two Linear Layers", arXiv:2105.02358.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +20,29 @@ from .parts.shared import alive, largest_dot
 
 @register_state
 class ExternalState(NamedTuple):
-    """For each slot of each head (B, heads * S), in float64: the largest logit so far, and the sum of exp(logit - m). Constant size."""
+    """The normalisation of each slot of each head over the tokens so far, in float64. The size is constant.
+
+    m (B, heads * S): the largest logit. den (B, heads * S): the sum of exp(logit - m).
+    """
 
     m: Tensor
     den: Tensor
 
     def merge_with(self, later: ExternalState) -> ExternalState:
-        """The sums over two adjacent stretches of tokens."""
+        """Return the sums over two adjacent stretches of tokens."""
         return ExternalState(*merge_slots(SlotSums(*self), SlotSums(*later)))
 
 
 @register_state
 class SimplifiedState(NamedTuple):
-    """Every token so far (B, S, D), and which may be attended (B, S)."""
+    """Every token so far: keys (B, S, D); valid (B, S) bool, True = may be attended."""
 
     keys: Tensor
     valid: Tensor
 
 
 def step(args: tuple[Tensor, ...], state: ExternalState, valid: Tensor | None, *, heads: int, norm: str, eps: float) -> tuple[Tensor, ExternalState]:
-    """New projected tokens after those in the state; args as of ``functional.external``."""
+    """Mix new projected tokens with those in the state; ``args`` as in ``functional.external``."""
     x, memory_k, memory_v, *biases = args
     bias_k, bias_v = biases or (None, None)
     y, after = external_chunk(x, SlotSums(*state), memory_k, memory_v, bias_k, bias_v, heads=heads, norm=norm, eps=eps, live=valid)
@@ -44,13 +50,17 @@ def step(args: tuple[Tensor, ...], state: ExternalState, valid: Tensor | None, *
 
 
 def external_cost(T: int, width: int, heads: int, slots: int, *, kept: int) -> MixingCost:
-    """Two products of every token with the slots of every head; the two memories together, each once."""
+    """Compute the cost of two products of every token with the slots of every head.
+
+    Args:
+        kept: numbers per token that are kept for the backward pass, without the weights.
+    """
     flops = 4 * T * width * slots
     return MixingCost(flops=flops, counted=flops, activations=4 * T * (kept + 5 * heads * slots), state=16 * heads * slots)
 
 
 class SlotMemory(Mixer):
-    """Tokens that read a learned memory of slots: what the two forms of external attention share."""
+    """Tokens that read a learned memory of slots; the base class of both forms of external attention."""
 
     supports_causal = supports_streaming = True
     kernels = Kernels(("external_weights",))
@@ -59,11 +69,11 @@ class SlotMemory(Mixer):
 
     @property
     def maps(self) -> dict[str, Any]:
-        """The number of heads, and how the weights are normalised."""
+        """Return the number of heads and the normalisation of the weights."""
         raise NotImplementedError
 
     def functional_args(self, x: Tensor, context: Tensor | None = None, **given: Any) -> tuple[tuple, dict[str, Any]]:
-        """Arguments of ``functional.external`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.external`` for this input: (positional, keyword)."""
         raise NotImplementedError
 
     def mix(self, x, context, **given):
@@ -80,29 +90,36 @@ class SlotMemory(Mixer):
         return largest_slot_logit(args, options)
 
     def slot_weights(self, x: Tensor) -> Tensor:
-        """Return the weights Norm(q_t M_k^T) with which tokens x (B, T, D) read the slots, (B, T, heads, slots)."""
+        """Return the weights Norm(q_t M_k^T) (B, T, heads, slots) with which tokens x (B, T, D) read the slots."""
         (q, memory_k, _, *biases), options = self.functional_args(x)
         logits = slot_logits(q, memory_k, biases[0] if biases else None, options["heads"], None)
         level = logits.new_zeros(()) if options["norm"] == "slots" else over_all_tokens(logits, None)
         return weights(logits, level, norm=options["norm"], eps=options["eps"], live=None)
 
     def slot_values(self) -> Tensor:
-        """Return what the slots write, M_v (slots, width)."""
+        """Return the values of the slots, M_v (slots, width)."""
         return self.memory_k if self.memory_v is None else self.memory_v
 
 
 class External(SlotMemory):
-    """y_t = W_o [Norm(q_t M_k^T) M_v]: tokens read two learned memories of a few slots instead of each other, single head.
+    """External attention: y_t = W_o [Norm(q_t M_k^T) M_v], two learned memories in place of the other tokens.
+
+    It has a single head. Guo et al. 2021, arXiv:2105.02358. Maps (B, T, D) to (B, T, D).
 
     Args:
-        slots: S, rows of the memories.
-        tied: one memory for both, M_v = M_k, as in the official Jittor code.
-        norm: "double" as in the paper: softmax over the tokens in each slot, then l1 over the slots. "tokens": the first step only. "slots": a softmax over
-            the slots instead, the usual attention's; tokens then do not meet at all.
-        eps: of the l1 step.
+        slots: S, the number of rows of the memories, 64 by default.
+        tied: True: one memory for both, M_v = M_k, as in the official Jittor code. Default False.
+        norm: "double" (default), the paper's: a softmax over the tokens in each slot, then l1 over the slots. "tokens":
+            the first step only. "slots": a softmax over the slots, as in usual attention; tokens then do not interact.
+        eps: added to the denominator of the l1 step, 1e-9 by default.
 
-    Parameters: q_proj (the paper's first 1x1 convolution), memory_k, memory_v unless tied, out_proj (its second). Initial memories: N(0, 2 / slots) and
-    N(0, 2 / dim), as the official convolutions. Time O(T S D). Causal, ours: the softmax runs over the tokens so far; the state is two numbers per slot.
+    Parameters: q_proj (the paper's first 1x1 convolution), memory_k (S, D), memory_v (S, D) unless tied, out_proj (its
+    second). The memories start as N(0, 2 / slots) and N(0, 2 / dim), like the official convolutions. Time O(T S D).
+
+    Deviations: the causal form is ours: the softmax runs over the tokens so far, and the state is two numbers per slot.
+
+    Raises:
+        MixerError: if an option is out of its range.
     """
 
     about = About(
@@ -145,11 +162,11 @@ class External(SlotMemory):
 
     @property
     def maps(self) -> dict[str, Any]:
-        """How the weights are normalised."""
+        """Return the number of heads, 1, and the normalisation of the weights."""
         return {"heads": 1, "norm": self.norm, "eps": self.eps}
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.external`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.external`` for this input: (positional, keyword)."""
         args = self.q_proj(x), self.memory_k, self.memory_k if self.memory_v is None else self.memory_v
         return args, {**self.maps, "causal": self.causal, "key_mask": key_mask}
 
@@ -161,15 +178,22 @@ class External(SlotMemory):
 
 
 class ExternalMultihead(SlotMemory):
-    """External attention with many heads over one pair of memories, the official form of EAMLP: widen, read per head, narrow.
+    """External attention with many heads over one pair of memories, the official form of EAMLP.
+
+    Tokens are widened, read the memories in each head, and are narrowed again. Guo et al. 2021, arXiv:2105.02358. Maps
+    (B, T, D) to (B, T, D).
 
     Args:
-        heads: divides dim; each of the coef * heads heads has width e = dim / heads.
-        coef: how many times wider than dim the tokens are inside.
-        slots: S; the official code ties it to coef, S = 256 / coef.
+        heads: must divide dim, 8 by default; there are coef * heads heads of width e = dim / heads.
+        coef: factor by which tokens are widened, 4 by default.
+        slots: S, 64 by default; the official code ties it to coef, S = 256 / coef.
         norm, eps: as in External.
 
-    Parameters: q_proj dim -> coef dim, memory_k (S, e) with bias, memory_v (S, e) with bias, out_proj coef dim -> dim. Time O(T D^2 coef + T S D coef).
+    Parameters: q_proj (dim -> coef dim), memory_k (S, e) with bias, memory_v (S, e) with bias, out_proj (coef dim ->
+    dim). Time O(T D^2 coef + T S D coef).
+
+    Raises:
+        MixerError: if an option is out of its range.
     """
 
     about = About(
@@ -209,11 +233,11 @@ class ExternalMultihead(SlotMemory):
 
     @property
     def maps(self) -> dict[str, Any]:
-        """The heads, and how the weights are normalised."""
+        """Return the number of heads and the normalisation of the weights."""
         return {"heads": self.heads, "norm": self.norm, "eps": self.eps}
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.external`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.external`` for this input: (positional, keyword)."""
         args = self.q_proj(x), self.memory_k, self.memory_v, self.memory_k_bias, self.memory_v_bias
         return args, {**self.maps, "causal": self.causal, "key_mask": key_mask}
 
@@ -225,20 +249,26 @@ class ExternalMultihead(SlotMemory):
 
 
 def largest_slot_logit(args: tuple, options: dict[str, Any]) -> float:
-    """The largest |x_t M_k^T + b_k|."""
+    """Return the largest |x_t M_k^T + b_k|."""
     x, memory_k, _, *biases = (a.detach() for a in args)
     return float(slot_logits(x, memory_k, biases[0] if biases else None, options["heads"], None).abs().max())
 
 
 class SimplifiedAttention(Mixer):
-    """y_t = W_o [sum_s softmax_s(scale x_t . x_s) x_s]: attention without projections of queries, keys and values.
+    """y_t = W_o [sum_s softmax_s(scale x_t . x_s) x_s]: attention without q, k and v projections.
 
-    External attention is what the paper makes of it, with learned memories in the place of the keys.
+    Guo et al. 2021, arXiv:2105.02358, who replace its keys by learned memories to obtain external attention. Maps (B,
+    T, D) to (B, T, D).
 
     Args:
-        scale: factor on the logits; 1 in the paper. A token's logit with itself is scale |x|^2, so in many features it sees little beside itself.
+        scale: factor on the logits, 1 by default as in the paper. The logit of a token with itself is scale |x|^2, so
+            with many features a token attends little else.
 
-    The only parameters are out_proj's, which the paper's equation does not have. Time O(T^2 D). The streaming state is every token so far.
+    Parameters: out_proj, which is not part of the paper's equation. Time O(T^2 D). The streaming state is every token
+    so far.
+
+    Raises:
+        MixerError: if ``scale`` is not a positive number.
     """
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
@@ -253,7 +283,7 @@ class SimplifiedAttention(Mixer):
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.simplified_attention`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.simplified_attention`` for this input: (positional, keyword)."""
         return (x, x if context is None else context), {"scale": self.scale, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
     def mix(self, x, context, **given):
@@ -267,7 +297,7 @@ class SimplifiedAttention(Mixer):
     @staticmethod
     def largest_logit(args, options):
         x, k = args
-        own = options["scale"] * float(k.detach().square().sum(-1).max())  # k is the value too: its gradients are rounded against |k|^2
+        own = options["scale"] * float(k.detach().square().sum(-1).max())  # k is the value too, so its gradients are rounded relative to |k|^2
         return max(largest_dot(x, k, 1, 1, options["scale"]), own)
 
     def empty_state(self, batch_size, *, device, dtype):

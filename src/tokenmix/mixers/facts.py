@@ -1,4 +1,7 @@
-"""What a class of mixers states about itself. Everything that treats mixers differently (surgery, benchmarks, pictures, tables, tests) reads it here."""
+"""The facts that a class of mixers states about itself.
+
+Surgery, benchmarks, pictures, tables and tests read them here.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,17 @@ QKVO = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 class About(NamedTuple):
-    """What the tables of mixers say of a class: where it comes from, what kind it is, what it costs, how far its support goes.
+    """The description of a class of mixers in tables.
 
     Args:
         paper: "Authors year, arXiv number or venue".
-        kind: of the taxonomy: "attention", "attention free", "kernel", "low rank", "fixed pattern", "learned pattern", "memory", "synthetic" and others.
-        time: in T, D and the options' own symbols: "T s D".
-        space: of what is kept for the backward pass, beside parameters: "T D".
+        kind: the category: "attention", "attention free", "kernel", "low rank", "fixed pattern", "learned pattern",
+            "memory", "synthetic" and others.
+        time: complexity in T, D and the symbols of the options, such as "T s D".
+        space: complexity of what is kept for the backward pass, without parameters, such as "T D".
         idea: how it mixes, in a few words.
-        tier: "core" mixers have full pages and recipes and are tested in every adapter; "extended" ones keep the same contract.
+        tier: "core" mixers have full pages and recipes and are tested in every adapter; "extended" ones keep the same
+            contract.
     """
 
     paper: str = ""
@@ -35,14 +40,19 @@ class About(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """The fused kernels that serve a mixer: ``whole`` names operators for whole sequences, ``step`` the C kernel for a few streamed tokens."""
+    """The fused kernels that serve a mixer.
+
+    Args:
+        whole: names of the operators for whole sequences.
+        step: name of the C kernel for a few streamed tokens; None if there is none.
+    """
 
     whole: tuple[str, ...] = ()
     step: str | None = None
 
 
 class Facts(nn.Module):
-    """The facts that a class of mixers states; ``Mixer`` is one."""
+    """Hold the facts that a class of mixers states; ``Mixer`` derives from it."""
 
     supports_causal: ClassVar[bool] = False
     supports_streaming: ClassVar[bool] = False
@@ -51,34 +61,46 @@ class Facts(nn.Module):
     supports_grid: ClassVar[bool] = False
     supports_export: ClassVar[bool] = True
     waivers: ClassVar[dict[str, str]] = {}
-    """Promises of the contract that the method cannot keep, each with its reason."""
+    """Promises of the contract that the method cannot keep, each with the reason."""
     about: ClassVar[About] = About()
     form: ClassVar[str | Callable[..., Tensor] | None] = None
-    """The functional form that ``mix`` calls: its name in ``tokenmix.functional``, where its reference has the same name, or a function. None: it has none."""
+    """The functional form that ``mix`` calls, or None: a function, or a name in ``tokenmix.functional``.
+
+    A named form has a reference of the same name in ``tokenmix.reference``.
+    """
     carries: ClassVar[tuple[str, ...]] = ()
-    """The projections that take over those of softmax attention when it is replaced, "q_norm" and "k_norm" included; everything else starts new."""
+    """The projections that take over weights when softmax attention is replaced, "q_norm" and "k_norm" included.
+
+    All other parameters are initialised.
+    """
     copies: ClassVar[dict[str, str]] = {}
-    """Projections that start as copies of others of the mixer: {"q_global": "q_proj"}."""
+    """Projections that start as copies of others of the same mixer, such as {"q_global": "q_proj"}."""
     signed: ClassVar[bool] = False
-    """Whether its weights or values of both signs may cancel within a row: errors are then measured against the largest output, not against that of the row."""
+    """Whether terms of both signs may cancel within a row.
+
+    Errors are then measured against the largest output of all rows instead of that of the row.
+    """
     kernels: ClassVar[Kernels] = Kernels()
     only_qkv: ClassVar[bool] = False
-    """Whether queries, keys and values alone decide what its functional form computes, so that it can be an attention function of transformers."""
+    """Whether the functional form depends on queries, keys and values only.
+
+    Such a mixer can serve as an attention function of transformers.
+    """
 
     @classmethod
     def functional_form(cls) -> Callable[..., Tensor] | None:
-        """The function behind ``form``."""
+        """Return the function that ``form`` names; None if there is none."""
         return getattr(functional, cls.form) if isinstance(cls.form, str) else cls.form
 
     @classmethod
     def example_options(cls, length: int, *, heads: int | None = None, grid: tuple[int, ...] | None = None) -> dict[str, Any]:
-        """Choose values for the options that have no default, so that the mixer can be built for sequences of ``length`` tokens.
+        """Choose values for the required options, so that the mixer can be built for sequences of ``length`` tokens.
+
+        Mixers with required options other than max_len, window, heads and kernel_size override this.
 
         Args:
-            heads: for mixers with this option; None: the default, or 8 where there is none.
-            grid: of the tokens, for mixers that must know its number of axes.
-
-        A mixer whose options without a default have other names than max_len, window, heads and kernel_size overrides this.
+            heads: number of heads, for mixers with this option; None: the default, or 8 where there is none.
+            grid: size of the token grid, for mixers that need its number of axes.
         """
         known = mixer_options(cls)
         usual = {"max_len": length, "window": min(32, length), "heads": heads or 8, "kernel_size": 11 if grid else 33}
@@ -87,6 +109,6 @@ class Facts(nn.Module):
 
 
 def mixer_options(cls: type) -> dict[str, Any]:
-    """The keyword-only options of a mixer and their defaults; ``inspect.Parameter.empty`` where one must be given."""
-    parameters = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]  # of the class at hand
+    """Return the keyword-only options of a mixer and their defaults; ``inspect.Parameter.empty`` means required."""
+    parameters = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]  # the class's own __init__
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}

@@ -1,4 +1,4 @@
-"""Fourier mixing (FNet, Lee-Thorp et al. 2021) as a layer without parameters."""
+"""Fourier mixing (FNet, Lee-Thorp et al. 2021, arXiv:2105.03824) as a layer without parameters."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ from .parts.unprojected import Unprojected
 
 
 class Fourier(Mixer):
-    """y = Re(F_tokens(F_features(x))), discrete Fourier transforms without normalisation (Lee-Thorp et al. 2021, Eq. 3).
+    """FNet: y = Re(F_tokens(F_features(x))), discrete Fourier transforms without normalisation.
 
-    There are no parameters and no projections, as in the paper; norm and residual belong to the block. Padding is left out of a row: its transform has
-    the length of the row, not of the batch. There is no causal form: each output depends on every token and on their number.
+    Lee-Thorp et al. 2021, arXiv:2105.03824, Eq. 3. Maps (B, T, D) to (B, T, D). As in the paper there are no parameters
+    and no projections; norm and residual belong to the block. The transform of a padded row has the length of that row
+    without its padding. There is no causal form: each output depends on every token and on their number.
+
+    Raises:
+        MixerError: with ``causal=True``.
     """
 
     about = About("Lee-Thorp et al. 2021, arXiv 2105.03824", "Fourier transform", "T D log(T D), with a mask T^2 D", "0, with a mask T^2")
     form = "fourier"
-    waivers = {"accurate_on_adversarial_keys": "sums of opposite signs cancel: float32 is exact relative to the size of the whole input (test_fourier.py)"}
+    waivers = {"accurate_on_adversarial_keys": "signed sums cancel; float32 errors scale with the input (test_fourier.py)"}
 
     def __init__(self, dim: int, *, causal: bool = False):
         super().__init__(dim, causal=causal)
         self.out_proj = Unprojected()
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.fourier`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.fourier`` for this input: (positional, keyword)."""
         return (x,), {"positions": positions, "causal": self.causal, "key_mask": key_mask}
 
     def mix(self, x, context, **given):

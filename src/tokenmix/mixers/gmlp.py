@@ -1,4 +1,4 @@
-"""gMLP (Liu et al. 2021) as a layer: projection, spatial gating unit, projection."""
+"""gMLP (Liu et al. 2021, arXiv:2105.08050) as a layer: projection, spatial gating unit, projection."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ from .parts.shared import alive, in_pieces
 
 @register_state
 class GMLPState(NamedTuple):
-    """The normalised halves Z2 so far (B, S, f), which are tokens (B, S), where they stand (B, S); the next position (B,)."""
+    """Every normalised half Z2 so far.
+
+    values (B, S, f); valid (B, S) bool, True = there is a token that counts; positions (B, S); position (B,), the next
+    one.
+    """
 
     values: Tensor
     valid: Tensor
@@ -30,21 +34,29 @@ class GMLPState(NamedTuple):
 
 
 class GMLP(Mixer):
-    """y = W_o (Z1 * (W norm(Z2) + b)), [Z1, Z2] = gelu(W_v x) (Liu et al. 2021, Eq. 1 to 4); W and b by position.
+    """gMLP: y = W_o (Z1 * (W norm(Z2) + b)), [Z1, Z2] = gelu(W_v x); W and b depend on positions.
+
+    Liu et al. 2021, arXiv:2105.08050, Eq. 1 to 4. Maps (B, T, D) to (B, T, D).
 
     Args:
-        max_len: N; W is (N, N) and b (N,).
-        hidden: width of gelu(W_v x), even; each half has hidden / 2 channels. Default 6 dim, as in the paper.
-        toeplitz: w_ts depends on s - t alone: 2 N - 1 weights instead of N^2 (the paper's shift-invariant variant).
+        max_len: N, the longest sequence in tokens; W is (N, N) and b (N,).
+        hidden: width of gelu(W_v x), even; each half has hidden / 2 channels. None: 6 dim, as in the paper.
+        toeplitz: True: w_ts depends on s - t alone, with 2 N - 1 weights instead of N^2 (the paper's shift-invariant
+            variant). Default False.
 
-    W starts near 0 and b at 1, so that at first every token is an MLP of its own. Norm and residual of the block are not part of it.
-    Causal: only s <= t of W counts, and the state keeps every Z2 so far.
+    W starts near 0 and b at 1, so that each token starts as an MLP of its own. Norm and residual belong to the block.
+    In the causal form only s <= t of W counts, and the state holds every Z2 so far.
+
+    Parameters: v_proj, out_proj, spatial (W), bias (b), scale and shift of the norm. Time O(T^2 hidden).
+
+    Raises:
+        MixerError: if an option is out of its range, or a sequence is longer than ``max_len``.
     """
 
     supports_causal = supports_streaming = True
     about = About("Liu et al. 2021, arXiv 2105.08050", "MLP", "T^2 F", "T F")
     form = "gmlp"
-    waivers = {"accurate_on_adversarial_keys": "gelu's tail is exact in float32 relative to its input, not to itself (test_gmlp.py)"}
+    waivers = {"accurate_on_adversarial_keys": "gelu's tail; float32 errors scale with the input of gelu (test_gmlp.py)"}
 
     def __init__(
         self,
@@ -77,7 +89,10 @@ class GMLP(Mixer):
         nn.init.zeros_(self.shift)
 
     def resize(self, max_len: int) -> None:
-        """Change the longest sequence: b and a full W are interpolated linearly; a Toeplitz W gains distances of weight 0, or loses the far ones."""
+        """Change the longest sequence to ``max_len`` tokens.
+
+        b and a full W are interpolated linearly; a Toeplitz W gains distances of weight 0, or loses the largest ones.
+        """
         if not isinstance(max_len, int) or max_len < 1:
             self.refuse(f"resize needs a positive length, got {max_len!r}")
         more = max_len - self.bias.shape[0]
@@ -92,13 +107,13 @@ class GMLP(Mixer):
         self.max_len = self.max_context_len = max_len
 
     def between(self, rows: Tensor, cols: Tensor) -> Tensor:
-        """w_ts for positions rows (.., T) and cols (.., S)."""
+        """Return w_ts for query positions (.., T) and key positions (.., S)."""
         if self.toeplitz:
             return self.spatial[cols[..., None, :] - rows[..., :, None] + self.bias.shape[0] - 1]
         return self.spatial[rows[..., :, None], cols[..., None, :]]
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.gmlp`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.gmlp`` for this input: (positional, keyword)."""
         T = x.shape[1]
         if positions is None and key_mask is None:
             index = torch.arange(T, device=x.device)

@@ -1,4 +1,7 @@
-"""Hydra attention (Bolya et al. 2022, "Hydra Attention: Efficient Attention with Many Heads", arXiv:2209.07484) and its relatives as layers."""
+"""Hydra attention, PolyNL and multi-head linear attention as layers.
+
+Bolya et al. 2022, "Hydra Attention: Efficient Attention with Many Heads", arXiv:2209.07484.
+"""
 
 from __future__ import annotations
 
@@ -15,36 +18,42 @@ from .parts.shared import add_projections
 
 @register_state
 class HydraState(NamedTuple):
-    """The sums of phi(k)^T v over all keys so far, in float64 (B, D e), and how many keys these were (B,). Constant size."""
+    """Sums over all keys so far. The size is constant.
+
+    total (B, D e): the sum of phi(k)^T v, in float64. number (B,): how many keys there were.
+    """
 
     total: Tensor
     number: Tensor
 
     def merge_with(self, later: HydraState) -> HydraState:
-        """The sums over two adjacent stretches of tokens."""
+        """Return the sums over two adjacent stretches of tokens."""
         return HydraState(*sums.merge_sums(self, later))
 
 
 @register_state
 class HydraSoftmaxState(NamedTuple):
-    """With softmax over tokens: the largest keys m (B, D), the sums of exp(k - m)^T v (B, D e) and of exp(k - m) (B, D), in float64. Constant size."""
+    """Sums over all keys so far, for a softmax over tokens, in float64. The size is constant.
+
+    m (B, D): the largest keys. num (B, D e): the sum of exp(k - m)^T v. den (B, D): the sum of exp(k - m).
+    """
 
     m: Tensor
     num: Tensor
     den: Tensor
 
     def merge_with(self, later: HydraSoftmaxState) -> HydraSoftmaxState:
-        """The sums over two adjacent stretches of tokens."""
+        """Return the sums over two adjacent stretches of tokens."""
         return HydraSoftmaxState(*sums.merge_sums(self, later))
 
 
 def as_state(past: sums.Past) -> State:
-    """The state that holds these sums."""
+    """Return the state that holds these sums."""
     return HydraState(*past) if len(past) == 2 else HydraSoftmaxState(*past)
 
 
 def step(q: Tensor, k: Tensor, v: Tensor, state: State, *, causal: bool, valid: Tensor | None, options: dict[str, Any]) -> tuple[Tensor, State]:
-    """New queries over the state: with their own keys where causal, else over a finished context."""
+    """Mix new queries with the state: with their own keys too if causal, otherwise with a completed context."""
     if not causal:
         return sums.read_sums(q, state, **options), state
     y, after = sums.extend_chunk(q, k, v, state, live=valid, **options)
@@ -52,7 +61,7 @@ def step(q: Tensor, k: Tensor, v: Tensor, state: State, *, causal: bool, valid: 
 
 
 def kernel_cost(T: int, dim: int, heads: int, feature: str, *, q_proj: bool = True) -> MixingCost:
-    """T outer products of e numbers per feature to sum, and as many to read; e = dim / heads."""
+    """Compute the cost of summing T outer products of e = dim / heads numbers per feature, and of reading the sums."""
     width = dim // heads
     softmax = feature.split("/")[-1] == "softmax"
     flops = 4 * T * dim * width + (2 * T * dim if softmax else 0)  # the denominators
@@ -62,15 +71,23 @@ def kernel_cost(T: int, dim: int, heads: int, feature: str, *, q_proj: bool = Tr
 
 
 class Hydra(Mixer):
-    """y_t = W_o [phi(q_t) * sum_s phi(k_s) * v_s]: as many heads as features, so one vector holds all that tokens tell each other.
+    """Hydra attention: y_t = W_o [phi(q_t) * sum_s phi(k_s) * v_s], with as many heads as features.
+
+    One vector therefore holds all that tokens exchange. Bolya et al. 2022, arXiv:2209.07484. Maps (B, T, D) to (B, T,
+    D).
 
     Args:
-        feature: phi, or "query/key" for two maps. "cosine" as in the paper, "elu", "sigmoid", "tanh", "identity", "softmax" (keys over the tokens, queries over
-            their features), "mean" (identity, the sum divided by the number of keys). "sigmoid/softmax" is AFT-simple.
-        normalise: divide the sum by the number of visible keys.
-        eps: added to |x|^2 of the cosine map, so that a zero token gives zeros.
+        feature: phi, or "query/key" for two maps. "cosine" (default, the paper's), "elu", "sigmoid", "tanh",
+            "identity", "softmax" (of keys over the tokens, of queries over their features), "mean" (identity, with the
+            sum divided by the number of keys). "sigmoid/softmax" is AFT-simple.
+        normalise: True: divide the sum by the number of keys that may be attended. Default False.
+        eps: added to |x|^2 in the cosine map, so that a zero token gives zeros; 1e-6 by default.
 
-    Time and memory O(T D); the streaming state is one vector (with softmax keys three). States merge.
+    Parameters: q_proj, k_proj, v_proj, out_proj. Time and memory O(T D). The streaming state is one vector of D
+    numbers, three with softmax keys. States can be merged.
+
+    Raises:
+        MixerError: if an option is out of its range, or if ``normalise`` comes with softmax keys.
     """
 
     supports_causal = supports_streaming = supports_context = True
@@ -105,11 +122,11 @@ class Hydra(Mixer):
 
     @property
     def maps(self) -> dict[str, Any]:
-        """What phi is."""
+        """Return the options that define phi."""
         return {"feature": self.feature, "normalise": self.normalise, "eps": self.eps}
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.hydra`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.hydra`` for this input: (positional, keyword)."""
         keys = x if context is None else context
         return (self.q_proj(x), self.k_proj(keys), self.v_proj(keys)), {**self.maps, "causal": self.causal, "key_mask": key_mask}
 
@@ -135,9 +152,10 @@ class Hydra(Mixer):
 
 
 class PolyNL(Mixer):
-    """Y = (X * mean_t(X W_1 * X W_2)) W_3 (Babiloni et al. 2021): Hydra with the token itself as query and the mean kernel.
+    """PolyNL: Y = (X * mean_t(X W_1 * X W_2)) W_3, Hydra with the token itself as query and the mean kernel.
 
-    W_1 is k_proj, W_2 v_proj, W_3 out_proj; there is no query projection. Causal: the mean over the tokens so far. Time and memory O(T D).
+    Babiloni et al. 2021, ICCV (arXiv:2107.02859). Maps (B, T, D) to (B, T, D). W_1 is k_proj, W_2 v_proj, W_3 out_proj;
+    there is no query projection. The causal form takes the mean over the tokens so far. Time and memory O(T D).
     """
 
     supports_causal = supports_streaming = supports_context = True
@@ -152,7 +170,7 @@ class PolyNL(Mixer):
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.hydra`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.hydra`` for this input: (positional, keyword)."""
         keys = x if context is None else context
         return (x, self.k_proj(keys), self.v_proj(keys)), {"feature": "mean", "causal": self.causal, "key_mask": key_mask}
 
@@ -178,13 +196,20 @@ class PolyNL(Mixer):
 
 
 class MultiheadLinear(Mixer):
-    """y_t = W_o [phi(q_t) sum_s phi(k_s)^T v_s] in each of ``heads`` heads, from 1 to dim of them: the sweep of which Hydra is the end, heads = dim.
+    """y_t = W_o [phi(q_t) sum_s phi(k_s)^T v_s] in each of 1 to dim heads; heads = dim is Hydra.
+
+    Bolya et al. 2022, arXiv:2209.07484. Maps (B, T, D) to (B, T, D).
 
     Args:
-        heads: divides dim; e = dim / heads.
-        feature, normalise, eps: as in Hydra. phi sees the whole token whatever the heads, so that heads = dim is Hydra.
+        heads: number of heads, 8 by default; must divide dim; e = dim / heads.
+        feature, normalise, eps: as in Hydra. phi is applied to the whole token whatever the number of heads, so that
+            heads = dim is Hydra.
 
-    Time O(T D e), memory O(T D); the streaming state is a matrix of D e numbers. States merge.
+    Parameters: q_proj, k_proj, v_proj, out_proj. Time O(T D e), memory O(T D). The streaming state is a matrix of D e
+    numbers. States can be merged.
+
+    Raises:
+        MixerError: if an option is out of its range.
     """
 
     supports_causal = supports_streaming = supports_context = True
@@ -215,11 +240,11 @@ class MultiheadLinear(Mixer):
 
     @property
     def maps(self) -> dict[str, Any]:
-        """The heads, and what phi is."""
+        """Return the number of heads and the options that define phi."""
         return {"heads": self.heads, "feature": self.feature, "normalise": self.normalise, "eps": self.eps}
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.multihead_linear`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.multihead_linear`` for this input: (positional, keyword)."""
         keys = x if context is None else context
         return (self.q_proj(x), self.k_proj(keys), self.v_proj(keys)), {**self.maps, "causal": self.causal, "key_mask": key_mask}
 

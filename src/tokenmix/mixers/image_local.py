@@ -1,4 +1,4 @@
-"""Local attention of the Image Transformer (Parmar et al. 2018, arXiv 1802.05751) as a layer, along the raster and in two dimensions."""
+"""Local attention of the Image Transformer (Parmar et al. 2018, arXiv 1802.05751), in one and two dimensions."""
 
 from __future__ import annotations
 
@@ -13,22 +13,34 @@ from .parts.shared import add_projections, check_positions, largest_dot, ring_ch
 
 
 class ImageLocal(Mixer):
-    """Softmax attention of blocks of queries over one memory block each (Parmar et al. 2018, Sec. 3.2).
+    """Image Transformer: softmax attention of each block of queries over one memory block.
+
+    Parmar et al. 2018, arXiv:1802.05751, Sec. 3.2. Maps (B, T, D) to (B, T, D).
 
     Args:
-        heads: divides dim.
-        ndim: 1: positions j l_q .. (j + 1) l_q - 1 attend themselves and the l_m before them. 2: blocks of h_q x w_q pixels attend themselves, h_m rows
-            above and w_m columns to the left and to the right.
-        block: l_q, or [h_q, w_q]; one number stands for both.
-        memory: l_m, or [h_m, w_m]. With 0 blocks do not meet, and the first token of a block has no past.
-        width: for ndim=2, pixels in a line where tokens come as a sequence in raster order, causal or not; None: the grid is given at call time.
+        heads: number of heads, 8 by default; must divide dim.
+        ndim: 1 (default): positions j l_q .. (j + 1) l_q - 1 attend themselves and the l_m before them. 2: blocks of
+            h_q x w_q pixels attend themselves, h_m rows above and w_m columns to the left and to the right.
+        block: l_q, or [h_q, w_q], in tokens; one number stands for both. Default 16.
+        memory: l_m, or [h_m, w_m], in tokens. Default 16. With 0, blocks do not interact, and the first token of a
+            block has no past.
+        width: with ndim=2, pixels per line of tokens that come as a sequence in raster order, causal or not. None: the
+            size of the grid is given at call time.
 
-    Causal is raster order: a pixel attends what its memory block holds up to itself. The streaming state is a ring of the last block + memory tokens, in
-    two dimensions of as many lines.
+    The causal form follows raster order: a pixel attends the tokens of its memory block up to itself. The streaming
+    state is a ring of the last block + memory tokens, in two dimensions of as many lines.
+
+    Parameters: q_proj, k_proj, v_proj, out_proj. Time O(T (block + memory) D).
+
+    Raises:
+        MixerError: if an option is out of its range, or if the causal form in two dimensions has no width.
     """
 
     supports_causal = supports_streaming = supports_attn_mask = supports_grid = True
-    waivers = {"token_before_reaches": "with ndim=2 the token before the first of a line stands at the other edge of the image; so with memory=0"}
+    waivers = {
+        "token_before_reaches": "with ndim=2 the token before the first one of a line is at the other edge of "
+        "the image, and with memory=0 the token before the first one of a block is not attended"
+    }
     about = About("Parmar et al. 2018, arXiv 1802.05751", "fixed pattern", "T (block + memory) D", "T heads (block + memory)")
     form = "image_local"
     carries = QKVO
@@ -51,15 +63,15 @@ class ImageLocal(Mixer):
         self.heads, self.ndim, self.width = heads, ndim, width
         self.block, self.memory = self._sizes(1, block=block), self._sizes(0, memory=memory)
         if width is not None and ndim == 1:
-            self.refuse(f"width goes with ndim=2, got width={width!r}, ndim={ndim}")
+            self.refuse(f"width needs ndim=2, got width={width!r}, ndim={ndim}")
         if width is not None:
             at_least(self, 1, width=width)
         if causal and ndim == 2 and width is None:
-            self.refuse("causal=True with ndim=2 needs width, the pixels in a line; a grid given at call time has no causal form")
+            self.refuse("causal=True with ndim=2 needs width, the pixels per line; a grid given at call time has no causal form")
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
 
     def _sizes(self, low: int, **given: int | list[int]) -> tuple[int, ...]:
-        """One number, or one for each axis."""
+        """Return one size per axis."""
         ((name, sizes),) = given.items()
         found = tuple(sizes) if isinstance(sizes, list | tuple) else (sizes,) * self.ndim
         if len(found) != self.ndim:
@@ -73,21 +85,21 @@ class ImageLocal(Mixer):
 
     @property
     def on_grid(self) -> bool:
-        """Whether the grid is given at call time."""
+        """Return whether the size of the grid is given at call time."""
         return self.ndim == 2 and self.width is None
 
     @property
     def capabilities(self):
-        """Grids are taken where no width was fixed."""
+        """Return the features of this instance: it takes a grid if ndim is 2 and no width was given."""
         return replace(super().capabilities, grid=self.on_grid)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.image_local`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.image_local`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask)
         if grid is not None and not self.on_grid:
             self.refuse(f"was built with ndim={self.ndim}, width={self.width} and mixes a sequence, got grid={tuple(grid)}")
         if self.on_grid and (grid is None or len(grid) != 2):
-            self.refuse(f"was built with ndim=2 and no width and needs grid=(H, W), got grid={grid}")
+            self.refuse(f"was built with ndim=2 and without width and needs grid=(H, W), got grid={grid}")
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         place = {"width": self.width, "grid": grid, "prefix": prefix, "positions": positions}
         starts = None if self.on_grid else row_starts(key_mask, positions)
@@ -102,7 +114,7 @@ class ImageLocal(Mixer):
 
     @property
     def _ring(self) -> int:
-        """How far back the memory of a query block reaches, in tokens: what the state holds."""
+        """Return how many tokens back the memory of a query block reaches; the state holds as many."""
         if self.ndim == 1:
             return self.block[0] + self.memory[0] - 1
         return (self.block[0] + self.memory[0]) * (self.width or 0) - 1

@@ -1,4 +1,4 @@
-"""What every mixer asks of its inputs before it mixes them: shapes, types, devices, positions."""
+"""Checks of the inputs that every mixer runs before it mixes: shapes, dtypes, devices, positions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from torch import Tensor
 
 from .facts import Facts
 
-FEW = 16  # numbers that Python compares faster than torch
+FEW = 16  # up to so many numbers, Python compares faster than torch
+
+
+def described(a: Tensor) -> str:
+    """Return dtype and shape of a tensor for an error message."""
+    return f"{a.dtype} {tuple(a.shape)}"
 
 
 class InputChecks(Facts):
-    """The checks of ``Mixer``; each refuses in the mixer's name."""
+    """The input checks of ``Mixer``; each raises MixerError in the name of the mixer."""
 
     dim: int
     causal: bool
@@ -22,11 +27,14 @@ class InputChecks(Facts):
     max_context_len: int | None
 
     def refuse(self, why: str) -> NoReturn:
-        """Raise the one error of the contract; ``Mixer`` says how."""
+        """Raise ``MixerError``; implemented by ``Mixer``."""
         raise NotImplementedError(why)
 
     def _check_devices(self, x: Tensor) -> None:
-        """Refuse own parameters that are elsewhere than x: products with a tensor on the meta device give numbers instead of an error."""
+        """Refuse own parameters and buffers on another device than x.
+
+        Products with a tensor on the meta device would return numbers instead of raising an error.
+        """
         for own in (self._parameters, self._buffers):
             for name, a in own.items():
                 if a is not None and a.device != x.device:
@@ -39,12 +47,13 @@ class InputChecks(Facts):
             self.refuse(f"expects floating point {label}, got {x.dtype}")
         name, limit = ("max_len", self.max_len) if label == "x" else ("max_context_len", self.max_context_len)
         if limit is not None and x.shape[1] > limit:
-            self.refuse(f"was built with {name}={limit}, got {label} of length {x.shape[1]}; cut it, or call resize")
+            self.refuse(f"was built with {name}={limit}, got {label} of length {x.shape[1]}; shorten it or call resize")
 
     def _check_context(self, x: Tensor, context: Tensor | None) -> None:
         if context is None:
-            if (self.max_context_len or x.shape[1]) < x.shape[1]:
-                self.refuse(f"was built with max_context_len={self.max_context_len}, got x of length {x.shape[1]} to mix with itself; cut it, or call resize")
+            limit, T = self.max_context_len, x.shape[1]
+            if (limit or T) < T:
+                self.refuse(f"was built with max_context_len={limit}, got x of length {T} as its own context; call resize")
             return
         if not self.supports_context:
             self.refuse("mixes a sequence with itself and takes no context")
@@ -63,15 +72,15 @@ class InputChecks(Facts):
         B, T, S = x.shape[0], x.shape[1], keys.shape[1]
         if key_mask is not None:
             if key_mask.dtype != torch.bool or key_mask.shape != (B, S):
-                self.refuse(f"expects a bool key_mask of shape {(B, S)}, True = may be attended, got {key_mask.dtype} {tuple(key_mask.shape)}")
+                self.refuse(f"expects a bool key_mask of shape {(B, S)}, True = may be attended, got {described(key_mask)}")
             self._check_beside(x, "key_mask", key_mask)
         if attn_mask is None:
             return
         self._check_beside(x, "attn_mask", attn_mask)
         if not self.supports_attn_mask:
-            self.refuse("does not weigh pairs of tokens and takes no attn_mask; key_mask is what it can honour")
+            self.refuse("does not weight pairs of tokens and takes no attn_mask; use key_mask")
         if attn_mask.dtype != torch.bool or tuple(attn_mask.shape) not in ((T, S), (B, T, S)):
-            self.refuse(f"expects a bool attn_mask of shape {(T, S)} or {(B, T, S)}, True = may be attended, got {attn_mask.dtype} {tuple(attn_mask.shape)}")
+            self.refuse(f"expects a bool attn_mask {(T, S)} or {(B, T, S)}, True = may be attended, got {described(attn_mask)}")
 
     def _check_grid(self, x: Tensor, positions: Tensor | None, grid: tuple[int, ...] | None, prefix: int) -> None:
         if grid is None:
@@ -79,22 +88,25 @@ class InputChecks(Facts):
                 self.refuse(f"got prefix={prefix} without a grid")
             return
         if not self.supports_grid:
-            self.refuse(f"knows no grid, got grid={grid}; it mixes a sequence")
+            self.refuse(f"mixes a sequence and takes no grid, got grid={grid}")
         if prefix < 0 or any(n < 1 for n in grid):
             self.refuse(f"expects a grid of positive sizes and prefix >= 0, got grid={tuple(grid)}, prefix={prefix}")
         if positions is None and x.shape[1] != prefix + prod(grid):
-            self.refuse(f"grid={tuple(grid)} with prefix={prefix} means {prefix + prod(grid)} tokens, got {x.shape[1]}")
+            self.refuse(f"grid={tuple(grid)} with prefix={prefix} stands for {prefix + prod(grid)} tokens, got {x.shape[1]}")
 
     def _check_positions(self, x: Tensor, positions: Tensor | None) -> None:
         if positions is None:
             return
         if positions.dtype not in (torch.int64, torch.int32) or positions.shape != x.shape[:2]:
-            self.refuse(f"expects integer positions of shape {tuple(x.shape[:2])}, got {positions.dtype} {tuple(positions.shape)}")
+            self.refuse(f"expects integer positions of shape {tuple(x.shape[:2])}, got {described(positions)}")
         self._check_beside(x, "positions", positions)
         self.check_range(positions)
 
     def check_range(self, positions: Tensor, limit: int | None = None, why: str = "") -> None:
-        """Refuse positions outside 0..limit-1, by default max_len. Values can be read only outside of compilation and export."""
+        """Refuse positions outside of 0..limit-1; the default limit is max_len.
+
+        Values are read outside of compilation and export only.
+        """
         limit = self.max_len if limit is None else limit
         if limit is None or torch.compiler.is_compiling() or positions.numel() == 0:
             return
@@ -104,14 +116,15 @@ class InputChecks(Facts):
         else:
             low, high = (int(n) for n in positions.aminmax())
         if low < 0 or high >= limit:
-            built = f"was built with max_len={self.max_len}, got positions from {low} to {high}; cut the sequence, or call resize"
-            self.refuse(f"{why}, positions 0 to {limit - 1}, got positions from {low} to {high}" if why else built)
+            got = f"got positions from {low} to {high}"
+            built = f"was built with max_len={self.max_len}, {got}; shorten the sequence or call resize"
+            self.refuse(f"{why}, positions 0 to {limit - 1}, {got}" if why else built)
 
     def _check_packed(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
         if x.ndim != 2 or x.shape[-1] != self.dim:
             self.refuse(f"expects packed x of shape (tokens, {self.dim}), got {tuple(x.shape)}")
         if cu_seqlens.ndim != 1 or cu_seqlens.dtype != torch.int32 or cu_seqlens.numel() < 1:
-            self.refuse(f"expects cu_seqlens as a 1-D int32 tensor of cumulative lengths, got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}")
+            self.refuse(f"expects cu_seqlens as a 1-D int32 tensor of cumulative lengths, got {described(cu_seqlens)}")
         self._check_beside(x, "cu_seqlens", cu_seqlens)
         lengths = cu_seqlens.diff()
         if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != x.shape[0] or bool((lengths < 0).any()):

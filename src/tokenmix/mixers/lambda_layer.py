@@ -1,4 +1,4 @@
-"""The lambda layer (Bello 2021) as a layer: full context or a window."""
+"""The lambda layer (Bello 2021, arXiv:2102.08602): full context or a window."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from .parts.token_norm import TokenBatchNorm
 
 @register_state
 class LambdaState(NamedTuple):
-    """Values (B, S, c) that a position lambda may still weigh, live, where they stand; the float64 sums of the content lambda; the next position.
+    """The values that later position lambdas may weight, and the sums of the content lambda.
 
-    With a window S = window - 1 for ever; with full context every value so far is kept. m, den (B, w) and num (B, c * w).
+    values (B, S, c), valid, positions (B, S): S = window - 1 with a window, otherwise every value so far. m, den (B, w)
+    and num (B, c * w): sums of the content lambda, in float64. position (B,): the next one.
     """
 
     values: Tensor
@@ -39,18 +40,36 @@ class LambdaState(NamedTuple):
 
 
 class Lambda(Mixer):
-    """y_n = W_o (lambda^c + lambda^p_n)^T q_n, lambda^c = sum_m softmax_m(k)_m v_m^T, lambda^p_n = sum_m E_{m - n} v_m^T (Bello 2021, Eq. 1 and 2).
+    """The lambda layer: y_n = W_o (lambda^c + lambda^p_n)^T q_n.
+
+    lambda^c = sum_m softmax_m(k)_m v_m^T, lambda^p_n = sum_m E_{m - n} v_m^T. Bello 2021, arXiv:2102.08602, Eq. 1 and
+    2. Maps (B, T, D) to (B, T, D).
 
     Args:
-        max_len: full context: the longest sequence, with an embedding for each relative position. None with ``window`` or ``grid_size``.
-        heads: queries; the values are dim / heads wide. All heads share keys, values and lambdas.
-        key_width: w, the width of queries and keys. Embeddings E start as N(0, 1 / w).
-        grid_size: [H, W], the largest grid of an image: full context with an embedding for each relative cell; the grid is given at call time.
-        window: None for full context; else the tokens a position lambda covers (a lambda convolution), odd unless causal. The content lambda is global.
-        norm: BatchNorm on queries and keys ("qk", as in AFT's baseline), on queries and values ("qv", the paper), or None.
+        max_len: for full context, the longest sequence in tokens, with an embedding for each relative position. None
+            with ``window`` or ``grid_size``.
+        heads: number of queries per token, 4 by default; must divide dim. Values have dim / heads features, and all
+            heads share keys, values and lambdas.
+        key_width: w, the number of features of queries and keys, 16 by default. Embeddings E start as N(0, 1 / w).
+        grid_size: [H, W], the largest grid of an image: full context with an embedding for each relative cell; the
+            actual grid is given at call time. None (default): sequences.
+        window: number of tokens that a position lambda covers (a lambda convolution), odd unless causal; the content
+            lambda stays global. None (default): full context.
+        norm: BatchNorm on queries and keys ("qk", default, as in AFT's baseline), on queries and values ("qv", the
+            paper's), or None.
 
-    In train mode BatchNorm takes its statistics from all live tokens of the batch, so rows influence each other, and later tokens earlier ones; in eval
-    mode nothing does. The causal form is ours: a prefix softmax for the content, embeddings of the past only for the positions.
+    In train mode BatchNorm takes its statistics from all valid tokens of the batch, so rows influence each other, and
+    later tokens earlier ones; in eval mode they do not.
+
+    Parameters: q_proj, k_proj, v_proj, out_proj, embedding (E), norms. Time O(T^2 (w H + D)), or O(T r (w H + D)) with
+    a window of r tokens.
+
+    Deviations: the causal form is ours: a prefix softmax for the content, and embeddings of the past only for
+    positions.
+
+    Raises:
+        MixerError: if an option is out of its range, if none of max_len, window and grid_size is given, or if the grid
+            exceeds ``grid_size``.
     """
 
     supports_causal = supports_streaming = supports_grid = True
@@ -91,15 +110,15 @@ class Lambda(Mixer):
         one_of(self, ("qk", "qv", None), norm=self.norm)
         if self.grid_size is not None:
             if self.window is not None or self.causal or not isinstance(self.grid_size, list | tuple) or len(self.grid_size) != 2:
-                self.refuse(f"grid_size must be two positive sizes [H, W], without window and causal=True, got {self.grid_size!r}")
+                self.refuse(f"grid_size must be two sizes [H, W], without window and causal=True, got {self.grid_size!r}")
             at_least(self, 1, **{f"grid_size[{i}]": n for i, n in enumerate(self.grid_size)})
         if self.window is None and self.grid_size is None and self.max_len is None:
-            self.refuse("needs max_len, the longest sequence, window for position lambdas of a window, or grid_size for images")
+            self.refuse("needs max_len for full context, window for a lambda convolution, or grid_size for images")
         if self.window is not None and self.window % 2 == 0 and not self.causal:
             self.refuse(f"window must be positive, and odd unless causal=True, got {self.window!r}")
 
     def _sizes(self, max_len: int | None) -> tuple[int, ...]:
-        """How many relative positions have an embedding, along each axis."""
+        """Return the number of relative positions with an embedding along each axis."""
         if self.grid_size is not None:
             return tuple(2 * n - 1 for n in self.grid_size)
         if self.window is not None:
@@ -109,7 +128,7 @@ class Lambda(Mixer):
 
     @property
     def capabilities(self):
-        """Grids where it was built for them."""
+        """Return the features of this instance: it takes a grid if ``grid_size`` was given."""
         base = super().capabilities
         return type(base)(**{**vars(base), "grid": self.grid_size is not None})
 
@@ -122,7 +141,10 @@ class Lambda(Mixer):
         self.init_parameters()
 
     def resize(self, max_len: int) -> None:
-        """Change the longest sequence of the full context: rows of E for distances it lacked start as at first, those beyond it go."""
+        """Change the longest sequence of the full context to ``max_len`` tokens.
+
+        Rows of E for new distances are initialised; those for distances beyond ``max_len`` are dropped.
+        """
         if self.max_len is None:
             self.refuse("has no parameters per position; nothing to resize")
         if not isinstance(max_len, int) or max_len < 1:
@@ -142,9 +164,9 @@ class Lambda(Mixer):
         return tuple(self.norms[name](a, key_mask) if name in self.norms else a for name, a in found.items())
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.lambda_layer`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.lambda_layer`` for this input: (positional, keyword)."""
         if (grid is None) != (self.grid_size is None) or (grid is not None and len(grid) != 2):
-            self.refuse(f"was built with grid_size={self.grid_size}, got grid={grid}; a grid (H, W) is given with grid_size, and only then")
+            self.refuse(f"was built with grid_size={self.grid_size}, got grid={grid}; grid and grid_size need each other")
         if grid is not None and self.grid_size is not None and any(n > most for n, most in zip(grid, self.grid_size, strict=True)):
             self.refuse(f"was built with grid_size={self.grid_size}, got the larger grid={tuple(grid)}")
         options = {"heads": self.heads, "grid": grid, "prefix": prefix, "positions": positions, "causal": self.causal, "key_mask": key_mask}

@@ -1,4 +1,4 @@
-"""Lightweight and dynamic convolution (Wu et al. 2019) as layers."""
+"""Lightweight and dynamic convolution (Wu et al. 2019, arXiv:1901.10430) as layers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,22 @@ from .parts.shared import ring_chunk
 
 
 class LightConv(Mixer):
-    """y_t = W_o sum_j softmax_j(w^h)_j g_{t + j - s // 2} in head h, g = GLU(W_v x) (Wu et al. 2019, Eq. 2).
+    """Lightweight convolution: y_t = W_o sum_j softmax_j(w^h)_j g_{t + j - s // 2} in head h, g = GLU(W_v x).
+
+    Wu et al. 2019, arXiv:1901.10430, Eq. 2. Maps (B, T, D) to (B, T, D).
 
     Args:
-        heads: H; divides dim. The dim / H channels of a head share one window.
-        kernel_size: s, taps of the window, odd; causal: the last s tokens, any s.
-        glu: g = a * sigmoid(b) with [a, b] = W_v x, as in the paper; False: g = W_v x.
+        heads: H, 8 by default; must divide dim. The dim / H channels of a head share one window.
+        kernel_size: s, the number of taps, 31 by default; odd. The causal form covers the last s tokens, for any s.
+        glu: True (default, the paper's): g = a * sigmoid(b) with [a, b] = W_v x; False: g = W_v x.
 
-    The paper drops taps at random in training (DropConnect); there is no such option here.
+    Parameters: v_proj, out_proj, kernel (H, s). Time O(T s D), memory O(T D). The streaming state is a ring of s - 1
+    values.
+
+    Deviations: the paper drops taps at random in training (DropConnect); this layer does not.
+
+    Raises:
+        MixerError: if an option is out of its range.
     """
 
     supports_causal = supports_streaming = True
@@ -54,7 +62,7 @@ class LightConv(Mixer):
         nn.init.xavier_uniform_(self.kernel)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.lightconv`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.lightconv`` for this input: (positional, keyword)."""
         return (values(self, x), self.kernel), {"positions": positions, "causal": self.causal, "key_mask": key_mask}
 
     def mix(self, x, context, **given):
@@ -76,14 +84,20 @@ class LightConv(Mixer):
 
 
 class DynamicConv(Mixer):
-    """y_t = W_o sum_j softmax_j(W^h_q g_t)_j g_{t + j - s // 2} in head h, g = GLU(W_v x) (Wu et al. 2019, Eq. 4).
+    """Dynamic convolution: y_t = W_o sum_j softmax_j(W^h_q g_t)_j g_{t + j - s // 2} in head h.
 
-    The window of a token is made from that token alone.
+    g = GLU(W_v x), and each token generates its own window. Wu et al. 2019, arXiv:1901.10430, Eq. 4. Maps (B, T, D) to
+    (B, T, D).
 
     Args:
         heads, kernel_size, glu: as in LightConv.
 
-    The paper drops taps at random in training (DropConnect); there is no such option here.
+    Parameters: q_proj (dim -> H s), v_proj, out_proj. Time O(T s D). The streaming state is a ring of s - 1 values.
+
+    Deviations: the paper drops taps at random in training (DropConnect); this layer does not.
+
+    Raises:
+        MixerError: if an option is out of its range.
     """
 
     supports_causal = supports_streaming = True
@@ -113,7 +127,7 @@ class DynamicConv(Mixer):
         return self.q_proj(g).unflatten(-1, (self.heads, self.kernel_size))
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.lightconv`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.lightconv`` for this input: (positional, keyword)."""
         g = values(self, x)
         return (g, self._windows(g)), {"positions": positions, "causal": self.causal, "key_mask": key_mask}
 
@@ -137,7 +151,7 @@ class DynamicConv(Mixer):
 
 
 def check_window(mixer: LightConv | DynamicConv) -> None:
-    """Refuse heads and windows that make no sense."""
+    """Refuse heads and kernel sizes that are out of their range."""
     size = mixer.kernel_size
     check_heads(mixer, mixer.heads)
     at_least(mixer, 1, kernel_size=size)
@@ -147,13 +161,13 @@ def check_window(mixer: LightConv | DynamicConv) -> None:
 
 
 def values(mixer: LightConv | DynamicConv, x: Tensor) -> Tensor:
-    """What is convolved: the projected input, gated by half of itself in the paper's form."""
+    """Return the values to be convolved: the projected input, in the paper's form gated by half of itself."""
     g = mixer.v_proj(x)
     return nnF.glu(g, -1) if mixer.glu else g
 
 
 def window_step(mixer, g, kernel, state, positions, valid, holes):
-    """New values g (B, L, D) with windows ``kernel`` over the ring and each other."""
+    """Convolve new values g (B, L, D) with windows ``kernel`` over the ring and each other."""
     state = joined(state, valid, positions, values=g)
     v = silenced(state.values.to(torch.promote_types(g.dtype, state.values.dtype)), state.valid)
     taps = kernel.double().softmax(-1).to(v.dtype)

@@ -12,13 +12,20 @@ from .parts.shared import add_projections
 
 
 class LinearAttention(Mixer):
-    """y_t = W_o [phi(q_t) . sum_s phi(k_s) v_s / phi(q_t) . sum_s phi(k_s)] in each of ``heads`` heads (Eqs. 4 to 6).
+    """Linear attention: y_t = W_o [phi(q_t) . sum_s phi(k_s) v_s / phi(q_t) . sum_s phi(k_s)] in each head.
+
+    Katharopoulos et al. 2020, arXiv:2006.16236, Eqs. 4 to 6. Maps (B, T, D) to (B, T, D).
 
     Args:
-        heads: divides dim; each has its own sums of e x e numbers, e = dim / heads.
-        feature: phi: "elu" (elu + 1, the paper's), "relu", "squared_relu", "exp", or "softmax" over the features. All are positive.
+        heads: number of heads, 8 by default; must divide dim. Each has its own sums of e x e numbers, e = dim / heads.
+        feature: phi, never negative: "elu" (elu + 1, default, the paper's), "relu", "squared_relu", "exp", or "softmax"
+            over the features.
 
-    Parameters: q_proj, k_proj, v_proj, out_proj. Time O(T e D); the streaming state is heads x e x (e + 2) numbers whatever T.
+    Parameters: q_proj, k_proj, v_proj, out_proj. Time O(T e D). The streaming state is heads x e x (e + 2) numbers,
+    whatever T.
+
+    Raises:
+        MixerError: if an option is out of its range.
     """
 
     supports_causal = supports_streaming = supports_context = True
@@ -43,7 +50,7 @@ class LinearAttention(Mixer):
         self.heads = heads
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.linear_attention`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.linear_attention`` for this input: (positional, keyword)."""
         keys = x if context is None else context
         args = self.q_proj(x), self.k_proj(keys), self.v_proj(keys)
         return args, {"heads": self.heads, "feature": self.feature, "causal": self.causal, "key_mask": key_mask}

@@ -17,18 +17,26 @@ SHARING = ("none", "headwise", "key_value", "layerwise")
 
 
 class Linformer(Mixer):
-    """y_t = W_o [softmax(q_t (E K)^T / sqrt(d)) (F V)] in each of ``heads`` heads of width d; E and F shorten time to ``rank`` rows (Eq. 7).
+    """Linformer: y_t = W_o [softmax(q_t (E K)^T / sqrt(d)) (F V)] in each head of width d.
 
-    There is no causal form: each of the ``rank`` rows of E K sums keys of the whole sequence, later ones included, and no mask can part them again.
+    E and F project the time axis to ``rank`` rows. Wang et al. 2020, arXiv:2006.04768, Eq. 7. Maps (B, T, D) to (B, T,
+    D). There is no causal form: each of the ``rank`` rows of E K sums keys of the whole sequence, later ones included,
+    and no mask can separate them again.
 
     Args:
-        max_len: columns of E and F, one for each position; a longer sequence or context is refused.
-        rank: K, rows of E and F.
-        heads: number of heads; divides dim.
-        sharing: "none": E and F for each head; "headwise": one E and one F for all heads; "key_value": one E = F for all heads;
-            "layerwise": as "key_value", and ``tie(first)`` makes later layers use the first one's.
+        max_len: number of columns of E and F, one per position; longer sequences and contexts are refused.
+        rank: K, the number of rows of E and F, 64 by default.
+        heads: number of heads, 8 by default; must divide dim.
+        sharing: "none": E and F for each head; "headwise" (default): one E and one F for all heads; "key_value": one E
+            = F for all heads; "layerwise": as "key_value", and ``tie(first)`` makes later layers use the projection of
+            the first.
 
     E and F start as N(0, 1 / rank), the random projections of the paper's Theorem 2.
+
+    Parameters: q_proj, k_proj, v_proj, out_proj, projection_e (E), projection_f (F) unless E = F. Time O(T K D).
+
+    Raises:
+        MixerError: if an option is out of its range, or a sequence is longer than ``max_len``.
     """
 
     supports_context = True
@@ -66,15 +74,23 @@ class Linformer(Mixer):
                 nn.init.normal_(projection, std=self.rank**-0.5)
 
     def tie(self, first: Linformer) -> None:
-        """Use the projection of ``first``, a layer of the same rank and max_len: sharing across layers. The two then hold one parameter."""
+        """Share the projection of ``first``, which then is one parameter of both layers.
+
+        Raises:
+            MixerError: unless both layers were built with ``sharing="layerwise"`` and equal rank and max_len.
+        """
         if not isinstance(first, Linformer) or self.sharing != "layerwise" or first.sharing != "layerwise":
             self.refuse("tie needs two Linformer layers built with sharing='layerwise'")
         if first.projection_e.shape != self.projection_e.shape:
-            self.refuse(f"tie needs equal rank and max_len, got {tuple(self.projection_e.shape[1:])} and {tuple(first.projection_e.shape[1:])}")
+            own, other = (tuple(layer.projection_e.shape[1:]) for layer in (self, first))
+            self.refuse(f"tie needs equal rank and max_len, got {own} and {other}")
         self.projection_e = first.projection_e
 
     def resize(self, max_len: int) -> None:
-        """Change the number of columns, interpolating along positions. Tied layers are parted: tie them again."""
+        """Change the number of columns to ``max_len``, interpolating along positions.
+
+        Tied layers become separate; tie them again.
+        """
         if not isinstance(max_len, int) or max_len < 1:
             self.refuse(f"resize needs a positive length, got {max_len!r}")
         self.projection_e = regrown(self.projection_e, _stretched(self.projection_e, max_len))
@@ -83,7 +99,7 @@ class Linformer(Mixer):
         self.max_len = self.max_context_len = max_len
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.linformer`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.linformer`` for this input: (positional, keyword)."""
         keys = x if context is None else context
         key_positions = positions if context is None else None if key_mask is None else token_positions(context, key_mask)
         f = self.projection_e if self.projection_f is None else self.projection_f
@@ -95,7 +111,7 @@ class Linformer(Mixer):
         return self.out_proj(F.linformer(*args, **options))
 
     def mixing_cost(self, T):
-        flops = 4 * T * self.rank * self.dim + 4 * T * self.rank * self.dim  # E K and F V; weights and their sums
+        flops = 4 * T * self.rank * self.dim + 4 * T * self.rank * self.dim  # E K and F V; the weights and the weighted sums
         return MixingCost(flops=flops, counted=flops, activations=4 * T * (8 * self.dim) + 8 * T * self.rank * self.projection_e.shape[0])
 
     @staticmethod

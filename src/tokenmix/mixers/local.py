@@ -1,4 +1,4 @@
-"""Softmax attention in a sliding window, and the form that pools what lies outside of it."""
+"""Softmax attention in a sliding window, and a form that pools the tokens outside of it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from .parts.shared import add_projections, alive, check_positions, has_holes, in
 
 @register_state
 class LocalState(NamedTuple):
-    """The last window - 1 keys and values (B, R, D), which may be attended, where they stand; the sum (B, D) and number (B,) of the values before them.
+    """The last R = window - 1 tokens, and the sum over all older values. The size is constant.
 
-    Constant size. The sums are float64 and stay zero with ``outside="none"``.
+    keys, values (B, R, D), valid, positions (B, R): the last tokens. far_values (B, D) and far_count (B,): the sum and
+    the number of the older values, in float64; 0 with ``outside="none"``. position (B,): the next one.
     """
 
     keys: Tensor
@@ -36,15 +37,23 @@ class LocalState(NamedTuple):
 
 
 class Local(Mixer):
-    """Softmax attention in a sliding window: y_t = W_o [softmax over |t - s| < window of (q_t . k_s / sqrt(e)) v_s], in each head.
+    """Local attention: y_t = W_o [softmax over |t - s| < window of (q_t . k_s / sqrt(e)) v_s] in each head.
+
+    Luong et al. 2015, arXiv:1508.04025, for the window; Beltagy et al. 2020, arXiv:2004.05150. Maps (B, T, D) to (B, T,
+    D).
 
     Args:
-        window: a row sees 2 window - 1 tokens, window when causal: the same ones as in ``aft_local``.
-        heads: number of heads; divides dim.
-        outside: "none": tokens outside of the window are not attended. "pool": they count with logit 0, as AFT-local's bias does, so that the output is
-            (sum_in e^{q.k} v + sum_out v) / (sum_in e^{q.k} + n_out).
+        window: a row attends 2 window - 1 tokens, or window when causal, the same ones as in ``aft_local``. Default
+            128.
+        heads: number of heads, 8 by default; must divide dim.
+        outside: "none" (default): tokens outside of the window are not attended. "pool": they count with logit 0, as
+            with AFT-local's bias, so that the output is (sum_in e^{q.k} v + sum_out v) / (sum_in e^{q.k} + n_out).
 
-    Time and memory O(T window D). The streaming state is the last window - 1 tokens, and with "pool" one vector.
+    Parameters: q_proj, k_proj, v_proj, out_proj. Time and memory O(T window D). The streaming state is the last window
+    - 1 tokens, and with "pool" one vector of D numbers.
+
+    Raises:
+        MixerError: if an option is out of its range.
     """
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
@@ -78,7 +87,7 @@ class Local(Mixer):
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.local`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.local`` for this input: (positional, keyword)."""
         keys, query_and_key_positions = (x, positions) if context is None else (context, self._query_and_key_positions(x, context, positions, key_mask))
         options = {"window": self.window, "heads": self.heads, "outside": self.outside, "positions": query_and_key_positions}
         return (self.q_proj(x), self.k_proj(keys), self.v_proj(keys)), {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
@@ -124,7 +133,7 @@ class Local(Mixer):
         return self.out_proj(y), state._replace(position=next_position)
 
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
-        """New tokens over the ring and each other; what leaves the ring joins the sums."""
+        """Mix new tokens with the ring and each other; tokens that leave the ring are added to the sums."""
         new = self.k_proj(x).to(state.keys.dtype), self.v_proj(x).to(state.values.dtype), valid, positions
         keys, values, key_valid, key_positions = (torch.cat(pair, 1) for pair in zip(state[:4], new, strict=True))
         q, far, options = self.q_proj(x), state[4:6], {"window": self.window, "heads": self.heads, "outside": self.outside}

@@ -1,4 +1,7 @@
-"""Memory-compressed attention (Liu et al. 2018, "Generating Wikipedia by Summarizing Long Sequences", arXiv:1801.10198) as a layer."""
+"""Memory-compressed attention as a layer.
+
+Liu et al. 2018, "Generating Wikipedia by Summarizing Long Sequences", arXiv:1801.10198.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,13 @@ from .parts.shared import add_projections, alive, check_positions, has_holes, in
 
 @register_state
 class MemoryCompressedState(NamedTuple):
-    """Sums of the blocks so far (B, n, D), their live flags and numbers (B, n); the last tokens as they are (B, r, D), their live flags and positions.
+    """The compressed blocks so far, and the last tokens as they are.
 
-    ``scattered`` (B, 0), or (B, 1) from the moment positions were given: then each token keeps a slot, as it may be alone in its block. r stays between
-    b - 1 and 2 b - 2, and n grows by 1 with every b tokens; in mode "local" n is 0 and r is b - 1.
+    keys, values (B, n, D), valid (B, n), cells (B, n): sums of the blocks, whether each has valid tokens, and the
+    blocks' numbers. near_keys, near_values (B, r, D), near_valid, near_positions (B, r): the last tokens. scattered (B,
+    0), or (B, 1) once positions were given: then each token keeps a slot, because it may be alone in its block.
+    position (B,): the next one. r stays between b - 1 and 2 b - 2, and n grows by 1 with every b tokens; in mode
+    "local" n is 0 and r is b - 1.
     """
 
     keys: Tensor
@@ -41,23 +47,35 @@ class MemoryCompressedState(NamedTuple):
 
 
 class MemoryCompressed(Mixer):
-    """Local attention inside blocks of b positions, or full-length queries over keys and values shortened b times by a strided convolution.
+    """Attention inside blocks of b positions, or over keys and values that a convolution shortens b times.
 
-    The paper alternates the two from layer to layer: build some layers with ``mode="local"``. The causal compressed form is ours: a token attends one
-    compressed key for each block before its own, and the tokens of its own block up to itself. The streaming state keeps a b-th of the history.
+    Liu et al. 2018, arXiv:1801.10198. Maps (B, T, D) to (B, T, D). The paper alternates both from layer to layer: build
+    some layers with ``mode="local"``.
 
     Args:
-        mode: "compressed" or "local".
-        block: b; None: 3 compressed and 256 local, as in the paper.
-        heads: number of heads; divides dim.
+        mode: "compressed" (default): all queries over shortened keys and values; "local": attention inside each block.
+        block: b, in tokens. None: 3 for compressed and 256 for local, as in the paper.
+        heads: number of heads, 8 by default; must divide dim.
 
-    The convolutions are dense, dim to dim, one on keys and one on values, after the projections and before the heads are split.
+    The convolutions are dense, dim to dim, one for keys and one for values, after the projections and before the heads
+    are split. The streaming state of the compressed form keeps 1 / b of the history.
+
+    Parameters: q_proj, k_proj, v_proj, out_proj; k_conv and v_conv (kernel and stride b) in the compressed form. Time
+    O(T^2 D / b + T D^2), local O(T b D).
+
+    Deviations: the causal compressed form is ours: a token attends one compressed key for each block before its own,
+    and the tokens of its own block up to itself.
+
+    Raises:
+        MixerError: if an option is out of its range.
     """
 
     supports_causal = supports_streaming = True
     waivers = {
-        "past_reaches_present": "with mode='local' the first token of a block attends itself alone; compressed keeps the promise (test_memory_compressed.py)",
-        "token_before_reaches": "with mode='local' the first token of a block attends itself alone; compressed keeps the promise (test_memory_compressed.py)",
+        "past_reaches_present": "with mode='local' the first token of a block attends itself alone; "
+        "the compressed form keeps the promise (test_memory_compressed.py)",
+        "token_before_reaches": "with mode='local' the first token of a block attends itself alone; "
+        "the compressed form keeps the promise (test_memory_compressed.py)",
     }
     about = About("Liu et al. 2018, arXiv 1801.10198", "fixed pattern, memory", "T^2 D / b + T D^2, local T b D", "T D")
     form = "memory_compressed"
@@ -95,7 +113,7 @@ class MemoryCompressed(Mixer):
         return dict(self.waivers) if self.mode == "local" else {}
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.memory_compressed`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.memory_compressed`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask, rising=self.causal)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self._conv(x)
         options = {"heads": self.heads, "block": self.block, "mode": self.mode, "positions": positions}
@@ -151,7 +169,8 @@ class MemoryCompressed(Mixer):
         holes = has_holes(state.near_valid, key_mask)
         if (positions is not None or holes) and state.scattered.shape[1] == 0:
             state = state._replace(scattered=torch.ones_like(state.position[:, None], dtype=torch.bool))
-        if positions is not None or holes:  # masked tokens stay in the block at hand, so that they do not close it
+        if positions is not None or holes:
+            # masked tokens stay in the current block, so that they do not close it
             position_runs, valid_runs = (
                 [self.block * state.cells[:, -1:], state.near_positions, query_positions],
                 [state.valid[:, -1:], state.near_valid, valid],
@@ -179,7 +198,10 @@ class MemoryCompressed(Mixer):
         return y, MemoryCompressedState(*slots, *(a[:, leaving:] for a in recent), *state[8:])
 
     def _closed(self, recent, state):
-        """The recent tokens, the masked ones before all live ones, where they belong to the block before."""
+        """Return the recent tokens with masked ones moved before all valid ones.
+
+        Masked tokens then belong to the block before.
+        """
         keys, values, valid, positions = recent
         index, there, _ = last_live(valid, valid.shape[1])
         before = self.block * state.cells[:, -1:] if state.cells.shape[1] else 0

@@ -1,4 +1,4 @@
-"""Token mixing of the MLP-Mixer (Tolstikhin et al. 2021) as a layer."""
+"""Token mixing of the MLP-Mixer (Tolstikhin et al. 2021, arXiv:2105.01601) as a layer."""
 
 from __future__ import annotations
 
@@ -14,19 +14,26 @@ from .parts.unprojected import Unprojected
 
 
 class MLPMixer(Mixer):
-    """Y = W2 gelu(W1 X + b1) + b2 across tokens, the same for every channel (Tolstikhin et al. 2021, Eq. 1).
+    """MLP-Mixer: Y = W2 gelu(W1 X + b1) + b2 across tokens, the same for every channel.
+
+    Tolstikhin et al. 2021, arXiv:2105.01601, Eq. 1. Maps (B, T, D) to (B, T, D).
 
     Args:
-        max_len: N, the longest sequence: column s of W1 and row t of W2 belong to positions s and t.
-        hidden: F, the width of the perceptron across tokens.
+        max_len: N, the longest sequence in tokens; column s of W1 and row t of W2 belong to positions s and t.
+        hidden: F, the width of the perceptron across tokens, 256 by default.
 
-    As in the paper there are no projections; norm and residual belong to the block. Absent and masked tokens count as 0. There is no causal form: each
-    hidden unit reads every token, and each output reads every hidden unit.
+    As in the paper there are no projections; norm and residual belong to the block. Missing and masked tokens count as
+    0. There is no causal form: each hidden unit reads every token, and each output reads every hidden unit.
+
+    Parameters: w1 (F, N), b1 (F), w2 (N, F), b2 (N). Time O(T F D).
+
+    Raises:
+        MixerError: if an option is out of its range, if ``causal=True``, or if a sequence is longer than ``max_len``.
     """
 
     about = About("Tolstikhin et al. 2021, arXiv 2105.01601", "MLP", "T F D", "T D + F D")
     form = "mlp_mixer"
-    waivers = {"accurate_on_adversarial_keys": "signed sums over tokens cancel: float32 is exact relative to the sum of their sizes (test_mlp_mixer.py)"}
+    waivers = {"accurate_on_adversarial_keys": "signed sums cancel; float32 errors scale with their terms (test_mlp_mixer.py)"}
 
     def __init__(self, dim: int, *, max_len: int, causal: bool = False, hidden: int = 256):
         super().__init__(dim, causal=causal, max_len=max_len)
@@ -44,7 +51,7 @@ class MLPMixer(Mixer):
         nn.init.zeros_(self.b2)
 
     def resize(self, max_len: int) -> None:
-        """Change the longest sequence; the weights are interpolated linearly along positions."""
+        """Change the longest sequence to ``max_len`` tokens; weights are interpolated linearly along positions."""
         if not isinstance(max_len, int) or max_len < 1:
             self.refuse(f"resize needs a positive length, got {max_len!r}")
         with torch.no_grad():
@@ -53,7 +60,7 @@ class MLPMixer(Mixer):
         self.max_len = self.max_context_len = max_len
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.mlp_mixer`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.mlp_mixer`` for this input: (positional, keyword)."""
         if positions is None and key_mask is None:
             T = x.shape[1]
             weights = self.w1[:, :T], self.b1, self.w2[:T], self.b2[:T]

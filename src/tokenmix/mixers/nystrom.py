@@ -13,17 +13,26 @@ from .parts.shared import add_projections, check_positions, largest_dot
 
 
 class Nystrom(Mixer):
-    """y_t = W_o [softmax(q_t K~^T) A^+ softmax(Q~ K^T) V] with ``landmarks`` segment means Q~, K~ and A = softmax(Q~ K~^T), in each head (Eqs. 13, 14).
+    """Nyström attention: y_t = W_o [softmax(q_t K~^T) A^+ softmax(Q~ K^T) V] in each head.
 
-    There is no causal form: a landmark is the mean of a segment of the whole sequence, and A^+ joins every landmark with every other.
+    Q~ and K~ are ``landmarks`` segment means and A = softmax(Q~ K~^T). Xiong et al. 2021, arXiv:2102.03902, Eqs. 13,
+    14. Maps (B, T, D) to (B, T, D). There is no causal form: a landmark is the mean of a segment of the whole sequence,
+    and A^+ combines every landmark with every other.
 
     Args:
-        landmarks: m, the number of segments a row is cut into, each row by its own length. With m >= T it approaches softmax attention.
-        heads: number of heads; divides dim.
-        iterations: steps of the iterative pseudo-inverse.
-        conv_kernel: taps of the depthwise convolution of V that is added, one filter per head, odd (the paper's code: 33); None: without it.
+        landmarks: m, the number of segments of a row, 64 by default; each row is cut by its own length. With m >= T it
+            approaches softmax attention.
+        heads: number of heads, 8 by default; must divide dim.
+        iterations: number of steps of the iterative pseudo-inverse, 6 by default.
+        conv_kernel: number of taps, odd, of a depthwise convolution of V that is added, one filter per head (33 in the
+            paper's code). None (default): no convolution.
 
-    Everything between the projections is float64.
+    Everything between the projections is computed in float64.
+
+    Parameters: q_proj, k_proj, v_proj, out_proj, taps (heads, conv_kernel). Time O(T m D + m^3 H).
+
+    Raises:
+        MixerError: if an option is out of its range.
     """
 
     about = About("Xiong et al. 2021, arXiv 2102.03902", "low rank", "T m D + m^3 H", "T (m H + D)")
@@ -57,7 +66,7 @@ class Nystrom(Mixer):
             nn.init.uniform_(self.taps, -(self.taps.shape[1] ** -0.5), self.taps.shape[1] ** -0.5)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.nystrom`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.nystrom`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask)
         taps = x.new_zeros(self.heads, 0) if self.taps is None else self.taps
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), taps

@@ -1,4 +1,4 @@
-"""Fixed sparse patterns: strided and fixed of the Sparse Transformer."""
+"""Fixed sparse patterns: the strided and the fixed pattern of the Sparse Transformer (Child et al. 2019)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,22 @@ from .parts.shared import add_projections, check_positions, largest_dot
 
 
 class Strided(Mixer):
-    """The strided pattern of the Sparse Transformer: half of the heads attends the last ``stride`` positions, half every ``stride``-th position.
+    """The strided pattern of the Sparse Transformer: the last positions, and every ``stride``-th position.
+
+    Half of the heads attends the last ``stride`` positions, half every ``stride``-th position. Child et al. 2019,
+    arXiv:1904.10509. Maps (B, T, D) to (B, T, D).
 
     Args:
-        stride: l of the paper, which takes it near the square root of the length. Bidirectional: l positions on each side.
-        heads: even; with ``merged`` any number that divides dim.
-        merged: every head attends both sets in one softmax (the paper's merged head).
+        stride: l of the paper, 32 by default; the paper takes it near the square root of the length. The bidirectional
+            form attends l positions on each side.
+        heads: number of heads, 8 by default; must divide dim, and be even unless ``merged``.
+        merged: True: every head attends both sets in one softmax (the paper's merged head). Default False.
 
-    Time O(T (l + T / l) D). The streaming state is the history of keys and values.
+    Parameters: q_proj, k_proj, v_proj, out_proj. Time O(T (l + T / l) D). The streaming state is the history of keys
+    and values.
+
+    Raises:
+        MixerError: if an option is out of its range.
     """
 
     supports_causal = supports_streaming = supports_attn_mask = True
@@ -34,13 +42,13 @@ class Strided(Mixer):
         true_or_false(self, merged=merged)
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         if heads % 2 and not merged:
-            self.refuse(f"half of the heads takes each pattern, so heads must be even, got {heads}; or merged=True")
+            self.refuse(f"each half of the heads uses one pattern, so heads must be even, got {heads}; or use merged=True")
 
     def _pattern(self):
         return {"stride": self.stride, "heads": self.heads, "merged": self.merged}
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.strided`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.strided`` for this input: (positional, keyword)."""
         positions = explicit(x, positions, key_mask, attn_mask)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         return args, {**self._pattern(), "positions": positions, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
@@ -68,14 +76,21 @@ class Strided(Mixer):
 
 
 class Fixed(Mixer):
-    """The fixed pattern of the Sparse Transformer: half of the heads attends the own block, half the last ``columns`` positions of every block.
+    """The fixed pattern of the Sparse Transformer: the own block, and the last positions of every block.
+
+    Half of the heads attends its own block, half the last ``columns`` positions of every block. Child et al. 2019,
+    arXiv:1904.10509. Maps (B, T, D) to (B, T, D).
 
     Args:
-        stride: l of the paper, the block size.
-        columns: c of the paper, at most ``stride``.
+        stride: l of the paper, the block size in tokens, 32 by default.
+        columns: c of the paper, 4 by default; at most ``stride``.
         heads, merged: as in Strided.
 
-    Time O(T (l + c T / l) D). The streaming state is the history of keys and values.
+    Parameters: q_proj, k_proj, v_proj, out_proj. Time O(T (l + c T / l) D). The streaming state is the history of keys
+    and values.
+
+    Raises:
+        MixerError: if an option is out of its range.
     """
 
     supports_causal = supports_streaming = supports_attn_mask = True
@@ -103,13 +118,13 @@ class Fixed(Mixer):
             self.refuse(f"columns={columns} must be at most stride={stride}")
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         if heads % 2 and not merged:
-            self.refuse(f"half of the heads takes each pattern, so heads must be even, got {heads}; or merged=True")
+            self.refuse(f"each half of the heads uses one pattern, so heads must be even, got {heads}; or use merged=True")
 
     def _pattern(self):
         return {"stride": self.stride, "columns": self.columns, "heads": self.heads, "merged": self.merged}
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.fixed`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.fixed`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask)
         positions = explicit(x, positions, key_mask, attn_mask)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)

@@ -19,7 +19,11 @@ from .parts.shared import add_projections, alive, check_positions, largest_dot
 
 @register_state
 class GlobalHistoryState(NamedTuple):
-    """A ``HistoryState``, and beside it the global keys and values of positions 0..g-1 (B, g, D) and which of them are there (B, g)."""
+    """The history of keys and values, and the global keys and values of positions 0..g-1.
+
+    The first fields are those of ``HistoryState``. global_keys, global_values (B, g, D); global_valid (B, g) bool, True
+    = the token has arrived and may be attended.
+    """
 
     keys: Tensor
     values: Tensor
@@ -32,18 +36,18 @@ class GlobalHistoryState(NamedTuple):
 
 
 def add_global_projections(mixer: Mixer, *, qkv_bias: bool) -> None:
-    """The projections of the global tokens' own rows."""
+    """Add the projections for the global tokens' own rows."""
     for name in ("q_global", "k_global", "v_global"):
         mixer.register_module(name, nn.Linear(mixer.dim, mixer.dim, bias=qkv_bias))
 
 
 def global_args(mixer, x: Tensor) -> tuple[Tensor, ...]:
-    """The six projections of x, in the order of ``functional.longformer``."""
+    """Return the six projections of x, in the order of ``functional.longformer``."""
     return tuple(mixer.get_submodule(name)(x) for name in ("q_proj", "k_proj", "v_proj", "q_global", "k_global", "v_global"))
 
 
 def global_cost(mixer, T: int, reach: int, dilations: list[int], g: int) -> MixingCost:
-    """Window, columns of the global tokens and their rows."""
+    """Compute the cost of the windows, the columns of the global tokens, and their rows."""
     counts, D, g = BlockCost(T), mixer.dim, min(g, T)
     windows = [counts.dilated(reach, d) for d in dilations]
     flops = sum(4 * D // mixer.heads * w.pairs for w in windows) + 4 * D * 2 * g * T
@@ -52,16 +56,25 @@ def global_cost(mixer, T: int, reach: int, dilations: list[int], g: int) -> Mixi
 
 
 class Longformer(Mixer):
-    """A dilated sliding window, and global tokens that attend and are attended everywhere.
+    """Longformer: a dilated sliding window, and global tokens that attend and are attended everywhere.
+
+    Beltagy et al. 2020, arXiv:2004.05150. Maps (B, T, D) to (B, T, D).
 
     Args:
-        window: w of the paper, even: w / 2 positions on each side, those before only when causal.
-        dilation: d, gaps of the window in steps of d positions: one for all heads, or one for each.
-        global_tokens: g: the tokens at positions 0..g-1 are global. Their rows have projections of their own, which start equal to the others.
-        heads: number of heads; divides dim.
+        window: w of the paper, even, 128 by default: w / 2 positions on each side, only those before when causal.
+        dilation: d, the step between the positions of the window, 1 by default; one number for all heads, or one for
+            each.
+        global_tokens: g, 1 by default: the tokens at positions 0..g-1 are global. Their rows have projections of their
+            own, which start equal to the others (Sec. 5).
+        heads: number of heads, 8 by default; must divide dim.
 
-    Causal: every token attends the global ones before it, and a global row attends only what comes before. Time and memory O(T (w + g) D).
-    The streaming state is the history of keys and values.
+    In the causal form every token attends the global ones before it, and a global row attends only what comes before.
+
+    Parameters: q_proj, k_proj, v_proj, q_global, k_global, v_global, out_proj. Time and memory O(T (w + g) D). The
+    streaming state is the history of keys and values.
+
+    Raises:
+        MixerError: if an option is out of its range.
     """
 
     supports_causal = supports_streaming = supports_attn_mask = True
@@ -87,7 +100,7 @@ class Longformer(Mixer):
         at_least(self, 0, window=window, global_tokens=global_tokens)
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         if window % 2:
-            self.refuse(f"window={window} must be even, half of it lies on each side")
+            self.refuse(f"window={window} must be even; half of it lies on each side")
         self.dilations = list(dilation) if isinstance(dilation, list | tuple) else [dilation] * heads
         if len(self.dilations) != heads:
             self.refuse(f"dilation={dilation!r} must be one integer or one for each of the {heads} heads")
@@ -100,7 +113,7 @@ class Longformer(Mixer):
         self.start_copies()
 
     def start_copies(self):
-        """The global projections start equal to the others, as in the paper."""
+        """Make the global projections equal to the others, as in the paper."""
         with torch.no_grad():
             for name in "qkv":
                 theirs, own = self.get_submodule(f"{name}_proj"), self.get_submodule(f"{name}_global")
@@ -111,7 +124,7 @@ class Longformer(Mixer):
         return {"reach": self.window // 2, "dilation": self.dilations, "heads": self.heads}
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.longformer`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.longformer`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask)
         positions = explicit(x, positions, key_mask, attn_mask)
         options = {**self._pattern(), "global_tokens": self.global_tokens, "positions": positions}
@@ -156,24 +169,32 @@ class Longformer(Mixer):
         return self.out_proj(y), state
 
     def _filled(self, slots: tuple[Tensor, ...], kg: Tensor, vg: Tensor, positions: Tensor, valid: Tensor) -> tuple[Tensor, ...]:
-        """Global tokens of a chunk put in the slot of their position."""
+        """Return the slots with the global tokens of a chunk put in the slots of their positions."""
         mine = (positions[:, None, :] == torch.arange(self.global_tokens, device=positions.device)[:, None]) & valid[:, None, :]
         there, which = mine.any(-1), mine.long().argmax(-1)[..., None]
-        new = (a.gather(1, which.expand(-1, -1, a.shape[-1])) for a in (kg, vg))  # a product with the places would spread NaN
+        new = (a.gather(1, which.expand(-1, -1, a.shape[-1])) for a in (kg, vg))  # a product with the mask would spread NaN
         keys, values = (torch.where(there[..., None], a.to(old.dtype), old) for a, old in zip(new, slots[:2], strict=True))
         return keys, values, slots[2] | there
 
 
 class ETC(Mixer):
-    """Extended Transformer Construction: global tokens at the front, and long tokens that attend them and a radius around themselves.
+    """Extended Transformer Construction: global tokens in front, and a radius around each long token.
+
+    Ainslie et al. 2020, arXiv:2004.08483. Maps (B, T, D) to (B, T, D).
 
     Args:
-        radius: r: long-to-long attention covers |t - s| <= radius.
-        global_tokens: n_g: the first n_g positions are the global input; its rows (g2g, g2l) attend everything, with projections of their own.
-        heads: number of heads; divides dim.
+        radius: r, 64 by default: long-to-long attention covers |t - s| <= radius.
+        global_tokens: n_g, 16 by default: the first n_g positions are the global input; its rows (g2g, g2l) attend
+            everything, with projections of their own.
+        heads: number of heads, 8 by default; must divide dim.
 
-    Long rows attend global keys (l2g) and those in reach (l2l) in one softmax. No causal form: the global tokens summarise the whole input, and every
-    long token reads them. Time and memory O(T (r + n_g) D).
+    Long rows attend global keys (l2g) and those within the radius (l2l) in one softmax. There is no causal form: the
+    global tokens summarise the whole input, and every long token reads them.
+
+    Parameters: q_proj, k_proj, v_proj, q_global, k_global, v_global, out_proj. Time and memory O(T (r + n_g) D).
+
+    Raises:
+        MixerError: if an option is out of its range, or with ``causal=True``.
     """
 
     supports_attn_mask = True
@@ -201,7 +222,7 @@ class ETC(Mixer):
         add_global_projections(self, qkv_bias=qkv_bias)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.longformer`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.longformer`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask)
         positions = explicit(x, positions, key_mask, attn_mask)
         options = {"reach": self.radius, "dilation": 1, "global_tokens": self.global_tokens, "heads": self.heads, "positions": positions}
@@ -220,18 +241,28 @@ class ETC(Mixer):
 
 
 class BigBird(Mixer):
-    """Global, window and random blocks (the ITC form: tokens of the sequence are global).
+    """BigBird: global, window and random blocks (the ITC form, in which tokens of the sequence are global).
+
+    Zaheer et al. 2020, arXiv:2007.14062. Maps (B, T, D) to (B, T, D).
 
     Args:
-        block: tokens in a block.
-        window_blocks: odd: the own block and (window_blocks - 1) / 2 on each side; when causal those before only. From 3 on a row always sees the token
-            before it.
-        random_blocks: further blocks for each block of queries and each head, all different, drawn by hash.
-        global_blocks: the first blocks are attended by all and attend all.
-        seed: of the random blocks: they depend on the seed, the head, the block and how many blocks the row has (causal: how many came before).
-        heads: number of heads; divides dim.
+        block: tokens per block, 64 by default.
+        window_blocks: odd, 3 by default: the own block and (window_blocks - 1) / 2 blocks on each side, only those
+            before when causal. From 3 on, a row always attends the token before it.
+        random_blocks: number of further blocks for each block of queries and each head, all different, drawn by hash; 3
+            by default.
+        global_blocks: number of first blocks that all attend and that attend all, 2 by default.
+        seed: seed of the random blocks, 0 by default. They depend on the seed, the head, the block and the number of
+            blocks of the row (causal: the number of blocks before).
+        heads: number of heads, 8 by default; must divide dim.
 
-    Causal: of all that, only s <= t. Time and memory O(T block (w + r + g) D). The streaming state is the history of keys and values.
+    The causal form keeps only s <= t of all that.
+
+    Parameters: q_proj, k_proj, v_proj, out_proj. Time and memory O(T block (w + r + g) D). The streaming state is the
+    history of keys and values.
+
+    Raises:
+        MixerError: if an option is out of its range.
     """
 
     supports_causal = supports_streaming = True
@@ -260,7 +291,7 @@ class BigBird(Mixer):
         at_least(self, 1, block=block, window_blocks=window_blocks)
         at_least(self, 0, random_blocks=random_blocks, global_blocks=global_blocks, seed=seed)
         if window_blocks % 2 == 0:
-            self.refuse(f"window_blocks={window_blocks} must be odd, the own block and as many on each side")
+            self.refuse(f"window_blocks={window_blocks} must be odd: the own block and equally many on each side")
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
 
     def _pattern(self):
@@ -268,7 +299,7 @@ class BigBird(Mixer):
         return {name: getattr(self, name) for name in names}
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.bigbird`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.bigbird`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         return args, {**self._pattern(), "positions": positions, "causal": self.causal, "key_mask": key_mask}

@@ -17,19 +17,28 @@ from .parts.shared import add_projections
 
 
 class Performer(Mixer):
-    """Linear attention with random features: E[phi(q) . phi(k)] = exp(q . k / sqrt(e)), so that it estimates softmax attention (FAVOR+).
+    """Performer: linear attention with random features that estimate softmax attention (FAVOR+).
+
+    E[phi(q) . phi(k)] = exp(q . k / sqrt(e)). Choromanski et al. 2021, arXiv:2009.14794. Maps (B, T, D) to (B, T, D).
 
     Args:
-        heads: divides dim; each draws its own projection.
-        num_features: M, random features per head; default ceil(e ln e), e = dim / heads.
-        feature: "softmax" (positive features of the softmax kernel), or "relu" (generalised attention; estimates another kernel).
-        eps: what keeps "relu" features positive.
-        orthogonal: draw the projections of a block of e features at right angles.
-        redraw_interval: in train mode, draw anew at every so many forward passes; never by default. Under torch.compile nothing is drawn: call ``redraw()``.
+        heads: number of heads, 8 by default; must divide dim. Each draws its own projection.
+        num_features: M, the number of random features per head. None: ceil(e ln e), at least e, with e = dim / heads.
+        feature: "softmax" (default): positive features of the softmax kernel; "relu": generalised attention, which
+            estimates another kernel.
+        eps: added to "relu" features to keep them positive, 1e-3 by default.
+        orthogonal: True (default): the projections in a block of e features are orthogonal.
+        redraw_interval: in train mode, redraw the projections after every ``redraw_interval`` forward passes. None
+            (default): never. Under torch.compile nothing is redrawn; call ``redraw()``.
 
-    The projection (H, M, e) and the count of forward passes are buffers, kept in checkpoints. In train mode redrawing makes the output depend on how many
-    forward passes went before; it never lets rows influence each other. Time O(T M D); the streaming state is heads x M x (e + 2) numbers, and belongs to
-    one projection: do not redraw while streaming.
+    The projection (H, M, e) and the number of forward passes are buffers, kept in checkpoints. In train mode redrawing
+    makes the output depend on the number of earlier forward passes; it never lets rows influence each other.
+
+    Parameters: q_proj, k_proj, v_proj, out_proj. Time O(T M D). The streaming state is heads x M x (e + 2) numbers and
+    depends on the projection: do not redraw while streaming.
+
+    Raises:
+        MixerError: if an option is out of its range.
     """
 
     supports_causal = supports_streaming = supports_context = True
@@ -68,7 +77,7 @@ class Performer(Mixer):
         self.init_parameters()
 
     def init_parameters(self) -> None:
-        """Draw the projections from torch's CPU generator, on whatever device they then live."""
+        """Draw the projections from torch's CPU generator, whatever the device."""
         with torch.no_grad():
             self.projection.copy_(self._drawn())
             self.forwards.zero_()
@@ -77,7 +86,7 @@ class Performer(Mixer):
         return orthogonal_features(self.heads, self.num_features, self.dim // self.heads, orthogonal=self.orthogonal)
 
     def redraw(self) -> None:
-        """Draw new projections. A new tensor, so that a backward pass still to come keeps the old one."""
+        """Draw new projections, into a new tensor so that a pending backward pass keeps the old one."""
         self.projection = self._drawn().to(self.projection)
 
     def _count(self) -> None:
@@ -87,7 +96,7 @@ class Performer(Mixer):
             self.forwards += 1
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.performer`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.performer`` for this input: (positional, keyword)."""
         keys = x if context is None else context
         args = self.q_proj(x), self.k_proj(keys), self.v_proj(keys), self.projection
         return args, {"heads": self.heads, "feature": self.feature, "eps": self.eps, "causal": self.causal, "key_mask": key_mask}

@@ -1,4 +1,4 @@
-"""Pooling (PoolFormer, Yu et al. 2022) as a layer without parameters."""
+"""Pooling (PoolFormer, Yu et al. 2022, arXiv:2111.11418) as a layer without parameters."""
 
 from __future__ import annotations
 
@@ -16,20 +16,29 @@ from .parts.unprojected import Unprojected
 
 
 class Pooling(Mixer):
-    """y_t = mean of the live tokens in the window around t, minus x_t (Yu et al. 2022, Eq. 4).
+    """PoolFormer: y_t = mean of the valid tokens in the window around t, minus x_t.
+
+    Yu et al. 2022, arXiv:2111.11418, Eq. 4. Maps (B, T, D) to (B, T, D).
 
     Args:
-        window: tokens of the window, odd; causal: the last ``window`` tokens, any number; with ndim=2 window x window cells.
-        subtract: take x_t away, because the block adds it again, as in the paper.
-        ndim: 1 for sequences, 2 for grids given at call time (the paper's form).
+        window: tokens in the window, odd, 3 by default; the last ``window`` tokens, any number, when causal; window x
+            window cells with ndim=2.
+        subtract: True (default, the paper's): subtract x_t, because the block adds it again.
+        ndim: 1 (default) for sequences; 2, the paper's form, for grids whose size is given at call time.
 
-    There are no parameters and no projections, as in the paper; norm and residual belong to the block. The 1-D and the causal form are ours.
+    As in the paper there are no parameters and no projections; norm and residual belong to the block. Time O(T s D) for
+    a window of s tokens. The streaming state is a ring of the last window - 1 tokens.
+
+    Deviations: the one-dimensional and the causal form are ours.
+
+    Raises:
+        MixerError: if an option is out of its range.
     """
 
     supports_causal = supports_streaming = supports_grid = True
     about = About("Yu et al. 2022, arXiv 2111.11418", "pooling", "T s D", "0")
     form = "pooling"
-    waivers = {"accurate_on_adversarial_keys": "the mean minus the token cancels: float32 is exact relative to the tokens' size (test_pooling.py)"}
+    waivers = {"accurate_on_adversarial_keys": "the difference cancels; float32 errors scale with the tokens (test_pooling.py)"}
 
     def __init__(self, dim: int, *, causal: bool = False, window: int = 3, subtract: bool = True, ndim: int = 1):
         super().__init__(dim, causal=causal)
@@ -45,16 +54,17 @@ class Pooling(Mixer):
 
     @property
     def capabilities(self):
-        """Grids where it was built for them."""
+        """Return the features of this instance: it takes a grid if ndim is 2."""
         base = super().capabilities
         return type(base)(**{**vars(base), "grid": self.ndim > 1})
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.pooling`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.pooling`` for this input: (positional, keyword)."""
         if (0 if grid is None else len(grid)) != (0 if self.ndim == 1 else self.ndim):
-            self.refuse(f"was built with ndim={self.ndim}, got grid={grid}; {'a grid (H, W) is needed' if self.ndim > 1 else 'it mixes a sequence'}")
+            need = "a grid (H, W) is needed" if self.ndim > 1 else "it mixes a sequence"
+            self.refuse(f"was built with ndim={self.ndim}, got grid={grid}; {need}")
         if prefix:
-            self.refuse(f"pools cells of a grid and has no place for tokens outside of it, got prefix={prefix}")
+            self.refuse(f"pools the cells of a grid and takes no tokens outside of it, got prefix={prefix}")
         options = {"window": self.window, "subtract": self.subtract, "grid": grid, "positions": positions}
         return (x,), {**options, "causal": self.causal, "key_mask": key_mask}
 

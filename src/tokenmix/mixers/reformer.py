@@ -1,4 +1,4 @@
-"""The Reformer layer: LSH attention with shared queries and keys."""
+"""The Reformer layer (Kitaev et al. 2020, arXiv:2001.04451): LSH attention with shared queries and keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from .parts.options import at_least, check_heads, true_or_false
 
 @register_state
 class ReformerState(NamedTuple):
-    """Every token so far: shared keys (B, S, D) and values (B, S, D), buckets (B, S, heads * rounds), which may be attended (B, S)."""
+    """Every token so far.
+
+    keys (queries at once) and values (B, S, D); buckets (B, S, heads * rounds); valid (B, S) bool, True = may be
+    attended.
+    """
 
     keys: Tensor
     values: Tensor
@@ -27,20 +31,33 @@ class ReformerState(NamedTuple):
 
 
 class Reformer(Mixer):
-    """LSH attention (Kitaev et al. 2020): a token attends those that hash to its bucket, in its chunk and the one before.
+    """LSH attention: a token attends those that hash to its bucket, in its chunk and the one before.
 
-    y_t = W_o [sum_s softmax_s(q_t . k_s / sqrt(e)) v_s] in each head, k_s = q_s / |q_s|, over the s that share a bucket with t in some round; itself only if
-    nothing else. Chunks are counted inside each bucket by the number of earlier tokens there, so a query's keys depend on its past only and rows stream. The
-    rotations are a persistent buffer. Reversible residuals, the paper's other half, belong to a model and not to a mixer.
+    y_t = W_o [sum_s softmax_s(q_t . k_s / sqrt(e)) v_s] in each head, k_s = q_s / |q_s|, over the s that share a bucket
+    with t in some round; t itself only if there is nothing else. Kitaev et al. 2020, arXiv:2001.04451. Maps (B, T, D)
+    to (B, T, D).
 
     Args:
-        heads: divides dim.
-        buckets: number of buckets, even.
-        chunk: tokens per chunk, m.
-        rounds: number of hash rounds.
-        seed: of the rotations; None draws them from torch's generator.
-        paper_form: the published chunks, cut from the sort of all tokens by (bucket, time) across bucket borders. This form LOOKS AHEAD,
-            also with causal=True: how later tokens hash moves the borders, and so which keys an earlier query gets. It does not stream.
+        heads: number of heads, 8 by default; must divide dim.
+        buckets: number of buckets, even, 8 by default.
+        chunk: m, tokens per chunk, 16 by default.
+        rounds: number of hash rounds, 2 by default.
+        seed: seed of the rotations. None (default): they are drawn from torch's generator.
+        paper_form: True: the published chunks, cut from the sort of all tokens by (bucket, time) across bucket borders.
+            This form LOOKS AHEAD, also with causal=True: how later tokens hash moves the borders, and so changes which
+            keys an earlier query attends. It does not stream. Default False.
+
+    The rotations (rounds, heads, e, buckets / 2) are a persistent buffer. Reversible residuals, the other half of the
+    paper, belong to a model and not to a mixer.
+
+    Parameters: q_proj (queries and keys), v_proj, out_proj. Time O(T log T + rounds T chunk D). The streaming state is
+    the history of tokens.
+
+    Deviations: by default, chunks are counted inside each bucket by the number of earlier tokens in it, so that the
+    keys of a query depend on its past only and the mixer streams.
+
+    Raises:
+        MixerError: if an option is out of its range.
     """
 
     rotations: Tensor
@@ -50,8 +67,8 @@ class Reformer(Mixer):
     form = "reformer"
     carries = ("v_proj", "out_proj")  # queries and keys are one projection
     waivers = {
-        "token_before_reaches": "a token attends only those that hash like it",
-        "past_reaches_present": "a token alone in its buckets attends itself only; with one other there its weight is 1, whatever its query",
+        "token_before_reaches": "a token attends only those in its buckets",
+        "past_reaches_present": "beside at most one other token in its buckets, a token has fixed weights",
     }
 
     def __init__(
@@ -89,17 +106,20 @@ class Reformer(Mixer):
         draw_directions(self.rotations, self.seed)
 
     def frozen(self):
-        """A context in which tokens stay in the buckets of the first call."""
+        """Return a context in which tokens stay in the buckets of the first call."""
         return frozen(self)
 
     @property
     def capabilities(self):
-        """The published form does not stream: a later token would change what was already given out."""
+        """Return the features of this instance.
+
+        The published form does not stream, as later tokens change earlier outputs.
+        """
         can = super().capabilities
         return type(can)(**{**vars(can), "streaming": can.streaming and not self.paper_form})
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.reformer`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.reformer`` for this input: (positional, keyword)."""
         args = project_wide(self, x), self.v_proj(x), self.rotations
         return args, {"heads": self.heads, "chunk": self.chunk, "paper_form": self.paper_form, "causal": self.causal, "key_mask": key_mask}
 
@@ -114,7 +134,8 @@ class Reformer(Mixer):
         D, H, R, m, n = self.dim, self.heads, self.rounds, self.chunk, self.buckets
         beside = 2 if self.paper_form else 3 + (not self.causal)  # blocks each block is compared with
         flops = R * (2 * T * D * n // 2 + 4 * T * beside * m * D)
-        kept = T * (9 * R * H * beside * m + 4 * D * (R * (2 * beside + 2) + 7))  # weights and their mask; each key beside each of its blocks
+        # weights and their mask; each key beside each of its blocks
+        kept = T * (9 * R * H * beside * m + 4 * D * (R * (2 * beside + 2) + 7))
         return MixingCost(flops, None, kept, (8 * D + 4 * H * R + 1) * T)
 
     @staticmethod
@@ -124,7 +145,7 @@ class Reformer(Mixer):
 
     def empty_state(self, batch_size, *, device, dtype):
         if self.paper_form:
-            self.refuse("paper_form=True looks ahead and cannot stream: later tokens move the borders of earlier chunks; build it with paper_form=False")
+            self.refuse("paper_form=True looks ahead and cannot stream; build it with paper_form=False")
         keys = torch.zeros(batch_size, 0, self.dim, device=device, dtype=dtype)
         buckets = torch.zeros(batch_size, 0, self.heads * self.rounds, device=device, dtype=torch.int32)
         return ReformerState(keys, keys.clone(), buckets, torch.zeros(batch_size, 0, device=device, dtype=torch.bool))

@@ -19,25 +19,37 @@ from .parts.shared import add_projections
 
 @register_state
 class RFAState(NamedTuple):
-    """Sums over all keys so far, in float64: their scale m (B, H, 1), and acc (B, H, e + 1, M' + 1): values and 1, by features and 1."""
+    """Sums over all keys so far, in float64. The size is constant.
+
+    m (B, H, 1): the scale. acc (B, H, e + 1, M' + 1): sums of (value, 1) times (features, 1).
+    """
 
     m: Tensor
     acc: Tensor
 
 
 class RFA(Mixer):
-    """Linear attention with trigonometric random features of unit queries and keys: they estimate the kernel exp(-|sigma (q - k)|^2 / 2).
+    """RFA: linear attention with trigonometric random features of unit queries and keys.
+
+    The features estimate the kernel exp(-|sigma (q - k)|^2 / 2). Peng et al. 2021, arXiv:2103.02143. Maps (B, T, D) to
+    (B, T, D).
 
     Args:
-        heads: divides dim; each draws its own projection.
-        num_features: M, random directions per head; "gaussian" has 2 M features (sine and cosine). Default e = dim / heads.
-        feature: "gaussian", or "arccos": max(w . x, 0), the arc-cosine kernel.
-        gate: a recency gate g_t = sigmoid(w_g . x_t + b_g) per head: S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t (RFA-Gate). A query of the bidirectional
-            form, or over a context, reads the state after all its keys.
-        eps: the least mean weight a denominator may have.
+        heads: number of heads, 8 by default; must divide dim. Each draws its own projection.
+        num_features: M, the number of random directions per head; "gaussian" has 2 M features (sine and cosine). None:
+            e = dim / heads.
+        feature: "gaussian" (default), or "arccos": max(w . x, 0), the arc-cosine kernel.
+        gate: True: a recency gate g_t = sigmoid(w_g . x_t + b_g) per head, S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t
+            (RFA-Gate). A query of the bidirectional form, or over a context, reads the state after all keys. Default
+            False.
+        eps: smallest mean weight that a denominator may have, 0.01 by default.
 
-    Parameters: the four projections, ``sigma`` (H, e), which starts at 1, and ``gate_proj``. The projection (H, M, e) is a buffer, kept in checkpoints.
-    Time O(T M D); the streaming state is heads x (e + 1) x (2 M + 1) numbers and ``heads`` scales.
+    Parameters: q_proj, k_proj, v_proj, out_proj, ``sigma`` (H, e), which starts at 1, and ``gate_proj`` with ``gate``.
+    The projection (H, M, e) is a buffer, kept in checkpoints. Time O(T M D). The streaming state is heads x (e + 1) x
+    (2 M + 1) numbers and ``heads`` scales.
+
+    Raises:
+        MixerError: if an option is out of its range.
     """
 
     supports_causal = supports_streaming = supports_context = True
@@ -78,18 +90,18 @@ class RFA(Mixer):
         self.init_parameters()
 
     def init_parameters(self) -> None:
-        """sigma = 1, and projections from torch's CPU generator, on whatever device they then live."""
+        """Set sigma to 1, and draw the projections from torch's CPU generator, whatever the device."""
         with torch.no_grad():
             self.sigma.fill_(1.0)
             self.projection.copy_(orthogonal_features(self.heads, self.num_features, self.dim // self.heads, orthogonal=False))
 
     def _of_keys(self, x: Tensor) -> tuple[Tensor, ...]:
-        """k, v, projection, sigma and, where there is one, the gate."""
+        """Return k, v, projection, sigma and, with ``gate``, the gate."""
         given = self.k_proj(x), self.v_proj(x), self.projection, self.sigma
         return given if self.gate_proj is None else (*given, self.gate_proj(x))
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.rfa`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.rfa`` for this input: (positional, keyword)."""
         args = self.q_proj(x), *self._of_keys(x if context is None else context)
         return args, {"heads": self.heads, "feature": self.feature, "eps": self.eps, "causal": self.causal, "key_mask": key_mask}
 
@@ -99,7 +111,7 @@ class RFA(Mixer):
 
     @property
     def _widths(self) -> tuple[int, int]:
-        """Of a value with its 1, and of the features."""
+        """Return the width of a value with its 1, and the number of features."""
         return self.dim // self.heads + 1, self.num_features * (2 if self.feature == "gaussian" else 1)
 
     def mixing_cost(self, T):

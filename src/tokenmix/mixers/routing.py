@@ -1,4 +1,4 @@
-"""The routing layer: attention inside clusters of an online k-means."""
+"""The routing layer (Roy et al. 2021, arXiv:2003.05997): attention inside the clusters of an online k-means."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ from .parts.shared import alive
 
 @register_state
 class RoutingState(NamedTuple):
-    """Every token so far: shared keys (B, S, D) and values (B, S, D), the cluster in each head (B, S, heads), which may be attended (B, S)."""
+    """Every token so far.
+
+    keys (queries at once) and values (B, S, D); clusters (B, S, heads), the cluster in each head; valid (B, S) bool,
+    True = may be attended.
+    """
 
     keys: Tensor
     values: Tensor
@@ -29,24 +33,37 @@ class RoutingState(NamedTuple):
 
 
 class Routing(Mixer):
-    """Routing attention (Roy et al. 2021): each token attends tokens of its own k-means cluster.
+    """Routing attention: each token attends tokens of its own k-means cluster.
 
-    y_t = W_o [sum_s softmax_s(x_t . x_s / sqrt(e)) v_s] in each head, x = LayerNorm(q) without affine, queries and keys at once. ``causal``: a token belongs
-    to the centroid nearest by angle and attends the last ``window`` tokens of its cluster up to itself; this form is ours. Otherwise each centroid takes the
-    ``window`` tokens nearest to it, as published; a token that none takes gives ``out_proj(0)``.
+    y_t = W_o [sum_s softmax_s(x_t . x_s / sqrt(e)) v_s] in each head, where x = LayerNorm(q), without affine
+    parameters, serves as query and key. Roy et al. 2021, arXiv:2003.05997. Maps (B, T, D) to (B, T, D). In the causal
+    form a token belongs to the centroid nearest by angle and attends the last ``window`` tokens of its cluster up to
+    itself. In the bidirectional form each centroid takes the ``window`` tokens nearest to it, as published; a token
+    that no centroid takes gives ``out_proj(0)``.
 
-    Centroids are persistent buffers and no parameters. In train mode, and only there, each forward pass moves them towards the mean of the tokens nearest to
-    them, over all rows of the batch: mu <- decay mu + (1 - decay) mean. This couples rows; masked tokens take no part, and ``extend`` moves nothing. The
-    auxiliary loss "routing" is the mean of (x - mu)^2 between tokens and their centroids.
+    Centroids are persistent buffers, not parameters. In train mode, and only there, each forward pass moves them
+    towards the mean of the tokens nearest to them, over all rows of the batch: mu <- decay mu + (1 - decay) mean. This
+    couples rows; masked tokens take no part, and ``extend`` moves nothing. The auxiliary loss "routing" is the mean of
+    (x - mu)^2 between tokens and their centroids.
 
     Args:
-        heads: divides dim. All route; the paper's models give half of the heads to local attention, which is the mixer ``local``.
-        clusters: number of centroids, k.
-        window: tokens a query attends at most, or a centroid takes, w.
-        decay: of the moving average.
-        seed: of the first centroids; None draws them from torch's generator.
-        paper_form: with causal=True, the published choice of tokens by centroids. This form LOOKS AHEAD: whether a centroid takes a token depends on
-            later tokens. It does not stream. With causal=False it is the form used anyway.
+        heads: number of heads, 8 by default; must divide dim. All of them route; the paper's models give half of the
+            heads to local attention, which is the mixer ``local``.
+        clusters: k, the number of centroids, 8 by default.
+        window: w, the largest number of tokens that a query attends or a centroid takes, 16 by default.
+        decay: of the moving average, from 0 to 1; 0.999 by default.
+        seed: seed of the first centroids. None (default): they are drawn from torch's generator.
+        paper_form: with causal=True, the published choice of tokens by centroids. This form LOOKS AHEAD: whether a
+            centroid takes a token depends on later tokens. It does not stream. Default False; with causal=False this
+            form is used anyway.
+
+    Parameters: q_proj (queries and keys), v_proj, out_proj. Time O(T clusters D + T window D). The streaming state is
+    the history of tokens.
+
+    Deviations: the causal form is ours, unless ``paper_form``.
+
+    Raises:
+        MixerError: if an option is out of its range.
     """
 
     centroids: Tensor
@@ -81,7 +98,7 @@ class Routing(Mixer):
         check_seed(self, seed)
         true_or_false(self, paper_form=paper_form)
         if not isinstance(decay, int | float) or isinstance(decay, bool) or not 0 <= decay <= 1:
-            self.refuse(f"decay must be a number in 0..1, got {decay!r}")
+            self.refuse(f"decay must be a number from 0 to 1, got {decay!r}")
         self.q_proj = ReadLinear(dim, dim, bias=qkv_bias)
         self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
@@ -94,17 +111,20 @@ class Routing(Mixer):
         draw_directions(self.centroids, self.seed)
 
     def frozen(self):
-        """A context in which tokens stay in the clusters of the first call."""
+        """Return a context in which tokens stay in the clusters of the first call."""
         return frozen(self)
 
     @property
     def capabilities(self):
-        """The published causal form does not stream: a later token would change what was already given out."""
+        """Return the features of this instance.
+
+        The published causal form does not stream, as later tokens change earlier outputs.
+        """
         can = super().capabilities
         return type(can)(**{**vars(can), "streaming": can.streaming and not self.paper_form})
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.routing`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.routing`` for this input: (positional, keyword)."""
         args = project_wide(self, x), self.v_proj(x), self.centroids
         return args, {"heads": self.heads, "window": self.window, "paper_form": self.paper_form, "causal": self.causal, "key_mask": key_mask}
 
@@ -123,7 +143,7 @@ class Routing(Mixer):
         return decide(self, lambda: top_tokens(q, self.centroids, valid, heads=self.heads, window=self.window))
 
     def _commitment(self, q: Tensor, valid: Tensor) -> Tensor:
-        """The mean over live tokens, heads and features of (x - mu)^2, mu the token's nearest centroid."""
+        """Compute the mean over valid tokens, heads and features of (x - mu)^2; mu is the token's nearest centroid."""
         x, near = on_sphere(torch.where(valid[..., None], q, 0.0), self.heads), nearest_clusters(q, self.centroids, heads=self.heads)
         mu = self.centroids.detach().double()[None].expand(len(x), -1, -1, -1).gather(2, near[..., None].expand_as(x))
         far = torch.where(valid[:, None, :, None], (x - mu).square(), 0.0)
@@ -152,7 +172,7 @@ class Routing(Mixer):
 
     def empty_state(self, batch_size, *, device, dtype):
         if self.paper_form:
-            self.refuse("paper_form=True looks ahead and cannot stream: later tokens change what a centroid takes; build it with paper_form=False")
+            self.refuse("paper_form=True looks ahead and cannot stream; build it with paper_form=False")
         keys = torch.zeros(batch_size, 0, self.dim, device=device, dtype=dtype)
         clusters = torch.zeros(batch_size, 0, self.heads, device=device, dtype=torch.int32)
         return RoutingState(keys, keys.clone(), clusters, torch.zeros(batch_size, 0, device=device, dtype=torch.bool))

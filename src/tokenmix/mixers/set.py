@@ -1,4 +1,7 @@
-"""Induced set attention and pooling (Lee et al. 2019, "Set Transformer", arXiv:1810.00825): ISAB as a mixer, PMA as a module."""
+"""Induced set attention (ISAB) as a mixer, and pooling by attention (PMA) as a module.
+
+Lee et al. 2019, "Set Transformer", arXiv:1810.00825.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,25 @@ from .parts.shared import largest_dot
 
 
 class InducedSet(Mixer):
-    """ISAB_m(X) = MAB(X, MAB(I, X)): m learned points I attend the tokens, then the tokens attend the points (Eq. 10).
+    """ISAB_m(X) = MAB(X, MAB(I, X)): m learned points I attend the tokens, then the tokens attend the points.
 
-    The mixer is the two attentions. Of MAB(X, Y) = LN(H + rFF(H)), H = LN(X + multihead(X, Y, Y)), the outer residual, norms and feed-forward are the
-    model's block, as for every mixer; those of the inner MAB(I, X) stand between the attentions and are in the mixer with ``inner="mab"``.
-    There is no causal form: each point sums up the whole set before any token reads it. No position enters: the mixer is permutation-equivariant.
+    Lee et al. 2019, arXiv:1810.00825, Eq. 10. Maps (B, T, D) to (B, T, D). The mixer is the two attentions. Of MAB(X,
+    Y) = LN(H + rFF(H)), H = LN(X + multihead(X, Y, Y)), the outer residual, norms and feed-forward belong to the
+    model's block, as for every mixer; those of the inner MAB(I, X) lie between the attentions and belong to the mixer
+    with ``inner="mab"``. There is no causal form: each point summarises the whole set before any token reads it.
+    Positions do not enter: the mixer is permutation-equivariant.
 
     Args:
-        points: m, the number of induced points.
-        heads: of both attentions; divides dim.
-        inner: "attention": h = multihead(I, X, X); "mab": h = LN(A + relu(W A + b)), A = LN(I + multihead(I, X, X)).
+        points: m, the number of induced points, 32 by default.
+        heads: number of heads of both attentions, 8 by default; must divide dim.
+        inner: "attention" (default): h = multihead(I, X, X); "mab": h = LN(A + relu(W A + b)), A = LN(I + multihead(I,
+            X, X)).
+
+    Parameters: q_proj, k_proj, v_proj, point_k_proj, point_v_proj, out_proj, points (m, D); norm_1, feed, norm_2 with
+    "mab". Time O(T m D).
+
+    Raises:
+        MixerError: if an option is out of its range, or with ``causal=True``.
     """
 
     supports_context = True
@@ -66,7 +78,7 @@ class InducedSet(Mixer):
         nn.init.xavier_uniform_(self.points)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.induced_set`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.induced_set`` for this input: (positional, keyword)."""
         keys = x if context is None else context
         of_k, of_v = self.read(self.point_k_proj, x), self.read(self.point_v_proj, x)
         maps = of_k[0], of_v[0], *of_k[1:], *of_v[1:]
@@ -99,14 +111,19 @@ class InducedSet(Mixer):
 
 
 class PMA(nn.Module):
-    """Pooling by multihead attention, PMA_k(Z) = MAB(S, rFF(Z)): a set (B, T, D) to ``seeds`` vectors (B, k, D), whatever its order (Eq. 11).
+    """Pooling by multihead attention, PMA_k(Z) = MAB(S, rFF(Z)): a set (B, T, D) to (B, k, D).
 
-    MAB(X, Y) = LN(H + rFF(H)), H = LN(X + multihead(X, Y, Y)); each rFF is relu(Linear), as in the paper's experiments. The seeds S are the queries, as
-    they are. No row of ``MIXERS``: it changes the length.
+    Lee et al. 2019, arXiv:1810.00825, Eq. 11. MAB(X, Y) = LN(H + rFF(H)), H = LN(X + multihead(X, Y, Y)); each rFF is
+    relu(Linear), as in the paper's experiments. The seeds S are the queries, without a projection. The order of the set
+    does not matter. It is not in ``MIXERS``, because it changes the length.
 
     Args:
-        seeds: k, the number of vectors a set becomes.
-        heads: divides dim.
+        dim: number of features D.
+        seeds: k, the number of output vectors per set, 1 by default.
+        heads: number of heads, 8 by default; must divide dim.
+
+    Raises:
+        MixerError: if heads do not divide dim or ``seeds`` is not a positive integer.
     """
 
     def __init__(self, dim: int, *, seeds: int = 1, heads: int = 8):
@@ -120,17 +137,25 @@ class PMA(nn.Module):
         nn.init.xavier_uniform_(self.seeds)
 
     def reset_parameters(self) -> None:
-        """Initialise again, drawing in the order of construction."""
+        """Initialise all parameters again, in the order of construction."""
         for child in self.children():
             child.reset_parameters()  # type: ignore[operator]  # Linear and LayerNorm
         nn.init.xavier_uniform_(self.seeds)
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """(B, T, D) and a bool mask (B, T), True = counts, to (B, k, D). A set with no member gives what the seeds alone give."""
+        """Map x (B, T, D) to (B, k, D). A set without members gives what the seeds alone give.
+
+        Args:
+            key_mask: (B, T) bool, True = this token counts.
+
+        Raises:
+            MixerError: if x or key_mask has a wrong shape or dtype.
+        """
         if x.ndim != 3 or x.shape[-1] != self.dim:
             raise MixerError(f"PMA: expects x of shape (batch, members, {self.dim}), got {tuple(x.shape)}.")
         if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != x.shape[:2]):
-            raise MixerError(f"PMA: expects a bool key_mask of shape {tuple(x.shape[:2])}, got {key_mask.dtype} {tuple(key_mask.shape)}.")
+            got = f"{key_mask.dtype} {tuple(key_mask.shape)}"
+            raise MixerError(f"PMA: expects a bool key_mask of shape {tuple(x.shape[:2])}, got {got}.")
         z = self.feed_in(x if key_mask is None else torch.where(key_mask[..., None], x, 0.0)).relu()
         queries = self.seeds.to(x.dtype).expand(len(x), -1, -1)
         h = self.norm_1(queries + F.attention(queries, self.k_proj(z), self.v_proj(z), heads=self.heads, key_mask=key_mask))

@@ -1,4 +1,7 @@
-"""The Sinkhorn layer: local attention, and a block brought near by a learned soft permutation."""
+"""The Sinkhorn layer (Tay et al. 2020, arXiv:2002.11296).
+
+Local attention, and one block chosen by a soft permutation.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,11 @@ from .parts.shared import add_projections, alive, check_positions, largest_dot
 
 @register_state
 class SinkhornState(NamedTuple):
-    """Queries (the permutation is found from their sums), keys and values so far (B, S, D); which may be attended, where they stand (B, S); the next position
-    (B,).
+    """Every token so far.
 
-    ``opened`` (B, n) is empty but for its length: how many more blocks than S / block + 1 explicit positions may have opened.
+    queries (the permutation is computed from their sums), keys, values (B, S, D); valid (B, S) bool, True = may be
+    attended; positions (B, S); position (B,), the next one. ``opened`` (B, n) matters by its length only: explicit
+    positions may have opened n blocks beyond S / block + 1.
     """
 
     queries: Tensor
@@ -33,19 +37,28 @@ class SinkhornState(NamedTuple):
 
 
 class Sinkhorn(Mixer):
-    """Sparse Sinkhorn attention (Tay et al. 2020): each block attends itself and one block sorted to it.
+    """Sparse Sinkhorn attention: each block attends itself and one block that is sorted to it.
 
-    y_t = W_o [sum_s softmax_s(q_t . k_s / sqrt(e)) v_s] in each head, over the keys of t's block i and those of (P K)_i; P is a soft permutation of blocks from
-    ``iterations`` of Sinkhorn normalisation of R_ij = mean(Q_i)^T A mean(K_j) / (sqrt(e) temperature). A, e x e per head, starts as the identity. ``causal``:
-    P brings completed earlier blocks only, and row i of it is found from those alone. Blocks are cut by each row's own positions.
+    y_t = W_o [sum_s softmax_s(q_t . k_s / sqrt(e)) v_s] in each head, over the keys of t's block i and those of (P
+    K)_i. P is a soft permutation of blocks from ``iterations`` of Sinkhorn normalisation of R_ij = mean(Q_i)^T A
+    mean(K_j) / (sqrt(e) temperature). A, e x e per head, starts as the identity. Tay et al. 2020, arXiv:2002.11296.
+    Maps (B, T, D) to (B, T, D). In the causal form P brings completed earlier blocks only, and its row i is computed
+    from those alone. Each row is cut into blocks by its own positions.
 
     Args:
-        heads: divides dim.
-        block: tokens per block, b.
-        iterations: of Sinkhorn normalisation; each does rows, then columns.
-        temperature: of R.
-        gumbel: add Gumbel noise to R in train mode, as the paper does.
-        sortcut: every query attends the first ``sortcut`` sorted blocks and nothing else; causal=False only.
+        heads: number of heads, 8 by default; must divide dim.
+        block: b, tokens per block, 16 by default.
+        iterations: number of Sinkhorn normalisations, each of rows and then of columns; 5 by default.
+        temperature: divisor of R, 0.75 by default.
+        gumbel: True: add Gumbel noise to R in train mode, as the paper does. Default False.
+        sortcut: number of sorted blocks; every query then attends the first ``sortcut`` of them and nothing else;
+            causal=False only. None (default): off.
+
+    Parameters: q_proj, k_proj, v_proj, out_proj, sorting (A). The streaming state is the history of queries, keys and
+    values.
+
+    Raises:
+        MixerError: if an option is out of its range.
     """
 
     supports_causal = supports_streaming = True
@@ -75,13 +88,13 @@ class Sinkhorn(Mixer):
         if not isinstance(temperature, int | float) or isinstance(temperature, bool) or not 0 < temperature < float("inf"):
             self.refuse(f"temperature must be a positive number, got {temperature!r}")
         if sortcut is not None and causal:
-            self.refuse(f"sortcut={sortcut} shows every query the whole sequence: build it with causal=False, or without sortcut")
+            self.refuse(f"sortcut={sortcut} shows every query the whole sequence; use causal=False or no sortcut")
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         self.sorting = nn.Parameter(torch.empty(heads, dim // heads, dim // heads))
         self.init_parameters()
 
     def init_parameters(self) -> None:
-        """Sort by the dot products of means, to begin with."""
+        """Set A to the identity, which sorts by the dot products of means."""
         with torch.no_grad():
             self.sorting.copy_(torch.eye(self.sorting.shape[-1]).expand_as(self.sorting))
 
@@ -89,7 +102,7 @@ class Sinkhorn(Mixer):
         return {"heads": self.heads, "block": self.block, "iterations": self.iterations, "temperature": self.temperature}
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.sinkhorn`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.sinkhorn`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask, rising=True)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self.sorting
         more = {"positions": positions} if positions is not None else {}
@@ -106,7 +119,8 @@ class Sinkhorn(Mixer):
         keys = 2 * b if self.sortcut is None else min(self.sortcut, N) * b
         sort = 2 * N * D * D // H + 2 * N * N * D
         flops = sort + 4 * N * N * b * D + 4 * L * keys * D
-        steps = 2 + 5 * (N - 1).bit_length() if self.causal else 2  # N x N numbers in float64 for each iteration
+        # N x N numbers in float64 for each iteration
+        steps = 2 + 5 * (N - 1).bit_length() if self.causal else 2
         kept = L * (9 * H * keys + 4 * D * 11) + 8 * H * N * N * (steps * self.iterations + 2)
         return MixingCost(flops, None, kept, (12 * D + 1 + 8) * T + 8)
 

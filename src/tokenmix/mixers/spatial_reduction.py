@@ -1,4 +1,7 @@
-"""Spatial-reduction attention (Wang et al. 2021, "Pyramid Vision Transformer", arXiv:2102.12122) as a layer."""
+"""Spatial-reduction attention as a layer.
+
+Wang et al. 2021, "Pyramid Vision Transformer", arXiv:2102.12122.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,26 @@ CONVS = {1: ReadConv1d, 2: ReadConv2d, 3: ReadConv3d}
 
 
 class SpatialReduction(Mixer):
-    """y_t = W_o attention(q_t, W_k r, W_v r), r = LayerNorm(conv(x)) with one row for each cell of ``ratio`` tokens along each axis (Eqs. 1 to 3).
+    """Spatial-reduction attention: y_t = W_o attention(q_t, W_k r, W_v r), r = LayerNorm(conv(x)).
 
-    There is no causal form: a cell holds tokens on both sides of most of the queries near it, and on a grid cells follow no order of time.
+    r has one row for each cell of ``ratio`` tokens along each axis. Wang et al. 2021, arXiv:2102.12122, Eqs. 1 to 3.
+    Maps (B, T, D) to (B, T, D). There is no causal form: a cell holds tokens on both sides of most queries near it, and
+    the cells of a grid follow no order of time.
 
     Args:
-        ratio: R, kernel and stride of the convolution; 1: softmax attention. PVT's stages take 8, 4, 2, 1.
-        ndim: 2 (images) or 3 for grids given at call time, 1 for sequences.
-        heads: number of heads; divides dim.
+        ratio: R, kernel and stride of the convolution, 2 by default; 1 is softmax attention. PVT's stages use 8, 4, 2,
+            1.
+        ndim: 1 (default) for sequences; 2 (images) or 3 for grids whose size is given at call time.
+        heads: number of heads, 8 by default; must divide dim.
 
-    Prefix tokens (class, registers) are keys as they are. Sizes that ``ratio`` does not divide are filled with zeros. With the biases on, parameters
-    are those of PVT.
+    Prefix tokens (class, registers) are keys without reduction. Sizes that ``ratio`` does not divide are padded with
+    zeros.
+
+    Parameters: q_proj, k_proj, v_proj, out_proj, conv and norm with ratio > 1; with biases, those of PVT. Time O(T^2 D
+    / R^ndim + T D^2).
+
+    Raises:
+        MixerError: if an option is out of its range, if ``causal=True``, or if the grid does not have ``ndim`` axes.
     """
 
     supports_grid = True
@@ -55,7 +67,7 @@ class SpatialReduction(Mixer):
         self.norm = ReadLayerNorm(dim) if ratio > 1 else None
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.spatial_reduction`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.spatial_reduction`` for this input: (positional, keyword)."""
         if grid is None and self.ndim > 1:
             self.refuse(f"was built with ndim={self.ndim} and needs grid=, the {self.ndim} sizes of the token grid")
         if grid is not None and len(grid) != self.ndim:
@@ -76,7 +88,7 @@ class SpatialReduction(Mixer):
         return 4 * self.dim**2 * (T + self._cells(T))
 
     def mixing_cost(self, T):
-        """For a grid of T tokens that ``ratio`` divides, without prefix; PVT counts so."""
+        """Compute the cost for a grid of T tokens that ``ratio`` divides, without prefix, as PVT counts it."""
         D, n, taps = self.dim, self._cells(T), self.ratio**self.ndim
         conv = 2 * n * taps * D * D if self.ratio > 1 else 0
         kept = 4 * 3 * T * D + 8 * (2 * T * D + 5 * n * D + 2 * D * D)

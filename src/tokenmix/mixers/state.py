@@ -1,4 +1,4 @@
-"""Streaming states as values, and where their tokens stand."""
+"""Streaming states as values, and the positions of their tokens."""
 
 from __future__ import annotations
 
@@ -15,12 +15,21 @@ State = Any  # a NamedTuple of tensors, batch first
 
 
 def token_positions(x: Tensor, key_mask: Tensor | None) -> Tensor:
-    """Default positions (B, T): index minus the index of the row's first True key; without a mask, the index. Padding before it gets 0."""
+    """Return the default positions (B, T): each index minus the index of the first True of the row's key mask.
+
+    Without a mask they are the indices. Padding before the first True gets 0.
+    """
     return default_places(x.shape[0], x.shape[1], key_mask, x.device)
 
 
 def chunk_positions(start: Tensor, x: Tensor, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Positions (B, L) of a chunk whose rows stand at ``start`` (B,), and the counter after it. Rows that have seen no True key yet stay at 0."""
+    """Return the positions (B, L) of a chunk and the next position (B,) of each row.
+
+    Args:
+        start: (B,), the position of the first token of the chunk.
+        positions: (B, L), explicit positions; they take precedence over ``start``.
+        key_mask: (B, L) bool. Rows that have had no True so far stay at 0.
+    """
     if positions is not None:
         return positions, positions[:, -1] + 1
     L = x.shape[1]
@@ -32,27 +41,36 @@ def chunk_positions(start: Tensor, x: Tensor, positions: Tensor | None, key_mask
 
 
 def register_state(cls: type) -> type:
-    """Class decorator: make a state NamedTuple a pytree node that ``torch.export`` can serialise."""
+    """Register a state NamedTuple as a pytree node that ``torch.export`` can serialise. A class decorator."""
     pytree._register_namedtuple(cls, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
     return cls
 
 
 def reorder(state: State, index: Tensor) -> State:
-    """Pick batch rows of a streaming state, with repetition: beam search, or dropping finished rows."""
+    """Select rows of the batch from a streaming state, with repetition.
+
+    Beam search reorders rows with it, and finished rows can be dropped.
+    """
     return pytree.tree_map(lambda a: a.index_select(0, index), state)
 
 
 def state_bytes(state: State) -> int:
-    """Memory the state's tensors take, in bytes."""
+    """Return the memory that the tensors of a state take, in bytes."""
     return sum(a.numel() * a.element_size() for a in pytree.tree_leaves(state))
 
 
 def merge(earlier: State, later: State) -> State:
-    """The state after two adjacent stretches of tokens, from the states after each alone. Only for scan-type states, which are sums."""
+    """Combine the states of two adjacent stretches of tokens into the state after both.
+
+    Only states that are sums can be merged, such as those of aft_simple, hydra and linear.
+
+    Raises:
+        MixerError: if the states cannot be merged, or differ in type or shape.
+    """
     combine = getattr(earlier, "merge_with", None)
     if combine is None or type(earlier) is not type(later):
         names = f"{type(earlier).__name__} and {type(later).__name__}"
-        raise MixerError(f"merge: {names} cannot be merged; only two states of one mixer whose state is a sum can, such as aft_simple, hydra and linear.")
+        raise MixerError(f"merge: {names} cannot be merged; only states that are sums can, such as those of aft_simple and hydra.")
     if any(a.shape != b.shape for a, b in zip(earlier, later, strict=True)):
         shapes = " and ".join(str([tuple(a.shape) for a in state]) for state in (earlier, later))
         raise MixerError(f"merge: expects two states of one mixer and as many rows each, got tensors of shapes {shapes}.")

@@ -1,7 +1,9 @@
-"""The Synthesizer family (Tay et al. 2020, "Synthesizer: Rethinking Self-Attention for Transformer Models", arXiv:2005.00743, ICML 2021) as layers.
+"""The Synthesizer family as layers.
 
-Positions are 0..max_len - 1: a row of the logits belongs to the query's position, a column to the key's.
-None of them takes a context: the paper keeps dot products there.
+Tay et al. 2020, "Synthesizer: Rethinking Self-Attention for Transformer Models", arXiv:2005.00743, ICML 2021.
+
+Positions are 0..max_len - 1: a row of the logits belongs to the position of the query, a column to that of the key.
+None of these mixers takes a context: the paper keeps dot products there.
 """
 
 from __future__ import annotations
@@ -20,7 +22,11 @@ _PAPER = "Tay et al. 2020, arXiv 2005.00743"
 
 
 def _cost(part: Part, T: int, heads: int, inner: int, kept: int) -> MixingCost:
-    """Of one kind of logits: the logits, their softmax times the values, and ``kept`` numbers beside."""
+    """Compute the cost of one kind of logits: the logits, and their softmax times the values.
+
+    Args:
+        kept: further numbers that are kept for the backward pass.
+    """
     flops, counted = part.flops(T)
     return MixingCost(
         flops=flops + 2 * T * T * inner,
@@ -31,16 +37,24 @@ def _cost(part: Part, T: int, heads: int, inner: int, kept: int) -> MixingCost:
 
 
 class SynthesizerDense(Mixer):
-    """y_t = W_o [sum_s softmax_s(W2 relu(W1 x_t + b1) + b2)_s v_s] in each head: the token alone says whom it attends, by position.
+    """Dense Synthesizer: y_t = W_o [sum_s softmax_s(W2 relu(W1 x_t + b1) + b2)_s v_s] in each head.
+
+    The token alone decides which positions it attends. Tay et al. 2020, arXiv:2005.00743. Maps (B, T, D) to (B, T, D).
 
     Args:
-        max_len: N, positions the logits cover.
-        heads, head_dim: number of heads and features in each, default dim / heads.
-        hidden: width of relu(W1 x + b1) in each head, default head_dim; 0: no first layer, W2 reads the head's dim / heads features of x.
-        share_heads: one W2 for all heads, as in the official code.
-        bias: whether there is b2.
+        max_len: N, the number of positions that the logits cover.
+        heads: number of heads, 8 by default.
+        head_dim: number of features per head. None: dim / heads.
+        hidden: width of relu(W1 x + b1) in each head. None: head_dim. 0: no first layer; W2 reads the head's dim /
+            heads features of x.
+        share_heads: True: one W2 for all heads, as in the official code. Default False.
+        bias: whether there is a b2, True by default.
 
-    Parameters: q_proj (W1, b1), v_proj, out_proj, logits.weight (W2: heads, hidden, max_len) and logits.bias. The streaming state is the history of values.
+    Parameters: q_proj (W1, b1), v_proj, out_proj, logits.weight (W2: heads, hidden, max_len) and logits.bias. Time
+    O(T^2 D). The streaming state is the history of values.
+
+    Raises:
+        MixerError: if an option is out of its range, or a sequence is longer than ``max_len``.
     """
 
     supports_causal = supports_streaming = supports_attn_mask = True
@@ -66,7 +80,7 @@ class SynthesizerDense(Mixer):
         width = parts_of.head_width(self, heads, head_dim)
         at_least(self, 0, hidden=0 if hidden is None else hidden)
         if hidden == 0 and dim % heads:
-            self.refuse(f"hidden=0, no first layer, needs heads that divide dim={dim}, got heads={heads}")
+            self.refuse(f"hidden=0 (no first layer) needs heads that divide dim={dim}, got heads={heads}")
         self.heads, self.inner, self.rectify = heads, heads * width, hidden != 0
         each = width if hidden is None else hidden or dim // heads
         self.register_module("q_proj", nn.Linear(dim, heads * each, bias=qkv_bias) if self.rectify else None)
@@ -75,14 +89,14 @@ class SynthesizerDense(Mixer):
         self.logits = parts_of.DenseTables(heads, share_heads, each, max_len, bias=bias)
 
     def resize(self, max_len: int) -> None:
-        """Interpolate W2 and b2 to another number of positions."""
+        """Interpolate W2 and b2 to ``max_len`` positions."""
         parts_of.resize_part(self, [self.logits], max_len)
 
     def _queries(self, x):
         return x if self.q_proj is None else self.q_proj(x)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.synthesizer_dense`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.synthesizer_dense`` for this input: (positional, keyword)."""
         options = {"rectify": self.rectify, "positions": parts_of.explicit_positions(x, positions, key_mask)}
         args = self._queries(x), self.v_proj(x), self.read(self.logits, x)
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
@@ -109,16 +123,24 @@ class SynthesizerDense(Mixer):
 
 
 class SynthesizerRandom(Mixer):
-    """y_t = W_o [sum_s softmax_s(R_ts) v_s] in each head: the weights depend on positions alone.
+    """Random Synthesizer: y_t = W_o [sum_s softmax_s(R_ts) v_s] in each head.
+
+    The weights depend on positions alone. Tay et al. 2020, arXiv:2005.00743. Maps (B, T, D) to (B, T, D).
 
     Args:
-        max_len: N, positions R covers.
-        trainable: False freezes R as it is drawn ("Fix" of the paper); it is then a buffer, saved with the rest, and no parameter.
-        init_std: R ~ N(0, init_std). Default 0.02, which starts near the mean of the values; 1.0 where R is frozen, which would otherwise stay that mean.
-        share_heads: one R for all heads.
+        max_len: N, the number of positions that R covers.
+        trainable: True by default. False fixes R as it is drawn ("Fix" in the paper); it is then a buffer, saved with
+            the rest, and no parameter.
+        init_std: standard deviation of R at the start. None: 0.02, with which the mixer starts near the mean of the
+            values; 1.0 if R is fixed, which would otherwise stay that mean.
+        share_heads: True: one R for all heads. Default False.
         heads, head_dim: as in SynthesizerDense.
 
-    Parameters: v_proj, out_proj, logits.weight (R: heads, max_len, max_len). Without masks the softmax is taken once for the whole batch.
+    Parameters: v_proj, out_proj, logits.weight (R: heads, max_len, max_len). Without masks the softmax is computed once
+    for the whole batch. Time O(T^2 D).
+
+    Raises:
+        MixerError: if an option is out of its range, or a sequence is longer than ``max_len``.
     """
 
     supports_causal = supports_streaming = supports_attn_mask = True
@@ -149,11 +171,11 @@ class SynthesizerRandom(Mixer):
         self.logits = parts_of.RandomTable(heads, share_heads, max_len, init_std=init_std, trainable=trainable)
 
     def resize(self, max_len: int) -> None:
-        """Interpolate R to another number of positions."""
+        """Interpolate R to ``max_len`` positions."""
         parts_of.resize_part(self, [self.logits], max_len)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.synthesizer_random`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.synthesizer_random`` for this input: (positional, keyword)."""
         options = {"positions": parts_of.explicit_positions(x, positions, key_mask), "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
         return (self.v_proj(x), *self.read(self.logits, x)), options
 
@@ -177,14 +199,21 @@ class SynthesizerRandom(Mixer):
 
 
 class SynthesizerFactorizedDense(Mixer):
-    """The dense form with C_i[j] = A_i[j mod a] B_i[j div a], A and B of a and b = ceil(max_len / a) numbers made from relu(W1 x + b1).
+    """Factorized dense Synthesizer: the dense form with logits C_i[j] = A_i[j mod a] B_i[j div a].
+
+    A and B, of a and b = ceil(max_len / a) numbers, are computed from relu(W1 x + b1). Tay et al. 2020,
+    arXiv:2005.00743. Maps (B, T, D) to (B, T, D).
 
     Args:
-        factor: a, default about sqrt(max_len). One factor is tiled and the other repeated, so that all max_len logits differ.
-        max_len, heads, head_dim, hidden, share_heads, bias: as in SynthesizerDense; hidden=0 is not offered.
+        factor: a. None: about sqrt(max_len). One factor is tiled and the other repeated, so that all max_len logits
+            differ.
+        max_len, heads, head_dim, hidden, share_heads, bias: as in SynthesizerDense; hidden=0 is not supported.
 
-    Parameters: q_proj (W1, b1, which A and B share), v_proj, out_proj, logits.weight_a, weight_b, bias_a, bias_b. Fewer parameters; time and
-    memory stay those of a softmax over T x T logits.
+    Parameters: q_proj (W1, b1, which A and B share), v_proj, out_proj, logits.weight_a, weight_b, bias_a, bias_b. It
+    has fewer parameters; time and memory stay those of a softmax over T x T logits.
+
+    Raises:
+        MixerError: if an option is out of its range, or a sequence is longer than ``max_len``.
     """
 
     supports_causal = supports_streaming = supports_attn_mask = True
@@ -218,11 +247,11 @@ class SynthesizerFactorizedDense(Mixer):
         self.logits = parts_of.FactorizedDenseTables(heads, share_heads, each, max_len, factor=factor, bias=bias)
 
     def resize(self, max_len: int) -> None:
-        """Interpolate B to another number of positions; a stays."""
+        """Interpolate B to ``max_len`` positions; a stays."""
         parts_of.resize_part(self, [self.logits], max_len)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.synthesizer_factorized_dense`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.synthesizer_factorized_dense`` for this input: (positional, keyword)."""
         options = {"positions": parts_of.explicit_positions(x, positions, key_mask), "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
         return (self.q_proj(x), self.v_proj(x), self.read(self.logits, x)), options
 
@@ -247,14 +276,21 @@ class SynthesizerFactorizedDense(Mixer):
 
 
 class SynthesizerFactorizedRandom(Mixer):
-    """The random form with R = R1 R2^T of rank k, 2 max_len k numbers per head.
+    """Factorized random Synthesizer: the random form with R = R1 R2^T of rank k.
+
+    It has 2 max_len k numbers per head. Tay et al. 2020, arXiv:2005.00743. Maps (B, T, D) to (B, T, D).
 
     Args:
-        rank: k.
-        init_std: standard deviation of the entries of R at the start; R1 and R2 are drawn with sqrt(init_std / sqrt(rank)).
+        rank: k, 8 by default.
+        init_std: standard deviation of the entries of R at the start, 0.02 by default; R1 and R2 are drawn with
+            sqrt(init_std / sqrt(rank)).
         max_len, heads, head_dim, share_heads: as in SynthesizerRandom.
 
-    Parameters: v_proj, out_proj, logits.r1, logits.r2 (heads, max_len, rank). Fewer parameters; time and memory stay those of softmax over T x T logits.
+    Parameters: v_proj, out_proj, logits.r1, logits.r2 (heads, max_len, rank). Time and memory stay those of a softmax
+    over T x T logits.
+
+    Raises:
+        MixerError: if an option is out of its range, or a sequence is longer than ``max_len``.
     """
 
     supports_causal = supports_streaming = supports_attn_mask = True
@@ -285,11 +321,11 @@ class SynthesizerFactorizedRandom(Mixer):
         self.logits = parts_of.FactorizedRandomTables(heads, share_heads, max_len, rank=rank, init_std=init_std)
 
     def resize(self, max_len: int) -> None:
-        """Interpolate R1 and R2 to another number of positions."""
+        """Interpolate R1 and R2 to ``max_len`` positions."""
         parts_of.resize_part(self, [self.logits], max_len)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.synthesizer_factorized_random`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.synthesizer_factorized_random``: (positional, keyword)."""
         options = {"positions": parts_of.explicit_positions(x, positions, key_mask), "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
         return (self.v_proj(x), self.read(self.logits, x)), options
 

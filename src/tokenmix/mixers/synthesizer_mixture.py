@@ -1,4 +1,4 @@
-"""Mixtures of Synthesizers, attention among them, joined as logits before one softmax (Tay et al. 2020)."""
+"""Mixtures of Synthesizers and attention, whose logits are combined before one softmax (Tay et al. 2020)."""
 
 from __future__ import annotations
 
@@ -21,18 +21,29 @@ PARTS = ("attention", *synth.LOGITS)
 
 
 class SynthesizerMixture(Mixer):
-    """y_t = W_o [sum_s softmax_s(sum_i a_i S_i)_s v_s] in each head, the S_i any of the synthetic logits and those of attention.
+    """Mixture of Synthesizers: y_t = W_o [sum_s softmax_s(sum_i a_i S_i)_s v_s] in each head.
+
+    The S_i are any of the synthetic logits and those of attention. Tay et al. 2020, arXiv:2005.00743. Maps (B, T, D) to
+    (B, T, D).
 
     Args:
-        parts: names of the S_i, any of "attention", "dense", "random", "factorized_dense", "factorized_random"; by default the paper's best.
-        join: "softmax": a = softmax(alpha), alpha starts at 0 (the paper); "gated": 1 - a for attention and a = sigmoid(alpha) for all others
-            ("plus alpha" of the official code); "plus": the plain sum.
-        scale: factor on the logits of attention only, default 1 / sqrt(head width); the official code has 1.
-        rank: of "factorized_random". factor: of "factorized_dense". init_std: of "random" and "factorized_random".
+        parts: names of the S_i, any of "attention", "dense", "random", "factorized_dense", "factorized_random"; by
+            default "random" and "attention", the paper's best.
+        join: "softmax" (default, the paper's): a = softmax(alpha), alpha starts at 0; "gated": 1 - a for attention and
+            a = sigmoid(alpha) for all others ("plus alpha" of the official code); "plus": the plain sum.
+        scale: factor on the logits of attention only. None: 1 / sqrt(head width); the official code uses 1.
+        rank: of "factorized_random", 8 by default.
+        factor: of "factorized_dense". None: about sqrt(max_len).
+        init_std: of "random" and "factorized_random", 0.02 by default.
         max_len, heads, head_dim, share_heads, bias: as in the single forms.
 
-    Parameters: q_proj if attention or a dense form takes part (they share it: queries are the hidden layer before the relu, as in the official code), k_proj if
-    attention does, v_proj, out_proj, alpha, and each part's tables under its name. The streaming state is the history of values, and of keys with attention.
+    Parameters: q_proj if attention or a dense form takes part (they share it: the queries are the hidden layer before
+    the relu, as in the official code), k_proj if attention does, v_proj, out_proj, alpha, and the tables of each part
+    under its name. The streaming state is the history of values, and of keys with attention.
+
+    Raises:
+        MixerError: if an option is out of its range, if a part is unknown or repeated, or if a sequence is longer than
+            ``max_len``.
     """
 
     supports_causal = supports_streaming = supports_attn_mask = True
@@ -74,9 +85,9 @@ class SynthesizerMixture(Mixer):
         at_least(self, 1, rank=rank, factor=factor)
         check_positive(self, init_std=init_std)
         self.inner = heads * width
-        asks, keys = set(self.parts) - {"random", "factorized_random"}, "attention" in self.parts
-        self.register_module("q_proj", nn.Linear(dim, self.inner, bias=qkv_bias) if asks else None)
-        self.register_module("k_proj", nn.Linear(dim, self.inner, bias=qkv_bias) if keys else None)
+        needs_q, needs_k = set(self.parts) - {"random", "factorized_random"}, "attention" in self.parts
+        self.register_module("q_proj", nn.Linear(dim, self.inner, bias=qkv_bias) if needs_q else None)
+        self.register_module("k_proj", nn.Linear(dim, self.inner, bias=qkv_bias) if needs_k else None)
         self.v_proj = nn.Linear(dim, self.inner, bias=qkv_bias)
         self.out_proj = nn.Linear(self.inner, dim, bias=out_bias)
         dense, random = {"width": width, "max_len": max_len, "bias": bias}, {"max_len": max_len, "init_std": init_std}
@@ -96,7 +107,7 @@ class SynthesizerMixture(Mixer):
             self.refuse(f"parts must be a list of some of {', '.join(PARTS)}, each once, got {parts!r}")
         check_name(type(self).__name__, "join", join, synth.JOINS)
         if join == "gated" and ("attention" not in parts or len(parts) < 2):
-            self.refuse(f"join='gated' weighs attention against the other parts and needs both, got parts={parts!r}; use join='softmax'")
+            self.refuse(f"join='gated' needs attention and another part, got parts={parts!r}; use join='softmax'")
 
     def init_parameters(self) -> None:
         """Start with equal weights."""
@@ -104,18 +115,18 @@ class SynthesizerMixture(Mixer):
             nn.init.zeros_(self.alpha)
 
     def _tables(self, x: Tensor) -> dict[str, synth.Tables]:
-        parts: Any = self._modules  # a name bound within the comprehension would stop torch.compile
+        parts: Any = self._modules  # torch.compile does not support a name bound in the comprehension
         return {name: () if parts[name] is None else self.read(parts[name], x) for name in synth.LOGITS}
 
     def _weights(self, x: Tensor) -> Tensor:
         return x.new_zeros(0) if self.alpha is None else self.alpha
 
     def resize(self, max_len: int) -> None:
-        """Interpolate every table to another number of positions."""
-        parts_of.resize_part(self, [self._modules[name] for name in synth.LOGITS if name in self.parts], max_len)  # type: ignore[misc]  # these exist
+        """Interpolate every table to ``max_len`` positions."""
+        parts_of.resize_part(self, [self._modules[name] for name in synth.LOGITS if name in self.parts], max_len)  # type: ignore[misc]  # none of these is None
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.synthesizer_mixture`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.synthesizer_mixture`` for this input: (positional, keyword)."""
         v = self.v_proj(x)
         q = x if self.q_proj is None else self.q_proj(x)
         k = v if self.k_proj is None else self.k_proj(x)
@@ -139,7 +150,7 @@ class SynthesizerMixture(Mixer):
         aside = sum(part.flops(T)[0] - part.flops(T)[1] for part in made)
         joins = 2 * one * len(self.parts)
         kept = sum(part.kept(T) for part in made)
-        if self.alpha is not None:  # its gradient needs each part's logits
+        if self.alpha is not None:  # the gradient of alpha needs the logits of each part
             fresh = {"dense": one, "attention": one, "factorized_dense": one, "factorized_random": one, "random": 0}
             kept += sum(fresh[part] for part in self.parts)
         streams = 4 * D * (2 if "attention" in self.parts else 1) + 9

@@ -13,15 +13,24 @@ from .parts.shared import add_projections, largest_relative, ring_chunk
 
 
 class TransformerXL(Mixer):
-    """y_t = W_o [sum_s softmax_s([(q_t + u) . k_s + (q_t + v) . W_r R_{t-s}] / sqrt(e)) v_s] in each of ``heads`` heads (Dai et al. 2019, Sec. 3.3).
+    """Transformer-XL: y_t = W_o [sum_s softmax_s([(q_t + u) . k_s + (q_t + v) . W_r R_{t-s}] / sqrt(e)) v_s].
+
+    In each of ``heads`` heads. Dai et al. 2019, arXiv:1901.02860, Sec. 3.3. Maps (B, T, D) to (B, T, D).
 
     Args:
-        heads: divides dim; e = dim / heads.
-        memory: tokens seen at once: the last ``memory`` positions, t's own included, or |t - s| < memory without ``causal``. None: all.
+        heads: number of heads, 8 by default; must divide dim; e = dim / heads.
+        memory: number of positions that are attended: the last ``memory`` ones, t's own included, or |t - s| < memory
+            without ``causal``. None (default): all.
 
-    Parameters beside the projections: W_r (``relative``), u (``content``) and v (``place``). The streaming state is the segment memory: keys and values
-    of the last memory - 1 tokens. A training loop that feeds segment after segment to ``extend`` and detaches the state between them runs the paper's
-    recurrence; there, as here in one pass, the memory slides with each token, so that results never depend on where segments are cut.
+    Parameters: the four projections, W_r (``relative``), u (``content``) and v (``place``). Time O(T^2 D), or O(T
+    memory D). The streaming state is the segment memory: keys and values of the last memory - 1 tokens. A training loop
+    that passes segment after segment to ``extend`` and detaches the state in between runs the paper's recurrence.
+
+    Deviations: the memory slides with each token, in streams as in one pass, so that results do not depend on where
+    segments are cut.
+
+    Raises:
+        MixerError: if an option is out of its range.
     """
 
     supports_causal = supports_streaming = supports_attn_mask = True
@@ -33,19 +42,22 @@ class TransformerXL(Mixer):
         super().__init__(dim, causal=causal)
         self.heads, self.memory = heads, memory
         if memory is not None and (not isinstance(memory, int) or isinstance(memory, bool) or memory < 1):
-            self.refuse(f"memory must be a positive integer, the token itself included, or None for all, got {memory!r}")
+            self.refuse(f"memory must be a positive integer, which counts the token itself, or None for all, got {memory!r}")
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         self.relative = nn.Parameter(torch.empty(dim, dim + dim % 2))
         self.content, self.place = nn.Parameter(torch.empty(dim)), nn.Parameter(torch.empty(dim))
         self.init_parameters()
 
     def init_parameters(self) -> None:
-        nn.init.uniform_(self.relative, -(self.dim**-0.5), self.dim**-0.5)  # as torch's Linear starts
+        nn.init.uniform_(self.relative, -(self.dim**-0.5), self.dim**-0.5)  # as in torch's Linear
         for bias in (self.content, self.place):
             nn.init.normal_(bias, std=0.02)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.transformer_xl`` for this input: (positional, keyword). Only differences of positions count."""
+        """Return the arguments of ``functional.transformer_xl`` for this input: (positional, keyword).
+
+        Only differences of positions matter.
+        """
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self.relative, self.content, self.place
         options = {"heads": self.heads, "memory": self.memory, "positions": positions}
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}

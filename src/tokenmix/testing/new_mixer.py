@@ -1,6 +1,7 @@
-"""What ``tokenmix new-mixer`` does: write the seven places of a new mixer into a checkout of the library.
+"""The command ``tokenmix new-mixer``: write the seven places of a new mixer into a checkout of the library.
 
-The skeleton is the mean of the values that a token may attend. It keeps the whole contract as it is written; replace its mathematics step by step.
+The skeleton computes the mean of the values that a token may attend. It keeps the whole contract as written; replace
+its mathematics step by step.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from ..errors import MixerError
 from ..mixers import MIXERS
 
-REFERENCE = '''"""NAME as its paper writes it."""
+REFERENCE = '''"""NAME as in its paper."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 
 def NAME(v: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """y_t = sum_s v_s / n_t over the n_t keys s that t may attend; 0 where there is none."""
+    """Compute y_t = sum_s v_s / n_t over the n_t keys s that t may attend; 0 where there is none."""
     B, T, _ = v.shape
     mask = torch.ones(B, T, T, dtype=torch.bool) if mask is None else mask
     y = torch.zeros_like(v)
@@ -48,7 +49,8 @@ def NAME(v: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, bac
 
     Args:
         v: values (B, T, D).
-        key_mask: (B, T) bool, True where a key may be attended.
+        causal: whether t attends s <= t only.
+        key_mask: (B, T) bool, True = this key may be attended.
 
     Returns:
         (B, T, D) in v's dtype; 0 where there is nothing to attend. Time and memory O(T D).
@@ -60,7 +62,10 @@ def NAME(v: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, bac
 
 
 def sums(v: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return what each token adds to the sum of the values, and to their number: float32 or better, 0 where it is masked."""
+    """Return what each token adds to the sum of the values and to their number.
+
+    Both are float32 or better, and 0 where the token is masked.
+    """
     v = kept(v, key_mask).to(torch.promote_types(v.dtype, torch.float32))
     return v, v.new_ones(()).expand(*v.shape[:2], 1) if key_mask is None else key_mask[..., None].to(v.dtype)
 '''
@@ -82,7 +87,7 @@ from .cost import MixingCost
 
 @register_state
 class CLASSState(NamedTuple):
-    """The sum of the values so far (B, D), and their number (B, 1)."""
+    """The sum of the values so far, ``total`` (B, D), and their number, ``count`` (B, 1). The size is constant."""
 
     total: Tensor
     count: Tensor
@@ -91,7 +96,18 @@ class CLASSState(NamedTuple):
 class CLASS(Mixer):
     """y_t = W_o [sum_s v_s / n_t], the mean of the values that t may attend.
 
-    Parameters: v_proj, out_proj. Time O(T D).
+    Authors year, arXiv:number, Eq. n. Maps (B, T, D) to (B, T, D).
+
+    Args:
+        qkv_bias: whether v_proj has a bias, True by default.
+        out_bias: whether out_proj has a bias, True by default.
+
+    Parameters: v_proj, out_proj. Time and memory O(T D). The streaming state is D + 1 numbers.
+
+    Deviations: none yet.
+
+    Raises:
+        MixerError: if an option is out of its range.
     """
 
     supports_causal = supports_streaming = True
@@ -105,7 +121,7 @@ class CLASS(Mixer):
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``functional.NAME`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.NAME`` for this input: (positional, keyword)."""
         return (self.v_proj(x),), {"causal": self.causal, "key_mask": key_mask}
 
     def mix(self, x, context, **given):
@@ -121,7 +137,8 @@ class CLASS(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         v = self.v_proj(x)
-        total, count = (past[:, None] + new.to(past.dtype).cumsum(1) for past, new in zip(state, sums(v, key_mask), strict=True))
+        added = sums(v, key_mask)
+        total, count = (past[:, None] + new.to(past.dtype).cumsum(1) for past, new in zip(state, added, strict=True))
         y = (total / count.clamp_min(1.0)).to(v.dtype)
         return self.out_proj(y), CLASSState(total[:, -1], count[:, -1])
 '''
@@ -144,7 +161,7 @@ Time and memory O(T D). The streaming state is the sum of the values so far and 
 
 | option | default | meaning |
 |---|---|---|
-| `qkv_bias`, `out_bias` | True | biases of the projections |
+| `qkv_bias`, `out_bias` | True | whether the projections have biases |
 
 ## Example
 
@@ -162,16 +179,23 @@ torch.Size([2, 20, 32])
 
 
 def new_mixer(name: str, root: Path) -> list[Path]:
-    """Write the skeleton of a mixer and its rows; return the files that are new or changed.
+    """Write the skeleton of a mixer and its rows in the tables.
+
+    Args:
+        name: of the mixer, a lower-case identifier such as gated_mean.
+        root: of the checkout.
+
+    Returns:
+        The files that are new or changed.
 
     Raises:
-        MixerError: for a name that is no lower-case identifier or is taken, and outside of a checkout.
+        MixerError: if the name is not a lower-case identifier or is taken, or if ``root`` is not a checkout.
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
         raise MixerError(f"new-mixer: the name must be a lower-case identifier such as gated_mean, got {name!r}.")
     source = root / "src/tokenmix"
     if not (source / "mixers/__init__.py").is_file() or not (root / "tests/cases.py").is_file():
-        raise MixerError(f"new-mixer: {root} is no checkout of tokenmix; run it there, or register a mixer of your own with tokenmix.register_mixer.")
+        raise MixerError(f"new-mixer: {root} is not a checkout of tokenmix; outside of one, use tokenmix.register_mixer.")
     title = name.replace("_", " ").capitalize()
     cls = "".join(part.capitalize() for part in name.split("_"))
     files = {
@@ -183,10 +207,11 @@ def new_mixer(name: str, root: Path) -> list[Path]:
     taken = [str(file.relative_to(root)) for file in files if file.exists()]
     if name in MIXERS or taken:
         raise MixerError(f"new-mixer: {name!r} is taken{f' ({taken[0]})' if taken else ''}; choose another name.")
+    functions, mixers, cases = source / "functional/__init__.py", source / "mixers/__init__.py", root / "tests/cases.py"
     rows = {
-        source / "functional/__init__.py": _with_import(source / "functional/__init__.py", f"from .{name} import {name} as {name}"),
-        source / "mixers/__init__.py": _with_row(_with_import(source / "mixers/__init__.py", f"from .{name} import {cls}"), "MIXERS", f'"{name}": {cls},'),
-        root / "tests/cases.py": _with_row((root / "tests/cases.py").read_text(), "CASES", f'"{name}": ("{name}", {{}}),'),
+        functions: _with_import(functions, f"from .{name} import {name} as {name}"),
+        mixers: _with_row(_with_import(mixers, f"from .{name} import {cls}"), "MIXERS", f'"{name}": {cls},'),
+        cases: _with_row(cases.read_text(), "CASES", f'"{name}": ("{name}", {{}}),'),
     }
     for file, template in files.items():
         file.write_text(template.replace("NAME", name).replace("CLASS", cls).replace("TITLE", title))
@@ -196,17 +221,17 @@ def new_mixer(name: str, root: Path) -> list[Path]:
 
 
 def _with_import(file: Path, line: str) -> str:
-    """The file's text with one more relative import, in alphabetical order."""
+    """Return the file's text with one more relative import, in alphabetical order."""
     lines = file.read_text().splitlines()
-    at = [i for i, text in enumerate(lines) if text.startswith("from .") and not text.startswith("from ..")]
-    place = next((i for i in at if lines[i].split()[1] > line.split()[1]), at[-1] + 1)
-    return "\n".join([*lines[:place], line, *lines[place:]]) + "\n"
+    imports = [i for i, text in enumerate(lines) if text.startswith("from .") and not text.startswith("from ..")]
+    index = next((i for i in imports if lines[i].split()[1] > line.split()[1]), imports[-1] + 1)
+    return "\n".join([*lines[:index], line, *lines[index:]]) + "\n"
 
 
 def _with_row(text: str, table: str, row: str) -> str:
-    """The text with one more row at the end of a dict that is a module's constant."""
+    """Return the text with one more row at the end of a dict that is a constant of the module."""
     begin = re.search(rf"^{table}\b.*= \{{\n", text, flags=re.MULTILINE)
     if begin is None:
-        raise MixerError(f"new-mixer: the table {table} is not where it was; add the row {row} by hand.")
+        raise MixerError(f"new-mixer: the table {table} was not found; add the row {row} by hand.")
     end = text.index("\n}\n", begin.end()) + 1
     return f"{text[:end]}    {row}\n{text[end:]}"

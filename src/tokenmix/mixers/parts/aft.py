@@ -1,4 +1,4 @@
-"""What the AFT layers share: projections, the ring state of the windowed ones, and long chunks in pieces."""
+"""Parts of the AFT layers: projections, states, and steps over the ring of the windowed forms."""
 
 from __future__ import annotations
 
@@ -10,15 +10,34 @@ from torch import Tensor, nn
 from ...functional import aft_chunk as chunk
 from ...functional.layout.positions import last_live, taken
 from ...functional.sums.gates import check_gate
-from ..base import Mixer, register_state
+from ..base import Mixer, register_state, token_positions
 from .options import at_least, check_spread
+from .shared import alive
+
+
+@register_state
+class AFTSimpleState(NamedTuple):
+    """Sums over all keys so far, in float64. The size is constant.
+
+    m (B, D): the scale of each feature. num (B, D): the numerators. den (B, D): the denominators.
+    """
+
+    m: Tensor
+    num: Tensor
+    den: Tensor
+
+    def merge_with(self, later: AFTSimpleState) -> AFTSimpleState:
+        """Return the sums over two adjacent stretches of tokens."""
+        return AFTSimpleState(*chunk.merge_past(self, later))
 
 
 @register_state
 class AFTRingState(NamedTuple):
-    """The last R keys (B, R, h) and values (B, R, D), which may be attended, where they stand; the sums of all older ones; the next position.
+    """The last R tokens, the sums over all older ones, and the next position. Its size is constant.
 
-    Constant size. The sums m, den (B, h) and num (B, D) are float64. AFT-local keeps R = window - 1 and h = D; AFT-conv R = kernel_size - 1, h = heads.
+    keys (B, R, h), values (B, R, D), valid (B, R), positions (B, R): the last R tokens; False in ``valid`` marks empty
+    or masked ones. m, den (B, h), num (B, D): sums over the older tokens, in float64. position (B,): the next position.
+    AFT-local keeps R = window - 1 and h = D; AFT-conv keeps R = kernel_size - 1 and h = heads.
     """
 
     keys: Tensor
@@ -31,19 +50,47 @@ class AFTRingState(NamedTuple):
     position: Tensor
 
 
+@register_state
+class AFTFullState(NamedTuple):
+    """Every key and value so far.
+
+    keys, values (B, S, D); valid (B, S) bool, True = may be attended; positions (B, S); position (B,), the next one.
+    """
+
+    keys: Tensor
+    values: Tensor
+    valid: Tensor
+    positions: Tensor
+    position: Tensor
+
+
+def empty_full(batch_size: int, dim: int, *, device: Any, dtype: torch.dtype) -> AFTFullState:
+    """Return the state before the first key and value."""
+    keys = torch.zeros(batch_size, 0, dim, device=device, dtype=dtype)
+    positions = torch.zeros(batch_size, 0, dtype=torch.long, device=device)
+    return AFTFullState(keys, keys.clone(), positions.bool(), positions, positions.new_zeros(batch_size))
+
+
+def history_of(mixer: Mixer, context: Tensor, context_mask: Tensor | None) -> AFTFullState:
+    """Return the state over a context, with its keys and values projected once."""
+    positions = token_positions(context, context_mask)
+    keys, values = (mixer.get_submodule(name)(context) for name in ("k_proj", "v_proj"))
+    return AFTFullState(keys, values, alive(context, context_mask), positions, positions.new_zeros(positions.shape[0]))
+
+
 def check_pair_bias(mixer: Mixer, max_len: int, max_context_len: int | None, rank: int | None, init_std: float) -> None:
-    """Refuse options no bias can be built from, and keep how many keys it covers."""
+    """Refuse options that do not define a pair bias, and set the number of keys that it covers."""
     at_least(mixer, 1, max_len=max_len, max_context_len=max_len if max_context_len is None else max_context_len)
     if rank is not None and rank < 1:
         mixer.refuse(f"rank must be a positive integer, or None for a plain table, got {rank!r}")
     if mixer.causal and max_context_len is not None and max_context_len < max_len:
-        mixer.refuse(f"max_context_len={max_context_len} must be at least max_len={max_len} with causal=True, where x is its own context")
+        mixer.refuse(f"max_context_len={max_context_len} must be >= max_len={max_len} with causal=True: x is its own context")
     check_spread(mixer, init_std=init_std, learned=rank is None)
     mixer.max_context_len = max_context_len or max_len
 
 
 def add_projections(mixer: Mixer, *, key_width: int, gate: str | None, qkv_bias: bool, out_bias: bool) -> None:
-    """The four projections every AFT layer has; without a gate there is no query."""
+    """Add the four projections of an AFT layer; without a gate there is no q_proj."""
     check_gate(gate, type(mixer).__name__)
     dim = mixer.dim
     mixer.register_module("q_proj", None if gate is None else nn.Linear(dim, dim, bias=qkv_bias))
@@ -53,13 +100,13 @@ def add_projections(mixer: Mixer, *, key_width: int, gate: str | None, qkv_bias:
 
 
 def queries(mixer: Mixer, x: Tensor) -> Tensor:
-    """The projected queries; x itself, for its shape, where the mixer has no gate."""
+    """Return the projected queries; without a gate x itself, whose shape alone is used."""
     q_proj = mixer._modules["q_proj"]
     return x if q_proj is None else q_proj(x)
 
 
 def empty_ring(batch: int, ring: int, keys: int, dim: int, *, device: Any, dtype: torch.dtype) -> AFTRingState:
-    """The state of a windowed mixer that has seen nothing."""
+    """Return the state of a windowed mixer before the first token."""
     values = torch.zeros(batch, ring, dim, device=device, dtype=dtype)
     positions = torch.zeros(batch, ring, dtype=torch.long, device=device)
     sums, position = chunk.empty_past(batch, keys, dim, device=device), torch.zeros(batch, dtype=torch.long, device=device)
@@ -80,11 +127,19 @@ def ring_step(
     heads: int = 1,
     holes: bool = False,
 ) -> tuple[Tensor, AFTRingState]:
-    """New tokens over the ring and each other with weights w (.., L, R + L); what leaves the ring joins the sums, unless ``only_near`` counts.
+    """Mix L new tokens with the ring and each other, with weights w (.., L, R + L).
+
+    Tokens that leave the ring are added to the sums, unless ``only_near``, where tokens outside of the window do not
+    count.
 
     Args:
-        at: where the new tokens stand.
-        places: of the ring and the new tokens, or of the ring after them.
+        positions: (B, L), of the new tokens.
+        key_positions: of the ring and the new tokens (B, R + L), or of the ring after them (B, R).
+        valid: (B, L) bool, True = the new token may be attended.
+        holes: whether masked tokens may stand between valid ones.
+
+    Returns:
+        The outputs before ``out_proj``, and the new state.
     """
     kept, far = (state.keys, state.values, state.valid), (state.m, state.num, state.den)
     new = mixer.k_proj(x).to(state.keys.dtype), mixer.v_proj(x).to(state.values.dtype), valid

@@ -1,4 +1,4 @@
-"""Auxiliary losses: what routing and compressive mixers ask the trainer to add to its loss."""
+"""Auxiliary losses, which routing and compressive mixers ask the trainer to add to its loss."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-_open: list[dict[str, Tensor]] = []  # a plain global: torch.compile can guard on it
+_open: list[dict[str, Tensor]] = []  # a plain global, which torch.compile can guard on
 
 
 @contextmanager
 def aux_losses() -> Iterator[dict[str, Tensor]]:
-    """Collect the auxiliary losses of every forward pass inside the block: a dict name -> scalar. Outside of it nothing is computed or stored.
+    """Collect the auxiliary losses of every forward pass inside the block, as a dict name -> scalar.
 
-    A second layer of the same kind appends its loss as "name.1", a third as "name.2". A block inside a block collects for itself alone.
+    Outside of such a block nothing is computed or stored. A second layer of the same kind adds its loss as "name.1", a
+    third as "name.2". A nested block collects for itself alone.
     """
     losses: dict[str, Tensor] = {}
     _open.append(losses)
@@ -25,7 +26,10 @@ def aux_losses() -> Iterator[dict[str, Tensor]]:
 
 
 def add_aux_loss(name: str, compute: Callable[[], Tensor]) -> None:
-    """Append ``compute()``, a scalar, to the innermost open ``aux_losses``; without one it is not even computed."""
+    """Add ``compute()``, a scalar, to the innermost open ``aux_losses`` block.
+
+    Without an open block, ``compute`` is not called.
+    """
     if not _open:
         return
     losses, count = _open[-1], 1

@@ -1,4 +1,4 @@
-"""What mixers that decide share: projections the decisions are taken from, decisions that can be frozen, buffers drawn from a seed."""
+"""Parts of mixers with discrete decisions: accurate projections, decisions that can be frozen, and seeded buffers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from ..base import Mixer
 
 
 def check_seed(mixer: Any, seed: Any) -> None:
-    """Refuse what is no seed of a generator."""
+    """Refuse a seed that is neither an integer nor None."""
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
         mixer.refuse(f"seed must be an integer, or None to draw from torch's generator, got {seed!r}")
 
 
 def project_wide(mixer: Mixer, x: Tensor) -> Tensor:
-    """The queries in float32 or better, autocast or not: a decision taken from rounded numbers would be another one."""
+    """Return the queries in float32 or better, under autocast too.
+
+    Decisions taken from rounded numbers could differ.
+    """
     weights = mixer.read(mixer.get_submodule("q_proj"), x)
     wide = torch.promote_types(torch.promote_types(x.dtype, weights[0].dtype), torch.float32)
     if not casting(x.device.type):
@@ -31,7 +34,10 @@ def project_wide(mixer: Mixer, x: Tensor) -> Tensor:
 
 
 def draw_directions(buffer: Tensor, seed: int | None) -> None:
-    """Fill with N(0, 1), from a seed of its own if one is given, rounded to what bfloat16 holds, so that every dtype decides by the same numbers."""
+    """Fill a buffer with N(0, 1), drawn from ``seed`` or, if it is None, from torch's generator.
+
+    The numbers are rounded to bfloat16, so that decisions do not depend on the dtype.
+    """
     with torch.no_grad():
         if seed is None:
             buffer.normal_()
@@ -42,7 +48,7 @@ def draw_directions(buffer: Tensor, seed: int | None) -> None:
 
 
 def decide(mixer: Any, compute: Callable[[], Tensor]) -> Tensor:
-    """The decisions of this call; inside ``frozen``, those of the first one."""
+    """Return the decisions of this call; inside of ``frozen``, those of its first call."""
     if mixer._decided is None:
         return compute()
     if not mixer._decided:
@@ -52,7 +58,10 @@ def decide(mixer: Any, compute: Callable[[], Tensor]) -> Tensor:
 
 @contextmanager
 def frozen(mixer: Any) -> Iterator[None]:
-    """Use the decisions of the first call inside the block again, so that the output can be differentiated by differences."""
+    """Reuse the decisions of the first call inside the block for all later calls.
+
+    The output can then be differentiated numerically.
+    """
     before, mixer._decided = mixer._decided, []
     try:
         yield

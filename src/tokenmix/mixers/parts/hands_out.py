@@ -1,4 +1,7 @@
-"""Modules whose weights their owner reads: called without input they hand them out, so that hooks, which may fetch weights from elsewhere, see it."""
+"""Modules that return their weights when called without input.
+
+Their owner reads the weights through such a call, so that module hooks, which may fetch weights from elsewhere, see it.
+"""
 
 from __future__ import annotations
 
@@ -8,40 +11,40 @@ from torch import Tensor, nn
 
 
 class HandsOut(nn.Module):
-    """Called without input, a module gives ``handed()``; with input, what it gives anyway."""
+    """A mix-in: called without input, a module returns ``handed()``; called with input, its usual output."""
 
     def forward(self, *given: Any) -> Any:
-        """The weights, or what the class beside this one makes of its input."""
+        """Return the weights, or the output of the class that this is mixed into."""
         return super().forward(*given) if given else self.handed()
 
     def handed(self) -> tuple[Tensor | None, ...]:
-        """Weight and bias."""
-        return self.weight, self.bias  # type: ignore[return-value]  # of the class beside this one
+        """Return weight and bias."""
+        return self.weight, self.bias  # type: ignore[return-value]  # of the class this is mixed into
 
 
 class ReadLinear(HandsOut, nn.Linear):
-    """torch's Linear, whose owner also reads its weights."""
+    """torch's Linear, with weights that its owner can read."""
 
 
 class ReadLayerNorm(HandsOut, nn.LayerNorm):
-    """torch's LayerNorm, whose owner also reads its weights."""
+    """torch's LayerNorm, with weights that its owner can read."""
 
 
 class ReadConv1d(HandsOut, nn.Conv1d):
-    """torch's Conv1d, whose owner also reads its weights."""
+    """torch's Conv1d, with weights that its owner can read."""
 
 
 class ReadConv2d(HandsOut, nn.Conv2d):
-    """torch's Conv2d, whose owner also reads its weights."""
+    """torch's Conv2d, with weights that its owner can read."""
 
 
 class ReadConv3d(HandsOut, nn.Conv3d):
-    """torch's Conv3d, whose owner also reads its weights."""
+    """torch's Conv3d, with weights that its owner can read."""
 
 
 class ReadEmbedding(HandsOut, nn.Embedding):
-    """torch's Embedding, whose owner also reads its table."""
+    """torch's Embedding, with a table that its owner can read."""
 
     def handed(self) -> tuple[Tensor]:
-        """The table."""
+        """Return the table."""
         return (self.weight,)

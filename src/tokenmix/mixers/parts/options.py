@@ -1,4 +1,4 @@
-"""Checks of the options a mixer is built with; each refuses in the mixer's name and says what was given."""
+"""Checks of constructor options; each raises MixerError in the name of the mixer, with the value that was given."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def at_least(mixer: Mixer, low: int, **options: Any) -> None:
 
 
 def true_or_false(mixer: Mixer, **options: Any) -> None:
-    """Refuse options that are not bools: any word of a command line is as good as True."""
+    """Refuse options that are not bools: any non-empty string of a command line would be truthy."""
     for name, value in options.items():
         if not isinstance(value, bool):
             mixer.refuse(f"{name} must be True or False, got {value!r}")
@@ -30,7 +30,7 @@ def one_of(mixer: Mixer, names: tuple[Any, ...], **options: Any) -> None:
 
 
 def check_heads(mixer: Mixer, heads: Any) -> int:
-    """Features per head; refuse a number of heads that does not divide dim."""
+    """Return the number of features per head; refuse a number of heads that does not divide dim."""
     if not isinstance(heads, int) or isinstance(heads, bool) or heads < 1 or mixer.dim % heads:
         mixer.refuse(f"heads={heads!r} must divide dim={mixer.dim}")
     return mixer.dim // heads
@@ -44,11 +44,13 @@ def check_numbers(mixer: Mixer, **options: Any) -> None:
 
 
 def check_spread(mixer: Mixer, *, init_std: float, learned: bool = True) -> None:
-    """Refuse a deviation below 0, and 0 where the product of two factors would never leave it (``learned`` False)."""
+    """Refuse a standard deviation below 0.
+
+    A deviation of 0 is refused too if not ``learned``: the product of two factors that start at 0 stays 0.
+    """
     if init_std < 0 or (init_std == 0 and not learned):
-        mixer.refuse(
-            f"init_std must be a number {'>=' if learned else '>'} 0, got {init_std!r}{'' if learned else '; two factors that start at 0 never learn'}"
-        )
+        must = "be a number >= 0" if learned else "be a number > 0; two factors that start at 0 never learn"
+        mixer.refuse(f"init_std must {must}, got {init_std!r}")
 
 
 def check_positive(mixer: Mixer, **options: Any) -> None:

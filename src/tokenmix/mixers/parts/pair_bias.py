@@ -1,4 +1,4 @@
-"""The learned bias w_ts of AFT-full and AFT-local: a table of pairs, or two factors."""
+"""The learned bias w_ts of AFT-full and AFT-local: a table over pairs of positions, or two factors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,20 @@ from .hands_out import HandsOut
 
 
 class PairBias(HandsOut):
-    """w = weight (rows, cols), or u v^T with u (rows, rank), v (cols, rank); entries ~ N(0, init_std).
+    """A bias per pair of positions: w = weight (rows, cols), or u v^T with u (rows, rank), v (cols, rank).
 
-    ``empty``: w = 0 and no parameters. ``owner``: in whose name it refuses. Its tensors are read through a call of it, so that hooks see that.
+    Its tensors are read by calling it, so that module hooks see the call.
+
+    Args:
+        rows: number of query positions.
+        cols: number of key positions.
+        rank: None for a plain table.
+        init_std: standard deviation of the entries of u and v, or of weight, at the start; their mean is 0.
+        empty: w = 0, without parameters.
+        owner: the name of the mixer in error messages.
+
+    Raises:
+        MixerError: if ``rank`` is neither None nor a positive integer.
     """
 
     u: Tensor
@@ -43,13 +54,16 @@ class PairBias(HandsOut):
             nn.init.normal_(parameter, std=self.init_std)
 
     def between(self, x: Tensor, context: Tensor | None, positions: Tensor | None, key_mask: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
-        """The bias for x over itself or a context: unbatched where every row stands at its index, which is cheapest."""
+        """Return the bias for x over itself or over a context.
+
+        It has no batch axis where the positions of every row are the indices, which is cheapest.
+        """
         if positions is None and key_mask is None:
             return self._leading(x.shape[1], x.shape[1] if context is None else context.shape[1], x.device)
         return self.select(*self.positions_of(x, context, positions, key_mask))
 
     def positions_of(self, x: Tensor, context: Tensor | None, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Where queries (B, T) and keys (B, S) stand."""
+        """Return the positions of queries (B, T) and of keys (B, S)."""
         if context is None:
             rows = token_positions(x, key_mask) if positions is None else positions
             return rows, rows
@@ -60,21 +74,25 @@ class PairBias(HandsOut):
         return u[:T, :S] if v is None else (u[:T], v[:S])
 
     def select(self, rows: Tensor, cols: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """The bias for positions (B, T) over positions (B, S): (B, T, S), or factors (B, T, r) and (B, S, r)."""
+        """Return the bias for query positions (B, T) and key positions (B, S).
+
+        Returns:
+            (B, T, S), or factors (B, T, r) and (B, S, r).
+        """
         u, v = self.on(rows.device)
         return u[rows[:, :, None], cols[:, None, :]] if v is None else (nn.functional.embedding(rows, u), nn.functional.embedding(cols, v))
 
     def table(self, rows: Tensor, cols: Tensor) -> Tensor:
-        """The same as one float64 tensor (B, T, S)."""
+        """Return the bias for query and key positions as one float64 tensor (B, T, S)."""
         w = self.select(rows, cols)
         return w[0].double() @ w[1].double().transpose(-1, -2) if isinstance(w, tuple) else w.double()
 
     def handed(self) -> tuple[Tensor, Tensor | None]:
-        """The factors, or the table and None."""
+        """Return the factors, or the table and None."""
         return (self.weight, None) if self.rank is None else (self.u, self.v)
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
-        """The same through a call that hooks see; refused where they are on another device."""
+        """Return the same through a call, which hooks see; refuse tensors on another device."""
         u, v = self()
         for a in (u, v):
             if a is not None and a.device != device:
@@ -95,7 +113,11 @@ class PairBias(HandsOut):
                 self.v = regrown(self.v, _stretched(self.v, cols))
 
     def resize_grid(self, old: tuple[int, int], new: tuple[int, int], prefix: int) -> None:
-        """Interpolate as an image each: positions are ``prefix`` tokens, which stay, then a grid of ``old`` sizes, row by row, which gets ``new`` ones."""
+        """Interpolate rows and columns as images.
+
+        Positions are ``prefix`` tokens, which stay, followed by a grid of size ``old``, row by row, which gets size
+        ``new``.
+        """
         with torch.no_grad():
             if self.rank is None:
                 self.weight = regrown(self.weight, resize_rows(resize_rows(self.weight, old, new, prefix).T, old, new, prefix).T)

@@ -1,4 +1,4 @@
-"""What the pattern mixers share: positions for the dense form, a chunk over a history, and the pairs and bytes that blocks take."""
+"""Parts of the pattern mixers: positions for the dense form, streaming over a history, and the cost of blocks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from .shared import alive
 
 
 def explicit(x: Tensor, positions: Tensor | None, key_mask: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
-    """Positions for the dense form, where an attn_mask asks for it."""
+    """Return explicit positions where an attn_mask requires the dense form."""
     return token_positions(x, key_mask) if positions is None and attn_mask is not None else positions
 
 
 def history_step(
     mixer: Any, form: Callable[..., Tensor], x: Tensor, state: HistoryState, options: dict[str, Any], *, positions: Tensor | None, key_mask: Tensor | None
 ) -> tuple[Tensor, HistoryState]:
-    """A chunk of a causal mixer with q, k, v projections: over the history, or, where it comes first at default positions, by blocks."""
+    """Mix a chunk of a causal mixer that has q, k and v projections with its history.
+
+    The first chunk at default positions is computed in blocks.
+    """
     query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
     q, k, v = mixer.q_proj(x), mixer.k_proj(x), mixer.v_proj(x)
     first = state.keys.shape[1] == 0 and positions is None
@@ -35,61 +38,71 @@ def history_step(
 
 
 class Pairs(NamedTuple):
-    """Pairs of query and key that a part computes, masked ones and padding included, and how often each key is copied to do so."""
+    """The cost of one part of a pattern.
+
+    Attributes:
+        pairs: pairs of query and key that are computed, masked ones and padding included.
+        copies: how often each key is copied for that.
+    """
 
     pairs: int
     copies: float
 
 
 class BlockCost:
-    """Pairs over T tokens, in the blocks of ``functional._blocks``."""
+    """Count pairs over T tokens in the blocks of ``functional.layout.blocks``."""
 
     def __init__(self, T: int):
         self.T = T
 
     def blocks(self, size: int, side: int) -> Pairs:
-        """Blocks of ``size`` over themselves and ``side`` blocks on each side."""
+        """Count blocks of ``size`` tokens over themselves and ``side`` blocks on each side."""
         n = -(-self.T // size)
         m = 1 + 2 * min(side, n - 1)
         return Pairs(n * size * m * size, m if m > 1 else 0)
 
     def band(self, back: int, ahead: int) -> Pairs:
-        """A window, as ``_blocks.band`` cuts it."""
+        """Count a window, as ``functional.layout.blocks`` cuts it."""
         size = min(max(back, ahead, LEAST), self.T)
         return self.blocks(size, -(-max(back, ahead) // size))
 
     def dilated(self, reach: int, d: int) -> Pairs:
-        """A window in each of d residue classes."""
+        """Count a window in each of d residue classes."""
         one = BlockCost(-(-self.T // d)).band(reach, reach)
         return Pairs(d * one.pairs, one.copies)
 
     def columns(self, step: int) -> Pairs:
-        """Everything within each residue class."""
+        """Count all pairs within each residue class."""
         n = -(-self.T // step)
         return BlockCost(n).band(n - 1, n - 1)._replace(copies=1) if step == 1 else Pairs(step * BlockCost(n).band(n - 1, n - 1).pairs, 1)
 
     def own_block(self, size: int) -> Pairs:
-        """Everything within each block."""
+        """Count all pairs within each block."""
         return self.blocks(size, 0)
 
     def shared(self, keys: int) -> Pairs:
-        """All queries over the same keys."""
+        """Count all queries over the same keys."""
         return Pairs(self.T * keys, 0)
 
     def chosen(self, size: int, count: int) -> Pairs:
-        """Blocks of queries over ``count`` chosen blocks each."""
+        """Count blocks of queries over ``count`` chosen blocks each."""
         n = -(-self.T // size)
         return Pairs(n * size * count * size, count)
 
     def mean(self, parts: list[Pairs]) -> Pairs:
-        """What one head takes on average."""
+        """Return the mean cost per head."""
         return Pairs(sum(p.pairs for p in parts) // len(parts), sum(p.copies for p in parts) / len(parts))
 
 
 def kept_bytes(D: int, heads: int, T: int, parts: list[Pairs], *, share: int = 1, rows: int = 0, pools: int = 0) -> int:
-    """Bytes kept for backward: weights (float) and copied keys and values of each part, num and den, and the projected rows.
+    """Compute the bytes kept for the backward pass.
 
-    share: parts of the heads that each part of the pattern has; rows: queries that attend everything.
+    They hold weights in float32, copied keys and values of each part, numerators and denominators, and projected rows.
+
+    Args:
+        share: each part of the pattern belongs to 1 / share of the heads.
+        rows: number of queries that attend everything.
+        pools: number of pooled values per token.
     """
     weights = sum(4 * heads * p.pairs for p in parts) // share + 4 * heads * rows * T
     copies = int(sum(8 * D * T * p.copies for p in parts)) // share

@@ -1,4 +1,4 @@
-"""What mixers of different families share: plain projections, checked positions, long chunks in pieces, the largest logit."""
+"""Parts of mixers of different families: projections, checked positions, long chunks, the largest logit."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ from ..base import Mixer, State, chunk_positions
 from .hands_out import ReadLinear
 from .options import check_heads, true_or_false
 
-NOWHERE = -(1 << 62)  # before every position
+NOWHERE = -(1 << 62)  # below every position
 
 
 def add_projections(mixer: Mixer, *, heads: int, qkv_bias: bool, out_bias: bool, read: tuple[str, ...] = ()) -> None:
-    """q_proj, k_proj, v_proj and out_proj, all dim x dim, for heads of equal width; the mixer also reads the weights of those named in ``read``."""
+    """Add q_proj, k_proj, v_proj and out_proj, all dim x dim, for heads of equal width.
+
+    Args:
+        read: names of the projections whose weights the mixer also reads.
+    """
     check_heads(mixer, heads)
     true_or_false(mixer, qkv_bias=qkv_bias, out_bias=out_bias)
     for name in ("q_proj", "k_proj", "v_proj"):
@@ -33,9 +37,13 @@ def add_projections(mixer: Mixer, *, heads: int, qkv_bias: bool, out_bias: bool,
 def check_positions(
     mixer: Mixer, positions: Tensor | None, key_mask: Tensor | None, *, rising: bool = False, past: tuple[Tensor, Tensor] | None = None
 ) -> None:
-    """Refuse explicit positions (B, T) that the mixer would misread. Values can be read only outside of compilation and export.
+    """Refuse explicit positions (B, T) that the mixer would misread.
 
-    Those of live tokens are 0 or above. ``rising``: each is above all before it in its row, those of a stream's ``past`` (live, places) included.
+    Positions of valid tokens must be 0 or above. Values are read outside of compilation and export only.
+
+    Args:
+        rising: whether positions must rise along each row.
+        past: (valid, positions) of the tokens of a stream so far, which the new positions must exceed.
     """
     if positions is None or positions.numel() == 0 or torch.compiler.is_compiling():
         return
@@ -50,11 +58,15 @@ def check_positions(
     if bool(wrong.any()):
         row = int(wrong.any(1).nonzero()[0])
         must = "be 0 or above" + " and rise along each row" * rising
-        mixer.refuse(f"positions of live tokens must {must}, got {', '.join(str(int(n)) for n in positions[row, :9])}{' ..' * (L > 9)} in row {row}")
+        got = ", ".join(str(int(n)) for n in positions[row, :9]) + " .." * (L > 9)
+        mixer.refuse(f"positions of valid tokens must {must}, got {got} in row {row}")
 
 
 def has_holes(past: Tensor, key_mask: Tensor | None) -> bool:
-    """Whether a masked token stands behind a live one, in a ring (B, R) and a chunk (B, L) after it; where values cannot be looked at, it may."""
+    """Return whether a masked token follows a valid one in a ring (B, R) and the chunk (B, L) after it.
+
+    Where values cannot be read, return True.
+    """
     if key_mask is None:
         return False
     if torch.compiler.is_compiling() or key_mask.is_meta or torch._C._functorch.peek_interpreter_stack() is not None:
@@ -64,12 +76,19 @@ def has_holes(past: Tensor, key_mask: Tensor | None) -> bool:
 
 
 def row_starts(key_mask: Tensor | None, positions: Tensor | None) -> Tensor | None:
-    """The index of position 0 of each row (B,), its first True key; None where positions are the indices or are given."""
+    """Return the index (B,) of position 0 of each row, its first True key.
+
+    None where the positions are the indices or are given.
+    """
     return None if key_mask is None or positions is not None else first_true(key_mask)[:, 0]
 
 
 def in_pieces(mix_piece: Callable[..., tuple[Tensor, State]], x: Tensor, state: State, *beside: Tensor | None) -> tuple[Tensor, State]:
-    """Mix a long chunk piece by piece, so that its weights stay small; ``beside`` are cut along time like x, or None."""
+    """Mix a long chunk in pieces, which bounds the memory of its weights.
+
+    Args:
+        beside: tensors that are cut along time like x, or None.
+    """
     if x.shape[1] <= chunk.PIECE:
         return mix_piece(x, state, *beside)
     outputs, xs = [], x.split(chunk.PIECE, 1)
@@ -80,7 +99,13 @@ def in_pieces(mix_piece: Callable[..., tuple[Tensor, State]], x: Tensor, state: 
 
 
 def ring_chunk(mixer: Any, x: Tensor, state: State, *, positions: Tensor | None, key_mask: Tensor | None, ring: bool = True) -> tuple[Tensor, State]:
-    """The chunk of a mixer whose state is a ``ring``, or all tokens: ``_mix_piece(x, state, places, live)`` of each piece, projected."""
+    """Mix a chunk of a mixer whose state holds tokens, and project the outputs.
+
+    Calls ``_mix_piece(x, state, positions, valid)`` for each piece.
+
+    Args:
+        ring: whether the state is a ring of the last tokens; otherwise it holds all tokens.
+    """
     if ring:
         check_positions(mixer, positions, key_mask, rising=True, past=(state.valid, state.positions))
     query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
@@ -90,7 +115,7 @@ def ring_chunk(mixer: Any, x: Tensor, state: State, *, positions: Tensor | None,
 
 
 def largest_dot(q: Tensor, k: Tensor, heads: int, kv_heads: int | None = None, scale: float | None = None) -> float:
-    """The largest |scale q_t . k_s| of any head; default scale 1 / sqrt(width)."""
+    """Return the largest |scale q_t . k_s| of any head; the default scale is 1 / sqrt(width)."""
     kv_heads = kv_heads or heads
     qh, kh = (by_head(a.detach(), n) for a, n in ((q, heads), (k, kv_heads)))
     scale = scale or qh.shape[-1] ** -0.5
@@ -98,8 +123,8 @@ def largest_dot(q: Tensor, k: Tensor, heads: int, kv_heads: int | None = None, s
 
 
 def largest_relative(q: Tensor, k: Tensor, relative: Tensor, content: Tensor, place: Tensor, heads: int) -> float:
-    """A bound on the largest logit with Transformer-XL's relative positions."""
+    """Return a bound on the largest logit with Transformer-XL's relative positions."""
     q, k, u, b = (a.detach().unflatten(-1, (heads, -1)).transpose(-2, -3) for a in (q, k, content[None], place[None]))
     located = (q + b) @ relative.detach().unflatten(0, (heads, -1))
-    far = located.norm(dim=-1).max() * (relative.shape[1] / 2) ** 0.5  # every R_d is that long
+    far = located.norm(dim=-1).max() * (relative.shape[1] / 2) ** 0.5  # the norm of every R_d
     return float((((q + u) @ k.transpose(-1, -2)).abs().max() + far) * q.shape[-1] ** -0.5)

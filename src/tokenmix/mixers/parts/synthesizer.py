@@ -1,4 +1,4 @@
-"""What the Synthesizer layers share: the tables their logits come from, their projections, and the streaming of a history."""
+"""Parts of the Synthesizer layers: the tables of their logits, their projections, and streaming over a history."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from .shared import alive
 
 
 class DenseTables(HandsOut):
-    """W2 (G, e, N), uniform within 1 / sqrt(e) as torch's Linear, and b2 (G, N), zero; G is the number of heads, or 1 for all of them."""
+    """W2 (G, e, N) and b2 (G, N) of the dense form; G is the number of heads, or 1 if they share.
+
+    W2 starts uniform within 1 / sqrt(e), as in torch's Linear; b2 starts at 0.
+    """
 
     def __init__(self, heads: int, shared: bool, width: int, max_len: int, *, bias: bool):
         super().__init__()
@@ -29,13 +32,13 @@ class DenseTables(HandsOut):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw W2 again."""
+        """Draw W2 again and set b2 to 0."""
         nn.init.uniform_(self.weight, -(self.weight.shape[1] ** -0.5), self.weight.shape[1] ** -0.5)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def handed(self) -> Tables:
-        """As ``functional.synthesizer_dense`` takes them."""
+        """Return the tables as ``functional.synthesizer_dense`` takes them."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     def resize(self, max_len: int) -> None:
@@ -45,21 +48,21 @@ class DenseTables(HandsOut):
             self.bias = regrown(self.bias, _stretched(self.bias[None], max_len)[0])
 
     def flops(self, T: int) -> tuple[int, int]:
-        """Of the logits of T tokens: all, and those in matrix products."""
+        """Compute the FLOPs of the logits of T tokens: all of them, and those in matrix products."""
         n = 2 * T * self.heads * self.weight.shape[1] * T
         return n, n
 
     def kept(self, T: int) -> int:
-        """Numbers kept for backward beside the logits themselves."""
+        """Count the numbers kept for the backward pass, without the logits."""
         return 2 * T * self.heads * self.weight.shape[1]
 
     def logit_size(self, T: int) -> int:
-        """How many numbers the logits are."""
+        """Count the logits."""
         return self.heads * T * T
 
 
 class RandomTable(HandsOut):
-    """R (G, N, N) ~ N(0, init_std): a parameter, or a buffer that is saved but never trained."""
+    """R (G, N, N) ~ N(0, init_std): a parameter, or a buffer that is saved but not trained."""
 
     weight: Tensor
 
@@ -76,11 +79,11 @@ class RandomTable(HandsOut):
             self.register_buffer("weight", table)
 
     def reset_parameters(self) -> None:
-        """Draw R again, the frozen one too."""
+        """Draw R again, also where it is a buffer."""
         nn.init.normal_(self.weight, std=self.init_std)
 
     def handed(self) -> Tables:
-        """As ``functional.random_logits`` takes them."""
+        """Return the table as ``functional.random_logits`` takes it."""
         return (self.weight,)
 
     def resize(self, max_len: int) -> None:
@@ -92,20 +95,23 @@ class RandomTable(HandsOut):
             self.weight = table.contiguous()
 
     def flops(self, T: int) -> tuple[int, int]:
-        """None: the logits are read."""
+        """Return 0 and 0: the logits are looked up."""
         return 0, 0
 
     def kept(self, T: int) -> int:
-        """Nothing: the table is a parameter."""
+        """Return 0: the table is a parameter."""
         return 0
 
     def logit_size(self, T: int) -> int:
-        """How many numbers the logits are."""
+        """Count the logits."""
         return self.weight.shape[0] * T * T
 
 
 class FactorizedDenseTables(HandsOut):
-    """W_A (G, e, a) and W_B (G, e, b) as W2 of the dense layer, b_A and b_B zero; a = factor, b = ceil(N / a)."""
+    """W_A (G, e, a) and W_B (G, e, b) with biases b_A and b_B; a = factor, b = ceil(N / a).
+
+    They start like W2 and b2 of the dense form.
+    """
 
     def __init__(self, heads: int, shared: bool, width: int, max_len: int, *, factor: int, bias: bool):
         super().__init__()
@@ -116,14 +122,14 @@ class FactorizedDenseTables(HandsOut):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw W_A and W_B again."""
+        """Draw W_A and W_B again and set the biases to 0."""
         for weight, bias in ((self.weight_a, self.bias_a), (self.weight_b, self.bias_b)):
             nn.init.uniform_(weight, -(weight.shape[1] ** -0.5), weight.shape[1] ** -0.5)
             if bias is not None:
                 nn.init.zeros_(bias)
 
     def handed(self) -> Tables:
-        """As ``functional.synthesizer_factorized_dense`` takes them."""
+        """Return the tables as ``functional.synthesizer_factorized_dense`` takes them."""
         if self.bias_a is None or self.bias_b is None:
             return self.weight_a, self.weight_b
         return self.weight_a, self.weight_b, self.bias_a, self.bias_b
@@ -136,21 +142,27 @@ class FactorizedDenseTables(HandsOut):
             self.bias_b = regrown(self.bias_b, _stretched(self.bias_b[None], b)[0])
 
     def flops(self, T: int) -> tuple[int, int]:
-        """Of the logits of T tokens: all, and those in matrix products; the product of the two factors is element by element."""
+        """Compute the FLOPs of the logits of T tokens: all of them, and those in matrix products.
+
+        The product of the two factors is element-wise.
+        """
         maps = 2 * T * self.heads * self.weight_a.shape[1] * (self.factor + -(-T // self.factor))
         return maps + self.logit_size(T), maps
 
     def kept(self, T: int) -> int:
-        """Numbers kept for backward beside the logits themselves."""
+        """Count the numbers kept for the backward pass, without the logits."""
         return T * self.heads * (2 * self.weight_a.shape[1] + self.factor + -(-T // self.factor))
 
     def logit_size(self, T: int) -> int:
-        """How many numbers the logits are."""
+        """Count the logits."""
         return self.heads * T * T
 
 
 class FactorizedRandomTables(HandsOut):
-    """R1 and R2 (G, N, k), normal, with the deviation that gives R = R1 R2^T entries of deviation init_std."""
+    """R1 and R2 (G, N, k), normal.
+
+    Their deviation is such that the entries of R = R1 R2^T have standard deviation init_std.
+    """
 
     def __init__(self, heads: int, shared: bool, max_len: int, *, rank: int, init_std: float):
         super().__init__()
@@ -165,24 +177,24 @@ class FactorizedRandomTables(HandsOut):
             nn.init.normal_(factor, std=(self.init_std / factor.shape[-1] ** 0.5) ** 0.5)
 
     def handed(self) -> Tables:
-        """As ``functional.synthesizer_factorized_random`` takes them."""
+        """Return the factors as ``functional.synthesizer_factorized_random`` takes them."""
         return self.r1, self.r2
 
     def resize(self, max_len: int) -> None:
-        """Interpolate both along positions."""
+        """Interpolate both factors along positions."""
         self.r1, self.r2 = (regrown(factor, _stretched(factor.mT, max_len).mT) for factor in (self.r1, self.r2))
 
     def flops(self, T: int) -> tuple[int, int]:
-        """Of R1 R2^T, once for the whole batch."""
+        """Compute the FLOPs of R1 R2^T, once for the whole batch."""
         n = 2 * T * T * self.r1.shape[0] * self.r1.shape[-1]
         return n, n
 
     def kept(self, T: int) -> int:
-        """Nothing: the factors are parameters."""
+        """Return 0: the factors are parameters."""
         return 0
 
     def logit_size(self, T: int) -> int:
-        """How many numbers the logits are."""
+        """Count the logits."""
         return self.r1.shape[0] * T * T
 
 
@@ -190,13 +202,16 @@ Part = DenseTables | RandomTable | FactorizedDenseTables | FactorizedRandomTable
 
 
 def _stretched(table: Tensor, length: int) -> Tensor:
-    """(G, e, N) -> (G, e, length), linearly, so that position i moves to i * length / N."""
+    """Interpolate (G, e, N) linearly to (G, e, length), so that position i moves to i * length / N."""
     return TF.interpolate(table.detach(), size=length, mode="linear", align_corners=False).contiguous()
 
 
 @register_state
 class SynthesizerState(NamedTuple):
-    """Every value so far (B, S, D), which may be attended, where each stands (B, S), and the next position (B,)."""
+    """Every value so far.
+
+    values (B, S, D); valid (B, S) bool, True = may be attended; positions (B, S); position (B,), the next one.
+    """
 
     values: Tensor
     valid: Tensor
@@ -206,7 +221,7 @@ class SynthesizerState(NamedTuple):
 
 @register_state
 class SynthesizerKeysState(NamedTuple):
-    """The same with keys (B, S, D), for mixtures with attention."""
+    """Every key (B, S, D) and value so far, for mixtures with attention; otherwise like ``SynthesizerState``."""
 
     keys: Tensor
     values: Tensor
@@ -216,20 +231,20 @@ class SynthesizerKeysState(NamedTuple):
 
 
 def head_width(mixer: Mixer, heads: int, head_dim: int | None) -> int:
-    """Features per head, dim / heads where nothing else is said; refuses sizes that make no sense."""
+    """Return the number of features per head, by default dim / heads; refuse sizes that do not fit together."""
     at_least(mixer, 1, max_len=mixer.max_len, heads=heads, head_dim=1 if head_dim is None else head_dim)
     if head_dim is None and mixer.dim % heads:
-        mixer.refuse(f"heads={heads} must divide dim={mixer.dim}, or head_dim must say how wide a head is")
+        mixer.refuse(f"heads={heads} must divide dim={mixer.dim}, or head_dim must be given")
     return mixer.dim // heads if head_dim is None else head_dim
 
 
 def near_root(max_len: int) -> int:
-    """The whole number nearest to sqrt(max_len)."""
+    """Return the integer nearest to sqrt(max_len)."""
     return max(1, round(max_len**0.5))
 
 
 def resize_part(mixer: Mixer, parts: list[Part], max_len: int) -> None:
-    """Interpolate every table to another number of positions."""
+    """Interpolate every table to ``max_len`` positions."""
     if not isinstance(max_len, int) or isinstance(max_len, bool) or max_len < 1:
         mixer.refuse(f"resize needs a positive integer max_len, got {max_len!r}")
     for part in parts:
@@ -238,19 +253,23 @@ def resize_part(mixer: Mixer, parts: list[Part], max_len: int) -> None:
 
 
 def explicit_positions(x: Tensor, positions: Tensor | None, key_mask: Tensor | None) -> Tensor | None:
-    """Where tokens stand, or None where each stands at its index, which is cheapest."""
+    """Return the positions of tokens; None where they are the indices, which is cheapest."""
     return positions if positions is not None or key_mask is None else token_positions(x, key_mask)
 
 
 def empty_history(batch_size: int, width: int, *, device: Any, dtype: torch.dtype) -> SynthesizerState:
-    """The state of a mixer that has seen nothing."""
+    """Return the state of a mixer before the first token."""
     positions = torch.zeros(batch_size, 0, dtype=torch.long, device=device)
     values = torch.zeros(batch_size, 0, width, device=device, dtype=dtype)
     return SynthesizerState(values, positions.bool(), positions, torch.zeros(batch_size, dtype=torch.long, device=device))
 
 
 def remember(mixer: Mixer, x: Tensor, state: Any, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, Any]:
-    """Positions (B, L) of the chunk, and the state with its tokens' values, and keys where the state has some."""
+    """Append the tokens of a chunk to the state.
+
+    Returns:
+        The positions (B, L) of the chunk, and the state with its values, and its keys where the state has keys.
+    """
     query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
     mixer.check_range(query_positions)
     new = {"values": mixer.get_submodule("v_proj")(x), "valid": alive(x, key_mask), "positions": query_positions}
@@ -261,7 +280,7 @@ def remember(mixer: Mixer, x: Tensor, state: Any, positions: Tensor | None, key_
 
 
 def read(mixer: Mixer, x: Tensor, state: Any, logits: Tensor) -> Tensor:
-    """The outputs of the chunk's queries over the whole history, whose last tokens they are."""
+    """Return the outputs of the chunk's queries over the whole history, which ends with the chunk."""
     out_proj = mixer.get_submodule("out_proj")
     values = state.values.to(x.dtype)
     return out_proj(F.synthesize(logits, values, causal=True, key_mask=state.valid))

@@ -1,4 +1,4 @@
-"""Batch normalisation over the live tokens of a batch."""
+"""Batch normalisation over the valid tokens of a batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from torch import Tensor, nn
 
 
 class TokenBatchNorm(nn.Module):
-    """BatchNorm1d over (rows, tokens) in which masked tokens have no part; in train mode it couples the rows and tokens of a batch."""
+    """BatchNorm1d over (rows, tokens) that ignores masked tokens.
+
+    In train mode it couples the rows and tokens of a batch.
+
+    Args:
+        features: number of features.
+        momentum: share of the new statistics in the running ones.
+        eps: added to the variance.
+    """
 
     running_mean: Tensor
     running_var: Tensor
@@ -21,7 +29,7 @@ class TokenBatchNorm(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Back to the identity, and running statistics of mean 0 and variance 1."""
+        """Reset to the identity, with running statistics of mean 0 and variance 1."""
         nn.init.ones_(self.weight)
         nn.init.zeros_(self.bias)
         with torch.no_grad():
@@ -29,7 +37,10 @@ class TokenBatchNorm(nn.Module):
             self.running_var.fill_(1.0)
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """x (B, T, features), normalised by the statistics of the live tokens, in eval mode by the running ones."""
+        """Normalise x (B, T, features).
+
+        Train mode uses the statistics of the valid tokens, eval mode the running ones.
+        """
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         mean, var = self._measured(wide, key_mask) if self.training else (self.running_mean.to(wide.dtype), self.running_var.to(wide.dtype))
         y = (wide - mean) * torch.rsqrt(var + self.eps) * self.weight.to(wide.dtype) + self.bias.to(wide.dtype)
@@ -42,7 +53,7 @@ class TokenBatchNorm(nn.Module):
         mean = torch.where(valid, x, 0.0).sum((0, 1)) / count
         var = torch.where(valid, x - mean, 0.0).square().sum((0, 1)) / count
         with torch.no_grad():
-            step = self.momentum * n.clamp_max(1.0)  # a batch without tokens says nothing
+            step = self.momentum * n.clamp_max(1.0)  # a batch without valid tokens changes nothing
             self.running_mean += step.to(self.running_mean.dtype) * (mean - self.running_mean).to(self.running_mean.dtype)
             unbiased = var * count / (count - 1).clamp_min(1.0)
             self.running_var += step.to(self.running_var.dtype) * (unbiased - self.running_var).to(self.running_var.dtype)

@@ -5,11 +5,14 @@ from torch import nn
 
 
 class Unprojected(nn.Identity):
-    """The identity, with nothing to initialise. Its empty buffer says on which device and in which dtype a mixer without parameters works."""
+    """The identity, without parameters.
+
+    Its empty buffer records the device and dtype of a mixer that has no parameters.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("like", torch.empty(0), persistent=False)
 
     def reset_parameters(self) -> None:
-        """There is nothing to draw."""
+        """Do nothing: there are no parameters."""
