@@ -25,7 +25,8 @@ from ..errors import MixerError
 from ..functional.layout.heads import by_head
 from ..mixers import MIXERS, Mixer, build_mixer
 from ..models import LM, LMConfig
-from .flops import Setting, Work, layer_work, leaves_of, model_work, op_work, work_of
+from ..testing.measure import leaves_of
+from .flops import Setting, Work, layer_work, model_work, op_work, work_of
 from .peers import PEERS, build_peer
 from .timing import Call
 

@@ -23,19 +23,16 @@ from .. import functional
 from ..errors import MixerError
 from ..kernels.cpu import decode as step
 from ..mixers import MIXERS
-from ..testing import adversarial_keys
-from ..testing.inputs import big_bias, key_masks, noise
+from ..testing.inputs import adversarial_keys, noise
+from ..testing.measure import SIZE, TOLERANCE, Measure, adversarial_cases, cast, largest, one_thread
 from ..testing.subject import roles
-from ..testing.tolerances import ADVERSARIAL, BY_DTYPE, LOGIT_EPS
 from .cases import ATTENTION, SDPA, Subject, build, first_of, fused_attention, is_causal, op_args
-from .flops import Setting, leaves_of
+from .flops import Setting
 from .peers import PEERS
 
-LENGTH, CELLS, SIZE, WIDTH = 200, 72, 100.0, 128
+LENGTH, CELLS, WIDTH = 200, 72, 128
 PEER_LENGTH = 256  # some take multiples of their block only
-TOLERANCE = {"float32": ADVERSARIAL, "bfloat16": BY_DTYPE[torch.bfloat16], "float16": BY_DTYPE[torch.float16]}
-"""Of the output over sum(weight |v|), of gradients over their largest; half precision rounds its output."""
-LAYER = {**TOLERANCE, "float32": 1e-4}
+LAYER = {**TOLERANCE, torch.float32: 1e-4}
 ROUNDING = 32
 """A layer may be off by LAYER of its largest output, and by this many times what rounding its input once does to the exact result: its projections round."""
 INPUTS = ("uniform", "late spike", "low with a late spike", "ramp up", "alternating")
@@ -104,13 +101,18 @@ def _op(subject: Subject, s: Setting) -> Verdict:
         return Verdict(True, 0.0, 0.0, "", _path(form, args, options), f"not asked for exactness: {waived}")
     run = (lambda q, k, v, **_: fused_attention(q, k, v, s.heads, options["causal"])) if subject.name == SDPA else form
 
-    def tolerance(exact: tuple, given: dict[str, Any]) -> float:
-        return TOLERANCE[s.dtype] + LOGIT_EPS * type(mixer).largest_logit(exact, given)
+    def exact(given: tuple, how: dict[str, Any]) -> Tensor:
+        return form(*given, **{**how, "backend": "eager"})
 
-    trial = _Trial(run, form, s, tolerance, signed=mixer.signed)
-    found = [trial.judge(case, given, label) for label, case, given in _cases(form, args, options, masks=subject.name != SDPA)]
+    of, logit = roles(form), type(mixer).largest_logit
+    measure = Measure(run, exact, of, logit, s.torch_dtype, s.device, backward=s.backward, signed=mixer.signed)
+    masked = subject.name != SDPA and "key_mask" in inspect.signature(form).parameters
+    found = []
+    for label, case, given in adversarial_cases(args, options, of, masked=masked):
+        compared = measure.compare(case, given)
+        found.append((max(part.error for part in compared.parts), compared.tolerance, label))
     worst = max(found, key=lambda f: f[0] / f[1])
-    return Verdict(worst[0] <= worst[1], *worst, _path(run, _cast(args, s.torch_dtype), options))
+    return Verdict(worst[0] <= worst[1], *worst, _path(run, cast(args, s.torch_dtype), options))
 
 
 def _path(run: Callable[..., Tensor], args: tuple, options: dict[str, Any]) -> str:
@@ -148,93 +150,6 @@ def _steps_seen() -> Iterator[set[str]]:
         yield seen
 
 
-def _cases(form: Callable[..., Tensor], args: tuple, options: dict[str, Any], *, masks: bool) -> Iterator[tuple[str, tuple, dict[str, Any]]]:
-    """The contract's adversarial arguments: every pattern of keys, log-weights up to 60, a mask."""
-    at, _, biases = roles(form)
-    shape = tuple(args[at].shape)
-    for i, (name, keys) in enumerate(adversarial_keys(shape, size=SIZE).items()):
-        case = _with(args, at, keys)
-        if biases and i % 2 == 0:
-            for b in biases:
-                case = _with(case, b, big_bias((case[b],), size=60.0)[0])
-        yield f"keys {name}{', |w| to 60' if biases and i % 2 == 0 else ''}", case, options
-    if masks and "key_mask" in inspect.signature(form).parameters:
-        hidden = key_masks(shape[1])["mixed"][:1].to(args[at].device)
-        yield "keys uniform with key_mask", _with(args, at, adversarial_keys(shape, size=SIZE)["uniform"]), {**options, "key_mask": hidden}
-
-
-def _with(args: tuple, at: int, value: Any) -> tuple:
-    return (*args[:at], value, *args[at + 1 :])
-
-
-def _cast(value: Any, dtype: torch.dtype, device: str | None = None) -> Any:
-    """Rounded to ``dtype``, tuples included; ready to be differentiated."""
-    if isinstance(value, tuple):
-        return tuple(_cast(v, dtype, device) for v in value)
-    if not isinstance(value, Tensor):
-        return value
-    return value.detach().to(device, dtype).clone().requires_grad_() if value.is_floating_point() else value.to(device)
-
-
-@dataclass
-class _Trial:
-    """One functional form in the dtype at hand against its eager form in float64, output and, where they are timed, gradients."""
-
-    run: Callable[..., Tensor]
-    form: Callable[..., Tensor]
-    s: Setting
-    tolerance: Callable[[tuple, dict[str, Any]], float]
-    signed: bool = False
-
-    def judge(self, case: tuple, options: dict[str, Any], label: str) -> tuple[float, float, str]:
-        """The largest error, the tolerance and the case."""
-        args = _cast(case, self.s.torch_dtype, self.s.device)
-        exact = _cast(args, torch.float64)
-        got, grads = _derive(lambda a: self.run(*a, **options), args, self.s.backward)
-        eager = {**options, "backend": "eager"}
-        _, values, _ = roles(self.form)
-        with one_thread():
-            want, wanted = _derive(lambda a: self.form(*a, **eager), exact, self.s.backward)
-            with torch.no_grad():
-                loud = exact if values is None else _with(exact, values, exact[values].abs())
-                unit = self.form(*loud, **eager).abs().amax(-1, keepdim=True)
-        unit = unit.amax() if self.signed else unit
-        tiny = torch.finfo(self.s.torch_dtype).tiny  # below it the dtype itself rounds
-        errors = [_largest((got.double() - want) / torch.where(unit > tiny, unit, 1.0))]
-        sizes = [float(g.abs().max() * a.detach().abs().max()) for g, a in zip(wanted, leaves_of(exact), strict=False) if g.numel()]
-        floor = max(sizes, default=0.0) if values is None else float(wanted[values].abs().max() * exact[values].detach().abs().max()) if wanted else 0.0
-        for ours, theirs in zip(grads, wanted, strict=True):
-            if theirs.numel():  # gradients of logits cancel, and are rounded against that of the values
-                errors.append(_largest(ours.double() - theirs) / max(float(theirs.abs().max()), floor, tiny))
-        return max(errors), self.tolerance(exact, options), label
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """For many small operations, whose threads only wait for each other; what is judged keeps its threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _derive(run: Callable[[tuple], Tensor], args: tuple, backward: bool) -> tuple[Tensor, list[Tensor]]:
-    if not backward:
-        with torch.no_grad():
-            return run(args), []
-    y, leaves = run(args), leaves_of(args)
-    weight = noise(*y.shape, seed=9).to(y)
-    grads = torch.autograd.grad((y * weight).sum(), leaves, allow_unused=True)
-    return y.detach(), [torch.zeros_like(a) if g is None else g for a, g in zip(leaves, grads, strict=True)]
-
-
-def _largest(error: Tensor) -> float:
-    """The largest magnitude; infinite where anything is not finite."""
-    return float(error.abs().max()) if error.numel() and bool(error.isfinite().all()) else float("inf") if error.numel() else 0.0
-
-
 def _layer(subject: Subject, s: Setting) -> Verdict:
     """A whole layer on adversarial inputs against its own float64 form, and for leaks."""
     layer = build(subject, s).eval()
@@ -268,7 +183,7 @@ def _stream(subject: Subject, s: Setting) -> Verdict:
 
 @torch.no_grad()
 def _against_itself(subject: Subject, s: Setting, layer: Any, run: Callable[..., Tensor], exact: Callable[..., Tensor] | None, note: str = "") -> Verdict:
-    double, tol, leak = copy.deepcopy(layer).double(), LAYER[s.dtype], TOLERANCE[s.dtype]
+    double, tol, leak = copy.deepcopy(layer).double(), LAYER[s.torch_dtype], TOLERANCE[s.torch_dtype]
     found, path = [], ""
     inputs = adversarial_keys((1, s.T, s.dim), size=SIZE)
     for name in INPUTS:
@@ -281,7 +196,7 @@ def _against_itself(subject: Subject, s: Setting, layer: Any, run: Callable[...,
         with functional.use_backend("eager"), one_thread():
             want, shaken = (exact(double, a) for a in (x.double(), x.double() * (1 + torch.finfo(s.torch_dtype).eps * noise(*x.shape, seed=7).to(s.device))))
         scale = max(float(want.abs().max()), 1e-38)
-        found.append((_largest(got - want) / scale, tol + ROUNDING * _largest(shaken - want) / scale, f"input {name}"))
+        found.append((largest(got - want) / scale, tol + ROUNDING * largest(shaken - want) / scale, f"input {name}"))
     if is_causal(subject, s):
         found += [(_leak(lambda x: run(layer, x), s, size), leak, f"the future, replaced by numbers of {size:g}, changes the past") for size in (1.0, 100.0)]
     worst = max(found, key=lambda f: f[0] / f[1])
@@ -293,4 +208,4 @@ def _leak(run: Callable[[Tensor], Tensor], s: Setting, size: float) -> float:
     other, past = x.clone(), 3 * s.T // 5
     other[:, past:] = size * noise(1, s.T - past, s.dim, seed=4)
     a, b = (run(t.to(s.device, s.torch_dtype))[:, :past].double() for t in (x, other))
-    return _largest(a - b) / max(float(a.abs().max()), 1e-38)
+    return largest(a - b) / max(float(a.abs().max()), 1e-38)

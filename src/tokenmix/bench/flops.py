@@ -68,13 +68,6 @@ def work_of(read: float, written: float, flops: float, backward: bool) -> Work:
     return Work(2 * read + written, written + read, 3 * flops, held) if backward else Work(read, written, flops, held)
 
 
-def leaves_of(args: Any) -> list[Tensor]:
-    """The floating point tensors among arguments."""
-    if isinstance(args, Tensor):
-        return [args] if args.is_floating_point() else []
-    return [leaf for a in args for leaf in leaves_of(a)] if isinstance(args, (tuple, list)) else []
-
-
 def causal_share(mixer: Any, T: int) -> float:
     """The part of a mixer's formula that its causal form has to compute: those that weigh pairs skip the pairs ahead."""
     weighs_pairs = "T^2" in mixer.about.time or type(mixer).__name__ in ("Local", "AFTLocal")

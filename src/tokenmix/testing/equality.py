@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,13 +13,12 @@ from torch.autograd.gradcheck import GradcheckError
 
 from .. import functional
 from . import inputs
+from .measure import Measure, adversarial_cases, cast, derive, with_argument
 from .report import NotApplicable, fail, finite, same
 from .subject import Subject, allowed, freeze, gradients, is_mixer, roles, structural
-from .tolerances import ADVERSARIAL, LOGIT_EPS
 
 LONG, LONG_GRID = 150, 72
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SMALLEST = torch.finfo(torch.float32).tiny
 
 
 def scenarios(s: Subject, mixer: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -111,71 +111,17 @@ def _long(s: Subject) -> tuple[Any, dict[str, Any]]:
     return args, options
 
 
-def _rounded(value: Any, dtype: torch.dtype) -> Any:
-    """Rounded to ``dtype``, tuples included, ready to be differentiated."""
-    return tuple(_rounded(v, dtype) for v in value) if isinstance(value, tuple) else value.detach().to(dtype).clone().requires_grad_()
-
-
-def _flat(args: tuple) -> list[Tensor]:
-    return [leaf for a in args for leaf in (a if isinstance(a, tuple) else (a,))]
-
-
-def _derive(run: Callable[..., Tensor], args: tuple) -> tuple[Tensor, list[Tensor]]:
-    """Output and the gradients of a fixed weighted sum of it with regard to every argument."""
-    y = run(args)
-    weight = inputs.noise(*y.shape, seed=9).to(y.dtype)
-    grads = torch.autograd.grad((y * weight).sum(), _flat(args), allow_unused=True)
-    return y.detach(), [torch.zeros_like(a) if g is None else g for a, g in zip(_flat(args), grads, strict=True)]
-
-
-def _cases(s: Subject, size: float) -> Iterator[tuple[str, tuple, dict[str, Any]]]:
-    """Adversarial arguments of the functional form: every pattern of keys, with the bias as it is or up to +-60, and a mask."""
-    args, options = _long(s)
-    at, _, biases = roles(s.functional)  # type: ignore[arg-type]  # _long has refused None
-    shape = tuple(args[at].shape)
-    for i, (name, keys) in enumerate(inputs.adversarial_keys(shape, size=size, seed=s.seed).items()):
-        case = _with(args, at, keys)
-        yield f"keys {name}, size {size:g}", case, options
-        if biases and i % 2 == 0:
-            for b in biases:
-                case = _with(case, b, inputs.big_bias((case[b],), size=60.0, seed=s.seed)[0])
-            yield f"keys {name}, size {size:g}, |w| to 60", case, options
-    hidden = inputs.key_masks(shape[1])["mixed"][:1]
-    keys = inputs.KEYS["uniform"](shape, s.seed, size)
-    yield f"keys uniform with key_mask, size {size:g}", _with(args, at, keys), {**options, "key_mask": hidden}
-
-
-def _with(args: tuple, at: int, value: Any) -> tuple:
-    """The arguments with another one in one place."""
-    return (*args[:at], value, *args[at + 1 :])
-
-
 def accurate_on_adversarial_keys(s: Subject) -> None:
-    """float32 is within 1e-5 of the reference, forward and gradients, for keys in +-100, spikes, ramps, |w| to 60."""
+    """float32 output and gradients are within 1e-5 of the reference for keys in +-100, spikes, ramps and |w| to 60."""
     needs_reference(s)
-    form = s.functional
-    for name, case, options in _cases(s, 100.0):
-        args = _rounded(case, torch.float32)
-        exact = _rounded(args, torch.float64)
-        tol = ADVERSARIAL + LOGIT_EPS * s.cls.largest_logit(exact, options)  # type: ignore[attr-defined]  # a Mixer: it has a functional form
-        got, grads = _derive(lambda a, o=options: form(*a, **o), args)  # type: ignore[misc]  # _cases has refused None
-        want, wanted = _derive(lambda a, o=options: reference_value(s, a, o), exact)
-        at, values, _ = roles(form)  # type: ignore[arg-type]  # as above
-        with torch.no_grad():
-            loud = exact if values is None else _with(exact, values, exact[values].abs())
-            weight = reference_value(s, loud, options).abs().amax(-1, keepdim=True)
-        shown = {"case": name, "seed": s.seed, "q": args[0], "k": args[at]}
-        finite(got, "output in float32", **shown)
-        unit = torch.where(weight > SMALLEST, weight, 1.0)  # below it float32 itself rounds
-        same((got.double() - want) / unit, torch.zeros_like(want), "float32 output, error over sum(weight |v|)", tol=tol, scale=1.0, **shown)
-        sizes = [float(g.abs().max() * a.detach().abs().max()) if g.numel() else 0.0 for g, a in zip(wanted, _flat(exact), strict=True)]
-        against = at if values is None else values  # its gradient does not cancel; those of logits do, and are rounded against it
-        floor = max(sizes[against], SMALLEST)
-        for i, (ours, theirs) in enumerate(zip(grads, wanted, strict=True)):
-            if theirs.numel() == 0:  # factors of rank 0
-                continue
-            scale = max(float(theirs.abs().max()), SMALLEST if i == against else floor)
-            same(ours, theirs, f"float32 gradient of argument {i} against the reference", tol=tol, scale=scale, **shown)
+    args, options = _long(s)
+    of = roles(s.functional)  # type: ignore[arg-type]  # _long has refused None
+    measure = Measure(s.functional, partial(reference_value, s), of, s.cls.largest_logit)  # type: ignore[arg-type, attr-defined]  # as above, so a Mixer
+    for name, case, given in adversarial_cases(args, options, of, seed=s.seed):
+        found = measure.compare(case, given)
+        shown = {"case": name, "seed": s.seed, "q": found.args[0], "k": found.args[of.keys]}
+        for part in found.parts:
+            same(part.got, part.want, f"float32 {part.what}", tol=found.tolerance, scale=part.scale, **shown)
 
 
 def finite_at_large_keys(s: Subject) -> None:
@@ -185,7 +131,7 @@ def finite_at_large_keys(s: Subject) -> None:
         at = roles(s.functional).keys
         for name, keys in inputs.adversarial_keys(tuple(args[at].shape), size=1e4, seed=s.seed).items():
             for dtype in DTYPES:
-                case = _rounded(_with(args, at, keys), dtype)
+                case = cast(with_argument(args, at, keys), dtype)
                 for what, value in _fitting(lambda a: s.functional(*a, **options), case, dtype):  # type: ignore[misc]  # not None, as asked above
                     finite(value, f"{what} in {dtype}", case=f"keys {name}, size 1e4", seed=s.seed, k=case[at])
     finite_at_large_inputs(s)
@@ -193,11 +139,11 @@ def finite_at_large_keys(s: Subject) -> None:
 
 def _fitting(run: Callable[..., Tensor], case: tuple, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Output and gradients by name; where one is not finite, numbers whose exact value is finite and too large for the dtype are left out."""
-    got, grads = _derive(run, case)
+    got, grads = derive(run, case)
     values = [got, *grads]
     exact: list[Tensor | None] = [None] * len(values)
     if not all(bool(v.isfinite().all()) for v in values):
-        want, wanted = _derive(run, _rounded(case, torch.float64))
+        want, wanted = derive(run, cast(case, torch.float64))
         exact = [want, *wanted]
     for i, (value, true) in enumerate(zip(values, exact, strict=True)):
         if true is not None:

@@ -1,0 +1,186 @@
+"""The adversarial cases of a functional form, its derivatives, and the error of both relative to an exact form in float64.
+
+The promise ``accurate_on_adversarial_keys`` and the gate of ``tokenmix bench`` both measure with this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import inputs
+from .subject import Roles
+from .tolerances import ADVERSARIAL, BY_DTYPE, LOGIT_EPS
+
+SIZE, BIAS = 100.0, 60.0
+"""The largest size of adversarial keys and of adversarial log-weights."""
+TOLERANCE = {**BY_DTYPE, torch.float32: ADVERSARIAL}
+"""The tolerance of the errors by dtype, before the part that grows with the logits; half precision rounds its output."""
+
+Arguments = tuple[Any, ...]
+Options = dict[str, Any]
+
+
+def leaves_of(args: Any) -> list[Tensor]:
+    """Return the floating point tensors among arguments, those in tuples and lists included."""
+    if isinstance(args, Tensor):
+        return [args] if args.is_floating_point() else []
+    return [leaf for a in args for leaf in leaves_of(a)] if isinstance(args, (tuple, list)) else []
+
+
+def cast(value: Any, dtype: torch.dtype, device: str | None = None) -> Any:
+    """Return a copy rounded to ``dtype`` on ``device``, tuples included, with its floating point tensors as leaves."""
+    if isinstance(value, tuple):
+        return tuple(cast(v, dtype, device) for v in value)
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().to(device, dtype).clone().requires_grad_() if value.is_floating_point() else value.to(device)
+
+
+def with_argument(args: Arguments, at: int, value: Any) -> Arguments:
+    """Return the arguments with number ``at`` replaced."""
+    return (*args[:at], value, *args[at + 1 :])
+
+
+def adversarial_cases(args: Arguments, options: Options, of: Roles, *, seed: int = 0, masked: bool = True) -> Iterator[tuple[str, Arguments, Options]]:
+    """Yield the name, arguments and options of every adversarial call of a functional form.
+
+    Every pattern of keys comes with the log-weights as they are; every other pattern, again with log-weights up to
+    ``BIAS``. The last case has a key mask.
+
+    Args:
+        args, options: an ordinary call, whose other arguments stay.
+        of: the roles of the arguments.
+        masked: whether the form takes a key mask.
+    """
+    shape = tuple(args[of.keys].shape)
+    for i, (name, keys) in enumerate(inputs.adversarial_keys(shape, size=SIZE, seed=seed).items()):
+        case = with_argument(args, of.keys, keys)
+        yield f"keys {name}, size {SIZE:g}", case, options
+        if of.biases and i % 2 == 0:
+            for b in of.biases:
+                case = with_argument(case, b, inputs.big_bias((case[b],), size=BIAS, seed=seed)[0])
+            yield f"keys {name}, size {SIZE:g}, |w| to {BIAS:g}", case, options
+    if masked:
+        hidden = inputs.key_masks(shape[1])["mixed"][:1].to(args[of.keys].device)
+        keys = inputs.KEYS["uniform"](shape, seed, SIZE)
+        yield f"keys uniform with key_mask, size {SIZE:g}", with_argument(args, of.keys, keys), {**options, "key_mask": hidden}
+
+
+def derive(run: Callable[[Arguments], Tensor], args: Arguments, *, backward: bool = True) -> tuple[Tensor, list[Tensor]]:
+    """Compute the output and, with ``backward``, the gradients of a fixed weighted sum of it with regard to every leaf."""
+    if not backward:
+        with torch.no_grad():
+            return run(args), []
+    y, leaves = run(args), leaves_of(args)
+    weight = inputs.noise(*y.shape, seed=9).to(y)
+    grads = torch.autograd.grad((y * weight).sum(), leaves, allow_unused=True)
+    return y.detach(), [torch.zeros_like(a) if g is None else g for a, g in zip(leaves, grads, strict=True)]
+
+
+def largest(error: Tensor) -> float:
+    """Return the largest magnitude: infinity where anything is not finite, 0 for a tensor without elements."""
+    if not error.numel():
+        return 0.0
+    return float(error.abs().max()) if bool(error.isfinite().all()) else float("inf")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread inside: many small operations only make threads wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Part(NamedTuple):
+    """The output, or the gradient of one argument: computed, exact, and the size that the error is relative to."""
+
+    what: str
+    got: Tensor
+    want: Tensor
+    scale: float
+
+    @property
+    def error(self) -> float:
+        """The largest relative error; infinite where anything computed is not finite."""
+        return largest(self.got.double() - self.want) / self.scale
+
+
+class Comparison(NamedTuple):
+    """One case: the arguments as they were rounded, the parts that were compared, and their common tolerance."""
+
+    args: Arguments
+    parts: list[Part]
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class Measure:
+    """The error of a functional form in ``dtype`` on ``device`` against an exact form in float64.
+
+    The error of the output is relative to the exact form on |v|, which is sum(weight |v|) for each query. The error
+    of a gradient is relative to the largest element of that gradient; gradients of logits cancel, so theirs is relative
+    to the gradient of the values (of the keys, where a form has no values) times the largest value, where that is larger.
+
+    Args:
+        run: f(*args, **options), the form that is judged.
+        exact: g(args, options), the same function on float64 arguments.
+        of: the roles of the arguments of both.
+        largest_logit: h(args, options), which widens the tolerance by ``LOGIT_EPS`` for each unit.
+        backward: whether gradients are compared too.
+        signed: whether weights have both signs; the output's error is then relative to the largest sum of all queries.
+    """
+
+    run: Callable[..., Tensor]
+    exact: Callable[[Arguments, Options], Tensor]
+    of: Roles
+    largest_logit: Callable[[Arguments, Options], float]
+    dtype: torch.dtype = torch.float32
+    device: str | None = None
+    backward: bool = True
+    signed: bool = False
+
+    def compare(self, case: Arguments, options: Options) -> Comparison:
+        """Compare the output and the gradients on one case."""
+        args = cast(case, self.dtype, self.device)
+        true = cast(args, torch.float64)
+        got, grads = derive(lambda a: self.run(*a, **options), args, backward=self.backward)
+        with one_thread():
+            want, wanted = derive(lambda a: self.exact(a, options), true, backward=self.backward)
+            unit = self._unit(true, options)
+        ratio = (got.double() - want) / unit
+        parts = [Part("output, error over sum(weight |v|)", ratio, torch.zeros_like(ratio), 1.0)]
+        parts += self._gradients(true, grads, wanted)
+        return Comparison(args, parts, TOLERANCE[self.dtype] + LOGIT_EPS * self.largest_logit(true, options))
+
+    def _unit(self, true: Arguments, options: Options) -> Tensor:
+        """The size of the output's error: sum(weight |v|), or 1 where that is so small that the dtype itself rounds it."""
+        at = self.of.values
+        with torch.no_grad():
+            sizes = true if at is None else with_argument(true, at, true[at].abs())
+            unit = self.exact(sizes, options).abs().amax(-1, keepdim=True)
+        unit = unit.amax() if self.signed else unit
+        return torch.where(unit > self._tiny, unit, 1.0)
+
+    def _gradients(self, true: Arguments, grads: list[Tensor], wanted: list[Tensor]) -> Iterator[Part]:
+        if not wanted:
+            return
+        against = self.of.keys if self.of.values is None else self.of.values
+        floor = max(largest(wanted[against]) * largest(leaves_of(true)[against].detach()), self._tiny)
+        for i, (got, want) in enumerate(zip(grads, wanted, strict=True)):
+            if want.numel():  # factors of rank 0 have none
+                yield Part(f"gradient of argument {i}", got, want, max(largest(want), self._tiny if i == against else floor))
+
+    @property
+    def _tiny(self) -> float:
+        """The smallest normal number of the dtype."""
+        return torch.finfo(self.dtype).tiny
