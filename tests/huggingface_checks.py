@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from loud import loud
+from perturb import perturb_mixers
 
 LOCAL = {"name": "aft_local", "window": 4, "rank": 3}
 KINDS: dict[str, list[dict[str, Any]]] = {
@@ -43,7 +43,7 @@ def causal(kind: Any = "aft", **options: Any) -> Any:
     from tokenmix.hosts.huggingface import TokenMixForCausalLM
 
     torch.manual_seed(0)
-    return loud(TokenMixForCausalLM(config(kind, **options)))
+    return perturb_mixers(TokenMixForCausalLM(config(kind, **options)))
 
 
 def tokens(rows: int = 3, length: int = 12) -> torch.Tensor:
@@ -111,7 +111,7 @@ def right_padding_changes_nothing(kind: str) -> None:
 
     torch.manual_seed(0)
     x, mask = tokens(), padded()[1].flip(1)
-    for model in (causal(kind), loud(TokenMixForMaskedLM(config(kind)))):
+    for model in (causal(kind), perturb_mixers(TokenMixForMaskedLM(config(kind)))):
         got = model(x * mask, attention_mask=mask).logits
         for row, n in enumerate(PADS):
             close(got[row, : 12 - n], model(x[row : row + 1, : 12 - n]).logits[0])

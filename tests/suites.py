@@ -38,7 +38,7 @@ TESTS = {
         "test_every_host_is_measured_and_left_as_it_was",
         "test_images_grow",
         "test_json_holds_everything",
-        "test_the_model_is_taught_and_written",
+        "test_the_model_is_distilled_and_written",
     ),
     "test_bench_verb.py": ("test_another_revision_is_timed_in_turns",),
     "test_graphed.py": ("test_equals_extend_for_every_mixer_or_names_what_grows",),

@@ -20,7 +20,7 @@ from tokenmix.advise import advice as advice_module
 from tokenmix.advise import advise as ask
 from tokenmix.advise.advice import Advice, Skipped, expected_peak
 from tokenmix.advise.amdahl import expected, share_for
-from tokenmix.advise.attention_modules import places_of, torch_projections
+from tokenmix.advise.attention_modules import modules_of, torch_projections
 from tokenmix.advise.candidates import OWN, Row
 from tokenmix.advise.inputs import Inputs, inputs_of
 from tokenmix.advise.loading import Host
@@ -42,7 +42,7 @@ def share(length: int, mixing: float, attention: float = 0.0, peak: int | None =
 def found(*shares: Share, worth: float = 1.25, limit: int | None = None, skipped=(), rows=()) -> Advice:
     model = build_model(LM)
     host = Host("some", model, "tokenmix", Inputs(lambda n, b: ((torch.zeros(b, n, dtype=torch.long),), {}), limit=limit))
-    return Advice(host, places_of(model, "some"), 1, worth, machine_of(), list(shares), list(skipped), list(rows))
+    return Advice(host, modules_of(model, "some"), 1, worth, machine_of(), list(shares), list(skipped), list(rows))
 
 
 def machine_of() -> dict:
@@ -134,7 +134,7 @@ def test_shares_are_those_of_modules_whose_time_is_known(passing, monkeypatch):
     monkeypatch.setattr(Attention, "functional_args", lambda self, x, *a, **k: ((self.q_proj(x),), {}))
     monkeypatch.setattr(Attention, "mix", lambda self, x, context, **k: (self.functional_args(x), passing(0.04), x)[2])
     tokens = torch.zeros(1, 8, dtype=torch.long)
-    s = measure_share(model, places_of(model, "lm"), lambda: model(tokens), 8, 8, budget=0.0)
+    s = measure_share(model, modules_of(model, "lm"), lambda: model(tokens), 8, 8, budget=0.0)
     assert s.seconds == pytest.approx(0.1 * len(model.blocks))
     assert (s.attention_share, s.mixing_share, s.bound) == pytest.approx((0.6, 0.4, 1 / 0.6))
 
@@ -143,7 +143,7 @@ def test_time_outside_of_attention_is_not_attention(passing):
     model = build_model(LM).eval()
     for block in model.blocks:
         block.mlp = Slow(passing, 0.05)
-    s = measure_share(model, places_of(model, "lm"), lambda: model(torch.zeros(1, 4, dtype=torch.long)), 4, 4, budget=0.0)
+    s = measure_share(model, modules_of(model, "lm"), lambda: model(torch.zeros(1, 4, dtype=torch.long)), 4, 4, budget=0.0)
     assert (s.attention_share, s.mixing_share, s.bound) == (0, 0, 1)
 
 
@@ -156,7 +156,7 @@ def test_the_mixing_of_attention_rises_with_length_in_work():
     shares = []
     for n in (16, 64, 256):
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            clock = Clock([p.module for p in places_of(model, "lm")])
+            clock = Clock([m.module for m in modules_of(model, "lm")])
             clock._now = lambda counter=counter: float(counter.get_total_flops())
             with clock.running():
                 model(torch.zeros(1, n, dtype=torch.long))
@@ -171,7 +171,7 @@ def test_every_host_is_measured_and_left_as_it_was(name):
     x = torch.zeros(1, 8, 32) if name == "transformer" else torch.zeros(shapes[name]) if name in shapes else torch.ones(1, 8, dtype=torch.long)
     args = (x, x) if name == "transformer" else (x,)
     before = model(*args)
-    s = measure_share(model, places_of(model, name), lambda: model(*args), 8, 8, budget=0.0)
+    s = measure_share(model, modules_of(model, name), lambda: model(*args), 8, 8, budget=0.0)
     assert 0 < s.attention_share <= 1
     assert 0 <= s.mixing_share <= s.attention_share
     assert s.memory_share is None or 0 <= s.memory_share <= 1
@@ -420,7 +420,7 @@ def saved_with_tokenizer(folder):
     return str(folder)
 
 
-def test_the_model_is_taught_and_written(tmp_path, capsys):
+def test_the_model_is_distilled_and_written(tmp_path, capsys):
     from tokenmix.hosts.surgery.save_load import load_converted
 
     model, data, out = saved_with_tokenizer(tmp_path / "bert"), tmp_path / "text.txt", tmp_path / "taught"

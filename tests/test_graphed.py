@@ -9,7 +9,7 @@ import torch
 
 import tokenmix.export.graphed as graphed
 from cases import CASES, GRIDS
-from loud import loud
+from perturb import perturb_mixers
 from tokenmix import MIXERS, MixerError, build_mixer
 from tokenmix.export import GraphedDecoder
 from tokenmix.mixers.state import reorder
@@ -36,7 +36,7 @@ def device(monkeypatch) -> str:
 
 def lm(device: str, mixers: tuple[dict[str, Any], ...] = HYBRID, **options: Any) -> Any:
     torch.manual_seed(0)
-    return loud(LM(LMConfig(**{"dim": 16, "max_len": 24, "mixers": mixers, "vocab": 32} | options))).eval().to(device)
+    return perturb_mixers(LM(LMConfig(**{"dim": 16, "max_len": 24, "mixers": mixers, "vocab": 32} | options))).eval().to(device)
 
 
 def kept(mixer: str) -> bool:
@@ -52,7 +52,7 @@ STREAMS = [name for name, (mixer, _) in CASES.items() if kept(mixer) and name no
 def test_equals_extend_for_every_mixer_or_names_what_grows(name, device):
     mixer, options = CASES[name]
     torch.manual_seed(0)
-    model = loud(build_mixer(mixer, dim=16, **options | {"causal": True})).eval().to(device)
+    model = perturb_mixers(build_mixer(mixer, dim=16, **options | {"causal": True})).eval().to(device)
     x = torch.randn(3, 6, 16, device=device)
     _, state = model.extend(x[:, :2], model.init_state(3))
     if model.mixing_cost(10).state != model.mixing_cost(20).state:
@@ -93,7 +93,7 @@ def test_rows_may_be_reordered_between_steps(device):
 @torch.no_grad()
 def test_densities_of_images(device):
     torch.manual_seed(0)
-    model: Any = loud(ImageDensity(ImageDensityConfig(size=(3, 3), dim=16, layers=2, mixers=({"name": "aft_simple"},), values=16))).eval().to(device)
+    model: Any = perturb_mixers(ImageDensity(ImageDensityConfig(size=(3, 3), dim=16, layers=2, mixers=({"name": "aft_simple"},), values=16))).eval().to(device)
     decoder, state = GraphedDecoder(model, 2), model.init_state(2)
     own, tokens = state, torch.randint(16, (2, model.max_len), device=device)
     for token in tokens.split(1, 1):

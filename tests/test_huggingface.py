@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 
 from huggingface_checks import CHECKS, KINDS, PADS, causal, chunks, close, config, padded, tokens
-from loud import loud
+from perturb import perturb_mixers
 from surgery_models import make
 from tokenmix import MixerError, register_mixer, state_bytes
 from tokenmix.hosts import huggingface as host
@@ -36,7 +36,7 @@ def test_check(name, kind):
 def seq2seq(**options):
     torch.manual_seed(0)
     given = {**SEQ2SEQ, "num_hidden_layers": 2, "decoder_start_token_id": 1, **options}
-    return loud(host.TokenMixForSeq2SeqLM(config("hydra", **given)))
+    return perturb_mixers(host.TokenMixForSeq2SeqLM(config("hydra", **given)))
 
 
 def image_model(**options):
@@ -250,7 +250,7 @@ def test_gradient_checkpointing_gives_the_same_gradients():
 @torch.no_grad()
 def test_decoding_compiles_whole_and_not_anew_each_step(kind):
     """A graph for the first chunk, one for a step, and one more where a number turns out to vary."""
-    model = causal("aft") if kind == "aft" else loud(replace_mixers(make("llama", 0.2), {"name": "aft_local", "window": 3}, seed=0)[0])
+    model = causal("aft") if kind == "aft" else perturb_mixers(replace_mixers(make("llama", 0.2), {"name": "aft_local", "window": 3}, seed=0)[0])
     x, met = tokens(3, 12), torch._dynamo.utils.counters["stats"]
     whole = model(x, use_cache=False).logits
     torch._dynamo.reset()
@@ -290,7 +290,7 @@ def test_seq2seq_gives_what_others_of_transformers_give(tmp_path):
 def test_answers_are_found_and_not_in_the_padding(tmp_path):
     """Each row's loss and logits are those it has alone; a trunk gets such a head by its Auto class."""
     torch.manual_seed(0)
-    model, (x, mask), at = loud(host.TokenMixForQuestionAnswering(config("hybrid"))), padded(), torch.tensor([7, 8, 9])
+    model, (x, mask), at = perturb_mixers(host.TokenMixForQuestionAnswering(config("hybrid"))), padded(), torch.tensor([7, 8, 9])
     out = model(x, attention_mask=mask, start_positions=at, end_positions=at + 1)
     losses = []
     for row, n in enumerate(PADS):

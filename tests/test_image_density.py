@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as nnf
 
-from loud import loud
+from perturb import perturb_mixers
 from tokenmix import MixerError, reorder, state_bytes
 from tokenmix.models import ImageDensity, ImageDensityConfig
 
@@ -39,7 +39,7 @@ def drawn(name: str = "aft_local", **options) -> ImageDensity:
 
 def make(name: str = "aft_local", **options) -> ImageDensity:
     """The same with mixers of which everything shows in the logits."""
-    return loud(drawn(name, **options))
+    return perturb_mixers(drawn(name, **options))
 
 
 def images(rows: int = 2, size: tuple[int, int] = SIZE, values: int = 20, channels: int = 3) -> torch.Tensor:

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from loud import loud
+from perturb import perturb_mixers
 from tokenmix import MixerError, reorder, state_bytes
 from tokenmix.models import LM, LMConfig, build_model
 from tokenmix.models.sampling import keep_top, pick_token
@@ -33,7 +33,7 @@ def drawn(mixers=(ATTENTION,), **options) -> LM:
 
 def make(mixers=(ATTENTION,), **options) -> LM:
     """The same with mixers of which everything shows in the logits."""
-    return loud(drawn(mixers, **options))
+    return perturb_mixers(drawn(mixers, **options))
 
 
 def tokens(rows: int = 3, length: int = 20) -> torch.Tensor:

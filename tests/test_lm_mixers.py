@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as nnf
 
 from cases import CASES, GRIDS
-from loud import loud
+from perturb import perturb_mixers
 from tokenmix import MIXERS, aux_losses
 from tokenmix.data import Sampler, open_corpus
 from tokenmix.models import LM, LMConfig
@@ -46,7 +46,7 @@ def drawn(*mixers: dict, **options) -> LM:
 
 def make(*mixers: dict, **options) -> LM:
     """A model with mixers of which everything shows in the logits."""
-    return loud(drawn(*mixers, **options))
+    return perturb_mixers(drawn(*mixers, **options))
 
 
 def tokens(rows: int = 3, length: int = LENGTH) -> torch.Tensor:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cases import CASES, FIRST, GRIDS
-from loud import loud
+from perturb import perturb_mixers
 from tokenmix import MIXERS, Mixer, MixerError, build_mixer, cli
 from tokenmix.export import OnnxModel, export_onnx, export_program
 from tokenmix.export.dynamic_shapes import Sizes
@@ -33,7 +33,7 @@ def built(case: str, *, causal: bool) -> Mixer:
 def lm(**options) -> LM:
     torch.manual_seed(0)
     mixers = ({"name": "hydra"}, {"name": "attention", "heads": 2, "positions": {"name": "rotary"}})
-    return loud(LM(LMConfig(**{"dim": 8, "max_len": 20, "mixers": mixers, "vocab": 11, "init_std": 0.5, **options})))
+    return perturb_mixers(LM(LMConfig(**{"dim": 8, "max_len": 20, "mixers": mixers, "vocab": 11, "init_std": 0.5, **options})))
 
 
 def check_file(case: str, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loud import loud
+from perturb import perturb_mixers
 from surgery_models import DECODERS, IMAGES, MAKERS, TRANSLATORS, make, padded, shared
 from tokenmix import MIXERS, MixerError
 from tokenmix import functional as F
@@ -122,7 +122,7 @@ def test_both_kinds_of_mask_are_read(name, implementation):
 @pytest.mark.parametrize("name", TEXT)
 @torch.no_grad()
 def test_padding_changes_no_real_output_and_nothing_leaks(name, spec):
-    new = loud(replace_mixers(shared(name, 0.3), spec, seed=0)[0])
+    new = perturb_mixers(replace_mixers(shared(name, 0.3), spec, seed=0)[0])
     for side in ("left", "right"):
         together = outputs(name, new, side)
         ids, mask = padded(side)
@@ -149,7 +149,7 @@ def test_padding_changes_no_real_output_and_nothing_leaks(name, spec):
 def test_generate_with_cache_is_generate_without(name, spec):
     model = shared(name)
     new, _ = replace_mixers(model, {"*.0.*": spec} if name == "gpt2" else spec, seed=0)  # gpt2: one layer keeps keys and values
-    new = new if spec == "attention" else loud(new)
+    new = new if spec == "attention" else perturb_mixers(new)
     ids, mask = padded("left")
     given = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
     for beams in (1, 3):
@@ -167,7 +167,7 @@ def test_generate_with_cache_is_generate_without(name, spec):
 def test_an_encoder_with_a_decoder_generates_with_cache_as_without(name, specs):
     model = shared(name)
     new, _ = replace_mixers(model, specs, seed=0)
-    new = loud(new) if "aft_simple" in specs.values() else new
+    new = perturb_mixers(new) if "aft_simple" in specs.values() else new
     ids, mask = padded("right")
     how = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
     for beams in (1, 3):
@@ -181,7 +181,7 @@ def test_an_encoder_with_a_decoder_generates_with_cache_as_without(name, specs):
 
 @torch.no_grad()
 def test_a_cache_is_continued_in_chunks():
-    new = loud(replace_mixers(shared("llama"), ["aft_simple", {"name": "aft_local", "window": 3}], seed=0)[0])
+    new = perturb_mixers(replace_mixers(shared("llama"), ["aft_simple", {"name": "aft_local", "window": 3}], seed=0)[0])
     ids = padded("left")[0][:1]
     whole, past, parts = new(ids).logits, None, []
     for chunk in ids.split([4, 1, 3, 1], 1):

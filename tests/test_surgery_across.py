@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 import tokenmix.hosts.surgery.cache as caches
-from loud import loud
+from perturb import perturb_mixers
 from surgery_models import make, padded, shared
 from tokenmix import MIXERS, Mixer
 from tokenmix.hosts.huggingface.cache import TokenMixStateLayer
@@ -25,7 +25,7 @@ HOW = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
 
 def replaced(name: str, mixer: str) -> Any:
     """The decoder reads its context through this mixer; where a query stands shows in the logits."""
-    return loud(replace_mixers(shared(name, 0.3), {WHERE[name]: {"name": mixer, **NEEDS.get(mixer, {})}}, seed=0)[0])
+    return perturb_mixers(replace_mixers(shared(name, 0.3), {WHERE[name]: {"name": mixer, **NEEDS.get(mixer, {})}}, seed=0)[0])
 
 
 def inputs(name: str) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def test_rows_are_picked_and_repeated():
 
 @torch.no_grad()
 def test_a_cache_begins_anew_with_another_context():
-    new = loud(replace_mixers(shared("bart", 0.3), {"*decoder*": "aft_full"}, seed=0)[0])
+    new = perturb_mixers(replace_mixers(shared("bart", 0.3), {"*decoder*": "aft_full"}, seed=0)[0])
     logits("bart", new, IDS, cache := new_cache())
     cache.reset()
     given = {k: v[1:] for k, v in inputs("bart").items()} | {"decoder_input_ids": IDS[1:]}

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-import outsiders
+import foreign_mixers
 from tokenmix import MixerError
 from tokenmix.testing import PLAIN_PROMISES, PROMISES, ContractError, check_mixer, freeze, main_check, run_promises
 from tokenmix.testing.suite import find_subject
@@ -36,14 +36,14 @@ DEFECTS = {
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_right_module_passes(causal):
-    report = check_mixer(outsiders.Mean, {"causal": causal}, reference=outsiders.mean_reference)
+    report = check_mixer(foreign_mixers.Mean, {"causal": causal}, reference=foreign_mixers.mean_reference)
     assert {r.promise for r in report.results} == set(PLAIN_PROMISES)
     assert report.status("future_cannot_reach_past") == ("kept" if causal else "not applicable")
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_right_mixer_passes(causal):
-    report = check_mixer(outsiders.MeanMixer, {"causal": causal}, reference=outsiders.mean_mixer_reference)
+    report = check_mixer(foreign_mixers.MeanMixer, {"causal": causal}, reference=foreign_mixers.mean_mixer_reference)
     assert {r.promise for r in report.results} == set(PROMISES)
     assert report.status("equals_reference") == report.status("padded_equals_shorter") == "kept"
     assert report.status("streaming_equals_parallel") == ("kept" if causal else "not applicable")
@@ -51,7 +51,7 @@ def test_a_right_mixer_passes(causal):
 
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_defect_is_caught_by_comparison(name):
-    cls = getattr(outsiders, name)
+    cls = getattr(foreign_mixers, name)
     options = {"causal": True} if name in ("GlobalMaximum", "WrongCounter", "Forgetful", "ExcusedLeak", "Silent") else {}
     with pytest.raises(ContractError) as caught:
         check_mixer(cls, options, promises=[DEFECTS[name]])
@@ -60,27 +60,27 @@ def test_a_defect_is_caught_by_comparison(name):
 
 
 def test_a_branch_on_values_does_not_compile():
-    report = run_promises(find_subject(outsiders.Branches, {}, dim=8, seed=0), ["compiles"])
+    report = run_promises(find_subject(foreign_mixers.Branches, {}, dim=8, seed=0), ["compiles"])
     assert report.status("compiles") == "crashed"
     torch._dynamo.reset()
 
 
 def test_waivers_are_honoured_but_never_for_causality():
-    report = check_mixer(outsiders.Excused, {"causal": True}, promises=["streaming_equals_parallel", "declares_waivers"])
+    report = check_mixer(foreign_mixers.Excused, {"causal": True}, promises=["streaming_equals_parallel", "declares_waivers"])
     assert report.status("streaming_equals_parallel") == "waived"
     assert "keeps no past" in str(report)
     with pytest.raises(ContractError, match="no mixer may waive"):
-        check_mixer(outsiders.ExcusedLeak, {"causal": True}, promises=["declares_waivers"])
+        check_mixer(foreign_mixers.ExcusedLeak, {"causal": True}, promises=["declares_waivers"])
 
 
 def test_a_wrong_reference_is_noticed():
     with pytest.raises(ContractError, match="not the reference's"):
-        check_mixer(outsiders.Mean, {"causal": True}, reference=lambda m, x, allowed: m.value(x), promises=["equals_reference"])
+        check_mixer(foreign_mixers.Mean, {"causal": True}, reference=lambda m, x, allowed: m.value(x), promises=["equals_reference"])
 
 
 def test_an_unknown_promise_or_name_is_refused():
     with pytest.raises(MixerError, match="no promise is called 'speed'"):
-        check_mixer(outsiders.Mean, promises=["speed"])
+        check_mixer(foreign_mixers.Mean, promises=["speed"])
     with pytest.raises(MixerError, match="no mixer is called 'aft'"):
         check_mixer("aft")
     with pytest.raises(MixerError, match="not a subclass"):
@@ -111,20 +111,20 @@ def test_freeze_enters_every_decision():
 
 class TestCommand:
     def test_a_right_module(self, capsys):
-        assert main_check("outsiders:Mean", {"dim": 12}) == 0
+        assert main_check("foreign_mixers:Mean", {"dim": 12}) == 0
         out = capsys.readouterr().out
         assert "dim=12" in out
         assert "pass  future_cannot_reach_past" in out
         assert "FAIL" not in out
 
     def test_a_leak_prints_the_input(self, capsys):
-        assert main_check("outsiders:Leak", {"causal": True}) == 1
+        assert main_check("foreign_mixers:Leak", {"causal": True}) == 1
         line = next(line for line in capsys.readouterr().out.splitlines() if "FAIL  future_cannot_reach_past" in line)
         assert "seed=0" in line
         assert "tokens from" in line
 
     def test_json(self, capsys):
-        assert main_check("outsiders:MaskIgnored", {"dim": 8}, json=True) == 1
+        assert main_check("foreign_mixers:MaskIgnored", {"dim": 8}, json=True) == 1
         (report,) = json.loads(capsys.readouterr().out)
         assert {"promise": "mask_hides_padding", "status": "broken"}.items() <= next(
             r for r in report["results"] if r["promise"] == "mask_hides_padding"
@@ -143,11 +143,11 @@ class TestCommand:
         ("target", "options", "message"),
         [
             ("no_such_package:Mixer", {}, "cannot import 'no_such_package'"),
-            ("outsiders:Nobody", {}, "outsiders has no 'Nobody'"),
-            ("outsiders:mean_reference", {}, "not a subclass"),
+            ("foreign_mixers:Nobody", {}, "foreign_mixers has no 'Nobody'"),
+            ("foreign_mixers:mean_reference", {}, "not a subclass"),
             ("aft", {}, "no mixer is called 'aft'"),
             ("aft_local", {"window": -1, "max_len": 8}, "cannot build"),
-            ("outsiders:Mean", {"widht": 3}, "cannot build"),
+            ("foreign_mixers:Mean", {"widht": 3}, "cannot build"),
         ],
     )
     def test_what_cannot_be_checked_is_said(self, target, options, message):

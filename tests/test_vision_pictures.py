@@ -15,7 +15,7 @@ from tokenmix.report import image_pictures, maps
 from tokenmix.report.attribution import focus, slot_reads, slot_similarity
 from tokenmix.report.biases import bias_pictures, filters
 from tokenmix.report.checks import PNG, _undecodable
-from tokenmix.report.image_grid import as_shown, panels
+from tokenmix.report.image_grid import as_shown, image_grid
 from tokenmix.report.norms import neighbour_similarity, outlier_cutoff, share_above, token_norms
 from tokenmix.report.pictures import effective_attention
 from tokenmix.report.runs import load_model, read_run
@@ -275,8 +275,10 @@ def test_panels_share_one_scale_and_hold_what_is_not_a_number():
     assert image.shape == (3, 8, 8)
     assert (float(image.min()) >= 0, float(image.max()) <= 1) == (True, True)
     for options in ({}, {"about_zero": False}, {"title": "t", "marks": [(0, 1), (1, 0), (1, 1)]}):
-        check([panels([[small, large, None], [image, small, large]], rows=["a", "b\nc"], columns=["x", "y", "z"], bar="w", alt="alt", caption="c", **options)])
-    check([panels([[torch.zeros(3, 3)]], rows=["a"], columns=["x"], bar="w", alt="alt", caption="c", about_zero=False)])
+        check(
+            [image_grid([[small, large, None], [image, small, large]], rows=["a", "b\nc"], columns=["x", "y", "z"], bar="w", alt="alt", caption="c", **options)]
+        )
+    check([image_grid([[torch.zeros(3, 3)]], rows=["a"], columns=["x"], bar="w", alt="alt", caption="c", about_zero=False)])
 
 
 def test_the_colours_are_those_of_the_values():

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from math import log
 from typing import Any
 
-import torch
-
 from ..bench.roofline import machine
 from ..errors import MixerError
 from ..system.machine import memory_available
 from .amdahl import Crossing, expected, first_length, share_for
-from .attention_modules import Place, places_of
+from .attention_modules import AttentionModule, modules_of
 from .candidates import OWN, Row, measure_candidates, parse_candidates, usual
 from .inputs import Inputs
 from .loading import Host, load_host
@@ -39,7 +37,7 @@ class Advice:
     """What was found. ``tokenmix.advise.text`` puts it into sentences and tables; ``to_json`` has every number."""
 
     host: Host
-    places: list[Place]
+    modules: list[AttentionModule]
     batch: int
     worth: float
     machine: dict[str, Any]
@@ -99,9 +97,9 @@ def advise(
     chosen = list(dict.fromkeys(sorted(lengths or host.inputs.usual(host.size))))
     if not chosen or chosen[0] < 1:
         raise MixerError(f"advise: lengths must be positive, got {list(lengths or [])}.")
-    places = places_of(host.model, host.name)
-    subjects = None if candidates is None else parse_candidates(usual(places, images=host.inputs.patch is not None) if candidates == "auto" else candidates)
-    advice = Advice(host, places, batch, worth, machine(device), specs={s.label: {"name": s.name, **s.options} for s in subjects or ()})
+    modules = modules_of(host.model, host.name)
+    subjects = None if candidates is None else parse_candidates(usual(modules, images=host.inputs.patch is not None) if candidates == "auto" else candidates)
+    advice = Advice(host, modules, batch, worth, machine(device), specs={s.label: {"name": s.name, **s.options} for s in subjects or ()})
     _measure_shares(advice, chosen, seconds, device, tell)
     if not advice.shares:
         raise MixerError(f"advise: {host.name}: no length could be measured; " + "; ".join(f"{s.length:,}: {s.why}" for s in advice.skipped) + ".")
@@ -149,7 +147,7 @@ def _one(advice: Advice, n: int, budget: float, device: str) -> Share | str:
     try:
         host.inputs.fit(host.model, n)
         args, named = host.inputs.make(n, advice.batch)
-        return measure_share(host.model, advice.places, lambda: host.model(*args, **named), n, host.inputs.tokens(n), budget=budget, device=device)
+        return measure_share(host.model, advice.modules, lambda: host.model(*args, **named), n, host.inputs.tokens(n), budget=budget, device=device)
     except FAILURES as why:
         return f"the model refuses it ({' '.join(str(why).split())[:160]})"
 
@@ -181,10 +179,3 @@ def expected_peak(seen: list[Share], tokens: int) -> float | None:
         power = log(last.peak / seen[-2].peak) / log(last.tokens / seen[-2].tokens)
         return last.peak * (tokens / last.tokens) ** min(max(power, 1.0), 2.0)
     return expected(last.peak, max(last.peak - last.without, 0), last.tokens, tokens)
-
-
-def pick_device(name: str) -> str:
-    """ "cpu" or "cuda"."""
-    from ..system.machine import pick_device as pick
-
-    return torch.device(pick(name)).type

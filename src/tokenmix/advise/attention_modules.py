@@ -16,7 +16,7 @@ from ..mixers.attention import Attention
 
 
 @dataclass(frozen=True)
-class Place:
+class AttentionModule:
     """One attention module: its dotted name, the module, its family (of ``FAMILIES``, or "tokenmix"), and what it does."""
 
     name: str
@@ -32,15 +32,15 @@ class Place:
         return [m for m in self.module.modules() if next(m.children(), None) is None and next(m.parameters(), None) is not None and m is not self.module]
 
 
-def places_of(model: nn.Module, where: str) -> list[Place]:
+def modules_of(model: nn.Module, where: str) -> list[AttentionModule]:
     """Every attention module.
 
     Raises:
         MixerError: where there is none, naming what there is instead.
     """
-    found = [Place(s.name, model.get_submodule(s.name), s.family, s.dim, s.heads, s.causal, s.cross) for s in find_attention(model)]
+    found = [AttentionModule(s.name, model.get_submodule(s.name), s.family, s.dim, s.heads, s.causal, s.cross) for s in find_attention(model)]
     own: Any = [(name, m) for name, m in model.named_modules() if type(m) is Attention]
-    found += [Place(name, m, "tokenmix", m.dim, m.heads, m.causal) for name, m in own]
+    found += [AttentionModule(name, m, "tokenmix", m.dim, m.heads, m.causal) for name, m in own]
     if found:
         return found
     mixers = {cls: name for name, cls in MIXERS.items()}

@@ -15,7 +15,7 @@ from ..errors import MixerError
 from ..hosts.surgery import replace_mixers
 from ..mixers import MIXERS, is_softmax
 from ..models import build_model
-from .attention_modules import Place
+from .attention_modules import AttentionModule
 from .decoding import Decoded, decode
 from .loading import Host
 from .measuring import FAILURES
@@ -45,9 +45,9 @@ class Row:
         return {k: v for k, v in vars(self).items() if k != "decoded"} | decoded
 
 
-def usual(places: list[Place], *, images: bool) -> str:
+def usual(modules: list[AttentionModule], *, images: bool) -> str:
     """A few mixers of the core that fit: causal ones where attention is causal, ones with a grid for images."""
-    return IMAGES if images else CAUSAL if all(p.causal for p in places) else TEXT
+    return IMAGES if images else CAUSAL if all(m.causal for m in modules) else TEXT
 
 
 def parse_candidates(text: str) -> list[Subject]:

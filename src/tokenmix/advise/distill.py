@@ -24,7 +24,7 @@ SPARE = 0.8  # of the minutes for training steps; the rest goes into the trial, 
 LEARNING_RATE = 1e-3
 
 
-def check_teaching(name: str, origin: str, data: Path, out: Path | None) -> None:
+def check_distillation(name: str, origin: str, data: Path, out: Path | None) -> None:
     """Refuse, before anything is measured, what could not be taught."""
     if origin != "transformers" or not Path(name.removeprefix("hf:")).is_dir():
         own = "a run is trained on with `tokenmix train`" if origin == "tokenmix" else "`tokenmix convert` and tokenmix.hosts.surgery.distill take other models"
@@ -37,7 +37,7 @@ def check_teaching(name: str, origin: str, data: Path, out: Path | None) -> None
         raise MixerError(f"advise: --write {out}: exists already; give another folder.")
 
 
-def teach(advice: Advice, data: Path, out: Path, *, minutes: float, last: int | None = None) -> dict[str, Any]:
+def distill_fastest(advice: Advice, data: Path, out: Path, *, minutes: float, last: int | None = None) -> dict[str, Any]:
     """Replace attention by the candidate that was fastest, distil, write model and run. Returns what ``Advice.distilled`` holds.
 
     The loss is that of ``distill`` over the last tenth of the text: the KL divergence of the student's predictions from the teacher's, or the distance of last
@@ -57,7 +57,7 @@ def teach(advice: Advice, data: Path, out: Path, *, minutes: float, last: int | 
     seconds = time.perf_counter() - began
     save_replaced(student.eval(), report, out, beside=Path(advice.host.name.removeprefix("hf:")))
     losses = [line["output_loss"] for line in RunDir.open(run).read_metrics() if line["kind"] == "eval"]
-    found = {"mixer": spec["name"], "spec": spec, "layers": last or len(advice.places), "steps": steps, "seconds": seconds, "loss": "validation loss"}
+    found = {"mixer": spec["name"], "spec": spec, "layers": last or len(advice.modules), "steps": steps, "seconds": seconds, "loss": "validation loss"}
     return found | {"loss_before": losses[0], "loss_after": losses[-1], "out": str(out), "run": str(run)}
 
 

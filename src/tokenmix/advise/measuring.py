@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from ..bench.timing import peak_memory, quartile
 from .amdahl import bound
-from .attention_modules import Place, torch_projections
+from .attention_modules import AttentionModule, torch_projections
 
 LONG_PASS = 0.2
 """Seconds from which on clocks cost nothing beside a pass, and one pass is warm-up enough."""
@@ -112,22 +112,22 @@ class Clock:
 
 
 @torch.no_grad()
-def measure_share(model: nn.Module, places: list[Place], call: Call, length: int, tokens: int, *, budget: float, device: str = "cpu") -> Share:
+def measure_share(model: nn.Module, modules: list[AttentionModule], call: Call, length: int, tokens: int, *, budget: float, device: str = "cpu") -> Share:
     """Time ``call``, a forward pass of ``model``, in about ``budget`` seconds, a few times at least."""
-    with _plain_torch(places):
-        modules, parts = [p.module for p in places], [m for p in places for m in p.kept()]
-        attention, kept = Clock(modules, device), Clock(parts, device)
+    with _plain_torch(modules):
+        attention = Clock([m.module for m in modules], device)
+        kept = Clock([part for m in modules for part in m.kept()], device)
         first = _pass(call, (attention, kept), device)
         long = first >= LONG_PASS
         clocked = [first]
         peak = peak_memory(call, device=device)
-        without = _peak_without(places, call, device)
+        without = _peak_without(modules, call, device)
         plain, turns, began = [first] if long else [], 0, time.perf_counter()
         while turns < (1 if long else LEAST_TURNS) or (turns < MOST_TURNS and time.perf_counter() - began < budget):
             clocked.append(_pass(call, (attention, kept), device))
             plain.append(clocked[-1] if long else _pass(call, (), device))
             turns += 1
-        aside = _torch_kept(places, call, device)
+        aside = _torch_kept(modules, call, device)
     skip = 0 if long else 1  # the first pass warmed up
     passes = list(zip(attention.seconds(), kept.seconds(), clocked, strict=True))[skip:]
     inside = median(min(spent / whole, 1.0) for spent, _, whole in passes)
@@ -152,10 +152,10 @@ def _synchronised(device: str) -> float:
     return time.perf_counter()
 
 
-def _peak_without(places: list[Place], call: Call, device: str) -> int | None:
+def _peak_without(modules: list[AttentionModule], call: Call, device: str) -> int | None:
     """The peak of a pass whose attention modules give zeros of the right shapes."""
-    kinds = _outputs(places, call)
-    used = [p.module for p in places if id(p.module) in kinds]
+    kinds = _outputs(modules, call)
+    used = [m.module for m in modules if id(m.module) in kinds]
     for module in used:
         module.forward = _zeros(kinds[id(module)])
     try:
@@ -174,14 +174,14 @@ class _Kind:
     device: torch.device
 
 
-def _outputs(places: list[Place], call: Call) -> dict[int, Any]:
+def _outputs(modules: list[AttentionModule], call: Call) -> dict[int, Any]:
     """What each module gives, without the numbers."""
     found: dict[int, Any] = {}
 
     def keep(module: nn.Module, given: Any, output: Any) -> None:
         found[id(module)] = pytree.tree_map(lambda y: _Kind(y.shape, y.dtype, y.device) if isinstance(y, Tensor) else y, output)
 
-    _hooked(places, call, lambda m: m.register_forward_hook(keep))
+    _hooked(modules, call, lambda m: m.register_forward_hook(keep))
     return found
 
 
@@ -194,9 +194,9 @@ def _zeros(kinds: Any) -> Call:
     return lambda *args, **named: pytree.tree_map(made, kinds)
 
 
-def _torch_kept(places: list[Place], call: Call, device: str) -> float:
+def _torch_kept(modules: list[AttentionModule], call: Call, device: str) -> float:
     """Seconds of the projections of all ``nn.MultiheadAttention``, which have no modules that a clock could stand around."""
-    chosen = [p for p in places if p.family == "torch"]
+    chosen = [m for m in modules if m.family == "torch"]
     if not chosen:
         return 0.0
     calls: list[Call] = []
@@ -210,8 +210,8 @@ def _torch_kept(places: list[Place], call: Call, device: str) -> float:
     return min(first, *(_pass(run, (), device) for _ in range(2 if first >= LONG_PASS else 9)))
 
 
-def _hooked(places: list[Place], call: Call, hook: Callable[[nn.Module], Any]) -> None:
-    handles = [hook(p.module) for p in places]
+def _hooked(modules: list[AttentionModule], call: Call, hook: Callable[[nn.Module], Any]) -> None:
+    handles = [hook(m.module) for m in modules]
     try:
         call()
     finally:
@@ -220,11 +220,11 @@ def _hooked(places: list[Place], call: Call, hook: Callable[[nn.Module], Any]) -
 
 
 @contextmanager
-def _plain_torch(places: list[Place]) -> Iterator[None]:
+def _plain_torch(modules: list[AttentionModule]) -> Iterator[None]:
     """Without the fused inference pass of ``nn.TransformerEncoderLayer``, which leaves nothing to put a clock around."""
     was = torch.backends.mha.get_fastpath_enabled()
     try:
-        torch.backends.mha.set_fastpath_enabled(was and all(p.family != "torch" for p in places))
+        torch.backends.mha.set_fastpath_enabled(was and all(m.family != "torch" for m in modules))
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(was)

@@ -23,7 +23,7 @@ def as_json(advice: Advice) -> dict[str, Any]:
     beginning = None if crossing.tokens is None else host.inputs.length(crossing.tokens)
     return {
         "model": {"name": host.name, "class": type(host.model).__name__, "host": host.origin, "parameters": parameters(advice), "notes": list(host.notes)},
-        "attention": [{"name": p.name, "family": p.family, "heads": p.heads, "dim": p.dim, "causal": p.causal, "cross": p.cross} for p in advice.places],
+        "attention": [{"name": m.name, "family": m.family, "heads": m.heads, "dim": m.dim, "causal": m.causal, "cross": m.cross} for m in advice.modules],
         "machine": advice.machine,
         "setting": {"batch": advice.batch, "unit": host.inputs.unit, "worth": advice.worth},
         "lengths": [s.to_json() for s in advice.shares],
@@ -41,10 +41,10 @@ def parameters(advice: Advice) -> int:
 
 def about(advice: Advice) -> str:
     """The model."""
-    host, places = advice.host, advice.places
-    ways = [("causal" if p.causal else "cross" if p.cross else "bidirectional") for p in places]
+    host, modules = advice.host, advice.modules
+    ways = [("causal" if m.causal else "cross" if m.cross else "bidirectional") for m in modules]
     counts = ", ".join(f"{ways.count(w)} {w}" for w in dict.fromkeys(ways))
-    shapes = ", ".join(dict.fromkeys(f"{p.heads} heads, {p.dim} features" for p in places))
+    shapes = ", ".join(dict.fromkeys(f"{m.heads} heads, {m.dim} features" for m in modules))
     notes = "".join(f"; {note}" for note in host.notes)
     return f"{host.name}: {type(host.model).__name__} ({host.origin}), {parameters(advice):,} parameters, attention modules: {counts} ({shapes}){notes}"
 
@@ -76,7 +76,7 @@ def shares_table(advice: Advice) -> Table:
         "In attention, mixing alone: parts of the time; mixing is attention without its projections and norms, which another mixer needs too.",
         "At best: how many times as fast the model would be if mixing took no time (Amdahl). For attention: the part of the peak that goes away with it.",
     ]
-    if any(p.family == "torch" for p in advice.places):
+    if any(m.family == "torch" for m in advice.modules):
         notes.append("Measured without torch's fused inference pass of nn.TransformerEncoderLayer, which cannot be told apart.")
     return Table("Attention's part", columns, rows, notes)
 

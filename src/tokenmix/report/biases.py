@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .figures import Picture, heat_map
-from .image_grid import panels
+from .image_grid import image_grid
 
 SHOWN = 96
 LAYERS = 6
@@ -68,7 +68,9 @@ def _heads(name: str, layer: int, extra: Tensor, values: str) -> Picture:
     names = [f"heads {i * ACROSS}+" for i in range(len(rows))]
     alt = f"Heat maps of exp(w) - 1 over the taps of each head's filter, layer {layer} of {name}; values from {values}."
     caption = f"{name}, layer {layer}: {values}"
-    return panels(cells, rows=names, columns=[str(i) for i in range(len(rows[0]))], bar="exp(w) - 1", alt=alt, caption=caption, title=f"{name}, layer {layer}")
+    return image_grid(
+        cells, rows=names, columns=[str(i) for i in range(len(rows[0]))], bar="exp(w) - 1", alt=alt, caption=caption, title=f"{name}, layer {layer}"
+    )
 
 
 def filters(mixer: Any) -> Tensor:

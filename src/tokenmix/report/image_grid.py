@@ -18,7 +18,7 @@ TALLEST = 4.0  # inches of the bar of colours
 Cell = Tensor | None
 
 
-def panels(
+def image_grid(
     cells: Sequence[Sequence[Cell]],
     *,
     rows: Sequence[str],
@@ -39,7 +39,7 @@ def panels(
     """
     values = torch.cat([c.flatten().cpu() for row in cells for c in row if c is not None and c.ndim == 2])
     low, high, beyond = colour_range(values) if about_zero else _span(values)
-    size = _panel_size([c.shape for row in cells for c in row if c is not None and c.ndim == 2])
+    size = _cell_size([c.shape for row in cells for c in row if c is not None and c.ndim == 2])
     inches = _inches(size, rows, columns, title)
 
     def draw(ax: Any) -> None:
@@ -82,7 +82,7 @@ def _span(values: Tensor) -> tuple[float, float, str]:
     return low, high, {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[ends]
 
 
-def _panel_size(shapes: list[torch.Size]) -> tuple[int, int]:
+def _cell_size(shapes: list[torch.Size]) -> tuple[int, int]:
     """Pixels of a panel: the largest map, enlarged by a whole factor."""
     height, width = (max(s[axis] for s in shapes) for axis in (0, 1))
     times = -(-PIXELS // max(height, width))

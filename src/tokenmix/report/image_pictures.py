@@ -14,7 +14,7 @@ from ..mixers.attention import Attention
 from .attribution import Focus, focus, has_slots, slot_reads, slot_similarity
 from .biases import filters, has_filters, has_pair_bias
 from .figures import COLOURS, Picture, both
-from .image_grid import as_shown, panels
+from .image_grid import as_shown, image_grid
 from .maps import average_relative_attention, bias_around, check_vit, key_maps, sparsity, spread
 from .norms import neighbour_similarity, outlier_cutoff, share_above, token_norms
 
@@ -36,7 +36,7 @@ def _filter_grid(extra: dict[int, Tensor]) -> list[Picture]:
     what = f"exp(w) - 1 of the filters of {_of('layer', layers)} and {_of('head', heads)}, {_range(extra)}"
     alt = f"A grid of small heat maps, a row per layer and a column per head: {what}."
     caption = f"{what}. The middle of each map is the query's own patch; all share one scale."
-    return [panels(cells, rows=_named("layer", layers), columns=_named("head", heads), bar="exp(w) - 1", alt=alt, caption=caption)]
+    return [image_grid(cells, rows=_named("layer", layers), columns=_named("head", heads), bar="exp(w) - 1", alt=alt, caption=caption)]
 
 
 def _filter_rows(extra: dict[int, Tensor]) -> list[Picture]:
@@ -46,7 +46,7 @@ def _filter_rows(extra: dict[int, Tensor]) -> list[Picture]:
     what = f"exp(w) - 1 of the one-dimensional filters of {_of('layer', layers)}, {_range(extra)}"
     alt = f"Heat maps side by side, one per layer, a row per head and a column per tap: {what}."
     return [
-        panels(
+        image_grid(
             [[extra[i] for i in layers]],
             rows=["heads"],
             columns=_named("layer", layers),
@@ -71,7 +71,7 @@ def pair_bias_pictures(model: nn.Module) -> list[Picture]:
     names = [f"row {y}\ncolumn {x}" for y, x in places]
     caption = f"{what}; one scale. A ring marks the query, whose row and column stand above."
     cells = [[maps[i, p] for p in places] for i in layers]
-    return [panels(cells, rows=_named("layer", layers), columns=names, bar="exp(w) - 1", alt=alt, caption=caption, marks=places)]
+    return [image_grid(cells, rows=_named("layer", layers), columns=names, bar="exp(w) - 1", alt=alt, caption=caption, marks=places)]
 
 
 def key_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> list[Picture]:
@@ -93,7 +93,7 @@ def key_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> list
         caption += _keys_are(model)
         labels = ["image", *_named("key", heads)]
         rows = [f"layer {i}\n±{spans[i]:.2g}" for i in layers]
-        pictures.append(panels(cells, rows=rows, columns=labels, bar="key, of the layer's largest", alt=alt, caption=caption))
+        pictures.append(image_grid(cells, rows=rows, columns=labels, bar="key, of the layer's largest", alt=alt, caption=caption))
     return pictures
 
 
@@ -114,7 +114,7 @@ def relative_attention_pictures(model: nn.Module, images: Tensor) -> list[Pictur
     alt = f"A grid of heat maps, a row per layer and a column per head, of the mean attention of {where} at each relative offset between patches."
     caption = f"Attention at each offset of key from query, the mean over all pairs of patches and {len(images)} images, {where}; no offset is in the middle."
     return [
-        panels(
+        image_grid(
             cells, rows=[f"layer {layers[i]}" for i in shown], columns=_named("head", heads), bar="mean attention", alt=alt, caption=caption, about_zero=False
         )
     ]
@@ -135,7 +135,7 @@ def focus_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> li
     alt = f"Images and below each a heat map of what each patch adds to the logit of the predicted class in the last layer ({kind}). {listed}."
     caption = f"What each patch's value adds along the gradient of the predicted class's logit, last layer ({kind}); of the largest size in each image."
     cells = [[as_shown(image) for image in images], list(maps)]
-    return [panels(cells, rows=["image", "focus"], columns=labels, bar="share of the largest", alt=alt, caption=caption)]
+    return [image_grid(cells, rows=["image", "focus"], columns=labels, bar="share of the largest", alt=alt, caption=caption)]
 
 
 def memory_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> list[Picture]:
@@ -151,12 +151,12 @@ def memory_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> l
     alt = f"The image {names[0]} and beside it a grid of heat maps: how much each patch reads of the most used memory slots, a row per layer."
     caption = f"Weights of the most used slots over {names[0]}, the mean over heads, most used first, {_of('layer', layers)}."
     columns = ["image", *(f"{_nth(j)}" for j in range(most))]
-    first = panels(cells, rows=_named("layer", layers), columns=columns, bar="weight", alt=alt, caption=caption)
+    first = image_grid(cells, rows=_named("layer", layers), columns=columns, bar="weight", alt=alt, caption=caption)
     alike = [[slot_similarity(mixers[i]) for i in layers]]
     what = f"Cosine similarity between the directions that slots write, {_of('layer', layers)}"
     alt = f"Heat maps side by side, one per layer, slots against slots. {what}."
     caption = f"{what}; slots of one colour would be copies."
-    return [first, panels(alike, rows=["slots"], columns=_named("layer", layers), bar="cosine", alt=alt, caption=caption)]
+    return [first, image_grid(alike, rows=["slots"], columns=_named("layer", layers), bar="cosine", alt=alt, caption=caption)]
 
 
 def norm_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> list[Picture]:
@@ -178,7 +178,7 @@ def norm_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> lis
     alt = "A row per image: the image and heat maps of its patches' norms before the first block and after some."
     caption = "Norms of the patches of each image; one scale. A few patches much brighter than the rest in smooth regions are what registers are for."
     rows = [_short(names[b]) for b in shown]
-    pictures.append(panels(cells, rows=rows, columns=["image", *labels], bar="norm", alt=alt, caption=caption, about_zero=False))
+    pictures.append(image_grid(cells, rows=rows, columns=["image", *labels], bar="norm", alt=alt, caption=caption, about_zero=False))
     if norms.patches[0, 0].numel() > 1:
         pictures.append(_similarity_picture(model, images[:IMAGES], names))
     return pictures
@@ -190,7 +190,7 @@ def _similarity_picture(model: nn.Module, images: Tensor, names: Sequence[str]) 
     caption = f"Cosine similarity of each patch with its neighbours right after the patch embedding, {float(alike.min()):.2f} to {float(alike.max()):.2f}."
     labels = [_short(n) for n in names[: len(images)]]
     cells = [[as_shown(image) for image in images], list(alike)]
-    return panels(cells, rows=["image", "similarity"], columns=labels, bar="cosine", alt=alt, caption=caption)
+    return image_grid(cells, rows=["image", "similarity"], columns=labels, bar="cosine", alt=alt, caption=caption)
 
 
 def _draw_norms(ax: Any, norms: list[Tensor], labels: list[str], cutoff: float) -> None:
