@@ -1,7 +1,8 @@
-"""What can be measured: an operation on q, k and v, a layer with its projections, one decoded token, a training step of a whole model.
+"""What can be measured: an operation on q, k and v, a layer with its projections, one decoded token, or a training
+step.
 
-A subject is a name with options and a backend; ``prepare`` turns it into a call on tensors of one setting. Tensors are seeded by the setting alone, so every
-subject of a setting that reads q, k and v, or x, reads the same.
+A subject is a name with options and a backend; ``prepare`` turns it into a call on tensors of one setting. Tensors are
+seeded by the setting alone, so all subjects of a setting that read q, k and v, or x, read the same ones.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from .timing import Call
 
 LEVELS = ("op", "layer", "decode", "model")
 SDPA, ATTENTION = "sdpa", "attention"
-"""The name of torch's own fused softmax attention, the row that every other is compared with, and of the mixer that computes the same."""
+"""torch's fused softmax attention, the baseline of every row, and the mixer that computes the same function."""
 CHUNK = 256
 READING = 90
-"""Seconds that may pass until the context before a decoded token is read."""
+"""The longest time in seconds for reading the context before a decoded token."""
 GIVEN = ("q", "k", "v", "x")
 """Arguments of functional forms that hold tokens; the others are parameters."""
 
@@ -50,13 +51,13 @@ class Subject:
 
     @property
     def label(self) -> str:
-        """Name, options and backend as they are written on the command line."""
+        """Name, options and backend as written on the command line."""
         given = ",".join(f"{k}={'none' if v is None else v if isinstance(v, str) else json.dumps(v)}" for k, v in self.options.items())
         return self.name + (f":{given}" if given else "") + (f"@{self.backend}" if self.backend != "auto" else "")
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Inside, calls run on this subject's backend."""
+        """Run calls inside on this subject's backend."""
         with functional.use_backend(self.backend):
             yield
 
@@ -70,7 +71,10 @@ class Prepared:
 
 
 def parse_subjects(text: str) -> list[Subject]:
-    """Subjects from "aft_simple,aft_local:window=32,rank=none,hydra@eager": a piece with = and no name goes to the one before it."""
+    """Parse subjects such as "aft_simple,aft_local:window=32,rank=none,hydra@eager".
+
+    A piece with = and no name belongs to the subject before it.
+    """
     pieces: list[str] = []
     for piece in filter(None, (p.strip() for p in text.split(","))):
         if pieces and "=" in piece and not re.match(r"[\w.]+:", piece):
@@ -106,13 +110,19 @@ def _value(text: str) -> Any:
 
 
 def is_causal(subject: Subject, s: Setting) -> bool:
-    """Whether this subject runs causally: as the setting says, unless its options say otherwise or it has no causal form."""
+    """Return whether this subject runs causally.
+
+    The setting decides unless the subject's options say otherwise or it has no causal form.
+    """
     able = PEERS[subject.name].causal if subject.name in PEERS else subject.name == SDPA or MIXERS[subject.name].supports_causal
     return bool(subject.options.get("causal", s.causal and able))
 
 
 def build(subject: Subject, s: Setting, max_len: int | None = None) -> Any:
-    """The layer: a mixer with usual values for what it insists on, softmax attention for ``sdpa``, or a peer; seeded, on the device, in the dtype."""
+    """Build the layer: a mixer with usual values for its required options, softmax attention for ``sdpa``, or a peer.
+
+    It is seeded, on the setting's device and in its dtype.
+    """
     torch.manual_seed(0)
     if subject.name in PEERS:
         layer = build_peer(subject.name, s.dim, heads=s.heads, length=max_len or s.T, causal=is_causal(subject, s), options=subject.options)
@@ -123,23 +133,23 @@ def build(subject: Subject, s: Setting, max_len: int | None = None) -> Any:
 
 
 def full_spec(subject: Subject, s: Setting, max_len: int) -> dict[str, Any]:
-    """The mixer's spec with heads, lengths and the other options it insists on filled in."""
+    """Return the mixer's spec with heads, lengths and its other required options filled in."""
     name = ATTENTION if subject.name == SDPA else subject.name
     return {"name": name, **MIXERS[name].example_options(max_len, heads=s.heads, grid=s.grid), **{k: v for k, v in subject.options.items() if k != "causal"}}
 
 
 def draw(*shape: int, seed: int, s: Setting) -> Tensor:
-    """Standard normal numbers in the setting's dtype, made on the CPU so that they are the same everywhere."""
+    """Draw standard normal numbers in the setting's dtype, on the CPU so that they are the same on every device."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(s.device, s.torch_dtype)
 
 
 def prepare(subject: Subject, s: Setting) -> Prepared:
-    """The call to be timed. Under ``subject.scope()``, which the caller enters."""
+    """Build the call to be timed. The caller enters ``subject.scope()`` first."""
     return {"op": _op, "layer": _layer, "decode": _decode, "model": _model}[s.level](subject, s)
 
 
 def op_args(subject: Subject, s: Setting) -> tuple[Mixer, Callable[..., Tensor], tuple, dict[str, Any]]:
-    """The mixer, its functional form and that form's arguments: noise for tokens, the mixer's own values for what are parameters."""
+    """Return the mixer, its functional form and that form's arguments: noise for tokens, the mixer's own parameters."""
     mixer = build(subject, s)
     form = mixer.functional_form()
     if form is None:
@@ -175,7 +185,7 @@ def _op(subject: Subject, s: Setting) -> Prepared:
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool) -> Tensor:
-    """torch's scaled_dot_product_attention on (B, T, D), as any caller has to write it."""
+    """Compute torch's scaled_dot_product_attention on (B, T, D), as any caller has to write it."""
     q, k, v = (by_head(a, heads) for a in (q, k, v))
     return scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
 
@@ -189,7 +199,7 @@ def _forward_only(run: Call) -> Call:
 
 
 def _with_backward(run: Call, leaves: list[Tensor]) -> Call:
-    """Forward and the gradients of every leaf, for a fixed gradient of the output."""
+    """Return a call that computes forward and the gradients of every leaf, for a fixed gradient of the output."""
     for leaf in leaves:
         leaf.requires_grad_()
     with torch.no_grad():
@@ -198,7 +208,7 @@ def _with_backward(run: Call, leaves: list[Tensor]) -> Call:
 
 
 def first_of(result: Any) -> Tensor:
-    """The output where a layer returns more."""
+    """Return the output of a layer that may return more."""
     return result if isinstance(result, Tensor) else result[0]
 
 
@@ -215,20 +225,20 @@ def _layer(subject: Subject, s: Setting) -> Prepared:
 
 
 class _Head(nn.Module):
-    """In place of a projection: the first features of what it is given, again from the start where more are wanted."""
+    """A stand-in for a projection: the first features of its input, repeated where more are needed."""
 
     def __init__(self, replaced: nn.Linear):
         super().__init__()
         self.in_features, self.out_features = replaced.in_features, replaced.out_features
 
     def forward(self, x: Tensor) -> Tensor:
-        """(.., in_features) -> (.., out_features)."""
+        """Map (.., in_features) to (.., out_features)."""
         width = self.out_features
         return x[..., :width] if width <= x.shape[-1] else x.repeat_interleave(-(-width // x.shape[-1]), -1)[..., :width]
 
 
 def without_projections(mixer: Any) -> Any:
-    """The mixer with its Linear layers, in place, replaced by views, so that what remains is the mixing."""
+    """Replace the mixer's Linear layers by views, in place, so that only the mixing remains."""
     for name, child in mixer.named_children():
         if isinstance(child, nn.Linear) and name.endswith("_proj"):
             setattr(mixer, name, _Head(child))
@@ -236,7 +246,10 @@ def without_projections(mixer: Any) -> Any:
 
 
 def _decode(subject: Subject, s: Setting) -> Prepared:
-    """One more token after ``s.T``, from the same state each time, without projections; for ``sdpa`` a preallocated cache of keys and values."""
+    """Prepare one more token after ``s.T``, from the same state each time, without projections.
+
+    ``sdpa`` has a preallocated cache of keys and values.
+    """
     if s.backward:
         raise MixerError("bench: decoding has no backward pass; use --pass forward.")
     token = draw(s.batch, 1, s.dim, seed=2, s=s)
@@ -259,7 +272,7 @@ def _decode(subject: Subject, s: Setting) -> Prepared:
 
 @torch.no_grad()
 def after_context(mixer: Any, s: Setting) -> Any:
-    """The state after ``s.T`` tokens of noise, read in chunks."""
+    """Compute the state after ``s.T`` tokens of noise, read in chunks."""
     state, begin = mixer.init_state(s.batch, device=s.device, dtype=s.torch_dtype), time.perf_counter()
     for start in range(0, s.T, CHUNK):
         if time.perf_counter() - begin > READING:
@@ -275,12 +288,12 @@ def _cached_step(token: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def lm_config(subject: Subject, s: Setting) -> LMConfig:
-    """The language model with this mixer in every layer."""
+    """Return the language model with this mixer in every layer."""
     return LMConfig(dim=s.dim, max_len=s.T, mixers=(full_spec(subject, s, s.T),), layers=s.layers, vocab=s.vocab)
 
 
 def _model(subject: Subject, s: Setting) -> Prepared:
-    """Training steps (forward, backward, AdamW) of a byte language model, or without backward its forward pass."""
+    """Prepare training steps (forward, backward, AdamW) of a byte language model, or without backward its forward pass."""
     if subject.name in PEERS:
         raise MixerError(f"bench: {subject.name} is measured as a layer; use --level layer.")
     torch.manual_seed(0)
@@ -300,7 +313,7 @@ def _model(subject: Subject, s: Setting) -> Prepared:
 
 
 def needed_bytes(subject: Subject, s: Setting, kernel: bool) -> float:
-    """A guess, within a factor of about two, of the memory a call takes with its arguments: what guards against running out of it.
+    """Estimate, within a factor of about two, the memory a call needs with its arguments, to avoid running out of it.
 
     Args:
         kernel: whether the call runs on a fused kernel, which keeps no pairs.
@@ -328,7 +341,7 @@ def _activations(mixer: Any, s: Setting) -> float:
 
 
 def _on_meta(subject: Subject, s: Setting) -> Any:
-    """The mixer without memory for its parameters, where it can be built so."""
+    """Build the mixer, on the meta device where its parameters may be large."""
     spec = full_spec(subject, s, s.T)
     with torch.random.fork_rng(), torch.device("meta" if math.prod((s.T, s.T)) > 2**24 else "cpu"):
         return build_mixer(spec.pop("name"), s.dim, causal=is_causal(subject, s), **spec)

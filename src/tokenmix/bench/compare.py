@@ -1,4 +1,4 @@
-"""Who wins at which length: a sentence computed from two series of measurements."""
+"""Which of two series of measurements is better at which length, as a sentence."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ TIE = 0.05
 
 
 def wins(ours: dict[int, float], theirs: dict[int, float], *, lower: bool) -> dict[int, bool]:
-    """At each length both were measured at, whether ours is better by more than five percent, which is about the noise of a shared machine."""
+    """Return at each common length whether ours is better by more than five percent, about the noise of a shared
+    machine.
+    """
     sign = 1 if lower else -1
     return {n: sign * (theirs[n] - ours[n]) > TIE * max(abs(ours[n]), abs(theirs[n])) for n in sorted(ours.keys() & theirs.keys())}
 
 
 def stops_winning(name: str, ours: dict[int, float], rival: str, theirs: dict[int, float], *, lower: bool) -> str:
-    """Where ``name`` beats ``rival`` and from which measured length on it no longer does, in words."""
+    """Say where ``name`` beats ``rival`` and from which measured length on it no longer does."""
     won = wins(ours, theirs, lower=lower)
     lengths = list(won)
     if not lengths:

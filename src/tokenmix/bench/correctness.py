@@ -1,7 +1,8 @@
-"""Right before fast: what a subject computes in the dtype at hand is compared with float64 before its time is printed.
+"""The gate: a subject's result in its dtype is compared with float64 before its time is printed.
 
-Operations run on the adversarial inputs of the contract, with its measure of error; layers, which also public implementations are, run on inputs that drive
-their keys there, against their own float64 form, and when causal are tried for leaks from the future. Sizes are small and the backend is the one measured.
+Operations run on the adversarial inputs of the contract, with its measure of error. Layers, including public
+implementations, run on inputs that drive their keys to the same extremes, against their own float64 form; causal ones
+are also checked for leaks from the future. Sizes are small and the backend is the one measured.
 """
 
 from __future__ import annotations
@@ -34,15 +35,19 @@ LENGTH, CELLS, WIDTH = 200, 72, 128
 PEER_LENGTH = 256  # some take multiples of their block only
 LAYER = {**TOLERANCE, torch.float32: 1e-4}
 ROUNDING = 32
-"""A layer may be off by LAYER of its largest output, and by this many times what rounding its input once does to the exact result: its projections round."""
+"""Layers round in their projections: their error may be LAYER of the largest output plus this many times the effect of
+rounding the input once on the exact result.
+"""
 INPUTS = ("uniform", "late spike", "low with a late spike", "ramp up", "alternating")
-"""The patterns that layers are given; their projections mix the others out of them."""
+"""The patterns that layers are given; their projections mix away the others."""
 PROMISE = "accurate_on_adversarial_keys"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the subject passed, its worst error with the tolerance it had there and the case, what fused operators it ran, and what was not asked."""
+    """Whether the subject passed, its worst error with the tolerance and the case, the fused operators it ran, and what
+    was not checked.
+    """
 
     passed: bool
     error: float
@@ -53,7 +58,7 @@ class Verdict:
 
 
 class _Seen(TorchDispatchMode):
-    """Notes the fused operators among those that run."""
+    """Record the fused operators among those that run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +77,7 @@ class _Seen(TorchDispatchMode):
 
 
 def gate(subject: Subject, s: Setting) -> Verdict:
-    """Judge a subject at a small size of the setting's kind; errors of any kind are raised as they come."""
+    """Judge a subject at a small size of the setting's kind; errors of any kind are raised as they are."""
     grid = s.grid and (*(2,) * (len(s.grid) - 2), max(2, CELLS // s.grid[-1]), s.grid[-1])  # the width is kept, which some layers are built for
     length = torch.Size(grid).numel() if grid else PEER_LENGTH if subject.name in PEERS else LENGTH
     width = max(1, s.dim // s.heads)
@@ -121,7 +126,10 @@ def _path(run: Callable[..., Tensor], args: tuple, options: dict[str, Any]) -> s
 
 
 def _path_of(run: Callable[[], Any], *, decoding: bool = False) -> str:
-    """The fused operators that a call runs, or "eager"; of one that decodes the kernels for a few tokens, which rest while operators are watched."""
+    """Return the fused operators that a call runs, or "eager".
+
+    A call that decodes returns the kernels for a few tokens; these do not run while operators are watched.
+    """
     if decoding:
         with _steps_seen() as steps:
             run()
@@ -134,7 +142,7 @@ def _path_of(run: Callable[[], Any], *, decoding: bool = False) -> str:
 
 @contextmanager
 def _steps_seen() -> Iterator[set[str]]:
-    """Notes the kernels for a few tokens, which are no operators."""
+    """Record the kernels for a few tokens, which are not operators."""
     seen: set[str] = set()
 
     def noted(kernel: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -151,7 +159,7 @@ def _steps_seen() -> Iterator[set[str]]:
 
 
 def _layer(subject: Subject, s: Setting) -> Verdict:
-    """A whole layer on adversarial inputs against its own float64 form, and for leaks."""
+    """Compare a whole layer on adversarial inputs with its own float64 form, and check it for leaks."""
     layer = build(subject, s).eval()
     place = {"grid": s.grid} if s.grid and getattr(layer, "supports_grid", False) else {}
 
@@ -164,7 +172,7 @@ def _layer(subject: Subject, s: Setting) -> Verdict:
 
 
 def _stream(subject: Subject, s: Setting) -> Verdict:
-    """Decoding: the last tokens one by one after a chunk, against the float64 form on the whole sequence."""
+    """Compare decoding, a chunk and then the last tokens one by one, with the float64 form on the whole sequence."""
     layer = build(subject, s, s.T).eval()
     if not layer.capabilities.streaming:
         return Verdict(True, 0.0, 0.0, "", "eager")

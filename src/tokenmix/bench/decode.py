@@ -1,4 +1,4 @@
-"""What generating one more token costs after a context, and how fast training goes at a length. Measured, not computed."""
+"""The measured cost of generating one more token after a context, and the training rate at a length."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Decoding:
 
 @torch.no_grad()
 def state_after(model: Any, context: int, *, batch_size: int = 1) -> State:
-    """The streaming state after ``context`` tokens, read in chunks as a prompt would be."""
+    """Compute the streaming state after ``context`` tokens, read in chunks as a prompt would be."""
     state = model.init_state(batch_size)
     tokens = torch.arange(context, device=next(model.parameters()).device).remainder(model.config.vocab).expand(batch_size, -1)
     for piece in tokens.split(CHUNK, 1):
@@ -35,7 +35,10 @@ def state_after(model: Any, context: int, *, batch_size: int = 1) -> State:
 
 @torch.no_grad()
 def decoding(model: Any, context: int, *, tokens: int = 24, seconds: float = 2.0) -> Decoding:
-    """Time single-token steps from the same state, so that the context does not grow: the lower quartile of up to ``tokens`` of them."""
+    """Time single-token steps from the same state, so that the context does not grow.
+
+    The result is the lower quartile of up to ``tokens`` steps.
+    """
     was_training = model.training
     model.eval()
     state = state_after(model, context)
@@ -51,7 +54,9 @@ def decoding(model: Any, context: int, *, tokens: int = 24, seconds: float = 2.0
 
 
 def training_rate(model: nn.Module, length: int, *, batch_size: int = 1, vocab: int = 256, repeats: int = 3) -> float:
-    """Tokens per second of forward and backward at a sequence length; the fastest of ``repeats`` after one to warm up."""
+    """Measure tokens per second of forward and backward at a sequence length: the fastest of ``repeats`` after one
+    warm-up.
+    """
     tokens = torch.randint(vocab, (batch_size, length + 1), generator=torch.Generator().manual_seed(0))
     tokens = tokens.to(next(model.parameters()).device)
     best = float("inf")

@@ -17,7 +17,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Setting:
-    """The size of what is measured. T counts tokens: of the sequence, or of the context that was read before one more is decoded."""
+    """The size of what is measured.
+
+    ``T`` counts the tokens of the sequence, or of the context that was read before one more token is decoded.
+    """
 
     level: str
     T: int
@@ -40,12 +43,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Work:
-    """The least an exact computation takes.
+    """The least work of an exact computation.
 
     Args:
         read, written: bytes, each tensor once in each pass.
         flops: a multiply and an add are two.
-        held: the bytes between two uses of the same one, which say what cache can hold them.
+        held: the bytes between two uses of the same byte, which decide which cache can hold them.
     """
 
     read: float
@@ -55,27 +58,31 @@ class Work:
 
     @property
     def moved(self) -> float:
-        """All bytes."""
+        """All bytes read and written."""
         return self.read + self.written
 
 
 def work_of(read: float, written: float, flops: float, backward: bool) -> Work:
-    """A call that reads its arguments and writes its output; backward reads them again with the output's gradient, and writes theirs.
+    """Return the work of a call that reads its arguments and writes its output.
 
-    What backward begins with was used last by forward, so half of the pair lies between two uses of a byte at most.
+    Backward reads them again with the output's gradient, and writes theirs. It begins with what forward used last, so
+    at most half of the pair lies between two uses of a byte.
     """
     held = read + written
     return Work(2 * read + written, written + read, 3 * flops, held) if backward else Work(read, written, flops, held)
 
 
 def causal_share(mixer: Any, T: int) -> float:
-    """The part of a mixer's formula that its causal form has to compute: those that weigh pairs skip the pairs ahead."""
+    """Return the part of a mixer's formula that its causal form computes: mixers that weigh pairs skip the pairs ahead."""
     weighs_pairs = "T^2" in mixer.about.time or type(mixer).__name__ in ("Local", "AFTLocal")
     return (T + 1) / (2 * T) if mixer.causal and weighs_pairs else 1.0
 
 
 def op_work(mixer: Any, leaves: list[Tensor], s: Setting) -> Work:
-    """Each argument read once and the output written once; backward reads them again with the output's gradient, and writes theirs."""
+    """Return the work of an operation: each argument is read once and the output written once.
+
+    Backward reads the arguments again with the output's gradient, and writes their gradients.
+    """
     read = sum(float(a.numel()) * a.element_size() for a in leaves)
     wrote = float(s.batch * s.T * s.dim * leaves[0].element_size())
     flops = s.batch * mixing_flops(mixer, s.T) * causal_share(mixer, s.T)
@@ -83,7 +90,7 @@ def op_work(mixer: Any, leaves: list[Tensor], s: Setting) -> Work:
 
 
 def mixing_flops(mixer: Any, T: int) -> float:
-    """What the mixer's formula says, 0 where it has none."""
+    """Return the FLOPs by the mixer's formula, 0 where it has none."""
     try:
         return float(mixer.mixing_cost(T).flops)
     except MixerError:
@@ -91,7 +98,10 @@ def mixing_flops(mixer: Any, T: int) -> float:
 
 
 def layer_work(layer: Any, s: Setting) -> Work:
-    """The projections and the mixing; x and the parameters read, y written. Peers count their Linear layers only."""
+    """Return the work of the projections and the mixing: x and the parameters are read, y is written.
+
+    Of peers only the Linear layers are counted.
+    """
     weights = sum(p.numel() for p in layer.parameters()) * s.torch_dtype.itemsize
     tokens = s.batch * s.T * s.dim * s.torch_dtype.itemsize
     if isinstance(layer, Mixer):
@@ -102,7 +112,11 @@ def layer_work(layer: Any, s: Setting) -> Work:
 
 
 def model_work(model: LM, s: Setting) -> Work:
-    """The FLOPs of every layer and of the head, three times with backward; the parameters, with AdamW's two moments, once each way."""
+    """Return the work of a whole model.
+
+    It is the FLOPs of every layer and of the head, three times with backward; the parameters, with AdamW's two moments,
+    are read and written once.
+    """
     each = sum(layer_work(b.mixer, _plain(s)).flops for b in model.blocks)
     dense = sum(2.0 * s.batch * s.T * p.numel() for name, p in model.named_parameters() if p.ndim == 2 and ("mlp" in name or "head" in name))
     weights = float(sum(p.numel() for p in model.parameters()) * s.torch_dtype.itemsize)

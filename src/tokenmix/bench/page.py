@@ -1,6 +1,7 @@
-"""Tables for pages, from results recorded with ``--json`` or by ``benchmarks/whole_models.py``: ``python -m tokenmix.bench.page RESULTS PAGE...`` renews them.
+"""Tables for pages, from results recorded with ``--json`` or by ``benchmarks/whole_models.py``.
 
-A page asks for a result by name, ``<!-- speed: NAME -->`` to ``<!-- /speed -->``; ``NAME brief`` leaves the times and shares out.
+``python -m tokenmix.bench.page RESULTS PAGE...`` updates the tables of pages. A page asks for a result by name, ``<!--
+speed: NAME -->`` to ``<!-- /speed -->``; ``NAME brief`` omits the times and shares.
 """
 
 from __future__ import annotations
@@ -18,17 +19,20 @@ MARKED = re.compile(r"(<!-- speed: ([\w-]+)( brief)? -->\n).*?(\n<!-- /speed -->
 
 
 def renew(markdown: str, results: Path) -> str:
-    """The page with every table it asks for made from ``results``/NAME.json."""
+    """Return the page with every table it asks for built from ``results``/NAME.json."""
     return MARKED.sub(lambda m: m[1] + table(json.loads((results / f"{m[2]}.json").read_text()), brief=bool(m[3])) + m[4], markdown)
 
 
 def table(found: dict[str, Any], *, brief: bool = False) -> str:
-    """The tables of one recorded result."""
+    """Build the tables of one recorded result."""
     return _models(found) if "tables" in found else _bench(found, brief)
 
 
 def _bench(found: dict[str, Any], brief: bool) -> str:
-    """A row for each subject, a column for each length and pass: how many times as fast as fused attention, the time, the share of the machine's limit."""
+    """Build a table with a row for each subject and a column for each length and pass.
+
+    A cell holds how many times as fast as fused attention it is, the time, and the share of the machine's limit.
+    """
     rows = [r for r in found["rows"] if "wall_s" in r]
     points = list(dict.fromkeys((r["length"], r["pass"]) for r in rows))
     cells = {(r["subject"], r["length"], r["pass"]): r for r in rows}
@@ -47,7 +51,7 @@ def _bench(found: dict[str, Any], brief: bool) -> str:
 
 
 def _name(subject: str) -> str:
-    """A subject with its options apart, where a narrow column may break it."""
+    """Format a subject with its options apart, so that a narrow column can break it."""
     name, _, options = subject.partition(":")
     return f"`{name}`" + "".join(f" {option}" for option in options.split(",") if option)
 
@@ -69,7 +73,7 @@ def _cell(r: dict[str, Any] | None, brief: bool) -> str:
 
 
 def _models(found: dict[str, Any]) -> str:
-    """A table for each size of whole models in training."""
+    """Build a table for each size of whole models in training."""
     lines = [f"*{_machine(found['machine'])}; {found['dtype']}*"]
     for label, rows in found["tables"].items():
         lines += ["", f"**{label}**", "", _row("", "steps per second", "of fused attention", "peak MiB"), "|---" * 4 + "|"]

@@ -1,4 +1,7 @@
-"""Public implementations as layers on the same tensors: what ``--against peers`` measures. None of them is a dependency; one that is missing is named."""
+"""Public implementations as layers on the same tensors, for ``--against peers``.
+
+None of them is a dependency; one that is missing is named.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ from ..errors import MixerError
 
 @dataclass(frozen=True)
 class Peer:
-    """One public layer: the package it comes with, how it is built, whether it has a causal form, and what stands in its way.
+    """One public layer: its package, how it is built, whether it has a causal form, and its limits.
 
-    pairs: whether it keeps numbers for every pair of tokens. longest: a length beyond which a call takes minutes, with the reason in ``note``.
-    unlike: why its values cannot be compared with those of its own float64 form.
+    pairs: whether it stores numbers for every pair of tokens. longest: the length beyond which a call takes minutes;
+    ``note`` gives the reason. unlike: why its values cannot be compared with those of its own float64 form.
     """
 
     package: str
@@ -96,7 +99,7 @@ PEERS: dict[str, Peer] = {
 
 
 def build_peer(name: str, dim: int, *, heads: int, length: int, causal: bool, options: dict[str, Any]) -> nn.Module:
-    """The layer, or one line that says what to install or what it refused."""
+    """Build the layer, or say in one line what to install or what is not supported."""
     peer = PEERS[name]
     version(peer.package)
     if causal and not peer.causal:
@@ -108,7 +111,7 @@ def build_peer(name: str, dim: int, *, heads: int, length: int, causal: bool, op
 
 
 def version(package: str) -> str:
-    """The installed version of a package; refused where it is missing."""
+    """Return the installed version of a package; raise MixerError if it is missing."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

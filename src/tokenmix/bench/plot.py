@@ -1,4 +1,4 @@
-"""A picture of time against length, on logarithmic axes, with the exponent of each line: the slope is the cost."""
+"""A plot of time against length on logarithmic axes; the slope of each line is the exponent of its cost."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Another revision of this repository in a process of its own, timed in turns with this one: what ``--base`` does.
+"""Run another revision of this repository in its own process, timed in turns with this one: ``--base``.
 
-The revision is checked out into a temporary git worktree, its C library is built where it has one, and this benchmark is laid over it, so that the same
-measuring code runs on both trees.
+The revision is checked out into a temporary git worktree, its C library is built where it has one, and this benchmark
+is copied over it, so that the same code measures both trees.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ SECONDS = 900
 
 
 class Revision:
-    """A context manager: inside it a worker process of the revision answers. Of each subject its verdict at the gate is kept."""
+    """A context manager: inside it a worker process of the revision answers. The verdict of each subject at the gate is
+    kept.
+    """
 
     def __init__(self, revision: str, tell: Callable[[str], None]):
         self.revision, self.tell = revision, tell
@@ -81,7 +83,7 @@ class Revision:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One answer of the worker."""
+        """Send one request to the worker and return its answer."""
         assert self.worker.stdin is not None
         assert self.worker.stdout is not None
         with contextlib.suppress(BrokenPipeError):
@@ -93,7 +95,10 @@ class Revision:
         return json.loads(line)
 
     def sampler(self, subject: Subject, s: Setting) -> Sampler | None:
-        """A sampler of the same subject over there; None, with the reason kept, where it cannot run or fails the gate."""
+        """Return a sampler of the same subject in the other revision.
+
+        It is None where the subject cannot run or fails the gate; the reason is kept.
+        """
         key = subject.label
         found = self.ask({"do": "prepare", "subject": asdict(subject), "setting": asdict(s)})
         if "why" in found:
@@ -114,12 +119,12 @@ class Revision:
                 row["base_why"] = self.why.get(row["subject"], "not measured")
 
     def about(self) -> dict[str, Any]:
-        """What was compared with."""
+        """Return which revision was compared with."""
         return {"revision": self.revision, "commit": self.commit}
 
 
 def find(revision: str) -> tuple[str, str]:
-    """The folder of this repository and the full name of a commit in it."""
+    """Return the folder of this repository and the full name of a commit in it."""
     root = _git(HERE, "rev-parse", "--show-toplevel")
     return root, _git(root, "rev-parse", "--verify", f"{revision}^{{commit}}")
 

@@ -1,7 +1,8 @@
-"""What the machine can do at best, probed in the run that is judged by it, and how it is set up.
+"""The machine's limits, measured in the run that they judge, and how the machine is set up.
 
-A time is only worth something beside its floor: the time its bytes take at the fastest this machine moves them, or its FLOPs at the rate of the fastest
-matrix product, whichever is longer. A floor that a call can beat is none, so every rate is the best of several routes and of all probes of a run.
+A time is compared with its lower bound: the time its bytes take at the fastest rate of this machine, or its FLOPs at
+the rate of the fastest matrix product, whichever is longer. A call must not beat that bound, so every rate is the best
+of several routes and of all probes of a run.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from .timing import measure, sampler
 
 MIB = 2**20
 SIZES = tuple(n * MIB for n in (1, 4, 8, 16, 32, 64, 128, 1024))
-"""Bytes that a probe of the memory touches: from what caches hold to what none does."""
+"""Bytes that a probe of the memory touches, from what caches hold to what none does."""
 GEMM, EXP = 1024, MIB // 4
 SHAPES = ((1, 1, 1), (4, 0.5, 0.5))
 """Rows, the summed length and columns of the products that are probed, in units of ``GEMM``."""
 ON_CUDA = 8
-"""Matrices there are so many times as wide, and exp takes the square of it more numbers: small ones would leave the device idle."""
+"""On CUDA, matrices are this many times as wide, and exp takes its square times as many numbers, to keep the device
+busy.
+"""
 ENVIRONMENT = ("MALLOC_", "GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE", "LD_PRELOAD", "OMP_", "KMP_", "GOMP_", "MKL_", "DNNL_", "TOKENMIX_", "PYTORCH_", "CUDA_")
 
 Call = Callable[[], Any]
@@ -33,32 +36,35 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Rates:
-    """Bytes per second: read only, written only, and both in turns, whichever mixture of them is fastest."""
+    """Bytes per second: read only, written only, and both together, at the fastest mixture of the two."""
 
     read: float
     write: float
     both: float
 
     def best(self, other: Rates) -> Rates:
-        """The larger of each. What reads and writes at some rate could read at that rate alone."""
+        """Return the larger of each rate. What reads and writes at some rate could read at that rate alone."""
         both = max(self.both, other.both)
         return Rates(max(self.read, other.read, both), max(self.write, other.write), both)
 
     def seconds(self, work: Work) -> float:
-        """The least time for these bytes: reads alone, writes alone and all of them together each take theirs."""
+        """Return the least time for these bytes: reads alone, writes alone and all of them together each take theirs."""
         return max(work.read / self.read, work.written / self.write, work.moved / self.both)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Measured rates: of the memory by the bytes touched, FLOP per second of matrix products by route, exp() per second."""
+    """Measured rates: of memory by the bytes touched, FLOP per second of matrix products by route, exp() per second."""
 
     memory: dict[int, Rates]
     gemm: dict[str, float]
     exp: float
 
     def rates(self, held: float) -> Rates:
-        """The rates for a call that touches ``held`` bytes: of the largest probe that touches no more, or of a larger one that was faster all the same."""
+        """Return the rates for a call that touches ``held`` bytes.
+
+        They are those of the largest probe that touches no more, or of a larger one that was faster nevertheless.
+        """
         begin = max((size for size in self.memory if size <= held), default=min(self.memory))
         found = self.memory[begin]
         for size, rates in self.memory.items():
@@ -66,23 +72,23 @@ class Limits:
         return found
 
     def best_gemm(self, dtype: str) -> tuple[str, float]:
-        """The fastest route to a matrix product in this dtype."""
+        """Return the fastest route to a matrix product in this dtype, and its rate."""
         routes = {name: rate for name, rate in self.gemm.items() if name.startswith(dtype)} or self.gemm
         name = max(routes, key=lambda n: routes[n])
         return name, routes[name]
 
     def floor(self, work: Work, dtype: str) -> tuple[float, str]:
-        """The least seconds, and what sets it: "copy" or "gemm"."""
+        """Return the least seconds, and what sets them: "copy" or "gemm"."""
         by_copy, by_gemm = self.rates(work.held).seconds(work), work.flops / self.best_gemm(dtype)[1]
         return (by_copy, "copy") if by_copy >= by_gemm else (by_gemm, "gemm")
 
     def best(self, other: Limits) -> Limits:
-        """The faster of two probes, rate by rate: what else ran can only have slowed a probe down."""
+        """Return the faster of two probes, rate by rate: other processes can only have slowed a probe down."""
         memory = {size: rates.best(other.memory[size]) for size, rates in self.memory.items()}
         return Limits(memory, {name: max(rate, other.gemm[name]) for name, rate in self.gemm.items()}, max(self.exp, other.exp))
 
     def to_json(self) -> dict[str, Any]:
-        """Rates with their units in the names."""
+        """Return the rates with their units in the names."""
         of = {kind: {_size(n): getattr(rates, kind) for n, rates in self.memory.items()} for kind in ("read", "write", "both")}
         return {
             "read_bytes_per_s": of["read"],
@@ -123,13 +129,16 @@ def probe(device: str = "cpu", *, dtypes: tuple[str, ...] = ("float32", "bfloat1
 
 
 def _best_shape(rate: dict[str, float]) -> dict[str, float]:
-    """The rate of each route at the shape that suits it best."""
+    """Return the rate of each route at the shape that suits it best."""
     routes = list(dict.fromkeys(name.rpartition(" ")[0] for name in rate))
     return {route: max(r for name, r in rate.items() if name.rpartition(" ")[0] == route) for route in routes}
 
 
 def _memory(size: int, device: str) -> list[tuple[str, str, Call]]:
-    """Calls that touch ``size`` bytes of float32, by kind and route; parts of one tensor, so that nothing is made or mapped while they run."""
+    """Return calls that touch ``size`` bytes of float32, by kind and route.
+
+    All use parts of one tensor, so that nothing is allocated or mapped while they run.
+    """
     whole = torch.ones(size // 4, device=device)
     rows, (a, b), (p, q, r, s) = whole[: size // 4096 * 1024].view(-1, 1024), whole[: size // 8 * 2].chunk(2), whole[: size // 16 * 4].chunk(4)
     found, least = torch.empty((), device=device), torch.empty(rows.shape[0], device=device)
@@ -143,7 +152,9 @@ def _memory(size: int, device: str) -> list[tuple[str, str, Call]]:
 
 
 def _products(dtype: str, device: str, m: int, k: int, n: int) -> dict[str, Call]:
-    """The routes to a matrix product: torch's own and, on the CPU, those of oneDNN, which ``@`` does not take in float32."""
+    """Return the routes to a matrix product: torch's own and, on the CPU, oneDNN's, which ``@`` does not take in
+    float32.
+    """
     a, b = (torch.randn(*shape, device=device).to(getattr(torch, dtype)) for shape in ((m, k), (k, n)))
     out = a.new_empty(m, n)
     routes: dict[str, Call] = {"matmul": lambda: torch.mm(a, b, out=out)}
@@ -156,7 +167,9 @@ def _products(dtype: str, device: str, m: int, k: int, n: int) -> dict[str, Call
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """Name, cores, threads, memory, versions, kernels in use, and every setting that is known to change speed."""
+    """Describe the machine: name, cores, threads, memory, versions, kernels in use, and every setting known to change
+    speed.
+    """
     from .. import __version__
     from ..kernels import cpu, triton
 
@@ -179,7 +192,9 @@ def machine(device: str = "cpu") -> dict[str, Any]:
 
 
 def allocator() -> str:
-    """How memory is allocated, in words: large tensors that are mapped anew in each call cost more than many operations on them."""
+    """Describe how memory is allocated: large tensors that are mapped anew in each call cost more than many operations
+    on them.
+    """
     settings = [f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith("MALLOC_") or k in ("GLIBC_TUNABLES", "LD_PRELOAD", "THP_MEM_ALLOC_ENABLE")]
     name = " ".join(part for part in platform.libc_ver() if part) or "C library"
     pages = read_text("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -1,4 +1,6 @@
-"""A whole benchmark: limits, gates, then every length and pass with all subjects in turns; what comes out is one JSON value."""
+"""A whole benchmark: limits, gates, then every length and pass with all subjects in turns. The result is one JSON
+value.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from .timing import Sampler, Timing, exponent, measure, peak_memory, sampler
 SCHEMA = 1
 Tell = Callable[[str], None]
 FITS = 0.7
-"""The part of the free memory that a call is guessed to need at most, or it is skipped."""
+"""The part of the free memory that a call may be estimated to need; calls above it are skipped."""
 WRONG = "wrong on adversarial keys"
 
 
@@ -48,7 +50,7 @@ class Plan:
 
 @dataclass
 class Entry:
-    """A subject on its way: its verdict, what it took last, and why it is no longer measured."""
+    """The progress of one subject: its verdict, its last time, and why it is no longer measured."""
 
     subject: Subject
     verdict: Verdict | None = None
@@ -98,7 +100,7 @@ def run(plan: Plan, tell: Tell = lambda text: None) -> dict[str, Any]:
 
 
 def _kinds(plan: Plan) -> list[tuple[int, ...] | None]:
-    """What to judge: sequences, and grids by the first of them; a mixer may have a form for each."""
+    """Return what to judge: sequences, and the first of the grids; a mixer may have a form for each."""
     return list({len(length): length if len(length) > 1 else None for length in reversed(plan.lengths)}.values())
 
 
@@ -113,13 +115,13 @@ def _threads(n: int | None) -> Iterator[None]:
 
 
 def _limits(plan: Plan, largest: int) -> Limits:
-    """Of a probe that takes a small part of the budget: one stands before each length and pass, and one at the end."""
+    """Measure the limits with a small part of the budget; this runs before each length and pass, and once at the end."""
     dtypes = tuple(dict.fromkeys(("float32", "bfloat16", plan.setting.dtype)))
     return probe(plan.setting.device, dtypes=dtypes, budget=min(2.0, plan.budget / 20), largest=largest)
 
 
 def _largest_probe(plan: Plan) -> int:
-    """A small benchmark does not write gigabytes to know its limits."""
+    """Return the bytes of the largest probe; a small benchmark does not write gigabytes to find its limits."""
     s = plan.setting
     tokens = max(math.prod(length) for length in plan.lengths) * s.batch * s.dim
     return int(max(32 * 2**20, min(2**30, 64.0 * tokens, (memory_available(s.device) or 2**30) / 8)))
@@ -133,7 +135,7 @@ def _setting(plan: Plan) -> dict[str, Any]:
 
 
 def _judge(entry: Entry, s: Setting) -> None:
-    """Run the gate. A subject of ours that fails is not timed; one of others is, and its time is marked."""
+    """Run the gate. One of our subjects that fails is not timed; a peer is, and its time is marked."""
     peer = entry.subject.name in (*PEERS, SDPA)
     try:
         entry.verdict = gate(entry.subject, s)
@@ -146,13 +148,13 @@ def _judge(entry: Entry, s: Setting) -> None:
 
 
 def short(why: BaseException) -> str:
-    """An error in one line."""
+    """Format an error in one line."""
     text = " ".join(str(why).split())
     return text.removeprefix("bench: ") if isinstance(why, MixerError) else f"{type(why).__name__}: {text[:160]}"
 
 
 def _drop_twins(entries: list[Entry]) -> None:
-    """A subject asked for on two backends of which ``auto`` is eager would be measured twice."""
+    """Skip the eager backend of subjects for which ``auto`` is eager too, so that nothing is measured twice."""
     auto = {replace(e.subject, backend="auto").label for e in entries if e.subject.backend == "auto" and e.verdict and e.verdict.path == "eager"}
     for e in entries:
         if e.subject.backend == "eager" and e.status == "ok" and replace(e.subject, backend="auto").label in auto:
@@ -160,7 +162,9 @@ def _drop_twins(entries: list[Entry]) -> None:
 
 
 def _points(plan: Plan) -> list[tuple[Setting, float]]:
-    """The settings to measure, shorter ones first, each with its share of the budget: longer calls get more of it."""
+    """Return the settings to measure, shorter ones first, each with its share of the budget: longer calls get more of
+    it.
+    """
     s = plan.setting
     found = []
     for length in sorted(plan.lengths, key=math.prod):
@@ -206,7 +210,7 @@ def _measure_point(plan: Plan, entries: list[Entry], s: Setting, budget: float, 
 
 
 def which(s: Setting) -> str:
-    """The name of what a call does."""
+    """Return the name of the pass."""
     return "forward+backward" if s.backward else "forward"
 
 
@@ -218,7 +222,11 @@ def _row(e: Entry, s: Setting) -> dict[str, Any]:
 
 
 def _ready(plan: Plan, e: Entry, s: Setting) -> tuple[Prepared, float]:
-    """Prepare and call once, and the seconds it took; unless it would not fit or take too long: then say so."""
+    """Prepare a call and make it once; return it and its seconds.
+
+    Raises:
+        MixerError: the call would not fit into memory or would take too long.
+    """
     kernel = bool(e.verdict and "tokenmix::" in e.verdict.path)
     free, need = memory_available(s.device), needed_bytes(e.subject, s, kernel)
     if free is not None and need > FITS * free:
@@ -245,14 +253,17 @@ def _numbers(t: Timing, work: Work) -> dict[str, Any]:
 
 
 def _score(row: dict[str, Any], limits: Limits, dtype: str) -> None:
-    """Add the least time this machine takes for what was counted, what sets it, and the share of the time taken."""
+    """Add the least time this machine takes for the counted work, what sets it, and its share of the time taken."""
     if "wall_s" in row:
         floor, bound = limits.floor(Work(row["read_bytes"], row["written_bytes"], row["flops"], row["held_bytes"]), dtype)
         row.update(floor_s=floor, bound=bound, share=floor / row["wall_s"])
 
 
 def _ratios(rows: list[dict[str, Any]], baseline: str | None) -> list[dict[str, Any]]:
-    """How many times as fast as SDPA, and as the chosen baseline, each row is: of the lower quartiles; of SDPA, also of minima and of CPU time."""
+    """Add how many times as fast as SDPA, and as the chosen baseline, each row is.
+
+    The ratios are of lower quartiles, of SDPA also of minima and of CPU time.
+    """
     for key, label, field_ in (
         ("x_sdpa", SDPA, "wall_s"),
         ("x_sdpa_min", SDPA, "wall_min_s"),
@@ -267,7 +278,7 @@ def _ratios(rows: list[dict[str, Any]], baseline: str | None) -> list[dict[str, 
 
 
 def fits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The exponent of time in length of every subject and pass measured at two lengths or more."""
+    """Fit the exponent of time in length for every subject and pass measured at two lengths or more."""
     series: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         if "wall_s" in row:

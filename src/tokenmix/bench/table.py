@@ -1,4 +1,4 @@
-"""What was measured, for reading: what the machine is, the limits, and a table per length and pass."""
+"""The results as text: the machine, its limits, and a table per length and pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEAD = ("subject", "p25", "min", "cpu", "x sdpa", "in cpu", "x base", "peak", "l
 
 
 def text(found: dict[str, Any]) -> str:
-    """The whole report."""
+    """Format the whole report."""
     return "\n".join([*_machine(found), *_tables(found), *_fits(found), *NOTES])
 
 
@@ -45,7 +45,7 @@ def _machine(found: dict[str, Any]) -> list[str]:
 
 
 def busy(m: dict[str, Any]) -> bool:
-    """Whether more processes want to run than this one uses threads, so that times say little."""
+    """Return whether more processes are runnable than this one uses threads, so that times are unreliable."""
     return m["load"] is not None and m["load"] > max(m["threads"], m["cores"] or 1) + 1
 
 

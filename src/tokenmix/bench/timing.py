@@ -1,7 +1,8 @@
-"""Timing calls against each other in one process, and the memory one call takes.
+"""Time calls against each other in one process, and measure the memory one call takes.
 
-What else a machine does comes and goes, so variants are timed in turns: a slow spell falls on all of them, and ratios survive it. The lower quartile of
-many samples stands for a call; the minimum and the CPU time (of all threads, so up to threads x wall) stand beside it.
+The load of a machine varies, so variants are timed in turns: a slow period affects all of them, and ratios survive it.
+The lower quartile of many samples represents a call; the minimum and the CPU time (of all threads, so up to threads x
+wall) are given beside it.
 """
 
 from __future__ import annotations
@@ -25,16 +26,18 @@ Sampler = Callable[[int], Sample]
 """A function of the number of calls to make: seconds of wall clock and of CPU time per call."""
 
 INNER_SECONDS = 0.004
-"""A sample of a short call repeats it until about this long has passed: far above what the clock and the loop cost."""
+"""A sample of a short call repeats it for about this long, far above the cost of the clock and the loop."""
 LONG_CALL = 0.2
-"""Seconds from which on one call is warm-up enough."""
+"""For calls of at least this many seconds one call is enough warm-up."""
 MAX_INNER, MIN_ROUNDS, MAX_SAMPLES = 5000, 3, 8
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per call: lower quartile and minimum of wall clock, lower quartile of CPU time; how many samples, and of how many calls each."""
+    """Seconds per call: lower quartile and minimum of wall clock, lower quartile of CPU time; samples, and calls in
+    each.
+    """
 
     wall: float
     wall_min: float
@@ -44,7 +47,10 @@ class Timing:
 
 
 def sampler(call: Call, *, device: str = "cpu", scope: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext) -> Sampler:
-    """A sampler of ``call``; ``scope()`` is entered around the calls, outside of the time. On CUDA the wall clock is that of events on the device."""
+    """Return a sampler of ``call``; ``scope()`` is entered around the calls, outside of the timed region.
+
+    On CUDA the wall clock is that of events on the device.
+    """
 
     def on_cpu(n: int) -> Sample:
         with scope():
@@ -77,10 +83,12 @@ def measure(
     known: dict[str, float] | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Timing]:
-    """Time every sampler in turns, forwards and backwards in the list, until ``budget`` seconds are spent; at least ``MIN_ROUNDS`` turns.
+    """Time every sampler in turns until ``budget`` seconds are spent, at least ``MIN_ROUNDS`` turns.
+
+    Turns go forwards and backwards through the list.
 
     Args:
-        warm: make one call before each sample that is not timed; for turns that change the process.
+        warm: make one untimed call before each sample; for turns that change the process.
         known: seconds that a call took already; a long one is not warmed up again.
         tell: called with what is happening.
     """
@@ -110,15 +118,16 @@ def _summary(samples: list[Sample], inner: int) -> Timing:
 
 
 def quartile(values: list[float]) -> float:
-    """The lower quartile of sorted values."""
+    """Return the lower quartile of sorted values."""
     return values[len(values) // 4]
 
 
 def peak_memory(call: Call, *, device: str = "cpu", scope: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext) -> int | None:
-    """Bytes that one call takes at its peak beyond what was there before, its result included; None where this system does not say.
+    """Return the bytes one call takes at its peak beyond what was there before, its result included.
 
-    The call must have been made before: what is made once, such as workspaces, is no part of it.
-    On Linux the kernel's high-water mark of resident memory is reset before the call, so what the C library keeps from earlier calls is handed back first.
+    It is None where this system does not report it. The call must have been made before: what is allocated once, such
+    as workspaces, is not counted. On Linux the kernel's high-water mark of resident memory is reset before the call,
+    and free memory that the C library keeps from earlier calls is returned first.
     """
     with scope():
         gc.collect()
@@ -139,7 +148,7 @@ def peak_memory(call: Call, *, device: str = "cpu", scope: Callable[[], Abstract
 
 
 def _resets() -> bool:
-    """Hand free memory back and reset the high-water mark; False where that cannot be done."""
+    """Return free memory to the system and reset the high-water mark; return False where that is impossible."""
     if not sys.platform.startswith("linux"):
         return False
     with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
@@ -157,7 +166,10 @@ def _status(field: str) -> int:
 
 
 def exponent(lengths: list[int], seconds: list[float]) -> float | None:
-    """The slope of log time over log length by least squares: 1 is linear, 2 quadratic; None with fewer than two lengths."""
+    """Return the slope of log time over log length by least squares: 1 is linear, 2 quadratic.
+
+    It is None with fewer than two lengths.
+    """
     if len(set(lengths)) < 2:
         return None
     x, y = (torch.tensor(values, dtype=torch.float64).log() for values in (lengths, seconds))

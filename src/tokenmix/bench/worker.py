@@ -1,4 +1,7 @@
-"""The other end of ``revision``: requests on stdin, answers on stdout, one JSON value a line. Run inside the tree of the other revision."""
+"""The worker of ``revision``: requests on stdin, answers on stdout, one JSON value a line.
+
+It runs inside the tree of the other revision.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from .timing import Sampler, sampler
 
 
 class Worker:
-    """What was prepared for the setting at hand, and the verdicts so far."""
+    """The calls prepared for the current setting, and the verdicts so far."""
 
     def __init__(self) -> None:
         self.samplers: dict[str, Sampler] = {}
@@ -25,7 +28,7 @@ class Worker:
         self.setting: Setting | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one request."""
+        """Answer one request."""
         if request["do"] == "threads":
             torch.set_num_threads(request["n"])
             return {}
@@ -55,7 +58,7 @@ class Worker:
 
 
 def main() -> None:
-    """Answer until stdin ends; whatever libraries print goes to stderr."""
+    """Answer until stdin ends; anything libraries print goes to stderr."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     worker = Worker()

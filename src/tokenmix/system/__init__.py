@@ -1,1 +1,1 @@
-"""What every part of the library may use and nothing here depends on: files, configs, text, the machine."""
+"""Shared basics that depend on no other part of the library: files, configs, text, the machine."""

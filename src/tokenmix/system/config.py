@@ -1,4 +1,7 @@
-"""Frozen dataclasses to JSON and back, strict: an unknown field or a value of the wrong type is refused with the nearest names."""
+"""Convert frozen dataclasses to JSON and back, strictly.
+
+Unknown fields and values of the wrong type are refused, with the nearest names.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +18,27 @@ C = TypeVar("C", bound="Json")
 
 
 class Json:
-    """What a config dataclass inherits: the way to JSON and back."""
+    """A base class of config dataclasses, with the conversion to JSON and back."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; ``from_json`` is the way back."""
+        """Return plain JSON values, which ``from_json`` reads."""
         return to_json(self)
 
     @classmethod
     def from_json(cls: type[C], data: dict[str, Any]) -> C:
-        """A config from JSON values; unknown fields and values of the wrong type are refused."""
+        """Build a config from JSON values; unknown fields and values of the wrong type are refused."""
         return from_json(cls, data)
 
 
 def nearest(name: str, known: typing.Iterable[str]) -> str:
-    """The names closest to a misspelt one, or all of them: the tail of an error message."""
+    """Return the names closest to a misspelt one, or all of them, as the end of an error message."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     return f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known)}"
 
 
 def to_json(value: Any) -> Any:
-    """A dataclass (or tuple, dict, scalar) as plain JSON values."""
+    """Convert a dataclass (or tuple, dict, scalar) to plain JSON values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, (list, tuple)):
@@ -83,7 +86,7 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
 
 
 def _of_kind(classes: list[Any], value: Any, where: str) -> Any:
-    """The class whose ``kind`` the value names; the first, where it names none."""
+    """Return the class whose ``kind`` the value names, or the first if it names none."""
     kinds: dict[Any, Any] = {next(f.default for f in dataclasses.fields(c) if f.name == "kind"): c for c in classes}
     kind = value.get("kind", next(iter(kinds))) if isinstance(value, dict) else next(iter(kinds))
     if kind not in kinds:

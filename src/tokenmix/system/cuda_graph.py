@@ -9,7 +9,7 @@ import torch
 
 
 def graphed(call: Callable[[], Any]) -> Callable[[], Any]:
-    """The call as a CUDA graph. Its result is that of the replay, in fixed memory."""
+    """Capture the call as a CUDA graph. Its result is that of the replay, in fixed memory."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all."""
+"""Files and folders that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ WRITING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # only writing
 
 
 def beside(path: Path) -> Path:
-    """A new name in the same folder. It is random: process ids are the same in two containers that share a volume, and in two threads."""
+    """Return a new, random name in the same folder.
+
+    Process ids would not do: they can be equal in two containers that share a volume, and in two threads.
+    """
     return path.with_name(f".{path.name[:LETTERS]}-{secrets.token_hex(8)}.tmp")  # not mkstemp: its files are closed to the group
 
 
 def sweep_left(path: Path) -> None:
-    """Delete what killed processes left half written of ``path`` long ago."""
+    """Delete temporary files of ``path`` that killed processes left long ago."""
     with contextlib.suppress(OSError):
         begin, now = f".{path.name[:LETTERS]}-", time.time()
         for entry in list(os.scandir(path.parent)):
@@ -40,10 +43,12 @@ def sweep_left(path: Path) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Any]:
-    """A binary file that appears under its name complete and on disk, or not at all; what is no regular file (/dev/stdout) is written to as it is.
+    """Open a binary file that appears under its name complete and on disk, or not at all.
+
+    Anything but a regular file (/dev/stdout) is written to directly.
 
     Raises:
-        OSError: that names ``path``, when the disk refuses.
+        OSError: names ``path``, when the disk refuses.
     """
     if path.exists() and not path.is_file():
         with path.open("wb") as f:
@@ -70,7 +75,7 @@ def whole_file(path: Path) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _named(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Give errors the name the user knows: all of them, or with ``temporary`` those of writing into it."""
+    """Give errors the name the user knows: all of them, or with ``temporary`` only those of writing into it."""
     try:
         yield
     except OSError as why:
@@ -80,12 +85,15 @@ def _named(path: Path, temporary: Path | None = None) -> Iterator[None]:
 
 
 def readable_name(name: str) -> str:
-    """A name as text for another file: torch opens no file whose name is not UTF-8, and names have a longest length."""
+    """Return a name as text for use in another file name.
+
+    torch opens no file whose name is not UTF-8, and names have a maximum length.
+    """
     return os.fsencode(name).decode("utf-8", "replace")[:LETTERS]
 
 
 def check_writable(path: Path) -> None:
-    """Raise the OSError of a file that could not be written, before time is spent on what is to stand in it."""
+    """Raise the OSError of a file that could not be written, before time is spent on its contents."""
     if path.exists() and not path.is_file():
         return
     path = Path(os.path.realpath(path))
@@ -98,7 +106,10 @@ def check_writable(path: Path) -> None:
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A new folder to write into, which takes its name at the end; where anything fails it is gone. ``path`` may be an empty folder."""
+    """Make a new folder to write into, which takes its name at the end and is removed if anything fails.
+
+    ``path`` may be an empty folder.
+    """
     temporary = beside(path)
     try:
         temporary.mkdir(parents=True)
@@ -110,7 +121,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def check_free(path: Path | str) -> None:
-    """Refuse an output path that exists and holds anything, before time is spent."""
+    """Refuse an output path that exists and is not empty, before time is spent."""
     path = Path(path)
     if (path / "config.json").exists():
         raise MixerError(f"{path} holds a run already; continue it with `tokenmix resume {path}`, or give another --out.")
@@ -124,13 +135,13 @@ def check_free(path: Path | str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """A JSON file, whole or not at all."""
+    """Write a JSON file completely or not at all."""
     with whole_file(path) as f:
         f.write((json.dumps(value, indent=2) + "\n").encode())
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write one file and push it to the disk."""
+    """Write one file and flush it to disk."""
     with path.open("wb") as f:
         f.write(content)
         f.flush()
@@ -138,7 +149,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def sync_dir(path: Path) -> None:
-    """Push a directory's entries to the disk; without this a rename may be lost with the power."""
+    """Flush a directory's entries to disk; without this a power failure may undo a rename."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -147,7 +158,9 @@ def sync_dir(path: Path) -> None:
 
 
 def check_out(out: Path | str, instead: str = "--out") -> None:
-    """Refuse an output path that holds anything, before time is spent. ``instead`` is what the message asks another of."""
+    """Refuse an output path that holds anything, before time is spent. ``instead`` is the option that the message
+    names.
+    """
     if (Path(out) / "config.json").exists():
         raise MixerError(f"{out} holds a model or a run already; give another {instead}.")
     check_free(out)
@@ -155,7 +168,7 @@ def check_out(out: Path | str, instead: str = "--out") -> None:
 
 @contextlib.contextmanager
 def new_folder(out: Path, instead: str = "--out") -> Iterator[Path]:
-    """A folder beside ``out`` to write into, which takes its name at the end; where anything fails it is gone."""
+    """Make a folder beside ``out`` to write into, which takes its name at the end and is removed if anything fails."""
     try:
         with whole_folder(out) as folder:
             yield folder

@@ -14,13 +14,15 @@ from ..errors import MixerError
 
 
 def cpu_name() -> str:
-    """The processor's name, as the system reports it."""
+    """Return the processor's name, as the system reports it."""
     line = next((line for line in read_text("/proc/cpuinfo").splitlines() if line.startswith("model name")), None)
     return line.split(":", 1)[1].strip() if line else platform.processor() or platform.machine()
 
 
 def peak_mib(device: torch.device) -> float:
-    """The most memory held so far: on the GPU what torch allocated, else the process's resident high-water mark."""
+    """Return the most memory held so far in MiB: torch's allocations on the GPU, else the process's resident high-water
+    mark.
+    """
     if device.type == "cuda":
         return round(torch.cuda.max_memory_allocated(device) / 2**20, 1)
     with contextlib.suppress(OSError, ValueError):
@@ -34,7 +36,7 @@ def peak_mib(device: torch.device) -> float:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Start the high-water mark again, where the system allows it, so that one run's peak is not the last one's."""
+    """Reset the high-water mark, where the system allows it, so that each run has its own peak."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -43,12 +45,12 @@ def reset_peak(device: torch.device) -> None:
 
 
 def memory_total() -> int | None:
-    """Bytes of memory of this machine, where it says."""
+    """Return the bytes of memory of this machine, or None where it is not reported."""
     return _meminfo("MemTotal")
 
 
 def memory_available(device: str = "cpu") -> int | None:
-    """Bytes that can still be had, where the system says."""
+    """Return the bytes of memory that are still available, or None where it is not reported."""
     return torch.cuda.mem_get_info()[0] if device == "cuda" else _meminfo("MemAvailable")
 
 
@@ -58,6 +60,7 @@ def _meminfo(field: str) -> int | None:
 
 
 def read_text(path: str) -> str:
+    """Return the contents of a file, or an empty string if it cannot be read."""
     try:
         return Path(path).read_text()
     except OSError:
@@ -65,7 +68,7 @@ def read_text(path: str) -> str:
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device of a name; "auto" is CUDA where it works, else the CPU."""
+    """Return the torch device of a name; "auto" is CUDA where it works, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -83,5 +86,5 @@ def pick_device(name: str) -> torch.device:
 
 
 def autocast(device: torch.device, precision: str) -> Any:
-    """bf16 autocast, or nothing."""
+    """Return a context of bf16 autocast, disabled for any other precision."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")

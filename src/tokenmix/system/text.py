@@ -13,7 +13,7 @@ TERMINAL = 120
 
 @dataclass(frozen=True)
 class Table:
-    """A captioned table. The first column holds the row's name; ``notes`` stand below it."""
+    """A captioned table. The first column holds the row's name; ``notes`` follow below it."""
 
     title: str
     columns: list[str]
@@ -21,7 +21,7 @@ class Table:
     notes: list[str] = field(default_factory=list)
 
     def text(self) -> str:
-        """The table for a terminal; one that is too wide for it is turned on its side."""
+        """Format the table for a terminal; one that is too wide is transposed."""
         lines = [self.columns, *self.rows]
         if sum(max(map(len, column)) + 2 for column in zip(*lines, strict=True)) > TERMINAL:
             lines = [list(column) for column in zip(*lines, strict=True)]
@@ -31,21 +31,21 @@ class Table:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number with fixed digits; what is missing or not finite is said in words."""
+    """Format a number with fixed digits; a missing or non-finite one is described in words."""
     if value is None:
         return MISSING
     return f"{value:,.{digits}f}" if math.isfinite(value) else "not finite"
 
 
 def size(n: float | None) -> str:
-    """Bytes with three figures, powers of 1024: 1536 -> "1.50 KiB"."""
+    """Format bytes with three figures, in powers of 1024: 1536 -> "1.50 KiB"."""
     if n is None:
         return MISSING
     return f"{n:.0f} B" if n < 1000 else _three(n / 1024, 1024, (" KiB", " MiB", " GiB"))
 
 
 def seconds(value: float) -> str:
-    """Three figures with a unit: 0.00123 -> "1.23 ms"."""
+    """Format seconds with three figures and a unit: 0.00123 -> "1.23 ms"."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if value >= 0.9995 * scale or unit == "us":
             value /= scale
@@ -54,12 +54,12 @@ def seconds(value: float) -> str:
 
 
 def si(n: float) -> str:
-    """Three figures: 1234567 -> "1.23 M"."""
+    """Format a number with three figures and an SI prefix: 1234567 -> "1.23 M"."""
     return f"{n:.0f}" if n < 1000 else _three(n / 1000, 1000, (" k", " M", " G", " T"))
 
 
 def _three(n: float, step: int, units: tuple[str, ...]) -> str:
-    """n in the first unit that keeps it below a thousand."""
+    """Format n in the first unit that keeps it below a thousand."""
     while n >= 999.5 and len(units) > 1:
         n, units = n / step, units[1:]
     return f"{n:.{2 if n < 9.995 else 1 if n < 99.95 else 0}f}{units[0]}"

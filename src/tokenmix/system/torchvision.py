@@ -1,4 +1,7 @@
-"""torchvision beside a torch it was not built for: a CUDA wheel next to a CPU torch fails to import for want of two operators nobody here calls."""
+"""Import torchvision beside a torch it was not built for.
+
+A CUDA wheel beside a CPU torch fails to import because two operators are missing that nothing here calls.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,11 @@ _kept: list[Any] = []  # a torch.library.Library takes its operators with it whe
 
 
 def ensure_torchvision() -> bool:
-    """Make ``import torchvision`` work where only those operators are missing; timm and transformers import it. False where it is not installed."""
+    """Make ``import torchvision`` work where only those operators are missing; timm and transformers import it.
+
+    Returns:
+        False where torchvision is not installed.
+    """
     if importlib.util.find_spec("torchvision") is None:
         return False
     try:

@@ -14,12 +14,12 @@ from .subject import Subject, is_mixer
 
 
 def _out(value: Any) -> Tensor:
-    """The output, where a plain module returns more."""
+    """Return the output of a module that may return more."""
     return value if isinstance(value, Tensor) else value[0]
 
 
 def keeps_shape(s: Subject) -> None:
-    """(B, T, D) in, (B, T, D) out, finite, in the input's dtype."""
+    """The output has the shape (B, T, D) and the dtype of the input and is finite."""
     for dtype in (torch.float32, torch.float64):
         mixer, x = s.build(dtype=dtype), s.x(3, dtype=dtype)
         y = _out(s.call(mixer, x))
@@ -29,7 +29,7 @@ def keeps_shape(s: Subject) -> None:
 
 
 def rows_are_independent(s: Subject) -> None:
-    """No row of the batch, whatever it holds, changes another."""
+    """No row of the batch depends on the contents of any other row."""
     for dtype in (torch.float64, torch.float32):
         mixer, x = s.build(dtype=dtype), s.x(3, dtype=dtype)
         want = _out(s.call(mixer, x))
@@ -50,7 +50,7 @@ def rows_are_independent(s: Subject) -> None:
 
 
 def empty_batch(s: Subject) -> None:
-    """A batch of no rows gives no rows."""
+    """A batch of no rows gives an output of no rows."""
     mixer = s.build()
     y = _out(s.call(mixer, s.x()[:0]))
     if y.shape != (0, s.length, s.dim):
@@ -58,7 +58,7 @@ def empty_batch(s: Subject) -> None:
 
 
 def one_token(s: Subject) -> None:
-    """A sequence of one token works, and is what it is with all others masked."""
+    """A sequence of one token works and equals the longer sequence with all other tokens masked."""
     mixer, x = s.build(), s.x()
     if s.grid is not None:
         small = (1,) * len(s.grid)
@@ -77,7 +77,7 @@ def one_token(s: Subject) -> None:
 
 
 def any_strides(s: Subject) -> None:
-    """Non-contiguous, channels-first and expanded inputs give the same numbers, and are not written to."""
+    """Non-contiguous, channels-first and expanded inputs give the same numbers and are not written to."""
     mixer, x = s.build(), s.x()
     want = _out(s.call(mixer, x.clone()))
     wide = torch.zeros(2, s.length, 2 * s.dim, dtype=x.dtype)
@@ -100,7 +100,7 @@ def any_strides(s: Subject) -> None:
 
 
 def packed_equals_separate(s: Subject) -> None:
-    """forward_packed gives each sequence what it gets alone, zero lengths included."""
+    """forward_packed gives each sequence the output it has alone, sequences of length zero included."""
     mixer = s.build()
     if s.grid is not None and len(s.grid) > 1:
         try:

@@ -1,4 +1,4 @@
-"""The promise on options: a wrong one is refused in one line, and what is not refused works."""
+"""The promise on options: wrong ones are refused in one line, and all that are accepted work."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ FORMS = {float: (int, float), list: (list, tuple), Sequence: (list, tuple)}  # w
 
 
 def refuses_wrong_options(s: Subject) -> None:
-    """Each option of the constructor, given values of every kind: one of another kind than its annotation is refused, any other too or the mixer works.
+    """Each option of the constructor either works with a value or refuses it; values of another type are refused.
 
-    A refusal is one MixerError in one line that names the class and the option; it comes from the constructor, or from the first call.
+    Every option is given values of every kind. A refusal is one MixerError in one line that names the class and the
+    option; it comes from the constructor or from the first call.
     """
     kinds = _annotations(s)
     for name in list(inspect.signature(s.cls.__init__).parameters)[1:]:
@@ -41,7 +42,7 @@ def _annotations(s: Subject) -> dict[str, Any]:
 
 
 def _right(value: Any, kind: Any) -> bool:
-    """Whether an annotation allows a value."""
+    """Return whether an annotation allows a value."""
     if isinstance(value, float) and not isfinite(value):
         return kind is Any
     for each in typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, UnionType) else (kind,):

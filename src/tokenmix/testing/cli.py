@@ -1,4 +1,4 @@
-"""What ``tokenmix check`` does: find the class, check its promises, print one line each."""
+"""Implement ``tokenmix check``: find the class, check its promises and print one line for each."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ DIM = 16
 def main_check(target: str, options: dict[str, Any], json: bool = False) -> int:
     """Check ``package:Class``, or a row of ``MIXERS``, built with ``options`` and print the report.
 
-    ``options`` may hold ``dim`` (default 16), ``grid`` and ``prefix`` besides the mixer's own. Where it does not say ``causal`` and the mixer
-    can be either, both forms are checked.
+    ``options`` may hold ``dim`` (default 16), ``grid`` and ``prefix`` besides the mixer's own. Where they do not say
+    ``causal`` and the mixer supports both forms, both are checked.
 
     Returns:
         0 if every promise is kept, 1 if one is broken.
@@ -54,7 +54,7 @@ def main_check(target: str, options: dict[str, Any], json: bool = False) -> int:
 
 
 def _forms(cls: type[nn.Module], options: dict[str, Any]) -> list[dict[str, Any]]:
-    """The options as given; both causal forms where they leave that open and the class has both."""
+    """Return the options as given, or both causal forms where the options leave that open and the class has both."""
     if not is_mixer(cls) or "causal" in options or not cls.supports_causal:  # type: ignore[attr-defined]  # a Mixer, as just asked
         return [options]
     return [{**options, "causal": causal} for causal in (False, True)]
@@ -89,7 +89,7 @@ def _place(target: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_options(target: str, given: dict[str, Any]) -> None:
-    """Refuse options that a row of ``MIXERS`` does not have, and ask for those it insists on."""
+    """Refuse options that a row of ``MIXERS`` does not have, and ask for those it requires."""
     if target not in MIXERS:
         return
     known = mixer_options(MIXERS[target])

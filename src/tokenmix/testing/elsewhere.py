@@ -1,4 +1,4 @@
-"""Promises on where tensors live: hooks may fetch weights from elsewhere for each call, and what is on another device is refused."""
+"""Promises on devices: hooks may load weights for each call, and tensors on another device are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from .subject import Subject
 
 
 def hooks_see_every_call(s: Subject) -> None:
-    """Forward hooks run around ``forward`` and ``extend`` alike, and weights that hooks fetch for one call and take away after it give the same numbers."""
+    """Forward hooks run around ``forward`` and ``extend``, and weights that they load only for the call give the same
+    numbers.
+    """
     mixer, x = s.build(), s.x()
     calls = {name: call(mixer) for name, call in _calls(s, mixer, x).items()}
     with offloaded(mixer):
@@ -47,7 +49,7 @@ def _calls(s: Subject, mixer: Any, x: Tensor) -> dict[str, Callable[[Any], Tenso
 
 @contextmanager
 def offloaded(model: nn.Module) -> Iterator[None]:
-    """Inside, each module's own tensors lie on the meta device but for the time of its calls."""
+    """Keep each module's own tensors on the meta device except during its calls."""
     held = [(m, {n: t for n, t in (*m._parameters.items(), *m._buffers.items()) if t is not None}) for m in model.modules()]
 
     def put(module: nn.Module, tensors: dict[str, Tensor]) -> None:
@@ -70,7 +72,7 @@ def offloaded(model: nn.Module) -> Iterator[None]:
 
 
 def refuses_other_devices(s: Subject) -> None:
-    """Masks, positions, contexts, states and parameters on another device than x raise one clear error; nothing is computed from them."""
+    """Masks, positions, contexts, states and parameters on another device than x raise one clear error."""
     mixer, x, T = s.build(), s.x(), s.length
     can, far = mixer.capabilities, torch.device("meta")
     ones, place = torch.ones(2, T, dtype=torch.bool, device=far), torch.zeros(2, T, dtype=torch.long, device=far)
@@ -92,7 +94,7 @@ def refuses_other_devices(s: Subject) -> None:
 
 
 def _own_tensors_elsewhere(s: Subject, mixer: Any, x: Tensor) -> None:
-    """One tensor at a time of those that the mixer reads itself; torch's own layers look after theirs."""
+    """Move one tensor at a time of those the mixer reads itself; torch's own layers check theirs."""
     for module in (m for m in mixer.modules() if m is mixer or isinstance(m, HandsOut)):
         for held in (module._parameters, module._buffers):
             for name, t in list(held.items()):

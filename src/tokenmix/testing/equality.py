@@ -22,7 +22,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def scenarios(s: Subject, mixer: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Calls that together use every argument this mixer takes: name and the keyword arguments of forward beside x."""
+    """Yield calls that together use every argument this mixer takes: a name and the keyword arguments of forward beside
+    x.
+    """
     T, can = s.length, mixer.capabilities
     yield "plain", {}
     for name, mask in inputs.key_masks(T).items():
@@ -42,7 +44,7 @@ def scenarios(s: Subject, mixer: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def reference_value(s: Subject, args: tuple, options: dict[str, Any]) -> Tensor:
-    """The reference on arguments of the functional form, its masks put together into one."""
+    """Compute the reference on arguments of the functional form, with all its masks combined into one."""
     assert s.reference is not None
     keys = {"causal": False, "key_mask": None, "attn_mask": None} | {k: v for k, v in options.items() if k in ("causal", "key_mask", "attn_mask")}
     mask = allowed(args[0].shape[0], args[0].shape[1], args[roles(s.reference).keys].shape[1], **keys)
@@ -53,7 +55,7 @@ def reference_value(s: Subject, args: tuple, options: dict[str, Any]) -> Tensor:
 
 
 def needs_reference(s: Subject) -> None:
-    """A row of the library without a reference is broken; a stranger's may go without."""
+    """Fail for a row of the library without a reference; mixers from outside may go without."""
     if s.reference is None:
         if s.cls.__module__.startswith("tokenmix."):
             fail("has no function of its name in tokenmix.reference")
@@ -96,7 +98,7 @@ def _plain_reference(s: Subject, mixer: Any, x: Tensor, given: dict[str, Any]) -
 
 
 def _long(s: Subject) -> tuple[Any, dict[str, Any]]:
-    """A mixer and the arguments of its functional form over a longer sequence, float64 without graph."""
+    """Build a mixer and the arguments of its functional form for a longer sequence, in float64 without a graph."""
     if s.functional is None or not hasattr(s.cls, "functional_args"):
         raise NotApplicable("has no functional form to measure (functional=...)")
     grid, length = s.grid, LONG_GRID if s.cls.supports_grid else LONG  # type: ignore[attr-defined]  # the references on grids loop over pairs
@@ -125,7 +127,9 @@ def accurate_on_adversarial_keys(s: Subject) -> None:
 
 
 def finite_at_large_keys(s: Subject) -> None:
-    """Output and gradients are finite at keys of 1e4 in float32, bfloat16 and float16, wherever the exact ones fit the dtype."""
+    """Output and gradients are finite for keys of 1e4 in float32, bfloat16 and float16 wherever the exact ones fit the
+    dtype.
+    """
     if s.functional is not None and hasattr(s.cls, "functional_args"):
         args, options = _long(s)
         at = roles(s.functional).keys
@@ -138,7 +142,10 @@ def finite_at_large_keys(s: Subject) -> None:
 
 
 def _fitting(run: Callable[..., Tensor], case: tuple, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Output and gradients by name; where one is not finite, numbers whose exact value is finite and too large for the dtype are left out."""
+    """Yield the output and the gradients by name, without elements whose exact value is too large for the dtype.
+
+    Such elements are replaced by 0 only where the value as computed holds anything that is not finite.
+    """
     got, grads = derive(run, case)
     values = [got, *grads]
     exact: list[Tensor | None] = [None] * len(values)
@@ -152,7 +159,11 @@ def _fitting(run: Callable[..., Tensor], case: tuple, dtype: torch.dtype) -> Ite
 
 
 def finite_at_large_inputs(s: Subject) -> None:
-    """The layer is finite on inputs of up to 1e4 in float32, bfloat16 and float16, wherever all that its projections read and write fits the dtype."""
+    """The layer is finite on inputs of up to 1e4 in every float dtype wherever all that its projections read and write
+    fits.
+
+    The dtypes are float32, bfloat16 and float16.
+    """
     exact, shape = s.build(), tuple(s.x().shape)
     for dtype in DTYPES:
         mixer = s.build(dtype=dtype)
@@ -166,7 +177,7 @@ def finite_at_large_inputs(s: Subject) -> None:
 
 
 def _largest(s: Subject, mixer: nn.Module, x: Tensor) -> float:
-    """The largest number at the ends of any Linear and of out_proj, whatever it is, and in the input."""
+    """Return the largest magnitude in the input and at the inputs and outputs of every Linear and of out_proj."""
     seen = [float(x.abs().max())]
 
     def look(_: nn.Module, read: tuple, wrote: Tensor) -> None:
@@ -182,7 +193,10 @@ def _largest(s: Subject, mixer: nn.Module, x: Tensor) -> float:
 
 
 def nothing_to_attend(s: Subject) -> None:
-    """A query with nothing to attend: the functional form gives exactly 0, the mixer out_proj(0); gradients are finite and 0 to masked keys."""
+    """A query with nothing to attend gives exactly 0 before ``out_proj``, and masked keys receive no gradient.
+
+    The functional form gives 0 and the mixer out_proj(0); all gradients are finite, and those of masked tokens are 0.
+    """
     for dtype in (torch.float64, torch.float32):
         mixer = s.build(dtype=dtype)
         causal, T = mixer.causal, s.length
@@ -211,7 +225,7 @@ def nothing_to_attend(s: Subject) -> None:
 
 
 def pairs_with_nothing_to_attend(s: Subject) -> None:
-    """The same where an attn_mask, or an empty context, leaves a query nothing."""
+    """A query left with nothing by an attn_mask or an empty context gives exactly 0 before ``out_proj``."""
     mixer = s.build()
     if s.functional is None or not hasattr(mixer, "functional_args") or not (mixer.capabilities.attn_mask or mixer.capabilities.context):
         raise NotApplicable("takes neither attn_mask nor context")
@@ -231,7 +245,7 @@ def pairs_with_nothing_to_attend(s: Subject) -> None:
 
 
 def every_parameter_learns(s: Subject) -> None:
-    """Every parameter that asks for a gradient receives one, and forward does not replace parameters."""
+    """Every parameter that requires a gradient receives one, and forward does not replace parameters."""
     mixer = s.build()
     before = dict(mixer.named_parameters())
     if not before:
@@ -250,7 +264,10 @@ def every_parameter_learns(s: Subject) -> None:
 
 
 def differentiable_twice(s: Subject) -> None:
-    """gradcheck and gradgradcheck in float64 on the eager form, inputs and parameters, with and without a mask."""
+    """First and second derivatives of the eager form pass gradcheck and gradgradcheck in float64.
+
+    They are taken with regard to inputs and parameters, with and without a mask.
+    """
     mixer = s.build()
     T = s.length if s.grid is not None else min(6, s.length)
     names = [n for n, p in mixer.named_parameters() if p.requires_grad]

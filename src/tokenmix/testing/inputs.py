@@ -1,4 +1,4 @@
-"""Input generators: seeded noise, masks, and the keys on which careless exponentials break."""
+"""Input generators: seeded noise, masks, and keys on which unstable exponentials overflow."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ LATE = 0.9  # where along time the late spike stands
 
 
 def noise(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Standard normal numbers that depend on the seed and the shape only."""
+    """Draw standard normal numbers that depend on the seed and the shape only."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def uniform(*shape: int, seed: int, low: float, high: float) -> Tensor:
-    """Uniform numbers in [low, high], float64."""
+    """Draw uniform numbers in [low, high], float64."""
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * (high - low) + low
 
 
@@ -42,16 +42,22 @@ KEYS: dict[str, Callable[..., Tensor]] = {
     "constant low": lambda shape, seed, size: torch.full(shape, -size, dtype=torch.float64),
     "alternating": lambda shape, seed, size: _along_time(shape, 1, 1) * size * (1 - 2 * (torch.arange(shape[1])[None, :, None] % 2)),
 }
-"""Name -> f(shape (B, S, features), seed, size): keys up to about +-size. With size 100 exp() overflows in float32, with 1e4 everywhere."""
+"""Name -> f(shape (B, S, features), seed, size): keys up to about +-size.
+
+At size 100 exp() overflows in float32, at 1e4 in every dtype.
+"""
 
 
 def adversarial_keys(shape: tuple[int, ...], *, size: float, seed: int = 0) -> dict[str, Tensor]:
-    """Every pattern of ``KEYS`` at one size."""
+    """Return every pattern of ``KEYS`` at one size, by name."""
     return {name: make(shape, seed, size) for name, make in KEYS.items()}
 
 
 def big_bias(args: tuple, *, size: float, seed: int = 0) -> tuple:
-    """The bias arguments of a functional form with log-weights in [-size, size]; a tuple is taken as factors (u, v) of rank r."""
+    """Draw log-weights in [-size, size] for the bias arguments of a functional form.
+
+    A tuple is taken as factors (u, v) of rank r.
+    """
     out: list[Any] = []
     for i, w in enumerate(args):
         if isinstance(w, tuple):
@@ -63,7 +69,10 @@ def big_bias(args: tuple, *, size: float, seed: int = 0) -> tuple:
 
 
 def key_masks(length: int) -> dict[str, Tensor]:
-    """Masks (2, length), True = may be attended, with different rows: padding at the left, at the right, holes, and all of it."""
+    """Return masks (2, length) by name, True = may be attended, with different rows.
+
+    They are padding at the left ("left"), at the right ("right"), in between ("holes"), and all of these ("mixed").
+    """
     index = torch.arange(length)
     a, b = max(1, length // 4), max(1, length // 2)
     one = {"left": (index >= a, index >= b), "right": (index < length - a, index < length - b), "holes": (index % 3 != 1, index % 4 != 2)}
@@ -72,13 +81,13 @@ def key_masks(length: int) -> dict[str, Tensor]:
 
 
 def pair_mask(rows: int, queries: int, keys: int, *, seed: int) -> Tensor:
-    """A random bool mask (rows, queries, keys), about two thirds True, where query 0 of row 0 has nothing to attend."""
+    """Draw a bool mask (rows, queries, keys), about two thirds True, where query 0 of row 0 has nothing to attend."""
     ok = torch.rand(rows, queries, keys, generator=torch.Generator().manual_seed(seed)) < 0.67
     ok[0, 0] = False
     return ok
 
 
 def increasing_positions(rows: int, length: int, limit: int, *, seed: int) -> Tensor:
-    """(rows, length) positions below ``limit``, rising, with gaps where there is room for them, different in each row."""
+    """Draw (rows, length) increasing positions below ``limit``, with gaps where there is room, different in each row."""
     generator = torch.Generator().manual_seed(seed)
     return torch.stack([torch.randperm(limit, generator=generator)[:length].sort().values for _ in range(rows)])

@@ -1,4 +1,7 @@
-"""Promises on who may influence whom: causality, masks, padding, positions. No mixer may waive the first four."""
+"""Promises on which tokens may influence which: causality, masks, padding, positions.
+
+No mixer may waive causality or masking.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ SIZES = (1.0, 1e4)
 
 
 def future_cannot_reach_past(s: Subject) -> None:
-    """Later tokens, whatever they hold, do not change earlier outputs, nor do these have a gradient to them."""
+    """Later tokens never change earlier outputs, and earlier outputs have no gradient to them."""
     mixer = _causal(s)
     T, masks = s.length, inputs.key_masks(s.length) if hasattr(mixer, "capabilities") else {}
     for dtype in (torch.float64, torch.float32):
@@ -29,7 +32,7 @@ def future_cannot_reach_past(s: Subject) -> None:
 
 
 def past_reaches_present(s: Subject) -> None:
-    """Each token changes its own output, and the tokens before it, all together, do."""
+    """Each output depends on its own token and on the tokens before it."""
     mixer, x = _causal(s), s.x()
     for p in range(1, s.length):
         for what, tokens in (("the present token does", slice(p, p + 1)), ("the tokens before do", slice(0, p))):
@@ -39,7 +42,10 @@ def past_reaches_present(s: Subject) -> None:
 
 
 def token_before_reaches(s: Subject) -> None:
-    """The token before changes each output; a mixer that picks what it attends declares an exception."""
+    """Each output depends on the token directly before it.
+
+    A mixer that selects what it attends declares an exception.
+    """
     mixer, x = _causal(s), s.x()
     for p in range(1, s.length):
         changed = x.clone()
@@ -73,7 +79,7 @@ def past_gradients(s: Subject) -> None:
 
 
 def masked_keys_have_no_influence(s: Subject) -> None:
-    """What stands at masked keys, left, right or in holes, changes no output."""
+    """The contents of masked tokens, at the left, at the right or in between, change no output."""
     for dtype in (torch.float64, torch.float32):
         mixer = s.build(dtype=dtype)
         for name, mask in inputs.key_masks(s.length).items():
@@ -135,7 +141,7 @@ def _padded_context(s: Subject, mixer) -> None:
 
 
 def _fewer_lines(s: Subject) -> None:
-    """On a grid: with its last lines masked it is a smaller grid."""
+    """Check that a grid whose last lines are masked equals the smaller grid."""
     assert s.grid is not None
     mixer, T = s.build(), s.length
     line = (T - s.prefix) // s.grid[0]
@@ -147,7 +153,7 @@ def _fewer_lines(s: Subject) -> None:
 
 
 def subset_equals_masked(s: Subject) -> None:
-    """Any subset of the tokens with their positions gives what the full sequence gives with the others masked."""
+    """A subset of the tokens with their positions gives what the full sequence gives with the others masked."""
     mixer, T = s.build(), s.length
     x, every = s.x(), torch.arange(s.length).expand(2, T)
     same(s.call(mixer, x, positions=every), s.call(mixer, x), "positions 0..T-1 are not the default", seed=s.seed)
@@ -161,7 +167,7 @@ def subset_equals_masked(s: Subject) -> None:
 
 
 def attn_mask_equals_causal(s: Subject) -> None:
-    """An attn_mask that is lower-triangular gives the causal form; one equal in every row gives the key_mask."""
+    """A lower-triangular attn_mask gives the causal form, and one with equal rows gives the key_mask."""
     mixer, T = s.build(causal=False), s.length
     if not mixer.capabilities.attn_mask:
         raise NotApplicable("does not weigh pairs; refusing attn_mask is part of refuses_what_it_cannot")

@@ -1,4 +1,7 @@
-"""Promises on NaN and infinity: what may be attended makes a row non-finite or counts exactly; what may not leaves rows and gradients as they were."""
+"""Promises on NaN and infinity.
+
+What may be attended makes a row non-finite or counts exactly; what may not leaves rows and gradients unchanged.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,11 @@ MADE_FROM_KEYS = ("k_proj", "v_proj")
 
 
 def non_finite_is_honest(s: Subject) -> None:
-    """A token of NaN or +inf makes a row that may attend it non-finite or leaves it exactly as it was; all other rows keep their numbers, in a stream too."""
+    """A token of NaN or +inf makes each row that may attend it non-finite or leaves it unchanged, and reaches no other
+    row.
+
+    Rows that may not attend it keep their numbers, in a stream as well.
+    """
     mixer, x, p = s.build(), s.x(), s.length // 2
     causal, can = mixer.causal, mixer.capabilities
     clean, moved = s.call(mixer, x), s.call(mixer, _with_token(x, p, s.x(stream=3)))
@@ -38,14 +45,17 @@ def non_finite_is_honest(s: Subject) -> None:
 
 
 def _with_token(x: Tensor, p: int, value: Any) -> Tensor:
-    """x with another token p in row 0."""
+    """Return x with token p of row 0 replaced."""
     changed = x.clone()
     changed[0, p] = value[0, p] if isinstance(value, Tensor) else value
     return changed
 
 
 def _honest(s: Subject, got: Tensor, clean: Tensor, moved: Tensor, first: int, **shown: Any) -> None:
-    """Row 0 of the batch holds a bad token, which outputs from ``first`` on may attend; ``moved`` are the outputs where it holds other finite numbers."""
+    """Compare the outputs with a bad token in row 0, which outputs from ``first`` on may attend.
+
+    ``moved`` are the outputs where the token holds other finite numbers.
+    """
     shown["seed"] = s.seed
     same(got[1:], clean[1:], "a non-finite token reaches another row of the batch", tol=INFLUENCE, **shown)
     same(got[0, :first], clean[0, :first], "a non-finite token reaches outputs before it", tol=INFLUENCE, **shown)
@@ -67,7 +77,7 @@ def _streams_alike(s: Subject, mixer: Any, bad: Tensor, want: Tensor) -> None:
 
 
 def _masked(s: Subject, mixer: Any, x: Tensor, p: int) -> None:
-    """A masked token of NaN leaves every live row as it was."""
+    """Check that a masked token of NaN leaves every unmasked row unchanged."""
     keep = torch.ones(2, s.length, dtype=torch.bool)
     keep[0, p] = False
     got, want = (s.call(mixer, a, key_mask=keep)[keep] for a in (_with_token(x, p, BAD["NaN"]), x))
@@ -75,7 +85,10 @@ def _masked(s: Subject, mixer: Any, x: Tensor, p: int) -> None:
 
 
 def _pairs(s: Subject, mixer: Any, x: Tensor, p: int) -> None:
-    """A NaN token that attn_mask hides from the even rows leaves these as they were, except its own, and spoils what may attend it."""
+    """Check a NaN token that attn_mask hides from the even rows.
+
+    Those rows stay unchanged, its own excepted; rows that may attend it become non-finite.
+    """
     T = s.length
     ok = torch.ones(T, T, dtype=torch.bool)
     hidden = torch.arange(T) % 2 == 0
@@ -88,7 +101,7 @@ def _pairs(s: Subject, mixer: Any, x: Tensor, p: int) -> None:
 
 
 def _context(s: Subject, mixer: Any, x: Tensor) -> None:
-    """The same for a token of a context, masked and not."""
+    """Check a token of a context, masked and not."""
     S = s.context_length(mixer)
     context, p = s.x(length=S, stream=1), S // 2
     keep = torch.ones(2, S, dtype=torch.bool)
@@ -101,7 +114,7 @@ def _context(s: Subject, mixer: Any, x: Tensor) -> None:
 
 
 def _ruined(s: Subject, x: Tensor) -> None:
-    """A layer whose map to keys, or to values, is NaN gives no finite row and no finite gradients."""
+    """Check that a layer whose map to keys or to values is NaN gives no finite row and no finite gradients."""
     for name in MADE_FROM_KEYS:
         mixer = s.build()
         layer = getattr(mixer, name, None)
@@ -122,7 +135,11 @@ def _ruined(s: Subject, x: Tensor) -> None:
 
 
 def gradients_of_non_finite_are_honest(s: Subject) -> None:
-    """A loss over rows that may not attend a NaN or +inf token keeps its gradients with regard to every argument; one over rows that may is not answered."""
+    """A loss over rows that may not attend a NaN or +inf token keeps its gradients, and one over rows that may has none
+    finite.
+
+    The gradients are those with regard to every argument of the functional form.
+    """
     mixer, x, p = s.build(), s.x(), s.length // 2
     if s.functional is None or not hasattr(mixer, "functional_args"):
         raise NotApplicable("has no functional form to measure (functional=...)")
@@ -148,7 +165,10 @@ def gradients_of_non_finite_are_honest(s: Subject) -> None:
 
 
 def _out_of_reach(s: Subject, causal: bool, p: int) -> Iterator[tuple[str, slice, Any, Tensor | None]]:
-    """What may not attend token p of row 0: its name, rows of the batch, tokens, and the key mask under which that is so."""
+    """Yield what may not attend token p of row 0.
+
+    Each is a name, rows of the batch, tokens, and the key mask under which that holds.
+    """
     yield "the other row", slice(1, 2), slice(None), None
     if causal:
         yield "the past", slice(0, 1), slice(0, p), None
@@ -158,7 +178,10 @@ def _out_of_reach(s: Subject, causal: bool, p: int) -> Iterator[tuple[str, slice
 
 
 def _leaves(args: tuple, moved: tuple, value: float | None) -> tuple[dict[str, Tensor], tuple]:
-    """The floating point arguments as leaves by number, and the arguments made of them, ``value`` wherever they depend on the bad token."""
+    """Return the floating point arguments as leaves by number, and the arguments made of them.
+
+    They hold ``value`` wherever they depend on the bad token.
+    """
     flat, spec = pytree.tree_flatten(args)
     leaves: dict[str, Tensor] = {}
     built: list[Any] = []

@@ -21,7 +21,7 @@ MASKS = ("key_mask", "key_padding_mask", "mask")
 
 
 class PlainSubject(Subject):
-    """A module with a constructor and a forward of its own making; width and length are read from its options."""
+    """A module with its own constructor and forward; width and length are read from its options."""
 
     @property
     def length(self) -> int:
@@ -30,7 +30,7 @@ class PlainSubject(Subject):
         return min([10, *known])
 
     def raw(self, **overrides: Any) -> nn.Module:
-        """Built with its options; the width goes to the first argument that has neither a default nor an option."""
+        """Build the module; the width goes to the first argument that has neither a default nor an option."""
         options = {**self.options, **overrides}
         for parameter in list(inspect.signature(self.cls.__init__).parameters.values())[1:]:
             bare = parameter.default is parameter.empty and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
@@ -47,13 +47,16 @@ class PlainSubject(Subject):
 
 
 def plain_subject(cls: type[nn.Module], options: dict[str, Any], *, dim: int, seed: int, **more: Any) -> PlainSubject:
-    """A PlainSubject whose width is the one its options name, or ``dim``."""
+    """Build a PlainSubject whose width is the one its options name, or ``dim``."""
     width = next((options[n] for n in WIDTHS if isinstance(options.get(n), int)), dim)
     return PlainSubject(cls, options, dim=width, seed=seed, **more)
 
 
 def mask_hides_padding(s: Subject) -> None:
-    """Tokens hidden by the mask (True = hidden in key_padding_mask; either reading of mask) do not change the others."""
+    """Tokens hidden by the mask do not change the outputs of the others.
+
+    True means hidden in key_padding_mask and attended in key_mask; ``mask`` may mean either.
+    """
     assert isinstance(s, PlainSubject)
     name = s.mask_name
     if name is None:
@@ -80,7 +83,7 @@ def _hides(s: PlainSubject, name: str, attended: bool) -> None:
 
 
 def any_length(s: Subject) -> None:
-    """Shorter sequences work, of any length."""
+    """Sequences of every shorter length work."""
     mixer = s.build()
     for n in range(1, s.length):
         try:
@@ -92,7 +95,7 @@ def any_length(s: Subject) -> None:
 
 
 def same_twice(s: Subject) -> None:
-    """In eval mode, the same input gives the same output: no noise, no state left behind."""
+    """In eval mode the same input gives the same output: no noise, and no state left behind."""
     mixer, x = s.build(), s.x()
     want = _out(mixer(x)).detach().clone()
     _out(mixer(s.x(stream=3)))
@@ -100,7 +103,7 @@ def same_twice(s: Subject) -> None:
 
 
 def must_be_module(cls: Any) -> type[nn.Module]:
-    """The class, if it is a module."""
+    """Return the class, or refuse it if it is not a module."""
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         raise MixerError(f"check: {cls!r} is not a subclass of torch.nn.Module.")
     return cls

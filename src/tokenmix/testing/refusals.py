@@ -1,4 +1,4 @@
-"""Promises on what a mixer refuses: capabilities it lacks and inputs of the wrong shape or dtype raise one clear MixerError in its name."""
+"""Promises on refusals: missing capabilities and inputs of the wrong shape or dtype raise one clear MixerError."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def refused(s: Subject, what: str, call: Callable[[], Any], *, word: str = "") -
 
 
 def options_are_json(s: Subject) -> None:
-    """Options are keyword-only and JSON, so that a spec can be written down."""
+    """Options are keyword-only and JSON, so that a spec can be written to a file."""
     try:
         json.dumps(s.options)
     except TypeError as error:
@@ -46,7 +46,7 @@ def options_are_json(s: Subject) -> None:
 
 
 def refuses_what_it_cannot(s: Subject) -> None:
-    """Declared capabilities work; each one that is missing raises MixerError."""
+    """Declared capabilities work, and each missing one raises MixerError."""
     mixer, x = s.build(), s.x()
     T, can = s.length, mixer.capabilities
     context, lower = s.x(length=s.context_length(mixer), stream=1), torch.ones(T, T, dtype=torch.bool).tril()
@@ -75,7 +75,7 @@ def refuses_what_it_cannot(s: Subject) -> None:
 
 
 def refuses_wrong_inputs(s: Subject) -> None:
-    """Inputs, masks, positions, grids and states of the wrong shape or dtype raise one clear error; none is guessed at."""
+    """Inputs, masks, positions, grids and states of the wrong shape or dtype raise one clear error."""
     mixer, x, T = s.build(), s.x(), s.length
     ones = torch.ones(2, T, dtype=torch.bool)
     place = torch.arange(T).expand(2, T)
@@ -135,14 +135,17 @@ def _wrong_by_capability(s: Subject, mixer: Any) -> dict[str, Callable[[], Any]]
 
 
 class Foreign(NamedTuple):
-    """A state of no mixer."""
+    """A state that belongs to no mixer."""
 
     keys: Tensor
     position: Tensor
 
 
 def refuses_foreign_states(s: Subject) -> None:
-    """A state of another mixer, of other options or in other types raises one clear error: type, sizes, rows and integer types are compared on entry."""
+    """A state of another mixer, of other options or of other dtypes raises one clear error.
+
+    Type, sizes, rows and integer types are compared on entry.
+    """
     mixer, x = s.build(), s.x()
     if not (mixer.capabilities.streaming or mixer.keeps_context):
         raise NotApplicable("has no streaming state")
@@ -156,7 +159,9 @@ def refuses_foreign_states(s: Subject) -> None:
 
 
 def _twists(a: Tensor) -> dict[str, Any]:
-    """What a field of a state may not be: other numbers of rows, another width, another kind of number, no tensor."""
+    """Return wrong values for a field of a state: other numbers of rows, another width, another kind of number, no
+    tensor.
+    """
     wrong: dict[str, Any] = {"has one row more": torch.cat([a, a[:1]]), "has no rows": a[0], "has one axis more": a[..., None], "is no tensor": None}
     if a.ndim > 2:
         wrong["is wider"] = torch.cat([a, a[..., :1]], -1)

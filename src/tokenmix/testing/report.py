@@ -1,4 +1,6 @@
-"""What a check of the promises gives back: one result per promise, the comparison that fails by name, and the error that carries them."""
+"""Results of checking promises: one result per promise, the comparisons that fail by name, and the error that carries
+them.
+"""
 
 from __future__ import annotations
 
@@ -56,11 +58,11 @@ class Report:
         return [r for r in self.results if r.status in (BROKEN, CRASHED)]
 
     def status(self, promise: str) -> str:
-        """The status of one promise."""
+        """Return the status of one promise."""
         return next(r.status for r in self.results if r.promise == promise)
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as plain data, for JSON."""
+        """Return the report as plain data, for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -68,7 +70,7 @@ class Report:
 
 
 def show(value: Any) -> str:
-    """A compact text of an input: masks as 0/1 strings, small integer tensors in full, numbers as shape and range."""
+    """Format an input compactly: masks as 0/1 strings, small integer tensors in full, numbers as shape and range."""
     if not isinstance(value, Tensor):
         return repr(value)
     if value.dtype == torch.bool and value.numel() <= 400:
@@ -90,7 +92,10 @@ def fail(what: str, **inputs: Any) -> None:
 
 
 def same(got: Tensor, want: Tensor, what: str, *, tol: float | None = None, scale: float | None = None, **inputs: Any) -> None:
-    """Fail unless max|got - want| <= tol * scale; by default the tolerance of got's dtype (0 for integers) and the scale max|want|."""
+    """Fail unless max|got - want| <= tol * scale.
+
+    By default tol is the tolerance of got's dtype (0 for integers) and scale is max|want|.
+    """
     if got.shape != want.shape:
         fail(f"{what}: shape {tuple(got.shape)}, expected {tuple(want.shape)}", **inputs)
     if got.numel() == 0:

@@ -1,4 +1,7 @@
-"""Promises on states: streaming in any cuts is the parallel form; states are values that can be reordered, measured and merged."""
+"""Promises on states: streaming in chunks of any length equals the parallel form, and states are values.
+
+States can be reordered, measured and merged.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def _cuts(T: int) -> list[tuple[int, ...]]:
 
 
 def stream(mixer: Any, x: Tensor, cuts: tuple[int, ...], state: Any = None, **given: Tensor | None) -> tuple[Tensor, Any]:
-    """Feed x in chunks of the given lengths; per-token arguments are cut along."""
+    """Feed x in chunks of the given lengths, with the per-token arguments cut alike."""
     state = mixer.init_state(x.shape[0]) if state is None else state
     outputs, at = [], 0
     for n in cuts:
@@ -40,7 +43,7 @@ def stream(mixer: Any, x: Tensor, cuts: tuple[int, ...], state: Any = None, **gi
 
 
 def streaming_equals_parallel(s: Subject) -> None:
-    """extend in any cuts gives forward's numbers: plain, with left padding and holes, with positions of its own."""
+    """``extend`` in chunks of any length gives forward's numbers, with padding, holes and explicit positions too."""
     mixer, x, T = _streaming(s), s.x(), s.length
     masks = inputs.key_masks(T)
     late = torch.ones(2, T, dtype=torch.bool)
@@ -58,7 +61,7 @@ def streaming_equals_parallel(s: Subject) -> None:
 
 
 def _long_stream(s: Subject) -> None:
-    """Chunks and sequences longer than any block, so that what is forgotten after a while shows."""
+    """Check chunks and sequences longer than any block, so that an error in what is forgotten shows."""
     T = 530
     mixer = s.build(**s.resized(T))
     x = s.x(1, T)
@@ -69,7 +72,7 @@ def _long_stream(s: Subject) -> None:
 
 
 def gradients_stream(s: Subject) -> None:
-    """The gradients of outputs streamed in any cuts, with regard to x and every parameter, are those of the parallel form."""
+    """The gradients through a stream, with regard to x and every parameter, are those of the parallel form."""
     mixer, T = _streaming(s), s.length
     leaves = {"x": s.x().requires_grad_(), **{n: p for n, p in mixer.named_parameters() if p.requires_grad}}
     holes = inputs.key_masks(T)["holes"]
@@ -100,7 +103,7 @@ def rows_at_different_positions(s: Subject) -> None:
 
 
 def _joined(a: Tensor, b: Tensor) -> Tensor:
-    """Two rows in one batch; a shorter history, along whichever axis, is padded in front with zeros, which in ``live`` means: not there."""
+    """Join two rows in one batch; a shorter history is padded in front with zeros, which in ``live`` means masked."""
     sizes = [max(pair) for pair in zip(a.shape[1:], b.shape[1:], strict=True)]
     return torch.cat([_led_by_zeros(t, sizes) for t in (a, b)])
 
@@ -113,7 +116,7 @@ def _led_by_zeros(t: Tensor, sizes: list[int]) -> Tensor:
 
 
 def state_is_a_value(s: Subject) -> None:
-    """extend leaves the state it was given as it was: two continuations of one state do not disturb each other."""
+    """``extend`` does not change the state it is given, so one state can be continued twice."""
     mixer, x = _streaming(s), s.x()
     half = s.length // 2
     _, state = mixer.extend(x[:, :half], mixer.init_state(2))
@@ -129,7 +132,10 @@ def state_is_a_value(s: Subject) -> None:
 
 
 def states_take_other_floats(s: Subject) -> None:
-    """A state whose floats were kept in another float type goes on as from the same numbers in its own types, which it has again after one chunk."""
+    """A state kept in another float type continues as from the same numbers in its own types.
+
+    After one chunk the state has its own types again.
+    """
     mixer, x, half = s.build(dtype=torch.float32), s.x(dtype=torch.float32), s.length // 2
     if mixer.capabilities.streaming:
         _, state = mixer.extend(x[:, :half], mixer.init_state(2))
@@ -147,7 +153,7 @@ def states_take_other_floats(s: Subject) -> None:
 
 
 def reorder_picks_rows(s: Subject) -> None:
-    """reorder(state, index) continues as those rows would, with repetition and for fewer or more rows."""
+    """``reorder(state, index)`` continues as those rows would, with repetition and for fewer or more rows."""
     mixer, x = _streaming(s), s.x(3)
     half, mask = s.length // 2, torch.ones(3, s.length, dtype=torch.bool)
     mask[1, :2] = False
@@ -162,7 +168,7 @@ def reorder_picks_rows(s: Subject) -> None:
 
 
 def state_bytes_counts(s: Subject) -> None:
-    """state_bytes is the memory of the state's tensors, and grows with the number of rows."""
+    """``state_bytes`` is the memory of the state's tensors and grows with the number of rows."""
     mixer, x = _streaming(s), s.x(4)
     sizes = []
     for rows in (2, 4):
@@ -176,7 +182,7 @@ def state_bytes_counts(s: Subject) -> None:
 
 
 def merge_joins_stretches(s: Subject) -> None:
-    """merge(earlier, later) is the state after both stretches, for scan-type states; any other state is refused."""
+    """``merge(earlier, later)`` is the state after both parts of a sequence; states that are no sum are refused."""
     mixer, x, T = _streaming(s), s.x(), s.length
     a, b = max(1, T // 3), 2 * T // 3
     empty = mixer.init_state(2)
@@ -195,7 +201,7 @@ def merge_joins_stretches(s: Subject) -> None:
 
 
 def context_streams(s: Subject) -> None:
-    """extend over a context in any cuts is forward(x, context), with the context's mask."""
+    """``extend`` over a context in chunks of any length equals forward(x, context), with the context's mask."""
     mixer = s.build()
     if not mixer.capabilities.context or not mixer.supports_streaming:
         raise NotApplicable("does not stream queries over a context")

@@ -1,4 +1,4 @@
-"""The mixer under test: how it is built, called and perturbed, and what belongs to it (reference, functional form, grid)."""
+"""The mixer under test: how it is built, called and perturbed, with its reference, functional form and grid."""
 
 from __future__ import annotations
 
@@ -41,11 +41,13 @@ class Subject:
         return f"{self.cls.__name__}(dim={self.dim}{', ' if given else ''}{given}){place} seed={self.seed}"
 
     def raw(self, **overrides: Any) -> Any:
-        """The mixer as its constructor leaves it."""
+        """Build the mixer as its constructor leaves it."""
         return self.cls(self.dim, **{**self.options, **overrides})
 
     def build(self, *, dtype: torch.dtype = torch.float64, seed: int | None = None, **overrides: Any) -> Any:
-        """The mixer in eval mode with noise on every parameter, so that those that start at zero or tiny take part."""
+        """Build the mixer in eval mode with noise on every parameter, so that those that start at zero or tiny take
+        part.
+        """
         seed = self.seed if seed is None else seed
         torch.manual_seed(seed)
         mixer = self.raw(**overrides).to(torch.float64)
@@ -53,47 +55,50 @@ class Subject:
 
     @property
     def length(self) -> int:
-        """How many tokens the tests use: the grid's, or LENGTH cut to max_len."""
+        """The number of tokens in tests: the grid's, or LENGTH cut to max_len."""
         if self.grid is not None:
             return self.prefix + prod(self.grid)
         return min(LENGTH, self.options.get("max_len") or LENGTH)
 
     def x(self, rows: int = 2, length: int | None = None, *, stream: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Seeded normal input (rows, length, dim); another ``stream`` gives other numbers."""
+        """Draw a seeded normal input (rows, length, dim); another ``stream`` gives other numbers."""
         return inputs.noise(rows, self.length if length is None else length, self.dim, seed=1000 * stream + self.seed + 1, dtype=dtype)
 
     def context_length(self, mixer: Any) -> int:
-        """A length for a context, different from that of x where the mixer has room."""
+        """Return a length for a context, different from that of x where the mixer has room."""
         limit = getattr(mixer, "max_context_len", None)
         return CONTEXT if limit is None else min(CONTEXT, limit)
 
     def place(self, context: Tensor | None = None) -> dict[str, Any]:
-        """The grid arguments of a call, where the subject has a grid."""
+        """Return the grid arguments of a call, where the subject has a grid."""
         return {"grid": self.grid, "prefix": self.prefix} if self.grid is not None and context is None else {}
 
     def call(self, mixer: Any, x: Tensor, context: Tensor | None = None, **given: Any) -> Tensor:
-        """forward, with the subject's grid."""
+        """Call forward with the subject's grid."""
         given = {**self.place(context), **given}
         return mixer(x, **given) if context is None else mixer(x, context, **given)
 
     def args(self, mixer: Any, x: Tensor, context: Tensor | None = None, **given: Any) -> tuple[tuple, dict[str, Any]]:
-        """Arguments of the functional form, every keyword spelled out."""
+        """Return the arguments of the functional form, every keyword spelled out."""
         full = {"positions": None, "key_mask": None, "attn_mask": None, "grid": None, "prefix": 0, **self.place(context), **given}
         return mixer.functional_args(x, context, **full)
 
     def resized(self, length: int) -> dict[str, Any]:
-        """Options that make room for this length, where the mixer has parameters per position."""
+        """Return options that make room for this length, where the mixer has parameters per position."""
         return {name: length for name in ("max_len", "max_context_len") if self.options.get(name) is not None}
 
     def limit(self, mixer: Any) -> int:
-        """Positions stay below this."""
+        """Return the number that positions stay below."""
         if self.grid is not None:
             return self.length
         return getattr(mixer, "max_len", None) or 2 * self.length
 
 
 def subject(target: str | type[nn.Module], options: dict[str, Any] | None = None, **more: Any) -> Subject:
-    """A Subject for a class, or for the name of a row of ``MIXERS``, with the functional form that the class names and, in this library, its reference."""
+    """Build the Subject of a class, or of a name of ``MIXERS``.
+
+    It has the functional form that the class names and, in this library, its reference.
+    """
     cls = MIXERS[target] if isinstance(target, str) else target
     form = vars(cls).get("form")  # of a subclass that computes something else, the form of its parent says nothing
     if form is not None and is_mixer(cls):
@@ -106,12 +111,12 @@ def subject(target: str | type[nn.Module], options: dict[str, Any] | None = None
 
 
 def is_mixer(cls: type) -> bool:
-    """Whether a class keeps the whole contract, or is a plain module of which only some promises can be asked."""
+    """Return whether a class keeps the whole contract; of a plain module only some promises can be asked."""
     return isinstance(cls, type) and issubclass(cls, Mixer)
 
 
 def perturb(module: nn.Module, *, seed: int, scale: float = 0.5) -> nn.Module:
-    """Add N(0, scale) to every floating point parameter, in place. A bug on a parameter that starts at zero shows only so."""
+    """Add N(0, scale) to every floating point parameter, in place, so that parameters that start at zero matter."""
     generator = torch.Generator().manual_seed(seed + 77)
     with torch.no_grad():
         for p in module.parameters():
@@ -122,9 +127,10 @@ def perturb(module: nn.Module, *, seed: int, scale: float = 0.5) -> nn.Module:
 
 @contextmanager
 def freeze(mixer: nn.Module) -> Iterator[None]:
-    """Keep hard decisions (buckets, clusters, samples) as they are while numbers are wiggled, so that derivatives exist.
+    """Keep hard decisions (buckets, clusters, samples) fixed while inputs vary, so that derivatives exist.
 
-    A module that decides gives a context manager ``frozen()``, inside which the decisions of its first call are used again.
+    A module that decides has a context manager ``frozen()``, inside which the decisions of its first call are used
+    again.
     """
     with ExitStack() as stack:
         for module in mixer.modules():
@@ -134,7 +140,7 @@ def freeze(mixer: nn.Module) -> Iterator[None]:
 
 
 def allowed(rows: int, queries: int, keys: int, *, causal: bool = False, key_mask: Tensor | None = None, attn_mask: Tensor | None = None) -> Tensor:
-    """The pairs that may be attended, (rows, queries, keys) bool, written out; shares no code with the library."""
+    """Return the pairs that may be attended, (rows, queries, keys) bool, without any code of the library."""
     ok = torch.ones(rows, queries, keys, dtype=torch.bool)
     if causal:
         ok &= torch.arange(keys)[None, None, :] <= torch.arange(queries)[None, :, None]
@@ -146,10 +152,10 @@ def allowed(rows: int, queries: int, keys: int, *, causal: bool = False, key_mas
 
 
 class Roles(NamedTuple):
-    """Which positional argument of a functional form holds keys, values (None: it has none of its own) and log-weights, by parameter name.
+    """Which positional argument of a functional form holds keys, values (None: it has none) and log-weights.
 
-    The first argument is what asks: (B, T, .). Keys are called ``k``, values ``v``, log-weights ``w`` or ``kernel``;
-    a form without ``k`` mixes its first argument.
+    The first argument is what asks: (B, T, .). Keys are called ``k``, values ``v``, log-weights ``w`` or ``kernel``; a
+    form without ``k`` mixes its first argument.
     """
 
     keys: int
@@ -158,18 +164,18 @@ class Roles(NamedTuple):
 
 
 def roles(form: Callable[..., Any]) -> Roles:
-    """The roles of the positional arguments of a functional form."""
+    """Return the roles of the positional arguments of a functional form."""
     names = [p.name for p in inspect.signature(form).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     find = {name: i for i, name in enumerate(names)}
     return Roles(find.get("k", 0), find.get("v"), tuple(find[n] for n in ("w", "kernel") if n in find))
 
 
 def structural(options: dict[str, Any]) -> dict[str, Any]:
-    """The options a reference takes besides its one mask."""
+    """Return the options that a reference takes besides its one mask."""
     return {k: v for k, v in options.items() if k not in MASKS}
 
 
 def gradients(loss: Tensor, leaves: dict[str, Tensor], *, keep_graph: bool = False) -> dict[str, Tensor]:
-    """d loss / d leaf by name, zero where the loss does not depend on it."""
+    """Compute d loss / d leaf by name, zero where the loss does not depend on it."""
     grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, retain_graph=keep_graph)
     return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(leaves.items(), grads, strict=True)}

@@ -79,7 +79,7 @@ PROMISES: dict[str, Promise] = _table(
     elsewhere.hooks_see_every_call,
     elsewhere.refuses_other_devices,
 )
-"""Every promise of the contract, in the order in which they are checked. The docstring of each says what it promises."""
+"""Every promise of the contract, in the order of checking. The docstring of each says what it promises."""
 
 PLAIN_PROMISES: dict[str, Promise] = _table(
     batching.keeps_shape,
@@ -122,17 +122,21 @@ def check_mixer(
     seed: int = 0,
     compile_backend: str = "aot_eager",
 ) -> Report:
-    """Check every promise of the contract on a mixer built with these options; call it once per form you care about, causal and not.
+    """Check every promise of the contract on a mixer built with these options.
+
+    Call it once per form you use, causal and not.
 
     Args:
-        target: a ``Mixer``, the name of a row of ``MIXERS``, or any ``nn.Module`` on (B, T, D), of which only ``PLAIN_PROMISES`` are asked.
-        options: what it is built with, beside dim.
-        reference: the equation in float64. Where the mixer has ``functional_args``: f(*args, mask=(B, T, S) bool or None, **structural options),
-            before ``out_proj``. Otherwise f(mixer, x, allowed (B, T, S) bool) -> the whole output. A row of the library has its own.
+        target: a ``Mixer``, the name of a row of ``MIXERS``, or any ``nn.Module`` on (B, T, D), for which only
+            ``PLAIN_PROMISES`` are checked.
+        options: what it is built with, besides dim.
+        reference: the equation in float64. Where the mixer has ``functional_args``: f(*args, mask=(B, T, S) bool or
+            None, **structural options), before ``out_proj``. Otherwise f(mixer, x, allowed (B, T, S) bool) -> the whole
+            output. A row of the library has its own.
         functional: the function beneath a mixer with ``functional_args``; some promises are measured on it.
         grid: (H, W) or (D, H, W), for mixers on grids, after ``prefix`` tokens.
         promises: names, to check only those.
-        compile_backend: of ``torch.compile``; "inductor" for the real one.
+        compile_backend: the backend of ``torch.compile``; "inductor" generates code.
 
     Raises:
         ContractError: with the report and the offending inputs, if any promise is broken.
@@ -145,7 +149,7 @@ def check_mixer(
 
 
 def find_subject(target: str | type[nn.Module], options: dict[str, Any] | None, *, dim: int, seed: int, **more: Any) -> Subject:
-    """The Subject for a target, plain where it is no Mixer."""
+    """Build the Subject of a target, a PlainSubject where it is no Mixer."""
     if isinstance(target, str) and target not in MIXERS:
         raise MixerError(f"check: no mixer is called {target!r}; known: {', '.join(MIXERS)}; a class of your own is package:Class.")
     if not isinstance(target, str) and not is_mixer(plain.must_be_module(target)):
@@ -154,7 +158,7 @@ def find_subject(target: str | type[nn.Module], options: dict[str, Any] | None, 
 
 
 def run_promises(s: Subject, names: Iterable[str] | None = None) -> Report:
-    """Check the named promises, or all, and report; nothing is raised."""
+    """Check the named promises, or all, and return the report; broken promises do not raise."""
     table = PROMISES if is_mixer(s.cls) else PLAIN_PROMISES
     chosen = list(table) if names is None else list(names)
     for name in chosen:

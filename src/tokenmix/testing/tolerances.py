@@ -1,4 +1,4 @@
-"""The one table of tolerances of the contract suite. Errors are relative: max|got - want| / max|want| unless the promise says otherwise."""
+"""The tolerances of the contract suite: relative errors, max|got - want| / max|want| unless the promise says otherwise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BY_DTYPE = {
 """Two ways to the same number, by the dtype they are computed in."""
 
 INFLUENCE = 1e-6
-"""What a token that may not be attended may change: sums that re-associate, nothing more."""
+"""The most that a token that may not be attended may change: sums in another order, nothing more."""
 
 ADVERSARIAL = 1e-5
 """float32 against the float64 reference on adversarial keys, forward and gradients, measured on the functional form."""
@@ -22,4 +22,4 @@ LOGIT_EPS = 4 * torch.finfo(torch.float32).eps
 """Added to ADVERSARIAL for each unit of the largest logit, for mixers that weigh by dot products."""
 
 REACH = 1e-4
-"""What a token that may be attended must change at least."""
+"""The least that a token that may be attended must change."""

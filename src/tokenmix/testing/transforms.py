@@ -21,7 +21,7 @@ from .tolerances import BY_DTYPE
 
 
 def compiles(s: Subject) -> None:
-    """torch.compile(fullgraph=True) gives the same output and gradients, with and without a mask."""
+    """``torch.compile(fullgraph=True)`` gives the same output and gradients, with and without a mask."""
     forms: list[dict[str, Any]] = [{}] + ([{"key_mask": inputs.key_masks(s.length)["mixed"]}] if is_mixer(s.cls) else [])
     for given in forms:
         torch._dynamo.reset()
@@ -41,7 +41,9 @@ def compiles(s: Subject) -> None:
 
 
 def exports(s: Subject) -> None:
-    """torch.export gives the same numbers on other inputs, after saving and loading; so does one streaming step."""
+    """A program of ``torch.export`` gives the same numbers on other inputs after saving and loading, a streaming step
+    too.
+    """
     mixer = s.build(dtype=torch.float32)
     if not mixer.capabilities.export:
         raise NotApplicable("declares no export")
@@ -69,7 +71,7 @@ def _reloaded(module: nn.Module, args: tuple) -> Any:
 
 
 def exports_to_onnx(s: Subject) -> None:
-    """The ONNX form, run by onnxruntime, gives the same numbers on other inputs."""
+    """The ONNX form, run by ONNX Runtime, gives the same numbers on other inputs."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if importlib.util.find_spec(package) is None:
             raise NotApplicable(f"{package} is not installed")
@@ -85,7 +87,9 @@ def exports_to_onnx(s: Subject) -> None:
 
 
 def copies(s: Subject) -> None:
-    """A deepcopy is equal and shares nothing; no two parameters share memory; no tensor hides outside parameters and buffers."""
+    """A deepcopy is equal and shares nothing, no two parameters share memory, and every tensor is a parameter or a
+    buffer.
+    """
     mixer, x = s.build(), s.x()
     want = _out(s.call(mixer, x)).detach().clone()
     twin = copy.deepcopy(mixer)
@@ -106,7 +110,7 @@ def copies(s: Subject) -> None:
 
 
 def state_dict_round_trip(s: Subject) -> None:
-    """All that decides the output is in the state_dict."""
+    """The state_dict holds everything that determines the output."""
     mixer, x = s.build(), s.x()
     other = s.build(seed=s.seed + 100)
     buffer = io.BytesIO()
@@ -117,7 +121,7 @@ def state_dict_round_trip(s: Subject) -> None:
 
 
 def changes_dtype(s: Subject) -> None:
-    """.to(dtype) moves everything; the output has the dtype and stays near the float64 one."""
+    """``.to(dtype)`` converts everything, and the output has that dtype and stays near the float64 one."""
     exact, x = s.build(), 0.5 * s.x()
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         mixer = s.build().to(dtype)
@@ -133,7 +137,10 @@ def changes_dtype(s: Subject) -> None:
 
 
 def builds_on_meta(s: Subject) -> None:
-    """A meta build, to_empty and reset_parameters under a seed give a direct build under that seed; meta tensors pass through the meta build."""
+    """A meta build, to_empty and reset_parameters under a seed equal a direct build under that seed.
+
+    Meta tensors pass through the meta build.
+    """
     torch.manual_seed(s.seed + 1)
     direct = s.raw()
     with torch.device("meta"):
@@ -153,8 +160,10 @@ def builds_on_meta(s: Subject) -> None:
 
 
 def runs_under_autocast(s: Subject) -> None:
-    """Under autocast, to bfloat16 and to float16, outputs are near the float32 ones, gradients finite, and mixing is as exact as without: only the projections,
-    and what is handed back, are rounded."""
+    """Under autocast outputs are near the float32 ones, gradients are finite, and mixing itself stays exact.
+
+    Checked to bfloat16 and to float16; only the projections and the returned output are rounded.
+    """
     mixer = s.build(dtype=torch.float32)
     x = (0.5 * s.x(dtype=torch.float32)).requires_grad_()
     want = _out(s.call(mixer, x))
@@ -169,7 +178,10 @@ def runs_under_autocast(s: Subject) -> None:
 
 
 def _mixes_exactly(s: Subject, mixer: Any, x: Tensor, dtype: torch.dtype) -> None:
-    """The functional form of projections rounded to ``dtype``, under autocast and, in float32, without: equal but for the rounding of what it returns."""
+    """Compare the functional form under autocast, on projections rounded to ``dtype``, with the same in float32.
+
+    They are equal up to the rounding of what it returns.
+    """
     with torch.no_grad(), torch.autocast("cpu", dtype=dtype):
         args, options = s.args(mixer, x)
         got = s.functional(*args, **options)  # type: ignore[misc]  # there is one
