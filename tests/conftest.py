@@ -1,4 +1,4 @@
-"""One torch thread per test process, and a seed, so that runs repeat and workers do not fight for cores."""
+"""One torch thread and one seed for each test, so that runs repeat and workers do not compete for cores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KERNEL_TESTS = ("test_cpu", "test_the_kernel_is_what_runs")
 def pytest_collection_modifyitems(config, items):
     """Mark what `make test` leaves to `make test-more`.
 
-    Without the C library, as where there is no compiler, the tests of its kernels are left out, and the summary says so.
+    Where the C library could not be built, deselect the tests of its kernels and say so in the summary.
     """
     for item in items:
         if is_more(item.path.name, getattr(item, "originalname", item.name), getattr(getattr(item, "callspec", None), "params", {})):

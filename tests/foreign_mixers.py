@@ -1,4 +1,4 @@
-"""Mixers a stranger might bring: right ones, and small ones with the defects that public implementations ship."""
+"""Mixers from outside the library: correct ones, and small ones with the defects of public implementations."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tokenmix.mixers.base import register_state
 
 
 def wide(x: Tensor) -> Tensor:
-    """In float32 or better: sums in float16 overflow."""
+    """Convert to float32 or better: sums in float16 overflow."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class Mean(nn.Module):
-    """A plain module that is right: the causal mean of the values, gated."""
+    """A correct plain module: the causal mean of the values, gated."""
 
     def __init__(self, dim: int, causal: bool = True):
         super().__init__()
@@ -34,13 +34,13 @@ class Mean(nn.Module):
 
 
 def mean_reference(mixer: nn.Module, x: Tensor, allowed: Tensor) -> Tensor:
-    """The same, from the pairs that may be attended."""
+    """Compute the same from the pairs that may be attended."""
     weights = allowed.double() / allowed.double().sum(-1, keepdim=True).clamp_min(1.0)
     return torch.sigmoid(mixer.gate(x)) * (weights @ mixer.value(x))
 
 
 class BareExponential(Mean):
-    """exp(K) without a maximum: overflows at keys of 89, 0 / 0 at -110."""
+    """exp(K) without a maximum: it overflows at keys of 89 and divides 0 by 0 at -110."""
 
     def __init__(self, dim: int, causal: bool = False):
         super().__init__(dim, causal)
@@ -53,7 +53,7 @@ class BareExponential(Mean):
 
 
 class GlobalMaximum(BareExponential):
-    """One maximum over all of time in a causal form: a large future key empties the past."""
+    """One maximum over all of time in a causal form: a large future key makes the past vanish."""
 
     def forward(self, x: Tensor) -> Tensor:
         k = self.key(x)
@@ -62,21 +62,21 @@ class GlobalMaximum(BareExponential):
 
 
 class Leak(Mean):
-    """Says causal=True and normalises over all of time."""
+    """A module that says causal=True and normalises over all of time."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.value(x).cumsum(1) / (1 + self.value(x).abs().sum(1, keepdim=True))
 
 
 class MaskIgnored(Mean):
-    """Takes a mask and forgets it."""
+    """A module that takes a mask and ignores it."""
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         return super().forward(x)
 
 
 class MaskOnKeysOnly(Mean):
-    """Zeroes masked values and still counts them: padding changes the mean."""
+    """A module that zeroes masked values but still counts them, so padding changes the mean."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         hidden = torch.zeros_like(x[..., 0], dtype=torch.bool) if mask is None else ~mask
@@ -85,7 +85,7 @@ class MaskOnKeysOnly(Mean):
 
 
 class ReplacedParameter(Mean):
-    """Builds its bias anew in each forward: the optimiser's never learns."""
+    """A module that replaces its bias in each forward, so the optimiser's copy never learns."""
 
     def __init__(self, dim: int):
         super().__init__(dim)
@@ -97,7 +97,7 @@ class ReplacedParameter(Mean):
 
 
 class Untrained(Mean):
-    """A bias that forward never reads."""
+    """A module with a bias that forward never reads."""
 
     def __init__(self, dim: int):
         super().__init__(dim)
@@ -105,7 +105,7 @@ class Untrained(Mean):
 
 
 class ZeroDivision(Mean):
-    """Divides by a norm without an eps: a zero token makes every row NaN."""
+    """A module that divides by a norm without an eps, so a zero token makes every row NaN."""
 
     def forward(self, x: Tensor) -> Tensor:
         k = x / x.norm(dim=-1, keepdim=True)
@@ -113,14 +113,14 @@ class ZeroDivision(Mean):
 
 
 class OverTheBatch(Mean):
-    """Sums over the batch as well as over time."""
+    """A module that sums over the batch as well as over time."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.sigmoid(self.gate(x)) * self.value(x).mean((0, 1))
 
 
 class HiddenTensor(Mean):
-    """A learned table kept as a plain tensor: not in the state_dict, not moved."""
+    """A module with a learned table as a plain tensor: not in the state_dict, not moved."""
 
     def __init__(self, dim: int):
         super().__init__(dim)
@@ -131,7 +131,7 @@ class HiddenTensor(Mean):
 
 
 class OneMemoryTwice(Mean):
-    """Two parameters over one storage: a step of the optimiser moves it twice."""
+    """A module with two parameters over one storage, which a step of the optimiser moves twice."""
 
     def __init__(self, dim: int):
         super().__init__(dim)
@@ -139,7 +139,7 @@ class OneMemoryTwice(Mean):
 
 
 class FixedLength(Mean):
-    """Works at the length it was built for only."""
+    """A module that works only at the length it was built for."""
 
     def __init__(self, dim: int, seq_len: int = 10):
         super().__init__(dim)
@@ -150,7 +150,7 @@ class FixedLength(Mean):
 
 
 class NoSecondDerivative(Mean):
-    """Detaches in its backward what a second derivative needs."""
+    """A module that detaches in its backward what a second derivative needs."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _Square.apply(super().forward(x))
@@ -168,7 +168,7 @@ class _Square(torch.autograd.Function):
 
 
 class Branches(Mean):
-    """Python that looks at values: breaks a compiled graph."""
+    """A module with Python that looks at values, which breaks a compiled graph."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * (2.0 if float(x.sum()) > 0 else 2.0)
@@ -183,7 +183,7 @@ class MeanState(NamedTuple):
 
 
 class MeanMixer(Mixer):
-    """A stranger's Mixer that keeps the contract: the mean of the values it may attend."""
+    """A Mixer from outside that keeps the contract: the mean of the values it may attend."""
 
     supports_causal = supports_streaming = True
 
@@ -197,13 +197,13 @@ class MeanMixer(Mixer):
         return self.finish(x, total, count)
 
     def values(self, x, key_mask):
-        """The values that count, and 1 for each."""
+        """Return the values that count, and 1 for each."""
         live = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
         v = torch.where(live[..., None], wide(self.v_proj(x)), 0.0)
         return v, live[..., None].to(v.dtype)
 
     def finish(self, x, total, count):
-        """The gated mean, projected."""
+        """Return the gated mean, projected."""
         return self.out_proj(torch.sigmoid(self.q_proj(x)) * (total / count.clamp_min(1.0)).to(x.dtype))
 
     def empty_state(self, batch_size, *, device, dtype):
@@ -217,13 +217,13 @@ class MeanMixer(Mixer):
 
 
 def mean_mixer_reference(mixer: MeanMixer, x: Tensor, allowed: Tensor) -> Tensor:
-    """The mean over the allowed pairs."""
+    """Compute the mean over the allowed pairs."""
     weights = allowed.double() / allowed.double().sum(-1, keepdim=True).clamp_min(1.0)
     return F.linear(torch.sigmoid(mixer.q_proj(x)) * (weights @ mixer.v_proj(x)), mixer.out_proj.weight, mixer.out_proj.bias)
 
 
 class WrongCounter(MeanMixer):
-    """Its stream counts padding."""
+    """A mixer whose stream counts padding."""
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         y, after = super().mix_chunk(x, state, positions=positions, key_mask=key_mask)
@@ -231,20 +231,20 @@ class WrongCounter(MeanMixer):
 
 
 class Forgetful(MeanMixer):
-    """Its stream starts anew with each chunk."""
+    """A mixer whose stream is re-initialised with each chunk."""
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         return super().mix_chunk(x, self.empty_state(len(x), device=x.device, dtype=x.dtype), positions=positions, key_mask=key_mask)
 
 
 class Excused(Forgetful):
-    """Declares what it cannot do."""
+    """A mixer that declares what it cannot do."""
 
     waivers = dict.fromkeys(("streaming_equals_parallel", "rows_at_different_positions", "reorder_picks_rows", "state_is_a_value"), "keeps no past")
 
 
 class ExcusedLeak(MeanMixer):
-    """Declares an exception nobody may have."""
+    """A mixer that declares an exception no mixer may have."""
 
     waivers = {"future_cannot_reach_past": "it is faster so"}
 
@@ -253,13 +253,13 @@ class ExcusedLeak(MeanMixer):
 
 
 class Silent(MeanMixer):
-    """Says it knows grids, and fails on them."""
+    """A mixer that declares a capability it lacks."""
 
     supports_attn_mask = True
 
 
 class NotJson(MeanMixer):
-    """An option that is positional."""
+    """A mixer with a positional option."""
 
     def __init__(self, dim: int, causal: bool = False):
         super().__init__(dim, causal=causal)

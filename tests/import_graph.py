@@ -1,4 +1,4 @@
-"""The imports of the library as a graph: between files, between folders, and which of them a reader should not find."""
+"""The imports of the library as a graph between files and between folders, and the imports it should not have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Imports:
         self.found = {file: list(self._read(file)) for file in sorted(self.files)}
 
     def _read(self, file: str) -> Iterator[tuple[str, str]]:
-        """(file imported from, name imported) of every import statement, wherever it stands."""
+        """Yield (file imported from, name imported) of every import statement, wherever it stands."""
         here = Path(file).parent.parts
         for node in ast.walk(ast.parse((self.source / file).read_text())):
             if isinstance(node, ast.Import):
@@ -43,18 +43,18 @@ class Imports:
         return next((f for f in (f"{stem}.py", f"{stem}/__init__.py".lstrip("/")) if f in self.files), None)
 
     def between_files(self) -> Graph:
-        """A file -> the files it imports."""
+        """Map each file to the files it imports."""
         return {file: {target for target, _ in found} for file, found in self.found.items()}
 
     def between_folders(self) -> Graph:
-        """A room -> the rooms it imports; a room is a folder of the package, or a file at its root."""
+        """Map each folder to the folders it imports; a file at the root of the package counts as a folder."""
         graph: Graph = {}
         for file, targets in self.between_files().items():
             graph.setdefault(room(file), set()).update(room(t) for t in targets)
         return {name: targets - {name} for name, targets in graph.items()}
 
     def private(self) -> list[str]:
-        """Imports across folders of a name, or from a file, that begins with one underscore."""
+        """Return the imports across folders of a name, or from a file, that begins with one underscore."""
         found = []
         for file, targets in self.found.items():
             for target, name in targets:
@@ -64,17 +64,17 @@ class Imports:
         return found
 
     def root_modules(self) -> list[str]:
-        """Files at the root beside the package's own, its entry point and its errors."""
+        """Return the files at the root besides the package's own, its entry point and its errors."""
         return sorted(f for f in self.files if "/" not in f and f not in ("__init__.py", "__main__.py", "errors.py"))
 
 
 def room(file: str) -> str:
-    """The first folder of a path, or the name of a file at the root."""
+    """Return the first folder of a path, or the name of a file at the root."""
     return Path(file).parts[0].removesuffix(".py")
 
 
 def circles(graph: Graph) -> list[set[str]]:
-    """Groups of nodes that reach each other."""
+    """Return the groups of nodes that reach each other."""
 
     def reached(start: str) -> set[str]:
         seen: set[str] = set()
@@ -92,7 +92,7 @@ def circles(graph: Graph) -> list[set[str]]:
 
 
 def height(graph: Graph) -> int:
-    """Nodes on the longest way down a graph without circles."""
+    """Return the number of nodes on the longest path of a graph without cycles."""
     levels: dict[str, int] = {}
     for node in TopologicalSorter(graph).static_order():
         levels[node] = 1 + max((levels[target] for target in graph.get(node, ())), default=0)

@@ -1,4 +1,4 @@
-"""Models whose mixers are heard: what starts tiny, as position biases do, is given a size that shows in the outputs."""
+"""Give mixers parameters that matter: those that start tiny, as position biases do, then show in the outputs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import Any
 
 
 def perturb_mixers(model: Any) -> Any:
-    """Noise on every parameter of every mixer of a model, in place; a query at a wrong position, say, then gives other logits. In eval mode."""
+    """Add noise to every parameter of every mixer of a model, in place, and put the model in eval mode.
+
+    A query at a wrong position, for example, then gives other logits.
+    """
     from tokenmix import Mixer  # here: some callers choose a library first
     from tokenmix.testing import perturb as add_noise
 

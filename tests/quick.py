@@ -1,4 +1,4 @@
-"""Which tests `make quick M=name` runs: the contract, and the files of the mixer's family; printed for the command line of pytest."""
+"""Print the tests that `make quick M=name` runs: the contract, and the files of the mixer's family."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 
 
 def files(name: str) -> list[str]:
-    """The contract's file, and those called after the mixer's module or its family."""
+    """Return the contract's file, and those named after the mixer's module or its family."""
     stem = MIXERS[name].__module__.split(".")[-1]
     named = {HERE / f"test_{s}.py" for s in (name, stem, stem.split("_")[0])}
     return [str(f.relative_to(Path.cwd())) for f in (HERE / "test_contract.py", *sorted(named)) if f.is_file()]

@@ -1,6 +1,8 @@
-"""Which tests `make test` leaves to `make test-more`: sweeps over all cases, compilation and export, planted bugs, fuzz, sanitizers, long subprocesses.
+"""The tests that `make test` leaves to `make test-more`: sweeps over all cases, compilation and export, mutations,
+fuzzing.
 
-`make test` keeps every promise on one case of each mixer, and a test of every feature. What neither runs is marked slow: `make test-all`.
+Sanitizers and long subprocesses belong to it too. `make test` keeps every promise on one case of each mixer, and a test
+of every feature. Tests that neither runs are marked slow: `make test-all`.
 """
 
 from __future__ import annotations
@@ -53,11 +55,11 @@ TESTS = {
     "test_reformer.py": ("test_the_paper_form_keeps_every_other_promise",),
     "test_train.py": ("test_killed_three_times_it_gives_the_same_bits",),
 }
-"""Single tests that take more than a few seconds and sweep over rows, build anew or start processes."""
+"""Single tests that take more than a few seconds and sweep over rows, rebuild or start processes."""
 
 
 def is_more(file: str, test: str, params: dict[str, object]) -> bool:
-    """Whether a test belongs to `make test-more`."""
+    """Return whether a test belongs to `make test-more`."""
     if file in FILES or test in TESTS.get(file, ()):
         return True
     case, promise = params.get("case"), str(params.get("promise"))

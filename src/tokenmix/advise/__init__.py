@@ -1,4 +1,4 @@
-"""`tokenmix advise`: should this model's attention be replaced, by what, and what will that gain at these lengths on this machine?"""
+"""`tokenmix advise`: whether to replace a model's attention, by what, and the gain at given lengths on this machine."""
 
 from .advice import Advice as Advice
 from .advice import advise as advise

@@ -1,4 +1,4 @@
-"""Should this model's attention be replaced? Measured shares, the bound they set, the candidates, and the answer in words."""
+"""Whether a model's attention should be replaced: measured shares, the bound they set, the candidates, and the answer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Skipped:
 
 @dataclass
 class Advice:
-    """What was found. ``tokenmix.advise.text`` puts it into sentences and tables; ``to_json`` has every number."""
+    """The results. ``tokenmix.advise.text`` formats them as sentences and tables; ``to_json`` has every number."""
 
     host: Host
     modules: list[AttentionModule]
@@ -49,17 +49,17 @@ class Advice:
 
     @property
     def crossing(self) -> Crossing:
-        """Where replacing begins to pay: where the bound reaches ``worth``."""
+        """The length from which replacing pays: where the bound reaches ``worth``."""
         return first_length([s.tokens for s in self.shares], [s.mixing_share for s in self.shares], share_for(self.worth))
 
     @property
     def pays(self) -> bool:
-        """Whether it does at a length that was measured."""
+        """Whether replacing pays at a length that was measured."""
         return any(s.bound >= self.worth for s in self.shares)
 
     @property
     def fastest(self) -> Row | None:
-        """The fastest candidate at the longest length at which candidates were measured, if it beats attention."""
+        """The fastest candidate at the longest length with measured candidates, if it beats attention."""
         known = [r for r in self.rows if r.speedup is not None and r.mixer != OWN]
         longest = [r for r in known if r.length == max(k.length for k in known)]
         best = max(longest, key=lambda r: r.speedup or 0.0, default=None)
@@ -78,18 +78,21 @@ def advise(
     options: dict[str, Any] | None = None,
     tell: Tell = lambda _: None,
 ) -> Advice:
-    """Measure attention's share of a model's forward pass at some lengths, what replacing it can gain at most, and what candidates gain.
+    """Measure attention's share of a model's forward pass at some lengths, the largest gain of replacing it, and
+    candidates.
 
     Args:
-        model: as of ``load_host``, or what that gave.
-        lengths: tokens; of a vision model, sides of square images. Default: some that the model takes.
-        seconds: for the shares, about; the candidates take up to three times as long. A length whose passes would not fit is left out, and says so.
-        worth: how many times as fast the model must be able to become for replacing to pay.
-        candidates: "auto", or mixers such as "hydra,aft_local:window=32"; None: none are measured.
-        options: as of ``load_host``.
+        model: as in ``load_host``, or its result.
+        lengths: tokens; for a vision model, sides of square images. Default: some that the model takes.
+        seconds: approximate time for the shares; the candidates take up to three times as long. Lengths that do not fit
+            are skipped and reported.
+        worth: the speed-up that must be possible for replacing to pay.
+        candidates: "auto", or mixers such as "hydra,aft_local:window=32"; None measures none.
+        options: as in ``load_host``.
 
     Raises:
-        MixerError: for a model that cannot be loaded or has no attention that is known, for bad arguments, and where no length can be measured.
+        MixerError: for a model that cannot be loaded or has no known attention, for bad arguments, and where no length
+            can be measured.
     """
     if batch < 1 or not seconds > 0 or not worth > 1:
         raise MixerError(f"advise: batch and seconds must be positive and worth larger than 1, got {batch}, {seconds} and {worth}.")
@@ -134,7 +137,7 @@ def _measure_shares(advice: Advice, lengths: list[int], seconds: float, device: 
 
 
 def _probe(advice: Advice, device: str) -> list[Share]:
-    """One quick look at a short input, to know what longer ones will take; nothing where the model takes no such thing."""
+    """Measure a short input once, to estimate what longer ones take; return nothing if the model does not take it."""
     inputs = advice.host.inputs
     n = PROBE if inputs.patch is None else inputs.patch * round(PROBE**0.5)
     found = None if inputs.refusal(n) else _one(advice, n, 0.0, device)
@@ -142,7 +145,7 @@ def _probe(advice: Advice, device: str) -> list[Share]:
 
 
 def _one(advice: Advice, n: int, budget: float, device: str) -> Share | str:
-    """The measurement at one length, or why there is none."""
+    """Return the measurement at one length, or why there is none."""
     host = advice.host
     try:
         host.inputs.fit(host.model, n)
@@ -157,7 +160,7 @@ def _spelled(seconds: float) -> str:
 
 
 def _outlook(seen: list[Share], tokens: int, left: float, device: str) -> str | None:
-    """Why a length would take too long or too much memory, by what shorter ones took; None where it will do."""
+    """Return why a length would take too long or too much memory, estimated from shorter ones; None where it fits."""
     if not seen:
         return None
     last = seen[-1]
@@ -171,7 +174,10 @@ def _outlook(seen: list[Share], tokens: int, left: float, device: str) -> str | 
 
 
 def expected_peak(seen: list[Share], tokens: int) -> float | None:
-    """Bytes at the peak of a pass at another length: by the power of T between the last two, else attention's part by T^2 and the rest by T."""
+    """Estimate the bytes at the peak of a pass at another length.
+
+    It is extrapolated by the power of T between the last two lengths, else attention's part by T^2 and the rest by T.
+    """
     last = seen[-1]
     if not last.peak or last.without is None:
         return None

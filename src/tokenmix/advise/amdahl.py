@@ -1,4 +1,6 @@
-"""What replacing a part of a whole can gain (Amdahl 1967), and from which length on it pays: arithmetic on shares of time."""
+"""The gain from replacing a part of a whole (Amdahl 1967), and the length from which it pays, computed from shares of
+time.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ from ..errors import MixerError
 
 
 def bound(share: float, left: float = 0.0) -> float:
-    """How many times as fast the whole becomes when a part of it, ``share`` of its time, takes ``left`` times as long: 1 / (1 - share + share left).
+    """Compute how many times as fast the whole becomes when a part takes ``left`` times as long: 1 / (1 - share + share
+    left).
 
     Args:
-        share: in [0, 1); with ``left`` > 0 also 1.
+        share: the part's share of the time, in [0, 1); with ``left`` > 0 also 1.
         left: 0: the part takes no time at all, which bounds any replacement.
     """
     if not 0 <= share <= 1 or left < 0 or (share == 1 and left == 0):
@@ -22,7 +25,7 @@ def bound(share: float, left: float = 0.0) -> float:
 
 
 def share_for(speedup: float) -> float:
-    """The share of the time that must vanish for the whole to become ``speedup`` times as fast: 1 - 1 / speedup."""
+    """Compute the share of the time that must vanish for a speed-up of the whole: 1 - 1 / speedup."""
     if not speedup > 1:
         raise MixerError(f"share_for: a speed-up is larger than 1, got {speedup}.")
     return 1 - 1 / speedup
@@ -33,8 +36,9 @@ class Crossing:
     """Where a share is first reached.
 
     Args:
-        tokens: the length; None: nowhere, as far as can be told.
-        how: "measured": at the shortest length measured, or before it; "between": between two measured lengths; "beyond": after the longest, by the formula.
+        tokens: the length; None: nowhere, as far as can be estimated.
+        how: "measured": at the shortest length measured, or before it; "between": between two measured lengths;
+            "beyond": after the longest, by the formula.
     """
 
     tokens: float | None
@@ -42,10 +46,10 @@ class Crossing:
 
 
 def first_length(tokens: Sequence[int], shares: Sequence[float], wanted: float) -> Crossing:
-    """The length at which the mixing's share of the time first reaches ``wanted``.
+    """Estimate the length at which mixing's share of the time first reaches ``wanted``.
 
-    Joining T tokens costs T^2 and all else T, so the ratio of the two, s / (1 - s), grows like T: between two measured lengths it is taken as the power of T
-    that goes through both, beyond the longest as growing in proportion to T.
+    Mixing T tokens costs T^2 and all else T, so the ratio of the two, s / (1 - s), grows like T. Between two measured
+    lengths it is interpolated by the power of T through both; beyond the longest it grows in proportion to T.
 
     Args:
         tokens: ascending.
@@ -66,6 +70,6 @@ def first_length(tokens: Sequence[int], shares: Sequence[float], wanted: float) 
 
 
 def expected(seconds: float, mixing: float, tokens: int, wanted: int) -> float:
-    """What takes ``seconds`` at ``tokens``, ``mixing`` of them in T^2 and the rest in T, at another length."""
+    """Estimate at another length what takes ``seconds`` at ``tokens``, ``mixing`` of them in T^2 and the rest in T."""
     ratio = wanted / tokens
     return (seconds - mixing) * ratio + mixing * ratio**2

@@ -1,4 +1,4 @@
-"""The attention of a model: softmax attention in known hosts and in our own models, and the parts of it that any replacement keeps."""
+"""The attention of a model: softmax attention in known hosts and in our own models, and the parts a replacement keeps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..mixers.attention import Attention
 
 @dataclass(frozen=True)
 class AttentionModule:
-    """One attention module: its dotted name, the module, its family (of ``FAMILIES``, or "tokenmix"), and what it does."""
+    """One attention module: its dotted name, the module, its family (of ``FAMILIES``, or "tokenmix"), and its shape."""
 
     name: str
     module: Any
@@ -28,15 +28,18 @@ class AttentionModule:
     cross: bool = False
 
     def kept(self) -> list[nn.Module]:
-        """The modules inside that hold weights and join no tokens: projections, norms. A replacement keeps them, or has its own."""
+        """Return the modules inside that hold weights and mix no tokens: projections, norms.
+
+        A replacement keeps them or has its own.
+        """
         return [m for m in self.module.modules() if next(m.children(), None) is None and next(m.parameters(), None) is not None and m is not self.module]
 
 
 def modules_of(model: nn.Module, where: str) -> list[AttentionModule]:
-    """Every attention module.
+    """Return every attention module of a model.
 
     Raises:
-        MixerError: where there is none, naming what there is instead.
+        MixerError: there is none; the message names what the model has instead.
     """
     found = [AttentionModule(s.name, model.get_submodule(s.name), s.family, s.dim, s.heads, s.causal, s.cross) for s in find_attention(model)]
     own: Any = [(name, m) for name, m in model.named_modules() if type(m) is Attention]
@@ -51,7 +54,10 @@ def modules_of(model: nn.Module, where: str) -> list[AttentionModule]:
 
 
 def torch_projections(module: Any, seen: tuple[Any, ...], named: dict[str, Any]) -> Callable[[], Any]:
-    """What ``nn.MultiheadAttention`` does to each token alone, as a call on the inputs it saw: it has no modules for it."""
+    """Return a call that computes what ``nn.MultiheadAttention`` does to each token alone, on the inputs it saw.
+
+    It has no modules for these projections that could be timed.
+    """
     inputs: list[Any] = [named.get(name, seen[i] if i < len(seen) else None) for i, name in enumerate(("query", "key", "value"))]
     whole, out = module.in_proj_weight, module.out_proj
     weights = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight] if whole is None else list(whole.chunk(3))

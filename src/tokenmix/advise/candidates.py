@@ -1,4 +1,6 @@
-"""Other mixers inside the very model: time, peak memory, state and time per generated token, beside its own attention."""
+"""Other mixers inside the model itself: time, peak memory, state and time per generated token, beside its own
+attention.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Row:
-    """One candidate at one length: seconds and bytes of a pass; how many times as fast as the model with its own attention; or why there are no numbers."""
+    """One candidate at one length: seconds, speed-up over the model's own attention and bytes of a pass; or why it has
+    none.
+    """
 
     mixer: str
     length: int
@@ -40,18 +44,18 @@ class Row:
     why: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         decoded = {} if self.decoded is None else {"state_bytes": self.decoded.state_bytes, "ms_per_token": self.decoded.ms_per_token}
         return {k: v for k, v in vars(self).items() if k != "decoded"} | decoded
 
 
 def usual(modules: list[AttentionModule], *, images: bool) -> str:
-    """A few mixers of the core that fit: causal ones where attention is causal, ones with a grid for images."""
+    """Return a few core mixers that fit: causal ones where attention is causal, ones with a grid for images."""
     return IMAGES if images else CAUSAL if all(m.causal for m in modules) else TEXT
 
 
 def parse_candidates(text: str) -> list[Subject]:
-    """Mixers from "hydra,aft_local:window=32"."""
+    """Parse mixers such as "hydra,aft_local:window=32"."""
     found = parse_subjects(text)
     odd = [s.name for s in found if s.name not in MIXERS]
     if odd or not found:
@@ -63,7 +67,7 @@ def parse_candidates(text: str) -> list[Subject]:
 def measure_candidates(
     host: Host, subjects: list[Subject], length: int, *, batch: int, budget: float, device: str = "cpu", tell: Tell = lambda _: None
 ) -> list[Row]:
-    """All candidates at one length, timed in turns in one process, the model as it is among them."""
+    """Measure all candidates at one length, timed in turns in one process with the unchanged model."""
     models, rows = built(host, subjects, length)
     given = host.inputs.make(length, batch)
     calls = {label: _call(model, given) for label, model in models.items()}
@@ -85,7 +89,9 @@ def measure_candidates(
 
 
 def built(host: Host, subjects: list[Subject], length: int) -> tuple[dict[str, Any], list[Row]]:
-    """The model with its own attention and with each mixer, by label, and a row with the reason for each that does not fit."""
+    """Build the model with its own attention and with each mixer, by label, and a row with the reason for each that
+    does not fit.
+    """
     host.inputs.fit(host.model, length)
     models: dict[str, Any] = {OWN: host.model}
     rows = []
@@ -99,7 +105,10 @@ def built(host: Host, subjects: list[Subject], length: int) -> tuple[dict[str, A
 
 
 def replaced(host: Host, spec: dict[str, Any]) -> nn.Module:
-    """A copy of the model with a mixer in place of its attention, projections copied in a host's model, everything new in one of ours."""
+    """Return a copy of the model with a mixer in place of its attention.
+
+    In a model of another library projections are copied; one of ours has new weights throughout.
+    """
     if host.origin != "tokenmix":
         return replace_mixers(host.model, spec, seed=0)[0]
     config = host.model.config

@@ -1,4 +1,4 @@
-"""What generating one more token costs a causal model after a context: of ours through its state, of transformers through its cache."""
+"""The cost of generating one more token after a context: our causal models use their state, transformers its cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class Decoded:
 
 @torch.no_grad()
 def decode(model: Any, inputs: Inputs, length: int, batch: int) -> Decoded | None:
-    """After so long a context that the last token measured is number ``length``; None where the model does not generate."""
+    """Measure after a context so long that the last measured token is number ``length``; None if the model does not
+    generate.
+    """
     context = length - STEPS - 1
     if inputs.patch is not None or context < 1:
         return None
@@ -52,7 +54,10 @@ def decode(model: Any, inputs: Inputs, length: int, batch: int) -> Decoded | Non
 
 
 def _decoder(config: Any) -> bool:
-    """Whether a model of transformers reads from left to right: GPT-2 and Llama never say so, BERT says when it does not."""
+    """Return whether a model of transformers reads from left to right.
+
+    GPT-2 and Llama never say so; BERT says so when it does.
+    """
     return not config.is_encoder_decoder and (config.model_type not in ENCODERS or config.is_decoder)
 
 
@@ -61,7 +66,7 @@ ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
 
 
 def cache_bytes(cache: Any) -> int:
-    """Of all tensors in the layers of a cache: keys and values, or a mixer's state."""
+    """Return the bytes of all tensors in the layers of a cache: keys and values, or a mixer's state."""
     leaves = pytree.tree_leaves([[getattr(layer, name, None) for name in ("keys", "values", "state")] for layer in cache.layers])
     return sum(t.numel() * t.element_size() for t in leaves if isinstance(t, Tensor))
 

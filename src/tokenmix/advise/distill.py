@@ -1,4 +1,4 @@
-"""The model with another mixer, distilled from itself on text at hand for some minutes, and written."""
+"""Distil the model with another mixer from itself, for some minutes on a given text, and write it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEARNING_RATE = 1e-3
 
 
 def check_distillation(name: str, origin: str, data: Path, out: Path | None) -> None:
-    """Refuse, before anything is measured, what could not be taught."""
+    """Refuse, before anything is measured, what could not be distilled."""
     if origin != "transformers" or not Path(name.removeprefix("hf:")).is_dir():
         own = "a run is trained on with `tokenmix train`" if origin == "tokenmix" else "`tokenmix convert` and tokenmix.hosts.surgery.distill take other models"
         raise MixerError(f"advise: --data teaches a language model in a folder of transformers, with its tokenizer, got {name}; {own}.")
@@ -38,13 +38,13 @@ def check_distillation(name: str, origin: str, data: Path, out: Path | None) -> 
 
 
 def distill_fastest(advice: Advice, data: Path, out: Path, *, minutes: float, last: int | None = None) -> dict[str, Any]:
-    """Replace attention by the candidate that was fastest, distil, write model and run. Returns what ``Advice.distilled`` holds.
+    """Replace attention by the fastest candidate, distil, write model and run. Return what ``Advice.distilled`` holds.
 
-    The loss is that of ``distill`` over the last tenth of the text: the KL divergence of the student's predictions from the teacher's, or the distance of last
-    hidden states where a model predicts nothing.
+    The loss is that of ``distill`` over the last tenth of the text: the KL divergence of the student's predictions from
+    the teacher's, or the distance of the last hidden states where a model predicts nothing.
 
     Args:
-        last: replace only the last so many attention modules.
+        last: replace only the last N attention modules.
     """
     teacher, spec = advice.host.model, _chosen(advice)
     train, valid = _batches(advice, data)
@@ -62,7 +62,7 @@ def distill_fastest(advice: Advice, data: Path, out: Path, *, minutes: float, la
 
 
 def _chosen(advice: Advice) -> dict[str, Any]:
-    """The only candidate that fits, or the fastest at the longest length."""
+    """Return the only candidate that fits, or the fastest at the longest length."""
     known = list(dict.fromkeys(r.mixer for r in advice.rows if r.seconds is not None and r.mixer != OWN))
     if not known:
         why = next((r.why for r in advice.rows if r.why), "none was measured")
@@ -72,7 +72,7 @@ def _chosen(advice: Advice) -> dict[str, Any]:
 
 
 def _batches(advice: Advice, data: Path) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
-    """The text in pieces of equal length: batches to learn from, and the last tenth to judge by."""
+    """Split the text into pieces of equal length: batches for training, and the last tenth for validation."""
     import transformers
 
     folder = advice.host.name.removeprefix("hf:")
@@ -98,7 +98,7 @@ def _batches(advice: Advice, data: Path) -> tuple[list[dict[str, Tensor]], list[
 
 
 def _step_seconds(teacher: nn.Module, student: nn.Module, batch: dict[str, Tensor]) -> float:
-    """Of one step, by trying it on a copy: the teacher's pass, the student's and its gradients."""
+    """Time one step on a copy: the teacher's pass, the student's and its gradients."""
     tried = copy.deepcopy(student).train()
     best = float("inf")
     for _ in range(2):

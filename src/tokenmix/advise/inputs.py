@@ -20,7 +20,7 @@ Given = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def _as_it_is(model: nn.Module, length: int) -> None:
-    """Nothing to change: the model takes inputs of any length."""
+    """Change nothing: the model takes inputs of any length."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Inputs:
 
     Args:
         make: length and batch -> the arguments.
-        patch: of a vision model, whose lengths are image sizes; None: lengths are tokens.
+        patch: the patch size of a vision model, whose lengths are image sizes; None: lengths are tokens.
         prefix: tokens before the patches.
         limit: the longest length the model takes; None: none is known.
-        fit: makes a model one for another image size, in place.
+        fit: changes a model to another image size, in place.
     """
 
     make: Callable[[int, int], Given]
@@ -47,18 +47,18 @@ class Inputs:
         return "pixels" if self.patch else "tokens"
 
     def tokens(self, length: int) -> int:
-        """Tokens of one row."""
+        """Return the tokens of one row."""
         return length if self.patch is None else (length // self.patch) ** 2 + self.prefix
 
     def length(self, tokens: float) -> int:
-        """The shortest length with so many tokens."""
+        """Return the shortest length with at least this many tokens."""
         if self.patch is None:
             return round(tokens)
         side = isqrt(max(round(tokens) - self.prefix, 1))
         return self.patch * (side + (side**2 + self.prefix < tokens))
 
     def refusal(self, length: int) -> str | None:
-        """Why a length cannot be had; None where it can."""
+        """Return why the model cannot take a length; None where it can."""
         if self.limit is not None and length > self.limit:
             return f"the model takes {self.limit:,} {self.unit} at most"
         if self.patch is not None and length % self.patch:
@@ -66,7 +66,7 @@ class Inputs:
         return None
 
     def usual(self, size: int | None = None) -> list[int]:
-        """Lengths to look at where none are given."""
+        """Return the lengths to measure where none are given."""
         if self.patch is not None:
             first = max((size or 224) // self.patch, 1) * self.patch
             return [first, 2 * first]
@@ -75,10 +75,10 @@ class Inputs:
 
 
 def inputs_of(model: Any, where: str) -> Inputs:
-    """How a model of a known host is called.
+    """Return how a model of a known host is called.
 
     Raises:
-        MixerError: for a model of no known host; give it inputs of its own then.
+        MixerError: the model belongs to no known host; a factory can supply inputs for it.
     """
     if isinstance(model, LM):
         return Inputs(_numbers(model.config.vocab, model), limit=model.max_len)
@@ -96,7 +96,7 @@ def inputs_of(model: Any, where: str) -> Inputs:
 
 
 def own_inputs(make: Callable[[int, int], Any], model: nn.Module, where: str) -> Inputs:
-    """Inputs that a factory came with."""
+    """Wrap the inputs that a factory supplies."""
 
     def given(length: int, batch: int) -> Given:
         found = make(length, batch)
@@ -112,7 +112,7 @@ def own_inputs(make: Callable[[int, int], Any], model: nn.Module, where: str) ->
 
 
 def _limit(model: nn.Module) -> int | None:
-    """Tokens the model has positions for; rotary ones go on."""
+    """Return the tokens the model has positions for, or None; rotary positions have no limit."""
     limits = [s.max_len for s in find_attention(model) if s.max_len is not None and not s.rotary and s.grid is None and not s.cross]
     return min(limits, default=None)
 
@@ -122,7 +122,7 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _numbers(vocab: int, model: nn.Module) -> Callable[[int, int], Given]:
-    """Token numbers, the same in every call."""
+    """Return a function that makes token numbers, the same in every call."""
 
     def make(length: int, batch: int) -> Given:
         tokens = torch.randint(vocab, (batch, length), generator=torch.Generator().manual_seed(0))
@@ -141,7 +141,7 @@ def _images(channels: int, model: nn.Module) -> Callable[[int, int], Given]:
 
 
 def _transformers(model: Any, where: str) -> Inputs:
-    """Token numbers or images, by the model's main input."""
+    """Return token numbers or images, by the model's main input."""
     config, known = model.config, inspect.signature(model.forward).parameters
     if model.main_input_name == "pixel_values":
         sites = find_attention(model)

@@ -1,4 +1,4 @@
-"""The model that advice is asked for, from what stands on the command line."""
+"""Load the model to be advised on from its name on the command line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXTRAS = {"transformers": "hf", "timm": "vision"}
 
 @dataclass(frozen=True)
 class Host:
-    """A model, what it was called on the command line, whose it is, how it is called, and what is to be said about it."""
+    """A model, its name on the command line, the library it belongs to, how it is called, and notes about it."""
 
     name: str
     model: Any
@@ -37,17 +37,19 @@ class Host:
 
 
 def load_host(name: str, options: dict[str, Any] | None = None, *, device: torch.device | str = "cpu") -> Host:
-    """The model meant by ``name``, in eval mode.
+    """Load the model that ``name`` refers to, in eval mode.
 
     Args:
-        name: a run directory of ours or a folder that `tokenmix convert` wrote; a folder saved by transformers; a name of ``MODELS``; a class of transformers
-            (``BertModel``) or a model type (``bert``); a name of timm; ``package:factory``, a callable that returns a model, or (model, inputs) with
-            ``inputs(length, batch)`` giving what the model is called with. ``hf:`` and ``timm:`` in front settle what is meant.
-        options: fields of its config that replace what stands there; arguments of the factory. A model whose config changes has new weights, which is all the
-            same to its speed.
+        name: a run directory of ours or a folder that `tokenmix convert` wrote; a folder saved by transformers; a name
+            of ``MODELS``; a class of transformers (``BertModel``) or a model type (``bert``); a name of timm;
+            ``package:factory``, a callable that returns a model, or (model, inputs) with ``inputs(length, batch)``
+            returning what the model is called with. A prefix ``hf:`` or ``timm:`` selects the library.
+        options: config fields to replace; arguments of the factory. After a change of config the weights are random;
+            timing is unaffected.
 
     Raises:
-        MixerError: for an unknown model (what it could be), a package that is missing (which extra), a folder that holds no model.
+        MixerError: the model is unknown (the message lists near names), a package is missing (which extra), or a folder
+            holds no model.
     """
     options = dict(options or {})
     with torch.random.fork_rng():
@@ -73,7 +75,7 @@ def _found(name: str, options: dict[str, Any]) -> Host:
 
 
 def _unknown(name: str) -> str:
-    """What a name that is nobody's could be."""
+    """Return what an unknown name could have meant."""
     if "/" in name or os.sep in name:
         return f"advise: there is no folder {name!r}; nothing is downloaded here, so save the model into a folder first."
     known = [*MODELS]
@@ -99,7 +101,7 @@ def _need(package: str, name: str) -> None:
 
 
 def _ours(name: str, config: Any, options: dict[str, Any], note: str = "") -> Host:
-    """A model of this library with weights drawn anew."""
+    """Build a model of this library with new random weights."""
     model = build_model(config, **options)
     return _our_host(name, model, (note,) if note else ())
 
@@ -178,7 +180,7 @@ def _transformers_package() -> Any:
 
 
 def _classes() -> list[str]:
-    """Model types and classes of transformers, by name."""
+    """Return the names of the model types and classes of transformers."""
     tf = _transformers_package()
     return [*tf.CONFIG_MAPPING, *(n for n in dir(tf) if n.endswith("Model") or "For" in n)]
 
@@ -191,7 +193,7 @@ def _is_transformers(name: str) -> bool:
 
 
 def _transformers(name: str, options: dict[str, Any]) -> Host:
-    """A class or a model type, with its default config and random weights."""
+    """Build a class or a model type with its default config and random weights."""
     _need("transformers", name)
     tf = _transformers_package()
     if not _is_transformers(name):
@@ -208,7 +210,7 @@ def _transformers(name: str, options: dict[str, Any]) -> Host:
 
 
 def _saved(folder: Path, config: dict[str, Any], options: dict[str, Any]) -> Host:
-    """A folder of transformers: the class it names, with its weights where they lie there."""
+    """Load a folder of transformers: the class it names, with its weights if they are there."""
     _need("transformers", str(folder))
     tf = _transformers_package()
     name = (config.get("architectures") or ["AutoModel"])[0]

@@ -1,8 +1,9 @@
 """Attention's share of the time and of the peak memory of whole forward passes, measured at each length.
 
-Two kinds of passes in turns: as they are, for the time; and with clocks around attention modules and around the projections and norms in them, for the shares.
-What is left of attention without these is the mixing, which is what another mixer would do instead. Shares are taken within one pass, and the median of many
-passes: a busy machine slows parts of a pass alike. Where a pass takes long, clocks cost nothing beside it and the second kind tells the time too.
+Two kinds of passes take turns: plain ones, for the time; and ones with clocks around attention modules and around the
+projections and norms in them, for the shares. Attention without these parts is the mixing, which another mixer would
+replace. Shares are taken within one pass, and then the median of many passes: a busy machine slows all parts of a pass
+alike. Where a pass takes long, clocks cost nothing in comparison and the second kind gives the time too.
 """
 
 from __future__ import annotations
@@ -23,20 +24,22 @@ from .amdahl import bound
 from .attention_modules import AttentionModule, torch_projections
 
 LONG_PASS = 0.2
-"""Seconds from which on clocks cost nothing beside a pass, and one pass is warm-up enough."""
+"""For passes of at least this many seconds clocks cost nothing in comparison, and one pass is enough warm-up."""
 LEAST_TURNS, MOST_TURNS = 3, 40
 FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
-"""What models raise, MixerError among them, where an input is none for them."""
+"""What models raise, MixerError among them, for an input they do not take."""
 Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Share:
-    """One length.
+    """The measurement at one length.
 
     Args:
-        seconds, attention, mixing: of a forward pass; spent in attention modules; spent in them on joining tokens, without projections and norms.
-        peak, without: bytes of one pass at its peak, weights aside; and of one whose attention modules give zeros at once. None: this system does not say.
+        seconds, attention, mixing: of a forward pass; spent in attention modules; spent in them on mixing tokens,
+            without projections and norms.
+        peak, without: bytes of one pass at its peak, weights aside; and of one whose attention modules return zeros at
+            once. None: this system does not report it.
         passes: how many were timed.
     """
 
@@ -51,17 +54,17 @@ class Share:
 
     @property
     def attention_share(self) -> float:
-        """Of the time."""
+        """Attention's share of the time."""
         return min(self.attention / self.seconds, 1.0)
 
     @property
     def mixing_share(self) -> float:
-        """Of the time; what a replacement can change."""
+        """Mixing's share of the time, which is what a replacement can change."""
         return min(self.mixing / self.seconds, 0.999)
 
     @property
     def memory_share(self) -> float | None:
-        """The part of the peak that goes away with attention."""
+        """The part of the peak that is saved without attention."""
         return None if not self.peak or self.without is None else min(max(1 - self.without / self.peak, 0.0), 1.0)
 
     @property
@@ -70,14 +73,14 @@ class Share:
         return bound(self.mixing_share)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; seconds, bytes and shares."""
+        """Return plain JSON values: seconds, bytes and shares."""
         shares = {"attention_share": self.attention_share, "mixing_share": self.mixing_share, "memory_share": self.memory_share, "bound": self.bound}
         return {**vars(self), **shares}
 
 
 @dataclass
 class Clock:
-    """Seconds in some modules, pass by pass. On CUDA the device's own clock is read, after the pass."""
+    """Measure seconds in some modules, pass by pass. On CUDA the device's own clock is read, after the pass."""
 
     modules: Sequence[nn.Module]
     device: str = "cpu"
@@ -97,7 +100,7 @@ class Clock:
                 handle.remove()
 
     def seconds(self) -> list[float]:
-        """Of each pass."""
+        """Return the seconds of each pass."""
         if self.device == "cuda":
             torch.cuda.synchronize()
             return [sum(a.elapsed_time(b) for a, b in one) / 1e3 for one in self.passes]
@@ -137,7 +140,7 @@ def measure_share(model: nn.Module, modules: list[AttentionModule], call: Call, 
 
 
 def _pass(call: Call, clocks: Any, device: str) -> float:
-    """One pass under these clocks."""
+    """Time one pass under these clocks."""
     with ExitStack() as stack:
         for clock in clocks:
             stack.enter_context(clock.running())
@@ -153,7 +156,7 @@ def _synchronised(device: str) -> float:
 
 
 def _peak_without(modules: list[AttentionModule], call: Call, device: str) -> int | None:
-    """The peak of a pass whose attention modules give zeros of the right shapes."""
+    """Measure the peak of a pass whose attention modules return zeros of the right shapes."""
     kinds = _outputs(modules, call)
     used = [m.module for m in modules if id(m.module) in kinds]
     for module in used:
@@ -167,7 +170,7 @@ def _peak_without(modules: list[AttentionModule], call: Call, device: str) -> in
 
 @dataclass(frozen=True)
 class _Kind:
-    """A tensor without its numbers."""
+    """The shape, dtype and device of a tensor, without its contents."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -175,7 +178,7 @@ class _Kind:
 
 
 def _outputs(modules: list[AttentionModule], call: Call) -> dict[int, Any]:
-    """What each module gives, without the numbers."""
+    """Return the structure of each module's output, without its contents."""
     found: dict[int, Any] = {}
 
     def keep(module: nn.Module, given: Any, output: Any) -> None:
@@ -186,7 +189,7 @@ def _outputs(modules: list[AttentionModule], call: Call) -> dict[int, Any]:
 
 
 def _zeros(kinds: Any) -> Call:
-    """A forward that gives them; written to, so that the memory is truly there."""
+    """Return a forward that gives zeros, written to, so that the memory is really allocated."""
 
     def made(kind: Any) -> Any:
         return torch.empty(kind.shape, dtype=kind.dtype, device=kind.device).fill_(0) if isinstance(kind, _Kind) else kind
@@ -195,7 +198,7 @@ def _zeros(kinds: Any) -> Call:
 
 
 def _torch_kept(modules: list[AttentionModule], call: Call, device: str) -> float:
-    """Seconds of the projections of all ``nn.MultiheadAttention``, which have no modules that a clock could stand around."""
+    """Time the projections of all ``nn.MultiheadAttention``, which has no modules for them that could be clocked."""
     chosen = [m for m in modules if m.family == "torch"]
     if not chosen:
         return 0.0
@@ -221,7 +224,7 @@ def _hooked(modules: list[AttentionModule], call: Call, hook: Callable[[nn.Modul
 
 @contextmanager
 def _plain_torch(modules: list[AttentionModule]) -> Iterator[None]:
-    """Without the fused inference pass of ``nn.TransformerEncoderLayer``, which leaves nothing to put a clock around."""
+    """Disable the fused inference pass of ``nn.TransformerEncoderLayer``, inside which nothing can be clocked."""
     was = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(was and all(m.family != "torch" for m in modules))

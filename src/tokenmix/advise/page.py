@@ -37,7 +37,7 @@ def write_page(advice: Advice, out: Path | str) -> Path:
 
 
 def curves(advice: Advice) -> list[Any]:
-    """Parts of the time by length; the bound, and what candidates reach; times; generation."""
+    """Draw the parts of the time by length; the bound and the candidates' speed-ups; times; generation."""
     at = [s.length for s in advice.shares]
     unit = "image side, pixels" if advice.host.inputs.patch else "tokens"
     parts = {"in attention": [100 * s.attention_share for s in advice.shares], "mixing alone": [100 * s.mixing_share for s in advice.shares]}
@@ -69,7 +69,7 @@ def _by_length(advice: Advice, mixer: str, what: str, lengths: Sequence[int]) ->
 
 
 def _lines(at: list[int], lines: dict[str, Any], x: str, y: str, caption: str, *, log: bool = False, zero: bool = False) -> Any:
-    """A line chart, lengths in octaves."""
+    """Draw a line chart with lengths in octaves."""
     from ..report.figures import COLOURS, STYLES, Picture, both
 
     def draw(ax: Any) -> None:

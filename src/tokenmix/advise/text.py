@@ -1,4 +1,4 @@
-"""What was found, in sentences and tables that follow from the numbers."""
+"""The results as sentences and tables."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .measuring import Share
 
 
 def text(advice: Advice) -> str:
-    """For a terminal."""
+    """Format everything for a terminal."""
     tables = [t.text() for t in (shares_table(advice), *candidate_tables(advice))]
     return "\n\n".join(["\n".join([about(advice), setting(advice)]), *tables, "\n".join(findings(advice))])
 
 
 def as_json(advice: Advice) -> dict[str, Any]:
-    """Everything, as plain JSON values."""
+    """Return everything as plain JSON values."""
     crossing, host = advice.crossing, advice.host
     beginning = None if crossing.tokens is None else host.inputs.length(crossing.tokens)
     return {
@@ -35,12 +35,12 @@ def as_json(advice: Advice) -> dict[str, Any]:
 
 
 def parameters(advice: Advice) -> int:
-    """Of the whole model."""
+    """Return the number of parameters of the whole model."""
     return sum(p.numel() for p in advice.host.model.parameters())
 
 
 def about(advice: Advice) -> str:
-    """The model."""
+    """Describe the model."""
     host, modules = advice.host, advice.modules
     ways = [("causal" if m.causal else "cross" if m.cross else "bidirectional") for m in modules]
     counts = ", ".join(f"{ways.count(w)} {w}" for w in dict.fromkeys(ways))
@@ -50,7 +50,7 @@ def about(advice: Advice) -> str:
 
 
 def setting(advice: Advice) -> str:
-    """The machine and what a pass is."""
+    """Describe the machine and what a pass is."""
     m = advice.machine
     busy = m["load"] is not None and m["load"] > max(m["threads"], m["cores"] or 1) + 1
     load = f"; BUSY: load {m['load']:.1f} on {m['cores']} cores, others ran too" if busy else ""
@@ -58,17 +58,17 @@ def setting(advice: Advice) -> str:
 
 
 def percent(share: float | None) -> str:
-    """0.042 -> "4.2 %", 0.42 -> "42 %"."""
+    """Format a share: 0.042 -> "4.2 %", 0.42 -> "42 %"."""
     return number(None) if share is None else f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"
 
 
 def length(advice: Advice, n: int) -> str:
-    """A length with its unit where that is not tokens."""
+    """Format a length, with both sides if it is that of an image."""
     return f"{n:,}" if advice.host.inputs.patch is None else f"{n} x {n}"
 
 
 def shares_table(advice: Advice) -> Table:
-    """A row for each length measured; the others below."""
+    """Build a table with a row for each measured length; the notes list the others."""
     columns = ["length", "tokens", "one pass", "in attention", "mixing alone", "at best", "peak memory", "for attention"]
     rows = [_share(advice, s) for s in advice.shares]
     notes = [f"{length(advice, s.length)}: not measured: {s.why}." for s in advice.skipped]
@@ -87,7 +87,7 @@ def _share(advice: Advice, s: Share) -> list[str]:
 
 
 def candidate_tables(advice: Advice) -> list[Table]:
-    """One for each length."""
+    """Build one table for each length."""
     return [_candidates(advice, n) for n in dict.fromkeys(r.length for r in advice.rows)]
 
 
@@ -112,7 +112,7 @@ def _candidates(advice: Advice, n: int) -> Table:
 
 
 def findings(advice: Advice) -> list[str]:
-    """The answer, memory, the best candidate, the distillation."""
+    """Return the answer, and sentences on memory, the best candidate and the distillation."""
     found = [answer(advice)]
     most = max((s for s in advice.shares if s.memory_share is not None), key=lambda s: s.memory_share or 0.0, default=None)
     if most is not None:
@@ -129,7 +129,7 @@ def findings(advice: Advice) -> list[str]:
 
 
 def answer(advice: Advice) -> str:
-    """Yes from a length on, or no with the share that says so."""
+    """Return the answer: yes and from which length on, or no with the share that decides it."""
     last = advice.shares[-1]
     wanted = f"{advice.worth:g}x (mixing at {percent(share_for(advice.worth))} of the time)"
     if advice.pays:
@@ -160,7 +160,7 @@ def _later(advice: Advice, wanted: str) -> str:
 
 
 def distillation(found: dict[str, Any]) -> str:
-    """Loss before and after."""
+    """Describe the distillation: loss before and after."""
     before, after = found["loss_before"], found["loss_after"]
     return (
         f"{found['mixer']} in {found['layers']} layers, distilled for {found['steps']} steps in {found['seconds']:.0f} s: "

@@ -1,4 +1,4 @@
-"""From run directories to one self-contained HTML page. Nothing here trains anything."""
+"""Build one self-contained HTML page from run directories. Nothing here trains anything."""
 
 from ..system.text import Table as Table
 from .page import write_report as write_report

@@ -1,4 +1,4 @@
-"""What a decision rests on (the gradient form of Hydra Attention's Fig. 3), and which tokens the slots of external memories read."""
+"""What a decision is based on (the gradient form of Hydra Attention's Fig. 3), and which tokens memory slots read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from .pictures import EXACT
 
 
 class Focus(NamedTuple):
-    """``patches`` (B, H, W) and ``prefix`` (B, prefix): what each token adds to the logit of a class, to first order; ``classes`` (B,)."""
+    """What each token adds to the logit of a class, to first order.
+
+    ``patches`` (B, H, W), ``prefix`` (B, prefix) and ``classes`` (B,).
+    """
 
     patches: Tensor
     prefix: Tensor
@@ -22,20 +25,23 @@ class Focus(NamedTuple):
 
 
 def focus(model: nn.Module, images: Tensor, classes: Tensor | None = None, *, layer: int = -1) -> Focus:
-    """score_t = sum_c g_c contribution_tc, the contribution of token t to the output of a layer's mixer along the gradient g of a class's logit.
+    """Compute score_t = sum_c g_c contribution_tc, the contribution of each token to a class's logit.
 
-    Hydra (Bolya et al. 2022, Fig. 3): averages over hundreds of scalar heads are noise; so g is the gradient of the predicted class with regard to the class
-    token's output of the last attention layer, and t contributes phi(q)_cls * phi(k)_t * v_t. The same rule holds wherever the output is linear in the values,
-    so for AFT and softmax attention: a_cls,t v_t with their own weights. The score is v_t . d logit / d v_t with the weights held fixed, which is that sum.
-    The mean over patches instead of a class token, and earlier layers, take every output's gradient; that reading is ours. The paper's scale is unknown;
-    these scores have none of their own: over all tokens they sum to g . y.
+    It is the contribution of token t to the output of a layer's mixer, along the gradient g of the logit. Hydra (Bolya
+    et al. 2022, Fig. 3): averages over hundreds of scalar heads are noise; so g is the gradient of the predicted class
+    with regard to the class token's output of the last attention layer, and t contributes phi(q)_cls * phi(k)_t * v_t.
+    The same rule holds wherever the output is linear in the values, so for AFT and softmax attention: a_cls,t v_t with
+    their own weights. The score is v_t . d logit / d v_t with the weights held fixed, which is that sum. The mean over
+    patches instead of a class token, and earlier layers, take every output's gradient; that reading is ours. The
+    paper's scale is unknown; these scores have none of their own: over all tokens they sum to g . y.
 
     Args:
         classes: (B,) whose logits; default: the predicted ones.
-        layer: of which layer, counted as Python does.
+        layer: which layer, counted as Python does.
 
     Raises:
-        MixerError: for a model without a head, or a layer whose mixer is no sum over values (External, Fourier, MLP-Mixer ...).
+        MixerError: the model has no head, or the layer's mixer is not a sum over values (External, Fourier, MLP-Mixer
+            ...).
     """
     model = check_vit(model, "focus")
     if model.head is None:
@@ -51,7 +57,7 @@ def focus(model: nn.Module, images: Tensor, classes: Tensor | None = None, *, la
 
 
 def _gradient(model: Any, images: Tensor, mixer: nn.Module, classes: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The gradient (B, T, D) of each image's class logit with regard to the output of a mixer, and the classes."""
+    """Compute the gradient (B, T, D) of each image's class logit with regard to the output of a mixer, and the classes."""
     outputs: list[Tensor] = []
 
     def cut(_: nn.Module, args: tuple, y: Tensor) -> Tensor:
@@ -72,7 +78,9 @@ def _gradient(model: Any, images: Tensor, mixer: nn.Module, classes: Tensor | No
 
 
 def _along(seen: Layer, g: Tensor) -> Tensor:
-    """v_t . d (g . y) / d v_t with fixed weights, (B, T); refused where that is not all of the output."""
+    """Compute v_t . d (g . y) / d v_t with fixed weights, (B, T); refuse mixers for which that is not all of the
+    output.
+    """
     mixer, x, given = seen
     form = mixer.functional_form()
     names = [] if form is None else list(inspect.signature(form).parameters)
@@ -94,7 +102,10 @@ def _along(seen: Layer, g: Tensor) -> Tensor:
 
 
 def slot_reads(model: nn.Module, images: Tensor) -> dict[int, Tensor]:
-    """Which tokens each memory slot reads: the weights of External attention as maps (B, heads, slots, H, W) by layer, after the layer's own normalisation."""
+    """Compute which tokens each memory slot reads, by layer, as maps (B, heads, slots, H, W).
+
+    They are the weights of External attention after the layer's own normalisation.
+    """
     model, found = check_vit(model, "slot_reads"), {}
     for i, (mixer, x, _) in enumerate(look_into(model, images)):
         if has_slots(mixer):
@@ -109,11 +120,11 @@ def slot_reads(model: nn.Module, images: Tensor) -> dict[int, Tensor]:
 
 
 def has_slots(mixer: Any) -> bool:
-    """Whether tokens read a memory of slots: the mixer has ``slot_weights(x)`` and ``slot_values()``."""
+    """Return whether tokens read a memory of slots: the mixer has ``slot_weights(x)`` and ``slot_values()``."""
     return callable(getattr(mixer, "slot_weights", None))
 
 
 def slot_similarity(mixer: Any) -> Tensor:
-    """Cosine similarity of the directions that slots write, the rows of M_v: (slots, slots)."""
+    """Compute the cosine similarity (slots, slots) of the directions that slots write, the rows of M_v."""
     rows = nn.functional.normalize(mixer.slot_values().detach().double(), dim=1)
     return rows @ rows.mT

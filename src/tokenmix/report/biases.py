@@ -1,4 +1,4 @@
-"""What a trained model's position biases look like: exp(w) - 1, the extra weight a pair of positions gets, per layer."""
+"""The position biases of a trained model: exp(w) - 1, the extra weight of a pair of positions, per layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEADS, ACROSS = 16, 8
 
 
 def bias_pictures(name: str, model: nn.Module) -> list[Picture]:
-    """One picture for each of at most six layers, spread evenly, of the layers that have a position bias."""
+    """Draw one picture for each of at most six layers with a position bias, spread evenly."""
     found = [(i, block.mixer) for i, block in enumerate(getattr(model, "blocks", [])) if has_filters(block.mixer) or has_pair_bias(block.mixer)]
     if len(found) > LAYERS:
         found = [found[round(j * (len(found) - 1) / (LAYERS - 1))] for j in range(LAYERS)]
@@ -24,12 +24,15 @@ def bias_pictures(name: str, model: nn.Module) -> list[Picture]:
 
 
 def has_filters(mixer: Any) -> bool:
-    """Whether the mixer weighs neighbours by filters: it has ``kernel()``, log-weights (heads, taps ...)."""
+    """Return whether the mixer weighs neighbours by filters: it has ``kernel()``, log-weights (heads, taps ...)."""
     return callable(getattr(mixer, "kernel", None))
 
 
 def has_pair_bias(mixer: Any) -> bool:
-    """Whether the mixer learns a bias for pairs of positions: it has ``pair_log_weights(queries, keys)`` and a window, if any, that is not empty."""
+    """Return whether the mixer learns a bias for pairs of positions.
+
+    It then has ``pair_log_weights(queries, keys)`` and a window, if any, that is not empty.
+    """
     return callable(getattr(mixer, "pair_log_weights", None)) and getattr(mixer, "window", None) != 0
 
 
@@ -47,21 +50,23 @@ def _picture(name: str, layer: int, mixer: Any) -> Picture:
 
 
 def pair_bias(mixer: Any) -> Tensor:
-    """exp(w) - 1 of the first positions (T, T): 0 outside of a window, NaN (drawn blank) where the mixer never looks."""
+    """Compute exp(w) - 1 of the first positions (T, T): 0 outside of a window, NaN (drawn blank) where nothing is
+    attended.
+    """
     n = min(SHOWN, int(mixer.max_len))
     at = torch.arange(n)[None]
     return extra_weights(mixer, at, at)[0]
 
 
 def extra_weights(mixer: Any, queries: Tensor, keys: Tensor) -> Tensor:
-    """exp(w) - 1 for queries and keys at these positions, (B, T, S); NaN where the mixer attends no such pair."""
+    """Compute exp(w) - 1 for queries and keys at these positions, (B, T, S); NaN where the mixer attends no such pair."""
     with torch.no_grad():
         w = mixer.pair_log_weights(queries, keys)
     return torch.expm1(w).masked_fill(w == -torch.inf, torch.nan)
 
 
 def _heads(name: str, layer: int, extra: Tensor, values: str) -> Picture:
-    """A map for each of the first heads (h, s, s), eight a row, under one scale."""
+    """Draw a map for each of the first heads (h, s, s), eight a row, on one scale."""
     shown = list(extra[:HEADS])
     rows = [shown[i : i + ACROSS] for i in range(0, len(shown), ACROSS)]
     cells = [[*row, *[None] * (len(rows[0]) - len(row))] for row in rows]
@@ -74,7 +79,7 @@ def _heads(name: str, layer: int, extra: Tensor, values: str) -> Picture:
 
 
 def filters(mixer: Any) -> Tensor:
-    """exp(w) - 1 of the filters: (heads, taps) in one dimension, else the first heads' (middle) planes (heads, s, s)."""
+    """Compute exp(w) - 1 of the filters: (heads, taps) in one dimension, else each head's (middle) plane (heads, s, s)."""
     with torch.no_grad():
         extra = torch.expm1(mixer.kernel().double())
     while extra.ndim > 3:

@@ -1,4 +1,4 @@
-"""Static checks of a page: it parses, needs nothing from outside, every image decodes, every table has rows."""
+"""Static checks of a page: it parses, loads nothing from outside, every image decodes, every table has rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PNG = "data:image/png;base64,"
 
 
 def check_page(page: Path | str) -> list[str]:
-    """Everything wrong with the page at this path, one line each; empty when nothing is."""
+    """Return everything wrong with the page at this path, one line each; empty when nothing is."""
     reader = _Reader()
     reader.feed(Path(page).read_text(encoding="utf-8"))
     reader.close()
@@ -72,7 +72,7 @@ class _Reader(HTMLParser):
             self._say(f"the text {data.strip()[:60]!r} shows a value that is not a number")
 
     def unfinished(self) -> list[str]:
-        """What can only be told at the end of the page."""
+        """Return the problems that show only at the end of the page."""
         left = [f"<{tag}> is never closed" for tag in self.open]
         return left + [f"line 1: the page has no <{tag}>" for tag in ("html", "head", "title", "body", "h1", "table") if tag not in self.seen]
 
@@ -95,7 +95,7 @@ class _Reader(HTMLParser):
 
 
 def _undecodable(encoded: str) -> str | None:
-    """Why a base64 PNG cannot be shown, None when it can."""
+    """Return why a base64 PNG cannot be shown, None when it can."""
     from PIL import Image, UnidentifiedImageError
 
     try:

@@ -22,7 +22,7 @@ POINTS = 400
 
 @dataclass(frozen=True)
 class Picture:
-    """An image for light pages and one for dark pages, as data URIs, with its caption and its description in words."""
+    """An image for light pages and one for dark pages, as data URIs, with its caption and alternative text."""
 
     light: str
     dark: str
@@ -31,7 +31,7 @@ class Picture:
 
 
 def loss_curves(runs: list[Run]) -> list[Picture]:
-    """Loss against steps and against wall-clock, and accuracy against steps; runs of one metric together in each."""
+    """Draw loss against steps and against wall-clock, and accuracy against steps; runs of one metric share a picture."""
     pictures = []
     for metric in dict.fromkeys(r.metric for r in runs if r.train):
         drawn = [r for r in runs if r.train and r.metric == metric]
@@ -47,7 +47,7 @@ def loss_curves(runs: list[Run]) -> list[Picture]:
 
 
 def _accuracy(runs: list[Run]) -> Picture:
-    """Top-1 on the validation split against steps."""
+    """Draw top-1 on the validation split against steps."""
 
     def draw(ax: Any) -> None:
         for i, run in enumerate(runs):
@@ -65,7 +65,7 @@ def _accuracy(runs: list[Run]) -> Picture:
 
 
 def heat_map(values: Tensor, *, title: str, x: str, y: str, alt: str, caption: str) -> Picture:
-    """A matrix in colours, white at zero, with its scale; arrows on the bar say that values go on beyond it."""
+    """Draw a matrix in colours, white at zero, with its scale; arrows on the bar mark values beyond it."""
     array = values.float().numpy()
     low, high, beyond = colour_range(values)
 
@@ -84,9 +84,10 @@ def heat_map(values: Tensor, *, title: str, x: str, y: str, alt: str, caption: s
 
 
 def colour_range(values: Tensor) -> tuple[float, float, str]:
-    """Lowest and highest value with a colour of its own, and matplotlib's ``extend``: 98 in 100 of the values that are not 0 lie between.
+    """Return the lowest and highest value with a colour of its own, and matplotlib's ``extend``.
 
-    A few large ones, such as the first rows of causal attention, would leave the rest white. The range is symmetric where values of both signs are.
+    98 % of the values that are not 0 lie between. A few large ones, such as the first rows of causal attention, would
+    leave the rest white. The range is symmetric where there are values of both signs.
     """
     known = values[values.isfinite() & (values != 0)].double()
     if not known.numel():
@@ -98,7 +99,7 @@ def colour_range(values: Tensor) -> tuple[float, float, str]:
 
 
 def _loss(run: Run, row: dict[str, Any]) -> float:
-    """The loss of a logged step in the unit of the run's metric."""
+    """Return the loss of a logged step in the unit of the run's metric."""
     return float(row["loss"]) / run.metric.nats
 
 
@@ -126,7 +127,7 @@ def _draw_curves(ax: Any, runs: list[Run], key: str, label: str) -> None:
 
 
 def _evaluations(run: Run, key: str) -> tuple[list[float], list[float]]:
-    """Where evaluations stand on the axis: their step, or the training seconds logged nearest before it."""
+    """Return the evaluations with their place on the axis: their step, or the last training seconds logged before it."""
     name = run.metric.name
     points = [(e["step"], e[name]) for e in run.evals if e.get("split") == "valid" and name in e and math.isfinite(e[name])]
     if key == "step":
@@ -137,7 +138,7 @@ def _evaluations(run: Run, key: str) -> tuple[list[float], list[float]]:
 
 
 def _smoothed(values: list[float]) -> list[float]:
-    """An exponential average over about a twentieth of the run, corrected for its start."""
+    """Compute an exponential average over about a twentieth of the run, corrected for its start."""
     keep = 1 - 1 / max(1.0, len(values) / 20)
     total = weight = 0.0
     out = []
@@ -148,7 +149,7 @@ def _smoothed(values: list[float]) -> list[float]:
 
 
 def both(draw: Callable[[Any], None], inches: tuple[float, float]) -> tuple[str, str]:
-    """What ``draw`` puts on a pair of axes, as PNG for light pages and for dark ones."""
+    """Render what ``draw`` puts on a pair of axes, as PNG for light pages and for dark ones."""
     return _png(draw, inches, "light"), _png(draw, inches, "dark")
 
 

@@ -1,4 +1,4 @@
-"""Many small maps in one picture, under one scale of colours, with images beside them."""
+"""A grid of many small maps in one picture, on one colour scale, with images beside them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ def image_grid(
     title: str = "",
     marks: Sequence[tuple[int, int]] | None = None,
 ) -> Picture:
-    """A table of maps (H, W), images (3, H, W) and gaps (None), with names of rows and columns and one bar of colours for all maps.
+    """Draw a table of maps (H, W), images (3, H, W) and gaps (None), with row and column names and one colour bar.
 
     Args:
         bar: what the colours mean.
-        about_zero: colours on both sides of 0, white at 0; otherwise from the lowest value to the highest, for values without a natural zero.
-        marks: the row and column of a place to mark in the maps of each column.
+        about_zero: colours on both sides of 0, white at 0; otherwise from the lowest value to the highest, for values
+            without a natural zero.
+        marks: the row and column of a point to mark in the maps of each column.
     """
     values = torch.cat([c.flatten().cpu() for row in cells for c in row if c is not None and c.ndim == 2])
     low, high, beyond = colour_range(values) if about_zero else _span(values)
@@ -57,7 +58,7 @@ def image_grid(
 
 
 def _mosaic(ax: Any, cells: Sequence[Sequence[Cell]], size: tuple[int, int], colours: Any, marks: Sequence[tuple[int, int]] | None) -> Tensor:
-    """All panels as one image (H, W, 4), clear between them; their frames and marks are drawn on the axes."""
+    """Return all cells as one image (H, W, 4), clear between them; frames and marks are drawn on the axes."""
     (height, width), gap = size, _gap(size)
     mosaic = torch.zeros(len(cells) * (height + gap) - gap, len(cells[0]) * (width + gap) - gap, 4)
     for i, row in enumerate(cells):
@@ -73,7 +74,7 @@ def _mosaic(ax: Any, cells: Sequence[Sequence[Cell]], size: tuple[int, int], col
 
 
 def _span(values: Tensor) -> tuple[float, float, str]:
-    """Where 98 in 100 of the values lie, and matplotlib's ``extend``; a constant gets a range around it."""
+    """Return the range of 98 % of the values, and matplotlib's ``extend``; a constant gets a range around it."""
     known = values[values.isfinite()].double()
     low, high = (float(known.quantile(q)) for q in (0.01, 0.99)) if known.numel() else (0.0, 1.0)
     if not high > low:
@@ -83,14 +84,14 @@ def _span(values: Tensor) -> tuple[float, float, str]:
 
 
 def _cell_size(shapes: list[torch.Size]) -> tuple[int, int]:
-    """Pixels of a panel: the largest map, enlarged by a whole factor."""
+    """Return the pixels of a cell: the largest map, enlarged by a whole factor."""
     height, width = (max(s[axis] for s in shapes) for axis in (0, 1))
     times = -(-PIXELS // max(height, width))
     return height * times, width * times
 
 
 def _pixels(cell: Tensor, size: tuple[int, int], colours: Any) -> Tensor:
-    """A map or an image as colours (H, W, 4); values that are not numbers stay clear."""
+    """Convert a map or an image to colours (H, W, 4); values that are not finite stay clear."""
     if cell.ndim == 2:
         grown = F.interpolate(cell[None, None].double().cpu(), size, mode="nearest-exact")[0, 0]
         rgba = torch.as_tensor(colours.to_rgba(grown.nan_to_num(0.0).numpy())).float()
@@ -101,7 +102,10 @@ def _pixels(cell: Tensor, size: tuple[int, int], colours: Any) -> Tensor:
 
 
 def as_shown(image: Tensor) -> Tensor:
-    """A normalised image (C, H, W) as (3, H, W) in 0..1 by its own range; of other than three channels, their mean in grey."""
+    """Scale a normalised image (C, H, W) to (3, H, W) in 0..1 by its own range.
+
+    Other than three channels are shown as their mean in grey.
+    """
     image = image.detach().float().cpu()
     low, high = float(image.min()), float(image.max())
     image = (image - low) / max(high - low, 1e-12)
@@ -143,7 +147,7 @@ def _colour_bar(ax: Any, colours: Any, ends: tuple[float, float], beyond: str, l
 
 
 class Inches(NamedTuple):
-    """Where the panels stand: margins to the left and below, their extent, and the size of the whole picture."""
+    """Where the cells stand: margins to the left and below, their extent, and the size of the whole picture."""
 
     left: float
     bottom: float

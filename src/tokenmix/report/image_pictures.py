@@ -1,4 +1,6 @@
-"""Pictures of what a vision model looks at. The numbers come from maps.py, focus.py and norms.py; here they get labels, colours and words."""
+"""Pictures of what a vision model looks at: the numbers of maps.py, attribution.py and norms.py with labels and
+colours.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ LAYERS, HEADS, IMAGES = 12, 12, 8
 
 
 def filter_pictures(model: nn.Module) -> list[Picture]:
-    """exp(w) - 1 of every AFT-conv layer and head in one picture with one scale (AFT, Fig. 1): filters on grids as they lie, 1-D ones as a row per head."""
+    """Draw exp(w) - 1 of every AFT-conv layer and head in one picture with one scale (AFT, Fig. 1).
+
+    Filters on grids are drawn as they lie, one-dimensional ones as a row per head.
+    """
     model = check_vit(model, "filter_pictures")
     extra = {i: filters(block.mixer) for i, block in enumerate(model.blocks) if has_filters(block.mixer)}
     return [*_filter_grid({i: e for i, e in extra.items() if e.ndim == 3}), *_filter_rows({i: e for i, e in extra.items() if e.ndim == 2})]
@@ -58,7 +63,7 @@ def _filter_rows(extra: dict[int, Tensor]) -> list[Picture]:
 
 
 def pair_bias_pictures(model: nn.Module) -> list[Picture]:
-    """exp(w) - 1 of AFT-full and AFT-local layers as maps around four query patches: a row per layer."""
+    """Draw exp(w) - 1 of AFT-full and AFT-local layers as maps around four query patches: a row per layer."""
     model = check_vit(model, "pair_bias_pictures")
     layers = spread([i for i, block in enumerate(model.blocks) if has_pair_bias(block.mixer)], LAYERS)
     if not layers:
@@ -75,7 +80,7 @@ def pair_bias_pictures(model: nn.Module) -> list[Picture]:
 
 
 def key_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> list[Picture]:
-    """Keys as feature maps, a row per layer and a column per head or channel; a picture for each of the first two images."""
+    """Draw keys as feature maps, a row per layer and a column per head or channel; one picture for each of two images."""
     if not any(getattr(block.mixer, "k_proj", None) is not None for block in check_vit(model, "key_pictures").blocks):
         return []
     found = key_maps(model, images[:2])
@@ -104,7 +109,9 @@ def _keys_are(model: Any) -> str:
 
 
 def relative_attention_pictures(model: nn.Module, images: Tensor) -> list[Picture]:
-    """The mean attention of softmax layers by relative offset, a row per layer and a column per head (AFT, Fig. 1)."""
+    """Draw the mean attention of softmax layers by relative offset, a row per layer and a column per head (AFT, Fig.
+    1).
+    """
     if not any(isinstance(block.mixer, Attention) for block in check_vit(model, "relative_attention_pictures").blocks):
         return []
     layers, means, _ = average_relative_attention(model, images)
@@ -121,7 +128,10 @@ def relative_attention_pictures(model: nn.Module, images: Tensor) -> list[Pictur
 
 
 def focus_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> list[Picture]:
-    """Where the predicted class is decided in the last layer, under each image; nothing where the last layer is no sum over values."""
+    """Draw where the predicted class is decided in the last layer, under each image.
+
+    Nothing is drawn where the last layer is not a sum over values.
+    """
     images = images[:IMAGES]
     try:
         scores: Focus = focus(model, images)
@@ -139,7 +149,7 @@ def focus_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> li
 
 
 def memory_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> list[Picture]:
-    """External memories: which patches of the first image the most used slots read, and how alike the directions are that slots write."""
+    """Draw which patches of the first image the most used memory slots read, and how similar the slots' directions are."""
     mixers = {i: b.mixer for i, b in enumerate(check_vit(model, "memory_pictures").blocks) if has_slots(b.mixer)}
     if not mixers:
         return []
@@ -160,7 +170,7 @@ def memory_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> l
 
 
 def norm_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> list[Picture]:
-    """Token norms: their distribution by layer, their maps, and how alike each patch is to its neighbours."""
+    """Draw token norms: their distribution by layer, their maps, and how similar each patch is to its neighbours."""
     norms = token_norms(model, images)
     cutoff = outlier_cutoff(norms.patches[-1])
     above = share_above(norms.patches, cutoff)
@@ -213,7 +223,10 @@ def _draw_norms(ax: Any, norms: list[Tensor], labels: list[str], cutoff: float) 
 
 
 def sparsity_pictures(model: nn.Module) -> list[Picture]:
-    """How near the filters of each AFT-conv layer are to one tap per head, by Hoyer's measure; Gini and entropy in the caption."""
+    """Draw how close the filters of each AFT-conv layer are to one tap per head, by Hoyer's measure.
+
+    Gini and entropy are in the caption.
+    """
     model = check_vit(model, "sparsity_pictures")
     found = {i: sparsity(filters(b.mixer)) for i, b in enumerate(model.blocks) if has_filters(b.mixer) and b.mixer.kernel_size > 1}
     if not found:
@@ -242,7 +255,7 @@ def _named(what: str, numbers: Sequence[int]) -> list[str]:
 
 
 def _of(what: str, numbers: Sequence[int]) -> str:
-    """ "layers 0, 2 and 4"."""
+    """Format layers or heads: "layers 0, 2 and 4"."""
     listed = [str(n) for n in numbers]
     if len(listed) > 3 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
         return f"{what}s {numbers[0]} to {numbers[-1]}"

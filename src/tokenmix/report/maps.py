@@ -1,6 +1,7 @@
-"""Numbers behind the pictures of a vision model: filters, biases, keys, relative attention. Everything is laid out over the grid of patches.
+"""The numbers behind the pictures of a vision model: filters, biases, keys, relative attention, on the grid of patches.
 
-Shapes: B images, h heads, T tokens of which the first ``prefix`` are not patches, a grid of H rows and W columns of patches.
+Shapes: B images, h heads, T tokens of which the first ``prefix`` are not patches, a grid of H rows and W columns of
+patches.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ CHUNK = 8  # images at once where every pair of tokens is held
 
 
 class Layer(NamedTuple):
-    """A mixer with what it was given while the model read the images: x (B, T, D) and the keyword arguments."""
+    """A mixer with its input while the model read the images: x (B, T, D) and the keyword arguments."""
 
     mixer: Any
     x: Tensor
@@ -31,7 +32,10 @@ class Layer(NamedTuple):
 
 
 class Relative(NamedTuple):
-    """Mean attention by relative offset: ``means`` (layers, h, 2 H - 1, 2 W - 1) float64, of the model's ``layers``; ``counts`` (2 H - 1, 2 W - 1) pairs."""
+    """Mean attention by relative offset.
+
+    ``means`` (layers, h, 2 H - 1, 2 W - 1) float64, of the model's ``layers``; ``counts`` (2 H - 1, 2 W - 1) pairs.
+    """
 
     layers: list[int]
     means: Tensor
@@ -39,7 +43,11 @@ class Relative(NamedTuple):
 
 
 class Sparsity(NamedTuple):
-    """Of each head's filter (h,): Hoyer's measure and Gini's index, 0 for a flat filter, 1 (Gini: 1 - 1 / n) for one tap; entropy / log n, 1 to 0."""
+    """Three measures for each head's filter (h,).
+
+    Hoyer's measure and Gini's index are 0 for a flat filter and 1 (Gini: 1 - 1 / n) for one tap; entropy / log n goes
+    from 1 to 0.
+    """
 
     hoyer: Tensor
     gini: Tensor
@@ -47,20 +55,20 @@ class Sparsity(NamedTuple):
 
 
 def check_vit(model: nn.Module, who: str) -> ViT:
-    """The model, where it is one that these pictures are about."""
+    """Return the model, or refuse it if it is not a ViT."""
     if not isinstance(model, ViT):
         raise MixerError(f"{who}: pictures of images need a ViT, got {type(model).__name__}; of text models, tokenmix.report.pictures draws the attention.")
     return model
 
 
 def grid_of(model: ViT, images: Tensor) -> tuple[int, int]:
-    """Rows and columns of patches of these images."""
+    """Return the rows and columns of patches of these images."""
     rows, columns = (-(-n // model.config.patch) for n in images.shape[2:])
     return rows, columns
 
 
 def look_into(model: nn.Module, images: Tensor) -> list[Layer]:
-    """Every layer's mixer and its input when the model reads images (B, C, H, W), without dropout."""
+    """Return every layer's mixer and its input when the model reads images (B, C, H, W), without dropout."""
     model, seen = check_vit(model, "look_into"), []
 
     def hook(mixer: nn.Module, args: tuple, given: dict[str, Any]) -> None:
@@ -78,18 +86,21 @@ def look_into(model: nn.Module, images: Tensor) -> list[Layer]:
 
 @contextmanager
 def reading(model: nn.Module) -> Iterator[None]:
-    """Without dropout and without gradients; the model's mode comes back after."""
+    """Disable dropout and gradients inside; the model's mode is restored afterwards."""
     with torch.no_grad(), evaluating(model):
         yield
 
 
 def on_grid(values: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
-    """(B, T, n) values of tokens as maps (B, n, H, W) of the patches."""
+    """Arrange (B, T, n) values of tokens as maps (B, n, H, W) of the patches."""
     return values[:, prefix:].transpose(1, 2).unflatten(2, grid)
 
 
 def bias_around(mixer: Any, grid: tuple[int, int], prefix: int, query: int) -> Tensor:
-    """exp(w) - 1 of AFT-full or AFT-local from one query patch to all patches (H, W): 0 outside of a window, NaN where keys outside are not attended."""
+    """Compute exp(w) - 1 of AFT-full or AFT-local from one query patch to all patches (H, W).
+
+    It is 0 outside of a window, NaN where keys outside are not attended.
+    """
     if not has_pair_bias(mixer):
         raise MixerError(f"bias_around: {type(mixer).__name__} has no bias per pair of positions; aft_full and aft_local with window >= 1 have.")
     n = grid[0] * grid[1]
@@ -103,9 +114,11 @@ def bias_around(mixer: Any, grid: tuple[int, int], prefix: int, query: int) -> T
 
 
 def sparsity(extra: Tensor) -> Sparsity:
-    """How near each filter of exp(w) - 1 (h, s, ...) is to one tap, from the sizes |exp(w) - 1|. A filter of zeros counts as flat.
+    """Measure how close each filter of exp(w) - 1 (h, s, ...) is to one tap, from |exp(w) - 1|; a zero filter counts as
+    flat.
 
-    hoyer = (sqrt n - L1 / L2) / (sqrt n - 1) (Hoyer 2004); gini = sum_i (2 i - n - 1) e_i / (n sum e), e sorted upwards; entropy of e / sum e, over log n.
+    hoyer = (sqrt n - L1 / L2) / (sqrt n - 1) (Hoyer 2004); gini = sum_i (2 i - n - 1) e_i / (n sum e), e in ascending
+    order; entropy of e / sum e, over log n.
     """
     e = extra.double().abs().flatten(1)
     n = e.shape[1]
@@ -121,10 +134,10 @@ def sparsity(extra: Tensor) -> Sparsity:
 
 
 def key_maps(model: nn.Module, images: Tensor) -> dict[int, Tensor]:
-    """The keys of every layer that has one per token, as maps (B, n, H, W) by layer.
+    """Compute the keys of every layer that has one per token, as maps (B, n, H, W) by layer.
 
-    AFT-conv has one key per head, n = heads. Other AFT mixers, Hydra and linear attention without heads have one per channel, n = D. Where a head's key
-    is a vector, as in softmax attention, the map is its norm, n = key heads.
+    AFT-conv has one key per head, n = heads. Other AFT mixers, Hydra and linear attention without heads have one per
+    channel, n = D. Where a head's key is a vector, as in softmax attention, the map is its norm, n = key heads.
     """
     found = {}
     for i, layer in enumerate(look_into(model, images)):
@@ -155,7 +168,7 @@ def _kinds(model: Any) -> str:
 
 
 def attention_weights(mixer: Attention, x: Tensor, **given: Any) -> Tensor:
-    """softmax_s(scale q_t . k_s) of softmax attention, (B, h, T, T) in float64."""
+    """Compute softmax_s(scale q_t . k_s) of softmax attention, (B, h, T, T) in float64."""
     given = {"positions": None, "key_mask": None, "attn_mask": None, **given}
     (q, k, _), options = mixer.functional_args(x, **given)
     q, k = (by_head(p.double(), n) for p, n in ((q, mixer.heads), (k, mixer.kv_heads)))
@@ -165,9 +178,10 @@ def attention_weights(mixer: Attention, x: Tensor, **given: Any) -> Tensor:
 
 
 def relative_sums(weights: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Sums of weights (B, h, P, P) between patches over images and over all pairs of one offset: (h, 2 H - 1, 2 W - 1); and how many pairs these are.
+    """Sum weights (B, h, P, P) between patches over images and over all pairs of one offset; count the pairs.
 
-    The offset (dy, dx) of the key from the query stands at [dy + H - 1, dx + W - 1].
+    The sums have the shape (h, 2 H - 1, 2 W - 1). The offset (dy, dx) of the key from the query is at [dy + H - 1, dx +
+    W - 1].
     """
     rows, columns = grid
     y, x = (axis.flatten() for axis in torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"))
@@ -180,13 +194,15 @@ def relative_sums(weights: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tenso
 
 
 def average_relative_attention(model: nn.Module, images: Tensor) -> Relative:
-    """The mean over images and queries of softmax attention's weights at each relative offset (AFT, Fig. 1): 12 x 6 x 27 x 27 for DeiT-small at 224.
+    """Average softmax attention's weights at each relative offset over images and queries (AFT, Fig. 1).
 
-    Class token and registers are dropped after the softmax, so a row of patches need not sum to 1. Each mean is over the pairs of patches that have this
-    offset, (H - |dy|) (W - |dx|) of them per image. Exact in float64; a few images at a time, so the number of images is free.
+    The result is 12 x 6 x 27 x 27 for DeiT-small at 224. Class token and registers are dropped after the softmax, so a
+    row of patches need not sum to 1. Each mean is over the pairs of patches that have this offset, (H - |dy|) (W -
+    |dx|) of them per image. Exact in float64; images are read a few at a time, so their number is not limited by
+    memory.
 
     Raises:
-        MixerError: where no layer is softmax attention, or where such layers differ in their number of heads.
+        MixerError: no layer is softmax attention, or such layers differ in their number of heads.
     """
     model = check_vit(model, "average_relative_attention")
     chosen = [i for i, block in enumerate(model.blocks) if isinstance(block.mixer, Attention)]
@@ -207,7 +223,7 @@ def average_relative_attention(model: nn.Module, images: Tensor) -> Relative:
 
 
 def spread(items: Sequence[Any], most: int) -> list[Any]:
-    """At most so many of the items, evenly spread, the first and the last among them."""
+    """Return at most ``most`` of the items, evenly spread, including the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(j * (len(items) - 1) / (most - 1))] for j in range(most)]

@@ -1,4 +1,4 @@
-"""Norms of tokens, layer by layer: the question of "Vision Transformers Need Registers" (Darcet et al. 2024, arXiv 2309.16588)."""
+"""Norms of tokens, layer by layer, as in "Vision Transformers Need Registers" (Darcet et al. 2024, arXiv 2309.16588)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,21 @@ from .maps import check_vit, reading
 
 
 class Norms(NamedTuple):
-    """L2 norms of tokens: ``patches`` (layers + 1, B, H, W), ``prefix`` (layers + 1, B, prefix): class token and registers; 0 is before the first block."""
+    """L2 norms of tokens: ``patches`` (layers + 1, B, H, W), ``prefix`` (layers + 1, B, prefix); 0 is before the first
+    block.
+
+    The prefix holds the class token and registers.
+    """
 
     patches: Tensor
     prefix: Tensor
 
 
 def token_norms(model: nn.Module, images: Tensor) -> Norms:
-    """Norms of the tokens before the first block and after each, before the model's last norm (Darcet et al. 2024, arXiv 2309.16588)."""
+    """Compute the norms of the tokens before the first block and after each, before the model's last norm.
+
+    Darcet et al. 2024, arXiv 2309.16588.
+    """
     model = check_vit(model, "token_norms")
     prefix, found = model.config.prefix, []
     with reading(model):
@@ -34,20 +41,24 @@ def token_norms(model: nn.Module, images: Tensor) -> Norms:
 
 
 def outlier_cutoff(norms: Tensor) -> float:
-    """Third quartile plus three times the range between the quartiles (Tukey's far fence). The paper takes 150 for DINOv2 by hand; models differ."""
+    """Compute the third quartile plus three times the range between the quartiles (Tukey's far fence).
+
+    The paper chooses 150 for DINOv2 by hand; models differ.
+    """
     low, high = norms.double().flatten().quantile(torch.tensor([0.25, 0.75], dtype=torch.float64, device=norms.device)).tolist()
     return high + 3 * (high - low)
 
 
 def share_above(norms: Tensor, cutoff: float) -> Tensor:
-    """The share of patches (layers + 1,) whose norm, (layers + 1, B, H, W), is above a cutoff."""
+    """Compute the share of patches (layers + 1,) whose norm, (layers + 1, B, H, W), is above a cutoff."""
     return (norms > cutoff).double().flatten(1).mean(1)
 
 
 def neighbour_similarity(model: nn.Module, images: Tensor) -> Tensor:
-    """Cosine similarity of each patch with its neighbours above, below, left and right, right after the patch embedding, their mean (B, H, W).
+    """Compute each patch's mean cosine similarity with its four neighbours right after the patch embedding, (B, H, W).
 
-    Patches at a border have three neighbours, in a corner two; a grid of one patch has none and gives NaN. Positions are not in it yet.
+    Patches at a border have three neighbours, in a corner two; a grid of one patch has none and gives NaN. Positions
+    are not added yet.
     """
     model = check_vit(model, "neighbour_similarity")
     with reading(model):
@@ -58,5 +69,5 @@ def neighbour_similarity(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def _both_ends(down: Tensor, right: Tensor) -> Tensor:
-    """What stands between patches (B, H - 1, W) and (B, H, W - 1), added up at the patches of both sides (B, H, W)."""
+    """Add values between patches, (B, H - 1, W) and (B, H, W - 1), to the patches on both sides, (B, H, W)."""
     return F.pad(down, (0, 0, 1, 0)) + F.pad(down, (0, 0, 0, 1)) + F.pad(right, (1, 0)) + F.pad(right, (0, 1))

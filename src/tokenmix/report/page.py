@@ -44,7 +44,7 @@ def write_report(
         out: the file to write.
         tables: further tables, placed before the summary of the runs.
         lead: paragraphs at the top.
-        notes: footnotes after the standing ones.
+        notes: further footnotes.
 
     Returns:
         The path written.
@@ -80,7 +80,9 @@ def write_report(
 
 
 def environment(*packages: str) -> Any:
-    """The templates of pages: ours, and those of further packages of the library, which may extend ``base.html``."""
+    """Return the templates of pages: ours, and those of further packages of the library, which may extend
+    ``base.html``.
+    """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, select_autoescape
 
     loader = ChoiceLoader([PackageLoader(name, ".") for name in ("tokenmix.report", *packages)])
@@ -88,7 +90,7 @@ def environment(*packages: str) -> Any:
 
 
 def _looks(run: Run, model: ViT) -> list[Section]:
-    """What a ViT looks at in images of its validation split; nothing where these are no longer to be had."""
+    """Draw what a ViT looks at in images of its validation split; nothing where these can no longer be loaded."""
     try:
         images, names = run_images(run, model, IMAGES)
     except MixerError:
@@ -97,18 +99,18 @@ def _looks(run: Run, model: ViT) -> list[Section]:
 
 
 def _text(run: Run) -> bytes:
-    """What the model reads in the pictures: the start of its last sample, or a sentence."""
+    """Return the text the model reads in the pictures: the start of its last sample, or a sentence."""
     return run.samples[-1][1].encode() if run.samples and run.samples[-1][1] else SENTENCE
 
 
 def _drawn(run: Run, file: Path) -> Picture:
-    """The last picture a run drew."""
+    """Return the last picture a run drew."""
     uri = "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode("ascii")
     what = "top: drawn by the model; middle: lower halves drawn below real upper halves; bottom: the real images of the validation split"
     return Picture(uri, uri, alt=f"Images drawn by the model of {run.name}; {what}.", caption=f"{file.name}; {what}.")
 
 
 def _named_apart(runs: list[Run]) -> list[Run]:
-    """Runs of the same folder name are told apart by the folder above."""
+    """Tell runs of the same folder name apart by the name of the folder above."""
     names = [r.name for r in runs]
     return [replace(r, name=f"{r.path.resolve().parent.name}/{r.name}") if names.count(r.name) > 1 else r for r in runs]

@@ -1,4 +1,4 @@
-"""What a mixer looks at: its effective attention, exact wherever its output is linear in the values, by the Jacobian otherwise."""
+"""What a mixer attends: its effective attention, exact where its output is linear in the values, else by the Jacobian."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ EXACT = 1e-4  # how well the operator must give the output back, relative to its
 
 
 class Effective(NamedTuple):
-    """weights (G, T, S): what source s adds to output t. ``kind`` says how they were found.
+    """Effective attention: weights (G, T, S), how much source s adds to output t. ``kind`` says how they were computed.
 
-    "values": y_t = sum_s weights[g, t, s] v_s before the output projection, for every channel of group g (a head, or one channel), exactly.
+    "values": y_t = sum_s weights[g, t, s] v_s before the output projection, for every channel of group g (a head, or
+    one channel), exactly.
     "jacobian": the Frobenius norm of d y_t / d x_s, one group, for mixers that are not a sum over values.
     """
 
@@ -30,12 +31,14 @@ class Effective(NamedTuple):
 
 
 def effective_attention(mixer: Mixer, x: Tensor, context: Tensor | None = None, **given: Any) -> Effective:
-    """The effective attention of a mixer on one sequence x (1, T, D), over itself or over ``context`` (1, S, D).
+    """Compute the effective attention of a mixer on one sequence x (1, T, D), over itself or over ``context`` (1, S,
+    D).
 
-    Softmax attention gives back its own weights, head by head; AFT's rows sum to the gate, Hydra's and others' need not sum to anything.
+    Softmax attention gives its own weights, head by head; AFT's rows sum to the gate; those of Hydra and others need
+    not sum to anything.
 
     Raises:
-        MixerError: where x holds more than one sequence.
+        MixerError: x holds more than one sequence.
     """
     if x.ndim != 3 or x.shape[0] != 1:
         raise MixerError(f"effective_attention: expects one sequence (1, T, {mixer.dim}), got {tuple(x.shape)}.")
@@ -44,14 +47,19 @@ def effective_attention(mixer: Mixer, x: Tensor, context: Tensor | None = None, 
 
 
 def values_attention(mixer: Mixer, x: Tensor, context: Tensor | None = None, **given: Any) -> Tensor | None:
-    """The weights (G, T, S) of ``effective_attention`` where they are exact, else None; S calls of the functional form, in one batch."""
+    """Compute the weights (G, T, S) of ``effective_attention`` where they are exact, else return None.
+
+    It takes S calls of the functional form, in one batch.
+    """
     with torch.no_grad():
         found = _by_values(mixer, x, context, given)
     return None if found is None else _grouped(found, getattr(mixer, "heads", None))
 
 
 def _by_values(mixer: Mixer, x: Tensor, context: Tensor | None, given: dict[str, Any]) -> Tensor | None:
-    """(D, T, S) from unit values at one source after the other, in one batch; None where these do not add up to the output."""
+    """Compute (D, T, S) from unit values at each source in turn, in one batch; None where these do not sum to the
+    output.
+    """
     form = mixer.functional_form()
     names = [] if form is None else list(inspect.signature(form).parameters)
     if form is None or "v" not in names:
@@ -73,13 +81,13 @@ def _by_values(mixer: Mixer, x: Tensor, context: Tensor | None, given: dict[str,
 
 
 def _repeated(value: Any, n: int) -> Any:
-    """An argument of ``forward`` with its one batch row repeated; what has no batch row stays."""
+    """Repeat the one batch row of an argument of ``forward``; arguments without one stay."""
     batched = isinstance(value, Tensor) and value.shape[0] == 1
     return value.expand(n, *value.shape[1:]) if batched else value
 
 
 def _grouped(weights: Tensor, heads: int | None) -> Tensor:
-    """One map per head where all channels of each head share it."""
+    """Reduce to one map per head where all channels of each head share it."""
     if not heads or weights.shape[0] % heads:
         return weights
     by_head = weights.unflatten(0, (heads, -1))
@@ -87,7 +95,7 @@ def _grouped(weights: Tensor, heads: int | None) -> Tensor:
 
 
 def _by_jacobian(mixer: Mixer, x: Tensor, context: Tensor | None, given: dict[str, Any]) -> Tensor:
-    """(T, S) norms of the derivative of each output with regard to each source."""
+    """Compute the norms (T, S) of the derivative of each output with regard to each source."""
     source = (x if context is None else context).detach().clone().requires_grad_()
     with functional.use_backend("eager"):
         y = mixer(source, **given) if context is None else mixer(x, source, **given)
@@ -100,7 +108,10 @@ def _by_jacobian(mixer: Mixer, x: Tensor, context: Tensor | None, given: dict[st
 
 
 def attention_pictures(name: str, model: nn.Module, text: bytes) -> list[Picture]:
-    """One picture for each of at most six layers of a language model, spread evenly, of the mean effective attention on the first bytes of a text."""
+    """Draw the mean effective attention on the first bytes of a text, for at most six layers of a language model.
+
+    The layers are spread evenly.
+    """
     blocks: Any = list(getattr(model, "blocks", []))
     layers = sorted({round(j * (len(blocks) - 1) / max(1, min(LAYERS, len(blocks)) - 1)) for j in range(min(LAYERS, len(blocks)))})
     tokens = torch.tensor(list(text[: min(SHOWN, getattr(model, "max_len", None) or SHOWN)]))[None]
@@ -108,7 +119,7 @@ def attention_pictures(name: str, model: nn.Module, text: bytes) -> list[Picture
 
 
 def _mixer_inputs(model: nn.Module, blocks: list[Any], tokens: Tensor) -> dict[int, Tensor]:
-    """What each layer's mixer is given when the model reads the tokens."""
+    """Return the input of each layer's mixer when the model reads the tokens."""
     seen: dict[int, Tensor] = {}
 
     def look(layer: int) -> Any:

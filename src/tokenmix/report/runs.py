@@ -1,4 +1,4 @@
-"""Reading a run directory: config.json, env.json, metrics.jsonl, samples/, checkpoints/."""
+"""Read a run directory: config.json, env.json, metrics.jsonl, samples/, checkpoints/."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ WEIGHTS, AVERAGE = "model.safetensors", "ema.safetensors"  # where a run average
 
 @dataclass(frozen=True)
 class Metric:
-    """What a run is scored by: a field of its evaluations, its name in words, the unit of the loss in its curves, and nats in that unit."""
+    """The score of a run: a field of its evaluations, its label, the unit of the loss in its curves, and nats in that
+    unit.
+    """
 
     name: str
     label: str
@@ -34,12 +36,12 @@ METRICS = {"lm": TEXT, "image_density": DENSITY}
 
 @dataclass(frozen=True)
 class Run:
-    """What a run directory says about itself.
+    """The contents of a run directory.
 
     Args:
         train: the lines of metrics.jsonl of kind "train", in order.
         evals: the lines of kind "eval", in order.
-        samples: (file name, text) of each sample; bytes that are not UTF-8 stand as \\xNN.
+        samples: (file name, text) of each sample; bytes that are not UTF-8 are written as \\xNN.
         drawn: the PNGs among the samples.
         weights: the newest checkpoint's weights, None before the first checkpoint.
     """
@@ -60,23 +62,23 @@ class Run:
         return METRICS.get(self.config.get("model", {}).get("kind", "lm"), CLASSES)
 
     def last_eval(self, split: str, metric: str | None = None) -> float | None:
-        """The last evaluation on a split; None where there is none, or where the run measures something other than ``metric``."""
+        """Return the last evaluation on a split; None where there is none, or where the run has another metric."""
         name = self.metric.name if metric is None else metric
         scores = [e[name] for e in self.evals if e.get("split") == split and name in e]
         return scores[-1] if scores else None
 
     def median(self, key: str) -> float | None:
-        """The median of a field over the logged training steps; the first tenth, which warms up, is left out."""
+        """Return the median of a field over the logged training steps, without the first tenth, which is warm-up."""
         values = sorted(row[key] for row in self.train[len(self.train) // 10 :] if row.get(key) is not None)
         return values[len(values) // 2] if values else None
 
     def largest(self, key: str) -> float | None:
-        """The largest value of a field over the logged training steps."""
+        """Return the largest value of a field over the logged training steps."""
         return max((row[key] for row in self.train if row.get(key) is not None), default=None)
 
 
 def read_run(path: Path | str) -> Run:
-    """Read one run directory; a run that is still going on, or stopped anywhere, is read as far as it got."""
+    """Read one run directory; a run in progress or stopped early is read as far as it got."""
     path = Path(path)
     if not (path / "config.json").is_file():
         raise MixerError(f"report: {path} is not a run directory; it has no config.json.")
@@ -100,7 +102,7 @@ def read_run(path: Path | str) -> Run:
 
 
 def load_model(run: Run) -> Any:
-    """The run's model, of whatever kind, with its newest weights; None where there is no checkpoint."""
+    """Load the run's model, of any kind, with its newest weights; None where there is no checkpoint."""
     if run.weights is None:
         return None
     from safetensors import SafetensorError
@@ -123,7 +125,7 @@ def load_model(run: Run) -> Any:
 
 
 def readable(data: bytes) -> str:
-    """Bytes as text that can stand in a page: what is not UTF-8, and control characters, as \\xNN."""
+    """Convert bytes to text that a page can show: bytes that are not UTF-8, and control characters, as \\xNN."""
     text = data.decode("utf-8", errors="backslashreplace")
     return "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
@@ -139,7 +141,10 @@ def _json_object(path: Path) -> dict[str, Any]:
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
-    """The complete lines; a last one without its newline is being written, or was cut by a kill. Damaged ones are left out with a warning."""
+    """Read the complete lines; a last one without its newline is still being written or was cut off by a kill.
+
+    Damaged lines are skipped with a warning.
+    """
     try:
         lines, bad = read_records(path)
     except OSError as why:

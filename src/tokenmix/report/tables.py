@@ -1,4 +1,4 @@
-"""Tables of a report, and how numbers are written in them."""
+"""The tables of a report, and how numbers are written in them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .runs import CLASSES, DENSITY, TEXT, Run
 
 
 def mixers_of(config: dict[str, Any]) -> str:
-    """The mixers of a run's layers in words: ``3 x aft_local, 1 x attention``."""
+    """Describe the mixers of a run's layers: ``3 x aft_local, 1 x attention``."""
     model = config.get("model", {})
     specs = list(model.get("mixers", []))
     names = [specs[i % len(specs)].get("name", "unnamed") for i in range(model.get("layers") or len(specs))] if specs else []
@@ -19,7 +19,7 @@ def mixers_of(config: dict[str, Any]) -> str:
 
 
 def summary_table(runs: list[Run]) -> Table:
-    """One row per run."""
+    """Build the table with one row per run."""
     columns: dict[str, Callable[[Run], str]] = {
         "run": lambda run: run.name,
         "layers": lambda run: mixers_of(run.config),
@@ -64,7 +64,7 @@ def _notes(runs: list[Run]) -> list[str]:
 
 
 def without_empty_columns(table: Table) -> Table:
-    """The table without the columns no row has a measurement for."""
+    """Return the table without the columns in which no row has a measurement."""
     kept = [i for i in range(len(table.columns)) if i == 0 or any(row[i] != MISSING for row in table.rows)]
     return Table(table.title, [table.columns[i] for i in kept], [[row[i] for i in kept] for row in table.rows], table.notes)
 
@@ -75,7 +75,7 @@ def _state_note(contexts: list[int]) -> str:
 
 
 def facts_table(runs: list[Run]) -> Table:
-    """The machine and the data, one row per fact, one column per run; facts all runs share are written once."""
+    """Build the table of machine and data, one row per fact; facts that all runs share are written once."""
     flat = [{**_flatten("env", r.env), **_flatten("data", r.config.get("data", {})), **_flatten("seed", r.config.get("seed", {}))} for r in runs]
     keys = list(dict.fromkeys(k for f in flat for k in f))
     rows = []

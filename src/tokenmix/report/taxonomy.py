@@ -1,6 +1,6 @@
-"""Tables of the mixers as Markdown, from what their classes state: one for the page of mixers, with what was measured, and one for the README.
+"""Tables of the mixers as Markdown, built from their classes: one for the page of mixers, one for the README.
 
-python -m tokenmix.report.taxonomy README.md        # writes the README's table anew
+The first has measurements too. ``python -m tokenmix.report.taxonomy README.md`` updates the README's table.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _capabilities(name: str, cls: type[Mixer]) -> str:
 
 
 def renewed(readme: str) -> str:
-    """Return the README's text with its table written anew."""
+    """Return the README's text with its table updated."""
     return re.sub(f"({README}\n).*?(\n{README_END})", lambda m: m[1] + readme_table() + m[2], readme, flags=re.DOTALL)
 
 

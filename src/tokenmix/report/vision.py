@@ -1,4 +1,4 @@
-"""What a vision model looks at, all of it: as sections of a page, or as files from any image file."""
+"""All pictures of what a vision model looks at: as sections of a page, or as files from any image file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ Section = tuple[str, list[Picture]]
 
 
 def vision_section(run_or_model: Run | nn.Module, images: Tensor, names: Sequence[str] | None = None) -> list[Section]:
-    """Everything that can be drawn of a ViT reading these images: (heading, pictures), headings without a picture left out.
+    """Draw everything about a ViT reading these images, as (heading, pictures); headings without a picture are left
+    out.
 
     Args:
         run_or_model: a model, or a run whose newest checkpoint is read.
@@ -62,10 +63,10 @@ def draw_pictures(
     std: Sequence[float] | None = None,
     theme: str = "light",
 ) -> list[Path]:
-    """Write everything ``vision_section`` draws as PNG files.
+    """Write everything that ``vision_section`` draws as PNG files.
 
     Args:
-        image_files: any images; each is cut and resized to the model's image size.
+        image_files: any images; each is resized and cropped to the model's image size.
         mean, std: per channel, as the model was trained; default: ImageNet's for three channels, else 0.5 and 0.5.
         theme: "light" or "dark".
 
@@ -91,10 +92,11 @@ def draw_pictures(
 
 
 def load_image(path: Path | str, size: tuple[int, ...], channels: int = 3) -> Tensor:
-    """An image file as (channels, height, width) in 0..1: resized so that it covers ``size``, (height, width), and cut around its middle.
+    """Load an image file as (channels, height, width) in 0..1, resized to cover ``size``, (height, width), and
+    centre-cropped.
 
     Raises:
-        MixerError: in one line that names the file, where it is missing, no image, or cut short.
+        MixerError: the file is missing, truncated or not an image; one line names it.
     """
     if channels not in (1, 3):
         raise MixerError(f"load_image: an image file has 3 channels, or 1 in grey; the model takes {channels}.")
@@ -105,7 +107,7 @@ def load_image(path: Path | str, size: tuple[int, ...], channels: int = 3) -> Te
 
 
 def run_images(run: Run, model: nn.Module, n: int) -> tuple[Tensor, list[str]]:
-    """The first n images of a run's validation split as its model is given them, and names for them."""
+    """Return the first n images of a run's validation split as its model receives them, and names for them."""
     data, config = run.config["data"], check_vit(model, "run_images").config
     images = open_images(
         data["source"],
@@ -121,7 +123,7 @@ def run_images(run: Run, model: nn.Module, n: int) -> tuple[Tensor, list[str]]:
 
 
 def _given(given: Sequence[float] | None, imagenet: tuple[float, ...], channels: int) -> list[float]:
-    """Means or deviations, one per channel."""
+    """Return means or deviations, one per channel."""
     if given is None:
         return list(imagenet) if channels == 3 else [0.5] * channels
     if len(given) != channels:
