@@ -11,7 +11,7 @@ from suites import is_more
 from tokenmix.kernels import cpu
 
 torch.set_num_threads(1)
-logging.getLogger("torch.__trace").propagate = False  # thousands of empty lines under any failing test
+logging.getLogger("torch.__trace").propagate = False  # it would add thousands of empty lines to failing tests
 
 
 @pytest.fixture(autouse=True)
@@ -40,4 +40,4 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_terminal_summary(terminalreporter):
     if not cpu.available():
-        terminalreporter.write_line(f"the tests of the C kernels were left out: {cpu.why_not()}", yellow=True)
+        terminalreporter.write_line(f"the tests of the C kernels were deselected: {cpu.why_not()}", yellow=True)

@@ -20,6 +20,6 @@ def files(name: str) -> list[str]:
 if __name__ == "__main__":
     name = sys.argv[1]
     if name not in MIXERS:
-        build_mixer(name, 8)  # which says what is nearest
+        build_mixer(name, 8)  # raises an error with the nearest names
     print(*files(name))
     print(f"tests/test_docs.py::test_mixer_has_its_row_and_page[{name}]", f"tests/test_layering.py::test_each_mixer_has_its_parts[{name}]")

@@ -1,4 +1,4 @@
-"""Advice: the arithmetic, shares on models whose time is known, lengths that cannot be had, candidates, the page, every wrong command."""
+"""Advice: the arithmetic, shares with known times, lengths that do not fit, candidates, the page, wrong commands."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def exact(T: float, pairs: float = 1.0, each: float = 3000.0) -> float:
 
 
 def test_the_first_length_is_where_the_formula_says():
-    """pairs T^2 / (pairs T^2 + each T) = 1/5 where T = each / 4 pairs = 750, found between, beyond and before what was measured."""
+    """pairs T^2 / (pairs T^2 + each T) = 1/5 where T = each / 4 pairs = 750: between, beyond and before the lengths
+    measured.
+    """
     assert first_length([256, 1024, 4096], [exact(T) for T in (256, 1024, 4096)], 0.2).how == "between"
     assert math.isclose(first_length([256, 1024, 4096], [exact(T) for T in (256, 1024, 4096)], 0.2).tokens, 750)
     beyond = first_length([64, 128], [exact(T) for T in (64, 128)], 0.2)
@@ -106,7 +108,7 @@ def test_what_a_longer_input_takes():
 
 @pytest.fixture
 def passing(monkeypatch):
-    """A function that lets time pass on the clock of the measurements, which stands still otherwise: how busy this machine is does not enter."""
+    """Advance the clock of the measurements, which stands still otherwise, whatever the load of the machine."""
     now = [0.0]
     monkeypatch.setattr(measuring, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
     return lambda seconds: now.__setitem__(0, now[0] + seconds)
@@ -126,7 +128,7 @@ class Slow(nn.Module):
 
 
 def test_shares_are_those_of_modules_whose_time_is_known(passing, monkeypatch):
-    """Attention takes 20 ms a layer in a projection and 40 ms in mixing, the rest of the layer 40 ms: 0.6 of the time, 0.4 mixing."""
+    """Attention takes 20 ms per layer in a projection and 40 ms in mixing, the rest 40 ms: shares 0.6 and 0.4."""
     model = build_model(LM).eval()
     for block in model.blocks:
         block.mixer.q_proj = Slow(passing, 0.02, weight=True)
@@ -388,7 +390,7 @@ def test_wrong_commands(tmp_path, capsys, monkeypatch):
         ("bert", *BERT, "--worth", "1"): "larger than 1",
         ("bert", *BERT, "--device", "tpu"): "device='tpu' is unknown",
         ("bert", *BERT, "--out", "nofolder/x.html"): "there is no folder nofolder",
-        ("bert", *BERT, "--data", "x"): "--data teaches a language model in a folder of transformers",
+        ("bert", *BERT, "--data", "x"): "--data distils a language model in a folder of transformers",
         (str(tmp_path),): "holds no config.json",
         ("T5Model", "--options", '{"d_model": 8, "num_layers": 1, "d_ff": 8, "vocab_size": 9}'): "it has T5Attention",
     }.items():
@@ -423,7 +425,7 @@ def saved_with_tokenizer(folder):
 def test_the_model_is_distilled_and_written(tmp_path, capsys):
     from tokenmix.hosts.surgery.save_load import load_converted
 
-    model, data, out = saved_with_tokenizer(tmp_path / "bert"), tmp_path / "text.txt", tmp_path / "taught"
+    model, data, out = saved_with_tokenizer(tmp_path / "bert"), tmp_path / "text.txt", tmp_path / "distilled"
     data.write_text("the cat sat on the mat\nthe mat sat on the cat\n" * 60)
     argv = ["advise", model, "--lengths", "16", "--seconds", "3", "--candidates", "hydra", "--data", str(data), "--minutes", "0.03"]
     assert cli.main([*argv, "--write", str(out), "--last", "1", "--json"]) == 0
@@ -436,6 +438,6 @@ def test_the_model_is_distilled_and_written(tmp_path, capsys):
     data.write_text("the cat")
     assert "has 2 tokens; at least 80 are needed" in refused(capsys, *argv, "--write", str(tmp_path / "new"))
     data.write_bytes(b"\xff\xfe")
-    assert "is no UTF-8 text" in refused(capsys, *argv, "--write", str(tmp_path / "new"))
-    assert "there is no such file" in refused(capsys, *argv[:-4], "--data", str(tmp_path / "none"), "--write", str(tmp_path / "new"))
+    assert "is not UTF-8 text" in refused(capsys, *argv, "--write", str(tmp_path / "new"))
+    assert "no such file" in refused(capsys, *argv[:-4], "--data", str(tmp_path / "none"), "--write", str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()

@@ -1,4 +1,4 @@
-"""`tokenmix bench`: what it measures is right, what is wrong is refused, and what it says follows from what it measured."""
+"""`tokenmix bench`: its measurements are right, wrong results are refused, and its report follows from the numbers."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_backend_that_is_the_same_is_measured_once(capsys):
 # --- the gate
 
 
-def planted(right, wrong):
+def mutated(right, wrong):
     """``right`` where the eager form is asked for, else ``wrong``."""
 
     @functools.wraps(right)
@@ -155,7 +155,7 @@ def test_a_wrong_operation_is_refused_and_not_timed(capsys, monkeypatch):
         e = torch.exp(k - k.amax(1, keepdim=True))
         return torch.sigmoid(q) * torch.cumsum(e * v, 1) / torch.cumsum(e, 1)
 
-    monkeypatch.setattr(functional, "aft_simple", planted(functional.aft_simple, careless))
+    monkeypatch.setattr(functional, "aft_simple", mutated(functional.aft_simple, careless))
     found = bench(capsys, "--ops", "aft_simple", "--lengths", "16", "--pass", "forward")
     row = next(r for r in found["rows"] if r["subject"] == "aft_simple")
     assert row["status"] == "FAILED"
@@ -175,7 +175,7 @@ def test_a_wrong_gradient_is_refused():
             return 0.999 * g
 
     right = functional.hydra
-    with mock.patch.object(functional, "hydra", planted(right, lambda q, k, v, **o: right(q, Halved.apply(k), v, **o))):
+    with mock.patch.object(functional, "hydra", mutated(right, lambda q, k, v, **o: right(q, Halved.apply(k), v, **o))):
         assert gate.gate(Subject("hydra"), SMALL).passed
         assert not gate.gate(Subject("hydra"), replace(SMALL, backward=True)).passed
 
@@ -427,7 +427,7 @@ def test_seconds_in_three_figures(value, said):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_another_revision_is_timed_in_turns(capsys):
-    """HEAD against the tree as it is: the checkout is removed again, and a subject that HEAD lacks is said to be missing."""
+    """HEAD is timed against the working tree; the checkout is removed again, and subjects that HEAD lacks are named."""
     root = Path(__file__).parent.parent
 
     def checkouts():

@@ -1,4 +1,4 @@
-"""The contract suite on a stranger's mixers: right ones pass, and each public defect is caught under the promise it breaks."""
+"""The contract suite on mixers from outside: correct ones pass, and each public defect breaks its promise."""
 
 from __future__ import annotations
 

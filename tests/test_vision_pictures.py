@@ -192,7 +192,7 @@ def test_focus_of_hydra_is_the_papers_formula():
 
 @pytest.mark.parametrize("name", ["external", "fourier"])
 def test_focus_refuses_what_is_no_sum_over_values(name):
-    with pytest.raises(MixerError, match="focus: the output of (External|Fourier) is no"):
+    with pytest.raises(MixerError, match="focus: the output of (External|Fourier) is not a sum"):
         focus(make(name, registers=0), pictures_of())
 
 
@@ -238,7 +238,7 @@ def test_similarity_of_neighbours():
 
 @pytest.mark.parametrize("name", CORE)
 def test_every_mixer_of_the_core_is_drawn(name, monkeypatch):
-    """Each number is there and finite, or refused in one line; each picture decodes. Norms are drawn once, as they know no mixer."""
+    """Each number is finite, or refused in one line; each picture decodes. Norms depend on no mixer, so are drawn once."""
     model, images = make(name, layers=1).float(), pictures_of(n=1).float()
     assert bool(token_norms(model, images).patches.isfinite().all())
     if name != "attention":

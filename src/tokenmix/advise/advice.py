@@ -1,4 +1,4 @@
-"""Whether a model's attention should be replaced: measured shares, the bound they set, the candidates, and the answer."""
+"""Whether to replace a model's attention: measured shares, the bound they set, the candidates, and the answer."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .inputs import Inputs
 from .loading import Host, load_host
 from .measuring import FAILURES, Share, measure_share
 
-PROBE = 64  # tokens, or patches' worth of them: what is run first, to know what to expect
-ROOM = 0.8  # of the free memory, what a pass may take
-SPARE = 0.05  # of the seconds given, what a length may take where others have used them up
+PROBE = 64  # tokens, or about as many patches: run first, to estimate the rest
+ROOM = 0.8  # the part of the free memory that a pass may take
+SPARE = 0.05  # the part of the seconds that a length may still take where others used them up
 Tell = Callable[[str], None]
 
 
@@ -109,8 +109,8 @@ def advise(
     for share in advice.shares if subjects else ():
         budget = 3 * seconds / len(advice.shares)
         if share.seconds * 5 * (len(subjects or ()) + 1) > max(budget, 1.0) * 2:
-            tell(f"candidates at {share.length:,}: no time")
-            why = f"a turn of all takes about {share.seconds * (len(subjects or ()) + 1):.0f} s; give more --seconds"
+            tell(f"candidates at {share.length:,}: skipped, no time left")
+            why = f"one pass of each takes about {share.seconds * (len(subjects or ()) + 1):.0f} s; give more --seconds"
             advice.rows += [Row(s.label, share.length, why=why) for s in subjects or ()]
             continue
         advice.rows += measure_candidates(host, subjects or [], share.length, batch=batch, budget=budget / 2, device=device, tell=tell)
@@ -152,7 +152,7 @@ def _one(advice: Advice, n: int, budget: float, device: str) -> Share | str:
         args, named = host.inputs.make(n, advice.batch)
         return measure_share(host.model, advice.modules, lambda: host.model(*args, **named), n, host.inputs.tokens(n), budget=budget, device=device)
     except FAILURES as why:
-        return f"the model refuses it ({' '.join(str(why).split())[:160]})"
+        return f"the model does not take it ({' '.join(str(why).split())[:160]})"
 
 
 def _spelled(seconds: float) -> str:

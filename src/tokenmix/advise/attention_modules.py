@@ -1,4 +1,4 @@
-"""The attention of a model: softmax attention in known hosts and in our own models, and the parts a replacement keeps."""
+"""The attention of a model: softmax attention in known hosts and in our models, and the parts a replacement keeps."""
 
 from __future__ import annotations
 

@@ -19,18 +19,19 @@ from .advice import Advice
 from .candidates import OWN
 
 LENGTH, BATCH = 128, 8
-VALID = 0.1  # of the batches, at the end of the text
-SPARE = 0.8  # of the minutes for training steps; the rest goes into the trial, evaluations and files
+VALID = 0.1  # of the batches, at the end of the text, for validation
+SPARE = 0.8  # of the minutes, for training steps; the rest is for the trial step, evaluations and files
 LEARNING_RATE = 1e-3
 
 
 def check_distillation(name: str, origin: str, data: Path, out: Path | None) -> None:
     """Refuse, before anything is measured, what could not be distilled."""
     if origin != "transformers" or not Path(name.removeprefix("hf:")).is_dir():
-        own = "a run is trained on with `tokenmix train`" if origin == "tokenmix" else "`tokenmix convert` and tokenmix.hosts.surgery.distill take other models"
-        raise MixerError(f"advise: --data teaches a language model in a folder of transformers, with its tokenizer, got {name}; {own}.")
+        own = "`tokenmix train` continues training a run" if origin == "tokenmix" else "`tokenmix convert` and tokenmix.hosts.surgery.distill take other models"
+        wanted = "a language model in a folder of transformers, with its tokenizer"
+        raise MixerError(f"advise: --data distils {wanted}, got {name}; {own}.")
     if not data.is_file():
-        raise MixerError(f"advise: --data {data}: there is no such file; a text is expected.")
+        raise MixerError(f"advise: --data {data}: no such file; a text file is needed.")
     if out is None:
         raise MixerError("advise: --data needs --write DIR, the folder for the converted model.")
     if out.exists():
@@ -79,11 +80,12 @@ def _batches(advice: Advice, data: Path) -> tuple[list[dict[str, Tensor]], list[
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError) as why:
-        raise MixerError(f"advise: --data: {folder} holds no tokenizer that transformers can load ({' '.join(str(why).split())[:160]}).") from None
+        said = " ".join(str(why).split())[:160]
+        raise MixerError(f"advise: --data: {folder} holds no tokenizer that transformers can load ({said}).") from None
     try:
         text = data.read_text(encoding="utf-8")
     except UnicodeDecodeError as why:
-        raise MixerError(f"advise: --data {data}: is no UTF-8 text ({why}).") from None
+        raise MixerError(f"advise: --data {data}: is not UTF-8 text ({why}).") from None
     lines = tokenizer(text.splitlines(), add_special_tokens=False)["input_ids"] if text.strip() else []
     ids = torch.tensor([i for line in lines for i in line], dtype=torch.long)
     length = min(LENGTH, advice.host.inputs.limit or LENGTH)

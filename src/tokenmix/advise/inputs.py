@@ -17,6 +17,7 @@ from ..models import LM, ViT
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments of a call."""
+FACTORY = "give a factory that returns (model, inputs)"
 
 
 def _as_it_is(model: nn.Module, length: int) -> None:
@@ -90,8 +91,8 @@ def inputs_of(model: Any, where: str) -> Inputs:
     if hasattr(model, "patch_embed") and hasattr(model, "set_input_size"):
         return _timm(model)
     raise MixerError(
-        f"advise: {where}: how a {type(model).__name__} is called is not known; let the factory return (model, inputs), where inputs(length, batch) "
-        "gives what the model is called with: a tensor, a tuple or a dict."
+        f"advise: {where}: how to call a {type(model).__name__} is not known; let the factory return (model, inputs), "
+        "where inputs(length, batch) returns what the model is called with: a tensor, a tuple or a dict."
     )
 
 
@@ -105,7 +106,8 @@ def own_inputs(make: Callable[[int, int], Any], model: nn.Module, where: str) ->
         if isinstance(found, Tensor):
             return (found,), {}
         if not isinstance(found, tuple):
-            raise MixerError(f"advise: {where}: inputs({length}, {batch}) must give a tensor, a tuple or a dict, got {type(found).__name__}.")
+            call = f"inputs({length}, {batch})"
+            raise MixerError(f"advise: {where}: {call} must return a tensor, a tuple or a dict, got {type(found).__name__}.")
         return found, {}
 
     return Inputs(given, limit=_limit(model))
@@ -147,12 +149,12 @@ def _transformers(model: Any, where: str) -> Inputs:
         sites = find_attention(model)
         patch = getattr(config, "patch_size", None)
         if not isinstance(patch, int):
-            raise MixerError(f"advise: {where}: images for a {type(model).__name__} are not known; give a factory that returns (model, inputs).")
+            raise MixerError(f"advise: {where}: a {type(model).__name__} has no patch_size; {FACTORY}.")
         images = _images(config.num_channels, model)
         named = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in known else {}
         return Inputs(lambda n, b: ((), {"pixel_values": images(n, b)[0][0], **named}), patch, max((s.prefix for s in sites), default=0))
     if model.main_input_name != "input_ids":
-        raise MixerError(f"advise: {where}: a {type(model).__name__} takes {model.main_input_name}; give a factory that returns (model, inputs).")
+        raise MixerError(f"advise: {where}: a {type(model).__name__} takes {model.main_input_name}; {FACTORY}.")
     numbers = _numbers(config.get_text_config().vocab_size, model)
     fixed = {"use_cache": False} if "use_cache" in known else {}
 

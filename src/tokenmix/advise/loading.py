@@ -20,7 +20,8 @@ from ..system.torchvision import ensure_torchvision
 from ..testing.cli import here_on_path
 from .inputs import Inputs, inputs_of, own_inputs
 
-FORMS = "a run directory, a folder of transformers, a name of `tokenmix list`, a class or model type of transformers, a model of timm, or package:factory"
+FORMS = "a run directory, a folder of transformers, a name of `tokenmix list`, "
+FORMS += "a class or model type of transformers, a model of timm, or package:factory"
 EXTRAS = {"transformers": "hf", "timm": "vision"}
 
 
@@ -77,14 +78,15 @@ def _found(name: str, options: dict[str, Any]) -> Host:
 def _unknown(name: str) -> str:
     """Return what an unknown name could have meant."""
     if "/" in name or os.sep in name:
-        return f"advise: there is no folder {name!r}; nothing is downloaded here, so save the model into a folder first."
+        return f"advise: there is no folder {name!r}; models are not downloaded, so save the model into a folder first."
     known = [*MODELS]
     missing = [f"{package} is not installed (pip install 'tokenmix[{extra}]')" for package, extra in EXTRAS.items() if not _has(package)]
     if _has("transformers"):
         known += _classes()
     if _has("timm"):
         known += _timm_package().list_models()
-    return "; ".join([f"advise: there is no model {name!r}; {nearest(name, known) if _near(name, known) else f'a model is {FORMS}'}", *missing]) + "."
+    meant = nearest(name, known) if _near(name, known) else f"a model is {FORMS}"
+    return "; ".join([f"advise: there is no model {name!r}; {meant}", *missing]) + "."
 
 
 def _near(name: str, known: list[str]) -> bool:
@@ -108,7 +110,7 @@ def _ours(name: str, config: Any, options: dict[str, Any], note: str = "") -> Ho
 
 def _our_host(name: str, model: Any, notes: tuple[str, ...] = ()) -> Host:
     if model.config.kind not in ("lm", "vit"):
-        raise MixerError(f"advise: {name}: is of kind {model.config.kind!r}; of our own models, those of kind lm and vit are measured.")
+        raise MixerError(f"advise: {name}: is of kind {model.config.kind!r}; only kinds lm and vit of our models are measured.")
     return Host(name, model, "tokenmix", inputs_of(model, name), notes, getattr(model.config, "image_size", (None,))[0])
 
 
@@ -116,7 +118,7 @@ def _folder(folder: Path, options: dict[str, Any]) -> Host:
     try:
         config = json.loads((folder / "config.json").read_text())
     except OSError:
-        raise MixerError(f"advise: {folder}: holds no config.json, so it is neither a run, nor a converted model, nor a folder of transformers.") from None
+        raise MixerError(f"advise: {folder}: holds no config.json; it is no run, no converted model and no folder of transformers.") from None
     except ValueError as why:
         raise MixerError(f"advise: {folder / 'config.json'} is not readable JSON ({why}).") from None
     if "model_type" in config:
@@ -125,7 +127,7 @@ def _folder(folder: Path, options: dict[str, Any]) -> Host:
     if not isinstance(model, dict) or "mixers" not in model or model.get("kind", "lm") not in KINDS:
         raise MixerError(f"advise: {folder / 'config.json'} describes neither a model of tokenmix nor one of transformers.")
     if options:
-        return _ours(str(folder), config_from_json({"kind": "lm", **model}), options, "the config was changed, so its weights are new ones")
+        return _ours(str(folder), config_from_json({"kind": "lm", **model}), options, "the config was changed, so its weights are random")
     from ..train import load_model
 
     return _our_host(str(folder), load_model(folder)[0])
@@ -145,7 +147,7 @@ def _factory(name: str, package: str, attribute: str, options: dict[str, Any]) -
             raise MixerError(f"advise: {name}: calling it with {options or 'nothing'} fails: {why}.") from None
     model, own = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not isinstance(model, nn.Module) or not (own is None or callable(own)):
-        raise MixerError(f"advise: {name}: must return an nn.Module, or one and a function inputs(length, batch), got {type(found).__name__}.")
+        raise MixerError(f"advise: {name}: must return an nn.Module or (module, inputs(length, batch)), got {type(found).__name__}.")
     return Host(name, model, "factory", inputs_of(model, name) if own is None else own_inputs(own, model, name))
 
 
@@ -169,7 +171,7 @@ def _timm(name: str, options: dict[str, Any]) -> Host:
         model = timm.create_model(name, pretrained=False, **options)
     except (TypeError, ValueError, RuntimeError) as why:
         raise MixerError(f"advise: timm cannot build {name} with {options} ({_line(why)}).") from None
-    return Host(name, model, "timm", inputs_of(model, name), ("its weights are random ones",), model.default_cfg["input_size"][1])
+    return Host(name, model, "timm", inputs_of(model, name), ("its weights are random",), model.default_cfg["input_size"][1])
 
 
 def _transformers_package() -> Any:
@@ -206,7 +208,7 @@ def _transformers(name: str, options: dict[str, Any]) -> Host:
             model = cls(cls.config_class(**options))
     except (TypeError, ValueError, RuntimeError, ImportError) as why:
         raise MixerError(f"advise: transformers cannot build {name} with {options} ({_line(why)}).") from None
-    return _their_host(name, model, "its weights are random ones")
+    return _their_host(name, model, "its weights are random")
 
 
 def _saved(folder: Path, config: dict[str, Any], options: dict[str, Any]) -> Host:
@@ -223,7 +225,7 @@ def _saved(folder: Path, config: dict[str, Any], options: dict[str, Any]) -> Hos
         model = cls.from_config(changed) if cls is tf.AutoModel else cls(changed)
     except (OSError, ValueError, RuntimeError, TypeError, KeyError, ImportError) as why:
         raise MixerError(f"advise: transformers cannot load {folder} ({_line(why)}).") from None
-    return _their_host(str(folder), model, f"{'the config was changed' if weights else 'no weights lie there'}: they are random ones")
+    return _their_host(str(folder), model, f"{'the config was changed' if weights else 'it holds no weights'}, so its weights are random")
 
 
 def _their_host(name: str, model: Any, *notes: str) -> Host:

@@ -16,7 +16,7 @@ from .text import about, candidate_tables, findings, setting, shares_table
 def write_page(advice: Advice, out: Path | str) -> Path:
     """Write the page: the answer, the tables, shares and times by length, the machine."""
     try:
-        import matplotlib  # noqa: F401  (figures need it; said here, before any work)
+        import matplotlib  # noqa: F401  (figures need it; checked before any work)
 
         from ..report.page import environment
     except ImportError as why:

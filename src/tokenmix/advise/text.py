@@ -46,14 +46,15 @@ def about(advice: Advice) -> str:
     counts = ", ".join(f"{ways.count(w)} {w}" for w in dict.fromkeys(ways))
     shapes = ", ".join(dict.fromkeys(f"{m.heads} heads, {m.dim} features" for m in modules))
     notes = "".join(f"; {note}" for note in host.notes)
-    return f"{host.name}: {type(host.model).__name__} ({host.origin}), {parameters(advice):,} parameters, attention modules: {counts} ({shapes}){notes}"
+    kind = f"{type(host.model).__name__} ({host.origin}), {parameters(advice):,} parameters"
+    return f"{host.name}: {kind}, attention modules: {counts} ({shapes}){notes}"
 
 
 def setting(advice: Advice) -> str:
     """Describe the machine and what a pass is."""
     m = advice.machine
     busy = m["load"] is not None and m["load"] > max(m["threads"], m["cores"] or 1) + 1
-    load = f"; BUSY: load {m['load']:.1f} on {m['cores']} cores, others ran too" if busy else ""
+    load = f"; BUSY: load {m['load']:.1f} on {m['cores']} cores, other processes ran too" if busy else ""
     return f"forward passes, batch {advice.batch}, on {m['device']}, {m['threads']} threads, torch {m['torch']}{load}"
 
 
@@ -73,11 +74,13 @@ def shares_table(advice: Advice) -> Table:
     rows = [_share(advice, s) for s in advice.shares]
     notes = [f"{length(advice, s.length)}: not measured: {s.why}." for s in advice.skipped]
     notes += [
-        "In attention, mixing alone: parts of the time; mixing is attention without its projections and norms, which another mixer needs too.",
-        "At best: how many times as fast the model would be if mixing took no time (Amdahl). For attention: the part of the peak that goes away with it.",
+        "In attention, mixing alone: shares of the time.",
+        "Mixing is attention without its projections and norms, which another mixer needs too.",
+        "At best: how many times as fast the model would be if mixing took no time (Amdahl).",
+        "For attention: the part of the peak memory that is saved without it.",
     ]
     if any(m.family == "torch" for m in advice.modules):
-        notes.append("Measured without torch's fused inference pass of nn.TransformerEncoderLayer, which cannot be told apart.")
+        notes.append("Measured without torch's fused inference pass of nn.TransformerEncoderLayer, whose parts cannot be timed.")
     return Table("Attention's part", columns, rows, notes)
 
 
@@ -104,10 +107,9 @@ def _candidates(advice: Advice, n: int) -> Table:
         decoded = [size(r.decoded.state_bytes), number(r.decoded.ms_per_token, 2)] if r.decoded else ["no streaming", "no streaming"]
         body.append([r.mixer, seconds(r.seconds), f"{r.speedup or 0:.2f}x", size(r.peak), *(decoded if decodes else [])])
     body = body or [["none", *[number(None)] * (len(columns) - 1)]]
-    turns = "As fast: times as fast as with its own attention, timed in turns"
-    notes.append(
-        f"{turns}; the bound of {bound:.2f}x comes from other passes and leaves projections aside: a busy machine, or a mixer with fewer, can pass it."
-    )
+    notes.append("As fast: times as fast as with its own attention, timed in turns.")
+    limit = f"The bound of {bound:.2f}x comes from other passes and excludes projections"
+    notes.append(f"{limit}: a busy machine, or a mixer with fewer projections, can exceed it.")
     return Table(f"Other mixers inside this model, {length(advice, n)} {advice.host.inputs.unit}", columns, body, notes)
 
 
@@ -116,11 +118,12 @@ def findings(advice: Advice) -> list[str]:
     found = [answer(advice)]
     most = max((s for s in advice.shares if s.memory_share is not None), key=lambda s: s.memory_share or 0.0, default=None)
     if most is not None:
-        found.append(f"Memory: at {length(advice, most.length)} the peak of a pass would be up to {percent(most.memory_share)} lower without attention.")
+        at, saved = length(advice, most.length), percent(most.memory_share)
+        found.append(f"Memory: at {at} the peak of a pass would be up to {saved} lower without attention.")
     best = advice.fastest
     if best is not None:
         measured = f"{best.mixer} makes the model {best.speedup:.2f}x as fast at {length(advice, best.length)}"
-        found.append(f"Of the candidates, {measured}. That is about time; what it does to quality, training must tell (--data, `tokenmix convert`).")
+        found.append(f"Of the candidates, {measured}. Its quality has to be measured by training (--data, `tokenmix convert`).")
     elif any(r.speedup is not None and r.mixer != OWN for r in advice.rows):
         found.append("None of the candidates makes the model faster at the longest length measured.")
     if advice.distilled is not None:
@@ -134,12 +137,15 @@ def answer(advice: Advice) -> str:
     wanted = f"{advice.worth:g}x (mixing at {percent(share_for(advice.worth))} of the time)"
     if advice.pays:
         best = max(advice.shares, key=lambda s: s.bound)
-        limit = (
-            f"at {length(advice, best.length)} mixing takes {percent(best.mixing_share)} of the time, so the model can become {best.bound:.2f}x as fast at most"
-        )
+        limit = f"{_mixing(advice, best)}, so the model can become {best.bound:.2f}x as fast at most"
         return f"Yes, {_beginning(advice)}: {limit}. Worth it is taken to mean {wanted}."
-    here = f"at {length(advice, last.length)} mixing takes {percent(last.mixing_share)} of the time; even a mixer that took none would give {last.bound:.2f}x"
-    return f"No: {percent(last.mixing_share)} here. Up to the longest length measured replacing attention does not pay: {here}. {_later(advice, wanted)}"
+    here = f"{_mixing(advice, last)}; even a mixer that took none would give {last.bound:.2f}x"
+    no = f"No: {percent(last.mixing_share)} here. Up to the longest length measured replacing attention does not pay"
+    return f"{no}: {here}. {_later(advice, wanted)}"
+
+
+def _mixing(advice: Advice, s: Share) -> str:
+    return f"at {length(advice, s.length)} mixing takes {percent(s.mixing_share)} of the time"
 
 
 def _beginning(advice: Advice) -> str:
@@ -162,7 +168,8 @@ def _later(advice: Advice, wanted: str) -> str:
 def distillation(found: dict[str, Any]) -> str:
     """Describe the distillation: loss before and after."""
     before, after = found["loss_before"], found["loss_after"]
+    effort = f"{found['steps']} steps in {found['seconds']:.0f} s"
     return (
-        f"{found['mixer']} in {found['layers']} layers, distilled for {found['steps']} steps in {found['seconds']:.0f} s: "
+        f"{found['mixer']} in {found['layers']} layers, distilled for {effort}: "
         f"{found['loss']} {before:.4f} before, {after:.4f} after. Written to {found['out']}."
     )

@@ -43,7 +43,7 @@ GIVEN = ("q", "k", "v", "x")
 
 @dataclass(frozen=True)
 class Subject:
-    """A mixer of ``MIXERS``, ``sdpa`` or, as "package.Class", a public implementation of ``PEERS``, with its options."""
+    """A mixer of ``MIXERS``, ``sdpa`` or, as "package.Class", a public implementation of ``PEERS``, and its options."""
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -91,13 +91,13 @@ def _subject(text: str) -> Subject:
     for pair in filter(None, re.split("[,:]", given)):
         key, equals, value = pair.partition("=")
         if not equals:
-            raise MixerError(f"bench: {pair!r} in {text!r} is no option; write name:option=value,option=value.")
+            raise MixerError(f"bench: {pair!r} in {text!r} is not an option; write name:option=value,option=value.")
         options[key] = _value(value)
     known = [*MIXERS, SDPA, *PEERS]
     if name not in known:
         from ..system.config import nearest
 
-        raise MixerError(f"bench: nothing to measure is called {name!r}; {nearest(name, known)}.")
+        raise MixerError(f"bench: {name!r} is not a subject that can be measured; {nearest(name, known)}.")
     return Subject(name, options, backend or "auto")
 
 
@@ -264,8 +264,8 @@ def _decode(subject: Subject, s: Setting) -> Prepared:
     mixer = without_projections(layer).eval()
     try:
         state = after_context(mixer, s)
-    except (AttributeError, IndexError):  # it reads the weights of its projections
-        raise MixerError(f"bench: {subject.label} cannot be separated from its projections, so one token of it alone cannot be timed.") from None
+    except (AttributeError, IndexError):  # it reads the weights of its projections itself
+        raise MixerError(f"bench: {subject.label} cannot be separated from its projections, so one token cannot be timed.") from None
     held = float(sum(a.numel() * a.element_size() for a in leaves_of(tuple(state))))
     return Prepared(_forward_only(lambda: mixer.extend(token, state)), work_of(held, 0.0, float(max(flops, 0)) * s.batch / 2, False))
 
@@ -276,7 +276,7 @@ def after_context(mixer: Any, s: Setting) -> Any:
     state, begin = mixer.init_state(s.batch, device=s.device, dtype=s.torch_dtype), time.perf_counter()
     for start in range(0, s.T, CHUNK):
         if time.perf_counter() - begin > READING:
-            raise MixerError(f"bench: reading the first {start:,} of {s.T:,} tokens took more than {READING} s; decode after shorter contexts.")
+            raise MixerError(f"bench: reading the first {start:,} of {s.T:,} tokens took over {READING} s; use shorter contexts.")
         _, state = mixer.extend(draw(s.batch, min(CHUNK, s.T - start), s.dim, seed=5 + start, s=s), state)
     return state
 
@@ -293,7 +293,7 @@ def lm_config(subject: Subject, s: Setting) -> LMConfig:
 
 
 def _model(subject: Subject, s: Setting) -> Prepared:
-    """Prepare training steps (forward, backward, AdamW) of a byte language model, or without backward its forward pass."""
+    """Prepare training steps (forward, backward, AdamW) of a byte language model, or only its forward pass."""
     if subject.name in PEERS:
         raise MixerError(f"bench: {subject.name} is measured as a layer; use --level layer.")
     torch.manual_seed(0)

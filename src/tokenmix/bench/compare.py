@@ -26,7 +26,8 @@ def stops_winning(name: str, ours: dict[int, float], rival: str, theirs: dict[in
         return f"{name} beats {rival} at no length measured ({span})"
     if won[lengths[-1]]:
         lost = _listed([n for n in lengths if not won[n]])
-        return f"{name} beats {rival} at {_listed([n for n in lengths if won[n]])}, the longest measured among them, but not at {lost}"
+        at = _listed([n for n in lengths if won[n]])
+        return f"{name} beats {rival} at {at}, the longest measured among them, but not at {lost}"
     last = max(i for i, n in enumerate(lengths) if won[n])
     if all(won[n] for n in lengths[:last]):
         return f"{name} beats {rival} up to {lengths[last]:,} and stops winning at {lengths[last + 1]:,}"

@@ -32,7 +32,7 @@ from .flops import Setting
 from .peers import PEERS
 
 LENGTH, CELLS, WIDTH = 200, 72, 128
-PEER_LENGTH = 256  # some take multiples of their block only
+PEER_LENGTH = 256  # some take only multiples of their block
 LAYER = {**TOLERANCE, torch.float32: 1e-4}
 ROUNDING = 32
 """Layers round in their projections: their error may be LAYER of the largest output plus this many times the effect of
@@ -78,10 +78,10 @@ class _Seen(TorchDispatchMode):
 
 def gate(subject: Subject, s: Setting) -> Verdict:
     """Judge a subject at a small size of the setting's kind; errors of any kind are raised as they are."""
-    grid = s.grid and (*(2,) * (len(s.grid) - 2), max(2, CELLS // s.grid[-1]), s.grid[-1])  # the width is kept, which some layers are built for
+    grid = s.grid and (*(2,) * (len(s.grid) - 2), max(2, CELLS // s.grid[-1]), s.grid[-1])  # the width is kept: some layers are built for it
     length = torch.Size(grid).numel() if grid else PEER_LENGTH if subject.name in PEERS else LENGTH
     width = max(1, s.dim // s.heads)
-    heads = max(1, min(s.heads, WIDTH // width))  # the width of a head is kept, as kernels choose their path by it
+    heads = max(1, min(s.heads, WIDTH // width))  # the width of a head is kept: kernels choose their path by it
     small = replace(s, T=length, grid=grid, batch=1, dim=s.dim if s.dim % s.heads else heads * width, heads=s.heads if s.dim % s.heads else heads)
     with subject.scope():
         if subject.name in PEERS:
@@ -103,7 +103,7 @@ def _op(subject: Subject, s: Setting) -> Verdict:
         return Verdict(True, 0.0, 0.0, "", "eager", "has no functional form, judged as a layer")
     waived = mixer.waived().get(PROMISE)
     if waived:
-        return Verdict(True, 0.0, 0.0, "", _path(form, args, options), f"not asked for exactness: {waived}")
+        return Verdict(True, 0.0, 0.0, "", _path(form, args, options), f"exactness is not checked: {waived}")
     run = (lambda q, k, v, **_: fused_attention(q, k, v, s.heads, options["causal"])) if subject.name == SDPA else form
 
     def exact(given: tuple, how: dict[str, Any]) -> Tensor:
@@ -164,11 +164,11 @@ def _layer(subject: Subject, s: Setting) -> Verdict:
     place = {"grid": s.grid} if s.grid and getattr(layer, "supports_grid", False) else {}
 
     def run(module: Any, x: Tensor) -> Tensor:
-        torch.manual_seed(5)  # some draw in each call
+        torch.manual_seed(5)  # some draw random numbers in each call
         return first_of(module(x, **place))
 
     unlike = subject.name in PEERS and PEERS[subject.name].unlike
-    return _against_itself(subject, s, layer, run, exact=None if unlike else run, note=f"{unlike}: judged on being finite and on leaks" if unlike else "")
+    return _against_itself(subject, s, layer, run, exact=None if unlike else run, note=f"{unlike}: checked only for finite outputs and leaks" if unlike else "")
 
 
 def _stream(subject: Subject, s: Setting) -> Verdict:
@@ -197,7 +197,7 @@ def _against_itself(subject: Subject, s: Setting, layer: Any, run: Callable[...,
     for name in INPUTS:
         x = inputs[name].to(s.device, s.torch_dtype)
         path = path or _path_of(partial(run, layer, x), decoding=s.level == "decode")
-        got = run(layer, x).double()  # not while operators are watched: a few tokens would then take the eager form
+        got = run(layer, x).double()  # outside of the watched call, in which a few tokens take the eager form
         if exact is None:
             found.append((0.0 if bool(got.isfinite().all()) else float("inf"), tol, f"input {name}"))
             continue

@@ -73,7 +73,7 @@ def work_of(read: float, written: float, flops: float, backward: bool) -> Work:
 
 
 def causal_share(mixer: Any, T: int) -> float:
-    """Return the part of a mixer's formula that its causal form computes: mixers that weigh pairs skip the pairs ahead."""
+    """Return the part of a mixer's formula that its causal form computes: weighing pairs, it skips those ahead."""
     weighs_pairs = "T^2" in mixer.about.time or type(mixer).__name__ in ("Local", "AFTLocal")
     return (T + 1) / (2 * T) if mixer.causal and weighs_pairs else 1.0
 

@@ -57,7 +57,8 @@ def _name(subject: str) -> str:
 
 
 def _machine(m: dict[str, Any]) -> str:
-    return f"{m['device']}, {m['cores']} cores, {m['threads']} threads; torch {m['torch']}; kernels {m['kernels']['cpu']}; {m['allocator'].split(';')[0]}"
+    software = f"torch {m['torch']}; kernels {m['kernels']['cpu']}; {m['allocator'].split(';')[0]}"
+    return f"{m['device']}, {m['cores']} cores, {m['threads']} threads; {software}"
 
 
 def _cell(r: dict[str, Any] | None, brief: bool) -> str:

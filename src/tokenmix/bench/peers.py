@@ -38,7 +38,7 @@ class Peer:
 
 def _get(path: str) -> Any:
     module, _, name = path.rpartition(".")
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():  # some greet with a print, some warn on import
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():  # some print a greeting, some warn on import
         warnings.simplefilter("ignore")
         return getattr(import_module(module), name)
 
@@ -85,14 +85,14 @@ PEERS: dict[str, Peer] = {
         causal=False,
         pairs=True,
         longest=256,
-        unlike="makes its bias anew in float32 in each call",
+        unlike="rebuilds its bias in float32 in each call",
         note="reads T x T numbers one by one in Python in each call",
     ),
     "performer_pytorch.SelfAttention": Peer("performer-pytorch", _performer, causal=True),
     "linformer.LinformerSelfAttention": Peer("linformer", _linformer, causal=False, note="has no causal form"),
     "nystrom_attention.NystromAttention": Peer("nystrom-attention", _nystrom, causal=False, note="has no causal form"),
     "local_attention.LocalMHA": Peer("local-attention", _local, causal=True, note="window 128"),
-    "reformer_pytorch.LSHSelfAttention": Peer("reformer-pytorch", _reformer, causal=True, unlike="draws its hashes anew in each call"),
+    "reformer_pytorch.LSHSelfAttention": Peer("reformer-pytorch", _reformer, causal=True, unlike="draws new hashes in each call"),
     "x_transformers.Attention": Peer("x-transformers", _x_transformers, causal=True, pairs=True, note="softmax attention"),
 }
 """Layers (B, T, D) -> (B, T, D) by "package.Class"."""

@@ -30,9 +30,8 @@ def plot(found: dict[str, Any], path: Path) -> Path:
         _panel(ax, found, each)
         ax.set_title(each, color=ink, fontsize=11)
     s, m = found["setting"], found["machine"]
-    figure.suptitle(
-        f"{s['level']}, B={s['batch']}, dim={s['dim']}, {s['dtype']}; {m['device']}, {m['threads']} threads, torch {m['torch']}", fontsize=9, color=ink
-    )
+    where = f"{m['device']}, {m['threads']} threads, torch {m['torch']}"
+    figure.suptitle(f"{s['level']}, B={s['batch']}, dim={s['dim']}, {s['dtype']}; {where}", fontsize=9, color=ink)
     figure.savefig(path, format="png", metadata={"Software": None})
     return path
 

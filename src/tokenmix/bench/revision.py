@@ -67,7 +67,8 @@ class Revision:
         self.tell(f"building the C library of {self.revision}")
         done = subprocess.run([sys.executable, BUILD], cwd=self.tree, capture_output=True, text=True, timeout=SECONDS)
         if done.returncode:
-            raise MixerError(f"bench: the C library of {self.revision} could not be built: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+            said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise MixerError(f"bench: the C library of {self.revision} could not be built: {said}")
 
     def __exit__(self, *error: object) -> None:
         worker = getattr(self, "worker", None)
@@ -91,7 +92,7 @@ class Revision:
             self.worker.stdin.flush()
         line = self.worker.stdout.readline()
         if not line:
-            raise MixerError(f"bench: revision {self.revision} cannot run this benchmark; its process ended, see its message above.")
+            raise MixerError(f"bench: revision {self.revision} cannot run this benchmark; its process ended; its message is above.")
         return json.loads(line)
 
     def sampler(self, subject: Subject, s: Setting) -> Sampler | None:
@@ -132,8 +133,7 @@ def find(revision: str) -> tuple[str, str]:
 def _git(where: Path | str, *arguments: str) -> str:
     done = subprocess.run(["git", "-C", str(where), *arguments], capture_output=True, text=True)
     if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise MixerError(
-            f"bench: --base needs a git checkout of tokenmix and a revision in it: git {' '.join(arguments[:2])}: {said[-1] if said else 'failed'}"
-        )
+        said = (done.stderr.strip().splitlines() or ["failed"])[-1]
+        failed = f"git {' '.join(arguments[:2])}: {said}"
+        raise MixerError(f"bench: --base needs a git checkout of tokenmix and a revision in it: {failed}")
     return done.stdout.strip()

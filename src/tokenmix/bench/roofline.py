@@ -48,7 +48,7 @@ class Rates:
         return Rates(max(self.read, other.read, both), max(self.write, other.write), both)
 
     def seconds(self, work: Work) -> float:
-        """Return the least time for these bytes: reads alone, writes alone and all of them together each take theirs."""
+        """Return the least time for these bytes: reads alone, writes alone and all together each take theirs."""
         return max(work.read / self.read, work.written / self.write, work.moved / self.both)
 
 

@@ -115,7 +115,7 @@ def _threads(n: int | None) -> Iterator[None]:
 
 
 def _limits(plan: Plan, largest: int) -> Limits:
-    """Measure the limits with a small part of the budget; this runs before each length and pass, and once at the end."""
+    """Measure the limits with a small part of the budget, before each length and pass and once at the end."""
     dtypes = tuple(dict.fromkeys(("float32", "bfloat16", plan.setting.dtype)))
     return probe(plan.setting.device, dtypes=dtypes, budget=min(2.0, plan.budget / 20), largest=largest)
 
@@ -144,7 +144,8 @@ def _judge(entry: Entry, s: Setting) -> None:
         return
     if not entry.verdict.passed:
         entry.status = "wrong" if peer else "FAILED"
-        entry.why = f"{WRONG}: error {entry.verdict.error:.2g} where {entry.verdict.tolerance:.2g} is allowed ({entry.verdict.case})"
+        found = entry.verdict
+        entry.why = f"{WRONG}: error {found.error:.2g} where {found.tolerance:.2g} is allowed ({found.case})"
 
 
 def short(why: BaseException) -> str:
@@ -158,7 +159,7 @@ def _drop_twins(entries: list[Entry]) -> None:
     auto = {replace(e.subject, backend="auto").label for e in entries if e.subject.backend == "auto" and e.verdict and e.verdict.path == "eager"}
     for e in entries:
         if e.subject.backend == "eager" and e.status == "ok" and replace(e.subject, backend="auto").label in auto:
-            e.status, e.why = "skipped", "the same as auto, which has nothing but the eager form here"
+            e.status, e.why = "skipped", "the same as auto, which is the eager form here"
 
 
 def _points(plan: Plan) -> list[tuple[Setting, float]]:

@@ -17,10 +17,11 @@ def text(found: dict[str, Any]) -> str:
 
 
 NOTES = (
-    "p25, min, cpu: seconds per call, lower quartile and minimum of wall clock, lower quartile of CPU time over all threads; peak: memory of one call",
-    "x: how many times as fast, by p25; in cpu: by CPU time, which others disturb less",
-    "limit: the least time the bytes or FLOPs take on this machine (copy, gemm) over the time taken",
-    "error: the worst on adversarial inputs, in this dtype and on this backend, beside the float64 form",
+    "p25, min, cpu: time per call, lower quartile and minimum of wall clock, lower quartile of CPU time of all threads",
+    "peak: memory of one call",
+    "x: how many times as fast, by p25; in cpu: by CPU time, which other processes disturb less",
+    "limit: the least time for the bytes or FLOPs on this machine (copy, gemm) over the time taken",
+    "error: the largest on adversarial inputs, in this dtype and on this backend, against float64",
 )
 
 
@@ -28,7 +29,8 @@ def _machine(found: dict[str, Any]) -> list[str]:
     m, limits, s = found["machine"], found["limits"], found["setting"]
     memory = [f"{kind:5} {', '.join(f'{rate / 1e9:.0f} GB/s at {n}' for n, rate in limits[f'{kind}_bytes_per_s'].items())}" for kind in KINDS]
     gemm = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in limits["gemm_flop_per_s"].items())
-    size = f"B={s['batch']}, dim={s['dim']}, heads={s['heads']}, {s['dtype']}, {'causal' if s['causal'] else 'bidirectional'}"
+    form = "causal" if s["causal"] else "bidirectional"
+    size = f"B={s['batch']}, dim={s['dim']}, heads={s['heads']}, {s['dtype']}, {form}"
     linear = [f"linear   {LinearRoutes(**s['fast_linear'])}"] if s.get("fast_linear") else []
     base = [f"base     {found['base']['revision']}, commit {found['base']['commit'][:12]}"] if "base" in found else []
     return [
@@ -40,7 +42,7 @@ def _machine(found: dict[str, Any]) -> list[str]:
         f"size     level {s['level']}, {size}" + (f", {s['layers']} layers" if s["level"] == "model" else ""),
         *linear,
         *base,
-        *([f"WARNING  load {m['load']:.1f} on {m['cores']} cores: others ran too; trust the ratio of CPU time, if any"] if busy(m) else []),
+        *([f"WARNING  load {m['load']:.1f} on {m['cores']} cores: other processes ran; CPU time is more reliable"] if busy(m) else []),
     ]
 
 
@@ -99,7 +101,8 @@ def _cells(r: dict[str, Any], against: str) -> list[str]:
 def _fits(found: dict[str, Any]) -> list[str]:
     lines = ["", "time grows with length to the power of"] if found["fits"] else [""]
     for fit in found["fits"]:
-        lines.append(f"  {fit['exponent']:5.2f}  {fit['subject']}, {fit['pass']}, {fit['lengths'][0]:,} to {fit['lengths'][-1]:,}")
+        first, last = fit["lengths"][0], fit["lengths"][-1]
+        lines.append(f"  {fit['exponent']:5.2f}  {fit['subject']}, {fit['pass']}, {first:,} to {last:,}")
     return [*lines, ""] if found["fits"] else lines
 
 

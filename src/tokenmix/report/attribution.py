@@ -12,6 +12,8 @@ from ..errors import MixerError
 from .maps import Layer, check_vit, grid_of, look_into, on_grid, reading
 from .pictures import EXACT
 
+FOCUSED = "only mixers such as AFT, Hydra and attention have a focus"
+
 
 class Focus(NamedTuple):
     """What each token adds to the logit of a class, to first order.
@@ -57,7 +59,7 @@ def focus(model: nn.Module, images: Tensor, classes: Tensor | None = None, *, la
 
 
 def _gradient(model: Any, images: Tensor, mixer: nn.Module, classes: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute the gradient (B, T, D) of each image's class logit with regard to the output of a mixer, and the classes."""
+    """Compute the gradient (B, T, D) of each image's class logit with regard to a mixer's output, and the classes."""
     outputs: list[Tensor] = []
 
     def cut(_: nn.Module, args: tuple, y: Tensor) -> Tensor:
@@ -72,7 +74,8 @@ def _gradient(model: Any, images: Tensor, mixer: nn.Module, classes: Tensor | No
         hook.remove()
     classes = logits.argmax(-1) if classes is None else classes
     if classes.shape != logits.shape[:1] or bool((classes < 0).any() or (classes >= logits.shape[1]).any()):
-        raise MixerError(f"focus: classes must be one of 0..{logits.shape[1] - 1} per image, {len(logits)} of them, got {classes.tolist()}.")
+        known = f"0..{logits.shape[1] - 1}"
+        raise MixerError(f"focus: classes must be one of {known} for each of {len(logits)} images, got {classes.tolist()}.")
     (g,) = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), outputs[0])
     return g, classes
 
@@ -85,7 +88,7 @@ def _along(seen: Layer, g: Tensor) -> Tensor:
     form = mixer.functional_form()
     names = [] if form is None else list(inspect.signature(form).parameters)
     if "v" not in names:
-        raise MixerError(f"focus: the output of {type(mixer).__name__} is no sum over values of tokens, so it has no focus; AFT, Hydra and attention have.")
+        raise MixerError(f"focus: the output of {type(mixer).__name__} is not a sum over values; {FOCUSED}.")
     full = {"positions": None, "key_mask": None, "attn_mask": None, "grid": None, "prefix": 0, **given}
     args, options = mixer.functional_args(x, None, **full)
     at = names.index("v")
@@ -97,7 +100,7 @@ def _along(seen: Layer, g: Tensor) -> Tensor:
     score = (toward * v).sum(-1).detach()
     is_all = torch.allclose(whole, mixer(x, **given), rtol=EXACT, atol=EXACT * float(whole.detach().abs().max()))
     if not is_all or v.shape[1] != x.shape[1] or bool(((score.sum(1) - along).abs() > EXACT * score.abs().sum(1).clamp_min(1e-30)).any()):
-        raise MixerError(f"focus: the output of {type(mixer).__name__} is not linear in its tokens' values, so it has no focus; AFT, Hydra and attention have.")
+        raise MixerError(f"focus: the output of {type(mixer).__name__} is not linear in its values; {FOCUSED}.")
     return score
 
 

@@ -59,7 +59,7 @@ def pair_bias(mixer: Any) -> Tensor:
 
 
 def extra_weights(mixer: Any, queries: Tensor, keys: Tensor) -> Tensor:
-    """Compute exp(w) - 1 for queries and keys at these positions, (B, T, S); NaN where the mixer attends no such pair."""
+    """Compute exp(w) - 1 for queries and keys at these positions, (B, T, S); NaN where no such pair is attended."""
     with torch.no_grad():
         w = mixer.pair_log_weights(queries, keys)
     return torch.expm1(w).masked_fill(w == -torch.inf, torch.nan)
@@ -79,7 +79,10 @@ def _heads(name: str, layer: int, extra: Tensor, values: str) -> Picture:
 
 
 def filters(mixer: Any) -> Tensor:
-    """Compute exp(w) - 1 of the filters: (heads, taps) in one dimension, else each head's (middle) plane (heads, s, s)."""
+    """Compute exp(w) - 1 of the filters: (heads, taps) in one dimension, else each head's (middle) plane.
+
+    The planes have the shape (heads, s, s).
+    """
     with torch.no_grad():
         extra = torch.expm1(mixer.kernel().double())
     while extra.ndim > 3:

@@ -37,13 +37,13 @@ class _Reader(HTMLParser):
         given = {name: value or "" for name, value in attrs}
         self.seen.add(tag)
         if tag in ("script", "iframe", "object", "embed", "link", "base"):
-            self._say(f"<{tag}> has no place in a page that stands alone")
+            self._say(f"<{tag}> is not allowed in a self-contained page")
         for name, value in given.items():
             self._address(tag, name, value)
         if tag == "img" and not given.get("alt"):
             self._say("an image has no alternative text")
         if given.get("id") in self.ids:
-            self._say(f"the id {given['id']!r} stands twice")
+            self._say(f"the id {given['id']!r} is used twice")
         self.ids |= {given["id"]} if given.get("id") else set()
         if tag == "table":
             self.rows = 0
@@ -84,7 +84,7 @@ class _Reader(HTMLParser):
         if name != "srcset" and value.startswith("#"):
             return
         if not value.startswith("data:"):
-            self._say(f"<{tag} {name}={value[:60]!r}> leads outside of the page")
+            self._say(f"<{tag} {name}={value[:60]!r}> points outside of the page")
         elif not value.startswith(PNG):
             self._say(f"<{tag} {name}> holds data that is not a PNG")
         elif why := _undecodable(value[len(PNG) :]):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .runs import Run
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#B8A800")  # Okabe and Ito: told apart by colour-blind readers
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#B8A800")  # Okabe and Ito: distinguishable for colour-blind readers
 STYLES = ("-", "--", "-.", ":")
 THEMES = {"light": ("#ffffff", "#1b1f24"), "dark": ("#14171a", "#e4e7ea")}
 POINTS = 400
@@ -31,7 +31,7 @@ class Picture:
 
 
 def loss_curves(runs: list[Run]) -> list[Picture]:
-    """Draw loss against steps and against wall-clock, and accuracy against steps; runs of one metric share a picture."""
+    """Draw loss against steps and wall-clock, and accuracy against steps; runs of one metric share a picture."""
     pictures = []
     for metric in dict.fromkeys(r.metric for r in runs if r.train):
         drawn = [r for r in runs if r.train and r.metric == metric]
@@ -113,12 +113,12 @@ def _draw_curves(ax: Any, runs: list[Run], key: str, label: str) -> None:
         step = max(1, len(at) // POINTS)
         ax.plot(at[::step], raw[::step], color=colour, linewidth=0.6, alpha=0.3)
         ax.plot(at[::step], smooth[::step], style, color=colour, linewidth=1.8, label=run.name)
-        if run.metric.nats != 1:  # accuracies have a picture of their own
+        if run.metric.nats != 1:  # accuracies have their own picture
             ax.plot(*_evaluations(run, key), "o", color=colour, markersize=4)
         seen += smooth[len(smooth) // 10 :]
     if seen:
         low, high = min(seen), max(seen)
-        ax.set_ylim(low - 0.1 * (high - low) - 0.02, high + 0.15 * (high - low) + 0.02)  # the first steps would flatten everything after them
+        ax.set_ylim(low - 0.1 * (high - low) - 0.02, high + 0.15 * (high - low) + 0.02)  # the first steps would flatten all later ones
     ax.set_xlabel(label)
     ax.set_ylabel(runs[0].metric.loss)
     ax.grid(alpha=0.25, linewidth=0.6)
@@ -127,7 +127,7 @@ def _draw_curves(ax: Any, runs: list[Run], key: str, label: str) -> None:
 
 
 def _evaluations(run: Run, key: str) -> tuple[list[float], list[float]]:
-    """Return the evaluations with their place on the axis: their step, or the last training seconds logged before it."""
+    """Return the evaluations with their place on the axis: their step, or the last training seconds before it."""
     name = run.metric.name
     points = [(e["step"], e[name]) for e in run.evals if e.get("split") == "valid" and name in e and math.isfinite(e[name])]
     if key == "step":

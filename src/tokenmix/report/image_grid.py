@@ -11,9 +11,9 @@ from torch import Tensor
 
 from .figures import Picture, both, colour_range
 
-PIXELS = 56  # of a panel's longer side, at least: small filters grow by whole factors
-GAP = 0.1  # between panels, of a panel
-TALLEST = 4.0  # inches of the bar of colours
+PIXELS = 56  # of a cell's longer side, at least: small filters are enlarged by whole factors
+GAP = 0.1  # between cells, relative to a cell
+TALLEST = 4.0  # inches of the colour bar
 
 Cell = Tensor | None
 
@@ -162,7 +162,7 @@ class Inches(NamedTuple):
 
 
 def _inches(size: tuple[int, int], rows: Sequence[str], columns: Sequence[str], title: str) -> Inches:
-    """A width that a page can show, panels neither tiny nor huge, and room for every name."""
+    """Choose a width that a page can show, cells neither tiny nor huge, and room for every name."""
     aspect, gap = size[0] / size[1], _gap(size) / size[1]
     side = min(1.5, max(0.62, min(7.0 / len(columns), 8.5 / (len(rows) * aspect))))
     across, down = (len(columns) * (1 + gap) - gap) * side, (len(rows) * (aspect + gap) - gap) * side

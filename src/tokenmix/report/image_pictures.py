@@ -74,13 +74,13 @@ def pair_bias_pictures(model: nn.Module) -> list[Picture]:
     what = f"exp(w) - 1 from one query patch to all patches, {_of('layer', layers)}, {_range(maps)}"
     alt = f"A grid of heat maps over the image, a row per layer and a column per query patch: {what}."
     names = [f"row {y}\ncolumn {x}" for y, x in places]
-    caption = f"{what}; one scale. A ring marks the query, whose row and column stand above."
+    caption = f"{what}; one scale. A ring marks the query; its row and column are given above."
     cells = [[maps[i, p] for p in places] for i in layers]
     return [image_grid(cells, rows=_named("layer", layers), columns=names, bar="exp(w) - 1", alt=alt, caption=caption, marks=places)]
 
 
 def key_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> list[Picture]:
-    """Draw keys as feature maps, a row per layer and a column per head or channel; one picture for each of two images."""
+    """Draw keys as feature maps, a row per layer and a column per head or channel; at most two images."""
     if not any(getattr(block.mixer, "k_proj", None) is not None for block in check_vit(model, "key_pictures").blocks):
         return []
     found = key_maps(model, images[:2])
@@ -93,9 +93,9 @@ def key_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> list
         spans = {i: float(centred[i].abs().max().clamp_min(1e-30)) for i in layers}
         cells = [[as_shown(image) if i == layers[0] else None, *(centred[i][h] / spans[i] if h < len(centred[i]) else None for h in heads)] for i in layers]
         what = f"keys of {_of('layer', layers)}, {names[b]}"
-        alt = f"The image {names[b]} and beside it a grid of heat maps of the keys over its patches, a row per layer and a column per key."
-        caption = f"{what}: each less its mean over the patches, which no softmax over tokens sees, divided by its layer's largest size (±, at the left). "
-        caption += _keys_are(model)
+        alt = f"The image {names[b]} and heat maps of the keys over its patches, a row per layer and a column per key."
+        caption = f"{what}: each less its mean over the patches, to which a softmax over tokens is invariant, "
+        caption += f"divided by its layer's largest size (±, at the left). {_keys_are(model)}"
         labels = ["image", *_named("key", heads)]
         rows = [f"layer {i}\n±{spans[i]:.2g}" for i in layers]
         pictures.append(image_grid(cells, rows=rows, columns=labels, bar="key, of the layer's largest", alt=alt, caption=caption))
@@ -118,8 +118,10 @@ def relative_attention_pictures(model: nn.Module, images: Tensor) -> list[Pictur
     shown, heads = spread(range(len(layers)), LAYERS), spread(range(means.shape[1]), HEADS)
     cells = [[means[i, h] for h in heads] for i in shown]
     where = _of("layer", [layers[i] for i in shown])
-    alt = f"A grid of heat maps, a row per layer and a column per head, of the mean attention of {where} at each relative offset between patches."
-    caption = f"Attention at each offset of key from query, the mean over all pairs of patches and {len(images)} images, {where}; no offset is in the middle."
+    alt = f"A grid of heat maps, a row per layer and a column per head, of the mean attention of {where} "
+    alt += "at each relative offset between patches."
+    caption = f"Attention at each offset of key from query, the mean over all pairs of patches and {len(images)} images, "
+    caption += f"{where}; offset zero is in the middle."
     return [
         image_grid(
             cells, rows=[f"layer {layers[i]}" for i in shown], columns=_named("head", heads), bar="mean attention", alt=alt, caption=caption, about_zero=False
@@ -142,14 +144,16 @@ def focus_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> li
     labels = [f"{_short(name)}\nclass {c}" for name, c in zip(names, classes, strict=False)]
     kind = type(model.blocks[-1].mixer).__name__  # type: ignore[index, union-attr]  # a ViT's blocks
     listed = ", ".join(f"{name}: class {c}" for name, c in zip(names, classes, strict=False))
-    alt = f"Images and below each a heat map of what each patch adds to the logit of the predicted class in the last layer ({kind}). {listed}."
-    caption = f"What each patch's value adds along the gradient of the predicted class's logit, last layer ({kind}); of the largest size in each image."
+    alt = "Images and below each a heat map of what each patch adds to the logit of the predicted class "
+    alt += f"in the last layer ({kind}). {listed}."
+    caption = "What each patch's value adds along the gradient of the predicted class's logit, "
+    caption += f"last layer ({kind}); relative to the largest size in each image."
     cells = [[as_shown(image) for image in images], list(maps)]
     return [image_grid(cells, rows=["image", "focus"], columns=labels, bar="share of the largest", alt=alt, caption=caption)]
 
 
 def memory_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> list[Picture]:
-    """Draw which patches of the first image the most used memory slots read, and how similar the slots' directions are."""
+    """Draw which patches of the first image the most used slots read, and how similar the slots' directions are."""
     mixers = {i: b.mixer for i, b in enumerate(check_vit(model, "memory_pictures").blocks) if has_slots(b.mixer)}
     if not mixers:
         return []
@@ -158,14 +162,14 @@ def memory_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> l
     used = {i: reads[i].mean((1, 2)).argsort(descending=True)[: HEADS - 2] for i in layers}
     most = max(len(u) for u in used.values())
     cells: list = [[as_shown(images[0]) if i == layers[0] else None, *reads[i][used[i]], *[None] * (most - len(used[i]))] for i in layers]
-    alt = f"The image {names[0]} and beside it a grid of heat maps: how much each patch reads of the most used memory slots, a row per layer."
+    alt = f"The image {names[0]} and a grid of heat maps, a row per layer: how much each patch reads the most used slots."
     caption = f"Weights of the most used slots over {names[0]}, the mean over heads, most used first, {_of('layer', layers)}."
     columns = ["image", *(f"{_nth(j)}" for j in range(most))]
     first = image_grid(cells, rows=_named("layer", layers), columns=columns, bar="weight", alt=alt, caption=caption)
     alike = [[slot_similarity(mixers[i]) for i in layers]]
     what = f"Cosine similarity between the directions that slots write, {_of('layer', layers)}"
     alt = f"Heat maps side by side, one per layer, slots against slots. {what}."
-    caption = f"{what}; slots of one colour would be copies."
+    caption = f"{what}; slots with a cosine of 1 would be copies."
     return [first, image_grid(alike, rows=["slots"], columns=_named("layer", layers), bar="cosine", alt=alt, caption=caption)]
 
 
@@ -179,14 +183,16 @@ def norm_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> lis
     said = f"{100 * float(above[-1]):.2f} % of the patches after the last layer lie above {cutoff:.3g}"
     others = ", ".join(f"{float(n):.3g}" for n in norms.prefix[-1].mean(0))
     alt = f"Line chart of the distribution of the norms of patches after some layers, {len(images)} images. {said}."
-    caption = f"Norms of patches before the first block and after some, {len(images)} images. {said}, the upper quartile plus three times the quartiles' range."
+    caption = f"Norms of patches before the first block and after some, {len(images)} images. {said}, "
+    caption += "the upper quartile plus three times the interquartile range."
     caption += f" Class token and registers there: {others}." if others else ""
     drawn = partial(_draw_norms, norms=[norms.patches[i].flatten() for i in layers], labels=labels, cutoff=cutoff)
     pictures = [Picture(*both(drawn, (6.4, 3.6)), alt=alt, caption=caption)]
     shown = range(min(4, len(images)))
     cells = [[as_shown(images[b]), *(norms.patches[i, b] for i in layers)] for b in shown]
     alt = "A row per image: the image and heat maps of its patches' norms before the first block and after some."
-    caption = "Norms of the patches of each image; one scale. A few patches much brighter than the rest in smooth regions are what registers are for."
+    caption = "Norms of the patches of each image; one scale. Registers exist to remove patches that are much brighter "
+    caption += "than the rest in smooth regions."
     rows = [_short(names[b]) for b in shown]
     pictures.append(image_grid(cells, rows=rows, columns=["image", *labels], bar="norm", alt=alt, caption=caption, about_zero=False))
     if norms.patches[0, 0].numel() > 1:
@@ -196,8 +202,9 @@ def norm_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> lis
 
 def _similarity_picture(model: nn.Module, images: Tensor, names: Sequence[str]) -> Picture:
     alike = neighbour_similarity(model, images)
-    alt = "Images and below each a heat map of the cosine similarity of each patch with its neighbours after the patch embedding."
-    caption = f"Cosine similarity of each patch with its neighbours right after the patch embedding, {float(alike.min()):.2f} to {float(alike.max()):.2f}."
+    alt = "Images and below each a heat map of each patch's cosine similarity with its neighbours after the embedding."
+    caption = "Cosine similarity of each patch with its neighbours right after the patch embedding, "
+    caption += f"{float(alike.min()):.2f} to {float(alike.max()):.2f}."
     labels = [_short(n) for n in names[: len(images)]]
     cells = [[as_shown(image) for image in images], list(alike)]
     return image_grid(cells, rows=["image", "similarity"], columns=labels, bar="cosine", alt=alt, caption=caption)
@@ -265,7 +272,7 @@ def _of(what: str, numbers: Sequence[int]) -> str:
 def _range(values: dict[Any, Tensor]) -> str:
     known = torch.cat([v[v.isfinite()].flatten() for v in values.values()])
     if not bool((known != 0).any()):
-        return "all exactly 0: nothing has been learned here yet"
+        return "all exactly 0: nothing has been learned yet"
     return f"from {float(known.min()):.3g} to {float(known.max()):.3g}"
 
 

@@ -20,7 +20,7 @@ from ..mixers.attention import Attention
 from ..models import ViT, evaluating
 from .biases import extra_weights, has_pair_bias
 
-CHUNK = 8  # images at once where every pair of tokens is held
+CHUNK = 8  # images at a time where every pair of tokens is kept
 
 
 class Layer(NamedTuple):
@@ -57,7 +57,7 @@ class Sparsity(NamedTuple):
 def check_vit(model: nn.Module, who: str) -> ViT:
     """Return the model, or refuse it if it is not a ViT."""
     if not isinstance(model, ViT):
-        raise MixerError(f"{who}: pictures of images need a ViT, got {type(model).__name__}; of text models, tokenmix.report.pictures draws the attention.")
+        raise MixerError(f"{who}: pictures of images need a ViT, got {type(model).__name__}; for text see tokenmix.report.pictures.")
     return model
 
 
@@ -102,12 +102,14 @@ def bias_around(mixer: Any, grid: tuple[int, int], prefix: int, query: int) -> T
     It is 0 outside of a window, NaN where keys outside are not attended.
     """
     if not has_pair_bias(mixer):
-        raise MixerError(f"bias_around: {type(mixer).__name__} has no bias per pair of positions; aft_full and aft_local with window >= 1 have.")
+        others = "aft_full, and aft_local with window >= 1, have one"
+        raise MixerError(f"bias_around: {type(mixer).__name__} has no bias per pair of positions; {others}.")
     n = grid[0] * grid[1]
     if not 0 <= query < n:
         raise MixerError(f"bias_around: query must be a patch 0..{n - 1} of a grid of {grid[0]} x {grid[1]}, got {query}.")
     if prefix + n > mixer.max_len:
-        raise MixerError(f"bias_around: {type(mixer).__name__} has biases for {mixer.max_len} tokens, got {prefix} and a grid of {grid[0]} x {grid[1]}.")
+        asked = f"{prefix} and a grid of {grid[0]} x {grid[1]}"
+        raise MixerError(f"bias_around: {type(mixer).__name__} has biases for {mixer.max_len} tokens, got {asked}.")
     at = torch.tensor([[prefix + query]], device=next(mixer.parameters()).device)
     keys = torch.arange(prefix, prefix + n, device=at.device)[None]
     return extra_weights(mixer, at, keys)[0, 0].view(grid)
@@ -207,9 +209,11 @@ def average_relative_attention(model: nn.Module, images: Tensor) -> Relative:
     model = check_vit(model, "average_relative_attention")
     chosen = [i for i, block in enumerate(model.blocks) if isinstance(block.mixer, Attention)]
     if not chosen:
-        raise MixerError(f"average_relative_attention: no layer is softmax attention ({_kinds(model)}); tokenmix.report.biases.filters shows AFT-conv's bias.")
+        other = "tokenmix.report.biases.filters shows AFT-conv's bias"
+        raise MixerError(f"average_relative_attention: no layer is softmax attention ({_kinds(model)}); {other}.")
     if len({model.blocks[i].mixer.heads for i in chosen}) > 1:
-        raise MixerError(f"average_relative_attention: the layers differ in heads ({', '.join(str(model.blocks[i].mixer.heads) for i in chosen)}).")
+        heads = ", ".join(str(model.blocks[i].mixer.heads) for i in chosen)
+        raise MixerError(f"average_relative_attention: the layers differ in heads ({heads}).")
     if not len(images):
         raise MixerError("average_relative_attention: expects at least one image, got none.")
     grid, skip, parts = grid_of(model, images), model.config.prefix, []

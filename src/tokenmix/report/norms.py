@@ -1,4 +1,4 @@
-"""Norms of tokens, layer by layer, as in "Vision Transformers Need Registers" (Darcet et al. 2024, arXiv 2309.16588)."""
+"""Token norms layer by layer, as in "Vision Transformers Need Registers" (Darcet et al. 2024, arXiv 2309.16588)."""
 
 from __future__ import annotations
 

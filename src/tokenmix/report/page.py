@@ -23,8 +23,9 @@ SAMPLE_CHARS = 1200
 IMAGES = 3
 SENTENCE = b"When the wind fell, the boats that had left the harbour turned back to it."
 NOTES = (
-    "Loss curves show training batches; only the numbers in the tables are evaluations on data the model was not trained on.",
-    "Speeds and memory hold for this machine and this load. A small model trained for minutes says little about a large one trained for days.",
+    "Loss curves show training batches; only the tables show evaluations on data the model was not trained on.",
+    "Speeds and memory hold for this machine and this load.",
+    "A small model trained for minutes says little about a large one trained for days.",
 )
 
 
@@ -50,7 +51,7 @@ def write_report(
         The path written.
     """
     try:
-        import jinja2  # noqa: F401  (pages and figures need them; said here, before any work)
+        import jinja2  # noqa: F401  (pages and figures need them; checked before any work)
         import matplotlib  # noqa: F401
     except ImportError as why:
         raise MixerError(f"report needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
@@ -75,7 +76,7 @@ def write_report(
     )
     out = Path(out)
     with whole_file(out) as f:
-        f.write(page.encode("utf-8", "backslashreplace"))  # names of files need not be text
+        f.write(page.encode("utf-8", "backslashreplace"))  # file names need not be valid text
     return out
 
 
@@ -106,7 +107,8 @@ def _text(run: Run) -> bytes:
 def _drawn(run: Run, file: Path) -> Picture:
     """Return the last picture a run drew."""
     uri = "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode("ascii")
-    what = "top: drawn by the model; middle: lower halves drawn below real upper halves; bottom: the real images of the validation split"
+    what = "top: drawn by the model; middle: lower halves drawn below real upper halves; "
+    what += "bottom: the real images of the validation split"
     return Picture(uri, uri, alt=f"Images drawn by the model of {run.name}; {what}.", caption=f"{file.name}; {what}.")
 
 

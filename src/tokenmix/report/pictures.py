@@ -1,4 +1,4 @@
-"""What a mixer attends: its effective attention, exact where its output is linear in the values, else by the Jacobian."""
+"""What a mixer attends: its effective attention, exact where the output is linear in the values, else the Jacobian."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .figures import Picture, heat_map
 
 SHOWN = 48
 LAYERS = 6
-EXACT = 1e-4  # how well the operator must give the output back, relative to its largest element
+EXACT = 1e-4  # the allowed error of the operator's output, relative to its largest element
 
 
 class Effective(NamedTuple):
@@ -141,6 +141,7 @@ def _picture(name: str, layer: int, mixer: Mixer, x: Tensor) -> Picture:
     mean = weights.mean(0)
     what = f"mean of {len(weights)} {'head' if len(weights) == getattr(mixer, 'heads', 0) else 'channel'}s" if kind == "values" else "norm of the Jacobian"
     size = f"{float(mean.min()):.3g} to {float(mean.max()):.3g}"
-    alt = f"Heat map of the effective attention of layer {layer} of {name}, {what}, queries down, sources across; values from {size}."
+    alt = f"Heat map of the effective attention of layer {layer} of {name}, {what}, "
+    alt += f"queries down, sources across; values from {size}."
     caption = f"{name}, layer {layer}: {what}, {size}"
     return heat_map(mean, title=f"{name}, layer {layer}", x="source", y="output", alt=alt, caption=caption)

@@ -13,7 +13,7 @@ from ..data.records import bad_text, read_records
 from ..errors import MixerError
 
 NUMBERS = ("parameters", "state_bytes_per_row", "state_context")  # of env.json, in tables
-WEIGHTS, AVERAGE = "model.safetensors", "ema.safetensors"  # where a run averages its weights, the average is what it was scored with
+WEIGHTS, AVERAGE = "model.safetensors", "ema.safetensors"  # a run that averages its weights is scored with the average
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,8 @@ def load_model(run: Run) -> Any:
         raise MixerError(f"report: {run.weights} is truncated or edited ({why}); remove that checkpoint to use the one before it.") from why
     missing, unexpected = model.load_state_dict(weights, strict=False)
     if missing or unexpected:
-        raise MixerError(f"report: {run.weights} does not fit the model of {run.path / 'config.json'}: missing {missing}, unexpected {unexpected}.")
+        config, gaps = run.path / "config.json", f"missing {missing}, unexpected {unexpected}"
+        raise MixerError(f"report: {run.weights} does not fit the model of {config}: {gaps}.")
     return model.eval()
 
 
@@ -150,7 +151,7 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
     except OSError as why:
         raise MixerError(f"report: {path} cannot be read ({why.strerror or why}).") from why
     if bad:
-        warnings.warn(f"report: {path}: {bad_text(bad)}; left out.", stacklevel=4)
+        warnings.warn(f"report: {path}: {bad_text(bad)}; skipped.", stacklevel=4)
     return lines
 
 

@@ -55,7 +55,7 @@ def _notes(runs: list[Run]) -> list[str]:
     kinds = dict.fromkeys(texts[r.metric.name] for r in runs if r.metric.name in texts)
     scores = [f"{' and '.join(kinds)}: the last evaluation of the run, lower is better."] if kinds else []
     scores += (
-        ["Top-1: how often the first guess was right in the last evaluation of the run, higher is better."] if any(r.metric is CLASSES for r in runs) else []
+        ["Top-1: the share of correct first guesses in the last evaluation of the run, higher is better."] if any(r.metric is CLASSES for r in runs) else []
     )
     speed = "Tokens/s and images/s: the median over the logged training steps."
     notes = [f"{' '.join(scores)} {speed}", "Peak memory: the most the training process held."]

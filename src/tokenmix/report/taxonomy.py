@@ -15,7 +15,8 @@ from ..mixers import MIXERS, Mixer, state_growth
 
 MARK = "<!-- mixers -->"
 README, README_END = "<!-- mixers: core -->", "<!-- /mixers -->"
-NOTES = "Bits per byte and tokens per second: the same small causal language model with each mixer, on one CPU thread (`benchmarks/mixers_small.py`)."
+NOTES = "Bits per byte and tokens per second: the same small causal language model with each mixer, "
+NOTES += "on one CPU thread (`benchmarks/mixers_small.py`)."
 
 
 def taxonomy(results: Path, pages: Path) -> str:
@@ -47,7 +48,8 @@ def _row(name: str, measured: dict[str, Any] | None, pages: Path) -> str:
     bits, rate = (f"{measured['valid_bits_per_byte']:.3f}", f"{measured['tokens_per_s']:,.0f}") if measured else ("", "")
     kind, time, space = (text.replace("^2", "²") for text in (cls.about.kind, cls.about.time, cls.about.space))
     paper = cls.about.paper.split(", arXiv")[0]
-    return f"| {link} | {kind} | {paper} | {time} | {space} | {'yes' if cls.supports_causal else 'no'} | {state_growth(name)} | {bits} | {rate} |"
+    causal = "yes" if cls.supports_causal else "no"
+    return f"| {link} | {kind} | {paper} | {time} | {space} | {causal} | {state_growth(name)} | {bits} | {rate} |"
 
 
 def readme_table() -> str:
@@ -58,7 +60,8 @@ def readme_table() -> str:
     kinds = {kind: [f"`{n}`" for n, cls in extended.items() if cls.about.kind == kind] for kind in dict.fromkeys(cls.about.kind for cls in extended.values())}
     listed = ", ".join(f"{kind.replace(', ', ' and ')} ({', '.join(names)})" for kind, names in kinds.items())
     blind = ", ".join(f"`{n}`" for n, cls in MIXERS.items() if not cls.supports_causal)
-    said = "These are the core mixers. The extended ones keep the same contract, pass the same tests and run in plain torch:"
+    said = "These are the core mixers. The extended ones keep the same contract, pass the same tests "
+    said += "and run in plain torch:"
     return "\n".join([head, "|---" * 8 + "|", *rows, "", f"{said} {listed}.", f"Without a causal form, as their pages explain: {blind}."])
 
 

@@ -15,13 +15,13 @@ from typing import Any
 
 from ..errors import MixerError
 
-LEFT_BEHIND = 86400.0  # seconds without a change after which a temporary file belongs to no process any more
+LEFT_BEHIND = 86400.0  # seconds without a change after which no process uses a temporary file any more
 
 
-LETTERS = 40  # of a name that go into another, which may have 255 bytes
+LETTERS = 40  # of a name that are used in another one, which may have 255 bytes
 
 
-WRITING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # only writing fails with these
+WRITING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # errors that only writing raises
 
 
 def beside(path: Path) -> Path:
@@ -29,7 +29,7 @@ def beside(path: Path) -> Path:
 
     Process ids would not do: they can be equal in two containers that share a volume, and in two threads.
     """
-    return path.with_name(f".{path.name[:LETTERS]}-{secrets.token_hex(8)}.tmp")  # not mkstemp: its files are closed to the group
+    return path.with_name(f".{path.name[:LETTERS]}-{secrets.token_hex(8)}.tmp")  # not mkstemp, whose files the group cannot read
 
 
 def sweep_left(path: Path) -> None:
@@ -131,7 +131,7 @@ def check_free(path: Path | str) -> None:
         raise MixerError(f"{path} exists and is a file; give another --out.")
     parent = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise MixerError(f"{path} cannot be made: {parent} is not a directory this user can write to; give another --out.")
+        raise MixerError(f"{path} cannot be made: {parent} is not a directory with write permission; give another --out.")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -79,7 +79,7 @@ def pick_device(name: str) -> torch.device:
         raise MixerError(f"device={name!r}: torch {torch.__version__} sees no CUDA device here; use 'cpu' or 'auto'.")
     try:
         torch.zeros((), device=device).item()
-    except Exception as why:  # each device's own
+    except Exception as why:  # each device raises its own
         said = " ".join(str(why).split())[:100]
         raise MixerError(f"device={name!r} holds no numbers here ({said}); choose 'auto', 'cpu' or 'cuda'.") from None
     return device

@@ -15,7 +15,7 @@ SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
-_kept: list[Any] = []  # a torch.library.Library takes its operators with it when it is collected
+_kept: list[Any] = []  # a torch.library.Library removes its operators when it is collected
 
 
 def ensure_torchvision() -> bool:

@@ -15,10 +15,10 @@ from ..errors import MixerError
 from .report import fail
 from .subject import Subject
 
-LARGE = 2**40  # tokens, heads or features nobody has: refused before anything of that size is made
+LARGE = 2**40  # more tokens, heads or features than fit: refused before memory is allocated
 VALUES: tuple[Any, ...] = (None, True, 0, 1, -1, 3, LARGE, 10**30, 2.0, 1.5, 0.0, -1.0, 1e300, float("nan"), float("inf"), "", "x")
 VALUES += ([], [0], [-1], [2, "x"], [1.5], [LARGE], (2, 1), {}, {"name": "x"}, {"name": []}, torch.tensor(2))
-FORMS = {float: (int, float), list: (list, tuple), Sequence: (list, tuple)}  # what stands for these kinds beside themselves
+FORMS = {float: (int, float), list: (list, tuple), Sequence: (list, tuple)}  # what is accepted for these kinds besides themselves
 
 
 def refuses_wrong_options(s: Subject) -> None:
@@ -30,14 +30,14 @@ def refuses_wrong_options(s: Subject) -> None:
     kinds = _annotations(s)
     for name in list(inspect.signature(s.cls.__init__).parameters)[1:]:
         for value in VALUES:
-            if name in kinds or not (isinstance(value, int) and value >= LARGE):  # where no kind is said, nothing caps it before memory is taken
+            if name in kinds or not (isinstance(value, int) and value >= LARGE):  # without an annotation nothing caps it before memory is allocated
                 _one(s, name, value, right=_right(value, kinds.get(name, Any)))
 
 
 def _annotations(s: Subject) -> dict[str, Any]:
     try:
         return typing.get_type_hints(s.cls.__init__)  # type: ignore[misc]  # of the class at hand
-    except (NameError, TypeError):  # a stranger's, of names that exist for type checkers only
+    except (NameError, TypeError):  # of a class from outside, with names that exist only for type checkers
         return {}
 
 
@@ -59,7 +59,7 @@ def _one(s: Subject, name: str, value: Any, *, right: bool) -> None:
     try:
         mixer: Any = s.raw(**{name: value}) if name != "dim" else s.cls(value, **s.options)
         if not right:
-            fail(f"{given} is accepted, though the constructor says it takes another kind", seed=s.seed)
+            fail(f"{given} is accepted, though the constructor is annotated with another type", seed=s.seed)
         T = s.length if s.grid is not None else min(s.length, mixer.max_len or s.length)
         place = s.place() if mixer.capabilities.grid else {}
         with torch.no_grad():

@@ -64,7 +64,8 @@ def _found(target: str) -> type[nn.Module]:
     if ":" not in target:
         if target not in MIXERS:
             raise MixerError(
-                f"check: no mixer is called {target!r}; {nearest(target, MIXERS)}; `tokenmix list` shows all, a class of your own is package:Class."
+                f"check: no mixer is called {target!r}; {nearest(target, MIXERS)}; "
+                "`tokenmix list` shows all mixers; write a class of your own as package:Class."
             )
         return MIXERS[target]
     package, _, name = target.partition(":")
@@ -98,7 +99,8 @@ def _check_options(target: str, given: dict[str, Any]) -> None:
             raise MixerError(f"check: cannot build {target}: it has no option {option!r}; {nearest(option, known)}.")
     needed = [option for option, default in known.items() if default is inspect.Parameter.empty and option not in given]
     if needed:
-        raise MixerError(f"check: cannot build {target}: it needs the option{'s' * (len(needed) > 1)} {', '.join(needed)}; give them with --options.")
+        missing = f"option{'s' * (len(needed) > 1)} {', '.join(needed)}"
+        raise MixerError(f"check: cannot build {target}: it needs the {missing}; give them with --options.")
 
 
 def _must_build(s: Subject) -> None:
@@ -110,7 +112,7 @@ def _must_build(s: Subject) -> None:
     if not is_mixer(s.cls):
         return
     if s.grid is not None and not built.capabilities.grid:
-        raise MixerError(f"check: {s.title}: mixes a sequence as it was built and takes no grid; leave grid and prefix out of --options.")
+        raise MixerError(f"check: {s.title}: mixes sequences as built and takes no grid; leave grid and prefix out of --options.")
     if s.grid is None and built.capabilities.grid:
         try:
             s.call(built, s.x())

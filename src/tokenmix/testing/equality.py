@@ -1,4 +1,4 @@
-"""Promises on values and derivatives: the float64 reference, adversarial keys, nothing to attend, numerical gradients."""
+"""Promises on values and derivatives: the reference, adversarial keys, nothing to attend, numerical gradients."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _long(s: Subject) -> tuple[Any, dict[str, Any]]:
     """Build a mixer and the arguments of its functional form for a longer sequence, in float64 without a graph."""
     if s.functional is None or not hasattr(s.cls, "functional_args"):
         raise NotApplicable("has no functional form to measure (functional=...)")
-    grid, length = s.grid, LONG_GRID if s.cls.supports_grid else LONG  # type: ignore[attr-defined]  # the references on grids loop over pairs
+    grid, length = s.grid, LONG_GRID if s.cls.supports_grid else LONG  # type: ignore[attr-defined]  # references on grids loop over pairs
     if grid is not None:
         while torch.Size(grid).numel() < LONG_GRID:
             grid = (*grid[:-1], grid[-1] + 1) if grid[-1] <= min(grid) else (*(n + 1 for n in grid[:-1]), grid[-1])
@@ -181,7 +181,7 @@ def _largest(s: Subject, mixer: nn.Module, x: Tensor) -> float:
     seen = [float(x.abs().max())]
 
     def look(_: nn.Module, read: tuple, wrote: Tensor) -> None:
-        if read:  # else it hands out its weights
+        if read:  # otherwise it only returns its weights
             seen.extend(float(t.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) for t in (*read, wrote))
 
     hooks = [m.register_forward_hook(look) for name, m in mixer.named_modules() if isinstance(m, nn.Linear) or name == "out_proj"]
@@ -211,7 +211,8 @@ def nothing_to_attend(s: Subject) -> None:
             args, options = s.args(mixer, x, key_mask=mask)
             y = s.functional(*args, **options)
             if bool((y[empty] != 0).any()):
-                fail(f"the functional form gives {float(y[empty].abs().max()):.3g} where there is nothing to attend, not 0", **shown)
+                found = float(y[empty].abs().max())
+                fail(f"the functional form gives {found:.3g} where there is nothing to attend, not 0", **shown)
             zero = torch.zeros_like(y[empty])  # may be wider or narrower than the output
         finite(out, f"output in {dtype}", **shown)
         if hasattr(mixer, "out_proj"):

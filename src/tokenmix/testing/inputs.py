@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LATE = 0.9  # where along time the late spike stands
+LATE = 0.9  # the late spike's place along time
 
 
 def noise(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -88,6 +88,6 @@ def pair_mask(rows: int, queries: int, keys: int, *, seed: int) -> Tensor:
 
 
 def increasing_positions(rows: int, length: int, limit: int, *, seed: int) -> Tensor:
-    """Draw (rows, length) increasing positions below ``limit``, with gaps where there is room, different in each row."""
+    """Draw (rows, length) increasing positions below ``limit``, with gaps where possible, different in each row."""
     generator = torch.Generator().manual_seed(seed)
     return torch.stack([torch.randperm(limit, generator=generator)[:length].sort().values for _ in range(rows)])

@@ -1,4 +1,4 @@
-"""The adversarial cases of a functional form, its derivatives, and the error of both relative to an exact form in float64.
+"""Adversarial cases of a functional form, its derivatives, and the errors of both against an exact float64 form.
 
 The promise ``accurate_on_adversarial_keys`` and the gate of ``tokenmix bench`` both measure with this module.
 """
@@ -20,7 +20,10 @@ from .tolerances import ADVERSARIAL, BY_DTYPE, LOGIT_EPS
 SIZE, BIAS = 100.0, 60.0
 """The largest size of adversarial keys and of adversarial log-weights."""
 TOLERANCE = {**BY_DTYPE, torch.float32: ADVERSARIAL}
-"""The tolerance of the errors by dtype, before the part that grows with the logits; half precision rounds its output."""
+"""The tolerance of the errors by dtype, before the part that grows with the logits.
+
+Half precision rounds its output.
+"""
 
 Arguments = tuple[Any, ...]
 Options = dict[str, Any]
@@ -73,7 +76,7 @@ def adversarial_cases(args: Arguments, options: Options, of: Roles, *, seed: int
 
 
 def derive(run: Callable[[Arguments], Tensor], args: Arguments, *, backward: bool = True) -> tuple[Tensor, list[Tensor]]:
-    """Compute the output and, with ``backward``, the gradients of a fixed weighted sum of it with regard to every leaf."""
+    """Compute the output and, with ``backward``, the gradients of a fixed weighted sum of it by every leaf."""
     if not backward:
         with torch.no_grad():
             return run(args), []
@@ -127,9 +130,9 @@ class Comparison(NamedTuple):
 class Measure:
     """The error of a functional form in ``dtype`` on ``device`` against an exact form in float64.
 
-    The error of the output is relative to the exact form on |v|, which is sum(weight |v|) for each query. The error
-    of a gradient is relative to the largest element of that gradient; gradients of logits cancel, so theirs is relative
-    to the gradient of the values (of the keys, where a form has no values) times the largest value, where that is larger.
+    The error of the output is relative to the exact form on |v|, which is sum(weight |v|) for each query. The error of
+    a gradient is relative to its largest element. Gradients of logits cancel, so theirs is relative to the gradient of
+    the values (of the keys, where a form has no values) times the largest value, where that is larger.
 
     Args:
         run: f(*args, **options), the form that is judged.
@@ -163,7 +166,9 @@ class Measure:
         return Comparison(args, parts, TOLERANCE[self.dtype] + LOGIT_EPS * self.largest_logit(true, options))
 
     def _unit(self, true: Arguments, options: Options) -> Tensor:
-        """The size of the output's error: sum(weight |v|), or 1 where that is so small that the dtype itself rounds it."""
+        """Return the size that the output's error is relative to: sum(weight |v|), or 1 where the dtype rounds that
+        itself.
+        """
         at = self.of.values
         with torch.no_grad():
             sizes = true if at is None else with_argument(true, at, true[at].abs())

@@ -156,7 +156,7 @@ def gradients_of_non_finite_are_honest(s: Subject) -> None:
             for leaf in want:
                 shown = {"token": p, "loss over": name, "seed": s.seed}
                 scale = max(float(want[leaf].abs().max()), 1e-3) if want[leaf].numel() else 1.0
-                asked = leaves[leaf].isfinite()  # 0 times NaN may stand at the bad numbers themselves
+                asked = leaves[leaf].isfinite()  # at the bad numbers themselves 0 times NaN is allowed
                 same(
                     got[leaf][asked], want[leaf][asked], f"a token of {which} reaches the gradient of argument {leaf}", tol=10 * INFLUENCE, scale=scale, **shown
                 )
@@ -174,7 +174,7 @@ def _out_of_reach(s: Subject, causal: bool, p: int) -> Iterator[tuple[str, slice
         yield "the past", slice(0, 1), slice(0, p), None
     keep = torch.ones(2, s.length, dtype=torch.bool)
     keep[0, p] = False
-    yield "the live tokens", slice(0, 1), keep[0], keep
+    yield "the valid tokens", slice(0, 1), keep[0], keep
 
 
 def _leaves(args: tuple, moved: tuple, value: float | None) -> tuple[dict[str, Tensor], tuple]:

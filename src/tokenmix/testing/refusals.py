@@ -24,11 +24,12 @@ def refused(s: Subject, what: str, call: Callable[[], Any], *, word: str = "") -
     except MixerError as error:
         text = str(error)
         if s.cls.__name__ not in text or "\n" in text or word not in text:
-            fail(f"{what}: the error should be one line naming {s.cls.__name__}{' and ' + word if word else ''}, got {text!r}")
+            named = s.cls.__name__ + (f" and {word}" if word else "")
+            fail(f"{what}: the error should be one line naming {named}, got {text!r}")
         return
     except Exception as error:
         fail(f"{what}: raises {type(error).__name__} ({str(error)[:80]}) instead of MixerError")
-    fail(f"{what}: is accepted in silence")
+    fail(f"{what}: is accepted silently")
 
 
 def options_are_json(s: Subject) -> None:

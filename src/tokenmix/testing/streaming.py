@@ -99,7 +99,7 @@ def rows_at_different_positions(s: Subject) -> None:
     want = torch.cat([mixer(x[:1])[:, a : a + n], mixer(x[1:])[:, b:]])
     for cuts in ((n,), (1,) * n):
         got, _ = stream(mixer, tail, cuts, pytree.tree_map(_joined, first, second))
-        same(got, want, f"rows that stand at {a} and {b} do not continue as they would alone", cuts=cuts, seed=s.seed)
+        same(got, want, f"rows at {a} and {b} do not continue as they would alone", cuts=cuts, seed=s.seed)
 
 
 def _joined(a: Tensor, b: Tensor) -> Tensor:
@@ -149,7 +149,8 @@ def states_take_other_floats(s: Subject) -> None:
         (got, after), (want, expected) = (mixer.extend(x[:, half:], each) for each in (other, own))
         same(got, want, f"a state kept in {kept} does not go on as its numbers do", tol=0.0, seed=s.seed)
         if [a.dtype for a in after] != [a.dtype for a in expected]:
-            fail(f"after a state in {kept} the next one holds {[a.dtype for a in after]}, not {[a.dtype for a in expected]}", seed=s.seed)
+            found, own_types = ([a.dtype for a in each] for each in (after, expected))
+            fail(f"after a state in {kept} the next one holds {found}, not {own_types}", seed=s.seed)
 
 
 def reorder_picks_rows(s: Subject) -> None:
@@ -192,7 +193,7 @@ def merge_joins_stretches(s: Subject) -> None:
         try:
             merge(earlier, later)
         except MixerError as error:
-            raise NotApplicable("its state is no sum; merge refuses it") from error
+            raise NotApplicable("its state is not a sum; merge refuses it") from error
         fail("merge of states that cannot be merged does not raise MixerError")
     want = mixer(x)[:, b:]
     nested = merge(merge(empty, earlier), merge(later, empty))

@@ -151,7 +151,8 @@ def check_mixer(
 def find_subject(target: str | type[nn.Module], options: dict[str, Any] | None, *, dim: int, seed: int, **more: Any) -> Subject:
     """Build the Subject of a target, a PlainSubject where it is no Mixer."""
     if isinstance(target, str) and target not in MIXERS:
-        raise MixerError(f"check: no mixer is called {target!r}; known: {', '.join(MIXERS)}; a class of your own is package:Class.")
+        own = "write a class of your own as package:Class"
+        raise MixerError(f"check: no mixer is called {target!r}; known: {', '.join(MIXERS)}; {own}.")
     if not isinstance(target, str) and not is_mixer(plain.must_be_module(target)):
         return plain.plain_subject(target, dict(options or {}), dim=dim, seed=seed, **more)
     return subject(target, options, dim=dim, seed=seed, **more)

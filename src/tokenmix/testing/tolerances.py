@@ -1,4 +1,7 @@
-"""The tolerances of the contract suite: relative errors, max|got - want| / max|want| unless the promise says otherwise."""
+"""The tolerances of the contract suite: errors relative to max|want|, unless the promise says otherwise.
+
+An error is max|got - want|.
+"""
 
 from __future__ import annotations
 

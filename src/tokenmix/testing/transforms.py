@@ -99,7 +99,7 @@ def copies(s: Subject) -> None:
             p.zero_()
     same(_out(s.call(mixer, x)), want, "changing a deepcopy changes the original", seed=s.seed)
     places: dict[int, str] = {}
-    for name, p in s.raw().named_parameters():  # as built: a change of dtype would part them
+    for name, p in s.raw().named_parameters():  # as built: a change of dtype would separate them
         if p.numel() and p.data_ptr() in places:
             fail(f"the parameters {places[p.data_ptr()]} and {name} share memory: an optimiser would move it twice")
         places[p.data_ptr()] = name
