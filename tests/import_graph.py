@@ -19,7 +19,7 @@ class Imports:
         self.found = {file: list(self._read(file)) for file in sorted(self.files)}
 
     def _read(self, file: str) -> Iterator[tuple[str, str]]:
-        """Yield (file imported from, name imported) of every import statement, wherever it stands."""
+        """Yield (file imported from, name imported) of every import statement, at any depth."""
         here = Path(file).parent.parts
         for node in ast.walk(ast.parse((self.source / file).read_text())):
             if isinstance(node, ast.Import):

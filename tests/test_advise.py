@@ -196,7 +196,7 @@ def test_projections_of_torch_are_those_it_computes():
 # lengths
 
 
-def test_lengths_that_cannot_be_had_are_said():
+def test_lengths_that_do_not_fit_are_reported():
     host = Host("lm", build_model(LM).eval(), "tokenmix", inputs_of(build_model(LM), "lm"))
     a = ask(host, [8, 16, 128], seconds=9)
     assert [s.length for s in a.shares] == [8, 16]
@@ -371,7 +371,7 @@ def test_names_and_folders_are_found(tmp_path):
 
 def test_wrong_commands(tmp_path, capsys, monkeypatch):
     for argv, why in {
-        ("nothere/model",): "there is no folder 'nothere/model'; nothing is downloaded here",
+        ("nothere/model",): "there is no folder 'nothere/model'; models are not downloaded",
         ("deit_tinny",): "nearest: deit_tiny",
         ("Bertmodel",): "nearest: BertModel",
         ("qqqqqqqqqq",): "a model is a run directory, a folder of transformers",
@@ -389,7 +389,7 @@ def test_wrong_commands(tmp_path, capsys, monkeypatch):
         ("bert", *BERT, "--batch", "0"): "must be positive",
         ("bert", *BERT, "--worth", "1"): "larger than 1",
         ("bert", *BERT, "--device", "tpu"): "device='tpu' is unknown",
-        ("bert", *BERT, "--out", "nofolder/x.html"): "there is no folder nofolder",
+        ("bert", *BERT, "--out", "nofolder/x.html"): "the folder nofolder of x.html does not exist",
         ("bert", *BERT, "--data", "x"): "--data distils a language model in a folder of transformers",
         (str(tmp_path),): "holds no config.json",
         ("T5Model", "--options", '{"d_model": 8, "num_layers": 1, "d_ff": 8, "vocab_size": 9}'): "it has T5Attention",

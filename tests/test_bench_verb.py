@@ -398,7 +398,7 @@ def test_decoding_without_projections_mixes_the_features_themselves():
         (["--backends", "gpu"], "choose auto, eager, cpu, triton"),
         (["--against", "peers"], "add --level layer"),
         (["--level", "decode", "--pass", "backward"], "no backward pass"),
-        (["--plot", "/no/such/folder/x.png"], "there is no folder"),
+        (["--plot", "/no/such/folder/x.png"], "does not exist"),
         (["--base", "no-such-revision", "--lengths", "16"], "--base needs a git checkout"),
         (["--level", "row"], "--level"),
     ],

@@ -159,7 +159,7 @@ DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAW
 
 
 @pytest.mark.parametrize(
-    ("planted", "words"),
+    ("wrong", "words"),
     [
         ('<img src="http://example.org/a.png" alt="a">', "outside"),
         ('<img src="//example.org/a.png" alt="a">', "outside"),
@@ -168,7 +168,7 @@ DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAW
         ("<style>@import 'a.css'; p { color: red }</style>", "style sheet"),
         ("<style>p { background: url(https://example.org/a) }</style>", "style sheet"),
         ('<p style="background: url(a.png)">a</p>', "outside address"),
-        ("<script>1</script>", "no place"),
+        ("<script>1</script>", "not allowed"),
         ('<img src="data:image/png;base64,AAAA" alt="a">', "does not decode"),
         (f'<img src="data:image/png;base64,{DOT}" alt="a">', "blank"),
         ('<img src="data:image/gif;base64,AAAA" alt="a">', "not a PNG"),
@@ -179,14 +179,14 @@ DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAW
         ("<p>loss NaN</p>", "not a number"),
         ("<div><p>a</div>", "closes <p>"),
         ("<div>", "closes <div>"),
-        ('<p id="a">a</p><p id="a">b</p>', "stands twice"),
+        ('<p id="a">a</p><p id="a">b</p>', "is used twice"),
     ],
 )
-def test_the_checks_find(tmp_path, planted, words):
+def test_the_checks_find(tmp_path, wrong, words):
     page = tmp_path / "page.html"
     page.write_text(GOOD.format(""))
     assert check_page(page) == []
-    page.write_text(GOOD.format(planted))
+    page.write_text(GOOD.format(wrong))
     assert any(words in problem for problem in check_page(page)), check_page(page)
 
 

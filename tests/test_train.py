@@ -456,7 +456,7 @@ def test_a_checkpoint_that_does_not_say_its_config_is_taken(run, whole):
 def test_damaged_lines_of_metrics_are_kept_aside_and_reported(run, whole, line):
     lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (run / "metrics.jsonl").write_bytes(b"".join([*lines[:2], line + b"\n", *lines[2:]]) + b'{"kind": "tr')
-    with pytest.warns(UserWarning, match="report: .*metrics.jsonl: 1 line cannot be read .the first: line 3, .*; left out"):
+    with pytest.warns(UserWarning, match="report: .*metrics.jsonl: 1 line cannot be read .the first: line 3, .*; skipped"):
         assert len(read_run(run).train) == len(read_run(whole).train)
     with pytest.warns(UserWarning, match="metrics.jsonl: 1 line cannot be read .*; moved to metrics.damaged"):
         resume(run, from_step=15)

@@ -192,8 +192,9 @@ def machine(device: str = "cpu") -> dict[str, Any]:
 
 
 def allocator() -> str:
-    """Describe how memory is allocated: large tensors that are mapped anew in each call cost more than many operations
-    on them.
+    """Describe how memory is allocated.
+
+    Large tensors that are mapped anew in each call cost more than many operations on them.
     """
     settings = [f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith("MALLOC_") or k in ("GLIBC_TUNABLES", "LD_PRELOAD", "THP_MEM_ALLOC_ENABLE")]
     name = " ".join(part for part in platform.libc_ver() if part) or "C library"

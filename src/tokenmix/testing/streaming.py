@@ -31,7 +31,7 @@ def _cuts(T: int) -> list[tuple[int, ...]]:
 
 
 def stream(mixer: Any, x: Tensor, cuts: tuple[int, ...], state: Any = None, **given: Tensor | None) -> tuple[Tensor, Any]:
-    """Feed x in chunks of the given lengths, with the per-token arguments cut alike."""
+    """Feed x in chunks of the given lengths, with the per-token arguments cut the same way."""
     state = mixer.init_state(x.shape[0]) if state is None else state
     outputs, at = [], 0
     for n in cuts:

@@ -101,7 +101,7 @@ def copies(s: Subject) -> None:
     places: dict[int, str] = {}
     for name, p in s.raw().named_parameters():  # as built: a change of dtype would separate them
         if p.numel() and p.data_ptr() in places:
-            fail(f"the parameters {places[p.data_ptr()]} and {name} share memory: an optimiser would move it twice")
+            fail(f"the parameters {places[p.data_ptr()]} and {name} share memory: an optimiser would update it twice")
         places[p.data_ptr()] = name
     for path, module in mixer.named_modules():
         for name, value in vars(module).items():
