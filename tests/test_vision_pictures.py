@@ -238,7 +238,7 @@ def test_similarity_of_neighbours():
 
 @pytest.mark.parametrize("name", CORE)
 def test_every_mixer_of_the_core_is_drawn(name, monkeypatch):
-    """Each number is finite, or refused in one line; each picture decodes. Norms depend on no mixer, so are drawn once."""
+    """Each number is finite, or refused in one line; each picture decodes. Norms depend on no mixer: drawn once."""
     model, images = make(name, layers=1).float(), pictures_of(n=1).float()
     assert bool(token_norms(model, images).patches.isfinite().all())
     if name != "attention":
