@@ -73,20 +73,22 @@ class Advise:
 
     def run(self) -> int:
         """Load, measure, distil and print the model's advice, and write the page."""
-        from ..advise.advice import advise, pick_device
-        from ..advise.distill import check_teaching, teach
+        from ..advise.advice import advise
+        from ..advise.distill import check_distillation, distill_fastest
         from ..advise.loading import load_host
         from ..advise.text import as_json, text
+        from ..system.machine import pick_device
 
         lengths = None if self.lengths is None else parse_lengths(self.lengths)
         if self.out is not None and not self.out.parent.is_dir():
             raise MixerError(f"advise: there is no folder {self.out.parent} to write {self.out.name} into.")
         tell = progress()
         tell(f"loading {self.model}")
-        host = load_host(self.model, parse_options(self.options), device=pick_device(self.device))
+        device = pick_device(self.device).type
+        host = load_host(self.model, parse_options(self.options), device=device)
         candidates = self.candidates
         if self.data is not None:
-            check_teaching(host.name, host.origin, self.data, self.write)
+            check_distillation(host.name, host.origin, self.data, self.write)
             candidates = candidates or "auto"
         if not self.minutes > 0:
             raise MixerError(f"advise: --minutes must be positive, got {self.minutes}.")
@@ -97,12 +99,12 @@ class Advise:
             seconds=self.seconds,
             worth=self.worth,
             candidates=candidates,
-            device=pick_device(self.device),
+            device=device,
             tell=tell,
         )
         if self.data is not None and self.write is not None:
             tell(f"distilling for {self.minutes:g} minutes")
-            found.distilled = teach(found, self.data, self.write, minutes=self.minutes, last=self.last)
+            found.distilled = distill_fastest(found, self.data, self.write, minutes=self.minutes, last=self.last)
         tell("")
         if self.json:
             say_json(as_json(found))
