@@ -323,8 +323,8 @@ def test_evaluation_from_224_on_is_timms(file_split, size):
         ({"erasing": -0.1}, "erasing=-0.1"),
         ({"mixup": -1.0}, "mixup=-1.0 must be 0 or more"),
         ({"cutmix": float("nan")}, "cutmix=nan"),
-        ({"repeats": 0}, "repeats=0 must be a whole number of at least 1"),
-        ({"shift": 1.5}, "shift=1.5 must be a whole number"),
+        ({"repeats": 0}, "repeats=0 must be an integer of at least 1"),
+        ({"shift": 1.5}, "shift=1.5 must be an integer"),
     ],
 )
 def test_options_out_of_range(options, words):
@@ -343,7 +343,7 @@ def test_options_out_of_range(options, words):
         ({"mean": (0.5,)}, r"mean=\[0.5\] .* must have 3 values"),
         ({"std": (0.5, 0.0, 0.5)}, "std above 0"),
         ({"smoothing": 1.0}, "smoothing=1.0"),
-        ({"augment": Augment(randaugment="random")}, "randaugment='random' is no RandAugment of timm"),
+        ({"augment": Augment(randaugment="random")}, "randaugment='random' is not a RandAugment string of timm"),
     ],
 )
 def test_samplers_refuse(options, words):
@@ -352,7 +352,7 @@ def test_samplers_refuse(options, words):
 
 
 def test_more_refusals():
-    with pytest.raises(MixerError, match="holds no images"):
+    with pytest.raises(MixerError, match="has no images"):
         sampler(ImageSplit("valid", torch.zeros(0, dtype=torch.int64), 3))
     with pytest.raises(MixerError, match="crop='reflect' needs a pad below .* pad=8 with 8x8"):
         sampler(pixels_split(), Augment(crop="reflect", pad=8)).batch(0)

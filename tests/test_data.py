@@ -134,8 +134,8 @@ def test_broken_archives_are_refused_and_leave_nothing(tmp_path, own_cache):
 @pytest.mark.parametrize(
     ("source", "options", "words"),
     [
-        ("stdlb", {}, "no file, folder or corpus is called 'stdlb'"),
-        ("stdlib", {"path": "x"}, "data.source='enwik8' only"),
+        ("stdlb", {}, "there is no file, folder or corpus 'stdlb'"),
+        ("stdlib", {"path": "x"}, "only for data.source='enwik8'"),
         ("enwik8", {"path": "/nothing/here"}, "no file '/nothing/here'"),
         ("stdlib", {"split": (90.0, 10.0)}, "three proportions"),
         ("stdlib", {"split": (90.0, -5.0, 5.0)}, "three proportions"),
@@ -155,10 +155,10 @@ def test_empty_and_short_corpora_are_refused(tmp_path):
     corpus.check_length(89)
     with pytest.raises(MixerError, match="training split has 90 bytes, one sequence of seq_len=90 needs 91"):
         corpus.check_length(90)
-    with pytest.raises(MixerError, match="no split is called 'val'"):
+    with pytest.raises(MixerError, match="there is no split 'val'"):
         corpus.split("val")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(MixerError, match="holds no text files"):
+    with pytest.raises(MixerError, match="contains no text files"):
         open_corpus(str(tmp_path / "folder"))
 
 
@@ -338,7 +338,7 @@ def test_a_plain_file_needs_no_cache(tmp_path, monkeypatch):
     for small in (cache.SMALL, 0):
         monkeypatch.setattr(cache, "SMALL", small)
         assert open_corpus(str(tmp_path / "a.txt")).size == 100
-    with pytest.raises(MixerError, match="data: cannot write .*cache/tokenmix/b-.* set XDG_CACHE_HOME to a folder elsewhere"):
+    with pytest.raises(MixerError, match="data: cannot write .*cache/tokenmix/b-.* set XDG_CACHE_HOME to another folder"):
         open_corpus(str(tmp_path / "b.gz"))
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")
     with pytest.raises(MixerError, match="XDG_CACHE_HOME='cache' is not an absolute path"):
@@ -353,7 +353,7 @@ def test_what_unpacks_to_too_much_is_refused(tmp_path, own_cache, form):
     else:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as z:
             z.writestr("a", bytes(70 << 20))
-    with pytest.raises(MixerError, match=rf"a.{form} of .* bytes unpacks to .*, 67108864 are allowed; .* raise max_unpacked .--data.max_unpacked"):
+    with pytest.raises(MixerError, match=rf"a.{form} of .* bytes unpacks to .*, but only 67108864 are allowed; .* raise max_unpacked .--data.max_unpacked"):
         open_corpus(str(file))
     assert [p for p in own_cache.rglob("*") if p.is_file()] == []
     assert open_corpus(str(file), bounds=Bounds(max_unpacked=70 << 20)).size == 70 << 20
@@ -374,7 +374,7 @@ def test_a_zip_with_a_password_is_refused(tmp_path):
 def test_pipes_and_devices_are_no_corpus(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (str(tmp_path / "pipe"), "/dev/zero"):
-        with pytest.raises(MixerError, match=f"data: {path} is no regular file"):
+        with pytest.raises(MixerError, match=f"data: {path} is not a regular file"):
             open_corpus(path)
 
 

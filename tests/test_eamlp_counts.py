@@ -116,7 +116,7 @@ def test_another_size_is_refused_until_resized():
     assert torch.equal(model.positions[0], before[0])
     assert make(mixers)(torch.randn(1, 3, 17, 33)).shape == (1, 3)  # filled to 32 x 48
     bound = make(token_mixer={"name": "synthesizer_random", "heads": 2})
-    with pytest.raises(MixerError, match="cannot follow an image"):
+    with pytest.raises(MixerError, match="cannot be resized"):
         bound.resize((64, 48))
     assert bound(torch.randn(1, 3, 32, 48)).shape == (1, 3)
 

@@ -139,7 +139,7 @@ def test_what_cannot_be_is_refused_in_one_line(device, monkeypatch):
         _, state = decoder.extend(tokens, state)
     with pytest.raises(MixerError, match="built with max_len=24, and as many tokens came before; stop here"):
         decoder.extend(tokens, state)
-    with pytest.raises(MixerError, match="made of another model"):
+    with pytest.raises(MixerError, match="belongs to another model"):
         lm(device).generate(tokens, 2, decoder=decoder)
     monkeypatch.setattr(graphed, "DEVICE", "elsewhere")
     with pytest.raises(MixerError, match="CUDA graphs are for 'elsewhere'; elsewhere call model.extend"):

@@ -179,7 +179,7 @@ def test_a_frozen_model_stays_frozen_at_another_size():
 def test_what_cannot_follow_is_refused_and_left_alone():
     model, x = small("synthesizer_random"), images()
     before = model(x)
-    with pytest.raises(MixerError, match="SynthesizerRandom has parameters per position that cannot follow"):
+    with pytest.raises(MixerError, match="SynthesizerRandom has parameters per position that cannot be resized"):
         model.set_input_size((20, 24))
     torch.testing.assert_close(model(x), before)
 

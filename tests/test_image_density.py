@@ -308,7 +308,7 @@ def test_bad_configs_are_refused(change, words):
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ({**LOCAL, "max_len": 44}, "45 sub-pixels, a mixer was given max_len=44"),
+        ({**LOCAL, "max_len": 44}, "45 sub-pixels, but a mixer has max_len=44"),
         ({"name": "fourier"}, "no causal form"),
         ({"heads": 2}, "with a name"),
     ],

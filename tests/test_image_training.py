@@ -104,10 +104,10 @@ def test_drawing_and_completing(tmp_path):
     assert torch.equal(first, second)
     both = draw_run(tmp_path / "run", n=2, complete=True, seed=1)
     assert torch.equal(both[:2, :, :4], both[2:, :, :4])
-    with pytest.raises(MixerError, match="which writes no text"):
+    with pytest.raises(MixerError, match="which generates no text"):
         sample_run(tmp_path / "run", n=3)
     train(config(steps=1), tmp_path / "vit")
-    with pytest.raises(MixerError, match="'vit', which draws no images"):
+    with pytest.raises(MixerError, match="'vit', which generates no images"):
         draw_run(tmp_path / "vit")
 
 
@@ -174,7 +174,7 @@ def test_weights_to_start_from(tmp_path):
     assert float((first["head.weight"] - second["head.weight"]).abs().max()) < 0.01
     with pytest.raises(MixerError, match="do not fit the model.*tokenmix convert"):
         train(config(vit(dim=8), init=str(tmp_path / "first")), tmp_path / "third")
-    with pytest.raises(MixerError, match="holds no model"):
+    with pytest.raises(MixerError, match="contains no model"):
         train(config(init=str(tmp_path)), tmp_path / "fourth")
 
 
@@ -191,7 +191,7 @@ def test_a_teacher_and_a_penalty_add_their_losses(tmp_path):
     train(run, tmp_path / "sparse")
     seen = [x["aux"]["one_hot"] for x in lines(tmp_path / "sparse", "train")]
     assert seen[-1] < seen[0]
-    with pytest.raises(MixerError, match="holds no model"):
+    with pytest.raises(MixerError, match="contains no model"):
         train(config(student, teacher=str(tmp_path)), tmp_path / "none")
 
 

@@ -103,7 +103,7 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path):
     cifar(tmp_path / "c", "pickle")
     flag = tmp_path / "ran"
     (tmp_path / "c" / "data_batch_2").write_bytes(b"cos\nsystem\n(S'touch " + str(flag).encode() + b"'\ntR.")
-    with pytest.raises(MixerError, match=r"data_batch_2 is not a pickle of CIFAR \(it asks for os.system\)"):
+    with pytest.raises(MixerError, match=r"data_batch_2 is not a CIFAR pickle \(it asks for os.system\)"):
         open_images(str(tmp_path / "c"))
     assert not flag.exists()
 
@@ -180,7 +180,7 @@ def test_imagenet_layout(tmp_path):
     with pytest.raises(MixerError, match="has its own validation split of 4 images; leave valid=0.2 out"):
         open_images(str(tmp_path / "i"), valid=0.2)
     folder(tmp_path / "i" / "val", each=1, classes=["cow"])
-    with pytest.raises(MixerError, match="val/cow/0.png belongs to a class that is none of the 2 in train/"):
+    with pytest.raises(MixerError, match="val/cow/0.png belongs to a class that is not among the 2 in train/"):
         open_images(str(tmp_path / "i"))
 
 
@@ -207,7 +207,7 @@ def test_a_folder_of_images_in_a_zip(tmp_path):
     assert content(open_images(str(tmp_path / "pets.zip")), "train") == content(open_images(str(root)), "train")
     with zipfile.ZipFile(tmp_path / "pets.zip", "a") as z:
         z.write(save(tmp_path / "large.png", noise(9, 9, 3)), "pets/cat/large.png")
-    with pytest.raises(MixerError, match="different sizes, which are read from files only; unpack it"):
+    with pytest.raises(MixerError, match="different sizes, which are supported in folders only; unpack it"):
         open_images(str(tmp_path / "pets.zip"))
 
 
@@ -242,7 +242,7 @@ def test_the_fingerprint_knows_pixels_labels_and_classes(tmp_path):
     assert fingerprint("copy") == fingerprint("s0")
 
 
-@pytest.mark.parametrize(("valid", "words"), [(-0.1, "fraction in"), (2.5, "whole number"), (99, "cannot be held out"), (float("nan"), "fraction in")])
+@pytest.mark.parametrize(("valid", "words"), [(-0.1, "fraction in"), (2.5, "integer number"), (99, "would not leave one"), (float("nan"), "fraction in")])
 def test_a_validation_share_that_makes_no_sense(tmp_path, valid, words):
     np.savez(tmp_path / "a.npz", x_train=noise(20, 4, 4), y_train=np.arange(20) % 2, x_test=noise(4, 4, 4), y_test=np.arange(4) % 2)
     with pytest.raises(MixerError, match=words):
@@ -279,7 +279,7 @@ def test_a_damaged_cache_is_made_again(tmp_path, own_cache, damage, sizes):
         else:
             written["classes"] = written["classes"][::-1]
         note.write_text(json.dumps(written))
-    with pytest.warns(UserWarning, match="the cached copy .*pets-.* is damaged .* and is made again"):
+    with pytest.warns(UserWarning, match="the cached copy .*pets-.* is damaged .* and is created again"):
         after = open_images(str(root))
     assert (after.fingerprint, after.classes) == (before.fingerprint, before.classes)
     assert content(after, "train", "valid", "test") == images

@@ -121,7 +121,7 @@ def test_config_goes_to_json_and_back():
         ({"dimm": 3}, "nearest: dim"),
         ({"dim": "8"}, "must be an int"),
         ({"mixers": []}, "mixers is empty"),
-        ({"layers": 1, "mixers": [LOCAL, LOCAL]}, "fewer than the 2"),
+        ({"layers": 1, "mixers": [LOCAL, LOCAL]}, "less than the number of mixers given, 2"),
         ({"positions": "rotary"}, "rotary"),
         ({"dropout": 1.0}, "dropout"),
         ({"max_len": 0}, "max_len must be positive"),

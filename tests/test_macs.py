@@ -86,7 +86,7 @@ def test_what_cannot_be_counted_says_so():
     bound = build_model(ViTConfig(dim=8, layers=1, mixers=({"name": "aft_full", "rank": 2},), image_size=16, patch=8))
     with pytest.raises(MixerError, match="max_len=5, cost was asked for T=17"):
         macs(bound, 32)
-    with pytest.raises(MixerError, match="macs: knows ViT, Pyramid, EAMLP, Segmenter, got LM"):
+    with pytest.raises(MixerError, match="macs: supports ViT, Pyramid, EAMLP, Segmenter, got LM"):
         macs(LM(LMConfig(dim=8, max_len=8, layers=1, mixers=({"name": "aft_simple"},))))
     with pytest.raises(MixerError, match=r"macs: image_size must be a positive integer or two"):
         macs(bound, (1, 2, 3))

@@ -146,9 +146,9 @@ def test_what_cannot_be_a_gather_is_refused():
         to_gather(layer(2, outside="none"))
     with pytest.raises(MixerError, match="causal=True"):
         to_gather(layer(1, causal=True))
-    with pytest.raises(MixerError, match="Linear holds no AFT-conv"):
+    with pytest.raises(MixerError, match="Linear has no AFT-conv"):
         to_gather(torch.nn.Linear(2, 2))
-    with pytest.raises(MixerError, match="grids of 2 sizes"):
+    with pytest.raises(MixerError, match="grids of 2 dimensions"):
         to_gather(layer(2))(torch.randn(1, 20, DIM, dtype=torch.float64))
     with pytest.raises(MixerError, match="aft_one_hot: expects q and v"):
         aft_one_hot(*torch.zeros(3, 1, 4, 8), torch.zeros(2, 1).long(), torch.zeros(2))
@@ -209,7 +209,7 @@ def names(model):
 
 
 def test_penalty_needs_filters():
-    with pytest.raises(MixerError, match="Linear holds no AFT-conv"):
+    with pytest.raises(MixerError, match="Linear has no AFT-conv"):
         one_hot_penalty(torch.nn.Linear(2, 2))
     with pytest.raises(MixerError, match="more than one tap"):
         one_hot_penalty(vit(kernel_size=1))

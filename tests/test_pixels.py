@@ -68,11 +68,11 @@ def test_smaller_sizes_are_cut_not_resized(file_split, source):
 
 
 def test_refusals(file_split):
-    with pytest.raises(MixerError, match="mixup=0.5 would change what is modelled; it takes flip, shift, repeats"):
+    with pytest.raises(MixerError, match="mixup=0.5 would change the distribution that is modelled; only flip, shift, repeats"):
         PixelSampler(pixels_split(), size=(8, 8), channels=3, batch_size=2, augment=Augment(mixup=0.5))
     with pytest.raises(MixerError, match="size 9x8 is larger than the images, 8x8"):
         PixelSampler(pixels_split(), size=(9, 8), channels=3, batch_size=2)
-    with pytest.raises(MixerError, match=r"7.png is 38x61, smaller than the size 39x38 asked for"):
+    with pytest.raises(MixerError, match=r"7.png is 38x61, smaller than the requested size 39x38"):
         list(pixel_batches(file_split, 8, (39, 38), 3))
     with pytest.raises(MixerError, match=r"\(2, 10\) are not \(batch, 2 \* 2 \* 3\)"):
         to_pixels(torch.zeros(2, 10, dtype=torch.int64), (2, 2), 3)

@@ -145,7 +145,7 @@ def test_a_mixer_that_cannot_be_resized_leaves_the_model_as_it_was():
     specs = (*SPECS["four"][:2], {"name": "aft_full", "rank": 2}, {"name": "synthesizer_random", "heads": 2})
     model, images = make(specs), torch.randn(1, 3, 64, 32)
     before = model(images)
-    with pytest.raises(MixerError, match="SynthesizerRandom has parameters per position that cannot follow"):
+    with pytest.raises(MixerError, match="SynthesizerRandom has parameters per position that cannot be resized"):
         model.resize(64)
     with pytest.raises(MixerError, match=r"image_size=\[48, 48\] must be multiples of 32"):
         model.resize(48)
@@ -188,7 +188,7 @@ def test_meta_build_equals_direct_build():
         ({"positions": "sinusoidal"}, "positions='sinusoidal'"),
         ({"image_size": (48, 64)}, r"image_size=\[48, 64\] must be multiples of 32"),
         ({"dims": (8, 16)}, r"depths has 4 stages, dims has 2: \[8, 16\]"),
-        ({"depths": (1, 1, 0, 1)}, "depths must be positive numbers"),
+        ({"depths": (1, 1, 0, 1)}, "depths must be positive integers"),
         ({"depths": (), "dims": (), "patches": (), "mlp_ratios": ()}, "depths has 0 stages"),
         ({"mixers": SPECS["hydra"] * 3}, "one spec, one for each of 4 stages or one for each of 5 layers, got 3"),
         ({"classes": -1}, "classes must be >= 0"),

@@ -141,7 +141,7 @@ def test_a_fixed_size_is_refused_until_resized():
     assert model.resize(64)(images).shape == (1, 5, 64, 64)
     assert model.head.block.mixer.max_len == 64
     bound = make(mixer={"name": "synthesizer_random", "heads": 2})
-    with pytest.raises(MixerError, match="cannot follow an image"):
+    with pytest.raises(MixerError, match="cannot be resized"):
         bound.resize(64)
     assert bound(torch.randn(1, 3, 32, 64)).shape == (1, 5, 32, 64)  # the backbone has not changed either
     with pytest.raises(MixerError, match="learned positions belong to images of 32 x 64"):

@@ -160,7 +160,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_previous_one_offered(ru
         file.write_bytes(content)
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     for use in (resume, load_run):
-        with pytest.raises(MixerError, match=f"{name}.*previous good one is step 15.*--from 15") as caught:
+        with pytest.raises(MixerError, match=f"{name}.*latest intact one before it is step 15.*--from 15") as caught:
             use(run)
         assert "\n" not in str(caught.value)
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != ".lock"} == {p: b for p, b in before.items() if p.name != ".lock"}
@@ -187,7 +187,7 @@ def test_output_directories_that_will_not_do(tmp_path, text, whole):
     (tmp_path / "full" / "letter").touch()
     (tmp_path / "file").touch()
     cases = {whole: "holds a run already; continue it with", tmp_path / "full": "not empty", tmp_path / "file": "is a file"}
-    cases[tmp_path / "file" / "run"] = "cannot be made"
+    cases[tmp_path / "file" / "run"] = "could not be created"
     for out, words in cases.items():
         with pytest.raises(MixerError, match=words):
             train(config(text), out)
@@ -383,7 +383,7 @@ def test_samples_are_written_and_do_not_disturb_the_run(tmp_path, text, whole):
         ({"trian.steps": 3}, "no field 'trian'"),
         ({"train": 3}, "train must be an object"),
         ({"train.steps": 0}, "train.steps must be positive"),
-        ({"train.steps": None}, "nothing ends this run"),
+        ({"train.steps": None}, "this run would never end"),
         ({"train.steps": None, "train.max_seconds": 5}, "needs train.steps"),
         ({"train.accumulate": 3}, "must divide"),
         ({"train.precision": "fp8"}, "fp8"),
@@ -432,7 +432,7 @@ def test_what_cannot_change_in_the_middle_of_a_run_cannot_be_edited_either(run, 
     edited[part][name] = value
     file.write_text(json.dumps(edited))
     for use in (resume, load_run):
-        with pytest.raises(MixerError, match=f"config.json was edited since the checkpoint was written: {field} was .*, is {value!r}; put it back") as caught:
+        with pytest.raises(MixerError, match=f"config.json was edited since the checkpoint was written: {field} was .*, is {value!r}; restore it") as caught:
             use(run)
         assert "\n" not in str(caught.value)
     shutil.rmtree(run / "checkpoints")
@@ -468,7 +468,7 @@ def test_damaged_lines_of_metrics_are_kept_aside_and_reported(run, whole, line):
     ("content", "words"),
     [
         ("[1]", "it must hold an object, got list"),
-        ('{"threads": 1000000}', "threads must be a whole number from 1 to 1024, got 1000000"),
+        ('{"threads": 1000000}', "threads must be an integer from 1 to 1024, got 1000000"),
         ('{"threads": "2"}', "threads must be a whole number"),
         ('{"threads": -1}', "threads must be a whole number"),
         ('{"resumed": {}}', "resumed must be a list"),
@@ -489,7 +489,7 @@ def test_numbers_that_torch_does_not_take_are_refused(run, text, tmp_path):
     for field, value, words in (("seed", 1 << 70, "train.seed=.* out of range"), ("threads", 1_000_000, "train.threads must be at most 1024")):
         with pytest.raises(MixerError, match=words):
             config(text, **{field: value})
-    with pytest.raises(MixerError, match="sample: seed=.* is out of range; a seed is a whole number from"):
+    with pytest.raises(MixerError, match="sample: seed=.* is out of range; a seed is an integer from"):
         sample_run(run, seed=1 << 70)
     with pytest.raises(MixerError, match="device='meta' holds no numbers here"):
         train(config(text, device="meta"), tmp_path / "new")
@@ -540,7 +540,7 @@ def test_a_run_that_is_asked_to_stop_says_where_and_goes_on_to_the_same_bits(tmp
     with pytest.raises(SystemExit) as end:
         train(config(text), tmp_path / "run")
     assert end.value.code == 143
-    said = f"{tmp_path / 'run'}: stopped by SIGTERM after step 7, which is saved; `tokenmix resume {tmp_path / 'run'}` goes on.\n"
+    said = f"{tmp_path / 'run'}: stopped by SIGTERM after step 7, which is saved; `tokenmix resume {tmp_path / 'run'}` continues it.\n"
     assert capfd.readouterr().err == said
     assert names(tmp_path / "run") == ["step_00000005", "step_00000007"]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -1,4 +1,4 @@
-"""Text as bytes and images as pixels, memory-mapped, and stateless samplers over them."""
+"""Text as bytes and images as pixels, both memory-mapped, and stateless samplers over them."""
 
 from .augment import Augment as Augment
 from .augment import ImageSampler as ImageSampler

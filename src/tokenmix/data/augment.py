@@ -1,4 +1,7 @@
-"""Batches of images for training and evaluation. What a training batch holds is a pure function of (seed, step), so a run resumes exactly."""
+"""Batches of images for training and evaluation.
+
+A training batch is a pure function of (seed, step), so a run resumes exactly.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from .images import ImageSplit
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-CROP_FRACTION = 0.875  # of the short side, at evaluation from 224 pixels on
+CROP_FRACTION = 0.875  # of the short side, for evaluation at 224 pixels or more
 CROPS = ("none", "pad", "reflect", "resized")
 
 
@@ -27,16 +30,21 @@ class Augment:
     """What happens to training images, in this order; by default nothing.
 
     Args:
-        crop: "none" (resize to the size asked for), "pad" (resize, then cut at random from the image with ``pad`` black pixels around it), "reflect" (the
-            same with its reflection around it), "resized" (a random piece of 8 % to 100 % of the area, bicubic).
-        flip: probability to mirror left to right.
-        randaugment: timm's string, such as "rand-m9-mstd0.5-inc1".
-        colour: brightness, contrast and saturation change by up to this factor.
-        shift: one value of -shift..shift is added to every sub-pixel of an image, clipped to 0..255 (AFT paper, Sec. 5.1).
-        erasing: probability to replace a box by noise.
-        mixup: alpha of Beta(alpha, alpha), 0 for none.
-        cutmix: the same; with both, each batch has one or the other.
-        repeats: how often an epoch shows each image, in a row (repeated augmentation, Hoffer et al. 2020).
+        crop: "none" (resize to the requested size), "pad" (resize, then crop at random from the image padded with
+            ``pad`` black pixels on each side), "reflect" (the same, padded with its reflection) or "resized" (a random
+            part of 8 % to 100 % of the area, resized bicubically).
+        pad: pixels of padding on each side for "pad" and "reflect", 0 or more.
+        flip: probability of mirroring left to right, from 0 to 1.
+        shift: one random value in -shift..shift is added to all sub-pixels of an image, clipped to 0..255 (AFT paper,
+            Sec. 5.1); 0: none.
+        randaugment: timm's string, such as "rand-m9-mstd0.5-inc1"; None: no RandAugment.
+        colour: brightness, contrast and saturation are each scaled by a random factor in 1 - colour .. 1 + colour; 0:
+            none.
+        erasing: probability of replacing a box by noise, from 0 to 1.
+        mixup: alpha of Beta(alpha, alpha); 0: no mixup.
+        cutmix: alpha of CutMix in the same way; with both, each batch gets one or the other.
+        repeats: how many times in a row an epoch shows each image (repeated augmentation, Hoffer et al. 2020), 1 or
+            more.
     """
 
     crop: str = "none"
@@ -61,18 +69,21 @@ class Augment:
                 raise MixerError(f"Augment: {name}={getattr(self, name)} must be 0 or more.")
         for name, least in (("pad", 0), ("shift", 0), ("repeats", 1)):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < least:
-                raise MixerError(f"Augment: {name}={getattr(self, name)} must be a whole number of at least {least}.")
+                raise MixerError(f"Augment: {name}={getattr(self, name)} must be an integer of at least {least}.")
 
 
 class ImageSampler:
-    """Augmented, normalised batches. Every epoch visits each image once (``augment.repeats`` times) in a new order; nothing is stored between steps.
+    """Sample augmented, normalised batches.
 
-    Sets of one size go through tensors; Pillow and timm come in for files of different sizes, RandAugment and colour.
+    Every epoch visits each image once (``augment.repeats`` times) in a new order; nothing is stored between steps. Sets
+    of one image size are processed as tensors; Pillow and timm are used for files of different sizes, RandAugment and
+    colour.
 
     Args:
-        classes: how many classes the targets have.
+        classes: number of classes of the targets.
         smoothing: label smoothing; targets are then (B, classes).
-        mean, std: of each channel, for pixels in 0..1; default those of ImageNet for 3 channels, 0.5 for grey.
+        mean: mean of each channel, for pixels in 0..1; default that of ImageNet for 3 channels, 0.5 for grey.
+        std: standard deviation of each channel, with the same defaults.
     """
 
     def __init__(
@@ -102,19 +113,22 @@ class ImageSampler:
 
     @property
     def epoch(self) -> int:
-        """Images in an epoch."""
+        """Return the number of images in an epoch."""
         return len(self.split) * self.augment.repeats
 
     def indices(self, step: int) -> list[int]:
-        """Which images the batch of a step shows."""
+        """Return the indices of the images in the batch of a step."""
         return ops.visits(step, self.batch_size, len(self.split), seed=self.seed, repeats=self.augment.repeats)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Images, float32 (B, C, H, W), and targets: int64 (B,), or float32 (B, classes) with smoothing, mixup or cutmix."""
+        """Return images, float32 (B, C, H, W), and targets.
+
+        Targets are int64 (B,), or float32 (B, classes) with smoothing, mixup or CutMix.
+        """
         chosen, how = self.indices(step), self.augment
         g = ops.generator(self.seed, step, 0)
         keys = [ops.key_of(self.seed, step * self.batch_size + i, 1) for i in range(len(chosen))]
-        images = self._cut(chosen, keys)
+        images = self._resized_images(chosen, keys)
         if how.crop in ("pad", "reflect"):
             images = ops.pad_crop(images, how.pad, how.crop == "reflect", g)
         images = ops.flip(images, how.flip, g) if how.flip else images
@@ -128,17 +142,17 @@ class ImageSampler:
             return x, ops.soft_targets(labels, self.classes, self.smoothing) if self.smoothing else labels
         return ops.mix(x, ops.soft_targets(labels, self.classes, self.smoothing), how.mixup, how.cutmix, random.Random(ops.key_of(self.seed, step, 2)))
 
-    def _cut(self, chosen: list[int], keys: list[int]) -> Tensor:
-        """The images at the size asked for, uint8."""
+    def _resized_images(self, chosen: list[int], keys: list[int]) -> Tensor:
+        """Return the images at the requested size, uint8."""
         if self.split.pixels is None:
-            return torch.stack(list(in_threads(self._cut_file, zip(chosen, keys, strict=True))))
+            return torch.stack(list(in_threads(self._resized_file, zip(chosen, keys, strict=True))))
         images = to_channels(self.split.pixels[chosen], self.channels)
         if self.augment.crop != "resized":
             return ops.resize(images, self.size)
         boxes = [ops.resized_box(images.shape[-2], images.shape[-1], random.Random(key)) for key in keys]
         return torch.cat([ops.resize(x[None, :, t : t + h, left : left + w], self.size) for x, (t, left, h, w) in zip(images, boxes, strict=True)])
 
-    def _cut_file(self, which: tuple[int, int]) -> Tensor:
+    def _resized_file(self, which: tuple[int, int]) -> Tensor:
         picture = self.split.pil(which[0])
         if self.augment.crop == "resized":
             top, left, h, w = ops.resized_box(picture.height, picture.width, random.Random(which[1]))
@@ -156,10 +170,13 @@ def eval_batches(
     std: tuple[float, ...] | None = None,
     limit: int | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every image once, in order, normalised, with its label: resized (bicubic), from 224 pixels on the centre of 1 / 0.875 of the size, as timm does.
+    """Yield every image once, in order, normalised, with its label.
+
+    Images are resized (bicubic); for sizes from 224 pixels on, the centre is cropped from 1 / 0.875 of the size, as
+    timm does.
 
     Args:
-        limit: the first so many images only.
+        limit: use only the first ``limit`` images; None: all.
     """
     _check("eval_batches", split, batch_size, channels)
     size, (mean, std) = _pair("eval_batches", image_size), moments("eval_batches", channels, mean, std)
@@ -174,11 +191,11 @@ def eval_batches(
 
 
 def centre(picture: Any, size: tuple[int, int]) -> Any:
-    """A PIL image at the size of evaluation."""
+    """Resize and crop a PIL image to the size of evaluation."""
     if min(size) < 224:
         return _resized(picture, size)
     want = [math.floor(s / CROP_FRACTION) for s in size]
-    if picture.height * want[1] <= picture.width * want[0]:  # the height is what limits
+    if picture.height * want[1] <= picture.width * want[0]:  # the height limits the crop
         grown = want[0], int(want[0] * picture.width / picture.height)
     else:
         grown = int(want[1] * picture.height / picture.width), want[1]
@@ -188,7 +205,10 @@ def centre(picture: Any, size: tuple[int, int]) -> Any:
 
 
 def stream(sampler: Any, steps: Iterable[int], *, workers: int = 0) -> Iterator[Any]:
-    """``sampler.batch(step)`` for each of the steps, in order, prepared ahead by worker processes; the batches are those of no workers."""
+    """Yield ``sampler.batch(step)`` for each step in order, prepared ahead by worker processes.
+
+    The batches are the same for any number of workers.
+    """
     if workers == 0:
         yield from map(sampler.batch, steps)
         return
@@ -205,22 +225,22 @@ class _Steps(torch.utils.data.Dataset[Any]):
 
 
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """uint8 (B, C, H, W) to float32: (x / 255 - mean) / std of each channel."""
+    """Convert uint8 (B, C, H, W) to float32: (x / 255 - mean) / std of each channel."""
     return images.float().div_(255).sub_(torch.tensor(mean)[:, None, None]).div_(torch.tensor(std)[:, None, None])
 
 
 def moments(who: str, channels: int, mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, checked."""
+    """Return the mean and standard deviation of each channel, checked."""
     mean = tuple(mean) if mean is not None else IMAGENET_MEAN if channels == 3 else (0.5,)
     std = tuple(std) if std is not None else IMAGENET_STD if channels == 3 else (0.5,)
     if len(mean) != channels or len(std) != channels or min(std) <= 0:
-        raise MixerError(f"{who}: mean={list(mean)} and std={list(std)} must have {channels} values, one for each channel, std above 0.")
+        raise MixerError(f"{who}: mean={list(mean)} and std={list(std)} must have {channels} values, one for each channel, std " + "above 0.")
     return mean, std
 
 
 def _check(who: str, split: ImageSplit, batch_size: int, channels: int) -> None:
     if len(split) == 0:
-        raise MixerError(f"{who}: the split {split.name!r} holds no images.")
+        raise MixerError(f"{who}: the split {split.name!r} has no images.")
     if batch_size < 1:
         raise MixerError(f"{who}: batch_size={batch_size} must be at least 1.")
     if channels not in (1, 3):

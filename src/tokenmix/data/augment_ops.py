@@ -1,4 +1,7 @@
-"""Augmentations of whole batches of uint8 or normalised images, (B, C, H, W); every draw comes from the generator given."""
+"""Augmentations of whole batches of images, uint8 or normalised, (B, C, H, W).
+
+All randomness comes from the generator given.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ Box = tuple[int, int, int, int]  # top, left, height, width
 
 
 def key_of(*parts: int) -> int:
-    """One 63-bit key of several numbers."""
+    """Hash several numbers to one 63-bit key."""
     key = 0
     for part in parts:
         key = mix64(key ^ mix64(part))
@@ -32,7 +35,10 @@ def generator(*parts: int) -> torch.Generator:
 
 
 def visits(step: int, batch: int, images: int, *, seed: int, repeats: int = 1) -> list[int]:
-    """Which images make up the batch of a step: every epoch visits each image ``repeats`` times in a row, in an order of its own."""
+    """Return the indices of the images in the batch of a step.
+
+    Every epoch visits each image ``repeats`` times in a row, in an order of its own.
+    """
     out = []
     for i in range(step * batch, (step + 1) * batch):
         epoch, rank = divmod(i, images * repeats)
@@ -41,14 +47,17 @@ def visits(step: int, batch: int, images: int, *, seed: int, repeats: int = 1) -
 
 
 def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """uint8 images resized, bicubic with antialiasing."""
+    """Resize uint8 images, bicubic with antialiasing."""
     if tuple(images.shape[-2:]) == size:
         return images
     return F.interpolate(images.float(), size, mode="bicubic", antialias=True).round_().clamp_(0, 255).to(torch.uint8)
 
 
 def resized_box(height: int, width: int, rng: random.Random) -> Box:
-    """The random resized crop of Szegedy et al. 2015 as it is common: 8 % to 100 % of the area, sides 3:4 to 4:3, the centre after ten misses."""
+    """Draw the box of a random resized crop (Szegedy et al. 2015) as is common practice.
+
+    It has 8 % to 100 % of the area and sides from 3:4 to 4:3; after ten misses it is the centre.
+    """
     for _ in range(10):
         area = height * width * rng.uniform(0.08, 1.0)
         ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -60,7 +69,10 @@ def resized_box(height: int, width: int, rng: random.Random) -> Box:
 
 
 def pad_crop(images: Tensor, pad: int, reflect: bool, g: torch.Generator) -> Tensor:
-    """As many pixels as before, cut at random from the image with ``pad`` more on each side: black, or its reflection without the edge."""
+    """Crop each image at random, without changing its size, after padding it with ``pad`` pixels on each side.
+
+    The padding is black, or the image's reflection without the edge.
+    """
     n, _, height, width = images.shape
     if reflect and pad >= min(height, width):
         raise MixerError(f"Augment: crop='reflect' needs a pad below the size of the images, got pad={pad} with {height}x{width}.")
@@ -73,7 +85,7 @@ def pad_crop(images: Tensor, pad: int, reflect: bool, g: torch.Generator) -> Ten
 
 
 def window(images: Tensor, size: tuple[int, int], g: torch.Generator) -> Tensor:
-    """A random (h, w) piece of each image."""
+    """Crop a random (h, w) part of each image."""
     n, _, height, width = images.shape
     top = torch.randint(height - size[0] + 1, (n,), generator=g).tolist()
     left = torch.randint(width - size[1] + 1, (n,), generator=g).tolist()
@@ -81,19 +93,22 @@ def window(images: Tensor, size: tuple[int, int], g: torch.Generator) -> Tensor:
 
 
 def flip(images: Tensor, p: float, g: torch.Generator) -> Tensor:
-    """Each image mirrored left to right with probability p."""
+    """Mirror each image left to right with probability p."""
     chosen = torch.rand(len(images), generator=g) < p
     return torch.where(chosen[:, None, None, None], images.flip(-1), images)
 
 
 def shift(images: Tensor, most: int, g: torch.Generator) -> Tensor:
-    """One value of -most..most added to all sub-pixels of an image, clipped to 0..255 (AFT paper, Sec. 5.1)."""
+    """Add one value in -most..most to all sub-pixels of an image, clipped to 0..255 (AFT paper, Sec. 5.1)."""
     value = torch.randint(-most, most + 1, (len(images), 1, 1, 1), generator=g)
     return (images.long() + value).clamp_(0, 255).to(torch.uint8)
 
 
 def erase(images: Tensor, p: float, g: torch.Generator) -> Tensor:
-    """Random erasing (Zhong et al. 2017) of normalised images: with probability p a box of 2 % to a third of the area, sides 0.3 to 1/0.3, becomes N(0, 1)."""
+    """Replace a box of each normalised image by N(0, 1) with probability p (random erasing, Zhong et al. 2017).
+
+    The box has 2 % to a third of the area and sides of ratio 0.3 to 1/0.3.
+    """
     n, channels, height, width = images.shape
     images, chosen = images.clone(), torch.rand(n, generator=g) < p
     for i in chosen.nonzero().flatten().tolist():
@@ -109,12 +124,16 @@ def erase(images: Tensor, p: float, g: torch.Generator) -> Tensor:
 
 
 def soft_targets(labels: Tensor, classes: int, smoothing: float) -> Tensor:
-    """(B, classes): 1 - smoothing on the label, smoothing spread over all classes."""
+    """Return targets (B, classes): 1 - smoothing on the label, and smoothing spread over all classes."""
     return F.one_hot(labels, classes).float() * (1 - smoothing) + smoothing / classes
 
 
 def mix(images: Tensor, targets: Tensor, mixup: float, cutmix: float, rng: random.Random) -> tuple[Tensor, Tensor]:
-    """Mixup (Zhang et al. 2017) or CutMix (Yun et al. 2019) of the batch with itself reversed, weighted by Beta(alpha, alpha); of both, a coin picks."""
+    """Mix the batch with itself reversed by mixup (Zhang et al. 2017) or CutMix (Yun et al. 2019).
+
+    The weight is drawn from Beta(alpha, alpha). If both are enabled, each batch gets one of them with equal
+    probability.
+    """
     cut = cutmix > 0 and (mixup <= 0 or rng.random() < 0.5)
     alpha = cutmix if cut else mixup
     weight = rng.betavariate(alpha, alpha)
@@ -125,7 +144,8 @@ def mix(images: Tensor, targets: Tensor, mixup: float, cutmix: float, rng: rando
         top, bottom, left, right = max(y - h // 2, 0), min(y + (h + 1) // 2, height), max(x - w // 2, 0), min(x + (w + 1) // 2, width)
         images, other = images.clone(), images.flip(0)
         images[:, :, top:bottom, left:right] = other[:, :, top:bottom, left:right]
-        weight = 1 - (bottom - top) * (right - left) / (height * width)  # what is left of the first after the borders cut the box
+        # The borders may have cut the box.
+        weight = 1 - (bottom - top) * (right - left) / (height * width)
     else:
         images = images * weight + images.flip(0) * (1 - weight)
     return images, targets * weight + targets.flip(0) * (1 - weight)
@@ -133,7 +153,10 @@ def mix(images: Tensor, targets: Tensor, mixup: float, cutmix: float, rng: rando
 
 @contextlib.contextmanager
 def kept_random_state() -> Iterator[None]:
-    """timm's augmentations draw from the global generators of python, numpy and torch; afterwards these stand where they stood."""
+    """Restore the global generators of Python, NumPy and torch at the end of the block.
+
+    timm's augmentations draw from them.
+    """
     import numpy
 
     states = random.getstate(), numpy.random.get_state(), torch.default_generator.get_state()
@@ -146,7 +169,7 @@ def kept_random_state() -> Iterator[None]:
 
 
 def rand_augment(spec: str, size: tuple[int, int], mean: tuple[float, ...]) -> Any:
-    """timm's RandAugment from its string, with the fill colour and the shift of its ImageNet transforms."""
+    """Build timm's RandAugment from its string, with the fill colour and translation of its ImageNet transforms."""
     from ..system.torchvision import ensure_torchvision
 
     ensure_torchvision()
@@ -162,7 +185,7 @@ def rand_augment(spec: str, size: tuple[int, int], mean: tuple[float, ...]) -> A
             raise ValueError("it does not begin with 'rand-'")
         policy = rand_augment_transform(spec, {"translate_const": int(min(size) * 0.45), "img_mean": fill, "interpolation": Image.Resampling.BICUBIC})
     except (AssertionError, ValueError, KeyError) as why:
-        raise MixerError(f"Augment: randaugment={spec!r} is no RandAugment of timm ({why}); an example is 'rand-m9-mstd0.5-inc1'.") from why
+        raise MixerError(f"Augment: randaugment={spec!r} is not a RandAugment string of timm ({why}); " + "an example is 'rand-m9-mstd0.5-inc1'.") from why
     for op in policy.ops:
         if op.name.startswith("Posterize"):
             op.aug_fn = posterize
@@ -170,13 +193,16 @@ def rand_augment(spec: str, size: tuple[int, int], mean: tuple[float, ...]) -> A
 
 
 def posterize(picture: Any, bits: int, **_: Any) -> Any:
-    """Keep the upper bits. RandAugment's strength reaches 0 bits, which is black and which Pillow refuses from version 13 on."""
+    """Keep the upper bits of each pixel.
+
+    RandAugment's strength reaches 0 bits, which is black and which Pillow refuses from version 13 on.
+    """
     mask = 0xFF & ~(2 ** (8 - bits) - 1)
     return picture.point([level & mask for level in range(256)] * len(picture.getbands()))
 
 
 def with_pillow(images: Tensor, keys: list[int], policy: Any, colour: float) -> Tensor:
-    """RandAugment and colour jitter of each image under its own key."""
+    """Apply RandAugment and colour jitter to each image with its own key."""
     import numpy
 
     out = []
@@ -193,7 +219,7 @@ def with_pillow(images: Tensor, keys: list[int], policy: Any, colour: float) -> 
 
 
 def jitter(picture: Any, strength: float, rng: random.Random) -> Any:
-    """Brightness, contrast and saturation, each times a factor of 1 - strength .. 1 + strength, in random order."""
+    """Scale brightness, contrast and saturation in random order, each by a factor in 1 - strength .. 1 + strength."""
     from PIL import ImageEnhance
 
     kinds = [ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color]

@@ -1,4 +1,4 @@
-"""Where prepared data lives, files and folders that are written whole or not at all, and hashes of what is really there."""
+"""The cache of prepared data: files that are written completely or not at all, and hashes of what is on disk."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from ..errors import MixerError
 from ..system.files import whole_file
 
 CHUNK = 1 << 20
-SMALL = 64 << 20  # bytes: up to here a file is hashed anew each time, of a larger one the hash is remembered
-SETTLED = 2.0  # seconds: clocks of file systems tick as slowly as that; within a tick a second change leaves no trace
+SMALL = 64 << 20  # bytes; smaller files are hashed each time, the hashes of larger ones are cached
+SETTLED = 2.0  # seconds, the slowest tick of a file system's clock; a second change within a tick leaves no trace
 
 
 def cache_dir() -> Path:
-    """The user's cache: ``$XDG_CACHE_HOME/tokenmix``, else ``~/.cache/tokenmix``. It is made by what first writes into it."""
+    """Return the user's cache: ``$XDG_CACHE_HOME/tokenmix``, else ``~/.cache/tokenmix``.
+
+    It is created by whatever first writes into it.
+    """
     base = os.environ.get("XDG_CACHE_HOME")
     if base:
         if not os.path.isabs(base):
@@ -32,21 +35,21 @@ def cache_dir() -> Path:
         return Path(base) / "tokenmix"
     try:
         return Path.home() / ".cache" / "tokenmix"
-    except RuntimeError:  # a user without a home
-        raise MixerError("cache: this user has no home folder; set XDG_CACHE_HOME to a folder that can be written to.") from None
+    except RuntimeError:  # the user has no home folder
+        raise MixerError("cache: this user has no home folder; set XDG_CACHE_HOME to a writable folder.") from None
 
 
 def mapped(path: Path, size: int) -> Tensor:
-    """A file's bytes, uint8 (size,), as a read-only-by-convention map."""
+    """Map a file's bytes into memory, uint8 (size,); they are read-only by convention."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise MixerError(f"data: torch opens no file whose name is not UTF-8, as {str(path)!r}; rename it, or set XDG_CACHE_HOME to another folder.") from None
+        raise MixerError(f"data: torch cannot open {str(path)!r}, whose name is not UTF-8; " + "rename it, or set XDG_CACHE_HOME to another folder.") from None
     return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
 
 
 def write_chunks(path: Path, chunks: Iterable[bytes]) -> tuple[int, str]:
-    """Write chunks as one whole file. Returns its size and sha256."""
+    """Write chunks to a file, completely or not at all. Return its size and sha256."""
     digest, size = hashlib.sha256(), 0
     with whole_file(path) as f:
         for chunk in chunks:
@@ -57,40 +60,47 @@ def write_chunks(path: Path, chunks: Iterable[bytes]) -> tuple[int, str]:
 
 
 def read_chunks(f: Any) -> Iterator[bytes]:
-    """The rest of an open binary file in pieces."""
+    """Yield the rest of an open binary file in chunks."""
     while chunk := f.read(CHUNK):
         yield chunk
 
 
-def no_room(who: str, file: Path, why: OSError) -> Exception:
-    """The error to raise for an ``OSError`` met while ``file`` of the cache was written: one line with the way out; an error of another file as it is."""
+def cache_write_error(who: str, file: Path, why: OSError) -> Exception:
+    """Return the error to raise for an ``OSError`` met while ``file`` of the cache was written.
+
+    It states the problem and the way out in one line; an ``OSError`` about another file is returned unchanged.
+    """
     if why.filename != os.path.realpath(file):
         return why
-    return MixerError(f"{who}: cannot write {file} ({why.strerror or why}); make room, or set XDG_CACHE_HOME to a folder elsewhere.")
+    return MixerError(f"{who}: cannot write {file} ({why.strerror or why}); make room, or set XDG_CACHE_HOME to another folder.")
 
 
-def kept(file: Path, who: str, chunks: Callable[[], Iterable[bytes]]) -> Path:
-    """A file of the cache whose bytes are those once written: made the first time, and again where they have changed since."""
+def cached_file(file: Path, who: str, chunks: Callable[[], Iterable[bytes]]) -> Path:
+    """Return a file of the cache whose bytes are as they were written.
+
+    It is written the first time, and again if its bytes have changed since.
+    """
     note = file.with_name(file.name + ".json")
     written = read_note(note)
     if written is not None and file.is_file():
-        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+        with contextlib.suppress(FileNotFoundError):  # deleted in the meantime
             if (file.stat().st_size, sha256_of(file)) == (written.get("bytes"), written.get("sha256")):
                 return file
-            warnings.warn(f"{who}: the cached copy {file} is damaged (its bytes are not those that were written) and is made again.", stacklevel=3)
+            warnings.warn(f"{who}: the cached copy {file} is damaged (its bytes have changed since it was written) and is " + "created again.", stacklevel=3)
     try:
         size, digest = write_chunks(file, chunks())
         write_note(note, {"bytes": size, "sha256": digest})
     except OSError as why:
-        raise no_room(who, note if why.filename == os.path.realpath(note) else file, why) from why
+        raise cache_write_error(who, note if why.filename == os.path.realpath(note) else file, why) from why
     return file
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file's bytes; that of a large file is kept in the cache until the file changes.
+    """Compute the sha256 of a file's bytes; that of a large file is cached until the file changes.
 
-    A change shows in the change time of the file's inode (ctime), which no user can set, unlike the modification time. The hash of a file that changed moments
-    ago is not kept: the file may change again within one tick of the file system's clock.
+    A change shows in the change time of the file's inode (ctime), which no user can set, unlike the modification time.
+    The hash of a file that changed moments ago is not cached: the file may change again within one tick of the file
+    system's clock.
     """
     began, before = time.time(), _identity(path)
     if before[1] <= SMALL:
@@ -120,17 +130,17 @@ def _digest(path: Path) -> str:
 
 
 def _check(note: Path, content: dict[str, Any]) -> str:
-    """What a note says of itself; it belongs to its name."""
+    """Compute the checksum in a note, which depends on the note's name too."""
     return hashlib.sha256(json.dumps([note.name, content], sort_keys=True).encode()).hexdigest()[:32]
 
 
 def write_note(note: Path, content: dict[str, Any]) -> None:
-    """A JSON object that is believed only as long as every byte of it is as written."""
+    """Write a JSON object with a checksum, by which ``read_note`` detects any change."""
     write_chunks(note, [json.dumps({**content, "check": _check(note, content)}).encode()])
 
 
 def read_note(note: Path) -> dict[str, Any] | None:
-    """What ``write_note`` wrote; None where it did not, or not quite this."""
+    """Read what ``write_note`` wrote; None if it is missing or any byte has changed."""
     try:
         content = json.loads(note.read_bytes())
         return content if content.pop("check") == _check(note, content) else None

@@ -1,4 +1,4 @@
-"""The corpora by name or path: enwik8, the standard library's own sources, any text file or folder."""
+"""Corpora by name or path: enwik8, the standard library's sources, any text file or folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from ..errors import MixerError
 from ..system.files import readable_name
 from .bounds import Bounds, check_regular
-from .cache import SMALL, cache_dir, kept, no_room, read_chunks, sha256_of, write_chunks
+from .cache import SMALL, cache_dir, cache_write_error, cached_file, read_chunks, sha256_of, write_chunks
 from .corpus import Corpus, cut
 
 ENWIK8_URL = "http://mattmahoney.net/dc/enwik8.zip"
@@ -26,7 +26,7 @@ ENWIK8_SIZE = 100_000_000
 ENWIK8_SHA256 = "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"
 ENWIK8_BOUNDS = (90_000_000, 95_000_000, 100_000_000)
 BAD_ZIP = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, RuntimeError, UnicodeDecodeError, struct.error)
-"""What zipfile raises for an archive that is damaged, of another method or version, or locked with a password."""
+"""What zipfile raises for a damaged archive, one of an unsupported method or version, or one with a password."""
 DEFAULT_SPLIT = (90.0, 5.0, 5.0)
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
@@ -39,52 +39,56 @@ def open_corpus(
     download: bool = True,
     bounds: Bounds = Bounds(),  # noqa: B008  (frozen)
 ) -> Corpus:
-    """Open a corpus, preparing it in the user's cache the first time.
+    """Open a corpus; the first time, it is prepared in the user's cache.
 
     Args:
         source: "enwik8", "stdlib", or the path of a text file (raw or .gz) or of a folder of text files.
         path: for enwik8, a local copy (raw, .gz or .zip) to read instead of downloading.
         split: proportions of train, valid and test; default 90/5/5. enwik8 always has its official 90M/5M/5M.
-        bounds: ``max_unpacked``: how many bytes a .gz or .zip may unpack to.
+        download: whether enwik8 may be downloaded.
+        bounds: limits; ``max_unpacked`` is the number of bytes that a .gz or .zip may unpack to.
     """
     if source in CORPORA:
         if path is not None and source != "enwik8":
-            raise MixerError(f"data.path={path!r} goes with data.source='enwik8' only; for your own text give its path as data.source.")
-        return enwik8(path, download=download, bounds=bounds) if source == "enwik8" else _cut(source, stdlib_file(), split)
+            raise MixerError(f"data.path={path!r} is only for data.source='enwik8'; for your own text give its path as data.source.")
+        return enwik8(path, download=download, bounds=bounds) if source == "enwik8" else _split_corpus(source, stdlib_file(), split)
     if path is not None:
-        raise MixerError(f"data.source={source!r} is a path already; leave data.path out.")
+        raise MixerError(f"data.source={source!r} is already a path; leave data.path out.")
     given = Path(source).expanduser()
     if not given.exists():
-        raise MixerError(f"data: no file, folder or corpus is called {source!r}; give a path, or one of {', '.join(CORPORA)}.")
+        raise MixerError(f"data: there is no file, folder or corpus {source!r}; give a path, or one of {', '.join(CORPORA)}.")
     if not given.is_dir():
         check_regular("data", given)
-    corpus = _cut(given.name, _folder_file(given) if given.is_dir() else _plain_file(given, bounds), split)
+    corpus = _split_corpus(given.name, _folder_file(given) if given.is_dir() else _unpacked_file(given, bounds), split)
     if split is None and (corpus.size, corpus.sha256) == (ENWIK8_SIZE, ENWIK8_SHA256):
         return Corpus("enwik8", corpus.path, corpus.size, corpus.sha256, ENWIK8_BOUNDS)
     return corpus
 
 
 def enwik8(path: str | None = None, *, download: bool = True, bounds: Bounds = Bounds()) -> Corpus:  # noqa: B008  (frozen)
-    """The first 10^8 bytes of an English Wikipedia dump, size and sha256 checked, split 90M/5M/5M."""
+    """Open the first 10^8 bytes of an English Wikipedia dump, split 90M/5M/5M.
+
+    Size and sha256 are checked.
+    """
     if path is not None:
         given = Path(path).expanduser()
         if not given.is_file():
-            raise MixerError(f"enwik8: no file {path!r}; give the path of enwik8, enwik8.gz or enwik8.zip.")
-        file = _plain_file(given, bounds)
+            raise MixerError(f"enwik8: there is no file {path!r}; give the path of enwik8, enwik8.gz or enwik8.zip.")
+        file = _unpacked_file(given, bounds)
     else:
         file = cache_dir() / "enwik8"
         if not file.exists():
             _download_enwik8(file, download)
     size, digest = file.stat().st_size, sha256_of(file)
     if (size, digest) != (ENWIK8_SIZE, ENWIK8_SHA256):
-        again = "" if path is not None else "; delete it, and it is downloaded again"
-        raise MixerError(f"enwik8: {path or file} is not enwik8: {size} bytes with sha256 {digest}, expected {ENWIK8_SIZE} with {ENWIK8_SHA256}{again}.")
+        again = "" if path is not None else "; delete it to download it again"
+        raise MixerError(f"enwik8: {path or file} is not enwik8: {size} bytes with sha256 {digest}, expected {ENWIK8_SIZE} with " + f"{ENWIK8_SHA256}{again}.")
     return Corpus("enwik8", file, size, digest, ENWIK8_BOUNDS)
 
 
 def _download_enwik8(file: Path, download: bool) -> None:
     if not download:
-        raise MixerError(f"enwik8: not in the cache ({file}); give a local copy as data.path, or fetch {ENWIK8_URL}.")
+        raise MixerError(f"enwik8: it is not in the cache ({file}); give a local copy as data.path, or fetch {ENWIK8_URL}.")
     import urllib.request
 
     archive = file.with_suffix(".zip")
@@ -93,12 +97,12 @@ def _download_enwik8(file: Path, download: bool) -> None:
             write_chunks(archive, read_chunks(answer))
     except OSError as why:
         if why.filename == os.path.realpath(archive):
-            raise no_room("enwik8", archive, why) from why
-        raise MixerError(f"enwik8: could not download {ENWIK8_URL} ({why}); fetch it elsewhere and give its path: --data /path/to/enwik8.gz.") from why
+            raise cache_write_error("enwik8", archive, why) from why
+        raise MixerError(f"enwik8: could not download {ENWIK8_URL} ({why}); fetch it elsewhere and give its path: " + "--data /path/to/enwik8.gz.") from why
     try:
         write_chunks(file, _unzipped(archive, Bounds()))
     except OSError as why:
-        raise no_room("enwik8", file, why) from why
+        raise cache_write_error("enwik8", file, why) from why
     archive.unlink()
 
 
@@ -107,12 +111,13 @@ def _unzipped(archive: Path, bounds: Bounds) -> Iterator[bytes]:
         with zipfile.ZipFile(archive) as z:
             names = [n for n in z.namelist() if not n.endswith("/")]
             if len(names) != 1:
-                raise MixerError(f"data: {archive} must hold exactly one file, it holds {len(names)}.")
+                raise MixerError(f"data: {archive} must contain exactly one file, but contains {len(names)}.")
             bounds.check(archive, z.getinfo(names[0]).file_size)
             with z.open(names[0]) as f:
                 yield from bounds.stream(archive, read_chunks(f))
     except (*BAD_ZIP, EOFError, OSError) as why:
-        if isinstance(why, OSError) and why.errno not in (None, errno.EINVAL):  # of the disk; those of bz2 have no number, of a place before the file this one
+        # Other numbers are errors of the disk: bz2 sets none, and an offset before the file's start gives EINVAL.
+        if isinstance(why, OSError) and why.errno not in (None, errno.EINVAL):
             raise
         raise MixerError(f"data: {archive} is not a readable zip archive ({why}).") from why
 
@@ -125,43 +130,51 @@ def _gunzipped(file: Path, bounds: Bounds) -> Iterator[bytes]:
         raise MixerError(f"data: {file} is not a readable gzip file ({why}).") from why
 
 
-def _copied(file: Path, bounds: Bounds) -> Iterator[bytes]:
+def _file_chunks(file: Path, bounds: Bounds) -> Iterator[bytes]:
     with file.open("rb") as f:
         yield from read_chunks(f)
 
 
-def _plain_file(file: Path, bounds: Bounds) -> Path:
-    """The bytes of a file as a file: itself, or what a .gz or .zip unpacks to, kept in the cache; there too one that torch would not open by its name."""
+def _unpacked_file(file: Path, bounds: Bounds) -> Path:
+    """Return a plain file with the bytes of ``file``.
+
+    That is the file itself, or the unpacked content of a .gz or .zip in the cache. A file whose name torch cannot open
+    is copied to the cache, too.
+    """
     unpack = {".gz": _gunzipped, ".zip": _unzipped}.get(file.suffix)
-    if unpack is None and _is_text(str(file)):
+    if unpack is None and _is_utf8_name(str(file)):
         return file
-    return _cached(file.stem, _key(file.parent, [file]), lambda: (unpack or _copied)(file, bounds))
+    return _cached(file.stem, _content_key(file.parent, [file]), lambda: (unpack or _file_chunks)(file, bounds))
 
 
-def _is_text(name: str) -> bool:
+def _is_utf8_name(name: str) -> bool:
     return os.fsencode(name) == name.encode("utf-8", "replace")
 
 
 def _folder_file(folder: Path) -> Path:
     files = [p for p in _walk(folder) if not _is_binary(p)]
     if not files:
-        raise MixerError(f"data: the folder {folder} holds no text files.")
-    return _joined(folder.name, folder, files)
+        raise MixerError(f"data: the folder {folder} contains no text files.")
+    return _joined_file(folder.name, folder, files)
 
 
 def stdlib_files() -> list[Path]:
-    """The .py sources of the running interpreter's standard library, without its tests, sorted by path."""
+    """List the .py sources of the running interpreter's standard library, sorted by path.
+
+    Its tests are left out.
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
-    return [p for p in _walk(root) if p.suffix == ".py" and not p.name.startswith("_sysconfigdata")]  # that one is written by the build
+    # _sysconfigdata is written by the build and differs between machines.
+    return [p for p in _walk(root) if p.suffix == ".py" and not p.name.startswith("_sysconfigdata")]
 
 
 def stdlib_file() -> Path:
-    """Those sources, end to end, in one cached file."""
+    """Return a cached file of those sources, concatenated."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = stdlib_files()
     if not files:
-        raise MixerError(f"data: no .py sources of the standard library under {root}; give a text file or folder instead: --data PATH.")
-    return _joined(f"stdlib-{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}", root, files)
+        raise MixerError(f"data: there are no .py sources of the standard library in {root}; give a text file or folder instead: " + "--data PATH.")
+    return _joined_file(f"stdlib-{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}", root, files)
 
 
 def _walk(root: Path) -> list[Path]:
@@ -177,26 +190,30 @@ def _is_binary(file: Path) -> bool:
         return b"\0" in f.read(8192)
 
 
-def _joined(name: str, root: Path, files: list[Path]) -> Path:
-    return _cached(name, _key(root, files), lambda: (p.read_bytes() for p in files))
+def _joined_file(name: str, root: Path, files: list[Path]) -> Path:
+    return _cached(name, _content_key(root, files), lambda: (p.read_bytes() for p in files))
 
 
-def _key(root: Path, files: list[Path]) -> str:
-    """What tells that files are the same as before: their bytes; of many bytes, the place, the sizes and the times of change."""
+def _content_key(root: Path, files: list[Path]) -> str:
+    """Return a key that changes when the files change.
+
+    It is a hash of their bytes or, if they are many, of folder, names, sizes and times of change.
+    """
     stats = [p.stat() for p in files]
     small = sum(s.st_size for s in stats) <= SMALL
     digest = hashlib.sha256(b"" if small else os.fsencode(root.resolve()))
     for p, s in zip(files, stats, strict=True):
         digest.update(b"\0%s %d " % (os.fsencode(p.relative_to(root).as_posix()), s.st_size))
-        digest.update(p.read_bytes() if small else b"%d %d" % (s.st_mtime_ns, s.st_ctime_ns))  # no user can set back ctime
+        # No user can set ctime back.
+        digest.update(p.read_bytes() if small else b"%d %d" % (s.st_mtime_ns, s.st_ctime_ns))
     return digest.hexdigest()[:16]
 
 
 def _cached(name: str, key: str, chunks: Callable[[], Iterable[bytes]]) -> Path:
-    return kept(cache_dir() / f"{readable_name(name)}-{key}.bin", "data", chunks)
+    return cached_file(cache_dir() / f"{readable_name(name)}-{key}.bin", "data", chunks)
 
 
-def _cut(name: str, file: Path, split: tuple[float, ...] | None) -> Corpus:
+def _split_corpus(name: str, file: Path, split: tuple[float, ...] | None) -> Corpus:
     size = file.stat().st_size
     parts = DEFAULT_SPLIT if split is None else split
     if len(parts) != 3:

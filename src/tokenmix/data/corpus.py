@@ -15,10 +15,10 @@ SPLITS = ("train", "valid", "test")
 
 @dataclass(frozen=True)
 class Corpus:
-    """Bytes on disk and where they are cut. The file is mapped, never copied: every reader shares the same pages.
+    """Bytes on disk with three splits. The file is mapped, never copied, so all readers share the same pages.
 
     Args:
-        bounds: the three cuts (end of train, end of valid, end of test).
+        bounds: ends of train, valid and test, in bytes.
     """
 
     name: str
@@ -28,30 +28,34 @@ class Corpus:
     bounds: tuple[int, int, int]
 
     def bytes(self) -> Tensor:
-        """The whole corpus, uint8 (size,), as a read-only-by-convention map of the file."""
+        """Map the whole corpus, uint8 (size,); it is read-only by convention."""
         return mapped(self.path, self.size)
 
     def split(self, name: str) -> Tensor:
-        """One of the splits, uint8, as a view of the map."""
+        """Return one of the splits, uint8, as a view of the map."""
         if name not in SPLITS:
-            raise MixerError(f"corpus {self.name}: no split is called {name!r}; choose one of {', '.join(SPLITS)}.")
+            raise MixerError(f"corpus {self.name}: there is no split {name!r}; choose one of {', '.join(SPLITS)}.")
         cuts = (0, *self.bounds)
         i = SPLITS.index(name)
         return self.bytes()[cuts[i] : cuts[i + 1]]
 
     def check_length(self, seq_len: int) -> None:
-        """Refuse a corpus whose training split holds no full sequence and its next byte, or whose other splits hold nothing to score."""
+        """Refuse a corpus that is too short.
+
+        Its training split must hold a full sequence and the next byte, its other splits something to score.
+        """
         train, valid, test = self.bounds[0], self.bounds[1] - self.bounds[0], self.bounds[2] - self.bounds[1]
         if train < seq_len + 1:
             raise MixerError(
-                f"corpus {self.name} ({self.path}) is too short: its training split has {train} bytes, one sequence of seq_len={seq_len} needs {seq_len + 1}."
+                f"corpus {self.name} ({self.path}) is too short: "
+                + f"its training split has {train} bytes, one sequence of seq_len={seq_len} needs {seq_len + 1}."
             )
         if min(valid, test) < 2:
-            raise MixerError(f"corpus {self.name} ({self.path}) is too short: the splits have {train}, {valid} and {test} bytes, each needs at least 2.")
+            raise MixerError(f"corpus {self.name} ({self.path}) is too short: " + f"the splits have {train}, {valid} and {test} bytes, each needs at least 2.")
 
 
 def cut(size: int, parts: tuple[float, float, float]) -> tuple[int, int, int]:
-    """The bounds of splits in the proportions ``parts``."""
+    """Return the bounds of splits in the proportions ``parts``."""
     total = sum(parts)
     if len(parts) != 3 or min(parts) < 0 or total <= 0:
         raise MixerError(f"data.split must be three proportions like [90, 5, 5], got {list(parts)}.")

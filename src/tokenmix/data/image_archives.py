@@ -1,4 +1,4 @@
-"""Sets that come as arrays: CIFAR-10/100 (binary and pickled), MNIST-style idx files, .npz, scikit-learn's digits."""
+"""Image sets stored as arrays: CIFAR-10/100 (binary or pickled), MNIST-style idx files, .npz, scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .bounds import Bounds, Metered
+from .bounds import BoundedReader, Bounds
 from .corpora import BAD_ZIP
 from .image_source import Found, array_part, check_labels
 
 CIFAR_FILE = re.compile(r"(data_batch_[1-5]|test_batch|train|test)(\.bin)?|batches\.meta(\.txt)?|meta|fine_label_names\.txt")
-CIFAR_MAIN = {"data_batch_1", "data_batch_1.bin", "train", "train.bin"}  # one of these is there
+CIFAR_MAIN = {"data_batch_1", "data_batch_1.bin", "train", "train.bin"}  # one of these must be there
 IDX_FILE = re.compile(r"(train|t10k|test)-(images|labels)[.-]idx\d-ubyte(\.gz)?")
 NPZ_KEYS = (("train", "x_train", "y_train"), ("valid", "x_valid", "y_valid"), ("test", "x_test", "y_test"), ("all", "images", "labels"))
 NPZ_USED = {"classes", *(name for _, x, y in NPZ_KEYS for name in (x, y))}
@@ -35,7 +35,7 @@ SAFE |= {(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_cor
 
 
 class _SafeUnpickler(pickle.Unpickler):
-    """Reads arrays, lists and dicts of plain values; whatever else a pickle asks to import is refused."""
+    """An unpickler of arrays, lists and dicts of plain values that refuses to import anything else."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in SAFE:
@@ -44,16 +44,19 @@ class _SafeUnpickler(pickle.Unpickler):
 
 
 def unpickle(raw: bytes, name: str) -> dict[str, Any]:
-    """A pickled dict as CIFAR's authors wrote them, its keys as str."""
+    """Load a pickled dict as CIFAR's authors wrote it, with keys as str."""
     try:
         value = _SafeUnpickler(io.BytesIO(raw), encoding="bytes").load()
         return {k.decode() if isinstance(k, bytes) else str(k): v for k, v in value.items()}
-    except Exception as why:  # a broken pickle raises whatever its bytes lead to
-        raise MixerError(f"images: {name} is not a pickle of CIFAR ({why}).") from why
+    except Exception as why:  # a broken pickle may raise anything
+        raise MixerError(f"images: {name} is not a CIFAR pickle ({why}).") from why
 
 
 def read_cifar(path: Path, bounds: Bounds) -> Found:
-    """CIFAR-10 or CIFAR-100 from a folder or a .tar(.gz), official binary files or official pickles."""
+    """Read CIFAR-10 or CIFAR-100 from a folder or a .tar(.gz).
+
+    Both the official binary files and the official pickles are supported.
+    """
     files = _folder_files(path) if path.is_dir() else _tar_files(path, bounds)
     if files.keys() & {"train", "train.bin"}:
         groups, label, width, classes = {"train": ["train"], "test": ["test"]}, "fine_labels", 2, 100
@@ -66,7 +69,7 @@ def read_cifar(path: Path, bounds: Bounds) -> Found:
         for stem in stems:
             name = f"{stem}.bin" if binary else stem
             if name not in files:
-                raise MixerError(f"images: {path} holds no {name}; it has {', '.join(sorted(files)) or 'no file of CIFAR'}.")
+                raise MixerError(f"images: {path} has no {name}; it has {', '.join(sorted(files)) or 'no file of CIFAR'}.")
             x, y = _cifar_binary(files[name], width, f"{path}/{name}") if binary else _cifar_pickle(files[name], label, f"{path}/{name}")
             check_labels(y, classes, f"{path}/{name}")
             images.append(x)
@@ -80,19 +83,24 @@ def _folder_files(folder: Path) -> dict[str, bytes]:
 
 
 def _tar_files(file: Path, bounds: Bounds) -> dict[str, bytes]:
-    """Nothing is unpacked to disk, so no name in the archive can lead anywhere; read as a stream, so that all that is unpacked is counted."""
+    """Read the files of CIFAR in a tar archive.
+
+    Nothing is unpacked to disk, so no name in the archive can lead anywhere. The archive is read as a stream, so that
+    everything that is unpacked is counted.
+    """
     files: dict[str, bytes] = {}
     try:
         with file.open("rb") as raw:
             begin = raw.read(6)
         unpack: Any = next((module.open for magic, module in PACKED.items() if begin.startswith(magic)), open)
-        with unpack(file, "rb") as plain, tarfile.open(fileobj=Metered(plain, file, bounds), mode="r|") as tar:  # type: ignore[call-overload]  # read is all it needs
+        # tarfile calls nothing but read, which mypy does not know.
+        with unpack(file, "rb") as plain, tarfile.open(fileobj=BoundedReader(plain, file, bounds), mode="r|") as tar:  # type: ignore[call-overload]
             for member in tar:
                 handle = tar.extractfile(member) if member.isfile() else None
                 name = member.name.split("/")[-1]
                 if handle is not None and CIFAR_FILE.fullmatch(name):
                     if name in files:
-                        raise MixerError(f"images: {file} holds {name} twice; pack it again.")
+                        raise MixerError(f"images: {file} contains {name} twice; pack it again.")
                     files[name] = handle.read()
     except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as why:
         raise MixerError(f"images: {file} is not a readable tar archive ({why}).") from why
@@ -102,7 +110,7 @@ def _tar_files(file: Path, bounds: Bounds) -> dict[str, bytes]:
 def _cifar_binary(raw: bytes, width: int, name: str) -> tuple[Tensor, list[int]]:
     record = width + 3072
     if not raw or len(raw) % record:
-        raise MixerError(f"images: {name} has {len(raw)} bytes, not a multiple of {record} (a label and 3 x 32 x 32 bytes); it is truncated or not CIFAR.")
+        raise MixerError(f"images: {name} has {len(raw)} bytes, not a multiple of {record} (a label and 3 x 32 x 32 bytes); " + "it is truncated or not CIFAR.")
     rows = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(-1, record)
     return rows[:, width:].reshape(-1, 3, 32, 32), rows[:, width - 1].tolist()
 
@@ -113,9 +121,9 @@ def _cifar_pickle(raw: bytes, label: str, name: str) -> tuple[Tensor, list[int]]
     content = unpickle(raw, name)
     data, labels = content.get("data"), content.get(label)
     if not isinstance(data, numpy.ndarray) or data.dtype != numpy.uint8 or data.ndim != 2 or data.shape[1] != 3072 or not isinstance(labels, list):
-        raise MixerError(f"images: {name} must hold 'data' (N, 3072) uint8 and a list {label!r}; it holds {', '.join(content)}.")
+        raise MixerError(f"images: {name} must contain 'data' (N, 3072) uint8 and a list {label!r}; " + f"it contains {', '.join(content)}.")
     if len(labels) != len(data):
-        raise MixerError(f"images: {name} holds {len(data)} images and {len(labels)} labels.")
+        raise MixerError(f"images: {name} has {len(data)} images but {len(labels)} labels.")
     return torch.from_numpy(data.copy()).view(-1, 3, 32, 32), [int(y) for y in labels]
 
 
@@ -131,44 +139,53 @@ def _cifar_names(files: dict[str, bytes], classes: int) -> tuple[str, ...]:
 
 
 def numbered(classes: int) -> tuple[str, ...]:
-    """Classes without names."""
+    """Return numbers as the names of unnamed classes."""
     return tuple(str(i) for i in range(classes))
 
 
 def read_idx(folder: Path, bounds: Bounds) -> Found:
-    """The four files of MNIST and its kin: train-images-idx3-ubyte and so on, each also as .gz."""
+    """Read the four files of MNIST and similar sets.
+
+    They are called train-images-idx3-ubyte and so on; each may be a .gz.
+    """
     files = {match[1].replace("t10k", "test") + match[2]: p for p in sorted(folder.iterdir()) if p.is_file() and (match := IDX_FILE.fullmatch(p.name))}
     arrays = {}
     for part in ("train", "test"):
         for kind in ("images", "labels"):
             if part + kind not in files:
-                raise MixerError(f"images: {folder} holds no {part.replace('test', 't10k')}-{kind} idx file beside the others.")
+                raise MixerError(f"images: {folder} has no idx file {part.replace('test', 't10k')}-{kind} beside the others.")
         images, labels = idx(files[part + "images"], 3, bounds), idx(files[part + "labels"], 1, bounds).tolist()
         if len(images) != len(labels):
-            raise MixerError(f"images: {files[part + 'images']} holds {len(images)} images, {files[part + 'labels']} {len(labels)} labels.")
+            raise MixerError(f"images: {files[part + 'images']} has {len(images)} images, but {files[part + 'labels']} has " + f"{len(labels)} labels.")
         arrays[part] = array_part(images.unsqueeze(1), labels)
     classes = 1 + max(y for part in arrays.values() for y in part.labels)
     return Found(numbered(classes), 1, arrays)
 
 
 def idx(file: Path, dims: int, bounds: Bounds) -> Tensor:
-    """An idx file of bytes: 0, 0, 8 (unsigned byte), the number of dimensions, each as a big-endian int32, then the values."""
+    """Read an idx file of bytes.
+
+    It holds 0, 0, 8 (unsigned byte), the number of dimensions, each dimension as a big-endian int32, then the values.
+    """
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as f:
-            raw = Metered(f, file, bounds).read()
+            raw = BoundedReader(f, file, bounds).read()
     except (EOFError, zlib.error, gzip.BadGzipFile) as why:
         raise MixerError(f"images: {file} is not a readable gzip file ({why}).") from why
     start = 4 + 4 * dims
     if raw[:4] != bytes([0, 0, 8, dims]) or len(raw) < start:
-        raise MixerError(f"images: {file} is no idx file of bytes with {dims} dimensions; it begins with {raw[:4].hex(' ') or 'nothing'}.")
+        raise MixerError(f"images: {file} is not an idx file of bytes with {dims} dimensions; " + f"it begins with {raw[:4].hex(' ') or 'nothing'}.")
     shape = struct.unpack(f">{dims}i", raw[4:start])
     if min(shape) < 1 or len(raw) - start != math.prod(shape):
-        raise MixerError(f"images: {file} announces {' x '.join(map(str, shape))} bytes and holds {len(raw) - start}; it is truncated or damaged.")
+        raise MixerError(f"images: {file} announces {' x '.join(map(str, shape))} bytes but has {len(raw) - start}; " + "it is truncated or damaged.")
     return torch.frombuffer(bytearray(raw[start:]), dtype=torch.uint8).view(shape)
 
 
 def read_npz(file: Path, bounds: Bounds) -> Found:
-    """x_train, y_train, x_test, y_test (and x_valid, y_valid) as Keras writes them, or images and labels; class names may stand in ``classes``."""
+    """Read x_train, y_train, x_test, y_test (and x_valid, y_valid) as written by Keras, or images and labels.
+
+    Class names may be in ``classes``.
+    """
     import numpy
 
     try:
@@ -182,13 +199,15 @@ def read_npz(file: Path, bounds: Bounds) -> Found:
         raise MixerError(f"images: {file} is not a readable .npz of arrays ({' '.join(str(why).split())}).") from why
     pairs = {part: (arrays[x], arrays[y], x, y) for part, x, y in NPZ_KEYS if x in arrays and y in arrays}
     if not pairs.keys() & {"train", "all"} or {"train", "all"} <= pairs.keys():
-        raise MixerError(f"images: {file} must hold x_train, y_train (x_test, y_test), or images and labels; it holds {', '.join(arrays) or 'nothing'}.")
+        raise MixerError(
+            f"images: {file} must contain x_train, y_train (x_test, y_test), or images and labels; " + f"it contains {', '.join(arrays) or 'nothing'}."
+        )
     if set(pairs) == {"train"}:
         pairs = {"all": pairs["train"]}
     images = {part: npz_images(a, f"{file}: {x}") for part, (a, _, x, _) in pairs.items()}
     labels = {part: npz_labels(b, len(a), f"{file}: {y}") for part, (a, b, _, y) in pairs.items()}
     if len(shapes := {tuple(a.shape[1:]) for a in images.values()}) > 1:
-        raise MixerError(f"images: {file} holds images of the shapes {' and '.join(map(str, sorted(shapes)))}; all must have one.")
+        raise MixerError(f"images: {file} has images of the shapes {' and '.join(map(str, sorted(shapes)))}; " + "all must have the same shape.")
     top = max(map(max, labels.values()))
     if "classes" not in arrays and top >= max(1000, sum(map(len, labels.values()))):
         raise MixerError(f"images: {file}: label {top} is out of range for so few images; number the classes from 0.")
@@ -199,11 +218,14 @@ def read_npz(file: Path, bounds: Bounds) -> Found:
 
 
 def npz_images(array: Any, name: str) -> Tensor:
-    """uint8 (N, C, H, W) of an array (N, H, W), (N, H, W, C) or (N, C, H, W); 16 bits are scaled to 8."""
+    """Convert an array (N, H, W), (N, H, W, C) or (N, C, H, W) to uint8 (N, C, H, W).
+
+    16-bit values are scaled to 8 bits.
+    """
     import numpy
 
     if array.dtype not in (numpy.uint8, numpy.uint16):
-        raise MixerError(f"images: {name} has dtype {array.dtype}; images are uint8 (0..255) or uint16 (0..65535), so scale and convert the array.")
+        raise MixerError(f"images: {name} has dtype {array.dtype}; images must be uint8 (0..255) or uint16 (0..65535); " + "scale and convert the array.")
     if array.dtype == numpy.uint16:
         array = ((array.astype(numpy.int64) + 128) // 257).astype(numpy.uint8)
     if array.ndim == 3:
@@ -211,22 +233,25 @@ def npz_images(array: Any, name: str) -> Tensor:
     elif array.ndim == 4 and array.shape[-1] in (1, 3):
         array = array.transpose(0, 3, 1, 2)
     if array.ndim != 4 or array.shape[1] not in (1, 3) or 0 in array.shape:
-        raise MixerError(f"images: {name} has shape {tuple(array.shape)}; images are (N, H, W), (N, H, W, C) or (N, C, H, W) with 1 or 3 channels.")
+        raise MixerError(f"images: {name} has shape {tuple(array.shape)}; images must be (N, H, W), (N, H, W, C) or (N, C, H, W) " + "with 1 or 3 channels.")
     return torch.from_numpy(numpy.ascontiguousarray(array))
 
 
 def npz_labels(array: Any, images: int, name: str) -> list[int]:
-    """N class numbers from an array (N,) or (N, 1)."""
+    """Convert an array (N,) or (N, 1) to N class numbers."""
     if array.dtype.kind not in "iu" or array.size != images or array.ndim > 2:
-        raise MixerError(f"images: {name} has shape {tuple(array.shape)} and dtype {array.dtype}; {images} images need ({images},) whole numbers.")
+        raise MixerError(f"images: {name} has shape {tuple(array.shape)} and dtype {array.dtype}; " + f"{images} images need ({images},) integers.")
     labels = array.ravel().tolist()
     if min(labels) < 0:
-        raise MixerError(f"images: {name}: label {min(labels)} of image {labels.index(min(labels))} is out of range; classes are numbered from 0.")
+        raise MixerError(f"images: {name}: label {min(labels)} of image {labels.index(min(labels))} is out of range; " + "classes are numbered from 0.")
     return labels
 
 
 def read_digits() -> Found:
-    """scikit-learn's 1,797 handwritten digits, 8x8 with 17 grey levels, which become 0..255 (levels * 255 / 16, rounded)."""
+    """Read scikit-learn's 1,797 handwritten digits, 8x8.
+
+    Their 17 grey levels become 0..255 (levels * 255 / 16, rounded).
+    """
     sklearn_version()
     from sklearn.datasets import load_digits
 
@@ -240,5 +265,5 @@ def sklearn_version() -> str:
     try:
         import sklearn
     except ImportError as why:
-        raise MixerError("images: the set 'digits' comes with scikit-learn; pip install 'tokenmix[vision]', or give a path of images.") from why
+        raise MixerError("images: the set 'digits' comes with scikit-learn; " + "pip install 'tokenmix[vision]', or give a path of images.") from why
     return sklearn.__version__

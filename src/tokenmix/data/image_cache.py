@@ -1,4 +1,7 @@
-"""A set of images as it is kept in the user's cache: divided into splits, checked, and decoded into one file where all images have one size."""
+"""Image sets in the user's cache: divided into splits and checked.
+
+If all images have one size, they are decoded into one file.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +21,32 @@ from torch import Tensor
 from ..errors import MixerError
 from ..system.files import readable_name
 from .bounds import walk_links
-from .cache import cache_dir, mapped, no_room, read_note, sha256_of, write_chunks, write_note
+from .cache import cache_dir, cache_write_error, mapped, read_note, sha256_of, write_chunks, write_note
 from .image_archives import CIFAR_FILE, IDX_FILE, sklearn_version
 from .image_source import LOOKAHEAD, Found, Part, in_threads
 from .sampler import mix64
 
-FORMAT = 2  # counts changes of what is written
-CACHE_BYTES = 8 << 30  # sets of files that decode to more stay files
-CHECK_BYTES = 2 << 30  # files up to this total are all decoded once, to find the bad ones; beyond only with skip_bad_files
-WAITING_BYTES = 256 << 20  # of decoded images that wait for their turn
+FORMAT = 2  # version of the cache format
+CACHE_BYTES = 8 << 30  # image files that decode to more than this are not decoded into one file
+CHECK_BYTES = 2 << 30  # files up to this total are all decoded once to find bad ones; beyond, only with skip_bad_files
+WAITING_BYTES = 256 << 20  # limit on decoded images that wait for their turn
 DEFAULT_VALID = 0.1
-Place = tuple[Part, int]  # the image i of a part
+ImageRef = tuple[Part, int]  # a part and the index of an image in it
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is written beside the pixels. ``splits`` gives start and end of each split in the order of ``labels``; ``shape`` (C, H, W) is empty for files.
+    """The description of a cached set, written beside the pixels.
 
-    ``names`` are the relative names of the files, ``sha256`` is what ``fingerprint`` gives.
+    Attributes:
+        labels: class of each image, in the order train, valid, test.
+        splits: start and end of each split in that order.
+        shape: (C, H, W); empty if the images remain in files.
+        files: paths of the image files, if they remain in files.
+        names: relative names of these files.
+        skipped: names of the files left out because they could not be read.
+        sha256: result of ``fingerprint`` when the set was prepared.
+        file: path of the file of pixels.
     """
 
     classes: tuple[str, ...]
@@ -50,12 +61,16 @@ class Prepared:
     file: str
 
     def fingerprint(self) -> str:
-        """The sha256 of the pixels as they are on disk now (of names and sizes of files, where the images have different sizes), labels, splits and classes."""
+        """Compute the sha256 of pixels, labels, splits, classes and shape.
+
+        Pixels are read as they are on disk now. For images of different sizes, names and sizes of files take their
+        place.
+        """
         what: Any = sha256_of(Path(self.file)) if self.shape else [[n, os.path.getsize(f)] for n, f in zip(self.names, self.files, strict=True)]
         return hashlib.sha256(json.dumps([what, self.labels, self.splits, self.classes, self.shape]).encode()).hexdigest()
 
     def pixels(self) -> Tensor | None:
-        """uint8 (N, C, H, W), mapped."""
+        """Map the pixels into memory, uint8 (N, C, H, W); None if the images remain in files."""
         if not self.shape:
             return None
         n = len(self.labels)
@@ -63,29 +78,32 @@ class Prepared:
 
 
 class _SizesDiffer(Exception):
-    """The images do not fit one array."""
+    """Signal that the images do not fit into one array."""
 
 
 def prepared(file: Path | None, name: str, options: dict[str, Any], read: Callable[[], Found]) -> Prepared:
-    """The set in the cache, read and written there the first time and when a file, a time of change or an option is another."""
-    key = hashlib.sha256(json.dumps([FORMAT, options, _stamp(file)]).encode()).hexdigest()[:16]
+    """Return the set from the cache, after reading it and writing it there if necessary.
+
+    That is so the first time, and when a file, its time of change or an option is different.
+    """
+    key = hashlib.sha256(json.dumps([FORMAT, options, _source_state(file)]).encode()).hexdigest()[:16]
     base = cache_dir() / "images" / f"{readable_name(name)}-{key}"
     note, pixels = base.with_name(base.name + ".json"), base.with_name(base.name + ".pixels")
     if note.exists():
-        ready = _as_written(note, pixels)
+        ready = _read_if_intact(note, pixels)
         if ready is not None:
             return ready
-        warnings.warn(f"images: the cached copy {base}.* is damaged (it is not what was written) and is made again.", stacklevel=3)
+        warnings.warn(f"images: the cached copy {base}.* is damaged (it has changed since it was written) and is created again.", stacklevel=3)
     ready = _prepare(read(), pixels, options, name)
     try:
         write_note(note, asdict(ready))
     except OSError as why:
-        raise no_room("images", note, why) from why
+        raise cache_write_error("images", note, why) from why
     return ready
 
 
-def _as_written(note: Path, pixels: Path) -> Prepared | None:
-    """The set in the cache; None unless the note, the pixels and what belongs to the fingerprint are as they were written."""
+def _read_if_intact(note: Path, pixels: Path) -> Prepared | None:
+    """Read the set from the cache; None unless note, pixels and fingerprint are as they were written."""
     content = read_note(note)
     if content is None:
         return None
@@ -98,8 +116,8 @@ def _as_written(note: Path, pixels: Path) -> Prepared | None:
     return None
 
 
-def _stamp(file: Path | None) -> list[Any]:
-    """What tells that files have not changed: names, sizes and times."""
+def _source_state(file: Path | None) -> list[Any]:
+    """Return the names, sizes and times of files, by which a change to them shows."""
     if file is None:
         return ["digits", sklearn_version()]
     if file.is_file():
@@ -115,9 +133,9 @@ def _stamp(file: Path | None) -> list[Any]:
 def _stat(file: Path) -> list[Any]:
     try:
         stat = file.stat()
-    except OSError:  # a link that leads nowhere: reading it says so
+    except OSError:  # a dangling link, reported when it is read
         return [file.name, -1, -1]
-    return [file.name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]  # ctime: no user can set it back
+    return [file.name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]  # no user can set ctime back
 
 
 def _prepare(found: Found, file: Path, options: dict[str, Any], name: str) -> Prepared:
@@ -134,16 +152,16 @@ def _prepare(found: Found, file: Path, options: dict[str, Any], name: str) -> Pr
         kept, skipped, shape = _write_pixels(file, order, channels, options["skip"])
     except _SizesDiffer as why:
         if len(files) != len(order):
-            raise MixerError(f"images: {name} holds images of different sizes, which are read from files only; unpack it and give the folder.") from why
+            raise MixerError(f"images: {name} has images of different sizes, which are supported in folders only; " + "unpack it and give the folder.") from why
         if small or options["skip"]:
-            kept, skipped = _readable(order, channels, options["skip"])
+            kept, skipped = _readable_images(order, channels, options["skip"])
     if not kept:
-        raise MixerError(f"images: not one file of {name} can be read; the first: {skipped[0]}.")
+        raise MixerError(f"images: no file of {name} can be read; the first is {skipped[0]}.")
     position = {split: tuple(sum(k < edge for k in kept) for edge in edges) for split, edges in splits.items()}
     labels = [order[k][0].labels[order[k][1]] for k in kept]
     _check_splits(name, {k: (a, b) for k, (a, b) in position.items()})
-    places = [] if shape else [order[k] for k in kept]
-    left, names = [str(part.files[i].resolve()) for part, i in places], [part.names[i] for part, i in places]
+    refs = [] if shape else [order[k] for k in kept]
+    left, names = [str(part.files[i].resolve()) for part, i in refs], [part.names[i] for part, i in refs]
     ready = Prepared(found.classes, channels, labels, {k: (a, b) for k, (a, b) in position.items()}, shape, left, names, tuple(skipped), "", str(file))
     return replace(ready, sha256=ready.fingerprint())
 
@@ -151,26 +169,29 @@ def _prepare(found: Found, file: Path, options: dict[str, Any], name: str) -> Pr
 def _check_splits(name: str, splits: dict[str, tuple[int, int]]) -> None:
     empty = [split for split, (a, b) in splits.items() if a == b]
     if empty:
-        raise MixerError(f"images: {name} has no image left for the split {empty[0]!r}; give more images, or another `valid`.")
+        raise MixerError(f"images: {name} leaves no image for the split {empty[0]!r}; give more images, or another `valid`.")
 
 
-def _load(place: Place, channels: int) -> Tensor | MixerError:
+def _load(ref: ImageRef, channels: int) -> Tensor | MixerError:
     try:
-        return place[0].load(place[1], channels)
+        return ref[0].load(ref[1], channels)
     except MixerError as why:
         return why
 
 
-def _images(order: list[Place], channels: int) -> Iterator[Tensor | MixerError | None]:
-    """The images in order. Of files, None where the shape is not that of the first; what waits for its turn has a bounded size."""
+def _images(order: list[ImageRef], channels: int) -> Iterator[Tensor | MixerError | None]:
+    """Yield the images in order; for a file, None if its shape is not that of the first.
+
+    The size of decoded images that wait for their turn is bounded.
+    """
     if not order[0][0].files:
-        yield from (_load(place, channels) for place in order)
+        yield from (_load(ref, channels) for ref in order)
         return
     first = _load(order[0], channels)
     yield first
 
-    def same(place: Place) -> Tensor | MixerError | None:
-        image = _load(place, channels)
+    def same(ref: ImageRef) -> Tensor | MixerError | None:
+        image = _load(ref, channels)
         return image if isinstance(image, MixerError) or isinstance(first, MixerError) or image.shape == first.shape else None
 
     yield from in_threads(same, order[1:], 1 if isinstance(first, MixerError) else max(1, min(LOOKAHEAD, WAITING_BYTES // first.numel())))
@@ -178,11 +199,11 @@ def _images(order: list[Place], channels: int) -> Iterator[Tensor | MixerError |
 
 def _refuse(why: MixerError, skip: bool) -> None:
     if not skip:
-        raise MixerError(f"{str(why).rstrip('.')}; repair or remove it, or leave out what cannot be read with skip_bad_files=True (--skip-bad-files).")
+        raise MixerError(f"{str(why).rstrip('.')}; repair or remove it, or leave out unreadable files with skip_bad_files=True " + "(--skip-bad-files).")
 
 
-def _write_pixels(file: Path, order: list[Place], channels: int, skip: bool) -> tuple[list[int], list[str], tuple[int, ...]]:
-    """Decode everything into one file. Returns which images are in it, the files left out and (C, H, W)."""
+def _write_pixels(file: Path, order: list[ImageRef], channels: int, skip: bool) -> tuple[list[int], list[str], tuple[int, ...]]:
+    """Decode everything into one file. Return the indices of its images, the files left out and (C, H, W)."""
     kept: list[int] = []
     skipped: list[str] = []
     shapes: set[tuple[int, ...]] = set()
@@ -204,16 +225,16 @@ def _write_pixels(file: Path, order: list[Place], channels: int, skip: bool) -> 
     try:
         write_chunks(file, chunks())
     except OSError as why:
-        raise no_room("images", file, why) from why
+        raise cache_write_error("images", file, why) from why
     return kept, skipped, shapes.pop() if shapes else ()
 
 
-def _readable(order: list[Place], channels: int, skip: bool) -> tuple[list[int], list[str]]:
-    """Decode everything once and keep nothing but which files can be read."""
+def _readable_images(order: list[ImageRef], channels: int, skip: bool) -> tuple[list[int], list[str]]:
+    """Decode everything once to find out which files can be read. Return their indices and the files left out."""
     kept, skipped = [], []
 
-    def wrong(place: Place) -> MixerError | None:
-        image = _load(place, channels)
+    def wrong(ref: ImageRef) -> MixerError | None:
+        image = _load(ref, channels)
         return image if isinstance(image, MixerError) else None
 
     for k, why in enumerate(in_threads(wrong, order)):
@@ -225,18 +246,23 @@ def _readable(order: list[Place], channels: int, skip: bool) -> tuple[list[int],
     return kept, skipped
 
 
-def divide(found: Found, valid: float | None, name: str) -> tuple[list[Place], dict[str, tuple[int, int]]]:
-    """The images in the order train, valid, test, and where each split begins and ends. See ``open_images`` for the rules."""
+def divide(found: Found, valid: float | None, name: str) -> tuple[list[ImageRef], dict[str, tuple[int, int]]]:
+    """Order the images train, valid, test, and return them with start and end of each split.
+
+    The rules are those of ``open_images``.
+    """
     parts = {part: [(content, i) for i in range(len(content.labels))] for part, content in found.parts.items()}
     amount = DEFAULT_VALID if valid is None else valid
     if "all" in parts:
         if amount == 0:
-            raise MixerError(f"images: {name} has no validation and no test images of its own; valid=0 leaves nothing to score, give a fraction or a number.")
+            raise MixerError(
+                f"images: {name} has no validation and no test images of its own; " + "valid=0 would leave nothing to score; give a fraction or a number."
+            )
         rest, test = hold_out(parts["all"], amount, name)
         train, held = hold_out(rest, len(test), name)
     elif "valid" in parts and "test" in parts:
         if valid:
-            raise MixerError(f"images: {name} has its own validation split of {len(parts['valid'])} images; leave valid={valid:g} out.")
+            raise MixerError(f"images: {name} has its own validation split of {len(parts['valid'])} images; " + f"leave valid={valid:g} out.")
         train, held, test = parts["train"], parts["valid"], parts["test"]
     elif "valid" in parts:
         train, held = hold_out(parts["train"], amount, name) if valid else (parts["train"], [])
@@ -248,26 +274,30 @@ def divide(found: Found, valid: float | None, name: str) -> tuple[list[Place], d
     return train + held + test, {"train": (0, a), "valid": (a, b) if held else (b, c), "test": (b, c)}
 
 
-def hold_out(places: list[Place], amount: float, name: str) -> tuple[list[Place], list[Place]]:
-    """Divide into what stays and what is held out: in each class by the hash of the names, the classes in proportion, at least one of each with two images."""
+def hold_out(refs: list[ImageRef], amount: float, name: str) -> tuple[list[ImageRef], list[ImageRef]]:
+    """Divide images into those that stay and those held out.
+
+    Within a class, the hash of the names decides. The classes are held out in proportion, with at least one image of
+    each class that has two or more.
+    """
     by_class: dict[int, list[int]] = {}
-    for at, (part, i) in enumerate(places):
+    for at, (part, i) in enumerate(refs):
         by_class.setdefault(part.labels[i], []).append(at)
-    total = round(amount * len(places)) if amount < 1 else int(amount)
+    total = round(amount * len(refs)) if amount < 1 else int(amount)
     turn: list[tuple[float, int]] = []
     least = 0
     for members in by_class.values():
-        ranked = sorted(members, key=lambda at: _hash(places[at][0].names[places[at][1]]))
-        turn += [(rank / len(ranked), at) for rank, at in enumerate(ranked[:-1])]  # every class's first come first; its last always stays
+        ranked = sorted(members, key=lambda at: _hash(refs[at][0].names[refs[at][1]]))
+        turn += [(rank / len(ranked), at) for rank, at in enumerate(ranked[:-1])]  # the first of each class come first; its last always stays
         least += len(ranked) > 1
     total = max(total, least)
     if total > len(turn):
-        raise MixerError(f"images: {name} has {len(places)} images in {len(by_class)} classes; {total} cannot be held out with one of each class staying.")
+        raise MixerError(f"images: {name} has {len(refs)} images in {len(by_class)} classes; " + f"holding out {total} would not leave one of each class.")
     out = {at for _, at in sorted(turn)[:total]}
-    return [p for at, p in enumerate(places) if at not in out], [places[at] for at in sorted(out)]
+    return [p for at, p in enumerate(refs) if at not in out], [refs[at] for at in sorted(out)]
 
 
 def _hash(name: str) -> int:
-    """Of the name without the folder of the machine it lies on."""
+    """Hash the name of a file without its folder, so that the result is the same on every machine."""
     tail = name.rsplit("/", 1)[-1]
     return mix64(int.from_bytes(hashlib.blake2b(os.fsencode(tail), digest_size=8).digest(), "big"))

@@ -1,4 +1,4 @@
-"""The official files of the image sets: addresses, sizes, checksums, and fetching them once."""
+"""The official files of the image sets: addresses, sizes and checksums, and their download."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import MixerError
-from .cache import cache_dir, no_room, read_chunks, write_chunks
+from .cache import cache_dir, cache_write_error, read_chunks, write_chunks
 
 TORONTO = "https://www.cs.toronto.edu/~kriz/"
 MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
@@ -18,7 +18,7 @@ FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 
 @dataclass(frozen=True)
 class Official:
-    """A file with its size in bytes and the MD5 its authors or torchvision publish."""
+    """A file with its size in bytes and the MD5 published by its authors or by torchvision."""
 
     url: str
     size: int
@@ -49,25 +49,31 @@ OFFICIAL = {
 
 
 def fetch(name: str, download: bool) -> Path:
-    """The official file of a set, or the folder of its files, in the user's cache; what is not there is downloaded and checked."""
+    """Return the official file of a set, or the folder of its files, in the user's cache.
+
+    Missing files are downloaded and checked.
+    """
     folder = cache_dir() / "downloads" / name
     for official in OFFICIAL[name]:
         file = folder / official.name
         if file.exists():
             continue
         if not download:
-            raise MixerError(f"images: {name} is not in the cache ({file}); give a local copy (--data PATH), or fetch {official.url}.")
+            raise MixerError(f"images: {name} is not in the cache ({file}); give a local copy (--data PATH), or fetch " + f"{official.url}.")
         try:
             write_chunks(file, _checked(official))
         except OSError as why:
             if why.filename == os.path.realpath(file):
-                raise no_room("images", file, why) from why
+                raise cache_write_error("images", file, why) from why
             raise MixerError(f"images: could not download {official.url} ({why}); fetch it elsewhere and give its path: --data PATH.") from why
     return folder if len(OFFICIAL[name]) > 1 else folder / OFFICIAL[name][0].name
 
 
 def _checked(official: Official) -> Iterator[bytes]:
-    """The bytes of a download; raises at their end, before the file gets its name, where they are not the official ones."""
+    """Yield the bytes of a download.
+
+    It raises at their end, before the file gets its name, if they are not the official ones.
+    """
     import urllib.request
 
     digest, size = hashlib.md5(usedforsecurity=False), 0
@@ -77,4 +83,4 @@ def _checked(official: Official) -> Iterator[bytes]:
             size += len(chunk)
             yield chunk
     if (size, digest.hexdigest()) != (official.size, official.md5):
-        raise MixerError(f"images: {official.url} gave {size} bytes with md5 {digest.hexdigest()}, expected {official.size} with {official.md5}.")
+        raise MixerError(f"images: {official.url} gave {size} bytes with md5 {digest.hexdigest()}, expected {official.size} with " + f"{official.md5}.")

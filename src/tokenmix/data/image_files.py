@@ -34,7 +34,7 @@ class Tree:
         return self.root / name if self.archive is None else io.BytesIO(self.archive.read(self.prefix + name))
 
     def text(self, name: str) -> list[str]:
-        """The lines of a text file."""
+        """Return the lines of a text file."""
         if self.archive is None:
             check_regular("images", self.root / name)
         raw = (self.root / name).read_bytes() if self.archive is None else self.archive.read(self.prefix + name)
@@ -49,7 +49,7 @@ class Tree:
 
 
 def folder_tree(root: Path, bounds: Bounds) -> Tree:
-    """The files under a folder, hidden ones left out."""
+    """List the files in a folder, without hidden ones."""
     found: list[str] = []
     for folder, folders, names in walk_links(root):
         folders[:] = [f for f in folders if not f.startswith((".", "__"))]
@@ -58,7 +58,7 @@ def folder_tree(root: Path, bounds: Bounds) -> Tree:
 
 
 def zip_tree(file: Path, bounds: Bounds) -> Tree:
-    """The files in a .zip; one folder around everything is looked through."""
+    """List the files in a .zip; a single folder around everything is skipped."""
     try:
         archive = zipfile.ZipFile(file)
     except (*BAD_ZIP, OSError) as why:
@@ -74,12 +74,12 @@ def zip_tree(file: Path, bounds: Bounds) -> Tree:
 
 
 def read_tree(tree: Tree) -> Found:
-    """Classes and parts of a tree of image files."""
+    """Return classes and parts of a tree of image files."""
     if "val/val_annotations.txt" in tree.names:
         return _tiny_imagenet(tree)
     images = [n for n in tree.names if n.lower().endswith(SUFFIXES)]
     if not images:
-        raise MixerError(f"images: {tree.root} holds no images ({', '.join(SUFFIXES)}); {LAYOUT}.")
+        raise MixerError(f"images: {tree.root} contains no images ({', '.join(SUFFIXES)}); {LAYOUT}.")
     split = any(n.startswith("train/") for n in images)
     by_part: dict[str, list[str]] = {}
     for name in images:
@@ -89,7 +89,7 @@ def read_tree(tree: Tree) -> Found:
     depth = 1 if split else 0
     flat = [n for names in by_part.values() for n in names if n.count("/") <= depth]
     if flat:
-        raise MixerError(f"images: {tree.root / flat[0]} lies in no class folder; {LAYOUT}.")
+        raise MixerError(f"images: {tree.root / flat[0]} is not in a class folder; {LAYOUT}.")
     classes = _classes(tree, by_part["train" if split else "all"], depth)
     number = {c: i for i, c in enumerate(classes)}
     parts = {part: _part(tree, names, [_label(tree, n, number, depth) for n in names]) for part, names in by_part.items()}
@@ -101,18 +101,18 @@ def read_tree(tree: Tree) -> Found:
 def _classes(tree: Tree, names: list[str], depth: int) -> tuple[str, ...]:
     classes = tuple(sorted({n.split("/")[depth] for n in names}))
     if len(classes) < 2:
-        raise MixerError(f"images: {tree.root} has one class only ({classes[0]}); a data set needs at least two class folders: {LAYOUT}.")
+        raise MixerError(f"images: {tree.root} has only one class ({classes[0]}); a data set needs at least two class folders: " + f"{LAYOUT}.")
     if tree.archive is None:
         above = tree.root / "train" if depth else tree.root
         folders = {p.name for p in above.iterdir() if p.is_dir() and not p.name.startswith((".", "__"))}
         if empty := sorted(folders - set(classes)):
-            raise MixerError(f"images: the class folder {above / empty[0]} holds no images; remove it or fill it.")
+            raise MixerError(f"images: the class folder {above / empty[0]} contains no images; remove it or fill it.")
     return classes
 
 
 def _label(tree: Tree, name: str, number: dict[str, int], depth: int) -> int:
     if name.split("/")[depth] not in number:
-        raise MixerError(f"images: {tree.root / name} belongs to a class that is none of the {len(number)} in train/.")
+        raise MixerError(f"images: {tree.root / name} belongs to a class that is not among the {len(number)} in train/.")
     return number[name.split("/")[depth]]
 
 
@@ -122,18 +122,23 @@ def _part(tree: Tree, names: list[str], labels: list[int]) -> Part:
 
 
 def _tiny_imagenet(tree: Tree) -> Found:
-    """train/WNID/images/*.JPEG, and val/images/*.JPEG with their classes in val/val_annotations.txt; the files in test/ have no labels."""
+    """Read train/WNID/images/*.JPEG and val/images/*.JPEG.
+
+    The classes of the latter are in val/val_annotations.txt; the files in test/ have no labels.
+    """
     train = [n for n in tree.names if n.startswith("train/") and n.lower().endswith(SUFFIXES)]
     classes = tuple(sorted({n.split("/")[1] for n in train}))
     if len(classes) < 2:
-        raise MixerError(f"images: {tree.root} looks like Tiny-ImageNet, but train/ holds the images of {len(classes)} classes.")
+        raise MixerError(f"images: {tree.root} looks like Tiny-ImageNet, but train/ has images of {len(classes)} classes; " + "at least 2 are needed.")
     number = {c: i for i, c in enumerate(classes)}
     named = [line.split("\t")[:2] for line in tree.text("val/val_annotations.txt") if line.strip()]
     wrong = [row for row in named if len(row) < 2 or row[1] not in number]
     if wrong or not named:
-        raise MixerError(f"images: {tree.root / 'val/val_annotations.txt'}: line {wrong[0] if wrong else '(none)'} names no file and class of train/.")
+        raise MixerError(
+            f"images: {tree.root / 'val/val_annotations.txt'}: " + f"line {wrong[0] if wrong else '(none)'} does not name a file and a class of train/."
+        )
     valid = [f"val/images/{file}" for file, _ in named]
     if missing := set(valid) - set(tree.names):
-        raise MixerError(f"images: {tree.root / min(missing)} is named in val_annotations.txt and is not there.")
+        raise MixerError(f"images: {tree.root / min(missing)} is named in val_annotations.txt but missing.")
     parts = {"train": _part(tree, train, [number[n.split("/")[1]] for n in train]), "valid": _part(tree, valid, [number[c] for _, c in named])}
     return Found(classes, 3, parts)

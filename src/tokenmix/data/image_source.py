@@ -1,4 +1,4 @@
-"""What a reader of images hands on, and the decoding of one image file with Pillow."""
+"""The common result of all readers of images, and the decoding of one image file with Pillow."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ LOOKAHEAD = 128  # decoded images that may wait for their turn
 
 @dataclass(frozen=True)
 class Part:
-    """The images of one part of a set as they were found.
+    """The images of one part of a set as found on disk.
 
     Args:
-        load: the image i as uint8 (C, H, W) with the number of channels asked for; raises MixerError naming the file.
-        names: what the images are called, in messages and where a split is drawn by name.
-        files: the image files, where each image is a file of its own.
+        load: function that returns image i as uint8 (C, H, W) with the requested number of channels, and raises a
+            MixerError that names the file.
+        names: names of the images, for messages and for drawing a split by name.
+        files: paths of the images, if each is a file of its own.
     """
 
     labels: list[int]
@@ -39,7 +40,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Found:
-    """A whole set: its parts are "all", or "train" with "valid", "test" or both."""
+    """A whole set as found on disk; its parts are "all", or "train" with "valid", "test" or both."""
 
     classes: tuple[str, ...]
     channels: int
@@ -47,19 +48,22 @@ class Found:
 
 
 def array_part(images: Tensor, labels: list[int]) -> Part:
-    """A part whose images, uint8 (N, C, H, W), are in memory; their numbers are their names."""
+    """Make a part of images in memory, uint8 (N, C, H, W), named by their numbers."""
     return Part(labels, [str(i) for i in range(len(labels))], lambda i, channels: to_channels(images[i], channels))
 
 
 def check_labels(labels: list[int], classes: int, name: str) -> None:
-    """Refuse labels that name no class."""
+    """Refuse labels that are not the number of a class."""
     wrong = [(i, y) for i, y in enumerate(labels) if not 0 <= y < classes]
     if wrong:
-        raise MixerError(f"images: {name}: label {wrong[0][1]} of image {wrong[0][0]} is out of range; {classes} classes have labels 0 to {classes - 1}.")
+        raise MixerError(f"images: {name}: label {wrong[0][1]} of image {wrong[0][0]} is out of range; " + f"{classes} classes have labels 0 to {classes - 1}.")
 
 
 def to_channels(images: Tensor, channels: int) -> Tensor:
-    """uint8 (..., C, H, W) with 1 or 3 channels: grey is repeated, colours become their luma (ITU-R 601, rounded as Pillow rounds)."""
+    """Convert uint8 (..., C, H, W) to 1 or 3 channels.
+
+    Grey is repeated; colours become their luma (ITU-R 601, rounded as Pillow rounds).
+    """
     have = images.shape[-3]
     if have == channels:
         return images
@@ -68,11 +72,11 @@ def to_channels(images: Tensor, channels: int) -> Tensor:
     if (have, channels) == (3, 1):
         r, g, b = images.int().unbind(-3)
         return ((r * 19595 + g * 38470 + b * 7471 + 0x8000) >> 16).to(torch.uint8).unsqueeze(-3)
-    raise MixerError(f"images: {have} channels cannot become {channels}; images have 1 (grey) or 3 (red, green, blue) channels.")
+    raise MixerError(f"images: cannot convert {have} channels to {channels}; images have 1 (grey) or 3 (red, green, blue) channels.")
 
 
 def pillow() -> Any:
-    """The module PIL.Image."""
+    """Import the module PIL.Image."""
     try:
         from PIL import Image
     except ImportError as why:
@@ -81,13 +85,14 @@ def pillow() -> Any:
 
 
 def read_image(file: Path | Any, channels: int, name: str | None = None, *, max_pixels: int = MAX_PIXELS) -> Any:
-    """An image file as an upright PIL image, mode "L" (1 channel) or "RGB" (3).
+    """Read an image file as an upright PIL image of mode "L" (1 channel) or "RGB" (3).
 
-    The orientation in EXIF is applied, transparent pixels lie over white, 16-bit grey is scaled to 8 bits, CMYK and palettes become colours; of an animation
-    the first picture.
+    The EXIF orientation is applied, transparent pixels are drawn over white, 16-bit grey is scaled to 8 bits, CMYK and
+    palettes become colours. Of an animation, the first frame is read.
 
     Raises:
-        MixerError: in one line, naming the file, where it is no image, is damaged, has more than ``max_pixels``, or holds floating-point pixels.
+        MixerError: in one line that names the file, if it is not an image, is damaged, has more than ``max_pixels``, or
+            has floating-point pixels.
     """
     image_module, name = pillow(), name or str(file)
     if isinstance(file, Path):
@@ -108,17 +113,17 @@ def read_image(file: Path | Any, channels: int, name: str | None = None, *, max_
         raise
     except (image_module.DecompressionBombError, image_module.DecompressionBombWarning) as why:
         raise _too_many(name, "too many", max_pixels) from why
-    except Exception as why:  # Pillow's decoders raise whatever they meet: OSError, SyntaxError, struct.error, ValueError
+    except Exception as why:  # Pillow's decoders raise OSError, SyntaxError, struct.error, ValueError and others
         raise MixerError(f"images: {name} is damaged or truncated ({' '.join(str(why).split())}).") from why
 
 
 def _too_many(name: str, size: str, most: int) -> MixerError:
-    return MixerError(f"images: {name} has {size} pixels, {most} are allowed; if you trust it, raise max_pixels (--data.max_pixels).")
+    return MixerError(f"images: {name} has {size} pixels, but only {most} are allowed; " + "if you trust it, raise max_pixels (--data.max_pixels).")
 
 
 def _plain(image_module: Any, image: Any, mode: str, name: str) -> Any:
     if image.mode == "F":
-        raise MixerError(f"images: {name} holds floating-point pixels, whose range is not known; save it with 8 or 16 bits.")
+        raise MixerError(f"images: {name} has floating-point pixels, whose range is unknown; save it with 8 or 16 bits.")
     if image.mode == "I" or image.mode.startswith("I;16"):
         return _from_16_bit(image_module, image, name).convert(mode)
     if "A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info:
@@ -128,31 +133,34 @@ def _plain(image_module: Any, image: Any, mode: str, name: str) -> Any:
 
 
 def _from_16_bit(image_module: Any, image: Any, name: str) -> Any:
-    """Pillow's own conversion clips at 255."""
+    """Scale 16-bit values to 8 bits; Pillow's own conversion clips at 255."""
     import numpy
 
     wide = numpy.asarray(image).astype(numpy.int64)
     if wide.min() < 0 or wide.max() > 65535:
-        raise MixerError(f"images: {name} holds values from {wide.min()} to {wide.max()}; save it with 8 or 16 bits.")
+        raise MixerError(f"images: {name} has values from {wide.min()} to {wide.max()}; save it with 8 or 16 bits.")
     return image_module.fromarray(((wide + 128) // 257).astype(numpy.uint8))
 
 
 def pil_to_tensor(image: Any) -> Tensor:
-    """uint8 (C, H, W) of a PIL image of mode "L" or "RGB"."""
+    """Convert a PIL image of mode "L" or "RGB" to uint8 (C, H, W)."""
     channels = len(image.getbands())
     flat = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
     return flat.view(image.height, image.width, channels).permute(2, 0, 1).contiguous()
 
 
 def tensor_to_pil(image: Tensor) -> Any:
-    """A PIL image, mode "L" or "RGB", of uint8 (C, H, W)."""
+    """Convert uint8 (C, H, W) to a PIL image of mode "L" or "RGB"."""
     channels, height, width = image.shape
     plain = bytes(image.permute(1, 2, 0).contiguous().numpy())
     return pillow().frombytes("L" if channels == 1 else "RGB", (width, height), plain)
 
 
 def in_threads(function: Callable[[T], U], items: Iterable[T], ahead: int = LOOKAHEAD) -> Iterator[U]:
-    """``map`` with a few threads and a bounded lookahead; the order is kept. Decoding leaves the interpreter free."""
+    """Map a function over items in a few threads, in order and with a bounded lookahead.
+
+    Decoding releases the interpreter's lock.
+    """
     waiting: deque[Future[U]] = deque()
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         for item in items:

@@ -38,11 +38,11 @@ COUNTS = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar1
 
 @dataclass(frozen=True, eq=False)
 class ImageSplit:
-    """One split. The images are in ``pixels`` where all have one size, else in ``files``, decoded when asked for.
+    """One split of a set. Images of one size are in ``pixels``; others are in ``files`` and decoded on access.
 
     Args:
         labels: (N,) int64.
-        pixels: uint8 (N, C, H, W), a read-only-by-convention map of a file, or None.
+        pixels: uint8 (N, C, H, W), a map of a file, read-only by convention, or None.
     """
 
     name: str
@@ -57,15 +57,15 @@ class ImageSplit:
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """(H, W), or None where the images are files of different sizes."""
+        """Return (H, W), or None if the images are files of different sizes."""
         return None if self.pixels is None else (self.pixels.shape[2], self.pixels.shape[3])
 
     def image(self, i: int) -> Tensor:
-        """The image i, uint8 (C, H, W)."""
+        """Return image i, uint8 (C, H, W)."""
         return self.pixels[i].clone() if self.pixels is not None else pil_to_tensor(self.pil(i))
 
     def pil(self, i: int) -> Any:
-        """The image i as a PIL image of mode "L" or "RGB"."""
+        """Return image i as a PIL image of mode "L" or "RGB"."""
         return tensor_to_pil(self.pixels[i]) if self.pixels is not None else read_image(self.files[i], self.channels, max_pixels=self.max_pixels)
 
 
@@ -74,8 +74,9 @@ class ImageData:
     """A set of images with its three splits.
 
     Args:
-        fingerprint: sha256 of pixels, labels, classes and splits; of names and file sizes instead of pixels where the images have different sizes.
-        skipped: the files left out because they could not be read.
+        fingerprint: sha256 of pixels, labels, classes and splits; for images of different sizes, names and file sizes
+            take the place of pixels.
+        skipped: files left out because they could not be read.
     """
 
     name: str
@@ -88,11 +89,11 @@ class ImageData:
 
     def split(self, name: str) -> ImageSplit:
         if name not in self.splits:
-            raise MixerError(f"images {self.name}: no split is called {name!r}; choose one of {', '.join(SPLITS)}.")
+            raise MixerError(f"images {self.name}: there is no split {name!r}; choose one of {', '.join(SPLITS)}.")
         return self.splits[name]
 
     def describe(self) -> dict[str, Any]:
-        """What env.json records."""
+        """Return what env.json records."""
         return {"name": self.name, "images": [len(self.splits[s]) for s in SPLITS], "classes": len(self.classes), "sha256": self.fingerprint}
 
 
@@ -106,18 +107,21 @@ def open_images(
     channels: int | None = None,
     bounds: Bounds = Bounds(),  # noqa: B008  (frozen)
 ) -> ImageData:
-    """Open a set of images, preparing it in the user's cache the first time.
+    """Open a set of images; the first time, it is prepared in the user's cache.
 
     Args:
-        source: a name of ``IMAGE_SETS``, or the path of a folder of images (CLASS/*.jpg, or train/CLASS/*.jpg beside val/CLASS/*.jpg), of an ``.npz``, of the
-            files of CIFAR or MNIST, or of a ``.zip`` of images.
+        source: a name from ``IMAGE_SETS``, or the path of a folder of images (CLASS/*.jpg, or train/CLASS/*.jpg beside
+            val/CLASS/*.jpg), of an ``.npz``, of the files of CIFAR or MNIST, or of a ``.zip`` of images.
         path: for a name, a local copy to read instead of downloading.
-        valid: how much of train is held out for validation, a fraction below 1 or a number of images, drawn evenly from the classes (default 0.1, at least one
-            per class). 0 holds nothing out: valid is then the test split. A set with its own validation images but no test images has these as valid and
-            test, unless ``valid`` is given, which is held out of train then. A set without any parts gives up as much again for test.
+        valid: how much of train is held out for validation, a fraction below 1 or a number of images, drawn evenly from
+            the classes (default 0.1, at least one per class). 0 holds nothing out: valid is then the test split. In a
+            set with its own validation images but no test images, these are both valid and test; if ``valid`` is given,
+            valid is held out of train instead. In a set without parts, test is held out as well, with as many images as
+            valid.
+        download: whether a named set may be downloaded.
         skip_bad_files: leave out files that cannot be read, with a warning, instead of refusing the set.
-        bounds: how much may be read: ``max_unpacked`` bytes from an archive, ``max_pixels`` from an image file.
-        channels: 1 or 3, to convert to; default what the set has, 3 for image files.
+        channels: 1 or 3, to convert to; default those of the set, 3 for image files.
+        bounds: limits on what is read: ``max_unpacked`` bytes from an archive, ``max_pixels`` from an image file.
 
     Raises:
         MixerError: in one line that names the file or the option.
@@ -125,14 +129,16 @@ def open_images(
     if channels not in (None, 1, 3):
         raise MixerError(f"open_images: channels={channels} must be 1 (grey) or 3 (colour).")
     if valid is not None and not (0 <= valid < 1 or (valid >= 1 and float(valid).is_integer())):
-        raise MixerError(f"open_images: valid={valid} must be a fraction in [0, 1) or a whole number of images.")
+        raise MixerError(f"open_images: valid={valid} must be a fraction in [0, 1) or an integer number of images.")
     file = _locate(source, path, download)
     name = source if source in IMAGE_SETS else _stem(file)
     options = {"name": source if source in IMAGE_SETS else "", "valid": valid, "channels": channels, "skip": skip_bad_files}
     ready = prepared(file, name, options, lambda: _read(source, file, bounds))
     if ready.skipped:
         total = len(ready.labels) + len(ready.skipped)
-        warnings.warn(f"images: {len(ready.skipped)} of {total} files of {name} cannot be read and are left out; the first: {ready.skipped[0]}", stacklevel=2)
+        warnings.warn(
+            f"images: {len(ready.skipped)} of {total} files of {name} cannot be read and are left out; " + f"the first is {ready.skipped[0]}", stacklevel=2
+        )
     return _opened(name, file, ready, bounds)
 
 
@@ -141,22 +147,22 @@ def _stem(file: Path | None) -> str:
 
 
 def _locate(source: str, path: str | None, download: bool) -> Path | None:
-    """The file or folder to read; None for the digits, which need none."""
+    """Return the file or folder to read; None for the digits, which need none."""
     if source not in IMAGE_SETS:
         if path is not None:
-            raise MixerError(f"data.source={source!r} is no name of an image set, so data.path={path!r} has nothing to go with; {_names(source)}")
+            raise MixerError(f"data.source={source!r} is not the name of an image set, so data.path={path!r} cannot be used; " + f"{_names(source)}")
         given = Path(source).expanduser()
         if not given.exists():
-            raise MixerError(f"images: no file, folder or set is called {source!r}; {_names(source)}")
+            raise MixerError(f"images: there is no file, folder or image set {source!r}; {_names(source)}")
         if not given.is_dir():
             check_regular("images", given)
         return given
     if path is None:
         return None if source == "digits" else fetch(source, download)
     if source == "digits":
-        raise MixerError(f"data.path={path!r}: the set 'digits' comes with scikit-learn and reads no file; give the path as data.source.")
+        raise MixerError(f"data.path={path!r}: the set 'digits' comes with scikit-learn and reads no file; " + "give a path of your own as data.source.")
     if not Path(path).expanduser().exists():
-        raise MixerError(f"images: no file or folder {path!r}; give the official files of {source}.")
+        raise MixerError(f"images: there is no file or folder {path!r}; give the official files of {source}.")
     if not Path(path).expanduser().is_dir():
         check_regular("images", Path(path).expanduser())
     return Path(path).expanduser()
@@ -168,7 +174,7 @@ def _names(source: str) -> str:
 
 
 def _read(source: str, file: Path | None, bounds: Bounds) -> Found:
-    """Read by what the file or folder is, then hold the classes against those of the named set."""
+    """Read a file or folder by what it contains, then check its classes against those of the named set."""
     found = read_digits() if file is None else _read_path(file, bounds)
     if source not in IMAGE_SETS:
         return found
@@ -176,7 +182,9 @@ def _read(source: str, file: Path | None, bounds: Bounds) -> Found:
     for part, content in found.parts.items():
         check_labels(content.labels, expected, f"{file} ({part}), read as {source}")
     if len(found.classes) != expected and not all(c.isdigit() for c in found.classes):
-        raise MixerError(f"images: {file} has {len(found.classes)} classes, {source} has {expected}; for a set of its own give its path as data.source.")
+        raise MixerError(
+            f"images: {file} has {len(found.classes)} classes, but {source} has {expected}; " + "for a set of your own give its path as data.source."
+        )
     names = CLASSES.get(source) or (found.classes if len(found.classes) == expected else numbered(expected))
     return Found(names, found.channels, found.parts)
 
@@ -199,7 +207,7 @@ def _read_path(file: Path, bounds: Bounds) -> Found:
         return read_tree(zip_tree(file, bounds))
     if file.suffix in (".gz", ".tgz", ".tar") or (os.path.getsize(file) and tarfile.is_tarfile(file)):
         return read_cifar(file, bounds)
-    raise MixerError(f"images: {file} is no set of images; give a folder of images, an .npz, a .zip of images, or the files of CIFAR or MNIST.")
+    raise MixerError(f"images: {file} is not a set of images; give a folder of images, an .npz, a .zip of images, or the files of " + "CIFAR or MNIST.")
 
 
 def _opened(name: str, file: Path | None, ready: Prepared, bounds: Bounds) -> ImageData:

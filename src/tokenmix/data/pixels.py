@@ -1,4 +1,7 @@
-"""Images as sequences of sub-pixels for density models: 256 values, row by row, the colours of a pixel one after the other (AFT paper, Sec. 5.1)."""
+"""Images as sequences of sub-pixels for density models (AFT paper, Sec. 5.1).
+
+Each has 256 values; they run row by row, the colours of a pixel one after the other.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,20 @@ from .augment import Augment
 from .image_source import in_threads, to_channels
 from .images import ImageSplit
 
-ALLOWED = ("flip", "shift", "repeats")  # what leaves an image an image of the set; a model of densities must not learn mixtures or noise
+# After these an image still belongs to the set; a density model must not learn mixtures or noise.
+ALLOWED = ("flip", "shift", "repeats")
 
 
 def from_pixels(images: Tensor) -> Tensor:
-    """Tokens (B, H*W*C), int64, of images (B, C, H, W): R, G, B of the first pixel, then of the one to its right."""
+    """Convert images (B, C, H, W) to tokens (B, H*W*C), int64.
+
+    The order is R, G, B of the first pixel, then of the one to its right.
+    """
     return images.permute(0, 2, 3, 1).flatten(1).long()
 
 
 def to_pixels(tokens: Tensor, size: tuple[int, int], channels: int) -> Tensor:
-    """The images uint8 (B, C, H, W) of tokens (B, H*W*C)."""
+    """Convert tokens (B, H*W*C) to images, uint8 (B, C, H, W)."""
     if tokens.dim() != 2 or tokens.shape[1] != size[0] * size[1] * channels:
         raise MixerError(f"to_pixels: tokens of shape {tuple(tokens.shape)} are not (batch, {size[0]} * {size[1]} * {channels}).")
     if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) <= 255:
@@ -31,7 +38,9 @@ def to_pixels(tokens: Tensor, size: tuple[int, int], channels: int) -> Tensor:
 
 
 class PixelSampler:
-    """Training batches of tokens, a pure function of (seed, step). Images larger than ``size`` are cut at random; nothing is ever resized.
+    """Sample training batches of tokens, each a pure function of (seed, step).
+
+    Images larger than ``size`` are cropped at random; nothing is ever resized.
 
     Args:
         augment: ``flip``, ``shift`` and ``repeats`` only.
@@ -40,18 +49,21 @@ class PixelSampler:
     def __init__(self, split: ImageSplit, *, size: tuple[int, int], channels: int, batch_size: int, seed: int = 0, augment: Augment = Augment()):  # noqa: B008  (frozen)
         other = [n for n in Augment.__dataclass_fields__ if n not in (*ALLOWED, "pad") and getattr(augment, n) != getattr(Augment(), n)]
         if other:
-            raise MixerError(f"PixelSampler: {other[0]}={getattr(augment, other[0])!r} would change what is modelled; it takes {', '.join(ALLOWED)}.")
+            raise MixerError(
+                f"PixelSampler: {other[0]}={getattr(augment, other[0])!r} would change the distribution that is "
+                f"modelled; only {', '.join(ALLOWED)} are allowed."
+            )
         _check("PixelSampler", split, size, channels, batch_size)
         self.split, self.size, self.channels, self.batch_size = split, (size[0], size[1]), channels, batch_size
         self.seed, self.augment = seed, augment
 
     @property
     def epoch(self) -> int:
-        """Images in an epoch."""
+        """Return the number of images in an epoch."""
         return len(self.split) * self.augment.repeats
 
     def images(self, step: int) -> Tensor:
-        """The batch of a step as images, uint8 (B, C, H, W)."""
+        """Return the batch of a step as images, uint8 (B, C, H, W)."""
         chosen, g = ops.visits(step, self.batch_size, len(self.split), seed=self.seed, repeats=self.augment.repeats), ops.generator(self.seed, step, 3)
         if self.split.pixels is not None:
             images = to_channels(self.split.pixels[chosen], self.channels)
@@ -63,15 +75,17 @@ class PixelSampler:
         return ops.shift(images, self.augment.shift, g) if self.augment.shift else images
 
     def batch(self, step: int) -> Tensor:
-        """Tokens int64 (B, H*W*C)."""
+        """Return the batch of a step as tokens, int64 (B, H*W*C)."""
         return from_pixels(self.images(step))
 
 
 def pixel_batches(split: ImageSplit, batch_size: int, size: tuple[int, int], channels: int, limit: int | None = None) -> Iterator[Tensor]:
-    """Tokens of every image once, in order, for evaluation; images larger than ``size`` give their centre.
+    """Yield the tokens of every image once, in order, for evaluation.
+
+    Images larger than ``size`` are cropped to their centre.
 
     Args:
-        limit: the first so many images only.
+        limit: use only the first ``limit`` images; None: all.
     """
     _check("pixel_batches", split, size, channels, batch_size)
     end = len(split) if limit is None else min(limit, len(split))
@@ -92,14 +106,14 @@ def _centre(images: Tensor, size: tuple[int, int]) -> Tensor:
 def _large_enough(split: ImageSplit, i: int, size: tuple[int, int]) -> Tensor:
     image = split.image(i)
     if image.shape[-2] < size[0] or image.shape[-1] < size[1]:
-        raise MixerError(f"images: {split.files[i]} is {image.shape[-2]}x{image.shape[-1]}, smaller than the size {size[0]}x{size[1]} asked for.")
+        raise MixerError(f"images: {split.files[i]} is {image.shape[-2]}x{image.shape[-1]}, smaller than the requested size " + f"{size[0]}x{size[1]}.")
     return image
 
 
 def _check(who: str, split: ImageSplit, size: tuple[int, int], channels: int, batch_size: int) -> None:
     if len(split) == 0:
-        raise MixerError(f"{who}: the split {split.name!r} holds no images.")
+        raise MixerError(f"{who}: the split {split.name!r} has no images.")
     if batch_size < 1 or channels not in (1, 3) or len(size) != 2 or min(size) < 1:
-        raise MixerError(f"{who}: batch_size={batch_size} must be at least 1, channels={channels} 1 or 3, size={tuple(size)} (height, width).")
+        raise MixerError(f"{who}: batch_size={batch_size} must be at least 1, channels={channels} 1 or 3, size={tuple(size)} " + "(height, width).")
     if split.size is not None and (split.size[0] < size[0] or split.size[1] < size[1]):
-        raise MixerError(f"{who}: size {size[0]}x{size[1]} is larger than the images, {split.size[0]}x{split.size[1]}; give a smaller one.")
+        raise MixerError(f"{who}: size {size[0]}x{size[1]} is larger than the images, {split.size[0]}x{split.size[1]}; " + "give a smaller one.")

@@ -1,4 +1,7 @@
-"""Multi-query associative recall: keys with values, then the keys again; the model must say each one's value (Arora et al. 2023, arXiv 2312.04927)."""
+"""Multi-query associative recall (Arora et al. 2023, arXiv 2312.04927).
+
+A sequence gives keys with values, then the keys again; the model must predict the value of each.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,23 @@ from torch import Tensor
 
 from ..errors import MixerError
 
-IGNORED = -100  # the target where nothing is asked, which torch's cross entropy leaves out
+IGNORED = -100  # target where there is no query; torch's cross entropy ignores it
 
 
 def recall_batch(batch: int, *, seq_len: int, pairs: int, vocab: int, generator: torch.Generator, power: float = 0.01) -> tuple[Tensor, Tensor]:
     """Draw a batch: tokens (B, T) and targets (B, T), both int64.
 
-    A row starts with k1 v1 k2 v2 ..., ``pairs`` different keys with a value each; then every key stands once more somewhere in the rest, where its value is
-    the target. Token 0 fills the rest; keys are 1 .. (vocab - 1) // 2, values lie above them. Slot i of the rest is preferred in proportion to
-    (i + 1)^(power - 1), so that most questions come soon and some late.
+    A row begins with k1 v1 k2 v2 ..., ``pairs`` different keys with one value each. Every key then occurs once more in
+    the rest of the row, where its value is the target. Token 0 fills the rest; keys are 1 .. (vocab - 1) // 2, and
+    values are larger. Slot i of the rest is chosen with probability proportional to (i + 1)^(power - 1), so that most
+    queries come soon and some late.
 
     Raises:
-        MixerError: where the pairs do not fit the sequence or the vocabulary.
+        MixerError: if the pairs do not fit into the sequence or the vocabulary.
     """
     keys, slots = (vocab - 1) // 2, seq_len - 2 * pairs
     if pairs < 1 or slots < pairs or keys < pairs:
-        raise MixerError(f"recall_batch: {pairs} pairs need seq_len >= {3 * pairs} and vocab >= {2 * pairs + 1}, got seq_len={seq_len}, vocab={vocab}.")
+        raise MixerError(f"recall_batch: {pairs} pairs need seq_len >= {3 * pairs} and vocab >= {2 * pairs + 1}, got " + f"seq_len={seq_len}, vocab={vocab}.")
     key = torch.rand(batch, keys, generator=generator).argsort(1)[:, :pairs] + 1
     value = torch.randint(keys + 1, vocab, (batch, pairs), generator=generator)
     tokens = torch.zeros(batch, seq_len, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Lines of JSON as a run writes them, read past what a kill or a disk has damaged."""
+"""Lines of JSON as a run writes them; lines damaged by a kill or a disk are skipped."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 LARGEST = 1 << 63
-Bad = tuple[int, bytes]  # the number of a line, from 1, and its bytes
+Bad = tuple[int, bytes]  # number of a line, from 1, and its content
 
 
 def read_records(path: Path) -> tuple[list[dict[str, Any]], list[Bad]]:
-    """The lines of a file that are metrics of a step, and the others; a last one without its newline is neither: it is being written."""
+    """Return the lines of a file that are metrics of a step, and those that are not.
+
+    A last line without its newline is in neither list: it is still being written.
+    """
     good: list[dict[str, Any]] = []
     bad: list[Bad] = []
     for number, raw in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else [], 1):
@@ -32,7 +35,10 @@ def _record(raw: bytes) -> dict[str, Any] | None:
 
 
 def _whole(record: dict[str, Any]) -> bool:
-    """Whether a record has what every reader counts on: a step, a kind, what belongs to it, and numbers everywhere else."""
+    """Return whether a record has what all readers rely on.
+
+    That is a step, a kind, the field that belongs to this kind, and numbers everywhere else.
+    """
     step, needs = record.get("step"), {"train": "loss", "eval": "split"}.get(str(record.get("kind")), "kind")
     if type(step) is not int or step < 0 or needs not in record:
         return False
@@ -41,5 +47,5 @@ def _whole(record: dict[str, Any]) -> bool:
 
 
 def bad_text(bad: list[Bad]) -> str:
-    """How many lines cannot be read, and which is the first."""
-    return f"{len(bad)} {'line' if len(bad) == 1 else 'lines'} cannot be read (the first: line {bad[0][0]}, {bad[0][1][:40]!r})"
+    """Describe how many lines cannot be read, and which is the first."""
+    return f"{len(bad)} {'line' if len(bad) == 1 else 'lines'} cannot be read (the first: " + f"line {bad[0][0]}, {bad[0][1][:40]!r})"

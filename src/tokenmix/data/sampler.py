@@ -1,4 +1,7 @@
-"""Which windows of text make up the batch of a step: a pure function of (seed, step), so a run resumes exactly."""
+"""The windows of text in the batch of a step.
+
+They are a pure function of (seed, step), so a run resumes exactly.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ MASK = (1 << 64) - 1
 
 
 class Sampler:
-    """Windows of ``seq_len + 1`` bytes, each epoch visiting every window once in a new order, cut at a new offset.
+    """Sample windows of ``seq_len + 1`` bytes; each epoch visits every window once, in a new order and at a new offset.
 
-    Nothing is stored between steps: the order is a keyed permutation that is computed, not shuffled.
+    Nothing is stored between steps: the order is a keyed permutation, which is computed rather than shuffled.
     """
 
     def __init__(self, data: Tensor, *, seq_len: int, batch_size: int, seed: int = 0):
@@ -25,12 +28,12 @@ class Sampler:
         self.slack = len(data) - 1 - self.windows * seq_len
 
     def starts(self, step: int) -> list[int]:
-        """Where the windows of this step begin."""
+        """Return the first byte of each window of a step."""
         first = step * self.batch_size
         return [self._start(i) for i in range(first, first + self.batch_size)]
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets (B, T), int64; the targets are the inputs' next bytes."""
+        """Return inputs and targets (B, T), int64; the targets are the bytes that follow the inputs."""
         rows = torch.stack([self.data[s : s + self.seq_len + 1] for s in self.starts(step)]).long()
         return rows[:, :-1], rows[:, 1:]
 
@@ -42,7 +45,7 @@ class Sampler:
 
 
 def mix64(x: int) -> int:
-    """A 64-bit hash (the finaliser of splitmix64, Steele et al. 2014)."""
+    """Hash to 64 bits (the finaliser of splitmix64, Steele et al. 2014)."""
     x = (x + 0x9E3779B97F4A7C15) & MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
@@ -50,7 +53,10 @@ def mix64(x: int) -> int:
 
 
 def permuted(index: int, n: int, key: int) -> int:
-    """Where a keyed permutation of 0..n-1 sends ``index``: a four-round Feistel network, walked until it lands below n."""
+    """Return the image of ``index`` in a keyed permutation of 0..n-1.
+
+    It is a four-round Feistel network, applied until the result is below n.
+    """
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     low = (1 << half) - 1
     while True:

@@ -1,4 +1,7 @@
-"""``make demo``: four small language models at equal wall-clock and at equal tokens, measured, in one page. Run as ``python -m tokenmix.demo``."""
+"""``make demo``: four small language models, compared at equal wall-clock time and at equal tokens on one page.
+
+It runs as ``python -m tokenmix.demo``.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +38,30 @@ MODELS: dict[str, tuple[dict[str, Any], ...]] = {
     "aft_simple": ({"name": "aft_simple"},),
     "hybrid_3_to_1": (LOCAL, LOCAL, LOCAL, ATTENTION),
 }
-# Start-up, evaluation and measurements take about as long as so many times the trial of one step of each model, on a quick machine and on a slow one.
+# Start-up, evaluation and measurements take about this many times as long as the trial of one step of each model.
 TRIALS = 16
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The sizes of a demo. ``seconds`` is the training time of each model; ``evals`` about how often the slowest model is evaluated."""
+    """The sizes of a demo.
+
+    Args:
+        seconds: training time of each model.
+        dim: features per token.
+        layers: layers of each model.
+        seq_len: bytes per training sequence.
+        batch_size: sequences per step.
+        lr: learning rate after warm-up.
+        seed: seed of initialisation and batches.
+        evals: approximate number of evaluations of the slowest model.
+        eval_bytes: bytes of the validation split to evaluate on.
+        sample_bytes: bytes of the sample that each model writes.
+        contexts: context lengths at which generation is timed.
+        lengths: sequence lengths at which training is timed.
+        advice: sequence lengths for ``tokenmix advise``.
+        advice_seconds: time for ``tokenmix advise``.
+    """
 
     seconds: float = 60.0
     dim: int = 128
@@ -59,11 +79,18 @@ class Plan:
     advice_seconds: float = 6.0
 
     def model(self, name: str, max_len: int | None = None) -> LMConfig:
-        """The model of a row; ``max_len`` beyond the trained length is for timing with random weights."""
+        """Return the model of a row.
+
+        A ``max_len`` beyond the trained length is for timing with random weights.
+        """
         return LMConfig(dim=self.dim, max_len=max_len or self.seq_len, mixers=MODELS[name], layers=self.layers)
 
     def run(self, name: str, eval_every: int) -> RunConfig:
-        """The run of a row. The learning rate stays constant after warm-up, so that a model stopped early is not caught in mid-decay."""
+        """Return the run of a row.
+
+        The learning rate stays constant after warm-up, so that a model that is stopped early is not in the middle of
+        its decay.
+        """
         loop = TrainConfig(
             steps=None,
             max_seconds=self.seconds,
@@ -92,7 +119,7 @@ def main(argv: list[str] | None = None) -> int:
     """Parse the command line and run the demo."""
     parser = argparse.ArgumentParser(prog="python -m tokenmix.demo", description="Train four small byte language models and compare them in one page.")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory for the runs and report.html")
-    parser.add_argument("--minutes", type=float, default=5.0, help="about how long it may take in all; a little more on a quick machine")
+    parser.add_argument("--minutes", type=float, default=5.0, help="approximate total time; a little more on a fast machine")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(argv)
     try:
@@ -104,28 +131,31 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def free_name(out: Path) -> Path:
-    """``out``, or ``out-2``, ``out-3`` ... so that an earlier demo stays as it is."""
+    """Return ``out``, or ``out-2``, ``out-3`` ... so that earlier demos are not overwritten."""
     names = [out, *(out.with_name(f"{out.name}-{i}") for i in range(2, 1000))]
     return next(p for p in names if not p.exists())
 
 
 def demo(out: Path, plan: Plan, *, minutes: float | None = None) -> Path:
-    """Train, measure, write the page, print the table. Returns the page's path. With ``minutes``, the training time is what they leave."""
+    """Train and measure the models, write the page, print the table. Returns the page's path.
+
+    With ``minutes``, the training time is set so that everything takes about as long.
+    """
     began, busy = time.perf_counter(), busy_note()
-    say(f"The standard library's sources as bytes: {open_corpus('stdlib').size:,} of them. Timing one step of each model ...")
-    rates = fresh(trial, plan)
+    say(f"The corpus is the Python standard library, {open_corpus('stdlib').size:,} bytes. " + "Timing one step of each model ...")
+    rates = in_new_process(trial, plan)
     if minutes is not None:
         plan = replace(plan, seconds=round(max(5.0, (60 * minutes - plan.advice_seconds - (1 + TRIALS) * (time.perf_counter() - began)) / len(MODELS))))
     steps = {name: max(1, int(plan.seconds * rate / (plan.batch_size * plan.seq_len))) for name, rate in rates.items()}
     eval_every = max(1, min(steps.values()) // plan.evals)
     for i, name in enumerate(MODELS, 1):
-        say(f"[{i}/{len(MODELS)}] {name}: training for {plan.seconds:.0f} s, about {steps[name]:,} steps, evaluated every {eval_every} ...")
-        done = fresh(train_one, plan, name, eval_every, out / name)
-        say(f"      {done['step']:,} steps, {done['valid_bits_per_byte']:.3f} bits per byte, {done['tokens_per_s']:,.0f} tokens/s")
-    say("Measuring generation and training speed by length, all models side by side ...")
-    measured = fresh(measure, plan)
-    say("Asking of the Transformer it trained whether its attention should be replaced (tokenmix advise) ...")
-    advised, share = fresh(advice, plan, out / "attention")
+        say(f"[{i}/{len(MODELS)}] {name}: training for {plan.seconds:.0f} s, about {steps[name]:,} steps, evaluated " + f"every {eval_every} ...")
+        done = in_new_process(train_one, plan, name, eval_every, out / name)
+        say(f"      {done['step']:,} steps, {done['valid_bits_per_byte']:.3f} bits per byte, " + f"{done['tokens_per_s']:,.0f} tokens/s")
+    say("Measuring speed of generation and training by length, all models side by side ...")
+    measured = in_new_process(measure, plan)
+    say("Running tokenmix advise: should the attention of the trained Transformer be replaced? ...")
+    advised, share = in_new_process(advice, plan, out / "attention")
     runs = {name: read_run(out / name) for name in MODELS}
     equal = equal_tokens(runs)
     tables = [
@@ -148,25 +178,30 @@ def demo(out: Path, plan: Plan, *, minutes: float | None = None) -> Path:
 
 
 def busy_note() -> list[str]:
-    """A warning where other work is using the cores that the measurements need; read before our own work counts."""
+    """Return a warning if other work uses the cores that the measurements need.
+
+    It is to be called before the demo's own work counts.
+    """
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     cores = os.cpu_count() or 1
     if load < 0.5 * cores:
         return []
     return [
-        f"The machine was busy with other work when this began (load average {load:.1f} on {cores} cores): speeds are too low, and the models unequally slowed."
+        f"The machine was busy with other work at the start (load average {load:.1f} on {cores} cores): "
+        "speeds are too low, and not by the same factor for all models."
     ]
 
 
 def say(text: str) -> None:
-    """Print at once: somebody is watching."""
+    """Print without delay, as the user is watching."""
     print(text, flush=True)
 
 
-def fresh(task: Callable[..., Any], *args: Any) -> Any:
-    """Run a task in a process of its own, so that one model's memory is not another's.
+def in_new_process(task: Callable[..., Any], *args: Any) -> Any:
+    """Run a task in a new process, so that the memory of one model does not count for another.
 
-    Its threads sleep while they wait: on a machine that is busy with other work, spinning threads made attention ten times slower.
+    Its threads sleep while they wait: on a machine busy with other work, spinning threads made attention ten times
+    slower.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -174,12 +209,12 @@ def fresh(task: Callable[..., Any], *args: Any) -> Any:
 
 
 def trial(plan: Plan) -> dict[str, float]:
-    """About how many tokens a second each model will train on."""
+    """Estimate how many tokens per second each model will train on."""
     return {name: training_rate(build_model(plan.model(name)), plan.seq_len, batch_size=plan.batch_size, repeats=2) for name in MODELS}
 
 
 def train_one(plan: Plan, name: str, eval_every: int, out: Path) -> dict[str, Any]:
-    """Train one row, then let it write a sample."""
+    """Train one row, then let the model write a sample."""
     done = train(plan.run(name, eval_every), out)
     prompt = b"def "[: max(1, plan.seq_len - plan.sample_bytes)]
     text = sample_run(out, n=min(plan.sample_bytes, plan.seq_len - len(prompt)), prompt=prompt, seed=plan.seed, device="cpu")
@@ -189,7 +224,10 @@ def train_one(plan: Plan, name: str, eval_every: int, out: Path) -> dict[str, An
 
 
 def measure(plan: Plan) -> Measured:
-    """Random weights, as only time and size are read: generation after each context, forward and backward at each length."""
+    """Measure generation after each context, and forward and backward at each length.
+
+    Weights are random, as only time and size are measured.
+    """
     found = Measured()
     models = {name: build_model(plan.model(name, max_len=max(plan.contexts) + 256)) for name in MODELS}
     for n in plan.contexts:
@@ -204,14 +242,21 @@ def measure(plan: Plan) -> Measured:
 
 
 def advice(plan: Plan, run: Path) -> tuple[str, Table]:
-    """Whether the attention of the Transformer in ``run`` should be replaced, and its parts by length; built for longer inputs than it was trained on."""
+    """Find out whether the attention of the Transformer in ``run`` should be replaced.
+
+    Returns the advice and a table of the model's parts by length. The model is built for longer inputs than it was
+    trained on.
+    """
     host = load_host(str(run), {"max_len": max(plan.advice)})
     found = advise(host, plan.advice, seconds=plan.advice_seconds)
     return f"Should the attention of this Transformer be replaced? {advice_findings(found)[0]}", shares_table(found)
 
 
 def equal_tokens(runs: dict[str, Run]) -> tuple[int | None, dict[str, float]]:
-    """The largest step that every model was evaluated at, and the bits per byte there. All take as many tokens per step."""
+    """Return the largest step at which every model was evaluated, and the bits per byte there.
+
+    All models read the same number of tokens per step.
+    """
     scores = {name: {e["step"]: e["bits_per_byte"] for e in run.evals if e["split"] == "valid"} for name, run in runs.items()}
     common = set.intersection(*(set(s) for s in scores.values()))
     if not common:
@@ -220,19 +265,19 @@ def equal_tokens(runs: dict[str, Run]) -> tuple[int | None, dict[str, float]]:
 
 
 def yardsticks(plan: Plan) -> dict[str, float]:
-    """Bits per byte of two compressors on the very bytes the models are evaluated on."""
+    """Compute the bits per byte of two compressors on the bytes that the models are evaluated on."""
     data = bytes(open_corpus("stdlib").split("valid")[: plan.eval_bytes].tolist())
     return {"gzip -9": 8 * len(gzip.compress(data, 9)) / len(data), "xz -9e": 8 * len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)) / len(data)}
 
 
 def shown_contexts(plan: Plan) -> tuple[int, int]:
-    """The two contexts of the main table: 1,024 and 16,384 where measured."""
+    """Return the two contexts of the main table: 1,024 if measured, and the longest."""
     low = 1024 if 1024 in plan.contexts else min(plan.contexts)
     return low, max(plan.contexts)
 
 
 def main_table(plan: Plan, runs: dict[str, Run], equal: tuple[int | None, dict[str, float]], measured: Measured) -> Table:
-    """One row per model, then the compressors."""
+    """Return the table with one row per model, then the compressors."""
     low, high = shown_contexts(plan)
     tokens = "at equal tokens" if equal[0] is None else f"after {equal[0] * plan.batch_size * plan.seq_len:,} tokens"
     columns = ["model", "parameters", f"bits/byte after {plan.seconds:.0f} s", f"bits/byte {tokens}", "tokens trained", "tokens/s", "peak memory"]
@@ -246,54 +291,57 @@ def main_table(plan: Plan, runs: dict[str, Run], equal: tuple[int | None, dict[s
         rows.append(row)
     rows += [[name, "n/a", number(bits), number(bits), *["n/a"] * (len(columns) - 4)] for name, bits in yardsticks(plan).items()]
     notes = [
-        f"Bits per byte: on the first {plan.eval_bytes:,} bytes of the validation split, each scored once; the compressors see these bytes and nothing else.",
-        "Peak memory: the whole process while training, Python and torch included. State and ms/token: one sequence, weights as initialised.",
+        f"Bits per byte: on the first {plan.eval_bytes:,} bytes of the validation split, each scored once; " + "the compressors read only these bytes.",
+        "Peak memory: the whole process while training, Python and torch included. State and ms/token: " + "one sequence, random weights.",
     ]
     return Table("At equal wall-clock and at equal tokens", columns, rows, notes)
 
 
 def by_length(title: str, values: dict[str, dict[int, float]], digits: int) -> Table:
-    """One row per model, one column per length."""
+    """Return a table with one row per model and one column per length."""
     lengths = list(next(iter(values.values())))
     return Table(title, ["model", *(f"{n:,}" for n in lengths)], [[name, *(number(v[n], digits) for n in lengths)] for name, v in values.items()])
 
 
 def decode_table(measured: Measured) -> Table:
-    """Milliseconds per generated token by context."""
-    return by_length("Generation by context, milliseconds per token", times(measured), 2)
+    """Return the table of milliseconds per generated token by context."""
+    return by_length("Generation by context, milliseconds per token", decode_times(measured), 2)
 
 
-def times(measured: Measured) -> dict[str, dict[int, float]]:
-    """Milliseconds per generated token, by model and context."""
+def decode_times(measured: Measured) -> dict[str, dict[int, float]]:
+    """Return the milliseconds per generated token, by model and context."""
     return {name: {n: d.ms_per_token for n, d in by.items()} for name, by in measured.decode.items()}
 
 
 def findings(plan: Plan, runs: dict[str, Run], equal: tuple[int | None, dict[str, float]], measured: Measured) -> list[str]:
-    """What the numbers say, in sentences that follow from them."""
+    """State in sentences what follows from the numbers."""
     env = next(iter(runs.values())).env
     setting = (
-        f"{len(runs)} byte language models, {plan.layers} layers of {plan.dim} features, each trained for {plan.seconds:.0f} s on sequences of "
-        f"{plan.seq_len:,} bytes of the Python standard library's sources, on {env.get('cpu', 'an unnamed CPU')} with {env.get('threads', '?')} threads. "
-        "They are tiny and barely trained: read this as a check that everything works and as a measurement of speed, not as a verdict on quality."
+        f"{len(runs)} byte language models, {plan.layers} layers of {plan.dim} features, each trained for "
+        f"{plan.seconds:.0f} s on sequences of "
+        f"{plan.seq_len:,} bytes of the Python standard library's sources, on {env.get('cpu', 'an unnamed CPU')} with "
+        f"{env.get('threads', '?')} threads. "
+        "They are tiny and barely trained: read this as a check that everything works and as a measurement of speed, "
+        "not as a verdict on quality."
     )
-    quality = [f"Bits per byte at equal wall-clock, best first: {ranking({name: r.last_eval('valid') for name, r in runs.items()})}."]
+    quality = ["Bits per byte at equal wall-clock, best first: " + f"{ranking({name: r.last_eval('valid') for name, r in runs.items()})}."]
     if equal[0] is not None:
         quality.append(f"At equal tokens: {ranking(equal[1])}.")
     rivals = [name for name in runs if name != "attention"]
-    ms = times(measured)
+    ms = decode_times(measured)
     training = "; ".join(stops_winning("attention", measured.rates["attention"], name, measured.rates[name], lower=False) for name in rivals)
     decode = "; ".join(stops_winning("attention", ms["attention"], name, ms[name], lower=True) for name in rivals)
     return [setting, " ".join(quality), f"Training speed by sequence length: {training}.", f"Time per generated token by context: {decode}."]
 
 
 def ranking(scores: dict[str, float | None] | dict[str, float]) -> str:
-    """Names from the fewest bits per byte to the most."""
+    """List names from the fewest bits per byte to the most."""
     known = sorted((s, name) for name, s in scores.items() if s is not None)
     return ", then ".join(f"{name} ({s:.3f})" for s, name in known)
 
 
 NOTES = (
-    "Equal tokens: the largest step at which all models were evaluated; with a constant learning rate a longer run is no different up to there.",
-    "One seed. Differences in bits per byte below about 0.02 are within what another seed would change.",
+    "Equal tokens: the largest step at which all models were evaluated; " + "as the learning rate is constant, a longer run is the same up to there.",
+    "One seed. Another seed would change bits per byte by up to about 0.02.",
     "A result counts as a win at a length when it is better by more than 5 percent.",
 )

@@ -1,4 +1,4 @@
-"""What holds mixers: blocks and models."""
+"""Models made of mixers, and the blocks around these."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ KINDS: dict[str, tuple[type, type[nn.Module]]] = {
     "eamlp": (EAMLPConfig, EAMLP),
     "image_density": (ImageDensityConfig, ImageDensity),
 }
-"""What a config's ``kind`` says: the config's class and the model's."""
+"""The classes of config and model, by the config's ``kind``."""
 
 ModelConfig = LMConfig | ViTConfig | PyramidConfig | EAMLPConfig | ImageDensityConfig
 
 
 def config_from_json(data: Any) -> Any:
-    """A model's config from JSON values, of the class its ``kind`` names."""
+    """Build a model's config from JSON values; ``kind`` names its class."""
     kind = data.get("kind") if isinstance(data, dict) else None
     if kind not in KINDS:
         raise MixerError(f"config: there is no model of kind {kind!r}; known: {', '.join(KINDS)}.")
@@ -51,7 +51,7 @@ def config_from_json(data: Any) -> Any:
 
 
 def build_model(model: Any, **options: Any) -> nn.Module:
-    """The model a config describes, or a name of ``MODELS``, freshly initialised from torch's generator.
+    """Build the model that a config or a name of ``MODELS`` describes, freshly initialised from torch's generator.
 
     Args:
         options: fields of the config to replace: ``build_model("deit_tiny", classes=10)``.
@@ -62,12 +62,12 @@ def build_model(model: Any, **options: Any) -> nn.Module:
         if name not in known:
             raise MixerError(f"build_model: {type(config).__name__} has no field {name!r}; {nearest(name, known)}.")
     if config.kind not in KINDS:
-        raise MixerError(f"build_model: no model is of kind {config.kind!r}; known: {', '.join(KINDS)}.")
+        raise MixerError(f"build_model: there is no model of kind {config.kind!r}; known: {', '.join(KINDS)}.")
     return KINDS[config.kind][1](replace(config, **options) if options else config)
 
 
 def find_model(name: str) -> Any:
-    """The config of a named model; a misspelt one is refused with the nearest names."""
+    """Return the config of a named model; a misspelt name is refused with the nearest ones."""
     if name not in MODELS:
         raise MixerError(f"there is no model {name!r}; {nearest(name, MODELS)}.")
     return MODELS[name]

@@ -17,7 +17,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 class MLP(nn.Module):
-    """W_2 gelu(W_1 x), the hidden layer ``ratio`` times as wide."""
+    """W_2 gelu(W_1 x), with a hidden layer ``ratio`` times as wide as x."""
 
     def __init__(self, dim: int, ratio: float = 4.0):
         super().__init__()
@@ -25,19 +25,22 @@ class MLP(nn.Module):
         self.down = nn.Linear(int(dim * ratio), dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
+        """Map (B, T, D) to (B, T, D)."""
         return self.down(nn.functional.gelu(self.up(x)))
 
 
 class DropPath(nn.Module):
-    """Stochastic depth (Huang et al. 2016, arXiv 1603.09382): in training a row's whole branch is 0 with probability ``rate``, else divided by 1 - rate."""
+    """Stochastic depth (Huang et al. 2016, arXiv 1603.09382).
+
+    In training, the whole branch of a row is 0 with probability ``rate``, else divided by 1 - rate.
+    """
 
     def __init__(self, rate: float):
         super().__init__()
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) -> the same shape."""
+        """Map (B, ...) to the same shape."""
         if not self.training or self.rate == 0:
             return x
         kept = torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device) >= self.rate
@@ -45,14 +48,22 @@ class DropPath(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: x + mixer(norm(x)), then x + mlp(norm(x)); with ``norm="post"``, norm(x + mixer(x)), then norm(x + mlp(x)).
+    """One layer: x + mixer(norm(x)), then x + mlp(norm(x)).
+
+    With ``norm="post"`` it is norm(x + mixer(x)), then norm(x + mlp(x)).
 
     Args:
-        spec: the mixer as JSON, ``{"name": "aft_local", "window": 32}``. Its ``max_len`` (and on a ``grid`` its ``ndim`` and ``grid_size``) is filled in where
-            the mixer has one and the spec does not say.
-        causal: passed to the mixer.
-        grid: the sizes of the token grid the model is built for, where its tokens stand on one.
-        drop_path: probability of leaving out a branch in training, row by row.
+        dim: features per token, D.
+        spec: the mixer as JSON, ``{"name": "aft_local", "window": 32}``. Its ``max_len`` (and on a ``grid`` its
+            ``ndim`` and ``grid_size``) is filled in if the mixer has this option and the spec does not give it.
+        causal: whether the mixer is causal.
+        max_len: length of the longest sequence.
+        grid: sizes of the token grid that the model is built for, if its tokens lie on one.
+        mlp_ratio: hidden width of the MLP as a multiple of ``dim``.
+        norm: "pre" or "post".
+        norm_eps: epsilon of the norms.
+        dropout: dropout of each branch's output.
+        drop_path: probability of leaving out a branch in training, drawn for each row.
     """
 
     def __init__(
@@ -74,7 +85,7 @@ class Block(nn.Module):
             raise MixerError(f"Block: norm={norm!r} is unknown; choose 'pre' or 'post'.")
         spec = complete_spec(spec, max_len, grid)
         if causal and spec["name"] in MIXERS and not MIXERS[spec["name"]].supports_causal:
-            raise MixerError(f"Block: {spec['name']} has no causal form, which this model needs; `tokenmix list` says which mixers have one.")
+            raise MixerError(f"Block: {spec['name']} has no causal form, which this model needs; " + "`tokenmix list` says which mixers have one.")
         self.pre = norm == "pre"
         self.mixer_norm, self.mlp_norm = nn.LayerNorm(dim, eps=norm_eps), nn.LayerNorm(dim, eps=norm_eps)
         self.mixer = build_mixer(dim=dim, causal=causal, **spec)
@@ -83,30 +94,40 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout) if not drop_path else nn.Sequential(nn.Dropout(dropout), DropPath(drop_path))
 
     def forward(self, x: Tensor, **given: Any) -> Tensor:
-        """(B, T, D) -> (B, T, D); ``given`` goes to the mixer: key_mask, positions and, where it mixes the grid of its tokens, grid and prefix."""
+        """Map (B, T, D) to (B, T, D).
+
+        ``given`` goes to the mixer: key_mask, positions and, if it mixes the grid of its tokens, grid and prefix.
+        """
         if not self.on_grid:
             given = {name: value for name, value in given.items() if name not in ("grid", "prefix")}
         return self.after_mixing(self.added(x, self.mixer(self.normed(x, self.mixer_norm), **given), self.mixer_norm))
 
     def extend(self, x: Tensor, state: State, **given: Any) -> tuple[Tensor, State]:
-        """The next chunk (B, L, D) and the mixer's state -> the chunk's outputs and the new state; ``given``: key_mask and positions of the chunk."""
+        """Process the next chunk (B, L, D) from the mixer's state; return the chunk's outputs and the new state.
+
+        ``given`` holds key_mask and positions of the chunk.
+        """
         mixed, state = self.mixer.extend(self.normed(x, self.mixer_norm), state, **given)
         return self.after_mixing(self.added(x, mixed, self.mixer_norm)), state
 
     def after_mixing(self, x: Tensor) -> Tensor:
-        """The MLP's half of the block."""
+        """Apply the MLP's half of the block."""
         return self.added(x, self.mlp(self.normed(x, self.mlp_norm)), self.mlp_norm)
 
     def normed(self, x: Tensor, norm: nn.Module) -> Tensor:
-        """What a branch reads of the residual stream."""
+        """Return what a branch reads of the residual stream."""
         return norm(x) if self.pre else x
 
     def added(self, x: Tensor, branch: Tensor, norm: nn.Module) -> Tensor:
-        """The residual stream with a branch's output."""
+        """Return the residual stream with a branch's output added."""
         return x + self.dropout(branch) if self.pre else norm(x + self.dropout(branch))
 
     def reset_parameters(self, std: float = 0.02, residual_std: float | None = None) -> None:
-        """Norms and mixer anew; projections and MLP ~ N(0, std), those that write to the residual stream ~ N(0, residual_std), biases 0."""
+        """Re-initialise norms, mixer and MLP.
+
+        Projections and MLP are drawn from N(0, std), those that write to the residual stream from N(0, residual_std);
+        biases are 0.
+        """
         residual_std = std if residual_std is None else residual_std
         self.mixer_norm.reset_parameters()
         self.mlp_norm.reset_parameters()
@@ -116,7 +137,7 @@ class Block(nn.Module):
 
 
 def reset_mixer(mixer: Mixer, std: float, residual_std: float) -> None:
-    """A mixer anew, its projections as in ``Block.reset_parameters``."""
+    """Re-initialise a mixer, with its projections as in ``Block.reset_parameters``."""
     mixer.reset_parameters()
     for name, child in mixer.named_children():
         if name in PROJECTIONS and isinstance(child, nn.Linear):
@@ -125,7 +146,7 @@ def reset_mixer(mixer: Mixer, std: float, residual_std: float) -> None:
 
 
 def init_linear(layer: nn.Linear | nn.Conv2d, std: float) -> None:
-    """Weight ~ N(0, std), bias 0."""
+    """Draw the weight from N(0, std) and set the bias to 0."""
     nn.init.normal_(layer.weight, std=std)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -133,7 +154,7 @@ def init_linear(layer: nn.Linear | nn.Conv2d, std: float) -> None:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, the mode that was afterwards."""
+    """Put the model in evaluation mode inside the block, and back in its former mode afterwards."""
     was_training = model.training
     model.eval()
     try:
@@ -143,12 +164,15 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def cycled(mixers: tuple[dict[str, Any], ...], layers: int | None) -> list[dict[str, Any]]:
-    """One mixer spec per layer."""
+    """Return one mixer spec per layer, repeating the specs cyclically."""
     return [mixers[i % len(mixers)] for i in range(layers or len(mixers))]
 
 
 def complete_spec(spec: dict[str, Any], max_len: int, grid: tuple[int, ...] | None = None) -> dict[str, Any]:
-    """The spec with the model's ``max_len``, and its grid's ``ndim`` and ``grid_size``, where the mixer has that option and the spec leaves it open."""
+    """Return the spec with the model's ``max_len`` and, on a grid, its ``ndim`` and ``grid_size``.
+
+    They are filled in if the mixer has this option and the spec does not give it.
+    """
     if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):
         raise MixerError(f'a mixer spec is an object with a name, like {{"name": "attention", "heads": 4}}; got {spec!r}.')
     for taken in ("causal", "dim"):
@@ -161,5 +185,5 @@ def complete_spec(spec: dict[str, Any], max_len: int, grid: tuple[int, ...] | No
     if grid is not None and cls.supports_grid:
         open_ones["ndim"] = len(grid)
         if "grid_size" in mixer_options(cls) and spec.get("window") is None:
-            open_ones |= {"grid_size": list(grid), "max_len": None}  # a place on a grid has two numbers, not one
+            open_ones |= {"grid_size": list(grid), "max_len": None}  # a position on a grid has two coordinates, not one
     return {name: value for name, value in open_ones.items() if name in mixer_options(cls)} | spec

@@ -1,4 +1,4 @@
-"""EAMLP: External attention in the shell of T2T-ViT (Guo et al. 2021, arXiv 2105.02358, in Yuan et al. 2021, arXiv 2101.11986)."""
+"""EAMLP: External attention (Guo et al. 2021, arXiv 2105.02358) in T2T-ViT (Yuan et al. 2021, arXiv 2101.11986)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,18 @@ from ..errors import MixerError
 from ..positions.grid import resize_rows
 from ..system.config import Json
 from .blocks import MLP, Block, cycled, init_linear
-from .images import both_sides, bound_parts, check_images, check_layers, check_sides, filled, image_block, refuse_size, resize_mixers, settle_image_config
+from .images import (
+    both_sides,
+    check_images,
+    check_layers,
+    check_multiples,
+    filled,
+    image_block,
+    normalise_image_config,
+    parts_with_positions,
+    refuse_size,
+    resize_mixers,
+)
 
 SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
 """Kernel, stride and zero padding of the three soft splits."""
@@ -24,17 +35,26 @@ STRIDE = 16
 
 @dataclass(frozen=True)
 class EAMLPConfig(Json):
-    """A classifier in the shell of T2T-ViT as JSON.
+    """An image classifier with the architecture of T2T-ViT as JSON.
 
     Args:
-        dim, layers: width and depth after the token stages.
-        mixers: one spec per layer, or a shorter list repeated cyclically over ``layers``; EAMLP's is ``external_multihead``, T2T-ViT's ``attention``.
-        image_size: [height, width] the model is built for, multiples of 16.
-        token_dim: width of the two token stages.
-        token_slots: rows of the memories of a token stage.
-        token_mixer: None for EAMLP's token stage, or a spec to put another mixer of width ``token_dim`` in its place.
-        classes: of the head; 0: no head, the class token's features come out.
-        drop_path: of the last layer; rises linearly from 0 in the first. The token stages have none.
+        dim: width of the layers after the token stages; even, at least 2.
+        layers: number of these layers, at least 1.
+        mixers: one spec per layer, or a shorter list repeated cyclically over ``layers``; EAMLP uses
+            ``external_multihead``, T2T-ViT ``attention``.
+        image_size: [height, width] in pixels that the model is built for, multiples of 16.
+        channels: channels of the images, at least 1.
+        classes: outputs of the head; 0: no head, the model returns the class token's features.
+        mlp_ratio: hidden width of the layers' MLPs as a multiple of ``dim``.
+        token_dim: width of the two token stages, at least 1.
+        token_slots: slots of the memories of a token stage, at least 1.
+        token_mixer: None for EAMLP's token stage, or the spec of another mixer of width ``token_dim``.
+        dropout: dropout rate in [0, 1), of the embedded tokens and each branch.
+        drop_path: drop path rate of the last layer, in [0, 1); it rises linearly from 0 in the first layer. The token
+            stages have none.
+        norm_eps: epsilon of the norms.
+        init_std: standard deviation of the initial weights.
+        kind: "eamlp".
     """
 
     dim: int
@@ -54,26 +74,27 @@ class EAMLPConfig(Json):
     kind: str = "eamlp"
 
     def __post_init__(self) -> None:
-        settle_image_config(self, "dim", "layers", "channels", "token_dim", "token_slots")
+        normalise_image_config(self, "dim", "layers", "channels", "token_dim", "token_slots")
         if self.dim % 2:
             raise MixerError(f"EAMLPConfig: dim must be even (sines and cosines), got {self.dim}.")
         check_layers(self)
-        check_sides(self, STRIDE, str(STRIDE))
+        check_multiples(self, STRIDE, str(STRIDE))
 
     def grids(self) -> list[tuple[int, int]]:
-        """Rows and columns after each soft split; the last are those of the layers."""
+        """Return rows and columns after each soft split; the last are those of the layers."""
         return split_grids(self.image_size)
 
     def specs(self) -> list[dict[str, Any]]:
-        """One mixer spec per layer."""
+        """Return one mixer spec per layer."""
         return cycled(self.mixers, self.layers)
 
 
 class TokenMemory(nn.Module):
-    """y_t = W_o [Norm(x_t M_k^T) M_v + b]: External attention of a token stage, which reads the projected patches as they are.
+    """y_t = W_o [Norm(x_t M_k^T) M_v + b]: External attention of a token stage.
 
-    As the ``external`` mixer but without a projection of its own and with a bias on the second memory. Both memories start equal and are trained apart,
-    as the official ones are once they have been moved to a device.
+    It reads the projected patches as they are. It is the ``external`` mixer without a projection of its own and with a
+    bias on the second memory. Both memories start equal and are trained separately, as in the official code once its
+    model has been moved to a device.
     """
 
     def __init__(self, dim: int, slots: int):
@@ -83,11 +104,11 @@ class TokenMemory(nn.Module):
         self.out_proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
+        """Map (B, T, D) to (B, T, D)."""
         return self.out_proj(F.external(x, self.memory_k, self.memory_v, None, self.memory_v_bias))
 
     def reset_parameters(self, std: float) -> None:
-        """M_k = M_v ~ N(0, std), biases 0."""
+        """Draw M_k = M_v from N(0, std); set biases to 0."""
         nn.init.normal_(self.memory_k, std=std)
         with torch.no_grad():
             self.memory_v.copy_(self.memory_k)
@@ -96,7 +117,7 @@ class TokenMemory(nn.Module):
 
 
 class MemoryBlock(nn.Module):
-    """x + memory(x), then x + mlp(norm(x)), the MLP no wider than x."""
+    """x + memory(x), then x + mlp(norm(x)), where the MLP is no wider than x."""
 
     def __init__(self, dim: int, slots: int, *, norm_eps: float, dropout: float):
         super().__init__()
@@ -106,12 +127,12 @@ class MemoryBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, **given: Any) -> Tensor:
-        """(B, T, D) -> (B, T, D); tokens have no places here."""
+        """Map (B, T, D) to (B, T, D); the positions of tokens do not matter here."""
         x = x + self.dropout(self.memory(x))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
     def reset_parameters(self, std: float) -> None:
-        """As in a Block."""
+        """Re-initialise all parameters as in ``Block``."""
         self.memory.reset_parameters(std)
         self.mlp_norm.reset_parameters()
         init_linear(self.mlp.up, std)
@@ -119,7 +140,7 @@ class MemoryBlock(nn.Module):
 
 
 class TokenStage(nn.Module):
-    """Soft split, norm, a projection to ``token_dim``, one block; the tokens come out as a map again."""
+    """Soft split, norm, projection to ``token_dim``, one block; the output tokens form a map again."""
 
     def __init__(self, config: EAMLPConfig, index: int):
         super().__init__()
@@ -133,13 +154,13 @@ class TokenStage(nn.Module):
             self.block = Block(dim, config.token_mixer, causal=False, max_len=prod(grid), grid=grid, mlp_ratio=1.0, **options)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, token_dim, H / stride, W / stride)."""
+        """Map (B, C, H, W) to (B, token_dim, H / stride, W / stride)."""
         x, grid = soft_split(x, *self.split)
         x = self.block(self.project(self.norm(x)), grid=grid, prefix=0)
         return x.transpose(1, 2).unflatten(2, grid)
 
     def reset_parameters(self, std: float) -> None:
-        """Norms anew, weights ~ N(0, std), biases 0."""
+        """Re-initialise norms; draw weights from N(0, std) and set biases to 0."""
         self.norm.reset_parameters()
         init_linear(self.project, std)
         self.block.reset_parameters(std)
@@ -148,8 +169,9 @@ class TokenStage(nn.Module):
 class EAMLP(nn.Module):
     """Two token stages, a third soft split, class token, fixed positions, blocks, norm, head.
 
-    Images whose sides 16 does not divide are filled with zeros at the right and at the bottom. Positions are the one-dimensional sinusoids of Vaswani et al.
-    2017 over the class token and the patches in raster order, a table that is not trained; it belongs to one size, until ``resize``.
+    Images whose sides are not multiples of 16 are padded with zeros at the right and bottom. Positions are the
+    one-dimensional sinusoids of Vaswani et al. 2017 over the class token and the patches in raster order. Their table
+    is not trained and belongs to one image size, until ``resize``.
 
     Args:
         config: an ``EAMLPConfig``.
@@ -174,11 +196,14 @@ class EAMLP(nn.Module):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of the tokens that the layers mix."""
+        """Return rows and columns of the tokens that the layers mix."""
         return self.config.grids()[-1]
 
     def reset_parameters(self) -> None:
-        """Initialise every parameter again from torch's generator: N(0, init_std), biases 0; the fixed positions are computed again."""
+        """Re-initialise every parameter from torch's generator.
+
+        Weights are drawn from N(0, init_std), biases are 0, and the fixed positions are computed again.
+        """
         std = self.config.init_std
         for stage in self.token_stages:
             stage.reset_parameters(std)
@@ -193,16 +218,16 @@ class EAMLP(nn.Module):
             init_linear(self.head, std)
 
     def forward(self, images: Tensor) -> Tensor:
-        """images (B, C, H, W) -> logits (B, classes)."""
+        """Map images (B, C, H, W) to logits (B, classes)."""
         return self.forward_head(self.forward_features(images))
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """images (B, C, H, W) -> the normed tokens (B, 1 + patches, D), the class token first."""
+        """Map images (B, C, H, W) to the normalised tokens (B, 1 + patches, D), the class token first."""
         check_images("EAMLP", images, self.config.channels)
         x = filled(images, STRIDE)
         if tuple(x.shape[2:]) != self.config.image_size:
             blocks = [*self.blocks, *(s.block for s in self.token_stages if isinstance(s.block, Block))]
-            refuse_size("EAMLP", images, self.config.image_size, STRIDE, bound_parts(blocks, "fixed positions"))
+            refuse_size("EAMLP", images, self.config.image_size, STRIDE, parts_with_positions(blocks, "fixed positions"))
         for stage in self.token_stages:
             x = stage(x)
         x, grid = soft_split(x, *SPLITS[2])
@@ -214,13 +239,14 @@ class EAMLP(nn.Module):
         return self.norm(x)
 
     def forward_head(self, tokens: Tensor) -> Tensor:
-        """Normed tokens -> logits (B, classes), or the class token's features where there is no head."""
+        """Map normalised tokens to logits (B, classes), or to the class token's features if there is no head."""
         return tokens[:, 0] if self.head is None else self.head(tokens[:, 0])
 
     def resize(self, image_size: int | Sequence[int]) -> EAMLP:
-        """Make this model one for another image size: the table of positions and AFT's pair biases are interpolated as images, in place.
+        """Adapt this model to another image size in place.
 
-        A model built for that size has the sinusoids of its own raster instead; those would put trained layers among other neighbours.
+        The table of positions and the pair biases of AFT are interpolated as images. A model built for the new size has
+        the sinusoids of its own raster instead; those would give the trained layers other neighbours.
         """
         new = replace(self.config, image_size=both_sides(image_size, "EAMLP.resize"))
         *before, (old, to) = zip(self.config.grids(), new.grids(), strict=True)
@@ -234,19 +260,25 @@ class EAMLP(nn.Module):
 
 
 def soft_split(x: Tensor, kernel: int, stride: int, padding: int) -> tuple[Tensor, tuple[int, int]]:
-    """Overlapping patches of a map (B, C, H, W) as tokens (B, rows * columns, C kernel^2), and (rows, columns)."""
+    """Cut overlapping patches from a map (B, C, H, W).
+
+    Returns tokens (B, rows * columns, C kernel^2), and (rows, columns).
+    """
     tokens = nn.functional.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
     down, right = ((n + 2 * padding - kernel) // stride + 1 for n in x.shape[2:])
     return tokens, (down, right)
 
 
 def split_grids(image_size: Sequence[int]) -> list[tuple[int, int]]:
-    """Rows and columns after each soft split of an image whose sides are multiples of 16."""
+    """Return rows and columns after each soft split of an image whose sides are multiples of 16."""
     return [(image_size[0] // s, image_size[1] // s) for s in (4, 8, 16)]
 
 
 def sinusoids(length: int, dim: int) -> Tensor:
-    """(length, dim): sin(t / 10000^(2 i / dim)) at feature 2 i, the cosine at 2 i + 1 (Vaswani et al. 2017, Sec. 3.5)."""
+    """Compute the table (length, dim) of positions.
+
+    It is sin(t / 10000^(2 i / dim)) at feature 2 i and the cosine at 2 i + 1 (Vaswani et al. 2017, Sec. 3.5).
+    """
     rate = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     angles = torch.arange(length, dtype=torch.float64)[:, None] * rate
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1).float()

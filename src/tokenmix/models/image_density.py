@@ -20,17 +20,23 @@ from .trunk import Trunk, check_trunk
 
 @dataclass(frozen=True)
 class ImageDensityConfig(Json):
-    """A density of images as JSON.
+    """A density model of images as JSON.
 
     Args:
-        dim: features per sub-pixel.
-        size: (H, W) in pixels.
-        mixers: one spec per layer, or a shorter list repeated cyclically over ``layers``. ``max_len`` is filled in where a mixer has one, and so is
-            ``width`` where a mixer takes the raster as a grid: W C sub-pixels a line.
-        layers: number of blocks; default one per spec.
-        channels: colours C of a pixel.
-        values: values of a sub-pixel, 0 .. values - 1; at most 256.
-        norm, positions, tied, init_std: as in ``LMConfig``.
+        dim: features per sub-pixel, at least 1.
+        size: (H, W) of the images in pixels.
+        mixers: one spec per layer, or a shorter list repeated cyclically over ``layers``. ``max_len`` is filled in if a
+            mixer has one, and so is ``width`` (W C sub-pixels per line) if a mixer takes the raster as a grid.
+        layers: number of blocks; None: one per spec.
+        channels: colours C of a pixel, at least 1.
+        values: values of a sub-pixel, 0 .. values - 1; from 1 to 256.
+        mlp_ratio: hidden width of the MLPs as a multiple of ``dim``.
+        norm: "pre" (with a final norm before the head) or "post".
+        positions: "learned" vectors added to the embedding, or None.
+        tied: whether the head shares the embedding's weight.
+        dropout: dropout rate in [0, 1), of the embedded sub-pixels and each branch.
+        init_std: standard deviation of the initial weights, as in ``LMConfig``.
+        kind: "image_density".
     """
 
     dim: int
@@ -60,22 +66,28 @@ class ImageDensityConfig(Json):
 
     @property
     def line(self) -> int:
-        """Sub-pixels in a line of the image, W C."""
+        """Return the sub-pixels in a line of the image, W C."""
         return self.size[1] * self.channels
 
     @property
     def max_len(self) -> int:
-        """Sub-pixels of an image, N = H W C."""
+        """Return the sub-pixels of an image, N = H W C."""
         return self.size[0] * self.line
 
     def specs(self) -> list[dict[str, Any]]:
-        """One mixer spec per layer, with the width of a line where the mixer wants it."""
+        """Return one mixer spec per layer, with the width of a line if the mixer has this option."""
         return [_with_width(spec, self.line) for spec in cycled(self.mixers, self.layers)]
 
 
 @register_state
 class ImageDensityState(NamedTuple):
-    """The mixers' states, one per layer, the next position of each row (B,), and what the model reads there: the last sub-pixel's embedding (B, 1, D)."""
+    """The state of a partly read image.
+
+    Attributes:
+        layers: the mixers' states, one per layer.
+        position: next position of each row (B,).
+        last: the input at that position, the last sub-pixel's embedding (B, 1, D).
+    """
 
     layers: tuple[State, ...]
     position: Tensor
@@ -85,8 +97,9 @@ class ImageDensityState(NamedTuple):
 class ImageDensity(Trunk):
     """p(image) = prod_n p(x_n | x_1 .. x_{n-1}) over the N = H W C sub-pixels, each a softmax over ``values``.
 
-    Order is that of the raster with colours interleaved: R, G, B of pixel 0, then of pixel 1, line by line. Embedding and head are one for all colours.
-    The input at n is the embedding of sub-pixel n - 1 plus position n; the first input is the zero vector plus position 0.
+    The order is the raster with colours interleaved: R, G, B of pixel 0, then of pixel 1, line by line. All colours
+    share one embedding and one head. The input at n is the embedding of sub-pixel n - 1 plus position n; the first
+    input is the zero vector plus position 0.
 
     Args:
         config: an ``ImageDensityConfig``.
@@ -97,50 +110,59 @@ class ImageDensity(Trunk):
         self.config = config
         limit = self.mixers_max_len()
         if limit is not None and limit < self.max_len:
-            raise MixerError(f"ImageDensity: an image has {self.max_len} sub-pixels, a mixer was given max_len={limit}; leave it out of the spec.")
+            raise MixerError(f"ImageDensity: an image has {self.max_len} sub-pixels, but a mixer has max_len={limit}; " + "leave it out of the spec.")
 
     @property
     def max_len(self) -> int:
-        """Sub-pixels of an image, N = H W C."""
+        """Return the sub-pixels of an image, N = H W C."""
         return self.config.max_len
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """An image's (C, H, W)."""
+        """Return an image's (C, H, W)."""
         return self.config.channels, *self.config.size
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Whole images as tokens (B, N), any integer dtype -> logits (B, N, values); those at n are of sub-pixel n, from those before it."""
+        """Map whole images as tokens (B, N) of any integer dtype to logits (B, N, values).
+
+        The logits at n predict sub-pixel n from those before it.
+        """
         self._check_images(tokens)
         before = self.embed(tokens[:, :-1].long())
         return self.read(torch.cat([self._start(tokens.shape[0]), before], 1), token_positions(tokens, None))
 
     @torch.no_grad()
     def bits(self, tokens: Tensor) -> Tensor:
-        """Bits per dimension of images as tokens (B, N) -> (B,) float64: -1/N sum_n log2 p(x_n | x_<n), summed in float64, without dropout."""
+        """Compute the bits per dimension (B,), float64, of images as tokens (B, N).
+
+        They are -1/N sum_n log2 p(x_n | x_<n), summed in float64, without dropout.
+        """
         with evaluating(self):
             logits = self(tokens)
         found = torch.empty(tokens.shape[0], dtype=torch.float64, device=tokens.device)
-        for i, (row, image) in enumerate(zip(logits, tokens.long(), strict=True)):  # one by one: 3072 x 256 numbers in float64 are 6 MB
+        for i, (row, image) in enumerate(zip(logits, tokens.long(), strict=True)):  # one at a time: 3072 x 256 float64 are 6 MB
             nats = -row.double().log_softmax(-1).gather(-1, image[:, None])
             found[i] = (nats / log(2)).sum() / self.max_len
         return found
 
     def init_state(self, batch_size: int) -> ImageDensityState:
-        """The state before the first sub-pixel."""
+        """Return the state before the first sub-pixel."""
         layers, position = self.empty_states(batch_size)
         return ImageDensityState(layers, position, self._start(batch_size))
 
     def extend(self, tokens: Tensor, state: ImageDensityState) -> tuple[Tensor, ImageDensityState]:
-        """The next L >= 1 sub-pixels (B, L) -> the logits they were predicted with (B, L, values), equal to those of ``forward``, and the new state."""
+        """Read the next L >= 1 sub-pixels (B, L).
+
+        Returns the logits (B, L, values) that predict them, and the new state. The logits equal those of ``forward``.
+        """
         self.check_symbols(tokens)
         rows, length = tokens.shape
         if length < 1 or rows != state.last.shape[0]:
-            raise MixerError(f"ImageDensity: extend needs tokens of shape ({state.last.shape[0]}, 1 or more) for this state, got {tuple(tokens.shape)}.")
+            raise MixerError(f"ImageDensity: for this state, extend needs tokens of shape ({state.last.shape[0]}, 1 or more), got " + f"{tuple(tokens.shape)}.")
         if rows and not torch.compiler.is_compiling():
             end = int(state.position.max()) + length
             if end > self.max_len:
-                raise MixerError(f"ImageDensity: an image has {self.max_len} tokens, this chunk would end at {end}; stop there.")
+                raise MixerError(f"ImageDensity: an image has {self.max_len} tokens, but this chunk would end at {end}; " + "give a shorter one.")
         embedded = self.embed(tokens.long())
         logits, state = self._advance(torch.cat([state.last, embedded[:, :-1]], 1), state)
         return logits, state._replace(last=embedded[:, -1:])
@@ -155,14 +177,14 @@ class ImageDensity(Trunk):
         return self.embed.weight.new_zeros(rows, 1, self.config.dim)
 
     def to_tokens(self, images: Tensor) -> Tensor:
-        """uint8 images (B, C, H, W) -> tokens (B, N) int64, the raster with colours interleaved."""
+        """Convert uint8 images (B, C, H, W) to tokens (B, N) int64, the raster with colours interleaved."""
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1:] != self.image_shape:
             wanted = f"(batch, {', '.join(map(str, self.image_shape))})"
             raise MixerError(f"ImageDensity: expects uint8 images of shape {wanted}, got {images.dtype} {tuple(images.shape)}.")
         return images.permute(0, 2, 3, 1).reshape(len(images), self.max_len).long()
 
     def to_images(self, tokens: Tensor) -> Tensor:
-        """Tokens (B, N) -> uint8 images (B, C, H, W)."""
+        """Convert tokens (B, N) to uint8 images (B, C, H, W)."""
         self._check_images(tokens)
         C, H, W = self.image_shape
         return tokens.to(torch.uint8).reshape(-1, H, W, C).permute(0, 3, 1, 2).contiguous()
@@ -171,15 +193,16 @@ class ImageDensity(Trunk):
         self.check_symbols(tokens)
         if tokens.shape[1] != self.max_len:
             C, H, W = self.image_shape
-            raise MixerError(f"ImageDensity: an image of {H} x {W} x {C} has {self.max_len} tokens, got {tokens.shape[1]}; give whole images, unshifted.")
+            raise MixerError(f"ImageDensity: an image of {H} x {W} x {C} has {self.max_len} tokens, got {tokens.shape[1]}; " + "give whole images, unshifted.")
 
     def sample(self, n: int, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None, seed: int | None = None) -> Tensor:
-        """n images, drawn sub-pixel by sub-pixel from a streaming state -> uint8 (n, C, H, W).
+        """Sample n images, sub-pixel by sub-pixel from a streaming state, uint8 (n, C, H, W).
 
         Args:
-            temperature: 0 takes the most likely value.
-            top_k, top_p: keep the k most likely values, then the fewest that hold probability p.
-            seed: makes the images repeatable; default draws from torch's generator.
+            temperature: divides the logits; 0 takes the most likely value.
+            top_k: keep only the k most likely values; None: all.
+            top_p: then keep only the fewest values that together have probability p; None: all.
+            seed: makes the images repeatable; None: torch's generator is used.
         """
         if not isinstance(n, int) or n < 0:
             raise MixerError(f"ImageDensity.sample: n must be an integer >= 0, got {n!r}.")
@@ -189,15 +212,18 @@ class ImageDensity(Trunk):
     def complete(
         self, images: Tensor, rows: int, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None, seed: int | None = None
     ) -> Tensor:
-        """The first ``rows`` lines of pixels of uint8 images (B, C, H, W) as they are, the rest drawn as by ``sample``. What stands below is not read."""
+        """Keep the first ``rows`` lines of pixels of uint8 images (B, C, H, W) and sample the rest as ``sample`` does.
+
+        The lines below are not read.
+        """
         tokens, height = self.to_tokens(images), self.config.size[0]
         if not isinstance(rows, int) or not 0 <= rows <= height:
-            raise MixerError(f"ImageDensity.complete: rows must be an integer in 0..{height}, the height of the images, got {rows!r}.")
+            raise MixerError(f"ImageDensity.complete: rows must be an integer in 0..{height}, the height of the images, got " + f"{rows!r}.")
         return self._draw(tokens[:, : rows * self.config.line], temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
 
     @torch.no_grad()
     def _draw(self, tokens: Tensor, *, temperature: float, top_k: int | None, top_p: float | None, seed: int | None) -> Tensor:
-        """Images that begin with tokens (B, L)."""
+        """Sample images that begin with tokens (B, L)."""
         check_sampling(temperature, top_k, top_p)
         generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
         out, left = [tokens], self.max_len - tokens.shape[1]
@@ -214,7 +240,10 @@ class ImageDensity(Trunk):
 
 
 def _with_width(spec: dict[str, Any], line: int) -> dict[str, Any]:
-    """The spec with the tokens of a line, where the mixer takes a raster of two dimensions and the spec leaves its width open."""
+    """Return the spec with the tokens per line as its width.
+
+    It is added if the mixer takes a raster of two dimensions and the spec does not give it.
+    """
     cls = MIXERS.get(spec.get("name", "")) if isinstance(spec, dict) else None
     options = mixer_options(cls) if cls is not None else {}
     if "width" not in options or spec.get("ndim", options.get("ndim")) != 2:

@@ -1,4 +1,4 @@
-"""What models of images share: checks of their configs and of the images, blocks, and sizes where parameters belong to positions."""
+"""What image models share: checks of configs and images, blocks, and resizing of parameters per position."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from ..errors import MixerError
 from .blocks import Block
 
 ResizeStep = tuple[Any, tuple[int, int], tuple[int, int], int]
-"""A mixer, the grid its parameters belong to, the grid they shall belong to, and the tokens before the grid."""
+"""A mixer, the old and the new grid of its parameters, and the tokens before the grid."""
 
 
-def settle_image_config(config: Any, *positive: str, not_negative: Sequence[str] = ("classes",)) -> None:
-    """Lists of a frozen config as tuples, its image size as two numbers; refuse numbers out of range, among them dropout and drop_path."""
+def normalise_image_config(config: Any, *positive: str, not_negative: Sequence[str] = ("classes",)) -> None:
+    """Convert the lists of a frozen config to tuples and its image size to two numbers; refuse numbers out of range.
+
+    Dropout and drop_path are checked as well.
+    """
     who = type(config).__name__
     object.__setattr__(config, "mixers", tuple(config.mixers))
     object.__setattr__(config, "image_size", both_sides(config.image_size, who))
@@ -33,8 +36,8 @@ def check_layers(config: Any) -> None:
         raise MixerError(f"{type(config).__name__}: mixers must hold 1 to layers={config.layers} specs, got {len(config.mixers)}.")
 
 
-def check_sides(config: Any, of: int, named: str) -> None:
-    """Refuse an image size to build for that is not made of whole tokens."""
+def check_multiples(config: Any, of: int, named: str) -> None:
+    """Refuse an image size that is not a multiple of ``of``, so not made of whole tokens."""
     if any(n % of for n in config.image_size):
         raise MixerError(f"{type(config).__name__}: image_size={list(config.image_size)} must be multiples of {named}.")
 
@@ -48,51 +51,60 @@ def check_images(who: str, images: Tensor, channels: int) -> None:
 
 
 def image_block(config: Any, layer: int, *, dim: int, mlp_ratio: float, tokens: int, grid: tuple[int, int], cls: type[Block] = Block) -> Block:
-    """Block number ``layer`` of a model of images, a ``cls``; drop path rises linearly to the config's over all layers."""
+    """Build block number ``layer`` of an image model, a ``cls``.
+
+    Drop path rises linearly over all layers to that of the config.
+    """
     options: dict[str, Any] = {"mlp_ratio": mlp_ratio, "norm_eps": config.norm_eps, "dropout": config.dropout}
     drop_path = config.drop_path * layer / max(config.layers - 1, 1)
     return cls(dim, config.specs()[layer], causal=False, max_len=tokens, grid=grid, drop_path=drop_path, **options)
 
 
-def bound_parts(blocks: Iterable[Any], positions: str = "") -> list[str]:
-    """What in a model has parameters per position: the name given to its table, if it has one, and its mixers' class names."""
+def parts_with_positions(blocks: Iterable[Any], positions: str = "") -> list[str]:
+    """Name the parts of a model that have parameters per position.
+
+    These are its table, if ``positions`` names one, and its mixers' classes.
+    """
     return [positions] * bool(positions) + sorted({type(block.mixer).__name__ for block in blocks if block.mixer.max_len is not None})
 
 
 def refuse_size(who: str, images: Tensor, built: tuple[int, ...], patch: int, parts: list[str]) -> NoReturn:
-    """The one error for images of another size than the parameters per position were made for."""
+    """Raise the error for images of another size than that of the parameters per position."""
     height, width = images.shape[2:]
     grid = -(-height // patch), -(-width // patch)
     got = f"{height} x {width}, a grid of {grid[0]} x {grid[1]}"
     wanted = [n * patch for n in grid]
     size = " x ".join(str(n) for n in built)
-    raise MixerError(f"{who}: {' and '.join(parts)} belong to images of {size}, got {got}; call model.resize({wanted}) first, or resize the images.")
+    raise MixerError(f"{who}: {' and '.join(parts)} belong to images of {size}, got {got}; " + f"call model.resize({wanted}) first, or resize the images.")
 
 
 def resize_mixers(steps: Sequence[ResizeStep]) -> None:
-    """Interpolate mixers' parameters per position, or none of them if one cannot follow; a mixer without any stays as it is."""
+    """Interpolate the mixers' parameters per position, or none of them if one does not support it.
+
+    A mixer without such parameters is left as it is.
+    """
     for mixer, old, new, prefix in resizable(steps):
         mixer.resize_grid(old, new, prefix)
 
 
 def resizable(steps: Sequence[ResizeStep]) -> list[ResizeStep]:
-    """The steps that change something; a mixer that cannot follow is refused."""
+    """Return the steps that change something; refuse a mixer that does not support it."""
     bound = [step for step in steps if step[1] != step[2] and (step[0].max_len is not None or getattr(step[0], "grid_size", None) is not None)]
     for mixer, _, new, _ in bound:
         if not hasattr(mixer, "resize_grid"):
-            why = f"has parameters per position that cannot follow an image to another size; build the model for {new} patches"
+            why = "has parameters per position that cannot be resized to another image; " + f"build the model for {new} patches"
             raise MixerError(f"{type(mixer).__name__} {why}.")
     return bound
 
 
 def filled(images: Tensor, patch: int) -> Tensor:
-    """Zeros at the right and at the bottom, up to whole patches."""
+    """Pad images with zeros at the right and bottom, up to whole patches."""
     down, right = (-n % patch for n in images.shape[2:])
     return nn.functional.pad(images, (0, right, 0, down)) if down or right else images
 
 
 def both_sides(size: Any, who: str) -> tuple[int, int]:
-    """(height, width) of an image size given as one number or two."""
+    """Return (height, width) of an image size given as one number or two."""
     sides = (size, size) if isinstance(size, int) else tuple(size)
     if len(sides) != 2 or not all(isinstance(n, int) and n > 0 for n in sides):
         raise MixerError(f"{who}: image_size must be a positive integer or two, [height, width], got {size!r}.")

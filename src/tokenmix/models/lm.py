@@ -1,4 +1,4 @@
-"""A byte language model over any mixers: parallel for training, streaming for generation, the two equal."""
+"""A byte language model over any mixers: parallel for training, streaming for generation, with equal results."""
 
 from __future__ import annotations
 
@@ -22,15 +22,20 @@ class LMConfig(Json):
     """A language model as JSON.
 
     Args:
-        dim: features per token.
-        max_len: longest sequence, where anything in the model has a length.
+        dim: features per token, at least 1.
+        max_len: longest sequence in tokens, at least 1, if anything in the model has a length.
         mixers: one spec per layer, or a shorter list repeated cyclically over ``layers``.
-        layers: number of blocks; default one per spec.
-        norm: "pre" (a last norm before the head) or "post".
+        layers: number of blocks; None: one per spec.
+        vocab: number of tokens in the vocabulary, at least 1; default 256, all bytes.
+        mlp_ratio: hidden width of the MLPs as a multiple of ``dim``.
+        norm: "pre" (with a final norm before the head) or "post".
         positions: "learned" vectors added to the embedding, or None.
-        tied: the head shares the embedding's weight.
-        init_std: of embeddings, of the weights of MLPs and of the mixers' q_proj, k_proj, v_proj and out_proj; those that write to the residual stream
-            are divided by sqrt(2 layers). What else a mixer has starts as its own page says.
+        tied: whether the head shares the embedding's weight.
+        dropout: dropout rate in [0, 1), of the embedded tokens and each branch.
+        init_std: standard deviation of the initial embeddings, weights of MLPs and q_proj, k_proj, v_proj and out_proj
+            of the mixers; those that write to the residual stream are divided by sqrt(2 layers). The documentation of
+            each mixer describes its other parameters.
+        kind: "lm".
     """
 
     dim: int
@@ -51,7 +56,7 @@ class LMConfig(Json):
         check_trunk(self, "dim", "max_len", "vocab")
 
     def specs(self) -> list[dict[str, Any]]:
-        """One mixer spec per layer."""
+        """Return one mixer spec per layer."""
         return cycled(self.mixers, self.layers)
 
 
@@ -64,7 +69,7 @@ class LMState(NamedTuple):
 
 
 class LM(Trunk):
-    """Embedding, blocks, norm, head. Causal: logits at t read tokens 0..t.
+    """Embedding, blocks, norm, head. Causal: the logits at t depend on tokens 0..t.
 
     Args:
         config: an ``LMConfig``.
@@ -76,36 +81,48 @@ class LM(Trunk):
 
     @property
     def max_len(self) -> int | None:
-        """The longest sequence this model takes; None where nothing in it has a length."""
+        """Return the longest sequence this model accepts; None if nothing in it has a length."""
         limits = [limit for limit in (self.mixers_max_len(), self.positions.max_len if self.positions else None) if limit is not None]
         return min(limits) if limits else None
 
     def forward(self, tokens: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """tokens (B, T) integers -> logits (B, T, vocab).
+        """Map integer tokens (B, T) to logits (B, T, vocab).
 
         Args:
-            key_mask: (B, T) bool, False where a token is padding (left or right). Logits at padding mean nothing.
+            key_mask: (B, T) bool, False where a token is padding (left or right). Logits at padding are meaningless.
         """
         self._check_tokens(tokens)
         return self.read(self.embed(tokens), token_positions(tokens, key_mask), key_mask=key_mask)
 
     def init_state(self, batch_size: int, *, device: torch.device | None = None) -> LMState:
-        """The state before the first token, by default where the weights are; where the tokens will be, if hooks fetch the weights."""
+        """Return the state before the first token.
+
+        Args:
+            device: where the tokens will be, if hooks fetch the weights; None: where the weights are.
+        """
         return LMState(*self.empty_states(batch_size, device))
 
     def extend(self, tokens: Tensor, state: LMState, *, key_mask: Tensor | None = None) -> tuple[Tensor, LMState]:
-        """The next L >= 1 tokens (B, L) -> their logits (B, L, vocab), equal to ``forward`` on everything so far, and the new state."""
+        """Map the next L >= 1 tokens (B, L) to their logits (B, L, vocab) and the new state.
+
+        The logits equal those of ``forward`` on everything so far.
+        """
         self._check_tokens(tokens)
         at, after = chunk_positions(state.position, tokens, None, key_mask)
         if self.positions is not None and not torch.compiler.is_compiling() and int(after.max()) > self.positions.max_len:
-            raise MixerError(f"LM: was built with max_len={self.positions.max_len}, this chunk would end at length {int(after.max())}; stop here.")
+            raise MixerError(
+                f"LM: the model was built with max_len={self.positions.max_len}, but this chunk would end at length "
+                + f"{int(after.max())}; give a shorter one."
+            )
         logits, layers = self.read_chunk(self.embed(tokens), at, state.layers, key_mask=key_mask)
         return logits, LMState(layers, after)
 
     def _check_tokens(self, tokens: Tensor) -> None:
         self.check_symbols(tokens)
         if self.max_len is not None and tokens.shape[1] > self.max_len:
-            raise MixerError(f"LM: was built with max_len={self.max_len}, got {tokens.shape[1]} tokens; cut them, or build with a larger max_len.")
+            raise MixerError(
+                f"LM: the model was built with max_len={self.max_len}, got {tokens.shape[1]} tokens; " + "shorten them, or build with a larger max_len."
+            )
 
     @torch.no_grad()
     def generate(
@@ -123,18 +140,19 @@ class LM(Trunk):
         """Continue each row of the prompt tokens (B, T) by n tokens, streaming. Returns (B, T + n).
 
         Args:
-            temperature: 0 takes the most likely token.
-            top_k, top_p: keep the k most likely tokens, then the fewest that hold probability p.
-            seed: makes the choice repeatable; default draws from torch's generator.
+            temperature: divides the logits; 0 takes the most likely token.
+            top_k: keep only the k most likely tokens; None: all.
+            top_p: then keep only the fewest tokens that together have probability p; None: all.
+            seed: makes the choice repeatable; None: torch's generator is used.
             key_mask: (B, T) bool for prompts of different lengths, padded on the left.
-            decoder: a ``export.GraphedDecoder`` of this model, which then takes the steps after the prompt.
+            decoder: an ``export.GraphedDecoder`` of this model, which then computes the steps after the prompt.
 
         Raises:
-            MixerError: up front, when prompt and continuation together are longer than ``max_len``.
+            MixerError: before the first step, if prompt and continuation together are longer than ``max_len``.
         """
         check_sampling(temperature, top_k, top_p)
         if decoder is not None and decoder.model is not self:
-            raise MixerError("LM.generate: the decoder was made of another model.")
+            raise MixerError("LM.generate: the decoder belongs to another model; make one from this model.")
         self._check_prompt(tokens, n, key_mask)
         generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
         extend = self.extend if decoder is None else decoder.extend
@@ -149,7 +167,10 @@ class LM(Trunk):
         return torch.cat(out, 1)
 
     def prefill(self, tokens: Tensor, *, key_mask: Tensor | None = None) -> tuple[Tensor, LMState]:
-        """Read a prompt (B, T) into a fresh state: the logits after its last chunk and the state. Padding every row shares is skipped."""
+        """Read a prompt (B, T) into a fresh state; return the logits of its last chunk and the state.
+
+        Padding that all rows share is skipped.
+        """
         state = self.init_state(tokens.shape[0], device=tokens.device)
         if key_mask is not None:
             shared = _shared_padding(key_mask)
@@ -158,19 +179,19 @@ class LM(Trunk):
 
     def _check_prompt(self, tokens: Tensor, n: int, key_mask: Tensor | None) -> None:
         if n < 0 or tokens.ndim != 2 or tokens.shape[1] < 1:
-            raise MixerError(f"LM.generate: needs a prompt (batch, time >= 1) and n >= 0, got tokens {tuple(tokens.shape)} and n={n}.")
+            raise MixerError(f"LM.generate: needs a prompt (batch, time >= 1) and n >= 0, got tokens {tuple(tokens.shape)} and " + f"n={n}.")
         length = tokens.shape[1]
         if key_mask is not None:
             if key_mask.dtype != torch.bool or key_mask.shape != tokens.shape:
-                raise MixerError(f"LM.generate: expects a bool key_mask of shape {tuple(tokens.shape)}, got {key_mask.dtype} {tuple(key_mask.shape)}.")
+                raise MixerError(f"LM.generate: expects a bool key_mask of shape {tuple(tokens.shape)}, got {key_mask.dtype} " + f"{tuple(key_mask.shape)}.")
             if not bool(key_mask[:, -1].all()):
-                raise MixerError("LM.generate: every row of the prompt must end in a real token; pad on the left.")
+                raise MixerError("LM.generate: every row of the prompt must end in a valid token; pad on the left.")
             length -= _shared_padding(key_mask)
         if self.max_len is not None and length + n > self.max_len:
             most = max(self.max_len - length, 0)
-            raise MixerError(f"LM.generate: a prompt of {length} tokens and n={n} make more than max_len={self.max_len}; at most n={most}.")
+            raise MixerError(f"LM.generate: a prompt of {length} tokens and n={n} exceed max_len={self.max_len}; " + f"n can be at most {most}.")
 
 
 def _shared_padding(key_mask: Tensor) -> int:
-    """How many leading columns are padding in every row."""
+    """Count the leading columns that are padding in every row."""
     return int((~key_mask.any(0)).long().cumprod(0).sum())

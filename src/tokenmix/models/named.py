@@ -1,4 +1,4 @@
-"""Models by the names of the papers: each a config, whose fields ``build_model(name, **options)`` replaces."""
+"""Models by their names in the papers: each is a config, whose fields ``build_model(name, **options)`` replaces."""
 
 from __future__ import annotations
 
@@ -14,48 +14,69 @@ Spec = dict[str, Any]
 
 
 def deit(dim: int, heads: int, **options: Any) -> ViTConfig:
-    """DeiT without distillation (Touvron et al. 2021, arXiv 2012.12877, Table 1): 12 layers, patches of 16, softmax attention."""
+    """Build the config of a DeiT without distillation (Touvron et al. 2021, arXiv 2012.12877, Table 1).
+
+    It has 12 layers, patches of 16 and softmax attention.
+    """
     return ViTConfig(dim=dim, layers=12, mixers=({"name": "attention", "heads": heads},), **options)
 
 
 def aft_full(config: ViTConfig) -> ViTConfig:
-    """AFT-full in a DeiT (AFT, Table 7): bias factors of rank 128, class token and positions kept."""
+    """Put AFT-full into a DeiT (AFT, Table 7).
+
+    The bias factors have rank 128; class token and positions stay.
+    """
     return replace(config, mixers=({"name": "aft_full", "rank": 128, "qkv_bias": False},))
 
 
 def aft_conv(config: ViTConfig, kernel_size: int, heads: int) -> ViTConfig:
-    """AFT-conv in a DeiT (AFT, Tables 7 and 8): no class token, no positions, the mean of the patches to the head; it takes images of any size."""
+    """Put AFT-conv into a DeiT (AFT, Tables 7 and 8).
+
+    There is no class token and there are no positions; the head reads the mean of the patches. The model accepts images
+    of any size.
+    """
     spec = {"name": "aft_conv", "kernel_size": kernel_size, "heads": heads, "qkv_bias": False}
     return replace(config, mixers=(spec,), pool="mean", positions=None)
 
 
 def lambda_net(config: ViTConfig) -> ViTConfig:
-    """AFT's baseline of lambda layers (Table 7): full context, keys of width 16, BatchNorm on queries and keys, the mean of the patches to the head."""
+    """Build AFT's baseline of lambda layers (Table 7).
+
+    It has full context, keys of width 16 and BatchNorm on queries and keys; the head reads the mean of the patches.
+    """
     heads = config.mixers[0]["heads"]
     spec = {"name": "lambda", "heads": heads, "key_width": 16, "norm": "qk", "qkv_bias": False}
     return replace(config, mixers=(spec,), pool="mean", positions=None)
 
 
 def pvt(*depths: int) -> PyramidConfig:
-    """PVT (Wang et al. 2021, arXiv 2102.12122, Table 1): keys and values of the four stages reduced 8, 4, 2 and 1 times along each side."""
+    """Build the config of a PVT (Wang et al. 2021, arXiv 2102.12122, Table 1).
+
+    Keys and values of its four stages are reduced 8, 4, 2 and 1 times along each side.
+    """
     stages = zip((1, 2, 5, 8), (8, 4, 2, 1), strict=True)
     return PyramidConfig(depths=depths, mixers=tuple({"name": "spatial_reduction", "heads": heads, "ratio": ratio} for heads, ratio in stages))
 
 
 def eamlp(dim: int, layers: int, heads: int, mlp_ratio: float) -> EAMLPConfig:
-    """EAMLP (Guo et al. 2021, arXiv 2105.02358): the shells of T2T-ViT-7 to 24 with multi-head External attention."""
+    """Build the config of an EAMLP (Guo et al. 2021, arXiv 2105.02358).
+
+    These are the architectures of T2T-ViT-7 to 24 with multi-head External attention.
+    """
     return EAMLPConfig(dim=dim, layers=layers, mixers=({"name": "external_multihead", "heads": heads},), mlp_ratio=mlp_ratio)
 
 
 def replace_layers(config: Any, spec: Spec, *, last: int | None = None, every: int | None = None) -> Any:
-    """The config with another mixer in its last ``last`` layers, or in every ``every``-th one from the back (Hydra Attention, Fig. 4).
+    """Replace the mixer in the last ``last`` layers, or in every ``every``-th layer (Hydra Attention, Fig. 4).
+
+    The latter are counted from the last layer.
 
     Example:
         ``replace_layers(MODELS["deit_base"], {"name": "hydra"}, last=2)``
     """
     layers = config.layers
     if (last is None) == (every is None):
-        raise MixerError(f"replace_layers: give last or every, got last={last}, every={every}.")
+        raise MixerError(f"replace_layers: give either last or every, got last={last}, every={every}.")
     if last is not None and not 0 <= last <= layers:
         raise MixerError(f"replace_layers: last must be in 0..{layers}, got {last}.")
     if every is not None and not 1 <= every <= layers:

@@ -1,4 +1,7 @@
-"""AFT-conv whose filters have one tap each: the windowed sum is a gather (the sparse variant of the AFT paper's appendix)."""
+"""AFT-conv whose filters have one tap each, so that the windowed sum is a gather.
+
+This is the sparse variant in the appendix of the AFT paper.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,21 @@ from ..mixers.cost import MixingCost
 
 
 class OneHotConv(Mixer):
-    """AFT-conv (Eq. 6) that keeps of each head's filter exp(w) - 1 the tap of largest size alone.
+    """AFT-conv (Eq. 6) that keeps only the tap of largest magnitude of each head's filter exp(w) - 1.
+
+    It equals AFT-conv with ``kernel()``, which is 0 except for one tap per head. It is meant for analysis: time and
+    memory are O(T D) for any kernel size, but it runs in plain torch and float64; AFT-conv's C kernel with the filter
+    ``kernel()`` is faster.
 
     Args:
-        mixer: an ``AFTConv`` with outside="zero", not causal. Its projections are copied; of its filters the place of the kept tap and its log-weight are.
+        mixer: an ``AFTConv`` with outside="zero", not causal. Its projections are copied; of each filter, only the
+            position and the log-weight of the kept tap are.
 
     Attributes:
-        offset: (h, ndim) cells from a query to the key that its head weighs; weight: (h,) log-weight of that key, learnable.
-        kept: (h,) of sum |exp(w) - 1| over a filter's taps, the share the kept one has: 1 where the filter was one-hot and nothing is lost.
-
-    Equal to AFT-conv with ``kernel()``, which is 0 but for one tap per head. A tool of analysis: time and memory are O(T D) whatever the kernel's size, but in
-    plain torch and float64; AFT-conv's C kernel with the filter ``kernel()`` is faster.
+        offset: (h, ndim) cells from a query to the key that its head weighs.
+        weight: (h,) log-weight of that key, learnable.
+        kept: (h,) share of the kept tap in the sum of |exp(w) - 1| over its filter; 1 if the filter was one-hot and
+            nothing is lost.
     """
 
     supports_grid = True
@@ -38,7 +45,7 @@ class OneHotConv(Mixer):
     def __init__(self, mixer: AFTConv):
         super().__init__(mixer.dim)
         if mixer.causal or mixer.outside != "zero":
-            self.refuse(f"an AFT-conv that looks both ways with outside='zero' can be a gather, got causal={mixer.causal}, outside={mixer.outside!r}")
+            self.refuse(f"needs an AFT-conv that is not causal and has outside='zero', got causal={mixer.causal}, " + f"outside={mixer.outside!r}")
         self.heads, self.kernel_size, self.ndim, self.gate = mixer.heads, mixer.kernel_size, mixer.ndim, mixer.gate
         for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
             self.register_module(name, copy.deepcopy(mixer.get_submodule(name)) if mixer._modules[name] is not None else None)
@@ -51,15 +58,15 @@ class OneHotConv(Mixer):
     kept: Tensor
 
     def kernel(self) -> Tensor:
-        """The log-weights (h, s, ...) of the AFT-conv this is equal to."""
+        """Return the log-weights (h, s, ...) of the AFT-conv that this equals."""
         taps = (self.offset + self.kernel_size // 2).unbind(-1)
         full = self.weight.new_zeros(self.heads, *[self.kernel_size] * self.ndim)
         return full.index_put((torch.arange(self.heads, device=full.device), *taps), self.weight)
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        """Arguments of ``aft_one_hot`` for this input: (positional, keyword)."""
+        """Return the arguments of ``aft_one_hot`` for this input: (positional, keyword)."""
         if len(grid or (1,)) != self.ndim:
-            self.refuse(f"mixes grids of {self.ndim} sizes, got grid={grid}")
+            self.refuse(f"mixes grids of {self.ndim} dimensions, got grid={grid}")
         q = x if self.q_proj is None else self.q_proj(x)
         args = q, self.k_proj(x), self.v_proj(x), self.offset, self.weight
         return args, {"grid": grid, "prefix": prefix, "positions": positions, "key_mask": key_mask, "gate": self.gate}
@@ -86,19 +93,27 @@ def aft_one_hot(
     key_mask: Tensor | None = None,
     gate: str | None = "sigmoid",
 ) -> Tensor:
-    """y_t = gate(q_t) * [sum_s e^{k_s} v_s + (e^w - 1) e^{k_u} v_u] / [sum_s e^{k_s} + (e^w - 1) e^{k_u}] in each head, u = t + offset.
+    """Compute, per head, y_t = gate(q_t) * [sum_s e^{k_s} v_s + c e^{k_u} v_u] / [sum_s e^{k_s} + c e^{k_u}].
 
-    Where e^w < 1 the equation as written takes away what it has just added; here the sum over all keys but u is made of sums before and after u, and
-    e^w e^{k_u} is added to it, so that all terms are positive.
+    Here c = e^w - 1 and u = t + offset. If e^w < 1, this form subtracts what it has just added. The sum over all keys
+    but u is therefore computed from sums before and after u, and e^w e^{k_u} is added to it, so that all terms are
+    positive.
 
     Args:
-        q, v: (B, T, D); k (B, T, h), as ``functional.aft_conv``.
-        offset: (h, axes) integers, the cells from a query to its head's one key; a query whose key is not on the grid sees every key with weight 0.
+        q: (B, T, D).
+        k: (B, T, h), as ``functional.aft_conv``.
+        v: (B, T, D).
+        offset: (h, axes) integers, the cells from a query to the one key of its head; a query whose key is not on the
+            grid sees every key with weight 0.
         weight: (h,) log-weights w.
-        grid, prefix, positions, key_mask, gate: as ``functional.aft_conv``; a position stands once in a row.
+        grid: as ``functional.aft_conv``.
+        prefix: as ``functional.aft_conv``.
+        positions: as ``functional.aft_conv``; every position occurs once in a row.
+        key_mask: as ``functional.aft_conv``.
+        gate: as ``functional.aft_conv``.
 
     Returns:
-        (B, T, D) in q's dtype. Time and memory O(T D), sums in float64.
+        (B, T, D) in q's dtype. Time and memory are O(T D); sums are in float64.
     """
     _check(q, k, v, offset, weight, grid, gate)
     B, T, heads = *q.shape[:2], len(offset)
@@ -106,7 +121,7 @@ def aft_one_hot(
         return torch.zeros_like(q)
     source = sources(offset, grid or ((T - prefix,) if prefix else None), prefix, positions, T)
     m, terms = products(*wide(k, v, key_mask, heads))  # (B, h, T, g + 1, 1)
-    others = _before(terms) + _before(terms.flip(2)).flip(2)
+    others = _sum_before(terms) + _sum_before(terms.flip(2)).flip(2)
     at = source.clamp_min(0).expand(B, heads, T)[..., None, None].expand_as(terms)
     weighed = others.gather(2, at) + torch.exp(weight.double())[:, None, None, None] * terms.gather(2, at)
     acc = torch.where((source >= 0)[..., None, None], weighed, terms.sum(2, keepdim=True))
@@ -118,36 +133,44 @@ def _check(q: Tensor, k: Tensor, v: Tensor, offset: Tensor, weight: Tensor, grid
     B, T, D = q.shape
     heads, axes = offset.shape
     if v.shape != q.shape or k.shape != (B, T, heads) or D % heads or weight.shape != (heads,) or len(grid or (1,)) != axes:
-        shapes = f"v {tuple(v.shape)}, k {tuple(k.shape)}, offset {tuple(offset.shape)}, weight {tuple(weight.shape)}, grid {grid}"
-        raise MixerError(f"aft_one_hot: expects q and v {(B, T, D)}, k (B, T, h), offset (h, axes), weight (h,) and a grid of as many axes, got {shapes}.")
+        shapes = f"v {tuple(v.shape)}, k {tuple(k.shape)}, offset {tuple(offset.shape)}, weight {tuple(weight.shape)}, grid " + f"{grid}"
+        raise MixerError(
+            f"aft_one_hot: expects q and v {(B, T, D)}, k (B, T, h), offset (h, axes), weight (h,) and a grid of as " + f"many axes, got {shapes}."
+        )
 
 
 def sources(offset: Tensor, grid: tuple[int, ...] | None, prefix: int, positions: Tensor | None, T: int) -> Tensor:
-    """(1 or B, h, T): the index of the token that each query's one tap falls on; -1 where there is none, as for prefix tokens."""
+    """Return the index of the token that each query's one tap falls on, (1 or B, h, T).
+
+    It is -1 if there is none, as for prefix tokens.
+    """
     device = offset.device
-    places = torch.arange(T, device=device)[None] if positions is None else positions.long()
+    position_of = torch.arange(T, device=device)[None] if positions is None else positions.long()
     if grid is None:
-        wanted, inside = places[:, None] + offset[None], torch.ones_like(places, dtype=torch.bool)[:, None]
+        wanted, inside = position_of[:, None] + offset[None], torch.ones_like(position_of, dtype=torch.bool)[:, None]
     else:
-        cells = torch.tensor(list(product(*map(range, grid))), device=device)[(places - prefix).clamp_min(0)]  # (1 or B, T, axes)
-        there = cells[:, None] + offset[None, :, None]
-        inside = ((there >= 0) & (there < torch.tensor(grid, device=device))).all(-1) & (places >= prefix)[:, None]
+        cells = torch.tensor(list(product(*map(range, grid))), device=device)[(position_of - prefix).clamp_min(0)]  # (1 or B, T, axes)
+        target_cells = cells[:, None] + offset[None, :, None]
+        inside = ((target_cells >= 0) & (target_cells < torch.tensor(grid, device=device))).all(-1) & (position_of >= prefix)[:, None]
         strides = torch.tensor([prod(grid[a + 1 :]) for a in range(len(grid))], device=device)
-        wanted = prefix + (there * strides).sum(-1)
-    ordered, order = places.sort(1)
+        wanted = prefix + (target_cells * strides).sum(-1)
+    ordered, order = position_of.sort(1)
     shape = wanted.shape
     near = torch.searchsorted(ordered, wanted.flatten(1).contiguous()).clamp_max(T - 1)
     found = (ordered.gather(1, near) == wanted.flatten(1)).view(shape)
     return torch.where(found & inside, order.gather(1, near).view(shape), -1)
 
 
-def _before(terms: Tensor) -> Tensor:
-    """Along dim 2, the sum of all terms before each."""
+def _sum_before(terms: Tensor) -> Tensor:
+    """Compute, along dim 2, the sum of all terms before each."""
     return torch.cat([torch.zeros_like(terms[:, :, :1]), terms[:, :, :-1].cumsum(2)], 2)
 
 
 def largest_taps(kernel: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of log-weights (h, s, ...): where the tap with the largest |exp(w) - 1| stands from the middle (h, axes), its w (h,), and its share of the sum (h,)."""
+    """Find the tap with the largest |exp(w) - 1| of each head, from log-weights (h, s, ...).
+
+    Returns its offset from the middle (h, axes), its w (h,), and its share of the sum (h,).
+    """
     extra = torch.expm1(kernel.double()).abs().flatten(1)
     best = extra.argmax(1)
     total = extra.sum(1)
@@ -158,18 +181,19 @@ def largest_taps(kernel: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def to_gather(module: Any) -> Any:
-    """A copy of an ``AFTConv``, or of a model, in which every AFT-conv is a ``OneHotConv``: one tap of each head's filter is left and read by index.
+    """Copy an ``AFTConv``, or a model, with a ``OneHotConv`` in place of every AFT-conv.
 
-    ``kept`` of each says how much of its filters is left: near 1 after training with ``tokenmix.train.sparsity.one_hot_penalty``.
+    One tap of each head's filter remains and is read by index. ``kept`` of each layer says how much of its filters
+    remains: near 1 after training with ``tokenmix.train.sparsity.one_hot_penalty``.
 
     Raises:
-        MixerError: where there is no AFT-conv, or one that is causal or has outside="none".
+        MixerError: if there is no AFT-conv, or one that is causal or has outside="none".
     """
     if isinstance(module, AFTConv):
         return OneHotConv(module).train(module.training)
     found = [name for name, part in module.named_modules() if isinstance(part, AFTConv)]
     if not found:
-        raise MixerError(f"to_gather: {type(module).__name__} holds no AFT-conv; build it with mixers like {{'name': 'aft_conv', 'heads': 16, ...}}.")
+        raise MixerError(f"to_gather: {type(module).__name__} has no AFT-conv; it needs mixers like {{'name': 'aft_conv', ...}}.")
     module = copy.deepcopy(module)
     for name in found:
         module.set_submodule(name, to_gather(module.get_submodule(name)))

@@ -1,4 +1,7 @@
-"""The Pyramid Vision Transformer around any mixer (Wang et al. 2021, arXiv 2102.12122): stages of falling resolution, a backbone for dense tasks."""
+"""The Pyramid Vision Transformer around any mixer (Wang et al. 2021, arXiv 2102.12122).
+
+Its stages have decreasing resolution; it is a backbone for dense tasks.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from ..errors import MixerError
 from ..positions.grid import regrown, resize_rows
 from ..system.config import Json
 from .blocks import Block, cycled, init_linear
-from .images import both_sides, bound_parts, check_images, check_sides, filled, image_block, refuse_size, resize_mixers, settle_image_config
+from .images import both_sides, check_images, check_multiples, filled, image_block, normalise_image_config, parts_with_positions, refuse_size, resize_mixers
 from .vit import POOLS
 
 POSITIONS = ("learned", None)
@@ -25,19 +28,27 @@ PER_STAGE = ("depths", "dims", "patches", "mlp_ratios")
 
 @dataclass(frozen=True)
 class PyramidConfig(Json):
-    """A pyramid of stages as JSON; lists hold one entry per stage, and the defaults are PVT's four (Table 1).
+    """A pyramid of stages as JSON. Lists hold one entry per stage; the defaults are PVT's four stages (Table 1).
 
     Args:
-        depths: layers of each stage.
-        mixers: one spec per stage, or one per layer, or a single one for all. ``max_len``, ``ndim`` and ``grid_size`` are filled in stage by stage.
-        dims: width of each stage.
-        patches: how many pixels, then tokens of the stage before, along each side become one token.
-        mlp_ratios: hidden width of the MLPs of each stage, in widths.
-        image_size: [height, width] the model is built for, multiples of the product of ``patches``.
-        classes: of the head; 0: no head, the pooled features come out.
-        pool: "class", a class token in the last stage, as PVT classifies; or "mean" over its tokens, without one, as PVT is used in dense tasks.
+        depths: layers of each stage, at least 1.
+        mixers: one spec per stage, one per layer, or a single one for all. ``max_len``, ``ndim`` and ``grid_size`` are
+            filled in for each stage.
+        dims: width of each stage, at least 1.
+        patches: side of the square of pixels, then of tokens of the previous stage, that becomes one token; at least 1.
+        mlp_ratios: hidden width of each stage's MLPs as a multiple of its width, above 0.
+        image_size: [height, width] in pixels that the model is built for, multiples of the product of ``patches``.
+        channels: channels of the images, at least 1.
+        classes: outputs of the head; 0: no head, the model returns the pooled features.
+        pool: "class", a class token in the last stage, as PVT classifies; or "mean" over the last stage's tokens,
+            without a class token, as PVT is used in dense tasks.
         positions: "learned" vectors in every stage, or None.
-        drop_path: of the last layer of all; rises linearly from 0 in the first.
+        dropout: dropout rate in [0, 1), of the embedded tokens and each branch.
+        drop_path: drop path rate of the last layer of the last stage, in [0, 1); it rises linearly from 0 in the first
+            layer.
+        norm_eps: epsilon of the norms in blocks and before the head.
+        init_std: standard deviation of the initial weights.
+        kind: "pyramid".
     """
 
     depths: tuple[int, ...]
@@ -57,56 +68,57 @@ class PyramidConfig(Json):
     kind: str = "pyramid"
 
     def __post_init__(self) -> None:
-        settle_image_config(self, "channels")
+        normalise_image_config(self, "channels")
         for name in PER_STAGE:
             self._check_stages(name)
         if len(self.mixers) not in (1, len(self.depths), self.layers):
             wanted = f"one spec, one for each of {len(self.depths)} stages or one for each of {self.layers} layers"
             raise MixerError(f"PyramidConfig: mixers must hold {wanted}, got {len(self.mixers)}.")
         if self.pool not in POOLS or self.positions not in POSITIONS:
-            raise MixerError(f"PyramidConfig: pool={self.pool!r}, positions={self.positions!r}; choose 'class' or 'mean', and 'learned' or null.")
-        check_sides(self, self.stride, f"{self.stride}, the product of patches")
+            raise MixerError(f"PyramidConfig: pool={self.pool!r}, positions={self.positions!r}; " + "choose 'class' or 'mean', and 'learned' or null.")
+        check_multiples(self, self.stride, f"{self.stride}, the product of patches")
 
     def _check_stages(self, name: str) -> None:
         values = tuple(getattr(self, name))
         object.__setattr__(self, name, values)
         if len(values) != len(self.depths) or not values:
-            raise MixerError(f"PyramidConfig: depths has {len(self.depths)} stages, {name} has {len(values)}: {list(values)}.")
+            raise MixerError(f"PyramidConfig: depths has {len(self.depths)} stages, but {name} has {len(values)}: {list(values)}.")
         kinds = (int, float) if name == "mlp_ratios" else int
         if not all(isinstance(n, kinds) and n > 0 for n in values):
-            raise MixerError(f"PyramidConfig: {name} must be positive numbers, whole but for mlp_ratios, got {list(values)}.")
+            raise MixerError(f"PyramidConfig: {name} must be positive {'numbers' if name == 'mlp_ratios' else 'integers'}, got " + f"{list(values)}.")
 
     @property
     def layers(self) -> int:
-        """Layers of all stages."""
+        """Return the number of layers of all stages."""
         return sum(self.depths)
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Pixels along each side of one token, stage by stage: 4, 8, 16, 32."""
+        """Return the side of one token in pixels, stage by stage: 4, 8, 16, 32."""
         return tuple(accumulate(self.patches, mul))
 
     @property
     def stride(self) -> int:
-        """Pixels along each side of one token of the last stage."""
+        """Return the side in pixels of one token of the last stage."""
         return prod(self.patches)
 
     def grids(self) -> list[tuple[int, int]]:
-        """Rows and columns of tokens of each stage."""
+        """Return rows and columns of tokens of each stage."""
         return [(self.image_size[0] // s, self.image_size[1] // s) for s in self.strides]
 
     def specs(self) -> list[dict[str, Any]]:
-        """One mixer spec per layer."""
+        """Return one mixer spec per layer."""
         if len(self.mixers) == len(self.depths):
             return [spec for spec, depth in zip(self.mixers, self.depths, strict=True) for _ in range(depth)]
         return cycled(self.mixers, self.layers)
 
 
 class Stage(nn.Module):
-    """Patches of the map before, LayerNorm, positions, blocks.
+    """Patches of the previous map, LayerNorm, positions, blocks.
 
     Args:
-        config: the pyramid's; ``index``: which of its stages.
+        config: config of the pyramid.
+        index: number of the stage, from 0.
     """
 
     def __init__(self, config: PyramidConfig, index: int):
@@ -124,7 +136,7 @@ class Stage(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """A map (B, C, H, W) -> tokens (B, prefix + rows * columns, D), and their (rows, columns)."""
+        """Map (B, C, H, W) to tokens (B, prefix + rows * columns, D) and their (rows, columns)."""
         patches = self.patch(x)
         grid = (patches.shape[2], patches.shape[3])
         x = self.patch_norm(patches.flatten(2).transpose(1, 2))
@@ -138,7 +150,7 @@ class Stage(nn.Module):
         return x, grid
 
     def reset_parameters(self, std: float) -> None:
-        """N(0, std) for weights, positions and class token; biases 0."""
+        """Draw weights, positions and class token from N(0, std); set biases to 0."""
         init_linear(self.patch, std)
         self.patch_norm.reset_parameters()
         for parameter in (self.class_token, self.positions):
@@ -156,8 +168,9 @@ class Stage(nn.Module):
 class Pyramid(nn.Module):
     """Stages of tokens on ever coarser grids, norm, head.
 
-    Images whose sides the last stage's stride does not divide are filled with zeros at the right and at the bottom (PVT drops what is left over). A model
-    with parameters per position takes the size it was built for only, until ``resize``; one without takes any.
+    Images whose sides are not multiples of the last stage's stride are padded with zeros at the right and bottom (PVT
+    drops the remainder). A model with parameters per position accepts only the size it was built for, until ``resize``;
+    one without accepts any.
 
     Args:
         config: a ``PyramidConfig``.
@@ -174,19 +187,22 @@ class Pyramid(nn.Module):
 
     @property
     def blocks(self) -> list[Block]:
-        """The layers of all stages."""
+        """Return the layers of all stages."""
         return [block for stage in self.stages for block in stage.blocks]
 
     @property
     def fixed_size(self) -> bool:
-        """Whether anything in the model has parameters per position."""
+        """Return whether anything in the model has parameters per position."""
         return bool(self._bound())
 
     def _bound(self) -> list[str]:
-        return bound_parts(self.blocks, "learned positions" if self.config.positions else "")
+        return parts_with_positions(self.blocks, "learned positions" if self.config.positions else "")
 
     def reset_parameters(self) -> None:
-        """Initialise every parameter again from torch's generator: N(0, init_std), biases 0, the head's weight too."""
+        """Re-initialise every parameter from torch's generator.
+
+        Weights, the head's included, are drawn from N(0, init_std); biases are 0.
+        """
         for stage in self.stages:
             stage.reset_parameters(self.config.init_std)
         self.norm.reset_parameters()
@@ -194,28 +210,29 @@ class Pyramid(nn.Module):
             init_linear(self.head, self.config.init_std)
 
     def forward(self, images: Tensor) -> Tensor:
-        """images (B, C, H, W) -> logits (B, classes)."""
+        """Map images (B, C, H, W) to logits (B, classes)."""
         return self.forward_head(self.forward_features(images))
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """images (B, C, H, W) -> the normed tokens of the last stage (B, prefix + patches, D)."""
+        """Map images (B, C, H, W) to the normalised tokens of the last stage (B, prefix + patches, D)."""
         return self.norm(self._stage_outputs(images)[-1][0])
 
     def forward_head(self, tokens: Tensor) -> Tensor:
-        """Normed tokens -> logits (B, classes), or the pooled features where there is no head."""
+        """Map normalised tokens to logits (B, classes), or to the pooled features if there is no head."""
         pooled = tokens[:, 0] if self.config.pool == "class" else tokens.mean(1)
         return pooled if self.head is None else self.head(pooled)
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
-        """The map of each stage, finest first: (B, D_i, H / s_i, W / s_i) with strides s = 4, 8, 16, 32 and H, W of the filled image.
+        """Compute the map of each stage, finest first: (B, D_i, H / s_i, W / s_i).
 
-        No norm and no class token in them, as PVT feeds a feature pyramid; with ``pool="class"`` the last stage was mixed with its class token.
+        The strides s are 4, 8, 16, 32; H and W are those of the padded image. The maps include neither norm nor class
+        token, as PVT feeds a feature pyramid; with ``pool="class"`` the last stage was mixed with its class token.
         """
         found = zip(self.stages, self._stage_outputs(images), strict=True)
         return [tokens[:, stage.prefix :].transpose(1, 2).unflatten(2, grid) for stage, (tokens, grid) in found]
 
     def _stage_outputs(self, images: Tensor) -> list[tuple[Tensor, tuple[int, int]]]:
-        """Tokens and grid of every stage."""
+        """Compute tokens and grid of every stage."""
         c = self.config
         check_images("Pyramid", images, c.channels)
         x = filled(images, c.stride)
@@ -229,11 +246,14 @@ class Pyramid(nn.Module):
         return found
 
     def run_stage(self, stage: Any, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """One stage; a subclass may run it with less memory."""
+        """Run one stage; a subclass may run it with less memory."""
         return stage(x)
 
     def resize(self, image_size: int | Sequence[int]) -> Pyramid:
-        """Make this model one for another image size: learned positions and AFT's pair biases are interpolated as images, in place."""
+        """Adapt this model to another image size in place.
+
+        Learned positions and the pair biases of AFT are interpolated as images.
+        """
         new = replace(self.config, image_size=both_sides(image_size, "Pyramid.resize"))
         grids = list(zip(self.stages, self.config.grids(), new.grids(), strict=True))
         resize_mixers([(block.mixer, old, to, stage.prefix) for stage, old, to in grids for block in stage.blocks])

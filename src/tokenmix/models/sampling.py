@@ -1,4 +1,4 @@
-"""From logits to the next token: temperature, top-k, top-p."""
+"""Sampling of the next token from logits: temperature, top-k, top-p."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..errors import MixerError
 
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    """Refuse settings that mean nothing."""
+    """Refuse settings out of range."""
     if not temperature >= 0:
         raise MixerError(f"temperature must be >= 0 (0 is greedy), got {temperature}.")
     if top_k is not None and top_k < 1:
@@ -21,7 +21,7 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
 def pick_token(
     logits: Tensor, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None, generator: torch.Generator | None = None
 ) -> Tensor:
-    """logits (B, V) -> tokens (B, 1)."""
+    """Sample tokens (B, 1) from logits (B, V)."""
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     probs = keep_top(logits.float() / temperature, top_k, top_p).softmax(-1)
@@ -29,9 +29,12 @@ def pick_token(
 
 
 def keep_top(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """logits (B, V) with -inf outside the k most likely, then outside the fewest tokens whose probability reaches p."""
+    """Set logits (B, V) to -inf outside the k most likely tokens, then outside the fewest whose probability reaches p.
+
+    None leaves the respective limit out.
+    """
     if top_k is not None and top_k < logits.shape[-1]:
-        order = logits.argsort(dim=-1, descending=True, stable=True)  # an argsort, not a threshold: ties must not keep more than k
+        order = logits.argsort(dim=-1, descending=True, stable=True)  # no threshold, as ties would keep more than k
         logits = logits.scatter(-1, order[:, top_k:], float("-inf"))
     if top_p is not None and top_p < 1:
         probs, order = logits.softmax(-1).sort(dim=-1, descending=True, stable=True)

@@ -1,4 +1,4 @@
-"""Semantic segmentation with EANet's head (Guo et al. 2021, arXiv 2105.02358) on the feature maps of a ViT or a pyramid."""
+"""Semantic segmentation with EANet's head (Guo et al. 2021, arXiv 2105.02358) on feature maps of a ViT or a pyramid."""
 
 from __future__ import annotations
 
@@ -20,21 +20,25 @@ from .vit import ViT
 
 
 def external_head() -> dict[str, Any]:
-    """EANet's layer: the first 1 x 1 convolution with a bias, the second without, one memory of 64 slots."""
+    """Return the spec of EANet's layer.
+
+    Its first 1 x 1 convolution has a bias, its second none; one memory has 64 slots.
+    """
     return {"name": "external", "slots": 64, "tied": True, "out_bias": False}
 
 
 @dataclass(frozen=True)
 class SegmentationConfig(Json):
-    """The head as JSON; defaults are EANet's.
+    """The segmentation head as JSON; the defaults are EANet's.
 
     Args:
-        classes: of each pixel.
-        mixer: the spec of the layer in the middle; any mixer of width ``width``.
-        width: channels after the first 3 x 3 convolution.
-        hidden: channels after the second.
-        levels: which of the backbone's feature maps are read, finest first. They are put on the finest one's grid and concatenated.
-        dropout: of whole channels before the classifier.
+        classes: classes of each pixel, at least 1.
+        mixer: spec of the middle layer; any mixer of width ``width``.
+        width: channels after the first 3 x 3 convolution, at least 1.
+        hidden: channels after the second 3 x 3 convolution, at least 1.
+        levels: indices of the backbone's feature maps that are read, rising, finest first. They are resampled to the
+            finest grid among them and concatenated.
+        dropout: rate in [0, 1) at which whole channels are dropped before the classifier.
     """
 
     classes: int
@@ -51,13 +55,16 @@ class SegmentationConfig(Json):
                 raise MixerError(f"SegmentationConfig: {name} must be positive, got {getattr(self, name)}.")
         rising = all(isinstance(n, int) and n >= 0 for n in self.levels) and list(self.levels) == sorted(set(self.levels))
         if not self.levels or not rising:
-            raise MixerError(f"SegmentationConfig: levels must be rising indices of feature maps, like [1, 2, 3], got {list(self.levels)}.")
+            raise MixerError("SegmentationConfig: levels must be rising indices of feature maps, like [1, 2, 3], got " + f"{list(self.levels)}.")
         if not 0 <= self.dropout < 1:
             raise MixerError(f"SegmentationConfig: dropout must be in [0, 1), got {self.dropout}.")
 
 
 class MixerResidual(nn.Module):
-    """relu(x + BatchNorm(mixer(x))) on maps: EANet's block, whose two 1 x 1 convolutions are the mixer's first and last projection."""
+    """relu(x + BatchNorm(mixer(x))) on maps.
+
+    In EANet's block, the two 1 x 1 convolutions are the mixer's first and last projection.
+    """
 
     def __init__(self, dim: int, spec: dict[str, Any], grid: tuple[int, int]):
         super().__init__()
@@ -66,13 +73,16 @@ class MixerResidual(nn.Module):
         self.norm = nn.BatchNorm2d(dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, D, H, W) -> (B, D, H, W)."""
+        """Map (B, D, H, W) to (B, D, H, W)."""
         grid = tuple(x.shape[2:])
         mixed = self.mixer(x.flatten(2).transpose(1, 2), **({"grid": grid} if self.on_grid else {}))
         return torch.relu(x + self.norm(mixed.transpose(1, 2).unflatten(2, grid)))
 
     def reset_parameters(self) -> None:
-        """The mixer and the norm anew; projections ~ N(0, 2 / outputs), biases 0."""
+        """Re-initialise mixer and norm.
+
+        Projections are drawn from N(0, 2 / outputs), where 2 / outputs is the variance; biases are 0.
+        """
         self.mixer.reset_parameters()
         for name, child in self.mixer.named_children():
             if name in PROJECTIONS and isinstance(child, nn.Linear):
@@ -82,10 +92,14 @@ class MixerResidual(nn.Module):
 
 
 class EAHead(nn.Module):
-    """3 x 3 convolution, BatchNorm, ReLU; the mixer's block; 3 x 3 convolution, BatchNorm, ReLU; dropout of channels; 1 x 1 classifier.
+    """The segmentation head of EANet.
+
+    Its layers are a 3 x 3 convolution, BatchNorm, ReLU; the mixer's block; a 3 x 3 convolution, BatchNorm, ReLU;
+    dropout of channels; a 1 x 1 classifier.
 
     Args:
-        channels: of the map that comes in.
+        channels: channels of the input map.
+        config: sizes and mixer of the head.
         grid: rows and columns of that map at the size the model is built for, for mixers with parameters per position.
     """
 
@@ -101,12 +115,15 @@ class EAHead(nn.Module):
         self.classify = nn.Conv2d(config.hidden, config.classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, channels, H, W) -> (B, classes, H, W)."""
+        """Map (B, channels, H, W) to (B, classes, H, W)."""
         x = self.block(torch.relu(self.reduce_norm(self.reduce(x))))
         return self.classify(self.dropout(torch.relu(self.refine_norm(self.refine(x)))))
 
     def reset_parameters(self) -> None:
-        """Convolutions ~ N(0, 2 / (kernel area * outputs)), biases 0, norms anew."""
+        """Re-initialise every parameter.
+
+        Convolutions are drawn with variance 2 / (kernel area * outputs); biases are 0.
+        """
         for conv in (self.reduce, self.refine, self.classify):
             init_linear(conv, (2 / (conv.out_channels * prod(conv.kernel_size))) ** 0.5)
         for norm in (self.reduce_norm, self.refine_norm):
@@ -115,10 +132,11 @@ class EAHead(nn.Module):
 
 
 class Segmenter(nn.Module):
-    """A backbone's feature maps, the head, logits at the size of the image.
+    """A backbone's feature maps, the head, and logits at the size of the image.
 
     Args:
-        backbone: a ``Pyramid`` or a ``ViT``, best built with ``classes=0``; its head and last norm are not used. Sizes it can take are the model's.
+        backbone: a ``Pyramid`` or a ``ViT``, best built with ``classes=0``; its head and last norm are not used. The
+            model accepts the image sizes that the backbone accepts.
         head: a ``SegmentationConfig``.
     """
 
@@ -128,7 +146,7 @@ class Segmenter(nn.Module):
             raise MixerError(f"Segmenter: the backbone must be a Pyramid or a ViT, got {type(backbone).__name__}.")
         dims, strides = map_widths(backbone), map_strides(backbone)
         if head.levels[-1] >= len(dims):
-            raise MixerError(f"Segmenter: levels={list(head.levels)}, but the backbone has {len(dims)} feature maps, 0 to {len(dims) - 1}.")
+            raise MixerError(f"Segmenter: levels={list(head.levels)}, but the backbone has {len(dims)} feature maps, 0 to " + f"{len(dims) - 1}.")
         self.backbone, self.config = backbone, head
         self.stride = strides[head.levels[0]]
         with torch.random.fork_rng():
@@ -137,47 +155,47 @@ class Segmenter(nn.Module):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of the finest map that is read, at the size the backbone is built for."""
+        """Return rows and columns of the finest map that is read, at the size the backbone is built for."""
         height, width = self.backbone.config.image_size
         return height // self.stride, width // self.stride
 
     def reset_parameters(self) -> None:
-        """Backbone and head anew, from torch's generator."""
+        """Re-initialise backbone and head from torch's generator."""
         self.backbone.reset_parameters()
         self.head.reset_parameters()
 
     def forward(self, images: Tensor) -> Tensor:
-        """images (B, C, H, W) -> logits (B, classes, H, W)."""
+        """Map images (B, C, H, W) to logits (B, classes, H, W)."""
         maps = self.backbone.feature_maps(images)
         first, *others = (maps[i] for i in self.config.levels)
         size = first.shape[2:]
         if tuple(size) != self.grid and self.head.block.mixer.max_len is not None:
             name, built = type(self.head.block.mixer).__name__, " x ".join(str(n) for n in self.backbone.config.image_size)
-            raise MixerError(f"Segmenter: {name} belongs to images of {built}, got {images.shape[2]} x {images.shape[3]}; call model.resize first.")
+            raise MixerError(f"Segmenter: {name} belongs to images of {built}, got {images.shape[2]} x {images.shape[3]}; " + "call model.resize first.")
         logits = self.head(torch.cat([first, *(on_grid(m, size) for m in others)], 1))
-        whole = on_grid(logits, torch.Size(n * self.stride for n in size))  # of the filled image
+        whole = on_grid(logits, torch.Size(n * self.stride for n in size))  # size of the padded image
         return whole[..., : images.shape[2], : images.shape[3]]
 
     def resize(self, image_size: int | Sequence[int]) -> Segmenter:
-        """Make this model one for another image size, as the backbone's ``resize``."""
+        """Adapt this model to another image size in place, as the backbone's ``resize`` does."""
         height, width = both_sides(image_size, "Segmenter.resize")
         steps = [(self.head.block.mixer, self.grid, (height // self.stride, width // self.stride), 0)]
-        resizable(steps)  # before the backbone has changed
+        resizable(steps)  # refuse before the backbone changes
         self.backbone.resize((height, width))
         resize_mixers(steps)
         return self
 
 
 def map_widths(backbone: Pyramid | ViT) -> list[int]:
-    """Channels of each of the backbone's feature maps."""
+    """Return the channels of each of the backbone's feature maps."""
     return list(backbone.config.dims) if isinstance(backbone, Pyramid) else [backbone.config.dim] * 4
 
 
 def map_strides(backbone: Pyramid | ViT) -> list[int]:
-    """Pixels along each side of a cell of each feature map."""
+    """Return the side in pixels of a cell of each feature map."""
     return list(backbone.config.strides) if isinstance(backbone, Pyramid) else [backbone.config.patch] * 4
 
 
 def on_grid(x: Tensor, size: torch.Size) -> Tensor:
-    """A map on another grid, bilinearly between the centres of cells."""
+    """Resample a map to another grid, bilinearly between the centres of cells."""
     return x if x.shape[2:] == size else nn.functional.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)

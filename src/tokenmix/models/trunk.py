@@ -1,4 +1,7 @@
-"""What the autoregressive models share: embedding, positions, blocks, norm and head, for whole sequences and in chunks."""
+"""What the autoregressive models share: embedding, positions, blocks, norm and head.
+
+They read whole sequences or chunks.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from .blocks import Block
 
 
 class TrunkConfig(Protocol):
-    """The fields of a config that a trunk reads; ``LMConfig`` says what each is."""
+    """The fields of a config that a trunk reads; ``LMConfig`` describes them."""
 
     @property
     def dim(self) -> int: ...
@@ -41,7 +44,10 @@ class TrunkConfig(Protocol):
 
 
 def check_trunk(config: TrunkConfig, *positive: str) -> None:
-    """Refuse a config no trunk can be built from; the fields named in ``positive`` must be at least 1."""
+    """Refuse a config from which no trunk can be built.
+
+    The fields named in ``positive`` must be at least 1.
+    """
     name = type(config).__name__
     for field in positive:
         if getattr(config, field) < 1:
@@ -49,7 +55,7 @@ def check_trunk(config: TrunkConfig, *positive: str) -> None:
     if not config.mixers:
         raise MixerError(f"{name}: mixers is empty; give at least one spec.")
     if config.layers is not None and config.layers < len(config.mixers):
-        raise MixerError(f"{name}: layers={config.layers} is fewer than the {len(config.mixers)} mixers given.")
+        raise MixerError(f"{name}: layers={config.layers} is less than the number of mixers given, {len(config.mixers)}.")
     if config.positions not in ("learned", None):
         raise MixerError(f"{name}: positions={config.positions!r} is unknown; choose 'learned' or null.")
     if not 0 <= config.dropout < 1:
@@ -57,7 +63,9 @@ def check_trunk(config: TrunkConfig, *positive: str) -> None:
 
 
 class Trunk(nn.Module):
-    """A stack of causal blocks between an embedding and a head over the same symbols. A model on it says what is embedded and what is predicted.
+    """A stack of causal blocks between an embedding and a head over the same symbols.
+
+    A model built on it determines what is embedded and what is predicted.
 
     Args:
         config: sizes, mixers and initialisation.
@@ -67,7 +75,8 @@ class Trunk(nn.Module):
     def __init__(self, config: TrunkConfig, *, vocab: int):
         super().__init__()
         self.init_std, self.vocab = config.init_std, vocab
-        with torch.random.fork_rng():  # the children draw once while being built; only reset_parameters below may count, or a meta build would differ
+        # The children draw while being built. Only reset_parameters below may count, or a meta build would differ.
+        with torch.random.fork_rng():
             self.embed = ReadEmbedding(vocab, config.dim)
             self.positions = LearnedPositions(config.dim, max_len=config.max_len) if config.positions else None
             options: dict[str, Any] = {"causal": True, "max_len": config.max_len, "mlp_ratio": config.mlp_ratio, "norm": config.norm, "dropout": config.dropout}
@@ -78,7 +87,7 @@ class Trunk(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise every parameter again from torch's generator."""
+        """Re-initialise every parameter from torch's generator."""
         std = self.init_std
         nn.init.normal_(self.embed.weight, std=std)
         if self.positions is not None:
@@ -91,32 +100,45 @@ class Trunk(nn.Module):
             self.norm.reset_parameters()
 
     def read(self, x: Tensor, at: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Embedded symbols x (B, T, D) at positions ``at`` (B, T) -> logits (B, T, V), row t from x[0..t]."""
-        x = self._placed(x, at)
+        """Map embedded symbols x (B, T, D) at positions ``at`` (B, T) to logits (B, T, V).
+
+        Row t depends on x[0..t].
+        """
+        x = self._with_positions(x, at)
         for block in self.blocks:
             x = block(x, key_mask=key_mask)
         return self._logits(x)
 
     def read_chunk(self, x: Tensor, at: Tensor, layers: tuple[State, ...], *, key_mask: Tensor | None = None) -> tuple[Tensor, tuple[State, ...]]:
-        """``read`` of the next L embedded symbols (B, L, D), with what the mixers' states hold before them. Returns logits and new states."""
-        x, states = self._placed(x, at), []
+        """Do the same as ``read`` for the next L embedded symbols (B, L, D), continuing from the mixers' states.
+
+        Returns logits and new states.
+        """
+        x, states = self._with_positions(x, at), []
         for block, old in zip(self.blocks, layers, strict=True):
             x, new = block.extend(x, old, key_mask=key_mask)
             states.append(new)
         return self._logits(x), tuple(states)
 
     def empty_states(self, batch_size: int, device: torch.device | None = None) -> tuple[tuple[State, ...], Tensor]:
-        """The mixers' states before the first symbol and the position of each row, 0; by default where the weights are."""
+        """Return the mixers' states before the first symbol and the position of each row, 0.
+
+        Args:
+            device: device of both; None: that of the weights.
+        """
         start = torch.zeros(batch_size, dtype=torch.long, device=self.embed.weight.device if device is None else device)
         return tuple(block.mixer.init_state(batch_size, device=device) for block in self.blocks), start
 
     def mixers_max_len(self) -> int | None:
-        """The shortest length that a mixer was built with; None where none has a length."""
+        """Return the shortest length that a mixer was built with; None if none has a length."""
         limits = [block.mixer.max_len for block in self.blocks if block.mixer.max_len is not None]
         return min(limits) if limits else None
 
     def check_symbols(self, tokens: Tensor) -> None:
-        """Refuse what is no batch of integer symbols in 0..V-1. Values are read on the CPU and outside of compilation only."""
+        """Refuse what is not a batch of integer symbols in 0..V-1.
+
+        Values are read only on the CPU and outside of compilation.
+        """
         name = type(self).__name__
         if tokens.ndim != 2 or tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
             raise MixerError(f"{name}: expects integer tokens of shape (batch, time), got {tokens.dtype} {tuple(tokens.shape)}.")
@@ -125,7 +147,7 @@ class Trunk(nn.Module):
             if low < 0 or high >= self.vocab:
                 raise MixerError(f"{name}: tokens must be in 0..{self.vocab - 1}, got {low} to {high}.")
 
-    def _placed(self, x: Tensor, at: Tensor) -> Tensor:
+    def _with_positions(self, x: Tensor, at: Tensor) -> Tensor:
         return self.dropout(x if self.positions is None else x + self.positions(at))
 
     def _logits(self, x: Tensor) -> Tensor:

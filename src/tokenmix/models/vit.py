@@ -1,4 +1,7 @@
-"""The Vision Transformer around any mixer (Dosovitskiy et al. 2021, arXiv 2010.11929; DeiT, Touvron et al. 2021, arXiv 2012.12877)."""
+"""The Vision Transformer around any mixer (Dosovitskiy et al. 2021, arXiv 2010.11929).
+
+Defaults are those of DeiT (Touvron et al. 2021, arXiv 2012.12877).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,18 @@ from ..errors import MixerError
 from ..positions.grid import regrown, resize_rows, sincos
 from ..system.config import Json
 from .blocks import Block, cycled, init_linear
-from .images import both_sides, bound_parts, check_images, check_layers, check_sides, filled, image_block, refuse_size, resize_mixers, settle_image_config
+from .images import (
+    both_sides,
+    check_images,
+    check_layers,
+    check_multiples,
+    filled,
+    image_block,
+    normalise_image_config,
+    parts_with_positions,
+    refuse_size,
+    resize_mixers,
+)
 
 POOLS = ("class", "mean")
 POSITIONS = ("learned", "sinusoidal", None)
@@ -22,17 +36,28 @@ POSITIONS = ("learned", "sinusoidal", None)
 
 @dataclass(frozen=True)
 class ViTConfig(Json):
-    """An image classifier as JSON.
+    """An image classifier as JSON; defaults are DeiT's.
 
     Args:
-        dim, layers: width and depth; the defaults of the rest are DeiT's.
-        mixers: one spec per layer, or a shorter list repeated cyclically over ``layers``. ``max_len``, ``ndim`` and ``grid_size`` are filled in.
-        image_size: [height, width] the model is built for, multiples of ``patch``.
-        classes: of the head; 0: no head, the pooled features come out.
-        pool: "class" token, or "mean" over the patches (AFT-conv: then nothing but the patches is mixed).
-        positions: "learned" vectors, one for the class token and for each patch; "sinusoidal" in two dimensions; or None.
-        registers: learnable tokens between class token and patches, without positions, dropped at the output (Darcet et al. 2024, arXiv 2309.16588).
-        drop_path: of the last layer; rises linearly from 0 in the first.
+        dim: features per token, at least 1.
+        layers: number of blocks, at least 1.
+        mixers: one spec per layer, or a shorter list repeated cyclically over ``layers``. ``max_len``, ``ndim`` and
+            ``grid_size`` are filled in.
+        image_size: [height, width] in pixels that the model is built for, multiples of ``patch``.
+        patch: side of a patch in pixels, at least 1.
+        channels: channels of the images, at least 1.
+        classes: outputs of the head; 0: no head, the model returns the pooled features.
+        mlp_ratio: hidden width of the MLPs as a multiple of ``dim``.
+        pool: "class" token, or "mean" over the patches (as for AFT-conv, where only patches may be mixed).
+        positions: "learned" vectors, one for the class token and for each patch; "sinusoidal" in two dimensions; or
+            None.
+        registers: learnable tokens between class token and patches, without positions, dropped at the output (Darcet et
+            al. 2024, arXiv 2309.16588); 0: none.
+        dropout: dropout rate in [0, 1), of the embedded tokens and each branch.
+        drop_path: drop path rate of the last layer, in [0, 1); it rises linearly from 0 in the first layer.
+        norm_eps: epsilon of the norms.
+        init_std: standard deviation of the initial weights.
+        kind: "vit".
     """
 
     dim: int
@@ -53,39 +78,42 @@ class ViTConfig(Json):
     kind: str = "vit"
 
     def __post_init__(self) -> None:
-        settle_image_config(self, "dim", "layers", "patch", "channels", not_negative=("classes", "registers"))
+        normalise_image_config(self, "dim", "layers", "patch", "channels", not_negative=("classes", "registers"))
         check_layers(self)
         if self.pool not in POOLS or self.positions not in POSITIONS:
-            raise MixerError(f"ViTConfig: pool={self.pool!r}, positions={self.positions!r}; choose 'class' or 'mean', and 'learned', 'sinusoidal' or null.")
-        check_sides(self, self.patch, f"patch={self.patch}")
+            raise MixerError(
+                f"ViTConfig: pool={self.pool!r}, positions={self.positions!r}; " + "choose 'class' or 'mean', and 'learned', 'sinusoidal' or null."
+            )
+        check_multiples(self, self.patch, f"patch={self.patch}")
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches the model is built for."""
+        """Return rows and columns of patches that the model is built for."""
         return self.image_size[0] // self.patch, self.image_size[1] // self.patch
 
     @property
     def prefix(self) -> int:
-        """Tokens before the patches: the class token and the registers."""
+        """Return the number of tokens before the patches: the class token and the registers."""
         return (self.pool == "class") + self.registers
 
     def specs(self) -> list[dict[str, Any]]:
-        """One mixer spec per layer."""
+        """Return one mixer spec per layer."""
         return cycled(self.mixers, self.layers)
 
 
 class ViT(nn.Module):
     """Patches, class token and registers, positions, blocks, norm, head.
 
-    Images whose sides the patch does not divide are filled with zeros at the right and at the bottom. A model with parameters per position (learned
-    positions, AFT-full, Synthesizers) takes the size it was built for only, until ``resize``; one without takes any.
+    Images whose sides are not multiples of the patch are padded with zeros at the right and bottom. A model with
+    parameters per position (learned positions, AFT-full, Synthesizers) accepts only the size it was built for, until
+    ``resize``; one without accepts any.
 
     Args:
         config: a ``ViTConfig``.
     """
 
     block_class: ClassVar[type[Block]] = Block
-    """What the layers are; an adapter to another library may need more of them."""
+    """Class of the layers; an adapter to another library may need a subclass."""
 
     def __init__(self, config: ViTConfig):
         super().__init__()
@@ -105,16 +133,19 @@ class ViT(nn.Module):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches the parameters per position belong to."""
+        """Return rows and columns of patches that the parameters per position belong to."""
         return self.config.grid
 
     @property
     def fixed_size(self) -> bool:
-        """Whether anything in the model has parameters per position."""
+        """Return whether anything in the model has parameters per position."""
         return self.positions is not None or any(block.mixer.max_len is not None for block in self.blocks)
 
     def reset_parameters(self) -> None:
-        """Initialise every parameter again from torch's generator: N(0, init_std), biases 0, the head's weight too, as DeiT."""
+        """Re-initialise every parameter from torch's generator.
+
+        As in DeiT, weights, the head's included, are drawn from N(0, init_std); biases are 0.
+        """
         std = self.config.init_std
         init_linear(self.patch, std)
         for parameter in (self.class_token, self.registers, self.positions):
@@ -127,14 +158,15 @@ class ViT(nn.Module):
             init_linear(self.head, std)
 
     def forward(self, images: Tensor, *, keep: Tensor | None = None) -> Tensor:
-        """images (B, C, H, W) -> logits (B, classes)."""
+        """Map images (B, C, H, W) to logits (B, classes)."""
         return self.forward_head(self.forward_features(images, keep=keep))
 
     def forward_features(self, images: Tensor, *, keep: Tensor | None = None) -> Tensor:
-        """images (B, C, H, W) -> the normed tokens (B, prefix + patches, D).
+        """Map images (B, C, H, W) to the normalised tokens (B, prefix + patches, D).
 
         Args:
-            keep: (B, K) integers, the patches of each image that are used, as masked pretraining and pruning need; each keeps its position.
+            keep: (B, K) integers, the patches of each image to use, for masked pretraining and pruning; each keeps its
+                position.
         """
         x, given = self.embed(images, keep=keep)
         for block in self.blocks:
@@ -142,12 +174,12 @@ class ViT(nn.Module):
         return self.norm(x)
 
     def forward_head(self, tokens: Tensor) -> Tensor:
-        """Normed tokens -> logits (B, classes), or the pooled features where there is no head."""
+        """Map normalised tokens to logits (B, classes), or to the pooled features if there is no head."""
         pooled = tokens[:, 0] if self.config.pool == "class" else tokens[:, self.config.prefix :].mean(1)
         return pooled if self.head is None else self.head(pooled)
 
     def feature_maps(self, images: Tensor, layers: Sequence[int] | None = None) -> list[Tensor]:
-        """The patches' tokens after some layers (default: four, spread evenly), each (B, D, rows, columns)."""
+        """Return the patches' tokens after some layers (default: four, evenly spaced), each (B, D, rows, columns)."""
         n = len(self.blocks)
         chosen = [max(n * (i + 1) // 4 - 1, 0) for i in range(4)] if layers is None else [range(n)[i] for i in layers]
         x, given = self.embed(images)
@@ -159,12 +191,15 @@ class ViT(nn.Module):
         return [found[i] for i in chosen]
 
     def embed(self, images: Tensor, *, keep: Tensor | None = None) -> tuple[Tensor, dict[str, Any]]:
-        """The tokens before the first block, and what mixers on grids are told: grid, prefix and, with ``keep``, positions."""
+        """Return the tokens before the first block and the arguments of mixers on grids.
+
+        These are grid, prefix and, with ``keep``, positions.
+        """
         check_images("ViT", images, self.config.channels)
         patches = self.patch(filled(images, self.config.patch))
         grid = (patches.shape[2], patches.shape[3])
         if grid != self.grid and self.fixed_size:
-            parts = bound_parts(self.blocks, "learned positions" if self.positions is not None else "")
+            parts = parts_with_positions(self.blocks, "learned positions" if self.positions is not None else "")
             refuse_size("ViT", images, self.config.image_size, self.config.patch, parts)
         x = patches.flatten(2).transpose(1, 2)
         table = self._table(grid, x)
@@ -184,24 +219,27 @@ class ViT(nn.Module):
         return self.dropout(x), given
 
     def _table(self, grid: tuple[int, int], x: Tensor) -> Tensor | None:
-        """Positions of the class token, where there is one, and of the patches."""
+        """Return the positions of the class token, if there is one, and of the patches."""
         if self.config.positions != "sinusoidal":
             return self.positions
         table = sincos(grid, self.config.dim, device=x.device).to(x.dtype)
         return table if self.class_token is None else torch.cat([torch.zeros_like(table[:1]), table])
 
     def _kept(self, x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-        """The tokens of some patches, and the positions of all tokens."""
+        """Return the tokens of the patches in ``keep``, and the positions of all tokens."""
         n = x.shape[1]
         if keep.ndim != 2 or keep.shape[0] != x.shape[0] or keep.is_floating_point() or keep.dtype == torch.bool:
-            raise MixerError(f"ViT: keep must be integers (batch={x.shape[0]}, patches kept), got {keep.dtype} {tuple(keep.shape)}.")
+            raise MixerError(f"ViT: keep must be integers of shape (batch={x.shape[0]}, patches to keep), got {keep.dtype} " + f"{tuple(keep.shape)}.")
         if not torch.compiler.is_compiling() and keep.numel() and not 0 <= int(keep.min()) <= int(keep.max()) < n:
-            raise MixerError(f"ViT: keep must name patches 0 to {n - 1}, got {int(keep.min())} to {int(keep.max())}.")
+            raise MixerError(f"ViT: keep must be patches in 0..{n - 1}, got {int(keep.min())} to {int(keep.max())}.")
         prefix = torch.arange(self.config.prefix, device=x.device).expand(x.shape[0], -1)
         return x.gather(1, keep[..., None].expand(-1, -1, x.shape[2])), torch.cat([prefix, self.config.prefix + keep], 1)
 
     def resize(self, image_size: int | Sequence[int]) -> ViT:
-        """Make this model one for another image size: learned positions and AFT's pair biases are interpolated as images, in place."""
+        """Adapt this model to another image size in place.
+
+        Learned positions and the pair biases of AFT are interpolated as images.
+        """
         new = replace(self.config, image_size=both_sides(image_size, "ViT.resize"))
         old, prefix = self.grid, self.config.prefix
         resize_mixers([(block.mixer, old, new.grid, prefix) for block in self.blocks])

@@ -1,4 +1,4 @@
-"""One file per experiment; each row of a paper's table is a name, each size a RunConfig."""
+"""Recipes, one file per experiment. Each row of a paper's table has a name, and each size of it is a RunConfig."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe called ``name``; a misspelt one is refused with the nearest names."""
+    """Return the recipe called ``name``; a misspelt name is refused with the nearest ones."""
     return _find(name, RECIPES)

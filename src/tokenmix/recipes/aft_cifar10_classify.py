@@ -1,6 +1,8 @@
-"""Classification of CIFAR-10 at 32 x 32: softmax attention against AFT, Hydra and External attention on the same tokens. Ours; no paper prints it.
+"""Classification of CIFAR-10 at 32 x 32: softmax attention against AFT, Hydra and External attention on the same
+tokens.
 
-``gpu`` and ``paper``: 12 layers x 192, patches of 2, so 256 tokens; 100 and 300 epochs. ``smoke``: 4 layers x 64 on the digits of scikit-learn.
+The experiment is ours; no paper prints it. ``gpu`` and ``paper``: 12 layers x 192 and patches of 2, hence 256 tokens;
+100 and 300 epochs. ``smoke``: 4 layers x 64 on the digits of scikit-learn.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ AUGMENT = Augment(crop="pad", pad=4, flip=0.5, randaugment="rand-m9-mstd0.5-inc1
 
 
 def vit(*mixers: dict[str, Any], **options: Any) -> ViTConfig:
-    """The common shell."""
+    """Return the common architecture with these mixers."""
     return ViTConfig(dim=192, layers=12, mixers=mixers, image_size=(32, 32), patch=2, classes=10, pool="mean", **options)
 
 
 def conv(kernel_size: int, **options: Any) -> dict[str, Any]:
-    """AFT-conv."""
+    """Return the spec of AFT-conv."""
     return {"name": "aft_conv", "heads": HEADS, "kernel_size": kernel_size, "qkv_bias": False, **options}
 
 
@@ -39,7 +41,7 @@ ROWS = {
     "aft_conv_k11": ImageRow("AFT-conv, 11 x 11", vit(conv(11), positions=None)),
     "aft_conv_k7_no_query": ImageRow("AFT-conv, 7 x 7, without the query", vit(conv(7, gate=None), positions=None)),
     "aft_conv_k7_raw": ImageRow("AFT-conv, 7 x 7, filters without reparameterisation", vit(conv(7, reparam=False), positions=None)),
-    "aft_conv_k7_window": ImageRow("AFT-conv, 7 x 7, nothing outside of the window", vit(conv(7, outside="none"), positions=None)),
+    "aft_conv_k7_window": ImageRow("AFT-conv, 7 x 7, nothing outside the window", vit(conv(7, outside="none"), positions=None)),
     "hydra": ImageRow("Hydra attention in all layers", vit(HYDRA)),
     "hydra_last_quarter": ImageRow("Hydra attention in the last quarter of the layers", replace_layers(ATTENTION, HYDRA, last=3)),
     "hydra_last_half": ImageRow("Hydra attention in the last half of the layers", replace_layers(ATTENTION, HYDRA, last=6)),
@@ -48,7 +50,7 @@ ROWS = {
 
 
 def build(row: ImageRow, size: str) -> RunConfig:
-    """The config of a row at a size."""
+    """Return the config of a row at a size."""
     if size == "smoke":
         return digits_training(row)
     batch, epochs, augment = (256, 300, DEIT_AUGMENT) if size == "paper" else (256, 100, AUGMENT)

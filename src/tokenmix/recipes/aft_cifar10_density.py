@@ -1,9 +1,13 @@
 """The density of CIFAR-10, sub-pixel by sub-pixel (AFT, arXiv 2105.14103, Sec. 5.1): the rows of Tables 2 and 3.
 
-From the paper: 3072 sub-pixels of 256 values, learned positions, AFT-local of window 256 with factors of rank 64, AdamW at 3e-3 with the warm-up schedule of
-Vaswani et al., weight decay 0.1 on linear weights, dropout 0.1, batch 128, 200 epochs; a random flip, then one value in -10..10 added to all sub-pixels. Not in
-the paper: the length of the warm-up (4000 here), clipping (none there; 1.0 here), the blocks of the Image Transformer (Parmar et al. 2018 give 256 queries and
-as much memory). ``gpu``: 20,000 steps of batch 32 in bf16. ``smoke``: 4 layers x 64 on the 8 x 8 digits of scikit-learn, one channel.
+From the paper: 3072 sub-pixels of 256 values, learned positions, AFT-local of window 256 with factors of rank 64, AdamW
+at 3e-3 with the warm-up schedule of Vaswani et al., weight decay 0.1 on linear weights, dropout 0.1, batch 128, 200
+epochs; a random flip, then one value in -10..10 added to all sub-pixels.
+
+Not in the paper: the length of the warm-up (4000 here), clipping (not mentioned there; 1.0 here), the blocks of the
+Image Transformer (Parmar et al. 2018 use 256 queries and as much memory).
+
+``gpu``: 20,000 steps of batch 32 in bf16. ``smoke``: 4 layers x 64 on the 8 x 8 digits of scikit-learn, one channel.
 """
 
 from __future__ import annotations
@@ -45,23 +49,23 @@ TABLE2: dict[str, tuple[tuple[dict[str, Any], ...], int, int, dict[str, float]]]
 
 
 def rows() -> dict[str, ImageRow]:
-    """Every row by name."""
+    """Return every row by name."""
     found = {}
     for name, (specs, layers, dim, printed) in TABLE2.items():
         found[f"table2/{name}"] = ImageRow(f"Table 2: {layers} layers x {dim}", density(specs, layers, dim), printed)
     plain, printed = {**LOCAL, "rank": None}, {"train": 2.82, "test": 2.84}
-    found["table3/plain"] = ImageRow("Table 3: AFT-local, a plain table of pairs, 9.6M parameters a layer", density((plain,), 24, 256), printed)
-    found["table3/factors"] = ImageRow("Table 3: AFT-local, factors, 0.6M parameters a layer", density((LOCAL,), 24, 256), {"train": 2.75, "test": 2.74})
+    found["table3/plain"] = ImageRow("Table 3: AFT-local, a plain table of pairs, 9.6M parameters per layer", density((plain,), 24, 256), printed)
+    found["table3/factors"] = ImageRow("Table 3: AFT-local, factors, 0.6M parameters per layer", density((LOCAL,), 24, 256), {"train": 2.75, "test": 2.74})
     return found
 
 
 def density(specs: tuple[dict[str, Any], ...], layers: int, dim: int) -> ImageDensityConfig:
-    """The paper's model."""
+    """Return the paper's model."""
     return ImageDensityConfig(dim=dim, size=SIZE, channels=CHANNELS, mixers=specs, layers=layers, dropout=0.1)
 
 
 def build(row: ImageRow, size: str) -> RunConfig:
-    """The config of a row at a size."""
+    """Return the config of a row at a size."""
     if size == "smoke":
         return _smoke(row)
     data = ImageDataConfig(source="cifar10", augment=AUGMENT)

@@ -1,10 +1,15 @@
 """Byte-level language modelling on enwik8 (AFT, arXiv 2105.14103, Sec. 5.2): all rows of Tables 4, 5 and 6.
 
-From the paper: 24 layers x 256 (or 12 x 512), MLP x4, pre-norm, learned positions, T = 1024, window 32, rank 256, AdamW at 3e-3 with the warm-up schedule of
-Vaswani et al., weight decay 0.5 on linear weights, dropout 0.1, batch 128, 100 epochs. Not in the paper: the length of the warm-up (4000 here, as in
-Vaswani et al.), AdamW's betas (torch's defaults), gradient clipping (none there; 1.0 here), Reformer's hashing (16 buckets, chunks of 64, 4 rounds here),
-Performer's features (e ln e here, never drawn anew), the Synthesizer's hidden layer (as wide as a head here). ``gpu`` is the paper's model for 20,000 steps of
-32,768 bytes in bf16; ``smoke`` shows that a row runs, 4 layers x 64 for about a minute, and says nothing about the paper.
+From the paper: 24 layers x 256 (or 12 x 512), MLP x4, pre-norm, learned positions, T = 1024, window 32, rank 256, AdamW
+at 3e-3 with the warm-up schedule of Vaswani et al., weight decay 0.5 on linear weights, dropout 0.1, batch 128, 100
+epochs.
+
+Not in the paper: the length of the warm-up (4000 here, as in Vaswani et al.), AdamW's betas (torch's defaults here),
+gradient clipping (not mentioned there; 1.0 here), Reformer's hashing (16 buckets, chunks of 64, 4 rounds here),
+Performer's features (e ln e here, never redrawn), the Synthesizer's hidden layer (as wide as a head here).
+
+``gpu`` is the paper's model for 20,000 steps of 32,768 bytes in bf16. ``smoke`` has 4 layers x 64 and takes about a
+minute; it shows that a row runs, but is no comparison with the paper.
 """
 
 from __future__ import annotations
@@ -46,12 +51,12 @@ OTHERS: dict[str, tuple[dict[str, Any], int, int, float, float, float, float]] =
 
 
 def local(window: int) -> dict[str, Any]:
-    """AFT-local as in Table 5; window 0 is AFT-simple, whose row it repeats."""
+    """Return AFT-local as in Table 5; window 0 is AFT-simple, whose row it repeats."""
     return {"name": "aft_local", "window": window, "rank": 256} if window else {"name": "aft_simple"}
 
 
 def rows() -> dict[str, Row]:
-    """Every row by name."""
+    """Return every row by name."""
     found = {}
     for name, (spec, layers, dim, train, test, speed, memory) in OTHERS.items():
         printed = {"train": train, "test": test, "iterations_per_s": speed, "gb_per_gpu": memory}
@@ -64,7 +69,7 @@ def rows() -> dict[str, Row]:
 
 
 def build(row: Row, size: str) -> RunConfig:
-    """The config of a row at a size."""
+    """Return the config of a row at a size."""
     if size == "smoke":
         return _smoke(row)
     model = LMConfig(dim=row.dim, max_len=row.seq_len, mixers=row.mixers, layers=row.layers, dropout=0.1)

@@ -1,7 +1,7 @@
-"""AFT in the DeiT shell on ImageNet-1k (AFT, arXiv 2105.14103, Sec. 5.3): the rows of Tables 7 and 8.
+"""AFT in the DeiT architecture on ImageNet-1k (AFT, arXiv 2105.14103, Sec. 5.3): the rows of Tables 7 and 8.
 
-Table 8 fine-tunes from DeiT-base at 384: convert the checkpoint first (``tokenmix convert``) and give the directory as ``--train.init``. ImageNet itself cannot
-be downloaded: give its folder (train/CLASS/*, val/CLASS/*) as ``--data``.
+Table 8 fine-tunes from DeiT-base at 384: first convert the checkpoint (``tokenmix convert``), then give the directory
+as ``--train.init``. ImageNet itself cannot be downloaded: give its folder (train/CLASS/*, val/CLASS/*) as ``--data``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TABLE8 = {"deit_base_384": (82.9, 86.9, 89.6, 13.6), "finetuned": (83.4, 79.7, 9
 
 
 def rows() -> dict[str, ImageRow]:
-    """Every row by name."""
+    """Return every row by name."""
     found = {f"table7/{name}": ImageRow(f"Table 7: {name}, 224", MODELS[name], _printed(numbers)) for name, numbers in PRINTED.items()}
     base, conv = MODELS["deit_base_384"], MODELS["aft_conv_base384_k25_h32"]
     found["table8/deit_base_384"] = ImageRow("Table 8: DeiT-base at 384", base, _printed(TABLE8["deit_base_384"]))
@@ -45,7 +45,7 @@ def _printed(numbers: tuple[float, float, float, float]) -> dict[str, float]:
 
 
 def build(row: ImageRow, size: str) -> RunConfig:
-    """DeiT's recipe; Table 8's rows for 100 epochs of batch 64, as printed."""
+    """Return the config of a row at a size: DeiT's recipe; for Table 8, 100 epochs of batch 64, as printed."""
     if row.model.image_size != (384, 384) or size == "smoke":
         return deit_training(row, size)
     augment = DEIT_AUGMENT if size == "paper" else Augment(crop="resized", flip=0.5)
@@ -54,4 +54,6 @@ def build(row: ImageRow, size: str) -> RunConfig:
     return imagenet_like(row, model, data, IMAGENET_IMAGES, 64, 100 if size == "paper" else 10, size)
 
 
-RECIPE = Recipe("aft_imagenet", "AFT-full and AFT-conv in the DeiT shell: Tables 7 and 8 of the AFT paper", rows(), "table7/aft_conv_tiny_k11_h32", build)
+RECIPE = Recipe(
+    "aft_imagenet", "AFT-full and AFT-conv in the DeiT architecture: Tables 7 and 8 of the AFT paper", rows(), "table7/aft_conv_tiny_k11_h32", build
+)

@@ -1,7 +1,8 @@
-"""Hydra attention in DeiT-B on ImageNet-1k (Hydra, arXiv 2209.07484): which layers to replace (Fig. 4), how many heads (Fig. 2), which kernel.
+"""Hydra attention in DeiT-B on ImageNet-1k (Hydra, arXiv 2209.07484).
 
-The paper trains with DeiT's recipe. Its figures' numbers are not in the text; of an independent training by the same recipe (EasyCV) the top-1 is known with
-Hydra in all layers, in the last eight, and in none.
+The rows vary which layers to replace (Fig. 4), how many heads there are (Fig. 2), and the kernel. The paper trains with
+DeiT's recipe. Its text does not give the figures' numbers. From an independent training with the same recipe (EasyCV),
+the top-1 accuracy is known with Hydra in all layers, in the last eight, and in none.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ KERNELS = ("cosine", "tanh", "sigmoid", "elu", "identity", "mean", "softmax", "s
 
 
 def rows() -> dict[str, ImageRow]:
-    """Every row by name."""
+    """Return every row by name."""
     found = {}
     for last in range(13):
         printed = {"top1_easycv": EASYCV[last]} if last in EASYCV else {}

@@ -1,4 +1,4 @@
-"""What the recipes on images share: rows, DeiT's training, and how a row is shrunk to run on a CPU in a minute."""
+"""What the image recipes share: rows, DeiT's training, and shrinking a row so that it runs on a CPU in a minute."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ class ImageRow:
     """One experiment.
 
     Args:
-        model: the config at the paper's size.
+        about: description of the row.
+        model: config at the paper's size.
         printed: the paper's own numbers, for reports.
-        optim, train: fields in which this row's training differs.
+        optim: fields of ``OptimConfig`` that differ for this row.
+        train: fields of ``TrainConfig`` that differ for this row.
     """
 
     about: str
@@ -32,10 +34,12 @@ class ImageRow:
 
 
 def deit_training(row: ImageRow, size: str) -> RunConfig:
-    """A ViT on ImageNet as DeiT trains it (arXiv 2012.12877, Table 9), ``gpu`` a hundred epochs of it in bf16 on one GPU, ``smoke`` a tiny one on digits.
+    """Return the config of a ViT on ImageNet with DeiT's training (arXiv 2012.12877, Table 9).
 
-    AdamW, lr 5e-4 x batch / 512, weight decay 0.05, 5 epochs of warm-up, cosine to 1e-5, 300 epochs of batch 1024, label smoothing 0.1, RandAugment, mixup
-    0.8, cutmix 1.0, erasing 0.25, repeated augmentation, drop path 0.1.
+    AdamW, lr 5e-4 x batch / 512, weight decay 0.05, 5 epochs of warm-up, cosine to 1e-5, 300 epochs of batch 1024,
+    label smoothing 0.1, RandAugment, mixup 0.8, cutmix 1.0, erasing 0.25, repeated augmentation, drop path 0.1.
+
+    ``gpu`` is 100 epochs of batch 256 in bf16 on one GPU, ``smoke`` a tiny model on digits.
     """
     if size == "smoke":
         return digits_training(row)
@@ -45,7 +49,7 @@ def deit_training(row: ImageRow, size: str) -> RunConfig:
 
 
 def imagenet_like(row: ImageRow, model: Any, data: ImageDataConfig, images: int, batch: int, epochs: int, size: str) -> RunConfig:
-    """DeiT's optimiser over so many epochs."""
+    """Return a config with DeiT's optimiser and ``epochs`` epochs of ``images`` images."""
     epoch = images // batch
     rate = 5e-4 * batch / 512
     optim = OptimConfig(lr=rate, weight_decay=0.05, warmup=5 * epoch, min_lr_ratio=1e-5 / rate, clip=0.0)
@@ -55,7 +59,10 @@ def imagenet_like(row: ImageRow, model: Any, data: ImageDataConfig, images: int,
 
 
 def digits_training(row: ImageRow) -> RunConfig:
-    """The row as a tiny model on the 8 x 8 digits that scikit-learn brings: shows that it runs and learns, and says nothing about the paper."""
+    """Return the row as a tiny model on the 8 x 8 digits of scikit-learn.
+
+    It shows that the row runs and learns, but is no comparison with the paper.
+    """
     data = ImageDataConfig(source="digits", augment=Augment(crop="pad", pad=1))
     optim = OptimConfig(lr=4e-3, weight_decay=0.05, warmup=100)
     loop = TrainConfig(steps=1500, batch_size=64, log_every=50, eval_every=500, save_every=500, eval_batch=128)
@@ -63,7 +70,10 @@ def digits_training(row: ImageRow) -> RunConfig:
 
 
 def shrink(config: ViTConfig, *, layers: int = 4, dim: int = 64, image_size: int = 8, patch: int = 2) -> ViTConfig:
-    """A ViT of the same kind for digits: of a pattern over many layers every few are kept, counted from the last."""
+    """Shrink a ViT config to the size of the digits.
+
+    From a longer pattern of mixers, evenly spaced layers are kept, counting from the last.
+    """
     specs = config.specs()
     step = len(specs) // layers
     kept = tuple(shrink_spec(specs[len(specs) - 1 - i * step], dim=dim, most_taps=2 * (image_size // patch) - 1) for i in reversed(range(layers)))
@@ -73,7 +83,7 @@ def shrink(config: ViTConfig, *, layers: int = 4, dim: int = 64, image_size: int
 
 
 def shrink_spec(spec: dict[str, Any], *, dim: int, most_taps: int) -> dict[str, Any]:
-    """A mixer spec for fewer features and smaller grids."""
+    """Adapt a mixer spec to fewer features and smaller grids."""
     small = dict(spec)
     if "heads" in small:
         most = dim if small["name"] in ("aft_conv", "multihead_linear") else 4

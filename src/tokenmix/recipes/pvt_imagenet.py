@@ -1,6 +1,7 @@
-"""Pyramid Vision Transformers on ImageNet-1k (arXiv 2102.12122): four sizes, and their spatial reduction replaced by mixers of linear cost.
+"""Pyramid Vision Transformers on ImageNet-1k (arXiv 2102.12122).
 
-The paper trains with DeiT's recipe, drop path 0.1 and no clipping.
+The rows are PVT's four sizes, and mixers of linear cost in place of its spatial reduction. The paper trains with DeiT's
+recipe, drop path 0.1 and no clipping.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ OTHERS = {"hydra": {"name": "hydra"}, "aft_simple": {"name": "aft_simple"}, "lin
 
 
 def rows() -> dict[str, ImageRow]:
-    """Every row by name."""
+    """Return every row by name."""
     found = {name: ImageRow(f"PVT-{name}", MODELS[f"pvt_{name}"], {"top1": top1, "parameters_m": millions}) for name, (top1, millions) in PRINTED.items()}
     for name, spec in OTHERS.items():
         found[f"tiny_{name}"] = ImageRow(f"PVT-tiny with {name} in every stage; ours", replace(MODELS["pvt_tiny"], mixers=(spec,)))
@@ -27,7 +28,10 @@ def rows() -> dict[str, ImageRow]:
 
 
 def build(row: ImageRow, size: str) -> RunConfig:
-    """DeiT's recipe; ``smoke``: one layer a stage, narrow, on digits enlarged to 64 x 64."""
+    """Return the config of a row at a size, with DeiT's recipe.
+
+    ``smoke`` has one narrow layer per stage and digits enlarged to 64 x 64.
+    """
     if size != "smoke":
         return deit_training(row, size)
     small: dict[str, Any] = {"depths": (1, 1, 1, 1), "dims": (16, 32, 40, 64), "image_size": (64, 64), "channels": 1, "classes": 10}

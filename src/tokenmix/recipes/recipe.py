@@ -1,4 +1,4 @@
-"""What a recipe is: named rows, each a RunConfig at three sizes."""
+"""Recipes: named rows, each of which is a RunConfig at three sizes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ class Row:
     """One experiment.
 
     Args:
-        mixers: the specs at the paper's size, one per layer or a cycle of them.
-        layers, dim, seq_len: at the paper's size.
+        about: description of the row.
+        mixers: specs at the paper's size, one per layer or fewer to be repeated.
+        layers: number of layers at the paper's size.
+        dim: features per token at the paper's size.
+        seq_len: bytes per sequence at the paper's size.
         printed: the paper's own numbers, for reports.
     """
 
@@ -33,7 +36,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Recipe:
-    """An experiment of a paper: rows (each with ``about`` and ``printed``), a default row, and the function that gives a row's config at a size."""
+    """An experiment of a paper.
+
+    Args:
+        name: name on the command line.
+        about: description of the recipe.
+        rows: rows by name, each with ``about`` and ``printed``.
+        default: name of the default row.
+        build: function that returns the config of a row at a size.
+    """
 
     name: str
     about: str
@@ -42,7 +53,7 @@ class Recipe:
     build: Callable[[Any, str], RunConfig]
 
     def config(self, row: str | None = None, size: str = "smoke") -> RunConfig:
-        """The RunConfig of a row at a size."""
+        """Return the RunConfig of a row at a size."""
         row = row or self.default
         if row not in self.rows:
             raise MixerError(f"recipe {self.name} has no row {row!r}; {nearest(row, self.rows)}.")
@@ -53,14 +64,14 @@ class Recipe:
 
 
 def find_recipe(name: str, recipes: dict[str, Recipe]) -> Recipe:
-    """Look a recipe up by name."""
+    """Look up a recipe by name."""
     if name not in recipes:
         raise MixerError(f"there is no recipe {name!r}; {nearest(name, recipes)}.")
     return recipes[name]
 
 
 def shrink_spec(spec: dict[str, Any], *, seq_len: int, heads: int, rank: int | None) -> dict[str, Any]:
-    """A mixer spec for a smaller model: windows no longer than the sequence, fewer heads, a lower rank."""
+    """Adapt a mixer spec to a smaller model: shorter windows, fewer heads, a lower rank."""
     small = dict(spec)
     if "window" in small:
         small["window"] = min(small["window"], seq_len)

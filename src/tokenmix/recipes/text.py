@@ -32,7 +32,10 @@ ROWS = {
 
 
 def build(row: Row, size: str) -> RunConfig:
-    """The config of a row at a size: 4 layers x 128 on a CPU for about a minute, 8 x 384 on one GPU, or 24 x 512."""
+    """Return the config of a row at a size.
+
+    It is 4 layers x 128 for about a minute on a CPU, 8 x 384 on one GPU, or 24 x 512.
+    """
     if size == "smoke":
         mixers = tuple(shrink_spec(spec, seq_len=256, heads=4, rank=32) for spec in row.mixers)
         model = LMConfig(dim=128, max_len=256, mixers=mixers, layers=4)

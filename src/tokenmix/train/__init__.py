@@ -1,4 +1,4 @@
-"""Training: a config in, a run directory out; any run can be stopped at any point and resumed to the same bits."""
+"""Training: a config in, a run directory out. Any run can be stopped at any point and resumed bit for bit."""
 
 from .config import DataConfig as DataConfig
 from .config import ImageDataConfig as ImageDataConfig

@@ -1,8 +1,8 @@
-"""Checkpoints: written whole or not at all, checked byte for byte before they are used.
+"""Checkpoints: written completely or not at all, and verified byte for byte before use.
 
 checkpoints/step_00000100/
     model.safetensors   optimizer.safetensors   rng.safetensors   progress.json
-    manifest.json       size and sha256 of each of them, and a sha256 of itself
+    manifest.json       size and sha256 of each of these files, and a sha256 of itself
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ MANIFEST = "manifest.json"
 
 
 def check_can_save() -> None:
-    """Refuse to go on where checkpoints can be neither written nor read, by writing one tensor: safetensors needs packages of its own."""
+    """Refuse to start where checkpoints can be neither written nor read.
+
+    A tensor is written to find out, as safetensors needs packages of its own.
+    """
     try:
         from safetensors.torch import save
 
@@ -34,24 +37,25 @@ def check_can_save() -> None:
 
 
 def step_name(step: int) -> str:
-    """The directory of a step's checkpoint."""
+    """Return the directory name of a step's checkpoint."""
     return f"step_{step:08d}"
 
 
 def list_steps(folder: Path) -> list[int]:
-    """The steps that have a checkpoint, rising, whether good or not."""
+    """List the steps that have a checkpoint, in ascending order, whether intact or not."""
     return sorted(int(p.name[5:]) for p in folder.glob("step_*") if p.is_dir() and p.name[5:].isdigit())
 
 
 def save_checkpoint(folder: Path, step: int, tensors: dict[str, dict[str, Tensor]], progress: dict[str, Any]) -> Path:
-    """Write the checkpoint of ``step``: files into a temporary directory, then one rename.
+    """Write the checkpoint of ``step``: files go into a temporary directory, which is then renamed.
 
     Args:
-        tensors: file stem -> tensors by name.
+        tensors: tensors by name, for each file stem.
         progress: counters of the run, as JSON.
 
     Raises:
-        OSError: when the disk refuses; the temporary directory is gone then and older checkpoints are untouched.
+        OSError: if the disk is full or cannot be written to. The temporary directory is then removed, and older
+            checkpoints are untouched.
     """
     from safetensors.torch import save
 
@@ -79,7 +83,7 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, dict[str, Tensor
 
 
 def remove_checkpoint(folder: Path, step: int) -> None:
-    """Delete a checkpoint; it leaves its name first, so that a kill half way leaves no broken one behind."""
+    """Delete a checkpoint. It is renamed first, so that a kill half-way leaves no broken checkpoint behind."""
     path, doomed = folder / step_name(step), folder / f".old-{step_name(step)}"
     if path.exists():
         shutil.rmtree(doomed, ignore_errors=True)
@@ -88,21 +92,21 @@ def remove_checkpoint(folder: Path, step: int) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Delete what a killed process left half written."""
+    """Delete the unfinished directories of a killed process."""
     for pattern in (".tmp-*", ".old-*"):
         for path in folder.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def prune(folder: Path, keep: int, best: int | None) -> None:
-    """Keep the latest ``keep`` checkpoints and the best one."""
+    """Delete all checkpoints but the latest ``keep`` and the best one."""
     for step in list_steps(folder)[:-keep]:
         if step != best:
             remove_checkpoint(folder, step)
 
 
-def fault(path: Path) -> str | None:
-    """What is wrong with the checkpoint at ``path``, naming the file; None when every byte is as written."""
+def find_fault(path: Path) -> str | None:
+    """Describe what is wrong with the checkpoint at ``path``, naming the file; None if every byte is as written."""
     manifest = path / MANIFEST
     try:
         content = json.loads(manifest.read_text())
@@ -119,34 +123,35 @@ def fault(path: Path) -> str | None:
             return f"{file} is missing"
         size = file.stat().st_size
         if size != entry["bytes"]:
-            return f"{file} is truncated or edited: {size} bytes, {entry['bytes']} were written"
+            return f"{file} is truncated or edited: {size} bytes instead of {entry['bytes']}"
         if hashlib.sha256(file.read_bytes()).hexdigest() != entry["sha256"]:
-            return f"{file} was edited: its sha256 is not the one written"
+            return f"{file} was edited: its sha256 does not match the manifest"
     return None
 
 
 def previous_good(folder: Path, step: int) -> int | None:
-    """The latest checkpoint before ``step`` that is whole."""
-    return next((s for s in reversed(list_steps(folder)) if s < step and fault(folder / step_name(s)) is None), None)
+    """Return the latest intact checkpoint before ``step``."""
+    return next((s for s in reversed(list_steps(folder)) if s < step and find_fault(folder / step_name(s)) is None), None)
 
 
 def load_checkpoint(folder: Path, step: int, *stems: str) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """Check the checkpoint of ``step`` and read the named groups of tensors, and the run's counters.
+    """Verify the checkpoint of ``step``, then read the named groups of tensors and the run's counters.
 
     Raises:
-        MixerError: naming the broken file, and the previous good checkpoint if there is one.
+        MixerError: if a file is missing or damaged; the message names it, and the previous intact checkpoint if there
+            is one.
     """
     check_can_save()
     path = folder / step_name(step)
     if not path.is_dir():
         known = list_steps(folder)
-        raise MixerError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, known)) or 'none'}.")
-    broken = fault(path)
+        raise MixerError(f"{folder} has no checkpoint of step {step}; available: {', '.join(map(str, known)) or 'none'}.")
+    broken = find_fault(path)
     if broken is not None:
         good = previous_good(folder, step)
-        offer = f"the previous good one is step {good}: resume with --from {good}"
-        offer = offer if good is not None else "no earlier checkpoint is good; start again in a new directory"
-        raise MixerError(f"checkpoint refused: {broken}; {offer}.")
+        offer = f"the latest intact one before it is step {good}: resume with --from {good}"
+        offer = offer if good is not None else "no earlier checkpoint is intact; start again in a new directory"
+        raise MixerError(f"checkpoint not loaded: {broken}; {offer}.")
     from safetensors.torch import load
 
     tensors = {stem: load((path / f"{stem}.safetensors").read_bytes()) for stem in stems}

@@ -1,4 +1,4 @@
-"""A run as JSON: everything needed to do it again."""
+"""The config of a training run as JSON: everything needed to repeat the run."""
 
 from __future__ import annotations
 
@@ -14,16 +14,29 @@ from ..system.config import Json, nearest, to_json
 
 SCHEDULES = ("vaswani", "cosine", "linear", "constant")
 PRECISIONS = ("fp32", "bf16")
-FIXED = ("seed", "batch_size", "precision", "distill")  # of train: what may not change in the middle of a run
-MOVABLE = ("source", "path", "max_unpacked", "max_pixels")  # of data: the bytes are held against their sha256, wherever they lie now
+# Fields of train that may not change in the middle of a run.
+FIXED = ("seed", "batch_size", "precision", "distill")
+# Fields of data that may change: the data itself is compared by sha256, wherever it lies.
+MOVABLE = ("source", "path", "max_unpacked", "max_pixels")
 MOST_THREADS = 1024
-SEEDS = -(1 << 63), (1 << 64) - 1  # what torch's generators take
+SEEDS = -(1 << 63), (1 << 64) - 1  # the range that torch's generators accept
 
 
 @dataclass(frozen=True)
 class DataConfig(Json):
-    """The corpus: a name or path, an optional local copy of enwik8, proportions of the splits, bytes per training sequence, and how many bytes an archive
-    may unpack to (``data.Bounds``)."""
+    """The corpus of a language model.
+
+    Args:
+        source: "stdlib" (the Python sources on this machine, the default), "enwik8", or the path of a text file or
+            folder.
+        path: local copy of enwik8 (raw, .gz or .zip); None: downloaded. Only allowed with ``source="enwik8"``.
+        split: proportions of train, validation and test, such as [90, 5, 5]; None: 90/5/5. enwik8 always has its
+            official 90M/5M/5M bytes.
+        seq_len: bytes per training sequence, from 1 to the model's ``max_len``.
+        max_unpacked: bytes that an archive may unpack to, at least 1; None: 64 MiB or 100 times the archive's size,
+            whichever is more.
+        kind: "text"; tells this config from ``ImageDataConfig``.
+    """
 
     source: str = "stdlib"
     path: str | None = None
@@ -35,14 +48,24 @@ class DataConfig(Json):
 
 @dataclass(frozen=True)
 class ImageDataConfig(Json):
-    """The images: a set's name or a path, an optional local copy of the set, how much of train is held out where the set has no validation split.
+    """The images of a classifier or of a density model.
 
     Args:
-        augment: what happens to training images; for a density model only ``flip`` and ``shift``.
-        smoothing: of the labels.
-        mean, std: pixels in 0..1 are normalised with these, one per channel; None: those of ImageNet, for grey images 0.5.
-        skip_bad_files: leave out files that are no images, with a warning, instead of refusing the set.
-        max_unpacked, max_pixels: bounds on what an archive unpacks to, and on an image file (``data.Bounds``).
+        source: name of an image set (default "digits") or path of a folder, .npz or .zip file.
+        path: local copy of a named set; None: downloaded, unless the set comes with a library (digits).
+        valid: share of the training images held out for validation (a fraction below 1) or their number (1 or more);
+            None: 0.1 where the set has no validation split of its own.
+        augment: what happens to training images (see ``Augment``), by default nothing. A density model takes ``flip``,
+            ``shift`` and ``repeats`` only.
+        smoothing: label smoothing, in [0, 1); 0: none.
+        mean: mean of each channel, for pixels in 0..1, subtracted from them; None: that of ImageNet for colour images,
+            0.5 for grey ones.
+        std: standard deviation of each channel, above 0, by which pixels are then divided; None: as for ``mean``.
+        skip_bad_files: leave out files that cannot be read, with a warning, instead of refusing the set.
+        max_unpacked: bytes that an archive may unpack to, at least 1; None: 64 MiB or 100 times the archive's size,
+            whichever is more.
+        max_pixels: pixels that an image file may have, at least 1; default 89,478,485, where Pillow begins to warn.
+        kind: "images"; tells this config from ``DataConfig``.
     """
 
     source: str = "digits"
@@ -60,14 +83,27 @@ class ImageDataConfig(Json):
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW and its schedule; weight decay acts on the weights of linear layers and convolutions only, ``clip`` on the norm of the whole gradient (0: off).
+    """AdamW and its schedule. Weight decay acts only on the weights of linear layers and convolutions.
 
     Args:
-        aux_weight: the mixers' auxiliary losses, where they have any, are added to the loss times this.
-        layer_decay: each layer below the head learns at this fraction of the rate of the layer above it.
-        mixer_lr: what mixers own beside linear layers, convolutions and norms (position biases, tables, filters, memories) learns at this multiple of the rate.
-        ema: decay of an average of the weights, which is evaluated in their place (0: none).
-        one_hot: weight of the penalty that drives each head's AFT-conv filter to a single tap.
+        lr: highest learning rate, above 0.
+        betas: AdamW's two decay rates of the gradient's moments, each in [0, 1).
+        eps: AdamW's term in the denominator, above 0.
+        weight_decay: decoupled weight decay, 0 or more.
+        schedule: "cosine" or "linear" (down to ``min_lr_ratio * lr`` at the last step; both need ``steps``),
+            "constant", or "vaswani" (inverse square root), each after a linear warm-up.
+        warmup: steps of linear warm-up, 0 or more.
+        min_lr_ratio: last learning rate of "cosine" and "linear" as a multiple of ``lr``, 0 or more.
+        clip: largest L2 norm of the whole gradient, which is scaled down to it; 0: no clipping.
+        aux_weight: weight of the mixers' auxiliary losses, where they have any, in the total loss; 0: they are not
+            added.
+        layer_decay: learning rate of each layer as a fraction of that of the layer above it, in (0, 1]; 1: the same
+            rate everywhere.
+        mixer_lr: learning rate, as a multiple of ``lr`` above 0, of the parameters that mixers have beside linear
+            layers, convolutions and norms (position biases, tables, filters, memories).
+        ema: decay of an exponential moving average of the weights, in [0, 1), which is evaluated in their place; 0: no
+            average.
+        one_hot: weight, 0 or more, of the penalty that drives each head's AFT-conv filter to a single tap; 0: none.
     """
 
     lr: float = 1e-3
@@ -87,20 +123,34 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The loop. A run ends after ``steps`` or after ``max_seconds`` of training time, evaluation and checkpoints not counted, whichever is first.
+    """The training loop, which ends after ``steps`` or ``max_seconds``, whichever comes first; give at least one.
+
+    All counts must be at least 1 unless stated otherwise.
 
     Args:
-        batch_size: sequences per step, processed in ``accumulate`` equal parts.
-        eval_bytes: evaluate on the first so many bytes of the validation split; None: all of it.
-        stride: of the evaluation windows; default half of seq_len.
-        keep: how many of the latest checkpoints stay; the best always does.
-        sample_bytes: length of the sample written at each evaluation; 0: none.
-        threads: of torch on the CPU; None: torch's choice.
-        eval_images: evaluate on the first so many images of the validation split; None: all of it.
-        workers: processes that prepare batches of images ahead; 0: none.
-        samples: images a density model draws at each evaluation.
-        init: a directory with weights to start from: a run, or what ``tokenmix convert`` wrote.
-        teacher: such a directory, whose model the layers learn to imitate; ``distill`` weighs that loss.
+        steps: number of updates; None: no limit.
+        max_seconds: seconds of training time, not counting evaluation and checkpoints; None: no limit.
+        batch_size: sequences or images per step.
+        accumulate: equal parts in which a batch is processed to save memory; must divide ``batch_size``.
+        seed: seed of initialisation and batches, from -2^63 to 2^64 - 1.
+        device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" and so on.
+        precision: "fp32", or "bf16" for autocast to bfloat16.
+        compile: whether to run the model through ``torch.compile``.
+        threads: CPU threads of torch, at most 1024; None: torch's own choice.
+        log_every: steps between lines of training metrics.
+        eval_every: steps between evaluations on the validation split.
+        eval_bytes: number of leading bytes of the validation text to evaluate on, at least 2; None: all of it.
+        eval_batch: windows or images per evaluation batch.
+        stride: bytes that evaluation windows advance by, from 1 to ``seq_len``; None: half of ``seq_len``.
+        save_every: steps between checkpoints.
+        keep: number of latest checkpoints to keep; the best one is always kept as well.
+        sample_bytes: length in bytes of the text sampled at each evaluation; 0: none.
+        eval_images: number of leading validation images to evaluate on; None: all of them.
+        workers: processes that prepare image batches ahead; 0: none.
+        samples: number of images a density model draws at each evaluation; 0: none.
+        init: directory with initial weights, either a run or the output of ``tokenmix convert``; None: random weights.
+        teacher: such a directory, whose model the layers learn to imitate; None: no distillation.
+        distill: weight of the distillation loss, 0 or more; only used with ``teacher``.
     """
 
     steps: int | None = 1000
@@ -130,7 +180,17 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class RunConfig(Json):
-    """Model, data, optimiser and loop, with the recipe they came from."""
+    """Model, data, optimiser and loop of a run, and the recipe they come from.
+
+    Args:
+        model: config of the model, of the class that its ``kind`` names.
+        data: config of the data; text for a language model, images for the others.
+        optim: optimiser and schedule.
+        train: loop, evaluation and checkpoints.
+        recipe: name of the recipe; "" for a config of your own.
+        row: row of the recipe.
+        size: size of the row: "smoke", "gpu" or "paper".
+    """
 
     model: ModelConfig
     data: DataConfig | ImageDataConfig = field(default_factory=DataConfig)
@@ -144,19 +204,19 @@ class RunConfig(Json):
         _check_optim(self.optim)
         _check_train(self.train)
         if self.train.steps is None and self.train.max_seconds is None:
-            raise MixerError("config: nothing ends this run; set train.steps or train.max_seconds.")
+            raise MixerError("config: this run would never end; set train.steps or train.max_seconds.")
         if self.train.steps is None and self.optim.schedule in ("cosine", "linear"):
-            raise MixerError(f"config: optim.schedule={self.optim.schedule!r} needs train.steps; without it choose 'vaswani' or 'constant'.")
+            raise MixerError(f"config: optim.schedule={self.optim.schedule!r} needs train.steps; " + "without it choose 'vaswani' or 'constant'.")
         wanted = "text" if self.model.kind == "lm" else "images"
         if self.data.kind != wanted:
-            raise MixerError(f"config: a model of kind {self.model.kind!r} is trained on data of kind {wanted!r}, got {self.data.kind!r}.")
+            raise MixerError(f"config: a model of kind {self.model.kind!r} is trained on data of kind {wanted!r}, got " + f"{self.data.kind!r}.")
         if isinstance(self.data, DataConfig):
             _check_text(self.data.seq_len, self.model, self.train.stride)
         else:
             _check_images(self.data)
 
     def override(self, changes: dict[str, Any]) -> RunConfig:
-        """The config with dotted fields replaced: ``{"model.dim": 64, "train.steps": 100}``."""
+        """Return the config with dotted fields replaced: ``{"model.dim": 64, "train.steps": 100}``."""
         data = self.to_json()
         for dotted, value in changes.items():
             *parents, last = dotted.split(".")
@@ -172,7 +232,7 @@ class RunConfig(Json):
 
 
 def known_fields(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every dotted field of a config's JSON, with its value."""
+    """Return every dotted field of a config's JSON with its value."""
     found: dict[str, Any] = {}
     for key, value in data.items():
         found |= known_fields(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
@@ -180,28 +240,31 @@ def known_fields(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def fixed_fields(config: RunConfig) -> dict[str, Any]:
-    """The dotted fields that may not change in the middle of a run, with their values."""
+    """Return the dotted fields that may not change in the middle of a run, with their values."""
     data = config.to_json()
     parts = {"model": data["model"], "data": {k: v for k, v in data["data"].items() if k not in MOVABLE}, "optim": data["optim"]}
     return known_fields(parts | {"train": {name: data["train"][name] for name in FIXED}})
 
 
 def check_unchanged(config: RunConfig, then: dict[str, Any] | None, where: Any) -> None:
-    """Refuse a config whose fixed fields are not those a checkpoint was written with; older checkpoints do not say (None)."""
+    """Refuse a config whose fixed fields differ from those a checkpoint was written with.
+
+    Old checkpoints do not record them (``then`` is None) and are not checked.
+    """
     now = fixed_fields(config)
     changed = [f"{name} was {was!r}, is {now.get(name)!r}" for name, was in (then or {}).items() if now.get(name) != was]
     if changed:
-        raise MixerError(f"{where} was edited since the checkpoint was written: {'; '.join(changed)}; put it back, or start a new run.")
+        raise MixerError(f"{where} was edited since the checkpoint was written: {'; '.join(changed)}; " + "restore it, or start a new run.")
 
 
 def check_seed(seed: int | None, name: str = "seed") -> None:
-    """Refuse a seed that torch's generators do not take."""
+    """Refuse a seed that torch's generators do not accept."""
     if seed is not None and not SEEDS[0] <= seed <= SEEDS[1]:
-        raise MixerError(f"{name}={seed} is out of range; a seed is a whole number from -2^63 to 2^64 - 1.")
+        raise MixerError(f"{name}={seed} is out of range; a seed is an integer from -2^63 to 2^64 - 1.")
 
 
 def parse_value(text: str) -> Any:
-    """A value typed on the command line: JSON where it parses, else the text itself; ``none`` is null."""
+    """Parse a value typed on the command line: as JSON where possible, else as text; ``none`` means null."""
     if text.lower() in ("none", "null"):
         return None
     if text in ("True", "False"):
@@ -212,7 +275,7 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def _positive(section: str, config: Any, *names: str) -> None:
+def _require_positive(section: str, config: Any, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         if value is not None and not value > 0:
@@ -220,20 +283,20 @@ def _positive(section: str, config: Any, *names: str) -> None:
 
 
 def _check_optim(config: OptimConfig) -> None:
-    _positive("optim", config, "lr", "eps", "mixer_lr")
+    _require_positive("optim", config, "lr", "eps", "mixer_lr")
     if config.schedule not in SCHEDULES:
         raise MixerError(f"config: optim.schedule={config.schedule!r} is unknown; choose one of {', '.join(SCHEDULES)}.")
     if len(config.betas) != 2 or not all(0 <= b < 1 for b in config.betas):
         raise MixerError(f"config: optim.betas must be two numbers in [0, 1), got {list(config.betas)}.")
     if not 0 < config.layer_decay <= 1 or not 0 <= config.ema < 1:
-        raise MixerError(f"config: optim.layer_decay must be in (0, 1] and optim.ema in [0, 1), got {config.layer_decay} and {config.ema}.")
+        raise MixerError(f"config: optim.layer_decay must be in (0, 1] and optim.ema in [0, 1), got {config.layer_decay} and " + f"{config.ema}.")
     for name in ("weight_decay", "warmup", "clip", "min_lr_ratio", "aux_weight", "one_hot"):
         if getattr(config, name) < 0:
             raise MixerError(f"config: optim.{name} must be >= 0, got {getattr(config, name)}.")
 
 
 def _check_train(config: TrainConfig) -> None:
-    _positive(
+    _require_positive(
         "train",
         config,
         "steps",

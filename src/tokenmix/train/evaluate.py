@@ -1,4 +1,4 @@
-"""Bits per byte over overlapping windows: each byte scored once, with enough context."""
+"""Bits per byte over overlapping windows: every byte is scored once, with enough context."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..system.machine import autocast
 
 @dataclass(frozen=True)
 class EvalResult:
-    """What an evaluation found: the mean bits per byte over ``bytes`` bytes, in windows of ``seq_len`` moved by ``stride``."""
+    """The mean bits per byte over ``bytes`` bytes, in windows of ``seq_len`` bytes moved by ``stride``."""
 
     bits_per_byte: float
     bytes: int
@@ -26,14 +26,16 @@ class EvalResult:
     seconds: float
 
     def text(self) -> str:
-        """For reading, in one line."""
-        return f"{self.bits_per_byte:.4f} bits/byte over {self.bytes:,} bytes, windows of {self.seq_len} moved by {self.stride}"
+        """Return the result as one readable line."""
+        return f"{self.bits_per_byte:.4f} bits/byte over {self.bytes:,} bytes, windows of {self.seq_len} moved by " + f"{self.stride}"
 
 
 def windows(size: int, seq_len: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """(start, length, first scored target) of each window over ``size`` bytes; targets are the bytes start+1 .. start+length.
+    """Yield (start, length, first scored target) of each window over ``size`` bytes.
 
-    Window after window scores the bytes the ones before did not reach; the last is moved back so that it is as long as the others.
+    A window's targets are the bytes start+1 .. start+length.
+    Each window scores the bytes that those before it did not reach; the last one is moved back so that it is as long as
+    the others.
     """
     length = min(seq_len, size - 1)
     scored, start = 1, 0
@@ -55,13 +57,14 @@ def evaluate(
     max_bytes: int | None = None,
     precision: str = "fp32",
 ) -> EvalResult:
-    """Score every byte of ``data`` (uint8) once, each with at least ``seq_len - stride`` bytes of context except near the start.
+    """Score every byte of ``data`` (uint8) once.
+
+    Each has at least ``seq_len - stride`` bytes of context, except near the start. The first byte has no context and is
+    charged as a uniform guess over the vocabulary.
 
     Args:
-        stride: how far windows move; default half of seq_len. 1 is the most exact and the slowest.
-        max_bytes: only the first so many bytes.
-
-    The first byte has no context and is charged as a uniform guess over the vocabulary.
+        stride: bytes that windows advance by; default half of seq_len. 1 is the most accurate and the slowest.
+        max_bytes: score only the first ``max_bytes`` bytes; None: all.
     """
     data = data if max_bytes is None else data[:max_bytes]
     stride = stride if stride is not None else max(seq_len // 2, 1)

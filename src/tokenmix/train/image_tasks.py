@@ -1,4 +1,4 @@
-"""Images: classification, scored by how often the first guess is right, and density, scored in bits per dimension."""
+"""Images: classification, scored by top-1 accuracy, and density, scored in bits per dimension."""
 
 from __future__ import annotations
 
@@ -25,12 +25,18 @@ from .config import ImageDataConfig, RunConfig
 from .task import Task
 from .text_task import streaming_cost
 
-MANY = 100_000  # steps planned ahead where only time ends a run
+STEPS_AHEAD = 100_000  # steps to plan ahead when only time limits the run
 
 
 @dataclass(frozen=True)
 class ClassScore:
-    """Of ``images`` images: how often the right class is the first guess (top1) and among the first five (top5), and the mean cross-entropy in nats."""
+    """The accuracy of a classifier on ``images`` images.
+
+    Attributes:
+        top1: fraction of images whose class is the first guess.
+        top5: fraction of images whose class is among the first five guesses.
+        cross_entropy: mean cross-entropy in nats.
+    """
 
     top1: float
     top5: float
@@ -41,12 +47,14 @@ class ClassScore:
 
     def text(self) -> str:
         size = " x ".join(str(n) for n in self.image_size)
-        return f"{100 * self.top1:.2f} % top-1, {100 * self.top5:.2f} % top-5, cross-entropy {self.cross_entropy:.4f} over {self.images:,} images of {size}"
+        return (
+            f"{100 * self.top1:.2f} % top-1, {100 * self.top5:.2f} % top-5, cross-entropy {self.cross_entropy:.4f} " + f"over {self.images:,} images of {size}"
+        )
 
 
 @dataclass(frozen=True)
 class DensityScore:
-    """The mean of -log2 p over all sub-pixels of ``images`` images."""
+    """The mean of -log2 p over all sub-pixels of ``images`` images of ``dims`` sub-pixels each."""
 
     bits_per_dim: float
     images: int
@@ -58,7 +66,7 @@ class DensityScore:
 
 
 class ImageTask(Task):
-    """What both have in common: the set of images."""
+    """What classification and density have in common: the image set."""
 
     unit = "images"
     sampler: Any
@@ -69,12 +77,12 @@ class ImageTask(Task):
         self.ahead: Iterator[Any] | None = None
         self.next_step = -1
 
-    def drawn(self, step: int) -> Any:
-        """The sampler's batch of a step; with workers, prepared ahead as long as steps follow each other."""
+    def prepared_batch(self, step: int) -> Any:
+        """Return the sampler's batch of a step; with workers, prepared ahead as long as steps are consecutive."""
         if not self.train.workers:
             return self.sampler.batch(step)
         if self.ahead is None or step != self.next_step:
-            self.ahead = stream(self.sampler, range(step, self.train.steps or step + MANY), workers=self.train.workers)
+            self.ahead = stream(self.sampler, range(step, self.train.steps or step + STEPS_AHEAD), workers=self.train.workers)
         self.next_step = step + 1
         return next(self.ahead)
 
@@ -85,7 +93,7 @@ class ImageTask(Task):
         then, now = env.get("images"), self.images.describe()
         if then and then != now:
             raise MixerError(
-                f"the images {now['name']} changed since this run began: they were {then}, are {now}; bring the old ones back, or start a new run."
+                f"the images {now['name']} changed since this run began: they were {then}, now {now}; " + "restore the old ones, or start a new run."
             )
 
     def units(self) -> int:
@@ -96,13 +104,13 @@ class ImageTask(Task):
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """What every sampler of training images is given."""
+        """Return the options common to all samplers of training images."""
         data, train = self.data, self.train
         return {"channels": self.model.channels, "batch_size": train.batch_size, "seed": train.seed, "augment": data.augment}
 
 
 class ClassifyTask(ImageTask):
-    """An image classifier."""
+    """Train an image classifier."""
 
     metric = "top1"
     higher = True
@@ -111,24 +119,30 @@ class ClassifyTask(ImageTask):
         super().__init__(config)
         classes = len(self.images.classes)
         if self.model.classes != classes:
-            raise MixerError(f"config: model.classes={self.model.classes}, but {self.images.name} has {classes} classes; set model.classes={classes}.")
+            raise MixerError(f"config: model.classes={self.model.classes}, but {self.images.name} has {classes} classes; " + f"set model.classes={classes}.")
         options = {**self.sampling, **self.pixels, "image_size": self.model.image_size, "smoothing": self.data.smoothing}
         self.sampler = ImageSampler(self.images.split("train"), classes=classes, **options)
 
     @property
     def pixels(self) -> dict[str, Any]:
-        """How pixels are normalised."""
+        """Return the options by which pixels are normalised."""
         return {"mean": self.data.mean, "std": self.data.std}
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        return self.drawn(step)
+        return self.prepared_batch(step)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return nn.functional.cross_entropy(outputs.float(), targets)
 
     @torch.no_grad()
     def evaluate(self, model: Any, split: str, *, image_size: Any = None, max_images: int | None = None) -> ClassScore:
-        """Args: ``image_size``: of the test images, where the model takes others than it was trained on."""
+        """Score the classifier on a split.
+
+        Args:
+            image_size: size of the test images, for models that accept sizes they were not trained on; None: the
+                training size.
+            max_images: evaluate on the first ``max_images`` images; None: all of them.
+        """
         began = time.perf_counter()
         size = self.model.image_size if image_size is None else image_size
         options = {**self.pixels, "batch_size": self.train.eval_batch, "image_size": size, "channels": self.model.channels, "limit": max_images}
@@ -150,18 +164,18 @@ class ClassifyTask(ImageTask):
 
 
 class DensityTask(ImageTask):
-    """An autoregressive model of sub-pixels."""
+    """Train an autoregressive model of sub-pixels."""
 
     metric = "bits_per_dim"
 
     def __init__(self, config: RunConfig):
         super().__init__(config)
-        if self.train.samples:
-            write_grid(Path(os.devnull), torch.zeros(1, 1, 1, 1, dtype=torch.uint8))  # or what is missing is said now, not at the first evaluation
+        if self.train.samples:  # a missing package is reported now, not at the first evaluation
+            write_grid(Path(os.devnull), torch.zeros(1, 1, 1, 1, dtype=torch.uint8))
         self.sampler = PixelSampler(self.images.split("train"), size=self.model.size, **self.sampling)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        tokens = self.drawn(step)
+        tokens = self.prepared_batch(step)
         return tokens, tokens
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -183,7 +197,11 @@ class DensityTask(ImageTask):
         return DensityScore(bits / n, n, math.prod(self.model.size) * self.model.channels, time.perf_counter() - began)
 
     def sample(self, model: Any, folder: Path, step: int) -> None:
-        """Three rows: images drawn, images of the validation split whose lower halves are drawn, and these images."""
+        """Write an image of three rows.
+
+        They show sampled images, validation images whose lower halves are sampled, and those validation images
+        themselves.
+        """
         n, seed = self.train.samples, self.train.seed
         if not n:
             return
@@ -192,7 +210,7 @@ class DensityTask(ImageTask):
         write_grid(folder / f"step_{step:08d}.png", torch.cat([model.sample(n, seed=seed).cpu(), halves.cpu(), real]), columns=n)
 
     def pictures(self, split: str, n: int) -> Tensor:
-        """The first images of a split, uint8 (n, C, H, W)."""
+        """Return the first images of a split, uint8 (n, C, H, W)."""
         size, channels = self.model.size, self.model.channels
         tokens = next(iter(pixel_batches(self.images.split(split), batch_size=n, size=size, channels=channels, limit=n)))
         return to_pixels(tokens, size, channels)
@@ -201,8 +219,11 @@ class DensityTask(ImageTask):
         return streaming_cost(model)
 
 
-def matched(config: RunConfig) -> RunConfig:
-    """The config with the model's classes, channels and size those of its images; sizes are cut to whole patches, files of many sizes keep the model's."""
+def match_image_data(config: RunConfig) -> RunConfig:
+    """Return the config with the model's classes, channels and size taken from its images.
+
+    Sizes are rounded down to whole patches; for a set of files of different sizes the model keeps its own.
+    """
     data: Any = config.data
     model: Any = config.model
     images = open_set(data, None)
@@ -215,17 +236,19 @@ def matched(config: RunConfig) -> RunConfig:
 
 
 def open_set(data: ImageDataConfig, channels: int | None) -> ImageData:
-    """The images of a config."""
+    """Open the images of a config."""
     if data.source == "imagenet" and not Path("imagenet").exists():
-        raise MixerError("ImageNet cannot be downloaded without its owners' leave; give its folder, with train/CLASS/* and val/CLASS/*, as --data PATH.")
+        raise MixerError(
+            "ImageNet cannot be downloaded without its owners' permission; " + "give its folder, with train/CLASS/* and val/CLASS/*, as --data PATH."
+        )
     bounds = Bounds(data.max_unpacked, data.max_pixels)
     return open_images(data.source, path=data.path, valid=data.valid, skip_bad_files=data.skip_bad_files, channels=channels, bounds=bounds)
 
 
 def write_grid(path: Path, images: Tensor, *, columns: int = 8, scale: int = 4) -> None:
-    """uint8 images (N, C, H, W) side by side as one PNG, each pixel ``scale`` wide."""
+    """Write uint8 images (N, C, H, W) side by side as one PNG, each pixel ``scale`` wide."""
     try:
-        import numpy  # noqa: F401  (carries the pixels over)
+        import numpy  # noqa: F401  (Pillow receives the pixels through it)
         from PIL import Image
     except ImportError as why:
         raise MixerError(f"writing images needs the extra 'vision' ({why}): pip install 'tokenmix[vision]'.") from None

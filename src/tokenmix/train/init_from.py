@@ -1,4 +1,4 @@
-"""Models to start from and to learn from: the weights of a run, or of a directory that ``tokenmix convert`` wrote."""
+"""Models to start from and to learn from: the weights of a run, or of a directory written by ``tokenmix convert``."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ WEIGHTS = "model.safetensors"
 
 
 def load_model(path: Path | str) -> tuple[nn.Module, Any]:
-    """The model of a run directory (its last checkpoint) or of a converted one, in eval mode, and the model's config."""
+    """Load a model and its config from a run directory (its last checkpoint) or a converted one, in eval mode."""
     folder = Path(path)
     if (folder / "checkpoints").is_dir():
         model, run = load_run(folder)
         return model, run.model
     if not (folder / "config.json").is_file() or not (folder / WEIGHTS).is_file():
-        raise MixerError(f"{folder} holds no model: neither a run directory nor config.json with {WEIGHTS}, as `tokenmix convert` writes.")
+        raise MixerError(f"{folder} contains no model; it must be a run directory, or have config.json and {WEIGHTS} as written by " + "`tokenmix convert`.")
     check_can_save()
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -40,31 +40,33 @@ def load_model(path: Path | str) -> tuple[nn.Module, Any]:
     try:
         tensors = load_file(folder / WEIGHTS)
     except SafetensorError as why:
-        raise MixerError(f"{folder / WEIGHTS}: is truncated, or no safetensors file ({why}).") from None
+        raise MixerError(f"{folder / WEIGHTS}: is truncated or not a safetensors file ({why}).") from None
     with torch.random.fork_rng():
         model = build_model(config)
-    _fill(model, tensors, folder)
+    _load_state(model, tensors, folder)
     return model.eval(), config
 
 
 def start_from(model: nn.Module, path: Path | str) -> None:
-    """Put the weights of another model of the same shapes into this one."""
+    """Copy the weights of another model of the same shapes into this one."""
     source, _ = load_model(path)
-    _fill(model, source.state_dict(), Path(path))
+    _load_state(model, source.state_dict(), Path(path))
 
 
-def _fill(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
+def _load_state(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
     try:
         model.load_state_dict(tensors)
     except RuntimeError as why:
-        raise MixerError(f"{where}: its weights do not fit the model ({' '.join(str(why).split())[:300]}); `tokenmix convert` carries them over.") from None
+        raise MixerError(
+            f"{where}: its weights do not fit the model ({' '.join(str(why).split())[:300]}); " + "`tokenmix convert` adapts weights to another model."
+        ) from None
 
 
 Extra = Callable[[Tensor], tuple[float, Tensor]]
 
 
 def extra_losses(config: RunConfig, model: nn.Module, device: torch.device) -> dict[str, Extra]:
-    """The losses beside the task's own, by name: each gives its weight and its value on a batch of inputs."""
+    """Return the losses beside the task's own, by name; each gives its weight and its value on a batch of inputs."""
     found: dict[str, Extra] = {}
     if config.optim.one_hot:
         from .sparsity import one_hot_penalty

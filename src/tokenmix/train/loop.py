@@ -1,4 +1,4 @@
-"""The training loop: config in, run directory out, resumable to the bit."""
+"""The training loop: a config in, a run directory out, resumable bit for bit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .tasks import open_task
 
 @dataclass
 class Progress:
-    """The counters of a run: what a checkpoint holds besides tensors."""
+    """The counters of a run: everything in a checkpoint that is not a tensor."""
 
     step: int = 0
     seconds: float = 0.0
@@ -47,7 +47,7 @@ class Progress:
 
 
 class Trainer:
-    """One process training in one run directory, from wherever ``progress`` stands."""
+    """One process that trains in one run directory, starting from ``progress``."""
 
     def __init__(self, config: RunConfig, run: RunDir, device: torch.device, *, verbose: bool | None = None):
         self.config, self.run_dir, self.device, self.verbose = config, run, device, verbose
@@ -62,11 +62,11 @@ class Trainer:
         self.extra = extra_losses(config, self.model, device)
         self.progress = Progress(config=fixed_fields(config))
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self.aux: dict[str, torch.Tensor] = {}  # the auxiliary losses of the last batch
+        self.aux: dict[str, torch.Tensor] = {}  # auxiliary losses of the last batch
         self.tick = self.logged_at = 0.0
 
     def load(self, step: int) -> None:
-        """Stand where the checkpoint of ``step`` stood."""
+        """Restore the state saved in the checkpoint of ``step``."""
         names = ["model", "optimizer", "rng"] + ["ema"] * (self.average is not None)
         groups, progress = load_checkpoint(self.run_dir.checkpoints, step, *names)
         check_unchanged(self.config, progress.get("config"), self.run_dir.path / "config.json")
@@ -75,7 +75,8 @@ class Trainer:
             self.average.load(groups["ema"])
         load_optimizer(self.model, self.optimizer, groups["optimizer"])
         self.progress = Progress(**{**progress, "config": fixed_fields(self.config)})
-        if self.progress.best_step not in list_steps(self.run_dir.checkpoints):  # a later best took its place before the run was wound back
+        # A later best may have replaced this one before the run was reset to an earlier step.
+        if self.progress.best_step not in list_steps(self.run_dir.checkpoints):
             self.progress.best_step = self.progress.best_score = None
         self.loss_sum = groups["rng"]["loss_sum"].to(self.device)
         torch.set_rng_state(groups["rng"]["cpu"])
@@ -83,7 +84,7 @@ class Trainer:
             torch.cuda.set_rng_state(groups["rng"]["cuda"], self.device)
 
     def run(self) -> dict[str, Any]:
-        """Train to the end. Returns a summary of the run."""
+        """Train to the end and return a summary of the run."""
         self.model.train()
         reset_peak(self.device)
         self.tick, self.logged_at = time.perf_counter(), self.progress.seconds
@@ -91,41 +92,41 @@ class Trainer:
             at_end = self.done()
             while not at_end:
                 self.step()
-                at_end = self.done()  # asked once a step: time may run out between two questions
+                at_end = self.done()  # asked once per step, as time may run out between two calls
                 if at_end or self.progress.step % self.config.train.log_every == 0:
                     self.log(show)
                 with self.untimed():
-                    self.rest(at_end)
+                    self.between_steps(at_end)
                     if asked() and not at_end:
                         self.stop()
         return self.summary()
 
     def stop(self) -> NoReturn:
-        """End the process after this step, which is saved."""
+        """End the process after the current step, which is saved first."""
         step, path = self.progress.step, self.run_dir.path
         if step not in list_steps(self.run_dir.checkpoints):
             self.save()
-        print(f"{path}: stopped by SIGTERM after step {step}, which is saved; `tokenmix resume {path}` goes on.", file=sys.stderr)
+        print(f"{path}: stopped by SIGTERM after step {step}, which is saved; `tokenmix resume {path}` continues it.", file=sys.stderr)
         raise SystemExit(128 + signal.SIGTERM)
 
     def done(self) -> bool:
-        """Whether the run has reached its last step or its time."""
+        """Return whether the run has reached its last step or its time limit."""
         limits = self.config.train
         return (limits.steps is not None and self.progress.step >= limits.steps) or (limits.max_seconds is not None and self.seconds() >= limits.max_seconds)
 
     def seconds(self) -> float:
-        """Training time so far, without evaluation, samples and checkpoints."""
+        """Return the training time so far, without evaluation, samples and checkpoints."""
         return self.progress.seconds + time.perf_counter() - self.tick
 
     @contextlib.contextmanager
     def untimed(self) -> Iterator[None]:
-        """Stop the clock of training time."""
+        """Stop the clock of training time inside the block."""
         self.progress.seconds = self.seconds()
         yield
         self.tick = time.perf_counter()
 
     def step(self) -> None:
-        """One update from one batch, in ``accumulate`` parts."""
+        """Make one update from one batch, processed in ``accumulate`` parts."""
         config = self.config
         inputs, targets = self.task.batch(self.progress.step)
         parts, weight = config.train.accumulate, config.optim.aux_weight
@@ -155,7 +156,7 @@ class Trainer:
         self.progress.loss_count += 1
 
     def log(self, show: Any) -> None:
-        """One line of metrics: the mean loss since the last."""
+        """Write one line of metrics with the mean loss since the last line."""
         p, batch, unit = self.progress, self.task.units(), self.task.unit
         loss = self.mean_loss()
         seconds = self.seconds()
@@ -165,12 +166,15 @@ class Trainer:
         line |= {unit: p.step * batch, f"{unit}_per_s": round(rate, 1), "seconds": round(seconds, 3), "peak_mib": peak_mib(self.device)}
         if self.aux:
             line["aux"] = {name: float(value) for name, value in self.aux.items()}
-        self.keep_line(line)
+        self.append_metrics(line)
         self.loss_sum, p.loss_count, self.logged_at = torch.zeros_like(self.loss_sum), 0, seconds
         show(self.fraction(), line)
 
     def mean_loss(self) -> float:
-        """Mean loss since the last line; a run that has diverged ends here, before it can overwrite good checkpoints."""
+        """Return the mean loss since the last line of metrics.
+
+        A run that has diverged ends here, before it can overwrite intact checkpoints.
+        """
         loss = self.loss_sum.item() / max(self.progress.loss_count, 1)
         if not math.isfinite(loss):
             steps = list_steps(self.run_dir.checkpoints)
@@ -180,13 +184,13 @@ class Trainer:
         return loss
 
     def fraction(self) -> float:
-        """How much of the run is behind."""
+        """Return the completed fraction of the run."""
         limits = self.config.train
         by_steps = self.progress.step / limits.steps if limits.steps else 0.0
         return min(1.0, max(by_steps, self.seconds() / limits.max_seconds if limits.max_seconds else 0.0))
 
-    def rest(self, at_end: bool) -> None:
-        """What happens between steps: evaluation, a sample, a checkpoint."""
+    def between_steps(self, at_end: bool) -> None:
+        """Do what is due between two steps: evaluate, sample, save a checkpoint."""
         step, config = self.progress.step, self.config.train
         better = False
         if at_end or step % config.eval_every == 0:
@@ -201,7 +205,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """Inside, the model holds the average of its weights, where the run keeps one."""
+        """Make the model hold the average of its weights inside the block, if the run keeps one."""
         if self.average is None:
             yield
             return
@@ -209,9 +213,9 @@ class Trainer:
             yield
 
     def evaluate(self) -> bool:
-        """Score the validation split; whether it is the best so far."""
+        """Score the validation split and return whether it is the best score so far."""
         p, result = self.progress, self.task.evaluate(self.model, "valid", **self.task.while_training())
-        self.keep_line(eval_line("valid", p.step, result))
+        self.append_metrics(eval_line("valid", p.step, result))
         score = getattr(result, self.task.metric)
         better = self.task.better(score, p.best_score)
         if better:
@@ -219,7 +223,7 @@ class Trainer:
         return better
 
     def save(self) -> None:
-        """Write a checkpoint and drop those no longer kept."""
+        """Write a checkpoint and delete those that are no longer kept."""
         self.mean_loss()
         folder, p = self.run_dir.checkpoints, self.progress
         rng = {"cpu": torch.get_rng_state(), "loss_sum": self.loss_sum}
@@ -235,22 +239,22 @@ class Trainer:
             raise self.disk_error(f"the checkpoint of step {p.step}", why) from why
         prune(folder, self.config.train.keep, p.best_step)
 
-    def keep_line(self, line: dict[str, Any]) -> None:
-        """Add a line to the run's metrics."""
+    def append_metrics(self, line: dict[str, Any]) -> None:
+        """Append a line to the run's metrics."""
         try:
             self.run_dir.append(line)
         except OSError as why:
             raise self.disk_error("metrics.jsonl", why) from why
 
     def disk_error(self, what: str, why: OSError) -> MixerError:
-        """The one line for a disk that refuses."""
+        """Return the error for a file that could not be written, with what is left and what to do."""
         steps = list_steps(self.run_dir.checkpoints)
-        kept = f"the checkpoint of step {steps[-1]} is intact" if steps else "there is no earlier checkpoint, the run restarts from its config"
+        kept = f"the checkpoint of step {steps[-1]} is intact" if steps else "there is no earlier checkpoint, so the run restarts from its config"
         path = self.run_dir.path
-        return MixerError(f"{path}: {what} could not be written ({why.strerror or why}); {kept}. Make room, then `tokenmix resume {path}`.")
+        return MixerError(f"{path}: {what} could not be written ({why.strerror or why}); {kept}. " + f"Make room, then `tokenmix resume {path}`.")
 
     def summary(self) -> dict[str, Any]:
-        """The run in one dictionary."""
+        """Return the summary of the run as a dictionary."""
         p, unit, metric = self.progress, self.task.unit, self.task.metric
         done = p.step * self.task.units()
         last = next((x for x in reversed(self.run_dir.read_metrics()) if x["kind"] == "eval" and x["split"] == "valid"), None)
@@ -278,13 +282,14 @@ def _threads(n: int | None) -> Iterator[None]:
 
 
 def train(config: RunConfig, out: Path | str, *, verbose: bool | None = None) -> dict[str, Any]:
-    """Train from scratch into the new run directory ``out``. Returns a summary; everything else is in the directory.
+    """Train from scratch into the new run directory ``out`` and return a summary; everything else is in the directory.
 
     Args:
-        verbose: show a progress bar; default only on a terminal.
+        verbose: show a progress bar; None: only on a terminal.
 
     Raises:
-        MixerError: where the config, the corpus or the directory will not do, or the disk is full; ``resume(out)`` goes on afterwards.
+        MixerError: if the config, the data or the directory cannot be used, or if the disk is full; after making room,
+            ``resume(out)`` continues the run.
     """
     check_can_save()
     check_free(out)
@@ -300,16 +305,18 @@ def train(config: RunConfig, out: Path | str, *, verbose: bool | None = None) ->
 
 
 def resume(out: Path | str, *, from_step: int | None = None, changes: dict[str, Any] | None = None, verbose: bool | None = None) -> dict[str, Any]:
-    """Go on with a run from its last checkpoint (or from its start, where it has none), to the same numbers as without the stop.
+    """Continue a run from its last checkpoint, or from its start if it has none, as if it had never stopped.
 
     Args:
-        from_step: an earlier checkpoint; those after it are deleted, and metrics.jsonl is cut back to it.
-        changes: dotted fields of ``train.`` to change from here on, such as ``{"train.steps": 2000}``; kept in config.json.
+        from_step: an earlier checkpoint to continue from; later ones are deleted, and metrics.jsonl is cut back to it.
+        changes: dotted fields of ``train.`` to change from here on, such as ``{"train.steps": 2000}``; saved in
+            config.json.
+        verbose: show a progress bar; None: only on a terminal.
     """
     check_can_save()
     run = RunDir.open(out)
     config, env = run.config(), run.env()
-    config = _changed(config, changes or {})
+    config = _with_changes(config, changes or {})
     device = pick_device(config.train.device)
     with run.lock(), _threads(config.train.threads or env.get("threads")):
         sweep(run.checkpoints)
@@ -319,10 +326,10 @@ def resume(out: Path | str, *, from_step: int | None = None, changes: dict[str, 
         if step or from_step is not None:
             trainer.load(step)
         elif env.get("config", digest_of(trainer.progress.config)) != digest_of(trainer.progress.config):
-            raise MixerError(f"{run.path / 'config.json'} was edited since this run began; put it back, or start a new run.")
+            raise MixerError(f"{run.path / 'config.json'} was edited since this run began; restore it, or start a new run.")
         changed = differences(env, environment(trainer.task.facts(), device))
         if changed:
-            warnings.warn(f"{out}: {'; '.join(changed)}. The run goes on, its bits may differ from an uninterrupted one.", stacklevel=2)
+            warnings.warn(f"{out}: {'; '.join(changed)}. The run continues, but its numbers may differ from those of an " + "uninterrupted one.", stacklevel=2)
         env.setdefault("resumed", []).append({"step": step, "changed": changed})
         if changes:
             write_json(run.path / "config.json", config.to_json())
@@ -335,13 +342,15 @@ def resume(out: Path | str, *, from_step: int | None = None, changes: dict[str, 
 
 
 def digest_of(fields: dict[str, Any] | None) -> str:
-    """A sha256 of a config's fields."""
+    """Return the sha256 of a config's fields."""
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
-def _changed(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
+def _with_changes(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
     fixed = [f"train.{name}" for name in FIXED]
     for name in changes:
         if not name.startswith("train.") or name in fixed:
-            raise MixerError(f"resume: {name} cannot change in the middle of a run; fields such as train.steps, train.max_seconds and train.save_every can.")
+            raise MixerError(
+                f"resume: {name} cannot change in the middle of a run; " + "fields such as train.steps, train.max_seconds and train.save_every can."
+            )
     return config.override(changes) if changes else config

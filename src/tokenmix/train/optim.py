@@ -15,11 +15,12 @@ from ..models import Block
 from .config import OptimConfig
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-SHARED = (nn.Linear, *CONVOLUTIONS, nn.LayerNorm, nn.RMSNorm, TokenBatchNorm)  # layers that any model has, inside of mixers or outside
+# Layers that any model has, inside its mixers or outside.
+SHARED = (nn.Linear, *CONVOLUTIONS, nn.LayerNorm, nn.RMSNorm, TokenBatchNorm)
 
 
 def learning_rate(step: int, config: OptimConfig, steps: int | None) -> float:
-    """The rate of the update number ``step``, counted from 0; ``config.lr`` is its highest value.
+    """Compute the learning rate of update number ``step``, counted from 0; its highest value is ``config.lr``.
 
     vaswani: lr * min((step+1) / warmup, sqrt(warmup / (step+1))) (Vaswani et al. 2017, Sec. 5.3).
     cosine, linear: warm-up, then down to ``min_lr_ratio * lr`` at the last step. constant: warm-up, then lr.
@@ -37,10 +38,11 @@ def learning_rate(step: int, config: OptimConfig, steps: int | None) -> float:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0, mixer_lr: float = 1.0) -> list[dict]:
-    """The weights of linear layers and convolutions decay; biases, norms, embeddings, position biases and whatever else a mixer owns do not.
+    """Group the parameters by weight decay and learning rate.
 
-    ``scale`` of a group multiplies its rate: layer_decay to the number of layers above it, embeddings below the first layer included, times mixer_lr for
-    what a mixer owns.
+    Only the weights of linear layers and convolutions decay; biases, norms, embeddings, position biases and everything
+    else that a mixer owns do not. ``scale`` of a group multiplies its rate. It is layer_decay to the power of the
+    number of layers above (for embeddings, all layers), times mixer_lr for what a mixer owns.
     """
     maps = {id(m.weight) for m in model.modules() if isinstance(m, (nn.Linear, *CONVOLUTIONS))}
     owned = {id(p) for m in model.modules() if isinstance(m, Mixer) for p in own_parameters(m)}
@@ -54,12 +56,15 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float =
 
 
 def own_parameters(mixer: Mixer) -> list[nn.Parameter]:
-    """What makes this mixer the mixer it is, in its child modules too: position biases, tables, filters, gains, memories; no projection and no norm."""
+    """List the parameters that are specific to this mixer, those of its child modules included.
+
+    These are position biases, tables, filters, gains and memories, but no projections and no norms.
+    """
     return [p for m in mixer.modules() if not isinstance(m, SHARED) for p in m.parameters(recurse=False)]
 
 
 def _layers_above(model: nn.Module, name: str) -> int:
-    """How many blocks lie between a parameter and the head: 0 for head and last norm, all and one more for embeddings."""
+    """Count the blocks between a parameter and the head: 0 for head and last norm, one more than all for embeddings."""
     names = [n for n, m in model.named_modules() if isinstance(m, Block)]
     for i, block in enumerate(names):
         if name.startswith(block + "."):
@@ -68,13 +73,16 @@ def _layers_above(model: nn.Module, name: str) -> int:
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over those groups; the loop sets their rates before every step."""
+    """Build AdamW over ``parameter_groups``; the loop sets their rates before every step."""
     groups = parameter_groups(model, config.weight_decay, config.layer_decay, config.mixer_lr)
     return torch.optim.AdamW(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=True)
 
 
 class Average:
-    """An exponential moving average of a model's parameters and buffers, in float32 (Polyak and Juditsky 1992); early steps count as in a plain mean."""
+    """An exponential moving average of a model's parameters and buffers in float32 (Polyak and Juditsky 1992).
+
+    Early on, the decay is lower: (1 + step) / (10 + step), if that is below ``decay``.
+    """
 
     def __init__(self, model: nn.Module, decay: float):
         self.model, self.decay = model, decay
@@ -82,7 +90,7 @@ class Average:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the weights after update number ``step``, counted from 0."""
+        """Add the weights after update number ``step``, counted from 0, to the average."""
         decay = min(self.decay, (1 + step) / (10 + step))
         for name, tensor in self.model.state_dict().items():
             mean = self.mean[name]
@@ -90,7 +98,7 @@ class Average:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the model holds the average."""
+        """Make the model hold the average inside the block."""
         own = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
         self.model.load_state_dict(self.mean)
         try:
@@ -99,23 +107,23 @@ class Average:
             self.model.load_state_dict(own)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The average under the parameters' names."""
+        """Return the average under the parameters' names."""
         return self.mean
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Put an average back."""
+        """Restore an average."""
         for name, tensor in tensors.items():
             self.mean[name].copy_(tensor)
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimiser's state under the parameters' names."""
+    """Return the optimiser's state under the parameters' names."""
     names = {id(p): name for name, p in model.named_parameters()}
     return {f"{names[id(p)]}|{key}": value for p, state in optimizer.state.items() for key, value in state.items()}
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
-    """Put those tensors back, on the parameters' devices."""
+    """Restore that state, on the devices of the parameters."""
     parameters = dict(model.named_parameters())
     for key, value in tensors.items():
         name, field = key.rsplit("|", 1)

@@ -1,4 +1,4 @@
-"""The progress bar of a run: speed, loss, memory, time left. Silent where nobody watches."""
+"""The progress bar of a run: speed, loss, memory, time left. It is only shown on a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @contextmanager
 def bar(verbose: bool | None = None) -> Iterator[Callable[[float, dict[str, Any]], None]]:
-    """A function (fraction done, metrics line) that moves the bar; ``verbose`` None means only on a terminal."""
+    """Yield a function (fraction done, metrics line) that moves the bar; ``verbose`` None: only on a terminal."""
     if not (sys.stderr.isatty() if verbose is None else verbose):
         yield lambda fraction, line: None
         return
@@ -28,7 +28,7 @@ def bar(verbose: bool | None = None) -> Iterator[Callable[[float, dict[str, Any]
 
 
 def loss_text(line: dict[str, Any]) -> str:
-    """The loss of a line of training metrics in the unit of its task."""
+    """Format the loss of a line of training metrics in the unit of its task."""
     for field, unit in (("bpb", "bits/byte"), ("bpd", "bits/dim")):
         if field in line:
             return f"{line[field]:.3f} {unit}"
@@ -36,6 +36,6 @@ def loss_text(line: dict[str, Any]) -> str:
 
 
 def rate_text(line: dict[str, Any]) -> str:
-    """The speed of such a line."""
+    """Format the speed of a line of training metrics."""
     unit = "images" if "images_per_s" in line else "tokens"
     return f"{line[f'{unit}_per_s']:,.0f} {unit}/s"

@@ -33,7 +33,10 @@ class RunDir:
 
     @classmethod
     def create(cls, path: Path | str, config: RunConfig, env: dict[str, Any]) -> RunDir:
-        """Make the directory with its config and environment, whole or not at all. A path that holds anything is refused."""
+        """Create the directory with its config and environment, completely or not at all.
+
+        A path that already holds something is refused.
+        """
         check_free(path)
         path = Path(path)
         try:
@@ -45,23 +48,23 @@ class RunDir:
                 write_json(temporary / "env.json", env)
                 run.metrics.touch()
         except OSError as why:
-            raise MixerError(f"the run directory {path} cannot be made ({why.strerror or why}); give another --out.") from why
+            raise MixerError(f"the run directory {path} could not be created ({why.strerror or why}); give another --out.") from why
         return cls(path)
 
     @classmethod
     def open(cls, path: Path | str) -> RunDir:
-        """A run made earlier."""
+        """Open the directory of an existing run."""
         run = cls(path)
         if not (run.path / "config.json").is_file():
-            raise MixerError(f"{path} is not a run directory (no config.json in it); `tokenmix train RECIPE --out {path}` makes one.")
+            raise MixerError(f"{path} is not a run directory (no config.json in it); " + f"`tokenmix train RECIPE --out {path}` creates one.")
         return run
 
     def config(self) -> RunConfig:
-        """The run's config."""
+        """Read the run's config."""
         return RunConfig.from_json(self._json("config.json"))
 
     def env(self) -> dict[str, Any]:
-        """Where and on what the run was made."""
+        """Read the software, machine and data that the run was made with."""
         env = self._json("env.json")
         wrong = _wrong_env(env)
         if wrong:
@@ -77,7 +80,7 @@ class RunDir:
             raise MixerError(f"{self.path / name} is not readable JSON ({why}).") from None
 
     def append(self, line: dict[str, Any]) -> None:
-        """Add one line to metrics.jsonl; a line that a kill cut short is closed first."""
+        """Append one line to metrics.jsonl, after ending a line that a kill cut short."""
         with self.metrics.open("ab+") as f:
             end = f.seek(0, os.SEEK_END)
             f.seek(max(end - 1, 0))
@@ -85,16 +88,19 @@ class RunDir:
             f.write(b"\n" * torn + json.dumps(line).encode() + b"\n")
 
     def sync_metrics(self) -> None:
-        """Push metrics.jsonl to the disk, so that no checkpoint is ahead of it."""
+        """Flush metrics.jsonl to the disk, so that no checkpoint is ahead of it."""
         with self.metrics.open("a") as f:
             os.fsync(f.fileno())
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; one cut short by a kill, or damaged, is left out."""
+        """Read the lines of metrics.jsonl, skipping those cut short by a kill or damaged."""
         return read_records(self.metrics)[0]
 
     def cut_metrics(self, step: int) -> None:
-        """Drop what lies beyond ``step``: the run will write it again. Lines that cannot be read move to metrics.damaged, with a warning."""
+        """Drop the lines after ``step``, which the run will write again.
+
+        Unreadable lines move to metrics.damaged, with a warning.
+        """
         lines, bad = read_records(self.metrics)
         if bad:
             aside = self.path / "metrics.damaged"
@@ -107,36 +113,39 @@ class RunDir:
 
     @contextlib.contextmanager
     def lock(self):
-        """Refuse a second process that would train in the same directory; the system lets go when the process dies, however it dies."""
+        """Refuse a second process that would train in the same directory.
+
+        The operating system releases the lock when the process ends, however it ends.
+        """
         try:
             import fcntl
-        except ImportError:  # not on this system: the user must see to it
+        except ImportError:  # this system has no such lock: it is up to the user
             yield
             return
         with (self.path / ".lock").open("w") as f:
             try:
                 fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise MixerError(f"{self.path}: another process is training in this directory; wait for it, or stop it.") from None
+                raise MixerError(f"{self.path}: another process is training in this directory; wait until it ends, or stop it.") from None
             yield
 
 
 def _wrong_env(env: Any) -> str | None:
-    """What in an env.json is not as ``environment`` and the loop write it, of that which is used again."""
+    """Describe the first field of an env.json, among those read again, that is not as it was written."""
     if not isinstance(env, dict):
         return f"it must hold an object, got {type(env).__name__}"
     threads = env.get("threads", 1)
     if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
-        return f"threads must be a whole number from 1 to {MOST_THREADS}, got {threads!r}"
+        return f"threads must be an integer from 1 to {MOST_THREADS}, got {threads!r}"
     for name, shape in {"resumed": list, "corpus": dict, "images": dict, "config": str}.items():
         if not isinstance(env.get(name, shape()), shape):
-            return f"{name} must be {'an object' if shape is dict else 'a list' if shape is list else 'a text'}, got {env[name]!r}"
+            return f"{name} must be {'an object' if shape is dict else 'a list' if shape is list else 'a string'}, got " + f"{env[name]!r}"
     missing = {"bytes", "sha256"} - env["corpus"].keys() if "corpus" in env else None
     return f"corpus has no {min(missing)!r}" if missing else None
 
 
 def environment(data: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """What a run's numbers depend on besides its config; ``data``: the facts of its task."""
+    """Collect what a run's numbers depend on besides its config; ``data`` holds the facts of its task."""
     from .. import __version__
 
     return {
@@ -155,12 +164,12 @@ def environment(data: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What changed between two environments, of the things that can change the bits."""
+    """Describe what differs between two environments, among the things that can change the numbers."""
     return [f"{key} was {then.get(key)}, is {now.get(key)}" for key in COMPARED if then.get(key) != now.get(key)]
 
 
 def git_revision() -> str | None:
-    """The revision of the checkout this package runs from; None for an installed copy."""
+    """Return the revision of the checkout this package runs from; None for an installed copy."""
     package = Path(__file__).resolve().parents[1]
     try:
         asked = subprocess.run(["git", "rev-parse", "--show-toplevel", "HEAD"], cwd=package, capture_output=True, text=True, timeout=10, check=True)

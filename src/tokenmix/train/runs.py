@@ -1,4 +1,4 @@
-"""Using a run that exists: load its model, evaluate it, sample from it."""
+"""Existing runs: load the model, evaluate it, sample from it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from .text_task import continue_bytes
 
 
 def pick_step(run: RunDir, step: int | str = "last") -> int:
-    """The step of the checkpoint meant by a number, "last" or "best"."""
+    """Return the step of the checkpoint given by a number, "last" or "best"."""
     steps = list_steps(run.checkpoints)
     if not steps:
-        raise MixerError(f"{run.path} has no checkpoint yet; `tokenmix resume {run.path}` goes on from the start.")
+        raise MixerError(f"{run.path} has no checkpoint yet; `tokenmix resume {run.path}` starts it again.")
     if step == "last":
         return steps[-1]
     if step == "best":
@@ -37,7 +37,9 @@ def pick_step(run: RunDir, step: int | str = "last") -> int:
 
 
 def load_run(path: Path | str, *, step: int | str = "last", device: str = "cpu") -> tuple[nn.Module, RunConfig]:
-    """The model of a run at a checkpoint, in eval mode, and the run's config. Where the run averages its weights, the average.
+    """Load the model of a run at a checkpoint, in eval mode, and the run's config.
+
+    If the run averages its weights, the average is loaded.
 
     Args:
         step: a number, "last" or "best" (on the validation split).
@@ -54,7 +56,7 @@ def load_run(path: Path | str, *, step: int | str = "last", device: str = "cpu")
 
 
 def load_weights(model: nn.Module, tensors: dict[str, torch.Tensor], where: Path) -> None:
-    """Put weights into a model they must fit exactly."""
+    """Load weights into a model, which they must fit exactly."""
     try:
         model.load_state_dict(tensors)
     except RuntimeError as why:
@@ -62,10 +64,13 @@ def load_weights(model: nn.Module, tensors: dict[str, torch.Tensor], where: Path
 
 
 def evaluate_run(path: Path | str, *, split: str = "test", step: int | str = "last", device: str = "auto", record: bool = True, **options: Any) -> Any:
-    """Score a run on one split of its data; added to the run's metrics.jsonl unless ``record`` is False, with a warning where that cannot be written to.
+    """Score a run on one split of its data and, unless ``record`` is False, append the result to its metrics.jsonl.
+
+    If metrics.jsonl cannot be written to, a warning says so.
 
     Args:
-        options: stride, seq_len and max_bytes for a text, image_size and max_images for images; None: the default, which is all of the split.
+        options: stride, seq_len and max_bytes for text, image_size and max_images for images; None: the default, which
+            is the whole split.
     """
     run = RunDir.open(path)
     model, config = load_run(path, step=step, device=device)
@@ -82,7 +87,7 @@ def evaluate_run(path: Path | str, *, split: str = "test", step: int | str = "la
 
 
 def _can_record(run: RunDir) -> bool:
-    """Whether metrics.jsonl can be written to, asked before time is spent."""
+    """Return whether metrics.jsonl can be written to, before time is spent on the evaluation."""
     try:
         run.metrics.open("ab").close()
     except OSError as why:
@@ -92,7 +97,7 @@ def _can_record(run: RunDir) -> bool:
 
 
 def eval_line(split: str, step: int, result: Any) -> dict[str, Any]:
-    """An evaluation as a line of metrics.jsonl."""
+    """Return an evaluation as a line of metrics.jsonl."""
     return {"kind": "eval", "split": split, "step": step, **asdict(result), "seconds": round(result.seconds, 3)}
 
 
@@ -108,15 +113,15 @@ def sample_run(
     step: int | str = "last",
     device: str = "auto",
 ) -> bytes:
-    """Prompt and continuation as bytes, from a run's model.
+    """Continue a prompt with a run's language model and return prompt and continuation as bytes.
 
     Args:
-        n: how many bytes to write; default 500, or what fits into the model's length.
+        n: bytes to generate; default 500, or as many as fit into the model's length.
     """
     check_seed(seed, "sample: seed")
     model, config = load_run(path, step=step, device=device)
     if config.model.kind != "lm":
-        raise MixerError(f"{path} holds a model of kind {config.model.kind!r}, which writes no text; a density model's images are drawn with --images.")
+        raise MixerError(f"{path} holds a model of kind {config.model.kind!r}, which generates no text; " + "use --images to sample from a density model.")
     if n is None:
         longest: Any = model.max_len
         n = 500 if longest is None else max(1, min(500, longest - len(prompt)))
@@ -124,10 +129,14 @@ def sample_run(
 
 
 def draw_run(path: Path | str, *, n: int = 16, step: int | str = "last", device: str = "auto", complete: bool = False, **sampling: Any) -> Tensor:
-    """Images from a run's density model, uint8 (n, C, H, W); ``complete`` draws only the lower halves of images of the test split."""
+    """Sample images from a run's density model, uint8 (n, C, H, W).
+
+    Args:
+        complete: sample only the lower halves of images of the test split; these images follow the completed ones.
+    """
     model, config = load_run(path, step=step, device=device)
     if config.model.kind != "image_density":
-        raise MixerError(f"{path} holds a model of kind {config.model.kind!r}, which draws no images.")
+        raise MixerError(f"{path} holds a model of kind {config.model.kind!r}, which generates no images; a density model does.")
     check_seed(sampling.get("seed"), "sample: seed")
     if n < 1:
         raise MixerError(f"sample: the number of images must be positive, got {n}.")

@@ -1,4 +1,4 @@
-"""Being asked to stop: SIGTERM, as schedulers and container hosts send it."""
+"""Stopping on request: SIGTERM, as sent by schedulers and container hosts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from types import FrameType
 
 @contextlib.contextmanager
 def asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """Inside, SIGTERM waits for the end of a step: the function given says whether it came. A second one ends the process at once.
+    """Defer SIGTERM to the end of a step inside the block; the function yielded returns whether it was received.
 
-    A handler of the program around is left alone, and so is every thread but the main one, which alone may have handlers.
+    A second SIGTERM ends the process at once. A handler that the surrounding program has installed is left alone. So is
+    every thread but the main one, as only that may install handlers.
     """
     came, owner = threading.Event(), os.getpid()
 
@@ -22,7 +23,7 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
         signal.signal(number, signal.SIG_DFL)
         if os.getpid() == owner:
             came.set()
-        else:  # a worker, forked off with this handler: it has nothing to finish
+        else:  # a worker that inherited this handler has nothing to finish
             os.kill(os.getpid(), number)
 
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

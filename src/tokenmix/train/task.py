@@ -1,4 +1,4 @@
-"""What a run is about: where its batches come from, what its loss is, how it is scored. The loop knows nothing else of text or images."""
+"""The task of a run: where batches come from, what the loss is, how models are scored."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .config import RunConfig
 
 
 class Score(Protocol):
-    """What an evaluation found: a dataclass whose fields go into metrics.jsonl."""
+    """The result of an evaluation: a dataclass whose fields go into metrics.jsonl."""
 
     def text(self) -> str:
-        """For reading, in one line."""
+        """Return the result as one readable line."""
 
 
 class Task(ABC):
     """Data, loss and score of one kind of model.
 
     Args:
-        metric: the field of a score that decides which checkpoint is the best.
-        higher: whether a higher one is better.
-        unit: what speed counts.
+        metric: field of the score that decides which checkpoint is the best.
+        higher: whether higher scores are better.
+        unit: what speed is counted in.
     """
 
     metric: ClassVar[str]
@@ -33,12 +33,13 @@ class Task(ABC):
 
     def __init__(self, config: RunConfig):
         self.train = config.train
-        self.model: Any = config.model  # of the class, and
-        self.data: Any = config.data  # of the kind that the task is for
+        # Their classes are those the task is for.
+        self.model: Any = config.model
+        self.data: Any = config.data
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """What env.json records of the data."""
+        """Return what env.json records of the data."""
 
     @abstractmethod
     def check_same(self, env: dict[str, Any]) -> None:
@@ -46,35 +47,35 @@ class Task(ABC):
 
     @abstractmethod
     def units(self) -> int:
-        """Tokens or images of one step."""
+        """Return the number of tokens or images per step."""
 
     @abstractmethod
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of a step, a pure function of the config's seed and the step."""
+        """Return inputs and targets of a step, a pure function of the config's seed and the step."""
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss in nats."""
+        """Compute the mean loss in nats."""
 
     def train_fields(self, loss: float) -> dict[str, Any]:
-        """What a line of training metrics says beside the loss."""
+        """Return further fields of a line of training metrics, beside the loss."""
         return {}
 
     @abstractmethod
     def evaluate(self, model: Any, split: str, /, *args: Any, **options: Any) -> Any:
-        """Score the model on all of a split, or what the options say."""
+        """Score the model on a split, or on the part of it that the options select."""
 
     @abstractmethod
     def while_training(self) -> dict[str, Any]:
-        """The options of the evaluations within a training."""
+        """Return the options of the evaluations during training."""
 
     def better(self, score: float, best: float | None) -> bool:
-        """Whether a score is the best so far."""
+        """Return whether a score is the best so far."""
         return best is None or (score > best if self.higher else score < best)
 
-    def sample(self, model: Any, folder: Path, step: int) -> None:  # noqa: B027  (most tasks make nothing)
-        """Write what the model makes into the folder of samples, where it makes anything."""
+    def sample(self, model: Any, folder: Path, step: int) -> None:  # noqa: B027  (optional)
+        """Write samples of the model into the folder, if this task makes any."""
 
     def model_facts(self, model: Any) -> dict[str, Any]:
-        """What env.json records of the model beside its parameters."""
+        """Return what env.json records of the model beside the number of its parameters."""
         return {}
