@@ -187,7 +187,7 @@ def test_meta_build_equals_direct_build():
         ({"pool": "max"}, "pool='max'"),
         ({"positions": "sinusoidal"}, "positions='sinusoidal'"),
         ({"image_size": (48, 64)}, r"image_size=\[48, 64\] must be multiples of 32"),
-        ({"dims": (8, 16)}, r"depths has 4 stages, dims has 2: \[8, 16\]"),
+        ({"dims": (8, 16)}, r"depths has 4 stages, but dims has 2: \[8, 16\]"),
         ({"depths": (1, 1, 0, 1)}, "depths must be positive integers"),
         ({"depths": (), "dims": (), "patches": (), "mlp_ratios": ()}, "depths has 0 stages"),
         ({"mixers": SPECS["hydra"] * 3}, "one spec, one for each of 4 stages or one for each of 5 layers, got 3"),

@@ -176,7 +176,7 @@ def test_the_offered_checkpoint_works(run, whole):
 
 
 def test_a_checkpoint_that_is_not_there_is_refused(run):
-    with pytest.raises(MixerError, match="no checkpoint of step 7; there are 10, 15, 20"):
+    with pytest.raises(MixerError, match="no checkpoint of step 7; available: 10, 15, 20"):
         resume(run, from_step=7)
     with pytest.raises(MixerError, match="'last' or 'best'"):
         load_run(run, step="newest")
@@ -469,8 +469,8 @@ def test_damaged_lines_of_metrics_are_kept_aside_and_reported(run, whole, line):
     [
         ("[1]", "it must hold an object, got list"),
         ('{"threads": 1000000}', "threads must be an integer from 1 to 1024, got 1000000"),
-        ('{"threads": "2"}', "threads must be a whole number"),
-        ('{"threads": -1}', "threads must be a whole number"),
+        ('{"threads": "2"}', "threads must be an integer"),
+        ('{"threads": -1}', "threads must be an integer"),
         ('{"resumed": {}}', "resumed must be a list"),
         ('{"corpus": {"bytes": 3}}', "corpus has no 'sha256'"),
         ('{"corpus": 3}', "corpus must be an object, got 3"),

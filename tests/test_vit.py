@@ -282,7 +282,7 @@ def test_wrong_images_are_refused():
     ):
         with pytest.raises(MixerError, match=says):
             model(images)
-    for keep, says in ((torch.tensor([[12]]), "patches in 0\.\.11, got 12"), (torch.tensor([0]), "integers"), (torch.ones(1, 2), "integers")):
+    for keep, says in ((torch.tensor([[12]]), r"patches in 0\.\.11, got 12"), (torch.tensor([0]), "integers"), (torch.ones(1, 2), "integers")):
         with pytest.raises(MixerError, match=says):
             model(torch.zeros(1, 3, 12, 16), keep=keep)
     assert model(torch.zeros(0, 3, 12, 16)).shape == (0, 3)

@@ -1,0 +1,92 @@
+"""The models and sizes of a demo, and what it measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..bench import Decoding
+from ..models import LMConfig
+from ..train import DataConfig, OptimConfig, RunConfig, TrainConfig
+
+LOCAL = {"name": "aft_local", "window": 32, "rank": 32}
+ATTENTION = {"name": "attention", "heads": 4}
+MODELS: dict[str, tuple[dict[str, Any], ...]] = {
+    "attention": (ATTENTION,),
+    "aft_local": (LOCAL,),
+    "aft_simple": ({"name": "aft_simple"},),
+    "hybrid_3_to_1": (LOCAL, LOCAL, LOCAL, ATTENTION),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The sizes of a demo.
+
+    Args:
+        seconds: training time of each model.
+        dim: features per token.
+        layers: layers of each model.
+        seq_len: bytes per training sequence.
+        batch_size: sequences per step.
+        lr: learning rate after warm-up.
+        seed: seed of initialisation and batches.
+        evals: approximate number of evaluations of the slowest model.
+        eval_bytes: bytes of the validation split to evaluate on.
+        sample_bytes: bytes of the sample that each model writes.
+        contexts: context lengths at which generation is timed.
+        lengths: sequence lengths at which training is timed.
+        advice: sequence lengths for ``tokenmix advise``.
+        advice_seconds: time for ``tokenmix advise``.
+    """
+
+    seconds: float = 60.0
+    dim: int = 128
+    layers: int = 4
+    seq_len: int = 256
+    batch_size: int = 4
+    lr: float = 4e-3
+    seed: int = 0
+    evals: int = 4
+    eval_bytes: int = 32768
+    sample_bytes: int = 400
+    contexts: tuple[int, ...] = (256, 1024, 4096, 16384)
+    lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
+    advice: tuple[int, ...] = (256, 1024, 4096)
+    advice_seconds: float = 6.0
+
+    def model(self, name: str, max_len: int | None = None) -> LMConfig:
+        """Return the model of a row.
+
+        A ``max_len`` beyond the trained length is for timing with random weights.
+        """
+        return LMConfig(dim=self.dim, max_len=max_len or self.seq_len, mixers=MODELS[name], layers=self.layers)
+
+    def run(self, name: str, eval_every: int) -> RunConfig:
+        """Return the run of a row.
+
+        The learning rate stays constant after warm-up, so that a model that is stopped early is not in the middle of
+        its decay.
+        """
+        loop = TrainConfig(
+            steps=None,
+            max_seconds=self.seconds,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            device="cpu",
+            log_every=5,
+            eval_every=eval_every,
+            eval_bytes=self.eval_bytes,
+            save_every=1_000_000,
+            keep=1,
+        )
+        optim = OptimConfig(lr=self.lr, schedule="constant", warmup=20)
+        return RunConfig(model=self.model(name), data=DataConfig(seq_len=self.seq_len), optim=optim, train=loop, recipe="demo", row=name)
+
+
+@dataclass
+class Measured:
+    """Speeds by model, then by length or context."""
+
+    rates: dict[str, dict[int, float]] = field(default_factory=dict)
+    decode: dict[str, dict[int, Decoding]] = field(default_factory=dict)
