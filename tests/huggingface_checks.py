@@ -211,7 +211,7 @@ BUGS = [
     Bug(
         "the mixers' mask is dropped",
         HOST + "modeling.py",
-        '{"key_mask": place.key_mask, "pos',
+        '{"key_mask": chunk.key_mask, "pos',
         '{"key_mask": None, "pos',
         "left_padding_changes_nothing",
         "hybrid",
@@ -232,7 +232,7 @@ BUGS = [
         "generation_needs_no_cache",
         "aft",
     ),
-    Bug("a cut forgets the positions", HOST + "cache.py", "if left and self.places:", "if False:", "tokens_are_given_back", "aft"),
+    Bug("a cut forgets the positions", HOST + "cache.py", "if left and self.recorded_positions:", "if False:", "tokens_are_given_back", "aft"),
     Bug("a beam's rows stay", HOST + "cache.py", "        self._pick(beam_idx)", "        pass", "rows_of_a_cache_can_be_picked", "hybrid"),
     Bug(
         "positions stay with their rows",

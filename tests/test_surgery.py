@@ -245,15 +245,15 @@ def test_windows_of_the_host():
 def test_a_window_that_no_mask_tells_of(name):
     """As with flash attention, where masks are of padding alone, and in compiled code, which cannot look at a mask."""
     new, _ = replace_mixers(make(name, **({"sliding_window": 4} if name == "mistral" else {})), "attention")
-    shell = new.get_submodule("model" if name == "mistral" else "").layers[0].self_attn
+    adapter = new.get_submodule("model" if name == "mistral" else "").layers[0].self_attn
     x, (_, mask), at = torch.randn(3, 9, 32), padded("right"), torch.arange(9)
     back = at[:, None] - at
     near = (back >= 0) & (back < 4) if name == "mistral" else back.abs() < 5
     whole = near & mask.bool()[:, None]
-    wanted = shell(x, whole[:, None], position_ids=at[None])[0]
-    assert (shell(x, mask, position_ids=at[None])[0] - wanted)[mask.bool()].abs().max() <= TIGHT
-    assert (shell(x, None, position_ids=at[None])[0] - wanted)[0].abs().max() <= TIGHT  # no padding there
-    compiled = torch.compile(lambda *given: shell(*given, position_ids=at[None])[0], backend="aot_eager", fullgraph=True)
+    wanted = adapter(x, whole[:, None], position_ids=at[None])[0]
+    assert (adapter(x, mask, position_ids=at[None])[0] - wanted)[mask.bool()].abs().max() <= TIGHT
+    assert (adapter(x, None, position_ids=at[None])[0] - wanted)[0].abs().max() <= TIGHT  # no padding there
+    compiled = torch.compile(lambda *given: adapter(*given, position_ids=at[None])[0], backend="aot_eager", fullgraph=True)
     assert (compiled(x, whole[:, None]) - wanted)[mask.bool()].abs().max() <= TIGHT
 
 
@@ -354,9 +354,9 @@ def test_grids_of_image_models_reach_mixers_of_grids():
 def test_detr_adds_positions_to_queries_and_keys_only():
     model = shared("detr")
     new, _ = replace_mixers(model, {"*": {"name": "hydra"}}, seed=0)
-    shell = new.encoder.layers[0].self_attn
+    adapter = new.encoder.layers[0].self_attn
     x, at = torch.randn(2, 5, 32), torch.randn(2, 5, 32)
-    q, k, v = (shell.mixer.get_submodule(p) for p in ("q_proj", "k_proj", "v_proj"))
-    wanted = shell.mixer.out_proj(F.hydra(q(x + at), k(x + at), v(x), **shell.mixer.maps))
-    assert (shell(x, position_embeddings=at)[0] - wanted).abs().max() <= TIGHT
+    q, k, v = (adapter.mixer.get_submodule(p) for p in ("q_proj", "k_proj", "v_proj"))
+    wanted = adapter.mixer.out_proj(F.hydra(q(x + at), k(x + at), v(x), **adapter.mixer.maps))
+    assert (adapter(x, position_embeddings=at)[0] - wanted).abs().max() <= TIGHT
     assert torch.isfinite(outputs("detr", replace_mixers(model, {"encoder.*": "pooling"})[0])).all()

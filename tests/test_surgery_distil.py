@@ -13,7 +13,7 @@ import torch
 from surgery_models import make, padded, shared
 from tokenmix import MixerError
 from tokenmix.hosts.surgery import distill, replace_mixers
-from tokenmix.hosts.surgery.capture import layer_losses, replaced, traced
+from tokenmix.hosts.surgery.capture import adapters_by_site, captured, layer_losses
 from tokenmix.report import write_report
 
 
@@ -36,25 +36,25 @@ def batches(name: str, n: int = 4) -> list[Any]:
 @torch.no_grad()
 def test_softmax_in_the_same_place_has_no_loss(name):
     teacher = shared(name)
-    shells = replaced(replace_mixers(teacher, "attention")[0])
-    other = replaced(replace_mixers(teacher, "hydra", seed=0)[0])
+    adapters = adapters_by_site(replace_mixers(teacher, "attention")[0])
+    other = adapters_by_site(replace_mixers(teacher, "hydra", seed=0)[0])
     for batch in batches(name, 1):
-        with traced(teacher, shells) as calls:
+        with captured(teacher, adapters) as calls:
             teacher(**batch) if isinstance(batch, dict) else teacher(*batch) if isinstance(batch, tuple) else teacher(batch)
-    losses = layer_losses(shells, calls)
-    assert len(losses) == len(shells) == len(other)
+    losses = layer_losses(adapters, calls)
+    assert len(losses) == len(adapters) == len(other)
     assert all(loss < 1e-9 for loss in losses.values())
     assert all(loss > 1e-2 for loss in layer_losses(other, calls).values())
 
 
 def test_padding_takes_no_part_in_the_losses():
     teacher, batch = shared("bert"), batches("bert", 1)[0]
-    shells = replaced(replace_mixers(teacher, "hydra", seed=0)[0])
+    adapters = adapters_by_site(replace_mixers(teacher, "hydra", seed=0)[0])
 
     def losses(ids: torch.Tensor) -> list[float]:
-        with torch.no_grad(), traced(teacher, shells) as calls:
+        with torch.no_grad(), captured(teacher, adapters) as calls:
             teacher(ids, attention_mask=batch["attention_mask"])
-            return [float(x) for x in layer_losses(shells, calls).values()]
+            return [float(x) for x in layer_losses(adapters, calls).values()]
 
     changed = torch.where(batch["attention_mask"].bool(), batch["input_ids"], 41)
     assert losses(changed) == pytest.approx(losses(batch["input_ids"]), rel=1e-5)

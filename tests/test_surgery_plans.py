@@ -10,12 +10,12 @@ import torch
 from surgery_models import make, padded, shared
 from tokenmix import build_mixer
 from tokenmix.hosts.surgery import find_attention, replace_mixers, restore
-from tokenmix.hosts.surgery.adapters import is_shell
+from tokenmix.hosts.surgery.adapters import is_adapter
 
 
 def layout(model: Any) -> list[str]:
     """The mixers of a BERT's layers; "softmax" where it kept its own."""
-    return [m.attention.self.spec["name"] if is_shell(m.attention.self) else "softmax" for m in model.encoder.layer]
+    return [m.attention.self.spec["name"] if is_adapter(m.attention.self) else "softmax" for m in model.encoder.layer]
 
 
 def bert(layers: int = 6) -> Any:

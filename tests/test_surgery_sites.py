@@ -8,7 +8,7 @@ from torch import nn
 from surgery_models import MAKERS, TRANSLATORS, make
 from tokenmix import MixerError
 from tokenmix.hosts.surgery import find_attention
-from tokenmix.hosts.surgery.sites import strangers
+from tokenmix.hosts.surgery.sites import unknown_attention
 
 FACTS = {
     "bert": ("encoder.layer.1.attention", "bert", 4, False, False, False, 40),
@@ -80,7 +80,7 @@ def test_each_family_is_described(name):
     assert all((s.dim, s.heads, s.head_dim, s.obstacle) == (32, 4, 8, None) for s in sites)
     assert len(sites) == {"bert_decoder": 4, "gpt2_decoder": 4, "detr": 3, "transformer": 6}.get(name, 6 if name in TRANSLATORS else 2)
     assert model.get_submodule(s.name) is not None
-    assert not strangers(model)
+    assert not unknown_attention(model)
 
 
 def test_a_decoder_of_bert_is_causal_but_not_across():
@@ -123,14 +123,14 @@ def test_unknown_attention_is_left_out_and_named():
 
     model = nn.Sequential(nn.Linear(4, 4), OwnAttention(4, 2))
     assert find_attention(model) == []
-    assert strangers(model) == ["OwnAttention"]
+    assert unknown_attention(model) == ["OwnAttention"]
 
 
 def test_a_class_of_a_known_name_that_is_built_differently_is_left_out():
     model = make("dinov2")
     del model.dinov2.encoder.layer[0].attention.q_proj
     assert [s.name for s in find_attention(model)] == ["dinov2.encoder.layer.1.attention"]
-    assert strangers(model) == ["Dinov2Attention"]
+    assert unknown_attention(model) == ["Dinov2Attention"]
 
 
 def test_no_model_is_refused():

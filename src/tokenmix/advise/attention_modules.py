@@ -10,7 +10,7 @@ from torch import nn
 
 from ..errors import MixerError
 from ..hosts.surgery import find_attention
-from ..hosts.surgery.sites import unknown
+from ..hosts.surgery.sites import unknown_hint
 from ..mixers import MIXERS, Mixer
 from ..mixers.attention import Attention
 
@@ -50,7 +50,7 @@ def modules_of(model: nn.Module, where: str) -> list[AttentionModule]:
     ours = ", ".join(dict.fromkeys(mixers.get(type(m), type(m).__name__) for m in model.modules() if isinstance(m, Mixer)))
     if ours:
         raise MixerError(f"advise: {where}: has no softmax attention to replace; its layers mix by {ours}.")
-    raise MixerError(f"advise: {where}: {type(model).__name__} has no attention of a known family{unknown(model)}")
+    raise MixerError(f"advise: {where}: {type(model).__name__} has no attention of a known family{unknown_hint(model)}")
 
 
 def torch_projections(module: Any, seen: tuple[Any, ...], named: dict[str, Any]) -> Callable[[], Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import MixerError
 
 NAMES = {"original_max_position_embeddings": "original_max_len"}
-RULES = {
+ROPE_SCALING = {
     "linear": ("factor",),
     "yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor", "truncate"),
     "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
@@ -30,19 +30,19 @@ def rotary_spec(rope_parameters: dict[str, Any], *, head_dim: int, max_len: int 
     """
     given = {name: value for name, value in rope_parameters.items() if value is not None}
     rule = given.get("rope_type", "default")
-    if rule != "default" and rule not in RULES:
+    if rule != "default" and rule not in ROPE_SCALING:
         why = (
             "its angles change while a sequence grows, so those of keys already stored would be wrong"
             if rule in ("dynamic", "longrope")
             else "it is not known here"
         )
-        raise MixerError(f"rotary_spec: rope_type={rule!r} has no counterpart: {why}; default, {', '.join(RULES)} have one.")
+        raise MixerError(f"rotary_spec: rope_type={rule!r} has no counterpart: {why}; default, {', '.join(ROPE_SCALING)} have one.")
     spec: dict[str, Any] = {"name": "rotary", "base": float(given.get("rope_theta", 10000.0)), "layout": layout}
     if given.get("partial_rotary_factor", 1.0) != 1.0:
         spec["rotary_dim"] = int(head_dim * given["partial_rotary_factor"])
     if rule == "default":
         return spec
-    scaling = {"name": rule, **{NAMES.get(name, name): given[name] for name in RULES[rule] if name in given}}
+    scaling = {"name": rule, **{NAMES.get(name, name): given[name] for name in ROPE_SCALING[rule] if name in given}}
     if rule == "yarn":
         scaling |= _yarn(given, max_len)
     return {**spec, "scaling": scaling}

@@ -13,7 +13,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ...errors import MixerError
 from ...mixers import State, reorder
-from .masks import Places
+from .masks import ChunkPositions
 
 
 class Step(NamedTuple):
@@ -40,7 +40,7 @@ class TokenMixStateLayer(CacheLayerMixin):
         self.position: Tensor | None = None
         self.seen, self.record_past = 0, False
         self.steps: list[Step] = []
-        self.places: list[Tensor] = []
+        self.recorded_positions: list[Tensor] = []
 
     def put(self, state: State, tokens: int, after: Callable[[int], State] | None = None) -> None:
         """Keep the state after ``tokens`` more tokens; ``after(n)`` gives the state after only the first n of them."""
@@ -48,11 +48,11 @@ class TokenMixStateLayer(CacheLayerMixin):
             self.steps.append(Step(self.state, tokens, after))
         self.state, self.seen, self.is_initialized = state, self.seen + tokens, True
 
-    def stand(self, place: Places) -> None:
+    def advance(self, chunk: ChunkPositions) -> None:
         """Keep where the next token of each row stands, after a chunk."""
         if self.record_past:
-            self.places.append(place.at)
-        self.position = place.after
+            self.recorded_positions.append(chunk.at)
+        self.position = chunk.after
 
     def activate_past_recording(self) -> None:
         """Remember chunks from here on."""
@@ -92,7 +92,7 @@ class TokenMixStateLayer(CacheLayerMixin):
         self.state = reorder(self.state, index.to(device))
         if self.position is not None:
             self.position = self.position.index_select(0, index.to(self.position.device))
-        self.steps, self.places = [], []
+        self.steps, self.recorded_positions = [], []
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i becomes row beam_idx[i]: beam search."""
@@ -116,19 +116,19 @@ class TokenMixStateLayer(CacheLayerMixin):
         if left > sum(step.tokens for step in self.steps):
             how = "call cache.activate_past_recording() before they come, or decode without an assistant model"
             raise MixerError(f"TokenMixStateLayer: a mixer's state cannot give back {left} tokens; {how}.")
-        if left and self.places:
-            self.position = torch.cat(self.places, 1)[:, -left]
+        if left and self.recorded_positions:
+            self.position = torch.cat(self.recorded_positions, 1)[:, -left]
         self.seen -= left
         while left:
             step = self.steps.pop()
             self.state = step.before if step.tokens <= left else step.after(step.tokens - left)
             left -= min(step.tokens, left)
-        self.steps, self.places = [], []
+        self.steps, self.recorded_positions = [], []
 
     def reset(self) -> None:
         """As before the first token."""
         self.state, self.position, self.seen, self.is_initialized = None, None, 0, False
-        self.steps, self.places = [], []
+        self.steps, self.recorded_positions = [], []
 
     def offload(self) -> None:
         """Nothing to win: the state is small."""

@@ -12,7 +12,7 @@ from transformers.utils.output_capturing import capture_outputs
 from ...errors import MixerError
 from ...models import ViT, ViTConfig
 from .configuration import TokenMixConfig
-from .initialization import owns_its_beginning
+from .initialization import mark_self_initialized
 from .layers import TokenMixImageLayer
 from .modeling import TokenMixPreTrainedModel
 
@@ -24,7 +24,7 @@ class TokenMixViT(ViT):
 
     def __init__(self, config: ViTConfig):
         super().__init__(config)
-        owns_its_beginning(self)
+        mark_self_initialized(self)
 
 
 class TokenMixForImageClassification(TokenMixPreTrainedModel):

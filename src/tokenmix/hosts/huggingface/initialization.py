@@ -15,24 +15,24 @@ from ...errors import MixerError
 
 HEADS = ("lm_head.", "score.", "qa_outputs.")
 """Where the names of a head's weights begin, which a folder of another class need not hold."""
-DRAWS: dict[str, Any] = {name: f for name, f in vars(nn.init).items() if name.endswith("_") and not name.startswith("_") and callable(f)}
+INIT_FUNCTIONS: dict[str, Any] = {name: f for name, f in vars(nn.init).items() if name.endswith("_") and not name.startswith("_") and callable(f)}
 """torch's own functions, as they are outside of transformers' initialisation."""
 
 
-def owns_its_beginning(module: nn.Module) -> None:
+def mark_self_initialized(module: nn.Module) -> None:
     """Mark what is inside of a module that begins as a whole."""
     for part in module.modules():
         if part is not module:
-            part.begun_by_owner = True  # type: ignore[assignment]  # a plain mark, no parameter
+            part.initialized_by_owner = True  # type: ignore[assignment]  # a plain mark, no parameter
 
 
-def anew(module: nn.Module, reset: Callable[[], None]) -> None:
+def reinitialize(module: nn.Module, reset: Callable[[], None]) -> None:
     """Initialise a module, except for the tensors that were loaded from a file."""
     tensors = [*module.parameters(), *module.buffers()]
     loaded = [(t, t.clone()) for t in tensors if getattr(t, "_is_hf_initialized", False)]
     if len(loaded) == len(tensors):
         return
-    with torch_draws():
+    with torch_init_functions():
         reset()
     for tensor, value in loaded:
         tensor.copy_(value)
@@ -47,7 +47,7 @@ def refuse_options(who: str, given: dict[str, Any]) -> None:
         raise MixerError(f"{who}: has no tensor-parallel plan, as a mixer need not fall apart by heads; use device_map, or data parallel training.")
 
 
-def refuse_unlike(model: Any, missing: Iterable[str], folder: Any) -> None:
+def refuse_missing_weights(model: Any, missing: Iterable[str], folder: Any) -> None:
     """Refuse what was loaded from a folder that lacks some of the model's weights, unless it is of another class and only a head is missing."""
     name, kinds = type(model).__name__, list(getattr(model.config, "architectures", None) or [])
     lost = sorted(key for key in missing if name in kinds or not key.startswith(HEADS))
@@ -59,11 +59,11 @@ def refuse_unlike(model: Any, missing: Iterable[str], folder: Any) -> None:
 
 
 @contextmanager
-def torch_draws() -> Iterator[None]:
+def torch_init_functions() -> Iterator[None]:
     """torch's own functions of ``nn.init`` inside, those that were there afterwards."""
-    there = {name: getattr(nn.init, name) for name in DRAWS}
+    there = {name: getattr(nn.init, name) for name in INIT_FUNCTIONS}
     try:
-        for name, draw in DRAWS.items():
+        for name, draw in INIT_FUNCTIONS.items():
             setattr(nn.init, name, draw)
         yield
     finally:

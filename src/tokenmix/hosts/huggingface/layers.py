@@ -14,7 +14,7 @@ from ...models import MLP, Block
 from ...models.blocks import complete_spec, reset_mixer
 from .cache import TokenMixStateLayer
 from .configuration import TokenMixConfig, mlp_ratio
-from .initialization import owns_its_beginning
+from .initialization import mark_self_initialized
 
 
 class TokenMixMLP(MLP):
@@ -43,7 +43,7 @@ class TokenMixLayer(GradientCheckpointingLayer, Block):
         if config.cross_mixers is not None:
             self.cross = _cross_mixer(config, index)
             self.cross_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        owns_its_beginning(self)
+        mark_self_initialized(self)
 
     @property
     def streams(self) -> bool:

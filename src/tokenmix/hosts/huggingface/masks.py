@@ -11,7 +11,7 @@ from ...errors import MixerError
 from ...mixers.base import chunk_positions, token_positions
 
 
-class Places(NamedTuple):
+class ChunkPositions(NamedTuple):
     """Of a chunk (B, L): the mask its mixers get, the positions they get where those are not the usual ones, where its tokens stand, and what follows (B,)."""
 
     key_mask: Tensor | None
@@ -47,7 +47,7 @@ def _refuse_both_sides(mask: Tensor, who: str) -> None:
         raise MixerError(f"{who}: row {row} of attention_mask has padding on both sides; pad on the left, as generate() needs, or on the right.")
 
 
-def places(x: Tensor, start: Tensor | None, key_mask: Tensor | None, position_ids: Tensor | None, who: str) -> Places:
+def place_tokens(x: Tensor, start: Tensor | None, key_mask: Tensor | None, position_ids: Tensor | None, who: str) -> ChunkPositions:
     """Where the tokens of a chunk stand; ``start`` (B,): where the rows of a cache stand, None without one.
 
     Without position_ids a token's position is its index minus that of the first real token of its row.
@@ -57,16 +57,16 @@ def places(x: Tensor, start: Tensor | None, key_mask: Tensor | None, position_id
     else:
         at, after = chunk_positions(start, x, None, key_mask)
     if position_ids is None:
-        return Places(key_mask, None, at, after)
+        return ChunkPositions(key_mask, None, at, after)
     given = position_ids.to(x.device).expand(x.shape[0], -1)
     if given.shape != x.shape[:2]:
         raise MixerError(f"{who}: expects position_ids of shape {tuple(x.shape[:2])}, got {tuple(position_ids.shape)}.")
     given = given if key_mask is None else torch.where(key_mask, given, at)
     if not torch.compiler.is_compiling():
         if torch.equal(given, at):  # what generate() passes: then mixers may use what they know of consecutive positions
-            return Places(key_mask, None, at, after)
+            return ChunkPositions(key_mask, None, at, after)
         _refuse_packed(given, key_mask, who)
-    return Places(key_mask, given, given, None if start is None else given[:, -1] + 1)
+    return ChunkPositions(key_mask, given, given, None if start is None else given[:, -1] + 1)
 
 
 def _refuse_packed(given: Tensor, key_mask: Tensor | None, who: str) -> None:

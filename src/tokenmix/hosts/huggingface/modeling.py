@@ -19,9 +19,9 @@ from ...models import ViT
 from ...positions import LearnedPositions
 from .cache import TokenMixStateLayer, state_layers
 from .configuration import TokenMixConfig
-from .initialization import anew, refuse_options, refuse_unlike
+from .initialization import refuse_missing_weights, refuse_options, reinitialize
 from .layers import TokenMixLayer
-from .masks import Places, chunk_mask, places
+from .masks import ChunkPositions, chunk_mask, place_tokens
 
 
 class TokenMixPreTrainedModel(PreTrainedModel):
@@ -50,7 +50,7 @@ class TokenMixPreTrainedModel(PreTrainedModel):
         load: Any = super().from_pretrained
         model, info = load(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         if not kwargs.get("ignore_mismatched_sizes"):
-            refuse_unlike(model, info["missing_keys"], pretrained_model_name_or_path)
+            refuse_missing_weights(model, info["missing_keys"], pretrained_model_name_or_path)
         return (model, info) if output_loading_info else model
 
     @classmethod
@@ -67,10 +67,10 @@ class TokenMixPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         std = self.config.initializer_range
         if isinstance(module, TokenMixLayer):
-            anew(module, lambda: module.reset_parameters(std, std / (2 * self.config.num_hidden_layers) ** 0.5))
+            reinitialize(module, lambda: module.reset_parameters(std, std / (2 * self.config.num_hidden_layers) ** 0.5))
         elif isinstance(module, (ViT, LearnedPositions)):
-            anew(module, module.reset_parameters)
-        elif not getattr(module, "begun_by_owner", False):
+            reinitialize(module, module.reset_parameters)
+        elif not getattr(module, "initialized_by_owner", False):
             super()._init_weights(module)
 
 
@@ -124,18 +124,18 @@ class TokenMixModel(TokenMixPreTrainedModel):
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         cache = self._cache(use_cache, past_key_values)
         kept = self._kept(cache)
-        place = self._places(x, attention_mask, position_ids, kept)
+        chunk = self._chunk_positions(x, attention_mask, position_ids, kept)
         if self.positions is not None:
-            x = x + self.positions(place.at).to(x.dtype)
-        x, given = self.dropout(x), {"key_mask": place.key_mask, "positions": place.positions}
+            x = x + self.positions(chunk.at).to(x.dtype)
+        x, given = self.dropout(x), {"key_mask": chunk.key_mask, "positions": chunk.positions}
         context_mask = self._context_mask(encoder_hidden_states, encoder_attention_mask)
         if encoder_hidden_states is not None:
-            told = kept is not None or place.key_mask is not None or place.positions is not None  # else they stand at their indices
-            given["cross_positions"] = place.at if told else None
+            explicit = kept is not None or chunk.key_mask is not None or chunk.positions is not None  # else they stand at their indices
+            given["cross_positions"] = chunk.at if explicit else None
         for i, layer in enumerate(self.layers):
             x = layer(x, encoder_hidden_states, context_mask, past_key_values=None if kept is None else kept[i], **given)
         if kept is not None:
-            kept[0][0].stand(place)
+            kept[0][0].advance(chunk)
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=cache)
 
     def _refuse_unknown(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, given: dict[str, Any]) -> None:
@@ -186,7 +186,7 @@ class TokenMixModel(TokenMixPreTrainedModel):
             return list(zip(own, other, strict=True))
         return [(layer, layer) for layer in state_layers(cache, n, who)]
 
-    def _places(self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, kept: Any) -> Places:
+    def _chunk_positions(self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, kept: Any) -> ChunkPositions:
         who, start, seen = type(self).__name__, None, 0
         if kept is not None:
             first = kept[0][0]
@@ -195,11 +195,11 @@ class TokenMixModel(TokenMixPreTrainedModel):
                 start = torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
             if start.shape[0] != x.shape[0]:
                 raise MixerError(f"{who}: the cache holds {start.shape[0]} rows, got {x.shape[0]}; cache.batch_select_indices picks some of them.")
-        place = places(x, start, chunk_mask(attention_mask, x, seen, who), position_ids, who)
+        chunk = place_tokens(x, start, chunk_mask(attention_mask, x, seen, who), position_ids, who)
         limit = self.positions.max_len if self.positions is not None else None
-        if limit is not None and not torch.compiler.is_compiling() and place.at.numel() and int(place.at.max()) >= limit:
-            raise MixerError(f"{who}: was built with max_position_embeddings={limit}, got a token at position {int(place.at.max())}; stop before it.")
-        return place
+        if limit is not None and not torch.compiler.is_compiling() and chunk.at.numel() and int(chunk.at.max()) >= limit:
+            raise MixerError(f"{who}: was built with max_position_embeddings={limit}, got a token at position {int(chunk.at.max())}; stop before it.")
+        return chunk
 
     def _context_mask(self, context: Tensor | None, mask: Tensor | None) -> Tensor | None:
         if (context is None) != (self.config.cross_mixers is None):
@@ -227,7 +227,7 @@ class TokenMixForCausalLM(TokenMixPreTrainedModel, GenerationMixin):
         self.model = TokenMixModel(self.config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if not self.model.streams:
-            self.config.use_cache = self.generation_config.use_cache = False  # generate() reads the whole text at each step, unless told otherwise
+            self.config.use_cache = self.generation_config.use_cache = False  # generate() reads the whole text at each step, unless explicit otherwise
         self.post_init()
 
     @can_return_tuple

@@ -17,7 +17,7 @@ from .masks import Read, read_mask, refuse_packed, within
 from .sites import Site
 
 
-class Shell(nn.Module):
+class Adapter(nn.Module):
     """A mixer in the place of a host's attention module.
 
     Args:
@@ -60,14 +60,14 @@ class Shell(nn.Module):
         return read
 
 
-class HFShell(Shell):
+class HFAdapter(Adapter):
     """In the place of an attention module of transformers: the same call, ``(output, None)`` back."""
 
     def __init__(self, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module], dropout: float = 0.0):
         super().__init__(mixer, site, spec, origin)
         self.layer_idx = site.layer
         self.dropout = nn.Dropout(dropout)
-        self.located = locate(mixer) if site.family == "detr" else ()
+        self.offset_projections = accept_offsets(mixer) if site.family == "detr" else ()
 
     def forward(
         self,
@@ -94,7 +94,7 @@ class HFShell(Shell):
             refuse_packed(position_ids, self.site.name)
         if past_key_values is not None and self.mixer.causal:
             return self.dropout(self._stream(hidden_states, attention_mask, past_key_values, position_ids)), None
-        with located(self, added[0], added[0], hidden_states) as x:
+        with with_offsets(self, added[0], added[0], hidden_states) as x:
             return self.dropout(self._mix(x, attention_mask, position_ids)), None
 
     def _mix(self, x: Tensor, mask: Any, position_ids: Tensor | None) -> Tensor:
@@ -107,8 +107,8 @@ class HFShell(Shell):
         read = self._masked(mask, x, causal=False)
         if cache is not None:
             return self._stream_across(x, context, read, cache)
-        with located(self, *added, x) as x:
-            context = context if self.located or added[1] is None else context + added[1]
+        with with_offsets(self, *added, x) as x:
+            context = context if self.offset_projections or added[1] is None else context + added[1]
             return self.mixer(x, context, key_mask=read.key_mask, attn_mask=read.pairs)
 
     def _stream_across(self, x: Tensor, context: Tensor, read: Read, cache: Any) -> Tensor:
@@ -167,7 +167,7 @@ class HFShell(Shell):
         return position_ids.expand(x.shape[0], -1)
 
 
-class TimmShell(Shell):
+class TimmAdapter(Adapter):
     """In the place of timm's ``Attention``: ``(x, attn_mask, is_causal)`` in, one tensor out; its ``proj_drop`` stays."""
 
     def __init__(self, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module], dropout: float = 0.0):
@@ -183,7 +183,7 @@ class TimmShell(Shell):
         return self.proj_drop(self.mixer(x, key_mask=read.key_mask, attn_mask=read.pairs, **self._grid(x)))
 
 
-class Located(nn.Linear):
+class OffsetLinear(nn.Linear):
     """A projection of tokens with something added to them, ``offset``, that other projections of the same tokens do not see."""
 
     offset: Tensor | None = None
@@ -196,40 +196,40 @@ class Located(nn.Linear):
         return super().forward(x + self.offset)
 
 
-def locate(mixer: Mixer) -> tuple[str, ...]:
+def accept_offsets(mixer: Mixer) -> tuple[str, ...]:
     """Make the projections of queries and keys ready for positions; their names. Without any, positions are added to the tokens themselves."""
     parts = tuple(p for p in ("q_proj", "k_proj") if p in mixer.carries and type(getattr(mixer, p, None)) is nn.Linear)
     for part in parts:
-        mixer.get_submodule(part).__class__ = Located
+        mixer.get_submodule(part).__class__ = OffsetLinear
     return parts
 
 
 @contextmanager
-def located(shell: HFShell, queries: Tensor | None, keys: Tensor | None, x: Tensor) -> Any:
+def with_offsets(adapter: HFAdapter, queries: Tensor | None, keys: Tensor | None, x: Tensor) -> Any:
     """Inside, the mixer's projections see these positions; gives the tokens to mix."""
     offsets = {"q_proj": queries, "k_proj": keys}
-    for part in shell.located:
-        shell.mixer.get_submodule(part).offset = offsets[part]  # type: ignore[assignment]  # Located's field
+    for part in adapter.offset_projections:
+        adapter.mixer.get_submodule(part).offset = offsets[part]  # type: ignore[assignment]  # OffsetLinear's field
     try:
-        yield x if shell.located or queries is None else x + queries
+        yield x if adapter.offset_projections or queries is None else x + queries
     finally:
-        for part in shell.located:
-            shell.mixer.get_submodule(part).offset = None  # type: ignore[assignment]  # the same field
+        for part in adapter.offset_projections:
+            adapter.mixer.get_submodule(part).offset = None  # type: ignore[assignment]  # the same field
 
 
-def torch_shell(attention: nn.MultiheadAttention, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module]) -> nn.Module:
+def torch_adapter(attention: nn.MultiheadAttention, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module]) -> nn.Module:
     """In the place of ``nn.MultiheadAttention``: a ``MultiheadMixer`` that remembers what stood there."""
     with torch.device("meta"):
-        shell: Any = MultiheadMixer(attention.embed_dim, attention.num_heads, batch_first=attention.batch_first)
-    shell.mixer, shell.site, shell.spec, shell.origin = mixer, site, spec, (origin,)
-    return shell
+        adapter: Any = MultiheadMixer(attention.embed_dim, attention.num_heads, batch_first=attention.batch_first)
+    adapter.mixer, adapter.site, adapter.spec, adapter.origin = mixer, site, spec, (origin,)
+    return adapter
 
 
-def is_shell(module: nn.Module) -> bool:
+def is_adapter(module: nn.Module) -> bool:
     """Whether this module stands where attention stood."""
-    return isinstance(module, Shell) or (hasattr(module, "site") and hasattr(module, "origin"))
+    return isinstance(module, Adapter) or (hasattr(module, "site") and hasattr(module, "origin"))
 
 
-def shells_of(model: nn.Module) -> dict[str, Any]:
-    """Name -> module, of every shell in a model."""
-    return {name: module for name, module in model.named_modules() if is_shell(module)}
+def adapters_of(model: nn.Module) -> dict[str, Any]:
+    """Name -> module, of every adapter in a model."""
+    return {name: module for name, module in model.named_modules() if is_adapter(module)}

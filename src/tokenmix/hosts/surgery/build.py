@@ -1,4 +1,4 @@
-"""One mixer for one site: its options, its weights, and the shell it stands in."""
+"""One mixer for one site: its options, its weights, and the adapter it stands in."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from ...errors import MixerError
 from ...mixers import MIXERS, Mixer, build_mixer, is_softmax, mixer_options
 from ..conversion_report import Entry
 from ..rotary import rotary_spec
-from .adapters import HFShell, TimmShell, torch_shell
+from .adapters import HFAdapter, TimmAdapter, torch_adapter
 from .sites import Site
-from .weights import Weight, carry, left, softmax_weights
+from .weights import Weight, carry, dropped_entries, softmax_weights
 
-INSIDE = {"bert": ("self", "output.dense")}  # what is replaced within a site, the mixer's place first; elsewhere the site itself
-LARGE = 1 << 26  # parameters of a mixer that nobody asks for on purpose, where attention has far fewer
+REPLACED_PARTS = {"bert": ("self", "output.dense")}  # what is replaced within a site, the mixer's place first; elsewhere the site itself
+MAX_PARAMETERS = 1 << 26  # parameters of a mixer that nobody asks for on purpose, where attention has far fewer
 
 
-def shell_for(model: nn.Module, site: Site, spec: dict[str, Any], init: str) -> tuple[dict[int, nn.Module], list[Entry]]:
+def adapter_for(model: nn.Module, site: Site, spec: dict[str, Any], init: str) -> tuple[dict[int, nn.Module], list[Entry]]:
     """What takes whose place (by ``id``), and what became of the tensors."""
     if site.obstacle is not None:
         raise MixerError(site.obstacle)
     module: Any = model.get_submodule(site.name)
     found = softmax_weights(site, module)
-    spec = completed(spec, site, module, found)
+    spec = spec_for_site(spec, site, module, found)
     mixer = _built(spec, site, found["v_proj.weight"].value)
     entries = carry(mixer, spec["name"], found, site) if init == "copy" else _all_new(mixer, found)
-    inside = INSIDE.get(site.family, ("",))
+    inside = REPLACED_PARTS.get(site.family, ("",))
     parts = {path: module.get_submodule(path) for path in inside}
     origin = {path: _without_weights(part) for path, part in parts.items()}
     if site.family == "torch":
-        shell = torch_shell(module, mixer, site, spec, origin)
+        adapter = torch_adapter(module, mixer, site, spec, origin)
     else:
-        shell = (TimmShell if site.family == "timm" else HFShell)(mixer, site, spec, origin, _residual_dropout(site, module))
-    news = {id(parts[inside[0]]): shell.train(module.training)} | {id(parts[path]): nn.Identity() for path in inside[1:]}
+        adapter = (TimmAdapter if site.family == "timm" else HFAdapter)(mixer, site, spec, origin, _residual_dropout(site, module))
+    news = {id(parts[inside[0]]): adapter.train(module.training)} | {id(parts[path]): nn.Identity() for path in inside[1:]}
     place = f"{inside[0]}.mixer" if inside[0] else "mixer"
     return news, [e if e.status == "dropped" else replace(e, name=f"{place}.{e.name}") for e in entries]
 
@@ -52,10 +52,10 @@ def _residual_dropout(site: Site, module: Any) -> float:
 
 def _all_new(mixer: Mixer, found: dict[str, Weight]) -> list[Entry]:
     parameters = {n for n, _ in mixer.named_parameters()}
-    return [Entry(n, "new", tuple(t.shape), None, n in parameters) for n, t in mixer.state_dict().items()] + left(found, set())
+    return [Entry(n, "new", tuple(t.shape), None, n in parameters) for n, t in mixer.state_dict().items()] + dropped_entries(found, set())
 
 
-def completed(spec: dict[str, Any], site: Site, module: Any, found: dict[str, Weight]) -> dict[str, Any]:
+def spec_for_site(spec: dict[str, Any], site: Site, module: Any, found: dict[str, Weight]) -> dict[str, Any]:
     """The spec with what the site says, where the mixer has the option and the spec leaves it open."""
     name = spec["name"]
     if name not in MIXERS:
@@ -115,7 +115,7 @@ def _built(spec: dict[str, Any], site: Site, like: torch.Tensor) -> Mixer:
         able = ", ".join(n for n, cls in MIXERS.items() if cls.supports_context)
         raise MixerError(f"{spec['name']} mixes a sequence with itself, and attention here attends another; these can: {able}")
     many = sum(p.numel() for p in probe.parameters())
-    if many > max(LARGE, 16 * site.dim**2):
+    if many > max(MAX_PARAMETERS, 16 * site.dim**2):
         raise MixerError(f"{spec['name']} with max_len={options.get('max_len')} would have {many:,} parameters here; give a smaller max_len, or a rank")
     with torch.device(like.device):
         return _try_build(options, site).to(like.dtype)

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import MixerError
-from .adapters import shells_of
-from .build import INSIDE
+from .adapters import adapters_of
+from .build import REPLACED_PARTS
 from .masks import read_mask
 
 
@@ -24,25 +24,25 @@ class Call(NamedTuple):
     output: Tensor
 
 
-def replaced(student: nn.Module) -> dict[str, Any]:
-    """Site -> the shell that stands there, in the model's order."""
+def adapters_by_site(student: nn.Module) -> dict[str, Any]:
+    """Site -> the adapter that stands there, in the model's order."""
     found = {}
-    for name, shell in shells_of(student).items():
-        path = INSIDE.get(shell.site.family, ("",))[0]
-        found[name.removesuffix(path).removesuffix(".")] = shell
+    for name, adapter in adapters_of(student).items():
+        path = REPLACED_PARTS.get(adapter.site.family, ("",))[0]
+        found[name.removesuffix(path).removesuffix(".")] = adapter
     if not found:
         raise MixerError("distill: the student has no replaced attention; replace_mixers makes one.")
     return found
 
 
 @contextmanager
-def traced(teacher: nn.Module, shells: Mapping[str, Any]) -> Iterator[dict[str, Call]]:
+def captured(teacher: nn.Module, adapters: Mapping[str, Any]) -> Iterator[dict[str, Call]]:
     """Inside, calls of the teacher fill the dictionary: site -> its last call."""
     entered: dict[str, Any] = {}
     calls: dict[str, Call] = {}
     handles = []
-    for name, shell in shells.items():
-        inside = INSIDE.get(shell.site.family, ("",))
+    for name, adapter in adapters.items():
+        inside = REPLACED_PARTS.get(adapter.site.family, ("",))
         first, last = (_module(teacher, name, path) for path in (inside[0], inside[-1]))
         handles.append(first.register_forward_pre_hook(lambda m, args, kw, name=name: entered.update({name: (args, kw)}), with_kwargs=True))
         handles.append(last.register_forward_hook(lambda m, args, y, name=name: calls.update({name: _call(entered[name], y)})))
@@ -66,36 +66,36 @@ def _call(entered: tuple[tuple[Any, ...], dict[str, Any]], y: Any) -> Call:
     return Call(args, options, (y[0] if isinstance(y, tuple) else y).detach())
 
 
-def layer_losses(shells: Mapping[str, Any], calls: Mapping[str, Call]) -> dict[str, Tensor]:
+def layer_losses(adapters: Mapping[str, Any], calls: Mapping[str, Call]) -> dict[str, Tensor]:
     """mean |m_l(x_l) - a_l(x_l)|^2 / mean |a_l(x_l)|^2 for each site: a_l the teacher's attention, m_l the mixer, x_l what entered the teacher's layer.
 
     Padding takes no part, where the layer's own mask tells it.
     """
     losses = {}
-    for name, shell in shells.items():
+    for name, adapter in adapters.items():
         if name not in calls:  # a decoder's cross attention that was given nothing to attend, a layer that was dropped
             continue
         call = calls[name]
-        y = shell(*call.args, **call.options)
+        y = adapter(*call.args, **call.options)
         y = y[0] if isinstance(y, tuple) else y
-        keep = _live(shell, call, y)
+        keep = _valid_tokens(adapter, call, y)
         mine, theirs = (y, call.output) if keep is None else (y[keep], call.output[keep])
         losses[name] = F.mse_loss(mine, theirs) / theirs.square().mean().clamp_min(torch.finfo(theirs.dtype).tiny)
     return losses
 
 
-def _live(shell: Any, call: Call, y: Tensor) -> Tensor | None:
+def _valid_tokens(adapter: Any, call: Call, y: Tensor) -> Tensor | None:
     """(B, T), True where a token is no padding; None: all are."""
-    if shell.site.cross or shell.site.family in ("timm", "vit"):
+    if adapter.site.cross or adapter.site.family in ("timm", "vit"):
         return None
-    if shell.site.family == "torch":
+    if adapter.site.family == "torch":
         mask = call.options.get("key_padding_mask")
         if mask is None or y.ndim != 3:
             return None
         mask = ~mask if mask.dtype == torch.bool else mask == 0
-        return mask if shell.batch_first else mask.T
+        return mask if adapter.batch_first else mask.T
     mask = call.options.get("attention_mask", call.args[1] if len(call.args) > 1 else None)
-    return read_mask(mask, y.shape[0], y.shape[1], causal=shell.mixer.causal, window=shell.site.window, where=shell.site.name).key_mask
+    return read_mask(mask, y.shape[0], y.shape[1], causal=adapter.mixer.causal, window=adapter.site.window, where=adapter.site.name).key_mask
 
 
 def output_loss(student: Any, teacher: Any, keep: Tensor | None, temperature: float) -> Tensor:

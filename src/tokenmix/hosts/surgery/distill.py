@@ -21,7 +21,7 @@ from ...train.optim import build_optimizer, learning_rate, load_optimizer, optim
 from ...train.progress import bar
 from ...train.rundir import RunDir, environment
 from ..vit.checkpoints import read_json
-from .capture import layer_losses, output_loss, replaced, traced
+from .capture import adapters_by_site, captured, layer_losses, output_loss
 
 Data = Sequence[Any] | Callable[[int], Any]
 
@@ -98,8 +98,8 @@ def distill(
         raise MixerError("distill: the teacher is in training mode, its outputs would be random; call teacher.eval() first.")
     if not callable(data) and not (hasattr(data, "__getitem__") and hasattr(data, "__len__") and len(data)):
         raise MixerError(f"distill: data must be a list of batches, or a function of the step, got {type(data).__name__}; list(loader) makes one.")
-    shells = replaced(student)
-    specs = [{"name": shell.spec["name"]} for shell in shells.values()]
+    adapters = adapters_by_site(student)
+    specs = [{"name": adapter.spec["name"]} for adapter in adapters.values()]
     optim = config.pop("optim", DistillConfig().optim)
     try:
         settings = DistillConfig(**config, optim=replace(optim, lr=lr), model={"kind": "surgery", "mixers": specs, "layers": len(specs)})
@@ -107,7 +107,7 @@ def distill(
         raise MixerError(f"distill: {str(why).partition('() ')[2] or why}.") from None
     run = _opened(Path(out), settings, student, resume)
     with run.lock():
-        worker = Distillation(teacher, student, shells, data, valid, settings, run)
+        worker = Distillation(teacher, student, adapters, data, valid, settings, run)
         if resume and list_steps(run.checkpoints):
             worker.load()
         return worker.work(verbose)
@@ -132,8 +132,8 @@ def _opened(out: Path, config: DistillConfig, student: nn.Module, resume: bool) 
 class Distillation:
     """One run, from wherever it stands."""
 
-    def __init__(self, teacher: nn.Module, student: nn.Module, shells: dict[str, Any], data: Data, valid: Data | None, config: DistillConfig, run: RunDir):
-        self.teacher, self.student, self.shells = teacher, student, shells
+    def __init__(self, teacher: nn.Module, student: nn.Module, adapters: dict[str, Any], data: Data, valid: Data | None, config: DistillConfig, run: RunDir):
+        self.teacher, self.student, self.adapters = teacher, student, adapters
         self.data, self.valid, self.config, self.run = data, valid, config, run
         self.device = next(student.parameters()).device
         self.optimizer = build_optimizer(student, config.optim)
@@ -194,11 +194,11 @@ class Distillation:
     def _ready(self, whole: bool) -> None:
         """Training mode and the weights that learn, for a phase. Layers learn without dropout: their targets have none."""
         self.student.train()
-        mixers = {id(p) for shell in self.shells.values() for p in shell.mixer.parameters()}
+        mixers = {id(p) for adapter in self.adapters.values() for p in adapter.mixer.parameters()}
         for p in self.student.parameters():
             p.requires_grad_(id(p) in mixers or (whole and self.config.train == "all"))
-        for shell in self.shells.values():
-            for module in shell.modules():
+        for adapter in self.adapters.values():
+            for module in adapter.modules():
                 if isinstance(module, nn.Dropout):
                     module.train(whole)
 
@@ -216,9 +216,9 @@ class Distillation:
         return _to(data(step) if callable(data) else data[step % len(data)], self.device)
 
     def _layer_loss(self, batch: Any) -> Tensor:
-        with torch.no_grad(), traced(self.teacher, self.shells) as calls:
+        with torch.no_grad(), captured(self.teacher, self.adapters) as calls:
             _call(self.teacher, batch)
-        return torch.stack(list(layer_losses(self.shells, calls).values())).mean()
+        return torch.stack(list(layer_losses(self.adapters, calls).values())).mean()
 
     def _output_loss(self, batch: Any) -> Tensor:
         with torch.no_grad():
@@ -243,9 +243,9 @@ class Distillation:
         layers: dict[str, float] = {}
         outputs = 0.0
         for batch in (_to(b, self.device) for b in batches):
-            with traced(self.teacher, self.shells) as calls:
+            with captured(self.teacher, self.adapters) as calls:
                 wanted = _call(self.teacher, batch)
-            for name, loss in layer_losses(self.shells, calls).items():
+            for name, loss in layer_losses(self.adapters, calls).items():
                 layers[name] = layers.get(name, 0.0) + float(loss) / len(batches)
             outputs += float(output_loss(_call(self.student, batch), wanted, _keep(batch), self.config.temperature)) / len(batches)
         self.student.train(mode)

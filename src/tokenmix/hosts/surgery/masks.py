@@ -41,16 +41,16 @@ def read_mask(mask: Any, rows: int, queries: int, *, causal: bool, window: int |
     if not isinstance(mask, Tensor):
         raise MixerError(f"{where}: gets a mask of type {type(mask).__name__}, which mixers cannot read; call model.set_attn_implementation('sdpa').")
     if mask.ndim == 2:
-        return _once(mask, (queries, causal), lambda: Read(mask[:, -queries:].bool() if causal else mask.bool(), None))
+        return _cached(mask, (queries, causal), lambda: Read(mask[:, -queries:].bool() if causal else mask.bool(), None))
 
     def read() -> Read:
         allowed = _allowed(mask, rows, where)
         return _read_pairs(allowed, queries, causal, window, where) if causal or window is not None else _read_columns(allowed, where)
 
-    return _once(mask, (rows, queries, causal, window), read)
+    return _cached(mask, (rows, queries, causal, window), read)
 
 
-def _once(tensor: Any, asked: tuple[Any, ...], find: Callable[[], Any]) -> Any:
+def _cached(tensor: Any, asked: tuple[Any, ...], find: Callable[[], Any]) -> Any:
     """What is found out about a tensor that all layers of a model get, once: a note on it tells the layers that follow, until it is changed."""
     if torch.compiler.is_compiling() or tensor.is_inference():
         return find()
@@ -65,7 +65,7 @@ def refuse_packed(positions: Tensor | None, where: str) -> None:
     """Several sequences in one row, which positions that begin anew tell where no mask does: flash attention's way, which would mix them here."""
     if positions is None or positions.shape[-1] < 2 or torch.compiler.is_compiling():
         return
-    if _once(positions, (), lambda: bool((positions[..., 1:] <= positions[..., :-1]).any())):
+    if _cached(positions, (), lambda: bool((positions[..., 1:] <= positions[..., :-1]).any())):
         said = "gets several sequences in one row, by positions that begin anew, and no mask of pairs"
         raise MixerError(f"{where}: {said}; give each a row of its own, or call model.set_attn_implementation('sdpa') and pass use_cache=False.")
 

@@ -9,13 +9,13 @@ from typing import Any
 from torch import nn
 
 from ...errors import MixerError
-from .sites import Site, unknown
+from .sites import Site, unknown_hint
 
 
-def planned(model: nn.Module, sites: list[Site], mixers: Any, keep: Any, last: int | None, every: int | None) -> list[tuple[Site, dict[str, Any]]]:
+def plan_replacements(model: nn.Module, sites: list[Site], mixers: Any, keep: Any, last: int | None, every: int | None) -> list[tuple[Site, dict[str, Any]]]:
     """Which site gets which spec, in the model's order."""
     if not sites:
-        raise MixerError(f"replace_mixers: {type(model).__name__} has no attention of a known family{unknown(model)}")
+        raise MixerError(f"replace_mixers: {type(model).__name__} has no attention of a known family{unknown_hint(model)}")
     if last is not None and every is not None:
         raise MixerError(f"replace_mixers: give last or every, got last={last}, every={every}.")
     chosen: dict[str, dict[str, Any] | None] = {}

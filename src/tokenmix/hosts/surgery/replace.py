@@ -14,8 +14,8 @@ from torch import nn
 from ...errors import MixerError
 from ...mixers import is_softmax
 from ..conversion_report import Entry, Report
-from .build import shell_for
-from .plan import planned
+from .build import adapter_for
+from .plan import plan_replacements
 from .sites import Site, find_attention
 
 Spec = str | Mapping[str, Any]
@@ -60,18 +60,18 @@ def replace_mixers(
     if init not in ("copy", "random"):
         raise MixerError(f"replace_mixers: init must be 'copy' or 'random', got {init!r}.")
     sites = find_attention(model)
-    plan = planned(model, sites, mixers, keep, last, every)
+    plan = plan_replacements(model, sites, mixers, keep, last, every)
     found: dict[int, nn.Module] = {}
-    fates: dict[str, list[Entry]] = {}
+    entries_by_site: dict[str, list[Entry]] = {}
     with _seeded(seed):
         for site, spec in plan:
             try:
-                pieces, fates[site.name] = shell_for(model, site, spec, init)
+                pieces, entries_by_site[site.name] = adapter_for(model, site, spec, init)
             except MixerError as why:
                 raise MixerError(f"replace_mixers: {site.name}: {str(why).rstrip('.')}.") from None
             found |= pieces
-    new = exchanged(model, found, inplace)
-    return new, _report(model if not inplace else new, new, plan, fates)
+    new = swap_modules(model, found, inplace)
+    return new, _report(model if not inplace else new, new, plan, entries_by_site)
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def _seeded(seed: int | None) -> Iterator[None]:
         yield
 
 
-def exchanged(model: nn.Module, news: dict[int, nn.Module], inplace: bool) -> nn.Module:
+def swap_modules(model: nn.Module, news: dict[int, nn.Module], inplace: bool) -> nn.Module:
     """The model, or a copy of it, with other modules in place of those with these ids; what is replaced is not copied."""
     if not inplace or id(model) in news:
         held = [m for m in model.modules() if id(m) in news]  # so that no id is given anew meanwhile
@@ -93,16 +93,16 @@ def exchanged(model: nn.Module, news: dict[int, nn.Module], inplace: bool) -> nn
     return model
 
 
-def _report(old: nn.Module, new: nn.Module, plan: list[tuple[Site, dict[str, Any]]], fates: dict[str, list[Entry]]) -> Report:
+def _report(old: nn.Module, new: nn.Module, plan: list[tuple[Site, dict[str, Any]]], entries_by_site: dict[str, list[Entry]]) -> Report:
     parameters = {name for name, _ in new.named_parameters()}
-    inside = {f"{site}.{e.name}" if site else e.name: e for site, entries in fates.items() for e in entries if e.status != "dropped"}
+    inside = {f"{site}.{e.name}" if site else e.name: e for site, entries in entries_by_site.items() for e in entries if e.status != "dropped"}
     entries = []
     for name, tensor in new.state_dict().items():
         if name not in inside:
             entries.append(Entry(name, "copied", tuple(tensor.shape), name, name in parameters))
-    for site, fate in fates.items():
+    for site, made in entries_by_site.items():
         prefix = f"{site}." if site else ""
-        entries += [replace(e, name=prefix + e.name, origin=None if e.origin is None else prefix + e.origin) for e in fate]
+        entries += [replace(e, name=prefix + e.name, origin=None if e.origin is None else prefix + e.origin) for e in made]
     names = [spec["name"] for _, spec in plan]
     counts = ", ".join(f"{names.count(n)} x {n}" for n in dict.fromkeys(names))
     rest = len(find_attention(new))

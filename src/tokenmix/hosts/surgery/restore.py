@@ -15,9 +15,9 @@ from ...errors import MixerError
 from ...mixers import MIXERS, is_softmax
 from ...mixers.facts import QKVO
 from ..conversion_report import Entry, Report
-from .adapters import shells_of
-from .replace import exchanged
-from .weights import give_back
+from .adapters import adapters_of
+from .replace import swap_modules
+from .weights import write_back
 
 
 def restore(model: nn.Module, names: str | Iterable[str] = "*", *, inplace: bool = False) -> tuple[Any, Report]:
@@ -32,42 +32,42 @@ def restore(model: nn.Module, names: str | Iterable[str] = "*", *, inplace: bool
     Raises:
         MixerError: where nothing was replaced, and for mixers whose queries, keys, values or output no longer exist.
     """
-    shells = shells_of(model)
+    adapters = adapters_of(model)
     wanted = (names,) if isinstance(names, str) else tuple(names)
-    sites = {name: name.removesuffix("self").removesuffix(".") if shell.site.family == "bert" else name for name, shell in shells.items()}
-    chosen = {name: shell for name, shell in shells.items() if any(fnmatchcase(sites[name], pattern) for pattern in wanted)}
+    sites = {name: name.removesuffix("self").removesuffix(".") if adapter.site.family == "bert" else name for name, adapter in adapters.items()}
+    chosen = {name: adapter for name, adapter in adapters.items() if any(fnmatchcase(sites[name], pattern) for pattern in wanted)}
     if not chosen:
         there = ", ".join(sites.values()) or "none at all"
         raise MixerError(f"restore: {', '.join(map(repr, wanted))} matches no replaced attention; there are {there}.")
     news: dict[int, nn.Module] = {}
-    fates: dict[str, list[Entry]] = {}
-    for name, shell in chosen.items():
-        pieces, fates[sites[name]] = _restored(model, sites[name], shell)
+    entries_by_site: dict[str, list[Entry]] = {}
+    for name, adapter in chosen.items():
+        pieces, entries_by_site[sites[name]] = _restored(model, sites[name], adapter)
         news |= pieces
-    new = exchanged(model, news, inplace)
-    for name in fates:
+    new = swap_modules(model, news, inplace)
+    for name in entries_by_site:
         for module in new.get_submodule(name).modules():
             if hasattr(module, "config"):
                 module.config = _config(new, name, module.config)
-    return new, _report_back(new, fates)
+    return new, _report_back(new, entries_by_site)
 
 
-def _restored(model: nn.Module, name: str, shell: Any) -> tuple[dict[int, nn.Module], list[Entry]]:
-    site, spec, mixer = shell.site, shell.spec, shell.mixer
+def _restored(model: nn.Module, name: str, adapter: Any) -> tuple[dict[int, nn.Module], list[Entry]]:
+    site, spec, mixer = adapter.site, adapter.spec, adapter.mixer
     lost = [part for part in QKVO if part not in MIXERS[spec["name"]].carries]
     if lost:
         raise MixerError(f"restore: {name}: {spec['name']} has no {', '.join(lost)} of attention; its softmax weights are gone.")
     if spec.get("heads", site.heads) != site.heads and is_softmax(spec):
         raise MixerError(f"restore: {name}: its mixer has {spec['heads']} heads, attention there had {site.heads}.")
     like = next(mixer.parameters())
-    parts = {path: _materialised(module, like) for path, module in shell.origin[0].items()}
+    parts = {path: _materialised(module, like) for path, module in adapter.origin[0].items()}
     whole = _assembled(parts)
     try:
-        entries = give_back(mixer, site, whole)
+        entries = write_back(mixer, site, whole)
     except MixerError as why:
         raise MixerError(f"restore: {name}: {why}.") from None
     holder: Any = model.get_submodule(name) if "" not in parts else None
-    news = {id(shell if path in ("", "self") else holder.get_submodule(path)): part.train(shell.training) for path, part in parts.items()}
+    news = {id(adapter if path in ("", "self") else holder.get_submodule(path)): part.train(adapter.training) for path, part in parts.items()}
     return news, entries
 
 
@@ -101,9 +101,9 @@ def _config(model: nn.Module, name: str, default: Any) -> Any:
     return default
 
 
-def _report_back(new: nn.Module, fates: dict[str, list[Entry]]) -> Report:
+def _report_back(new: nn.Module, entries_by_site: dict[str, list[Entry]]) -> Report:
     parameters = {name for name, _ in new.named_parameters()}
-    entries = [replace(e, name=f"{site}.{e.name}" if site else e.name) for site, fate in fates.items() for e in fate]
+    entries = [replace(e, name=f"{site}.{e.name}" if site else e.name) for site, made in entries_by_site.items() for e in made]
     named = {e.name for e in entries if e.status != "dropped"}
     entries = [Entry(n, "copied", tuple(t.shape), n, n in parameters) for n, t in new.state_dict().items() if n not in named] + entries
-    return Report(f"{type(new).__name__} with mixers", f"{type(new).__name__} with its own attention in {len(fates)} places", tuple(entries))
+    return Report(f"{type(new).__name__} with mixers", f"{type(new).__name__} with its own attention in {len(entries_by_site)} places", tuple(entries))

@@ -18,7 +18,7 @@ from ..conversion_report import Report
 from ..vit import checkpoints as files
 from ..vit.checkpoints import read_file, read_json
 from ..vit.convert import convert_command
-from .adapters import shells_of
+from .adapters import adapters_of
 from .replace import replace_mixers
 
 BESIDE = ("tokenizer*.json", "vocab.*", "merges.txt", "special_tokens_map.json", "*.model", "preprocessor_config.json", "generation_config.json")
@@ -111,14 +111,14 @@ def save_replaced(model: nn.Module, report: Report, out: Path | str, *, host: di
     except ImportError:
         raise MixerError(f"{out}: writing it needs safetensors: pip install 'tokenmix[train]'.") from None
     check_out(out)
-    shells = {shell.site.name: shell.spec for shell in shells_of(model).values()}
+    adapters = {adapter.site.name: adapter.spec for adapter in adapters_of(model).values()}
     config: Any = getattr(model, "config", None)
     if host is None and not hasattr(config, "to_dict"):
         raise MixerError(f"{out}: a {type(model).__name__} cannot be built again from a folder without host=...; torch.save(model.state_dict(), ...) keeps it.")
     host = host or {"library": "transformers", "class": type(model).__name__, "config": config.to_dict()}
-    out, tensors = Path(out), _once(model)
+    out, tensors = Path(out), _unique_tensors(model)
     with new_folder(out) as folder:
-        write_json(folder / "config.json", {"kind": "surgery", "host": host, "mixers": shells})
+        write_json(folder / "config.json", {"kind": "surgery", "host": host, "mixers": adapters})
         write_json(folder / "report.json", report.to_json())
         for path in () if beside is None else sorted({p for pattern in BESIDE for p in beside.glob(pattern)}):
             shutil.copyfile(path, folder / path.name)
@@ -126,7 +126,7 @@ def save_replaced(model: nn.Module, report: Report, out: Path | str, *, host: di
             f.write(save(tensors))
 
 
-def _once(model: nn.Module) -> dict[str, torch.Tensor]:
+def _unique_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """The tensors, tied ones under their first name only."""
     found, seen = {}, set()
     for name, tensor in model.state_dict().items():

@@ -97,7 +97,7 @@ def find_attention(model: nn.Module) -> list[Site]:
     return [_described(model, name, module, family) for name, module, family in _attention(model)]
 
 
-def strangers(model: nn.Module) -> list[str]:
+def unknown_attention(model: nn.Module) -> list[str]:
     """Class names of modules that look like attention and belong to no known family."""
     known = tuple(name for name, *_ in _attention(model))
     inside = [name + "." for name in known]
@@ -105,9 +105,9 @@ def strangers(model: nn.Module) -> list[str]:
     return sorted({cls for n, cls in names.items() if not any(n.startswith(each) for each in inside)})
 
 
-def unknown(model: nn.Module) -> str:
+def unknown_hint(model: nn.Module) -> str:
     """What a model has whose attention is none that is known, and what is: the end of a message."""
-    odd = ", ".join(strangers(model))
+    odd = ", ".join(unknown_attention(model))
     seen = f"; it has {odd}, whose computation is not known" if odd else ""
     return f"{seen}; known are the families {', '.join(FAMILIES)}, whose classes tokenmix.hosts.surgery.FAMILIES lists."
 

@@ -18,14 +18,14 @@ NORMS = ("q_norm", "k_norm")
 
 
 @dataclass(frozen=True)
-class Place:
+class Slot:
     """Where a projection's weight and bias are within a site.
 
     Args:
         index, sizes: of a fused tensor the ``index``-th part, of parts of these many rows; (): it is not fused.
         heads: more than 1: fused head by head, as in GPT-NeoX; ``sizes`` are then those of one head.
         transposed: as in GPT-2's Conv1D.
-        less: how much smaller the host's numbers are: Gemma 3's norms multiply by 1 + weight.
+        shift: how much smaller the host's numbers are: Gemma 3's norms multiply by 1 + weight.
     """
 
     weight: str
@@ -34,7 +34,7 @@ class Place:
     sizes: tuple[int, ...] = ()
     heads: int = 1
     transposed: bool = False
-    less: float = 0.0
+    shift: float = 0.0
 
     def tensor(self, leaf: str) -> str:
         """The name of the weight or the bias."""
@@ -56,15 +56,15 @@ class Weight:
     split: bool
 
 
-def _linear(*names: str, **options: Any) -> list[Place]:
-    return [Place(f"{name}.weight", f"{name}.bias", **options) for name in names]
+def _linear(*names: str, **options: Any) -> list[Slot]:
+    return [Slot(f"{name}.weight", f"{name}.bias", **options) for name in names]
 
 
-def _fused(name: str, *sizes: int, **options: Any) -> list[Place]:
-    return [place for i in range(len(sizes)) for place in _linear(name, index=i, sizes=sizes, **options)]
+def _fused(name: str, *sizes: int, **options: Any) -> list[Slot]:
+    return [slot for i in range(len(sizes)) for slot in _linear(name, index=i, sizes=sizes, **options)]
 
 
-def places(site: Site, module: nn.Module) -> dict[str, Place]:
+def slots(site: Site, module: nn.Module) -> dict[str, Slot]:
     """q_proj, k_proj, v_proj, out_proj, and q_norm and k_norm where there are any -> where a site of this family has them."""
     queries, keys = site.heads * site.head_dim, site.kv_heads * site.head_dim
     if site.family == "bert":
@@ -88,22 +88,22 @@ def places(site: Site, module: nn.Module) -> dict[str, Place]:
     elif site.family in ("bart", "clip"):
         found = _linear("q_proj", "k_proj", "v_proj", "out_proj")
     elif site.family == "torch":
-        found = [Place("in_proj_weight", "in_proj_bias", i, (queries, keys, keys)) for i in range(3)] + _linear("out_proj")
+        found = [Slot("in_proj_weight", "in_proj_bias", i, (queries, keys, keys)) for i in range(3)] + _linear("out_proj")
     else:
         found = _linear("q_proj", "k_proj", "v_proj", "o_proj")
-    norms = {} if site.qk_norm is None else dict(zip(NORMS, _linear(*NORMS, less=float(type(module).__name__.startswith("Gemma"))), strict=True))
+    norms = {} if site.qk_norm is None else dict(zip(NORMS, _linear(*NORMS, shift=float(type(module).__name__.startswith("Gemma"))), strict=True))
     return dict(zip(QKVO, found, strict=True)) | norms
 
 
 def softmax_weights(site: Site, module: nn.Module) -> dict[str, Weight]:
     """The site's tensors under our names: "q_proj.weight" (out, in), "q_proj.bias" ..."""
     state, found = module.state_dict(), {}
-    for part, place in places(site, module).items():
+    for part, slot in slots(site, module).items():
         for leaf in ("weight", "bias"):
-            name = place.tensor(leaf)
+            name = slot.tensor(leaf)
             if name in state:
-                value = place.part(state[name]).flatten(0, 1)
-                found[f"{part}.{leaf}"] = Weight(value + place.less if place.less else value, name, bool(place.sizes))
+                value = slot.part(state[name]).flatten(0, 1)
+                found[f"{part}.{leaf}"] = Weight(value + slot.shift if slot.shift else value, name, bool(slot.sizes))
     return found
 
 
@@ -124,10 +124,10 @@ def carry(mixer: Any, name: str, found: dict[str, Weight], site: Site) -> list[E
             tensor.zero_()
         status = "new" if source is None else "split" if source.split else "copied"
         entries.append(Entry(ours, status, tuple(tensor.shape), None if source is None else source.origin, ours in parameters))
-    return entries + left(found, used)
+    return entries + dropped_entries(found, used)
 
 
-def left(found: dict[str, Weight], used: set[str]) -> list[Entry]:
+def dropped_entries(found: dict[str, Weight], used: set[str]) -> list[Entry]:
     """The host's tensors that nothing took over; a part of a larger one is named with the part."""
     return [Entry(f"{w.origin} ({ours})" if w.split else w.origin, "dropped", tuple(w.value.shape), w.origin) for ours, w in found.items() if ours not in used]
 
@@ -143,21 +143,21 @@ def _fitted(source: Weight, tensor: Tensor, ours: str, part: str, site: Site) ->
 
 
 @torch.no_grad()
-def give_back(mixer: Any, site: Site, module: nn.Module) -> list[Entry]:
+def write_back(mixer: Any, site: Site, module: nn.Module) -> list[Entry]:
     """Fill softmax attention of the host from a mixer that has its four projections."""
     ours, entries, done = mixer.state_dict(), [], set()
     state = module.state_dict()
-    for part, place in places(site, module).items():
+    for part, slot in slots(site, module).items():
         for leaf in ("weight", "bias"):
-            name, source = place.tensor(leaf), ours.get(f"{part}.{leaf}")
+            name, source = slot.tensor(leaf), ours.get(f"{part}.{leaf}")
             if name not in state:
                 continue
-            target = place.part(state[name])
-            target.copy_(torch.zeros_like(target) if source is None else _narrowed(source, target, f"{part}.{leaf}", site) - place.less)
+            target = slot.part(state[name])
+            target.copy_(torch.zeros_like(target) if source is None else _narrowed(source, target, f"{part}.{leaf}", site) - slot.shift)
             if name not in done:
                 entries.append(Entry(name, "new" if source is None else "copied", tuple(state[name].shape), f"{part}.{leaf}"))
                 done.add(name)
-    kept = {f"{part}.{leaf}" for part, place in places(site, module).items() for leaf in ("weight", "bias") if place.tensor(leaf) in state}
+    kept = {f"{part}.{leaf}" for part, slot in slots(site, module).items() for leaf in ("weight", "bias") if slot.tensor(leaf) in state}
     return entries + [Entry(n, "dropped", tuple(t.shape), n) for n, t in ours.items() if n not in kept]
 
 

@@ -69,9 +69,9 @@ class MixerVisionTransformer(VisionTransformer):
         grid = _grid(img_size, patch_size)
         free = dynamic_img_size or patch_drop_rate > 0
         classes = [attention_class(**spec, grid=None if free else grid, prefix=class_token + reg_tokens) for spec in cycled(tuple(specs), depth)]
-        shell: dict[str, Any] = {"depth": depth, "class_token": class_token, "reg_tokens": reg_tokens}
-        shell |= {"dynamic_img_size": dynamic_img_size, "patch_drop_rate": patch_drop_rate}
-        super().__init__(img_size, patch_size, **shell, block_fn=MixerBlock, attn_layer=classes, **options)  # type: ignore[arg-type]  # one for each block
+        base: dict[str, Any] = {"depth": depth, "class_token": class_token, "reg_tokens": reg_tokens}
+        base |= {"dynamic_img_size": dynamic_img_size, "patch_drop_rate": patch_drop_rate}
+        super().__init__(img_size, patch_size, **base, block_fn=MixerBlock, attn_layer=classes, **options)  # type: ignore[arg-type]  # one for each block
 
     def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
         """timm's, and the mixers' parameters per position follow, interpolated as images; refused, and nothing changed, where one cannot follow."""
@@ -122,8 +122,8 @@ def checkpoint_filter(state: dict[str, Any], model: Any) -> dict[str, Tensor]:
 
 def _from_ours(state: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
     """Our ViT's names -> timm's, with the mixers beneath ``attn``; registers get positions of zeros, as in ``to_timm``."""
-    shell = {name: tensor for name, tensor in state.items() if ".mixer." not in name}
-    found = {their_name(name, TIMM): tensor for name, tensor in shell.items()}
+    trunk = {name: tensor for name, tensor in state.items() if ".mixer." not in name}
+    found = {their_name(name, TIMM): tensor for name, tensor in trunk.items()}
     found |= {name.replace(".mixer.", ".attn.mixer.", 1): tensor for name, tensor in state.items() if ".mixer." in name}
     for name in ("cls_token", "reg_token", "pos_embed"):
         if name in found:
@@ -178,11 +178,11 @@ def _register(name: str, model: str) -> None:
     config: ViTConfig = MODELS[model]
     heads = next((spec.get("heads") for spec in config.specs() if is_softmax(spec)), None)
     spec = config.specs()[0]
-    shell = {**timm_options(config), "num_heads": heads or spec.get("heads", 1), "qkv_bias": True}
+    base = {**timm_options(config), "num_heads": heads or spec.get("heads", 1), "qkv_bias": True}
 
     def build(pretrained: bool = False, **kwargs: Any) -> MixerVisionTransformer:
         features = {"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"}
-        options = {**shell, "mixers": config.mixers, **kwargs}
+        options = {**base, "mixers": config.mixers, **kwargs}
         return build_model_with_cfg(MixerVisionTransformer, name, pretrained, pretrained_filter_fn=checkpoint_filter, feature_cfg=features, **options)
 
     build.__name__ = build.__qualname__ = name

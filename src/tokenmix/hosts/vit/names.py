@@ -37,14 +37,14 @@ TIMM = {  # theirs -> ours; {} is the layer
 }
 SCALED = {"ls1.gamma": "attn.proj", "ls2.gamma": "mlp.fc2"}
 """timm's LayerScale -> the projection whose output it scales."""
-HF_SHELL = {
+HF_TRUNK = {
     "embeddings.patch_embeddings.projection": "patch",
     "embeddings.cls_token": "class_token",
     "embeddings.position_embeddings": "positions",
     "layernorm": "norm",
     "classifier": "head",
 }
-HF = HF_SHELL | {
+HF = HF_TRUNK | {
     "layers.{}.layernorm_before": "blocks.{}.mixer_norm",
     "layers.{}.attention.q_proj": "blocks.{}.mixer.q_proj",
     "layers.{}.attention.k_proj": "blocks.{}.mixer.k_proj",
@@ -54,7 +54,7 @@ HF = HF_SHELL | {
     "layers.{}.mlp.fc1": "blocks.{}.mlp.up",
     "layers.{}.mlp.fc2": "blocks.{}.mlp.down",
 }
-HF_FILES = HF_SHELL | {
+HF_FILES = HF_TRUNK | {
     "encoder.layer.{}.layernorm_before": "blocks.{}.mixer_norm",
     "encoder.layer.{}.attention.attention.query": "blocks.{}.mixer.q_proj",
     "encoder.layer.{}.attention.attention.key": "blocks.{}.mixer.k_proj",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-import tokenmix.hosts.surgery.adapters as shells
+import tokenmix.hosts.surgery.adapters as adapters
 import tokenmix.hosts.surgery.build as build
 import tokenmix.hosts.surgery.sites as sites
 import tokenmix.hosts.surgery.weights as weights
@@ -20,12 +20,12 @@ from tokenmix.hosts.surgery.masks import Read
 
 
 def no_mask(patch: Any) -> None:
-    patch.setattr(shells, "read_mask", lambda *args, **options: Read(None, None))
+    patch.setattr(adapters, "read_mask", lambda *args, **options: Read(None, None))
 
 
 def keys_for_values(patch: Any) -> None:
-    places = weights.places
-    patch.setattr(weights, "places", lambda *at: {**(found := places(*at)), "k_proj": found["v_proj"], "v_proj": found["k_proj"]})
+    slots = weights.slots
+    patch.setattr(weights, "slots", lambda *at: {**(found := slots(*at)), "k_proj": found["v_proj"], "v_proj": found["k_proj"]})
 
 
 def no_rotation(patch: Any) -> None:
@@ -38,10 +38,10 @@ def no_norms(patch: Any) -> None:
 
 def norms_as_they_are(patch: Any) -> None:
     def without_shift(*at):
-        return {part: replace(place, less=0.0) for part, place in places(*at).items()}
+        return {part: replace(slot, shift=0.0) for part, slot in slots(*at).items()}
 
-    places = weights.places
-    patch.setattr(weights, "places", without_shift)
+    slots = weights.slots
+    patch.setattr(weights, "slots", without_shift)
 
 
 def one_rope(patch: Any) -> None:
@@ -49,9 +49,9 @@ def one_rope(patch: Any) -> None:
 
 
 def no_window(patch: Any) -> None:
-    read, pairs = shells.read_mask, shells.within
-    patch.setattr(shells, "read_mask", lambda *args, **options: Read(read(*args, **options).key_mask, None))
-    patch.setattr(shells, "within", lambda queries, causal, window, device: pairs(queries, causal, None, device))
+    read, pairs = adapters.read_mask, adapters.within
+    patch.setattr(adapters, "read_mask", lambda *args, **options: Read(read(*args, **options).key_mask, None))
+    patch.setattr(adapters, "within", lambda queries, causal, window, device: pairs(queries, causal, None, device))
 
 
 def not_causal(patch: Any) -> None:
