@@ -100,7 +100,7 @@ def test_densities_of_images(device):
         logits, own = decoder.extend(token, own)
         wanted, state = model.extend(token, state)
         torch.testing.assert_close(logits, wanted, atol=1e-5, rtol=0)
-    with pytest.raises(MixerError, match="built with max_len=27, and as many tokens came before"):
+    with pytest.raises(MixerError, match="built with max_len=27 and has read as many tokens"):
         decoder.extend(token, own)
 
 
@@ -125,7 +125,7 @@ def test_what_cannot_be_is_refused_in_one_line(device, monkeypatch):
         GraphedDecoder(lm(device, (*HYBRID, {"name": "attention", "heads": 4})))
     with pytest.raises(MixerError, match="in training"):
         GraphedDecoder(lm(device).train())
-    with pytest.raises(MixerError, match="expects an LM, an ImageDensity or a mixer that streams, got Linear"):
+    with pytest.raises(MixerError, match="expects an LM, an ImageDensity or a streaming mixer, got Linear"):
         GraphedDecoder(torch.nn.Linear(2, 2))
     with pytest.raises(MixerError, match="batch_size must be an integer >= 1, got 0"):
         GraphedDecoder(model, 0)
@@ -137,10 +137,10 @@ def test_what_cannot_be_is_refused_in_one_line(device, monkeypatch):
     state = decoder.state
     for _ in range(24):
         _, state = decoder.extend(tokens, state)
-    with pytest.raises(MixerError, match="built with max_len=24, and as many tokens came before; stop here"):
+    with pytest.raises(MixerError, match="built with max_len=24 and has read as many tokens; stop here"):
         decoder.extend(tokens, state)
     with pytest.raises(MixerError, match="belongs to another model"):
         lm(device).generate(tokens, 2, decoder=decoder)
     monkeypatch.setattr(graphed, "DEVICE", "elsewhere")
-    with pytest.raises(MixerError, match="CUDA graphs are for 'elsewhere'; elsewhere call model.extend"):
+    with pytest.raises(MixerError, match="CUDA graphs need 'elsewhere'. Call model.extend there"):
         GraphedDecoder(model)

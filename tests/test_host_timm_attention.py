@@ -104,7 +104,7 @@ def test_models_refused():
         torch.jit.script(small("hydra"))(images(), is_causal=True)
 
 
-@pytest.mark.parametrize(("broken", "why"), [("sys.modules['timm'] = None", "needs timm, which does not import"), (None, "needs timm >= 1.0.27, found")])
+@pytest.mark.parametrize(("broken", "why"), [("sys.modules['timm'] = None", "needs timm, which could not be imported"), (None, "needs timm >= 1.0.27, found")])
 def test_timm_missing_or_old(broken, why):
     old = "import timm.models.vision_transformer as v\nclass Old: pass\nv.VisionTransformer = Old"
     code = f"import sys\nfrom tokenmix.system.torchvision import ensure_torchvision\nensure_torchvision()\n{broken or old}\nimport tokenmix.hosts.timm"

@@ -183,7 +183,7 @@ def test_weights_per_head_or_a_clear_refusal():
     assert host(x, x, x, need_weights=True, average_attn_weights=False)[1].shape == (2, HEADS, T, T)
     with pytest.raises(MixerError, match="AFTSimple has 8 maps.*average_attn_weights=True"):
         made("aft_simple", batch_first=True)(x, x, x, need_weights=True, average_attn_weights=False)
-    with pytest.raises(MixerError, match="External is no sum over values.*need_weights=False"):
+    with pytest.raises(MixerError, match="External is not a sum over values.*need_weights=False"):
         made("external", batch_first=True)(x, x, x, need_weights=True)
 
 
@@ -302,7 +302,7 @@ def test_compiled_whole(name):
         want = encoder(x, mask=causal_mask(), src_key_padding_mask=as_float(off), is_causal=True)
         y = compiled(x, mask=causal_mask(), src_key_padding_mask=as_float(off), is_causal=True)
         torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-6)
-        with pytest.raises(RuntimeError, match="other numbers than 0 and -inf"):
+        with pytest.raises(RuntimeError, match="numbers other than 0 and -inf"):
             compiled(x, mask=causal_mask(), src_key_padding_mask=as_float(off) + 0.5, is_causal=True)
 
 

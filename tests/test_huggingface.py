@@ -414,7 +414,7 @@ BOTH = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 0]])
     ("given", "words"),
     [
         ({"attention_mask": BOTH}, "row 1 of attention_mask has padding on both sides; pad on the left"),
-        ({"attention_mask": BOTH[:, :3]}, r"attention_mask of shape \(2, 4\), 1 = a real token, got \(2, 3\)"),
+        ({"attention_mask": BOTH[:, :3]}, r"attention_mask of shape \(2, 4\), 1 = valid, got \(2, 3\)"),
         ({"attention_mask": torch.ones(2, 1, 4, 4)}, r"got \(2, 1, 4, 4\)"),
         ({"position_ids": torch.tensor([[0, 1, 0, 1]])}, "packed into one row"),
         ({"output_attentions": True}, "no attention weights"),
@@ -434,11 +434,11 @@ def test_bad_inputs_are_refused(given, words):
 def test_what_a_state_cannot_do_is_refused():
     model, x = causal("aft"), tokens(2, 6)
     _, cache = chunks(model, x, [])
-    with pytest.raises(MixerError, match="cannot give back 2 tokens"):
+    with pytest.raises(MixerError, match="cannot take back 2 tokens"):
         cache.crop(-2)
     with pytest.raises(MixerError, match="holds 2 rows, got 1"):
         model(x[:1], past_key_values=cache)
-    with pytest.raises(MixerError, match="a static cache holds keys and values; a mixer's state needs none"):
+    with pytest.raises(MixerError, match="static caches are not supported: they hold keys and values, and a mixer's state needs none"):
         model.generate(x, cache_implementation="static", max_new_tokens=3)
     with pytest.raises(MixerError, match="expects an EncoderDecoderCache of two caches"):
         seq2seq()(x, decoder_input_ids=x, past_key_values=transformers.DynamicCache(config=seq2seq().decoder.config))

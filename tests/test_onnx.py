@@ -227,7 +227,7 @@ REFUSED = {
     "too long": (lm, {"length": 21}, "LM takes lengths 1 to 20, got length=21"),
     "opset": (lm, {"opset": 9}, "opset must be in 18"),
     "chunk": (lm, {"decode": True, "chunk": 0}, "chunk must be an integer >= 1, got 0"),
-    "a grid for a model": (lm, {"grid": (2, 2)}, "a grid is given to a mixer; LM knows its own"),
+    "a grid for a model": (lm, {"grid": (2, 2)}, "grid is for mixers; LM has its own"),
     "a mask to decode": (lm, {"decode": True, "key_mask": True}, "the decode step takes neither key_mask nor grid"),
 }
 

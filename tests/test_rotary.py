@@ -247,9 +247,9 @@ def test_bad_sizes(options, says):
 @pytest.mark.parametrize(
     ("parameters", "says"),
     [
-        ({"rope_type": "dynamic", "factor": 2.0}, "'dynamic' has no counterpart: its angles change while a sequence grows"),
+        ({"rope_type": "dynamic", "factor": 2.0}, "'dynamic' has no counterpart: its angles change as a sequence grows"),
         ({"rope_type": "longrope"}, "'longrope' has no counterpart"),
-        ({"rope_type": "spiral"}, "it is not known here; default, linear, yarn, llama3 have one"),
+        ({"rope_type": "spiral"}, "it is unknown here; default, linear, yarn, llama3 have one"),
         ({"rope_type": "yarn"}, "yarn without a factor needs"),
     ],
 )

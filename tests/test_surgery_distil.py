@@ -139,5 +139,5 @@ def test_bad_input_is_one_line(tmp_path):
     distill(teacher, student, data, out=tmp_path / "run", layer_steps=1, steps=0)
     with pytest.raises(MixerError, match="holds a run already"):
         distill(teacher, student, data, out=tmp_path / "run", layer_steps=1, steps=0)
-    with pytest.raises(MixerError, match=r"begun with other settings \(temperature\)"):
+    with pytest.raises(MixerError, match=r"started with other settings \(temperature\)"):
         distill(teacher, student, data, out=tmp_path / "run", layer_steps=1, steps=0, resume=True, temperature=2.0)

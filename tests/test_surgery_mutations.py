@@ -125,5 +125,5 @@ def test_compiled_code_stops_at_a_mask_it_cannot_look_into(name):
         final(compiled(ids, attention_mask=whole[None, None], **options)) - final(new(ids, attention_mask=whole[None, None], **options))
     ).abs().max() <= TIGHT
     assert (final(new(ids, attention_mask=pairs[None, None], **options)) - final(new(ids, attention_mask=whole[None, None], **options))).abs().max() > 0.01
-    with pytest.raises(RuntimeError, match=r"att.*: gets a mask beyond padding, order and window, which compiled code cannot look into"):
+    with pytest.raises(RuntimeError, match=r"att.*: gets a mask beyond padding, order and window, which compiled code cannot inspect"):
         compiled(ids, attention_mask=pairs[None, None], **options)

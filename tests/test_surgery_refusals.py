@@ -21,14 +21,14 @@ BAD = [
     ("bert", {"*": 3}, {}, r"'\*' expects a spec such as .*, got 3"),
     ("bert", {"*": []}, {}, r"list of specs for '\*' is empty"),
     ("bert", 7, {}, r"expects a spec such as .*got 7"),
-    ("bert", "hydra", {"last": 3}, r"last must be in 0..2, as many modules as '\*' matches, got 3"),
+    ("bert", "hydra", {"last": 3}, r"last must be in 0..2, because '\*' matches 2 modules, got 3"),
     ("bert", "hydra", {"every": 0}, r"every must be in 1..2"),
     ("bert", "hydra", {"every": 1, "last": 1}, r"give last or every"),
     ("bert", "hydra", {"keep": "*"}, r"nothing is left to replace"),
     ("bert", "hydra", {"keep": "head.*"}, r"pattern 'head.\*' matches no attention"),
     ("bert", "hydra", {"init": "cpy"}, r"init must be 'copy' or 'random', got 'cpy'"),
     ("gpt2", "fourier", {}, r"transformer.h.0.attn: fourier has no causal form, and attention here is causal; these have one: attention, aft_full"),
-    ("gpt2", {"*": {"name": "hydra", "causal": False}}, {}, r"attention here is causal: a mixer that is not would read the future"),
+    ("gpt2", {"*": {"name": "hydra", "causal": False}}, {}, r"attention here is causal, and another mixer would read the future"),
     ("bert_decoder", "external", {}, r"bert.encoder.layer.0.crossattention: external mixes a sequence with itself.*these can: attention"),
     (
         "llama",
@@ -59,7 +59,7 @@ def test_shapes_that_cannot_be_mapped_are_named():
 
 @pytest.mark.parametrize("name", ["phi", "stablelm"])
 def test_norms_of_another_kind_are_refused(name):
-    with pytest.raises(MixerError, match=r"layers.0.self_attn: it norms queries and keys with qk_layernorm, which the mixers have no place for"):
+    with pytest.raises(MixerError, match=r"layers.0.self_attn: it normalises queries and keys with qk_layernorm, which mixers do not support"):
         replace_mixers(make(name, qk_layernorm=True), "attention")
 
 
@@ -74,7 +74,7 @@ def test_a_model_of_no_known_family():
             return super().forward(*args, **options)
 
     with pytest.raises(
-        MixerError, match=r"Sequential has no attention of a known family; it has OwnAttention, whose computation is not known; known are the families bert,"
+        MixerError, match=r"Sequential has no attention of a known family; it has OwnAttention, whose computation is unknown; known are the families bert,"
     ):
         replace_mixers(nn.Sequential(OwnAttention(4, 2)), "hydra")
 
@@ -88,9 +88,9 @@ def test_a_bias_nobody_could_hold_is_refused_before_it_is_built():
 def test_masks_that_cannot_be_read():
     new, _ = replace_mixers(shared("bert"), "hydra", seed=0)
     ids = padded("left")[0]
-    with pytest.raises(MixerError, match="adds to logits more than 0 or -inf"):
+    with pytest.raises(MixerError, match="adds numbers other than 0 and -inf to logits"):
         new(ids, attention_mask=torch.rand(3, 1, 9, 9))
-    with pytest.raises(MixerError, match="one for each head"):
+    with pytest.raises(MixerError, match="one map per head"):
         new(ids, attention_mask=torch.ones(3, 4, 9, 9, dtype=torch.bool))
 
 
@@ -98,7 +98,7 @@ def test_restore_of_what_is_gone():
     with pytest.raises(MixerError, match="matches no replaced attention; there are none at all"):
         restore(shared("bert"))
     new, _ = replace_mixers(shared("bert"), {"*.0.*": "hydra", "*.1.*": "synthesizer_random"}, seed=0)
-    with pytest.raises(MixerError, match="encoder.layer.1.attention: synthesizer_random has no q_proj, k_proj of attention; its softmax weights are gone"):
+    with pytest.raises(MixerError, match="encoder.layer.1.attention: synthesizer_random has no q_proj, k_proj of attention; its softmax weights are lost"):
         restore(new)
     back, _ = restore(new, "*.0.*")
     assert [s.name for s in find_attention(back)] == ["encoder.layer.0.attention"]

@@ -89,7 +89,7 @@ def test_a_timm_model_by_name(tmp_path, monkeypatch):
 
 def test_a_model_that_cannot_be_built_again_is_refused(tmp_path):
     new, report = replace_mixers(shared("transformer"), "attention")
-    with pytest.raises(MixerError, match=r"a Transformer cannot be built again from a folder without host="):
+    with pytest.raises(MixerError, match=r"a Transformer cannot be rebuilt from a folder without host="):
         save_replaced(new, report, tmp_path / "out")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "config.json").write_text("{}")

@@ -191,7 +191,7 @@ def test_vit_model_of_transformers_has_features_for_logits():
 
 def test_bare_states_are_read_with_what_is_said():
     theirs = timm_vit(embed_dim=128, num_heads=4)
-    with pytest.raises(MixerError, match=r"12 positions of patches are no square; give image_size"):
+    with pytest.raises(MixerError, match=r"12 positions of patches form no square; give image_size"):
         from_timm(theirs.state_dict())
     found = from_timm(theirs.state_dict(), heads=4, image_size=(24, 32))
     assert found.config == from_timm(theirs).config
@@ -210,8 +210,8 @@ def test_bare_states_are_read_with_what_is_said():
 
 
 REFUSED = {
-    "distilled": (lambda: timm.create_model("deit_tiny_distilled_patch16_224"), r"'dist_token' says this is a distilled DeiT"),
-    "distilled-state": (lambda: {"dist_token": torch.ones(1, 1, 8)}, r"'dist_token' says this is a distilled DeiT"),
+    "distilled": (lambda: timm.create_model("deit_tiny_distilled_patch16_224"), r"'dist_token' shows a distilled DeiT"),
+    "distilled-state": (lambda: {"dist_token": torch.ones(1, 1, 8)}, r"'dist_token' shows a distilled DeiT"),
     "layer-scale": (lambda: timm_vit().state_dict() | {"blocks.0.ls1.gamma": torch.ones(3)}, r"'blocks.0.ls1.gamma' of shape \(3,\) does not scale"),
     "scale-of-nothing": (lambda: timm_vit().state_dict() | {"blocks.7.ls1.gamma": torch.ones(48)}, r"'blocks.7.ls1.gamma' has no place"),
     "norm-after-pooling": (lambda: timm_vit(class_token=False, global_pool="avg"), r"norm is a Identity; only plain timm ViTs"),
@@ -225,7 +225,7 @@ REFUSED = {
     "resnet": (lambda: timm.create_model("resnet18"), r"first key is 'conv1.weight'"),
     "swin": (lambda: timm.create_model("swin_tiny_patch4_window7_224"), r"the model is a SwinTransformer"),
     "swin-state": (lambda: timm.create_model("swin_tiny_patch4_window7_224").state_dict(), r"'patch_embed.norm.weight' has no place"),
-    "deit-of-hf": (lambda: hf_deit(), r"'embeddings.distillation_token' says this is a distilled DeiT"),
+    "deit-of-hf": (lambda: hf_deit(), r"'embeddings.distillation_token' shows a distilled DeiT"),
     "hf-activation": (lambda: hf_vit(hidden_act="relu"), r"hidden_act='relu'"),
     "hf-family": (lambda: hf_dinov2(), r"type 'dinov2'"),
     "hf-masked": (lambda: hf_vit("ViTForMaskedImageModeling", encoder_stride=8), r"'decoder.0.weight' has no place"),
@@ -395,7 +395,7 @@ def test_only_softmax_has_a_way_back():
         for way in (to_timm, to_hf):
             with pytest.raises(MixerError, match=words):
                 way(model)
-    with pytest.raises(MixerError, match="theirs are all alike"):
+    with pytest.raises(MixerError, match="in their ViTs all layers are alike"):
         to_timm(ours(mixers=(ATTENTION, {**ATTENTION, "heads": 2})))
     normed = ours(mixers=({**ATTENTION, "qk_norm": "layer"},))
     with pytest.raises(MixerError, match="does not normalise queries and keys"):
@@ -403,7 +403,7 @@ def test_only_softmax_has_a_way_back():
     for spec in ({"qk_norm": "rms"}, {"qk_norm": "layer", "norm_eps": 1e-3}):
         with pytest.raises(MixerError, match="norms of queries and keys are LayerNorms with the eps of the others, 1e-06"):
             to_timm(ours(mixers=({**ATTENTION, **spec},)))
-    with pytest.raises(MixerError, match="theirs are all alike"):
+    with pytest.raises(MixerError, match="in their ViTs all layers are alike"):
         to_timm(ours(mixers=({**ATTENTION, "qk_norm": "layer"}, ATTENTION)))
     for options, words in (({"registers": 1}, "registers"), ({"pool": "mean"}, "no class token"), ({"positions": None}, "no positions")):
         with pytest.raises(MixerError, match=words):

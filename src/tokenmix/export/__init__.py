@@ -1,4 +1,4 @@
-"""Our models as programs others can run: ONNX, torch.export, CUDA graphs."""
+"""Export models to ONNX, torch.export and CUDA graphs."""
 
 from .graphed import GraphedDecoder as GraphedDecoder
 from .onnx import OnnxReport as OnnxReport

@@ -1,4 +1,7 @@
-"""Programs of torch.export with free sizes, and how far these reach: torch finds out, and what it fixes or bounds is never passed over."""
+"""Trace programs with torch.export for free sizes, and determine which sizes each program accepts.
+
+Every size that torch fixes or bounds is reported; none is ignored.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,12 @@ BATCH, LONG, SHORT = 3, 256, 7
 
 @dataclass(frozen=True)
 class Sizes:
-    """Which sizes a program takes: ``batch`` any, or the one it was traced with; ``length`` from the first to the second (None: without end).
+    """Hold the sizes that a program accepts.
 
-    ``padded``: it fills every input up to the longest length and computes that, because its steps depend on the length.
+    Args:
+        batch: the only batch size it accepts; None: any.
+        length: the shortest and the longest length; None as the second: unlimited.
+        padded: the program pads every input to the longest length, because its steps depend on the length.
     """
 
     batch: int | None
@@ -31,14 +37,19 @@ class Sizes:
 
 
 def programs(port: Port, length: int | None, fixed: bool) -> Iterator[tuple[Any, Sizes]]:
-    """The programs for a port with their sizes, the best first: any length up to ``length``, the same by padding, that length alone."""
+    """Yield programs for a port with their sizes, the best first.
+
+    The order is: any length up to ``length``, the same by padding, ``length`` alone.
+    """
     if length is not None and (port.size is not None or length < 1 or length > (port.longest or length)):
-        raise MixerError(f"export: {port.who} takes {'one size' if port.size is not None else f'lengths 1 to {port.longest}'}, got length={length}.")
+        takes = "one size" if port.size is not None else f"lengths 1 to {port.longest}"
+        raise MixerError(f"export: {port.who} takes {takes}, got length={length}.")
     most = length or port.longest or LONG
     if port.size is None and (port.decodes or not fixed and _same_steps(port, most)):
         yield from _of_any_length(port, most)
     if port.decodes:
-        raise MixerError(f"export: what {port.who} does with a token depends on how many came before it, so one program cannot be its decode step.")
+        why = f"a step of {port.who} depends on how many tokens came before it"
+        raise MixerError(f"export: {why}, so no single program can be its decode step.")
     if port.size is None and not fixed and most > 2:
         program = _export(replace(port, module=Padded(port.module, most)), most - 1, free=True)
         yield program, replace(_sizes(program, port, most - 1), length=(1, most), padded=True)
@@ -48,7 +59,7 @@ def programs(port: Port, length: int | None, fixed: bool) -> Iterator[tuple[Any,
 
 
 class _Operators(TorchDispatchMode):
-    """Notes which operators ran."""
+    """Record which operators run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +71,10 @@ class _Operators(TorchDispatchMode):
 
 
 def _same_steps(port: Port, most: int) -> bool:
-    """Whether other lengths run the same operators in the same order; where not, a program of one length is wrong at another, and tracing it takes minutes."""
+    """Return whether other lengths run the same operators in the same order.
+
+    Where they do not, a program traced at one length is wrong at another, and tracing it takes minutes.
+    """
     seen = []
     for length in (most, most // 2 + 1):
         with torch.no_grad(), use_backend("eager"), _Operators() as mode:
@@ -70,7 +84,10 @@ def _same_steps(port: Port, most: int) -> bool:
 
 
 def _of_any_length(port: Port, most: int) -> Iterator[tuple[Any, Sizes]]:
-    """A program with a free length from 1 to ``most``, of a state from any to ``most``; traced at another length where torch takes the first for a constant."""
+    """Yield a program with a free length from 1 to ``most``, or after any number of earlier tokens up to ``most``.
+
+    Tracing is repeated at another length where torch specialises on the first.
+    """
     for at in dict.fromkeys(n for n in (SHORT if port.decodes else most, most - 1, most) if 1 < n <= most):
         program = _export(port, at, free=True)
         sizes = _sizes(program, port, at)
@@ -83,45 +100,49 @@ def _of_any_length(port: Port, most: int) -> Iterator[tuple[Any, Sizes]]:
 
 
 def _runs(program: Any, port: Port, sizes: Sizes, most: int) -> bool:
-    """Whether the program takes a short, a middle and a long input: torch checks conditions there that its ranges do not tell."""
+    """Return whether the program accepts a short, a middle and a long input.
+
+    At run time torch checks conditions that its ranges do not show.
+    """
     low, run = sizes.length[0], program.module()
     try:
         for length in dict.fromkeys((low, (low + most) // 2, most)):
             run(*port.example(BATCH if sizes.batch is None else sizes.batch, length))
-    except Exception:  # torch raises what it likes there
+    except Exception:  # torch raises errors of many types here
         return False
     return True
 
 
 class Padded(nn.Module):
-    """Whole inputs of up to ``most`` tokens, padded behind to that many: those tokens are masked, and what comes out for them is dropped."""
+    """Pad whole inputs at the end to ``most`` tokens, mask the padding and drop its outputs."""
 
     def __init__(self, call: nn.Module, most: int):
         super().__init__()
         self.call, self.most = call, most
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """The output for the tokens that were given."""
+        """Return the outputs of the tokens given."""
         B, T = x.shape[:2]
         torch._check(self.most >= T)
         real = torch.ones(B, T, dtype=torch.bool, device=x.device) if key_mask is None else key_mask
-        return self.call(self._filled(x), self._filled(real)).index_select(1, torch.arange(T, device=x.device))  # a slice would be a condition, too
+        y = self.call(self._filled(x), self._filled(real))
+        return y.index_select(1, torch.arange(T, device=x.device))  # a slice would constrain T
 
     def _filled(self, a: Tensor) -> Tensor:
-        """Zeros behind, so many that their number is no condition on T."""
+        """Append ``most`` zeros and cut to ``most`` tokens, which puts no constraint on T."""
         return torch.cat([a, a.new_zeros(a.shape[0], self.most, *a.shape[2:])], 1)[:, : self.most]
 
 
 def short(port: Port) -> int:
-    """A length that every port takes."""
+    """Return a length that the port accepts."""
     return port.size if port.size is not None else min(SHORT, SHORT if port.longest is None else port.longest)
 
 
 def varying(port: Port, length: int) -> tuple[tuple[Any, ...], list[tuple[set[int], set[int]]]]:
-    """The example, and of each tensor in it the axes that change with the batch and with the length."""
+    """Return the example and, for each tensor in it, the axes that vary with the batch and with the length."""
     one, wide, long = ([tuple(a.shape) for a in pytree.tree_leaves(port.example(*at))] for at in ((BATCH, length), (BATCH + 1, length), (BATCH, length - 1)))
     axes = [tuple({i for i, (n, m) in enumerate(zip(a, b, strict=True)) if n != m} for b in others) for a, *others in zip(one, wide, long, strict=True)]
-    return port.example(BATCH, length), axes  # type: ignore[return-value]  # two sets each
+    return port.example(BATCH, length), axes  # type: ignore[return-value]  # each is a pair of sets
 
 
 def _export(port: Port, length: int, *, free: bool) -> Any:
@@ -135,17 +156,18 @@ def _export(port: Port, length: int, *, free: bool) -> Any:
     except MixerError:
         raise
     except Exception as why:
-        raise MixerError(f"export: torch.export cannot trace {port.who} ({type(why).__name__}: {' '.join(str(why).split())[:200]}).") from why
+        reason = " ".join(str(why).split())[:200]
+        raise MixerError(f"export: torch.export cannot trace {port.who} ({type(why).__name__}: {reason}).") from why
 
 
 def input_shapes(program: Any) -> list[Any]:
-    """The shapes of the program's inputs, of integers and symbols."""
+    """Return the shapes of the program's inputs, of integers and symbols."""
     users = set(program.graph_signature.user_inputs)
     return [list(node.meta["val"].shape) for node in program.graph.nodes if node.op == "placeholder" and node.name in users]
 
 
 def _sizes(program: Any, port: Port, length: int) -> Sizes:
-    """What torch.export found out about the axes that vary: those it had to fix, and the bounds of the others."""
+    """Return the sizes that torch.export determined: those it fixed, and the bounds of the others."""
     _, axes = varying(port, length)
     bounds: dict[bool, list[tuple[int, int | None]]] = {True: [], False: []}
     for shape, (batch, along) in zip(input_shapes(program), axes, strict=True):
@@ -159,10 +181,13 @@ def _sizes(program: Any, port: Port, length: int) -> Sizes:
 
 
 def _bounds(program: Any, size: Any) -> tuple[int, int | None]:
-    """The smallest and the largest value of a dimension; None without end. torch never says less than 2, which means any."""
+    """Return the smallest and the largest value of a dimension; None: unbounded.
+
+    torch never reports a minimum below 2; that minimum means any size.
+    """
     if isinstance(size, int):
         return size, size
     bound = program.range_constraints.get(size.node.expr)
-    if bound is None:  # an expression of other sizes: taken as fixed
+    if bound is None:  # an expression of other sizes: treated as fixed
         return int(size.node.hint), int(size.node.hint)
     return int(bound.lower), int(bound.upper) if bool(bound.upper < 2**62) else None

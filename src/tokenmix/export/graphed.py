@@ -1,4 +1,4 @@
-"""Decoding as one CUDA graph: a token costs what its kernels cost, without Python and without launching them one by one."""
+"""Decode with one CUDA graph: a token costs what its kernels cost, without Python or launch overhead."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ DEVICE = "cuda"
 
 
 class GraphedDecoder:
-    """``model.extend`` for one token a row, captured once and replayed: in place of the model wherever ``extend`` is called, or ``LM.generate(decoder=)``.
+    """Run ``model.extend`` for one token per row as a CUDA graph, captured once and replayed.
 
-    The numbers are those of ``extend``. Logits and state lie in memory of the decoder's own, which its next step overwrites; a state from elsewhere, of
-    ``prefill`` or reordered, is copied in. Whether tokens are in the vocabulary is not looked at.
+    It replaces the model wherever ``extend`` is called, and is the ``decoder=`` of ``LM.generate``. The numbers are
+    those of ``extend``. Logits and state are held in the decoder's own memory, which its next step overwrites; a
+    state from elsewhere, such as ``prefill`` or a reordered one, is copied in. Token ids are not checked against the
+    vocabulary.
 
     Args:
-        model: an ``LM``, an ``ImageDensity`` or a mixer on a CUDA device, in eval mode, whose state keeps its size.
+        model: an ``LM``, an ``ImageDensity`` or a mixer on a CUDA device, in eval mode, whose state has a fixed size.
         batch_size: rows of every step.
 
     Raises:
-        MixerError: for a model that is elsewhere or in training, or whose state grows with each token, as that of softmax attention does.
+        MixerError: for a model on another device or in training mode, or whose state grows with each token, as that
+            of softmax attention does.
     """
 
     def __init__(self, model: Any, batch_size: int = 1):
         _check(model, batch_size)
         self.model = model
-        self._left: int | None = None  # tokens before max_len
+        self._left: int | None = None  # tokens left before max_len
         with torch.no_grad():
             fresh = model.init_state(batch_size)
             self._token = _token(model, batch_size)
@@ -49,34 +52,40 @@ class GraphedDecoder:
 
     @torch.no_grad()
     def extend(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """The next token of each row (B, 1), or features (B, 1, D) of a mixer, and a state -> logits or outputs, and the state after it.
+        """Process the next token of each row (B, 1), or features (B, 1, D) for a mixer, after a state.
+
+        Returns:
+            The logits or outputs, and the new state.
 
         Raises:
             MixerError: for another shape, and beyond the model's ``max_len``.
         """
         if tokens.shape != self._token.shape:
-            raise MixerError(f"GraphedDecoder: was built for tokens of shape {tuple(self._token.shape)}, got {tuple(tokens.shape)}.")
+            wanted, got = tuple(self._token.shape), tuple(tokens.shape)
+            raise MixerError(f"GraphedDecoder: was built for tokens of shape {wanted}, got {got}.")
         if state is not self.state:
             self._load(state)
         if self._left is not None:
             if self._left < 1:
-                raise MixerError(f"GraphedDecoder: the model was built with max_len={self.model.max_len}, and as many tokens came before; stop here.")
+                limit = f"max_len={self.model.max_len}"
+                raise MixerError(f"GraphedDecoder: the model was built with {limit} and has read as many tokens; stop here.")
             self._left -= 1
         self._token.copy_(tokens)
         return self._replay(), self.state
 
     def _load(self, state: Any) -> None:
-        """Take over a state."""
+        """Copy a state into the decoder's memory."""
         leaves = pytree.tree_leaves(state)
         found, wanted = ([tuple(leaf.shape) for leaf in each] for each in (leaves, self._leaves))
         if found != wanted:
-            raise MixerError(f"GraphedDecoder: was built for a state of {len(self._token)} rows with shapes {wanted}, got {found}.")
+            rows = len(self._token)
+            raise MixerError(f"GraphedDecoder: was built for a state of {rows} rows with shapes {wanted}, got {found}.")
         for own, leaf in zip(self._leaves, leaves, strict=True):
             own.copy_(leaf)
         self._left = None if self.model.max_len is None else self.model.max_len - int(self.state.position.max())
 
     def _step(self) -> Tensor:
-        """What is captured: the step, and its state into the place of the old."""
+        """Compute one step and write its state over the old one; this is what the graph captures."""
         result, new = self._program(self._token, self.state)
         held = {leaf.untyped_storage().data_ptr() for leaf in self._leaves}
         apart = [leaf.clone() if leaf.untyped_storage().data_ptr() in held else leaf for leaf in pytree.tree_leaves(new)]
@@ -87,14 +96,15 @@ class GraphedDecoder:
 
 def _check(model: Any, batch_size: int) -> None:
     if not isinstance(model, (LM, ImageDensity, Mixer)) or (isinstance(model, Mixer) and not model.capabilities.streaming):
-        raise MixerError(f"GraphedDecoder: expects an LM, an ImageDensity or a mixer that streams, got {type(model).__name__}.")
+        kind = type(model).__name__
+        raise MixerError(f"GraphedDecoder: expects an LM, an ImageDensity or a streaming mixer, got {kind}.")
     if not isinstance(batch_size, int) or batch_size < 1:
         raise MixerError(f"GraphedDecoder: batch_size must be an integer >= 1, got {batch_size!r}.")
     device = next((p.device.type for p in model.parameters()), "cpu")
     if device != DEVICE:
-        raise MixerError(f"GraphedDecoder: the model is on {device!r}, CUDA graphs are for {DEVICE!r}; elsewhere call model.extend.")
+        raise MixerError(f"GraphedDecoder: the model is on {device!r}; CUDA graphs need {DEVICE!r}. Call model.extend there.")
     if model.training:
-        raise MixerError("GraphedDecoder: the model is in training; call model.eval().")
+        raise MixerError("GraphedDecoder: the model is in training mode; call model.eval().")
 
 
 def _token(model: Any, rows: int) -> Tensor:
@@ -105,7 +115,7 @@ def _token(model: Any, rows: int) -> Tensor:
 
 
 def _refuse_growth(model: Any, token: Tensor, fresh: Any) -> None:
-    """Graphs are of fixed sizes, and so must the state be."""
+    """Refuse a state that grows, because a CUDA graph has fixed sizes."""
     _, after = model.extend(token, fresh)
     whose = [(type(model).__name__, fresh, after)]
     if not isinstance(model, Mixer):
@@ -113,6 +123,5 @@ def _refuse_growth(model: Any, token: Tensor, fresh: Any) -> None:
     for who, before, now in whose:
         shapes = [[tuple(leaf.shape) for leaf in pytree.tree_leaves(state)] for state in (before, now)]
         if shapes[0] != shapes[1]:
-            raise MixerError(
-                f"GraphedDecoder: the state of {who} grows with each token, and a graph is of fixed sizes; `tokenmix list` names each state's size."
-            )
+            grows = f"the state of {who} grows with each token"
+            raise MixerError(f"GraphedDecoder: {grows}, and a CUDA graph has fixed sizes; see `tokenmix list`.")

@@ -1,4 +1,7 @@
-"""What is traced for export: a mixer or a model with example inputs of any size, whole sequences or the next tokens with a state."""
+"""Describe what export traces: a mixer or a model, with example inputs of any size.
+
+Inputs are whole sequences, or the next tokens with a state.
+"""
 
 from __future__ import annotations
 
@@ -20,34 +23,38 @@ from ..models import LM, ImageDensity
 
 
 class Call(nn.Module):
-    """The whole input at once; ``place`` are the fixed arguments of a mixer on a grid."""
+    """Call a model on the whole input; ``place`` holds the fixed grid arguments of a mixer."""
 
     def __init__(self, model: nn.Module, **place: Any):
         super().__init__()
         self.model, self.place = model, place
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """The output of the model."""
+        """Return the output of the model."""
         return self.model(x, **self.place) if key_mask is None else self.model(x, key_mask=key_mask, **self.place)
 
 
 class Step(nn.Module):
-    """The next tokens and a state -> their outputs and the new state."""
+    """Map the next tokens and a state to their outputs and the new state."""
 
     def __init__(self, model: Any):
         super().__init__()
         self.model = model
 
     def forward(self, x: Tensor, state: Any) -> Any:
-        """What ``extend`` returns."""
+        """Return what ``extend`` returns."""
         return self.model.extend(x, state)
 
 
 @dataclass(frozen=True)
 class Port:
-    """A module to trace. ``example(batch, length)`` makes its arguments: ``length`` tokens, or one chunk after ``length`` tokens.
+    """Hold a module to trace, and how it is called.
 
-    ``names`` are those of the arguments, ``results`` of what comes out. ``longest`` is the largest length there is, ``size`` the only one.
+    Args:
+        example: makes the arguments for (batch, length): ``length`` tokens, or one chunk after ``length`` tokens.
+        names, results: names of the arguments and of the outputs.
+        longest: the largest length accepted; None: unlimited.
+        size: the only length accepted; None: any.
     """
 
     who: str
@@ -60,12 +67,16 @@ class Port:
 
     @property
     def decodes(self) -> bool:
-        """Whether a state goes in and out."""
+        """Return whether a state goes in and out."""
         return "state" in self.names
 
 
 def find_port(model: Any, *, decode: bool, key_mask: bool, chunk: int, grid: tuple[int, ...] | None, prefix: int) -> Port:
-    """How a mixer or a model of ours is called; one that cannot be exported, or not so, is refused in one line."""
+    """Return how to call a mixer or a model of tokenmix.
+
+    Raises:
+        MixerError: if it cannot be exported with these options.
+    """
     check_exportable(model)
     if not isinstance(chunk, int) or chunk < 1:
         raise MixerError(f"export: chunk must be an integer >= 1, got {chunk!r}.")
@@ -76,7 +87,7 @@ def find_port(model: Any, *, decode: bool, key_mask: bool, chunk: int, grid: tup
     if isinstance(model, Mixer):
         return _mixer_port(model, key_mask, grid, prefix)
     if grid is not None:
-        raise MixerError(f"export: a grid is given to a mixer; {type(model).__name__} knows its own.")
+        raise MixerError(f"export: grid is for mixers; {type(model).__name__} has its own, leave it out.")
     if isinstance(model, LM):
         return Port("LM", Call(model), *_named("tokens", "logits", key_mask), _masked(_tokens(model.vocab), key_mask), model.max_len)
     if key_mask:
@@ -87,16 +98,18 @@ def find_port(model: Any, *, decode: bool, key_mask: bool, chunk: int, grid: tup
 
 
 def check_exportable(model: Any) -> None:
-    """Refuse a model that has a mixer which declares no export, that is not float32, or not on the CPU."""
+    """Refuse a model that contains a mixer without export, is not float32, or is not on the CPU."""
     if not isinstance(model, nn.Module):
         raise MixerError(f"export: expects a mixer or a model of tokenmix, got {type(model).__name__}.")
     for path, module in model.named_modules():
         if isinstance(module, Mixer) and not module.capabilities.export:
             names = [name for name, cls in MIXERS.items() if cls is type(module)] or [type(module).__name__]
-            raise MixerError(f"export: {path or 'the mixer'} is {names[0]}, which declares no export; docs/hosts/onnx.md lists what can be exported.")
+            listed = "docs/hosts/onnx.md lists what can be exported"
+            raise MixerError(f"export: {path or 'the mixer'} is {names[0]}, which declares no export; {listed}.")
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         if value.is_floating_point() and (value.dtype != torch.float32 or value.device.type != "cpu"):
-            raise MixerError(f"export: {name} is {value.dtype} on {value.device}; export takes float32 on the CPU, call model.float().cpu() before.")
+            held = f"{name} is {value.dtype} on {value.device}"
+            raise MixerError(f"export: {held}; export takes float32 on the CPU, call model.float().cpu() first.")
 
 
 def _decode_port(model: Any, chunk: int) -> Port:
@@ -113,12 +126,14 @@ def _decode_port(model: Any, chunk: int) -> Port:
         state = streaming.init_state(batch)
         if length:
             _, state = streaming.extend(inputs(batch, length), state)
-        return inputs(batch, chunk), pytree.tree_map(Tensor.contiguous, state)  # torch makes a condition of any other layout
+        # torch would guard on any other layout
+        return inputs(batch, chunk), pytree.tree_map(Tensor.contiguous, state)
 
     names = ("x", "state") if isinstance(model, Mixer) else ("tokens", "state")
     longest = None if model.max_len is None else model.max_len - chunk
     if longest is not None and longest < 1:
-        raise MixerError(f"export: chunk={chunk} leaves nothing of max_len={model.max_len} to decode after it; make it smaller.")
+        left = f"leaves nothing of max_len={model.max_len} to decode"
+        raise MixerError(f"export: chunk={chunk} {left} after it; make it smaller.")
     return Port(who, Step(model), names, ("y" if isinstance(model, Mixer) else "logits", "new_state"), example, longest)
 
 
@@ -158,7 +173,10 @@ def _tokens(vocab: int) -> Callable[[int, int], Tensor]:
 
 
 def _masked(inputs: Callable[[int, int], Tensor], key_mask: bool) -> Callable[[int, int], tuple[Any, ...]]:
-    """Arguments with, where asked for, a mask that hides other tokens in each row, those in front among them, and never all."""
+    """Return a function that makes the arguments, with a mask if ``key_mask``.
+
+    The mask hides different tokens in each row, leading ones among them, and never all.
+    """
 
     def example(batch: int, length: int) -> tuple[Any, ...]:
         if not key_mask:
@@ -173,7 +191,7 @@ def _masked(inputs: Callable[[int, int], Tensor], key_mask: bool) -> Callable[[i
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without the exporters' warnings and remarks."""
+    """Silence the exporters' warnings and log messages."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,4 +1,7 @@
-"""Mixers and models as programs of torch.export and as ONNX files, the decode step with its state included. No file stands before it was run and compared."""
+"""Export mixers and models with torch.export and as ONNX files, including the decode step with its state.
+
+An ONNX file is written only after ONNX Runtime matches torch.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ MOST = 2**31 - 2**20
 
 @dataclass(frozen=True)
 class OnnxReport:
-    """A written file: what goes in and comes out, the sizes it takes, and the largest difference to torch over all outputs that were compared."""
+    """Hold what is known of a written file: inputs, outputs and sizes.
+
+    ``difference`` is the largest difference from torch over the ``compared`` numbers.
+    """
 
     path: str
     inputs: dict[str, str]
@@ -41,19 +47,24 @@ class OnnxReport:
     bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return JSON values."""
         return asdict(self)
 
     def __str__(self) -> str:
         low, high = self.sizes.length
         batch = "any batch" if self.sizes.batch is None else f"batch {self.sizes.batch}"
-        length = f", length {low}" if high == low else f", length {low} to {high}" if high else f", any length from {low}"
-        lines = [f"{self.path}: {self.nodes} nodes, {self.bytes / 1e6:.1f} MB, {batch}{length if high != 0 else ''}"]
+        if high == low:
+            length = f", length {low}"
+        else:
+            length = f", length {low} to {high}" if high else f", any length from {low}"
+        size = f"{self.nodes} nodes, {self.bytes / 1e6:.1f} MB"
+        lines = [f"{self.path}: {size}, {batch}{length if high != 0 else ''}"]
         lines += [f"  in   {name}  {shape}" for name, shape in self.inputs.items()]
         lines += [f"  out  {name}  {shape}" for name, shape in self.outputs.items()]
         if self.sizes.padded:
             lines.append(f"  shorter inputs are padded: each costs as much as one of length {high}")
-        return "\n".join([*lines, f"  ONNX Runtime and torch differ by at most {self.difference:.1e} over {self.compared:,} numbers"])
+        compared = f"ONNX Runtime and torch differ by at most {self.difference:.1e} over {self.compared:,} numbers"
+        return "\n".join([*lines, f"  {compared}"])
 
 
 def export_program(
@@ -67,20 +78,21 @@ def export_program(
     grid: tuple[int, ...] | None = None,
     prefix: int = 0,
 ) -> Any:
-    """A mixer or a model of tokenmix as a ``torch.export.ExportedProgram`` of standard operators, batch and length free where the mixer allows.
+    """Export a mixer or a model of tokenmix as a ``torch.export.ExportedProgram`` of standard operators.
 
-    Called as ``program.module()(x)``, with ``key_mask`` as ``(x, mask)``; with ``decode`` as ``(x, state)``, where it returns the outputs and the new state.
+    Batch and length are free where the mixer allows it. Call the program as ``program.module()(x)``, with
+    ``key_mask`` as ``(x, mask)``; with ``decode`` as ``(x, state)``, which returns the outputs and the new state.
 
     Args:
-        decode: the next ``chunk`` tokens with a state, instead of the whole input.
-        length: the longest input it must take; default max_len, or 256 where there is none. Where the mixer's steps depend on the length, shorter inputs are
-            padded to it and cost as much (``Sizes.padded``).
-        fixed: that length alone, which is also the fastest to trace.
+        decode: export the step that reads the next ``chunk`` tokens with a state, instead of the whole input.
+        length: the longest input to accept; default max_len, or 256 without one. Where the mixer's steps depend on
+            the length, shorter inputs are padded to it and cost as much (``Sizes.padded``).
+        fixed: accept that length alone, which is also the fastest to trace.
         key_mask: take a mask (B, T) beside the input.
-        grid, prefix: of a mixer on a grid, fixed.
+        grid, prefix: the fixed grid arguments of a mixer.
 
     Raises:
-        MixerError: where a mixer declares no export, or torch cannot trace it.
+        MixerError: if a mixer declares no export, or torch cannot trace it.
     """
     port = find_port(model, decode=decode, key_mask=key_mask, chunk=chunk, grid=grid, prefix=prefix)
     with evaluating(model):
@@ -101,24 +113,27 @@ def export_onnx(
     opset: int | None = None,
     tolerance: float = TOLERANCE,
 ) -> OnnxReport:
-    """``export_program`` as an ONNX file, which is run by ONNX Runtime and compared with torch on other inputs and sizes before it gets its name.
+    """Write ``export_program`` as an ONNX file.
 
-    The tensors of a state are named inputs (``state.keys``, ``state.layers.0.keys``) and outputs (``new_state. ..``). The file's metadata, under the key
-    "tokenmix", is JSON: version, config, sizes, and the state before the first token, which ``OnnxModel.init_state`` reads.
+    Before the file gets its name, ONNX Runtime runs it and its outputs are compared with torch's on other inputs and
+    sizes. The tensors of a state are named inputs (``state.keys``, ``state.layers.0.keys``) and outputs
+    (``new_state. ..``). The file's metadata, under the key "tokenmix", is JSON: version, config, sizes, and the state
+    before the first token, which ``OnnxModel.init_state`` reads.
 
     Args:
-        opset: of the ONNX operators, 18 or above; default the exporter's.
-        tolerance: the largest difference to accept, relative to the largest number of an output where that is above 1.
+        opset: version of the ONNX operators, 18 or above; default the exporter's.
+        tolerance: the largest difference accepted, relative to the largest number of an output where that is above 1.
 
     Raises:
-        MixerError: as ``export_program``; for a missing package; where the numbers differ, in which case no file is written.
+        MixerError: as ``export_program``; if a package is missing; if the numbers differ, and then no file is written.
     """
     _check_onnx(opset)
     port, path = find_port(model, decode=decode, key_mask=key_mask, chunk=chunk, grid=grid, prefix=prefix), Path(path)
     if path.exists() or not path.parent.is_dir():
-        raise MixerError(f"export_onnx: {path} {'exists already; give another path' if path.exists() else 'lies in a folder that does not exist'}.")
+        problem = "exists already; give another path" if path.exists() else "lies in a folder that does not exist"
+        raise MixerError(f"export_onnx: {path} {problem}.")
     if sum(p.numel() * p.element_size() for p in model.parameters()) > MOST:
-        raise MixerError("export_onnx: an ONNX file holds at most 2 GB, these weights are more.")
+        raise MixerError("export_onnx: an ONNX file holds at most 2 GB, and these weights are larger.")
     unfinished = beside(path)
     try:
         with evaluating(model), torch.no_grad():
@@ -133,12 +148,16 @@ def export_onnx(
 
 
 def _best(port: Port, made: Iterable[tuple[Any, Sizes]], model: Any, path: Path, opset: int | None, tolerance: float) -> tuple[int, Sizes, float, int]:
-    """Write the first program whose file gives torch's numbers at all its sizes: nodes, sizes, the largest difference, numbers compared."""
+    """Write the first program whose file matches torch at all its sizes.
+
+    Returns:
+        Number of nodes, sizes, largest difference, how many numbers were compared.
+    """
     failure = None
     for program, sizes in made:
         nodes = _write(program, port, sizes, model, path, opset)
         file = OnnxModel(path)
-        if not _as_free(file, port, sizes):  # the translation to ONNX fixed what torch.export had left free
+        if not _as_free(file, port, sizes):  # the translation to ONNX fixed a size that torch.export had left free
             continue
         try:
             return nodes, sizes, *_compare(file, port, sizes, tolerance)
@@ -159,13 +178,13 @@ def _check_onnx(opset: int | None) -> None:
 
 
 def _names(example: Any, roots: tuple[str, ...]) -> list[str]:
-    """A name for each tensor: that of its argument, then the fields that lead to it."""
+    """Return a name for each tensor: that of its argument, then the fields that lead to it."""
     paths: Any = pytree.tree_flatten_with_path(example)[0]
     return [".".join([roots[path[0].idx], *(str(getattr(key, "name", getattr(key, "idx", key))) for key in path[1:])]) for path, _ in paths]
 
 
 def _write(program: Any, port: Port, sizes: Sizes, model: Any, path: Path, opset: int | None) -> int:
-    """The ONNX file with named ends, axes and metadata. Returns how many nodes it has."""
+    """Write the ONNX file with named inputs, outputs and axes, and metadata; return its number of nodes."""
     example = port.example(1, short(port))
     result = port.module(*example)
     ins, outs = _names(example, port.names), _names(result if isinstance(result, tuple) and port.decodes else (result,), port.results)
@@ -174,7 +193,8 @@ def _write(program: Any, port: Port, sizes: Sizes, model: Any, path: Path, opset
             made = torch.onnx.export(program, dynamo=True, verbose=False, input_names=ins, output_names=outs, opset_version=opset)
         except torch.onnx.OnnxExporterError as why:
             said = str(why.__cause__ or why).split(".")[0]
-            raise MixerError(f"export_onnx: torch.onnx has no translation of {type(model).__name__} ({' '.join(said.split())[:200]}).") from why
+            reason = " ".join(said.split())[:200]
+            raise MixerError(f"export_onnx: torch.onnx cannot translate {type(model).__name__} ({reason}).") from why
     assert made is not None
     _name_axes(made.model, program, port)
     about = {KEY: _version(), "kind": type(model).__name__, "form": "decode" if port.decodes else "forward", "config": _config(model)}
@@ -188,7 +208,7 @@ def _write(program: Any, port: Port, sizes: Sizes, model: Any, path: Path, opset
 
 
 def _as_free(file: OnnxModel, port: Port, sizes: Sizes) -> bool:
-    """Whether the inputs of a file whose length is free have no number where the length stands."""
+    """Return whether a file whose length is free has no fixed number on its length axes."""
     if port.size is not None or sizes.length[0] == sizes.length[1]:
         return True
     _, axes = varying(port, short(port))
@@ -196,7 +216,7 @@ def _as_free(file: OnnxModel, port: Port, sizes: Sizes) -> bool:
 
 
 def _name_axes(model: Any, program: Any, port: Port) -> None:
-    """Call the free axes batch, and length or past, instead of torch's symbols; other sizes that grow get a number."""
+    """Name the free axes batch, and length or past, instead of torch's symbols; number other sizes that grow."""
     length = short(port)
     names: dict[str, str] = {}
     whole = "past" if port.decodes else "length"
@@ -205,10 +225,11 @@ def _name_axes(model: Any, program: Any, port: Port) -> None:
         for axis, size in enumerate(shape):
             if not isinstance(size, int) and str(size) not in names:
                 name = "batch" if axis in batch else whole if value.shape[axis] == length else ""
-                names[str(size)] = name if name and name not in names.values() else f"size_{len(names)}"  # one name, one size
+                # one name, one size
+                names[str(size)] = name if name and name not in names.values() else f"size_{len(names)}"
     ends = (*model.graph.inputs, *model.graph.outputs)
     for value in {out for node in model.graph.all_nodes() for out in node.outputs} - set(ends):
-        value.shape = None  # ONNX Runtime finds it, and shares memory by what a file says
+        value.shape = None  # ONNX Runtime infers shapes, and plans memory by those that a file states
     for value in ends:
         for axis, size in enumerate(value.shape or ()):
             if not isinstance(size, int) and size.value is not None:
@@ -222,13 +243,20 @@ def _version() -> str:
 
 
 def _config(model: Any) -> dict[str, Any]:
-    """What describes a model; of a mixer, what all mixers have."""
+    """Return the config of a model, or the common facts of a mixer."""
     config = getattr(getattr(model, "backbone", model), "config", None)
     return config.to_json() if config is not None else {"dim": model.dim, "causal": model.causal, "max_len": model.max_len}
 
 
 def _compare(file: OnnxModel, port: Port, sizes: Sizes, tolerance: float) -> tuple[float, int]:
-    """The largest difference over fresh inputs of several sizes, and how many numbers were compared; beyond the tolerance it is refused."""
+    """Compare the file with torch on fresh inputs of several sizes.
+
+    Returns:
+        The largest difference, and how many numbers were compared.
+
+    Raises:
+        MixerError: if the difference exceeds the tolerance.
+    """
     low, high = sizes.length
     most = high if high is not None else 40
     lengths = dict.fromkeys([low, (low + most) // 2, most] if port.size is None else [port.size])
@@ -240,29 +268,29 @@ def _compare(file: OnnxModel, port: Port, sizes: Sizes, tolerance: float) -> tup
                 pairs = _stream(file, port, batch) if port.decodes and i == 0 else []
                 got = file._run(tuple(pytree.tree_leaves(args)))
             want = pytree.tree_leaves(port.module(*args))
-            if "key_mask" in port.names:  # outputs at masked tokens mean nothing
+            if "key_mask" in port.names:  # outputs at masked tokens are undefined
                 got, want = [got[0][args[1]]], [want[0][args[1]]]
             for ours, theirs in [*pairs, *zip(got, want, strict=True)]:
                 worst, compared = max(worst, difference(ours, theirs)), compared + theirs.numel()
     if not worst <= tolerance:
-        raise MixerError(
-            f"export_onnx: ONNX Runtime and torch differ by {worst:.2g}, more than {tolerance:g}; no file was written. This is a defect, please report it."
-        )
+        apart = f"ONNX Runtime and torch differ by {worst:.2g}, more than {tolerance:g}"
+        raise MixerError(f"export_onnx: {apart}; no file was written. This is a defect, please report it.")
     return worst, compared
 
 
 @contextmanager
 def _in_one_line(sizes: str) -> Iterator[None]:
-    """What ONNX Runtime cannot run becomes one line; its errors have no class in common."""
+    """Raise a one-line MixerError for whatever ONNX Runtime raises; its errors share no base class."""
     try:
         yield
     except Exception as why:
         reason = " ".join(str(why).split())[:200]
-        raise MixerError(f"export_onnx: ONNX Runtime cannot run the program at {sizes}; no file was written ({reason}). Please report it.") from why
+        failed = f"ONNX Runtime cannot run the program at {sizes}; no file was written"
+        raise MixerError(f"export_onnx: {failed} ({reason}). Please report it.") from why
 
 
 def _stream(file: OnnxModel, port: Port, batch: int) -> list[tuple[Tensor, Tensor]]:
-    """Outputs and states of six steps from the first token on, each side with its own state."""
+    """Return outputs and states of six steps from the first token on, each side with its own state."""
     args, start = port.example(batch, 0)
     ours, theirs, pairs = file.init_state(batch), start, []
     steps = 6 if port.longest is None else min(6, (port.longest + args.shape[1]) // args.shape[1])

@@ -1,4 +1,4 @@
-"""Files of ``export_onnx`` in ONNX Runtime, and the state they start from."""
+"""Run files of ``export_onnx`` in ONNX Runtime, from the state they store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEY = "tokenmix"
 
 
 def onnx_session(model: str | bytes, *, threads: int = 1) -> Any:
-    """An ``onnxruntime.InferenceSession`` on the CPU, of a file or of its content."""
+    """Open an ``onnxruntime.InferenceSession`` on the CPU for a file or its content."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -24,13 +24,13 @@ def onnx_session(model: str | bytes, *, threads: int = 1) -> Any:
 
 
 def run_onnx(session: Any, values: tuple[Tensor, ...]) -> list[Tensor]:
-    """The outputs for inputs in the session's order."""
+    """Return the outputs for inputs in the session's order."""
     names = [end.name for end in session.get_inputs()]
     return [torch.from_numpy(a) for a in session.run(None, {n: v.detach().contiguous().numpy() for n, v in zip(names, values, strict=True)})]
 
 
 class OnnxModel:
-    """A file of ``export_onnx`` in ONNX Runtime, called with torch tensors on the CPU as the module it came from.
+    """Run a file of ``export_onnx`` in ONNX Runtime, called with torch tensors on the CPU like the original module.
 
     Attributes:
         about: the JSON of the file's metadata.
@@ -39,32 +39,34 @@ class OnnxModel:
     def __init__(self, path: Path | str, *, threads: int = 1):
         try:
             self.session = onnx_session(str(path), threads=threads)
-        except Exception as why:  # ONNX Runtime's errors have no class in common
-            raise MixerError(f"OnnxModel: ONNX Runtime cannot load {path} ({' '.join(str(why).split())[:200]}).") from why
+        except Exception as why:  # ONNX Runtime's errors share no base class
+            reason = " ".join(str(why).split())[:200]
+            raise MixerError(f"OnnxModel: ONNX Runtime cannot load {path} ({reason}).") from why
         about = self.session.get_modelmeta().custom_metadata_map.get(KEY)
         if about is None:
-            raise MixerError(f"OnnxModel: {path} was not written by tokenmix.export.onnx; it has no metadata of that name.")
+            raise MixerError(f"OnnxModel: {path} was not written by tokenmix.export.onnx; it lacks that metadata.")
         self.about: dict[str, Any] = json.loads(about)
 
     def __call__(self, *values: Tensor) -> Tensor:
-        """The input, and a mask where the file takes one -> the output."""
+        """Return the output for an input, and a mask where the file takes one."""
         return self._run(values)[0]
 
     def init_state(self, batch: int) -> list[Tensor]:
-        """The state before the first token, in the order of the file's inputs."""
+        """Return the state before the first token, in the order of the file's inputs."""
         if "state" not in self.about:
             raise MixerError("OnnxModel: this file takes whole inputs and has no state; export it with decode=True.")
         return [_restored(row).expand(batch, *row["shape"]).contiguous() for row in self.about["state"].values()]
 
     def extend(self, x: Tensor, state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """The next tokens and a state -> their outputs and the new state."""
+        """Map the next tokens and a state to their outputs and the new state."""
         y, *after = self._run((x, *state))
         return y, after
 
     def shapes(self, *, outputs: bool = False) -> dict[str, str]:
-        """Name -> type and shape of each input, or output."""
+        """Return the type and shape of each input, or output, by name."""
         ends = self.session.get_outputs() if outputs else self.session.get_inputs()
-        return {end.name: f"{end.type.removeprefix('tensor(').rstrip(')')} ({', '.join(str(n) for n in end.shape)})" for end in ends}
+        kinds = {end.name: end.type.removeprefix("tensor(").rstrip(")") for end in ends}
+        return {end.name: f"{kinds[end.name]} ({', '.join(str(n) for n in end.shape)})" for end in ends}
 
     def _run(self, values: tuple[Tensor, ...]) -> list[Tensor]:
         names = [end.name for end in self.session.get_inputs()]
@@ -74,7 +76,7 @@ class OnnxModel:
 
 
 def stored(row: Tensor) -> dict[str, Any]:
-    """One row of a state as JSON: a single number where all are alike, infinities as words."""
+    """Encode one row of a state as JSON: a single number where all are equal, infinities as words."""
     words = [str(n) for n in row.flatten().tolist()] if row.is_floating_point() else [int(n) for n in row.flatten().tolist()]
     return {"shape": list(row.shape), "dtype": str(row.dtype).removeprefix("torch."), "values": words[:1] if len(set(words)) == 1 else words}
 
@@ -85,7 +87,10 @@ def _restored(row: dict[str, Any]) -> Tensor:
 
 
 def difference(got: Tensor, want: Tensor) -> float:
-    """The largest |got - want|, over the largest finite |want| where that is above 1; equal infinities are equal; other shapes or dtypes infinitely far."""
+    """Return the largest |got - want|, divided by the largest finite |want| where that is above 1.
+
+    Equal infinities count as equal; other shapes or dtypes as infinitely far apart.
+    """
     if got.shape != want.shape or got.dtype != want.dtype:
         return float("inf")
     got, want = got.detach(), want.detach()

@@ -1,4 +1,4 @@
-"""Other libraries: their weights into our models and back, our mixers inside their models."""
+"""Connect other libraries: read and write their weights, and put our mixers inside their models."""
 
 from .conversion_report import Report as Report
 from .rotary import rotary_spec as rotary_spec

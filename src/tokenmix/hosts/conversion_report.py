@@ -1,4 +1,4 @@
-"""What a conversion did with every tensor."""
+"""Report what a conversion did with every tensor."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from math import prod
 from typing import Any
 
 STATUSES = ("copied", "split", "new", "dropped")
-LAYER = re.compile(r"(?:(?P<stack>.*?)\.)?(?P<number>\d+)\.")  # the first number in a name counts the layers of what precedes it
+# the first number in a name counts the layers of the stack before it
+LAYER = re.compile(r"(?:(?P<stack>.*?)\.)?(?P<number>\d+)\.")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor: of the new model where copied, split or new, of the source where dropped.
+    """Hold one tensor: of the new model if copied, split or new, of the source if dropped.
 
     Args:
-        origin: its name in the source, where it has one.
+        origin: its name in the source, if it has one.
         parameter: False for a buffer, which is not counted.
     """
 
@@ -30,15 +31,15 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """How many parameters it holds."""
+        """Return how many parameters it holds."""
         return prod(self.shape) if self.parameter else 0
 
 
 @dataclass(frozen=True)
 class Report:
-    """What became of the weights: copied whole, split from a larger tensor, new, or dropped (of the source).
+    """Hold what became of the weights: copied whole, split from a larger tensor, new, or dropped from the source.
 
-    ``print(report)`` is a table; ``to_json`` has every tensor by name.
+    ``print(report)`` shows a table; ``to_json`` lists every tensor by name.
     """
 
     source: str
@@ -47,20 +48,20 @@ class Report:
     notes: tuple[str, ...] = ()
 
     def names(self, *statuses: str) -> list[str]:
-        """The tensors with one of these statuses."""
+        """Return the names of the tensors with one of these statuses."""
         return [e.name for e in self.entries if e.status in statuses]
 
     def parameters(self, *statuses: str) -> int:
-        """How many parameters they hold together."""
+        """Return how many parameters these tensors hold together."""
         return sum(e.size for e in self.entries if e.status in statuses)
 
     @property
     def share(self) -> float:
-        """The share of the new model's parameters that comes from the source."""
+        """Return the share of the new model's parameters that comes from the source."""
         return self.parameters("copied", "split") / max(self.parameters("copied", "split", "new"), 1)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         counts = {s: {"tensors": len(self.names(s)), "parameters": self.parameters(s)} for s in STATUSES}
         tensors = [{"name": e.name, "status": e.status, "shape": list(e.shape), "origin": e.origin} for e in self.entries]
         return {"source": self.source, "target": self.target, "share": self.share, "counts": counts, "notes": list(self.notes), "tensors": tensors}
@@ -79,7 +80,7 @@ class Report:
 
 
 def _layers(entries: Iterable[Entry]) -> list[tuple[str, list[Entry]]]:
-    """What stands outside of the layers, then runs of layers that were treated alike, stack by stack."""
+    """Group tensors: first those outside the layers, then runs of layers treated alike, stack by stack."""
     outside: list[Entry] = []
     stacks: dict[str, dict[int, list[Entry]]] = {}
     for e in entries:
@@ -93,13 +94,14 @@ def _layers(entries: Iterable[Entry]) -> list[tuple[str, list[Entry]]]:
         named = f" of {stack}" if len(stacks) > 1 else ""
         for _, run in groupby(sorted(layers), key=lambda i: [(LAYER.sub("", e.name, count=1), e.status, e.shape) for e in layers[i]]):
             numbers = list(run)
-            title = f"layer {numbers[0]}{named}" if len(numbers) == 1 else f"layers {numbers[0]} to {numbers[-1]}{named}, each"
+            run_title = f"layers {numbers[0]} to {numbers[-1]}{named}, each"
+            title = f"layer {numbers[0]}{named}" if len(numbers) == 1 else run_title
             runs.append((title, layers[numbers[0]]))
-    return [("outside of the layers", outside), *runs]
+    return [("outside the layers", outside), *runs]
 
 
 def _by_status(entries: list[Entry]) -> list[tuple[str, list[str]]]:
-    """The names of each status; a layer whose weight and bias fare alike is named once."""
+    """Return the names of each status; a module whose weight and bias fare alike is named once."""
     fates: dict[str, set[str]] = {}
     for e in entries:
         fates.setdefault(_module(e.name), set()).add(e.status)
@@ -111,6 +113,6 @@ def _by_status(entries: list[Entry]) -> list[tuple[str, list[str]]]:
 
 
 def _module(name: str) -> str:
-    """The name without its last part, where this is one of the usual two."""
+    """Return the name without its last part if that is weight or bias."""
     module, _, leaf = name.rpartition(".")
     return module if leaf in ("weight", "bias") else name

@@ -1,4 +1,4 @@
-"""Rotary positions as Hugging Face configs write them."""
+"""Read rotary positions from Hugging Face configs."""
 
 from __future__ import annotations
 
@@ -13,30 +13,27 @@ ROPE_SCALING = {
     "yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor", "truncate"),
     "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
 }
-"""rope_type -> the fields that our rule of the same name reads."""
+"""rope_type -> the fields that our scaling of the same name reads."""
 
 
 def rotary_spec(rope_parameters: dict[str, Any], *, head_dim: int, max_len: int | None = None, layout: str = "half") -> dict[str, Any]:
-    """The ``positions`` of ``attention`` that equal a Hugging Face ``config.rope_parameters``.
+    """Return the ``positions`` of ``attention`` that equal a Hugging Face ``config.rope_parameters``.
 
     Args:
         rope_parameters: {"rope_type": .., "rope_theta": .., "factor": .., ..}, as transformers >= 5 writes it.
         head_dim: of that model; ``partial_rotary_factor`` is a share of it.
-        max_len: the config's ``max_position_embeddings``, from which YaRN without a factor takes it.
+        max_len: the config's ``max_position_embeddings``, from which YaRN computes a missing factor.
         layout: "half" for the Llama and GPT-NeoX families, "interleaved" for GPT-J's.
 
     Raises:
-        MixerError: for rules that have no counterpart here, by name.
+        MixerError: for a rope_type without a counterpart here, by name.
     """
     given = {name: value for name, value in rope_parameters.items() if value is not None}
     rule = given.get("rope_type", "default")
     if rule != "default" and rule not in ROPE_SCALING:
-        why = (
-            "its angles change while a sequence grows, so those of keys already stored would be wrong"
-            if rule in ("dynamic", "longrope")
-            else "it is not known here"
-        )
-        raise MixerError(f"rotary_spec: rope_type={rule!r} has no counterpart: {why}; default, {', '.join(ROPE_SCALING)} have one.")
+        why = "its angles change as a sequence grows, so those of stored keys would be wrong" if rule in ("dynamic", "longrope") else "it is unknown here"
+        known = f"default, {', '.join(ROPE_SCALING)} have one"
+        raise MixerError(f"rotary_spec: rope_type={rule!r} has no counterpart: {why}; {known}.")
     spec: dict[str, Any] = {"name": "rotary", "base": float(given.get("rope_theta", 10000.0)), "layout": layout}
     if given.get("partial_rotary_factor", 1.0) != 1.0:
         spec["rotary_dim"] = int(head_dim * given["partial_rotary_factor"])
@@ -49,11 +46,15 @@ def rotary_spec(rope_parameters: dict[str, Any], *, head_dim: int, max_len: int 
 
 
 def _yarn(given: dict[str, Any], max_len: int | None) -> dict[str, Any]:
-    """What YaRN reads beside the fields of its own names: the factor from two lengths, the factor on queries and keys from two scales of it."""
+    """Compute what YaRN's fields do not state directly.
+
+    These are the factor, from two lengths, and the factor on queries and keys, from two scales of it.
+    """
     factor = given.get("factor")
     if factor is None:
         if max_len is None or "original_max_position_embeddings" not in given:
-            raise MixerError("rotary_spec: yarn without a factor needs original_max_position_embeddings and max_len, the length it was stretched to.")
+            needs = "needs original_max_position_embeddings and max_len, the extended length"
+            raise MixerError(f"rotary_spec: yarn without a factor {needs}.")
         factor = max_len / given["original_max_position_embeddings"]
     if "attention_factor" in given or not (given.get("mscale") and given.get("mscale_all_dim")):
         return {"factor": factor}

@@ -1,6 +1,6 @@
-"""A mixer where ``torch.nn`` expects ``nn.MultiheadAttention``: its signature, its masks, its pair of outputs.
+"""Put a mixer where ``torch.nn`` expects ``nn.MultiheadAttention``: the same signature, masks and pair of outputs.
 
-Shapes: N batch, L queries, S keys, E features. A True in torch's masks means "not attended", the opposite of ours.
+Shapes: N batch, L queries, S keys, E features. True in torch's masks means "not attended", the opposite of ours.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from ..report.pictures import values_attention
 
 
 class NoWeights:
-    """What ``nn.TransformerEncoder`` finds where it looks for the weights of softmax attention.
+    """Stand in for the attention weights that ``nn.TransformerEncoder`` looks up.
 
-    In eval mode torch's encoder and its layers pass ``self_attn`` by and compute softmax attention from its ``in_proj_weight``, ``in_proj_bias`` and
-    ``out_proj``, unless one of these overrides torch functions; this one claims to, so they always call ``forward``.
+    In eval mode torch's encoder and its layers bypass ``self_attn`` and compute softmax attention from its
+    ``in_proj_weight``, ``in_proj_bias`` and ``out_proj``, unless one of these overrides torch functions. This class
+    declares that it does, so ``forward`` is always called.
     """
 
     weight = bias = None
@@ -33,25 +34,27 @@ class NoWeights:
 
 
 class MultiheadMixer(nn.Module):
-    """A drop-in for ``nn.MultiheadAttention`` around any mixer; right inside ``nn.TransformerEncoderLayer`` and ``nn.TransformerDecoderLayer``.
+    """Replace ``nn.MultiheadAttention`` by any mixer.
 
-    Arguments, masks and outputs are those of ``nn.MultiheadAttention``. Where it deviates: causality is fixed at construction, as in every mixer;
-    ``need_weights`` is None by default, which asks softmax attention for its weights, as torch does, and other mixers for none; a query with nothing to
-    attend gives ``out_proj(0)``, not NaN.
+    It works inside ``nn.TransformerEncoderLayer`` and ``nn.TransformerDecoderLayer``. Arguments, masks and outputs
+    are those of ``nn.MultiheadAttention``, with these deviations: causality is fixed at construction, as in every
+    mixer; ``need_weights`` is None by default, which returns weights for softmax attention, as torch does, and none
+    for other mixers; a query with nothing to attend gives ``out_proj(0)``, not NaN.
 
     Args:
         embed_dim: E.
-        num_heads: the mixer's ``heads``, where it has any and the spec does not say.
-        dropout: 0: mixers have no weights to drop out.
-        bias: False builds the mixer with ``qkv_bias=False`` and ``out_bias=False``, where it has these options and the spec does not say.
-        add_bias_kv, add_zero_attn, kdim, vdim: as torch's defaults; keys and values have E features.
+        num_heads: the mixer's ``heads``, if it has that option and the spec does not set it.
+        dropout: must be 0, because mixers need not have weights to drop.
+        bias: False builds the mixer with ``qkv_bias=False`` and ``out_bias=False``, if it has these options and the
+            spec does not set them.
+        add_bias_kv, add_zero_attn, kdim, vdim: only torch's defaults; keys and values have E features.
         batch_first: (N, L, E) instead of (L, N, E).
         device, dtype: of the parameters.
         mixer: a name of ``MIXERS``, or a spec, ``{"name": "aft_local", "window": 32, "max_len": 512}``.
-        causal: query t attends keys 0..t only, whether a call brings the causal ``attn_mask`` or not.
+        causal: query t attends keys 0..t only, whether or not a call passes the causal ``attn_mask``.
 
     Raises:
-        MixerError: for what the mixer cannot honour.
+        MixerError: for arguments that the mixer cannot honour.
     """
 
     in_proj_weight = in_proj_bias = out_proj = NoWeights()
@@ -78,11 +81,13 @@ class MultiheadMixer(nn.Module):
     ):
         super().__init__()
         if dropout:
-            _refuse(f"dropout={dropout} would drop attention weights, which a mixer need not have; give dropout=0.0 and put nn.Dropout behind the layer")
+            why = "would drop attention weights, which a mixer need not have"
+            _refuse(f"dropout={dropout} {why}; give dropout=0.0 and put nn.Dropout after the layer")
         if add_bias_kv or add_zero_attn:
             _refuse("add_bias_kv and add_zero_attn change softmax attention's keys; leave them False")
         if (kdim or embed_dim, vdim or embed_dim) != (embed_dim, embed_dim):
-            _refuse(f"keys and values have embed_dim={embed_dim} features, got kdim={kdim}, vdim={vdim}; project them before")
+            got = f"got kdim={kdim}, vdim={vdim}"
+            _refuse(f"keys and values have embed_dim={embed_dim} features, {got}; project them beforehand")
         if not isinstance(num_heads, int) or num_heads < 1 or embed_dim % num_heads:
             _refuse(f"num_heads={num_heads!r} must divide embed_dim={embed_dim}")
         with nullcontext() if device is None else torch.device(device):
@@ -93,7 +98,10 @@ class MultiheadMixer(nn.Module):
 
     @classmethod
     def from_torch(cls, attention: nn.MultiheadAttention, *, causal: bool = False) -> MultiheadMixer:
-        """The same function as softmax attention's, with copies of the weights. Its dropout of attention weights, in training, is not carried over."""
+        """Build the same function from softmax attention, with copies of its weights.
+
+        Its dropout of attention weights in training is not carried over.
+        """
         if not isinstance(attention, nn.MultiheadAttention):
             _refuse(f"from_torch takes an nn.MultiheadAttention, got {type(attention).__name__}")
         if not attention._qkv_same_embed_dim or attention.bias_k is not None or attention.add_zero_attn:
@@ -105,7 +113,7 @@ class MultiheadMixer(nn.Module):
         return made.train(attention.training)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """torch's, for weights of an ``nn.MultiheadAttention`` too where the mixer is softmax attention; called for each module of a model on its way."""
+        """Load as torch does; if the mixer is softmax attention, weights of ``nn.MultiheadAttention`` load too."""
         if isinstance(self.mixer, Attention):
             for kind in ("weight", "bias"):
                 joint, out = (state_dict.pop(f"{prefix}{name}", None) for name in (f"in_proj_{kind}", f"out_proj.{kind}"))
@@ -115,7 +123,7 @@ class MultiheadMixer(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _reset_parameters(self) -> None:
-        """Initialise again, under the name this has in ``nn.MultiheadAttention``."""
+        """Initialise again, under the name that ``nn.MultiheadAttention`` uses."""
         self.mixer.reset_parameters()
 
     def forward(
@@ -132,13 +140,14 @@ class MultiheadMixer(nn.Module):
         """Mix query with itself (``key is query``), or with the one tensor given as key and value.
 
         Args:
-            query: (L, N, E), (N, L, E) with ``batch_first``, or (L, E). key and value alike, S long.
+            query: (L, N, E), (N, L, E) with ``batch_first``, or (L, E). key and value likewise, of length S.
             key_padding_mask: (N, S), or (S,) for unbatched inputs; bool, True = not attended, or float, 0 and -inf.
-            need_weights: return the weights too, (N, L, S), or (N, num_heads, L, S) with ``average_attn_weights=False``. Softmax attention has them with
-                gradients; a mixer whose output is a sum over values has them without, found exactly, at the cost of S calls. Others are refused.
-            attn_mask: (L, S) or (N * num_heads, L, S), the same for all heads of a row; bool or float as above. A mixer built with ``causal=True`` that
-                weighs no pairs takes the causal mask only, which changes nothing.
-            is_causal: says that ``attn_mask`` is the causal one; with a mixer built with ``causal=True`` the mask may then be left out.
+            need_weights: return the weights too, (N, L, S), or (N, num_heads, L, S) with
+                ``average_attn_weights=False``. Those of softmax attention have gradients; those of a mixer whose output
+                is a sum over values do not, and are found exactly at the cost of S calls. Other mixers refuse.
+            attn_mask: (L, S) or (N * num_heads, L, S), the same for all heads of a row; bool or float as above. A mixer
+                built with ``causal=True`` that weighs no pairs takes the causal mask only, which changes nothing.
+            is_causal: declares that ``attn_mask`` is the causal one; with ``causal=True`` the mask may then be omitted.
 
         Returns:
             The output, shaped like query, and the weights or None.
@@ -161,15 +170,17 @@ class MultiheadMixer(nn.Module):
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         if query.is_nested or key.is_nested or value.is_nested:
-            _refuse("takes no nested tensors; give padded ones with a key_padding_mask, and build nn.TransformerEncoder with enable_nested_tensor=False")
+            instead = "pass padded ones and a key_padding_mask; nn.TransformerEncoder takes enable_nested_tensor=False"
+            _refuse(f"takes no nested tensors; {instead}")
         if not _one(key, value):
             hint = "trace a module that gives it one" if torch.jit.is_tracing() else "add positions to it beforehand, to all or to none"
             _refuse(f"takes one tensor as key and value, got two; a mixer reads both from one context: {hint}")
         if query.ndim not in (2, 3) or key.ndim != query.ndim:
-            _refuse(f"expects query and key of 3 axes, or 2 for one sequence, got shapes {tuple(query.shape)} and {tuple(key.shape)}")
+            shapes = f"{tuple(query.shape)} and {tuple(key.shape)}"
+            _refuse(f"expects query and key of 3 axes, or 2 for one sequence, got shapes {shapes}")
 
     def _rows(self, x: Tensor) -> Tensor:
-        """(N, T, E) of any of torch's layouts."""
+        """Bring any of torch's layouts to (N, T, E)."""
         if x.ndim == 2:
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)
@@ -181,39 +192,44 @@ class MultiheadMixer(nn.Module):
         return _attended(mask, "key_padding_mask").view(shape)
 
     def _pair_mask(self, mask: Tensor | None, shape: tuple[int, int, int], is_causal: bool) -> Tensor | None:
-        """The attn_mask as the mixer takes it; None where there is none, or where the mixer does what it says anyway."""
+        """Return the attn_mask as the mixer takes it; None without one, or if the mixer applies it anyway."""
         name, able, causal = type(self.mixer).__name__, self.mixer.capabilities.attn_mask, self.mixer.causal
         if mask is None:
             if is_causal and not causal:
-                _refuse(f"is_causal=True without an attn_mask needs a mixer built with causal=True, {name} was built with causal=False")
+                why = "is_causal=True without an attn_mask needs a mixer built with causal=True"
+                _refuse(f"{why}, {name} was built with causal=False")
             return None
         allowed = self._agreed(_attended(mask, "attn_mask"), shape)
         if causal and shape[1] == shape[2]:
             order = torch.ones(shape[1:], dtype=torch.bool, device=mask.device).tril()
             same = (allowed == order).all()
             if is_causal or not able:
-                _require(same, f"{name} was built with causal=True and takes the causal attn_mask only, got another; {_who_weighs_pairs()}")
+                only = f"{name} was built with causal=True and takes the causal attn_mask only, got another"
+                _require(same, f"{only}; {_who_weighs_pairs()}")
                 return None
             return None if not torch.compiler.is_compiling() and bool(same) else allowed
         if able:
             return allowed
         instead = "build it with causal=True for the causal mask" if self.mixer.supports_causal else "it has no causal form"
-        _require(allowed.all(), f"{name} weighs no pairs of tokens and takes no attn_mask; {instead}, use key_padding_mask for padding; {_who_weighs_pairs()}")
+        why = f"{name} weighs no pairs of tokens and takes no attn_mask"
+        _require(allowed.all(), f"{why}; {instead}, use key_padding_mask for padding; {_who_weighs_pairs()}")
         return None
 
     def _agreed(self, allowed: Tensor, shape: tuple[int, int, int]) -> Tensor:
-        """(L, S) or (N, L, S) of a mask that may have a row for each head."""
+        """Reduce a mask that may have one map per head to (L, S) or (N, L, S)."""
         B, T, S = shape
         if tuple(allowed.shape) == (T, S):
             return allowed
         if tuple(allowed.shape) != (B * self.num_heads, T, S):
-            _refuse(f"expects an attn_mask of shape {(T, S)} or {(B * self.num_heads, T, S)}, got {tuple(allowed.shape)}")
+            wanted = f"{(T, S)} or {(B * self.num_heads, T, S)}"
+            _refuse(f"expects an attn_mask of shape {wanted}, got {tuple(allowed.shape)}")
         maps = allowed.view(B, self.num_heads, T, S)
-        _require((maps == maps[:, :1]).all(), "the heads of an attn_mask must agree; a mixer takes one mask per row of the batch")
+        why = "the heads of an attn_mask must agree; a mixer takes one mask per row of the batch"
+        _require((maps == maps[:, :1]).all(), why)
         return maps[:, 0]
 
     def _weights(self, x: Tensor, context: Tensor | None, keep: Tensor | None, pairs: Tensor | None, average: bool) -> Tensor:
-        """(N, L, S), or (N, heads, L, S)."""
+        """Return the weights, (N, L, S) or (N, heads, L, S)."""
         if isinstance(self.mixer, Attention):
             found = _softmax_weights(self.mixer, x, context, keep, pairs)
         else:
@@ -221,27 +237,31 @@ class MultiheadMixer(nn.Module):
         if average:
             return found.mean(1)
         if found.shape[1] != self.num_heads:
-            groups = f"{found.shape[1]} maps, for heads or channels of its own, not {self.num_heads}"
+            groups = f"{found.shape[1]} maps, one per head or channel of its own, not {self.num_heads}"
             _refuse(f"{type(self.mixer).__name__} has {groups}; ask for their mean with average_attn_weights=True")
         return found
 
     def _row_weights(self, x: Tensor, context: Tensor | None, keep: Tensor | None, pairs: Tensor | None, i: int) -> Tensor:
-        """(groups, L, S) of row i of the batch."""
+        """Return the weights of row i of the batch, (groups, L, S)."""
         given: dict[str, Any] = {"key_mask": None if keep is None else keep[i : i + 1]}
         given["attn_mask"] = pairs if pairs is None or pairs.ndim == 2 else pairs[i : i + 1]
         found = values_attention(self.mixer, x[i : i + 1], None if context is None else context[i : i + 1], **given)
         if found is None:
-            _refuse(f"the output of {type(self.mixer).__name__} is no sum over values, so there are no attention weights; call with need_weights=False")
+            why = f"the output of {type(self.mixer).__name__} is not a sum over values, so it has no attention weights"
+            _refuse(f"{why}; call with need_weights=False")
         return found
 
 
 def _one(a: Tensor, b: Tensor) -> bool:
-    """Whether two arguments are one tensor, or views of one that are alike. Programs, which are run on other tensors, know by the object alone."""
+    """Return whether two arguments are one tensor, or identical views of one.
+
+    Traced and compiled programs run on other tensors, so they decide by object identity alone.
+    """
     if a is b or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return a is b
     if a.is_inference() and b.is_inference():
         same = a.data_ptr() == b.data_ptr()
-    else:  # the same memory is not enough: a gradient could go to one and not to the other
+    else:  # the same memory is not enough: a gradient could reach one and not the other
         same = a._is_view() and b._is_view() and a._base is b._base and a.requires_grad == b.requires_grad
     return same and (a.dtype, a.shape, a.stride(), a.storage_offset()) == (b.dtype, b.shape, b.stride(), b.storage_offset())
 
@@ -251,7 +271,7 @@ def _refuse(why: str) -> NoReturn:
 
 
 def _require(holds: Tensor, why: str) -> None:
-    """Refuse where a condition on values does not hold. Compiled code asserts it when it runs; exported code goes without."""
+    """Refuse if a condition on values fails. Compiled code asserts it at run time; exported code skips it."""
     if torch.compiler.is_exporting() or holds.is_meta:
         return
     if torch.compiler.is_compiling():
@@ -261,7 +281,7 @@ def _require(holds: Tensor, why: str) -> None:
 
 
 def _complete(mixer: str | dict[str, Any], num_heads: int, bias: bool) -> dict[str, Any]:
-    """The spec with heads and biases as ``nn.MultiheadAttention`` has them, where the mixer has these options and the spec does not say."""
+    """Fill in ``nn.MultiheadAttention``'s heads and biases for options of the mixer that the spec leaves open."""
     spec = {"name": mixer} if isinstance(mixer, str) else mixer
     if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):
         _refuse(f'mixer must be a name or a spec like {{"name": "aft_local", "window": 32}}, got {mixer!r}')
@@ -274,22 +294,23 @@ def _complete(mixer: str | dict[str, Any], num_heads: int, bias: bool) -> dict[s
 
 
 def _attended(mask: Tensor, name: str) -> Tensor:
-    """True = may be attended, of a mask as torch has them."""
+    """Return a mask of torch as booleans, True = may be attended."""
     if mask.dtype == torch.bool:
         return ~mask
     if not mask.is_floating_point():
         _refuse(f"expects {name} of bool, True = not attended, or of floats 0 and -inf, got {mask.dtype}")
     allowed = mask == 0
-    _require((allowed | (mask == float("-inf"))).all(), f"{name} holds other numbers than 0 and -inf; a bias on the logits is not a mask, give a bool one")
+    only = f"{name} holds numbers other than 0 and -inf; a bias on the logits is not a mask, give a bool one"
+    _require((allowed | (mask == float("-inf"))).all(), only)
     return allowed
 
 
 def _who_weighs_pairs() -> str:
-    return f"any attn_mask is taken by {', '.join(name for name, cls in MIXERS.items() if cls.supports_attn_mask)}"
+    return f"these take any attn_mask: {', '.join(name for name, cls in MIXERS.items() if cls.supports_attn_mask)}"
 
 
 def _softmax_weights(mixer: Attention, x: Tensor, context: Tensor | None, keep: Tensor | None, pairs: Tensor | None) -> Tensor:
-    """softmax_s(scale q_t . k_s), (N, heads, L, S); rows of zeros where nothing may be attended."""
+    """Compute softmax_s(scale q_t . k_s), (N, heads, L, S); rows of zeros where nothing may be attended."""
     (q, k, _), options = mixer.functional_args(x, context, key_mask=keep, attn_mask=pairs)
     q, k = (by_head(p, n) for p, n in ((q, mixer.heads), (k, mixer.kv_heads)))
     logits = (q * (q.shape[-1] ** -0.5 if mixer.scale is None else mixer.scale)) @ k.repeat_interleave(mixer.heads // mixer.kv_heads, 1).mT

@@ -1,4 +1,4 @@
-"""Our mixers in Hugging Face transformers: models of their own family, registered with the Auto classes, and a quick try-out inside any other."""
+"""Use our mixers in transformers: models registered with the Auto classes, and a quick trial inside other models."""
 
 from . import require as require
 from .attention_interface import register_attention as register_attention

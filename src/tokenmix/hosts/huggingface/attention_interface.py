@@ -1,7 +1,8 @@
-"""The quick try-out: mixers without parameters in the attention layers of any transformers model, through its registry of attention functions.
+"""Try mixers without parameters in any transformers model, through its registry of attention functions.
 
-``AutoModelForCausalLM.from_pretrained(folder, attn_implementation="tokenmix_hydra")`` or ``model.set_attn_implementation("tokenmix_aft_simple")``. The keys are
-cached as they are for attention, and the choice is not saved: to keep it, and for a state of constant size, replace the modules.
+``AutoModelForCausalLM.from_pretrained(folder, attn_implementation="tokenmix_hydra")`` or
+``model.set_attn_implementation("tokenmix_aft_simple")``. Keys are cached as for attention, and the choice is not saved.
+To keep it, and for a state of constant size, replace the modules.
 """
 
 from __future__ import annotations
@@ -23,20 +24,24 @@ PLAIN = (causal_mask_function, bidirectional_mask_function)
 
 
 def register_attention(mixer: str, name: str | None = None, **options: Any) -> str:
-    """Let ``attn_implementation=name`` mean a mixer without parameters, its padding mask included. Returns the name, by default "tokenmix_" and the mixer's.
+    """Register a mixer without parameters, and its padding mask, as an ``attn_implementation`` of transformers.
 
-    Importing ``tokenmix.hosts.huggingface`` registers each of these mixers without options.
+    Importing ``tokenmix.hosts.huggingface`` registers each of these mixers without options. The model's scaling and
+    attention dropout do not apply, because these forms compute no softmax over pairs.
 
     Args:
-        mixer: one whose class says ``only_qkv``: "hydra", "aft_simple", "multihead_linear", "linear", or a mixer of yours.
+        mixer: one whose class sets ``only_qkv``: "hydra", "aft_simple", "multihead_linear", "linear", or your own.
+        name: to register it under; default "tokenmix_" and the mixer's name.
         options: of its functional form: ``register_attention("linear", "linear_relu", feature="relu")``.
 
-    The model's scaling and attention dropout mean nothing to these forms, which compute no softmax over pairs.
+    Returns:
+        The registered name.
     """
     known = candidates()
     if mixer not in known:
         near = difflib.get_close_matches(mixer, known, n=1) or known
-        raise MixerError(f"register_attention: {mixer!r} is no mixer without parameters that takes q, k and v; choose {' or '.join(near)}.")
+        wanted = f"is not a mixer without parameters that takes q, k and v; choose {' or '.join(near)}"
+        raise MixerError(f"register_attention: {mixer!r} {wanted}.")
     name = name or f"tokenmix_{mixer}"
     AttentionInterface.register(name, _attend(name, MIXERS[mixer].functional_form(), options))
     AttentionMaskInterface.register(name, padding_mask)
@@ -49,7 +54,7 @@ def candidates() -> list[str]:
 
 
 def _attend(name: str, form: Any, options: dict[str, Any]) -> Callable[..., tuple[Tensor, None]]:
-    """The function transformers calls in place of attention: q (B, H, T, e), k and v (B, G, S, e) -> (B, T, H, e)."""
+    """Make the function that transformers calls as attention: q (B, H, T, e), k and v (B, G, S, e) -> (B, T, H, e)."""
     by_head = "heads" in inspect.signature(form).parameters
 
     def attend(
@@ -65,12 +70,13 @@ def _attend(name: str, form: Any, options: dict[str, Any]) -> Callable[..., tupl
     ) -> tuple[Tensor, None]:
         extra = [n for n in ("position_bias", "softcap", "s_aux") if kwargs.get(n) is not None]
         if extra or (attention_mask is not None and attention_mask.ndim != 2):
-            raise MixerError(f"{name}: weighs no pairs of tokens and cannot honour {extra[0] if extra else 'a mask of pairs'}, which this model uses.")
+            what = extra[0] if extra else "a mask of pairs"
+            raise MixerError(f"{name}: weighs no pairs of tokens and cannot honour {what}, which this model uses.")
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         heads, T, S = query.shape[1], query.shape[2], key.shape[2]
         k, v = (_flat(a.repeat_interleave(heads // a.shape[1], 1)) for a in (key, value))
         q = _flat(query)
-        if causal and 1 < T < S:  # a chunk behind cached keys: its queries are the last of as many as there are keys
+        if causal and 1 < T < S:  # a chunk after cached keys: its queries belong to the last T of S tokens
             q = torch.cat([q.new_zeros(q.shape[0], S - T, q.shape[2]), q], 1)
         y = form(q, k, v, causal=causal and q.shape[1] == S, key_mask=attention_mask, **({"heads": heads} if by_head else {}), **options)
         return y[:, -T:].unflatten(-1, (heads, -1)).contiguous(), None
@@ -79,7 +85,7 @@ def _attend(name: str, form: Any, options: dict[str, Any]) -> Callable[..., tupl
 
 
 def _flat(x: Tensor) -> Tensor:
-    """(B, H, T, e) -> (B, T, H e)."""
+    """Reshape (B, H, T, e) -> (B, T, H e)."""
     return x.transpose(1, 2).flatten(2).contiguous()
 
 
@@ -93,15 +99,18 @@ def padding_mask(
     attention_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor | None:
-    """What our functions take in place of a mask of pairs: (B, S) booleans, or None without padding.
+    """Return the mask that our functions take instead of a mask of pairs: (B, S) booleans, or None without padding.
 
     Raises:
-        MixerError: where the model asks for more than causal order and padding, as sliding windows and packed rows do, and for static caches.
+        MixerError: if the model asks for more than causal order and padding, as sliding windows and packed rows do,
+            and for static caches.
     """
     if mask_function not in PLAIN:
-        raise MixerError("tokenmix's attention functions: this model's mask is more than causal order and padding (a window, packed rows); they have no pairs.")
+        more = "this model's mask holds more than causal order and padding (a window, packed rows)"
+        raise MixerError(f"tokenmix's attention functions: {more}; they weigh no pairs.")
     if isinstance(q_offset, Tensor) or kv_offset or (attention_mask is not None and attention_mask.shape[1] < kv_length):
-        raise MixerError("tokenmix's attention functions: need a cache that grows, as generate() uses by default; not a static or a sliding one.")
+        grows = "need a cache that grows, as generate() uses by default"
+        raise MixerError(f"tokenmix's attention functions: {grows}; not a static or a sliding one.")
     if attention_mask is None:
         return None
     mask = attention_mask[:, -kv_length:].bool()

@@ -1,4 +1,4 @@
-"""A mixer's streaming state as a layer of transformers' caches."""
+"""Hold a mixer's streaming state as a layer of transformers' caches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .masks import ChunkPositions
 
 
 class Step(NamedTuple):
-    """A chunk that may have to be given back: the state before it, its tokens, and a function that gives the state after the first n of them."""
+    """Hold a chunk that may be taken back: the state before it, its tokens, and the state after its first n tokens."""
 
     before: State
     tokens: int
@@ -25,13 +25,14 @@ class Step(NamedTuple):
 
 
 class TokenMixStateLayer(CacheLayerMixin):
-    """One layer's state inside a ``DynamicCache(config=...)``: a value of constant size for most mixers, replaced after each chunk.
+    """Hold one layer's state in a ``DynamicCache(config=...)``; its size is constant for most mixers.
 
-    ``position`` (B,), kept by the first layer, is where each row's next token stands. Between ``activate_past_recording`` and ``crop`` chunks are
-    remembered, so that their last tokens can be given back, as assisted decoding does with those that were guessed wrongly.
+    ``position`` (B,), kept by the first layer, is the position of each row's next token. Between
+    ``activate_past_recording`` and ``crop`` chunks are recorded, so that their last tokens can be taken back, as
+    assisted decoding does with wrong guesses.
     """
 
-    _layer_type = "tokenmix_state"  # by this name of config.layer_types transformers finds the class
+    _layer_type = "tokenmix_state"  # the name in config.layer_types by which transformers finds the class
     is_compileable = is_croppable = is_sliding = supports_early_init = False
 
     def __init__(self, **kwargs: Any):
@@ -43,51 +44,52 @@ class TokenMixStateLayer(CacheLayerMixin):
         self.recorded_positions: list[Tensor] = []
 
     def put(self, state: State, tokens: int, after: Callable[[int], State] | None = None) -> None:
-        """Keep the state after ``tokens`` more tokens; ``after(n)`` gives the state after only the first n of them."""
+        """Store the state after ``tokens`` more tokens; ``after(n)`` gives the state after only the first n of them."""
         if self.record_past and after is not None:
             self.steps.append(Step(self.state, tokens, after))
         self.state, self.seen, self.is_initialized = state, self.seen + tokens, True
 
     def advance(self, chunk: ChunkPositions) -> None:
-        """Keep where the next token of each row stands, after a chunk."""
+        """Store the position of each row's next token after a chunk."""
         if self.record_past:
             self.recorded_positions.append(chunk.at)
         self.position = chunk.after
 
     def activate_past_recording(self) -> None:
-        """Remember chunks from here on."""
+        """Record chunks from now on."""
         self.record_past = True
 
     @property
     def batch_size(self) -> int:
-        """Rows of the state; transformers asks whether there is such an attribute."""
+        """Return the rows of the state; transformers tests whether this attribute exists."""
         if self.state is None:
             raise AttributeError("an empty state has no rows yet")
         return pytree.tree_leaves(self.state)[0].shape[0]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to prepare: the mixer makes its own state."""
+        """Do nothing: the mixer makes its own state."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: keys and values are not what is kept here."""
-        raise MixerError("TokenMixStateLayer: keeps a mixer's state, not keys and values; a cache of tokenmix belongs to a tokenmix model.")
+        """Refuse keys and values, which this layer does not hold."""
+        holds = "holds a mixer's state, not keys and values"
+        raise MixerError(f"TokenMixStateLayer: {holds}; use a cache of tokenmix with a tokenmix model only.")
 
     def get_seq_length(self) -> int:
-        """Tokens seen, padding included."""
+        """Return the number of tokens seen, padding included."""
         return self.seen
 
     def get_max_length(self) -> int:
-        """-1: no limit of its own."""
+        """Return -1: there is no limit."""
         return -1
 
     def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
-        """(length of keys, offset) as transformers' masks count them."""
+        """Return (length of keys, offset) as transformers' masks count them."""
         return self.seen + (query_length.shape[0] if isinstance(query_length, Tensor) else query_length), 0
 
     def _pick(self, index: Tensor) -> None:
         if self.state is None:
             return
-        index = torch.arange(self.batch_size, device=index.device)[index]  # a mask of rows, too
+        index = torch.arange(self.batch_size, device=index.device)[index]  # also accepts a mask of rows
         device = pytree.tree_leaves(self.state)[0].device
         self.state = reorder(self.state, index.to(device))
         if self.position is not None:
@@ -95,27 +97,28 @@ class TokenMixStateLayer(CacheLayerMixin):
         self.steps, self.recorded_positions = [], []
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Row i becomes row beam_idx[i]: beam search."""
+        """Move row beam_idx[i] to row i, for beam search."""
         self._pick(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some rows."""
+        """Keep the rows at these indices."""
         self._pick(torch.as_tensor(indices))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each row ``repeats`` times."""
+        """Repeat each row ``repeats`` times."""
         if self.state is not None:
             self._pick(torch.arange(self.batch_size).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Give back the last -tokens_to_remove tokens, which must have come since ``activate_past_recording`` and the last ``crop``.
+        """Take back the last -tokens_to_remove tokens.
 
-        What a sum has taken in does not come out again: chunks are given back whole, and the tokens that stay of one are taken in again.
+        They must have come since ``activate_past_recording`` and the last ``crop``. A running sum cannot be rolled
+        back: whole chunks are dropped, and the remaining tokens of a partly dropped chunk are read again.
         """
         left = abs(tokens_to_remove)
         if left > sum(step.tokens for step in self.steps):
             how = "call cache.activate_past_recording() before they come, or decode without an assistant model"
-            raise MixerError(f"TokenMixStateLayer: a mixer's state cannot give back {left} tokens; {how}.")
+            raise MixerError(f"TokenMixStateLayer: a mixer's state cannot take back {left} tokens; {how}.")
         if left and self.recorded_positions:
             self.position = torch.cat(self.recorded_positions, 1)[:, -left]
         self.seen -= left
@@ -126,29 +129,31 @@ class TokenMixStateLayer(CacheLayerMixin):
         self.steps, self.recorded_positions = [], []
 
     def reset(self) -> None:
-        """As before the first token."""
+        """Return to the state before the first token."""
         self.state, self.position, self.seen, self.is_initialized = None, None, 0, False
         self.steps, self.recorded_positions = [], []
 
     def offload(self) -> None:
-        """Nothing to win: the state is small."""
+        """Do nothing: the state is small."""
 
     def prefetch(self) -> None:
-        """Nothing was offloaded."""
+        """Do nothing: nothing was offloaded."""
 
 
 def _refuse_static(*args: Any, **kwargs: Any) -> NoReturn:
-    """In the place of a static layer, which would hold keys and values of a fixed length."""
-    raise MixerError("tokenmix: a static cache holds keys and values; a mixer's state needs none, leave cache_implementation at its default.")
+    """Refuse a static layer, which would hold keys and values of a fixed length."""
+    static = "static caches are not supported: they hold keys and values, and a mixer's state needs none"
+    raise MixerError(f"tokenmix: {static}; leave cache_implementation at its default.")
 
 
 getattr(cache_utils, "STATIC_LAYER_TYPE_MAPPING", {})[TokenMixStateLayer._layer_type] = _refuse_static
 
 
 def state_layers(cache: Any, layers: int, who: str) -> list[TokenMixStateLayer]:
-    """The layers of a cache, which must be one made for this model."""
+    """Return the layers of a cache, which must be made for this model."""
     found = list(getattr(cache, "layers", []))
     if len(found) != layers or not all(isinstance(layer, TokenMixStateLayer) for layer in found):
         kinds = ", ".join(sorted({type(layer).__name__ for layer in found})) or "no layers"
-        raise MixerError(f"{who}: past_key_values must be DynamicCache(config=model.config) with {layers} layers, got {type(cache).__name__} with {kinds}.")
+        wanted = f"DynamicCache(config=model.config) with {layers} layers"
+        raise MixerError(f"{who}: past_key_values must be {wanted}, got {type(cache).__name__} with {kinds}.")
     return found

@@ -1,4 +1,4 @@
-"""The model card of an exported run: what it is, from what data, with what numbers, how to load it."""
+"""Write the model card of an exported run: what it is, its data, its results, and how to load it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .processors import CROPPED_FROM, image_processor
 USE = {
     "lm": """```python
 import torch
-import tokenmix.hosts.huggingface  # makes transformers know the model
+import tokenmix.hosts.huggingface  # registers the model with transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("{name}")
@@ -23,7 +23,7 @@ out = model.generate(ids, max_new_tokens=100, do_sample=True, temperature=0.8)
 ```""",
     "vit": """```python
 import torch
-import tokenmix.hosts.huggingface  # makes transformers know the model
+import tokenmix.hosts.huggingface  # registers the model with transformers
 from transformers import AutoModelForImageClassification
 
 model = AutoModelForImageClassification.from_pretrained("{name}")
@@ -39,7 +39,7 @@ PLAIN = ("ids = torch.tensor([[1, 2, 3]])  # token ids in 0..{last}", "print(out
 
 @dataclass(frozen=True)
 class Facts:
-    """What a card is written from: the run, its config, the step, the new model, and whether its tokens are bytes."""
+    """Hold what a card states: the run, its config, the step, the new model, and whether its tokens are bytes."""
 
     run: RunDir
     config: RunConfig
@@ -49,7 +49,7 @@ class Facts:
 
 
 def model_card(facts: Facts, name: str) -> str:
-    """README.md with the front matter that model hubs read."""
+    """Return README.md with the front matter that model hubs read."""
     config: Any = facts.config
     kind = config.model.kind
     mixers = [spec["name"] for spec in config.model.specs()]
@@ -57,14 +57,18 @@ def model_card(facts: Facts, name: str) -> str:
     task = "text-generation" if kind == "lm" else "image-classification"
     size = sum(p.numel() for p in facts.model.parameters())
     front = ["---", "library_name: transformers", f"pipeline_tag: {task}", "tags:", "- tokenmix", *(f"- {m}" for m in dict.fromkeys(mixers)), "---"]
-    what = "language model over bytes" if facts.byte_tokens else "language model" if kind == "lm" else "image classifier (Vision Transformer)"
-    about = f"A {what} of {size:,} parameters, {config.model.dim} features, layers: {named}. Step {facts.step} of a tokenmix run."
-    parts = ["\n".join(front), f"# {name}", about, *_numbers(facts), *_data(facts), "## Use", "`pip install 'tokenmix[hf]'`, then:", _use(facts, name)]
-    return "\n\n".join([*parts, *_notes(facts), "## Config of the run", f"```json\n{json.dumps(config.to_json(), indent=1)}\n```"]) + "\n"
+    what = "language model" if kind == "lm" else "image classifier (Vision Transformer)"
+    what = "language model over bytes" if facts.byte_tokens else what
+    about = f"A {what} of {size:,} parameters, {config.model.dim} features, layers: {named}."
+    about += f" Step {facts.step} of a tokenmix run."
+    parts = ["\n".join(front), f"# {name}", about, *_numbers(facts), *_data(facts)]
+    parts += ["## Use", "`pip install 'tokenmix[hf]'`, then:", _use(facts, name), *_notes(facts)]
+    settings = json.dumps(config.to_json(), indent=1)
+    return "\n\n".join([*parts, "## Config of the run", f"```json\n{settings}\n```"]) + "\n"
 
 
 def _numbers(facts: Facts) -> list[str]:
-    """The last evaluation of each split up to the step."""
+    """Return the last evaluation of each split up to the step."""
     scored = [line for line in facts.run.read_metrics() if line.get("kind") == "eval" and line["step"] <= facts.step]
     last = {line["split"]: line for line in scored}
     if not last:
@@ -86,7 +90,8 @@ def _data(facts: Facts) -> list[str]:
     env, data = facts.run.env(), facts.config.data
     found = env.get("corpus") or env.get("images") or {}
     known = ", ".join(f"{key} {_cell(value)}" for key, value in found.items() if key != "name")
-    return ["## Data", f"{found.get('name', data.source)}" + (f": {known}." if known else ".") + " Whoever passes the model on sees to the data's licence."]
+    about = f"{found.get('name', data.source)}" + (f": {known}." if known else ".")
+    return ["## Data", f"{about} Whoever redistributes the model must check the data's licence."]
 
 
 def _use(facts: Facts, name: str) -> str:
@@ -101,12 +106,15 @@ def _notes(facts: Facts) -> list[str]:
     model: Any = facts.config.model
     if model.kind == "vit":
         how = image_processor(model, facts.config.data)
-        sized = "resized, bicubic" if min(model.image_size) < CROPPED_FROM else "resized, bicubic, to 1 / 0.875 of that, and cut from the centre"
-        pixels = f"Images are {sized} ({' x '.join(str(n) for n in model.image_size)}), in 0..1, less {how['image_mean']}, over {how['image_std']}."
+        cropped = "resized, bicubic, to 1 / 0.875 of that, and cropped at the centre"
+        sized = "resized, bicubic" if min(model.image_size) < CROPPED_FROM else cropped
+        size = " x ".join(str(n) for n in model.image_size)
+        pixels = f"Images are {sized} ({size}), in 0..1, minus {how['image_mean']}, divided by {how['image_std']}."
         return [pixels]
     notes = [f"Texts of up to {model.max_len} tokens."]
     if facts.byte_tokens:
         notes.append(
-            "A token is a byte of the text in UTF-8. All 256 ids are taken, so nothing is left for padding: pad on the left with any id and an attention_mask."
+            "A token is a byte of the text in UTF-8. All 256 ids are taken, so none is left for padding: "
+            "pad on the left with any id and pass an attention_mask."
         )
     return [" ".join(notes)]

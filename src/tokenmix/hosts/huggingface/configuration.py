@@ -1,4 +1,4 @@
-"""A model of mixers as a transformers config."""
+"""Configure a model of mixers for transformers."""
 
 from __future__ import annotations
 
@@ -36,24 +36,29 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 class TokenMixConfig(PreTrainedConfig):
-    """Config of every ``TokenMix...`` model; unknown names near to one of these fields are refused as misspelt.
+    """Configure any ``TokenMix...`` model; unknown names close to a field are refused as misspelt.
 
     Args:
-        mixers: one spec per layer, ``{"name": "aft_local", "window": 32}``, or a shorter list repeated over ``num_hidden_layers``; default AFT-simple.
-            ``num_attention_heads`` and ``num_key_value_heads`` are the ``heads`` and ``kv_heads`` of mixers whose spec leaves them open,
-            ``max_position_embeddings`` their ``max_len``.
+        mixers: one spec per layer, ``{"name": "aft_local", "window": 32}``, or a shorter list repeated over
+            ``num_hidden_layers``; default AFT-simple. ``num_attention_heads`` and ``num_key_value_heads`` are the
+            ``heads`` and ``kv_heads`` of mixers whose spec leaves them open, ``max_position_embeddings`` their
+            ``max_len``.
         intermediate_size: default 4 hidden_size. hidden_act: of the MLP.
         norm: "pre" (and one last norm) or "post".
         positions: "learned" vectors added to the embedding, None, or for images "sinusoidal".
-        is_causal: None: what the class needs, True for ``TokenMixForCausalLM``, False elsewhere. A model saved as one kind stays of that kind.
-        initializer_range: std of embeddings and projections; those that write to the residual stream have this over sqrt(2 layers).
-        classifier_pooling: what is classified: the "mean" of the real tokens, the first ("cls") or the "last"; default "last" where causal, else "mean". Of
-            images: "cls" (default, a class token) or "mean".
-        encoder_mixers, encoder_layers, cross_mixers: of ``TokenMixForSeq2SeqLM``: default ``mixers``, ``num_hidden_layers`` and softmax attention.
-        image_size, patch_size, num_channels, num_register_tokens: of ``TokenMixForImageClassification``; image_size one number or [height, width].
+        is_causal: None: what the class needs, True for ``TokenMixForCausalLM``, False elsewhere. A saved model stays
+            of its kind.
+        initializer_range: std of embeddings and projections; for those that write to the residual stream it is
+            divided by sqrt(2 layers).
+        classifier_pooling: what is classified: the "mean" of the valid tokens, the first ("cls") or the "last";
+            default "last" if causal, else "mean". Of images: "cls" (default, a class token) or "mean".
+        encoder_mixers, encoder_layers, cross_mixers: of ``TokenMixForSeq2SeqLM``: default ``mixers``,
+            ``num_hidden_layers`` and softmax attention.
+        image_size, patch_size, num_channels, num_register_tokens: of ``TokenMixForImageClassification``; image_size
+            is one number or [height, width].
 
     Raises:
-        MixerError: one line for any value no model can be built from.
+        MixerError: for any value that no model can be built from, in one line.
     """
 
     model_type = "tokenmix"
@@ -101,7 +106,7 @@ class TokenMixConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def _listed(self, field: str, default: list[dict[str, Any]] | None = None) -> Any:
-        """A field of specs as a list of dicts, each checked as far as it can be without a model."""
+        """Return a field of specs as a list of dicts, each checked as far as possible without a model."""
         specs = getattr(self, field) if getattr(self, field) is not None else default
         if specs is None:
             return None
@@ -114,11 +119,13 @@ class TokenMixConfig(PreTrainedConfig):
     def _check(self) -> None:
         for name in COUNTS:
             value = getattr(self, name)
-            if not (isinstance(value, int) and not isinstance(value, bool) and value >= 1) and not (value is None and getattr(type(self), name) is None):
+            optional = value is None and getattr(type(self), name) is None
+            if not optional and not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
                 raise MixerError(f"TokenMixConfig: {name} must be a positive integer, got {value!r}.")
         for name, known in CHOICES.items():
             if not any(getattr(self, name) is each or getattr(self, name) == each for each in known):
-                raise MixerError(f"TokenMixConfig: {name}={getattr(self, name)!r} is unknown; choose one of {', '.join(repr(each) for each in known)}.")
+                choices = ", ".join(repr(each) for each in known)
+                raise MixerError(f"TokenMixConfig: {name}={getattr(self, name)!r} is unknown; choose one of {choices}.")
         for name in SHARES:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, (int, float)) and 0 <= value < 1):
@@ -127,22 +134,24 @@ class TokenMixConfig(PreTrainedConfig):
             value = getattr(self, name)
             if not (isinstance(value, (int, float)) and isfinite(value) and value > 0):
                 raise MixerError(f"TokenMixConfig: {name} must be a positive number, got {value!r}.")
-        for field, layers in (("mixers", self.num_hidden_layers), ("cross_mixers", self.num_hidden_layers), ("encoder_mixers", self.encoder_layers)):
+        lengths = {"mixers": self.num_hidden_layers, "cross_mixers": self.num_hidden_layers}
+        for field, layers in (lengths | {"encoder_mixers": self.encoder_layers}).items():
             specs, most = getattr(self, field) or [], layers or self.num_hidden_layers
             if len(specs) > most:
-                raise MixerError(f"TokenMixConfig: {field} holds {len(specs)} specs for {most} layers; give one for each layer, or fewer, which repeat.")
+                held = f"{field} holds {len(specs)} specs for {most} layers"
+                raise MixerError(f"TokenMixConfig: {held}; give one for each layer, or fewer, which repeat.")
 
     @property
     def layer_types(self) -> list[str]:
-        """What transformers' ``DynamicCache`` is built by: each layer keeps a mixer's state."""
+        """Return the layer types that transformers' ``DynamicCache`` is built by: each layer keeps a mixer's state."""
         return ["tokenmix_state"] * self.num_hidden_layers
 
     def validate(self) -> None:
-        """What ``save_pretrained`` asks; transformers' own would refuse our layer type, its list of them being closed."""
+        """Check the fields for ``save_pretrained``; transformers' own check refuses our layer type."""
         self._check()
 
     def specs(self, field: str = "mixers") -> list[dict[str, Any]]:
-        """One whole mixer spec per layer: heads and lengths filled in where a spec leaves them open."""
+        """Return one complete mixer spec per layer, with heads and lengths filled in where a spec leaves them open."""
         context = {"max_context_len": self.max_position_embeddings} if field == "cross_mixers" else {}
         return [self._whole(spec, context) for spec in cycled(tuple(getattr(self, field)), self.num_hidden_layers)]
 
@@ -154,22 +163,23 @@ class TokenMixConfig(PreTrainedConfig):
         return {name: value for name, value in found.items() if name in known} | spec
 
     def but(self, **changes: Any) -> TokenMixConfig:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         new = copy.deepcopy(self)
         for name, value in changes.items():
             setattr(new, name, value)
         return new
 
     def vit(self) -> ViTConfig:
-        """The config of our Vision Transformer of the same sizes."""
+        """Return the config of our Vision Transformer of the same sizes."""
         if self.norm != "pre" or self.hidden_act != "gelu" or self.classifier_pooling == "last":
+            only = "has norm='pre', hidden_act='gelu', classifier_pooling='cls' or 'mean'"
             got = f"norm={self.norm!r}, hidden_act={self.hidden_act!r}, classifier_pooling={self.classifier_pooling!r}"
-            raise MixerError(f"TokenMixForImageClassification: has norm='pre', hidden_act='gelu', classifier_pooling='cls' or 'mean'; got {got}.")
+            raise MixerError(f"TokenMixForImageClassification: {only}; got {got}.")
         return ViTConfig(
             dim=self.hidden_size,
             layers=self.num_hidden_layers,
             mixers=tuple(self.specs()),
-            image_size=self.image_size,  # type: ignore[arg-type]  # one number is made two there
+            image_size=self.image_size,  # type: ignore[arg-type]  # ViTConfig accepts one number
             patch=self.patch_size,
             channels=self.num_channels,
             classes=self.num_labels or 2,
@@ -185,23 +195,25 @@ class TokenMixConfig(PreTrainedConfig):
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """transformers' own, which would take a checkpoint of another family with a warning."""
+        """Read as transformers does, but refuse a checkpoint of another family instead of warning."""
         found, rest = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         kind = found.get("model_type")
         if found and kind != cls.model_type:
             if kind is None and ("model" in found or "kind" in found):
-                raise MixerError(f"{pretrained_model_name_or_path}: is of tokenmix itself; `tokenmix export-hf` turns a run into a folder to load.")
-            raise MixerError(f"{pretrained_model_name_or_path}: holds a model of type {kind!r}, not 'tokenmix'; transformers' AutoModel classes load it.")
+                export = "is of tokenmix itself; `tokenmix export-hf` turns a run into a folder to load"
+                raise MixerError(f"{pretrained_model_name_or_path}: {export}.")
+            other = f"holds a model of type {kind!r}, not 'tokenmix'"
+            raise MixerError(f"{pretrained_model_name_or_path}: {other}; transformers' AutoModel classes load it.")
         return found, rest
 
 
 def mlp_ratio(config: TokenMixConfig) -> float:
-    """The ratio of which ``Block`` makes exactly ``intermediate_size``; the half keeps rounding from taking one away."""
+    """Return the ratio that gives ``Block`` exactly ``intermediate_size``; the 0.5 guards against rounding down."""
     return ((config.intermediate_size or 4 * config.hidden_size) + 0.5) / config.hidden_size
 
 
 def _refuse_misspelt(kwargs: dict[str, Any]) -> None:
-    """transformers keeps unknown arguments as attributes; one that is nearly a field of ours was meant to be that field."""
+    """Refuse an unknown argument that is nearly a field; transformers would keep it as an attribute."""
     ours = [f.name for f in fields(TokenMixConfig) if f.name in TokenMixConfig.__annotations__]
     for name in kwargs:
         near = difflib.get_close_matches(name, ours, n=1, cutoff=0.8)

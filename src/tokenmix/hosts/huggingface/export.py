@@ -1,4 +1,7 @@
-"""A run directory as a Hugging Face folder: weights, config, tokenizer or image processor, generation defaults and a model card."""
+"""Export a run as a Hugging Face folder.
+
+It holds weights, config, tokenizer or image processor, generation defaults and a model card.
+"""
 
 from __future__ import annotations
 
@@ -25,29 +28,32 @@ NAMES = (("embed.", "model.embed_tokens."), ("positions.", "model.positions."), 
 
 
 def export_run(run: Path | str, out: Path | str, *, step: int | str = "last") -> Path:
-    """Write a run's model to the new folder ``out``, whole or not at all; ``AutoModelForCausalLM`` or ``AutoModelForImageClassification`` loads it.
+    """Write a run's model to the new folder ``out``, completely or not at all.
+
+    ``AutoModelForCausalLM`` or ``AutoModelForImageClassification`` loads it.
 
     Args:
         run: the directory of a language model or of a Vision Transformer.
         step: of its checkpoints: a number, "last" or "best".
 
     Raises:
-        MixerError: for another kind of model, and where the new model's logits are not those of the run's.
+        MixerError: for another kind of model, and if the new model's logits differ from the run's.
     """
     check_out(out, "folder")
     model, config = load_run(run, step=step)
     opened = RunDir.open(run)
     new = to_transformers(model)
     files: dict[str, Any] = {}
-    if isinstance(new, TokenMixForImageClassification) and min(model.config.image_size) < CROPPED_FROM:  # type: ignore[union-attr, arg-type]  # a ViT's
-        files["preprocessor_config.json"] = image_processor(model.config, config.data)  # type: ignore[arg-type]  # of images
+    own: Any = model.config
+    if isinstance(new, TokenMixForImageClassification) and min(own.image_size) < CROPPED_FROM:
+        files["preprocessor_config.json"] = image_processor(own, config.data)  # type: ignore[arg-type]  # of images
     facts = Facts(opened, config, pick_step(opened, step), new, byte_tokens=getattr(model.config, "vocab", None) == 256)
     _write(Path(out), new, facts, files)
     return Path(out)
 
 
 def to_transformers(model: nn.Module) -> Any:
-    """Our ``LM`` or ``ViT`` as a transformers model with the same weights and the same logits, in eval mode."""
+    """Convert our ``LM`` or ``ViT`` to a transformers model with the same weights and logits, in eval mode."""
     if isinstance(model, LM):
         new: Any = TokenMixForCausalLM(lm_config(model.config))
         state = {_renamed(name): tensor for name, tensor in model.state_dict().items()}
@@ -55,13 +61,15 @@ def to_transformers(model: nn.Module) -> Any:
         sample = torch.arange(min(8, model.max_len or 8))[None] % model.vocab
     elif isinstance(model, ViT):
         if not model.config.classes:
-            raise MixerError("export: this ViT has no head, classes=0; a model of features has no counterpart among the exported ones.")
+            headless = "this ViT has no head, classes=0"
+            raise MixerError(f"export: {headless}; a model of features has no exported counterpart.")
         new = TokenMixForImageClassification(vit_config(model.config))
         state = {f"vit.{name}": tensor for name, tensor in model.state_dict().items()}
         sample = torch.linspace(-1, 1, model.config.channels * model.config.image_size[0] * model.config.image_size[1])
         sample = sample.reshape(1, model.config.channels, *model.config.image_size)
     else:
-        raise MixerError(f"export: a {type(model).__name__} has no counterpart in transformers; a language model (kind 'lm') or a ViT ('vit') has.")
+        able = "a language model (kind 'lm') or a ViT ('vit') has"
+        raise MixerError(f"export: a {type(model).__name__} has no counterpart in transformers; {able}.")
     new.load_state_dict(state)
     new.eval()
     _check_equal(model, new, sample)
@@ -76,11 +84,12 @@ def _check_equal(model: nn.Module, new: Any, sample: Tensor) -> None:
     model.train(was_training)
     off = float((wanted - got).abs().max()) / max(float(wanted.abs().max()), 1.0)
     if not off <= 1e-6:
-        raise MixerError(f"export: the new model's logits are off by {off:.1e} from the old one's; nothing was written.")
+        apart = f"the new model's logits differ from the old one's by {off:.1e}"
+        raise MixerError(f"export: {apart}; nothing was written.")
 
 
 def lm_config(config: LMConfig) -> TokenMixConfig:
-    """The transformers config of the same language model."""
+    """Return the transformers config of the same language model."""
     return TokenMixConfig(
         vocab_size=config.vocab,
         hidden_size=config.dim,
@@ -98,8 +107,8 @@ def lm_config(config: LMConfig) -> TokenMixConfig:
 
 
 def vit_config(config: ViTConfig) -> TokenMixConfig:
-    """The transformers config of the same Vision Transformer."""
-    labels: dict[str, Any] = {"num_labels": config.classes}  # transformers takes it, and keeps it as names of labels
+    """Return the transformers config of the same Vision Transformer."""
+    labels: dict[str, Any] = {"num_labels": config.classes}  # transformers stores it as names of labels
     return TokenMixConfig(
         hidden_size=config.dim,
         intermediate_size=int(config.dim * config.mlp_ratio),
@@ -121,7 +130,7 @@ def vit_config(config: ViTConfig) -> TokenMixConfig:
 
 
 def _mixing(config: Any) -> dict[str, Any]:
-    """The mixers, each with its number of heads written out, and the heads of the first."""
+    """Return the mixers, each with its number of heads filled in, and the heads of the first."""
     specs = []
     for spec in config.mixers:
         default = mixer_options(MIXERS[spec["name"]]).get("heads")
@@ -136,7 +145,7 @@ def _renamed(name: str) -> str:
 
 
 def _write(out: Path, model: Any, facts: Facts, files: dict[str, Any]) -> None:
-    """Everything into the new folder."""
+    """Write everything into the new folder."""
     bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -1,4 +1,4 @@
-"""Encoders with a head: classes of sequences and of tokens, answers in a text, and masked tokens.
+"""Encoders with a head: classify sequences and tokens, find answers in a text, and predict masked tokens.
 
 With ``is_causal=True`` in the config they read from the left only.
 
@@ -17,7 +17,7 @@ from .modeling import TokenMixModel, TokenMixPreTrainedModel
 
 
 class TokenMixHead(TokenMixPreTrainedModel):
-    """A ``TokenMixModel`` and what is predicted from its features."""
+    """A ``TokenMixModel`` with a prediction head."""
 
     def __init__(self, config: TokenMixConfig):
         super().__init__(config.but(is_causal=bool(config.is_causal)))
@@ -26,16 +26,16 @@ class TokenMixHead(TokenMixPreTrainedModel):
         self.dropout = nn.Dropout(config.hidden_dropout_prob if share is None else share)
 
     def features(self, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The trunk's output, and the arguments that belong to the loss."""
+        """Return the trunk's output, and the arguments that belong to the loss."""
         loss_options = {"num_items_in_batch": given.pop("num_items_in_batch")} if "num_items_in_batch" in given else {}
         return self.model(**{"use_cache": False} | given), loss_options
 
 
 class TokenMixForSequenceClassification(TokenMixHead):
-    """One label, several labels or numbers (``problem_type``) for each sequence.
+    """Predict one label, several labels or numbers (``problem_type``) for each sequence.
 
     Args:
-        config: a ``TokenMixConfig``; its ``classifier_pooling`` says which features are classified.
+        config: a ``TokenMixConfig``; its ``classifier_pooling`` selects the features to classify.
     """
 
     def __init__(self, config: TokenMixConfig):
@@ -54,7 +54,7 @@ class TokenMixForSequenceClassification(TokenMixHead):
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
-        """input_ids (B, T) -> logits (B, labels)."""
+        """Map input_ids (B, L) to logits (B, labels)."""
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
         out, loss_options = self.features(inputs | kwargs)
         how = self.config.classifier_pooling or ("last" if self.config.is_causal else "mean")
@@ -66,7 +66,7 @@ class TokenMixForSequenceClassification(TokenMixHead):
 
 
 def pooled(x: Tensor, mask: Tensor | None, how: str) -> Tensor:
-    """(B, T, D) -> (B, D): the mean of the real tokens, the first of them or the last; mask (B, T), 1 = real."""
+    """Pool (B, T, D) to (B, D): the mean of the valid tokens, the first or the last of them; mask (B, T), 1 = valid."""
     real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask.to(x.device) != 0
     if how == "mean":
         return (x * real[..., None]).sum(1) / real.sum(1, keepdim=True).clamp_min(1).to(x.dtype)
@@ -76,7 +76,7 @@ def pooled(x: Tensor, mask: Tensor | None, how: str) -> Tensor:
 
 
 class TokenMixForTokenClassification(TokenMixHead):
-    """A label for each token."""
+    """Predict a label for each token."""
 
     def __init__(self, config: TokenMixConfig):
         super().__init__(config)
@@ -94,7 +94,7 @@ class TokenMixForTokenClassification(TokenMixHead):
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> TokenClassifierOutput:
-        """input_ids (B, T) -> logits (B, T, labels); a label of -100 counts for nothing."""
+        """Map input_ids (B, T) to logits (B, T, labels); labels of -100 are ignored."""
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
         out, loss_options = self.features(inputs | kwargs)
         logits = self.score(self.dropout(out.last_hidden_state))
@@ -103,7 +103,7 @@ class TokenMixForTokenClassification(TokenMixHead):
 
 
 class TokenMixForQuestionAnswering(TokenMixHead):
-    """Where in the sequence an answer begins, and where it ends."""
+    """Predict where in the sequence an answer starts and ends."""
 
     def __init__(self, config: TokenMixConfig):
         super().__init__(config)
@@ -121,7 +121,10 @@ class TokenMixForQuestionAnswering(TokenMixHead):
         end_positions: Tensor | None = None,
         **kwargs: Any,
     ) -> QuestionAnsweringModelOutput:
-        """input_ids (B, T) -> start_logits and end_logits (B, T), lowest at padding; start_positions and end_positions (B,), beyond T: counts for nothing."""
+        """Map input_ids (B, T) to start_logits and end_logits (B, T), lowest at padding.
+
+        start_positions and end_positions (B,) beyond T are ignored.
+        """
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
         out, loss_options = self.features(inputs | kwargs)
         logits = self.qa_outputs(self.dropout(out.last_hidden_state))
@@ -135,7 +138,7 @@ class TokenMixForQuestionAnswering(TokenMixHead):
 
 
 class TokenMixForMaskedLM(TokenMixHead):
-    """The tokens that a mask hides, from both sides."""
+    """Predict masked tokens from both sides."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
@@ -154,7 +157,7 @@ class TokenMixForMaskedLM(TokenMixHead):
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        """input_ids (B, T) -> logits (B, T, vocab); a label of -100 counts for nothing."""
+        """Map input_ids (B, T) to logits (B, T, vocab); labels of -100 are ignored."""
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
         out, loss_options = self.features(inputs | kwargs)
         logits = self.lm_head(out.last_hidden_state)

@@ -1,4 +1,4 @@
-"""Our Vision Transformer as a transformers image classifier.
+"""Wrap our Vision Transformer as a transformers image classifier.
 
 transformers reads class annotations at run time, so this file has no ``from __future__ import annotations``.
 """
@@ -28,10 +28,11 @@ class TokenMixViT(ViT):
 
 
 class TokenMixForImageClassification(TokenMixPreTrainedModel):
-    """Classes of images: ``tokenmix.models.ViT`` with any mixers; its parameters are under ``vit``.
+    """Classify images with ``tokenmix.models.ViT`` and any mixers; its parameters are under ``vit``.
 
     Args:
-        config: a ``TokenMixConfig``; image_size, patch_size, num_channels, num_register_tokens, classifier_pooling "cls" or "mean", num_labels.
+        config: a ``TokenMixConfig``; image_size, patch_size, num_channels, num_register_tokens, classifier_pooling
+            "cls" or "mean", num_labels.
     """
 
     base_model_prefix = "vit"
@@ -41,7 +42,8 @@ class TokenMixForImageClassification(TokenMixPreTrainedModel):
 
     def __init__(self, config: TokenMixConfig):
         if config.is_causal:
-            raise MixerError("TokenMixForImageClassification: the config says is_causal=True; patches of an image have no order, leave it out.")
+            ordered = "the config says is_causal=True, but patches of an image have no order"
+            raise MixerError(f"TokenMixForImageClassification: {ordered}; leave it out.")
         super().__init__(config.but(is_causal=False))
         self.num_labels = config.num_labels
         self.vit = TokenMixViT(self.config.vit())
@@ -49,16 +51,16 @@ class TokenMixForImageClassification(TokenMixPreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """The map from patches to tokens."""
+        """Return the map from patches to tokens."""
         return self.vit.patch
 
     def set_input_embeddings(self, value: Any) -> None:
-        """Another one."""
+        """Replace the map from patches to tokens."""
         self.vit.patch = value
 
     @capture_outputs(tie_last_hidden_states=False)
     def forward(self, pixel_values: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any) -> ImageClassifierOutput:
-        """Normalised images (B, C, H, W) -> logits (B, labels)."""
+        """Map normalised images (B, C, H, W) to logits (B, labels)."""
         if pixel_values is None:
             raise MixerError("TokenMixForImageClassification: needs pixel_values.")
         logits = self.vit(pixel_values)

@@ -1,4 +1,4 @@
-"""Our transformer block as a layer of a transformers model: its state in the cache, and a second mixer over an encoder's output."""
+"""Use our transformer block as a layer of transformers: its state in the cache, a second mixer over the encoder."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from .initialization import mark_self_initialized
 
 
 class TokenMixMLP(MLP):
-    """W_2 act(W_1 x) with any activation transformers knows by name."""
+    """Compute W_2 act(W_1 x) with any activation that transformers knows by name."""
 
     def __init__(self, config: TokenMixConfig):
         super().__init__(config.hidden_size, mlp_ratio(config))
         if config.hidden_act not in ACT2FN:
-            raise MixerError(f"TokenMixConfig: hidden_act={config.hidden_act!r} is none of transformers' activations, such as 'gelu', 'silu' and 'relu'.")
+            unknown = f"hidden_act={config.hidden_act!r} is not an activation of transformers"
+            raise MixerError(f"TokenMixConfig: {unknown}, such as 'gelu', 'silu' and 'relu'.")
         self.act = ACT2FN[config.hidden_act]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -31,7 +32,7 @@ class TokenMixMLP(MLP):
 
 
 class TokenMixLayer(GradientCheckpointingLayer, Block):
-    """One ``Block``: mixer, where the config has ``cross_mixers`` a mixer over the encoder's output, MLP; each with norm and residual."""
+    """One ``Block``: mixer, with ``cross_mixers`` one over the encoder's output, MLP; each with norm and residual."""
 
     def __init__(self, config: TokenMixConfig, index: int):
         rate = config.drop_path_rate * index / max(config.num_hidden_layers - 1, 1)
@@ -47,10 +48,10 @@ class TokenMixLayer(GradientCheckpointingLayer, Block):
 
     @property
     def streams(self) -> bool:
-        """Whether this layer can go on from a state."""
+        """Return whether this layer can continue from a state."""
         return self.mixer.capabilities.streaming and (self.cross is None or self.cross.keeps_context)
 
-    def forward(  # type: ignore[override]  # transformers' layers take their arguments by place
+    def forward(  # type: ignore[override]  # transformers' layers take positional arguments
         self,
         hidden_states: Tensor,
         context: Tensor | None = None,
@@ -61,7 +62,10 @@ class TokenMixLayer(GradientCheckpointingLayer, Block):
         positions: Tensor | None = None,
         cross_positions: Tensor | None = None,
     ) -> Tensor:
-        """(B, L, D) -> (B, L, D); ``past_key_values``: this layer's state, and that of its cross mixer, to go on from and to renew."""
+        """Map (B, L, D) to (B, L, D).
+
+        ``past_key_values`` holds this layer's state and that of its cross mixer, which are continued and updated.
+        """
         x, kept = hidden_states, past_key_values or (None, None)
         x = self.added(x, self._mixed(self.normed(x, self.mixer_norm), kept[0], key_mask=key_mask, positions=positions), self.mixer_norm)
         if self.cross is not None and context is not None:
@@ -104,5 +108,6 @@ def _cross_mixer(config: TokenMixConfig, index: int) -> Mixer:
     spec = complete_spec(config.specs("cross_mixers")[index], config.max_position_embeddings)
     if spec["name"] in MIXERS and not MIXERS[spec["name"]].supports_context:
         able = ", ".join(name for name, cls in MIXERS.items() if cls.supports_context)
-        raise MixerError(f"TokenMixForSeq2SeqLM: {spec['name']} mixes a sequence with itself and cannot be a cross mixer; choose among {able}.")
+        cannot = f"{spec['name']} mixes a sequence with itself and cannot be a cross mixer"
+        raise MixerError(f"TokenMixForSeq2SeqLM: {cannot}; choose among {able}.")
     return build_mixer(dim=config.hidden_size, causal=False, **spec)

@@ -1,4 +1,4 @@
-"""Models of any mixers for transformers: the trunk, and the causal language model that ``generate()`` drives.
+"""Build models of any mixers for transformers: the trunk, and the causal language model for ``generate()``.
 
 transformers reads class annotations at run time, so this file has no ``from __future__ import annotations``.
 """
@@ -25,7 +25,7 @@ from .masks import ChunkPositions, chunk_mask, place_tokens
 
 
 class TokenMixPreTrainedModel(PreTrainedModel):
-    """What all our models share: initialisation, and what transformers asks of a family."""
+    """Base of all our models: initialisation, and what transformers expects of a model family."""
 
     config: TokenMixConfig
     config_class = TokenMixConfig
@@ -38,13 +38,14 @@ class TokenMixPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """transformers' own, which would report weights that the folder lacks and draw them at random.
+        """Load as transformers does, but refuse a folder that lacks weights, which transformers would draw at random.
 
         Args:
-            ignore_mismatched_sizes: True: initialise each parameter that the folder lacks or holds in another shape, and print transformers' report.
+            ignore_mismatched_sizes: True: initialise each parameter that the folder lacks or holds in another shape,
+                and print transformers' report.
 
         Raises:
-            MixerError: for a folder that lacks any weight but those of a new head.
+            MixerError: for a folder that lacks any weight except those of a new head.
         """
         refuse_options(cls.__name__, kwargs)
         load: Any = super().from_pretrained
@@ -55,13 +56,15 @@ class TokenMixPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
-        """transformers' own, for classes that are made from ours: it writes a class's one file into each saved folder."""
+        """Register a class derived from ours as transformers does, which copies the class's file into saved folders."""
         if cls.__module__.startswith(f"{__package__}."):
-            raise MixerError(f"{cls.__name__}: the Auto classes know it once tokenmix.hosts.huggingface is imported; its code does not fit in a folder.")
+            known = "the Auto classes know it once tokenmix.hosts.huggingface is imported"
+            raise MixerError(f"{cls.__name__}: {known}; its code does not fit in a folder.")
         super().register_for_auto_class(auto_class)
 
     def _initialize_weights(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        super()._initialize_weights(module)  # as a family of transformers' own: of others, modules without parameters of their own are passed over
+        # called as for transformers' own families: for others it skips modules without parameters of their own
+        super()._initialize_weights(module)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -77,7 +80,8 @@ class TokenMixPreTrainedModel(PreTrainedModel):
 class TokenMixModel(TokenMixPreTrainedModel):
     """Embedding, positions, layers and last norm: token ids to features.
 
-    Causal where ``config.is_causal``, else every token sees both sides. With ``cross_mixers`` in the config it is a decoder over ``encoder_hidden_states``.
+    Causal if ``config.is_causal``, else every token sees both sides. With ``cross_mixers`` in the config it is a
+    decoder over ``encoder_hidden_states``.
 
     Args:
         config: a ``TokenMixConfig``.
@@ -85,9 +89,11 @@ class TokenMixModel(TokenMixPreTrainedModel):
 
     def __init__(self, config: TokenMixConfig):
         if config.is_encoder_decoder:
-            raise MixerError("TokenMixModel: the config is of an encoder and a decoder, is_encoder_decoder=True; build TokenMixForSeq2SeqLM.")
+            both = "the config is of an encoder and a decoder, is_encoder_decoder=True"
+            raise MixerError(f"TokenMixModel: {both}; build TokenMixForSeq2SeqLM.")
         if config.positions == "sinusoidal":
-            raise MixerError(f"{type(self).__name__}: positions='sinusoidal' is for images; of tokens they are 'learned' or None.")
+            name = type(self).__name__
+            raise MixerError(f"{name}: positions='sinusoidal' is for images; of tokens they are 'learned' or None.")
         super().__init__(config.but(is_causal=bool(config.is_causal)))
         config = self.config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
@@ -112,13 +118,13 @@ class TokenMixModel(TokenMixPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """input_ids (B, L) -> last_hidden_state (B, L, D).
+        """Map input_ids (B, L) to last_hidden_state (B, L, D).
 
         Args:
-            attention_mask: (B, tokens in the cache + L), 1 = a real token; padding on the left or on the right.
-            position_ids: (B, L), rising along each row; default: index minus that of the row's first real token.
+            attention_mask: (B, tokens in the cache + L), 1 = valid; padding on the left or on the right.
+            position_ids: (B, L), rising along each row; default: index minus that of the row's first valid token.
             past_key_values: what an earlier call returned, or ``DynamicCache(config=model.config)``.
-            use_cache: return a cache; default ``config.use_cache`` where the model is causal and not in training.
+            use_cache: return a cache; default ``config.use_cache`` if the model is causal and not in training.
         """
         self._refuse_unknown(input_ids, inputs_embeds, kwargs)
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -130,7 +136,8 @@ class TokenMixModel(TokenMixPreTrainedModel):
         x, given = self.dropout(x), {"key_mask": chunk.key_mask, "positions": chunk.positions}
         context_mask = self._context_mask(encoder_hidden_states, encoder_attention_mask)
         if encoder_hidden_states is not None:
-            explicit = kept is not None or chunk.key_mask is not None or chunk.positions is not None  # else they stand at their indices
+            # otherwise positions are indices
+            explicit = kept is not None or chunk.key_mask is not None or chunk.positions is not None
             given["cross_positions"] = chunk.at if explicit else None
         for i, layer in enumerate(self.layers):
             x = layer(x, encoder_hidden_states, context_mask, past_key_values=None if kept is None else kept[i], **given)
@@ -149,7 +156,7 @@ class TokenMixModel(TokenMixPreTrainedModel):
             raise MixerError(f"{who}: has no token types; leave out token_type_ids, or give zeros.")
 
     def _cache(self, asked: bool | None, past: Cache | None) -> Cache | None:
-        """The cache to fill: the caller's, a new one where one is wanted, or None."""
+        """Return the cache to fill: the caller's, a new one if one is wanted, or None."""
         config = self.config
         if (asked or past is not None) and not self.streams:
             raise MixerError(f"{type(self).__name__}: {self._why_not_streaming()}; pass use_cache=False.")
@@ -163,7 +170,7 @@ class TokenMixModel(TokenMixPreTrainedModel):
 
     @property
     def streams(self) -> bool:
-        """Whether every layer can go on from a state, which is what a cache holds."""
+        """Return whether every layer can continue from a state, which is what a cache holds."""
         return all(layer.streams for layer in self.layers)
 
     def _why_not_streaming(self) -> str:
@@ -174,13 +181,14 @@ class TokenMixModel(TokenMixPreTrainedModel):
         return f"{type(lacking).__name__} of layer {i} has no streaming form, so there is no cache to use"
 
     def _kept(self, cache: Cache | None) -> list[tuple[TokenMixStateLayer, ...]] | None:
-        """Each layer's state in a cache, with that of its cross mixer."""
+        """Return each layer's state in a cache, with that of its cross mixer."""
         if cache is None:
             return None
         n, who = len(self.layers), type(self).__name__
         if isinstance(cache, EncoderDecoderCache) != (self.config.cross_mixers is not None):
             wanted = "an EncoderDecoderCache of two caches" if self.config.cross_mixers is not None else "one cache"
-            raise MixerError(f"{who}: expects {wanted}, DynamicCache(config=model.config), as past_key_values; got {type(cache).__name__}.")
+            made = f"{wanted}, DynamicCache(config=model.config), as past_key_values"
+            raise MixerError(f"{who}: expects {made}; got {type(cache).__name__}.")
         if isinstance(cache, EncoderDecoderCache):
             own, other = (state_layers(c, n, who) for c in (cache.self_attention_cache, cache.cross_attention_cache))
             return list(zip(own, other, strict=True))
@@ -194,40 +202,47 @@ class TokenMixModel(TokenMixPreTrainedModel):
             if start is None:
                 start = torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
             if start.shape[0] != x.shape[0]:
-                raise MixerError(f"{who}: the cache holds {start.shape[0]} rows, got {x.shape[0]}; cache.batch_select_indices picks some of them.")
+                held = f"the cache holds {start.shape[0]} rows, got {x.shape[0]}"
+                raise MixerError(f"{who}: {held}; cache.batch_select_indices picks some of them.")
         chunk = place_tokens(x, start, chunk_mask(attention_mask, x, seen, who), position_ids, who)
         limit = self.positions.max_len if self.positions is not None else None
         if limit is not None and not torch.compiler.is_compiling() and chunk.at.numel() and int(chunk.at.max()) >= limit:
-            raise MixerError(f"{who}: was built with max_position_embeddings={limit}, got a token at position {int(chunk.at.max())}; stop before it.")
+            got = f"got a token at position {int(chunk.at.max())}"
+            raise MixerError(f"{who}: was built with max_position_embeddings={limit}, {got}; stop before it.")
         return chunk
 
     def _context_mask(self, context: Tensor | None, mask: Tensor | None) -> Tensor | None:
         if (context is None) != (self.config.cross_mixers is None):
-            what = "needs encoder_hidden_states, as it has cross_mixers" if context is None else "has no cross_mixers to read encoder_hidden_states with"
+            what = "has no cross_mixers to read encoder_hidden_states with"
+            what = "needs encoder_hidden_states, because it has cross_mixers" if context is None else what
             raise MixerError(f"{type(self).__name__}: {what}.")
         return None if context is None else chunk_mask(mask, context, 0, f"{type(self).__name__}, the encoder's")
 
 
 class TokenMixForCausalLM(TokenMixPreTrainedModel, GenerationMixin):
-    """A causal language model: ``generate()`` with a state of constant size for most mixers, greedy, sampling and beams.
+    """A causal language model for ``generate()``: greedy, sampling and beams.
+
+    Most mixers have a state of constant size.
 
     Args:
         config: a ``TokenMixConfig`` whose ``is_causal`` is True or None.
 
     Raises:
-        MixerError: where a mixer has no causal form, or the config says is_causal=False.
+        MixerError: if a mixer has no causal form, or the config says is_causal=False.
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: TokenMixConfig):
         if config.is_causal is False:
-            raise MixerError("TokenMixForCausalLM: the config says is_causal=False, a model whose tokens see both sides; it cannot write text.")
+            both = "the config says is_causal=False, a model whose tokens see both sides"
+            raise MixerError(f"TokenMixForCausalLM: {both}; it cannot generate text.")
         super().__init__(config.but(is_causal=True))
         self.model = TokenMixModel(self.config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if not self.model.streams:
-            self.config.use_cache = self.generation_config.use_cache = False  # generate() reads the whole text at each step, unless explicit otherwise
+            # generate() reads the whole text at each step, unless told otherwise
+            self.config.use_cache = self.generation_config.use_cache = False
         self.post_init()
 
     @can_return_tuple
@@ -243,10 +258,11 @@ class TokenMixForCausalLM(TokenMixPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """input_ids (B, L) -> logits (B, L, vocab), row t from tokens 0..t; with ``labels``, which are shifted here, the loss.
+        """Map input_ids (B, L) to logits (B, L, vocab), row t from tokens 0..t; shift ``labels`` and return the loss.
 
         Args:
-            logits_to_keep: compute only the last N logits, or those at these indices; 0: all. Other arguments as in ``TokenMixModel``.
+            logits_to_keep: compute only the last N logits, or those at these indices; 0: all. Other arguments as in
+                ``TokenMixModel``.
         """
         options = {"past_key_values": past_key_values, "inputs_embeds": inputs_embeds, "use_cache": use_cache}
         loss_options = {name: kwargs.pop(name) for name in ("num_items_in_batch", "shift_labels") if name in kwargs}
@@ -259,5 +275,5 @@ class TokenMixForCausalLM(TokenMixPreTrainedModel, GenerationMixin):
 
 
 def picked(x: Tensor, keep: int | Tensor) -> Tensor:
-    """(B, T, D) at the last ``keep`` tokens, 0: all, or at these indices."""
+    """Select (B, T, D) at the last ``keep`` tokens, 0: all, or at these indices."""
     return x[:, slice(-keep or None, None) if isinstance(keep, int) else keep]

@@ -1,4 +1,4 @@
-"""What turns text and images into the inputs of an exported model: a tokenizer of bytes, and the file of an image processor."""
+"""Make the inputs of an exported model: a byte tokenizer, and the file of an image processor."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from ...data.augment import moments
 from ...models import ViTConfig
 
 CROPPED_FROM = 224
-"""Evaluation resizes smaller images and crops from larger ones, which is more than an image processor's file can say."""
+"""Image side from which evaluation also crops; an image processor's file cannot describe that."""
 
 
 def byte_tokenizer(max_len: int) -> PreTrainedTokenizerFast:
-    """Text to bytes and back: token i is byte i of the text in UTF-8. There are no special tokens, as all 256 ids are taken."""
+    """Build a tokenizer whose token i is byte i of the text in UTF-8.
+
+    There are no special tokens, because all 256 ids are taken.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.BPE(vocab={_letter(byte): byte for byte in range(256)}, merges=[]))
@@ -27,13 +30,13 @@ def byte_tokenizer(max_len: int) -> PreTrainedTokenizerFast:
 
 
 def _letter(byte: int) -> str:
-    """The letter that stands for a byte in byte-level vocabularies: itself where it can be printed, else one of those from 256 on, in order."""
+    """Return the letter for a byte in byte-level vocabularies: itself if printable, else the next one from 256 on."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     return chr(byte if byte in plain else 256 + sum(other not in plain for other in range(byte)))
 
 
 def image_processor(model: ViTConfig, data: Any) -> dict[str, Any]:
-    """preprocessor_config.json: resized, bicubic, and normalised as in the run's evaluation."""
+    """Return preprocessor_config.json: resized, bicubic, and normalised as in the run's evaluation."""
     mean, std = moments("export", model.channels, data.mean, data.std)
     size = {"height": model.image_size[0], "width": model.image_size[1]}
     pixels = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": list(mean), "image_std": list(std)}

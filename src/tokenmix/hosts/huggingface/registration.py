@@ -1,4 +1,4 @@
-"""Our models under the names of transformers' Auto classes, from the import of the adapter on."""
+"""Register our models with transformers' Auto classes when this package is imported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AUTO = (
 
 
 def register() -> None:
-    """Make ``AutoModelForCausalLM.from_pretrained(folder)`` and the like know model_type "tokenmix"."""
+    """Register model_type "tokenmix", so that ``AutoModelForCausalLM.from_pretrained(folder)`` and the like load it."""
     AutoConfig.register(TokenMixConfig.model_type, TokenMixConfig, exist_ok=True)
     for auto, model in AUTO:
         auto.register(TokenMixConfig, model, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The adapter's one need, checked before anything of it is imported: a transformers that is new enough."""
+"""Check for a recent transformers before anything of this package needs it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ OLDEST = (5, 16)
 
 
 def check_transformers() -> None:
-    """Refuse a transformers that is missing or too old, with the extra that brings the right one."""
+    """Refuse a transformers that is missing or too old, naming the extra that installs the right one."""
     try:
         found = metadata.version("transformers")
     except metadata.PackageNotFoundError:
-        raise MixerError("tokenmix.hosts.huggingface needs transformers, which is not installed: pip install 'tokenmix[hf]'.") from None
+        missing = "needs transformers, which is not installed"
+        raise MixerError(f"tokenmix.hosts.huggingface {missing}: pip install 'tokenmix[hf]'.") from None
     if tuple(int(n) for n in found.split(".")[:2]) < OLDEST:
         wanted = ".".join(str(n) for n in OLDEST)
-        raise MixerError(f"tokenmix.hosts.huggingface needs transformers >= {wanted}, found {found}: pip install -U 'tokenmix[hf]'.")
+        old = f"needs transformers >= {wanted}, found {found}"
+        raise MixerError(f"tokenmix.hosts.huggingface {old}: pip install -U 'tokenmix[hf]'.")
 
 
 check_transformers()

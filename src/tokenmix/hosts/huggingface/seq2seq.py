@@ -1,4 +1,4 @@
-"""Encoder and decoder with a cross mixer in every decoder layer: translation, summarisation.
+"""Encoder and decoder with a cross mixer in every decoder layer, for translation and summarisation.
 
 transformers reads class annotations at run time, so this file has no ``from __future__ import annotations``.
 """
@@ -18,17 +18,18 @@ from .modeling import TokenMixModel, TokenMixPreTrainedModel, picked
 
 
 class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, GenerationMixin):
-    """A bidirectional encoder (``encoder_mixers``), a causal decoder (``mixers``) that reads it through ``cross_mixers``, and a head.
+    """A bidirectional encoder (``encoder_mixers``), a causal decoder (``mixers``) with ``cross_mixers``, and a head.
 
     Args:
-        config: a ``TokenMixConfig``; ``cross_mixers`` default to softmax attention, ``encoder_mixers`` to ``mixers``. ``decoder_start_token_id`` begins
-            what is written, else ``bos_token_id`` or ``pad_token_id``. With ``tie_word_embeddings`` encoder, decoder and head share one table.
+        config: a ``TokenMixConfig``; ``cross_mixers`` default to softmax attention, ``encoder_mixers`` to ``mixers``.
+            Generation starts with ``decoder_start_token_id``, else ``bos_token_id`` or ``pad_token_id``. With
+            ``tie_word_embeddings`` encoder, decoder and head share one table.
 
     Raises:
-        MixerError: where a mixer of the decoder has no causal form, or a cross mixer takes no context.
+        MixerError: if a mixer of the decoder has no causal form, or a cross mixer takes no context.
     """
 
-    base_model_prefix = ""  # it has no trunk apart: what a task adds is one head over the decoder
+    base_model_prefix = ""  # there is no separate trunk: a task only adds a head over the decoder
     _tied_weights_keys = {"encoder.embed_tokens.weight": "decoder.embed_tokens.weight", "lm_head.weight": "decoder.embed_tokens.weight"}
 
     def __init__(self, config: TokenMixConfig):
@@ -39,33 +40,34 @@ class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, GenerationMixin):
         self.encoder = TokenMixModel(self.config.but(**alone, is_causal=False, cross_mixers=None, mixers=mixers, num_hidden_layers=layers))
         self.decoder = TokenMixModel(self.config.but(**alone, is_causal=True))
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.loss_type = "ForMaskedLM"  # cross-entropy without a shift: the labels are where they are predicted
+        self.loss_type = "ForMaskedLM"  # cross-entropy without a shift: each label is at the row that predicts it
         if not self.decoder.streams:
             self.config.use_cache = self.generation_config.use_cache = False
         self.post_init()
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> TokenMixModel:
-        """What ``generate()`` calls once."""
+        """Return the encoder, which ``generate()`` calls once."""
         return self.encoder
 
     def get_decoder(self, *args: Any, **kwargs: Any) -> TokenMixModel:
-        """The part that writes."""
+        """Return the decoder."""
         return self.decoder
 
     def get_input_embeddings(self) -> nn.Module:
-        """The decoder's table."""
+        """Return the decoder's embedding."""
         return self.decoder.embed_tokens
 
     def set_input_embeddings(self, value: Any) -> None:
-        """One table for both sides."""
+        """Set one embedding for encoder and decoder."""
         self.encoder.embed_tokens = self.decoder.embed_tokens = value
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """labels (B, T) one to the right behind the start token; -100 becomes padding."""
+        """Shift labels (B, T) right by one after the start token; -100 becomes padding."""
         config = self.config
         start = next((n for n in (config.decoder_start_token_id, config.bos_token_id, config.pad_token_id) if n is not None), None)
         if start is None:
-            raise MixerError("TokenMixForSeq2SeqLM: labels need a token to begin with; set decoder_start_token_id in the config.")
+            start_token = "labels need a start token"
+            raise MixerError(f"TokenMixForSeq2SeqLM: {start_token}; set decoder_start_token_id in the config.")
         shifted = torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], 1)
         return shifted.masked_fill(shifted == -100, config.pad_token_id or 0)
 
@@ -85,10 +87,12 @@ class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
-        """input_ids (B, S) and decoder_input_ids (B, T) -> logits (B, T, vocab); from ``labels`` (B, T) the decoder's inputs are made where not given.
+        """Map input_ids (B, S) and decoder_input_ids (B, T) to logits (B, T, vocab).
+
+        Without decoder inputs, ``labels`` (B, T) provide them.
 
         Args:
-            attention_mask: (B, S), 1 = a real token of the encoder. decoder_attention_mask: (B, tokens in the cache + T).
+            attention_mask: (B, S), 1 = valid, of the encoder. decoder_attention_mask: (B, tokens in the cache + T).
             encoder_outputs: of ``get_encoder()``, so that it need not run again.
             logits_to_keep: compute only the last N logits, or those at these indices; 0: all.
         """

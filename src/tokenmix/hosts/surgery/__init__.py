@@ -1,4 +1,4 @@
-"""Model surgery: find a model's attention, put mixers in its place, take them out again, let them learn what it did."""
+"""Model surgery: find a model's attention, replace it by mixers, restore it, distil it into the mixers."""
 
 from .distill import DistillConfig as DistillConfig
 from .distill import distill as distill

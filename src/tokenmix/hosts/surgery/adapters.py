@@ -1,4 +1,4 @@
-"""What stands in a host in place of its attention: a mixer, called as the host calls."""
+"""Adapters that stand in a host in place of its attention: a mixer, called as the host calls attention."""
 
 from __future__ import annotations
 
@@ -21,47 +21,49 @@ class Adapter(nn.Module):
     """A mixer in the place of a host's attention module.
 
     Args:
-        mixer: dim and causality are the site's.
-        site: what stood here.
+        mixer: with the site's dim and causality.
+        site: the attention it replaces.
         spec: the name and options that the mixer was built with.
-        origin: path within the site -> the module that stood there, on the meta device; the way back.
+        origin: path within the site -> the original module, on the meta device, for ``restore``.
     """
 
     def __init__(self, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module]):
         super().__init__()
         self.mixer, self.site, self.spec = mixer, site, spec
-        self.origin = (origin,)  # in a tuple, so that its modules are not the model's
+        self.origin = (origin,)  # a tuple keeps its modules out of the model's
 
     def extra_repr(self) -> str:
-        """What stood here."""
+        """Describe the site and the mixer."""
         return f"{self.site.name}: {self.spec['name']} for {self.site.family}"
 
     def _grid(self, x: Tensor) -> dict[str, Any]:
-        """The grid of an image model's tokens, for mixers that take one; images of other sizes are square."""
+        """Return the grid arguments for mixers that take them; images of other sizes must be square."""
         if self.site.grid is None or not self.mixer.capabilities.grid or self.spec.get("ndim", 2) == 1:
             return {}
         patches, grid = x.shape[1] - self.site.prefix, self.site.grid
         if patches != grid[0] * grid[1]:
             grid = (isqrt(patches), isqrt(patches))
             if patches != grid[0] * grid[1]:
-                raise MixerError(f"{self.site.name}: {patches} patches are no square, and not the {self.site.grid} this model was built for.")
+                built = f"not the {self.site.grid} this model was built for"
+                raise MixerError(f"{self.site.name}: {patches} patches form no square, and {built}.")
         return {"grid": grid, "prefix": self.site.prefix}
 
     def _masked(self, mask: Any, x: Tensor, *, causal: bool, window: int | None = None) -> Read:
         rows, queries = x.shape[:2]
         read = read_mask(mask, rows, queries, causal=causal, window=window, where=self.site.name)
-        if not isinstance(self.mixer, Attention):  # other mixers look as far back as they do
+        if not isinstance(self.mixer, Attention):  # the reach of other mixers is their own
             read = Read(read.key_mask, None) if read.windowed else read
-        elif window is not None and queries > window and read.pairs is None:  # flash attention is told of the window beside the mask
+        elif window is not None and queries > window and read.pairs is None:  # flash attention gets the window apart
             read = Read(read.key_mask, within(queries, causal, window, x.device).expand(rows, -1, -1), True)
         if read.pairs is not None and not self.mixer.capabilities.attn_mask:
             name = self.spec["name"]
-            raise MixerError(f"{self.site.name}: gets a mask of pairs of tokens beyond padding and order, and {name} does not weigh pairs; attention does.")
+            beyond = "gets a mask of pairs of tokens beyond padding and order"
+            raise MixerError(f"{self.site.name}: {beyond}, and {name} does not weigh pairs; attention does.")
         return read
 
 
 class HFAdapter(Adapter):
-    """In the place of an attention module of transformers: the same call, ``(output, None)`` back."""
+    """Replace an attention module of transformers: the same call, returning ``(output, None)``."""
 
     def __init__(self, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module], dropout: float = 0.0):
         super().__init__(mixer, site, spec, origin)
@@ -83,8 +85,13 @@ class HFAdapter(Adapter):
         layer_past: Any = None,
         **others: Any,
     ) -> tuple[Tensor, None]:
-        """Mix (B, T, D). DETR's positions are added to what its queries and keys are projected from, as there; rotary ones are the mixer's own."""
-        past_key_values = layer_past if past_key_values is None else past_key_values  # GPT-NeoX's name for it
+        """Mix (B, T, D).
+
+        As in DETR, its positions are added to the input of the query and key projections; rotary ones are applied
+        by the mixer.
+        """
+        # GPT-NeoX calls it layer_past
+        past_key_values = layer_past if past_key_values is None else past_key_values
         added = (position_embeddings, encoder_position_embeddings) if self.site.family == "detr" else (None, None)
         if self.site.cross:
             context = encoder_hidden_states if key_value_states is None else key_value_states
@@ -112,7 +119,10 @@ class HFAdapter(Adapter):
             return self.mixer(x, context, key_mask=read.key_mask, attn_mask=read.pairs)
 
     def _stream_across(self, x: Tensor, context: Tensor, read: Read, cache: Any) -> Tensor:
-        """The next queries over a context of which the cache keeps keys and values, or their sums; mixers that keep none project it anew."""
+        """Mix the next queries with a context whose keys and values, or their sums, the cache keeps.
+
+        Mixers that keep no context project it again in each call.
+        """
         from .cache import context_layer, tokens_before
 
         index = self.site.layer or 0
@@ -128,13 +138,14 @@ class HFAdapter(Adapter):
         return y
 
     def _stream(self, x: Tensor, mask: Any, cache: Any, position_ids: Tensor | None) -> Tensor:
-        """Go on from the state in the cache, and leave the new one there."""
+        """Continue from the state in the cache and store the new one there."""
         from .cache import state_layer
 
         layer = state_layer(cache, self.site.layer or 0, self.site.name)
         if not self.mixer.capabilities.streaming:
             if layer.get_seq_length():
-                raise MixerError(f"{self.site.name}: {self.spec['name']} has no streaming form; call generate(..., use_cache=False).")
+                no_cache = "has no streaming form; call generate(..., use_cache=False)"
+                raise MixerError(f"{self.site.name}: {self.spec['name']} {no_cache}.")
             layer.put(None, x.shape[1])
             return self._mix(x, mask, position_ids)
         read = self._masked(mask, x, causal=True, window=self.site.window)
@@ -147,28 +158,29 @@ class HFAdapter(Adapter):
         return y
 
     def _stream_pairs(self, x: Tensor, layer: Any, read: Read, position_ids: Tensor | None) -> Tensor:
-        """A mask of pairs is honoured in one pass; a state could not honour it later."""
+        """Mix under a mask of pairs in one pass, because a state could not honour it later."""
         if layer.get_seq_length():
-            raise MixerError(f"{self.site.name}: {self.spec['name']} cannot honour a mask of pairs with a cache; call with use_cache=False.")
+            cannot = "cannot honour a mask of pairs with a cache; call with use_cache=False"
+            raise MixerError(f"{self.site.name}: {self.spec['name']} {cannot}.")
         layer.put(None, x.shape[1])
         return self.mixer(x, key_mask=read.key_mask, attn_mask=read.pairs, positions=self._positions(x, position_ids))
 
     def _check_window(self, tokens: int) -> None:
         if self.site.window is not None and tokens > self.site.window and isinstance(self.mixer, Attention):
             raise MixerError(
-                f"{self.site.name}: the host attends {self.site.window} tokens back and attention's state holds them all; "
+                f"{self.site.name}: the host attends {self.site.window} tokens back, but attention's state holds all; "
                 f"at {tokens} tokens call with use_cache=False, or replace with local, window={self.site.window}."
             )
 
     def _positions(self, x: Tensor, position_ids: Tensor | None) -> Tensor | None:
-        """The host's positions, for a mixer that turns queries and keys by them as the host did; others count their own, from the first token on."""
+        """Return the host's positions for a mixer that rotates queries and keys by them; others count their own."""
         if position_ids is None or not self.site.rotary or not getattr(self.mixer, "positions", None):
             return None
         return position_ids.expand(x.shape[0], -1)
 
 
 class TimmAdapter(Adapter):
-    """In the place of timm's ``Attention``: ``(x, attn_mask, is_causal)`` in, one tensor out; its ``proj_drop`` stays."""
+    """Replace timm's ``Attention``: takes ``(x, attn_mask, is_causal)``, returns one tensor; ``proj_drop`` stays."""
 
     def __init__(self, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module], dropout: float = 0.0):
         super().__init__(mixer, site, spec, origin)
@@ -184,7 +196,7 @@ class TimmAdapter(Adapter):
 
 
 class OffsetLinear(nn.Linear):
-    """A projection of tokens with something added to them, ``offset``, that other projections of the same tokens do not see."""
+    """A projection that adds ``offset`` to its input; other projections of the same tokens do not see it."""
 
     offset: Tensor | None = None
 
@@ -192,12 +204,16 @@ class OffsetLinear(nn.Linear):
         if self.offset is None:
             return super().forward(x)
         if self.offset.shape[1] != x.shape[1]:
-            raise MixerError(f"the mixer projects {x.shape[1]} tokens, the host adds positions to {self.offset.shape[1]}; choose another mixer.")
+            got = f"the mixer projects {x.shape[1]} tokens, the host adds positions to {self.offset.shape[1]}"
+            raise MixerError(f"{got}; choose another mixer.")
         return super().forward(x + self.offset)
 
 
 def accept_offsets(mixer: Mixer) -> tuple[str, ...]:
-    """Make the projections of queries and keys ready for positions; their names. Without any, positions are added to the tokens themselves."""
+    """Let the projections of queries and keys take offsets; return their names.
+
+    Without such projections, positions are added to the tokens themselves.
+    """
     parts = tuple(p for p in ("q_proj", "k_proj") if p in mixer.carries and type(getattr(mixer, p, None)) is nn.Linear)
     for part in parts:
         mixer.get_submodule(part).__class__ = OffsetLinear
@@ -206,7 +222,7 @@ def accept_offsets(mixer: Mixer) -> tuple[str, ...]:
 
 @contextmanager
 def with_offsets(adapter: HFAdapter, queries: Tensor | None, keys: Tensor | None, x: Tensor) -> Any:
-    """Inside, the mixer's projections see these positions; gives the tokens to mix."""
+    """Add positions in the mixer's projections inside the context; yield the tokens to mix."""
     offsets = {"q_proj": queries, "k_proj": keys}
     for part in adapter.offset_projections:
         adapter.mixer.get_submodule(part).offset = offsets[part]  # type: ignore[assignment]  # OffsetLinear's field
@@ -218,7 +234,7 @@ def with_offsets(adapter: HFAdapter, queries: Tensor | None, keys: Tensor | None
 
 
 def torch_adapter(attention: nn.MultiheadAttention, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module]) -> nn.Module:
-    """In the place of ``nn.MultiheadAttention``: a ``MultiheadMixer`` that remembers what stood there."""
+    """Build a ``MultiheadMixer`` in place of ``nn.MultiheadAttention`` that remembers what it replaced."""
     with torch.device("meta"):
         adapter: Any = MultiheadMixer(attention.embed_dim, attention.num_heads, batch_first=attention.batch_first)
     adapter.mixer, adapter.site, adapter.spec, adapter.origin = mixer, site, spec, (origin,)
@@ -226,10 +242,10 @@ def torch_adapter(attention: nn.MultiheadAttention, mixer: Mixer, site: Site, sp
 
 
 def is_adapter(module: nn.Module) -> bool:
-    """Whether this module stands where attention stood."""
+    """Return whether this module stands in place of attention."""
     return isinstance(module, Adapter) or (hasattr(module, "site") and hasattr(module, "origin"))
 
 
 def adapters_of(model: nn.Module) -> dict[str, Any]:
-    """Name -> module, of every adapter in a model."""
+    """Return every adapter of a model by name."""
     return {name: module for name, module in model.named_modules() if is_adapter(module)}

@@ -1,4 +1,4 @@
-"""One mixer for one site: its options, its weights, and the adapter it stands in."""
+"""Build the mixer for one site: its options, its weights and its adapter."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from .adapters import HFAdapter, TimmAdapter, torch_adapter
 from .sites import Site
 from .weights import Weight, carry, dropped_entries, softmax_weights
 
-REPLACED_PARTS = {"bert": ("self", "output.dense")}  # what is replaced within a site, the mixer's place first; elsewhere the site itself
-MAX_PARAMETERS = 1 << 26  # parameters of a mixer that nobody asks for on purpose, where attention has far fewer
+REPLACED_PARTS = {"bert": ("self", "output.dense")}
+"""Family -> the parts of a site that are replaced, the mixer's first; for other families the site itself."""
+MAX_PARAMETERS = 1 << 26
+"""Parameters of a mixer beyond which its size is taken for a mistake, if attention has far fewer."""
 
 
 def adapter_for(model: nn.Module, site: Site, spec: dict[str, Any], init: str) -> tuple[dict[int, nn.Module], list[Entry]]:
-    """What takes whose place (by ``id``), and what became of the tensors."""
+    """Return the replacement of each module, by ``id``, and what became of the tensors."""
     if site.obstacle is not None:
         raise MixerError(site.obstacle)
     module: Any = model.get_submodule(site.name)
@@ -43,10 +45,10 @@ def adapter_for(model: nn.Module, site: Site, spec: dict[str, Any], init: str) -
 
 
 def _residual_dropout(site: Site, module: Any) -> float:
-    """The rate at which the module itself drops what it gives; elsewhere the layer does."""
+    """Return the dropout rate that the module itself applies to its output; elsewhere the layer does that."""
     kept = {"gpt2": "resid_dropout", "timm": "proj_drop", "modernbert": "out_drop"}.get(site.family)
     if kept:
-        return float(getattr(getattr(module, kept), "p", 0.0))  # ModernBERT's is an Identity where it is 0
+        return float(getattr(getattr(module, kept), "p", 0.0))  # ModernBERT's is an Identity if the rate is 0
     return float(getattr(module, "residual_dropout", 0.0))
 
 
@@ -56,17 +58,17 @@ def _all_new(mixer: Mixer, found: dict[str, Weight]) -> list[Entry]:
 
 
 def spec_for_site(spec: dict[str, Any], site: Site, module: Any, found: dict[str, Weight]) -> dict[str, Any]:
-    """The spec with what the site says, where the mixer has the option and the spec leaves it open."""
+    """Fill in from the site the options that the mixer has and the spec leaves open."""
     name = spec["name"]
     if name not in MIXERS:
-        build_mixer(**{**spec, "dim": site.dim})  # which says what is nearest
+        build_mixer(**{**spec, "dim": site.dim})  # raises, naming the nearest mixer
     if "dim" in spec:
         raise MixerError(f"dim is the model's; leave it out of the spec {spec!r}")
     known = mixer_options(MIXERS[name])
     wanted: dict[str, Any] = {"heads": site.heads}
     if site.grid is not None:
         wanted["ndim"] = 2
-    if known.get("max_len") is not None and site.max_len is not None:  # it must be given
+    if known.get("max_len") is not None and site.max_len is not None:  # the option is required
         wanted["max_len"] = site.max_len
     if not any(f"{part}.bias" in found for part in ("q_proj", "k_proj", "v_proj")):
         wanted["qkv_bias"] = False
@@ -87,22 +89,25 @@ def spec_for_site(spec: dict[str, Any], site: Site, module: Any, found: dict[str
 
 
 def _rope(module: Any) -> dict[str, Any]:
-    """The rule of this layer's rotary positions: Gemma 3 and ModernBERT have one for each kind of layer."""
+    """Return the rotary parameters of this layer; Gemma 3 and ModernBERT have one set per kind of layer."""
     rules, kinds = module.config.rope_parameters, getattr(module.config, "layer_types", None)
     return rules.get(kinds[module.layer_idx], rules) if kinds else rules
 
 
 def _eps(norm: Any) -> float:
-    """Of a norm of torch, timm or transformers, which call it by two names; torch's ``RMSNorm`` may leave it to the dtype."""
+    """Return the eps of a norm of torch, timm or transformers, which use two names.
+
+    The eps of torch's ``RMSNorm`` may depend on the dtype.
+    """
     eps = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
     return torch.finfo(norm.weight.dtype).eps if eps is None else float(eps)
 
 
 def _built(spec: dict[str, Any], site: Site, like: torch.Tensor) -> Mixer:
-    """The mixer on the site's device and in its dtype."""
+    """Build the mixer on the site's device and in its dtype."""
     options = {"causal": site.causal, **spec}
     if site.family != "torch" and bool(options["causal"]) != site.causal:
-        is_so = "causal: a mixer that is not would read the future" if site.causal else "not causal"
+        is_so = "causal, and another mixer would read the future" if site.causal else "not causal"
         raise MixerError(f"attention here is {is_so}; leave causal={spec['causal']!r} out of the spec")
     if not MIXERS[spec["name"]].supports_causal:
         if options["causal"]:
@@ -116,7 +121,8 @@ def _built(spec: dict[str, Any], site: Site, like: torch.Tensor) -> Mixer:
         raise MixerError(f"{spec['name']} mixes a sequence with itself, and attention here attends another; these can: {able}")
     many = sum(p.numel() for p in probe.parameters())
     if many > max(MAX_PARAMETERS, 16 * site.dim**2):
-        raise MixerError(f"{spec['name']} with max_len={options.get('max_len')} would have {many:,} parameters here; give a smaller max_len, or a rank")
+        much = f"{spec['name']} with max_len={options.get('max_len')} would have {many:,} parameters here"
+        raise MixerError(f"{much}; give a smaller max_len, or a rank")
     with torch.device(like.device):
         return _try_build(options, site).to(like.dtype)
 
@@ -127,7 +133,7 @@ def _try_build(options: dict[str, Any], site: Site) -> Mixer:
 
 
 def _without_weights(module: nn.Module) -> nn.Module:
-    """A copy on the meta device, which holds no numbers; configs are shared, not copied."""
+    """Copy a module to the meta device, without its numbers; configs are shared, not copied."""
     memo: dict[int, Any] = {id(p): nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad) for p in module.parameters()}
     memo |= {id(b): b.to("meta") for b in module.buffers()}
     memo |= {id(m.config): m.config for m in module.modules() if hasattr(m, "config")}

@@ -1,4 +1,4 @@
-"""A mixer's state inside the cache of a model of transformers that holds other layers too. Needs transformers."""
+"""Hold a mixer's state in the cache of a transformers model that has other layers too. Needs transformers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from ..huggingface.cache import TokenMixStateLayer
 
 
 def state_layer(cache: Any, index: int, where: str) -> TokenMixStateLayer:
-    """The layer of a cache that holds the state of the mixer number ``index``; an empty one takes the place of transformers' own.
+    """Return the cache layer that holds the state of mixer number ``index``.
+
+    An empty layer of transformers is replaced by one that holds such a state.
 
     Raises:
         MixerError: for a static cache, and for one that holds another model's keys and values there.
@@ -20,15 +22,17 @@ def state_layer(cache: Any, index: int, where: str) -> TokenMixStateLayer:
     if isinstance(layer, TokenMixStateLayer):
         return layer
     if isinstance(layer, StaticLayer):
-        raise MixerError(f"{where}: a static cache holds keys and values only; leave cache_implementation at its default.")
+        only = "a static cache holds keys and values only"
+        raise MixerError(f"{where}: {only}; leave cache_implementation at its default.")
     if layer.get_seq_length():
-        raise MixerError(f"{where}: this cache holds keys and values of another model's layer {index}; begin with a new one.")
+        held = f"this cache holds keys and values of another model's layer {index}"
+        raise MixerError(f"{where}: {held}; use a new cache.")
     layers[index] = TokenMixStateLayer()
     return layers[index]
 
 
 def context_layer(cache: Any, index: int) -> TokenMixStateLayer | None:
-    """The same of the context that the mixer number ``index`` reads; None where the cache has no place for it."""
+    """Return the cache layer for the context that mixer number ``index`` reads; None if the cache has none."""
     if not isinstance(cache, EncoderDecoderCache):
         return None
     layers, layer = _layers(cache.cross_attention_cache, index)
@@ -40,7 +44,7 @@ def context_layer(cache: Any, index: int) -> TokenMixStateLayer | None:
 
 
 def tokens_before(cache: Any, index: int, new: int) -> int:
-    """How many tokens preceded the ``new`` ones, which the self-attention number ``index`` has put into the cache already."""
+    """Return how many tokens preceded the ``new`` ones, which self-attention ``index`` has cached already."""
     return max(int(_own(cache).get_seq_length(index)) - new, 0)
 
 
@@ -49,7 +53,7 @@ def _own(cache: Any) -> Any:
 
 
 def _layers(cache: Any, index: int) -> tuple[list[Any], Any]:
-    """A cache's layers, as many as it takes to reach ``index``, and that one."""
+    """Extend a cache's layers up to ``index``; return them and that layer."""
     layers = cache.layers
     while len(layers) <= index:
         layers.append(cache.layer_class_to_replicate() if cache.layer_class_to_replicate is not None else TokenMixStateLayer())

@@ -1,4 +1,4 @@
-"""What the attention of a teacher got and gave, and what the mixers of a student give for the same."""
+"""Capture inputs and outputs of a teacher's attention, and compare a student's mixers on the same inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .masks import read_mask
 
 
 class Call(NamedTuple):
-    """One call of an attention module: its arguments, and the (B, T, D) it added to the residual stream."""
+    """Hold one call of an attention module: its arguments, and the (B, T, D) it added to the residual stream."""
 
     args: tuple[Any, ...]
     options: dict[str, Any]
@@ -25,7 +25,7 @@ class Call(NamedTuple):
 
 
 def adapters_by_site(student: nn.Module) -> dict[str, Any]:
-    """Site -> the adapter that stands there, in the model's order."""
+    """Return the adapter at each site, in the model's order."""
     found = {}
     for name, adapter in adapters_of(student).items():
         path = REPLACED_PARTS.get(adapter.site.family, ("",))[0]
@@ -37,7 +37,7 @@ def adapters_by_site(student: nn.Module) -> dict[str, Any]:
 
 @contextmanager
 def captured(teacher: nn.Module, adapters: Mapping[str, Any]) -> Iterator[dict[str, Call]]:
-    """Inside, calls of the teacher fill the dictionary: site -> its last call."""
+    """Record calls of the teacher inside the context: site -> its last call."""
     entered: dict[str, Any] = {}
     calls: dict[str, Call] = {}
     handles = []
@@ -57,23 +57,26 @@ def _module(teacher: nn.Module, name: str, path: str) -> nn.Module:
     try:
         return teacher.get_submodule(f"{name}.{path}".strip("."))
     except AttributeError:
-        raise MixerError(f"distill: the teacher has no module {name!r}; teacher and student must come from one model.") from None
+        hint = "teacher and student must come from one model"
+        raise MixerError(f"distill: the teacher has no module {name!r}; {hint}.") from None
 
 
 def _call(entered: tuple[tuple[Any, ...], dict[str, Any]], y: Any) -> Call:
     args, options = entered
-    options = {k: None if k == "past_key_values" else v for k, v in options.items()}  # whole sequences: the student needs no state
+    # whole sequences: the student needs no state
+    options = {k: None if k == "past_key_values" else v for k, v in options.items()}
     return Call(args, options, (y[0] if isinstance(y, tuple) else y).detach())
 
 
 def layer_losses(adapters: Mapping[str, Any], calls: Mapping[str, Call]) -> dict[str, Tensor]:
-    """mean |m_l(x_l) - a_l(x_l)|^2 / mean |a_l(x_l)|^2 for each site: a_l the teacher's attention, m_l the mixer, x_l what entered the teacher's layer.
+    """Compute mean |m_l(x_l) - a_l(x_l)|^2 / mean |a_l(x_l)|^2 for each site.
 
-    Padding takes no part, where the layer's own mask tells it.
+    a_l is the teacher's attention, m_l the mixer, x_l the input of the teacher's layer. Padding is excluded if the
+    layer's own mask shows it.
     """
     losses = {}
     for name, adapter in adapters.items():
-        if name not in calls:  # a decoder's cross attention that was given nothing to attend, a layer that was dropped
+        if name not in calls:  # cross-attention without a context, or a layer dropped at random
             continue
         call = calls[name]
         y = adapter(*call.args, **call.options)
@@ -85,7 +88,7 @@ def layer_losses(adapters: Mapping[str, Any], calls: Mapping[str, Call]) -> dict
 
 
 def _valid_tokens(adapter: Any, call: Call, y: Tensor) -> Tensor | None:
-    """(B, T), True where a token is no padding; None: all are."""
+    """Return the mask of valid tokens (B, T); None: all are valid."""
     if adapter.site.cross or adapter.site.family in ("timm", "vit"):
         return None
     if adapter.site.family == "torch":
@@ -99,13 +102,15 @@ def _valid_tokens(adapter: Any, call: Call, y: Tensor) -> Tensor | None:
 
 
 def output_loss(student: Any, teacher: Any, keep: Tensor | None, temperature: float) -> Tensor:
-    """tau^2 KL(softmax(z' / tau) || softmax(z / tau)) over tokens or rows, z the logits, primes the teacher's (Hinton et al. 2015, arXiv 1503.02531).
+    """Compute tau^2 KL(softmax(z' / tau) || softmax(z / tau)) over tokens or rows.
 
-    A model without logits is compared by its last hidden states: their squared distance over the teacher's square.
+    z are the logits, z' the teacher's (Hinton et al. 2015, arXiv 1503.02531). Models without logits are compared by
+    their last hidden states: the squared distance over the square of the teacher's.
     """
     (mine, logits), (theirs, _) = _final(student), _final(teacher)
     if mine.shape != theirs.shape:
-        raise MixerError(f"distill: the student gives {tuple(mine.shape)}, the teacher {tuple(theirs.shape)}; they must be equal.")
+        shapes = f"the student gives {tuple(mine.shape)}, the teacher {tuple(theirs.shape)}"
+        raise MixerError(f"distill: {shapes}; they must be equal.")
     if keep is not None and keep.shape == mine.shape[:2] and mine.ndim == 3:
         mine, theirs = mine[keep], theirs[keep]
     if not logits:
@@ -115,11 +120,12 @@ def output_loss(student: Any, teacher: Any, keep: Tensor | None, temperature: fl
 
 
 def _final(outputs: Any) -> tuple[Tensor, bool]:
-    """What a model's call gave, and whether these are logits."""
+    """Return the tensor to compare from a model's output, and whether it holds logits."""
     for name in ("logits", "last_hidden_state"):
         found = getattr(outputs, name, None)
         if isinstance(found, Tensor):
             return found, name == "logits"
     if isinstance(outputs, Tensor):
-        return outputs, outputs.ndim == 2  # a classifier's (B, classes); hidden states have three axes
-    raise MixerError(f"distill: finds neither logits nor last_hidden_state in what the model returns, a {type(outputs).__name__}.")
+        return outputs, outputs.ndim == 2  # a classifier returns (B, classes); hidden states have three axes
+    kind = type(outputs).__name__
+    raise MixerError(f"distill: finds neither logits nor last_hidden_state in the model's output, a {kind}.")

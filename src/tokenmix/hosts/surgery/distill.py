@@ -1,4 +1,4 @@
-"""Distillation after surgery: each mixer learns what the attention it replaced gave, then the whole model what the teacher said."""
+"""Distil after surgery: each mixer learns the outputs of the attention it replaced, then the model the teacher's."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Data = Sequence[Any] | Callable[[int], Any]
 
 @dataclass(frozen=True)
 class DistillConfig(Json):
-    """A distillation as JSON.
+    """Configure a distillation, as JSON.
 
     Args:
-        layer_steps: of the first phase, every replaced layer for itself.
-        steps: of the second, the whole model.
-        train: of the second: "mixers", or "all" weights.
-        task_weight: of the loss the student returns itself, for batches with labels.
-        optim: warm-up and schedule are each phase's own.
+        layer_steps: steps of the first phase, in which every replaced layer learns by itself.
+        steps: steps of the second phase, in which the whole model learns.
+        train: what the second phase trains: "mixers", or "all" weights.
+        task_weight: weight of the loss that the student itself returns for batches with labels.
+        optim: warm-up and schedule apply to each phase separately.
     """
 
     layer_steps: int = 200
@@ -56,9 +56,11 @@ class DistillConfig(Json):
         if self.train not in ("mixers", "all"):
             raise MixerError(f"distill: train must be 'mixers' or 'all', got {self.train!r}.")
         if self.layer_steps < 0 or self.steps < 0 or self.layer_steps + self.steps < 1:
-            raise MixerError(f"distill: layer_steps and steps must be >= 0 and not both 0, got {self.layer_steps} and {self.steps}.")
+            got = f"got {self.layer_steps} and {self.steps}"
+            raise MixerError(f"distill: layer_steps and steps must be >= 0 and not both 0, {got}.")
         if not self.temperature > 0 or self.task_weight < 0:
-            raise MixerError(f"distill: temperature must be positive and task_weight >= 0, got {self.temperature} and {self.task_weight}.")
+            got = f"got {self.temperature} and {self.task_weight}"
+            raise MixerError(f"distill: temperature must be positive and task_weight >= 0, {got}.")
 
 
 def distill(
@@ -73,31 +75,36 @@ def distill(
     lr: float = 1e-3,
     **config: Any,
 ) -> dict[str, Any]:
-    """Teach ``student``, which ``replace_mixers`` made of ``teacher``, what its attention did. The student is changed in place; the run is in ``out``.
+    """Teach ``student``, which ``replace_mixers`` made of ``teacher``, to reproduce its attention.
 
-    First each replaced layer for itself, all at once: it gets what entered the teacher's layer and learns what came out (mean squared error over the mean
-    square of the target; attention transfer, Zhang et al. 2024, arXiv 2410.10254). Then the whole model: the KL divergence of its logits from the teacher's,
-    or the distance of last hidden states where a model has no logits, plus ``task_weight`` times the loss it returns itself.
+    The student is changed in place; the run is stored in ``out``. First all replaced layers learn at once, each by
+    itself: a layer gets the input of the teacher's layer and learns its output (mean squared error over the mean
+    square of the target; attention transfer, Zhang et al. 2024, arXiv 2410.10254). Then the whole model learns: the
+    loss is the KL divergence of its logits from the teacher's, or the distance of last hidden states if a model has
+    no logits, plus ``task_weight`` times the loss that the model itself returns.
 
     Args:
-        teacher: in eval mode; the model as it was.
-        data: the batches in order, beginning again at the end, or a function of the step: dicts of keyword arguments, tensors or tuples of arguments.
+        teacher: the original model, in eval mode.
+        data: the batches in order, repeated from the start as needed, or a function of the step; each a dict of
+            keyword arguments, a tensor or a tuple of arguments.
         out: the run directory: config.json, env.json, metrics.jsonl, checkpoints; ``tokenmix report`` draws it.
         valid: batches for evaluations; at the start, every ``eval_every`` steps and at the end.
-        resume: go on where ``out`` stopped, to the same numbers; ``steps`` may have grown.
-        lr: the highest rate, of both phases.
+        resume: continue where ``out`` stopped, with the same numbers; ``steps`` may have grown.
+        lr: the highest learning rate of both phases.
         config: further fields of ``DistillConfig``.
 
     Returns:
         A summary: steps, seconds, last training loss, last evaluation.
 
     Raises:
-        MixerError: for models that do not belong together, a loss that is not finite, a directory that will not do.
+        MixerError: if the models do not belong together, the loss is not finite, or the directory is unusable.
     """
     if teacher.training:
-        raise MixerError("distill: the teacher is in training mode, its outputs would be random; call teacher.eval() first.")
+        training = "the teacher is in training mode, so its outputs would be random"
+        raise MixerError(f"distill: {training}; call teacher.eval() first.")
     if not callable(data) and not (hasattr(data, "__getitem__") and hasattr(data, "__len__") and len(data)):
-        raise MixerError(f"distill: data must be a list of batches, or a function of the step, got {type(data).__name__}; list(loader) makes one.")
+        got = f"got {type(data).__name__}; list(loader) makes one"
+        raise MixerError(f"distill: data must be a list of batches, or a function of the step, {got}.")
     adapters = adapters_by_site(student)
     specs = [{"name": adapter.spec["name"]} for adapter in adapters.values()]
     optim = config.pop("optim", DistillConfig().optim)
@@ -117,20 +124,21 @@ def _opened(out: Path, config: DistillConfig, student: nn.Module, resume: bool) 
     device = next(student.parameters()).device
     if not (resume and (out / "config.json").is_file()):
         env = environment({"parameters": sum(p.numel() for p in student.parameters())}, device)
-        made: Any = config  # a run directory asks of a config that it can be written
+        made: Any = config  # a run directory only needs a config that can be written
         return RunDir.create(out, made, env)
     run = RunDir.open(out)
     before = read_json(out / "config.json")
     now = config.to_json()
     changed = sorted(k for k in now if k not in ("steps", "log_every", "eval_every", "save_every", "keep") and before.get(k) != now[k])
     if changed:
-        raise MixerError(f"distill: {out} was begun with other settings ({', '.join(changed)}); give another out, or the same settings.")
+        settings = "give another out, or the same settings"
+        raise MixerError(f"distill: {out} was started with other settings ({', '.join(changed)}); {settings}.")
     sweep(run.checkpoints)
     return run
 
 
 class Distillation:
-    """One run, from wherever it stands."""
+    """Run a distillation from its current step."""
 
     def __init__(self, teacher: nn.Module, student: nn.Module, adapters: dict[str, Any], data: Data, valid: Data | None, config: DistillConfig, run: RunDir):
         self.teacher, self.student, self.adapters = teacher, student, adapters
@@ -142,11 +150,11 @@ class Distillation:
 
     @property
     def total(self) -> int:
-        """Steps of both phases."""
+        """Return the steps of both phases together."""
         return self.config.layer_steps + self.config.steps
 
     def work(self, verbose: bool | None) -> dict[str, Any]:
-        """Both phases to the end."""
+        """Run both phases to the end."""
         config = self.config
         flags = {p: p.requires_grad for p in self.student.parameters()}
         mode = self.student.training
@@ -170,7 +178,7 @@ class Distillation:
         return {"run": str(self.run.path), "step": self.step, "seconds": round(self.seconds, 3), "train": last["train"], "valid": last["eval"]}
 
     def update(self, show: Any) -> None:
-        """One step of the phase that is on."""
+        """Take one step of the current phase."""
         began, config = time.perf_counter(), self.config
         whole = self.step >= config.layer_steps
         self._ready(whole)
@@ -192,7 +200,10 @@ class Distillation:
             self._log(show, "outputs" if whole else "layers", unit)
 
     def _ready(self, whole: bool) -> None:
-        """Training mode and the weights that learn, for a phase. Layers learn without dropout: their targets have none."""
+        """Set training mode and the trained weights for a phase.
+
+        Layers learn without dropout, because their targets have none.
+        """
         self.student.train()
         mixers = {id(p) for adapter in self.adapters.values() for p in adapter.mixer.parameters()}
         for p in self.student.parameters():
@@ -229,12 +240,13 @@ class Distillation:
             return loss
         own = getattr(given, "loss", None)
         if own is None:
-            raise MixerError("distill: task_weight needs batches with labels, for which the model returns a loss; it returned none.")
+            why = "task_weight needs batches with labels, for which the model returns a loss"
+            raise MixerError(f"distill: {why}; it returned none.")
         return loss + self.config.task_weight * own
 
     @torch.no_grad()
     def evaluate(self) -> None:
-        """The mean losses over the validation batches: of each layer, and of the outputs."""
+        """Log the mean losses over the validation batches: of each layer, and of the outputs."""
         if self.valid is None:
             return
         began, mode = time.perf_counter(), self.student.training
@@ -253,7 +265,7 @@ class Distillation:
         self.run.append(line | {"seconds": round(time.perf_counter() - began, 3)})
 
     def save(self) -> None:
-        """A checkpoint; ``tokenmix.hosts.save_replaced`` writes the model itself."""
+        """Save a checkpoint; ``tokenmix.hosts.save_replaced`` writes the model itself."""
         rng = {"cpu": torch.get_rng_state(), "losses": self.losses}
         if self.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state(self.device)
@@ -264,13 +276,14 @@ class Distillation:
         prune(self.run.checkpoints, self.config.keep, None)
 
     def load(self) -> None:
-        """Stand where the last checkpoint stood."""
+        """Restore the last checkpoint."""
         step = list_steps(self.run.checkpoints)[-1]
         groups, progress = load_checkpoint(self.run.checkpoints, step, "student", "optimizer", "rng")
         try:
             self.student.load_state_dict(groups["student"])
         except RuntimeError as why:
-            raise MixerError(f"{self.run.path}: the checkpoint does not fit this student ({' '.join(str(why).split())[:200]}).") from None
+            reason = " ".join(str(why).split())[:200]
+            raise MixerError(f"{self.run.path}: the checkpoint does not fit this student ({reason}).") from None
         load_optimizer(self.student, self.optimizer, groups["optimizer"])
         self.step, self.seconds, self.seen = progress["step"], progress["seconds"], progress["seen"]
         self.losses = groups["rng"]["losses"]
@@ -295,13 +308,13 @@ def _call(model: nn.Module, batch: Any) -> Any:
 
 
 def _keep(batch: Any) -> Tensor | None:
-    """(B, T), True where a token is no padding, as the batch says."""
+    """Return the mask of valid tokens (B, T) that the batch states."""
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     return None if mask is None or mask.ndim != 2 else mask.bool()
 
 
 def _units(batch: Any) -> tuple[str, int]:
-    """What speed counts: images (B, C, H, W), or tokens (B, T, ...)."""
+    """Return the unit of speed and its count: images (B, C, H, W), or tokens (B, T, ...)."""
     values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple) else (batch,)
     first = next(v for v in values if isinstance(v, Tensor))
     return ("images", len(first)) if first.ndim == 4 else ("tokens", first.shape[:2].numel())

@@ -1,4 +1,4 @@
-"""A host's attention masks as ours: which keys may be attended, and which pairs where that does not say it all."""
+"""Translate a host's attention masks: which keys may be attended, and which pairs if that does not suffice."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ LOWEST = -1e4  # an additive mask at or below this means "not attended"; float16
 
 
 class Read(NamedTuple):
-    """key_mask (B, S) of the new keys, None: all may be attended; pairs (B, T, S) where the host's mask says more than key_mask and order, else None.
+    """Hold a host's mask as a mixer takes it.
 
-    ``windowed``: what more it says is the host's window.
+    Args:
+        key_mask: (B, S) of the new keys; None: all may be attended.
+        pairs: (B, T, S) if the host's mask says more than key_mask and order do, else None.
+        windowed: what it says beyond these is the host's window.
     """
 
     key_mask: Tensor | None
@@ -25,21 +28,24 @@ class Read(NamedTuple):
 
 
 def read_mask(mask: Any, rows: int, queries: int, *, causal: bool, window: int | None = None, where: str = "") -> Read:
-    """What a host's mask means for a mixer over ``queries`` new tokens, of which a causal one knows the order.
+    """Translate a host's mask for a mixer over ``queries`` new tokens; a causal mixer knows their order.
 
     Args:
-        mask: None; (B, S), 1 or True = may be attended; (B, T, S) or (B, 1, T, S), bool, or float to be added to logits. With a cache S counts the earlier
-            tokens too, whose mask the mixer's state knows: only the columns of the new ones are read.
-        window: of a host whose tokens attend those less than so many away, itself included.
-        where: begins the message of an error.
+        mask: None; (B, S), 1 or True = may be attended; (B, T, S) or (B, 1, T, S), bool, or float to be added to
+            logits. With a cache S counts the earlier tokens too. The mixer's state knows their mask, so only the
+            columns of the new ones are read.
+        window: of a host whose tokens attend only tokens less than this far away, themselves included.
+        where: starts the message of an error.
 
     Raises:
-        MixerError: for heads that differ, for a bias on logits, for a mask that is no tensor, and for one that shows a causal mixer what comes later.
+        MixerError: if heads differ, the mask is a bias on logits, it is no tensor, or it shows later tokens to a
+            causal mixer.
     """
     if mask is None:
         return Read(None, None)
     if not isinstance(mask, Tensor):
-        raise MixerError(f"{where}: gets a mask of type {type(mask).__name__}, which mixers cannot read; call model.set_attn_implementation('sdpa').")
+        kind = f"a mask of type {type(mask).__name__}"
+        raise MixerError(f"{where}: gets {kind}, which mixers cannot read; call model.set_attn_implementation('sdpa').")
     if mask.ndim == 2:
         return _cached(mask, (queries, causal), lambda: Read(mask[:, -queries:].bool() if causal else mask.bool(), None))
 
@@ -51,7 +57,10 @@ def read_mask(mask: Any, rows: int, queries: int, *, causal: bool, window: int |
 
 
 def _cached(tensor: Any, asked: tuple[Any, ...], find: Callable[[], Any]) -> Any:
-    """What is found out about a tensor that all layers of a model get, once: a note on it tells the layers that follow, until it is changed."""
+    """Compute once what all layers of a model ask of the same tensor.
+
+    The result is stored on the tensor and holds until the tensor changes.
+    """
     if torch.compiler.is_compiling() or tensor.is_inference():
         return find()
     asked = (*asked, tensor._version)
@@ -62,31 +71,37 @@ def _cached(tensor: Any, asked: tuple[Any, ...], find: Callable[[], Any]) -> Any
 
 
 def refuse_packed(positions: Tensor | None, where: str) -> None:
-    """Several sequences in one row, which positions that begin anew tell where no mask does: flash attention's way, which would mix them here."""
+    """Refuse several sequences packed in one row, shown by positions that restart, without a mask.
+
+    Flash attention reads them so; a mixer would mix them.
+    """
     if positions is None or positions.shape[-1] < 2 or torch.compiler.is_compiling():
         return
     if _cached(positions, (), lambda: bool((positions[..., 1:] <= positions[..., :-1]).any())):
-        said = "gets several sequences in one row, by positions that begin anew, and no mask of pairs"
-        raise MixerError(f"{where}: {said}; give each a row of its own, or call model.set_attn_implementation('sdpa') and pass use_cache=False.")
+        packed = "gets several sequences in one row, by positions that restart, and no mask of pairs"
+        instead = "call model.set_attn_implementation('sdpa') and pass use_cache=False"
+        raise MixerError(f"{where}: {packed}; give each a row of its own, or {instead}.")
 
 
 def _allowed(mask: Tensor, rows: int, where: str) -> Tensor:
-    """(B, T, S), True = may be attended."""
+    """Return the mask as booleans (B, T, S), True = may be attended."""
     if mask.ndim == 4:
         if mask.shape[1] != 1:
-            raise MixerError(f"{where}: gets a mask of shape {tuple(mask.shape)} with one for each head; mixers take one for all.")
+            shape = f"a mask of shape {tuple(mask.shape)} with one map per head"
+            raise MixerError(f"{where}: gets {shape}; mixers take one for all heads.")
         mask = mask[:, 0]
     if mask.is_floating_point():
         allowed = mask == 0
         if not torch.compiler.is_compiling() and not bool((allowed | (mask <= LOWEST)).all()):
-            raise MixerError(f"{where}: gets a mask that adds to logits more than 0 or -inf; mixers take masks, no biases.")
+            only = "gets a mask that adds numbers other than 0 and -inf to logits"
+            raise MixerError(f"{where}: {only}; mixers take masks, not biases.")
     else:
         allowed = mask.bool()
     return allowed.expand(rows, -1, -1)
 
 
 def _read_columns(allowed: Tensor, where: str) -> Read:
-    """Take a mask apart in which each query may attend the same keys, or says for itself which."""
+    """Read a mask in which all queries may attend the same keys, or each query different ones."""
     if allowed.shape[1] == 1 or allowed.stride(1) == 0:  # one row for all queries
         return Read(allowed[:, 0], None)
     key_mask = allowed.any(1)
@@ -94,26 +109,28 @@ def _read_columns(allowed: Tensor, where: str) -> Read:
 
 
 def _read_pairs(allowed: Tensor, queries: int, causal: bool, window: int | None, where: str) -> Read:
-    """Take a mask apart in which order or a window counts."""
+    """Read a mask in which order or a window matters."""
     new = allowed[:, :, allowed.shape[2] - queries :].expand(-1, queries, -1)
-    key_mask = new.diagonal(dim1=1, dim2=2)  # a token attends itself, unless it is padding
+    key_mask = new.diagonal(dim1=1, dim2=2)  # a token attends itself unless it is padding
     real, ordered = key_mask[..., None], within(queries, causal, window, new.device) & key_mask[:, None]
     same, plain = _holds((new == ordered) | ~real, where), window is None or queries <= window
     if causal and not same and bool((new & ~within(queries, True, None, new.device) & real).any()):
-        raise MixerError(f"{where}: gets a mask in which tokens attend later ones, as in a prefix or an image; a causal mixer cannot. Leave this module out.")
+        later = "gets a mask in which tokens attend later ones, as in a prefix or an image"
+        raise MixerError(f"{where}: {later}; a causal mixer cannot. Leave this module out.")
     return Read(key_mask, None if same and plain else allowed, same and not plain)
 
 
 def _holds(condition: Tensor, where: str) -> bool:
-    """Whether a condition holds everywhere. Compiled code goes on as if it did, and stops where it does not."""
+    """Return whether a condition holds everywhere. Compiled code assumes it, and stops where it fails."""
     if not torch.compiler.is_compiling():
         return bool(condition.all())
-    torch._assert_async(condition.all(), f"{where}: gets a mask beyond padding, order and window, which compiled code cannot look into; call it eagerly.")
+    beyond = "gets a mask beyond padding, order and window, which compiled code cannot inspect"
+    torch._assert_async(condition.all(), f"{where}: {beyond}; call it eagerly.")
     return True
 
 
 def within(queries: int, causal: bool, window: int | None, device: Any) -> Tensor:
-    """(T, T): which pairs order and a window allow."""
+    """Return the pairs that order and a window allow, (T, T)."""
     at = torch.arange(queries, device=device)
     rows, reach = at[:, None], window or queries + 1
     return (rows < at + reach) & (at <= rows if causal else at < rows + reach)

@@ -1,4 +1,4 @@
-"""Which of a model's attention modules gets which mixer."""
+"""Decide which of a model's attention modules gets which mixer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from .sites import Site, unknown_hint
 
 
 def plan_replacements(model: nn.Module, sites: list[Site], mixers: Any, keep: Any, last: int | None, every: int | None) -> list[tuple[Site, dict[str, Any]]]:
-    """Which site gets which spec, in the model's order."""
+    """Return the sites to replace with their specs, in the model's order."""
     if not sites:
-        raise MixerError(f"replace_mixers: {type(model).__name__} has no attention of a known family{unknown_hint(model)}")
+        odd = unknown_hint(model)
+        raise MixerError(f"replace_mixers: {type(model).__name__} has no attention of a known family{odd}")
     if last is not None and every is not None:
         raise MixerError(f"replace_mixers: give last or every, got last={last}, every={every}.")
     chosen: dict[str, dict[str, Any] | None] = {}
@@ -23,14 +24,15 @@ def plan_replacements(model: nn.Module, sites: list[Site], mixers: Any, keep: An
         matched = _scheduled(_matching(pattern, sites), pattern, last, every)
         row = list(specs) if isinstance(specs, (list, tuple)) else [specs]
         if not row:
-            raise MixerError(f"replace_mixers: the list of specs for {pattern!r} is empty; give one spec, or several that repeat.")
+            hint = "give one spec, or several that repeat"
+            raise MixerError(f"replace_mixers: the list of specs for {pattern!r} is empty; {hint}.")
         chosen |= {site.name: _as_spec(row[i % len(row)], pattern) for i, site in enumerate(matched)}
     for pattern in (keep,) if isinstance(keep, str) else keep:
         for site in _matching(pattern, sites):
             chosen.pop(site.name, None)
     plan = [(site, spec) for site in sites if (spec := chosen.get(site.name)) is not None]
     if not plan:
-        raise MixerError("replace_mixers: nothing is left to replace; see keep, last and every.")
+        raise MixerError("replace_mixers: nothing is left to replace; check keep, last and every.")
     return plan
 
 
@@ -38,7 +40,8 @@ def _patterns(mixers: Any) -> dict[str, Any]:
     if isinstance(mixers, (str, list, tuple)) or (isinstance(mixers, Mapping) and isinstance(mixers.get("name"), str)):
         return {"*": mixers}
     if not isinstance(mixers, Mapping) or not mixers or not all(isinstance(pattern, str) for pattern in mixers):
-        raise MixerError(f'replace_mixers: expects a spec such as {{"name": "hydra"}}, a list of them, or patterns with one each, got {mixers!r}.')
+        wanted = 'a spec such as {"name": "hydra"}, a list of them, or patterns with one each'
+        raise MixerError(f"replace_mixers: expects {wanted}, got {mixers!r}.")
     return dict(mixers)
 
 
@@ -55,17 +58,19 @@ def _as_spec(spec: Any, pattern: str) -> dict[str, Any] | None:
 def _matching(pattern: str, sites: list[Site]) -> list[Site]:
     found = [site for site in sites if fnmatchcase(site.name, pattern)]
     if not found:
-        some = ", ".join(site.name for site in sites[:6]) + (f" ... {sites[-1].name}, {len(sites)} in all" if len(sites) > 6 else "")
+        more = f" ... {sites[-1].name}, {len(sites)} in all" if len(sites) > 6 else ""
+        some = ", ".join(site.name for site in sites[:6]) + more
         raise MixerError(f"replace_mixers: the pattern {pattern!r} matches no attention module; there are {some}.")
     return found
 
 
 def _scheduled(sites: list[Site], pattern: str, last: int | None, every: int | None) -> list[Site]:
-    """The last so many, or every so-manyth from the back."""
+    """Return the last N sites, or every N-th, counting from the last."""
     n = len(sites)
     for name, value, low in (("last", last, 0), ("every", every, 1)):
         if value is not None and not low <= value <= n:
-            raise MixerError(f"replace_mixers: {name} must be in {low}..{n}, as many modules as {pattern!r} matches, got {value}.")
+            limit = f"{low}..{n}, because {pattern!r} matches {n} modules"
+            raise MixerError(f"replace_mixers: {name} must be in {limit}, got {value}.")
     if last is not None:
         return sites[n - last :]
     return sites if every is None else sites[::-1][::every][::-1]

@@ -1,4 +1,4 @@
-"""Mixers in place of a model's attention."""
+"""Replace a model's attention by mixers."""
 
 from __future__ import annotations
 
@@ -32,30 +32,33 @@ def replace_mixers(
     seed: int | None = None,
     inplace: bool = False,
 ) -> tuple[Any, Report]:
-    """The model with mixers in place of its attention, each with the weights of the attention it replaces wherever the two mean the same.
+    """Replace a model's attention by mixers.
 
-    Heads, grouped keys, biases, norms of queries and keys, the scale of logits, rotary positions, causality and max_len are the site's where the mixer has
-    the option and the spec does not say. A mixer takes over the projections that its class names in ``carries``: fused and transposed ones are taken apart,
-    grouped keys are repeated where the mixer has no ``kv_heads``, and a bias that the host lacks is zero. Masks, caches and return values are the host's.
-    With ``attention`` the function stays the same.
-    What is lost: dropout of attention weights; ``output_attentions`` of the layers that were replaced.
+    Each mixer takes over the weights of its attention wherever the two mean the same. Heads, grouped keys, biases,
+    norms of queries and keys, the scale of logits, rotary positions, causality and max_len are the site's, if the
+    mixer has the option and the spec does not set it. A mixer takes over the projections that its class names in
+    ``carries``: fused and transposed ones are split, grouped keys are repeated if the mixer has no ``kv_heads``, and
+    a bias that the host lacks is zero. Masks, caches and return values are the host's. With ``attention`` the
+    function stays the same. Dropout of attention weights is lost, and so is ``output_attentions`` of the replaced
+    layers.
 
     Args:
         model: any model with modules that ``find_attention`` finds.
-        mixers: a spec for all of them, ``"hydra"`` or ``{"name": "aft_local", "window": 32}``, or a list of specs, which repeats over them, None leaving one
-            as it is; or glob patterns of their dotted names with a spec or a list each. Where patterns overlap the later one holds.
-        init: "copy", or "random": all of the mixers' weights are new.
+        mixers: a spec for all modules, ``"hydra"`` or ``{"name": "aft_local", "window": 32}``, or a list of specs,
+            which repeats over them and in which None keeps a module; or glob patterns of dotted names with a spec or
+            a list each. Where patterns overlap, the later one holds.
+        init: "copy", or "random": all weights of the mixers are new.
         keep: patterns of modules that stay as they are.
-        last, every: of the modules that a pattern matches, only the last so many, or every so-manyth from the back.
-        seed: of what is new; None: torch's generator as it is.
+        last, every: of the modules that a pattern matches, only the last N, or every N-th, counting from the last.
+        seed: of the new weights; None: torch's generator as it is.
         inplace: change the model itself, after everything has been prepared, instead of a copy.
 
     Returns:
         The new model, and the report: each tensor copied, split, new or dropped.
 
     Raises:
-        MixerError: for a pattern that matches nothing, a mixer that does not fit a site, tensors that cannot be mapped, a model of no known family. The model
-            given is untouched then.
+        MixerError: for a pattern that matches nothing, a mixer that does not fit a site, tensors that cannot be
+            mapped, or a model of no known family. The given model is then unchanged.
     """
     if init not in ("copy", "random"):
         raise MixerError(f"replace_mixers: init must be 'copy' or 'random', got {init!r}.")
@@ -83,9 +86,9 @@ def _seeded(seed: int | None) -> Iterator[None]:
 
 
 def swap_modules(model: nn.Module, news: dict[int, nn.Module], inplace: bool) -> nn.Module:
-    """The model, or a copy of it, with other modules in place of those with these ids; what is replaced is not copied."""
+    """Return the model or a copy in which the modules with these ids are replaced; these are not copied."""
     if not inplace or id(model) in news:
-        held = [m for m in model.modules() if id(m) in news]  # so that no id is given anew meanwhile
+        held = [m for m in model.modules() if id(m) in news]  # keeps their ids from being reused meanwhile
         return copy.deepcopy(model, {id(m): news[id(m)] for m in held})
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if id(module) in news:
@@ -111,13 +114,19 @@ def _report(old: nn.Module, new: nn.Module, plan: list[tuple[Site, dict[str, Any
 
 
 def _notes(plan: list[tuple[Site, dict[str, Any]]]) -> Iterator[str]:
-    """What the shapes of tensors cannot tell."""
+    """Yield notes on what the shapes of tensors cannot show."""
     others = [(site, spec) for site, spec in plan if not is_softmax(spec)]
     for what, those in (
-        ("positions were rotary; {} does not turn queries and keys", [spec["name"] for site, spec in others if site.rotary]),
-        ("queries and keys were normalised; {} does not", [spec["name"] for site, spec in others if site.qk_norm]),
-        ("attention reached back {0} tokens; {1} reaches as far as its own options say", [spec["name"] for site, spec in others if site.window]),
-        ("{} has no grouped keys: those of the host were repeated", [s["name"] for site, s in others if site.kv_heads != site.heads and "kv_heads" not in s]),
+        ("positions were rotary; {} does not rotate queries and keys", [t["name"] for s, t in others if s.rotary]),
+        ("queries and keys were normalised; {} does not do that", [t["name"] for s, t in others if s.qk_norm]),
+        (
+            "attention reached back {0} tokens; the reach of {1} depends on its own options",
+            [t["name"] for s, t in others if s.window],
+        ),
+        (
+            "{} has no grouped keys: those of the host were repeated",
+            [t["name"] for s, t in others if s.kv_heads != s.heads and "kv_heads" not in t],
+        ),
     ):
         windows = sorted({site.window for site, _ in plan if site.window})
         for name in dict.fromkeys(those):

@@ -1,4 +1,4 @@
-"""Attention back in place of mixers."""
+"""Restore attention in place of mixers."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ from .weights import write_back
 
 
 def restore(model: nn.Module, names: str | Iterable[str] = "*", *, inplace: bool = False) -> tuple[Any, Report]:
-    """The inverse: the host's own attention back in place of mixers, with the mixers' projections as its weights.
+    """Invert ``replace_mixers``: restore the host's own attention, with the mixers' projections as its weights.
 
-    Exact for ``attention`` with the host's heads. Any other mixer with all four projections gives them back too, trained or not, and softmax attention
-    computes with them from then on; grouped keys that were repeated go back to the mean of their group.
+    The result is exact for ``attention`` with the host's heads. Any other mixer with all four projections returns
+    them too, trained or not, and softmax attention computes with them from then on; repeated grouped keys become the
+    mean of their group.
 
     Args:
-        names: glob patterns of the sites, by the names ``replace_mixers`` knew them by.
+        names: glob patterns of the sites, by the names that ``replace_mixers`` used.
 
     Raises:
-        MixerError: where nothing was replaced, and for mixers whose queries, keys, values or output no longer exist.
+        MixerError: if nothing was replaced, or a mixer lacks attention's queries, keys, values or output.
     """
     adapters = adapters_of(model)
     wanted = (names,) if isinstance(names, str) else tuple(names)
     sites = {name: name.removesuffix("self").removesuffix(".") if adapter.site.family == "bert" else name for name, adapter in adapters.items()}
     chosen = {name: adapter for name, adapter in adapters.items() if any(fnmatchcase(sites[name], pattern) for pattern in wanted)}
     if not chosen:
-        there = ", ".join(sites.values()) or "none at all"
-        raise MixerError(f"restore: {', '.join(map(repr, wanted))} matches no replaced attention; there are {there}.")
+        found = ", ".join(sites.values()) or "none at all"
+        raise MixerError(f"restore: {', '.join(map(repr, wanted))} matches no replaced attention; there are {found}.")
     news: dict[int, nn.Module] = {}
     entries_by_site: dict[str, list[Entry]] = {}
     for name, adapter in chosen.items():
@@ -56,9 +57,11 @@ def _restored(model: nn.Module, name: str, adapter: Any) -> tuple[dict[int, nn.M
     site, spec, mixer = adapter.site, adapter.spec, adapter.mixer
     lost = [part for part in QKVO if part not in MIXERS[spec["name"]].carries]
     if lost:
-        raise MixerError(f"restore: {name}: {spec['name']} has no {', '.join(lost)} of attention; its softmax weights are gone.")
+        has_no = f"{spec['name']} has no {', '.join(lost)} of attention"
+        raise MixerError(f"restore: {name}: {has_no}; its softmax weights are lost.")
     if spec.get("heads", site.heads) != site.heads and is_softmax(spec):
-        raise MixerError(f"restore: {name}: its mixer has {spec['heads']} heads, attention there had {site.heads}.")
+        heads = f"its mixer has {spec['heads']} heads, attention there had {site.heads}"
+        raise MixerError(f"restore: {name}: {heads}.")
     like = next(mixer.parameters())
     parts = {path: _materialised(module, like) for path, module in adapter.origin[0].items()}
     whole = _assembled(parts)
@@ -76,7 +79,7 @@ def _materialised(module: nn.Module, like: torch.Tensor) -> nn.Module:
 
 
 def _assembled(parts: dict[str, nn.Module]) -> nn.Module:
-    """One module with the parts under their paths."""
+    """Join the parts under their paths in one module."""
     if "" in parts:
         return parts[""]
     whole = nn.Module()
@@ -92,7 +95,7 @@ def _assembled(parts: dict[str, nn.Module]) -> nn.Module:
 
 
 def _config(model: nn.Module, name: str, default: Any) -> Any:
-    """The config of the model that a site is part of, so that what is set there later reaches it."""
+    """Return the config of the model that contains a site, so that later changes to it take effect there."""
     parents = name.split(".")
     for depth in range(len(parents) - 1, -1, -1):
         found = getattr(model.get_submodule(".".join(parents[:depth])), "config", None)
@@ -106,4 +109,6 @@ def _report_back(new: nn.Module, entries_by_site: dict[str, list[Entry]]) -> Rep
     entries = [replace(e, name=f"{site}.{e.name}" if site else e.name) for site, made in entries_by_site.items() for e in made]
     named = {e.name for e in entries if e.status != "dropped"}
     entries = [Entry(n, "copied", tuple(t.shape), n, n in parameters) for n, t in new.state_dict().items() if n not in named] + entries
-    return Report(f"{type(new).__name__} with mixers", f"{type(new).__name__} with its own attention in {len(entries_by_site)} places", tuple(entries))
+    kind = type(new).__name__
+    target = f"{kind} with its own attention in {len(entries_by_site)} places"
+    return Report(f"{kind} with mixers", target, tuple(entries))

@@ -1,4 +1,4 @@
-"""A model with mixers in a folder of its own, and back: config.json, model.safetensors, report.json, the tokenizer's files."""
+"""Save a model with mixers in a folder, and load it: config.json, model.safetensors, report.json, tokenizer files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ from .adapters import adapters_of
 from .replace import replace_mixers
 
 BESIDE = ("tokenizer*.json", "vocab.*", "merges.txt", "special_tokens_map.json", "*.model", "preprocessor_config.json", "generation_config.json")
-"""Files of a host's folder that are its tokenizer and its defaults, and go along."""
+"""Files of a host's folder that are copied along: its tokenizer and its defaults."""
 
 
 def open_host(source: str) -> tuple[nn.Module, dict[str, Any], Path | None]:
-    """A model with its own attention and its weights: of ``timm:NAME`` (downloaded by timm) or of a folder of transformers, also written ``hf:FOLDER``.
+    """Load a model with its own attention and weights.
+
+    Args:
+        source: ``timm:NAME``, which timm downloads, or a folder of transformers, optionally as ``hf:FOLDER``.
 
     Returns:
         The model in eval mode, how to build it again, and its folder.
@@ -38,40 +41,52 @@ def open_host(source: str) -> tuple[nn.Module, dict[str, Any], Path | None]:
     config = read_json(folder / "config.json")
     transformers = _transformers(str(folder))
     if "model_type" not in config:
-        raise MixerError(f"{folder / 'config.json'}: names no model_type; a folder written by transformers' save_pretrained is needed.")
+        needed = "a folder written by transformers' save_pretrained is needed"
+        raise MixerError(f"{folder / 'config.json'}: names no model_type; {needed}.")
     named = config.get("architectures") or [None]
     cls = getattr(transformers, named[0] or "AutoModel", None)
     if cls is None:
-        raise MixerError(f"{folder / 'config.json'}: transformers {transformers.__version__} has no class {named[0]!r}.")
+        have = f"transformers {transformers.__version__} has no class {named[0]!r}"
+        raise MixerError(f"{folder / 'config.json'}: {have}.")
     try:
         model, info = cls.from_pretrained(folder, local_files_only=True, output_loading_info=True)
     except (OSError, ValueError, KeyError) as why:
-        raise MixerError(f"{folder}: transformers cannot read it ({' '.join(str(why).split())[:200]}).") from None
+        reason = " ".join(str(why).split())[:200]
+        raise MixerError(f"{folder}: transformers cannot read it ({reason}).") from None
     lost = sorted(info["missing_keys"])
     if lost:
-        raise MixerError(f"{folder}: lacks {len(lost)} of {len(model.state_dict())} weights of its {type(model).__name__}, such as {lost[0]}.")
+        count = f"{len(lost)} of {len(model.state_dict())} weights of its {type(model).__name__}"
+        raise MixerError(f"{folder}: lacks {count}, such as {lost[0]}.")
     return model.eval(), {"library": "transformers", "class": type(model).__name__, "config": model.config.to_dict()}, folder
 
 
 def convert_any(source: str, target: Any, out: Path | str, *, ours: dict[str, Any], host: dict[str, Any], seed: int) -> tuple[Report, str]:
-    """``tokenmix convert``: surgery for patterns and for hosts that are no ViT, else ``convert_vit``. The report, and a line that says how to load the folder.
+    """Run ``tokenmix convert``: surgery for patterns and for hosts other than ViTs, else ``convert_vit``.
 
     Args:
-        ours, host: options of ``convert_vit`` and of ``replace_mixers``; those of the other kind must be left alone.
+        ours, host: options of ``convert_vit`` and of ``replace_mixers``; those not in use must keep their defaults.
+
+    Returns:
+        The report, and a line that says how to load the folder.
     """
     mixers, surgery = _parsed(target), _is_surgery(source, target)
     defaults: dict[str, Any] = {"resize": False, "classes": None, "last": None, "every": None, "init": "copy"}
     odd = [f"--{name}" for name, value in (ours if surgery else host).items() if value != defaults[name]]
     if odd:
-        hint = "is for a ViT of ours, not for a host's own layers" if surgery else "is for a host's own layers; give the target as patterns, '{\"*\": ...}'"
+        if surgery:
+            hint = "is for a ViT of ours, not for a host's own layers"
+        else:
+            hint = "is for a host's own layers; give the target as patterns, '{\"*\": ...}'"
         raise MixerError(f"convert: {', '.join(odd)} {hint}.")
+    load = f"load it: tokenmix.hosts.load_converted({str(out)!r})"
     if surgery:
-        return convert_host(source, mixers, out, seed=seed, **host), f"load it: tokenmix.hosts.load_converted({str(out)!r})"
-    return convert_command(source, target, out, seed=seed, **ours), f"load it: tokenmix.hosts.load_converted({str(out)!r}), or train it on: --train.init {out}"
+        return convert_host(source, mixers, out, seed=seed, **host), load
+    report = convert_command(source, target, out, seed=seed, **ours)
+    return report, f"{load}, or train it further: --train.init {out}"
 
 
 def _parsed(target: Any) -> Any:
-    """JSON where it is JSON."""
+    """Parse a target that is JSON; return any other as it is."""
     if not isinstance(target, str) or target.lstrip()[:1] not in ("{", "["):
         return target
     try:
@@ -81,7 +96,10 @@ def _parsed(target: Any) -> Any:
 
 
 def _is_surgery(source: str, target: Any) -> bool:
-    """Patterns always mean a host's own layers; so does a folder of transformers that holds no ViT."""
+    """Return whether the target needs surgery.
+
+    Patterns always name a host's own layers; a folder of transformers that holds no ViT needs surgery too.
+    """
     mixers = _parsed(target)
     if isinstance(mixers, dict) and not isinstance(mixers.get("name"), str):
         return True
@@ -90,7 +108,10 @@ def _is_surgery(source: str, target: Any) -> bool:
 
 
 def convert_host(source: str, mixers: Any, out: Path | str, *, seed: int = 0, **options: Any) -> Report:
-    """``replace_mixers`` from a source as of ``open_host`` into a new folder, whole or not at all; options are those of ``replace_mixers``."""
+    """Apply ``replace_mixers`` to a source of ``open_host`` and write a new folder, completely or not at all.
+
+    ``options`` are those of ``replace_mixers``.
+    """
     check_out(out)
     model, host, folder = open_host(source)
     new, report = replace_mixers(model, mixers, seed=seed, **options)
@@ -99,12 +120,12 @@ def convert_host(source: str, mixers: Any, out: Path | str, *, seed: int = 0, **
 
 
 def save_replaced(model: nn.Module, report: Report, out: Path | str, *, host: dict[str, Any] | None = None, beside: Path | None = None) -> None:
-    """Write a model that ``replace_mixers`` gave; ``load_converted`` is the way back.
+    """Write a model made by ``replace_mixers``; ``load_converted`` loads it.
 
     Args:
-        host: how to build the model before its surgery; a model of transformers says it itself, one of timm needs
+        host: how to build the original model; a model of transformers describes itself, one of timm needs
             ``{"library": "timm", "name": "vit_tiny_patch16_224", "options": {"num_classes": 10}}``.
-        beside: a folder whose tokenizer files go along.
+        beside: a folder whose tokenizer files are copied along.
     """
     try:
         from safetensors.torch import save
@@ -114,7 +135,8 @@ def save_replaced(model: nn.Module, report: Report, out: Path | str, *, host: di
     adapters = {adapter.site.name: adapter.spec for adapter in adapters_of(model).values()}
     config: Any = getattr(model, "config", None)
     if host is None and not hasattr(config, "to_dict"):
-        raise MixerError(f"{out}: a {type(model).__name__} cannot be built again from a folder without host=...; torch.save(model.state_dict(), ...) keeps it.")
+        cannot = f"a {type(model).__name__} cannot be rebuilt from a folder without host=..."
+        raise MixerError(f"{out}: {cannot}; torch.save(model.state_dict(), ...) keeps its weights.")
     host = host or {"library": "transformers", "class": type(model).__name__, "config": config.to_dict()}
     out, tensors = Path(out), _unique_tensors(model)
     with new_folder(out) as folder:
@@ -127,7 +149,7 @@ def save_replaced(model: nn.Module, report: Report, out: Path | str, *, host: di
 
 
 def _unique_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors, tied ones under their first name only."""
+    """Return the tensors, tied ones under their first name only."""
     found, seen = {}, set()
     for name, tensor in model.state_dict().items():
         key = (tensor.data_ptr(), tensor.shape, tensor.stride())
@@ -138,10 +160,10 @@ def _unique_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def load_converted(folder: Path | str) -> Any:
-    """The model of a folder that ``tokenmix convert`` or ``save_replaced`` wrote, in eval mode.
+    """Load the model of a folder that ``tokenmix convert`` or ``save_replaced`` wrote, in eval mode.
 
     Raises:
-        MixerError: naming the file, for anything else.
+        MixerError: for any other folder, naming the file.
     """
     folder = Path(folder)
     config = read_json(folder / "config.json")
@@ -153,14 +175,16 @@ def load_converted(folder: Path | str) -> Any:
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     own = model.state_dict()
     loaded = {own[name].data_ptr() for name in tensors if name in own}
-    lost = [name for name in missing if own[name].data_ptr() not in loaded]  # a tied one is there under its other name
+    # a tied tensor is present under its other name
+    lost = [name for name in missing if own[name].data_ptr() not in loaded]
     if lost or unexpected:
-        raise MixerError(f"{folder / 'model.safetensors'}: does not fit its config.json: missing {lost[:3]}, unexpected {unexpected[:3]}.")
+        differ = f"missing {lost[:3]}, unexpected {unexpected[:3]}"
+        raise MixerError(f"{folder / 'model.safetensors'}: does not fit its config.json: {differ}.")
     return model.eval()
 
 
 def _empty_host(host: dict[str, Any], folder: Path) -> nn.Module:
-    """The host as its class builds it, weights drawn anew."""
+    """Build the host from its class, with random weights."""
     if host.get("library") == "timm":
         try:
             ensure_torchvision()
@@ -171,7 +195,8 @@ def _empty_host(host: dict[str, Any], folder: Path) -> nn.Module:
     transformers = _transformers(str(folder))
     cls = getattr(transformers, str(host.get("class")), None)
     if cls is None:
-        raise MixerError(f"{folder / 'config.json'}: transformers {transformers.__version__} has no class {host.get('class')!r}.")
+        have = f"transformers {transformers.__version__} has no class {host.get('class')!r}"
+        raise MixerError(f"{folder / 'config.json'}: {have}.")
     given = json.loads(json.dumps(host["config"]))
     config = transformers.AutoConfig.for_model(given.pop("model_type"), **given)
     dtype = getattr(config, "dtype", None)

@@ -1,4 +1,4 @@
-"""Where the attention of a model is: every attention module of a known family, described."""
+"""Find and describe every attention module of a known family in a model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "timm": ("Attention",),
     "torch": ("MultiheadAttention",),
 }
-"""Family -> the classes whose ``forward`` it knows: of transformers, but for the last two."""
+"""Family -> the classes that share its ``forward``: of transformers, except for the last two families."""
 PROJECTIONS = {
     "bert": "self",
     "distilbert": "q_lin",
@@ -40,28 +40,31 @@ PROJECTIONS = {
     "gpt_neox": "query_key_value",
     "timm": "qkv",
     "torch": "out_proj",
-}  # of the rest: q_proj
-"""Family -> what a module of it has; classes of the same name in other versions of transformers have not."""
-PACKAGES = {"timm": "timm.", "torch": "torch."}  # of the rest: transformers'
+}
+"""Family -> an attribute that its modules have and same-named classes of other versions of transformers lack.
+
+Other families have ``q_proj``.
+"""
+PACKAGES = {"timm": "timm.", "torch": "torch."}  # other families: transformers
 
 
 @dataclass(frozen=True)
 class Site:
-    """One attention module of a model.
+    """Describe one attention module of a model.
 
     Args:
         name: dotted, as in ``model.get_submodule(name)``.
         family: of ``FAMILIES``.
-        heads, kv_heads, head_dim: of queries, of keys and values, and features of each.
-        causal: queries attend what precedes them only. False for torch's, where the call decides.
-        cross: keys and values come from elsewhere.
-        rotary: queries and keys are turned by their positions within the module.
-        max_len: tokens the model has positions for; None: no such limit, or unknown.
-        grid, prefix: of an image model, patches (H, W) and the tokens before them.
-        qk_norm: queries and keys are normalised head by head: "layer" or "rms"; None: they are not.
-        window: attention to tokens less than so many away only, itself included; None: to all.
+        heads, kv_heads, head_dim: number of heads of queries, and of keys and values; features of each.
+        causal: queries attend only themselves and earlier tokens. False for torch's, where each call decides.
+        cross: keys and values come from another sequence.
+        rotary: the module rotates queries and keys by their positions.
+        max_len: number of tokens that the model has positions for; None: unlimited or unknown.
+        grid, prefix: of an image model, patches (H, W) and the number of tokens before them.
+        qk_norm: how queries and keys are normalised per head: "layer" or "rms"; None: not at all.
+        window: only tokens less than this far away are attended, the token itself included; None: all.
         layer: the module's number in a cache; None: it has none.
-        obstacle: why it cannot be replaced as it is; None: nothing stands against it.
+        obstacle: why it cannot be replaced as it is; None: it can.
     """
 
     name: str
@@ -83,11 +86,11 @@ class Site:
 
 
 def find_attention(model: nn.Module) -> list[Site]:
-    """Every attention module of a model whose family is known, in the model's order.
+    """Return every attention module of a known family, in the model's order.
 
-    Known are BERT, ModernBERT, DistilBERT, GPT-2, GPT-NeoX, Llama, Phi, BART, ViT, CLIP and DETR of transformers with their kin, timm's ``Attention``, and
-    ``nn.MultiheadAttention``; see ``FAMILIES``. A class of another name, or a subclass with a ``forward`` of its own, is left out: what it computes is not
-    known.
+    Known are BERT, ModernBERT, DistilBERT, GPT-2, GPT-NeoX, Llama, Phi, BART, ViT, CLIP and DETR of transformers and
+    their relatives, timm's ``Attention``, and ``nn.MultiheadAttention``; see ``FAMILIES``. A class of another name,
+    or a subclass with its own ``forward``, is skipped, because what it computes is unknown.
 
     Raises:
         MixerError: for anything but a module.
@@ -98,7 +101,7 @@ def find_attention(model: nn.Module) -> list[Site]:
 
 
 def unknown_attention(model: nn.Module) -> list[str]:
-    """Class names of modules that look like attention and belong to no known family."""
+    """Return the class names of modules that look like attention and belong to no known family."""
     known = tuple(name for name, *_ in _attention(model))
     inside = [name + "." for name in known]
     names = {n: type(m).__name__ for n, m in model.named_modules() if "attention" in type(m).__name__.lower() and n not in known}
@@ -106,9 +109,9 @@ def unknown_attention(model: nn.Module) -> list[str]:
 
 
 def unknown_hint(model: nn.Module) -> str:
-    """What a model has whose attention is none that is known, and what is: the end of a message."""
+    """Return the end of an error message: the unknown attention of a model, and the known families."""
     odd = ", ".join(unknown_attention(model))
-    seen = f"; it has {odd}, whose computation is not known" if odd else ""
+    seen = f"; it has {odd}, whose computation is unknown" if odd else ""
     return f"{seen}; known are the families {', '.join(FAMILIES)}, whose classes tokenmix.hosts.surgery.FAMILIES lists."
 
 
@@ -120,9 +123,10 @@ def _attention(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
 
 def family_of(module: nn.Module) -> str | None:
-    """The family of an attention module, by the class that wrote its ``forward``; None where it is none, or of no known family."""
+    """Return the family of an attention module, by the class that defines its ``forward``; None if unknown."""
     owner = next((cls for cls in type(module).__mro__ if "forward" in vars(cls)), None)
-    if owner is None or (hasattr(module, "self") and not hasattr(module.self, "query")):  # BERT's, already replaced
+    # BERT's, already replaced
+    if owner is None or (hasattr(module, "self") and not hasattr(module.self, "query")):
         return None
     for family, classes in FAMILIES.items():
         if owner.__name__ in classes and owner.__module__.startswith(PACKAGES.get(family, "transformers.")):
@@ -147,7 +151,8 @@ def _bert(module: Any) -> dict[str, Any]:
     inner, config = module.self, module.self.config
     heads, width = inner.num_attention_heads, inner.attention_head_size
     table = config.max_position_embeddings
-    if config.model_type in ("roberta", "xlm-roberta", "camembert", "data2vec-text"):  # their positions begin after the padding token's number
+    # their positions start after the index of the padding token
+    if config.model_type in ("roberta", "xlm-roberta", "camembert", "data2vec-text"):
         table -= config.pad_token_id + 1
     causal = bool(getattr(inner, "is_causal", False))
     facts = {"dim": inner.query.in_features, "heads": heads, "kv_heads": heads, "head_dim": width, "causal": causal, "max_len": table}
@@ -166,7 +171,7 @@ def _distilbert(module: Any) -> dict[str, Any]:
 
 
 def _separate(module: Any) -> dict[str, Any]:
-    """q_proj, k_proj and v_proj: of most newer models."""
+    """Describe a module with q_proj, k_proj and v_proj, as most newer models have."""
     heads, kv_heads = module.q_proj.out_features // module.head_dim, module.k_proj.out_features // module.head_dim
     facts = {"dim": module.q_proj.in_features, "heads": heads, "kv_heads": kv_heads, "head_dim": module.head_dim, "causal": bool(module.is_causal)}
     return facts | {"cross": "Cross" in type(module).__name__, "layer": getattr(module, "layer_idx", None), "max_len": None}
@@ -175,13 +180,14 @@ def _separate(module: Any) -> dict[str, Any]:
 def _llama(module: Any) -> dict[str, Any]:
     config = module.config
     window = module.sliding_window if hasattr(module, "sliding_window") else getattr(config, "sliding_window", None)
-    odd = "it norms queries and keys with qk_layernorm, which the mixers have no place for" if getattr(module, "qk_layernorm", False) else None
+    norms = "it normalises queries and keys with qk_layernorm, which mixers do not support"
+    odd = norms if getattr(module, "qk_layernorm", False) else None
     facts = {"rotary": bool(getattr(module, "use_rope", True)), "window": window or None, "max_len": config.max_position_embeddings, "obstacle": odd}
     return (_separate(module) if hasattr(module, "q_proj") else _one_projection(module)) | facts
 
 
 def _one_projection(module: Any) -> dict[str, Any]:
-    """Queries, keys and values in one: Phi-3, GPT-NeoX, ModernBERT."""
+    """Describe a module with one projection for queries, keys and values: Phi-3, GPT-NeoX, ModernBERT."""
     config = module.config
     heads = config.num_attention_heads
     facts = {"dim": config.hidden_size, "heads": heads, "kv_heads": getattr(config, "num_key_value_heads", heads), "layer": module.layer_idx}
@@ -189,7 +195,10 @@ def _one_projection(module: Any) -> dict[str, Any]:
 
 
 def _bart(module: Any) -> dict[str, Any]:
-    """Encoders, decoders and what joins them share one class; what joins them is a decoder's, and not causal."""
+    """Describe a module of BART's class, which serves encoders, decoders and cross-attention.
+
+    Cross-attention belongs to a decoder and is not causal.
+    """
     config = module.config
     cross = getattr(module, "is_decoder", False) and not module.is_causal
     if not hasattr(config, "max_source_positions"):
@@ -201,14 +210,14 @@ def _bart(module: Any) -> dict[str, Any]:
 
 
 def _clip(module: Any) -> dict[str, Any]:
-    """CLIP's text model is causal by the call, not by its modules; SigLIP's is not."""
+    """Describe a module of CLIP's text model, which is causal by its calls, or of SigLIP's, which is not causal."""
     text = not hasattr(module.config, "image_size")
     facts = _separate(module) | {"causal": text and type(module).__name__ == "CLIPAttention"}
     return facts | ({"max_len": module.config.max_position_embeddings} if text else {})
 
 
 def _norm_of(module: Any) -> str | None:
-    """The kind of norm of queries and keys, head by head."""
+    """Return the kind of the per-head norm of queries and keys."""
     norms: tuple[Any, ...] = getattr(module, "q_norm", None), getattr(module, "k_norm", None)
     kinds = {"rms" if "rms" in type(n).__name__.lower() else "layer" if isinstance(n, nn.LayerNorm) else None for n in norms}
     weights = [n.weight for n in norms if getattr(n, "weight", None) is not None]
@@ -223,21 +232,23 @@ def _timm(module: Any) -> dict[str, Any]:
     found = {"qk_norm": (plain("q_norm") and plain("k_norm")) or _norm_of(module) is not None, "scale_norm": plain("norm"), "gated": plain("gate")}
     odd = ", ".join(name for name, fine in found.items() if not fine)
     facts = {"dim": module.qkv.in_features, "heads": module.num_heads, "kv_heads": module.num_heads, "head_dim": module.head_dim}
-    return facts | {"obstacle": f"it was built with {odd}, which the mixers have no place for" if odd else None}
+    return facts | {"obstacle": f"it was built with {odd}, which mixers do not support" if odd else None}
 
 
 def _torch(module: nn.MultiheadAttention) -> dict[str, Any]:
     heads = module.num_heads
     odd = None
     if module.bias_k is not None or module.add_zero_attn:
-        odd = f"it was built with {'add_bias_kv' if module.bias_k is not None else 'add_zero_attn'}, which the mixers have no place for"
+        built_with = "add_bias_kv" if module.bias_k is not None else "add_zero_attn"
+        odd = f"it was built with {built_with}, which mixers do not support"
     elif not module._qkv_same_embed_dim:
-        odd = f"its keys have {module.kdim} features and its values {module.vdim}, its queries {module.embed_dim}; they must be equal"
+        widths = f"its keys have {module.kdim} features and its values {module.vdim}, its queries {module.embed_dim}"
+        odd = f"{widths}; they must be equal"
     return {"dim": module.embed_dim, "heads": heads, "kv_heads": heads, "head_dim": module.head_dim, "obstacle": odd}
 
 
 def _image(model: nn.Module, name: str, module: Any) -> dict[str, Any]:
-    """The patches of an image model, and the tokens before them."""
+    """Return the patches of an image model, and the number of tokens before them."""
     if hasattr(module, "config"):
         config = module.config
         sides = [s if isinstance(s, (tuple, list)) else (s, s) for s in (config.image_size, config.patch_size)]

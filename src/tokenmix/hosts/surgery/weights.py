@@ -1,4 +1,4 @@
-"""The projections of a host's attention under our names, into a mixer and back."""
+"""Map the projections of a host's attention to our names, into a mixer and back."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ NORMS = ("q_norm", "k_norm")
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a projection's weight and bias are within a site.
+    """Locate a projection's weight and bias within a site.
 
     Args:
-        index, sizes: of a fused tensor the ``index``-th part, of parts of these many rows; (): it is not fused.
-        heads: more than 1: fused head by head, as in GPT-NeoX; ``sizes`` are then those of one head.
+        index, sizes: the part is number ``index`` of a fused tensor with parts of these many rows; (): not fused.
+        heads: more than 1: fused per head, as in GPT-NeoX; ``sizes`` are then those of one head.
         transposed: as in GPT-2's Conv1D.
-        shift: how much smaller the host's numbers are: Gemma 3's norms multiply by 1 + weight.
+        shift: our numbers minus the host's: 1 for Gemma 3's norms, which multiply by 1 + weight.
     """
 
     weight: str
@@ -37,11 +37,11 @@ class Slot:
     shift: float = 0.0
 
     def tensor(self, leaf: str) -> str:
-        """The name of the weight or the bias."""
+        """Return the name of the weight or the bias."""
         return self.weight if leaf == "weight" else self.bias
 
     def part(self, whole: Tensor) -> Tensor:
-        """A view of this part of the host's tensor: (heads, rows of one head), and columns where it is a weight."""
+        """Return a view of this part of the host's tensor: (heads, rows of one head), and columns for a weight."""
         rows = whole.T if self.transposed and whole.ndim == 2 else whole
         by_head = rows.unflatten(0, (self.heads, -1))
         return by_head.split(self.sizes, 1)[self.index] if self.sizes else by_head
@@ -49,7 +49,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Weight:
-    """One of our tensors as the host holds it: its value, the name there, and whether it is a part of a larger one."""
+    """Hold one of our tensors as the host has it: its value, its name there, and whether it is part of a larger one."""
 
     value: Tensor
     origin: str
@@ -65,7 +65,7 @@ def _fused(name: str, *sizes: int, **options: Any) -> list[Slot]:
 
 
 def slots(site: Site, module: nn.Module) -> dict[str, Slot]:
-    """q_proj, k_proj, v_proj, out_proj, and q_norm and k_norm where there are any -> where a site of this family has them."""
+    """Return where a site has q_proj, k_proj, v_proj, out_proj, and q_norm and k_norm if there are any."""
     queries, keys = site.heads * site.head_dim, site.kv_heads * site.head_dim
     if site.family == "bert":
         found = _linear("self.query", "self.key", "self.value", "output.dense")
@@ -96,7 +96,7 @@ def slots(site: Site, module: nn.Module) -> dict[str, Slot]:
 
 
 def softmax_weights(site: Site, module: nn.Module) -> dict[str, Weight]:
-    """The site's tensors under our names: "q_proj.weight" (out, in), "q_proj.bias" ..."""
+    """Return the site's tensors under our names: "q_proj.weight" (out, in), "q_proj.bias" ..."""
     state, found = module.state_dict(), {}
     for part, slot in slots(site, module).items():
         for leaf in ("weight", "bias"):
@@ -109,7 +109,11 @@ def softmax_weights(site: Site, module: nn.Module) -> dict[str, Weight]:
 
 @torch.no_grad()
 def carry(mixer: Any, name: str, found: dict[str, Weight], site: Site) -> list[Entry]:
-    """Fill what the mixer called ``name`` takes over; what became of each of its tensors, and of those of the host that it has no use for."""
+    """Fill the tensors that the mixer called ``name`` takes over.
+
+    Returns:
+        What became of each of its tensors, and the tensors of the host that it does not use.
+    """
     cls = MIXERS[name]
     entries, used, taken = [], set(), cls.carries
     parameters = {n for n, _ in mixer.named_parameters()}
@@ -120,7 +124,7 @@ def carry(mixer: Any, name: str, found: dict[str, Weight], site: Site) -> list[E
         if source is not None:
             tensor.copy_(_fitted(source, tensor, ours, part, site))
             used.add(f"{part}.{leaf}")
-        elif part in taken and leaf == "bias":  # the host has none: adding nothing is the same function
+        elif part in taken and leaf == "bias":  # the host has none, and adding zero is the same function
             tensor.zero_()
         status = "new" if source is None else "split" if source.split else "copied"
         entries.append(Entry(ours, status, tuple(tensor.shape), None if source is None else source.origin, ours in parameters))
@@ -128,23 +132,24 @@ def carry(mixer: Any, name: str, found: dict[str, Weight], site: Site) -> list[E
 
 
 def dropped_entries(found: dict[str, Weight], used: set[str]) -> list[Entry]:
-    """The host's tensors that nothing took over; a part of a larger one is named with the part."""
+    """Return entries for the host's tensors that nothing took over; a part of a larger tensor is named with it."""
     return [Entry(f"{w.origin} ({ours})" if w.split else w.origin, "dropped", tuple(w.value.shape), w.origin) for ours, w in found.items() if ours not in used]
 
 
 def _fitted(source: Weight, tensor: Tensor, ours: str, part: str, site: Site) -> Tensor:
-    """The host's tensor in the shape of ours: grouped keys and values are repeated for each head of queries that shares them."""
+    """Return the host's tensor in the shape of ours; grouped keys and values are repeated for each query head."""
     value = source.value
     if part in ("k_proj", "v_proj") and site.kv_heads != site.heads and len(tensor) == site.heads * site.head_dim:
         value = value.unflatten(0, (site.kv_heads, -1)).repeat_interleave(site.heads // site.kv_heads, 0).flatten(0, 1)
     if value.shape != tensor.shape:
-        raise MixerError(f"{source.origin} has the shape {tuple(source.value.shape)}, {ours} of the mixer {tuple(tensor.shape)}; they cannot be mapped")
+        shapes = f"{source.origin} has the shape {tuple(source.value.shape)}, {ours} of the mixer {tuple(tensor.shape)}"
+        raise MixerError(f"{shapes}; they cannot be mapped")
     return value
 
 
 @torch.no_grad()
 def write_back(mixer: Any, site: Site, module: nn.Module) -> list[Entry]:
-    """Fill softmax attention of the host from a mixer that has its four projections."""
+    """Fill a host's softmax attention from a mixer that has its four projections."""
     ours, entries, done = mixer.state_dict(), [], set()
     state = module.state_dict()
     for part, slot in slots(site, module).items():
@@ -162,10 +167,11 @@ def write_back(mixer: Any, site: Site, module: nn.Module) -> list[Entry]:
 
 
 def _narrowed(source: Tensor, target: Tensor, name: str, site: Site) -> Tensor:
-    """Keys and values that were repeated for their heads go back to the mean of each group (Ainslie et al. 2023, arXiv 2305.13245, Sec. 2.1)."""
+    """Reduce repeated keys and values to the mean of each group (Ainslie et al. 2023, arXiv 2305.13245, Sec. 2.1)."""
     if name.startswith(("k_proj", "v_proj")) and site.kv_heads != site.heads and len(source) == site.heads * site.head_dim:
         source = source.unflatten(0, (site.kv_heads, site.heads // site.kv_heads, -1)).mean(1).flatten(0, 1)
     wanted = target.flatten(0, 1).shape
     if source.shape != wanted:
-        raise MixerError(f"{name} of the mixer has the shape {tuple(source.shape)}, the host needs {tuple(wanted)}; they cannot be mapped")
+        shapes = f"{name} of the mixer has the shape {tuple(source.shape)}, the host needs {tuple(wanted)}"
+        raise MixerError(f"{shapes}; they cannot be mapped")
     return source.view_as(target)

@@ -1,4 +1,4 @@
-"""timm: any mixer as the ``attn_layer`` of its Vision Transformers, and the papers' models under names of ``timm.create_model``.
+"""Use any mixer as the ``attn_layer`` of timm's Vision Transformers, and the papers' models in ``timm.create_model``.
 
 Importing this module registers the models: ``timm.list_models`` shows them among timm's own.
 """
@@ -7,7 +7,7 @@ from .require import require_timm
 
 require_timm()
 
-from .attention import MixerAttention as MixerAttention  # noqa: E402  (timm is imported where it is known to be there)
+from .attention import MixerAttention as MixerAttention  # noqa: E402  (require_timm has checked timm)
 from .attention import attention_class as attention_class  # noqa: E402
 from .pyramid import PYRAMID_NAMES as PYRAMID_NAMES  # noqa: E402
 from .pyramid import MixerPyramid as MixerPyramid  # noqa: E402

@@ -1,4 +1,4 @@
-"""A mixer in the place of timm's ``Attention``.
+"""Put a mixer in the place of timm's ``Attention``.
 
 Shapes: B images, N tokens of which the first ``prefix`` are not patches, C features.
 """
@@ -27,12 +27,14 @@ STD = 0.02
 
 @register_notrace_module
 class MixerAttention(nn.Module):
-    """What ``attention_class`` makes classes of: the signature of timm's ``Attention``, a mixer inside.
+    """A mixer with the signature of timm's ``Attention``; base of the classes that ``attention_class`` makes.
 
     Args:
-        num_heads, qkv_bias, proj_bias: the mixer's ``heads``, ``qkv_bias`` and ``out_bias``, where it has these options and they were not given.
+        num_heads, qkv_bias, proj_bias: the mixer's ``heads``, ``qkv_bias`` and ``out_bias``, if it has these options
+            and they were not given.
         proj_drop: dropout of the output.
-        qk_norm, scale_norm, attn_drop: refused; norms of queries and keys, and dropout of weights, belong to softmax attention.
+        qk_norm, scale_norm, attn_drop: refused, because norms of queries and keys, and dropout of weights, belong to
+            softmax attention.
         norm_layer: unused, as in timm without these norms.
     """
 
@@ -67,28 +69,29 @@ class MixerAttention(nn.Module):
 
     @property
     def on_grid(self) -> bool:
-        """Whether the mixer is told where the patches lie."""
+        """Return whether the mixer receives the grid of the patches."""
         return self.grid is not None and self.mixer.capabilities.grid and getattr(self.mixer, "ndim", 2) == 2
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """(B, N, C) -> (B, N, C).
+        """Mix (B, N, C) -> (B, N, C).
 
         Args:
-            attn_mask: as in timm, True (or 0 among floats of 0 and -inf) = may be attended: (N, N), (B, N, N) or (B, 1, N, N), or (B, 1, 1, N) for keys
-                only, which every mixer honours.
+            attn_mask: as in timm, True (or 0 among floats of 0 and -inf) = may be attended: (N, N), (B, N, N) or
+                (B, 1, N, N), or (B, 1, 1, N) for keys only, which every mixer honours.
             is_causal: needs a class made with ``causal=True``.
         """
         given = {} if attn_mask is None else self._masks(attn_mask, x)
         if is_causal and not self.mixer.causal:
-            _refuse(f"is_causal=True needs a mixer built so: attention_class({self.spec['name']!r}, causal=True)")
+            needed = f"attention_class({self.spec['name']!r}, causal=True)"
+            _refuse(f"is_causal=True needs a causal mixer: {needed}")
         return self.proj_drop(self.mix(x, **given))
 
     def mix(self, x: Tensor, **masks: Tensor) -> Tensor:
-        """The mixer, told of the grid where it mixes one."""
+        """Apply the mixer, with the grid if it mixes one."""
         if self.grid is not None and x.shape[1] != self.prefix + prod(self.grid):
             _refuse(
-                f"{self.spec['name']} was made for {self.prefix} + {self.grid[0]} x {self.grid[1]} tokens, got {x.shape[1]}; "
-                "give the model's own grid and prefix (class token and registers)"
+                f"{self.spec['name']} was made for {self.prefix} + {self.grid[0]} x {self.grid[1]} tokens, "
+                f"got {x.shape[1]}; give the model's own grid and prefix (class token and registers)"
             )
         return self.mixer(x, grid=self.grid, prefix=self.prefix, **masks) if self.on_grid else self.mixer(x, **masks)
 
@@ -96,7 +99,8 @@ class MixerAttention(nn.Module):
         if mask.dtype != torch.bool:
             allowed = mask == 0
             if not mask.is_floating_point() or not bool((allowed | (mask == float("-inf"))).all()):
-                _refuse(f"expects attn_mask of bool, True = may be attended, or of floats 0 and -inf, got {mask.dtype} with other values")
+                bool_or_float = "bool, True = may be attended, or of floats 0 and -inf"
+                _refuse(f"expects attn_mask of {bool_or_float}, got {mask.dtype} with other values")
             mask = allowed
         B, N = x.shape[:2]
         if tuple(mask.shape) == (B, 1, 1, N):
@@ -106,7 +110,10 @@ class MixerAttention(nn.Module):
         return {"attn_mask": mask}
 
     def init_weights(self) -> None:
-        """Called by timm after its own initialisation of linear layers: the mixer's own, then timm's N(0, 0.02), truncated, for the projections."""
+        """Initialise the mixer as its own, and its projections from timm's truncated N(0, 0.02).
+
+        timm calls this after its own initialisation of linear layers.
+        """
         self.mixer.reset_parameters()
         for name, child in self.mixer.named_children():
             if name in PROJECTIONS and isinstance(child, nn.Linear):
@@ -116,22 +123,24 @@ class MixerAttention(nn.Module):
         self.mixer.start_copies()
 
     def reset_parameters(self) -> None:
-        """For timm's initialisation of modules that were built on the meta device."""
+        """Initialise again, as timm asks of modules that were built on the meta device."""
         self.init_weights()
 
     def __reduce__(self) -> Any:
         return _unpickled, (self.spec, self.built_for, self.prefix), self.__dict__
 
     def __prepare_scriptable__(self) -> nn.Module:
-        """For ``torch.jit.script``: the mixer as a trace for this number of tokens, any number of images."""
+        """Trace the mixer for ``torch.jit.script``, for this number of tokens and any number of images."""
         if self.grid is None and self.mixer.max_len is None:
-            _refuse(f"torch.jit.script needs the number of tokens: attention_class({self.spec['name']!r}, grid=(rows, columns), prefix=...)")
+            call = f"attention_class({self.spec['name']!r}, grid=(rows, columns), prefix=...)"
+            _refuse(f"torch.jit.script needs the number of tokens: {call}")
         weight = next(iter(self.mixer.parameters()), torch.zeros(()))
         tokens = int(self.mixer.max_len or 0) if self.grid is None else self.prefix + prod(self.grid)
         x = torch.randn(2, tokens, self.mixer.dim, device=weight.device, dtype=weight.dtype)
         with use_backend("eager"), warnings.catch_warnings():  # eager, so that the file needs nothing but torch
-            warnings.simplefilter("ignore", torch.jit.TracerWarning)  # of checks on shapes
-            return ScriptedAttention(torch.jit.trace(_Mixed(self), x, check_inputs=[(x[:1],)]), self.proj_drop)  # of another batch
+            warnings.simplefilter("ignore", torch.jit.TracerWarning)  # from checks on shapes
+            traced = torch.jit.trace(_Mixed(self), x, check_inputs=[(x[:1],)])  # checked with another batch
+            return ScriptedAttention(traced, self.proj_drop)
 
 
 class _Mixed(nn.Module):
@@ -147,12 +156,14 @@ class _Mixed(nn.Module):
 
 
 def attention_class(name: str, *, grid: Any = None, prefix: int = 1, **options: Any) -> type[MixerAttention]:
-    """A class for ``attn_layer=`` of timm's Vision Transformers, which builds the mixer ``name`` with these options in every block.
+    """Make a class for ``attn_layer=`` of timm's Vision Transformers that builds the mixer ``name`` in every block.
 
     Args:
-        grid: (rows, columns) of the model's patches. timm does not tell its attention layers how many tokens there are, so mixers with parameters per
-            position and those that mix grids need it; ``max_len``, ``ndim`` and ``grid_size`` follow from it, where the mixer has them.
-        prefix: tokens before the patches: class token and registers.
+        grid: (rows, columns) of the model's patches. timm does not pass its attention layers the number of tokens, so
+            mixers with parameters per position and those that mix grids need it; ``max_len``, ``ndim`` and
+            ``grid_size`` follow from it, if the mixer has them.
+        prefix: number of tokens before the patches: class token and registers.
+        options: of the mixer.
 
     Example:
         ``timm.create_model("deit_tiny_patch16_224", attn_layer=attention_class("aft_full", grid=(14, 14), rank=128))``
@@ -182,11 +193,12 @@ def _unpickled(spec: dict[str, Any], grid: Grid | None, prefix: int) -> MixerAtt
 
 
 def _check_complete(name: str, options: dict[str, Any]) -> None:
-    """Refuse a mixer that is bound to a number of tokens, or that would take patches for a sequence without being told to."""
+    """Refuse a mixer that needs a fixed number of tokens, or would silently read patches as a sequence."""
     known = mixer_options(MIXERS[name])
     for option in ("max_len", "ndim"):
         if option not in options and (known.get(option) is inspect.Parameter.empty or (option == "ndim" and option in known)):
-            _refuse(f"attention_class({name!r}) needs grid=(rows, columns) of the patches, and prefix where it is not 1, or {option} itself")
+            needs = "needs grid=(rows, columns) of the patches, and prefix if it is not 1"
+            _refuse(f"attention_class({name!r}) {needs}, or {option} itself")
 
 
 def _both(grid: Any) -> Grid | None:

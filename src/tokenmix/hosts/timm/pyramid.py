@@ -1,6 +1,6 @@
-"""The papers' pyramids under names of ``timm.create_model``: our ``Pyramid`` with the methods timm asks of a backbone.
+"""Provide the papers' pyramids in ``timm.create_model``: our ``Pyramid`` with the methods of a timm backbone.
 
-Its weights have the names of our ``Pyramid``, so a file of ``tokenmix train`` is a file of this one.
+Its weights have the names of our ``Pyramid``, so files of ``tokenmix train`` load.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class MixerPyramid(Pyramid):
     """A pyramid of stages with the interface of timm's hierarchical backbones.
 
     Args:
-        config: what the arguments below leave open.
+        config: values for what the arguments below leave open.
         img_size, in_chans, num_classes, drop_rate, drop_path_rate: as in timm.
         global_pool: "token", a class token in the last stage, or "avg".
-        mixers: as in ``PyramidConfig``; one spec need not be in a list.
+        mixers: as in ``PyramidConfig``; a single spec need not be in a list.
         depths, dims, patches, mlp_ratios: as in ``PyramidConfig``.
         device, dtype: of the parameters.
     """
@@ -62,30 +62,31 @@ class MixerPyramid(Pyramid):
         self.feature_info = [{"module": f"stages.{i}", "num_chs": dim, "reduction": stride} for i, (dim, stride) in enumerate(per_stage)]
 
     def no_weight_decay(self) -> set[str]:
-        """What belongs neither to a linear layer nor to a convolution: positions, class token, what mixers own."""
+        """Return parameters outside linear layers and convolutions: positions, class token, those of mixers."""
         weights = (nn.Linear, nn.Conv1d, nn.Conv2d)
         own = ((name, module) for name, module in self.named_modules() if not isinstance(module, weights))
         return {f"{name}.{leaf}" if name else leaf for name, module in own for leaf, _ in module.named_parameters(recurse=False)}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Layers for layer decay: the stages, or every block."""
+        """Return the layers for layer decay: the stages, or every block."""
         if coarse:
             return {"stem": r"^stages\.0\.(?:patch|positions)", "blocks": [(r"^stages\.(\d+)", None), (r"^norm", (99999,))]}
         inner = r"^stages\.(\d+)\.(?:patch|positions|class_token)"
         return {"stem": r"^stages\.0\.(?:patch|positions)", "blocks": [(r"^stages\.(\d+)\.blocks\.(\d+)", None), (inner, (0,)), (r"^norm", (99999,))]}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Keep only each stage's input for the backward pass, and compute the stage again there."""
+        """Keep only each stage's input for the backward pass, and recompute the stage there."""
         self.grad_checkpointing = enable
 
     def get_classifier(self) -> nn.Module:
-        """The head; an identity where there is none."""
+        """Return the head; an identity without one."""
         return nn.Identity() if self.head is None else self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new head; the class token is there or not from the beginning, so the pooling stays."""
+        """Replace the head; the pooling stays, because the class token is fixed at construction."""
         if global_pool not in (None, "", self.global_pool):
-            raise MixerError(f"MixerPyramid: was built with global_pool={self.global_pool!r}, got {global_pool!r}; build it anew.")
+            got = f"was built with global_pool={self.global_pool!r}, got {global_pool!r}"
+            raise MixerError(f"MixerPyramid: {got}; build a new model.")
         weight = self.norm.weight
         self.num_classes, self.config = num_classes, replace(self.config, classes=num_classes)
         self.head = nn.Linear(self.num_features, num_classes).to(weight) if num_classes else None
@@ -93,11 +94,11 @@ class MixerPyramid(Pyramid):
             init_linear(self.head, self.config.init_std)
 
     def set_input_size(self, img_size: Any) -> None:
-        """Make this model one for another image size, as ``Pyramid.resize``."""
+        """Adapt the model to another image size, as ``Pyramid.resize``."""
         self.resize(img_size)
 
     def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
-        """Normed tokens of the last stage -> logits, or the pooled features."""
+        """Map normalised tokens of the last stage to logits, or to the pooled features."""
         pooled = tokens[:, 0] if self.config.pool == "class" else tokens.mean(1)
         return pooled if pre_logits or self.head is None else self.head(pooled)
 
@@ -110,11 +111,14 @@ class MixerPyramid(Pyramid):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """The maps of some stages, (B, D_i, H / s_i, W / s_i), and, but for ``intermediates_only``, the normed tokens of the last one.
+        """Return the maps of some stages, (B, D_i, H / s_i, W / s_i).
+
+        Unless ``intermediates_only``, the normalised tokens of the last stage precede them.
 
         Args:
             indices: the last n stages, those listed, or all.
-            norm, stop_early: maps come without a norm, as PVT feeds them to a feature pyramid; all stages are computed.
+            norm, stop_early: no effect: maps have no norm, as PVT feeds them to a feature pyramid, and all stages are
+                computed.
         """
         if output_fmt != "NCHW":
             raise MixerError(f"MixerPyramid: the maps of a pyramid are 'NCHW', got output_fmt={output_fmt!r}.")
@@ -125,17 +129,17 @@ class MixerPyramid(Pyramid):
         return chosen if intermediates_only else (self.norm(found[-1][1][0]), chosen)
 
     def prune_intermediate_layers(self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True) -> list[int]:
-        """Drop the stages after the last one listed, and the head."""
+        """Remove the stages after the last one listed, and the head."""
         taken, last = feature_take_indices(len(self.stages), indices)
         self.stages = self.stages[: last + 1]
         if prune_norm:
-            self.norm = nn.Identity()  # type: ignore[assignment]  # what timm leaves in its place
+            self.norm = nn.Identity()  # type: ignore[assignment]  # as timm does
         if prune_head:
             self.num_classes, self.head = 0, None
         return taken
 
     def run_stage(self, stage: Any, x: Tensor) -> Any:
-        """One stage, computed again in the backward pass where asked for."""
+        """Run one stage, recomputed in the backward pass if checkpointing is on."""
         return checkpoint(stage, x, use_reentrant=False) if self.grad_checkpointing and self.training else stage(x)
 
 

@@ -1,6 +1,6 @@
-"""The papers' Vision Transformers under names of ``timm.create_model``: timm's own shell with mixers of ours in its blocks.
+"""Provide the papers' Vision Transformers in ``timm.create_model``: timm's own model with our mixers in its blocks.
 
-The names start with ``deit_`` and this module is called ``vision_transformer``, as those of timm that it resembles.
+The names start with ``deit_`` and this module is called ``vision_transformer``, like those of timm that it resembles.
 """
 
 from __future__ import annotations
@@ -37,12 +37,15 @@ class MixerBlock(Block):
 
 
 class MixerVisionTransformer(VisionTransformer):
-    """timm's ``VisionTransformer`` with a mixer in each block: its features, heads, pooling, layer groups, pruning and checkpointing are timm's own.
+    """timm's ``VisionTransformer`` with a mixer in each block.
+
+    Its features, heads, pooling, layer groups, pruning and checkpointing are timm's own.
 
     Args:
-        mixers: one spec, or one per layer, or a shorter list repeated over the layers. ``max_len``, ``ndim`` and ``grid_size`` are filled in; ``heads``,
-            ``qkv_bias`` and ``out_bias`` are timm's ``num_heads``, ``qkv_bias`` and ``proj_bias``, where a mixer has them and its spec does not say.
-        dynamic_img_size, patch_drop_rate: only where no mixer knows how many patches there are or where they lie.
+        mixers: one spec, or one per layer, or a shorter list repeated over the layers. ``max_len``, ``ndim`` and
+            ``grid_size`` are filled in; ``heads``, ``qkv_bias`` and ``out_bias`` are timm's ``num_heads``,
+            ``qkv_bias`` and ``proj_bias``, if a mixer has them and its spec does not set them.
+        dynamic_img_size, patch_drop_rate: only if no mixer depends on the number or the grid of patches.
 
     Everything else is timm's.
     """
@@ -65,17 +68,22 @@ class MixerVisionTransformer(VisionTransformer):
             raise MixerError(f"MixerVisionTransformer: mixers must hold 1 to depth={depth} specs, got {len(specs)}.")
         for spec in specs:
             if not isinstance(spec, dict) or "name" not in spec:
-                raise MixerError(f'MixerVisionTransformer: a mixer spec is an object with a name, like {{"name": "hydra"}}; got {spec!r}.')
+                needed = 'a mixer spec is an object with a name, like {"name": "hydra"}'
+                raise MixerError(f"MixerVisionTransformer: {needed}; got {spec!r}.")
         grid = _grid(img_size, patch_size)
         free = dynamic_img_size or patch_drop_rate > 0
         classes = [attention_class(**spec, grid=None if free else grid, prefix=class_token + reg_tokens) for spec in cycled(tuple(specs), depth)]
         base: dict[str, Any] = {"depth": depth, "class_token": class_token, "reg_tokens": reg_tokens}
         base |= {"dynamic_img_size": dynamic_img_size, "patch_drop_rate": patch_drop_rate}
-        super().__init__(img_size, patch_size, **base, block_fn=MixerBlock, attn_layer=classes, **options)  # type: ignore[arg-type]  # one for each block
+        base |= {"block_fn": MixerBlock, "attn_layer": classes}  # one class for each block
+        super().__init__(img_size, patch_size, **base, **options)
 
     def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
-        """timm's, and the mixers' parameters per position follow, interpolated as images; refused, and nothing changed, where one cannot follow."""
-        old: Grid = tuple(self.patch_embed.grid_size)  # type: ignore[assignment]  # two of them
+        """Resize as timm does, interpolating the mixers' parameters per position like images.
+
+        If one mixer cannot follow, the call is refused and nothing changes.
+        """
+        old: Grid = tuple(self.patch_embed.grid_size)  # type: ignore[assignment]  # a pair
         new = _grid(img_size or self.patch_embed.img_size, patch_size or self.patch_embed.patch_size)
         every: list[Any] = [block.attn for block in self.blocks]
         bound = [attention for attention in every if attention.grid is not None]
@@ -87,26 +95,31 @@ class MixerVisionTransformer(VisionTransformer):
             attention.grid = new
 
     def no_weight_decay(self) -> set[str]:
-        """timm's, and what mixers own beside linear layers and convolutions: biases of pairs of positions, filters, memories."""
+        """Return timm's names, and mixers' parameters outside linear layers and convolutions.
+
+        Those are biases of pairs of positions, filters and memories.
+        """
         found = set(super().no_weight_decay())
         for i, block in enumerate(self.blocks):
-            for module_name, module in block.attn.named_modules():  # type: ignore[union-attr]  # a module each
+            for module_name, module in block.attn.named_modules():  # type: ignore[union-attr]  # a module
                 if not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)):
                     found |= {".".join(filter(None, (f"blocks.{i}.attn", module_name, name))) for name, _ in module.named_parameters(recurse=False)}
         return found
 
     def __prepare_scriptable__(self) -> nn.Module:
-        """For ``torch.jit.script``, which puts traces in the place of mixers: into a copy with the same parameters, not into this model."""
+        """Prepare ``torch.jit.script``, which replaces mixers by traces: in a copy that shares the parameters."""
         return copy.deepcopy(self, {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())})
 
 
 def checkpoint_filter(state: dict[str, Any], model: Any) -> dict[str, Tensor]:
-    """Weights for a ``MixerVisionTransformer`` from its own file, from one of our ViT, or, for softmax blocks, from one of timm's ViT.
+    """Convert weights for a ``MixerVisionTransformer``.
 
-    Positions of another image size are resampled by timm.
+    They come from its own file, from one of our ViT, or, for softmax blocks, from one of timm's ViT. timm resamples
+    positions of another image size.
 
     Raises:
-        MixerError: where timm's softmax attention would have to become another mixer; ``tokenmix convert`` does that, and says what it copied.
+        MixerError: if timm's softmax attention would have to become another mixer; ``tokenmix convert`` does that and
+            reports what it copied.
     """
     state = state.get("model", state)
     if "patch.weight" in state:
@@ -121,7 +134,7 @@ def checkpoint_filter(state: dict[str, Any], model: Any) -> dict[str, Tensor]:
 
 
 def _from_ours(state: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
-    """Our ViT's names -> timm's, with the mixers beneath ``attn``; registers get positions of zeros, as in ``to_timm``."""
+    """Rename our ViT's tensors as timm's, mixers beneath ``attn``; registers get zero positions, as in ``to_timm``."""
     trunk = {name: tensor for name, tensor in state.items() if ".mixer." not in name}
     found = {their_name(name, TIMM): tensor for name, tensor in trunk.items()}
     found |= {name.replace(".mixer.", ".attn.mixer.", 1): tensor for name, tensor in state.items() if ".mixer." in name}
@@ -140,25 +153,29 @@ def _check_softmax(name: str, model: Any) -> None:
     layer = int(name.split(".")[1])
     if layer < len(model.blocks) and not is_softmax(model.blocks[layer].attn.spec):
         mixer = model.blocks[layer].attn.spec["name"]
-        raise MixerError(f"checkpoint_filter: {name!r} is of softmax attention, layer {layer} of the model is {mixer}; `tokenmix convert` takes weights over.")
+        differ = f"{name!r} is of softmax attention, layer {layer} of the model is {mixer}"
+        raise MixerError(f"checkpoint_filter: {differ}; `tokenmix convert` takes weights over.")
 
 
 def _grid(img_size: Any, patch_size: Any) -> Grid:
-    """Rows and columns of patches."""
+    """Return the rows and columns of patches."""
     height, width = both_sides(img_size, "MixerVisionTransformer")
     down, right = both_sides(patch_size, "MixerVisionTransformer")
     return height // down, width // right
 
 
 def _cfg(config: ViTConfig) -> dict[str, Any]:
-    """What timm keeps of a model: how images are prepared for it, and the names of its first and last layer. There are no weights to download."""
+    """Return what timm stores of a model: how to prepare images for it, and the names of its first and last layer.
+
+    There are no weights to download.
+    """
     cfg = {"num_classes": config.classes, "input_size": (config.channels, *config.image_size), "pool_size": None, "fixed_input_size": True}
     shown = {"crop_pct": 1.0 if config.image_size[0] > 224 else 0.9, "interpolation": "bicubic", "mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
     return {**cfg, **shown, "first_conv": "patch_embed.proj", "classifier": "head", "license": "apache-2.0"}
 
 
 def _timm_name(name: str, config: ViTConfig) -> str:
-    """The name for timm of a row of ``MODELS``: aft_conv_tiny_k11_h32 -> deit_tiny_aft_conv_k11_h32_patch16_224."""
+    """Return timm's name for a row of ``MODELS``: aft_conv_tiny_k11_h32 -> deit_tiny_aft_conv_k11_h32_patch16_224."""
     plain = re.sub(r"(?<=base)_?384", "", name)
     size = re.search(r"tiny|small|base", plain)
     if size is None:
@@ -169,7 +186,10 @@ def _timm_name(name: str, config: ViTConfig) -> str:
 
 
 MODEL_NAMES: dict[str, str] = {_timm_name(name, config): name for name, config in MODELS.items() if isinstance(config, ViTConfig)}
-"""timm's name of a model -> its row in ``tokenmix.models.MODELS``. The ``mixer`` shells are softmax attention's, for ``mixers=`` of your own."""
+"""timm's name of a model -> its row in ``tokenmix.models.MODELS``.
+
+Names with ``mixer`` have softmax attention by default, for your own ``mixers=``.
+"""
 
 default_cfgs = generate_default_cfgs({name: _cfg(MODELS[model]) for name, model in MODEL_NAMES.items()})
 
@@ -186,7 +206,7 @@ def _register(name: str, model: str) -> None:
         return build_model_with_cfg(MixerVisionTransformer, name, pretrained, pretrained_filter_fn=checkpoint_filter, feature_cfg=features, **options)
 
     build.__name__ = build.__qualname__ = name
-    build.__doc__ = f"``tokenmix.models.MODELS[{model!r}]`` in timm's shell."
+    build.__doc__ = f"Build ``tokenmix.models.MODELS[{model!r}]`` as a timm model."
     globals()[name] = register_model(build)
 
 

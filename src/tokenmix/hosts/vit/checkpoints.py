@@ -1,4 +1,4 @@
-"""Weights from wherever they are: a model, a state dict, a file, a run, a converted model, timm, a Hugging Face folder."""
+"""Read weights from a model, a state dict, a file, a run, a converted model, timm or a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ KINDS = ".safetensors, " + ", ".join(TORCH_FILES)
 
 
 def read_weights(source: Any, *, heads: int | None = None, image_size: Any = None) -> Weights:
-    """The weights of a ViT under our names, and its config.
+    """Read the weights of a ViT under our names, and its config.
 
     Args:
-        source: a ViT of ours, of timm or of transformers; a state dict of timm or transformers; ``(state, ViTConfig)``; ``"timm:NAME"`` (downloaded by timm);
-            ``"hf:FOLDER"``; or a path: a .safetensors, .pth, .pt or .bin file, a folder of transformers, a run directory, a converted model's folder.
-        heads, image_size: of a bare state dict or file, where they are not 64 features per head and a square image.
+        source: a ViT of ours, of timm or of transformers; a state dict of timm or transformers;
+            ``(state, ViTConfig)``; ``"timm:NAME"`` (downloaded by timm); ``"hf:FOLDER"``; or a path: a .safetensors,
+            .pth, .pt or .bin file, a folder of transformers, a run directory, a converted model's folder.
+        heads, image_size: of a bare state dict or file, if not 64 features per head and a square image.
 
     Raises:
         MixerError: naming the file, and the first key that does not belong to a plain ViT.
@@ -52,25 +53,26 @@ def read_weights(source: Any, *, heads: int | None = None, image_size: Any = Non
 
 
 def read_file(path: Path | str) -> dict[str, Tensor]:
-    """The tensors of a .safetensors or torch file; of a training checkpoint, those under "model" or "state_dict"."""
+    """Read the tensors of a .safetensors or torch file; of a training checkpoint, those in "model" or "state_dict"."""
     path = Path(path)
     if not path.is_file():
         raise MixerError(f"{path}: there is no such file.")
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     if path.suffix not in TORCH_FILES:
-        raise MixerError(f"{path}: weights are read from {KINDS}, not from {path.suffix or 'a file without an ending'}.")
+        ending = path.suffix or "a file without an extension"
+        raise MixerError(f"{path}: weights are read from {KINDS}, not from {ending}.")
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as why:
         raise MixerError(f"{path}: is truncated, or holds more than tensors ({_line(why)}).") from None
-    except Exception as why:  # a damaged pickle raises whatever it runs into
-        raise MixerError(f"{path}: is truncated, or no file of torch ({_line(why)}).") from None
+    except Exception as why:  # a damaged pickle can raise any error
+        raise MixerError(f"{path}: is truncated or not a PyTorch file ({_line(why)}).") from None
     for name in ("model", "state_dict"):
         if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
             found = found[name]
     if not isinstance(found, Mapping) or not found or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in found.items()):
-        raise MixerError(f"{path}: holds no state dict, neither itself nor under 'model' or 'state_dict'.")
+        raise MixerError(f"{path}: holds no state dict, neither at the top level nor under 'model' or 'state_dict'.")
     return dict(found)
 
 
@@ -83,11 +85,11 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError) as why:
-        raise MixerError(f"{path}: is truncated, or no safetensors file ({_line(why)}).") from None
+        raise MixerError(f"{path}: is truncated or not a safetensors file ({_line(why)}).") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
+    """Read a JSON object from a file."""
     try:
         found = json.loads(path.read_text())
     except FileNotFoundError:
@@ -104,13 +106,14 @@ def _line(why: BaseException) -> str:
 
 
 def _kind(state: Mapping[str, Any], where: str) -> str:
-    """Whose names these are, "own", "timm" or "hf"; a checkpoint of another architecture is refused."""
+    """Return whose names these are, "own", "timm" or "hf"; refuse a checkpoint of another architecture."""
     refuse_distilled(state, where)
     keys = {bare(key) for key in state}
     for kind, sign in (("own", "patch.weight"), ("timm", "patch_embed.proj.weight"), ("hf", "embeddings.patch_embeddings.projection.weight")):
         if sign in keys:
             return kind
-    raise MixerError(f"{where}: is no checkpoint of a ViT of timm, transformers or tokenmix; its first key is {next(iter(state), None)!r}.")
+    first = next(iter(state), None)
+    raise MixerError(f"{where}: is not a checkpoint of a ViT of timm, transformers or tokenmix; its first key is {first!r}.")
 
 
 def _from_state(state: Mapping[str, Tensor], where: str, guess: dict[str, Any], config: Any = None) -> Weights:
@@ -125,28 +128,31 @@ def _read_place(place: str, guess: dict[str, Any]) -> Weights:
         return from_timm(timm_model(place[5:]), where=place)
     path = Path(place.removeprefix("hf:"))
     if not path.exists():
-        hint = "; download the model into a folder first" if place.startswith("hf:") else f"; a file ({KINDS}), a folder, timm:NAME or hf:FOLDER is read"
-        raise MixerError(f"{place}: there is no such file or folder{hint}.")
+        hint = "download the model into a folder first"
+        if not place.startswith("hf:"):
+            hint = f"a file ({KINDS}), a folder, timm:NAME or hf:FOLDER is read"
+        raise MixerError(f"{place}: there is no such file or folder; {hint}.")
     return _from_folder(path, guess) if path.is_dir() else _from_state(read_file(path), str(path), guess)
 
 
 def timm_model(name: str) -> nn.Module:
-    """A model of timm with its published weights."""
+    """Load a model of timm with its published weights."""
     try:
         ensure_torchvision()
         import timm
     except ImportError:
         raise MixerError(f"timm:{name}: needs timm: pip install 'tokenmix[vision]'.") from None
     if not timm.is_model(name.split(".")[0]):
-        raise MixerError(f"timm:{name}: timm {timm.__version__} has no such model; timm.list_models('deit*') lists them.")
+        have = f"timm {timm.__version__} has no such model"
+        raise MixerError(f"timm:{name}: {have}; timm.list_models('deit*') lists them.")
     try:
         return timm.create_model(name, pretrained=True)
     except (RuntimeError, OSError, ValueError) as why:
-        raise MixerError(f"timm:{name}: its weights cannot be had ({_line(why)}).") from None
+        raise MixerError(f"timm:{name}: its weights could not be loaded ({_line(why)}).") from None
 
 
 def _from_folder(folder: Path, guess: dict[str, Any]) -> Weights:
-    """A run directory, a converted model, or a model saved by transformers: their config.json says which."""
+    """Read a run directory, a converted model or a model saved by transformers, as config.json tells."""
     config = read_json(folder / "config.json")
     if "model_type" in config:
         found = next((folder / name for name in ("model.safetensors", "pytorch_model.bin") if (folder / name).is_file()), None)
@@ -157,7 +163,8 @@ def _from_folder(folder: Path, guess: dict[str, Any]) -> Weights:
     model = config["model"] if run else config
     if not isinstance(model, dict) or model.get("kind") != "vit":
         kind = model.get("kind") if isinstance(model, dict) else None
-        raise MixerError(f"{folder / 'config.json'}: describes a model of kind {kind!r}; a Vision Transformer, kind 'vit', is needed.")
+        needed = "a Vision Transformer, kind 'vit', is needed"
+        raise MixerError(f"{folder / 'config.json'}: describes a model of kind {kind!r}; {needed}.")
     vit = ViTConfig.from_json(model)
     if not run:
         return from_own(read_file(folder / "model.safetensors"), vit, where=str(folder / "model.safetensors"))

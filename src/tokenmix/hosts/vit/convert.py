@@ -1,4 +1,4 @@
-"""From a softmax ViT to a ViT with other mixers: what is copied, and what begins anew."""
+"""Convert a softmax ViT to a ViT with other mixers: copy what both have, initialise the rest."""
 
 from __future__ import annotations
 
@@ -21,27 +21,30 @@ from .read import Weights
 
 
 def convert_vit(source: Any, target: Any, *, resize: bool = False, classes: int | None = None, seed: int | None = None) -> tuple[ViT, Report]:
-    """A ViT with other mixers, its weights taken over from ``source`` wherever the two mean the same.
+    """Build a ViT with other mixers that takes weights over from ``source`` wherever the two mean the same.
 
-    Everything outside of the mixers is copied where the target has it: patches, norms, MLPs, class token, registers, positions, head. Of a mixer that replaces
-    another, the projections are copied that both classes name in ``carries``; a layer that keeps its mixer keeps all of it. AFT-conv is as in AFT (Zhai et
-    al. 2021), Table 8: "everything but position embedding, class token and the query and key projections". A bias that the target lacks is dropped, one that
-    the source lacks is new.
+    Everything outside the mixers is copied if the target has it: patches, norms, MLPs, class token, registers,
+    positions, head. Of a mixer that replaces another, the projections that both classes name in ``carries`` are
+    copied; a layer that keeps its mixer keeps all of it. AFT-conv is as in AFT (Zhai et al. 2021), Table 8:
+    "everything but position embedding, class token and the query and key projections". A bias that the target lacks
+    is dropped; one that the source lacks is new.
 
     Args:
         source: as of ``read_weights``.
-        target: a ViTConfig; a name of ``MODELS``; or mixer specs, one or one per layer, for the source's own config. With a name or specs the model keeps the
-            source's number of classes and LayerNorm eps.
-        resize: allow an image size other than the source's; its learned positions are then interpolated (``ViT.resize``).
-        classes: of the new head; another number than the source's begins a new head.
-        seed: of what is new, which is exactly what ``build_model`` draws under ``torch.manual_seed(seed)``. None: torch's generator as it is.
+        target: a ViTConfig; a name of ``MODELS``; or mixer specs, one or one per layer, for the source's own config.
+            With a name or specs the model keeps the source's number of classes and LayerNorm eps.
+        resize: allow an image size other than the source's; learned positions are then interpolated
+            (``ViT.resize``).
+        classes: of the new head; a number other than the source's gives a new head.
+        seed: of the new weights, which are exactly what ``build_model`` draws under ``torch.manual_seed(seed)``.
+            None: torch's generator as it is.
 
     Returns:
         The model in training mode, and the report.
 
     Raises:
-        MixerError: naming both shapes where a tensor should fit and does not; for another number of layers, width or patch; for another image size
-            without ``resize``.
+        MixerError: naming both shapes if a tensor should fit and does not; for another number of layers, width or
+            patch; for another image size without ``resize``.
     """
     weights = read_weights(source)
     config = _target_config(target, weights.config, classes)
@@ -71,7 +74,7 @@ def convert_vit(source: Any, target: Any, *, resize: bool = False, classes: int 
 
 
 def _target_config(target: Any, source: ViTConfig, classes: int | None) -> ViTConfig:
-    """The config of the new model."""
+    """Return the config of the new model."""
     if isinstance(target, str) and target.lstrip()[:1] in ("{", "["):
         try:
             target = json.loads(target)
@@ -85,12 +88,13 @@ def _target_config(target: Any, source: ViTConfig, classes: int | None) -> ViTCo
     elif isinstance(target, (dict, list, tuple)):
         target = replace(source, mixers=(target,) if isinstance(target, dict) else tuple(target))
     elif not isinstance(target, ViTConfig):
-        raise MixerError(f"convert: the target is a ViTConfig, a name of MODELS or mixer specs, got {type(target).__name__}.")
+        kind = type(target).__name__
+        raise MixerError(f"convert: the target must be a ViTConfig, a name of MODELS or mixer specs, got {kind}.")
     return target if classes is None else replace(target, classes=classes)
 
 
 def _differences(old: ViTConfig, new: ViTConfig) -> Iterator[str]:
-    """What the shapes of tensors cannot tell: options that change what copied weights compute."""
+    """Yield notes on what shapes cannot show: options that change what copied weights compute."""
     if old.norm_eps != new.norm_eps:
         yield f"LayerNorm eps was {old.norm_eps:g}, is {new.norm_eps:g}"
     if old.classes != new.classes:
@@ -101,18 +105,19 @@ def _differences(old: ViTConfig, new: ViTConfig) -> Iterator[str]:
 
 
 def _options(spec: dict[str, Any]) -> dict[str, Any]:
-    """A spec with the defaults of its mixer written out."""
+    """Return a spec with the defaults of its mixer filled in."""
     return (mixer_options(MIXERS[spec["name"]]) if spec["name"] in MIXERS else {}) | spec
 
 
 def _resized(weights: Weights, config: ViTConfig, resize: bool, notes: list[str]) -> Weights:
-    """The weights for the target's image size."""
+    """Return the weights for the target's image size."""
     old = weights.config
     if old.image_size == config.image_size:
         return weights
     sizes = " to ".join(" x ".join(str(n) for n in c.image_size) for c in (old, config))
     if not resize:
-        raise MixerError(f"convert: {weights.where} is for images of another size than the target, {sizes}; allow it with resize=True.")
+        differ = f"{weights.where} is for images of another size than the target, {sizes}"
+        raise MixerError(f"convert: {differ}; allow it with resize=True.")
     notes.append(f"resized from images of {sizes}")
     model = weights.model().resize(config.image_size)
     return replace(weights, state=model.state_dict(), config=model.config)
@@ -127,7 +132,7 @@ def _fresh(config: ViTConfig, seed: int | None) -> Any:
 
 
 def _counterpart(name: str, weights: Weights, config: ViTConfig) -> str | None:
-    """The source's tensor that becomes ``name``; None where it is new."""
+    """Return the source's tensor that becomes ``name``; None if it is new."""
     if name.startswith("head.") and weights.config.classes != config.classes:
         return None
     if ".mixer." in name:
@@ -142,25 +147,28 @@ def _counterpart(name: str, weights: Weights, config: ViTConfig) -> str | None:
 
 
 def _fitted(name: str, tensor: Tensor, old: str, weights: Weights) -> tuple[str, Tensor]:
-    """How the source's tensor becomes ours, and its value."""
+    """Return how the source's tensor becomes ours, and its value."""
     value, origin = weights.state[old], weights.origin.get(old, old)
     if name == "positions" and weights.config.pool == "class" and value.shape[0] == tensor.shape[0] + 1:
         return "split", value[1:]
     if value.shape != tensor.shape:
-        raise MixerError(
-            f"convert: {weights.where}: {origin!r} has the shape {tuple(value.shape)}, {name} of the target {tuple(tensor.shape)}; they must be equal."
-        )
+        shapes = f"{origin!r} has the shape {tuple(value.shape)}, {name} of the target {tuple(tensor.shape)}"
+        raise MixerError(f"convert: {weights.where}: {shapes}; they must be equal.")
     return ("split" if list(weights.origin.values()).count(origin) > 1 else "copied"), value
 
 
 def _described(config: ViTConfig) -> str:
     names = [spec["name"] for spec in config.specs()]
     counts = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-    return f"ViT of {config.dim} features, layers {counts}, {config.classes} classes, images of {' x '.join(str(n) for n in config.image_size)}"
+    size = " x ".join(str(n) for n in config.image_size)
+    return f"ViT of {config.dim} features, layers {counts}, {config.classes} classes, images of {size}"
 
 
 def convert_command(source: str, target: Any, out: Path | str, *, resize: bool = False, classes: int | None = None, seed: int = 0) -> Report:
-    """``convert_vit`` into a folder: config.json, model.safetensors and report.json, all three or none. A path that holds anything is refused."""
+    """Write ``convert_vit``'s model to a folder: config.json, model.safetensors and report.json, all three or none.
+
+    A path that holds anything is refused.
+    """
     check_out(out)
     model, report = convert_vit(source, target, resize=resize, classes=classes, seed=seed)
     save_converted(model, report, out)
@@ -168,7 +176,7 @@ def convert_command(source: str, target: Any, out: Path | str, *, resize: bool =
 
 
 def save_converted(model: ViT, report: Report, out: Path | str) -> None:
-    """Write a converted model's folder, whole or not at all; ``train.load_model`` is the way back."""
+    """Write a converted model's folder, completely or not at all; ``train.load_model`` loads it."""
     try:
         from safetensors.torch import save
     except ImportError:

@@ -1,4 +1,4 @@
-"""The names that timm and Hugging Face transformers give to the weights of a Vision Transformer, and ours.
+"""Map the names that timm and Hugging Face transformers give to the weights of a Vision Transformer to ours.
 
 timm      blocks.3.attn.qkv.weight                       (3 D, D): queries, keys and values in one
 HF        vit.layers.3.attention.q_proj.weight           modules of transformers >= 5
@@ -66,11 +66,11 @@ HF_FILES = HF_TRUNK | {
 }
 DISTILLED = ("dist_token", "head_dist.weight", "head_dist.bias", "distillation_token", "distillation_classifier.weight", "cls_classifier.weight")
 UNUSED = ("pooler.dense.weight", "pooler.dense.bias", "embeddings.mask_token")
-"""Tensors of transformers' ViTModel that no classifier of images uses."""
+"""Tensors of transformers' ViTModel that no image classifier uses."""
 
 
 def renamed(state: State, table: Mapping[str, str], where: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors under our names, and what each was called; a key outside of the table is refused."""
+    """Return the tensors under our names, and what each was called; refuse a key that the table lacks."""
     found: dict[str, Tensor] = {}
     origin: dict[str, str] = {}
     for key, tensor in state.items():
@@ -79,19 +79,20 @@ def renamed(state: State, table: Mapping[str, str], where: str) -> tuple[dict[st
         module, _, leaf = like.rpartition(".")
         ours = table.get(like) or (f"{table[module]}.{leaf}" if module in table and leaf in ("weight", "bias") else None)
         if ours is None or not isinstance(tensor, Tensor):
-            raise MixerError(f"{where}: the key {key!r} has no place in a plain ViT; this is a checkpoint of another architecture, or of a variant of it.")
+            other = "this is a checkpoint of another architecture or variant"
+            raise MixerError(f"{where}: the key {key!r} has no place in a plain ViT; {other}.")
         ours = ours.replace("{}", number[0]) if number else ours
         found[ours], origin[ours] = tensor.detach(), key
     return found, origin
 
 
 def bare(key: str) -> str:
-    """A transformers key without the name of its model."""
+    """Return a transformers key without the name of its model."""
     return re.sub(r"^(vit|deit)\.", "", key)
 
 
 def their_name(name: str, table: Mapping[str, str]) -> str:
-    """What one of our tensors is called in the naming of a table."""
+    """Return the name of one of our tensors in the naming of a table."""
     backwards = {ours: theirs for theirs, ours in table.items()}
     like, number = NUMBER.sub("{}", name, count=1), NUMBER.search(name)
     module, _, leaf = like.rpartition(".")
@@ -102,28 +103,30 @@ def their_name(name: str, table: Mapping[str, str]) -> str:
 
 
 def refuse_distilled(state: State, where: str) -> None:
-    """A distilled DeiT has a second token and a second head."""
+    """Refuse a distilled DeiT, which has a second token and a second head."""
     key = next((key for key in state if bare(key).removeprefix("embeddings.") in DISTILLED), None)
     if key is not None:
-        raise MixerError(f"{where}: {key!r} says this is a distilled DeiT, with a second token and head; take the variant without distillation.")
+        distilled = f"{key!r} shows a distilled DeiT, with a second token and head"
+        raise MixerError(f"{where}: {distilled}; take the variant without distillation.")
 
 
 def fold_layer_scale(state: State, where: str) -> tuple[dict[str, Tensor], bool]:
-    """timm's tensors with each LayerScale multiplied into the projection before it, and whether there were any."""
+    """Multiply each LayerScale of timm into the projection before it; return the tensors, and whether any was there."""
     found = dict(state)
     for key in [key for key in found if NUMBER.sub("{}", key, count=1).removeprefix("blocks.{}.") in SCALED]:
         block, number, scale = key.split(".", 2)
         scaled = [name for part in ("weight", "bias") if (name := f"{block}.{number}.{SCALED[scale]}.{part}") in found]
-        gamma = found.pop(key) if scaled else found[key]  # without a projection it has no place
+        gamma = found.pop(key) if scaled else found[key]  # without a projection it stays, and is refused later
         for name in scaled:
             if gamma.ndim != 1 or len(gamma) != len(found[name]):
-                raise MixerError(f"{where}: {key!r} of shape {tuple(gamma.shape)} does not scale {name!r} of shape {tuple(found[name].shape)}.")
+                shapes = [tuple(a.shape) for a in (gamma, found[name])]
+                raise MixerError(f"{where}: {key!r} of shape {shapes[0]} does not scale {name!r} of shape {shapes[1]}.")
             found[name] = found[name] * (gamma[:, None] if found[name].ndim > 1 else gamma)
     return found, len(found) < len(state)
 
 
 def split_qkv(state: dict[str, Tensor], origin: dict[str, str], where: str) -> None:
-    """Cut timm's joint projections into queries, keys and values, in place."""
+    """Split timm's joint projections into queries, keys and values, in place."""
     for name in [n for n in state if ".qkv." in n]:
         joint, key = state.pop(name), origin.pop(name)
         if joint.ndim < 1 or len(joint) % 3:
@@ -133,10 +136,11 @@ def split_qkv(state: dict[str, Tensor], origin: dict[str, str], where: str) -> N
 
 
 def drop_batch_axis(state: dict[str, Tensor], origin: Mapping[str, str], where: str) -> None:
-    """Tokens and positions as we hold them, in place: (1, 1, D) -> (D,), (1, rows, D) -> (rows, D)."""
+    """Reshape tokens and positions as we hold them, in place: (1, 1, D) -> (D,), (1, rows, D) -> (rows, D)."""
     for name in ("class_token", "registers", "positions"):
         if name in state:
             shape = tuple(state[name].shape)
             if len(shape) != 3 or shape[0] != 1 or (name == "class_token" and shape[1] != 1):
-                raise MixerError(f"{where}: {origin[name]!r} must have the shape (1, {1 if name == 'class_token' else 'tokens'}, dim), got {shape}.")
+                rows = 1 if name == "class_token" else "tokens"
+                raise MixerError(f"{where}: {origin[name]!r} must have the shape (1, {rows}, dim), got {shape}.")
             state[name] = state[name][0, 0] if name == "class_token" else state[name][0]

@@ -1,4 +1,4 @@
-"""Weights of timm's and Hugging Face's Vision Transformers under our names, with the config they belong to."""
+"""Read weights of timm's and Hugging Face's Vision Transformers under our names, with their config."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from ...models import ViT, ViTConfig, build_model
 from ...models.images import both_sides
 from .names import HF, HF_FILES, NUMBER, TIMM, UNUSED, State, bare, drop_batch_axis, fold_layer_scale, refuse_distilled, renamed, split_qkv, their_name
 
-WIDTH = 64  # features per head, where nothing says how many heads there are: those of every DeiT, of the original ViT-B and ViT-L
+WIDTH = 64
+"""Features per head if the number of heads is unknown: those of every DeiT and of the original ViT-B and ViT-L."""
 TIMM_PARTS = {"": "VisionTransformer", "blocks.0": "Block", "blocks.0.attn": "Attention", "blocks.0.mlp": "Mlp", "norm": "LayerNorm"}
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of a ViT under our names.
+    """Hold weights of a ViT under our names.
 
     Args:
         state: our names -> tensors.
         config: of the ViT they belong to.
-        where: the file, or what else they came from; error messages begin with it.
-        origin: our name -> the name in the source. Several of ours with one origin were split from it.
-        left_out: tensors of the source that a ViT has no use for, with their shapes.
-        notes: what was assumed, and what the shapes cannot tell.
+        where: the file or other source; error messages start with it.
+        origin: our name -> the name in the source. Several names with one origin were split from it.
+        left_out: tensors of the source that a ViT does not use, with their shapes.
+        notes: what was assumed, and what shapes cannot show.
     """
 
     state: dict[str, Tensor]
@@ -40,7 +41,7 @@ class Weights:
     notes: tuple[str, ...] = ()
 
     def model(self) -> ViT:
-        """A ViT with these weights, in eval mode."""
+        """Build a ViT with these weights, in eval mode."""
         with torch.random.fork_rng():
             model: Any = build_model(self.config)
         model.load_state_dict(self.state)
@@ -48,14 +49,16 @@ class Weights:
 
 
 def from_timm(source: Any, *, heads: int | None = None, image_size: Any = None, where: str = "the timm model") -> Weights:
-    """A timm ViT or DeiT, or its state dict, under our names.
+    """Read a timm ViT or DeiT, or its state dict, under our names.
 
-    The model's own LayerNorm eps, heads and image size are used; a bare state dict is read with eps 1e-6, 64 features per head and a square image unless
-    ``heads`` and ``image_size`` say otherwise. Registers with rows in ``pos_embed`` take these rows into themselves, which is the same sum. LayerScale
-    (DeiT III, DINOv2) is multiplied into the projections whose outputs it scales: the same function but for rounding, and a note says so.
+    The model's own LayerNorm eps, heads and image size are used; a bare state dict is read with eps 1e-6, 64 features
+    per head and a square image unless ``heads`` and ``image_size`` say otherwise. Rows of registers in ``pos_embed``
+    are added to the registers, which gives the same sum. LayerScale (DeiT III, DINOv2) is multiplied into the
+    projections whose outputs it scales: the same function except for rounding, and a note says so.
 
     Raises:
-        MixerError: for a distilled variant, and for any key our ViT has no place for (a norm after pooling, one before the blocks ...).
+        MixerError: for a distilled variant, and for any key that our ViT lacks (a norm after pooling, one before the
+            blocks ...).
     """
     eps, embedded = 1e-6, None
     if isinstance(source, nn.Module):
@@ -73,13 +76,15 @@ def from_timm(source: Any, *, heads: int | None = None, image_size: Any = None, 
 
 
 def from_hf(source: Any, *, config: Any = None, heads: int | None = None, image_size: Any = None, where: str = "the transformers model") -> Weights:
-    """A Hugging Face ``ViTForImageClassification`` or ``ViTModel``, or its state dict in either spelling, under our names.
+    """Read a Hugging Face ``ViTForImageClassification`` or ``ViTModel``, or its state dict, under our names.
 
-    Heads, image size and LayerNorm eps are those of the model's config, or of ``config`` (an object or a dict); without one 64 features per head, a square
-    image and eps 1e-12 are assumed. The pooler of a ``ViTModel`` is left out.
+    A state dict may use either naming. Heads, image size and LayerNorm eps are those of the model's config, or of
+    ``config`` (an object or a dict); without one, 64 features per head, a square image and eps 1e-12 are assumed. The
+    pooler of a ``ViTModel`` is left out.
 
     Raises:
-        MixerError: for a distilled DeiT (every DeiT of transformers is one), for another family, for any key our ViT has no place for.
+        MixerError: for a distilled DeiT (every DeiT of transformers is one), another family, or any key that our ViT
+            lacks.
     """
     if isinstance(source, nn.Module):
         source, config = source.state_dict(), getattr(source, "config", config)
@@ -96,50 +101,62 @@ def from_hf(source: Any, *, config: Any = None, heads: int | None = None, image_
 
 
 def from_own(source: Any, config: ViTConfig | None = None, *, where: str = "the model") -> Weights:
-    """One of our ViTs, or a state dict of one with its config."""
+    """Read one of our ViTs, or a state dict of one with its config."""
     if isinstance(source, ViT):
         source, config = source.state_dict(), source.config
     if not isinstance(config, ViTConfig):
-        raise MixerError(f"{where}: a state dict with our names needs its ViTConfig beside it, (state, config), got {type(config).__name__}.")
+        got = f"(state, config), got {type(config).__name__}"
+        raise MixerError(f"{where}: a state dict with our names needs its ViTConfig beside it, {got}.")
     state = {key: tensor.detach() for key, tensor in source.items()}
     check_fit(state, config, where, {}, {})
     return Weights(state, config, where, {name: name for name in state})
 
 
 def check_fit(state: State, config: ViTConfig, where: str, origin: Mapping[str, str], table: Mapping[str, str]) -> None:
-    """Refuse a state dict that is not exactly that of a ViT of this config; ``origin`` and ``table`` give the names the source uses."""
+    """Refuse a state dict that is not exactly that of a ViT of this config.
+
+    ``origin`` and ``table`` give the names that the source uses.
+    """
     with torch.device("meta"):
         wanted = {name: tuple(tensor.shape) for name, tensor in build_model(config).state_dict().items()}
     for name, shape in wanted.items():
         if name not in state:
             raise MixerError(f"{where}: the key {_missing(name, origin, table)!r} is missing.")
         if tuple(state[name].shape) != shape:
-            raise MixerError(f"{where}: {origin.get(name, name)!r} gives {name} the shape {tuple(state[name].shape)}, a ViT of its sizes needs {shape}.")
+            gives = f"{origin.get(name, name)!r} gives {name} the shape {tuple(state[name].shape)}"
+            raise MixerError(f"{where}: {gives}, a ViT of its sizes needs {shape}.")
     for name in state:
         if name not in wanted:
-            raise MixerError(f"{where}: the key {origin.get(name, name)!r} has no place in this ViT of {config.layers} layers and {config.classes} classes.")
+            vit = f"this ViT of {config.layers} layers and {config.classes} classes"
+            raise MixerError(f"{where}: the key {origin.get(name, name)!r} has no place in {vit}.")
 
 
 def _missing(name: str, origin: Mapping[str, str], table: Mapping[str, str]) -> str:
-    """What a tensor that is not there would be called in the source."""
+    """Return what a missing tensor would be called in the source."""
     theirs = their_name(name, table)
     prefix = next((key.removesuffix(bare(key)) for key in origin.values() if key != bare(key)), "")
     return theirs if theirs.startswith("classifier") else prefix + theirs
 
 
 def _read_timm(model: nn.Module, where: str) -> tuple[float, int, tuple[int, int], bool]:
-    """LayerNorm eps, heads, image size, and whether class token and registers have positions, of a plain timm ViT; any other is refused."""
+    """Read what a plain timm ViT states beside its weights; refuse any other model.
+
+    Returns:
+        LayerNorm eps, heads, image size, and whether class token and registers have positions.
+    """
     net: Any = model
     for path, wanted in TIMM_PARTS.items():
         part = _part(model, path) if path != "norm" else getattr(net, "norm", None)
         if type(part).__name__ != wanted:
-            raise MixerError(f"{where}: {path or 'the model'} is a {type(part).__name__}; only plain timm ViTs, whose is a {wanted}, are read.")
+            kind = type(part).__name__
+            raise MixerError(f"{where}: {path or 'the model'} is a {kind}; only plain timm ViTs, where it is a {wanted}, are read.")
     act = net.blocks[0].mlp.act
     if type(act) is not nn.GELU or act.approximate != "none":
         raise MixerError(f"{where}: the MLP's activation is {act}; our ViT has the exact GELU.")
     has_class = net.cls_token is not None
     if net.global_pool != ("token" if has_class else "avg") or net.pool_include_prefix:
-        raise MixerError(f"{where}: global_pool={net.global_pool!r} with class_token={has_class} is no pooling of our ViT.")
+        pooling = f"global_pool={net.global_pool!r} with class_token={has_class}"
+        raise MixerError(f"{where}: {pooling} is not a pooling of our ViT.")
     every = {norm.eps for norm in model.modules() if isinstance(norm, nn.LayerNorm)}
     if len(every) != 1:
         raise MixerError(f"{where}: its LayerNorms have different eps, {sorted(every)}.")
@@ -154,20 +171,22 @@ def _part(model: nn.Module, path: str) -> Any:
 
 
 def _read_hf(config: Any, where: str) -> dict[str, Any]:
-    """The options of a transformers config, an object or a dict; {} without one."""
+    """Return the options of a transformers config, an object or a dict; {} without one."""
     options = config if isinstance(config, dict) else config.to_dict() if config is not None else {}
     if options.get("model_type", "vit") != "vit":
-        raise MixerError(f"{where}: a model of type {options['model_type']!r}; of transformers, plain ViTs (model_type 'vit') are read.")
+        kind = f"a model of type {options['model_type']!r}"
+        raise MixerError(f"{where}: {kind}; of transformers, plain ViTs (model_type 'vit') are read.")
     if options.get("hidden_act", "gelu") != "gelu":
         raise MixerError(f"{where}: hidden_act={options['hidden_act']!r}; our ViT has the exact GELU, 'gelu'.")
     return options
 
 
 def _place_positions(state: dict[str, Tensor], where: str, *, image_size: Any, embedded: bool | None) -> None:
-    """timm's positions as ours, in place: one row for the class token, none for registers.
+    """Convert timm's positions to ours, in place: one row for the class token, none for registers.
 
     Args:
-        embedded: whether the tokens before the patches have rows (not timm's ``no_embed_class``); None: the number of rows says.
+        embedded: whether the tokens before the patches have rows (not timm's ``no_embed_class``); None: inferred from
+            the number of rows.
     """
     table, has_class = state.get("positions"), "class_token" in state
     if table is None:
@@ -185,26 +204,30 @@ def _place_positions(state: dict[str, Tensor], where: str, *, image_size: Any, e
 
 
 def _embedded(rows: int, before: int, state: State, image_size: Any, where: str) -> bool:
-    """Whether ``before`` of the rows belong to tokens before the patches."""
+    """Return whether ``before`` of the rows belong to tokens before the patches."""
     if not before:
         return False
     if image_size is not None and "patch.weight" in state:
         return rows != prod(n // state["patch.weight"].shape[-1] for n in both_sides(image_size, where))
     square, less = (isqrt(n) ** 2 == n > 0 for n in (rows, rows - before))
     if square and less:
-        raise MixerError(f"{where}: {rows} positions may be {isqrt(rows)} x {isqrt(rows)} patches, or fewer and {before} tokens; give image_size.")
+        side = isqrt(rows)
+        either = f"{rows} positions may be {side} x {side} patches, or fewer and {before} tokens"
+        raise MixerError(f"{where}: {either}; give image_size.")
     return not square
 
 
 def _weights(
     state: dict[str, Tensor], origin: dict[str, str], where: str, table: Mapping[str, str], *, eps: float, heads: int | None, image_size: Any
 ) -> Weights:
-    """The renamed tensors with the config that their shapes tell."""
+    """Return the renamed tensors with the config that their shapes show."""
     for name in ("patch.weight", "blocks.0.mlp.up.weight"):
         if name not in state:
-            raise MixerError(f"{where}: the key {_missing(name, origin, table)!r} is missing; this is no checkpoint of a whole ViT.")
+            missing = f"the key {_missing(name, origin, table)!r} is missing"
+            raise MixerError(f"{where}: {missing}; this is not a checkpoint of a whole ViT.")
     if state["patch.weight"].ndim != 4:
-        raise MixerError(f"{where}: {origin['patch.weight']!r} has the shape {tuple(state['patch.weight'].shape)}, not (dim, channels, patch, patch).")
+        shape = tuple(state["patch.weight"].shape)
+        raise MixerError(f"{where}: {origin['patch.weight']!r} has the shape {shape}, not (dim, channels, patch, patch).")
     notes = []
     dim, channels, patch = state["patch.weight"].shape[:3]
     hidden = len(state["blocks.0.mlp.up.weight"])
@@ -213,13 +236,15 @@ def _weights(
         notes.append(f"{heads} heads of {WIDTH} features are assumed; the weights cannot tell")
     if image_size is None:
         image_size = _square_image(state, patch, where)
-        notes.append(f"images of {image_size[0]} x {image_size[1]} are assumed" + ("" if "positions" in state else "; nothing in the weights depends on it"))
+        unused = "" if "positions" in state else "; no weight depends on it"
+        notes.append(f"images of {image_size[0]} x {image_size[1]} are assumed" + unused)
     bias = any(name.endswith("q_proj.bias") for name in state)
     normed = "blocks.0.mixer.q_norm.weight" in state
     spec = {"name": "attention", "heads": heads} | ({} if bias else {"qkv_bias": False}) | ({"qk_norm": "layer", "norm_eps": eps} if normed else {})
     config = ViTConfig(
         dim=dim,
-        layers=1 + max(int(NUMBER.search(name)[0]) for name in state if name.startswith("blocks.")),  # type: ignore[index]  # these names have one
+        # these names have a number
+        layers=1 + max(int(NUMBER.search(name)[0]) for name in state if name.startswith("blocks.")),  # type: ignore[index]
         mixers=(spec,),
         image_size=image_size,
         patch=patch,
@@ -237,15 +262,16 @@ def _weights(
 
 def _guessed_heads(dim: int, where: str) -> int:
     if dim < 1 or dim % WIDTH:
-        raise MixerError(f"{where}: {dim} features are not heads of {WIDTH}, and the weights cannot tell how many heads there are; give heads=.")
+        unknown = "the weights do not show how many heads there are"
+        raise MixerError(f"{where}: {dim} features are not heads of {WIDTH}, and {unknown}; give heads=.")
     return dim // WIDTH
 
 
 def _square_image(state: State, patch: int, where: str) -> tuple[int, int]:
-    """The size of the square image that the positions belong to; 224 without positions."""
+    """Return the size of the square image that the positions belong to; 224 without positions."""
     if "positions" not in state:
         return (224 // patch * patch or patch,) * 2
     rows = len(state["positions"]) - ("class_token" in state)
     if isqrt(rows) ** 2 != rows or rows < 1:
-        raise MixerError(f"{where}: {rows} positions of patches are no square; give image_size=[height, width].")
+        raise MixerError(f"{where}: {rows} positions of patches form no square; give image_size=[height, width].")
     return (isqrt(rows) * patch,) * 2

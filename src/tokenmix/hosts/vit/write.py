@@ -1,4 +1,4 @@
-"""The way back: our softmax ViTs under the names of timm and of Hugging Face transformers."""
+"""Write our softmax ViTs under the names of timm and of Hugging Face transformers."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from ...models import ViT, ViTConfig
 from .names import HF, HF_FILES, PROJECTIONS, TIMM, their_name
 
 USUAL = {"heads": 8, "qkv_bias": True, "qk_norm": None, "norm_eps": 1e-6}
-"""The options of attention that their ViTs have too, one for all layers, and what ours are where a spec is silent."""
+"""Options of attention that their ViTs set once for all layers, with our defaults."""
 
 
 def to_timm(model: ViT, *, no_embed_class: bool = False) -> dict[str, Tensor]:
-    """The state dict of timm's ``VisionTransformer(**timm_options(model.config))`` with the weights of a softmax ViT, bit for bit.
+    """Return a state dict of timm's ``VisionTransformer(**timm_options(model.config))`` for a softmax ViT.
 
-    Registers get rows of zeros among timm's positions, as ours have none.
+    The weights are kept bit for bit. Registers get rows of zeros among timm's positions, because ours have none.
 
     Args:
-        no_embed_class: for a timm model whose class token and registers have no rows among the positions. The class token's row must be zero then,
-            as it is in a ViT that was read from such a model.
+        no_embed_class: for a timm model whose class token and registers have no rows among the positions. The class
+            token's row must then be zero, as it is in a ViT read from such a model.
 
     Raises:
-        MixerError: for other mixers than softmax attention, grouped keys, sinusoidal positions, and norms of queries and keys that are not timm's.
+        MixerError: for mixers other than softmax attention, grouped keys, sinusoidal positions, and norms of queries
+            and keys that are not timm's.
     """
     _check_softmax(model, "to_timm")
     norm: Any = model.blocks[0].mixer.q_norm
     if norm is not None and (type(norm) is not nn.LayerNorm or norm.eps != model.config.norm_eps):
-        only = f"timm's norms of queries and keys are LayerNorms with the eps of the others, {model.config.norm_eps}"
+        eps = model.config.norm_eps
+        only = f"timm's norms of queries and keys are LayerNorms with the eps of the others, {eps}"
         raise MixerError(f"to_timm: layer 0 is {model.config.specs()[0]}; {only}.")
     found: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
@@ -50,21 +52,27 @@ def to_timm(model: ViT, *, no_embed_class: bool = False) -> dict[str, Tensor]:
 
 
 def to_hf(model: ViT, *, files: bool = False) -> dict[str, Tensor]:
-    """The state dict of transformers' ``ViTForImageClassification(ViTConfig(**hf_options(model.config)))``, or of ``ViTModel`` without a head.
+    """Return the state dict of transformers' ``ViTForImageClassification(ViTConfig(**hf_options(model.config)))``.
+
+    Without a head it is that of ``ViTModel``.
 
     Args:
-        files: the names of published files, which ``save_pretrained`` writes, instead of those of the modules of transformers >= 5.
+        files: use the names of published files, which ``save_pretrained`` writes, instead of those of the modules of
+            transformers >= 5.
 
     Raises:
-        MixerError: for other mixers than softmax attention, and for what transformers' ViT lacks: registers, mean pooling, no positions.
+        MixerError: for mixers other than softmax attention, and for what transformers' ViT lacks: registers, mean
+            pooling, no positions.
     """
     config = model.config
     _check_softmax(model, "to_hf")
     if config.specs()[0].get("qk_norm"):
         raise MixerError("to_hf: transformers' ViT does not normalise queries and keys; this model has qk_norm.")
-    lacks = ["registers"] * bool(config.registers) + ["no class token"] * (config.pool != "class") + ["no positions"] * (config.positions is None)
+    lacks = ["registers"] * bool(config.registers)
+    lacks += ["no class token"] * (config.pool != "class") + ["no positions"] * (config.positions is None)
     if lacks:
-        raise MixerError(f"to_hf: transformers' ViT puts a class token, and nothing else, before its patches; this model has {' and '.join(lacks)}.")
+        only = "transformers' ViT puts a class token, and nothing else, before its patches"
+        raise MixerError(f"to_hf: {only}; this model has {' and '.join(lacks)}.")
     found = {}
     for name, tensor in model.state_dict().items():
         theirs = their_name(name, HF_FILES if files else HF)
@@ -74,7 +82,7 @@ def to_hf(model: ViT, *, files: bool = False) -> dict[str, Tensor]:
 
 
 def timm_options(config: ViTConfig, *, no_embed_class: bool = False) -> dict[str, Any]:
-    """Arguments of ``timm.models.VisionTransformer`` for the same shapes and the same function."""
+    """Return arguments of ``timm.models.VisionTransformer`` for the same shapes and the same function."""
     spec = config.specs()[0]
     return {
         "img_size": config.image_size,
@@ -98,7 +106,7 @@ def timm_options(config: ViTConfig, *, no_embed_class: bool = False) -> dict[str
 
 
 def hf_options(config: ViTConfig) -> dict[str, Any]:
-    """Arguments of ``transformers.ViTConfig`` for the same shapes and the same function."""
+    """Return arguments of ``transformers.ViTConfig`` for the same shapes and the same function."""
     spec = config.specs()[0]
     return {
         "hidden_size": config.dim,
@@ -119,23 +127,27 @@ def _check_softmax(model: ViT, who: str) -> None:
     specs = model.config.specs()
     for i, (block, spec) in enumerate(zip(model.blocks, specs, strict=True)):
         if not is_softmax(spec):
-            raise MixerError(f"{who}: layer {i} is {spec['name']}; only a ViT of softmax attention in every layer has a way back.")
+            only = "only a ViT with softmax attention in every layer can be written"
+            raise MixerError(f"{who}: layer {i} is {spec['name']}; {only}.")
         mixer = block.mixer
         unusual = mixer.kv_heads != mixer.heads or mixer.scale is not None or mixer.positions is not None or mixer.head_dim * mixer.heads != mixer.dim
         if unusual or mixer.out_proj.bias is None:
             usual = "without kv_heads, head_dim, scale, positions and out_bias=False"
-            raise MixerError(f"{who}: layer {i} is {spec}; only the usual attention, {usual}, has a way back.")
+            raise MixerError(f"{who}: layer {i} is {spec}; only the usual attention, {usual}, can be written.")
         if any(spec.get(name, default) != specs[0].get(name, default) for name, default in USUAL.items()):
-            raise MixerError(f"{who}: layer {i} is {spec}, layer 0 is {specs[0]}; theirs are all alike.")
+            other = f"layer {i} is {spec}, layer 0 is {specs[0]}"
+            raise MixerError(f"{who}: {other}; in their ViTs all layers are alike.")
     if model.config.positions == "sinusoidal":
-        raise MixerError(f"{who}: sinusoidal positions are computed here and stored there; build the model with learned ones.")
+        stored = "sinusoidal positions are computed here and stored there"
+        raise MixerError(f"{who}: {stored}; build the model with learned ones.")
 
 
 def _timm_positions(table: Tensor, config: ViTConfig, no_embed_class: bool) -> Tensor:
-    """Our positions (1, rows, D) with timm's rows."""
+    """Return our positions (1, rows, D) with timm's rows."""
     first = int(config.pool == "class")
     if not no_embed_class:
         return torch.cat([table[:, :first], table.new_zeros(1, config.registers, config.dim), table[:, first:]], 1)
     if first and bool(table[:, :1].any()):
-        raise MixerError("to_timm: the class token has a position of its own, which a model with no_embed_class=True has not.")
+        own = "the class token has a position of its own"
+        raise MixerError(f"to_timm: {own}, which a model with no_embed_class=True lacks.")
     return table[:, first:]
