@@ -264,7 +264,7 @@ def test_windows_of_some_layers():
     ids, mask = padded("left")
     new, _ = replace_mixers(model, "attention")
     assert (new(ids, attention_mask=mask, use_cache=False).logits - model(ids, attention_mask=mask).logits)[mask.bool()].abs().max() <= TIGHT
-    with pytest.raises(MixerError, match=r"layers.0.self_attn: the host attends 4 tokens back .* replace with local, window=4"):
+    with pytest.raises(MixerError, match=r"layers.0.self_attn: the host attends 4 tokens back.* replace with local, window=4"):
         new.generate(ids[:1], max_new_tokens=6, pad_token_id=0, do_sample=False)
     part, _ = replace_mixers(model, {"*.1.*": "attention"})
     how: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 6, "pad_token_id": 0, "do_sample": False}
