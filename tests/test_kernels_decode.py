@@ -306,7 +306,7 @@ def test_shapes_that_do_not_fit_never_reach_the_library():
             aft_chunk.aft_simple_chunk(q, k, k, past)
     with pytest.raises((RuntimeError, ValueError)):
         hydra_sums.extend_chunk(
-            q, wrong[0], wrong[0], hydra_sums.empty_sums(2, 8, 8, softmax=False), live=None, heads=8, feature="cosine", normalise=False, eps=1e-6
+            q, wrong[0], wrong[0], hydra_sums.empty_sums(2, 8, 8, softmax=False), valid=None, heads=8, feature="cosine", normalise=False, eps=1e-6
         )
     with pytest.raises((RuntimeError, ValueError)):
         linear_form.linear_chunk(

@@ -14,12 +14,26 @@ from ..errors import MixerError
 from ..kernels.operator import Operator
 from .backend import choose, exporting
 from .layout.checks import check_flags
-from .layout.masks import allowed, kept
+from .layout.masks import allowed, zero_masked
 from .sums.band import aft_band, band_of, band_sums, causal_sums, window_ratio
 from .sums.gates import check_gate, gated
 from .sums.nonfinite import over_window
 from .sums.precision import exact
-from .sums.softmax import DEAD, WEIGHT_CAP, alive, hidden_sums, kernel_sums, literal, lone, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
+from .sums.softmax import (
+    MASKED_KEY,
+    WEIGHT_CAP,
+    hidden_sums,
+    kernel_sums,
+    literal,
+    lone,
+    merge_heads,
+    over_all,
+    over_visible,
+    prefix_sums,
+    ratio_of,
+    split_heads64,
+    valid_weight,
+)
 from .sums.weights import Dense, Factors, Weights, Windowed
 
 Bias = Tensor | tuple[Tensor, Tensor]
@@ -66,16 +80,16 @@ def aft_full(
         return gated(q, _one_key(k, v, source, key_mask, q.shape[1]), gate)
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        kd, vd = wide(k, v, key_mask, 1)
+        kd, vd = split_heads64(k, v, key_mask, 1)
         if attn_mask is not None:
             mask = allowed(q.shape[0], q.shape[1], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
             whole = source.slab(slice(0, q.shape[1]), slice(0, k.shape[1]))
-            return gated(q, narrow(literal(kd, vd, whole, mask[:, None])), gate)
+            return gated(q, merge_heads(literal(kd, vd, whole, mask[:, None])), gate)
         if causal:
             sums = causal_sums(kd, vd, source)
         else:
             sums = over_visible(kd, vd, source.slab(slice(0, q.shape[1]), slice(0, k.shape[1])))
-        return gated(q, narrow(ratio_of(sums)), gate)
+        return gated(q, merge_heads(ratio_of(sums)), gate)
 
     return hidden_sums(form, q, k, v, gate, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
 
@@ -84,18 +98,18 @@ def _of_keys_met(w: Bias, key_mask: Tensor | None) -> Bias:
     """Factors with 0 for keys that every row masks: their numbers, infinite ones too, would reach the gradient of the other factor as zero times them."""
     if key_mask is None or not isinstance(w, tuple):
         return w
-    return w[0], kept(w[1], key_mask if w[1].ndim == 3 else key_mask.any(0))
+    return w[0], zero_masked(w[1], key_mask if w[1].ndim == 3 else key_mask.any(0))
 
 
 def _one_key(k: Tensor, v: Tensor, source: Weights, key_mask: Tensor | None, T: int) -> Tensor:
     """AFT-full over a single key: its value, (B, T, D), or 0 where it is masked or weighs nothing."""
     if key_mask is not None:
-        k, v = torch.where(key_mask[..., None], k, DEAD), torch.where(key_mask[..., None], v, 0.0)
+        k, v = torch.where(key_mask[..., None], k, MASKED_KEY), torch.where(key_mask[..., None], v, 0.0)
     w = source.slab(slice(0, T), slice(0, 1))
     w = w[:, 0] if w.ndim == 4 else w  # (T, 1) or (B, T, 1)
     seen = torch.exp(w.detach().double().clamp_max(WEIGHT_CAP))
     share = (seen / torch.where(seen > 0, seen, 1.0)).to(k.dtype) + 0.0 * w.clamp(-WEIGHT_CAP, WEIGHT_CAP)
-    return lone(v, alive(k) * share)
+    return lone(v, valid_weight(k) * share)
 
 
 @exact
@@ -150,11 +164,11 @@ def aft_local(
     band, inside = Windowed(source, *reach), (reach[0], 0) if causal else reach
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        kd, vd = wide(k, v, key_mask, 1)
+        kd, vd = split_heads64(k, v, key_mask, 1)
         if drop:
-            return gated(q, narrow(window_ratio(kd, vd, band, reach=inside)), gate)
+            return gated(q, merge_heads(window_ratio(kd, vd, band, reach=inside)), gate)
         sums = causal_sums(kd, vd, band, reach=reach) if causal else band_sums(kd, vd, band, reach=reach)
-        return gated(q, narrow(ratio_of(sums)), gate)
+        return gated(q, merge_heads(ratio_of(sums)), gate)
 
     met = (lambda mark: over_window(mark, *inside)) if drop else None
     return hidden_sums(form, q, k, v, gate, causal=causal, key_mask=key_mask, reach=met)
@@ -182,11 +196,11 @@ def aft_simple(
         return kernel_sums("cpu", lambda q_, k, v: simple_kernel(q_, k, v, key_mask, q.shape[1], causal), q, k, v, gate)  # in Triton too
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        kd, vd = wide(k, v, key_mask, 1)
+        kd, vd = split_heads64(k, v, key_mask, 1)
         if attn_mask is not None:
             mask = allowed(q.shape[0], q.shape[1], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
-            return gated(q, narrow(literal(kd, vd, kd.new_zeros(q.shape[1], k.shape[1]), mask[:, None])), gate)
-        return gated(q, narrow(ratio_of(prefix_sums(kd, vd) if causal else over_all(kd, vd))), gate)
+            return gated(q, merge_heads(literal(kd, vd, kd.new_zeros(q.shape[1], k.shape[1]), mask[:, None])), gate)
+        return gated(q, merge_heads(ratio_of(prefix_sums(kd, vd) if causal else over_all(kd, vd))), gate)
 
     return hidden_sums(form, q, k, v, gate, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
 

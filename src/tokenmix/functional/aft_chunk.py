@@ -14,11 +14,11 @@ from ..kernels.cpu import aft_full as full
 from ..kernels.cpu import aft_simple as scan
 from ..kernels.cpu import decode as step
 from .backend import masks, steps
-from .layout.positions import last_live, taken
+from .layout.positions import gather_tokens, last_valid
 from .sums.band import causal_sums
 from .sums.gates import gated
 from .sums.nonfinite import honest_chunk, over_pairs
-from .sums.softmax import FLOOR, Sums, finite_low, hidden_sums, literal, merge, narrow, over_all, over_visible, prefix_sums, ratio_of, wide
+from .sums.softmax import FLOOR, Sums, finite_low, hidden_sums, literal, merge, merge_heads, over_all, over_visible, prefix_sums, ratio_of, split_heads64
 from .sums.weights import Dense
 
 PIECE = 512  # tokens mixed at once: bounds the (L, keys) weights of a long chunk
@@ -38,9 +38,9 @@ def merge_past(earlier: Past, later: Past) -> Past:
     return _flat(merge(_lift(earlier, 1), _lift(later, 1)))
 
 
-def absorb(past: Past, k: Tensor, v: Tensor, live: Tensor | None, *, heads: int = 1) -> Past:
+def absorb(past: Past, k: Tensor, v: Tensor, valid: Tensor | None, *, heads: int = 1) -> Past:
     """The sums after keys (B, n, h) and values (B, n, D) have joined them with weight 0."""
-    return past if k.shape[1] == 0 else _flat(merge(_lift(past, heads), over_all(*wide(k, v, live, heads))))
+    return past if k.shape[1] == 0 else _flat(merge(_lift(past, heads), over_all(*split_heads64(k, v, valid, heads))))
 
 
 def aft_simple_chunk(q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: Tensor | None = None, gate: str | None = "sigmoid") -> tuple[Tensor, Past]:
@@ -53,9 +53,9 @@ def aft_simple_chunk(q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: T
         and _fits(past, k, v)
         and masks(k, key_mask)
     ):
-        live = None if key_mask is None else key_mask.contiguous()
+        valid = None if key_mask is None else key_mask.contiguous()
         form = step.simple if k.shape[1] < LONG else scan.extend
-        y, after = form(q if fused else None, k, v, live, past)
+        y, after = form(q if fused else None, k, v, valid, past)
         return y if fused else gated(q, y, gate), after
     each, k = k.shape == v.shape, finite_low(k)
 
@@ -69,18 +69,18 @@ def aft_simple_chunk(q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: T
 
 def simple_prefixes(q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: Tensor | None, gate: str | None) -> tuple[Tensor, Past]:
     """``aft_simple_chunk`` in plain torch."""
-    total = merge(prefix_sums(*wide(k, v, key_mask, 1)), _lift(past, 1))
+    total = merge(prefix_sums(*split_heads64(k, v, key_mask, 1)), _lift(past, 1))
     last = Sums(total.m[..., -1:, :], total.lift[..., -1:, :], total.acc[..., -1:, :, :])
-    return gated(q, narrow(ratio_of(total)), gate), _flat(last)
+    return gated(q, merge_heads(ratio_of(total)), gate), _flat(last)
 
 
 def read_past(q: Tensor, past: Past, *, gate: str | None) -> Tensor:
     """Queries over finished sums: the streaming form over a context."""
-    return gated(q, narrow(ratio_of(_lift(past, 1))), gate)
+    return gated(q, merge_heads(ratio_of(_lift(past, 1))), gate)
 
 
 def pair_weights(
-    u: Tensor, v: Tensor | None, at: Tensor, places: Tensor, *, window: int | None = None, keep: int
+    u: Tensor, v: Tensor | None, at: Tensor, positions: Tensor, *, window: int | None = None, keep: int
 ) -> tuple[Tensor, Tensor | None, Tensor] | None:
     """On the C kernels, what ``step.pairs`` says of a bias, whose factors or table are u and v; None where the bias has to be weighed in torch.
 
@@ -88,16 +88,16 @@ def pair_weights(
         window: pairs this far apart and more weigh 0; None: all have a weight.
         keep: how many of the last places are returned.
     """
-    if not steps((u,) if v is None else (u, v), (at, places)) or at.dtype is not torch.int64 or places.dtype is not torch.int64:
+    if not steps((u,) if v is None else (u, v), (at, positions)) or at.dtype is not torch.int64 or positions.dtype is not torch.int64:
         return None
-    return step.pairs(u, v, at, places, window=window, keep=keep) if at.shape[0] == places.shape[0] else None
+    return step.pairs(u, v, at, positions, window=window, keep=keep) if at.shape[0] == positions.shape[0] else None
 
 
-def tap_weights(kernel: Tensor, at: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def tap_weights(kernel: Tensor, at: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What ``step.taps`` says of a filter (h, s): log-weights (B, h, L, R + L), which pairs it reaches, the last R places."""
-    if steps((kernel,), (at, places)) and at.dtype is torch.int64 and places.dtype is torch.int64 and at.shape[0] == places.shape[0]:
-        return step.taps(kernel, at, places)
-    every, size = torch.cat([places, at], 1), kernel.shape[1]
+    if steps((kernel,), (at, positions)) and at.dtype is torch.int64 and positions.dtype is torch.int64 and at.shape[0] == positions.shape[0]:
+        return step.taps(kernel, at, positions)
+    every, size = torch.cat([positions, at], 1), kernel.shape[1]
     back = at[:, :, None] - every[:, None]
     near = ((back >= 0) & (back < size))[:, None]
     w = torch.where(near, kernel[:, size - 1 - back.clamp(0, size - 1)].transpose(0, 1), 0.0)
@@ -120,13 +120,13 @@ def aft_chunk(
         if _ready(fused, ours, kept, w):
             y = step.full(fused, ours, kept, w) if L <= ROWS else full.extend(fused, *every[:2], w[:, 0], every[2])
             return y if gate == "sigmoid" else gated(q, y, gate), every
-    live = every[2]
-    seen = None if inside is None else inside & live[:, None, None] & torch.ones(L, R + L, dtype=torch.bool, device=q.device).tril(R)
+    valid = every[2]
+    seen = None if inside is None else inside & valid[:, None, None] & torch.ones(L, R + L, dtype=torch.bool, device=q.device).tril(R)
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        kd, vd = wide(k, v, live, heads)
+        kd, vd = split_heads64(k, v, valid, heads)
         if seen is not None:
-            return gated(q, narrow(literal(kd, vd, w, seen)), gate)
+            return gated(q, merge_heads(literal(kd, vd, w, seen)), gate)
         if L == 1:
             total = over_visible(kd, vd, w)
         else:
@@ -135,16 +135,16 @@ def aft_chunk(
                 total = merge(total, over_visible(kd[..., :R, :], vd[..., :R, :, :], w[..., :R]))
         if far is not None:
             total = merge(total, _lift(far, heads))
-        return gated(q, narrow(ratio_of(total)), gate)
+        return gated(q, merge_heads(ratio_of(total)), gate)
 
     met = None if seen is None else lambda mark: over_pairs(seen[:, 0], mark)
-    return hidden_sums(form, q, every[0], every[1], gate, causal=True, key_mask=live, reach=met), every
+    return hidden_sums(form, q, every[0], every[1], gate, causal=True, key_mask=valid, reach=met), every
 
 
 def append(kept: Past, new: Past) -> Past:
     """Keys, values and which are alive (B, R + L, ..) of a history and the tokens after it. Large ones ask for huge pages, as results of kernels do."""
-    keys, values, live = (_append(a, b) if steps((a, b), ()) else torch.cat([a, b], 1) for a, b in zip(kept, new, strict=True))
-    return keys, values, live
+    keys, values, valid = (_append(a, b) if steps((a, b), ()) else torch.cat([a, b], 1) for a, b in zip(kept, new, strict=True))
+    return keys, values, valid
 
 
 def _append(a: Tensor, b: Tensor) -> Tensor:
@@ -173,32 +173,32 @@ def ring_chunk(
         y, ring, sums = step.ring(fused, new, kept, far, w, near.contiguous() if only_near and near is not None else None, heads=per_head)
         return (y if gate == "sigmoid" else gated(q, y, gate)), ring, sums
     past, inside = (None, near) if only_near else (far, None)
-    y, (keys, values, lives) = aft_chunk(q, new, kept, w, heads=heads, far=past, inside=inside, gate=gate)
+    y, (keys, values, all_valid) = aft_chunk(q, new, kept, w, heads=heads, far=past, inside=inside, gate=gate)
     if holes:
-        index, there, left = last_live(lives, kept[1].shape[1])
-        return y, (taken(keys, index), taken(values, index), there), far if only_near else absorb(far, keys, values, left, heads=heads)
+        index, there, left = last_valid(all_valid, kept[1].shape[1])
+        return y, (gather_tokens(keys, index), gather_tokens(values, index), there), far if only_near else absorb(far, keys, values, left, heads=heads)
     n = q.shape[1]
-    sums = far if only_near else absorb(far, keys[:, :n], values[:, :n], lives[:, :n], heads=heads)
-    return y, (keys[:, n:], values[:, n:], lives[:, n:]), sums
+    sums = far if only_near else absorb(far, keys[:, :n], values[:, :n], all_valid[:, :n], heads=heads)
+    return y, (keys[:, n:], values[:, n:], all_valid[:, n:]), sums
 
 
 def _ready(q: Tensor | None, new: Past, kept: Past, w: Tensor, far: tuple[Tensor, ...] = ()) -> bool:
     """Whether these go to the C kernels: all on the CPU, none needs a gradient, and shapes that fit each other."""
-    (k, v, live), (keys, values, lives) = new, kept
+    (k, v, valid), (keys, values, valid_kept) = new, kept
     floats = (k, v, keys, values) if q is None else (k, v, keys, values, q)
-    if not steps(floats, (live, lives, w, *far)) or q is not None and q.shape != v.shape:
+    if not steps(floats, (valid, valid_kept, w, *far)) or q is not None and q.shape != v.shape:
         return False
     (B, L, D), (R, h) = v.shape, keys.shape[1:]
-    fits = live.shape == (B, L) and lives.shape == (B, R) and k.shape == (B, L, h) and keys.shape == (B, R, h) and values.shape == (B, R, D)
-    fits = fits and live.dtype is lives.dtype is torch.bool
+    fits = valid.shape == (B, L) and valid_kept.shape == (B, R) and k.shape == (B, L, h) and keys.shape == (B, R, h) and values.shape == (B, R, D)
+    fits = fits and valid.dtype is valid_kept.dtype is torch.bool
     return fits and w.dtype is torch.float64 and w.shape[-2:] == (L, R + L) and w.shape[0] in (1, B) and w.shape[1] in (1, h)
 
 
 def _fits(past: Past, k: Tensor, v: Tensor) -> bool:
     """Whether sums are those of keys (B, L, h) and values (B, L, D)."""
     B, h = k.shape[0], k.shape[2]
-    wide = past[0].dtype is past[1].dtype is past[2].dtype is torch.float64
-    return wide and past[0].nbytes == past[2].nbytes == 8 * B * h and past[1].nbytes == 8 * B * v.shape[2]
+    doubles = past[0].dtype is past[1].dtype is past[2].dtype is torch.float64
+    return doubles and past[0].nbytes == past[2].nbytes == 8 * B * h and past[1].nbytes == 8 * B * v.shape[2]
 
 
 def _lift(past: Past, heads: int) -> Sums:

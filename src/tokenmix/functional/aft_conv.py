@@ -17,7 +17,7 @@ from .sums.band import aft_band, band_sums, causal_sums, window_ratio
 from .sums.gates import check_gate, gated
 from .sums.nonfinite import over_pairs, over_window
 from .sums.precision import exact
-from .sums.softmax import hidden_sums, kernel_sums, literal, narrow, over_visible, ratio_of, wide
+from .sums.softmax import hidden_sums, kernel_sums, literal, merge_heads, over_visible, ratio_of, split_heads64
 from .sums.weights import Dense, Toeplitz
 
 
@@ -67,7 +67,7 @@ def aft_conv(
     w, inside = (None, None) if windowed else _dense_weights(kernel, grid or (q.shape[1] - prefix,), prefix, positions, causal, q.device)
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        kd, vd = wide(k, v, key_mask, kernel.shape[0])
+        kd, vd = split_heads64(k, v, key_mask, kernel.shape[0])
         if w is None or inside is None:
             taps = Toeplitz(kernel, -reach[0])
             if outside == "none":
@@ -78,7 +78,7 @@ def aft_conv(
             y = literal(kd, vd, w, inside if key_mask is None else inside & key_mask[:, None, None])
         else:
             y = ratio_of(causal_sums(kd, vd, Dense(w)) if causal else over_visible(kd, vd, w))
-        return gated(q, narrow(y), gate)
+        return gated(q, merge_heads(y), gate)
 
     met = (lambda mark: over_window(mark, *reach)) if inside is None else (lambda mark: over_pairs(inside[:, 0], mark))
     return hidden_sums(form, q, k, v, gate, causal=causal, key_mask=key_mask, reach=met if outside == "none" else None)

@@ -11,7 +11,7 @@ from ..errors import MixerError
 from .backend import choose
 from .layout.checks import check_flags, check_scale
 from .layout.heads import by_head
-from .layout.masks import allowed, check_keys, kept
+from .layout.masks import allowed, check_keys, zero_masked
 from .sums.fused_attention import fused_attention, plain_attention
 from .sums.nonfinite import clean, nothing_to_hide, over_keys, put_back
 from .sums.precision import alike, exact
@@ -50,7 +50,7 @@ def attention(
     if q.shape[-1] % heads or heads % kv_heads or k.shape[-1] * heads != q.shape[-1] * kv_heads:
         raise MixerError(f"attention: heads={heads}, kv_heads={kv_heads} do not divide q of width {q.shape[-1]} and k of width {k.shape[-1]}.")
     check_keys(key_mask, *k.shape[:2])
-    kh, vh = by_head(kept(k, key_mask), kv_heads), by_head(kept(v, key_mask), kv_heads)
+    kh, vh = by_head(zero_masked(k, key_mask), kv_heads), by_head(zero_masked(v, key_mask), kv_heads)
     return attention_by_head(by_head(q, heads), kh, vh, scale=scale, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
 
 

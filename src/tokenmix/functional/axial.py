@@ -7,10 +7,10 @@ from torch import Tensor
 
 from ..errors import MixerError
 from .backend import choose
-from .layout.lines import Lines, Places, Raster, coordinates, dense, in_lines, mapped
-from .layout.masks import kept
-from .layout.positions import back_to_place, turned
-from .sums.precision import alike, exact
+from .layout.lines import Lines, Raster, coordinates, dense, in_lines, mapped
+from .layout.masks import zero_masked
+from .layout.positions import Positions, back_to_place, turned
+from .sums.precision import alike, exact, sum_dtype
 
 
 @exact
@@ -55,12 +55,13 @@ def axial(
     if q.shape[1] == 0:
         return q[..., : q.shape[-1] // (3 if causal else len(order) if combine == "sum" else 1)]
     dtype, raster = q.dtype, Raster(grid, width, prefix)
-    q, k, v, *later_ = (a.to(torch.promote_types(dtype, torch.float32)) for a in (q, k, v, *later))
-    live = key_mask
+    wide = sum_dtype(q)
+    q, k, v, *later_ = (a.to(wide) for a in (q, k, v, *later))
+    valid = key_mask
     if starts is not None and positions is None:
-        live, q, k, v = turned(starts, key_mask, q, k, v)
+        valid, q, k, v = turned(starts, key_mask, q, k, v)
     stages = _causal if causal else _summed if combine == "sum" else _in_turn
-    y = stages(q, k, v, later_, order, {"heads": heads, "raster": raster, "live": live, "positions": positions})
+    y = stages(q, k, v, later_, order, {"heads": heads, "raster": raster, "valid": valid, "positions": positions})
     return (y if starts is None or positions is not None else back_to_place(y, starts)).to(dtype)
 
 
@@ -73,16 +74,16 @@ def along(
     *,
     heads: int,
     raster: Raster,
-    live: Tensor | None = None,
-    positions: Places | None = None,
+    valid: Tensor | None = None,
+    positions: Positions | None = None,
     when: str = "any",
 ) -> Tensor:
     """Attention inside each line along ``axis``: with "any" token of it, those "upto" the query, or those "before" it."""
     q, k, v = alike(q, k, v)
-    k, v = kept(k, live), kept(v, live)
+    k, v = zero_masked(k, valid), zero_masked(v, valid)
     if positions is None:
-        return in_lines(q, k, v, _lines(q.shape[1], axis, when, raster, q.device), live, heads, raster.prefix)
-    rows, cols = raster.places(positions, None, q.shape[1], k.shape[1], q.device)
+        return in_lines(q, k, v, _lines(q.shape[1], axis, when, raster, q.device), valid, heads, raster.prefix)
+    rows, cols = raster.positions(positions, None, q.shape[1], k.shape[1], q.device)
     here, there = coordinates(rows, raster)[:, :, None], coordinates(cols, raster)[:, None]
     ok = torch.ones(1, 1, 1, dtype=torch.bool, device=q.device)
     for other in range(here.shape[-1]):
@@ -91,7 +92,7 @@ def along(
     if when != "any":
         ok = ok & (there[..., axis] < here[..., axis] + (when == "upto"))
     ok = raster.with_prefix(ok, rows, cols)
-    return dense(q, k, v, ok if live is None else ok & live[:, None], heads)
+    return dense(q, k, v, ok if valid is None else ok & valid[:, None], heads)
 
 
 def _lines(T: int, axis: int, when: str, raster: Raster, device: torch.device) -> Lines:

@@ -8,11 +8,11 @@ from torch import Tensor
 from ..errors import MixerError
 from .backend import choose
 from .layout.lines import picked
-from .layout.masks import alive, allowed
-from .layout.positions import back_to_place, behind_live, turned
+from .layout.masks import allowed, valid_mask
+from .layout.positions import back_to_place, fill_from_last_valid, turned
 from .sums.compressed import POOLS, Sizes, Slots, compress, grouped, over_memories, visible, weigh
 from .sums.nonfinite import clean, marks
-from .sums.precision import exact
+from .sums.precision import exact, sum_dtype
 
 
 @exact
@@ -60,25 +60,25 @@ def compressive(
     T, dtype = q.shape[1], q.dtype
     if T == 0:
         return torch.zeros_like(q)
-    wide = torch.promote_types(dtype, torch.float32)
-    live = alive(q, key_mask)
+    wide = sum_dtype(q)
+    valid = valid_mask(q, key_mask)
     moved = starts is not None and positions is None
     if moved and starts is not None:
-        live, q, k, v, x = turned(starts, live, q, k, v, x)
-    k, v, x = (torch.where(live[..., None], a, 0.0).to(wide) for a in (k, v, x))
+        valid, q, k, v, x = turned(starts, valid, q, k, v, x)
+    k, v, x = (torch.where(valid[..., None], a, 0.0).to(wide) for a in (k, v, x))
     learned = tuple(a.to(wide) for a in (relative, content, place))
-    positions = None if positions is None else behind_live(positions, live)
-    groups = grouped(x, live, rate, positions)
+    positions = None if positions is None else fill_from_last_valid(positions, valid)
+    groups = grouped(x, valid, rate, positions)
     slots = compress(groups, tuple(a.to(wide) for a in project), tuple(a.to(wide) for a in squeeze), pool)
     if positions is None:
-        y = _in_blocks(q.to(wide), k, v, live, slots, learned, heads, sizes, causal)
+        y = _in_blocks(q.to(wide), k, v, valid, slots, learned, heads, sizes, causal)
     else:
-        ok = allowed(q.shape[0], T, T, causal=causal, key_mask=live, attn_mask=None, device=q.device)
+        ok = allowed(q.shape[0], T, T, causal=causal, key_mask=valid, attn_mask=None, device=q.device)
         y = over_memories(q.to(wide), k, v, slots, learned, ok, positions, positions, heads, sizes, causal)
     return (back_to_place(y, starts) if moved and starts is not None else y).to(dtype)
 
 
-def _in_blocks(q: Tensor, k: Tensor, v: Tensor, live: Tensor, slots: Slots, learned, heads: int, sizes: Sizes, causal: bool) -> Tensor:
+def _in_blocks(q: Tensor, k: Tensor, v: Tensor, valid: Tensor, slots: Slots, learned, heads: int, sizes: Sizes, causal: bool) -> Tensor:
     """Blocks of queries, each with the tokens and groups that any of its queries may see, for default positions."""
     T, G, (memory, many, rate, _) = q.shape[1], slots.ids.shape[1], sizes
     tall = -(-memory // rate)  # groups to a block
@@ -91,12 +91,12 @@ def _in_blocks(q: Tensor, k: Tensor, v: Tensor, live: Tensor, slots: Slots, lear
     ids = _window(blocks, low, high, G)
     near, far = visible(rows, cols, ids, sizes, causal)
     near = near & (cols[:, None] <= rows[..., None]) if causal else near
-    near = near[None] & picked(live[..., None], cols)[..., 0][:, :, None]
+    near = near[None] & picked(valid[..., None], cols)[..., 0][:, :, None]
     far = far[None] & picked(slots.there[..., None], ids)[..., 0][:, :, None]
     own, met = marks(q), torch.cat([picked(marks(slots.keys, slots.values), ids), picked(marks(k, v), cols)], 2)
     keys, values = (torch.cat([picked(clean(a), ids), picked(clean(b), cols)], 2) for a, b in ((slots.keys, k), (slots.values, v)))
-    places = torch.cat([ids * rate + rate - 1, cols], 1)
-    y = weigh(picked(clean(q), rows), keys, values, met, learned, torch.cat([far, near], -1), rows, places, heads)  # (B, N, heads, L, e)
+    positions = torch.cat([ids * rate + rate - 1, cols], 1)
+    y = weigh(picked(clean(q), rows), keys, values, met, learned, torch.cat([far, near], -1), rows, positions, heads)  # (B, N, heads, L, e)
     return y.transpose(2, 3).flatten(3).flatten(1, 2)[:, :T] + own
 
 

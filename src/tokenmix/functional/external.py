@@ -19,7 +19,7 @@ from .backend import choose
 from .layout.checks import check_eps, check_flags, check_key_mask, check_name
 from .sums.nonfinite import honest, honest_chunk
 from .sums.precision import exact
-from .sums.softmax import DEAD, FLOOR, Sums, merge, prefix_sums
+from .sums.softmax import FLOOR, MASKED_KEY, Sums, merge, prefix_sums
 
 NORMS = ("double", "tokens", "slots")
 EPS = 1e-9
@@ -180,7 +180,7 @@ def extend_slots(logits: Tensor, past: SlotSums, live: Tensor | None) -> tuple[T
     """log sum exp over the past and the new tokens up to each (B, L, heads, S), and the sums after them."""
     keys = logits.double().flatten(2)
     if live is not None:
-        keys = torch.where(live[..., None], keys, DEAD)
+        keys = torch.where(live[..., None], keys, MASKED_KEY)
     total = merge(prefix_sums(keys, keys.new_zeros(*keys.shape[:-1], 0, keys.shape[-1])), _lift(past))
     den = total.acc[..., 0, :]
     none = den == 0  # not the opposite of den > 0: what is not a number stays so

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..errors import MixerError
 from .backend import choose
-from .layout.masks import alive
-from .layout.positions import default_places
+from .layout.masks import valid_mask
+from .layout.positions import default_positions
 from .sums.nonfinite import hides
 from .sums.precision import exact
 from .sums.taps import silenced
@@ -37,22 +37,22 @@ def fourier(x: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, 
     v = silenced(x, key_mask)
     if key_mask is None and positions is None and v.numel() and not (torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()):
         return torch.fft.fft2(v).real.to(x.dtype)
-    live = alive(x, key_mask)
-    place = default_places(x.shape[0], x.shape[1], key_mask, x.device) if positions is None else positions
+    valid = valid_mask(x, key_mask)
+    positions = default_positions(x.shape[0], x.shape[1], key_mask, x.device) if positions is None else positions
     cos_d, sin_d = _waves(torch.arange(x.shape[-1], device=x.device)[None], x.new_full((1,), x.shape[-1], dtype=torch.float64))
-    cos_t, sin_t = _waves(place, _lengths(place, live))
+    cos_t, sin_t = _waves(positions, _lengths(positions, valid))
     real, imaginary = v @ cos_d.to(v.dtype), v @ sin_d.to(v.dtype)  # of the transform over features, the sign of the sine left out twice
     return (cos_t.to(v.dtype) @ real - sin_t.to(v.dtype) @ imaginary).to(x.dtype)
 
 
-def _lengths(place: Tensor, live: Tensor) -> Tensor:
+def _lengths(positions: Tensor, valid: Tensor) -> Tensor:
     """The position of each row's last live token plus one, (B,) float64; 1 where there is none."""
-    ends = torch.where(live, place + 1, 1).double()
-    return ends.amax(1) if live.shape[1] else ends.new_ones(live.shape[0])
+    ends = torch.where(valid, positions + 1, 1).double()
+    return ends.amax(1) if valid.shape[1] else ends.new_ones(valid.shape[0])
 
 
-def _waves(place: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+def _waves(positions: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin of 2 pi s t / L, (B, T, T) float64; whole turns are taken off first."""
-    turns = place[:, :, None].double() * place[:, None, :].double() / length[:, None, None]
+    turns = positions[:, :, None].double() * positions[:, None, :].double() / length[:, None, None]
     angle = 2 * pi * (turns - turns.floor())
     return torch.cos(angle), torch.sin(angle)

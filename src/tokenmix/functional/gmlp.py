@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .backend import choose
 from .sums.nonfinite import hides
-from .sums.precision import exact
+from .sums.precision import at_least_float32, exact
 from .sums.taps import silenced
 
 EPS = 1e-5
@@ -46,7 +46,7 @@ def gmlp(
 
 def unit_inputs(z: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     """Z1 and norm(Z2), each (B, T, f), in float32 or better; the norm in float64, for it magnifies the rounding of nearly equal channels 300 times."""
-    gate, value = F.gelu(z.to(torch.promote_types(z.dtype, torch.float32))).chunk(2, -1)
+    gate, value = F.gelu(at_least_float32(z)).chunk(2, -1)
     wide = value.double()
     centred = wide - wide.mean(-1, keepdim=True)
     normed = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + EPS)

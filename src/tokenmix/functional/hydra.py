@@ -140,7 +140,7 @@ def _kernel_attention(
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if causal:
-            return extend_sums(q, k, v, past, live=key_mask, normalise=normalise, **options)[0]
+            return extend_sums(q, k, v, past, valid=key_mask, normalise=normalise, **options)[0]
         return read_sums(q, absorb(past, k, v, key_mask, **options), normalise=normalise, **options)
 
     return honest(form, q, k, v, causal=causal, key_mask=key_mask)

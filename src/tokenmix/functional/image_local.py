@@ -8,10 +8,10 @@ from torch import Tensor
 
 from ..errors import MixerError
 from .backend import choose
-from .layout.lines import Lines, Places, Raster, coordinates, dense, in_lines
-from .layout.masks import allowed, kept
-from .layout.positions import back_to_place, turned
-from .sums.precision import exact
+from .layout.lines import Lines, Raster, coordinates, dense, in_lines
+from .layout.masks import allowed, zero_masked
+from .layout.positions import Positions, back_to_place, turned
+from .sums.precision import exact, sum_dtype
 
 
 @exact
@@ -29,7 +29,7 @@ def image_local(
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
-    positions: Places | None = None,
+    positions: Positions | None = None,
     starts: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
@@ -51,8 +51,9 @@ def image_local(
     T, S, dtype = q.shape[1], k.shape[1], q.dtype
     if 0 in (T, S):
         return torch.zeros_like(q)
-    k, v = kept(k, key_mask), kept(v, key_mask)
-    q, k, v = (a.to(torch.promote_types(dtype, torch.float32)) for a in (q, k, v))
+    k, v = zero_masked(k, key_mask), zero_masked(v, key_mask)
+    wide = sum_dtype(q)
+    q, k, v = (a.to(wide) for a in (q, k, v))
     raster = Raster(grid, width, prefix)
     if positions is not None or attn_mask is not None or S != T:
         ok = allowed(q.shape[0], T, S, causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
@@ -62,8 +63,8 @@ def image_local(
         lines = lines._replace(ok=lines.ok & (lines.keys[:, None] <= lines.queries[:, :, None]))
     if starts is None:
         return in_lines(q, k, v, lines, key_mask, heads, prefix).to(dtype)
-    live, q, k, v = turned(starts, key_mask, q, k, v)
-    return back_to_place(in_lines(q, k, v, lines, live, heads, prefix), starts).to(dtype)
+    valid, q, k, v = turned(starts, key_mask, q, k, v)
+    return back_to_place(in_lines(q, k, v, lines, valid, heads, prefix), starts).to(dtype)
 
 
 def _blocks_1d(T: int, size: int, memory: int, device: torch.device) -> Lines:
@@ -85,10 +86,10 @@ def _blocks_2d(T: int, raster: Raster, block: tuple[int, ...], memory: tuple[int
 
 
 def _near(
-    positions: Places | None, starts: Tensor | None, raster: Raster, block: tuple[int, ...], memory: tuple[int, ...], T: int, S: int, device: torch.device
+    positions: Positions | None, starts: Tensor | None, raster: Raster, block: tuple[int, ...], memory: tuple[int, ...], T: int, S: int, device: torch.device
 ) -> Tensor:
     """Which keys lie in the memory block of which queries, by position: (B or 1, T, S)."""
-    rows, cols = raster.places(positions, starts, T, S, device)
+    rows, cols = raster.positions(positions, starts, T, S, device)
     here, there = (coordinates(a, raster) if len(block) == 2 else (a - raster.prefix)[..., None] for a in (rows, cols))
     near = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
     for axis, (size, reach) in enumerate(zip(block, memory, strict=True)):

@@ -8,8 +8,8 @@ from torch import Tensor
 from ..errors import MixerError
 from .backend import choose
 from .sums.nonfinite import hides
-from .sums.precision import exact
-from .sums.softmax import DEAD, FLOOR, narrow, prefix_sums, ratio_of, wide
+from .sums.precision import at_least_float32, exact
+from .sums.softmax import FLOOR, MASKED_KEY, merge_heads, prefix_sums, ratio_of, split_heads64
 from .sums.taps import centre_of, check_odd, grid_weights, pair_weights, silenced, slide, weighed
 
 
@@ -47,7 +47,7 @@ def lambda_layer(
     _check(q, k, v, embedding, heads, causal, backend)
     if (embedding.ndim == 3) != (grid is not None) or (grid is not None and (causal or len(grid) != 2)):
         raise MixerError(f"lambda_layer: embeddings (a, b, w) and a grid (H, W) go together, without causal; got {tuple(embedding.shape)} and grid={grid}.")
-    qh, vz = q.to(torch.promote_types(q.dtype, torch.float32)).unflatten(-1, (heads, -1)), silenced(v, key_mask)
+    qh, vz = at_least_float32(q).unflatten(-1, (heads, -1)), silenced(v, key_mask)
     content = content_causal(k, v, key_mask) if causal else content_full(k, vz, key_mask)[:, None]
     y = qh @ content.to(qh.dtype)
     y = y + _positions(qh, vz[:, :, None], embedding.to(qh.dtype), grid, prefix, positions, causal)
@@ -57,20 +57,20 @@ def lambda_layer(
 def _positions(q: Tensor, v: Tensor, E: Tensor, grid: tuple[int, ...] | None, prefix: int, positions: Tensor | None, causal: bool) -> Tensor:
     """lambda^p_n applied to q_n (B, T, heads, w): the values (B, T, 1, c) weighed by q_n . E."""
     T = q.shape[1]
-    places = torch.arange(T, device=q.device).expand(q.shape[:2]) if positions is None else positions
+    at = torch.arange(T, device=q.device).expand(q.shape[:2]) if positions is None else positions
     if grid is not None:
-        return weighed(grid_weights(q @ E.flatten(0, 1).T, places, grid, prefix, (E.shape[0], E.shape[1])), v)
+        return weighed(grid_weights(q @ E.flatten(0, 1).T, at, grid, prefix, (E.shape[0], E.shape[1])), v)
     if positions is None:
         E = _within(E, T, causal)
     taps, centre = q @ E.T, centre_of(E.shape[0], causal)
     if positions is None and E.shape[0] < T:
         return slide(taps, v, centre)
-    return weighed(pair_weights(taps, places, places, centre, causal=causal), v)
+    return weighed(pair_weights(taps, at, at, centre, causal=causal), v)
 
 
 def content_full(k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
     """lambda^c (B, w, c) of all live tokens, in float64; 0 where there are none. v is 0 at masked tokens."""
-    kd = k.double() if key_mask is None else torch.where(key_mask[..., None], k.double(), DEAD)
+    kd = k.double() if key_mask is None else torch.where(key_mask[..., None], k.double(), MASKED_KEY)
     if k.shape[1] == 0:
         return kd.new_zeros(k.shape[0], k.shape[-1], v.shape[-1])
     e = torch.exp(kd - kd.detach().amax(1, keepdim=True).clamp_min(FLOOR))
@@ -82,7 +82,7 @@ def content_causal(k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
     """lambda^c_n (B, T, w, c) of tokens up to n, each under its own running maximum, in float64."""
     if k.shape[1] == 0:
         return k.new_zeros(k.shape[0], 0, k.shape[-1], v.shape[-1], dtype=torch.float64)
-    ratio = narrow(ratio_of(prefix_sums(*wide(k, per_key(v, k.shape[-1]), key_mask, 1))))
+    ratio = merge_heads(ratio_of(prefix_sums(*split_heads64(k, per_key(v, k.shape[-1]), key_mask, 1))))
     return ratio.unflatten(-1, (-1, k.shape[-1])).transpose(-1, -2)
 
 

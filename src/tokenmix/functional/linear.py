@@ -15,7 +15,7 @@ from .layout.checks import check_name, check_qkv
 from .sums import features as sums
 from .sums.nonfinite import honest, honest_chunk
 from .sums.precision import exact
-from .sums.softmax import DEAD, SCAN, alive, lone
+from .sums.softmax import MASKED_KEY, SCAN, lone, valid_weight
 
 FEW, WIDE = 6, 1024
 """Torch's products are faster where all tokens are fewer than a sixth of a head's features; both ways, where the sums leave the cache, below a half of them,
@@ -24,7 +24,7 @@ and above twice this width always."""
 
 def _log_positive(x: Tensor) -> Tensor:
     """log(x) where x > 0, and that of zero elsewhere."""
-    return torch.where(x > 0, torch.log(torch.where(x > 0, x, 1.0)), DEAD)
+    return torch.where(x > 0, torch.log(torch.where(x > 0, x, 1.0)), MASKED_KEY)
 
 
 def _log_softmax(x: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def _log_softmax(x: Tensor) -> Tensor:
 LOG_FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": lambda x: torch.where(x > 0, torch.log1p(x.clamp_min(0.0)), x),
     "relu": _log_positive,
-    "squared_relu": lambda x: torch.where(x > 0, 2.0 * _log_positive(x), DEAD),
+    "squared_relu": lambda x: torch.where(x > 0, 2.0 * _log_positive(x), MASKED_KEY),
     "exp": lambda x: x,
     "softmax": _log_softmax,
 }
@@ -122,8 +122,8 @@ def _log_features(x: Tensor, heads: int, feature: str) -> Tensor:
 
 def _one_key(q: Tensor, k: Tensor, v: Tensor, heads: int, feature: str, key_mask: Tensor | None) -> Tensor:
     """Over a single key: its value, whatever it weighs; 0 where it is masked."""
-    k, v = sums.hidden(k, key_mask), sums.hidden(v, key_mask).unflatten(-1, (heads, -1))
-    weight = (alive(_log_features(q, heads, feature)) * alive(_log_features(k, heads, feature))).sum(-1, keepdim=True)
+    k, v = sums.zero_masked(k, key_mask), sums.zero_masked(v, key_mask).unflatten(-1, (heads, -1))
+    weight = (valid_weight(_log_features(q, heads, feature)) * valid_weight(_log_features(k, heads, feature))).sum(-1, keepdim=True)
     if key_mask is not None:
         weight = torch.where(key_mask[..., None, None], weight, 0.0)
     return lone(v, weight).flatten(2).to(q.dtype)
@@ -132,9 +132,9 @@ def _one_key(q: Tensor, k: Tensor, v: Tensor, heads: int, feature: str, key_mask
 def _one_feature(q: Tensor, k: Tensor, v: Tensor, feature: str, causal: bool, key_mask: Tensor | None, backend: str) -> Tensor:
     """Heads of one feature: phi(q) cancels, and what remains is AFT-simple with log phi(k) for keys."""
     heads = q.shape[-1]
-    b = _log_features(sums.hidden(k, key_mask), heads, feature).flatten(2)
+    b = _log_features(sums.zero_masked(k, key_mask), heads, feature).flatten(2)
     y = aft_simple(q, b, v.to(b.dtype), causal=causal, key_mask=key_mask, gate=None, backend=backend)
-    return lone(y, alive(_log_features(q, heads, feature).flatten(2))).to(q.dtype)
+    return lone(y, valid_weight(_log_features(q, heads, feature).flatten(2))).to(q.dtype)
 
 
 def linear_chunk(q: Tensor, k: Tensor, v: Tensor, past: sums.Past, *, heads: int, feature: str, key_mask: Tensor | None) -> tuple[Tensor, sums.Past]:
@@ -158,5 +158,5 @@ def log_queries(q: Tensor, heads: int, feature: str) -> Tensor:
 
 def log_keys(k: Tensor, v: Tensor, heads: int, feature: str, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """log phi(k) (B, H, S, e) and the values with a channel of ones, masked keys without weight."""
-    b = LOG_FEATURES[feature](sums.wide_by_head(sums.hidden(k, key_mask), heads))
-    return sums.dead(b, key_mask), sums.with_ones(sums.hidden(v, key_mask), heads)
+    b = LOG_FEATURES[feature](sums.wide_by_head(sums.zero_masked(k, key_mask), heads))
+    return sums.masked_features(b, key_mask), sums.with_ones(sums.zero_masked(v, key_mask), heads)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ..errors import MixerError
 from .attention import finite_attention
 from .layout.heads import by_head
-from .layout.masks import kept
-from .layout.positions import default_places
+from .layout.masks import zero_masked
+from .layout.positions import default_positions
 from .sums.nonfinite import hides
-from .sums.precision import exact
+from .sums.precision import at_least_float32, exact
 
 
 @exact
@@ -42,20 +41,20 @@ def linformer(
     if k.shape[1] > e.shape[-1]:
         raise MixerError(f"linformer: e has {e.shape[-1]} columns, got {k.shape[1]} keys.")
     kc, vc = shortened(k, e, heads, positions, key_mask), shortened(v, f, heads, positions, key_mask)
-    wide = torch.promote_types(q.dtype, torch.float32)
-    return finite_attention(q.to(wide), kc.to(wide), vc.to(wide), heads=heads, backend=backend).to(q.dtype)
+    wide = at_least_float32(q)
+    return finite_attention(wide, kc.to(wide.dtype), vc.to(wide.dtype), heads=heads, backend=backend).to(q.dtype)
 
 
 @exact
 def shortened(k: Tensor, e: Tensor, heads: int, positions: Tensor | None, key_mask: Tensor | None) -> Tensor:
     """E K: (B, S, D) and (heads or 1, K, N) -> (B, K, D), float64."""
     B, S, D = k.shape
-    k = kept(k, key_mask).double()
+    k = zero_masked(k, key_mask).double()
     if positions is None and key_mask is None:
         e = e[..., :S]
     else:
-        place = default_places(B, S, key_mask, k.device) if positions is None else positions
-        k = k.new_zeros(B, e.shape[-1], D).scatter_add(1, place.long()[..., None].expand(-1, -1, D), k)
+        positions = default_positions(B, S, key_mask, k.device) if positions is None else positions
+        k = k.new_zeros(B, e.shape[-1], D).scatter_add(1, positions.long()[..., None].expand(-1, -1, D), k)
     if e.shape[0] == 1:
         return e[0].double() @ k
     return (e.double() @ by_head(k, heads)).transpose(1, 2).flatten(2)

@@ -11,10 +11,10 @@ from torch import Tensor
 from ..errors import MixerError
 from .attention import attention, finite_attention
 from .layout.heads import by_head
-from .layout.masks import alive, kept
+from .layout.masks import valid_mask, zero_masked
 from .layout.positions import back_to_place, first_true, gathered, patches, shifted, strided_conv, taps_of
 from .sums.nonfinite import honest
-from .sums.precision import exact
+from .sums.precision import at_least_float32, exact, sum_dtype
 
 Conv = tuple[Tensor, ...]  # (W_k, W_v, b_k, b_v): (D, D, b) and (D,)
 
@@ -54,44 +54,44 @@ def memory_compressed(
         return torch.zeros_like(q)
     if positions is not None:
         return _scattered(q, k, v, conv, heads=heads, block=block, causal=causal, positions=positions, key_mask=key_mask, backend=backend)
-    live, T = key_mask, q.shape[1]
+    valid, T = key_mask, q.shape[1]
     if key_mask is not None:
-        live, q, k, v = shifted(key_mask, q, k, v)
-    k, v = kept(k, live), kept(v, live)
+        valid, q, k, v = shifted(key_mask, q, k, v)
+    k, v = zero_masked(k, valid), zero_masked(v, valid)
     if mode == "local":
-        y = _blockwise(q, k, v, heads=heads, block=min(block, T), causal=causal, live=live, backend=backend)
+        y = _blockwise(q, k, v, heads=heads, block=min(block, T), causal=causal, valid=valid, backend=backend)
     else:
-        form = partial(_compressed, conv=conv, heads=heads, causal=causal, live=live, backend=backend)
+        form = partial(_compressed, conv=conv, heads=heads, causal=causal, valid=valid, backend=backend)
         y = honest(form, q, k, v, causal=causal)
     if key_mask is None:
         return y
     return back_to_place(y, first_true(key_mask)[:, 0])
 
 
-def _blockwise(q: Tensor, k: Tensor, v: Tensor, *, heads: int, block: int, causal: bool, live: Tensor | None, backend: str) -> Tensor:
+def _blockwise(q: Tensor, k: Tensor, v: Tensor, *, heads: int, block: int, causal: bool, valid: Tensor | None, backend: str) -> Tensor:
     """Every block a row of its own."""
     B, T, _ = q.shape
     extra = -T % block
-    if extra and live is None:
-        live = torch.ones(B, T, dtype=torch.bool, device=q.device)
+    if extra and valid is None:
+        valid = torch.ones(B, T, dtype=torch.bool, device=q.device)
     cut = [patches(a, (T,), block).flatten(0, 1) for a in (q, k, v)]
-    mask = None if live is None else torch.nn.functional.pad(live, (0, extra)).view(-1, block)
+    mask = None if valid is None else torch.nn.functional.pad(valid, (0, extra)).view(-1, block)
     y = attention(*cut, heads=heads, causal=causal, key_mask=mask, backend=backend)
     return y.view(B, T + extra, y.shape[-1])[:, :T]
 
 
-def _compressed(q: Tensor, k: Tensor, v: Tensor, *, conv: Conv, heads: int, causal: bool, live: Tensor | None, backend: str) -> Tensor:
+def _compressed(q: Tensor, k: Tensor, v: Tensor, *, conv: Conv, heads: int, causal: bool, valid: Tensor | None, backend: str) -> Tensor:
     """Keys and values of blocks; in the causal form beside the block's own tokens, under one softmax."""
     T = q.shape[1]
     size = conv[0].shape[-1]
-    keys, values = (strided_conv(patches(a, (T,), size), w, b).to(_wide(q)) for a, w, b in zip((k, v), conv[:2], conv[2:], strict=True))
-    some = None if live is None else patches(live[..., None].to(q.dtype), (T,), size).amax((-2, -1)) > 0
+    keys, values = (strided_conv(patches(a, (T,), size), w, b).to(sum_dtype(q)) for a, w, b in zip((k, v), conv[:2], conv[2:], strict=True))
+    some = None if valid is None else patches(valid[..., None].to(q.dtype), (T,), size).amax((-2, -1)) > 0
     if not causal:
-        return finite_attention(q.to(_wide(q)), keys, values, heads=heads, key_mask=some, backend=backend).to(q.dtype)
+        return finite_attention(at_least_float32(q), keys, values, heads=heads, key_mask=some, backend=backend).to(q.dtype)
     own = [patches(a, (T,), size) for a in (q, k, v)]
     near = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()[None, None]
-    if live is not None:
-        near = near & patches(live[..., None].to(q.dtype), (T,), size).mT.bool()
+    if valid is not None:
+        near = near & patches(valid[..., None].to(q.dtype), (T,), size).mT.bool()
     far = torch.ones(keys.shape[1], keys.shape[1], dtype=torch.bool, device=q.device).tril(-1)[None, :, None]
     far = (far if some is None else far & some[:, None, None]).expand(-1, -1, size, -1)
     y = _joint(own, (keys, values), near.expand(far.shape[0], far.shape[1], -1, -1), far, heads)
@@ -116,19 +116,19 @@ def _scattered(
     q: Tensor, k: Tensor, v: Tensor, conv: Conv, *, heads: int, block: int, causal: bool, positions: Tensor, key_mask: Tensor | None, backend: str
 ) -> Tensor:
     """Tokens at any positions: pairs are compared."""
-    live = alive(k, key_mask)
-    k, v = kept(k, live), kept(v, live)
+    valid = valid_mask(k, key_mask)
+    k, v = zero_masked(k, valid), zero_masked(v, valid)
     if not conv:
         cell = cells_of(positions, block)[0]
         near = cell[:, :, None] == cell[:, None]
         return attention(q, k, v, heads=heads, causal=causal, key_mask=key_mask, attn_mask=near, backend=backend)
     if causal:
-        nothing = Slots(k[:, :0], v[:, :0], live[:, :0], positions[:, :0])
-        return over_slots(q, nothing, (k, v, live, positions), conv, heads=heads, block=block, backend=backend)
+        nothing = Slots(k[:, :0], v[:, :0], valid[:, :0], positions[:, :0])
+        return over_slots(q, nothing, (k, v, valid, positions), conv, heads=heads, block=block, backend=backend)
     cell, tap = cells_of(positions, block)
-    last, keys, values = gathered(cell, live, *(taps_of(a, tap, w) for a, w in zip((k, v), conv[:2], strict=True)))
-    keys, values = (keys + conv[2].double()).to(_wide(q)), (values + conv[3].double()).to(_wide(q))
-    return attention(q.to(_wide(q)), keys, values, heads=heads, key_mask=last, backend=backend).to(q.dtype)
+    last, keys, values = gathered(cell, valid, *(taps_of(a, tap, w) for a, w in zip((k, v), conv[:2], strict=True)))
+    keys, values = (keys + conv[2].double()).to(sum_dtype(q)), (values + conv[3].double()).to(sum_dtype(q))
+    return attention(at_least_float32(q), keys, values, heads=heads, key_mask=last, backend=backend).to(q.dtype)
 
 
 class Slots(NamedTuple):
@@ -136,7 +136,7 @@ class Slots(NamedTuple):
 
     keys: Tensor
     values: Tensor
-    live: Tensor
+    valid: Tensor
     cells: Tensor
 
 
@@ -146,17 +146,17 @@ def over_slots(q: Tensor, slots: Slots, recent: tuple[Tensor, ...], conv: Conv, 
 
     The last slot may be of a block that goes on among the recent tokens, and these hold all of each query's own block.
     """
-    k, v, live, places = recent
-    L, P, dtype = q.shape[1], k.shape[1], _wide(q)
-    k, v = kept(k, live), kept(v, live)
-    cell, tap = cells_of(places, block)
+    k, v, valid, positions = recent
+    L, P, dtype = q.shape[1], k.shape[1], sum_dtype(q)
+    k, v = zero_masked(k, valid), zero_masked(v, valid)
+    cell, tap = cells_of(positions, block)
     parts = (torch.cat([s[:, -1:].double(), taps_of(a, tap, w)], 1) for s, a, w in zip(slots[:2], (k, v), conv[:2], strict=True))
-    last, *sums = gathered(torch.cat([slots.cells[:, -1:], cell], 1), torch.cat([slots.live[:, -1:], live], 1), *parts)
+    last, *sums = gathered(torch.cat([slots.cells[:, -1:], cell], 1), torch.cat([slots.valid[:, -1:], valid], 1), *parts)
     far = [torch.cat([s[:, :-1].double(), new], 1) + b.double() for s, new, b in zip(slots[:2], sums, conv[2:], strict=True)]
     n = far[0].shape[1]
     mine = cell[:, P - L :, None]
-    far_ok = torch.cat([slots.live[:, :-1], last], 1)[:, None] & (torch.cat([slots.cells, cell], 1)[:, None] != mine)
-    near_ok = live[:, None] & (cell[:, None] == mine)
+    far_ok = torch.cat([slots.valid[:, :-1], last], 1)[:, None] & (torch.cat([slots.cells, cell], 1)[:, None] != mine)
+    near_ok = valid[:, None] & (cell[:, None] == mine)
     index = torch.cat([torch.full((n - P,), -1, device=q.device), torch.arange(P, device=q.device).repeat(2)])
     ok = torch.cat([far_ok, near_ok], -1) & (index <= torch.arange(P - L, P, device=q.device)[:, None])
     keys, values = torch.cat([far[0].to(dtype), k.to(dtype)], 1), torch.cat([far[1].to(dtype), v.to(dtype)], 1)
@@ -168,13 +168,13 @@ def folded(slots: Slots, old: tuple[Tensor, ...], conv: Conv, *, block: int, ste
 
     ``step`` is the block where positions rise by 1, so that ``step`` tokens reach at most one new block, and 1 where they may jump.
     """
-    k, v, live, places = old
-    cell, tap = cells_of(places, block)
-    cell, live = torch.cat([slots.cells[:, -1:], cell], 1), torch.cat([slots.live[:, -1:], live], 1)
-    parts = (kept(a, old[2]) for a in (k, v))
+    k, v, valid, positions = old
+    cell, tap = cells_of(positions, block)
+    cell, valid = torch.cat([slots.cells[:, -1:], cell], 1), torch.cat([slots.valid[:, -1:], valid], 1)
+    parts = (zero_masked(a, old[2]) for a in (k, v))
     joined = [torch.cat([s[:, -1:].double(), taps_of(a, tap, w)], 1) for s, a, w in zip(slots[:2], parts, conv[:2], strict=True)]
     label = cell[:, ::step]
-    member = (label[:, :, None] == cell[:, None]) & live[:, None]
+    member = (label[:, :, None] == cell[:, None]) & valid[:, None]
     unique = ~(label[:, :, None] == label[:, None]).triu(1).any(-1)
     new = *((member.double() @ a).to(k.dtype) for a in joined), member.any(-1) & unique, label
     return Slots(*(torch.cat([a[:, :-1], b], 1) for a, b in zip(slots, new, strict=True)))
@@ -197,7 +197,3 @@ def _check(q: Tensor, k: Tensor, v: Tensor, conv: Conv, heads: int, block: int, 
         raise MixerError(
             f"memory_compressed: mode={mode!r} takes {'two weights ' + str((D, D, block)) + ' and two biases' if mode == 'compressed' else 'no conv'}."
         )
-
-
-def _wide(q: Tensor) -> torch.dtype:
-    return torch.promote_types(q.dtype, torch.float32)

@@ -9,10 +9,10 @@ from torch import Tensor
 from ..errors import MixerError
 from .backend import choose
 from .layout.heads import by_head
-from .layout.masks import kept
-from .layout.positions import default_places
+from .layout.masks import zero_masked
+from .layout.positions import default_positions
 from .sums.nonfinite import hides
-from .sums.precision import exact
+from .sums.precision import exact, sum_dtype
 
 
 @exact
@@ -52,20 +52,19 @@ def nystrom(
     B, T, _ = q.shape
     if T == 0:
         return torch.zeros_like(q)
-    qh, kh, vh = (by_head(a.double(), heads) for a in (q, kept(k, key_mask), kept(v, key_mask)))
+    qh, kh, vh = (by_head(a.double(), heads) for a in (q, zero_masked(k, key_mask), zero_masked(v, key_mask)))
     qh = qh * qh.shape[-1] ** -0.5
     member = segments(B, T, landmarks, positions, key_mask, q.device)[:, None]
     mean = member.double() / member.sum(-1, keepdim=True).clamp_min(1)
     some = member.any(-1)  # (1 or B, 1, m): the segments that hold a live token
-    live_q = qh if key_mask is None else torch.where(key_mask[:, None, :, None], qh, 0.0)
-    q_mean, k_mean = mean @ live_q, mean @ kh
+    valid_q = qh if key_mask is None else torch.where(key_mask[:, None, :, None], qh, 0.0)
+    q_mean, k_mean = mean @ valid_q, mean @ kh
     rows = _softmax(qh @ k_mean.mT, some[:, :, None])
     core = _softmax(q_mean @ k_mean.mT, some[:, :, None]) * some[..., None]
     columns = _softmax(q_mean @ kh.mT, None if key_mask is None else key_mask[:, None, None]) * some[..., None]
     y = rows @ (inverse(core, iterations) @ (columns @ vh))
     if taps.shape[1]:
-        wide = torch.promote_types(q.dtype, torch.float32)
-        y = y + convolved(vh.to(wide), taps.to(wide), positions)
+        y = y + convolved(vh.to(sum_dtype(q)), taps.to(sum_dtype(q)), positions)
     if key_mask is not None:
         y = torch.where(key_mask.any(1)[:, None, None, None], y, 0.0)
     return y.transpose(1, 2).flatten(2).to(q.dtype)
@@ -75,12 +74,12 @@ def segments(B: int, T: int, m: int, positions: Tensor | None, key_mask: Tensor 
     """Which live tokens stand in which segment, bool (1 or B, m, T). Multiplied out, as j <= p m / L < j + 1 would round."""
     edge = torch.arange(m, device=device)[:, None]
     if positions is None and key_mask is None:
-        place, end = torch.arange(T, device=device)[None, None], torch.full((1, 1, 1), T, device=device)
+        position, end = torch.arange(T, device=device)[None, None], torch.full((1, 1, 1), T, device=device)
     else:
-        place = (default_places(B, T, key_mask, device) if positions is None else positions.long())[:, None]
-        shown = place if key_mask is None else torch.where(key_mask[:, None], place, -1)
+        position = (default_positions(B, T, key_mask, device) if positions is None else positions.long())[:, None]
+        shown = position if key_mask is None else torch.where(key_mask[:, None], position, -1)
         end = shown.amax(-1, keepdim=True) + 1
-    inside = (edge * end <= place * m) & (place * m < (edge + 1) * end)
+    inside = (edge * end <= position * m) & (position * m < (edge + 1) * end)
     return inside if key_mask is None else inside & key_mask[:, None]
 
 

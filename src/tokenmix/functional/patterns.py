@@ -16,7 +16,6 @@ from ..errors import MixerError
 from .layout.blocks import (
     FLOOR,
     Part,
-    Places,
     Ready,
     band,
     blockwise,
@@ -25,7 +24,7 @@ from .layout.blocks import (
     dense,
     in_classes,
     joined,
-    own_places,
+    own_positions,
     pairs_of,
     part_of,
     products,
@@ -34,7 +33,7 @@ from .layout.blocks import (
     sums_of,
 )
 from .layout.checks import check_key_mask, check_name
-from .layout.positions import in_order
+from .layout.positions import Positions, in_order
 from .sums.precision import exact
 
 
@@ -50,7 +49,7 @@ def local(
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
-    positions: Places | None = None,
+    positions: Positions | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """y_t = sum_s exp(l_ts) v_s / sum_s exp(l_ts), l_ts = q_t . k_s / sqrt(e) where |t - s| < window.
@@ -69,8 +68,8 @@ def local(
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
-        places = own_places(q, k, None) if positions is None else positions
-        rows, cols, ok = pairs_of(places, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
+        positions = own_positions(q, k, None) if positions is None else positions
+        rows, cols, ok = pairs_of(positions, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
         return joined(ratio(_near_part(ready(q, k, v, heads, key_mask), (rows - cols).abs() < window, ok, outside)), q)
     r = ready(q, k, v, heads, key_mask)
     parts = [band(*r, back=window - 1, ahead=0 if causal else window - 1)]
@@ -81,10 +80,10 @@ def local(
 
 @exact
 def local_chunk(
-    q: Tensor, k: Tensor, v: Tensor, places: tuple[Tensor, Tensor], far: tuple[Tensor, Tensor], *, window: int, heads: int, outside: str, key_mask: Tensor
+    q: Tensor, k: Tensor, v: Tensor, positions: tuple[Tensor, Tensor], far: tuple[Tensor, Tensor], *, window: int, heads: int, outside: str, key_mask: Tensor
 ) -> Tensor:
     """``local`` for the last T of S tokens, after others whose values sum to far[0] (B, D) over far[1] (B,) tokens, all outside of every window."""
-    rows, cols, ok = pairs_of(places, q, k, causal=True, key_mask=key_mask, attn_mask=None)
+    rows, cols, ok = pairs_of(positions, q, k, causal=True, key_mask=key_mask, attn_mask=None)
     near = _near_part(ready(q, k, v, heads, key_mask), (rows - cols).abs() < window, ok, outside)
     if outside == "none":
         return joined(ratio(near), q)
@@ -102,7 +101,7 @@ def _near_part(r: Ready, near: Tensor, ok: Tensor, outside: str) -> Part:
 def _pooled(r: Ready, window: int) -> Part:
     """The keys ``window`` or more before each query, each with logit 0: running sums, in float64, of what lies outside only."""
     num = F.pad(r.v.double().cumsum(-2), (0, 0, window, 0))[..., : r.v.shape[-2], :]
-    ones = torch.ones_like(r.v[:, :1, :, 0]) if r.live is None else r.live
+    ones = torch.ones_like(r.v[:, :1, :, 0]) if r.valid is None else r.valid
     den = F.pad(ones.double().cumsum(-1), (window, 0))[..., : r.v.shape[-2], None].to(r.v.dtype)
     return Part(_zero_logit(den), num.to(r.v.dtype), den)
 
@@ -113,7 +112,7 @@ def _zero_logit(count: Tensor) -> Tensor:
 
 
 def _turned(r: Ready) -> Ready:
-    return Ready(r.q, r.k, r.v.flip(-2), None if r.live is None else r.live.flip(-1))
+    return Ready(r.q, r.k, r.v.flip(-2), None if r.valid is None else r.valid.flip(-1))
 
 
 def _flipped(p: Part) -> Part:
@@ -132,7 +131,7 @@ def strided(
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
-    positions: Places | None = None,
+    positions: Positions | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """The strided pattern of the Sparse Transformer (Sec. 4.2): the last ``stride`` positions, and every ``stride``-th position.
@@ -148,8 +147,8 @@ def strided(
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
-        places = own_places(q, k, None) if positions is None else positions
-        rows, cols, ok = pairs_of(places, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
+        positions = own_positions(q, k, None) if positions is None else positions
+        rows, cols, ok = pairs_of(positions, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
         near, column = (rows - cols).abs() <= stride, torch.remainder(rows - cols, stride) == 0
         return joined(dense(ready(q, k, v, heads, key_mask), _by_half(near & ok, column & ok, heads, merged)), q)
 
@@ -174,7 +173,7 @@ def fixed(
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
-    positions: Places | None = None,
+    positions: Positions | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """The fixed pattern of the Sparse Transformer (Sec. 4.2): the own block of ``stride`` positions, and the last ``columns`` positions of every block.
@@ -193,8 +192,8 @@ def fixed(
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
-        places = own_places(q, k, key_mask) if positions is None else positions
-        rows, cols, ok = pairs_of(places, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
+        positions = own_positions(q, k, key_mask) if positions is None else positions
+        rows, cols, ok = pairs_of(positions, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
         near = torch.div(rows, stride, rounding_mode="floor") == torch.div(cols, stride, rounding_mode="floor")
         column = torch.remainder(cols, stride) >= stride - columns
         return joined(dense(ready(q, k, v, heads, key_mask), _by_half(near & ok, column & ok, heads, merged)), q)
@@ -213,14 +212,14 @@ def _summaries(r: Ready, stride: int, columns: int, *, causal: bool, merged: boo
     """All queries over the last ``columns`` positions of every block; without the own block where another part has it."""
     T, device = r.q.shape[-2], r.q.device
     n, index = -(-T // stride), torch.arange(T, device=device)
-    place = cut(index[:, None] + 1, n, stride)[:, stride - columns :].flatten() - 1  # -1 after the end
+    position = cut(index[:, None] + 1, n, stride)[:, stride - columns :].flatten() - 1  # -1 after the end
     k, v = (cut(a, n, stride)[..., stride - columns :, :].flatten(-3, -2) for a in (r.k, r.v))
-    ok = (place >= 0) & (place <= index[:, None]) if causal else (place >= 0).expand(T, -1)
+    ok = (position >= 0) & (position <= index[:, None]) if causal else (position >= 0).expand(T, -1)
     if merged:
         block = torch.arange(n, device=device)[:, None]
         ok = ok & (block.expand(n, stride).flatten()[:T, None] != block.expand(n, columns).flatten())
-    if r.live is not None:
-        ok = ok & cut(r.live[..., None], n, stride)[..., stride - columns :, :].flatten(-3, -2).mT
+    if r.valid is not None:
+        ok = ok & cut(r.valid[..., None], n, stride)[..., stride - columns :, :].flatten(-3, -2).mT
     return part_of(r.q, k, v, ok)
 
 
@@ -233,7 +232,7 @@ def _halves(r: Ready, heads: int, merged: bool) -> tuple[Ready, Ready]:
     if merged:
         return r, r
     h = heads // 2
-    return Ready(r.q[:, :h], r.k[:, :h], r.v[:, :h], r.live), Ready(r.q[:, h:], r.k[:, h:], r.v[:, h:], r.live)
+    return Ready(r.q[:, :h], r.k[:, :h], r.v[:, :h], r.valid), Ready(r.q[:, h:], r.k[:, h:], r.v[:, h:], r.valid)
 
 
 def _together(near: Part, column: Part, merged: bool) -> Tensor:

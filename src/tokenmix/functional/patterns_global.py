@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .layout.blocks import Part, Places, Ready, blockwise, check, cut, dense, in_classes, joined, own_places, pairs_of, part_of, ratio, ready
-from .layout.positions import in_order
+from .layout.blocks import Part, Ready, blockwise, check, cut, dense, in_classes, joined, own_positions, pairs_of, part_of, ratio, ready
+from .layout.positions import Positions, in_order
 from .sums.precision import exact
 
 BITS = (1 << 31) - 1
@@ -34,7 +34,7 @@ def longformer(
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
-    positions: Places | None = None,
+    positions: Positions | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """A sliding window, dilated per head, and global tokens: those at positions below ``global_tokens``.
@@ -55,8 +55,8 @@ def longformer(
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
-        places = own_places(q, k, key_mask) if positions is None else positions
-        rows, cols, ok = pairs_of(places, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
+        positions = own_positions(q, k, key_mask) if positions is None else positions
+        rows, cols, ok = pairs_of(positions, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
         near = _dilated(rows, cols, reach, dilations) | (cols < global_tokens)[:, None]
         y = dense(ready(q, k, v, heads, key_mask), near & ok[:, None])
         own = dense(ready(q_global, k_global, v_global, heads, key_mask), ok)
@@ -98,7 +98,7 @@ def longformer_chunk(
     q_global: Tensor,
     k_global: Tensor,
     v_global: Tensor,
-    places: tuple[Tensor, Tensor],
+    positions: tuple[Tensor, Tensor],
     *,
     reach: int,
     dilation: int | list[int],
@@ -108,7 +108,7 @@ def longformer_chunk(
 ) -> Tensor:
     """The causal form for the last T of S tokens: k_global, v_global (B, g, D) are those of positions 0..g-1, global_mask (B, g) which are there."""
     g = k_global.shape[1]
-    rows, cols, ok = pairs_of(places, q, k, causal=True, key_mask=key_mask, attn_mask=None)
+    rows, cols, ok = pairs_of(positions, q, k, causal=True, key_mask=key_mask, attn_mask=None)
     dilations = dilation if isinstance(dilation, list) else [dilation] * heads
     near = _dilated(rows, cols, reach, dilations) | (cols < g)[:, None]
     y = dense(ready(q, k, v, heads, key_mask), near & ok[:, None])
@@ -128,12 +128,12 @@ def _dilated(rows: Tensor, cols: Tensor, reach: int, dilations: list[int]) -> Te
 def _window_and_shared(r: Ready, reach: int, dilations: list[int], g: int, causal: bool) -> Tensor:
     """All rows over their window, the global tokens taken out of it, and over the global tokens."""
     index = torch.arange(r.q.shape[-2], device=r.q.device)
-    live = _without(r, g)
+    valid = _without(r, g)
     pieces: dict[int, Tensor] = {}
     for d in sorted(set(dilations)):
         mine = [h for h, other in enumerate(dilations) if other == d]
-        part = r if len(mine) == len(dilations) else Ready(r.q[:, mine], r.k[:, mine], r.v[:, mine], r.live)
-        parts = [in_classes(part.q, part.k, part.v, live, d, back=reach, ahead=0 if causal else reach)]
+        part = r if len(mine) == len(dilations) else Ready(r.q[:, mine], r.k[:, mine], r.v[:, mine], r.valid)
+        parts = [in_classes(part.q, part.k, part.v, valid, d, back=reach, ahead=0 if causal else reach)]
         if g:
             parts.append(_shared(part, g, index, causal))
         pieces |= dict(zip(mine, ratio(*parts).unbind(1), strict=True)) if len(mine) < len(dilations) else {-1: ratio(*parts)}
@@ -143,23 +143,23 @@ def _window_and_shared(r: Ready, reach: int, dilations: list[int], g: int, causa
 def _without(r: Ready, g: int) -> Tensor | None:
     """Which keys are live and not among the first g."""
     if g == 0:
-        return r.live
+        return r.valid
     later = (torch.arange(r.k.shape[-2], device=r.k.device) >= g)[None, None]
-    return later if r.live is None else r.live & later
+    return later if r.valid is None else r.valid & later
 
 
 def _shared(r: Ready, g: int, index: Tensor, causal: bool) -> Part:
     """Every row over the first g keys."""
     ok = (index[:g] <= index[:, None]) if causal else (index[:g] >= 0)[None]
     k, v = (a[:, :, :g].contiguous() for a in (r.k, r.v))  # views would keep all keys for backward
-    return part_of(r.q, k, v, ok if r.live is None else ok & r.live[:, :, None, :g])
+    return part_of(r.q, k, v, ok if r.valid is None else ok & r.valid[:, :, None, :g])
 
 
 def _everything(r: Ready, causal: bool) -> Tensor:
     """The first rows over all keys given."""
     rows, cols = (torch.arange(a.shape[-2], device=a.device) for a in (r.q, r.k))
     ok = cols <= rows[:, None] if causal else (cols >= 0)[None]
-    return ratio(part_of(r.q, r.k, r.v, ok if r.live is None else ok & r.live[:, :, None]))
+    return ratio(part_of(r.q, r.k, r.v, ok if r.valid is None else ok & r.valid[:, :, None]))
 
 
 @exact
@@ -176,7 +176,7 @@ def bigbird(
     heads: int,
     causal: bool = False,
     key_mask: Tensor | None = None,
-    positions: Places | None = None,
+    positions: Positions | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Softmax attention where a block of queries attends ``window_blocks`` blocks around it, the first ``global_blocks`` ones, and ``random_blocks`` more.
@@ -197,8 +197,8 @@ def bigbird(
         return torch.zeros_like(q)
     draw = {"window": window_blocks // 2, "first": global_blocks, "heads": heads, "count": random_blocks, "seed": seed}
     if positions is not None or q.shape[1] != k.shape[1]:
-        places = own_places(q, k, key_mask) if positions is None else positions
-        rows, cols, ok = pairs_of(places, q, k, causal=causal, key_mask=key_mask, attn_mask=None)
+        positions = own_positions(q, k, key_mask) if positions is None else positions
+        rows, cols, ok = pairs_of(positions, q, k, causal=causal, key_mask=key_mask, attn_mask=None)
         pattern = _blocks_seen(rows, cols, block, None if causal else _length(cols[:, 0], key_mask), draw)
         return joined(dense(ready(q, k, v, heads, key_mask), pattern & ok[:, None]), q)
 
@@ -231,9 +231,9 @@ def _all(rows: Tensor, cols: Tensor) -> Tensor:
     return (rows >= 0) & (cols >= 0)
 
 
-def _length(places: Tensor, key_mask: Tensor | None) -> Tensor:
+def _length(positions: Tensor, key_mask: Tensor | None) -> Tensor:
     """Position after the last live key of each row, (B, 1)."""
-    there = places if key_mask is None else torch.where(key_mask, places, -1)
+    there = positions if key_mask is None else torch.where(key_mask, positions, -1)
     return there.amax(1, keepdim=True) + 1
 
 
@@ -284,7 +284,7 @@ def _random_part(r: Ready, chosen: Tensor, block: int) -> Part:
     chosen = chosen.expand(B, H, n, count)
     index = chosen.clamp_min(0).flatten(2)[..., None]
     k, v = (cut(a, n, block).flatten(-2).gather(2, index.expand(-1, -1, -1, block * a.shape[-1])).view(B, H, n, count * block, a.shape[-1]) for a in (r.k, r.v))
-    inside = (torch.arange(n * block, device=r.q.device) < T).view(1, 1, n, block) if r.live is None else cut(r.live[..., None], n, block).squeeze(-1)
-    live = inside.expand(B, H, n, block).gather(2, index.expand(-1, -1, -1, block)).view(B, H, n, count, block)
-    ok = (live & (chosen >= 0)[..., None]).flatten(-2)[..., None, :]
+    inside = (torch.arange(n * block, device=r.q.device) < T).view(1, 1, n, block) if r.valid is None else cut(r.valid[..., None], n, block).squeeze(-1)
+    valid = inside.expand(B, H, n, block).gather(2, index.expand(-1, -1, -1, block)).view(B, H, n, count, block)
+    ok = (valid & (chosen >= 0)[..., None]).flatten(-2)[..., None, :]
     return Part(*(a.flatten(-3, -2)[..., :T, :] for a in part_of(cut(r.q, n, block), k, v, ok)))

@@ -8,6 +8,7 @@ from torch import Tensor
 from ..errors import MixerError
 from .backend import choose
 from .layout.checks import check_eps, check_name, check_qkv
+from .layout.masks import zero_masked
 from .sums import features as sums
 from .sums.nonfinite import hides, honest_chunk
 from .sums.precision import exact
@@ -79,13 +80,13 @@ def log_queries(q: Tensor, projection: Tensor, feature: str, eps: float) -> Tens
 def log_keys(k: Tensor, v: Tensor, projection: Tensor, feature: str, eps: float, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """log phi(k) (B, H, S, M) up to a constant for all keys, and the values with a channel of ones."""
     heads = projection.shape[0]
-    x = sums.wide_by_head(sums.hidden(k, key_mask), heads)
+    x = sums.wide_by_head(zero_masked(k, key_mask), heads)
     if feature == "softmax":
         x = _scaled(x)
         b = x @ projection.double().transpose(-1, -2) - x.square().sum(-1, keepdim=True) / 2
     else:
         b = _log_relu(x, projection, eps)
-    return sums.dead(b, key_mask), sums.with_ones(sums.hidden(v, key_mask), heads)
+    return sums.masked_features(b, key_mask), sums.with_ones(zero_masked(v, key_mask), heads)
 
 
 def _scaled(x: Tensor) -> Tensor:

@@ -42,11 +42,11 @@ def pooling(
     if grid is not None and (len(grid) != 2 or causal):
         raise MixerError(f"pooling: expects a grid (H, W) and causal=False, got grid={tuple(grid)}, causal={causal}.")
     v = silenced(x, key_mask)
-    live = torch.ones_like(v[..., :1]) if key_mask is None else key_mask[..., None].to(v.dtype)
+    valid = torch.ones_like(v[..., :1]) if key_mask is None else key_mask[..., None].to(v.dtype)
     if positions is not None:
-        mean = mean_of_pairs(windows(positions, positions, window, grid, causal=causal), v, live)
+        mean = mean_of_pairs(windows(positions, positions, window, grid, causal=causal), v, valid)
     else:
-        total = torch.cat([v, live], -1)
+        total = torch.cat([v, valid], -1)
         total = _box(total, window, 1, causal) if grid is None else _box_grid(total, window, grid)
         mean = total[..., :-1] / total[..., -1:].clamp_min(1.0)
     return (mean - v if subtract else mean).to(x.dtype)
@@ -62,10 +62,10 @@ def windows(rows: Tensor, cols: Tensor, window: int, grid: tuple[int, ...] | Non
     return near[0] * near[1]
 
 
-def mean_of_pairs(inside: Tensor, v: Tensor, live: Tensor) -> Tensor:
+def mean_of_pairs(inside: Tensor, v: Tensor, valid: Tensor) -> Tensor:
     """The mean of v (B, S, D) over the live tokens (B, S, 1) inside."""
     inside = inside.to(v.dtype)
-    return (inside @ clean(v)) / (inside @ live).clamp_min(1.0) + over_pairs(inside != 0, marks(v)).to(v.dtype)
+    return (inside @ clean(v)) / (inside @ valid).clamp_min(1.0) + over_pairs(inside != 0, marks(v)).to(v.dtype)
 
 
 def _box(v: Tensor, window: int, axis: int, causal: bool) -> Tensor:

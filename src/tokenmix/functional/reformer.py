@@ -9,9 +9,9 @@ from ..errors import MixerError
 from .backend import choose
 from .layout.buckets import Order, Sums, attend_dense, attend_sorted, coded, merge, ratio, sort_by_bucket
 from .layout.heads import by_head
-from .layout.masks import alive
+from .layout.masks import valid_mask
 from .sums.nonfinite import hides, honest
-from .sums.precision import exact
+from .sums.precision import exact, sum_dtype
 
 TINY = 1e-12  # added to a squared length, so that a vector of zeros has a direction of zeros
 
@@ -57,10 +57,10 @@ def reformer(
     n = 2 * rotations.shape[-1]
     if q.shape[-1] % heads or rotations.shape[1:3] != (heads, q.shape[-1] // heads):
         raise MixerError(f"reformer: heads={heads} and rotations of shape {tuple(rotations.shape)} do not fit q of width {q.shape[-1]}.")
-    live = alive(q, key_mask)
+    valid = valid_mask(q, key_mask)
     buckets = hash_buckets(q, rotations, heads=heads) if buckets is None else buckets
-    qh, kh, vh = _prepared(q, v, live, heads)
-    codes, order = reformer_codes(buckets, live, chunk=chunk, count=n, paper_form=paper_form)
+    qh, kh, vh = _prepared(q, v, valid, heads)
+    codes, order = reformer_codes(buckets, valid, chunk=chunk, count=n, paper_form=paper_form)
     before, after = (1, 0) if paper_form else (2, 0 if causal else 1)
     total: Sums | None = None
     for r in range(buckets.shape[2]):
@@ -68,39 +68,39 @@ def reformer(
         met = attend_sorted(qh, kh, vh, codes[:, :, : r + 1], mine, size=chunk, before=before, after=after, reach=1, causal=causal, itself=False)
         total = met if total is None else merge(total, met)
     assert total is not None
-    return _joined(total, vh, live).to(v.dtype)
+    return _joined(total, vh, valid).to(v.dtype)
 
 
-def reformer_codes(buckets: Tensor, live: Tensor, *, chunk: int, count: int, paper_form: bool = False) -> tuple[Tensor, Order]:
+def reformer_codes(buckets: Tensor, valid: Tensor, *, chunk: int, count: int, paper_form: bool = False) -> tuple[Tensor, Order]:
     """Codes (B, H, R, T) whose difference is 0 or 1 where two tokens meet, and the order of each round."""
-    there = live[:, None, None].expand_as(buckets)
+    there = valid[:, None, None].expand_as(buckets)
     order = sort_by_bucket(buckets, there, count)
     number = torch.div(order.place if paper_form else order.rank, chunk, rounding_mode="floor")
     return coded(buckets, number, there, buckets.shape[-1] // chunk + 3), order
 
 
 @exact
-def reformer_chunk(q: Tensor, keys: Tensor, values: Tensor, buckets: Tensor, live: Tensor, *, heads: int, chunk: int, count: int) -> Tensor:
+def reformer_chunk(q: Tensor, keys: Tensor, values: Tensor, buckets: Tensor, valid: Tensor, *, heads: int, chunk: int, count: int) -> Tensor:
     """The causal strict form for the last L tokens, q (B, L, D), over all S: keys (B, S, D) before their length is taken out, buckets (B, heads, R, S)."""
     L = q.shape[1]
-    codes, _ = reformer_codes(buckets, live, chunk=chunk, count=count)
+    codes, _ = reformer_codes(buckets, valid, chunk=chunk, count=count)
 
     def form(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        qh, _, _ = _prepared(q, q, live[:, -L:], heads)
-        _, kh, vh = _prepared(keys, values, live, heads)
-        return _joined(attend_dense(qh, kh, vh, codes, reach=1, itself=False), vh[:, :, -L:], live[:, -L:])
+        qh, _, _ = _prepared(q, q, valid[:, -L:], heads)
+        _, kh, vh = _prepared(keys, values, valid, heads)
+        return _joined(attend_dense(qh, kh, vh, codes, reach=1, itself=False), vh[:, :, -L:], valid[:, -L:])
 
-    return honest(form, q, keys, values, causal=True, key_mask=live)
+    return honest(form, q, keys, values, causal=True, key_mask=valid)
 
 
-def _prepared(q: Tensor, v: Tensor, live: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+def _prepared(q: Tensor, v: Tensor, valid: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Scaled queries, keys of length 1 and values per head, in float32 or better, with zeros at masked tokens."""
-    wide = torch.promote_types(q.dtype, torch.float32)
-    q, v = (torch.where(live[..., None], a.to(wide), 0.0) for a in (q, v))
+    wide = sum_dtype(q)
+    q, v = (torch.where(valid[..., None], a.to(wide), 0.0) for a in (q, v))
     qh = by_head(q, heads)
     return qh * qh.shape[-1] ** -0.5, qh * (qh.square().sum(-1, keepdim=True) + TINY).rsqrt(), by_head(v, heads)
 
 
-def _joined(total: Sums, own: Tensor, live: Tensor) -> Tensor:
+def _joined(total: Sums, own: Tensor, valid: Tensor) -> Tensor:
     """The ratio, the token's own value where it met nothing else, 0 where it is masked; (B, T, D)."""
-    return torch.where(live[..., None], ratio(total, own).transpose(1, 2).flatten(2), 0.0)
+    return torch.where(valid[..., None], ratio(total, own).transpose(1, 2).flatten(2), 0.0)

@@ -17,10 +17,11 @@ from torch import Tensor
 from ..errors import MixerError
 from .backend import choose
 from .layout.checks import check_eps, check_name, check_qkv
+from .layout.masks import zero_masked
 from .sums import features as sums
 from .sums.nonfinite import honest, honest_chunk
 from .sums.precision import exact
-from .sums.softmax import DEAD, FLOOR, Sums, running_max
+from .sums.softmax import FLOOR, MASKED_KEY, Sums, running_max
 
 RFA_FEATURES = ("gaussian", "arccos")
 SHORTEST = 1e-6  # queries and keys shorter than this are not stretched to unit length
@@ -114,14 +115,14 @@ def keys(
     k: Tensor, v: Tensor, projection: Tensor, sigma: Tensor, gate: Tensor | None, feature: str, key_mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """fk, v1, the log-weights c, and the sum (B, H, 1) of log g over the keys that may be attended."""
-    fk = F.pad(features(sums.hidden(k, key_mask), projection, sigma, feature), (0, 1), value=1.0)
-    v1 = sums.with_ones(sums.hidden(v, key_mask), projection.shape[0])
+    fk = F.pad(features(zero_masked(k, key_mask), projection, sigma, feature), (0, 1), value=1.0)
+    v1 = sums.with_ones(zero_masked(v, key_mask), projection.shape[0])
     if gate is None:
         c = torch.zeros_like(fk[..., :1])
-        return fk, v1, sums.dead(c, key_mask), c[:, :, 0]
-    g = sums.wide_by_head(sums.hidden(gate, key_mask), projection.shape[0])
+        return fk, v1, sums.masked_features(c, key_mask), c[:, :, 0]
+    g = sums.wide_by_head(zero_masked(gate, key_mask), projection.shape[0])
     kept = F.logsigmoid(g) if key_mask is None else torch.where(key_mask[:, None, :, None], F.logsigmoid(g), 0.0)
-    return fk, v1, sums.dead(F.logsigmoid(-g) - kept.cumsum(-2), key_mask), kept.sum(-2)
+    return fk, v1, sums.masked_features(F.logsigmoid(-g) - kept.cumsum(-2), key_mask), kept.sum(-2)
 
 
 def over_keys(fk: Tensor, v1: Tensor, c: Tensor) -> Sums:
@@ -146,7 +147,7 @@ def safe_ratio(total: Tensor, weight: Tensor, eps: float) -> Tensor:
 def causal_read(fq: Tensor, fk: Tensor, v1: Tensor, c: Tensor, eps: float, past: Past | None = None) -> tuple[Tensor, Past]:
     """Query t over ``past`` and keys 0..t, and the sums after the last key, block by block as in ``_kernel_sums``."""
     T = fq.shape[-2]
-    (qb, kb, vb), cb = sums.in_blocks((fq, fk, v1), 0.0), sums.in_blocks((c,), DEAD)[0]
+    (qb, kb, vb), cb = sums.in_blocks((fq, fk, v1), 0.0), sums.in_blocks((c,), MASKED_KEY)[0]
     before, last = sums.prefix_of_blocks(cb, lambda top, rise: (vb * torch.exp(cb - top + rise)).transpose(-1, -2) @ kb, past)
     return _leaf(qb, kb, vb, cb, before, eps).flatten(-3, -2)[..., :T, :], last
 

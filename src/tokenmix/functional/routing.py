@@ -9,9 +9,9 @@ from ..errors import MixerError
 from .backend import choose
 from .layout.buckets import attend_dense, attend_sorted, coded, in_order, ratio, sort_by_bucket, sums_of
 from .layout.heads import by_head
-from .layout.masks import alive
+from .layout.masks import valid_mask
 from .sums.nonfinite import hides, honest
-from .sums.precision import exact
+from .sums.precision import exact, sum_dtype
 
 EPS = 1e-6  # added to the variance; a token of equal features is normalised to 0
 TINY = 1e-12  # added to the squared length of a centroid
@@ -35,9 +35,9 @@ def nearest_clusters(q: Tensor, centroids: Tensor, *, heads: int) -> Tensor:
     return closeness(on_sphere(q, heads), centroids).argmax(2)
 
 
-def top_tokens(q: Tensor, centroids: Tensor, live: Tensor, *, heads: int, window: int) -> Tensor:
+def top_tokens(q: Tensor, centroids: Tensor, valid: Tensor, *, heads: int, window: int) -> Tensor:
     """The ``window`` live tokens closest to each centroid, the earlier of two equal ones first, (B, heads, k, min(window, T)); dead ones come last."""
-    close = torch.where(live[:, None, None], closeness(on_sphere(q, heads), centroids), float("-inf"))
+    close = torch.where(valid[:, None, None], closeness(on_sphere(q, heads), centroids), float("-inf"))
     if torch.compiler.is_exporting():  # ONNX has no stable sort; its TopK takes the earlier of two equal ones too
         return close.topk(min(window, close.shape[-1]), -1).indices
     return close.sort(dim=-1, descending=True, stable=True).indices[..., :window]
@@ -76,48 +76,47 @@ def routing(
     choose("routing", backend, q)
     if q.shape[-1] % heads or centroids.shape[::2] != (heads, q.shape[-1] // heads):
         raise MixerError(f"routing: heads={heads} and centroids of shape {tuple(centroids.shape)} do not fit q of width {q.shape[-1]}.")
-    live = alive(q, key_mask)
-    xh, kh, vh = _prepared(q, v, live, heads)
+    valid = valid_mask(q, key_mask)
+    xh, kh, vh = _prepared(q, v, valid, heads)
     if paper_form or not causal:
-        chosen = top_tokens(q, centroids, live, heads=heads, window=window) if clusters is None else clusters
-        y = _balanced(xh, kh, vh, live, chosen, causal=causal)
+        chosen = top_tokens(q, centroids, valid, heads=heads, window=window) if clusters is None else clusters
+        y = _balanced(xh, kh, vh, valid, chosen, causal=causal)
     else:
         chosen = nearest_clusters(q, centroids, heads=heads) if clusters is None else clusters
-        there = live[:, None].expand_as(chosen)
+        there = valid[:, None].expand_as(chosen)
         order = sort_by_bucket(chosen, there, centroids.shape[1])
         codes = coded(chosen, order.rank, there, q.shape[1] + window)
         fit = {"size": window, "before": 1, "after": 0, "reach": window - 1}
         y = ratio(attend_sorted(xh, kh, vh, codes[:, :, None], order, causal=True, itself=True, **fit))
-    return torch.where(live[..., None], y.transpose(1, 2).flatten(2), 0.0).to(v.dtype)
+    return torch.where(valid[..., None], y.transpose(1, 2).flatten(2), 0.0).to(v.dtype)
 
 
 @exact
-def routing_chunk(q: Tensor, keys: Tensor, values: Tensor, clusters: Tensor, live: Tensor, *, heads: int, window: int, count: int) -> Tensor:
+def routing_chunk(q: Tensor, keys: Tensor, values: Tensor, clusters: Tensor, valid: Tensor, *, heads: int, window: int, count: int) -> Tensor:
     """The causal strict form for the last L tokens, q (B, L, D), over all S: keys (B, S, D) before LayerNorm, clusters (B, heads, S)."""
     L = q.shape[1]
-    there = live[:, None].expand_as(clusters)
+    there = valid[:, None].expand_as(clusters)
     codes = coded(clusters, sort_by_bucket(clusters, there, count).rank, there, keys.shape[1] + window)
 
     def form(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        xh, _, _ = _prepared(q, q, live[:, -L:], heads)
-        _, kh, vh = _prepared(keys, values, live, heads)
+        xh, _, _ = _prepared(q, q, valid[:, -L:], heads)
+        _, kh, vh = _prepared(keys, values, valid, heads)
         y = ratio(attend_dense(xh, kh, vh, codes[:, :, None], reach=window - 1, itself=True))
-        return torch.where(live[:, -L:, None], y.transpose(1, 2).flatten(2), 0.0)
+        return torch.where(valid[:, -L:, None], y.transpose(1, 2).flatten(2), 0.0)
 
-    return honest(form, q, keys, values, causal=True, key_mask=live)
+    return honest(form, q, keys, values, causal=True, key_mask=valid)
 
 
-def _prepared(q: Tensor, v: Tensor, live: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+def _prepared(q: Tensor, v: Tensor, valid: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Scaled queries, keys and values per head, in float32 or better, with zeros at masked tokens."""
-    wide = torch.promote_types(q.dtype, torch.float32)
-    q, v = (torch.where(live[..., None], a, 0.0) for a in (q, v))
-    x = on_sphere(q, heads).to(wide)
-    return x * x.shape[-1] ** -0.5, x, by_head(v.to(wide), heads)
+    q, v = (torch.where(valid[..., None], a, 0.0) for a in (q, v))
+    x = on_sphere(q, heads).to(sum_dtype(q))
+    return x * x.shape[-1] ** -0.5, x, by_head(v.to(x.dtype), heads)
 
 
-def _balanced(q: Tensor, k: Tensor, v: Tensor, live: Tensor, chosen: Tensor, *, causal: bool) -> Tensor:
+def _balanced(q: Tensor, k: Tensor, v: Tensor, valid: Tensor, chosen: Tensor, *, causal: bool) -> Tensor:
     """Attention inside each centroid's tokens, chosen (B, H, k, w), and back to the tokens: (B, H, T, e)."""
-    picked = live[:, None, None].expand(*chosen.shape[:3], -1).gather(3, chosen)
+    picked = valid[:, None, None].expand(*chosen.shape[:3], -1).gather(3, chosen)
     at = chosen.flatten(2)[..., None].expand(-1, -1, -1, q.shape[-1])
     qc, kc, vc = (a.gather(2, at).unflatten(2, chosen.shape[2:]) for a in (q, k, v))
     ok = in_order(chosen, chosen, causal=causal, itself=True) & picked[..., None, :]

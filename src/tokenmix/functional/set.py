@@ -8,9 +8,9 @@ from torch import Tensor
 
 from ..errors import MixerError
 from .attention import attention, finite_attention
-from .layout.masks import kept
+from .layout.masks import zero_masked
 from .sums.nonfinite import hides
-from .sums.precision import exact
+from .sums.precision import at_least_float32, exact
 
 
 @exact
@@ -41,8 +41,8 @@ def induced_set(
         raise MixerError(f"induced_set: heads={heads} must divide D={q.shape[-1]}, the width of points {tuple(points.shape)}.")
     h = induced(k, v, points, block, heads=heads, key_mask=key_mask)
     keys, values = (F.linear(h, w.double(), b) for w, b in zip(maps[:2], _biases(maps), strict=True))
-    wide = torch.promote_types(q.dtype, torch.float32)
-    y = finite_attention(q.to(wide), keys.to(wide), values.to(wide), heads=heads, backend=backend).to(q.dtype)
+    wide = at_least_float32(q)
+    y = finite_attention(wide, keys.to(wide.dtype), values.to(wide.dtype), heads=heads, backend=backend).to(q.dtype)
     if k.shape[1] == 0:
         return torch.zeros_like(y)
     return y if key_mask is None else torch.where(key_mask.any(1)[:, None, None], y, 0.0)
@@ -52,7 +52,7 @@ def induced_set(
 def induced(k: Tensor, v: Tensor, points: Tensor, block: tuple[Tensor, ...], *, heads: int, key_mask: Tensor | None) -> Tensor:
     """The induced points' summary h (B, m, D) of the keys and values, float64."""
     asked = points.double().expand(k.shape[0], -1, -1)
-    h = attention(asked, kept(k, key_mask).double(), v.double(), heads=heads, key_mask=key_mask)
+    h = attention(asked, zero_masked(k, key_mask).double(), v.double(), heads=heads, key_mask=key_mask)
     if not block:
         return h
     gain_1, shift_1, weight, bias, gain_2, shift_2 = (a.double() for a in block)

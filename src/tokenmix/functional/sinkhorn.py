@@ -17,9 +17,9 @@ from ..errors import MixerError
 from .backend import choose
 from .layout.buckets import LOWEST, ratio, sums_of
 from .layout.heads import by_head
-from .layout.masks import alive
+from .layout.masks import valid_mask
 from .sums.nonfinite import hides, honest
-from .sums.precision import exact
+from .sums.precision import exact, sum_dtype
 
 
 class Layout(NamedTuple):
@@ -41,14 +41,14 @@ class Layout(NamedTuple):
         return flat.gather(2, self.slot[:, None, :, None].expand(-1, *a.shape[1:2], -1, a.shape[-1]))
 
 
-def lay_out(positions: Tensor, live: Tensor, *, block: int, count: int) -> Layout:
+def lay_out(positions: Tensor, valid: Tensor, *, block: int, count: int) -> Layout:
     """Blocks are position // ``block``, numbered without gaps over those that hold a live token; positions and live (B, T)."""
     key = torch.div(positions, block, rounding_mode="floor")
-    ordered, token = torch.where(live, key, torch.iinfo(torch.int64).max).sort(1)
+    ordered, token = torch.where(valid, key, torch.iinfo(torch.int64).max).sort(1)
     new = F.pad((ordered[:, 1:] != ordered[:, :-1]).long(), (min(1, key.shape[1]), 0))
     number = torch.zeros_like(token).scatter(1, token, new.cumsum(1))
-    slot = torch.where(live, number * block + positions - key * block, count * block)
-    there = torch.zeros(live.shape[0], count * block + 1, dtype=torch.bool, device=live.device).scatter(1, slot, live)
+    slot = torch.where(valid, number * block + positions - key * block, count * block)
+    there = torch.zeros(valid.shape[0], count * block + 1, dtype=torch.bool, device=valid.device).scatter(1, slot, valid)
     return Layout(number, slot, there[:, :-1].unflatten(1, (count, block)))
 
 
@@ -90,14 +90,14 @@ def sinkhorn(
         raise MixerError(f"sinkhorn: heads={heads} and sorting of shape {tuple(sorting.shape)} do not fit q of width {q.shape[-1]}.")
     if causal and sortcut is not None:
         raise MixerError(f"sinkhorn: sortcut={sortcut} lets every query see the whole sequence; it has no causal form.")
-    live, T = alive(q, key_mask), q.shape[1]
+    valid, T = valid_mask(q, key_mask), q.shape[1]
     if positions is None:
         index = torch.arange(T, device=q.device).expand(q.shape[:2])
-        positions, count = (index - (live.cumsum(1) == 0).sum(1, keepdim=True)).clamp_min(0), -(-T // block)
+        positions, count = (index - (valid.cumsum(1) == 0).sum(1, keepdim=True)).clamp_min(0), -(-T // block)
     else:
         count = T
-    layout = lay_out(positions.long(), live, block=block, count=count)
-    qs, ks, vs = (layout.put(a) for a in prepared(q, k, v, live, heads))
+    layout = lay_out(positions.long(), valid, block=block, count=count)
+    qs, ks, vs = (layout.put(a) for a in prepared(q, k, v, valid, heads))
     P, some = permutation(qs, ks, sorting, layout.there, iterations=iterations, temperature=temperature, gumbel=gumbel, causal=causal)
     keys, values = (torch.einsum("bhij,bhjue->bhiue", P.to(a.dtype), a).to(a.dtype) for a in (ks, vs))
     held = (some.to(torch.float32) @ layout.there.to(torch.float32)) > 0  # (B, N, size): a slot of the sorted block that some live token fills
@@ -110,10 +110,10 @@ def sinkhorn(
     return layout.take(y).transpose(1, 2).flatten(2).to(v.dtype)
 
 
-def prepared(q: Tensor, k: Tensor, v: Tensor, live: Tensor, heads: int) -> list[Tensor]:
+def prepared(q: Tensor, k: Tensor, v: Tensor, valid: Tensor, heads: int) -> list[Tensor]:
     """Per head, in float32 or better, with zeros at masked tokens."""
-    wide = torch.promote_types(q.dtype, torch.float32)
-    return [by_head(torch.where(live[..., None], a.to(wide), 0.0), heads) for a in (q, k, v)]
+    wide = sum_dtype(q)
+    return [by_head(torch.where(valid[..., None], a.to(wide), 0.0), heads) for a in (q, k, v)]
 
 
 def permutation(
@@ -172,7 +172,7 @@ def sinkhorn_chunk(
     k: Tensor,
     v: Tensor,
     sorting: Tensor,
-    live: Tensor,
+    valid: Tensor,
     positions: Tensor,
     *,
     last: int,
@@ -185,25 +185,25 @@ def sinkhorn_chunk(
     """The causal form for the ``last`` tokens of a history (B, S, D) of at most ``count`` blocks; positions (B, S). Sorted blocks are mixed for these tokens
     only."""
     sizes = {"last": last, "count": count, "heads": heads, "block": block, "iterations": iterations, "temperature": temperature}
-    return honest(partial(_chunk, sorting, live, positions, sizes), None, q, k, v, causal=True, key_mask=live)
+    return honest(partial(_chunk, sorting, valid, positions, sizes), None, q, k, v, causal=True, key_mask=valid)
 
 
-def _chunk(sorting: Tensor, live: Tensor, positions: Tensor, sizes: dict[str, Any], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _chunk(sorting: Tensor, valid: Tensor, positions: Tensor, sizes: dict[str, Any], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """``sinkhorn_chunk`` where everything is finite."""
     last, count, heads, block, iterations, temperature = sizes.values()
-    layout = lay_out(positions, live, block=block, count=count)
-    qh, kh, vh = prepared(q, k, v, live, heads)
+    layout = lay_out(positions, valid, block=block, count=count)
+    qh, kh, vh = prepared(q, k, v, valid, heads)
     qs, ks, vs = (layout.put(a) for a in (qh, kh, vh))
     P, some = permutation(qs, ks, sorting, layout.there, iterations=iterations, temperature=temperature, gumbel=False, causal=True)
     mine = layout.number[:, -last:].clamp_max(count - 1)
     rows = P.gather(2, mine[:, None, :, None].expand(-1, heads, -1, count)).to(ks.dtype)
     keys, values = (torch.einsum("bhtj,bhjue->bhtue", rows, a).to(a.dtype) for a in (ks, vs))
     held = ((some.to(torch.float32) @ layout.there.to(torch.float32)) > 0).gather(1, mine[..., None].expand(-1, -1, block))
-    place = (positions - torch.div(positions, block, rounding_mode="floor") * block)[:, -last:]
-    near = layout.there.gather(1, mine[..., None].expand(-1, -1, block)) & (torch.arange(block, device=q.device) <= place[..., None])
+    offset = (positions - torch.div(positions, block, rounding_mode="floor") * block)[:, -last:]
+    near = layout.there.gather(1, mine[..., None].expand(-1, -1, block)) & (torch.arange(block, device=q.device) <= offset[..., None])
     at = mine[:, None, :, None, None].expand(-1, heads, -1, block, qh.shape[-1])
     own_k, own_v = ks.gather(2, at), vs.gather(2, at)
     asks = qh[:, :, -last:, None] * qh.shape[-1] ** -0.5
     ok = torch.cat([near, held], -1)[:, None, :, None]
     y = ratio(sums_of(asks, torch.cat([own_k, keys], 3), torch.cat([own_v, values], 3), ok))[:, :, :, 0]
-    return torch.where(live[:, -last:, None], y.transpose(1, 2).flatten(2), 0.0)
+    return torch.where(valid[:, -last:, None], y.transpose(1, 2).flatten(2), 0.0)

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from ..errors import MixerError
 from .attention import finite_attention
-from .layout.masks import kept
+from .layout.masks import zero_masked
 from .layout.positions import gathered, patches, shifted, strided_conv, taps_of
 from .memory_compressed import cells_of
 from .sums.nonfinite import hides
-from .sums.precision import exact
+from .sums.precision import at_least_float32, exact
 
 
 @exact
@@ -50,22 +50,22 @@ def spatial_reduction(
     if q.shape[1] == 0:
         return torch.zeros_like(q)
     rows, mask = reduced(v, conv, norm, grid, prefix, positions, key_mask)
-    wide = torch.promote_types(q.dtype, torch.float32)
-    keys, values = (F.linear(rows, *(a.double() for a in m)).to(wide) for m in (k_map, v_map))
-    return finite_attention(q.to(wide), keys, values, heads=heads, key_mask=mask, backend=backend).to(q.dtype)
+    wide = at_least_float32(q)
+    keys, values = (F.linear(rows, *(a.double() for a in m)).to(wide.dtype) for m in (k_map, v_map))
+    return finite_attention(wide, keys, values, heads=heads, key_mask=mask, backend=backend).to(q.dtype)
 
 
 @exact
 def reduced(v, conv, norm, grid, prefix: int, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The rows r (B, n, D) that keys and values are made from, float64, and which of them may be attended."""
     if not conv:
-        return kept(v, key_mask).double(), key_mask
+        return zero_masked(v, key_mask).double(), key_mask
     weight, bias = conv
     if positions is not None:
         return _scattered(v, weight, bias, norm, grid, prefix, positions, key_mask)
     if grid is None and key_mask is not None:
         key_mask, v = shifted(key_mask, v)
-    v = kept(v, key_mask).double()
+    v = zero_masked(v, key_mask).double()
     size, grid = weight.shape[-1], (v.shape[1],) if grid is None else grid
     cells = _normal(strided_conv(patches(v[:, prefix:], grid, size), weight, bias), norm)
     rows = torch.cat([v[:, :prefix], cells], 1)
@@ -77,26 +77,26 @@ def reduced(v, conv, norm, grid, prefix: int, positions: Tensor | None, key_mask
 
 def _scattered(v, weight, bias, norm, grid, prefix: int, positions: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """One row for each token; those of the last token of a cell, and of live prefix tokens, may be attended."""
-    place = positions - prefix
-    on_grid = place >= 0
-    live = torch.ones_like(on_grid) if key_mask is None else key_mask
-    v = kept(v, live).double()
-    cell, tap = _cells(place.clamp_min(0), grid, weight.shape[-1], weight.ndim - 2)
-    last, sums = gathered(cell, live & on_grid, taps_of(v, tap, weight))
+    index = positions - prefix
+    on_grid = index >= 0
+    valid = torch.ones_like(on_grid) if key_mask is None else key_mask
+    v = zero_masked(v, valid).double()
+    cell, tap = _cells(index.clamp_min(0), grid, weight.shape[-1], weight.ndim - 2)
+    last, sums = gathered(cell, valid & on_grid, taps_of(v, tap, weight))
     rows = torch.where(on_grid[..., None], _normal(sums + bias.double(), norm), v)
-    return rows, torch.where(on_grid, last, live)
+    return rows, torch.where(on_grid, last, valid)
 
 
-def _cells(place: Tensor, grid: tuple[int, ...] | None, size: int, axes: int) -> tuple[Tensor, Tensor]:
+def _cells(index: Tensor, grid: tuple[int, ...] | None, size: int, axes: int) -> tuple[Tensor, Tensor]:
     """The cell each flat index stands in, and its tap there; looked up on grids."""
     if axes == 1 or grid is None:
-        return cells_of(place, size)
-    lines = torch.meshgrid(*(torch.arange(n, device=place.device) for n in grid), indexing="ij")
+        return cells_of(index, size)
+    lines = torch.meshgrid(*(torch.arange(n, device=index.device) for n in grid), indexing="ij")
     cell, tap = torch.zeros_like(lines[0]), torch.zeros_like(lines[0])
     for line, n in zip(lines, grid, strict=True):
         along, rest = cells_of(line, size)
         cell, tap = cell * (-(-n // size)) + along, tap * size + rest
-    return cell.flatten()[place.long()], tap.flatten()[place.long()]
+    return cell.flatten()[index.long()], tap.flatten()[index.long()]
 
 
 def _normal(rows: Tensor, norm: tuple[Tensor, ...]) -> Tensor:

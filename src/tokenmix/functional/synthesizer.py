@@ -19,10 +19,10 @@ from .layout.checks import check_key_mask
 from .layout.heads import by_head
 from .layout.masks import allowed
 from .sums.nonfinite import hides
-from .sums.precision import exact
+from .sums.precision import at_least_float32, exact
 
 Tables = tuple[Tensor, ...]
-Place = Any  # an int n: the positions 0..n-1 in every row; or a Tensor (B, n) of positions
+Positions = Any  # an int n: the positions 0..n-1 in every row; or a Tensor (B, n) of positions
 JOINS = ("softmax", "gated", "plus")
 
 
@@ -51,8 +51,8 @@ def synthesize(
     T, S, H = logits.shape[-2], logits.shape[-1], logits.shape[-3]
     if v.ndim != 3 or logits.ndim not in (3, 4) or v.shape[1] != S or v.shape[2] % H or (causal and T > S):
         raise MixerError(f"synthesize: expects logits (B, H, T, S) or (H, T, S) and v (B, S, H * e), got {tuple(logits.shape)} and {tuple(v.shape)}.")
-    wide = torch.promote_types(v.dtype, torch.float32)
-    logits, values = logits.to(wide), v.to(wide)
+    values = at_least_float32(v)
+    logits = logits.to(values.dtype)
     some = None
     if causal or key_mask is not None or attn_mask is not None:
         each = key_mask is not None or (attn_mask is not None and attn_mask.ndim == 3)
@@ -69,7 +69,7 @@ def synthesize(
 
 
 @exact
-def dense_logits(q: Tensor, dense: Tables, rows: Place, cols: Place, *, rectify: bool = True) -> Tensor:
+def dense_logits(q: Tensor, dense: Tables, rows: Positions, cols: Positions, *, rectify: bool = True) -> Tensor:
     """B_i = W2 relu(q_i) + b2 with q = W1 x + b1; dense is (W2,) or (W2, b2), (H, e, N) and (H, N). Gives (B, H, T, S); row i depends on token i alone."""
     hidden = _hidden(q, dense[0].shape[-2], rectify)
     keep = slice(None) if isinstance(cols, Tensor) else slice(0, cols)
@@ -77,7 +77,7 @@ def dense_logits(q: Tensor, dense: Tables, rows: Place, cols: Place, *, rectify:
 
 
 @exact
-def random_logits(q: Tensor, random: Tables, rows: Place, cols: Place) -> Tensor:
+def random_logits(q: Tensor, random: Tables, rows: Positions, cols: Positions) -> Tensor:
     """B = R; random is (R,), (H, N, N). Gives (H, T, S) for positions counted from 0, else (B, H, T, S). q is not read."""
     (table,) = random
     if isinstance(rows, Tensor):
@@ -86,7 +86,7 @@ def random_logits(q: Tensor, random: Tables, rows: Place, cols: Place) -> Tensor
 
 
 @exact
-def factorized_dense_logits(q: Tensor, factorized_dense: Tables, rows: Place, cols: Place, *, rectify: bool = True) -> Tensor:
+def factorized_dense_logits(q: Tensor, factorized_dense: Tables, rows: Positions, cols: Positions, *, rectify: bool = True) -> Tensor:
     """C_i[j] = A_i[j mod a] B_i[j div a] with A = W_A relu(q) + b_A and B = W_B relu(q) + b_B.
 
     factorized_dense is (W_A, W_B) or (W_A, W_B, b_A, b_B): (H, e, a), (H, e, b), (H, a), (H, b) with a b >= N. One factor is tiled and the other repeated,
@@ -101,11 +101,10 @@ def factorized_dense_logits(q: Tensor, factorized_dense: Tables, rows: Place, co
 
 
 @exact
-def factorized_random_logits(q: Tensor, factorized_random: Tables, rows: Place, cols: Place) -> Tensor:
+def factorized_random_logits(q: Tensor, factorized_random: Tables, rows: Positions, cols: Positions) -> Tensor:
     """B = R1 R2^T; factorized_random is (R1, R2), each (H, N, k). Shapes as in ``random_logits``."""
-    r1, r2 = (
-        r[:, at].transpose(0, 1) if isinstance(at, Tensor) else r[:, :at] for r, at in zip((_wide(r) for r in factorized_random), (rows, cols), strict=True)
-    )
+    pairs = zip(factorized_random, (rows, cols), strict=True)
+    r1, r2 = (r[:, at].transpose(0, 1) if isinstance(at, Tensor) else r[:, :at] for r, at in ((at_least_float32(r), at) for r, at in pairs))
     return r1 @ r2.transpose(-1, -2)
 
 
@@ -124,8 +123,8 @@ def mixture_logits(
     k: Tensor,
     alpha: Tensor,
     tables: dict[str, Tables],
-    rows: Place,
-    cols: Place,
+    rows: Positions,
+    cols: Positions,
     *,
     parts: Sequence[str],
     join: str,
@@ -133,12 +132,12 @@ def mixture_logits(
     scale: float | None,
 ) -> Tensor:
     """The logits of ``parts`` joined: see ``synthesizer_mixture``."""
-    each = [_dot_logits(q, k, heads, scale) if part == "attention" else _wide(LOGITS[part](q, tables[part], rows, cols)) for part in parts]
+    each = [_dot_logits(q, k, heads, scale) if part == "attention" else at_least_float32(LOGITS[part](q, tables[part], rows, cols)) for part in parts]
     if join == "plus":
         return sum(each[1:], each[0])
-    weights = _wide(alpha).softmax(0)
+    weights = at_least_float32(alpha).softmax(0)
     if join == "gated":
-        a = _wide(alpha)[0].sigmoid()
+        a = at_least_float32(alpha)[0].sigmoid()
         return sum((logits * (1 - a if part == "attention" else a) for part, logits in zip(parts, each, strict=True)), each[0].new_zeros(()))
     return sum((w * logits for w, logits in zip(weights.unbind(), each, strict=True)), each[0].new_zeros(()))
 
@@ -168,7 +167,7 @@ def synthesizer_dense(
 
     Returns (B, T, D). Time O(T N e H + T^2 D).
     """
-    rows, cols = _places("synthesizer_dense", v, dense[0].shape[-1], positions)
+    rows, cols = _positions("synthesizer_dense", v, dense[0].shape[-1], positions)
     _check_tables("synthesizer_dense", q, v, dense[:1], dense[1:])
     return synthesize(dense_logits(q, dense, rows, cols, rectify=rectify), v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
 
@@ -185,7 +184,7 @@ def synthesizer_random(
     backend: str = "auto",
 ) -> Tensor:
     """Random Synthesizer: y_t = sum_s softmax_s(R_ts) v_s in each head. w is R, (H, N, N) or (1, N, N). The rest as in ``synthesizer_dense``."""
-    rows, cols = _places("synthesizer_random", v, w.shape[-1], positions)
+    rows, cols = _positions("synthesizer_random", v, w.shape[-1], positions)
     return synthesize(random_logits(v, (w,), rows, cols), v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
 
 
@@ -205,7 +204,7 @@ def synthesizer_factorized_dense(
 ) -> Tensor:
     """Factorised Dense Synthesizer: the dense one with the logits of ``factorized_dense_logits``. Other arguments as in ``synthesizer_dense``."""
     of_a, of_b = factorized_dense[:2]
-    rows, cols = _places("synthesizer_factorized_dense", v, of_a.shape[-1] * of_b.shape[-1], positions)
+    rows, cols = _positions("synthesizer_factorized_dense", v, of_a.shape[-1] * of_b.shape[-1], positions)
     _check_tables("synthesizer_factorized_dense", q, v, factorized_dense[:2], factorized_dense[2:])
     logits = factorized_dense_logits(q, factorized_dense, rows, cols, rectify=rectify)
     return synthesize(logits, v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
@@ -223,7 +222,7 @@ def synthesizer_factorized_random(
     backend: str = "auto",
 ) -> Tensor:
     """Factorised Random Synthesizer: R = R1 R2^T. w is (R1, R2), each (H, N, k). Other arguments as in ``synthesizer_random``."""
-    rows, cols = _places("synthesizer_factorized_random", v, w[1].shape[-2], positions)
+    rows, cols = _positions("synthesizer_factorized_random", v, w[1].shape[-2], positions)
     return synthesize(factorized_random_logits(v, w, rows, cols), v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
 
 
@@ -264,7 +263,7 @@ def synthesizer_mixture(
             f"synthesizer_mixture: parts={tuple(parts)}, join={join!r}; each part must be 'attention' or come with its tables, join one of {JOINS}."
         )
     covered = [_covered(part, tables[part]) for part in parts if part != "attention"]
-    rows, cols = _places("synthesizer_mixture", v, min([v.shape[1], *covered]), positions)
+    rows, cols = _positions("synthesizer_mixture", v, min([v.shape[1], *covered]), positions)
     check_key_mask("synthesizer_mixture", key_mask, v)
     _check_mixture(q, k, v, tables, parts, heads)
     keys = k if key_mask is None else torch.where(key_mask[..., None], k, 0.0)
@@ -279,13 +278,9 @@ def _covered(name: str, tables: Tables) -> int:
     return tables[1].shape[-2] if name == "factorized_random" else tables[0].shape[-1]
 
 
-def _wide(a: Tensor) -> Tensor:
-    return a.to(torch.promote_types(a.dtype, torch.float32))
-
-
 def _hidden(q: Tensor, width: int, rectify: bool) -> Tensor:
     """(B, T, H, e), after the relu."""
-    hidden = _wide(q).unflatten(-1, (-1, width))
+    hidden = at_least_float32(q).unflatten(-1, (-1, width))
     return F.relu(hidden) if rectify else hidden
 
 
@@ -298,7 +293,7 @@ def _mapped(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return y if bias is None else y + bias[:, None].to(y.dtype)
 
 
-def _columns(logits: Tensor, cols: Place) -> Tensor:
+def _columns(logits: Tensor, cols: Positions) -> Tensor:
     """The columns (B, H, T, S) of the keys' positions."""
     if not isinstance(cols, Tensor):
         return logits[..., :cols]
@@ -306,11 +301,11 @@ def _columns(logits: Tensor, cols: Place) -> Tensor:
 
 
 def _dot_logits(q: Tensor, k: Tensor, heads: int, scale: float | None) -> Tensor:
-    qh, kh = (by_head(_wide(a), heads) for a in (q, k))
+    qh, kh = (by_head(at_least_float32(a), heads) for a in (q, k))
     return (qh * (qh.shape[-1] ** -0.5 if scale is None else scale)) @ kh.transpose(-1, -2)
 
 
-def _places(who: str, v: Tensor, covered: int, positions: Tensor | None) -> tuple[Place, Place]:
+def _positions(who: str, v: Tensor, covered: int, positions: Tensor | None) -> tuple[Positions, Positions]:
     """Where queries and keys stand: the length where each token stands at its index."""
     if v.ndim != 3 or v.shape[1] > covered:
         raise MixerError(f"{who}: the tables cover {covered} positions and v should be (B, T, D) with T up to that, got {tuple(v.shape)}.")

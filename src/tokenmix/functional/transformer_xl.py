@@ -10,11 +10,10 @@ from ..errors import MixerError
 from .backend import choose
 from .layout.heads import by_head
 from .layout.lines import mixed
-from .layout.masks import allowed, kept
+from .layout.masks import allowed, zero_masked
+from .layout.positions import Positions
 from .sums.nonfinite import clean, marks
-from .sums.precision import exact
-
-Places = Tensor | tuple[Tensor, Tensor]
+from .sums.precision import exact, sum_dtype
 
 
 @exact
@@ -31,7 +30,7 @@ def transformer_xl(
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
-    positions: Places | None = None,
+    positions: Positions | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """y_t = sum_s softmax_s([(q_t + u) . k_s + (q_t + v) . W_r R_{t-s}] / sqrt(e)) v_s in each head (Dai et al. 2019, Sec. 3.3).
@@ -50,8 +49,8 @@ def transformer_xl(
     _check(q, k, v, relative, content, place, heads, memory, backend)
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
-    dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
-    k, v = kept(k, key_mask), kept(v, key_mask)
+    dtype, wide = q.dtype, sum_dtype(q)
+    k, v = zero_masked(k, key_mask), zero_masked(v, key_mask)
     own, met = marks(q), marks(k, v)[:, None].to(wide)
     q, k, v, relative, u, b = (a.to(wide) for a in (clean(q), clean(k), clean(v), relative, content, place))
     scale = (q.shape[-1] // heads) ** -0.5
@@ -64,7 +63,7 @@ def transformer_xl(
         rows, cols = _rows_and_cols(positions, T, S, q.device)
         if memory is not None:
             ok = ok & ((rows[:, :, None] - cols[:, None, :]).abs() < memory)
-        located = _by_distance(located, relative, T, 0, causal) if positions is None and S == T else by_place(located, rows, cols, relative)
+        located = _by_distance(located, relative, T, 0, causal) if positions is None and S == T else by_position(located, rows, cols, relative)
         y = mixed(asked @ kh.transpose(-1, -2) + located, ok[:, None], vh, met)
     return (y.transpose(1, 2).flatten(2) + own).to(dtype)
 
@@ -92,7 +91,7 @@ def _by_distance(located: Tensor, relative: Tensor, W: int, first: int, causal: 
     return flat.unflatten(-1, (L, L + W - 1))[..., :W]
 
 
-def by_place(located: Tensor, rows: Tensor, cols: Tensor, relative: Tensor) -> Tensor:
+def by_position(located: Tensor, rows: Tensor, cols: Tensor, relative: Tensor) -> Tensor:
     """The same for any places: sin and cos of t - s are products of those of t and of s, so that one matrix product gives all pairs."""
     width = relative.shape[1]
     z_sin, z_cos = (located @ relative.unflatten(0, (-1, located.shape[-1]))).chunk(2, -1)  # (B, H, T, n) each
@@ -108,14 +107,14 @@ def _in_blocks(
     """The sliding memory in blocks of ``memory`` queries (B, H, T, e): each meets its own block, the one before and, unless causal, the one after."""
     T, N = asked.shape[-2], -(-asked.shape[-2] // memory)
     after = 0 if causal else memory
-    live = torch.ones(1, T, dtype=torch.bool, device=k.device) if key_mask is None else key_mask
+    valid = torch.ones(1, T, dtype=torch.bool, device=k.device) if key_mask is None else key_mask
     asked, located = (F.pad(a, (0, 0, 0, N * memory - T)).unflatten(2, (N, memory)).transpose(1, 2) for a in (asked, located))
     k, v, met = (_neighbours(F.pad(a, (0, 0, memory, N * memory - T + after)), memory, N).transpose(1, 2) for a in (k, v, met))
-    live = _neighbours(F.pad(live[:, None, :, None], (0, 0, memory, N * memory - T + after)), memory, N)[:, 0, :, None, None, :, 0]
+    valid = _neighbours(F.pad(valid[:, None, :, None], (0, 0, memory, N * memory - T + after)), memory, N)[:, 0, :, None, None, :, 0]
     i, j = torch.arange(memory, device=k.device)[:, None], torch.arange(k.shape[-2], device=k.device) - memory
     near = ((i - j) < memory) & ((j <= i) if causal else (j - i) < memory)
     logits = asked @ k.transpose(-1, -2) + _by_distance(located, relative, k.shape[-2], -memory, causal)
-    return mixed(logits, live & near, v, met).transpose(1, 2).flatten(2, 3)[:, :, :T]
+    return mixed(logits, valid & near, v, met).transpose(1, 2).flatten(2, 3)[:, :, :T]
 
 
 def _neighbours(a: Tensor, size: int, N: int) -> Tensor:
@@ -124,7 +123,7 @@ def _neighbours(a: Tensor, size: int, N: int) -> Tensor:
     return torch.cat([blocks[:, :, i : i + N] for i in range(blocks.shape[2] - N + 1)], 3)
 
 
-def _rows_and_cols(positions: Places | None, T: int, S: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _rows_and_cols(positions: Positions | None, T: int, S: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Positions of the queries (B or 1, T) and of the keys (B or 1, S)."""
     if positions is None:
         return torch.arange(T, device=device)[None], torch.arange(S, device=device)[None]

@@ -27,7 +27,7 @@ from .parts.aft import (
     ring_step,
 )
 from .parts.pair_bias import PairBias
-from .parts.shared import alive, check_positions, has_holes, in_pieces
+from .parts.shared import check_positions, has_holes, in_pieces, valid_mask
 
 
 class AFTSimple(Mixer):
@@ -77,7 +77,7 @@ class AFTSimple(Mixer):
 
     def context_state(self, context, context_mask):
         empty = chunk.empty_past(context.shape[0], self.dim, self.dim, device=context.device)
-        return AFTSimpleState(*chunk.absorb(empty, self.k_proj(context), self.v_proj(context), alive(context, context_mask)))
+        return AFTSimpleState(*chunk.absorb(empty, self.k_proj(context), self.v_proj(context), valid_mask(context, context_mask)))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         if not self.causal:
@@ -203,7 +203,7 @@ class AFTFull(PairBiased):
             w = self.bias.select(query_positions, state.positions)
             y = F.aft_full(queries(self, x), state.keys, state.values, w, key_mask=state.valid, gate=self.gate)
             return self.out_proj(y), state._replace(position=next_position)
-        y, state = in_pieces(self._mix_piece, x, state, query_positions, alive(x, key_mask))
+        y, state = in_pieces(self._mix_piece, x, state, query_positions, valid_mask(x, key_mask))
         return self.out_proj(y), state._replace(position=next_position)
 
     def _mix_piece(self, x, state, positions, valid):
@@ -314,7 +314,7 @@ class AFTLocal(PairBiased):
             return self.out_proj(self._read(x, state, query_positions)), state._replace(position=next_position)
         if self.window:
             check_positions(self, positions, key_mask, rising=True, past=(state.valid, state.positions))
-        y, state = in_pieces(partial(self._mix_piece, holes=has_holes(state.valid, key_mask)), x, state, query_positions, alive(x, key_mask))
+        y, state = in_pieces(partial(self._mix_piece, holes=has_holes(state.valid, key_mask)), x, state, query_positions, valid_mask(x, key_mask))
         return self.out_proj(y), state._replace(position=next_position)
 
     def _read(self, x, history, positions):

@@ -12,7 +12,7 @@ from .. import functional as F
 from ..errors import MixerError
 from ..functional.attention import attention_by_head
 from ..functional.layout.heads import by_head
-from ..functional.layout.masks import alive, kept
+from ..functional.layout.masks import valid_mask, zero_masked
 from ..positions import LearnedPositions, RotaryPositions
 from .base import QKVO, About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
@@ -184,12 +184,12 @@ class Attention(Mixer):
         positions = token_positions(context, context_mask)
         (keys,) = self._rotated(positions, self._keys(self._with_positions(context, positions)))
         keys, values = self._to_keep(keys, self.v_proj(context), context_mask)
-        valid = alive(context, context_mask)
+        valid = valid_mask(context, context_mask)
         return AttentionState(keys.contiguous(), values.contiguous(), valid, torch.zeros(valid.shape[0], dtype=torch.long, device=valid.device))
 
     def _to_keep(self, keys: Tensor, values: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return keys and values as a state holds them: by head, and 0 where they are masked."""
-        return by_head(kept(keys, key_mask), self.kv_heads), by_head(kept(values, key_mask), self.kv_heads)
+        return by_head(zero_masked(keys, key_mask), self.kv_heads), by_head(zero_masked(values, key_mask), self.kv_heads)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
@@ -201,7 +201,7 @@ class Attention(Mixer):
             q, k = self._rotated(query_positions, self._queries(inputs), self._keys(inputs))
             new = self._to_keep(k, self.v_proj(x), key_mask)
             keys, values = (torch.cat([old, a.to(old.dtype)], 2) for old, a in zip((keys, values), new, strict=True))
-            valid = torch.cat([valid, alive(x, key_mask)], 1)
+            valid = torch.cat([valid, valid_mask(x, key_mask)], 1)
         else:
             (q,) = self._rotated(query_positions, self._queries(inputs))
         # the first chunk needs no mask, and without one it runs fused

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from .. import functional as F
 from ..functional.axial import along
 from ..functional.layout.lines import Raster
-from ..functional.layout.positions import last_live, taken
+from ..functional.layout.positions import gather_tokens, last_valid
 from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
 from .parts.hands_out import ReadLinear
 from .parts.options import at_least, check_heads, one_of
-from .parts.shared import alive, check_positions, has_holes, in_pieces, largest_dot, row_starts
+from .parts.shared import check_positions, has_holes, in_pieces, largest_dot, row_starts, valid_mask
 
 
 @register_state
@@ -165,7 +165,7 @@ class Axial(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         check_positions(self, positions, key_mask, rising=True, past=(state.valid, state.positions))
-        (query_positions, next_position), valid = chunk_positions(state.position, x, positions, key_mask), alive(x, key_mask)
+        (query_positions, next_position), valid = chunk_positions(state.position, x, positions, key_mask), valid_mask(x, key_mask)
         mix_piece = partial(self._mix_piece, holes=True) if has_holes(state.valid[:, -(self.width or 0) :], key_mask) else self._mix_piece
         y, state = in_pieces(mix_piece, x, state, query_positions.clamp_min(0), valid)
         return self.out_proj(y), state._replace(position=next_position)
@@ -186,9 +186,9 @@ class Axial(Mixer):
         above = along(q_column, k_column, v_column, 0, **own, live=key_valid, positions=(positions, key_positions), when="before")
         inner = along(q_inner, k_inner, v_inner, 1, **own, **near, positions=(positions, key_positions[:, -n:]), when="upto")
         if holes:
-            index, there, _ = last_live(key_valid[:, -n:], n)
-            recent, key_positions = taken(recent, index), torch.cat([key_positions[:, :-n], taken(key_positions[:, -n:], index)], 1)
-            column, key_valid = torch.cat([column[:, :-n], taken(column[:, -n:], index)], 1), torch.cat([key_valid[:, :-n], there], 1)
+            index, there, _ = last_valid(key_valid[:, -n:], n)
+            recent, key_positions = gather_tokens(recent, index), torch.cat([key_positions[:, :-n], gather_tokens(key_positions[:, -n:], index)], 1)
+            column, key_valid = torch.cat([column[:, :-n], gather_tokens(column[:, -n:], index)], 1), torch.cat([key_valid[:, :-n], there], 1)
         return above + inner, AxialState(recent[:, -self.width :], column, key_valid, key_positions, state.position)
 
     def _finished(self, state: AxialState, column: Tensor) -> Tensor:

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as F
-from ..functional.layout.positions import behind_live, last_live, taken
+from ..functional.layout.positions import fill_from_last_valid, gather_tokens, last_valid
 from ..functional.sums import compressed as form
+from ..functional.sums.precision import sum_dtype
 from .base import QKVO, About, Mixer, register_state, token_positions
 from .cost import MixingCost
 from .parts.aux_losses import add_aux_loss
 from .parts.options import at_least, one_of
-from .parts.shared import add_projections, alive, check_positions, largest_relative, ring_chunk, row_starts
+from .parts.shared import add_projections, check_positions, largest_relative, ring_chunk, row_starts, valid_mask
 
 
 @register_state
@@ -124,7 +125,7 @@ class Compressive(Mixer):
 
     def _loss(self, x: Tensor, positions: Tensor | None, key_mask: Tensor | None) -> Tensor:
         """Compute the attention reconstruction loss, with everything but f detached."""
-        x, valid = x.detach(), alive(x, key_mask)
+        x, valid = x.detach(), valid_mask(x, key_mask)
         positions = token_positions(x, key_mask) if positions is None else positions
         q, k, v = (self.get_submodule(name)(x).detach() for name in ("q_proj", "k_proj", "v_proj"))
         k, v, kept = (torch.where(valid[..., None], a, 0.0) for a in (k, v, x))
@@ -164,11 +165,11 @@ class Compressive(Mixer):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
-        q, L, wide = self.q_proj(x), x.shape[1], torch.promote_types(x.dtype, torch.float32)
+        q, L, wide = self.q_proj(x), x.shape[1], sum_dtype(x)
         new, old = (self.k_proj(x), self.v_proj(x), x), (state.keys, state.values, state.inputs)
         keys, values, inputs = (torch.cat([a, torch.where(valid[..., None], b, 0.0).to(a.dtype)], 1) for a, b in zip(old, new, strict=True))
         key_valid, key_positions = torch.cat([state.valid, valid], 1), torch.cat([state.positions, positions], 1)
-        groups = form.grouped(inputs.to(wide), key_valid, self.sizes.rate, behind_live(key_positions, key_valid))
+        groups = form.grouped(inputs.to(wide), key_valid, self.sizes.rate, fill_from_last_valid(key_positions, key_valid))
         maps = (tuple(a.to(wide) for a in part) for part in (self._project(x), self._squeeze()))
         fresh = form.compress(groups, *maps, self.sizes.pool)
         # older groups lack tokens here; they are in the slots already
@@ -190,8 +191,8 @@ class Compressive(Mixer):
         """
         group = torch.div(recent[4], self.sizes.rate, rounding_mode="floor")
         if holes:
-            index, there, leaving = last_live(recent[3], self._ring)
-            recent = *(taken(a, index) for a in recent[:3]), there, taken(recent[4], index)
+            index, there, leaving = last_valid(recent[3], self._ring)
+            recent = *(gather_tokens(a, index) for a in recent[:3]), there, gather_tokens(recent[4], index)
         else:
             group, leaving, recent = group[:, :L], recent[3][:, :L], tuple(a[:, L:] for a in recent)
         gone = torch.maximum(state.gone, torch.where(leaving, group, -1).amax(1))

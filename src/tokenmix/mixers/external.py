@@ -15,7 +15,7 @@ from ..functional.external import EPS, SlotSums, check_norm, empty_slots, extern
 from .base import About, Kernels, Mixer, register_state
 from .cost import MixingCost
 from .parts.options import at_least, check_heads, check_positive
-from .parts.shared import alive, largest_dot
+from .parts.shared import largest_dot, valid_mask
 
 
 @register_state
@@ -305,10 +305,10 @@ class SimplifiedAttention(Mixer):
         return SimplifiedState(keys, torch.zeros(batch_size, 0, dtype=torch.bool, device=device))
 
     def context_state(self, context, context_mask):
-        return SimplifiedState(context, alive(context, context_mask))
+        return SimplifiedState(context, valid_mask(context, context_mask))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         if self.causal:
-            state = SimplifiedState(torch.cat([state.keys, x.to(state.keys.dtype)], 1), torch.cat([state.valid, alive(x, key_mask)], 1))
+            state = SimplifiedState(torch.cat([state.keys, x.to(state.keys.dtype)], 1), torch.cat([state.valid, valid_mask(x, key_mask)], 1))
         y = F.simplified_attention(x, state.keys.to(x.dtype), scale=self.scale, causal=self.causal, key_mask=state.valid)
         return self.out_proj(y), state

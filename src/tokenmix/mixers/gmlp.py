@@ -16,7 +16,7 @@ from .base import About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .parts.history import joined
 from .parts.options import at_least, true_or_false
-from .parts.shared import alive, in_pieces
+from .parts.shared import in_pieces, valid_mask
 
 
 @register_state
@@ -140,7 +140,7 @@ class GMLP(Mixer):
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
         self.check_range(query_positions)
-        y, state = in_pieces(self._mix_piece, x, state, query_positions, alive(x, key_mask))
+        y, state = in_pieces(self._mix_piece, x, state, query_positions, valid_mask(x, key_mask))
         return self.out_proj(y), state._replace(position=next_position)
 
     def _mix_piece(self, x, state, positions, valid):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .. import functional as F
 from ..functional import aft_chunk as chunk
 from ..functional.lambda_layer import per_key
+from ..functional.sums.precision import at_least_float32
 from ..functional.sums.taps import centre_of, pair_weights, silenced, weighed
 from ..positions.grid import regrown
 from .base import About, Mixer, chunk_positions, register_state
@@ -209,7 +210,7 @@ class Lambda(Mixer):
         past, spread = (state.m, state.num, state.den), per_key(v.double(), self.key_width)
         content, past = chunk.aft_simple_chunk(spread, k, spread, past, key_mask=valid, gate=None)
         state = joined(state, valid, positions, values=v)
-        qh = q.to(torch.promote_types(q.dtype, torch.float32)).unflatten(-1, (self.heads, -1))
+        qh = at_least_float32(q).unflatten(-1, (self.heads, -1))
         vz = silenced(state.values.to(torch.promote_types(qh.dtype, state.values.dtype)), state.valid).to(qh.dtype)
         E = self.embedding.to(qh.dtype)
         weights = pair_weights(qh @ E.T, positions, state.positions, centre_of(E.shape[0], True), causal=True)

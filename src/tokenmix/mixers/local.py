@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from .. import functional as F
-from ..functional.layout.positions import last_live
+from ..functional.layout.positions import last_valid
 from ..functional.patterns import local_chunk
 from .base import QKVO, About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .parts.history import HistoryState, empty_history, newest
 from .parts.options import at_least
 from .parts.patterns import BlockCost, kept_bytes
-from .parts.shared import add_projections, alive, check_positions, has_holes, in_pieces, largest_dot
+from .parts.shared import add_projections, check_positions, has_holes, in_pieces, largest_dot, valid_mask
 
 
 @register_state
@@ -121,7 +121,7 @@ class Local(Mixer):
 
     def context_state(self, context, context_mask):
         positions = token_positions(context, context_mask)
-        return HistoryState(self.k_proj(context), self.v_proj(context), alive(context, context_mask), positions, positions.new_zeros(positions.shape[0]))
+        return HistoryState(self.k_proj(context), self.v_proj(context), valid_mask(context, context_mask), positions, positions.new_zeros(positions.shape[0]))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
@@ -129,7 +129,7 @@ class Local(Mixer):
             options = {"window": self.window, "heads": self.heads, "outside": self.outside, "positions": (query_positions, state.positions)}
             return self.out_proj(F.local(self.q_proj(x), state.keys, state.values, key_mask=state.valid, **options)), state._replace(position=next_position)
         check_positions(self, positions, key_mask, rising=True, past=(state.valid, state.positions))
-        y, state = in_pieces(partial(self._mix_piece, holes=has_holes(state.valid, key_mask)), x, state, query_positions, alive(x, key_mask))
+        y, state = in_pieces(partial(self._mix_piece, holes=has_holes(state.valid, key_mask)), x, state, query_positions, valid_mask(x, key_mask))
         return self.out_proj(y), state._replace(position=next_position)
 
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
@@ -141,7 +141,7 @@ class Local(Mixer):
         n = x.shape[1]
         ring = newest(LocalState(keys, values, key_valid, key_positions, *far, state.position), self.window - 1, holes=holes)
         if self.outside == "pool":
-            left = last_live(key_valid, self.window - 1)[2] if holes else key_valid[:, :n]
+            left = last_valid(key_valid, self.window - 1)[2] if holes else key_valid[:, :n]
             gone = torch.where(left[..., None], values[:, : left.shape[1]], 0.0).double().sum(1)
             ring = ring._replace(far_values=far[0] + gone, far_count=far[1] + left.sum(1))
         return y, ring

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from .. import functional as F
 from ..functional.attention import attention
-from ..functional.layout.masks import kept
-from ..functional.layout.positions import behind_live, last_live, patches, shifted, strided_conv, taken
+from ..functional.layout.masks import zero_masked
+from ..functional.layout.positions import fill_from_last_valid, gather_tokens, last_valid, patches, shifted, strided_conv
 from ..functional.memory_compressed import Slots, cells_of, folded, over_slots
 from .base import QKVO, About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
 from .parts.hands_out import ReadConv1d
 from .parts.options import at_least
-from .parts.shared import add_projections, alive, check_positions, has_holes, in_pieces, largest_dot
+from .parts.shared import add_projections, check_positions, has_holes, in_pieces, largest_dot, valid_mask
 
 
 @register_state
@@ -140,7 +140,7 @@ class MemoryCompressed(Mixer):
         valid = options["key_mask"]
         if valid is not None:
             valid, k, q = shifted(valid, k, q)
-        k, found = kept(k.detach(), valid), 0.0
+        k, found = zero_masked(k.detach(), valid), 0.0
         if not conv or options["causal"]:
             found = largest_dot(q, k, options["heads"])
         if conv:
@@ -165,7 +165,7 @@ class MemoryCompressed(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         check_positions(self, positions, key_mask, rising=True, past=(state.near_valid, state.near_positions))
-        (query_positions, next_position), valid = chunk_positions(state.position, x, positions, key_mask), alive(x, key_mask)
+        (query_positions, next_position), valid = chunk_positions(state.position, x, positions, key_mask), valid_mask(x, key_mask)
         holes = has_holes(state.near_valid, key_mask)
         if (positions is not None or holes) and state.scattered.shape[1] == 0:
             state = state._replace(scattered=torch.ones_like(state.position[:, None], dtype=torch.bool))
@@ -175,7 +175,7 @@ class MemoryCompressed(Mixer):
                 [self.block * state.cells[:, -1:], state.near_positions, query_positions],
                 [state.valid[:, -1:], state.near_valid, valid],
             )
-            query_positions = behind_live(torch.cat(position_runs, 1), torch.cat(valid_runs, 1))[:, -x.shape[1] :]
+            query_positions = fill_from_last_valid(torch.cat(position_runs, 1), torch.cat(valid_runs, 1))[:, -x.shape[1] :]
         y, state = in_pieces(partial(self._mix_piece, holes=holes), x, state, query_positions, valid)
         return self.out_proj(y), state._replace(position=next_position)
 
@@ -203,12 +203,12 @@ class MemoryCompressed(Mixer):
         Masked tokens then belong to the block before.
         """
         keys, values, valid, positions = recent
-        index, there, _ = last_live(valid, valid.shape[1])
+        index, there, _ = last_valid(valid, valid.shape[1])
         before = self.block * state.cells[:, -1:] if state.cells.shape[1] else 0
-        return taken(keys, index), taken(values, index), there, torch.where(there, taken(positions, index), before)
+        return gather_tokens(keys, index), gather_tokens(values, index), there, torch.where(there, gather_tokens(positions, index), before)
 
     def _local(self, q, recent):
         k, v, valid, positions = recent
         cell = cells_of(positions, self.block)[0]
         near = (cell[:, -q.shape[1] :, None] == cell[:, None]) & valid[:, None]
-        return attention(q, kept(k, valid).to(q.dtype), kept(v, valid).to(q.dtype), heads=self.heads, causal=True, attn_mask=near)
+        return attention(q, zero_masked(k, valid).to(q.dtype), zero_masked(v, valid).to(q.dtype), heads=self.heads, causal=True, attn_mask=near)

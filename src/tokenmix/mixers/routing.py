@@ -15,7 +15,7 @@ from .parts.aux_losses import add_aux_loss
 from .parts.decisions import check_seed, decide, draw_directions, frozen, project_wide
 from .parts.hands_out import ReadLinear
 from .parts.options import at_least, check_heads, true_or_false
-from .parts.shared import alive
+from .parts.shared import valid_mask
 
 
 @register_state
@@ -130,7 +130,7 @@ class Routing(Mixer):
 
     def mix(self, x, context, **given):
         (q, v, centroids), options = self.functional_args(x, context, **given)
-        valid = alive(x, given["key_mask"])
+        valid = valid_mask(x, given["key_mask"])
         y = F.routing(q, v, centroids, clusters=self._clusters(q, valid), **options)
         add_aux_loss("routing", lambda: self._commitment(q, valid))
         if self.training:
@@ -179,7 +179,7 @@ class Routing(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         (q, v, centroids), options = self.functional_args(x, key_mask=key_mask)
-        valid = alive(x, key_mask)
+        valid = valid_mask(x, key_mask)
         now = self._clusters(q, valid)
         new = q.to(state.keys.dtype), v.to(state.values.dtype), now.transpose(1, 2).to(torch.int32), valid
         after = RoutingState(*(torch.cat(pair, 1) for pair in zip(state, new, strict=True)))

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import MixerError
-from ..functional.layout.positions import default_places
+from ..functional.layout.positions import default_positions
 
 State = Any  # a NamedTuple of tensors, batch first
 
@@ -19,7 +19,7 @@ def token_positions(x: Tensor, key_mask: Tensor | None) -> Tensor:
 
     Without a mask they are the indices. Padding before the first True gets 0.
     """
-    return default_places(x.shape[0], x.shape[1], key_mask, x.device)
+    return default_positions(x.shape[0], x.shape[1], key_mask, x.device)
 
 
 def chunk_positions(start: Tensor, x: Tensor, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..functional.sums.gates import check_gate, gated
-from ..functional.sums.softmax import Sums, narrow, products, ratio_of, wide
+from ..functional.sums.softmax import Sums, merge_heads, products, ratio_of, split_heads64
 from ..mixers import Mixer
 from ..mixers.aft_conv import AFTConv
 from ..mixers.cost import MixingCost
@@ -120,12 +120,12 @@ def aft_one_hot(
     if q.numel() == 0:
         return torch.zeros_like(q)
     source = sources(offset, grid or ((T - prefix,) if prefix else None), prefix, positions, T)
-    m, terms = products(*wide(k, v, key_mask, heads))  # (B, h, T, g + 1, 1)
+    m, terms = products(*split_heads64(k, v, key_mask, heads))  # (B, h, T, g + 1, 1)
     others = _sum_before(terms) + _sum_before(terms.flip(2)).flip(2)
     at = source.clamp_min(0).expand(B, heads, T)[..., None, None].expand_as(terms)
     weighed = others.gather(2, at) + torch.exp(weight.double())[:, None, None, None] * terms.gather(2, at)
     acc = torch.where((source >= 0)[..., None, None], weighed, terms.sum(2, keepdim=True))
-    return gated(q, narrow(ratio_of(Sums(m, torch.zeros_like(m), acc))), gate)
+    return gated(q, merge_heads(ratio_of(Sums(m, torch.zeros_like(m), acc))), gate)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, offset: Tensor, weight: Tensor, grid: tuple[int, ...] | None, gate: str | None) -> None:

@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 
 from .backend import choose
-from .layout.masks import kept
+from .layout.masks import zero_masked
 
 
 def NAME(v: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, backend: str = "auto") -> Tensor:
@@ -66,7 +66,7 @@ def sums(v: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
 
     Both are float32 or better, and 0 where the token is masked.
     """
-    v = kept(v, key_mask).to(torch.promote_types(v.dtype, torch.float32))
+    v = zero_masked(v, key_mask).to(torch.promote_types(v.dtype, torch.float32))
     return v, v.new_ones(()).expand(*v.shape[:2], 1) if key_mask is None else key_mask[..., None].to(v.dtype)
 '''
 

@@ -17,14 +17,14 @@ from torch import Tensor
 from ...errors import MixerError
 from ..backend import choose
 from ..sums.nonfinite import clean, marks, over_pairs
+from ..sums.precision import at_least_float32
 from .checks import check_qkv
 from .heads import by_head
-from .masks import allowed, kept
-from .positions import first_true
+from .masks import allowed, zero_masked
+from .positions import Positions, first_true
 
 FLOOR = -1e30  # the maximum of no keys at all: finite, so that differences are
 LEAST = 16  # no smaller blocks, whose overhead costs more than the pairs they save
-Places = Tensor | tuple[Tensor, Tensor]
 Pairs = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -43,7 +43,7 @@ class Ready(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    live: Tensor | None
+    valid: Tensor | None
 
 
 def check(who: str, q: Tensor, k: Tensor, v: Tensor, heads: int, backend: str, **counts: int) -> None:
@@ -57,12 +57,12 @@ def check(who: str, q: Tensor, k: Tensor, v: Tensor, heads: int, backend: str, *
 
 def split(a: Tensor, heads: int) -> Tensor:
     """(B, T, H e) -> (B, H, T, e) in float32 or better."""
-    return by_head(a.to(torch.promote_types(a.dtype, torch.float32)), heads)
+    return by_head(at_least_float32(a), heads)
 
 
 def ready(q: Tensor, k: Tensor, v: Tensor, heads: int, key_mask: Tensor | None) -> Ready:
     """Heads split, queries scaled by 1 / sqrt(e), masked keys and values put to zero whatever they hold."""
-    k, v = kept(k, key_mask), kept(v, key_mask)
+    k, v = zero_masked(k, key_mask), zero_masked(v, key_mask)
     own, met = marks(q)[:, None], marks(k, v)[:, None]
     q, k, v = (split(clean(a), heads) for a in (q, k, v))
     q, v = (torch.cat([a, m.to(a.dtype).expand(-1, heads, -1, -1)], -1) for a, m in ((q * q.shape[-1] ** -0.5, own), (v, met)))
@@ -110,14 +110,14 @@ def dense(r: Ready, ok: Tensor) -> Tensor:
     return ratio(part_of(r.q, r.k, r.v, ok[:, None] if ok.ndim == 3 else ok))
 
 
-def pairs_of(places: Places, q: Tensor, k: Tensor, *, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def pairs_of(positions: Positions, q: Tensor, k: Tensor, *, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """For the dense form: positions of the queries (B, T, 1) and of the keys (B, 1, S), and the pairs all masks allow (B, T, S)."""
-    rows, cols = places if isinstance(places, tuple) else (places, places)
+    rows, cols = positions if isinstance(positions, tuple) else (positions, positions)
     ok = allowed(q.shape[0], q.shape[1], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
     return rows[:, :, None], cols[:, None, :], ok
 
 
-def own_places(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
+def own_positions(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
     """Index minus index of the first True of the key mask, (B, T); negative before it."""
     if q.shape[1] != k.shape[1]:
         raise MixerError(f"a pattern over {q.shape[1]} queries and {k.shape[1]} keys needs positions=(of queries, of keys).")
@@ -125,7 +125,7 @@ def own_places(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
     return index if key_mask is None else index - first_true(key_mask)
 
 
-def blockwise(q: Tensor, k: Tensor, v: Tensor, live: Tensor | None, size: int, behind: int, before: int, pairs: Pairs) -> Part:
+def blockwise(q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, size: int, behind: int, before: int, pairs: Pairs) -> Part:
     """Each block of ``size`` queries over its own block of keys, ``behind`` blocks before it and ``before`` after it, where ``pairs`` allows.
 
     pairs(rows (n, size, 1), cols (n, 1, m size)) is given indices and answers in bool. Time and memory O(T m size), with m = behind + 1 + before.
@@ -139,12 +139,12 @@ def blockwise(q: Tensor, k: Tensor, v: Tensor, live: Tensor | None, size: int, b
     rows = (start[:, None] + torch.arange(size, device=q.device))[:, :, None]
     cols = (start[:, None] + torch.arange(-behind * size, (before + 1) * size, device=q.device))[:, None, :]
     ok = pairs(rows, cols) & (cols >= 0) & (cols < N)
-    if live is not None:
-        ok = ok & neighbours(cut(live[..., None], n, size), behind, before).mT
+    if valid is not None:
+        ok = ok & neighbours(cut(valid[..., None], n, size), behind, before).mT
     return Part(*(a.flatten(-3, -2)[..., :N, :] for a in part_of(qb, kb, vb, ok)))
 
 
-def band(q: Tensor, k: Tensor, v: Tensor, live: Tensor | None, *, back: int, ahead: int, hole: int = -1) -> Part:
+def band(q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, *, back: int, ahead: int, hole: int = -1) -> Part:
     """Keys s with t - back <= s <= t + ahead and |t - s| > hole."""
     N = q.shape[-2]
     size = min(max(back, ahead, LEAST), N)
@@ -153,7 +153,7 @@ def band(q: Tensor, k: Tensor, v: Tensor, live: Tensor | None, *, back: int, ahe
         ok = (cols >= rows - back) & (cols <= rows + ahead)
         return ok if hole < 0 else ok & ((cols - rows).abs() > hole)
 
-    return blockwise(q, k, v, live, size, -(-back // size), -(-ahead // size), pairs)
+    return blockwise(q, k, v, valid, size, -(-back // size), -(-ahead // size), pairs)
 
 
 def cut(a: Tensor, n: int, size: int) -> Tensor:
@@ -186,10 +186,10 @@ def unclasses(p: Part, T: int) -> Part:
     return Part(*(a.transpose(-3, -2).flatten(-3, -2)[..., :T, :] for a in p))
 
 
-def in_classes(q: Tensor, k: Tensor, v: Tensor, live: Tensor | None, step: int, *, back: int, ahead: int, hole: int = -1) -> Part:
+def in_classes(q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, step: int, *, back: int, ahead: int, hole: int = -1) -> Part:
     """``band`` among the tokens of one residue modulo ``step``; reaches count in steps."""
-    if live is None and q.shape[-2] % step:
-        live = torch.ones(1, 1, q.shape[-2], dtype=torch.bool, device=q.device)  # so that what fills up the last line is not
-    lives = None if live is None else classes(live[..., None], step).squeeze(-1)
+    if valid is None and q.shape[-2] % step:
+        valid = torch.ones(1, 1, q.shape[-2], dtype=torch.bool, device=q.device)  # so that what fills up the last line is not
+    by_class = None if valid is None else classes(valid[..., None], step).squeeze(-1)
     qc, kc, vc = (classes(a, step) for a in (q, k, v))
-    return unclasses(band(qc, kc, vc, lives, back=back, ahead=ahead, hole=hole), q.shape[-2])
+    return unclasses(band(qc, kc, vc, by_class, back=back, ahead=ahead, hole=hole), q.shape[-2])

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-DEAD = -4  # the code of a token that may not be attended
+MASKED_CODE = -4  # the code of a token that may not be attended
 LOWEST = -1e30  # below every logit, and finite: no difference of two maxima is NaN
 
 
@@ -36,21 +36,21 @@ class Order(NamedTuple):
     rank: Tensor
 
 
-def sort_by_bucket(buckets: Tensor, live: Tensor, count: int) -> Order:
+def sort_by_bucket(buckets: Tensor, valid: Tensor, count: int) -> Order:
     """Sort by (bucket, time); buckets (..., T) in 0..count-1, live the same shape. Every sort key is different, so the order does not hang on how ties are
     sorted."""
     T = buckets.shape[-1]
     time = torch.arange(T, device=buckets.device).expand(buckets.shape)
-    keys = torch.where(live, buckets, count)
+    keys = torch.where(valid, buckets, count)
     token = (keys * T + time).argsort(-1)
     place = torch.zeros_like(token).scatter(-1, token, time)
     sizes = torch.zeros(*keys.shape[:-1], count + 1, dtype=torch.long, device=keys.device).scatter_add(-1, keys, torch.ones_like(keys))
     return Order(token, place, place - (sizes.cumsum(-1) - sizes).gather(-1, keys))
 
 
-def coded(buckets: Tensor, number: Tensor, live: Tensor, stride: int) -> Tensor:
+def coded(buckets: Tensor, number: Tensor, valid: Tensor, stride: int) -> Tensor:
     """The codes: bucket * stride + number, DEAD where not live."""
-    return torch.where(live, buckets * stride + number, DEAD)
+    return torch.where(valid, buckets * stride + number, MASKED_CODE)
 
 
 def blocks(a: Tensor, size: int, fill: float, before: int, after: int) -> tuple[Tensor, Tensor]:
@@ -107,7 +107,7 @@ def attend_sorted(
     (qs, _), (_, ks), (_, vs) = (blocks(a.gather(2, pick), fill=0.0, **fit) for a in (q, k, v))
     tags = torch.cat([codes, torch.arange(token.shape[-1], device=token.device).expand_as(codes[:, :, :1])], 2)  # the codes of all rounds, and the time
     tags = tags.gather(3, token[:, :, None].expand_as(tags)).transpose(2, 3)
-    mine, theirs = blocks(tags, fill=DEAD, **fit)
+    mine, theirs = blocks(tags, fill=MASKED_CODE, **fit)
     ok = in_order(mine[..., -1], theirs[..., -1], causal=causal, itself=itself) & meets(mine[..., -2], theirs[..., -2], reach)
     for r in range(codes.shape[2] - 1):
         ok = ok & ~meets(mine[..., r], theirs[..., r], reach)

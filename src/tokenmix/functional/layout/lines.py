@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ..sums.nonfinite import clean, marks, over_pairs
 from ..sums.precision import alike, exact
-
-Places = Tensor | tuple[Tensor, Tensor]
+from .positions import Positions
 
 
 class Lines(NamedTuple):
@@ -45,7 +44,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor, ok: Tensor, heads: int) -> Tensor:
     return mixed(qh @ kh.transpose(-1, -2), ok[:, None], vh, met[:, None]).transpose(1, 2).flatten(2) + own
 
 
-def in_lines(q: Tensor, k: Tensor, v: Tensor, lines: Lines, live: Tensor | None, heads: int, prefix: int = 0) -> Tensor:
+def in_lines(q: Tensor, k: Tensor, v: Tensor, lines: Lines, valid: Tensor | None, heads: int, prefix: int = 0) -> Tensor:
     """The same inside each group only; a token is a query of exactly one group.
 
     live: (B, T), keys that may be attended, or None. The first ``prefix`` tokens are of no group: they attend all, and all attend them.
@@ -56,14 +55,14 @@ def in_lines(q: Tensor, k: Tensor, v: Tensor, lines: Lines, live: Tensor | None,
         keys = torch.cat([torch.arange(prefix, device=q.device).expand(N, prefix), keys], 1)
         ok = torch.cat([ok.new_ones(N, ok.shape[1], prefix), ok], 2)
     ok = ok[None, :, None]
-    if live is not None:
-        ok = ok & picked(live[..., None], keys)[..., 0][:, :, None, None]
+    if valid is not None:
+        ok = ok & picked(valid[..., None], keys)[..., 0][:, :, None, None]
     scaled, met = clean(q) * (q.shape[-1] // heads) ** -0.5, picked(marks(k, v), keys)[:, :, None]
     qh, kh, vh = (per_head(picked(a, at), heads) for a, at in ((scaled, lines.queries), (clean(k), keys), (clean(v), keys)))  # (B, N, heads, L or W, e)
-    y = mixed(qh @ kh.transpose(-1, -2), ok, vh, met).transpose(2, 3).flatten(3).flatten(1, 2)[:, places_of(lines.queries, T)] + marks(q)
+    y = mixed(qh @ kh.transpose(-1, -2), ok, vh, met).transpose(2, 3).flatten(3).flatten(1, 2)[:, token_slots(lines.queries, T)] + marks(q)
     if prefix == 0:
         return y
-    every = torch.ones(1, 1, T, dtype=torch.bool, device=q.device) if live is None else live[:, None]
+    every = torch.ones(1, 1, T, dtype=torch.bool, device=q.device) if valid is None else valid[:, None]
     return torch.cat([dense(q[:, :prefix], k, v, every, heads), y[:, prefix:]], 1)
 
 
@@ -73,7 +72,7 @@ def picked(a: Tensor, index: Tensor) -> Tensor:
     return padded[:, index]
 
 
-def places_of(queries: Tensor, T: int) -> Tensor:
+def token_slots(queries: Tensor, T: int) -> Tensor:
     """Where each token 0..T-1 stands in the flattened groups (T,)."""
     flat = queries.flatten()
     spots = torch.arange(flat.shape[0], device=flat.device)
@@ -95,7 +94,7 @@ class Raster(NamedTuple):
         lines = -(-T // self.width)
         return torch.arange(lines * self.width, device=device).clamp_max(T).view(lines, self.width)
 
-    def places(self, positions: Places | None, starts: Tensor | None, T: int, S: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    def positions(self, positions: Positions | None, starts: Tensor | None, T: int, S: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Positions of the queries (B or 1, T) and of the keys (B or 1, S); negative before a row's start."""
         if positions is None:
             rows, cols = torch.arange(T, device=device)[None], torch.arange(S, device=device)[None]
@@ -108,14 +107,14 @@ class Raster(NamedTuple):
         return (near | first) & (rows >= 0)[:, :, None] & (cols >= 0)[:, None]
 
 
-def coordinates(places: Tensor, raster: Raster) -> Tensor:
+def coordinates(positions: Tensor, raster: Raster) -> Tensor:
     """The cell (..., axes) of each position; on a grid looked up, as inductor fails on indices computed with // and %. Prefix tokens get any cell."""
     if raster.grid is not None:
-        axes = torch.meshgrid(*(torch.arange(n, device=places.device) for n in raster.grid), indexing="ij")
-        return torch.stack(axes, -1).flatten(0, -2)[(places - raster.prefix).clamp_min(0)]
+        axes = torch.meshgrid(*(torch.arange(n, device=positions.device) for n in raster.grid), indexing="ij")
+        return torch.stack(axes, -1).flatten(0, -2)[(positions - raster.prefix).clamp_min(0)]
     assert raster.width is not None
-    row = torch.div(places, raster.width, rounding_mode="floor")
-    return torch.stack([row, places - row * raster.width], -1)
+    row = torch.div(positions, raster.width, rounding_mode="floor")
+    return torch.stack([row, positions - row * raster.width], -1)
 
 
 def mapped(y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

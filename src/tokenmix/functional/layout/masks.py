@@ -29,11 +29,11 @@ def check_keys(key_mask: Tensor | None, B: int, S: int) -> None:
         raise MixerError(f"expects a bool key_mask of shape {(B, S)}, True = may be attended, got {key_mask.dtype} {tuple(key_mask.shape)}.")
 
 
-def alive(a: Tensor, key_mask: Tensor | None) -> Tensor:
+def valid_mask(a: Tensor, key_mask: Tensor | None) -> Tensor:
     """The key mask (B, T) of a (B, T, ..), all True where none was given."""
     return torch.ones(a.shape[:2], dtype=torch.bool, device=a.device) if key_mask is None else key_mask
 
 
-def kept(a: Tensor, key_mask: Tensor | None) -> Tensor:
+def zero_masked(a: Tensor, key_mask: Tensor | None) -> Tensor:
     """a (B, T, D) with 0 at masked tokens, whatever stood there."""
     return a if key_mask is None else torch.where(key_mask[..., None], a, 0.0)

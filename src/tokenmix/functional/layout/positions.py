@@ -11,42 +11,45 @@ from torch import Tensor
 
 from ..sums.nonfinite import clean, marks, over_pairs
 
+Positions = Tensor | tuple[Tensor, Tensor]
+"""Integer positions (B, T) of queries and keys alike, or a pair: (B, T) of the queries and (B, S) of the keys."""
+
 
 def first_true(key_mask: Tensor) -> Tensor:
     """The index (B, 1) of the first True of each row; the length where there is none."""
     return (key_mask.cumsum(1) == 0).sum(1, keepdim=True)
 
 
-def default_places(rows: int, length: int, key_mask: Tensor | None, device: torch.device) -> Tensor:
+def default_positions(rows: int, length: int, key_mask: Tensor | None, device: torch.device) -> Tensor:
     """(B, S): index minus the index of the row's first True key; padding in front gets 0."""
     index = torch.arange(length, device=device).expand(rows, length)
     return index if key_mask is None else (index - first_true(key_mask)).clamp_min(0)
 
 
-def behind_live(positions: Tensor, live: Tensor) -> Tensor:
+def fill_from_last_valid(positions: Tensor, valid: Tensor) -> Tensor:
     """Positions, those of masked tokens replaced by that of the last live one before them: no garbage there parts what belongs together."""
-    return _carried(positions, live, 0)
+    return _carried(positions, valid, 0)
 
 
-def _carried(values: Tensor, live: Tensor, nothing: int) -> Tensor:
+def _carried(values: Tensor, valid: Tensor, nothing: int) -> Tensor:
     """Values (B, T), those of masked tokens replaced by the last live one's; ``nothing`` before the first. Written without cummax, which ONNX has not."""
-    rank = live.cumsum(1)  # live tokens lie in slots 1, 2, ..; slot 0 holds nothing
+    rank = valid.cumsum(1)  # live tokens lie in slots 1, 2, ..; slot 0 holds nothing
     slots = values.new_full((values.shape[0], values.shape[1] + 1), nothing)
-    return slots.scatter(1, torch.where(live, rank, 0), torch.where(live, values, nothing)).gather(1, rank)
+    return slots.scatter(1, torch.where(valid, rank, 0), torch.where(valid, values, nothing)).gather(1, rank)
 
 
-def last_live(live: Tensor, keep: int) -> tuple[Tensor, Tensor, Tensor]:
+def last_valid(valid: Tensor, keep: int) -> tuple[Tensor, Tensor, Tensor]:
     """The last ``keep`` live tokens of each row (B, S), in order and at the end: their indices and which places hold one (B, keep); and the live tokens
     (B, S) that came before those."""
-    behind = live.flip(1).cumsum(1).flip(1)  # live tokens from here on
-    slot = torch.where(live & (behind <= keep), keep - behind, keep)  # the slot after the last takes all others
-    index = torch.arange(live.shape[1], device=live.device).expand(live.shape)
-    found = index.new_zeros(live.shape[0], keep + 1).scatter(1, slot, index)[:, :keep]
-    there = torch.arange(keep, device=live.device) >= keep - behind[:, :1]
-    return found, there, live & (behind > keep)
+    behind = valid.flip(1).cumsum(1).flip(1)  # live tokens from here on
+    slot = torch.where(valid & (behind <= keep), keep - behind, keep)  # the slot after the last takes all others
+    index = torch.arange(valid.shape[1], device=valid.device).expand(valid.shape)
+    found = index.new_zeros(valid.shape[0], keep + 1).scatter(1, slot, index)[:, :keep]
+    there = torch.arange(keep, device=valid.device) >= keep - behind[:, :1]
+    return found, there, valid & (behind > keep)
 
 
-def taken(a: Tensor, index: Tensor) -> Tensor:
+def gather_tokens(a: Tensor, index: Tensor) -> Tensor:
     """The tokens of a (B, S, ..) at indices (B, n)."""
     return a.gather(1, index.view(*index.shape, *[1] * (a.ndim - 2)).expand(*index.shape, *a.shape[2:]))
 
@@ -69,8 +72,8 @@ def turned(starts: Tensor, key_mask: Tensor | None, *tensors: Tensor) -> tuple[T
     """Which places (B, T) hold a live token of the row, and each tensor (B, T, ..), after ``from_start``."""
     T = tensors[0].shape[1]
     within = torch.arange(T, device=starts.device) + starts[:, None] < T
-    live = within if key_mask is None else within & from_start(key_mask, starts)
-    return live, *(from_start(a, starts) for a in tensors)
+    valid = within if key_mask is None else within & from_start(key_mask, starts)
+    return valid, *(from_start(a, starts) for a in tensors)
 
 
 def shifted(key_mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -82,8 +85,8 @@ def in_order(form: Callable[..., Tensor], tensors: tuple[Tensor, ...], key_mask:
     """``form(*tensors, key_mask)`` on rows turned so that index = position; what stands before a row's first key gets 0."""
     if key_mask is None:
         return form(*tensors, None)
-    live, *moved = shifted(key_mask, *tensors)
-    return back_to_place(form(*moved, live), first_true(key_mask)[:, 0])
+    valid, *moved = shifted(key_mask, *tensors)
+    return back_to_place(form(*moved, valid), first_true(key_mask)[:, 0])
 
 
 def patches(x: Tensor, grid: tuple[int, ...], size: int) -> Tensor:
@@ -109,11 +112,11 @@ def taps_of(x: Tensor, tap: Tensor, weight: Tensor) -> Tensor:
     return torch.where(at[..., None], x.double()[:, :, None], 0.0).flatten(2) @ flat.flatten(0, 1)
 
 
-def gathered(cell: Tensor, live: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
+def gathered(cell: Tensor, valid: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
     """Sums over the live tokens of each cell (B, S), at its last token: a bool (B, S) saying which tokens those are, and each sum (B, S, D).
 
     The last in index, so that a lower-triangular mask hides a cell until all of it has come. O(S^2 D): for positions without structure.
     """
-    joint = (cell[:, :, None] == cell[:, None, :]) & live[:, None, :] & live[:, :, None]
-    last = live & ~joint.triu(1).any(-1)
+    joint = (cell[:, :, None] == cell[:, None, :]) & valid[:, None, :] & valid[:, :, None]
+    last = valid & ~joint.triu(1).any(-1)
     return last, *(joint.to(part.dtype) @ clean(part) + over_pairs(joint, marks(part)).to(part.dtype) for part in parts)

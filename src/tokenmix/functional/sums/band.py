@@ -17,26 +17,26 @@ from torch import Tensor
 
 from ...kernels.operator import Operator
 from .softmax import (
-    DEAD,
     FAN,
     FLOOR,
     JUMP,
     LEAF,
+    MASKED_KEY,
     Sums,
     blocked,
     delay,
     joined,
     literal,
     merge,
-    narrow,
+    merge_heads,
     over_all,
     over_leaf,
     products,
     ratio_of,
     risen,
     scan,
+    split_heads64,
     weigh,
-    wide,
 )
 from .weights import Banded, Toeplitz, Weights
 
@@ -153,7 +153,7 @@ def window_ratio(k: Tensor, v: Tensor, source: Weights, *, reach: Reach) -> Tens
     kb, vb = blocked(k, v, size)
     i = torch.arange(size, device=k.device)
     distance = torch.cat([i - size, i, i + size]) - i[:, None]
-    kn, vn = _neighbours(kb, 3, DEAD), _neighbours(vb, 4, 0.0)
+    kn, vn = _neighbours(kb, 3, MASKED_KEY), _neighbours(vb, 4, 0.0)
     inside = (distance >= reach[0]) & (distance <= reach[1]) & (kn.detach()[..., :1] > FLOOR).transpose(-1, -2)
     return literal(kn, vn, _window_weights(source, size, kb.shape[-3]), inside).flatten(-3, -2)[..., :T, :]
 
@@ -168,8 +168,8 @@ def _block_size(reach: Reach) -> int:
 def _neighbours(a: Tensor, dims: int, beyond: float) -> Tensor:
     """Blocks i-1, i, i+1 side by side along the token axis; blocks lie on dim -dims, tokens on the next; ``beyond`` outside of the sequence."""
     pad, n, axis = (0, 0) * (dims - 1), a.shape[-dims], a.ndim - dims
-    before = F.pad(a.narrow(axis, 0, n - 1), (*pad, 1, 0), value=beyond)
-    after = F.pad(a.narrow(axis, 1, n - 1), (*pad, 0, 1), value=beyond)
+    before = F.pad(a.merge_heads(axis, 0, n - 1), (*pad, 1, 0), value=beyond)
+    after = F.pad(a.merge_heads(axis, 1, n - 1), (*pad, 0, 1), value=beyond)
     return torch.cat([before, a, after], axis + 1)
 
 
@@ -219,11 +219,11 @@ def _of_factors(u: Tensor, v: Tensor, low: int, high: int) -> Tensor:
 
 def _eager(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, key_mask: Tensor | None, causal: bool) -> Tensor:
     D, L = v.shape[-1], w.shape[-1]
-    kd, vd = wide(k, v, key_mask, k.shape[-1] if k.shape[-1] != D or w.shape[1] > 1 else 1)
+    kd, vd = split_heads64(k, v, key_mask, k.shape[-1] if k.shape[-1] != D or w.shape[1] > 1 else 1)
     low = L - 1 if causal else L // 2
     source = Toeplitz(w[:, :, 0], low) if w.shape[-2] == 1 else Banded(w, low)
     sums = causal_sums(kd, vd, source, reach=(-low, 0)) if causal else band_sums(kd, vd, source, reach=(-low, L - 1 - low))
-    y = narrow(ratio_of(sums))
+    y = merge_heads(ratio_of(sums))
     return (y if q is None else torch.sigmoid(q) * y).to(v.dtype)
 
 

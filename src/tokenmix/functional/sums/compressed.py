@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..layout.lines import dense, mixed, per_head
-from ..transformer_xl import by_place
+from ..transformer_xl import by_position
 from .nonfinite import clean, marks
 from .precision import exact
 
@@ -29,7 +29,7 @@ class Groups(NamedTuple):
     """Groups of ``rate`` tokens by position: the tokens (B, G, rate, D), which of them live (B, G, rate), and the number of each group (B, G)."""
 
     tokens: Tensor
-    live: Tensor
+    valid: Tensor
     ids: Tensor
 
 
@@ -42,32 +42,32 @@ class Slots(NamedTuple):
     there: Tensor
 
 
-def grouped(x: Tensor, live: Tensor, rate: int, positions: Tensor | None) -> Groups:
+def grouped(x: Tensor, valid: Tensor, rate: int, positions: Tensor | None) -> Groups:
     """The tokens by group. With positions of their own there is room for as many groups as tokens; groups count up in the order of the tokens."""
     B, T, D = x.shape
     if positions is None:
         ids = torch.arange(-(-T // rate), device=x.device).expand(B, -1)
         more = -T % rate
-        return Groups(F.pad(x, (0, 0, 0, more)).unflatten(1, (-1, rate)), F.pad(live, (0, more)).unflatten(1, (-1, rate)), ids)
+        return Groups(F.pad(x, (0, 0, 0, more)).unflatten(1, (-1, rate)), F.pad(valid, (0, more)).unflatten(1, (-1, rate)), ids)
     group = torch.div(positions, rate, rounding_mode="floor")
     rank = F.pad((group[:, 1:] != group[:, :-1]).long(), (1, 0)).cumsum(1)
-    spot = torch.where(live, rank * rate + positions - group * rate, T * rate)  # masked tokens go nowhere
+    spot = torch.where(valid, rank * rate + positions - group * rate, T * rate)  # masked tokens go nowhere
     tokens = x.new_zeros(B, T * rate + 1, D).scatter(1, spot[..., None].expand(-1, -1, D), x)[:, :-1].unflatten(1, (T, rate))
-    there = torch.zeros(B, T * rate + 1, dtype=torch.bool, device=x.device).scatter(1, spot, live)[:, :-1].unflatten(1, (T, rate))
+    there = torch.zeros(B, T * rate + 1, dtype=torch.bool, device=x.device).scatter(1, spot, valid)[:, :-1].unflatten(1, (T, rate))
     return Groups(tokens, there, torch.full_like(group, -1).scatter(1, rank, group))
 
 
 @exact
 def compress(groups: Groups, project: tuple[Tensor, ...], squeeze: tuple[Tensor, ...], pool: str) -> Slots:
     """f over the tokens of each group, then its key and value."""
-    tokens, live, met = clean(groups.tokens), groups.live[..., None], marks(groups.tokens).sum(2)
-    there = groups.live.any(-1)
+    tokens, valid, met = clean(groups.tokens), groups.valid[..., None], marks(groups.tokens).sum(2)
+    there = groups.valid.any(-1)
     if pool == "conv":
         pooled = torch.einsum("bgrd,edr->bge", tokens, squeeze[0]) + squeeze[1]
     elif pool == "max":
-        pooled = torch.where(there[..., None], tokens.masked_fill(~live & there[..., None, None], float("-inf")).amax(2), 0.0)
+        pooled = torch.where(there[..., None], tokens.masked_fill(~valid & there[..., None, None], float("-inf")).amax(2), 0.0)
     else:
-        pooled = tokens.sum(2) / live.sum(2).clamp_min(1)
+        pooled = tokens.sum(2) / valid.sum(2).clamp_min(1)
     pooled = torch.where(there[..., None], pooled, 0.0)
     return Slots(pooled @ project[0].T + project[1] + met, pooled @ project[2].T + project[3] + met, groups.ids, there)
 
@@ -90,9 +90,9 @@ def over_memories(q, k, v, slots: Slots, learned, ok: Tensor, rows: Tensor, cols
     """Attention of q (B, T, D) at ``rows`` over tokens at ``cols`` (B, S) where ``ok`` (B, T, S), and over the slots."""
     near, far = visible(rows, cols, slots.ids, sizes, causal)
     both = torch.cat([far & slots.there[:, None], near & ok], 2)
-    places = torch.cat([slots.ids * sizes.rate + sizes.rate - 1, cols], 1)
+    positions = torch.cat([slots.ids * sizes.rate + sizes.rate - 1, cols], 1)
     keys, values = torch.cat([slots.keys, k], 1), torch.cat([slots.values, v], 1)
-    y = weigh(clean(q), clean(keys), clean(values), marks(keys, values), learned, both, rows, places, heads)
+    y = weigh(clean(q), clean(keys), clean(values), marks(keys, values), learned, both, rows, positions, heads)
     return y.transpose(1, 2).flatten(2) + marks(q)
 
 
@@ -102,11 +102,11 @@ def weigh(q: Tensor, k: Tensor, v: Tensor, met: Tensor, learned: tuple[Tensor, .
     relative, content, place = learned
     scale = (q.shape[-1] // heads) ** -0.5
     asked, located, kh, vh = (per_head(a, heads) for a in ((q + content) * scale, (q + place) * scale, k, v))
-    return mixed(asked @ kh.transpose(-1, -2) + by_place(located, rows, cols, relative), ok.unsqueeze(-3), vh, met.unsqueeze(-3))
+    return mixed(asked @ kh.transpose(-1, -2) + by_position(located, rows, cols, relative), ok.unsqueeze(-3), vh, met.unsqueeze(-3))
 
 
 @exact
-def reconstruction_loss(q: Tensor, k: Tensor, v: Tensor, slots: Slots, live: Tensor, positions: Tensor, heads: int, sizes: Sizes, causal: bool) -> Tensor:
+def reconstruction_loss(q: Tensor, k: Tensor, v: Tensor, slots: Slots, valid: Tensor, positions: Tensor, heads: int, sizes: Sizes, causal: bool) -> Tensor:
     """Attention reconstruction (Rae et al. 2020, Algorithm 2): what content attention reads from the groups a query sees compressed, against their tokens.
 
     The mean over queries and features of the squared difference. q, k and v are to come without their history, so that only f learns from it. O(T^2 D).
@@ -114,5 +114,5 @@ def reconstruction_loss(q: Tensor, k: Tensor, v: Tensor, slots: Slots, live: Ten
     _, far = visible(positions, positions, slots.ids, sizes, causal)
     group = torch.div(positions, sizes.rate, rounding_mode="floor")
     _, old = visible(positions, positions, group, sizes, causal)
-    had, got = dense(q, k, v, old & live[:, None], heads), dense(q, slots.keys, slots.values, far & slots.there[:, None], heads)
+    had, got = dense(q, k, v, old & valid[:, None], heads), dense(q, slots.keys, slots.values, far & slots.there[:, None], heads)
     return (had - got).square().mean()

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from ..backend import exporting
 from ..layout.heads import by_head
-from .softmax import DEAD, FLOOR, SCAN, SCAN_JUMP, Sums, delay, merge, risen, scan
+from ..layout.masks import zero_masked as zero_masked
+from .softmax import FLOOR, MASKED_KEY, SCAN, SCAN_JUMP, Sums, delay, merge, risen, scan
 
 Past = tuple[Tensor, Tensor]  # m (B, H, M), acc (B, H, e + 1, M): a streaming state
 
@@ -35,14 +36,9 @@ def joined_heads(y: Tensor, like: Tensor) -> Tensor:
     return y.transpose(1, 2).flatten(2).to(like.dtype)
 
 
-def hidden(a: Tensor, key_mask: Tensor | None) -> Tensor:
-    """Keys or values (B, S, .) with those that may not be attended set to 0, so that nothing they hold takes part."""
-    return a if key_mask is None else torch.where(key_mask[..., None], a, 0.0)
-
-
-def dead(b: Tensor, key_mask: Tensor | None) -> Tensor:
+def masked_features(b: Tensor, key_mask: Tensor | None) -> Tensor:
     """Log-features (B, H, S, M) that weigh nothing where a key may not be attended."""
-    return b if key_mask is None else torch.where(key_mask[:, None, :, None], b, DEAD)
+    return b if key_mask is None else torch.where(key_mask[:, None, :, None], b, MASKED_KEY)
 
 
 def with_ones(v: Tensor, heads: int) -> Tensor:
@@ -73,7 +69,7 @@ def ratio(sums: Tensor) -> Tensor:
 def causal_read(a: Tensor, b: Tensor, v1: Tensor, past: Past | None = None) -> tuple[Tensor, Past]:
     """Query t over ``past`` and keys 0..t: (B, H, T, e), and the sums after the last key."""
     T = a.shape[-2]
-    (ab, vb), bb = in_blocks((a, v1), 0.0), in_blocks((b,), DEAD)[0]
+    (ab, vb), bb = in_blocks((a, v1), 0.0), in_blocks((b,), MASKED_KEY)[0]
     before, last = prefix_of_blocks(bb, lambda top, rise: vb.transpose(-1, -2) @ torch.exp(bb - top + rise), past)
     return _leaf(ab, bb, vb, before).flatten(-3, -2)[..., :T, :], last
 

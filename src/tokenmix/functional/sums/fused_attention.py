@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..backend import watched
+from .precision import at_least_float32
 
 _FLASH = 1  # what torch calls its CPU kernel among the forms of its attention
 _flash = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
@@ -29,8 +30,8 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = No
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
     """Weigh values by the equation as matrix products in float32 or better; arguments as in ``fused_attention``."""
     group = q.shape[1] // k.shape[1]
-    wide = torch.promote_types(q.dtype, torch.float32)
-    q, k, v = q.to(wide), *(a.to(wide).repeat_interleave(group, 1) for a in (k, v))
+    q = at_least_float32(q)
+    k, v = (a.to(q.dtype).repeat_interleave(group, 1) for a in (k, v))
     logits = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-1, -2)
     return (logits if mask is None else logits.masked_fill(~mask, float("-inf"))).softmax(-1) @ v
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import MixerError
+from .precision import at_least_float32, sum_dtype
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
@@ -31,5 +32,4 @@ def gated(q: Tensor, y: Tensor, gate: str | None) -> Tensor:
     """gate(q) * y in float32 or better, in q's dtype; y itself where there is no gate. y may have one row for all."""
     if gate is None:
         return y.to(q.dtype).expand_as(q)
-    wide = torch.promote_types(q.dtype, torch.float32)
-    return (GATES[gate](q.to(wide)) * y.to(wide)).to(q.dtype)
+    return (GATES[gate](at_least_float32(q)) * y.to(sum_dtype(q))).to(q.dtype)

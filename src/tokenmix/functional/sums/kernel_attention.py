@@ -24,8 +24,8 @@ from ..backend import masks, steps
 from ..layout.checks import check_eps, check_flags
 from ..layout.heads import by_head
 from .nonfinite import honest_chunk
-from .precision import exact
-from .softmax import DEAD, FLOOR, SCAN, SCAN_JUMP, Sums, delay, merge, risen, scan
+from .precision import at_least_float32, exact
+from .softmax import FLOOR, MASKED_KEY, SCAN, SCAN_JUMP, Sums, delay, merge, merge_heads, risen, scan
 
 EPS = 1e-6  # keeps the gradient at a zero token below 1000, which float16 can hold
 STEPPED = ("cosine", "identity", "mean")  # maps the C kernels know
@@ -75,17 +75,17 @@ def empty_sums(batch: int, dim: int, heads: int, *, softmax: bool, device: torch
 
 
 @exact
-def absorb(past: Past, k: Tensor, v: Tensor, live: Tensor | None, *, heads: int, feature: str, eps: float) -> Past:
+def absorb(past: Past, k: Tensor, v: Tensor, valid: Tensor | None, *, heads: int, feature: str, eps: float) -> Past:
     """The sums after keys and values (B, S, D) have joined them."""
     dim, of_keys = k.shape[-1], feature.split("/")[-1]
     if k.shape[1] == 0:
         return past
     if of_keys != "softmax":
-        fk, fv = _mapped(k, v, live, of_keys, eps)
-        return past[0] + _outer(fk, fv, heads).flatten(1), past[1] + _number(live, k)
+        fk, fv = _mapped(k, v, valid, of_keys, eps)
+        return past[0] + _outer(fk, fv, heads).flatten(1), past[1] + _number(valid, k)
     if heads == dim:
-        return absorb_features(past, k, v, live)  # type: ignore[arg-type]  # three tensors with softmax
-    joined = merge(_lift(past, heads), _sums_of(*_split(k, v, live, heads)))
+        return absorb_features(past, k, v, valid)  # type: ignore[arg-type]  # three tensors with softmax
+    joined = merge(_lift(past, heads), _sums_of(*_split(k, v, valid, heads)))
     return _flat(joined)
 
 
@@ -93,60 +93,60 @@ def absorb(past: Past, k: Tensor, v: Tensor, live: Tensor | None, *, heads: int,
 def read_sums(q: Tensor, past: Past, *, heads: int, feature: str, normalise: bool, eps: float) -> Tensor:
     """Queries (B, T, D) over finished sums."""
     of_query, of_keys = feature.split("/")[0], feature.split("/")[-1]
-    fq = MAPS[of_query](q.to(_wide(q)), eps)
+    fq = MAPS[of_query](at_least_float32(q), eps)
     if of_keys == "softmax":
         if heads == q.shape[-1]:
             return read_past(fq, past, gate="identity").to(q.dtype)  # type: ignore[arg-type]  # three tensors
         s = _lift(past, heads)
         y = (by_head(fq.double(), heads) / _positive(s.acc[..., -1, :])) @ s.acc[..., 0, :-1, :].mT
-        return _joined(y).to(q.dtype)
+        return merge_heads(y).to(q.dtype)
     total = past[0] / past[1].clamp_min(1)[:, None] if normalise or of_keys == "mean" else past[0]
     if heads == q.shape[-1]:
         return (fq * total[:, None].to(fq.dtype)).to(q.dtype)
-    return _joined(by_head(fq, heads) @ _matrices(total, heads, q.shape[-1]).to(fq.dtype)).to(q.dtype)
+    return merge_heads(by_head(fq, heads) @ _matrices(total, heads, q.shape[-1]).to(fq.dtype)).to(q.dtype)
 
 
 def extend_chunk(
-    q: Tensor, k: Tensor, v: Tensor, past: Past, *, live: Tensor | None, heads: int, feature: str, normalise: bool, eps: float
+    q: Tensor, k: Tensor, v: Tensor, past: Past, *, valid: Tensor | None, heads: int, feature: str, normalise: bool, eps: float
 ) -> tuple[Tensor, Past]:
     """``extend_sums`` for a stream: on the C kernels where heads = D and they know the map."""
     of_query, of_keys = feature.split("/")[0], feature.split("/")[-1]
     if heads == q.shape[-1] and q.shape == k.shape == v.shape:
         if of_keys == "softmax":
-            y, after = aft_simple_chunk(MAPS[of_query](q.to(_wide(q)), eps), k, v, past, key_mask=live, gate="identity")  # type: ignore[arg-type]  # three
+            y, after = aft_simple_chunk(MAPS[of_query](at_least_float32(q), eps), k, v, past, key_mask=valid, gate="identity")  # type: ignore[arg-type]  # three
             return y.to(q.dtype), after
         q = q.contiguous()
-        if of_query == of_keys in STEPPED and past[0].shape == (q.shape[0], heads) and steps((q, k, v), past) and _counted(past, live, k):
-            live = None if live is None else live.contiguous()
-            return step.hydra(q, k, v, live, past, cosine=of_keys == "cosine", mean=normalise or of_keys == "mean", eps=eps)  # type: ignore[arg-type]  # two
+        if of_query == of_keys in STEPPED and past[0].shape == (q.shape[0], heads) and steps((q, k, v), past) and _counted(past, valid, k):
+            valid = None if valid is None else valid.contiguous()
+            return step.hydra(q, k, v, valid, past, cosine=of_keys == "cosine", mean=normalise or of_keys == "mean", eps=eps)  # type: ignore[arg-type]  # two
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Past]:
-        return extend_sums(q, k, v, past, live=live, heads=heads, feature=feature, normalise=normalise, eps=eps)
+        return extend_sums(q, k, v, past, valid=valid, heads=heads, feature=feature, normalise=normalise, eps=eps)
 
-    return honest_chunk(form, q, k, v, key_mask=live)
+    return honest_chunk(form, q, k, v, key_mask=valid)
 
 
-def _counted(past: Past, live: Tensor | None, k: Tensor) -> bool:
+def _counted(past: Past, valid: Tensor | None, k: Tensor) -> bool:
     """Whether sums and their number, and a mask, are what the C kernel reads without looking."""
     total, number = past
-    return total.dtype is torch.float64 and number.dtype is torch.int64 and number.shape == k.shape[:1] and masks(k, live)
+    return total.dtype is torch.float64 and number.dtype is torch.int64 and number.shape == k.shape[:1] and masks(k, valid)
 
 
 @exact
 def extend_sums(
-    q: Tensor, k: Tensor, v: Tensor, past: Past, *, live: Tensor | None, heads: int, feature: str, normalise: bool, eps: float
+    q: Tensor, k: Tensor, v: Tensor, past: Past, *, valid: Tensor | None, heads: int, feature: str, normalise: bool, eps: float
 ) -> tuple[Tensor, Past]:
     """L new tokens, each over the past and the new ones up to itself: outputs (B, L, D) and the sums after them."""
     of_query, of_keys = feature.split("/")[0], feature.split("/")[-1]
-    fq = MAPS[of_query](q.to(_wide(q)), eps)
+    fq = MAPS[of_query](at_least_float32(q), eps)
     if of_keys == "softmax":
         if heads == q.shape[-1]:
-            y, after = simple_prefixes(fq, k, v, past, key_mask=live, gate="identity")  # type: ignore[arg-type]  # three tensors
+            y, after = simple_prefixes(fq, k, v, past, key_mask=valid, gate="identity")  # type: ignore[arg-type]  # three tensors
         else:
-            y, after = _softmax_prefixes(fq, k, v, past, live, heads)
+            y, after = _softmax_prefixes(fq, k, v, past, valid, heads)
         return y.to(q.dtype), after
-    fk, fv = _mapped(k, v, live, of_keys, eps)
-    seen = past[1][:, None] + (live.cumsum(1) if live is not None else torch.arange(1, k.shape[1] + 1, device=k.device))
+    fk, fv = _mapped(k, v, valid, of_keys, eps)
+    seen = past[1][:, None] + (valid.cumsum(1) if valid is not None else torch.arange(1, k.shape[1] + 1, device=k.device))
     prefixes = _feature_prefixes if heads == q.shape[-1] else _matrix_prefixes
     y, total = prefixes(fq, fk, fv, past[0], heads)
     if normalise or of_keys == "mean":
@@ -176,14 +176,14 @@ def _matrix_prefixes(fq: Tensor, fk: Tensor, v: Tensor, past: Tensor, heads: int
     running = _matrices(past, heads, fq.shape[-1])[:, :, None] + (k.mT @ v).cumsum(2, dtype=torch.float64)
     before = torch.cat([_matrices(past, heads, fq.shape[-1])[:, :, None], running[:, :, :-1]], 2)
     y = (q @ k.mT).tril() @ v + q @ before.to(q.dtype)
-    return _joined(y.flatten(2, 3)[:, :, :L]), running[:, :, -1].flatten(1)
+    return merge_heads(y.flatten(2, 3)[:, :, :L]), running[:, :, -1].flatten(1)
 
 
-def _softmax_prefixes(fq: Tensor, k: Tensor, v: Tensor, past: Past, live: Tensor | None, heads: int) -> tuple[Tensor, SoftmaxPast]:
+def _softmax_prefixes(fq: Tensor, k: Tensor, v: Tensor, past: Past, valid: Tensor | None, heads: int) -> tuple[Tensor, SoftmaxPast]:
     """The same where each row has its own maxima and denominators, one for each feature of the keys; see ``_sums`` on the running maximum."""
     L = fq.shape[1]
-    kh, vh = _split(k, v, live, heads)
-    kb, vb, q = _pad(kh, SCAN, DEAD), _pad(vh, SCAN), _pad(by_head(fq.double(), heads), SCAN)
+    kh, vh = _split(k, v, valid, heads)
+    kb, vb, q = _pad(kh, SCAN, MASKED_KEY), _pad(vh, SCAN), _pad(by_head(fq.double(), heads), SCAN)
     start = _lift(past, heads)
     first = Sums(*(a[:, :, None] for a in start))
     running = scan(_sums_of(kb, vb))
@@ -194,7 +194,7 @@ def _softmax_prefixes(fq: Tensor, k: Tensor, v: Tensor, past: Past, live: Tensor
     inside, beyond = torch.exp(top - m - rise), torch.exp(before.m - m)
     asked = q / _positive(inside * terms.cumsum(-2) + beyond * before.acc[..., -1, :])
     y = ((asked * inside) @ terms.mT).tril() @ vb + (asked * beyond) @ before.acc[..., 0, :-1, :].mT
-    return _joined(y.flatten(2, 3)[:, :, :L]), _flat(after)
+    return merge_heads(y.flatten(2, 3)[:, :, :L]), _flat(after)
 
 
 def _sums_of(k: Tensor, v: Tensor) -> Sums:
@@ -204,11 +204,11 @@ def _sums_of(k: Tensor, v: Tensor) -> Sums:
     return Sums(m, torch.zeros_like(m), acc[..., None, :, :])
 
 
-def _mapped(k: Tensor, v: Tensor, live: Tensor | None, name: str, eps: float) -> tuple[Tensor, Tensor]:
+def _mapped(k: Tensor, v: Tensor, valid: Tensor | None, name: str, eps: float) -> tuple[Tensor, Tensor]:
     """phi(k) and v, a token that may not be attended with value 0; it is hidden before the map, so that nothing in it can spoil a gradient."""
-    k, v = k.to(_wide(k)), v.to(_wide(v))
-    if live is not None:
-        k, v = torch.where(live[..., None], k, 0.0), torch.where(live[..., None], v, 0.0)
+    k, v = at_least_float32(k), at_least_float32(v)
+    if valid is not None:
+        k, v = torch.where(valid[..., None], k, 0.0), torch.where(valid[..., None], v, 0.0)
     return MAPS[name](k, eps), v
 
 
@@ -219,16 +219,8 @@ def _outer(fk: Tensor, v: Tensor, heads: int) -> Tensor:
     return (by_head(fk, heads).mT @ by_head(v, heads)).double()
 
 
-def _number(live: Tensor | None, k: Tensor) -> Tensor | int:
-    return k.shape[1] if live is None else live.sum(1)
-
-
-def _wide(a: Tensor) -> torch.dtype:
-    return torch.promote_types(a.dtype, torch.float32)
-
-
-def _joined(a: Tensor) -> Tensor:
-    return a.transpose(1, 2).flatten(2)
+def _number(valid: Tensor | None, k: Tensor) -> Tensor | int:
+    return k.shape[1] if valid is None else valid.sum(1)
 
 
 def _matrices(total: Tensor, heads: int, dim: int) -> Tensor:
@@ -241,11 +233,11 @@ def _pad(a: Tensor, size: int, value: float = 0.0) -> Tensor:
     return F.pad(a, (0, 0, 0, -a.shape[-2] % size), value=value).unflatten(-2, (-1, size))
 
 
-def _split(k: Tensor, v: Tensor, live: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
+def _split(k: Tensor, v: Tensor, valid: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
     """Keys and values in float64 (B, heads, S, e); a token that may not be attended has the key DEAD and the value 0."""
     k, v = k.double(), v.double()
-    if live is not None:
-        k, v = torch.where(live[..., None], k, DEAD), torch.where(live[..., None], v, 0.0)
+    if valid is not None:
+        k, v = torch.where(valid[..., None], k, MASKED_KEY), torch.where(valid[..., None], v, 0.0)
     return by_head(k, heads), by_head(v, heads)
 
 

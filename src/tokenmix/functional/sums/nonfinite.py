@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..backend import exporting, watched
-from ..layout.masks import kept
+from ..layout.masks import zero_masked
 
 Whole = TypeVar("Whole", bound=tuple[Tensor, ...])
 Given = ParamSpec("Given")
@@ -125,7 +125,7 @@ def _spoilt(
     if not keys:
         assert q is not None
         return mark_of(q)
-    mark = mark_of(*(kept(a, key_mask) for a in keys))
+    mark = mark_of(*(zero_masked(a, key_mask) for a in keys))
     met = over_keys(mark, y.shape[1], causal=causal, attn_mask=attn_mask) if reach is None else reach(mark)
     return met if q is None else met + mark_of(q)
 
@@ -167,6 +167,6 @@ def honest_chunk(
     if nothing_to_hide(*given):
         return form(*given)
     y, after = form(*map(clean, given))
-    last = (each_mark if each else marks)(*(kept(a, key_mask) for a in keys)).sum(1)
+    last = (each_mark if each else marks)(*(zero_masked(a, key_mask) for a in keys)).sum(1)
     spoiled = (a + last.view(a.shape[0], *[1] * (a.ndim - 2), last.shape[-1]).to(a.dtype) if a.is_floating_point() else a for a in after)
     return put_back(y, _spoilt(y, q, keys, True, key_mask, None, each)), tuple(spoiled)  # type: ignore[return-value]  # as many tensors as ``form`` gave

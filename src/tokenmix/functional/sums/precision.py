@@ -24,6 +24,16 @@ def alike(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(a.to(wide) for a in tensors)
 
 
+def sum_dtype(a: Tensor) -> torch.dtype:
+    """Return the dtype in which sums over ``a`` run: its own, or float32 if that is wider."""
+    return torch.promote_types(a.dtype, torch.float32)
+
+
+def at_least_float32(a: Tensor) -> Tensor:
+    """Return ``a`` in float32, or unchanged if its dtype is wider."""
+    return a.to(sum_dtype(a))
+
+
 def exact(form: Callable[Given, Found]) -> Callable[Given, Found]:
     """The form, computed as its own code says: inside, autocast turns no product of float32 tensors into one of half precision."""
 

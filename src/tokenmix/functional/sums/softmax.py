@@ -24,8 +24,9 @@ from torch import Tensor
 
 from .gates import gated
 from .nonfinite import honest
+from .precision import at_least_float32
 
-DEAD = -(2.0 - 2.0**-23) * 2.0**127  # the key of a dead token: float32's minimum, so that exporters which write constants in float32 keep it
+MASKED_KEY = -(2.0 - 2.0**-23) * 2.0**127  # the key of a dead token: float32's minimum, so that exporters which write constants in float32 keep it
 FLOOR = -(2.0 - 2.0**-22) * 2.0**127  # the least maximum, one float32 step above: finite, so no difference is NaN, and exp(DEAD - FLOOR) is 0
 WEIGHT_CAP = 300.0  # larger log-weights count as this much
 LEAF, FAN, JUMP = 8, 8, 150.0  # 7 rises of 150, centred, with weights spanning 120 stay within exp(+-700), and exp(120 - 150) is negligible
@@ -41,11 +42,11 @@ class Sums(NamedTuple):
     acc: Tensor
 
 
-def wide(k: Tensor, v: Tensor, key_mask: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
+def split_heads64(k: Tensor, v: Tensor, key_mask: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
     """(B, S, heads c') and (B, S, heads g c') as keys (B, heads, S, c') and values (B, heads, S, g, c')."""
     kd, vd = k.double(), v.double()
     if key_mask is not None:
-        kd, vd = torch.where(key_mask[:, :, None], kd, DEAD), torch.where(key_mask[:, :, None], vd, 0.0)
+        kd, vd = torch.where(key_mask[:, :, None], kd, MASKED_KEY), torch.where(key_mask[:, :, None], vd, 0.0)
     per_key = k.shape[-1] // heads
     return kd.unflatten(-1, (heads, per_key)).transpose(1, 2), vd.unflatten(-1, (heads, -1, per_key)).transpose(1, 2)
 
@@ -81,10 +82,10 @@ def kernel_sums(where: str, run: Callable[..., Tensor], q: Tensor, k: Tensor, v:
 def finite_low(k: Tensor) -> Tensor:
     """Keys with that of a dead token in place of -inf, in float64."""
     k = k.double()
-    return torch.where(k == float("-inf"), DEAD, k)  # keeps less for backward than clamp_min
+    return torch.where(k == float("-inf"), MASKED_KEY, k)  # keeps less for backward than clamp_min
 
 
-def narrow(ratio: Tensor) -> Tensor:
+def merge_heads(ratio: Tensor) -> Tensor:
     """(B, heads, T, c) back to (B, T, D)."""
     return ratio.transpose(1, 2).flatten(2)
 
@@ -114,9 +115,9 @@ def terms_of(exponent: Tensor, v: Tensor) -> Tensor:
     return torch.cat([e * v, e], -2)
 
 
-def alive(x: Tensor) -> Tensor:
+def valid_weight(x: Tensor) -> Tensor:
     """exp(x) in units of itself, for a key that stands alone: 1, 0 where it is dead, NaN for what is NaN or infinitely large. float32 or wider."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    x = at_least_float32(x)
     return torch.exp(x - x.detach().clamp_min(FLOOR))
 
 
@@ -207,7 +208,7 @@ def prefix_sums(k: Tensor, v: Tensor) -> Sums:
 def blocked(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Cut the time axis into blocks (..., n, size, c') and (..., n, size, g, c'); the padding at the end weighs nothing."""
     extra = -k.shape[-2] % size
-    return F.pad(k, (0, 0, 0, extra), value=DEAD).unflatten(-2, (-1, size)), F.pad(v, (0, 0, 0, 0, 0, extra)).unflatten(-3, (-1, size))
+    return F.pad(k, (0, 0, 0, extra), value=MASKED_KEY).unflatten(-2, (-1, size)), F.pad(v, (0, 0, 0, 0, 0, extra)).unflatten(-3, (-1, size))
 
 
 def joined(s: Sums, T: int) -> Sums:

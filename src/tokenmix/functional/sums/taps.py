@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import MixerError
-from ..layout.masks import kept
+from ..layout.masks import zero_masked
 from .nonfinite import clean, marks, over_pairs
-from .precision import alike, exact
+from .precision import alike, at_least_float32, exact
 
 
 def centre_of(size: int, causal: bool) -> int:
@@ -25,8 +25,7 @@ def centre_of(size: int, causal: bool) -> int:
 
 def silenced(v: Tensor, key_mask: Tensor | None) -> Tensor:
     """v (B, S, D) in float32 or better, 0 at masked tokens, whatever they held."""
-    v = v.to(torch.promote_types(v.dtype, torch.float32))
-    return kept(v, key_mask)
+    return zero_masked(at_least_float32(v), key_mask)
 
 
 def slide(taps: Tensor, v: Tensor, centre: int) -> Tensor:
@@ -61,16 +60,16 @@ def pair_weights(taps: Tensor, rows: Tensor, cols: Tensor, centre: int, *, causa
     return _laid_out(taps, tap, near)
 
 
-def grid_weights(taps: Tensor, places: Tensor, grid: tuple[int, ...], prefix: int, sizes: tuple[int, int]) -> Tensor:
+def grid_weights(taps: Tensor, positions: Tensor, grid: tuple[int, ...], prefix: int, sizes: tuple[int, int]) -> Tensor:
     """``pair_weights`` on a grid: tap i * b + j of sizes (a, b) weighs the cell i - a // 2 lines and j - b // 2 columns away.
 
     places (B, T) are flat indices behind ``prefix`` tokens outside of the grid, which weigh 0 to and from all.
     """
-    cells = torch.tensor(list(product(*map(range, grid))), device=places.device)  # written out: inductor fails on indices computed with // and %
-    on_grid = places >= prefix
-    near, tap = on_grid[:, :, None] & on_grid[:, None], torch.zeros_like(places)[:, :, None]
+    cells = torch.tensor(list(product(*map(range, grid))), device=positions.device)  # written out: inductor fails on indices computed with // and %
+    on_grid = positions >= prefix
+    near, tap = on_grid[:, :, None] & on_grid[:, None], torch.zeros_like(positions)[:, :, None]
     for axis, size in zip(cells.unbind(-1), sizes, strict=True):
-        line = axis[(places - prefix).clamp_min(0)]
+        line = axis[(positions - prefix).clamp_min(0)]
         step = line[:, None] - line[:, :, None] + size // 2
         near, tap = near & (step >= 0) & (step < size), tap * size + step
     return _laid_out(taps, tap, near)

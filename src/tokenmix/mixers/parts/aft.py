@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from ...functional import aft_chunk as chunk
-from ...functional.layout.positions import last_live, taken
+from ...functional.layout.positions import gather_tokens, last_valid
 from ...functional.sums.gates import check_gate
 from ..base import Mixer, register_state, token_positions
 from .options import at_least, check_spread
-from .shared import alive
+from .shared import valid_mask
 
 
 @register_state
@@ -75,7 +75,7 @@ def history_of(mixer: Mixer, context: Tensor, context_mask: Tensor | None) -> AF
     """Return the state over a context, with its keys and values projected once."""
     positions = token_positions(context, context_mask)
     keys, values = (mixer.get_submodule(name)(context) for name in ("k_proj", "v_proj"))
-    return AFTFullState(keys, values, alive(context, context_mask), positions, positions.new_zeros(positions.shape[0]))
+    return AFTFullState(keys, values, valid_mask(context, context_mask), positions, positions.new_zeros(positions.shape[0]))
 
 
 def check_pair_bias(mixer: Mixer, max_len: int, max_context_len: int | None, rank: int | None, init_std: float) -> None:
@@ -145,6 +145,6 @@ def ring_step(
     new = mixer.k_proj(x).to(state.keys.dtype), mixer.v_proj(x).to(state.values.dtype), valid
     y, ring, sums = chunk.ring_chunk(queries(mixer, x), new, kept, far, w, near, only_near=only_near, heads=heads, gate=mixer.gate, holes=holes)
     if holes:
-        index = last_live(torch.cat([state.valid, valid], 1), state.valid.shape[1])[0]
-        return y, AFTRingState(*ring, taken(torch.cat([state.positions, positions], 1), index), *sums, state.position)
+        index = last_valid(torch.cat([state.valid, valid], 1), state.valid.shape[1])[0]
+        return y, AFTRingState(*ring, gather_tokens(torch.cat([state.positions, positions], 1), index), *sums, state.position)
     return y, AFTRingState(*ring, key_positions if key_positions.shape[1] == kept[0].shape[1] else key_positions[:, x.shape[1] :], *sums, state.position)

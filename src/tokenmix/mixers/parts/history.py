@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...functional.layout.positions import last_live, taken
+from ...functional.layout.positions import gather_tokens, last_valid
 from ..base import register_state
 
 
@@ -74,8 +74,10 @@ def newest(state: Any, length: int, *, holes: bool = False) -> Any:
     """
     if not holes:
         return without_first(state, state.valid.shape[1] - length)
-    index, there, _ = last_live(state.valid, length)
-    return state._replace(valid=there, **{name: taken(getattr(state, name), index) for name in ("keys", "values", "positions") if name in state._fields})
+    index, there, _ = last_valid(state.valid, length)
+    return state._replace(
+        valid=there, **{name: gather_tokens(getattr(state, name), index) for name in ("keys", "values", "positions") if name in state._fields}
+    )
 
 
 def ring_bytes(ring: int, width: int) -> int:

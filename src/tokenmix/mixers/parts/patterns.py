@@ -10,7 +10,7 @@ from torch import Tensor
 from ...functional.layout.blocks import LEAST
 from ..base import chunk_positions, token_positions
 from .history import HistoryState, joined
-from .shared import alive
+from .shared import valid_mask
 
 
 def explicit(x: Tensor, positions: Tensor | None, key_mask: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
@@ -28,7 +28,7 @@ def history_step(
     query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
     q, k, v = mixer.q_proj(x), mixer.k_proj(x), mixer.v_proj(x)
     first = state.keys.shape[1] == 0 and positions is None
-    state = joined(state, alive(x, key_mask), query_positions, keys=k, values=v)._replace(position=next_position)
+    state = joined(state, valid_mask(x, key_mask), query_positions, keys=k, values=v)._replace(position=next_position)
     if first:
         y = form(q, k, v, causal=True, key_mask=key_mask, **options)
     else:

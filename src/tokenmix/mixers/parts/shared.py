@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...functional import aft_chunk as chunk
 from ...functional.layout.heads import by_head
-from ...functional.layout.masks import alive as alive
+from ...functional.layout.masks import valid_mask as valid_mask
 from ...functional.layout.positions import first_true
 from ..base import Mixer, State, chunk_positions
 from .hands_out import ReadLinear
@@ -47,7 +47,7 @@ def check_positions(
     """
     if positions is None or positions.numel() == 0 or torch.compiler.is_compiling():
         return
-    valid = alive(positions, key_mask)
+    valid = valid_mask(positions, key_mask)
     wrong, L = valid & (positions < 0), positions.shape[1]
     if rising:
         all_valid, all_positions = (
@@ -110,7 +110,7 @@ def ring_chunk(mixer: Any, x: Tensor, state: State, *, positions: Tensor | None,
         check_positions(mixer, positions, key_mask, rising=True, past=(state.valid, state.positions))
     query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
     mix_piece = partial(mixer._mix_piece, holes=True) if ring and has_holes(state.valid, key_mask) else mixer._mix_piece
-    y, state = in_pieces(mix_piece, x, state, query_positions, alive(x, key_mask))
+    y, state = in_pieces(mix_piece, x, state, query_positions, valid_mask(x, key_mask))
     return mixer.out_proj(y), state._replace(position=next_position)
 
 

@@ -14,7 +14,7 @@ from ...positions.grid import regrown
 from ..base import Mixer, chunk_positions, register_state, token_positions
 from .hands_out import HandsOut
 from .options import at_least
-from .shared import alive
+from .shared import valid_mask
 
 
 class DenseTables(HandsOut):
@@ -52,7 +52,7 @@ class DenseTables(HandsOut):
         n = 2 * T * self.heads * self.weight.shape[1] * T
         return n, n
 
-    def kept(self, T: int) -> int:
+    def zero_masked(self, T: int) -> int:
         """Count the numbers kept for the backward pass, without the logits."""
         return 2 * T * self.heads * self.weight.shape[1]
 
@@ -98,7 +98,7 @@ class RandomTable(HandsOut):
         """Return 0 and 0: the logits are looked up."""
         return 0, 0
 
-    def kept(self, T: int) -> int:
+    def zero_masked(self, T: int) -> int:
         """Return 0: the table is a parameter."""
         return 0
 
@@ -149,7 +149,7 @@ class FactorizedDenseTables(HandsOut):
         maps = 2 * T * self.heads * self.weight_a.shape[1] * (self.factor + -(-T // self.factor))
         return maps + self.logit_size(T), maps
 
-    def kept(self, T: int) -> int:
+    def zero_masked(self, T: int) -> int:
         """Count the numbers kept for the backward pass, without the logits."""
         return T * self.heads * (2 * self.weight_a.shape[1] + self.factor + -(-T // self.factor))
 
@@ -189,7 +189,7 @@ class FactorizedRandomTables(HandsOut):
         n = 2 * T * T * self.r1.shape[0] * self.r1.shape[-1]
         return n, n
 
-    def kept(self, T: int) -> int:
+    def zero_masked(self, T: int) -> int:
         """Return 0: the factors are parameters."""
         return 0
 
@@ -272,7 +272,7 @@ def remember(mixer: Mixer, x: Tensor, state: Any, positions: Tensor | None, key_
     """
     query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
     mixer.check_range(query_positions)
-    new = {"values": mixer.get_submodule("v_proj")(x), "valid": alive(x, key_mask), "positions": query_positions}
+    new = {"values": mixer.get_submodule("v_proj")(x), "valid": valid_mask(x, key_mask), "positions": query_positions}
     if isinstance(state, SynthesizerKeysState):
         new["keys"] = mixer.get_submodule("k_proj")(x)
     grown = {name: torch.cat([getattr(state, name), a.to(getattr(state, name).dtype)], 1) for name, a in new.items()}

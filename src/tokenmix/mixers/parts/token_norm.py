@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ...functional.sums.precision import at_least_float32
+
 
 class TokenBatchNorm(nn.Module):
     """BatchNorm1d over (rows, tokens) that ignores masked tokens.
@@ -41,7 +43,7 @@ class TokenBatchNorm(nn.Module):
 
         Train mode uses the statistics of the valid tokens, eval mode the running ones.
         """
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = at_least_float32(x)
         mean, var = self._measured(wide, key_mask) if self.training else (self.running_mean.to(wide.dtype), self.running_var.to(wide.dtype))
         y = (wide - mean) * torch.rsqrt(var + self.eps) * self.weight.to(wide.dtype) + self.bias.to(wide.dtype)
         return y.to(x.dtype)
