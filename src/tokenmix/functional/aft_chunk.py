@@ -1,7 +1,7 @@
-"""One chunk of a causal AFT sequence: what the new tokens see of the past (sums, a ring, a history) and of each other.
+"""Chunks of a causal AFT sequence: the new tokens over the past (sums, a ring, a history) and over each other.
 
-The past is carried as flat tensors (m (B, h), num (B, D), den (B, h)) in units of exp(m), with h = D, or the number of heads where a head has one key
-for all its features.
+The past is carried as flat tensors (m (B, h), num (B, D), den (B, h)) in units of exp(m), with h = D, or the number of
+heads where a head has one key for all its features.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from .sums.softmax import FLOOR, Sums, finite_low, hidden_sums, literal, merge, 
 from .sums.weights import Dense
 
 PIECE = 512  # tokens mixed at once: bounds the (L, keys) weights of a long chunk
-LONG = 64  # new tokens from which sums in float32, two levels, drift no more than those over a whole sequence
+LONG = 64  # new tokens from which two-level sums in float32 drift no more than over a whole sequence
 ROWS = 8  # new tokens up to which the C kernel weighs a history row by row
 Past = tuple[Tensor, Tensor, Tensor]
 
 
 def empty_past(batch: int, keys: int, features: int, *, device: torch.device | str | None = None) -> Past:
-    """The sums over nothing, in float64 whatever the model's dtype."""
+    """Return the sums over no keys, in float64 whatever the model's dtype."""
     none = torch.zeros(batch, keys, device=device, dtype=torch.float64)
     return none + FLOOR, torch.zeros(batch, features, device=device, dtype=torch.float64), none
 
 
 def merge_past(earlier: Past, later: Past) -> Past:
-    """The sums over two adjacent stretches."""
+    """Return the sums over two adjacent stretches of tokens."""
     return _flat(merge(_lift(earlier, 1), _lift(later, 1)))
 
 
 def absorb(past: Past, k: Tensor, v: Tensor, valid: Tensor | None, *, heads: int = 1) -> Past:
-    """The sums after keys (B, n, h) and values (B, n, D) have joined them with weight 0."""
+    """Return the sums after keys (B, n, h) and values (B, n, D) have been added with weight 0."""
     return past if k.shape[1] == 0 else _flat(merge(_lift(past, heads), over_all(*split_heads64(k, v, valid, heads))))
 
 
 def aft_simple_chunk(q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: Tensor | None = None, gate: str | None = "sigmoid") -> tuple[Tensor, Past]:
-    """AFT-simple over L new tokens after ``past``: outputs (B, L, D) and the sums after them."""
+    """Compute AFT-simple over L new tokens after ``past``: outputs (B, L, D) and the sums after them."""
     fused = gate == "sigmoid"
     if (
         steps((q, k, v) if fused else (k, v), past)
@@ -68,25 +68,27 @@ def aft_simple_chunk(q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: T
 
 
 def simple_prefixes(q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: Tensor | None, gate: str | None) -> tuple[Tensor, Past]:
-    """``aft_simple_chunk`` in plain torch."""
+    """Compute ``aft_simple_chunk`` in plain torch."""
     total = merge(prefix_sums(*split_heads64(k, v, key_mask, 1)), _lift(past, 1))
     last = Sums(total.m[..., -1:, :], total.lift[..., -1:, :], total.acc[..., -1:, :, :])
     return gated(q, merge_heads(ratio_of(total)), gate), _flat(last)
 
 
 def read_past(q: Tensor, past: Past, *, gate: str | None) -> Tensor:
-    """Queries over finished sums: the streaming form over a context."""
+    """Read finished sums with queries: the streaming form over a context."""
     return gated(q, merge_heads(ratio_of(_lift(past, 1))), gate)
 
 
 def pair_weights(
     u: Tensor, v: Tensor | None, at: Tensor, positions: Tensor, *, window: int | None = None, keep: int
 ) -> tuple[Tensor, Tensor | None, Tensor] | None:
-    """On the C kernels, what ``step.pairs`` says of a bias, whose factors or table are u and v; None where the bias has to be weighed in torch.
+    """Call ``step.pairs`` of the C kernels for a bias whose factors or table are u and v.
+
+    Returns None where the bias has to be weighed in torch.
 
     Args:
-        window: pairs this far apart and more weigh 0; None: all have a weight.
-        keep: how many of the last places are returned.
+        window: pairs this far apart or further have weight 0; None: all pairs have a weight.
+        keep: how many of the last positions are returned.
     """
     if not steps((u,) if v is None else (u, v), (at, positions)) or at.dtype is not torch.int64 or positions.dtype is not torch.int64:
         return None
@@ -94,7 +96,10 @@ def pair_weights(
 
 
 def tap_weights(kernel: Tensor, at: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What ``step.taps`` says of a filter (h, s): log-weights (B, h, L, R + L), which pairs it reaches, the last R places."""
+    """Compute what ``step.taps`` returns for a filter (h, s).
+
+    Log-weights (B, h, L, R + L), which pairs the filter reaches, and the last R positions.
+    """
     if steps((kernel,), (at, positions)) and at.dtype is torch.int64 and positions.dtype is torch.int64 and at.shape[0] == positions.shape[0]:
         return step.taps(kernel, at, positions)
     every, size = torch.cat([positions, at], 1), kernel.shape[1]
@@ -107,12 +112,14 @@ def tap_weights(kernel: Tensor, at: Tensor, positions: Tensor) -> tuple[Tensor, 
 def aft_chunk(
     q: Tensor, new: Past, kept: Past, w: Tensor, *, heads: int = 1, far: Past | None = None, inside: Tensor | None = None, gate: str | None
 ) -> tuple[Tensor, Past]:
-    """L new tokens over R kept keys, each other (causally), and the sums of all keys older than those, which weigh exp(0): outputs, kept and new keys as one.
+    """Mix L new tokens over R kept keys, each other (causally), and the sums of all older keys, whose weight is exp(0).
+
+    Returns the outputs, and the kept and new keys joined.
 
     Args:
-        q: (B, L, D). new, kept: keys (B, L or R, h), values (B, L or R, D), live (B, L or R) bool.
+        q: (B, L, D). new, kept: keys (B, L or R, h), values (B, L or R, D), valid (B, L or R) bool.
         w: log-weights (B or 1, heads or 1, L, R + L).
-        inside: (B or 1, 1, L, R + L), the only pairs that count; then there is no far past.
+        inside: (B or 1, 1, L, R + L), the only pairs that count; there is then no far past.
     """
     R, L, every = kept[1].shape[1], new[1].shape[1], append(kept, new)
     if far is None and inside is None and new[0].shape == new[1].shape and w.shape[1] == 1:
@@ -142,7 +149,10 @@ def aft_chunk(
 
 
 def append(kept: Past, new: Past) -> Past:
-    """Keys, values and which are alive (B, R + L, ..) of a history and the tokens after it. Large ones ask for huge pages, as results of kernels do."""
+    """Join a history and the tokens after it: keys, values and which are valid (B, R + L, ..).
+
+    Large results request huge pages, as the outputs of kernels do.
+    """
     keys, values, valid = (_append(a, b) if steps((a, b), ()) else torch.cat([a, b], 1) for a, b in zip(kept, new, strict=True))
     return keys, values, valid
 
@@ -154,18 +164,19 @@ def _append(a: Tensor, b: Tensor) -> Tensor:
 def ring_chunk(
     q: Tensor, new: Past, kept: Past, far: Past, w: Tensor, near: Tensor | None, *, only_near: bool, heads: int = 1, gate: str | None, holes: bool = False
 ) -> tuple[Tensor, Past, Past]:
-    """L new tokens over a ring of R kept keys, each other, and the sums ``far`` of all older ones: outputs, the ring after them, the sums after them.
+    """Mix L new tokens over a ring of R kept keys, each other, and the sums ``far`` of all older keys.
+
+    Returns the outputs, the ring after them and the sums after them. Other arguments as in ``aft_chunk``.
 
     Args:
         w: log-weights (B or 1, heads or 1, L, R + L), 0 for keys more than R before the token.
-        near: (B or 1, 1, L, R + L), which pairs lie inside the window; with ``only_near`` no others count, and the sums stay as they are. Else not read.
-        holes: masked tokens may stand behind live ones; they take up no room in the ring.
-
-    Other arguments as in ``aft_chunk``.
+        near: (B or 1, 1, L, R + L), which pairs lie inside the window. With ``only_near`` no others count, and the sums
+            stay as they are; otherwise it is not read.
+        holes: masked tokens may come after valid ones; they take no room in the ring.
     """
     if w.dtype is not torch.float64 or not w.is_contiguous():
         w = w.double().contiguous()
-    if not (new[2].is_contiguous() and kept[1].is_contiguous()):  # slices of a chunk's mask, a ring the eager form left
+    if not (new[2].is_contiguous() and kept[1].is_contiguous()):  # a slice of a chunk's mask, a ring from the eager form
         new, kept = (new[0], new[1], new[2].contiguous()), (kept[0].contiguous(), kept[1].contiguous(), kept[2].contiguous())
     per_head = heads > 1 or new[0].shape[-1] == 1 < new[1].shape[-1]
     fused = q if gate == "sigmoid" else None
@@ -183,7 +194,7 @@ def ring_chunk(
 
 
 def _ready(q: Tensor | None, new: Past, kept: Past, w: Tensor, far: tuple[Tensor, ...] = ()) -> bool:
-    """Whether these go to the C kernels: all on the CPU, none needs a gradient, and shapes that fit each other."""
+    """Return whether the C kernels can run: everything on the CPU, no gradient needed, and matching shapes."""
     (k, v, valid), (keys, values, valid_kept) = new, kept
     floats = (k, v, keys, values) if q is None else (k, v, keys, values, q)
     if not steps(floats, (valid, valid_kept, w, *far)) or q is not None and q.shape != v.shape:
@@ -195,14 +206,14 @@ def _ready(q: Tensor | None, new: Past, kept: Past, w: Tensor, far: tuple[Tensor
 
 
 def _fits(past: Past, k: Tensor, v: Tensor) -> bool:
-    """Whether sums are those of keys (B, L, h) and values (B, L, D)."""
+    """Return whether the sums are those of keys (B, L, h) and values (B, L, D)."""
     B, h = k.shape[0], k.shape[2]
     doubles = past[0].dtype is past[1].dtype is past[2].dtype is torch.float64
     return doubles and past[0].nbytes == past[2].nbytes == 8 * B * h and past[1].nbytes == 8 * B * v.shape[2]
 
 
 def _lift(past: Past, heads: int) -> Sums:
-    """Flat sums as one row (B, heads, 1, g + 1, c')."""
+    """View flat sums as one row (B, heads, 1, g + 1, c')."""
     m, num, den = (a.double() for a in past)
     m = m.unflatten(-1, (heads, -1))[:, :, None]
     num = num.unflatten(-1, (heads, -1, m.shape[-1]))
@@ -210,6 +221,9 @@ def _lift(past: Past, heads: int) -> Sums:
 
 
 def _flat(s: Sums) -> Past:
-    """One row of sums as flat tensors in units of exp(m), of their own: a view would keep all rows alive."""
+    """Flatten one row of sums to tensors in units of exp(m).
+
+    They are copies, because a view would keep all rows in memory.
+    """
     acc = s.acc * torch.exp(s.lift)[..., None, :]
     return s.m.flatten(1).contiguous(), acc[..., :-1, :].flatten(1).contiguous(), acc[..., -1, :].flatten(1).contiguous()

@@ -31,15 +31,17 @@ def attention(
     attn_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """y_t = sum_s softmax_s(scale q_t . k_s) v_s in each head (Vaswani et al. 2017, Eq. 1), layout (B, T, heads * width).
+    """Compute y_t = sum_s softmax_s(scale q_t . k_s) v_s in each head (Vaswani et al. 2017, Eq. 1).
+
+    Layout (B, T, heads * width).
 
     Args:
         q: (B, T, heads * e).
         k, v: (B, S, kv_heads * e); head i of the queries reads key head i // (heads / kv_heads).
         scale: default 1 / sqrt(e).
 
-    A query with nothing to attend gives exactly 0. Second derivatives are those of the eager form;
-    on CUDA the fused kernel of torch has none, so that they need ``backend="eager"``.
+    A query with nothing to attend gives exactly 0. Second derivatives are those of the eager form; on CUDA torch's
+    fused kernel has none, so they need ``backend="eager"``.
     """
     kv_heads = heads if kv_heads is None else kv_heads
     check_flags("attention", causal=causal)
@@ -48,14 +50,15 @@ def attention(
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise MixerError(f"attention: {name} must be an integer >= 1, got {n!r}.")
     if q.shape[-1] % heads or heads % kv_heads or k.shape[-1] * heads != q.shape[-1] * kv_heads:
-        raise MixerError(f"attention: heads={heads}, kv_heads={kv_heads} do not divide q of width {q.shape[-1]} and k of width {k.shape[-1]}.")
+        widths = f"q of width {q.shape[-1]} and k of width {k.shape[-1]}"
+        raise MixerError(f"attention: heads={heads}, kv_heads={kv_heads} do not divide {widths}.")
     check_keys(key_mask, *k.shape[:2])
     kh, vh = by_head(zero_masked(k, key_mask), kv_heads), by_head(zero_masked(v, key_mask), kv_heads)
     return attention_by_head(by_head(q, heads), kh, vh, scale=scale, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
 
 
 def finite_attention(q: Tensor, k: Tensor, v: Tensor, *, heads: int, key_mask: Tensor | None = None, backend: str = "auto") -> Tensor:
-    """``attention`` both ways for forms that are ``honest`` already: nothing is hidden twice."""
+    """Compute bidirectional ``attention`` for forms that already use ``honest``, so that nothing is hidden twice."""
     qh, kh, vh = (by_head(a, heads) for a in (q, k, v))
     return _mixed(qh, kh, vh, scale=None, causal=False, key_mask=key_mask, attn_mask=None, backend=backend)
 
@@ -72,11 +75,15 @@ def attention_by_head(
     attn_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """The same for q (B, H, T, e), k and v (B, G, S, e), which hold 0 where ``key_mask`` is False; (B, T, H * e) comes back."""
+    """Compute the same for q (B, H, T, e), k and v (B, G, S, e), which hold 0 where ``key_mask`` is False.
+
+    Returns (B, T, H * e).
+    """
     q, k, v = alike(q, k, v)
     given: dict[str, Any] = {"scale": scale, "causal": causal, "key_mask": key_mask, "attn_mask": attn_mask, "backend": backend}
-    all_meet = attn_mask is None and (q.shape[2] == 1 or not causal) and not torch.is_grad_enabled()  # each query attends each key that is there
-    if q.is_cuda or all_meet or nothing_to_hide(q, k, v):  # on CUDA hiding would take longer than torch's fused attention
+    # each query attends every valid key
+    all_meet = attn_mask is None and (q.shape[2] == 1 or not causal) and not torch.is_grad_enabled()
+    if q.is_cuda or all_meet or nothing_to_hide(q, k, v):  # on CUDA hiding costs more than fused attention
         return _mixed(q, k, v, **given)
     y = _mixed(clean(q), clean(k), clean(v), **given)
     met = over_keys(_mark(k) + _mark(v), q.shape[2], causal=causal, attn_mask=attn_mask)
@@ -84,12 +91,12 @@ def attention_by_head(
 
 
 def _mark(a: Tensor) -> Tensor:
-    """The marks (B, T, 1) of tokens by head (B, H, T, e), for all heads at once."""
+    """Return the marks (B, T, 1) of tokens by head (B, H, T, e), for all heads at once."""
     return (a.detach() * 0.0).sum((1, 3))[..., None]
 
 
 def _mixed(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None, backend: str) -> Tensor:
-    """The same where everything is finite, or attended by all."""
+    """Compute the same when everything is finite, or attended by all."""
     (B, _, T, _), S = q.shape, k.shape[2]
     fused = choose("attention", backend, q, on=("fused",)) == "fused"
     if key_mask is None and attn_mask is None and fused and (not causal or T == S):

@@ -1,4 +1,4 @@
-"""Axial attention (Ho et al. 2019, arXiv 1912.12180): along the lines of a grid, one axis after the other; a causal form in raster order."""
+"""Axial attention (Ho et al. 2019, arXiv 1912.12180): one axis of a grid after another; causal in raster order."""
 
 from __future__ import annotations
 
@@ -32,24 +32,27 @@ def axial(
     starts: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Softmax attention of each token over the tokens of its line, for the axes of ``order`` in turn (Ho et al. 2019, Sec. 3).
+    """Attend from each token to the tokens of its line, for each axis of ``order`` in turn (Ho et al. 2019, Sec. 3).
 
-    ``combine="sequence"``: h_1 = A_1(q, k, v), h_n = A_n of (W_n h_{n-1} + b_n) cut into queries, keys and values; the last h is given.
+    ``combine="sequence"``: h_1 = A_1(q, k, v), h_n = A_n of (W_n h_{n-1} + b_n) cut into queries, keys and values; the
+        last h is the result.
     ``combine="sum"``: q, k and v hold one part per axis, and y = sum_n A_n(q_n, k_n, v_n).
-    ``causal``, in raster order with ``width`` tokens to a line: q = (row, column, inner), k = v = (row, inner);
-        h = A_row, over whole lines; y = A_column(q_column; W h + b), over the lines above only, + A_inner, along the line up to the token.
-        No line is read before it has ended, so that this is causal, and every earlier token reaches every later one.
+    ``causal``, in raster order with ``width`` tokens to a line: q = (row, column, inner), k = v = (row, inner); h =
+        A_row, over whole lines; y = A_column(q_column; W h + b), over the lines above only, + A_inner, along the line
+        up to the token. No line is read before it has ended, so this is causal, and every earlier token reaches every
+        later one.
 
     Args:
         q, k, v: (B, T, D), D = heads * e; times the number of parts.
-        later: (W_2, b_2, W_3, b_3, ...): (3 D, D) and (3 D,); (2 D, D) and (2 D,) when causal; nothing for a sum.
-        width: tokens in a line, where they are a sequence in raster order; or grid: sizes of the grid of the tokens after the first ``prefix``.
-            Prefix tokens attend all and are attended by all.
-        positions: (B, T) where they are not the indices; rising in the causal form.
+        later: (W_2, b_2, W_3, b_3, ...): (3 D, D) and (3 D,); (2 D, D) and (2 D,) when causal; empty for a sum.
+        width: tokens per line, for a sequence in raster order; or grid: sizes of the grid of the tokens after the first
+            ``prefix``. Prefix tokens attend all tokens and are attended by all.
+        positions: (B, T) if they are not the indices; increasing in the causal form.
         starts: (B,), the index of position 0 in each row; tokens before it give 0.
 
     Returns:
-        (B, T, D) in q's dtype; exactly 0 where there is nothing to attend. Time O(T (H + W) D); with ``positions`` O(T^2 D).
+        (B, T, D) in q's dtype; exactly 0 where there is nothing to attend. Time O(T (H + W) D); with ``positions``
+        O(T^2 D).
     """
     _check(q, k, v, later, order, combine, width, grid, causal, backend)
     if q.shape[1] == 0:
@@ -78,7 +81,10 @@ def along(
     positions: Positions | None = None,
     when: str = "any",
 ) -> Tensor:
-    """Attention inside each line along ``axis``: with "any" token of it, those "upto" the query, or those "before" it."""
+    """Attend inside each line along ``axis``.
+
+    ``when`` is "any" for all tokens of the line, "upto" for those up to the query, or "before" for those before it.
+    """
     q, k, v = alike(q, k, v)
     k, v = zero_masked(k, valid), zero_masked(v, valid)
     if positions is None:
@@ -96,7 +102,7 @@ def along(
 
 
 def _lines(T: int, axis: int, when: str, raster: Raster, device: torch.device) -> Lines:
-    """The lines of the grid along one axis, (N, n)."""
+    """Return the lines of the grid along one axis, (N, n)."""
     table = raster.cells(T, device).movedim(axis, -1).flatten(0, -2)
     n = table.shape[1]
     ok = torch.ones(1, n, n, dtype=torch.bool, device=device)
@@ -127,12 +133,13 @@ def _check(q, k, v, later, order, combine, width, grid, causal, backend) -> None
     if combine not in ("sequence", "sum"):
         raise MixerError(f"axial: combine={combine!r}; choose 'sequence' or 'sum'.")
     if (width is None) == (grid is None):
-        raise MixerError(f"axial: needs the grid, or the width of its lines, one of them; got width={width}, grid={grid}.")
+        raise MixerError(f"axial: expects either a grid or the width of its lines, got width={width}, grid={grid}.")
     axes = 2 if grid is None else len(grid)
     if sorted(order) != list(range(axes)):
         raise MixerError(f"axial: order must name each of the {axes} axes once, got {order}.")
     if causal and (grid is not None or combine == "sum"):
-        raise MixerError(f"axial: causal=True exists in raster order with a width and combine='sequence', got grid={grid}, combine={combine!r}.")
+        given = f"grid={grid}, combine={combine!r}"
+        raise MixerError(f"axial: causal=True needs raster order with a width and combine='sequence', got {given}.")
     expected = 2 if causal else 0 if combine == "sum" else 2 * (axes - 1)
     if q.ndim != 3 or k.shape != v.shape or k.shape[:2] != q.shape[:2] or len(later) != expected:
         shapes = ", ".join(str(tuple(a.shape)) for a in (q, k, v))

@@ -1,4 +1,4 @@
-"""Fourier mixing (Lee-Thorp et al. 2021): a two-dimensional discrete Fourier transform, of which the real part is kept."""
+"""Fourier mixing (Lee-Thorp et al. 2021): the real part of a two-dimensional discrete Fourier transform."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ from .sums.taps import silenced
 @exact
 @hides("x")
 def fourier(x: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, positions: Tensor | None = None, backend: str = "auto") -> Tensor:
-    """y = Re(F_tokens(F_features(x))), y_t = Re sum_s sum_d x_sd exp(-2 pi i (s t / L + d d' / D)) (Lee-Thorp et al. 2021, Eq. 3).
+    """Compute y = Re(F_tokens(F_features(x))) (Lee-Thorp et al. 2021, Eq. 3).
+
+    y_t = Re sum_s sum_d x_sd exp(-2 pi i (s t / L + d d' / D)).
 
     Args:
         x: (B, T, D).
-        positions: (B, T), the s and t of the phases. Default: index minus the index of the row's first live token.
+        positions: (B, T), the s and t of the phases. Default: index minus the index of the row's first valid token.
 
-    L is each row's own length: the position of its last live token plus one, so that padding changes nothing. Without a mask or positions L = T, and
-    the fast transform runs in O(T D log(T D)); otherwise, and on export, the cosines and sines are written out, in O(T^2 D + T D^2).
+    L is each row's own length, the position of its last valid token plus one, so that padding changes nothing. Without
+    a mask or positions L = T, and the fast transform runs in O(T D log(T D)); otherwise, and on export, the cosines and
+    sines are written out, in O(T^2 D + T D^2).
 
     Returns:
         (B, T, D) in x's dtype. There is no causal form: every output depends on every token and on how many there are.
     """
     choose("fourier", backend, x)
     if causal:
-        raise MixerError("fourier: got causal=True, and there is no causal form: every output depends on every token; use causal=False.")
+        raise MixerError("fourier: there is no causal form, because every output depends on every token; use causal=False.")
     v = silenced(x, key_mask)
     if key_mask is None and positions is None and v.numel() and not (torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()):
         return torch.fft.fft2(v).real.to(x.dtype)
@@ -41,18 +44,19 @@ def fourier(x: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, 
     positions = default_positions(x.shape[0], x.shape[1], key_mask, x.device) if positions is None else positions
     cos_d, sin_d = _waves(torch.arange(x.shape[-1], device=x.device)[None], x.new_full((1,), x.shape[-1], dtype=torch.float64))
     cos_t, sin_t = _waves(positions, _lengths(positions, valid))
-    real, imaginary = v @ cos_d.to(v.dtype), v @ sin_d.to(v.dtype)  # of the transform over features, the sign of the sine left out twice
+    # the transform over features; the sign of the sine is left out here and below, which cancels
+    real, imaginary = v @ cos_d.to(v.dtype), v @ sin_d.to(v.dtype)
     return (cos_t.to(v.dtype) @ real - sin_t.to(v.dtype) @ imaginary).to(x.dtype)
 
 
 def _lengths(positions: Tensor, valid: Tensor) -> Tensor:
-    """The position of each row's last live token plus one, (B,) float64; 1 where there is none."""
+    """Return the position of each row's last valid token plus one, (B,) float64; 1 if there is none."""
     ends = torch.where(valid, positions + 1, 1).double()
     return ends.amax(1) if valid.shape[1] else ends.new_ones(valid.shape[0])
 
 
 def _waves(positions: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin of 2 pi s t / L, (B, T, T) float64; whole turns are taken off first."""
+    """Compute cos and sin of 2 pi s t / L, (B, T, T) float64; whole turns are removed first."""
     turns = positions[:, :, None].double() * positions[:, None, :].double() / length[:, None, None]
     angle = 2 * pi * (turns - turns.floor())
     return torch.cos(angle), torch.sin(angle)

@@ -1,4 +1,4 @@
-"""The spatial gating unit of gMLP (Liu et al. 2021): half of the channels gate the other half, mixed across tokens by a learned matrix."""
+"""The spatial gating unit of gMLP (Liu et al. 2021): half the channels, mixed across tokens, gate the other half."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ EPS = 1e-5
 def gmlp(
     z: Tensor, spatial: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, backend: str = "auto"
 ) -> Tensor:
-    """s(Z) = Z1 * (W norm(Z2) + b) with [Z1, Z2] = gelu(z) (Liu et al. 2021, Eq. 1 to 4); norm is over channels.
+    """Compute s(Z) = Z1 * (W norm(Z2) + b) with [Z1, Z2] = gelu(z) (Liu et al. 2021, Eq. 1 to 4).
+
+    The norm is over channels.
 
     Args:
         z: (B, T, 2 f), the projected input before its gelu.
@@ -45,7 +47,10 @@ def gmlp(
 
 
 def unit_inputs(z: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """Z1 and norm(Z2), each (B, T, f), in float32 or better; the norm in float64, for it magnifies the rounding of nearly equal channels 300 times."""
+    """Compute Z1 and norm(Z2), each (B, T, f), in float32 or better.
+
+    The norm runs in float64, because it magnifies the rounding of nearly equal channels 300 times.
+    """
     gate, value = F.gelu(at_least_float32(z)).chunk(2, -1)
     wide = value.double()
     centred = wide - wide.mean(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Local attention of the Image Transformer (Parmar et al. 2018, arXiv 1802.05751), along the raster and in two dimensions."""
+"""Local attention of the Image Transformer (Parmar et al. 2018, arXiv 1802.05751), along the raster and in 2-D."""
 
 from __future__ import annotations
 
@@ -33,19 +33,21 @@ def image_local(
     starts: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Softmax attention of each block of queries over one memory block around it (Parmar et al. 2018, Sec. 3.2).
+    """Attend from each block of queries to one memory block around it (Parmar et al. 2018, Sec. 3.2).
 
     Args:
         q: (B, T, D); k, v: (B, S, D); D = heads * e.
-        block, memory: (l_q,) and (l_m,): positions j l_q .. (j + 1) l_q - 1 attend themselves and the l_m positions before them. Or (h_q, w_q) and
-            (h_m, w_m): blocks of an image, whose memory reaches h_m rows above and w_m columns to the left and to the right.
-        width: pixels in a line of the image, where tokens are a sequence in raster order; or grid: (H, W) of the tokens after the first ``prefix``.
-            Prefix tokens attend all and are attended by all.
-        positions: (B, T), or a pair (B, T) of queries and (B, S) of keys, where they are not the indices.
+        block, memory: (l_q,) and (l_m,): positions j l_q .. (j + 1) l_q - 1 attend themselves and the l_m positions
+            before them. Or (h_q, w_q) and (h_m, w_m): blocks of an image, whose memory reaches h_m rows above and w_m
+            columns to the left and to the right.
+        width: pixels in a line of the image, for tokens in raster order; or grid: (H, W) of the tokens after the first
+            ``prefix``. Prefix tokens attend all tokens and are attended by all.
+        positions: (B, T), or a pair (B, T) of queries and (B, S) of keys, if they are not the indices.
         starts: (B,), the index of position 0 in each row; tokens before it give 0.
 
     Returns:
-        (B, T, D) in q's dtype; exactly 0 where a query has nothing to attend. Time O(T (block + memory) D) without positions and attn_mask.
+        (B, T, D) in q's dtype; exactly 0 where a query has nothing to attend. Time O(T (block + memory) D) without
+        positions and attn_mask.
     """
     _check(q, k, v, heads, block, memory, width, grid, backend)
     T, S, dtype = q.shape[1], k.shape[1], q.dtype
@@ -68,14 +70,14 @@ def image_local(
 
 
 def _blocks_1d(T: int, size: int, memory: int, device: torch.device) -> Lines:
-    """Blocks of ``size`` tokens, each with the ``memory`` tokens before it."""
+    """Return blocks of ``size`` tokens, each with the ``memory`` tokens before it."""
     padded = F.pad(torch.arange(T, device=device), (memory, -T % size), value=T)
     queries, keys = padded[memory:].unflatten(0, (-1, size)), padded.unfold(0, memory + size, size)
     return Lines(queries, keys, torch.ones(1, 1, 1, dtype=torch.bool, device=device))
 
 
 def _blocks_2d(T: int, raster: Raster, block: tuple[int, ...], memory: tuple[int, ...], device: torch.device) -> Lines:
-    """Blocks of the image, each with the rows above and the columns beside it."""
+    """Return blocks of the image, each with the rows above and the columns beside it."""
     (h, w), (up, side) = block, memory
     cells = raster.cells(T, device)
     H, W = cells.shape
@@ -88,7 +90,7 @@ def _blocks_2d(T: int, raster: Raster, block: tuple[int, ...], memory: tuple[int
 def _near(
     positions: Positions | None, starts: Tensor | None, raster: Raster, block: tuple[int, ...], memory: tuple[int, ...], T: int, S: int, device: torch.device
 ) -> Tensor:
-    """Which keys lie in the memory block of which queries, by position: (B or 1, T, S)."""
+    """Return which keys lie in the memory block of which queries, by position: (B or 1, T, S)."""
     rows, cols = raster.positions(positions, starts, T, S, device)
     here, there = (coordinates(a, raster) if len(block) == 2 else (a - raster.prefix)[..., None] for a in (rows, cols))
     near = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
@@ -105,8 +107,9 @@ def _check(q, k, v, heads, block, memory, width, grid, backend) -> None:
         shapes = ", ".join(str(tuple(a.shape)) for a in (q, k, v))
         raise MixerError(f"image_local: expects q (B, T, D) and k, v (B, S, D) with heads={heads} dividing D, got {shapes}.")
     if len(block) not in (1, 2) or len(block) != len(memory) or min(block) < 1 or min(memory) < 0:
-        raise MixerError(f"image_local: block and memory are one size each, or two, block >= 1 and memory >= 0; got block={block}, memory={memory}.")
+        given = f"block={block}, memory={memory}"
+        raise MixerError(f"image_local: block and memory need 1 size each or 2, block >= 1 and memory >= 0; got {given}.")
     if len(block) == 2 and (width is None) == (grid is None):
-        raise MixerError(f"image_local: blocks of an image need its width or its grid, one of them; got width={width}, grid={grid}.")
+        raise MixerError(f"image_local: 2-D blocks need either a width or a grid, got width={width}, grid={grid}.")
     if (grid is not None and len(grid) != 2) or (len(block) == 1 and (grid is not None or width is not None)):
         raise MixerError(f"image_local: a grid has 2 sizes and goes with 2-D blocks, got grid={grid}, width={width}, block={block}.")

@@ -1,4 +1,4 @@
-"""Lightweight and dynamic convolution (Wu et al. 2019): a softmax over the taps of a short window, one window for many channels."""
+"""Lightweight and dynamic convolution (Wu et al. 2019): a softmax over a short window's taps, shared by channels."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ def lightconv(
     positions: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """y_t = sum_j softmax_j(kernel^h)_j x_{t + j - s // 2} in head h (Wu et al. 2019, Eq. 2 and 4); causal: x_{t + j - (s - 1)}.
+    """Compute y_t = sum_j softmax_j(kernel^h)_j x_{t + j - s // 2} in head h (Wu et al. 2019, Eq. 2 and 4).
+
+    Causal: x_{t + j - (s - 1)}.
 
     Args:
         x: (B, T, D); channel c belongs to head c // (D / H).
-        kernel: log-weights (H, s), the same at every token: lightweight convolution; or (B, T, H, s), made from token t alone: dynamic convolution.
-            s odd unless causal.
+        kernel: log-weights (H, s), the same at every token: lightweight convolution; or (B, T, H, s), computed from
+            token t alone: dynamic convolution. s is odd unless causal.
         positions: (B, T); distances are measured in positions. Without them every token stands at its index.
 
     Returns:
-        (B, T, D) in x's dtype. A tap that falls on no token, or on a masked one, adds 0: the softmax is over taps and not over tokens, as in the paper.
-        Time O(T s D), memory O(T D + T H s); with explicit positions O(T^2 D).
+        (B, T, D) in x's dtype. A tap that falls on no token, or on a masked one, adds 0: the softmax is over taps, not
+        over tokens, as in the paper. Time O(T s D), memory O(T D + T H s); with explicit positions O(T^2 D).
     """
     _check(x, kernel, causal, backend)
     size, static = kernel.shape[-1], kernel.ndim == 2

@@ -27,19 +27,21 @@ def linformer(
     key_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """y_t = softmax(q_t (E K)^T / sqrt(d)) (F V) in each head of width d.
+    """Compute y_t = softmax(q_t (E K)^T / sqrt(d)) (F V) in each head of width d.
 
     Args:
         q: (B, T, D). k, v: (B, S, D).
         e, f: (heads or 1, K, N), one column for each position of a key.
         positions: (B, S), the column of each key, below N. Default: index minus the index of the row's first True key.
 
-    Masked keys add nothing to E K and F V; with no key at all both are 0, and so is the result. E K and F V are summed in float64. Time O((T + S) K D).
+    Masked keys add nothing to E K and F V; with no key at all both are 0, and so is the result. E K and F V are summed
+    in float64. Time O((T + S) K D).
     """
     if e.shape[0] not in (1, heads) or f.shape[0] not in (1, heads) or q.shape[-1] % heads:
-        raise MixerError(f"linformer: heads={heads} needs e and f of 1 or {heads} matrices and divides D, got {tuple(e.shape)}, {tuple(f.shape)}.")
+        given = f"D={q.shape[-1]}, e {tuple(e.shape)} and f {tuple(f.shape)}"
+        raise MixerError(f"linformer: heads={heads} must divide D and needs e and f of 1 or {heads} matrices, got {given}.")
     if k.shape[1] > e.shape[-1]:
-        raise MixerError(f"linformer: e has {e.shape[-1]} columns, got {k.shape[1]} keys.")
+        raise MixerError(f"linformer: e has {e.shape[-1]} columns, one per position, got {k.shape[1]} keys.")
     kc, vc = shortened(k, e, heads, positions, key_mask), shortened(v, f, heads, positions, key_mask)
     wide = at_least_float32(q)
     return finite_attention(wide, kc.to(wide.dtype), vc.to(wide.dtype), heads=heads, backend=backend).to(q.dtype)
@@ -47,7 +49,7 @@ def linformer(
 
 @exact
 def shortened(k: Tensor, e: Tensor, heads: int, positions: Tensor | None, key_mask: Tensor | None) -> Tensor:
-    """E K: (B, S, D) and (heads or 1, K, N) -> (B, K, D), float64."""
+    """Compute E K: (B, S, D) and (heads or 1, K, N) -> (B, K, D), float64."""
     B, S, D = k.shape
     k = zero_masked(k, key_mask).double()
     if positions is None and key_mask is None:

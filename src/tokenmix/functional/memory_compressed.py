@@ -1,4 +1,7 @@
-"""Memory-compressed attention (Liu et al. 2018, section 4.2.3): inside blocks, or over keys and values shortened by a strided convolution."""
+"""Memory-compressed attention (Liu et al. 2018, section 4.2.3).
+
+Attention runs inside blocks, or over keys and values shortened by a strided convolution.
+"""
 
 from __future__ import annotations
 
@@ -34,20 +37,21 @@ def memory_compressed(
     key_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Softmax attention of each token over few keys. Block j holds the positions j b .. j b + b - 1; positions are those of the row.
+    """Attend from each token to few keys. Block j holds the positions j b .. j b + b - 1 of the row.
 
-    mode "local": y_t attends the tokens of its own block; causal: those up to t.
-    mode "compressed": y_t attends one key and one value for each block, W_k * k + b_k and W_v * v + b_v (kernel = stride = b, missing tokens are 0).
-        causal: one for each block before its own, and the tokens of its own block up to t as they are.
+    mode "local": y_t attends the tokens of its own block; causal: those up to t. mode "compressed": y_t attends one key
+    and one value for each block, W_k * k + b_k and W_v * v + b_v, a convolution with
+        kernel = stride = b in which missing tokens are 0. causal: one for each block before its own, and the individual
+        tokens of its own block up to t.
 
     Args:
         q, k, v: (B, T, D).
         conv: (W_k, W_v, b_k, b_v) with weights (D, D, b); empty in mode "local".
-        positions: (B, T), in the causal form rising. Default: index minus the index of the row's first True key.
+        positions: (B, T), increasing in the causal form. Default: index minus the index of the row's first True key.
 
-    A block without a live token is not attended; with nothing to attend, and in front of the row's first token, the result is 0.
-    The convolutions are summed in float64.
-    Time O(T b D), or O(T D (D + T / b)) compressed; with explicit positions O(T^2 D).
+    A block without a valid token is not attended; with nothing to attend, and before the row's first token, the result
+    is 0. The convolutions are summed in float64. Time O(T b D), or O(T D (D + T / b)) compressed; with explicit
+    positions O(T^2 D).
     """
     _check(q, k, v, conv, heads, block, mode)
     if q.shape[1] == 0:
@@ -69,7 +73,7 @@ def memory_compressed(
 
 
 def _blockwise(q: Tensor, k: Tensor, v: Tensor, *, heads: int, block: int, causal: bool, valid: Tensor | None, backend: str) -> Tensor:
-    """Every block a row of its own."""
+    """Attend with every block as a row of its own."""
     B, T, _ = q.shape
     extra = -T % block
     if extra and valid is None:
@@ -81,7 +85,7 @@ def _blockwise(q: Tensor, k: Tensor, v: Tensor, *, heads: int, block: int, causa
 
 
 def _compressed(q: Tensor, k: Tensor, v: Tensor, *, conv: Conv, heads: int, causal: bool, valid: Tensor | None, backend: str) -> Tensor:
-    """Keys and values of blocks; in the causal form beside the block's own tokens, under one softmax."""
+    """Attend to keys and values of blocks; in the causal form also to the block's own tokens, under one softmax."""
     T = q.shape[1]
     size = conv[0].shape[-1]
     keys, values = (strided_conv(patches(a, (T,), size), w, b).to(sum_dtype(q)) for a, w, b in zip((k, v), conv[:2], conv[2:], strict=True))
@@ -99,8 +103,12 @@ def _compressed(q: Tensor, k: Tensor, v: Tensor, *, conv: Conv, heads: int, caus
 
 
 def _joint(own: list[Tensor], cells: tuple[Tensor, Tensor], near: Tensor, far: Tensor, heads: int) -> Tensor:
-    """One softmax over the tokens of the own block, own = q, k, v (B, n, b, D) where ``near`` allows, and over cells (B, n, D) where ``far`` does."""
-    q, k, v = (a.to(cells[0].dtype).unflatten(-1, (heads, -1)).movedim(-2, 1) for a in own)  # (B, heads, n, b, e)
+    """Apply one softmax over the tokens of the own block and over cells.
+
+    own = q, k, v (B, n, b, D) where ``near`` allows, cells (B, n, D) where ``far`` does.
+    """
+    # (B, heads, n, b, e)
+    q, k, v = (a.to(cells[0].dtype).unflatten(-1, (heads, -1)).movedim(-2, 1) for a in own)
     keys, values = (by_head(a, heads) for a in cells)
     q = q * q.shape[-1] ** -0.5
     ahead = (q.flatten(2, 3) @ keys.mT).unflatten(2, q.shape[2:4])
@@ -115,7 +123,7 @@ def _joint(own: list[Tensor], cells: tuple[Tensor, Tensor], near: Tensor, far: T
 def _scattered(
     q: Tensor, k: Tensor, v: Tensor, conv: Conv, *, heads: int, block: int, causal: bool, positions: Tensor, key_mask: Tensor | None, backend: str
 ) -> Tensor:
-    """Tokens at any positions: pairs are compared."""
+    """Handle tokens at arbitrary positions by comparing pairs."""
     valid = valid_mask(k, key_mask)
     k, v = zero_masked(k, valid), zero_masked(v, valid)
     if not conv:
@@ -132,7 +140,10 @@ def _scattered(
 
 
 class Slots(NamedTuple):
-    """Sums over the tokens of blocks, without bias (B, n, D); which of them hold a live token (B, n); the number of each block (B, n)."""
+    """Hold the sums over the tokens of blocks, without bias (B, n, D).
+
+    Also which blocks hold a valid token (B, n), and the number of each block (B, n).
+    """
 
     keys: Tensor
     values: Tensor
@@ -142,9 +153,10 @@ class Slots(NamedTuple):
 
 @exact
 def over_slots(q: Tensor, slots: Slots, recent: tuple[Tensor, ...], conv: Conv, *, heads: int, block: int, backend: str = "auto") -> Tensor:
-    """The causal compressed form for the last L tokens (queries q) of ``recent`` (keys, values, live, positions), after the blocks in ``slots``.
+    """Compute the causal compressed form for the last L tokens of ``recent``, after the blocks in ``slots``.
 
-    The last slot may be of a block that goes on among the recent tokens, and these hold all of each query's own block.
+    q holds the queries of these tokens; recent = (keys, values, valid, positions). The last slot may belong to a block
+    that continues among the recent tokens, and these include all of each query's own block.
     """
     k, v, valid, positions = recent
     L, P, dtype = q.shape[1], k.shape[1], sum_dtype(q)
@@ -164,9 +176,10 @@ def over_slots(q: Tensor, slots: Slots, recent: tuple[Tensor, ...], conv: Conv, 
 
 
 def folded(slots: Slots, old: tuple[Tensor, ...], conv: Conv, *, block: int, step: int) -> Slots:
-    """The slots after ``old`` tokens (keys, values, live, positions) joined them: one slot more for every ``step`` tokens.
+    """Return the slots after ``old`` tokens were added: one more slot for every ``step`` tokens.
 
-    ``step`` is the block where positions rise by 1, so that ``step`` tokens reach at most one new block, and 1 where they may jump.
+    old = (keys, values, valid, positions). ``step`` is the block where positions increase by 1, so that ``step`` tokens
+    reach at most one new block, and 1 where they may jump.
     """
     k, v, valid, positions = old
     cell, tap = cells_of(positions, block)
@@ -182,7 +195,7 @@ def folded(slots: Slots, old: tuple[Tensor, ...], conv: Conv, *, block: int, ste
 
 @exact
 def cells_of(positions: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """The block each position stands in, and its place there."""
+    """Return the block of each position, and its offset there."""
     cell = torch.div(positions, block, rounding_mode="floor")
     return cell, positions - cell * block
 
@@ -192,8 +205,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, conv: Conv, heads: int, block: int, 
     if mode not in ("local", "compressed"):
         raise MixerError(f"memory_compressed: mode={mode!r}; choose 'local' or 'compressed'.")
     if D % heads or block < 1 or k.shape != q.shape or v.shape != q.shape:
-        raise MixerError(f"memory_compressed: expects q, k and v alike, heads={heads} to divide D={D}, and block={block} >= 1.")
+        given = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}, heads={heads}, block={block}"
+        raise MixerError(f"memory_compressed: expects q, k, v of one shape, heads that divide D, block >= 1; got {given}.")
     if len(conv) != (4 if mode == "compressed" else 0) or any(w.shape != (D, D, block) for w in conv[:2]):
-        raise MixerError(
-            f"memory_compressed: mode={mode!r} takes {'two weights ' + str((D, D, block)) + ' and two biases' if mode == 'compressed' else 'no conv'}."
-        )
+        wanted = f"two weights {(D, D, block)} and two biases" if mode == "compressed" else "no conv"
+        raise MixerError(f"memory_compressed: mode={mode!r} takes {wanted}, got shapes {[tuple(a.shape) for a in conv]}.")

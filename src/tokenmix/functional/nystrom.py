@@ -30,25 +30,29 @@ def nystrom(
     key_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """y = softmax(Q K~^T) Z softmax(Q~ K^T) V (+ taps * V), Z near the pseudo-inverse of A = softmax(Q~ K~^T), scale 1 / sqrt(e), in each head of width e.
+    """Compute y = softmax(Q K~^T) Z softmax(Q~ K^T) V (+ taps * V) in each head of width e, with scale 1 / sqrt(e).
 
-    Q~ and K~ are the means of queries and keys over m segments: of a row whose last live token stands at position L - 1, segment j holds the positions p with
-    j L <= p m < (j + 1) L. A segment without a live token is left out. Z starts as A^T / (|A|_1 |A|_inf), matrix by matrix, and each of ``iterations`` steps is
-    Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4.
+    Z is near the pseudo-inverse of A = softmax(Q~ K~^T). Q~ and K~ are the means of queries and keys over m segments:
+    in a row whose last valid token stands at position L - 1, segment j holds the positions p with j L <= p m < (j + 1)
+    L. A segment without a valid token is left out. Z starts as A^T / (|A|_1 |A|_inf), matrix by matrix, and each of
+    ``iterations`` steps is Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4.
 
     Args:
         q, k, v: (B, T, D).
-        taps: (heads, s) of a depthwise convolution of V along positions, s odd; tap j weighs position t + j - s // 2. s = 0: none.
+        taps: (heads, s) of a depthwise convolution of V along positions, s odd; tap j weighs position t + j - s // 2.
+            s = 0: none.
         positions: (B, T). Default: index minus the index of the row's first True key.
 
-    All but the convolution is float64, because Z may be large and amplifies the rounding of its neighbours. With no live token the result is exactly 0.
-    Time O(T m D + iterations m^3 heads), with explicit positions and taps O(T^2 D).
+    All but the convolution is float64, because Z may be large and amplifies the rounding of its neighbours. With no
+    valid token the result is exactly 0. Time O(T m D + iterations m^3 heads), with explicit positions and taps O(T^2
+    D).
     """
     choose("nystrom", backend, q)
     if q.shape[-1] % heads or k.shape != q.shape or v.shape != q.shape:
-        raise MixerError(f"nystrom: heads={heads} must divide D, and q, k and v be alike, got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}.")
+        shapes = ", ".join(str(tuple(a.shape)) for a in (q, k, v))
+        raise MixerError(f"nystrom: heads={heads} must divide D, and q, k and v must have one shape, got {shapes}.")
     if taps.ndim != 2 or taps.shape[0] != heads or (taps.shape[1] % 2 == 0 and taps.shape[1] != 0):
-        raise MixerError(f"nystrom: taps must be ({heads}, s) with s odd, or 0, got {tuple(taps.shape)}.")
+        raise MixerError(f"nystrom: taps must be ({heads}, s) with s odd or 0, got {tuple(taps.shape)}.")
     B, T, _ = q.shape
     if T == 0:
         return torch.zeros_like(q)
@@ -56,7 +60,7 @@ def nystrom(
     qh = qh * qh.shape[-1] ** -0.5
     member = segments(B, T, landmarks, positions, key_mask, q.device)[:, None]
     mean = member.double() / member.sum(-1, keepdim=True).clamp_min(1)
-    some = member.any(-1)  # (1 or B, 1, m): the segments that hold a live token
+    some = member.any(-1)  # (1 or B, 1, m): the segments that hold a valid token
     valid_q = qh if key_mask is None else torch.where(key_mask[:, None, :, None], qh, 0.0)
     q_mean, k_mean = mean @ valid_q, mean @ kh
     rows = _softmax(qh @ k_mean.mT, some[:, :, None])
@@ -71,7 +75,10 @@ def nystrom(
 
 
 def segments(B: int, T: int, m: int, positions: Tensor | None, key_mask: Tensor | None, device: torch.device) -> Tensor:
-    """Which live tokens stand in which segment, bool (1 or B, m, T). Multiplied out, as j <= p m / L < j + 1 would round."""
+    """Return which valid tokens lie in which segment, bool (1 or B, m, T).
+
+    The inequalities are multiplied out, because j <= p m / L < j + 1 would round.
+    """
     edge = torch.arange(m, device=device)[:, None]
     if positions is None and key_mask is None:
         position, end = torch.arange(T, device=device)[None, None], torch.full((1, 1, 1), T, device=device)
@@ -84,8 +91,8 @@ def segments(B: int, T: int, m: int, positions: Tensor | None, key_mask: Tensor 
 
 
 def inverse(a: Tensor, iterations: int) -> Tensor:
-    """The pseudo-inverse of a (.., m, m) by the paper's third-order iteration. Rows and columns of zeros stay zero."""
-    norm = a.sum(-2).amax(-1) * a.sum(-1).amax(-1)  # its entries are positive
+    """Compute the pseudo-inverse of a (.., m, m) by the paper's third-order iteration. Zero rows and columns remain."""
+    norm = a.sum(-2).amax(-1) * a.sum(-1).amax(-1)  # all entries are positive
     z = a.mT / torch.where(norm > 0, norm, 1.0)[..., None, None]
     one = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     for _ in range(iterations):
@@ -95,7 +102,7 @@ def inverse(a: Tensor, iterations: int) -> Tensor:
 
 
 def convolved(v: Tensor, taps: Tensor, positions: Tensor | None) -> Tensor:
-    """sum_j taps_j v_(t + j - s // 2), zero outside: v (B, H, T, e), taps (H, s)."""
+    """Compute sum_j taps_j v_(t + j - s // 2), zero outside: v (B, H, T, e), taps (H, s)."""
     (B, H, T, e), s = v.shape, taps.shape[1]
     if positions is None:
         flat = v.permute(0, 1, 3, 2).reshape(B, H * e, T)
@@ -107,7 +114,7 @@ def convolved(v: Tensor, taps: Tensor, positions: Tensor | None) -> Tensor:
 
 
 def _softmax(logits: Tensor, keep: Tensor | None) -> Tensor:
-    """Along the last axis over what ``keep`` allows; 0 where it allows nothing."""
+    """Apply softmax along the last axis over what ``keep`` allows; 0 where it allows nothing."""
     if keep is None:
         return logits.softmax(-1)
     return torch.where(keep, logits.masked_fill(~(keep | ~keep.any(-1, keepdim=True)), float("-inf")).softmax(-1), 0.0)

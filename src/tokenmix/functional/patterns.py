@@ -1,7 +1,9 @@
-"""Softmax attention over fixed patterns without global tokens: sliding window, and the two of the Sparse Transformer (Child et al. 2019).
+"""Softmax attention over fixed patterns without global tokens.
 
-Layout (B, T, heads * e). Self-mixing at default positions runs by blocks (``_blocks``) and never makes a T x T tensor; with explicit ``positions``,
-``attn_mask``, or another number of keys than queries, a masked dense form runs. A query with nothing to attend gives exactly 0.
+A sliding window, and the two patterns of the Sparse Transformer (Child et al. 2019). Layout (B, T, heads * e).
+Self-mixing at default positions runs by blocks (``layout.blocks``) and never makes a T x T tensor; with explicit
+``positions``, ``attn_mask``, or a number of keys other than that of queries, a masked dense form runs. A query with
+nothing to attend gives exactly 0.
 """
 
 from __future__ import annotations
@@ -52,13 +54,15 @@ def local(
     positions: Positions | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """y_t = sum_s exp(l_ts) v_s / sum_s exp(l_ts), l_ts = q_t . k_s / sqrt(e) where |t - s| < window.
+    """Compute y_t = sum_s exp(l_ts) v_s / sum_s exp(l_ts), l_ts = q_t . k_s / sqrt(e) where |t - s| < window.
 
     Args:
         q: (B, T, D); k, v: (B, S, D).
         window: a row sees 2 window - 1 keys, window when causal.
-        outside: of the window, "none": nothing is attended; "pool": every key counts with l_ts = 0, as AFT-local's bias does (bias, not mask).
-        positions: (B, T) when they are not the indices, or a pair of them, of queries and of keys: distances are then those of positions.
+        outside: "none": nothing outside the window is attended; "pool": every key counts there with l_ts = 0, as in
+            AFT-local (bias, not mask).
+        positions: (B, T) if they are not the indices, or a pair, of queries and of keys: distances are then those of
+            positions.
 
     Time and memory O(T window D) by blocks; with ``positions``, ``attn_mask`` or S != T, O(T S D).
     """
@@ -82,7 +86,10 @@ def local(
 def local_chunk(
     q: Tensor, k: Tensor, v: Tensor, positions: tuple[Tensor, Tensor], far: tuple[Tensor, Tensor], *, window: int, heads: int, outside: str, key_mask: Tensor
 ) -> Tensor:
-    """``local`` for the last T of S tokens, after others whose values sum to far[0] (B, D) over far[1] (B,) tokens, all outside of every window."""
+    """Compute ``local`` for the last T of S tokens after older ones.
+
+    The values of the older tokens sum to far[0] (B, D) over far[1] (B,) tokens, all of them outside every window.
+    """
     rows, cols, ok = pairs_of(positions, q, k, causal=True, key_mask=key_mask, attn_mask=None)
     near = _near_part(ready(q, k, v, heads, key_mask), (rows - cols).abs() < window, ok, outside)
     if outside == "none":
@@ -92,14 +99,17 @@ def local_chunk(
 
 
 def _near_part(r: Ready, near: Tensor, ok: Tensor, outside: str) -> Part:
-    """The dense form: outside of the window no pair, or the logit 0."""
+    """Compute the dense form: outside the window either no pair or the logit 0."""
     if outside == "none":
         return part_of(r.q, r.k, r.v, (ok & near)[:, None])
     return sums_of(torch.where(near[:, None], products(r.q, r.k), 0.0), ok[:, None], r.q, r.v)
 
 
 def _pooled(r: Ready, window: int) -> Part:
-    """The keys ``window`` or more before each query, each with logit 0: running sums, in float64, of what lies outside only."""
+    """Pool the keys ``window`` or more before each query, each with logit 0.
+
+    Uses float64 running sums, only of what lies outside the window.
+    """
     num = F.pad(r.v.double().cumsum(-2), (0, 0, window, 0))[..., : r.v.shape[-2], :]
     ones = torch.ones_like(r.v[:, :1, :, 0]) if r.valid is None else r.valid
     den = F.pad(ones.double().cumsum(-1), (window, 0))[..., : r.v.shape[-2], None].to(r.v.dtype)
@@ -107,7 +117,7 @@ def _pooled(r: Ready, window: int) -> Part:
 
 
 def _zero_logit(count: Tensor) -> Tensor:
-    """The largest logit of a pool: 0, unless nobody is in it."""
+    """Return the largest logit of a pool: 0, or FLOOR if the pool is empty."""
     return torch.where(count > 0, 0.0, FLOOR).to(count.dtype)
 
 
@@ -134,10 +144,13 @@ def strided(
     positions: Positions | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """The strided pattern of the Sparse Transformer (Sec. 4.2): the last ``stride`` positions, and every ``stride``-th position.
+    """Attend in the strided pattern of the Sparse Transformer (Sec. 4.2).
+
+    The pattern holds the last ``stride`` positions, and every ``stride``-th position.
 
     Args:
-        merged: False: the first half of the heads attends |t - s| <= stride, the second half (t - s) mod stride = 0. True: every head attends both.
+        merged: False: the first half of the heads attends |t - s| <= stride, the second half (t - s) mod stride = 0.
+            True: every head attends both.
         positions: as in ``local``; only their differences count.
 
     Time and memory O(T (stride + T / stride) D) at default positions.
@@ -176,11 +189,13 @@ def fixed(
     positions: Positions | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """The fixed pattern of the Sparse Transformer (Sec. 4.2): the own block of ``stride`` positions, and the last ``columns`` positions of every block.
+    """Attend in the fixed pattern of the Sparse Transformer (Sec. 4.2).
+
+    The pattern holds the own block of ``stride`` positions, and the last ``columns`` positions of every block.
 
     Args:
-        merged: False: the first half of the heads attends floor(s / stride) = floor(t / stride), the second half s mod stride >= stride - columns.
-            True: every head attends both.
+        merged: False: the first half of the heads attends floor(s / stride) = floor(t / stride), the second half
+            s mod stride >= stride - columns. True: every head attends both.
         positions: as in ``local``; blocks start at each row's position 0.
 
     Time and memory O(T (stride + columns T / stride) D) at default positions.
@@ -202,14 +217,17 @@ def fixed(
 
 
 def _fixed_blocks(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, stride: int, columns: int, heads: int, merged: bool, causal: bool) -> Tensor:
-    """``fixed`` where index = position."""
+    """Compute ``fixed`` where index = position."""
     one, two = _halves(ready(q, k, v, heads, key_mask), heads, merged)
     near = blockwise(*one, stride, 0, 0, lambda rows, cols: cols <= rows if causal else (cols >= 0) & (rows >= 0))
     return joined(_together(near, _summaries(two, stride, columns, causal=causal, merged=merged), merged), q)
 
 
 def _summaries(r: Ready, stride: int, columns: int, *, causal: bool, merged: bool) -> Part:
-    """All queries over the last ``columns`` positions of every block; without the own block where another part has it."""
+    """Attend from all queries to the last ``columns`` positions of every block.
+
+    The own block is excluded where another part covers it.
+    """
     T, device = r.q.shape[-2], r.q.device
     n, index = -(-T // stride), torch.arange(T, device=device)
     position = cut(index[:, None] + 1, n, stride)[:, stride - columns :].flatten() - 1  # -1 after the end
@@ -225,7 +243,7 @@ def _summaries(r: Ready, stride: int, columns: int, *, causal: bool, merged: boo
 
 def _check_halves(who: str, heads: int, merged: bool) -> None:
     if not merged and heads % 2:
-        raise MixerError(f"{who}: half of the heads takes each pattern, so heads must be even, got {heads}; or merged=True.")
+        raise MixerError(f"{who}: heads must be even, because each half takes one pattern, got {heads}; or use merged=True.")
 
 
 def _halves(r: Ready, heads: int, merged: bool) -> tuple[Ready, Ready]:
@@ -240,8 +258,8 @@ def _together(near: Part, column: Part, merged: bool) -> Tensor:
 
 
 def _by_half(near: Tensor, column: Tensor, heads: int, merged: bool) -> Tensor:
-    """(B, T, S) of both patterns -> what the heads allow."""
+    """Combine both patterns (B, T, S) into what the heads allow."""
     if merged:
         return near | column
     second = torch.arange(heads, device=near.device)[:, None, None] >= heads // 2
-    return second & column[:, None] | ~second & near[:, None]  # ONNX Runtime has no Where of truth values
+    return second & column[:, None] | ~second & near[:, None]  # ONNX Runtime has no Where for bool

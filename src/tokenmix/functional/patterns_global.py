@@ -1,6 +1,7 @@
-"""Softmax attention over patterns with global tokens: Longformer (Beltagy et al. 2020), ETC (Ainslie et al. 2020) and BigBird (Zaheer et al. 2020).
+"""Softmax attention over patterns with global tokens.
 
-As in ``patterns``: by blocks at default positions, a masked dense form with explicit ``positions``, ``attn_mask`` or S != T.
+Longformer (Beltagy et al. 2020), ETC (Ainslie et al. 2020) and BigBird (Zaheer et al. 2020). As in ``patterns``: by
+blocks at default positions, a masked dense form with explicit ``positions``, ``attn_mask`` or S != T.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ def longformer(
     positions: Positions | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """A sliding window, dilated per head, and global tokens: those at positions below ``global_tokens``.
+    """Attend in a sliding window, dilated per head, and to global tokens: those at positions below ``global_tokens``.
 
-    y_t = softmax over { s: |t - s| <= reach d, (t - s) mod d = 0, or s global } of q_t . k_s / sqrt(e), over v_s; a global row instead attends all s with
-    q_global, k_global, v_global. With d = 1 it is also ETC: the parts l2l (radius ``reach``) and l2g, and g2g and g2l with weights of their own.
+    y_t = softmax over { s: |t - s| <= reach d, (t - s) mod d = 0, or s global } of q_t . k_s / sqrt(e), over v_s; a
+    global row instead attends all s with q_global, k_global, v_global. With d = 1 it is also ETC: the parts l2l (radius
+    ``reach``) and l2g, and g2g and g2l with weights of their own.
 
     Args:
         dilation: d, one for all heads or one for each.
-        positions: (B, T) when they are not the defaults, or a pair, of queries and of keys.
+        positions: (B, T) if they are not the defaults, or a pair, of queries and of keys.
 
     Time and memory O(T (reach + global_tokens) D) at default positions.
     """
@@ -81,10 +83,10 @@ def _longformer_blocks(
     heads: int,
     causal: bool,
 ) -> Tensor:
-    """``longformer`` where index = position."""
+    """Compute ``longformer`` where index = position."""
     y = _window_and_shared(ready(q, k, v, heads, key_mask), reach, dilations, g, causal)
     if g:
-        end = g if causal else k.shape[1]  # what lies further on, a causal global row does not see
+        end = g if causal else k.shape[1]  # a causal global row does not see further
         own = ready(qg[:, :g], kg[:, :end], vg[:, :end], heads, None if key_mask is None else key_mask[:, :end])
         y = torch.cat([_everything(own, causal), y[:, :, g:]], 2)
     return joined(y, q)
@@ -106,7 +108,10 @@ def longformer_chunk(
     key_mask: Tensor,
     global_mask: Tensor,
 ) -> Tensor:
-    """The causal form for the last T of S tokens: k_global, v_global (B, g, D) are those of positions 0..g-1, global_mask (B, g) which are there."""
+    """Compute the causal form for the last T of S tokens.
+
+    k_global, v_global (B, g, D) belong to positions 0..g-1, and global_mask (B, g) says which of these exist.
+    """
     g = k_global.shape[1]
     rows, cols, ok = pairs_of(positions, q, k, causal=True, key_mask=key_mask, attn_mask=None)
     dilations = dilation if isinstance(dilation, list) else [dilation] * heads
@@ -119,14 +124,14 @@ def longformer_chunk(
 
 
 def _dilated(rows: Tensor, cols: Tensor, reach: int, dilations: list[int]) -> Tensor:
-    """The windows of the heads, (B, H, T, S)."""
+    """Return the windows of the heads, (B, H, T, S)."""
     gap = rows - cols
     windows = {d: (gap.abs() <= reach * d) & (torch.remainder(gap, d) == 0) for d in set(dilations)}
     return torch.stack([windows[d] for d in dilations], 1)
 
 
 def _window_and_shared(r: Ready, reach: int, dilations: list[int], g: int, causal: bool) -> Tensor:
-    """All rows over their window, the global tokens taken out of it, and over the global tokens."""
+    """Attend from all rows to their window, without the global tokens, and to the global tokens."""
     index = torch.arange(r.q.shape[-2], device=r.q.device)
     valid = _without(r, g)
     pieces: dict[int, Tensor] = {}
@@ -141,7 +146,7 @@ def _window_and_shared(r: Ready, reach: int, dilations: list[int], g: int, causa
 
 
 def _without(r: Ready, g: int) -> Tensor | None:
-    """Which keys are live and not among the first g."""
+    """Return which keys are valid and not among the first g."""
     if g == 0:
         return r.valid
     later = (torch.arange(r.k.shape[-2], device=r.k.device) >= g)[None, None]
@@ -149,14 +154,14 @@ def _without(r: Ready, g: int) -> Tensor | None:
 
 
 def _shared(r: Ready, g: int, index: Tensor, causal: bool) -> Part:
-    """Every row over the first g keys."""
+    """Attend from every row to the first g keys."""
     ok = (index[:g] <= index[:, None]) if causal else (index[:g] >= 0)[None]
     k, v = (a[:, :, :g].contiguous() for a in (r.k, r.v))  # views would keep all keys for backward
     return part_of(r.q, k, v, ok if r.valid is None else ok & r.valid[:, :, None, :g])
 
 
 def _everything(r: Ready, causal: bool) -> Tensor:
-    """The first rows over all keys given."""
+    """Attend from the first rows to all given keys."""
     rows, cols = (torch.arange(a.shape[-2], device=a.device) for a in (r.q, r.k))
     ok = cols <= rows[:, None] if causal else (cols >= 0)[None]
     return ratio(part_of(r.q, r.k, r.v, ok if r.valid is None else ok & r.valid[:, :, None]))
@@ -179,20 +184,24 @@ def bigbird(
     positions: Positions | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Softmax attention where a block of queries attends ``window_blocks`` blocks around it, the first ``global_blocks`` ones, and ``random_blocks`` more.
+    """Attend from each block of queries to blocks around it, to global blocks, and to random ones.
 
-    Tokens of global blocks attend everything (BigBird-ITC). Causal: only s <= t of all that. The random blocks of query block i and head h are drawn by
-    ``random_choice`` among the blocks of the row that are neither global nor in the window; when causal, among those before the window.
+    These are ``window_blocks`` blocks around it, the first ``global_blocks`` blocks, and ``random_blocks`` more. Tokens
+    of global blocks attend everything (BigBird-ITC). Causal: only s <= t of all that. ``random_choice`` draws the
+    random blocks of query block i and head h among the blocks of the row that are neither global nor in the window;
+    when causal, among those before the window.
 
     Args:
-        window_blocks: odd: (window_blocks - 1) / 2 blocks on each side of the own one; when causal only those before it.
-        positions: as in ``patterns.local``; blocks start at each row's position 0, and the row ends with its last live key.
+        window_blocks: odd: (window_blocks - 1) / 2 blocks on each side of the own one; when causal only those before
+            it.
+        positions: as in ``patterns.local``; blocks start at each row's position 0, and the row ends with its last valid
+            key.
 
     Time and memory O(T block (window_blocks + random_blocks + global_blocks) D) at default positions.
     """
     check("bigbird", q, k, v, heads, backend, block=block, window_blocks=window_blocks, random_blocks=random_blocks + 1, global_blocks=global_blocks + 1)
     if window_blocks % 2 == 0:
-        raise MixerError(f"bigbird: window_blocks={window_blocks} must be odd, the own block and as many on each side.")
+        raise MixerError(f"bigbird: window_blocks={window_blocks} must be odd: the own block and as many on each side.")
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     draw = {"window": window_blocks // 2, "first": global_blocks, "heads": heads, "count": random_blocks, "seed": seed}
@@ -207,7 +216,7 @@ def bigbird(
 
 
 def _bigbird_blocks(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, block: int, side: int, draw: dict[str, int], causal: bool) -> Tensor:
-    """``bigbird`` where index = position."""
+    """Compute ``bigbird`` where index = position."""
     r, T = ready(q, k, v, draw["heads"], key_mask), q.shape[1]
     index, g = torch.arange(T, device=q.device), min(draw["first"] * block, T)
     parts = [blockwise(r.q, r.k, r.v, _without(r, g), block, side, 0 if causal else side, _before if causal else _all)]
@@ -232,7 +241,7 @@ def _all(rows: Tensor, cols: Tensor) -> Tensor:
 
 
 def _length(positions: Tensor, key_mask: Tensor | None) -> Tensor:
-    """Position after the last live key of each row, (B, 1)."""
+    """Return the position after the last valid key of each row, (B, 1)."""
     there = positions if key_mask is None else torch.where(key_mask, positions, -1)
     return there.amax(1, keepdim=True) + 1
 
@@ -242,7 +251,10 @@ def _blocks_of(length: Tensor, block: int) -> Tensor:
 
 
 def _blocks_seen(rows: Tensor, cols: Tensor, block: int, length: Tensor | None, draw: dict[str, int]) -> Tensor:
-    """The pairs (B, H, T, S) of the pattern, at positions rows (B, T, 1) and cols (B, 1, S); length (B, 1) of each row, or None when causal."""
+    """Return the pairs (B, H, T, S) of the pattern, at positions rows (B, T, 1) and cols (B, 1, S).
+
+    length (B, 1) is that of each row, or None when causal.
+    """
     i, j = (torch.div(a, block, rounding_mode="floor") for a in (rows, cols))
     seen = ((i - j).abs() <= draw["window"]) | (i < draw["first"]) | (j < draw["first"])
     seen = seen[:, None].expand(-1, draw["heads"], -1, -1)
@@ -253,10 +265,11 @@ def _blocks_seen(rows: Tensor, cols: Tensor, block: int, length: Tensor | None, 
 
 
 def random_choice(i: Tensor, end: Tensor, *, window: int, first: int, heads: int, count: int, seed: int) -> Tensor:
-    """The random blocks (B, H, n, count) of query blocks i (B, n), -1 where there is none; they depend on seed, head, i and ``end`` only.
+    """Draw the random blocks (B, H, n, count) of query blocks i (B, n), -1 where there is none.
 
-    The candidates are the blocks first .. end - 1 outside of i - window .. i + window, in order. They are cut into ``count`` equal stretches and a number
-    hashed from (seed, head, i, slot) picks one of each, so that the choices differ from one another.
+    They depend on seed, head, i and ``end`` only. The candidates are the blocks first .. end - 1 outside i - window ..
+    i + window, in order. They are cut into ``count`` equal stretches, and a number hashed from (seed, head, i, slot)
+    picks one of each, so that the choices differ from one another.
     """
     low = (i - window).clamp_min(first)
     inside = (torch.minimum(i + window + 1, end) - low).clamp_min(0)
@@ -271,7 +284,7 @@ def random_choice(i: Tensor, end: Tensor, *, window: int, first: int, heads: int
 
 
 def _hashed(x: Tensor) -> Tensor:
-    """Numbers below 2^31 that look random; the constants keep all products below 2^62."""
+    """Hash to numbers below 2^31; the constants keep all products below 2^62."""
     x = x & BITS
     for shift, factor in ((15, 0x2C1B3C6D), (12, 0x297A2D39)):
         x = ((x ^ (x >> shift)) * factor) & BITS
@@ -279,7 +292,7 @@ def _hashed(x: Tensor) -> Tensor:
 
 
 def _random_part(r: Ready, chosen: Tensor, block: int) -> Part:
-    """Each block of queries over its chosen (B or 1, H, n, count) blocks."""
+    """Attend from each block of queries to its chosen (B or 1, H, n, count) blocks."""
     (B, H, T, _), n, count = r.q.shape, chosen.shape[2], chosen.shape[3]
     chosen = chosen.expand(B, H, n, count)
     index = chosen.clamp_min(0).flatten(2)[..., None]

@@ -1,4 +1,4 @@
-"""Performer (Choromanski et al. 2021): positive random features of the softmax kernel (FAVOR+), and the generalised ones."""
+"""Performer (Choromanski et al. 2021): positive random features of the softmax kernel (FAVOR+), and generalisations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PERFORMER_FEATURES = ("softmax", "relu")
 
 
 def check_feature(who: str, feature: str, eps: float) -> None:
-    """Refuse random features that do not exist, or that might all be 0."""
+    """Refuse random features that do not exist, and an eps that lets all features be 0."""
     check_name(who, "feature", feature, PERFORMER_FEATURES)
     check_eps(who, eps, zero=False)
 
@@ -37,18 +37,22 @@ def performer(
     key_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """y_t = sum_s (phi(q_t) . phi(k_s)) v_s / sum_s phi(q_t) . phi(k_s) in each head, phi from random projections w_1..w_M.
+    """Compute y_t = sum_s (phi(q_t) . phi(k_s)) v_s / sum_s phi(q_t) . phi(k_s) in each head.
 
-    ``softmax`` (Lemma 1): phi(x)_i = exp(w_i . x' - |x'|^2 / 2) / sqrt(M), x' = x / e^(1/4), so that E[phi(q) . phi(k)] = exp(q . k / sqrt(e)).
+    phi is made from random projections w_1..w_M.
+    ``softmax`` (Lemma 1): phi(x)_i = exp(w_i . x' - |x'|^2 / 2) / sqrt(M), x' = x / e^(1/4), so that
+        E[phi(q) . phi(k)] = exp(q . k / sqrt(e)).
     ``relu`` (generalised attention): phi(x)_i = max(w_i . x, 0) / sqrt(M) + eps.
 
     Args:
         q: (B, T, H e). k, v: (B, S, H e).
         projection: (H, M, e), the w_i of each head.
-        eps: what keeps generalised features positive; the softmax features are positive as they are and no stabiliser is added to them.
+        eps: keeps generalised features positive; the softmax features are positive already, and no stabiliser is added
+            to them.
 
     Returns:
-        (B, T, H e) in q's dtype, exactly 0 where nothing may be attended. Factors that all features of a query share cancel and are left out.
+        (B, T, H e) in q's dtype, exactly 0 where nothing may be attended. Factors shared by all features of a query
+        cancel and are left out.
     """
     choose("performer", backend, q)
     check_feature("performer", feature, eps)
@@ -62,7 +66,7 @@ def performer(
 def performer_chunk(
     q: Tensor, k: Tensor, v: Tensor, past: sums.Past, projection: Tensor, *, feature: str, eps: float, key_mask: Tensor | None
 ) -> tuple[Tensor, sums.Past]:
-    """New tokens (B, L, H e) over the sums of all keys before them and each other: outputs, and the sums after them."""
+    """Mix new tokens (B, L, H e) over the sums of all earlier keys and each other: outputs, and the sums after them."""
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, sums.Past]:
         y, after = sums.causal_read(log_queries(q, projection, feature, eps), *log_keys(k, v, projection, feature, eps, key_mask), past)
@@ -72,13 +76,13 @@ def performer_chunk(
 
 
 def log_queries(q: Tensor, projection: Tensor, feature: str, eps: float) -> Tensor:
-    """log phi(q) up to a constant per query, (B, H, T, M)."""
+    """Compute log phi(q) up to a constant per query, (B, H, T, M)."""
     x = sums.wide_by_head(q, projection.shape[0])
     return _scaled(x) @ projection.double().transpose(-1, -2) if feature == "softmax" else _log_relu(x, projection, eps)
 
 
 def log_keys(k: Tensor, v: Tensor, projection: Tensor, feature: str, eps: float, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """log phi(k) (B, H, S, M) up to a constant for all keys, and the values with a channel of ones."""
+    """Compute log phi(k) (B, H, S, M) up to a constant for all keys, and the values with a channel of ones."""
     heads = projection.shape[0]
     x = sums.wide_by_head(zero_masked(k, key_mask), heads)
     if feature == "softmax":
@@ -98,15 +102,17 @@ def _log_relu(x: Tensor, projection: Tensor, eps: float) -> Tensor:
 
 
 def orthogonal_features(heads: int, features: int, width: int, *, orthogonal: bool = True) -> Tensor:
-    """(H, M, e) float64: each w_i is marginally N(0, I); with ``orthogonal``, those of a block of e are at right angles (the O of FAVOR+).
+    """Draw (H, M, e) float64 in which each w_i is marginally N(0, I).
 
-    Drawn from the default generator of the CPU whatever the device, so that a seed means the same everywhere.
+    With ``orthogonal``, the w_i of a block of e are mutually orthogonal (the O of FAVOR+). The numbers come from the
+    CPU's default generator whatever the device, so that a seed means the same everywhere.
     """
     blocks = -(-features // width)
     gaussian = torch.randn(heads, blocks, width, width, dtype=torch.float64, device="cpu")
     if not orthogonal:
         return gaussian.flatten(1, 2)[:, :features].contiguous()
     rotation, upper = torch.linalg.qr(gaussian)
-    signs = upper.diagonal(dim1=-2, dim2=-1).sign()  # makes the rotation uniform, whatever signs the factorisation prefers
+    # makes the rotation uniform, whatever signs the factorisation chooses
+    signs = upper.diagonal(dim1=-2, dim2=-1).sign()
     norms = torch.randn(heads, blocks, width, width, dtype=torch.float64, device="cpu").norm(dim=-1, keepdim=True)
     return ((rotation * signs[..., None, :]) * norms).flatten(1, 2)[:, :features].contiguous()

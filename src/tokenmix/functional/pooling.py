@@ -25,17 +25,19 @@ def pooling(
     positions: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """y_t = mean of x_s over the live tokens of the window around t, minus x_t (Yu et al. 2022, Eq. 4).
+    """Compute y_t = mean of x_s over the valid tokens of the window around t, minus x_t (Yu et al. 2022, Eq. 4).
 
     Args:
         x: (B, T, D).
-        window: tokens with |s - t| <= (window - 1) / 2, window odd; causal: t - window + 1 .. t, any window. On a grid, window x window cells.
-        subtract: take x_t away, because the block adds it again.
+        window: tokens with |s - t| <= (window - 1) / 2, window odd; causal: t - window + 1 .. t, any window. On a grid,
+            window x window cells.
+        subtract: subtract x_t, because the block adds it again.
         grid: (H, W); tokens are its cells row by row.
         positions: (B, T) positions, or flat indices into the grid.
 
     Returns:
-        (B, T, D) in x's dtype; 0 where the window holds no live token. Time O(T window D), on a grid twice that; with positions O(T^2 D).
+        (B, T, D) in x's dtype; 0 where the window holds no valid token. Time O(T window D), on a grid twice that; with
+        positions O(T^2 D).
     """
     choose("pooling", backend, x)
     check_odd("pooling", window, causal)
@@ -53,7 +55,10 @@ def pooling(
 
 
 def windows(rows: Tensor, cols: Tensor, window: int, grid: tuple[int, ...] | None = None, *, causal: bool) -> Tensor:
-    """Which keys at cols (B, S) lie in the window of queries at rows (B, T): (B, T, S) of ones and zeros, float32."""
+    """Return which keys at cols (B, S) lie in the window of queries at rows (B, T).
+
+    (B, T, S) of ones and zeros, float32.
+    """
     ones = torch.ones(1, 1, 1, window, device=rows.device)
     if grid is None:
         return pair_weights(ones, rows, cols, centre_of(window, causal), causal=causal)[:, 0]
@@ -63,13 +68,13 @@ def windows(rows: Tensor, cols: Tensor, window: int, grid: tuple[int, ...] | Non
 
 
 def mean_of_pairs(inside: Tensor, v: Tensor, valid: Tensor) -> Tensor:
-    """The mean of v (B, S, D) over the live tokens (B, S, 1) inside."""
+    """Compute the mean of v (B, S, D) over the valid tokens (B, S, 1) inside."""
     inside = inside.to(v.dtype)
     return (inside @ clean(v)) / (inside @ valid).clamp_min(1.0) + over_pairs(inside != 0, marks(v)).to(v.dtype)
 
 
 def _box(v: Tensor, window: int, axis: int, causal: bool) -> Tensor:
-    """Sums over a window along one axis, as shifted additions: nothing cancels as in a difference of running sums."""
+    """Sum over a window along one axis by shifted additions, where nothing cancels, unlike in running sums."""
     n, centre = v.shape[axis], centre_of(window, causal)
     padded = F.pad(v, (0, 0) * (v.ndim - 1 - axis) + (centre, window - 1 - centre))
     total = padded.narrow(axis, 0, n)

@@ -1,4 +1,4 @@
-"""Reformer: attention among tokens that hash alike (Kitaev et al. 2020)."""
+"""Reformer: attention among tokens with equal hashes (Kitaev et al. 2020)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from .layout.masks import valid_mask
 from .sums.nonfinite import hides, honest
 from .sums.precision import exact, sum_dtype
 
-TINY = 1e-12  # added to a squared length, so that a vector of zeros has a direction of zeros
+TINY = 1e-12  # added to a squared length, so that a zero vector is normalised to zero
 
 
 def hash_buckets(q: Tensor, rotations: Tensor, *, heads: int) -> Tensor:
-    """h(x) = argmax([x R; -x R]) (Andoni et al. 2015): q (B, T, D), rotations (R, heads, e, n/2) -> (B, heads, R, T) in 0..n-1. Decided in float64."""
+    """Compute h(x) = argmax([x R; -x R]) (Andoni et al. 2015), decided in float64.
+
+    q (B, T, D), rotations (R, heads, e, n/2) -> (B, heads, R, T) in 0..n-1.
+    """
     turned = by_head(q.detach().double(), heads)[:, :, None] @ rotations.detach().double().transpose(0, 1)
     return torch.cat([turned, -turned], -1).argmax(-1)
 
@@ -37,26 +40,28 @@ def reformer(
     key_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """y_t = sum_s softmax_s(q_t . k_s / sqrt(e)) v_s over the tokens P_t that hash like t, with shared keys k_s = q_s / |q_s|; P_t holds t only if nothing
-    else.
+    """Compute y_t = sum_s softmax_s(q_t . k_s / sqrt(e)) v_s over the tokens P_t with the hash of t.
 
-    P_t is the union over the rounds of {s: same bucket, chunk of t minus chunk of s is 0 or 1}. A token's chunk is its rank in its bucket // ``chunk``, the
-    rank counting the live tokens of the bucket before it. With ``paper_form`` it is its place in the sort of all tokens by (bucket, time) // ``chunk``, as
-    published: there the borders depend on later tokens, also where ``causal``. The rounds are joined by log-sum-exp; a pair counts in the first round that has
-    it, which is the paper's division by N_ts.
+    Keys are shared, k_s = q_s / |q_s|; P_t holds t only if it holds nothing else. P_t is the union over the rounds of
+    {s: same bucket, chunk of t minus chunk of s is 0 or 1}. A token's chunk is its rank in its bucket // ``chunk``, the
+    rank counting the valid tokens of the bucket before it. With ``paper_form`` it is its place in the sort of all
+    tokens by (bucket, time) // ``chunk``, as published: there the borders depend on later tokens, even if ``causal``.
+    The rounds are joined by log-sum-exp; a pair counts in the first round that has it, which is the paper's division by
+    N_ts.
 
     Args:
         q: (B, T, D), queries and keys at once.
         v: (B, T, D).
         rotations: (rounds, heads, e, n/2) for n buckets.
-        buckets: (B, heads, rounds, T), taken instead of the hashes.
+        buckets: (B, heads, rounds, T), used instead of the hashes.
 
     Masked queries, and those with nothing to attend, give 0.
     """
     choose("reformer", backend, q)
     n = 2 * rotations.shape[-1]
     if q.shape[-1] % heads or rotations.shape[1:3] != (heads, q.shape[-1] // heads):
-        raise MixerError(f"reformer: heads={heads} and rotations of shape {tuple(rotations.shape)} do not fit q of width {q.shape[-1]}.")
+        shape = tuple(rotations.shape)
+        raise MixerError(f"reformer: heads={heads} and rotations {shape} do not fit q of width {q.shape[-1]}.")
     valid = valid_mask(q, key_mask)
     buckets = hash_buckets(q, rotations, heads=heads) if buckets is None else buckets
     qh, kh, vh = _prepared(q, v, valid, heads)
@@ -72,7 +77,7 @@ def reformer(
 
 
 def reformer_codes(buckets: Tensor, valid: Tensor, *, chunk: int, count: int, paper_form: bool = False) -> tuple[Tensor, Order]:
-    """Codes (B, H, R, T) whose difference is 0 or 1 where two tokens meet, and the order of each round."""
+    """Return codes (B, H, R, T) whose difference is 0 or 1 where two tokens meet, and the order of each round."""
     there = valid[:, None, None].expand_as(buckets)
     order = sort_by_bucket(buckets, there, count)
     number = torch.div(order.place if paper_form else order.rank, chunk, rounding_mode="floor")
@@ -81,7 +86,10 @@ def reformer_codes(buckets: Tensor, valid: Tensor, *, chunk: int, count: int, pa
 
 @exact
 def reformer_chunk(q: Tensor, keys: Tensor, values: Tensor, buckets: Tensor, valid: Tensor, *, heads: int, chunk: int, count: int) -> Tensor:
-    """The causal strict form for the last L tokens, q (B, L, D), over all S: keys (B, S, D) before their length is taken out, buckets (B, heads, R, S)."""
+    """Compute the causal strict form for the last L tokens, q (B, L, D), over all S.
+
+    keys (B, S, D) before normalisation to length 1, buckets (B, heads, R, S).
+    """
     L = q.shape[1]
     codes, _ = reformer_codes(buckets, valid, chunk=chunk, count=count)
 
@@ -94,7 +102,7 @@ def reformer_chunk(q: Tensor, keys: Tensor, values: Tensor, buckets: Tensor, val
 
 
 def _prepared(q: Tensor, v: Tensor, valid: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Scaled queries, keys of length 1 and values per head, in float32 or better, with zeros at masked tokens."""
+    """Return scaled queries, keys of length 1 and values per head, in float32 or better, zero at masked tokens."""
     wide = sum_dtype(q)
     q, v = (torch.where(valid[..., None], a.to(wide), 0.0) for a in (q, v))
     qh = by_head(q, heads)
@@ -102,5 +110,5 @@ def _prepared(q: Tensor, v: Tensor, valid: Tensor, heads: int) -> tuple[Tensor, 
 
 
 def _joined(total: Sums, own: Tensor, valid: Tensor) -> Tensor:
-    """The ratio, the token's own value where it met nothing else, 0 where it is masked; (B, T, D)."""
+    """Return the ratio, the token's own value where it met nothing else, 0 where it is masked; (B, T, D)."""
     return torch.where(valid[..., None], ratio(total, own).transpose(1, 2).flatten(2), 0.0)

@@ -1,11 +1,12 @@
-"""Random feature attention (Peng et al. 2021): trigonometric random features of unit queries and keys, with an optional recency gate.
+"""Random feature attention (Peng et al. 2021): trigonometric random features, with an optional recency gate.
 
-The gated recurrence S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t is a weighted sum: after t, key s weighs (1 - g_s) g_{s+1} ... g_t. The product up to t
-is common to all of them and cancels, so key s has the log-weight c_s = log(1 - g_s) - (log g_1 + ... + log g_s), and prefix sums under a running
-maximum of c do what the recurrence does, without a loop over time. Without a gate c = 0.
+Queries and keys have unit length. The gated recurrence S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t is a weighted sum:
+after t, key s weighs (1 - g_s) g_{s+1} ... g_t. The product up to t is common to all keys and cancels, so key s has the
+log-weight c_s = log(1 - g_s) - (log g_1 + ... + log g_s), and prefix sums under a running maximum of c compute the
+recurrence without a loop over time. Without a gate c = 0.
 
-Shapes: features fq (B, H, T, M'), fk (B, H, S, M' + 1) whose last one is 1 and sums the weights themselves, c (B, H, S, 1), v1 (B, H, S, e + 1).
-Everything is float64.
+Shapes: features fq (B, H, T, M'), fk (B, H, S, M' + 1) whose last one is 1 and sums the weights themselves,
+c (B, H, S, 1), v1 (B, H, S, e + 1). Everything is float64.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from .sums.precision import exact
 from .sums.softmax import FLOOR, MASKED_KEY, Sums, running_max
 
 RFA_FEATURES = ("gaussian", "arccos")
-SHORTEST = 1e-6  # queries and keys shorter than this are not stretched to unit length
+SHORTEST = 1e-6  # queries and keys shorter than this are not scaled to unit length
 Past = sums.Past  # m (B, H, 1), acc (B, H, e + 1, M' + 1)
 
 
 def check_feature(who: str, feature: str, eps: float) -> None:
-    """Refuse random features that do not exist, and denominators without a bound."""
+    """Refuse random features that do not exist, and denominators without a lower bound."""
     check_name(who, "feature", feature, RFA_FEATURES)
     check_eps(who, eps, zero=False)
 
@@ -50,16 +51,20 @@ def rfa(
     key_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """y_t = sum_s c_s (phi(q_t) . phi(k_s)) v_s / sum_s c_s phi(q_t) . phi(k_s) in each head, q and k of unit length (Section 3.1).
+    """Compute y_t = sum_s c_s (phi(q_t) . phi(k_s)) v_s / sum_s c_s phi(q_t) . phi(k_s) in each head.
 
-    ``gaussian``: phi(x) = [sin(w_i . x), cos(w_i . x)]_i / sqrt(M), w_i = sigma * projection_i, so that E[phi(q) . phi(k)] = exp(-|sigma (q - k)|^2 / 2).
-    ``arccos``: phi(x)_i = max(w_i . x, 0) sqrt(2 / M). c_s = 1, or with a gate what the module docstring says (RFA-Gate).
+    q and k have unit length (Section 3.1).
+    ``gaussian``: phi(x) = [sin(w_i . x), cos(w_i . x)]_i / sqrt(M), w_i = sigma * projection_i, so that
+        E[phi(q) . phi(k)] = exp(-|sigma (q - k)|^2 / 2).
+    ``arccos``: phi(x)_i = max(w_i . x, 0) sqrt(2 / M).
+    c_s = 1, or with a gate the weight given in the module docstring (RFA-Gate).
 
     Args:
         q: (B, T, H e). k, v: (B, S, H e).
         projection: (H, M, e). sigma: (H, e).
-        gate: logits (B, S, H) of g_s; a key that may not be attended passes the sums on unchanged.
-        eps: the least mean weight a denominator may have: estimates of a weight may be negative, and a denominator below eps sum_s c_s counts as that.
+        gate: logits (B, S, H) of g_s; a masked key passes the sums on unchanged.
+        eps: the least mean weight of a denominator. Estimates of a weight may be negative; a denominator below
+            eps sum_s c_s is raised to that.
 
     Returns:
         (B, T, H e) in q's dtype, exactly 0 where nothing may be attended. Time O(T M D).
@@ -91,18 +96,18 @@ def rfa_chunk(
     eps: float,
     key_mask: Tensor | None,
 ) -> tuple[Tensor, Past]:
-    """New tokens (B, L, H e) over the sums of all keys before them and each other: outputs, and the sums after them."""
+    """Mix new tokens (B, L, H e) over the sums of all earlier keys and each other: outputs, and the sums after them."""
 
     def form(q: Tensor, k: Tensor, v: Tensor, *gate: Tensor) -> tuple[Tensor, Past]:
         fq, (fk, v1, c, kept) = features(q, projection, sigma, feature), keys(k, v, projection, sigma, gate[0] if gate else None, feature, key_mask)
         y, (m, acc) = causal_read(fq, fk, v1, c, eps, past)
-        return sums.joined_heads(y, q), (m + kept, acc)  # the next chunk counts its gates from 0
+        return sums.joined_heads(y, q), (m + kept, acc)  # the next chunk sums its gates from 0
 
     return honest_chunk(form, q, k, v, *(() if gate is None else (gate,)), key_mask=key_mask)
 
 
 def features(x: Tensor, projection: Tensor, sigma: Tensor, feature: str) -> Tensor:
-    """phi(x), (B, H, T, M')."""
+    """Compute phi(x), (B, H, T, M')."""
     x = sums.wide_by_head(x, projection.shape[0])
     x = x / x.square().sum(-1, keepdim=True).clamp_min(SHORTEST**2).sqrt()
     z = (x * sigma.double()[:, None]) @ projection.double().transpose(-1, -2)
@@ -114,7 +119,7 @@ def features(x: Tensor, projection: Tensor, sigma: Tensor, feature: str) -> Tens
 def keys(
     k: Tensor, v: Tensor, projection: Tensor, sigma: Tensor, gate: Tensor | None, feature: str, key_mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """fk, v1, the log-weights c, and the sum (B, H, 1) of log g over the keys that may be attended."""
+    """Return fk, v1, the log-weights c, and the sum (B, H, 1) of log g over the valid keys."""
     fk = F.pad(features(zero_masked(k, key_mask), projection, sigma, feature), (0, 1), value=1.0)
     v1 = sums.with_ones(zero_masked(v, key_mask), projection.shape[0])
     if gate is None:
@@ -126,26 +131,32 @@ def keys(
 
 
 def over_keys(fk: Tensor, v1: Tensor, c: Tensor) -> Sums:
-    """The sums over all keys: m (..., 1, 1), acc (..., 1, e + 1, M' + 1)."""
+    """Sum over all keys: m (..., 1, 1), acc (..., 1, e + 1, M' + 1)."""
     m = c.detach().amax(-2, keepdim=True).clamp_min(FLOOR)
     acc = (v1 * torch.exp(c - m)).transpose(-1, -2) @ fk
     return Sums(m, torch.zeros_like(m), acc[..., None, :, :])
 
 
 def read(fq: Tensor, s: Sums, eps: float) -> Tensor:
-    """Every query over the same sums."""
+    """Read the same sums with every query."""
     acc = s.acc.squeeze(-3)
     return safe_ratio(fq @ acc[..., :-1].transpose(-1, -2), acc[..., -1:, -1:], eps)
 
 
 def safe_ratio(total: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Numerator over denominator of (..., T, e + 1), the latter at least eps times the weight of all keys (..., T or 1, 1); 0 where that is 0."""
+    """Divide numerator by denominator of (..., T, e + 1); 0 where the weight is 0.
+
+    The denominator is at least eps times the weight of all keys (..., T or 1, 1).
+    """
     den = torch.maximum(total[..., -1:], eps * weight)
     return total[..., :-1] / torch.where(weight > 0, den, 1.0)
 
 
 def causal_read(fq: Tensor, fk: Tensor, v1: Tensor, c: Tensor, eps: float, past: Past | None = None) -> tuple[Tensor, Past]:
-    """Query t over ``past`` and keys 0..t, and the sums after the last key, block by block as in ``_kernel_sums``."""
+    """Read ``past`` and keys 0..t with query t, and return the sums after the last key.
+
+    This works block by block, as in ``sums.features``.
+    """
     T = fq.shape[-2]
     (qb, kb, vb), cb = sums.in_blocks((fq, fk, v1), 0.0), sums.in_blocks((c,), MASKED_KEY)[0]
     before, last = sums.prefix_of_blocks(cb, lambda top, rise: (vb * torch.exp(cb - top + rise)).transpose(-1, -2) @ kb, past)
@@ -153,7 +164,7 @@ def causal_read(fq: Tensor, fk: Tensor, v1: Tensor, c: Tensor, eps: float, past:
 
 
 def _leaf(fq: Tensor, fk: Tensor, v1: Tensor, c: Tensor, before: Sums, eps: float) -> Tensor:
-    """Each block's queries over the sums before the block and over its own keys up to theirs: (..., n, size, e)."""
+    """Read the sums before each block and the block's own keys up to the query: (..., n, size, e)."""
     top = torch.maximum(running_max(c.detach()), before.m).clamp_min(FLOOR)
     unseen = torch.ones(c.shape[-2], c.shape[-2], dtype=torch.bool, device=c.device).triu(1)
     weight = torch.exp((c.transpose(-1, -2) - top).masked_fill(unseen, float("-inf")))
@@ -167,6 +178,7 @@ def _check(q, k, v, projection, sigma, gate, heads, causal, key_mask) -> None:
     check_qkv("rfa", q, k, v, heads, causal, key_mask)
     e = q.shape[2] // heads
     if projection.ndim != 3 or projection.shape[0] != heads or projection.shape[2] != e or sigma.shape != (heads, e):
-        raise MixerError(f"rfa: expects projection ({heads}, M, {e}) and sigma ({heads}, {e}), got {tuple(projection.shape)} and {tuple(sigma.shape)}.")
+        shapes = f"{tuple(projection.shape)} and {tuple(sigma.shape)}"
+        raise MixerError(f"rfa: expects projection ({heads}, M, {e}) and sigma ({heads}, {e}), got {shapes}.")
     if gate is not None and gate.shape != (*k.shape[:2], heads):
         raise MixerError(f"rfa: expects a gate of shape {(*k.shape[:2], heads)}, got {tuple(gate.shape)}.")

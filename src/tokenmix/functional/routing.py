@@ -18,27 +18,33 @@ TINY = 1e-12  # added to the squared length of a centroid
 
 
 def on_sphere(q: Tensor, heads: int) -> Tensor:
-    """LayerNorm without affine in each head, the paper's proxy for the unit sphere, in float64: (B, T, D) -> (B, heads, T, e), of length sqrt(e)."""
+    """Apply LayerNorm without affine in each head, the paper's proxy for the unit sphere, in float64.
+
+    (B, T, D) -> (B, heads, T, e), of length sqrt(e).
+    """
     x = by_head(q.double(), heads)
     x = x - x.mean(-1, keepdim=True)
     return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt()
 
 
 def closeness(x: Tensor, centroids: Tensor) -> Tensor:
-    """x_t . mu_c / |mu_c|, undifferentiated: x (B, heads, T, e), centroids (heads, k, e) -> (B, heads, k, T)."""
+    """Compute x_t . mu_c / |mu_c|, detached: x (B, heads, T, e), centroids (heads, k, e) -> (B, heads, k, T)."""
     mu = centroids.detach().double()
     return (mu * (mu.square().sum(-1, keepdim=True) + TINY).rsqrt()) @ x.detach().transpose(-1, -2)
 
 
 def nearest_clusters(q: Tensor, centroids: Tensor, *, heads: int) -> Tensor:
-    """The cluster of each token, (B, heads, T)."""
+    """Return the cluster of each token, (B, heads, T)."""
     return closeness(on_sphere(q, heads), centroids).argmax(2)
 
 
 def top_tokens(q: Tensor, centroids: Tensor, valid: Tensor, *, heads: int, window: int) -> Tensor:
-    """The ``window`` live tokens closest to each centroid, the earlier of two equal ones first, (B, heads, k, min(window, T)); dead ones come last."""
+    """Return the ``window`` valid tokens closest to each centroid, (B, heads, k, min(window, T)).
+
+    Of two equally close tokens the earlier comes first; masked tokens come last.
+    """
     close = torch.where(valid[:, None, None], closeness(on_sphere(q, heads), centroids), float("-inf"))
-    if torch.compiler.is_exporting():  # ONNX has no stable sort; its TopK takes the earlier of two equal ones too
+    if torch.compiler.is_exporting():  # ONNX has no stable sort; its TopK also takes the earlier of two equal values
         return close.topk(min(window, close.shape[-1]), -1).indices
     return close.sort(dim=-1, descending=True, stable=True).indices[..., :window]
 
@@ -58,12 +64,15 @@ def routing(
     key_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """y_t = sum_s softmax_s(x_t . x_s / sqrt(e)) v_s over tokens routed like t; x is LayerNorm(q) in each head, queries and keys at once.
+    """Compute y_t = sum_s softmax_s(x_t . x_s / sqrt(e)) v_s over tokens routed like t.
 
-    ``causal``: a token belongs to the centroid nearest by angle, and attends itself and the live tokens of its cluster before it, the last ``window`` in all.
-    Otherwise, and where ``paper_form`` (Alg. 1): each centroid takes the ``window`` live tokens nearest to it, and these attend each other, in order if
-    ``causal``. A token that several take gets the mean of its outputs, one that none takes 0. This form looks ahead also where ``causal``: whether a centroid
-    takes a token depends on later ones.
+    x is LayerNorm(q) in each head, queries and keys at once.
+    ``causal``: a token belongs to the centroid nearest by angle, and attends itself and the valid tokens of its cluster
+        before it, the last ``window`` in all.
+    Otherwise, and with ``paper_form`` (Alg. 1): each centroid takes the ``window`` valid tokens nearest to it, and
+        these attend each other, in order if ``causal``. A token that several take gets the mean of its outputs, one
+        that none takes 0. This form looks ahead even if ``causal``: whether a centroid takes a token depends on later
+        ones.
 
     Args:
         q: (B, T, D).
@@ -75,7 +84,8 @@ def routing(
     """
     choose("routing", backend, q)
     if q.shape[-1] % heads or centroids.shape[::2] != (heads, q.shape[-1] // heads):
-        raise MixerError(f"routing: heads={heads} and centroids of shape {tuple(centroids.shape)} do not fit q of width {q.shape[-1]}.")
+        shape = tuple(centroids.shape)
+        raise MixerError(f"routing: heads={heads} and centroids {shape} do not fit q of width {q.shape[-1]}.")
     valid = valid_mask(q, key_mask)
     xh, kh, vh = _prepared(q, v, valid, heads)
     if paper_form or not causal:
@@ -93,7 +103,10 @@ def routing(
 
 @exact
 def routing_chunk(q: Tensor, keys: Tensor, values: Tensor, clusters: Tensor, valid: Tensor, *, heads: int, window: int, count: int) -> Tensor:
-    """The causal strict form for the last L tokens, q (B, L, D), over all S: keys (B, S, D) before LayerNorm, clusters (B, heads, S)."""
+    """Compute the causal strict form for the last L tokens, q (B, L, D), over all S.
+
+    keys (B, S, D) before LayerNorm, clusters (B, heads, S).
+    """
     L = q.shape[1]
     there = valid[:, None].expand_as(clusters)
     codes = coded(clusters, sort_by_bucket(clusters, there, count).rank, there, keys.shape[1] + window)
@@ -108,14 +121,14 @@ def routing_chunk(q: Tensor, keys: Tensor, values: Tensor, clusters: Tensor, val
 
 
 def _prepared(q: Tensor, v: Tensor, valid: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Scaled queries, keys and values per head, in float32 or better, with zeros at masked tokens."""
+    """Return scaled queries, keys and values per head, in float32 or better, with zeros at masked tokens."""
     q, v = (torch.where(valid[..., None], a, 0.0) for a in (q, v))
     x = on_sphere(q, heads).to(sum_dtype(q))
     return x * x.shape[-1] ** -0.5, x, by_head(v.to(x.dtype), heads)
 
 
 def _balanced(q: Tensor, k: Tensor, v: Tensor, valid: Tensor, chosen: Tensor, *, causal: bool) -> Tensor:
-    """Attention inside each centroid's tokens, chosen (B, H, k, w), and back to the tokens: (B, H, T, e)."""
+    """Attend inside each centroid's tokens, chosen (B, H, k, w), and return to token order: (B, H, T, e)."""
     picked = valid[:, None, None].expand(*chosen.shape[:3], -1).gather(3, chosen)
     at = chosen.flatten(2)[..., None].expand(-1, -1, -1, q.shape[-1])
     qc, kc, vc = (a.gather(2, at).unflatten(2, chosen.shape[2:]) for a in (q, k, v))

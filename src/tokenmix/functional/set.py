@@ -1,4 +1,4 @@
-"""Attention through induced points (Set Transformer, Lee et al. 2019, Eq. 10): two attentions with m learned points between them."""
+"""Attention through induced points (Set Transformer, Lee et al. 2019, Eq. 10): two attentions with m learned points."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ def induced_set(
     key_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """y = attention(q, W_k h, W_v h) with h = attention(points, k, v), each of ``heads`` heads.
+    """Compute y = attention(q, W_k h, W_v h) with h = attention(points, k, v), each of ``heads`` heads.
 
     Args:
         q: (B, T, D). k, v: (B, S, D).
         points: (m, D), the queries of the first attention.
         maps: (W_k, W_v), or (W_k, W_v, b_k, b_v): the keys and values of the second attention.
-        block: empty, or (g_1, c_1, W, b, g_2, c_2): then h = LN_2(a + relu(W a + b)), a = LN_1(points + attention), with gains g and shifts c.
+        block: empty, or (g_1, c_1, W, b, g_2, c_2): then h = LN_2(a + relu(W a + b)), a = LN_1(points + attention),
+            with gains g and shifts c.
 
-    With no key to attend the result is exactly 0. The m rows of h are computed in float64. Time O((T + S) m D). No position enters.
+    With no key to attend the result is exactly 0. The m rows of h are computed in float64. Time O((T + S) m D).
+    Positions are not used.
     """
     if q.shape[-1] % heads or points.shape[-1] != q.shape[-1]:
         raise MixerError(f"induced_set: heads={heads} must divide D={q.shape[-1]}, the width of points {tuple(points.shape)}.")
@@ -50,7 +52,7 @@ def induced_set(
 
 @exact
 def induced(k: Tensor, v: Tensor, points: Tensor, block: tuple[Tensor, ...], *, heads: int, key_mask: Tensor | None) -> Tensor:
-    """The induced points' summary h (B, m, D) of the keys and values, float64."""
+    """Compute the induced points' summary h (B, m, D) of the keys and values, float64."""
     asked = points.double().expand(k.shape[0], -1, -1)
     h = attention(asked, zero_masked(k, key_mask).double(), v.double(), heads=heads, key_mask=key_mask)
     if not block:

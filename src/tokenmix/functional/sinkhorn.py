@@ -1,7 +1,8 @@
-"""Sparse Sinkhorn attention: each block attends itself and the block that a learned soft permutation brings to it (Tay et al. 2020).
+"""Sparse Sinkhorn attention (Tay et al. 2020).
 
-Tokens are laid out as (block, place in it); absent and masked ones leave holes, which weigh nothing. Blocks without a live token do not exist. Everything
-about the permutation, small as it is, is float64.
+Each block attends itself and the block that a learned soft permutation brings to it. Tokens are laid out as (block,
+offset in it); absent and masked ones leave holes, which weigh nothing. Blocks without a valid token do not exist.
+Everything about the permutation, which is small, is float64.
 """
 
 from __future__ import annotations
@@ -23,26 +24,32 @@ from .sums.precision import exact, sum_dtype
 
 
 class Layout(NamedTuple):
-    """Block number of each token (B, T); its slot = block * size + place (B, T), the masked ones at the end; whether a slot holds a live token (B, N, size)."""
+    """Hold the block number of each token (B, T), its slot, and which slots hold a valid token (B, N, size).
+
+    slot = block * size + offset (B, T), with the masked tokens at the end.
+    """
 
     number: Tensor
     slot: Tensor
     there: Tensor
 
     def put(self, a: Tensor) -> Tensor:
-        """(B, H, T, e) -> (B, H, N, size, e), 0 in holes."""
+        """Arrange (B, H, T, e) as (B, H, N, size, e), 0 in holes."""
         N, size = self.there.shape[1:]
         at = self.slot[:, None, :, None].expand(-1, *a.shape[1:2], -1, a.shape[-1])
         return a.new_zeros(*a.shape[:2], N * size + 1, a.shape[-1]).scatter(2, at, a)[:, :, :-1].unflatten(2, (N, size))
 
     def take(self, a: Tensor) -> Tensor:
-        """And back, with 0 for masked tokens."""
+        """Undo ``put``, with 0 for masked tokens."""
         flat = F.pad(a.flatten(2, 3), (0, 0, 0, 1))
         return flat.gather(2, self.slot[:, None, :, None].expand(-1, *a.shape[1:2], -1, a.shape[-1]))
 
 
 def lay_out(positions: Tensor, valid: Tensor, *, block: int, count: int) -> Layout:
-    """Blocks are position // ``block``, numbered without gaps over those that hold a live token; positions and live (B, T)."""
+    """Lay out the tokens in blocks; positions and valid (B, T).
+
+    A block is position // ``block``; blocks are numbered without gaps over those that hold a valid token.
+    """
     key = torch.div(positions, block, rounding_mode="floor")
     ordered, token = torch.where(valid, key, torch.iinfo(torch.int64).max).sort(1)
     new = F.pad((ordered[:, 1:] != ordered[:, :-1]).long(), (min(1, key.shape[1]), 0))
@@ -71,25 +78,26 @@ def sinkhorn(
     key_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """y_t = sum_s softmax_s(q_t . k_s / sqrt(e)) v_s over the tokens of t's own block i and the b keys and values sum_j P_ij (K_j, V_j) of its sorted block.
+    """Compute y_t = sum_s softmax_s(q_t . k_s / sqrt(e)) v_s over t's own block i and its sorted block.
 
-    P = exp of ``iterations`` times (rows, then columns) of R normalised in logs; R_ij = mean of Q_i^T A mean of K_j / (sqrt(e) temperature), A = ``sorting``.
-    ``causal``: j < i only; the mean of Q_i is that of all blocks before i; and columns are normalised by their rows up to i, so that row i hangs on blocks
-    before it alone. ``sortcut`` = n: every query attends the first n sorted blocks and nothing else (not causal).
+    The sorted block holds the b keys and values sum_j P_ij (K_j, V_j). P = exp of ``iterations`` times (rows, then
+    columns) of R normalised in logs; R_ij = mean of Q_i^T A mean of K_j / (sqrt(e) temperature), A = ``sorting``.
+    ``causal``: j < i only; the mean of Q_i is that of all blocks before i; and columns are normalised by their rows up
+    to
+        i, so that row i depends on blocks before it alone.
+    ``sortcut`` = n: every query attends the first n sorted blocks and nothing else (not causal).
 
     Args:
-        q, k, v: (B, T, D).
-        sorting: (heads, e, e).
-        gumbel: add Gumbel noise to R, for training.
-        positions: (B, T), rising; blocks are cut by them. Default: index minus index of the row's first True.
+        q, k, v: (B, T, D). sorting: (heads, e, e). gumbel: add Gumbel noise to R, for training.
+        positions: (B, T), increasing; they determine the blocks. Default: index minus index of the row's first True.
 
     Masked queries, and those with nothing to attend, give 0.
     """
     choose("sinkhorn", backend, q)
     if q.shape[-1] % heads or sorting.shape != (heads, q.shape[-1] // heads, q.shape[-1] // heads):
-        raise MixerError(f"sinkhorn: heads={heads} and sorting of shape {tuple(sorting.shape)} do not fit q of width {q.shape[-1]}.")
+        raise MixerError(f"sinkhorn: heads={heads} and sorting {tuple(sorting.shape)} do not fit q {tuple(q.shape)}.")
     if causal and sortcut is not None:
-        raise MixerError(f"sinkhorn: sortcut={sortcut} lets every query see the whole sequence; it has no causal form.")
+        raise MixerError(f"sinkhorn: sortcut={sortcut} has no causal form, since every query sees the whole sequence.")
     valid, T = valid_mask(q, key_mask), q.shape[1]
     if positions is None:
         index = torch.arange(T, device=q.device).expand(q.shape[:2])
@@ -100,7 +108,8 @@ def sinkhorn(
     qs, ks, vs = (layout.put(a) for a in prepared(q, k, v, valid, heads))
     P, some = permutation(qs, ks, sorting, layout.there, iterations=iterations, temperature=temperature, gumbel=gumbel, causal=causal)
     keys, values = (torch.einsum("bhij,bhjue->bhiue", P.to(a.dtype), a).to(a.dtype) for a in (ks, vs))
-    held = (some.to(torch.float32) @ layout.there.to(torch.float32)) > 0  # (B, N, size): a slot of the sorted block that some live token fills
+    # (B, N, size): the slots of the sorted block that some valid token fills
+    held = (some.to(torch.float32) @ layout.there.to(torch.float32)) > 0
     queries = qs * qs.shape[-1] ** -0.5
     if sortcut is None:
         y = _own_and_sorted(queries, (ks, vs, layout.there), (keys, values, held), causal=causal)
@@ -111,7 +120,7 @@ def sinkhorn(
 
 
 def prepared(q: Tensor, k: Tensor, v: Tensor, valid: Tensor, heads: int) -> list[Tensor]:
-    """Per head, in float32 or better, with zeros at masked tokens."""
+    """Return the tensors per head, in float32 or better, with zeros at masked tokens."""
     wide = sum_dtype(q)
     return [by_head(torch.where(valid[..., None], a.to(wide), 0.0), heads) for a in (q, k, v)]
 
@@ -119,7 +128,10 @@ def prepared(q: Tensor, k: Tensor, v: Tensor, valid: Tensor, heads: int) -> list
 def permutation(
     q: Tensor, k: Tensor, sorting: Tensor, there: Tensor, *, iterations: int, temperature: float, gumbel: bool, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """P (B, H, N, N) from queries and keys in slots (B, H, N, size, e), and which blocks may be sorted where (B, N, N). Row i: what is brought to block i."""
+    """Compute P (B, H, N, N) from queries and keys in slots (B, H, N, size, e).
+
+    Also returns which blocks may be sorted where (B, N, N). Row i: what is brought to block i.
+    """
     filled = there.sum(-1)[:, None, :, None].double()
     sums, counts = q.double().sum(-2), filled
     if causal:
@@ -140,13 +152,16 @@ def permutation(
 
 
 def _log_sum(X: Tensor, dim: int) -> Tensor:
-    """log sum exp, finite also where everything is LOWEST."""
+    """Compute log sum exp, finite even where everything is LOWEST."""
     m = X.detach().amax(dim, keepdim=True) if X.numel() else X.sum(dim, keepdim=True)
     return m + torch.log(torch.exp(X - m).sum(dim, keepdim=True).clamp_min(1e-300))
 
 
 def _log_prefix_sums(X: Tensor) -> Tensor:
-    """log of the sum of exp over rows 0..i, for each row i: pairs at distance 1, 2, 4, ..., each with its own maximum, so no row sees a later one."""
+    """Compute the log of the sum of exp over rows 0..i, for each row i.
+
+    Rows at distance 1, 2, 4, ... are paired, each pair under its own maximum, so no row sees a later one.
+    """
     step = 1
     while step < X.shape[-2]:
         before = F.pad(X[..., :-step, :], (0, 0, step, 0), value=LOWEST)
@@ -157,7 +172,10 @@ def _log_prefix_sums(X: Tensor) -> Tensor:
 
 
 def _own_and_sorted(q: Tensor, own: tuple[Tensor, Tensor, Tensor], brought: tuple[Tensor, Tensor, Tensor], *, causal: bool) -> Tensor:
-    """Each block's queries (B, H, N, b, e) over its own keys and values and those brought to it, each given with the slots that count (B, N, b)."""
+    """Attend from each block's queries (B, H, N, b, e) to its own keys and values and those brought to it.
+
+    Each is given with the slots that count (B, N, b).
+    """
     size = q.shape[3]
     k, v = (torch.cat(pair, 3) for pair in zip(own[:2], brought[:2], strict=True))
     near = torch.ones(size, size, dtype=torch.bool, device=q.device)
@@ -182,14 +200,16 @@ def sinkhorn_chunk(
     iterations: int,
     temperature: float,
 ) -> Tensor:
-    """The causal form for the ``last`` tokens of a history (B, S, D) of at most ``count`` blocks; positions (B, S). Sorted blocks are mixed for these tokens
-    only."""
+    """Compute the causal form for the ``last`` tokens of a history (B, S, D) of at most ``count`` blocks.
+
+    positions (B, S). Sorted blocks are mixed for these tokens only.
+    """
     sizes = {"last": last, "count": count, "heads": heads, "block": block, "iterations": iterations, "temperature": temperature}
     return honest(partial(_chunk, sorting, valid, positions, sizes), None, q, k, v, causal=True, key_mask=valid)
 
 
 def _chunk(sorting: Tensor, valid: Tensor, positions: Tensor, sizes: dict[str, Any], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """``sinkhorn_chunk`` where everything is finite."""
+    """Compute ``sinkhorn_chunk`` when everything is finite."""
     last, count, heads, block, iterations, temperature = sizes.values()
     layout = lay_out(positions, valid, block=block, count=count)
     qh, kh, vh = prepared(q, k, v, valid, heads)

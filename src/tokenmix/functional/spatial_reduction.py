@@ -1,4 +1,7 @@
-"""Spatial-reduction attention (Pyramid Vision Transformer, Wang et al. 2021, Eqs. 1 to 3): keys and values from cells of R^n tokens. Bidirectional only."""
+"""Spatial-reduction attention (Pyramid Vision Transformer, Wang et al. 2021, Eqs. 1 to 3).
+
+Keys and values come from cells of R^n tokens. Bidirectional only.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ def spatial_reduction(
     key_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """y = attention(q, W_k r + b_k, W_v r + b_v) with r = LayerNorm(conv(v)), kernel = stride = R along each axis of the grid.
+    """Compute y = attention(q, W_k r + b_k, W_v r + b_v) with r = LayerNorm(conv(v)).
+
+    The convolution has kernel = stride = R along each axis of the grid.
 
     Args:
         q: (B, T, D).
@@ -40,11 +45,13 @@ def spatial_reduction(
         conv: (W (D, D, R, ..), b (D,)), one axis of R for each of the grid; empty: no reduction, r = v.
         norm: (gain, shift) of the LayerNorm, eps 1e-5; empty without a reduction.
         k_map, v_map: (W (D, D), b (D,)), or (W,).
-        grid: the sizes of the grid of the tokens after the first ``prefix``, which are keys as they are. None: one axis, positions of the row.
-        positions: (B, T) indices into the prefix and the flattened grid when tokens were dropped or moved.
+        grid: the sizes of the grid of the tokens after the first ``prefix``; prefix tokens are keys as they are. None:
+            one axis, positions of the row.
+        positions: (B, T) indices into the prefix and the flattened grid if tokens were dropped or moved.
 
-    Sizes that R does not divide are filled with zeros, and so are masked tokens; a cell without a live token is no key. r, keys and values are float64
-    until the attention. Time O(T D (D + T / R^n)), with explicit positions O(T^2 D).
+    Sizes that R does not divide are padded with zeros, and masked tokens count as zeros; a cell without a valid token
+    is no key. r, keys and values are float64 until the attention. Time O(T D (D + T / R^n)), with explicit positions
+    O(T^2 D).
     """
     _check(q, v, conv, norm, heads, grid, prefix)
     if q.shape[1] == 0:
@@ -57,7 +64,7 @@ def spatial_reduction(
 
 @exact
 def reduced(v, conv, norm, grid, prefix: int, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The rows r (B, n, D) that keys and values are made from, float64, and which of them may be attended."""
+    """Return the rows r (B, n, D) that keys and values are made from, float64, and which of them may be attended."""
     if not conv:
         return zero_masked(v, key_mask).double(), key_mask
     weight, bias = conv
@@ -76,7 +83,7 @@ def reduced(v, conv, norm, grid, prefix: int, positions: Tensor | None, key_mask
 
 
 def _scattered(v, weight, bias, norm, grid, prefix: int, positions: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """One row for each token; those of the last token of a cell, and of live prefix tokens, may be attended."""
+    """Return one row per token; the last valid token of each cell, and valid prefix tokens, may be attended."""
     index = positions - prefix
     on_grid = index >= 0
     valid = torch.ones_like(on_grid) if key_mask is None else key_mask
@@ -88,7 +95,7 @@ def _scattered(v, weight, bias, norm, grid, prefix: int, positions: Tensor, key_
 
 
 def _cells(index: Tensor, grid: tuple[int, ...] | None, size: int, axes: int) -> tuple[Tensor, Tensor]:
-    """The cell each flat index stands in, and its tap there; looked up on grids."""
+    """Return the cell of each flat index, and its tap there; looked up on grids."""
     if axes == 1 or grid is None:
         return cells_of(index, size)
     lines = torch.meshgrid(*(torch.arange(n, device=index.device) for n in grid), indexing="ij")
@@ -107,12 +114,13 @@ def _normal(rows: Tensor, norm: tuple[Tensor, ...]) -> Tensor:
 def _check(q: Tensor, v: Tensor, conv: tuple[Tensor, ...], norm: tuple[Tensor, ...], heads: int, grid: tuple[int, ...] | None, prefix: int) -> None:
     D = q.shape[-1]
     if D % heads or v.shape != q.shape:
-        raise MixerError(f"spatial_reduction: expects q and v alike and heads={heads} to divide D={D}, got {tuple(q.shape)}, {tuple(v.shape)}.")
+        shapes = f"{tuple(q.shape)} and {tuple(v.shape)}"
+        raise MixerError(f"spatial_reduction: expects q and v of one shape, with heads={heads} dividing D={D}, got {shapes}.")
     if len(conv) not in (0, 2) or len(norm) != len(conv):
-        raise MixerError(f"spatial_reduction: conv and norm are two tensors each, or none, got {len(conv)} and {len(norm)}.")
+        raise MixerError(f"spatial_reduction: expects conv and norm of two tensors each, or none, got {len(conv)} and {len(norm)}.")
     if conv and conv[0].shape != (D, D, *[conv[0].shape[-1]] * (conv[0].ndim - 2)):
         raise MixerError(f"spatial_reduction: expects a weight {(D, D)} with equal kernel sizes, got {tuple(conv[0].shape)}.")
     if conv and len(grid or (0,)) != conv[0].ndim - 2:
-        raise MixerError(f"spatial_reduction: a {conv[0].ndim - 2}-D kernel needs a grid of as many sizes, got grid={grid}.")
+        raise MixerError(f"spatial_reduction: a {conv[0].ndim - 2}-D kernel needs a grid with one size per axis, got grid={grid}.")
     if grid is None and prefix:
-        raise MixerError(f"spatial_reduction: got prefix={prefix} without a grid.")
+        raise MixerError(f"spatial_reduction: got prefix={prefix} without a grid; give a grid or prefix=0.")

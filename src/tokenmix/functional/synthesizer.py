@@ -1,7 +1,8 @@
-"""The Synthesizer (Tay et al. 2020, ICML 2021): softmax over logits that no query and key make, alone or mixed with others.
+"""The Synthesizer (Tay et al. 2020, ICML 2021): softmax over logits made without queries and keys, alone or mixed.
 
-Layout (B, T, D). H heads; a table with 1 in place of H is shared by all heads. N is the number of positions a table covers: a row of the logits belongs to
-the query's position and a column to the key's. Logits, softmax and sums run in float32 or better. Synthetic logits are not scaled by 1 / sqrt(d).
+Layout (B, T, D). H heads; a table with 1 in place of H is shared by all heads. N is the number of positions a table
+covers: a row of the logits belongs to the query's position and a column to the key's. Logits, softmax and sums run in
+float32 or better. Synthetic logits are not scaled by 1 / sqrt(d).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .sums.nonfinite import hides
 from .sums.precision import at_least_float32, exact
 
 Tables = tuple[Tensor, ...]
-Positions = Any  # an int n: the positions 0..n-1 in every row; or a Tensor (B, n) of positions
+Positions = Any  # an int n, meaning positions 0..n-1 in every row, or a Tensor (B, n) of positions
 JOINS = ("softmax", "gated", "plus")
 
 
@@ -37,20 +38,22 @@ def synthesize(
     attn_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Y = softmax(B) G(X) in each head: the last step of every Synthesizer, for logits from anywhere.
+    """Compute Y = softmax(B) G(X) in each head: the last step of every Synthesizer, for logits from any source.
 
     Args:
-        logits: B of the paper, (B, H, T, S); or (H, T, S) where every row of the batch has the same: then, without masks of single rows,
-            the softmax is taken once for the whole batch.
+        logits: B of the paper, (B, H, T, S); or (H, T, S) if all rows of the batch share them: then, without masks of
+            single rows, the softmax is computed once for the whole batch.
         v: G(X), (B, S, H * e).
 
     Returns:
-        (B, T, H * e) in v's dtype; exactly 0 for a query with nothing to attend. ``causal`` with T < S lets the last query see every key.
+        (B, T, H * e) in v's dtype; exactly 0 for a query with nothing to attend. ``causal`` with T < S lets the last
+        query see every key.
     """
     choose("synthesize", backend, v)
     T, S, H = logits.shape[-2], logits.shape[-1], logits.shape[-3]
     if v.ndim != 3 or logits.ndim not in (3, 4) or v.shape[1] != S or v.shape[2] % H or (causal and T > S):
-        raise MixerError(f"synthesize: expects logits (B, H, T, S) or (H, T, S) and v (B, S, H * e), got {tuple(logits.shape)} and {tuple(v.shape)}.")
+        shapes = f"{tuple(logits.shape)} and {tuple(v.shape)}"
+        raise MixerError(f"synthesize: expects logits (B, H, T, S) or (H, T, S) and v (B, S, H * e), got {shapes}.")
     values = at_least_float32(v)
     logits = logits.to(values.dtype)
     some = None
@@ -70,7 +73,7 @@ def synthesize(
 
 @exact
 def dense_logits(q: Tensor, dense: Tables, rows: Positions, cols: Positions, *, rectify: bool = True) -> Tensor:
-    """B_i = W2 relu(q_i) + b2 with q = W1 x + b1; dense is (W2,) or (W2, b2), (H, e, N) and (H, N). Gives (B, H, T, S); row i depends on token i alone."""
+    """Compute B_i = W2 relu(q_i) + b2, (B, H, T, S), q = W1 x + b1; dense is (W2,) or (W2, b2): (H, e, N), (H, N)."""
     hidden = _hidden(q, dense[0].shape[-2], rectify)
     keep = slice(None) if isinstance(cols, Tensor) else slice(0, cols)
     return _columns(_mapped(hidden, *(a[..., keep] for a in dense)), cols)
@@ -78,7 +81,7 @@ def dense_logits(q: Tensor, dense: Tables, rows: Positions, cols: Positions, *, 
 
 @exact
 def random_logits(q: Tensor, random: Tables, rows: Positions, cols: Positions) -> Tensor:
-    """B = R; random is (R,), (H, N, N). Gives (H, T, S) for positions counted from 0, else (B, H, T, S). q is not read."""
+    """Return B = R; random is (R,), (H, N, N). q is not read. (H, T, S) for positions from 0, else (B, H, T, S)."""
     (table,) = random
     if isinstance(rows, Tensor):
         return table[:, rows[:, :, None], cols[:, None, :]].transpose(0, 1)
@@ -87,10 +90,10 @@ def random_logits(q: Tensor, random: Tables, rows: Positions, cols: Positions) -
 
 @exact
 def factorized_dense_logits(q: Tensor, factorized_dense: Tables, rows: Positions, cols: Positions, *, rectify: bool = True) -> Tensor:
-    """C_i[j] = A_i[j mod a] B_i[j div a] with A = W_A relu(q) + b_A and B = W_B relu(q) + b_B.
+    """Compute C_i[j] = A_i[j mod a] B_i[j div a] with A = W_A relu(q) + b_A and B = W_B relu(q) + b_B.
 
-    factorized_dense is (W_A, W_B) or (W_A, W_B, b_A, b_B): (H, e, a), (H, e, b), (H, a), (H, b) with a b >= N. One factor is tiled and the other repeated,
-    so that all N logits differ. Gives (B, H, T, S).
+    factorized_dense is (W_A, W_B) or (W_A, W_B, b_A, b_B): (H, e, a), (H, e, b), (H, a), (H, b) with a b >= N. One
+    factor is tiled and the other repeated, so that all N logits differ. Returns (B, H, T, S).
     """
     hidden = _hidden(q, factorized_dense[0].shape[-2], rectify)
     of_a, of_b = factorized_dense[::2], factorized_dense[1::2]
@@ -102,9 +105,9 @@ def factorized_dense_logits(q: Tensor, factorized_dense: Tables, rows: Positions
 
 @exact
 def factorized_random_logits(q: Tensor, factorized_random: Tables, rows: Positions, cols: Positions) -> Tensor:
-    """B = R1 R2^T; factorized_random is (R1, R2), each (H, N, k). Shapes as in ``random_logits``."""
-    pairs = zip(factorized_random, (rows, cols), strict=True)
-    r1, r2 = (r[:, at].transpose(0, 1) if isinstance(at, Tensor) else r[:, :at] for r, at in ((at_least_float32(r), at) for r, at in pairs))
+    """Compute B = R1 R2^T; factorized_random is (R1, R2), each (H, N, k). Shapes as in ``random_logits``."""
+    pairs = zip(map(at_least_float32, factorized_random), (rows, cols), strict=True)
+    r1, r2 = (r[:, at].transpose(0, 1) if isinstance(at, Tensor) else r[:, :at] for r, at in pairs)
     return r1 @ r2.transpose(-1, -2)
 
 
@@ -131,7 +134,7 @@ def mixture_logits(
     heads: int,
     scale: float | None,
 ) -> Tensor:
-    """The logits of ``parts`` joined: see ``synthesizer_mixture``."""
+    """Compute the joined logits of ``parts``: see ``synthesizer_mixture``."""
     each = [_dot_logits(q, k, heads, scale) if part == "attention" else at_least_float32(LOGITS[part](q, tables[part], rows, cols)) for part in parts]
     if join == "plus":
         return sum(each[1:], each[0])
@@ -156,7 +159,7 @@ def synthesizer_dense(
     attn_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Dense Synthesizer: y_t = sum_s softmax_s(W2 relu(q_t) + b2)_s v_s in each head.
+    """Compute the Dense Synthesizer: y_t = sum_s softmax_s(W2 relu(q_t) + b2)_s v_s in each head.
 
     Args:
         q: W1 x + b1, (B, T, H * e).
@@ -183,7 +186,8 @@ def synthesizer_random(
     attn_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Random Synthesizer: y_t = sum_s softmax_s(R_ts) v_s in each head. w is R, (H, N, N) or (1, N, N). The rest as in ``synthesizer_dense``."""
+    """Compute the Random Synthesizer: y_t = sum_s softmax_s(R_ts) v_s in each head; w is R, (H, N, N) or (1, N, N).
+    Other arguments as in ``synthesizer_dense``."""
     rows, cols = _positions("synthesizer_random", v, w.shape[-1], positions)
     return synthesize(random_logits(v, (w,), rows, cols), v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
 
@@ -202,7 +206,8 @@ def synthesizer_factorized_dense(
     attn_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Factorised Dense Synthesizer: the dense one with the logits of ``factorized_dense_logits``. Other arguments as in ``synthesizer_dense``."""
+    """Compute the Factorised Dense Synthesizer: the dense one with the logits of ``factorized_dense_logits``.
+    Other arguments as in ``synthesizer_dense``."""
     of_a, of_b = factorized_dense[:2]
     rows, cols = _positions("synthesizer_factorized_dense", v, of_a.shape[-1] * of_b.shape[-1], positions)
     _check_tables("synthesizer_factorized_dense", q, v, factorized_dense[:2], factorized_dense[2:])
@@ -221,7 +226,8 @@ def synthesizer_factorized_random(
     attn_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Factorised Random Synthesizer: R = R1 R2^T. w is (R1, R2), each (H, N, k). Other arguments as in ``synthesizer_random``."""
+    """Compute the Factorised Random Synthesizer: R = R1 R2^T. w is (R1, R2), each (H, N, k).
+    Other arguments as in ``synthesizer_random``."""
     rows, cols = _positions("synthesizer_factorized_random", v, w[1].shape[-2], positions)
     return synthesize(factorized_random_logits(v, w, rows, cols), v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
 
@@ -248,20 +254,23 @@ def synthesizer_mixture(
     attn_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Mixture of Synthesizers: y_t = sum_s softmax_s(sum_i a_i S_i)_s v_s, mixed as logits, before the softmax.
+    """Compute a mixture of Synthesizers: y_t = sum_s softmax_s(sum_i a_i S_i)_s v_s.
+
+    The logits are mixed, before the softmax.
 
     Args:
-        q: (B, T, heads * e), read by "attention", "dense" (as its hidden layer before the relu) and "factorized_dense"; otherwise only its shape counts.
+        q: (B, T, heads * e), read by "attention", "dense" (as its hidden layer before the relu) and "factorized_dense";
+            otherwise only its shape counts.
         k: (B, T, heads * e), read by "attention": S = scale q . k, default scale 1 / sqrt(e).
-        alpha: (parts,) for ``join="softmax"``: a = softmax(alpha); (1,) for "gated": 1 - a for "attention", a for every other, a = sigmoid(alpha);
-            "plus" reads none: a = 1.
-        dense, random, factorized_dense, factorized_random: tables as in the forms of these names, () for those not in ``parts``.
+        alpha: (parts,) for ``join="softmax"``: a = softmax(alpha); (1,) for "gated": 1 - a for "attention", a for every
+            other, a = sigmoid(alpha); "plus" reads none: a = 1.
+        dense, random, factorized_dense, factorized_random: tables as in the forms of these names, () for those not in
+            ``parts``.
     """
     tables = {"dense": dense, "random": random, "factorized_dense": factorized_dense, "factorized_random": factorized_random}
     if join not in JOINS or not parts or any(part != "attention" and len(tables.get(part, ())) == 0 for part in parts):
-        raise MixerError(
-            f"synthesizer_mixture: parts={tuple(parts)}, join={join!r}; each part must be 'attention' or come with its tables, join one of {JOINS}."
-        )
+        given = f"parts={tuple(parts)}, join={join!r}"
+        raise MixerError(f"synthesizer_mixture: parts are 'attention' or have tables, join is one of {JOINS}; got {given}.")
     covered = [_covered(part, tables[part]) for part in parts if part != "attention"]
     rows, cols = _positions("synthesizer_mixture", v, min([v.shape[1], *covered]), positions)
     check_key_mask("synthesizer_mixture", key_mask, v)
@@ -272,20 +281,20 @@ def synthesizer_mixture(
 
 
 def _covered(name: str, tables: Tables) -> int:
-    """How many positions the columns of these tables cover."""
+    """Return how many positions the columns of these tables cover."""
     if name == "factorized_dense":
         return tables[0].shape[-1] * tables[1].shape[-1]
     return tables[1].shape[-2] if name == "factorized_random" else tables[0].shape[-1]
 
 
 def _hidden(q: Tensor, width: int, rectify: bool) -> Tensor:
-    """(B, T, H, e), after the relu."""
+    """Return (B, T, H, e), after the relu."""
     hidden = at_least_float32(q).unflatten(-1, (-1, width))
     return F.relu(hidden) if rectify else hidden
 
 
 def _mapped(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The second layer in each head: (B, T, H, e) by (H, e, n) -> (B, H, T, n)."""
+    """Apply the second layer in each head: (B, T, H, e) by (H, e, n) -> (B, H, T, n)."""
     equation = "bthe,hen->bhtn"
     if weight.shape[0] == 1:
         equation, weight = "bthe,en->bhtn", weight[0]
@@ -294,7 +303,7 @@ def _mapped(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 def _columns(logits: Tensor, cols: Positions) -> Tensor:
-    """The columns (B, H, T, S) of the keys' positions."""
+    """Return the columns (B, H, T, S) of the keys' positions."""
     if not isinstance(cols, Tensor):
         return logits[..., :cols]
     return logits.gather(-1, cols[:, None, None].expand(*logits.shape[:3], cols.shape[1]).long())
@@ -306,30 +315,34 @@ def _dot_logits(q: Tensor, k: Tensor, heads: int, scale: float | None) -> Tensor
 
 
 def _positions(who: str, v: Tensor, covered: int, positions: Tensor | None) -> tuple[Positions, Positions]:
-    """Where queries and keys stand: the length where each token stands at its index."""
+    """Return positions of queries and keys: the length if each token stands at its index."""
     if v.ndim != 3 or v.shape[1] > covered:
-        raise MixerError(f"{who}: the tables cover {covered} positions and v should be (B, T, D) with T up to that, got {tuple(v.shape)}.")
+        raise MixerError(f"{who}: the tables cover {covered} positions; expects v (B, T, D) with T up to that, got {tuple(v.shape)}.")
     if positions is not None and (positions.dtype not in (torch.int64, torch.int32) or positions.shape != v.shape[:2]):
-        raise MixerError(f"{who}: expects integer positions of shape {tuple(v.shape[:2])}, got {positions.dtype} {tuple(positions.shape)}.")
+        given = f"{positions.dtype} {tuple(positions.shape)}"
+        raise MixerError(f"{who}: expects integer positions of shape {tuple(v.shape[:2])}, got {given}.")
     return (v.shape[1], v.shape[1]) if positions is None else (positions, positions)
 
 
 def _check_tables(who: str, q: Tensor, v: Tensor, weights: Tables, biases: Tables) -> None:
-    """q (B, T, H e) beside v, weights (G, e, n) with G = H or 1, and a bias (G, n) for each of them or for none."""
+    """Refuse mismatches of q (B, T, H e), v, weights (G, e, n) with G = H or 1, and a bias (G, n) for each or none."""
     G, width = weights[0].shape[0], weights[0].shape[-2]
     fits = q.ndim == 3 and q.shape[:2] == v.shape[:2] and q.shape[-1] % width == 0 and G in (1, q.shape[-1] // width)
     wanted = [(G, w.shape[-1]) for w in weights]
     if not fits or any(w.ndim != 3 or w.shape[:2] != (G, width) for w in weights):
         shapes = ", ".join(str(tuple(w.shape)) for w in weights)
-        raise MixerError(f"{who}: expects q (B, T, H * e) beside v {tuple(v.shape)} and tables of (H, e, .), got {tuple(q.shape)} and {shapes}.")
+        given = f"{tuple(q.shape)} and {shapes}"
+        raise MixerError(f"{who}: expects q (B, T, H * e) for v {tuple(v.shape)} and tables of (H, e, .), got {given}.")
     if biases and [tuple(b.shape) for b in biases] != wanted:
-        raise MixerError(f"{who}: expects a bias of shape (H, n) for each table, {wanted}, got {[tuple(b.shape) for b in biases]}.")
+        given = [tuple(b.shape) for b in biases]
+        raise MixerError(f"{who}: expects a bias of shape (H, n) for each table, {wanted}, got {given}.")
 
 
 def _check_mixture(q: Tensor, k: Tensor, v: Tensor, tables: dict[str, Tables], parts: Sequence[str], heads: int) -> None:
     who = "synthesizer_mixture"
     if "attention" in parts and (q.ndim != 3 or q.shape != k.shape or q.shape[:2] != v.shape[:2] or heads < 1 or q.shape[-1] % heads):
-        raise MixerError(f"{who}: expects q, k (B, T, heads * e) beside v {tuple(v.shape)} with heads={heads}, got {tuple(q.shape)}, {tuple(k.shape)}.")
+        shapes = f"{tuple(q.shape)}, {tuple(k.shape)}"
+        raise MixerError(f"{who}: expects q, k (B, T, heads * e) for v {tuple(v.shape)} with heads={heads}, got {shapes}.")
     for part, weights in (("dense", 1), ("factorized_dense", 2)):
         if part in parts:
             _check_tables(who, q, v, tables[part][:weights], tables[part][weights:])

@@ -1,4 +1,4 @@
-"""Attention with Transformer-XL's relative positions (Dai et al. 2019, arXiv 1901.02860), over all keys or over a sliding memory."""
+"""Attention with Transformer-XL's relative positions (Dai et al. 2019, arXiv 1901.02860), over all keys or a memory."""
 
 from __future__ import annotations
 
@@ -33,18 +33,22 @@ def transformer_xl(
     positions: Positions | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """y_t = sum_s softmax_s([(q_t + u) . k_s + (q_t + v) . W_r R_{t-s}] / sqrt(e)) v_s in each head (Dai et al. 2019, Sec. 3.3).
+    """Compute y_t = sum_s softmax_s([(q_t + u) . k_s + (q_t + v) . W_r R_{t-s}] / sqrt(e)) v_s in each head.
+
+    Dai et al. 2019, Sec. 3.3.
 
     Args:
         q: (B, T, D); k, v: (B, S, D); D = heads * e.
-        relative: W_r (D, 2n), on the sinusoid R_d = [sin(d w_i), cos(d w_i)] of n frequencies w_i = 10000^(-i/n). Any distance has one.
+        relative: W_r (D, 2n), on the sinusoid R_d = [sin(d w_i), cos(d w_i)] of n frequencies w_i = 10000^(-i/n), which
+            is defined for any distance.
         content, place: u and v of the paper (D,), one vector of width e per head.
-        memory: keys with |t - s| < memory are attended; with ``causal`` the last ``memory`` positions, t's own included. None: all.
-        positions: (B, T), or a pair (B, T) of the queries and (B, S) of the keys, where they are not the indices.
+        memory: keys with |t - s| < memory are attended; with ``causal`` the last ``memory`` positions, t's own
+            included. None: all.
+        positions: (B, T), or a pair (B, T) of the queries and (B, S) of the keys, if they are not the indices.
 
     Returns:
-        (B, T, D) in q's dtype; exactly 0 where a query has nothing to attend.
-        Time O(T S D), with a memory O(T memory D); with ``positions`` O(T S D heads), which needs no table of distances.
+        (B, T, D) in q's dtype; exactly 0 where a query has nothing to attend. Time O(T S D), with a memory O(T memory
+        D); with ``positions`` O(T S D heads), which needs no table of distances.
     """
     _check(q, k, v, relative, content, place, heads, memory, backend)
     if 0 in (q.shape[1], k.shape[1]):
@@ -69,7 +73,10 @@ def transformer_xl(
 
 
 def sinusoid(distances: Tensor, width: int) -> Tensor:
-    """R_d (..., width): sines, then cosines, of d / 10000^(i/n), n = width / 2; float64, so that far distances keep their phase."""
+    """Compute R_d (..., width): sines, then cosines, of d / 10000^(i/n), n = width / 2.
+
+    float64, so that far distances keep their phase.
+    """
     n = width // 2
     rate = 10000.0 ** (-torch.arange(n, dtype=torch.float64, device=distances.device) / n)
     angle = distances[..., None] * rate
@@ -77,22 +84,27 @@ def sinusoid(distances: Tensor, width: int) -> Tensor:
 
 
 def _by_distance(located: Tensor, relative: Tensor, W: int, first: int, causal: bool) -> Tensor:
-    """(q_i + v) . r_{i - j - first} of queries (..., H, L, e) and keys j < W, by the shift of the paper's appendix B: (..., H, L, W).
+    """Compute (q_i + v) . r_{i - j - first} of queries (..., H, L, e) and keys j < W: (..., H, L, W).
 
-    The products with all distances are laid out from the farthest past to the farthest future, 0 in place of the future when ``causal``, in rows of
-    L + W. Read as rows of L + W - 1, each starts one further on: query i's with its distance to key 0.
+    Uses the shift of the paper's appendix B. The products with all distances are laid out from the farthest past to the
+    farthest future, 0 in place of the future when ``causal``, in rows of L + W. Read as rows of L + W - 1, each starts
+    one further on: query i's with its distance to key 0.
     """
     L = located.shape[-2]
     least = 0 if causal else 1 - W - first
     distances = torch.arange(L - 1 - first, least - 1, -1, device=located.device)
-    r = (sinusoid(distances, relative.shape[1]).to(relative.dtype) @ relative.T).unflatten(-1, (-1, located.shape[-1]))  # (distances, H, e)
+    # (distances, H, e)
+    r = (sinusoid(distances, relative.shape[1]).to(relative.dtype) @ relative.T).unflatten(-1, (-1, located.shape[-1]))
     table = F.pad(located @ r.permute(1, 2, 0), (0, W + first + least))
     flat = table.flatten(-2)[..., L - 1 : L - 1 + L * (L + W - 1)]
     return flat.unflatten(-1, (L, L + W - 1))[..., :W]
 
 
 def by_position(located: Tensor, rows: Tensor, cols: Tensor, relative: Tensor) -> Tensor:
-    """The same for any places: sin and cos of t - s are products of those of t and of s, so that one matrix product gives all pairs."""
+    """Compute the same for arbitrary positions.
+
+    sin and cos of t - s are products of those of t and of s, so one matrix product gives all pairs.
+    """
     width = relative.shape[1]
     z_sin, z_cos = (located @ relative.unflatten(0, (-1, located.shape[-1]))).chunk(2, -1)  # (B, H, T, n) each
     sin, cos = (a[:, None].to(located.dtype) for a in sinusoid(rows, width).chunk(2, -1))
@@ -104,7 +116,10 @@ def by_position(located: Tensor, rows: Tensor, cols: Tensor, relative: Tensor) -
 def _in_blocks(
     asked: Tensor, located: Tensor, k: Tensor, v: Tensor, met: Tensor, relative: Tensor, memory: int, causal: bool, key_mask: Tensor | None
 ) -> Tensor:
-    """The sliding memory in blocks of ``memory`` queries (B, H, T, e): each meets its own block, the one before and, unless causal, the one after."""
+    """Attend to the sliding memory in blocks of ``memory`` queries (B, H, T, e).
+
+    Each block attends its own block, the one before and, unless causal, the one after.
+    """
     T, N = asked.shape[-2], -(-asked.shape[-2] // memory)
     after = 0 if causal else memory
     valid = torch.ones(1, T, dtype=torch.bool, device=k.device) if key_mask is None else key_mask
@@ -118,13 +133,13 @@ def _in_blocks(
 
 
 def _neighbours(a: Tensor, size: int, N: int) -> Tensor:
-    """Padded keys (B, H, S, C) as the windows of N blocks, (B, H, N, W, C): W is two blocks or three."""
+    """Arrange padded keys (B, H, S, C) as the windows of N blocks, (B, H, N, W, C): W is two blocks or three."""
     blocks = a.unflatten(2, (-1, size))
     return torch.cat([blocks[:, :, i : i + N] for i in range(blocks.shape[2] - N + 1)], 3)
 
 
 def _rows_and_cols(positions: Positions | None, T: int, S: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Positions of the queries (B or 1, T) and of the keys (B or 1, S)."""
+    """Return positions of the queries (B or 1, T) and of the keys (B or 1, S)."""
     if positions is None:
         return torch.arange(T, device=device)[None], torch.arange(S, device=device)[None]
     return positions if isinstance(positions, tuple) else (positions, positions)
@@ -140,4 +155,4 @@ def _check(q: Tensor, k: Tensor, v: Tensor, relative: Tensor, content: Tensor, p
         shapes = ", ".join(str(tuple(a.shape)) for a in (relative, content, place))
         raise MixerError(f"transformer_xl: expects relative ({D}, even), content ({D},) and place ({D},), got {shapes}.")
     if memory is not None and memory < 1:
-        raise MixerError(f"transformer_xl: memory={memory} must be at least 1, the token itself, or None for all.")
+        raise MixerError(f"transformer_xl: memory={memory} must be at least 1 (the token itself), or None for all.")

@@ -55,13 +55,13 @@ def aft_conv(
     heads, s, n = kernel.shape[0], kernel.shape[-1], kernel.ndim - 1
     B, T, D = q.shape
     grid = grid or (T - prefix,)
-    places = (torch.arange(T).expand(B, T) if positions is None else positions) - prefix
+    positions = (torch.arange(T).expand(B, T) if positions is None else positions) - prefix
     cells = list(product(*(range(size) for size in grid)))
     centre = s - 1 if causal_taps else s // 2
     w, near = torch.zeros(B, heads, T, T, dtype=kernel.dtype), torch.ones(B, T, T, dtype=torch.bool)
     for b, t, u in product(range(B), range(T), range(T)):
-        if places[b, t] >= 0 and places[b, u] >= 0:
-            tap = [there - here + centre for here, there in zip(_cell(cells, places[b, t]), _cell(cells, places[b, u]), strict=True)]
+        if positions[b, t] >= 0 and positions[b, u] >= 0:
+            tap = [there - here + centre for here, there in zip(_cell(cells, positions[b, t]), _cell(cells, positions[b, u]), strict=True)]
             near[b, t, u] = all(0 <= j < s for j in tap)
             if near[b, t, u]:
                 w[b, :, t, u] = kernel[(slice(None), *tap)]
@@ -76,6 +76,6 @@ def aft_conv(
     return torch.cat(parts, -1)
 
 
-def _cell(cells: list[tuple[int, ...]], place: Tensor) -> tuple[int, ...]:
+def _cell(cells: list[tuple[int, ...]], position: Tensor) -> tuple[int, ...]:
     """The grid cell of a flat index; in one dimension positions may go beyond the tokens given."""
-    return cells[int(place)] if len(cells[0]) > 1 else (int(place),)
+    return cells[int(position)] if len(cells[0]) > 1 else (int(position),)

@@ -11,12 +11,12 @@ from .attention import attention
 def axial(q, k, v, later, *, heads, order, combine, width=None, grid=None, prefix=0, positions=None, starts=None, causal_taps=False, mask=None) -> Tensor:
     """Each stage: softmax attention among the tokens of one line; k, v of a later stage are maps of what the stage before gave."""
     B, T = q.shape[:2]
-    places = (torch.arange(T).expand(B, T) if positions is None else positions) - (0 if starts is None else starts[:, None])
-    live = torch.ones(B, T, dtype=torch.bool) if mask is None else mask.diagonal(dim1=1, dim2=2)
-    cells = _cells(places - prefix, grid, width)
+    positions = (torch.arange(T).expand(B, T) if positions is None else positions) - (0 if starts is None else starts[:, None])
+    valid = torch.ones(B, T, dtype=torch.bool) if mask is None else mask.diagonal(dim1=1, dim2=2)
+    cells = _cells(positions - prefix, grid, width)
 
     def line(q: Tensor, k: Tensor, v: Tensor, axis: int, when: str = "any") -> Tensor:
-        return attention(q, k, v, heads=heads, mask=_meet(cells, places, prefix, axis, when) & live[:, None])
+        return attention(q, k, v, heads=heads, mask=_meet(cells, positions, prefix, axis, when) & valid[:, None])
 
     if causal_taps:
         (q_row, q_column, q_inner), (k_row, k_inner), (v_row, v_inner) = q.chunk(3, -1), k.chunk(2, -1), v.chunk(2, -1)
@@ -39,14 +39,14 @@ def _cells(flat: Tensor, grid, width) -> Tensor:
     return torch.stack(torch.unravel_index(flat.clamp_min(0), grid), -1)
 
 
-def _meet(cells: Tensor, places: Tensor, prefix: int, axis: int, when: str) -> Tensor:
+def _meet(cells: Tensor, positions: Tensor, prefix: int, axis: int, when: str) -> Tensor:
     """Which pairs (B, T, T) lie in one line along ``axis``; tokens of the prefix meet all, those before a row's start none."""
     here, there = cells[:, :, None], cells[:, None]
-    same = torch.ones(*places.shape, places.shape[1], dtype=torch.bool)
+    same = torch.ones(*positions.shape, positions.shape[1], dtype=torch.bool)
     for other in range(cells.shape[-1]):
         if other != axis:
             same &= here[..., other] == there[..., other]
     if when != "any":
         same &= there[..., axis] < here[..., axis] if when == "before" else there[..., axis] <= here[..., axis]
-    same |= (places < prefix)[:, :, None] | (places < prefix)[:, None]
-    return same & (places >= 0)[:, :, None] & (places >= 0)[:, None]
+    same |= (positions < prefix)[:, :, None] | (positions < prefix)[:, None]
+    return same & (positions >= 0)[:, :, None] & (positions >= 0)[:, None]

@@ -13,18 +13,18 @@ def compressive(
 ) -> Tensor:
     """Attention with relative positions over [compressed groups, tokens]; a group stands at its last position."""
     B, T = q.shape[:2]
-    places = (torch.arange(T).expand(B, T) if positions is None else positions) - (0 if starts is None else starts[:, None])
+    positions = (torch.arange(T).expand(B, T) if positions is None else positions) - (0 if starts is None else starts[:, None])
     ok = torch.ones(B, T, T, dtype=torch.bool) if mask is None else mask
-    live, outputs = ok.diagonal(dim1=1, dim2=2), []
+    valid, outputs = ok.diagonal(dim1=1, dim2=2), []
     for b in range(B):
-        p, ids = places[b], sorted({int(n) // rate for n in places[b] if n >= 0})
+        p, ids = positions[b], sorted({int(n) // rate for n in positions[b] if n >= 0})
         start, end = (p - memory + 1) // rate, -(-(p + memory) // rate)  # groups start .. end - 1 are seen token by token
         near = ok[b] & (p // rate >= start[:, None]) & (p // rate < end[:, None]) & (p >= 0)
         g = torch.tensor(ids, dtype=torch.long)
         far = (g >= start[:, None] - compressed) & (g < start[:, None])
         far = far if causal_taps else far | (g >= end[:, None]) & (g < end[:, None] + compressed)
-        far = far & torch.tensor([bool((live[b] & (p // rate == n)).any()) for n in ids], dtype=torch.bool)
-        pooled = torch.stack([_pool(x[b], p, live[b] & (p // rate == n), rate, pool, squeeze) for n in ids]) if ids else x[b, :0]
+        far = far & torch.tensor([bool((valid[b] & (p // rate == n)).any()) for n in ids], dtype=torch.bool)
+        pooled = torch.stack([_pool(x[b], p, valid[b] & (p // rate == n), rate, pool, squeeze) for n in ids]) if ids else x[b, :0]
         keys, values = torch.cat([pooled @ project[0].T + project[1], k[b]]), torch.cat([pooled @ project[2].T + project[3], v[b]])
         both = (torch.cat([far, near], 1) & (p >= 0)[:, None])[None]
         where = (p[None], torch.cat([g * rate + rate - 1, p])[None])

@@ -16,16 +16,16 @@ def external(
     rows = []
     for t in range(x.shape[1]):
         ok = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask[:, t]
-        live = ok[:, t, None, None]
+        valid = ok[:, t, None, None]
         seen = torch.where(ok.any(1)[:, None, None, None], logits.masked_fill(~ok[:, :, None, None], float("-inf")), 0.0)
-        over_tokens = torch.where(live, torch.softmax(seen, 1)[:, t], 0.0)  # (B, heads, S)
+        over_tokens = torch.where(valid, torch.softmax(seen, 1)[:, t], 0.0)  # (B, heads, S)
         weights = over_tokens
         if norm == "double":
-            weights = over_tokens / (eps + over_tokens.sum(-1, keepdim=True) + (~live).double())
+            weights = over_tokens / (eps + over_tokens.sum(-1, keepdim=True) + (~valid).double())
         if norm == "slots":
             weights = torch.softmax(logits[:, t], -1)
         y = weights @ memory_v + (0 if memory_v_bias is None else memory_v_bias)
-        rows.append(torch.where(live, y, 0.0).flatten(1))
+        rows.append(torch.where(valid, y, 0.0).flatten(1))
     return torch.stack(rows, 1)
 
 

@@ -13,13 +13,13 @@ def fourier(x: Tensor, *, positions: Tensor | None = None, mask: Tensor | None =
     (B, T, D), rows = x.shape, []
     over_features = torch.exp(-2j * pi * torch.outer(torch.arange(D), torch.arange(D)).double() / D)
     for b in range(B):
-        live = torch.ones(T, dtype=torch.bool) if mask is None else mask[b].any(0)
-        if not live.any():
+        valid = torch.ones(T, dtype=torch.bool) if mask is None else mask[b].any(0)
+        if not valid.any():
             rows.append(torch.zeros_like(x[b]))
             continue
-        start = int(live.nonzero()[0])
-        place = (torch.arange(T) - start).clamp_min(0) if positions is None else positions[b]
-        L = int(place[live].max()) + 1
-        over_tokens = torch.exp(-2j * pi * (torch.outer(place, place) % L).double() / L)
-        rows.append((over_tokens @ torch.where(live[:, None], x[b], 0.0).to(torch.complex128) @ over_features).real)
+        start = int(valid.nonzero()[0])
+        position = (torch.arange(T) - start).clamp_min(0) if positions is None else positions[b]
+        L = int(position[valid].max()) + 1
+        over_tokens = torch.exp(-2j * pi * (torch.outer(position, position) % L).double() / L)
+        rows.append((over_tokens @ torch.where(valid[:, None], x[b], 0.0).to(torch.complex128) @ over_features).real)
     return torch.stack(rows)

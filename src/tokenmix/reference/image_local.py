@@ -11,12 +11,12 @@ from .attention import attention
 def image_local(q, k, v, *, heads, block, memory, width=None, grid=None, prefix=0, positions=None, starts=None, mask=None) -> Tensor:
     """softmax attention over the memory block of each query; tokens before a row's start give 0."""
     B, T = q.shape[:2]
-    places = torch.arange(T).expand(B, T) if positions is None else positions
-    places = places if starts is None else places - starts[:, None]
+    positions = torch.arange(T).expand(B, T) if positions is None else positions
+    positions = positions if starts is None else positions - starts[:, None]
     seen = torch.zeros(B, T, T, dtype=torch.bool)
     width = width if grid is None else grid[1]
     for b in range(B):
-        at = places[b] - prefix
+        at = positions[b] - prefix
         t, s = at[:, None], at[None, :]
         if len(block) == 1:
             first = t // block[0] * block[0]
@@ -25,6 +25,6 @@ def image_local(q, k, v, *, heads, block, memory, width=None, grid=None, prefix=
             top, left = t // width // block[0] * block[0], t % width // block[1] * block[1]
             near = (s // width >= top - memory[0]) & (s // width < top + block[0])
             near &= (s % width >= left - memory[1]) & (s % width < left + block[1] + memory[1])
-        seen[b] = (near & (t >= 0) & (s >= 0)) | ((places[b] < prefix)[:, None] | (places[b] < prefix)) & (places[b] >= 0)[:, None]
-    seen &= (places >= 0)[:, :, None]
+        seen[b] = (near & (t >= 0) & (s >= 0)) | ((positions[b] < prefix)[:, None] | (positions[b] < prefix)) & (positions[b] >= 0)[:, None]
+    seen &= (positions >= 0)[:, :, None]
     return attention(q, k, v, heads=heads, mask=seen if mask is None else seen & mask)

@@ -22,8 +22,8 @@ def lambda_layer(
     """y_n = (sum_m (softmax(K)_m + E_nm) v_m^T)^T q_n, the same lambdas for every head."""
     B, T, w = k.shape
     mask = torch.ones(B, T, T, dtype=torch.bool) if mask is None else mask
-    place = torch.arange(T).expand(B, T) if positions is None else positions
-    E = _embeddings(embedding, place - prefix, grid, causal_taps)
+    positions = torch.arange(T).expand(B, T) if positions is None else positions
+    E = _embeddings(embedding, positions - prefix, grid, causal_taps)
     logits = k[:, None].expand(B, T, T, w).masked_fill(~mask[..., None], float("-inf"))
     some = mask.any(2)[:, :, None, None]
     content = torch.softmax(torch.where(some, logits, 0.0), 2)
@@ -32,12 +32,12 @@ def lambda_layer(
     return torch.cat([torch.einsum("bnw,bnwc->bnc", q[..., h * w : (h + 1) * w], lambdas) for h in range(heads)], -1)
 
 
-def _embeddings(embedding: Tensor, place: Tensor, grid: tuple[int, ...] | None, causal_taps: bool) -> Tensor:
+def _embeddings(embedding: Tensor, positions: Tensor, grid: tuple[int, ...] | None, causal_taps: bool) -> Tensor:
     """E_nm (B, T, T, w), 0 beyond the embeddings, and to and from what is not on the grid."""
-    axes = [place] if grid is None else [place // grid[1], place % grid[1]]
-    inside = torch.ones_like(place[:, :, None], dtype=torch.bool)
+    axes = [positions] if grid is None else [positions // grid[1], positions % grid[1]]
+    inside = torch.ones_like(positions[:, :, None], dtype=torch.bool)
     if grid is not None:
-        inside = (place[:, :, None] >= 0) & (place[:, None, :] >= 0)
+        inside = (positions[:, :, None] >= 0) & (positions[:, None, :] >= 0)
     index = []
     for axis, s in zip(axes, embedding.shape[:-1], strict=True):
         step = axis[:, None, :] - axis[:, :, None] + (s - 1 if causal_taps else s // 2)

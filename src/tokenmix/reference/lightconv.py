@@ -12,10 +12,10 @@ def lightconv(x: Tensor, kernel: Tensor, *, positions: Tensor | None = None, cau
     H, s = kernel.shape[-2:]
     weights = torch.exp(kernel - kernel.amax(-1, keepdim=True))
     weights = (weights / weights.sum(-1, keepdim=True)).expand(B, T, H, s)
-    place = torch.arange(T).expand(B, T) if positions is None else positions
+    positions = torch.arange(T).expand(B, T) if positions is None else positions
     y = torch.zeros(B, T, H, D // H, dtype=x.dtype)
     for j in range(s):
-        there = place[:, None, :] == place[:, :, None] + j - (s - 1 if causal_taps else s // 2)
+        there = positions[:, None, :] == positions[:, :, None] + j - (s - 1 if causal_taps else s // 2)
         if mask is not None:
             there = there & mask
         y = y + weights[..., j, None] * (there.to(x.dtype) @ x).unflatten(-1, (H, -1))

@@ -11,13 +11,13 @@ def linformer(q: Tensor, k: Tensor, v: Tensor, e: Tensor, f: Tensor, *, heads: i
     B, S = k.shape[:2]
     d, rows = q.shape[-1] // heads, []
     for b in range(B):
-        live = [s for s in range(S) if mask is None or bool(mask[b, 0, s])]
-        place = [s - live[0] if positions is None else int(positions[b, s]) for s in live]
+        valid = [s for s in range(S) if mask is None or bool(mask[b, 0, s])]
+        columns = [s - valid[0] if positions is None else int(positions[b, s]) for s in valid]
         parts = []
         for i in range(heads):
             mine = slice(i * d, (i + 1) * d)
-            short_k = e[i % len(e)][:, place] @ k[b, live, mine]
-            short_v = f[i % len(f)][:, place] @ v[b, live, mine]
+            short_k = e[i % len(e)][:, columns] @ k[b, valid, mine]
+            short_v = f[i % len(f)][:, columns] @ v[b, valid, mine]
             parts.append(torch.softmax(q[b, :, mine] @ short_k.T / d**0.5, -1) @ short_v)
         rows.append(torch.cat(parts, -1))
     return torch.stack(rows)

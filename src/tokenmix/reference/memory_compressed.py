@@ -11,13 +11,13 @@ def memory_compressed(q, k, v, conv=(), *, heads: int, block: int, mode: str = "
     B, T, _ = q.shape
     rows = []
     for b in range(B):
-        live = [s for s in range(T) if mask is None or bool(mask[b, :, s].any())]
-        first = live[0] if live else 0
+        valid = [s for s in range(T) if mask is None or bool(mask[b, :, s].any())]
+        first = valid[0] if valid else 0
         cell = [(s - first if positions is None else int(positions[b, s])) // block for s in range(T)]
-        place = [(s - first if positions is None else int(positions[b, s])) % block for s in range(T)]
-        short = {j: _convolved(k[b], v[b], conv, [(s, place[s]) for s in live if cell[s] == j]) for j in {cell[s] for s in live}} if conv else {}
+        offset = [(s - first if positions is None else int(positions[b, s])) % block for s in range(T)]
+        short = {j: _convolved(k[b], v[b], conv, [(s, offset[s]) for s in valid if cell[s] == j]) for j in {cell[s] for s in valid}} if conv else {}
         for t in range(T):
-            own = [s for s in live if cell[s] == cell[t] and (mask is None or bool(mask[b, t, s]))]
+            own = [s for s in valid if cell[s] == cell[t] and (mask is None or bool(mask[b, t, s]))]
             seen: list[tuple[Tensor, ...]] = [(k[b, s], v[b, s]) for s in own] if mode == "local" or causal_taps else []
             seen += [short[j] for j in sorted(short) if not causal_taps or j < cell[t]]
             rows.append(_attend(q[b, t], seen if positions is not None or t >= first else [], heads))

@@ -10,18 +10,18 @@ def nystrom(q, k, v, taps, *, heads: int, landmarks: int, iterations: int = 6, p
     """softmax(Q K~^T) Z softmax(Q~ K^T) V + conv(V), row by row and head by head."""
     e, rows = q.shape[-1] // heads, []
     for b in range(q.shape[0]):
-        live = [s for s in range(q.shape[1]) if mask is None or bool(mask[b, 0, s])]
-        if not live:
+        valid = [s for s in range(q.shape[1]) if mask is None or bool(mask[b, 0, s])]
+        if not valid:
             rows.append(torch.zeros_like(q[b]))
             continue
-        place = [s - live[0] if positions is None else int(positions[b, s]) for s in range(q.shape[1])]
+        position = [s - valid[0] if positions is None else int(positions[b, s]) for s in range(q.shape[1])]
         parts = []
         for h in range(heads):
             qh, kh, vh = (a[b, :, h * e : (h + 1) * e] for a in (q / e**0.5, k, v))
-            q_mean, k_mean = _means(qh, kh, [(s, place[s]) for s in live], landmarks)
+            q_mean, k_mean = _means(qh, kh, [(s, position[s]) for s in valid], landmarks)
             z = _pinv(torch.softmax(q_mean @ k_mean.T, -1), iterations)
-            y = torch.softmax(qh @ k_mean.T, -1) @ z @ torch.softmax(q_mean @ kh[live].T, -1) @ vh[live]
-            parts.append(y + _conv(vh, taps[h], live, place))
+            y = torch.softmax(qh @ k_mean.T, -1) @ z @ torch.softmax(q_mean @ kh[valid].T, -1) @ vh[valid]
+            parts.append(y + _conv(vh, taps[h], valid, position))
         rows.append(torch.cat(parts, -1))
     return torch.stack(rows)
 
@@ -44,10 +44,10 @@ def _pinv(a: Tensor, iterations: int) -> Tensor:
     return z
 
 
-def _conv(v: Tensor, taps: Tensor, live: list[int], place: list[int]) -> Tensor:
+def _conv(v: Tensor, taps: Tensor, valid: list[int], position: list[int]) -> Tensor:
     """The depthwise skip: sum over live s of taps[p_s - p_t + size // 2] v_s."""
     rows, half = [], len(taps) // 2
     for t in range(len(v)):
-        near = [s for s in live if 0 <= place[s] - place[t] + half < len(taps)]
-        rows.append(sum((taps[place[s] - place[t] + half] * v[s] for s in near), torch.zeros_like(v[0])))
+        near = [s for s in valid if 0 <= position[s] - position[t] + half < len(taps)]
+        rows.append(sum((taps[position[s] - position[t] + half] * v[s] for s in near), torch.zeros_like(v[0])))
     return torch.stack(rows)

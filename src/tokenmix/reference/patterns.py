@@ -22,7 +22,7 @@ def _softmax(q: Tensor, k: Tensor, v: Tensor, heads: int, pairs: list[Tensor], m
     return torch.cat(outputs, -1)
 
 
-def _places(q: Tensor, k: Tensor, positions, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _positions(q: Tensor, k: Tensor, positions, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Positions of queries (B, T, 1) and keys (B, 1, S)."""
     if positions is None:
         index = torch.arange(k.shape[1]).expand(k.shape[:2])
@@ -34,7 +34,7 @@ def _places(q: Tensor, k: Tensor, positions, mask: Tensor | None) -> tuple[Tenso
 def local(q, k, v, *, window: int, heads: int, outside: str = "none", positions=None, mask: Tensor | None = None) -> Tensor:
     """Logits q_t . k_s / sqrt(e) where |t - s| < window; outside no pair, or ("pool") the logit 0."""
     B, T, S, e = q.shape[0], q.shape[1], k.shape[1], q.shape[-1] // heads
-    t, s = _places(q, k, positions if positions is not None else torch.arange(T).expand(B, T), mask)
+    t, s = _positions(q, k, positions if positions is not None else torch.arange(T).expand(B, T), mask)
     near = ((t - s).abs() < window).expand(B, T, S)
     if outside == "none":
         return _softmax(q, k, v, heads, [near] * heads, mask)
@@ -52,20 +52,20 @@ def _halves(one: Tensor, two: Tensor, heads: int, merged: bool) -> list[Tensor]:
 
 def strided(q, k, v, *, stride: int, heads: int, merged: bool = False, positions=None, mask: Tensor | None = None) -> Tensor:
     """Child et al. 2019, Sec. 4.2: A1 = {s: t - l <= s <= t}, A2 = {s: (t - s) mod l = 0}, and their mirror images."""
-    t, s = _places(q, k, positions if positions is not None else torch.arange(k.shape[1]).expand(k.shape[:2]), mask)
+    t, s = _positions(q, k, positions if positions is not None else torch.arange(k.shape[1]).expand(k.shape[:2]), mask)
     return _softmax(q, k, v, heads, _halves((t - s).abs() <= stride, (t - s) % stride == 0, heads, merged), mask)
 
 
 def fixed(q, k, v, *, stride: int, columns: int, heads: int, merged: bool = False, positions=None, mask: Tensor | None = None) -> Tensor:
     """Child et al. 2019, Sec. 4.2: A1 = {s: floor(s / l) = floor(t / l)}, A2 = {s: s mod l in {l - c, ..., l - 1}}."""
-    t, s = _places(q, k, positions, mask)
+    t, s = _positions(q, k, positions, mask)
     own, column = (s // stride == t // stride) & (t >= 0), (s % stride >= stride - columns) & (t >= 0)
     return _softmax(q, k, v, heads, _halves(own, column, heads, merged), mask)
 
 
 def longformer(q, k, v, q_global, k_global, v_global, *, reach: int, dilation, global_tokens: int, heads: int, positions=None, mask=None) -> Tensor:
     """Beltagy et al. 2020, Sec. 3.1: dilated window and global keys for all rows; the rows of global tokens attend everything, with weights of their own."""
-    t, s = _places(q, k, positions, mask)
+    t, s = _positions(q, k, positions, mask)
     shared, pairs = (s < global_tokens) & (t >= 0), []
     for d in dilation if isinstance(dilation, list) else [dilation] * heads:
         pairs.append((((t - s).abs() <= reach * d) & ((t - s) % d == 0) & (t >= 0)) | shared)
@@ -78,18 +78,18 @@ def bigbird(
     q, k, v, *, block, window_blocks, random_blocks, global_blocks, seed, heads, positions=None, mask: Tensor | None = None, causal_taps: bool = False
 ) -> Tensor:
     """Zaheer et al. 2020, Sec. 2 and Appendix D: window, global and random blocks; global blocks attend everything."""
-    t, s = _places(q, k, positions, mask)
-    live, w = torch.ones(s.shape, dtype=torch.bool) if mask is None else mask.any(1, keepdim=True), window_blocks // 2
+    t, s = _positions(q, k, positions, mask)
+    valid, w = torch.ones(s.shape, dtype=torch.bool) if mask is None else mask.any(1, keepdim=True), window_blocks // 2
     pairs = torch.zeros(heads, q.shape[0], q.shape[1], k.shape[1], dtype=torch.bool)
     for b in range(q.shape[0]):
-        places = s[b % s.shape[0], 0]
-        length = int(torch.where(live[b % live.shape[0], 0], places, -1).max()) + 1
+        key_positions = s[b % s.shape[0], 0]
+        length = int(torch.where(valid[b % valid.shape[0], 0], key_positions, -1).max()) + 1
         for h, row in ((h, row) for h in range(heads) for row in range(q.shape[1])):
-            place = int(t[b % t.shape[0], row, 0])
-            if place >= 0:
-                i, end = place // block, place // block + 1 if causal_taps else -(-length // block)
+            position = int(t[b % t.shape[0], row, 0])
+            if position >= 0:
+                i, end = position // block, position // block + 1 if causal_taps else -(-length // block)
                 blocks = [*range(global_blocks), *range(i - w, i + w + 1), *_random(i, end, w, global_blocks, h, random_blocks, seed)]
-                pairs[h, b, row] = True if i < global_blocks else torch.isin(places // block, torch.tensor(blocks))
+                pairs[h, b, row] = True if i < global_blocks else torch.isin(key_positions // block, torch.tensor(blocks))
     return _softmax(q, k, v, heads, list(pairs), mask)
 
 

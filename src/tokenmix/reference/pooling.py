@@ -21,10 +21,10 @@ def pooling(
     """The mean over the window's tokens that the mask allows, minus the token itself."""
     B, T, _ = x.shape
     mask = torch.ones(B, T, T, dtype=torch.bool) if mask is None else mask
-    places = torch.arange(T).expand(B, T) if positions is None else positions
+    positions = torch.arange(T).expand(B, T) if positions is None else positions
     y = torch.zeros_like(x)
     for b, t in product(range(B), range(T)):
-        pool = mask[b, t] & _near(places[b], places[b, t], window, grid, causal_taps)
+        pool = mask[b, t] & _near(positions[b], positions[b, t], window, grid, causal_taps)
         if pool.any():
             y[b, t] = x[b, pool].mean(0)
         if subtract and mask[b, t, t]:

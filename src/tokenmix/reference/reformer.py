@@ -11,19 +11,19 @@ def hash_of(x: Tensor, rotation: Tensor) -> list[int]:
     return [int(torch.cat([row @ rotation, -(row @ rotation)]).argmax()) for row in x.detach()]
 
 
-def chunks_of(buckets: list[int], live: list[bool], chunk: int, paper_form: bool) -> dict[int, tuple[int, int]]:
+def chunks_of(buckets: list[int], valid: list[bool], chunk: int, paper_form: bool) -> dict[int, tuple[int, int]]:
     """(bucket, chunk) of every live token: counted inside its bucket, or along the sort of all live tokens by (bucket, position)."""
-    tokens = [t for t in range(len(live)) if live[t]]
+    tokens = [t for t in range(len(valid)) if valid[t]]
     if paper_form:
-        return {t: (buckets[t], place // chunk) for place, t in enumerate(sorted(tokens, key=lambda t: (buckets[t], t)))}
+        return {t: (buckets[t], rank // chunk) for rank, t in enumerate(sorted(tokens, key=lambda t: (buckets[t], t)))}
     return {t: (buckets[t], sum(buckets[s] == buckets[t] for s in tokens if s < t) // chunk) for t in tokens}
 
 
-def attended(x: Tensor, rotations: Tensor, live: list[bool], chunk: int, paper_form: bool) -> Tensor:
+def attended(x: Tensor, rotations: Tensor, valid: list[bool], chunk: int, paper_form: bool) -> Tensor:
     """P (T, T): s in P_t where some round has both in one bucket, s in the chunk of t or in the one before it."""
-    ok = torch.zeros(len(live), len(live), dtype=torch.bool)
+    ok = torch.zeros(len(valid), len(valid), dtype=torch.bool)
     for rotation in rotations:
-        where = chunks_of(hash_of(x, rotation), live, chunk, paper_form)
+        where = chunks_of(hash_of(x, rotation), valid, chunk, paper_form)
         for t, (bucket, number) in where.items():
             for s, (other, earlier) in where.items():
                 ok[t, s] |= bucket == other and number - earlier in (0, 1)
@@ -38,11 +38,11 @@ def reformer(
     e, rows = D // heads, []
     mask = torch.ones(B, T, T, dtype=torch.bool) if mask is None else mask
     for b in range(B):
-        live, outputs = mask[b].diagonal().tolist(), []
+        valid, outputs = mask[b].diagonal().tolist(), []
         for h in range(heads):
             mine = slice(h * e, (h + 1) * e)
-            x = torch.where(torch.tensor(live)[:, None], q[b, :, mine], 0.0)
-            ok = attended(x, rotations[:, h], live, chunk, paper_form) & mask[b] & ~torch.eye(T, dtype=torch.bool)
+            x = torch.where(torch.tensor(valid)[:, None], q[b, :, mine], 0.0)
+            ok = attended(x, rotations[:, h], valid, chunk, paper_form) & mask[b] & ~torch.eye(T, dtype=torch.bool)
             ok = torch.where(ok.any(-1, keepdim=True), ok, torch.eye(T, dtype=torch.bool) & mask[b])
             logits = x @ (x / (x.square().sum(-1, keepdim=True) + 1e-12).sqrt()).T / e**0.5
             weights = torch.softmax(torch.where(ok.any(-1, keepdim=True), logits.masked_fill(~ok, float("-inf")), 0.0), -1)

@@ -24,11 +24,11 @@ def softmax_over(x: Tensor, v: Tensor, t: int, keys: list[int]) -> Tensor:
 
 def nearest_form(x: Tensor, v: Tensor, near: list[list[float]], mask: Tensor, window: int) -> list[Tensor]:
     """Each token with its own nearest centroid: it attends the last ``window`` of those before it, itself included."""
-    cluster, live = [row.index(max(row)) for row in near], mask.diagonal()
+    cluster, valid = [row.index(max(row)) for row in near], mask.diagonal()
     outputs = []
     for t in range(len(x)):
         keys = [s for s in range(t + 1) if mask[t, s] and cluster[s] == cluster[t]][-window:]
-        outputs.append(softmax_over(x, v, t, keys) if live[t] else 0 * v[t])
+        outputs.append(softmax_over(x, v, t, keys) if valid[t] else 0 * v[t])
     return outputs
 
 

@@ -10,11 +10,11 @@ def induced_set(q, k, v, points, maps, block=(), *, heads: int, mask: Tensor | N
     """ISAB_m(X) = MAB(X, H), H = MAB(I, X); without ``block`` the attentions alone, with it H = LN(A + rFF(A)), A = LN(I + multihead(I, X, X))."""
     rows = []
     for b in range(q.shape[0]):
-        live = [s for s in range(k.shape[1]) if mask is None or bool(mask[b, 0, s])]
-        if not live:
+        valid = [s for s in range(k.shape[1]) if mask is None or bool(mask[b, 0, s])]
+        if not valid:
             rows.append(torch.zeros_like(q[b]))
             continue
-        h = _multihead(points, k[b, live], v[b, live], heads)
+        h = _multihead(points, k[b, valid], v[b, valid], heads)
         if block:
             a = _normal(points + h, block[0], block[1])
             h = _normal(a + torch.relu(a @ block[2].T + block[3]), block[4], block[5])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-Blocks = list[dict[int, int]]  # for each block that exists, place -> token
+Blocks = list[dict[int, int]]  # for each block that exists, offset -> token
 
 
-def blocks_of(live: list[bool], positions: list[int], block: int) -> Blocks:
-    """Live tokens by position // block, in order; place = position mod block."""
+def blocks_of(valid: list[bool], positions: list[int], block: int) -> Blocks:
+    """Live tokens by position // block, in order; offset = position mod block."""
     found: dict[int, dict[int, int]] = {}
     for t, p in enumerate(positions):
-        if live[t]:
+        if valid[t]:
             found.setdefault(p // block, {})[p % block] = t
     return [found[key] for key in sorted(found)]
 
@@ -76,10 +76,10 @@ def sinkhorn(
     B, T, D = q.shape
     mask, e, rows = torch.ones(B, T, T, dtype=torch.bool) if mask is None else mask, D // heads, []
     for b in range(B):
-        live = mask[b].diagonal().tolist()
-        first = live.index(True) if any(live) else 0
-        places = [t - first for t in range(T)] if positions is None else positions[b].tolist()
-        blocks = blocks_of(live, places, block)
+        valid = mask[b].diagonal().tolist()
+        first = valid.index(True) if any(valid) else 0
+        row_positions = [t - first for t in range(T)] if positions is None else positions[b].tolist()
+        blocks = blocks_of(valid, row_positions, block)
         shape = {"block": block, "sortcut": sortcut, "iterations": iterations, "temperature": temperature, "causal": causal_taps}
         cut = [slice(h * e, (h + 1) * e) for h in range(heads)]
         rows.append(torch.cat([one_head(q[b, :, c], k[b, :, c], v[b, :, c], sorting[h], mask[b], blocks, **shape) for h, c in enumerate(cut)], -1))

@@ -12,26 +12,26 @@ def spatial_reduction(q, v, conv, norm, k_map, v_map, *, heads: int, grid=None, 
     """Attention(Q, SR(K), SR(V)), SR(x) = Norm(Reshape(x, R) W^S); prefix tokens stay as they are, a cell of a grid's edge lacks some of its tokens."""
     outputs = []
     for b in range(q.shape[0]):
-        live = [s for s in range(v.shape[1]) if mask is None or bool(mask[b, 0, s])]
-        if not live:
+        valid = [s for s in range(v.shape[1]) if mask is None or bool(mask[b, 0, s])]
+        if not valid:
             outputs.append(torch.zeros_like(q[b]))
             continue
-        first = 0 if grid is not None else live[0]
-        place = {s: (s - first if positions is None else int(positions[b, s])) for s in live}
-        rows = [v[b, s] for s in live if place[s] < prefix or not conv]
+        first = 0 if grid is not None else valid[0]
+        position = {s: (s - first if positions is None else int(positions[b, s])) for s in valid}
+        rows = [v[b, s] for s in valid if position[s] < prefix or not conv]
         if conv:
-            rows += _reduced(v[b], {s: p - prefix for s, p in place.items() if p >= prefix}, conv, norm, grid)
+            rows += _reduced(v[b], {s: p - prefix for s, p in position.items() if p >= prefix}, conv, norm, grid)
         r = torch.stack(rows)
         outputs.append(_multihead(q[b], r @ k_map[0].T + sum(k_map[1:]), r @ v_map[0].T + sum(v_map[1:]), heads))
     return torch.stack(outputs)
 
 
-def _reduced(v: Tensor, place: dict[int, int], conv, norm, grid) -> list[Tensor]:
+def _reduced(v: Tensor, position: dict[int, int], conv, norm, grid) -> list[Tensor]:
     """One normalised vector for each R x .. x R cell that holds a token."""
     weight, bias = conv
     R, spots = weight.shape[-1], None if grid is None else list(product(*(range(n) for n in grid)))
     cells: dict[tuple[int, ...], Tensor] = {}
-    for s, p in place.items():
+    for s, p in position.items():
         at = (p,) if spots is None else spots[p]
         cell, tap = tuple(a // R for a in at), tuple(a % R for a in at)
         cells[cell] = cells.get(cell, bias) + weight[(slice(None), slice(None), *tap)] @ v[s]

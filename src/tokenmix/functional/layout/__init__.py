@@ -1,1 +1,1 @@
-"""Where tokens stand: blocks, lines, buckets, masks, positions, and the checks of inputs."""
+"""The layout of tokens: blocks, lines, buckets, masks, positions, and the checks of inputs."""

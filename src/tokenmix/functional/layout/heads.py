@@ -1,4 +1,4 @@
-"""Features by head."""
+"""Views of features by head."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from torch import Tensor
 
 
 def by_head(a: Tensor, heads: int) -> Tensor:
-    """(B, T, heads * e) -> (B, heads, T, e), a view."""
+    """View (B, T, heads * e) as (B, heads, T, e)."""
     return a.unflatten(-1, (heads, -1)).transpose(1, 2)

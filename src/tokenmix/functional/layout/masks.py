@@ -9,10 +9,11 @@ from ...errors import MixerError
 
 
 def allowed(B: int, T: int, S: int, *, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None, device: torch.device) -> Tensor:
-    """All masks ANDed into one bool (B, T, S); with T < S, causal lets the last query see every key."""
+    """Combine all masks into one bool (B, T, S); with T < S, causal lets the last query see every key."""
     check_keys(key_mask, B, S)
     if attn_mask is not None and (attn_mask.dtype != torch.bool or attn_mask.ndim not in (2, 3) or attn_mask.shape[-2:] != (T, S)):
-        raise MixerError(f"expects a bool attn_mask of shape {(T, S)} or {(B, T, S)}, True = may be attended, got {attn_mask.dtype} {tuple(attn_mask.shape)}.")
+        given = f"{attn_mask.dtype} {tuple(attn_mask.shape)}"
+        raise MixerError(f"expects a bool attn_mask of shape {(T, S)} or {(B, T, S)}, True = may be attended, got {given}.")
     ok = torch.ones(1, T, S, dtype=torch.bool, device=device)
     if causal:
         ok = ok.tril(S - T)
@@ -24,16 +25,17 @@ def allowed(B: int, T: int, S: int, *, causal: bool, key_mask: Tensor | None, at
 
 
 def check_keys(key_mask: Tensor | None, B: int, S: int) -> None:
-    """Refuse anything but a bool mask of S keys; one row may stand for all."""
+    """Refuse anything but a bool mask of S keys; one row may serve the whole batch."""
     if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.ndim != 2 or key_mask.shape[1] != S):
-        raise MixerError(f"expects a bool key_mask of shape {(B, S)}, True = may be attended, got {key_mask.dtype} {tuple(key_mask.shape)}.")
+        given = f"{key_mask.dtype} {tuple(key_mask.shape)}"
+        raise MixerError(f"expects a bool key_mask of shape {(B, S)}, True = may be attended, got {given}.")
 
 
 def valid_mask(a: Tensor, key_mask: Tensor | None) -> Tensor:
-    """The key mask (B, T) of a (B, T, ..), all True where none was given."""
+    """Return the key mask (B, T) of a (B, T, ..), all True if none was given."""
     return torch.ones(a.shape[:2], dtype=torch.bool, device=a.device) if key_mask is None else key_mask
 
 
 def zero_masked(a: Tensor, key_mask: Tensor | None) -> Tensor:
-    """a (B, T, D) with 0 at masked tokens, whatever stood there."""
+    """Return a (B, T, D) with 0 at masked tokens, whatever they held."""
     return a if key_mask is None else torch.where(key_mask[..., None], a, 0.0)

@@ -1,4 +1,4 @@
-"""Where tokens stand: default positions, rows shifted so that each token lies at its position, and blocks of tokens that share a cell."""
+"""Positions of tokens: defaults, rows shifted so that index = position, and blocks of tokens that share a cell."""
 
 from __future__ import annotations
 
@@ -16,33 +16,41 @@ Positions = Tensor | tuple[Tensor, Tensor]
 
 
 def first_true(key_mask: Tensor) -> Tensor:
-    """The index (B, 1) of the first True of each row; the length where there is none."""
+    """Return the index (B, 1) of the first True of each row; the length if there is none."""
     return (key_mask.cumsum(1) == 0).sum(1, keepdim=True)
 
 
 def default_positions(rows: int, length: int, key_mask: Tensor | None, device: torch.device) -> Tensor:
-    """(B, S): index minus the index of the row's first True key; padding in front gets 0."""
+    """Return (B, S): index minus the index of the row's first True key; padding in front gets 0."""
     index = torch.arange(length, device=device).expand(rows, length)
     return index if key_mask is None else (index - first_true(key_mask)).clamp_min(0)
 
 
 def fill_from_last_valid(positions: Tensor, valid: Tensor) -> Tensor:
-    """Positions, those of masked tokens replaced by that of the last live one before them: no garbage there parts what belongs together."""
+    """Replace the positions of masked tokens by that of the last valid token before them.
+
+    Arbitrary values there then cannot separate tokens that belong together.
+    """
     return _carried(positions, valid, 0)
 
 
 def _carried(values: Tensor, valid: Tensor, nothing: int) -> Tensor:
-    """Values (B, T), those of masked tokens replaced by the last live one's; ``nothing`` before the first. Written without cummax, which ONNX has not."""
-    rank = valid.cumsum(1)  # live tokens lie in slots 1, 2, ..; slot 0 holds nothing
+    """Replace values (B, T) of masked tokens by the last valid token's; ``nothing`` before the first.
+
+    Written without cummax, which ONNX lacks.
+    """
+    rank = valid.cumsum(1)  # valid tokens lie in slots 1, 2, ..; slot 0 holds nothing
     slots = values.new_full((values.shape[0], values.shape[1] + 1), nothing)
     return slots.scatter(1, torch.where(valid, rank, 0), torch.where(valid, values, nothing)).gather(1, rank)
 
 
 def last_valid(valid: Tensor, keep: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The last ``keep`` live tokens of each row (B, S), in order and at the end: their indices and which places hold one (B, keep); and the live tokens
-    (B, S) that came before those."""
-    behind = valid.flip(1).cumsum(1).flip(1)  # live tokens from here on
-    slot = torch.where(valid & (behind <= keep), keep - behind, keep)  # the slot after the last takes all others
+    """Find the last ``keep`` valid tokens of each row (B, S), in order and right-aligned.
+
+    Returns their indices and which slots hold one (B, keep), and the valid tokens (B, S) that came before those.
+    """
+    behind = valid.flip(1).cumsum(1).flip(1)  # valid tokens from here on
+    slot = torch.where(valid & (behind <= keep), keep - behind, keep)  # the slot after the last collects all others
     index = torch.arange(valid.shape[1], device=valid.device).expand(valid.shape)
     found = index.new_zeros(valid.shape[0], keep + 1).scatter(1, slot, index)[:, :keep]
     there = torch.arange(keep, device=valid.device) >= keep - behind[:, :1]
@@ -50,26 +58,32 @@ def last_valid(valid: Tensor, keep: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def gather_tokens(a: Tensor, index: Tensor) -> Tensor:
-    """The tokens of a (B, S, ..) at indices (B, n)."""
+    """Gather the tokens of a (B, S, ..) at indices (B, n)."""
     return a.gather(1, index.view(*index.shape, *[1] * (a.ndim - 2)).expand(*index.shape, *a.shape[2:]))
 
 
 def from_start(a: Tensor, starts: Tensor) -> Tensor:
-    """a (B, T, ...) moved left by ``starts`` (B,), so that each row's position 0 stands first; what comes after the end repeats the last token."""
+    """Shift a (B, T, ...) left by ``starts`` (B,), so that each row's position 0 comes first.
+
+    What follows the end repeats the last token.
+    """
     T = a.shape[1]
     index = (torch.arange(T, device=a.device) + starts[:, None]).clamp_max(T - 1)
     return a.gather(1, index.view(*index.shape, *[1] * (a.ndim - 2)).expand(a.shape))
 
 
 def back_to_place(a: Tensor, starts: Tensor) -> Tensor:
-    """The reverse of ``from_start`` for outputs (B, T, C); tokens before a row's start get exactly 0."""
+    """Undo ``from_start`` for outputs (B, T, C); tokens before a row's start get exactly 0."""
     index = torch.arange(a.shape[1], device=a.device) - starts[:, None]
     moved = a.gather(1, index.clamp_min(0)[..., None].expand(a.shape))
     return torch.where((index >= 0)[..., None], moved, 0.0)
 
 
 def turned(starts: Tensor, key_mask: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Which places (B, T) hold a live token of the row, and each tensor (B, T, ..), after ``from_start``."""
+    """Apply ``from_start`` to tensors (B, T, ..).
+
+    Returns which slots (B, T) then hold a valid token of the row, followed by the tensors.
+    """
     T = tensors[0].shape[1]
     within = torch.arange(T, device=starts.device) + starts[:, None] < T
     valid = within if key_mask is None else within & from_start(key_mask, starts)
@@ -77,12 +91,15 @@ def turned(starts: Tensor, key_mask: Tensor | None, *tensors: Tensor) -> tuple[T
 
 
 def shifted(key_mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """``turned`` by the padding in front of each row, so that the index is the default position."""
+    """Apply ``turned`` by the padding in front of each row, so that the index is the default position."""
     return turned(first_true(key_mask)[:, 0], key_mask, *tensors)
 
 
 def in_order(form: Callable[..., Tensor], tensors: tuple[Tensor, ...], key_mask: Tensor | None) -> Tensor:
-    """``form(*tensors, key_mask)`` on rows turned so that index = position; what stands before a row's first key gets 0."""
+    """Call ``form(*tensors, key_mask)`` on rows shifted so that index = position.
+
+    Tokens before a row's first key get 0.
+    """
     if key_mask is None:
         return form(*tensors, None)
     valid, *moved = shifted(key_mask, *tensors)
@@ -90,7 +107,10 @@ def in_order(form: Callable[..., Tensor], tensors: tuple[Tensor, ...], key_mask:
 
 
 def patches(x: Tensor, grid: tuple[int, ...], size: int) -> Tensor:
-    """Tokens x (B, prod(grid), D) in cells of ``size`` along each axis, zeros where a cell leaves the grid: (B, cells, size^n, D)."""
+    """Arrange tokens x (B, prod(grid), D) in cells of ``size`` along each axis: (B, cells, size^n, D).
+
+    Cells that extend beyond the grid are filled with zeros.
+    """
     n, (B, _, D) = len(grid), x.shape
     counts = [-(-g // size) for g in grid]
     pad = [p for g, c in zip(reversed(grid), reversed(counts), strict=True) for p in (0, c * size - g)]
@@ -100,22 +120,29 @@ def patches(x: Tensor, grid: tuple[int, ...], size: int) -> Tensor:
 
 
 def strided_conv(cells: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The convolution whose stride is its kernel: cells (B, n, taps, D), weight (D', D, *kernel), bias (D',) -> (B, n, D'), in float64."""
+    """Apply the convolution whose stride is its kernel, in float64.
+
+    cells (B, n, taps, D), weight (D', D, *kernel), bias (D',) -> (B, n, D').
+    """
     flat = weight.double().flatten(2).permute(2, 1, 0).flatten(0, 1)
     return cells.double().flatten(2) @ flat + bias.double()
 
 
 def taps_of(x: Tensor, tap: Tensor, weight: Tensor) -> Tensor:
-    """What each token x (B, S, D) adds to its cell: weight (D', D, *kernel) at its tap (B, S) of the flattened kernel -> (B, S, D'), in float64."""
+    """Compute what each token x (B, S, D) adds to its cell, in float64.
+
+    weight (D', D, *kernel) at the token's tap (B, S) of the flattened kernel -> (B, S, D').
+    """
     flat = weight.double().flatten(2).permute(2, 1, 0)
     at = tap[..., None] == torch.arange(len(flat), device=x.device)
     return torch.where(at[..., None], x.double()[:, :, None], 0.0).flatten(2) @ flat.flatten(0, 1)
 
 
 def gathered(cell: Tensor, valid: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
-    """Sums over the live tokens of each cell (B, S), at its last token: a bool (B, S) saying which tokens those are, and each sum (B, S, D).
+    """Sum over the valid tokens of each cell (B, S), at the cell's last token.
 
-    The last in index, so that a lower-triangular mask hides a cell until all of it has come. O(S^2 D): for positions without structure.
+    Returns a bool (B, S) marking those last tokens, and each sum (B, S, D). The last token by index is used so that a
+    lower-triangular mask hides a cell until all of it has come. O(S^2 D): for positions without structure.
     """
     joint = (cell[:, :, None] == cell[:, None, :]) & valid[:, None, :] & valid[:, :, None]
     last = valid & ~joint.triu(1).any(-1)

@@ -1,1 +1,1 @@
-"""Sums over keys, exact for any finite input: what the functional forms compute with."""
+"""Sums over keys, exact for any finite input: the building blocks of the functional forms."""

@@ -1,10 +1,10 @@
-"""Sums over causal, banded and windowed patterns of visible keys, put together from the pieces of ``_sums``.
+"""Sums over causal, banded and windowed patterns of visible keys, assembled from the pieces in ``softmax``.
 
-``reach`` = (low, high): the source's weights are zero unless low <= s - t <= high; ``None``: no such limit.
+``reach`` = (low, high): the source's weights are zero unless low <= s - t <= high; ``None`` means no such limit.
 
-Causal rows are built from the inside out: a leaf of 8 tokens, then groups of up to 8 units (of 8, 64, 512 ... tokens) in which a row sees the units
-before its own, and with a reach the block before and the sums of all older blocks. All these keys lie before the row's leaf, so the 8 rows of a leaf
-share one maximum for them.
+Causal rows are built from the inside out. A leaf holds 8 tokens. Groups of up to 8 units (of 8, 64, 512, ... tokens)
+follow, in which a row sees the units before its own; with a reach, the previous block and the sums of all older blocks
+are added. All these keys lie before the row's leaf, so the 8 rows of a leaf share one maximum for them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BLOCK = 16  # rows of a block of the product of factors, at least
 
 
 def causal_sums(k: Tensor, v: Tensor, source: Weights, *, reach: Reach | None = None) -> Sums:
-    """Row t sees keys 0..t."""
+    """Compute causal sums: row t sees keys 0..t."""
     T = k.shape[-2]
     block = None if reach is None or _block_size(reach) >= T else _block_size(reach)
     if block:
@@ -63,7 +63,7 @@ def causal_sums(k: Tensor, v: Tensor, source: Weights, *, reach: Reach | None = 
 
 
 def _over_groups(m: Tensor, terms: Tensor, source: Weights, unit: int) -> Sums:
-    """Groups of 8 units: a row sees the units before its own. The last group may be short."""
+    """Sum within groups of 8 units: each row sees the units before its own. The last group may be short."""
     leaves, span = m.shape[-3], unit * FAN // LEAF
     whole = leaves // span * span
     parts = []
@@ -77,7 +77,10 @@ def _over_groups(m: Tensor, terms: Tensor, source: Weights, unit: int) -> Sums:
 
 
 def _over_units(m: Tensor, terms: Tensor, w: Tensor, unit: int, groups: int, before: tuple[Tensor, Tensor, Tensor] | None = None) -> Sums:
-    """In each group, rows of unit i see units 0..i-1, and the block ``before`` the group as one more unit: its m, terms and weights."""
+    """Sum the preceding units in each group: rows of unit i see units 0..i-1.
+
+    ``before`` is the block before the group, counted as one more unit: its m, terms and weights.
+    """
     m, terms = m.unflatten(-3, (groups, -1)), terms.unflatten(-4, (groups, -1))  # (..., groups, leaves, 1 or 8, ...)
     sizes = [min(unit // LEAF, m.shape[-3] - i) for i in range(0, m.shape[-3], unit // LEAF)]
     nothing = None if before is not None else _nothing(m[..., : sizes[0], :, :], terms)
@@ -105,18 +108,18 @@ def _over_units(m: Tensor, terms: Tensor, w: Tensor, unit: int, groups: int, bef
 
 
 def _owners(sizes: list[int]) -> list[int]:
-    """The unit of each leaf: 0, 0, 1, 1, 2 for sizes 2, 2, 1."""
+    """Return the unit that each leaf belongs to: 0, 0, 1, 1, 2 for sizes 2, 2, 1."""
     return [unit for unit, size in enumerate(sizes) for _ in range(size)]
 
 
 def _nothing(m: Tensor, terms: Tensor) -> Sums:
-    """Empty sums for leaves of which m (..., leaves, 1, c') is the maximum."""
+    """Return empty sums for leaves whose maximum is m (..., leaves, 1, c')."""
     none = torch.full_like(m, FLOOR)
     return Sums(none, torch.zeros_like(m), terms.new_zeros(*m.shape[:-2], LEAF, *terms.shape[-2:]))
 
 
 def _over_blocks(m: Tensor, terms: Tensor, source: Weights, unit: int, block: int) -> Sums:
-    """Every block's units, with the block before as one more unit."""
+    """Sum over the units of every block, with the previous block as one more unit."""
     leaves = block // LEAF
     n = m.shape[-3] // leaves
     mg, tg = m.unflatten(-3, (n, leaves)), terms.unflatten(-4, (n, leaves))
@@ -126,13 +129,13 @@ def _over_blocks(m: Tensor, terms: Tensor, source: Weights, unit: int, block: in
 
 
 def _over_past(k: Tensor, v: Tensor, block: int) -> Sums:
-    """For every leaf the sums of the blocks before the last one, which weigh exp(0)."""
+    """Return, for every leaf, the sums of the blocks older than the previous one, whose weight is exp(0)."""
     past = delay(scan(over_all(*blocked(k, v, block))), 2)
     return Sums(*(a.repeat_interleave(block // LEAF, a.ndim - d) for a, d in zip(past, (3, 3, 4), strict=True)))
 
 
 def band_sums(k: Tensor, v: Tensor, source: Weights, *, reach: Reach) -> Sums:
-    """Every row sees every key, so one maximum serves all; weights are non-zero inside the reach only."""
+    """Compute sums in which every row sees every key under one maximum; weights are non-zero only inside the reach."""
     T, size = k.shape[-2], _block_size(reach)
     m, terms = products(k, v)
     terms = F.pad(terms, (0, 0, 0, 0, 0, -T % size)).unflatten(-3, (-1, size))
@@ -143,12 +146,15 @@ def band_sums(k: Tensor, v: Tensor, source: Weights, *, reach: Reach) -> Sums:
 
 
 def _older(sums: Tensor) -> Tensor:
-    """For block i the sum of blocks 0..i-2, of positive terms only."""
+    """Return, for block i, the sum of blocks 0..i-2, formed from positive terms only."""
     return F.pad(sums.cumsum(-4), (0, 0, 0, 0, 0, 0, 2, 0))[..., : sums.shape[-4], :, :, :]
 
 
 def window_ratio(k: Tensor, v: Tensor, source: Weights, *, reach: Reach) -> Tensor:
-    """Row t sees only the keys inside the reach, under its own maximum, for a key outside may be any amount larger."""
+    """Compute the ratio when row t sees only keys inside the reach.
+
+    Each row has a maximum of its own, because a key outside may be arbitrarily larger.
+    """
     T, size = k.shape[-2], _block_size(reach)
     kb, vb = blocked(k, v, size)
     i = torch.arange(size, device=k.device)
@@ -166,7 +172,10 @@ def _block_size(reach: Reach) -> int:
 
 
 def _neighbours(a: Tensor, dims: int, beyond: float) -> Tensor:
-    """Blocks i-1, i, i+1 side by side along the token axis; blocks lie on dim -dims, tokens on the next; ``beyond`` outside of the sequence."""
+    """Lay blocks i-1, i, i+1 side by side along the token axis, with ``beyond`` outside the sequence.
+
+    Blocks lie on dim -dims, tokens on the next.
+    """
     pad, n, axis = (0, 0) * (dims - 1), a.shape[-dims], a.ndim - dims
     before = F.pad(a.merge_heads(axis, 0, n - 1), (*pad, 1, 0), value=beyond)
     after = F.pad(a.merge_heads(axis, 1, n - 1), (*pad, 0, 1), value=beyond)
@@ -174,12 +183,15 @@ def _neighbours(a: Tensor, dims: int, beyond: float) -> Tensor:
 
 
 def _window_weights(source: Weights, size: int, n: int) -> Tensor:
-    """(..., n or 1, size, 3 size): every block's weights for the block before, itself and the block after."""
+    """Return (..., n or 1, size, 3 size): each block's weights for the previous block, itself and the next block."""
     return torch.cat([_aligned(source, size, o, n) for o in (1, 0, -1)], -1)
 
 
 def _aligned(source: Weights, size: int, offset: int, n: int) -> Tensor:
-    """The source's blocks at ``offset`` laid out for all n query blocks; zero where there is no key block, for those keys are dead."""
+    """Lay out the source's blocks at ``offset`` for all n query blocks.
+
+    They are zero where there is no key block: those keys are masked.
+    """
     if n == 1 and offset:
         return torch.zeros_like(source.blocks(size, 0, n))
     w = source.blocks(size, offset, n)

@@ -1,4 +1,4 @@
-"""The parts of compressive attention: grouping, compression, who sees what, and the reconstruction loss."""
+"""Parts of compressive attention: grouping, compression, visibility, and the reconstruction loss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POOLS = ("mean", "max", "conv")
 
 
 class Sizes(NamedTuple):
-    """The structure: n_m, n_cm, c and the compression function."""
+    """Hold the structure: n_m, n_cm, c and the compression function."""
 
     memory: int
     compressed: int
@@ -26,7 +26,10 @@ class Sizes(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Groups of ``rate`` tokens by position: the tokens (B, G, rate, D), which of them live (B, G, rate), and the number of each group (B, G)."""
+    """Hold groups of ``rate`` tokens by position.
+
+    The tokens (B, G, rate, D), which of them are valid (B, G, rate), and the number of each group (B, G).
+    """
 
     tokens: Tensor
     valid: Tensor
@@ -34,7 +37,10 @@ class Groups(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Compressed memory: keys and values (B, G, D), group numbers (B, G), and whether anything is in it (B, G)."""
+    """Hold compressed memory.
+
+    Keys and values (B, G, D), group numbers (B, G), and whether a slot holds anything (B, G).
+    """
 
     keys: Tensor
     values: Tensor
@@ -43,7 +49,10 @@ class Slots(NamedTuple):
 
 
 def grouped(x: Tensor, valid: Tensor, rate: int, positions: Tensor | None) -> Groups:
-    """The tokens by group. With positions of their own there is room for as many groups as tokens; groups count up in the order of the tokens."""
+    """Arrange the tokens in groups.
+
+    With explicit positions there is room for as many groups as tokens; groups are counted in the order of the tokens.
+    """
     B, T, D = x.shape
     if positions is None:
         ids = torch.arange(-(-T // rate), device=x.device).expand(B, -1)
@@ -51,7 +60,7 @@ def grouped(x: Tensor, valid: Tensor, rate: int, positions: Tensor | None) -> Gr
         return Groups(F.pad(x, (0, 0, 0, more)).unflatten(1, (-1, rate)), F.pad(valid, (0, more)).unflatten(1, (-1, rate)), ids)
     group = torch.div(positions, rate, rounding_mode="floor")
     rank = F.pad((group[:, 1:] != group[:, :-1]).long(), (1, 0)).cumsum(1)
-    spot = torch.where(valid, rank * rate + positions - group * rate, T * rate)  # masked tokens go nowhere
+    spot = torch.where(valid, rank * rate + positions - group * rate, T * rate)  # masked tokens go to the extra slot that is dropped
     tokens = x.new_zeros(B, T * rate + 1, D).scatter(1, spot[..., None].expand(-1, -1, D), x)[:, :-1].unflatten(1, (T, rate))
     there = torch.zeros(B, T * rate + 1, dtype=torch.bool, device=x.device).scatter(1, spot, valid)[:, :-1].unflatten(1, (T, rate))
     return Groups(tokens, there, torch.full_like(group, -1).scatter(1, rank, group))
@@ -59,7 +68,7 @@ def grouped(x: Tensor, valid: Tensor, rate: int, positions: Tensor | None) -> Gr
 
 @exact
 def compress(groups: Groups, project: tuple[Tensor, ...], squeeze: tuple[Tensor, ...], pool: str) -> Slots:
-    """f over the tokens of each group, then its key and value."""
+    """Apply f to the tokens of each group and return the key and the value of the result."""
     tokens, valid, met = clean(groups.tokens), groups.valid[..., None], marks(groups.tokens).sum(2)
     there = groups.valid.any(-1)
     if pool == "conv":
@@ -73,7 +82,11 @@ def compress(groups: Groups, project: tuple[Tensor, ...], squeeze: tuple[Tensor,
 
 
 def visible(rows: Tensor, cols: Tensor, ids: Tensor, sizes: Sizes, causal: bool) -> tuple[Tensor, Tensor]:
-    """Which tokens at ``cols`` are seen as they are, and which groups ``ids`` compressed, by queries at ``rows``: (..., T, S) and (..., T, G)."""
+    """Return which keys the queries at ``rows`` see: (..., T, S) and (..., T, G).
+
+    The first mask marks the tokens at ``cols`` that are seen individually, the second the groups ``ids`` seen
+    compressed.
+    """
     _, many, rate, _ = sizes
     group = torch.div(cols, rate, rounding_mode="floor")[..., None, :]
     first = torch.div(rows - sizes.memory + 1, rate, rounding_mode="floor")[..., None]
@@ -87,7 +100,7 @@ def visible(rows: Tensor, cols: Tensor, ids: Tensor, sizes: Sizes, causal: bool)
 
 @exact
 def over_memories(q, k, v, slots: Slots, learned, ok: Tensor, rows: Tensor, cols: Tensor, heads: int, sizes: Sizes, causal: bool) -> Tensor:
-    """Attention of q (B, T, D) at ``rows`` over tokens at ``cols`` (B, S) where ``ok`` (B, T, S), and over the slots."""
+    """Attend from q (B, T, D) at ``rows`` over tokens at ``cols`` (B, S) where ``ok`` (B, T, S), and over the slots."""
     near, far = visible(rows, cols, slots.ids, sizes, causal)
     both = torch.cat([far & slots.there[:, None], near & ok], 2)
     positions = torch.cat([slots.ids * sizes.rate + sizes.rate - 1, cols], 1)
@@ -98,7 +111,10 @@ def over_memories(q, k, v, slots: Slots, learned, ok: Tensor, rows: Tensor, cols
 
 @exact
 def weigh(q: Tensor, k: Tensor, v: Tensor, met: Tensor, learned: tuple[Tensor, ...], ok: Tensor, rows: Tensor, cols: Tensor, heads: int) -> Tensor:
-    """Heads of the attention with relative positions: (..., L, D), (..., W, D), all finite, and the marks of the keys (..., W, 1) -> (..., heads, L, e)."""
+    """Compute the heads of attention with relative positions.
+
+    q (..., L, D), k and v (..., W, D), all finite, and the marks of the keys (..., W, 1) give (..., heads, L, e).
+    """
     relative, content, place = learned
     scale = (q.shape[-1] // heads) ** -0.5
     asked, located, kh, vh = (per_head(a, heads) for a in ((q + content) * scale, (q + place) * scale, k, v))
@@ -107,9 +123,11 @@ def weigh(q: Tensor, k: Tensor, v: Tensor, met: Tensor, learned: tuple[Tensor, .
 
 @exact
 def reconstruction_loss(q: Tensor, k: Tensor, v: Tensor, slots: Slots, valid: Tensor, positions: Tensor, heads: int, sizes: Sizes, causal: bool) -> Tensor:
-    """Attention reconstruction (Rae et al. 2020, Algorithm 2): what content attention reads from the groups a query sees compressed, against their tokens.
+    """Compute the attention reconstruction loss (Rae et al. 2020, Algorithm 2).
 
-    The mean over queries and features of the squared difference. q, k and v are to come without their history, so that only f learns from it. O(T^2 D).
+    It compares what content attention reads from the compressed groups a query sees with what it reads from their
+    tokens, as the mean over queries and features of the squared difference. q, k and v should be detached, so that only
+    f learns from it. O(T^2 D).
     """
     _, far = visible(positions, positions, slots.ids, sizes, causal)
     group = torch.div(positions, sizes.rate, rounding_mode="floor")

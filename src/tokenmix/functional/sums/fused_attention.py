@@ -1,4 +1,4 @@
-"""Softmax attention by torch's fused kernel, which can be differentiated twice on the CPU, and as plain matrix products."""
+"""Softmax attention by torch's fused kernel, made twice differentiable on the CPU, and as plain matrix products."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from ..backend import watched
 from .precision import at_least_float32
 
-_FLASH = 1  # what torch calls its CPU kernel among the forms of its attention
+_FLASH = 1  # torch's number for its CPU kernel
 _flash = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _flash_backward = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
 
@@ -19,7 +19,8 @@ _flash_backward = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_f
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False, scale: float | None = None) -> Tensor:
     """Weigh values by softmax(scale q . k): q (B, H, T, e), k and v (B, G, S, e), mask (B, 1, T, S) bool; (B, H, T, e).
 
-    Torch's kernel has no second derivatives. On the CPU its backward pass, where a graph of it is asked for, is that of ``plain_attention``.
+    Torch's kernel has no second derivatives. On the CPU, a backward pass whose own graph is requested is that of
+    ``plain_attention``.
     """
     grouped = bool(k.shape[1] != q.shape[1])
     if _needs_twice(q, k, v) and torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped) == _FLASH:
@@ -37,19 +38,19 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale:
 
 
 def _needs_twice(*tensors: Tensor) -> bool:
-    """Whether a backward pass on the CPU may come, outside of what traces or transforms the call."""
+    """Return whether a backward pass on the CPU may follow, outside anything that traces or transforms the call."""
     if _flash is None or _flash_backward is None or not torch.is_grad_enabled() or not any(a.requires_grad for a in tensors):
         return False
     return tensors[0].is_cpu and torch._C._get_tracing_state() is None and not watched()
 
 
 class _Twice(torch.autograd.Function):
-    """Torch's kernel and its backward, or the plain form's where the backward pass is to be differentiated."""
+    """Torch's kernel and its backward pass, or the plain form's backward when that is itself differentiated."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
         added = None if mask is None else torch.zeros((), dtype=q.dtype).expand(mask.shape).masked_fill(~mask, float("-inf"))
-        y, level = _flash(q, k, v, 0.0, causal, attn_mask=added, scale=scale)  # type: ignore[misc]  # not None, as asked
+        y, level = _flash(q, k, v, 0.0, causal, attn_mask=added, scale=scale)  # type: ignore[misc]  # not None
         ctx.save_for_backward(q, k, v, mask, added, y, level)
         ctx.causal, ctx.scale = causal, scale
         return y
@@ -58,7 +59,7 @@ class _Twice(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]  # one output, one gradient
         q, k, v, mask, added, y, level = ctx.saved_tensors
         if not torch.is_grad_enabled():
-            grads = _flash_backward(g, q, k, v, y, level, 0.0, ctx.causal, attn_mask=added, scale=ctx.scale)  # type: ignore[misc]  # not None, as asked
+            grads = _flash_backward(g, q, k, v, y, level, 0.0, ctx.causal, attn_mask=added, scale=ctx.scale)  # type: ignore[misc]  # not None
             return *grads, None, None, None
         if ctx.causal:
             mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()

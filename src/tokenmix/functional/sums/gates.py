@@ -25,11 +25,14 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
 def check_gate(gate: str | None, who: str) -> None:
     """Refuse a gate that does not exist."""
     if gate is not None and (not isinstance(gate, str) or gate not in GATES):
-        raise MixerError(f"{who}: gate={gate!r} is unknown; choose one of {', '.join(GATES)}, or None for no query at all.")
+        raise MixerError(f"{who}: gate={gate!r} is unknown; choose one of {', '.join(GATES)}, or None for no gate.")
 
 
 def gated(q: Tensor, y: Tensor, gate: str | None) -> Tensor:
-    """gate(q) * y in float32 or better, in q's dtype; y itself where there is no gate. y may have one row for all."""
+    """Compute gate(q) * y in float32 or better, in q's dtype; y itself when there is no gate.
+
+    y may have one row for all queries.
+    """
     if gate is None:
         return y.to(q.dtype).expand_as(q)
     return (GATES[gate](at_least_float32(q)) * y.to(sum_dtype(q))).to(q.dtype)

@@ -1,8 +1,8 @@
-"""The sums of kernel attention: over all keys, over prefixes in blocks, and as a past that later tokens join.
+"""Sums of kernel attention: over all keys, over prefixes in blocks, and as a past that later tokens extend.
 
-A past is what a stream carries, in float64 and of constant size, e = D / heads:
+A past is what a stream carries, in float64 and of constant size, with e = D / heads:
 
-    plain maps     total (B, D e), the sums of phi(k)^T v of each head; number (B,), how many keys these are
+    plain maps     total (B, D e), the sums of phi(k)^T v of each head; number (B,), the count of these keys
     softmax keys   m (B, D), the largest keys; num (B, D e) and den (B, D), the sums of exp(k - m)^T v and exp(k - m)
 
 With heads = D the matrices of a head are single numbers and everything is element-wise.
@@ -27,15 +27,18 @@ from .nonfinite import honest_chunk
 from .precision import at_least_float32, exact
 from .softmax import FLOOR, MASKED_KEY, SCAN, SCAN_JUMP, Sums, delay, merge, merge_heads, risen, scan
 
-EPS = 1e-6  # keeps the gradient at a zero token below 1000, which float16 can hold
-STEPPED = ("cosine", "identity", "mean")  # maps the C kernels know
-BLOCK = 64  # tokens whose pairs are weighed directly in the causal form; the result does not depend on it
+EPS = 1e-6  # keeps the gradient at a zero token below 1000, within the range of float16
+STEPPED = ("cosine", "identity", "mean")  # maps that the C kernels implement
+BLOCK = 64  # tokens whose pairs are weighed directly in the causal form; results do not depend on it
 Past = tuple[Tensor, ...]
 SoftmaxPast = tuple[Tensor, Tensor, Tensor]
 
 
 def _cosine(x: Tensor, eps: float) -> Tensor:
-    """x / sqrt(|x|^2 + eps), a long token in units in which its square is finite; without eps a token too short to be squared counts as zero."""
+    """Compute x / sqrt(|x|^2 + eps).
+
+    A long token is scaled so that its square stays finite; without eps, a token too short to be squared counts as zero.
+    """
     unit = x.detach().abs().amax(-1, keepdim=True).clamp_min(1.0)
     x = x / unit
     square = x.square().sum(-1, keepdim=True) + eps / unit.square()
@@ -47,26 +50,27 @@ MAPS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "elu": lambda x, eps: torch.where(x > 0, x + 1, torch.exp(x.clamp_max(0))),  # elu(x) + 1 would round exp(x) away
     "sigmoid": lambda x, eps: torch.sigmoid(x),
     "tanh": lambda x, eps: torch.tanh(x),
-    "softmax": lambda x, eps: x.softmax(-1),  # of queries; of keys it is a ratio of sums
+    "softmax": lambda x, eps: x.softmax(-1),  # for queries; for keys it is a ratio of sums
     "identity": lambda x, eps: x,
     "mean": lambda x, eps: x,
 }
 
 
 def check_feature(who: str, feature: str, normalise: bool, eps: float) -> tuple[str, str]:
-    """The names of the query's and the key's map."""
+    """Return the names of the query's and the key's map, refusing unknown ones and options that do not go together."""
     names = feature.split("/") if isinstance(feature, str) else []
     if len(names) not in (1, 2) or any(n not in MAPS for n in names):
-        raise MixerError(f"{who}: feature={feature!r} is unknown; give one of {', '.join(MAPS)}, or two of them as 'query/key'.")
+        known = ", ".join(MAPS)
+        raise MixerError(f"{who}: feature={feature!r} is unknown; choose one of {known}, or two of them as 'query/key'.")
     if normalise and names[-1] == "softmax":
-        raise MixerError(f"{who}: feature={feature!r} has weights that sum to 1 over the tokens already; leave normalise=False.")
+        raise MixerError(f"{who}: feature={feature!r} has weights that already sum to 1 over the tokens; use normalise=False.")
     check_eps(who, eps, zero=True)
     check_flags(who, normalise=normalise)
     return names[0], names[-1]
 
 
 def empty_sums(batch: int, dim: int, heads: int, *, softmax: bool, device: torch.device | str | None = None) -> Past:
-    """The sums over nothing."""
+    """Return the sums over no keys."""
     total = torch.zeros(batch, dim * (dim // heads), device=device, dtype=torch.float64)
     if not softmax:
         return total, torch.zeros(batch, device=device, dtype=torch.long)
@@ -76,7 +80,7 @@ def empty_sums(batch: int, dim: int, heads: int, *, softmax: bool, device: torch
 
 @exact
 def absorb(past: Past, k: Tensor, v: Tensor, valid: Tensor | None, *, heads: int, feature: str, eps: float) -> Past:
-    """The sums after keys and values (B, S, D) have joined them."""
+    """Return the sums after keys and values (B, S, D) have been added."""
     dim, of_keys = k.shape[-1], feature.split("/")[-1]
     if k.shape[1] == 0:
         return past
@@ -91,7 +95,7 @@ def absorb(past: Past, k: Tensor, v: Tensor, valid: Tensor | None, *, heads: int
 
 @exact
 def read_sums(q: Tensor, past: Past, *, heads: int, feature: str, normalise: bool, eps: float) -> Tensor:
-    """Queries (B, T, D) over finished sums."""
+    """Read finished sums with queries (B, T, D)."""
     of_query, of_keys = feature.split("/")[0], feature.split("/")[-1]
     fq = MAPS[of_query](at_least_float32(q), eps)
     if of_keys == "softmax":
@@ -109,7 +113,7 @@ def read_sums(q: Tensor, past: Past, *, heads: int, feature: str, normalise: boo
 def extend_chunk(
     q: Tensor, k: Tensor, v: Tensor, past: Past, *, valid: Tensor | None, heads: int, feature: str, normalise: bool, eps: float
 ) -> tuple[Tensor, Past]:
-    """``extend_sums`` for a stream: on the C kernels where heads = D and they know the map."""
+    """Apply ``extend_sums`` to a stream, on the C kernels where heads = D and they implement the map."""
     of_query, of_keys = feature.split("/")[0], feature.split("/")[-1]
     if heads == q.shape[-1] and q.shape == k.shape == v.shape:
         if of_keys == "softmax":
@@ -127,7 +131,7 @@ def extend_chunk(
 
 
 def _counted(past: Past, valid: Tensor | None, k: Tensor) -> bool:
-    """Whether sums and their number, and a mask, are what the C kernel reads without looking."""
+    """Return whether the sums, their count and a mask have the layout that the C kernel reads without checking."""
     total, number = past
     return total.dtype is torch.float64 and number.dtype is torch.int64 and number.shape == k.shape[:1] and masks(k, valid)
 
@@ -136,7 +140,7 @@ def _counted(past: Past, valid: Tensor | None, k: Tensor) -> bool:
 def extend_sums(
     q: Tensor, k: Tensor, v: Tensor, past: Past, *, valid: Tensor | None, heads: int, feature: str, normalise: bool, eps: float
 ) -> tuple[Tensor, Past]:
-    """L new tokens, each over the past and the new ones up to itself: outputs (B, L, D) and the sums after them."""
+    """Mix L new tokens, each over the past and the new ones up to itself: outputs (B, L, D) and the sums after them."""
     of_query, of_keys = feature.split("/")[0], feature.split("/")[-1]
     fq = MAPS[of_query](at_least_float32(q), eps)
     if of_keys == "softmax":
@@ -155,7 +159,7 @@ def extend_sums(
 
 
 def merge_sums(earlier: Past, later: Past) -> Past:
-    """The sums over two adjacent stretches."""
+    """Return the sums over two adjacent stretches of tokens."""
     if len(earlier) == 2:
         return earlier[0] + later[0], earlier[1] + later[1]
     dim = earlier[0].shape[1]
@@ -164,13 +168,13 @@ def merge_sums(earlier: Past, later: Past) -> Past:
 
 
 def _feature_prefixes(fq: Tensor, fk: Tensor, v: Tensor, past: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """A prefix sum in each feature."""
+    """Compute a prefix sum for each feature."""
     running = (fk * v).cumsum(1, dtype=torch.float64) + past[:, None]
     return fq * running.to(fq.dtype), running[:, -1].contiguous()
 
 
 def _matrix_prefixes(fq: Tensor, fk: Tensor, v: Tensor, past: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """Blocks: the sums before a block as matrices, and the pairs inside of it one by one."""
+    """Work in blocks: sums before a block as matrices, pairs inside a block individually."""
     L = fq.shape[1]
     q, k, v = (_pad(by_head(a, heads), BLOCK) for a in (fq, fk, v))
     running = _matrices(past, heads, fq.shape[-1])[:, :, None] + (k.mT @ v).cumsum(2, dtype=torch.float64)
@@ -180,7 +184,10 @@ def _matrix_prefixes(fq: Tensor, fk: Tensor, v: Tensor, past: Tensor, heads: int
 
 
 def _softmax_prefixes(fq: Tensor, k: Tensor, v: Tensor, past: Past, valid: Tensor | None, heads: int) -> tuple[Tensor, SoftmaxPast]:
-    """The same where each row has its own maxima and denominators, one for each feature of the keys; see ``_sums`` on the running maximum."""
+    """Do the same when each row has its own maxima and denominators, one for each feature of the keys.
+
+    See ``softmax`` on the running maximum.
+    """
     L = fq.shape[1]
     kh, vh = _split(k, v, valid, heads)
     kb, vb, q = _pad(kh, SCAN, MASKED_KEY), _pad(vh, SCAN), _pad(by_head(fq.double(), heads), SCAN)
@@ -198,14 +205,20 @@ def _softmax_prefixes(fq: Tensor, k: Tensor, v: Tensor, past: Past, valid: Tenso
 
 
 def _sums_of(k: Tensor, v: Tensor) -> Sums:
-    """Keys (..., S, e) and values (..., S, e) summed under the largest key: m (..., 1, e), acc (..., 1, e + 1, e), its last row the denominators."""
+    """Sum keys (..., S, e) and values (..., S, e) under the largest key.
+
+    m (..., 1, e), acc (..., 1, e + 1, e), whose last row holds the denominators.
+    """
     m = k.detach().amax(-2, keepdim=True).clamp_min(FLOOR)
     acc = F.pad(v, (0, 1), value=1.0).mT @ torch.exp(k - m)
     return Sums(m, torch.zeros_like(m), acc[..., None, :, :])
 
 
 def _mapped(k: Tensor, v: Tensor, valid: Tensor | None, name: str, eps: float) -> tuple[Tensor, Tensor]:
-    """phi(k) and v, a token that may not be attended with value 0; it is hidden before the map, so that nothing in it can spoil a gradient."""
+    """Return phi(k) and v, with value 0 for masked tokens.
+
+    Masked tokens are hidden before the map, so that nothing in them can affect a gradient.
+    """
     k, v = at_least_float32(k), at_least_float32(v)
     if valid is not None:
         k, v = torch.where(valid[..., None], k, 0.0), torch.where(valid[..., None], v, 0.0)
@@ -213,7 +226,7 @@ def _mapped(k: Tensor, v: Tensor, valid: Tensor | None, name: str, eps: float) -
 
 
 def _outer(fk: Tensor, v: Tensor, heads: int) -> Tensor:
-    """sum_s phi(k_s)^T v_s of each head in float64: (B, heads, e, e), or (B, D) where e is 1."""
+    """Compute sum_s phi(k_s)^T v_s of each head in float64: (B, heads, e, e), or (B, D) when e is 1."""
     if heads == fk.shape[-1]:
         return (fk * v).sum(1, dtype=torch.float64)
     return (by_head(fk, heads).mT @ by_head(v, heads)).double()
@@ -224,17 +237,17 @@ def _number(valid: Tensor | None, k: Tensor) -> Tensor | int:
 
 
 def _matrices(total: Tensor, heads: int, dim: int) -> Tensor:
-    """(B, D e) as (B, heads, e, e)."""
+    """View (B, D e) as (B, heads, e, e)."""
     return total.unflatten(-1, (heads, dim // heads, -1))
 
 
 def _pad(a: Tensor, size: int, value: float = 0.0) -> Tensor:
-    """(B, heads, T, e) in blocks (B, heads, n, size, e), the last one filled up."""
+    """Cut (B, heads, T, e) into blocks (B, heads, n, size, e), padding the last one."""
     return F.pad(a, (0, 0, 0, -a.shape[-2] % size), value=value).unflatten(-2, (-1, size))
 
 
 def _split(k: Tensor, v: Tensor, valid: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
-    """Keys and values in float64 (B, heads, S, e); a token that may not be attended has the key DEAD and the value 0."""
+    """Split keys and values into float64 heads (B, heads, S, e); masked tokens get key MASKED_KEY and value 0."""
     k, v = k.double(), v.double()
     if valid is not None:
         k, v = torch.where(valid[..., None], k, MASKED_KEY), torch.where(valid[..., None], v, 0.0)
@@ -246,7 +259,7 @@ def _positive(den: Tensor) -> Tensor:
 
 
 def _lift(past: Past, heads: int) -> Sums:
-    """A flat past as Sums: m (B, heads, 1, e), acc (B, heads, 1, e + 1, e)."""
+    """View a flat past as Sums: m (B, heads, 1, e), acc (B, heads, 1, e + 1, e)."""
     m, num, den = past
     m = m.unflatten(-1, (heads, 1, -1))
     acc = torch.cat([num.unflatten(-1, (heads, -1, m.shape[-1])), den.unflatten(-1, (heads, 1, -1))], 2)
@@ -254,5 +267,5 @@ def _lift(past: Past, heads: int) -> Sums:
 
 
 def _flat(s: Sums) -> SoftmaxPast:
-    """Back to m (B, D), num (B, D e), den (B, D)."""
+    """Flatten sums to m (B, D), num (B, D e), den (B, D)."""
     return s.m.flatten(1), s.acc[..., :-1, :].flatten(1), s.acc[..., -1, :].flatten(1)

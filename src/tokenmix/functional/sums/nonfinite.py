@@ -1,7 +1,8 @@
-"""NaN and infinity beside masks: a sum over allowed pairs is a product with zeros, and zero times NaN is NaN, in the sums and in their gradients.
+"""NaN and infinity beside masks: a sum over allowed pairs is a product with zeros, and zero times NaN is NaN.
 
-So each form mixes numbers that are all finite, and what is not is put back at the very end: a row that may attend a bad token, or asks with one, gets NaN.
-What is put back is data without a gradient, added last: rows out of reach keep their numbers and their gradients.
+That holds for the sums and for their gradients. Each form therefore mixes finite numbers only, and what is not finite
+is put back at the very end: a row that may attend a non-finite token, or whose query is one, becomes NaN. What is put
+back is data without a gradient, added last, so rows out of reach keep their numbers and their gradients.
 
 A mark is 0 or NaN. Shapes: B batch, T queries, S keys.
 """
@@ -26,7 +27,10 @@ Given = ParamSpec("Given")
 
 
 def nothing_to_hide(*tensors: Tensor) -> bool:
-    """Tell whether a form may take its arguments as they are: on the CPU their sums say so. For exported and traced programs it always may."""
+    """Return whether a form may take its arguments as they are.
+
+    On the CPU the sums of the arguments decide. Exported and traced programs always take them as they are.
+    """
     if exporting() or torch._C._get_tracing_state() is not None:
         return True
     if watched() or not all(a.is_cpu for a in tensors):
@@ -35,34 +39,37 @@ def nothing_to_hide(*tensors: Tensor) -> bool:
 
 
 def clean(a: Tensor) -> Tensor:
-    """a with 0 in place of all that is not finite."""
+    """Return a with 0 in place of every non-finite number."""
     if not torch.is_grad_enabled() and not torch.compiler.is_compiling() and not torch.onnx.is_in_onnx_export():
-        return torch.nan_to_num(a, 0.0, 0.0, 0.0)  # one pass instead of five, but it would keep all of a for backward
+        return torch.nan_to_num(a, 0.0, 0.0, 0.0)  # one pass instead of five; would store all of a for backward
     return torch.where(a.detach().isfinite(), a, 0.0)
 
 
 def marks(*tensors: Tensor) -> Tensor:
-    """NaN where any feature of a token is not finite, else 0: (..., T, 1), outside of the graph."""
+    """Return NaN for tokens with a non-finite feature, else 0: (..., T, 1), outside the graph."""
     first, *rest = ((a.detach() * 0.0).sum(-1, keepdim=True) for a in tensors)
     return sum(rest, first)
 
 
 def each_mark(*tensors: Tensor) -> Tensor:
-    """The same feature by feature, (..., T, D); a tensor with fewer features has one for each head."""
+    """Return the marks feature by feature, (..., T, D); a tensor with fewer features has one mark per head."""
     width = max(a.shape[-1] for a in tensors)
     first, *rest = ((a.detach() * 0.0).repeat_interleave(width // a.shape[-1], -1) for a in tensors)
     return sum(rest, first)
 
 
 def over_pairs(ok: Tensor, mark: Tensor) -> Tensor:
-    """What queries meet where ok (..., T, S) bool allows: marks (..., S, C) of keys -> (..., T, C)."""
+    """Propagate marks (..., S, C) of keys to the queries that may attend them, ok (..., T, S): (..., T, C)."""
     if mark.shape[-1] == 1:
         return torch.where((ok & mark.isnan().mT).any(-1, keepdim=True), float("nan"), 0.0)
     return torch.where(ok.to(torch.float32) @ mark.isnan().to(torch.float32) > 0, float("nan"), 0.0)
 
 
 def over_keys(mark: Tensor, queries: int, *, causal: bool = False, attn_mask: Tensor | None = None) -> Tensor:
-    """What queries meet that may attend all keys: marks (B, S, C) -> (B, T or 1, C). The last of ``causal`` queries sees every key."""
+    """Propagate marks (B, S, C) to queries that may attend all keys: (B, T or 1, C).
+
+    The last of ``causal`` queries sees every key.
+    """
     S = mark.shape[1]
     if attn_mask is not None:
         ok = attn_mask & torch.ones(queries, S, dtype=torch.bool, device=mark.device).tril(S - queries) if causal else attn_mask
@@ -71,7 +78,7 @@ def over_keys(mark: Tensor, queries: int, *, causal: bool = False, attn_mask: Te
 
 
 def over_window(mark: Tensor, low: int, high: int) -> Tensor:
-    """What queries meet that attend keys t + low .. t + high: marks (B, T, C) -> (B, T, C)."""
+    """Propagate marks (B, T, C) to queries that attend keys t + low .. t + high: (B, T, C)."""
     T = mark.shape[1]
     count = F.pad(mark.isnan().cumsum(1), (0, 0, 1, 0))
     ends = torch.arange(T, device=mark.device)
@@ -80,7 +87,10 @@ def over_window(mark: Tensor, low: int, high: int) -> Tensor:
 
 
 def put_back(y: Tensor, mark: Tensor) -> Tensor:
-    """Add marks (B, T or 1, C or 1) to outputs y (B, T, C). Gradients that a loss asks of a spoilt row are NaN, even where the loss is linear in it."""
+    """Add marks (B, T or 1, C or 1) to outputs y (B, T, C).
+
+    Gradients that a loss requests of a marked row are NaN, even where the loss is linear in it.
+    """
     if y.requires_grad and not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None:
         y.register_hook(lambda g: torch.where(mark.isnan() & (g != 0), float("nan"), g))
     return y + mark.to(y.dtype)
@@ -96,17 +106,18 @@ def honest(
     each: bool = False,
     reach: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """form(*keys), or form(q, *keys), (B, T, .) with what is not finite hidden from it and put back.
+    """Call form(*keys), or form(q, *keys), (B, T, .), hiding non-finite numbers from it and putting them back.
 
     Args:
-        q: (B, T, .), what asks and is no key. None: there is no such argument.
-        each: features do not meet, so that each has a mark of its own.
-        reach: from the marks of the keys to what each query meets. Default: a query may attend every key that the masks allow.
+        q: (B, T, .), a query that is not also a key. None: there is no such argument.
+        each: features are independent, so each has a mark of its own.
+        reach: maps the marks of the keys to those each query meets. Default: a query may attend every key that the
+            masks allow.
     """
     given = keys if q is None else (q, *keys)
     if nothing_to_hide(*given):
         return form(*given)
-    y = form(*map(clean, given))  # first of all, for it is what checks its arguments
+    y = form(*map(clean, given))  # first, because the form checks its arguments
     return put_back(y, _spoilt(y, q, keys, causal, key_mask, attn_mask, each, reach))
 
 
@@ -120,7 +131,7 @@ def _spoilt(
     each: bool,
     reach: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """What is put back."""
+    """Return the marks to put back."""
     mark_of = each_mark if each else marks
     if not keys:
         assert q is not None
@@ -131,7 +142,12 @@ def _spoilt(
 
 
 def hides(*keys: str, asks: str | None = None) -> Callable[[Callable[Given, Tensor]], Callable[Given, Tensor]]:
-    """Make a functional form ``honest``: the names of its arguments that are keys, and of the one that only asks."""
+    """Decorate a functional form with ``honest``.
+
+    Args:
+        keys: names of the arguments that are keys.
+        asks: name of the argument that is only a query.
+    """
 
     def mark_up(form: Callable[Given, Tensor]) -> Callable[Given, Tensor]:
         names = list(inspect.signature(form).parameters)
@@ -151,14 +167,16 @@ def hides(*keys: str, asks: str | None = None) -> Callable[[Callable[Given, Tens
 
 
 def _called(form: Callable[..., Tensor], named: tuple[str, ...], given: dict[str, Any], *values: Tensor) -> Tensor:
-    """The form with other values for some of its arguments."""
+    """Call the form with replaced values for some of its arguments."""
     return form(**{**given, **dict(zip(named, values, strict=True))})
 
 
 def honest_chunk(
     form: Callable[..., tuple[Tensor, Whole]], q: Tensor | None, *keys: Tensor, key_mask: Tensor | None, each: bool = False
 ) -> tuple[Tensor, Whole]:
-    """``honest`` for new tokens of a stream: form gives the outputs and the sums after them, which keep what is not finite from then on.
+    """Apply ``honest`` to new tokens of a stream.
+
+    The form returns the outputs and the sums after them, which stay non-finite once a non-finite token was added.
 
     Args:
         each: the sums too are (B, D), feature by feature.

@@ -1,4 +1,4 @@
-"""Autocast ends where mixing begins: projections run in half precision, sums and scores in the precision the forms promise."""
+"""The end of autocast: projections run in half precision, sums and scores in the precision the forms promise."""
 
 from __future__ import annotations
 
@@ -14,28 +14,31 @@ Found = TypeVar("Found")
 
 
 def casting(device: str) -> bool:
-    """Whether autocast is on for a kind of device; meta tensors, among others, know none."""
+    """Return whether autocast is on for a kind of device; some devices, such as meta, have none."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def alike(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in the widest of their dtypes: under autocast a norm or a state is float32 beside projections in half precision."""
+    """Cast the tensors to the widest of their dtypes.
+
+    Under autocast a norm or a state is float32 beside projections in half precision.
+    """
     wide = functools.reduce(torch.promote_types, (a.dtype for a in tensors))
     return tuple(a.to(wide) for a in tensors)
 
 
 def sum_dtype(a: Tensor) -> torch.dtype:
-    """Return the dtype in which sums over ``a`` run: its own, or float32 if that is wider."""
+    """Return the dtype in which sums over ``a`` are computed: its own, or float32 if that is wider."""
     return torch.promote_types(a.dtype, torch.float32)
 
 
 def at_least_float32(a: Tensor) -> Tensor:
-    """Return ``a`` in float32, or unchanged if its dtype is wider."""
+    """Cast ``a`` to float32 unless its dtype is wider."""
     return a.to(sum_dtype(a))
 
 
 def exact(form: Callable[Given, Found]) -> Callable[Given, Found]:
-    """The form, computed as its own code says: inside, autocast turns no product of float32 tensors into one of half precision."""
+    """Decorate a form so that autocast is off inside it and no product of float32 tensors runs in half precision."""
 
     @functools.wraps(form)
     def run(*args: Given.args, **options: Given.kwargs) -> Found:

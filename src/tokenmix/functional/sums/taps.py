@@ -1,7 +1,7 @@
-"""Sums over a window of taps: tap j weighs the key that stands ``j - centre`` positions after the query, and nothing else is attended.
+"""Sums over a window of taps: tap j weighs the key ``j - centre`` positions after the query; nothing else is attended.
 
-Where every token stands at its index the window slides over the values; elsewhere the taps are laid out as one weight per pair.
-Shapes: values v (B, S, G, c) with G = 1 (shared) or H; taps (B or 1, T or 1, H, s); results (B, T, H, c).
+Where every token stands at its index, the window slides over the values; elsewhere the taps are laid out as one weight
+per pair. Shapes: values v (B, S, G, c) with G = 1 (shared) or H; taps (B or 1, T or 1, H, s); results (B, T, H, c).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from .precision import alike, at_least_float32, exact
 
 
 def centre_of(size: int, causal: bool) -> int:
-    """The tap that weighs the query's own position: the last one in a causal window, else the middle one."""
+    """Return the tap at the query's own position: the last one in a causal window, else the middle one."""
     return size - 1 if causal else size // 2
 
 
 def silenced(v: Tensor, key_mask: Tensor | None) -> Tensor:
-    """v (B, S, D) in float32 or better, 0 at masked tokens, whatever they held."""
+    """Return v (B, S, D) in float32 or better, with 0 at masked tokens, whatever they held."""
     return zero_masked(at_least_float32(v), key_mask)
 
 
 def slide(taps: Tensor, v: Tensor, centre: int) -> Tensor:
-    """sum_j taps_j v_{t + j - centre}, by index: s shifted products, no (T, s, D) tensor. Time O(T s D)."""
+    """Compute sum_j taps_j v_{t + j - centre} by index: s shifted products, no (T, s, D) tensor. Time O(T s D)."""
     T, size = v.shape[1], taps.shape[-1]
     padded = F.pad(v, (0, 0, 0, 0, centre, size - 1 - centre))
     total = taps[..., 0, None] * padded[:, :T]
@@ -39,7 +39,10 @@ def slide(taps: Tensor, v: Tensor, centre: int) -> Tensor:
 
 
 def depthwise(taps: Tensor, v: Tensor, centre: int) -> Tensor:
-    """``slide`` for taps (H, s) that are the same at every token: one depthwise convolution over v (B, T, D), D a multiple of H."""
+    """Apply ``slide`` for taps (H, s) that are the same at every token.
+
+    One depthwise convolution over v (B, T, D), D a multiple of H.
+    """
     D, size = v.shape[-1], taps.shape[-1]
     if v.shape[1] == 0:
         return v
@@ -48,9 +51,10 @@ def depthwise(taps: Tensor, v: Tensor, centre: int) -> Tensor:
 
 
 def pair_weights(taps: Tensor, rows: Tensor, cols: Tensor, centre: int, *, causal: bool) -> Tensor:
-    """Weights (B, H, T, S) of keys at positions cols (B, S) for queries at rows (B, T); 0 where no tap falls.
+    """Lay out weights (B, H, T, S) of keys at positions cols (B, S) for queries at rows (B, T); 0 where no tap falls.
 
-    ``causal``: the last T keys are the queries themselves, and a query sees no key after its own index, whatever the positions say.
+    ``causal``: the last T keys are the queries themselves, and a query sees no key after its own index, whatever the
+    positions.
     """
     T, S = rows.shape[1], cols.shape[1]
     tap = cols[:, None] - rows[:, :, None] + centre
@@ -61,11 +65,13 @@ def pair_weights(taps: Tensor, rows: Tensor, cols: Tensor, centre: int, *, causa
 
 
 def grid_weights(taps: Tensor, positions: Tensor, grid: tuple[int, ...], prefix: int, sizes: tuple[int, int]) -> Tensor:
-    """``pair_weights`` on a grid: tap i * b + j of sizes (a, b) weighs the cell i - a // 2 lines and j - b // 2 columns away.
+    """Lay out ``pair_weights`` on a grid.
 
-    places (B, T) are flat indices behind ``prefix`` tokens outside of the grid, which weigh 0 to and from all.
+    Tap i * b + j of sizes (a, b) weighs the cell i - a // 2 lines and j - b // 2 columns away. positions (B, T) are
+    flat indices after ``prefix`` tokens outside the grid, which have weight 0 to and from all.
     """
-    cells = torch.tensor(list(product(*map(range, grid))), device=positions.device)  # written out: inductor fails on indices computed with // and %
+    # written out, because inductor fails on indices computed with // and %
+    cells = torch.tensor(list(product(*map(range, grid))), device=positions.device)
     on_grid = positions >= prefix
     near, tap = on_grid[:, :, None] & on_grid[:, None], torch.zeros_like(positions)[:, :, None]
     for axis, size in zip(cells.unbind(-1), sizes, strict=True):
@@ -76,7 +82,7 @@ def grid_weights(taps: Tensor, positions: Tensor, grid: tuple[int, ...], prefix:
 
 
 def _laid_out(taps: Tensor, tap: Tensor, near: Tensor) -> Tensor:
-    """(B, H, T, S): of each query's taps (B or 1, T or 1, H, s) the one numbered ``tap`` (B, T, S), where ``near``."""
+    """Return (B, H, T, S): of each query's taps (B or 1, T or 1, H, s), number ``tap`` (B, T, S), where ``near``."""
     (B, T, S), H, size = tap.shape, taps.shape[2], taps.shape[-1]
     spread = taps.transpose(1, 2).expand(B, H, T, size)
     return torch.where(near[:, None], spread.gather(-1, tap.clamp(0, size - 1)[:, None].expand(B, H, T, S)), 0.0)
@@ -84,13 +90,13 @@ def _laid_out(taps: Tensor, tap: Tensor, near: Tensor) -> Tensor:
 
 @exact
 def weighed(weights: Tensor, v: Tensor) -> Tensor:
-    """sum_s weights_ts v_s: (B, H, T, S) and (B, S, G, c) -> (B, T, H, c)."""
+    """Compute sum_s weights_ts v_s: (B, H, T, S) and (B, S, G, c) -> (B, T, H, c)."""
     met = over_pairs((weights != 0).any(1), marks(v.flatten(2)))[:, :, None]
     weights, v = alike(weights, clean(v))
     return (weights @ v.transpose(1, 2)).transpose(1, 2) + met.to(v.dtype)
 
 
 def check_odd(who: str, size: int, causal: bool) -> None:
-    """A window that looks both ways has a middle tap."""
+    """Refuse a two-sided window with an even number of taps, which has no middle tap."""
     if size < 1 or (not causal and size % 2 == 0):
-        raise MixerError(f"{who}: a window that looks both ways needs an odd number of taps, got {size}; causal=True takes any.")
+        raise MixerError(f"{who}: a two-sided window needs an odd number of taps, got {size}; causal=True takes any number.")

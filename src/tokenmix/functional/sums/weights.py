@@ -1,7 +1,8 @@
-"""Log-weights w_{t,s} of query t for key s, read block by block so that no form ever holds more than it needs.
+"""Log-weights w_{t,s} of query t for key s, read block by block so that no form holds more than it needs.
 
-Every source answers two questions: ``blocks(size, offset, n)``, the (size, size) blocks of query block i for key block i - offset, for every i < n that
-has one; and ``slab(rows, cols)``, one rectangle. Leading dims broadcast against (batch, heads). What reads them turns them to float64.
+Every source has two methods. ``blocks(size, offset, n)`` returns the (size, size) blocks of query block i for key block
+i - offset, for every i < n that has one; ``slab(rows, cols)`` returns one rectangle. Leading dims broadcast against
+(batch, heads). The reader converts them to float64.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from torch import Tensor
 
 
 class Weights(Protocol):
-    """A source of log-weights. ``uniform``: the block is the same for every i, and ``blocks`` gives it once."""
+    """A source of log-weights. ``uniform``: the block is the same for every i, and ``blocks`` returns it once."""
 
     uniform: bool
 
     def blocks(self, size: int, offset: int, n: int) -> Tensor:
-        """(..., n - |offset|, size, size) of the first n blocks; 0 beyond the last token."""
+        """Return (..., n - |offset|, size, size) of the first n blocks; 0 beyond the last token."""
 
     def slab(self, rows: slice, cols: slice) -> Tensor:
-        """(..., rows, cols); 0 beyond the last token."""
+        """Return (..., rows, cols); 0 beyond the last token."""
 
 
 class Dense:
-    """w (..., T, S) as a tensor."""
+    """Log-weights w (..., T, S) as a tensor."""
 
     uniform = False
 
@@ -43,7 +44,7 @@ class Dense:
 
 
 class Factors:
-    """w = u v^T with u (..., T, r) and v (..., S, r); T x S is never formed."""
+    """Log-weights w = u v^T with u (..., T, r) and v (..., S, r); T x S is never formed."""
 
     uniform = False
 
@@ -60,13 +61,13 @@ class Factors:
 
 
 def _rows(a: Tensor, rows: slice) -> Tensor:
-    """Rows of a factor in float64, zeros beyond its end."""
+    """Return rows of a factor in float64, with zeros beyond its end."""
     a = a[..., rows, :].double()
     return F.pad(a, (0, 0, 0, rows.stop - rows.start - a.shape[-2]))
 
 
 class Toeplitz:
-    """w_{t,s} = taps[s - t + centre] inside the taps' reach, 0 outside; taps (..., h, n)."""
+    """Log-weights w_{t,s} = taps[s - t + centre] inside the taps' reach, 0 outside; taps (..., h, n)."""
 
     uniform = True
 
@@ -89,7 +90,7 @@ class Toeplitz:
 
 
 class Banded:
-    """w_{t,s} = band[t, s - t + centre] inside of the band's reach, 0 outside; band (..., T, n)."""
+    """Log-weights w_{t,s} = band[t, s - t + centre] inside the band's reach, 0 outside; band (..., T, n)."""
 
     uniform = False
 
