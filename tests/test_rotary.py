@@ -204,7 +204,7 @@ def test_compiled_layers_of_other_rates_are_not_mixed_up():
         ({"name": "rotary", "rotary_dim": 3}, r"rotary_dim must be even and in 2..head_dim=8, got 3"),
         ({"name": "rotary", "rotary_dim": 10}, r"rotary_dim must be even and in 2..head_dim=8, got 10"),
         ({"name": "rotary", "layout": "neox"}, "layout='neox' is unknown; choose 'half' or 'interleaved'"),
-        ({"name": "rotary", "scaling": "yarn"}, "scaling is None or"),
+        ({"name": "rotary", "scaling": "yarn"}, "scaling must be None or"),
         ({"name": "rotary", "scaling": {"name": "dynamic", "factor": 2.0}}, "dynamic NTK changes the angles of keys already stored"),
         ({"name": "rotary", "scaling": {"name": "yarn", "factor": 2.0}}, "'yarn' takes factor, original_max_len, beta_fast .optional."),
         ({"name": "rotary", "scaling": {"name": "linear", "factor": 2.0, "original_max_len": 4}}, "'linear' takes factor; got factor, original_max_len"),

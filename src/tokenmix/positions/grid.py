@@ -9,21 +9,24 @@ from ..errors import MixerError
 
 
 def resize_rows(table: Tensor, old: tuple[int, int], new: tuple[int, int], prefix: int) -> Tensor:
-    """A table of one row per token, (prefix + H W, D), for another grid: the prefix rows as they are, the others interpolated as an image.
+    """Resize a table of one row per token, (prefix + H W, D), to another grid.
 
-    Bicubic with antialiasing, as DINOv2 and timm resize position embeddings.
+    The prefix rows stay as they are; the others are interpolated as an image, bicubically with antialiasing, as DINOv2
+    and timm resize position embeddings.
     """
     if table.shape[0] != prefix + old[0] * old[1]:
-        raise MixerError(f"resize: a table of {table.shape[0]} rows does not belong to a grid of {old[0]} x {old[1]} with {prefix} tokens before it.")
+        grid = f"a grid of {old[0]} x {old[1]} with {prefix} tokens before it"
+        raise MixerError(f"resize: a table of {table.shape[0]} rows does not belong to {grid}.")
     image = table[prefix:].T.reshape(1, -1, *old).float()
     grown = nn.functional.interpolate(image, size=new, mode="bicubic", align_corners=False, antialias=True)[0]
     return torch.cat([table[:prefix], grown.flatten(1).T.to(table.dtype)])
 
 
 def regrown(table: Tensor, values: Tensor) -> nn.Parameter:
-    """Values of another shape as the parameter in the place of ``table``: trained or frozen, of the dtype and with the attributes it had.
+    """Return values of another shape as a parameter that replaces ``table``.
 
-    A new object, since autograd holds the old one to its shape as long as any result computed from it lives; an optimiser is made again.
+    It is trained or frozen as before, with the same dtype and attributes. It is a new object, because autograd holds
+    the old one to its shape as long as any result computed from it lives; optimisers must be recreated.
     """
     new = nn.Parameter(values.detach().to(table.dtype).contiguous(), requires_grad=table.requires_grad)
     vars(new).update(vars(table))
@@ -31,9 +34,10 @@ def regrown(table: Tensor, values: Tensor) -> nn.Parameter:
 
 
 def sincos(grid: tuple[int, int], dim: int, *, device: torch.device | None = None) -> Tensor:
-    """Fixed sinusoids (H W, dim): half the features encode the row, half the column, each with sines and cosines of dim / 4 frequencies 10000^(-4 i / dim).
+    """Compute fixed sinusoids (H W, dim) as in MoCo v3 and MAE (He et al. 2022, arXiv 2111.06377).
 
-    As in MoCo v3 and MAE (He et al. 2022, arXiv 2111.06377), in one dimension Vaswani et al. 2017, Sec. 3.5.
+    Half the features encode the row, half the column, each with sines and cosines of dim / 4 frequencies
+    10000^(-4 i / dim). In one dimension this is Vaswani et al. 2017, Sec. 3.5.
     """
     if dim % 4:
         raise MixerError(f"sinusoidal positions on a grid need dim divisible by 4, got {dim}.")

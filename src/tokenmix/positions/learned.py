@@ -10,7 +10,7 @@ from .grid import regrown
 
 
 class LearnedPositions(nn.Module):
-    """p_t, row t of a learned table (max_len, dim), initialised N(0, init_std)."""
+    """A learned table (max_len, dim) with p_t as row t, initialised N(0, init_std)."""
 
     def __init__(self, dim: int, *, max_len: int, init_std: float = 0.02):
         super().__init__()
@@ -25,11 +25,11 @@ class LearnedPositions(nn.Module):
         nn.init.normal_(self.weight, std=self.init_std)
 
     def forward(self, positions: Tensor) -> Tensor:
-        """positions (B, T) integers -> (B, T, dim)."""
+        """Look up integer positions (B, T) -> (B, T, dim)."""
         return nn.functional.embedding(positions, self.weight)
 
     def resize(self, max_len: int) -> None:
-        """Change the number of positions; the table is interpolated linearly, so position i moves to i * new / old."""
+        """Change the number of positions by linear interpolation, so that position i moves to i * new / old."""
         if max_len < 1:
             raise MixerError(f"LearnedPositions: max_len must be positive, got {max_len}.")
         self.weight = regrown(self.weight, nn.functional.interpolate(self.weight.detach().T[None], size=max_len, mode="linear", align_corners=False)[0].T)

@@ -1,4 +1,4 @@
-"""Rotary positions: pairs of features turned by angles that grow with the position, and the rules that stretch them over longer contexts."""
+"""Rotary positions: feature pairs rotated by angles that grow with the position, and scaling rules."""
 
 from __future__ import annotations
 
@@ -16,20 +16,24 @@ LAYOUTS = ("half", "interleaved")
 
 
 class RotaryPositions(nn.Module):
-    """R_t x: pair m of each head's first ``rotary_dim`` = d features is turned by the angle t theta_m, theta_m = base^(-2 m / d), m = 0 .. d / 2 - 1.
+    """Rotary positions R_t x (Su et al. 2021, arXiv 2104.09864, Eq. 15 and 16).
 
-    So (R_t q) . (R_s k) depends on t - s alone (Su et al. 2021, arXiv 2104.09864, Eq. 15 and 16). There is nothing to learn and nothing to move: angles are
-    computed from the positions in float64 (float32 where a device has no other), taken modulo a full turn, and applied in float32 or better.
+    Pair m of each head's first ``rotary_dim`` = d features is rotated by the angle t theta_m, theta_m = base^(-2 m /
+    d), m = 0 .. d / 2 - 1, so (R_t q) . (R_s k) depends on t - s alone. There are no parameters or buffers: angles are
+    computed from the positions in float64 (float32 on devices without it), taken modulo a full turn, and applied in
+    float32 or better.
 
     Args:
         head_dim: features of a head.
-        base: of the geometric row of frequencies; Llama 3 has 500000.
-        rotary_dim: how many features of each head turn, the first ones; even. Default: all.
-        layout: which features are a pair. "half": i and i + d / 2, as Llama and GPT-NeoX; "interleaved": 2 i and 2 i + 1, as the paper and GPT-J.
-        scaling: None, or the rule for contexts longer than those trained on, {"name": one of ``RULES``, "factor": new length / old length, ...}.
+        base: the base of the geometric sequence of frequencies; Llama 3 uses 500000.
+        rotary_dim: how many features of each head are rotated, counted from the first; even. Default: all.
+        layout: which features form a pair. "half": i and i + d / 2, as in Llama and GPT-NeoX; "interleaved": 2 i and
+            2 i + 1, as in the paper and GPT-J.
+        scaling: None, or the rule for contexts longer than those trained on, {"name": one of ``RULES``, "factor": new
+            length / old length, ...}.
 
     Raises:
-        MixerError: on an option or a rule that makes no sense.
+        MixerError: for invalid options or an invalid rule.
     """
 
     def __init__(self, head_dim: int, *, base: float = 10000.0, rotary_dim: int | None = None, layout: str = "half", scaling: dict[str, Any] | None = None):
@@ -46,10 +50,13 @@ class RotaryPositions(nn.Module):
         self.rates = tuple(theta / (2 * math.pi) for theta in frequencies)  # turns per position
 
     def reset_parameters(self) -> None:
-        """Nothing to draw."""
+        """Do nothing: there are no parameters."""
 
     def forward(self, positions: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Turn each of ``tensors`` (B, T, heads * head_dim), of any number of heads, by the angles of integer ``positions`` (B, T)."""
+        """Rotate each of ``tensors`` by the angles of integer ``positions`` (B, T).
+
+        The tensors are (B, T, heads * head_dim), with any number of heads.
+        """
         exact = torch.float32 if positions.device.type == "mps" else torch.float64
         turns = positions[:, :, None, None].to(exact) * torch.tensor(self.rates, dtype=exact, device=positions.device)
         turns = turns - turns.floor()
@@ -71,34 +78,42 @@ class RotaryPositions(nn.Module):
         return (torch.cat([turned, still], -1) if still.shape[-1] else turned).flatten(2)
 
     def extra_repr(self) -> str:
-        """The options, for print."""
-        return f"head_dim={self.head_dim}, base={self.base:g}, rotary_dim={self.rotary_dim}, layout={self.layout!r}, scaling={self.scaling}"
+        """Return the options, for print."""
+        width = f"head_dim={self.head_dim}, base={self.base:g}, rotary_dim={self.rotary_dim}"
+        return f"{width}, layout={self.layout!r}, scaling={self.scaling}"
 
 
 def scaled_frequencies(rotary_dim: int, base: float, scaling: dict[str, Any] | None = None) -> tuple[list[float], float]:
-    """theta_m in radians per position, m = 0 .. rotary_dim / 2 - 1, after the rule; and the factor on turned queries and keys, 1 but for YaRN."""
+    """Return the frequencies after the scaling rule, and the factor on rotated queries and keys.
+
+    theta_m is in radians per position, m = 0 .. rotary_dim / 2 - 1. The factor is 1 except for YaRN.
+    """
     if scaling is None:
         return _frequencies(rotary_dim, base), 1.0
     if not isinstance(scaling, dict) or scaling.get("name") not in tuple(RULES):
-        hint = "; dynamic NTK changes the angles of keys already stored" * (isinstance(scaling, dict) and scaling.get("name") == "dynamic")
-        _refuse(f'scaling is None or {{"name": one of {", ".join(RULES)}, ...}}, got {scaling!r}{hint}')
+        dynamic = isinstance(scaling, dict) and scaling.get("name") == "dynamic"
+        hint = "; dynamic NTK changes the angles of keys already stored" if dynamic else ""
+        _refuse(f'scaling must be None or {{"name": one of {", ".join(RULES)}, ...}}, got {scaling!r}{hint}')
     rule, options = RULES[scaling["name"]], {name: value for name, value in scaling.items() if name != "name"}
     known = {p.name: p.default for p in inspect.signature(rule).parameters.values() if p.kind is p.KEYWORD_ONLY}
     if not set(options) <= set(known) or any(default is inspect.Parameter.empty and name not in options for name, default in known.items()):
         needs = ", ".join(name if default is inspect.Parameter.empty else f"{name} (optional)" for name, default in known.items())
-        _refuse(f"scaling {scaling['name']!r} takes {needs}; got {', '.join(options) or 'none of them'}")
+        _refuse(f"scaling {scaling['name']!r} takes {needs}; got {', '.join(options) or 'no options'}")
     for name, value in options.items():
         _check_option(name, value)
     return rule(rotary_dim, float(base), **options)
 
 
 def linear(d: int, base: float, *, factor: float) -> tuple[list[float], float]:
-    """theta / factor: position n stands at n / factor. Chen et al. 2023, arXiv 2306.15595, Eq. 4."""
+    """Scale to theta / factor: position n is treated as n / factor. Chen et al. 2023, arXiv 2306.15595, Eq. 4."""
     return [theta / factor for theta in _frequencies(d, base)], 1.0
 
 
 def ntk(d: int, base: float, *, factor: float) -> tuple[list[float], float]:
-    """base' = base factor^(d / (d - 2)): the fastest pair stays as it is, the slowest turns ``factor`` times as slowly. Peng et al. 2023, arXiv 2309.00071."""
+    """Scale the base: base' = base factor^(d / (d - 2)). Peng et al. 2023, arXiv 2309.00071.
+
+    The fastest pair keeps its frequency; the slowest rotates ``factor`` times as slowly.
+    """
     if d < 4:
         _refuse(f"scaling 'ntk' needs rotary_dim >= 4, got {d}")
     return _frequencies(d, base * factor ** (d / (d - 2))), 1.0
@@ -115,10 +130,12 @@ def yarn(
     attention_factor: float | None = None,
     truncate: bool = True,
 ) -> tuple[list[float], float]:
-    """theta_m (1 - r_m) + theta_m r_m / factor, and queries and keys times 0.1 ln(factor) + 1. Peng et al. 2023, arXiv 2309.00071.
+    """Scale to theta_m (1 - r_m) + theta_m r_m / factor. Peng et al. 2023, arXiv 2309.00071.
 
-    r_m rises linearly from 0 at the pair that turns ``beta_fast`` times within ``original_max_len`` to 1 at that which turns ``beta_slow`` times. Linear in m,
-    between whole numbers of pairs unless ``truncate`` is False: so the authors' code, on which models were trained; the paper has it linear in the turns.
+    Queries and keys are multiplied by 0.1 ln(factor) + 1. r_m rises linearly from 0 at the pair that turns
+    ``beta_fast`` times within ``original_max_len`` to 1 at the pair that turns ``beta_slow`` times. It is linear in m,
+    between whole numbers of pairs unless ``truncate`` is False, as in the authors' code, with which models were
+    trained; in the paper it is linear in the turns.
     """
     if beta_fast <= beta_slow:
         _refuse(f"scaling 'yarn' needs beta_fast > beta_slow, got {beta_fast} and {beta_slow}")
@@ -135,9 +152,10 @@ def yarn(
 def llama3(
     d: int, base: float, *, factor: float, original_max_len: int, low_freq_factor: float = 1.0, high_freq_factor: float = 4.0
 ) -> tuple[list[float], float]:
-    """theta of pairs that turn ``high_freq_factor`` times or more within ``original_max_len``, theta / factor of those that turn at most ``low_freq_factor``.
+    """Scale the slow pairs, as in the code released with Llama 3.1 (Dubey et al. 2024, arXiv 2407.21783).
 
-    Between them linear in the turns. As in the code released with Llama 3.1 (Dubey et al. 2024, arXiv 2407.21783).
+    theta for pairs that turn ``high_freq_factor`` times or more within ``original_max_len``, theta / factor for those
+    that turn at most ``low_freq_factor`` times, linear in the turns between them.
     """
     if low_freq_factor >= high_freq_factor:
         _refuse(f"scaling 'llama3' needs high_freq_factor > low_freq_factor, got {high_freq_factor} and {low_freq_factor}")
@@ -150,7 +168,10 @@ def llama3(
 
 
 RULES: dict[str, Callable[..., tuple[list[float], float]]] = {"linear": linear, "ntk": ntk, "yarn": yarn, "llama3": llama3}
-"""The rules for longer contexts by name. Dynamic NTK, whose base grows with the sequence, is none: keys already in a stream's state would need other angles."""
+"""Scaling rules for longer contexts, by name.
+
+Dynamic NTK, whose base grows with the sequence, is not supported: keys in a stream's state would need new angles.
+"""
 
 
 def _frequencies(d: int, base: float) -> list[float]:

@@ -1,6 +1,6 @@
-"""The papers' equations as they are written: float64, loops and sums over t', no tricks. Library code never imports this.
+"""The papers' equations as written: float64, loops and sums over t', no tricks. Library code never imports this.
 
-Each public function of a file of this folder stands here under its name: ``tokenmix.reference.aft_full``.
+Each public function in a file of this folder is available here by its name: ``tokenmix.reference.aft_full``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Every equation, for the type checker."""
+        """Return any equation, for the type checker."""
 
 
 def _equations() -> dict[str, Any]:
@@ -22,7 +22,7 @@ def _equations() -> dict[str, Any]:
         own = {name: f for name, f in vars(module).items() if not name.startswith("_") and getattr(f, "__module__", "") == module.__name__}
         twice = found.keys() & own.keys()
         if twice:
-            raise ImportError(f"tokenmix.reference: {', '.join(sorted(twice))} of {file.name}.py stand in another file too")
+            raise ImportError(f"tokenmix.reference: {', '.join(sorted(twice))} of {file.name}.py already exist in another file")
         found |= own
     return found
 

@@ -1,6 +1,7 @@
-"""The Attention Free Transformer (Zhai et al. 2021) as written, with the sum over t' restricted to the keys a mask allows.
+"""The Attention Free Transformer (Zhai et al. 2021) as written.
 
-The exponentials are taken after subtracting each row's own maximum over the allowed keys, which the paper's ratio leaves unchanged.
+The sum over t' is restricted to the keys a mask allows. The exponentials are taken after subtracting each row's own
+maximum over the allowed keys, which leaves the paper's ratio unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _GATES: dict[str, Any] = {name: getattr(F, name) for name in ("tanh", "relu", "s
 
 
 def aft_full(q: Tensor, k: Tensor, v: Tensor, w: Any, *, mask: Tensor | None = None, gate: str | None = "sigmoid") -> Tensor:
-    """Eq. 2: sigma(Q_t) * sum_t' exp(K_t' + w_tt') V_t' / sum_t' exp(K_t' + w_tt')."""
+    """Compute Eq. 2: sigma(Q_t) * sum_t' exp(K_t' + w_tt') V_t' / sum_t' exp(K_t' + w_tt')."""
     if isinstance(w, tuple):
         w = w[0] @ w[1].transpose(-1, -2)
     logits = (k[:, None] + w[..., None]).expand(*q.shape[:2], *k.shape[1:])  # (B, T, S, D)
@@ -31,7 +32,7 @@ def aft_full(q: Tensor, k: Tensor, v: Tensor, w: Any, *, mask: Tensor | None = N
 
 
 def aft_local(q, k, v, w, *, window: int, outside: str = "zero", positions=None, mask=None, gate: str | None = "sigmoid") -> Tensor:
-    """Eq. 4: w_tt' where |t - t'| < s, otherwise 0."""
+    """Compute Eq. 4: w_tt' where |t - t'| < s, otherwise 0."""
     if isinstance(w, tuple):
         w = w[0] @ w[1].transpose(-1, -2)
     T, S = q.shape[1], k.shape[1]
@@ -44,14 +45,17 @@ def aft_local(q, k, v, w, *, window: int, outside: str = "zero", positions=None,
 
 
 def aft_simple(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, gate: str | None = "sigmoid") -> Tensor:
-    """Eq. 5: sigma(Q_t) * sum_t' softmax(K)_t' V_t'."""
+    """Compute Eq. 5: sigma(Q_t) * sum_t' softmax(K)_t' V_t'."""
     return aft_full(q, k, v, torch.zeros(q.shape[1], k.shape[1], dtype=k.dtype), mask=mask, gate=gate)
 
 
 def aft_conv(
     q, k, v, kernel, *, grid=None, prefix: int = 0, outside: str = "zero", causal_taps: bool = False, positions=None, mask=None, gate: str | None = "sigmoid"
 ) -> Tensor:
-    """Eq. 6 as Eq. 2 with the relative bias w_tt' = kernel[t' - t] inside the kernel and 0 outside, one bias and one key column per head."""
+    """Compute Eq. 6 as Eq. 2 with a relative bias, one bias and one key column per head.
+
+    w_tt' = kernel[t' - t] inside the kernel and 0 outside.
+    """
     heads, s, n = kernel.shape[0], kernel.shape[-1], kernel.ndim - 1
     B, T, D = q.shape
     grid = grid or (T - prefix,)
@@ -77,5 +81,5 @@ def aft_conv(
 
 
 def _cell(cells: list[tuple[int, ...]], position: Tensor) -> tuple[int, ...]:
-    """The grid cell of a flat index; in one dimension positions may go beyond the tokens given."""
+    """Return the grid cell of a flat index; in one dimension positions may exceed the number of tokens given."""
     return cells[int(position)] if len(cells[0]) > 1 else (int(position),)

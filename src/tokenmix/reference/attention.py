@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, heads: int, kv_heads: int | None = None, scale: float | None = None, mask: Tensor | None = None) -> Tensor:
-    """softmax(Q K^T / sqrt(e)) V, head by head; a query that may attend nothing gives 0."""
+    """Compute softmax(Q K^T / sqrt(e)) V, head by head; a query that may attend nothing gives 0."""
     kv_heads = kv_heads or heads
     width, outputs = q.shape[-1] // heads, []
     for h in range(heads):

@@ -1,4 +1,4 @@
-"""Axial attention (Ho et al. 2019) as written: attention along one axis of the grid after the other; the causal raster form with its shift by a row."""
+"""Axial attention (Ho et al. 2019) as written: one axis of the grid after another; the causal form shifted by a row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from .attention import attention
 
 
 def axial(q, k, v, later, *, heads, order, combine, width=None, grid=None, prefix=0, positions=None, starts=None, causal_taps=False, mask=None) -> Tensor:
-    """Each stage: softmax attention among the tokens of one line; k, v of a later stage are maps of what the stage before gave."""
+    """Apply each stage: softmax attention among the tokens of one line.
+
+    k and v of a later stage are maps of the previous stage's result.
+    """
     B, T = q.shape[:2]
     positions = (torch.arange(T).expand(B, T) if positions is None else positions) - (0 if starts is None else starts[:, None])
     valid = torch.ones(B, T, dtype=torch.bool) if mask is None else mask.diagonal(dim1=1, dim2=2)
@@ -33,14 +36,17 @@ def axial(q, k, v, later, *, heads, order, combine, width=None, grid=None, prefi
 
 
 def _cells(flat: Tensor, grid, width) -> Tensor:
-    """The cell of each place (B, T, axes)."""
+    """Return the cell of each position (B, T, axes)."""
     if grid is None:
         return torch.stack([flat // width, flat % width], -1)
     return torch.stack(torch.unravel_index(flat.clamp_min(0), grid), -1)
 
 
 def _meet(cells: Tensor, positions: Tensor, prefix: int, axis: int, when: str) -> Tensor:
-    """Which pairs (B, T, T) lie in one line along ``axis``; tokens of the prefix meet all, those before a row's start none."""
+    """Return which pairs (B, T, T) lie in one line along ``axis``.
+
+    Tokens of the prefix meet all tokens, those before a row's start none.
+    """
     here, there = cells[:, :, None], cells[:, None]
     same = torch.ones(*positions.shape, positions.shape[1], dtype=torch.bool)
     for other in range(cells.shape[-1]):

@@ -1,4 +1,4 @@
-"""Compressive attention (Rae et al. 2020) as written out by position: recent tokens as they are, older ones in groups pooled into one each."""
+"""Compressive attention (Rae et al. 2020) by position: recent tokens as they are, older ones pooled in groups."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from .transformer_xl import transformer_xl
 def compressive(
     q, k, v, x, project, relative, content, place, squeeze, *, heads, memory, compressed, rate, pool, positions=None, starts=None, causal_taps=False, mask=None
 ) -> Tensor:
-    """Attention with relative positions over [compressed groups, tokens]; a group stands at its last position."""
+    """Attend with relative positions over [compressed groups, tokens]; a group stands at its last position."""
     B, T = q.shape[:2]
     positions = (torch.arange(T).expand(B, T) if positions is None else positions) - (0 if starts is None else starts[:, None])
     ok = torch.ones(B, T, T, dtype=torch.bool) if mask is None else mask
     valid, outputs = ok.diagonal(dim1=1, dim2=2), []
     for b in range(B):
         p, ids = positions[b], sorted({int(n) // rate for n in positions[b] if n >= 0})
-        start, end = (p - memory + 1) // rate, -(-(p + memory) // rate)  # groups start .. end - 1 are seen token by token
+        # groups start .. end - 1 are seen token by token
+        start, end = (p - memory + 1) // rate, -(-(p + memory) // rate)
         near = ok[b] & (p // rate >= start[:, None]) & (p // rate < end[:, None]) & (p >= 0)
         g = torch.tensor(ids, dtype=torch.long)
         far = (g >= start[:, None] - compressed) & (g < start[:, None])
@@ -33,7 +34,10 @@ def compressive(
 
 
 def _pool(x: Tensor, p: Tensor, inside: Tensor, rate: int, pool: str, squeeze) -> Tensor:
-    """One vector of the tokens of a group: their mean, their maximum, or a convolution that reads 0 where a token is missing."""
+    """Pool the tokens of a group into one vector.
+
+    Their mean, their maximum, or a convolution that reads 0 where a token is missing.
+    """
     if not bool(inside.any()):
         return torch.zeros_like(x[0])
     if pool in ("mean", "max"):

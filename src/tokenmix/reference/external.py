@@ -1,4 +1,4 @@
-"""External attention (Guo et al. 2021) as written, token by token, and the simplified self-attention it grew from."""
+"""External attention (Guo et al. 2021) as written, token by token, and the simplified self-attention it is based on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from torch import Tensor
 def external(
     x, memory_k, memory_v, memory_k_bias=None, memory_v_bias=None, *, heads: int = 1, norm: str = "double", eps: float = 1e-9, mask: Tensor | None = None
 ) -> Tensor:
-    """A = Norm(F M_k^T), F_out = A M_v. Token t is weighed against the tokens it may attend, of which it must be one."""
+    """Compute A = Norm(F M_k^T), F_out = A M_v.
+
+    Token t is normalised against the tokens it may attend, of which it must be one.
+    """
     logits = x.unflatten(-1, (heads, -1)) @ memory_k.mT  # (B, T, heads, S)
     if memory_k_bias is not None:
         logits = logits + memory_k_bias
@@ -30,7 +33,7 @@ def external(
 
 
 def simplified_attention(x: Tensor, k: Tensor, *, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
-    """softmax(F F^T) F, here with the keys given; nothing to attend gives 0."""
+    """Compute softmax(F F^T) F, here with the keys given; nothing to attend gives 0."""
     logits = scale * x @ k.mT
     if mask is None:
         return torch.softmax(logits, -1) @ k

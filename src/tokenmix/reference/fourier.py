@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def fourier(x: Tensor, *, positions: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-    """Re(F_tokens X F_features), each row's F_tokens being that of its own length, up to its last live token."""
+    """Compute Re(F_tokens X F_features), with F_tokens of each row's own length, up to its last valid token."""
     (B, T, D), rows = x.shape, []
     over_features = torch.exp(-2j * pi * torch.outer(torch.arange(D), torch.arange(D)).double() / D)
     for b in range(B):

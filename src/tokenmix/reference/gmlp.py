@@ -7,7 +7,10 @@ from torch import Tensor
 
 
 def gmlp(z: Tensor, spatial: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Z1 * (W norm(Z2) + b), Z = gelu(X U); token t weighs only the tokens its mask allows, and is 0 without any."""
+    """Compute Z1 * (W norm(Z2) + b), Z = gelu(X U).
+
+    Token t weighs only the tokens its mask allows, and is 0 without any.
+    """
     z = z * 0.5 * (1 + torch.erf(z / 2**0.5))
     f = z.shape[-1] // 2
     z1, z2 = z[..., :f], z[..., f:]

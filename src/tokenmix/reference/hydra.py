@@ -1,7 +1,8 @@
-"""Hydra attention (Bolya et al. 2022) and kernel attention with any number of heads, as written, over the keys a mask allows.
+"""Hydra attention (Bolya et al. 2022) and kernel attention with any number of heads, as written, over the allowed keys.
 
-A feature map is one name for queries and keys, or "query/key". Two names stand for what they are called in the literature: "softmax" normalises keys over
-the tokens and queries over their features, "mean" is the identity with the sum divided by the number of keys.
+A feature map is one name for queries and keys, or "query/key". Two names follow the literature: "softmax" normalises
+keys over the tokens and queries over their features, "mean" is the identity with the sum divided by the number of
+keys.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _MAPS: dict[str, Any] = {
 
 
 def hydra(q, k, v, *, feature: str = "cosine", normalise: bool = False, eps: float = 1e-6, mask: Tensor | None = None) -> Tensor:
-    """phi(Q)_t * sum_s phi(K)_s * V_s, all products feature by feature."""
+    """Compute phi(Q)_t * sum_s phi(K)_s * V_s, all products feature by feature."""
     of_q, of_k = (feature.split("/") * 2)[:2]
     rows = []
     for t in range(q.shape[1]):
@@ -36,7 +37,7 @@ def hydra(q, k, v, *, feature: str = "cosine", normalise: bool = False, eps: flo
 
 
 def multihead_linear(q, k, v, *, heads: int, feature: str = "cosine", normalise: bool = False, eps: float = 1e-6, mask: Tensor | None = None) -> Tensor:
-    """In each head: phi(Q)_t (sum_s phi(K)_s^T V_s). phi sees the whole token; heads cut its result."""
+    """Compute phi(Q)_t (sum_s phi(K)_s^T V_s) in each head. phi sees the whole token; heads split its result."""
     of_q, of_k = (feature.split("/") * 2)[:2]
     rows = []
     for t in range(q.shape[1]):
@@ -50,7 +51,7 @@ def multihead_linear(q, k, v, *, heads: int, feature: str = "cosine", normalise:
 
 
 def _keys(k: Tensor, ok: Tensor, name: str, eps: float) -> Tensor:
-    """phi(K), 0 at keys that may not be attended; softmax runs over the others."""
+    """Compute phi(K), 0 at masked keys; softmax runs over the others."""
     if name != "softmax":
         return torch.where(ok[..., None], _MAPS[name](k, eps), 0.0)
     weights = torch.softmax(torch.where(ok.any(1)[:, None, None], k.masked_fill(~ok[..., None], float("-inf")), 0.0), 1)

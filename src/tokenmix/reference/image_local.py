@@ -1,4 +1,7 @@
-"""Local attention of the Image Transformer (Parmar et al. 2018, Sec. 3.2.1 and 3.2.2) as written: which pixels a query block's memory holds."""
+"""Local attention of the Image Transformer (Parmar et al. 2018, Sec. 3.2.1 and 3.2.2) as written.
+
+The memory of a query block is spelled out pixel by pixel.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from .attention import attention
 
 
 def image_local(q, k, v, *, heads, block, memory, width=None, grid=None, prefix=0, positions=None, starts=None, mask=None) -> Tensor:
-    """softmax attention over the memory block of each query; tokens before a row's start give 0."""
+    """Compute softmax attention over the memory block of each query; tokens before a row's start give 0."""
     B, T = q.shape[:2]
     positions = torch.arange(T).expand(B, T) if positions is None else positions
     positions = positions if starts is None else positions - starts[:, None]

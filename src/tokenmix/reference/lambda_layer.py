@@ -19,7 +19,7 @@ def lambda_layer(
     causal_taps: bool = False,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """y_n = (sum_m (softmax(K)_m + E_nm) v_m^T)^T q_n, the same lambdas for every head."""
+    """Compute y_n = (sum_m (softmax(K)_m + E_nm) v_m^T)^T q_n, the same lambdas for every head."""
     B, T, w = k.shape
     mask = torch.ones(B, T, T, dtype=torch.bool) if mask is None else mask
     positions = torch.arange(T).expand(B, T) if positions is None else positions
@@ -33,7 +33,7 @@ def lambda_layer(
 
 
 def _embeddings(embedding: Tensor, positions: Tensor, grid: tuple[int, ...] | None, causal_taps: bool) -> Tensor:
-    """E_nm (B, T, T, w), 0 beyond the embeddings, and to and from what is not on the grid."""
+    """Return E_nm (B, T, T, w), 0 beyond the embeddings, and to and from tokens outside the grid."""
     axes = [positions] if grid is None else [positions // grid[1], positions % grid[1]]
     inside = torch.ones_like(positions[:, :, None], dtype=torch.bool)
     if grid is not None:

@@ -7,7 +7,10 @@ from torch import Tensor
 
 
 def lightconv(x: Tensor, kernel: Tensor, *, positions: Tensor | None = None, causal_taps: bool = False, mask: Tensor | None = None) -> Tensor:
-    """sum_j softmax(W)_j x_{t + j - ceil((s + 1) / 2)}; the weights do not depend on which tokens are there."""
+    """Compute sum_j softmax(W)_j x_{t + j - ceil((s + 1) / 2)}.
+
+    The weights do not depend on which tokens exist.
+    """
     B, T, D = x.shape
     H, s = kernel.shape[-2:]
     weights = torch.exp(kernel - kernel.amax(-1, keepdim=True))

@@ -7,7 +7,10 @@ from torch import Tensor
 
 
 def linformer(q: Tensor, k: Tensor, v: Tensor, e: Tensor, f: Tensor, *, heads: int, positions=None, mask: Tensor | None = None) -> Tensor:
-    """head_i = softmax(Q W_i^Q (E_i K W_i^K)^T / sqrt(d)) F_i V W_i^V; a key that may not be attended takes no column of E and F."""
+    """Compute head_i = softmax(Q W_i^Q (E_i K W_i^K)^T / sqrt(d)) F_i V W_i^V.
+
+    A masked key uses no column of E and F.
+    """
     B, S = k.shape[:2]
     d, rows = q.shape[-1] // heads, []
     for b in range(B):

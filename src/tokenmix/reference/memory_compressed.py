@@ -7,7 +7,11 @@ from torch import Tensor
 
 
 def memory_compressed(q, k, v, conv=(), *, heads: int, block: int, mode: str = "compressed", causal_taps: bool = False, positions=None, mask=None) -> Tensor:
-    """Local: the tokens of the own block. Compressed: a strided convolution of all of them; causal: of the blocks before, and the own block's tokens."""
+    """Attend to few keys.
+
+    Local: the tokens of the own block. Compressed: a strided convolution of all tokens; causal: of the blocks before,
+    and the own block's tokens.
+    """
     B, T, _ = q.shape
     rows = []
     for b in range(B):
@@ -25,12 +29,12 @@ def memory_compressed(q, k, v, conv=(), *, heads: int, block: int, mode: str = "
 
 
 def _convolved(k: Tensor, v: Tensor, conv: tuple[Tensor, ...], tokens: list[tuple[int, int]]) -> tuple[Tensor, ...]:
-    """Kernel = stride: sum_i W_i x_i + b over the tokens of one block."""
+    """Compute sum_i W_i x_i + b over the tokens of one block (kernel = stride)."""
     return tuple(sum((w[:, :, i] @ a[s] for s, i in tokens), bias) for a, w, bias in zip((k, v), conv[:2], conv[2:], strict=True))
 
 
 def _attend(q: Tensor, seen: list[tuple[Tensor, ...]], heads: int) -> Tensor:
-    """softmax(q . k / sqrt(e)) v, head by head; 0 over nothing."""
+    """Compute softmax(q . k / sqrt(e)) v, head by head; 0 over nothing."""
     if not seen:
         return torch.zeros_like(q)
     keys, values = (torch.stack(a).unflatten(-1, (heads, -1)) for a in zip(*seen, strict=True))

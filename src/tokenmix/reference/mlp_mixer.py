@@ -7,7 +7,10 @@ from torch import Tensor
 
 
 def mlp_mixer(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """W2 sigma(W1 X_{*,i} + b1) + b2 for each channel i, sigma the Gaussian error linear unit; 0 for a row without tokens."""
+    """Compute W2 sigma(W1 X_{*,i} + b1) + b2 for each channel i, sigma the Gaussian error linear unit.
+
+    A row without tokens gives 0.
+    """
     valid = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask.any(1)
     rows = []
     for b in range(x.shape[0]):

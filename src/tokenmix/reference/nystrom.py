@@ -1,4 +1,4 @@
-"""Nyström attention (Xiong et al. 2021, Algorithm 1) as written, on the live tokens of each row."""
+"""Nyström attention (Xiong et al. 2021, Algorithm 1) as written, on the valid tokens of each row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def nystrom(q, k, v, taps, *, heads: int, landmarks: int, iterations: int = 6, positions=None, mask: Tensor | None = None) -> Tensor:
-    """softmax(Q K~^T) Z softmax(Q~ K^T) V + conv(V), row by row and head by head."""
+    """Compute softmax(Q K~^T) Z softmax(Q~ K^T) V + conv(V), row by row and head by head."""
     e, rows = q.shape[-1] // heads, []
     for b in range(q.shape[0]):
         valid = [s for s in range(q.shape[1]) if mask is None or bool(mask[b, 0, s])]
@@ -27,7 +27,7 @@ def nystrom(q, k, v, taps, *, heads: int, landmarks: int, iterations: int = 6, p
 
 
 def _means(q: Tensor, k: Tensor, tokens: list[tuple[int, int]], m: int) -> tuple[Tensor, Tensor]:
-    """The landmarks: means over the segments floor(p m / L) of positions that hold a token."""
+    """Return the landmarks: means over the segments floor(p m / L) of positions that hold a token."""
     length = max(p for _, p in tokens) + 1
     groups: dict[int, list[int]] = {}
     for s, p in tokens:
@@ -37,7 +37,7 @@ def _means(q: Tensor, k: Tensor, tokens: list[tuple[int, int]], m: int) -> tuple
 
 
 def _pinv(a: Tensor, iterations: int) -> Tensor:
-    """Eq. 11 from Z_0 = A^T / (|A|_1 |A|_inf)."""
+    """Iterate Eq. 11 from Z_0 = A^T / (|A|_1 |A|_inf)."""
     z, one = a.T / (a.abs().sum(0).max() * a.abs().sum(1).max()), torch.eye(len(a), dtype=a.dtype)
     for _ in range(iterations):
         z = 0.25 * z @ (13 * one - a @ z @ (15 * one - a @ z @ (7 * one - a @ z)))
@@ -45,7 +45,7 @@ def _pinv(a: Tensor, iterations: int) -> Tensor:
 
 
 def _conv(v: Tensor, taps: Tensor, valid: list[int], position: list[int]) -> Tensor:
-    """The depthwise skip: sum over live s of taps[p_s - p_t + size // 2] v_s."""
+    """Compute the depthwise skip: sum over valid s of taps[p_s - p_t + size // 2] v_s."""
     rows, half = [], len(taps) // 2
     for t in range(len(v)):
         near = [s for s in valid if 0 <= position[s] - position[t] + half < len(taps)]

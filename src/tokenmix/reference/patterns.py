@@ -1,6 +1,6 @@
-"""Softmax attention over fixed patterns as written: which pairs count, spelled out, and a softmax over them.
+"""Softmax attention over fixed patterns as written: the pairs that count, spelled out, and a softmax over them.
 
-Positions default to the index minus the index of a row's first key; queries that stand before it attend nothing.
+Positions default to the index minus the index of a row's first key; queries before it attend nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ MIX, LAST = (0x2C1B3C6D, 0x297A2D39), 2**31 - 1
 
 
 def _softmax(q: Tensor, k: Tensor, v: Tensor, heads: int, pairs: list[Tensor], mask: Tensor | None) -> Tensor:
-    """Head by head softmax(q k^T / sqrt(e)) v over the pairs (B, T, S) of that head and the mask; nothing gives 0."""
+    """Compute softmax(q k^T / sqrt(e)) v head by head over that head's pairs (B, T, S) and the mask; none gives 0."""
     e, outputs = q.shape[-1] // heads, []
     for h in range(heads):
         c = slice(h * e, (h + 1) * e)
@@ -23,7 +23,7 @@ def _softmax(q: Tensor, k: Tensor, v: Tensor, heads: int, pairs: list[Tensor], m
 
 
 def _positions(q: Tensor, k: Tensor, positions, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Positions of queries (B, T, 1) and keys (B, 1, S)."""
+    """Return positions of queries (B, T, 1) and keys (B, 1, S)."""
     if positions is None:
         index = torch.arange(k.shape[1]).expand(k.shape[:2])
         positions = index if mask is None else index - (mask.any(1).cumsum(1) == 0).sum(1, keepdim=True)
@@ -32,7 +32,10 @@ def _positions(q: Tensor, k: Tensor, positions, mask: Tensor | None) -> tuple[Te
 
 
 def local(q, k, v, *, window: int, heads: int, outside: str = "none", positions=None, mask: Tensor | None = None) -> Tensor:
-    """Logits q_t . k_s / sqrt(e) where |t - s| < window; outside no pair, or ("pool") the logit 0."""
+    """Attend with logits q_t . k_s / sqrt(e) where |t - s| < window.
+
+    Outside there is no pair, or ("pool") the logit 0.
+    """
     B, T, S, e = q.shape[0], q.shape[1], k.shape[1], q.shape[-1] // heads
     t, s = _positions(q, k, positions if positions is not None else torch.arange(T).expand(B, T), mask)
     near = ((t - s).abs() < window).expand(B, T, S)
@@ -51,20 +54,26 @@ def _halves(one: Tensor, two: Tensor, heads: int, merged: bool) -> list[Tensor]:
 
 
 def strided(q, k, v, *, stride: int, heads: int, merged: bool = False, positions=None, mask: Tensor | None = None) -> Tensor:
-    """Child et al. 2019, Sec. 4.2: A1 = {s: t - l <= s <= t}, A2 = {s: (t - s) mod l = 0}, and their mirror images."""
+    """Attend as in Child et al. 2019, Sec. 4.2: A1 = {s: t - l <= s <= t}, A2 = {s: (t - s) mod l = 0}, mirrored."""
     t, s = _positions(q, k, positions if positions is not None else torch.arange(k.shape[1]).expand(k.shape[:2]), mask)
     return _softmax(q, k, v, heads, _halves((t - s).abs() <= stride, (t - s) % stride == 0, heads, merged), mask)
 
 
 def fixed(q, k, v, *, stride: int, columns: int, heads: int, merged: bool = False, positions=None, mask: Tensor | None = None) -> Tensor:
-    """Child et al. 2019, Sec. 4.2: A1 = {s: floor(s / l) = floor(t / l)}, A2 = {s: s mod l in {l - c, ..., l - 1}}."""
+    """Attend as in Child et al. 2019, Sec. 4.2.
+
+    A1 = {s: floor(s / l) = floor(t / l)}, A2 = {s: s mod l in {l - c, ..., l - 1}}.
+    """
     t, s = _positions(q, k, positions, mask)
     own, column = (s // stride == t // stride) & (t >= 0), (s % stride >= stride - columns) & (t >= 0)
     return _softmax(q, k, v, heads, _halves(own, column, heads, merged), mask)
 
 
 def longformer(q, k, v, q_global, k_global, v_global, *, reach: int, dilation, global_tokens: int, heads: int, positions=None, mask=None) -> Tensor:
-    """Beltagy et al. 2020, Sec. 3.1: dilated window and global keys for all rows; the rows of global tokens attend everything, with weights of their own."""
+    """Attend as in Beltagy et al. 2020, Sec. 3.1: dilated window and global keys for all rows.
+
+    The rows of global tokens attend everything, with weights of their own.
+    """
     t, s = _positions(q, k, positions, mask)
     shared, pairs = (s < global_tokens) & (t >= 0), []
     for d in dilation if isinstance(dilation, list) else [dilation] * heads:
@@ -77,7 +86,10 @@ def longformer(q, k, v, q_global, k_global, v_global, *, reach: int, dilation, g
 def bigbird(
     q, k, v, *, block, window_blocks, random_blocks, global_blocks, seed, heads, positions=None, mask: Tensor | None = None, causal_taps: bool = False
 ) -> Tensor:
-    """Zaheer et al. 2020, Sec. 2 and Appendix D: window, global and random blocks; global blocks attend everything."""
+    """Attend as in Zaheer et al. 2020, Sec. 2 and Appendix D: window, global and random blocks.
+
+    Global blocks attend everything.
+    """
     t, s = _positions(q, k, positions, mask)
     valid, w = torch.ones(s.shape, dtype=torch.bool) if mask is None else mask.any(1, keepdim=True), window_blocks // 2
     pairs = torch.zeros(heads, q.shape[0], q.shape[1], k.shape[1], dtype=torch.bool)
@@ -94,7 +106,10 @@ def bigbird(
 
 
 def _random(i: int, end: int, window: int, first: int, head: int, count: int, seed: int) -> list[int]:
-    """One of each of ``count`` stretches of the blocks that are neither global nor in the window, by a hash."""
+    """Draw one block from each of ``count`` stretches by a hash.
+
+    The stretches cover the blocks that are neither global nor in the window.
+    """
     blocks, chosen = [j for j in range(first, end) if abs(i - j) > window], []
     for slot in range(count):
         stretch = blocks[len(blocks) * slot // count : len(blocks) * (slot + 1) // count]

@@ -1,6 +1,7 @@
 """Performer (Choromanski et al. 2021) as written: every pair weighs phi(q) . phi(k) with random features phi.
 
-The softmax features are multiplied in the logarithm, since exp(-|x|^2 / 2) underflows; each row's weights are then divided by their sum.
+The softmax features are multiplied as logarithms, since exp(-|x|^2 / 2) underflows; each row's weights are then divided
+by their sum.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from torch import Tensor
 
 
 def performer(q: Tensor, k: Tensor, v: Tensor, projection: Tensor, *, heads: int, feature: str = "softmax", eps: float = 1e-3, mask=None) -> Tensor:
-    """Kernel attention with the features of Lemma 1 (``softmax``) or max(w . x, 0) / sqrt(M) + eps (``relu``), head by head."""
+    """Compute kernel attention, head by head.
+
+    Features are those of Lemma 1 (``softmax``) or max(w . x, 0) / sqrt(M) + eps (``relu``).
+    """
     outputs = []
     for h, (qh, kh, vh) in enumerate(zip(*(a.chunk(heads, -1) for a in (q, k, v)), strict=True)):
         if feature == "softmax":
@@ -31,5 +35,5 @@ def performer(q: Tensor, k: Tensor, v: Tensor, projection: Tensor, *, heads: int
 
 
 def _log_positive(x: Tensor, w: Tensor) -> Tensor:
-    """Lemma 1: phi(x) = exp(-|x|^2 / 2) / sqrt(M) [exp(w_1 . x), ..., exp(w_M . x)]."""
+    """Compute log phi of Lemma 1: phi(x) = exp(-|x|^2 / 2) / sqrt(M) [exp(w_1 . x), ..., exp(w_M . x)]."""
     return x @ w.T - x.square().sum(-1, keepdim=True) / 2 - log(len(w)) / 2

@@ -18,7 +18,7 @@ def pooling(
     causal_taps: bool = False,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """The mean over the window's tokens that the mask allows, minus the token itself."""
+    """Compute the mean over the window's tokens that the mask allows, minus the token itself."""
     B, T, _ = x.shape
     mask = torch.ones(B, T, T, dtype=torch.bool) if mask is None else mask
     positions = torch.arange(T).expand(B, T) if positions is None else positions
@@ -33,7 +33,7 @@ def pooling(
 
 
 def _near(there: Tensor, here: Tensor, window: int, grid: tuple[int, ...] | None, causal_taps: bool) -> Tensor:
-    """The keys inside the window, along every axis."""
+    """Return the keys inside the window, along every axis."""
     if causal_taps:
         return (there <= here) & (there > here - window)
     width = grid[1] if grid else 1

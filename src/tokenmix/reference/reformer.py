@@ -1,4 +1,4 @@
-"""Reformer (Kitaev et al. 2020, Sec. 2) as written, over the sets P_i, with every decision taken token by token."""
+"""Reformer (Kitaev et al. 2020, Sec. 2) as written, over the sets P_i, with every decision made token by token."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from torch import Tensor
 
 
 def hash_of(x: Tensor, rotation: Tensor) -> list[int]:
-    """h(x) = argmax([xR; -xR]) for each token of x (T, e)."""
+    """Compute h(x) = argmax([xR; -xR]) for each token of x (T, e)."""
     return [int(torch.cat([row @ rotation, -(row @ rotation)]).argmax()) for row in x.detach()]
 
 
 def chunks_of(buckets: list[int], valid: list[bool], chunk: int, paper_form: bool) -> dict[int, tuple[int, int]]:
-    """(bucket, chunk) of every live token: counted inside its bucket, or along the sort of all live tokens by (bucket, position)."""
+    """Return (bucket, chunk) of every valid token.
+
+    The chunk is counted inside the bucket, or along the sort of all valid tokens by (bucket, position).
+    """
     tokens = [t for t in range(len(valid)) if valid[t]]
     if paper_form:
         return {t: (buckets[t], rank // chunk) for rank, t in enumerate(sorted(tokens, key=lambda t: (buckets[t], t)))}
@@ -20,7 +23,7 @@ def chunks_of(buckets: list[int], valid: list[bool], chunk: int, paper_form: boo
 
 
 def attended(x: Tensor, rotations: Tensor, valid: list[bool], chunk: int, paper_form: bool) -> Tensor:
-    """P (T, T): s in P_t where some round has both in one bucket, s in the chunk of t or in the one before it."""
+    """Return P (T, T): s in P_t where some round has both in one bucket, s in t's chunk or in the one before it."""
     ok = torch.zeros(len(valid), len(valid), dtype=torch.bool)
     for rotation in rotations:
         where = chunks_of(hash_of(x, rotation), valid, chunk, paper_form)
@@ -33,7 +36,10 @@ def attended(x: Tensor, rotations: Tensor, valid: list[bool], chunk: int, paper_
 def reformer(
     q: Tensor, v: Tensor, rotations: Tensor, *, heads: int, chunk: int, paper_form: bool = False, causal_taps: bool = False, mask: Tensor | None = None
 ) -> Tensor:
-    """softmax over P_t of q_t . k_s / sqrt(e), k_s = q_s / |q_s|; t itself only where P_t holds nothing else."""
+    """Compute softmax over P_t of q_t . k_s / sqrt(e), k_s = q_s / |q_s|.
+
+    t itself is attended only where P_t holds nothing else.
+    """
     B, T, D = q.shape
     e, rows = D // heads, []
     mask = torch.ones(B, T, T, dtype=torch.bool) if mask is None else mask

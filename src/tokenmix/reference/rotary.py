@@ -1,4 +1,7 @@
-"""Rotary positions (Su et al. 2021, arXiv 2104.09864, Eq. 13 to 16) as written: features in pairs are complex numbers, turned by a phase."""
+"""Rotary positions (Su et al. 2021, arXiv 2104.09864, Eq. 13 to 16) as written.
+
+Pairs of features are complex numbers, rotated by a phase.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ from torch import Tensor
 
 
 def rotary(x: Tensor, positions: Tensor, *, heads: int, thetas: list[float], layout: str = "half", gain: float = 1.0) -> Tensor:
-    """(x_a + i x_b) e^(i t theta_m) of pair m of each head's first 2 len(thetas) features, at position t; the other features stay. x (B, T, heads e)."""
+    """Compute (x_a + i x_b) e^(i t theta_m) for pair m of each head's first 2 len(thetas) features, at position t.
+
+    The other features stay. x (B, T, heads e).
+    """
     out, width, pairs = x.clone(), x.shape[-1] // heads, len(thetas)
     for h in range(heads):
         for m, theta in enumerate(thetas):

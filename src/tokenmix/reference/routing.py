@@ -1,4 +1,4 @@
-"""Routing attention (Roy et al. 2021, Alg. 1; the causal form of this library) with every decision taken token by token."""
+"""Routing attention (Roy et al. 2021, Alg. 1; the causal form of this library) with decisions made token by token."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from torch import Tensor
 
 
 def normalised(q: Tensor) -> Tensor:
-    """LayerNorm without affine of each row of q (T, e)."""
+    """Apply LayerNorm without affine to each row of q (T, e)."""
     variance = q.var(-1, unbiased=False, keepdim=True)
     return (q - q.mean(-1, keepdim=True)) / (variance + 1e-6).sqrt()
 
 
 def similarity(x: Tensor, centroids: Tensor) -> list[list[float]]:
-    """x_t . mu_c / |mu_c| for each token t, each centroid c."""
+    """Compute x_t . mu_c / |mu_c| for each token t, each centroid c."""
     return [[float(token @ mu / (mu @ mu + 1e-12).sqrt()) for mu in centroids.detach()] for token in x.detach()]
 
 
 def softmax_over(x: Tensor, v: Tensor, t: int, keys: list[int]) -> Tensor:
-    """sum over ``keys`` of softmax(x_t . x_s / sqrt(e)) v_s."""
+    """Sum softmax(x_t . x_s / sqrt(e)) v_s over ``keys``."""
     return torch.softmax(x[keys] @ x[t] / x.shape[-1] ** 0.5, 0) @ v[keys]
 
 
 def nearest_form(x: Tensor, v: Tensor, near: list[list[float]], mask: Tensor, window: int) -> list[Tensor]:
-    """Each token with its own nearest centroid: it attends the last ``window`` of those before it, itself included."""
+    """Attend from each token to the last ``window`` tokens of its nearest centroid's cluster, itself included."""
     cluster, valid = [row.index(max(row)) for row in near], mask.diagonal()
     outputs = []
     for t in range(len(x)):
@@ -33,7 +33,10 @@ def nearest_form(x: Tensor, v: Tensor, near: list[list[float]], mask: Tensor, wi
 
 
 def balanced_form(x: Tensor, v: Tensor, near: list[list[float]], mask: Tensor, window: int) -> list[Tensor]:
-    """Each centroid with the ``window`` tokens nearest to it; the mean over the centroids that took a token."""
+    """Attend among the ``window`` tokens nearest to each centroid.
+
+    A token gets the mean over the centroids that took it.
+    """
     tokens = [t for t in range(len(x)) if mask[t, t]]
     found: list[list[Tensor]] = [[] for _ in x]
     for c in range(len(near[0])):
@@ -46,7 +49,7 @@ def balanced_form(x: Tensor, v: Tensor, near: list[list[float]], mask: Tensor, w
 def routing(
     q: Tensor, v: Tensor, centroids: Tensor, *, heads: int, window: int, paper_form: bool = False, causal_taps: bool = False, mask: Tensor | None = None
 ) -> Tensor:
-    """Softmax attention on layer-normalised shared queries and keys among tokens of one cluster, head by head."""
+    """Apply softmax attention on layer-normalised shared queries and keys among tokens of one cluster, head by head."""
     B, T, D = q.shape
     mask = torch.ones(B, T, T, dtype=torch.bool) if mask is None else mask
     form, rows = nearest_form if causal_taps and not paper_form else balanced_form, []

@@ -7,7 +7,10 @@ from torch import Tensor
 
 
 def induced_set(q, k, v, points, maps, block=(), *, heads: int, mask: Tensor | None = None) -> Tensor:
-    """ISAB_m(X) = MAB(X, H), H = MAB(I, X); without ``block`` the attentions alone, with it H = LN(A + rFF(A)), A = LN(I + multihead(I, X, X))."""
+    """Compute ISAB_m(X) = MAB(X, H), H = MAB(I, X).
+
+    Without ``block`` the attentions alone; with it H = LN(A + rFF(A)), A = LN(I + multihead(I, X, X)).
+    """
     rows = []
     for b in range(q.shape[0]):
         valid = [s for s in range(k.shape[1]) if mask is None or bool(mask[b, 0, s])]
@@ -24,7 +27,7 @@ def induced_set(q, k, v, points, maps, block=(), *, heads: int, mask: Tensor | N
 
 
 def _multihead(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
-    """softmax(Q_j K_j^T / sqrt(d)) V_j for each head j."""
+    """Compute softmax(Q_j K_j^T / sqrt(d)) V_j for each head j."""
     d = q.shape[-1] // heads
     parts = [slice(j * d, (j + 1) * d) for j in range(heads)]
     return torch.cat([torch.softmax(q[:, p] @ k[:, p].T / d**0.5, -1) @ v[:, p] for p in parts], -1)

@@ -9,7 +9,7 @@ Blocks = list[dict[int, int]]  # for each block that exists, offset -> token
 
 
 def blocks_of(valid: list[bool], positions: list[int], block: int) -> Blocks:
-    """Live tokens by position // block, in order; offset = position mod block."""
+    """Group valid tokens by position // block, in order; offset = position mod block."""
     found: dict[int, dict[int, int]] = {}
     for t, p in enumerate(positions):
         if valid[t]:
@@ -18,7 +18,10 @@ def blocks_of(valid: list[bool], positions: list[int], block: int) -> Blocks:
 
 
 def log_normalised(X: Tensor, ok: Tensor, *, causal: bool) -> Tensor:
-    """F_r, then F_c: each row less its log-sum, then each column; causal columns are summed up to the row at hand."""
+    """Apply F_r, then F_c: subtract from each row its log-sum, then from each column.
+
+    Causal columns are summed up to the current row.
+    """
     some = ok.any(1, keepdim=True)
     X = X - torch.where(some, X.masked_fill(~ok, float("-inf")), 0.0).logsumexp(1, keepdim=True)
     sums = []
@@ -30,7 +33,7 @@ def log_normalised(X: Tensor, ok: Tensor, *, causal: bool) -> Tensor:
 
 
 def permutation(q: Tensor, k: Tensor, sorting: Tensor, blocks: Blocks, *, iterations: int, temperature: float, causal: bool) -> tuple[Tensor, Tensor]:
-    """The soft permutation P (N, N) and where it may be other than 0."""
+    """Compute the soft permutation P (N, N) and where it may be non-zero."""
     N = len(blocks)
     gives = torch.stack([k[list(b.values())].mean(0) for b in blocks])
     before = [[t for b in blocks[:i] for t in b.values()] if causal else list(blocks[i].values()) for i in range(N)]
@@ -43,7 +46,7 @@ def permutation(q: Tensor, k: Tensor, sorting: Tensor, blocks: Blocks, *, iterat
 
 
 def brought_to(i: int, P: Tensor, ok: Tensor, a: Tensor, blocks: Blocks, block: int) -> list[Tensor]:
-    """The rows of sum_j P_ij A_j that some token fills."""
+    """Return the rows of sum_j P_ij A_j that some token fills."""
     rows = []
     for u in range(block):
         there = [j for j in range(len(blocks)) if ok[i, j] and u in blocks[j]]
@@ -53,7 +56,7 @@ def brought_to(i: int, P: Tensor, ok: Tensor, a: Tensor, blocks: Blocks, block: 
 
 
 def one_head(q, k, v, sorting, mask, blocks, *, block, sortcut, iterations, temperature, causal) -> Tensor:
-    """Own block and sorted block of each token; with ``sortcut`` the first sorted blocks only."""
+    """Attend to the own block and the sorted block of each token; with ``sortcut`` only to the first sorted blocks."""
     y = [0 * row for row in v]
     if not blocks:
         return torch.stack(y)
@@ -72,7 +75,7 @@ def one_head(q, k, v, sorting, mask, blocks, *, block, sortcut, iterations, temp
 def sinkhorn(
     q, k, v, sorting, *, heads: int, block: int, iterations: int, temperature: float, sortcut=None, positions=None, causal_taps: bool = False, mask=None
 ) -> Tensor:
-    """softmax(Q_i [K_i; (P K)_i]^T / sqrt(e)) [V_i; (P V)_i] for each block i, head by head."""
+    """Compute softmax(Q_i [K_i; (P K)_i]^T / sqrt(e)) [V_i; (P V)_i] for each block i, head by head."""
     B, T, D = q.shape
     mask, e, rows = torch.ones(B, T, T, dtype=torch.bool) if mask is None else mask, D // heads, []
     for b in range(B):

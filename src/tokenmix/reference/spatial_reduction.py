@@ -9,7 +9,10 @@ from torch import Tensor
 
 
 def spatial_reduction(q, v, conv, norm, k_map, v_map, *, heads: int, grid=None, prefix: int = 0, positions=None, mask: Tensor | None = None) -> Tensor:
-    """Attention(Q, SR(K), SR(V)), SR(x) = Norm(Reshape(x, R) W^S); prefix tokens stay as they are, a cell of a grid's edge lacks some of its tokens."""
+    """Compute Attention(Q, SR(K), SR(V)), SR(x) = Norm(Reshape(x, R) W^S).
+
+    Prefix tokens stay as they are; a cell at the edge of a grid lacks some of its tokens.
+    """
     outputs = []
     for b in range(q.shape[0]):
         valid = [s for s in range(v.shape[1]) if mask is None or bool(mask[b, 0, s])]
@@ -27,7 +30,7 @@ def spatial_reduction(q, v, conv, norm, k_map, v_map, *, heads: int, grid=None, 
 
 
 def _reduced(v: Tensor, position: dict[int, int], conv, norm, grid) -> list[Tensor]:
-    """One normalised vector for each R x .. x R cell that holds a token."""
+    """Return one normalised vector for each R x .. x R cell that holds a token."""
     weight, bias = conv
     R, spots = weight.shape[-1], None if grid is None else list(product(*(range(n) for n in grid)))
     cells: dict[tuple[int, ...], Tensor] = {}

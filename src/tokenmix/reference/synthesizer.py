@@ -1,4 +1,7 @@
-"""The Synthesizer (Tay et al. 2020) as written: each head's logits over all N positions, then the columns of the keys' positions, then softmax(B) G(X)."""
+"""The Synthesizer (Tay et al. 2020) as written.
+
+Each head's logits over all N positions, then the columns of the keys' positions, then softmax(B) G(X).
+"""
 
 from __future__ import annotations
 
@@ -7,29 +10,32 @@ from torch import Tensor
 
 
 def synthesizer_dense(q, v, dense, *, rectify: bool = True, positions=None, mask=None) -> Tensor:
-    """B_i = W2 relu(W1 x_i + b1) + b2, with q = W1 x + b1."""
+    """Use the logits B_i = W2 relu(W1 x_i + b1) + b2, with q = W1 x + b1."""
     return _mixed(_dense(q, dense, rectify), v, positions, mask)
 
 
 def synthesizer_random(v, w, *, positions=None, mask=None) -> Tensor:
-    """B = R."""
+    """Use the logits B = R."""
     return _mixed(_random(v, w, positions), v, positions, mask)
 
 
 def synthesizer_factorized_dense(q, v, factorized_dense, *, rectify: bool = True, positions=None, mask=None) -> Tensor:
-    """C_i[j] = A_i[j mod a] * B_i[j div a], A = F_A(x_i) and B = F_B(x_i)."""
+    """Use the logits C_i[j] = A_i[j mod a] * B_i[j div a], A = F_A(x_i) and B = F_B(x_i)."""
     return _mixed(_factorized_dense(q, factorized_dense, rectify), v, positions, mask)
 
 
 def synthesizer_factorized_random(v, w, *, positions=None, mask=None) -> Tensor:
-    """B = R1 R2^T."""
+    """Use the logits B = R1 R2^T."""
     return _mixed(_random(v, w[0] @ w[1].transpose(1, 2), positions), v, positions, mask)
 
 
 def synthesizer_mixture(
     q, k, v, alpha, dense, random, factorized_dense, factorized_random, *, parts, heads: int, join="softmax", scale=None, positions=None, mask=None
 ) -> Tensor:
-    """B = sum_i alpha_i S_i, the alpha_i from a softmax; or (1 - a) Q K^T + a S with a = sigmoid(alpha); or the plain sum."""
+    """Use the logits B = sum_i alpha_i S_i, the alpha_i from a softmax.
+
+    Or (1 - a) Q K^T + a S with a = sigmoid(alpha), or the plain sum.
+    """
     total, where = torch.zeros((), dtype=v.dtype), _where(v, positions)
     for i, part in enumerate(parts):
         factor = torch.softmax(alpha, 0)[i] if join == "softmax" else torch.ones(())
@@ -48,7 +54,7 @@ def synthesizer_mixture(
 
 
 def _dense(q: Tensor, dense, rectify: bool) -> Tensor:
-    """(B, H, T, N): one row per token, one column per position."""
+    """Return (B, H, T, N): one row per token, one column per position."""
     e = dense[0].shape[1]
     rows = []
     for h in range(q.shape[-1] // e):
@@ -60,19 +66,19 @@ def _dense(q: Tensor, dense, rectify: bool) -> Tensor:
 
 
 def _factorized_dense(q: Tensor, tables, rectify: bool) -> Tensor:
-    """(B, H, T, a b), column by column."""
+    """Return (B, H, T, a b), column by column."""
     A, B = _dense(q, tables[::2], rectify), _dense(q, tables[1::2], rectify)
     a, b = A.shape[-1], B.shape[-1]
     return torch.stack([A[..., j % a] * B[..., j // a] for j in range(a * b)], -1)
 
 
 def _random(v: Tensor, table: Tensor, positions) -> Tensor:
-    """(B, H, T, N): the row of each token's position."""
+    """Return (B, H, T, N): the row of each token's position."""
     return torch.stack([table[:, row] for row in _where(v, positions)])
 
 
 def _attention(q: Tensor, k: Tensor, heads: int, scale) -> Tensor:
-    """(B, H, T, S): Q K^T / sqrt(e)."""
+    """Return (B, H, T, S): Q K^T / sqrt(e)."""
     e = q.shape[-1] // heads
     parts = [q[..., h * e : (h + 1) * e] @ k[..., h * e : (h + 1) * e].transpose(1, 2) for h in range(heads)]
     return torch.stack(parts, 1) * (e**-0.5 if scale is None else scale)
@@ -83,7 +89,7 @@ def _where(v: Tensor, positions) -> Tensor:
 
 
 def _by_key(logits: Tensor, where: Tensor) -> Tensor:
-    """The columns of the keys' positions, row of the batch by row."""
+    """Return the columns of the keys' positions, one batch row at a time."""
     return torch.stack([logits[b][..., where[b]] for b in range(logits.shape[0])])
 
 
@@ -92,7 +98,7 @@ def _mixed(logits: Tensor, v: Tensor, positions, mask) -> Tensor:
 
 
 def _weighted(logits: Tensor, v: Tensor, mask) -> Tensor:
-    """softmax(B) G(X), head by head; a query that may attend nothing gives 0."""
+    """Compute softmax(B) G(X), head by head; a query that may attend nothing gives 0."""
     H = logits.shape[1]
     e, outputs = v.shape[-1] // H, []
     for h in range(H):

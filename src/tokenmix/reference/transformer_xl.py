@@ -1,4 +1,4 @@
-"""Transformer-XL's attention with relative positions (Dai et al. 2019, Sec. 3.3) as written, every pair's r_{t-s} written out."""
+"""Transformer-XL's attention with relative positions (Dai et al. 2019, Sec. 3.3) as written, every r_{t-s} in full."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from torch import Tensor
 
 
 def transformer_xl(q, k, v, relative, content, place, *, heads: int, memory: int | None = None, positions=None, mask=None) -> Tensor:
-    """softmax_s([(q_t + u) . k_s + (q_t + v) . W_r R_{t-s}] / sqrt(e)) over the keys less than ``memory`` positions away."""
+    """Compute softmax_s([(q_t + u) . k_s + (q_t + v) . W_r R_{t-s}] / sqrt(e)) v_s in each head.
+
+    The sum runs over the keys less than ``memory`` positions away.
+    """
     B, T, D = q.shape
     S, e, outputs = k.shape[1], D // heads, []
     positions = (torch.arange(T)[None], torch.arange(S)[None]) if positions is None else positions

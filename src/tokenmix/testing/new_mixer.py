@@ -37,7 +37,6 @@ FUNCTIONAL = '''"""NAME: the mean of the values that a token may attend."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from .backend import choose
