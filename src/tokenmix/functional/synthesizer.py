@@ -334,8 +334,8 @@ def _check_tables(who: str, q: Tensor, v: Tensor, weights: Tables, biases: Table
         given = f"{tuple(q.shape)} and {shapes}"
         raise MixerError(f"{who}: expects q (B, T, H * e) for v {tuple(v.shape)} and tables of (H, e, .), got {given}.")
     if biases and [tuple(b.shape) for b in biases] != wanted:
-        given = [tuple(b.shape) for b in biases]
-        raise MixerError(f"{who}: expects a bias of shape (H, n) for each table, {wanted}, got {given}.")
+        found = [tuple(b.shape) for b in biases]
+        raise MixerError(f"{who}: expects a bias of shape (H, n) for each table, {wanted}, got {found}.")
 
 
 def _check_mixture(q: Tensor, k: Tensor, v: Tensor, tables: dict[str, Tables], parts: Sequence[str], heads: int) -> None:
