@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch.nn.functional as F
 from torch import nn
 
 from ..errors import MixerError
@@ -62,7 +63,7 @@ def torch_projections(module: Any, seen: tuple[Any, ...], named: dict[str, Any])
     whole, out = module.in_proj_weight, module.out_proj
     weights = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight] if whole is None else list(whole.chunk(3))
     same = whole is not None and inputs[0] is inputs[1] is inputs[2]
-    linear = nn.functional.linear
+    linear = F.linear
 
     def call() -> Any:
         if same:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ..mixers import State, state_bytes
@@ -63,7 +64,7 @@ def training_rate(model: nn.Module, length: int, *, batch_size: int = 1, vocab: 
     for i in range(repeats + 1):
         start = _now(tokens)
         logits = model(tokens[:, :-1])
-        nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
         best = min(best, _now(tokens) - start) if i else best
         model.zero_grad(set_to_none=True)
     return batch_size * length / best

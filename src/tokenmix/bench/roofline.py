@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from ..system.machine import cpu_name, memory_total, read_text
 from .flops import Work
@@ -160,7 +161,7 @@ def _products(dtype: str, device: str, m: int, k: int, n: int) -> dict[str, Call
     routes: dict[str, Call] = {"matmul": lambda: torch.mm(a, b, out=out)}
     if device == "cpu" and dtype == "float32" and torch.backends.mkldnn.is_available():
         image, kernel, weight = a.mT.contiguous()[None], b.mT.contiguous()[:, :, None], b.mT.contiguous()
-        routes["oneDNN"] = lambda: torch.nn.functional.conv1d(image, kernel)
+        routes["oneDNN"] = lambda: F.conv1d(image, kernel)
         if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
             routes["oneDNN linear"] = lambda: torch.ops.mkldnn._linear_pointwise(a, weight, None, "none", [], "")
     return routes

@@ -95,9 +95,9 @@ def steps(new: tuple[Tensor, ...], past: tuple[Tensor, ...]) -> bool:
     return True
 
 
-def masks(k: Tensor, live: Tensor | None) -> bool:
+def masks(k: Tensor, valid: Tensor | None) -> bool:
     """Whether a mask is one byte for each of the keys k (B, L, .) on the CPU, as the C kernels read it."""
-    return live is None or live.dtype is torch.bool and live.is_cpu and live.shape == k.shape[:2]
+    return valid is None or valid.dtype is torch.bool and valid.is_cpu and valid.shape == k.shape[:2]
 
 
 def _misfit(name: str, tensors: tuple[Tensor | None, ...], first: Tensor) -> str | None:

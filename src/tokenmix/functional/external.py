@@ -80,7 +80,7 @@ def external(
             level = extend_slots(logits, empty_slots(x.shape[0], heads * memory_k.shape[0], device=x.device), key_mask)[0]
         else:
             level = over_all_tokens(logits, key_mask)
-        return read_memory(x, logits, level, memory_v, memory_v_bias, norm=norm, eps=eps, live=key_mask)
+        return read_memory(x, logits, level, memory_v, memory_v_bias, norm=norm, eps=eps, valid=key_mask)
 
     return honest(form, None, x, causal=causal, key_mask=key_mask, reach=_itself if norm == "slots" else None)
 
@@ -91,27 +91,27 @@ def _itself(mark: Tensor) -> Tensor:
 
 
 @exact
-def slot_logits(x: Tensor, memory_k: Tensor, bias: Tensor | None, heads: int, live: Tensor | None) -> Tensor:
+def slot_logits(x: Tensor, memory_k: Tensor, bias: Tensor | None, heads: int, valid: Tensor | None) -> Tensor:
     """x_t M_k^T + b_k: (B, T, heads, S) in float32 or better; masked tokens are zeroed before."""
-    if live is not None:
-        x = torch.where(live[..., None], x, 0.0)
+    if valid is not None:
+        x = torch.where(valid[..., None], x, 0.0)
     wide = torch.promote_types(x.dtype, torch.float32)
     logits = (x.to(wide).unflatten(-1, (heads, -1)) @ memory_k.to(wide).mT).to(wide)
     return logits if bias is None else logits + bias.to(wide)
 
 
 @exact
-def read_memory(x: Tensor, logits: Tensor, level: Tensor, memory_v: Tensor, bias: Tensor | None, *, norm: str, eps: float, live: Tensor | None) -> Tensor:
-    """The weights applied to the second memory; a token that is not live gives 0. ``level`` is log sum exp over tokens."""
+def read_memory(x: Tensor, logits: Tensor, level: Tensor, memory_v: Tensor, bias: Tensor | None, *, norm: str, eps: float, valid: Tensor | None) -> Tensor:
+    """The weights applied to the second memory; a token that is not valid gives 0. ``level`` is log sum exp over tokens."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    return _apply(weights(logits, level, norm=norm, eps=eps, live=live).to(wide), memory_v, bias, live).to(x.dtype)
+    return _apply(weights(logits, level, norm=norm, eps=eps, valid=valid).to(wide), memory_v, bias, valid).to(x.dtype)
 
 
-def weights(logits: Tensor, level: Tensor, *, norm: str, eps: float, live: Tensor | None) -> Tensor:
-    """The weights from their logarithms; those of a token that is not live are finite."""
+def weights(logits: Tensor, level: Tensor, *, norm: str, eps: float, valid: Tensor | None) -> Tensor:
+    """The weights from their logarithms; those of a token that is not valid are finite."""
     logits = logits - level
-    if live is not None:
-        logits = torch.where(live[..., None, None], logits, 0.0)
+    if valid is not None:
+        logits = torch.where(valid[..., None, None], logits, 0.0)
     if norm != "tokens":
         total = logits.logsumexp(-1, keepdim=True)
         if norm == "double" and eps > 0:
@@ -120,25 +120,25 @@ def weights(logits: Tensor, level: Tensor, *, norm: str, eps: float, live: Tenso
     return logits.exp()
 
 
-def _apply(w: Tensor, memory_v: Tensor, bias: Tensor | None, live: Tensor | None) -> Tensor:
+def _apply(w: Tensor, memory_v: Tensor, bias: Tensor | None, valid: Tensor | None) -> Tensor:
     """Weights (B, T, heads, S) times the second memory: (B, T, heads * e)."""
     y = w @ memory_v.to(w.dtype)
     if bias is not None:
         y = y + bias.to(w.dtype)
-    if live is not None:
-        y = torch.where(live[..., None, None], y, 0.0)
+    if valid is not None:
+        y = torch.where(valid[..., None, None], y, 0.0)
     return y.flatten(2)
 
 
-def over_all_tokens(logits: Tensor, live: Tensor | None) -> Tensor:
-    """log sum exp over all live tokens: (B, 1, heads, S)."""
-    if live is not None:
-        logits = logits.masked_fill(~live[..., None, None], torch.finfo(logits.dtype).min)
+def over_all_tokens(logits: Tensor, valid: Tensor | None) -> Tensor:
+    """log sum exp over all valid tokens: (B, 1, heads, S)."""
+    if valid is not None:
+        logits = logits.masked_fill(~valid[..., None, None], torch.finfo(logits.dtype).min)
     return logits.logsumexp(1, keepdim=True)
 
 
 def _eager_weights(logits: Tensor, key_mask: Tensor | None, norm: str, eps: float) -> Tensor:
-    w = weights(logits, over_all_tokens(logits, key_mask), norm=norm, eps=eps, live=key_mask)
+    w = weights(logits, over_all_tokens(logits, key_mask), norm=norm, eps=eps, valid=key_mask)
     return w if key_mask is None else torch.where(key_mask[..., None, None], w, 0.0)
 
 
@@ -157,17 +157,17 @@ def external_chunk(
     heads: int,
     norm: str,
     eps: float,
-    live: Tensor | None,
+    valid: Tensor | None,
 ) -> tuple[Tensor, SlotSums]:
     """``external`` for new tokens of a stream: their outputs, and the sums after them."""
 
     def form(x: Tensor) -> tuple[Tensor, SlotSums]:
-        logits = slot_logits(x, memory_k, memory_k_bias, heads, live)
-        level, after = extend_slots(logits, past, live)
+        logits = slot_logits(x, memory_k, memory_k_bias, heads, valid)
+        level, after = extend_slots(logits, past, valid)
         level = level.new_zeros(()) if norm == "slots" else level
-        return read_memory(x, logits, level, memory_v, memory_v_bias, norm=norm, eps=eps, live=live), after
+        return read_memory(x, logits, level, memory_v, memory_v_bias, norm=norm, eps=eps, valid=valid), after
 
-    return form(x) if norm == "slots" else honest_chunk(form, None, x, key_mask=live)
+    return form(x) if norm == "slots" else honest_chunk(form, None, x, key_mask=valid)
 
 
 def empty_slots(batch: int, slots: int, *, device: torch.device | str | None = None) -> SlotSums:
@@ -176,11 +176,11 @@ def empty_slots(batch: int, slots: int, *, device: torch.device | str | None = N
     return SlotSums(none + FLOOR, none)
 
 
-def extend_slots(logits: Tensor, past: SlotSums, live: Tensor | None) -> tuple[Tensor, SlotSums]:
+def extend_slots(logits: Tensor, past: SlotSums, valid: Tensor | None) -> tuple[Tensor, SlotSums]:
     """log sum exp over the past and the new tokens up to each (B, L, heads, S), and the sums after them."""
     keys = logits.double().flatten(2)
-    if live is not None:
-        keys = torch.where(live[..., None], keys, MASKED_KEY)
+    if valid is not None:
+        keys = torch.where(valid[..., None], keys, MASKED_KEY)
     total = merge(prefix_sums(keys, keys.new_zeros(*keys.shape[:-1], 0, keys.shape[-1])), _lift(past))
     den = total.acc[..., 0, :]
     none = den == 0  # not the opposite of den > 0: what is not a number stays so

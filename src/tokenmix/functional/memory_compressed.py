@@ -9,6 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
@@ -79,7 +80,7 @@ def _blockwise(q: Tensor, k: Tensor, v: Tensor, *, heads: int, block: int, causa
     if extra and valid is None:
         valid = torch.ones(B, T, dtype=torch.bool, device=q.device)
     cut = [patches(a, (T,), block).flatten(0, 1) for a in (q, k, v)]
-    mask = None if valid is None else torch.nn.functional.pad(valid, (0, extra)).view(-1, block)
+    mask = None if valid is None else F.pad(valid, (0, extra)).view(-1, block)
     y = attention(*cut, heads=heads, causal=causal, key_mask=mask, backend=backend)
     return y.view(B, T + extra, y.shape[-1])[:, :T]
 

@@ -11,7 +11,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from .. import functional as F
+from .. import functional
 from ..functional import aft_chunk as chunk
 from .base import QKVO, About, Kernels, Mixer, chunk_positions
 from .cost import MixingCost
@@ -66,7 +66,7 @@ class AFTSimple(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.aft_simple(*args, **options))
+        return self.out_proj(functional.aft_simple(*args, **options))
 
     def mixing_cost(self, T):
         D = self.dim
@@ -183,7 +183,7 @@ class AFTFull(PairBiased):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.aft_full(*args, **options))
+        return self.out_proj(functional.aft_full(*args, **options))
 
     def mixing_cost(self, T):
         D, pairs = self.dim, T * T
@@ -201,7 +201,7 @@ class AFTFull(PairBiased):
         self.check_range(query_positions)
         if not self.causal:
             w = self.bias.select(query_positions, state.positions)
-            y = F.aft_full(queries(self, x), state.keys, state.values, w, key_mask=state.valid, gate=self.gate)
+            y = functional.aft_full(queries(self, x), state.keys, state.values, w, key_mask=state.valid, gate=self.gate)
             return self.out_proj(y), state._replace(position=next_position)
         y, state = in_pieces(self._mix_piece, x, state, query_positions, valid_mask(x, key_mask))
         return self.out_proj(y), state._replace(position=next_position)
@@ -287,7 +287,7 @@ class AFTLocal(PairBiased):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.aft_local(*args, **options))
+        return self.out_proj(functional.aft_local(*args, **options))
 
     def mixing_cost(self, T):
         D, s = self.dim, self.window
@@ -322,7 +322,7 @@ class AFTLocal(PairBiased):
         near = (history.positions[:, None] - positions[:, :, None]).abs() < self.window
         w = torch.where(near, self.bias.table(positions, history.positions), 0.0)
         mask = near if self.outside == "none" else None
-        return F.aft_full(queries(self, x), history.keys, history.values, w, key_mask=history.valid, attn_mask=mask, gate=self.gate)
+        return functional.aft_full(queries(self, x), history.keys, history.values, w, key_mask=history.valid, attn_mask=mask, gate=self.gate)
 
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
         none = self.outside == "none"

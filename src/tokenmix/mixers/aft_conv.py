@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .. import functional as F
+from .. import functional
 from ..functional import aft_chunk as chunk
 from .base import About, Kernels, Mixer
 from .cost import MixingCost
@@ -116,7 +116,7 @@ class AFTConv(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.aft_conv(*args, **options))
+        return self.out_proj(functional.aft_conv(*args, **options))
 
     def mixing_cost(self, T):
         D, h, ring = self.dim, self.heads, self.kernel_size - 1

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import functional as F
+from .. import functional
 from ..errors import MixerError
 from ..functional.attention import attention_by_head
 from ..functional.layout.heads import by_head
@@ -159,7 +159,7 @@ class Attention(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.attention(*args, **options))
+        return self.out_proj(functional.attention(*args, **options))
 
     def mixing_cost(self, T):
         wide, width = self.q_proj.out_features, self.k_proj.out_features

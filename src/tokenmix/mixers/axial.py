@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import functional as F
+from .. import functional
 from ..functional.axial import along
 from ..functional.layout.lines import Raster
 from ..functional.layout.positions import gather_tokens, last_valid
@@ -136,7 +136,7 @@ class Axial(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.axial(*args, **options))
+        return self.out_proj(functional.axial(*args, **options))
 
     def mixing_cost(self, T):
         """Compute the cost per row; a grid given at call time counts as a square or cube."""
@@ -176,14 +176,14 @@ class Axial(Mixer):
         recent = torch.cat([state.row, new.to(state.row.dtype)], 1)
         key_valid, key_positions = torch.cat([state.valid, valid], 1), torch.cat([state.positions, positions], 1)
         n = recent.shape[1]
-        near, raster = {"live": key_valid[:, -n:]}, Raster(None, self.width, 0)
+        near, raster = {"valid": key_valid[:, -n:]}, Raster(None, self.width, 0)
         q_row, k_row, v_row, k_inner, v_inner = recent.to(x.dtype).chunk(5, -1)
         own = {"heads": self.heads, "raster": raster}
         h = along(q_row, k_row, v_row, 1, **own, **near, positions=(key_positions[:, -n:], key_positions[:, -n:]))
         fresh = self._finished(state, self.get_submodule("stage_2")(h))
         column = torch.cat([state.column[:, : -self.width], fresh], 1)
         k_column, v_column = column.to(x.dtype).chunk(2, -1)
-        above = along(q_column, k_column, v_column, 0, **own, live=key_valid, positions=(positions, key_positions), when="before")
+        above = along(q_column, k_column, v_column, 0, **own, valid=key_valid, positions=(positions, key_positions), when="before")
         inner = along(q_inner, k_inner, v_inner, 1, **own, **near, positions=(positions, key_positions[:, -n:]), when="upto")
         if holes:
             index, there, _ = last_valid(key_valid[:, -n:], n)

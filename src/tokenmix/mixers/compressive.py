@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import functional as F
+from .. import functional
 from ..functional.layout.positions import fill_from_last_valid, gather_tokens, last_valid
 from ..functional.sums import compressed as form
 from ..functional.sums.precision import sum_dtype
@@ -121,7 +121,7 @@ class Compressive(Mixer):
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
         add_aux_loss("compressive", lambda: self._loss(x, given["positions"], given["key_mask"]))
-        return self.out_proj(F.compressive(*args, **options))
+        return self.out_proj(functional.compressive(*args, **options))
 
     def _loss(self, x: Tensor, positions: Tensor | None, key_mask: Tensor | None) -> Tensor:
         """Compute the attention reconstruction loss, with everything but f detached."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import functional as F
+from .. import functional
 from ..functional.external import EPS, SlotSums, check_norm, empty_slots, external_chunk, merge_slots, over_all_tokens, slot_logits, weights
 from .base import About, Kernels, Mixer, register_state
 from .cost import MixingCost
@@ -45,7 +45,7 @@ def step(args: tuple[Tensor, ...], state: ExternalState, valid: Tensor | None, *
     """Mix new projected tokens with those in the state; ``args`` as in ``functional.external``."""
     x, memory_k, memory_v, *biases = args
     bias_k, bias_v = biases or (None, None)
-    y, after = external_chunk(x, SlotSums(*state), memory_k, memory_v, bias_k, bias_v, heads=heads, norm=norm, eps=eps, live=valid)
+    y, after = external_chunk(x, SlotSums(*state), memory_k, memory_v, bias_k, bias_v, heads=heads, norm=norm, eps=eps, valid=valid)
     return y, ExternalState(*after)
 
 
@@ -78,7 +78,7 @@ class SlotMemory(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.external(*args, **options))
+        return self.out_proj(functional.external(*args, **options))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         args, _ = self.functional_args(x)
@@ -94,7 +94,7 @@ class SlotMemory(Mixer):
         (q, memory_k, _, *biases), options = self.functional_args(x)
         logits = slot_logits(q, memory_k, biases[0] if biases else None, options["heads"], None)
         level = logits.new_zeros(()) if options["norm"] == "slots" else over_all_tokens(logits, None)
-        return weights(logits, level, norm=options["norm"], eps=options["eps"], live=None)
+        return weights(logits, level, norm=options["norm"], eps=options["eps"], valid=None)
 
     def slot_values(self) -> Tensor:
         """Return the values of the slots, M_v (slots, width)."""
@@ -288,7 +288,7 @@ class SimplifiedAttention(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.simplified_attention(*args, **options))
+        return self.out_proj(functional.simplified_attention(*args, **options))
 
     def mixing_cost(self, T):
         flops = 4 * T * T * self.dim
@@ -310,5 +310,5 @@ class SimplifiedAttention(Mixer):
     def mix_chunk(self, x, state, *, positions, key_mask):
         if self.causal:
             state = SimplifiedState(torch.cat([state.keys, x.to(state.keys.dtype)], 1), torch.cat([state.valid, valid_mask(x, key_mask)], 1))
-        y = F.simplified_attention(x, state.keys.to(x.dtype), scale=self.scale, causal=self.causal, key_mask=state.valid)
+        y = functional.simplified_attention(x, state.keys.to(x.dtype), scale=self.scale, causal=self.causal, key_mask=state.valid)
         return self.out_proj(y), state

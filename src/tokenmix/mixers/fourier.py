@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil, log2
 
-from .. import functional as F
+from .. import functional
 from .base import About, Mixer
 from .cost import MixingCost
 from .parts.unprojected import Unprojected
@@ -35,7 +35,7 @@ class Fourier(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.fourier(*args, **options))
+        return self.out_proj(functional.fourier(*args, **options))
 
     def mixing_cost(self, T):
         return MixingCost(5 * T * self.dim * ceil(log2(max(2, T * self.dim))), None, 0)

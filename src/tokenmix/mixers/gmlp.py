@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import functional as F
+from .. import functional
 from ..functional.gmlp import unit_inputs
 from ..functional.sums.nonfinite import honest
 from ..functional.sums.taps import silenced
@@ -98,10 +99,10 @@ class GMLP(Mixer):
         more = max_len - self.bias.shape[0]
         with torch.no_grad():
             if self.toeplitz:
-                spatial = nn.functional.pad(self.spatial, (more, more))
+                spatial = F.pad(self.spatial, (more, more))
             else:
-                spatial = nn.functional.interpolate(self.spatial[None, None], size=(max_len, max_len), mode="bilinear")[0, 0]
-            bias = nn.functional.interpolate(self.bias[None, None], size=max_len, mode="linear")[0, 0]
+                spatial = F.interpolate(self.spatial[None, None], size=(max_len, max_len), mode="bilinear")[0, 0]
+            bias = F.interpolate(self.bias[None, None], size=max_len, mode="linear")[0, 0]
         self.spatial = regrown(self.spatial, spatial)
         self.bias = regrown(self.bias, bias)
         self.max_len = self.max_context_len = max_len
@@ -125,7 +126,7 @@ class GMLP(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.gmlp(*args, **options))
+        return self.out_proj(functional.gmlp(*args, **options))
 
     def mixing_cost(self, T):
         half = self.hidden // 2

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from .. import functional as F
+from .. import functional
 from ..functional.sums import kernel_attention as sums
 from .base import QKVO, About, Kernels, Mixer, State, register_state
 from .cost import MixingCost
@@ -56,7 +56,7 @@ def step(q: Tensor, k: Tensor, v: Tensor, state: State, *, causal: bool, valid: 
     """Mix new queries with the state: with their own keys too if causal, otherwise with a completed context."""
     if not causal:
         return sums.read_sums(q, state, **options), state
-    y, after = sums.extend_chunk(q, k, v, state, live=valid, **options)
+    y, after = sums.extend_chunk(q, k, v, state, valid=valid, **options)
     return y, as_state(after)
 
 
@@ -132,7 +132,7 @@ class Hydra(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.hydra(*args, **options))
+        return self.out_proj(functional.hydra(*args, **options))
 
     def mixing_cost(self, T):
         return kernel_cost(T, self.dim, self.dim, self.feature)
@@ -176,7 +176,7 @@ class PolyNL(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.hydra(*args, **options))
+        return self.out_proj(functional.hydra(*args, **options))
 
     def mixing_cost(self, T):
         return kernel_cost(T, self.dim, self.dim, "mean", q_proj=False)
@@ -250,7 +250,7 @@ class MultiheadLinear(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.multihead_linear(*args, **options))
+        return self.out_proj(functional.multihead_linear(*args, **options))
 
     def mixing_cost(self, T):
         return kernel_cost(T, self.dim, self.heads, self.feature)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .. import functional as F
+from .. import functional
 from .base import QKVO, About, Mixer
 from .cost import MixingCost
 from .parts.history import empty_history, joined, newest
@@ -110,7 +110,7 @@ class ImageLocal(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.image_local(*args, **options))
+        return self.out_proj(functional.image_local(*args, **options))
 
     @property
     def _ring(self) -> int:
@@ -140,5 +140,5 @@ class ImageLocal(Mixer):
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
         state, q = joined(state, valid, positions, keys=self.k_proj(x), values=self.v_proj(x)), self.q_proj(x)
         options = {**self._pattern(), "width": self.width, "positions": (positions, state.positions), "causal": True, "key_mask": state.valid}
-        y = F.image_local(q, state.keys.to(q.dtype), state.values.to(q.dtype), **options)
+        y = functional.image_local(q, state.keys.to(q.dtype), state.values.to(q.dtype), **options)
         return y, newest(state, self._ring, holes=holes)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import functional as F
+from .. import functional
 from ..functional import aft_chunk as chunk
 from ..functional.lambda_layer import per_key
 from ..functional.sums.precision import at_least_float32
@@ -19,7 +19,7 @@ from .base import About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
 from .parts.history import joined, newest
 from .parts.options import at_least, check_heads, one_of
-from .parts.shared import alive, check_positions, has_holes, in_pieces
+from .parts.shared import check_positions, has_holes, in_pieces, valid_mask
 from .parts.token_norm import TokenBatchNorm
 
 
@@ -175,7 +175,7 @@ class Lambda(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.lambda_layer(*args, **options))
+        return self.out_proj(functional.lambda_layer(*args, **options))
 
     def mixing_cost(self, T):
         w, c, H, D = self.key_width, self.dim // self.heads, self.heads, self.dim
@@ -202,7 +202,7 @@ class Lambda(Mixer):
         query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
         self.check_range(query_positions)
         holes = self.window is not None and has_holes(state.valid, key_mask)
-        y, state = in_pieces(partial(self._mix_piece, holes=holes), x, state, query_positions, alive(x, key_mask))
+        y, state = in_pieces(partial(self._mix_piece, holes=holes), x, state, query_positions, valid_mask(x, key_mask))
         return self.out_proj(y), state._replace(position=next_position)
 
     def _mix_piece(self, x, state, positions, valid, *, holes=False):

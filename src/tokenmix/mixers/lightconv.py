@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as nnF
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import functional as F
+from .. import functional
 from ..functional.sums.taps import centre_of, pair_weights, silenced, weighed
 from .base import About, Mixer
 from .cost import MixingCost
@@ -67,7 +67,7 @@ class LightConv(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.lightconv(*args, **options))
+        return self.out_proj(functional.lightconv(*args, **options))
 
     def mixing_cost(self, T):
         flops = 2 * T * self.kernel_size * self.dim
@@ -133,7 +133,7 @@ class DynamicConv(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.lightconv(*args, **options))
+        return self.out_proj(functional.lightconv(*args, **options))
 
     def mixing_cost(self, T):
         kept = 4 * T * (self.dim * (6 if self.glu else 3) + 5 * self.heads * self.kernel_size)
@@ -163,7 +163,7 @@ def check_window(mixer: LightConv | DynamicConv) -> None:
 def values(mixer: LightConv | DynamicConv, x: Tensor) -> Tensor:
     """Return the values to be convolved: the projected input, in the paper's form gated by half of itself."""
     g = mixer.v_proj(x)
-    return nnF.glu(g, -1) if mixer.glu else g
+    return F.glu(g, -1) if mixer.glu else g
 
 
 def window_step(mixer, g, kernel, state, positions, valid, holes):

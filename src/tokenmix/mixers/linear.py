@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .. import functional as F
+from .. import functional
 from ..functional import linear as form
 from ..functional.layout.checks import check_name
 from ..functional.sums import features as sums
@@ -57,7 +57,7 @@ class LinearAttention(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.linear_attention(*args, **options))
+        return self.out_proj(functional.linear_attention(*args, **options))
 
     def mixing_cost(self, T):
         return kernel_cost(T, self.dim, self.heads, self.dim // self.heads, drawn=False)

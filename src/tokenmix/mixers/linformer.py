@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import functional as F
+from .. import functional
 from ..functional.linformer import shortened
 from ..positions.grid import regrown
 from .base import QKVO, About, Mixer, token_positions
@@ -108,7 +109,7 @@ class Linformer(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.linformer(*args, **options))
+        return self.out_proj(functional.linformer(*args, **options))
 
     def mixing_cost(self, T):
         flops = 4 * T * self.rank * self.dim + 4 * T * self.rank * self.dim  # E K and F V; the weights and the weighted sums
@@ -121,4 +122,4 @@ class Linformer(Mixer):
 
 
 def _stretched(projection: Tensor, length: int) -> Tensor:
-    return nn.functional.interpolate(projection, size=length, mode="linear", align_corners=False)
+    return F.interpolate(projection, size=length, mode="linear", align_corners=False)

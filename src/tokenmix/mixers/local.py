@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import functional as F
+from .. import functional
 from ..functional.layout.positions import last_valid
 from ..functional.patterns import local_chunk
 from .base import QKVO, About, Mixer, chunk_positions, register_state, token_positions
@@ -97,7 +97,7 @@ class Local(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.local(*args, **options))
+        return self.out_proj(functional.local(*args, **options))
 
     def mixing_cost(self, T):
         D, R = self.dim, self.window - 1
@@ -127,7 +127,9 @@ class Local(Mixer):
         query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
         if not self.causal:
             options = {"window": self.window, "heads": self.heads, "outside": self.outside, "positions": (query_positions, state.positions)}
-            return self.out_proj(F.local(self.q_proj(x), state.keys, state.values, key_mask=state.valid, **options)), state._replace(position=next_position)
+            return self.out_proj(functional.local(self.q_proj(x), state.keys, state.values, key_mask=state.valid, **options)), state._replace(
+                position=next_position
+            )
         check_positions(self, positions, key_mask, rising=True, past=(state.valid, state.positions))
         y, state = in_pieces(partial(self._mix_piece, holes=has_holes(state.valid, key_mask)), x, state, query_positions, valid_mask(x, key_mask))
         return self.out_proj(y), state._replace(position=next_position)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import functional as F
+from .. import functional
 from ..functional.attention import attention
 from ..functional.layout.masks import zero_masked
 from ..functional.layout.positions import fill_from_last_valid, gather_tokens, last_valid, patches, shifted, strided_conv
@@ -121,7 +121,7 @@ class MemoryCompressed(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.memory_compressed(*args, **options))
+        return self.out_proj(functional.memory_compressed(*args, **options))
 
     def mixing_cost(self, T):
         D, b, token = self.dim, self.block, 8 * self.dim + 9

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from .. import functional as F
+from .. import functional
 from ..positions.grid import regrown
 from .base import About, Mixer, token_positions
 from .cost import MixingCost
@@ -55,7 +56,7 @@ class MLPMixer(Mixer):
         if not isinstance(max_len, int) or max_len < 1:
             self.refuse(f"resize needs a positive length, got {max_len!r}")
         with torch.no_grad():
-            w1, w2, b2 = (nn.functional.interpolate(a[None], size=max_len, mode="linear")[0] for a in (self.w1, self.w2.T, self.b2[None]))
+            w1, w2, b2 = (F.interpolate(a[None], size=max_len, mode="linear")[0] for a in (self.w1, self.w2.T, self.b2[None]))
         self.w1, self.w2, self.b2 = regrown(self.w1, w1), regrown(self.w2, w2.T), regrown(self.b2, b2[0])
         self.max_len = self.max_context_len = max_len
 
@@ -71,7 +72,7 @@ class MLPMixer(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.mlp_mixer(*args, **options))
+        return self.out_proj(functional.mlp_mixer(*args, **options))
 
     def mixing_cost(self, T):
         flops = 4 * T * self.hidden * self.dim

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from .. import functional as F
+from .. import functional
 from .base import QKVO, About, Mixer
 from .cost import MixingCost
 from .parts.options import at_least
@@ -75,7 +75,7 @@ class Nystrom(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.nystrom(*args, **options))
+        return self.out_proj(functional.nystrom(*args, **options))
 
     def mixing_cost(self, T):
         D, m, H = self.dim, self.landmarks, self.heads

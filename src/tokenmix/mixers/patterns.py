@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .. import functional as F
+from .. import functional
 from .base import QKVO, About, Mixer
 from .cost import MixingCost
 from .parts.history import empty_history
@@ -55,7 +55,7 @@ class Strided(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, **given)
-        return self.out_proj(F.strided(*args, **options))
+        return self.out_proj(functional.strided(*args, **options))
 
     def mixing_cost(self, T):
         counts, share = BlockCost(T), 1 if self.merged else 2
@@ -72,7 +72,7 @@ class Strided(Mixer):
         return empty_history(batch_size, self.dim, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        return history_step(self, F.strided, x, state, self._pattern(), positions=positions, key_mask=key_mask)
+        return history_step(self, functional.strided, x, state, self._pattern(), positions=positions, key_mask=key_mask)
 
 
 class Fixed(Mixer):
@@ -132,7 +132,7 @@ class Fixed(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, **given)
-        return self.out_proj(F.fixed(*args, **options))
+        return self.out_proj(functional.fixed(*args, **options))
 
     def mixing_cost(self, T):
         counts, share = BlockCost(T), 1 if self.merged else 2
@@ -150,4 +150,4 @@ class Fixed(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         check_positions(self, positions, key_mask)
-        return history_step(self, F.fixed, x, state, self._pattern(), positions=positions, key_mask=key_mask)
+        return history_step(self, functional.fixed, x, state, self._pattern(), positions=positions, key_mask=key_mask)

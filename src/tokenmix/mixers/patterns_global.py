@@ -7,14 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import functional as F
+from .. import functional
 from ..functional.patterns_global import longformer_chunk
 from .base import QKVO, About, Mixer, chunk_positions, register_state
 from .cost import MixingCost
 from .parts.history import empty_history, joined
 from .parts.options import at_least
 from .parts.patterns import BlockCost, explicit, history_step, kept_bytes
-from .parts.shared import add_projections, alive, check_positions, largest_dot
+from .parts.shared import add_projections, check_positions, largest_dot, valid_mask
 
 
 @register_state
@@ -132,7 +132,7 @@ class Longformer(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, **given)
-        return self.out_proj(F.longformer(*args, **options))
+        return self.out_proj(functional.longformer(*args, **options))
 
     def mixing_cost(self, T):
         return global_cost(self, T, self.window // 2, self.dilations, self.global_tokens)
@@ -153,7 +153,7 @@ class Longformer(Mixer):
         check_positions(self, positions, key_mask, rising=True, past=(state.valid, state.positions))
         query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
         q, k, v, qg, kg, vg = global_args(self, x)
-        valid, first = alive(x, key_mask), state.keys.shape[1] == 0 and positions is None
+        valid, first = valid_mask(x, key_mask), state.keys.shape[1] == 0 and positions is None
         slots = self._filled(state[5:], kg, vg, query_positions, valid)
         state = (
             joined(state, valid, query_positions, keys=k, values=v)
@@ -161,7 +161,7 @@ class Longformer(Mixer):
             ._replace(**dict(zip(state._fields[5:], slots, strict=True)))
         )
         if first:
-            y = F.longformer(q, k, v, qg, kg, vg, **self._pattern(), global_tokens=self.global_tokens, causal=True, key_mask=key_mask)
+            y = functional.longformer(q, k, v, qg, kg, vg, **self._pattern(), global_tokens=self.global_tokens, causal=True, key_mask=key_mask)
         else:
             keys, values, kg, vg = (a.to(q.dtype) for a in (*state[:2], *slots[:2]))
             query_and_key_positions = query_positions, state.positions
@@ -230,7 +230,7 @@ class ETC(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, **given)
-        return self.out_proj(F.longformer(*args, **options))
+        return self.out_proj(functional.longformer(*args, **options))
 
     def mixing_cost(self, T):
         return global_cost(self, T, self.radius, [1] * self.heads, self.global_tokens)
@@ -306,7 +306,7 @@ class BigBird(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, **given)
-        return self.out_proj(F.bigbird(*args, **options))
+        return self.out_proj(functional.bigbird(*args, **options))
 
     def mixing_cost(self, T):
         counts, D, g = BlockCost(T), self.dim, min(self.global_blocks * self.block, T)
@@ -326,4 +326,4 @@ class BigBird(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         check_positions(self, positions, key_mask)
-        return history_step(self, F.bigbird, x, state, self._pattern(), positions=positions, key_mask=key_mask)
+        return history_step(self, functional.bigbird, x, state, self._pattern(), positions=positions, key_mask=key_mask)

@@ -7,7 +7,7 @@ from math import ceil, log
 import torch
 from torch import Tensor
 
-from .. import functional as F
+from .. import functional
 from ..functional.performer import check_feature, log_keys, log_queries, orthogonal_features, performer_chunk
 from ..functional.sums import features as sums
 from .base import QKVO, About, Mixer
@@ -104,7 +104,7 @@ class Performer(Mixer):
     def mix(self, x, context, **given):
         self._count()
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.performer(*args, **options))
+        return self.out_proj(functional.performer(*args, **options))
 
     def mixing_cost(self, T):
         return kernel_cost(T, self.dim, self.heads, self.num_features, drawn=True)

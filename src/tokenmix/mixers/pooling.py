@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .. import functional as F
+from .. import functional
 from ..functional.pooling import mean_of_pairs, windows
 from ..functional.sums.taps import silenced
 from .base import About, Mixer
@@ -70,7 +70,7 @@ class Pooling(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.pooling(*args, **options))
+        return self.out_proj(functional.pooling(*args, **options))
 
     def mixing_cost(self, T):
         return MixingCost(self.ndim * T * self.window * self.dim, None, 0, ring_bytes(self.window - 1, self.dim))

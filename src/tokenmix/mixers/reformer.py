@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import functional as F
+from .. import functional
 from ..functional.reformer import hash_buckets, reformer_chunk
 from .base import About, Mixer, register_state
 from .cost import MixingCost
@@ -125,7 +125,7 @@ class Reformer(Mixer):
 
     def mix(self, x, context, **given):
         (q, v, rotations), options = self.functional_args(x, context, **given)
-        return self.out_proj(F.reformer(q, v, rotations, buckets=self._buckets(q), **options))
+        return self.out_proj(functional.reformer(q, v, rotations, buckets=self._buckets(q), **options))
 
     def _buckets(self, q: Tensor) -> Tensor:
         return decide(self, lambda: hash_buckets(q, self.rotations, heads=self.heads))
@@ -156,7 +156,7 @@ class Reformer(Mixer):
         new = q.to(state.keys.dtype), v.to(state.values.dtype), now.flatten(1, 2).transpose(1, 2).to(torch.int32), valid
         after = ReformerState(*(torch.cat(pair, 1) for pair in zip(state, new, strict=True)))
         if state.keys.shape[1] == 0:
-            return self.out_proj(F.reformer(q, v, rotations, buckets=now, **options)), after
+            return self.out_proj(functional.reformer(q, v, rotations, buckets=now, **options)), after
         buckets = after.buckets.long().transpose(1, 2).unflatten(1, (self.heads, self.rounds))
         shape: dict[str, Any] = {"heads": self.heads, "chunk": self.chunk, "count": self.buckets}
         y = reformer_chunk(q, after.keys.to(q.dtype), after.values.to(q.dtype), buckets, after.valid, **shape)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import functional as F
+from .. import functional
 from ..functional.performer import orthogonal_features
 from ..functional.rfa import check_feature, features, keys, over_keys, read, rfa_chunk
 from ..functional.sums import features as sums
@@ -107,7 +107,7 @@ class RFA(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.rfa(*args, **options))
+        return self.out_proj(functional.rfa(*args, **options))
 
     @property
     def _widths(self) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import functional as F
+from .. import functional
 from ..functional.routing import nearest_clusters, on_sphere, routing_chunk, top_tokens
 from .base import About, Mixer, register_state
 from .cost import MixingCost
@@ -131,7 +131,7 @@ class Routing(Mixer):
     def mix(self, x, context, **given):
         (q, v, centroids), options = self.functional_args(x, context, **given)
         valid = valid_mask(x, given["key_mask"])
-        y = F.routing(q, v, centroids, clusters=self._clusters(q, valid), **options)
+        y = functional.routing(q, v, centroids, clusters=self._clusters(q, valid), **options)
         add_aux_loss("routing", lambda: self._commitment(q, valid))
         if self.training:
             self._move_centroids(q.detach(), valid)
@@ -184,7 +184,7 @@ class Routing(Mixer):
         new = q.to(state.keys.dtype), v.to(state.values.dtype), now.transpose(1, 2).to(torch.int32), valid
         after = RoutingState(*(torch.cat(pair, 1) for pair in zip(state, new, strict=True)))
         if state.keys.shape[1] == 0:
-            return self.out_proj(F.routing(q, v, centroids, clusters=now, **options)), after
+            return self.out_proj(functional.routing(q, v, centroids, clusters=now, **options)), after
         shape: dict[str, Any] = {"heads": self.heads, "window": self.window, "count": self.clusters}
         clusters = after.clusters.long().transpose(1, 2)
         y = routing_chunk(q, after.keys.to(q.dtype), after.values.to(q.dtype), clusters, after.valid, **shape)

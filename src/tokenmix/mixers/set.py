@@ -6,9 +6,10 @@ Lee et al. 2019, "Set Transformer", arXiv:1810.00825.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import functional as F
+from .. import functional
 from ..errors import MixerError
 from ..functional.set import induced
 from .base import About, Mixer
@@ -90,7 +91,7 @@ class InducedSet(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.induced_set(*args, **options))
+        return self.out_proj(functional.induced_set(*args, **options))
 
     def projection_flops(self, T):
         m, D = len(self.points), self.dim
@@ -105,7 +106,7 @@ class InducedSet(Mixer):
         q, k, v, points, maps, block = args
         with torch.no_grad():
             h = induced(k, v, points, block, heads=options["heads"], key_mask=options["key_mask"])
-            keys = nn.functional.linear(h, maps[0].double(), maps[2].double() if len(maps) > 2 else None)
+            keys = F.linear(h, maps[0].double(), maps[2].double() if len(maps) > 2 else None)
             first = largest_dot(points[None].double().expand(len(k), -1, -1), k.double(), options["heads"])
             return max(first, largest_dot(q.double(), keys, options["heads"]))
 
@@ -158,5 +159,5 @@ class PMA(nn.Module):
             raise MixerError(f"PMA: expects a bool key_mask of shape {tuple(x.shape[:2])}, got {got}.")
         z = self.feed_in(x if key_mask is None else torch.where(key_mask[..., None], x, 0.0)).relu()
         queries = self.seeds.to(x.dtype).expand(len(x), -1, -1)
-        h = self.norm_1(queries + F.attention(queries, self.k_proj(z), self.v_proj(z), heads=self.heads, key_mask=key_mask))
+        h = self.norm_1(queries + functional.attention(queries, self.k_proj(z), self.v_proj(z), heads=self.heads, key_mask=key_mask))
         return self.norm_2(h + self.feed_out(h).relu())

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import functional as F
+from .. import functional
 from ..functional.sinkhorn import lay_out, permutation, prepared, sinkhorn_chunk
 from .base import QKVO, About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .parts.options import at_least, true_or_false
-from .parts.shared import add_projections, alive, check_positions, largest_dot
+from .parts.shared import add_projections, check_positions, largest_dot, valid_mask
 
 
 @register_state
@@ -110,7 +110,7 @@ class Sinkhorn(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.sinkhorn(*args, gumbel=self.gumbel and self.training, **options))
+        return self.out_proj(functional.sinkhorn(*args, gumbel=self.gumbel and self.training, **options))
 
     def mixing_cost(self, T):
         D, H, b = self.dim, self.heads, self.block
@@ -127,7 +127,7 @@ class Sinkhorn(Mixer):
     @staticmethod
     def largest_logit(args, options):
         q, k, v, sorting = args
-        valid = alive(q, options.get("key_mask"))
+        valid = valid_mask(q, options.get("key_mask"))
         layout = lay_out(token_positions(q, options.get("key_mask")), valid, block=options["block"], count=-(-q.shape[1] // options["block"]))
         qs, ks, _ = (layout.put(a) for a in prepared(q, k, v, valid, options["heads"]))
         shape = {n: options[n] for n in ("iterations", "temperature", "causal")}
@@ -149,12 +149,12 @@ class Sinkhorn(Mixer):
         query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
         (q, k, v, sorting), options = self.functional_args(x, positions=positions, key_mask=key_mask)
         past = state[:5]
-        new = *(a.to(state.keys.dtype) for a in (q, k, v)), alive(x, key_mask), query_positions.long()
+        new = *(a.to(state.keys.dtype) for a in (q, k, v)), valid_mask(x, key_mask), query_positions.long()
         history = [torch.cat(pair, 1) for pair in zip(past, new, strict=True)]
         opened = state.opened if positions is None else torch.cat([state.opened, state.opened.new_zeros(x.shape[0], x.shape[1] + 1)], 1)
         after = SinkhornState(*history, opened, next_position)
         if state.keys.shape[1] == 0:
-            return self.out_proj(F.sinkhorn(q, k, v, sorting, **options)), after
+            return self.out_proj(functional.sinkhorn(q, k, v, sorting, **options)), after
         queries, keys, values, key_valid, key_positions = history
         count = -(-keys.shape[1] // self.block) + 1 + opened.shape[1]
         projected = (a.to(q.dtype) for a in (queries, keys, values))

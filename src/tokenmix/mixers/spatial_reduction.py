@@ -6,9 +6,9 @@ Wang et al. 2021, "Pyramid Vision Transformer", arXiv:2102.12122.
 from __future__ import annotations
 
 import torch
-from torch import nn
+import torch.nn.functional as F
 
-from .. import functional as F
+from .. import functional
 from ..functional.spatial_reduction import reduced
 from .base import QKVO, About, Mixer
 from .cost import MixingCost
@@ -79,7 +79,7 @@ class SpatialReduction(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.spatial_reduction(*args, **options))
+        return self.out_proj(functional.spatial_reduction(*args, **options))
 
     def _cells(self, T: int) -> int:
         return -(-T // self.ratio**self.ndim)
@@ -99,4 +99,4 @@ class SpatialReduction(Mixer):
         q, v, conv, norm, k_map, _ = args
         with torch.no_grad():
             rows, _ = reduced(v, conv, norm, options["grid"], options["prefix"], options["positions"], options["key_mask"])
-            return largest_dot(q.double(), nn.functional.linear(rows, *(a.double() for a in k_map)), options["heads"])
+            return largest_dot(q.double(), F.linear(rows, *(a.double() for a in k_map)), options["heads"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from .. import functional as F
+from .. import functional
 from ..functional import synthesizer as synth
 from .base import About, Mixer
 from .cost import MixingCost
@@ -103,7 +103,7 @@ class SynthesizerDense(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.synthesizer_dense(*args, **options))
+        return self.out_proj(functional.synthesizer_dense(*args, **options))
 
     def mixing_cost(self, T):
         return _cost(self.logits, T, self.heads, self.inner, (self.dim + 3 * self.inner) * T)
@@ -181,7 +181,7 @@ class SynthesizerRandom(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.synthesizer_random(*args, **options))
+        return self.out_proj(functional.synthesizer_random(*args, **options))
 
     def mixing_cost(self, T):
         return _cost(self.logits, T, self.heads, self.inner, (self.dim + 2 * self.inner) * T)
@@ -257,7 +257,7 @@ class SynthesizerFactorizedDense(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.synthesizer_factorized_dense(*args, **options))
+        return self.out_proj(functional.synthesizer_factorized_dense(*args, **options))
 
     def mixing_cost(self, T):
         return _cost(self.logits, T, self.heads, self.inner, (self.dim + 3 * self.inner) * T)
@@ -331,7 +331,7 @@ class SynthesizerFactorizedRandom(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.synthesizer_factorized_random(*args, **options))
+        return self.out_proj(functional.synthesizer_factorized_random(*args, **options))
 
     def mixing_cost(self, T):
         return _cost(self.logits, T, self.heads, self.inner, (self.dim + 2 * self.inner) * T)

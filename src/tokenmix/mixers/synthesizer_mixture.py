@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import functional as F
+from .. import functional
 from ..functional import synthesizer as synth
 from ..functional.layout.checks import check_name
 from .base import QKVO, About, Mixer
@@ -142,7 +142,7 @@ class SynthesizerMixture(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.synthesizer_mixture(*args, **options))
+        return self.out_proj(functional.synthesizer_mixture(*args, **options))
 
     def mixing_cost(self, T):
         D, one, made = self.inner, self.heads * T * T, [self._modules[name] for name in synth.LOGITS if name in self.parts]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from .. import functional as F
+from .. import functional
 from .base import QKVO, About, Mixer
 from .cost import MixingCost
 from .parts.history import empty_history, joined, newest
@@ -64,7 +64,7 @@ class TransformerXL(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.transformer_xl(*args, **options))
+        return self.out_proj(functional.transformer_xl(*args, **options))
 
     def mixing_cost(self, T):
         D, M, n = self.dim, self.memory, self.relative.shape[1]
@@ -91,5 +91,5 @@ class TransformerXL(Mixer):
         state, q = joined(state, valid, positions, keys=self.k_proj(x), values=self.v_proj(x)), self.q_proj(x)
         learned = self.relative, self.content, self.place
         options = {"heads": self.heads, "memory": self.memory, "positions": (positions, state.positions), "causal": True, "key_mask": state.valid}
-        y = F.transformer_xl(q, state.keys.to(q.dtype), state.values.to(q.dtype), *learned, **options)
+        y = functional.transformer_xl(q, state.keys.to(q.dtype), state.values.to(q.dtype), *learned, **options)
         return y, state if self.memory is None else newest(state, self.memory - 1, holes=holes)

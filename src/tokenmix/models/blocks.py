@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
@@ -26,7 +27,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, T, D) to (B, T, D)."""
-        return self.down(nn.functional.gelu(self.up(x)))
+        return self.down(F.gelu(self.up(x)))
 
 
 class DropPath(nn.Module):

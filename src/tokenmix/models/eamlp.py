@@ -8,9 +8,10 @@ from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import functional as F
+from .. import functional
 from ..errors import MixerError
 from ..positions.grid import resize_rows
 from ..system.config import Json
@@ -105,7 +106,7 @@ class TokenMemory(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, T, D) to (B, T, D)."""
-        return self.out_proj(F.external(x, self.memory_k, self.memory_v, None, self.memory_v_bias))
+        return self.out_proj(functional.external(x, self.memory_k, self.memory_v, None, self.memory_v_bias))
 
     def reset_parameters(self, std: float) -> None:
         """Draw M_k = M_v from N(0, std); set biases to 0."""
@@ -264,7 +265,7 @@ def soft_split(x: Tensor, kernel: int, stride: int, padding: int) -> tuple[Tenso
 
     Returns tokens (B, rows * columns, C kernel^2), and (rows, columns).
     """
-    tokens = nn.functional.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
+    tokens = F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
     down, right = ((n + 2 * padding - kernel) // stride + 1 for n in x.shape[2:])
     return tokens, (down, right)
 

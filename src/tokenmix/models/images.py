@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 
 from ..errors import MixerError
 from .blocks import Block
@@ -100,7 +101,7 @@ def resizable(steps: Sequence[ResizeStep]) -> list[ResizeStep]:
 def filled(images: Tensor, patch: int) -> Tensor:
     """Pad images with zeros at the right and bottom, up to whole patches."""
     down, right = (-n % patch for n in images.shape[2:])
-    return nn.functional.pad(images, (0, right, 0, down)) if down or right else images
+    return F.pad(images, (0, right, 0, down)) if down or right else images
 
 
 def both_sides(size: Any, who: str) -> tuple[int, int]:

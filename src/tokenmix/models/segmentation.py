@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
@@ -198,4 +199,4 @@ def map_strides(backbone: Pyramid | ViT) -> list[int]:
 
 def on_grid(x: Tensor, size: torch.Size) -> Tensor:
     """Resample a map to another grid, bilinearly between the centres of cells."""
-    return x if x.shape[2:] == size else nn.functional.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)
+    return x if x.shape[2:] == size else F.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
@@ -152,4 +153,4 @@ class Trunk(nn.Module):
 
     def _logits(self, x: Tensor) -> Tensor:
         x = self.norm(x)
-        return self.head(x) if self.head is not None else nn.functional.linear(x, *self.embed())
+        return self.head(x) if self.head is not None else F.linear(x, *self.embed())

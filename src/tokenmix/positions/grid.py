@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
@@ -18,7 +19,7 @@ def resize_rows(table: Tensor, old: tuple[int, int], new: tuple[int, int], prefi
         grid = f"a grid of {old[0]} x {old[1]} with {prefix} tokens before it"
         raise MixerError(f"resize: a table of {table.shape[0]} rows does not belong to {grid}.")
     image = table[prefix:].T.reshape(1, -1, *old).float()
-    grown = nn.functional.interpolate(image, size=new, mode="bicubic", align_corners=False, antialias=True)[0]
+    grown = F.interpolate(image, size=new, mode="bicubic", align_corners=False, antialias=True)[0]
     return torch.cat([table[:prefix], grown.flatten(1).T.to(table.dtype)])
 
 

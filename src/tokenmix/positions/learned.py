@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
@@ -26,11 +27,11 @@ class LearnedPositions(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         """Look up integer positions (B, T) -> (B, T, dim)."""
-        return nn.functional.embedding(positions, self.weight)
+        return F.embedding(positions, self.weight)
 
     def resize(self, max_len: int) -> None:
         """Change the number of positions by linear interpolation, so that position i moves to i * new / old."""
         if max_len < 1:
             raise MixerError(f"LearnedPositions: max_len must be positive, got {max_len}.")
-        self.weight = regrown(self.weight, nn.functional.interpolate(self.weight.detach().T[None], size=max_len, mode="linear", align_corners=False)[0].T)
+        self.weight = regrown(self.weight, F.interpolate(self.weight.detach().T[None], size=max_len, mode="linear", align_corners=False)[0].T)
         self.max_len = max_len

@@ -6,6 +6,7 @@ There is one state per query, which meets the keys that the query may attend, in
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -38,5 +39,5 @@ def _phi(x: Tensor, w: Tensor, feature: str) -> Tensor:
 
     [sin(w x), cos(w x)] / sqrt(M), or the arc-cosine features max(w x, 0) sqrt(2 / M).
     """
-    z = torch.nn.functional.normalize(x, dim=-1, eps=1e-6) @ w.T
+    z = F.normalize(x, dim=-1, eps=1e-6) @ w.T
     return torch.relu(z) * (2 / len(w)) ** 0.5 if feature == "arccos" else torch.cat([torch.sin(z), torch.cos(z)], -1) / len(w) ** 0.5

@@ -6,6 +6,7 @@ import inspect
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
@@ -129,5 +130,5 @@ def has_slots(mixer: Any) -> bool:
 
 def slot_similarity(mixer: Any) -> Tensor:
     """Compute the cosine similarity (slots, slots) of the directions that slots write, the rows of M_v."""
-    rows = nn.functional.normalize(mixer.slot_values().detach().double(), dim=1)
+    rows = F.normalize(mixer.slot_values().detach().double(), dim=1)
     return rows @ rows.mT

@@ -78,7 +78,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import functional as F
+from .. import functional
 from ..functional.NAME import sums
 from .base import About, Mixer, register_state
 from .cost import MixingCost
@@ -125,7 +125,7 @@ class CLASS(Mixer):
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)
-        return self.out_proj(F.NAME(*args, **options))
+        return self.out_proj(functional.NAME(*args, **options))
 
     def mixing_cost(self, T):
         return MixingCost(flops=2 * T * self.dim, counted=0, activations=12 * T * self.dim, state=4 * self.dim + 4)

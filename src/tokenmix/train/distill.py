@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
@@ -107,11 +108,11 @@ def _layer_loss(student: Any, trace: Trace, i: int, cut: int) -> Tensor:
     """Compute the mean squared error between both mixers of layer i on the teacher's input from token ``cut`` on."""
     block, x, wanted = student.blocks[i], trace.inputs[i][:, cut:], trace.outputs[i][:, cut:]
     given = {**trace.given[i], "prefix": student.config.prefix} if block.on_grid else {}
-    return nn.functional.mse_loss(block.mixer(block.mixer_norm(x), **given), wanted)
+    return F.mse_loss(block.mixer(block.mixer_norm(x), **given), wanted)
 
 
 def _softened_kl(logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
     if logits.shape != wanted.shape:
         raise MixerError(f"distill_loss: the student's logits are {tuple(logits.shape)}, the teacher's {tuple(wanted.shape)}; " + "set logits_weight=0.")
-    mine, theirs = (nn.functional.log_softmax(z / temperature, -1) for z in (logits, wanted))
-    return temperature**2 * nn.functional.kl_div(mine, theirs, log_target=True, reduction="batchmean")
+    mine, theirs = (F.log_softmax(z / temperature, -1) for z in (logits, wanted))
+    return temperature**2 * F.kl_div(mine, theirs, log_target=True, reduction="batchmean")

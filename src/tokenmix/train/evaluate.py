@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
@@ -88,7 +89,7 @@ def _score(model: nn.Module, data: Tensor, batch: list[tuple[int, int, int]], de
     first = torch.tensor([first for _, _, first in batch], device=device)
     with autocast(device, precision):
         logits = model(rows[:, :-1])
-    nats = nn.functional.cross_entropy(logits.float().transpose(1, 2), rows[:, 1:], reduction="none")
+    nats = F.cross_entropy(logits.float().transpose(1, 2), rows[:, 1:], reduction="none")
     wanted = torch.arange(nats.shape[1], device=device) >= first[:, None]
     return torch.where(wanted, nats, 0.0).double().sum()
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 
 from ..data.augment import ImageSampler, eval_batches, stream
 from ..data.bounds import Bounds
@@ -132,7 +133,7 @@ class ClassifyTask(ImageTask):
         return self.prepared_batch(step)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(outputs.float(), targets)
+        return F.cross_entropy(outputs.float(), targets)
 
     @torch.no_grad()
     def evaluate(self, model: Any, split: str, *, image_size: Any = None, max_images: int | None = None) -> ClassScore:
@@ -150,7 +151,7 @@ class ClassifyTask(ImageTask):
         for logits, labels in self._answers(model, eval_batches(self.images.split(split), **options)):
             order = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
             right, within, n = right + int(order[:, 0].sum()), within + int(order.any(1).sum()), n + len(labels)
-            nats += float(nn.functional.cross_entropy(logits.double(), labels, reduction="sum"))
+            nats += float(F.cross_entropy(logits.double(), labels, reduction="sum"))
         sides = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
         return ClassScore(right / n, within / n, nats / n, n, sides, time.perf_counter() - began)
 
@@ -179,7 +180,7 @@ class DensityTask(ImageTask):
         return tokens, tokens
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(outputs.float().flatten(0, 1), targets.flatten())
+        return F.cross_entropy(outputs.float().flatten(0, 1), targets.flatten())
 
     def train_fields(self, loss: float) -> dict[str, Any]:
         return {"bpd": loss / math.log(2)}

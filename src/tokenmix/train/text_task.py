@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 
 from ..data import Bounds, Corpus, Sampler, open_corpus
 from ..errors import MixerError
@@ -58,7 +59,7 @@ class TextTask(Task):
         return self.sampler.batch(step)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(outputs.float().flatten(0, 1), targets.flatten())
+        return F.cross_entropy(outputs.float().flatten(0, 1), targets.flatten())
 
     def train_fields(self, loss: float) -> dict[str, Any]:
         return {"bpb": loss / math.log(2)}

@@ -177,8 +177,8 @@ def _neighbours(a: Tensor, dims: int, beyond: float) -> Tensor:
     Blocks lie on dim -dims, tokens on the next.
     """
     pad, n, axis = (0, 0) * (dims - 1), a.shape[-dims], a.ndim - dims
-    before = F.pad(a.merge_heads(axis, 0, n - 1), (*pad, 1, 0), value=beyond)
-    after = F.pad(a.merge_heads(axis, 1, n - 1), (*pad, 0, 1), value=beyond)
+    before = F.pad(a.narrow(axis, 0, n - 1), (*pad, 1, 0), value=beyond)
+    after = F.pad(a.narrow(axis, 1, n - 1), (*pad, 0, 1), value=beyond)
     return torch.cat([before, a, after], axis + 1)
 
 

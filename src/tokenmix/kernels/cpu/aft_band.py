@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from . import DTYPES, function, new, pointer, rows
@@ -95,7 +96,7 @@ def _without(w: Tensor, mask: Tensor | None, shape: torch.Size, causal: bool) ->
     (_, T, D), (_, heads, _, L) = shape, w.shape
     bad, low = w.isnan(), L - 1 if causal else L // 2
     live = torch.ones(1, T, dtype=torch.bool) if mask is None else mask
-    near = torch.nn.functional.pad(live, (low, L - 1 - low)).unfold(1, L, 1)  # (B, T, L): whether entry j of a row has a valid key
+    near = F.pad(live, (low, L - 1 - low)).unfold(1, L, 1)  # (B, T, L): whether entry j of a row has a valid key
     rows = (bad & near[:, None]).any(-1).transpose(1, 2)
     return w.masked_fill(bad, 0.0), rows if heads == 1 else rows.repeat_interleave(D // heads, -1)
 

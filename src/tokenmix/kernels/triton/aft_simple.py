@@ -25,6 +25,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -527,7 +528,7 @@ def _fresh(start: Tensor | None, chunks: int) -> Tensor | None:
     """Say whether a sequence starts in a chunk: (B, chunks)."""
     if start is None:
         return None
-    padded = torch.nn.functional.pad(start, (0, chunks * CHUNK - start.shape[1]))
+    padded = F.pad(start, (0, chunks * CHUNK - start.shape[1]))
     return padded.unflatten(1, (chunks, CHUNK)).amax(-1)
 
 

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -226,7 +227,7 @@ def _sums(x: Tensor, nx: Tensor | None, y: Tensor, scale: Tensor | None, mask: T
 
 def _before(total: Tensor) -> Tensor:
     """Sum all chunks before each."""
-    return torch.nn.functional.pad(total.cumsum(1)[:, :-1], (0, 0, 1, 0)).float()
+    return F.pad(total.cumsum(1)[:, :-1], (0, 0, 1, 0)).float()
 
 
 def saved_shapes(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import MixerError
@@ -80,7 +81,7 @@ class PairBias(HandsOut):
             (B, T, S), or factors (B, T, r) and (B, S, r).
         """
         u, v = self.on(rows.device)
-        return u[rows[:, :, None], cols[:, None, :]] if v is None else (nn.functional.embedding(rows, u), nn.functional.embedding(cols, v))
+        return u[rows[:, :, None], cols[:, None, :]] if v is None else (F.embedding(rows, u), F.embedding(cols, v))
 
     def table(self, rows: Tensor, cols: Tensor) -> Tensor:
         """Return the bias for query and key positions as one float64 tensor (B, T, S)."""
@@ -128,4 +129,4 @@ class PairBias(HandsOut):
 
 
 def _stretched(table: Tensor, length: int) -> Tensor:
-    return nn.functional.interpolate(table.T[None], size=length, mode="linear", align_corners=False)[0].T.contiguous()
+    return F.interpolate(table.T[None], size=length, mode="linear", align_corners=False)[0].T.contiguous()

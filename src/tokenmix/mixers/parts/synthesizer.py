@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as TF
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ... import functional as F
+from ... import functional
 from ...functional.synthesizer import Tables
 from ...positions.grid import regrown
 from ..base import Mixer, chunk_positions, register_state, token_positions
@@ -52,7 +52,7 @@ class DenseTables(HandsOut):
         n = 2 * T * self.heads * self.weight.shape[1] * T
         return n, n
 
-    def zero_masked(self, T: int) -> int:
+    def kept(self, T: int) -> int:
         """Count the numbers kept for the backward pass, without the logits."""
         return 2 * T * self.heads * self.weight.shape[1]
 
@@ -98,7 +98,7 @@ class RandomTable(HandsOut):
         """Return 0 and 0: the logits are looked up."""
         return 0, 0
 
-    def zero_masked(self, T: int) -> int:
+    def kept(self, T: int) -> int:
         """Return 0: the table is a parameter."""
         return 0
 
@@ -149,7 +149,7 @@ class FactorizedDenseTables(HandsOut):
         maps = 2 * T * self.heads * self.weight_a.shape[1] * (self.factor + -(-T // self.factor))
         return maps + self.logit_size(T), maps
 
-    def zero_masked(self, T: int) -> int:
+    def kept(self, T: int) -> int:
         """Count the numbers kept for the backward pass, without the logits."""
         return T * self.heads * (2 * self.weight_a.shape[1] + self.factor + -(-T // self.factor))
 
@@ -189,7 +189,7 @@ class FactorizedRandomTables(HandsOut):
         n = 2 * T * T * self.r1.shape[0] * self.r1.shape[-1]
         return n, n
 
-    def zero_masked(self, T: int) -> int:
+    def kept(self, T: int) -> int:
         """Return 0: the factors are parameters."""
         return 0
 
@@ -203,7 +203,7 @@ Part = DenseTables | RandomTable | FactorizedDenseTables | FactorizedRandomTable
 
 def _stretched(table: Tensor, length: int) -> Tensor:
     """Interpolate (G, e, N) linearly to (G, e, length), so that position i moves to i * length / N."""
-    return TF.interpolate(table.detach(), size=length, mode="linear", align_corners=False).contiguous()
+    return F.interpolate(table.detach(), size=length, mode="linear", align_corners=False).contiguous()
 
 
 @register_state
@@ -283,4 +283,4 @@ def read(mixer: Mixer, x: Tensor, state: Any, logits: Tensor) -> Tensor:
     """Return the outputs of the chunk's queries over the whole history, which ends with the chunk."""
     out_proj = mixer.get_submodule("out_proj")
     values = state.values.to(x.dtype)
-    return out_proj(F.synthesize(logits, values, causal=True, key_mask=state.valid))
+    return out_proj(functional.synthesize(logits, values, causal=True, key_mask=state.valid))
