@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from .. import functional
 from ..errors import MixerError
+from ..functional.backend import Backend
 from ..functional.layout.heads import by_head
 from ..mixers import MIXERS, Mixer, build_mixer
 from ..models import LM, LMConfig
@@ -58,7 +59,7 @@ class Subject:
     @contextmanager
     def scope(self) -> Iterator[None]:
         """Run calls inside on this subject's backend."""
-        with functional.use_backend(self.backend):
+        with functional.use_backend(cast(Backend, self.backend)):
             yield
 
 

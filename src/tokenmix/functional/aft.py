@@ -12,12 +12,13 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.operator import Operator
-from .backend import choose, exporting
+from .backend import Backend, choose, exporting
 from .layout.checks import check_flags
 from .layout.masks import allowed, zero_masked
 from .sums.band import aft_band, band_of, band_sums, causal_sums, window_ratio
-from .sums.gates import check_gate, gated
+from .sums.gates import Gate, check_gate, gated
 from .sums.nonfinite import over_window
+from .sums.outside import Outside
 from .sums.precision import exact
 from .sums.softmax import (
     MASKED_KEY,
@@ -50,8 +51,8 @@ def aft_full(
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
-    gate: str | None = "sigmoid",
-    backend: str = "auto",
+    gate: Gate | None = "sigmoid",
+    backend: Backend = "auto",
 ) -> Tensor:
     """y_t = gate(q_t) * sum_s exp(k_s + w_ts) v_s / sum_s exp(k_s + w_ts), elementwise over features (AFT, Eq. 2).
 
@@ -120,13 +121,13 @@ def aft_local(
     w: Bias,
     *,
     window: int,
-    outside: str = "zero",
+    outside: Outside = "zero",
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
     positions: Tensor | tuple[Tensor, Tensor] | None = None,
-    gate: str | None = "sigmoid",
-    backend: str = "auto",
+    gate: Gate | None = "sigmoid",
+    backend: Backend = "auto",
 ) -> Tensor:
     """AFT-full with w_ts kept where |t - s| < window and 0 elsewhere: all keys still count (AFT, Eq. 4).
 
@@ -183,8 +184,8 @@ def aft_simple(
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
-    gate: str | None = "sigmoid",
-    backend: str = "auto",
+    gate: Gate | None = "sigmoid",
+    backend: Backend = "auto",
 ) -> Tensor:
     """y_t = gate(q_t) * sum_s softmax_s(k)_s v_s, the softmax along time in each feature (AFT, Eq. 5). Time and memory O(T D)."""
     _check("aft_simple", q, k, v, causal, key_mask, attn_mask, gate)
@@ -223,7 +224,7 @@ simple_kernel = Operator(
 
 def _full_eager(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, key_mask: Tensor | None, causal: bool) -> Tensor:
     like = k.new_zeros(()).expand(k.shape[0], w.shape[1], k.shape[2]) if q is None else q
-    gate = None if q is None else "sigmoid"
+    gate: Gate | None = None if q is None else "sigmoid"
     return aft_full(like, k, v, w if w2 is None else (w, w2), causal=causal, key_mask=key_mask, gate=gate, backend="eager")
 
 
@@ -272,7 +273,7 @@ def _source(who: str, w: Bias, T: int, S: int) -> Weights:
     return Dense(w if w.ndim == 2 else w[:, None])
 
 
-def _check(who: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None, gate: str | None) -> None:
+def _check(who: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None, gate: Gate | None) -> None:
     check_gate(gate, who)
     check_flags(who, causal=causal)
     if q.ndim != 3 or k.shape != v.shape or k.ndim != 3 or q.shape[0] != k.shape[0] or q.shape[2] != k.shape[2]:

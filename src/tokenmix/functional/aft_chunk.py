@@ -16,7 +16,7 @@ from ..kernels.cpu import decode as step
 from .backend import masks, steps
 from .layout.positions import gather_tokens, last_valid
 from .sums.band import causal_sums
-from .sums.gates import gated
+from .sums.gates import Gate, gated
 from .sums.nonfinite import honest_chunk, over_pairs
 from .sums.softmax import FLOOR, Sums, finite_low, hidden_sums, literal, merge, merge_heads, over_all, over_visible, prefix_sums, ratio_of, split_heads64
 from .sums.weights import Dense
@@ -43,7 +43,7 @@ def absorb(past: Past, k: Tensor, v: Tensor, valid: Tensor | None, *, heads: int
     return past if k.shape[1] == 0 else _flat(merge(_lift(past, heads), over_all(*split_heads64(k, v, valid, heads))))
 
 
-def aft_simple_chunk(q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: Tensor | None = None, gate: str | None = "sigmoid") -> tuple[Tensor, Past]:
+def aft_simple_chunk(q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: Tensor | None = None, gate: Gate | None = "sigmoid") -> tuple[Tensor, Past]:
     """Compute AFT-simple over L new tokens after ``past``: outputs (B, L, D) and the sums after them."""
     fused = gate == "sigmoid"
     if (
@@ -67,14 +67,14 @@ def aft_simple_chunk(q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: T
     return honest_chunk(mix, q, k, v, key_mask=key_mask, each=each)
 
 
-def simple_prefixes(q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: Tensor | None, gate: str | None) -> tuple[Tensor, Past]:
+def simple_prefixes(q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: Tensor | None, gate: Gate | None) -> tuple[Tensor, Past]:
     """Compute ``aft_simple_chunk`` in plain torch."""
     total = merge(prefix_sums(*split_heads64(k, v, key_mask, 1)), _lift(past, 1))
     last = Sums(total.m[..., -1:, :], total.lift[..., -1:, :], total.acc[..., -1:, :, :])
     return gated(q, merge_heads(ratio_of(total)), gate), _flat(last)
 
 
-def read_past(q: Tensor, past: Past, *, gate: str | None) -> Tensor:
+def read_past(q: Tensor, past: Past, *, gate: Gate | None) -> Tensor:
     """Read finished sums with queries: the streaming form over a context."""
     return gated(q, merge_heads(ratio_of(_lift(past, 1))), gate)
 
@@ -110,7 +110,7 @@ def tap_weights(kernel: Tensor, at: Tensor, positions: Tensor) -> tuple[Tensor, 
 
 
 def aft_chunk(
-    q: Tensor, new: Past, kept: Past, w: Tensor, *, heads: int = 1, far: Past | None = None, inside: Tensor | None = None, gate: str | None
+    q: Tensor, new: Past, kept: Past, w: Tensor, *, heads: int = 1, far: Past | None = None, inside: Tensor | None = None, gate: Gate | None
 ) -> tuple[Tensor, Past]:
     """Mix L new tokens over R kept keys, each other (causally), and the sums of all older keys, whose weight is exp(0).
 
@@ -162,7 +162,7 @@ def _append(a: Tensor, b: Tensor) -> Tensor:
 
 
 def ring_chunk(
-    q: Tensor, new: Past, kept: Past, far: Past, w: Tensor, near: Tensor | None, *, only_near: bool, heads: int = 1, gate: str | None, holes: bool = False
+    q: Tensor, new: Past, kept: Past, far: Past, w: Tensor, near: Tensor | None, *, only_near: bool, heads: int = 1, gate: Gate | None, holes: bool = False
 ) -> tuple[Tensor, Past, Past]:
     """Mix L new tokens over a ring of R kept keys, each other, and the sums ``far`` of all older keys.
 

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.operator import Operator
-from .backend import choose
+from .backend import Backend, choose
 from .layout.checks import check_flags
 from .sums.band import aft_band, band_sums, causal_sums, window_ratio
-from .sums.gates import check_gate, gated
+from .sums.gates import Gate, check_gate, gated
 from .sums.nonfinite import over_pairs, over_window
+from .sums.outside import Outside
 from .sums.precision import exact
 from .sums.softmax import hidden_sums, kernel_sums, literal, merge_heads, over_visible, ratio_of, split_heads64
 from .sums.weights import Dense, Toeplitz
@@ -30,12 +31,12 @@ def aft_conv(
     *,
     grid: tuple[int, ...] | None = None,
     prefix: int = 0,
-    outside: str = "zero",
+    outside: Outside = "zero",
     causal: bool = False,
     key_mask: Tensor | None = None,
     positions: Tensor | None = None,
-    gate: str | None = "sigmoid",
-    backend: str = "auto",
+    gate: Gate | None = "sigmoid",
+    backend: Backend = "auto",
 ) -> Tensor:
     """y_t = gate(q_t) * sum_s exp(k_s^i + w^i_{s-t}) v_s / sum_s exp(k_s^i + w^i_{s-t}) in head i, w = 0 outside of the kernel.
 
@@ -126,7 +127,7 @@ def _runner(
     return lambda q, k, v: conv2d_kernel(q, k, v, kernel, key_mask, list(sizes), prefix)
 
 
-def _lacks(kernel: Tensor, prefix: int, positions: Tensor | None, outside: str) -> str | None:
+def _lacks(kernel: Tensor, prefix: int, positions: Tensor | None, outside: Outside) -> str | None:
     """What of this call no kernel has."""
     if positions is not None or outside != "zero":
         return "its kernels take no positions and only outside='zero'"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import choose
+from .backend import Backend, choose
 from .layout.checks import check_flags, check_scale
 from .layout.heads import by_head
 from .layout.masks import allowed, check_keys, zero_masked
@@ -29,7 +29,7 @@ def attention(
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute y_t = sum_s softmax_s(scale q_t . k_s) v_s in each head (Vaswani et al. 2017, Eq. 1).
 
@@ -57,7 +57,7 @@ def attention(
     return attention_by_head(by_head(q, heads), kh, vh, scale=scale, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
 
 
-def finite_attention(q: Tensor, k: Tensor, v: Tensor, *, heads: int, key_mask: Tensor | None = None, backend: str = "auto") -> Tensor:
+def finite_attention(q: Tensor, k: Tensor, v: Tensor, *, heads: int, key_mask: Tensor | None = None, backend: Backend = "auto") -> Tensor:
     """Compute bidirectional ``attention`` for forms that already use ``honest``, so that nothing is hidden twice."""
     qh, kh, vh = (by_head(a, heads) for a in (q, k, v))
     return _mixed(qh, kh, vh, scale=None, causal=False, key_mask=key_mask, attn_mask=None, backend=backend)
@@ -73,7 +73,7 @@ def attention_by_head(
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute the same for q (B, H, T, e), k and v (B, G, S, e), which hold 0 where ``key_mask`` is False.
 
@@ -95,7 +95,9 @@ def _mark(a: Tensor) -> Tensor:
     return (a.detach() * 0.0).sum((1, 3))[..., None]
 
 
-def _mixed(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None, backend: str) -> Tensor:
+def _mixed(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None, backend: Backend
+) -> Tensor:
     """Compute the same when everything is finite, or attended by all."""
     (B, _, T, _), S = q.shape, k.shape[2]
     fused = choose("attention", backend, q, on=("fused",)) == "fused"

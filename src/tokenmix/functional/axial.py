@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import choose
+from .backend import Backend, choose
 from .layout.lines import Lines, Raster, coordinates, dense, in_lines, mapped
 from .layout.masks import zero_masked
 from .layout.positions import Positions, back_to_place, turned
@@ -30,7 +30,7 @@ def axial(
     key_mask: Tensor | None = None,
     positions: Tensor | None = None,
     starts: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Attend from each token to the tokens of its line, for each axis of ``order`` in turn (Ho et al. 2019, Sec. 3).
 

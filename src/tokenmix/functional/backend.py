@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -17,7 +18,8 @@ from torch.autograd import forward_ad
 from ..errors import MixerError
 from ..kernels import cpu, triton
 
-BACKENDS = ("auto", "eager", "cpu", "triton")
+Backend = Literal["auto", "eager", "cpu", "triton"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
 RULE = (
     "auto: on the CPU the C kernels, on CUDA the Triton kernels, for AFT, Hydra, External and linear attention in float32, bfloat16 and float16 where the call "
     "needs nothing they lack and plain torch is not faster at its shapes; softmax attention on torch SDPA (plain matrix products in float64 and on export); "
@@ -129,7 +131,7 @@ def _transformed() -> bool:
 
 
 @contextmanager
-def use_backend(name: str) -> Iterator[None]:
+def use_backend(name: Backend) -> Iterator[None]:
     """Set the default backend of this process inside a ``with`` block."""
     global _default
     before, _default = _default, check_backend(name)

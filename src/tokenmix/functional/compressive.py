@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import choose
+from .backend import Backend, choose
 from .layout.lines import picked
 from .layout.masks import allowed, valid_mask
 from .layout.positions import back_to_place, fill_from_last_valid, turned
@@ -36,7 +36,7 @@ def compressive(
     key_mask: Tensor | None = None,
     positions: Tensor | None = None,
     starts: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Attend to recent tokens and to the compressed groups before them (Rae et al. 2020, Sec. 3).
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import MixerError
 from ..kernels.operator import Operator
 from .attention import attention
-from .backend import choose
+from .backend import Backend, choose
 from .layout.checks import check_eps, check_flags, check_key_mask, check_name
 from .sums.nonfinite import honest, honest_chunk
 from .sums.precision import exact
@@ -45,7 +45,7 @@ def external(
     eps: float = EPS,
     causal: bool = False,
     key_mask: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """y_t = Norm(x_t M_k^T + b_k) M_v + b_v in each head. Time O(T S D).
 
@@ -202,7 +202,14 @@ def _lift(past: SlotSums) -> Sums:
 
 @exact
 def simplified_attention(
-    x: Tensor, k: Tensor, *, scale: float = 1.0, causal: bool = False, key_mask: Tensor | None = None, attn_mask: Tensor | None = None, backend: str = "auto"
+    x: Tensor,
+    k: Tensor,
+    *,
+    scale: float = 1.0,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    backend: Backend = "auto",
 ) -> Tensor:
     """y_t = sum_s softmax_s(scale x_t . k_s) k_s, with k = x in self-mixing: attention without projections and heads. O(T S D).
 

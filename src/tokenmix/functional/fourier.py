@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import choose
+from .backend import Backend, choose
 from .layout.masks import valid_mask
 from .layout.positions import default_positions
 from .sums.nonfinite import hides
@@ -18,7 +18,7 @@ from .sums.taps import silenced
 
 @exact
 @hides("x")
-def fourier(x: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, positions: Tensor | None = None, backend: str = "auto") -> Tensor:
+def fourier(x: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, positions: Tensor | None = None, backend: Backend = "auto") -> Tensor:
     """Compute y = Re(F_tokens(F_features(x))) (Lee-Thorp et al. 2021, Eq. 3).
 
     y_t = Re sum_s sum_d x_sd exp(-2 pi i (s t / L + d d' / D)).

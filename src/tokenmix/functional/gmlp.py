@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .backend import choose
+from .backend import Backend, choose
 from .sums.nonfinite import hides
 from .sums.precision import at_least_float32, exact
 from .sums.taps import silenced
@@ -17,7 +17,7 @@ EPS = 1e-5
 @exact
 @hides("z")
 def gmlp(
-    z: Tensor, spatial: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, backend: str = "auto"
+    z: Tensor, spatial: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, backend: Backend = "auto"
 ) -> Tensor:
     """Compute s(Z) = Z1 * (W norm(Z2) + b) with [Z1, Z2] = gelu(z) (Liu et al. 2021, Eq. 1 to 4).
 

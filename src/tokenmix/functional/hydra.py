@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..kernels.operator import Operator
 from .aft import simple_kernel
-from .backend import choose
+from .backend import Backend, choose
 from .layout.checks import check_qkv
 from .sums.kernel_attention import EPS, MAPS, absorb, check_feature, empty_sums, extend_sums, read_sums
 from .sums.nonfinite import honest
@@ -42,7 +42,7 @@ def hydra(
     eps: float = EPS,
     causal: bool = False,
     key_mask: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """y_t = phi(q_t) * sum_s phi(k_s) * v_s, all products feature by feature. Time and memory O(T D).
 
@@ -117,7 +117,7 @@ def multihead_linear(
     eps: float = EPS,
     causal: bool = False,
     key_mask: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """y_t = phi(q_t) sum_s phi(k_s)^T v_s in each of ``heads`` heads of width e = D / heads. Time O(T D e).
 
@@ -128,7 +128,7 @@ def multihead_linear(
 
 
 def _kernel_attention(
-    who: str, q: Tensor, k: Tensor, v: Tensor, *, heads: int, feature: str, normalise: bool, eps: float, causal: bool, key_mask: Tensor | None, backend: str
+    who: str, q: Tensor, k: Tensor, v: Tensor, *, heads: int, feature: str, normalise: bool, eps: float, causal: bool, key_mask: Tensor | None, backend: Backend
 ) -> Tensor:
     choose(who, backend, q)
     check_qkv(who, q, k, v, 1 if who == "hydra" else heads, causal, key_mask)  # the width of a traced tensor need not be an int

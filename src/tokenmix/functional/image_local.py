@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import choose
+from .backend import Backend, choose
 from .layout.lines import Lines, Raster, coordinates, dense, in_lines
 from .layout.masks import allowed, zero_masked
 from .layout.positions import Positions, back_to_place, turned
@@ -31,7 +31,7 @@ def image_local(
     attn_mask: Tensor | None = None,
     positions: Positions | None = None,
     starts: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Attend from each block of queries to one memory block around it (Parmar et al. 2018, Sec. 3.2).
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import choose
+from .backend import Backend, choose
 from .sums.nonfinite import hides
 from .sums.precision import at_least_float32, exact
 from .sums.softmax import FLOOR, MASKED_KEY, merge_heads, prefix_sums, ratio_of, split_heads64
@@ -27,7 +27,7 @@ def lambda_layer(
     causal: bool = False,
     key_mask: Tensor | None = None,
     positions: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute y_n = (lambda^c + lambda^p_n)^T q_n (Bello 2021, Eq. 1 and 2).
 
@@ -106,7 +106,7 @@ def _within(E: Tensor, T: int, causal: bool) -> Tensor:
     return E[beyond:] if causal else E[beyond : E.shape[0] - beyond]
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, embedding: Tensor, heads: int, causal: bool, backend: str) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, embedding: Tensor, heads: int, causal: bool, backend: Backend) -> None:
     choose("lambda_layer", backend, q)
     w = embedding.shape[-1]
     if q.shape[-1] != heads * w or k.shape[-1] != w:

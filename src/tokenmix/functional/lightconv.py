@@ -7,7 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import choose
+from .backend import Backend, choose
 from .sums.nonfinite import honest, over_pairs, over_window
 from .sums.precision import exact
 from .sums.taps import centre_of, check_odd, depthwise, pair_weights, silenced, slide, weighed
@@ -21,7 +21,7 @@ def lightconv(
     causal: bool = False,
     key_mask: Tensor | None = None,
     positions: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute y_t = sum_j softmax_j(kernel^h)_j x_{t + j - s // 2} in head h (Wu et al. 2019, Eq. 2 and 4).
 
@@ -64,7 +64,7 @@ def lightconv(
     return honest(form, kernel.flatten(2), x, key_mask=key_mask, reach=met)
 
 
-def _check(x: Tensor, kernel: Tensor, causal: bool, backend: str) -> None:
+def _check(x: Tensor, kernel: Tensor, causal: bool, backend: Backend) -> None:
     choose("lightconv", backend, x)
     B, T, D = x.shape
     if kernel.ndim not in (2, 4) or (kernel.ndim == 4 and kernel.shape[:2] != (B, T)) or D % kernel.shape[-2]:

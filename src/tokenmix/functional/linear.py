@@ -10,7 +10,7 @@ from torch import Tensor
 from ..kernels.cpu import decode as step
 from ..kernels.operator import Operator
 from .aft import aft_simple
-from .backend import choose, exporting, masks, steps
+from .backend import Backend, choose, exporting, masks, steps
 from .layout.checks import check_name, check_qkv
 from .sums import features as sums
 from .sums.nonfinite import honest, honest_chunk
@@ -53,7 +53,7 @@ def linear_attention(
     feature: str = "elu",
     causal: bool = False,
     key_mask: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """y_t = sum_s (phi(q_t) . phi(k_s)) v_s / sum_s phi(q_t) . phi(k_s) in each head (Eqs. 4 to 6; causal 8 to 12), phi = elu + 1 by default.
 
@@ -129,7 +129,7 @@ def _one_key(q: Tensor, k: Tensor, v: Tensor, heads: int, feature: str, key_mask
     return lone(v, weight).flatten(2).to(q.dtype)
 
 
-def _one_feature(q: Tensor, k: Tensor, v: Tensor, feature: str, causal: bool, key_mask: Tensor | None, backend: str) -> Tensor:
+def _one_feature(q: Tensor, k: Tensor, v: Tensor, feature: str, causal: bool, key_mask: Tensor | None, backend: Backend) -> Tensor:
     """Heads of one feature: phi(q) cancels, and what remains is AFT-simple with log phi(k) for keys."""
     heads = q.shape[-1]
     b = _log_features(sums.zero_masked(k, key_mask), heads, feature).flatten(2)

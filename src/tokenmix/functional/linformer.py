@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from .attention import finite_attention
+from .backend import Backend
 from .layout.heads import by_head
 from .layout.masks import zero_masked
 from .layout.positions import default_positions
@@ -25,7 +26,7 @@ def linformer(
     heads: int,
     positions: Tensor | None = None,
     key_mask: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute y_t = softmax(q_t (E K)^T / sqrt(d)) (F V) in each head of width d.
 

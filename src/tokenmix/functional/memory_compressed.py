@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from .attention import attention, finite_attention
+from .backend import Backend
 from .layout.heads import by_head
 from .layout.masks import valid_mask, zero_masked
 from .layout.positions import back_to_place, first_true, gathered, patches, shifted, strided_conv, taps_of
@@ -36,7 +37,7 @@ def memory_compressed(
     causal: bool = False,
     positions: Tensor | None = None,
     key_mask: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Attend from each token to few keys. Block j holds the positions j b .. j b + b - 1 of the row.
 
@@ -73,7 +74,7 @@ def memory_compressed(
     return back_to_place(y, first_true(key_mask)[:, 0])
 
 
-def _blockwise(q: Tensor, k: Tensor, v: Tensor, *, heads: int, block: int, causal: bool, valid: Tensor | None, backend: str) -> Tensor:
+def _blockwise(q: Tensor, k: Tensor, v: Tensor, *, heads: int, block: int, causal: bool, valid: Tensor | None, backend: Backend) -> Tensor:
     """Attend with every block as a row of its own."""
     B, T, _ = q.shape
     extra = -T % block
@@ -85,7 +86,7 @@ def _blockwise(q: Tensor, k: Tensor, v: Tensor, *, heads: int, block: int, causa
     return y.view(B, T + extra, y.shape[-1])[:, :T]
 
 
-def _compressed(q: Tensor, k: Tensor, v: Tensor, *, conv: Conv, heads: int, causal: bool, valid: Tensor | None, backend: str) -> Tensor:
+def _compressed(q: Tensor, k: Tensor, v: Tensor, *, conv: Conv, heads: int, causal: bool, valid: Tensor | None, backend: Backend) -> Tensor:
     """Attend to keys and values of blocks; in the causal form also to the block's own tokens, under one softmax."""
     T = q.shape[1]
     size = conv[0].shape[-1]
@@ -122,7 +123,7 @@ def _joint(own: list[Tensor], cells: tuple[Tensor, Tensor], near: Tensor, far: T
 
 
 def _scattered(
-    q: Tensor, k: Tensor, v: Tensor, conv: Conv, *, heads: int, block: int, causal: bool, positions: Tensor, key_mask: Tensor | None, backend: str
+    q: Tensor, k: Tensor, v: Tensor, conv: Conv, *, heads: int, block: int, causal: bool, positions: Tensor, key_mask: Tensor | None, backend: Backend
 ) -> Tensor:
     """Handle tokens at arbitrary positions by comparing pairs."""
     valid = valid_mask(k, key_mask)
@@ -153,7 +154,7 @@ class Slots(NamedTuple):
 
 
 @exact
-def over_slots(q: Tensor, slots: Slots, recent: tuple[Tensor, ...], conv: Conv, *, heads: int, block: int, backend: str = "auto") -> Tensor:
+def over_slots(q: Tensor, slots: Slots, recent: tuple[Tensor, ...], conv: Conv, *, heads: int, block: int, backend: Backend = "auto") -> Tensor:
     """Compute the causal compressed form for the last L tokens of ``recent``, after the blocks in ``slots``.
 
     q holds the queries of these tokens; recent = (keys, values, valid, positions). The last slot may belong to a block

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import choose
+from .backend import Backend, choose
 from .sums.nonfinite import hides
 from .sums.precision import exact
 from .sums.taps import silenced
@@ -16,7 +16,7 @@ from .sums.taps import silenced
 @exact
 @hides("x")
 def mlp_mixer(
-    x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, backend: str = "auto"
+    x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, backend: Backend = "auto"
 ) -> Tensor:
     """Compute Y = W2 gelu(W1 X + b1) + b2 in every channel (Tolstikhin et al. 2021, Eq. 1).
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import choose
+from .backend import Backend, choose
 from .layout.heads import by_head
 from .layout.masks import zero_masked
 from .layout.positions import default_positions
@@ -28,7 +28,7 @@ def nystrom(
     iterations: int = 6,
     positions: Tensor | None = None,
     key_mask: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute y = softmax(Q K~^T) Z softmax(Q~ K^T) V (+ taps * V) in each head of width e, with scale 1 / sqrt(e).
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
+from .backend import Backend
 from .layout.blocks import (
     FLOOR,
     Part,
@@ -36,6 +37,7 @@ from .layout.blocks import (
 )
 from .layout.checks import check_key_mask, check_name
 from .layout.positions import Positions, in_order
+from .sums.outside import LOCAL_OUTSIDES, LocalOutside
 from .sums.precision import exact
 
 
@@ -47,12 +49,12 @@ def local(
     *,
     window: int,
     heads: int,
-    outside: str = "none",
+    outside: LocalOutside = "none",
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
     positions: Positions | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute y_t = sum_s exp(l_ts) v_s / sum_s exp(l_ts), l_ts = q_t . k_s / sqrt(e) where |t - s| < window.
 
@@ -68,7 +70,7 @@ def local(
     """
     check("local", q, k, v, heads, backend, window=window)
     check_key_mask("local", key_mask, k)
-    check_name("local", "outside", outside, ("none", "pool"))
+    check_name("local", "outside", outside, LOCAL_OUTSIDES)
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
@@ -84,7 +86,16 @@ def local(
 
 @exact
 def local_chunk(
-    q: Tensor, k: Tensor, v: Tensor, positions: tuple[Tensor, Tensor], far: tuple[Tensor, Tensor], *, window: int, heads: int, outside: str, key_mask: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: tuple[Tensor, Tensor],
+    far: tuple[Tensor, Tensor],
+    *,
+    window: int,
+    heads: int,
+    outside: LocalOutside,
+    key_mask: Tensor,
 ) -> Tensor:
     """Compute ``local`` for the last T of S tokens after older ones.
 
@@ -98,7 +109,7 @@ def local_chunk(
     return joined(ratio(near, Part(_zero_logit(den), num, den)), q)
 
 
-def _near_part(r: Ready, near: Tensor, ok: Tensor, outside: str) -> Part:
+def _near_part(r: Ready, near: Tensor, ok: Tensor, outside: LocalOutside) -> Part:
     """Compute the dense form: outside the window either no pair or the logit 0."""
     if outside == "none":
         return part_of(r.q, r.k, r.v, (ok & near)[:, None])
@@ -142,7 +153,7 @@ def strided(
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
     positions: Positions | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Attend in the strided pattern of the Sparse Transformer (Sec. 4.2).
 
@@ -187,7 +198,7 @@ def fixed(
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
     positions: Positions | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Attend in the fixed pattern of the Sparse Transformer (Sec. 4.2).
 

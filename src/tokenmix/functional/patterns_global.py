@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from .backend import Backend
 from .layout.blocks import Part, Ready, blockwise, check, cut, dense, in_classes, joined, own_positions, pairs_of, part_of, ratio, ready
 from .layout.positions import Positions, in_order
 from .sums.precision import exact
@@ -36,7 +37,7 @@ def longformer(
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
     positions: Positions | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Attend in a sliding window, dilated per head, and to global tokens: those at positions below ``global_tokens``.
 
@@ -182,7 +183,7 @@ def bigbird(
     causal: bool = False,
     key_mask: Tensor | None = None,
     positions: Positions | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Attend from each block of queries to blocks around it, to global blocks, and to random ones.
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import choose
+from .backend import Backend, choose
 from .layout.checks import check_eps, check_name, check_qkv
 from .layout.masks import zero_masked
 from .sums import features as sums
@@ -35,7 +35,7 @@ def performer(
     eps: float = 1e-3,
     causal: bool = False,
     key_mask: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute y_t = sum_s (phi(q_t) . phi(k_s)) v_s / sum_s phi(q_t) . phi(k_s) in each head.
 

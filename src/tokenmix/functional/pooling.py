@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import choose
+from .backend import Backend, choose
 from .sums.nonfinite import clean, marks, over_pairs
 from .sums.precision import exact
 from .sums.taps import centre_of, check_odd, pair_weights, silenced
@@ -23,7 +23,7 @@ def pooling(
     causal: bool = False,
     key_mask: Tensor | None = None,
     positions: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute y_t = mean of x_s over the valid tokens of the window around t, minus x_t (Yu et al. 2022, Eq. 4).
 

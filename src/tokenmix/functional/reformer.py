@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import choose
+from .backend import Backend, choose
 from .layout.buckets import Order, Sums, attend_dense, attend_sorted, coded, merge, ratio, sort_by_bucket
 from .layout.heads import by_head
 from .layout.masks import valid_mask
@@ -38,7 +38,7 @@ def reformer(
     buckets: Tensor | None = None,
     causal: bool = False,
     key_mask: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute y_t = sum_s softmax_s(q_t . k_s / sqrt(e)) v_s over the tokens P_t with the hash of t.
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import choose
+from .backend import Backend, choose
 from .layout.checks import check_eps, check_name, check_qkv
 from .layout.masks import zero_masked
 from .sums import features as sums
@@ -49,7 +49,7 @@ def rfa(
     eps: float = 0.01,
     causal: bool = False,
     key_mask: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute y_t = sum_s c_s (phi(q_t) . phi(k_s)) v_s / sum_s c_s phi(q_t) . phi(k_s) in each head.
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import choose
+from .backend import Backend, choose
 from .layout.buckets import attend_dense, attend_sorted, coded, in_order, ratio, sort_by_bucket, sums_of
 from .layout.heads import by_head
 from .layout.masks import valid_mask
@@ -62,7 +62,7 @@ def routing(
     clusters: Tensor | None = None,
     causal: bool = False,
     key_mask: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute y_t = sum_s softmax_s(x_t . x_s / sqrt(e)) v_s over tokens routed like t.
 

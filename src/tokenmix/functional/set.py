@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from .attention import attention, finite_attention
+from .backend import Backend
 from .layout.masks import zero_masked
 from .sums.nonfinite import hides
 from .sums.precision import at_least_float32, exact
@@ -25,7 +26,7 @@ def induced_set(
     *,
     heads: int,
     key_mask: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute y = attention(q, W_k h, W_v h) with h = attention(points, k, v), each of ``heads`` heads.
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import choose
+from .backend import Backend, choose
 from .layout.buckets import LOWEST, ratio, sums_of
 from .layout.heads import by_head
 from .layout.masks import valid_mask
@@ -76,7 +76,7 @@ def sinkhorn(
     positions: Tensor | None = None,
     causal: bool = False,
     key_mask: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute y_t = sum_s softmax_s(q_t . k_s / sqrt(e)) v_s over t's own block i and its sorted block.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from .attention import finite_attention
+from .backend import Backend
 from .layout.masks import zero_masked
 from .layout.positions import gathered, patches, shifted, strided_conv, taps_of
 from .memory_compressed import cells_of
@@ -33,7 +34,7 @@ def spatial_reduction(
     prefix: int = 0,
     positions: Tensor | None = None,
     key_mask: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute y = attention(q, W_k r + b_k, W_v r + b_v) with r = LayerNorm(conv(v)).
 

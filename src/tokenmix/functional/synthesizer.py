@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import choose
+from .backend import Backend, choose
 from .layout.checks import check_key_mask
 from .layout.heads import by_head
 from .layout.masks import allowed
@@ -36,7 +36,7 @@ def synthesize(
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute Y = softmax(B) G(X) in each head: the last step of every Synthesizer, for logits from any source.
 
@@ -157,7 +157,7 @@ def synthesizer_dense(
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute the Dense Synthesizer: y_t = sum_s softmax_s(W2 relu(q_t) + b2)_s v_s in each head.
 
@@ -184,7 +184,7 @@ def synthesizer_random(
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute the Random Synthesizer: y_t = sum_s softmax_s(R_ts) v_s in each head; w is R, (H, N, N) or (1, N, N).
     Other arguments as in ``synthesizer_dense``."""
@@ -204,7 +204,7 @@ def synthesizer_factorized_dense(
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute the Factorised Dense Synthesizer: the dense one with the logits of ``factorized_dense_logits``.
     Other arguments as in ``synthesizer_dense``."""
@@ -224,7 +224,7 @@ def synthesizer_factorized_random(
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute the Factorised Random Synthesizer: R = R1 R2^T. w is (R1, R2), each (H, N, k).
     Other arguments as in ``synthesizer_random``."""
@@ -252,7 +252,7 @@ def synthesizer_mixture(
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute a mixture of Synthesizers: y_t = sum_s softmax_s(sum_i a_i S_i)_s v_s.
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import choose
+from .backend import Backend, choose
 from .layout.heads import by_head
 from .layout.lines import mixed
 from .layout.masks import allowed, zero_masked
@@ -31,7 +31,7 @@ def transformer_xl(
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
     positions: Positions | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute y_t = sum_s softmax_s([(q_t + u) . k_s + (q_t + v) . W_r R_{t-s}] / sqrt(e)) v_s in each head.
 
@@ -145,7 +145,7 @@ def _rows_and_cols(positions: Positions | None, T: int, S: int, device: torch.de
     return positions if isinstance(positions, tuple) else (positions, positions)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, relative: Tensor, content: Tensor, place: Tensor, heads: int, memory: int | None, backend: str) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, relative: Tensor, content: Tensor, place: Tensor, heads: int, memory: int | None, backend: Backend) -> None:
     choose("transformer_xl", backend, q)
     D = q.shape[-1]
     if q.ndim != 3 or k.shape != v.shape or k.shape[::2] != q.shape[::2] or heads < 1 or D % heads:

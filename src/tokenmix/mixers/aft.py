@@ -13,6 +13,8 @@ from torch import Tensor
 
 from .. import functional
 from ..functional import aft_chunk as chunk
+from ..functional.sums.gates import Gate
+from ..functional.sums.outside import OUTSIDES, Outside
 from .base import QKVO, About, Kernels, Mixer, chunk_positions
 from .cost import MixingCost
 from .parts.aft import (
@@ -53,7 +55,7 @@ class AFTSimple(Mixer):
     kernels = Kernels(("aft_simple",), step="simple")
     only_qkv = True
 
-    def __init__(self, dim: int, *, causal: bool = False, gate: str | None = "sigmoid", qkv_bias: bool = True, out_bias: bool = True):
+    def __init__(self, dim: int, *, causal: bool = False, gate: Gate | None = "sigmoid", qkv_bias: bool = True, out_bias: bool = True):
         super().__init__(dim, causal=causal)
         self.gate = gate
         add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
@@ -164,7 +166,7 @@ class AFTFull(PairBiased):
         max_context_len: int | None = None,
         rank: int | None = 64,
         init_std: float = 0.01,
-        gate: str | None = "sigmoid",
+        gate: Gate | None = "sigmoid",
         qkv_bias: bool = True,
         out_bias: bool = True,
     ):
@@ -254,8 +256,8 @@ class AFTLocal(PairBiased):
         max_context_len: int | None = None,
         rank: int | None = 64,
         init_std: float = 0.01,
-        outside: str = "zero",
-        gate: str | None = "sigmoid",
+        outside: Outside = "zero",
+        gate: Gate | None = "sigmoid",
         qkv_bias: bool = True,
         out_bias: bool = True,
     ):
@@ -264,7 +266,7 @@ class AFTLocal(PairBiased):
         self.window, self.outside = window, outside
         if window < 0:
             self.refuse(f"window must be an integer >= 0, got {window!r}; 0 is AFT-simple, window >= length is AFT-full")
-        if outside not in ("zero", "none") or (outside == "none" and window == 0):
+        if outside not in OUTSIDES or (outside == "none" and window == 0):
             self.refuse(f"outside must be 'zero', or 'none' with window >= 1, got outside={outside!r}, window={window}")
         self.gate = gate
         add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from .. import functional
 from ..functional import aft_chunk as chunk
+from ..functional.sums.gates import Gate
+from ..functional.sums.outside import OUTSIDES, Outside
 from .base import About, Kernels, Mixer
 from .cost import MixingCost
 from .parts.aft import add_projections, empty_ring, queries, ring_step
@@ -59,8 +61,8 @@ class AFTConv(Mixer):
         ndim: int = 1,
         reparam: bool = True,
         init_std: float = 0.02,
-        outside: str = "zero",
-        gate: str | None = "sigmoid",
+        outside: Outside = "zero",
+        gate: Gate | None = "sigmoid",
         qkv_bias: bool = True,
         out_bias: bool = True,
     ):
@@ -72,7 +74,7 @@ class AFTConv(Mixer):
             self.refuse(f"kernel_size must be odd and positive, got {kernel_size!r}")
         if ndim not in (1, 2, 3) or (causal and ndim > 1):
             self.refuse(f"ndim must be 1, 2 or 3, and 1 with causal=True, got ndim={ndim!r}, causal={causal}")
-        if outside not in ("zero", "none"):
+        if outside not in OUTSIDES:
             self.refuse(f"outside must be 'zero' or 'none', got {outside!r}")
         self.gate = gate
         add_projections(self, key_width=heads, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)

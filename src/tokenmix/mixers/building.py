@@ -7,7 +7,7 @@ from abc import ABCMeta
 from collections.abc import Sequence
 from functools import lru_cache
 from types import NoneType, UnionType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -62,6 +62,8 @@ def _fits(value: Any, kind: Any, limit: int) -> bool:
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, UnionType):
         return any(_fits(value, each, limit) for each in inner)
+    if origin is Literal:  # the constructor says which strings there are
+        return any(_fits(value, type(each), limit) for each in inner)
     if kind in (int, float):
         known, most = int if kind is int else (int, float), limit if isinstance(value, int) else LARGEST_FLOAT
         return isinstance(value, known) and not isinstance(value, bool) and abs(value) <= most  # type: ignore[arg-type]  # false for NaN
@@ -74,6 +76,8 @@ def _words(kind: Any) -> str:
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, UnionType):
         return " or ".join(_words(each) for each in inner)
+    if origin is Literal:
+        return " or ".join(dict.fromkeys(_words(type(each)) for each in inner))
     if origin in (list, Sequence):
         return f"a list in which each item is {_words(inner[0])}"
     return WORDS.get(kind, str(kind))

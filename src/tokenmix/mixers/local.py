@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import functional
 from ..functional.layout.positions import last_valid
 from ..functional.patterns import local_chunk
+from ..functional.sums.outside import LOCAL_OUTSIDES, LocalOutside
 from .base import QKVO, About, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .parts.history import HistoryState, empty_history, newest
@@ -75,14 +76,14 @@ class Local(Mixer):
         causal: bool = False,
         window: int = 128,
         heads: int = 8,
-        outside: str = "none",
+        outside: LocalOutside = "none",
         qkv_bias: bool = True,
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal)
         self.window, self.heads, self.outside = window, heads, outside
         at_least(self, 1, window=window)
-        if outside not in ("none", "pool"):
+        if outside not in LOCAL_OUTSIDES:
             self.refuse(f"outside must be 'none' or 'pool', got {outside!r}")
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..functional.sums.gates import check_gate, gated
+from ..functional.sums.gates import Gate, check_gate, gated
 from ..functional.sums.softmax import Sums, merge_heads, products, ratio_of, split_heads64
 from ..mixers import Mixer
 from ..mixers.aft_conv import AFTConv
@@ -91,7 +91,7 @@ def aft_one_hot(
     prefix: int = 0,
     positions: Tensor | None = None,
     key_mask: Tensor | None = None,
-    gate: str | None = "sigmoid",
+    gate: Gate | None = "sigmoid",
 ) -> Tensor:
     """Compute, per head, y_t = gate(q_t) * [sum_s e^{k_s} v_s + c e^{k_u} v_u] / [sum_s e^{k_s} + c e^{k_u}].
 
@@ -128,7 +128,7 @@ def aft_one_hot(
     return gated(q, merge_heads(ratio_of(Sums(m, torch.zeros_like(m), acc))), gate)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, offset: Tensor, weight: Tensor, grid: tuple[int, ...] | None, gate: str | None) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, offset: Tensor, weight: Tensor, grid: tuple[int, ...] | None, gate: Gate | None) -> None:
     check_gate(gate, "aft_one_hot")
     B, T, D = q.shape
     heads, axes = offset.shape

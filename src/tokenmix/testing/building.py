@@ -45,13 +45,22 @@ def _right(value: Any, kind: Any) -> bool:
     """Return whether an annotation allows a value."""
     if isinstance(value, float) and not isfinite(value):
         return kind is Any
-    for each in typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, UnionType) else (kind,):
+    for each in _plain(kind):
         plain = typing.get_origin(each) or each
         if not isinstance(plain, type):
             return True
         if isinstance(value, FORMS.get(plain, plain)) and isinstance(value, bool) <= (plain is bool):
             return True
     return False
+
+
+def _plain(kind: Any) -> tuple[Any, ...]:
+    """Split a union into its members, and replace a Literal by the types of its values."""
+    if typing.get_origin(kind) in (typing.Union, UnionType):
+        return tuple(each for member in typing.get_args(kind) for each in _plain(member))
+    if typing.get_origin(kind) is typing.Literal:
+        return tuple(type(value) for value in typing.get_args(kind))
+    return (kind,)
 
 
 def _one(s: Subject, name: str, value: Any, *, right: bool) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...errors import MixerError
-from ..backend import choose
+from ..backend import Backend, choose
 from ..sums.nonfinite import clean, marks, over_pairs
 from ..sums.precision import at_least_float32
 from .checks import check_qkv
@@ -50,7 +50,7 @@ class Ready(NamedTuple):
     valid: Tensor | None
 
 
-def check(who: str, q: Tensor, k: Tensor, v: Tensor, heads: int, backend: str, **counts: int) -> None:
+def check(who: str, q: Tensor, k: Tensor, v: Tensor, heads: int, backend: Backend, **counts: int) -> None:
     """Refuse shapes that do not fit together and counts below 1."""
     choose(who, backend, q)
     check_qkv(who, q, k, v, heads, False, None)

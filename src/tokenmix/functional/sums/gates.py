@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,10 @@ from torch import Tensor
 from ...errors import MixerError
 from .precision import at_least_float32, sum_dtype
 
-GATES: dict[str, Callable[[Tensor], Tensor]] = {
+Gate = Literal["sigmoid", "tanh", "relu", "silu", "gelu", "softplus", "identity"]
+"""The names of ``GATES``, in its order."""
+
+GATES: dict[Gate, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "relu": F.relu,
@@ -22,13 +26,13 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def check_gate(gate: str | None, who: str) -> None:
+def check_gate(gate: Gate | None, who: str) -> None:
     """Refuse a gate that does not exist."""
     if gate is not None and (not isinstance(gate, str) or gate not in GATES):
         raise MixerError(f"{who}: gate={gate!r} is unknown; choose one of {', '.join(GATES)}, or None for no gate.")
 
 
-def gated(q: Tensor, y: Tensor, gate: str | None) -> Tensor:
+def gated(q: Tensor, y: Tensor, gate: Gate | None) -> Tensor:
     """Compute gate(q) * y in float32 or better, in q's dtype; y itself when there is no gate.
 
     y may have one row for all queries.

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .gates import gated
+from .gates import Gate, gated
 from .nonfinite import honest
 from .precision import at_least_float32
 
@@ -61,7 +61,7 @@ def split_heads64(k: Tensor, v: Tensor, key_mask: Tensor | None, heads: int) -> 
     return kd.unflatten(-1, (heads, per_key)).transpose(1, 2), vd.unflatten(-1, (heads, -1, per_key)).transpose(1, 2)
 
 
-def hidden_sums(form: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, gate: str | None, **reach: Any) -> Tensor:
+def hidden_sums(form: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, gate: Gate | None, **reach: Any) -> Tensor:
     """Call form(q, k, v) through ``honest``, feature by feature.
 
     A key of -inf has the weight 0 and hides nothing. Without a gate the numbers in q do not matter.
@@ -69,13 +69,13 @@ def hidden_sums(form: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, ga
     return _by_feature(form, q, finite_low(k), v, gate, **reach)
 
 
-def _by_feature(form: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, gate: str | None, **reach: Any) -> Tensor:
+def _by_feature(form: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, gate: Gate | None, **reach: Any) -> Tensor:
     if gate is None:
         return honest(lambda *keys: form(q, *keys), None, k, v, each=True, **reach)
     return honest(form, q, k, v, each=True, **reach)
 
 
-def kernel_sums(where: str, run: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, gate: str | None, **reach: Any) -> Tensor:
+def kernel_sums(where: str, run: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, gate: Gate | None, **reach: Any) -> Tensor:
     """Call run(q, k, v) on a kernel, which applies the sigmoid itself and gets None for q with other gates.
 
     Kernels in C handle non-finite numbers themselves; from those in Triton they are hidden, feature by feature.

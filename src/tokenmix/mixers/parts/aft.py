@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...functional import aft_chunk as chunk
 from ...functional.layout.positions import gather_tokens, last_valid
-from ...functional.sums.gates import check_gate
+from ...functional.sums.gates import Gate, check_gate
 from ..base import Mixer, register_state, token_positions
 from .options import at_least, check_spread
 from .shared import valid_mask
@@ -89,7 +89,7 @@ def check_pair_bias(mixer: Mixer, max_len: int, max_context_len: int | None, ran
     mixer.max_context_len = max_context_len or max_len
 
 
-def add_projections(mixer: Mixer, *, key_width: int, gate: str | None, qkv_bias: bool, out_bias: bool) -> None:
+def add_projections(mixer: Mixer, *, key_width: int, gate: Gate | None, qkv_bias: bool, out_bias: bool) -> None:
     """Add the four projections of an AFT layer; without a gate there is no q_proj."""
     check_gate(gate, type(mixer).__name__)
     dim = mixer.dim
