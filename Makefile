@@ -62,9 +62,10 @@ test-browser: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 
-# Write the table of mixers in the README from the code.
+# What follows from the code: the tables in the README, and the overloads of build_mixer.
 tables: setup
 	$(BIN)/python -m tokenmix.report.taxonomy README.md
+	$(BIN)/python -m tokenmix.testing.stub
 
 clean:
 	rm -rf site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

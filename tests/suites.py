@@ -51,6 +51,7 @@ TESTS = {
     "test_kernels_aft_band.py": ("test_adversarial_keys_conv",),
     "test_kernels_hydra.py": ("test_adversarial_keys_of_other_maps",),
     "test_lm.py": ("test_five_thousand_bytes_of_streaming_are_the_parallel_form",),
+    "test_public_names.py": ("test_a_type_checker_sees_the_class_of_each_name",),
     "test_recipes.py": ("test_every_row_builds_at_every_size_and_goes_to_json", "test_every_row_of_text_trains"),
     "test_reformer.py": ("test_the_paper_form_keeps_every_other_promise",),
     "test_train.py": ("test_killed_three_times_it_gives_the_same_bits",),

@@ -1,7 +1,12 @@
 """Measurements: decoding, training rate, state size."""
 
-from .compare import stops_winning as stops_winning
-from .decode import Decoding as Decoding
-from .decode import decoding as decoding
-from .decode import state_after as state_after
-from .decode import training_rate as training_rate
+from .compare import stops_winning
+from .decode import Decoding, decoding, state_after, training_rate
+
+__all__ = [
+    "Decoding",
+    "decoding",
+    "state_after",
+    "stops_winning",
+    "training_rate",
+]

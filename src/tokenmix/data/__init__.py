@@ -1,20 +1,31 @@
 """Text as bytes and images as pixels, both memory-mapped, and stateless samplers over them."""
 
-from .augment import Augment as Augment
-from .augment import ImageSampler as ImageSampler
-from .augment import eval_batches as eval_batches
-from .bounds import Bounds as Bounds
-from .corpora import CORPORA as CORPORA
-from .corpora import open_corpus as open_corpus
-from .corpus import SPLITS as SPLITS
-from .corpus import Corpus as Corpus
-from .images import IMAGE_SETS as IMAGE_SETS
-from .images import ImageData as ImageData
-from .images import ImageSplit as ImageSplit
-from .images import open_images as open_images
-from .pixels import PixelSampler as PixelSampler
-from .pixels import from_pixels as from_pixels
-from .pixels import pixel_batches as pixel_batches
-from .pixels import to_pixels as to_pixels
-from .recall import recall_batch as recall_batch
-from .sampler import Sampler as Sampler
+from .augment import Augment, ImageSampler, eval_batches
+from .bounds import Bounds
+from .corpora import CORPORA, open_corpus
+from .corpus import SPLITS, Corpus
+from .images import IMAGE_SETS, ImageData, ImageSplit, open_images
+from .pixels import PixelSampler, from_pixels, pixel_batches, to_pixels
+from .recall import recall_batch
+from .sampler import Sampler
+
+__all__ = [
+    "Augment",
+    "Bounds",
+    "CORPORA",
+    "Corpus",
+    "IMAGE_SETS",
+    "ImageData",
+    "ImageSampler",
+    "ImageSplit",
+    "PixelSampler",
+    "SPLITS",
+    "Sampler",
+    "eval_batches",
+    "from_pixels",
+    "open_corpus",
+    "open_images",
+    "pixel_batches",
+    "recall_batch",
+    "to_pixels",
+]

@@ -26,15 +26,10 @@ from ..models import build_model
 from ..report import Table, read_run, write_report
 from ..system.files import whole_file
 from ..train import sample_run, train
-from .plan import MODELS as MODELS
-from .plan import Measured as Measured
-from .plan import Plan as Plan
-from .tables import by_length as by_length
-from .tables import decode_table as decode_table
-from .tables import equal_tokens as equal_tokens
-from .tables import findings as findings
-from .tables import main_table as main_table
-from .tables import yardsticks as yardsticks
+from .plan import MODELS, Measured, Plan
+from .tables import by_length, decode_table, equal_tokens, findings, main_table, yardsticks
+
+__all__ = ["MODELS", "Measured", "Plan", "by_length", "decode_table", "demo", "equal_tokens", "findings", "main", "main_table", "yardsticks"]
 
 # Start-up, evaluation and measurements take about this many times as long as the trial of one step of each model.
 TRIALS = 16

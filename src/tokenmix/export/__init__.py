@@ -1,7 +1,13 @@
 """Export models to ONNX, torch.export and CUDA graphs."""
 
-from .graphed import GraphedDecoder as GraphedDecoder
-from .onnx import OnnxReport as OnnxReport
-from .onnx import export_onnx as export_onnx
-from .onnx import export_program as export_program
-from .onnx_model import OnnxModel as OnnxModel
+from .graphed import GraphedDecoder
+from .onnx import OnnxReport, export_onnx, export_program
+from .onnx_model import OnnxModel
+
+__all__ = [
+    "GraphedDecoder",
+    "OnnxModel",
+    "OnnxReport",
+    "export_onnx",
+    "export_program",
+]

@@ -1,44 +1,77 @@
 """Pure functions on tensors: the numerically safe form of each mixer, and the choice of kernel. No parameters."""
 
-from .aft import aft_full as aft_full
-from .aft import aft_local as aft_local
-from .aft import aft_simple as aft_simple
-from .aft_conv import aft_conv as aft_conv
-from .attention import attention as attention
-from .axial import axial as axial
-from .backend import use_backend as use_backend
-from .compressive import compressive as compressive
-from .external import external as external
-from .external import simplified_attention as simplified_attention
-from .fourier import fourier as fourier
-from .gmlp import gmlp as gmlp
-from .hydra import hydra as hydra
-from .hydra import multihead_linear as multihead_linear
-from .image_local import image_local as image_local
-from .lambda_layer import lambda_layer as lambda_layer
-from .lightconv import lightconv as lightconv
-from .linear import linear_attention as linear_attention
-from .linformer import linformer as linformer
-from .memory_compressed import memory_compressed as memory_compressed
-from .mlp_mixer import mlp_mixer as mlp_mixer
-from .nystrom import nystrom as nystrom
-from .patterns import fixed as fixed
-from .patterns import local as local
-from .patterns import strided as strided
-from .patterns_global import bigbird as bigbird
-from .patterns_global import longformer as longformer
-from .performer import performer as performer
-from .pooling import pooling as pooling
-from .reformer import reformer as reformer
-from .rfa import rfa as rfa
-from .routing import routing as routing
-from .set import induced_set as induced_set
-from .sinkhorn import sinkhorn as sinkhorn
-from .spatial_reduction import spatial_reduction as spatial_reduction
-from .synthesizer import synthesize as synthesize
-from .synthesizer import synthesizer_dense as synthesizer_dense
-from .synthesizer import synthesizer_factorized_dense as synthesizer_factorized_dense
-from .synthesizer import synthesizer_factorized_random as synthesizer_factorized_random
-from .synthesizer import synthesizer_mixture as synthesizer_mixture
-from .synthesizer import synthesizer_random as synthesizer_random
-from .transformer_xl import transformer_xl as transformer_xl
+from .aft import aft_full, aft_local, aft_simple
+from .aft_conv import aft_conv
+from .attention import attention
+from .axial import axial
+from .backend import use_backend
+from .compressive import compressive
+from .external import external, simplified_attention
+from .fourier import fourier
+from .gmlp import gmlp
+from .hydra import hydra, multihead_linear
+from .image_local import image_local
+from .lambda_layer import lambda_layer
+from .lightconv import lightconv
+from .linear import linear_attention
+from .linformer import linformer
+from .memory_compressed import memory_compressed
+from .mlp_mixer import mlp_mixer
+from .nystrom import nystrom
+from .patterns import fixed, local, strided
+from .patterns_global import bigbird, longformer
+from .performer import performer
+from .pooling import pooling
+from .reformer import reformer
+from .rfa import rfa
+from .routing import routing
+from .set import induced_set
+from .sinkhorn import sinkhorn
+from .spatial_reduction import spatial_reduction
+from .synthesizer import synthesize, synthesizer_dense, synthesizer_factorized_dense, synthesizer_factorized_random, synthesizer_mixture, synthesizer_random
+from .transformer_xl import transformer_xl
+
+__all__ = [
+    "aft_conv",
+    "aft_full",
+    "aft_local",
+    "aft_simple",
+    "attention",
+    "axial",
+    "bigbird",
+    "compressive",
+    "external",
+    "fixed",
+    "fourier",
+    "gmlp",
+    "hydra",
+    "image_local",
+    "induced_set",
+    "lambda_layer",
+    "lightconv",
+    "linear_attention",
+    "linformer",
+    "local",
+    "longformer",
+    "memory_compressed",
+    "mlp_mixer",
+    "multihead_linear",
+    "nystrom",
+    "performer",
+    "pooling",
+    "reformer",
+    "rfa",
+    "routing",
+    "simplified_attention",
+    "sinkhorn",
+    "spatial_reduction",
+    "strided",
+    "synthesize",
+    "synthesizer_dense",
+    "synthesizer_factorized_dense",
+    "synthesizer_factorized_random",
+    "synthesizer_mixture",
+    "synthesizer_random",
+    "transformer_xl",
+    "use_backend",
+]

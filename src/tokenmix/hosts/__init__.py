@@ -1,24 +1,35 @@
 """Connect other libraries: read and write their weights, and put our mixers inside their models."""
 
-from .conversion_report import Report as Report
-from .rotary import rotary_spec as rotary_spec
-from .surgery import DistillConfig as DistillConfig
-from .surgery import Site as Site
-from .surgery import distill as distill
-from .surgery import find_attention as find_attention
-from .surgery import load_converted as load_converted
-from .surgery import replace_mixers as replace_mixers
-from .surgery import restore as restore
-from .surgery import save_replaced as save_replaced
-from .torch import MultiheadMixer as MultiheadMixer
-from .vit.checkpoints import read_weights as read_weights
-from .vit.convert import convert_command as convert_command
-from .vit.convert import convert_vit as convert_vit
-from .vit.convert import save_converted as save_converted
-from .vit.read import Weights as Weights
-from .vit.read import from_hf as from_hf
-from .vit.read import from_timm as from_timm
-from .vit.write import hf_options as hf_options
-from .vit.write import timm_options as timm_options
-from .vit.write import to_hf as to_hf
-from .vit.write import to_timm as to_timm
+from .conversion_report import Report
+from .rotary import rotary_spec
+from .surgery import DistillConfig, Site, distill, find_attention, load_converted, replace_mixers, restore, save_replaced
+from .torch import MultiheadMixer
+from .vit.checkpoints import read_weights
+from .vit.convert import convert_command, convert_vit, save_converted
+from .vit.read import Weights, from_hf, from_timm
+from .vit.write import hf_options, timm_options, to_hf, to_timm
+
+__all__ = [
+    "DistillConfig",
+    "MultiheadMixer",
+    "Report",
+    "Site",
+    "Weights",
+    "convert_command",
+    "convert_vit",
+    "distill",
+    "find_attention",
+    "from_hf",
+    "from_timm",
+    "hf_options",
+    "load_converted",
+    "read_weights",
+    "replace_mixers",
+    "restore",
+    "rotary_spec",
+    "save_converted",
+    "save_replaced",
+    "timm_options",
+    "to_hf",
+    "to_timm",
+]

@@ -9,26 +9,43 @@ from torch import nn
 
 from ..errors import MixerError
 from ..system.config import from_json, nearest
-from .blocks import MLP as MLP
-from .blocks import Block as Block
-from .blocks import evaluating as evaluating
-from .eamlp import EAMLP as EAMLP
-from .eamlp import EAMLPConfig as EAMLPConfig
-from .image_density import ImageDensity as ImageDensity
-from .image_density import ImageDensityConfig as ImageDensityConfig
-from .lm import LM as LM
-from .lm import LMConfig as LMConfig
-from .lm import LMState as LMState
-from .macs import Macs as Macs
-from .macs import macs as macs
-from .named import MODELS as MODELS
-from .named import replace_layers as replace_layers
-from .pyramid import Pyramid as Pyramid
-from .pyramid import PyramidConfig as PyramidConfig
-from .segmentation import SegmentationConfig as SegmentationConfig
-from .segmentation import Segmenter as Segmenter
-from .vit import ViT as ViT
-from .vit import ViTConfig as ViTConfig
+from .blocks import MLP, Block, evaluating
+from .eamlp import EAMLP, EAMLPConfig
+from .image_density import ImageDensity, ImageDensityConfig
+from .lm import LM, LMConfig, LMState
+from .macs import Macs, macs
+from .named import MODELS, replace_layers
+from .pyramid import Pyramid, PyramidConfig
+from .segmentation import SegmentationConfig, Segmenter
+from .vit import ViT, ViTConfig
+
+__all__ = [
+    "Block",
+    "EAMLP",
+    "EAMLPConfig",
+    "ImageDensity",
+    "ImageDensityConfig",
+    "KINDS",
+    "LM",
+    "LMConfig",
+    "LMState",
+    "MLP",
+    "MODELS",
+    "Macs",
+    "ModelConfig",
+    "Pyramid",
+    "PyramidConfig",
+    "SegmentationConfig",
+    "Segmenter",
+    "ViT",
+    "ViTConfig",
+    "build_model",
+    "config_from_json",
+    "evaluating",
+    "find_model",
+    "macs",
+    "replace_layers",
+]
 
 KINDS: dict[str, tuple[type, type[nn.Module]]] = {
     "lm": (LMConfig, LM),

@@ -1,4 +1,9 @@
 """Position encodings and biases."""
 
-from .learned import LearnedPositions as LearnedPositions
-from .rotary import RotaryPositions as RotaryPositions
+from .learned import LearnedPositions
+from .rotary import RotaryPositions
+
+__all__ = [
+    "LearnedPositions",
+    "RotaryPositions",
+]

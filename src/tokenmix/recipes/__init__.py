@@ -9,11 +9,17 @@ from .aft_enwik8 import RECIPE as _aft_enwik8
 from .aft_imagenet import RECIPE as _aft_imagenet
 from .hydra_imagenet import RECIPE as _hydra_imagenet
 from .pvt_imagenet import RECIPE as _pvt_imagenet
-from .recipe import SIZES as SIZES
-from .recipe import Recipe as Recipe
-from .recipe import Row as Row
+from .recipe import SIZES, Recipe, Row
 from .recipe import find_recipe as _find
 from .text import RECIPE as _text
+
+__all__ = [
+    "RECIPES",
+    "Recipe",
+    "Row",
+    "SIZES",
+    "find_recipe",
+]
 
 _ALL = (_text, _aft_enwik8, _aft_cifar10_density, _aft_cifar10_classify, _aft_imagenet, _ablations, _hydra_imagenet, _pvt_imagenet)
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _ALL}

@@ -27,4 +27,6 @@ def _equations() -> dict[str, Any]:
     return found
 
 
-globals().update(_equations())
+_found = _equations()
+globals().update(_found)
+__all__ = sorted(_found)

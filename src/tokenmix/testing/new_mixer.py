@@ -7,7 +7,10 @@ its mathematics step by step.
 from __future__ import annotations
 
 import keyword
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from ..errors import MixerError
@@ -39,11 +42,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .backend import choose
+from .backend import Backend, choose
 from .layout.masks import zero_masked
 
 
-def NAME(v: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, backend: str = "auto") -> Tensor:
+def NAME(v: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, backend: Backend = "auto") -> Tensor:
     """Compute y_t = sum_s v_s / n_t over the n_t keys s that t may attend.
 
     Args:
@@ -193,7 +196,7 @@ def new_mixer(name: str, root: Path) -> list[Path]:
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
         raise MixerError(f"new-mixer: the name must be a lower-case identifier such as gated_mean, got {name!r}.")
     source = root / "src/tokenmix"
-    if not (source / "mixers/__init__.py").is_file() or not (root / "tests/cases.py").is_file():
+    if not (source / "mixers/table.py").is_file() or not (root / "tests/cases.py").is_file():
         raise MixerError(f"new-mixer: {root} is not a checkout of tokenmix; outside of one, use tokenmix.register_mixer.")
     title = name.replace("_", " ").capitalize()
     cls = "".join(part.capitalize() for part in name.split("_"))
@@ -206,9 +209,9 @@ def new_mixer(name: str, root: Path) -> list[Path]:
     taken = [str(file.relative_to(root)) for file in files if file.exists()]
     if name in MIXERS or taken:
         raise MixerError(f"new-mixer: {name!r} is taken{f' ({taken[0]})' if taken else ''}; choose another name.")
-    functions, mixers, cases = source / "functional/__init__.py", source / "mixers/__init__.py", root / "tests/cases.py"
+    functions, mixers, cases = source / "functional/__init__.py", source / "mixers/table.py", root / "tests/cases.py"
     rows = {
-        functions: _with_import(functions, f"from .{name} import {name} as {name}"),
+        functions: _with_name(_with_import(functions, f"from .{name} import {name}"), name),
         mixers: _with_row(_with_import(mixers, f"from .{name} import {cls}"), "MIXERS", f'"{name}": {cls},'),
         cases: _with_row(cases.read_text(), "CASES", f'"{name}": ("{name}", {{}}),'),
     }
@@ -216,7 +219,16 @@ def new_mixer(name: str, root: Path) -> list[Path]:
         file.write_text(template.replace("NAME", name).replace("CLASS", cls).replace("TITLE", title))
     for file, text in rows.items():
         file.write_text(text)
-    return [*files, *rows]
+    return [*files, *rows, _stub(root)]
+
+
+def _stub(root: Path) -> Path:
+    """Write the overloads of ``build_mixer`` from the checkout's own table; return the file."""
+    env = {**os.environ, "PYTHONPATH": str(root / "src")}
+    done = subprocess.run([sys.executable, "-m", "tokenmix.testing.stub"], env=env, cwd=root, capture_output=True, text=True)
+    if done.returncode:
+        raise MixerError(f"new-mixer: the mixer is written, but not the overloads of build_mixer ({done.stderr.strip()[-200:]}); run `make tables`.")
+    return root / "src/tokenmix/mixers/by_name.pyi"
 
 
 def _with_import(file: Path, line: str) -> str:
@@ -225,6 +237,14 @@ def _with_import(file: Path, line: str) -> str:
     imports = [i for i, text in enumerate(lines) if text.startswith("from .") and not text.startswith("from ..")]
     index = next((i for i in imports if lines[i].split()[1] > line.split()[1]), imports[-1] + 1)
     return "\n".join([*lines[:index], line, *lines[index:]]) + "\n"
+
+
+def _with_name(text: str, name: str) -> str:
+    """Return the text with one more name in its sorted ``__all__``."""
+    begin = text.index("__all__ = [\n") + len("__all__ = [\n")
+    end = text.index("]\n", begin)
+    names = sorted([*text[begin:end].splitlines(keepends=True), f'    "{name}",\n'])
+    return text[:begin] + "".join(names) + text[end:]
 
 
 def _with_row(text: str, table: str, row: str) -> str:

@@ -7,10 +7,16 @@ from .require import require_timm
 
 require_timm()
 
-from .attention import MixerAttention as MixerAttention  # noqa: E402  (require_timm has checked timm)
-from .attention import attention_class as attention_class  # noqa: E402
-from .pyramid import PYRAMID_NAMES as PYRAMID_NAMES  # noqa: E402
-from .pyramid import MixerPyramid as MixerPyramid  # noqa: E402
-from .vision_transformer import MODEL_NAMES as MODEL_NAMES  # noqa: E402
-from .vision_transformer import MixerVisionTransformer as MixerVisionTransformer  # noqa: E402
-from .vision_transformer import checkpoint_filter as checkpoint_filter  # noqa: E402
+from .attention import MixerAttention, attention_class  # noqa: E402  (timm is imported where it is known to be there)
+from .pyramid import PYRAMID_NAMES, MixerPyramid  # noqa: E402
+from .vision_transformer import MODEL_NAMES, MixerVisionTransformer, checkpoint_filter  # noqa: E402
+
+__all__ = [
+    "MODEL_NAMES",
+    "MixerAttention",
+    "MixerPyramid",
+    "MixerVisionTransformer",
+    "PYRAMID_NAMES",
+    "attention_class",
+    "checkpoint_filter",
+]

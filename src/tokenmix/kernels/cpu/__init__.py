@@ -21,6 +21,19 @@ from torch import Tensor
 from ...errors import MixerError
 from .build import COMMAND, LIBRARY, SOURCES, source_hash, whole
 
+__all__ = [
+    "DTYPES",
+    "available",
+    "built_from",
+    "dense",
+    "function",
+    "isa",
+    "new",
+    "pointer",
+    "rows",
+    "why_not",
+]
+
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The dtypes that the kernels read and write; they compute in float32 or better."""
 

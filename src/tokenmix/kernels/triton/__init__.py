@@ -10,6 +10,12 @@ import os
 
 import torch
 
+__all__ = [
+    "INTERPRETED",
+    "available",
+    "why_not",
+]
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _installed = importlib.util.find_spec("triton") is not None
 

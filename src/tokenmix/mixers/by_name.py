@@ -1,0 +1,32 @@
+"""Building a mixer from its name.
+
+Type checkers read ``by_name.pyi`` in place of this file: it has one overload of ``build_mixer`` for each row of the table, and `make tables` writes it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Literal
+
+from ..errors import MixerError
+from ..system.config import nearest
+from .base import Mixer
+from .facts import mixer_options
+from .table import MIXERS
+
+MixerName = Literal[tuple(MIXERS)]
+"""The names of the table's rows; ``register_mixer`` adds others, which are plain strings to a type checker."""
+
+
+def build_mixer(name: str, dim: int, **options: Any) -> Mixer:
+    """Build the mixer called ``name``; a spec ``{"name": "aft_local", "window": 32}`` is ``build_mixer(dim=..., **spec)``."""
+    if not isinstance(name, str) or name not in MIXERS:
+        raise MixerError(f"build_mixer: no mixer is called {name!r}; {nearest(name, MIXERS)}.")
+    known = mixer_options(MIXERS[name])
+    for option in options:
+        if option not in known:
+            raise MixerError(f"build_mixer: {name} has no option {option!r}; {nearest(option, known)}.")
+    for option, default in known.items():
+        if default is inspect.Parameter.empty and option not in options:
+            raise MixerError(f"build_mixer: {name} needs the option {option!r}; its options are {', '.join(known)}.")
+    return MIXERS[name](dim, **options)

@@ -1,0 +1,25 @@
+"""Mixers with example values for the options that have no default."""
+
+from __future__ import annotations
+
+from ..errors import MixerError
+from .base import Mixer
+from .by_name import MixerName, build_mixer
+from .table import MIXERS
+
+
+def example_mixer(name: MixerName | str, dim: int, *, T: int, causal: bool | None = None) -> Mixer:
+    """Build a mixer with its defaults, and example values for the options it insists on; causal where it can be."""
+    causal = MIXERS[name].supports_causal if causal is None else causal
+    return build_mixer(name, dim, causal=causal, **MIXERS[name].example_options(T))
+
+
+def state_growth(name: MixerName | str) -> str:
+    """Say how the streaming state of a mixer grows, from its cost formula: "constant" or "grows with T", or why there is nothing to say."""
+    if not MIXERS[name].supports_streaming:
+        return "none, it does not stream"
+    try:
+        few, many = (example_mixer(name, 16, T=64).mixing_cost(T).state for T in (32, 64))  # both shorter than any window grows, or beyond
+    except MixerError:
+        return "not declared"
+    return "constant" if few == many else "grows with T"

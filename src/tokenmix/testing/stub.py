@@ -1,0 +1,75 @@
+"""The stub of ``build_mixer``: one overload for each row of the table, so that an editor shows the options of each mixer.
+
+python -m tokenmix.testing.stub        # writes mixers/by_name.pyi
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import get_args
+
+from .. import mixers
+from ..mixers import MIXERS, Mixer, MixerName
+
+STUB = Path(mixers.__file__).with_name("by_name.pyi")
+HEAD = "# `make tables` writes this file from the table in table.py and the constructors of its classes; change those instead.\n\n"
+ALWAYS = {"Any": "typing", "Literal": "typing", "overload": "typing", "Mixer": ".base"}
+REST = "@overload\ndef build_mixer(name: str, dim: int, **options: Any) -> Mixer: ...\n"  # mixers that register_mixer adds, and names that are variables
+
+
+def stub() -> str:
+    """Return the text of the stub. Its layout is the formatter's at any line length: wherever a list could be split, it is."""
+    homes = dict(ALWAYS)
+    rows = {name: MIXERS[name] for name in get_args(MixerName)}  # without names that were registered since
+    for cls in rows.values():
+        homes |= _homes(cls)
+    names = "".join(f'    "{name}",\n' for name in rows)
+    overloads = [_overload(name, cls) for name, cls in rows.items()]
+    table = f"MixerName = Literal[\n{names}]\n\n"
+    return HEAD + _imports(homes) + "\n" + table + "".join(overloads) + REST
+
+
+def _overload(name: str, cls: type[Mixer]) -> str:
+    """Return the signature of ``build_mixer`` for one row, one parameter to a line."""
+    parameters = list(inspect.signature(cls.__init__).parameters.values())[2:]
+    lines = [f"{p.name}: {p.annotation}" + ("" if p.default is p.empty else f" = {_written(p.default)}") for p in parameters if p.kind is p.KEYWORD_ONLY]
+    listed = "".join(f"    {line},\n" for line in [f'name: Literal["{name}"]', "dim: int", "*", *lines])
+    return f"@overload\ndef build_mixer(\n{listed}) -> {cls.__name__}: ...\n"
+
+
+def _written(default: object) -> str:
+    return f'"{default}"' if isinstance(default, str) else repr(default) if default is None or isinstance(default, (bool, int, float)) else "..."
+
+
+def _homes(cls: type[Mixer]) -> dict[str, str]:
+    """Return where the class, and each name in the annotations of its constructor, is imported from, as seen from the folder of mixers."""
+    here = "." + cls.__module__.rpartition(".")[2]
+    known: dict[str, str] = {}
+    for node in ast.parse(inspect.getsource(sys.modules[cls.__module__])).body:
+        if isinstance(node, ast.ImportFrom):
+            known |= {alias.name: "." * node.level + (node.module or "") for alias in node.names}
+    annotations = [str(p.annotation) for p in inspect.signature(cls.__init__).parameters.values() if p.annotation is not p.empty]
+    used = {node.id for text in annotations for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+    return {cls.__name__: here} | {name: known.get(name, here) for name in used if not hasattr(builtins, name)}
+
+
+def _imports(homes: dict[str, str]) -> str:
+    """Return the import statements in the order the linter wants them."""
+    by_module: dict[str, list[str]] = defaultdict(list)
+    for name, module in homes.items():
+        by_module[module].append(name)
+    blocks: dict[int, list[str]] = {0: [], 1: []}
+    for module in sorted(by_module, key=lambda module: (-len(module) + len(module.lstrip(".")), module)):
+        names = sorted(by_module[module], key=lambda name: (not name.isupper(), name[0].islower(), name))
+        listed = names[0] if len(names) == 1 else "(\n" + "".join(f"    {name},\n" for name in names) + ")"
+        blocks[module.startswith(".")].append(f"from {module} import {listed}\n")
+    return "\n".join("".join(block) for block in blocks.values())
+
+
+if __name__ == "__main__":
+    STUB.write_text(stub())

@@ -1,0 +1,133 @@
+"""``__all__`` of every package, the Literal types of options, and the generated stub of ``build_mixer``."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+
+from tokenmix import MIXERS, MixerError, build_mixer, functional
+from tokenmix.functional.backend import BACKENDS, Backend
+from tokenmix.functional.sums.gates import GATES, Gate
+from tokenmix.functional.sums.outside import LocalOutside, Outside
+from tokenmix.mixers import MixerName
+from tokenmix.testing.stub import STUB, stub
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "tokenmix"
+PACKAGES = sorted(str(file.parent.relative_to(SOURCE.parent)).replace("/", ".") for file in SOURCE.rglob("__init__.py"))
+
+
+def tree_of(package: str) -> ast.Module:
+    return ast.parse((SOURCE.parent / package.replace(".", "/") / "__init__.py").read_text())
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """The public names a file imports at its top from our own modules."""
+    from_ours = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level]
+    return {alias.asname or alias.name for node in from_ours for alias in node.names if not (alias.asname or alias.name).startswith("_")}
+
+
+def used(tree: ast.Module) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def taken_elsewhere() -> dict[str, set[str]]:
+    """By package, the names that other files of the library, the tests, the benchmarks and the documentation import from it."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for file in SOURCE.rglob("*.py"):
+        here = file.relative_to(SOURCE.parent).parent.parts
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                base = here[: len(here) - node.level + 1] + tuple((node.module or "").split(".") if node.module else ())
+                found[".".join(base)] |= {alias.name for alias in node.names}
+    for file in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                found[node.module] |= {alias.name for alias in node.names}
+    return found
+
+
+@pytest.fixture(scope="module")
+def taken():
+    return taken_elsewhere()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_lists_its_public_names(package, taken):
+    tree, module = tree_of(package), importlib.import_module(package)
+    modules = {p.stem for p in (SOURCE.parent / package.replace(".", "/")).iterdir() if p.suffix == ".py" or p.is_dir()}
+    listed = getattr(module, "__all__", None)
+    if listed is None:
+        assert not imported(tree), f"{package} imports names and has no __all__"
+        listed = []
+    assert list(listed) == sorted(set(listed))
+    assert [name for name in listed if not hasattr(module, name)] == []
+    missing = (imported(tree) - used(tree)) | {name for name in taken[package] - modules if not name.startswith("_")}
+    assert missing - set(listed) == set(), f"{package} re-exports names that its __all__ lacks"
+
+
+def test_types_and_tables_name_the_same_values():
+    assert get_args(Gate) == tuple(GATES)
+    assert get_args(Backend) == BACKENDS
+    assert get_args(MixerName) == tuple(MIXERS)[: len(get_args(MixerName))]  # other tests may have registered more
+
+
+WORDS = ("zero", "none", "pool", "other")
+OUTSIDE = [
+    ("aft_local", (torch.zeros(4, 4),), {"window": 2}, {"max_len": 4, "window": 2}, Outside),
+    ("aft_conv", (torch.zeros(4, 3),), {}, {"heads": 1, "kernel_size": 3}, Outside),
+    ("local", (), {"window": 2, "heads": 1}, {"heads": 1}, LocalOutside),
+]
+
+
+def takes(call, *args, **options) -> bool:
+    """Whether a call takes ``outside``; where it does not, the error names a choice."""
+    try:
+        call(*args, **options)
+    except MixerError as refused:
+        if "outside" not in str(refused) or "none" not in str(refused):
+            raise
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("name", "learned", "sizes", "built_with", "type_"), OUTSIDE)
+def test_outside_takes_what_its_type_says(name, learned, sizes, built_with, type_):
+    form, q = getattr(functional, name), torch.ones(1, 4, 4)
+    assert {word for word in WORDS if takes(form, q, q, q, *learned, **sizes, outside=word)} == set(get_args(type_))
+    assert {word for word in WORDS if takes(build_mixer, name, 4, **built_with, outside=word)} == set(get_args(type_))
+
+
+def test_the_stub_is_that_of_the_table():
+    assert STUB.read_text() == stub(), "run `make tables`"
+
+
+def test_the_stub_has_every_public_name_of_its_module():
+    module = importlib.import_module("tokenmix.mixers.by_name")
+    defined = {node.name for node in ast.parse(STUB.read_text()).body if isinstance(node, ast.FunctionDef)} | {"MixerName"}
+    own = {name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__} | {"MixerName"}
+    assert defined == own
+
+
+SNIPPET = """
+from typing import assert_type
+from tokenmix import Mixer, build_mixer
+from tokenmix.mixers import AFTLocal, Hydra
+assert_type(build_mixer("aft_local", 8, max_len=16, window=4, outside="none"), AFTLocal)
+assert_type(build_mixer(name="hydra", dim=8, causal=True), Hydra)
+name: str = "mine"
+assert_type(build_mixer(name, 8, anything=1), Mixer)
+"""
+
+
+def test_a_type_checker_sees_the_class_of_each_name():
+    done = subprocess.run([sys.executable, "-m", "mypy", "-c", SNIPPET], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout
