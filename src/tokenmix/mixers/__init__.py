@@ -10,30 +10,29 @@ from .state import State, merge, register_state, reorder, state_bytes
 from .table import *  # noqa: F403  (every class that is a row of MIXERS, and the table itself)
 from .table import CORE, MIXERS, is_softmax, register_mixer
 
-__all__ = sorted(
-    [
-        "About",
-        "CORE",
-        "Capabilities",
-        "Cost",
-        "Kernels",
-        "MIXERS",
-        "Mixer",
-        "MixerName",
-        "MixingCost",
-        "QKVO",
-        "State",
-        "aux_losses",
-        "build_mixer",
-        "example_mixer",
-        "is_softmax",
-        "merge",
-        "mixer_options",
-        "register_mixer",
-        "register_state",
-        "reorder",
-        "state_bytes",
-        "state_growth",
-        *sorted({cls.__name__ for cls in MIXERS.values()}),
-    ]
-)
+__all__ = [
+    "About",
+    "CORE",
+    "Capabilities",
+    "Cost",
+    "Kernels",
+    "MIXERS",
+    "Mixer",
+    "MixerName",
+    "MixingCost",
+    "QKVO",
+    "State",
+    "aux_losses",
+    "build_mixer",
+    "example_mixer",
+    "is_softmax",
+    "merge",
+    "mixer_options",
+    "register_mixer",
+    "register_state",
+    "reorder",
+    "state_bytes",
+    "state_growth",
+]
+__all__ += {cls.__name__ for cls in MIXERS.values()}
+__all__.sort()

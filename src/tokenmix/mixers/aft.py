@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from .. import functional
 from ..functional import aft_chunk as chunk
 from ..functional.sums.gates import Gate
 from ..functional.sums.outside import OUTSIDES, Outside
-from .base import QKVO, About, Kernels, Mixer, chunk_positions
+from .base import QKVO, About, Arguments, Kernels, Mixer, chunk_positions
 from .cost import MixingCost
 from .parts.aft import (
     AFTFullState,
@@ -60,17 +61,27 @@ class AFTSimple(Mixer):
         self.gate = gate
         add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.aft_simple`` for this input: (positional, keyword)."""
         keys = x if context is None else context
         args = queries(self, x), self.k_proj(keys), self.v_proj(keys)
         return args, {"causal": self.causal, "key_mask": key_mask, "gate": self.gate}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.aft_simple(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         D = self.dim
         return MixingCost(flops=4 * T * D, counted=0, activations=(20 if self.gate is None else 28) * T * D, state=24 * D)
 
@@ -176,18 +187,28 @@ class AFTFull(PairBiased):
         add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
         self.bias = PairBias(max_len, max_context_len or max_len, rank=rank, init_std=init_std, owner=type(self).__name__)
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.aft_full`` for this input: (positional, keyword)."""
         keys = x if context is None else context
         w = self.bias.between(x, context, positions, key_mask)
         args = queries(self, x), self.k_proj(keys), self.v_proj(keys), w
         return args, {"causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask, "gate": self.gate}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.aft_full(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         D, pairs = self.dim, T * T
         flops = 4 * pairs * D + 2 * pairs * (self.bias.rank or 0)
         return MixingCost(flops=flops, counted=flops, activations=72 * T * D + 16 * pairs, state=(8 * D + 9) * T + 8)
@@ -278,7 +299,17 @@ class AFTLocal(PairBiased):
         far = (keys[:, None] - queries[:, :, None]).abs() >= self.window
         return w.masked_fill(far & w.isfinite(), -torch.inf if self.outside == "none" else 0.0)
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.aft_local`` for this input: (positional, keyword)."""
         keys = x if context is None else context
         w = self.bias.between(x, context, positions, key_mask)
@@ -287,11 +318,11 @@ class AFTLocal(PairBiased):
         options = {"window": self.window, "outside": self.outside, "positions": query_and_key_positions}
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask, "gate": self.gate}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.aft_local(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         D, s = self.dim, self.window
         ring = max(s - 1, 0)
         # the band is computed in blocks of 8, 16, 32 ... tokens that hold the window

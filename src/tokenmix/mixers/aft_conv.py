@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +11,7 @@ from .. import functional
 from ..functional import aft_chunk as chunk
 from ..functional.sums.gates import Gate
 from ..functional.sums.outside import OUTSIDES, Outside
-from .base import About, Kernels, Mixer
+from .base import About, Arguments, Kernels, Mixer
 from .cost import MixingCost
 from .parts.aft import add_projections, empty_ring, queries, ring_step
 from .parts.options import check_heads, check_spread
@@ -104,7 +106,17 @@ class AFTConv(Mixer):
         deviation = (centred.square().mean(1, keepdim=True) + 1e-10).sqrt() + 1e-5
         return (self.gamma[:, None] * centred / deviation + self.beta[:, None]).view_as(self.raw)
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.aft_conv`` for this input: (positional, keyword)."""
         if self.causal and grid is not None:
             self.refuse(f"was built with causal=True and mixes a sequence, got grid={grid}")
@@ -116,11 +128,11 @@ class AFTConv(Mixer):
         options = {"grid": grid, "prefix": prefix, "outside": self.outside, "positions": positions}
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "gate": self.gate}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.aft_conv(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         D, h, ring = self.dim, self.heads, self.kernel_size - 1
         flops = 2 * (self.raw[0].numel() + 1) * T * (D + h)
         kept = 60 * T * D + (16 * h * T * T if self.ndim > 1 else 240 * h * T)  # grids are computed as dense pairs

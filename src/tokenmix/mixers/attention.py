@@ -14,7 +14,7 @@ from ..functional.attention import attention_by_head
 from ..functional.layout.heads import by_head
 from ..functional.layout.masks import valid_mask, zero_masked
 from ..positions import LearnedPositions, RotaryPositions
-from .base import QKVO, About, Mixer, chunk_positions, register_state, token_positions
+from .base import QKVO, About, Arguments, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .parts.options import at_least, check_positive, one_of
 from .parts.shared import largest_dot
@@ -145,7 +145,17 @@ class Attention(Mixer):
     def _rotated(self, positions: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         return self.positions(positions, *tensors) if isinstance(self.positions, RotaryPositions) else tensors
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.attention`` for this input: (positional, keyword)."""
         keys = x if context is None else context
         query_positions = positions if positions is not None else token_positions(x, key_mask if context is None else None)
@@ -157,11 +167,11 @@ class Attention(Mixer):
         options = {"heads": self.heads, "kv_heads": self.kv_heads, "scale": self.scale}
         return (q, k, self.v_proj(keys)), {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.attention(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         wide, width = self.q_proj.out_features, self.k_proj.out_features
         counted, turning = 4 * T * T * wide, self.positions.rotary_dim if isinstance(self.positions, RotaryPositions) else 0
         # the fused kernel keeps its inputs and its output, not the T x T weights
@@ -172,7 +182,7 @@ class Attention(Mixer):
         return MixingCost(flops=flops, counted=counted, activations=kept, state=(8 * width + 1) * T + 8)
 
     @staticmethod
-    def largest_logit(args, options):
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         return largest_dot(args[0], args[1], options["heads"], options["kv_heads"], options["scale"])
 
     def empty_state(self, batch_size, *, device, dtype):

@@ -14,7 +14,7 @@ from .. import functional
 from ..functional.axial import along
 from ..functional.layout.lines import Raster
 from ..functional.layout.positions import gather_tokens, last_valid
-from .base import About, Mixer, chunk_positions, register_state
+from .base import About, Arguments, Mixer, chunk_positions, register_state
 from .cost import MixingCost
 from .parts.hands_out import ReadLinear
 from .parts.options import at_least, check_heads, one_of
@@ -116,7 +116,17 @@ class Axial(Mixer):
         """Return the features of this instance: it takes a grid if no width was given."""
         return replace(super().capabilities, grid=self.width is None)
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.axial`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask, rising=self.causal)
         if grid is not None and self.width is not None:
@@ -134,11 +144,11 @@ class Axial(Mixer):
         maps = [self.read(self.get_submodule(f"stage_{n + 2}"), x) for n in range(self.stages)]
         return tuple(a for weight, *bias in maps for a in (weight, bias[0] if bias else x.new_zeros(len(weight))))
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.axial(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         """Compute the cost per row; a grid given at call time counts as a square or cube."""
         D, side = self.dim, max(1, round(T ** (1 / self.ndim)))
         sides = [side] * self.ndim if self.width is None else [-(-T // self.width), self.width]
@@ -149,7 +159,7 @@ class Axial(Mixer):
         return MixingCost(4 * pairs * D, None, activations=kept, state=state)
 
     @staticmethod
-    def largest_logit(args, options):
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         axes = len(options["order"]) if options["combine"] == "sum" else 1
         queries, keys = (3, 2) if options["causal"] else (axes, axes)
         return largest_dot(torch.cat(args[0].chunk(queries, -1), 1), torch.cat(args[1].chunk(keys, -1), 1), options["heads"])

@@ -28,6 +28,8 @@ from .state import chunk_positions as chunk_positions
 from .state import register_state as register_state
 from .state import token_positions as token_positions
 
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""The arguments of a functional form as ``functional_args`` returns them: (positional, keyword)."""
 _CONTEXT = object()  # passed as state: x is a context, and its state is wanted
 SHORT = 6  # packed sequences of up to 2 ** SHORT tokens are padded together
 
@@ -58,6 +60,12 @@ class Mixer(InputChecks, metaclass=Checked):
     Raises:
         MixerError: on any input or option that the mixer does not support; the message names what works.
     """
+
+    # what a mixer calls by these names; not each has all of them
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    out_proj: nn.Module
 
     def __init__(self, dim: int, *, causal: bool = False, max_len: int | None = None):
         super().__init__()

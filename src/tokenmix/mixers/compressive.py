@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from .. import functional
 from ..functional.layout.positions import fill_from_last_valid, gather_tokens, last_valid
 from ..functional.sums import compressed as form
 from ..functional.sums.precision import sum_dtype
-from .base import QKVO, About, Mixer, register_state, token_positions
+from .base import QKVO, About, Arguments, Mixer, register_state, token_positions
 from .cost import MixingCost
 from .parts.aux_losses import add_aux_loss
 from .parts.options import at_least, one_of
@@ -111,14 +111,24 @@ class Compressive(Mixer):
     def _squeeze(self) -> tuple[Tensor, ...]:
         return () if self.squeeze is None or self.squeeze_bias is None else (self.squeeze, self.squeeze_bias)
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.compressive`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask, rising=True)
         learned = self._project(x), self.relative, self.content, self.place, self._squeeze()
         options = {"heads": self.heads, **self.sizes._asdict(), "positions": positions, "starts": row_starts(key_mask, positions)}
         return (self.q_proj(x), self.k_proj(x), self.v_proj(x), x, *learned), {**options, "causal": self.causal, "key_mask": key_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         add_aux_loss("compressive", lambda: self._loss(x, given["positions"], given["key_mask"]))
         return self.out_proj(functional.compressive(*args, **options))
@@ -134,7 +144,7 @@ class Compressive(Mixer):
         )
         return form.reconstruction_loss(q, k, v, slots, valid, positions, self.heads, self.sizes, self.causal)
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         D, (memory, many, rate, _) = self.dim, self.sizes
         tall, reach = -(-memory // rate) * rate, -(-(memory + rate - 2) // rate) * rate
         keys = tall + reach + many + tall // rate + (0 if self.causal else reach + many + reach // rate)
@@ -146,8 +156,9 @@ class Compressive(Mixer):
         return MixingCost(flops, None, activations=kept, state=(12 * D + 9) * self._ring + (8 * D + 8) * many + 16)
 
     @staticmethod
-    def largest_logit(args, options):
-        return largest_relative(*args[:2], *args[5:8], options["heads"])
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
+        q, k, relative, content, place = *args[:2], *args[5:8]
+        return largest_relative(q, k, relative, content, place, options["heads"])
 
     @property
     def _ring(self) -> int:

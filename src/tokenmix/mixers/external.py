@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .. import functional
 from ..functional.external import EPS, SlotSums, check_norm, empty_slots, external_chunk, merge_slots, over_all_tokens, slot_logits, weights
-from .base import About, Kernels, Mixer, register_state
+from .base import About, Arguments, Kernels, Mixer, register_state
 from .cost import MixingCost
 from .parts.options import at_least, check_heads, check_positive
 from .parts.shared import largest_dot, valid_mask
@@ -72,11 +72,21 @@ class SlotMemory(Mixer):
         """Return the number of heads and the normalisation of the weights."""
         raise NotImplementedError
 
-    def functional_args(self, x: Tensor, context: Tensor | None = None, **given: Any) -> tuple[tuple, dict[str, Any]]:
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.external`` for this input: (positional, keyword)."""
         raise NotImplementedError
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.external(*args, **options))
 
@@ -86,7 +96,7 @@ class SlotMemory(Mixer):
         return self.out_proj(y), state
 
     @staticmethod
-    def largest_logit(args, options):
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         return largest_slot_logit(args, options)
 
     def slot_weights(self, x: Tensor) -> Tensor:
@@ -165,12 +175,22 @@ class External(SlotMemory):
         """Return the number of heads, 1, and the normalisation of the weights."""
         return {"heads": 1, "norm": self.norm, "eps": self.eps}
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.external`` for this input: (positional, keyword)."""
         args = self.q_proj(x), self.memory_k, self.memory_k if self.memory_v is None else self.memory_v
         return args, {**self.maps, "causal": self.causal, "key_mask": key_mask}
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         return external_cost(T, self.dim, 1, self.slots, kept=3 * self.dim)
 
     def empty_state(self, batch_size, *, device, dtype):
@@ -236,12 +256,22 @@ class ExternalMultihead(SlotMemory):
         """Return the number of heads and the normalisation of the weights."""
         return {"heads": self.heads, "norm": self.norm, "eps": self.eps}
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.external`` for this input: (positional, keyword)."""
         args = self.q_proj(x), self.memory_k, self.memory_v, self.memory_k_bias, self.memory_v_bias
         return args, {**self.maps, "causal": self.causal, "key_mask": key_mask}
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         return external_cost(T, self.coef * self.dim, self.heads, self.slots, kept=(1 + 2 * self.coef) * self.dim)
 
     def empty_state(self, batch_size, *, device, dtype):
@@ -282,20 +312,30 @@ class SimplifiedAttention(Mixer):
         self.scale = scale
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.simplified_attention`` for this input: (positional, keyword)."""
         return (x, x if context is None else context), {"scale": self.scale, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.simplified_attention(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         flops = 4 * T * T * self.dim
         return MixingCost(flops=flops, counted=flops, activations=4 * 2 * self.dim * T, state=(4 * self.dim + 1) * T)
 
     @staticmethod
-    def largest_logit(args, options):
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         x, k = args
         own = options["scale"] * float(k.detach().square().sum(-1).max())  # k is the value too, so its gradients are rounded relative to |k|^2
         return max(largest_dot(x, k, 1, 1, options["scale"]), own)

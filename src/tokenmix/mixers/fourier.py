@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from math import ceil, log2
+from typing import Any
+
+from torch import Tensor
 
 from .. import functional
-from .base import About, Mixer
+from .base import About, Arguments, Mixer
 from .cost import MixingCost
 from .parts.unprojected import Unprojected
 
@@ -29,13 +32,23 @@ class Fourier(Mixer):
         super().__init__(dim, causal=causal)
         self.out_proj = Unprojected()
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.fourier`` for this input: (positional, keyword)."""
         return (x,), {"positions": positions, "causal": self.causal, "key_mask": key_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.fourier(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         return MixingCost(5 * T * self.dim * ceil(log2(max(2, T * self.dim))), None, 0)

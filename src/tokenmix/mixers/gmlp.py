@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from ..functional.gmlp import unit_inputs
 from ..functional.sums.nonfinite import honest
 from ..functional.sums.taps import silenced
 from ..positions.grid import regrown
-from .base import About, Mixer, chunk_positions, register_state, token_positions
+from .base import About, Arguments, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .parts.history import joined
 from .parts.options import at_least, true_or_false
@@ -113,7 +113,17 @@ class GMLP(Mixer):
             return self.spatial[cols[..., None, :] - rows[..., :, None] + self.bias.shape[0] - 1]
         return self.spatial[rows[..., :, None], cols[..., None, :]]
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.gmlp`` for this input: (positional, keyword)."""
         T = x.shape[1]
         if positions is None and key_mask is None:
@@ -124,11 +134,11 @@ class GMLP(Mixer):
             spatial, bias = self.between(positions, positions), self.bias[positions]
         return (self.v_proj(x), spatial, bias, self.scale, self.shift), {"causal": self.causal, "key_mask": key_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.gmlp(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         half = self.hidden // 2
         flops = 2 * T * T * half
         return MixingCost(flops, flops, 4 * T * (12 * half + self.dim) + 12 * T * T * self.toeplitz, T * (4 * half + 9) + 8)

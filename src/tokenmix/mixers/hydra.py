@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import functional
 from ..functional.sums import kernel_attention as sums
-from .base import QKVO, About, Kernels, Mixer, State, register_state
+from .base import QKVO, About, Arguments, Kernels, Mixer, State, register_state
 from .cost import MixingCost
 from .parts.shared import add_projections
 
@@ -125,16 +125,26 @@ class Hydra(Mixer):
         """Return the options that define phi."""
         return {"feature": self.feature, "normalise": self.normalise, "eps": self.eps}
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.hydra`` for this input: (positional, keyword)."""
         keys = x if context is None else context
         return (self.q_proj(x), self.k_proj(keys), self.v_proj(keys)), {**self.maps, "causal": self.causal, "key_mask": key_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.hydra(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         return kernel_cost(T, self.dim, self.dim, self.feature)
 
     def empty_state(self, batch_size, *, device, dtype):
@@ -169,16 +179,26 @@ class PolyNL(Mixer):
         self.k_proj, self.v_proj = (nn.Linear(dim, dim, bias=qkv_bias) for _ in range(2))
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.hydra`` for this input: (positional, keyword)."""
         keys = x if context is None else context
         return (x, self.k_proj(keys), self.v_proj(keys)), {"feature": "mean", "causal": self.causal, "key_mask": key_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.hydra(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         return kernel_cost(T, self.dim, self.dim, "mean", q_proj=False)
 
     def empty_state(self, batch_size, *, device, dtype):
@@ -243,16 +263,26 @@ class MultiheadLinear(Mixer):
         """Return the number of heads and the options that define phi."""
         return {"heads": self.heads, "feature": self.feature, "normalise": self.normalise, "eps": self.eps}
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.multihead_linear`` for this input: (positional, keyword)."""
         keys = x if context is None else context
         return (self.q_proj(x), self.k_proj(keys), self.v_proj(keys)), {**self.maps, "causal": self.causal, "key_mask": key_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.multihead_linear(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         return kernel_cost(T, self.dim, self.heads, self.feature)
 
     def empty_state(self, batch_size, *, device, dtype):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
 
 from .. import functional
-from .base import QKVO, About, Mixer
+from .base import QKVO, About, Arguments, Mixer
 from .cost import MixingCost
 from .parts.history import empty_history, joined, newest
 from .parts.options import at_least, one_of
@@ -93,7 +96,17 @@ class ImageLocal(Mixer):
         """Return the features of this instance: it takes a grid if ndim is 2 and no width was given."""
         return replace(super().capabilities, grid=self.on_grid)
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.image_local`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask)
         if grid is not None and not self.on_grid:
@@ -108,7 +121,7 @@ class ImageLocal(Mixer):
     def _pattern(self):
         return {"heads": self.heads, "block": self.block, "memory": self.memory}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.image_local(*args, **options))
 
@@ -119,7 +132,7 @@ class ImageLocal(Mixer):
             return self.block[0] + self.memory[0] - 1
         return (self.block[0] + self.memory[0]) * (self.width or 0) - 1
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         D, queries, keys = self.dim, 1, 1
         for axis, (size, reach) in enumerate(zip(self.block, self.memory, strict=True)):
             queries, keys = queries * size, keys * (size + reach + (reach if axis else 0))
@@ -128,7 +141,7 @@ class ImageLocal(Mixer):
         return MixingCost(4 * pairs * D, None, activations=4 * (8 * T * D + 2 * blocks * keys * D + pairs * self.heads), state=(8 * D + 9) * self._ring + 8)
 
     @staticmethod
-    def largest_logit(args, options):
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         return largest_dot(args[0], args[1], options["heads"])
 
     def empty_state(self, batch_size, *, device, dtype):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from ..functional.lambda_layer import per_key
 from ..functional.sums.precision import at_least_float32
 from ..functional.sums.taps import centre_of, pair_weights, silenced, weighed
 from ..positions.grid import regrown
-from .base import About, Mixer, chunk_positions, register_state
+from .base import About, Arguments, Mixer, chunk_positions, register_state
 from .cost import MixingCost
 from .parts.history import joined, newest
 from .parts.options import at_least, check_heads, one_of
@@ -164,7 +164,17 @@ class Lambda(Mixer):
         found = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
         return tuple(self.norms[name](a, key_mask) if name in self.norms else a for name, a in found.items())
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.lambda_layer`` for this input: (positional, keyword)."""
         if (grid is None) != (self.grid_size is None) or (grid is not None and len(grid) != 2):
             self.refuse(f"was built with grid_size={self.grid_size}, got grid={grid}; grid and grid_size need each other")
@@ -173,11 +183,11 @@ class Lambda(Mixer):
         options = {"heads": self.heads, "grid": grid, "prefix": prefix, "positions": positions, "causal": self.causal, "key_mask": key_mask}
         return (*self._projected(x, key_mask), self.embedding), options
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.lambda_layer(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         w, c, H, D = self.key_width, self.dim // self.heads, self.heads, self.dim
         local = self.window is not None and self.window < T
         rows = prod(self._sizes(self.max_len)) if self.grid_size else min(*self._sizes(self.max_len), T if self.causal else 2 * T - 1)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import functional
 from ..functional.sums.taps import centre_of, pair_weights, silenced, weighed
-from .base import About, Mixer
+from .base import About, Arguments, Mixer
 from .cost import MixingCost
 from .parts.history import empty_window, joined, newest, ring_bytes
 from .parts.options import at_least, check_heads, true_or_false
@@ -61,15 +63,25 @@ class LightConv(Mixer):
     def init_parameters(self) -> None:
         nn.init.xavier_uniform_(self.kernel)
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.lightconv`` for this input: (positional, keyword)."""
         return (values(self, x), self.kernel), {"positions": positions, "causal": self.causal, "key_mask": key_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.lightconv(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         flops = 2 * T * self.kernel_size * self.dim
         return MixingCost(flops, flops, 4 * T * self.dim * (6 if self.glu else 3), ring_bytes(self.kernel_size - 1, self.dim))
 
@@ -126,16 +138,26 @@ class DynamicConv(Mixer):
     def _windows(self, g: Tensor) -> Tensor:
         return self.q_proj(g).unflatten(-1, (self.heads, self.kernel_size))
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.lightconv`` for this input: (positional, keyword)."""
         g = values(self, x)
         return (g, self._windows(g)), {"positions": positions, "causal": self.causal, "key_mask": key_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.lightconv(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         kept = 4 * T * (self.dim * (6 if self.glu else 3) + 5 * self.heads * self.kernel_size)
         return MixingCost(2 * T * self.kernel_size * self.dim, None, kept, ring_bytes(self.kernel_size - 1, self.dim))
 

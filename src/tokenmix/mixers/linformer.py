@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 from .. import functional
 from ..functional.linformer import shortened
 from ..positions.grid import regrown
-from .base import QKVO, About, Mixer, token_positions
+from .base import QKVO, About, Arguments, Mixer, token_positions
 from .cost import MixingCost
 from .parts.options import at_least
 from .parts.shared import add_projections, largest_dot
@@ -99,7 +101,17 @@ class Linformer(Mixer):
             self.projection_f = regrown(self.projection_f, _stretched(self.projection_f, max_len))
         self.max_len = self.max_context_len = max_len
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.linformer`` for this input: (positional, keyword)."""
         keys = x if context is None else context
         key_positions = positions if context is None else None if key_mask is None else token_positions(context, key_mask)
@@ -107,16 +119,16 @@ class Linformer(Mixer):
         args = self.q_proj(x), self.k_proj(keys), self.v_proj(keys), self.projection_e, f
         return args, {"heads": self.heads, "positions": key_positions, "key_mask": key_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.linformer(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         flops = 4 * T * self.rank * self.dim + 4 * T * self.rank * self.dim  # E K and F V; the weights and the weighted sums
         return MixingCost(flops=flops, counted=flops, activations=4 * T * (8 * self.dim) + 8 * T * self.rank * self.projection_e.shape[0])
 
     @staticmethod
-    def largest_logit(args, options):
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         q, k, _, e, _ = (a.detach() for a in args)
         return largest_dot(q, shortened(k, e, options["heads"], options["positions"], options["key_mask"]).to(q.dtype), options["heads"])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from .. import functional
 from ..functional.layout.positions import last_valid
 from ..functional.patterns import local_chunk
 from ..functional.sums.outside import LOCAL_OUTSIDES, LocalOutside
-from .base import QKVO, About, Mixer, chunk_positions, register_state, token_positions
+from .base import QKVO, About, Arguments, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .parts.history import HistoryState, empty_history, newest
 from .parts.options import at_least
@@ -87,7 +87,17 @@ class Local(Mixer):
             self.refuse(f"outside must be 'none' or 'pool', got {outside!r}")
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.local`` for this input: (positional, keyword)."""
         keys, query_and_key_positions = (x, positions) if context is None else (context, self._query_and_key_positions(x, context, positions, key_mask))
         options = {"window": self.window, "heads": self.heads, "outside": self.outside, "positions": query_and_key_positions}
@@ -96,11 +106,11 @@ class Local(Mixer):
     def _query_and_key_positions(self, x, context, positions, key_mask):
         return token_positions(x, None) if positions is None else positions, token_positions(context, key_mask)
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.local(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         D, R = self.dim, self.window - 1
         pairs = BlockCost(T).band(R, R)
         flops = 4 * D * pairs.pairs + (4 * D * T if self.outside == "pool" else 0)
@@ -108,7 +118,7 @@ class Local(Mixer):
         return MixingCost(flops=flops, counted=4 * D * pairs.pairs, activations=kept, state=R * (8 * D + 9) + 8 * D + 16)
 
     @staticmethod
-    def largest_logit(args, options):
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         return largest_dot(args[0], args[1], options["heads"])
 
     def empty_state(self, batch_size, *, device, dtype):

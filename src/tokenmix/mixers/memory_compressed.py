@@ -6,7 +6,7 @@ Liu et al. 2018, "Generating Wikipedia by Summarizing Long Sequences", arXiv:180
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from ..functional.attention import attention
 from ..functional.layout.masks import zero_masked
 from ..functional.layout.positions import fill_from_last_valid, gather_tokens, last_valid, patches, shifted, strided_conv
 from ..functional.memory_compressed import Slots, cells_of, folded, over_slots
-from .base import QKVO, About, Mixer, chunk_positions, register_state
+from .base import QKVO, About, Arguments, Mixer, chunk_positions, register_state
 from .cost import MixingCost
 from .parts.hands_out import ReadConv1d
 from .parts.options import at_least
@@ -112,18 +112,28 @@ class MemoryCompressed(Mixer):
     def waived(self):
         return dict(self.waivers) if self.mode == "local" else {}
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.memory_compressed`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask, rising=self.causal)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self._conv(x)
         options = {"heads": self.heads, "block": self.block, "mode": self.mode, "positions": positions}
         return args, {**options, "causal": self.causal, "key_mask": key_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.memory_compressed(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         D, b, token = self.dim, self.block, 8 * self.dim + 9
         if self.mode == "local":
             size = min(b, T)
@@ -135,7 +145,7 @@ class MemoryCompressed(Mixer):
         return MixingCost(flops=flops, counted=flops, activations=kept, state=(1 + T // b + b - 1 + T % b) * token + 8)
 
     @staticmethod
-    def largest_logit(args, options):
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         q, k, _, conv = args
         valid = options["key_mask"]
         if valid is not None:

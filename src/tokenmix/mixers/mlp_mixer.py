@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from .. import functional
 from ..positions.grid import regrown
-from .base import About, Mixer, token_positions
+from .base import About, Arguments, Mixer, token_positions
 from .cost import MixingCost
 from .parts.options import at_least
 from .parts.unprojected import Unprojected
@@ -60,7 +62,17 @@ class MLPMixer(Mixer):
         self.w1, self.w2, self.b2 = regrown(self.w1, w1), regrown(self.w2, w2.T), regrown(self.b2, b2[0])
         self.max_len = self.max_context_len = max_len
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.mlp_mixer`` for this input: (positional, keyword)."""
         if positions is None and key_mask is None:
             T = x.shape[1]
@@ -70,10 +82,10 @@ class MLPMixer(Mixer):
             weights = self.w1.T[positions].transpose(1, 2), self.b1, self.w2[positions], self.b2[positions]
         return (x, *weights), {"causal": self.causal, "key_mask": key_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.mlp_mixer(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         flops = 4 * T * self.hidden * self.dim
         return MixingCost(flops, flops, 4 * T * self.dim + 8 * self.hidden * self.dim)

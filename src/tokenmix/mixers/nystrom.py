@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import functional
-from .base import QKVO, About, Mixer
+from .base import QKVO, About, Arguments, Mixer
 from .cost import MixingCost
 from .parts.options import at_least
 from .parts.shared import add_projections, check_positions, largest_dot
@@ -65,7 +67,17 @@ class Nystrom(Mixer):
         if self.taps is not None:
             nn.init.uniform_(self.taps, -(self.taps.shape[1] ** -0.5), self.taps.shape[1] ** -0.5)
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.nystrom`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask)
         taps = x.new_zeros(self.heads, 0) if self.taps is None else self.taps
@@ -73,11 +85,11 @@ class Nystrom(Mixer):
         options = {"heads": self.heads, "landmarks": self.landmarks, "iterations": self.iterations, "positions": positions}
         return args, {**options, "key_mask": key_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.nystrom(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         D, m, H = self.dim, self.landmarks, self.heads
         skip = 2 * T * D * (self.conv_kernel or 0)
         flops = 12 * T * m * D + 4 * m * m * D + 8 * self.iterations * m**3 * H + skip
@@ -85,5 +97,5 @@ class Nystrom(Mixer):
         return MixingCost(flops=flops, counted=flops, activations=kept + 4 * 3 * T * D)
 
     @staticmethod
-    def largest_logit(args, options):
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         return largest_dot(args[0], args[1], options["heads"])

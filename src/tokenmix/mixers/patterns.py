@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from torch import Tensor
+
 from .. import functional
-from .base import QKVO, About, Mixer
+from .base import QKVO, About, Arguments, Mixer
 from .cost import MixingCost
 from .parts.history import empty_history
 from .parts.options import at_least, true_or_false
@@ -47,17 +51,27 @@ class Strided(Mixer):
     def _pattern(self):
         return {"stride": self.stride, "heads": self.heads, "merged": self.merged}
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.strided`` for this input: (positional, keyword)."""
         positions = explicit(x, positions, key_mask, attn_mask)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         return args, {**self._pattern(), "positions": positions, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, **given)
         return self.out_proj(functional.strided(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         counts, share = BlockCost(T), 1 if self.merged else 2
         parts = [counts.band(self.stride, self.stride), counts.columns(self.stride)]
         flops = sum(4 * self.dim * p.pairs for p in parts) // share
@@ -65,7 +79,7 @@ class Strided(Mixer):
         return MixingCost(flops=flops, counted=flops, activations=kept, state=(8 * self.dim + 9) * T + 8)
 
     @staticmethod
-    def largest_logit(args, options):
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         return largest_dot(args[0], args[1], options["heads"])
 
     def empty_state(self, batch_size, *, device, dtype):
@@ -123,18 +137,28 @@ class Fixed(Mixer):
     def _pattern(self):
         return {"stride": self.stride, "columns": self.columns, "heads": self.heads, "merged": self.merged}
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.fixed`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask)
         positions = explicit(x, positions, key_mask, attn_mask)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         return args, {**self._pattern(), "positions": positions, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, **given)
         return self.out_proj(functional.fixed(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         counts, share = BlockCost(T), 1 if self.merged else 2
         parts = [counts.own_block(self.stride), counts.shared(-(-T // self.stride) * self.columns)]
         flops = sum(4 * self.dim * p.pairs for p in parts) // share
@@ -142,7 +166,7 @@ class Fixed(Mixer):
         return MixingCost(flops=flops, counted=flops, activations=kept, state=(8 * self.dim + 9) * T + 8)
 
     @staticmethod
-    def largest_logit(args, options):
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         return largest_dot(args[0], args[1], options["heads"])
 
     def empty_state(self, batch_size, *, device, dtype):

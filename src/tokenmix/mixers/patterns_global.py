@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .. import functional
 from ..functional.patterns_global import longformer_chunk
-from .base import QKVO, About, Mixer, chunk_positions, register_state
+from .base import QKVO, About, Arguments, Mixer, chunk_positions, register_state
 from .cost import MixingCost
 from .parts.history import empty_history, joined
 from .parts.options import at_least
@@ -123,22 +123,32 @@ class Longformer(Mixer):
     def _pattern(self):
         return {"reach": self.window // 2, "dilation": self.dilations, "heads": self.heads}
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.longformer`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask)
         positions = explicit(x, positions, key_mask, attn_mask)
         options = {**self._pattern(), "global_tokens": self.global_tokens, "positions": positions}
         return global_args(self, x), {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, **given)
         return self.out_proj(functional.longformer(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         return global_cost(self, T, self.window // 2, self.dilations, self.global_tokens)
 
     @staticmethod
-    def largest_logit(args, options):
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         return max(largest_dot(args[0], args[1], options["heads"]), largest_dot(args[3], args[4], options["heads"]))
 
     def empty_state(self, batch_size, *, device, dtype):
@@ -221,22 +231,32 @@ class ETC(Mixer):
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         add_global_projections(self, qkv_bias=qkv_bias)
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.longformer`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask)
         positions = explicit(x, positions, key_mask, attn_mask)
         options = {"reach": self.radius, "dilation": 1, "global_tokens": self.global_tokens, "heads": self.heads, "positions": positions}
         return global_args(self, x), {**options, "key_mask": key_mask, "attn_mask": attn_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, **given)
         return self.out_proj(functional.longformer(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         return global_cost(self, T, self.radius, [1] * self.heads, self.global_tokens)
 
     @staticmethod
-    def largest_logit(args, options):
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         return max(largest_dot(args[0], args[1], options["heads"]), largest_dot(args[3], args[4], options["heads"]))
 
 
@@ -298,17 +318,27 @@ class BigBird(Mixer):
         names = ("block", "window_blocks", "random_blocks", "global_blocks", "seed", "heads")
         return {name: getattr(self, name) for name in names}
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.bigbird`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         return args, {**self._pattern(), "positions": positions, "causal": self.causal, "key_mask": key_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, **given)
         return self.out_proj(functional.bigbird(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         counts, D, g = BlockCost(T), self.dim, min(self.global_blocks * self.block, T)
         parts = [counts.blocks(self.block, self.window_blocks // 2)]
         parts += [counts.shared(g)] if g else []
@@ -318,7 +348,7 @@ class BigBird(Mixer):
         return MixingCost(flops=flops, counted=flops, activations=kept, state=(8 * D + 9) * T + 8)
 
     @staticmethod
-    def largest_logit(args, options):
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         return largest_dot(args[0], args[1], options["heads"])
 
     def empty_state(self, batch_size, *, device, dtype):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import ceil, log
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,8 @@ from torch import Tensor
 from .. import functional
 from ..functional.performer import check_feature, log_keys, log_queries, orthogonal_features, performer_chunk
 from ..functional.sums import features as sums
-from .base import QKVO, About, Mixer
+from .base import QKVO, About, Arguments, Mixer
+from .cost import MixingCost
 from .parts.feature_state import KernelState, kernel_cost, over_context
 from .parts.options import at_least
 from .parts.shared import add_projections
@@ -95,18 +97,28 @@ class Performer(Mixer):
                 self.redraw()
             self.forwards += 1
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.performer`` for this input: (positional, keyword)."""
         keys = x if context is None else context
         args = self.q_proj(x), self.k_proj(keys), self.v_proj(keys), self.projection
         return args, {"heads": self.heads, "feature": self.feature, "eps": self.eps, "causal": self.causal, "key_mask": key_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         self._count()
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.performer(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         return kernel_cost(T, self.dim, self.heads, self.num_features, drawn=True)
 
     def _new(self, x, key_mask):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from .. import functional
 from ..functional.pooling import mean_of_pairs, windows
 from ..functional.sums.taps import silenced
-from .base import About, Mixer
+from .base import About, Arguments, Mixer
 from .cost import MixingCost
 from .parts.history import empty_window, joined, newest, ring_bytes
 from .parts.options import at_least, one_of, true_or_false
@@ -58,7 +61,17 @@ class Pooling(Mixer):
         base = super().capabilities
         return type(base)(**{**vars(base), "grid": self.ndim > 1})
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.pooling`` for this input: (positional, keyword)."""
         if (0 if grid is None else len(grid)) != (0 if self.ndim == 1 else self.ndim):
             need = "a grid (H, W) is needed" if self.ndim > 1 else "it mixes a sequence"
@@ -68,11 +81,11 @@ class Pooling(Mixer):
         options = {"window": self.window, "subtract": self.subtract, "grid": grid, "positions": positions}
         return (x,), {**options, "causal": self.causal, "key_mask": key_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.pooling(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         return MixingCost(self.ndim * T * self.window * self.dim, None, 0, ring_bytes(self.window - 1, self.dim))
 
     def empty_state(self, batch_size, *, device, dtype):

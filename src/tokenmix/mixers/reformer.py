@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .. import functional
 from ..functional.reformer import hash_buckets, reformer_chunk
-from .base import About, Mixer, register_state
+from .base import About, Arguments, Mixer, register_state
 from .cost import MixingCost
 from .parts.decisions import check_seed, decide, draw_directions, frozen, project_wide
 from .parts.hands_out import ReadLinear
@@ -118,19 +118,29 @@ class Reformer(Mixer):
         can = super().capabilities
         return type(can)(**{**vars(can), "streaming": can.streaming and not self.paper_form})
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.reformer`` for this input: (positional, keyword)."""
         args = project_wide(self, x), self.v_proj(x), self.rotations
         return args, {"heads": self.heads, "chunk": self.chunk, "paper_form": self.paper_form, "causal": self.causal, "key_mask": key_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         (q, v, rotations), options = self.functional_args(x, context, **given)
         return self.out_proj(functional.reformer(q, v, rotations, buckets=self._buckets(q), **options))
 
     def _buckets(self, q: Tensor) -> Tensor:
         return decide(self, lambda: hash_buckets(q, self.rotations, heads=self.heads))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         D, H, R, m, n = self.dim, self.heads, self.rounds, self.chunk, self.buckets
         beside = 2 if self.paper_form else 3 + (not self.causal)  # blocks each block is compared with
         flops = R * (2 * T * D * n // 2 + 4 * T * beside * m * D)
@@ -139,7 +149,7 @@ class Reformer(Mixer):
         return MixingCost(flops, None, kept, (8 * D + 4 * H * R + 1) * T)
 
     @staticmethod
-    def largest_logit(args, options):
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         q = args[0].detach().unflatten(-1, (options["heads"], -1))
         return float(q.norm(dim=-1).max()) * q.shape[-1] ** -0.5
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from .. import functional
 from ..functional.performer import orthogonal_features
 from ..functional.rfa import check_feature, features, keys, over_keys, read, rfa_chunk
 from ..functional.sums import features as sums
-from .base import QKVO, About, Mixer, register_state
+from .base import QKVO, About, Arguments, Mixer, register_state
 from .cost import MixingCost
 from .parts.options import at_least
 from .parts.shared import add_projections
@@ -100,12 +100,22 @@ class RFA(Mixer):
         given = self.k_proj(x), self.v_proj(x), self.projection, self.sigma
         return given if self.gate_proj is None else (*given, self.gate_proj(x))
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.rfa`` for this input: (positional, keyword)."""
         args = self.q_proj(x), *self._of_keys(x if context is None else context)
         return args, {"heads": self.heads, "feature": self.feature, "eps": self.eps, "causal": self.causal, "key_mask": key_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.rfa(*args, **options))
 
@@ -114,7 +124,7 @@ class RFA(Mixer):
         """Return the width of a value with its 1, and the number of features."""
         return self.dim // self.heads + 1, self.num_features * (2 if self.feature == "gaussian" else 1)
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         (e1, M), H, D = self._widths, self.heads, self.dim
         flops = 4 * T * D * self.num_features + 2 * T * H * e1 * (M + 1) + 2 * T * H * e1 * M
         return MixingCost(flops=flops, counted=flops, activations=4 * T * 2 * D + 8 * T * (5 * H * M + 6 * D), state=8 * H * (e1 * (M + 1) + 1))

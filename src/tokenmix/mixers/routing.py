@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .. import functional
 from ..functional.routing import nearest_clusters, on_sphere, routing_chunk, top_tokens
-from .base import About, Mixer, register_state
+from .base import About, Arguments, Mixer, register_state
 from .cost import MixingCost
 from .parts.aux_losses import add_aux_loss
 from .parts.decisions import check_seed, decide, draw_directions, frozen, project_wide
@@ -123,12 +123,22 @@ class Routing(Mixer):
         can = super().capabilities
         return type(can)(**{**vars(can), "streaming": can.streaming and not self.paper_form})
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.routing`` for this input: (positional, keyword)."""
         args = project_wide(self, x), self.v_proj(x), self.centroids
         return args, {"heads": self.heads, "window": self.window, "paper_form": self.paper_form, "causal": self.causal, "key_mask": key_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         (q, v, centroids), options = self.functional_args(x, context, **given)
         valid = valid_mask(x, given["key_mask"])
         y = functional.routing(q, v, centroids, clusters=self._clusters(q, valid), **options)
@@ -159,7 +169,7 @@ class Routing(Mixer):
         mean = torch.zeros_like(old).scatter_add(1, near.expand_as(x), x * there) / count.clamp_min(1.0)
         self.centroids.copy_(torch.where(count > 0, self.decay * old + (1 - self.decay) * mean, old))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         D, H, k, w = self.dim, self.heads, self.clusters, self.window
         strict = self.causal and not self.paper_form
         rows, keys = (T, 2 * w) if strict else (k * min(w, T), min(w, T))
@@ -167,7 +177,7 @@ class Routing(Mixer):
         return MixingCost(2 * T * k * D + 4 * rows * keys * D, None, kept, (8 * D + 4 * H + 1) * T)
 
     @staticmethod
-    def largest_logit(args, options):
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         return (args[0].shape[-1] / options["heads"]) ** 0.5  # x has length sqrt(e)
 
     def empty_state(self, batch_size, *, device, dtype):

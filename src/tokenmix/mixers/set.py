@@ -5,6 +5,8 @@ Lee et al. 2019, "Set Transformer", arXiv:1810.00825.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from .. import functional
 from ..errors import MixerError
 from ..functional.set import induced
-from .base import About, Mixer
+from .base import About, Arguments, Mixer
 from .cost import MixingCost
 from .parts.hands_out import ReadLayerNorm, ReadLinear
 from .parts.options import at_least, check_heads
@@ -78,7 +80,17 @@ class InducedSet(Mixer):
     def init_parameters(self) -> None:
         nn.init.xavier_uniform_(self.points)
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.induced_set`` for this input: (positional, keyword)."""
         keys = x if context is None else context
         of_k, of_v = self.read(self.point_k_proj, x), self.read(self.point_v_proj, x)
@@ -89,7 +101,7 @@ class InducedSet(Mixer):
         args = self.q_proj(x), self.k_proj(keys), self.v_proj(keys), self.points, maps, block
         return args, {"heads": self.heads, "key_mask": key_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.induced_set(*args, **options))
 
@@ -97,12 +109,12 @@ class InducedSet(Mixer):
         m, D = len(self.points), self.dim
         return 2 * D * D * (4 * T + (2 if self.inner == "attention" else 3) * m)
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         m, D = len(self.points), self.dim
         return MixingCost(flops=8 * T * m * D, counted=8 * T * m * D, activations=4 * T * (10 * D) + 8 * T * m * self.heads)
 
     @staticmethod
-    def largest_logit(args, options):
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         q, k, v, points, maps, block = args
         with torch.no_grad():
             h = induced(k, v, points, block, heads=options["heads"], key_mask=options["key_mask"])

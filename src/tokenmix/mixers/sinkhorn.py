@@ -5,14 +5,14 @@ Local attention, and one block chosen by a soft permutation.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .. import functional
 from ..functional.sinkhorn import lay_out, permutation, prepared, sinkhorn_chunk
-from .base import QKVO, About, Mixer, chunk_positions, register_state, token_positions
+from .base import QKVO, About, Arguments, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .parts.options import at_least, true_or_false
 from .parts.shared import add_projections, check_positions, largest_dot, valid_mask
@@ -101,18 +101,28 @@ class Sinkhorn(Mixer):
     def _shape(self) -> dict:
         return {"heads": self.heads, "block": self.block, "iterations": self.iterations, "temperature": self.temperature}
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.sinkhorn`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask, rising=True)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self.sorting
         more = {"positions": positions} if positions is not None else {}
         return args, {**self._shape(), "sortcut": self.sortcut, **more, "causal": self.causal, "key_mask": key_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.sinkhorn(*args, gumbel=self.gumbel and self.training, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         D, H, b = self.dim, self.heads, self.block
         N = -(-T // b)
         L = N * b
@@ -125,7 +135,7 @@ class Sinkhorn(Mixer):
         return MixingCost(flops, None, kept, (12 * D + 1 + 8) * T + 8)
 
     @staticmethod
-    def largest_logit(args, options):
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         q, k, v, sorting = args
         valid = valid_mask(q, options.get("key_mask"))
         layout = lay_out(token_positions(q, options.get("key_mask")), valid, block=options["block"], count=-(-q.shape[1] // options["block"]))

@@ -5,12 +5,15 @@ Wang et al. 2021, "Pyramid Vision Transformer", arXiv:2102.12122.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from .. import functional
 from ..functional.spatial_reduction import reduced
-from .base import QKVO, About, Mixer
+from .base import QKVO, About, Arguments, Mixer
 from .cost import MixingCost
 from .parts.hands_out import ReadConv1d, ReadConv2d, ReadConv3d, ReadLayerNorm
 from .parts.options import at_least, one_of
@@ -66,7 +69,17 @@ class SpatialReduction(Mixer):
         self.conv = CONVS[ndim](dim, dim, ratio, stride=ratio) if ratio > 1 else None
         self.norm = ReadLayerNorm(dim) if ratio > 1 else None
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.spatial_reduction`` for this input: (positional, keyword)."""
         if grid is None and self.ndim > 1:
             self.refuse(f"was built with ndim={self.ndim} and needs grid=, the {self.ndim} sizes of the token grid")
@@ -77,7 +90,7 @@ class SpatialReduction(Mixer):
         options = {"heads": self.heads, "grid": grid, "prefix": prefix, "positions": positions, "key_mask": key_mask}
         return (self.q_proj(x), x, conv, norm, *maps), options
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.spatial_reduction(*args, **options))
 
@@ -87,7 +100,7 @@ class SpatialReduction(Mixer):
     def projection_flops(self, T):
         return 4 * self.dim**2 * (T + self._cells(T))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         """Compute the cost for a grid of T tokens that ``ratio`` divides, without prefix, as PVT counts it."""
         D, n, taps = self.dim, self._cells(T), self.ratio**self.ndim
         conv = 2 * n * taps * D * D if self.ratio > 1 else 0
@@ -95,7 +108,7 @@ class SpatialReduction(Mixer):
         return MixingCost(flops=conv + 4 * T * n * D, counted=conv + 4 * T * n * D if 1 in (self.ratio, self.ndim) else None, activations=kept)
 
     @staticmethod
-    def largest_logit(args, options):
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         q, v, conv, norm, k_map, _ = args
         with torch.no_grad():
             rows, _ = reduced(v, conv, norm, options["grid"], options["prefix"], options["positions"], options["key_mask"])

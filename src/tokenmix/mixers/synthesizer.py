@@ -8,11 +8,13 @@ None of these mixers takes a context: the paper keeps dot products there.
 
 from __future__ import annotations
 
-from torch import nn
+from typing import Any
+
+from torch import Tensor, nn
 
 from .. import functional
 from ..functional import synthesizer as synth
-from .base import About, Mixer
+from .base import About, Arguments, Mixer
 from .cost import MixingCost
 from .parts import synthesizer as parts_of
 from .parts.options import at_least, check_positive
@@ -95,21 +97,31 @@ class SynthesizerDense(Mixer):
     def _queries(self, x):
         return x if self.q_proj is None else self.q_proj(x)
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.synthesizer_dense`` for this input: (positional, keyword)."""
         options = {"rectify": self.rectify, "positions": parts_of.explicit_positions(x, positions, key_mask)}
         args = self._queries(x), self.v_proj(x), self.read(self.logits, x)
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.synthesizer_dense(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         return _cost(self.logits, T, self.heads, self.inner, (self.dim + 3 * self.inner) * T)
 
     @staticmethod
-    def largest_logit(args, options):
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         q, _, dense = args
         return float(synth.dense_logits(q, dense, 0, dense[0].shape[-1], rectify=options["rectify"]).detach().abs().max())
 
@@ -174,20 +186,30 @@ class SynthesizerRandom(Mixer):
         """Interpolate R to ``max_len`` positions."""
         parts_of.resize_part(self, [self.logits], max_len)
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.synthesizer_random`` for this input: (positional, keyword)."""
         options = {"positions": parts_of.explicit_positions(x, positions, key_mask), "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
         return (self.v_proj(x), *self.read(self.logits, x)), options
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.synthesizer_random(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         return _cost(self.logits, T, self.heads, self.inner, (self.dim + 2 * self.inner) * T)
 
     @staticmethod
-    def largest_logit(args, options):
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         return float(args[1].detach().abs().max())
 
     def empty_state(self, batch_size, *, device, dtype):
@@ -250,20 +272,30 @@ class SynthesizerFactorizedDense(Mixer):
         """Interpolate B to ``max_len`` positions; a stays."""
         parts_of.resize_part(self, [self.logits], max_len)
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.synthesizer_factorized_dense`` for this input: (positional, keyword)."""
         options = {"positions": parts_of.explicit_positions(x, positions, key_mask), "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
         return (self.q_proj(x), self.v_proj(x), self.read(self.logits, x)), options
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.synthesizer_factorized_dense(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         return _cost(self.logits, T, self.heads, self.inner, (self.dim + 3 * self.inner) * T)
 
     @staticmethod
-    def largest_logit(args, options):
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         q, _, tables = args
         return float(synth.factorized_dense_logits(q, tables, 0, tables[0].shape[-1] * tables[1].shape[-1]).detach().abs().max())
 
@@ -324,20 +356,30 @@ class SynthesizerFactorizedRandom(Mixer):
         """Interpolate R1 and R2 to ``max_len`` positions."""
         parts_of.resize_part(self, [self.logits], max_len)
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.synthesizer_factorized_random``: (positional, keyword)."""
         options = {"positions": parts_of.explicit_positions(x, positions, key_mask), "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
         return (self.v_proj(x), self.read(self.logits, x)), options
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.synthesizer_factorized_random(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         return _cost(self.logits, T, self.heads, self.inner, (self.dim + 2 * self.inner) * T)
 
     @staticmethod
-    def largest_logit(args, options):
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         r1, r2 = args[1]
         return float((r1 @ r2.mT).detach().abs().max())
 

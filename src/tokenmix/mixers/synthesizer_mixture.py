@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .. import functional
 from ..functional import synthesizer as synth
 from ..functional.layout.checks import check_name
-from .base import QKVO, About, Mixer
+from .base import QKVO, About, Arguments, Mixer
 from .cost import MixingCost
 from .parts import synthesizer as parts_of
 from .parts.options import at_least, check_numbers, check_positive
@@ -125,7 +125,17 @@ class SynthesizerMixture(Mixer):
         """Interpolate every table to ``max_len`` positions."""
         parts_of.resize_part(self, [self._modules[name] for name in synth.LOGITS if name in self.parts], max_len)  # type: ignore[misc]  # none of these is None
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.synthesizer_mixture`` for this input: (positional, keyword)."""
         v = self.v_proj(x)
         q = x if self.q_proj is None else self.q_proj(x)
@@ -140,12 +150,13 @@ class SynthesizerMixture(Mixer):
         args = q, k, v, self._weights(x), *self._tables(x).values()
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.synthesizer_mixture(*args, **options))
 
-    def mixing_cost(self, T):
-        D, one, made = self.inner, self.heads * T * T, [self._modules[name] for name in synth.LOGITS if name in self.parts]
+    def mixing_cost(self, T: int) -> MixingCost:
+        D, one = self.inner, self.heads * T * T
+        made: list[Any] = [self._modules[name] for name in synth.LOGITS if name in self.parts]
         products = 2 * T * T * D * (2 if "attention" in self.parts else 1) + sum(part.flops(T)[1] for part in made)
         aside = sum(part.flops(T)[0] - part.flops(T)[1] for part in made)
         joins = 2 * one * len(self.parts)
@@ -158,8 +169,9 @@ class SynthesizerMixture(Mixer):
         return MixingCost(flops=products + aside + joins, counted=products, activations=4 * (one + kept + linear), state=streams * T + 8)
 
     @staticmethod
-    def largest_logit(args, options):
-        q, k, _, alpha, *tables = (tuple(b.detach() for b in a) if isinstance(a, tuple) else a.detach() for a in args)
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
+        detached: list[Any] = [tuple(b.detach() for b in a) if isinstance(a, tuple) else a.detach() for a in args]
+        q, k, _, alpha, *tables = detached
         how = {"join": "plus", "heads": options["heads"], "scale": options["scale"]}
         named, n = dict(zip(synth.LOGITS, tables, strict=True)), q.shape[1]
         return sum(float(synth.mixture_logits(q, k, alpha, named, n, n, parts=[part], **how).abs().max()) for part in options["parts"])

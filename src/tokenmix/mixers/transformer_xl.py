@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import functional
-from .base import QKVO, About, Mixer
+from .base import QKVO, About, Arguments, Mixer
 from .cost import MixingCost
 from .parts.history import empty_history, joined, newest
 from .parts.shared import add_projections, largest_relative, ring_chunk
@@ -53,7 +55,17 @@ class TransformerXL(Mixer):
         for bias in (self.content, self.place):
             nn.init.normal_(bias, std=0.02)
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.transformer_xl`` for this input: (positional, keyword).
 
         Only differences of positions matter.
@@ -62,11 +74,11 @@ class TransformerXL(Mixer):
         options = {"heads": self.heads, "memory": self.memory, "positions": positions}
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.transformer_xl(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         D, M, n = self.dim, self.memory, self.relative.shape[1]
         if M is None or M >= T:
             flops = 4 * T * T * D + 2 * (2 * T - 1) * (T + n) * D
@@ -78,8 +90,9 @@ class TransformerXL(Mixer):
         return MixingCost(flops, counted, activations=4 * (9 * T * D + pairs * self.heads), state=state)
 
     @staticmethod
-    def largest_logit(args, options):
-        return largest_relative(*args[:2], *args[3:], options["heads"])
+    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
+        q, k, _, relative, content, place = args
+        return largest_relative(q, k, relative, content, place, options["heads"])
 
     def empty_state(self, batch_size, *, device, dtype):
         return empty_history(batch_size, self.dim, 0 if self.memory is None else self.memory - 1, device=device, dtype=dtype)

@@ -18,6 +18,7 @@ from ..functional.sums.gates import Gate, check_gate, gated
 from ..functional.sums.softmax import Sums, merge_heads, products, ratio_of, split_heads64
 from ..mixers import Mixer
 from ..mixers.aft_conv import AFTConv
+from ..mixers.base import Arguments
 from ..mixers.cost import MixingCost
 
 
@@ -63,7 +64,17 @@ class OneHotConv(Mixer):
         full = self.weight.new_zeros(self.heads, *[self.kernel_size] * self.ndim)
         return full.index_put((torch.arange(self.heads, device=full.device), *taps), self.weight)
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``aft_one_hot`` for this input: (positional, keyword)."""
         if len(grid or (1,)) != self.ndim:
             self.refuse(f"mixes grids of {self.ndim} dimensions, got grid={grid}")
@@ -71,11 +82,11 @@ class OneHotConv(Mixer):
         args = q, self.k_proj(x), self.v_proj(x), self.offset, self.weight
         return args, {"grid": grid, "prefix": prefix, "positions": positions, "key_mask": key_mask, "gate": self.gate}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(aft_one_hot(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         D, h = self.dim, self.heads
         return MixingCost(flops=8 * T * (D + h), counted=0, activations=60 * T * D + 60 * h * T, state=0)
 

@@ -76,14 +76,14 @@ MIXER = '''"""NAME as a layer."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .. import functional
 from ..functional.NAME import sums
-from .base import About, Mixer, register_state
+from .base import About, Arguments, Mixer, register_state
 from .cost import MixingCost
 
 
@@ -122,15 +122,25 @@ class CLASS(Mixer):
         self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
         """Return the arguments of ``functional.NAME`` for this input: (positional, keyword)."""
         return (self.v_proj(x),), {"causal": self.causal, "key_mask": key_mask}
 
-    def mix(self, x, context, **given):
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
         return self.out_proj(functional.NAME(*args, **options))
 
-    def mixing_cost(self, T):
+    def mixing_cost(self, T: int) -> MixingCost:
         return MixingCost(flops=2 * T * self.dim, counted=0, activations=12 * T * self.dim, state=4 * self.dim + 4)
 
     def empty_state(self, batch_size, *, device, dtype):
