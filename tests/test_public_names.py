@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -128,6 +129,9 @@ assert_type(build_mixer(name, 8, anything=1), Mixer)
 """
 
 
-def test_a_type_checker_sees_the_class_of_each_name():
-    done = subprocess.run([sys.executable, "-m", "mypy", "-c", SNIPPET], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stdout
+def test_a_type_checker_sees_the_class_of_each_name(tmp_path):
+    file = tmp_path / "snippet.py"
+    file.write_text(SNIPPET)
+    command = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", file]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "MYPYPATH": str(ROOT / "src")})
+    assert done.returncode == 0, done.stdout + done.stderr

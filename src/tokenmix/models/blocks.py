@@ -89,7 +89,7 @@ class Block(nn.Module):
             raise MixerError(f"Block: {spec['name']} has no causal form, which this model needs; " + "`tokenmix list` says which mixers have one.")
         self.pre = norm == "pre"
         self.mixer_norm, self.mlp_norm = nn.LayerNorm(dim, eps=norm_eps), nn.LayerNorm(dim, eps=norm_eps)
-        self.mixer = build_mixer(dim=dim, causal=causal, **spec)
+        self.mixer: Mixer = build_mixer(dim=dim, causal=causal, **spec)
         self.on_grid = grid is not None and self.mixer.capabilities.grid and getattr(self.mixer, "ndim", len(grid)) == len(grid)
         self.mlp = MLP(dim, mlp_ratio)
         self.dropout = nn.Dropout(dropout) if not drop_path else nn.Sequential(nn.Dropout(dropout), DropPath(drop_path))

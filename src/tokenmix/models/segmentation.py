@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..mixers import build_mixer
+from ..mixers import Mixer, build_mixer
 from ..system.config import Json
 from .blocks import PROJECTIONS, complete_spec, init_linear
 from .images import both_sides, resizable, resize_mixers
@@ -69,7 +69,7 @@ class MixerResidual(nn.Module):
 
     def __init__(self, dim: int, spec: dict[str, Any], grid: tuple[int, int]):
         super().__init__()
-        self.mixer = build_mixer(dim=dim, causal=False, **complete_spec(spec, prod(grid), grid))
+        self.mixer: Mixer = build_mixer(dim=dim, causal=False, **complete_spec(spec, prod(grid), grid))
         self.on_grid = self.mixer.capabilities.grid and getattr(self.mixer, "ndim", 2) == 2
         self.norm = nn.BatchNorm2d(dim)
 
