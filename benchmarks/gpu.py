@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as TF
+import torch.nn.functional as F
 from torch import Tensor
 
-from tokenmix import functional as F
+from tokenmix import functional
 from tokenmix.errors import MixerError
 
 HERE = Path(__file__).parent
@@ -41,22 +41,22 @@ def forms(T: int, D: int, heads: int, dtype: torch.dtype) -> dict[str, tuple[Cal
     found: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {}
     for causal in (True, False):
         mark = " causal" if causal else ""
-        found[f"aft_simple{mark}"] = partial(F.aft_simple, causal=causal), ()
-        found[f"hydra{mark}"] = partial(F.hydra, causal=causal), ()
-        found[f"linear_attention{mark}"] = partial(F.linear_attention, heads=heads, causal=causal), ()
+        found[f"aft_simple{mark}"] = partial(functional.aft_simple, causal=causal), ()
+        found[f"hydra{mark}"] = partial(functional.hydra, causal=causal), ()
+        found[f"linear_attention{mark}"] = partial(functional.linear_attention, heads=heads, causal=causal), ()
         found[f"aft_local{mark}"] = partial(_local, causal=causal), (w(T, 16), w(T, 16))
         found[f"aft_conv{mark}"] = partial(_conv, heads=heads, causal=causal), (w(heads, WINDOW + 1),)
         if T <= FULL_AT_MOST:
-            found[f"aft_full{mark}"] = partial(F.aft_full, causal=causal), (w(T, T),)
+            found[f"aft_full{mark}"] = partial(functional.aft_full, causal=causal), (w(T, T),)
     return found
 
 
 def _local(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, **options: Any) -> Tensor:
-    return F.aft_local(q, k, v, (a, b), window=min(WINDOW, k.shape[1]), **options)
+    return functional.aft_local(q, k, v, (a, b), window=min(WINDOW, k.shape[1]), **options)
 
 
 def _conv(q: Tensor, k: Tensor, v: Tensor, kernel: Tensor, *, heads: int, **options: Any) -> Tensor:
-    return F.aft_conv(q, k.unflatten(-1, (heads, -1))[..., 0].contiguous(), v, kernel, **options)
+    return functional.aft_conv(q, k.unflatten(-1, (heads, -1))[..., 0].contiguous(), v, kernel, **options)
 
 
 def checks(dtypes: list[torch.dtype]) -> list[dict[str, Any]]:
@@ -97,7 +97,7 @@ def peers(T: int, D: int, heads: int) -> dict[str, Callable[..., Tensor]]:
 
     def sdpa(kind: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(kind):
-            return TF.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     kinds = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
     found: dict[str, Callable[..., Tensor]] = {f"sdpa {kind.name.lower()}": partial(sdpa, kind) for kind in kinds}
@@ -132,7 +132,7 @@ def _window_mask(T: int) -> Any:
 def _fla(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     from fla.ops.linear_attn import chunk_linear_attn
 
-    return chunk_linear_attn(*((TF.elu(a) + 1 if i < 2 else a).transpose(1, 2).contiguous() for i, a in enumerate((q, k, v))))[0]
+    return chunk_linear_attn(*((F.elu(a) + 1 if i < 2 else a).transpose(1, 2).contiguous() for i, a in enumerate((q, k, v))))[0]
 
 
 def limits() -> dict[str, float]:

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tokenmix import MixerError, build_mixer
-from tokenmix import functional as F
+from tokenmix import MixerError, build_mixer, functional
 
 D, T, PAST = 64, 64, 40
 LIMIT = 1e-6  # what may change where nothing may
@@ -194,7 +193,7 @@ def their_conv() -> str:
 def first_output_error() -> float:
     """The first causal output against sigmoid(q_0) v_0, for a token is never counted twice."""
     q, k, v = (noise(1, 8, 4, seed=s) for s in range(3))
-    return float((F.aft_simple(q, k, v, causal=True)[:, 0] - torch.sigmoid(q[:, 0]) * v[:, 0]).abs().max())
+    return float((functional.aft_simple(q, k, v, causal=True)[:, 0] - torch.sigmoid(q[:, 0]) * v[:, 0]).abs().max())
 
 
 def conv_is_local_full() -> float:
@@ -202,8 +201,8 @@ def conv_is_local_full() -> float:
     q, v, k, kernel = noise(1, 16, 8), noise(1, 16, 8, seed=2), noise(1, 16, 1, seed=3), noise(1, 5, seed=4)
     offset = torch.arange(16)[None] - torch.arange(16)[:, None]
     w = torch.where(offset.abs() <= 2, kernel[0][(offset + 2).clamp(0, 4)], 0.0)
-    want = F.aft_full(q, k.expand(-1, -1, 8), v, w)
-    return float((F.aft_conv(q, k, v, kernel) - want).abs().max() / want.abs().max())
+    want = functional.aft_full(q, k.expand(-1, -1, 8), v, w)
+    return float((functional.aft_conv(q, k, v, kernel) - want).abs().max() / want.abs().max())
 
 
 def simple_is_ratio_of_prefixes() -> float:
@@ -211,7 +210,7 @@ def simple_is_ratio_of_prefixes() -> float:
     q, k, v = (noise(1, 12, 4, seed=s).double() for s in range(3))
     rows = [(k[:, : t + 1].softmax(1) * v[:, : t + 1]).sum(1) for t in range(12)]
     want = torch.sigmoid(q) * torch.stack(rows, 1)
-    return float((F.aft_simple(q, k, v, causal=True) - want).abs().max() / want.abs().max())
+    return float((functional.aft_simple(q, k, v, causal=True) - want).abs().max() / want.abs().max())
 
 
 def full_adds_the_bias() -> float:
@@ -219,7 +218,7 @@ def full_adds_the_bias() -> float:
     q, k, v, w = noise(1, 6, 4), noise(1, 6, 4, seed=2), noise(1, 6, 4, seed=3), noise(6, 6, seed=4)
     weight = torch.exp(k[:, None] + w[None, :, :, None])
     want = torch.sigmoid(q) * (weight * v[:, None]).sum(2) / weight.sum(2)
-    return float((F.aft_full(q, k, v, w) - want).abs().max() / want.abs().max())
+    return float((functional.aft_full(q, k, v, w) - want).abs().max() / want.abs().max())
 
 
 # --- Hydra, External, Synthesizer --------------------------------------------------------------------------------------------------------------------------

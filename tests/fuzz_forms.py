@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tokenmix import MIXERS
-from tokenmix import functional as F
+from tokenmix import MIXERS, functional
 from tokenmix.errors import MixerError
 from tokenmix.functional.linear import LOG_FEATURES
 from tokenmix.functional.sums.kernel_attention import MAPS
@@ -215,16 +214,16 @@ class Form(NamedTuple):
 
 
 FORMS: dict[str, Form] = {
-    "aft_simple": Form(F.aft_simple, "aft_simple", aft_simple),
-    "aft_full dense": Form(F.aft_full, "aft_full", aft_full_dense),
-    "aft_full factors": Form(F.aft_full, "aft_full", aft_full_factors),
-    "aft_full batched": Form(F.aft_full, "aft_full", aft_full_batched),
-    "aft_local": Form(F.aft_local, "aft_local", aft_local),
-    "aft_conv 1-D": Form(F.aft_conv, "aft_conv", aft_conv),
-    "aft_conv 2-D": Form(F.aft_conv, "aft_conv", aft_conv_2d),
-    "hydra": Form(F.hydra, "hydra", hydra),
-    "linear_attention": Form(F.linear_attention, "linear", linear_attention),
-    "external": Form(F.external, "external", external, averaged=2, product=(0, 1)),
+    "aft_simple": Form(functional.aft_simple, "aft_simple", aft_simple),
+    "aft_full dense": Form(functional.aft_full, "aft_full", aft_full_dense),
+    "aft_full factors": Form(functional.aft_full, "aft_full", aft_full_factors),
+    "aft_full batched": Form(functional.aft_full, "aft_full", aft_full_batched),
+    "aft_local": Form(functional.aft_local, "aft_local", aft_local),
+    "aft_conv 1-D": Form(functional.aft_conv, "aft_conv", aft_conv),
+    "aft_conv 2-D": Form(functional.aft_conv, "aft_conv", aft_conv_2d),
+    "hydra": Form(functional.hydra, "hydra", hydra),
+    "linear_attention": Form(functional.linear_attention, "linear", linear_attention),
+    "external": Form(functional.external, "external", external, averaged=2, product=(0, 1)),
 }
 
 MISSING: set[str] = set()

@@ -19,8 +19,7 @@ from fuzz_forms import check
 from kernel_checks import both, worst
 from nonfinite_checks import FORMS as POISONED
 from nonfinite_checks import check_all, check_stream
-from tokenmix import functional as F
-from tokenmix import use_backend
+from tokenmix import functional, use_backend
 from tokenmix.kernels import cpu
 from tokenmix.mixers import build_mixer
 
@@ -43,7 +42,7 @@ SEEDS = 60
 def drift() -> None:
     """A long sum of equal terms stays what it is."""
     v = torch.full((1, 20_000, 3), 0.1)
-    off = float((F.aft_simple(v, torch.zeros_like(v), v, causal=True, gate=None, backend="cpu") - 0.1).abs().max())
+    off = float((functional.aft_simple(v, torch.zeros_like(v), v, causal=True, gate=None, backend="cpu") - 0.1).abs().max())
     assert off < 1e-6, f"off by {off:.1e}"
 
 
@@ -55,7 +54,7 @@ def drift_backward() -> None:
     grads = []
     for dtype, backend in ((torch.float32, "cpu"), (torch.float64, "eager")):
         leaf = v.to(dtype).requires_grad_()
-        y = F.aft_simple(leaf, k.to(dtype), leaf, causal=True, gate=None, backend=backend)
+        y = functional.aft_simple(leaf, k.to(dtype), leaf, causal=True, gate=None, backend=backend)
         grads.append(torch.autograd.grad(y.sum(), leaf)[0].double())
     off = float(((grads[0] - grads[1]).abs() / grads[1].abs().max()).max())
     assert off < 3e-6, f"off by {off:.1e}"
@@ -64,7 +63,7 @@ def drift_backward() -> None:
 def drift_over_all() -> None:
     """The same over all keys, forward and backward."""
     v = torch.full((1, 20_000, 2), 0.1).requires_grad_()
-    y = F.aft_simple(v, torch.zeros_like(v), v, gate=None, backend="cpu")
+    y = functional.aft_simple(v, torch.zeros_like(v), v, gate=None, backend="cpu")
     (grad,) = torch.autograd.grad((y * 0.1).sum(), v)
     off = max(float((y - 0.1).abs().max()), float((grad - 0.1).abs().max()))
     assert off < 2e-6, f"off by {off:.1e}"
@@ -74,7 +73,7 @@ def borders() -> None:
     """Lengths about a whole number of chunks, in a batch of rows."""
     for T in (63, 64, 65, 127, 128, 129, 300):
         args = tuple(torch.randn(3, T, 5, generator=torch.Generator().manual_seed(i)) for i in range(3))
-        off = worst(both(F.aft_simple, args, {"causal": True}))
+        off = worst(both(functional.aft_simple, args, {"causal": True}))
         assert off < 1e-5, f"T={T}: off by {off:.1e}"
 
 
@@ -248,17 +247,17 @@ def halves() -> None:
     for dtype in (torch.bfloat16, torch.float16):
         v = every.view(dtype)
         v = v[v.isfinite()].view(1, 1, -1)
-        same = F.aft_simple(v, torch.zeros_like(v), v, gate=None, backend="cpu")
+        same = functional.aft_simple(v, torch.zeros_like(v), v, gate=None, backend="cpu")
         assert torch.equal(same, v), f"{dtype} does not pass"
         pair = torch.cat([v, v.roll(1, -1)], 1)
         want = (pair.double().sum(1, keepdim=True) / 2).to(torch.float32)
-        got = F.aft_simple(v, torch.zeros_like(pair), pair, gate=None, backend="cpu")
+        got = functional.aft_simple(v, torch.zeros_like(pair), pair, gate=None, backend="cpu")
         fits = want.abs() < torch.finfo(torch.float32).max / 4  # the kernel's sum of two is float32
         wrong = (got != want.to(dtype)) & fits
         assert not bool(wrong.any()), f"{dtype}: {int(wrong.sum())} means of two are rounded wrongly, as {float(want[wrong][0])} to {float(got[wrong][0])}"
 
     one = torch.ones(1, 1, 1, dtype=torch.float16).requires_grad_()
-    y = F.aft_simple(torch.zeros(1, 2, 1, dtype=torch.float16), torch.zeros_like(one), one, gate=None, backend="cpu")
+    y = functional.aft_simple(torch.zeros(1, 2, 1, dtype=torch.float16), torch.zeros_like(one), one, gate=None, backend="cpu")
     assert float(torch.autograd.grad(y, one, torch.full_like(y, 6e4))[0]) == float("inf"), "a sum too large for float16 is not infinite"
 
 
@@ -273,14 +272,14 @@ def wide_grids() -> None:
         q, v = (torch.randn(2, T, 6, generator=draw) for _ in range(2))
         k, w, mask = torch.randn(2, T, 2, generator=draw), torch.randn(2, s, s, generator=draw), torch.rand(2, T, generator=draw) < 0.8
         for options in ({}, {"key_mask": mask}):
-            off = worst(both(F.aft_conv, (q, k, v, w), {"grid": (H, W), "prefix": prefix, **options}))
+            off = worst(both(functional.aft_conv, (q, k, v, w), {"grid": (H, W), "prefix": prefix, **options}))
             assert off < 1e-5, f"{H} x {W}, s={s}: off by {off:.1e}"
 
 
 def drift_along_a_row() -> None:
     """Sums over a long row of a grid of equal terms stay what they are."""
     v = torch.full((1, 20_000, 1), 0.1)
-    y = F.aft_conv(v, torch.full_like(v, 0.1), v, torch.zeros(1, 1, 1), grid=(1, 20_000), gate=None, backend="cpu")
+    y = functional.aft_conv(v, torch.full_like(v, 0.1), v, torch.zeros(1, 1, 1), grid=(1, 20_000), gate=None, backend="cpu")
     assert float((y - 0.1).abs().max()) < 1e-6, f"off by {float((y - 0.1).abs().max()):.1e}"
 
 
@@ -314,7 +313,7 @@ def halves_are_nan() -> None:
     """NaN comes back as NaN from half precision, not as infinity."""
     for dtype in (torch.bfloat16, torch.float16):
         v = torch.full((1, 3, 40), float("nan"), dtype=dtype)
-        assert F.aft_simple(v, torch.zeros_like(v), v, backend="cpu").isnan().all(), f"{dtype} loses NaN"
+        assert functional.aft_simple(v, torch.zeros_like(v), v, backend="cpu").isnan().all(), f"{dtype} loses NaN"
 
 
 CHECKS["halves are NaN"] = halves_are_nan

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tokenmix import build_mixer
-from tokenmix import functional as F
+from tokenmix import build_mixer, functional
 
 B, T, D, HEADS = 2, 70, 6, 2
 PLACES = (0, 33, T - 1)
@@ -39,28 +38,28 @@ class Form(NamedTuple):
 
 
 def factored(q, k, v, u1, u2, **options):
-    return F.aft_full(q, k, v, (u1, u2), **options)
+    return functional.aft_full(q, k, v, (u1, u2), **options)
 
 
 def external(x, memory_k, memory_v, **options):
-    return F.external(x, memory_k, memory_v, **options)
+    return functional.external(x, memory_k, memory_v, **options)
 
 
 GRID = {"grid": (7, 10), "prefix": 0}
 FORMS: dict[str, Form] = {
-    "aft_simple": Form(F.aft_simple, {}),
-    "aft_simple ungated": Form(F.aft_simple, {"gate": None}),
-    "aft_full": Form(F.aft_full, {}, ((T, T),)),
-    "aft_full batched": Form(F.aft_full, {}, ((B, T, T),)),
+    "aft_simple": Form(functional.aft_simple, {}),
+    "aft_simple ungated": Form(functional.aft_simple, {"gate": None}),
+    "aft_full": Form(functional.aft_full, {}, ((T, T),)),
+    "aft_full batched": Form(functional.aft_full, {}, ((B, T, T),)),
     "aft_full factors": Form(factored, {}, ((T, 3), (T, 3))),
-    "aft_local": Form(F.aft_local, {"window": 5}, ((T, T),)),
-    "aft_conv": Form(F.aft_conv, {}, ((HEADS, 5),), key=HEADS),
-    "aft_conv 2-D": Form(F.aft_conv, GRID, ((HEADS, 3, 3),), causal=False, key=HEADS),
-    "hydra": Form(F.hydra, {}, exact=False, limits=True),
-    "hydra mean": Form(F.hydra, {"feature": "mean"}, exact=False, limits=True),
-    "hydra softmax": Form(F.hydra, {"feature": "sigmoid/softmax"}),
-    "linear": Form(F.linear_attention, {"heads": HEADS}),
-    "linear exp": Form(F.linear_attention, {"heads": HEADS, "feature": "exp"}),
+    "aft_local": Form(functional.aft_local, {"window": 5}, ((T, T),)),
+    "aft_conv": Form(functional.aft_conv, {}, ((HEADS, 5),), key=HEADS),
+    "aft_conv 2-D": Form(functional.aft_conv, GRID, ((HEADS, 3, 3),), causal=False, key=HEADS),
+    "hydra": Form(functional.hydra, {}, exact=False, limits=True),
+    "hydra mean": Form(functional.hydra, {"feature": "mean"}, exact=False, limits=True),
+    "hydra softmax": Form(functional.hydra, {"feature": "sigmoid/softmax"}),
+    "linear": Form(functional.linear_attention, {"heads": HEADS}),
+    "linear exp": Form(functional.linear_attention, {"heads": HEADS, "feature": "exp"}),
 }
 
 

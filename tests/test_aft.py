@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tokenmix import MixerError, build_mixer, reference
-from tokenmix import functional as F
+from tokenmix import MixerError, build_mixer, functional, reference
 from tokenmix.mixers import Mixer
 
 
@@ -24,33 +23,33 @@ def same(a: torch.Tensor, b: torch.Tensor) -> None:
 class TestIdentities:
     def test_full_without_bias_is_simple(self, T, causal):
         q, k, v = qkv(T)
-        same(F.aft_full(q, k, v, torch.zeros(T, T, dtype=torch.float64), causal=causal), F.aft_simple(q, k, v, causal=causal))
+        same(functional.aft_full(q, k, v, torch.zeros(T, T, dtype=torch.float64), causal=causal), functional.aft_simple(q, k, v, causal=causal))
 
     def test_local_with_a_window_over_everything_is_full(self, T, causal):
         q, k, v = qkv(T)
         w = torch.randn(T, T, dtype=torch.float64)
         for window in (T, T + 3):
-            same(F.aft_local(q, k, v, w, window=window, causal=causal), F.aft_full(q, k, v, w, causal=causal))
+            same(functional.aft_local(q, k, v, w, window=window, causal=causal), functional.aft_full(q, k, v, w, causal=causal))
 
     def test_local_without_a_window_is_simple(self, T, causal):
         q, k, v = qkv(T)
-        same(F.aft_local(q, k, v, torch.randn(T, T, dtype=torch.float64), window=0, causal=causal), F.aft_simple(q, k, v, causal=causal))
+        same(functional.aft_local(q, k, v, torch.randn(T, T, dtype=torch.float64), window=0, causal=causal), functional.aft_simple(q, k, v, causal=causal))
 
     def test_a_shift_of_keys_or_of_a_row_of_weights_changes_nothing(self, T, causal):
         q, k, v = qkv(T)
         w = torch.randn(T, T, dtype=torch.float64)
-        shifted = F.aft_full(q, k + 3.0 * torch.randn(8, dtype=torch.float64), v, w + torch.randn(T, 1, dtype=torch.float64), causal=causal)
-        same(shifted, F.aft_full(q, k, v, w, causal=causal))
+        shifted = functional.aft_full(q, k + 3.0 * torch.randn(8, dtype=torch.float64), v, w + torch.randn(T, 1, dtype=torch.float64), causal=causal)
+        same(shifted, functional.aft_full(q, k, v, w, causal=causal))
 
     def test_conv_is_full_with_the_relative_bias(self, T, causal):
         q, k, v = qkv(T)
         kernel = torch.randn(2, 5, dtype=torch.float64)
-        y = F.aft_conv(q, k[..., :2], v, kernel, causal=causal)
+        y = functional.aft_conv(q, k[..., :2], v, kernel, causal=causal)
         lag = torch.arange(T) - torch.arange(T)[:, None] + (4 if causal else 2)
         for head, channels in enumerate((slice(0, 4), slice(4, 8))):
             w = torch.where((lag >= 0) & (lag < 5), kernel[head][lag.clamp(0, 4)], 0.0)
             keys = k[..., head : head + 1].expand(-1, -1, 4)
-            same(y[..., channels], F.aft_full(q[..., channels], keys, v[..., channels], w, causal=causal))
+            same(y[..., channels], functional.aft_full(q[..., channels], keys, v[..., channels], w, causal=causal))
 
 
 @pytest.mark.parametrize("grid", [(3, 5), (6, 2), (2, 3, 4), (1, 7)])
@@ -65,9 +64,9 @@ def test_conv_on_a_grid_is_full_with_the_relative_bias(grid, prefix):
     w = torch.zeros(2, T, T, dtype=torch.float64)
     for head in range(2):
         w[head, prefix:, prefix:] = torch.where(inside, kernel[head][tuple(tap.clamp(0, 2).unbind(-1))], 0.0)
-    y = F.aft_conv(q, k[..., :2], v, kernel, grid=grid, prefix=prefix)
+    y = functional.aft_conv(q, k[..., :2], v, kernel, grid=grid, prefix=prefix)
     for head, channels in enumerate((slice(0, 2), slice(2, 4))):
-        same(y[..., channels], F.aft_full(q[..., channels], k[..., head : head + 1].expand(-1, -1, 2), v[..., channels], w[head]))
+        same(y[..., channels], functional.aft_full(q[..., channels], k[..., head : head + 1].expand(-1, -1, 2), v[..., channels], w[head]))
 
 
 def test_equation_6_as_printed():
@@ -79,12 +78,12 @@ def test_equation_6_as_printed():
     def blurred(a):
         return torch.nn.functional.conv1d(a.transpose(1, 2), filters, padding=1, groups=4).transpose(1, 2) + a.sum(1, keepdim=True)
 
-    same(F.aft_conv(q, k[..., :2], v, kernel), torch.sigmoid(q) * blurred(e * v) / blurred(e))
+    same(functional.aft_conv(q, k[..., :2], v, kernel), torch.sigmoid(q) * blurred(e * v) / blurred(e))
 
 
 def test_output_before_the_gate_is_a_convex_combination_of_values():
     q, k, v = qkv(20)
-    y = F.aft_full(q, 30 * k, v, 5 * torch.randn(20, 20, dtype=torch.float64), gate=None)
+    y = functional.aft_full(q, 30 * k, v, 5 * torch.randn(20, 20, dtype=torch.float64), gate=None)
     assert (y <= v.amax(1, keepdim=True) + 1e-12).all()
     assert (y >= v.amin(1, keepdim=True) - 1e-12).all()
 
@@ -93,7 +92,7 @@ def test_conv_starts_as_simple_with_one_key_per_head():
     mixer = build_mixer("aft_conv", 8, heads=2, kernel_size=3, causal=True)
     x = torch.randn(2, 9, 8)
     (q, k, v, _), _ = mixer.functional_args(x)
-    expected = mixer.out_proj(F.aft_simple(q, k.repeat_interleave(4, -1), v, causal=True))
+    expected = mixer.out_proj(functional.aft_simple(q, k.repeat_interleave(4, -1), v, causal=True))
     torch.testing.assert_close(mixer(x), expected)
 
 
@@ -214,8 +213,8 @@ def test_the_bias_of_row_t_and_column_s_is_w_ts(rank):
     torch.testing.assert_close(w, expected.double())
     x = torch.randn(1, 6, 8)
     (q, k, v, _), _ = mixer.functional_args(x)
-    before = F.aft_full(q, k, v, w.detach())
+    before = functional.aft_full(q, k, v, w.detach())
     w = w.detach().clone()
     w[4, 1] += 2.0
-    changed = (F.aft_full(q, k, v, w) - before).abs().amax(-1)[0] > 1e-6
+    changed = (functional.aft_full(q, k, v, w) - before).abs().amax(-1)[0] > 1e-6
     assert changed.tolist() == [False, False, False, False, True, False]

@@ -7,8 +7,7 @@ import copy
 import pytest
 import torch
 
-from tokenmix import MixerError, build_mixer, reference
-from tokenmix import functional as F
+from tokenmix import MixerError, build_mixer, functional, reference
 
 
 def drawn(T: int = 12, dim: int = 8, slots: int = 5, heads: int = 1, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
@@ -21,7 +20,7 @@ def weights(x: torch.Tensor, memory_k: torch.Tensor, **options) -> torch.Tensor:
     """The weights of one head, read off with a memory of unit vectors."""
     slots = len(memory_k)
     x, memory_k = (torch.cat([a, a.new_zeros(*a.shape[:-1], max(0, slots - a.shape[-1]))], -1) for a in (x, memory_k))
-    return F.external(x, memory_k, torch.eye(slots, x.shape[-1], dtype=x.dtype), **options)[..., :slots]
+    return functional.external(x, memory_k, torch.eye(slots, x.shape[-1], dtype=x.dtype), **options)[..., :slots]
 
 
 def same(a: torch.Tensor, b: torch.Tensor, tol: float = 1e-12) -> None:
@@ -32,9 +31,9 @@ def test_norm_is_softmax_over_tokens_then_l1_over_slots():
     x, memory_k, memory_v = drawn()
     over_tokens = torch.softmax(x @ memory_k.T, 1)
     both = over_tokens / (1e-9 + over_tokens.sum(-1, keepdim=True))
-    same(F.external(x, memory_k, memory_v), both @ memory_v)
-    same(F.external(x, memory_k, memory_v, norm="tokens"), over_tokens @ memory_v)
-    same(F.external(x, memory_k, memory_v, norm="slots"), torch.softmax(x @ memory_k.T, -1) @ memory_v)
+    same(functional.external(x, memory_k, memory_v), both @ memory_v)
+    same(functional.external(x, memory_k, memory_v, norm="tokens"), over_tokens @ memory_v)
+    same(functional.external(x, memory_k, memory_v, norm="slots"), torch.softmax(x @ memory_k.T, -1) @ memory_v)
     rows, columns = weights(x, memory_k, eps=0.0).sum(-1), weights(x, memory_k).sum(1)
     same(rows, torch.ones_like(rows))
     assert float((columns - columns.mean()).abs().max()) > 1e-3, "columns sum to one only before the second step"
@@ -43,9 +42,9 @@ def test_norm_is_softmax_over_tokens_then_l1_over_slots():
 def test_causal_is_the_whole_computed_on_each_prefix():
     """Ours: the paper has no causal form. The last token of a prefix gets what the full form gives it there."""
     x, memory_k, memory_v = drawn(T=40)
-    y = F.external(x, memory_k, memory_v, causal=True)
+    y = functional.external(x, memory_k, memory_v, causal=True)
     for t in (1, 2, 17, 33, 40):
-        same(y[:, t - 1], F.external(x[:, :t], memory_k, memory_v)[:, -1])
+        same(y[:, t - 1], functional.external(x[:, :t], memory_k, memory_v)[:, -1])
 
 
 @pytest.mark.parametrize(("causal", "norm"), [(c, n) for c in (False, True) for n in ("double", "tokens", "slots")])
@@ -57,7 +56,7 @@ def test_every_norm_equals_the_reference_and_streams(causal, norm):
     args, options = mixer.functional_args(x, key_mask=mask)
     pairs = mask[:, None] & (torch.ones(12, 12, dtype=torch.bool).tril() if causal else True)
     want = reference.external(*args, heads=4, norm=norm, mask=pairs.expand(2, 12, 12))
-    got = F.external(*args, **options)
+    got = functional.external(*args, **options)
     same(got, want)
     grads = [torch.autograd.grad(y.square().sum(), x, retain_graph=True)[0] for y in (got, want)]
     same(*grads)
@@ -87,7 +86,7 @@ def test_a_token_far_below_the_others_is_finite(dtype, reach, eps, causal):
     memory[:, 0] = 1.0
     x = x.flip(1) if causal else x
     x.requires_grad_()
-    y = F.external(x, memory, torch.ones_like(memory), eps=eps, causal=causal)
+    y = functional.external(x, memory, torch.ones_like(memory), eps=eps, causal=causal)
     (grad,) = torch.autograd.grad(y.float().sum(), x)
     assert bool(y.isfinite().all())
     assert bool(grad.isfinite().all())
@@ -110,7 +109,7 @@ def test_a_tied_memory_is_one_parameter_and_stays_tied():
     twin = copy.deepcopy(mixer).double()
     x = drawn()[0]
     before = twin.memory_k.detach().clone()
-    same(twin(x), twin.out_proj(F.external(twin.q_proj(x), before, before)))
+    same(twin(x), twin.out_proj(functional.external(twin.q_proj(x), before, before)))
     optimiser = torch.optim.SGD(twin.parameters(), lr=0.1)
     twin(x).square().sum().backward()
     move = -0.1 * twin.memory_k.grad

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from tokenmix import functional as F
+from tokenmix import functional
 from tokenmix import reference as R
 
 KEYS = {
@@ -55,21 +55,21 @@ class TestAgainstReference:
 
     def test_simple_and_full(self, kind, seed):
         c = draw(random.Random(seed), kind)
-        close(F.aft_simple(c["q"], c["k"], c["v"], **c["options"]), exact("aft_simple", c))
-        close(F.aft_full(c["q"], c["k"], c["v"], c["w"], **c["options"]), exact("aft_full", c, c["w"]))
+        close(functional.aft_simple(c["q"], c["k"], c["v"], **c["options"]), exact("aft_simple", c))
+        close(functional.aft_full(c["q"], c["k"], c["v"], c["w"], **c["options"]), exact("aft_full", c, c["w"]))
 
     def test_local(self, kind, seed):
         c = draw(random.Random(100 + seed), kind)
         T = c["q"].shape[1]
         for outside in ("zero", "none"):
             shape = {"window": c["rng"].choice([1, 2, 3, 9, 17, 40, T]), "outside": outside}
-            close(F.aft_local(c["q"], c["k"], c["v"], c["w"], **shape, **c["options"]), exact("aft_local", c, c["w"], **shape))
+            close(functional.aft_local(c["q"], c["k"], c["v"], c["w"], **shape, **c["options"]), exact("aft_local", c, c["w"], **shape))
 
     def test_pair_masks(self, kind, seed):
         c = draw(random.Random(200 + seed), kind)
         pairs = torch.rand(c["mask"].shape) < 0.5
         c["mask"] = c["mask"] & pairs
-        close(F.aft_full(c["q"], c["k"], c["v"], c["w"], attn_mask=pairs, **c["options"]), exact("aft_full", c, c["w"]))
+        close(functional.aft_full(c["q"], c["k"], c["v"], c["w"], attn_mask=pairs, **c["options"]), exact("aft_full", c, c["w"]))
 
     def test_conv(self, kind, seed):
         c = draw(random.Random(300 + seed), kind)
@@ -78,5 +78,5 @@ class TestAgainstReference:
             c["options"] = {**c["options"], **({"key_mask": c["options"]["key_mask"][:, :20]} if "key_mask" in c["options"] else {})}
         kernel, k = torch.rand(c["heads"], c["rng"].choice([1, 3, 9, 11])) * 120 - 60, c["k"][..., : c["heads"]]
         outside = c["rng"].choice(["zero", "none"])
-        y = F.aft_conv(c["q"], k, c["v"], kernel, outside=outside, **c["options"])
+        y = functional.aft_conv(c["q"], k, c["v"], kernel, outside=outside, **c["options"])
         close(y, exact("aft_conv", c, kernel, k=k, outside=outside, causal_taps=c["options"]["causal"]))

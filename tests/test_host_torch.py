@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
-from torch.nn import functional as F
 
 from tokenmix import MIXERS, MixerError, build_mixer
 from tokenmix.hosts import MultiheadMixer

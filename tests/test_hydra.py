@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tokenmix import MixerError, build_mixer, merge, reference, state_bytes
-from tokenmix import functional as F
+from tokenmix import MixerError, build_mixer, functional, merge, reference, state_bytes
 from tokenmix.functional.sums.kernel_attention import MAPS
 
 FEATURES = [*MAPS, "sigmoid/softmax", "tanh/softmax", "tanh/elu"]
@@ -25,7 +24,7 @@ def same(a: torch.Tensor, b: torch.Tensor, tol: float = 1e-12) -> None:
 @pytest.mark.parametrize("feature", FEATURES)
 def test_as_many_heads_as_features_is_hydra(feature, causal):
     q, k, v = qkv(70)
-    same(F.multihead_linear(q, k, v, heads=8, feature=feature, causal=causal), F.hydra(q, k, v, feature=feature, causal=causal))
+    same(functional.multihead_linear(q, k, v, heads=8, feature=feature, causal=causal), functional.hydra(q, k, v, feature=feature, causal=causal))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -38,14 +37,14 @@ def test_blocks_of_the_causal_form_do_not_show(heads, feature, causal):
     mask[0, :70], mask[1, 3::5] = False, False
     pairs = mask[:, None] & (torch.ones(150, 150, dtype=torch.bool).tril() if causal else True)
     want = reference.multihead_linear(q, k, v, heads=heads, feature=feature, mask=pairs.expand(2, 150, 150))
-    same(F.multihead_linear(q, k, v, heads=heads, feature=feature, causal=causal, key_mask=mask), want, 1e-10)
+    same(functional.multihead_linear(q, k, v, heads=heads, feature=feature, causal=causal, key_mask=mask), want, 1e-10)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_sigmoid_and_softmax_are_aft_simple(causal):
     q, k, v = qkv(50)
     mask = torch.rand(2, 50, generator=torch.Generator().manual_seed(1)) < 0.7
-    same(F.hydra(q, k, v, feature="sigmoid/softmax", causal=causal, key_mask=mask), F.aft_simple(q, k, v, causal=causal, key_mask=mask))
+    same(functional.hydra(q, k, v, feature="sigmoid/softmax", causal=causal, key_mask=mask), functional.aft_simple(q, k, v, causal=causal, key_mask=mask))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -55,13 +54,13 @@ def test_polynl_is_the_written_formula_and_hydra_with_the_mean(causal):
     products = (x @ mixer.k_proj.weight.T) * (x @ mixer.v_proj.weight.T)
     mean = products.cumsum(1) / torch.arange(1, 10)[:, None] if causal else products.mean(1, keepdim=True)
     same(mixer(x), (x * mean) @ mixer.out_proj.weight.T)
-    same(mixer(x), mixer.out_proj(F.hydra(x, mixer.k_proj(x), mixer.v_proj(x), feature="identity", normalise=True, causal=causal)))
+    same(mixer(x), mixer.out_proj(functional.hydra(x, mixer.k_proj(x), mixer.v_proj(x), feature="identity", normalise=True, causal=causal)))
 
 
 def test_one_head_is_the_product_of_matrices():
     q, k, v = qkv(11)
     unit = torch.nn.functional.normalize
-    same(F.multihead_linear(q, k, v, heads=1), unit(q, dim=-1) @ (unit(k, dim=-1).mT @ v), 1e-6)
+    same(functional.multihead_linear(q, k, v, heads=1), unit(q, dim=-1) @ (unit(k, dim=-1).mT @ v), 1e-6)
 
 
 def test_cosine_norm_is_that_of_the_whole_token():
@@ -69,16 +68,16 @@ def test_cosine_norm_is_that_of_the_whole_token():
     q, k, v = qkv(5)
     scaled = [a * torch.tensor([3.0, 1, 1, 1, 1, 1, 1, 1], dtype=torch.float64) for a in (q, k)]
     want = scaled[0] / scaled[0].norm(dim=-1, keepdim=True) * (scaled[1] / scaled[1].norm(dim=-1, keepdim=True) * v).sum(1, keepdim=True)
-    same(F.hydra(*scaled, v), want, 1e-6)
-    assert not torch.allclose(F.hydra(*scaled, v), F.hydra(q, k, v), rtol=1e-3)
+    same(functional.hydra(*scaled, v), want, 1e-6)
+    assert not torch.allclose(functional.hydra(*scaled, v), functional.hydra(q, k, v), rtol=1e-3)
 
 
 @pytest.mark.parametrize("size", [1e15, 1e25, 3e38])
 def test_a_token_whose_square_overflows_keeps_its_direction(size):
     q, k, v = (a / a.abs().max() for a in qkv(6, dtype=torch.float32))
     long = [(a * size).requires_grad_() for a in (q, k)]
-    y = F.hydra(*long, v)
-    same(y, F.hydra(q, k, v, eps=0.0), 1e-5)
+    y = functional.hydra(*long, v)
+    same(y, functional.hydra(q, k, v, eps=0.0), 1e-5)
     assert all(bool(g.isfinite().all()) for g in torch.autograd.grad(y.sum(), long))
 
 
@@ -89,8 +88,8 @@ def test_without_eps_a_zero_or_masked_token_counts_as_nothing(causal):
     mask = torch.tensor([[True] * 4 + [False] * 2, [False] * 3 + [True] * 3])
     with torch.no_grad():
         q[:, 1], k[:, 1] = 0, 0
-    y = F.hydra(q, k, v, eps=0.0, causal=causal, key_mask=mask)
-    same(y, F.hydra(q, k, v, eps=1e-20, causal=causal, key_mask=mask))
+    y = functional.hydra(q, k, v, eps=0.0, causal=causal, key_mask=mask)
+    same(y, functional.hydra(q, k, v, eps=1e-20, causal=causal, key_mask=mask))
     assert all(bool(g.isfinite().all()) for g in torch.autograd.grad(y.sum(), (q, k, v)))
 
 
@@ -117,7 +116,7 @@ def test_normalised_output_does_not_grow_with_length():
 
     def size(T: int, normalise: bool) -> float:
         q, k, v = (a + 0.5 for a in qkv(T, 16, dtype=torch.float32))
-        return float(F.hydra(q, k, v, normalise=normalise).square().mean().sqrt())
+        return float(functional.hydra(q, k, v, normalise=normalise).square().mean().sqrt())
 
     assert size(4096, False) > 30 * size(64, False)
     assert 0.5 < size(4096, True) / size(64, True) < 2
@@ -127,7 +126,7 @@ def test_half_precision_sums_do_not_stall():
     """4,096 equal terms: a bfloat16 running sum would stop growing at 256."""
     ones = torch.ones(1, 4096, 4, dtype=torch.bfloat16)
     for causal in (False, True):
-        y = F.hydra(ones, ones, ones, feature="identity", causal=causal)
+        y = functional.hydra(ones, ones, ones, feature="identity", causal=causal)
         assert float(y[0, -1, 0]) == 4096.0
 
 

@@ -7,7 +7,7 @@ from math import log
 
 import pytest
 import torch
-from torch.nn import functional as nnf
+import torch.nn.functional as F
 
 from perturb import perturb_mixers
 from tokenmix import MixerError, reorder, state_bytes
@@ -139,7 +139,7 @@ def test_a_few_steps_bring_the_bits_down(name):
     optimizer, before = torch.optim.AdamW(model.parameters(), 1e-2), model.bits(x)
     for _ in range(5):
         optimizer.zero_grad()
-        nnf.cross_entropy(model(x).flatten(0, 1), x.flatten()).backward()
+        F.cross_entropy(model(x).flatten(0, 1), x.flatten()).backward()
         assert [n for n, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
         optimizer.step()
     assert (model.bits(x) < before - 0.1).all()
@@ -151,7 +151,7 @@ def test_bits_are_those_of_the_softmax_and_a_uniform_model_has_8():
     bits = model.bits(x)
     assert bits.dtype == torch.float64
     with torch.no_grad():
-        nats = nnf.cross_entropy(model(x).double().transpose(1, 2), x, reduction="none").mean(1)
+        nats = F.cross_entropy(model(x).double().transpose(1, 2), x, reduction="none").mean(1)
     torch.testing.assert_close(bits, nats / log(2), rtol=1e-13, atol=0)
     torch.nn.init.zeros_(model.head.weight)
     assert model.bits(x).tolist() == [8.0, 8.0]

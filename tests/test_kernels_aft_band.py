@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernel_checks import adversarial, worst
-from tokenmix import functional as F
+from tokenmix import functional
 from tokenmix.functional.sums.band import band_of
 
 TOL = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -18,11 +18,11 @@ def qkv(B: int, T: int, D: int, dtype=torch.float32, h: int | None = None, seed:
 
 
 def local(q, k, v, w, **options):
-    return F.aft_local(q, k, v, w, **options)
+    return functional.aft_local(q, k, v, w, **options)
 
 
 def local_factors(q, k, v, a, b, **options):
-    return F.aft_local(q, k, v, (a, b), **options)
+    return functional.aft_local(q, k, v, (a, b), **options)
 
 
 def arguments(name: str, B: int, T: int, D: int, dtype=torch.float32, window: int = 7, seed: int = 0):
@@ -31,7 +31,7 @@ def arguments(name: str, B: int, T: int, D: int, dtype=torch.float32, window: in
     if name == "conv":
         h = next(n for n in (3, 2, 5, 1) if D % n == 0)
         taps = torch.randn(h, window // 2 * 2 + 1, generator=draw).to(dtype)
-        return F.aft_conv, (*qkv(B, T, D, dtype, h, seed), taps), {}
+        return functional.aft_conv, (*qkv(B, T, D, dtype, h, seed), taps), {}
     if name == "factors":
         factors = tuple(torch.randn(T, 4, generator=draw).to(dtype) / 2 for _ in range(2))
         return local_factors, (*qkv(B, T, D, dtype, seed=seed), *factors), {"window": window}
@@ -60,7 +60,7 @@ def literal(q, k, v, w, causal: bool):
     mask = torch.ones(T, T, dtype=torch.bool)
     parts = zip(*(a.chunk(h, -1) for a in (q, k, v)), w, strict=True)
     mask = mask.tril() if causal else mask
-    return torch.cat([F.aft_full(a, b.expand_as(a), c, w_, attn_mask=mask, backend="eager") for a, b, c, w_ in parts], -1)
+    return torch.cat([functional.aft_full(a, b.expand_as(a), c, w_, attn_mask=mask, backend="eager") for a, b, c, w_ in parts], -1)
 
 
 def dense(kind: str, w, window: int, causal: bool, T: int):
@@ -92,7 +92,7 @@ def test_ranges_beyond_float32_are_summed_exactly(size, low, kind, causal):
 def test_a_long_sum_of_equal_terms_does_not_drift():
     v = torch.full((1, 20_000, 3), 0.1)
     for causal in (False, True):
-        y = F.aft_conv(v, torch.zeros_like(v)[..., :1], v, torch.ones(1, 3), causal=causal, gate=None, backend="cpu")
+        y = functional.aft_conv(v, torch.zeros_like(v)[..., :1], v, torch.ones(1, 3), causal=causal, gate=None, backend="cpu")
         assert float((y - 0.1).abs().max()) < 2e-7
 
 
@@ -118,5 +118,5 @@ def test_the_band_of_factors_is_that_of_their_product():
 
 def test_what_the_kernels_lack_is_said():
     form, args, options = arguments("matrix", 1, 8, 4)
-    with pytest.raises(F.aft.MixerError, match="outside='zero' only"):
+    with pytest.raises(functional.aft.MixerError, match="outside='zero' only"):
         form(*args, **options, outside="none", backend="cpu")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernel_checks import both, worst
-from tokenmix import functional as F
+from tokenmix import functional
 from tokenmix.kernels.cpu import aft_conv2d as conv2d
 
 TOL = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -35,7 +35,7 @@ def test_equals_eager(B, grid, h, D, s, gate, dtype, form):
     for prefix in (0, 2):
         args, options = given(B, grid, h, D, s, prefix=prefix, dtype=dtype)
         with only(form):
-            pairs = both(F.aft_conv, args, {**options, "gate": gate})
+            pairs = both(functional.aft_conv, args, {**options, "gate": gate})
         assert worst(pairs) < TOL[dtype]
 
 
@@ -46,11 +46,11 @@ def test_masked_keys_have_no_influence(form):
     mask[2] = False
     k, v = (torch.where(mask[..., None], a, 1e30) for a in (k, v))
     with only(form):
-        pairs = both(F.aft_conv, (q, k, v, w), {**options, "key_mask": mask})
+        pairs = both(functional.aft_conv, (q, k, v, w), {**options, "key_mask": mask})
         assert worst(pairs) < 1e-5
         assert torch.cat([pairs[0][0][2].flatten(), pairs[2][0][~mask].flatten()]).eq(0).all()
         nan = torch.where(mask[..., None], v, float("nan"))
-        assert torch.equal(F.aft_conv(q, torch.where(mask[..., None], k, float("nan")), nan, w, key_mask=mask, **options, backend="cpu"), pairs[0][0])
+        assert torch.equal(functional.aft_conv(q, torch.where(mask[..., None], k, float("nan")), nan, w, key_mask=mask, **options, backend="cpu"), pairs[0][0])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -61,10 +61,10 @@ def test_keys_and_weights_of_any_size(form, keys, span):
     args = args[0], keys * (2 * torch.rand_like(args[1]) - 1), args[2], span * (2 * torch.rand_like(args[3]) - 1)
     if span < 30:
         with only(form):
-            assert worst(both(F.aft_conv, args, options)) < 1e-5
+            assert worst(both(functional.aft_conv, args, options)) < 1e-5
     else:  # wide weights run dense in float64
         with mock.patch.object(conv2d, "_forward", None), mock.patch.object(conv2d, "_backward", None), mock.patch.object(conv2d, "BLOCK", 300):
-            assert worst(both(F.aft_conv, args, options)) < 1e-6
+            assert worst(both(functional.aft_conv, args, options)) < 1e-6
 
 
 @pytest.mark.parametrize("grid", [(14, 14), (1, 15), (15, 1), (3, 29), (5, 13), (2, 130), (70, 3)], ids=str)
@@ -72,7 +72,7 @@ def test_keys_and_weights_of_any_size(form, keys, span):
 def test_borders_of_tiles_and_sums(grid, s):
     """Rows of one tile and of several, filters wider than the grid and narrower, prefix sums and groups of rows of one level and of two."""
     args, options = given(2, grid, 2, 6, s, prefix=s % 3)
-    assert worst(both(F.aft_conv, args, options)) < 3e-6
+    assert worst(both(functional.aft_conv, args, options)) < 3e-6
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 7, 16, 17, 33])
@@ -80,20 +80,20 @@ def test_borders_of_tiles_and_sums(grid, s):
 def test_heads_of_any_width(heads, per):
     """Strips of channels that lie in one head, cross heads or hold many of them, and rest lanes."""
     args, options = given(2, (3, 4), heads, heads * per, 3)
-    assert worst(both(F.aft_conv, args, options)) < 3e-6
+    assert worst(both(functional.aft_conv, args, options)) < 3e-6
 
 
 def test_long_sums_do_not_drift():
     v = torch.full((1, 20_000, 1), 0.1)
     for s in (1, 129):
-        y = F.aft_conv(v, torch.full_like(v, 0.1), v, torch.zeros(1, s, s), grid=(1, 20_000), gate=None, backend="cpu")
+        y = functional.aft_conv(v, torch.full_like(v, 0.1), v, torch.zeros(1, s, s), grid=(1, 20_000), gate=None, backend="cpu")
         assert float((y - 0.1).abs().max()) < 1e-6
 
 
 def test_large_grids_hold_no_pairs():
     args, options = given(1, (68, 120), 2, 4, 11)
     with mock.patch.object(conv2d, "Matrix", None):
-        y = F.aft_conv(*args, **options, backend="cpu")
+        y = functional.aft_conv(*args, **options, backend="cpu")
     rows = torch.tensor([0, 4000, 8159])
     offset = torch.cartesian_prod(torch.arange(68), torch.arange(120))
     d = offset[None] - offset[rows, None] + 5

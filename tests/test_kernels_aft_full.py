@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernel_checks import adversarial, both, worst
-from tokenmix import functional as F
+from tokenmix import functional
 
 TOL = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
@@ -18,7 +18,7 @@ def qkvw(B: int, T: int, S: int, D: int, dtype=torch.float32, *, batched: bool =
 
 
 def factored(q, k, v, u1, u2, **options):
-    return F.aft_full(q, k, v, (u1, u2), **options)
+    return functional.aft_full(q, k, v, (u1, u2), **options)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -34,7 +34,7 @@ def test_wide_keys_meet_wide_weights_across_blocks(causal):
     k, w = k * 4, w * 10
     k[0, 333, :5], k[1, 610, 20:] = 100.0, -300.0
     w[:300], w[500:520] = w[:300] / 50, w[500:520] * 2
-    assert worst(both(F.aft_full, (q, k, v, w), {"causal": causal})) < 1e-5
+    assert worst(both(functional.aft_full, (q, k, v, w), {"causal": causal})) < 1e-5
 
 
 def test_a_masked_key_may_hold_the_largest_weight():
@@ -44,20 +44,20 @@ def test_a_masked_key_may_hold_the_largest_weight():
     w[:, 7] = 150.0
     w[5, 30:], w[60:, 13] = -1e4, float("-inf")
     for causal in (False, True):
-        pairs = both(F.aft_full, (q, k, v, w), {"causal": causal, "key_mask": mask})
+        pairs = both(functional.aft_full, (q, k, v, w), {"causal": causal, "key_mask": mask})
         assert worst(pairs[:4]) < 1e-5
 
 
 def test_weights_above_300_count_as_300():
     q, k, v, w = qkvw(1, 60, 60, 5)
     w[3, 4], w[8, 2], w[50, 1] = 1e30, 301.0, 2000.0
-    assert worst(both(F.aft_full, (q, k, v, w), {})) < 1e-5
+    assert worst(both(functional.aft_full, (q, k, v, w), {})) < 1e-5
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("T", [511, 512, 513, 1029])
 def test_lengths_around_a_block(T, causal):
-    assert worst(both(F.aft_full, qkvw(1, T, T, 3), {"causal": causal})) < 1e-5
+    assert worst(both(functional.aft_full, qkvw(1, T, T, 3), {"causal": causal})) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -66,12 +66,12 @@ def test_lengths_around_a_block(T, causal):
 def test_half_precision_over_several_blocks(T, causal, dtype):
     q, k, v, w = qkvw(2, T, T, 70, dtype)
     mask = torch.rand(2, T, generator=torch.Generator().manual_seed(1)) > 0.2
-    assert worst(both(F.aft_full, (q, 4 * k, v, w), {"causal": causal, "key_mask": mask})) < TOL[dtype]
+    assert worst(both(functional.aft_full, (q, 4 * k, v, w), {"causal": causal, "key_mask": mask})) < TOL[dtype]
 
 
 @pytest.mark.parametrize(("T", "S"), [(5, 491), (490, 3), (130, 242)])
 def test_queries_over_other_keys(T, S):
-    assert worst(both(F.aft_full, qkvw(2, T, S, 20), {})) < 1e-5
+    assert worst(both(functional.aft_full, qkvw(2, T, S, 20), {})) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", list(TOL), ids=str)
@@ -88,5 +88,5 @@ def test_factors(shapes, dtype):
 def test_huge_keys_are_finite(size, causal, dtype):
     q, k, v, w = qkvw(2, 70, 70, 5, dtype)
     leaves = [a.requires_grad_() for a in (q, k.sign() * size, v, w)]
-    y = F.aft_full(*leaves, causal=causal, backend="cpu")
+    y = functional.aft_full(*leaves, causal=causal, backend="cpu")
     assert all(bool(a.isfinite().all()) for a in (y, *torch.autograd.grad(y.sum(), leaves)))

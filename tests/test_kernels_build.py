@@ -24,13 +24,13 @@ PARTS = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore
 LIBRARY = "tokenmix/kernels/cpu/libtokenmix.so"
 TRY = """
 import json, torch, tokenmix
-from tokenmix import functional as F
+from tokenmix import functional
 from tokenmix.kernels import cpu
 args = [torch.linspace(-3, 3, 2 * 70 * 5).reshape(2, 70, 5) + i for i in range(3)]
-found = {"from": tokenmix.__file__, "isa": cpu.isa(), "why_not": cpu.why_not(), "error": None, "auto": bool(F.aft_simple(*args).isfinite().all())}
+found = {"from": tokenmix.__file__, "isa": cpu.isa(), "why_not": cpu.why_not(), "error": None, "auto": bool(functional.aft_simple(*args).isfinite().all())}
 try:
-    y = F.aft_simple(*args, causal=True, backend="cpu")
-    found["off"] = float((y - F.aft_simple(*args, causal=True, backend="eager")).abs().max())
+    y = functional.aft_simple(*args, causal=True, backend="cpu")
+    found["off"] = float((y - functional.aft_simple(*args, causal=True, backend="eager")).abs().max())
 except tokenmix.MixerError as why:
     found["error"] = str(why)
 print(json.dumps(found))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tokenmix import MixerError
-from tokenmix import functional as F
+from tokenmix import MixerError, functional
 from tokenmix.functional.external import external_weights
 
 TOL = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
@@ -24,7 +23,7 @@ def parts(B: int, T: int, D: int, heads: int, slots: int, dtype=torch.float32, s
 @pytest.mark.parametrize("size", [30.0, 1e4])
 def test_no_slot_and_no_token_is_zero_over_zero(size, eps, norm):
     leaves = [a.requires_grad_() for a in parts(2, 130, 12, 2, 9, size=size)]
-    y = F.external(*leaves, heads=2, norm=norm, eps=eps, backend="cpu")
+    y = functional.external(*leaves, heads=2, norm=norm, eps=eps, backend="cpu")
     assert all(bool(a.isfinite().all()) for a in (y, *torch.autograd.grad(y.sum(), leaves)))
 
 
@@ -43,5 +42,5 @@ def test_what_the_kernel_lacks_stays_on_the_eager_form():
     args = parts(1, 5, 4, 2, 3)
     for lacking in ({"causal": True}, {"norm": "slots"}):
         with pytest.raises(MixerError, match="no causal form|slots"):
-            F.external(*args, heads=2, backend="cpu", **lacking)
-        assert torch.equal(F.external(*args, heads=2, **lacking), F.external(*args, heads=2, backend="eager", **lacking))
+            functional.external(*args, heads=2, backend="cpu", **lacking)
+        assert torch.equal(functional.external(*args, heads=2, **lacking), functional.external(*args, heads=2, backend="eager", **lacking))

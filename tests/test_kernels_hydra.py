@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernel_checks import adversarial, both, worst
-from tokenmix import functional as F
+from tokenmix import functional
 
 TOL = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
@@ -27,8 +27,8 @@ def test_adversarial_keys_of_other_maps(feature, causal):
 def test_tokens_of_any_size_keep_their_direction(size, causal):
     q, k, v = qkv(2, 70, 70, 40)
     long = torch.where(torch.arange(70)[:, None] % 3 == 0, size, 1.0)
-    assert worst(both(F.hydra, (q * long, k * long, v), {"causal": causal})[:1]) < 1e-5
-    assert worst(both(F.hydra, (q * size, k * size, v), {"causal": causal, "eps": 1e-30})) < 1e-5
+    assert worst(both(functional.hydra, (q * long, k * long, v), {"causal": causal})[:1]) < 1e-5
+    assert worst(both(functional.hydra, (q * size, k * size, v), {"causal": causal, "eps": 1e-30})) < 1e-5
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -36,7 +36,7 @@ def test_tokens_of_zeros_without_eps(causal):
     q, k, v = qkv(2, 70, 70, 40)
     q[:, 5], k[:, 7], k[0] = 0.0, 0.0, 1e-30
     leaves = [a.requires_grad_() for a in (q, k, v)]
-    y = F.hydra(*leaves, eps=0.0, causal=causal, backend="cpu")
+    y = functional.hydra(*leaves, eps=0.0, causal=causal, backend="cpu")
     assert y[:, 5].eq(0).all()
     assert all(bool(a.isfinite().all()) for a in (y, *torch.autograd.grad(y.sum(), leaves)))
 
@@ -44,5 +44,5 @@ def test_tokens_of_zeros_without_eps(causal):
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_long_sum_of_equal_terms_does_not_drift(causal):
     x = torch.full((1, 20_000, 3), 0.1)
-    y = F.hydra(x, x, x, causal=causal, feature="identity", normalise=True, backend="cpu")
+    y = functional.hydra(x, x, x, causal=causal, feature="identity", normalise=True, backend="cpu")
     assert float((y / 1e-3 - 1).abs().max()) < 1e-6

@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tokenmix import functional as F
+from tokenmix import functional
 from tokenmix.bench.timing import peak_memory
 from tokenmix.kernels import cpu
 
 pytestmark = pytest.mark.skipif(not cpu.available(), reason="no C library here")
 B, T, D = 2, 512, 64
 FORMS = {
-    "aft_simple": (F.aft_simple, {}, ()),
-    "aft_local": (F.aft_local, {"window": 32}, ((T, 16), (T, 16))),
-    "aft_conv": (F.aft_conv, {}, ((8, 31),)),
-    "aft_conv on a grid": (F.aft_conv, {"grid": (16, 32)}, ((8, 7, 7),)),
-    "aft_full": (F.aft_full, {}, ((T, 16), (T, 16))),
-    "hydra": (F.hydra, {}, ()),
-    "linear_attention": (F.linear_attention, {"heads": 4}, ()),
+    "aft_simple": (functional.aft_simple, {}, ()),
+    "aft_local": (functional.aft_local, {"window": 32}, ((T, 16), (T, 16))),
+    "aft_conv": (functional.aft_conv, {}, ((8, 31),)),
+    "aft_conv on a grid": (functional.aft_conv, {"grid": (16, 32)}, ((8, 7, 7),)),
+    "aft_full": (functional.aft_full, {}, ((T, 16), (T, 16))),
+    "hydra": (functional.hydra, {}, ()),
+    "linear_attention": (functional.linear_attention, {"heads": 4}, ()),
 }
 CASES = [(name, causal) for name in FORMS for causal in (True, False) if not (causal and "grid" in FORMS[name][1])]
 

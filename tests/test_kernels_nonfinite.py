@@ -12,7 +12,7 @@ import torch
 
 from kernel_mutations import STREAMS
 from nonfinite_checks import FORMS, check, check_stream, poisons
-from tokenmix import functional as F
+from tokenmix import functional
 from tokenmix.kernels import cpu
 from tokenmix.kernels.cpu import build
 
@@ -60,12 +60,12 @@ def test_external_attention_normalises_over_all_tokens(norm, value):
     x, memory_k, memory_v = torch.randn(2, 70, 6), torch.randn(5, 6), torch.randn(5, 6)
     mask = torch.ones(2, 70, dtype=torch.bool)
     mask[:, 7] = False
-    want = F.external(x, memory_k, memory_v, norm=norm, key_mask=mask, backend="cpu")
+    want = functional.external(x, memory_k, memory_v, norm=norm, key_mask=mask, backend="cpu")
     x[0, 7] = value
-    assert torch.equal(F.external(x, memory_k, memory_v, norm=norm, key_mask=mask, backend="cpu"), want)
+    assert torch.equal(functional.external(x, memory_k, memory_v, norm=norm, key_mask=mask, backend="cpu"), want)
     x[0, 33] = value
     x.requires_grad_()
-    y = F.external(x, memory_k, memory_v, norm=norm, key_mask=mask, backend="cpu")
+    y = functional.external(x, memory_k, memory_v, norm=norm, key_mask=mask, backend="cpu")
     assert not y[0][mask[0]].isfinite().any()
     assert torch.equal(y[1], want[1])
     y[1].sum().backward(retain_graph=True)

@@ -6,8 +6,8 @@ import json
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
-from torch.nn import functional as nnf
 
 from cases import CASES, GRIDS
 from perturb import perturb_mixers
@@ -90,7 +90,7 @@ def test_gradient_reaches_every_parameter(name):
     with torch.no_grad():
         for p in model.parameters():  # some start where their gradient is 0: the filters of aft_conv
             p.add_(0.1 * torch.randn_like(p))
-    nnf.cross_entropy(model(x)[:, :-1].flatten(0, 1), x[:, 1:].flatten()).backward()
+    F.cross_entropy(model(x)[:, :-1].flatten(0, 1), x[:, 1:].flatten()).backward()
     assert [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any() or not p.grad.isfinite().all()] == []
 
 
@@ -186,7 +186,7 @@ def test_evaluation_is_the_mean_over_bytes_and_moves_nothing(name):
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     with torch.no_grad():
         logits = model.eval()(data[None, :-1].long())
-    bits = nnf.cross_entropy(logits[0], data[1:].long(), reduction="sum") / torch.log(torch.tensor(2.0))
+    bits = F.cross_entropy(logits[0], data[1:].long(), reduction="sum") / torch.log(torch.tensor(2.0))
     assert result.bits_per_byte == pytest.approx((8 + bits.item()) / LENGTH, rel=1e-5)
 
 
@@ -228,7 +228,7 @@ def test_with_weight_0_the_loss_is_the_plain_one(text, tmp_path):
     sampler = Sampler(corpus.split("train"), seq_len=24, batch_size=2, seed=0)
     for step in range(3):
         x, y = sampler.batch(step)
-        nnf.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
+        F.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), run.optim.clip)
         optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"] = learning_rate(step, run.optim, 3)
         optimizer.step()

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from test_contract import subject_of
-from tokenmix import build_mixer, state_bytes
-from tokenmix import functional as F
+from tokenmix import build_mixer, functional, state_bytes
 from tokenmix.testing import PROMISES
 
 
@@ -29,15 +28,15 @@ def same(a, b):
 def test_a_block_of_one_with_identity_is_softmax_attention(causal):
     q, k, v = qkv(9)
     one, zero = torch.eye(8, dtype=torch.float64)[..., None], torch.zeros(8, dtype=torch.float64)
-    y = F.memory_compressed(q, k, v, (one, one, zero, zero), heads=2, block=1, causal=causal)
-    same(y, F.attention(q, k, v, heads=2, causal=causal))
+    y = functional.memory_compressed(q, k, v, (one, one, zero, zero), heads=2, block=1, causal=causal)
+    same(y, functional.attention(q, k, v, heads=2, causal=causal))
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_one_local_block_is_softmax_attention(causal):
     q, k, v = qkv(9)
     for block in (9, 50):
-        same(F.memory_compressed(q, k, v, heads=2, block=block, mode="local", causal=causal), F.attention(q, k, v, heads=2, causal=causal))
+        same(functional.memory_compressed(q, k, v, heads=2, block=block, mode="local", causal=causal), functional.attention(q, k, v, heads=2, causal=causal))
 
 
 @pytest.mark.parametrize("T", [12, 13])
@@ -48,7 +47,7 @@ def test_compression_is_torchs_strided_convolution(T):
     for a, w, b in zip((k, v), weights[:2], weights[2:], strict=True):
         full = torch.nn.functional.pad(a.mT, (0, -T % 3))
         short.append(torch.nn.functional.conv1d(full, w, b, stride=3).mT)
-    same(F.memory_compressed(q, k, v, weights, heads=2, block=3), F.attention(q, *short, heads=2))
+    same(functional.memory_compressed(q, k, v, weights, heads=2, block=3), functional.attention(q, *short, heads=2))
 
 
 @pytest.mark.parametrize("promise", ["past_reaches_present", "token_before_reaches"])
@@ -60,12 +59,12 @@ def test_causal_tokens_see_whole_blocks_before_their_own():
     """tensor2tensor shows the first token of all to everyone, so that the first block has something to attend; here a block shows itself its tokens."""
     q, k, v = qkv(9)
     weights = tuple(w.requires_grad_() for w in conv(3))
-    y = F.memory_compressed(q, k, v, weights, heads=2, block=3, causal=True)
+    y = functional.memory_compressed(q, k, v, weights, heads=2, block=3, causal=True)
     assert all((g == 0).all() for g in torch.autograd.grad(y[:, :3].square().sum(), weights, retain_graph=True))
-    same(y[:, :3], F.attention(q[:, :3], k[:, :3], v[:, :3], heads=2, causal=True))
+    same(y[:, :3], functional.attention(q[:, :3], k[:, :3], v[:, :3], heads=2, causal=True))
     cells = [torch.nn.functional.conv1d(a[:, :3].mT, w, b, stride=3).mT for a, w, b in zip((k, v), weights[:2], weights[2:], strict=True)]
     at_4 = [torch.cat([c, a[:, 3:5]], 1) for c, a in zip(cells, (k, v), strict=True)]
-    same(y[:, 4:5], F.attention(q[:, 4:5], *at_4, heads=2))
+    same(y[:, 4:5], functional.attention(q[:, 4:5], *at_4, heads=2))
 
 
 def test_the_state_keeps_a_fraction_of_the_history():

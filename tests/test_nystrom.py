@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tokenmix import build_mixer
-from tokenmix import functional as F
+from tokenmix import build_mixer, functional
 from tokenmix.functional.nystrom import inverse, segments
 
 
@@ -22,8 +21,8 @@ NONE = torch.zeros(2, 0, dtype=torch.float64)
 @pytest.mark.parametrize("m", [9, 20])
 def test_with_a_landmark_per_token_it_approaches_softmax_attention(m):
     q, k, v = qkv(9, size=2.0)
-    want = F.attention(q, k, v, heads=2)
-    errors = [float((F.nystrom(q, k, v, NONE, heads=2, landmarks=m, iterations=n) - want).abs().max()) for n in (2, 6, 12, 30)]
+    want = functional.attention(q, k, v, heads=2)
+    errors = [float((functional.nystrom(q, k, v, NONE, heads=2, landmarks=m, iterations=n) - want).abs().max()) for n in (2, 6, 12, 30)]
     assert errors[-1] < 1e-9
     assert errors[0] > errors[1] > errors[2] > errors[3]
 
@@ -31,8 +30,8 @@ def test_with_a_landmark_per_token_it_approaches_softmax_attention(m):
 def test_a_row_shorter_than_the_landmarks_gets_one_for_each_token():
     q, k, v = qkv(9, size=2.0)
     mask = torch.arange(9) < torch.tensor([[9], [4]])
-    y = F.nystrom(q, k, v, NONE, heads=2, landmarks=9, iterations=30, key_mask=mask)
-    torch.testing.assert_close(y[1, :4], F.attention(q[1:, :4], k[1:, :4], v[1:, :4], heads=2)[0], rtol=1e-9, atol=1e-9)
+    y = functional.nystrom(q, k, v, NONE, heads=2, landmarks=9, iterations=30, key_mask=mask)
+    torch.testing.assert_close(y[1, :4], functional.attention(q[1:, :4], k[1:, :4], v[1:, :4], heads=2)[0], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("T", "m"), [(10, 4), (12, 4), (3, 4), (64, 64), (7, 1), (100, 33)])
@@ -66,7 +65,7 @@ def test_the_inverse_is_the_pseudo_inverse_and_each_matrix_has_its_own_start():
 def test_the_skip_is_a_depthwise_convolution_of_the_values():
     q, k, v = qkv(11)
     taps = torch.randn(2, 5, dtype=torch.float64)
-    plain, more = (F.nystrom(q, k, v, t, heads=2, landmarks=3) for t in (NONE, taps))
+    plain, more = (functional.nystrom(q, k, v, t, heads=2, landmarks=3) for t in (NONE, taps))
     want = torch.nn.functional.conv1d(v.mT, taps.repeat_interleave(4, 0)[:, None], padding=2, groups=8).mT
     torch.testing.assert_close(more - plain, want, rtol=1e-10, atol=1e-10)
 

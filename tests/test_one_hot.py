@@ -7,8 +7,7 @@ from math import prod
 import pytest
 import torch
 
-from tokenmix import MixerError, build_mixer
-from tokenmix import functional as F
+from tokenmix import MixerError, build_mixer, functional
 from tokenmix.models import ViTConfig, build_model
 from tokenmix.models.one_hot import OneHotConv, aft_one_hot, largest_taps, sources, to_gather
 from tokenmix.train.sparsity import head_penalties, one_hot_penalty
@@ -46,7 +45,7 @@ def test_the_gather_is_the_dense_form_of_the_one_hot_filter(shape, given, gate):
         options["positions"] = torch.stack([torch.randperm(T)[: T - 3] for _ in range(2)])
     gather = to_gather(mixer)
     args, full = mixer.functional_args(x, **options)
-    dense = mixer.out_proj(F.aft_conv(*args[:3], gather.kernel(), **full))
+    dense = mixer.out_proj(functional.aft_conv(*args[:3], gather.kernel(), **full))
     assert float((gather(x, **options) - dense).detach().abs().max()) <= 1e-12
     assert int((gather.kernel() != 0).sum()) == HEADS
     assert not torch.allclose(gather(x, **options), mixer(x, **options)) or given == "masked"
@@ -72,7 +71,7 @@ def test_nothing_cancels(log_weight, scale):
                 logits[:, h, t, s] += log_weight
     want = torch.sigmoid(q) * (logits.softmax(-1) @ v.unflatten(-1, (HEADS, -1)).transpose(1, 2)).transpose(1, 2).flatten(2)
     assert float((found - want).abs().max()) <= 1e-12
-    assert float((found - F.aft_conv(q, k, v, kernel, grid=grid)).abs().max()) <= 1e-12
+    assert float((found - functional.aft_conv(q, k, v, kernel, grid=grid)).abs().max()) <= 1e-12
 
 
 def test_gradients_are_those_of_the_dense_form():
@@ -80,7 +79,7 @@ def test_gradients_are_those_of_the_dense_form():
     gather = to_gather(mixer)
     (args, full), own = mixer.functional_args(x, grid=(4, 5)), gather.weight
     kernel = gather.kernel()
-    want = torch.autograd.grad(F.aft_conv(*args[:3], kernel, **full).square().sum(), [own, mixer.k_proj.weight, mixer.v_proj.weight])
+    want = torch.autograd.grad(functional.aft_conv(*args[:3], kernel, **full).square().sum(), [own, mixer.k_proj.weight, mixer.v_proj.weight])
     args, full = gather.functional_args(x, grid=(4, 5))
     found = torch.autograd.grad(aft_one_hot(*args, **full).square().sum(), [own, gather.k_proj.weight, gather.v_proj.weight])
     for a, b in zip(found, want, strict=True):

@@ -9,8 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from tokenmix import MixerError, build_mixer, reference, state_bytes
-from tokenmix import functional as F
+from tokenmix import MixerError, build_mixer, functional, reference, state_bytes
 from tokenmix.functional.patterns_global import random_choice
 
 PATTERNS = {
@@ -37,7 +36,7 @@ def seen(name: str, T: int, *, heads: int = 1, **options) -> list[list[set[int]]
     """Which tokens each token of each head attends: with queries 0 the weight of a key is 1 / number of keys, read off values that are unit vectors."""
     q, v = torch.zeros(1, T, heads * T), torch.eye(T).repeat(1, heads)[None]
     args = (q, q, v) if name != "longformer" else (q, q, v, q, q, v)
-    y = getattr(F, name)(*args, heads=heads, **options)[0].unflatten(-1, (heads, T))
+    y = getattr(functional, name)(*args, heads=heads, **options)[0].unflatten(-1, (heads, T))
     return [[set(torch.nonzero(y[t, h]).flatten().tolist()) for t in range(T)] for h in range(heads)]
 
 
@@ -51,7 +50,7 @@ class TestWhoSeesWhom:
         T, window = 11, 4
         ((*rows,),) = seen("local", T, window=window, causal=causal)
         w, v = torch.zeros(T, T), torch.eye(T)[None]
-        aft = F.aft_local(v, torch.zeros(1, T, T), v, w, window=window, outside="none", gate=None, causal=causal)[0]
+        aft = functional.aft_local(v, torch.zeros(1, T, T), v, w, window=window, outside="none", gate=None, causal=causal)[0]
         for t in range(T):
             assert rows[t] == set(torch.nonzero(aft[t]).flatten().tolist()) == {s for s in either_way(t, T, causal) if abs(t - s) < window}
 
@@ -165,15 +164,15 @@ def test_blocks_equal_the_dense_form(name, T):
 class TestPool:
     def test_queries_of_zero_give_the_mean_of_all(self):
         q, k, v = qkv(30)
-        y = F.local(0 * q, k, v, window=4, heads=2, outside="pool", causal=True)
-        same(y, F.aft_simple(q, 0 * k, v, gate=None, causal=True))
-        same(F.local(0 * q, k, v, window=4, heads=2, outside="pool"), v.mean(1, keepdim=True).expand_as(v))
+        y = functional.local(0 * q, k, v, window=4, heads=2, outside="pool", causal=True)
+        same(y, functional.aft_simple(q, 0 * k, v, gate=None, causal=True))
+        same(functional.local(0 * q, k, v, window=4, heads=2, outside="pool"), v.mean(1, keepdim=True).expand_as(v))
 
     @pytest.mark.parametrize("causal", [False, True])
     @pytest.mark.parametrize("size", [1e4, -1e4])
     def test_logits_of_ten_thousand(self, causal, size):
         q, k, v = (torch.ones(1, 50, 1), size * torch.rand(1, 50, 1).add(0.1), torch.randn(1, 50, 1))
-        y = F.local(q, k, v, window=4, heads=1, outside="pool", causal=causal)
+        y = functional.local(q, k, v, window=4, heads=1, outside="pool", causal=causal)
         mask = torch.ones(1, 50, 50, dtype=torch.bool).tril() if causal else None
         want = reference.local(q.double(), k.double(), v.double(), window=4, heads=1, outside="pool", mask=mask)
         torch.testing.assert_close(y.double(), want, rtol=1e-5, atol=1e-5)
@@ -182,7 +181,7 @@ class TestPool:
         q, k, v = qkv(20)
         mask = torch.zeros(2, 20, dtype=torch.bool)
         mask[:, :3] = True
-        y = F.local(q, k, v, window=4, heads=2, outside="pool", causal=True, key_mask=mask)
+        y = functional.local(q, k, v, window=4, heads=2, outside="pool", causal=True, key_mask=mask)
         same(y[:, 10], v[:, :3].mean(1))
 
     def test_state_is_constant(self):
@@ -302,13 +301,13 @@ def test_options_that_make_no_sense_are_refused(name, options, word):
 def test_functional_forms_refuse_what_does_not_fit():
     q, k, v = qkv(6)
     for call in (
-        lambda: F.local(q, k, v, window=2, heads=3),
-        lambda: F.local(q, k, v, window=2, heads=2, outside="all"),
-        lambda: F.strided(q, k[:, :4], v[:, :4], stride=2, heads=2),
-        lambda: F.strided(q, k, v, stride=2, heads=1),
-        lambda: F.fixed(q, k, v, stride=2, columns=3, heads=2),
-        lambda: F.longformer(q, k, v, q, k, v, reach=1, dilation=[1], global_tokens=1, heads=2),
-        lambda: F.bigbird(q, k, v, block=2, window_blocks=2, random_blocks=1, global_blocks=1, seed=0, heads=2),
+        lambda: functional.local(q, k, v, window=2, heads=3),
+        lambda: functional.local(q, k, v, window=2, heads=2, outside="all"),
+        lambda: functional.strided(q, k[:, :4], v[:, :4], stride=2, heads=2),
+        lambda: functional.strided(q, k, v, stride=2, heads=1),
+        lambda: functional.fixed(q, k, v, stride=2, columns=3, heads=2),
+        lambda: functional.longformer(q, k, v, q, k, v, reach=1, dilation=[1], global_tokens=1, heads=2),
+        lambda: functional.bigbird(q, k, v, block=2, window_blocks=2, random_blocks=1, global_blocks=1, seed=0, heads=2),
     ):
         with pytest.raises(MixerError):
             call()

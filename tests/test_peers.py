@@ -32,13 +32,13 @@ def test_softmax_attention_equals_x_transformers():
 def test_local_equals_local_attention():
     from local_attention import LocalAttention
 
-    from tokenmix import functional as F
+    from tokenmix import functional
 
     q, k, v = (torch.randn(2, 40, 32) for _ in range(3))
     theirs = LocalAttention(window_size=8, causal=True, look_backward=1, look_forward=0, exact_windowsize=True, autopad=True, use_rotary_pos_emb=False)
     split = [a.unflatten(-1, (4, 8)).transpose(1, 2) for a in (q, k, v)]
     want = theirs(*split).transpose(1, 2).flatten(2)
-    torch.testing.assert_close(F.local(q, k, v, window=9, heads=4, causal=True), want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(functional.local(q, k, v, window=9, heads=4, causal=True), want, rtol=1e-4, atol=1e-5)
 
 
 def test_aft_full_equals_aft_pytorch_at_small_keys():

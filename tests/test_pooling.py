@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tokenmix import MixerError, build_mixer
-from tokenmix import functional as F
+from tokenmix import MixerError, build_mixer, functional
 from tokenmix.testing import inputs
 
 
@@ -26,7 +25,7 @@ def test_on_a_sequence_it_is_average_pooling_along_it():
 
 
 def test_masked_tokens_are_not_counted():
-    y = F.pooling(torch.tensor([[[3.0], [6.0], [9.0]]]), window=3, subtract=False, key_mask=torch.tensor([[True, False, True]]))
+    y = functional.pooling(torch.tensor([[[3.0], [6.0], [9.0]]]), window=3, subtract=False, key_mask=torch.tensor([[True, False, True]]))
     torch.testing.assert_close(y[0, :, 0], torch.tensor([3.0, 6.0, 9.0]))
 
 
@@ -34,7 +33,7 @@ def test_float32_is_exact_relative_to_the_tokens():
     """The exception from accurate_on_adversarial_keys: on a ramp the mean minus the token is 0 but for rounding."""
     for name, x in inputs.adversarial_keys((1, 150, 8), size=100.0).items():
         x = x.float()
-        error = (F.pooling(x, window=7) - F.pooling(x.double(), window=7)).abs().max()
+        error = (functional.pooling(x, window=7) - functional.pooling(x.double(), window=7)).abs().max()
         assert float(error) <= 1e-6 * float(x.abs().max()), name
 
 

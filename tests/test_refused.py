@@ -9,8 +9,7 @@ import torch
 
 from cases import CASES
 from test_contract import subject_of
-from tokenmix import MixerError, build_mixer, merge
-from tokenmix import functional as F
+from tokenmix import MixerError, build_mixer, functional, merge
 from tokenmix.testing.building import VALUES
 
 SMALL = {"hydra": {}, "linear": {"heads": 2}, "performer": {"heads": 2, "num_features": 3}, "external": {"slots": 3}, "aft_simple": {}}
@@ -64,7 +63,7 @@ def test_a_grid_that_is_not_the_tokens_is_refused(prefix):
     """The C kernel would read and write beside them."""
     q, k, v, kernel = torch.randn(2, 12, 8), torch.randn(2, 12, 2), torch.randn(2, 12, 8), torch.randn(2, 3, 3)
     with pytest.raises(MixerError, match="aft_conv: grid"):
-        F.aft_conv(q, k, v, kernel, grid=(3, 4), prefix=prefix)
+        functional.aft_conv(q, k, v, kernel, grid=(3, 4), prefix=prefix)
 
 
 @pytest.mark.parametrize("window", [11, 2**31 - 1, 2**62])
@@ -72,7 +71,7 @@ def test_a_grid_that_is_not_the_tokens_is_refused(prefix):
 def test_a_window_beyond_the_sequence_is_the_sequence(window, outside):
     q, k, v = torch.randn(3, 2, 10, 8).unbind(0)
     w, same = torch.randn(10, 10), {"outside": outside, "backend": "eager"}
-    assert torch.equal(F.aft_local(q, k, v, w, window=window, **same), F.aft_local(q, k, v, w, window=10, **same))
+    assert torch.equal(functional.aft_local(q, k, v, w, window=window, **same), functional.aft_local(q, k, v, w, window=10, **same))
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -97,22 +96,22 @@ X, LIVE = tensor(2, 5, 8), torch.ones(2, 5, dtype=torch.bool)
 BOTH = ["attention", "random"]
 DENSE, RANDOM = (tensor(2, 4, 6), tensor(2, 6)), tensor(2, 6, 6)
 REFUSED = {
-    "a mask of one row, which would mask queries": lambda: F.synthesizer_random(X, RANDOM, key_mask=LIVE[0]),
-    "an additive mask": lambda: F.local(X, X, X, window=2, heads=2, key_mask=torch.zeros(2, 5)),
-    "a mask of integers": lambda: F.simplified_attention(X, X, key_mask=LIVE.long()),
-    "pairs of another length": lambda: F.attention(X, X, X, heads=2, attn_mask=torch.ones(5, 6, dtype=torch.bool)),
-    "a bias without heads": lambda: F.synthesizer_dense(X, X, (DENSE[0], DENSE[1][0])),
-    "positions of another length": lambda: F.synthesizer_dense(X, X, DENSE, positions=torch.zeros(2, 6, dtype=torch.long)),
-    "keys of another width in a mixture": lambda: F.synthesizer_mixture(
+    "a mask of one row, which would mask queries": lambda: functional.synthesizer_random(X, RANDOM, key_mask=LIVE[0]),
+    "an additive mask": lambda: functional.local(X, X, X, window=2, heads=2, key_mask=torch.zeros(2, 5)),
+    "a mask of integers": lambda: functional.simplified_attention(X, X, key_mask=LIVE.long()),
+    "pairs of another length": lambda: functional.attention(X, X, X, heads=2, attn_mask=torch.ones(5, 6, dtype=torch.bool)),
+    "a bias without heads": lambda: functional.synthesizer_dense(X, X, (DENSE[0], DENSE[1][0])),
+    "positions of another length": lambda: functional.synthesizer_dense(X, X, DENSE, positions=torch.zeros(2, 6, dtype=torch.long)),
+    "keys of another width in a mixture": lambda: functional.synthesizer_mixture(
         X, X[..., :4], X, tensor(2), (), (RANDOM,), (), (), parts=["attention", "random"], heads=2
     ),
-    "integers": lambda: F.hydra(X.long(), X, X),
-    "a negative eps": lambda: F.hydra(X, X, X, eps=-1.0),
-    "a negative eps of external": lambda: F.external(X, tensor(3, 8), tensor(3, 8), eps=-1.0),
-    "a bias of another size": lambda: F.external(X, tensor(3, 8), tensor(3, 8), tensor(4)),
-    "no eps under relu": lambda: F.performer(X, X, X, tensor(2, 3, 4), heads=2, feature="relu", eps=0.0),
-    "no bound": lambda: F.rfa(X, X, X, tensor(2, 3, 4), tensor(2, 4), heads=2, eps=0.0),
-    "half a window": lambda: F.local(X, X, X, window=1.5, heads=2),
+    "integers": lambda: functional.hydra(X.long(), X, X),
+    "a negative eps": lambda: functional.hydra(X, X, X, eps=-1.0),
+    "a negative eps of external": lambda: functional.external(X, tensor(3, 8), tensor(3, 8), eps=-1.0),
+    "a bias of another size": lambda: functional.external(X, tensor(3, 8), tensor(3, 8), tensor(4)),
+    "no eps under relu": lambda: functional.performer(X, X, X, tensor(2, 3, 4), heads=2, feature="relu", eps=0.0),
+    "no bound": lambda: functional.rfa(X, X, X, tensor(2, 3, 4), tensor(2, 4), heads=2, eps=0.0),
+    "half a window": lambda: functional.local(X, X, X, window=1.5, heads=2),
 }
 
 

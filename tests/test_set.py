@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import layer_norm
 
-from tokenmix import MixerError, build_mixer
-from tokenmix import functional as F
+from tokenmix import MixerError, build_mixer, functional
 from tokenmix.mixers.set import PMA
 
 MASK = torch.tensor([[1, 1, 0, 1, 0, 1, 1], [0, 1, 1, 1, 1, 0, 1]]).bool()
@@ -58,7 +57,7 @@ def test_pooling_is_the_papers_block_written_out():
     torch.manual_seed(0)
     pool, x = PMA(8, seeds=3, heads=2).double(), sets()
     z = pool.feed_in(x).relu()
-    h = pool.seeds + F.attention(pool.seeds.expand(2, -1, -1), pool.k_proj(z), pool.v_proj(z), heads=2)
+    h = pool.seeds + functional.attention(pool.seeds.expand(2, -1, -1), pool.k_proj(z), pool.v_proj(z), heads=2)
     h = layer_norm(h, (8,), pool.norm_1.weight, pool.norm_1.bias)
     want = layer_norm(h + pool.feed_out(h).relu(), (8,), pool.norm_2.weight, pool.norm_2.bias)
     torch.testing.assert_close(pool(x), want, rtol=1e-12, atol=1e-12)
@@ -86,16 +85,16 @@ def test_the_inner_block_is_mab_of_the_points():
     """H = MAB(I, X), I as its own queries; then the tokens attend H."""
     torch.manual_seed(0)
     mixer, x = build_mixer("set", 8, points=3, heads=2, inner="mab").double(), sets()
-    a = mixer.norm_1(mixer.points + F.attention(mixer.points.expand(2, -1, -1), mixer.k_proj(x), mixer.v_proj(x), heads=2))
+    a = mixer.norm_1(mixer.points + functional.attention(mixer.points.expand(2, -1, -1), mixer.k_proj(x), mixer.v_proj(x), heads=2))
     h = mixer.norm_2(a + mixer.feed(a).relu())
-    want = mixer.out_proj(F.attention(mixer.q_proj(x), mixer.point_k_proj(h), mixer.point_v_proj(h), heads=2))
+    want = mixer.out_proj(functional.attention(mixer.q_proj(x), mixer.point_k_proj(h), mixer.point_v_proj(h), heads=2))
     torch.testing.assert_close(mixer(x), want, rtol=1e-10, atol=1e-10)
 
 
 def test_the_operator_on_the_values_has_rank_m():
     q, k, points = (torch.randn(*s, 8, generator=torch.Generator().manual_seed(i), dtype=torch.float64) for i, s in enumerate(((1, 8), (1, 8), (3,))))
     one = torch.eye(8, dtype=torch.float64)
-    operator = F.induced_set(q, k, one[None], points, (one, one), heads=1)[0]
+    operator = functional.induced_set(q, k, one[None], points, (one, one), heads=1)[0]
     assert torch.linalg.matrix_rank(operator, rtol=1e-9) == 3
 
 

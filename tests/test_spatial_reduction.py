@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tokenmix import MixerError, build_mixer, use_backend
-from tokenmix import functional as F
+from tokenmix import MixerError, build_mixer, functional, use_backend
 
 DIMS, HEADS, RATIOS, MLP, SIDES, PATCH = (64, 128, 320, 512), (1, 2, 5, 8), (8, 4, 2, 1), (8, 8, 4, 4), (56, 28, 14, 7), (4, 2, 2, 2)
 DEPTHS = {"tiny": (2, 2, 2, 2), "small": (3, 4, 6, 3), "medium": (3, 4, 18, 3), "large": (3, 8, 27, 3)}
@@ -86,7 +85,7 @@ def test_prefix_tokens_are_keys_as_they_are():
     x = torch.randn(2, 1 + 8, 8, dtype=torch.float64)
     short = mixer.norm(mixer.conv(x[:, 1:].mT.reshape(2, 8, 2, 4)).flatten(2).mT)
     rows = torch.cat([x[:, :1], short], 1)
-    want = mixer.out_proj(F.attention(mixer.q_proj(x), mixer.k_proj(rows), mixer.v_proj(rows), heads=2))
+    want = mixer.out_proj(functional.attention(mixer.q_proj(x), mixer.k_proj(rows), mixer.v_proj(rows), heads=2))
     torch.testing.assert_close(mixer(x, grid=(2, 4), prefix=1), want, rtol=1e-10, atol=1e-10)
 
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from perturb import perturb_mixers
 from surgery_models import DECODERS, IMAGES, MAKERS, TRANSLATORS, make, padded, shared
-from tokenmix import MIXERS, MixerError
-from tokenmix import functional as F
+from tokenmix import MIXERS, MixerError, functional
 from tokenmix.hosts.surgery import find_attention, replace_mixers, restore
 from tokenmix.mixers import mixer_options
 
@@ -357,6 +356,6 @@ def test_detr_adds_positions_to_queries_and_keys_only():
     adapter = new.encoder.layers[0].self_attn
     x, at = torch.randn(2, 5, 32), torch.randn(2, 5, 32)
     q, k, v = (adapter.mixer.get_submodule(p) for p in ("q_proj", "k_proj", "v_proj"))
-    wanted = adapter.mixer.out_proj(F.hydra(q(x + at), k(x + at), v(x), **adapter.mixer.maps))
+    wanted = adapter.mixer.out_proj(functional.hydra(q(x + at), k(x + at), v(x), **adapter.mixer.maps))
     assert (adapter(x, position_embeddings=at)[0] - wanted).abs().max() <= TIGHT
     assert torch.isfinite(outputs("detr", replace_mixers(model, {"encoder.*": "pooling"})[0])).all()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as TF
+import torch.nn.functional as F
 
-from tokenmix import MIXERS, MixerError, build_mixer
-from tokenmix import functional as F
+from tokenmix import MIXERS, MixerError, build_mixer, functional
 from tokenmix.functional.synthesizer import LOGITS, dense_logits, factorized_dense_logits, factorized_random_logits
 
 SINGLE = ("synthesizer_dense", "synthesizer_random", "synthesizer_factorized_dense", "synthesizer_factorized_random")
@@ -32,7 +31,7 @@ def weights_of(mixer, x, **given):
     args, options = mixer.functional_args(x, **given)
     at = 0 if "random" in type(mixer).__name__.lower() else 2 if len(args) > 3 else 1
     v = torch.eye(T, dtype=x.dtype).repeat(1, mixer.heads).expand(x.shape[0], T, -1)
-    form = next(getattr(F, n) for n, cls in MIXERS.items() if type(mixer) is cls)
+    form = next(getattr(functional, n) for n, cls in MIXERS.items() if type(mixer) is cls)
     return form(*args[:at], v, *args[at + 1 :], **options).unflatten(-1, (mixer.heads, T)).permute(0, 1, 3, 2)
 
 
@@ -273,7 +272,7 @@ def test_sum_of_random_and_attention_is_attention_with_a_bias():
     for scale, factor in ((None, (D // H) ** -0.5), (1.0, 1.0)):
         mixer = build_mixer("synthesizer_mixture", D, max_len=N + 3, heads=H, join="plus", scale=scale, init_std=1.0).double()
         q, k, v = (p(x).unflatten(-1, (H, -1)).transpose(1, 2) for p in (mixer.q_proj, mixer.k_proj, mixer.v_proj))
-        y = TF.scaled_dot_product_attention(q, k, v, attn_mask=mixer.random.weight[:, :N, :N], scale=factor)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mixer.random.weight[:, :N, :N], scale=factor)
         torch.testing.assert_close(mixer(x), mixer.out_proj(y.transpose(1, 2).flatten(2)))
 
 
@@ -310,18 +309,20 @@ def test_factorised_forms_contain_the_plain_ones():
     """R1 R2^T with R2 = I is R; A of N numbers times B = 1 is the dense row; W2 = 0 leaves a random form whose rows are equal."""
     v, r = torch.randn(2, N, D, dtype=torch.float64), torch.randn(H, N, N, dtype=torch.float64)
     eye = torch.eye(N, dtype=torch.float64).expand(H, N, N)
-    torch.testing.assert_close(F.synthesizer_factorized_random(v, (r, eye)), F.synthesizer_random(v, r))
+    torch.testing.assert_close(functional.synthesizer_factorized_random(v, (r, eye)), functional.synthesizer_random(v, r))
     q, w, b = torch.randn_like(v), torch.randn(H, D // H, N, dtype=torch.float64), torch.randn(H, N, dtype=torch.float64)
     one = torch.ones(H, 1, dtype=torch.float64)
-    torch.testing.assert_close(F.synthesizer_factorized_dense(q, v, (w, 0 * w[..., :1], b, one), causal=True), F.synthesizer_dense(q, v, (w, b), causal=True))
-    torch.testing.assert_close(F.synthesizer_dense(q, v, (0 * w, b)), F.synthesizer_random(v, b[:, None].expand(H, N, N)))
+    torch.testing.assert_close(
+        functional.synthesizer_factorized_dense(q, v, (w, 0 * w[..., :1], b, one), causal=True), functional.synthesizer_dense(q, v, (w, b), causal=True)
+    )
+    torch.testing.assert_close(functional.synthesizer_dense(q, v, (0 * w, b)), functional.synthesizer_random(v, b[:, None].expand(H, N, N)))
 
 
 def test_one_table_for_all_heads_is_that_table_in_every_head():
     v, q, w = torch.randn(2, N, D), torch.randn(2, N, D), torch.randn(1, D // H, N)
-    torch.testing.assert_close(F.synthesizer_dense(q, v, (w,)), F.synthesizer_dense(q, v, (w.repeat(H, 1, 1),)))
+    torch.testing.assert_close(functional.synthesizer_dense(q, v, (w,)), functional.synthesizer_dense(q, v, (w.repeat(H, 1, 1),)))
     r = torch.randn(1, N, N)
-    torch.testing.assert_close(F.synthesizer_random(v, r), F.synthesizer_random(v, r.repeat(H, 1, 1)))
+    torch.testing.assert_close(functional.synthesizer_random(v, r), functional.synthesizer_random(v, r.repeat(H, 1, 1)))
 
 
 def test_a_step_of_decoding_reads_one_row_of_the_table():
@@ -339,7 +340,7 @@ def test_dense_without_a_first_layer_reads_each_heads_features():
     x = torch.randn(2, N, D, dtype=torch.float64)
     want = torch.einsum("bthe,hen->bhtn", x.unflatten(-1, (H, -1)), mixer.logits.weight) + mixer.logits.bias[:, None]
     assert mixer.q_proj is None
-    torch.testing.assert_close(mixer(x), mixer.out_proj(F.synthesize(want, mixer.v_proj(x))))
+    torch.testing.assert_close(mixer(x), mixer.out_proj(functional.synthesize(want, mixer.v_proj(x))))
     assert float((dense_logits(x, mixer.logits(), N, N) - want).abs().max()) > 0.01
 
 
@@ -413,12 +414,12 @@ def test_wrong_options_are_refused(name, options, said):
 def test_wrong_arguments_of_the_forms_are_refused():
     v = torch.randn(1, 5, 8)
     for call in (
-        lambda: F.synthesize(torch.zeros(3, 5, 5), v),
-        lambda: F.synthesize(torch.zeros(2, 5, 4), v),
-        lambda: F.synthesizer_random(v, torch.zeros(2, 4, 4)),
-        lambda: F.synthesizer_dense(v, v, (torch.zeros(3, 4, 5),)),
-        lambda: F.synthesizer_factorized_dense(v, v, (torch.zeros(2, 4, 2), torch.zeros(2, 4, 2))),
-        lambda: F.synthesizer_mixture(v, v, v, torch.zeros(1), (), (), (), (), parts=["dense"], heads=2),
+        lambda: functional.synthesize(torch.zeros(3, 5, 5), v),
+        lambda: functional.synthesize(torch.zeros(2, 5, 4), v),
+        lambda: functional.synthesizer_random(v, torch.zeros(2, 4, 4)),
+        lambda: functional.synthesizer_dense(v, v, (torch.zeros(3, 4, 5),)),
+        lambda: functional.synthesizer_factorized_dense(v, v, (torch.zeros(2, 4, 2), torch.zeros(2, 4, 2))),
+        lambda: functional.synthesizer_mixture(v, v, v, torch.zeros(1), (), (), (), (), parts=["dense"], heads=2),
     ):
         with pytest.raises(MixerError):
             call()
@@ -429,4 +430,4 @@ def test_factors_of_large_logits_stay_finite_in_half_precision():
     v = torch.randn(1, 6, 8, dtype=torch.float16)
     big = torch.full((2, 6, 3), 400.0, dtype=torch.float16)
     assert factorized_random_logits(v, (big, big), 6, 6).dtype == torch.float32
-    assert F.synthesizer_factorized_random(v, (big, big)).isfinite().all()
+    assert functional.synthesizer_factorized_random(v, (big, big)).isfinite().all()

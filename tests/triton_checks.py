@@ -8,7 +8,7 @@ import sys
 import torch
 
 from kernel_checks import adversarial, both, worst
-from tokenmix import functional as F
+from tokenmix import functional
 from tokenmix.functional.hydra import hydra
 from tokenmix.kernels.triton import aft_simple as scan
 from tokenmix.kernels.triton import hydra as hydra_kernels
@@ -37,11 +37,11 @@ def scan_adversarial() -> None:
 def scan_shapes() -> None:
     shapes = ((1, 1, 1, torch.float32, "sigmoid"), (2, 9, 66, torch.bfloat16, None), (1, 66, 3, torch.float16, "tanh"))
     for causal, (B, T, D, dtype, gate) in itertools.product((True, False), shapes):
-        error = worst(both(F.aft_simple, qkv(B, T, T, D, dtype), {"causal": causal, "gate": gate}, backend="triton"))
+        error = worst(both(functional.aft_simple, qkv(B, T, T, D, dtype), {"causal": causal, "gate": gate}, backend="triton"))
         assert error < TOL[dtype], (causal, B, T, D, dtype, error)
-    assert worst(both(F.aft_simple, qkv(2, 5, 70, 20), {}, backend="triton")) < 1e-5, "queries over other keys"
+    assert worst(both(functional.aft_simple, qkv(2, 5, 70, 20), {}, backend="triton")) < 1e-5, "queries over other keys"
     q, k, v = torch.randn(2, 9, 3 * 40, generator=torch.Generator().manual_seed(0)).transpose(0, 1).chunk(3, -1)
-    assert worst(both(F.aft_simple, (q, k, v), {"causal": True}, backend="triton")) < 1e-5, "strides"
+    assert worst(both(functional.aft_simple, (q, k, v), {"causal": True}, backend="triton")) < 1e-5, "strides"
 
 
 def scan_masks() -> None:
@@ -49,7 +49,7 @@ def scan_masks() -> None:
         q, k, v = qkv(3, 66, 66, 3)
         mask, k, v = holes(k, v)
         leaves = [a.double().requires_grad_() for a in (q, *(x.nan_to_num() for x in (k, v)))]
-        ref, g = F.aft_simple(*leaves, causal=causal, key_mask=mask, backend="eager"), torch.randn(q.shape, generator=torch.Generator().manual_seed(2))
+        ref, g = functional.aft_simple(*leaves, causal=causal, key_mask=mask, backend="eager"), torch.randn(q.shape, generator=torch.Generator().manual_seed(2))
         y, saved = scan.forward(q, k, v, mask, T=66, causal=causal, save=True)
         found = [y, *scan.backward(g, q, k, v, mask, saved, T=66, causal=causal)]
         assert worst(list(zip(found, [ref, *torch.autograd.grad(ref, leaves, g.double())], strict=True))) < 1e-5, causal
@@ -62,10 +62,10 @@ def scan_nonfinite() -> None:
     nan, inf = float("nan"), float("inf")
     for causal, which, at, value in ((True, 1, 0, nan), (True, 1, 35, inf), (True, 2, 35, nan), (False, 1, 35, nan), (False, 1, 35, inf)):
         args = [a.requires_grad_() for a in qkv(2, 66, 66, 2)]
-        want = F.aft_simple(*args, causal=causal, backend="eager")
+        want = functional.aft_simple(*args, causal=causal, backend="eager")
         with torch.no_grad():
             args[which][0, at, 1] = value
-        y = F.aft_simple(*args, causal=causal, backend="triton")
+        y = functional.aft_simple(*args, causal=causal, backend="triton")
         rows = torch.zeros(y.shape, dtype=torch.bool)
         rows[0, at if causal else 0 :, 1] = True
         assert not y[rows].isfinite().any(), (causal, which, at, value)
@@ -75,18 +75,18 @@ def scan_nonfinite() -> None:
         assert (dk + dv)[1].isfinite().all(), (causal, which, at, value)
     k = torch.randn(1, 66, 3)
     k[0, 0, 1] = float("-inf")
-    assert F.aft_simple(k, k, torch.randn(1, 66, 3), causal=True, backend="triton").isfinite().all(), "a key of -inf weighs nothing"
+    assert functional.aft_simple(k, k, torch.randn(1, 66, 3), causal=True, backend="triton").isfinite().all(), "a key of -inf weighs nothing"
 
 
 def others_nonfinite() -> None:
     """The same of the other kernels: rows that may attend a bad token are not finite, all others and the gradients of a loss over them are what they were."""
     w, kernel = (torch.randn(*shape, generator=torch.Generator().manual_seed(3)) for shape in ((20, 20), (1, 3)))
     forms = {
-        "aft_full": lambda *a, **o: F.aft_full(*a, w, **o),
-        "aft_local": lambda *a, **o: F.aft_local(*a, w, window=3, **o),
-        "aft_conv": lambda q, k, v, **o: F.aft_conv(q, k[..., :1], v, kernel, **o),
-        "hydra": F.hydra,
-        "linear": lambda *a, **o: F.linear_attention(*a, heads=2, **o),
+        "aft_full": lambda *a, **o: functional.aft_full(*a, w, **o),
+        "aft_local": lambda *a, **o: functional.aft_local(*a, w, window=3, **o),
+        "aft_conv": lambda q, k, v, **o: functional.aft_conv(q, k[..., :1], v, kernel, **o),
+        "hydra": functional.hydra,
+        "linear": lambda *a, **o: functional.linear_attention(*a, heads=2, **o),
     }
     bad = ((True, 1, 0, float("nan")), (True, 2, 11, float("inf")), (False, 1, 11, float("nan")), (True, 0, 5, float("nan")))
     for (name, form), (causal, which, at, value) in itertools.product(forms.items(), bad):
@@ -113,21 +113,21 @@ def scan_packed() -> None:
         got, want = [y, *scan.backward_packed(g, q, k, v, borders, saved)], []
         for a, b in ((a, b) for a, b in itertools.pairwise(borders.tolist()) if a < b):
             leaves = [x[None, a:b].double().requires_grad_() for x in (q, k, v)]
-            ref = F.aft_simple(*leaves, causal=True, backend="eager")
+            ref = functional.aft_simple(*leaves, causal=True, backend="eager")
             want.append([ref[0], *(x[0] for x in torch.autograd.grad(ref, leaves, g[None, a:b].double()))])
         assert worst([(x, torch.cat(parts)) for x, parts in zip(got, zip(*want, strict=True), strict=True)]) < 1e-5, lengths
 
 
 def scan_does_not_drift() -> None:
     v = torch.full((1, 700, 1), 0.1)
-    y = F.aft_simple(v, torch.zeros_like(v), v, causal=True, gate=None, backend="triton")
+    y = functional.aft_simple(v, torch.zeros_like(v), v, causal=True, gate=None, backend="triton")
     assert float((y - 0.1).abs().max()) < 1e-7
 
 
 def scan_operator() -> None:
     args = [a.requires_grad_() for a in qkv(1, 5, 5, 3)]
-    run = torch.compile(lambda *a: F.aft_simple(*a, causal=True, backend="triton"), fullgraph=True, backend="aot_eager")
-    got, want = (torch.autograd.grad(f(*args).square().sum(), args) for f in (run, lambda *a: F.aft_simple(*a, causal=True, backend="eager")))
+    run = torch.compile(lambda *a: functional.aft_simple(*a, causal=True, backend="triton"), fullgraph=True, backend="aot_eager")
+    got, want = (torch.autograd.grad(f(*args).square().sum(), args) for f in (run, lambda *a: functional.aft_simple(*a, causal=True, backend="eager")))
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(got, want, strict=True))
 
 
@@ -156,18 +156,18 @@ def linear_adversarial() -> None:
 def linear_shapes() -> None:
     shapes = ((1, 2, 3, 1, torch.float32), (2, 66, 70, 2, torch.float32), (1, 9, 66, 1, torch.bfloat16), (1, 70, 6, 2, torch.float16))
     for causal, feature, (B, T, D, heads, dtype) in itertools.product((True, False), ("elu", "exp"), shapes):
-        error = worst(both(F.linear_attention, qkv(B, T, T, D, dtype), {"heads": heads, "causal": causal, "feature": feature}, backend="triton"))
+        error = worst(both(functional.linear_attention, qkv(B, T, T, D, dtype), {"heads": heads, "causal": causal, "feature": feature}, backend="triton"))
         assert error < TOL[dtype], (causal, feature, B, T, D, dtype, error)
     for S in (3, 530):  # of one segment and of two
-        assert worst(both(F.linear_attention, qkv(2, 70, S, 20), {"heads": 2}, backend="triton")) < 1e-5, "queries over other keys"
+        assert worst(both(functional.linear_attention, qkv(2, 70, S, 20), {"heads": 2}, backend="triton")) < 1e-5, "queries over other keys"
     one = [a.requires_grad_() for a in qkv(1, 1, 1, 4)]
-    y = F.linear_attention(*one, heads=2, causal=True, backend="triton")
+    y = functional.linear_attention(*one, heads=2, causal=True, backend="triton")
     assert torch.allclose(y, one[2]), "one token"
     assert float(torch.autograd.grad(y.sum(), one)[1].abs().max()) < 1e-6, "one key has all the weight"
     q, k, v = torch.randn(2, 9, 3 * 40, generator=torch.Generator().manual_seed(0)).transpose(0, 1).chunk(3, -1)
-    assert worst(both(F.linear_attention, (q, k, v), {"heads": 2, "causal": True}, backend="triton")) < 1e-5, "strides"
+    assert worst(both(functional.linear_attention, (q, k, v), {"heads": 2, "causal": True}, backend="triton")) < 1e-5, "strides"
     q, k, v = torch.randn(2, 3 * 40, 9, generator=torch.Generator().manual_seed(0)).transpose(1, 2).chunk(3, -1)
-    assert worst(both(F.linear_attention, (q, k, v), {"heads": 2, "causal": True}, backend="triton")) < 1e-5, "features apart"
+    assert worst(both(functional.linear_attention, (q, k, v), {"heads": 2, "causal": True}, backend="triton")) < 1e-5, "features apart"
 
 
 def linear_jumps() -> None:
@@ -176,7 +176,7 @@ def linear_jumps() -> None:
     q, k, v = qkv(2, 200, 200, 8)
     k = k + torch.where(at < 90, -120.0, 0.0) + torch.where(at >= 170, 80.0, 0.0)
     for feature in ("exp", "elu"):
-        assert worst(both(F.linear_attention, (q, k, v), {"heads": 2, "causal": True, "feature": feature}, backend="triton")) < 1e-5, feature
+        assert worst(both(functional.linear_attention, (q, k, v), {"heads": 2, "causal": True, "feature": feature}, backend="triton")) < 1e-5, feature
     saved = linear.forward(q, k, v, None, heads=2, elu=False, causal=True, save=True)[1]
     assert saved.flatten()[-16:].view(4, 4).tolist() == [[0.0, 1.0, 1.0, 0.0]] * 4
     padded = torch.arange(200).expand(2, -1) >= 70  # the queries that see nothing make no chunk slow
@@ -189,7 +189,7 @@ def linear_masks() -> None:
         mask, k, v = holes(k, v)
         options = {"heads": 2, "causal": causal, "elu": feature == "elu"}
         leaves = [a.double().requires_grad_() for a in (q, *(x.nan_to_num() for x in (k, v)))]
-        ref = F.linear_attention(*leaves, heads=2, causal=causal, feature=feature, key_mask=mask, backend="eager")
+        ref = functional.linear_attention(*leaves, heads=2, causal=causal, feature=feature, key_mask=mask, backend="eager")
         g = torch.randn(q.shape, generator=torch.Generator().manual_seed(2))
         y, saved = linear.forward(q, k, v, mask, **options, save=True)
         found = [y, *linear.backward(g, q, k, v, mask, y, saved, **options)]
@@ -201,21 +201,23 @@ def linear_masks() -> None:
 def linear_large() -> None:
     for causal, feature, size in itertools.product((True, False), ("elu", "exp"), (1e4, 1e6)):
         args = [(a * s).requires_grad_() for a, s in zip(qkv(1, 70, 70, 3), (1.0, size, 1.0), strict=True)]
-        y = F.linear_attention(*args, heads=1, causal=causal, feature=feature, backend="triton")
+        y = functional.linear_attention(*args, heads=1, causal=causal, feature=feature, backend="triton")
         assert all(bool(a.isfinite().all()) for a in (y, *torch.autograd.grad(y.sum(), args))), (causal, feature, size)
 
 
 def linear_does_not_drift() -> None:
     x = torch.full((1, 5000, 1), 0.1)
     for causal in (True, False):
-        y = F.linear_attention(x, x, x, heads=1, causal=causal, backend="triton")
+        y = functional.linear_attention(x, x, x, heads=1, causal=causal, backend="triton")
         assert float((y / 0.1 - 1).abs().max()) < 3e-6
 
 
 def linear_operator() -> None:
     args = [a.requires_grad_() for a in qkv(1, 5, 5, 4)]
-    run = torch.compile(lambda *a: F.linear_attention(*a, heads=2, causal=True, backend="triton"), fullgraph=True, backend="aot_eager")
-    got, want = (torch.autograd.grad(f(*args).square().sum(), args) for f in (run, lambda *a: F.linear_attention(*a, heads=2, causal=True, backend="eager")))
+    run = torch.compile(lambda *a: functional.linear_attention(*a, heads=2, causal=True, backend="triton"), fullgraph=True, backend="aot_eager")
+    got, want = (
+        torch.autograd.grad(f(*args).square().sum(), args) for f in (run, lambda *a: functional.linear_attention(*a, heads=2, causal=True, backend="eager"))
+    )
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(got, want, strict=True))
 
 

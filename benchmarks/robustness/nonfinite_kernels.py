@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import tokenmix
-from tokenmix import functional as F
+from tokenmix import functional
 
 from . import attempt
 
@@ -19,12 +19,12 @@ def _calls() -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
     draw = torch.Generator().manual_seed(1)
     w, taps = torch.randn(T, T, generator=draw), torch.randn(4, 5, generator=draw)
     return {
-        "aft_simple": lambda q, k, v: F.aft_simple(q, k, v, causal=True, backend="cpu"),
-        "aft_full": lambda q, k, v: F.aft_full(q, k, v, w, causal=True, backend="cpu"),
-        "aft_local": lambda q, k, v: F.aft_local(q, k, v, w, window=9, causal=True, backend="cpu"),
-        "aft_conv": lambda q, k, v: F.aft_conv(q, k[..., :4].contiguous(), v, taps, causal=True, backend="cpu"),
-        "linear": lambda q, k, v: F.linear_attention(q, k, v, heads=4, causal=True, backend="cpu"),
-        "hydra": lambda q, k, v: F.hydra(q, k, v, feature="sigmoid/softmax", causal=True, backend="cpu"),
+        "aft_simple": lambda q, k, v: functional.aft_simple(q, k, v, causal=True, backend="cpu"),
+        "aft_full": lambda q, k, v: functional.aft_full(q, k, v, w, causal=True, backend="cpu"),
+        "aft_local": lambda q, k, v: functional.aft_local(q, k, v, w, window=9, causal=True, backend="cpu"),
+        "aft_conv": lambda q, k, v: functional.aft_conv(q, k[..., :4].contiguous(), v, taps, causal=True, backend="cpu"),
+        "linear": lambda q, k, v: functional.linear_attention(q, k, v, heads=4, causal=True, backend="cpu"),
+        "hydra": lambda q, k, v: functional.hydra(q, k, v, feature="sigmoid/softmax", causal=True, backend="cpu"),
     }
 
 

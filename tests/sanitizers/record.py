@@ -24,8 +24,7 @@ from torch.utils import _pytree as pytree
 import test_kernels_decode as decode
 from fuzz_forms import FORMS, MISSING, derived, drawn, mapped, upstream
 from kernel_checks import structs
-from tokenmix import MixerError
-from tokenmix import functional as F
+from tokenmix import MixerError, functional
 from tokenmix.kernels import cpu
 
 SEEDS = 40  # calls of each form
@@ -82,7 +81,7 @@ def wide_grids() -> None:
         T = grid[0] * grid[1] + prefix
         q, k, v, w = torch.randn(2, T, 18), torch.randn(2, T, heads), torch.randn(2, T, 18), torch.randn(heads, size, size)
         leaves = [a.requires_grad_() for a in (q, k, v, w)]
-        torch.autograd.grad(F.aft_conv(*leaves, grid=grid, prefix=prefix, backend="cpu").sum(), leaves)
+        torch.autograd.grad(functional.aft_conv(*leaves, grid=grid, prefix=prefix, backend="cpu").sum(), leaves)
 
 
 MORE: list[Callable[[], None]] = [extended_scan, not_finite, streams, wide_streams, wide_grids]
