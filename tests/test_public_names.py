@@ -1,4 +1,4 @@
-"""``__all__`` of every package, the Literal types of options, and the generated stub of ``build_mixer``."""
+"""``__all__`` of every package, the Literal types of options, the generated stub of ``build_mixer``, and what ``F`` is."""
 
 from __future__ import annotations
 
@@ -135,3 +135,15 @@ def test_a_type_checker_sees_the_class_of_each_name(tmp_path):
     command = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", file]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "MYPYPATH": str(ROOT / "src")})
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("folder", ["src", "tests", "benchmarks"])
+def test_f_is_torch_nn_functional_and_nothing_else(folder):
+    wrong = []
+    for file in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                wrong += [str(file) for alias in node.names if (alias.name == "torch.nn.functional") != (alias.asname == "F")]
+            elif isinstance(node, ast.ImportFrom):
+                wrong += [str(file) for alias in node.names if alias.asname == "F" or (node.module == "torch.nn" and alias.name == "functional")]
+    assert wrong == []

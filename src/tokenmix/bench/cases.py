@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from .. import functional
 from ..errors import MixerError
@@ -188,7 +188,7 @@ def _op(subject: Subject, s: Setting) -> Prepared:
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool) -> Tensor:
     """Compute torch's scaled_dot_product_attention on (B, T, D), as any caller has to write it."""
     q, k, v = (by_head(a, heads) for a in (q, k, v))
-    return scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
 
 
 def _forward_only(run: Call) -> Call:
@@ -285,7 +285,7 @@ def after_context(mixer: Any, s: Setting) -> Any:
 def _cached_step(token: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     q = by_head(token, keys.shape[1])
     keys[:, :, -1:], values[:, :, -1:] = q, q
-    return scaled_dot_product_attention(q, keys, values).transpose(1, 2).flatten(2)
+    return F.scaled_dot_product_attention(q, keys, values).transpose(1, 2).flatten(2)
 
 
 def lm_config(subject: Subject, s: Setting) -> LMConfig:
@@ -306,7 +306,7 @@ def _model(subject: Subject, s: Setting) -> Prepared:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> None:
-        cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
