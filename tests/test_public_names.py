@@ -1,4 +1,4 @@
-"""``__all__`` of every package, the Literal types of options, the generated stub of ``build_mixer``, and what ``F`` is."""
+"""``__all__`` of every package, Literal types of options, the generated stub of ``build_mixer``, what ``F`` is."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def used(tree: ast.Module) -> set[str]:
 
 
 def taken_elsewhere() -> dict[str, set[str]]:
-    """By package, the names that other files of the library, the tests, the benchmarks and the documentation import from it."""
+    """By package, the names that other files of the library, the tests and the benchmarks import from it."""
     found: dict[str, set[str]] = defaultdict(set)
     for file in SOURCE.rglob("*.py"):
         here = file.relative_to(SOURCE.parent).parent.parts

@@ -1,6 +1,7 @@
 """Building a mixer from its name.
 
-Type checkers read ``by_name.pyi`` in place of this file: it has one overload of ``build_mixer`` for each row of the table, and `make tables` writes it.
+Type checkers read ``by_name.pyi`` in place of this file: it has one overload of ``build_mixer`` for each row of the
+table, and `make tables` writes it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ MixerName = Literal[tuple(MIXERS)]
 
 
 def build_mixer(name: str, dim: int, **options: Any) -> Mixer:
-    """Build the mixer called ``name``; a spec ``{"name": "aft_local", "window": 32}`` is ``build_mixer(dim=..., **spec)``."""
+    """Build the mixer called ``name``.
+
+    A spec such as ``{"name": "aft_local", "window": 32}`` is built by ``build_mixer(dim=..., **spec)``.
+    """
     if not isinstance(name, str) or name not in MIXERS:
         raise MixerError(f"build_mixer: no mixer is called {name!r}; {nearest(name, MIXERS)}.")
     known = mixer_options(MIXERS[name])

@@ -1,4 +1,4 @@
-# `make tables` writes this file from the table in table.py and the constructors of its classes; change those instead.
+# `make tables` writes this file from table.py and the constructors of its classes; change those instead.
 
 from collections.abc import Sequence
 from typing import (

@@ -100,12 +100,12 @@ CORE = tuple(name for name, cls in MIXERS.items() if cls.about.tier == "core")
 
 
 def is_softmax(spec: dict[str, Any]) -> bool:
-    """Whether a mixer spec means softmax attention, as the models of other libraries have it: the class ``Attention`` or a subclass."""
+    """Return whether a spec names softmax attention as other libraries have it: ``Attention`` or a subclass."""
     return issubclass(MIXERS[spec["name"]], Attention)
 
 
 def register_mixer(name: str, cls: type[Mixer]) -> None:
-    """Add a mixer of your own to ``MIXERS``; a name that is taken is refused."""
+    """Add a mixer of your own to ``MIXERS``; refuse a name that is taken."""
     if name in MIXERS:
         raise MixerError(f"register_mixer: a mixer called {name!r} exists already ({MIXERS[name].__module__}).")
     if not (isinstance(cls, type) and issubclass(cls, Mixer)):

@@ -237,7 +237,8 @@ def _stub(root: Path) -> Path:
     env = {**os.environ, "PYTHONPATH": str(root / "src")}
     done = subprocess.run([sys.executable, "-m", "tokenmix.testing.stub"], env=env, cwd=root, capture_output=True, text=True)
     if done.returncode:
-        raise MixerError(f"new-mixer: the mixer is written, but not the overloads of build_mixer ({done.stderr.strip()[-200:]}); run `make tables`.")
+        why = done.stderr.strip()[-200:]
+        raise MixerError(f"new-mixer: wrote the mixer, but not the overloads of build_mixer ({why}); run `make tables`.")
     return root / "src/tokenmix/mixers/by_name.pyi"
 
 

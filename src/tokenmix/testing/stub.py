@@ -1,4 +1,4 @@
-"""The stub of ``build_mixer``: one overload for each row of the table, so that an editor shows the options of each mixer.
+"""Write the stub of ``build_mixer``: one overload for each row of the table, so that editors show each mixer's options.
 
 python -m tokenmix.testing.stub        # writes mixers/by_name.pyi
 """
@@ -17,13 +17,14 @@ from .. import mixers
 from ..mixers import MIXERS, Mixer, MixerName
 
 STUB = Path(mixers.__file__).with_name("by_name.pyi")
-HEAD = "# `make tables` writes this file from the table in table.py and the constructors of its classes; change those instead.\n\n"
+HEAD = "# `make tables` writes this file from table.py and the constructors of its classes; change those instead.\n\n"
 ALWAYS = {"Any": "typing", "Literal": "typing", "overload": "typing", "Mixer": ".base"}
-REST = "@overload\ndef build_mixer(name: str, dim: int, **options: Any) -> Mixer: ...\n"  # mixers that register_mixer adds, and names that are variables
+# for mixers that register_mixer adds, and for names that are variables
+REST = "@overload\ndef build_mixer(name: str, dim: int, **options: Any) -> Mixer: ...\n"
 
 
 def stub() -> str:
-    """Return the text of the stub. Its layout is the formatter's at any line length: wherever a list could be split, it is."""
+    """Return the text of the stub. Every list is split, so the formatter keeps its layout at any width."""
     homes = dict(ALWAYS)
     rows = {name: MIXERS[name] for name in get_args(MixerName)}  # without names that were registered since
     for cls in rows.values():
@@ -47,7 +48,7 @@ def _written(default: object) -> str:
 
 
 def _homes(cls: type[Mixer]) -> dict[str, str]:
-    """Return where the class, and each name in the annotations of its constructor, is imported from, as seen from the folder of mixers."""
+    """Return the module of the class and of each name that its constructor's annotations use, relative to ``mixers``."""
     here = "." + cls.__module__.rpartition(".")[2]
     known: dict[str, str] = {}
     for node in ast.parse(inspect.getsource(sys.modules[cls.__module__])).body:
