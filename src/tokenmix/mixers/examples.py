@@ -15,7 +15,7 @@ def example_mixer(name: MixerName | str, dim: int, *, T: int, causal: bool | Non
 
 
 def state_growth(name: MixerName | str) -> str:
-    """Return how a mixer's streaming state grows, from its cost formula: "constant", "grows with T", or why neither is known."""
+    """Return how the streaming state grows by its cost formula: "constant", "grows with T", or why neither is known."""
     if not MIXERS[name].supports_streaming:
         return "none, it does not stream"
     try:

@@ -48,7 +48,7 @@ def _written(default: object) -> str:
 
 
 def _homes(cls: type[Mixer]) -> dict[str, str]:
-    """Return the module of the class and of each name that its constructor's annotations use, relative to ``mixers``."""
+    """Return the module of the class and of each name its constructor's annotations use, relative to ``mixers``."""
     here = "." + cls.__module__.rpartition(".")[2]
     known: dict[str, str] = {}
     for node in ast.parse(inspect.getsource(sys.modules[cls.__module__])).body:
