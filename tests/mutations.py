@@ -93,7 +93,7 @@ MUTATIONS = [
     Mutation(
         "padding takes part in the softmax over tokens",
         "functional/external.py",
-        "logits.masked_fill(~live[..., None, None], torch.finfo(logits.dtype).min)",
+        "logits.masked_fill(~valid[..., None, None], torch.finfo(logits.dtype).min)",
         "logits + 0.0",
         "external",
         False,
