@@ -37,7 +37,10 @@ class KernelBuildHook(BuildHookInterface):
         except maker.BuildError as why:
             if choice == "require":
                 raise
-            print(f"warning: tokenmix is installed without its C kernels and works without them, slower: {first_line(why)}", file=sys.stderr)
+            print(
+                f"warning: tokenmix is installed without its C kernels and works without them, slower: {first_line(why)}",
+                file=sys.stderr,
+            )
             return
         build_data["pure_python"], build_data["tag"] = False, f"py3-none-{tag}"
         if version != "editable":  # there the library lies beside its sources already

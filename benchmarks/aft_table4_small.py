@@ -40,7 +40,9 @@ def config(mixer: dict[str, Any], data: str) -> RunConfig:
     optim = OptimConfig(lr=4e-3, warmup=50, weight_decay=0.1, schedule="constant")
     often = {"log_every": 20, "eval_every": 10_000, "eval_bytes": 10_000, "save_every": 10_000, "keep": 2}
     loop = TrainConfig(steps=STEPS, max_seconds=SECONDS, batch_size=BATCH, threads=1, **often)
-    return RunConfig(model, DataConfig(source="enwik8", path=data, seq_len=SEQ_LEN), optim, loop, recipe="aft_table4_small")
+    return RunConfig(
+        model, DataConfig(source="enwik8", path=data, seq_len=SEQ_LEN), optim, loop, recipe="aft_table4_small"
+    )
 
 
 def one(name: str, out: Path, data: str) -> None:
@@ -52,7 +54,9 @@ def one(name: str, out: Path, data: str) -> None:
     second = resume(folder, changes=rest, verbose=False)
     scores["tokens" if first["step"] < STEPS else "seconds"] = _score(folder, second)
     parameters = json.loads((folder / "env.json").read_text())["parameters"]
-    (out / f"{name}.json").write_text(json.dumps({"spec": ROWS[name][0], "paper": ROWS[name][1], "parameters": parameters, **scores}, indent=1))
+    (out / f"{name}.json").write_text(
+        json.dumps({"spec": ROWS[name][0], "paper": ROWS[name][1], "parameters": parameters, **scores}, indent=1)
+    )
 
 
 def _reached(summary: dict[str, Any]) -> str:
@@ -65,7 +69,13 @@ def _score(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     recent = [x["bpb"] for x in lines if x["kind"] == "train"][-5:]
     speed = {"iterations_per_s": round(summary["step"] / summary["seconds"], 3), "peak_mib": round(summary["peak_mib"])}
-    return {"step": summary["step"], "seconds": summary["seconds"], "train": round(sum(recent) / len(recent), 4), "test": round(bits, 4), **speed}
+    return {
+        "step": summary["step"],
+        "seconds": summary["seconds"],
+        "train": round(sum(recent) / len(recent), 4),
+        "test": round(bits, 4),
+        **speed,
+    }
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
@@ -91,8 +101,14 @@ def main() -> None:
     parser.add_argument("--results", type=Path)
     args = parser.parse_args()
     if args.results:
-        rows = {name: json.loads((args.out / f"{name}.json").read_text()) for name in ROWS if (args.out / f"{name}.json").exists()}
-        for name, rate in train_rates({name: config(ROWS[name][0], "").model for name in rows}, batch=BATCH, seq_len=SEQ_LEN).items():
+        rows = {
+            name: json.loads((args.out / f"{name}.json").read_text())
+            for name in ROWS
+            if (args.out / f"{name}.json").exists()
+        }
+        for name, rate in train_rates(
+            {name: config(ROWS[name][0], "").model for name in rows}, batch=BATCH, seq_len=SEQ_LEN
+        ).items():
             rows[name]["iterations_per_s"] = round(rate / (BATCH * SEQ_LEN), 3)
         args.results.write_text(json.dumps({"steps": STEPS, "seconds": SECONDS, "rows": rows}, indent=1) + "\n")
         print(table(rows))
@@ -103,7 +119,9 @@ def main() -> None:
         for name in args.only or ROWS:
             if not (args.out / f"{name}.json").exists():
                 print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
-                subprocess.run([sys.executable, __file__, "--data", args.data, "--out", str(args.out), "--only", name], check=False)
+                subprocess.run(
+                    [sys.executable, __file__, "--data", args.data, "--out", str(args.out), "--only", name], check=False
+                )
 
 
 if __name__ == "__main__":

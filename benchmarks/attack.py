@@ -58,7 +58,11 @@ def drawn(rng: random.Random, *, streams: bool) -> tuple[str, Subject, bool]:
         if (causal and (case in GRIDS or not cls.supports_causal)) or (streams and not cls.supports_streaming):
             continue
         grid, prefix = GRIDS.get(case, (None, 0))
-        return case, subject(name, {**options, **({"causal": True} if causal else {})}, grid=grid, prefix=prefix), causal
+        return (
+            case,
+            subject(name, {**options, **({"causal": True} if causal else {})}, grid=grid, prefix=prefix),
+            causal,
+        )
 
 
 def off(got: Tensor, want: Tensor) -> float:
@@ -66,7 +70,11 @@ def off(got: Tensor, want: Tensor) -> float:
     if not torch.equal(got.isfinite(), want.isfinite()):
         return float("inf")
     there = want.isfinite()
-    return float((got - want)[there].double().abs().max() / want[there].double().abs().max().clamp_min(1)) if bool(there.any()) else 0.0
+    return (
+        float((got - want)[there].double().abs().max() / want[there].double().abs().max().clamp_min(1))
+        if bool(there.any())
+        else 0.0
+    )
 
 
 # states
@@ -81,7 +89,10 @@ def changed(rng: random.Random, state: Any) -> tuple[str, Any, torch.dtype | Non
     integer = torch.int32 if a.dtype != torch.int32 else torch.int16
     ways: dict[str, tuple[Callable[[], Tensor], torch.dtype | None]] = {
         "as integers": (lambda: a.nan_to_num(0, 0, 0).to(integer), None),
-        "with one more feature": (lambda: torch.cat([a, a[..., :1]], -1) if a.ndim > 1 else torch.cat([a, a[:1]]), None),
+        "with one more feature": (
+            lambda: torch.cat([a, a[..., :1]], -1) if a.ndim > 1 else torch.cat([a, a[:1]]),
+            None,
+        ),
         "without its last axis": (lambda: a.sum(-1).to(a.dtype) if a.ndim > 1 else a[:0], None),
         "with one row less": (lambda: a[1:], None),
         "on meta": (lambda: a.to("meta"), None),
@@ -113,8 +124,12 @@ def attack_state(rng: random.Random) -> str:
     if rng.random() < 0.4:
         other_case, o, _ = drawn(rng, streams=True)
         other = o.build(dtype=dtype)
-        foreign = other.init_state(2) if rng.random() < 0.5 else other.extend(o.x(2, 3, dtype=dtype), other.init_state(2))[1]
-        same = type(foreign) is type(state) and all(a.ndim == b.ndim and a.shape[2:] == b.shape[2:] for a, b in zip(foreign, state, strict=True))
+        foreign = (
+            other.init_state(2) if rng.random() < 0.5 else other.extend(o.x(2, 3, dtype=dtype), other.init_state(2))[1]
+        )
+        same = type(foreign) is type(state) and all(
+            a.ndim == b.ndim and a.shape[2:] == b.shape[2:] for a, b in zip(foreign, state, strict=True)
+        )
         what, given, exact = f"state of {other_case}", foreign, None
         if same or type(other) is type(mixer):
             return f"{case} <- {other_case}: alike"
@@ -196,7 +211,9 @@ def write_images(folder: Path) -> None:
     with zipfile.ZipFile(folder / "set.zip", "w", zipfile.ZIP_DEFLATED) as z:
         for file in sorted((folder / "tree").rglob("*.png")):
             z.write(file, file.relative_to(folder / "tree"))
-    np.savez_compressed(folder / "set.npz", images=generator.integers(0, 255, (30, 8, 8, 3), dtype=np.uint8), labels=np.arange(30) % 2)
+    np.savez_compressed(
+        folder / "set.npz", images=generator.integers(0, 255, (30, 8, 8, 3), dtype=np.uint8), labels=np.arange(30) % 2
+    )
     (folder / "text.txt").write_bytes(b"to be or not to be\n" * 400)
     with tarfile.open(folder / "text.tar.gz", "w:gz") as t:
         t.add(folder / "text.txt", "text.txt")
@@ -294,7 +311,12 @@ def attack_run(rng: random.Random) -> str:
     return f"{verb}: {'went on' if code == 0 else 'refused'}"
 
 
-KINDS: dict[str, Callable[[random.Random], str]] = {"states": attack_state, "inputs": attack_input, "archives": attack_archive, "runs": attack_run}
+KINDS: dict[str, Callable[[random.Random], str]] = {
+    "states": attack_state,
+    "inputs": attack_input,
+    "archives": attack_archive,
+    "runs": attack_run,
+}
 
 
 def main() -> int:
@@ -307,7 +329,12 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)
     kinds, stop = args.kind or list(KINDS), time.monotonic() + 60 * args.minutes
-    made, found, outcomes, number = collections.Counter(), collections.Counter(), collections.Counter(), args.seed * 10_000_000
+    made, found, outcomes, number = (
+        collections.Counter(),
+        collections.Counter(),
+        collections.Counter(),
+        args.seed * 10_000_000,
+    )
     while time.monotonic() < stop:
         kind = kinds[number % len(kinds)]
         try:
@@ -321,7 +348,10 @@ def main() -> int:
         except Exception as why:  # whatever it is, it is no clear refusal
             found[kind] += 1
             last = traceback.extract_tb(why.__traceback__)[-1]
-            print(f"{kind} {number}: {type(why).__name__}: {' '.join(str(why).split())[:200]} ({Path(last.filename).name}:{last.lineno})", flush=True)
+            print(
+                f"{kind} {number}: {type(why).__name__}: {' '.join(str(why).split())[:200]} ({Path(last.filename).name}:{last.lineno})",
+                flush=True,
+            )
         made[kind] += 1
         number += 1
         if args.only is not None:

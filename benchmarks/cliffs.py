@@ -50,7 +50,9 @@ def row(op: str, sizes: tuple[int, int, int, int], causal: bool) -> tuple[list[T
     B, T, D, heads = sizes
     q, k, v = (torch.randn(B, T, D, generator=random) for _ in range(3))
     if op == "linear":
-        return [q, k, v], lambda backend: functional.linear_attention(q, k, v, heads=heads, causal=causal, backend=backend)
+        return [q, k, v], lambda backend: functional.linear_attention(
+            q, k, v, heads=heads, causal=causal, backend=backend
+        )
     if op == "aft_full":
         w = torch.randn(T, T, generator=random)
         return [q, k, v, w], lambda backend: functional.aft_full(q, k, v, w, causal=causal, backend=backend)
@@ -58,7 +60,9 @@ def row(op: str, sizes: tuple[int, int, int, int], causal: bool) -> tuple[list[T
     return [q, k, v, w], lambda backend: functional.aft_conv(q, k, v, w, causal=causal, backend=backend)
 
 
-def measured(op: str, sizes: tuple[int, int, int, int], causal: bool, backward: bool, budget: float) -> dict[str, float]:
+def measured(
+    op: str, sizes: tuple[int, int, int, int], causal: bool, backward: bool, budget: float
+) -> dict[str, float]:
     """The least milliseconds of each backend, in turns; the first of each is not timed."""
     leaves, call = row(op, sizes, causal)
     g = torch.randn_like(leaves[0])
@@ -68,7 +72,11 @@ def measured(op: str, sizes: tuple[int, int, int, int], causal: bool, backward: 
     drawn = Random(0)
     while turns < 24 or time.perf_counter() - start < budget:
         backend, *before = drawn.choices(BACKENDS, k=1) + drawn.choices(BACKENDS, weights=(2, 2, 1), k=2)
-        for warm, name in ((True, before[0]), (True, before[1]), (False, backend)):  # each is timed after each: a call leaves the caches to the next
+        for warm, name in (
+            (True, before[0]),
+            (True, before[1]),
+            (False, backend),
+        ):  # each is timed after each: a call leaves the caches to the next
             begin = time.perf_counter()
             with torch.set_grad_enabled(backward):
                 y = call(name)
@@ -82,7 +90,9 @@ def measured(op: str, sizes: tuple[int, int, int, int], causal: bool, backward: 
 
 def main() -> int:
     """Measure all rows and print them."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cliffs", description="auto beside its two paths where it once fell behind.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.cliffs", description="auto beside its two paths where it once fell behind."
+    )
     parser.add_argument("--record", action="store_true", help=f"write {RECORD.name}")
     parser.add_argument("--budget", type=float, default=1.5, help="seconds for each row and pass")
     args = parser.parse_args()
@@ -91,10 +101,26 @@ def main() -> int:
     print(f"{'':44}{'pass':18}{'auto':>9}{'eager':>9}{'kernel':>9}{'share':>7}")
     for title, (op, sizes, causal) in ROWS.items():
         for backward in (False, True):
-            name, least = "forward+backward" if backward else "forward", measured(op, sizes, causal, backward, args.budget)
+            name, least = (
+                "forward+backward" if backward else "forward",
+                measured(op, sizes, causal, backward, args.budget),
+            )
             share = min(least["eager"], least["cpu"]) / least["auto"]
-            print(f"{title:44}{name:18}{least['auto']:9.3f}{least['eager']:9.3f}{least['cpu']:9.3f}{share:7.2f}", flush=True)
-            found["rows"].append({"row": title, "op": op, "sizes": sizes, "causal": causal, "pass": name, **least, "share_of_better": share})
+            print(
+                f"{title:44}{name:18}{least['auto']:9.3f}{least['eager']:9.3f}{least['cpu']:9.3f}{share:7.2f}",
+                flush=True,
+            )
+            found["rows"].append(
+                {
+                    "row": title,
+                    "op": op,
+                    "sizes": sizes,
+                    "causal": causal,
+                    "pass": name,
+                    **least,
+                    "share_of_better": share,
+                }
+            )
     if args.record:
         RECORD.write_text(json.dumps(found, indent=1) + "\n")
     return 0

@@ -33,8 +33,22 @@ def config_of(row: str, data: str) -> RunConfig:
     model = ImageDensityConfig(dim=DIM, size=SIZE, mixers=(ROWS[row],), layers=LAYERS)
     images = ImageDataConfig(**data_source(data), augment=Augment(flip=0.5, shift=10))
     optim = OptimConfig(lr=3e-3, weight_decay=0.1, schedule="vaswani", warmup=200)
-    often: dict[str, Any] = {"log_every": 50, "eval_every": 500, "save_every": 250, "keep": 1, "eval_batch": 16, "samples": 8}
-    return RunConfig(model, images, optim, TrainConfig(steps=STEPS, batch_size=BATCH, threads=1, eval_images=200, **often), recipe="density_small", row=row)
+    often: dict[str, Any] = {
+        "log_every": 50,
+        "eval_every": 500,
+        "save_every": 250,
+        "keep": 1,
+        "eval_batch": 16,
+        "samples": 8,
+    }
+    return RunConfig(
+        model,
+        images,
+        optim,
+        TrainConfig(steps=STEPS, batch_size=BATCH, threads=1, eval_images=200, **often),
+        recipe="density_small",
+        row=row,
+    )
 
 
 def run_row(row: str, data: str, out: Path) -> None:
@@ -42,7 +56,13 @@ def run_row(row: str, data: str, out: Path) -> None:
     summary = finish(out / row, config_of(row, data))
     model, _ = load_run(out / row)
     score = evaluate_run(out / row, device="cpu")
-    keep_result(out / row, summary, parameters=sum(p.numel() for p in model.parameters()), test_bits_per_dim=score.bits_per_dim, test_images=score.images)
+    keep_result(
+        out / row,
+        summary,
+        parameters=sum(p.numel() for p in model.parameters()),
+        test_bits_per_dim=score.bits_per_dim,
+        test_images=score.images,
+    )
 
 
 if __name__ == "__main__":

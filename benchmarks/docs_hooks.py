@@ -26,9 +26,17 @@ def with_mixers(nav: list[Any]) -> list[Any]:
     for name, cls in MIXERS.items():
         page = page_of(name, ROOT / "docs/mixers")
         if page is not None and not any(page in known for known in tiers.values()):
-            tiers[cls.about.tier][page] = (ROOT / f"docs/mixers/{page}.md").read_text().split("\n")[0].removeprefix("# ").split(":")[0]
-    sections = [{tier.capitalize(): [{title: f"mixers/{page}.md"} for page, title in pages.items()]} for tier, pages in tiers.items()]
-    return [{"Mixers": [*entry["Mixers"], *sections]} if isinstance(entry, dict) and "Mixers" in entry else entry for entry in nav]
+            tiers[cls.about.tier][page] = (
+                (ROOT / f"docs/mixers/{page}.md").read_text().split("\n")[0].removeprefix("# ").split(":")[0]
+            )
+    sections = [
+        {tier.capitalize(): [{title: f"mixers/{page}.md"} for page, title in pages.items()]}
+        for tier, pages in tiers.items()
+    ]
+    return [
+        {"Mixers": [*entry["Mixers"], *sections]} if isinstance(entry, dict) and "Mixers" in entry else entry
+        for entry in nav
+    ]
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -42,7 +50,9 @@ def exports(results: Path) -> str:
     """What ``benchmarks/exports.py`` found: a line per mixer, those of the core first."""
     found: dict[str, Any] = json.loads(results.read_text())["mixers"]
     head = ["| mixer | batch | length | decode step | largest difference to torch |", "|---|---|---|---|---|"]
-    return "\n".join([*head, *(_export(name, found[name]) for name in sorted(found, key=lambda name: name not in CORE))])
+    return "\n".join(
+        [*head, *(_export(name, found[name]) for name in sorted(found, key=lambda name: name not in CORE))]
+    )
 
 
 def _export(name: str, found: dict[str, Any]) -> str:
@@ -50,7 +60,13 @@ def _export(name: str, found: dict[str, Any]) -> str:
     if "refused" in whole:
         return f"| `{name}` | | | | not exported: {whole['refused']} |"
     low, high = whole["length"]
-    length = f"{low} only" if low == high else f"{low} to {high}{', padded' if whole['padded'] else ''}" if high else f"from {low}"
+    length = (
+        f"{low} only"
+        if low == high
+        else f"{low} to {high}{', padded' if whole['padded'] else ''}"
+        if high
+        else f"from {low}"
+    )
     why = step.get("refused", "").removeprefix("export: ")
     decodes = "none: " + ("it does not stream" if "no streaming form" in why else why) if why else "yes"
     worst = max(part["difference"] for part in (whole, step) if "refused" not in part)

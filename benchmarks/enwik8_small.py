@@ -27,7 +27,17 @@ def local(window: int, rank: int | None = 64) -> dict:
 def config(mixer: dict, *, seq_len: int = 512, seed: int = 0, data: str = "enwik8") -> RunConfig:
     """One run: only the mixer, the length and the seed ever differ."""
     model = LMConfig(dim=128, max_len=seq_len, mixers=(mixer,), layers=4)
-    loop = TrainConfig(steps=STEPS, batch_size=TOKENS // seq_len, seed=seed, threads=1, log_every=50, eval_every=500, eval_bytes=50_000, save_every=250, keep=1)
+    loop = TrainConfig(
+        steps=STEPS,
+        batch_size=TOKENS // seq_len,
+        seed=seed,
+        threads=1,
+        log_every=50,
+        eval_every=500,
+        eval_bytes=50_000,
+        save_every=250,
+        keep=1,
+    )
     optim = OptimConfig(lr=2e-3, warmup=100, weight_decay=0.1)
     return RunConfig(model, DataConfig(source="enwik8", path=data, seq_len=seq_len), optim, loop, recipe="enwik8_small")
 

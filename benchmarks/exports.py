@@ -46,7 +46,12 @@ def exported(mixer: Any, path: Path, decode: bool) -> dict[str, Any]:
     except MixerError as why:
         return {"refused": str(why)}
     sizes = {"batch": report.sizes.batch, "length": list(report.sizes.length), "padded": report.sizes.padded}
-    return {**sizes, "difference": report.difference, "nodes": report.nodes, "seconds": round(time.perf_counter() - began, 1)}
+    return {
+        **sizes,
+        "difference": report.difference,
+        "nodes": report.nodes,
+        "seconds": round(time.perf_counter() - began, 1),
+    }
 
 
 def main() -> None:
@@ -61,10 +66,16 @@ def main() -> None:
         if name not in found["mixers"] or given.again:
             mixer = built(name)
             with tempfile.TemporaryDirectory() as folder:
-                whole, step = exported(mixer, Path(folder) / "whole.onnx", False), exported(mixer, Path(folder) / "step.onnx", True)
+                whole, step = (
+                    exported(mixer, Path(folder) / "whole.onnx", False),
+                    exported(mixer, Path(folder) / "step.onnx", True),
+                )
             found["mixers"][name] = {"causal": mixer.causal, "whole": whole, "decode": step}
             path.write_text(json.dumps(found, indent=1) + "\n")
-        print(f"{name:32} whole {found['mixers'][name]['whole']}\n{'':32} step  {found['mixers'][name]['decode']}", flush=True)
+        print(
+            f"{name:32} whole {found['mixers'][name]['whole']}\n{'':32} step  {found['mixers'][name]['decode']}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -25,8 +25,21 @@ from whole_models import RESULTS
 import transformers  # isort: skip  (after the adapter, which repairs torchvision)
 
 LENGTHS = (256, 1024, 4096, 16384)
-WIDTHS = {"d_model": 512, "encoder_attention_heads": 8, "decoder_attention_heads": 8, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048}
-SIZES: dict[str, Any] = {**WIDTHS, "encoder_layers": 1, "decoder_layers": 6, "vocab_size": 1000, "eos_token_id": None, "forced_eos_token_id": None}
+WIDTHS = {
+    "d_model": 512,
+    "encoder_attention_heads": 8,
+    "decoder_attention_heads": 8,
+    "encoder_ffn_dim": 2048,
+    "decoder_ffn_dim": 2048,
+}
+SIZES: dict[str, Any] = {
+    **WIDTHS,
+    "encoder_layers": 1,
+    "decoder_layers": 6,
+    "vocab_size": 1000,
+    "eos_token_id": None,
+    "forced_eos_token_id": None,
+}
 MIXERS = ("attention", "linear", "hydra", "aft_simple")
 ANEW = "aft_simple, input projected anew"
 
@@ -48,7 +61,14 @@ def per_token(model: Any, length: int, new: int) -> float:
     torch.manual_seed(0)
     read = transformers.modeling_outputs.BaseModelOutput(last_hidden_state=torch.randn(1, length, SIZES["d_model"]))
     clock = Clock()
-    model.generate(encoder_outputs=read, max_new_tokens=new, min_new_tokens=new, do_sample=False, num_beams=1, stopping_criteria=[clock])
+    model.generate(
+        encoder_outputs=read,
+        max_new_tokens=new,
+        min_new_tokens=new,
+        do_sample=False,
+        num_beams=1,
+        stopping_criteria=[clock],
+    )
     return median(after - before for before, after in pairwise(clock.at[2:])) * 1e3
 
 
@@ -75,7 +95,13 @@ def main() -> None:
     models: dict[str, Any] = {"transformers": transformers.BartForConditionalGeneration(config).eval()}
     models |= {name: replace_mixers(models["transformers"], {"*encoder_attn": name}, seed=0)[0] for name in MIXERS}
     models[ANEW] = models["aft_simple"]
-    found: dict[str, Any] = {"machine": machine(), "threads": given.threads, "model": SIZES, "new": given.new, "ms_per_token": {}}
+    found: dict[str, Any] = {
+        "machine": machine(),
+        "threads": given.threads,
+        "model": SIZES,
+        "new": given.new,
+        "ms_per_token": {},
+    }
     for length in given.lengths:
         found["ms_per_token"][length] = rows = at_length(models, length, given.new, given.rounds)
         print(f"{length:6}  " + "  ".join(f"{name} {ms:.2f}" for name, ms in rows.items()), flush=True)

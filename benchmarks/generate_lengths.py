@@ -27,7 +27,13 @@ from whole_models import RESULTS
 import transformers  # isort: skip  (after the adapter, which repairs torchvision)
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
-SIZES: dict[str, Any] = {"vocab_size": 256, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "positions": None}
+SIZES: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "positions": None,
+}
 MIXERS: dict[str, dict[str, Any]] = {
     "attention": {"name": "attention", "positions": {"name": "rotary"}},
     "aft_local": {"name": "aft_local", "window": 128, "rank": 16},
@@ -37,7 +43,9 @@ MIXERS: dict[str, dict[str, Any]] = {
 def llama(longest: int) -> Any:
     """Transformers' own softmax attention and cache: as many layers, features, heads and, but for a few, parameters; its MLP has three matrices."""
     sizes = {name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")}
-    config = transformers.LlamaConfig(**sizes, intermediate_size=SIZES["hidden_size"] * 8 // 3, max_position_embeddings=longest, eos_token_id=None)
+    config = transformers.LlamaConfig(
+        **sizes, intermediate_size=SIZES["hidden_size"] * 8 // 3, max_position_embeddings=longest, eos_token_id=None
+    )
     return transformers.LlamaForCausalLM(config).eval()
 
 
@@ -60,7 +68,10 @@ def once(model: Any, prompt: torch.Tensor, new: int) -> dict[str, Any]:
     clock = Clock()
     done = model.generate(prompt, max_new_tokens=1 + new, min_new_tokens=1 + new, stopping_criteria=[clock], **options)
     gaps = [after - before for before, after in pairwise(clock.at)]
-    held = sum(state_bytes(layer.state if hasattr(layer, "state") else (layer.keys, layer.values)) for layer in done.past_key_values.layers)
+    held = sum(
+        state_bytes(layer.state if hasattr(layer, "state") else (layer.keys, layer.values))
+        for layer in done.past_key_values.layers
+    )
     return {"prompt_s": gaps[0], "ms_per_token": median(gaps[1:]) * 1e3, "cache_bytes": held}
 
 
@@ -71,7 +82,9 @@ def at_length(models: dict[str, Any], length: int, new: int, rounds: int) -> dic
     for _ in range(rounds):
         for name, model in models.items():
             turns[name].append(once(model, prompt, new))
-    found = {name: {key: sorted(t[key] for t in those)[len(those) // 2] for key in those[0]} for name, those in turns.items()}
+    found = {
+        name: {key: sorted(t[key] for t in those)[len(those) // 2] for key in those[0]} for name, those in turns.items()
+    }
     for name, model in models.items():
         found[name]["peak_MiB"] = (peak_memory(lambda model=model: once(model, prompt, 1)) or 0) / 2**20
     return found
@@ -88,12 +101,24 @@ def main() -> None:
     torch.manual_seed(0)
     longest = max(given.lengths) + given.new + 1
     models: dict[str, Any] = {"llama": llama(longest)}
-    models |= {name: TokenMixForCausalLM(TokenMixConfig(**SIZES, max_position_embeddings=longest, mixers=[spec])).eval() for name, spec in MIXERS.items()}
-    found: dict[str, Any] = {"machine": machine(), "threads": given.threads, "model": SIZES, "mixers": MIXERS, "new": given.new, "lengths": {}}
+    models |= {
+        name: TokenMixForCausalLM(TokenMixConfig(**SIZES, max_position_embeddings=longest, mixers=[spec])).eval()
+        for name, spec in MIXERS.items()
+    }
+    found: dict[str, Any] = {
+        "machine": machine(),
+        "threads": given.threads,
+        "model": SIZES,
+        "mixers": MIXERS,
+        "new": given.new,
+        "lengths": {},
+    }
     for length in given.lengths:
         found["lengths"][length] = rows = at_length(models, length, given.new, given.rounds)
         for name, row in rows.items():
-            print(f"{length:6} {name:10} {row['prompt_s']:8.3f} s prompt  {row['ms_per_token']:8.2f} ms per token", end="")
+            print(
+                f"{length:6} {name:10} {row['prompt_s']:8.3f} s prompt  {row['ms_per_token']:8.2f} ms per token", end=""
+            )
             print(f"  {row['peak_MiB']:7.0f} MiB  cache {row['cache_bytes'] / 2**20:8.3f} MiB", flush=True)
         RESULTS.joinpath("generate_lengths.json").write_text(json.dumps(found, indent=1) + "\n")
 

@@ -35,7 +35,9 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 BYTES = {"forward": 6, "both": 15}  # tensors of (B, T, D) that a three-launch scan must move
 
 
-def forms(T: int, D: int, heads: int, dtype: torch.dtype) -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
+def forms(
+    T: int, D: int, heads: int, dtype: torch.dtype
+) -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
     """Each form as a function of q, k, v and of the parameters after it."""
     w = partial(torch.randn, dtype=dtype, device="cuda")
     found: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {}
@@ -66,18 +68,29 @@ def checks(dtypes: list[torch.dtype]) -> list[dict[str, Any]]:
         for B, T, D, heads in ((1, 1, 8, 2), (2, 333, 96, 4), (3, 1024, 256, 4)):
             for name, (form, parameters) in forms(T, D, heads, dtype).items():
                 for keys in ("normal", "spike", "ramp"):
-                    found.append({"form": name, "dtype": str(dtype)[6:], "shape": [B, T, D], "keys": keys} | _check(form, parameters, B, T, D, dtype, keys))
+                    found.append(
+                        {"form": name, "dtype": str(dtype)[6:], "shape": [B, T, D], "keys": keys}
+                        | _check(form, parameters, B, T, D, dtype, keys)
+                    )
                     print(found[-1], flush=True)
     return found
 
 
 def _keys(kind: str, k: Tensor) -> Tensor:
     if kind == "spike":
-        return torch.where(torch.arange(k.shape[1], device=k.device)[:, None] == int(0.9 * k.shape[1]), torch.full_like(k, 100.0), k)
-    return torch.linspace(-100, 100, k.shape[1], device=k.device, dtype=k.dtype)[:, None].expand_as(k).contiguous() if kind == "ramp" else k
+        return torch.where(
+            torch.arange(k.shape[1], device=k.device)[:, None] == int(0.9 * k.shape[1]), torch.full_like(k, 100.0), k
+        )
+    return (
+        torch.linspace(-100, 100, k.shape[1], device=k.device, dtype=k.dtype)[:, None].expand_as(k).contiguous()
+        if kind == "ramp"
+        else k
+    )
 
 
-def _check(form: Callable[..., Tensor], parameters: tuple[Tensor, ...], B: int, T: int, D: int, dtype: torch.dtype, keys: str) -> dict[str, Any]:
+def _check(
+    form: Callable[..., Tensor], parameters: tuple[Tensor, ...], B: int, T: int, D: int, dtype: torch.dtype, keys: str
+) -> dict[str, Any]:
     q, k, v, g = (torch.randn(B, T, D, device="cuda", dtype=dtype) for _ in range(4))
     results = []
     try:
@@ -87,7 +100,9 @@ def _check(form: Callable[..., Tensor], parameters: tuple[Tensor, ...], B: int, 
             results.append([y, *torch.autograd.grad(y, leaves, g.to(kind))])
     except MixerError as why:
         return {"no kernel": str(why)}
-    errors = [float((a.double() - b).abs().max() / b.abs().max().clamp_min(1e-30)) for a, b in zip(*results, strict=True)]
+    errors = [
+        float((a.double() - b).abs().max() / b.abs().max().clamp_min(1e-30)) for a, b in zip(*results, strict=True)
+    ]
     return {"errors": errors, "kept": all(e <= TOLERANCE[dtype] for e in errors)}
 
 
@@ -132,7 +147,9 @@ def _window_mask(T: int) -> Any:
 def _fla(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     from fla.ops.linear_attn import chunk_linear_attn
 
-    return chunk_linear_attn(*((F.elu(a) + 1 if i < 2 else a).transpose(1, 2).contiguous() for i, a in enumerate((q, k, v))))[0]
+    return chunk_linear_attn(
+        *((F.elu(a) + 1 if i < 2 else a).transpose(1, 2).contiguous() for i, a in enumerate((q, k, v)))
+    )[0]
 
 
 def limits() -> dict[str, float]:
@@ -165,10 +182,16 @@ def times(lengths: list[int], tokens: int, D: int, heads: int, limit: dict[str, 
     for T in lengths:
         B = max(1, tokens // T)
         for name, run in peers(T, D, heads).items():
-            leaves = [torch.randn(B, heads, T, D // heads, dtype=torch.bfloat16, device="cuda", requires_grad=True) for _ in range(3)]
+            leaves = [
+                torch.randn(B, heads, T, D // heads, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+                for _ in range(3)
+            ]
             found.append({"T": T, "B": B, "form": name} | timed(run, leaves))
             print(found[-1], flush=True)
-        best = {way: min((r[way] for r in found if r["T"] == T and r["form"].startswith("sdpa") and way in r), default=None) for way in BYTES}
+        best = {
+            way: min((r[way] for r in found if r["T"] == T and r["form"].startswith("sdpa") and way in r), default=None)
+            for way in BYTES
+        }
         for name, (form, parameters) in forms(T, D, heads, torch.bfloat16).items():
             leaves = [torch.randn(B, T, D, dtype=torch.bfloat16, device="cuda") for _ in range(3)]
             row = timed(partial(form, backend="triton"), [a.requires_grad_() for a in (*leaves, *parameters)])
@@ -177,7 +200,9 @@ def times(lengths: list[int], tokens: int, D: int, heads: int, limit: dict[str, 
     return found
 
 
-def _shares(name: str, row: dict[str, Any], B: int, T: int, D: int, limit: dict[str, float], best: dict[str, Any]) -> dict[str, Any]:
+def _shares(
+    name: str, row: dict[str, Any], B: int, T: int, D: int, limit: dict[str, float], best: dict[str, Any]
+) -> dict[str, Any]:
     """What part of the measured limit was reached, and the ratio to the best SDPA backend, causal."""
     found: dict[str, Any] = {}
     for way in BYTES.keys() & row.keys():
@@ -206,7 +231,12 @@ def main(argv: list[str] | None = None) -> int:
     import triton
 
     machine = re.sub(r"\W+", "_", torch.cuda.get_device_name().lower())
-    report: dict[str, Any] = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda}
+    report: dict[str, Any] = {
+        "machine": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cuda": torch.version.cuda,
+    }
     report["checks"] = checks([torch.float32, torch.bfloat16, torch.float16])
     wrong = [c for c in report["checks"] if not c.get("kept", True)]
     if not wrong and not args.check_only:

@@ -26,7 +26,12 @@ from tokenmix.models.macs import macs
 from whole_models import RESULTS, UNFUSED_BYTES, Unfused
 
 SIZES = ((224, 224), (384, 384), (448, 448), (720, 1280), (1088, 1920))
-MODELS = {"attention, fused SDPA": "deit_base", "attention, unfused": "deit_base", "hydra, last 2": "hydra_deit_base_last2", "hydra": "hydra_deit_base"}
+MODELS = {
+    "attention, fused SDPA": "deit_base",
+    "attention, unfused": "deit_base",
+    "hydra, last 2": "hydra_deit_base_last2",
+    "hydra": "hydra_deit_base",
+}
 HEADS = (1, 2, 3, 4, 6, 12, 24, 48, 96, 192, 384, 768)
 DIM, TOKENS, BATCH = 768, 197, 8
 MOST_BYTES = 10 * 2**30
@@ -49,7 +54,15 @@ def at_size(size: tuple[int, int], budget: float) -> dict[str, Any]:
     times = measure({name: sampler(call, scope=scopes[name]) for name, call in calls.items()}, budget=budget)
     memory = {name: peak_memory(call, scope=scopes[name]) for name, call in calls.items()}
     base = times["attention, fused SDPA"].wall
-    rows = {n: {"seconds": t.wall, "ratio_to_fused": base / t.wall, "peak_MiB": (memory[n] or 0) / 2**20, "GMACs": work[n] / 1e9} for n, t in times.items()}
+    rows = {
+        n: {
+            "seconds": t.wall,
+            "ratio_to_fused": base / t.wall,
+            "peak_MiB": (memory[n] or 0) / 2**20,
+            "GMACs": work[n] / 1e9,
+        }
+        for n, t in times.items()
+    }
     return {"tokens": tokens, "rows": rows}
 
 
@@ -92,12 +105,19 @@ def main() -> None:
             keep(found)
         print(label, f"T={found['sizes'][label]['tokens']}")
         for name, row in found["sizes"][label]["rows"].items():
-            print(f"  {name:24}{row['seconds']:8.3f} s  {row['ratio_to_fused']:5.2f}x  {row['peak_MiB']:8.0f} MiB  {row['GMACs']:8.1f} GMACs", flush=True)
+            print(
+                f"  {name:24}{row['seconds']:8.3f} s  {row['ratio_to_fused']:5.2f}x  {row['peak_MiB']:8.0f} MiB  {row['GMACs']:8.1f} GMACs",
+                flush=True,
+            )
     if "heads" not in found:
         found["heads"] = by_heads()
         keep(found)
     for name, row in found["heads"].items():
-        print(f"{name:18}", "  ".join(f"{h}: {'does not fit' if m is None else f'{m:.0f}'}" for h, m in row.items()), "MiB")
+        print(
+            f"{name:18}",
+            "  ".join(f"{h}: {'does not fit' if m is None else f'{m:.0f}'}" for h, m in row.items()),
+            "MiB",
+        )
 
 
 def kept(common: dict[str, Any]) -> dict[str, Any]:
@@ -105,7 +125,10 @@ def kept(common: dict[str, Any]) -> dict[str, Any]:
     path = RESULTS.joinpath("hydra_scale.json")
     found = json.loads(path.read_text()) if path.exists() else {}
     alike = [
-        {"threads": one.get("threads"), **{name: one.get("machine", {}).get(name) for name in ("device", "cores", "torch", "kernels")}}
+        {
+            "threads": one.get("threads"),
+            **{name: one.get("machine", {}).get(name) for name in ("device", "cores", "torch", "kernels")},
+        }
         for one in (found, common)
     ]
     return found if alike[0] == alike[1] else {"sizes": {}, **common}

@@ -61,7 +61,12 @@ def collected(out: Path, rows: list[str]) -> dict[str, Any]:
     first = out / ended[0]
     env = json.loads((first / "env.json").read_text())
     config = json.loads((first / "config.json").read_text())
-    common = {"optim": config["optim"], "train": config["train"], "augment": config["data"]["augment"], "model": config["model"]}
+    common = {
+        "optim": config["optim"],
+        "train": config["train"],
+        "augment": config["data"]["augment"],
+        "model": config["model"],
+    }
     machine = {key: env[key] for key in ("torch", "python", "cpu", "cores", "threads", "device")}
     found = {row: json.loads((out / row / "result.json").read_text()) for row in ended}
     return {"machine": machine, "images": env["images"], "config": common, "rows": found}

@@ -29,7 +29,15 @@ from tokenmix.models import LM, LMConfig
 from tokenmix.models.blocks import complete_spec
 from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, train
 
-DIM, LAYERS, SEQ_LEN, STEPS, BATCH, LR, INIT_STD = 64, 2, 64, 800, 8, 4e-3, 0.05  # longer sequences stay on the plateau of byte statistics in so few bytes
+DIM, LAYERS, SEQ_LEN, STEPS, BATCH, LR, INIT_STD = (
+    64,
+    2,
+    64,
+    800,
+    8,
+    4e-3,
+    0.05,
+)  # longer sequences stay on the plateau of byte statistics in so few bytes
 RECALL = {"seq_len": 36, "pairs": 6, "vocab": 64}
 RECALL_DIM, RECALL_STEPS, RECALL_BATCH, RECALL_INIT_STD = 64, 600, 64, 0.1  # 0.02 learns nothing in so few steps
 
@@ -43,8 +51,24 @@ OPTIONS: dict[str, dict[str, Any]] = {  # where the defaults do not suit so smal
     "multihead_linear": {"heads": 4},
     "external": {},
     "external_multihead": {"heads": 4, "coef": 2, "slots": 16},
-    **{name: {"heads": 4} for name in ("linear", "performer", "rfa", "memory_compressed", "transformer_xl", "compressive", "lambda", "reformer", "routing")},
-    **{f"synthesizer_{kind}": {"heads": 4} for kind in ("dense", "random", "factorized_dense", "factorized_random", "mixture")},
+    **{
+        name: {"heads": 4}
+        for name in (
+            "linear",
+            "performer",
+            "rfa",
+            "memory_compressed",
+            "transformer_xl",
+            "compressive",
+            "lambda",
+            "reformer",
+            "routing",
+        )
+    },
+    **{
+        f"synthesizer_{kind}": {"heads": 4}
+        for kind in ("dense", "random", "factorized_dense", "factorized_random", "mixture")
+    },
     **{name: {"heads": 4, "window": 32} for name in ("local", "longformer")},
     **{name: {"heads": 4, "stride": 16} for name in ("strided", "fixed")},
     "axial": {"heads": 4, "width": 16},
@@ -74,8 +98,23 @@ def model_of(name: str) -> LMConfig:
 def language(name: str, folder: Path) -> dict[str, Any]:
     """Train the language model on the Python standard library's own sources."""
     model = model_of(name)
-    loop = TrainConfig(steps=STEPS, batch_size=BATCH, threads=1, log_every=20, eval_every=STEPS, eval_bytes=40_000, save_every=STEPS, keep=1)
-    config = RunConfig(model, DataConfig(source="stdlib", seq_len=SEQ_LEN), OptimConfig(lr=LR, warmup=50, weight_decay=0.1), loop, recipe="mixers_small")
+    loop = TrainConfig(
+        steps=STEPS,
+        batch_size=BATCH,
+        threads=1,
+        log_every=20,
+        eval_every=STEPS,
+        eval_bytes=40_000,
+        save_every=STEPS,
+        keep=1,
+    )
+    config = RunConfig(
+        model,
+        DataConfig(source="stdlib", seq_len=SEQ_LEN),
+        OptimConfig(lr=LR, warmup=50, weight_decay=0.1),
+        loop,
+        recipe="mixers_small",
+    )
     end = train(config, folder, verbose=False)
     kept = {key: end[key] for key in ("tokens", "tokens_per_s", "peak_mib", "valid_bits_per_byte")}
     return {**kept, "parameters": sum(p.numel() for p in LM(model).parameters())}
@@ -84,12 +123,23 @@ def language(name: str, folder: Path) -> dict[str, Any]:
 def recall(name: str) -> dict[str, Any]:
     """Train on associative recall. Returns the accuracy on fresh rows and the bytes of one row's state after the whole sequence."""
     torch.manual_seed(0)
-    model = LM(LMConfig(dim=RECALL_DIM, max_len=RECALL["seq_len"], mixers=(spec(name),), layers=2, vocab=RECALL["vocab"], init_std=RECALL_INIT_STD))
+    model = LM(
+        LMConfig(
+            dim=RECALL_DIM,
+            max_len=RECALL["seq_len"],
+            mixers=(spec(name),),
+            layers=2,
+            vocab=RECALL["vocab"],
+            init_std=RECALL_INIT_STD,
+        )
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1)
     draw = torch.Generator().manual_seed(0)
     start = time.perf_counter()
     for step in range(RECALL_STEPS):
-        optimizer.param_groups[0]["lr"] = 2e-3 * min(1.0, (step + 1) / 100) * min(1.0, 0.1 + 2 * (1 - step / RECALL_STEPS))
+        optimizer.param_groups[0]["lr"] = (
+            2e-3 * min(1.0, (step + 1) / 100) * min(1.0, 0.1 + 2 * (1 - step / RECALL_STEPS))
+        )
         tokens, targets = recall_batch(RECALL_BATCH, **RECALL, generator=draw)
         loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
         optimizer.zero_grad()
@@ -134,11 +184,16 @@ def results_of(out: Path) -> dict[str, dict[str, Any]]:
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
     """The rows as Markdown, best language model first."""
-    lines = ["| mixer | bits per byte | tokens/s | peak MiB | parameters | recall | state bytes |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| mixer | bits per byte | tokens/s | peak MiB | parameters | recall | state bytes |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name, r in sorted(rows.items(), key=lambda item: item[1]["valid_bits_per_byte"]):
         state = f"{r['recall_state_bytes']:,}" if r["recall_state_bytes"] is not None else "does not stream"
         speed = f"{r['tokens_per_s']:,.0f} | {r['peak_mib']:,.0f} | {r['parameters']:,}"
-        lines.append(f"| {name} | {r['valid_bits_per_byte']:.3f} | {speed} | {100 * r['recall_accuracy']:.1f} % | {state} |")
+        lines.append(
+            f"| {name} | {r['valid_bits_per_byte']:.3f} | {speed} | {100 * r['recall_accuracy']:.1f} % | {state} |"
+        )
     return "\n".join(lines)
 
 
@@ -150,11 +205,27 @@ def picture(rows: dict[str, dict[str, Any]], x: str, y: str, labels: tuple[str, 
     ax = figure.add_subplot()
     shown = {n: r for n, r in sorted(rows.items(), key=lambda item: item[1][y]) if r[x] is not None}
     number = {name: i + 1 for i, name in enumerate(shown)}
-    ax.plot([r[x] for r in shown.values()], [r[y] for r in shown.values()], "o", color="#0072B2", markersize=5, alpha=0.7)
+    ax.plot(
+        [r[x] for r in shown.values()], [r[y] for r in shown.values()], "o", color="#0072B2", markersize=5, alpha=0.7
+    )
     for names in crowds({n: (r[x], r[y]) for n, r in shown.items()}):
         r = shown[names[-1]]
-        ax.annotate(", ".join(str(number[n]) for n in names), (r[x], r[y]), xytext=(4, 4), textcoords="offset points", fontsize=8)
-    ax.text(1.02, 1.0, "\n".join(f"{i:2d}  {name}" for name, i in number.items()), transform=ax.transAxes, fontsize=8, va="top", family="monospace")
+        ax.annotate(
+            ", ".join(str(number[n]) for n in names),
+            (r[x], r[y]),
+            xytext=(4, 4),
+            textcoords="offset points",
+            fontsize=8,
+        )
+    ax.text(
+        1.02,
+        1.0,
+        "\n".join(f"{i:2d}  {name}" for name, i in number.items()),
+        transform=ax.transAxes,
+        fontsize=8,
+        va="top",
+        family="monospace",
+    )
     if log:
         ax.set_xscale("log")
     ax.set_xlabel(labels[0])
@@ -170,7 +241,11 @@ def crowds(points: dict[str, tuple[float, float]]) -> list[list[str]]:
     width = math.log(max(x for x, _ in points.values()) / min(x for x, _ in points.values()))
     groups: list[list[str]] = []
     for name, (x, y) in sorted(points.items(), key=lambda item: item[1]):
-        others = (g for g in groups if abs(math.log(x / points[g[-1]][0])) < 0.035 * width and abs(y - points[g[-1]][1]) < 0.02 * height)
+        others = (
+            g
+            for g in groups
+            if abs(math.log(x / points[g[-1]][0])) < 0.035 * width and abs(y - points[g[-1]][1]) < 0.02 * height
+        )
         found = next(others, None)
         if found is None:
             groups.append([name])
@@ -185,13 +260,24 @@ def collect(out: Path, results: Path) -> None:
     for name, rate in train_rates({name: model_of(name) for name in rows}, batch=BATCH, seq_len=SEQ_LEN).items():
         rows[name]["tokens_per_s"] = rate
     env = {"cpu": _cpu(), "threads": 1, "torch": torch.__version__, "python": platform.python_version()}
-    setup = {"dim": DIM, "layers": LAYERS, "seq_len": SEQ_LEN, "steps": STEPS, "batch": BATCH, "recall": {**RECALL, "dim": RECALL_DIM, "steps": RECALL_STEPS}}
+    setup = {
+        "dim": DIM,
+        "layers": LAYERS,
+        "seq_len": SEQ_LEN,
+        "steps": STEPS,
+        "batch": BATCH,
+        "recall": {**RECALL, "dim": RECALL_DIM, "steps": RECALL_STEPS},
+    }
     results.parent.mkdir(parents=True, exist_ok=True)
     results.with_suffix(".json").write_text(json.dumps({"machine": env, "setup": setup, "rows": rows}, indent=1) + "\n")
     labels = ("training tokens per second, one thread", "bits per byte on held-out Python sources")
-    picture(rows, "tokens_per_s", "valid_bits_per_byte", labels, results.with_name(results.name + "_speed.png"), log=True)
+    picture(
+        rows, "tokens_per_s", "valid_bits_per_byte", labels, results.with_name(results.name + "_speed.png"), log=True
+    )
     labels = ("bytes of one layer's state", "accuracy on multi-query associative recall")
-    picture(rows, "recall_state_bytes", "recall_accuracy", labels, results.with_name(results.name + "_recall.png"), log=True)
+    picture(
+        rows, "recall_state_bytes", "recall_accuracy", labels, results.with_name(results.name + "_recall.png"), log=True
+    )
     print(table(rows))
 
 
@@ -219,7 +305,9 @@ def main() -> None:
         for task in TASKS:
             if _claimed(args.out / f"{name}.{task}"):
                 print(f"{time.strftime('%H:%M:%S')} {name} {task}", flush=True)
-                subprocess.run([sys.executable, __file__, "--out", str(args.out), "--only", name, "--task", task], check=False)
+                subprocess.run(
+                    [sys.executable, __file__, "--out", str(args.out), "--only", name, "--task", task], check=False
+                )
     return None
 
 

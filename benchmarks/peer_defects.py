@@ -312,7 +312,9 @@ def their_routing() -> float:
     from routing_transformer import RoutingTransformer
 
     torch.manual_seed(0)
-    model = RoutingTransformer(dim=D, depth=1, max_seq_len=T, heads=4, causal=True, window_size=16, reversible=False, n_local_attn_heads=0)
+    model = RoutingTransformer(
+        dim=D, depth=1, max_seq_len=T, heads=4, causal=True, window_size=16, reversible=False, n_local_attn_heads=0
+    )
     model(noise(2, T, D))  # places the centroids
     model.eval()
     return leak(lambda x: model(x)[0], 1.0)
@@ -351,7 +353,11 @@ def refuses_causal(name: str, **options: Any) -> str:
 FP16 = torch.float16
 DEFECTS = [
     Defect(
-        "AFT-full, keys of 100, float32: numbers not finite", "aft-pytorch 0.2.2", lambda: their_aft("AFTFull", 100.0), lambda: our_aft("aft_full", 100.0), no
+        "AFT-full, keys of 100, float32: numbers not finite",
+        "aft-pytorch 0.2.2",
+        lambda: their_aft("AFTFull", 100.0),
+        lambda: our_aft("aft_full", 100.0),
+        no,
     ),
     Defect(
         "AFT-full, keys of -120, float32: numbers not finite",
@@ -375,13 +381,35 @@ DEFECTS = [
         no,
     ),
     Defect(
-        "AFT-full: the last tokens change earlier outputs by", "aft-pytorch 0.2.2 (no causal form)", their_aft_leak, ours_leaks("aft_full", max_len=T), small
+        "AFT-full: the last tokens change earlier outputs by",
+        "aft-pytorch 0.2.2 (no causal form)",
+        their_aft_leak,
+        ours_leaks("aft_full", max_len=T),
+        small,
     ),
-    Defect("AFT-local: one step moves the bias by", "aft-pytorch 0.2.2", their_local_training, our_local_training, lambda v: v > 1e-6),
-    Defect("AFT-local: torch.compile(fullgraph=True)", "aft-pytorch 0.2.2", their_local_compiles, our_local_compiles, yes),
-    Defect("AFT-conv", "aft-pytorch 0.2.2", their_conv, lambda: outcome(lambda: mixer("aft_conv", heads=4, kernel_size=3)(noise(1, 16, D))), yes),
     Defect(
-        "AFT-local, causal: one large future key makes the past", '"labml: NaN (fp32 110, fp16 18)"', None, ours_leaks("aft_local", max_len=T, window=8), small
+        "AFT-local: one step moves the bias by",
+        "aft-pytorch 0.2.2",
+        their_local_training,
+        our_local_training,
+        lambda v: v > 1e-6,
+    ),
+    Defect(
+        "AFT-local: torch.compile(fullgraph=True)", "aft-pytorch 0.2.2", their_local_compiles, our_local_compiles, yes
+    ),
+    Defect(
+        "AFT-conv",
+        "aft-pytorch 0.2.2",
+        their_conv,
+        lambda: outcome(lambda: mixer("aft_conv", heads=4, kernel_size=3)(noise(1, 16, D))),
+        yes,
+    ),
+    Defect(
+        "AFT-local, causal: one large future key makes the past",
+        '"labml: NaN (fp32 110, fp16 18)"',
+        None,
+        ours_leaks("aft_local", max_len=T, window=8),
+        small,
     ),
     Defect(
         "AFT-local: padding changes real outputs by",
@@ -390,22 +418,98 @@ DEFECTS = [
         lambda: masked("aft_local", max_len=T, window=8),
         small,
     ),
-    Defect("AFT-full: error against exp(K + w)", '"idiap fast-transformers: 0.60, it is exp(K w)"', None, full_adds_the_bias, lambda v: v < 1e-5),
     Defect(
-        "AFT-simple, causal: error against the ratio of prefix sums", '"idiap fast-transformers: 1.50"', None, simple_is_ratio_of_prefixes, lambda v: v < 1e-9
+        "AFT-full: error against exp(K + w)",
+        '"idiap fast-transformers: 0.60, it is exp(K w)"',
+        None,
+        full_adds_the_bias,
+        lambda v: v < 1e-5,
     ),
-    Defect("AFT-conv: error against AFT-full with the same bias", '"ComVEX: 0.44, it convolves K, not exp(K)"', None, conv_is_local_full, lambda v: v < 1e-5),
-    Defect("AFT, causal: error of the first output", '"torch_aft: the current token counts twice"', None, first_output_error, lambda v: v < 1e-6),
-    Defect("AFT-full: a length other than max_len", '"xmu: RuntimeError"', None, lambda: outcome(lambda: mixer("aft_full", max_len=49)(noise(1, 16, D))), yes),
-    Defect("Hydra: one zero token, numbers not finite", '"hydra-linear-attention: every output"', None, lambda: zero_token("hydra"), no),
-    Defect("Hydra: the last tokens change earlier outputs by", '"hydra-linear-attention: 0.085 (no causal form)"', None, ours_leaks("hydra"), small),
-    Defect("Hydra: padding changes real outputs by", '"hydra-linear-attention: masks keys only"', None, lambda: masked("hydra"), small),
-    Defect("External: logits over thousands, float32, numbers not finite", '"xmu: NaN from a range of 240"', None, lambda: external_range(torch.float32), no),
-    Defect("External: the same in float16", '"xmu: NaN from a range of 19; EANet: 1e-9 is 0"', None, lambda: external_range(FP16), no),
+    Defect(
+        "AFT-simple, causal: error against the ratio of prefix sums",
+        '"idiap fast-transformers: 1.50"',
+        None,
+        simple_is_ratio_of_prefixes,
+        lambda v: v < 1e-9,
+    ),
+    Defect(
+        "AFT-conv: error against AFT-full with the same bias",
+        '"ComVEX: 0.44, it convolves K, not exp(K)"',
+        None,
+        conv_is_local_full,
+        lambda v: v < 1e-5,
+    ),
+    Defect(
+        "AFT, causal: error of the first output",
+        '"torch_aft: the current token counts twice"',
+        None,
+        first_output_error,
+        lambda v: v < 1e-6,
+    ),
+    Defect(
+        "AFT-full: a length other than max_len",
+        '"xmu: RuntimeError"',
+        None,
+        lambda: outcome(lambda: mixer("aft_full", max_len=49)(noise(1, 16, D))),
+        yes,
+    ),
+    Defect(
+        "Hydra: one zero token, numbers not finite",
+        '"hydra-linear-attention: every output"',
+        None,
+        lambda: zero_token("hydra"),
+        no,
+    ),
+    Defect(
+        "Hydra: the last tokens change earlier outputs by",
+        '"hydra-linear-attention: 0.085 (no causal form)"',
+        None,
+        ours_leaks("hydra"),
+        small,
+    ),
+    Defect(
+        "Hydra: padding changes real outputs by",
+        '"hydra-linear-attention: masks keys only"',
+        None,
+        lambda: masked("hydra"),
+        small,
+    ),
+    Defect(
+        "External: logits over thousands, float32, numbers not finite",
+        '"xmu: NaN from a range of 240"',
+        None,
+        lambda: external_range(torch.float32),
+        no,
+    ),
+    Defect(
+        "External: the same in float16",
+        '"xmu: NaN from a range of 19; EANet: 1e-9 is 0"',
+        None,
+        lambda: external_range(FP16),
+        no,
+    ),
     Defect("External: padding changes real outputs by", '"xmu: 15 %"', None, lambda: masked("external"), small),
-    Defect("External: the last tokens change earlier outputs by", '"xmu: 0.46 (no causal form)"', None, ours_leaks("external"), small),
-    Defect("External: tied memories are one parameter", '"EANet: two parameters on one storage"', None, tied_memory_storage, yes),
-    Defect("Synthesizer, factorised dense: share of distinct logits, N = 32", '"leaderj1001: 0.25"', None, lambda: distinct_logits(32), lambda v: v == 1.0),
+    Defect(
+        "External: the last tokens change earlier outputs by",
+        '"xmu: 0.46 (no causal form)"',
+        None,
+        ours_leaks("external"),
+        small,
+    ),
+    Defect(
+        "External: tied memories are one parameter",
+        '"EANet: two parameters on one storage"',
+        None,
+        tied_memory_storage,
+        yes,
+    ),
+    Defect(
+        "Synthesizer, factorised dense: share of distinct logits, N = 32",
+        '"leaderj1001: 0.25"',
+        None,
+        lambda: distinct_logits(32),
+        lambda v: v == 1.0,
+    ),
     Defect(
         "Synthesizer, factorised dense: share of distinct logits, N = 197",
         '"WhatTransformerToFavor: 0.14"',
@@ -413,7 +517,13 @@ DEFECTS = [
         lambda: distinct_logits(197),
         lambda v: v == 1.0,
     ),
-    Defect("Synthesizer, random: one step moves R by", '"10-zin: 0, R is no parameter"', None, random_learns, lambda v: v > 1e-9),
+    Defect(
+        "Synthesizer, random: one step moves R by",
+        '"10-zin: 0, R is no parameter"',
+        None,
+        random_learns,
+        lambda v: v > 1e-9,
+    ),
     Defect("Synthesizer, random: R is in the state_dict", '"10-zin: no"', None, random_saved, yes),
     Defect(
         "Synthesizer, factorised random: largest weight over uniform at the start",
@@ -422,8 +532,20 @@ DEFECTS = [
         lambda: flat_start("synthesizer_factorized_random"),
         lambda v: v < 3,
     ),
-    Defect("Performer, causal: the future changes the past by", "performer-pytorch 1.1.4", their_performer, ours_leaks("performer"), small),
-    Defect("Reformer, causal: the future changes the past by", "reformer-pytorch 1.4.4", their_reformer, ours_leaks("reformer"), small),
+    Defect(
+        "Performer, causal: the future changes the past by",
+        "performer-pytorch 1.1.4",
+        their_performer,
+        ours_leaks("performer"),
+        small,
+    ),
+    Defect(
+        "Reformer, causal: the future changes the past by",
+        "reformer-pytorch 1.4.4",
+        their_reformer,
+        ours_leaks("reformer"),
+        small,
+    ),
     Defect(
         "Reformer: a length of 60",
         "reformer-pytorch 1.4.4",
@@ -431,15 +553,49 @@ DEFECTS = [
         lambda: outcome(lambda: mixer("reformer", causal=True)(noise(1, 60, D))),
         yes,
     ),
-    Defect("Routing, causal: the future changes the past by", "routing-transformer 1.6.1", their_routing, ours_leaks("routing"), small),
-    Defect("BigBird, causal: the future changes the past by", '"transformers 5.23.0 block_sparse decoder: 14 %"', None, ours_leaks("bigbird"), small),
-    Defect("Sinkhorn, causal: the future changes the past by", None, "", ours_leaks("sinkhorn"), small),
-    Defect("Linformer: masked padding changes real outputs by", "linformer 0.2.3", their_linformer_padding, lambda: masked("linformer", max_len=T), small),
-    Defect("Linformer: causal, which it cannot be", '"linformer: TypeError"', None, lambda: refuses_causal("linformer", max_len=T), lambda v: v == "refused"),
     Defect(
-        "Nystrom: other rows of the batch change a row by", "nystrom-attention 0.0.14", lambda: their_nystrom("rows"), lambda: coupling(mixer("nystrom")), small
+        "Routing, causal: the future changes the past by",
+        "routing-transformer 1.6.1",
+        their_routing,
+        ours_leaks("routing"),
+        small,
     ),
-    Defect("Nystrom: padding changes real outputs by", "nystrom-attention 0.0.14", lambda: their_nystrom("padding"), lambda: masked("nystrom"), small),
+    Defect(
+        "BigBird, causal: the future changes the past by",
+        '"transformers 5.23.0 block_sparse decoder: 14 %"',
+        None,
+        ours_leaks("bigbird"),
+        small,
+    ),
+    Defect("Sinkhorn, causal: the future changes the past by", None, "", ours_leaks("sinkhorn"), small),
+    Defect(
+        "Linformer: masked padding changes real outputs by",
+        "linformer 0.2.3",
+        their_linformer_padding,
+        lambda: masked("linformer", max_len=T),
+        small,
+    ),
+    Defect(
+        "Linformer: causal, which it cannot be",
+        '"linformer: TypeError"',
+        None,
+        lambda: refuses_causal("linformer", max_len=T),
+        lambda v: v == "refused",
+    ),
+    Defect(
+        "Nystrom: other rows of the batch change a row by",
+        "nystrom-attention 0.0.14",
+        lambda: their_nystrom("rows"),
+        lambda: coupling(mixer("nystrom")),
+        small,
+    ),
+    Defect(
+        "Nystrom: padding changes real outputs by",
+        "nystrom-attention 0.0.14",
+        lambda: their_nystrom("padding"),
+        lambda: masked("nystrom"),
+        small,
+    ),
 ]
 
 
@@ -454,7 +610,13 @@ def measure(defect: Defect) -> dict[str, Any]:
         warnings.simplefilter("ignore")
         theirs = defect.theirs() if defect.theirs else None
         ours = defect.ours()
-    return {"defect": defect.what, "who": defect.who, "theirs": theirs, "ours": ours, "ours_is_right": bool(defect.right(ours))}
+    return {
+        "defect": defect.what,
+        "who": defect.who,
+        "theirs": theirs,
+        "ours": ours,
+        "ours_is_right": bool(defect.right(ours)),
+    }
 
 
 def main() -> None:
@@ -466,7 +628,9 @@ def main() -> None:
     rows = [measure(d) for d in DEFECTS]
     for r in rows:
         theirs = f"{shown(r['theirs'])} ({r['who']})" if r["theirs"] is not None else r["who"] or "not run"
-        print(f"{r['defect']}\n    theirs  {theirs}\n    ours    {shown(r['ours'])}{'' if r['ours_is_right'] else '   WRONG'}")
+        print(
+            f"{r['defect']}\n    theirs  {theirs}\n    ours    {shown(r['ours'])}{'' if r['ours_is_right'] else '   WRONG'}"
+        )
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump(rows, file, indent=1)

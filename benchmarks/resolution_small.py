@@ -34,8 +34,15 @@ def config_of(row: str, data: str) -> RunConfig:
     side = LARGE if large else SMALL
     model: ViTConfig = replace(ROWS[name], image_size=(side, side), classes=len(open_set(source, 3).classes))
     optim = OptimConfig(lr=1e-3 if large else 2e-3, weight_decay=0.05, warmup=50 if large else 100, min_lr_ratio=0.01)
-    often: dict[str, Any] = {"log_every": 50, "eval_every": 100 if large else 500, "save_every": 50 if large else 150, "keep": 1}
-    loop = TrainConfig(steps=TUNING_STEPS if large else STEPS, batch_size=64, threads=1, eval_batch=128, eval_images=500, **often)
+    often: dict[str, Any] = {
+        "log_every": 50,
+        "eval_every": 100 if large else 500,
+        "save_every": 50 if large else 150,
+        "keep": 1,
+    }
+    loop = TrainConfig(
+        steps=TUNING_STEPS if large else STEPS, batch_size=64, threads=1, eval_batch=128, eval_images=500, **often
+    )
     return RunConfig(model, source, optim, loop, recipe="resolution_small", row=row)
 
 

@@ -18,7 +18,9 @@ def train_rates(configs: dict[str, LMConfig], *, batch: int, seq_len: int, round
         torch.manual_seed(0)
         model = LM(config).train()
         runs[name] = (model, torch.optim.AdamW(model.parameters(), lr=1e-3))
-    tokens = torch.randint(0, next(iter(configs.values())).vocab, (batch, seq_len + 1), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(
+        0, next(iter(configs.values())).vocab, (batch, seq_len + 1), generator=torch.Generator().manual_seed(0)
+    )
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(rounds + 1):
         for name, (model, optimizer) in runs.items():

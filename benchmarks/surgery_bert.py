@@ -48,7 +48,9 @@ def sentences(file: Path) -> tuple[list[str], Tensor]:
 def batches(tokenizer: Any, texts: list[str], size: int = BATCH) -> list[dict[str, Tensor]]:
     """Padded token ids and masks."""
     parts = [texts[i : i + size] for i in range(0, len(texts), size)]
-    return [dict(tokenizer(part, padding=True, truncation=True, max_length=LENGTH, return_tensors="pt")) for part in parts]
+    return [
+        dict(tokenizer(part, padding=True, truncation=True, max_length=LENGTH, return_tensors="pt")) for part in parts
+    ]
 
 
 @torch.no_grad()
@@ -124,7 +126,9 @@ def main() -> None:
     for label in given.rows:
         name, _, depth = label.partition(" ")
         if label not in found["rows"]:
-            found["rows"][label] = run(teacher, judge, MIXERS[name], int(depth), given.out / label.replace(" ", "_"), given.steps)
+            found["rows"][label] = run(
+                teacher, judge, MIXERS[name], int(depth), given.out / label.replace(" ", "_"), given.steps
+            )
             path.write_text(json.dumps(found, indent=1) + "\n")
         print(label, found["rows"][label], flush=True)
 
@@ -134,7 +138,16 @@ def run(teacher: Any, judge: Judge, spec: dict[str, Any], depth: int, out: Path,
     student, report = replace_mixers(teacher, {"*": spec}, last=depth, seed=0)
     entry: dict[str, Any] = {"copied_share": report.share, "replaced": judge.judge(student.eval())}
     began = time.perf_counter()
-    distill(teacher, student, judge.unlabelled, out=out, layer_steps=steps // 2, steps=steps - steps // 2, lr=1e-3, verbose=False)
+    distill(
+        teacher,
+        student,
+        judge.unlabelled,
+        out=out,
+        layer_steps=steps // 2,
+        steps=steps - steps // 2,
+        lr=1e-3,
+        verbose=False,
+    )
     return {**entry, "distilled": judge.judge(student.eval()), "seconds": time.perf_counter() - began}
 
 

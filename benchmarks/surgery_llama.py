@@ -52,11 +52,33 @@ def read_llama(folder: Path) -> tuple[Any, list[str]]:
         return floats[taken - size : taken].reshape(shape).clone()
 
     head = dim // heads
-    parts = {"embed": take(vocab, dim), "norm1": take(layers, dim), "q": take(layers, dim, dim), "k": take(layers, kv_heads * head, dim)}
+    parts = {
+        "embed": take(vocab, dim),
+        "norm1": take(layers, dim),
+        "q": take(layers, dim, dim),
+        "k": take(layers, kv_heads * head, dim),
+    }
     parts |= {"v": take(layers, kv_heads * head, dim), "o": take(layers, dim, dim), "norm2": take(layers, dim)}
-    parts |= {"gate": take(layers, hidden, dim), "down": take(layers, dim, hidden), "up": take(layers, hidden, dim), "norm": take(dim)}
-    sizes = {"num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "max_position_embeddings": length}
-    config = LlamaConfig(vocab_size=vocab, hidden_size=dim, intermediate_size=hidden, tie_word_embeddings=True, rms_norm_eps=1e-5, **sizes)
+    parts |= {
+        "gate": take(layers, hidden, dim),
+        "down": take(layers, dim, hidden),
+        "up": take(layers, hidden, dim),
+        "norm": take(dim),
+    }
+    sizes = {
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": length,
+    }
+    config = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=dim,
+        intermediate_size=hidden,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-5,
+        **sizes,
+    )
     model = LlamaForCausalLM(config)
     model.load_state_dict(_named(parts, layers, heads, kv_heads), strict=False)
     lines = next(folder.glob("*.vocab")).read_text().split("\n")
@@ -65,13 +87,23 @@ def read_llama(folder: Path) -> tuple[Any, list[str]]:
 
 def _named(parts: dict[str, Tensor], layers: int, heads: int, kv_heads: int) -> dict[str, Tensor]:
     """The checkpoint's tensors under transformers' names; llama2.c turns neighbouring features, transformers the two halves."""
-    found = {"model.embed_tokens.weight": parts["embed"], "lm_head.weight": parts["embed"], "model.norm.weight": parts["norm"]}
+    found = {
+        "model.embed_tokens.weight": parts["embed"],
+        "lm_head.weight": parts["embed"],
+        "model.norm.weight": parts["norm"],
+    }
     for i in range(layers):
         at = f"model.layers.{i}"
-        found |= {f"{at}.self_attn.q_proj.weight": halves(parts["q"][i], heads), f"{at}.self_attn.k_proj.weight": halves(parts["k"][i], kv_heads)}
+        found |= {
+            f"{at}.self_attn.q_proj.weight": halves(parts["q"][i], heads),
+            f"{at}.self_attn.k_proj.weight": halves(parts["k"][i], kv_heads),
+        }
         found |= {f"{at}.self_attn.v_proj.weight": parts["v"][i], f"{at}.self_attn.o_proj.weight": parts["o"][i]}
         found |= {f"{at}.mlp.{name}_proj.weight": parts[name][i] for name in ("gate", "up", "down")}
-        found |= {f"{at}.input_layernorm.weight": parts["norm1"][i], f"{at}.post_attention_layernorm.weight": parts["norm2"][i]}
+        found |= {
+            f"{at}.input_layernorm.weight": parts["norm1"][i],
+            f"{at}.post_attention_layernorm.weight": parts["norm2"][i],
+        }
     return found
 
 
@@ -85,8 +117,16 @@ def samples(model: Any, count: int, seed: int) -> Tensor:
     """Texts (count, LENGTH) that the model writes itself, from the start symbol, at temperature 1."""
     torch.manual_seed(seed)
     start = torch.full((64, 1), BOS)
-    options = {"do_sample": True, "top_k": 0, "min_new_tokens": LENGTH - 1, "max_new_tokens": LENGTH - 1, "pad_token_id": 0}
-    return torch.cat([model.generate(start, attention_mask=torch.ones_like(start), **options) for _ in range(count // 64)])
+    options = {
+        "do_sample": True,
+        "top_k": 0,
+        "min_new_tokens": LENGTH - 1,
+        "max_new_tokens": LENGTH - 1,
+        "pad_token_id": 0,
+    }
+    return torch.cat(
+        [model.generate(start, attention_mask=torch.ones_like(start), **options) for _ in range(count // 64)]
+    )
 
 
 @torch.no_grad()
@@ -107,11 +147,19 @@ def story(model: Any, characters: list[str], cached: bool = True) -> str:
     """What the model writes at temperature 0.7."""
     torch.manual_seed(1)
     start = torch.full((1, 1), BOS)
-    options = {"do_sample": True, "temperature": 0.7, "max_new_tokens": LENGTH - 1, "pad_token_id": 0, "use_cache": cached}
+    options = {
+        "do_sample": True,
+        "temperature": 0.7,
+        "max_new_tokens": LENGTH - 1,
+        "pad_token_id": 0,
+        "use_cache": cached,
+    }
     return readable(model.generate(start, attention_mask=torch.ones_like(start), **options)[0], characters)
 
 
-def row(model: Any, spec: dict[str, Any], schedule: dict[str, int], texts: tuple[Tensor, Tensor], out: Path, steps: int) -> tuple[Any, dict[str, Any]]:
+def row(
+    model: Any, spec: dict[str, Any], schedule: dict[str, int], texts: tuple[Tensor, Tensor], out: Path, steps: int
+) -> tuple[Any, dict[str, Any]]:
     """One replaced model: its figures before and after it has learnt."""
     learn, test = texts
     student, report = replace_mixers(model, {"model.layers.*": spec}, seed=0, **schedule)
@@ -145,7 +193,10 @@ def main() -> None:
             found["rows"][label] = {**entry, "story": story(student, characters)}
             path.write_text(json.dumps(found, indent=1) + "\n")
         entry = found["rows"][label]
-        print(f"{label:16} replaced {entry['replaced']:.4f}, distilled {entry['distilled']:.4f}  ({entry['seconds']:.0f} s)\n  {entry['story']}\n", flush=True)
+        print(
+            f"{label:16} replaced {entry['replaced']:.4f}, distilled {entry['distilled']:.4f}  ({entry['seconds']:.0f} s)\n  {entry['story']}\n",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,11 @@ from tokenmix.system.torchvision import ensure_torchvision
 from whole_models import RESULTS
 
 SIDE, LENGTH = 1024, 16384
-MIXERS: dict[str, dict[str, Any]] = {"hydra": {"name": "hydra"}, "aft_simple": {"name": "aft_simple"}, "linear": {"name": "linear"}}
+MIXERS: dict[str, dict[str, Any]] = {
+    "hydra": {"name": "hydra"},
+    "aft_simple": {"name": "aft_simple"},
+    "linear": {"name": "linear"},
+}
 
 
 def vit() -> tuple[nn.Module, Callable[[nn.Module], Any]]:
@@ -43,7 +47,9 @@ def bert() -> tuple[nn.Module, Callable[[nn.Module], Any]]:
     from transformers import BertConfig, BertModel
 
     sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4}
-    model = BertModel(BertConfig(vocab_size=1000, max_position_embeddings=LENGTH, **sizes), add_pooling_layer=False).eval()
+    model = BertModel(
+        BertConfig(vocab_size=1000, max_position_embeddings=LENGTH, **sizes), add_pooling_layer=False
+    ).eval()
     ids = torch.randint(0, 1000, (1, LENGTH), generator=torch.Generator().manual_seed(0))
     return model, lambda m: m(ids)
 
@@ -62,7 +68,10 @@ def rows(make: Callable[[], tuple[nn.Module, Callable[[nn.Module], Any]]], budge
     calls = {name: torch.no_grad()(partial(call, one)) for name, one in models.items()}
     times = measure({name: sampler(one) for name, one in calls.items()}, budget=budget)
     base = times["attention"].wall
-    return {name: {"seconds": t.wall, "speedup": base / t.wall, "peak_MiB": (peak_memory(calls[name]) or 0) / 2**20} for name, t in times.items()}
+    return {
+        name: {"seconds": t.wall, "speedup": base / t.wall, "peak_MiB": (peak_memory(calls[name]) or 0) / 2**20}
+        for name, t in times.items()
+    }
 
 
 def main() -> None:
@@ -72,11 +81,20 @@ def main() -> None:
     parser.add_argument("--rows", nargs="*", choices=list(HOSTS), default=list(HOSTS))
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    found: dict[str, Any] = {"machine": machine(), "threads": given.threads, "side": SIDE, "length": LENGTH, "hosts": {}}
+    found: dict[str, Any] = {
+        "machine": machine(),
+        "threads": given.threads,
+        "side": SIDE,
+        "length": LENGTH,
+        "hosts": {},
+    }
     for host in given.rows:
         found["hosts"][host] = rows(HOSTS[host], given.budget)
         for name, row in found["hosts"][host].items():
-            print(f"{host:5} {name:24}{row['seconds']:8.3f} s  {row['speedup']:5.2f}x  {row['peak_MiB']:7.0f} MiB", flush=True)
+            print(
+                f"{host:5} {name:24}{row['seconds']:8.3f} s  {row['speedup']:5.2f}x  {row['peak_MiB']:7.0f} MiB",
+                flush=True,
+            )
         RESULTS.joinpath("surgery_long.json").write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -29,8 +29,25 @@ from tokenmix.train.checkpoint import list_steps
 from tokenmix.train.image_tasks import ClassifyTask, open_set
 from whole_models import RESULTS
 
-NORM_ROWS = (*(f"registers/{n}" for n in (0, 1, 4, 8)), "attention", "aft_full", "aft_conv_k7", "aft_simple", "hydra", "hydra_last_3", "external")
-GATHER_ROWS = ("aft_conv_k7", "aft_conv_k7_raw", "one_hot/0.01", "one_hot/0.1", "one_hot_tuned/10", "one_tap/1", "one_tap_tuned/1")
+NORM_ROWS = (
+    *(f"registers/{n}" for n in (0, 1, 4, 8)),
+    "attention",
+    "aft_full",
+    "aft_conv_k7",
+    "aft_simple",
+    "hydra",
+    "hydra_last_3",
+    "external",
+)
+GATHER_ROWS = (
+    "aft_conv_k7",
+    "aft_conv_k7_raw",
+    "one_hot/0.01",
+    "one_hot/0.1",
+    "one_hot_tuned/10",
+    "one_tap/1",
+    "one_tap_tuned/1",
+)
 
 
 def norms_of(folder: Path, count: int) -> dict[str, Any]:
@@ -50,13 +67,24 @@ def layer_norms(norms: Tensor) -> dict[str, float]:
     """The distribution of one layer's norms (B, H, W)."""
     flat = norms.flatten()
     median, high, most = (float(flat.quantile(q)) for q in (0.5, 0.999, 1.0))
-    return {"median": median, "q99.9": high, "max": most, "max_to_median": most / median, "outliers": float(share_above(norms[None], outlier_cutoff(norms))[0])}
+    return {
+        "median": median,
+        "q99.9": high,
+        "max": most,
+        "max_to_median": most / median,
+        "outliers": float(share_above(norms[None], outlier_cutoff(norms))[0]),
+    }
 
 
 def test_images(config: Any, count: int) -> Tensor:
     """The first test images, as the model is given them."""
     split = open_set(config.data, config.model.channels).split("test")
-    options = {"mean": config.data.mean, "std": config.data.std, "image_size": config.model.image_size, "channels": config.model.channels}
+    options = {
+        "mean": config.data.mean,
+        "std": config.data.std,
+        "image_size": config.model.image_size,
+        "channels": config.model.channels,
+    }
     return next(images for images, _ in islice(eval_batches(split, batch_size=count, **options), 1))
 
 
@@ -65,7 +93,11 @@ def gather_of(folder: Path) -> dict[str, Any]:
     model, config = load_run(folder)
     task, gather = ClassifyTask(config), to_gather(model)
     kept = torch.cat([part.kept for part in gather.modules() if hasattr(part, "kept")])
-    found: dict[str, Any] = {"kept_mean": float(kept.mean()), "kept_least": float(kept.min()), "heads_above_0.9": float((kept > 0.9).double().mean())}
+    found: dict[str, Any] = {
+        "kept_mean": float(kept.mean()),
+        "kept_least": float(kept.min()),
+        "heads_above_0.9": float((kept > 0.9).double().mean()),
+    }
     for name, one in (("dense", model), ("gather", gather)):
         began = time.perf_counter()
         found[name] = {"test_top1": task.evaluate(one, "test").top1, "seconds": time.perf_counter() - began}
@@ -78,8 +110,13 @@ def show(found: dict[str, Any]) -> None:
         for step, entry in steps.items():
             last, layer = entry["layers"][-1], furthest(entry)
             there = entry["layers"][layer]
-            print(f"{row:14} step {step:>5}  after the last layer: median {last['median']:7.2f}, max/median {last['max_to_median']:5.2f}, ", end="")
-            print(f"outliers {last['outliers']:.2%}; furthest after layer {layer}: {there['max_to_median']:5.2f}, {there['outliers']:.2%}")
+            print(
+                f"{row:14} step {step:>5}  after the last layer: median {last['median']:7.2f}, max/median {last['max_to_median']:5.2f}, ",
+                end="",
+            )
+            print(
+                f"outliers {last['outliers']:.2%}; furthest after layer {layer}: {there['max_to_median']:5.2f}, {there['outliers']:.2%}"
+            )
     for row, entry in found["gather"].items():
         print(f"{row:14} dense {entry['dense']['test_top1']:.4f}  gather {entry['gather']['test_top1']:.4f}  ", end="")
         print(f"kept {entry['kept_mean']:.3f}, least {entry['kept_least']:.3f}")

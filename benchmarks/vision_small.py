@@ -30,7 +30,15 @@ HYDRA = {"name": "hydra"}
 
 def vit(*mixers: dict[str, Any], **options: Any) -> ViTConfig:
     """The common shell."""
-    return ViTConfig(dim=DIM, layers=LAYERS, mixers=mixers, image_size=(32, 32), patch=PATCH, classes=10, **{"pool": "mean", **options})
+    return ViTConfig(
+        dim=DIM,
+        layers=LAYERS,
+        mixers=mixers,
+        image_size=(32, 32),
+        patch=PATCH,
+        classes=10,
+        **{"pool": "mean", **options},
+    )
 
 
 def conv(kernel_size: int, **options: Any) -> ViTConfig:
@@ -54,7 +62,11 @@ ROWS: dict[str, ViTConfig] = {
     "hydra_last_3": replace_layers(ATTENTION, HYDRA, last=3),
     "external": vit({"name": "external", "slots": 64}),
 }
-TUNED = {"finetune/aft_conv": ROWS["aft_conv_k7"], "finetune/hydra_last_3": ROWS["hydra_last_3"], "finetune/hydra": ROWS["hydra"]}
+TUNED = {
+    "finetune/aft_conv": ROWS["aft_conv_k7"],
+    "finetune/hydra_last_3": ROWS["hydra_last_3"],
+    "finetune/hydra": ROWS["hydra"],
+}
 REGISTERS = {f"registers/{n}": replace(ATTENTION, pool="class", registers=n) for n in (0, 1, 4, 8)}
 
 
@@ -72,9 +84,16 @@ def config_of(row: str, data: str) -> RunConfig:
         rate = RATE if part == "one_tap" else TUNING_RATE
     elif part == "registers":
         model, steps = REGISTERS[row], REGISTER_STEPS
-    images = ImageDataConfig(**data_source(data), augment=Augment(crop="pad", pad=4, flip=0.5), mean=CIFAR_MEAN, std=CIFAR_STD)
+    images = ImageDataConfig(
+        **data_source(data), augment=Augment(crop="pad", pad=4, flip=0.5), mean=CIFAR_MEAN, std=CIFAR_STD
+    )
     optim = OptimConfig(lr=rate, weight_decay=0.05, warmup=100, min_lr_ratio=0.01, **more)
-    often: dict[str, Any] = {"log_every": 50, "eval_every": 300, "save_every": 150, "keep": 4 if part == "registers" else 1}
+    often: dict[str, Any] = {
+        "log_every": 50,
+        "eval_every": 300,
+        "save_every": 150,
+        "keep": 4 if part == "registers" else 1,
+    }
     loop = TrainConfig(steps=steps, batch_size=BATCH, threads=1, eval_batch=256, eval_images=2000, **often)
     return RunConfig(model, images, optim, loop, recipe="vision_small", row=row)
 
@@ -85,12 +104,27 @@ def run_row(row: str, data: str, out: Path) -> None:
     if row.startswith("finetune/"):
         config = replace(config, train=replace(config.train, init=str(converted(config.model, out, row))))
     if "_tuned/" in row:
-        config = replace(config, train=replace(config.train, init=str(out / ("aft_conv_k7" if row.startswith("one_hot") else "aft_conv_k7_raw"))))
+        config = replace(
+            config,
+            train=replace(
+                config.train, init=str(out / ("aft_conv_k7" if row.startswith("one_hot") else "aft_conv_k7_raw"))
+            ),
+        )
     summary = finish(folder, config)
     model, _ = load_run(folder)
     sizes = (32,) if model.fixed_size else LARGER
-    scores = {size: evaluate_run(folder, image_size=size, max_images=None if size == 32 else 5000, device="cpu", record=size == 32).top1 for size in sizes}
-    keep_result(folder, summary, parameters=sum(p.numel() for p in model.parameters()), test_top1={str(size): score for size, score in scores.items()})
+    scores = {
+        size: evaluate_run(
+            folder, image_size=size, max_images=None if size == 32 else 5000, device="cpu", record=size == 32
+        ).top1
+        for size in sizes
+    }
+    keep_result(
+        folder,
+        summary,
+        parameters=sum(p.numel() for p in model.parameters()),
+        test_top1={str(size): score for size, score in scores.items()},
+    )
 
 
 def converted(config: ViTConfig, out: Path, row: str) -> Path:

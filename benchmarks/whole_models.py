@@ -140,7 +140,9 @@ def vision(grid: tuple[int, int], batch: int) -> dict[str, Callable[[], None]]:
     return steps
 
 
-def table(rows: dict[str, Row], steps: dict[str, Callable[[], None]], budget: float, left_out: set[str]) -> dict[str, Any]:
+def table(
+    rows: dict[str, Row], steps: dict[str, Callable[[], None]], budget: float, left_out: set[str]
+) -> dict[str, Any]:
     """Name -> steps per second, MiB at the peak of a step, ratio to fused attention."""
     scopes = {name: partial(Unfused, row.unfused) for name, row in rows.items()}
     kept = {name: step for name, step in steps.items() if name not in left_out}
@@ -148,7 +150,13 @@ def table(rows: dict[str, Row], steps: dict[str, Callable[[], None]], budget: fl
     times = measure({name: sampler(step, scope=scopes[name]) for name, step in kept.items()}, budget=budget)
     base = times["attention, fused SDPA"].wall
     return {
-        name: {"it/s": 1 / t.wall, "cpu_seconds": t.cpu, "ratio_to_fused": base / t.wall, "peak_MiB": (memory[name] or 0) / 2**20} for name, t in times.items()
+        name: {
+            "it/s": 1 / t.wall,
+            "cpu_seconds": t.cpu,
+            "ratio_to_fused": base / t.wall,
+            "peak_MiB": (memory[name] or 0) / 2**20,
+        }
+        for name, t in times.items()
     } | {name: None for name in left_out}
 
 
@@ -164,7 +172,11 @@ def main() -> None:
     for size, batch in sizes:
         T = size if isinstance(size, int) else size[0] * size[1]
         models, layers, heads = (LM_ROWS, 24, 4) if given.what == "lm" else (VISION_ROWS, 12, 3)
-        left_out = {name for name, row in models.items() if row.unfused} if 3 * 4 * batch * heads * layers * T * T > UNFUSED_BYTES else set()
+        left_out = (
+            {name for name, row in models.items() if row.unfused}
+            if 3 * 4 * batch * heads * layers * T * T > UNFUSED_BYTES
+            else set()
+        )
         steps = language(T, batch) if isinstance(size, int) else vision(size, batch)
         label = f"T={T}, batch {batch}" if isinstance(size, int) else f"{size[0]}x{size[1]}, batch {batch}"
         found["tables"][label] = rows = table(models, steps, given.budget, left_out)
@@ -172,7 +184,11 @@ def main() -> None:
         for name, row in rows.items():
             print(
                 f"  {name:34}"
-                + (f"{row['it/s']:8.3f} it/s  {row['ratio_to_fused']:5.2f}x fused  {row['peak_MiB']:8.0f} MiB" if row else " left out: T x T does not fit")
+                + (
+                    f"{row['it/s']:8.3f} it/s  {row['ratio_to_fused']:5.2f}x fused  {row['peak_MiB']:8.0f} MiB"
+                    if row
+                    else " left out: T x T does not fit"
+                )
             )
         RESULTS.joinpath(f"whole_models_{given.what}.json").write_text(json.dumps(found, indent=1) + "\n")
 

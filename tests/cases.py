@@ -15,8 +15,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "attention-grouped": ("attention", {"heads": 4, "kv_heads": 2, "scale": 0.3, "qkv_bias": False}),
     "attention-learned": ("attention", {"heads": 2, **_LEARNED}),
     "attention-rotary": ("attention", {"heads": 2, "positions": {"name": "rotary"}}),
-    "attention-rotary-wide": ("attention", {"heads": 4, "kv_heads": 2, "head_dim": 6, "positions": {"name": "rotary", "rotary_dim": 4, "base": 100.0}}),
-    "attention-rotary-interleaved": ("attention", {"heads": 2, "positions": {"name": "rotary", "layout": "interleaved", "scaling": _YARN}}),
+    "attention-rotary-wide": (
+        "attention",
+        {"heads": 4, "kv_heads": 2, "head_dim": 6, "positions": {"name": "rotary", "rotary_dim": 4, "base": 100.0}},
+    ),
+    "attention-rotary-interleaved": (
+        "attention",
+        {"heads": 2, "positions": {"name": "rotary", "layout": "interleaved", "scaling": _YARN}},
+    ),
     "attention-normed": ("attention", {"heads": 4, "kv_heads": 2, "qk_norm": "rms", "positions": {"name": "rotary"}}),
     "attention-normed-layer": ("attention", {"heads": 2, "qk_norm": "layer", "norm_eps": 1e-3}),
     "aft_full": ("aft_full", {"max_len": 13, "rank": None}),
@@ -53,26 +59,44 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "simplified_attention": ("simplified_attention", {"scale": 0.25}),
     # synthesizer
     "synthesizer_dense": ("synthesizer_dense", {"max_len": 13, "heads": 2}),
-    "synthesizer_dense-shared": ("synthesizer_dense", {"max_len": 13, "heads": 4, "head_dim": 3, "hidden": 5, "share_heads": True, "bias": False}),
+    "synthesizer_dense-shared": (
+        "synthesizer_dense",
+        {"max_len": 13, "heads": 4, "head_dim": 3, "hidden": 5, "share_heads": True, "bias": False},
+    ),
     "synthesizer_dense-linear": ("synthesizer_dense", {"max_len": 12, "heads": 2, "hidden": 0, "qkv_bias": False}),
     "synthesizer_random": ("synthesizer_random", {"max_len": 13, "heads": 2}),
-    "synthesizer_random-fixed": ("synthesizer_random", {"max_len": 12, "heads": 4, "head_dim": 3, "trainable": False, "share_heads": True, "out_bias": False}),
+    "synthesizer_random-fixed": (
+        "synthesizer_random",
+        {"max_len": 12, "heads": 4, "head_dim": 3, "trainable": False, "share_heads": True, "out_bias": False},
+    ),
     "synthesizer_factorized_dense": ("synthesizer_factorized_dense", {"max_len": 13, "heads": 2, "hidden": 3}),
     "synthesizer_factorized_dense-shared": (
         "synthesizer_factorized_dense",
         {"max_len": 14, "heads": 4, "head_dim": 3, "factor": 5, "share_heads": True, "bias": False},
     ),
-    "synthesizer_factorized_random": ("synthesizer_factorized_random", {"max_len": 13, "heads": 2, "rank": 3, "init_std": 0.1}),
+    "synthesizer_factorized_random": (
+        "synthesizer_factorized_random",
+        {"max_len": 13, "heads": 2, "rank": 3, "init_std": 0.1},
+    ),
     "synthesizer_mixture": ("synthesizer_mixture", {"max_len": 13, "heads": 2}),
     "synthesizer_mixture-all": (
         "synthesizer_mixture",
-        {"max_len": 13, "heads": 2, "parts": ["dense", "random", "factorized_dense", "factorized_random", "attention"], "share_heads": True, "rank": 2},
+        {
+            "max_len": 13,
+            "heads": 2,
+            "parts": ["dense", "random", "factorized_dense", "factorized_random", "attention"],
+            "share_heads": True,
+            "rank": 2,
+        },
     ),
     "synthesizer_mixture-gated": (
         "synthesizer_mixture",
         {"max_len": 12, "heads": 2, "head_dim": 3, "join": "gated", "parts": ["attention", "dense"], "scale": 1.0},
     ),
-    "synthesizer_mixture-plus": ("synthesizer_mixture", {"max_len": 13, "heads": 2, "join": "plus", "parts": ["random", "factorized_random"], "init_std": 0.1}),
+    "synthesizer_mixture-plus": (
+        "synthesizer_mixture",
+        {"max_len": 13, "heads": 2, "join": "plus", "parts": ["random", "factorized_random"], "init_std": 0.1},
+    ),
     # linear
     "linear": ("linear", {"heads": 2}),
     "linear-exp": ("linear", {"heads": 1, "feature": "exp"}),
@@ -94,7 +118,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bigbird": ("bigbird", {"block": 2, "random_blocks": 1, "global_blocks": 1, "seed": 3, "heads": 2}),
     # low rank
     "linformer": ("linformer", {"max_len": 13, "rank": 3, "heads": 2}),
-    "linformer-heads": ("linformer", {"max_len": 12, "rank": 4, "heads": 4, "sharing": "none", "qkv_bias": False, "out_bias": False}),
+    "linformer-heads": (
+        "linformer",
+        {"max_len": 12, "rank": 4, "heads": 4, "sharing": "none", "qkv_bias": False, "out_bias": False},
+    ),
     "linformer-layers": ("linformer", {"max_len": 13, "rank": 3, "heads": 1, "sharing": "layerwise"}),
     "nystrom": ("nystrom", {"landmarks": 4, "heads": 2}),
     "nystrom-conv": ("nystrom", {"landmarks": 3, "heads": 4, "iterations": 2, "conv_kernel": 3, "qkv_bias": False}),
@@ -107,7 +134,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "set-mab": ("set", {"points": 4, "heads": 4, "inner": "mab"}),
     # gated, convolutional and MLP
     "lightconv": ("lightconv", {"heads": 2, "kernel_size": 5}),
-    "lightconv-plain": ("lightconv", {"heads": 4, "kernel_size": 3, "glu": False, "qkv_bias": False, "out_bias": False}),
+    "lightconv-plain": (
+        "lightconv",
+        {"heads": 4, "kernel_size": 3, "glu": False, "qkv_bias": False, "out_bias": False},
+    ),
     "dynamicconv": ("dynamicconv", {"heads": 2, "kernel_size": 5}),
     "dynamicconv-plain": ("dynamicconv", {"heads": 8, "kernel_size": 3, "glu": False}),
     "lambda": ("lambda", {"max_len": 13, "heads": 2, "key_width": 3}),
@@ -122,16 +152,36 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fourier": ("fourier", {}),
     # content-sorted
     "reformer": ("reformer", {"heads": 2, "buckets": 4, "chunk": 2, "rounds": 3}),
-    "reformer-one-round": ("reformer", {"heads": 4, "buckets": 2, "chunk": 2, "rounds": 1, "seed": 2, "qkv_bias": False, "out_bias": False}),
+    "reformer-one-round": (
+        "reformer",
+        {"heads": 4, "buckets": 2, "chunk": 2, "rounds": 1, "seed": 2, "qkv_bias": False, "out_bias": False},
+    ),
     "routing": ("routing", {"heads": 2, "clusters": 2, "window": 3, "seed": 1}),
-    "routing-one-head": ("routing", {"heads": 1, "clusters": 3, "window": 2, "decay": 0.9, "qkv_bias": False, "out_bias": False}),
+    "routing-one-head": (
+        "routing",
+        {"heads": 1, "clusters": 3, "window": 2, "decay": 0.9, "qkv_bias": False, "out_bias": False},
+    ),
     "sinkhorn": ("sinkhorn", {"heads": 2, "block": 3, "iterations": 3}),
-    "sinkhorn-gumbel": ("sinkhorn", {"heads": 4, "block": 4, "iterations": 1, "temperature": 1.0, "gumbel": True, "qkv_bias": False, "out_bias": False}),
+    "sinkhorn-gumbel": (
+        "sinkhorn",
+        {
+            "heads": 4,
+            "block": 4,
+            "iterations": 1,
+            "temperature": 1.0,
+            "gumbel": True,
+            "qkv_bias": False,
+            "out_bias": False,
+        },
+    ),
     # memory
     "transformer_xl": ("transformer_xl", {"heads": 2}),
     "transformer_xl-memory": ("transformer_xl", {"heads": 4, "memory": 4, "qkv_bias": False}),
     "compressive": ("compressive", {"heads": 2, "memory": 2, "compressed": 2, "rate": 2}),
-    "compressive-conv": ("compressive", {"heads": 4, "memory": 3, "compressed": 1, "rate": 3, "pool": "conv", "qkv_bias": False}),
+    "compressive-conv": (
+        "compressive",
+        {"heads": 4, "memory": 3, "compressed": 1, "rate": 3, "pool": "conv", "qkv_bias": False},
+    ),
     "compressive-max": ("compressive", {"heads": 2, "memory": 1, "compressed": 3, "rate": 2, "pool": "max"}),
     # images
     "axial": ("axial", {"heads": 2, "width": 4}),
@@ -139,7 +189,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "axial-sum": ("axial", {"heads": 2, "ndim": 3, "width": None, "combine": "sum"}),
     "axial-3d": ("axial", {"heads": 2, "ndim": 3, "width": None}),
     "image_local": ("image_local", {"heads": 2, "block": 3, "memory": 2}),
-    "image_local-2d": ("image_local", {"heads": 2, "ndim": 2, "block": [2, 3], "memory": [1, 2], "width": 4, "qkv_bias": False}),
+    "image_local-2d": (
+        "image_local",
+        {"heads": 2, "ndim": 2, "block": [2, 3], "memory": [1, 2], "width": 4, "qkv_bias": False},
+    ),
     "image_local-grid": ("image_local", {"heads": 2, "ndim": 2, "block": [2, 2], "memory": 1}),
 }
 
@@ -169,4 +222,8 @@ QUICK = os.environ.get("TOKENMIX_QUICK")
 def forms() -> list[tuple[str, bool]]:
     """Every case, bidirectional and, but for those on grids, causal."""
     chosen = [case for case in CASES if QUICK in (None, CASES[case][0])]
-    return [(case, causal) for case in chosen for causal in ((False,) if case in GRIDS or not MIXERS[CASES[case][0]].supports_causal else (False, True))]
+    return [
+        (case, causal)
+        for case in chosen
+        for causal in ((False,) if case in GRIDS or not MIXERS[CASES[case][0]].supports_causal else (False, True))
+    ]

@@ -30,7 +30,11 @@ def pytest_collection_modifyitems(config, items):
     Where the C library could not be built, deselect the tests of its kernels and say so in the summary.
     """
     for item in items:
-        if is_more(item.path.name, getattr(item, "originalname", item.name), getattr(getattr(item, "callspec", None), "params", {})):
+        if is_more(
+            item.path.name,
+            getattr(item, "originalname", item.name),
+            getattr(getattr(item, "callspec", None), "params", {}),
+        ):
             item.add_marker("more")
     if not cpu.available():
         need = [i for i in items if i.path.name.startswith(KERNEL_FILES) or i.originalname in KERNEL_TESTS]

@@ -48,7 +48,11 @@ class BareExponential(Mean):
 
     def forward(self, x: Tensor) -> Tensor:
         e = torch.exp(self.key(x))
-        num, den = ((e * self.value(x)).cumsum(1), e.cumsum(1)) if self.causal else ((e * self.value(x)).sum(1, keepdim=True), e.sum(1, keepdim=True))
+        num, den = (
+            ((e * self.value(x)).cumsum(1), e.cumsum(1))
+            if self.causal
+            else ((e * self.value(x)).sum(1, keepdim=True), e.sum(1, keepdim=True))
+        )
         return torch.sigmoid(self.gate(x)) * num / den
 
 
@@ -208,7 +212,10 @@ class MeanMixer(Mixer):
 
     def empty_state(self, batch_size, *, device, dtype):
         dtype = torch.promote_types(dtype, torch.float32)
-        return MeanState(torch.zeros(batch_size, self.dim, device=device, dtype=dtype), torch.zeros(batch_size, 1, device=device, dtype=dtype))
+        return MeanState(
+            torch.zeros(batch_size, self.dim, device=device, dtype=dtype),
+            torch.zeros(batch_size, 1, device=device, dtype=dtype),
+        )
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         v, n = self.values(x, key_mask)
@@ -219,7 +226,9 @@ class MeanMixer(Mixer):
 def mean_mixer_reference(mixer: MeanMixer, x: Tensor, allowed: Tensor) -> Tensor:
     """Compute the mean over the allowed pairs."""
     weights = allowed.double() / allowed.double().sum(-1, keepdim=True).clamp_min(1.0)
-    return F.linear(torch.sigmoid(mixer.q_proj(x)) * (weights @ mixer.v_proj(x)), mixer.out_proj.weight, mixer.out_proj.bias)
+    return F.linear(
+        torch.sigmoid(mixer.q_proj(x)) * (weights @ mixer.v_proj(x)), mixer.out_proj.weight, mixer.out_proj.bias
+    )
 
 
 class WrongCounter(MeanMixer):
@@ -234,13 +243,18 @@ class Forgetful(MeanMixer):
     """A mixer whose stream is re-initialised with each chunk."""
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        return super().mix_chunk(x, self.empty_state(len(x), device=x.device, dtype=x.dtype), positions=positions, key_mask=key_mask)
+        return super().mix_chunk(
+            x, self.empty_state(len(x), device=x.device, dtype=x.dtype), positions=positions, key_mask=key_mask
+        )
 
 
 class Excused(Forgetful):
     """A mixer that declares what it cannot do."""
 
-    waivers = dict.fromkeys(("streaming_equals_parallel", "rows_at_different_positions", "reorder_picks_rows", "state_is_a_value"), "keeps no past")
+    waivers = dict.fromkeys(
+        ("streaming_equals_parallel", "rows_at_different_positions", "reorder_picks_rows", "state_is_a_value"),
+        "keeps no past",
+    )
 
 
 class ExcusedLeak(MeanMixer):

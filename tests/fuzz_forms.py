@@ -33,7 +33,9 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "time first": lambda a: a.transpose(0, 1).contiguous().transpose(0, 1),
     "every second feature": lambda a: torch.stack([a, a], -1).flatten(-2)[..., ::2],
     "every second token": lambda a: torch.stack([a, a], -2).flatten(-3, -2)[..., ::2, :],
-    "from the middle of a longer text": lambda a: torch.cat([a, a], -2)[..., a.shape[-2] // 2 : a.shape[-2] // 2 + a.shape[-2], :].copy_(a),
+    "from the middle of a longer text": lambda a: torch.cat([a, a], -2)[
+        ..., a.shape[-2] // 2 : a.shape[-2] // 2 + a.shape[-2], :
+    ].copy_(a),
 }
 """How an argument can lie in memory: the same numbers in each."""
 
@@ -112,10 +114,16 @@ class Draw:
 
     def placed(self, mask: Tensor) -> Tensor:
         """The mask in some layout."""
-        return self.one(mask, mask, torch.stack([mask, ~mask], -1)[..., 0], mask.T.contiguous().T, mask[:1].expand_as(mask))
+        return self.one(
+            mask, mask, torch.stack([mask, ~mask], -1)[..., 0], mask.T.contiguous().T, mask[:1].expand_as(mask)
+        )
 
     def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.queries(self.B, self.T, self.D), self.keys(self.B, self.S, self.D), self.normal(self.B, self.S, self.D)
+        return (
+            self.queries(self.B, self.T, self.D),
+            self.keys(self.B, self.S, self.D),
+            self.normal(self.B, self.S, self.D),
+        )
 
     def gate(self) -> str | None:
         return self.one("sigmoid", "sigmoid", None, "tanh")
@@ -159,7 +167,12 @@ def aft_full_batched(d: Draw) -> Drawn:
 def aft_local(d: Draw) -> Drawn:
     d.bounded()
     w = d.logs(d.T, d.T) if d.one(True, False) else _factors(d, d.T, d.T)
-    return (*d.qkv(), w), {**d.masks(), "gate": d.gate(), "window": d.window(), "outside": d.one("zero", "zero", "none")}
+    return (*d.qkv(), w), {
+        **d.masks(),
+        "gate": d.gate(),
+        "window": d.window(),
+        "outside": d.one("zero", "zero", "none"),
+    }
 
 
 def _conv(d: Draw) -> tuple[Tensor, Tensor, Tensor]:
@@ -168,7 +181,11 @@ def _conv(d: Draw) -> tuple[Tensor, Tensor, Tensor]:
 
 def aft_conv(d: Draw) -> Drawn:
     d.bounded()
-    return (*_conv(d), d.logs(d.heads, d.one(1, 3, 5, 31, 63, 129))), {**d.masks(), "gate": d.gate(), "outside": d.one("zero", "zero", "none")}
+    return (*_conv(d), d.logs(d.heads, d.one(1, 3, 5, 31, 63, 129))), {
+        **d.masks(),
+        "gate": d.gate(),
+        "outside": d.one("zero", "zero", "none"),
+    }
 
 
 def aft_conv_2d(d: Draw) -> Drawn:
@@ -177,7 +194,13 @@ def aft_conv_2d(d: Draw) -> Drawn:
     d.T = d.S = height * width + prefix
     d.e = max(1, min(d.e, QUADRATIC // max(1, d.B * d.T * d.T * d.heads)))
     kernel = d.logs(d.heads, size, size)
-    return (*_conv(d), kernel), {**d.masks(), "gate": d.gate(), "outside": d.one("zero", "zero", "none"), "grid": (height, width), "prefix": prefix}
+    return (*_conv(d), kernel), {
+        **d.masks(),
+        "gate": d.gate(),
+        "outside": d.one("zero", "zero", "none"),
+        "grid": (height, width),
+        "prefix": prefix,
+    }
 
 
 def hydra(d: Draw) -> Drawn:
@@ -197,7 +220,12 @@ def external(d: Draw) -> Drawn:
     slots = d.one(1, 2, 7, 16, 64)
     biases = (d.normal(slots), d.normal(d.e)) if d.one(True, False) else ()
     args = (d.keys(d.B, d.T, d.D), d.normal(slots, d.e), d.normal(slots, d.e), *biases)
-    return args, {**d.masks(), "heads": d.heads, "norm": d.one("double", "double", "tokens", "slots"), "eps": d.one(1e-9, 0.0, 0.1)}
+    return args, {
+        **d.masks(),
+        "heads": d.heads,
+        "norm": d.one("double", "double", "tokens", "slots"),
+        "eps": d.one(1e-9, 0.0, 0.1),
+    }
 
 
 class Form(NamedTuple):
@@ -260,16 +288,32 @@ def drawn(name: str, seed: int, **limits: int) -> tuple[Draw, tuple, tuple, dict
         given = tuple(torch.where(mask[..., None], a, rubbish) if i in hidden else a for i, a in enumerate(given))
     elif d.B > 1 and d.rng.random() < 0.1:  # one row for all of the batch, without memory of its own
         exact = mapped(exact, lambda a: a[:1].expand_as(a) if a.ndim == 3 and a.shape[0] == d.B else a)
-        return d, mapped(exact, lambda a: a[:1].to(d.dtype).expand_as(a) if a.stride(0) == 0 else a.to(d.dtype)), exact, options
-    return d, mapped(given, lambda a: LAYOUTS[d.one(*LAYOUTS)](a.to(d.dtype)) if a.ndim == 3 else a.to(d.dtype)), exact, options
+        return (
+            d,
+            mapped(exact, lambda a: a[:1].to(d.dtype).expand_as(a) if a.stride(0) == 0 else a.to(d.dtype)),
+            exact,
+            options,
+        )
+    return (
+        d,
+        mapped(given, lambda a: LAYOUTS[d.one(*LAYOUTS)](a.to(d.dtype)) if a.ndim == 3 else a.to(d.dtype)),
+        exact,
+        options,
+    )
 
 
-def derived(name: str, args: tuple, options: dict[str, Any], g: Tensor | None, backend: str) -> tuple[Tensor, list[Tensor]]:
+def derived(
+    name: str, args: tuple, options: dict[str, Any], g: Tensor | None, backend: str
+) -> tuple[Tensor, list[Tensor]]:
     """Output, and the gradient of every argument, of a sum weighted by g."""
     leaves = mapped(args, lambda a: a.detach().requires_grad_())
     y = FORMS[name].function(*leaves, **options, backend=backend)
     g = torch.ones_like(y) if g is None else g
-    grads = torch.autograd.grad(y, flat(leaves), g.to(y.dtype), allow_unused=True) if y.requires_grad else [None] * len(flat(leaves))
+    grads = (
+        torch.autograd.grad(y, flat(leaves), g.to(y.dtype), allow_unused=True)
+        if y.requires_grad
+        else [None] * len(flat(leaves))
+    )
     return y.detach(), [torch.zeros_like(a) if g is None else g for g, a in zip(grads, flat(leaves), strict=True)]
 
 
@@ -292,31 +336,54 @@ def check(name: str, seed: int, backend: str = "cpu") -> str:
         return str(why)
     except Exception as error:
         shapes = mapped(args, lambda a: (tuple(a.shape), a.stride()))  # type: ignore[arg-type,return-value]  # for the message
-        mask = None if options["key_mask"] is None else f"{int(options['key_mask'].sum())} of {options['key_mask'].numel()}"
+        mask = (
+            None
+            if options["key_mask"] is None
+            else f"{int(options['key_mask'].sum())} of {options['key_mask'].numel()}"
+        )
         told = {**options, "key_mask": mask}
-        raise AssertionError(f"{name}, seed {seed}: {d.dtype} {shapes} {told}: {type(error).__name__}: {error}") from error
+        raise AssertionError(
+            f"{name}, seed {seed}: {d.dtype} {shapes} {told}: {type(error).__name__}: {error}"
+        ) from error
     return "same"
 
 
-def _compare(name: str, d: Draw, y: Tensor, grads: list[Tensor], want: Tensor, wanted: list[Tensor], exact: tuple, options: dict[str, Any]) -> None:
+def _compare(
+    name: str,
+    d: Draw,
+    y: Tensor,
+    grads: list[Tensor],
+    want: Tensor,
+    wanted: list[Tensor],
+    exact: tuple,
+    options: dict[str, Any],
+) -> None:
     """The contract's measures: outputs over sum(weight |v|), gradients over the largest, or over that of the values where theirs cancels."""
     form, limits = FORMS[name], torch.finfo(d.dtype)
     at, values, _ = roles(form.function)
     tol = ADVERSARIAL + LOGIT_EPS * MIXERS[form.row].largest_logit(exact, options) if want.numel() else ADVERSARIAL
     tol += 0.0 if d.dtype == torch.float32 else ROUNDINGS * limits.eps / 2
-    signed = set(options.get("feature", "").split("/")) <= ODD and form.row == "hydra"  # the weights have both signs too
+    signed = (
+        set(options.get("feature", "").split("/")) <= ODD and form.row == "hydra"
+    )  # the weights have both signs too
     loud = tuple(a.abs() if signed or i == values else a for i, a in enumerate(exact)) if values is not None else exact
     with torch.no_grad():
         scale = form.function(*loud, **options, backend="eager").abs()
     scale = torch.maximum(scale, want.abs())  # signed weights cancel in both
     _near("output", y, want, tol, scale.amax(-1, keepdim=True) if scale.numel() else scale, limits)
-    sizes = [float(g.abs().max() * a.abs().max()) if g.numel() else 0.0 for g, a in zip(wanted, flat(exact), strict=True)]
-    against = values if values is not None else at if form.averaged is None else form.averaged  # gradients of logits cancel, this one does not
+    sizes = [
+        float(g.abs().max() * a.abs().max()) if g.numel() else 0.0 for g, a in zip(wanted, flat(exact), strict=True)
+    ]
+    against = (
+        values if values is not None else at if form.averaged is None else form.averaged
+    )  # gradients of logits cancel, this one does not
     product = form.product or ((len(exact) - 1, len(exact)) if isinstance(exact[-1], tuple) else ())
     for i, (ours, theirs) in enumerate(zip(grads, wanted, strict=True)):
         largest = float(theirs.abs().max()) if theirs.numel() else 0.0
         floor = 0.0 if i == against else sizes[against]
-        if i in product and flat(exact)[sum(product) - i].numel():  # a sum over the other factor, which cancels in the same way
+        if (
+            i in product and flat(exact)[sum(product) - i].numel()
+        ):  # a sum over the other factor, which cancels in the same way
             floor *= float(flat(exact)[sum(product) - i].abs().max())
         _near(f"gradient of tensor {i}", ours, theirs, tol, torch.tensor(max(largest, floor)), limits)
 
@@ -324,10 +391,14 @@ def _compare(name: str, d: Draw, y: Tensor, grads: list[Tensor], want: Tensor, w
 def _near(what: str, got: Tensor, want: Tensor, tol: float, scale: Tensor, limits: torch.finfo) -> None:
     assert got.shape == want.shape, f"{what}: of shape {tuple(got.shape)}, not {tuple(want.shape)}"
     fits = want.isfinite() & (want.abs() < limits.max / 2)
-    assert bool(got.isfinite()[fits].all()), f"{what}: {int((~got.isfinite())[fits].sum())} of {got.numel()} numbers are not finite"
+    assert bool(got.isfinite()[fits].all()), (
+        f"{what}: {int((~got.isfinite())[fits].sum())} of {got.numel()} numbers are not finite"
+    )
     off = torch.where(fits, (got.double() - want).abs(), 0.0)
     worst = off - tol * scale - limits.tiny  # what lies below the smallest normal number is rounded to multiples of it
     if off.numel() and float(worst.max()) > 0:
         where = tuple(int(i) for i in torch.unravel_index(worst.argmax(), worst.shape))
         least = float((off / scale.expand_as(off).clamp_min(limits.tiny)).max())
-        raise AssertionError(f"{what}: off by {least:.2e}, {tol:.0e} allowed, at {where}: {float(got[where]):.7g}, eager {float(want[where]):.7g}")
+        raise AssertionError(
+            f"{what}: off by {least:.2e}, {tol:.0e} allowed, at {where}: {float(got[where]):.7g}, eager {float(want[where]):.7g}"
+        )

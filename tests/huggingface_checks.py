@@ -35,8 +35,22 @@ def config(mixers: Any = "aft", **options: Any) -> Any:
     """A small config whose weights are large."""
     from tokenmix.hosts.huggingface import TokenMixConfig
 
-    sizes = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "max_position_embeddings": 40}
-    return TokenMixConfig(**{**sizes, "mixers": KINDS[mixers] if isinstance(mixers, str) else mixers, "initializer_range": 0.5, "pad_token_id": 0, **options})
+    sizes = {
+        "vocab_size": 40,
+        "hidden_size": 16,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 40,
+    }
+    return TokenMixConfig(
+        **{
+            **sizes,
+            "mixers": KINDS[mixers] if isinstance(mixers, str) else mixers,
+            "initializer_range": 0.5,
+            "pad_token_id": 0,
+            **options,
+        }
+    )
 
 
 def causal(kind: Any = "aft", **options: Any) -> Any:
@@ -60,10 +74,14 @@ def close(got: torch.Tensor, wanted: torch.Tensor, atol: float = 2e-5) -> None:
     torch.testing.assert_close(got, wanted, rtol=0, atol=atol)
 
 
-def chunks(model: Any, x: torch.Tensor, cuts: list[int], mask: torch.Tensor | None = None, cache: Any = None) -> tuple[torch.Tensor, Any]:
+def chunks(
+    model: Any, x: torch.Tensor, cuts: list[int], mask: torch.Tensor | None = None, cache: Any = None
+) -> tuple[torch.Tensor, Any]:
     out = []
     for a, b in zip([0, *cuts], [*cuts, x.shape[1]], strict=True):
-        found = model(x[:, a:b], attention_mask=None if mask is None else mask[:, :b], past_key_values=cache, use_cache=True)
+        found = model(
+            x[:, a:b], attention_mask=None if mask is None else mask[:, :b], past_key_values=cache, use_cache=True
+        )
         cache = found.past_key_values
         out.append(found.logits)
     return torch.cat(out, 1), cache
@@ -87,7 +105,10 @@ def generation_needs_no_cache(kind: str) -> None:
         options = {"max_new_tokens": 10, "do_sample": False, **how}
         wanted = model.generate(x, use_cache=False, **options)
         assert torch.equal(model.generate(x, **options), wanted), how
-    assert torch.equal(model.generate(x, max_new_tokens=10, do_sample=False, prefill_chunk_size=5), model.generate(x, max_new_tokens=10, do_sample=False))
+    assert torch.equal(
+        model.generate(x, max_new_tokens=10, do_sample=False, prefill_chunk_size=5),
+        model.generate(x, max_new_tokens=10, do_sample=False),
+    )
 
 
 @torch.no_grad()
@@ -152,7 +173,10 @@ def rows_of_a_cache_can_be_picked(kind: str) -> None:
         pick(picked)
         assert picked.batch_size == len(rows)
         more = new[:1].expand(len(rows), -1)
-        whole, whole_mask = torch.cat([x[rows], more], 1), torch.cat([mask[rows], torch.ones(len(rows), 4, dtype=torch.long)], 1)
+        whole, whole_mask = (
+            torch.cat([x[rows], more], 1),
+            torch.cat([mask[rows], torch.ones(len(rows), 4, dtype=torch.long)], 1),
+        )
         got = model(more, attention_mask=whole_mask, past_key_values=picked).logits
         close(got, model(whole, attention_mask=whole_mask, use_cache=False).logits[:, -4:])
 
@@ -199,7 +223,14 @@ class Bug(NamedTuple):
 HOST = "hosts/huggingface/"
 HALVED = "pytree.tree_map(lambda a: a / 2 if a.is_floating_point() else a, state)"
 BUGS = [
-    Bug("the state is halved", HOST + "cache.py", "= state, self.seen + tokens", f"= {HALVED}, self.seen + tokens", "streamed_equals_full", "hydra"),
+    Bug(
+        "the state is halved",
+        HOST + "cache.py",
+        "= state, self.seen + tokens",
+        f"= {HALVED}, self.seen + tokens",
+        "streamed_equals_full",
+        "hydra",
+    ),
     Bug(
         "a halved state writes otherwise",
         HOST + "cache.py",
@@ -232,8 +263,22 @@ BUGS = [
         "generation_needs_no_cache",
         "aft",
     ),
-    Bug("a cut forgets the positions", HOST + "cache.py", "if left and self.recorded_positions:", "if False:", "tokens_are_given_back", "aft"),
-    Bug("a beam's rows stay", HOST + "cache.py", "        self._pick(beam_idx)", "        pass", "rows_of_a_cache_can_be_picked", "hybrid"),
+    Bug(
+        "a cut forgets the positions",
+        HOST + "cache.py",
+        "if left and self.recorded_positions:",
+        "if False:",
+        "tokens_are_given_back",
+        "aft",
+    ),
+    Bug(
+        "a beam's rows stay",
+        HOST + "cache.py",
+        "        self._pick(beam_idx)",
+        "        pass",
+        "rows_of_a_cache_can_be_picked",
+        "hybrid",
+    ),
     Bug(
         "positions stay with their rows",
         HOST + "cache.py",
@@ -257,7 +302,9 @@ def planted(bug: Bug, library: Path, place: Path) -> str:
     """What the bug's check says in a child process that imports a copy of the library with the bug."""
     copied = Path(shutil.copytree(library, place / "tokenmix", ignore=shutil.ignore_patterns("__pycache__", "*.so")))
     text = (copied / bug.file).read_text()
-    assert text.count(bug.old) == 1, f"{bug.file} holds {bug.old!r} {text.count(bug.old)} times; bring the patch up to date"
+    assert text.count(bug.old) == 1, (
+        f"{bug.file} holds {bug.old!r} {text.count(bug.old)} times; bring the patch up to date"
+    )
     (copied / bug.file).write_text(text.replace(bug.old, bug.new))
     read, write = os.pipe()
     child = os.fork()

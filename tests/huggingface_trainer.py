@@ -31,8 +31,22 @@ def trainer(out: Path, **options: Any) -> Any:
     torch.manual_seed(0)
     model = TokenMixForCausalLM(config("hybrid", initializer_range=0.2))
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    given: dict[str, Any] = {"max_steps": STEPS, "per_device_train_batch_size": BATCH // world, "learning_rate": 0.1, "optim": "sgd", "max_grad_norm": 0.0}
-    given |= {"save_steps": 3, "logging_steps": 100, "report_to": "none", "use_cpu": True, "disable_tqdm": True, "lr_scheduler_type": "constant", "seed": 1}
+    given: dict[str, Any] = {
+        "max_steps": STEPS,
+        "per_device_train_batch_size": BATCH // world,
+        "learning_rate": 0.1,
+        "optim": "sgd",
+        "max_grad_norm": 0.0,
+    }
+    given |= {
+        "save_steps": 3,
+        "logging_steps": 100,
+        "report_to": "none",
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "lr_scheduler_type": "constant",
+        "seed": 1,
+    }
     given |= {"ddp_backend": "gloo"} if world > 1 else {}
     return Trainer(model, TrainingArguments(str(out), **{**given, **options}), train_dataset=rows())
 
@@ -43,4 +57,7 @@ if __name__ == "__main__":
     run = trainer(place, save_strategy="no")
     run.train()
     if int(os.environ.get("RANK", "0")) == 0:
-        torch.save({name: p.detach() for name, p in run.accelerator.unwrap_model(run.model).named_parameters()}, place / "weights.pt")
+        torch.save(
+            {name: p.detach() for name, p in run.accelerator.unwrap_model(run.model).named_parameters()},
+            place / "weights.pt",
+        )

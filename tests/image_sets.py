@@ -78,7 +78,12 @@ def tiny_imagenet(root: Path) -> Path:
 
 def pixels_split(n: int = 10, channels: int = 3, size=(8, 8)) -> ImageSplit:
     g = torch.Generator().manual_seed(1)
-    return ImageSplit("train", torch.arange(n) % 4, channels, torch.randint(0, 256, (n, channels, *size), generator=g, dtype=torch.uint8))
+    return ImageSplit(
+        "train",
+        torch.arange(n) % 4,
+        channels,
+        torch.randint(0, 256, (n, channels, *size), generator=g, dtype=torch.uint8),
+    )
 
 
 def smooth_files(folder: Path) -> ImageSplit:

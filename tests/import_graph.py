@@ -58,7 +58,11 @@ class Imports:
         found = []
         for file, targets in self.found.items():
             for target, name in targets:
-                hidden = [part for part in (*Path(target).with_suffix("").parts, name) if part.startswith("_") and not part.startswith("__")]
+                hidden = [
+                    part
+                    for part in (*Path(target).with_suffix("").parts, name)
+                    if part.startswith("_") and not part.startswith("__")
+                ]
                 if hidden and Path(target).parent != Path(file).parent:
                     found.append(f"{file} imports {name} from {target}")
         return found
@@ -87,7 +91,11 @@ def circles(graph: Graph) -> list[set[str]]:
         return seen
 
     reach = {node: reached(node) for node in graph}
-    groups = [{other for other in reach[node] if node in reach.get(other, ())} | {node} for node in graph if node in reach[node]]
+    groups = [
+        {other for other in reach[node] if node in reach.get(other, ())} | {node}
+        for node in graph
+        if node in reach[node]
+    ]
     return [group for i, group in enumerate(groups) if group not in groups[:i]]
 
 

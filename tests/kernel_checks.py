@@ -16,14 +16,28 @@ from tokenmix.kernels.cpu import build
 from tokenmix.testing import PROMISES, equality, run_promise, subject
 
 
-def adversarial(name: str, options: dict[str, Any], *, dim: int, length: int, backend: str = "cpu", grid: tuple[int, ...] | None = None) -> None:
+def adversarial(
+    name: str,
+    options: dict[str, Any],
+    *,
+    dim: int,
+    length: int,
+    backend: str = "cpu",
+    grid: tuple[int, ...] | None = None,
+) -> None:
     """The promise ``accurate_on_adversarial_keys`` of a mixer, its functional form on one backend: 1e-5 against the float64 reference, gradients too."""
     with use_backend(backend), mock.patch.multiple(equality, LONG=length, LONG_GRID=length):
-        result = run_promise(subject(name, options, dim=dim, grid=grid), "accurate_on_adversarial_keys", PROMISES["accurate_on_adversarial_keys"])
+        result = run_promise(
+            subject(name, options, dim=dim, grid=grid),
+            "accurate_on_adversarial_keys",
+            PROMISES["accurate_on_adversarial_keys"],
+        )
     assert result.status == "kept", str(result)
 
 
-def both(form: Callable[..., Tensor], args: tuple[Tensor, ...], options: dict[str, Any], *, backend: str = "cpu") -> list[tuple[Tensor, Tensor]]:
+def both(
+    form: Callable[..., Tensor], args: tuple[Tensor, ...], options: dict[str, Any], *, backend: str = "cpu"
+) -> list[tuple[Tensor, Tensor]]:
     """(kernel, float64 eager) of the output and of the gradient of every floating point argument, on the same numbers."""
     found = []
     for name, dtype in ((backend, None), ("eager", torch.float64)):
@@ -39,7 +53,11 @@ def worst(pairs: list[tuple[Tensor, Tensor]]) -> float:
     """The largest relative error of ``both``, gradients relative to the largest of them; infinite where a kernel's number is not finite."""
     sizes = [float(b.detach().abs().max()) if b.numel() else 0.0 for _, b in pairs]
     scales = [sizes[0], *[max(sizes[1:], default=0.0)] * (len(pairs) - 1)]
-    errors = [float((a.detach().double() - b.detach()).abs().max()) / max(scale, 1e-30) for (a, b), scale in zip(pairs, scales, strict=True) if a.numel()]
+    errors = [
+        float((a.detach().double() - b.detach()).abs().max()) / max(scale, 1e-30)
+        for (a, b), scale in zip(pairs, scales, strict=True)
+        if a.numel()
+    ]
     return max((e if e == e else float("inf") for e in errors), default=0.0)
 
 

@@ -42,7 +42,9 @@ SEEDS = 60
 def drift() -> None:
     """A long sum of equal terms stays what it is."""
     v = torch.full((1, 20_000, 3), 0.1)
-    off = float((functional.aft_simple(v, torch.zeros_like(v), v, causal=True, gate=None, backend="cpu") - 0.1).abs().max())
+    off = float(
+        (functional.aft_simple(v, torch.zeros_like(v), v, causal=True, gate=None, backend="cpu") - 0.1).abs().max()
+    )
     assert off < 1e-6, f"off by {off:.1e}"
 
 
@@ -95,7 +97,13 @@ def decoded(row: str) -> None:
     T, D, draw = 290, 72, torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     mixer = build_mixer(name, D, causal=True, **options).requires_grad_(False)
-    x, mask, outputs, state, at = 3 * torch.randn(2, T, D, generator=draw), torch.rand(2, T, generator=draw) < 0.8, [], mixer.init_state(2), 0
+    x, mask, outputs, state, at = (
+        3 * torch.randn(2, T, D, generator=draw),
+        torch.rand(2, T, generator=draw) < 0.8,
+        [],
+        mixer.init_state(2),
+        0,
+    )
     for n in (1, 5, 1, 1, *[8] * 33, *[1] * 18):
         y, state = mixer.extend(x[:, at : at + n], state, key_mask=mask[:, at : at + n])
         outputs.append(y)
@@ -122,8 +130,21 @@ BUGS = [
     ),
     Bug("the maximum follows the last key", "aft_simple.c", "s->m[c] = up ? kk : mm;", "s->m[c] = kk;", SCAN, True),
     Bug("the maximum never rises", "aft_simple.c", "int up = (kk) > mm;", "int up = (kk) > mm && mm < -1e30f;", SCAN),
-    Bug("masked tokens count", "aft_simple.c", MASKED + "\n                scan_look", "if (0)\n                scan_look", SCAN, True),
-    Bug("masked tokens count over all keys", "aft_simple.c", "if (mask && !mask[t]) continue;\n            const float", "const float", SCAN),
+    Bug(
+        "masked tokens count",
+        "aft_simple.c",
+        MASKED + "\n                scan_look",
+        "if (0)\n                scan_look",
+        SCAN,
+        True,
+    ),
+    Bug(
+        "masked tokens count over all keys",
+        "aft_simple.c",
+        "if (mask && !mask[t]) continue;\n            const float",
+        "const float",
+        SCAN,
+    ),
     Bug(
         "masked tokens get gradients over all keys",
         "aft_simple.c",
@@ -131,11 +152,36 @@ BUGS = [
         "if (0)\n            ;",
         SCAN,
     ),
-    Bug("masked tokens count in the replay", "aft_simple.c", MASKED + " {\n                for", "if (0) {\n                for", SCAN),
-    Bug("dq without the derivative of the gate", "aft_simple.c", "gg * yy * sg * (e1 * sg);", "gg * yy * sg;", SCAN, True),
-    Bug("dq over all keys without the derivative of the gate", "aft_simple.c", "gs * (1.0f - sg) * mean[c];", "gs * mean[c];", SCAN),
+    Bug(
+        "masked tokens count in the replay",
+        "aft_simple.c",
+        MASKED + " {\n                for",
+        "if (0) {\n                for",
+        SCAN,
+    ),
+    Bug(
+        "dq without the derivative of the gate",
+        "aft_simple.c",
+        "gg * yy * sg * (e1 * sg);",
+        "gg * yy * sg;",
+        SCAN,
+        True,
+    ),
+    Bug(
+        "dq over all keys without the derivative of the gate",
+        "aft_simple.c",
+        "gs * (1.0f - sg) * mean[c];",
+        "gs * mean[c];",
+        SCAN,
+    ),
     Bug("dk and dv without the gate", "aft_simple.c", "            both *= q[c] >= 0 ? 1.0f : e1;\n", "", SCAN),
-    Bug("one chunk too many where 64 divides T", "aft_simple.c", "int64_t chunks = tm_ceil(a->T, SCAN_T);", "int64_t chunks = a->T / SCAN_T + 1;", "borders"),
+    Bug(
+        "one chunk too many where 64 divides T",
+        "aft_simple.c",
+        "int64_t chunks = tm_ceil(a->T, SCAN_T);",
+        "int64_t chunks = a->T / SCAN_T + 1;",
+        "borders",
+    ),
     Bug(
         "sums of the chunk after",
         "aft_simple.c",
@@ -144,19 +190,62 @@ BUGS = [
         SCAN,
         True,
     ),
-    Bug("sums of the first chunk", "aft_simple.c", "((b * chunks + i) * 3) * a->D + c0;", "((b * chunks) * 3) * a->D + c0;", SCAN),
+    Bug(
+        "sums of the first chunk",
+        "aft_simple.c",
+        "((b * chunks + i) * 3) * a->D + c0;",
+        "((b * chunks) * 3) * a->D + c0;",
+        SCAN,
+    ),
     Bug("sums of another row", "aft_simple.c", "((b * chunks + i) * 3) * a->D + c0;", "(i * 3) * a->D + c0;", SCAN),
     Bug("the gradient of a later chunk is lost", "aft_simple.c", "r->tr[c] * r->f[c] + r->rc[c]", "r->rc[c]", SCAN),
     Bug(
-        "a step back with the factor of the token itself", "aft_simple.c", "shrink = r->shrink[c], e", "shrink = signbit(e_[c]) ? fabsf(e_[c]) : 1.0f, e", SCAN
+        "a step back with the factor of the token itself",
+        "aft_simple.c",
+        "shrink = r->shrink[c], e",
+        "shrink = signbit(e_[c]) ? fabsf(e_[c]) : 1.0f, e",
+        SCAN,
     ),
-    Bug("a masked token cuts the way back", "aft_simple.c", "r->shrink[c] = 1.0f;\n            dv", "r->shrink[c] = 0.0f;\n            dv", SCAN),
-    Bug("the denominator is not rescaled", "aft_simple.c", "dc = s->dc[c] * old + new;", "dc = s->dc[c] + new;", "borders"),
-    Bug("over all keys the old sums are not rescaled", "aft_simple.c", "double f = tm_exp_neg(s->m0[c] - s->m[c]);", "double f = 1.0;", SCAN),
-    Bug("the gate is that of the positive query", "aft_simple.c", "num *= q[c] >= 0 ? 1.0f : e1;", "num *= 1.0f;", SCAN),
+    Bug(
+        "a masked token cuts the way back",
+        "aft_simple.c",
+        "r->shrink[c] = 1.0f;\n            dv",
+        "r->shrink[c] = 0.0f;\n            dv",
+        SCAN,
+    ),
+    Bug(
+        "the denominator is not rescaled",
+        "aft_simple.c",
+        "dc = s->dc[c] * old + new;",
+        "dc = s->dc[c] + new;",
+        "borders",
+    ),
+    Bug(
+        "over all keys the old sums are not rescaled",
+        "aft_simple.c",
+        "double f = tm_exp_neg(s->m0[c] - s->m[c]);",
+        "double f = 1.0;",
+        SCAN,
+    ),
+    Bug(
+        "the gate is that of the positive query", "aft_simple.c", "num *= q[c] >= 0 ? 1.0f : e1;", "num *= 1.0f;", SCAN
+    ),
     Bug("a masked query has no gate", "aft_simple.c", "sg = gate ? tm_sigmoid(q[c]) : 1.0f;", "sg = 1.0f;", SCAN),
-    Bug("nothing to attend gives NaN", "aft_simple.c", "y[c] = den == 0 ? 0.0f : sg * num / den;", "y[c] = sg * num / den;", SCAN),
-    Bug("the last features of a row are left out", "aft_simple.c", "int n = (int)tm_min(w, D - c0);", "int n = (int)tm_min(w, D - c0) / 2 * 2;", SCAN, times=4),
+    Bug(
+        "nothing to attend gives NaN",
+        "aft_simple.c",
+        "y[c] = den == 0 ? 0.0f : sg * num / den;",
+        "y[c] = sg * num / den;",
+        SCAN,
+    ),
+    Bug(
+        "the last features of a row are left out",
+        "aft_simple.c",
+        "int n = (int)tm_min(w, D - c0);",
+        "int n = (int)tm_min(w, D - c0) / 2 * 2;",
+        SCAN,
+        times=4,
+    ),
     Bug(
         "queries read with the strides of keys",
         "aft_simple.c",
@@ -173,7 +262,14 @@ BUGS = [
         SCAN,
         times=5,
     ),
-    Bug("gradients read as if dense", "aft_simple.c", "a->g, b * a->gb + t * a->gt + c0", "a->g, (b * a->T + t) * a->D + c0", SCAN, times=3),
+    Bug(
+        "gradients read as if dense",
+        "aft_simple.c",
+        "a->g, b * a->gb + t * a->gt + c0",
+        "a->g, (b * a->T + t) * a->D + c0",
+        SCAN,
+        times=3,
+    ),
     Bug(
         "sums over all keys in one level",
         "aft_simple.c",
@@ -189,20 +285,64 @@ BUGS = [
         SCAN,
     ),
     Bug("the rest of exp is dropped", "tm.h", "    r = n * 2.12194440e-4f + r;\n", "", SCAN, True),
-    Bug("bfloat16 is cut, not rounded", "tm.h", "uint32_t rounded = (i + 0x7fff + ((i >> 16) & 1)) >> 16;", "uint32_t rounded = i >> 16;", "halves"),
     Bug(
-        "float16 below its normal numbers is lost", "tm.h", "return rest < 0x0400 ? (sign ? -small : small) : f;", "return rest < 0x0400 ? 0.0f : f;", "halves"
+        "bfloat16 is cut, not rounded",
+        "tm.h",
+        "uint32_t rounded = (i + 0x7fff + ((i >> 16) & 1)) >> 16;",
+        "uint32_t rounded = i >> 16;",
+        "halves",
+    ),
+    Bug(
+        "float16 below its normal numbers is lost",
+        "tm.h",
+        "return rest < 0x0400 ? (sign ? -small : small) : f;",
+        "return rest < 0x0400 ? 0.0f : f;",
+        "halves",
     ),
     Bug("float16 loses its sign below its normal numbers", "tm.h", "(sign ? -small : small)", "small", "halves"),
-    Bug("float16 rounds down", "tm.h", "(rest - 0x38000000 + 0xfff + ((rest >> 13) & 1)) >> 13", "(rest - 0x38000000) >> 13", "halves"),
+    Bug(
+        "float16 rounds down",
+        "tm.h",
+        "(rest - 0x38000000 + 0xfff + ((rest >> 13) & 1)) >> 13",
+        "(rest - 0x38000000) >> 13",
+        "halves",
+    ),
     Bug("float16 overflows into NaN", "tm.h", "(rest > 0x7f800000 ? 0x7e00 : 0x7c00)", "0x7e00", "halves"),
-    Bug("a step does not rescale the denominator", "decode.c", "        den[c] = den[c] * old + new;\n", "        den[c] += new;\n", "decode aft_simple", True),
-    Bug("a step counts masked tokens", "decode.c", "if (!live || live[b * L + t]) step_join", "step_join", "decode aft_simple"),
-    Bug("a key that leaves the window is lost", "decode.c", "        step_join(k, v, m, num, den, w);\n    }\n}", "    }\n}", "decode aft_local", True),
+    Bug(
+        "a step does not rescale the denominator",
+        "decode.c",
+        "        den[c] = den[c] * old + new;\n",
+        "        den[c] += new;\n",
+        "decode aft_simple",
+        True,
+    ),
+    Bug(
+        "a step counts masked tokens",
+        "decode.c",
+        "if (!live || live[b * L + t]) step_join",
+        "step_join",
+        "decode aft_simple",
+    ),
+    Bug(
+        "a key that leaves the window is lost",
+        "decode.c",
+        "        step_join(k, v, m, num, den, w);\n    }\n}",
+        "    }\n}",
+        "decode aft_local",
+        True,
+    ),
     Bug("values of the ring are its keys", "decode.c", "values1 + to, v,", "values1 + to, k,", "decode aft_local"),
-    Bug("a window's sums keep an old maximum", "decode.c", "n[c] *= f, d[c] *= f;", "n[c] *= 1.0f;", "decode aft_local wide"),
+    Bug(
+        "a window's sums keep an old maximum",
+        "decode.c",
+        "n[c] *= f, d[c] *= f;",
+        "n[c] *= 1.0f;",
+        "decode aft_local wide",
+    ),
     Bug("the maximum of a head stands still", "decode.c", "*m = d > 0 ? k : *m;", "", "decode aft_conv"),
-    Bug("heads read the weights of the first", "decode.c", "b * a->wb + i * a->wh", "b * a->wb", "decode aft_conv", True),
+    Bug(
+        "heads read the weights of the first", "decode.c", "b * a->wb + i * a->wh", "b * a->wb", "decode aft_conv", True
+    ),
     Bug(
         "a bias of the last factors alone",
         "decode.c",
@@ -218,25 +358,106 @@ BUGS = [
         "step_place(a->places - b * a->R, a->at, b, j, a->R, a->L);\n            int near",
         "decode aft_full",
     ),
-    Bug("a filter that starts at its other end", "decode.c", "h * a->taps + a->taps - 1 - (int64_t)back", "h * a->taps + (int64_t)back", "decode aft_conv"),
-    Bug("a history shows the tokens after", "decode.c", "j0 + STEP_SEGMENT, a->R + t + 1);", "j0 + STEP_SEGMENT, a->R + a->L);", "decode aft_full", True),
-    Bug("segments in units of their own", "decode.c", "num[c] * old + new *(double)s[a->D + c]", "num[c] + (double)s[a->D + c]", "decode aft_full"),
-    Bug("a query of any length", "decode.c", "qn = cosine ? step_norm(dtype, q, at, D, eps) : 1.0;", "qn = 1.0;", "decode hydra"),
-    Bug("masked tokens are counted", "decode.c", "*number += seen;", "*number += 1;", "decode hydra mean", True),
-    Bug("features past the last vector are not asked", "decode.c", "to[i] = x, lanes[0] += ask[i] * x;", "to[i] = x;", "decode linear"),
-    Bug("matrices in units they no longer have", "decode.c", "m[i] = top, ask[i] += top;", "ask[i] += top;", "decode linear", True),
     Bug(
-        "linear: a denominator without the sums before", "linear.c", "den[t] = near + linear_dot(w->q + t * a->E, w->z, a->E);", "den[t] = near;", LINEAR, True
+        "a filter that starts at its other end",
+        "decode.c",
+        "h * a->taps + a->taps - 1 - (int64_t)back",
+        "h * a->taps + (int64_t)back",
+        "decode aft_conv",
     ),
-    Bug("linear: masked keys count", "linear.c", "w->live[t] = t < n && (!a->mask || a->mask[b * a->S + t0 + t]);", "w->live[t] = t < n;", LINEAR),
-    Bug("linear: no derivative of elu", "linear.c", "d[i] = x[i] > 0 ? d[i] / (1.0f + x[i]) : d[i];", "d[i] += 0.0f;", LINEAR, True),
+    Bug(
+        "a history shows the tokens after",
+        "decode.c",
+        "j0 + STEP_SEGMENT, a->R + t + 1);",
+        "j0 + STEP_SEGMENT, a->R + a->L);",
+        "decode aft_full",
+        True,
+    ),
+    Bug(
+        "segments in units of their own",
+        "decode.c",
+        "num[c] * old + new *(double)s[a->D + c]",
+        "num[c] + (double)s[a->D + c]",
+        "decode aft_full",
+    ),
+    Bug(
+        "a query of any length",
+        "decode.c",
+        "qn = cosine ? step_norm(dtype, q, at, D, eps) : 1.0;",
+        "qn = 1.0;",
+        "decode hydra",
+    ),
+    Bug("masked tokens are counted", "decode.c", "*number += seen;", "*number += 1;", "decode hydra mean", True),
+    Bug(
+        "features past the last vector are not asked",
+        "decode.c",
+        "to[i] = x, lanes[0] += ask[i] * x;",
+        "to[i] = x;",
+        "decode linear",
+    ),
+    Bug(
+        "matrices in units they no longer have",
+        "decode.c",
+        "m[i] = top, ask[i] += top;",
+        "ask[i] += top;",
+        "decode linear",
+        True,
+    ),
+    Bug(
+        "linear: a denominator without the sums before",
+        "linear.c",
+        "den[t] = near + linear_dot(w->q + t * a->E, w->z, a->E);",
+        "den[t] = near;",
+        LINEAR,
+        True,
+    ),
+    Bug(
+        "linear: masked keys count",
+        "linear.c",
+        "w->live[t] = t < n && (!a->mask || a->mask[b * a->S + t0 + t]);",
+        "w->live[t] = t < n;",
+        LINEAR,
+    ),
+    Bug(
+        "linear: no derivative of elu",
+        "linear.c",
+        "d[i] = x[i] > 0 ? d[i] / (1.0f + x[i]) : d[i];",
+        "d[i] += 0.0f;",
+        LINEAR,
+        True,
+    ),
     Bug("hydra: eps is forgotten", "hydra.c", "1.0 / sqrt(square + eps))};", "1.0 / sqrt(square))};", "hydra"),
     Bug("hydra: a gradient along the token", "hydra.c", "(d[c] - x[c] * f.unit * r * along)", "(d[c])", "hydra", True),
-    Bug("hydra: the few tokens of a block's end are lost", "hydra.c", "    hydra_fold(run, a->D);\n}\n\n/* h_t", "}\n\n/* h_t", "hydra", True),
-    Bug("external: the largest weight of the first slots", "external.c", "for (; s < S; s++) top[0] = w[s] > top[0] ? w[s] : top[0];", "", "external"),
-    Bug("external: a gradient with no sum over slots", "external.c", "w[s] * (g[s] - along);", "w[s] * g[s];", "external", True),
     Bug(
-        "external: a gradient with no sum over tokens", "external.c", "d[c] -= tm_exp((row[c] - m[c]) - m[n + c]) * all[c];", "d[c] -= 0.0f;", "external", True
+        "hydra: the few tokens of a block's end are lost",
+        "hydra.c",
+        "    hydra_fold(run, a->D);\n}\n\n/* h_t",
+        "}\n\n/* h_t",
+        "hydra",
+        True,
+    ),
+    Bug(
+        "external: the largest weight of the first slots",
+        "external.c",
+        "for (; s < S; s++) top[0] = w[s] > top[0] ? w[s] : top[0];",
+        "",
+        "external",
+    ),
+    Bug(
+        "external: a gradient with no sum over slots",
+        "external.c",
+        "w[s] * (g[s] - along);",
+        "w[s] * g[s];",
+        "external",
+        True,
+    ),
+    Bug(
+        "external: a gradient with no sum over tokens",
+        "external.c",
+        "d[c] -= tm_exp((row[c] - m[c]) - m[n + c]) * all[c];",
+        "d[c] -= 0.0f;",
+        "external",
+        True,
     ),
 ]
 
@@ -254,11 +475,17 @@ def halves() -> None:
         got = functional.aft_simple(v, torch.zeros_like(pair), pair, gate=None, backend="cpu")
         fits = want.abs() < torch.finfo(torch.float32).max / 4  # the kernel's sum of two is float32
         wrong = (got != want.to(dtype)) & fits
-        assert not bool(wrong.any()), f"{dtype}: {int(wrong.sum())} means of two are rounded wrongly, as {float(want[wrong][0])} to {float(got[wrong][0])}"
+        assert not bool(wrong.any()), (
+            f"{dtype}: {int(wrong.sum())} means of two are rounded wrongly, as {float(want[wrong][0])} to {float(got[wrong][0])}"
+        )
 
     one = torch.ones(1, 1, 1, dtype=torch.float16).requires_grad_()
-    y = functional.aft_simple(torch.zeros(1, 2, 1, dtype=torch.float16), torch.zeros_like(one), one, gate=None, backend="cpu")
-    assert float(torch.autograd.grad(y, one, torch.full_like(y, 6e4))[0]) == float("inf"), "a sum too large for float16 is not infinite"
+    y = functional.aft_simple(
+        torch.zeros(1, 2, 1, dtype=torch.float16), torch.zeros_like(one), one, gate=None, backend="cpu"
+    )
+    assert float(torch.autograd.grad(y, one, torch.full_like(y, 6e4))[0]) == float("inf"), (
+        "a sum too large for float16 is not infinite"
+    )
 
 
 CHECKS["halves"] = halves
@@ -270,7 +497,11 @@ def wide_grids() -> None:
     for (H, W), s, prefix in (((3, 31), 5, 0), ((2, 17), 11, 2), ((6, 5), 15, 1), ((2, 130), 3, 0), ((33, 3), 33, 0)):
         T = prefix + H * W
         q, v = (torch.randn(2, T, 6, generator=draw) for _ in range(2))
-        k, w, mask = torch.randn(2, T, 2, generator=draw), torch.randn(2, s, s, generator=draw), torch.rand(2, T, generator=draw) < 0.8
+        k, w, mask = (
+            torch.randn(2, T, 2, generator=draw),
+            torch.randn(2, s, s, generator=draw),
+            torch.rand(2, T, generator=draw) < 0.8,
+        )
         for options in ({}, {"key_mask": mask}):
             off = worst(both(functional.aft_conv, (q, k, v, w), {"grid": (H, W), "prefix": prefix, **options}))
             assert off < 1e-5, f"{H} x {W}, s={s}: off by {off:.1e}"
@@ -279,7 +510,9 @@ def wide_grids() -> None:
 def drift_along_a_row() -> None:
     """Sums over a long row of a grid of equal terms stay what they are."""
     v = torch.full((1, 20_000, 1), 0.1)
-    y = functional.aft_conv(v, torch.full_like(v, 0.1), v, torch.zeros(1, 1, 1), grid=(1, 20_000), gate=None, backend="cpu")
+    y = functional.aft_conv(
+        v, torch.full_like(v, 0.1), v, torch.zeros(1, 1, 1), grid=(1, 20_000), gate=None, backend="cpu"
+    )
     assert float((y - 0.1).abs().max()) < 1e-6, f"off by {float((y - 0.1).abs().max()):.1e}"
 
 
@@ -289,23 +522,83 @@ GRID, GRIDS = "aft_conv 2-D", "wide_grids"
 BUGS += [
     Bug("no tap starts inside of a tile", "aft_conv2d.c", "switch (-c0 - d) {", "switch (0) {", GRID, True),
     Bug("no tap ends inside of a tile", "aft_conv2d.c", "switch (W - c0 - d) {", "switch (R) {", GRIDS),
-    Bug("a tile starts one tap late", "aft_conv2d.c", "d = -tm_min(a->half, c0 + R - 1);", "d = -tm_min(a->half, c0 + R - 2);", GRIDS),
+    Bug(
+        "a tile starts one tap late",
+        "aft_conv2d.c",
+        "d = -tm_min(a->half, c0 + R - 1);",
+        "d = -tm_min(a->half, c0 + R - 2);",
+        GRIDS,
+    ),
     Bug("what lies beside the window is forgotten", "aft_conv2d.c", "W > half + 1 ? side : NULL", "NULL", GRIDS, True),
-    Bug("what lies beside the window begins inside of it", "aft_conv2d.c", "c > a->half ? line[c - a->half]", "c >= a->half ? line[c - a->half + 1]", GRID),
+    Bug(
+        "what lies beside the window begins inside of it",
+        "aft_conv2d.c",
+        "c > a->half ? line[c - a->half]",
+        "c >= a->half ? line[c - a->half + 1]",
+        GRID,
+    ),
     Bug("rows below the window are forgotten", "aft_conv2d.c", "above[from] + below[H - to]", "above[from]", GRID),
     Bug("the second group of rows replaces the first", "aft_conv2d.c", "    if (!first) {", "    if (0) {", GRIDS),
     Bug("prefix tokens weigh nothing", "aft_conv2d.c", "tm_vf early = line[P];", "tm_vf early = line[0];", GRID),
     Bug("the filter is not turned around", "aft_conv2d.c", "a.transposed = 1;", "a.transposed = 0;", GRID, True),
-    Bug("the gradient of a tap stops short of the border", "aft_conv2d.c", "end = tm_min(W, W - d0);", "end = tm_min(W, W - d0 - R + 1);", GRID),
-    Bug("the gradient of a tap leaves out the first cells", "aft_conv2d.c", "tm_max(0, 1 - d0 - R)", "tm_max(0, -d0)", GRID),
-    Bug("wide filters get gradients in the middle only", "aft_conv2d.c", ", conv2d_tap_row(a, x, g, dy, 1, across + 1, total);", ";", GRIDS),
+    Bug(
+        "the gradient of a tap stops short of the border",
+        "aft_conv2d.c",
+        "end = tm_min(W, W - d0);",
+        "end = tm_min(W, W - d0 - R + 1);",
+        GRID,
+    ),
+    Bug(
+        "the gradient of a tap leaves out the first cells",
+        "aft_conv2d.c",
+        "tm_max(0, 1 - d0 - R)",
+        "tm_max(0, -d0)",
+        GRID,
+    ),
+    Bug(
+        "wide filters get gradients in the middle only",
+        "aft_conv2d.c",
+        ", conv2d_tap_row(a, x, g, dy, 1, across + 1, total);",
+        ";",
+        GRIDS,
+    ),
     Bug("a strip takes the key of its first head", "aft_conv2d.c", "/ per - s.first);", "/ per - s.first) * 0;", GRID),
-    Bug("masked values count on a grid", "aft_conv2d.c", "        if (conv2d_live(a, b, t))\n            x[t]", "        if (1)\n            x[t]", GRID),
+    Bug(
+        "masked values count on a grid",
+        "aft_conv2d.c",
+        "        if (conv2d_live(a, b, t))\n            x[t]",
+        "        if (1)\n            x[t]",
+        GRID,
+    ),
     Bug("masked keys get gradients on a grid", "aft_conv2d.c", "        if (live) {", "        if (1) {", GRID),
-    Bug("denominators give nothing to keys", "aft_conv2d.c", "*(tm_vf *)sums += *(const tm_vfu *)(dkey", "(void)*(const tm_vfu *)(dkey", GRID),
-    Bug("denominators give nothing to weights", "aft_conv2d.c", "sum += taps[((p * all + a->strips", "sum += 0 * taps[((p * all + a->strips", GRID),
-    Bug("gradients of weights of one share only", "aft_conv2d.c", "for (int64_t p = 0; p < parts; p++)", "for (int64_t p = 0; p < 1; p++)", GRID),
-    Bug("sums along a row in one level", "aft_conv2d.c", "if (i % CONV_RUN == CONV_RUN - 1)", "if (0)", "drift_along_a_row"),
+    Bug(
+        "denominators give nothing to keys",
+        "aft_conv2d.c",
+        "*(tm_vf *)sums += *(const tm_vfu *)(dkey",
+        "(void)*(const tm_vfu *)(dkey",
+        GRID,
+    ),
+    Bug(
+        "denominators give nothing to weights",
+        "aft_conv2d.c",
+        "sum += taps[((p * all + a->strips",
+        "sum += 0 * taps[((p * all + a->strips",
+        GRID,
+    ),
+    Bug(
+        "gradients of weights of one share only",
+        "aft_conv2d.c",
+        "for (int64_t p = 0; p < parts; p++)",
+        "for (int64_t p = 0; p < 1; p++)",
+        GRID,
+    ),
+    Bug(
+        "sums along a row in one level",
+        "aft_conv2d.c",
+        "if (i % CONV_RUN == CONV_RUN - 1)",
+        "if (0)",
+        "drift_along_a_row",
+    ),
 ]
 
 
@@ -337,15 +630,62 @@ BUGS += [
         "s.dn[c] > 0 ? s.no[c] / s.dn[c] : 0.0f",
         "nonfinite aft_simple",
     ),
-    Bug("a row of NaN that nothing is asked of gives NaN", "aft_simple.c", "int none = gg == 0;", "int none = 0;", "nonfinite aft_simple"),
-    Bug("nobody tells of NaN in AFT-full", "aft_full.c", "tm_tell(some, a->odd);", "(void)some;", "nonfinite aft_full", True),
-    Bug("a log-weight of NaN is the largest", "aft_full.c", "w[s] > FULL_CAP ? FULL_CAP : w[s];", "w[s] < FULL_CAP ? w[s] : FULL_CAP;", "nonfinite aft_full"),
+    Bug(
+        "a row of NaN that nothing is asked of gives NaN",
+        "aft_simple.c",
+        "int none = gg == 0;",
+        "int none = 0;",
+        "nonfinite aft_simple",
+    ),
+    Bug(
+        "nobody tells of NaN in AFT-full",
+        "aft_full.c",
+        "tm_tell(some, a->odd);",
+        "(void)some;",
+        "nonfinite aft_full",
+        True,
+    ),
+    Bug(
+        "a log-weight of NaN is the largest",
+        "aft_full.c",
+        "w[s] > FULL_CAP ? FULL_CAP : w[s];",
+        "w[s] < FULL_CAP ? w[s] : FULL_CAP;",
+        "nonfinite aft_full",
+    ),
     Bug("nobody tells of NaN in a band", "aft_band.c", "    tm_tell(some, a->odd);\n", "", "nonfinite aft_local", True),
-    Bug("a tap of NaN is the largest", "aft_band.c", "x = x > BAND_CAP ? BAND_CAP : x;", "x = x < BAND_CAP ? x : BAND_CAP;", "nonfinite aft_conv"),
-    Bug("nobody tells of NaN on a grid", "aft_conv2d.c", "        none += value * 0.0f;\n", "", "nonfinite aft_conv 2-D"),
-    Bug("nobody tells of NaN values in linear attention", "linear.c", "some |= tm_odd(row[j]);", "some |= 0;", "nonfinite linear"),
-    Bug("a query of NaN is e", "linear.c", "arg > 1.0f ? 1.0f : arg", "arg < 1.0f ? arg : 1.0f", "nonfinite linear", True, 2),
-    Bug("queries of NaN give to keys though nothing is asked of them", "hydra.c", "h[c] == 0 ? 0.0f : x[c] * f.unit", "x[c] * f.unit", "nonfinite hydra"),
+    Bug(
+        "a tap of NaN is the largest",
+        "aft_band.c",
+        "x = x > BAND_CAP ? BAND_CAP : x;",
+        "x = x < BAND_CAP ? x : BAND_CAP;",
+        "nonfinite aft_conv",
+    ),
+    Bug(
+        "nobody tells of NaN on a grid", "aft_conv2d.c", "        none += value * 0.0f;\n", "", "nonfinite aft_conv 2-D"
+    ),
+    Bug(
+        "nobody tells of NaN values in linear attention",
+        "linear.c",
+        "some |= tm_odd(row[j]);",
+        "some |= 0;",
+        "nonfinite linear",
+    ),
+    Bug(
+        "a query of NaN is e",
+        "linear.c",
+        "arg > 1.0f ? 1.0f : arg",
+        "arg < 1.0f ? arg : 1.0f",
+        "nonfinite linear",
+        True,
+        2,
+    ),
+    Bug(
+        "queries of NaN give to keys though nothing is asked of them",
+        "hydra.c",
+        "h[c] == 0 ? 0.0f : x[c] * f.unit",
+        "x[c] * f.unit",
+        "nonfinite hydra",
+    ),
     Bug(
         "a step takes NaN for no denominator",
         "decode.c",
@@ -354,9 +694,27 @@ BUGS += [
         "nonfinite decode aft_simple",
         True,
     ),
-    Bug("a step takes an infinite key", "decode.c", "d * 0.0 + 1.0 : e; /*", "1.0 : e; /*", "nonfinite decode aft_simple"),
-    Bug("a step takes NaN for no sum of a window", "decode.c", "all == 0 ? 0.0f : sum / all", "!(all > 0) ? 0.0f : sum / all", "nonfinite decode aft_local"),
-    Bug("a step takes the logarithm of an infinite key", "decode.c", "log + d * 0.0 : d;", "log : d;", "nonfinite decode linear"),
+    Bug(
+        "a step takes an infinite key",
+        "decode.c",
+        "d * 0.0 + 1.0 : e; /*",
+        "1.0 : e; /*",
+        "nonfinite decode aft_simple",
+    ),
+    Bug(
+        "a step takes NaN for no sum of a window",
+        "decode.c",
+        "all == 0 ? 0.0f : sum / all",
+        "!(all > 0) ? 0.0f : sum / all",
+        "nonfinite decode aft_local",
+    ),
+    Bug(
+        "a step takes the logarithm of an infinite key",
+        "decode.c",
+        "log + d * 0.0 : d;",
+        "log : d;",
+        "nonfinite decode linear",
+    ),
     Bug(
         "half precision takes NaN for infinity",
         "tm.h",

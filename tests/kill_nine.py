@@ -19,13 +19,38 @@ from collections.abc import Callable
 from pathlib import Path
 
 TIMING = ("seconds", "tokens_per_s", "peak_mib")
-SMOKE = ["text", "--row", "aft_local", "--size", "smoke", "--model.dim", "64", "--model.dropout", "0.1", "--train.accumulate", "2"]
-SPEED = ["--train.steps", "150", "--train.log_every", "1", "--train.eval_every", "30", "--train.save_every", "10", "--train.eval_bytes", "4000"]
+SMOKE = [
+    "text",
+    "--row",
+    "aft_local",
+    "--size",
+    "smoke",
+    "--model.dim",
+    "64",
+    "--model.dropout",
+    "0.1",
+    "--train.accumulate",
+    "2",
+]
+SPEED = [
+    "--train.steps",
+    "150",
+    "--train.log_every",
+    "1",
+    "--train.eval_every",
+    "30",
+    "--train.save_every",
+    "10",
+    "--train.eval_bytes",
+    "4000",
+]
 
 
 def start(*args: str) -> subprocess.Popen:
     """A tokenmix command in its own process."""
-    return subprocess.Popen([sys.executable, "-m", "tokenmix", *args], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-m", "tokenmix", *args], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
 
 
 def finish(process: subprocess.Popen) -> None:
@@ -100,9 +125,14 @@ def torture(folder: Path, times: int, train: list[str], *, seed: int = 0, say: C
             target = here + rng.randint(0, max(1, 2 * (total - here) // (times - done + 1)) - 1)
             first = len(checkpoints(broken)) and int(checkpoints(broken)[-1].name[5:])
             target = min(max(target, first + 1), total - 1)
-            kind, hit = "at a random moment", kill_when(process, lambda t=target: last_step(broken) >= t, rng.random() * 0.05)
+            kind, hit = (
+                "at a random moment",
+                kill_when(process, lambda t=target: last_step(broken) >= t, rng.random() * 0.05),
+            )
         if not hit:
-            raise SystemExit(f"kill {done + 1} ({kind}) missed: the run was at step {last_step(broken)} of {total}; choose more steps")
+            raise SystemExit(
+                f"kill {done + 1} ({kind}) missed: the run was at step {last_step(broken)} of {total}; choose more steps"
+            )
         seen = lines(broken)
         if [line for line in seen if line not in expected]:
             raise SystemExit(f"after kill {done + 1} a logged line differs from the untouched run")
@@ -117,7 +147,9 @@ def torture(folder: Path, times: int, train: list[str], *, seed: int = 0, say: C
 def compare(whole: Path, broken: Path) -> None:
     """Every logged number and every byte of the final state."""
     if lines(whole) != lines(broken):
-        raise SystemExit(f"metrics differ: {[pair for pair in zip(lines(whole), lines(broken), strict=False) if pair[0] != pair[1]][:1]}")
+        raise SystemExit(
+            f"metrics differ: {[pair for pair in zip(lines(whole), lines(broken), strict=False) if pair[0] != pair[1]][:1]}"
+        )
     for name in ("model.safetensors", "optimizer.safetensors", "rng.safetensors"):
         a, b = ((checkpoints(run)[-1] / name).read_bytes() for run in (whole, broken))
         if a != b or not a:

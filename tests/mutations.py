@@ -148,8 +148,8 @@ MUTATIONS = [
     Mutation(
         "decoding reads the first rows of the table",
         "mixers/synthesizer.py",
-        "self.read(self.logits, x), query_positions, state.positions)), state\n\n\nclass SynthesizerFactorizedDense",
-        "self.read(self.logits, x), query_positions - query_positions[:, :1], state.positions)), state\n\n\nclass SynthesizerFactorizedDense",
+        "synth.random_logits(x, self.read(self.logits, x), query_positions, state.positions)",
+        "synth.random_logits(x, self.read(self.logits, x), query_positions - query_positions[:, :1], state.positions)",
         "synthesizer_random",
         True,
         "streaming_equals_parallel",
@@ -200,9 +200,33 @@ MUTATIONS = [
         False,
         "equals_reference",
     ),
-    Mutation("RFA's denominator without a bound", "functional/rfa.py", "eps * weight)", "-weight)", "rfa", False, "accurate_on_adversarial_keys"),
-    Mutation("a masked token closes RFA's gate", "functional/rfa.py", "F.logsigmoid(g), 0.0)", "F.logsigmoid(g), -1.0)", "rfa-gate", True, "equals_reference"),
-    Mutation("RFA's state forgets to decay", "functional/rfa.py", "(m + kept, acc)", "(m, acc)", "rfa-gate", True, "streaming_equals_parallel"),
+    Mutation(
+        "RFA's denominator without a bound",
+        "functional/rfa.py",
+        "eps * weight)",
+        "-weight)",
+        "rfa",
+        False,
+        "accurate_on_adversarial_keys",
+    ),
+    Mutation(
+        "a masked token closes RFA's gate",
+        "functional/rfa.py",
+        "F.logsigmoid(g), 0.0)",
+        "F.logsigmoid(g), -1.0)",
+        "rfa-gate",
+        True,
+        "equals_reference",
+    ),
+    Mutation(
+        "RFA's state forgets to decay",
+        "functional/rfa.py",
+        "(m + kept, acc)",
+        "(m, acc)",
+        "rfa-gate",
+        True,
+        "streaming_equals_parallel",
+    ),
     Mutation(
         "a block is summed twice",
         "functional/sums/features.py",
@@ -213,7 +237,15 @@ MUTATIONS = [
         "accurate_on_adversarial_keys",
     ),
     # planted in: local and other patterns
-    Mutation("band one too wide", "functional/layout/blocks.py", "(cols >= rows - back)", "(cols >= rows - back - 1)", "local", False, "equals_reference"),
+    Mutation(
+        "band one too wide",
+        "functional/layout/blocks.py",
+        "(cols >= rows - back)",
+        "(cols >= rows - back - 1)",
+        "local",
+        False,
+        "equals_reference",
+    ),
     Mutation(
         "lattice starts at the padding",
         "functional/layout/positions.py",
@@ -242,7 +274,13 @@ MUTATIONS = [
         "future_cannot_reach_past",
     ),
     Mutation(
-        "own block seen whole", "functional/patterns_global.py", "return cols <= rows", "return cols <= rows + 1", "bigbird", True, "future_cannot_reach_past"
+        "own block seen whole",
+        "functional/patterns_global.py",
+        "return cols <= rows",
+        "return cols <= rows + 1",
+        "bigbird",
+        True,
+        "future_cannot_reach_past",
     ),
     Mutation(
         "global rows with the weights of the others",
@@ -262,7 +300,15 @@ MUTATIONS = [
         False,
         "padded_equals_shorter",
     ),
-    Mutation("pool forgets what leaves the ring", "mixers/local.py", "far[1] + left.sum(1)", "far[1]", "local-pool", True, "streaming_equals_parallel"),
+    Mutation(
+        "pool forgets what leaves the ring",
+        "mixers/local.py",
+        "far[1] + left.sum(1)",
+        "far[1]",
+        "local-pool",
+        True,
+        "streaming_equals_parallel",
+    ),
     # planted in: low rank
     Mutation(
         "columns of E by index",
@@ -273,8 +319,24 @@ MUTATIONS = [
         False,
         "padded_equals_shorter",
     ),
-    Mutation("F forgotten", "functional/linformer.py", "shortened(v, f, heads", "shortened(v, e, heads", "linformer", False, "equals_reference"),
-    Mutation("segments of the padded length", "functional/nystrom.py", "end = shown.amax(", "end = place.amax(", "nystrom", False, "padded_equals_shorter"),
+    Mutation(
+        "F forgotten",
+        "functional/linformer.py",
+        "shortened(v, f, heads",
+        "shortened(v, e, heads",
+        "linformer",
+        False,
+        "equals_reference",
+    ),
+    Mutation(
+        "segments of the padded length",
+        "functional/nystrom.py",
+        "end = shown.amax(",
+        "end = place.amax(",
+        "nystrom",
+        False,
+        "padded_equals_shorter",
+    ),
     Mutation(
         "inverse starts from the largest norm of the batch",
         "functional/nystrom.py",
@@ -459,8 +521,8 @@ MUTATIONS = [
     Mutation(
         "ring drops its newest token",
         "mixers/parts/history.py",
-        "getattr(state, name)[:, n:] for name",
-        "getattr(state, name)[:, : state.valid.shape[1] - n] for name",
+        "getattr(state, name)[:, n:]\n",
+        "getattr(state, name)[:, : state.valid.shape[1] - n]\n",
         "pooling-wide",
         True,
         "streaming_equals_parallel",
@@ -558,7 +620,13 @@ MUTATIONS = [
         "equals_reference",
     ),
     Mutation(
-        "memory one too long", "functional/transformer_xl.py", "((i - j) < memory)", "((i - j) <= memory)", "transformer_xl-memory", True, "equals_reference"
+        "memory one too long",
+        "functional/transformer_xl.py",
+        "((i - j) < memory)",
+        "((i - j) <= memory)",
+        "transformer_xl-memory",
+        True,
+        "equals_reference",
     ),
     Mutation(
         "memory forgets a token too many",
@@ -569,7 +637,15 @@ MUTATIONS = [
         True,
         "streaming_equals_parallel",
     ),
-    Mutation("groups seen twice", "functional/sums/compressed.py", "& (ids < first)", "& (ids <= first)", "compressive", True, "equals_reference"),
+    Mutation(
+        "groups seen twice",
+        "functional/sums/compressed.py",
+        "& (ids < first)",
+        "& (ids <= first)",
+        "compressive",
+        True,
+        "equals_reference",
+    ),
     Mutation(
         "masked tokens count in the mean",
         "functional/sums/compressed.py",
@@ -589,7 +665,15 @@ MUTATIONS = [
         "streaming_equals_parallel",
     ),
     # planted in: images
-    Mutation("a line is read before it has ended", "functional/axial.py", 'upto" else -1)', 'upto" else 0)', "axial", True, "future_cannot_reach_past"),
+    Mutation(
+        "a line is read before it has ended",
+        "functional/axial.py",
+        'upto" else -1)',
+        'upto" else 0)',
+        "axial",
+        True,
+        "future_cannot_reach_past",
+    ),
     Mutation(
         "columns attended along rows",
         "functional/axial.py",
@@ -609,7 +693,13 @@ MUTATIONS = [
         "streaming_equals_parallel",
     ),
     Mutation(
-        "memory block one short", "functional/image_local.py", "(offset >= -reach)", "(offset > -reach)", "image_local", True, "streaming_equals_parallel"
+        "memory block one short",
+        "functional/image_local.py",
+        "(offset >= -reach)",
+        "(offset > -reach)",
+        "image_local",
+        True,
+        "streaming_equals_parallel",
     ),
     Mutation(
         "memory beside the block above it",
@@ -728,7 +818,15 @@ MUTATIONS = [
         False,
         "equals_reference",
     ),
-    Mutation("bias transposed", "functional/aft.py", "Dense(w if w.ndim == 2", "Dense(w.mT if w.ndim == 2", "aft_full", False, "equals_reference"),
+    Mutation(
+        "bias transposed",
+        "functional/aft.py",
+        "Dense(w if w.ndim == 2",
+        "Dense(w.mT if w.ndim == 2",
+        "aft_full",
+        False,
+        "equals_reference",
+    ),
     Mutation(
         "tokens far before the window dropped",
         "functional/sums/band.py",
@@ -747,7 +845,15 @@ MUTATIONS = [
         True,
         "accurate_on_adversarial_keys",
     ),
-    Mutation("gamma ignored", "mixers/aft_conv.py", "self.gamma[:, None] * centred", "centred", "aft_conv", False, "every_parameter_learns"),
+    Mutation(
+        "gamma ignored",
+        "mixers/aft_conv.py",
+        "self.gamma[:, None] * centred",
+        "centred",
+        "aft_conv",
+        False,
+        "every_parameter_learns",
+    ),
     Mutation(
         "gamma not initialised again",
         "mixers/aft_conv.py",
@@ -766,9 +872,23 @@ MUTATIONS = [
         True,
         "streaming_equals_parallel",
     ),
-    Mutation("attn_mask inverted", "functional/layout/masks.py", "ok & attn_mask", "ok & ~attn_mask", "aft_full", False, "attn_mask_equals_causal"),
     Mutation(
-        "kernel flipped", "functional/sums/weights.py", "w = self.taps.double()[", "w = self.taps.flip(-1).double()[", "aft_conv", False, "equals_reference"
+        "attn_mask inverted",
+        "functional/layout/masks.py",
+        "ok & attn_mask",
+        "ok & ~attn_mask",
+        "aft_full",
+        False,
+        "attn_mask_equals_causal",
+    ),
+    Mutation(
+        "kernel flipped",
+        "functional/sums/weights.py",
+        "w = self.taps.double()[",
+        "w = self.taps.flip(-1).double()[",
+        "aft_conv",
+        False,
+        "equals_reference",
     ),
     Mutation(
         "grid axes swapped",
@@ -779,7 +899,15 @@ MUTATIONS = [
         False,
         "equals_reference",
     ),
-    Mutation("prefix inside the grid", "functional/aft_conv.py", "place >= prefix", "place >= prefix - 1", "aft_conv-2d-prefix", False, "equals_reference"),
+    Mutation(
+        "prefix inside the grid",
+        "functional/aft_conv.py",
+        "place >= prefix",
+        "place >= prefix - 1",
+        "aft_conv-2d-prefix",
+        False,
+        "equals_reference",
+    ),
     Mutation(
         "denominators of another row",
         "functional/sums/softmax.py",
@@ -819,8 +947,8 @@ MUTATIONS = [
     Mutation(
         "context mask forgotten by the state",
         "mixers/parts/aft.py",
-        "AFTFullState(keys, values, valid_mask(context, context_mask)",
-        "AFTFullState(keys, values, valid_mask(context, None)",
+        "keys, values, valid_mask(context, context_mask), positions, positions.new",
+        "keys, values, valid_mask(context, None), positions, positions.new",
         "aft_full",
         False,
         "context_streams",
@@ -947,7 +1075,7 @@ MUTATIONS = [
     Mutation(
         "a state of another width is taken",
         "mixers/belonging.py",
-        "not field.fits(a.shape, lengths):",
+        "not field.fits(\n            a.shape, lengths\n        ):",
         "False:",
         "aft_local-3",
         True,
@@ -1013,7 +1141,9 @@ def main() -> None:
 
     torch.set_num_threads(1)
     asked = [sys.argv[i : i + 3] for i in range(1, len(sys.argv), 3)]
-    results = [run_promise(subject_of(case, causal == "True"), promise, PROMISES[promise]) for case, causal, promise in asked]
+    results = [
+        run_promise(subject_of(case, causal == "True"), promise, PROMISES[promise]) for case, causal, promise in asked
+    ]
     print(json.dumps({"library": tokenmix.__file__, "results": [(r.status, r.reason) for r in results]}))
 
 

@@ -87,12 +87,16 @@ def put(args: list[Tensor], which: int, at: tuple[int, ...], value: float) -> li
     return changed
 
 
-def run(form: Form, args: list[Tensor], dtype: torch.dtype, backend: str, g: Tensor | None, **options: Any) -> tuple[Tensor, list[Tensor]]:
+def run(
+    form: Form, args: list[Tensor], dtype: torch.dtype, backend: str, g: Tensor | None, **options: Any
+) -> tuple[Tensor, list[Tensor]]:
     """Output and, with g, gradients of every argument."""
     leaves = [a.to(dtype).requires_grad_(g is not None) for a in args]
     y = form.function(*leaves, **form.options, **options, backend=backend)
     grads = [] if g is None else torch.autograd.grad(y, leaves, g.to(y.dtype), allow_unused=True)
-    return y.detach().double(), [torch.zeros_like(a).double() if d is None else d.double() for a, d in zip(leaves, grads, strict=False)]
+    return y.detach().double(), [
+        torch.zeros_like(a).double() if d is None else d.double() for a, d in zip(leaves, grads, strict=False)
+    ]
 
 
 class Asked(NamedTuple):
@@ -111,15 +115,22 @@ def asked(name: str, causal: bool, which: int, place: int, masked: bool) -> Aske
     args, at, options = drawn(form), spot(form, name, which, place), called(name, causal, place, masked)
     ys = [run(form, put(args, which, at, value), torch.float64, "eager", None, **options)[0] for value in (0.25, 1.25)]
     touched = (ys[1] - ys[0]).abs() > 1e-9
-    if which == 1:  # the only key of a row is attended whatever it is: what depends on the values of this token, in the features of the key
+    if (
+        which == 1
+    ):  # the only key of a row is attended whatever it is: what depends on the values of this token, in the features of the key
         other = args[2].clone()
         other[0, place] += 1.0
-        values = (run(form, put([*args[:2], other, *args[3:]], which, at, 0.25), torch.float64, "eager", None, **options)[0] - ys[0]).abs() > 1e-9
+        values = (
+            run(form, put([*args[:2], other, *args[3:]], which, at, 0.25), torch.float64, "eager", None, **options)[0]
+            - ys[0]
+        ).abs() > 1e-9
         touched = values & touched.any(1, keepdim=True)
     seen = options["key_mask"].cumsum(1) if causal else options["key_mask"].sum(1, keepdim=True).expand(-1, T)
     few = (seen <= 1)[..., None] & ~touched if which not in (1, 2) else torch.zeros_like(touched)
     g = torch.randn(touched.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).bfloat16().double()
-    grads = run(form, put(args, which, at, 0.25), torch.float64, "eager", g.masked_fill(touched | few, 0.0), **options)[1]
+    grads = run(form, put(args, which, at, 0.25), torch.float64, "eager", g.masked_fill(touched | few, 0.0), **options)[
+        1
+    ]
     return Asked(ys[0], touched, few, g, grads)
 
 
@@ -134,11 +145,24 @@ def near(got: Tensor, want: Tensor, tol: float) -> bool:
     return bool(((got - want).abs() <= tol * max(1.0, float(want.abs().max()) if want.numel() else 0.0)).all())
 
 
-def check(name: str, causal: bool, which: int, place: int, value: float, masked: bool, dtype: torch.dtype = torch.float32, backend: str = "cpu") -> None:
+def check(
+    name: str,
+    causal: bool,
+    which: int,
+    place: int,
+    value: float,
+    masked: bool,
+    dtype: torch.dtype = torch.float32,
+    backend: str = "cpu",
+) -> None:
     """One poisoned call: outputs, gradients of the rows that may not attend the poison, and those of all rows."""
     form, tol = FORMS[name], TOL[dtype]
     told = f"{name}, causal={causal}, argument {which}, place {place}, {value}, masked={masked}"
-    expected, at, options = asked(name, causal, which, place, masked), spot(form, name, which, place), called(name, causal, place, masked)
+    expected, at, options = (
+        asked(name, causal, which, place, masked),
+        spot(form, name, which, place),
+        called(name, causal, place, masked),
+    )
     args, touched = drawn(form), expected.touched
     poisoned = put(args, which, at, value)
     y, grads = run(form, poisoned, dtype, backend, expected.g, **options)
@@ -146,12 +170,20 @@ def check(name: str, causal: bool, which: int, place: int, value: float, masked:
     assert near(y[rest], expected.want[rest], tol), f"{told}: an output that may not attend it is another"
     strict = value != value or which == 2 or (which == 1 and value == INF and not form.limits)
     if strict:
-        assert not y[touched].isfinite().any(), f"{told}: {int(y[touched].isfinite().sum())} of {int(touched.sum())} outputs that attend it are finite"
+        assert not y[touched].isfinite().any(), (
+            f"{told}: {int(y[touched].isfinite().sum())} of {int(touched.sum())} outputs that attend it are finite"
+        )
     else:
-        limit = run(form, put(args, which, at, max(-LIMIT, min(LIMIT, value))), torch.float64, "eager", None, **options)[0]
+        limit = run(
+            form, put(args, which, at, max(-LIMIT, min(LIMIT, value))), torch.float64, "eager", None, **options
+        )[0]
         wrong = touched & y.isfinite() & ~((y - limit).abs() <= tol * limit.abs().clamp_min(1.0))
-        if which == 1 and value == -INF and form.exact:  # it weighs exactly 0: a row that may attend no other key has nothing to attend, and is 0
-            alone = (options["key_mask"].cumsum(1) if causal else options["key_mask"].sum(1, keepdim=True).expand(-1, T)) == 1
+        if (
+            which == 1 and value == -INF and form.exact
+        ):  # it weighs exactly 0: a row that may attend no other key has nothing to attend, and is 0
+            alone = (
+                options["key_mask"].cumsum(1) if causal else options["key_mask"].sum(1, keepdim=True).expand(-1, T)
+            ) == 1
             wrong &= ~(alone[..., None] & (y == 0))
         assert not wrong.any(), f"{told}: plausible and wrong"
         if which == 1 and form.exact:
@@ -169,7 +201,9 @@ def check(name: str, causal: bool, which: int, place: int, value: float, masked:
     apart = run(form, poisoned, dtype, backend, expected.g.masked_fill(touched | expected.open, 0.0), **options)[1]
     for i, (got, want) in enumerate(zip(apart, expected.grads, strict=True)):
         here = torch.zeros_like(want, dtype=torch.bool)
-        here[at if which > 2 and i == which else at[:2] if i < 3 and which < 3 else ()] = i == which or (i < 3 and which < 3)
+        here[at if which > 2 and i == which else at[:2] if i < 3 and which < 3 else ()] = i == which or (
+            i < 3 and which < 3
+        )
         off = (got - want).masked_fill(here, 0.0)
         assert near(off, torch.zeros(()), tol * max(1.0, float(want.abs().max()))), (
             f"{told}: argument {i} has another gradient from rows that may not attend it"
@@ -184,7 +218,15 @@ def poisons(form: Form, *, all_of_them: bool) -> Iterator[tuple[int, int, float,
         for place in PLACES:
             for value in (NAN, INF, -INF):
                 for masked in (False, True):
-                    some = place == 33 and not masked or value != value and place + masked < T or which > 2 and masked and place == 0
+                    some = (
+                        place == 33
+                        and not masked
+                        or value != value
+                        and place + masked < T
+                        or which > 2
+                        and masked
+                        and place == 0
+                    )
                     if all_of_them or some:
                         yield which, place, value, masked
 
@@ -225,7 +267,9 @@ def stream(name: str, options: dict[str, Any], projection: str, value: float) ->
     rows[0, at : at + 1 if projection == "q_proj" else None] = True
     told = f"{name}, {value} in {projection}"
     assert near(y[~rows], want[~rows], 1e-6), f"{told}: another row is another"
-    assert not y[rows].isfinite().any(), f"{told}: {int(y[rows].isfinite().any(-1).sum())} of {int(rows.sum())} rows that attend it are finite"
+    assert not y[rows].isfinite().any(), (
+        f"{told}: {int(y[rows].isfinite().any(-1).sum())} of {int(rows.sum())} rows that attend it are finite"
+    )
 
 
 def check_stream(row: tuple[str, dict[str, Any]]) -> None:

@@ -29,7 +29,16 @@ def weighed(k: Tensor, v: Tensor, key_mask: Tensor | None, floor: float) -> tupl
     return weight * v.to(wide), weight
 
 
-def weighed_mean(q: Tensor, k: Tensor, v: Tensor, *, floor: float = 0.5, causal: bool = False, key_mask: Tensor | None = None, backend: str = "auto") -> Tensor:
+def weighed_mean(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    floor: float = 0.5,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
     """sigmoid(q_t) sum_s w_s v_s / sum_s w_s with w = softplus(k) + floor, over the keys that t may attend."""
     total, weight = weighed(k, v, key_mask, floor)
     total, weight = (a.cumsum(1) if causal else a.sum(1, keepdim=True) for a in (total, weight))
@@ -62,7 +71,11 @@ class WeighedMean(Mixer):
         return {"floor": 0.5}
 
     def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
-        return (self.q_proj(x), self.k_proj(x), self.v_proj(x)), {"floor": self.floor, "causal": self.causal, "key_mask": key_mask}
+        return (self.q_proj(x), self.k_proj(x), self.v_proj(x)), {
+            "floor": self.floor,
+            "causal": self.causal,
+            "key_mask": key_mask,
+        }
 
     def mix(self, x, context, **given):
         args, options = self.functional_args(x, context, **given)

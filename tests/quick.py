@@ -23,4 +23,7 @@ if __name__ == "__main__":
         build_mixer(name, 8)  # raises an error with the nearest names
     print(*files(name))
     print("tests/test_public_names.py::test_the_stub_is_that_of_the_table")
-    print(f"tests/test_docs.py::test_mixer_has_its_row_and_page[{name}]", f"tests/test_layering.py::test_each_mixer_has_its_parts[{name}]")
+    print(
+        f"tests/test_docs.py::test_mixer_has_its_row_and_page[{name}]",
+        f"tests/test_layering.py::test_each_mixer_has_its_parts[{name}]",
+    )

@@ -11,7 +11,11 @@ from tokenmix.train import DataConfig, RunConfig, TrainConfig, train
 SPECS: dict[str, tuple[dict[str, Any], ...]] = {
     "attention": ({"name": "attention", "heads": 2},),
     "local": ({"name": "aft_local", "window": 4, "rank": 2},),
-    "mixed": ({"name": "aft_full", "rank": None}, {"name": "aft_conv", "heads": 2, "kernel_size": 5}, {"name": "aft_simple"}),
+    "mixed": (
+        {"name": "aft_full", "rank": None},
+        {"name": "aft_conv", "heads": 2, "kernel_size": 5},
+        {"name": "aft_simple"},
+    ),
 }
 
 KINDS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -32,7 +36,9 @@ def tiny_run(folder: Path, name: str) -> Path:
     config = RunConfig(
         model=LMConfig(dim=16, max_len=48, mixers={**SPECS, **KINDS}[name]),
         data=DataConfig(source=str(corpus), seq_len=48),
-        train=TrainConfig(steps=20, batch_size=2, log_every=2, eval_every=10, save_every=10, sample_bytes=16, device="cpu"),
+        train=TrainConfig(
+            steps=20, batch_size=2, log_every=2, eval_every=10, save_every=10, sample_bytes=16, device="cpu"
+        ),
     )
     train(config, folder / name)
     return folder / name

@@ -44,10 +44,16 @@ TESTS = {
     ),
     "test_bench_verb.py": ("test_another_revision_is_timed_in_turns",),
     "test_graphed.py": ("test_equals_extend_for_every_mixer_or_names_what_grows",),
-    "test_host_timm.py": ("test_registered_models_have_the_papers_shapes", "test_every_vit_and_pyramid_of_ours_is_registered_and_none_of_timms_is_lost"),
+    "test_host_timm.py": (
+        "test_registered_models_have_the_papers_shapes",
+        "test_every_vit_and_pyramid_of_ours_is_registered_and_none_of_timms_is_lost",
+    ),
     "test_host_timm_attention.py": ("test_timm_missing_or_old",),
     "test_host_torch.py": ("test_compiled_whole",),
-    "test_huggingface.py": ("test_decoding_compiles_whole_and_not_anew_each_step", "test_the_package_is_named_where_it_is_missing_or_old"),
+    "test_huggingface.py": (
+        "test_decoding_compiles_whole_and_not_anew_each_step",
+        "test_the_package_is_named_where_it_is_missing_or_old",
+    ),
     "test_kernels_aft_band.py": ("test_adversarial_keys_conv",),
     "test_kernels_hydra.py": ("test_adversarial_keys_of_other_maps",),
     "test_lm.py": ("test_five_thousand_bytes_of_streaming_are_the_parallel_form",),

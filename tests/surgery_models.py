@@ -20,19 +20,74 @@ import transformers as tf  # noqa: E402
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 TEXT = SMALL | {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
 GROUPED = TEXT | {"num_key_value_heads": 2, "max_position_embeddings": 64}
-GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 48, "vocab_size": 60, "bos_token_id": 1, "eos_token_id": None}
-SEQ2SEQ = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48}
-SEQ2SEQ |= {"decoder_ffn_dim": 48, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "vocab_size": 60}
-WHISPER = {"num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 20, "suppress_tokens": None, "begin_suppress_tokens": None}
+GPT2 = {
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 48,
+    "vocab_size": 60,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+SEQ2SEQ = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+}
+SEQ2SEQ |= {
+    "decoder_ffn_dim": 48,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+    "vocab_size": 60,
+}
+WHISPER = {
+    "num_mel_bins": 8,
+    "max_source_positions": 12,
+    "max_target_positions": 20,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+}
 IMAGE = SMALL | {"image_size": 32, "patch_size": 8, "num_labels": 5}
 DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "vocab_size": 60, "max_position_embeddings": 40}
-OPT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48, "vocab_size": 60, "max_position_embeddings": 48}
+OPT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "ffn_dim": 48,
+    "vocab_size": 60,
+    "max_position_embeddings": 48,
+}
 OPT |= {"word_embed_proj_dim": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
 EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
 EUROBERT = GROUPED | {"mask_token_id": 4}
-GEMMA3 = {"head_dim": 8, "query_pre_attn_scalar": 8, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32}
-MODERNBERT = {**SMALL, "vocab_size": 60, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2}
-DETR = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+GEMMA3 = {
+    "head_dim": 8,
+    "query_pre_attn_scalar": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 32,
+}
+MODERNBERT = {
+    **SMALL,
+    "vocab_size": 60,
+    "pad_token_id": 0,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+DETR = {
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+}
 
 
 def built(model: type, config: type, **sizes: Any) -> Callable[..., nn.Module]:
@@ -41,12 +96,16 @@ def built(model: type, config: type, **sizes: Any) -> Callable[..., nn.Module]:
 
 
 def timm_vit(**options: Any) -> nn.Module:
-    return timm.create_model("vit_tiny_patch16_224", depth=2, embed_dim=32, num_heads=4, img_size=32, patch_size=8, num_classes=5, **options)
+    return timm.create_model(
+        "vit_tiny_patch16_224", depth=2, embed_dim=32, num_heads=4, img_size=32, patch_size=8, num_classes=5, **options
+    )
 
 
 def detr() -> nn.Module:
     backbone = tf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], out_features=["stage2"])
-    return tf.DetrModel(tf.DetrConfig(d_model=32, num_queries=5, use_timm_backbone=False, backbone_config=backbone, **DETR))
+    return tf.DetrModel(
+        tf.DetrConfig(d_model=32, num_queries=5, use_timm_backbone=False, backbone_config=backbone, **DETR)
+    )
 
 
 def transformer() -> nn.Module:
@@ -55,7 +114,10 @@ def transformer() -> nn.Module:
         return nn.Transformer(32, 4, 2, 2, 48, batch_first=True)
 
 
-SHORT, SHIFTED = TEXT | {"max_position_embeddings": 40}, TEXT | {"max_position_embeddings": 42}  # the latter count from the padding token's number
+SHORT, SHIFTED = (
+    TEXT | {"max_position_embeddings": 40},
+    TEXT | {"max_position_embeddings": 42},
+)  # the latter count from the padding token's number
 ENCODERS = {
     "bert": built(tf.BertModel, tf.BertConfig, **SHORT),
     "roberta": built(tf.RobertaModel, tf.RobertaConfig, **SHIFTED),
@@ -65,9 +127,22 @@ ENCODERS = {
     "ernie": built(tf.ErnieModel, tf.ErnieConfig, **SHORT),
     "data2vec_text": built(tf.Data2VecTextModel, tf.Data2VecTextConfig, **SHIFTED),
     "distilbert": built(tf.DistilBertModel, tf.DistilBertConfig, **DISTILBERT),
-    "modernbert": built(tf.ModernBertModel, tf.ModernBertConfig, **MODERNBERT, max_position_embeddings=64, local_attention=8, global_attn_every_n_layers=2),
+    "modernbert": built(
+        tf.ModernBertModel,
+        tf.ModernBertConfig,
+        **MODERNBERT,
+        max_position_embeddings=64,
+        local_attention=8,
+        global_attn_every_n_layers=2,
+    ),
     "eurobert": built(tf.EuroBertModel, tf.EuroBertConfig, **EUROBERT),
-    "embedding_gemma": built(tf.Gemma3TextModel, tf.Gemma3TextConfig, **GROUPED, **GEMMA3 | {"sliding_window": 8}, use_bidirectional_attention=True),
+    "embedding_gemma": built(
+        tf.Gemma3TextModel,
+        tf.Gemma3TextConfig,
+        **GROUPED,
+        **GEMMA3 | {"sliding_window": 8},
+        use_bidirectional_attention=True,
+    ),
     "clip_text": built(tf.CLIPTextModel, tf.CLIPTextConfig, **SHORT | {"eos_token_id": 2}),
     "siglip_text": built(tf.SiglipTextModel, tf.SiglipTextConfig, **SHORT),
 }
@@ -77,14 +152,23 @@ DECODERS = {
     "mistral": built(tf.MistralForCausalLM, tf.MistralConfig, **GROUPED, sliding_window=None),
     "mixtral": built(tf.MixtralForCausalLM, tf.MixtralConfig, **GROUPED, num_local_experts=2),
     "qwen2": built(tf.Qwen2ForCausalLM, tf.Qwen2Config, **GROUPED),
-    "qwen2_moe": built(tf.Qwen2MoeForCausalLM, tf.Qwen2MoeConfig, **GROUPED, **EXPERTS, shared_expert_intermediate_size=16),
+    "qwen2_moe": built(
+        tf.Qwen2MoeForCausalLM, tf.Qwen2MoeConfig, **GROUPED, **EXPERTS, shared_expert_intermediate_size=16
+    ),
     "qwen3": built(tf.Qwen3ForCausalLM, tf.Qwen3Config, **GROUPED, head_dim=8),
     "qwen3_moe": built(tf.Qwen3MoeForCausalLM, tf.Qwen3MoeConfig, **GROUPED, **EXPERTS, head_dim=8),
     "gemma": built(tf.GemmaForCausalLM, tf.GemmaConfig, **GROUPED, head_dim=8),
     "gemma3": built(tf.Gemma3ForCausalLM, tf.Gemma3TextConfig, **GROUPED, **GEMMA3),
     "smollm3": built(tf.SmolLM3ForCausalLM, tf.SmolLM3Config, **GROUPED, no_rope_layers=[1, 0]),
     "arcee": built(tf.ArceeForCausalLM, tf.ArceeConfig, **GROUPED),
-    "granite_moe": built(tf.GraniteMoeForCausalLM, tf.GraniteMoeConfig, **GROUPED, num_local_experts=2, num_experts_per_tok=1, attention_multiplier=0.2),
+    "granite_moe": built(
+        tf.GraniteMoeForCausalLM,
+        tf.GraniteMoeConfig,
+        **GROUPED,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        attention_multiplier=0.2,
+    ),
     "granite": built(tf.GraniteForCausalLM, tf.GraniteConfig, **GROUPED, attention_multiplier=0.2),
     "starcoder2": built(tf.Starcoder2ForCausalLM, tf.Starcoder2Config, **GROUPED, sliding_window=None),
     "stablelm": built(tf.StableLmForCausalLM, tf.StableLmConfig, **GROUPED),
@@ -101,8 +185,12 @@ TRANSLATORS = {
     "pegasus": built(tf.PegasusForConditionalGeneration, tf.PegasusConfig, **SEQ2SEQ, max_position_embeddings=40),
     "m2m_100": built(tf.M2M100ForConditionalGeneration, tf.M2M100Config, **SEQ2SEQ, max_position_embeddings=40),
     "plbart": built(tf.PLBartForConditionalGeneration, tf.PLBartConfig, **SEQ2SEQ, max_position_embeddings=40),
-    "blenderbot": built(tf.BlenderbotForConditionalGeneration, tf.BlenderbotConfig, **SEQ2SEQ, max_position_embeddings=40),
-    "blenderbot_small": built(tf.BlenderbotSmallForConditionalGeneration, tf.BlenderbotSmallConfig, **SEQ2SEQ, max_position_embeddings=40),
+    "blenderbot": built(
+        tf.BlenderbotForConditionalGeneration, tf.BlenderbotConfig, **SEQ2SEQ, max_position_embeddings=40
+    ),
+    "blenderbot_small": built(
+        tf.BlenderbotSmallForConditionalGeneration, tf.BlenderbotSmallConfig, **SEQ2SEQ, max_position_embeddings=40
+    ),
     "whisper": built(tf.WhisperForConditionalGeneration, tf.WhisperConfig, **SEQ2SEQ, **WHISPER),
 }
 IMAGES = {
@@ -111,7 +199,13 @@ IMAGES = {
     "vit_msn": built(tf.ViTMSNForImageClassification, tf.ViTMSNConfig, **IMAGE),
     "ijepa": built(tf.IJepaForImageClassification, tf.IJepaConfig, **IMAGE),
     "dinov2": built(tf.Dinov2ForImageClassification, tf.Dinov2Config, **IMAGE, mlp_ratio=2),
-    "dinov2_registers": built(tf.Dinov2WithRegistersForImageClassification, tf.Dinov2WithRegistersConfig, **IMAGE, mlp_ratio=2, num_register_tokens=3),
+    "dinov2_registers": built(
+        tf.Dinov2WithRegistersForImageClassification,
+        tf.Dinov2WithRegistersConfig,
+        **IMAGE,
+        mlp_ratio=2,
+        num_register_tokens=3,
+    ),
     "clip_vision": built(tf.CLIPVisionModel, tf.CLIPVisionConfig, **IMAGE),
     "siglip_vision": built(tf.SiglipVisionModel, tf.SiglipVisionConfig, **IMAGE, vision_use_head=False),
     "timm": timm_vit,

@@ -32,21 +32,35 @@ from tokenmix.models import LMConfig, ViTConfig, build_model
 from tokenmix.report.checks import check_page
 
 LM = LMConfig(dim=16, max_len=64, mixers=({"name": "attention", "heads": 2},), layers=2)
-BERT = ["--options", '{"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 60}']
+BERT = [
+    "--options",
+    '{"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 60}',
+]
 
 
-def share(length: int, mixing: float, attention: float = 0.0, peak: int | None = 100, without: int | None = 60) -> Share:
+def share(
+    length: int, mixing: float, attention: float = 0.0, peak: int | None = 100, without: int | None = 60
+) -> Share:
     return Share(length, length, 1.0, max(attention, mixing), mixing, peak, without, 3)
 
 
 def found(*shares: Share, worth: float = 1.25, limit: int | None = None, skipped=(), rows=()) -> Advice:
     model = build_model(LM)
-    host = Host("some", model, "tokenmix", Inputs(lambda n, b: ((torch.zeros(b, n, dtype=torch.long),), {}), limit=limit))
+    host = Host(
+        "some", model, "tokenmix", Inputs(lambda n, b: ((torch.zeros(b, n, dtype=torch.long),), {}), limit=limit)
+    )
     return Advice(host, modules_of(model, "some"), 1, worth, machine_of(), list(shares), list(skipped), list(rows))
 
 
 def machine_of() -> dict:
-    return {"device": "a machine", "cores": 2, "threads": 1, "load": 0.1, "torch": "2", "kernels": {"cpu": "none", "triton": "none"}}
+    return {
+        "device": "a machine",
+        "cores": 2,
+        "threads": 1,
+        "load": 0.1,
+        "torch": "2",
+        "kernels": {"cpu": "none", "triton": "none"},
+    }
 
 
 def refused(capsys, *argv: str) -> str:
@@ -60,7 +74,9 @@ def refused(capsys, *argv: str) -> str:
 # arithmetic
 
 
-@pytest.mark.parametrize(("part", "left", "wanted"), [(0.0, 0.0, 1.0), (0.5, 0.0, 2.0), (0.2, 0.0, 1.25), (0.5, 0.5, 4 / 3), (1.0, 0.5, 2.0)])
+@pytest.mark.parametrize(
+    ("part", "left", "wanted"), [(0.0, 0.0, 1.0), (0.5, 0.0, 2.0), (0.2, 0.0, 1.25), (0.5, 0.5, 4 / 3), (1.0, 0.5, 2.0)]
+)
 def test_amdahl(part, left, wanted):
     assert math.isclose(bound(part, left), wanted)
     if left == 0 and part:
@@ -145,7 +161,9 @@ def test_time_outside_of_attention_is_not_attention(passing):
     model = build_model(LM).eval()
     for block in model.blocks:
         block.mlp = Slow(passing, 0.05)
-    s = measure_share(model, modules_of(model, "lm"), lambda: model(torch.zeros(1, 4, dtype=torch.long)), 4, 4, budget=0.0)
+    s = measure_share(
+        model, modules_of(model, "lm"), lambda: model(torch.zeros(1, 4, dtype=torch.long)), 4, 4, budget=0.0
+    )
     assert (s.attention_share, s.mixing_share, s.bound) == (0, 0, 1)
 
 
@@ -170,7 +188,13 @@ def test_the_mixing_of_attention_rises_with_length_in_work():
 def test_every_host_is_measured_and_left_as_it_was(name):
     model = make(name)
     shapes = {"timm": (1, 3, 32, 32), "vit": (1, 3, 32, 32), "detr": (1, 3, 32, 32)}
-    x = torch.zeros(1, 8, 32) if name == "transformer" else torch.zeros(shapes[name]) if name in shapes else torch.ones(1, 8, dtype=torch.long)
+    x = (
+        torch.zeros(1, 8, 32)
+        if name == "transformer"
+        else torch.zeros(shapes[name])
+        if name in shapes
+        else torch.ones(1, 8, dtype=torch.long)
+    )
     args = (x, x) if name == "transformer" else (x,)
     before = model(*args)
     s = measure_share(model, modules_of(model, name), lambda: model(*args), 8, 8, budget=0.0)
@@ -218,10 +242,14 @@ def test_a_length_that_takes_no_time_is_measured_though_none_is_left(monkeypatch
 
 def test_time_and_memory_are_foreseen(monkeypatch):
     seen = [Share(100, 100, 1.0, 0.5, 0.5, 2**30, 2**29, 1)]
-    assert "about 10 s of 8.0 s that are left" in advice_module._outlook([Share(100, 100, 1.0, 0.5, 0.25, None, None, 1)], 200, 8.0, "cpu")
+    assert "about 10 s of 8.0 s that are left" in advice_module._outlook(
+        [Share(100, 100, 1.0, 0.5, 0.25, None, None, 1)], 200, 8.0, "cpu"
+    )
     monkeypatch.setattr(advice_module, "memory_available", lambda device: 2**30)
     assert "up to 3.0 GiB of memory, 1.0 GiB are free" in advice_module._outlook(seen, 200, 1e9, "cpu")
-    assert advice_module._outlook(seen, 100, 1e9, "cpu") == "a pass would take up to 1.0 GiB of memory, 1.0 GiB are free"
+    assert (
+        advice_module._outlook(seen, 100, 1e9, "cpu") == "a pass would take up to 1.0 GiB of memory, 1.0 GiB are free"
+    )
     monkeypatch.setattr(advice_module, "memory_available", lambda device: 2**40)
     assert advice_module._outlook(seen, 200, 1e9, "cpu") is None
 
@@ -246,7 +274,9 @@ def test_a_model_that_refuses_a_length_is_no_crash():
 
 @pytest.mark.parametrize(("model", "sizes"), [("timm", (32, 64)), ("vit", (32, 64)), ("ours", (32, 64))])
 def test_images_grow(model, sizes):
-    ours = ViTConfig(dim=32, layers=1, mixers=({"name": "attention", "heads": 4},), image_size=(32, 32), patch=8, classes=3)
+    ours = ViTConfig(
+        dim=32, layers=1, mixers=({"name": "attention", "heads": 4},), image_size=(32, 32), patch=8, classes=3
+    )
     built = build_model(ours).eval() if model == "ours" else make(model)
     inputs = inputs_of(built, model)
     a = ask(Host(model, built, "tokenmix" if model == "ours" else model, inputs), [*sizes, 33], seconds=9)
@@ -293,9 +323,35 @@ def test_findings_follow_from_the_rows():
 
 
 def test_json_holds_everything(capsys):
-    assert cli.main(["advise", "BertModel", *BERT, "--lengths", "8,16,1k", "--seconds", "6", "--candidates", "hydra,linear", "--json"]) == 0
+    assert (
+        cli.main(
+            [
+                "advise",
+                "BertModel",
+                *BERT,
+                "--lengths",
+                "8,16,1k",
+                "--seconds",
+                "6",
+                "--candidates",
+                "hydra,linear",
+                "--json",
+            ]
+        )
+        == 0
+    )
     got = json.loads(capsys.readouterr().out)
-    assert list(got) == ["model", "attention", "machine", "setting", "lengths", "skipped", "answer", "candidates", "distilled"]
+    assert list(got) == [
+        "model",
+        "attention",
+        "machine",
+        "setting",
+        "lengths",
+        "skipped",
+        "answer",
+        "candidates",
+        "distilled",
+    ]
     assert got["model"]["class"] == "BertModel"
     assert got["attention"][0]["heads"] == 4
     assert [s["length"] for s in got["lengths"]] == [8, 16]
@@ -325,7 +381,19 @@ def test_the_state_of_a_cache_is_counted():
 
 def test_the_page_stands_alone(tmp_path, capsys):
     page = tmp_path / "advice.html"
-    argv = ["advise", "BertModel", *BERT, "--lengths", "8,16", "--seconds", "6", "--candidates", "auto", "--out", str(page)]
+    argv = [
+        "advise",
+        "BertModel",
+        *BERT,
+        "--lengths",
+        "8,16",
+        "--seconds",
+        "6",
+        "--candidates",
+        "auto",
+        "--out",
+        str(page),
+    ]
     assert cli.main(argv) == 0
     printed = capsys.readouterr().out
     assert "Attention's part" in printed
@@ -375,14 +443,20 @@ def test_wrong_commands(tmp_path, capsys, monkeypatch):
         ("deit_tinny",): "nearest: deit_tiny",
         ("Bertmodel",): "nearest: BertModel",
         ("qqqqqqqqqq",): "a model is a run directory, a folder of transformers",
-        ("timm:deit_tinny_patch16_224",): "timm 1.0.31 has no model 'deit_tinny_patch16_224'; nearest: deit_tiny_patch16_224",
+        (
+            "timm:deit_tinny_patch16_224",
+        ): "timm 1.0.31 has no model 'deit_tinny_patch16_224'; nearest: deit_tiny_patch16_224",
         ("hf:Bertmodel",): "has no model 'Bertmodel'",
         ("nosuchpackage:factory",): "cannot import 'nosuchpackage'",
         ("bert", "--lengths", "1q"): "got '1q'",
         ("bert", "--lengths", ","): "--lengths is empty",
         ("bert", "--options", "{"): "--options is not JSON",
         ("bert", "--options", "3"): "--options must be a JSON object",
-        ("hydra_deit_base", "--options", '{"layers": 12}'): "has no softmax attention to replace; its layers mix by hydra",
+        (
+            "hydra_deit_base",
+            "--options",
+            '{"layers": 12}',
+        ): "has no softmax attention to replace; its layers mix by hydra",
         ("pvt_tiny",): "is of kind 'pyramid'",
         ("bert", *BERT, "--candidates", "hidra"): "nearest: hydra",
         ("bert", *BERT, "--candidates", "sdpa"): "--candidates takes mixers",
@@ -401,7 +475,10 @@ def test_wrong_commands(tmp_path, capsys, monkeypatch):
     assert "is not readable JSON" in refused(capsys, "advise", str(tmp_path))
 
 
-@pytest.mark.parametrize(("name", "package", "extra"), [("timm:deit_tiny_patch16_224", "timm", "vision"), ("hf:BertModel", "transformers", "hf")])
+@pytest.mark.parametrize(
+    ("name", "package", "extra"),
+    [("timm:deit_tiny_patch16_224", "timm", "vision"), ("hf:BertModel", "transformers", "hf")],
+)
 def test_a_missing_package_names_its_extra(name, package, extra, monkeypatch, capsys):
     from tokenmix.advise import loading
 
@@ -415,9 +492,15 @@ def saved_with_tokenizer(folder):
     import tokenizers
     import transformers
 
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(["[PAD]", "[UNK]", "the", "cat", "sat", "on", "mat"])}, "[UNK]"))
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel(
+            {w: i for i, w in enumerate(["[PAD]", "[UNK]", "the", "cat", "sat", "on", "mat"])}, "[UNK]"
+        )
+    )
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]").save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]").save_pretrained(
+        folder
+    )
     make("bert", std=0.1).save_pretrained(folder)
     return str(folder)
 
@@ -427,7 +510,20 @@ def test_the_model_is_distilled_and_written(tmp_path, capsys):
 
     model, data, out = saved_with_tokenizer(tmp_path / "bert"), tmp_path / "text.txt", tmp_path / "distilled"
     data.write_text("the cat sat on the mat\nthe mat sat on the cat\n" * 60)
-    argv = ["advise", model, "--lengths", "16", "--seconds", "3", "--candidates", "hydra", "--data", str(data), "--minutes", "0.03"]
+    argv = [
+        "advise",
+        model,
+        "--lengths",
+        "16",
+        "--seconds",
+        "3",
+        "--candidates",
+        "hydra",
+        "--data",
+        str(data),
+        "--minutes",
+        "0.03",
+    ]
     assert cli.main([*argv, "--write", str(out), "--last", "1", "--json"]) == 0
     got = json.loads(capsys.readouterr().out)["distilled"]
     assert (got["mixer"], got["layers"]) == ("hydra", 1)
@@ -439,5 +535,7 @@ def test_the_model_is_distilled_and_written(tmp_path, capsys):
     assert "has 2 tokens; at least 80 are needed" in refused(capsys, *argv, "--write", str(tmp_path / "new"))
     data.write_bytes(b"\xff\xfe")
     assert "is not UTF-8 text" in refused(capsys, *argv, "--write", str(tmp_path / "new"))
-    assert "no such file" in refused(capsys, *argv[:-4], "--data", str(tmp_path / "none"), "--write", str(tmp_path / "new"))
+    assert "no such file" in refused(
+        capsys, *argv[:-4], "--data", str(tmp_path / "none"), "--write", str(tmp_path / "new")
+    )
     assert not (tmp_path / "new").exists()

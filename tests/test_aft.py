@@ -23,22 +23,37 @@ def same(a: torch.Tensor, b: torch.Tensor) -> None:
 class TestIdentities:
     def test_full_without_bias_is_simple(self, T, causal):
         q, k, v = qkv(T)
-        same(functional.aft_full(q, k, v, torch.zeros(T, T, dtype=torch.float64), causal=causal), functional.aft_simple(q, k, v, causal=causal))
+        same(
+            functional.aft_full(q, k, v, torch.zeros(T, T, dtype=torch.float64), causal=causal),
+            functional.aft_simple(q, k, v, causal=causal),
+        )
 
     def test_local_with_a_window_over_everything_is_full(self, T, causal):
         q, k, v = qkv(T)
         w = torch.randn(T, T, dtype=torch.float64)
         for window in (T, T + 3):
-            same(functional.aft_local(q, k, v, w, window=window, causal=causal), functional.aft_full(q, k, v, w, causal=causal))
+            same(
+                functional.aft_local(q, k, v, w, window=window, causal=causal),
+                functional.aft_full(q, k, v, w, causal=causal),
+            )
 
     def test_local_without_a_window_is_simple(self, T, causal):
         q, k, v = qkv(T)
-        same(functional.aft_local(q, k, v, torch.randn(T, T, dtype=torch.float64), window=0, causal=causal), functional.aft_simple(q, k, v, causal=causal))
+        same(
+            functional.aft_local(q, k, v, torch.randn(T, T, dtype=torch.float64), window=0, causal=causal),
+            functional.aft_simple(q, k, v, causal=causal),
+        )
 
     def test_a_shift_of_keys_or_of_a_row_of_weights_changes_nothing(self, T, causal):
         q, k, v = qkv(T)
         w = torch.randn(T, T, dtype=torch.float64)
-        shifted = functional.aft_full(q, k + 3.0 * torch.randn(8, dtype=torch.float64), v, w + torch.randn(T, 1, dtype=torch.float64), causal=causal)
+        shifted = functional.aft_full(
+            q,
+            k + 3.0 * torch.randn(8, dtype=torch.float64),
+            v,
+            w + torch.randn(T, 1, dtype=torch.float64),
+            causal=causal,
+        )
         same(shifted, functional.aft_full(q, k, v, w, causal=causal))
 
     def test_conv_is_full_with_the_relative_bias(self, T, causal):
@@ -66,7 +81,10 @@ def test_conv_on_a_grid_is_full_with_the_relative_bias(grid, prefix):
         w[head, prefix:, prefix:] = torch.where(inside, kernel[head][tuple(tap.clamp(0, 2).unbind(-1))], 0.0)
     y = functional.aft_conv(q, k[..., :2], v, kernel, grid=grid, prefix=prefix)
     for head, channels in enumerate((slice(0, 2), slice(2, 4))):
-        same(y[..., channels], functional.aft_full(q[..., channels], k[..., head : head + 1].expand(-1, -1, 2), v[..., channels], w[head]))
+        same(
+            y[..., channels],
+            functional.aft_full(q[..., channels], k[..., head : head + 1].expand(-1, -1, 2), v[..., channels], w[head]),
+        )
 
 
 def test_equation_6_as_printed():
@@ -76,7 +94,9 @@ def test_equation_6_as_printed():
     filters = torch.expm1(kernel).repeat_interleave(2, 0)[:, None]
 
     def blurred(a):
-        return torch.nn.functional.conv1d(a.transpose(1, 2), filters, padding=1, groups=4).transpose(1, 2) + a.sum(1, keepdim=True)
+        return torch.nn.functional.conv1d(a.transpose(1, 2), filters, padding=1, groups=4).transpose(1, 2) + a.sum(
+            1, keepdim=True
+        )
 
     same(functional.aft_conv(q, k[..., :2], v, kernel), torch.sigmoid(q) * blurred(e * v) / blurred(e))
 

@@ -19,7 +19,9 @@ from tokenmix.data.image_source import tensor_to_pil
 from tokenmix.system.torchvision import ensure_torchvision
 
 RAND = "rand-m9-mstd0.5-inc1"
-EVERYTHING = Augment(crop="pad", flip=0.5, shift=10, randaugment=RAND, colour=0.3, erasing=0.5, mixup=0.8, cutmix=1.0, repeats=3)
+EVERYTHING = Augment(
+    crop="pad", flip=0.5, shift=10, randaugment=RAND, colour=0.3, erasing=0.5, mixup=0.8, cutmix=1.0, repeats=3
+)
 PLAIN = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
 
 
@@ -29,7 +31,9 @@ def file_split(tmp_path) -> ImageSplit:
 
 
 def sampler(split, augment=Augment(), **options) -> ImageSampler:  # noqa: B008
-    return ImageSampler(split, **{"classes": 4, "image_size": 8, "channels": 3, "batch_size": 4, "augment": augment, **PLAIN, **options})
+    return ImageSampler(
+        split, **{"classes": 4, "image_size": 8, "channels": 3, "batch_size": 4, "augment": augment, **PLAIN, **options}
+    )
 
 
 def levels(x: torch.Tensor) -> torch.Tensor:
@@ -57,15 +61,24 @@ def test_without_augmentation_a_batch_is_the_images():
     s = sampler(split, mean=IMAGENET_MEAN, std=IMAGENET_STD)
     x, y = s.batch(1)
     chosen = s.indices(1)
-    expected = (split.pixels[chosen].double() / 255 - torch.tensor(IMAGENET_MEAN).view(3, 1, 1)) / torch.tensor(IMAGENET_STD).view(3, 1, 1)
+    expected = (split.pixels[chosen].double() / 255 - torch.tensor(IMAGENET_MEAN).view(3, 1, 1)) / torch.tensor(
+        IMAGENET_STD
+    ).view(3, 1, 1)
     assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
     assert torch.allclose(x.double(), expected, atol=1e-5)
     assert y.tolist() == split.labels[chosen].tolist()
-    assert torch.equal(levels(sampler(split, channels=1, mean=(0.0,), std=(1.0,)).batch(1)[0]), ops_luma(split.pixels[chosen]))
+    assert torch.equal(
+        levels(sampler(split, channels=1, mean=(0.0,), std=(1.0,)).batch(1)[0]), ops_luma(split.pixels[chosen])
+    )
 
 
 def ops_luma(images: torch.Tensor) -> torch.Tensor:
-    return torch.stack([torch.from_numpy(np.asarray(Image.fromarray(i.permute(1, 2, 0).numpy()).convert("L")).copy())[None] for i in images])
+    return torch.stack(
+        [
+            torch.from_numpy(np.asarray(Image.fromarray(i.permute(1, 2, 0).numpy()).convert("L")).copy())[None]
+            for i in images
+        ]
+    )
 
 
 @pytest.mark.parametrize("source", ["pixels", "files"])
@@ -101,7 +114,16 @@ def test_global_generators_stand_where_they_stood(file_split):
     assert torch.equal(first, s.batch(0)[0]), "nor does a batch depend on them"
 
 
-@pytest.mark.parametrize("how", [Augment(crop="resized"), Augment(randaugment=RAND), Augment(colour=0.4), Augment(crop="pad"), Augment(erasing=1.0)])
+@pytest.mark.parametrize(
+    "how",
+    [
+        Augment(crop="resized"),
+        Augment(randaugment=RAND),
+        Augment(colour=0.4),
+        Augment(crop="pad"),
+        Augment(erasing=1.0),
+    ],
+)
 def test_an_image_is_augmented_anew_in_every_epoch(how):
     s = sampler(pixels_split(1, size=(32, 32)), how, image_size=32, batch_size=1)
     assert len({bytes(levels(s.batch(epoch)[0].clamp(0, 1)).flatten().tolist()) for epoch in range(4)}) >= 3
@@ -129,7 +151,9 @@ def test_a_flip_is_a_mirror():
 def test_a_padded_crop_is_a_piece_of_the_padded_image(mode):
     images = pixels_split(60, size=(5, 7)).pixels
     cut = ops.pad_crop(images, 2, mode == "reflect", ops.generator(1))
-    padded = torch.nn.functional.pad(images.float(), (2, 2, 2, 2), mode="constant" if mode == "pad" else "reflect").to(torch.uint8)
+    padded = torch.nn.functional.pad(images.float(), (2, 2, 2, 2), mode="constant" if mode == "pad" else "reflect").to(
+        torch.uint8
+    )
     places = set()
     for one, whole in zip(cut, padded, strict=True):
         found = [(y, x) for y in range(5) for x in range(5) if torch.equal(one, whole[:, y : y + 5, x : x + 7])]
@@ -168,7 +192,10 @@ def test_a_resized_crop_of_pixels_and_of_files_agree(file_split):
     for picture, file in zip(pictures, file_split.files, strict=True):
         picture.save(file)
     how = Augment(crop="resized", flip=0.5)
-    a, b = (levels(sampler(s, how, image_size=24).batch(0)[0]).int() for s in (file_split, ImageSplit("train", file_split.labels, 3, pixels)))
+    a, b = (
+        levels(sampler(s, how, image_size=24).batch(0)[0]).int()
+        for s in (file_split, ImageSplit("train", file_split.labels, 3, pixels))
+    )
     assert (a - b).abs().max() <= 1
 
 
@@ -235,14 +262,18 @@ def test_randaugment_is_timms(file_split):
     keys = [11, 12, 13, 14]
     policy = ops.rand_augment(RAND, (32, 32), IMAGENET_MEAN)
     ours = ops.with_pillow(split.pixels, keys, policy, 0.0)
-    theirs = rand_augment_transform(RAND, {"translate_const": 14, "img_mean": (124, 116, 104), "interpolation": Image.Resampling.BICUBIC})
+    theirs = rand_augment_transform(
+        RAND, {"translate_const": 14, "img_mean": (124, 116, 104), "interpolation": Image.Resampling.BICUBIC}
+    )
     with ops.kept_random_state():
         for i, key in enumerate(keys):
             random.seed(key), np.random.seed(key), torch.manual_seed(key)
             expected = np.asarray(theirs(Image.fromarray(split.pixels[i].permute(1, 2, 0).numpy())))
             assert np.array_equal(ours[i].permute(1, 2, 0).numpy(), expected)
     assert not torch.equal(ours, split.pixels)
-    grey = sampler(pixels_split(4, 1), Augment(randaugment=RAND, colour=0.4), channels=1, mean=(0.5,), std=(0.5,)).batch(0)[0]
+    grey = sampler(
+        pixels_split(4, 1), Augment(randaugment=RAND, colour=0.4), channels=1, mean=(0.5,), std=(0.5,)
+    ).batch(0)[0]
     assert grey.shape == (4, 1, 8, 8)
 
 
@@ -264,7 +295,9 @@ def test_colour_changes_brightness_contrast_and_saturation():
     seen = {ops.jitter(grey, 0.3, random.Random(i)).getpixel((0, 0)) for i in range(300)}
     assert all(r == g == b for r, g, b in seen)
     assert (min(seen)[0], max(seen)[0]) == (70, 130) or (70 <= min(seen)[0] < 75 and 125 < max(seen)[0] <= 130)
-    red = [ops.jitter(Image.new("RGB", (4, 4), (200, 100, 100)), 0.3, random.Random(i)).getpixel((0, 0)) for i in range(50)]
+    red = [
+        ops.jitter(Image.new("RGB", (4, 4), (200, 100, 100)), 0.3, random.Random(i)).getpixel((0, 0)) for i in range(50)
+    ]
     assert len({round(r / g, 1) for r, g, _ in red}) > 3
 
 
@@ -279,7 +312,9 @@ def test_smoothing_alone_gives_soft_targets():
 
 def test_a_resized_batch_matches_pillow():
     split = pixels_split(4, size=(20, 30))
-    smooth = torch.nn.functional.interpolate(split.pixels[..., ::5, ::5].float(), (20, 30), mode="bilinear").to(torch.uint8)
+    smooth = torch.nn.functional.interpolate(split.pixels[..., ::5, ::5].float(), (20, 30), mode="bilinear").to(
+        torch.uint8
+    )
     ours = ops.resize(smooth, (12, 40))
     for image, x in zip(smooth, ours, strict=True):
         theirs = Image.fromarray(image.permute(1, 2, 0).numpy()).resize((40, 12), Image.Resampling.BICUBIC)
@@ -291,7 +326,9 @@ def test_a_resized_batch_matches_pillow():
 
 def test_evaluation_shows_each_image_once_in_order(file_split):
     for split, size in ((pixels_split(10), 8), (file_split, (12, 10))):
-        batches = list(eval_batches(split, batch_size=4, image_size=size, channels=3, mean=IMAGENET_MEAN, std=IMAGENET_STD))
+        batches = list(
+            eval_batches(split, batch_size=4, image_size=size, channels=3, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+        )
         assert torch.equal(torch.cat([y for _, y in batches]), split.labels)
         assert sum(len(x) for x, _ in batches) == len(split)
         few = list(eval_batches(split, batch_size=4, image_size=size, channels=3, limit=6))
@@ -306,8 +343,17 @@ def test_evaluation_from_224_on_is_timms(file_split, size):
     ensure_torchvision()
     from timm.data import create_transform
 
-    theirs = create_transform((3, size, size), is_training=False, interpolation="bicubic", crop_pct=0.875, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    x, _ = next(eval_batches(file_split, batch_size=8, image_size=size, channels=3, mean=IMAGENET_MEAN, std=IMAGENET_STD))
+    theirs = create_transform(
+        (3, size, size),
+        is_training=False,
+        interpolation="bicubic",
+        crop_pct=0.875,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    )
+    x, _ = next(
+        eval_batches(file_split, batch_size=8, image_size=size, channels=3, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    )
     expected = torch.stack([theirs(file_split.pil(i)) for i in range(8)])
     assert torch.allclose(x, expected, atol=1e-5)
 
@@ -367,7 +413,9 @@ def test_a_file_that_went_bad_after_opening_is_named(file_split):
 def test_the_digits_go_through_everything(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     split = open_images("digits").split("train")
-    x, y = ImageSampler(split, classes=10, image_size=16, channels=1, batch_size=32, augment=Augment(crop="pad", pad=1)).batch(3)
+    x, y = ImageSampler(
+        split, classes=10, image_size=16, channels=1, batch_size=32, augment=Augment(crop="pad", pad=1)
+    ).batch(3)
     assert x.shape == (32, 1, 16, 16)
     assert x.min() >= -1
     assert x.max() <= 1

@@ -34,14 +34,18 @@ def test_one_line_is_attention():
     """Where the width holds all tokens, the row stage is attention and each column is one token: its value."""
     mixer, x = built(width=12, combine="sum"), torch.randn(2, 9, 8, dtype=torch.float64)
     (q, _), (k, _), (v, own) = (p(x).chunk(2, -1) for p in (mixer.q_proj, mixer.k_proj, mixer.v_proj))
-    torch.testing.assert_close(mixer(x), mixer.out_proj(functional.attention(q, k, v, heads=2) + own), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        mixer(x), mixer.out_proj(functional.attention(q, k, v, heads=2) + own), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_the_causal_form_ends_where_attention_does():
     """On one line it is causal attention with the inner projections."""
     mixer, x = built(width=12, causal=True), torch.randn(2, 9, 8, dtype=torch.float64)
     q, k, v = mixer.q_proj(x).chunk(3, -1)[2], mixer.k_proj(x).chunk(2, -1)[1], mixer.v_proj(x).chunk(2, -1)[1]
-    torch.testing.assert_close(mixer(x), mixer.out_proj(functional.attention(q, k, v, heads=2, causal=True)), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        mixer(x), mixer.out_proj(functional.attention(q, k, v, heads=2, causal=True)), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_the_order_of_the_axes_counts():
@@ -49,7 +53,12 @@ def test_the_order_of_the_axes_counts():
     a, b = built(width=None, order=[1, 0]), built(width=None, order=[0, 1])
     assert not torch.allclose(a(x, grid=(3, 4)), b(x, grid=(3, 4)))
     turned = x.view(1, 3, 4, 8).transpose(1, 2).reshape(1, 12, 8)
-    torch.testing.assert_close(b(turned, grid=(4, 3)).view(1, 4, 3, 8).transpose(1, 2).reshape(1, 12, 8), a(x, grid=(3, 4)), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        b(turned, grid=(4, 3)).view(1, 4, 3, 8).transpose(1, 2).reshape(1, 12, 8),
+        a(x, grid=(3, 4)),
+        rtol=1e-12,
+        atol=1e-12,
+    )
 
 
 def test_cost_is_that_of_the_lines():

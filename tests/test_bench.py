@@ -22,7 +22,11 @@ def model(*specs):
         ({1: 9.0, 2: 9.0}, {1: 3.0, 2: 3.0}, "a beats b at no length measured (1 to 2)"),
         ({1: 2.99}, {1: 3.0}, "a beats b at no length measured (1)"),
         ({1: 9.0, 2: 1.0}, {1: 3.0, 2: 3.0}, "a beats b at 2, the longest measured among them, but not at 1"),
-        ({1: 1.0, 2: 9.0, 4: 1.0, 8: 9.0}, {1: 3.0, 2: 3.0, 4: 3.0, 8: 3.0}, "a beats b at 1, 4 and no longer from 8 on"),
+        (
+            {1: 1.0, 2: 9.0, 4: 1.0, 8: 9.0},
+            {1: 3.0, 2: 3.0, 4: 3.0, 8: 3.0},
+            "a beats b at 1, 4 and no longer from 8 on",
+        ),
         ({1: 1.0}, {2: 1.0}, "a and b were not measured at a common length"),
     ],
 )
@@ -48,7 +52,11 @@ def test_decoding_reports_growing_and_constant_states():
     growing, constant = model({"name": "attention", "heads": 2}), model({"name": "aft_simple"})
     short, long = decoding(growing, 64, tokens=3), decoding(growing, 512, tokens=3)
     assert long.state_bytes - short.state_bytes == (512 - 64) * (2 * 8 * 4 + 1)
-    assert decoding(constant, 64, tokens=3).state_bytes == decoding(constant, 512, tokens=3).state_bytes == state_bytes(constant.init_state(1))
+    assert (
+        decoding(constant, 64, tokens=3).state_bytes
+        == decoding(constant, 512, tokens=3).state_bytes
+        == state_bytes(constant.init_state(1))
+    )
     assert long.ms_per_token > 0
     assert growing.training
 

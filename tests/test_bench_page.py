@@ -27,12 +27,20 @@ MACHINE = {
 def test_the_tables_of_a_page_are_those_of_the_recorded_results(page):
     text = (ROOT / page).read_text()
     assert text.count("<!-- speed: ") == len(MARKED.findall(text)) > 0
-    assert renew(text, ROOT / "benchmarks" / "results") == text, f"renew it: python -m tokenmix.bench.page benchmarks/results {page}"
+    assert renew(text, ROOT / "benchmarks" / "results") == text, (
+        f"renew it: python -m tokenmix.bench.page benchmarks/results {page}"
+    )
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks" / "results").glob("speed_*.json")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "benchmarks" / "results").glob("speed_*.json")), ids=lambda file: file.stem
+)
 def test_no_recorded_share_is_above_its_limit(file):
-    over = [(r["subject"], r["length"], r["pass"], r["share"]) for r in json.loads(file.read_text())["rows"] if r.get("share", 0.0) > LIMIT]
+    over = [
+        (r["subject"], r["length"], r["pass"], r["share"])
+        for r in json.loads(file.read_text())["rows"]
+        if r.get("share", 0.0) > LIMIT
+    ]
     assert over == [], f"a limit that is beaten is none: measure {file.stem} again on a machine that does nothing else"
 
 
@@ -51,8 +59,17 @@ def row(subject: str, seconds: float, **more: object) -> dict[str, object]:
 
 
 def test_a_benchmark_becomes_a_table():
-    rows = [row("sdpa", 0.5), row("hydra:causal=false,eps=0", 0.01), row("theirs", 0.1, status="wrong", share=None), {"subject": "late", "status": "FAILED"}]
-    found = {"machine": MACHINE, "setting": {"level": "op", "batch": 4, "dim": 8, "heads": 2, "dtype": "float32"}, "rows": rows}
+    rows = [
+        row("sdpa", 0.5),
+        row("hydra:causal=false,eps=0", 0.01),
+        row("theirs", 0.1, status="wrong", share=None),
+        {"subject": "late", "status": "FAILED"},
+    ]
+    found = {
+        "machine": MACHINE,
+        "setting": {"level": "op", "batch": 4, "dim": 8, "heads": 2, "dtype": "float32"},
+        "rows": rows,
+    }
     assert table(found).splitlines() == [
         "*some CPU, 2 cores, 1 threads; torch 2.13; kernels v4; glibc, default settings; op, batch 4, 8 features, 2 heads, float32*",
         "",
@@ -66,7 +83,11 @@ def test_a_benchmark_becomes_a_table():
 
 
 def test_models_become_tables():
-    found = {"machine": MACHINE, "dtype": "float32", "tables": {"T=8": {"ours": {"it/s": 2.0, "ratio_to_fused": 1.5, "peak_MiB": 1234.5}, "unfused": None}}}
+    found = {
+        "machine": MACHINE,
+        "dtype": "float32",
+        "tables": {"T=8": {"ours": {"it/s": 2.0, "ratio_to_fused": 1.5, "peak_MiB": 1234.5}, "unfused": None}},
+    }
     assert table(found).splitlines()[2:] == [
         "**T=8**",
         "",

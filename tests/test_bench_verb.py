@@ -62,10 +62,23 @@ def refused(capsys, *argv: str) -> str:
 
 def test_every_row_says_what_was_measured(capsys, tmp_path):
     picture = tmp_path / "cost.png"
-    found = bench(capsys, "--ops", "aft_simple,hydra:causal=false", "--lengths", "16,48", "--baseline", "hydra:causal=false", "--plot", str(picture))
+    found = bench(
+        capsys,
+        "--ops",
+        "aft_simple,hydra:causal=false",
+        "--lengths",
+        "16,48",
+        "--baseline",
+        "hydra:causal=false",
+        "--plot",
+        str(picture),
+    )
     assert found["schema"] == run.SCHEMA
     assert [(r["subject"], r["T"], r["pass"]) for r in found["rows"]] == [
-        (subject, T, which) for T in (16, 48) for which in ("forward", "forward+backward") for subject in (SDPA, "aft_simple", "hydra:causal=false")
+        (subject, T, which)
+        for T in (16, 48)
+        for which in ("forward", "forward+backward")
+        for subject in (SDPA, "aft_simple", "hydra:causal=false")
     ]
     for r in found["rows"]:
         assert (r["status"], r["why"]) == ("ok", "")
@@ -88,7 +101,16 @@ def test_every_row_says_what_was_measured(capsys, tmp_path):
 def test_the_table_names_the_machine_the_limits_and_every_subject(capsys):
     assert cli.main(["bench", *TINY, "--ops", "aft_simple", "--lengths", "16", "--pass", "forward"]) == 0
     said = capsys.readouterr().out
-    for word in ("C kernels", "GB/s", "GFLOP/s", "transparent huge pages", "T = 16, forward", "aft_simple", "x sdpa", "lower quartile"):
+    for word in (
+        "C kernels",
+        "GB/s",
+        "GFLOP/s",
+        "transparent huge pages",
+        "T = 16, forward",
+        "aft_simple",
+        "x sdpa",
+        "lower quartile",
+    ):
         assert word in said
     assert max(len(line) for line in said.splitlines()) <= 170
 
@@ -97,7 +119,11 @@ def test_the_table_names_the_machine_the_limits_and_every_subject(capsys):
     ("level", "argv", "names"),
     [
         ("layer", ["--ops", "hydra"], [SDPA, "hydra"]),
-        ("decode", ["--ops", "aft_simple,aft_conv:kernel_size=5,attention"], [SDPA, "aft_simple", "aft_conv:kernel_size=5", "attention"]),
+        (
+            "decode",
+            ["--ops", "aft_simple,aft_conv:kernel_size=5,attention"],
+            [SDPA, "aft_simple", "aft_conv:kernel_size=5", "attention"],
+        ),
         ("model", ["--ops", "aft_local:window=4", "--layers", "1"], [SDPA, "aft_local:window=4"]),
     ],
 )
@@ -105,7 +131,11 @@ def test_levels(capsys, level, argv, names):
     found = bench(capsys, "--level", level, "--lengths", "20", *argv)
     timed = [r for r in found["rows"] if "wall_s" in r]
     assert list(dict.fromkeys(r["subject"] for r in timed)) == names
-    assert {r["pass"] for r in timed} == {"layer": {"forward", "forward+backward"}, "decode": {"forward"}, "model": {"forward+backward"}}[level]
+    assert {r["pass"] for r in timed} == {
+        "layer": {"forward", "forward+backward"},
+        "decode": {"forward"},
+        "model": {"forward+backward"},
+    }[level]
 
 
 @pytest.mark.skipif(not cpu.available(), reason="no C library here")
@@ -125,15 +155,34 @@ def test_a_context_that_takes_too_long_to_read_is_said(capsys, monkeypatch):
 
 
 def test_grids_and_the_dtype_at_hand(capsys):
-    found = bench(capsys, "--ops", "aft_conv:kernel_size=3", "--lengths", "3x4", "--no-causal", "--dtype", "bfloat16", "--pass", "forward")
+    found = bench(
+        capsys,
+        "--ops",
+        "aft_conv:kernel_size=3",
+        "--lengths",
+        "3x4",
+        "--no-causal",
+        "--dtype",
+        "bfloat16",
+        "--pass",
+        "forward",
+    )
     assert [(r["length"], r["T"], r["status"], r["causal"]) for r in found["rows"]] == [("3x4", 12, "ok", False)] * 2
     assert found["rows"][1]["gate"]["error"] > 1e-4  # bfloat16 was judged, not float32
-    assert found["rows"][1]["path"] == ("tokenmix::aft_conv2d" if cpu.available() else "eager")  # the form for grids was judged, not that for sequences
+    assert found["rows"][1]["path"] == (
+        "tokenmix::aft_conv2d" if cpu.available() else "eager"
+    )  # the form for grids was judged, not that for sequences
 
 
 def test_a_backend_that_is_the_same_is_measured_once(capsys):
-    found = bench(capsys, "--ops", "pooling:window=3", "--backends", "auto,eager", "--lengths", "16", "--pass", "forward")
-    assert [(r["subject"], "wall_s" in r) for r in found["rows"]] == [(SDPA, True), ("pooling:window=3", True), ("pooling:window=3@eager", False)]
+    found = bench(
+        capsys, "--ops", "pooling:window=3", "--backends", "auto,eager", "--lengths", "16", "--pass", "forward"
+    )
+    assert [(r["subject"], "wall_s" in r) for r in found["rows"]] == [
+        (SDPA, True),
+        ("pooling:window=3", True),
+        ("pooling:window=3@eager", False),
+    ]
     assert "same as auto" in found["rows"][2]["why"]
 
 
@@ -194,7 +243,19 @@ def test_peers_pass_the_same_gate_or_are_marked(capsys):
     pytest.importorskip("aft_pytorch", reason="the peers come with the dev group")
     some = {name: PEERS[name] for name in ("aft_pytorch.AFTFull", "aft_pytorch.AFTSimple", "aft_pytorch.AFTLocal")}
     with mock.patch.dict(PEERS, some, clear=True), mock.patch.object(gate, "PEER_LENGTH", 48):
-        found = bench(capsys, "--level", "layer", "--against", "peers", "--ops", "aft_simple", "--lengths", "16", "--pass", "forward")
+        found = bench(
+            capsys,
+            "--level",
+            "layer",
+            "--against",
+            "peers",
+            "--ops",
+            "aft_simple",
+            "--lengths",
+            "16",
+            "--pass",
+            "forward",
+        )
     rows = {r["subject"]: r for r in found["rows"]}
     assert rows["aft_pytorch.AFTFull"]["status"] == "wrong"  # exp without a maximum
     assert rows["aft_pytorch.AFTFull"]["wall_s"] > 0
@@ -215,10 +276,15 @@ def test_a_leak_from_the_future_is_wrong():
 
 
 def test_a_peer_that_is_missing_is_named():
-    with mock.patch.dict(PEERS, {"missing": replace(PEERS["linformer.LinformerSelfAttention"], package="tokenmix-no-such-package")}):
+    with mock.patch.dict(
+        PEERS, {"missing": replace(PEERS["linformer.LinformerSelfAttention"], package="tokenmix-no-such-package")}
+    ):
         entry = run.Entry(Subject("missing"))
         run._judge(entry, replace(SMALL, level="layer"))
-    assert (entry.status, entry.why) == ("skipped", "tokenmix-no-such-package is not installed; `pip install tokenmix-no-such-package`.")
+    assert (entry.status, entry.why) == (
+        "skipped",
+        "tokenmix-no-such-package is not installed; `pip install tokenmix-no-such-package`.",
+    )
 
 
 # --- time, memory, exponents
@@ -289,8 +355,12 @@ def test_the_limits_are_rates_and_set_the_floor():
 
 
 def test_a_limit_is_the_best_of_all_probes():
-    slow = limits.Limits({MIB: limits.Rates(9e9, 5e9, 8e9), 4 * MIB: limits.Rates(20e9, 3e9, 10e9)}, {"float32 matmul": 1e11}, 2e9)
-    fast = limits.Limits({MIB: limits.Rates(7e9, 6e9, 9.5e9), 4 * MIB: limits.Rates(5e9, 4e9, 5e9)}, {"float32 matmul": 3e11}, 1e9)
+    slow = limits.Limits(
+        {MIB: limits.Rates(9e9, 5e9, 8e9), 4 * MIB: limits.Rates(20e9, 3e9, 10e9)}, {"float32 matmul": 1e11}, 2e9
+    )
+    fast = limits.Limits(
+        {MIB: limits.Rates(7e9, 6e9, 9.5e9), 4 * MIB: limits.Rates(5e9, 4e9, 5e9)}, {"float32 matmul": 3e11}, 1e9
+    )
     best = slow.best(fast)
     assert best.memory == {MIB: limits.Rates(9.5e9, 6e9, 9.5e9), 4 * MIB: limits.Rates(20e9, 4e9, 10e9)}
     assert (best.gemm, best.exp) == ({"float32 matmul": 3e11}, 2e9)
@@ -311,7 +381,11 @@ def test_shares_come_of_the_probes_before_and_after_each_length(capsys, monkeypa
     def probe(*args, **options):
         found = real(*args, **options)
         seen.append(1e15 * next(rate))
-        return replace(found, gemm=dict.fromkeys(found.gemm, seen[-1]), memory={n: limits.Rates(1e18, 1e18, 1e18) for n in found.memory})
+        return replace(
+            found,
+            gemm=dict.fromkeys(found.gemm, seen[-1]),
+            memory={n: limits.Rates(1e18, 1e18, 1e18) for n in found.memory},
+        )
 
     monkeypatch.setattr(run, "probe", probe)
     found = bench(capsys, "--ops", "linear", "--lengths", "16,48", "--pass", "forward")
@@ -352,7 +426,9 @@ def test_any_mixer_can_be_measured(name):
 
 def test_work_counts_what_must_move_and_be_computed():
     with Subject("aft_simple").scope():
-        forward, both = (prepare(Subject("aft_simple"), Setting("op", 32, 2, 16, 2, backward=b)).work for b in (False, True))
+        forward, both = (
+            prepare(Subject("aft_simple"), Setting("op", 32, 2, 16, 2, backward=b)).work for b in (False, True)
+        )
         attention = prepare(Subject(SDPA), Setting("op", 32, 2, 16, 2)).work
     tensor = 2 * 32 * 16 * 4
     assert (forward.read, forward.written) == (3 * tensor, tensor)
@@ -368,7 +444,12 @@ def test_what_would_not_fit_or_end_is_skipped(capsys, monkeypatch):
     assert row["status"] == "skipped"
     assert "GiB are free" in row["why"]
     monkeypatch.undo()
-    assert "--longest-call" in bench(capsys, "--ops", "hydra", "--lengths", "16", "--pass", "forward", "--longest-call", "1e-9")["rows"][1]["why"]
+    assert (
+        "--longest-call"
+        in bench(capsys, "--ops", "hydra", "--lengths", "16", "--pass", "forward", "--longest-call", "1e-9")["rows"][1][
+            "why"
+        ]
+    )
 
 
 def test_decoding_without_projections_mixes_the_features_themselves():
@@ -419,7 +500,10 @@ def test_progress_is_silent_about_nothing(capsys):
     assert capsys.readouterr().err == "one\n"
 
 
-@pytest.mark.parametrize(("value", "said"), [(1.5, "1.50 s"), (0.0123, "12.3 ms"), (4.56e-4, "456 us"), (2e-8, "0.02 us"), (0.9999, "1.00 s")])
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(1.5, "1.50 s"), (0.0123, "12.3 ms"), (4.56e-4, "456 us"), (2e-8, "0.02 us"), (0.9999, "1.00 s")],
+)
 def test_seconds_in_three_figures(value, said):
     assert seconds(value) == said
 
@@ -431,7 +515,9 @@ def test_another_revision_is_timed_in_turns(capsys):
     root = Path(__file__).parent.parent
 
     def checkouts():
-        listed = subprocess.run(["git", "-C", str(root), "worktree", "list", "--porcelain"], capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(
+            ["git", "-C", str(root), "worktree", "list", "--porcelain"], capture_output=True, text=True, check=True
+        ).stdout
         return [line for line in listed.splitlines() if line.startswith("worktree") and "tokenmix-base" in line]
 
     found = bench(capsys, "--ops", "aft_simple", "--lengths", "64", "--base", "HEAD", "--pass", "forward")

@@ -24,8 +24,31 @@ from tokenmix.cli.entry import take_overrides
 from tokenmix.cli.verbs import VERBS
 from tokenmix.system.text import si, size
 
-TINY = ["--row", "attention", "--model.dim", "16", "--model.max_len", "32", "--data.seq_len=32", "--train.steps", "4", "--train.batch_size", "2"]
-SPEED = ["--train.eval-bytes", "300", "--train.sample_bytes", "4", "--train.save_every", "2", "--model.layers", "1", "--train.threads", "1"]
+TINY = [
+    "--row",
+    "attention",
+    "--model.dim",
+    "16",
+    "--model.max_len",
+    "32",
+    "--data.seq_len=32",
+    "--train.steps",
+    "4",
+    "--train.batch_size",
+    "2",
+]
+SPEED = [
+    "--train.eval-bytes",
+    "300",
+    "--train.sample_bytes",
+    "4",
+    "--train.save_every",
+    "2",
+    "--model.layers",
+    "1",
+    "--train.threads",
+    "1",
+]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +83,12 @@ def test_the_whole_path(run, capsys):
     assert (result["split"], result["stride"], result["bytes"]) == ("test", 8, 480)
     assert cli.main(["eval", run]) == 0
     assert "bits/byte over 480 bytes" in capsys.readouterr().out
-    assert cli.main(["sample", run, "--bytes", "10", "--prompt", "the ", "--seed", "1", "--temperature", "0", "--step", "best"]) == 0
+    assert (
+        cli.main(
+            ["sample", run, "--bytes", "10", "--prompt", "the ", "--seed", "1", "--temperature", "0", "--step", "best"]
+        )
+        == 0
+    )
     assert capsys.readouterr().out.startswith("the ")
     assert cli.main(["sample", run, "--bytes", "10", "--json", "--top-k", "3", "--top-p", "0.9"]) == 0
     assert json.loads(capsys.readouterr().out)["prompt"] == "\n"
@@ -69,8 +97,24 @@ def test_the_whole_path(run, capsys):
 def test_overrides_reach_the_config(run, text):
     with open(os.path.join(run, "config.json")) as f:
         config = json.load(f)
-    assert (config["model"]["dim"], config["data"]["seq_len"], config["train"]["eval_bytes"], config["data"]["source"]) == (16, 32, 300, text)
-    argv, changes = take_overrides(["train", "text", "--model.mixers", '[{"name": "attention"}]', "--data.path=none", "--optim.lr", "1e-4", "--json"])
+    assert (
+        config["model"]["dim"],
+        config["data"]["seq_len"],
+        config["train"]["eval_bytes"],
+        config["data"]["source"],
+    ) == (16, 32, 300, text)
+    argv, changes = take_overrides(
+        [
+            "train",
+            "text",
+            "--model.mixers",
+            '[{"name": "attention"}]',
+            "--data.path=none",
+            "--optim.lr",
+            "1e-4",
+            "--json",
+        ]
+    )
     assert argv == ["train", "text", "--json"]
     assert changes == {"model.mixers": [{"name": "attention"}], "data.path": None, "optim.lr": 1e-4}
 
@@ -186,13 +230,22 @@ def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
         (["train", "text", "--out", "OUT", "--model.dmi", "3"], "no field 'model.dmi'; nearest: model.dim"),
         (["train", "text", "--out", "OUT", "--model.dim"], "--model.dim needs a value"),
         (["train", "text", "--out", "OUT", "--model.dim", "x"], "model.dim must be an int, got 'x'"),
-        (["train", "text", "--out", "OUT", "--model.mixers", '[{"name": "aft_loca", "window": 3}]'], "nearest: aft_local"),
+        (
+            ["train", "text", "--out", "OUT", "--model.mixers", '[{"name": "aft_loca", "window": 3}]'],
+            "nearest: aft_local",
+        ),
         (["train", "text", "--out", "OUT", "--model.mixers", '[{"name": "aft_local", "windw": 3}]'], "nearest: window"),
         (["train", "text", "--out", "OUT", "--model.mixers", '[{"name": "aft_local", "window": -1}]'], "window"),
-        (["train", "text", "--out", "OUT", "--model.mixers", '[{"name": "aft_local", "window": 3, "rank": 0}]'], "rank"),
+        (
+            ["train", "text", "--out", "OUT", "--model.mixers", '[{"name": "aft_local", "window": 3, "rank": 0}]'],
+            "rank",
+        ),
         (["train", "text", "--out", "OUT", "--data", "/nothing/here"], "/nothing/here"),
         (["train", "aft_enwik8", "--out", "OUT", "--data", "TEXT"], "is not enwik8"),
-        (["train", "text", "--out", "OUT", "--data", "TEXT", "--model.max_len", "9000", "--data.seq_len", "9000"], "too short"),
+        (
+            ["train", "text", "--out", "OUT", "--data", "TEXT", "--model.max_len", "9000", "--data.seq_len", "9000"],
+            "too short",
+        ),
         (["train", "text", "--out", "RUN"], "holds a run already"),
         (["train", "text", "--out", "TEXT"], "is a file"),
         (["train", "text", "--out", "TEXT/run"], "could not be created"),
@@ -212,7 +265,10 @@ def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
         (["check", "aft_local"], "needs the options max_len, window"),
         (["check", "set", "--options", '{"grid": 4}'], "grid is a list of positive sizes"),
         (["check", "set", "--options", '{"grid": [4, 2]}'], "takes no grid"),
-        (["check", "pooling", "--options", '{"ndim": 2, "causal": false}'], 'Give one in --options, such as "grid": [4, 5]'),
+        (
+            ["check", "pooling", "--options", '{"ndim": 2, "causal": false}'],
+            'Give one in --options, such as "grid": [4, 5]',
+        ),
         (["check", "set", "--options", '{"grid": [4], "prefix": "x"}'], "prefix is the number of tokens"),
         (["check", "attention", "--options", '{"heads": 3}'], "heads=3 must divide dim=16"),
         (["report", "OUT"], "not a run directory"),
@@ -268,9 +324,16 @@ def test_a_disk_that_refuses_is_one_line_and_the_run_goes_on_later(text, tmp_pat
     """The system refuses: no file of this process may grow beyond 60 kB, and the optimiser's state is larger."""
     out = str(tmp_path / "run")
     argv = [sys.executable, "-m", "tokenmix", "train", "text", "--data", text, "--out", out, *TINY, *SPEED]
-    ended = subprocess.run(argv, capture_output=True, text=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)))
+    ended = subprocess.run(
+        argv,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)),
+    )
     assert ended.returncode == 2
-    assert "the checkpoint of step 2 could not be written (File too large); there is no earlier checkpoint" in ended.stderr
+    assert (
+        "the checkpoint of step 2 could not be written (File too large); there is no earlier checkpoint" in ended.stderr
+    )
     assert ended.stderr.count("\n") == 1
     assert os.listdir(os.path.join(out, "checkpoints")) == []
     assert cli.main(["resume", out]) == 0
@@ -285,7 +348,10 @@ def test_importing_the_library_needs_torch_only():
     code += "sys.exit(tokenmix.cli.main(['list']))"
     ended = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert ended.returncode == 2, ended.stderr
-    assert ended.stderr.strip().splitlines()[-1] == "error: the command line needs the extra 'train': pip install 'tokenmix[train]'."
+    assert (
+        ended.stderr.strip().splitlines()[-1]
+        == "error: the command line needs the extra 'train': pip install 'tokenmix[train]'."
+    )
 
 
 def test_help_and_version_of_the_package(capsys):
@@ -306,7 +372,10 @@ def test_every_option_of_a_verb_has_its_help(name):
     body = ast.parse(textwrap.dedent(inspect.getsource(verb))).body[0].body
     after = {node.target.id: follower for node, follower in itertools.pairwise(body) if isinstance(node, ast.AnnAssign)}
     assert set(after) == {field.name for field in dataclasses.fields(verb)}
-    assert all(isinstance(getattr(node, "value", None), ast.Constant) and isinstance(node.value.value, str) for node in after.values())
+    assert all(
+        isinstance(getattr(node, "value", None), ast.Constant) and isinstance(node.value.value, str)
+        for node in after.values()
+    )
 
 
 def test_the_verbs_import_nothing_heavy():
@@ -325,7 +394,9 @@ def test_the_package_runs_as_a_module():
 
 
 def test_pictures_of_a_text_run_are_refused_in_one_line(run, tmp_path, capsys):
-    assert "pictures of images need a ViT, got LM" in refused(capsys, "pictures", run, str(tmp_path / "a.png"), "--out", str(tmp_path / "drawn"))
+    assert "pictures of images need a ViT, got LM" in refused(
+        capsys, "pictures", run, str(tmp_path / "a.png"), "--out", str(tmp_path / "drawn")
+    )
 
 
 def test_a_sample_can_be_printed_in_any_encoding(run, monkeypatch):
@@ -337,7 +408,10 @@ def test_a_sample_can_be_printed_in_any_encoding(run, monkeypatch):
 
 def test_numbers_out_of_range_are_one_line(run, text, tmp_path, capsys):
     big = str(1 << 70)
-    for argv in (["train", "text", "--data", text, "--out", str(tmp_path / "new"), "--train.seed", big], ["sample", run, "--seed", big]):
+    for argv in (
+        ["train", "text", "--data", text, "--out", str(tmp_path / "new"), "--train.seed", big],
+        ["sample", run, "--seed", big],
+    ):
         assert f"seed={big} is out of range" in refused(capsys, *argv)
 
 

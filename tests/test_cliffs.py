@@ -53,12 +53,18 @@ def spoiled(a: torch.Tensor, what: str) -> torch.Tensor:
     return a
 
 
-@pytest.mark.parametrize(("T", "S", "e", "causal"), [(1, 1, 4, True), (3, 1, 4, False), (6, 6, 1, False), (6, 6, 1, True), (2, 2, 64, True), (2, 3, 64, False)])
+@pytest.mark.parametrize(
+    ("T", "S", "e", "causal"),
+    [(1, 1, 4, True), (3, 1, 4, False), (6, 6, 1, False), (6, 6, 1, True), (2, 2, 64, True), (2, 3, 64, False)],
+)
 @pytest.mark.parametrize("feature", ["elu", "exp", "softmax"])
 @pytest.mark.parametrize("what", ["plain", "masked", "k inf", "k nan", "k dead", "q nan", "v nan"])
 def test_short_forms_of_linear_attention_are_the_sums_of_the_paper(T, S, e, causal, feature, what):
     torch.manual_seed(0)
-    q, k, v = (spoiled(torch.randn(2, n, 2 * e), what[2:] if what[:2] == f"{name} " else "") for name, n in (("q", T), ("k", S), ("v", S)))
+    q, k, v = (
+        spoiled(torch.randn(2, n, 2 * e), what[2:] if what[:2] == f"{name} " else "")
+        for name, n in (("q", T), ("k", S), ("v", S))
+    )
     mask = torch.tensor([[False] * S, [True] * S]) if what == "masked" else None
     a, (b, v1) = linear.log_queries(q, 2, feature), linear.log_keys(k, v, 2, feature, mask)
     want = sums.joined_heads(sums.causal_read(a, b, v1)[0] if causal else sums.read(a, sums.over_keys(b, v1)), q)
@@ -78,7 +84,9 @@ def test_aft_full_over_one_key_is_aft_full_over_two_of_which_one_is_masked(what)
         w[0, 0] = float(what[2:])
     mask = torch.tensor([[what != "masked"], [True]])
     two = (torch.cat([a, torch.zeros_like(a)], 1) for a in (k, v))
-    both = functional.aft_full(q, *two, torch.cat([w, w], 2), key_mask=torch.cat([mask, torch.zeros_like(mask)], 1), backend="eager")
+    both = functional.aft_full(
+        q, *two, torch.cat([w, w], 2), key_mask=torch.cat([mask, torch.zeros_like(mask)], 1), backend="eager"
+    )
     one = functional.aft_full(q, k, v, w, key_mask=mask if what == "masked" else None)
     if what == "w nan":  # there the masked key's weight is one too
         assert one[0, 0].isnan().all()
@@ -97,10 +105,18 @@ def test_short_forms_have_the_gradients_of_the_long_ones():
 
         def long(q, k, v, causal=causal):
             a, (b, v1) = linear.log_queries(q, 2, "elu"), linear.log_keys(k, v, 2, "elu", None)
-            return sums.joined_heads(sums.causal_read(a, b, v1)[0] if causal else sums.read(a, sums.over_keys(b, v1)), q)
+            return sums.joined_heads(
+                sums.causal_read(a, b, v1)[0] if causal else sums.read(a, sums.over_keys(b, v1)), q
+            )
 
         g = torch.randn_like(q)
-        for ours, theirs in zip(torch.autograd.grad(short(q, k, v), (q, k, v), g), torch.autograd.grad(long(q, k, v), (q, k, v), g), strict=True):
+        for ours, theirs in zip(
+            torch.autograd.grad(short(q, k, v), (q, k, v), g),
+            torch.autograd.grad(long(q, k, v), (q, k, v), g),
+            strict=True,
+        ):
             assert float((ours - theirs).abs().max()) <= 1e-12
-    q, k, v, w = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((2, 3, 2), (2, 1, 2), (2, 1, 2), (3, 1)))
+    q, k, v, w = (
+        torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((2, 3, 2), (2, 1, 2), (2, 1, 2), (3, 1))
+    )
     assert torch.autograd.gradcheck(functional.aft_full, (q, k, v, w))

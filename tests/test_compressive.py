@@ -38,7 +38,10 @@ def test_at_rate_one_it_is_transformer_xl(pool):
 
 
 def test_the_reconstruction_loss_teaches_the_compression_only():
-    mixer, x = built(memory=4, compressed=6, rate=3, pool="conv", causal=True), torch.randn(2, 40, 8, dtype=torch.float64)
+    mixer, x = (
+        built(memory=4, compressed=6, rate=3, pool="conv", causal=True),
+        torch.randn(2, 40, 8, dtype=torch.float64),
+    )
     with aux_losses() as losses:
         mixer(x)
     losses["compressive"].backward()

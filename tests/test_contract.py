@@ -32,7 +32,13 @@ def promised() -> list:
                 continue
             late = promise.startswith("exports") and CASES[case][0] not in CORE
             rows.append(
-                pytest.param(case, causal, promise, marks=[pytest.mark.slow] if late else [], id=f"{case}-{'causal' if causal else 'both-ways'}-{promise}")
+                pytest.param(
+                    case,
+                    causal,
+                    promise,
+                    marks=[pytest.mark.slow] if late else [],
+                    id=f"{case}-{'causal' if causal else 'both-ways'}-{promise}",
+                )
             )
     return rows
 
@@ -100,12 +106,16 @@ def test_a_resized_mixer_keeps_what_its_parameters_were(case, causal, way):
     """Frozen stays frozen, dtypes and attributes stay, and gradients of the old shape are gone."""
     for frozen, dtype in ((True, torch.float64), (False, torch.bfloat16)):
         mixer = subject_of(case, causal).build().to(dtype).requires_grad_(not frozen)
-        before = {name: (t.dtype, t.requires_grad) for name, t in chain(mixer.named_parameters(), mixer.named_buffers())}
+        before = {
+            name: (t.dtype, t.requires_grad) for name, t in chain(mixer.named_parameters(), mixer.named_buffers())
+        }
         for p in mixer.parameters():
             p.grad, p.mark = None if frozen else torch.ones_like(p), "mine"
         for length in (mixer.max_len + 4, 5):
             resized(mixer, way, length)
-        assert {name: (t.dtype, t.requires_grad) for name, t in chain(mixer.named_parameters(), mixer.named_buffers())} == before
+        assert {
+            name: (t.dtype, t.requires_grad) for name, t in chain(mixer.named_parameters(), mixer.named_buffers())
+        } == before
         for p in mixer.parameters():
             assert p.mark == "mine"
             assert p.is_contiguous()

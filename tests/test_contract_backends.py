@@ -79,7 +79,9 @@ class Subject32(Subject):
         """The mixer in eval mode, in float32 where float64 is asked for."""
         return super().build(dtype=narrow(dtype), seed=seed, **overrides)
 
-    def x(self, rows: int = 2, length: int | None = None, *, stream: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    def x(
+        self, rows: int = 2, length: int | None = None, *, stream: int = 0, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
         """Seeded input, in float32 where float64 is asked for."""
         return super().x(rows, length, stream=stream, dtype=narrow(dtype))
 
@@ -107,7 +109,9 @@ def subject32(case: str, causal: bool) -> Subject32:
 
     @functools.wraps(s.reference)
     def wide(*args: Any, **options: Any) -> Tensor:
-        doubled = pytree.tree_map(lambda a: a.double() if isinstance(a, Tensor) and a.is_floating_point() else a, (args, options))
+        doubled = pytree.tree_map(
+            lambda a: a.double() if isinstance(a, Tensor) and a.is_floating_point() else a, (args, options)
+        )
         return s.reference(*doubled[0], **doubled[1]).to(args[0].dtype)
 
     return Subject32(**{**found, "reference": wide})
@@ -116,7 +120,11 @@ def subject32(case: str, causal: bool) -> Subject32:
 def rows(names: tuple[str, ...] | set[str]) -> list:
     asked = [p for p in PROMISES if p not in ELSEWHERE]
     chosen = [(case, causal) for case, causal in forms() if CASES[case][0] in names]
-    return [pytest.param(case, causal, p, id=f"{case}-{'causal' if causal else 'both-ways'}-{p}") for case, causal in chosen for p in asked]
+    return [
+        pytest.param(case, causal, p, id=f"{case}-{'causal' if causal else 'both-ways'}-{p}")
+        for case, causal in chosen
+        for p in asked
+    ]
 
 
 @pytest.mark.parametrize(("case", "causal", "promise"), rows(FAMILIES))
@@ -137,7 +145,9 @@ def test_cpu(case, causal, promise):
         with use_backend("auto"):  # and where the eager form may stand in, the promise is kept
             result = run_promise(subject32(case, causal), promise, PROMISES[promise])
     else:
-        assert whole or not refused(case, causal, promise) or result.status == "not applicable", "refused no more: take it off the list"
+        assert whole or not refused(case, causal, promise) or result.status == "not applicable", (
+            "refused no more: take it off the list"
+        )
     assert result.status in ("kept", "waived", "not applicable"), str(result)
 
 
@@ -187,6 +197,8 @@ def test_without_kernels_all_else_works():
     env = {**os.environ, "TOKENMIX_NO_KERNELS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", WITHOUT], env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("refused: backend='cpu': TOKENMIX_NO_KERNELS is set; use 'auto' or 'eager' until then.") == 2
+    assert (
+        done.stdout.count("refused: backend='cpu': TOKENMIX_NO_KERNELS is set; use 'auto' or 'eager' until then.") == 2
+    )
     assert "kernels  C: not in use: TOKENMIX_NO_KERNELS is set" in done.stdout
     assert "all well" in done.stdout

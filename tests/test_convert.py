@@ -78,7 +78,9 @@ def test_into_every_core_mixer(name):
     kept = {n.split(".mixer.")[1].split(".")[0] for n in report.names("copied") if ".mixer." in n}
     rule = set(MIXERS[name].carries) - {"q_norm", "k_norm"}  # which the source does not have
     assert kept == rule if name != "synthesizer_mixture" else kept <= rule
-    assert {n for n in report.names("copied") if ".mixer." not in n} == {n for n in source.state_dict() if ".mixer." not in n}
+    assert {n for n in report.names("copied") if ".mixer." not in n} == {
+        n for n in source.state_dict() if ".mixer." not in n
+    }
     assert model.training
     assert torch.isfinite(model(torch.randn(1, 3, 12, 16))).all()
 
@@ -98,7 +100,10 @@ def test_the_same_mixer_is_the_same_model(spec):
 def test_into_every_mixer(case):
     name, options = CASES[case]
     if name not in CORE:
-        spec = {"name": name, **{k: v for k, v in options.items() if k not in ("max_len", "causal", "ndim", "grid_size")}}
+        spec = {
+            "name": name,
+            **{k: v for k, v in options.items() if k not in ("max_len", "causal", "ndim", "grid_size")},
+        }
         source = vit()
         model, report = convert_vit(source, spec, seed=1)
         entries = [e for e in report.entries if e.status != "dropped"]
@@ -132,7 +137,15 @@ def test_table_8_of_aft():
     with torch.device("meta"):
         model, report = convert_vit(build_model("deit_base_384"), "aft_conv_base384_k25_h32")
     parts = {n.split(".mixer.")[-1] for n in report.names("dropped")}
-    assert parts == {"class_token", "positions", "q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias", "v_proj.bias"}
+    assert parts == {
+        "class_token",
+        "positions",
+        "q_proj.weight",
+        "q_proj.bias",
+        "k_proj.weight",
+        "k_proj.bias",
+        "v_proj.bias",
+    }
     new = {n.split(".mixer.")[-1] for n in report.names("new")}
     assert new == {"q_proj.weight", "k_proj.weight", "raw", "gamma", "beta"}
     D, h, taps = 768, 32, 25 * 25
@@ -155,24 +168,36 @@ def test_table_8_in_small_runs_at_other_sizes():
 
 def test_some_layers_only():
     source = vit(layers=4)
-    model, report = convert_vit(source, [ATTENTION, ATTENTION, {"name": "hydra"}, {"name": "external", "slots": 2}], seed=3)
+    model, report = convert_vit(
+        source, [ATTENTION, ATTENTION, {"name": "hydra"}, {"name": "external", "slots": 2}], seed=3
+    )
     check(source.state_dict(), model, report, 3)
     assert not any(n.startswith(("blocks.0", "blocks.1", "blocks.2")) for n in report.names("new", "dropped"))
-    again, report = convert_vit(model, [ATTENTION, {"name": "hydra"}, {"name": "hydra"}, {"name": "external", "slots": 2}], seed=3)
+    again, report = convert_vit(
+        model, [ATTENTION, {"name": "hydra"}, {"name": "hydra"}, {"name": "external", "slots": 2}], seed=3
+    )
     check(model.state_dict(), again, report, 3)
     assert report.share == 1, "external stays as it is, hydra takes all of attention"
     back, report = convert_vit(again, ATTENTION, seed=4)
     check(again.state_dict(), back, report, 4)
-    assert {n for n in report.names("new") if n.endswith("weight")} == {"blocks.3.mixer.k_proj.weight", "blocks.3.mixer.v_proj.weight"}
+    assert {n for n in report.names("new") if n.endswith("weight")} == {
+        "blocks.3.mixer.k_proj.weight",
+        "blocks.3.mixer.v_proj.weight",
+    }
 
 
 def test_projections_go_across_only_where_both_mean_softmaxs():
     source = vit(mixers=({"name": "aft_conv", "heads": 4, "kernel_size": 3},))
     model, report = convert_vit(source, ATTENTION, seed=1)
     check(source.state_dict(), model, report, 1)
-    assert {n.split(".")[3] for n in report.names("new")} == {"q_proj", "k_proj"}, "AFT-conv's queries and keys are not attention's"
+    assert {n.split(".")[3] for n in report.names("new")} == {"q_proj", "k_proj"}, (
+        "AFT-conv's queries and keys are not attention's"
+    )
     wider = {"name": "aft_conv", "heads": 4, "kernel_size": 5}
-    with pytest.raises(MixerError, match=r"'blocks.0.mixer.raw' has the shape \(4, 3, 3\), blocks.0.mixer.raw of the target \(4, 5, 5\)"):
+    with pytest.raises(
+        MixerError,
+        match=r"'blocks.0.mixer.raw' has the shape \(4, 3, 3\), blocks.0.mixer.raw of the target \(4, 5, 5\)",
+    ):
         convert_vit(source, wider)
 
 
@@ -207,7 +232,9 @@ def test_another_head():
 def test_another_image_size():
     source = vit()
     target = replace(source.config, mixers=({"name": "aft_full", "rank": 2},), image_size=(20, 24))
-    with pytest.raises(MixerError, match=r"another size than the target, 12 x 16 to 20 x 24; allow it with resize=True"):
+    with pytest.raises(
+        MixerError, match=r"another size than the target, 12 x 16 to 20 x 24; allow it with resize=True"
+    ):
         convert_vit(source, target)
     before = {k: v.clone() for k, v in source.state_dict().items()}
     model, report = convert_vit(source, target, resize=True, seed=1)
@@ -222,8 +249,12 @@ def test_another_image_size():
 def test_what_does_not_fit_is_an_error():
     source = vit()
     wrong = {
-        r"'blocks.0.mixer.k_proj.weight' has the shape \(16, 16\), .*k_proj.weight of the target \(8, 16\)": {"mixers": ({**ATTENTION, "kv_heads": 1},)},
-        r"'blocks.0.mlp.up.weight' has the shape \(64, 16\), blocks.0.mlp.up.weight of the target \(32, 16\)": {"mlp_ratio": 2.0},
+        r"'blocks.0.mixer.k_proj.weight' has the shape \(16, 16\), .*k_proj.weight of the target \(8, 16\)": {
+            "mixers": ({**ATTENTION, "kv_heads": 1},)
+        },
+        r"'blocks.0.mlp.up.weight' has the shape \(64, 16\), blocks.0.mlp.up.weight of the target \(32, 16\)": {
+            "mlp_ratio": 2.0
+        },
         r"has patch=4, the target patch=2": {"patch": 2},
         r"has dim=16, the target dim=32": {"dim": 32},
         r"has layers=2, the target layers=3": {"layers": 3},
@@ -278,7 +309,9 @@ def test_the_seed_is_torchs_where_none_is_given():
 
 
 def test_the_report_reads_well_and_is_json():
-    _, report = convert_vit(vit(layers=3), [ATTENTION, {"name": "aft_simple", "gate": None}, {"name": "aft_simple", "gate": None}])
+    _, report = convert_vit(
+        vit(layers=3), [ATTENTION, {"name": "aft_simple", "gate": None}, {"name": "aft_simple", "gate": None}]
+    )
     text = str(report)
     assert "layer 0\n  copied   mixer_norm, mlp_norm, mixer.q_proj" in text
     assert "layers 1 to 2, each" in text

@@ -12,7 +12,9 @@ from cases import CASES, GRIDS
 from tokenmix import MIXERS, MixerError, build_mixer, state_bytes, use_backend
 
 DIM, LONG = 32, 256
-FUSED = {MIXERS["attention"]}  # its formula is that of torch's fused attention; the others' are those of their eager forms, of which kernels keep less
+FUSED = {
+    MIXERS["attention"]
+}  # its formula is that of torch's fused attention; the others' are those of their eager forms, of which kernels keep less
 
 
 def built(case: str, T: int, *, causal: bool):
@@ -48,7 +50,10 @@ def kept_bytes(mixer, x, given) -> int:
             seen[place.data_ptr()] = place.nbytes()
         return t
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), use_backend("auto" if type(mixer) in FUSED else "eager"):
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t),
+        use_backend("auto" if type(mixer) in FUSED else "eager"),
+    ):
         y = mixer(x, **given)  # alive while storages are counted, so that no address is used twice
     del y
     return sum(seen.values())

@@ -62,7 +62,13 @@ def test_a_changed_file_gets_a_new_hash(tmp_path):
 
 def test_a_folder_is_its_text_files_in_order(tmp_path):
     folder = tmp_path / "texts"
-    for name, content in {"b.txt": b"bb", "a/z.txt": b"az", "a.txt": b"a", ".hidden": b"no", "picture": b"\0no"}.items():
+    for name, content in {
+        "b.txt": b"bb",
+        "a/z.txt": b"az",
+        "a.txt": b"a",
+        ".hidden": b"no",
+        "picture": b"\0no",
+    }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     corpus = open_corpus(str(folder))
@@ -283,12 +289,20 @@ def test_a_damaged_copy_in_the_cache_is_made_again(tmp_path, damage):
     elif damage == "changed":
         file.write_bytes(b"T" + content[1:])
     elif damage.startswith("note"):
-        {"edited": lambda: note.write_text(note.read_text().replace("2400", "2401")), "cut": lambda: os.truncate(note, 30), "gone": note.unlink}[damage[5:]]()
+        {
+            "edited": lambda: note.write_text(note.read_text().replace("2400", "2401")),
+            "cut": lambda: os.truncate(note, 30),
+            "gone": note.unlink,
+        }[damage[5:]]()
     else:
         file.unlink()
     if file.exists():
         os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    said = pytest.warns(UserWarning, match=f"cached copy {file} is damaged") if damage in ("cut", "emptied", "changed") else contextlib.nullcontext()
+    said = (
+        pytest.warns(UserWarning, match=f"cached copy {file} is damaged")
+        if damage in ("cut", "emptied", "changed")
+        else contextlib.nullcontext()
+    )
     with said:
         corpus = open_corpus(str(tmp_path / "a.gz"))
     assert bytes(corpus.bytes().tolist()) == content
@@ -338,7 +352,9 @@ def test_a_plain_file_needs_no_cache(tmp_path, monkeypatch):
     for small in (cache.SMALL, 0):
         monkeypatch.setattr(cache, "SMALL", small)
         assert open_corpus(str(tmp_path / "a.txt")).size == 100
-    with pytest.raises(MixerError, match="data: cannot write .*cache/tokenmix/b-.* set XDG_CACHE_HOME to another folder"):
+    with pytest.raises(
+        MixerError, match="data: cannot write .*cache/tokenmix/b-.* set XDG_CACHE_HOME to another folder"
+    ):
         open_corpus(str(tmp_path / "b.gz"))
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")
     with pytest.raises(MixerError, match="XDG_CACHE_HOME='cache' is not an absolute path"):
@@ -353,7 +369,10 @@ def test_what_unpacks_to_too_much_is_refused(tmp_path, own_cache, form):
     else:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as z:
             z.writestr("a", bytes(70 << 20))
-    with pytest.raises(MixerError, match=rf"a.{form} of .* bytes unpacks to .*, but only 67108864 are allowed; .* raise max_unpacked .--data.max_unpacked"):
+    with pytest.raises(
+        MixerError,
+        match=rf"a.{form} of .* bytes unpacks to .*, but only 67108864 are allowed; .* raise max_unpacked .--data.max_unpacked",
+    ):
         open_corpus(str(file))
     assert [p for p in own_cache.rglob("*") if p.is_file()] == []
     assert open_corpus(str(file), bounds=Bounds(max_unpacked=70 << 20)).size == 70 << 20

@@ -61,7 +61,9 @@ def test_no_common_evaluation_is_said(shown):
     runs = {name: read_run(shown[0] / name) for name in demo.MODELS}
     runs["attention"].evals.clear()
     assert demo.equal_tokens(runs) == (None, {})
-    measured = demo.Measured({n: {16: 1.0} for n in runs}, {n: {16: Decoding(16, 1.0, 1), 64: Decoding(64, 1.0, 1)} for n in runs})
+    measured = demo.Measured(
+        {n: {16: 1.0} for n in runs}, {n: {16: Decoding(16, 1.0, 1), 64: Decoding(64, 1.0, 1)} for n in runs}
+    )
     text = demo.main_table(TINY, runs, (None, {}), measured).text()
     assert re.search(r"bits/byte at equal tokens +not measured +not measured +not measured +not measured", text)
 
@@ -71,7 +73,9 @@ def test_findings_change_with_the_numbers(shown):
 
     def told(ms):
         decode = {n: {c: Decoding(c, ms if n == "attention" else 2.0, 1) for c in (16, 64)} for n in runs}
-        return demo.findings(TINY, runs, demo.equal_tokens(runs), demo.Measured({n: {16: 1.0} for n in runs}, decode))[-1]
+        return demo.findings(TINY, runs, demo.equal_tokens(runs), demo.Measured({n: {16: 1.0} for n in runs}, decode))[
+            -1
+        ]
 
     assert "attention beats aft_local at every length measured (16 to 64)" in told(1.0)
     assert "attention beats aft_local at no length measured (16 to 64)" in told(3.0)

@@ -41,7 +41,18 @@ def test_second_derivatives_by_func_and_vmap(case):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("case", ["attention", "attention-grouped", "simplified_attention", "linformer", "set", "memory_compressed", "spatial_reduction"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "attention",
+        "attention-grouped",
+        "simplified_attention",
+        "linformer",
+        "set",
+        "memory_compressed",
+        "spatial_reduction",
+    ],
+)
 def test_second_derivatives_by_autograd(case, causal):
     s = subject_of(case, causal and MIXERS[CASES[case][0]].supports_causal)
     keep = torch.ones(2, s.length, dtype=torch.bool)
@@ -51,10 +62,18 @@ def test_second_derivatives_by_autograd(case, causal):
         for dtype in (torch.float64, torch.float32):
             mixer, x = s.build(dtype=dtype), s.x(dtype=dtype).requires_grad_()
             first = torch.autograd.grad(mixer(x, key_mask=mask).square().sum(), x, create_graph=True)[0]
-            found.append((first, *torch.autograd.grad(first.square().sum(), [x, *mixer.parameters()], allow_unused=True)))
+            found.append(
+                (first, *torch.autograd.grad(first.square().sum(), [x, *mixer.parameters()], allow_unused=True))
+            )
         pairs = [(want.detach(), got.detach()) for want, got in zip(*found, strict=True) if want is not None]
-        largest = max(float(want.abs().max()) for want, _ in pairs)  # the bias of keys cancels: its derivative is rounding
-        assert max(float((got - want).abs().max()) for want, got in pairs) <= 1e-4 * largest, (case, causal, mask is None)
+        largest = max(
+            float(want.abs().max()) for want, _ in pairs
+        )  # the bias of keys cancels: its derivative is rounding
+        assert max(float((got - want).abs().max()) for want, got in pairs) <= 1e-4 * largest, (
+            case,
+            causal,
+            mask is None,
+        )
 
 
 def test_the_fused_kernel_is_still_what_runs():

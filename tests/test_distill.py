@@ -61,7 +61,9 @@ def test_the_loss_is_what_it_says():
     with torch.no_grad():
         tokens, terms = model.embed(x)[0], []
         for mine, theirs in zip(student.blocks, model.blocks, strict=True):
-            terms.append((mine.mixer(mine.mixer_norm(tokens)) - theirs.mixer(theirs.mixer_norm(tokens))).square().mean())
+            terms.append(
+                (mine.mixer(mine.mixer_norm(tokens)) - theirs.mixer(theirs.mixer_norm(tokens))).square().mean()
+            )
             tokens = theirs(tokens)
         p, q = ((z(x) / tau).softmax(-1) for z in (model, student))
         kl = (p * (p / q).log()).sum(-1).mean()
@@ -89,7 +91,9 @@ def test_gradients_reach_the_student_only_and_steps_lower_the_loss(pool):
 
 def test_patches_are_compared_where_the_student_has_nothing_else():
     model, x = teacher(registers=2), torch.randn(2, 3, 12, 16)
-    student, _ = convert_vit(model, replace(model.config, mixers=({"name": "hydra"},), pool="mean", registers=0), seed=1)
+    student, _ = convert_vit(
+        model, replace(model.config, mixers=({"name": "hydra"},), pool="mean", registers=0), seed=1
+    )
     block, seen = student.blocks[0], layer_outputs(model, x)
     wanted = (block.mixer(block.mixer_norm(seen.inputs[0][:, 3:])) - seen.outputs[0][:, 3:]).square().mean()
     torch.testing.assert_close(distill_loss(student, model, x, layers=[0], logits_weight=0), wanted)
@@ -109,6 +113,10 @@ def test_models_that_do_not_match_are_refused():
     distill_loss(build_model(replace(TINY, classes=4)), model, x, logits_weight=0)
     with pytest.raises(MixerError, match="training mode"):
         distill_loss(model, build_model(TINY), x)
-    for options, words in (({"layers": [3]}, "layers must be"), ({"temperature": 0}, "temperature"), ({"logits_weight": -1}, "logits_weight")):
+    for options, words in (
+        ({"layers": [3]}, "layers must be"),
+        ({"temperature": 0}, "temperature"),
+        ({"logits_weight": -1}, "logits_weight"),
+    ):
         with pytest.raises(MixerError, match=words):
             distill_loss(build_model(TINY), model, x, **options)

@@ -13,7 +13,11 @@ CHEAP = ("polynl", False)
 
 def rows() -> list:
     """One row for each run, all for the slow ones; a grid is one length."""
-    return [pytest.param(*row, marks=[] if row == CHEAP else [pytest.mark.slow], id=f"{row[0]}-{row[1]}") for row in forms() if row[0] not in GRIDS]
+    return [
+        pytest.param(*row, marks=[] if row == CHEAP else [pytest.mark.slow], id=f"{row[0]}-{row[1]}")
+        for row in forms()
+        if row[0] not in GRIDS
+    ]
 
 
 @pytest.mark.parametrize(("case", "causal"), rows())

@@ -61,7 +61,14 @@ def eamlp_layer(block, x):
     """A layer of EAMLP in torch's own words: widen, split into 4 times the heads, read the shared memories, narrow."""
     mixer, y = block.mixer, block.mixer_norm(x)
     heads = mixer.q_proj(y).unflatten(-1, (8, -1))
-    reads = [F.linear(normalised(F.linear(heads[:, :, h], mixer.memory_k, mixer.memory_k_bias)), mixer.memory_v.mT, mixer.memory_v_bias) for h in range(8)]
+    reads = [
+        F.linear(
+            normalised(F.linear(heads[:, :, h], mixer.memory_k, mixer.memory_k_bias)),
+            mixer.memory_v.mT,
+            mixer.memory_v_bias,
+        )
+        for h in range(8)
+    ]
     x = x + mixer.out_proj(torch.cat(reads, -1))
     return x + block.mlp.down(F.gelu(block.mlp.up(block.mlp_norm(x))))
 
@@ -95,21 +102,36 @@ def test_memories_start_equal_and_are_two():
     assert float(memory.memory_k.detach().abs().max()) > 0
 
 
-@pytest.mark.parametrize("token_mixer", [None, {"name": "attention", "heads": 1}, {"name": "aft_conv", "heads": 2, "kernel_size": 3}], ids=str)
-@pytest.mark.parametrize("mixer", [EXTERNAL, {"name": "attention", "heads": 2}, {"name": "aft_full", "rank": 2}], ids=lambda s: s["name"])
+@pytest.mark.parametrize(
+    "token_mixer",
+    [None, {"name": "attention", "heads": 1}, {"name": "aft_conv", "heads": 2, "kernel_size": 3}],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "mixer", [EXTERNAL, {"name": "attention", "heads": 2}, {"name": "aft_full", "rank": 2}], ids=lambda s: s["name"]
+)
 def test_other_mixers_and_every_parameter_learns(mixer, token_mixer):
     model = make((mixer,), token_mixer=token_mixer).train()
     tokens = model.forward_features(torch.randn(2, 3, 32, 48))
     (model.forward_head(tokens).square().sum() + tokens.square().sum()).backward()
-    idle = [n for n, p in model.named_parameters() if p.grad is None or not bool(p.grad.isfinite().all()) or float(p.grad.abs().max()) < 1e-9]
-    assert not [n for n in idle if not n.endswith(("k_proj.bias", "memory_k_bias"))], idle  # a softmax over tokens cancels these biases
+    idle = [
+        n
+        for n, p in model.named_parameters()
+        if p.grad is None or not bool(p.grad.isfinite().all()) or float(p.grad.abs().max()) < 1e-9
+    ]
+    assert not [n for n in idle if not n.endswith(("k_proj.bias", "memory_k_bias"))], (
+        idle
+    )  # a softmax over tokens cancels these biases
 
 
 def test_another_size_is_refused_until_resized():
     mixers = (EXTERNAL, {"name": "aft_full", "rank": 2})
     model, images = make(mixers), torch.randn(1, 3, 60, 48)
     before = model.positions.clone()
-    with pytest.raises(MixerError, match=r"EAMLP: fixed positions and AFTFull belong to images of 32 x 48, got 60 x 48.*resize\(\[64, 48\]\)"):
+    with pytest.raises(
+        MixerError,
+        match=r"EAMLP: fixed positions and AFTFull belong to images of 32 x 48, got 60 x 48.*resize\(\[64, 48\]\)",
+    ):
         model(images)
     assert model.resize((64, 48))(images).shape == (1, 3)
     assert model.positions.shape == (13, 16)
@@ -131,7 +153,9 @@ def test_json_meta_and_compile():
     later.to_empty(device="cpu")
     torch.manual_seed(3)
     later.reset_parameters()
-    assert all(torch.equal(a, b) for a, b in zip(direct.state_dict().values(), later.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(direct.state_dict().values(), later.state_dict().values(), strict=True)
+    )
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     assert torch.allclose(compiled(images), model(images), atol=1e-5)
     assert bool(model.bfloat16()(images.bfloat16()).isfinite().all())
@@ -154,6 +178,9 @@ def test_wrong_configs_are_refused(options, says):
 
 
 def test_wrong_images_are_refused():
-    for images, says in ((torch.zeros(1, 1, 32, 48), r"EAMLP: expects images \(batch, 3"), (torch.zeros(1, 3, 32, 48).int(), "floating point")):
+    for images, says in (
+        (torch.zeros(1, 1, 32, 48), r"EAMLP: expects images \(batch, 3"),
+        (torch.zeros(1, 3, 32, 48).int(), "floating point"),
+    ):
         with pytest.raises(MixerError, match=says):
             make()(images)

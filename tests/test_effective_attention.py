@@ -35,7 +35,9 @@ def test_aft_rows_sum_to_the_gate():
         mixer, x, _ = built(case, True)
         found = effective_attention(mixer, x)
         assert found.kind == "values"
-        torch.testing.assert_close(found.weights.sum(-1).T[None], torch.sigmoid(mixer.q_proj(x)).expand(1, T, DIM)[..., : len(found.weights)])
+        torch.testing.assert_close(
+            found.weights.sum(-1).T[None], torch.sigmoid(mixer.q_proj(x)).expand(1, T, DIM)[..., : len(found.weights)]
+        )
 
 
 @pytest.mark.parametrize(("case", "causal"), forms())
@@ -78,7 +80,9 @@ def test_context_and_masks():
 def test_pictures_of_a_model():
     from tokenmix.models import LMConfig, build_model
 
-    model = build_model(LMConfig(dim=16, max_len=32, mixers=({"name": "attention", "heads": 2}, {"name": "aft_simple"}))).eval()
+    model = build_model(
+        LMConfig(dim=16, max_len=32, mixers=({"name": "attention", "heads": 2}, {"name": "aft_simple"}))
+    ).eval()
     pictures = attention_pictures("run", model, b"some text that is long enough to be cut at the model's length")
     assert [p.caption.split(":")[0] for p in pictures] == ["run, layer 0", "run, layer 1"]
     assert "2 heads" in pictures[0].caption

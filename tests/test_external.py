@@ -10,7 +10,9 @@ import torch
 from tokenmix import MixerError, build_mixer, functional, reference
 
 
-def drawn(T: int = 12, dim: int = 8, slots: int = 5, heads: int = 1, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+def drawn(
+    T: int = 12, dim: int = 8, slots: int = 5, heads: int = 1, dtype: torch.dtype = torch.float64
+) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     shapes = [(2, T, dim), (slots, dim // heads), (slots, dim // heads)]
     return [torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]

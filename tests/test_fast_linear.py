@@ -35,7 +35,12 @@ def products(monkeypatch, *, faster: bool, rounds: bool) -> SimpleNamespace:
 
 @pytest.mark.parametrize(
     ("faster", "rounds", "allow", "used"),
-    [(True, False, False, "oneDNN"), (True, True, False, "usual"), (True, True, True, "oneDNN"), (False, False, True, "usual")],
+    [
+        (True, False, False, "oneDNN"),
+        (True, True, False, "usual"),
+        (True, True, True, "oneDNN"),
+        (False, False, True, "usual"),
+    ],
 )
 def test_the_faster_exact_route_is_used_inside_the_block_only(monkeypatch, faster, rounds, allow, used):
     setting = products(monkeypatch, faster=faster, rounds=rounds)

@@ -23,7 +23,12 @@ TOLERANCE = 1e-6  # of the gated output against its largest element; inputs are 
 
 def draw(rng: random.Random, kind: str) -> dict:
     """One call: shapes, keys, masks."""
-    B, T, heads, per_head = rng.randint(1, 3), rng.choice([1, 2, 7, 8, 9, 16, 17, 31, 40, 65, 70]), rng.choice([1, 2]), rng.choice([1, 3])
+    B, T, heads, per_head = (
+        rng.randint(1, 3),
+        rng.choice([1, 2, 7, 8, 9, 16, 17, 31, 40, 65, 70]),
+        rng.choice([1, 2]),
+        rng.choice([1, 3]),
+    )
     D = heads * per_head
     torch.manual_seed(rng.randint(0, 1 << 30))
     q, v, k = torch.randn(B, T, D), torch.randn(B, T, D), KEYS[kind](B, T, D)
@@ -34,7 +39,16 @@ def draw(rng: random.Random, kind: str) -> dict:
     if rng.random() < 0.5:
         options["key_mask"] = torch.rand(B, T) < rng.choice([0.2, 0.8])
         mask = mask & options["key_mask"][:, None]
-    return {"q": q, "k": k, "v": v, "w": torch.rand(T, T) * 120 - 60, "mask": mask, "options": options, "heads": heads, "rng": rng}
+    return {
+        "q": q,
+        "k": k,
+        "v": v,
+        "w": torch.rand(T, T) * 120 - 60,
+        "mask": mask,
+        "options": options,
+        "heads": heads,
+        "rng": rng,
+    }
 
 
 def close(y: torch.Tensor, exact: torch.Tensor) -> None:
@@ -63,19 +77,28 @@ class TestAgainstReference:
         T = c["q"].shape[1]
         for outside in ("zero", "none"):
             shape = {"window": c["rng"].choice([1, 2, 3, 9, 17, 40, T]), "outside": outside}
-            close(functional.aft_local(c["q"], c["k"], c["v"], c["w"], **shape, **c["options"]), exact("aft_local", c, c["w"], **shape))
+            close(
+                functional.aft_local(c["q"], c["k"], c["v"], c["w"], **shape, **c["options"]),
+                exact("aft_local", c, c["w"], **shape),
+            )
 
     def test_pair_masks(self, kind, seed):
         c = draw(random.Random(200 + seed), kind)
         pairs = torch.rand(c["mask"].shape) < 0.5
         c["mask"] = c["mask"] & pairs
-        close(functional.aft_full(c["q"], c["k"], c["v"], c["w"], attn_mask=pairs, **c["options"]), exact("aft_full", c, c["w"]))
+        close(
+            functional.aft_full(c["q"], c["k"], c["v"], c["w"], attn_mask=pairs, **c["options"]),
+            exact("aft_full", c, c["w"]),
+        )
 
     def test_conv(self, kind, seed):
         c = draw(random.Random(300 + seed), kind)
         if c["q"].shape[1] > 20:  # the reference loops over pairs in Python
             c = {**c, **{name: c[name][:, :20] for name in "qkv"}, "mask": c["mask"][:, :20, :20]}
-            c["options"] = {**c["options"], **({"key_mask": c["options"]["key_mask"][:, :20]} if "key_mask" in c["options"] else {})}
+            c["options"] = {
+                **c["options"],
+                **({"key_mask": c["options"]["key_mask"][:, :20]} if "key_mask" in c["options"] else {}),
+            }
         kernel, k = torch.rand(c["heads"], c["rng"].choice([1, 3, 9, 11])) * 120 - 60, c["k"][..., : c["heads"]]
         outside = c["rng"].choice(["zero", "none"])
         y = functional.aft_conv(c["q"], k, c["v"], kernel, outside=outside, **c["options"])

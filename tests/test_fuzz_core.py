@@ -89,7 +89,9 @@ def hydra(seed: int) -> Call:
     args = d.normal(d.B, d.T, d.D), d.sized(d.B, d.S, d.D), d.normal(d.B, d.S, d.D)
     if d.one(True, False):
         return Call("hydra", args, shared, **d.masks, row="hydra")
-    return Call("multihead_linear", args, {**shared, "heads": d.one(1, d.heads, d.D)}, **d.masks, row="multihead_linear")
+    return Call(
+        "multihead_linear", args, {**shared, "heads": d.one(1, d.heads, d.D)}, **d.masks, row="multihead_linear"
+    )
 
 
 def external(seed: int) -> Call:
@@ -108,7 +110,11 @@ def external(seed: int) -> Call:
     slots = d.one(1, 2, 5, 17)
     memory_k, memory_v = d.normal(slots, d.e), d.normal(slots, d.e)
     biases = (d.normal(slots), d.normal(d.e)) if d.one(True, False) else ()
-    shared = {"heads": d.heads, "norm": d.one("double", "double", "tokens", "slots"), "eps": d.one(1e-9, 1e-9, 0.0, 0.1)}
+    shared = {
+        "heads": d.heads,
+        "norm": d.one("double", "double", "tokens", "slots"),
+        "eps": d.one(1e-9, 1e-9, 0.0, 0.1),
+    }
     return Call("external", (d.sized(d.B, d.T, d.D), memory_k, memory_v, *biases), shared, **d.masks, row="external")
 
 
@@ -122,7 +128,9 @@ def synthesizer(seed: int) -> Call:
     tables = {
         "dense": (d.normal(G, d.e, N), d.normal(G, N))[: 1 + biased],
         "random": (10 * d.normal(G, N, N),),
-        "factorized_dense": (d.normal(G, d.e, a), d.normal(G, d.e, b), d.normal(G, a), d.normal(G, b))[: 2 + 2 * biased],
+        "factorized_dense": (d.normal(G, d.e, a), d.normal(G, d.e, b), d.normal(G, a), d.normal(G, b))[
+            : 2 + 2 * biased
+        ],
         "factorized_random": (d.normal(G, N, 3), d.normal(G, N, 3)),
     }
     masks = {**d.masks, "attn_mask": d.pairs()}
@@ -149,38 +157,68 @@ def synthesizer(seed: int) -> Call:
 def linear(seed: int) -> Call:
     d = Draw(seed)
     shared = {"heads": d.heads, "feature": d.one(*LOG_FEATURES)}
-    return Call("linear_attention", (d.sized(d.B, d.T, d.D), d.sized(d.B, d.S, d.D), d.normal(d.B, d.S, d.D)), shared, **d.masks, row="linear")
+    return Call(
+        "linear_attention",
+        (d.sized(d.B, d.T, d.D), d.sized(d.B, d.S, d.D), d.normal(d.B, d.S, d.D)),
+        shared,
+        **d.masks,
+        row="linear",
+    )
 
 
 def performer(seed: int) -> Call:
     d = Draw(seed)
     shared = {"heads": d.heads, "feature": d.one("softmax", "relu"), "eps": d.one(1e-3, 0.1)}
-    args = d.sized(d.B, d.T, d.D), d.sized(d.B, d.S, d.D), d.normal(d.B, d.S, d.D), d.normal(d.heads, d.one(1, 3, 8), d.e)
+    args = (
+        d.sized(d.B, d.T, d.D),
+        d.sized(d.B, d.S, d.D),
+        d.normal(d.B, d.S, d.D),
+        d.normal(d.heads, d.one(1, 3, 8), d.e),
+    )
     return Call("performer", args, shared, **d.masks, row="performer")
 
 
 def rfa(seed: int) -> Call:
     d = Draw(seed, wide=40)
     shared = {"heads": d.heads, "feature": d.one("gaussian", "arccos"), "eps": d.one(0.01, 0.2)}
-    args = d.sized(d.B, d.T, d.D), d.sized(d.B, d.S, d.D), d.normal(d.B, d.S, d.D), d.normal(d.heads, d.one(1, 3, 8), d.e), d.normal(d.heads, d.e)
-    return Call("rfa", (*args, d.sized(d.B, d.S, d.heads)) if d.one(True, False) else args, shared, **d.masks, row="rfa")
+    args = (
+        d.sized(d.B, d.T, d.D),
+        d.sized(d.B, d.S, d.D),
+        d.normal(d.B, d.S, d.D),
+        d.normal(d.heads, d.one(1, 3, 8), d.e),
+        d.normal(d.heads, d.e),
+    )
+    return Call(
+        "rfa", (*args, d.sized(d.B, d.S, d.heads)) if d.one(True, False) else args, shared, **d.masks, row="rfa"
+    )
 
 
 def local(seed: int) -> Call:
     d = Draw(seed)
     places = (d.positions(2 * d.T, d.T), d.positions(2 * d.S, d.S)) if d.S != d.T or d.one(True, False) else None
-    shared = {"window": d.one(1, 2, 3, 9, 16, 17, 200), "heads": d.heads, "outside": d.one("none", "pool"), "positions": places}
+    shared = {
+        "window": d.one(1, 2, 3, 9, 16, 17, 200),
+        "heads": d.heads,
+        "outside": d.one("none", "pool"),
+        "positions": places,
+    }
     args = d.normal(d.B, d.T, d.D), d.sized(d.B, d.S, d.D), d.normal(d.B, d.S, d.D)
     return Call("local", args, shared, **d.masks, attn_mask=d.pairs(), row="local")
 
 
-FAMILIES: dict[str, Callable[[int], Call]] = {f.__name__: f for f in (hydra, external, synthesizer, linear, performer, rfa, local)}
+FAMILIES: dict[str, Callable[[int], Call]] = {
+    f.__name__: f for f in (hydra, external, synthesizer, linear, performer, rfa, local)
+}
 
 
 def visible(c: Call) -> Tensor | None:
     """All masks as one (B, T, S), None where everything may be attended."""
     first = c.args[0]
-    B, T, S = first.shape[0], first.shape[1], first.shape[1] if c.row.startswith(("external", "synthesizer")) else c.args[1].shape[1]
+    B, T, S = (
+        first.shape[0],
+        first.shape[1],
+        first.shape[1] if c.row.startswith(("external", "synthesizer")) else c.args[1].shape[1],
+    )
     ok = torch.ones(B, T, S, dtype=torch.bool)
     ok = ok.tril() if c.causal else ok
     ok = ok if c.key_mask is None else ok & c.key_mask[:, None]
@@ -210,7 +248,9 @@ def near(got: Tensor, want: Tensor, most: float | Tensor, what: str) -> None:
     assert got.shape == want.shape, f"{what}: of shape {tuple(got.shape)}, not {tuple(want.shape)}"
     assert bool(got.isfinite().all()), f"{what}: not finite"
     off = (got - want).detach().abs()
-    assert bool((off <= most).all()), f"{what}: off by {float(off.max()):.3g}, at most {float(torch.as_tensor(most).min()):.3g} allowed"
+    assert bool((off <= most).all()), (
+        f"{what}: off by {float(off.max()):.3g}, at most {float(torch.as_tensor(most).min()):.3g} allowed"
+    )
 
 
 def check_exact(c: Call) -> None:
@@ -220,7 +260,9 @@ def check_exact(c: Call) -> None:
     got, want = ours(c, one), written(c, two)
     near(got, want, EXACT * max(1.0, float(want.detach().abs().max())), "output")
     weight = torch.randn(want.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    grads = [torch.autograd.grad((y * weight).sum(), a, allow_unused=True) for y, a in zip((got, want), both, strict=True)]
+    grads = [
+        torch.autograd.grad((y * weight).sum(), a, allow_unused=True) for y, a in zip((got, want), both, strict=True)
+    ]
     scale = max([1.0, *(float(g.abs().max()) for g in grads[1] if g is not None and g.numel())])
     for i, (a, *pair) in enumerate(zip(both[0], *grads, strict=True)):
         most = EXACT * scale + ROUNDING / a.detach().abs()
@@ -251,4 +293,6 @@ def test_family(family, batch):
                 check_float32(call)
         except AssertionError as error:
             shapes = pytree.tree_map(lambda a: tuple(a.shape), call.args)
-            raise AssertionError(f"seed {seed}: {call.form}{shapes} {call.shared} causal={call.causal} key_mask={call.key_mask}: {error}") from None
+            raise AssertionError(
+                f"seed {seed}: {call.form}{shapes} {call.shared} causal={call.causal} key_mask={call.key_mask}: {error}"
+            ) from None

@@ -36,7 +36,11 @@ def device(monkeypatch) -> str:
 
 def lm(device: str, mixers: tuple[dict[str, Any], ...] = HYBRID, **options: Any) -> Any:
     torch.manual_seed(0)
-    return perturb_mixers(LM(LMConfig(**{"dim": 16, "max_len": 24, "mixers": mixers, "vocab": 32} | options))).eval().to(device)
+    return (
+        perturb_mixers(LM(LMConfig(**{"dim": 16, "max_len": 24, "mixers": mixers, "vocab": 32} | options)))
+        .eval()
+        .to(device)
+    )
 
 
 def kept(mixer: str) -> bool:
@@ -44,7 +48,9 @@ def kept(mixer: str) -> bool:
     return cls.supports_streaming and cls.supports_causal
 
 
-STREAMS = [name for name, (mixer, _) in CASES.items() if kept(mixer) and name not in GRIDS and mixer != "pooling"]  # which alone has no device
+STREAMS = [
+    name for name, (mixer, _) in CASES.items() if kept(mixer) and name not in GRIDS and mixer != "pooling"
+]  # which alone has no device
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -70,7 +76,10 @@ def test_equals_extend_for_every_mixer_or_names_what_grows(name, device):
 def test_generation_is_that_of_the_model(device):
     model = lm(device)
     decoder = GraphedDecoder(model, 3)
-    for prompt in (torch.randint(32, (3, 5), device=device), torch.randint(32, (3, 2), device=device)):  # the second begins anew
+    for prompt in (
+        torch.randint(32, (3, 5), device=device),
+        torch.randint(32, (3, 2), device=device),
+    ):  # the second begins anew
         assert torch.equal(model.generate(prompt, 12, seed=1, decoder=decoder), model.generate(prompt, 12, seed=1))
     mask = torch.ones(3, 5, dtype=torch.bool, device=device)
     mask[1, :3] = False
@@ -82,18 +91,30 @@ def test_generation_is_that_of_the_model(device):
 @torch.no_grad()
 def test_rows_may_be_reordered_between_steps(device):
     model = lm(device)
-    decoder, tokens, order = GraphedDecoder(model, 3), torch.randint(32, (3, 4), device=device), torch.tensor([2, 0, 0], device=device)
+    decoder, tokens, order = (
+        GraphedDecoder(model, 3),
+        torch.randint(32, (3, 4), device=device),
+        torch.tensor([2, 0, 0], device=device),
+    )
     _, state = model.prefill(tokens)
     _, own = decoder.extend(tokens[:, :1], state)
     _, state = model.extend(tokens[:, :1], state)
     own, state = reorder(own, order), reorder(state, order)
-    torch.testing.assert_close(decoder.extend(tokens[:, 1:2], own)[0], model.extend(tokens[:, 1:2], state)[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        decoder.extend(tokens[:, 1:2], own)[0], model.extend(tokens[:, 1:2], state)[0], atol=1e-5, rtol=0
+    )
 
 
 @torch.no_grad()
 def test_densities_of_images(device):
     torch.manual_seed(0)
-    model: Any = perturb_mixers(ImageDensity(ImageDensityConfig(size=(3, 3), dim=16, layers=2, mixers=({"name": "aft_simple"},), values=16))).eval().to(device)
+    model: Any = (
+        perturb_mixers(
+            ImageDensity(ImageDensityConfig(size=(3, 3), dim=16, layers=2, mixers=({"name": "aft_simple"},), values=16))
+        )
+        .eval()
+        .to(device)
+    )
     decoder, state = GraphedDecoder(model, 2), model.init_state(2)
     own, tokens = state, torch.randint(16, (2, model.max_len), device=device)
     for token in tokens.split(1, 1):

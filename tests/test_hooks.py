@@ -15,7 +15,11 @@ MIXERS = {
     "aft_local": [{"name": "aft_local", "window": 4, "rank": 3}],
     "aft_full": [{"name": "aft_full", "rank": 3}],
     "aft_conv": [{"name": "aft_conv", "heads": 2, "kernel_size": 3}],
-    "hybrid": [{"name": "external", "slots": 4}, {"name": "compressive", "heads": 2}, {"name": "attention", "heads": 2}],
+    "hybrid": [
+        {"name": "external", "slots": 4},
+        {"name": "compressive", "heads": 2},
+        {"name": "attention", "heads": 2},
+    ],
 }
 CPU = torch.device("cpu")
 
@@ -28,7 +32,12 @@ def host_model(mixers: str):
     torch.manual_seed(0)
     specs = MIXERS[mixers]
     config = huggingface.TokenMixConfig(
-        vocab_size=31, hidden_size=16, num_hidden_layers=len(specs), mixers=specs, max_position_embeddings=32, initializer_range=0.5
+        vocab_size=31,
+        hidden_size=16,
+        num_hidden_layers=len(specs),
+        mixers=specs,
+        max_position_embeddings=32,
+        initializer_range=0.5,
     )
     return huggingface.TokenMixForCausalLM(config).eval()
 
@@ -50,7 +59,10 @@ def test_a_host_model_is_the_same_when_offloaded(mixers, tmp_path):
 def test_a_model_of_ours_is_the_same_when_offloaded(mixers):
     torch.manual_seed(0)
     specs = MIXERS[mixers]
-    model, x = LM(LMConfig(vocab=31, dim=16, layers=len(specs), mixers=specs, max_len=32, tied=True)).eval(), tokens(2, 9)
+    model, x = (
+        LM(LMConfig(vocab=31, dim=16, layers=len(specs), mixers=specs, max_len=32, tied=True)).eval(),
+        tokens(2, 9),
+    )
     for p in model.parameters():
         p.add_(torch.randn_like(p), alpha=0.3)
     want, wrote = model(x), model.generate(x, 5, temperature=0)

@@ -31,7 +31,11 @@ def test_the_model_is_our_vit_in_timms_shell(spec):
     """One of our ViT's weights through the checkpoint filter: the same outputs."""
     mean = spec in ("aft_conv", "pooling")
     shell = {"pool": "mean", "positions": None} if mean else {"registers": 2}
-    theirs = {"global_pool": "avg", "class_token": False, "pos_embed": "none", "fc_norm": False} if mean else {"reg_tokens": 2}
+    theirs = (
+        {"global_pool": "avg", "class_token": False, "pos_embed": "none", "fc_norm": False}
+        if mean
+        else {"reg_tokens": 2}
+    )
     source, model = ours(mixers=(SPECS[spec],), **shell), small(spec, **theirs)
     model.load_state_dict(checkpoint_filter(source.state_dict(), model))
     x = images()
@@ -54,7 +58,9 @@ def test_registered_models_have_the_papers_shapes(name):
 
 
 def test_every_vit_and_pyramid_of_ours_is_registered_and_none_of_timms_is_lost():
-    assert {*MODEL_NAMES.values(), *PYRAMID_NAMES.values()} == {n for n, config in MODELS.items() if isinstance(config, (ViTConfig, PyramidConfig))}
+    assert {*MODEL_NAMES.values(), *PYRAMID_NAMES.values()} == {
+        n for n, config in MODELS.items() if isinstance(config, (ViTConfig, PyramidConfig))
+    }
     assert type(timm.create_model("deit_tiny_patch16_224", depth=1)) is VisionTransformer
     code = "import warnings; warnings.simplefilter('error', UserWarning); from tokenmix.system.torchvision import ensure_torchvision; ensure_torchvision(); "
     code += "import timm; before = set(timm.list_models()); import tokenmix.hosts.timm as h; "
@@ -72,7 +78,13 @@ def test_a_layer_in_two_differs():
 def test_features(spec):
     model, x = small(spec, depth=3), images()
     state = model.state_dict()
-    features = timm.create_model("deit_tiny_mixer_patch16_224", mixers=SPECS[spec], **{**SMALL, "depth": 3}, features_only=True, out_indices=(0, 2))
+    features = timm.create_model(
+        "deit_tiny_mixer_patch16_224",
+        mixers=SPECS[spec],
+        **{**SMALL, "depth": 3},
+        features_only=True,
+        out_indices=(0, 2),
+    )
     features.model.load_state_dict({n: t for n, t in state.items() if n in features.model.state_dict()})
     assert features.feature_info.channels() == [16, 16]
     assert features.feature_info.reduction() == [4, 4]
@@ -133,7 +145,9 @@ def test_grad_checkpointing_changes_nothing():
 
 def test_layer_decay_groups():
     model = small("aft_full", depth=3)
-    groups = param_groups_layer_decay(model, weight_decay=0.05, layer_decay=0.5, no_weight_decay_list=model.no_weight_decay())
+    groups = param_groups_layer_decay(
+        model, weight_decay=0.05, layer_decay=0.5, no_weight_decay_list=model.no_weight_decay()
+    )
     scale = {id(p): g["lr_scale"] for g in groups for p in g["params"]}
     assert len(scale) == len(list(model.parameters()))
     by_name = {n: scale[id(p)] for n, p in model.named_parameters()}
@@ -170,7 +184,10 @@ def test_another_image_size(spec):
 
 
 def test_a_frozen_model_stays_frozen_at_another_size():
-    for name, given in (("deit_tiny_aft_full_patch16_224", {"depth": 2}), ("pvt_tiny", {"mixers": {"name": "aft_full", "rank": 2}})):
+    for name, given in (
+        ("deit_tiny_aft_full_patch16_224", {"depth": 2}),
+        ("pvt_tiny", {"mixers": {"name": "aft_full", "rank": 2}}),
+    ):
         model = timm.create_model(name, img_size=64, **given).requires_grad_(False)
         model.set_input_size(96)
         assert not [n for n, p in model.named_parameters() if p.requires_grad]
@@ -201,7 +218,9 @@ def test_saved_and_loaded(tmp_path):
     torch.testing.assert_close(again(x), model(x), rtol=0, atol=0)
     overlay = {"file": str(tmp_path / "a.pth")}
     options = {**SMALL, "mixers": SPECS["aft_full"]}
-    third = timm.create_model("deit_tiny_mixer_patch16_224", pretrained=True, pretrained_cfg_overlay=overlay | {"num_classes": 5}, **options).eval()
+    third = timm.create_model(
+        "deit_tiny_mixer_patch16_224", pretrained=True, pretrained_cfg_overlay=overlay | {"num_classes": 5}, **options
+    ).eval()
     torch.testing.assert_close(third(x), model(x), rtol=0, atol=0)
     with io.BytesIO() as file:
         torch.save(model, file)  # a class made by a function is pickled by how it was made
@@ -214,7 +233,9 @@ def test_a_folder_of_timms_own_kind(tmp_path):
 
     model, x = small("hydra"), images()
     save_for_hf(model, str(tmp_path))
-    torch.testing.assert_close(timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()(x), model(x), rtol=0, atol=0)
+    torch.testing.assert_close(
+        timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()(x), model(x), rtol=0, atol=0
+    )
 
 
 def test_softmax_weights_of_timm_fit_softmax_blocks_only():
@@ -244,7 +265,9 @@ def test_the_shell_is_chosen_by_name():
 
 @pytest.mark.parametrize("spec", ["performer", "aft_full"])
 def test_built_on_the_meta_device(spec):
-    model = timm.create_model("deit_tiny_mixer_patch16_224", mixers=SPECS[spec], **SMALL, device="meta").to_empty(device="cpu")
+    model = timm.create_model("deit_tiny_mixer_patch16_224", mixers=SPECS[spec], **SMALL, device="meta").to_empty(
+        device="cpu"
+    )
     for p in (*model.parameters(), *model.buffers()):
         p.data.fill_(float("nan") if p.is_floating_point() else 0)
     model.init_weights()

@@ -36,18 +36,29 @@ def test_attn_layer_of_timms_own_models(spec):
 
 
 def test_timms_options_reach_the_mixer():
-    model = timm.create_model("deit_tiny_patch16_224", **SMALL, qkv_bias=False, proj_bias=False, attn_layer=attention_class("linear"))
+    model = timm.create_model(
+        "deit_tiny_patch16_224", **SMALL, qkv_bias=False, proj_bias=False, attn_layer=attention_class("linear")
+    )
     mixer = model.blocks[0].attn.mixer
     assert (mixer.heads, mixer.q_proj.bias, mixer.out_proj.bias) == (2, None, None)
     assert abs(float(mixer.q_proj.weight.detach().std()) - 0.02) < 0.005
-    dtype = timm.create_model("deit_tiny_patch16_224", **SMALL, attn_layer=attention_class("linear"), dtype=torch.bfloat16).blocks[0].attn.mixer.q_proj.weight
+    dtype = (
+        timm.create_model("deit_tiny_patch16_224", **SMALL, attn_layer=attention_class("linear"), dtype=torch.bfloat16)
+        .blocks[0]
+        .attn.mixer.q_proj.weight
+    )
     assert dtype.dtype == torch.bfloat16
 
 
 def test_what_is_no_projection_begins_as_the_mixer_says():
     """timm draws every linear layer anew; those inside of a mixer are the mixer's own matter."""
-    classes = attention_class("longformer", window=4, global_tokens=1), attention_class("axial", grid=GRID, heads=2, width=None)
-    longformer, axial = (timm.create_model("deit_tiny_patch16_224", **SMALL, attn_layer=c).blocks[0].attn.mixer for c in classes)
+    classes = (
+        attention_class("longformer", window=4, global_tokens=1),
+        attention_class("axial", grid=GRID, heads=2, width=None),
+    )
+    longformer, axial = (
+        timm.create_model("deit_tiny_patch16_224", **SMALL, attn_layer=c).blocks[0].attn.mixer for c in classes
+    )
     for twin, source in ((longformer.q_global, longformer.q_proj), (longformer.v_global, longformer.v_proj)):
         torch.testing.assert_close(twin.weight, source.weight, rtol=0, atol=0)
     assert float(axial.stage_2.bias.detach().abs().max()) > 0.0
@@ -104,7 +115,10 @@ def test_models_refused():
         torch.jit.script(small("hydra"))(images(), is_causal=True)
 
 
-@pytest.mark.parametrize(("broken", "why"), [("sys.modules['timm'] = None", "needs timm, which could not be imported"), (None, "needs timm >= 1.0.27, found")])
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [("sys.modules['timm'] = None", "needs timm, which could not be imported"), (None, "needs timm >= 1.0.27, found")],
+)
 def test_timm_missing_or_old(broken, why):
     old = "import timm.models.vision_transformer as v\nclass Old: pass\nv.VisionTransformer = Old"
     code = f"import sys\nfrom tokenmix.system.torchvision import ensure_torchvision\nensure_torchvision()\n{broken or old}\nimport tokenmix.hosts.timm"

@@ -18,7 +18,14 @@ from timm_models import images, noisy  # noqa: E402
 from tokenmix.hosts.timm import PYRAMID_NAMES  # noqa: E402
 from tokenmix.models import PyramidConfig, build_model  # noqa: E402
 
-PYRAMID = {"depths": (1, 2), "dims": (8, 16), "patches": (4, 2), "mlp_ratios": (2.0, 2.0), "img_size": 32, "num_classes": 5}
+PYRAMID = {
+    "depths": (1, 2),
+    "dims": (8, 16),
+    "patches": (4, 2),
+    "mlp_ratios": (2.0, 2.0),
+    "img_size": 32,
+    "num_classes": 5,
+}
 STAGES = ({"name": "spatial_reduction", "heads": 1, "ratio": 2}, {"name": "aft_full", "rank": 3})
 
 
@@ -52,7 +59,9 @@ def test_a_pyramid_trains_and_changes_its_head():
         grads.append([p.grad.clone() for p in model.parameters()])
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b)
-    groups = param_groups_layer_decay(model, weight_decay=0.05, layer_decay=0.5, no_weight_decay_list=model.no_weight_decay())
+    groups = param_groups_layer_decay(
+        model, weight_decay=0.05, layer_decay=0.5, no_weight_decay_list=model.no_weight_decay()
+    )
     scale = {id(p): (g["lr_scale"], g["weight_decay"]) for g in groups for p in g["params"]}
     named = {n: scale[id(p)] for n, p in model.named_parameters()}
     assert named["head.weight"] == (1.0, 0.05)

@@ -15,7 +15,16 @@ from tokenmix.hosts import MultiheadMixer
 from tokenmix.mixers import CORE, mixer_options
 
 DIM, HEADS, T = 8, 2, 7
-NEEDS = {"max_len": T, "heads": HEADS, "kernel_size": 3, "window": 3, "rank": 2, "hidden": 3, "slots": 5, "num_features": 6}
+NEEDS = {
+    "max_len": T,
+    "heads": HEADS,
+    "kernel_size": 3,
+    "window": 3,
+    "rank": 2,
+    "hidden": 3,
+    "slots": 5,
+    "num_features": 6,
+}
 CAUSAL = [name for name in CORE if MIXERS[name].supports_causal]
 CONTEXT = [name for name in CORE if MIXERS[name].supports_context]
 WEIGHING = [name for name in CORE if MIXERS[name].supports_attn_mask]
@@ -37,7 +46,9 @@ def made(name: str, **options) -> MultiheadMixer:
     return host
 
 
-def encoder_layer(name: str, *, causal: bool = False, batch_first: bool = True, **options) -> nn.TransformerEncoderLayer:
+def encoder_layer(
+    name: str, *, causal: bool = False, batch_first: bool = True, **options
+) -> nn.TransformerEncoderLayer:
     layer = nn.TransformerEncoderLayer(DIM, HEADS, 12, dropout=0.0, batch_first=batch_first, **options)
     layer.self_attn = made(name, causal=causal, batch_first=batch_first)
     return layer
@@ -67,11 +78,15 @@ def padding(*lengths: int) -> torch.Tensor:
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize(("name", "causal"), [(n, False) for n in CORE] + [(n, True) for n in CAUSAL])
 def test_encoder_equals_the_mixer_called_directly(name, causal, batch_first, training):
-    encoder = nn.TransformerEncoder(encoder_layer(name, causal=causal, batch_first=batch_first), 2, enable_nested_tensor=False).train(training)
+    encoder = nn.TransformerEncoder(
+        encoder_layer(name, causal=causal, batch_first=batch_first), 2, enable_nested_tensor=False
+    ).train(training)
     encoder.layers[1].self_attn.mixer.load_state_dict(made(name, causal=causal).mixer.state_dict())
     x, off = torch.randn(3, T, DIM), padding(T, 5, 2)
     with torch.set_grad_enabled(training):  # without gradients torch would pass a softmax self_attn by
-        masks = {"mask": causal_mask(), "src_key_padding_mask": as_float(off)} if causal else {"src_key_padding_mask": off}
+        masks = (
+            {"mask": causal_mask(), "src_key_padding_mask": as_float(off)} if causal else {"src_key_padding_mask": off}
+        )
         y = encoder(x if batch_first else x.transpose(0, 1), **masks)
         y = y if batch_first else y.transpose(0, 1)
         want = by_hand(encoder, x, ~off)
@@ -111,9 +126,16 @@ MASKS = {
     "padding": {"key_padding_mask": padding(T, 5, 2)},
     "float padding": {"key_padding_mask": as_float(padding(T, 5, 2))},
     "causal": {"attn_mask": causal_mask()},
-    "causal and padding": {"attn_mask": causal_mask() == float("-inf"), "key_padding_mask": padding(T, 5, 2), "is_causal": True},
+    "causal and padding": {
+        "attn_mask": causal_mask() == float("-inf"),
+        "key_padding_mask": padding(T, 5, 2),
+        "is_causal": True,
+    },
     "band": {"attn_mask": (torch.arange(T) - torch.arange(T)[:, None]).abs() > 2},
-    "rows": {"attn_mask": (torch.arange(T) - torch.arange(T)[:, None]).abs() > torch.tensor([1, 1, 3, 3, 5, 5])[:, None, None]},
+    "rows": {
+        "attn_mask": (torch.arange(T) - torch.arange(T)[:, None]).abs()
+        > torch.tensor([1, 1, 3, 3, 5, 5])[:, None, None]
+    },
 }
 
 
@@ -134,7 +156,12 @@ def test_built_causal_softmax_attention_is_torchs_with_the_mask():
     theirs, _ = pair()
     ours, x, off = MultiheadMixer.from_torch(theirs, causal=True), torch.randn(3, T, DIM), padding(T, 5, 2)
     want = theirs(x, x, x, key_padding_mask=off, attn_mask=causal_mask() < 0)
-    for given in ({}, {"is_causal": True}, {"attn_mask": causal_mask()}, {"attn_mask": causal_mask() < 0, "is_causal": True}):
+    for given in (
+        {},
+        {"is_causal": True},
+        {"attn_mask": causal_mask()},
+        {"attn_mask": causal_mask() < 0, "is_causal": True},
+    ):
         for one, other in zip(ours(x, x, x, key_padding_mask=off, **given), want, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
@@ -207,19 +234,28 @@ def test_decoder_layer(name, training):
 def test_a_whole_transformer_trains():
     encoder = nn.TransformerEncoder(encoder_layer("hydra"), 1)
     decoder_layer = nn.TransformerDecoderLayer(DIM, HEADS, 12, batch_first=True)
-    decoder_layer.self_attn, decoder_layer.multihead_attn = made("aft_local", causal=True, batch_first=True), made("aft_simple", batch_first=True)
-    model = nn.Transformer(DIM, HEADS, custom_encoder=encoder, custom_decoder=nn.TransformerDecoder(decoder_layer, 1), batch_first=True)
+    decoder_layer.self_attn, decoder_layer.multihead_attn = (
+        made("aft_local", causal=True, batch_first=True),
+        made("aft_simple", batch_first=True),
+    )
+    model = nn.Transformer(
+        DIM, HEADS, custom_encoder=encoder, custom_decoder=nn.TransformerDecoder(decoder_layer, 1), batch_first=True
+    )
     source, target = torch.randn(2, 5, DIM), torch.randn(2, T, DIM)
     model(source, target, tgt_mask=causal_mask(), tgt_is_causal=True).square().mean().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
 def test_the_future_does_not_reach_the_past_of_a_causal_encoder():
-    encoder = nn.TransformerEncoder(encoder_layer("hydra", causal=True, norm_first=True), 2, enable_nested_tensor=False).eval()
+    encoder = nn.TransformerEncoder(
+        encoder_layer("hydra", causal=True, norm_first=True), 2, enable_nested_tensor=False
+    ).eval()
     x = torch.randn(2, T, DIM)
     changed = torch.cat([x[:, :4], torch.randn(2, T - 4, DIM)], 1)
     with torch.no_grad():
-        torch.testing.assert_close(encoder(x, mask=causal_mask())[:, :4], encoder(changed, mask=causal_mask(), is_causal=True)[:, :4])
+        torch.testing.assert_close(
+            encoder(x, mask=causal_mask())[:, :4], encoder(changed, mask=causal_mask(), is_causal=True)[:, :4]
+        )
 
 
 def test_torchs_weights_are_loaded_where_softmax_attention_is_inside():
@@ -234,7 +270,11 @@ def test_torchs_weights_are_loaded_where_softmax_attention_is_inside():
     assert list(state) == before
     ours.load_state_dict(ours.state_dict())
     attention = nn.MultiheadAttention(DIM, HEADS)
-    for mixer in (MultiheadMixer(DIM, HEADS, mixer="hydra"), MultiheadMixer(DIM + HEADS, HEADS), MultiheadMixer(DIM, HEADS, bias=False)):
+    for mixer in (
+        MultiheadMixer(DIM, HEADS, mixer="hydra"),
+        MultiheadMixer(DIM + HEADS, HEADS),
+        MultiheadMixer(DIM, HEADS, bias=False),
+    ):
         with pytest.raises(RuntimeError, match=r"q_proj.weight|k_proj.bias"):
             mixer.load_state_dict(attention.state_dict())
 
@@ -329,14 +369,56 @@ def test_options_refused(case):
 X = torch.randn(2, T, DIM)
 CALLS = {
     "two tensors": ("attention", {}, (X, X, X.clone()), {}, "one tensor as key and value"),
-    "nested": ("attention", {}, (torch.nested.nested_tensor([X[0], X[1, :3]]),) * 3, {}, "no nested tensors.*enable_nested_tensor=False"),
+    "nested": (
+        "attention",
+        {},
+        (torch.nested.nested_tensor([X[0], X[1, :3]]),) * 3,
+        {},
+        "no nested tensors.*enable_nested_tensor=False",
+    ),
     "bias": ("attention", {}, (X, X, X), {"attn_mask": torch.full((T, T), 0.5)}, "a bias on the logits is not a mask"),
-    "numbers": ("attention", {}, (X, X, X), {"key_padding_mask": torch.zeros(2, T, dtype=torch.long)}, "True = not attended.*int64"),
-    "shape": ("attention", {}, (X, X, X), {"key_padding_mask": torch.zeros(2, 3, dtype=torch.bool)}, r"shape \(2, 7\), got \(2, 3\)"),
-    "mask shape": ("attention", {}, (X, X, X), {"attn_mask": torch.zeros(2, T, T, dtype=torch.bool)}, r"\(7, 7\) or \(4, 7, 7\), got \(2, 7, 7\)"),
-    "heads differ": ("attention", {}, (X, X, X), {"attn_mask": torch.rand(4, T, T) < 0.5}, "heads of an attn_mask must agree"),
-    "no pairs": ("hydra", {}, (X, X, X), {"attn_mask": causal_mask()}, "weighs no pairs.*causal=True.*attention, aft_full"),
-    "other mask": ("hydra", {"causal": True}, (X, X, X), {"attn_mask": torch.eye(T) == 0}, "takes the causal attn_mask only"),
+    "numbers": (
+        "attention",
+        {},
+        (X, X, X),
+        {"key_padding_mask": torch.zeros(2, T, dtype=torch.long)},
+        "True = not attended.*int64",
+    ),
+    "shape": (
+        "attention",
+        {},
+        (X, X, X),
+        {"key_padding_mask": torch.zeros(2, 3, dtype=torch.bool)},
+        r"shape \(2, 7\), got \(2, 3\)",
+    ),
+    "mask shape": (
+        "attention",
+        {},
+        (X, X, X),
+        {"attn_mask": torch.zeros(2, T, T, dtype=torch.bool)},
+        r"\(7, 7\) or \(4, 7, 7\), got \(2, 7, 7\)",
+    ),
+    "heads differ": (
+        "attention",
+        {},
+        (X, X, X),
+        {"attn_mask": torch.rand(4, T, T) < 0.5},
+        "heads of an attn_mask must agree",
+    ),
+    "no pairs": (
+        "hydra",
+        {},
+        (X, X, X),
+        {"attn_mask": causal_mask()},
+        "weighs no pairs.*causal=True.*attention, aft_full",
+    ),
+    "other mask": (
+        "hydra",
+        {"causal": True},
+        (X, X, X),
+        {"attn_mask": torch.eye(T) == 0},
+        "takes the causal attn_mask only",
+    ),
     "hint": ("hydra", {}, (X, X, X), {"is_causal": True}, "needs a mixer built with causal=True"),
     "context": ("hydra", {"causal": True}, (X, X.clone(), None), {}, "context has no order"),
     "axes": ("attention", {}, (X[None],) * 3, {}, "expects query and key of 3 axes"),
@@ -352,7 +434,11 @@ def test_calls_refused(case):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("theirs", [nn.Linear(2, 2), nn.MultiheadAttention(DIM, HEADS, kdim=4), nn.MultiheadAttention(DIM, HEADS, add_bias_kv=True)], ids=str)
+@pytest.mark.parametrize(
+    "theirs",
+    [nn.Linear(2, 2), nn.MultiheadAttention(DIM, HEADS, kdim=4), nn.MultiheadAttention(DIM, HEADS, add_bias_kv=True)],
+    ids=str,
+)
 def test_from_torch_refuses_other_things(theirs):
     with pytest.raises(MixerError, match="from_torch takes"):
         MultiheadMixer.from_torch(theirs)

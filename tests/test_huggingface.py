@@ -19,7 +19,11 @@ from tokenmix.hosts.huggingface import layers
 from tokenmix.hosts.surgery import replace_mixers
 from tokenmix.mixers import MIXERS, Mixer
 
-SEQ2SEQ = {"encoder_mixers": [{"name": "fourier"}, {"name": "attention"}], "encoder_layers": 2, "cross_mixers": [{"name": "hydra"}, {"name": "attention"}]}
+SEQ2SEQ = {
+    "encoder_mixers": [{"name": "fourier"}, {"name": "attention"}],
+    "encoder_layers": 2,
+    "cross_mixers": [{"name": "hydra"}, {"name": "attention"}],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +44,17 @@ def seq2seq(**options):
 
 
 def image_model(**options):
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 4, "num_labels": 5}
-    return host.TokenMixForImageClassification(host.TokenMixConfig(**{**sizes, "mixers": [{"name": "aft_full", "rank": 3}], **options}))
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 4,
+        "num_labels": 5,
+    }
+    return host.TokenMixForImageClassification(
+        host.TokenMixConfig(**{**sizes, "mixers": [{"name": "aft_full", "rank": 3}], **options})
+    )
 
 
 @torch.no_grad()
@@ -58,7 +71,10 @@ def test_the_state_keeps_its_size():
 def test_generation_goes_on_from_a_cache():
     model, x = causal("hybrid"), tokens(2, 12)
     _, cache = chunks(model, x[:, :7], [])
-    assert torch.equal(model.generate(x, past_key_values=cache, max_new_tokens=6, do_sample=False), model.generate(x, max_new_tokens=6, do_sample=False))
+    assert torch.equal(
+        model.generate(x, past_key_values=cache, max_new_tokens=6, do_sample=False),
+        model.generate(x, max_new_tokens=6, do_sample=False),
+    )
 
 
 @torch.no_grad()
@@ -111,7 +127,12 @@ def test_seq2seq_generates_the_same_with_its_cache():
     assert len(out.past_key_values.cross_attention_cache.layers) == 2
 
 
-CROSS = [{"name": "aft_full", "rank": 3}, {"name": "aft_local", "window": 3, "rank": 3}, {"name": "local", "window": 4}, {"name": "aft_simple"}]
+CROSS = [
+    {"name": "aft_full", "rank": 3},
+    {"name": "aft_local", "window": 3, "rank": 3},
+    {"name": "local", "window": 4},
+    {"name": "aft_simple"},
+]
 
 
 def chunks_over_context(model, x, mask, ids, ids_mask):
@@ -140,7 +161,9 @@ def test_seq2seq_streams_at_the_right_positions(cross, monkeypatch):
         close(streamed[row, n:], alone)
     crossed = layers.TokenMixLayer._crossed
     monkeypatch.setattr(layers.TokenMixLayer, "_crossed", staticmethod(lambda *args: crossed(*args[:-1], None)))
-    assert (chunks_over_context(model, x, mask, ids * ids_mask, ids_mask) - streamed)[ids_mask.bool()].abs().max() > 1e-2, "a bug that must be seen"
+    assert (chunks_over_context(model, x, mask, ids * ids_mask, ids_mask) - streamed)[
+        ids_mask.bool()
+    ].abs().max() > 1e-2, "a bug that must be seen"
 
 
 def test_seq2seq_learns_what_it_is_shown():
@@ -165,7 +188,9 @@ def test_labels_are_shifted():
 @pytest.mark.parametrize("how", ["mean", "cls", "last"])
 def test_what_is_classified(how):
     torch.manual_seed(0)
-    model = host.TokenMixForSequenceClassification(config([{"name": "external"}], num_labels=4, classifier_pooling=how)).eval()
+    model = host.TokenMixForSequenceClassification(
+        config([{"name": "external"}], num_labels=4, classifier_pooling=how)
+    ).eval()
     x = tokens(2, 8)
     mask = torch.stack([torch.arange(8) >= 3, torch.arange(8) < 5]).long()
     out = model(x, attention_mask=mask, labels=torch.tensor([1, 3]))
@@ -194,7 +219,15 @@ def test_a_language_model_becomes_a_classifier(tmp_path):
     assert new.score.weight.std().item() == pytest.approx(0.5, rel=0.3)
 
 
-@pytest.mark.parametrize("spec", [{"name": "performer"}, {"name": "aft_conv", "kernel_size": 3}, {"name": "synthesizer_random"}, {"name": "routing"}])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"name": "performer"},
+        {"name": "aft_conv", "kernel_size": 3},
+        {"name": "synthesizer_random"},
+        {"name": "routing"},
+    ],
+)
 def test_other_mixers_are_saved_with_all_they_hold(spec, tmp_path):
     """Buffers too; of the parts that are missing in the file, only these begin anew."""
     model, x = causal([spec], hidden_size=32, num_attention_heads=4), tokens(2, 8)
@@ -205,7 +238,12 @@ def test_other_mixers_are_saved_with_all_they_hold(spec, tmp_path):
 def test_weights_start_as_the_config_says():
     model = host.TokenMixForCausalLM(config("hybrid", hidden_size=64, initializer_range=0.1, num_hidden_layers=8))
     layer = model.model.layers[1]
-    for weight in (model.model.embed_tokens.weight[1:], model.model.positions.weight, layer.mixer.q_proj.weight, layer.mlp.up.weight):
+    for weight in (
+        model.model.embed_tokens.weight[1:],
+        model.model.positions.weight,
+        layer.mixer.q_proj.weight,
+        layer.mlp.up.weight,
+    ):
         assert weight.std().item() == pytest.approx(0.1, rel=0.1)
     assert layer.mixer.out_proj.weight.std().item() == pytest.approx(0.1 / 4, rel=0.1)
     assert layer.mixer.q_proj.bias.abs().max() == 0
@@ -222,7 +260,9 @@ def test_only_what_is_missing_begins_anew_and_only_when_asked(tmp_path):
     gone = "model.layers.1.mlp.down.weight"
     del tensors[gone]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(MixerError, match=r"lacks 1 of \d+ weights of TokenMixForCausalLM, such as model.layers.1.mlp.down.weight; load"):
+    with pytest.raises(
+        MixerError, match=r"lacks 1 of \d+ weights of TokenMixForCausalLM, such as model.layers.1.mlp.down.weight; load"
+    ):
         type(model).from_pretrained(tmp_path)
     loaded = dict(type(model).from_pretrained(tmp_path, ignore_mismatched_sizes=True).named_parameters())
     for name, tensor in model.named_parameters():
@@ -232,7 +272,11 @@ def test_only_what_is_missing_begins_anew_and_only_when_asked(tmp_path):
 
 def test_gradient_checkpointing_gives_the_same_gradients():
     x = tokens(2, 10)
-    for model, given in ((causal("hybrid"), {"input_ids": x, "labels": x}), (seq2seq(), {"input_ids": x, "labels": x}), (image_model(), None)):
+    for model, given in (
+        (causal("hybrid"), {"input_ids": x, "labels": x}),
+        (seq2seq(), {"input_ids": x, "labels": x}),
+        (image_model(), None),
+    ):
         given = given or {"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.tensor([1, 4])}
         found = []
         for again in (False, True):
@@ -250,12 +294,20 @@ def test_gradient_checkpointing_gives_the_same_gradients():
 @torch.no_grad()
 def test_decoding_compiles_whole_and_not_anew_each_step(kind):
     """A graph for the first chunk, one for a step, and one more where a number turns out to vary."""
-    model = causal("aft") if kind == "aft" else perturb_mixers(replace_mixers(make("llama", 0.2), {"name": "aft_local", "window": 3}, seed=0)[0])
+    model = (
+        causal("aft")
+        if kind == "aft"
+        else perturb_mixers(replace_mixers(make("llama", 0.2), {"name": "aft_local", "window": 3}, seed=0)[0])
+    )
     x, met = tokens(3, 12), torch._dynamo.utils.counters["stats"]
     whole = model(x, use_cache=False).logits
     torch._dynamo.reset()
     before = met["unique_graphs"]
-    fast, out, cache = torch.compile(model, backend="aot_eager", fullgraph=True), [], transformers.DynamicCache(config=model.config)
+    fast, out, cache = (
+        torch.compile(model, backend="aot_eager", fullgraph=True),
+        [],
+        transformers.DynamicCache(config=model.config),
+    )
     for chunk in x.split([4] + [1] * 8, 1):
         out.append(fast(chunk, past_key_values=cache, use_cache=True).logits)
     close(torch.cat(out, 1), whole)
@@ -290,11 +342,17 @@ def test_seq2seq_gives_what_others_of_transformers_give(tmp_path):
 def test_answers_are_found_and_not_in_the_padding(tmp_path):
     """Each row's loss and logits are those it has alone; a trunk gets such a head by its Auto class."""
     torch.manual_seed(0)
-    model, (x, mask), at = perturb_mixers(host.TokenMixForQuestionAnswering(config("hybrid"))), padded(), torch.tensor([7, 8, 9])
+    model, (x, mask), at = (
+        perturb_mixers(host.TokenMixForQuestionAnswering(config("hybrid"))),
+        padded(),
+        torch.tensor([7, 8, 9]),
+    )
     out = model(x, attention_mask=mask, start_positions=at, end_positions=at + 1)
     losses = []
     for row, n in enumerate(PADS):
-        alone = model(x[row : row + 1, n:], start_positions=at[row : row + 1] - n, end_positions=at[row : row + 1] + 1 - n)
+        alone = model(
+            x[row : row + 1, n:], start_positions=at[row : row + 1] - n, end_positions=at[row : row + 1] + 1 - n
+        )
         close(out.start_logits[row, n:], alone.start_logits[0])
         close(out.end_logits[row, n:], alone.end_logits[0])
         assert not out.start_logits[row, :n].exp().any()
@@ -302,9 +360,14 @@ def test_answers_are_found_and_not_in_the_padding(tmp_path):
     close(out.loss, torch.stack(losses).mean())
     out.loss.backward()
     model.save_pretrained(tmp_path / "answers")
-    assert isinstance(transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path / "answers"), host.TokenMixForQuestionAnswering)
+    assert isinstance(
+        transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path / "answers"),
+        host.TokenMixForQuestionAnswering,
+    )
     causal("aft").save_pretrained(tmp_path / "trunk")
-    assert transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path / "trunk")(x).start_logits.shape == x.shape
+    assert (
+        transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path / "trunk")(x).start_logits.shape == x.shape
+    )
 
 
 def test_images_are_those_of_our_vit(tmp_path):
@@ -323,7 +386,9 @@ def test_lora_on_the_projections(tmp_path):
 
     base, x = causal("hybrid"), tokens(2, 8)
     before = base(x).logits
-    model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    model = peft.get_peft_model(
+        base, peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    )
     assert sum("lora_A" in name for name, _ in model.named_parameters()) == 6
     model.eval()
     assert (model(x).logits - before).abs().max() > 1e-3
@@ -354,8 +419,14 @@ def still():
 def test_a_mixer_that_does_not_stream_writes_without_a_cache(still):
     model, x = causal([still]), tokens(2, 6)
     assert model.generate(x, max_new_tokens=3, do_sample=False).shape == (2, 9)
-    for call in (lambda: model(x, use_cache=True), lambda: model.generate(x, max_new_tokens=3, do_sample=False, use_cache=True)):
-        with pytest.raises(MixerError, match="Still of layer 0 has no streaming form, so there is no cache to use; pass use_cache=False"):
+    for call in (
+        lambda: model(x, use_cache=True),
+        lambda: model.generate(x, max_new_tokens=3, do_sample=False, use_cache=True),
+    ):
+        with pytest.raises(
+            MixerError,
+            match="Still of layer 0 has no streaming form, so there is no cache to use; pass use_cache=False",
+        ):
             call()
 
 
@@ -381,7 +452,11 @@ def test_bad_configs_are_refused(given, words):
 
 
 def test_a_shorter_list_repeats_and_heads_are_filled_in():
-    found = config([{"name": "attention"}, {"name": "hydra"}, {"name": "linear", "heads": 4}], num_hidden_layers=5, num_key_value_heads=1).specs()
+    found = config(
+        [{"name": "attention"}, {"name": "hydra"}, {"name": "linear", "heads": 4}],
+        num_hidden_layers=5,
+        num_key_value_heads=1,
+    ).specs()
     assert [spec["name"] for spec in found] == ["attention", "hydra", "linear", "attention", "hydra"]
     assert found[0] == {"name": "attention", "heads": 2, "kv_heads": 1}
     assert found[1] == {"name": "hydra"}
@@ -396,7 +471,10 @@ def test_a_shorter_list_repeats_and_heads_are_filled_in():
         (lambda: causal("aft", is_causal=False), "is_causal=False"),
         (lambda: causal("aft", hidden_act="gellu"), "hidden_act='gellu'"),
         (lambda: causal("aft", positions="sinusoidal"), "is for images"),
-        (lambda: seq2seq(cross_mixers=[{"name": "external"}]), "external mixes a sequence with itself and cannot be a cross mixer; choose among attention"),
+        (
+            lambda: seq2seq(cross_mixers=[{"name": "external"}]),
+            "external mixes a sequence with itself and cannot be a cross mixer; choose among attention",
+        ),
         (lambda: image_model(norm="post"), "norm='pre'"),
         (lambda: host.TokenMixModel(config("aft", is_encoder_decoder=True)), "build TokenMixForSeq2SeqLM"),
         (lambda: host.register_attention("hydrra"), "choose hydra"),
@@ -438,7 +516,9 @@ def test_what_a_state_cannot_do_is_refused():
         cache.crop(-2)
     with pytest.raises(MixerError, match="holds 2 rows, got 1"):
         model(x[:1], past_key_values=cache)
-    with pytest.raises(MixerError, match="static caches are not supported: they hold keys and values, and a mixer's state needs none"):
+    with pytest.raises(
+        MixerError, match="static caches are not supported: they hold keys and values, and a mixer's state needs none"
+    ):
         model.generate(x, cache_implementation="static", max_new_tokens=3)
     with pytest.raises(MixerError, match="expects an EncoderDecoderCache of two caches"):
         seq2seq()(x, decoder_input_ids=x, past_key_values=transformers.DynamicCache(config=seq2seq().decoder.config))
@@ -447,7 +527,9 @@ def test_what_a_state_cannot_do_is_refused():
 
 
 def test_a_checkpoint_of_another_family_is_refused(tmp_path):
-    transformers.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2).save_pretrained(tmp_path / "bert")
+    transformers.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2).save_pretrained(
+        tmp_path / "bert"
+    )
     with pytest.raises(MixerError, match="holds a model of type 'bert', not 'tokenmix'"):
         host.TokenMixForCausalLM.from_pretrained(tmp_path / "bert")
     (tmp_path / "run").mkdir()
@@ -459,7 +541,10 @@ def test_a_checkpoint_of_another_family_is_refused(tmp_path):
 def test_what_does_not_hold_of_mixers_is_refused_when_loaded(tmp_path):
     model = causal("aft")
     model.save_pretrained(tmp_path)
-    for given, words in (({"attn_implementation": "flex_attention"}, "ours is torch's fused attention"), ({"tp_plan": "auto"}, "no tensor-parallel plan")):
+    for given, words in (
+        ({"attn_implementation": "flex_attention"}, "ours is torch's fused attention"),
+        ({"tp_plan": "auto"}, "no tensor-parallel plan"),
+    ):
         with pytest.raises(MixerError, match=f"TokenMixForCausalLM: .*{words}"):
             transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **given)
     with pytest.raises(MixerError, match="the Auto classes know it"):
@@ -469,15 +554,23 @@ def test_what_does_not_hold_of_mixers_is_refused_when_loaded(tmp_path):
 @pytest.mark.parametrize("held", ["causal", "seq2seq", "image"])
 def test_a_folder_of_another_kind_is_refused(held, tmp_path):
     """transformers reports the weights that are missing, and goes on with random ones."""
-    models = {"causal": (causal, transformers.AutoModelForSeq2SeqLM), "seq2seq": (seq2seq, transformers.AutoModelForImageClassification)}
+    models = {
+        "causal": (causal, transformers.AutoModelForSeq2SeqLM),
+        "seq2seq": (seq2seq, transformers.AutoModelForImageClassification),
+    }
     make_one, auto = models.get(held, (image_model, transformers.AutoModel))
     model = make_one()
     model.save_pretrained(tmp_path)
-    with pytest.raises(MixerError, match=rf"{tmp_path}: holds a {type(model).__name__}, which lacks \d+ of \d+ weights of TokenMix"):
+    with pytest.raises(
+        MixerError, match=rf"{tmp_path}: holds a {type(model).__name__}, which lacks \d+ of \d+ weights of TokenMix"
+    ):
         auto.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize(("found", "words"), [("4.57.1", "needs transformers >= 5.16, found 4.57.1: pip"), (None, "which is not installed: pip")])
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [("4.57.1", "needs transformers >= 5.16, found 4.57.1: pip"), (None, "which is not installed: pip")],
+)
 def test_the_package_is_named_where_it_is_missing_or_old(found, words):
     code = f"""
 from importlib import metadata

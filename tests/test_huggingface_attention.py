@@ -22,7 +22,9 @@ SIZES = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 64, "num_hidd
 
 def llama(mixer: str, **options):
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(**SIZES, num_key_value_heads=2, initializer_range=0.3, eos_token_id=None, pad_token_id=0, **options)
+    config = transformers.LlamaConfig(
+        **SIZES, num_key_value_heads=2, initializer_range=0.3, eos_token_id=None, pad_token_id=0, **options
+    )
     return transformers.LlamaForCausalLM._from_config(config, attn_implementation=f"tokenmix_{mixer}").eval()
 
 
@@ -73,7 +75,9 @@ def test_generation_and_padding(mixer):
     assert torch.equal(written, model.generate(x, use_cache=False, **options))
     assert torch.equal(written, model.generate(x, prefill_chunk_size=4, **options))
     mask = torch.stack([torch.arange(9) >= 4, torch.arange(9) >= 0]).long()
-    places = (mask.cumsum(1) - 1).clamp_min(0)  # what generate() gives; these mixers see absolute positions in rotated queries and keys
+    places = (mask.cumsum(1) - 1).clamp_min(
+        0
+    )  # what generate() gives; these mixers see absolute positions in rotated queries and keys
     logits = model(x * mask, attention_mask=mask, position_ids=places).logits
     for row, n in enumerate((4, 0)):
         torch.testing.assert_close(logits[row, n:], model(x[row : row + 1, n:]).logits[0], rtol=0, atol=2e-5)

@@ -19,8 +19,22 @@ from tokenmix.train import ImageDataConfig, RunConfig, TrainConfig, load_run, tr
 
 import transformers  # isort: skip  (after the adapter, which repairs torchvision)
 
-LM = {"dim": 16, "max_len": 24, "mixers": ({"name": "aft_local", "window": 4, "rank": 2}, {"name": "attention", "heads": 2}), "init_std": 0.3}
-VIT = {"dim": 16, "layers": 2, "image_size": (8, 12), "patch": 4, "channels": 1, "classes": 10, "mixers": ({"name": "aft_full", "rank": 3},), "init_std": 0.3}
+LM = {
+    "dim": 16,
+    "max_len": 24,
+    "mixers": ({"name": "aft_local", "window": 4, "rank": 2}, {"name": "attention", "heads": 2}),
+    "init_std": 0.3,
+}
+VIT = {
+    "dim": 16,
+    "layers": 2,
+    "image_size": (8, 12),
+    "patch": 4,
+    "channels": 1,
+    "classes": 10,
+    "mixers": ({"name": "aft_full", "rank": 3},),
+    "init_std": 0.3,
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +46,9 @@ def text_run(tmp_path_factory) -> Path:
 def image_run(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "vit"
     model = ViTConfig(**{**VIT, "image_size": (8, 8), "patch": 2})
-    loop = TrainConfig(steps=2, batch_size=4, log_every=1, eval_every=2, save_every=2, threads=1, device="cpu", eval_images=20)
+    loop = TrainConfig(
+        steps=2, batch_size=4, log_every=1, eval_every=2, save_every=2, threads=1, device="cpu", eval_images=20
+    )
     train(RunConfig(model, ImageDataConfig(), train=loop), out)
     return out
 
@@ -42,9 +58,21 @@ def image_run(tmp_path_factory) -> Path:
     [
         LMConfig(**LM),
         LMConfig(**{**LM, "tied": True, "norm": "post", "positions": None, "layers": 3, "mlp_ratio": 2.7}),
-        LMConfig(**{**LM, "mixers": ({"name": "hydra"}, {"name": "aft_full", "max_len": 30, "rank": 2}, {"name": "linear"}), "vocab": 50}),
+        LMConfig(
+            **{
+                **LM,
+                "mixers": ({"name": "hydra"}, {"name": "aft_full", "max_len": 30, "rank": 2}, {"name": "linear"}),
+                "vocab": 50,
+            }
+        ),
         ViTConfig(**VIT),
-        ViTConfig(**{**VIT, "mixers": ({"name": "aft_conv", "heads": 4, "kernel_size": 3}, {"name": "attention", "heads": 4}), "pool": "mean"}),
+        ViTConfig(
+            **{
+                **VIT,
+                "mixers": ({"name": "aft_conv", "heads": 4, "kernel_size": 3}, {"name": "attention", "heads": 4}),
+                "pool": "mean",
+            }
+        ),
         ViTConfig(**{**VIT, "positions": "sinusoidal", "registers": 2, "drop_path": 0.2, "norm_eps": 1e-5}),
     ],
 )
@@ -66,14 +94,19 @@ def test_a_run_of_text_becomes_a_folder(text_run, tmp_path, capsys):
     assert cli(["export-hf", str(text_run), str(out)]) == 0
     assert capsys.readouterr().out.split() == [str(out)]
     ours, _ = load_run(text_run)
-    model, tokenizer = transformers.AutoModelForCausalLM.from_pretrained(out), transformers.AutoTokenizer.from_pretrained(out)
+    model, tokenizer = (
+        transformers.AutoModelForCausalLM.from_pretrained(out),
+        transformers.AutoTokenizer.from_pretrained(out),
+    )
     text = "naïve <question>, née Ā\n\x00\U0001f600"
     ids = tokenizer(text, return_tensors="pt").input_ids
     assert ids[0].tolist() == list(text.encode())
     assert tokenizer.decode(ids[0]) == text
     assert torch.equal(model(ids, use_cache=False).logits, ours(ids))
     prompt = torch.tensor([list(b"To be, or")])
-    assert torch.equal(model.generate(prompt, max_new_tokens=20, do_sample=False), ours.generate(prompt, 20, temperature=0))
+    assert torch.equal(
+        model.generate(prompt, max_new_tokens=20, do_sample=False), ours.generate(prompt, 20, temperature=0)
+    )
 
 
 def test_every_byte_is_its_own_token(text_run, tmp_path):
@@ -111,10 +144,15 @@ def test_what_the_card_shows_runs(text_run, tmp_path, monkeypatch, capsys):
 def test_a_run_of_images_becomes_a_folder(image_run, tmp_path):
     out = export_run(image_run, tmp_path / "vit")
     ours, config = load_run(image_run)
-    model, processor = transformers.AutoModelForImageClassification.from_pretrained(out), transformers.AutoImageProcessor.from_pretrained(out)
+    model, processor = (
+        transformers.AutoModelForImageClassification.from_pretrained(out),
+        transformers.AutoImageProcessor.from_pretrained(out),
+    )
     split = open_images("digits").split("test")
     wanted, _ = next(eval_batches(split, batch_size=4, image_size=(8, 8), channels=1))
-    got = processor([split.image(i).numpy() for i in range(4)], return_tensors="pt", input_data_format="channels_first").pixel_values
+    got = processor(
+        [split.image(i).numpy() for i in range(4)], return_tensors="pt", input_data_format="channels_first"
+    ).pixel_values
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
     assert torch.equal(model(got).logits, ours(got))
     card = (out / "README.md").read_text()
@@ -123,7 +161,9 @@ def test_a_run_of_images_becomes_a_folder(image_run, tmp_path):
 
 
 def test_what_cannot_be_exported_is_refused(text_run, tmp_path):
-    density = build_model(ImageDensityConfig(dim=16, size=(8, 8), channels=1, mixers=({"name": "aft_simple"},), layers=1))
+    density = build_model(
+        ImageDensityConfig(dim=16, size=(8, 8), channels=1, mixers=({"name": "aft_simple"},), layers=1)
+    )
     with pytest.raises(MixerError, match="a ImageDensity has no counterpart"):
         to_transformers(density)
     with pytest.raises(MixerError, match="has no head"):

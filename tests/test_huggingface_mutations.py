@@ -20,7 +20,13 @@ LIBRARY = HERE.parent / "src" / "tokenmix"
 def verdicts() -> dict[str, str]:
     """What the checks said, each in a process of its own."""
     paths = [str(HERE), *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "TOKENMIX_NO_KERNELS": "1"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "TOKENMIX_NO_KERNELS": "1",
+    }
     asked = [sys.executable, "-W", "ignore", str(HERE / "huggingface_checks.py"), str(LIBRARY)]
     done = subprocess.run(asked, env=env, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -46,10 +46,26 @@ def test_it_evaluates_without_gathering_states(whole):
 def together(out: Path, library: Path) -> dict[str, torch.Tensor]:
     """The weights after two processes, over gloo, with a library."""
     paths = [str(library.parent), str(HERE), *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "TOKENMIX_NO_KERNELS": "1"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "TOKENMIX_NO_KERNELS": "1",
+    }
     env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # without it a crash of one hangs the other
     script = [str(HERE / "huggingface_trainer.py"), str(out)]
-    asked = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *script]
+    asked = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        *script,
+    ]
     done = subprocess.run(asked, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     return torch.load(out / "weights.pt")
@@ -65,7 +81,9 @@ def test_two_processes_are_one(whole, tmp_path):
 
 def test_a_loss_that_forgets_the_labels_of_others_is_noticed(whole, tmp_path):
     """The planted bug: each process averages over its own labels."""
-    library = Path(shutil.copytree(LIBRARY, tmp_path / "tokenmix", ignore=shutil.ignore_patterns("__pycache__", "*.so")))
+    library = Path(
+        shutil.copytree(LIBRARY, tmp_path / "tokenmix", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    )
     file, old = library / "hosts" / "huggingface" / "modeling.py", "vocab_size=self.config.vocab_size, **loss_options)"
     text = file.read_text()
     assert text.count(old) == 1

@@ -24,7 +24,10 @@ def same(a: torch.Tensor, b: torch.Tensor, tol: float = 1e-12) -> None:
 @pytest.mark.parametrize("feature", FEATURES)
 def test_as_many_heads_as_features_is_hydra(feature, causal):
     q, k, v = qkv(70)
-    same(functional.multihead_linear(q, k, v, heads=8, feature=feature, causal=causal), functional.hydra(q, k, v, feature=feature, causal=causal))
+    same(
+        functional.multihead_linear(q, k, v, heads=8, feature=feature, causal=causal),
+        functional.hydra(q, k, v, feature=feature, causal=causal),
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -44,7 +47,10 @@ def test_blocks_of_the_causal_form_do_not_show(heads, feature, causal):
 def test_sigmoid_and_softmax_are_aft_simple(causal):
     q, k, v = qkv(50)
     mask = torch.rand(2, 50, generator=torch.Generator().manual_seed(1)) < 0.7
-    same(functional.hydra(q, k, v, feature="sigmoid/softmax", causal=causal, key_mask=mask), functional.aft_simple(q, k, v, causal=causal, key_mask=mask))
+    same(
+        functional.hydra(q, k, v, feature="sigmoid/softmax", causal=causal, key_mask=mask),
+        functional.aft_simple(q, k, v, causal=causal, key_mask=mask),
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -54,7 +60,12 @@ def test_polynl_is_the_written_formula_and_hydra_with_the_mean(causal):
     products = (x @ mixer.k_proj.weight.T) * (x @ mixer.v_proj.weight.T)
     mean = products.cumsum(1) / torch.arange(1, 10)[:, None] if causal else products.mean(1, keepdim=True)
     same(mixer(x), (x * mean) @ mixer.out_proj.weight.T)
-    same(mixer(x), mixer.out_proj(functional.hydra(x, mixer.k_proj(x), mixer.v_proj(x), feature="identity", normalise=True, causal=causal)))
+    same(
+        mixer(x),
+        mixer.out_proj(
+            functional.hydra(x, mixer.k_proj(x), mixer.v_proj(x), feature="identity", normalise=True, causal=causal)
+        ),
+    )
 
 
 def test_one_head_is_the_product_of_matrices():
@@ -67,7 +78,11 @@ def test_cosine_norm_is_that_of_the_whole_token():
     """A norm per head of one feature would leave only signs; the paper's listing takes the norm over all features."""
     q, k, v = qkv(5)
     scaled = [a * torch.tensor([3.0, 1, 1, 1, 1, 1, 1, 1], dtype=torch.float64) for a in (q, k)]
-    want = scaled[0] / scaled[0].norm(dim=-1, keepdim=True) * (scaled[1] / scaled[1].norm(dim=-1, keepdim=True) * v).sum(1, keepdim=True)
+    want = (
+        scaled[0]
+        / scaled[0].norm(dim=-1, keepdim=True)
+        * (scaled[1] / scaled[1].norm(dim=-1, keepdim=True) * v).sum(1, keepdim=True)
+    )
     same(functional.hydra(*scaled, v), want, 1e-6)
     assert not torch.allclose(functional.hydra(*scaled, v), functional.hydra(q, k, v), rtol=1e-3)
 
@@ -130,7 +145,10 @@ def test_half_precision_sums_do_not_stall():
         assert float(y[0, -1, 0]) == 4096.0
 
 
-@pytest.mark.parametrize(("name", "options", "numbers"), [("hydra", {}, 32), ("hydra", {"feature": "sigmoid/softmax"}, 96), ("polynl", {}, 32)])
+@pytest.mark.parametrize(
+    ("name", "options", "numbers"),
+    [("hydra", {}, 32), ("hydra", {"feature": "sigmoid/softmax"}, 96), ("polynl", {}, 32)],
+)
 def test_state_is_a_vector_and_merges(name, options, numbers):
     mixer = build_mixer(name, 32, causal=True, **options)
     x = torch.randn(1, 40, 32)
@@ -143,7 +161,11 @@ def test_state_is_a_vector_and_merges(name, options, numbers):
 
 def test_features_that_make_no_sense_are_refused():
     for name in ("hydra", "multihead_linear"):
-        for wrong in ({"feature": "cos"}, {"feature": "elu/elu/elu"}, {"feature": "sigmoid/softmax", "normalise": True}):
+        for wrong in (
+            {"feature": "cos"},
+            {"feature": "elu/elu/elu"},
+            {"feature": "sigmoid/softmax", "normalise": True},
+        ):
             with pytest.raises(MixerError, match="feature"):
                 build_mixer(name, 8, **wrong)
     with pytest.raises(MixerError, match="heads=3"):

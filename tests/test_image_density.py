@@ -34,7 +34,11 @@ def drawn(name: str = "aft_local", **options) -> ImageDensity:
     """A small model as its constructor leaves it, with a large init_std."""
     torch.manual_seed(0)
     mixers = options.pop("mixers", PAPER[name])
-    return ImageDensity(ImageDensityConfig(**{"dim": 16, "size": SIZE, "mixers": mixers, "layers": 2, "values": 20, "init_std": 0.3, **options})).eval()
+    return ImageDensity(
+        ImageDensityConfig(
+            **{"dim": 16, "size": SIZE, "mixers": mixers, "layers": 2, "values": 20, "init_std": 0.3, **options}
+        )
+    ).eval()
 
 
 def make(name: str = "aft_local", **options) -> ImageDensity:
@@ -252,7 +256,9 @@ def test_the_paper_s_rows_have_their_sizes(dim, layers, spec, total):
     block = 4 * dim * (dim + 1) + 8 * dim * dim + 5 * dim + 4 * dim + bias
     assert count(dim, layers, spec) == total == layers * block + 2 * 256 * dim + 3072 * dim + 2 * dim
     if bias and dim == 256:
-        assert (bias + 4 * dim * dim) // 10**5 == (96 if spec["rank"] is None else 6), "Table 3 prints 9.6M and 0.6M per layer, cut not rounded"
+        assert (bias + 4 * dim * dim) // 10**5 == (96 if spec["rank"] is None else 6), (
+            "Table 3 prints 9.6M and 0.6M per layer, cut not rounded"
+        )
 
 
 def test_a_raster_s_width_is_filled_in():
@@ -277,7 +283,9 @@ def test_a_meta_build_reset_under_a_seed_is_a_direct_build(options):
 
 
 def test_config_goes_to_json_and_back():
-    config = ImageDensityConfig(dim=8, size=(4, 6), mixers=(LOCAL, ATTENTION), layers=3, channels=1, values=16, dropout=0.1)
+    config = ImageDensityConfig(
+        dim=8, size=(4, 6), mixers=(LOCAL, ATTENTION), layers=3, channels=1, values=16, dropout=0.1
+    )
     data = json.loads(json.dumps(config.to_json()))
     assert data["kind"] == "image_density"
     assert data["size"] == [4, 6]

@@ -57,7 +57,10 @@ def test_sixteen_bits_are_scaled_not_clipped(tmp_path):
     assert tensor_of(file, 1).tolist() == [[[0, 1, 255], [0, 1, 128]]]
     wide = save(tmp_path / "b.tif", values.astype(np.int32))
     assert tensor_of(wide, 1).tolist() == [[[0, 1, 255], [0, 1, 128]]]
-    for name, pixels, words in (("c", values.astype(np.int32) * 2, "values from 0 to 131070"), ("d", values.astype(np.float32), "floating-point")):
+    for name, pixels, words in (
+        ("c", values.astype(np.int32) * 2, "values from 0 to 131070"),
+        ("d", values.astype(np.float32), "floating-point"),
+    ):
         with pytest.raises(MixerError, match=f"{name}.tif has {words}"):
             tensor_of(save(tmp_path / f"{name}.tif", pixels))
 
@@ -106,7 +109,13 @@ def spoil(root: Path, how: str) -> str:
 
 @pytest.mark.parametrize("sizes", ["one size", "different sizes"])
 @pytest.mark.parametrize(
-    ("how", "words"), [("not an image", "not an"), ("truncated", "damaged or truncated"), ("empty", "not an"), ("link", "cannot be opened")]
+    ("how", "words"),
+    [
+        ("not an image", "not an"),
+        ("truncated", "damaged or truncated"),
+        ("empty", "not an"),
+        ("link", "cannot be opened"),
+    ],
 )
 def test_bad_files_are_refused_or_left_out(tmp_path, how, words, sizes):
     root = folder(tmp_path / "pets", each=5, suffix="jpg", size=lambda i: (16, 16 if sizes == "one size" else 16 + i))
@@ -114,7 +123,9 @@ def test_bad_files_are_refused_or_left_out(tmp_path, how, words, sizes):
     with pytest.raises(MixerError, match=f"{bad} .*{words}.*skip_bad_files") as caught:
         open_images(str(root))
     assert "\n" not in str(caught.value)
-    with pytest.warns(UserWarning, match="1 of 10 files of pets cannot be read and are left out; the first is dog/2.jpg") as warned:
+    with pytest.warns(
+        UserWarning, match="1 of 10 files of pets cannot be read and are left out; the first is dog/2.jpg"
+    ) as warned:
         data = open_images(str(root), skip_bad_files=True)
     assert len(warned) == 1
     assert data.skipped == ("dog/2.jpg",)
@@ -169,7 +180,11 @@ def test_a_file_that_is_no_set(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(MixerError, match="notes.txt is not a set of images; give a folder"):
         open_images(str(tmp_path / "notes.txt"))
-    for name, words in {"a.tar.gz": "not a readable tar", "b.zip": "not a readable zip", "c.npz": "not a readable .npz"}.items():
+    for name, words in {
+        "a.tar.gz": "not a readable tar",
+        "b.zip": "not a readable zip",
+        "c.npz": "not a readable .npz",
+    }.items():
         (tmp_path / name).write_bytes(b"PK nothing")
         with pytest.raises(MixerError, match=f"{name} is {words}"):
             open_images(str(tmp_path / name))
@@ -193,7 +208,13 @@ def test_a_file_that_is_no_set(tmp_path):
     ],
 )
 def test_arrays_of_the_wrong_kind(tmp_path, change, words):
-    arrays = {"x_train": noise(10, 4, 4), "y_train": np.arange(10) % 3, "x_test": noise(4, 4, 4), "y_test": np.arange(4) % 3, **change}
+    arrays = {
+        "x_train": noise(10, 4, 4),
+        "y_train": np.arange(10) % 3,
+        "x_test": noise(4, 4, 4),
+        "y_test": np.arange(4) % 3,
+        **change,
+    }
     np.savez(tmp_path / "a.npz", **{k: v for k, v in arrays.items() if v is not None})
     with pytest.raises(MixerError, match=words):
         open_images(str(tmp_path / "a.npz"))
@@ -215,7 +236,11 @@ def test_broken_cifar_and_idx_files(tmp_path):
     idx(tmp_path / "m", packed=False)
     labels = tmp_path / "m" / "train-labels-idx1-ubyte"
     raw = labels.read_bytes()
-    cases = {"announces 9 bytes but has 7": raw[:-2], "not an idx file of bytes": b"\0\0\x0d" + raw[3:], "label 77 of image 0": raw[:8] + bytes([77] * 9)}
+    cases = {
+        "announces 9 bytes but has 7": raw[:-2],
+        "not an idx file of bytes": b"\0\0\x0d" + raw[3:],
+        "label 77 of image 0": raw[:8] + bytes([77] * 9),
+    }
     for words, spoiled in cases.items():
         labels.write_bytes(spoiled)
         with pytest.raises(MixerError, match=words):
@@ -284,14 +309,21 @@ def huge_png(file: Path, side: int) -> Path:
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
-    file.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">2I5B", side, side, 8, 2, 0, 0, 0)) + chunk(b"IDAT", zlib.compress(b"")))
+    file.write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", struct.pack(">2I5B", side, side, 8, 2, 0, 0, 0))
+        + chunk(b"IDAT", zlib.compress(b""))
+    )
     return file
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_pictures_of_too_many_pixels_are_refused_by_their_headers(tmp_path):
     for side, words in ((13_000, "13000 x 13000 pixels"), (20_000, "too many pixels")):
-        with pytest.raises(MixerError, match=f"a.png has {words}, but only 89478485 are allowed; .* raise max_pixels .--data.max_pixels"):
+        with pytest.raises(
+            MixerError,
+            match=f"a.png has {words}, but only 89478485 are allowed; .* raise max_pixels .--data.max_pixels",
+        ):
             read_image(huge_png(tmp_path / "a.png", side), 3)
     root = folder(tmp_path / "pets")
     with pytest.raises(MixerError, match=r"6 x 7 pixels|7 x 6 pixels"):
@@ -310,7 +342,13 @@ def archive(file: Path, size: int) -> Path:
             member.size = size
             tar.addfile(member, io.BytesIO(zeros))
     elif kind == "npz":
-        np.savez_compressed(file, x_train=noise(4, 4, 4), y_train=np.arange(4) % 2, x_test=np.zeros((2, size // 2, 1), np.uint8), y_test=np.arange(2))
+        np.savez_compressed(
+            file,
+            x_train=noise(4, 4, 4),
+            y_train=np.arange(4) % 2,
+            x_test=np.zeros((2, size // 2, 1), np.uint8),
+            y_test=np.arange(2),
+        )
     elif kind == "zip":
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as z:
             z.writestr("cat/a.png", zeros)
@@ -328,7 +366,10 @@ def archive(file: Path, size: int) -> Path:
 @pytest.mark.parametrize("kind", ["tar.gz", "npz", "zip", "idx"])
 def test_archives_that_unpack_to_too_much_are_refused(tmp_path, kind):
     file = archive(tmp_path / f"a.{kind}", 1 << 20)
-    with pytest.raises(MixerError, match=r"unpacks to \d+ or more, but only 1000000 are allowed; if you trust it, raise max_unpacked .--data.max_unpacked"):
+    with pytest.raises(
+        MixerError,
+        match=r"unpacks to \d+ or more, but only 1000000 are allowed; if you trust it, raise max_unpacked .--data.max_unpacked",
+    ):
         open_images(str(file), bounds=Bounds(max_unpacked=1_000_000))
 
 
@@ -366,7 +407,9 @@ def test_a_link_that_goes_round_is_refused(tmp_path):
     (tmp_path / "set").mkdir()
     for part in ("train", "val", "test"):
         (tmp_path / "set" / part).symlink_to(root)
-    assert open_images(str(tmp_path / "set")).describe()["images"] == [10, 10, 10], "links that do not go round are followed"
+    assert open_images(str(tmp_path / "set")).describe()["images"] == [10, 10, 10], (
+        "links that do not go round are followed"
+    )
 
 
 @pytest.mark.parametrize("sizes", ["one size", "different sizes"])
@@ -387,7 +430,10 @@ def test_archives_with_one_damaged_byte_are_read_or_refused_in_one_line(tmp_path
     with zipfile.ZipFile(tmp_path / "whole.zip", "w", zipfile.ZIP_DEFLATED) as z:
         z.writestr("a/0.txt", b"to be or not to be")
     refused: list[str] = []
-    for kind, read in ((".npz", lambda f: image_archives.read_npz(f, Bounds())), (".zip", lambda f: (image_files.zip_tree(f, Bounds()), open_corpus(str(f))))):
+    for kind, read in (
+        (".npz", lambda f: image_archives.read_npz(f, Bounds())),
+        (".zip", lambda f: (image_files.zip_tree(f, Bounds()), open_corpus(str(f)))),
+    ):
         raw = (tmp_path / f"whole{kind}").read_bytes()
         for at in range(0, len(raw), 3):
             file = tmp_path / f"{at}{kind}"

@@ -14,7 +14,10 @@ def seen(mixer, T: int, **given) -> list[set[int]]:
     """For each output the tokens that have a gradient from it."""
     x = torch.randn(1, T, mixer.dim, dtype=torch.float64, requires_grad=True)
     y = mixer(x, **given)
-    return [set(torch.autograd.grad(y[0, t].sum(), x, retain_graph=True)[0][0].abs().sum(-1).nonzero()[:, 0].tolist()) for t in range(T)]
+    return [
+        set(torch.autograd.grad(y[0, t].sum(), x, retain_graph=True)[0][0].abs().sum(-1).nonzero()[:, 0].tolist())
+        for t in range(T)
+    ]
 
 
 def built(**options):
@@ -50,7 +53,10 @@ def test_prefix_tokens_see_all_and_are_seen_by_all():
 def test_one_block_is_attention():
     x = torch.randn(2, 9, 8, dtype=torch.float64)
     for causal in (False, True):
-        mixer, plain = built(block=9, memory=0, causal=causal), build_mixer("attention", 8, heads=2, causal=causal).double()
+        mixer, plain = (
+            built(block=9, memory=0, causal=causal),
+            build_mixer("attention", 8, heads=2, causal=causal).double(),
+        )
         plain.load_state_dict(mixer.state_dict())
         torch.testing.assert_close(mixer(x), plain(x), rtol=1e-12, atol=1e-12)
 

@@ -44,10 +44,20 @@ def test_deit_s_training_as_printed():
     assert optim.warmup == 5 * (IMAGENET_IMAGES // 1024)
     assert optim.lr * optim.min_lr_ratio == pytest.approx(1e-5)
     augment = data.augment
-    assert (augment.mixup, augment.cutmix, augment.erasing, augment.repeats, augment.randaugment) == (0.8, 1.0, 0.25, 3, "rand-m9-mstd0.5-inc1")
+    assert (augment.mixup, augment.cutmix, augment.erasing, augment.repeats, augment.randaugment) == (
+        0.8,
+        1.0,
+        0.25,
+        3,
+        "rand-m9-mstd0.5-inc1",
+    )
     assert (data.smoothing, config.model.drop_path) == (0.1, 0.1)
     tuned = RECIPES["aft_imagenet"].config("table8/aft_conv_finetuned", "paper")
-    assert (tuned.train.batch_size, tuned.train.steps, tuned.model.image_size) == (64, 100 * (IMAGENET_IMAGES // 64), (384, 384))
+    assert (tuned.train.batch_size, tuned.train.steps, tuned.model.image_size) == (
+        64,
+        100 * (IMAGENET_IMAGES // 64),
+        (384, 384),
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,13 +75,23 @@ def test_density_at_the_paper_s_size(row, millions):
     assert round(count(config) / 1e6, 2) == millions
     assert config.model.max_len == 3072
     assert (config.data.augment.flip, config.data.augment.shift, config.model.dropout) == (0.5, 10, 0.1)
-    assert (config.optim.lr, config.optim.weight_decay, config.optim.schedule, config.train.batch_size) == (3e-3, 0.1, "vaswani", 128)
+    assert (config.optim.lr, config.optim.weight_decay, config.optim.schedule, config.train.batch_size) == (
+        3e-3,
+        0.1,
+        "vaswani",
+        128,
+    )
     assert config.train.steps == 200 * 50_000 // 128
 
 
 def test_printed_numbers_are_those_of_the_tables():
     imagenet, density = RECIPES["aft_imagenet"].rows, RECIPES["aft_cifar10_density"].rows
-    assert imagenet["table7/aft_conv_small_k15_h384"].printed == {"top1": 81.0, "parameters_m": 23.0, "images_per_s": 936, "gb": 3.2}
+    assert imagenet["table7/aft_conv_small_k15_h384"].printed == {
+        "top1": 81.0,
+        "parameters_m": 23.0,
+        "images_per_s": 936,
+        "gb": 3.2,
+    }
     assert imagenet["table8/aft_conv_finetuned"].printed["top1"] == 83.4
     assert density["table2/aft_local_256_24x256"].printed["test"] == density["table3/factors"].printed["test"] == 2.74
     assert len([r for r in imagenet if r.startswith("table7/")]) == 11
@@ -83,7 +103,12 @@ def test_printed_numbers_are_those_of_the_tables():
 def test_a_pattern_over_layers_is_kept_from_the_back():
     names = [s["name"][0] for s in RECIPES["hydra_imagenet"].config("fig4/every_6", "smoke").model.specs()]
     assert names[-1] == "h"
-    assert [s["name"][0] for s in RECIPES["hydra_imagenet"].config("fig4/last_6", "smoke").model.specs()] == ["a", "a", "h", "h"]
+    assert [s["name"][0] for s in RECIPES["hydra_imagenet"].config("fig4/last_6", "smoke").model.specs()] == [
+        "a",
+        "a",
+        "h",
+        "h",
+    ]
 
 
 @pytest.mark.parametrize(

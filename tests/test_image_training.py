@@ -15,7 +15,19 @@ from tokenmix.data import Augment
 from tokenmix.models import ImageDensityConfig, ViTConfig, build_model
 from tokenmix.report import read_run, write_report
 from tokenmix.report.checks import check_page
-from tokenmix.train import ImageDataConfig, OptimConfig, RunConfig, TrainConfig, draw_run, evaluate_run, load_run, match_data, resume, sample_run, train
+from tokenmix.train import (
+    ImageDataConfig,
+    OptimConfig,
+    RunConfig,
+    TrainConfig,
+    draw_run,
+    evaluate_run,
+    load_run,
+    match_data,
+    resume,
+    sample_run,
+    train,
+)
 from tokenmix.train.optim import Average, build_optimizer, parameter_groups
 from tokenmix.train.rundir import RunDir
 
@@ -24,18 +36,45 @@ AUGMENT = Augment(crop="pad", pad=1, flip=0.5, erasing=0.5, mixup=0.8, cutmix=1.
 
 
 def vit(**options) -> ViTConfig:
-    given = {"dim": 16, "layers": 2, "image_size": (8, 8), "patch": 2, "channels": 1, "classes": 10, "pool": "mean", "positions": None, "drop_path": 0.2}
+    given = {
+        "dim": 16,
+        "layers": 2,
+        "image_size": (8, 8),
+        "patch": 2,
+        "channels": 1,
+        "classes": 10,
+        "pool": "mean",
+        "positions": None,
+        "drop_path": 0.2,
+    }
     return ViTConfig(**{"mixers": (CONV,), **given, **options})
 
 
 def config(model=None, *, data=None, optim=None, **loop) -> RunConfig:
     data = ImageDataConfig(augment=AUGMENT, smoothing=0.1) if data is None else data
-    given = {"steps": 8, "batch_size": 8, "log_every": 2, "eval_every": 4, "save_every": 2, "keep": 9, "threads": 1, "device": "cpu", "eval_images": 40}
-    return RunConfig(vit() if model is None else model, data, optim or OptimConfig(lr=3e-3, warmup=2), TrainConfig(**{**given, **loop}))
+    given = {
+        "steps": 8,
+        "batch_size": 8,
+        "log_every": 2,
+        "eval_every": 4,
+        "save_every": 2,
+        "keep": 9,
+        "threads": 1,
+        "device": "cpu",
+        "eval_images": 40,
+    }
+    return RunConfig(
+        vit() if model is None else model,
+        data,
+        optim or OptimConfig(lr=3e-3, warmup=2),
+        TrainConfig(**{**given, **loop}),
+    )
 
 
 def density(**loop) -> RunConfig:
-    model = ImageDensityConfig(dim=16, size=(8, 8), channels=1, mixers=({"name": "aft_local", "window": 4, "rank": 2},), layers=1)
+    model = ImageDensityConfig(
+        dim=16, size=(8, 8), channels=1, mixers=({"name": "aft_local", "window": 4, "rank": 2},), layers=1
+    )
     return config(model, data=ImageDataConfig(augment=Augment(shift=2)), **loop)
 
 
@@ -50,7 +89,17 @@ def test_classification_writes_a_run(tmp_path):
     assert summary["best_top1"] >= summary["valid_top1"]
     trained, scored = lines(tmp_path / "run", "train"), lines(tmp_path / "run", "eval")
     assert set(trained[0]) == {"kind", "step", "loss", "lr", "images", "images_per_s", "seconds", "peak_mib"}
-    assert set(scored[0]) == {"kind", "split", "step", "top1", "top5", "cross_entropy", "images", "image_size", "seconds"}
+    assert set(scored[0]) == {
+        "kind",
+        "split",
+        "step",
+        "top1",
+        "top5",
+        "cross_entropy",
+        "images",
+        "image_size",
+        "seconds",
+    }
     assert scored[0]["images"] == 40
     env = json.loads((tmp_path / "run" / "env.json").read_text())
     assert env["images"]["name"] == "digits"
@@ -65,7 +114,10 @@ def test_a_stopped_run_goes_on_to_the_same_bits(make, tmp_path):
     train(replace(make(steps=4), optim=optim), tmp_path / "parts")
     resume(tmp_path / "parts", changes={"train.steps": 8})
     timing = ("seconds", "images_per_s", "peak_mib")
-    kept = [[{k: v for k, v in x.items() if k not in timing} for x in RunDir(tmp_path / name).read_metrics()] for name in ("whole", "parts")]
+    kept = [
+        [{k: v for k, v in x.items() if k not in timing} for x in RunDir(tmp_path / name).read_metrics()]
+        for name in ("whole", "parts")
+    ]
     assert kept[0] == kept[1]
     whole, parts = (load_run(tmp_path / name)[0].state_dict() for name in ("whole", "parts"))
     assert all(torch.equal(whole[k], parts[k]) for k in whole)
@@ -85,7 +137,9 @@ def test_density_is_scored_in_bits_per_dimension(tmp_path):
     score = evaluate_run(tmp_path / "run", max_images=5, record=False)
     from tokenmix.data import open_images, pixel_batches
 
-    tokens = next(iter(pixel_batches(open_images("digits").split("test"), batch_size=5, size=(8, 8), channels=1, limit=5)))
+    tokens = next(
+        iter(pixel_batches(open_images("digits").split("test"), batch_size=5, size=(8, 8), channels=1, limit=5))
+    )
     with torch.no_grad():
         logits = model(tokens).double().log_softmax(-1)
     by_hand = -logits.gather(-1, tokens[..., None]).mean() / math.log(2)
@@ -162,8 +216,14 @@ def test_rates_fall_towards_the_input():
     assert len(build_optimizer(model, OptimConfig()).param_groups) == 2
     groups = parameter_groups(model, 0.1, 0.5, mixer_lr=3.0)
     scale = {names[id(p)]: g["scale"] for g in groups for p in g["params"]}
-    assert (scale["blocks.1.mixer.raw"], scale["blocks.1.mixer.q_proj.weight"], scale["blocks.0.mixer.raw"]) == (1.5, 0.5, 0.75)
-    assert {n for n, s in scale.items() if s in (1.5, 0.75)} == {n for n in scale if n.split(".")[-1] in ("raw", "gamma", "beta")}
+    assert (scale["blocks.1.mixer.raw"], scale["blocks.1.mixer.q_proj.weight"], scale["blocks.0.mixer.raw"]) == (
+        1.5,
+        0.5,
+        0.75,
+    )
+    assert {n for n, s in scale.items() if s in (1.5, 0.75)} == {
+        n for n in scale if n.split(".")[-1] in ("raw", "gamma", "beta")
+    }
     assert len(build_optimizer(model, OptimConfig(mixer_lr=2.0)).param_groups) == 3
 
 
@@ -183,7 +243,15 @@ def test_a_teacher_and_a_penalty_add_their_losses(tmp_path):
     softmax = vit(mixers=({"name": "attention", "heads": 2},), positions="learned")
     train(config(softmax, steps=4), tmp_path / "teacher")
     student = replace(softmax, mixers=({"name": "hydra"},))
-    run = config(student, steps=30, log_every=10, teacher=str(tmp_path / "teacher"), init=str(tmp_path / "teacher"), distill=100.0, eval_every=30)
+    run = config(
+        student,
+        steps=30,
+        log_every=10,
+        teacher=str(tmp_path / "teacher"),
+        init=str(tmp_path / "teacher"),
+        distill=100.0,
+        eval_every=30,
+    )
     train(replace(run, optim=OptimConfig(lr=1e-2, warmup=2)), tmp_path / "student")
     seen = [x["aux"]["distill"] for x in lines(tmp_path / "student", "train")]
     assert seen[-1] < seen[0]
@@ -242,7 +310,18 @@ def test_a_model_follows_its_images(tmp_path):
 
 
 def test_the_command_line_on_images(tmp_path, capsys):
-    few = ["--train.steps", "2", "--train.batch_size", "4", "--train.eval_images", "20", "--train.threads", "1", "--model.layers", "1"]
+    few = [
+        "--train.steps",
+        "2",
+        "--train.batch_size",
+        "4",
+        "--train.eval_images",
+        "20",
+        "--train.threads",
+        "1",
+        "--model.layers",
+        "1",
+    ]
     for recipe, name in (("aft_cifar10_classify", "c"), ("aft_cifar10_density", "d")):
         assert cli.main(["train", recipe, "--out", str(tmp_path / name), *few]) == 0
     printed = capsys.readouterr().out
@@ -250,7 +329,9 @@ def test_the_command_line_on_images(tmp_path, capsys):
     assert "bits/dim on valid" in printed
     assert cli.main(["eval", str(tmp_path / "c"), "--max-images", "10", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["images"] == 10
-    assert cli.main(["sample", str(tmp_path / "d"), "--images", "2", "--complete", "--out", str(tmp_path / "x.png")]) == 0
+    assert (
+        cli.main(["sample", str(tmp_path / "d"), "--images", "2", "--complete", "--out", str(tmp_path / "x.png")]) == 0
+    )
     assert (tmp_path / "x.png").stat().st_size > 50
     assert cli.main(["eval", str(tmp_path / "d"), "--split", "all"]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1

@@ -29,7 +29,9 @@ def own_cache(tmp_path, monkeypatch) -> Path:
 
 def content(data, *splits: str) -> list[tuple[int, bytes]]:
     """Label and bytes of every image of some splits, sorted."""
-    return sorted((int(y), bytes(s.image(i).flatten().tolist())) for s in map(data.split, splits) for i, y in enumerate(s.labels))
+    return sorted(
+        (int(y), bytes(s.image(i).flatten().tolist())) for s in map(data.split, splits) for i, y in enumerate(s.labels)
+    )
 
 
 # --- sets that come as arrays
@@ -43,7 +45,10 @@ def test_the_digits_are_there_without_download(own_cache):
     from sklearn.datasets import load_digits
 
     theirs = load_digits()
-    expected = sorted((int(y), bytes((x * 255 / 16).round().astype(np.uint8).ravel())) for x, y in zip(theirs.images, theirs.target, strict=True))
+    expected = sorted(
+        (int(y), bytes((x * 255 / 16).round().astype(np.uint8).ravel()))
+        for x, y in zip(theirs.images, theirs.target, strict=True)
+    )
     assert content(data, "train", "valid", "test") == expected
     again = open_images("digits")
     assert again.fingerprint == data.fingerprint
@@ -63,7 +68,9 @@ def test_cifar10_in_every_official_form(tmp_path, form, packed):
     found = open_images("cifar10", path=str(path), valid=0.5)
     assert found.classes[:3] == ("airplane", "car", "bird")
     assert [len(found.split(s)) for s in ("train", "valid", "test")] == [10, 10, 4]
-    assert content(found, "train", "valid") == sorted((y, x.tobytes()) for x, y in zip(data[:20], labels[:20], strict=True))
+    assert content(found, "train", "valid") == sorted(
+        (y, x.tobytes()) for x, y in zip(data[:20], labels[:20], strict=True)
+    )
     assert torch.equal(found.split("test").pixels, torch.from_numpy(data[20:]).view(4, 3, 32, 32))
     assert found.split("test").labels.tolist() == labels[20:]
     assert open_images(str(path), valid=0.5).fingerprint == found.fingerprint
@@ -74,7 +81,9 @@ def test_cifar100_has_fine_labels(tmp_path, form):
     for part, n in (("train", 6), ("test", 3)):
         x, fine, coarse = noise(n, 3072, seed=n), list(range(90, 90 + n)), [3] * n
         if form == "binary":
-            (tmp_path / f"{part}.bin").write_bytes(np.concatenate([np.array([coarse, fine], np.uint8).T, x], 1).tobytes())
+            (tmp_path / f"{part}.bin").write_bytes(
+                np.concatenate([np.array([coarse, fine], np.uint8).T, x], 1).tobytes()
+            )
         else:
             (tmp_path / part).write_bytes(pickle.dumps({"data": x, "fine_labels": fine, "coarse_labels": coarse}))
     data = open_images("cifar100", path=str(tmp_path), valid=0)
@@ -89,7 +98,12 @@ def test_a_pickle_of_python_2(tmp_path):
     raw, labels = noise(2, 3072).tobytes(), "](K\x01K\x08e"
     head = "\x80\x02}(U\x04datacnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01K\x02M\x00\x0c\x86"
     dtype = "cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T"
-    stream = (head + dtype).encode("latin1") + struct.pack("<i", len(raw)) + raw + ("tbU\x06labels" + labels + "u.").encode("latin1")
+    stream = (
+        (head + dtype).encode("latin1")
+        + struct.pack("<i", len(raw))
+        + raw
+        + ("tbU\x06labels" + labels + "u.").encode("latin1")
+    )
     for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
         (tmp_path / name).write_bytes(stream)
     with warnings.catch_warnings():
@@ -151,10 +165,14 @@ def test_a_folder_of_classes_is_divided_by_names(tmp_path):
     data = open_images(str(root))
     assert (data.classes, data.channels, data.describe()["images"]) == (("cat", "dog"), 3, [32, 4, 4])
     assert data.split("train").size == (6, 7)
-    everything = sorted((c, noise(6, 7, 3, seed=100 * c + i).transpose(2, 0, 1).tobytes()) for c in (0, 1) for i in range(20))
+    everything = sorted(
+        (c, noise(6, 7, 3, seed=100 * c + i).transpose(2, 0, 1).tobytes()) for c in (0, 1) for i in range(20)
+    )
     assert content(data, "train", "valid", "test") == everything
     moved = root.rename(tmp_path / "elsewhere")
-    assert open_images(str(moved)).fingerprint == data.fingerprint, "the split belongs to the names, not to where they lie"
+    assert open_images(str(moved)).fingerprint == data.fingerprint, (
+        "the split belongs to the names, not to where they lie"
+    )
 
 
 def test_different_sizes_stay_files(tmp_path):
@@ -217,7 +235,10 @@ def test_a_folder_of_images_in_a_zip(tmp_path):
 def test_what_is_held_out_is_fixed_and_even(tmp_path):
     y = np.repeat(np.arange(4), [40, 40, 16, 4])
     np.savez(tmp_path / "a.npz", x_train=noise(100, 4, 4), y_train=y, x_test=noise(4, 4, 4), y_test=np.arange(4))
-    held = {v: open_images(str(tmp_path / "a.npz"), valid=v).split("valid").labels.bincount(minlength=4).tolist() for v in (None, 0.25, 30, 1)}
+    held = {
+        v: open_images(str(tmp_path / "a.npz"), valid=v).split("valid").labels.bincount(minlength=4).tolist()
+        for v in (None, 0.25, 30, 1)
+    }
     assert sum(held[None]) == 10
     assert min(held[None]) >= 1
     assert held[0.25] == [10, 10, 4, 1]
@@ -231,7 +252,14 @@ def test_what_is_held_out_is_fixed_and_even(tmp_path):
 
 def test_the_fingerprint_knows_pixels_labels_and_classes(tmp_path):
     def fingerprint(name: str, **change) -> str:
-        arrays = {"x_train": noise(4, 4, 4), "y_train": [0, 1, 0, 1], "x_test": noise(2, 4, 4), "y_test": [0, 1], "classes": ["a", "b"], **change}
+        arrays = {
+            "x_train": noise(4, 4, 4),
+            "y_train": [0, 1, 0, 1],
+            "x_test": noise(2, 4, 4),
+            "y_test": [0, 1],
+            "classes": ["a", "b"],
+            **change,
+        }
         np.savez(tmp_path / f"{name}.npz", **arrays)
         return open_images(str(tmp_path / f"{name}.npz"), valid=0).fingerprint
 
@@ -242,9 +270,18 @@ def test_the_fingerprint_knows_pixels_labels_and_classes(tmp_path):
     assert fingerprint("copy") == fingerprint("s0")
 
 
-@pytest.mark.parametrize(("valid", "words"), [(-0.1, "fraction in"), (2.5, "integer number"), (99, "would not leave one"), (float("nan"), "fraction in")])
+@pytest.mark.parametrize(
+    ("valid", "words"),
+    [(-0.1, "fraction in"), (2.5, "integer number"), (99, "would not leave one"), (float("nan"), "fraction in")],
+)
 def test_a_validation_share_that_makes_no_sense(tmp_path, valid, words):
-    np.savez(tmp_path / "a.npz", x_train=noise(20, 4, 4), y_train=np.arange(20) % 2, x_test=noise(4, 4, 4), y_test=np.arange(4) % 2)
+    np.savez(
+        tmp_path / "a.npz",
+        x_train=noise(20, 4, 4),
+        y_train=np.arange(20) % 2,
+        x_test=noise(4, 4, 4),
+        y_test=np.arange(4) % 2,
+    )
     with pytest.raises(MixerError, match=words):
         open_images(str(tmp_path / "a.npz"), valid=valid)
 
@@ -329,7 +366,9 @@ def test_a_download_is_checked_and_kept(tmp_path, monkeypatch, own_cache):
     files = [tmp_path / "there" / o.name for o in OFFICIAL["mnist"]]
     right = [Official(f.as_uri(), f.stat().st_size, hashlib.md5(f.read_bytes()).hexdigest()) for f in files]
     wrong = [*right[:3], Official(right[3].url, right[3].size, "0" * 32)]
-    with pytest.raises(MixerError, match=r"mnist is not in the cache .*train-images-idx3-ubyte.gz\); give a local copy"):
+    with pytest.raises(
+        MixerError, match=r"mnist is not in the cache .*train-images-idx3-ubyte.gz\); give a local copy"
+    ):
         open_images("mnist", download=False)
     monkeypatch.setitem(OFFICIAL, "mnist", wrong)
     with pytest.raises(MixerError, match="t10k-labels-idx1-ubyte.gz gave .* bytes with md5 .* expected"):

@@ -8,7 +8,19 @@ import torch
 from cases import CASES, FIRST, GRIDS, forms
 from tokenmix import build_mixer
 
-CAUSAL = ("attention", "aft_simple", "hydra", "external", "synthesizer_dense", "linear", "local", "lightconv", "reformer", "transformer_xl", "axial")
+CAUSAL = (
+    "attention",
+    "aft_simple",
+    "hydra",
+    "external",
+    "synthesizer_dense",
+    "linear",
+    "local",
+    "lightconv",
+    "reformer",
+    "transformer_xl",
+    "axial",
+)
 QUICK = [*((case, True) for case in CAUSAL), ("linformer", False)]  # one row per family
 LATER = [form for form in forms() if form not in QUICK and form[0] in {*FIRST.values(), *GRIDS}]
 

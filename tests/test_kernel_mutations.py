@@ -24,20 +24,34 @@ def outcomes(place: Path, bugs: list[Bug], *names: str) -> list[str]:
     sources = Path(shutil.copytree(build.SOURCES, place / "src"))
     for bug in bugs:
         text = (sources / bug.file).read_text()
-        assert text.count(bug.old) == bug.times, f"{bug.file} holds {bug.old!r} {text.count(bug.old)} times; bring the patch up to date"
+        assert text.count(bug.old) == bug.times, (
+            f"{bug.file} holds {bug.old!r} {text.count(bug.old)} times; bring the patch up to date"
+        )
         (sources / bug.file).write_text(text.replace(bug.old, bug.new))
-    own = {bug.file for bug in bugs or BUGS} - {"tm.h"} | {"scan.c"}  # the kernel at hand is enough; by those of scan.c the instruction set is known
+    own = {bug.file for bug in bugs or BUGS} - {"tm.h"} | {
+        "scan.c"
+    }  # the kernel at hand is enough; by those of scan.c the instruction set is known
     (sources / "kernels.c").write_text("".join(f'#include "{file}"\n' for file in own))
     library = build.build(place / "library.so", sources=sources, only=ISA, extra=QUICKLY)
-    env = {**os.environ, "TOKENMIX_LIBRARY": str(library), "TOKENMIX_ISA": ISA, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, HERE / "kernel_mutations.py", *names], env=env, capture_output=True, text=True, timeout=200)
+    env = {
+        **os.environ,
+        "TOKENMIX_LIBRARY": str(library),
+        "TOKENMIX_ISA": ISA,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, HERE / "kernel_mutations.py", *names], env=env, capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     answer = json.loads(done.stdout.splitlines()[-1])
     assert answer["library"] == str(library)
     return answer["results"]
 
 
-@pytest.mark.parametrize("bug", [pytest.param(b, marks=[] if b.quick else [pytest.mark.slow], id=b.name.replace(" ", "-")) for b in BUGS])
+@pytest.mark.parametrize(
+    "bug", [pytest.param(b, marks=[] if b.quick else [pytest.mark.slow], id=b.name.replace(" ", "-")) for b in BUGS]
+)
 def test_planted_bug_is_noticed(bug, tmp_path):
     (said,) = outcomes(tmp_path, [bug], bug.check)
     assert said != "kept", f"{bug.check} does not notice that {bug.name}"

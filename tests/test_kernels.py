@@ -48,7 +48,11 @@ def with_factors(form: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def aft_full_factors(B, T, D, draw) -> Call:
-    return with_factors(functional.aft_full), (draw(B, T, D), draw(B, T, D), draw(B, T, D), draw(T, 4) / 2, draw(T, 4) / 2), {}
+    return (
+        with_factors(functional.aft_full),
+        (draw(B, T, D), draw(B, T, D), draw(B, T, D), draw(T, 4) / 2, draw(T, 4) / 2),
+        {},
+    )
 
 
 def aft_local(B, T, D, draw) -> Call:
@@ -60,7 +64,11 @@ def aft_local_batched(B, T, D, draw) -> Call:
 
 
 def aft_local_factors(B, T, D, draw) -> Call:
-    return with_factors(functional.aft_local), (draw(B, T, D), draw(B, T, D), draw(B, T, D), draw(T, 4) / 2, draw(T, 4) / 2), {"window": 7}
+    return (
+        with_factors(functional.aft_local),
+        (draw(B, T, D), draw(B, T, D), draw(B, T, D), draw(T, 4) / 2, draw(T, 4) / 2),
+        {"window": 7},
+    )
 
 
 def aft_conv(B, T, D, draw) -> Call:
@@ -71,7 +79,11 @@ def aft_conv(B, T, D, draw) -> Call:
 def aft_conv2d(B, T, D, draw) -> Call:
     h = next(n for n in (3, 2, 5, 1) if D % n == 0)
     rows = next(n for n in (5, 3, 2, 1) if T % n == 0)
-    return functional.aft_conv, (draw(B, T, D), draw(B, T, h), draw(B, T, D), draw(h, 3, 3)), {"grid": (rows, T // rows)}
+    return (
+        functional.aft_conv,
+        (draw(B, T, D), draw(B, T, h), draw(B, T, D), draw(h, 3, 3)),
+        {"grid": (rows, T // rows)},
+    )
 
 
 def hydra(B, T, D, draw) -> Call:
@@ -130,19 +142,52 @@ FORMS = {
     "aft_local": Form(aft_local, "aft_band", ("aft_local", {**SQUARE, "window": 5})),
     "aft_local batched": Form(aft_local_batched, "aft_band", ("aft_local", {**SQUARE, "window": 33})),
     "aft_local factors": Form(aft_local_factors, "aft_band", ("aft_local", {**SQUARE, "window": 61, "rank": 4})),
-    "aft_conv": Form(aft_conv, "aft_band", ("aft_conv", {"heads": 2, "kernel_size": 5, "reparam": False}), measured=((8, 61), (70, 40))),
-    "aft_conv2d": Form(aft_conv2d, "aft_conv2d", ("aft_conv", {"ndim": 2, "heads": 2, "kernel_size": 3}), causal=False, measured=((12, 49),)),
+    "aft_conv": Form(
+        aft_conv,
+        "aft_band",
+        ("aft_conv", {"heads": 2, "kernel_size": 5, "reparam": False}),
+        measured=((8, 61), (70, 40)),
+    ),
+    "aft_conv2d": Form(
+        aft_conv2d,
+        "aft_conv2d",
+        ("aft_conv", {"ndim": 2, "heads": 2, "kernel_size": 3}),
+        causal=False,
+        measured=((12, 49),),
+    ),
     "hydra": Form(hydra, "hydra", ("hydra", {}), gates=False, cross=True),
     "hydra mean": Form(hydra_mean, "hydra", ("hydra", {"feature": "mean"}), gates=False, cross=True),
-    "hydra softmax": Form(hydra_softmax, "aft_simple", ("hydra", {"feature": "sigmoid/softmax"}), gates=False, cross=True),
+    "hydra softmax": Form(
+        hydra_softmax, "aft_simple", ("hydra", {"feature": "sigmoid/softmax"}), gates=False, cross=True
+    ),
     "linear": Form(linear, "linear", ("linear", {"heads": 2}), gates=False, cross=True),
-    "linear softmax": Form(linear_softmax, "linear", ("linear", {"heads": 2, "feature": "softmax"}), gates=False, cross=True),
-    "external": Form(external, "external", ("external", {"slots": 33}), measured=((40, 65), (6, 1)), causal=False, gates=False, tokens=0),
+    "linear softmax": Form(
+        linear_softmax, "linear", ("linear", {"heads": 2, "feature": "softmax"}), gates=False, cross=True
+    ),
+    "external": Form(
+        external,
+        "external",
+        ("external", {"slots": 33}),
+        measured=((40, 65), (6, 1)),
+        causal=False,
+        gates=False,
+        tokens=0,
+    ),
     "external tokens": Form(
-        external_tokens, "external", ("external", {"slots": 33, "norm": "tokens"}), measured=((40, 65), (6, 1)), causal=False, gates=False, tokens=0
+        external_tokens,
+        "external",
+        ("external", {"slots": 33, "norm": "tokens"}),
+        measured=((40, 65), (6, 1)),
+        causal=False,
+        gates=False,
+        tokens=0,
     ),
 }
-ROWS = [pytest.param(name, causal, id=f"{name}{' causal' * causal}") for name, form in FORMS.items() for causal in (False, True)[: 1 + form.causal]]
+ROWS = [
+    pytest.param(name, causal, id=f"{name}{' causal' * causal}")
+    for name, form in FORMS.items()
+    for causal in (False, True)[: 1 + form.causal]
+]
 every_form = pytest.mark.parametrize(("name", "causal"), ROWS)
 
 
@@ -183,7 +228,9 @@ def test_equals_eager(name, causal, dtype):
 def test_one_token(name, causal):
     form, args, options = call(name, causal, 3, 1, 6)
     for a, b in both(form, args, options):
-        assert float((a - b).detach().abs().max()) < 1e-5  # one key has all the weight whatever it is: gradients of logits are 0
+        assert (
+            float((a - b).detach().abs().max()) < 1e-5
+        )  # one key has all the weight whatever it is: gradients of logits are 0
 
 
 @every_form
@@ -222,7 +269,9 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 @every_form
 def test_strides_are_taken_as_they_are(name, causal, layout):
     if name == "linear softmax" and layout == "features first":
-        pytest.skip("torch takes the logarithm of the features before the kernel, by another order of sums in this layout")
+        pytest.skip(
+            "torch takes the logarithm of the features before the kernel, by another order of sums in this layout"
+        )
     form, args, options = call(name, causal, 2, 90, 40)
     laid = [LAYOUTS[layout](a) if a.ndim == 3 else a for a in args]
     results = []
@@ -238,12 +287,17 @@ def test_masks_may_have_strides(name, causal):
     form, args, options = call(name, causal, 3, 70, 6)
     wide = torch.rand(3, 140, generator=torch.Generator().manual_seed(0)) > 0.5
     for mask in (wide[:, ::2], wide[:, :70].T.contiguous().T, wide[:1, 70:].expand(3, -1)):
-        found = [form(*args, key_mask=m, **options, backend="cpu") for m in (mask, mask.clone(memory_format=torch.contiguous_format))]
+        found = [
+            form(*args, key_mask=m, **options, backend="cpu")
+            for m in (mask, mask.clone(memory_format=torch.contiguous_format))
+        ]
         assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("name", "causal"), [row for row in ROWS if FORMS[row.values[0]].tokens])  # external attention's products are torch's
+@pytest.mark.parametrize(
+    ("name", "causal"), [row for row in ROWS if FORMS[row.values[0]].tokens]
+)  # external attention's products are torch's
 def test_one_thread_gives_the_same_bits_as_two(name, causal, dtype):
     form, args, options = call(name, causal, 3, 300, 102, dtype)
     before, found = torch.get_num_threads(), []
@@ -284,7 +338,11 @@ def test_the_operators_pass_opcheck(name, causal, monkeypatch):
     kept = [y, *saved][operator.kept]
     # Not the check that compiles the derivative with dynamic shapes: it traces the eager form, for a minute where that is long.
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(operator.backward, (torch.randn_like(y), *leaves[: operator.count], *kept, *leaves[operator.count :]), test_utils=checks)
+    torch.library.opcheck(
+        operator.backward,
+        (torch.randn_like(y), *leaves[: operator.count], *kept, *leaves[operator.count :]),
+        test_utils=checks,
+    )
 
 
 @every_form

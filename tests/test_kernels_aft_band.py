@@ -51,7 +51,9 @@ def test_adversarial_keys_local(dim, length, window, causal):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("dim", "length", "heads", "size"), [(8, 61, 2, 5), (70, 40, 1, 33), (1, 33, 1, 101)])
 def test_adversarial_keys_conv(dim, length, heads, size, causal):
-    adversarial("aft_conv", {"causal": causal, "heads": heads, "kernel_size": size, "reparam": False}, dim=dim, length=length)
+    adversarial(
+        "aft_conv", {"causal": causal, "heads": heads, "kernel_size": size, "reparam": False}, dim=dim, length=length
+    )
 
 
 def literal(q, k, v, w, causal: bool):
@@ -60,7 +62,9 @@ def literal(q, k, v, w, causal: bool):
     mask = torch.ones(T, T, dtype=torch.bool)
     parts = zip(*(a.chunk(h, -1) for a in (q, k, v)), w, strict=True)
     mask = mask.tril() if causal else mask
-    return torch.cat([functional.aft_full(a, b.expand_as(a), c, w_, attn_mask=mask, backend="eager") for a, b, c, w_ in parts], -1)
+    return torch.cat(
+        [functional.aft_full(a, b.expand_as(a), c, w_, attn_mask=mask, backend="eager") for a, b, c, w_ in parts], -1
+    )
 
 
 def dense(kind: str, w, window: int, causal: bool, T: int):
@@ -85,14 +89,21 @@ def test_ranges_beyond_float32_are_summed_exactly(size, low, kind, causal):
     exact = [a.detach().double().requires_grad_() for a in leaves]
     y = form(*leaves, **options, causal=causal, backend="cpu")
     want = literal(*exact[:3], dense(kind, exact[3], 41, causal, 190).clamp_max(300.0), causal)
-    pairs = [(y, want), *zip(torch.autograd.grad(y.square().sum(), leaves), torch.autograd.grad(want.square().sum(), exact), strict=True)]
+    pairs = [
+        (y, want),
+        *zip(
+            torch.autograd.grad(y.square().sum(), leaves), torch.autograd.grad(want.square().sum(), exact), strict=True
+        ),
+    ]
     assert worst(pairs) < 1e-5, [worst([p]) for p in pairs]
 
 
 def test_a_long_sum_of_equal_terms_does_not_drift():
     v = torch.full((1, 20_000, 3), 0.1)
     for causal in (False, True):
-        y = functional.aft_conv(v, torch.zeros_like(v)[..., :1], v, torch.ones(1, 3), causal=causal, gate=None, backend="cpu")
+        y = functional.aft_conv(
+            v, torch.zeros_like(v)[..., :1], v, torch.ones(1, 3), causal=causal, gate=None, backend="cpu"
+        )
         assert float((y - 0.1).abs().max()) < 2e-7
 
 

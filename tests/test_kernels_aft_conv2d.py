@@ -24,13 +24,20 @@ def given(B, grid, h, D, s, *, prefix=0, dtype=torch.float32, span=2.0):
 
 def only(form):
     """One form whatever the weights."""
-    return mock.patch.object(conv2d, "_forward_wide", None) if form == "kernel" else mock.patch.object(conv2d, "SPAN", -1.0)
+    return (
+        mock.patch.object(conv2d, "_forward_wide", None)
+        if form == "kernel"
+        else mock.patch.object(conv2d, "SPAN", -1.0)
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", list(TOL), ids=str)
 @pytest.mark.parametrize("gate", ["sigmoid", None, "tanh"])
-@pytest.mark.parametrize(("B", "grid", "h", "D", "s"), [(1, (1, 2), 1, 1, 1), (2, (5, 7), 3, 12, 3), (1, (9, 4), 4, 4, 5), (2, (3, 11), 1, 6, 11)])
+@pytest.mark.parametrize(
+    ("B", "grid", "h", "D", "s"),
+    [(1, (1, 2), 1, 1, 1), (2, (5, 7), 3, 12, 3), (1, (9, 4), 4, 4, 5), (2, (3, 11), 1, 6, 11)],
+)
 def test_equals_eager(B, grid, h, D, s, gate, dtype, form):
     for prefix in (0, 2):
         args, options = given(B, grid, h, D, s, prefix=prefix, dtype=dtype)
@@ -50,7 +57,12 @@ def test_masked_keys_have_no_influence(form):
         assert worst(pairs) < 1e-5
         assert torch.cat([pairs[0][0][2].flatten(), pairs[2][0][~mask].flatten()]).eq(0).all()
         nan = torch.where(mask[..., None], v, float("nan"))
-        assert torch.equal(functional.aft_conv(q, torch.where(mask[..., None], k, float("nan")), nan, w, key_mask=mask, **options, backend="cpu"), pairs[0][0])
+        assert torch.equal(
+            functional.aft_conv(
+                q, torch.where(mask[..., None], k, float("nan")), nan, w, key_mask=mask, **options, backend="cpu"
+            ),
+            pairs[0][0],
+        )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -63,7 +75,11 @@ def test_keys_and_weights_of_any_size(form, keys, span):
         with only(form):
             assert worst(both(functional.aft_conv, args, options)) < 1e-5
     else:  # wide weights run dense in float64
-        with mock.patch.object(conv2d, "_forward", None), mock.patch.object(conv2d, "_backward", None), mock.patch.object(conv2d, "BLOCK", 300):
+        with (
+            mock.patch.object(conv2d, "_forward", None),
+            mock.patch.object(conv2d, "_backward", None),
+            mock.patch.object(conv2d, "BLOCK", 300),
+        ):
             assert worst(both(functional.aft_conv, args, options)) < 1e-6
 
 
@@ -86,7 +102,9 @@ def test_heads_of_any_width(heads, per):
 def test_long_sums_do_not_drift():
     v = torch.full((1, 20_000, 1), 0.1)
     for s in (1, 129):
-        y = functional.aft_conv(v, torch.full_like(v, 0.1), v, torch.zeros(1, s, s), grid=(1, 20_000), gate=None, backend="cpu")
+        y = functional.aft_conv(
+            v, torch.full_like(v, 0.1), v, torch.zeros(1, s, s), grid=(1, 20_000), gate=None, backend="cpu"
+        )
         assert float((y - 0.1).abs().max()) < 1e-6
 
 
@@ -100,5 +118,8 @@ def test_large_grids_hold_no_pairs():
     inside = ((d >= 0) & (d < 11)).all(-1)
     w = torch.where(inside, args[3].double()[:, d[..., 0].clamp(0, 10), d[..., 1].clamp(0, 10)], 0.0)
     p = (w[None] + args[1].double().transpose(1, 2)[:, :, None]).softmax(-1)
-    want = torch.einsum("bhts,bshc->bthc", p, args[2].double().unflatten(2, (2, 2))).flatten(2) * args[0].double()[:, rows].sigmoid()
+    want = (
+        torch.einsum("bhts,bshc->bthc", p, args[2].double().unflatten(2, (2, 2))).flatten(2)
+        * args[0].double()[:, rows].sigmoid()
+    )
     assert float((y[:, rows] - want).abs().max()) < 1e-5

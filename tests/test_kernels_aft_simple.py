@@ -28,7 +28,16 @@ def test_gradients_do_not_drift_over_a_long_sequence(pattern):
     """Products of ratios of denominators, which are all nearly 1, would be 3e-5 off here."""
     shape = (1, 8192, 4)
     keys = inputs.KEYS[pattern](shape, 0, 100.0).float()
-    assert worst(both(functional.aft_simple, (qkv(*shape[:2], *shape[1:])[0], keys, inputs.noise(*shape, seed=1).float()), {"causal": True})) < 2e-6
+    assert (
+        worst(
+            both(
+                functional.aft_simple,
+                (qkv(*shape[:2], *shape[1:])[0], keys, inputs.noise(*shape, seed=1).float()),
+                {"causal": True},
+            )
+        )
+        < 2e-6
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -40,5 +49,11 @@ def test_every_half_precision_number_is_read_and_rounded(dtype):
     assert torch.equal(y, v)
     v = v[v.abs() < 1e38][None, None]  # the sum of two is finite
     for other in (v.roll(1, -1), v.roll(7, -1)):
-        y = functional.aft_simple(v.expand(1, 2, -1), torch.zeros(1, 2, v.shape[-1], dtype=dtype), torch.cat([v, other], 1), gate=None, backend="cpu")
+        y = functional.aft_simple(
+            v.expand(1, 2, -1),
+            torch.zeros(1, 2, v.shape[-1], dtype=dtype),
+            torch.cat([v, other], 1),
+            gate=None,
+            backend="cpu",
+        )
         assert torch.equal(y[:, :1], ((v.double() + other.double()) / 2).to(dtype))

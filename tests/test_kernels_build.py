@@ -42,12 +42,18 @@ def copy_of_project(place: Path, *, library: bool) -> Path:
     place.mkdir()
     leave = shutil.ignore_patterns("__pycache__", "*.egg-info", *(() if library else ("*.so",)))
     for part in PARTS:
-        (shutil.copytree if (ROOT / part).is_dir() else shutil.copy)(ROOT / part, place / part, **({"ignore": leave} if (ROOT / part).is_dir() else {}))
+        (shutil.copytree if (ROOT / part).is_dir() else shutil.copy)(
+            ROOT / part, place / part, **({"ignore": leave} if (ROOT / part).is_dir() else {})
+        )
     return place
 
 
 def environment(**more: str) -> dict[str, str]:
-    return {**{k: v for k, v in os.environ.items() if not k.startswith(("TOKENMIX", "PYTHONPATH"))}, "OMP_NUM_THREADS": "1", **more}
+    return {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("TOKENMIX", "PYTHONPATH"))},
+        "OMP_NUM_THREADS": "1",
+        **more,
+    }
 
 
 def pip(*args: object, **more: str) -> subprocess.CompletedProcess:
@@ -65,7 +71,14 @@ def wheel(project: Path, **more: str) -> tuple[Path | None, str]:
 def tried(place: Path, python: str = sys.executable, **more: str) -> dict:
     """What the package in ``place`` (a folder on the path) does with a forward pass, automatic and on backend="cpu"."""
     path = os.pathsep.join([str(place), *(p for p in sys.path if p.endswith("site-packages"))])
-    done = subprocess.run([python, "-c", TRY], env=environment(PYTHONPATH=path, **more), cwd=place, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [python, "-c", TRY],
+        env=environment(PYTHONPATH=path, **more),
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, f"{done.returncode}: {done.stderr[-2000:]}"
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -137,7 +150,9 @@ def test_a_stale_library_is_not_packed(tmp_path):
 
 @pytest.mark.parametrize("choice", ["0", "require"])
 def test_kernels_can_be_left_out_or_required(choice, tmp_path):
-    made, said = wheel(copy_of_project(tmp_path / "project", library=False), CC="/bin/false", TOKENMIX_BUILD_KERNELS=choice)
+    made, said = wheel(
+        copy_of_project(tmp_path / "project", library=False), CC="/bin/false", TOKENMIX_BUILD_KERNELS=choice
+    )
     if choice == "require":
         assert made is None
         assert "`/bin/false" in said
@@ -166,11 +181,19 @@ def test_an_editable_install_uses_the_library_beside_the_sources(tmp_path, monke
 
 def test_an_archive_of_the_sources_holds_what_compiling_needs(tmp_path):
     project = copy_of_project(tmp_path / "project", library=True)
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "sdist"], cwd=project, env=environment(), check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "sdist"],
+        cwd=project,
+        env=environment(),
+        check=True,
+        capture_output=True,
+    )
     shutil.unpack_archive(next((project / "dist").glob("*.tar.gz")), tmp_path / "out")
     (out,) = (tmp_path / "out").iterdir()
     assert (out / "hatch_build.py").is_file()
-    assert {p.name for p in (out / "src/tokenmix/kernels/cpu/src").iterdir()} == {p.name for p in build.SOURCES.iterdir()}
+    assert {p.name for p in (out / "src/tokenmix/kernels/cpu/src").iterdir()} == {
+        p.name for p in build.SOURCES.iterdir()
+    }
     assert not (out / "src" / LIBRARY).exists()
 
 
@@ -258,7 +281,9 @@ def test_make_compiles_again_when_a_source_has_changed(tmp_path):
         os.utime(source, (1, 1))
 
     def plan() -> str:
-        return subprocess.run(["make", "-n", "-o", ".venv/.ok", "kernels"], cwd=project, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            ["make", "-n", "-o", ".venv/.ok", "kernels"], cwd=project, check=True, capture_output=True, text=True
+        ).stdout
 
     assert "build.py" not in plan()
     for name in ("src/aft_simple.c", "src/tm.h", "build.py"):
@@ -266,15 +291,24 @@ def test_make_compiles_again_when_a_source_has_changed(tmp_path):
         assert "build.py --if-needed" in plan()
         os.utime(project / "src/tokenmix/kernels/cpu" / name, (1, 1))
     run = [sys.executable, project / "src/tokenmix/kernels/cpu/build.py", "--if-needed"]
-    assert subprocess.run(run, env=environment(CC="/bin/false"), capture_output=True, text=True, check=True).stderr == ""  # it is current
+    assert (
+        subprocess.run(run, env=environment(CC="/bin/false"), capture_output=True, text=True, check=True).stderr == ""
+    )  # it is current
     (project / "src" / LIBRARY).unlink()
-    assert "slower" in subprocess.run(run, env=environment(CC="/bin/false"), capture_output=True, text=True, check=True).stderr
+    assert (
+        "slower"
+        in subprocess.run(run, env=environment(CC="/bin/false"), capture_output=True, text=True, check=True).stderr
+    )
     assert subprocess.run(run[:-1], env=environment(CC="/bin/false"), capture_output=True, text=True).returncode == 1
 
 
 def test_flags_for_other_systems(monkeypatch):
     """What cannot be compiled here: macOS's clang takes OpenMP by another flag, clang on Linux brings its own runtime, Arm has one set of instructions."""
-    monkeypatch.setattr(build.subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, 0, stdout="Apple clang version 17", stderr=""))
+    monkeypatch.setattr(
+        build.subprocess,
+        "run",
+        lambda *a, **k: subprocess.CompletedProcess(a, 0, stdout="Apple clang version 17", stderr=""),
+    )
     assert build.openmp(["cc"]) == (["-fopenmp"], ["-fopenmp"])
     monkeypatch.setattr(build.sys, "platform", "darwin")
     assert build.openmp(["cc"]) == (["-Xclang", "-fopenmp"], [])

@@ -80,7 +80,10 @@ def off(a, b) -> float:
 @every_row
 @pytest.mark.parametrize("dtype", list(TOL), ids=str)
 def test_streaming_in_any_cuts_is_the_parallel_form_and_the_eager_stream(row, dtype):
-    mixer, x = built(row, dtype=dtype), (2 * torch.randn(3, 40, 72, generator=torch.Generator().manual_seed(1))).to(dtype)
+    mixer, x = (
+        built(row, dtype=dtype),
+        (2 * torch.randn(3, 40, 72, generator=torch.Generator().manual_seed(1))).to(dtype),
+    )
     holes = torch.rand(3, 40, generator=torch.Generator().manual_seed(2)) > 0.2
     holes[0, :17], holes[1, 30:], holes[2, 0] = False, False, True
     with torch.no_grad():
@@ -94,7 +97,9 @@ def test_streaming_in_any_cuts_is_the_parallel_form_and_the_eager_stream(row, dt
                 with counted(row) as spy, mock.patch.object(full, "extend", wraps=full.extend) as long:
                     got, state = stream(mixer, x, cuts, **given)
                 calls = spy.call_count + long.call_count
-                if given and row.startswith(("aft_local", "aft_conv")):  # a ring takes a chunk whose mask has a hole in torch
+                if given and row.startswith(
+                    ("aft_local", "aft_conv")
+                ):  # a ring takes a chunk whose mask has a hole in torch
                     assert 0 < calls <= len(cuts) or cuts == (40,)
                 else:
                     assert calls == len(cuts)
@@ -106,7 +111,10 @@ def test_streaming_in_any_cuts_is_the_parallel_form_and_the_eager_stream(row, dt
 
 @every_row
 def test_long_streams_and_rows_at_different_positions(row):
-    mixer, x = built(row, dim=72 if "wide" in row else 20), torch.randn(2, 530, 72 if "wide" in row else 20, generator=torch.Generator().manual_seed(1))
+    mixer, x = (
+        built(row, dim=72 if "wide" in row else 20),
+        torch.randn(2, 530, 72 if "wide" in row else 20, generator=torch.Generator().manual_seed(1)),
+    )
     with torch.no_grad():
         want = mixer(x)
         for cuts in ((530,), (1,) * 30 + (500,), (70, 3, 67, 390)):
@@ -121,12 +129,22 @@ def test_long_streams_and_rows_at_different_positions(row):
 
 @every_row
 @pytest.mark.parametrize(
-    "promise", ["streaming_equals_parallel", "rows_at_different_positions", "state_is_a_value", "reorder_picks_rows", "merge_joins_stretches"]
+    "promise",
+    [
+        "streaming_equals_parallel",
+        "rows_at_different_positions",
+        "state_is_a_value",
+        "reorder_picks_rows",
+        "merge_joins_stretches",
+    ],
 )
 def test_the_promises_of_streaming(row, promise):
     name, options = ROWS[row]
     options = {"causal": True, **options} | ({"heads": 4} if options.get("heads") == 72 else {})
-    single = {"build": functools.partialmethod(Subject.build, dtype=torch.float32), "x": functools.partialmethod(Subject.x, dtype=torch.float32)}
+    single = {
+        "build": functools.partialmethod(Subject.build, dtype=torch.float32),
+        "x": functools.partialmethod(Subject.x, dtype=torch.float32),
+    }
     with torch.no_grad(), counted(row) as spy, mock.patch.multiple(Subject, **single):
         result = run_promise(subject(name, options, dim=8), promise, PROMISES[promise])
     assert result.status == "kept" and spy.called or "merge" in promise and result.status != "failed", str(result)
@@ -137,7 +155,14 @@ def keys_of(case: str, T: int, D: int) -> torch.Tensor:
     ramp, late = torch.linspace(-100, 100, T)[None, :, None].expand(2, T, D), torch.full((2, T, D), -100.0)
     late[:, int(0.9 * T)] = 100.0
     huge = 1e4 * torch.randn(2, T, D, generator=draw)
-    return {"uniform": torch.rand(2, T, D, generator=draw) * 200 - 100, "up": ramp, "down": -ramp, "late": late, "huge": huge, "1e30": 1e26 * huge}[case]
+    return {
+        "uniform": torch.rand(2, T, D, generator=draw) * 200 - 100,
+        "up": ramp,
+        "down": -ramp,
+        "late": late,
+        "huge": huge,
+        "1e30": 1e26 * huge,
+    }[case]
 
 
 @pytest.mark.parametrize("case", ["uniform", "up", "down", "late", "huge", "1e30"])
@@ -183,7 +208,9 @@ def streamed(form, q, k, v, w, near, R, cuts, heads):
             rows = torch.nn.functional.pad(w[:, cut], (R, 0), value=-torch.inf)[None, :, :, at : at + n + R]
             close = torch.nn.functional.pad(near[cut], (R, 0))[None, None, :, at : at + n + R]
             rows = torch.where(close, rows, 0.0)
-            y, kept, past = aft_chunk.ring_chunk(asked, new, kept, past, rows, close, only_near=form == "only", heads=heads, gate="sigmoid")
+            y, kept, past = aft_chunk.ring_chunk(
+                asked, new, kept, past, rows, close, only_near=form == "only", heads=heads, gate="sigmoid"
+            )
         outputs.append(y)
         at += n
     return torch.cat(outputs, 1)
@@ -206,13 +233,25 @@ def test_the_number_of_threads_does_not_change_a_bit(L):
     B, D, R, before, found = 2, 160, 40, torch.get_num_threads(), []
     q, k, v = (torch.randn(B, L, D) for _ in range(3))
     kept = torch.randn(B, R, D), torch.randn(B, R, D), torch.rand(B, R) > 0.2
-    past, live, w = aft_chunk.empty_past(B, D, D), torch.ones(B, L, dtype=torch.bool), torch.randn(1, 1, L, R + L).double()
+    past, live, w = (
+        aft_chunk.empty_past(B, D, D),
+        torch.ones(B, L, dtype=torch.bool),
+        torch.randn(1, 1, L, R + L).double(),
+    )
     sums = torch.randn(B, D).double(), torch.ones(B, dtype=torch.long)
     matrices = torch.randn(B, 4, 40).double(), torch.rand(B, 4, 41, 40).double()
-    heads = aft_chunk.empty_past(B, 4, D), (kept[0][..., :4].contiguous(), *kept[1:]), w.expand(1, 4, -1, -1).contiguous()
+    heads = (
+        aft_chunk.empty_past(B, 4, D),
+        (kept[0][..., :4].contiguous(), *kept[1:]),
+        w.expand(1, 4, -1, -1).contiguous(),
+    )
     for threads in (1, 2, 7):
         torch.set_num_threads(threads)
-        results = [step.simple(q, k, v, live, past), step.full(q, (k, v, live), kept, w), step.ring(q, (k, v, live), kept, past, w, None, heads=False)]
+        results = [
+            step.simple(q, k, v, live, past),
+            step.full(q, (k, v, live), kept, w),
+            step.ring(q, (k, v, live), kept, past, w, None, heads=False),
+        ]
         results.append(step.ring(q, (k[..., :4].contiguous(), v, live), heads[1], heads[0], heads[2], None, heads=True))
         results.append(step.hydra(q, k, v, live, sums, cosine=True, mean=True, eps=1e-6))
         results.append(step.linear(q, k, v, live, matrices))
@@ -256,7 +295,10 @@ def test_decoding_compiles_whole(row):
         _, state = stream(mixer, torch.randn(2, 12, 72), (12,))
         run = torch.compile(mixer.extend, fullgraph=True, backend="aot_eager")
         got, want = run(x, state), mixer.extend(x, state)
-    assert all(torch.allclose(a.double(), b.double(), rtol=1e-5, atol=1e-5) for a, b in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True))
+    assert all(
+        torch.allclose(a.double(), b.double(), rtol=1e-5, atol=1e-5)
+        for a, b in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True)
+    )
 
 
 @pytest.mark.parametrize("dtype", list(TOL), ids=str)
@@ -269,7 +311,9 @@ def test_the_weights_of_pairs_are_those_of_the_bias(dtype, window):
     near = torch.ones(2, 5, 14, dtype=torch.bool) if window is None else (every[:, None] - at[..., None]).abs() < window
     for first, second, every_pair in ((u, v, u.double() @ v.double().T), (table, None, table.double())):
         w, inside, after = aft_chunk.pair_weights(first, second, at, places, window=window, keep=9)
-        assert torch.allclose(w[:, 0], torch.where(near, every_pair[at[..., None], every[:, None]], 0.0), rtol=1e-13, atol=1e-13)
+        assert torch.allclose(
+            w[:, 0], torch.where(near, every_pair[at[..., None], every[:, None]], 0.0), rtol=1e-13, atol=1e-13
+        )
         assert inside is None if window is None else torch.equal(inside[:, 0], near)
         assert torch.equal(after, every[:, -9:])
 
@@ -306,11 +350,25 @@ def test_shapes_that_do_not_fit_never_reach_the_library():
             aft_chunk.aft_simple_chunk(q, k, k, past)
     with pytest.raises((RuntimeError, ValueError)):
         hydra_sums.extend_chunk(
-            q, wrong[0], wrong[0], hydra_sums.empty_sums(2, 8, 8, softmax=False), valid=None, heads=8, feature="cosine", normalise=False, eps=1e-6
+            q,
+            wrong[0],
+            wrong[0],
+            hydra_sums.empty_sums(2, 8, 8, softmax=False),
+            valid=None,
+            heads=8,
+            feature="cosine",
+            normalise=False,
+            eps=1e-6,
         )
     with pytest.raises((RuntimeError, ValueError)):
         linear_form.linear_chunk(
-            q, wrong[0], wrong[0], (torch.zeros(2, 2, 4).double(), torch.zeros(2, 2, 5, 4).double()), heads=2, feature="elu", key_mask=None
+            q,
+            wrong[0],
+            wrong[0],
+            (torch.zeros(2, 2, 4).double(), torch.zeros(2, 2, 5, 4).double()),
+            heads=2,
+            feature="elu",
+            key_mask=None,
         )
 
 

@@ -43,4 +43,7 @@ def test_what_the_kernel_lacks_stays_on_the_eager_form():
     for lacking in ({"causal": True}, {"norm": "slots"}):
         with pytest.raises(MixerError, match="no causal form|slots"):
             functional.external(*args, heads=2, backend="cpu", **lacking)
-        assert torch.equal(functional.external(*args, heads=2, **lacking), functional.external(*args, heads=2, backend="eager", **lacking))
+        assert torch.equal(
+            functional.external(*args, heads=2, **lacking),
+            functional.external(*args, heads=2, backend="eager", **lacking),
+        )

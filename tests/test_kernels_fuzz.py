@@ -48,7 +48,9 @@ def plain(name: str) -> torch.Tensor:
 def test_equals_eager(name, first, end):
     outcomes = {seed: check(name, seed) for seed in range(first, end)}
     for seed, outcome in outcomes.items():
-        assert outcome == "same" or any(part in outcome for part in LACKS.get(name, ())), f"{name}, seed {seed}: {outcome}"
+        assert outcome == "same" or any(part in outcome for part in LACKS.get(name, ())), (
+            f"{name}, seed {seed}: {outcome}"
+        )
     assert list(outcomes.values()).count("same") > len(outcomes) / 5, (
         "most calls are refused"
     )  # of External attention, which has no causal kernel, three in eight run
@@ -61,7 +63,9 @@ def test_the_other_instruction_sets(isa):
     few = ["-k", f"{BLOCKS[0][0]}-{BLOCKS[0][1]} or half_precision", "-q", "-p", "no:xdist"]
     path = os.pathsep.join([str(HERE.parent / "src"), str(HERE)])
     env = {**os.environ, "TOKENMIX_ISA": isa, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-m", "pytest", *few, *(str(HERE / t) for t in tests)], capture_output=True, text=True, env=env)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *few, *(str(HERE / t) for t in tests)], capture_output=True, text=True, env=env
+    )
     assert done.returncode == 0, done.stdout[-5000:]
     assert done.stdout.count(".") > len(FORMS), done.stdout
 
@@ -80,7 +84,9 @@ def test_what_a_kernel_lacks_is_really_refused():
     for name, parts in LACKS.items():
         said = [outcome for seed in range(100) if (outcome := check(name, seed)) != "same"]
         for part in parts:
-            assert any(part in outcome for outcome in said), f"{name}: {part!r} is refused no more, take it off the list"
+            assert any(part in outcome for outcome in said), (
+                f"{name}: {part!r} is refused no more, take it off the list"
+            )
 
 
 @pytest.mark.parametrize("bug", ["off by 1e-4", "not finite", "a masked key counts", "another gradient"])
@@ -115,4 +121,12 @@ def usual(name: str, seed: int) -> bool:
     """In float32 and with more than one token; the mask hides some of them."""
     d, _, _, options = fuzz_forms.drawn(name, seed)
     mask = options["key_mask"]
-    return d.dtype == torch.float32 and d.B > 0 and d.T > 1 and d.S > 1 and mask is not None and bool(mask.any()) and not bool(mask.all())
+    return (
+        d.dtype == torch.float32
+        and d.B > 0
+        and d.T > 1
+        and d.S > 1
+        and mask is not None
+        and bool(mask.any())
+        and not bool(mask.all())
+    )

@@ -17,7 +17,9 @@ def qkv(B: int, T: int, S: int, D: int, dtype=torch.float32, seed: int = 0):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("feature", ["identity", "mean", "tanh", "elu/cosine", "sigmoid/softmax", "softmax/cosine", "identity/softmax"])
+@pytest.mark.parametrize(
+    "feature", ["identity", "mean", "tanh", "elu/cosine", "sigmoid/softmax", "softmax/cosine", "identity/softmax"]
+)
 def test_adversarial_keys_of_other_maps(feature, causal):
     adversarial("hydra", {"causal": causal, "feature": feature}, dim=20, length=131)
 

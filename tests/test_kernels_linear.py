@@ -28,7 +28,11 @@ def test_adversarial_keys(dim, heads, length, feature, causal):
 def test_jumps_within_blocks_are_done_token_by_token(causal):
     """Keys that rise by hundreds inside one block: sums under the units of its end would lose all that came before."""
     q, k, v = qkv(2, 200, 200, 16)
-    k = k + torch.where(torch.arange(200) < 90, -120.0, 0.0)[:, None] + torch.where(torch.arange(200) >= 170, 80.0, 0.0)[:, None]
+    k = (
+        k
+        + torch.where(torch.arange(200) < 90, -120.0, 0.0)[:, None]
+        + torch.where(torch.arange(200) >= 170, 80.0, 0.0)[:, None]
+    )
     options = {"heads": 2, "causal": causal, "feature": "exp"}
     pairs = both(functional.linear_attention, (q, k, v), options)
     assert worst(pairs) < 1e-5
@@ -49,7 +53,9 @@ def test_finite_at_large_keys(feature, causal):
 def test_a_long_sum_of_equal_terms_does_not_drift(causal):
     x = torch.full((1, 20_000, 3), 0.1)
     y = functional.linear_attention(x, x, x, heads=1, causal=causal, backend="cpu")
-    assert float((y / 0.1 - 1).abs().max()) < 3e-6  # the 64 terms of a block are rounded alike; what grows with the length is far above
+    assert (
+        float((y / 0.1 - 1).abs().max()) < 3e-6
+    )  # the 64 terms of a block are rounded alike; what grows with the length is far above
 
 
 def test_features_that_may_be_zero_stay_on_the_eager_form():
@@ -57,5 +63,6 @@ def test_features_that_may_be_zero_stay_on_the_eager_form():
     with pytest.raises(MixerError, match="relu"):
         functional.linear_attention(q, k, v, heads=2, feature="relu", backend="cpu")
     assert torch.equal(
-        functional.linear_attention(q, k, v, heads=2, feature="relu"), functional.linear_attention(q, k, v, heads=2, feature="relu", backend="eager")
+        functional.linear_attention(q, k, v, heads=2, feature="relu"),
+        functional.linear_attention(q, k, v, heads=2, feature="relu", backend="eager"),
     )

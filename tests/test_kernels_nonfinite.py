@@ -19,7 +19,11 @@ from tokenmix.kernels.cpu import build
 HERE = Path(__file__).parent
 NAMES = list(build.instruction_sets())  # best first
 LESSER = NAMES[NAMES.index(str(cpu.isa())) + 1 :] if cpu.isa() in NAMES else []
-ROWS = [pytest.param(name, causal, id=f"{name}{' causal' * causal}") for name, form in FORMS.items() for causal in (False, True)[: 1 + form.causal]]
+ROWS = [
+    pytest.param(name, causal, id=f"{name}{' causal' * causal}")
+    for name, form in FORMS.items()
+    for causal in (False, True)[: 1 + form.causal]
+]
 
 
 @pytest.mark.parametrize(("name", "causal"), ROWS)
@@ -42,12 +46,17 @@ def test_a_stream_stays_poisoned_from_there_on(row):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("form", ["aft_simple", "aft_full", "aft_local", "aft_conv", "linear", "hydra", "hydra softmax"])
+@pytest.mark.parametrize(
+    "form", ["aft_simple", "aft_full", "aft_local", "aft_conv", "linear", "hydra", "hydra softmax"]
+)
 def test_a_layer_that_diverged_does_not_train_on(form, causal):
     """All keys NaN: no output and no gradient of keys is finite."""
     q, k, v = (torch.randn(2, 40, 6, requires_grad=True) for _ in range(3))
     run, options = FORMS[form].function, {**FORMS[form].options, "causal": causal, "backend": "cpu"}
-    more = [torch.randn(*s).requires_grad_() for s in {"aft_full": [(40, 40)], "aft_local": [(40, 40)], "aft_conv": [(6, 5)]}.get(form, [])]
+    more = [
+        torch.randn(*s).requires_grad_()
+        for s in {"aft_full": [(40, 40)], "aft_local": [(40, 40)], "aft_conv": [(6, 5)]}.get(form, [])
+    ]
     y = run(q, k * float("nan"), v, *more, **options)
     assert not y.isfinite().any()
     y.sum().backward()
@@ -82,6 +91,11 @@ def test_external_attention_normalises_over_all_tokens(norm, value):
 def test_the_other_instruction_sets(isa):
     path = os.pathsep.join([str(HERE.parent / "src"), str(HERE)])
     env = {**os.environ, "TOKENMIX_ISA": isa, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", str(HERE / Path(__file__).name)], capture_output=True, text=True, env=env)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", str(HERE / Path(__file__).name)],
+        capture_output=True,
+        text=True,
+        env=env,
+    )
     assert done.returncode == 0, done.stdout[-5000:]
     assert done.stdout.count(".") > len(ROWS), done.stdout

@@ -12,7 +12,11 @@ from tokenmix.mixers.parts.token_norm import TokenBatchNorm
 
 def test_token_norm_is_batch_norm():
     torch.manual_seed(0)
-    ours, theirs, x = TokenBatchNorm(6).double(), nn.BatchNorm1d(6).double(), torch.randn(3, 7, 6, dtype=torch.float64) * 3 + 1
+    ours, theirs, x = (
+        TokenBatchNorm(6).double(),
+        nn.BatchNorm1d(6).double(),
+        torch.randn(3, 7, 6, dtype=torch.float64) * 3 + 1,
+    )
     for _ in range(3):
         torch.testing.assert_close(ours(x), theirs(x.flatten(0, 1)).view_as(x))
     torch.testing.assert_close(ours.running_mean, theirs.running_mean)
@@ -49,7 +53,9 @@ def test_without_norm_rows_are_independent_in_train_mode():
 def test_a_window_wider_than_the_sequence_is_full_context(causal):
     torch.manual_seed(0)
     full = build_mixer("lambda", 8, max_len=9, heads=2, key_width=3, causal=causal).eval()
-    local = build_mixer("lambda", 8, max_len=None, window=9 if causal else 17, heads=2, key_width=3, causal=causal).eval()
+    local = build_mixer(
+        "lambda", 8, max_len=None, window=9 if causal else 17, heads=2, key_width=3, causal=causal
+    ).eval()
     local.load_state_dict(full.state_dict())
     x = torch.randn(2, 9, 8)
     torch.testing.assert_close(local(x), full(x))
@@ -83,7 +89,12 @@ def build_like(mixer, x):
 
 
 def test_options_that_make_no_sense_are_refused():
-    for wrong, word in (({"window": 4}, "odd"), ({}, "max_len"), ({"window": 3, "heads": 3}, "heads"), ({"window": 3, "norm": "kv"}, "norm")):
+    for wrong, word in (
+        ({"window": 4}, "odd"),
+        ({}, "max_len"),
+        ({"window": 3, "heads": 3}, "heads"),
+        ({"window": 3, "norm": "kv"}, "norm"),
+    ):
         with pytest.raises(MixerError, match=word):
             build_mixer("lambda", 8, max_len=None, **wrong)
 
@@ -91,8 +102,22 @@ def test_options_that_make_no_sense_are_refused():
 @pytest.mark.parametrize(("dim", "heads", "printed"), [(192, 3, 4.8), (384, 6, 17.7)])
 def test_parameters_of_afts_baseline(dim, heads, printed):
     """Lambda tiny and small in Table 7 of AFT: 12 layers at 14 x 14 patches, key width 16, BatchNorm on q and k, mean pooling, learned positions."""
-    layer = sum(p.numel() for p in build_mixer("lambda", dim, max_len=None, grid_size=[14, 14], heads=heads).parameters())
-    assert layer == dim * 16 * heads + 16 * heads + dim * 16 + 16 + dim * 64 + 64 + dim * dim + dim + 27 * 27 * 16 + 2 * 16 * (heads + 1)
+    layer = sum(
+        p.numel() for p in build_mixer("lambda", dim, max_len=None, grid_size=[14, 14], heads=heads).parameters()
+    )
+    assert (
+        layer
+        == dim * 16 * heads
+        + 16 * heads
+        + dim * 16
+        + 16
+        + dim * 64
+        + 64
+        + dim * dim
+        + dim
+        + 27 * 27 * 16
+        + 2 * 16 * (heads + 1)
+    )
     mlp, norms = 8 * dim * dim + 5 * dim, 4 * dim
     total = 768 * dim + dim + 196 * dim + 12 * (layer + mlp + norms) + 2 * dim + dim * 1000 + 1000
     assert round(total / 1e6, 1) == printed

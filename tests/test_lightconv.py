@@ -41,7 +41,9 @@ def test_taps_sum_to_one_over_the_window_and_not_over_the_tokens():
     """A deviation to know: as in the paper a border, or a masked token, takes its share of the softmax away."""
     y = functional.lightconv(torch.ones(1, 7, 4), torch.zeros(2, 5))
     torch.testing.assert_close(y[0, :, 0], torch.tensor([0.6, 0.8, 1.0, 1.0, 1.0, 0.8, 0.6]))
-    masked = functional.lightconv(torch.ones(1, 7, 4), torch.zeros(2, 5), key_mask=torch.tensor([[True, True, True, False, True, True, True]]))
+    masked = functional.lightconv(
+        torch.ones(1, 7, 4), torch.zeros(2, 5), key_mask=torch.tensor([[True, True, True, False, True, True, True]])
+    )
     torch.testing.assert_close(masked[0, 2, 0], torch.tensor(0.8))
 
 

@@ -14,7 +14,13 @@ from tokenmix.functional.performer import orthogonal_features
 from tokenmix.functional.sums.features import SCAN
 from tokenmix.testing import PROMISES, run_promise, subject
 
-NEEDED = ["equals_reference", "accurate_on_adversarial_keys", "finite_at_large_keys", "nothing_to_attend", "future_cannot_reach_past"]
+NEEDED = [
+    "equals_reference",
+    "accurate_on_adversarial_keys",
+    "finite_at_large_keys",
+    "nothing_to_attend",
+    "future_cannot_reach_past",
+]
 
 
 def noise(*shape, seed=0, scale=1.0):
@@ -65,16 +71,24 @@ def test_blocks_and_groups_of_blocks(T):
         (functional.rfa, reference.rfa, (q, k, v, W, sigma, gate), 1e-9),
     ]
     for ours, theirs, args, tol in pairs:
-        torch.testing.assert_close(ours(*args, heads=2, causal=True), theirs(*args, heads=2, mask=past), rtol=tol, atol=tol)
+        torch.testing.assert_close(
+            ours(*args, heads=2, causal=True), theirs(*args, heads=2, mask=past), rtol=tol, atol=tol
+        )
 
 
 def test_linear_attention_is_exact_where_float32_features_vanish():
     """elu(-100) + 1 is 0 in float32 when it is computed as written, and every weight with it; here it is exp(-100), and the weights are those of softmax."""
-    q, k, v = torch.zeros(1, 6, 1), torch.tensor([-1000.0, -1001, -1002, -1003, -1004, -2000])[None, :, None], torch.arange(6.0)[None, :, None]
+    q, k, v = (
+        torch.zeros(1, 6, 1),
+        torch.tensor([-1000.0, -1001, -1002, -1003, -1004, -2000])[None, :, None],
+        torch.arange(6.0)[None, :, None],
+    )
     assert float((F.elu(k) + 1).abs().max()) == 0
     want = torch.softmax(k[0, :, 0].double(), 0) @ v[0].double()
     torch.testing.assert_close(functional.linear_attention(q, k, v, heads=1)[0, -1].double(), want, rtol=1e-6, atol=0)
-    torch.testing.assert_close(functional.linear_attention(q, k, v, heads=1, causal=True)[0, -1].double(), want, rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        functional.linear_attention(q, k, v, heads=1, causal=True)[0, -1].double(), want, rtol=1e-6, atol=0
+    )
 
 
 def test_exp_features_of_width_one_are_aft_simple_without_a_gate():
@@ -82,7 +96,9 @@ def test_exp_features_of_width_one_are_aft_simple_without_a_gate():
     q, k, v = (noise(2, 50, 8, seed=i) for i in range(3))
     for causal in (False, True):
         got = functional.linear_attention(q, k, v, heads=8, feature="exp", causal=causal)
-        torch.testing.assert_close(got, functional.aft_simple(q, k, v, gate=None, causal=causal), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            got, functional.aft_simple(q, k, v, gate=None, causal=causal), rtol=1e-12, atol=1e-12
+        )
 
 
 def test_performer_approaches_softmax_attention():
@@ -123,7 +139,10 @@ def test_orthogonal_features_vary_less_and_are_orthogonal():
     assert spread[True] < spread[False]
 
 
-@pytest.mark.parametrize(("name", "options"), [("linear", {}), ("performer", {}), ("performer", {"feature": "relu"}), ("rfa", {}), ("rfa", {"gate": True})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("linear", {}), ("performer", {}), ("performer", {"feature": "relu"}), ("rfa", {}), ("rfa", {"gate": True})],
+)
 def test_future_keys_do_not_change_the_past(name, options):
     """performer-pytorch subtracts one maximum over all of time and then adds an eps: future keys times 10 change its past by a quarter."""
     mixer = build_mixer(name, 16, heads=2, causal=True, **options)
@@ -197,7 +216,10 @@ def test_rfa_estimates_the_gaussian_kernel():
 def test_rfa_arccos_features_estimate_the_arc_cosine_kernel():
     x, y = (F.normalize(noise(4, seed=i), dim=0) for i in range(2))
     W = seeded(0, 1, 200000, 4, orthogonal=False)
-    f, g = (import_module("tokenmix.functional.rfa").features(a[None, None], W, torch.ones(1, 4), "arccos")[0, 0, 0] for a in (x, y))
+    f, g = (
+        import_module("tokenmix.functional.rfa").features(a[None, None], W, torch.ones(1, 4), "arccos")[0, 0, 0]
+        for a in (x, y)
+    )
     angle = torch.arccos(x @ y)
     want = (torch.sin(angle) + (torch.pi - angle) * torch.cos(angle)) / torch.pi
     assert abs(float(f @ g) - float(want)) < 0.02
@@ -212,8 +234,23 @@ def test_rfa_denominator_is_at_least_eps_of_the_weight():
     sigma = torch.full((1, 2), angle / 2)
     got = functional.rfa(q, k, v, W, sigma, heads=1, eps=0.25)
     torch.testing.assert_close(got, -v.mean(1, keepdim=True).expand_as(got) / 0.25)
-    raw = functional.rfa(noise(1, 9, 8), noise(1, 9, 8, seed=1), noise(1, 9, 8, seed=2), noise(1, 400, 8, seed=3), torch.ones(1, 8), heads=1)
-    free = functional.rfa(noise(1, 9, 8), noise(1, 9, 8, seed=1), noise(1, 9, 8, seed=2), noise(1, 400, 8, seed=3), torch.ones(1, 8), heads=1, eps=1e-9)
+    raw = functional.rfa(
+        noise(1, 9, 8),
+        noise(1, 9, 8, seed=1),
+        noise(1, 9, 8, seed=2),
+        noise(1, 400, 8, seed=3),
+        torch.ones(1, 8),
+        heads=1,
+    )
+    free = functional.rfa(
+        noise(1, 9, 8),
+        noise(1, 9, 8, seed=1),
+        noise(1, 9, 8, seed=2),
+        noise(1, 400, 8, seed=3),
+        torch.ones(1, 8),
+        heads=1,
+        eps=1e-9,
+    )
     assert torch.equal(raw, free), "with enough features the bound never binds: exp(-2) > eps"
 
 
@@ -227,8 +264,14 @@ def test_rfa_gate_is_the_recurrence():
     S, z, n, want = torch.zeros(12, 4, dtype=torch.float64), torch.zeros(12, dtype=torch.float64), 0.0, []
     for t in range(T):
         if live[0, t]:
-            S, z, n = g[t] * S + (1 - g[t]) * fk[t, :, None] * v[0, t], g[t] * z + (1 - g[t]) * fk[t], g[t] * n + (1 - g[t])
-        want.append(fq[t] @ S / max(float(fq[t] @ z), 0.01 * float(n)) if float(n) else torch.zeros(4, dtype=torch.float64))
+            S, z, n = (
+                g[t] * S + (1 - g[t]) * fk[t, :, None] * v[0, t],
+                g[t] * z + (1 - g[t]) * fk[t],
+                g[t] * n + (1 - g[t]),
+            )
+        want.append(
+            fq[t] @ S / max(float(fq[t] @ z), 0.01 * float(n)) if float(n) else torch.zeros(4, dtype=torch.float64)
+        )
     got = functional.rfa(q, k, v, W, sigma, gate, heads=1, causal=True, key_mask=live)[0]
     torch.testing.assert_close(got, torch.stack(want), rtol=1e-10, atol=1e-10)
 
@@ -242,7 +285,9 @@ def test_a_gate_that_forgets_at_once_gives_the_last_value():
 
 def test_parameters_and_states_are_those_of_the_paper():
     """Four projections; RFA adds sigma and, gated, one row per head. The state is constant in T."""
-    counts = {n: sum(p.numel() for p in build_mixer(n, 16, heads=2).parameters()) for n in ("linear", "performer", "rfa")}
+    counts = {
+        n: sum(p.numel() for p in build_mixer(n, 16, heads=2).parameters()) for n in ("linear", "performer", "rfa")
+    }
     assert counts == {"linear": 4 * (16 * 16 + 16), "performer": 4 * (16 * 16 + 16), "rfa": 4 * (16 * 16 + 16) + 16}
     assert sum(p.numel() for p in build_mixer("rfa", 16, heads=2, gate=True).parameters()) == counts["rfa"] + 2 * 17
     assert build_mixer("performer", 128, heads=2).num_features == 267  # ceil(64 ln 64)
@@ -272,8 +317,14 @@ def test_a_seed_draws_the_same_features_whatever_the_device_of_construction():
         (lambda: build_mixer("performer", 8, heads=2, feature="elu"), "choose one of softmax"),
         (lambda: build_mixer("rfa", 8, heads=2, feature="relu"), "choose one of gaussian"),
         (lambda: functional.performer(*[noise(1, 3, 4)] * 3, noise(1, 3, 2), heads=2), r"\(2, M, 2\)"),
-        (lambda: functional.rfa(*[noise(1, 3, 4)] * 3, noise(2, 3, 2), noise(2, 2), noise(1, 3, 4), heads=2), "gate of shape"),
-        (lambda: functional.linear_attention(noise(1, 2, 4), *[noise(1, 3, 4)] * 2, heads=2, causal=True), "as many queries"),
+        (
+            lambda: functional.rfa(*[noise(1, 3, 4)] * 3, noise(2, 3, 2), noise(2, 2), noise(1, 3, 4), heads=2),
+            "gate of shape",
+        ),
+        (
+            lambda: functional.linear_attention(noise(1, 2, 4), *[noise(1, 3, 4)] * 2, heads=2, causal=True),
+            "as many queries",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(call, says):

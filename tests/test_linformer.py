@@ -19,7 +19,10 @@ def test_with_identity_projections_it_is_softmax_attention(heads):
     q, k, v = qkv(9)
     one = torch.eye(9, dtype=torch.float64)[None]
     torch.testing.assert_close(
-        functional.linformer(q, k, v, one, one.expand(heads, -1, -1), heads=heads), functional.attention(q, k, v, heads=heads), rtol=1e-12, atol=1e-12
+        functional.linformer(q, k, v, one, one.expand(heads, -1, -1), heads=heads),
+        functional.attention(q, k, v, heads=heads),
+        rtol=1e-12,
+        atol=1e-12,
     )
 
 
@@ -27,13 +30,19 @@ def test_the_operator_on_the_values_has_rank_k():
     q, k, _ = qkv(12, B=1)
     e, f = (torch.randn(1, 3, 12, dtype=torch.float64) for _ in range(2))
     v = torch.eye(12, dtype=torch.float64)[None]
-    operator = functional.linformer(torch.cat([q, torch.zeros(1, 12, 4, dtype=torch.float64)], -1), torch.cat([k, k[..., :4]], -1), v, e, f, heads=1)[0]
+    operator = functional.linformer(
+        torch.cat([q, torch.zeros(1, 12, 4, dtype=torch.float64)], -1), torch.cat([k, k[..., :4]], -1), v, e, f, heads=1
+    )[0]
     assert torch.linalg.matrix_rank(operator, rtol=1e-9) == 3
 
 
 def test_sharing_decides_the_number_of_projections():
     own = {
-        s: sum(p.numel() for n, p in build_mixer("linformer", 8, max_len=20, rank=5, heads=4, sharing=s).named_parameters() if "projection" in n)
+        s: sum(
+            p.numel()
+            for n, p in build_mixer("linformer", 8, max_len=20, rank=5, heads=4, sharing=s).named_parameters()
+            if "projection" in n
+        )
         for s in ("none", "headwise", "key_value", "layerwise")
     }
     assert own == {"none": 2 * 4 * 100, "headwise": 2 * 100, "key_value": 100, "layerwise": 100}
@@ -41,7 +50,9 @@ def test_sharing_decides_the_number_of_projections():
 
 def test_layers_share_one_projection_through_tie():
     torch.manual_seed(0)
-    layers = nn.ModuleList(build_mixer("linformer", 8, max_len=12, rank=3, heads=2, sharing="layerwise") for _ in range(3))
+    layers = nn.ModuleList(
+        build_mixer("linformer", 8, max_len=12, rank=3, heads=2, sharing="layerwise") for _ in range(3)
+    )
     alone = sum(p.numel() for p in layers.parameters())
     for layer in layers[1:]:
         layer.tie(layers[0])

@@ -27,7 +27,17 @@ MODELS = {
 def drawn(mixers=(ATTENTION,), **options) -> LM:
     """A small model as its constructor leaves it, with a large init_std."""
     torch.manual_seed(0)
-    config = LMConfig(**{"dim": 16, "max_len": 24, "vocab": 50, "mixers": mixers, "layers": max(2, len(mixers)), "init_std": 0.3, **options})
+    config = LMConfig(
+        **{
+            "dim": 16,
+            "max_len": 24,
+            "vocab": 50,
+            "mixers": mixers,
+            "layers": max(2, len(mixers)),
+            "init_std": 0.3,
+            **options,
+        }
+    )
     return LM(config).eval()
 
 
@@ -77,7 +87,9 @@ def test_the_future_does_not_reach_the_past_but_the_past_does_reach_the_present(
     model, x = make(MODELS[name]), tokens()
     y = x.clone()
     y[:, 12:] = (y[:, 12:] + 1) % 50
-    torch.testing.assert_close(model(x)[:, :12], model(y)[:, :12], rtol=0, atol=1e-5)  # a kernel may choose its units by a block that holds the future
+    torch.testing.assert_close(
+        model(x)[:, :12], model(y)[:, :12], rtol=0, atol=1e-5
+    )  # a kernel may choose its units by a block that holds the future
     model = model.double()
     assert (model(x)[:, :12] - model(y)[:, :12]).abs().max() <= 1e-13
     y = x.clone()
@@ -182,7 +194,9 @@ def test_greedy_generation_is_the_argmax_of_the_parallel_form(name):
 def test_generation_from_prompts_of_different_lengths():
     model, x = make(MODELS["hybrid"]), tokens(2, 8)
     mask = torch.stack([torch.arange(10) >= 2, torch.arange(10) >= 5])
-    padded = torch.stack([torch.cat([torch.zeros(2, dtype=torch.long), x[0]]), torch.cat([torch.zeros(5, dtype=torch.long), x[1, :5]])])
+    padded = torch.stack(
+        [torch.cat([torch.zeros(2, dtype=torch.long), x[0]]), torch.cat([torch.zeros(5, dtype=torch.long), x[1, :5]])]
+    )
     out = model.generate(padded, 16, temperature=0, key_mask=mask)
     assert torch.equal(out[0, 2:], model.generate(x[:1], 16, temperature=0)[0])
     assert torch.equal(out[1, 5:], model.generate(x[1:, :5], 16, temperature=0)[0])
@@ -245,7 +259,9 @@ def test_top_k_and_top_p_keep_what_they_say():
 @torch.no_grad()
 def test_five_thousand_bytes_of_streaming_are_the_parallel_form():
     torch.manual_seed(0)
-    model = LM(LMConfig(dim=16, max_len=8192, mixers=({"name": "aft_local", "window": 32, "rank": 8},), layers=2, init_std=0.2)).eval()
+    model = LM(
+        LMConfig(dim=16, max_len=8192, mixers=({"name": "aft_local", "window": 32, "rank": 8},), layers=2, init_std=0.2)
+    ).eval()
     x = torch.randint(256, (1, 1))
     state, token, streamed, drawn, sizes = model.init_state(1), x, [], [x], set()
     generator = torch.Generator().manual_seed(0)

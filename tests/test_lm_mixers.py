@@ -26,7 +26,10 @@ CAUSAL = [name for name, cls in MIXERS.items() if cls.supports_causal]
 def spec(case: str) -> dict:
     """A case of the contract suite as a layer of a model of MAX_LEN."""
     name, options = CASES[case]
-    return {"name": name, **{k: MAX_LEN if k in ("max_len", "max_context_len") and v else v for k, v in options.items()}}
+    return {
+        "name": name,
+        **{k: MAX_LEN if k in ("max_len", "max_context_len") and v else v for k, v in options.items()},
+    }
 
 
 def first(name: str) -> dict:
@@ -36,7 +39,17 @@ def first(name: str) -> dict:
 
 def config(*mixers: dict, **options) -> LMConfig:
     """Two layers of 16 features, with a large init_std."""
-    return LMConfig(**{"dim": 16, "max_len": MAX_LEN, "vocab": 50, "mixers": mixers, "layers": max(2, len(mixers)), "init_std": 0.3, **options})
+    return LMConfig(
+        **{
+            "dim": 16,
+            "max_len": MAX_LEN,
+            "vocab": 50,
+            "mixers": mixers,
+            "layers": max(2, len(mixers)),
+            "init_std": 0.3,
+            **options,
+        }
+    )
 
 
 def drawn(*mixers: dict, **options) -> LM:
@@ -91,7 +104,9 @@ def test_gradient_reaches_every_parameter(name):
         for p in model.parameters():  # some start where their gradient is 0: the filters of aft_conv
             p.add_(0.1 * torch.randn_like(p))
     F.cross_entropy(model(x)[:, :-1].flatten(0, 1), x[:, 1:].flatten()).backward()
-    assert [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any() or not p.grad.isfinite().all()] == []
+    assert [
+        n for n, p in model.named_parameters() if p.grad is None or not p.grad.any() or not p.grad.isfinite().all()
+    ] == []
 
 
 @pytest.mark.parametrize("name", CAUSAL)
@@ -139,16 +154,31 @@ def text(tmp_path_factory) -> str:
 def run_config(text: str, *mixers: dict, steps: int = 3, aux_weight: float = 0.01, **loop) -> RunConfig:
     """Three steps, a checkpoint after each, an evaluation and a sample at the end."""
     model = config(*mixers, vocab=256, init_std=0.1)
-    options = {"batch_size": 2, "log_every": 1, "eval_every": 2, "eval_bytes": 120, "save_every": 1, "keep": 5, "sample_bytes": 4, "device": "cpu"}
+    options = {
+        "batch_size": 2,
+        "log_every": 1,
+        "eval_every": 2,
+        "eval_bytes": 120,
+        "save_every": 1,
+        "keep": 5,
+        "sample_bytes": 4,
+        "device": "cpu",
+    }
     optim = OptimConfig(lr=1e-2, warmup=1, schedule="constant", aux_weight=aux_weight)
     return RunConfig(model, DataConfig(source=text, seq_len=24), optim, TrainConfig(steps=steps, **{**options, **loop}))
 
 
 CHANGING = {  # mixer whose buffers change in training -> those that do
-    "performer": ({"name": "performer", "heads": 2, "num_features": 5, "redraw_interval": 2}, ("projection", "forwards")),
+    "performer": (
+        {"name": "performer", "heads": 2, "num_features": 5, "redraw_interval": 2},
+        ("projection", "forwards"),
+    ),
     "routing": ({"name": "routing", "heads": 2, "clusters": 3, "window": 4, "decay": 0.9}, ("centroids",)),
     "lambda": ({"name": "lambda", "heads": 2, "key_width": 3}, ("norms.q.running_mean", "norms.k.running_var")),
-    "sinkhorn": ({"name": "sinkhorn", "heads": 2, "block": 4, "gumbel": True}, ()),  # no buffer: its noise comes from torch's generator
+    "sinkhorn": (
+        {"name": "sinkhorn", "heads": 2, "block": 4, "gumbel": True},
+        (),
+    ),  # no buffer: its noise comes from torch's generator
 }
 
 
@@ -161,7 +191,10 @@ def test_resuming_is_going_on_to_the_bit_with_everything_that_changes_in_trainin
     train(run.override({"train.steps": 1}), tmp_path / "stopped", verbose=False)
     torch.randn(7)  # whatever happens in between
     resume(tmp_path / "stopped", changes={"train.steps": 3}, verbose=False)
-    whole, stopped = (load_checkpoint(tmp_path / out / "checkpoints", 3, "model", "optimizer", "rng")[0] for out in ("whole", "stopped"))
+    whole, stopped = (
+        load_checkpoint(tmp_path / out / "checkpoints", 3, "model", "optimizer", "rng")[0]
+        for out in ("whole", "stopped")
+    )
     for group, tensors in whole.items():
         assert set(tensors) == set(stopped[group])
         assert [key for key, value in tensors.items() if not torch.equal(value, stopped[group][key])] == [], group
@@ -179,7 +212,10 @@ def test_a_step_in_bf16_and_its_evaluation_are_finite(name, text, tmp_path):
 @pytest.mark.parametrize("name", CAUSAL)
 def test_evaluation_is_the_mean_over_bytes_and_moves_nothing(name):
     """One window over all bytes: the first is charged 8 bits, the rest as forward scores them."""
-    model, data = make(first(name), vocab=256).train(), torch.randint(256, (LENGTH,), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+    model, data = (
+        make(first(name), vocab=256).train(),
+        torch.randint(256, (LENGTH,), dtype=torch.uint8, generator=torch.Generator().manual_seed(2)),
+    )
     before = {key: value.clone() for key, value in model.state_dict().items()}
     result = evaluate(model, data, seq_len=MAX_LEN)
     assert model.training
@@ -197,7 +233,11 @@ COMPRESSIVE = {"name": "compressive", "heads": 2, "memory": 2, "compressed": 2, 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_auxiliary_losses_are_logged_and_move_what_they_train(accumulate, text, tmp_path):
     for out, weight in (("with", 10.0), ("without", 0.0)):
-        train(run_config(text, ROUTING, COMPRESSIVE, accumulate=accumulate, aux_weight=weight), tmp_path / out, verbose=False)
+        train(
+            run_config(text, ROUTING, COMPRESSIVE, accumulate=accumulate, aux_weight=weight),
+            tmp_path / out,
+            verbose=False,
+        )
     lines = [json.loads(line) for line in (tmp_path / "with/metrics.jsonl").read_text().splitlines()]
     for line in lines:
         assert line["kind"] == "eval" or set(line["aux"]) == {"routing", "compressive"}
@@ -215,7 +255,9 @@ def test_the_auxiliary_loss_of_a_batch_is_logged_whole(text, tmp_path):
     still = {**ROUTING, "decay": 1.0}
     for out, accumulate in (("one", 1), ("two", 2)):
         train(run_config(text, still, steps=1, accumulate=accumulate), tmp_path / out, verbose=False)
-    one, two = (json.loads((tmp_path / out / "metrics.jsonl").read_text().splitlines()[0])["aux"] for out in ("one", "two"))
+    one, two = (
+        json.loads((tmp_path / out / "metrics.jsonl").read_text().splitlines()[0])["aux"] for out in ("one", "two")
+    )
     assert one == pytest.approx(two, rel=1e-5)
 
 

@@ -35,7 +35,9 @@ def test_5000_bytes_from_aft_local():
     with torch.no_grad():
         parallel = model(tokens)
     error = float((streamed - parallel).abs().max())
-    print(f"5000 bytes, state of {sizes.pop()} bytes throughout, largest difference of a logit {error:.1e}, largest logit {float(parallel.abs().max()):.1f}")
+    print(
+        f"5000 bytes, state of {sizes.pop()} bytes throughout, largest difference of a logit {error:.1e}, largest logit {float(parallel.abs().max()):.1f}"
+    )
     assert error <= 1e-5
 
 

@@ -10,7 +10,18 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix import MixerError, use_backend
-from tokenmix.models import LM, MODELS, EAMLPConfig, LMConfig, PyramidConfig, SegmentationConfig, Segmenter, ViTConfig, build_model, macs
+from tokenmix.models import (
+    LM,
+    MODELS,
+    EAMLPConfig,
+    LMConfig,
+    PyramidConfig,
+    SegmentationConfig,
+    Segmenter,
+    ViTConfig,
+    build_model,
+    macs,
+)
 
 ATTENTION = ({"name": "attention", "heads": 2},)
 PVT = tuple({"name": "spatial_reduction", "heads": 2, "ratio": r} for r in (4, 2, 2, 1))
@@ -48,7 +59,9 @@ def test_hydra_saves_what_its_paper_says(size):
 
 def small(kind):
     if kind == "vit":
-        return build_model(ViTConfig(dim=16, layers=2, mixers=ATTENTION, image_size=(24, 32), patch=8, classes=3, registers=2))
+        return build_model(
+            ViTConfig(dim=16, layers=2, mixers=ATTENTION, image_size=(24, 32), patch=8, classes=3, registers=2)
+        )
     options = {"depths": (1, 2, 1, 1), "dims": (8, 12, 20, 16), "mlp_ratios": (2, 2, 1, 1), "image_size": (96, 64)}
     pyramid = build_model(PyramidConfig(mixers=PVT, classes=3, **options))
     if kind == "pyramid":
@@ -57,7 +70,18 @@ def small(kind):
         return Segmenter(pyramid, SegmentationConfig(classes=5, width=12, hidden=6))
     mixers = ({"name": "external_multihead", "heads": 2},) if kind == "eamlp" else ATTENTION
     token_mixer = None if kind == "eamlp" else {"name": "attention", "heads": 1}
-    return build_model(EAMLPConfig(dim=16, layers=2, mixers=mixers, image_size=(32, 48), classes=3, token_dim=8, token_slots=5, token_mixer=token_mixer))
+    return build_model(
+        EAMLPConfig(
+            dim=16,
+            layers=2,
+            mixers=mixers,
+            image_size=(32, 48),
+            classes=3,
+            token_dim=8,
+            token_slots=5,
+            token_mixer=token_mixer,
+        )
+    )
 
 
 @pytest.mark.parametrize("kind", ["vit", "pyramid", "segmenter", "eamlp", "t2t"])

@@ -17,7 +17,10 @@ def qkv(T: int, D: int = 8, B: int = 2) -> list[torch.Tensor]:
 
 def conv(block: int, D: int = 8) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(1)
-    return tuple(torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((D, D, block), (D, D, block), (D,), (D,)))
+    return tuple(
+        torch.randn(*shape, generator=generator, dtype=torch.float64)
+        for shape in ((D, D, block), (D, D, block), (D,), (D,))
+    )
 
 
 def same(a, b):
@@ -36,7 +39,10 @@ def test_a_block_of_one_with_identity_is_softmax_attention(causal):
 def test_one_local_block_is_softmax_attention(causal):
     q, k, v = qkv(9)
     for block in (9, 50):
-        same(functional.memory_compressed(q, k, v, heads=2, block=block, mode="local", causal=causal), functional.attention(q, k, v, heads=2, causal=causal))
+        same(
+            functional.memory_compressed(q, k, v, heads=2, block=block, mode="local", causal=causal),
+            functional.attention(q, k, v, heads=2, causal=causal),
+        )
 
 
 @pytest.mark.parametrize("T", [12, 13])
@@ -62,13 +68,19 @@ def test_causal_tokens_see_whole_blocks_before_their_own():
     y = functional.memory_compressed(q, k, v, weights, heads=2, block=3, causal=True)
     assert all((g == 0).all() for g in torch.autograd.grad(y[:, :3].square().sum(), weights, retain_graph=True))
     same(y[:, :3], functional.attention(q[:, :3], k[:, :3], v[:, :3], heads=2, causal=True))
-    cells = [torch.nn.functional.conv1d(a[:, :3].mT, w, b, stride=3).mT for a, w, b in zip((k, v), weights[:2], weights[2:], strict=True)]
+    cells = [
+        torch.nn.functional.conv1d(a[:, :3].mT, w, b, stride=3).mT
+        for a, w, b in zip((k, v), weights[:2], weights[2:], strict=True)
+    ]
     at_4 = [torch.cat([c, a[:, 3:5]], 1) for c, a in zip(cells, (k, v), strict=True)]
     same(y[:, 4:5], functional.attention(q[:, 4:5], *at_4, heads=2))
 
 
 def test_the_state_keeps_a_fraction_of_the_history():
-    mixer, history = (build_mixer(name, 32, causal=True, heads=4, **more) for name, more in (("memory_compressed", {"block": 8}), ("attention", {})))
+    mixer, history = (
+        build_mixer(name, 32, causal=True, heads=4, **more)
+        for name, more in (("memory_compressed", {"block": 8}), ("attention", {}))
+    )
     x = torch.randn(1, 2000, 32)
     sizes = [state_bytes(m.extend(x, m.init_state(1))[1]) for m in (mixer, history)]
     assert sizes[0] < sizes[1] / 6

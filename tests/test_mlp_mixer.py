@@ -15,7 +15,9 @@ def test_at_full_length_it_is_two_linears_on_the_transpose():
     mixer = build_mixer("mlp_mixer", 8, max_len=12, hidden=5).double()
     first, second = nn.Linear(12, 5).double(), nn.Linear(5, 12).double()
     with torch.no_grad():
-        for p, q in zip((mixer.w1, mixer.b1, mixer.w2, mixer.b2), (*first.parameters(), *second.parameters()), strict=True):
+        for p, q in zip(
+            (mixer.w1, mixer.b1, mixer.w2, mixer.b2), (*first.parameters(), *second.parameters()), strict=True
+        ):
             p.copy_(q)
     x = torch.randn(2, 12, 8, dtype=torch.float64)
     torch.testing.assert_close(mixer(x), second(nn.functional.gelu(first(x.mT))).mT)
@@ -66,7 +68,15 @@ class TestRandomSynthesizerContainsLinearTokenMixing:
     @staticmethod
     def synthesizer(R: torch.Tensor, factors: list[float], width: int) -> nn.Module:
         """The layer with a head of full width for each R (heads, N, N), each reading x as it is and coming out times its factor."""
-        mixer = build_mixer("synthesizer_random", width, max_len=R.shape[-1], heads=len(R), head_dim=width, qkv_bias=False, out_bias=False).double()
+        mixer = build_mixer(
+            "synthesizer_random",
+            width,
+            max_len=R.shape[-1],
+            heads=len(R),
+            head_dim=width,
+            qkv_bias=False,
+            out_bias=False,
+        ).double()
         one = torch.eye(width, dtype=torch.float64)
         with torch.no_grad():
             mixer.logits.weight.copy_(R)
@@ -102,7 +112,9 @@ class TestRandomSynthesizerContainsLinearTokenMixing:
         up, down = W.clamp_min(0) + 0.01, (-W).clamp_min(0) + 0.01
         c = 1 + torch.maximum(up.sum(-1), down.sum(-1)).max()
         rows = [torch.cat([part / c, 1 - part.sum(-1, keepdim=True) / c], -1).log() for part in (up, down)]
-        R = torch.stack([torch.cat([part, torch.zeros(1, 10, dtype=torch.float64)]) for part in rows])  # what the last token reads is its own affair
+        R = torch.stack(
+            [torch.cat([part, torch.zeros(1, 10, dtype=torch.float64)]) for part in rows]
+        )  # what the last token reads is its own affair
         values = torch.cat([V, torch.zeros(1, 4, dtype=torch.float64)])
         torch.testing.assert_close(self.synthesizer(R, [float(c), -float(c)], 4)(values[None])[0, :9], W @ V)
 

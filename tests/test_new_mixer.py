@@ -14,7 +14,13 @@ from tokenmix.testing.new_mixer import new_mixer
 
 ROOT = Path(__file__).parent.parent
 PLACES = 7 + 1  # seven by hand, and the overloads of build_mixer, which follow from the code
-PROMISES = ["equals_reference", "streaming_equals_parallel", "future_cannot_reach_past", "non_finite_is_honest", "refuses_wrong_options"]
+PROMISES = [
+    "equals_reference",
+    "streaming_equals_parallel",
+    "future_cannot_reach_past",
+    "non_finite_is_honest",
+    "refuses_wrong_options",
+]
 
 
 @pytest.fixture

@@ -22,7 +22,10 @@ NONE = torch.zeros(2, 0, dtype=torch.float64)
 def test_with_a_landmark_per_token_it_approaches_softmax_attention(m):
     q, k, v = qkv(9, size=2.0)
     want = functional.attention(q, k, v, heads=2)
-    errors = [float((functional.nystrom(q, k, v, NONE, heads=2, landmarks=m, iterations=n) - want).abs().max()) for n in (2, 6, 12, 30)]
+    errors = [
+        float((functional.nystrom(q, k, v, NONE, heads=2, landmarks=m, iterations=n) - want).abs().max())
+        for n in (2, 6, 12, 30)
+    ]
     assert errors[-1] < 1e-9
     assert errors[0] > errors[1] > errors[2] > errors[3]
 
@@ -31,7 +34,9 @@ def test_a_row_shorter_than_the_landmarks_gets_one_for_each_token():
     q, k, v = qkv(9, size=2.0)
     mask = torch.arange(9) < torch.tensor([[9], [4]])
     y = functional.nystrom(q, k, v, NONE, heads=2, landmarks=9, iterations=30, key_mask=mask)
-    torch.testing.assert_close(y[1, :4], functional.attention(q[1:, :4], k[1:, :4], v[1:, :4], heads=2)[0], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        y[1, :4], functional.attention(q[1:, :4], k[1:, :4], v[1:, :4], heads=2)[0], rtol=1e-9, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize(("T", "m"), [(10, 4), (12, 4), (3, 4), (64, 64), (7, 1), (100, 33)])

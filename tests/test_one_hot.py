@@ -17,7 +17,9 @@ DIM, HEADS = 8, 4
 
 def layer(ndim, gate="sigmoid", **options):
     torch.manual_seed(1)
-    return build_mixer("aft_conv", DIM, heads=HEADS, kernel_size=5, ndim=ndim, reparam=False, init_std=1.5, gate=gate, **options).double()
+    return build_mixer(
+        "aft_conv", DIM, heads=HEADS, kernel_size=5, ndim=ndim, reparam=False, init_std=1.5, gate=gate, **options
+    ).double()
 
 
 SHAPES = {
@@ -69,7 +71,9 @@ def test_nothing_cancels(log_weight, scale):
         for t, s in enumerate(sources(offset, grid, 0, None, T)[0, h].tolist()):
             if s >= 0:
                 logits[:, h, t, s] += log_weight
-    want = torch.sigmoid(q) * (logits.softmax(-1) @ v.unflatten(-1, (HEADS, -1)).transpose(1, 2)).transpose(1, 2).flatten(2)
+    want = torch.sigmoid(q) * (logits.softmax(-1) @ v.unflatten(-1, (HEADS, -1)).transpose(1, 2)).transpose(
+        1, 2
+    ).flatten(2)
     assert float((found - want).abs().max()) <= 1e-12
     assert float((found - functional.aft_conv(q, k, v, kernel, grid=grid)).abs().max()) <= 1e-12
 
@@ -79,9 +83,13 @@ def test_gradients_are_those_of_the_dense_form():
     gather = to_gather(mixer)
     (args, full), own = mixer.functional_args(x, grid=(4, 5)), gather.weight
     kernel = gather.kernel()
-    want = torch.autograd.grad(functional.aft_conv(*args[:3], kernel, **full).square().sum(), [own, mixer.k_proj.weight, mixer.v_proj.weight])
+    want = torch.autograd.grad(
+        functional.aft_conv(*args[:3], kernel, **full).square().sum(), [own, mixer.k_proj.weight, mixer.v_proj.weight]
+    )
     args, full = gather.functional_args(x, grid=(4, 5))
-    found = torch.autograd.grad(aft_one_hot(*args, **full).square().sum(), [own, gather.k_proj.weight, gather.v_proj.weight])
+    found = torch.autograd.grad(
+        aft_one_hot(*args, **full).square().sum(), [own, gather.k_proj.weight, gather.v_proj.weight]
+    )
     for a, b in zip(found, want, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -111,12 +119,17 @@ def test_the_largest_tap_is_kept():
     assert offset[:2].tolist() == [[-1, 1], [1, 0]]
     torch.testing.assert_close(weight, torch.tensor([1.0, -3.0, 0.0]))
     extra = torch.expm1(torch.tensor([1.0, -0.9, -3.0, 0.6], dtype=torch.float64)).abs()
-    torch.testing.assert_close(kept, torch.stack([extra[0] / (extra[0] + extra[1]), extra[2] / (extra[2] + extra[3]), torch.ones_like(extra[0])]))
+    torch.testing.assert_close(
+        kept,
+        torch.stack([extra[0] / (extra[0] + extra[1]), extra[2] / (extra[2] + extra[3]), torch.ones_like(extra[0])]),
+    )
 
 
 def vit(**options):
     spec = {"name": "aft_conv", "heads": HEADS, "kernel_size": 3, **options}
-    config = ViTConfig(dim=DIM, layers=2, mixers=(spec,), image_size=(8, 12), patch=4, channels=1, classes=3, mlp_ratio=2, registers=1)
+    config = ViTConfig(
+        dim=DIM, layers=2, mixers=(spec,), image_size=(8, 12), patch=4, channels=1, classes=3, mlp_ratio=2, registers=1
+    )
     torch.manual_seed(0)
     return build_model(config).double()
 
@@ -166,7 +179,9 @@ def test_penalty_of_known_filters():
     w[1] = -0.7
     w[2, 0, 0], w[2, 1, 1] = 3.0, -4.0
     found = head_penalties(w, eps=1e-12)
-    torch.testing.assert_close(found, torch.tensor([0.0, 1, (7 / 5 - 1) / 2, 1], dtype=torch.float64), atol=1e-9, rtol=0)
+    torch.testing.assert_close(
+        found, torch.tensor([0.0, 1, (7 / 5 - 1) / 2, 1], dtype=torch.float64), atol=1e-9, rtol=0
+    )
     torch.testing.assert_close(head_penalties(3 * w[:3], eps=1e-12), found[:3], atol=1e-9, rtol=0)
 
 
@@ -175,12 +190,16 @@ def test_penalty_at_the_start_and_down_to_one_tap():
     penalty = one_hot_penalty(model)
     penalty.backward()
     assert float(penalty.detach()) == pytest.approx(1.0)
-    assert all(bool(b.mixer.gamma.grad.isfinite().all()) and bool(b.mixer.raw.grad.isfinite().all()) for b in model.blocks)
+    assert all(
+        bool(b.mixer.gamma.grad.isfinite().all()) and bool(b.mixer.raw.grad.isfinite().all()) for b in model.blocks
+    )
     for block in model.blocks:
         torch.nn.init.normal_(block.mixer.gamma, std=0.3)
     own = [p for name, p in model.named_parameters() if name.endswith(("raw", "gamma", "beta"))]
     before = [p.detach().clone() for p in own]
-    assert torch.autograd.gradcheck(lambda *p: torch.func.functional_call(Penalty(model), dict(zip(names(model), p, strict=True)), ()), own)
+    assert torch.autograd.gradcheck(
+        lambda *p: torch.func.functional_call(Penalty(model), dict(zip(names(model), p, strict=True)), ()), own
+    )
     optimiser = torch.optim.Adam(own, 0.02)
     for _ in range(400):
         optimiser.zero_grad()
@@ -191,7 +210,9 @@ def test_penalty_at_the_start_and_down_to_one_tap():
     gather = to_gather(model)
     assert float(torch.cat([b.mixer.kept for b in gather.blocks]).mean()) > 0.8
     images = torch.randn(2, 1, 8, 12, dtype=torch.float64)
-    assert float((gather(images) - model(images)).detach().abs().max()) < 0.05 * float(model(images).detach().abs().max())
+    assert float((gather(images) - model(images)).detach().abs().max()) < 0.05 * float(
+        model(images).detach().abs().max()
+    )
 
 
 class Penalty(torch.nn.Module):

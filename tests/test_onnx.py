@@ -33,7 +33,9 @@ def built(case: str, *, causal: bool) -> Mixer:
 def lm(**options) -> LM:
     torch.manual_seed(0)
     mixers = ({"name": "hydra"}, {"name": "attention", "heads": 2, "positions": {"name": "rotary"}})
-    return perturb_mixers(LM(LMConfig(**{"dim": 8, "max_len": 20, "mixers": mixers, "vocab": 11, "init_std": 0.5, **options})))
+    return perturb_mixers(
+        LM(LMConfig(**{"dim": 8, "max_len": 20, "mixers": mixers, "vocab": 11, "init_std": 0.5, **options}))
+    )
 
 
 def check_file(case: str, tmp_path: Path) -> None:
@@ -98,13 +100,24 @@ def test_language_model(tmp_path, decode):
 
 
 IMAGES = {
-    "vit": ("deit_tiny", {"layers": 2, "dim": 12, "mixers": ({"name": "aft_conv", "heads": 2, "kernel_size": 3},), "image_size": (32, 48), "classes": 5}),
+    "vit": (
+        "deit_tiny",
+        {
+            "layers": 2,
+            "dim": 12,
+            "mixers": ({"name": "aft_conv", "heads": 2, "kernel_size": 3},),
+            "image_size": (32, 48),
+            "classes": 5,
+        },
+    ),
     "pyramid": ("pvt_tiny", {"image_size": (64, 64), "classes": 5}),
     "eamlp": ("eamlp_7", {"image_size": (32, 32), "layers": 1, "classes": 5}),
 }
 
 
-@pytest.mark.parametrize("kind", ["vit", pytest.param("pyramid", marks=pytest.mark.slow), pytest.param("eamlp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["vit", pytest.param("pyramid", marks=pytest.mark.slow), pytest.param("eamlp", marks=pytest.mark.slow)]
+)
 def test_models_of_images(kind, tmp_path):
     name, options = IMAGES[kind]
     model = build_model(name, **options).eval()
@@ -121,7 +134,9 @@ def test_density_model(decode, tmp_path):
     from tokenmix.models import ImageDensity, ImageDensityConfig
 
     torch.manual_seed(0)
-    model = ImageDensity(ImageDensityConfig(dim=8, size=(3, 4), mixers=({"name": "aft_local", "window": 4},), layers=2)).eval()
+    model = ImageDensity(
+        ImageDensityConfig(dim=8, size=(3, 4), mixers=({"name": "aft_local", "window": 4},), layers=2)
+    ).eval()
     assert export_onnx(model, tmp_path / "density.onnx", decode=decode).difference < 1e-4
 
 
@@ -137,7 +152,10 @@ def test_a_length_that_only_onnx_fixed(tmp_path, monkeypatch):
     """A file that says a number where torch.export left the length free is seen, and made again for the longest input alone."""
     from tokenmix.export import onnx
 
-    mixer, port = built("hydra", causal=True), find_port(built("hydra", causal=True), decode=False, key_mask=False, chunk=1, grid=None, prefix=0)
+    mixer, port = (
+        built("hydra", causal=True),
+        find_port(built("hydra", causal=True), decode=False, key_mask=False, chunk=1, grid=None, prefix=0),
+    )
     for fixed in (False, True):
         export_onnx(mixer, tmp_path / f"{fixed}.onnx", length=11, fixed=fixed)
         assert onnx._as_free(OnnxModel(tmp_path / f"{fixed}.onnx"), port, Sizes(None, (1, 11))) is not fixed
@@ -172,7 +190,10 @@ def test_a_program_whose_steps_depend_on_the_length_pads():
 
 def test_decoding_compiles_once_and_whole():
     """Prefill and decode in one graph each; a token more is not a compilation more, whether the state grows or not."""
-    for mixers in (({"name": "hydra"}, {"name": "aft_local", "window": 4}), ({"name": "attention", "heads": 2, "positions": {"name": "rotary"}},)):
+    for mixers in (
+        ({"name": "hydra"}, {"name": "aft_local", "window": 4}),
+        ({"name": "attention", "heads": 2, "positions": {"name": "rotary"}},),
+    ):
         torch.compiler.reset()
         model = lm(mixers=mixers, positions=None, max_len=40).requires_grad_(False)
         tokens, graphs = torch.randint(11, (2, 30)), []
@@ -216,12 +237,32 @@ class Closed(MIXERS["hydra"]):  # type: ignore[misc, name-defined]  # a class lo
 
 REFUSED = {
     "declares no export": (lambda: Closed(8), {}, "the mixer is Closed, which declares no export"),
-    "no decode step both ways": (lambda: build_mixer("hydra", 8), {"decode": True}, "was built with causal=False, so there is no decode step"),
-    "no stream": (lambda: build_mixer("fourier", 8), {"decode": True}, "has no streaming form, so there is no decode step"),
-    "images": (lambda: build_model("deit_tiny", layers=1, dim=12), {"decode": True}, "reads whole images and has no decode step"),
+    "no decode step both ways": (
+        lambda: build_mixer("hydra", 8),
+        {"decode": True},
+        "was built with causal=False, so there is no decode step",
+    ),
+    "no stream": (
+        lambda: build_mixer("fourier", 8),
+        {"decode": True},
+        "has no streaming form, so there is no decode step",
+    ),
+    "images": (
+        lambda: build_model("deit_tiny", layers=1, dim=12),
+        {"decode": True},
+        "reads whole images and has no decode step",
+    ),
     "a mask of images": (lambda: build_model("deit_tiny", layers=1, dim=12), {"key_mask": True}, "takes no key_mask"),
-    "a length of images": (lambda: build_model("deit_tiny", layers=1, dim=12), {"length": 4}, "ViT takes one size, got length=4"),
-    "double": (lambda: build_mixer("hydra", 8).double(), {}, "q_proj.weight is torch.float64 on cpu; export takes float32"),
+    "a length of images": (
+        lambda: build_model("deit_tiny", layers=1, dim=12),
+        {"length": 4},
+        "ViT takes one size, got length=4",
+    ),
+    "double": (
+        lambda: build_mixer("hydra", 8).double(),
+        {},
+        "q_proj.weight is torch.float64 on cpu; export takes float32",
+    ),
     "no mixer": (lambda: torch.nn.Linear(2, 2), {}, "Linear is neither a mixer nor a model of tokenmix"),
     "no module": (lambda: 3, {}, "expects a mixer or a model of tokenmix, got int"),
     "too long": (lm, {"length": 21}, "LM takes lengths 1 to 20, got length=21"),
@@ -268,7 +309,9 @@ def test_verb(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setitem(MODELS, "tiny", LMConfig(dim=8, max_len=6, mixers=({"name": "hydra"},), vocab=5))
     assert named.MODELS is MODELS
-    assert cli.main(["export-onnx", "tiny", str(tmp_path / "m.onnx"), "--decode", "--json"]) == 0, capsys.readouterr().err
+    assert cli.main(["export-onnx", "tiny", str(tmp_path / "m.onnx"), "--decode", "--json"]) == 0, (
+        capsys.readouterr().err
+    )
     found = json.loads(capsys.readouterr().out)
     assert found["difference"] < 1e-4
     assert list(found["inputs"])[0] == "tokens"

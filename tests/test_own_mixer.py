@@ -27,7 +27,12 @@ def bert():
     ensure_torchvision()
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=50, max_position_embeddings=64
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        vocab_size=50,
+        max_position_embeddings=64,
     )
     torch.manual_seed(0)
     return transformers.BertModel(config).eval()
@@ -59,7 +64,22 @@ def test_surgery_carries_its_projections_and_back():
 
 def test_advise_measures_it(tmp_path, capsys):
     bert().save_pretrained(tmp_path / "bert")
-    assert main(["advise", str(tmp_path / "bert"), "--lengths", "16", "--seconds", "0.2", "--candidates", f"{NAME}:floor=0.5", "--json"]) == 0
+    assert (
+        main(
+            [
+                "advise",
+                str(tmp_path / "bert"),
+                "--lengths",
+                "16",
+                "--seconds",
+                "0.2",
+                "--candidates",
+                f"{NAME}:floor=0.5",
+                "--json",
+            ]
+        )
+        == 0
+    )
     rows = json.loads(capsys.readouterr().out)["candidates"]
     assert [r["mixer"] for r in rows if r["why"] is None][1:] == [f"{NAME}:floor=0.5"]
 
@@ -77,7 +97,9 @@ def test_a_model_of_transformers_generates_with_it(tmp_path):
     from tokenmix.hosts.huggingface import TokenMixConfig, TokenMixForCausalLM
 
     torch.manual_seed(0)
-    model = TokenMixForCausalLM(TokenMixConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, mixers=[SPEC])).eval()
+    model = TokenMixForCausalLM(
+        TokenMixConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, mixers=[SPEC])
+    ).eval()
     model.save_pretrained(tmp_path / "mine")
     loaded = TokenMixForCausalLM.from_pretrained(tmp_path / "mine")
     prompt = torch.randint(0, 50, (1, 5))

@@ -22,7 +22,9 @@ def test_each_is_as_alone_and_padding_is_at_most_twice_the_tokens(name):
         packed = mixer.forward_packed(x, ends)
     longest = [call.args[0].shape[1] for call in spy.call_args_list]
     assert sorted(longest) == [64, 70, 130, 900]
-    assert sum(call.args[0].shape[:2].numel() for call in spy.call_args_list) < 2 * sum(LENGTHS) + 64 * sum(n <= 64 for n in LENGTHS)
+    assert sum(call.args[0].shape[:2].numel() for call in spy.call_args_list) < 2 * sum(LENGTHS) + 64 * sum(
+        n <= 64 for n in LENGTHS
+    )
     for part, alone in zip(packed.split(LENGTHS), x.split(LENGTHS), strict=True):
         assert len(alone) == 0 or torch.allclose(part, mixer(alone[None])[0], atol=1e-6)
     torch.autograd.grad(packed.square().sum(), list(mixer.parameters()))

@@ -50,9 +50,15 @@ class TestWhoSeesWhom:
         T, window = 11, 4
         ((*rows,),) = seen("local", T, window=window, causal=causal)
         w, v = torch.zeros(T, T), torch.eye(T)[None]
-        aft = functional.aft_local(v, torch.zeros(1, T, T), v, w, window=window, outside="none", gate=None, causal=causal)[0]
+        aft = functional.aft_local(
+            v, torch.zeros(1, T, T), v, w, window=window, outside="none", gate=None, causal=causal
+        )[0]
         for t in range(T):
-            assert rows[t] == set(torch.nonzero(aft[t]).flatten().tolist()) == {s for s in either_way(t, T, causal) if abs(t - s) < window}
+            assert (
+                rows[t]
+                == set(torch.nonzero(aft[t]).flatten().tolist())
+                == {s for s in either_way(t, T, causal) if abs(t - s) < window}
+            )
 
     def test_pool_sees_everything(self, causal):
         T = 40
@@ -82,23 +88,33 @@ class TestWhoSeesWhom:
         heads = seen("longformer", T, heads=2, reach=2, dilation=dilations, global_tokens=g, causal=causal)
         for d, rows in zip(dilations, heads, strict=True):
             for t in range(T):
-                window = {s for s in range(T) if abs(t - s) <= 2 * d and (t - s) % d == 0} | set(range(g)) if t >= g else set(range(T))
+                window = (
+                    {s for s in range(T) if abs(t - s) <= 2 * d and (t - s) % d == 0} | set(range(g))
+                    if t >= g
+                    else set(range(T))
+                )
                 assert rows[t] == window & set(either_way(t, T, causal))
 
     def test_bigbird_blocks(self, causal):
         T, b = 200, 8
-        heads = seen("bigbird", T, heads=3, block=b, window_blocks=3, random_blocks=2, global_blocks=2, seed=5, causal=causal)
+        heads = seen(
+            "bigbird", T, heads=3, block=b, window_blocks=3, random_blocks=2, global_blocks=2, seed=5, causal=causal
+        )
         patterns = set()
         for rows in heads:
             chosen = []
             for t in range(T):
                 i, blocks = t // b, {s // b for s in rows[t]}
-                own = {j for j in range(i - 1, i + 2) if 0 <= j < T // b and (j <= i or not causal)} | {j for j in range(2) if j <= i or not causal}
+                own = {j for j in range(i - 1, i + 2) if 0 <= j < T // b and (j <= i or not causal)} | {
+                    j for j in range(2) if j <= i or not causal
+                }
                 assert rows[t] == {s for s in range(T) if s // b in blocks and (s <= t or not causal)}
                 candidates = T // b - len(own) if not causal else max(0, i - 3)
                 if i >= 2:
                     assert own <= blocks
-                    assert len(blocks - own) == min(2, candidates), "as many random blocks as there is room for, none twice"
+                    assert len(blocks - own) == min(2, candidates), (
+                        "as many random blocks as there is room for, none twice"
+                    )
                     chosen.append(tuple(sorted(blocks - own)))
             patterns.add(tuple(chosen))
         assert len(patterns) == 3, "each head draws its own"
@@ -248,7 +264,10 @@ def measured(name: str, T: int, causal: bool, heads: int = 4, **options) -> tupl
     return counter.get_total_flops() - mixer.projection_flops(T), sum(kept.values()), largest.numel
 
 
-@pytest.mark.parametrize(("name", "causal"), [(name, causal) for name in PATTERNS for causal in (False, True) if not (causal and name == "etc")])
+@pytest.mark.parametrize(
+    ("name", "causal"),
+    [(name, causal) for name in PATTERNS for causal in (False, True) if not (causal and name == "etc")],
+)
 def test_cost_grows_as_declared(name, causal):
     """Linear in T; T sqrt T for the Sparse Transformer with stride = sqrt(T). Nothing is ever as large as T x T."""
     found = []
@@ -269,7 +288,9 @@ class TestParameters:
         assert torch.equal(mixer.q_global.weight, mixer.q_proj.weight)
         assert mixer.q_global.weight.data_ptr() != mixer.q_proj.weight.data_ptr()
 
-    @pytest.mark.parametrize(("name", "maps"), [("local", 4), ("strided", 4), ("fixed", 4), ("bigbird", 4), ("longformer", 7), ("etc", 7)])
+    @pytest.mark.parametrize(
+        ("name", "maps"), [("local", 4), ("strided", 4), ("fixed", 4), ("bigbird", 4), ("longformer", 7), ("etc", 7)]
+    )
     def test_counts(self, name, maps):
         assert sum(p.numel() for p in build_mixer(name, 16, heads=2).parameters()) == maps * (16 * 16 + 16)
 
@@ -307,7 +328,9 @@ def test_functional_forms_refuse_what_does_not_fit():
         lambda: functional.strided(q, k, v, stride=2, heads=1),
         lambda: functional.fixed(q, k, v, stride=2, columns=3, heads=2),
         lambda: functional.longformer(q, k, v, q, k, v, reach=1, dilation=[1], global_tokens=1, heads=2),
-        lambda: functional.bigbird(q, k, v, block=2, window_blocks=2, random_blocks=1, global_blocks=1, seed=0, heads=2),
+        lambda: functional.bigbird(
+            q, k, v, block=2, window_blocks=2, random_blocks=1, global_blocks=1, seed=0, heads=2
+        ),
     ):
         with pytest.raises(MixerError):
             call()
@@ -316,7 +339,10 @@ def test_functional_forms_refuse_what_does_not_fit():
 def test_etc_rows_see_their_radius_and_the_global_tokens():
     """Long rows: the global tokens and those within the radius; global rows: everything."""
     torch.manual_seed(0)
-    mixer, x = build_mixer("etc", 8, heads=2, radius=2, global_tokens=3).double(), torch.randn(1, 12, 8, dtype=torch.float64)
+    mixer, x = (
+        build_mixer("etc", 8, heads=2, radius=2, global_tokens=3).double(),
+        torch.randn(1, 12, 8, dtype=torch.float64),
+    )
     for s in range(12):
         other = x.clone()
         other[0, s] = torch.randn(8, dtype=torch.float64)

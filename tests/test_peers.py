@@ -35,7 +35,15 @@ def test_local_equals_local_attention():
     from tokenmix import functional
 
     q, k, v = (torch.randn(2, 40, 32) for _ in range(3))
-    theirs = LocalAttention(window_size=8, causal=True, look_backward=1, look_forward=0, exact_windowsize=True, autopad=True, use_rotary_pos_emb=False)
+    theirs = LocalAttention(
+        window_size=8,
+        causal=True,
+        look_backward=1,
+        look_forward=0,
+        exact_windowsize=True,
+        autopad=True,
+        use_rotary_pos_emb=False,
+    )
     split = [a.unflatten(-1, (4, 8)).transpose(1, 2) for a in (q, k, v)]
     want = theirs(*split).transpose(1, 2).flatten(2)
     torch.testing.assert_close(functional.local(q, k, v, window=9, heads=4, causal=True), want, rtol=1e-4, atol=1e-5)

@@ -43,7 +43,12 @@ def test_the_papers_augmentation_flips_and_shifts():
     images = to_pixels(s.batch(0), (8, 8), 3).long()
     one, kinds = split.pixels[0].long(), set()
     for image in images:
-        fits = [(f, d) for f in (False, True) for d in range(-10, 11) if torch.equal(image, ((one.flip(-1) if f else one) + d).clamp(0, 255))]
+        fits = [
+            (f, d)
+            for f in (False, True)
+            for d in range(-10, 11)
+            if torch.equal(image, ((one.flip(-1) if f else one) + d).clamp(0, 255))
+        ]
         assert fits
         kinds.add(fits[0])
     assert len(kinds) > 35
@@ -68,7 +73,9 @@ def test_smaller_sizes_are_cut_not_resized(file_split, source):
 
 
 def test_refusals(file_split):
-    with pytest.raises(MixerError, match="mixup=0.5 would change the distribution that is modelled; only flip, shift, repeats"):
+    with pytest.raises(
+        MixerError, match="mixup=0.5 would change the distribution that is modelled; only flip, shift, repeats"
+    ):
         PixelSampler(pixels_split(), size=(8, 8), channels=3, batch_size=2, augment=Augment(mixup=0.5))
     with pytest.raises(MixerError, match="size 9x8 is larger than the images, 8x8"):
         PixelSampler(pixels_split(), size=(9, 8), channels=3, batch_size=2)

@@ -25,7 +25,9 @@ def test_on_a_sequence_it_is_average_pooling_along_it():
 
 
 def test_masked_tokens_are_not_counted():
-    y = functional.pooling(torch.tensor([[[3.0], [6.0], [9.0]]]), window=3, subtract=False, key_mask=torch.tensor([[True, False, True]]))
+    y = functional.pooling(
+        torch.tensor([[[3.0], [6.0], [9.0]]]), window=3, subtract=False, key_mask=torch.tensor([[True, False, True]])
+    )
     torch.testing.assert_close(y[0, :, 0], torch.tensor([3.0, 6.0, 9.0]))
 
 

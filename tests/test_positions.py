@@ -57,10 +57,14 @@ def test_right_or_refused(case, causal, kind):
     positions, live = WRONG[kind](T).expand(2, T), torch.ones(2, T, dtype=torch.bool)
     y, why = answer(s, lambda: s.call(mixer, x, positions=positions))
     if y is None:
-        assert kind not in ("gaps", "far") or "from" in why, "rising positions are only refused beyond max_len or the grid"
+        assert kind not in ("gaps", "far") or "from" in why, (
+            "rising positions are only refused beyond max_len or the grid"
+        )
         return
     close(y, mixer.out_proj(reference_value(s, *s.args(mixer, x, positions=positions))), live, "forward")
-    if mixer.capabilities.streaming and case != "aft_local-1":  # its ring holds no token whose position could be compared with the next
+    if (
+        mixer.capabilities.streaming and case != "aft_local-1"
+    ):  # its ring holds no token whose position could be compared with the next
         for cuts in ((T,), (1,) * T, (3, 2, T - 5)):
             z, why = answer(s, lambda cuts=cuts: streamed(mixer, x, cuts, positions, live))
             if z is None:
@@ -88,23 +92,32 @@ def test_positions_of_masked_tokens_say_nothing(case, causal, garbage):
 def test_a_stream_refuses_to_step_back_and_says_where():
     mixer = build_mixer("local", 8, causal=True, heads=2, window=4)
     _, state = mixer.extend(torch.randn(2, 3, 8), mixer.init_state(2), positions=torch.tensor([[0, 1, 2], [4, 5, 6]]))
-    with pytest.raises(MixerError, match=r"Local: positions of valid tokens must be 0 or above and rise along each row.*got 6, 7 in row 1"):
+    with pytest.raises(
+        MixerError,
+        match=r"Local: positions of valid tokens must be 0 or above and rise along each row.*got 6, 7 in row 1",
+    ):
         mixer.extend(torch.randn(2, 2, 8), state, positions=torch.tensor([[3, 4], [6, 7]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("case", ["aft_local-3", "aft_local-none", "aft_conv", "lightconv", "local", "memory_compressed", "axial"])
+@pytest.mark.parametrize(
+    "case", ["aft_local-3", "aft_local-none", "aft_conv", "lightconv", "local", "memory_compressed", "axial"]
+)
 def test_a_ring_passes_masked_tokens_over(case, dtype):
     """Masked tokens take up no room in a ring: positions may skip them, in any cuts, in a chunk with a mask, and in those after it without one."""
     s = subject_of(case, True)
     mixer, x = s.build(dtype=dtype), s.x(dtype=dtype)
-    live = torch.tensor([[1, 1, 0, 0, 0, 1, 0, 1, 1, 1], [1, 0, 0, 1, 1, 0, 0, 1, 1, 1]], dtype=torch.bool)[:, : s.length]
+    live = torch.tensor([[1, 1, 0, 0, 0, 1, 0, 1, 1, 1], [1, 0, 0, 1, 1, 0, 0, 1, 1, 1]], dtype=torch.bool)[
+        :, : s.length
+    ]
     positions = live.cumsum(1) - 1
     want = mixer(x, positions=positions, key_mask=live)
     for cuts in ((7,), (1,) * 7, (3, 2, 2)):
         y, state, at = [], mixer.init_state(2), 0
         for n in cuts:
-            part, state = mixer.extend(x[:, at : at + n], state, positions=positions[:, at : at + n], key_mask=live[:, at : at + n])
+            part, state = mixer.extend(
+                x[:, at : at + n], state, positions=positions[:, at : at + n], key_mask=live[:, at : at + n]
+            )
             y, at = [*y, part], at + n
         for i in range(at, s.length):
             part, state = mixer.extend(x[:, i : i + 1], state)
@@ -124,7 +137,9 @@ def test_positions_outside_of_the_grid():
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.float16])
 def test_compressive_streams_with_a_state_of_another_dtype(pool, state_dtype):
     torch.manual_seed(0)
-    mixer = build_mixer("compressive", 8, causal=True, heads=2, memory=2, compressed=2, rate=2, pool=pool).to(torch.float16)
+    mixer = build_mixer("compressive", 8, causal=True, heads=2, memory=2, compressed=2, rate=2, pool=pool).to(
+        torch.float16
+    )
     x = torch.randn(1, 9, 8).half()
     state, outputs = mixer.init_state(1, dtype=state_dtype), []
     for part in x.split(2, 1):

@@ -33,7 +33,12 @@ def tree_of(package: str) -> ast.Module:
 def imported(tree: ast.Module) -> set[str]:
     """The public names a file imports at its top from our own modules."""
     from_ours = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level]
-    return {alias.asname or alias.name for node in from_ours for alias in node.names if not (alias.asname or alias.name).startswith(("_", "*"))}
+    return {
+        alias.asname or alias.name
+        for node in from_ours
+        for alias in node.names
+        if not (alias.asname or alias.name).startswith(("_", "*"))
+    }
 
 
 def used(tree: ast.Module) -> set[str]:
@@ -71,7 +76,9 @@ def test_every_package_lists_its_public_names(package, taken):
         listed = []
     assert list(listed) == sorted(set(listed))
     assert [name for name in listed if not hasattr(module, name)] == []
-    missing = (imported(tree) - used(tree)) | {name for name in taken[package] - modules if not name.startswith("_")} - {"*"}
+    missing = (imported(tree) - used(tree)) | {
+        name for name in taken[package] - modules if not name.startswith("_")
+    } - {"*"}
     assert missing - set(listed) == set(), f"{package} re-exports names that its __all__ lacks"
 
 
@@ -113,8 +120,12 @@ def test_the_stub_is_that_of_the_table():
 
 def test_the_stub_has_every_public_name_of_its_module():
     module = importlib.import_module("tokenmix.mixers.by_name")
-    defined = {node.name for node in ast.parse(STUB.read_text()).body if isinstance(node, ast.FunctionDef)} | {"MixerName"}
-    own = {name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__} | {"MixerName"}
+    defined = {node.name for node in ast.parse(STUB.read_text()).body if isinstance(node, ast.FunctionDef)} | {
+        "MixerName"
+    }
+    own = {name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__} | {
+        "MixerName"
+    }
     assert defined == own
 
 
@@ -133,7 +144,9 @@ def test_a_type_checker_sees_the_class_of_each_name(tmp_path):
     file = tmp_path / "snippet.py"
     file.write_text(SNIPPET)
     command = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", file]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "MYPYPATH": str(ROOT / "src")})
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "MYPYPATH": str(ROOT / "src")}
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -143,7 +156,13 @@ def test_f_is_torch_nn_functional_and_nothing_else(folder):
     for file in (ROOT / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
-                wrong += [str(file) for alias in node.names if (alias.name == "torch.nn.functional") != (alias.asname == "F")]
+                wrong += [
+                    str(file) for alias in node.names if (alias.name == "torch.nn.functional") != (alias.asname == "F")
+                ]
             elif isinstance(node, ast.ImportFrom):
-                wrong += [str(file) for alias in node.names if alias.asname == "F" or (node.module == "torch.nn" and alias.name == "functional")]
+                wrong += [
+                    str(file)
+                    for alias in node.names
+                    if alias.asname == "F" or (node.module == "torch.nn" and alias.name == "functional")
+                ]
     assert wrong == []

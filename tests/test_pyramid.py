@@ -22,12 +22,24 @@ SPECS = {
     "aft_conv": ({"name": "aft_conv", "heads": 2, "kernel_size": 3},),
     "hydra": ({"name": "hydra"},),
     "external": ({"name": "external", "slots": 4},),
-    "four": ({"name": "aft_conv", "heads": 2, "kernel_size": 3}, {"name": "hydra"}, {"name": "aft_full", "rank": 2}, {"name": "attention", "heads": 2}),
+    "four": (
+        {"name": "aft_conv", "heads": 2, "kernel_size": 3},
+        {"name": "hydra"},
+        {"name": "aft_full", "rank": 2},
+        {"name": "attention", "heads": 2},
+    ),
 }
 
 
 def make(mixers=PVT, **options) -> Pyramid:
-    given = {"depths": (2, 1, 1, 1), "dims": (8, 12, 20, 16), "mlp_ratios": (2, 2, 1, 1.5), "image_size": (64, 32), "classes": 3, **options}
+    given = {
+        "depths": (2, 1, 1, 1),
+        "dims": (8, 12, 20, 16),
+        "mlp_ratios": (2, 2, 1, 1.5),
+        "image_size": (64, 32),
+        "classes": 3,
+        **options,
+    }
     model = build_model(PyramidConfig(mixers=mixers, **given)).eval()
     for parameter in model.parameters():  # zeros and tiny values would hide what is wrong
         torch.nn.init.normal_(parameter, std=0.3) if parameter.ndim > 1 else torch.nn.init.uniform_(parameter, 0.5, 1.5)
@@ -46,7 +58,10 @@ def pvt_layer(block, x, grid, heads):
     short = y
     if mixer.conv is not None:
         short = mixer.norm(mixer.conv(y.mT.reshape(*y.mT.shape[:2], *grid)).flatten(2).mT)
-    q, k, v = (a.unflatten(-1, (heads, -1)).transpose(1, 2) for a in (mixer.q_proj(y), mixer.k_proj(short), mixer.v_proj(short)))
+    q, k, v = (
+        a.unflatten(-1, (heads, -1)).transpose(1, 2)
+        for a in (mixer.q_proj(y), mixer.k_proj(short), mixer.v_proj(short))
+    )
     x = x + mixer.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
     return x + block.mlp.down(F.gelu(block.mlp.up(block.mlp_norm(x))))
 
@@ -85,7 +100,11 @@ def test_every_mixer_runs_and_every_parameter_learns(name, options):
     images = torch.randn(2, 3, 64, 32)
     tokens = model.forward_features(images)
     (model.forward_head(tokens).square().sum() + tokens.square().sum()).backward()
-    idle = [n for n, p in model.named_parameters() if p.grad is None or not bool(p.grad.isfinite().all()) or float(p.grad.abs().max()) == 0]
+    idle = [
+        n
+        for n, p in model.named_parameters()
+        if p.grad is None or not bool(p.grad.isfinite().all()) or float(p.grad.abs().max()) == 0
+    ]
     # a bias added to all keys changes no softmax
     assert not [n for n in idle if not n.endswith("k_proj.bias")], idle
 
@@ -127,7 +146,10 @@ def test_without_parameters_per_position_any_size_goes(size):
 
 def test_a_fixed_size_is_refused_until_resized():
     model, images = make(SPECS["four"]), torch.randn(1, 3, 90, 64)
-    with pytest.raises(MixerError, match=r"Pyramid: learned positions and AFTFull belong to images of 64 x 32, got 90 x 64.*resize\(\[96, 64\]\)"):
+    with pytest.raises(
+        MixerError,
+        match=r"Pyramid: learned positions and AFTFull belong to images of 64 x 32, got 90 x 64.*resize\(\[96, 64\]\)",
+    ):
         model(images)
     with pytest.raises(MixerError, match="learned positions"):  # as many tokens, another shape
         model(torch.randn(1, 3, 32, 64))
@@ -136,7 +158,9 @@ def test_a_fixed_size_is_refused_until_resized():
     assert model(images).shape == (1, 3)
     assert [m.shape[2:] for m in model.feature_maps(images)] == [(24, 16), (12, 8), (6, 4), (3, 2)]
     assert torch.equal(model.stages[3].positions[0], before[3][0])  # the class token's
-    grown = F.interpolate(before[0].T.view(1, 8, 16, 8), size=(24, 16), mode="bicubic", align_corners=False, antialias=True)
+    grown = F.interpolate(
+        before[0].T.view(1, 8, 16, 8), size=(24, 16), mode="bicubic", align_corners=False, antialias=True
+    )
     assert torch.allclose(model.stages[0].positions, grown[0].flatten(1).T, atol=1e-6)
     assert model.config.image_size == (96, 64)
 
@@ -154,12 +178,16 @@ def test_a_mixer_that_cannot_be_resized_leaves_the_model_as_it_was():
 
 def test_drop_path_rises_over_all_stages():
     model = make(drop_path=0.4)
-    assert [b.dropout[-1].rate if isinstance(b.dropout, torch.nn.Sequential) else 0 for b in model.blocks] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+    assert [
+        b.dropout[-1].rate if isinstance(b.dropout, torch.nn.Sequential) else 0 for b in model.blocks
+    ] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
 
 
 def test_without_a_head_the_features_come_out():
     assert make(classes=0)(torch.randn(2, 3, 64, 32)).shape == (2, 16)
-    assert make(depths=(1, 1), dims=(8, 12), patches=(2, 4), mlp_ratios=(1, 1), mixers=SPECS["hydra"])(torch.randn(2, 3, 64, 32)).shape == (2, 3)
+    assert make(depths=(1, 1), dims=(8, 12), patches=(2, 4), mlp_ratios=(1, 1), mixers=SPECS["hydra"])(
+        torch.randn(2, 3, 64, 32)
+    ).shape == (2, 3)
 
 
 def test_a_config_is_json():
@@ -178,7 +206,9 @@ def test_meta_build_equals_direct_build():
     later.to_empty(device="cpu")
     torch.manual_seed(3)
     later.reset_parameters()
-    assert all(torch.equal(a, b) for a, b in zip(direct.state_dict().values(), later.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(direct.state_dict().values(), later.state_dict().values(), strict=True)
+    )
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,9 @@ def test_every_key_is_asked_once_for_its_value():
 
 
 def test_it_depends_on_the_generator_alone():
-    a, b, c = (recall_batch(3, seq_len=20, pairs=3, vocab=16, generator=torch.Generator().manual_seed(s)) for s in (1, 1, 2))
+    a, b, c = (
+        recall_batch(3, seq_len=20, pairs=3, vocab=16, generator=torch.Generator().manual_seed(s)) for s in (1, 1, 2)
+    )
     assert torch.equal(a[0], b[0])
     assert torch.equal(a[1], b[1])
     assert not torch.equal(a[0], c[0])

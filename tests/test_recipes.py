@@ -39,7 +39,12 @@ def test_the_tables_are_all_there():
     windows = [int(r.removeprefix("table5/window_")) for r in rows if r.startswith("table5/")]
     assert windows == [0, 1, 2, 4, 8, 32, 64, 128, 256, 512, 1024]
     assert [int(r.removeprefix("table6/length_")) for r in rows if r.startswith("table6/")] == [1024, 2048, 4096]
-    assert rows["table5/window_32"].printed["test"] == rows["table4/aft_local_32_24x256"].printed["test"] == rows["table6/length_1024"].printed["test"] == 1.154
+    assert (
+        rows["table5/window_32"].printed["test"]
+        == rows["table4/aft_local_32_24x256"].printed["test"]
+        == rows["table6/length_1024"].printed["test"]
+        == 1.154
+    )
     assert rows["table5/window_0"].printed["test"] == rows["table4/aft_simple_24x256"].printed["test"] == 1.209
 
 
@@ -54,7 +59,10 @@ def test_the_tables_are_all_there():
         ("table4/linear_transformer_12x512", 38.62),
         ("table4/performer_12x512", 38.62),
         ("table4/reformer_12x512", 35.46),  # a transformer with keys for queries: 12 (512^2 + 512) = 3.15M fewer
-        ("table4/synthesizer_dense_12x512", 41.85),  # logits for 1024 keys in place of keys: 12 (8 (64 + 1) 1024 - 512^2 - 512) = 3.24M more
+        (
+            "table4/synthesizer_dense_12x512",
+            41.85,
+        ),  # logits for 1024 keys in place of keys: 12 (8 (64 + 1) 1024 - 512^2 - 512) = 3.24M more
     ],
 )
 def test_paper_sizes_have_the_parameters_of_the_paper_s_models(row, millions):
@@ -65,7 +73,12 @@ def test_the_paper_size_is_the_paper_s_recipe():
     config = ENWIK8.config(None, "paper")
     assert (config.model.layers, config.model.dim, config.data.seq_len, config.model.dropout) == (24, 256, 1024, 0.1)
     assert config.model.mixers == ({"name": "aft_local", "window": 32, "rank": 256},)
-    assert (config.optim.lr, config.optim.weight_decay, config.optim.schedule, config.train.batch_size) == (3e-3, 0.5, "vaswani", 128)
+    assert (config.optim.lr, config.optim.weight_decay, config.optim.schedule, config.train.batch_size) == (
+        3e-3,
+        0.5,
+        "vaswani",
+        128,
+    )
     assert config.train.steps * 128 * 1024 == pytest.approx(100 * 90e6, rel=0.001)
     assert ENWIK8.config("table6/length_4096", "paper").train.steps == pytest.approx(config.train.steps / 4, rel=0.001)
 
@@ -88,7 +101,13 @@ def test_wrong_names_are_refused():
 def test_every_row_of_table_4_takes_a_smoke_step(row, tmp_path):
     """On another text: enwik8 itself is a download."""
     (tmp_path / "text.txt").write_bytes(b"the cat sat on the mat. " * 500)
-    fields = {"data.source": str(tmp_path / "text.txt"), "train.steps": 1, "train.batch_size": 2, "train.sample_bytes": 4, "train.eval_bytes": 300}
+    fields = {
+        "data.source": str(tmp_path / "text.txt"),
+        "train.steps": 1,
+        "train.batch_size": 2,
+        "train.sample_bytes": 4,
+        "train.eval_bytes": 300,
+    }
     summary = train(ENWIK8.config(row, "smoke").override(fields), tmp_path / "run")
     assert summary["step"] == 1
     assert summary["valid_bits_per_byte"] < 8.5
@@ -97,7 +116,13 @@ def test_every_row_of_table_4_takes_a_smoke_step(row, tmp_path):
 @pytest.mark.parametrize("row", RECIPES["text"].rows)
 def test_every_row_of_text_trains(row, tmp_path):
     (tmp_path / "text.txt").write_bytes(b"the cat sat on the mat. " * 500)
-    fields = {"data.source": str(tmp_path / "text.txt"), "data.seq_len": 64, "model.max_len": 64, "train.steps": 4, "train.batch_size": 2}
+    fields = {
+        "data.source": str(tmp_path / "text.txt"),
+        "data.seq_len": 64,
+        "model.max_len": 64,
+        "train.steps": 4,
+        "train.batch_size": 2,
+    }
     config = RECIPES["text"].config(row, "smoke").override(fields | {"train.sample_bytes": 8})
     summary = train(config, tmp_path / "run")
     assert summary["step"] == 4

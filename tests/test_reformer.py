@@ -38,7 +38,13 @@ def test_the_paper_form_looks_ahead():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_paper_form_keeps_every_other_promise(causal):
-    some = ["equals_reference", "accurate_on_adversarial_keys", "masked_keys_have_no_influence", "padded_equals_shorter", "subset_equals_masked"]
+    some = [
+        "equals_reference",
+        "accurate_on_adversarial_keys",
+        "masked_keys_have_no_influence",
+        "padded_equals_shorter",
+        "subset_equals_masked",
+    ]
     some += ["rows_are_independent", "nothing_to_attend", "differentiable_twice", "refuses_what_it_cannot"]
     check_mixer("reformer", {**SMALL, "paper_form": True, "causal": causal}, promises=some)
 
@@ -53,7 +59,9 @@ def test_the_paper_form_does_not_stream():
 @pytest.mark.parametrize("seed", [8, 9])
 def test_past_and_present_reach(seed):
     """Where tokens have company in some round, the promise that is waived in general is kept."""
-    masking.past_reaches_present(subject("reformer", {"heads": 2, "buckets": 2, "chunk": 2, "rounds": 3, "seed": seed, "causal": True}))
+    masking.past_reaches_present(
+        subject("reformer", {"heads": 2, "buckets": 2, "chunk": 2, "rounds": 3, "seed": seed, "causal": True})
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -62,7 +70,9 @@ def test_a_round_twice_is_a_round_once(causal):
     q, v, r = torch.randn(2, 30, 8).double(), torch.randn(2, 30, 8).double(), torch.randn(1, 2, 4, 2).double()
     shape = {"heads": 2, "chunk": 3, "causal": causal}
     once = functional.reformer(q, v, r, **shape)
-    torch.testing.assert_close(functional.reformer(q, v, r.expand(3, -1, -1, -1), **shape), once, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        functional.reformer(q, v, r.expand(3, -1, -1, -1), **shape), once, rtol=1e-12, atol=1e-12
+    )
 
 
 def test_itself_only_without_company():

@@ -12,7 +12,13 @@ from test_contract import subject_of
 from tokenmix import MixerError, build_mixer, functional, merge
 from tokenmix.testing.building import VALUES
 
-SMALL = {"hydra": {}, "linear": {"heads": 2}, "performer": {"heads": 2, "num_features": 3}, "external": {"slots": 3}, "aft_simple": {}}
+SMALL = {
+    "hydra": {},
+    "linear": {"heads": 2},
+    "performer": {"heads": 2, "num_features": 3},
+    "external": {"slots": 3},
+    "aft_simple": {},
+}
 FORMS = ("aft_", "attention", "hydra", "multihead_linear", "polynl", "linear", "external", "simplified_attention")
 TENSORS = ("positions", "key_mask", "attn_mask", "grid")
 SPECS = {
@@ -71,7 +77,9 @@ def test_a_grid_that_is_not_the_tokens_is_refused(prefix):
 def test_a_window_beyond_the_sequence_is_the_sequence(window, outside):
     q, k, v = torch.randn(3, 2, 10, 8).unbind(0)
     w, same = torch.randn(10, 10), {"outside": outside, "backend": "eager"}
-    assert torch.equal(functional.aft_local(q, k, v, w, window=window, **same), functional.aft_local(q, k, v, w, window=10, **same))
+    assert torch.equal(
+        functional.aft_local(q, k, v, w, window=window, **same), functional.aft_local(q, k, v, w, window=10, **same)
+    )
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -99,9 +107,13 @@ REFUSED = {
     "a mask of one row, which would mask queries": lambda: functional.synthesizer_random(X, RANDOM, key_mask=LIVE[0]),
     "an additive mask": lambda: functional.local(X, X, X, window=2, heads=2, key_mask=torch.zeros(2, 5)),
     "a mask of integers": lambda: functional.simplified_attention(X, X, key_mask=LIVE.long()),
-    "pairs of another length": lambda: functional.attention(X, X, X, heads=2, attn_mask=torch.ones(5, 6, dtype=torch.bool)),
+    "pairs of another length": lambda: functional.attention(
+        X, X, X, heads=2, attn_mask=torch.ones(5, 6, dtype=torch.bool)
+    ),
     "a bias without heads": lambda: functional.synthesizer_dense(X, X, (DENSE[0], DENSE[1][0])),
-    "positions of another length": lambda: functional.synthesizer_dense(X, X, DENSE, positions=torch.zeros(2, 6, dtype=torch.long)),
+    "positions of another length": lambda: functional.synthesizer_dense(
+        X, X, DENSE, positions=torch.zeros(2, 6, dtype=torch.long)
+    ),
     "keys of another width in a mixture": lambda: functional.synthesizer_mixture(
         X, X[..., :4], X, tensor(2), (), (RANDOM,), (), (), parts=["attention", "random"], heads=2
     ),

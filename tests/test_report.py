@@ -27,7 +27,9 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def page(runs, tmp_path_factory):
     extra = Table("Extra", ["what", "how much"], [["a <b>", number(1.5)]], ["a note"])
-    return write_report(runs, tmp_path_factory.mktemp("page") / "report.html", tables=[extra], title="Tiny & real", lead=["One < two."])
+    return write_report(
+        runs, tmp_path_factory.mktemp("page") / "report.html", tables=[extra], title="Tiny & real", lead=["One < two."]
+    )
 
 
 def test_page_passes_its_checks(page):
@@ -78,7 +80,15 @@ def test_loss_that_is_not_finite_is_said_in_words(runs, tmp_path):
     sick.mkdir()
     (sick / "config.json").write_text((runs[0] / "config.json").read_text())
     lines = [
-        {"kind": "train", "step": s, "loss": float("nan") if s > 3 else 2.0, "tokens": s, "seconds": s, "tokens_per_s": 1.0, "peak_mib": 1.0}
+        {
+            "kind": "train",
+            "step": s,
+            "loss": float("nan") if s > 3 else 2.0,
+            "tokens": s,
+            "seconds": s,
+            "tokens_per_s": 1.0,
+            "peak_mib": 1.0,
+        }
         for s in range(1, 9)
     ]
     lines.append({"kind": "eval", "split": "valid", "step": 8, "bits_per_byte": float("nan"), "seconds": 1.0})
@@ -92,7 +102,9 @@ def test_samples_are_escaped_and_bytes_shown(runs, tmp_path):
     copy = tmp_path / "odd"
     (copy / "samples").mkdir(parents=True)
     (copy / "config.json").write_text((runs[0] / "config.json").read_text())
-    (copy / "samples" / "step_00000001.txt").write_bytes(b"<script>alert(1)</script>\xff\x00\x1b[31m \xc3\xa9 http://example.org")
+    (copy / "samples" / "step_00000001.txt").write_bytes(
+        b"<script>alert(1)</script>\xff\x00\x1b[31m \xc3\xa9 http://example.org"
+    )
     page = write_report([copy], tmp_path / "odd.html")
     assert check_page(page) == []
     assert "&lt;script&gt;alert(1)&lt;/script&gt;\\xff\\x00\\x1b[31m é" in page.read_text()
@@ -108,7 +120,10 @@ def test_runs_of_the_same_name_are_told_apart(runs, tmp_path):
     assert "two/run" in text
 
 
-@pytest.mark.parametrize(("make", "words"), [(lambda d: None, "no config.json"), (lambda d: (d / "config.json").write_text("{"), "cannot be read")])
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [(lambda d: None, "no config.json"), (lambda d: (d / "config.json").write_text("{"), "cannot be read")],
+)
 def test_what_is_no_run_is_refused(tmp_path, make, words):
     make(tmp_path)
     with pytest.raises(MixerError, match=words):
@@ -198,7 +213,15 @@ def test_the_checks_find_what_is_missing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("n", "text"), [(0, "0 B"), (1023, "1.00 KiB"), (1536, "1.50 KiB"), (5 * 2**20, "5.00 MiB"), (3 * 2**30, "3.00 GiB"), (None, "not measured")]
+    ("n", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1.00 KiB"),
+        (1536, "1.50 KiB"),
+        (5 * 2**20, "5.00 MiB"),
+        (3 * 2**30, "3.00 GiB"),
+        (None, "not measured"),
+    ],
 )
 def test_sizes_are_written_short(n, text):
     assert size(n) == text

@@ -13,13 +13,21 @@ from tokenmix.positions.rotary import scaled_frequencies
 from tokenmix.system.torchvision import ensure_torchvision
 
 YARN = {"name": "yarn", "factor": 4.0, "original_max_len": 16}
-RULES = [None, {"name": "linear", "factor": 4.0}, {"name": "ntk", "factor": 4.0}, YARN, {"name": "llama3", "factor": 8.0, "original_max_len": 64}]
+RULES = [
+    None,
+    {"name": "linear", "factor": 4.0},
+    {"name": "ntk", "factor": 4.0},
+    YARN,
+    {"name": "llama3", "factor": 8.0, "original_max_len": 64},
+]
 E = 8
 ensure_torchvision()  # transformers imports it where it is installed
 
 
 def rows(length: int, heads: int = 1, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return torch.randn(2, length, heads * E, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(2, length, heads * E, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(
+        dtype
+    )
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
@@ -37,7 +45,9 @@ def test_equals_the_reference(layout, rotary_dim, scaling):
 def test_frequencies_are_the_papers():
     """RoFormer, Sec. 3.2.2: theta_i = 10000^(-2 (i - 1) / d), i = 1 .. d / 2."""
     assert scaled_frequencies(8, 10000.0)[0] == pytest.approx([1, 0.1, 0.01, 0.001])
-    assert scaled_frequencies(8, 10000.0, {"name": "linear", "factor": 4})[0] == pytest.approx([0.25, 0.025, 0.0025, 0.00025])
+    assert scaled_frequencies(8, 10000.0, {"name": "linear", "factor": 4})[0] == pytest.approx(
+        [0.25, 0.025, 0.0025, 0.00025]
+    )
     ntk, _ = scaled_frequencies(8, 10000.0, {"name": "ntk", "factor": 4})
     assert ntk[0] == 1, "the fastest pair is left as it is"
     assert ntk[-1] == pytest.approx(0.001 / 4), "the slowest one is stretched by the whole factor"
@@ -45,8 +55,12 @@ def test_frequencies_are_the_papers():
     assert gain == pytest.approx(1.1386294361)
     assert (yarn[0], yarn[-1]) == pytest.approx((1, 0.001 / 4))
     llama3, gain = scaled_frequencies(8, 10000.0, {"name": "llama3", "factor": 8, "original_max_len": 64})
-    turns = 64 / (2 * torch.pi)  # of the fastest pair, above 4; the second turns once and a bit, the others less than once
-    assert llama3 == pytest.approx([1, 0.1 * ((turns / 10 - 1) / 3 + (1 - (turns / 10 - 1) / 3) / 8), 0.01 / 8, 0.001 / 8])
+    turns = 64 / (
+        2 * torch.pi
+    )  # of the fastest pair, above 4; the second turns once and a bit, the others less than once
+    assert llama3 == pytest.approx(
+        [1, 0.1 * ((turns / 10 - 1) / 3 + (1 - (turns / 10 - 1) / 3) / 8), 0.01 / 8, 0.001 / 8]
+    )
     assert gain == 1
 
 
@@ -65,7 +79,14 @@ LLAMA = {
         "beta_slow": 0.5,
         "attention_factor": 1.5,
     },
-    "yarn-mscale": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 0.7},
+    "yarn-mscale": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 40.0,
+        "original_max_position_embeddings": 64,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.7,
+    },
     "llama3": {
         "rope_type": "llama3",
         "rope_theta": 500.0,
@@ -82,13 +103,23 @@ def test_equals_transformers(kind):
     from transformers import LlamaConfig
     from transformers.models.llama import modeling_llama as llama
 
-    config = LlamaConfig(hidden_size=32, num_attention_heads=2, num_key_value_heads=1, head_dim=16, max_position_embeddings=256, rope_parameters=LLAMA[kind])
+    config = LlamaConfig(
+        hidden_size=32,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=256,
+        rope_parameters=LLAMA[kind],
+    )
     at = torch.stack([torch.arange(40), torch.arange(40) + 200])
     q, k = torch.randn(2, 2, 40, 16), torch.randn(2, 1, 40, 16)
     theirs = llama.LlamaRotaryEmbedding(config)
     cos, sin = theirs(q, at)
     d = cos.shape[-1]
-    want = [torch.cat([turned, x[..., d:]], -1) for turned, x in zip(llama.apply_rotary_pos_emb(q[..., :d], k[..., :d], cos, sin), (q, k), strict=True)]
+    want = [
+        torch.cat([turned, x[..., d:]], -1)
+        for turned, x in zip(llama.apply_rotary_pos_emb(q[..., :d], k[..., :d], cos, sin), (q, k), strict=True)
+    ]
     spec = rotary_spec(config.rope_parameters, head_dim=16, max_len=256)
     mixer = build_mixer("attention", 32, heads=2, kv_heads=1, positions=spec)
     got = mixer.positions(at, *(x.transpose(1, 2).flatten(2) for x in (q, k)))
@@ -96,7 +127,9 @@ def test_equals_transformers(kind):
     assert torch.allclose(theirs.inv_freq, ours.float(), rtol=1e-6, atol=0)
     for mine, other in zip(got, want, strict=True):
         near = mine[0], other.transpose(1, 2).flatten(2)[0]
-        assert torch.allclose(*near, rtol=0, atol=1e-6 * 40), "their angles are float32: the error grows with the position"
+        assert torch.allclose(*near, rtol=0, atol=1e-6 * 40), (
+            "their angles are float32: the error grows with the position"
+        )
         assert float((near[0][:4] - near[1][:4]).abs().max()) < 1e-6
         assert torch.allclose(mine, other.transpose(1, 2).flatten(2), rtol=0, atol=2e-4)
 
@@ -112,8 +145,20 @@ def test_equals_a_llama_layer(kind):
     config = LlamaConfig(**sizes, max_position_embeddings=256, rope_parameters=LLAMA[kind], attn_implementation="eager")
     theirs = llama.LlamaAttention(config, layer_idx=0)
     positions = rotary_spec(config.rope_parameters, head_dim=16, max_len=256)
-    ours = build_mixer("attention", 24, causal=True, heads=4, kv_heads=2, head_dim=16, positions=positions, qkv_bias=False, out_bias=False)
-    ours.load_state_dict({name.replace("o_proj", "out_proj"): value for name, value in theirs.state_dict().items()}, strict=True)
+    ours = build_mixer(
+        "attention",
+        24,
+        causal=True,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        positions=positions,
+        qkv_bias=False,
+        out_bias=False,
+    )
+    ours.load_state_dict(
+        {name.replace("o_proj", "out_proj"): value for name, value in theirs.state_dict().items()}, strict=True
+    )
     x, mask = torch.randn(2, 12, 24), torch.ones(2, 12, dtype=torch.bool)
     mask[1, :5] = False
     at = (mask.cumsum(1) - 1).clamp_min(0)
@@ -142,7 +187,9 @@ def test_float32_is_exact_at_far_positions():
     """Angles in float32 would be wrong by 0.03 at a position of a million."""
     at = torch.tensor([[1_000_000, 999_937, 131_071], [3, 2, 1]])
     rotary = RotaryPositions(E)
-    (exact,), (single,), (half,) = (rotary(at, rows(3, dtype=dtype)) for dtype in (torch.float64, torch.float32, torch.bfloat16))
+    (exact,), (single,), (half,) = (
+        rotary(at, rows(3, dtype=dtype)) for dtype in (torch.float64, torch.float32, torch.bfloat16)
+    )
     assert float((single - exact).abs().max()) < 1e-6
     assert half.dtype == torch.bfloat16
     assert float((half - exact).abs().max()) < 0.03
@@ -170,8 +217,17 @@ def test_heads_wider_than_the_share_of_dim():
 def test_rotary_model_decodes_beyond_max_len():
     """A language model whose only positions are rotary has no longest sequence; its stream equals the whole, padded or not."""
     torch.manual_seed(0)
-    spec = {"name": "attention", "heads": 2, "kv_heads": 1, "positions": {"name": "rotary", "scaling": {"name": "linear", "factor": 2}}}
-    model = LM(LMConfig(dim=16, max_len=8, mixers=(spec,), layers=2, vocab=11, positions=None, init_std=0.5)).double().eval()
+    spec = {
+        "name": "attention",
+        "heads": 2,
+        "kv_heads": 1,
+        "positions": {"name": "rotary", "scaling": {"name": "linear", "factor": 2}},
+    }
+    model = (
+        LM(LMConfig(dim=16, max_len=8, mixers=(spec,), layers=2, vocab=11, positions=None, init_std=0.5))
+        .double()
+        .eval()
+    )
     assert model.max_len is None
     tokens = torch.randint(11, (2, 21))
     mask = torch.ones(2, 21, dtype=torch.bool)
@@ -185,7 +241,9 @@ def test_rotary_model_decodes_beyond_max_len():
 
 
 def test_compiled_layers_of_other_rates_are_not_mixed_up():
-    mixers = [build_mixer("attention", 16, heads=2, positions={"name": "rotary", "base": base}) for base in (10000.0, 50.0)]
+    mixers = [
+        build_mixer("attention", 16, heads=2, positions={"name": "rotary", "base": base}) for base in (10000.0, 50.0)
+    ]
     x = torch.randn(2, 7, 16)
     for mixer in mixers:
         assert torch.allclose(torch.compile(mixer, backend="eager", fullgraph=True)(x), mixer(x), atol=1e-6)
@@ -205,15 +263,27 @@ def test_compiled_layers_of_other_rates_are_not_mixed_up():
         ({"name": "rotary", "rotary_dim": 10}, r"rotary_dim must be even and in 2..head_dim=8, got 10"),
         ({"name": "rotary", "layout": "neox"}, "layout='neox' is unknown; choose 'half' or 'interleaved'"),
         ({"name": "rotary", "scaling": "yarn"}, "scaling must be None or"),
-        ({"name": "rotary", "scaling": {"name": "dynamic", "factor": 2.0}}, "dynamic NTK changes the angles of keys already stored"),
-        ({"name": "rotary", "scaling": {"name": "yarn", "factor": 2.0}}, "'yarn' takes factor, original_max_len, beta_fast .optional."),
-        ({"name": "rotary", "scaling": {"name": "linear", "factor": 2.0, "original_max_len": 4}}, "'linear' takes factor; got factor, original_max_len"),
+        (
+            {"name": "rotary", "scaling": {"name": "dynamic", "factor": 2.0}},
+            "dynamic NTK changes the angles of keys already stored",
+        ),
+        (
+            {"name": "rotary", "scaling": {"name": "yarn", "factor": 2.0}},
+            "'yarn' takes factor, original_max_len, beta_fast .optional.",
+        ),
+        (
+            {"name": "rotary", "scaling": {"name": "linear", "factor": 2.0, "original_max_len": 4}},
+            "'linear' takes factor; got factor, original_max_len",
+        ),
         ({"name": "rotary", "scaling": {"name": "linear", "factor": 0.5}}, "factor must be a number >= 1"),
         ({"name": "rotary", "scaling": {**YARN, "original_max_len": 0}}, "original_max_len must be an integer >= 1"),
         ({"name": "rotary", "scaling": {**YARN, "beta_fast": 1.0, "beta_slow": 2.0}}, "needs beta_fast > beta_slow"),
         ({"name": "rotary", "scaling": {**YARN, "beta_fast": "x"}}, "beta_fast must be a positive number"),
         ({"name": "rotary", "scaling": {**YARN, "truncate": 1}}, "truncate must be True or False"),
-        ({"name": "rotary", "scaling": {**RULES[-1], "low_freq_factor": 4.0}}, "needs high_freq_factor > low_freq_factor"),
+        (
+            {"name": "rotary", "scaling": {**RULES[-1], "low_freq_factor": 4.0}},
+            "needs high_freq_factor > low_freq_factor",
+        ),
         ({"name": "rotary", "rotary_dim": 2, "scaling": {"name": "ntk", "factor": 2.0}}, "'ntk' needs rotary_dim >= 4"),
     ],
 )
@@ -247,7 +317,10 @@ def test_bad_sizes(options, says):
 @pytest.mark.parametrize(
     ("parameters", "says"),
     [
-        ({"rope_type": "dynamic", "factor": 2.0}, "'dynamic' has no counterpart: its angles change as a sequence grows"),
+        (
+            {"rope_type": "dynamic", "factor": 2.0},
+            "'dynamic' has no counterpart: its angles change as a sequence grows",
+        ),
         ({"rope_type": "longrope"}, "'longrope' has no counterpart"),
         ({"rope_type": "spiral"}, "it is unknown here; default, linear, yarn, llama3 have one"),
         ({"rope_type": "yarn"}, "yarn without a factor needs"),
@@ -259,5 +332,7 @@ def test_rules_without_counterpart(parameters, says):
 
 
 def test_yarn_takes_its_factor_from_two_lengths():
-    spec = rotary_spec({"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 64}, head_dim=8, max_len=256)
+    spec = rotary_spec(
+        {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 64}, head_dim=8, max_len=256
+    )
     assert spec["scaling"] == {"name": "yarn", "factor": 4.0, "original_max_len": 64}

@@ -26,7 +26,13 @@ def test_the_paper_form_looks_ahead():
 
 
 def test_the_paper_form_keeps_every_other_promise():
-    some = ["equals_reference", "accurate_on_adversarial_keys", "masked_keys_have_no_influence", "padded_equals_shorter", "subset_equals_masked"]
+    some = [
+        "equals_reference",
+        "accurate_on_adversarial_keys",
+        "masked_keys_have_no_influence",
+        "padded_equals_shorter",
+        "subset_equals_masked",
+    ]
     some += ["rows_are_independent", "nothing_to_attend", "differentiable_twice", "refuses_what_it_cannot"]
     check_mixer("routing", {**SMALL, "paper_form": True, "causal": True}, promises=some)
 
@@ -41,7 +47,9 @@ def test_the_paper_form_does_not_stream():
 @pytest.mark.parametrize("seed", [1, 2])
 def test_past_and_present_reach(seed):
     """With two clusters and two heads every token here has company, and the promise that is waived in general is kept."""
-    masking.past_reaches_present(subject("routing", {"heads": 2, "clusters": 2, "window": 3, "seed": seed, "causal": True}))
+    masking.past_reaches_present(
+        subject("routing", {"heads": 2, "clusters": 2, "window": 3, "seed": seed, "causal": True})
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -98,7 +106,13 @@ def test_the_auxiliary_loss_is_the_distance_to_the_centroids():
     with aux_losses() as losses:
         mixer.eval()(x, key_mask=mask)
     points, near = on_sphere(mixer.q_proj(x), 2), nearest_clusters(mixer.q_proj(x), mixer.centroids, heads=2)
-    far = [(points[b, h, t] - mixer.centroids[h, near[b, h, t]]).square().mean() for b in range(2) for h in range(2) for t in range(12) if mask[b, t]]
+    far = [
+        (points[b, h, t] - mixer.centroids[h, near[b, h, t]]).square().mean()
+        for b in range(2)
+        for h in range(2)
+        for t in range(12)
+        if mask[b, t]
+    ]
     torch.testing.assert_close(losses["routing"].double(), torch.stack(far).mean(), rtol=1e-5, atol=1e-6)
     assert torch.autograd.grad(losses["routing"], mixer.q_proj.weight)[0].abs().max() > 0
 
@@ -106,7 +120,10 @@ def test_the_auxiliary_loss_is_the_distance_to_the_centroids():
 def test_centroids_follow_the_tokens():
     """k-means works: the loss falls by the moving average alone."""
     torch.manual_seed(0)
-    mixer, kinds = build_mixer("routing", 8, causal=True, heads=1, clusters=3, window=4, decay=0.5, seed=1).train(), torch.randn(3, 8)
+    mixer, kinds = (
+        build_mixer("routing", 8, causal=True, heads=1, clusters=3, window=4, decay=0.5, seed=1).train(),
+        torch.randn(3, 8),
+    )
     x = kinds[torch.randint(3, (4, 30))] + 0.05 * torch.randn(4, 30, 8)
     with aux_losses() as losses:
         for _ in range(12):

@@ -27,7 +27,11 @@ SANITIZERS = {
 }
 APART = "-DTM_INLINE=static __attribute__((noinline, unused))"  # instrumented code is large: a tenth of the time to compile, the same C
 FEW = "-DSTEP_WORK=64"  # so that small calls use several threads
-OPTIONS = {"ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0", "UBSAN_OPTIONS": "print_stacktrace=1", "TSAN_OPTIONS": "halt_on_error=1"}
+OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "TSAN_OPTIONS": "halt_on_error=1",
+}
 ISAS = list(dict.fromkeys([str(cpu.isa()), "base"]))
 LETTERS = {"int": "i", "int64_t": "l", "float": "f", "double": "d"}
 
@@ -41,11 +45,16 @@ def prototypes(sources: Path = build.SOURCES) -> dict[str, tuple[str, bool]]:
     for path in sorted(sources.glob("*.c")):
         text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S)
         for name, inside in re.findall(r"^TM_EXPORT\((\w+)\)\s*\(([^)]*)\)\s*\{", text, flags=re.M):
-            types = [re.sub(r"\b(const|restrict)\b", "", part).split() for part in inside.replace("*", " * ").split(",")]
+            types = [
+                re.sub(r"\b(const|restrict)\b", "", part).split() for part in inside.replace("*", " * ").split(",")
+            ]
             if name in packed:
                 found[name] = packed[name], False
                 continue
-            found[name] = "".join("p" if "*" in words else LETTERS[words[0]] for words in types), types[-1][-1] == "threads"
+            found[name] = (
+                "".join("p" if "*" in words else LETTERS[words[0]] for words in types),
+                types[-1][-1] == "threads",
+            )
     return found
 
 
@@ -53,7 +62,10 @@ def invoker(isa: str, functions: dict[str, tuple[str, bool]]) -> str:
     """The C text that calls a function by name with an array of values."""
     ctype = {"p": "void *", "l": "int64_t", "i": "int", "f": "float", "d": "double"}
     packed = structs()
-    takes = {name: "const value *" if name in packed else ", ".join(ctype[letter] for letter in letters) for name, (letters, _) in functions.items()}
+    takes = {
+        name: "const value *" if name in packed else ", ".join(ctype[letter] for letter in letters)
+        for name, (letters, _) in functions.items()
+    }
     lines = [f"void tm_{isa}_{name}({given});" for name, given in takes.items()]
     lines.append("static int invoke(const char *name, const value *v, int threads) {\n    (void)threads;")
     for name, (letters, threaded) in functions.items():
@@ -67,9 +79,40 @@ def invoker(isa: str, functions: dict[str, tuple[str, bool]]) -> str:
 def compiled(place: Path, isa: str, flags: list[str], sources: Path = build.SOURCES) -> Path:
     """The harness with the kernels of one instruction set."""
     (place / "calls.h").write_text(invoker(isa, prototypes(sources)))
-    common = ["gcc", "-std=gnu11", "-O1", "-g", "-fno-omit-frame-pointer", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", FEW, *flags]
-    kernels = [*common, "-fopenmp", *build.X86.get(isa, []), f"-DTM_ISA={isa}", APART, "-c", str(sources / "kernels.c"), "-o", str(place / "kernels.o")]
-    harness = [*common, "-Wall", f"-I{place}", str(FOLDER / "harness.c"), str(place / "kernels.o"), "-lm", "-lpthread", "-o", str(place / "harness")]
+    common = [
+        "gcc",
+        "-std=gnu11",
+        "-O1",
+        "-g",
+        "-fno-omit-frame-pointer",
+        "-ffp-contract=fast",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        FEW,
+        *flags,
+    ]
+    kernels = [
+        *common,
+        "-fopenmp",
+        *build.X86.get(isa, []),
+        f"-DTM_ISA={isa}",
+        APART,
+        "-c",
+        str(sources / "kernels.c"),
+        "-o",
+        str(place / "kernels.o"),
+    ]
+    harness = [
+        *common,
+        "-Wall",
+        f"-I{place}",
+        str(FOLDER / "harness.c"),
+        str(place / "kernels.o"),
+        "-lm",
+        "-lpthread",
+        "-o",
+        str(place / "harness"),
+    ]
     for command in (kernels, harness):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]
@@ -78,8 +121,14 @@ def compiled(place: Path, isa: str, flags: list[str], sources: Path = build.SOUR
 
 def harnessed(program: Path, recording: Path) -> subprocess.CompletedProcess:
     """The harness run, where the loader may not choose addresses that an older sanitizer cannot take."""
-    still = ["setarch", "-R"] if shutil.which("setarch") and subprocess.run(["setarch", "-R", "true"], capture_output=True).returncode == 0 else []
-    return subprocess.run([*still, program, recording], env={**os.environ, **OPTIONS}, capture_output=True, text=True, timeout=200)
+    still = (
+        ["setarch", "-R"]
+        if shutil.which("setarch") and subprocess.run(["setarch", "-R", "true"], capture_output=True).returncode == 0
+        else []
+    )
+    return subprocess.run(
+        [*still, program, recording], env={**os.environ, **OPTIONS}, capture_output=True, text=True, timeout=200
+    )
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +137,15 @@ def recording(tmp_path_factory):
     made = {}
     for isa in ISAS:
         path = tmp_path_factory.mktemp("calls") / isa
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "TOKENMIX_ISA": isa, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run([sys.executable, FOLDER / "record.py", path], env=env, capture_output=True, text=True, timeout=200)
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
+            "TOKENMIX_ISA": isa,
+            "OMP_NUM_THREADS": "1",
+        }
+        done = subprocess.run(
+            [sys.executable, FOLDER / "record.py", path], env=env, capture_output=True, text=True, timeout=200
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         made[isa] = path, set(done.stdout.split())
     return made
@@ -106,7 +162,9 @@ def test_signatures_are_those_of_the_sources():
         for raw in vars(module).values():
             for function in raw.values() if isinstance(raw, dict) else [raw]:
                 if isinstance(function, record.FUNCTION):
-                    told[function.__name__.split("_", 2)[2]] = "".join(record.LETTERS[kind] for kind in function.argtypes)
+                    told[function.__name__.split("_", 2)[2]] = "".join(
+                        record.LETTERS[kind] for kind in function.argtypes
+                    )
     packed = structs()
     assert told == {name: "s" if name in packed else letters for name, (letters, _) in prototypes().items()}
 
@@ -115,7 +173,9 @@ def test_every_exported_function_has_a_prototype_and_is_called(recording):
     names = set(re.findall(rf"\btm_{cpu.isa()}_(\w+)", build.LIBRARY.read_bytes().decode("latin-1")))
     assert {name for name in names if hasattr(cpu._library, f"tm_{cpu.isa()}_{name}")} == set(prototypes())
     for isa, (_, called) in recording.items():
-        assert called == set(prototypes()), f"{isa}: nothing recorded calls {', '.join(sorted(set(prototypes()) - called))}; add a row to fuzz_forms or record"
+        assert called == set(prototypes()), (
+            f"{isa}: nothing recorded calls {', '.join(sorted(set(prototypes()) - called))}; add a row to fuzz_forms or record"
+        )
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -127,14 +187,24 @@ def test_clean(kind, isa, recording, tmp_path):
 
 
 PLANTED = {
-    "a row written one too long": ("address and undefined", "tm.h", "c < n; c++) p[c] = tm_to_bf16(buffer[c])", "c <= n; c++) p[c] = tm_to_bf16(buffer[c])"),
+    "a row written one too long": (
+        "address and undefined",
+        "tm.h",
+        "c < n; c++) p[c] = tm_to_bf16(buffer[c])",
+        "c <= n; c++) p[c] = tm_to_bf16(buffer[c])",
+    ),
     "an integer that cannot hold its number": (
         "address and undefined",
         "tm.h",
         "bits = (bits + 127u) << 23;",
         "bits = (uint32_t)(((int32_t)(x * 1.5f) + 127) << 23);",
     ),
-    "a history read beyond its last token": ("address and undefined", "decode.c", "j0 + STEP_SEGMENT, a->R + t + 1);", "j0 + STEP_SEGMENT, a->R + t + 2);"),
+    "a history read beyond its last token": (
+        "address and undefined",
+        "decode.c",
+        "j0 + STEP_SEGMENT, a->R + t + 1);",
+        "j0 + STEP_SEGMENT, a->R + t + 2);",
+    ),
     "a buffer that threads share": (
         "thread",
         "aft_simple.c",
@@ -143,7 +213,10 @@ PLANTED = {
     ),
     "memory that is never freed": ("address and undefined", "aft_simple.c", "    free(x);\n", "    x = NULL;\n"),
 }
-REPORTS = {"address and undefined": r"ERROR: \w+Sanitizer|runtime error", "thread": "WARNING: ThreadSanitizer: data race"}
+REPORTS = {
+    "address and undefined": r"ERROR: \w+Sanitizer|runtime error",
+    "thread": "WARNING: ThreadSanitizer: data race",
+}
 
 
 @pytest.mark.parametrize("bug", PLANTED)

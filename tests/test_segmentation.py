@@ -15,8 +15,17 @@ HYDRA = ({"name": "hydra"},)
 
 def backbone(kind="pyramid", mixers=HYDRA, **options):
     if kind == "vit":
-        return build_model(ViTConfig(dim=8, layers=4, mixers=mixers, image_size=(32, 64), patch=8, classes=0, **options))
-    given = {"depths": (1, 1, 1, 1), "dims": (4, 6, 8, 10), "mlp_ratios": (1, 1, 1, 1), "image_size": (32, 64), "classes": 0, **options}
+        return build_model(
+            ViTConfig(dim=8, layers=4, mixers=mixers, image_size=(32, 64), patch=8, classes=0, **options)
+        )
+    given = {
+        "depths": (1, 1, 1, 1),
+        "dims": (4, 6, 8, 10),
+        "mlp_ratios": (1, 1, 1, 1),
+        "image_size": (32, 64),
+        "classes": 0,
+        **options,
+    }
     return build_model(PyramidConfig(mixers=mixers, **given))
 
 
@@ -31,7 +40,9 @@ def test_parameters_of_the_block():
     with torch.device("meta"):
         block = MixerResidual(512, external_head(), (64, 64))
     parameters = {name: p.numel() for name, p in block.named_parameters()}
-    assert sum(n for name, n in parameters.items() if not name.startswith("norm") and not name.endswith("bias")) == 557_056
+    assert (
+        sum(n for name, n in parameters.items() if not name.startswith("norm") and not name.endswith("bias")) == 557_056
+    )
     assert sorted(name for name in parameters if name.endswith("bias")) == ["mixer.q_proj.bias", "norm.bias"]
     with torch.device("meta"):
         untied = MixerResidual(512, {**external_head(), "tied": False}, (64, 64))
@@ -81,7 +92,13 @@ def test_weights_start_as_documented():
     torch.manual_seed(0)
     head = EAHead(64, SegmentationConfig(classes=50, width=128, hidden=64), (4, 4))
     head.reset_parameters()
-    wanted = {"reduce": 2 / (9 * 128), "refine": 2 / (9 * 64), "classify": 2 / 50, "block.mixer.q_proj": 2 / 128, "block.mixer.out_proj": 2 / 128}
+    wanted = {
+        "reduce": 2 / (9 * 128),
+        "refine": 2 / (9 * 64),
+        "classify": 2 / 50,
+        "block.mixer.q_proj": 2 / 128,
+        "block.mixer.out_proj": 2 / 128,
+    }
     for name, variance in wanted.items():
         assert float(head.get_submodule(name).weight.detach().var()) == pytest.approx(variance, rel=0.1), name
     assert float(head.block.mixer.memory_k.detach().var()) == pytest.approx(2 / 64, rel=0.1)
@@ -102,8 +119,12 @@ def test_logits_stand_where_the_maps_do():
     fine = torch.arange(32.0).view(1, 1, 4, 8).expand(1, 5, 4, 8)
     model.head.forward = lambda x: fine
     logits = model(torch.randn(1, 3, 32, 64))
-    centres = (logits[..., 3::8, 3::8] + logits[..., 4::8, 4::8] + logits[..., 3::8, 4::8] + logits[..., 4::8, 3::8]) / 4
-    assert torch.allclose(centres[..., 1:-1, 1:-1], fine[..., 1:-1, 1:-1], atol=1e-4)  # beyond the outermost centres the edge goes on
+    centres = (
+        logits[..., 3::8, 3::8] + logits[..., 4::8, 4::8] + logits[..., 3::8, 4::8] + logits[..., 4::8, 3::8]
+    ) / 4
+    assert torch.allclose(
+        centres[..., 1:-1, 1:-1], fine[..., 1:-1, 1:-1], atol=1e-4
+    )  # beyond the outermost centres the edge goes on
     cut = model(torch.randn(1, 3, 30, 57))  # filled to the same 32 x 64
     assert torch.equal(cut, logits[..., :30, :57])
 
@@ -121,14 +142,23 @@ def test_levels_are_read_on_the_finest_grid():
 
 @pytest.mark.parametrize("name", ["external", "attention", "aft_conv", "aft_full", "hydra"])
 def test_any_mixer_in_the_head_and_every_parameter_learns(name):
-    options = {"external": {"slots": 4}, "attention": {"heads": 2}, "aft_conv": {"heads": 2, "kernel_size": 3}, "aft_full": {"rank": 2}}.get(name, {})
+    options = {
+        "external": {"slots": 4},
+        "attention": {"heads": 2},
+        "aft_conv": {"heads": 2, "kernel_size": 3},
+        "aft_full": {"rank": 2},
+    }.get(name, {})
     model = make(mixer={"name": name, **options}).train()
     model.head.dropout.p = 0.0
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3) if parameter.ndim > 1 else torch.nn.init.uniform_(parameter, 0.5, 1.5)
     target = torch.randint(0, 5, (2, 32, 64))
     F.cross_entropy(model(torch.randn(2, 3, 32, 64)), target).backward()
-    idle = [n for n, p in model.named_parameters() if p.grad is None or not bool(p.grad.isfinite().all()) or float(p.grad.abs().max()) == 0]
+    idle = [
+        n
+        for n, p in model.named_parameters()
+        if p.grad is None or not bool(p.grad.isfinite().all()) or float(p.grad.abs().max()) == 0
+    ]
     # the backbone's last norm and class token's way out are a classifier's; BatchNorm and softmax cancel constant shifts
     allowed = ("backbone.norm.weight", "backbone.norm.bias", "k_proj.bias", "out_proj.bias")
     assert not [n for n in idle if not n.endswith(allowed)], idle

@@ -85,14 +85,19 @@ def test_the_inner_block_is_mab_of_the_points():
     """H = MAB(I, X), I as its own queries; then the tokens attend H."""
     torch.manual_seed(0)
     mixer, x = build_mixer("set", 8, points=3, heads=2, inner="mab").double(), sets()
-    a = mixer.norm_1(mixer.points + functional.attention(mixer.points.expand(2, -1, -1), mixer.k_proj(x), mixer.v_proj(x), heads=2))
+    a = mixer.norm_1(
+        mixer.points + functional.attention(mixer.points.expand(2, -1, -1), mixer.k_proj(x), mixer.v_proj(x), heads=2)
+    )
     h = mixer.norm_2(a + mixer.feed(a).relu())
     want = mixer.out_proj(functional.attention(mixer.q_proj(x), mixer.point_k_proj(h), mixer.point_v_proj(h), heads=2))
     torch.testing.assert_close(mixer(x), want, rtol=1e-10, atol=1e-10)
 
 
 def test_the_operator_on_the_values_has_rank_m():
-    q, k, points = (torch.randn(*s, 8, generator=torch.Generator().manual_seed(i), dtype=torch.float64) for i, s in enumerate(((1, 8), (1, 8), (3,))))
+    q, k, points = (
+        torch.randn(*s, 8, generator=torch.Generator().manual_seed(i), dtype=torch.float64)
+        for i, s in enumerate(((1, 8), (1, 8), (3,)))
+    )
     one = torch.eye(8, dtype=torch.float64)
     operator = functional.induced_set(q, k, one[None], points, (one, one), heads=1)[0]
     assert torch.linalg.matrix_rank(operator, rtol=1e-9) == 3
@@ -101,5 +106,8 @@ def test_the_operator_on_the_values_has_rank_m():
 def test_parameters():
     D, m = 16, 5
     assert sum(p.numel() for p in build_mixer("set", D, points=m).parameters()) == 6 * (D * D + D) + m * D
-    assert sum(p.numel() for p in build_mixer("set", D, points=m, inner="mab").parameters()) == 7 * (D * D + D) + 4 * D + m * D
+    assert (
+        sum(p.numel() for p in build_mixer("set", D, points=m, inner="mab").parameters())
+        == 7 * (D * D + D) + 4 * D + m * D
+    )
     assert sum(p.numel() for p in PMA(D, seeds=4).parameters()) == 4 * (D * D + D) + 4 * D + 4 * D

@@ -44,7 +44,16 @@ def permutation_of(x: torch.Tensor, causal: bool, iterations: int) -> torch.Tens
     positions = torch.arange(x.shape[2]).expand(x.shape[0], -1)
     layout = lay_out(positions, torch.ones_like(positions, dtype=torch.bool), block=2, count=x.shape[2] // 2)
     A = torch.eye(x.shape[-1])[None]
-    return permutation(layout.put(x), layout.put(x.flip(2)), A, layout.there, iterations=iterations, temperature=0.5, gumbel=False, causal=causal)[0]
+    return permutation(
+        layout.put(x),
+        layout.put(x.flip(2)),
+        A,
+        layout.there,
+        iterations=iterations,
+        temperature=0.5,
+        gumbel=False,
+        causal=causal,
+    )[0]
 
 
 def test_the_permutation_is_doubly_stochastic():
@@ -71,7 +80,9 @@ def permutation_of_pair(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     positions = torch.arange(q.shape[2]).expand(q.shape[0], -1)
     layout = lay_out(positions, torch.ones_like(positions, dtype=torch.bool), block=2, count=q.shape[2] // 2)
     A = torch.eye(q.shape[-1])[None]
-    return permutation(layout.put(q), layout.put(k), A, layout.there, iterations=5, temperature=0.5, gumbel=False, causal=True)[0]
+    return permutation(
+        layout.put(q), layout.put(k), A, layout.there, iterations=5, temperature=0.5, gumbel=False, causal=True
+    )[0]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -79,7 +90,9 @@ def test_one_block_is_softmax_attention(causal):
     """Sorted to itself it counts twice, which softmax does not see; causal, nothing is brought to it."""
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 7, 8).double()
-    y = functional.sinkhorn(q, k, v, torch.randn(2, 4, 4).double(), heads=2, block=9, iterations=3, temperature=0.7, causal=causal)
+    y = functional.sinkhorn(
+        q, k, v, torch.randn(2, 4, 4).double(), heads=2, block=9, iterations=3, temperature=0.7, causal=causal
+    )
     torch.testing.assert_close(y, functional.attention(q, k, v, heads=2, causal=causal), rtol=1e-12, atol=1e-12)
 
 
@@ -122,7 +135,9 @@ def test_positions_far_apart_stream():
     torch.testing.assert_close(torch.cat(outputs, 1), mixer(x, positions=places), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("wrong", [{"heads": 3}, {"block": 0}, {"iterations": -1}, {"temperature": 0.0}, {"sortcut": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"heads": 3}, {"block": 0}, {"iterations": -1}, {"temperature": 0.0}, {"sortcut": 0}]
+)
 def test_refuses(wrong):
     with pytest.raises(MixerError, match=next(iter(wrong))):
         build_mixer("sinkhorn", 16, **{**SMALL, **wrong})

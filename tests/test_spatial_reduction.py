@@ -8,7 +8,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix import MixerError, build_mixer, functional, use_backend
 
-DIMS, HEADS, RATIOS, MLP, SIDES, PATCH = (64, 128, 320, 512), (1, 2, 5, 8), (8, 4, 2, 1), (8, 8, 4, 4), (56, 28, 14, 7), (4, 2, 2, 2)
+DIMS, HEADS, RATIOS, MLP, SIDES, PATCH = (
+    (64, 128, 320, 512),
+    (1, 2, 5, 8),
+    (8, 4, 2, 1),
+    (8, 8, 4, 4),
+    (56, 28, 14, 7),
+    (4, 2, 2, 2),
+)
 DEPTHS = {"tiny": (2, 2, 2, 2), "small": (3, 4, 6, 3), "medium": (3, 4, 18, 3), "large": (3, 8, 27, 3)}
 PARAMETERS = {"tiny": 13_229_288, "small": 24_485_864, "medium": 44_208_104, "large": 61_369_320}
 GIGA_MACS = {"tiny": 1.933, "small": 3.816, "medium": 6.659, "large": 9.814}
@@ -53,7 +60,10 @@ def pvt(mixer, x, grid):
     B, T, D = x.shape
     short = x.mT.reshape(B, D, *grid)
     short = mixer.norm(mixer.conv(short).flatten(2).mT)
-    q, k, v = (a.unflatten(-1, (mixer.heads, -1)).transpose(1, 2) for a in (mixer.q_proj(x), mixer.k_proj(short), mixer.v_proj(short)))
+    q, k, v = (
+        a.unflatten(-1, (mixer.heads, -1)).transpose(1, 2)
+        for a in (mixer.q_proj(x), mixer.k_proj(short), mixer.v_proj(short))
+    )
     y = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
     return mixer.out_proj(y.transpose(1, 2).flatten(2))
 
@@ -73,7 +83,9 @@ def test_a_grid_the_ratio_does_not_divide_is_filled_with_zeros():
     x = torch.randn(1, 3, 5, 8, dtype=torch.float64)
     y = mixer(x.flatten(1, 2), grid=(3, 5)).view(1, 3, 5, 8)
     full = torch.nn.functional.pad(x, (0, 0, 0, 1, 0, 1))
-    torch.testing.assert_close(y, pvt(mixer, full.flatten(1, 2), (4, 6)).view(1, 4, 6, 8)[:, :3, :5], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        y, pvt(mixer, full.flatten(1, 2), (4, 6)).view(1, 4, 6, 8)[:, :3, :5], rtol=1e-10, atol=1e-10
+    )
     other = x.clone()
     other[:, -1, -1] += 1.0
     assert (mixer(other.flatten(1, 2), grid=(3, 5))[:, 0] - y[:, 0, 0]).abs().max() > 1e-3
@@ -92,7 +104,10 @@ def test_prefix_tokens_are_keys_as_they_are():
 @pytest.mark.parametrize("ndim", [1, 2])
 def test_without_reduction_it_is_softmax_attention(ndim):
     torch.manual_seed(0)
-    mixer, attention = build_mixer("spatial_reduction", 8, heads=2, ratio=1, ndim=ndim).double(), build_mixer("attention", 8, heads=2).double()
+    mixer, attention = (
+        build_mixer("spatial_reduction", 8, heads=2, ratio=1, ndim=ndim).double(),
+        build_mixer("attention", 8, heads=2).double(),
+    )
     attention.load_state_dict(mixer.state_dict())
     x, mask = torch.randn(2, 6, 8, dtype=torch.float64), torch.tensor([[1, 1, 1, 0, 1, 0], [0, 1, 1, 1, 1, 1]]).bool()
     place = {} if ndim == 1 else {"grid": (2, 3)}
@@ -106,7 +121,9 @@ def test_in_three_dimensions_it_is_a_three_dimensional_convolution():
     x = torch.randn(2, 16, 8, dtype=torch.float64)
     want = pvt(mixer, x, (2, 4, 2))
     torch.testing.assert_close(mixer(x, grid=(2, 4, 2)), want, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(mixer(x, grid=(2, 4, 2), positions=torch.arange(16).expand(2, 16)), want, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        mixer(x, grid=(2, 4, 2), positions=torch.arange(16).expand(2, 16)), want, rtol=1e-10, atol=1e-10
+    )
 
 
 def test_a_missing_grid_is_refused_in_words():

@@ -25,7 +25,12 @@ CORE: list[Any] = [
     "linear",
     {"name": "local", "window": 4},
 ]
-ROUNDING = ("whisper", "gemma", "granite", "stablelm")  # at a std of 0.5 float32 alone rounds their large logits by 1.1e-5 to 2.0e-5
+ROUNDING = (
+    "whisper",
+    "gemma",
+    "granite",
+    "stablelm",
+)  # at a std of 0.5 float32 alone rounds their large logits by 1.1e-5 to 2.0e-5
 TEXT = ("bert", "roberta", "gpt2", "llama")  # the others share their code
 
 
@@ -52,11 +57,17 @@ def outputs(name: str, model: Any, side: str = "left") -> Tensor:
         mask[1, :, 30:] = 0
         return final(model(pixel_values=torch.randn(2, 3, 48, 48).to(dtype), pixel_mask=mask))
     if name == "transformer":
-        source, target, pad = torch.randn(2, 7, 32).to(dtype), torch.randn(2, 5, 32).to(dtype), torch.zeros(2, 7, dtype=torch.bool)
+        source, target, pad = (
+            torch.randn(2, 7, 32).to(dtype),
+            torch.randn(2, 5, 32).to(dtype),
+            torch.zeros(2, 7, dtype=torch.bool),
+        )
         pad[1, :2] = side == "left"
         pad[1, 5:] = side == "right"
         order = nn.Transformer.generate_square_subsequent_mask(5, dtype=dtype)
-        return model(source, target, tgt_mask=order, src_key_padding_mask=pad, memory_key_padding_mask=pad, tgt_is_causal=True)
+        return model(
+            source, target, tgt_mask=order, src_key_padding_mask=pad, memory_key_padding_mask=pad, tgt_is_causal=True
+        )
     ids, mask = padded(side)
     if side == "none":
         return final(model(input_ids=ids, **({"decoder_input_ids": ids} if name in TRANSLATORS else {})))
@@ -65,7 +76,9 @@ def outputs(name: str, model: Any, side: str = "left") -> Tensor:
         given |= {"decoder_input_ids": ids.flip(0), "decoder_attention_mask": mask.flip(0)}
         mask = mask.flip(0)
     if name == "whisper":
-        given = {k: v for k, v in given.items() if k.startswith("decoder")} | {"input_features": torch.randn(3, 8, 24).to(dtype)}
+        given = {k: v for k, v in given.items() if k.startswith("decoder")} | {
+            "input_features": torch.randn(3, 8, 24).to(dtype)
+        }
     if name in ("bert_decoder", "gpt2_decoder"):
         other = torch.ones(3, 6, dtype=torch.long)
         other[1, 3:] = 0
@@ -75,7 +88,9 @@ def outputs(name: str, model: Any, side: str = "left") -> Tensor:
 
 def nothing_lost(name: str, report: Any) -> None:
     """Every tensor has its place; Whisper has no bias of keys, which softmax would not see."""
-    assert [each for each in report.names("new", "dropped") if not (name == "whisper" and each.endswith("k_proj.bias"))] == []
+    assert [
+        each for each in report.names("new", "dropped") if not (name == "whisper" and each.endswith("k_proj.bias"))
+    ] == []
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -100,7 +115,9 @@ def test_restore_gives_the_host_back_to_the_bit(name):
     assert [str(type(m)) for m in back.modules()] == [str(type(m)) for m in model.modules()]
     shifted = name in ("gemma3", "embedding_gemma")  # whose norms multiply by 1 + weight
     for key, tensor in model.state_dict().items():
-        torch.testing.assert_close(back.state_dict()[key], tensor, atol=2.0**-24 if shifted and "_norm" in key else 0, rtol=0)
+        torch.testing.assert_close(
+            back.state_dict()[key], tensor, atol=2.0**-24 if shifted and "_norm" in key else 0, rtol=0
+        )
     nothing_lost(name, report)
     torch.testing.assert_close(outputs(name, back), outputs(name, model), atol=TIGHT if shifted else 0, rtol=0)
 
@@ -136,18 +153,25 @@ def test_padding_changes_no_real_output_and_nothing_leaks(name, spec):
     changed = ids.clone()
     changed[:, :3][mask[:, :3] == 0] = 17  # what stands at padding
     changed[:, 6:][mask[:, 6:] == 0] = 23
-    assert (final(new(input_ids=changed, attention_mask=mask))[mask.bool()] - together).abs().max() <= 2e-5 * together.abs().max()
+    assert (
+        final(new(input_ids=changed, attention_mask=mask))[mask.bool()] - together
+    ).abs().max() <= 2e-5 * together.abs().max()
     if name in DECODERS:
         later = torch.cat([ids[:1, :6], ids[:1, 6:] - 1], 1)
         assert (final(new(later))[:, :6] - final(new(ids[:1]))[:, :6]).abs().max() <= 2e-5 * together.abs().max()
         assert (final(new(later))[:, 6:] - final(new(ids[:1]))[:, 6:]).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize(("name", "spec"), [(name, spec) for name in DECODERS for spec in ["attention", *CORE] if spec == "attention" or name in TEXT])
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [(name, spec) for name in DECODERS for spec in ["attention", *CORE] if spec == "attention" or name in TEXT],
+)
 @torch.no_grad()
 def test_generate_with_cache_is_generate_without(name, spec):
     model = shared(name)
-    new, _ = replace_mixers(model, {"*.0.*": spec} if name == "gpt2" else spec, seed=0)  # gpt2: one layer keeps keys and values
+    new, _ = replace_mixers(
+        model, {"*.0.*": spec} if name == "gpt2" else spec, seed=0
+    )  # gpt2: one layer keeps keys and values
     new = new if spec == "attention" else perturb_mixers(new)
     ids, mask = padded("left")
     given = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
@@ -156,11 +180,18 @@ def test_generate_with_cache_is_generate_without(name, spec):
         assert torch.equal(found, new.generate(**given, num_beams=beams, use_cache=False))
     if spec == "attention":
         assert torch.equal(new.generate(**given), model.generate(**given))
-    alone = [new.generate(ids[i : i + 1, 2 * i :], max_new_tokens=5, do_sample=False, pad_token_id=0)[0, -5:] for i in range(3)]
+    alone = [
+        new.generate(ids[i : i + 1, 2 * i :], max_new_tokens=5, do_sample=False, pad_token_id=0)[0, -5:]
+        for i in range(3)
+    ]
     assert torch.equal(new.generate(**given)[:, -5:], torch.stack(alone))
 
 
-@pytest.mark.parametrize("specs", [{"*": "attention"}, {"*.self_attn": "aft_simple", "*.1.encoder_attn": "hydra"}, {"*encoder_attn": "attention"}], ids=repr)
+@pytest.mark.parametrize(
+    "specs",
+    [{"*": "attention"}, {"*.self_attn": "aft_simple", "*.1.encoder_attn": "hydra"}, {"*encoder_attn": "attention"}],
+    ids=repr,
+)
 @pytest.mark.parametrize("name", ["bart", "marian"])
 @torch.no_grad()
 def test_an_encoder_with_a_decoder_generates_with_cache_as_without(name, specs):
@@ -201,18 +232,26 @@ NEEDS: dict[str, dict[str, Any]] = {"aft_local": {"window": 3}, "aft_conv": {"he
 def test_every_mixer_that_fits_runs_and_learns(name, mixer):
     pattern = "encoder.*" if name == "transformer" else "*"
     needs_length = mixer_options(MIXERS[mixer]).get("max_len") is inspect.Parameter.empty
-    spec = {"name": mixer, **NEEDS.get(mixer, {}), **({"max_len": 12} if name == "transformer" and needs_length else {})}
+    spec = {
+        "name": mixer,
+        **NEEDS.get(mixer, {}),
+        **({"max_len": 12} if name == "transformer" and needs_length else {}),
+    }
     if name in DECODERS and not MIXERS[mixer].supports_causal:
         with pytest.raises(MixerError, match=rf"{mixer} has no causal form, and attention here is causal"):
             replace_mixers(shared(name, 0.3), {pattern: spec})
         return
     new, _ = replace_mixers(shared(name, 0.3), {pattern: spec}, seed=0)
     if mixer == "pooling" and name in IMAGES:
-        with pytest.raises(MixerError, match="pools the cells of a grid and takes no tokens outside of it, got prefix=1"):
+        with pytest.raises(
+            MixerError, match="pools the cells of a grid and takes no tokens outside of it, got prefix=1"
+        ):
             outputs(name, new)
         return
     outputs(name, new.train()).square().sum().backward()
-    learning = [n for n, p in new.named_parameters() if "mixer" in n and p.grad is not None and torch.isfinite(p.grad).all()]
+    learning = [
+        n for n, p in new.named_parameters() if "mixer" in n and p.grad is not None and torch.isfinite(p.grad).all()
+    ]
     assert learning == [n for n, _ in new.named_parameters() if "mixer" in n]
 
 
@@ -252,7 +291,9 @@ def test_a_window_that_no_mask_tells_of(name):
     wanted = adapter(x, whole[:, None], position_ids=at[None])[0]
     assert (adapter(x, mask, position_ids=at[None])[0] - wanted)[mask.bool()].abs().max() <= TIGHT
     assert (adapter(x, None, position_ids=at[None])[0] - wanted)[0].abs().max() <= TIGHT  # no padding there
-    compiled = torch.compile(lambda *given: adapter(*given, position_ids=at[None])[0], backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(
+        lambda *given: adapter(*given, position_ids=at[None])[0], backend="aot_eager", fullgraph=True
+    )
     assert (compiled(x, whole[:, None]) - wanted)[mask.bool()].abs().max() <= TIGHT
 
 
@@ -262,8 +303,12 @@ def test_windows_of_some_layers():
     model = make("gemma3", sliding_window=4)
     ids, mask = padded("left")
     new, _ = replace_mixers(model, "attention")
-    assert (new(ids, attention_mask=mask, use_cache=False).logits - model(ids, attention_mask=mask).logits)[mask.bool()].abs().max() <= TIGHT
-    with pytest.raises(MixerError, match=r"layers.0.self_attn: the host attends 4 tokens back.* replace with local, window=4"):
+    assert (new(ids, attention_mask=mask, use_cache=False).logits - model(ids, attention_mask=mask).logits)[
+        mask.bool()
+    ].abs().max() <= TIGHT
+    with pytest.raises(
+        MixerError, match=r"layers.0.self_attn: the host attends 4 tokens back.* replace with local, window=4"
+    ):
         new.generate(ids[:1], max_new_tokens=6, pad_token_id=0, do_sample=False)
     part, _ = replace_mixers(model, {"*.1.*": "attention"})
     how: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 6, "pad_token_id": 0, "do_sample": False}
@@ -280,7 +325,9 @@ def test_norms_of_queries_and_keys_go_along_or_are_named():
     new, report = replace_mixers(shared("qwen3"), {"*.0.*": "attention", "*.1.*": "hydra"}, seed=0)
     assert "queries and keys were normalised; hydra does not" in str(report)
     assert report.names("dropped") == [f"model.layers.1.self_attn.{part}_norm.weight" for part in "qk"]
-    assert torch.equal(new.model.layers[0].self_attn.mixer.q_norm.weight, shared("qwen3").model.layers[0].self_attn.q_norm.weight)
+    assert torch.equal(
+        new.model.layers[0].self_attn.mixer.q_norm.weight, shared("qwen3").model.layers[0].self_attn.q_norm.weight
+    )
     assert new.model.layers[0].self_attn.mixer.q_norm.eps == 1e-6
     vit = make("timm", qk_norm=True, norm_layer=nn.RMSNorm)  # which leaves eps to the dtype
     assert (outputs("timm", replace_mixers(vit, "attention")[0]) - outputs("timm", vit)).abs().max() <= TIGHT
@@ -300,7 +347,9 @@ def test_a_mask_of_pairs_is_honoured_or_refused():
     assert not torch.equal(final(hydra(ids, attention_mask=whole)), before)
     with torch.inference_mode():
         assert torch.equal(final(hydra(ids, attention_mask=torch.ones(1, 1, 9, 9, dtype=torch.bool))), before)
-    with pytest.raises(MixerError, match=r"encoder.layer.0.attention: gets a mask of pairs.*hydra does not weigh pairs"):
+    with pytest.raises(
+        MixerError, match=r"encoder.layer.0.attention: gets a mask of pairs.*hydra does not weigh pairs"
+    ):
         hydra(ids, attention_mask=pairs)
 
 
@@ -315,7 +364,9 @@ def test_sequences_packed_into_one_row_are_kept_apart_or_refused():
     with pytest.raises(MixerError, match="gets a mask of pairs of tokens"):
         replace_mixers(model, "hydra", seed=0)[0](ids, position_ids=packed, use_cache=False)
     for mixed in (new, replace_mixers(model, "hydra", seed=0)[0]):
-        with pytest.raises(MixerError, match=r"layers.0.self_attn: gets several sequences in one row.* give each a row of its own"):
+        with pytest.raises(
+            MixerError, match=r"layers.0.self_attn: gets several sequences in one row.* give each a row of its own"
+        ):
             mixed(ids, position_ids=packed, use_cache=True)  # then it makes none, nor does flash attention
         one = mixed.model.layers[1].self_attn
         assert torch.isfinite(one(torch.randn(1, 4, 32), None, position_ids=torch.tensor([[3, 4, 5, 9]]))[0]).all()
@@ -333,13 +384,18 @@ def test_a_prefix_that_sees_itself_whole_is_refused(spec):
         assert (final(new(ids, attention_mask=order, use_cache=False)) - wanted).abs().max() <= TIGHT
     order[..., :4, :4] = True
     for cached in (False, True):
-        with pytest.raises(MixerError, match=r"layers.1.self_attn: gets a mask in which tokens attend later ones.* Leave this module out"):
+        with pytest.raises(
+            MixerError,
+            match=r"layers.1.self_attn: gets a mask in which tokens attend later ones.* Leave this module out",
+        ):
             new(ids, attention_mask=order, use_cache=cached)
 
 
 @torch.no_grad()
 def test_grids_of_image_models_reach_mixers_of_grids():
-    new, _ = replace_mixers(make("timm", dynamic_img_size=True), {"name": "aft_conv", "heads": 4, "kernel_size": 3}, seed=0)
+    new, _ = replace_mixers(
+        make("timm", dynamic_img_size=True), {"name": "aft_conv", "heads": 4, "kernel_size": 3}, seed=0
+    )
     grids = []
     for m in new.modules():
         if type(m).__name__ == "AFTConv":

@@ -19,13 +19,21 @@ from tokenmix.mixers import state_bytes
 
 ACROSS = [name for name, cls in MIXERS.items() if cls.supports_context]
 NEEDS: dict[str, dict[str, Any]] = {"aft_local": {"window": 3}, "local": {"window": 4}}
-WHERE = {"bart": "*encoder_attn", "marian": "*encoder_attn", "whisper": "*encoder_attn", "bert_decoder": "*crossattention", "gpt2_decoder": "*crossattention"}
+WHERE = {
+    "bart": "*encoder_attn",
+    "marian": "*encoder_attn",
+    "whisper": "*encoder_attn",
+    "bert_decoder": "*crossattention",
+    "gpt2_decoder": "*crossattention",
+}
 HOW = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
 
 
 def replaced(name: str, mixer: str) -> Any:
     """The decoder reads its context through this mixer; where a query stands shows in the logits."""
-    return perturb_mixers(replace_mixers(shared(name, 0.3), {WHERE[name]: {"name": mixer, **NEEDS.get(mixer, {})}}, seed=0)[0])
+    return perturb_mixers(
+        replace_mixers(shared(name, 0.3), {WHERE[name]: {"name": mixer, **NEEDS.get(mixer, {})}}, seed=0)[0]
+    )
 
 
 def inputs(name: str) -> dict[str, Any]:
@@ -54,7 +62,9 @@ def in_chunks(name: str, model: Any, ids: Tensor, cache: Any) -> Tensor:
 
 
 IDS = torch.arange(24).reshape(3, 8) * 7 % 57 + 3
-CASES = [("bart", mixer) for mixer in ACROSS] + [(name, mixer) for name in WHERE for mixer in ("attention", "aft_full", "hydra") if name != "bart"]
+CASES = [("bart", mixer) for mixer in ACROSS] + [
+    (name, mixer) for name in WHERE for mixer in ("attention", "aft_full", "hydra") if name != "bart"
+]
 
 
 @pytest.mark.parametrize(("name", "mixer"), CASES)
@@ -70,7 +80,10 @@ def test_in_chunks_with_a_cache_as_at_once(name, mixer):
 def test_generate_with_a_cache_is_generate_without(mixer):
     new, given = replaced("bart", mixer), inputs("bart")
     for beams in (1, 3):
-        assert torch.equal(new.generate(**given, **HOW, num_beams=beams), new.generate(**given, **HOW, num_beams=beams, use_cache=False))
+        assert torch.equal(
+            new.generate(**given, **HOW, num_beams=beams),
+            new.generate(**given, **HOW, num_beams=beams, use_cache=False),
+        )
 
 
 @pytest.mark.parametrize("mixer", ["attention", "aft_simple", "linear"])
@@ -107,7 +120,9 @@ def test_rows_are_picked_and_repeated():
     cache.batch_repeat_interleave(2)
     rows = torch.tensor([2, 2, 0, 0])
     given = {k: v[rows] for k, v in given.items()}
-    assert (new(**given, decoder_input_ids=IDS[rows, 6:], past_key_values=cache).logits - whole[rows, 6:]).abs().max() < 1e-4
+    assert (
+        new(**given, decoder_input_ids=IDS[rows, 6:], past_key_values=cache).logits - whole[rows, 6:]
+    ).abs().max() < 1e-4
 
 
 @torch.no_grad()
@@ -135,7 +150,9 @@ def test_planted_bugs_are_seen(bug, monkeypatch):
         spoilt = lambda state: type(state)(*(t * 0.5 if t.is_floating_point() else t for t in state))  # noqa: E731  (short enough to stand here)
         monkeypatch.setattr(TokenMixStateLayer, "put", lambda self, state, tokens: put(self, spoilt(state), tokens))
     else:  # padding of the context is taken in
-        monkeypatch.setattr(Mixer, "init_state", lambda self, rows, context=None, context_mask=None: init(self, rows, context=context))
+        monkeypatch.setattr(
+            Mixer, "init_state", lambda self, rows, context=None, context_mask=None: init(self, rows, context=context)
+        )
     new = replaced("bart", "aft_full")
     whole = logits("bart", new, IDS)
     assert (in_chunks("bart", new, IDS, new_cache()) - whole).abs().max() > 1e-2 * whole.abs().max()

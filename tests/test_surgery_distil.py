@@ -28,7 +28,9 @@ def batches(name: str, n: int = 4) -> list[Any]:
     found = []
     for _ in range(n):
         ids, mask = padded("left")
-        found.append({"input_ids": torch.where(mask.bool(), torch.randint(3, 60, ids.shape), 0), "attention_mask": mask})
+        found.append(
+            {"input_ids": torch.where(mask.bool(), torch.randint(3, 60, ids.shape), 0), "attention_mask": mask}
+        )
     return found
 
 
@@ -40,7 +42,9 @@ def test_softmax_in_the_same_place_has_no_loss(name):
     other = adapters_by_site(replace_mixers(teacher, "hydra", seed=0)[0])
     for batch in batches(name, 1):
         with captured(teacher, adapters) as calls:
-            teacher(**batch) if isinstance(batch, dict) else teacher(*batch) if isinstance(batch, tuple) else teacher(batch)
+            teacher(**batch) if isinstance(batch, dict) else teacher(*batch) if isinstance(batch, tuple) else teacher(
+                batch
+            )
     losses = layer_losses(adapters, calls)
     assert len(losses) == len(adapters) == len(other)
     assert all(loss < 1e-9 for loss in losses.values())
@@ -65,7 +69,18 @@ def test_both_phases_learn(name, tmp_path):
     teacher, data = shared(name, 0.2), batches(name)
     student, _ = replace_mixers(teacher, "linear", init="random", seed=0)
     frozen = copy.deepcopy({k: v for k, v in student.state_dict().items() if "mixer" not in k})
-    found = distill(teacher, student, data, out=tmp_path / "run", layer_steps=40, steps=40, valid=data, eval_every=40, log_every=5, lr=1e-2)
+    found = distill(
+        teacher,
+        student,
+        data,
+        out=tmp_path / "run",
+        layer_steps=40,
+        steps=40,
+        valid=data,
+        eval_every=40,
+        log_every=5,
+        lr=1e-2,
+    )
     lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     evals = [x for x in lines if x["kind"] == "eval"]
     assert [x["step"] for x in evals] == [0, 40, 80]

@@ -25,7 +25,9 @@ def no_mask(patch: Any) -> None:
 
 def keys_for_values(patch: Any) -> None:
     slots = weights.slots
-    patch.setattr(weights, "slots", lambda *at: {**(found := slots(*at)), "k_proj": found["v_proj"], "v_proj": found["k_proj"]})
+    patch.setattr(
+        weights, "slots", lambda *at: {**(found := slots(*at)), "k_proj": found["v_proj"], "v_proj": found["k_proj"]}
+    )
 
 
 def no_rotation(patch: Any) -> None:
@@ -78,14 +80,20 @@ def test_softmax_into_softmax_sees_it(name, bug, monkeypatch):
     model = make(name)
     bug(monkeypatch)
     new, _ = replace_mixers(model, "attention")
-    assert max((outputs(name, new, side) - outputs(name, model, side)).abs().max() for side in ("left", "none")) > 100 * TIGHT
+    assert (
+        max((outputs(name, new, side) - outputs(name, model, side)).abs().max() for side in ("left", "none"))
+        > 100 * TIGHT
+    )
 
 
 @pytest.mark.parametrize("bug", ["halved", "forgotten"])
 @torch.no_grad()
 def test_generation_with_a_cache_sees_it(bug, monkeypatch):
     put = TokenMixStateLayer.put
-    spoilt = {"halved": lambda state: type(state)(*(t * 0.5 if t.is_floating_point() else t for t in state)), "forgotten": lambda state: None}[bug]
+    spoilt = {
+        "halved": lambda state: type(state)(*(t * 0.5 if t.is_floating_point() else t for t in state)),
+        "forgotten": lambda state: None,
+    }[bug]
     monkeypatch.setattr(TokenMixStateLayer, "put", lambda self, state, tokens: put(self, spoilt(state), tokens))
     new, _ = replace_mixers(shared("llama"), "hydra", seed=0)
     ids = padded("left")[0][:1]
@@ -101,7 +109,9 @@ def test_replaced_models_compile_whole(name, spec):
     torch._dynamo.reset()
     new, _ = replace_mixers(make(name, 0.1), spec, seed=0)
     ids, mask = padded("right")
-    given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask} | ({"use_cache": False} if name in ("qwen3", "gpt2", "bart") else {})
+    given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask} | (
+        {"use_cache": False} if name in ("qwen3", "gpt2", "bart") else {}
+    )
     given |= {"decoder_input_ids": ids} if name == "bart" else {}
     if name in ("clip_vision", "timm"):
         given = {"x" if name == "timm" else "pixel_values": torch.randn(2, 3, 32, 32)}
@@ -122,8 +132,14 @@ def test_compiled_code_stops_at_a_mask_it_cannot_look_into(name):
     options = {"use_cache": False} if name == "llama" else {}
     compiled = torch.compile(new, backend="aot_eager", fullgraph=True)
     assert (
-        final(compiled(ids, attention_mask=whole[None, None], **options)) - final(new(ids, attention_mask=whole[None, None], **options))
+        final(compiled(ids, attention_mask=whole[None, None], **options))
+        - final(new(ids, attention_mask=whole[None, None], **options))
     ).abs().max() <= TIGHT
-    assert (final(new(ids, attention_mask=pairs[None, None], **options)) - final(new(ids, attention_mask=whole[None, None], **options))).abs().max() > 0.01
-    with pytest.raises(RuntimeError, match=r"att.*: gets a mask beyond padding, order and window, which compiled code cannot inspect"):
+    assert (
+        final(new(ids, attention_mask=pairs[None, None], **options))
+        - final(new(ids, attention_mask=whole[None, None], **options))
+    ).abs().max() > 0.01
+    with pytest.raises(
+        RuntimeError, match=r"att.*: gets a mask beyond padding, order and window, which compiled code cannot inspect"
+    ):
         compiled(ids, attention_mask=pairs[None, None], **options)

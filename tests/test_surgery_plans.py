@@ -64,9 +64,18 @@ def test_in_place_changes_the_model_itself():
 def test_what_the_site_says_goes_into_the_mixer():
     new, _ = replace_mixers(make("qwen2"), "attention")
     mixer = new.model.layers[0].self_attn.mixer
-    assert (mixer.heads, mixer.kv_heads, mixer.causal, mixer.q_proj.bias is None, mixer.out_proj.bias is None) == (4, 2, True, False, True)
+    assert (mixer.heads, mixer.kv_heads, mixer.causal, mixer.q_proj.bias is None, mixer.out_proj.bias is None) == (
+        4,
+        2,
+        True,
+        False,
+        True,
+    )
     new, _ = replace_mixers(make("gpt2", scale_attn_by_inverse_layer_idx=True), "attention")
-    assert [round(h.attn.mixer.scale or 8**-0.5, 6) for h in new.transformer.h] == [round(8**-0.5, 6), round(8**-0.5 / 2, 6)]
+    assert [round(h.attn.mixer.scale or 8**-0.5, 6) for h in new.transformer.h] == [
+        round(8**-0.5, 6),
+        round(8**-0.5 / 2, 6),
+    ]
     new, _ = replace_mixers(shared("vit"), {"*": {"name": "aft_full", "rank": 4}})
     assert new.vit.layers[0].attention.mixer.max_len == 17
 
@@ -94,7 +103,9 @@ def test_random_weights_are_new_and_repeatable():
     build_mixer("hydra", 32)
     assert len(report.names("new")) == 2 * len(dict(one.encoder.layer[0].attention.self.named_parameters()))
     assert len(report.names("dropped")) == 16
-    assert not torch.equal(one.encoder.layer[0].attention.self.mixer.q_proj.weight, model.encoder.layer[0].attention.self.query.weight)
+    assert not torch.equal(
+        one.encoder.layer[0].attention.self.mixer.q_proj.weight, model.encoder.layer[0].attention.self.query.weight
+    )
 
 
 def test_the_report_has_every_tensor():
@@ -103,7 +114,9 @@ def test_the_report_has_every_tensor():
     named = [e.name for e in report.entries if e.status != "dropped"]
     assert sorted(named) == sorted(new.state_dict())
     assert report.parameters("copied", "split", "new") == sum(p.numel() for p in new.parameters())
-    assert {e.origin for e in report.entries if e.name.endswith("1.attn.mixer.q_proj.weight")} == {"transformer.h.1.attn.c_attn.weight"}
+    assert {e.origin for e in report.entries if e.name.endswith("1.attn.mixer.q_proj.weight")} == {
+        "transformer.h.1.attn.c_attn.weight"
+    }
     dropped = sum(e.size for e in report.entries if e.status == "dropped")
     assert sum(p.numel() for p in model.parameters()) == report.parameters("copied", "split") + dropped
     text = str(report)

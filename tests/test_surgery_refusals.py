@@ -13,7 +13,12 @@ from tokenmix import MixerError
 from tokenmix.hosts.surgery import find_attention, load_converted, open_host, replace_mixers, restore
 
 BAD = [
-    ("bert", {"encoder.block.*": "hydra"}, {}, r"pattern 'encoder.block.\*' matches no attention module; there are encoder.layer.0.attention, encoder.layer.1"),
+    (
+        "bert",
+        {"encoder.block.*": "hydra"},
+        {},
+        r"pattern 'encoder.block.\*' matches no attention module; there are encoder.layer.0.attention, encoder.layer.1",
+    ),
     ("bert", {"*": "hydar"}, {}, r"encoder.layer.0.attention: build_mixer: no mixer is called 'hydar'; nearest: hydra"),
     ("bert", {"*": {"name": "hydra", "windw": 3}}, {}, r"hydra has no option 'windw'"),
     ("bert", {"*": {"name": "hydra", "causal": True}}, {}, r"attention here is not causal; leave causal=True out"),
@@ -27,9 +32,24 @@ BAD = [
     ("bert", "hydra", {"keep": "*"}, r"nothing is left to replace"),
     ("bert", "hydra", {"keep": "head.*"}, r"pattern 'head.\*' matches no attention"),
     ("bert", "hydra", {"init": "cpy"}, r"init must be 'copy' or 'random', got 'cpy'"),
-    ("gpt2", "fourier", {}, r"transformer.h.0.attn: fourier has no causal form, and attention here is causal; these have one: attention, aft_full"),
-    ("gpt2", {"*": {"name": "hydra", "causal": False}}, {}, r"attention here is causal, and another mixer would read the future"),
-    ("bert_decoder", "external", {}, r"bert.encoder.layer.0.crossattention: external mixes a sequence with itself.*these can: attention"),
+    (
+        "gpt2",
+        "fourier",
+        {},
+        r"transformer.h.0.attn: fourier has no causal form, and attention here is causal; these have one: attention, aft_full",
+    ),
+    (
+        "gpt2",
+        {"*": {"name": "hydra", "causal": False}},
+        {},
+        r"attention here is causal, and another mixer would read the future",
+    ),
+    (
+        "bert_decoder",
+        "external",
+        {},
+        r"bert.encoder.layer.0.crossattention: external mixes a sequence with itself.*these can: attention",
+    ),
     (
         "llama",
         {"*1.self_attn": {"name": "attention", "kv_heads": 1}},
@@ -53,13 +73,19 @@ def test_bad_input_is_one_line_and_the_model_is_untouched(name, mixers, options,
 
 
 def test_shapes_that_cannot_be_mapped_are_named():
-    with pytest.raises(MixerError, match=r"q_proj.weight has the shape \(64, 32\), q_proj.weight of the mixer \(32, 32\); they cannot be mapped"):
+    with pytest.raises(
+        MixerError,
+        match=r"q_proj.weight has the shape \(64, 32\), q_proj.weight of the mixer \(32, 32\); they cannot be mapped",
+    ):
         replace_mixers(make("llama", head_dim=16), "hydra")
 
 
 @pytest.mark.parametrize("name", ["phi", "stablelm"])
 def test_norms_of_another_kind_are_refused(name):
-    with pytest.raises(MixerError, match=r"layers.0.self_attn: it normalises queries and keys with qk_layernorm, which mixers do not support"):
+    with pytest.raises(
+        MixerError,
+        match=r"layers.0.self_attn: it normalises queries and keys with qk_layernorm, which mixers do not support",
+    ):
         replace_mixers(make(name, qk_layernorm=True), "attention")
 
 
@@ -74,14 +100,18 @@ def test_a_model_of_no_known_family():
             return super().forward(*args, **options)
 
     with pytest.raises(
-        MixerError, match=r"Sequential has no attention of a known family; it has OwnAttention, whose computation is unknown; known are the families bert,"
+        MixerError,
+        match=r"Sequential has no attention of a known family; it has OwnAttention, whose computation is unknown; known are the families bert,",
     ):
         replace_mixers(nn.Sequential(OwnAttention(4, 2)), "hydra")
 
 
 def test_a_bias_nobody_could_hold_is_refused_before_it_is_built():
     model = make("llama", max_position_embeddings=200_000)
-    with pytest.raises(MixerError, match=r"synthesizer_random with max_len=200000 would have 160,000,\d+,\d+ parameters here; give a smaller"):
+    with pytest.raises(
+        MixerError,
+        match=r"synthesizer_random with max_len=200000 would have 160,000,\d+,\d+ parameters here; give a smaller",
+    ):
         replace_mixers(model, "synthesizer_random")
 
 
@@ -98,7 +128,10 @@ def test_restore_of_what_is_gone():
     with pytest.raises(MixerError, match="matches no replaced attention; there are none at all"):
         restore(shared("bert"))
     new, _ = replace_mixers(shared("bert"), {"*.0.*": "hydra", "*.1.*": "synthesizer_random"}, seed=0)
-    with pytest.raises(MixerError, match="encoder.layer.1.attention: synthesizer_random has no q_proj, k_proj of attention; its softmax weights are lost"):
+    with pytest.raises(
+        MixerError,
+        match="encoder.layer.1.attention: synthesizer_random has no q_proj, k_proj of attention; its softmax weights are lost",
+    ):
         restore(new)
     back, _ = restore(new, "*.0.*")
     assert [s.name for s in find_attention(back)] == ["encoder.layer.0.attention"]

@@ -28,7 +28,9 @@ def test_softmax_into_softmax_through_folders(bert_folder, tmp_path):
     new = load_converted(tmp_path / "out")
     ids, mask = padded("left")
     assert find_attention(new) == []
-    assert (new(ids, attention_mask=mask).last_hidden_state - shared("bert")(ids, attention_mask=mask).last_hidden_state)[mask.bool()].abs().max() <= 1e-5
+    assert (
+        new(ids, attention_mask=mask).last_hidden_state - shared("bert")(ids, attention_mask=mask).last_hidden_state
+    )[mask.bool()].abs().max() <= 1e-5
     assert (tmp_path / "out" / "vocab.txt").read_text() == "[PAD]\n"
 
 
@@ -50,19 +52,27 @@ def test_what_was_written_is_what_is_loaded(name, tmp_path):
 
 def test_the_command_line_converts_a_host(bert_folder, tmp_path, capsys):
     out = tmp_path / "out"
-    assert main(["convert", str(bert_folder), '{"encoder.layer.*": {"name": "hydra"}}', "--last", "1", "--out", str(out)]) == 0
+    assert (
+        main(["convert", str(bert_folder), '{"encoder.layer.*": {"name": "hydra"}}', "--last", "1", "--out", str(out)])
+        == 0
+    )
     text = capsys.readouterr().out
     assert "BertModel with 1 x hydra, 1 x its own attention" in text
     assert text.splitlines()[-1] == f"load it: tokenmix.hosts.load_converted({str(out)!r})"
     assert [s.name for s in find_attention(load_converted(out))] == ["encoder.layer.0.attention"]
-    assert main(["convert", str(bert_folder), '{"name": "linear"}', "--every", "2", "--out", str(tmp_path / "one")]) == 0
+    assert (
+        main(["convert", str(bert_folder), '{"name": "linear"}', "--every", "2", "--out", str(tmp_path / "one")]) == 0
+    )
     assert len(find_attention(load_converted(tmp_path / "one"))) == 1
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (['{"encoder.block.*": {"name": "hydra"}}'], "matches no attention module; there are encoder.layer.0.attention"),
+        (
+            ['{"encoder.block.*": {"name": "hydra"}}'],
+            "matches no attention module; there are encoder.layer.0.attention",
+        ),
         (['{"*": {"name": "hydra"}}', "--classes", "3"], "--classes is for a ViT of ours"),
         (['{"*": {"name": "hydra"'], "not readable JSON"),
     ],

@@ -78,7 +78,9 @@ def test_each_family_is_described(name):
     s = sites[-1]
     assert (s.name, s.family, s.kv_heads, s.causal, s.cross, s.rotary, s.max_len) == FACTS[name]
     assert all((s.dim, s.heads, s.head_dim, s.obstacle) == (32, 4, 8, None) for s in sites)
-    assert len(sites) == {"bert_decoder": 4, "gpt2_decoder": 4, "detr": 3, "transformer": 6}.get(name, 6 if name in TRANSLATORS else 2)
+    assert len(sites) == {"bert_decoder": 4, "gpt2_decoder": 4, "detr": 3, "transformer": 6}.get(
+        name, 6 if name in TRANSLATORS else 2
+    )
     assert model.get_submodule(s.name) is not None
     assert not unknown_attention(model)
 
@@ -93,11 +95,17 @@ def test_a_decoder_of_bert_is_causal_but_not_across():
 
 
 def test_an_encoder_a_decoder_and_what_joins_them():
-    assert [(s.causal, s.cross, s.max_len) for s in find_attention(make("whisper"))[1:4]] == [(False, False, 12), (True, False, 20), (False, True, 20)]
+    assert [(s.causal, s.cross, s.max_len) for s in find_attention(make("whisper"))[1:4]] == [
+        (False, False, 12),
+        (True, False, 20),
+        (False, True, 20),
+    ]
 
 
 def test_grids_and_windows_are_seen():
-    assert [(s.grid, s.prefix) for s in find_attention(make("vit")) + find_attention(make("timm", reg_tokens=2))] == [((4, 4), 1)] * 2 + [((4, 4), 3)] * 2
+    assert [(s.grid, s.prefix) for s in find_attention(make("vit")) + find_attention(make("timm", reg_tokens=2))] == [
+        ((4, 4), 1)
+    ] * 2 + [((4, 4), 3)] * 2
     assert find_attention(make("mistral", sliding_window=5))[0].window == 5
     assert [s.window for s in find_attention(make("gemma3"))] == [32, None]
     assert [s.window for s in find_attention(make("embedding_gemma"))] == [5, None]
@@ -105,7 +113,13 @@ def test_grids_and_windows_are_seen():
 
 
 def test_norms_of_queries_and_keys_are_seen():
-    assert [find_attention(make(name))[0].qk_norm for name in ("llama", "qwen3", "gemma3", "timm", "timm_normed")] == [None, "rms", "rms", None, "layer"]
+    assert [find_attention(make(name))[0].qk_norm for name in ("llama", "qwen3", "gemma3", "timm", "timm_normed")] == [
+        None,
+        "rms",
+        "rms",
+        None,
+        "layer",
+    ]
 
 
 def test_what_stands_against_a_replacement_is_said():

@@ -50,15 +50,29 @@ DENSE, PLUS = {"share_heads": True, "bias": False}, {"join": "plus", "scale": 1.
 T5_ROWS = [
     ("random", "synthesizer_random", {}, 254, 254.5),
     ("random plus", "synthesizer_mixture", {"parts": ["attention", "random"], **PLUS}, 292, 292.2),
-    ("random plus alpha", "synthesizer_mixture", {"parts": ["attention", "random"], **PLUS, "join": "gated"}, 292, 292.2),
+    (
+        "random plus alpha",
+        "synthesizer_mixture",
+        {"parts": ["attention", "random"], **PLUS, "join": "gated"},
+        292,
+        292.2,
+    ),
     ("dense", "synthesizer_dense", DENSE, 224, 224.6),
     ("dense plus", "synthesizer_mixture", {"parts": ["attention", "dense"], **DENSE, **PLUS}, 243, 243.4),
-    ("dense plus alpha", "synthesizer_mixture", {"parts": ["attention", "dense"], **DENSE, **PLUS, "join": "gated"}, 243, 243.4),
+    (
+        "dense plus alpha",
+        "synthesizer_mixture",
+        {"parts": ["attention", "dense"], **DENSE, **PLUS, "join": "gated"},
+        243,
+        243.4,
+    ),
     ("factorized", "synthesizer_factorized_random", {"rank": 16}, 207, 207.3),
 ]
 
 
-@pytest.mark.parametrize(("row", "name", "options", "printed", "closer"), T5_ROWS, ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(
+    ("row", "name", "options", "printed", "closer"), T5_ROWS, ids=lambda v: v if isinstance(v, str) else ""
+)
 def test_parameters_in_the_t5_base_shell(row, name, options, printed, closer):
     """The 24 self-attention layers of T5-base replaced, as Narang et al. 2021 print them; ``closer`` starts from a rounded 223M."""
     with torch.device("meta"):
@@ -85,11 +99,16 @@ WMT_ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("row", "name", "options", "closer", "printed"), WMT_ROWS, ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(
+    ("row", "name", "options", "closer", "printed"), WMT_ROWS, ids=lambda v: v if isinstance(v, str) else ""
+)
 def test_parameters_in_the_wmt_shell(row, name, options, closer, printed):
     """Of the base Transformer's 67M the 12 self-attention layers replaced, 8 heads, N = 256. The paper's 62M for D leaves no room for W1 (65.4M)."""
     with torch.device("meta"):
-        layer, vanilla = build_mixer(name, 512, **WMT, **options), build_mixer("attention", 512, qkv_bias=False, out_bias=False)
+        layer, vanilla = (
+            build_mixer(name, 512, **WMT, **options),
+            build_mixer("attention", 512, qkv_bias=False, out_bias=False),
+        )
     total = 67.0e6 + 12 * (count(layer) - count(vanilla))
     assert total / 1e6 == pytest.approx(closer, abs=0.06)
     assert printed is None or round(total / 1e6) == printed
@@ -101,12 +120,19 @@ def test_parameters_of_the_logits_are_those_of_the_paper():
     beside = 2 * d * d
     bare = {"max_len": n, "qkv_bias": False, "out_bias": False}
     for heads in (1, 8):
-        assert count(build_mixer("synthesizer_dense", d, heads=heads, bias=False, **bare)) - beside == d * d + d * n == 1_081_344
+        assert (
+            count(build_mixer("synthesizer_dense", d, heads=heads, bias=False, **bare)) - beside
+            == d * d + d * n
+            == 1_081_344
+        )
         got = count(build_mixer("synthesizer_factorized_dense", d, heads=heads, factor=a, bias=False, **bare)) - beside
         assert got == d * d + d * (a + n // a)
     assert count(build_mixer("synthesizer_random", d, heads=8, share_heads=True, **bare)) - beside == n * n
     assert count(build_mixer("synthesizer_random", d, heads=8, **bare)) - beside == 8 * n * n
-    assert count(build_mixer("synthesizer_factorized_random", d, heads=8, share_heads=True, rank=k, **bare)) - beside == 2 * n * k
+    assert (
+        count(build_mixer("synthesizer_factorized_random", d, heads=8, share_heads=True, rank=k, **bare)) - beside
+        == 2 * n * k
+    )
 
 
 # Faults of public copies
@@ -246,9 +272,17 @@ def test_mixture_of_one_part_is_that_part(name, causal):
     one = build_mixer(name, D, max_len=N, heads=H, causal=causal).double()
     x, mask = torch.randn(2, N, D, dtype=torch.float64), torch.rand(2, N) < 0.7
     for join in ("softmax", "plus"):
-        mixture = twin(build_mixer("synthesizer_mixture", D, max_len=N, heads=H, causal=causal, parts=[part], join=join).double(), one, **{part: "logits"})
+        mixture = twin(
+            build_mixer("synthesizer_mixture", D, max_len=N, heads=H, causal=causal, parts=[part], join=join).double(),
+            one,
+            **{part: "logits"},
+        )
         torch.testing.assert_close(mixture(x, key_mask=mask), one(x, key_mask=mask))
-    heavy = twin(build_mixer("synthesizer_mixture", D, max_len=N, heads=H, causal=causal, parts=["attention", part]).double(), one, **{part: "logits"})
+    heavy = twin(
+        build_mixer("synthesizer_mixture", D, max_len=N, heads=H, causal=causal, parts=["attention", part]).double(),
+        one,
+        **{part: "logits"},
+    )
     with torch.no_grad():
         heavy.alpha.copy_(torch.tensor([-1e3, 0.0]))
     torch.testing.assert_close(heavy(x), one(x))
@@ -258,9 +292,14 @@ def test_mixture_of_one_part_is_that_part(name, causal):
 def test_mixture_of_attention_alone_is_attention(causal):
     attention = build_mixer("attention", D, heads=H, causal=causal).double()
     x = torch.randn(2, N, D, dtype=torch.float64)
-    mixture = twin(build_mixer("synthesizer_mixture", D, max_len=N, heads=H, causal=causal, parts=["attention"]).double(), attention)
+    mixture = twin(
+        build_mixer("synthesizer_mixture", D, max_len=N, heads=H, causal=causal, parts=["attention"]).double(),
+        attention,
+    )
     torch.testing.assert_close(mixture(x), attention(x))
-    gated = twin(build_mixer("synthesizer_mixture", D, max_len=N, heads=H, causal=causal, join="gated").double(), attention)
+    gated = twin(
+        build_mixer("synthesizer_mixture", D, max_len=N, heads=H, causal=causal, join="gated").double(), attention
+    )
     with torch.no_grad():
         gated.alpha.fill_(-1e3)
     torch.testing.assert_close(gated(x), attention(x))
@@ -270,7 +309,9 @@ def test_sum_of_random_and_attention_is_attention_with_a_bias():
     """Checked against torch's own kernel with R as its additive mask; nothing divides R by sqrt(d), and ``scale`` touches attention only."""
     x = torch.randn(2, N, D, dtype=torch.float64)
     for scale, factor in ((None, (D // H) ** -0.5), (1.0, 1.0)):
-        mixer = build_mixer("synthesizer_mixture", D, max_len=N + 3, heads=H, join="plus", scale=scale, init_std=1.0).double()
+        mixer = build_mixer(
+            "synthesizer_mixture", D, max_len=N + 3, heads=H, join="plus", scale=scale, init_std=1.0
+        ).double()
         q, k, v = (p(x).unflatten(-1, (H, -1)).transpose(1, 2) for p in (mixer.q_proj, mixer.k_proj, mixer.v_proj))
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mixer.random.weight[:, :N, :N], scale=factor)
         torch.testing.assert_close(mixer(x), mixer.out_proj(y.transpose(1, 2).flatten(2)))
@@ -278,7 +319,9 @@ def test_sum_of_random_and_attention_is_attention_with_a_bias():
 
 def test_mixture_joins_logits_and_not_weights():
     """softmax(sum_i alpha_i S_i), where some copies and summaries have sum_i alpha_i softmax(S_i)."""
-    mixer = build_mixer("synthesizer_mixture", D, max_len=N, heads=H, parts=["random", "factorized_random"], init_std=2.0).double()
+    mixer = build_mixer(
+        "synthesizer_mixture", D, max_len=N, heads=H, parts=["random", "factorized_random"], init_std=2.0
+    ).double()
     with torch.no_grad():
         mixer.alpha.copy_(torch.tensor([0.3, -0.8]))
     x = torch.randn(1, N, D, dtype=torch.float64)
@@ -309,18 +352,29 @@ def test_factorised_forms_contain_the_plain_ones():
     """R1 R2^T with R2 = I is R; A of N numbers times B = 1 is the dense row; W2 = 0 leaves a random form whose rows are equal."""
     v, r = torch.randn(2, N, D, dtype=torch.float64), torch.randn(H, N, N, dtype=torch.float64)
     eye = torch.eye(N, dtype=torch.float64).expand(H, N, N)
-    torch.testing.assert_close(functional.synthesizer_factorized_random(v, (r, eye)), functional.synthesizer_random(v, r))
-    q, w, b = torch.randn_like(v), torch.randn(H, D // H, N, dtype=torch.float64), torch.randn(H, N, dtype=torch.float64)
+    torch.testing.assert_close(
+        functional.synthesizer_factorized_random(v, (r, eye)), functional.synthesizer_random(v, r)
+    )
+    q, w, b = (
+        torch.randn_like(v),
+        torch.randn(H, D // H, N, dtype=torch.float64),
+        torch.randn(H, N, dtype=torch.float64),
+    )
     one = torch.ones(H, 1, dtype=torch.float64)
     torch.testing.assert_close(
-        functional.synthesizer_factorized_dense(q, v, (w, 0 * w[..., :1], b, one), causal=True), functional.synthesizer_dense(q, v, (w, b), causal=True)
+        functional.synthesizer_factorized_dense(q, v, (w, 0 * w[..., :1], b, one), causal=True),
+        functional.synthesizer_dense(q, v, (w, b), causal=True),
     )
-    torch.testing.assert_close(functional.synthesizer_dense(q, v, (0 * w, b)), functional.synthesizer_random(v, b[:, None].expand(H, N, N)))
+    torch.testing.assert_close(
+        functional.synthesizer_dense(q, v, (0 * w, b)), functional.synthesizer_random(v, b[:, None].expand(H, N, N))
+    )
 
 
 def test_one_table_for_all_heads_is_that_table_in_every_head():
     v, q, w = torch.randn(2, N, D), torch.randn(2, N, D), torch.randn(1, D // H, N)
-    torch.testing.assert_close(functional.synthesizer_dense(q, v, (w,)), functional.synthesizer_dense(q, v, (w.repeat(H, 1, 1),)))
+    torch.testing.assert_close(
+        functional.synthesizer_dense(q, v, (w,)), functional.synthesizer_dense(q, v, (w.repeat(H, 1, 1),))
+    )
     r = torch.randn(1, N, N)
     torch.testing.assert_close(functional.synthesizer_random(v, r), functional.synthesizer_random(v, r.repeat(H, 1, 1)))
 
@@ -350,7 +404,11 @@ def test_dense_without_a_first_layer_reads_each_heads_features():
 @pytest.mark.parametrize("name", EVERY)
 def test_resize(name):
     """To the same length nothing changes; to another one, lengths fit and numbers are interpolated."""
-    options = {"parts": ["attention", "dense", "random", "factorized_dense", "factorized_random"]} if name.endswith("mixture") else {}
+    options = (
+        {"parts": ["attention", "dense", "random", "factorized_dense", "factorized_random"]}
+        if name.endswith("mixture")
+        else {}
+    )
     mixer = build_mixer(name, D, max_len=N, heads=H, causal=True, **options).double()
     x = torch.randn(2, N, D, dtype=torch.float64)
     want = mixer(x)
@@ -361,7 +419,13 @@ def test_resize(name):
     assert mixer.max_len == 3 * N
     assert mixer(torch.randn(1, 3 * N, D, dtype=torch.float64)).isfinite().all()
     mixer(x).sum().backward()
-    fresh = build_mixer(name, D, max_len=3 * N, heads=H, **{**options, **({"factor": 3} if "factorized_dense" in name or options else {})})
+    fresh = build_mixer(
+        name,
+        D,
+        max_len=3 * N,
+        heads=H,
+        **{**options, **({"factor": 3} if "factorized_dense" in name or options else {})},
+    )
     assert {n: p.shape for n, p in mixer.named_parameters()} == {n: p.shape for n, p in fresh.named_parameters()}
     assert {n: p.shape for n, p in mixer.named_parameters()} != fewer
     with pytest.raises(MixerError, match="resize"):

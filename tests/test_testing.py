@@ -52,7 +52,9 @@ def test_a_right_mixer_passes(causal):
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_defect_is_caught_by_comparison(name):
     cls = getattr(foreign_mixers, name)
-    options = {"causal": True} if name in ("GlobalMaximum", "WrongCounter", "Forgetful", "ExcusedLeak", "Silent") else {}
+    options = (
+        {"causal": True} if name in ("GlobalMaximum", "WrongCounter", "Forgetful", "ExcusedLeak", "Silent") else {}
+    )
     with pytest.raises(ContractError) as caught:
         check_mixer(cls, options, promises=[DEFECTS[name]])
     assert caught.value.report.status(DEFECTS[name]) == "broken"
@@ -66,7 +68,9 @@ def test_a_branch_on_values_does_not_compile():
 
 
 def test_waivers_are_honoured_but_never_for_causality():
-    report = check_mixer(foreign_mixers.Excused, {"causal": True}, promises=["streaming_equals_parallel", "declares_waivers"])
+    report = check_mixer(
+        foreign_mixers.Excused, {"causal": True}, promises=["streaming_equals_parallel", "declares_waivers"]
+    )
     assert report.status("streaming_equals_parallel") == "waived"
     assert "keeps no past" in str(report)
     with pytest.raises(ContractError, match="no mixer may waive"):
@@ -75,7 +79,12 @@ def test_waivers_are_honoured_but_never_for_causality():
 
 def test_a_wrong_reference_is_noticed():
     with pytest.raises(ContractError, match="not the reference's"):
-        check_mixer(foreign_mixers.Mean, {"causal": True}, reference=lambda m, x, allowed: m.value(x), promises=["equals_reference"])
+        check_mixer(
+            foreign_mixers.Mean,
+            {"causal": True},
+            reference=lambda m, x, allowed: m.value(x),
+            promises=["equals_reference"],
+        )
 
 
 def test_an_unknown_promise_or_name_is_refused():
@@ -133,7 +142,10 @@ class TestCommand:
     def test_both_forms_of_a_library_mixer(self, capsys, monkeypatch):
         monkeypatch.setattr("tokenmix.testing.cli.run_promises", lambda s: run_promises(s, ["equals_reference"]))
         assert main_check("aft_local", {"window": 3, "max_len": 12, "dim": 8}) == 0
-        assert main_check("aft_conv", {"heads": 2, "kernel_size": 3, "ndim": 2, "dim": 8, "grid": [3, 4], "causal": False}) == 0
+        assert (
+            main_check("aft_conv", {"heads": 2, "kernel_size": 3, "ndim": 2, "dim": 8, "grid": [3, 4], "causal": False})
+            == 0
+        )
         out = capsys.readouterr().out
         assert "causal=False" in out
         assert "causal=True" in out

@@ -21,7 +21,19 @@ from cases import CASES
 from tokenmix import MixerError, build_mixer
 from tokenmix.models import LM, LMConfig
 from tokenmix.report import read_run
-from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, checkpoint, evaluate, evaluate_run, load_run, resume, sample_run, train
+from tokenmix.train import (
+    DataConfig,
+    OptimConfig,
+    RunConfig,
+    TrainConfig,
+    checkpoint,
+    evaluate,
+    evaluate_run,
+    load_run,
+    resume,
+    sample_run,
+    train,
+)
 from tokenmix.train.evaluate import windows
 from tokenmix.train.loop import Trainer
 from tokenmix.train.optim import learning_rate, parameter_groups
@@ -41,8 +53,23 @@ def text(tmp_path_factory) -> Path:
 
 def config(text: Path, *, mixers=HYBRID, dropout: float = 0.1, optim=None, **loop_fields) -> RunConfig:
     model = LMConfig(dim=16, max_len=32, mixers=mixers, layers=2, dropout=dropout)
-    fields = {"steps": 20, "batch_size": 4, "accumulate": 2, "log_every": 3, "eval_every": 10, "eval_bytes": 600, "save_every": 5, "keep": 3, "threads": 1}
-    return RunConfig(model, DataConfig(str(text), seq_len=32), optim or OptimConfig(lr=1e-2, warmup=5), TrainConfig(**{**fields, **loop_fields}))
+    fields = {
+        "steps": 20,
+        "batch_size": 4,
+        "accumulate": 2,
+        "log_every": 3,
+        "eval_every": 10,
+        "eval_bytes": 600,
+        "save_every": 5,
+        "keep": 3,
+        "threads": 1,
+    }
+    return RunConfig(
+        model,
+        DataConfig(str(text), seq_len=32),
+        optim or OptimConfig(lr=1e-2, warmup=5),
+        TrainConfig(**{**fields, **loop_fields}),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -91,8 +118,21 @@ def test_going_back_and_on_again_gives_the_same_bits(run, whole, step):
 
 
 def test_killed_three_times_it_gives_the_same_bits(tmp_path, text):
-    fields = {"--row": "hybrid", "--data": str(text), "--model.dim": "16", "--data.seq_len": "32", "--model.max_len": "32", "--model.dropout": "0.1"}
-    loop_fields = {"--train.steps": "160", "--train.log_every": "1", "--train.eval_every": "40", "--train.save_every": "4", "--train.eval_bytes": "2000"}
+    fields = {
+        "--row": "hybrid",
+        "--data": str(text),
+        "--model.dim": "16",
+        "--data.seq_len": "32",
+        "--model.max_len": "32",
+        "--model.dropout": "0.1",
+    }
+    loop_fields = {
+        "--train.steps": "160",
+        "--train.log_every": "1",
+        "--train.eval_every": "40",
+        "--train.save_every": "4",
+        "--train.eval_bytes": "2000",
+    }
     options = [word for pair in (fields | loop_fields | {"--train.threads": "1"}).items() for word in pair]
     said: list[str] = []
     kill_nine.torture(tmp_path, 3, ["text", *options], say=said.append)
@@ -124,7 +164,9 @@ def test_a_full_disk_during_a_checkpoint_loses_nothing(tmp_path, text, whole, mo
 
     monkeypatch.setattr(checkpoint, "write_file", full)
     out = tmp_path / "run"
-    with pytest.raises(MixerError, match="step 10 could not be written .No space left on device.; the checkpoint of step 5 is intact"):
+    with pytest.raises(
+        MixerError, match="step 10 could not be written .No space left on device.; the checkpoint of step 5 is intact"
+    ):
         train(config(text), out)
     assert names(out) == ["step_00000005"]
     assert kill_nine.last_step(out) == 10
@@ -142,7 +184,10 @@ def test_a_full_disk_under_the_metrics_is_one_clear_error(tmp_path, text, monkey
         real(self, line)
 
     monkeypatch.setattr(RunDir, "append", full)
-    with pytest.raises(MixerError, match=r"metrics.jsonl could not be written .No space left on device.; the checkpoint of step 5 is intact"):
+    with pytest.raises(
+        MixerError,
+        match=r"metrics.jsonl could not be written .No space left on device.; the checkpoint of step 5 is intact",
+    ):
         train(config(text), tmp_path / "run")
 
 
@@ -163,7 +208,9 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_previous_one_offered(ru
         with pytest.raises(MixerError, match=f"{name}.*latest intact one before it is step 15.*--from 15") as caught:
             use(run)
         assert "\n" not in str(caught.value)
-    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != ".lock"} == {p: b for p, b in before.items() if p.name != ".lock"}
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != ".lock"} == {
+        p: b for p, b in before.items() if p.name != ".lock"
+    }
 
 
 def test_the_offered_checkpoint_works(run, whole):
@@ -186,7 +233,11 @@ def test_output_directories_that_will_not_do(tmp_path, text, whole):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter").touch()
     (tmp_path / "file").touch()
-    cases = {whole: "holds a run already; continue it with", tmp_path / "full": "not empty", tmp_path / "file": "is a file"}
+    cases = {
+        whole: "holds a run already; continue it with",
+        tmp_path / "full": "not empty",
+        tmp_path / "file": "is a file",
+    }
     cases[tmp_path / "file" / "run"] = "could not be created"
     for out, words in cases.items():
         with pytest.raises(MixerError, match=words):
@@ -209,7 +260,18 @@ def test_the_last_and_the_best_checkpoints_are_kept(tmp_path):
 
 def test_the_best_checkpoint_can_be_loaded(tmp_path, text):
     out = tmp_path / "run"
-    train(config(text, dropout=0.0, optim=OptimConfig(lr=1e-2, warmup=0, schedule="constant"), steps=12, eval_every=4, save_every=2, keep=1), out)
+    train(
+        config(
+            text,
+            dropout=0.0,
+            optim=OptimConfig(lr=1e-2, warmup=0, schedule="constant"),
+            steps=12,
+            eval_every=4,
+            save_every=2,
+            keep=1,
+        ),
+        out,
+    )
     resume(out, changes={"train.steps": 24})
     bits = {x["step"]: x["bits_per_byte"] for x in RunDir(out).read_metrics() if x["kind"] == "eval"}
     best = min(bits, key=lambda s: bits[s])
@@ -255,7 +317,9 @@ def test_time_can_end_a_run(tmp_path, text):
 
 def test_a_run_that_diverges_stops_before_it_spoils_its_checkpoints(tmp_path, text):
     wild = OptimConfig(lr=1e25, warmup=0, schedule="constant", clip=0.0)
-    with pytest.raises(MixerError, match=r"the loss became nan by step 3; there is no checkpoint yet. Try a lower optim.lr"):
+    with pytest.raises(
+        MixerError, match=r"the loss became nan by step 3; there is no checkpoint yet. Try a lower optim.lr"
+    ):
         train(config(text, optim=wild), tmp_path / "run")
 
 
@@ -305,7 +369,10 @@ def test_learning_rates():
     assert rates(None, 5, 10, 500, schedule="constant") == pytest.approx([0.5, 1.0, 1.0])
 
 
-@pytest.mark.parametrize(("size", "seq_len", "stride"), [(100, 10, 5), (101, 10, 10), (7, 10, 5), (11, 10, 1), (12, 10, 3), (57, 8, 8), (2, 1, 1)])
+@pytest.mark.parametrize(
+    ("size", "seq_len", "stride"),
+    [(100, 10, 5), (101, 10, 10), (7, 10, 5), (11, 10, 1), (12, 10, 3), (57, 8, 8), (2, 1, 1)],
+)
 def test_every_byte_is_scored_once_with_enough_context(size, seq_len, stride):
     scored = []
     for start, length, first in windows(size, seq_len, stride):
@@ -372,7 +439,10 @@ def test_evaluation_and_samples_of_a_run(run, text):
 
 def test_samples_are_written_and_do_not_disturb_the_run(tmp_path, text, whole):
     train(config(text, sample_bytes=10), tmp_path / "run")
-    assert [p.name for p in sorted((tmp_path / "run" / "samples").iterdir())] == ["step_00000010.txt", "step_00000020.txt"]
+    assert [p.name for p in sorted((tmp_path / "run" / "samples").iterdir())] == [
+        "step_00000010.txt",
+        "step_00000020.txt",
+    ]
     assert kill_nine.lines(tmp_path / "run") == kill_nine.lines(whole)
 
 
@@ -424,7 +494,14 @@ def test_the_threads_of_the_caller_are_given_back(tmp_path, text):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("optim.lr", 2e-2), ("train.seed", 1), ("train.batch_size", 8), ("train.precision", "bf16"), ("data.seq_len", 16), ("model.dropout", 0.0)],
+    [
+        ("optim.lr", 2e-2),
+        ("train.seed", 1),
+        ("train.batch_size", 8),
+        ("train.precision", "bf16"),
+        ("data.seq_len", 16),
+        ("model.dropout", 0.0),
+    ],
 )
 def test_what_cannot_change_in_the_middle_of_a_run_cannot_be_edited_either(run, field, value):
     file, (part, name) = run / "config.json", field.split(".")
@@ -432,7 +509,10 @@ def test_what_cannot_change_in_the_middle_of_a_run_cannot_be_edited_either(run, 
     edited[part][name] = value
     file.write_text(json.dumps(edited))
     for use in (resume, load_run):
-        with pytest.raises(MixerError, match=f"config.json was edited since the checkpoint was written: {field} was .*, is {value!r}; restore it") as caught:
+        with pytest.raises(
+            MixerError,
+            match=f"config.json was edited since the checkpoint was written: {field} was .*, is {value!r}; restore it",
+        ) as caught:
             use(run)
         assert "\n" not in str(caught.value)
     shutil.rmtree(run / "checkpoints")
@@ -451,12 +531,22 @@ def test_a_checkpoint_that_does_not_say_its_config_is_taken(run, whole):
 
 
 @pytest.mark.parametrize(
-    "line", [b'{"kind": "train", "loss": 1.0}', b"[1, 2]", b'{"kind": "train", "step": "3", "loss": 1.0}', b"\xff\xfe{}", b"null", b"[" * 9999]
+    "line",
+    [
+        b'{"kind": "train", "loss": 1.0}',
+        b"[1, 2]",
+        b'{"kind": "train", "step": "3", "loss": 1.0}',
+        b"\xff\xfe{}",
+        b"null",
+        b"[" * 9999,
+    ],
 )
 def test_damaged_lines_of_metrics_are_kept_aside_and_reported(run, whole, line):
     lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (run / "metrics.jsonl").write_bytes(b"".join([*lines[:2], line + b"\n", *lines[2:]]) + b'{"kind": "tr')
-    with pytest.warns(UserWarning, match="report: .*metrics.jsonl: 1 line cannot be read .the first: line 3, .*; skipped"):
+    with pytest.warns(
+        UserWarning, match="report: .*metrics.jsonl: 1 line cannot be read .the first: line 3, .*; skipped"
+    ):
         assert len(read_run(run).train) == len(read_run(whole).train)
     with pytest.warns(UserWarning, match="metrics.jsonl: 1 line cannot be read .*; moved to metrics.damaged"):
         resume(run, from_step=15)
@@ -486,7 +576,10 @@ def test_an_env_of_another_shape_is_one_clear_error(run, content, words):
 
 
 def test_numbers_that_torch_does_not_take_are_refused(run, text, tmp_path):
-    for field, value, words in (("seed", 1 << 70, "train.seed=.* out of range"), ("threads", 1_000_000, "train.threads must be at most 1024")):
+    for field, value, words in (
+        ("seed", 1 << 70, "train.seed=.* out of range"),
+        ("threads", 1_000_000, "train.threads must be at most 1024"),
+    ):
         with pytest.raises(MixerError, match=words):
             config(text, **{field: value})
     with pytest.raises(MixerError, match="sample: seed=.* is out of range; a seed is an integer from"):
@@ -524,7 +617,9 @@ def test_an_evaluation_whose_record_meets_a_full_disk_is_not_lost(run, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(RunDir, "append", full)
-    with pytest.warns(UserWarning, match="metrics.jsonl cannot be written to .No space left on device.; the result is not added"):
+    with pytest.warns(
+        UserWarning, match="metrics.jsonl cannot be written to .No space left on device.; the result is not added"
+    ):
         assert evaluate_run(run, max_bytes=100).bytes == 100
 
 
@@ -567,7 +662,12 @@ def test_mixer_lr_moves_what_is_the_mixers_own(case):
     name, options = CASES[case]
     model = nn.ModuleDict({"mixer": build_mixer(name, 8, **options)})
     names = {id(p): n.removeprefix("mixer.") for n, p in model.named_parameters()}
-    moved = {names[id(p)] for group in parameter_groups(model, 0.1, mixer_lr=3.0) for p in group["params"] if group["scale"] == 3.0}
+    moved = {
+        names[id(p)]
+        for group in parameter_groups(model, 0.1, mixer_lr=3.0)
+        for p in group["params"]
+        if group["scale"] == 3.0
+    }
     shared = re.compile(r"(.*_proj|.*_global|stage_\d|feed|.*conv|.*norm.*)\.(weight|bias)")
     assert moved == {n for n in names.values() if not shared.fullmatch(n)}
     if name in ("aft_full", "synthesizer_random", "synthesizer_factorized_random") and options.get("trainable", True):

@@ -11,8 +11,19 @@ from test_triton_gemm import CHECKS as GEMM_CHECKS
 from triton_process import HERE, run
 
 SECOND = "3.6.0"  # the oldest triton the kernels are kept working on
-CHECKS = ("scan_adversarial", "scan_shapes scan_operator scan_does_not_drift", "scan_masks scan_packed scan_nonfinite", "others_nonfinite", "hydra_all")
-CHECKS += ("linear_adversarial", "linear_shapes", "linear_masks linear_jumps", "linear_large linear_does_not_drift linear_operator")
+CHECKS = (
+    "scan_adversarial",
+    "scan_shapes scan_operator scan_does_not_drift",
+    "scan_masks scan_packed scan_nonfinite",
+    "others_nonfinite",
+    "hydra_all",
+)
+CHECKS += (
+    "linear_adversarial",
+    "linear_shapes",
+    "linear_masks linear_jumps",
+    "linear_large linear_does_not_drift linear_operator",
+)
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -21,7 +32,18 @@ def test_in_the_interpreter(check):
 
 
 def test_compiles_for_two_architectures():
-    report = run("-m", "tokenmix.kernels.triton.aot", "--arch", "80", "90", "--only", "aft_simple", "hydra", "linear", "--fullest")  # all configurations: below
+    report = run(
+        "-m",
+        "tokenmix.kernels.triton.aot",
+        "--arch",
+        "80",
+        "90",
+        "--only",
+        "aft_simple",
+        "hydra",
+        "linear",
+        "--fullest",
+    )  # all configurations: below
     assert " 80 " in report
     assert " 90 " in report
 
@@ -35,7 +57,9 @@ def test_every_configuration_compiles():
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_the_second_triton(tmp_path):
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", str(tmp_path), f"triton=={SECOND}"], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", "--target", str(tmp_path), f"triton=={SECOND}"], check=True
+    )
     assert f"triton {SECOND}" in run("-m", "tokenmix.kernels.triton.aot", "--arch", "80", "90", path=str(tmp_path))
     for check in CHECKS:
         run(str(HERE / "triton_checks.py"), *check.split(), path=str(tmp_path), TRITON_INTERPRET="1")

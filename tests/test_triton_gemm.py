@@ -22,7 +22,9 @@ def test_compiles_with_matrix_instructions():
 
 
 def test_every_kernel_compiles():
-    report = run("-m", "tokenmix.kernels.triton.aot", "--only", "aft_full", "aft_band", "--fullest")  # one of float32 and one of bfloat16 of each
+    report = run(
+        "-m", "tokenmix.kernels.triton.aot", "--only", "aft_full", "aft_band", "--fullest"
+    )  # one of float32 and one of bfloat16 of each
     assert " 80 " in report
     assert " 90 " in report
 

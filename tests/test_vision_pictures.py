@@ -34,7 +34,18 @@ GRID = (2, 3)
 
 def make(name, layers=2, pool="class", registers=1, **options):
     spec = {"name": name, **OPTIONS.get(name, {}), **options}
-    config = ViTConfig(dim=8, layers=layers, mixers=(spec,), image_size=(8, 12), patch=4, channels=1, classes=5, mlp_ratio=2, pool=pool, registers=registers)
+    config = ViTConfig(
+        dim=8,
+        layers=layers,
+        mixers=(spec,),
+        image_size=(8, 12),
+        patch=4,
+        channels=1,
+        classes=5,
+        mlp_ratio=2,
+        pool=pool,
+        registers=registers,
+    )
     torch.manual_seed(2)
     model = build_model(config).double().eval()
     for p in model.parameters():
@@ -94,7 +105,12 @@ def test_attention_weights_are_those_of_the_mixer(options):
     mixer = make("attention", **options).blocks[0].mixer
     x = torch.randn(2, 7, 8, dtype=torch.float64)
     weights = maps.attention_weights(mixer, x)
-    values = mixer.v_proj(x).unflatten(-1, (mixer.kv_heads, -1)).transpose(1, 2).repeat_interleave(mixer.heads // mixer.kv_heads, 1)
+    values = (
+        mixer.v_proj(x)
+        .unflatten(-1, (mixer.kv_heads, -1))
+        .transpose(1, 2)
+        .repeat_interleave(mixer.heads // mixer.kv_heads, 1)
+    )
     torch.testing.assert_close(mixer.out_proj((weights @ values).transpose(1, 2).flatten(2)), mixer(x))
 
 
@@ -130,7 +146,10 @@ def test_pair_biases_around_a_query():
     torch.testing.assert_close(found[1, 1], torch.expm1(local.bias.weight[5, 6].detach()))
     none = maps.bias_around(make("aft_local", window=2, outside="none").blocks[0].mixer, GRID, 2, 0)
     assert none.isnan().flatten().tolist() == [False, False, True, True, True, True]
-    for arguments, why in (((mixer, GRID, 2, 6), "query must be a patch 0..5"), ((mixer, (3, 3), 2, 0), "biases for 8 tokens")):
+    for arguments, why in (
+        ((mixer, GRID, 2, 6), "query must be a patch 0..5"),
+        ((mixer, (3, 3), 2, 0), "biases for 8 tokens"),
+    ):
         with pytest.raises(MixerError, match=why):
             maps.bias_around(*arguments)
     with pytest.raises(MixerError, match="AFTSimple has no bias"):
@@ -145,13 +164,25 @@ def test_sparsity_of_known_filters():
     torch.testing.assert_close(gini, torch.tensor([8 / 9, 0, 0], dtype=torch.float64), atol=1e-12, rtol=0)
     torch.testing.assert_close(entropy, torch.tensor([0.0, 1, 1], dtype=torch.float64), atol=1e-12, rtol=0)
     measured = maps.sparsity(torch.tensor([[3.0, 0.0, -4.0, 0.0]]))
-    assert [round(float(m), 6) for m in measured] == [round((2 - 7 / 5) / 1, 6), round((1 * 3 + 3 * 4) / (4 * 7), 6), 0.492614]
+    assert [round(float(m), 6) for m in measured] == [
+        round((2 - 7 / 5) / 1, 6),
+        round((1 * 3 + 3 * 4) / (4 * 7), 6),
+        0.492614,
+    ]
     with pytest.raises(MixerError, match="one tap"):
         maps.sparsity(torch.ones(2, 1))
 
 
 @pytest.mark.parametrize(
-    ("name", "pool"), [("attention", "class"), ("hydra", "class"), ("hydra", "mean"), ("aft_full", "class"), ("aft_conv", "mean"), ("linear", "class")]
+    ("name", "pool"),
+    [
+        ("attention", "class"),
+        ("hydra", "class"),
+        ("hydra", "mean"),
+        ("aft_full", "class"),
+        ("aft_conv", "mean"),
+        ("linear", "class"),
+    ],
 )
 def test_focus_is_what_a_token_s_value_adds(name, pool):
     """The derivative of the logit with regard to a factor on one token's value, by finite differences."""
@@ -164,10 +195,16 @@ def test_focus_is_what_a_token_s_value_adds(name, pool):
     for t in (0, 1, 3, found.prefix.shape[1] + 5):
         shifted = []
         for sign in (1, -1):
-            hook = value.register_forward_hook(lambda m, a, y, t=t, sign=sign: torch.cat([y[:, :t], y[:, t : t + 1] * (1 + sign * step), y[:, t + 1 :]], 1))
+            hook = value.register_forward_hook(
+                lambda m, a, y, t=t, sign=sign: torch.cat(
+                    [y[:, :t], y[:, t : t + 1] * (1 + sign * step), y[:, t + 1 :]], 1
+                )
+            )
             shifted.append(model(images).gather(1, found.classes[:, None])[:, 0])
             hook.remove()
-        torch.testing.assert_close(scores[:, t], ((shifted[0] - shifted[1]) / (2 * step)).detach(), rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(
+            scores[:, t], ((shifted[0] - shifted[1]) / (2 * step)).detach(), rtol=1e-5, atol=1e-8
+        )
 
 
 def test_focus_of_hydra_is_the_papers_formula():
@@ -182,7 +219,9 @@ def test_focus_of_hydra_is_the_papers_formula():
     (g,) = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), y)
     contribution = unit[0][:, :1] * unit[1] * v
     found = focus(model, images, classes)
-    torch.testing.assert_close(torch.cat([found.prefix, found.patches.flatten(1)], 1), (contribution * g[:, None]).sum(-1).detach())
+    torch.testing.assert_close(
+        torch.cat([found.prefix, found.patches.flatten(1)], 1), (contribution * g[:, None]).sum(-1).detach()
+    )
     for wrong in (torch.tensor([5, 0]), torch.tensor([0])):
         with pytest.raises(MixerError, match=r"classes must be one of 0\.\.4"):
             focus(model, images, wrong)
@@ -196,7 +235,10 @@ def test_focus_refuses_what_is_no_sum_over_values(name):
         focus(make(name, registers=0), pictures_of())
 
 
-@pytest.mark.parametrize("options", [{"name": "external"}, {"name": "external", "norm": "slots", "tied": True}, {"name": "external_multihead"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"name": "external"}, {"name": "external", "norm": "slots", "tied": True}, {"name": "external_multihead"}],
+)
 def test_slot_weights_are_those_of_the_mixer(options):
     model, images = make(**options), pictures_of()
     mixer, x, _ = maps.look_into(model, images)[0]
@@ -221,7 +263,10 @@ def test_norms_by_layer():
     norms, feature = token_norms(model, images), model.feature_maps(images, [0, 1])
     assert norms.patches.shape == (3, 3, *GRID)
     torch.testing.assert_close(norms.patches[1:], torch.stack(feature).norm(dim=2))
-    torch.testing.assert_close(norms.prefix[0, 0], torch.stack([model.class_token + model.positions[0], model.registers[0]]).norm(dim=-1).detach())
+    torch.testing.assert_close(
+        norms.prefix[0, 0],
+        torch.stack([model.class_token + model.positions[0], model.registers[0]]).norm(dim=-1).detach(),
+    )
     some = torch.tensor([1.0, 2, 3, 4, 5, 6, 7, 100]).view(1, 2, 2, 2)
     assert outlier_cutoff(some) == pytest.approx(6.25 + 3 * (6.25 - 2.75))
     assert share_above(some, outlier_cutoff(some)).tolist() == [1 / 8]
@@ -231,8 +276,12 @@ def test_similarity_of_neighbours():
     model, images = make("aft_simple"), pictures_of()
     patches, found = model.patch(images), neighbour_similarity(model, images)
     for y, x in product(range(2), range(3)):
-        near = [(y + dy, x + dx) for dy, dx in ((1, 0), (-1, 0), (0, 1), (0, -1)) if 0 <= y + dy < 2 and 0 <= x + dx < 3]
-        want = sum(torch.cosine_similarity(patches[:, :, y, x], patches[:, :, v, u], dim=1) for v, u in near) / len(near)
+        near = [
+            (y + dy, x + dx) for dy, dx in ((1, 0), (-1, 0), (0, 1), (0, -1)) if 0 <= y + dy < 2 and 0 <= x + dx < 3
+        ]
+        want = sum(torch.cosine_similarity(patches[:, :, y, x], patches[:, :, v, u], dim=1) for v, u in near) / len(
+            near
+        )
         torch.testing.assert_close(found[:, y, x], want.detach())
 
 
@@ -247,8 +296,17 @@ def test_every_mixer_of_the_core_is_drawn(name, monkeypatch):
     assert sections, "more than the norms that every model has"
     for pictures in sections.values():
         check(pictures)
-    expected = {"attention": "Attention by offset", "aft_full": "Position biases of AFT", "aft_local": "Position biases of AFT"}
-    expected |= {"aft_conv": "Filters of AFT-conv", "hydra": "Focus", "external": "External memories", "external_multihead": "External memories"}
+    expected = {
+        "attention": "Attention by offset",
+        "aft_full": "Position biases of AFT",
+        "aft_local": "Position biases of AFT",
+    }
+    expected |= {
+        "aft_conv": "Filters of AFT-conv",
+        "hydra": "Focus",
+        "external": "External memories",
+        "external_multihead": "External memories",
+    }
     assert name not in expected or expected[name] in sections
     for ask, heading in ((focus, "Focus"), (maps.key_maps, "Keys"), (slot_reads, "External memories")):
         if heading not in sections:
@@ -276,9 +334,25 @@ def test_panels_share_one_scale_and_hold_what_is_not_a_number():
     assert (float(image.min()) >= 0, float(image.max()) <= 1) == (True, True)
     for options in ({}, {"about_zero": False}, {"title": "t", "marks": [(0, 1), (1, 0), (1, 1)]}):
         check(
-            [image_grid([[small, large, None], [image, small, large]], rows=["a", "b\nc"], columns=["x", "y", "z"], bar="w", alt="alt", caption="c", **options)]
+            [
+                image_grid(
+                    [[small, large, None], [image, small, large]],
+                    rows=["a", "b\nc"],
+                    columns=["x", "y", "z"],
+                    bar="w",
+                    alt="alt",
+                    caption="c",
+                    **options,
+                )
+            ]
         )
-    check([image_grid([[torch.zeros(3, 3)]], rows=["a"], columns=["x"], bar="w", alt="alt", caption="c", about_zero=False)])
+    check(
+        [
+            image_grid(
+                [[torch.zeros(3, 3)]], rows=["a"], columns=["x"], bar="w", alt="alt", caption="c", about_zero=False
+            )
+        ]
+    )
 
 
 def test_the_colours_are_those_of_the_values():
@@ -322,7 +396,9 @@ def test_a_run_is_drawn_from_its_newest_weights(tmp_path):
     save_file(model.state_dict(), tmp_path / "checkpoints" / "step_00000001" / "model.safetensors")
     loaded = load_model(read_run(tmp_path))
     assert torch.equal(loaded(pictures_of().float()), model(pictures_of().float()))
-    assert [heading for heading, _ in vision_section(read_run(tmp_path), pictures_of(n=1).float())][0] == "Filters of AFT-conv"
+    assert [heading for heading, _ in vision_section(read_run(tmp_path), pictures_of(n=1).float())][
+        0
+    ] == "Filters of AFT-conv"
     (tmp_path / "config.json").write_text(json.dumps({"model": {"kind": "poem"}}))
     with pytest.raises(MixerError, match="model of kind 'poem'"):
         load_model(read_run(tmp_path))
@@ -340,7 +416,9 @@ def photograph(path, mode="RGB", size=(30, 20)):
     return path
 
 
-@pytest.mark.parametrize(("mode", "suffix"), [("RGB", "png"), ("L", "png"), ("I;16", "png"), ("P", "png"), ("RGBA", "png"), ("CMYK", "jpg")])
+@pytest.mark.parametrize(
+    ("mode", "suffix"), [("RGB", "png"), ("L", "png"), ("I;16", "png"), ("P", "png"), ("RGBA", "png"), ("CMYK", "jpg")]
+)
 def test_images_of_any_kind_are_read(tmp_path, mode, suffix):
     path = photograph(tmp_path / f"image.{suffix}", mode)
     for channels in (1, 3):
@@ -353,7 +431,9 @@ def test_images_of_any_kind_are_read(tmp_path, mode, suffix):
 def test_files_become_pictures(tmp_path):
     files = [photograph(tmp_path / f"{i}.png") for i in range(2)]
     written = draw_pictures(make("attention").float(), files, tmp_path / "out", theme="dark")
-    assert {"attention-by-offset.png", "focus.png", "keys-1.png", "keys-2.png", "token-norms-1.png"} <= {p.name for p in written}
+    assert {"attention-by-offset.png", "focus.png", "keys-1.png", "keys-2.png", "token-norms-1.png"} <= {
+        p.name for p in written
+    }
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in written)
     with pytest.raises(MixerError, match="theme='blue'"):
         draw_pictures(make("attention"), files, tmp_path, theme="blue")

@@ -84,9 +84,15 @@ def test_parameters_as_printed(name):
 @pytest.mark.parametrize("pool", ["class", "mean"])
 def test_every_mixer_runs_and_every_parameter_learns(name, pool):
     model = make(SPECS[name], pool=pool, registers=1, positions=None if pool == "mean" else "learned").train()
-    tokens = model.forward_features(torch.randn(2, 3, 12, 16))  # the class token alone would not need the last layer's filters
+    tokens = model.forward_features(
+        torch.randn(2, 3, 12, 16)
+    )  # the class token alone would not need the last layer's filters
     (model.forward_head(tokens).square().sum() + tokens.square().sum()).backward()
-    idle = [n for n, p in model.named_parameters() if p.grad is None or not bool(p.grad.isfinite().all()) or float(p.grad.abs().max()) == 0]
+    idle = [
+        n
+        for n, p in model.named_parameters()
+        if p.grad is None or not bool(p.grad.isfinite().all()) or float(p.grad.abs().max()) == 0
+    ]
     # a bias added to all keys changes no softmax
     assert not [n for n in idle if not n.endswith(("k_proj.bias", "norms.k.bias"))], idle
 
@@ -129,7 +135,10 @@ def test_filled_copies_nothing_where_patches_fit():
 
 def test_a_fixed_size_is_refused_until_resized():
     model, images = make(SPECS["aft_full"]), torch.randn(1, 3, 20, 24)
-    with pytest.raises(MixerError, match=r"learned positions and AFTFull belong to images of 12 x 16, got 20 x 24.*resize\(\[20, 24\]\)"):
+    with pytest.raises(
+        MixerError,
+        match=r"learned positions and AFTFull belong to images of 12 x 16, got 20 x 24.*resize\(\[20, 24\]\)",
+    ):
         model(images)
     with pytest.raises(MixerError, match="learned positions"):  # as many patches, another shape
         model(torch.randn(1, 3, 16, 12))
@@ -173,7 +182,9 @@ def test_resize_rows_checks_its_table():
 def test_sinusoids():
     table = sincos((3, 5), 8)
     assert table.shape == (15, 8)
-    row, column = (torch.tensor([[p], [p / 100]]) for p in (1.0, 2.0))  # patch 7 stands at (1, 2); rates are 1 and 1 / 100
+    row, column = (
+        torch.tensor([[p], [p / 100]]) for p in (1.0, 2.0)
+    )  # patch 7 stands at (1, 2); rates are 1 and 1 / 100
     expected = torch.cat([f(p) for p in (row, column) for f in (torch.sin, torch.cos)])[:, 0]
     assert torch.allclose(table[7], expected)
     assert torch.unique(table, dim=0).shape[0] == 15
@@ -210,7 +221,9 @@ def test_feature_maps_are_the_blocks_outputs():
 def test_drop_path_rises_with_depth_and_rests_in_eval():
     model = make(SPECS["aft_simple"], layers=3, drop_path=0.5)
     images = torch.randn(4, 3, 12, 16)
-    assert [getattr(b.dropout[-1], "rate", 0) if isinstance(b.dropout, torch.nn.Sequential) else 0 for b in model.blocks] == [0, 0.25, 0.5]
+    assert [
+        getattr(b.dropout[-1], "rate", 0) if isinstance(b.dropout, torch.nn.Sequential) else 0 for b in model.blocks
+    ] == [0, 0.25, 0.5]
     assert torch.equal(model(images), model(images))
     model.train()
     assert not torch.equal(model(images), model(images))
@@ -247,13 +260,17 @@ def test_a_config_is_json_and_a_name_takes_options():
 
 def test_meta_build_equals_direct_build():
     torch.manual_seed(3)
-    direct = build_model(ViTConfig(dim=16, layers=2, mixers=(SPECS["aft_conv"],), image_size=(16, 16), patch=8, classes=2))
+    direct = build_model(
+        ViTConfig(dim=16, layers=2, mixers=(SPECS["aft_conv"],), image_size=(16, 16), patch=8, classes=2)
+    )
     with torch.device("meta"):
         later = build_model(direct.config)
     later.to_empty(device="cpu")
     torch.manual_seed(3)
     later.reset_parameters()
-    assert all(torch.equal(a, b) for a, b in zip(direct.state_dict().values(), later.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(direct.state_dict().values(), later.state_dict().values(), strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -282,7 +299,11 @@ def test_wrong_images_are_refused():
     ):
         with pytest.raises(MixerError, match=says):
             model(images)
-    for keep, says in ((torch.tensor([[12]]), r"patches in 0\.\.11, got 12"), (torch.tensor([0]), "integers"), (torch.ones(1, 2), "integers")):
+    for keep, says in (
+        (torch.tensor([[12]]), r"patches in 0\.\.11, got 12"),
+        (torch.tensor([0]), "integers"),
+        (torch.ones(1, 2), "integers"),
+    ):
         with pytest.raises(MixerError, match=says):
             model(torch.zeros(1, 3, 12, 16), keep=keep)
     assert model(torch.zeros(0, 3, 12, 16)).shape == (0, 3)

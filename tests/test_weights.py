@@ -29,7 +29,9 @@ def shaken(model):
     """The model in eval mode with weights of which none is zero or one."""
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * (0.1 if parameter.ndim > 1 else 0.3) + (0.5 if parameter.ndim == 1 else 0))
+            parameter.copy_(
+                torch.randn_like(parameter) * (0.1 if parameter.ndim > 1 else 0.3) + (0.5 if parameter.ndim == 1 else 0)
+            )
     return model.eval()
 
 
@@ -38,7 +40,14 @@ def timm_vit(**options):
 
 
 def hf_vit(cls="ViTForImageClassification", **options):
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 80, "image_size": [16, 24], "patch_size": 8}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 80,
+        "image_size": [16, 24],
+        "patch_size": 8,
+    }
     return shaken(getattr(transformers, cls)(transformers.ViTConfig(**{**sizes, "num_labels": 5, **options})))
 
 
@@ -125,7 +134,9 @@ def test_layer_scale_goes_into_the_projections(make):
     with torch.no_grad():
         torch.testing.assert_close(model.forward_features(x), theirs.forward_features(x), atol=1e-5, rtol=0)
         theirs.blocks[1].ls1.gamma.mul_(2)
-        assert (model.forward_features(x) - theirs.forward_features(x)).abs().max() > 1e-3, "the scale makes a difference"
+        assert (model.forward_features(x) - theirs.forward_features(x)).abs().max() > 1e-3, (
+            "the scale makes a difference"
+        )
     half = {k: v for k, v in theirs.state_dict().items() if k != "blocks.1.mlp.fc2.weight"}
     with pytest.raises(MixerError, match=r"'blocks.1.mlp.fc2.weight' is missing"):
         from_timm(half, heads=3, image_size=model.config.image_size)
@@ -133,7 +144,15 @@ def test_layer_scale_goes_into_the_projections(make):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"registers": 2}, {"pool": "mean"}, {"positions": None}, {"classes": 0}, {"norm_eps": 1e-3}, {"mixers": ({**ATTENTION, "qk_norm": "layer"},)}],
+    [
+        {},
+        {"registers": 2},
+        {"pool": "mean"},
+        {"positions": None},
+        {"classes": 0},
+        {"norm_eps": 1e-3},
+        {"mixers": ({**ATTENTION, "qk_norm": "layer"},)},
+    ],
 )
 def test_ours_to_timm_and_home(options):
     model = ours(**options)
@@ -147,7 +166,9 @@ def test_ours_to_timm_and_home(options):
     assert home.config.norm_eps == model.config.norm_eps
 
 
-@pytest.mark.parametrize("options", [{}, {"qkv_bias": False}, {"layer_norm_eps": 1e-3}, {"num_channels": 1}, {"image_size": 24}])
+@pytest.mark.parametrize(
+    "options", [{}, {"qkv_bias": False}, {"layer_norm_eps": 1e-3}, {"num_channels": 1}, {"image_size": 24}]
+)
 def test_vit_of_transformers(options, tmp_path):
     theirs = hf_vit(**options)
     found = from_hf(theirs)
@@ -212,10 +233,22 @@ def test_bare_states_are_read_with_what_is_said():
 REFUSED = {
     "distilled": (lambda: timm.create_model("deit_tiny_distilled_patch16_224"), r"'dist_token' shows a distilled DeiT"),
     "distilled-state": (lambda: {"dist_token": torch.ones(1, 1, 8)}, r"'dist_token' shows a distilled DeiT"),
-    "layer-scale": (lambda: timm_vit().state_dict() | {"blocks.0.ls1.gamma": torch.ones(3)}, r"'blocks.0.ls1.gamma' of shape \(3,\) does not scale"),
-    "scale-of-nothing": (lambda: timm_vit().state_dict() | {"blocks.7.ls1.gamma": torch.ones(48)}, r"'blocks.7.ls1.gamma' has no place"),
-    "norm-after-pooling": (lambda: timm_vit(class_token=False, global_pool="avg"), r"norm is a Identity; only plain timm ViTs"),
-    "norm-after-pooling-state": (lambda: timm_vit(class_token=False, global_pool="avg").state_dict(), r"'fc_norm.weight' has no place"),
+    "layer-scale": (
+        lambda: timm_vit().state_dict() | {"blocks.0.ls1.gamma": torch.ones(3)},
+        r"'blocks.0.ls1.gamma' of shape \(3,\) does not scale",
+    ),
+    "scale-of-nothing": (
+        lambda: timm_vit().state_dict() | {"blocks.7.ls1.gamma": torch.ones(48)},
+        r"'blocks.7.ls1.gamma' has no place",
+    ),
+    "norm-after-pooling": (
+        lambda: timm_vit(class_token=False, global_pool="avg"),
+        r"norm is a Identity; only plain timm ViTs",
+    ),
+    "norm-after-pooling-state": (
+        lambda: timm_vit(class_token=False, global_pool="avg").state_dict(),
+        r"'fc_norm.weight' has no place",
+    ),
     "pooling": (lambda: timm_vit(global_pool="avg", fc_norm=False), r"global_pool='avg' with class_token=True"),
     "qk-norm": (lambda: timm_vit(qk_norm=True, scale_attn_norm=True), r"'blocks.0.attn.norm.weight' has no place"),
     "rms-norm": (lambda: timm_vit(norm_layer=torch.nn.RMSNorm), r"norm is a RMSNorm"),
@@ -224,7 +257,10 @@ REFUSED = {
     "pre-norm": (lambda: timm_vit(pre_norm=True), r"'norm_pre.weight' has no place"),
     "resnet": (lambda: timm.create_model("resnet18"), r"first key is 'conv1.weight'"),
     "swin": (lambda: timm.create_model("swin_tiny_patch4_window7_224"), r"the model is a SwinTransformer"),
-    "swin-state": (lambda: timm.create_model("swin_tiny_patch4_window7_224").state_dict(), r"'patch_embed.norm.weight' has no place"),
+    "swin-state": (
+        lambda: timm.create_model("swin_tiny_patch4_window7_224").state_dict(),
+        r"'patch_embed.norm.weight' has no place",
+    ),
     "deit-of-hf": (lambda: hf_deit(), r"'embeddings.distillation_token' shows a distilled DeiT"),
     "hf-activation": (lambda: hf_vit(hidden_act="relu"), r"hidden_act='relu'"),
     "hf-family": (lambda: hf_dinov2(), r"type 'dinov2'"),
@@ -234,11 +270,17 @@ REFUSED = {
 
 
 def hf_deit():
-    return transformers.DeiTModel(transformers.DeiTConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=16))
+    return transformers.DeiTModel(
+        transformers.DeiTConfig(
+            hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=16
+        )
+    )
 
 
 def hf_dinov2():
-    return transformers.Dinov2Model(transformers.Dinov2Config(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=14))
+    return transformers.Dinov2Model(
+        transformers.Dinov2Config(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=14)
+    )
 
 
 @pytest.mark.parametrize(("make", "words"), REFUSED.values(), ids=REFUSED)
@@ -251,10 +293,20 @@ def test_other_architectures_are_refused(make, words):
 def test_keys_that_lack_or_do_not_fit_are_named():
     state = {k: v.clone() for k, v in timm_vit().state_dict().items()}
     options = {"heads": 3, "image_size": (24, 32)}
-    for key in ("blocks.1.attn.qkv.weight", "blocks.0.attn.qkv.bias", "norm.bias", "patch_embed.proj.weight", "blocks.0.mlp.fc1.weight", "head.bias"):
+    for key in (
+        "blocks.1.attn.qkv.weight",
+        "blocks.0.attn.qkv.bias",
+        "norm.bias",
+        "patch_embed.proj.weight",
+        "blocks.0.mlp.fc1.weight",
+        "head.bias",
+    ):
         with pytest.raises(MixerError, match=f"'{key}' is missing"):
             from_timm({k: v for k, v in state.items() if k != key}, **options)
-    with pytest.raises(MixerError, match=r"'blocks.0.mlp.fc2.weight' gives blocks.0.mlp.down.weight the shape \(4, 4\), a ViT of its sizes needs \(48, 192\)"):
+    with pytest.raises(
+        MixerError,
+        match=r"'blocks.0.mlp.fc2.weight' gives blocks.0.mlp.down.weight the shape \(4, 4\), a ViT of its sizes needs \(48, 192\)",
+    ):
         from_timm(state | {"blocks.0.mlp.fc2.weight": torch.ones(4, 4)}, **options)
     with pytest.raises(MixerError, match=r"'extra.weight' has no place"):
         from_timm(state | {"extra.weight": torch.ones(1)}, **options)
@@ -262,7 +314,9 @@ def test_keys_that_lack_or_do_not_fit_are_named():
         from_timm(state | {"blocks.4.norm1.weight": torch.ones(48)}, **options)
     state = hf_vit().state_dict()
     with pytest.raises(MixerError, match=r"'vit.layers.1.attention.k_proj.bias' is missing"):
-        from_hf({k: v for k, v in state.items() if k != "vit.layers.1.attention.k_proj.bias"}, heads=4, image_size=(16, 24))
+        from_hf(
+            {k: v for k, v in state.items() if k != "vit.layers.1.attention.k_proj.bias"}, heads=4, image_size=(16, 24)
+        )
 
 
 def test_files(tmp_path):
@@ -315,7 +369,9 @@ def test_damaged_files_are_refused_in_one_line(name, tmp_path):
         changed = bytearray(whole)
         for _ in range(30):
             changed[rng.randrange(2000)] = rng.randrange(256)
-        path.write_bytes((whole[:cut], bytes(changed), rng.randbytes(cut % 3000), whole[:cut] + whole[cut + 300 :])[i % 4])
+        path.write_bytes(
+            (whole[:cut], bytes(changed), rng.randbytes(cut % 3000), whole[:cut] + whole[cut + 300 :])[i % 4]
+        )
         try:
             read_weights(path)
         except MixerError as why:
@@ -368,7 +424,9 @@ def test_run_directory(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "config.json").write_text(json.dumps({"model": model.config.to_json(), "data": {}}))
     for step, scale in ((10, 2.0), (20, 1.0)):
-        save_checkpoint(tmp_path / "checkpoints", step, {"model": {k: v * scale for k, v in model.state_dict().items()}}, {})
+        save_checkpoint(
+            tmp_path / "checkpoints", step, {"model": {k: v * scale for k, v in model.state_dict().items()}}, {}
+        )
     found = read_weights(tmp_path)
     assert found.config == model.config
     assert same_bits(found.state, model.state_dict()), "the latest checkpoint"
@@ -390,7 +448,11 @@ def test_timm_by_name(monkeypatch):
 
 
 def test_only_softmax_has_a_way_back():
-    for spec, words in (({"name": "hydra"}, "layer 0 is hydra"), ({**ATTENTION, "kv_heads": 2}, "kv_heads"), ({**ATTENTION, "out_bias": False}, "out_bias")):
+    for spec, words in (
+        ({"name": "hydra"}, "layer 0 is hydra"),
+        ({**ATTENTION, "kv_heads": 2}, "kv_heads"),
+        ({**ATTENTION, "out_bias": False}, "out_bias"),
+    ):
         model = ours(mixers=(spec,))
         for way in (to_timm, to_hf):
             with pytest.raises(MixerError, match=words):
@@ -401,11 +463,17 @@ def test_only_softmax_has_a_way_back():
     with pytest.raises(MixerError, match="does not normalise queries and keys"):
         to_hf(normed)
     for spec in ({"qk_norm": "rms"}, {"qk_norm": "layer", "norm_eps": 1e-3}):
-        with pytest.raises(MixerError, match="norms of queries and keys are LayerNorms with the eps of the others, 1e-06"):
+        with pytest.raises(
+            MixerError, match="norms of queries and keys are LayerNorms with the eps of the others, 1e-06"
+        ):
             to_timm(ours(mixers=({**ATTENTION, **spec},)))
     with pytest.raises(MixerError, match="in their ViTs all layers are alike"):
         to_timm(ours(mixers=({**ATTENTION, "qk_norm": "layer"}, ATTENTION)))
-    for options, words in (({"registers": 1}, "registers"), ({"pool": "mean"}, "no class token"), ({"positions": None}, "no positions")):
+    for options, words in (
+        ({"registers": 1}, "registers"),
+        ({"pool": "mean"}, "no class token"),
+        ({"positions": None}, "no positions"),
+    ):
         with pytest.raises(MixerError, match=words):
             to_hf(ours(**options))
     with pytest.raises(MixerError, match="sinusoidal"):

@@ -62,5 +62,7 @@ def images(n=2, size=(16, 12)):
 
 
 def ours(**options):
-    config = ViTConfig(dim=16, layers=2, patch=4, image_size=(16, 12), classes=5, **{"mixers": (SPECS["hydra"],), **options})
+    config = ViTConfig(
+        dim=16, layers=2, patch=4, image_size=(16, 12), classes=5, **{"mixers": (SPECS["hydra"],), **options}
+    )
     return noisy(build_model(config).eval())

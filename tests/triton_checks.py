@@ -37,7 +37,9 @@ def scan_adversarial() -> None:
 def scan_shapes() -> None:
     shapes = ((1, 1, 1, torch.float32, "sigmoid"), (2, 9, 66, torch.bfloat16, None), (1, 66, 3, torch.float16, "tanh"))
     for causal, (B, T, D, dtype, gate) in itertools.product((True, False), shapes):
-        error = worst(both(functional.aft_simple, qkv(B, T, T, D, dtype), {"causal": causal, "gate": gate}, backend="triton"))
+        error = worst(
+            both(functional.aft_simple, qkv(B, T, T, D, dtype), {"causal": causal, "gate": gate}, backend="triton")
+        )
         assert error < TOL[dtype], (causal, B, T, D, dtype, error)
     assert worst(both(functional.aft_simple, qkv(2, 5, 70, 20), {}, backend="triton")) < 1e-5, "queries over other keys"
     q, k, v = torch.randn(2, 9, 3 * 40, generator=torch.Generator().manual_seed(0)).transpose(0, 1).chunk(3, -1)
@@ -49,7 +51,10 @@ def scan_masks() -> None:
         q, k, v = qkv(3, 66, 66, 3)
         mask, k, v = holes(k, v)
         leaves = [a.double().requires_grad_() for a in (q, *(x.nan_to_num() for x in (k, v)))]
-        ref, g = functional.aft_simple(*leaves, causal=causal, key_mask=mask, backend="eager"), torch.randn(q.shape, generator=torch.Generator().manual_seed(2))
+        ref, g = (
+            functional.aft_simple(*leaves, causal=causal, key_mask=mask, backend="eager"),
+            torch.randn(q.shape, generator=torch.Generator().manual_seed(2)),
+        )
         y, saved = scan.forward(q, k, v, mask, T=66, causal=causal, save=True)
         found = [y, *scan.backward(g, q, k, v, mask, saved, T=66, causal=causal)]
         assert worst(list(zip(found, [ref, *torch.autograd.grad(ref, leaves, g.double())], strict=True))) < 1e-5, causal
@@ -60,7 +65,13 @@ def scan_masks() -> None:
 def scan_nonfinite() -> None:
     """A key or value that is not finite makes what may attend it so, and nothing else."""
     nan, inf = float("nan"), float("inf")
-    for causal, which, at, value in ((True, 1, 0, nan), (True, 1, 35, inf), (True, 2, 35, nan), (False, 1, 35, nan), (False, 1, 35, inf)):
+    for causal, which, at, value in (
+        (True, 1, 0, nan),
+        (True, 1, 35, inf),
+        (True, 2, 35, nan),
+        (False, 1, 35, nan),
+        (False, 1, 35, inf),
+    ):
         args = [a.requires_grad_() for a in qkv(2, 66, 66, 2)]
         want = functional.aft_simple(*args, causal=causal, backend="eager")
         with torch.no_grad():
@@ -75,7 +86,9 @@ def scan_nonfinite() -> None:
         assert (dk + dv)[1].isfinite().all(), (causal, which, at, value)
     k = torch.randn(1, 66, 3)
     k[0, 0, 1] = float("-inf")
-    assert functional.aft_simple(k, k, torch.randn(1, 66, 3), causal=True, backend="triton").isfinite().all(), "a key of -inf weighs nothing"
+    assert functional.aft_simple(k, k, torch.randn(1, 66, 3), causal=True, backend="triton").isfinite().all(), (
+        "a key of -inf weighs nothing"
+    )
 
 
 def others_nonfinite() -> None:
@@ -88,7 +101,12 @@ def others_nonfinite() -> None:
         "hydra": functional.hydra,
         "linear": lambda *a, **o: functional.linear_attention(*a, heads=2, **o),
     }
-    bad = ((True, 1, 0, float("nan")), (True, 2, 11, float("inf")), (False, 1, 11, float("nan")), (True, 0, 5, float("nan")))
+    bad = (
+        (True, 1, 0, float("nan")),
+        (True, 2, 11, float("inf")),
+        (False, 1, 11, float("nan")),
+        (True, 0, 5, float("nan")),
+    )
     for (name, form), (causal, which, at, value) in itertools.product(forms.items(), bad):
         args = [a.requires_grad_() for a in qkv(2, 20, 20, 4)]
         want = form(*args, causal=causal, backend="eager")
@@ -115,7 +133,9 @@ def scan_packed() -> None:
             leaves = [x[None, a:b].double().requires_grad_() for x in (q, k, v)]
             ref = functional.aft_simple(*leaves, causal=True, backend="eager")
             want.append([ref[0], *(x[0] for x in torch.autograd.grad(ref, leaves, g[None, a:b].double()))])
-        assert worst([(x, torch.cat(parts)) for x, parts in zip(got, zip(*want, strict=True), strict=True)]) < 1e-5, lengths
+        assert worst([(x, torch.cat(parts)) for x, parts in zip(got, zip(*want, strict=True), strict=True)]) < 1e-5, (
+            lengths
+        )
 
 
 def scan_does_not_drift() -> None:
@@ -126,13 +146,23 @@ def scan_does_not_drift() -> None:
 
 def scan_operator() -> None:
     args = [a.requires_grad_() for a in qkv(1, 5, 5, 3)]
-    run = torch.compile(lambda *a: functional.aft_simple(*a, causal=True, backend="triton"), fullgraph=True, backend="aot_eager")
-    got, want = (torch.autograd.grad(f(*args).square().sum(), args) for f in (run, lambda *a: functional.aft_simple(*a, causal=True, backend="eager")))
+    run = torch.compile(
+        lambda *a: functional.aft_simple(*a, causal=True, backend="triton"), fullgraph=True, backend="aot_eager"
+    )
+    got, want = (
+        torch.autograd.grad(f(*args).square().sum(), args)
+        for f in (run, lambda *a: functional.aft_simple(*a, causal=True, backend="eager"))
+    )
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(got, want, strict=True))
 
 
 def hydra_all() -> None:
-    cases = ((1, 1, 3, "identity", False, 1.0), (2, 66, 3, "cosine", False, 1.0), (2, 9, 67, "cosine", True, 1e25), (3, 9, 130, "identity", True, 1.0))
+    cases = (
+        (1, 1, 3, "identity", False, 1.0),
+        (2, 66, 3, "cosine", False, 1.0),
+        (2, 9, 67, "cosine", True, 1e25),
+        (3, 9, 130, "identity", True, 1.0),
+    )
     for causal, (B, T, D, feature, mean, size) in itertools.product((True, False), cases):
         q, k, v = qkv(B, T, T, D)
         mask, k, v = holes(k * size, v) if B > 1 else (None, k, v)
@@ -154,20 +184,38 @@ def linear_adversarial() -> None:
 
 
 def linear_shapes() -> None:
-    shapes = ((1, 2, 3, 1, torch.float32), (2, 66, 70, 2, torch.float32), (1, 9, 66, 1, torch.bfloat16), (1, 70, 6, 2, torch.float16))
+    shapes = (
+        (1, 2, 3, 1, torch.float32),
+        (2, 66, 70, 2, torch.float32),
+        (1, 9, 66, 1, torch.bfloat16),
+        (1, 70, 6, 2, torch.float16),
+    )
     for causal, feature, (B, T, D, heads, dtype) in itertools.product((True, False), ("elu", "exp"), shapes):
-        error = worst(both(functional.linear_attention, qkv(B, T, T, D, dtype), {"heads": heads, "causal": causal, "feature": feature}, backend="triton"))
+        error = worst(
+            both(
+                functional.linear_attention,
+                qkv(B, T, T, D, dtype),
+                {"heads": heads, "causal": causal, "feature": feature},
+                backend="triton",
+            )
+        )
         assert error < TOL[dtype], (causal, feature, B, T, D, dtype, error)
     for S in (3, 530):  # of one segment and of two
-        assert worst(both(functional.linear_attention, qkv(2, 70, S, 20), {"heads": 2}, backend="triton")) < 1e-5, "queries over other keys"
+        assert worst(both(functional.linear_attention, qkv(2, 70, S, 20), {"heads": 2}, backend="triton")) < 1e-5, (
+            "queries over other keys"
+        )
     one = [a.requires_grad_() for a in qkv(1, 1, 1, 4)]
     y = functional.linear_attention(*one, heads=2, causal=True, backend="triton")
     assert torch.allclose(y, one[2]), "one token"
     assert float(torch.autograd.grad(y.sum(), one)[1].abs().max()) < 1e-6, "one key has all the weight"
     q, k, v = torch.randn(2, 9, 3 * 40, generator=torch.Generator().manual_seed(0)).transpose(0, 1).chunk(3, -1)
-    assert worst(both(functional.linear_attention, (q, k, v), {"heads": 2, "causal": True}, backend="triton")) < 1e-5, "strides"
+    assert worst(both(functional.linear_attention, (q, k, v), {"heads": 2, "causal": True}, backend="triton")) < 1e-5, (
+        "strides"
+    )
     q, k, v = torch.randn(2, 3 * 40, 9, generator=torch.Generator().manual_seed(0)).transpose(1, 2).chunk(3, -1)
-    assert worst(both(functional.linear_attention, (q, k, v), {"heads": 2, "causal": True}, backend="triton")) < 1e-5, "features apart"
+    assert worst(both(functional.linear_attention, (q, k, v), {"heads": 2, "causal": True}, backend="triton")) < 1e-5, (
+        "features apart"
+    )
 
 
 def linear_jumps() -> None:
@@ -176,11 +224,25 @@ def linear_jumps() -> None:
     q, k, v = qkv(2, 200, 200, 8)
     k = k + torch.where(at < 90, -120.0, 0.0) + torch.where(at >= 170, 80.0, 0.0)
     for feature in ("exp", "elu"):
-        assert worst(both(functional.linear_attention, (q, k, v), {"heads": 2, "causal": True, "feature": feature}, backend="triton")) < 1e-5, feature
+        assert (
+            worst(
+                both(
+                    functional.linear_attention,
+                    (q, k, v),
+                    {"heads": 2, "causal": True, "feature": feature},
+                    backend="triton",
+                )
+            )
+            < 1e-5
+        ), feature
     saved = linear.forward(q, k, v, None, heads=2, elu=False, causal=True, save=True)[1]
     assert saved.flatten()[-16:].view(4, 4).tolist() == [[0.0, 1.0, 1.0, 0.0]] * 4
     padded = torch.arange(200).expand(2, -1) >= 70  # the queries that see nothing make no chunk slow
-    assert not linear.forward(*qkv(2, 200, 200, 8), padded, heads=2, elu=True, causal=True, save=True)[1].flatten()[-16:].any()
+    assert (
+        not linear.forward(*qkv(2, 200, 200, 8), padded, heads=2, elu=True, causal=True, save=True)[1]
+        .flatten()[-16:]
+        .any()
+    )
 
 
 def linear_masks() -> None:
@@ -189,11 +251,16 @@ def linear_masks() -> None:
         mask, k, v = holes(k, v)
         options = {"heads": 2, "causal": causal, "elu": feature == "elu"}
         leaves = [a.double().requires_grad_() for a in (q, *(x.nan_to_num() for x in (k, v)))]
-        ref = functional.linear_attention(*leaves, heads=2, causal=causal, feature=feature, key_mask=mask, backend="eager")
+        ref = functional.linear_attention(
+            *leaves, heads=2, causal=causal, feature=feature, key_mask=mask, backend="eager"
+        )
         g = torch.randn(q.shape, generator=torch.Generator().manual_seed(2))
         y, saved = linear.forward(q, k, v, mask, **options, save=True)
         found = [y, *linear.backward(g, q, k, v, mask, y, saved, **options)]
-        assert worst(list(zip(found, [ref, *torch.autograd.grad(ref, leaves, g.double())], strict=True))) < 1e-5, (causal, feature)
+        assert worst(list(zip(found, [ref, *torch.autograd.grad(ref, leaves, g.double())], strict=True))) < 1e-5, (
+            causal,
+            feature,
+        )
         assert y[2].eq(0).all()
         assert all(a[~mask].eq(0).all() for a in found[2:])
 
@@ -214,9 +281,14 @@ def linear_does_not_drift() -> None:
 
 def linear_operator() -> None:
     args = [a.requires_grad_() for a in qkv(1, 5, 5, 4)]
-    run = torch.compile(lambda *a: functional.linear_attention(*a, heads=2, causal=True, backend="triton"), fullgraph=True, backend="aot_eager")
+    run = torch.compile(
+        lambda *a: functional.linear_attention(*a, heads=2, causal=True, backend="triton"),
+        fullgraph=True,
+        backend="aot_eager",
+    )
     got, want = (
-        torch.autograd.grad(f(*args).square().sum(), args) for f in (run, lambda *a: functional.linear_attention(*a, heads=2, causal=True, backend="eager"))
+        torch.autograd.grad(f(*args).square().sum(), args)
+        for f in (run, lambda *a: functional.linear_attention(*a, heads=2, causal=True, backend="eager"))
     )
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(got, want, strict=True))
 

@@ -46,11 +46,24 @@ def wanted(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | Non
     parts = []
     for i, (own, value) in enumerate(zip(k.chunk(h, -1), v.chunk(h, -1), strict=True)):
         gate = torch.zeros(B, T, c, dtype=v.dtype) if q is None else q[..., i * c : i * c + c]
-        parts.append(reference.aft_full(gate, own.expand_as(value), value, w[:, i], mask=seen, gate=None if q is None else "sigmoid"))
+        parts.append(
+            reference.aft_full(
+                gate, own.expand_as(value), value, w[:, i], mask=seen, gate=None if q is None else "sigmoid"
+            )
+        )
     return torch.cat(parts, -1)
 
 
-def compare(module: Any, args: tuple[Tensor | None, ...], mask: Tensor | None, causal: bool, dense: Any, tol: float, said: str, **sizes: Any) -> None:
+def compare(
+    module: Any,
+    args: tuple[Tensor | None, ...],
+    mask: Tensor | None,
+    causal: bool,
+    dense: Any,
+    tol: float,
+    said: str,
+    **sizes: Any,
+) -> None:
     """Outputs and gradients of a kernel module against the reference, on the same numbers; the gradients against the largest of them times its argument."""
     y, *saved = module.forward(*args, mask, causal=causal, save=True, **sizes)
     assert torch.equal(y, module.forward(*args, mask, causal=causal, save=False, **sizes)[0]), said
@@ -62,7 +75,9 @@ def compare(module: Any, args: tuple[Tensor | None, ...], mask: Tensor | None, c
     present = [a for a in leaves if a is not None]
     right = torch.autograd.grad(ref, present, g.double())
     grads = [d for d, a in zip(found, leaves, strict=True) if a is not None]
-    at = 2 if args[0] is not None else 1  # where the values are: their gradient does not cancel, and what does is rounded against it
+    at = (
+        2 if args[0] is not None else 1
+    )  # where the values are: their gradient does not cancel, and what does is rounded against it
     size = float(right[at].abs().max() * present[at].detach().abs().max())
     floors = [0.0, *(0.0 if i == at else size for i in range(len(present)))]
     for i, (a, b, floor) in enumerate(zip((y, *grads), (ref.detach(), *right), floors, strict=True)):
@@ -72,13 +87,30 @@ def compare(module: Any, args: tuple[Tensor | None, ...], mask: Tensor | None, c
         assert all(d[~mask].eq(0).all() for d in found[1:3]), said
 
 
-def whole(said: str, T: int, S: int, D: int, *, causal: bool, dtype=torch.float32, keys=None, span=1.0, r=0, Bw=1, mask=None, gate=True, tol=None) -> None:
+def whole(
+    said: str,
+    T: int,
+    S: int,
+    D: int,
+    *,
+    causal: bool,
+    dtype=torch.float32,
+    keys=None,
+    span=1.0,
+    r=0,
+    Bw=1,
+    mask=None,
+    gate=True,
+    tol=None,
+) -> None:
     """One call of AFT-full."""
     B = 2 if mask is not None or Bw > 1 else 1
     q, v = drawn(B, T, D, seed=1, dtype=dtype), drawn(B, S, D, seed=3, dtype=dtype)
     k = drawn(B, S, D, seed=2, dtype=dtype) if keys is None else keys.to(dtype)
     w, w2 = ((torch.rand(Bw, n, r or S, generator=torch.Generator().manual_seed(n + 4)) * 2 - 1) for n in (T, S))
-    w, w2 = ((w * (span / r) ** 0.5).to(dtype), (w2 * (span / r) ** 0.5).to(dtype)) if r else ((w * span).to(dtype), None)
+    w, w2 = (
+        ((w * (span / r) ** 0.5).to(dtype), (w2 * (span / r) ** 0.5).to(dtype)) if r else ((w * span).to(dtype), None)
+    )
     if mask is not None:
         k, v = (torch.where(mask[..., None], a, torch.nan) for a in (k, v))
 
@@ -89,7 +121,22 @@ def whole(said: str, T: int, S: int, D: int, *, causal: bool, dtype=torch.float3
     compare(full, (q if gate else None, k, v, w, w2), mask, causal, dense, tol or TOLERANCES[dtype], said, tiles=tiles)
 
 
-def near(said: str, T: int, D: int, L: int, *, causal: bool, h=0, dtype=torch.float32, keys=None, span=1.0, Bw=1, mask=None, gate=True, tol=None) -> None:
+def near(
+    said: str,
+    T: int,
+    D: int,
+    L: int,
+    *,
+    causal: bool,
+    h=0,
+    dtype=torch.float32,
+    keys=None,
+    span=1.0,
+    Bw=1,
+    mask=None,
+    gate=True,
+    tol=None,
+) -> None:
     """One call of AFT-local (h = 0) or AFT-conv."""
     B = 2 if mask is not None or Bw > 1 else 1
     q, v = drawn(B, T, D, seed=1, dtype=dtype), drawn(B, T, D, seed=3, dtype=dtype)
@@ -129,7 +176,16 @@ def full_adversarial() -> None:
     for name, keys in adversarial_keys((1, 36, 2), size=100.0).items():
         if name in ("uniform", "late spike", "ramp up", "alternating"):
             whole(name, 36, 36, 2, causal=True, keys=keys, span=60.0, tol=ADVERSARIAL)
-    whole("all keys", 33, 33, 2, causal=False, keys=adversarial_keys((1, 33, 2), size=100.0)["uniform"], span=60.0, tol=ADVERSARIAL)
+    whole(
+        "all keys",
+        33,
+        33,
+        2,
+        causal=False,
+        keys=adversarial_keys((1, 33, 2), size=100.0)["uniform"],
+        span=60.0,
+        tol=ADVERSARIAL,
+    )
 
 
 def band_shapes() -> None:
@@ -151,7 +207,16 @@ def band_adversarial() -> None:
     for name, keys in adversarial_keys((1, 50, 2), size=100.0).items():
         if name in ("uniform", "late spike", "ramp down"):
             near(name, 50, 2, 5, causal=True, keys=keys, span=60.0, tol=ADVERSARIAL)
-    near("all keys", 50, 2, 5, causal=False, keys=adversarial_keys((1, 50, 2), size=100.0)["ramp up"], span=60.0, tol=ADVERSARIAL)
+    near(
+        "all keys",
+        50,
+        2,
+        5,
+        causal=False,
+        keys=adversarial_keys((1, 50, 2), size=100.0)["ramp up"],
+        span=60.0,
+        tol=ADVERSARIAL,
+    )
 
 
 if __name__ == "__main__":

@@ -66,7 +66,11 @@ def page(record: dict[str, dict[str, str]], known: dict[str, tuple[str, str, str
     for key, (where, number, title) in known.items():
         if where != area:
             area = where
-            lines += [f"\n## {area.replace('_', ' ').capitalize()}\n", "| | attempt | before | after |", "|---|---|---|---|"]
+            lines += [
+                f"\n## {area.replace('_', ' ').capitalize()}\n",
+                "| | attempt | before | after |",
+                "|---|---|---|---|",
+            ]
         told = record.get(key, {})
         before, after = (told.get(column, "not run").replace("|", "\\|") for column in ("before", "after"))
         lines.append(f"| {number} | {title} | {before} | {after} |")
@@ -75,9 +79,13 @@ def page(record: dict[str, dict[str, str]], known: dict[str, tuple[str, str, str
 
 def main() -> int:
     """Run what was asked for."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.robustness", description="Try to break the library, and say what happened.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.robustness", description="Try to break the library, and say what happened."
+    )
     parser.add_argument("--only", default="", help="a word of the area, name or title")
-    parser.add_argument("--as", dest="column", choices=("before", "after"), help="record the results in this column and write the page")
+    parser.add_argument(
+        "--as", dest="column", choices=("before", "after"), help="record the results in this column and write the page"
+    )
     args = parser.parse_args()
     known = attempts()
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}

@@ -143,7 +143,14 @@ def _in_a_while(code: str, seconds: float = 20.0) -> str:
     """The last line that a process of its own prints, or that it hangs."""
     ask = f"from tokenmix.data import open_images\n{code}"
     try:
-        done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL, errors="replace")
+        done = subprocess.run(
+            [sys.executable, "-c", ask],
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            stdin=subprocess.DEVNULL,
+            errors="replace",
+        )
     except subprocess.TimeoutExpired:
         return "hangs"
     said = (done.stdout.strip() or done.stderr.strip()).splitlines()

@@ -37,8 +37,21 @@ def _small(kind: str, **options: Any) -> Any:
     from tokenmix.hosts import huggingface
 
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
-    sizes |= {"initializer_range": 0.5, "pad_token_id": 0, "bos_token_id": 1, "image_size": 16, "patch_size": 4, "mixers": [{"name": "aft_simple"}]}
+    sizes: dict[str, Any] = {
+        "vocab_size": 40,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+    }
+    sizes |= {
+        "initializer_range": 0.5,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "image_size": 16,
+        "patch_size": 4,
+        "mixers": [{"name": "aft_simple"}],
+    }
     return getattr(huggingface, kind)(huggingface.TokenMixConfig(**{**sizes, **options})).eval()
 
 
@@ -61,7 +74,9 @@ def folder_that_lacks_weights() -> str:
     model.save_pretrained("folder")
     kept = {name: tensor for name, tensor in load_file("folder/model.safetensors").items() if ".layers.1." not in name}
     save_file(kept, "folder/model.safetensors", metadata={"format": "pt"})
-    return _tried(lambda: f"loads a {type(type(model).from_pretrained('folder')).__name__} with a layer of random weights")
+    return _tried(
+        lambda: f"loads a {type(type(model).from_pretrained('folder')).__name__} with a layer of random weights"
+    )
 
 
 @attempt("h3", "Hidden states of an encoder and decoder for transformers")
@@ -71,14 +86,21 @@ def seq2seq_hidden_states() -> str:
 
     x = torch.arange(1, 7)[None]
     out = _small("TokenMixForSeq2SeqLM", decoder_start_token_id=1)(x, decoder_input_ids=x, output_hidden_states=True)
-    return ", ".join(f"{side}: {len(out[name]) if out.get(name) else None}" for side in ("encoder", "decoder") for name in [f"{side}_hidden_states"])
+    return ", ".join(
+        f"{side}: {len(out[name]) if out.get(name) else None}"
+        for side in ("encoder", "decoder")
+        for name in [f"{side}_hidden_states"]
+    )
 
 
 def _written(**options: Any) -> str:
     """Whether a hybrid model writes with these options of generate() what it writes without."""
     import torch
 
-    model, x = _small("TokenMixForCausalLM", mixers=[{"name": "hydra"}, {"name": "aft_local", "window": 4}]), torch.arange(1, 8)[None]
+    model, x = (
+        _small("TokenMixForCausalLM", mixers=[{"name": "hydra"}, {"name": "aft_local", "window": 4}]),
+        torch.arange(1, 8)[None],
+    )
     steps = {"max_new_tokens": 20, "do_sample": False}
     wanted = model.generate(x, **steps)
     return _tried(lambda: f"the same text: {torch.equal(model.generate(x, **steps, **options), wanted)}")

@@ -22,7 +22,9 @@ def _calls() -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
         "aft_simple": lambda q, k, v: functional.aft_simple(q, k, v, causal=True, backend="cpu"),
         "aft_full": lambda q, k, v: functional.aft_full(q, k, v, w, causal=True, backend="cpu"),
         "aft_local": lambda q, k, v: functional.aft_local(q, k, v, w, window=9, causal=True, backend="cpu"),
-        "aft_conv": lambda q, k, v: functional.aft_conv(q, k[..., :4].contiguous(), v, taps, causal=True, backend="cpu"),
+        "aft_conv": lambda q, k, v: functional.aft_conv(
+            q, k[..., :4].contiguous(), v, taps, causal=True, backend="cpu"
+        ),
         "linear": lambda q, k, v: functional.linear_attention(q, k, v, heads=4, causal=True, backend="cpu"),
         "hydra": lambda q, k, v: functional.hydra(q, k, v, feature="sigmoid/softmax", causal=True, backend="cpu"),
     }

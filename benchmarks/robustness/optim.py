@@ -14,9 +14,17 @@ from . import attempt
 def mixer_rate() -> str:
     """Those in a child module of the mixer kept the plain rate."""
     said = {}
-    for name, options in {"aft_full": {}, "aft_local": {"window": 3}, "synthesizer_random": {}, "aft_conv": {"heads": 2, "kernel_size": 3}}.items():
+    for name, options in {
+        "aft_full": {},
+        "aft_local": {"window": 3},
+        "synthesizer_random": {},
+        "aft_conv": {"heads": 2, "kernel_size": 3},
+    }.items():
         mixer = tokenmix.build_mixer(name, 8, **options, **({} if name == "aft_conv" else {"max_len": 8}))
         names = {id(p): n for n, p in mixer.named_parameters()}
         groups = parameter_groups(nn.ModuleDict({"mixer": mixer}), 0.1, mixer_lr=3.0)
-        said[name] = " ".join(sorted(names[id(p)] for group in groups if group["scale"] == 3.0 for p in group["params"])) or "nothing"
+        said[name] = (
+            " ".join(sorted(names[id(p)] for group in groups if group["scale"] == 3.0 for p in group["params"]))
+            or "nothing"
+        )
     return "; ".join(f"{name}: {what}" for name, what in said.items())

@@ -36,9 +36,7 @@ def _count(names: list[str]) -> str:
                 found[_outcomes(tokenmix.MIXERS[name], 8, **{**usual, option: value})] += 1
     total = sum(found.values())
     leaks = {kind: n for kind, n in sorted(found.items()) if kind not in ("MixerError", "accepted")}
-    return (
-        f"of {total} wrong values {found['MixerError']} are refused in a line, {found['accepted']} accepted; torch's and Python's own errors: {leaks or 'none'}"
-    )
+    return f"of {total} wrong values {found['MixerError']} are refused in a line, {found['accepted']} accepted; torch's and Python's own errors: {leaks or 'none'}"
 
 
 @attempt("m", "Wrong options of the AFT layers")
@@ -61,14 +59,19 @@ def attention_scale() -> str:
     if said != ["accepted"] * 2:
         return f"refused: {', '.join(said)}"
     outputs = [tokenmix.build_mixer("attention", 8, heads=2, causal=True, scale=scale)(x) for scale in (0.0, -0.5)]
-    return f"accepted; {sum(int(y.isnan().sum()) for y in outputs)} of {sum(y.numel() for y in outputs)} outputs are NaN"
+    return (
+        f"accepted; {sum(int(y.isnan().sum()) for y in outputs)} of {sum(y.numel() for y in outputs)} outputs are NaN"
+    )
 
 
 @attempt("1", "AFT-conv on a grid of more cells than there are tokens")
 def conv_beside() -> str:
     """The C kernel wrote beside its tensors."""
     q, k, v = torch.randn(2, 12, 8), torch.randn(2, 12, 2), torch.randn(2, 12, 8)
-    said = [_outcomes(tokenmix.functional.aft_conv, q, k, v, torch.randn(2, 3, 3), grid=(3, 4), prefix=prefix) for prefix in (1, 5, -1)]
+    said = [
+        _outcomes(tokenmix.functional.aft_conv, q, k, v, torch.randn(2, 3, 3), grid=(3, 4), prefix=prefix)
+        for prefix in (1, 5, -1)
+    ]
     return f"prefix 1, 5, -1: {', '.join(said)}"
 
 

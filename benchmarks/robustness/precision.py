@@ -9,8 +9,20 @@ import tokenmix
 
 from . import attempt
 
-ROWS = {"local": {"window": 3}, "strided": {"stride": 3}, "fixed": {"stride": 4, "columns": 2}, "longformer": {"window": 2}, "bigbird": {"block": 2}}
-MORE = {"external": {"slots": 5}, "synthesizer_dense": {"max_len": 16}, "transformer_xl": {}, "lambda": {"max_len": 16, "key_width": 3}, "reformer": {}}
+ROWS = {
+    "local": {"window": 3},
+    "strided": {"stride": 3},
+    "fixed": {"stride": 4, "columns": 2},
+    "longformer": {"window": 2},
+    "bigbird": {"block": 2},
+}
+MORE = {
+    "external": {"slots": 5},
+    "synthesizer_dense": {"max_len": 16},
+    "transformer_xl": {},
+    "lambda": {"max_len": 16, "key_width": 3},
+    "reformer": {},
+}
 
 
 @attempt("8", "The pattern mixers under float16 autocast")

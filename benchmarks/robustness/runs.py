@@ -27,7 +27,17 @@ def _config(**fields: Any) -> RunConfig:
     os.environ["XDG_CACHE_HOME"] = str(Path("cache").resolve())
     Path("a.txt").write_bytes(TEXT)
     model = LMConfig(dim=16, max_len=32, mixers=({"name": "attention", "heads": 2},), layers=1)
-    loop = {"steps": 6, "batch_size": 2, "log_every": 1, "eval_every": 6, "eval_bytes": 200, "save_every": 3, "device": "cpu", "threads": 1, **fields}
+    loop = {
+        "steps": 6,
+        "batch_size": 2,
+        "log_every": 1,
+        "eval_every": 6,
+        "eval_bytes": 200,
+        "save_every": 3,
+        "device": "cpu",
+        "threads": 1,
+        **fields,
+    }
     return RunConfig(model, DataConfig("a.txt", seq_len=32), OptimConfig(warmup=0), TrainConfig(**loop))
 
 
@@ -141,7 +151,9 @@ def million_threads() -> str:
     config = json.loads(Path("run/config.json").read_text())
     config["train"]["threads"] = None
     Path("run/config.json").write_text(json.dumps(config))
-    done = subprocess.run([sys.executable, "-m", "tokenmix", "resume", "run", "--train.steps", "7"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tokenmix", "resume", "run", "--train.steps", "7"], capture_output=True, text=True
+    )
     return f"exit code {done.returncode}: {(done.stderr.strip().splitlines() or ['no word'])[-1]}"
 
 
@@ -160,13 +172,34 @@ def other_shapes() -> str:
 def sigterm() -> str:
     """While it trains, after some steps."""
     _config()
-    options = ["--row=attention", "--model.dim=16", "--train.steps=100000", "--train.eval_every=50000", "--train.save_every=50000", "--train.log_every=1"]
+    options = [
+        "--row=attention",
+        "--model.dim=16",
+        "--train.steps=100000",
+        "--train.eval_every=50000",
+        "--train.save_every=50000",
+        "--train.log_every=1",
+    ]
     child = subprocess.Popen(
-        [sys.executable, "-m", "tokenmix", "train", "text", "--data", "a.txt", "--data.seq_len=32", "--out", "run", *options],
+        [
+            sys.executable,
+            "-m",
+            "tokenmix",
+            "train",
+            "text",
+            "--data",
+            "a.txt",
+            "--data.seq_len=32",
+            "--out",
+            "run",
+            *options,
+        ],
         stderr=subprocess.PIPE,
         text=True,
     )
-    while child.poll() is None and not (Path("run/metrics.jsonl").exists() and Path("run/metrics.jsonl").read_bytes().count(b"\n") > 3):
+    while child.poll() is None and not (
+        Path("run/metrics.jsonl").exists() and Path("run/metrics.jsonl").read_bytes().count(b"\n") > 3
+    ):
         time.sleep(0.01)
     child.terminate()
     said = "".join(c for c in child.communicate()[1] if not c.isdigit()).strip().replace(str(Path.cwd()), ".")

@@ -48,7 +48,13 @@ def hydra_count() -> str:
 @attempt("3", "States of one mixer given to another")
 def foreign() -> str:
     """Every pair of a few mixers."""
-    options: dict[str, dict] = {"aft_simple": {}, "hydra": {}, "polynl": {}, "linear": {"heads": 2}, "performer": {"heads": 2}}
+    options: dict[str, dict] = {
+        "aft_simple": {},
+        "hydra": {},
+        "polynl": {},
+        "linear": {"heads": 2},
+        "performer": {"heads": 2},
+    }
     options |= {
         "lightconv": {"heads": 2},
         "pooling": {"window": 5},
@@ -56,7 +62,12 @@ def foreign() -> str:
         "aft_full": {"max_len": 32},
         "strided": {"heads": 2, "stride": 3},
     }
-    options |= {"aft_local": {"max_len": 32, "window": 4}, "aft_conv": {"heads": 2, "kernel_size": 5}, "gmlp": {"max_len": 32}, "external": {"slots": 4}}
+    options |= {
+        "aft_local": {"max_len": 32, "window": 4},
+        "aft_conv": {"heads": 2, "kernel_size": 5},
+        "gmlp": {"max_len": 32},
+        "external": {"slots": 4},
+    }
     mixers = {name: tokenmix.build_mixer(name, 16, causal=True, **given).eval() for name, given in options.items()}
     x, told = torch.randn(2, 6, 16), {"taken without a word": 0, "a raw error": 0, "refused in one line": 0}
     with torch.no_grad():

@@ -26,10 +26,15 @@ def dynamic_graphs() -> str:
         torch._dynamo.reset()
         mixer = tokenmix.build_mixer(name, 8, **options)
         fast = torch.compile(mixer, backend="aot_eager", fullgraph=True, dynamic=True)
-        off = max(float((fast(x) - mixer(x)).detach().abs().max()) for x in (torch.randn(2, 10, 8), torch.randn(2, 7, 8)))
+        off = max(
+            float((fast(x) - mixer(x)).detach().abs().max()) for x in (torch.randn(2, 10, 8), torch.randn(2, 7, 8))
+        )
         return f"{name} off by {off:.0e}"
 
-    return ", ".join(_said(name, lambda n=name, o=options: one(n, **o)) for name, options in (("hydra", {}), ("polynl", {}), ("external", {"slots": 5})))
+    return ", ".join(
+        _said(name, lambda n=name, o=options: one(n, **o))
+        for name, options in (("hydra", {}), ("polynl", {}), ("external", {"slots": 5}))
+    )
 
 
 @attempt("15", "Reformer and Routing on the meta device")
@@ -72,7 +77,12 @@ def forward_derivatives() -> str:
         want = torch.func.jvp(mixer.double(), (x.double(),), (t.double(),))[1]
         return f"{name} {'right' if float((found - want).abs().max()) < 1e-4 else 'wrong'}"
 
-    rows = {"attention": {"heads": 2}, "linformer": {"heads": 2, "max_len": 10, "rank": 3}, "set": {"heads": 2, "points": 3}, "simplified_attention": {}}
+    rows = {
+        "attention": {"heads": 2},
+        "linformer": {"heads": 2, "max_len": 10, "rank": 3},
+        "set": {"heads": 2, "points": 3},
+        "simplified_attention": {},
+    }
     return ", ".join(_said(name, lambda n=name, o=options: one(n, **o)) for name, options in rows.items())
 
 
@@ -83,7 +93,10 @@ def second_derivative() -> str:
     found = []
     for dtype in (torch.float64, torch.float32):
         torch.manual_seed(0)
-        mixer, x = tokenmix.build_mixer("attention", 16, heads=2, causal=True).to(dtype), torch.randn(2, 9, 16).to(dtype).requires_grad_()
+        mixer, x = (
+            tokenmix.build_mixer("attention", 16, heads=2, causal=True).to(dtype),
+            torch.randn(2, 9, 16).to(dtype).requires_grad_(),
+        )
         first = torch.autograd.grad(mixer(x).square().sum(), x, create_graph=True)[0]
         found.append(torch.autograd.grad(first.square().sum(), x)[0])
     return f"off by {float((found[1] - found[0]).abs().max() / found[0].abs().max()):.0e}"

@@ -14,7 +14,15 @@ from run_dirs import SPECS, tiny_run
 from tokenmix.report import write_report
 
 pytestmark = pytest.mark.browser
-QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+QUIET = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +36,19 @@ def shoot(page, folder, width, *flags):
     browser = shutil.which(os.environ.get("CHROMIUM", "chromium"))
     assert browser, "no chromium on this machine: install Debian's package chromium"
     shot, log = folder / f"{width}.png", folder / f"{width}.json"
-    places = [f"--user-data-dir={folder / 'profile'}", f"--screenshot={shot}", f"--log-net-log={log}", f"--window-size={width},2400"]
+    places = [
+        f"--user-data-dir={folder / 'profile'}",
+        f"--screenshot={shot}",
+        f"--log-net-log={log}",
+        f"--window-size={width},2400",
+    ]
     subprocess.run([browser, *QUIET, *flags, *places, page.as_uri()], check=True, capture_output=True, timeout=120)
     events = json.loads(log.read_text())["events"]
-    asked = {e["params"]["url"] for e in events if "url" in e.get("params", {}) and e["params"].get("initiator") not in (None, "not an origin")}
+    asked = {
+        e["params"]["url"]
+        for e in events
+        if "url" in e.get("params", {}) and e["params"].get("initiator") not in (None, "not an origin")
+    }
     return Image.open(shot).convert("RGB"), asked
 
 

@@ -49,7 +49,12 @@ def not_finite() -> None:
     for name in FORMS:
         for seed in range(0 if name in MISSING else 12):
             d, args, _, options = drawn(name, seed, **LIMITS)
-            hit = mapped(args, lambda a, d=d: torch.where(torch.rand(a.shape) < 0.05, d.one(float("nan"), float("inf"), -float("inf"), 3e38), a).to(a.dtype))
+            hit = mapped(
+                args,
+                lambda a, d=d: torch.where(
+                    torch.rand(a.shape) < 0.05, d.one(float("nan"), float("inf"), -float("inf"), 3e38), a
+                ).to(a.dtype),
+            )
             with suppress(MixerError):
                 derived(name, hit, options, None, "cpu")
 
@@ -72,14 +77,21 @@ def wide_streams() -> None:
         far, w = decode.aft_chunk.empty_past(2, 136, 136), torch.randn(2, 1, 3, R + 3).double()
         decode.step.ring(q, (k, v, live), kept, far, w, None, heads=False)
         decode.step.full(q, (k, v, live), kept, w)
-        decode.full.extend(q, torch.cat([kept[0], k], 1), torch.cat([kept[1], v], 1), w[:, 0], torch.cat([kept[2], live], 1))
+        decode.full.extend(
+            q, torch.cat([kept[0], k], 1), torch.cat([kept[1], v], 1), w[:, 0], torch.cat([kept[2], live], 1)
+        )
 
 
 def wide_grids() -> None:
     """AFT-conv on grids whose rows are several tiles, with filters of several pieces."""
     for grid, size, prefix, heads in (((2, 31), 5, 0, 2), ((3, 17), 31, 1, 3), ((20, 2), 27, 0, 1)):
         T = grid[0] * grid[1] + prefix
-        q, k, v, w = torch.randn(2, T, 18), torch.randn(2, T, heads), torch.randn(2, T, 18), torch.randn(heads, size, size)
+        q, k, v, w = (
+            torch.randn(2, T, 18),
+            torch.randn(2, T, heads),
+            torch.randn(2, T, 18),
+            torch.randn(heads, size, size),
+        )
         leaves = [a.requires_grad_() for a in (q, k, v, w)]
         torch.autograd.grad(functional.aft_conv(*leaves, grid=grid, prefix=prefix, backend="cpu").sum(), leaves)
 
@@ -91,7 +103,11 @@ MORE: list[Callable[[], None]] = [extended_scan, not_finite, streams, wide_strea
 def modules() -> list[ModuleType]:
     """Every module of wrappers."""
     names = sorted(path.stem for path in Path(str(cpu.__file__)).parent.glob("*.py"))
-    return [importlib.import_module(f"{cpu.__name__}.{name}") for name in names if name not in ("__init__", "__main__", "build")]
+    return [
+        importlib.import_module(f"{cpu.__name__}.{name}")
+        for name in names
+        if name not in ("__init__", "__main__", "build")
+    ]
 
 
 class Recorder:
@@ -106,7 +122,11 @@ class Recorder:
         """``cpu.pointer``, remembering how far the memory of a tensor goes."""
         if a is None:
             return None
-        size = a.element_size() * (1 + sum((n - 1) * s for n, s in zip(a.shape, a.stride(), strict=True))) if a.numel() else 0
+        size = (
+            a.element_size() * (1 + sum((n - 1) * s for n, s in zip(a.shape, a.stride(), strict=True)))
+            if a.numel()
+            else 0
+        )
         before = self.known.get(a.data_ptr())
         if before and not before[1].expired():
             size = max(size, before[0])

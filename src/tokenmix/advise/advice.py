@@ -50,7 +50,9 @@ class Advice:
     @property
     def crossing(self) -> Crossing:
         """The length from which replacing pays: where the bound reaches ``worth``."""
-        return first_length([s.tokens for s in self.shares], [s.mixing_share for s in self.shares], share_for(self.worth))
+        return first_length(
+            [s.tokens for s in self.shares], [s.mixing_share for s in self.shares], share_for(self.worth)
+        )
 
     @property
     def pays(self) -> bool:
@@ -95,17 +97,36 @@ def advise(
             can be measured.
     """
     if batch < 1 or not seconds > 0 or not worth > 1:
-        raise MixerError(f"advise: batch and seconds must be positive and worth larger than 1, got {batch}, {seconds} and {worth}.")
+        raise MixerError(
+            f"advise: batch and seconds must be positive and worth larger than 1, got {batch}, {seconds} and {worth}."
+        )
     host = load_host(model, options, device=device) if isinstance(model, str) else model
     chosen = list(dict.fromkeys(sorted(lengths or host.inputs.usual(host.size))))
     if not chosen or chosen[0] < 1:
         raise MixerError(f"advise: lengths must be positive, got {list(lengths or [])}.")
     modules = modules_of(host.model, host.name)
-    subjects = None if candidates is None else parse_candidates(usual(modules, images=host.inputs.patch is not None) if candidates == "auto" else candidates)
-    advice = Advice(host, modules, batch, worth, machine(device), specs={s.label: {"name": s.name, **s.options} for s in subjects or ()})
+    subjects = (
+        None
+        if candidates is None
+        else parse_candidates(
+            usual(modules, images=host.inputs.patch is not None) if candidates == "auto" else candidates
+        )
+    )
+    advice = Advice(
+        host,
+        modules,
+        batch,
+        worth,
+        machine(device),
+        specs={s.label: {"name": s.name, **s.options} for s in subjects or ()},
+    )
     _measure_shares(advice, chosen, seconds, device, tell)
     if not advice.shares:
-        raise MixerError(f"advise: {host.name}: no length could be measured; " + "; ".join(f"{s.length:,}: {s.why}" for s in advice.skipped) + ".")
+        raise MixerError(
+            f"advise: {host.name}: no length could be measured; "
+            + "; ".join(f"{s.length:,}: {s.why}" for s in advice.skipped)
+            + "."
+        )
     for share in advice.shares if subjects else ():
         budget = 3 * seconds / len(advice.shares)
         if share.seconds * 5 * (len(subjects or ()) + 1) > max(budget, 1.0) * 2:
@@ -113,7 +134,9 @@ def advise(
             why = f"one pass of each takes about {share.seconds * (len(subjects or ()) + 1):.0f} s; give more --seconds"
             advice.rows += [Row(s.label, share.length, why=why) for s in subjects or ()]
             continue
-        advice.rows += measure_candidates(host, subjects or [], share.length, batch=batch, budget=budget / 2, device=device, tell=tell)
+        advice.rows += measure_candidates(
+            host, subjects or [], share.length, batch=batch, budget=budget / 2, device=device, tell=tell
+        )
     return advice
 
 
@@ -150,7 +173,15 @@ def _one(advice: Advice, n: int, budget: float, device: str) -> Share | str:
     try:
         host.inputs.fit(host.model, n)
         args, named = host.inputs.make(n, advice.batch)
-        return measure_share(host.model, advice.modules, lambda: host.model(*args, **named), n, host.inputs.tokens(n), budget=budget, device=device)
+        return measure_share(
+            host.model,
+            advice.modules,
+            lambda: host.model(*args, **named),
+            n,
+            host.inputs.tokens(n),
+            budget=budget,
+            device=device,
+        )
     except FAILURES as why:
         return f"the model does not take it ({' '.join(str(why).split())[:160]})"
 

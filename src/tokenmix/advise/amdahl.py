@@ -20,7 +20,9 @@ def bound(share: float, left: float = 0.0) -> float:
         left: 0: the part takes no time at all, which bounds any replacement.
     """
     if not 0 <= share <= 1 or left < 0 or (share == 1 and left == 0):
-        raise MixerError(f"bound: expects a share in [0, 1] and left >= 0, of which something remains, got {share} and {left}.")
+        raise MixerError(
+            f"bound: expects a share in [0, 1] and left >= 0, of which something remains, got {share} and {left}."
+        )
     return 1 / (1 - share + share * left)
 
 

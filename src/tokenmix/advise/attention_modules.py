@@ -33,7 +33,11 @@ class AttentionModule:
 
         A replacement keeps them or has its own.
         """
-        return [m for m in self.module.modules() if next(m.children(), None) is None and next(m.parameters(), None) is not None and m is not self.module]
+        return [
+            m
+            for m in self.module.modules()
+            if next(m.children(), None) is None and next(m.parameters(), None) is not None and m is not self.module
+        ]
 
 
 def modules_of(model: nn.Module, where: str) -> list[AttentionModule]:
@@ -42,13 +46,18 @@ def modules_of(model: nn.Module, where: str) -> list[AttentionModule]:
     Raises:
         MixerError: there is none; the message names what the model has instead.
     """
-    found = [AttentionModule(s.name, model.get_submodule(s.name), s.family, s.dim, s.heads, s.causal, s.cross) for s in find_attention(model)]
+    found = [
+        AttentionModule(s.name, model.get_submodule(s.name), s.family, s.dim, s.heads, s.causal, s.cross)
+        for s in find_attention(model)
+    ]
     own: Any = [(name, m) for name, m in model.named_modules() if type(m) is Attention]
     found += [AttentionModule(name, m, "tokenmix", m.dim, m.heads, m.causal) for name, m in own]
     if found:
         return found
     mixers = {cls: name for name, cls in MIXERS.items()}
-    ours = ", ".join(dict.fromkeys(mixers.get(type(m), type(m).__name__) for m in model.modules() if isinstance(m, Mixer)))
+    ours = ", ".join(
+        dict.fromkeys(mixers.get(type(m), type(m).__name__) for m in model.modules() if isinstance(m, Mixer))
+    )
     if ours:
         raise MixerError(f"advise: {where}: has no softmax attention to replace; its layers mix by {ours}.")
     raise MixerError(f"advise: {where}: {type(model).__name__} has no attention of a known family{unknown_hint(model)}")
@@ -59,9 +68,13 @@ def torch_projections(module: Any, seen: tuple[Any, ...], named: dict[str, Any])
 
     It has no modules for these projections that could be timed.
     """
-    inputs: list[Any] = [named.get(name, seen[i] if i < len(seen) else None) for i, name in enumerate(("query", "key", "value"))]
+    inputs: list[Any] = [
+        named.get(name, seen[i] if i < len(seen) else None) for i, name in enumerate(("query", "key", "value"))
+    ]
     whole, out = module.in_proj_weight, module.out_proj
-    weights = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight] if whole is None else list(whole.chunk(3))
+    weights = (
+        [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight] if whole is None else list(whole.chunk(3))
+    )
     same = whole is not None and inputs[0] is inputs[1] is inputs[2]
     linear = F.linear
 

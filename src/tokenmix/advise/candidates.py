@@ -45,7 +45,11 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        decoded = {} if self.decoded is None else {"state_bytes": self.decoded.state_bytes, "ms_per_token": self.decoded.ms_per_token}
+        decoded = (
+            {}
+            if self.decoded is None
+            else {"state_bytes": self.decoded.state_bytes, "ms_per_token": self.decoded.ms_per_token}
+        )
         return {k: v for k, v in vars(self).items() if k != "decoded"} | decoded
 
 
@@ -59,13 +63,22 @@ def parse_candidates(text: str) -> list[Subject]:
     found = parse_subjects(text)
     odd = [s.name for s in found if s.name not in MIXERS]
     if odd or not found:
-        raise MixerError(f"advise: --candidates takes mixers of `tokenmix list`, such as hydra,aft_local:window=32, got {text!r}.")
+        raise MixerError(
+            f"advise: --candidates takes mixers of `tokenmix list`, such as hydra,aft_local:window=32, got {text!r}."
+        )
     return found
 
 
 @torch.no_grad()
 def measure_candidates(
-    host: Host, subjects: list[Subject], length: int, *, batch: int, budget: float, device: str = "cpu", tell: Tell = lambda _: None
+    host: Host,
+    subjects: list[Subject],
+    length: int,
+    *,
+    batch: int,
+    budget: float,
+    device: str = "cpu",
+    tell: Tell = lambda _: None,
 ) -> list[Row]:
     """Measure all candidates at one length, timed in turns in one process with the unchanged model."""
     models, rows = built(host, subjects, length)

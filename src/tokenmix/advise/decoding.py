@@ -67,7 +67,9 @@ ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
 
 def cache_bytes(cache: Any) -> int:
     """Return the bytes of all tensors in the layers of a cache: keys and values, or a mixer's state."""
-    leaves = pytree.tree_leaves([[getattr(layer, name, None) for name in ("keys", "values", "state")] for layer in cache.layers])
+    leaves = pytree.tree_leaves(
+        [[getattr(layer, name, None) for name in ("keys", "values", "state")] for layer in cache.layers]
+    )
     return sum(t.numel() * t.element_size() for t in leaves if isinstance(t, Tensor))
 
 

@@ -27,7 +27,11 @@ LEARNING_RATE = 1e-3
 def check_distillation(name: str, origin: str, data: Path, out: Path | None) -> None:
     """Refuse, before anything is measured, what could not be distilled."""
     if origin != "transformers" or not Path(name.removeprefix("hf:")).is_dir():
-        own = "`tokenmix train` continues training a run" if origin == "tokenmix" else "`tokenmix convert` and tokenmix.hosts.surgery.distill take other models"
+        own = (
+            "`tokenmix train` continues training a run"
+            if origin == "tokenmix"
+            else "`tokenmix convert` and tokenmix.hosts.surgery.distill take other models"
+        )
         wanted = "a language model in a folder of transformers, with its tokenizer"
         raise MixerError(f"advise: --data distils {wanted}, got {name}; {own}.")
     if not data.is_file():
@@ -38,7 +42,9 @@ def check_distillation(name: str, origin: str, data: Path, out: Path | None) -> 
         raise MixerError(f"advise: --write {out}: exists already; give another folder.")
 
 
-def distill_fastest(advice: Advice, data: Path, out: Path, *, minutes: float, last: int | None = None) -> dict[str, Any]:
+def distill_fastest(
+    advice: Advice, data: Path, out: Path, *, minutes: float, last: int | None = None
+) -> dict[str, Any]:
     """Replace attention by the fastest candidate, distil, write model and run. Return what ``Advice.distilled`` holds.
 
     The loss is that of ``distill`` over the last tenth of the text: the KL divergence of the student's predictions from
@@ -53,12 +59,24 @@ def distill_fastest(advice: Advice, data: Path, out: Path, *, minutes: float, la
     each = _step_seconds(teacher, student, train[0])
     steps = max(2, int(SPARE * 60 * minutes / each))
     run, began = out.with_name(f"{out.name}-distillation"), time.perf_counter()
-    settings: dict[str, Any] = {"layer_steps": steps // 2, "steps": steps - steps // 2, "eval_every": steps, "save_every": steps}
+    settings: dict[str, Any] = {
+        "layer_steps": steps // 2,
+        "steps": steps - steps // 2,
+        "eval_every": steps,
+        "save_every": steps,
+    }
     distill(teacher, student, train, valid=valid, out=run, lr=LEARNING_RATE, verbose=False, **settings)
     seconds = time.perf_counter() - began
     save_replaced(student.eval(), report, out, beside=Path(advice.host.name.removeprefix("hf:")))
     losses = [line["output_loss"] for line in RunDir.open(run).read_metrics() if line["kind"] == "eval"]
-    found = {"mixer": spec["name"], "spec": spec, "layers": last or len(advice.modules), "steps": steps, "seconds": seconds, "loss": "validation loss"}
+    found = {
+        "mixer": spec["name"],
+        "spec": spec,
+        "layers": last or len(advice.modules),
+        "steps": steps,
+        "seconds": seconds,
+        "loss": "validation loss",
+    }
     return found | {"loss_before": losses[0], "loss_after": losses[-1], "out": str(out), "run": str(run)}
 
 

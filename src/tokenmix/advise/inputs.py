@@ -85,7 +85,12 @@ def inputs_of(model: Any, where: str) -> Inputs:
         return Inputs(_numbers(model.config.vocab, model), limit=model.max_len)
     if isinstance(model, ViT):
         config = model.config
-        return Inputs(_images(config.channels, model), config.patch, config.prefix, fit=lambda m, n: None if m.config.image_size == (n, n) else m.resize(n))
+        return Inputs(
+            _images(config.channels, model),
+            config.patch,
+            config.prefix,
+            fit=lambda m, n: None if m.config.image_size == (n, n) else m.resize(n),
+        )
     if hasattr(model, "config") and hasattr(model, "main_input_name"):
         return _transformers(model, where)
     if hasattr(model, "patch_embed") and hasattr(model, "set_input_size"):
@@ -107,7 +112,9 @@ def own_inputs(make: Callable[[int, int], Any], model: nn.Module, where: str) ->
             return (found,), {}
         if not isinstance(found, tuple):
             call = f"inputs({length}, {batch})"
-            raise MixerError(f"advise: {where}: {call} must return a tensor, a tuple or a dict, got {type(found).__name__}.")
+            raise MixerError(
+                f"advise: {where}: {call} must return a tensor, a tuple or a dict, got {type(found).__name__}."
+            )
         return found, {}
 
     return Inputs(given, limit=_limit(model))
@@ -115,7 +122,11 @@ def own_inputs(make: Callable[[int, int], Any], model: nn.Module, where: str) ->
 
 def _limit(model: nn.Module) -> int | None:
     """Return the tokens the model has positions for, or None; rotary positions have no limit."""
-    limits = [s.max_len for s in find_attention(model) if s.max_len is not None and not s.rotary and s.grid is None and not s.cross]
+    limits = [
+        s.max_len
+        for s in find_attention(model)
+        if s.max_len is not None and not s.rotary and s.grid is None and not s.cross
+    ]
     return min(limits, default=None)
 
 
@@ -152,7 +163,11 @@ def _transformers(model: Any, where: str) -> Inputs:
             raise MixerError(f"advise: {where}: a {type(model).__name__} has no patch_size; {FACTORY}.")
         images = _images(config.num_channels, model)
         named = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in known else {}
-        return Inputs(lambda n, b: ((), {"pixel_values": images(n, b)[0][0], **named}), patch, max((s.prefix for s in sites), default=0))
+        return Inputs(
+            lambda n, b: ((), {"pixel_values": images(n, b)[0][0], **named}),
+            patch,
+            max((s.prefix for s in sites), default=0),
+        )
     if model.main_input_name != "input_ids":
         raise MixerError(f"advise: {where}: a {type(model).__name__} takes {model.main_input_name}; {FACTORY}.")
     numbers = _numbers(config.get_text_config().vocab_size, model)
@@ -172,4 +187,6 @@ def _timm(model: Any) -> Inputs:
         if tuple(m.patch_embed.img_size) != (size, size):
             m.set_input_size(img_size=size)
 
-    return Inputs(_images(embed.proj.in_channels, model), embed.patch_size[0], getattr(model, "num_prefix_tokens", 0), fit=fit)
+    return Inputs(
+        _images(embed.proj.in_channels, model), embed.patch_size[0], getattr(model, "num_prefix_tokens", 0), fit=fit
+    )

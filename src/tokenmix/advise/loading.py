@@ -61,7 +61,13 @@ def load_host(name: str, options: dict[str, Any] | None = None, *, device: torch
 def _found(name: str, options: dict[str, Any]) -> Host:
     prefix, _, rest = name.partition(":")
     if prefix in ("hf", "timm") and rest:
-        return _timm(rest, options) if prefix == "timm" else _folder(Path(rest), options) if Path(rest).is_dir() else _transformers(rest, options)
+        return (
+            _timm(rest, options)
+            if prefix == "timm"
+            else _folder(Path(rest), options)
+            if Path(rest).is_dir()
+            else _transformers(rest, options)
+        )
     if Path(name).is_dir():
         return _folder(Path(name), options)
     if rest:
@@ -80,7 +86,11 @@ def _unknown(name: str) -> str:
     if "/" in name or os.sep in name:
         return f"advise: there is no folder {name!r}; models are not downloaded, so save the model into a folder first."
     known = [*MODELS]
-    missing = [f"{package} is not installed (pip install 'tokenmix[{extra}]')" for package, extra in EXTRAS.items() if not _has(package)]
+    missing = [
+        f"{package} is not installed (pip install 'tokenmix[{extra}]')"
+        for package, extra in EXTRAS.items()
+        if not _has(package)
+    ]
     if _has("transformers"):
         known += _classes()
     if _has("timm"):
@@ -110,7 +120,9 @@ def _ours(name: str, config: Any, options: dict[str, Any], note: str = "") -> Ho
 
 def _our_host(name: str, model: Any, notes: tuple[str, ...] = ()) -> Host:
     if model.config.kind not in ("lm", "vit"):
-        raise MixerError(f"advise: {name}: is of kind {model.config.kind!r}; only kinds lm and vit of our models are measured.")
+        raise MixerError(
+            f"advise: {name}: is of kind {model.config.kind!r}; only kinds lm and vit of our models are measured."
+        )
     return Host(name, model, "tokenmix", inputs_of(model, name), notes, getattr(model.config, "image_size", (None,))[0])
 
 
@@ -118,16 +130,25 @@ def _folder(folder: Path, options: dict[str, Any]) -> Host:
     try:
         config = json.loads((folder / "config.json").read_text())
     except OSError:
-        raise MixerError(f"advise: {folder}: holds no config.json; it is no run, no converted model and no folder of transformers.") from None
+        raise MixerError(
+            f"advise: {folder}: holds no config.json; it is no run, no converted model and no folder of transformers."
+        ) from None
     except ValueError as why:
         raise MixerError(f"advise: {folder / 'config.json'} is not readable JSON ({why}).") from None
     if "model_type" in config:
         return _saved(folder, config, options)
     model = config.get("model", config)
     if not isinstance(model, dict) or "mixers" not in model or model.get("kind", "lm") not in KINDS:
-        raise MixerError(f"advise: {folder / 'config.json'} describes neither a model of tokenmix nor one of transformers.")
+        raise MixerError(
+            f"advise: {folder / 'config.json'} describes neither a model of tokenmix nor one of transformers."
+        )
     if options:
-        return _ours(str(folder), config_from_json({"kind": "lm", **model}), options, "the config was changed, so its weights are random")
+        return _ours(
+            str(folder),
+            config_from_json({"kind": "lm", **model}),
+            options,
+            "the config was changed, so its weights are random",
+        )
     from ..train import load_model
 
     return _our_host(str(folder), load_model(folder)[0])
@@ -147,7 +168,9 @@ def _factory(name: str, package: str, attribute: str, options: dict[str, Any]) -
             raise MixerError(f"advise: {name}: calling it with {options or 'nothing'} fails: {why}.") from None
     model, own = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not isinstance(model, nn.Module) or not (own is None or callable(own)):
-        raise MixerError(f"advise: {name}: must return an nn.Module or (module, inputs(length, batch)), got {type(found).__name__}.")
+        raise MixerError(
+            f"advise: {name}: must return an nn.Module or (module, inputs(length, batch)), got {type(found).__name__}."
+        )
     return Host(name, model, "factory", inputs_of(model, name) if own is None else own_inputs(own, model, name))
 
 
@@ -171,7 +194,9 @@ def _timm(name: str, options: dict[str, Any]) -> Host:
         model = timm.create_model(name, pretrained=False, **options)
     except (TypeError, ValueError, RuntimeError) as why:
         raise MixerError(f"advise: timm cannot build {name} with {options} ({_line(why)}).") from None
-    return Host(name, model, "timm", inputs_of(model, name), ("its weights are random",), model.default_cfg["input_size"][1])
+    return Host(
+        name, model, "timm", inputs_of(model, name), ("its weights are random",), model.default_cfg["input_size"][1]
+    )
 
 
 def _transformers_package() -> Any:
@@ -191,7 +216,9 @@ def _is_transformers(name: str) -> bool:
     tf = _transformers_package()
     if name in tf.CONFIG_MAPPING:
         return True
-    return name.isidentifier() and name[0].isupper() and getattr(getattr(tf, name, None), "config_class", None) is not None
+    return (
+        name.isidentifier() and name[0].isupper() and getattr(getattr(tf, name, None), "config_class", None) is not None
+    )
 
 
 def _transformers(name: str, options: dict[str, Any]) -> Host:
@@ -225,7 +252,11 @@ def _saved(folder: Path, config: dict[str, Any], options: dict[str, Any]) -> Hos
         model = cls.from_config(changed) if cls is tf.AutoModel else cls(changed)
     except (OSError, ValueError, RuntimeError, TypeError, KeyError, ImportError) as why:
         raise MixerError(f"advise: transformers cannot load {folder} ({_line(why)}).") from None
-    return _their_host(str(folder), model, f"{'the config was changed' if weights else 'it holds no weights'}, so its weights are random")
+    return _their_host(
+        str(folder),
+        model,
+        f"{'the config was changed' if weights else 'it holds no weights'}, so its weights are random",
+    )
 
 
 def _their_host(name: str, model: Any, *notes: str) -> Host:

@@ -74,7 +74,12 @@ class Share:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values: seconds, bytes and shares."""
-        shares = {"attention_share": self.attention_share, "mixing_share": self.mixing_share, "memory_share": self.memory_share, "bound": self.bound}
+        shares = {
+            "attention_share": self.attention_share,
+            "mixing_share": self.mixing_share,
+            "memory_share": self.memory_share,
+            "bound": self.bound,
+        }
         return {**vars(self), **shares}
 
 
@@ -92,7 +97,9 @@ class Clock:
         begun: list[Any] = []
         self.passes.append([])
         handles = [m.register_forward_pre_hook(lambda *_: begun.append(self._now())) for m in self.modules]
-        handles += [m.register_forward_hook(lambda *_: self.passes[-1].append((begun.pop(), self._now()))) for m in self.modules]
+        handles += [
+            m.register_forward_hook(lambda *_: self.passes[-1].append((begun.pop(), self._now()))) for m in self.modules
+        ]
         try:
             yield
         finally:
@@ -115,7 +122,16 @@ class Clock:
 
 
 @torch.no_grad()
-def measure_share(model: nn.Module, modules: list[AttentionModule], call: Call, length: int, tokens: int, *, budget: float, device: str = "cpu") -> Share:
+def measure_share(
+    model: nn.Module,
+    modules: list[AttentionModule],
+    call: Call,
+    length: int,
+    tokens: int,
+    *,
+    budget: float,
+    device: str = "cpu",
+) -> Share:
     """Time ``call``, a forward pass of ``model``, in about ``budget`` seconds, a few times at least."""
     with _plain_torch(modules):
         attention = Clock([m.module for m in modules], device)
@@ -182,7 +198,9 @@ def _outputs(modules: list[AttentionModule], call: Call) -> dict[int, Any]:
     found: dict[int, Any] = {}
 
     def keep(module: nn.Module, given: Any, output: Any) -> None:
-        found[id(module)] = pytree.tree_map(lambda y: _Kind(y.shape, y.dtype, y.device) if isinstance(y, Tensor) else y, output)
+        found[id(module)] = pytree.tree_map(
+            lambda y: _Kind(y.shape, y.dtype, y.device) if isinstance(y, Tensor) else y, output
+        )
 
     _hooked(modules, call, lambda m: m.register_forward_hook(keep))
     return found
@@ -192,7 +210,9 @@ def _zeros(kinds: Any) -> Call:
     """Return a forward that gives zeros, written to, so that the memory is really allocated."""
 
     def made(kind: Any) -> Any:
-        return torch.empty(kind.shape, dtype=kind.dtype, device=kind.device).fill_(0) if isinstance(kind, _Kind) else kind
+        return (
+            torch.empty(kind.shape, dtype=kind.dtype, device=kind.device).fill_(0) if isinstance(kind, _Kind) else kind
+        )
 
     return lambda *args, **named: pytree.tree_map(made, kinds)
 
@@ -203,7 +223,13 @@ def _torch_kept(modules: list[AttentionModule], call: Call, device: str) -> floa
     if not chosen:
         return 0.0
     calls: list[Call] = []
-    _hooked(chosen, call, lambda m: m.register_forward_pre_hook(lambda m, a, k: calls.append(torch_projections(m, a, k)), with_kwargs=True))
+    _hooked(
+        chosen,
+        call,
+        lambda m: m.register_forward_pre_hook(
+            lambda m, a, k: calls.append(torch_projections(m, a, k)), with_kwargs=True
+        ),
+    )
 
     def run() -> None:
         for each in calls:

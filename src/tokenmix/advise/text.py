@@ -22,8 +22,17 @@ def as_json(advice: Advice) -> dict[str, Any]:
     crossing, host = advice.crossing, advice.host
     beginning = None if crossing.tokens is None else host.inputs.length(crossing.tokens)
     return {
-        "model": {"name": host.name, "class": type(host.model).__name__, "host": host.origin, "parameters": parameters(advice), "notes": list(host.notes)},
-        "attention": [{"name": m.name, "family": m.family, "heads": m.heads, "dim": m.dim, "causal": m.causal, "cross": m.cross} for m in advice.modules],
+        "model": {
+            "name": host.name,
+            "class": type(host.model).__name__,
+            "host": host.origin,
+            "parameters": parameters(advice),
+            "notes": list(host.notes),
+        },
+        "attention": [
+            {"name": m.name, "family": m.family, "heads": m.heads, "dim": m.dim, "causal": m.causal, "cross": m.cross}
+            for m in advice.modules
+        ],
         "machine": advice.machine,
         "setting": {"batch": advice.batch, "unit": host.inputs.unit, "worth": advice.worth},
         "lengths": [s.to_json() for s in advice.shares],
@@ -70,7 +79,16 @@ def length(advice: Advice, n: int) -> str:
 
 def shares_table(advice: Advice) -> Table:
     """Build a table with a row for each measured length; the notes list the others."""
-    columns = ["length", "tokens", "one pass", "in attention", "mixing alone", "at best", "peak memory", "for attention"]
+    columns = [
+        "length",
+        "tokens",
+        "one pass",
+        "in attention",
+        "mixing alone",
+        "at best",
+        "peak memory",
+        "for attention",
+    ]
     rows = [_share(advice, s) for s in advice.shares]
     notes = [f"{length(advice, s.length)}: not measured: {s.why}." for s in advice.skipped]
     notes += [
@@ -80,12 +98,21 @@ def shares_table(advice: Advice) -> Table:
         "For attention: the part of the peak memory that is saved without it.",
     ]
     if any(m.family == "torch" for m in advice.modules):
-        notes.append("Measured without torch's fused inference pass of nn.TransformerEncoderLayer, whose parts cannot be timed.")
+        notes.append(
+            "Measured without torch's fused inference pass of nn.TransformerEncoderLayer, whose parts cannot be timed."
+        )
     return Table("Attention's part", columns, rows, notes)
 
 
 def _share(advice: Advice, s: Share) -> list[str]:
-    cells = [length(advice, s.length), f"{s.tokens:,}", seconds(s.seconds), percent(s.attention_share), percent(s.mixing_share), f"{s.bound:.2f}x"]
+    cells = [
+        length(advice, s.length),
+        f"{s.tokens:,}",
+        seconds(s.seconds),
+        percent(s.attention_share),
+        percent(s.mixing_share),
+        f"{s.bound:.2f}x",
+    ]
     return [*cells, size(s.peak), percent(s.memory_share)]
 
 
@@ -104,8 +131,14 @@ def _candidates(advice: Advice, n: int) -> Table:
         if r.seconds is None:
             notes.append(f"{r.mixer}: not measured: {r.why}.")
             continue
-        decoded = [size(r.decoded.state_bytes), number(r.decoded.ms_per_token, 2)] if r.decoded else ["no streaming", "no streaming"]
-        body.append([r.mixer, seconds(r.seconds), f"{r.speedup or 0:.2f}x", size(r.peak), *(decoded if decodes else [])])
+        decoded = (
+            [size(r.decoded.state_bytes), number(r.decoded.ms_per_token, 2)]
+            if r.decoded
+            else ["no streaming", "no streaming"]
+        )
+        body.append(
+            [r.mixer, seconds(r.seconds), f"{r.speedup or 0:.2f}x", size(r.peak), *(decoded if decodes else [])]
+        )
     body = body or [["none", *[number(None)] * (len(columns) - 1)]]
     notes.append("As fast: times as fast as with its own attention, timed in turns.")
     limit = f"The bound of {bound:.2f}x comes from other passes and excludes projections"
@@ -116,14 +149,18 @@ def _candidates(advice: Advice, n: int) -> Table:
 def findings(advice: Advice) -> list[str]:
     """Return the answer, and sentences on memory, the best candidate and the distillation."""
     found = [answer(advice)]
-    most = max((s for s in advice.shares if s.memory_share is not None), key=lambda s: s.memory_share or 0.0, default=None)
+    most = max(
+        (s for s in advice.shares if s.memory_share is not None), key=lambda s: s.memory_share or 0.0, default=None
+    )
     if most is not None:
         at, saved = length(advice, most.length), percent(most.memory_share)
         found.append(f"Memory: at {at} the peak of a pass would be up to {saved} lower without attention.")
     best = advice.fastest
     if best is not None:
         measured = f"{best.mixer} makes the model {best.speedup:.2f}x as fast at {length(advice, best.length)}"
-        found.append(f"Of the candidates, {measured}. Its quality has to be measured by training (--data, `tokenmix convert`).")
+        found.append(
+            f"Of the candidates, {measured}. Its quality has to be measured by training (--data, `tokenmix convert`)."
+        )
     elif any(r.speedup is not None and r.mixer != OWN for r in advice.rows):
         found.append("None of the candidates makes the model faster at the longest length measured.")
     if advice.distilled is not None:
@@ -161,7 +198,9 @@ def _later(advice: Advice, wanted: str) -> str:
     if crossing.tokens is None:
         return f"Nothing here says that {wanted} is ever reached."
     n = inputs.length(crossing.tokens)
-    beyond = f", more than the {inputs.limit:,} the model takes" if inputs.limit is not None and n > inputs.limit else ""
+    beyond = (
+        f", more than the {inputs.limit:,} the model takes" if inputs.limit is not None and n > inputs.limit else ""
+    )
     return f"By the cost formula {wanted} is reached at about {length(advice, n)}{beyond}."
 
 

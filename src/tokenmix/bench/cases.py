@@ -53,7 +53,10 @@ class Subject:
     @property
     def label(self) -> str:
         """Name, options and backend as written on the command line."""
-        given = ",".join(f"{k}={'none' if v is None else v if isinstance(v, str) else json.dumps(v)}" for k, v in self.options.items())
+        given = ",".join(
+            f"{k}={'none' if v is None else v if isinstance(v, str) else json.dumps(v)}"
+            for k, v in self.options.items()
+        )
         return self.name + (f":{given}" if given else "") + (f"@{self.backend}" if self.backend != "auto" else "")
 
     @contextmanager
@@ -115,7 +118,11 @@ def is_causal(subject: Subject, s: Setting) -> bool:
 
     The setting decides unless the subject's options say otherwise or it has no causal form.
     """
-    able = PEERS[subject.name].causal if subject.name in PEERS else subject.name == SDPA or MIXERS[subject.name].supports_causal
+    able = (
+        PEERS[subject.name].causal
+        if subject.name in PEERS
+        else subject.name == SDPA or MIXERS[subject.name].supports_causal
+    )
     return bool(subject.options.get("causal", s.causal and able))
 
 
@@ -126,7 +133,14 @@ def build(subject: Subject, s: Setting, max_len: int | None = None) -> Any:
     """
     torch.manual_seed(0)
     if subject.name in PEERS:
-        layer = build_peer(subject.name, s.dim, heads=s.heads, length=max_len or s.T, causal=is_causal(subject, s), options=subject.options)
+        layer = build_peer(
+            subject.name,
+            s.dim,
+            heads=s.heads,
+            length=max_len or s.T,
+            causal=is_causal(subject, s),
+            options=subject.options,
+        )
     else:
         spec = full_spec(subject, s, max_len or s.T)
         layer = build_mixer(spec.pop("name"), s.dim, causal=is_causal(subject, s), **spec)
@@ -136,7 +150,11 @@ def build(subject: Subject, s: Setting, max_len: int | None = None) -> Any:
 def full_spec(subject: Subject, s: Setting, max_len: int) -> dict[str, Any]:
     """Return the mixer's spec with heads, lengths and its other required options filled in."""
     name = ATTENTION if subject.name == SDPA else subject.name
-    return {"name": name, **MIXERS[name].example_options(max_len, heads=s.heads, grid=s.grid), **{k: v for k, v in subject.options.items() if k != "causal"}}
+    return {
+        "name": name,
+        **MIXERS[name].example_options(max_len, heads=s.heads, grid=s.grid),
+        **{k: v for k, v in subject.options.items() if k != "causal"},
+    }
 
 
 def draw(*shape: int, seed: int, s: Setting) -> Tensor:
@@ -155,7 +173,13 @@ def op_args(subject: Subject, s: Setting) -> tuple[Mixer, Callable[..., Tensor],
     form = mixer.functional_form()
     if form is None:
         raise MixerError(f"bench: {subject.name} has no functional form on q, k and v; measure it with --level layer.")
-    place = {"grid": s.grid if mixer.supports_grid else None, "prefix": 0, "positions": None, "key_mask": None, "attn_mask": None}
+    place = {
+        "grid": s.grid if mixer.supports_grid else None,
+        "prefix": 0,
+        "positions": None,
+        "key_mask": None,
+        "attn_mask": None,
+    }
     with torch.no_grad():
         args, options = mixer.functional_args(draw(s.batch, s.T, s.dim, seed=1, s=s), None, **place)
     return mixer, form, _fresh(form, args, s), options
@@ -164,11 +188,20 @@ def op_args(subject: Subject, s: Setting) -> tuple[Mixer, Callable[..., Tensor],
 def _fresh(form: Callable[..., Tensor], args: tuple, s: Setting) -> tuple:
     names = [p.name for p in inspect.signature(form).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     pairs = enumerate(zip(names, args, strict=False))
-    return tuple(draw(*a.shape, seed=10 + i, s=s) if name in GIVEN and isinstance(a, Tensor) else _detached(a) for i, (name, a) in pairs)
+    return tuple(
+        draw(*a.shape, seed=10 + i, s=s) if name in GIVEN and isinstance(a, Tensor) else _detached(a)
+        for i, (name, a) in pairs
+    )
 
 
 def _detached(value: Any) -> Any:
-    return tuple(_detached(v) for v in value) if isinstance(value, tuple) else value.detach().clone() if isinstance(value, Tensor) else value
+    return (
+        tuple(_detached(v) for v in value)
+        if isinstance(value, tuple)
+        else value.detach().clone()
+        if isinstance(value, Tensor)
+        else value
+    )
 
 
 def _op(subject: Subject, s: Setting) -> Prepared:
@@ -235,7 +268,9 @@ class _Head(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (.., in_features) to (.., out_features)."""
         width = self.out_features
-        return x[..., :width] if width <= x.shape[-1] else x.repeat_interleave(-(-width // x.shape[-1]), -1)[..., :width]
+        return (
+            x[..., :width] if width <= x.shape[-1] else x.repeat_interleave(-(-width // x.shape[-1]), -1)[..., :width]
+        )
 
 
 def without_projections(mixer: Any) -> Any:
@@ -257,18 +292,27 @@ def _decode(subject: Subject, s: Setting) -> Prepared:
     if subject.name == SDPA:
         keys, values = (draw(s.batch, s.heads, s.T + 1, s.dim // s.heads, seed=i, s=s) for i in (3, 4))
         moved = 2.0 * keys.numel() * keys.element_size()
-        return Prepared(_forward_only(lambda: _cached_step(token, keys, values)), work_of(moved, 0.0, 4.0 * s.batch * s.T * s.dim, False))
+        return Prepared(
+            _forward_only(lambda: _cached_step(token, keys, values)),
+            work_of(moved, 0.0, 4.0 * s.batch * s.T * s.dim, False),
+        )
     if subject.name in PEERS or not MIXERS[subject.name].supports_streaming or not is_causal(subject, s):
-        raise MixerError(f"bench: {subject.label} does not decode token by token; `tokenmix list` says which mixers stream.")
+        raise MixerError(
+            f"bench: {subject.label} does not decode token by token; `tokenmix list` says which mixers stream."
+        )
     layer = build(subject, s, s.T + 1)
     flops = layer.mixing_cost(s.T + 1).flops - layer.mixing_cost(s.T).flops
     mixer = without_projections(layer).eval()
     try:
         state = after_context(mixer, s)
     except (AttributeError, IndexError):  # it reads the weights of its projections itself
-        raise MixerError(f"bench: {subject.label} cannot be separated from its projections, so one token cannot be timed.") from None
+        raise MixerError(
+            f"bench: {subject.label} cannot be separated from its projections, so one token cannot be timed."
+        ) from None
     held = float(sum(a.numel() * a.element_size() for a in leaves_of(tuple(state))))
-    return Prepared(_forward_only(lambda: mixer.extend(token, state)), work_of(held, 0.0, float(max(flops, 0)) * s.batch / 2, False))
+    return Prepared(
+        _forward_only(lambda: mixer.extend(token, state)), work_of(held, 0.0, float(max(flops, 0)) * s.batch / 2, False)
+    )
 
 
 @torch.no_grad()
@@ -277,7 +321,9 @@ def after_context(mixer: Any, s: Setting) -> Any:
     state, begin = mixer.init_state(s.batch, device=s.device, dtype=s.torch_dtype), time.perf_counter()
     for start in range(0, s.T, CHUNK):
         if time.perf_counter() - begin > READING:
-            raise MixerError(f"bench: reading the first {start:,} of {s.T:,} tokens took over {READING} s; use shorter contexts.")
+            raise MixerError(
+                f"bench: reading the first {start:,} of {s.T:,} tokens took over {READING} s; use shorter contexts."
+            )
         _, state = mixer.extend(draw(s.batch, min(CHUNK, s.T - start), s.dim, seed=5 + start, s=s), state)
     return state
 

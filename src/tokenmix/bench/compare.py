@@ -10,7 +10,10 @@ def wins(ours: dict[int, float], theirs: dict[int, float], *, lower: bool) -> di
     machine.
     """
     sign = 1 if lower else -1
-    return {n: sign * (theirs[n] - ours[n]) > TIE * max(abs(ours[n]), abs(theirs[n])) for n in sorted(ours.keys() & theirs.keys())}
+    return {
+        n: sign * (theirs[n] - ours[n]) > TIE * max(abs(ours[n]), abs(theirs[n]))
+        for n in sorted(ours.keys() & theirs.keys())
+    }
 
 
 def stops_winning(name: str, ours: dict[int, float], rival: str, theirs: dict[int, float], *, lower: bool) -> str:
@@ -31,7 +34,9 @@ def stops_winning(name: str, ours: dict[int, float], rival: str, theirs: dict[in
     last = max(i for i, n in enumerate(lengths) if won[n])
     if all(won[n] for n in lengths[:last]):
         return f"{name} beats {rival} up to {lengths[last]:,} and stops winning at {lengths[last + 1]:,}"
-    return f"{name} beats {rival} at {_listed([n for n in lengths if won[n]])} and no longer from {lengths[last + 1]:,} on"
+    return (
+        f"{name} beats {rival} at {_listed([n for n in lengths if won[n]])} and no longer from {lengths[last + 1]:,} on"
+    )
 
 
 def _listed(lengths: list[int]) -> str:

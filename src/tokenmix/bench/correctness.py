@@ -78,11 +78,22 @@ class _Seen(TorchDispatchMode):
 
 def gate(subject: Subject, s: Setting) -> Verdict:
     """Judge a subject at a small size of the setting's kind; errors of any kind are raised as they are."""
-    grid = s.grid and (*(2,) * (len(s.grid) - 2), max(2, CELLS // s.grid[-1]), s.grid[-1])  # the width is kept: some layers are built for it
+    grid = s.grid and (
+        *(2,) * (len(s.grid) - 2),
+        max(2, CELLS // s.grid[-1]),
+        s.grid[-1],
+    )  # the width is kept: some layers are built for it
     length = torch.Size(grid).numel() if grid else PEER_LENGTH if subject.name in PEERS else LENGTH
     width = max(1, s.dim // s.heads)
     heads = max(1, min(s.heads, WIDTH // width))  # the width of a head is kept: kernels choose their path by it
-    small = replace(s, T=length, grid=grid, batch=1, dim=s.dim if s.dim % s.heads else heads * width, heads=s.heads if s.dim % s.heads else heads)
+    small = replace(
+        s,
+        T=length,
+        grid=grid,
+        batch=1,
+        dim=s.dim if s.dim % s.heads else heads * width,
+        heads=s.heads if s.dim % s.heads else heads,
+    )
     with subject.scope():
         if subject.name in PEERS:
             return _layer(subject, small)
@@ -168,7 +179,14 @@ def _layer(subject: Subject, s: Setting) -> Verdict:
         return first_of(module(x, **place))
 
     unlike = subject.name in PEERS and PEERS[subject.name].unlike
-    return _against_itself(subject, s, layer, run, exact=None if unlike else run, note=f"{unlike}: checked only for finite outputs and leaks" if unlike else "")
+    return _against_itself(
+        subject,
+        s,
+        layer,
+        run,
+        exact=None if unlike else run,
+        note=f"{unlike}: checked only for finite outputs and leaks" if unlike else "",
+    )
 
 
 def _stream(subject: Subject, s: Setting) -> Verdict:
@@ -190,7 +208,14 @@ def _stream(subject: Subject, s: Setting) -> Verdict:
 
 
 @torch.no_grad()
-def _against_itself(subject: Subject, s: Setting, layer: Any, run: Callable[..., Tensor], exact: Callable[..., Tensor] | None, note: str = "") -> Verdict:
+def _against_itself(
+    subject: Subject,
+    s: Setting,
+    layer: Any,
+    run: Callable[..., Tensor],
+    exact: Callable[..., Tensor] | None,
+    note: str = "",
+) -> Verdict:
     double, tol, leak = copy.deepcopy(layer).double(), LAYER[s.torch_dtype], TOLERANCE[s.torch_dtype]
     found, path = [], ""
     inputs = adversarial_keys((1, s.T, s.dim), size=SIZE)
@@ -202,11 +227,24 @@ def _against_itself(subject: Subject, s: Setting, layer: Any, run: Callable[...,
             found.append((0.0 if bool(got.isfinite().all()) else float("inf"), tol, f"input {name}"))
             continue
         with functional.use_backend("eager"), one_thread():
-            want, shaken = (exact(double, a) for a in (x.double(), x.double() * (1 + torch.finfo(s.torch_dtype).eps * noise(*x.shape, seed=7).to(s.device))))
+            want, shaken = (
+                exact(double, a)
+                for a in (
+                    x.double(),
+                    x.double() * (1 + torch.finfo(s.torch_dtype).eps * noise(*x.shape, seed=7).to(s.device)),
+                )
+            )
         scale = max(float(want.abs().max()), 1e-38)
         found.append((largest(got - want) / scale, tol + ROUNDING * largest(shaken - want) / scale, f"input {name}"))
     if is_causal(subject, s):
-        found += [(_leak(lambda x: run(layer, x), s, size), leak, f"the future, replaced by numbers of {size:g}, changes the past") for size in (1.0, 100.0)]
+        found += [
+            (
+                _leak(lambda x: run(layer, x), s, size),
+                leak,
+                f"the future, replaced by numbers of {size:g}, changes the past",
+            )
+            for size in (1.0, 100.0)
+        ]
     worst = max(found, key=lambda f: f[0] / f[1])
     return Verdict(worst[0] <= worst[1], *worst, path, note)
 

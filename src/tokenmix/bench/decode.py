@@ -28,7 +28,11 @@ class Decoding:
 def state_after(model: Any, context: int, *, batch_size: int = 1) -> State:
     """Compute the streaming state after ``context`` tokens, read in chunks as a prompt would be."""
     state = model.init_state(batch_size)
-    tokens = torch.arange(context, device=next(model.parameters()).device).remainder(model.config.vocab).expand(batch_size, -1)
+    tokens = (
+        torch.arange(context, device=next(model.parameters()).device)
+        .remainder(model.config.vocab)
+        .expand(batch_size, -1)
+    )
     for piece in tokens.split(CHUNK, 1):
         _, state = model.extend(piece, state)
     return state

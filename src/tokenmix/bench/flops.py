@@ -107,7 +107,9 @@ def layer_work(layer: Any, s: Setting) -> Work:
     if isinstance(layer, Mixer):
         flops = s.batch * (layer.projection_flops(s.T) + mixing_flops(layer, s.T) * causal_share(layer, s.T))
     else:
-        flops = sum(2.0 * s.batch * s.T * m.in_features * m.out_features for m in layer.modules() if isinstance(m, nn.Linear))
+        flops = sum(
+            2.0 * s.batch * s.T * m.in_features * m.out_features for m in layer.modules() if isinstance(m, nn.Linear)
+        )
     return work_of(float(tokens + weights), float(tokens), flops, s.backward)
 
 
@@ -118,7 +120,11 @@ def model_work(model: LM, s: Setting) -> Work:
     are read and written once.
     """
     each = sum(layer_work(b.mixer, _plain(s)).flops for b in model.blocks)
-    dense = sum(2.0 * s.batch * s.T * p.numel() for name, p in model.named_parameters() if p.ndim == 2 and ("mlp" in name or "head" in name))
+    dense = sum(
+        2.0 * s.batch * s.T * p.numel()
+        for name, p in model.named_parameters()
+        if p.ndim == 2 and ("mlp" in name or "head" in name)
+    )
     weights = float(sum(p.numel() for p in model.parameters()) * s.torch_dtype.itemsize)
     flops = each + dense
     return Work(4 * weights, 4 * weights, 3 * flops, weights) if s.backward else Work(weights, 0.0, flops, weights)

@@ -20,7 +20,9 @@ MARKED = re.compile(r"(<!-- speed: ([\w-]+)( brief)? -->\n).*?(\n<!-- /speed -->
 
 def renew(markdown: str, results: Path) -> str:
     """Return the page with every table it asks for built from ``results``/NAME.json."""
-    return MARKED.sub(lambda m: m[1] + table(json.loads((results / f"{m[2]}.json").read_text()), brief=bool(m[3])) + m[4], markdown)
+    return MARKED.sub(
+        lambda m: m[1] + table(json.loads((results / f"{m[2]}.json").read_text()), brief=bool(m[3])) + m[4], markdown
+    )
 
 
 def table(found: dict[str, Any], *, brief: bool = False) -> str:
@@ -77,9 +79,24 @@ def _models(found: dict[str, Any]) -> str:
     """Build a table for each size of whole models in training."""
     lines = [f"*{_machine(found['machine'])}; {found['dtype']}*"]
     for label, rows in found["tables"].items():
-        lines += ["", f"**{label}**", "", _row("", "steps per second", "of fused attention", "peak MiB"), "|---" * 4 + "|"]
+        lines += [
+            "",
+            f"**{label}**",
+            "",
+            _row("", "steps per second", "of fused attention", "peak MiB"),
+            "|---" * 4 + "|",
+        ]
         for name, r in rows.items():
-            lines.append(_row(name, *((f"{r['it/s']:.3g}", f"{r['ratio_to_fused']:.2f}x", f"{r['peak_MiB']:,.0f}") if r else ("does not fit", "-", "-"))))
+            lines.append(
+                _row(
+                    name,
+                    *(
+                        (f"{r['it/s']:.3g}", f"{r['ratio_to_fused']:.2f}x", f"{r['peak_MiB']:,.0f}")
+                        if r
+                        else ("does not fit", "-", "-")
+                    ),
+                )
+            )
     return "\n".join(lines)
 
 

@@ -38,14 +38,19 @@ class Peer:
 
 def _get(path: str) -> Any:
     module, _, name = path.rpartition(".")
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():  # some print a greeting, some warn on import
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        warnings.catch_warnings(),
+    ):  # some print a greeting, some warn on import
         warnings.simplefilter("ignore")
         return getattr(import_module(module), name)
 
 
 def _aft(name: str, *more: str) -> Callable[..., nn.Module]:
     def make(dim: int, heads: int, length: int, causal: bool, **options: Any) -> nn.Module:
-        return _get(f"aft_pytorch.{name}")(max_seqlen=length, dim=dim, hidden_dim=dim, **{k: v for k, v in options.items() if k in more})
+        return _get(f"aft_pytorch.{name}")(
+            max_seqlen=length, dim=dim, hidden_dim=dim, **{k: v for k, v in options.items() if k in more}
+        )
 
     return make
 
@@ -73,7 +78,9 @@ def _reformer(dim: int, heads: int, length: int, causal: bool, **options: Any) -
 
 
 def _x_transformers(dim: int, heads: int, length: int, causal: bool, **options: Any) -> nn.Module:
-    return _get("x_transformers.x_transformers.Attention")(dim=dim, heads=heads, dim_head=dim // heads, causal=causal, **options)
+    return _get("x_transformers.x_transformers.Attention")(
+        dim=dim, heads=heads, dim_head=dim // heads, causal=causal, **options
+    )
 
 
 PEERS: dict[str, Peer] = {
@@ -92,8 +99,12 @@ PEERS: dict[str, Peer] = {
     "linformer.LinformerSelfAttention": Peer("linformer", _linformer, causal=False, note="has no causal form"),
     "nystrom_attention.NystromAttention": Peer("nystrom-attention", _nystrom, causal=False, note="has no causal form"),
     "local_attention.LocalMHA": Peer("local-attention", _local, causal=True, note="window 128"),
-    "reformer_pytorch.LSHSelfAttention": Peer("reformer-pytorch", _reformer, causal=True, unlike="draws new hashes in each call"),
-    "x_transformers.Attention": Peer("x-transformers", _x_transformers, causal=True, pairs=True, note="softmax attention"),
+    "reformer_pytorch.LSHSelfAttention": Peer(
+        "reformer-pytorch", _reformer, causal=True, unlike="draws new hashes in each call"
+    ),
+    "x_transformers.Attention": Peer(
+        "x-transformers", _x_transformers, causal=True, pairs=True, note="softmax attention"
+    ),
 }
 """Layers (B, T, D) -> (B, T, D) by "package.Class"."""
 

@@ -46,7 +46,15 @@ def _panel(ax: Any, found: dict[str, Any], each: str) -> None:
         label = subject + (f"  T^{slopes[subject]:.2f}" if subject in slopes else "")
         label += " (wrong)" if any(r["status"] == "wrong" for r in rows if r["subject"] == subject) else ""
         style = STYLES[i // len(COLOURS) % len(STYLES)]
-        ax.plot(*zip(*points, strict=True), style, marker="o", markersize=4, linewidth=1.6, color=COLOURS[i % len(COLOURS)], label=label)
+        ax.plot(
+            *zip(*points, strict=True),
+            style,
+            marker="o",
+            markersize=4,
+            linewidth=1.6,
+            color=COLOURS[i % len(COLOURS)],
+            label=label,
+        )
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     lengths = sorted({r["T"] for r in rows})
@@ -54,4 +62,12 @@ def _panel(ax: Any, found: dict[str, Any], each: str) -> None:
     ax.set_xlabel("tokens of context" if found["setting"]["level"] == "decode" else "tokens")
     ax.set_ylabel("milliseconds per call")
     ax.grid(alpha=0.25, linewidth=0.6)
-    ax.legend(frameon=False, fontsize=8, labelcolor="linecolor", ncols=COLUMNS, loc="upper center", bbox_to_anchor=(0.5, -0.13), handlelength=3)
+    ax.legend(
+        frameon=False,
+        fontsize=8,
+        labelcolor="linecolor",
+        ncols=COLUMNS,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.13),
+        handlelength=3,
+    )

@@ -51,10 +51,18 @@ class Revision:
             self._build()
             if (self.tree / MEASURE).parent.is_dir():
                 shutil.copy(HERE.parents[2] / MEASURE, self.tree / MEASURE)
-            shutil.copytree(HERE, self.tree / "src/tokenmix/bench", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-            environment = {**os.environ, "PYTHONPATH": str(self.tree / "src"), "OMP_NUM_THREADS": str(torch.get_num_threads())}
+            shutil.copytree(
+                HERE, self.tree / "src/tokenmix/bench", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+            )
+            environment = {
+                **os.environ,
+                "PYTHONPATH": str(self.tree / "src"),
+                "OMP_NUM_THREADS": str(torch.get_num_threads()),
+            }
             command = [sys.executable, "-W", "ignore", "-m", "tokenmix.bench.worker"]
-            self.worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=self.tree)
+            self.worker = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=self.tree
+            )
             self.ask({"do": "threads", "n": torch.get_num_threads()})
         except BaseException:
             self.__exit__()
@@ -80,7 +88,9 @@ class Revision:
             except subprocess.TimeoutExpired:
                 worker.kill()
         if getattr(self, "folder", None):
-            subprocess.run(["git", "-C", self.root, "worktree", "remove", "--force", str(self.tree)], capture_output=True)
+            subprocess.run(
+                ["git", "-C", self.root, "worktree", "remove", "--force", str(self.tree)], capture_output=True
+            )
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +102,9 @@ class Revision:
             self.worker.stdin.flush()
         line = self.worker.stdout.readline()
         if not line:
-            raise MixerError(f"bench: revision {self.revision} cannot run this benchmark; its process ended; its message is above.")
+            raise MixerError(
+                f"bench: revision {self.revision} cannot run this benchmark; its process ended; its message is above."
+            )
         return json.loads(line)
 
     def sampler(self, subject: Subject, s: Setting) -> Sampler | None:

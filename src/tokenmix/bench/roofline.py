@@ -30,7 +30,20 @@ ON_CUDA = 8
 """On CUDA, matrices are this many times as wide, and exp takes its square times as many numbers, to keep the device
 busy.
 """
-ENVIRONMENT = ("MALLOC_", "GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE", "LD_PRELOAD", "OMP_", "KMP_", "GOMP_", "MKL_", "DNNL_", "TOKENMIX_", "PYTORCH_", "CUDA_")
+ENVIRONMENT = (
+    "MALLOC_",
+    "GLIBC_TUNABLES",
+    "THP_MEM_ALLOC_ENABLE",
+    "LD_PRELOAD",
+    "OMP_",
+    "KMP_",
+    "GOMP_",
+    "MKL_",
+    "DNNL_",
+    "TOKENMIX_",
+    "PYTORCH_",
+    "CUDA_",
+)
 
 Call = Callable[[], Any]
 
@@ -86,11 +99,16 @@ class Limits:
     def best(self, other: Limits) -> Limits:
         """Return the faster of two probes, rate by rate: other processes can only have slowed a probe down."""
         memory = {size: rates.best(other.memory[size]) for size, rates in self.memory.items()}
-        return Limits(memory, {name: max(rate, other.gemm[name]) for name, rate in self.gemm.items()}, max(self.exp, other.exp))
+        return Limits(
+            memory, {name: max(rate, other.gemm[name]) for name, rate in self.gemm.items()}, max(self.exp, other.exp)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the rates with their units in the names."""
-        of = {kind: {_size(n): getattr(rates, kind) for n, rates in self.memory.items()} for kind in ("read", "write", "both")}
+        of = {
+            kind: {_size(n): getattr(rates, kind) for n, rates in self.memory.items()}
+            for kind in ("read", "write", "both")
+        }
         return {
             "read_bytes_per_s": of["read"],
             "write_bytes_per_s": of["write"],
@@ -104,7 +122,13 @@ def _size(n: int) -> str:
     return f"{n / MIB:g} MiB"
 
 
-def probe(device: str = "cpu", *, dtypes: tuple[str, ...] = ("float32", "bfloat16"), budget: float = 4.0, largest: int = SIZES[-1]) -> Limits:
+def probe(
+    device: str = "cpu",
+    *,
+    dtypes: tuple[str, ...] = ("float32", "bfloat16"),
+    budget: float = 4.0,
+    largest: int = SIZES[-1],
+) -> Limits:
     """Measure the limits in about ``budget`` seconds; ``largest`` caps the bytes that are touched."""
     sizes = [n for n in SIZES if n <= largest] or [largest]
     calls: dict[str, tuple[Call, float]] = {}
@@ -124,7 +148,10 @@ def probe(device: str = "cpu", *, dtypes: tuple[str, ...] = ("float32", "bfloat1
     rate = {name: amount / found[name].wall_min for name, (_, amount) in calls.items()}
     exp, memory = rate.pop("exp"), {}
     for size in sizes:
-        read, write, both = (max(rate.pop(n) for n in list(rate) if n.startswith(f"{kind} ") and n.endswith(f" {size}")) for kind in ("read", "write", "both"))
+        read, write, both = (
+            max(rate.pop(n) for n in list(rate) if n.startswith(f"{kind} ") and n.endswith(f" {size}"))
+            for kind in ("read", "write", "both")
+        )
         memory[size] = Rates(max(read, both), write, both)
     return Limits(memory, _best_shape(rate), exp)
 
@@ -141,7 +168,11 @@ def _memory(size: int, device: str) -> list[tuple[str, str, Call]]:
     All use parts of one tensor, so that nothing is allocated or mapped while they run.
     """
     whole = torch.ones(size // 4, device=device)
-    rows, (a, b), (p, q, r, s) = whole[: size // 4096 * 1024].view(-1, 1024), whole[: size // 8 * 2].chunk(2), whole[: size // 16 * 4].chunk(4)
+    rows, (a, b), (p, q, r, s) = (
+        whole[: size // 4096 * 1024].view(-1, 1024),
+        whole[: size // 8 * 2].chunk(2),
+        whole[: size // 16 * 4].chunk(4),
+    )
     found, least = torch.empty((), device=device), torch.empty(rows.shape[0], device=device)
     return [
         ("read", "sum", lambda: torch.sum(whole, 0, out=found)),
@@ -197,7 +228,11 @@ def allocator() -> str:
 
     Large tensors that are mapped anew in each call cost more than many operations on them.
     """
-    settings = [f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith("MALLOC_") or k in ("GLIBC_TUNABLES", "LD_PRELOAD", "THP_MEM_ALLOC_ENABLE")]
+    settings = [
+        f"{k}={v}"
+        for k, v in sorted(os.environ.items())
+        if k.startswith("MALLOC_") or k in ("GLIBC_TUNABLES", "LD_PRELOAD", "THP_MEM_ALLOC_ENABLE")
+    ]
     name = " ".join(part for part in platform.libc_ver() if part) or "C library"
     pages = read_text("/sys/kernel/mm/transparent_hugepage/enabled")
     huge = pages[pages.find("[") + 1 : pages.find("]")] if "[" in pages else "unknown"

@@ -95,7 +95,14 @@ def run(plan: Plan, tell: Tell = lambda text: None) -> dict[str, Any]:
         if other is not None:
             other.check_all_measured(rows)
         setting = {**_setting(plan), "fast_linear": linear and linear._asdict()}
-        found = {"schema": SCHEMA, "machine": machine(s.device), "limits": limits.to_json(), "setting": setting, "rows": rows, "fits": fits(rows)}
+        found = {
+            "schema": SCHEMA,
+            "machine": machine(s.device),
+            "limits": limits.to_json(),
+            "setting": setting,
+            "rows": rows,
+            "fits": fits(rows),
+        }
         return {**found, **({"base": other.about()} if other else {})}
 
 
@@ -130,7 +137,13 @@ def _largest_probe(plan: Plan) -> int:
 def _setting(plan: Plan) -> dict[str, Any]:
     kept = {k: v for k, v in asdict(plan.setting).items() if k not in ("T", "grid", "backward")}
     lengths = ["x".join(map(str, length)) for length in plan.lengths]
-    more = {"passes": list(plan.passes), "budget_s": plan.budget, "baseline": plan.baseline, "revision": plan.revision, "cuda_graph": plan.cuda_graph}
+    more = {
+        "passes": list(plan.passes),
+        "budget_s": plan.budget,
+        "baseline": plan.baseline,
+        "revision": plan.revision,
+        "cuda_graph": plan.cuda_graph,
+    }
     return {**kept, "lengths": lengths, "subjects": [x.label for x in plan.subjects], **more}
 
 
@@ -139,7 +152,15 @@ def _judge(entry: Entry, s: Setting) -> None:
     peer = entry.subject.name in (*PEERS, SDPA)
     try:
         entry.verdict = gate(entry.subject, s)
-    except (MixerError, RuntimeError, TypeError, ValueError, ImportError, AssertionError, AttributeError) as why:  # a peer may raise anything
+    except (
+        MixerError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        ImportError,
+        AssertionError,
+        AttributeError,
+    ) as why:  # a peer may raise anything
         entry.status, entry.why = ("skipped" if isinstance(why, MixerError) else "error"), short(why)
         return
     if not entry.verdict.passed:
@@ -156,7 +177,11 @@ def short(why: BaseException) -> str:
 
 def _drop_twins(entries: list[Entry]) -> None:
     """Skip the eager backend of subjects for which ``auto`` is eager too, so that nothing is measured twice."""
-    auto = {replace(e.subject, backend="auto").label for e in entries if e.subject.backend == "auto" and e.verdict and e.verdict.path == "eager"}
+    auto = {
+        replace(e.subject, backend="auto").label
+        for e in entries
+        if e.subject.backend == "auto" and e.verdict and e.verdict.path == "eager"
+    }
     for e in entries:
         if e.subject.backend == "eager" and e.status == "ok" and replace(e.subject, backend="auto").label in auto:
             e.status, e.why = "skipped", "the same as auto, which is the eager form here"
@@ -174,7 +199,9 @@ def _points(plan: Plan) -> list[tuple[Setting, float]]:
     return [(point, weight / sum(w for _, w in found)) for point, weight in found]
 
 
-def _measure_point(plan: Plan, entries: list[Entry], s: Setting, budget: float, other: Any, tell: Tell) -> list[dict[str, Any]]:
+def _measure_point(
+    plan: Plan, entries: list[Entry], s: Setting, budget: float, other: Any, tell: Tell
+) -> list[dict[str, Any]]:
     name = f"{s.level} {'x'.join(map(str, s.grid)) if s.grid else f'T={s.T}'} {which(s)}"
     ready: dict[str, Prepared] = {}
     rows = {e.subject.label: _row(e, s) for e in entries}
@@ -187,13 +214,22 @@ def _measure_point(plan: Plan, entries: list[Entry], s: Setting, budget: float, 
         tell(f"{name}: preparing {label}")
         try:
             ready[label], first[label] = _ready(plan, e, s)
-        except (MixerError, RuntimeError, TypeError, ValueError, AssertionError, MemoryError) as why:  # OutOfMemoryError is a RuntimeError
+        except (
+            MixerError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+            AssertionError,
+            MemoryError,
+        ) as why:  # OutOfMemoryError is a RuntimeError
             rows[label].update(status="skipped" if isinstance(why, MixerError) else "error", why=short(why))
             continue
         samplers[label] = sampler(ready[label].call, device=s.device, scope=e.subject.scope)
         if other is not None and (base := other.sampler(e.subject, s)) is not None:
             samplers[f"{label} base"] = base
-    timings = measure(samplers, budget=budget, warm=other is not None, known=first, tell=lambda text: tell(f"{name}: {text}"))
+    timings = measure(
+        samplers, budget=budget, warm=other is not None, known=first, tell=lambda text: tell(f"{name}: {text}")
+    )
     for e in entries:
         if e.subject.label in ready:
             label, call = e.subject.label, ready[e.subject.label]
@@ -217,9 +253,21 @@ def which(s: Setting) -> str:
 
 def _row(e: Entry, s: Setting) -> dict[str, Any]:
     subject, place = e.subject, "x".join(map(str, s.grid)) if s.grid else str(s.T)
-    known = {"subject": subject.label, "name": subject.name, "options": subject.options, "backend": subject.backend, "level": s.level, "pass": which(s)}
+    known = {
+        "subject": subject.label,
+        "name": subject.name,
+        "options": subject.options,
+        "backend": subject.backend,
+        "level": s.level,
+        "pass": which(s),
+    }
     more = {"causal": is_causal(subject, s), "length": place, "T": s.T, "status": e.status, "why": e.why}
-    return {**known, **more, "path": e.verdict.path if e.verdict else None, "gate": asdict(e.verdict) if e.verdict else None}
+    return {
+        **known,
+        **more,
+        "path": e.verdict.path if e.verdict else None,
+        "gate": asdict(e.verdict) if e.verdict else None,
+    }
 
 
 def _ready(plan: Plan, e: Entry, s: Setting) -> tuple[Prepared, float]:
@@ -250,13 +298,22 @@ def _ready(plan: Plan, e: Entry, s: Setting) -> tuple[Prepared, float]:
 
 def _numbers(t: Timing, work: Work) -> dict[str, Any]:
     counted = {"read_bytes": work.read, "written_bytes": work.written, "held_bytes": work.held, "flops": work.flops}
-    return {"wall_s": t.wall, "wall_min_s": t.wall_min, "cpu_s": t.cpu, "samples": t.samples, "calls_per_sample": t.inner, **counted}
+    return {
+        "wall_s": t.wall,
+        "wall_min_s": t.wall_min,
+        "cpu_s": t.cpu,
+        "samples": t.samples,
+        "calls_per_sample": t.inner,
+        **counted,
+    }
 
 
 def _score(row: dict[str, Any], limits: Limits, dtype: str) -> None:
     """Add the least time this machine takes for the counted work, what sets it, and its share of the time taken."""
     if "wall_s" in row:
-        floor, bound = limits.floor(Work(row["read_bytes"], row["written_bytes"], row["flops"], row["held_bytes"]), dtype)
+        floor, bound = limits.floor(
+            Work(row["read_bytes"], row["written_bytes"], row["flops"], row["held_bytes"]), dtype
+        )
         row.update(floor_s=floor, bound=bound, share=floor / row["wall_s"])
 
 

@@ -27,7 +27,10 @@ NOTES = (
 
 def _machine(found: dict[str, Any]) -> list[str]:
     m, limits, s = found["machine"], found["limits"], found["setting"]
-    memory = [f"{kind:5} {', '.join(f'{rate / 1e9:.0f} GB/s at {n}' for n, rate in limits[f'{kind}_bytes_per_s'].items())}" for kind in KINDS]
+    memory = [
+        f"{kind:5} {', '.join(f'{rate / 1e9:.0f} GB/s at {n}' for n, rate in limits[f'{kind}_bytes_per_s'].items())}"
+        for kind in KINDS
+    ]
     gemm = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in limits["gemm_flop_per_s"].items())
     form = "causal" if s["causal"] else "bidirectional"
     size = f"B={s['batch']}, dim={s['dim']}, heads={s['heads']}, {s['dtype']}, {form}"
@@ -35,14 +38,19 @@ def _machine(found: dict[str, Any]) -> list[str]:
     base = [f"base     {found['base']['revision']}, commit {found['base']['commit'][:12]}"] if "base" in found else []
     return [
         f"tokenmix {m['tokenmix']}, torch {m['torch']}, python {m['python']}; C kernels: {m['kernels']['cpu']}",
-        f"machine  {m['device']}, {m['cores']} cores, {m['threads']} threads" + (f", load {m['load']:.1f}" if m["load"] is not None else ""),
+        f"machine  {m['device']}, {m['cores']} cores, {m['threads']} threads"
+        + (f", load {m['load']:.1f}" if m["load"] is not None else ""),
         f"memory   {m['allocator']}",
         *(f"{head:8} {line}" for head, line in zip(("limits", "", ""), memory, strict=True)),
         f"         GFLOP/s {gemm}; {limits['exp_per_s'] / 1e9:.1f} G exp/s",
         f"size     level {s['level']}, {size}" + (f", {s['layers']} layers" if s["level"] == "model" else ""),
         *linear,
         *base,
-        *([f"WARNING  load {m['load']:.1f} on {m['cores']} cores: other processes ran; CPU time is more reliable"] if busy(m) else []),
+        *(
+            [f"WARNING  load {m['load']:.1f} on {m['cores']} cores: other processes ran; CPU time is more reliable"]
+            if busy(m)
+            else []
+        ),
     ]
 
 
@@ -57,7 +65,11 @@ def _tables(found: dict[str, Any]) -> list[str]:
     for point in points:
         rows = [r for r in found["rows"] if (r["length"], r["pass"]) == point]
         label = "context" if rows[0]["level"] == "decode" else "T"
-        lines += ["", f"{label} = {point[0]}, {'one token' if label == 'context' else _pass(rows[0])}", *_table(rows, found)]
+        lines += [
+            "",
+            f"{label} = {point[0]}, {'one token' if label == 'context' else _pass(rows[0])}",
+            *_table(rows, found),
+        ]
     return lines
 
 
@@ -67,12 +79,25 @@ def _pass(row: dict[str, Any]) -> str:
 
 def _table(rows: list[dict[str, Any]], found: dict[str, Any]) -> list[str]:
     heads = list(HEAD)
-    heads[6] = f"x {found['base']['revision'][:12]}" if "base" in found else f"x {found['setting']['baseline']}" if found["setting"]["baseline"] else ""
+    heads[6] = (
+        f"x {found['base']['revision'][:12]}"
+        if "base" in found
+        else f"x {found['setting']['baseline']}"
+        if found["setting"]["baseline"]
+        else ""
+    )
     body = [_cells(r, "x_base" if "base" in found else "x_baseline") for r in rows if "wall_s" in r]
     kept = [i for i, head in enumerate(heads) if head]
     widths = [max(len(line[i]) for line in [heads, *body]) for i in range(len(heads))]
-    lines = ["  ".join(f"{line[i]:{'<' if i in (0, 10) else '>'}{widths[i]}}" for i in kept).rstrip() for line in ([heads, *body] if body else [])]
-    lines += [f"{r['subject']}  {r['status'].upper() if r['status'] == 'wrong' else r['status']}: {r['why']}" for r in rows if r["why"]]
+    lines = [
+        "  ".join(f"{line[i]:{'<' if i in (0, 10) else '>'}{widths[i]}}" for i in kept).rstrip()
+        for line in ([heads, *body] if body else [])
+    ]
+    lines += [
+        f"{r['subject']}  {r['status'].upper() if r['status'] == 'wrong' else r['status']}: {r['why']}"
+        for r in rows
+        if r["why"]
+    ]
     lines += [f"{r['subject']}  not at the base: {r['base_why']}" for r in rows if "base_why" in r]
     return lines
 

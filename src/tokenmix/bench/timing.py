@@ -46,7 +46,9 @@ class Timing:
     inner: int
 
 
-def sampler(call: Call, *, device: str = "cpu", scope: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext) -> Sampler:
+def sampler(
+    call: Call, *, device: str = "cpu", scope: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+) -> Sampler:
     """Return a sampler of ``call``; ``scope()`` is entered around the calls, outside of the timed region.
 
     On CUDA the wall clock is that of events on the device.
@@ -99,7 +101,9 @@ def measure(
         single[name] = max(sample(1)[0] if first < LONG_CALL else first, 1e-7)
     inner = {name: max(1, min(MAX_INNER, round(INNER_SECONDS / t))) for name, t in single.items()}
     turn = sum(t * inner[name] for name, t in single.items())
-    often = {name: max(1, min(MAX_SAMPLES, int(0.1 * turn / (t * inner[name])))) for name, t in single.items()}  # short calls beside a long one
+    often = {
+        name: max(1, min(MAX_SAMPLES, int(0.1 * turn / (t * inner[name])))) for name, t in single.items()
+    }  # short calls beside a long one
     taken: dict[str, list[Sample]] = {name: [] for name in samplers}
     start, rounds = time.perf_counter(), 0
     while rounds < MIN_ROUNDS or time.perf_counter() - start < budget:
@@ -122,7 +126,9 @@ def quartile(values: list[float]) -> float:
     return values[len(values) // 4]
 
 
-def peak_memory(call: Call, *, device: str = "cpu", scope: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext) -> int | None:
+def peak_memory(
+    call: Call, *, device: str = "cpu", scope: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+) -> int | None:
     """Return the bytes one call takes at its peak beyond what was there before, its result included.
 
     It is None where this system does not report it. The call must have been made before: what is allocated once, such

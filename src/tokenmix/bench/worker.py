@@ -47,7 +47,9 @@ class Worker:
         key = f"{name} {s.backward}"
         if key not in self.verdicts:
             verdict = gate(subject, s)
-            self.verdicts[key] = None if verdict.passed else f"failed the gate: error {verdict.error:.2g} ({verdict.case})"
+            self.verdicts[key] = (
+                None if verdict.passed else f"failed the gate: error {verdict.error:.2g} ({verdict.case})"
+            )
         if self.verdicts[key]:
             return {"why": self.verdicts[key]}
         with subject.scope():

@@ -123,7 +123,9 @@ def parse_lengths(given: str) -> list[int]:
     for piece in filter(None, (p.strip() for p in given.split(","))):
         match = LENGTH.fullmatch(piece)
         if match is None:
-            raise MixerError(f"advise: --lengths takes numbers of tokens, or sides of images, such as 256,1k,4k, got {piece!r}.")
+            raise MixerError(
+                f"advise: --lengths takes numbers of tokens, or sides of images, such as 256,1k,4k, got {piece!r}."
+            )
         found.append(int(match[1]) * (1024 if match[2] else 1))
     if not found:
         raise MixerError("advise: --lengths is empty; write 256,1k,4k.")

@@ -205,7 +205,9 @@ def parse_lengths(given: str) -> list[tuple[int, ...]]:
     found = []
     for piece in filter(None, (p.strip() for p in given.split(","))):
         if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){0,2}", piece):
-            raise MixerError(f"bench: --lengths takes numbers of tokens such as 1024, or grids such as 14x14, got {piece!r}.")
+            raise MixerError(
+                f"bench: --lengths takes numbers of tokens such as 1024, or grids such as 14x14, got {piece!r}."
+            )
         found.append(tuple(int(n) for n in piece.split("x")))
     if not found:
         raise MixerError("bench: --lengths is empty; write 256,1024 or 14x14,28x28.")

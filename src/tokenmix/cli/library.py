@@ -86,7 +86,9 @@ class Check:
         try:
             parsed = json.loads(self.options)
         except ValueError as why:
-            raise MixerError(f"--options is not JSON ({why}), got {self.options!r}; write it like '{{\"window\": 8}}'.") from None
+            raise MixerError(
+                f"--options is not JSON ({why}), got {self.options!r}; write it like '{{\"window\": 8}}'."
+            ) from None
         if not isinstance(parsed, dict):
             raise MixerError(f"--options must be a JSON object, got {self.options!r}.")
         return main_check(self.target, parsed, self.json)

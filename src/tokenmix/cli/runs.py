@@ -51,7 +51,9 @@ class Train:
             config = config.override({"data.skip_bad_files": True})
         if self.data is not None:
             config = config.override(data_fields(config.data.to_json(), self.data))
-            if config.data.kind == "images":  # match_data opens the files, so it needs the options that training will use
+            if (
+                config.data.kind == "images"
+            ):  # match_data opens the files, so it needs the options that training will use
                 data_changes = {name: value for name, value in changes.items() if name.startswith("data.")}
                 config = match_data(config.override(data_changes))
         print_summary(train(config.override(changes), self.out), self.json)
@@ -70,7 +72,11 @@ def data_fields(data: dict[str, Any], given: str) -> dict[str, Any]:
         return {"data.source": given}
     found = Path(given).expanduser()
     path = str(found.resolve()) if found.exists() else given  # errors about a missing path quote it as it was typed
-    expected = data["source"] == "enwik8" if data["kind"] == "text" else data["source"] in IMAGE_SETS and data["source"] != "digits"
+    expected = (
+        data["source"] == "enwik8"
+        if data["kind"] == "text"
+        else data["source"] in IMAGE_SETS and data["source"] != "digits"
+    )
     return {"data.path": path} if expected else {"data.source": path}
 
 
@@ -205,7 +211,12 @@ class Sample:
     def _sampling(self, temperature: float) -> dict[str, Any]:
         """Return the options that text and images share; ``temperature`` is the default of the kind."""
         temperature = temperature if self.temperature is None else self.temperature
-        chosen: dict[str, Any] = {"temperature": temperature, "top_k": self.top_k, "top_p": self.top_p, "seed": self.seed}
+        chosen: dict[str, Any] = {
+            "temperature": temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "seed": self.seed,
+        }
         return {**chosen, "step": self.step, "device": self.device}
 
     def _write(self) -> int:
@@ -294,7 +305,9 @@ class Pictures:
         model, _ = load_model(self.dir)
         data: Any = RunDir.open(self.dir).config().data if (self.dir / "checkpoints").is_dir() else None
         mean, std = getattr(data, "mean", None), getattr(data, "std", None)
-        written = draw_pictures(model, self.images, self.out, mean=mean, std=std, theme="dark" if self.dark else "light")
+        written = draw_pictures(
+            model, self.images, self.out, mean=mean, std=std, theme="dark" if self.dark else "light"
+        )
         paths = [str(p) for p in written]
         say(json.dumps(paths) if self.json else "\n".join(paths))
         return 0

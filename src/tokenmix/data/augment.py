@@ -103,13 +103,17 @@ class ImageSampler:
         _check("ImageSampler", split, batch_size, channels)
         top = int(split.labels.max())
         if top >= classes:
-            raise MixerError(f"ImageSampler: the split {split.name!r} has label {top}, out of range for classes={classes}.")
+            raise MixerError(
+                f"ImageSampler: the split {split.name!r} has label {top}, out of range for classes={classes}."
+            )
         if not 0 <= smoothing < 1:
             raise MixerError(f"ImageSampler: smoothing={smoothing} must lie in [0, 1).")
         self.split, self.classes, self.channels, self.batch_size, self.seed = split, classes, channels, batch_size, seed
         self.size, self.augment, self.smoothing = _pair("ImageSampler", image_size), augment, smoothing
         self.mean, self.std = moments("ImageSampler", channels, mean, std)
-        self.policy = None if augment.randaugment is None else ops.rand_augment(augment.randaugment, self.size, self.mean)
+        self.policy = (
+            None if augment.randaugment is None else ops.rand_augment(augment.randaugment, self.size, self.mean)
+        )
 
     @property
     def epoch(self) -> int:
@@ -140,7 +144,13 @@ class ImageSampler:
         labels = self.split.labels[chosen]
         if not (how.mixup or how.cutmix):
             return x, ops.soft_targets(labels, self.classes, self.smoothing) if self.smoothing else labels
-        return ops.mix(x, ops.soft_targets(labels, self.classes, self.smoothing), how.mixup, how.cutmix, random.Random(ops.key_of(self.seed, step, 2)))
+        return ops.mix(
+            x,
+            ops.soft_targets(labels, self.classes, self.smoothing),
+            how.mixup,
+            how.cutmix,
+            random.Random(ops.key_of(self.seed, step, 2)),
+        )
 
     def _resized_images(self, chosen: list[int], keys: list[int]) -> Tensor:
         """Return the images at the requested size, uint8."""
@@ -150,7 +160,12 @@ class ImageSampler:
         if self.augment.crop != "resized":
             return ops.resize(images, self.size)
         boxes = [ops.resized_box(images.shape[-2], images.shape[-1], random.Random(key)) for key in keys]
-        return torch.cat([ops.resize(x[None, :, t : t + h, left : left + w], self.size) for x, (t, left, h, w) in zip(images, boxes, strict=True)])
+        return torch.cat(
+            [
+                ops.resize(x[None, :, t : t + h, left : left + w], self.size)
+                for x, (t, left, h, w) in zip(images, boxes, strict=True)
+            ]
+        )
 
     def _resized_file(self, which: tuple[int, int]) -> Tensor:
         picture = self.split.pil(which[0])
@@ -186,7 +201,9 @@ def eval_batches(
         if split.pixels is not None and min(size) < 224:
             images = ops.resize(to_channels(split.pixels[chosen.start : chosen.stop], channels), size)
         else:
-            images = to_channels(torch.stack(list(in_threads(lambda i: pil_to_tensor(centre(split.pil(i), size)), chosen))), channels)
+            images = to_channels(
+                torch.stack(list(in_threads(lambda i: pil_to_tensor(centre(split.pil(i), size)), chosen))), channels
+            )
         yield normalise(images, mean, std), split.labels[chosen.start : chosen.stop]
 
 
@@ -212,7 +229,9 @@ def stream(sampler: Any, steps: Iterable[int], *, workers: int = 0) -> Iterator[
     if workers == 0:
         yield from map(sampler.batch, steps)
         return
-    load = torch.utils.data.DataLoader(_Steps(sampler), batch_size=None, sampler=list(steps), num_workers=workers, generator=torch.Generator())
+    load = torch.utils.data.DataLoader(
+        _Steps(sampler), batch_size=None, sampler=list(steps), num_workers=workers, generator=torch.Generator()
+    )
     yield from load
 
 
@@ -229,12 +248,17 @@ def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -
     return images.float().div_(255).sub_(torch.tensor(mean)[:, None, None]).div_(torch.tensor(std)[:, None, None])
 
 
-def moments(who: str, channels: int, mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def moments(
+    who: str, channels: int, mean: tuple[float, ...] | None, std: tuple[float, ...] | None
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the mean and standard deviation of each channel, checked."""
     mean = tuple(mean) if mean is not None else IMAGENET_MEAN if channels == 3 else (0.5,)
     std = tuple(std) if std is not None else IMAGENET_STD if channels == 3 else (0.5,)
     if len(mean) != channels or len(std) != channels or min(std) <= 0:
-        raise MixerError(f"{who}: mean={list(mean)} and std={list(std)} must have {channels} values, one for each channel, std " + "above 0.")
+        raise MixerError(
+            f"{who}: mean={list(mean)} and std={list(std)} must have {channels} values, one for each channel, std "
+            + "above 0."
+        )
     return mean, std
 
 

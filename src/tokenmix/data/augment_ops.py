@@ -75,12 +75,22 @@ def pad_crop(images: Tensor, pad: int, reflect: bool, g: torch.Generator) -> Ten
     """
     n, _, height, width = images.shape
     if reflect and pad >= min(height, width):
-        raise MixerError(f"Augment: crop='reflect' needs a pad below the size of the images, got pad={pad} with {height}x{width}.")
+        raise MixerError(
+            f"Augment: crop='reflect' needs a pad below the size of the images, got pad={pad} with {height}x{width}."
+        )
     offset = torch.randint(-pad, pad + 1, (2, n, 1), generator=g)
     rows, cols = offset[0] + torch.arange(height), offset[1] + torch.arange(width)
     inside = ((rows >= 0) & (rows < height))[:, None, :, None] & ((cols >= 0) & (cols < width))[:, None, None, :]
-    rows, cols = (end - 1 - (end - 1 - x.abs()).abs() if reflect else x.clamp(0, end - 1) for x, end in ((rows, height), (cols, width)))
-    cut = images[torch.arange(n)[:, None, None, None], torch.arange(images.shape[1])[:, None, None], rows[:, None, :, None], cols[:, None, None, :]]
+    rows, cols = (
+        end - 1 - (end - 1 - x.abs()).abs() if reflect else x.clamp(0, end - 1)
+        for x, end in ((rows, height), (cols, width))
+    )
+    cut = images[
+        torch.arange(n)[:, None, None, None],
+        torch.arange(images.shape[1])[:, None, None],
+        rows[:, None, :, None],
+        cols[:, None, None, :],
+    ]
     return cut if reflect else cut * inside
 
 
@@ -89,7 +99,9 @@ def window(images: Tensor, size: tuple[int, int], g: torch.Generator) -> Tensor:
     n, _, height, width = images.shape
     top = torch.randint(height - size[0] + 1, (n,), generator=g).tolist()
     left = torch.randint(width - size[1] + 1, (n,), generator=g).tolist()
-    return torch.stack([image[:, t : t + size[0], x : x + size[1]] for image, t, x in zip(images, top, left, strict=True)])
+    return torch.stack(
+        [image[:, t : t + size[0], x : x + size[1]] for image, t, x in zip(images, top, left, strict=True)]
+    )
 
 
 def flip(images: Tensor, p: float, g: torch.Generator) -> Tensor:
@@ -141,7 +153,12 @@ def mix(images: Tensor, targets: Tensor, mixup: float, cutmix: float, rng: rando
         height, width = images.shape[-2:]
         h, w = int(height * math.sqrt(1 - weight)), int(width * math.sqrt(1 - weight))
         y, x = rng.randrange(height), rng.randrange(width)
-        top, bottom, left, right = max(y - h // 2, 0), min(y + (h + 1) // 2, height), max(x - w // 2, 0), min(x + (w + 1) // 2, width)
+        top, bottom, left, right = (
+            max(y - h // 2, 0),
+            min(y + (h + 1) // 2, height),
+            max(x - w // 2, 0),
+            min(x + (w + 1) // 2, width),
+        )
         images, other = images.clone(), images.flip(0)
         images[:, :, top:bottom, left:right] = other[:, :, top:bottom, left:right]
         # The borders may have cut the box.
@@ -183,9 +200,15 @@ def rand_augment(spec: str, size: tuple[int, int], mean: tuple[float, ...]) -> A
     try:
         if not spec.startswith("rand-"):
             raise ValueError("it does not begin with 'rand-'")
-        policy = rand_augment_transform(spec, {"translate_const": int(min(size) * 0.45), "img_mean": fill, "interpolation": Image.Resampling.BICUBIC})
+        policy = rand_augment_transform(
+            spec,
+            {"translate_const": int(min(size) * 0.45), "img_mean": fill, "interpolation": Image.Resampling.BICUBIC},
+        )
     except (AssertionError, ValueError, KeyError) as why:
-        raise MixerError(f"Augment: randaugment={spec!r} is not a RandAugment string of timm ({why}); " + "an example is 'rand-m9-mstd0.5-inc1'.") from why
+        raise MixerError(
+            f"Augment: randaugment={spec!r} is not a RandAugment string of timm ({why}); "
+            + "an example is 'rand-m9-mstd0.5-inc1'."
+        ) from why
     for op in policy.ops:
         if op.name.startswith("Posterize"):
             op.aug_fn = posterize

@@ -40,7 +40,9 @@ class Bounds:
 
     def unpacked(self, archive: Path) -> int:
         """Return how many bytes an archive may unpack to."""
-        return max(MIN_UNPACKED, UNPACK_RATIO * archive.stat().st_size) if self.max_unpacked is None else self.max_unpacked
+        return (
+            max(MIN_UNPACKED, UNPACK_RATIO * archive.stat().st_size) if self.max_unpacked is None else self.max_unpacked
+        )
 
     def check(self, archive: Path, size: int) -> None:
         """Refuse an archive that unpacks to at least ``size`` bytes, if that is too much."""

@@ -31,7 +31,9 @@ def cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     if base:
         if not os.path.isabs(base):
-            raise MixerError(f"cache: XDG_CACHE_HOME={base!r} is not an absolute path; give one, or unset it for ~/.cache.")
+            raise MixerError(
+                f"cache: XDG_CACHE_HOME={base!r} is not an absolute path; give one, or unset it for ~/.cache."
+            )
         return Path(base) / "tokenmix"
     try:
         return Path.home() / ".cache" / "tokenmix"
@@ -44,7 +46,10 @@ def mapped(path: Path, size: int) -> Tensor:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise MixerError(f"data: torch cannot open {str(path)!r}, whose name is not UTF-8; " + "rename it, or set XDG_CACHE_HOME to another folder.") from None
+        raise MixerError(
+            f"data: torch cannot open {str(path)!r}, whose name is not UTF-8; "
+            + "rename it, or set XDG_CACHE_HOME to another folder."
+        ) from None
     return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
 
 
@@ -72,7 +77,9 @@ def cache_write_error(who: str, file: Path, why: OSError) -> Exception:
     """
     if why.filename != os.path.realpath(file):
         return why
-    return MixerError(f"{who}: cannot write {file} ({why.strerror or why}); make room, or set XDG_CACHE_HOME to another folder.")
+    return MixerError(
+        f"{who}: cannot write {file} ({why.strerror or why}); make room, or set XDG_CACHE_HOME to another folder."
+    )
 
 
 def cached_file(file: Path, who: str, chunks: Callable[[], Iterable[bytes]]) -> Path:
@@ -86,7 +93,11 @@ def cached_file(file: Path, who: str, chunks: Callable[[], Iterable[bytes]]) -> 
         with contextlib.suppress(FileNotFoundError):  # deleted in the meantime
             if (file.stat().st_size, sha256_of(file)) == (written.get("bytes"), written.get("sha256")):
                 return file
-            warnings.warn(f"{who}: the cached copy {file} is damaged (its bytes have changed since it was written) and is " + "created again.", stacklevel=3)
+            warnings.warn(
+                f"{who}: the cached copy {file} is damaged (its bytes have changed since it was written) and is "
+                + "created again.",
+                stacklevel=3,
+            )
     try:
         size, digest = write_chunks(file, chunks())
         write_note(note, {"bytes": size, "sha256": digest})

@@ -25,7 +25,15 @@ ENWIK8_URL = "http://mattmahoney.net/dc/enwik8.zip"
 ENWIK8_SIZE = 100_000_000
 ENWIK8_SHA256 = "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"
 ENWIK8_BOUNDS = (90_000_000, 95_000_000, 100_000_000)
-BAD_ZIP = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, RuntimeError, UnicodeDecodeError, struct.error)
+BAD_ZIP = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    NotImplementedError,
+    RuntimeError,
+    UnicodeDecodeError,
+    struct.error,
+)
 """What zipfile raises for a damaged archive, one of an unsupported method or version, or one with a password."""
 DEFAULT_SPLIT = (90.0, 5.0, 5.0)
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -50,13 +58,21 @@ def open_corpus(
     """
     if source in CORPORA:
         if path is not None and source != "enwik8":
-            raise MixerError(f"data.path={path!r} is only for data.source='enwik8'; for your own text give its path as data.source.")
-        return enwik8(path, download=download, bounds=bounds) if source == "enwik8" else _split_corpus(source, stdlib_file(), split)
+            raise MixerError(
+                f"data.path={path!r} is only for data.source='enwik8'; for your own text give its path as data.source."
+            )
+        return (
+            enwik8(path, download=download, bounds=bounds)
+            if source == "enwik8"
+            else _split_corpus(source, stdlib_file(), split)
+        )
     if path is not None:
         raise MixerError(f"data.source={source!r} is already a path; leave data.path out.")
     given = Path(source).expanduser()
     if not given.exists():
-        raise MixerError(f"data: there is no file, folder or corpus {source!r}; give a path, or one of {', '.join(CORPORA)}.")
+        raise MixerError(
+            f"data: there is no file, folder or corpus {source!r}; give a path, or one of {', '.join(CORPORA)}."
+        )
     if not given.is_dir():
         check_regular("data", given)
     corpus = _split_corpus(given.name, _folder_file(given) if given.is_dir() else _unpacked_file(given, bounds), split)
@@ -82,13 +98,18 @@ def enwik8(path: str | None = None, *, download: bool = True, bounds: Bounds = B
     size, digest = file.stat().st_size, sha256_of(file)
     if (size, digest) != (ENWIK8_SIZE, ENWIK8_SHA256):
         again = "" if path is not None else "; delete it to download it again"
-        raise MixerError(f"enwik8: {path or file} is not enwik8: {size} bytes with sha256 {digest}, expected {ENWIK8_SIZE} with " + f"{ENWIK8_SHA256}{again}.")
+        raise MixerError(
+            f"enwik8: {path or file} is not enwik8: {size} bytes with sha256 {digest}, expected {ENWIK8_SIZE} with "
+            + f"{ENWIK8_SHA256}{again}."
+        )
     return Corpus("enwik8", file, size, digest, ENWIK8_BOUNDS)
 
 
 def _download_enwik8(file: Path, download: bool) -> None:
     if not download:
-        raise MixerError(f"enwik8: it is not in the cache ({file}); give a local copy as data.path, or fetch {ENWIK8_URL}.")
+        raise MixerError(
+            f"enwik8: it is not in the cache ({file}); give a local copy as data.path, or fetch {ENWIK8_URL}."
+        )
     import urllib.request
 
     archive = file.with_suffix(".zip")
@@ -98,7 +119,10 @@ def _download_enwik8(file: Path, download: bool) -> None:
     except OSError as why:
         if why.filename == os.path.realpath(archive):
             raise cache_write_error("enwik8", archive, why) from why
-        raise MixerError(f"enwik8: could not download {ENWIK8_URL} ({why}); fetch it elsewhere and give its path: " + "--data /path/to/enwik8.gz.") from why
+        raise MixerError(
+            f"enwik8: could not download {ENWIK8_URL} ({why}); fetch it elsewhere and give its path: "
+            + "--data /path/to/enwik8.gz."
+        ) from why
     try:
         write_chunks(file, _unzipped(archive, Bounds()))
     except OSError as why:
@@ -173,8 +197,13 @@ def stdlib_file() -> Path:
     root = Path(sysconfig.get_paths()["stdlib"])
     files = stdlib_files()
     if not files:
-        raise MixerError(f"data: there are no .py sources of the standard library in {root}; give a text file or folder instead: " + "--data PATH.")
-    return _joined_file(f"stdlib-{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}", root, files)
+        raise MixerError(
+            f"data: there are no .py sources of the standard library in {root}; give a text file or folder instead: "
+            + "--data PATH."
+        )
+    return _joined_file(
+        f"stdlib-{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}", root, files
+    )
 
 
 def _walk(root: Path) -> list[Path]:

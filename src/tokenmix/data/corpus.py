@@ -51,7 +51,10 @@ class Corpus:
                 + f"its training split has {train} bytes, one sequence of seq_len={seq_len} needs {seq_len + 1}."
             )
         if min(valid, test) < 2:
-            raise MixerError(f"corpus {self.name} ({self.path}) is too short: " + f"the splits have {train}, {valid} and {test} bytes, each needs at least 2.")
+            raise MixerError(
+                f"corpus {self.name} ({self.path}) is too short: "
+                + f"the splits have {train}, {valid} and {test} bytes, each needs at least 2."
+            )
 
 
 def cut(size: int, parts: tuple[float, float, float]) -> tuple[int, int, int]:

@@ -24,14 +24,23 @@ from .bounds import BoundedReader, Bounds
 from .corpora import BAD_ZIP
 from .image_source import Found, array_part, check_labels
 
-CIFAR_FILE = re.compile(r"(data_batch_[1-5]|test_batch|train|test)(\.bin)?|batches\.meta(\.txt)?|meta|fine_label_names\.txt")
+CIFAR_FILE = re.compile(
+    r"(data_batch_[1-5]|test_batch|train|test)(\.bin)?|batches\.meta(\.txt)?|meta|fine_label_names\.txt"
+)
 CIFAR_MAIN = {"data_batch_1", "data_batch_1.bin", "train", "train.bin"}  # one of these must be there
 IDX_FILE = re.compile(r"(train|t10k|test)-(images|labels)[.-]idx\d-ubyte(\.gz)?")
-NPZ_KEYS = (("train", "x_train", "y_train"), ("valid", "x_valid", "y_valid"), ("test", "x_test", "y_test"), ("all", "images", "labels"))
+NPZ_KEYS = (
+    ("train", "x_train", "y_train"),
+    ("valid", "x_valid", "y_valid"),
+    ("test", "x_test", "y_test"),
+    ("all", "images", "labels"),
+)
 NPZ_USED = {"classes", *(name for _, x, y in NPZ_KEYS for name in (x, y))}
 PACKED: dict[bytes, Any] = {b"\x1f\x8b": gzip, b"BZh": bz2, b"\xfd7zXZ\0": lzma}
 SAFE = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
-SAFE |= {(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")} | {(f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")}
+SAFE |= {(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")} | {
+    (f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")
+}
 
 
 class _SafeUnpickler(pickle.Unpickler):
@@ -61,7 +70,12 @@ def read_cifar(path: Path, bounds: Bounds) -> Found:
     if files.keys() & {"train", "train.bin"}:
         groups, label, width, classes = {"train": ["train"], "test": ["test"]}, "fine_labels", 2, 100
     else:
-        groups, label, width, classes = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}, "labels", 1, 10
+        groups, label, width, classes = (
+            {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]},
+            "labels",
+            1,
+            10,
+        )
     binary = any(name.endswith(".bin") for name in files)
     parts = {}
     for part, stems in groups.items():
@@ -69,8 +83,14 @@ def read_cifar(path: Path, bounds: Bounds) -> Found:
         for stem in stems:
             name = f"{stem}.bin" if binary else stem
             if name not in files:
-                raise MixerError(f"images: {path} has no {name}; it has {', '.join(sorted(files)) or 'no file of CIFAR'}.")
-            x, y = _cifar_binary(files[name], width, f"{path}/{name}") if binary else _cifar_pickle(files[name], label, f"{path}/{name}")
+                raise MixerError(
+                    f"images: {path} has no {name}; it has {', '.join(sorted(files)) or 'no file of CIFAR'}."
+                )
+            x, y = (
+                _cifar_binary(files[name], width, f"{path}/{name}")
+                if binary
+                else _cifar_pickle(files[name], label, f"{path}/{name}")
+            )
             check_labels(y, classes, f"{path}/{name}")
             images.append(x)
             labels += y
@@ -110,7 +130,10 @@ def _tar_files(file: Path, bounds: Bounds) -> dict[str, bytes]:
 def _cifar_binary(raw: bytes, width: int, name: str) -> tuple[Tensor, list[int]]:
     record = width + 3072
     if not raw or len(raw) % record:
-        raise MixerError(f"images: {name} has {len(raw)} bytes, not a multiple of {record} (a label and 3 x 32 x 32 bytes); " + "it is truncated or not CIFAR.")
+        raise MixerError(
+            f"images: {name} has {len(raw)} bytes, not a multiple of {record} (a label and 3 x 32 x 32 bytes); "
+            + "it is truncated or not CIFAR."
+        )
     rows = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(-1, record)
     return rows[:, width:].reshape(-1, 3, 32, 32), rows[:, width - 1].tolist()
 
@@ -120,8 +143,17 @@ def _cifar_pickle(raw: bytes, label: str, name: str) -> tuple[Tensor, list[int]]
 
     content = unpickle(raw, name)
     data, labels = content.get("data"), content.get(label)
-    if not isinstance(data, numpy.ndarray) or data.dtype != numpy.uint8 or data.ndim != 2 or data.shape[1] != 3072 or not isinstance(labels, list):
-        raise MixerError(f"images: {name} must contain 'data' (N, 3072) uint8 and a list {label!r}; " + f"it contains {', '.join(content)}.")
+    if (
+        not isinstance(data, numpy.ndarray)
+        or data.dtype != numpy.uint8
+        or data.ndim != 2
+        or data.shape[1] != 3072
+        or not isinstance(labels, list)
+    ):
+        raise MixerError(
+            f"images: {name} must contain 'data' (N, 3072) uint8 and a list {label!r}; "
+            + f"it contains {', '.join(content)}."
+        )
     if len(labels) != len(data):
         raise MixerError(f"images: {name} has {len(data)} images but {len(labels)} labels.")
     return torch.from_numpy(data.copy()).view(-1, 3, 32, 32), [int(y) for y in labels]
@@ -148,15 +180,24 @@ def read_idx(folder: Path, bounds: Bounds) -> Found:
 
     They are called train-images-idx3-ubyte and so on; each may be a .gz.
     """
-    files = {match[1].replace("t10k", "test") + match[2]: p for p in sorted(folder.iterdir()) if p.is_file() and (match := IDX_FILE.fullmatch(p.name))}
+    files = {
+        match[1].replace("t10k", "test") + match[2]: p
+        for p in sorted(folder.iterdir())
+        if p.is_file() and (match := IDX_FILE.fullmatch(p.name))
+    }
     arrays = {}
     for part in ("train", "test"):
         for kind in ("images", "labels"):
             if part + kind not in files:
-                raise MixerError(f"images: {folder} has no idx file {part.replace('test', 't10k')}-{kind} beside the others.")
+                raise MixerError(
+                    f"images: {folder} has no idx file {part.replace('test', 't10k')}-{kind} beside the others."
+                )
         images, labels = idx(files[part + "images"], 3, bounds), idx(files[part + "labels"], 1, bounds).tolist()
         if len(images) != len(labels):
-            raise MixerError(f"images: {files[part + 'images']} has {len(images)} images, but {files[part + 'labels']} has " + f"{len(labels)} labels.")
+            raise MixerError(
+                f"images: {files[part + 'images']} has {len(images)} images, but {files[part + 'labels']} has "
+                + f"{len(labels)} labels."
+            )
         arrays[part] = array_part(images.unsqueeze(1), labels)
     classes = 1 + max(y for part in arrays.values() for y in part.labels)
     return Found(numbered(classes), 1, arrays)
@@ -174,10 +215,16 @@ def idx(file: Path, dims: int, bounds: Bounds) -> Tensor:
         raise MixerError(f"images: {file} is not a readable gzip file ({why}).") from why
     start = 4 + 4 * dims
     if raw[:4] != bytes([0, 0, 8, dims]) or len(raw) < start:
-        raise MixerError(f"images: {file} is not an idx file of bytes with {dims} dimensions; " + f"it begins with {raw[:4].hex(' ') or 'nothing'}.")
+        raise MixerError(
+            f"images: {file} is not an idx file of bytes with {dims} dimensions; "
+            + f"it begins with {raw[:4].hex(' ') or 'nothing'}."
+        )
     shape = struct.unpack(f">{dims}i", raw[4:start])
     if min(shape) < 1 or len(raw) - start != math.prod(shape):
-        raise MixerError(f"images: {file} announces {' x '.join(map(str, shape))} bytes but has {len(raw) - start}; " + "it is truncated or damaged.")
+        raise MixerError(
+            f"images: {file} announces {' x '.join(map(str, shape))} bytes but has {len(raw) - start}; "
+            + "it is truncated or damaged."
+        )
     return torch.frombuffer(bytearray(raw[start:]), dtype=torch.uint8).view(shape)
 
 
@@ -191,23 +238,41 @@ def read_npz(file: Path, bounds: Bounds) -> Found:
     try:
         with numpy.load(file, allow_pickle=False) as content:
             names = [k for k in content.files if k in NPZ_USED]
-            bounds.check(file, sum(info.file_size for info in content.zip.infolist() if info.filename.removesuffix(".npy") in names))
+            bounds.check(
+                file,
+                sum(info.file_size for info in content.zip.infolist() if info.filename.removesuffix(".npy") in names),
+            )
             arrays = {k: content[k] for k in names}
     except MixerError:
         raise
-    except (ValueError, TypeError, AttributeError, MemoryError, OSError, EOFError, KeyError, SyntaxError, TokenError, *BAD_ZIP) as why:
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+        MemoryError,
+        OSError,
+        EOFError,
+        KeyError,
+        SyntaxError,
+        TokenError,
+        *BAD_ZIP,
+    ) as why:
         raise MixerError(f"images: {file} is not a readable .npz of arrays ({' '.join(str(why).split())}).") from why
     pairs = {part: (arrays[x], arrays[y], x, y) for part, x, y in NPZ_KEYS if x in arrays and y in arrays}
     if not pairs.keys() & {"train", "all"} or {"train", "all"} <= pairs.keys():
         raise MixerError(
-            f"images: {file} must contain x_train, y_train (x_test, y_test), or images and labels; " + f"it contains {', '.join(arrays) or 'nothing'}."
+            f"images: {file} must contain x_train, y_train (x_test, y_test), or images and labels; "
+            + f"it contains {', '.join(arrays) or 'nothing'}."
         )
     if set(pairs) == {"train"}:
         pairs = {"all": pairs["train"]}
     images = {part: npz_images(a, f"{file}: {x}") for part, (a, _, x, _) in pairs.items()}
     labels = {part: npz_labels(b, len(a), f"{file}: {y}") for part, (a, b, _, y) in pairs.items()}
     if len(shapes := {tuple(a.shape[1:]) for a in images.values()}) > 1:
-        raise MixerError(f"images: {file} has images of the shapes {' and '.join(map(str, sorted(shapes)))}; " + "all must have the same shape.")
+        raise MixerError(
+            f"images: {file} has images of the shapes {' and '.join(map(str, sorted(shapes)))}; "
+            + "all must have the same shape."
+        )
     top = max(map(max, labels.values()))
     if "classes" not in arrays and top >= max(1000, sum(map(len, labels.values()))):
         raise MixerError(f"images: {file}: label {top} is out of range for so few images; number the classes from 0.")
@@ -225,7 +290,10 @@ def npz_images(array: Any, name: str) -> Tensor:
     import numpy
 
     if array.dtype not in (numpy.uint8, numpy.uint16):
-        raise MixerError(f"images: {name} has dtype {array.dtype}; images must be uint8 (0..255) or uint16 (0..65535); " + "scale and convert the array.")
+        raise MixerError(
+            f"images: {name} has dtype {array.dtype}; images must be uint8 (0..255) or uint16 (0..65535); "
+            + "scale and convert the array."
+        )
     if array.dtype == numpy.uint16:
         array = ((array.astype(numpy.int64) + 128) // 257).astype(numpy.uint8)
     if array.ndim == 3:
@@ -233,17 +301,26 @@ def npz_images(array: Any, name: str) -> Tensor:
     elif array.ndim == 4 and array.shape[-1] in (1, 3):
         array = array.transpose(0, 3, 1, 2)
     if array.ndim != 4 or array.shape[1] not in (1, 3) or 0 in array.shape:
-        raise MixerError(f"images: {name} has shape {tuple(array.shape)}; images must be (N, H, W), (N, H, W, C) or (N, C, H, W) " + "with 1 or 3 channels.")
+        raise MixerError(
+            f"images: {name} has shape {tuple(array.shape)}; images must be (N, H, W), (N, H, W, C) or (N, C, H, W) "
+            + "with 1 or 3 channels."
+        )
     return torch.from_numpy(numpy.ascontiguousarray(array))
 
 
 def npz_labels(array: Any, images: int, name: str) -> list[int]:
     """Convert an array (N,) or (N, 1) to N class numbers."""
     if array.dtype.kind not in "iu" or array.size != images or array.ndim > 2:
-        raise MixerError(f"images: {name} has shape {tuple(array.shape)} and dtype {array.dtype}; " + f"{images} images need ({images},) integers.")
+        raise MixerError(
+            f"images: {name} has shape {tuple(array.shape)} and dtype {array.dtype}; "
+            + f"{images} images need ({images},) integers."
+        )
     labels = array.ravel().tolist()
     if min(labels) < 0:
-        raise MixerError(f"images: {name}: label {min(labels)} of image {labels.index(min(labels))} is out of range; " + "classes are numbered from 0.")
+        raise MixerError(
+            f"images: {name}: label {min(labels)} of image {labels.index(min(labels))} is out of range; "
+            + "classes are numbered from 0."
+        )
     return labels
 
 
@@ -265,5 +342,8 @@ def sklearn_version() -> str:
     try:
         import sklearn
     except ImportError as why:
-        raise MixerError("images: the set 'digits' comes with scikit-learn; " + "pip install 'tokenmix[vision]', or give a path of images.") from why
+        raise MixerError(
+            "images: the set 'digits' comes with scikit-learn; "
+            + "pip install 'tokenmix[vision]', or give a path of images."
+        ) from why
     return sklearn.__version__

@@ -66,8 +66,14 @@ class Prepared:
         Pixels are read as they are on disk now. For images of different sizes, names and sizes of files take their
         place.
         """
-        what: Any = sha256_of(Path(self.file)) if self.shape else [[n, os.path.getsize(f)] for n, f in zip(self.names, self.files, strict=True)]
-        return hashlib.sha256(json.dumps([what, self.labels, self.splits, self.classes, self.shape]).encode()).hexdigest()
+        what: Any = (
+            sha256_of(Path(self.file))
+            if self.shape
+            else [[n, os.path.getsize(f)] for n, f in zip(self.names, self.files, strict=True)]
+        )
+        return hashlib.sha256(
+            json.dumps([what, self.labels, self.splits, self.classes, self.shape]).encode()
+        ).hexdigest()
 
     def pixels(self) -> Tensor | None:
         """Map the pixels into memory, uint8 (N, C, H, W); None if the images remain in files."""
@@ -93,7 +99,10 @@ def prepared(file: Path | None, name: str, options: dict[str, Any], read: Callab
         ready = _read_if_intact(note, pixels)
         if ready is not None:
             return ready
-        warnings.warn(f"images: the cached copy {base}.* is damaged (it has changed since it was written) and is created again.", stacklevel=3)
+        warnings.warn(
+            f"images: the cached copy {base}.* is damaged (it has changed since it was written) and is created again.",
+            stacklevel=3,
+        )
     ready = _prepare(read(), pixels, options, name)
     try:
         write_note(note, asdict(ready))
@@ -152,7 +161,10 @@ def _prepare(found: Found, file: Path, options: dict[str, Any], name: str) -> Pr
         kept, skipped, shape = _write_pixels(file, order, channels, options["skip"])
     except _SizesDiffer as why:
         if len(files) != len(order):
-            raise MixerError(f"images: {name} has images of different sizes, which are supported in folders only; " + "unpack it and give the folder.") from why
+            raise MixerError(
+                f"images: {name} has images of different sizes, which are supported in folders only; "
+                + "unpack it and give the folder."
+            ) from why
         if small or options["skip"]:
             kept, skipped = _readable_images(order, channels, options["skip"])
     if not kept:
@@ -162,14 +174,27 @@ def _prepare(found: Found, file: Path, options: dict[str, Any], name: str) -> Pr
     _check_splits(name, {k: (a, b) for k, (a, b) in position.items()})
     refs = [] if shape else [order[k] for k in kept]
     left, names = [str(part.files[i].resolve()) for part, i in refs], [part.names[i] for part, i in refs]
-    ready = Prepared(found.classes, channels, labels, {k: (a, b) for k, (a, b) in position.items()}, shape, left, names, tuple(skipped), "", str(file))
+    ready = Prepared(
+        found.classes,
+        channels,
+        labels,
+        {k: (a, b) for k, (a, b) in position.items()},
+        shape,
+        left,
+        names,
+        tuple(skipped),
+        "",
+        str(file),
+    )
     return replace(ready, sha256=ready.fingerprint())
 
 
 def _check_splits(name: str, splits: dict[str, tuple[int, int]]) -> None:
     empty = [split for split, (a, b) in splits.items() if a == b]
     if empty:
-        raise MixerError(f"images: {name} leaves no image for the split {empty[0]!r}; give more images, or another `valid`.")
+        raise MixerError(
+            f"images: {name} leaves no image for the split {empty[0]!r}; give more images, or another `valid`."
+        )
 
 
 def _load(ref: ImageRef, channels: int) -> Tensor | MixerError:
@@ -192,17 +217,28 @@ def _images(order: list[ImageRef], channels: int) -> Iterator[Tensor | MixerErro
 
     def same(ref: ImageRef) -> Tensor | MixerError | None:
         image = _load(ref, channels)
-        return image if isinstance(image, MixerError) or isinstance(first, MixerError) or image.shape == first.shape else None
+        return (
+            image
+            if isinstance(image, MixerError) or isinstance(first, MixerError) or image.shape == first.shape
+            else None
+        )
 
-    yield from in_threads(same, order[1:], 1 if isinstance(first, MixerError) else max(1, min(LOOKAHEAD, WAITING_BYTES // first.numel())))
+    yield from in_threads(
+        same, order[1:], 1 if isinstance(first, MixerError) else max(1, min(LOOKAHEAD, WAITING_BYTES // first.numel()))
+    )
 
 
 def _refuse(why: MixerError, skip: bool) -> None:
     if not skip:
-        raise MixerError(f"{str(why).rstrip('.')}; repair or remove it, or leave out unreadable files with skip_bad_files=True " + "(--skip-bad-files).")
+        raise MixerError(
+            f"{str(why).rstrip('.')}; repair or remove it, or leave out unreadable files with skip_bad_files=True "
+            + "(--skip-bad-files)."
+        )
 
 
-def _write_pixels(file: Path, order: list[ImageRef], channels: int, skip: bool) -> tuple[list[int], list[str], tuple[int, ...]]:
+def _write_pixels(
+    file: Path, order: list[ImageRef], channels: int, skip: bool
+) -> tuple[list[int], list[str], tuple[int, ...]]:
     """Decode everything into one file. Return the indices of its images, the files left out and (C, H, W)."""
     kept: list[int] = []
     skipped: list[str] = []
@@ -256,13 +292,17 @@ def divide(found: Found, valid: float | None, name: str) -> tuple[list[ImageRef]
     if "all" in parts:
         if amount == 0:
             raise MixerError(
-                f"images: {name} has no validation and no test images of its own; " + "valid=0 would leave nothing to score; give a fraction or a number."
+                f"images: {name} has no validation and no test images of its own; "
+                + "valid=0 would leave nothing to score; give a fraction or a number."
             )
         rest, test = hold_out(parts["all"], amount, name)
         train, held = hold_out(rest, len(test), name)
     elif "valid" in parts and "test" in parts:
         if valid:
-            raise MixerError(f"images: {name} has its own validation split of {len(parts['valid'])} images; " + f"leave valid={valid:g} out.")
+            raise MixerError(
+                f"images: {name} has its own validation split of {len(parts['valid'])} images; "
+                + f"leave valid={valid:g} out."
+            )
         train, held, test = parts["train"], parts["valid"], parts["test"]
     elif "valid" in parts:
         train, held = hold_out(parts["train"], amount, name) if valid else (parts["train"], [])
@@ -288,11 +328,16 @@ def hold_out(refs: list[ImageRef], amount: float, name: str) -> tuple[list[Image
     least = 0
     for members in by_class.values():
         ranked = sorted(members, key=lambda at: _hash(refs[at][0].names[refs[at][1]]))
-        turn += [(rank / len(ranked), at) for rank, at in enumerate(ranked[:-1])]  # the first of each class come first; its last always stays
+        turn += [
+            (rank / len(ranked), at) for rank, at in enumerate(ranked[:-1])
+        ]  # the first of each class come first; its last always stays
         least += len(ranked) > 1
     total = max(total, least)
     if total > len(turn):
-        raise MixerError(f"images: {name} has {len(refs)} images in {len(by_class)} classes; " + f"holding out {total} would not leave one of each class.")
+        raise MixerError(
+            f"images: {name} has {len(refs)} images in {len(by_class)} classes; "
+            + f"holding out {total} would not leave one of each class."
+        )
     out = {at for _, at in sorted(turn)[:total]}
     return [p for at, p in enumerate(refs) if at not in out], [refs[at] for at in sorted(out)]
 

@@ -44,7 +44,9 @@ OFFICIAL = {
         Official(FASHION + "t10k-images-idx3-ubyte.gz", 4_422_102, "bef4ecab320f06d8554ea6380940ec79"),
         Official(FASHION + "t10k-labels-idx1-ubyte.gz", 5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
     ],
-    "tiny_imagenet": [Official("http://cs231n.stanford.edu/tiny-imagenet-200.zip", 248_100_043, "90528d7ca1a48142e341f4ef8d21d0de")],
+    "tiny_imagenet": [
+        Official("http://cs231n.stanford.edu/tiny-imagenet-200.zip", 248_100_043, "90528d7ca1a48142e341f4ef8d21d0de")
+    ],
 }
 
 
@@ -59,13 +61,18 @@ def fetch(name: str, download: bool) -> Path:
         if file.exists():
             continue
         if not download:
-            raise MixerError(f"images: {name} is not in the cache ({file}); give a local copy (--data PATH), or fetch " + f"{official.url}.")
+            raise MixerError(
+                f"images: {name} is not in the cache ({file}); give a local copy (--data PATH), or fetch "
+                + f"{official.url}."
+            )
         try:
             write_chunks(file, _checked(official))
         except OSError as why:
             if why.filename == os.path.realpath(file):
                 raise cache_write_error("images", file, why) from why
-            raise MixerError(f"images: could not download {official.url} ({why}); fetch it elsewhere and give its path: --data PATH.") from why
+            raise MixerError(
+                f"images: could not download {official.url} ({why}); fetch it elsewhere and give its path: --data PATH."
+            ) from why
     return folder if len(OFFICIAL[name]) > 1 else folder / OFFICIAL[name][0].name
 
 
@@ -83,4 +90,7 @@ def _checked(official: Official) -> Iterator[bytes]:
             size += len(chunk)
             yield chunk
     if (size, digest.hexdigest()) != (official.size, official.md5):
-        raise MixerError(f"images: {official.url} gave {size} bytes with md5 {digest.hexdigest()}, expected {official.size} with " + f"{official.md5}.")
+        raise MixerError(
+            f"images: {official.url} gave {size} bytes with md5 {digest.hexdigest()}, expected {official.size} with "
+            + f"{official.md5}."
+        )

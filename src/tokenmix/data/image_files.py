@@ -65,7 +65,11 @@ def zip_tree(file: Path, bounds: Bounds) -> Tree:
         raise MixerError(f"images: {file} is not a readable zip archive ({why}).") from why
     bounds.check(file, sum(info.file_size for info in archive.infolist()))
     check_names(file, [n for n in archive.namelist() if not n.endswith("/")])
-    names = [n for n in archive.namelist() if not n.endswith("/") and not any(p.startswith((".", "__")) for p in n.split("/"))]
+    names = [
+        n
+        for n in archive.namelist()
+        if not n.endswith("/") and not any(p.startswith((".", "__")) for p in n.split("/"))
+    ]
     tops = {n.split("/")[0] for n in names}
     prefix = f"{tops.pop()}/" if len(tops) == 1 and all("/" in n for n in names) else ""
     if prefix.removesuffix("/") in PART_NAMES:
@@ -92,7 +96,9 @@ def read_tree(tree: Tree) -> Found:
         raise MixerError(f"images: {tree.root / flat[0]} is not in a class folder; {LAYOUT}.")
     classes = _classes(tree, by_part["train" if split else "all"], depth)
     number = {c: i for i, c in enumerate(classes)}
-    parts = {part: _part(tree, names, [_label(tree, n, number, depth) for n in names]) for part, names in by_part.items()}
+    parts = {
+        part: _part(tree, names, [_label(tree, n, number, depth) for n in names]) for part, names in by_part.items()
+    }
     if set(parts) == {"train"}:
         parts = {"all": parts["train"]}
     return Found(classes, 3, parts)
@@ -101,7 +107,10 @@ def read_tree(tree: Tree) -> Found:
 def _classes(tree: Tree, names: list[str], depth: int) -> tuple[str, ...]:
     classes = tuple(sorted({n.split("/")[depth] for n in names}))
     if len(classes) < 2:
-        raise MixerError(f"images: {tree.root} has only one class ({classes[0]}); a data set needs at least two class folders: " + f"{LAYOUT}.")
+        raise MixerError(
+            f"images: {tree.root} has only one class ({classes[0]}); a data set needs at least two class folders: "
+            + f"{LAYOUT}."
+        )
     if tree.archive is None:
         above = tree.root / "train" if depth else tree.root
         folders = {p.name for p in above.iterdir() if p.is_dir() and not p.name.startswith((".", "__"))}
@@ -112,7 +121,9 @@ def _classes(tree: Tree, names: list[str], depth: int) -> tuple[str, ...]:
 
 def _label(tree: Tree, name: str, number: dict[str, int], depth: int) -> int:
     if name.split("/")[depth] not in number:
-        raise MixerError(f"images: {tree.root / name} belongs to a class that is not among the {len(number)} in train/.")
+        raise MixerError(
+            f"images: {tree.root / name} belongs to a class that is not among the {len(number)} in train/."
+        )
     return number[name.split("/")[depth]]
 
 
@@ -129,16 +140,23 @@ def _tiny_imagenet(tree: Tree) -> Found:
     train = [n for n in tree.names if n.startswith("train/") and n.lower().endswith(SUFFIXES)]
     classes = tuple(sorted({n.split("/")[1] for n in train}))
     if len(classes) < 2:
-        raise MixerError(f"images: {tree.root} looks like Tiny-ImageNet, but train/ has images of {len(classes)} classes; " + "at least 2 are needed.")
+        raise MixerError(
+            f"images: {tree.root} looks like Tiny-ImageNet, but train/ has images of {len(classes)} classes; "
+            + "at least 2 are needed."
+        )
     number = {c: i for i, c in enumerate(classes)}
     named = [line.split("\t")[:2] for line in tree.text("val/val_annotations.txt") if line.strip()]
     wrong = [row for row in named if len(row) < 2 or row[1] not in number]
     if wrong or not named:
         raise MixerError(
-            f"images: {tree.root / 'val/val_annotations.txt'}: " + f"line {wrong[0] if wrong else '(none)'} does not name a file and a class of train/."
+            f"images: {tree.root / 'val/val_annotations.txt'}: "
+            + f"line {wrong[0] if wrong else '(none)'} does not name a file and a class of train/."
         )
     valid = [f"val/images/{file}" for file, _ in named]
     if missing := set(valid) - set(tree.names):
         raise MixerError(f"images: {tree.root / min(missing)} is named in val_annotations.txt but missing.")
-    parts = {"train": _part(tree, train, [number[n.split("/")[1]] for n in train]), "valid": _part(tree, valid, [number[c] for _, c in named])}
+    parts = {
+        "train": _part(tree, train, [number[n.split("/")[1]] for n in train]),
+        "valid": _part(tree, valid, [number[c] for _, c in named]),
+    }
     return Found(classes, 3, parts)

@@ -56,7 +56,10 @@ def check_labels(labels: list[int], classes: int, name: str) -> None:
     """Refuse labels that are not the number of a class."""
     wrong = [(i, y) for i, y in enumerate(labels) if not 0 <= y < classes]
     if wrong:
-        raise MixerError(f"images: {name}: label {wrong[0][1]} of image {wrong[0][0]} is out of range; " + f"{classes} classes have labels 0 to {classes - 1}.")
+        raise MixerError(
+            f"images: {name}: label {wrong[0][1]} of image {wrong[0][0]} is out of range; "
+            + f"{classes} classes have labels 0 to {classes - 1}."
+        )
 
 
 def to_channels(images: Tensor, channels: int) -> Tensor:
@@ -72,7 +75,9 @@ def to_channels(images: Tensor, channels: int) -> Tensor:
     if (have, channels) == (3, 1):
         r, g, b = images.int().unbind(-3)
         return ((r * 19595 + g * 38470 + b * 7471 + 0x8000) >> 16).to(torch.uint8).unsqueeze(-3)
-    raise MixerError(f"images: cannot convert {have} channels to {channels}; images have 1 (grey) or 3 (red, green, blue) channels.")
+    raise MixerError(
+        f"images: cannot convert {have} channels to {channels}; images have 1 (grey) or 3 (red, green, blue) channels."
+    )
 
 
 def pillow() -> Any:
@@ -118,12 +123,17 @@ def read_image(file: Path | Any, channels: int, name: str | None = None, *, max_
 
 
 def _too_many(name: str, size: str, most: int) -> MixerError:
-    return MixerError(f"images: {name} has {size} pixels, but only {most} are allowed; " + "if you trust it, raise max_pixels (--data.max_pixels).")
+    return MixerError(
+        f"images: {name} has {size} pixels, but only {most} are allowed; "
+        + "if you trust it, raise max_pixels (--data.max_pixels)."
+    )
 
 
 def _plain(image_module: Any, image: Any, mode: str, name: str) -> Any:
     if image.mode == "F":
-        raise MixerError(f"images: {name} has floating-point pixels, whose range is unknown; save it with 8 or 16 bits.")
+        raise MixerError(
+            f"images: {name} has floating-point pixels, whose range is unknown; save it with 8 or 16 bits."
+        )
     if image.mode == "I" or image.mode.startswith("I;16"):
         return _from_16_bit(image_module, image, name).convert(mode)
     if "A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info:

@@ -66,7 +66,11 @@ class ImageSplit:
 
     def pil(self, i: int) -> Any:
         """Return image i as a PIL image of mode "L" or "RGB"."""
-        return tensor_to_pil(self.pixels[i]) if self.pixels is not None else read_image(self.files[i], self.channels, max_pixels=self.max_pixels)
+        return (
+            tensor_to_pil(self.pixels[i])
+            if self.pixels is not None
+            else read_image(self.files[i], self.channels, max_pixels=self.max_pixels)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +98,12 @@ class ImageData:
 
     def describe(self) -> dict[str, Any]:
         """Return what env.json records."""
-        return {"name": self.name, "images": [len(self.splits[s]) for s in SPLITS], "classes": len(self.classes), "sha256": self.fingerprint}
+        return {
+            "name": self.name,
+            "images": [len(self.splits[s]) for s in SPLITS],
+            "classes": len(self.classes),
+            "sha256": self.fingerprint,
+        }
 
 
 def open_images(
@@ -132,12 +141,19 @@ def open_images(
         raise MixerError(f"open_images: valid={valid} must be a fraction in [0, 1) or an integer number of images.")
     file = _locate(source, path, download)
     name = source if source in IMAGE_SETS else _stem(file)
-    options = {"name": source if source in IMAGE_SETS else "", "valid": valid, "channels": channels, "skip": skip_bad_files}
+    options = {
+        "name": source if source in IMAGE_SETS else "",
+        "valid": valid,
+        "channels": channels,
+        "skip": skip_bad_files,
+    }
     ready = prepared(file, name, options, lambda: _read(source, file, bounds))
     if ready.skipped:
         total = len(ready.labels) + len(ready.skipped)
         warnings.warn(
-            f"images: {len(ready.skipped)} of {total} files of {name} cannot be read and are left out; " + f"the first is {ready.skipped[0]}", stacklevel=2
+            f"images: {len(ready.skipped)} of {total} files of {name} cannot be read and are left out; "
+            + f"the first is {ready.skipped[0]}",
+            stacklevel=2,
         )
     return _opened(name, file, ready, bounds)
 
@@ -150,7 +166,10 @@ def _locate(source: str, path: str | None, download: bool) -> Path | None:
     """Return the file or folder to read; None for the digits, which need none."""
     if source not in IMAGE_SETS:
         if path is not None:
-            raise MixerError(f"data.source={source!r} is not the name of an image set, so data.path={path!r} cannot be used; " + f"{_names(source)}")
+            raise MixerError(
+                f"data.source={source!r} is not the name of an image set, so data.path={path!r} cannot be used; "
+                + f"{_names(source)}"
+            )
         given = Path(source).expanduser()
         if not given.exists():
             raise MixerError(f"images: there is no file, folder or image set {source!r}; {_names(source)}")
@@ -160,7 +179,10 @@ def _locate(source: str, path: str | None, download: bool) -> Path | None:
     if path is None:
         return None if source == "digits" else fetch(source, download)
     if source == "digits":
-        raise MixerError(f"data.path={path!r}: the set 'digits' comes with scikit-learn and reads no file; " + "give a path of your own as data.source.")
+        raise MixerError(
+            f"data.path={path!r}: the set 'digits' comes with scikit-learn and reads no file; "
+            + "give a path of your own as data.source."
+        )
     if not Path(path).expanduser().exists():
         raise MixerError(f"images: there is no file or folder {path!r}; give the official files of {source}.")
     if not Path(path).expanduser().is_dir():
@@ -183,7 +205,8 @@ def _read(source: str, file: Path | None, bounds: Bounds) -> Found:
         check_labels(content.labels, expected, f"{file} ({part}), read as {source}")
     if len(found.classes) != expected and not all(c.isdigit() for c in found.classes):
         raise MixerError(
-            f"images: {file} has {len(found.classes)} classes, but {source} has {expected}; " + "for a set of your own give its path as data.source."
+            f"images: {file} has {len(found.classes)} classes, but {source} has {expected}; "
+            + "for a set of your own give its path as data.source."
         )
     names = CLASSES.get(source) or (found.classes if len(found.classes) == expected else numbered(expected))
     return Found(names, found.channels, found.parts)
@@ -196,7 +219,11 @@ def _read_path(file: Path, bounds: Bounds) -> Found:
         names = [p.name for p in folder.iterdir() if p.is_file()]
         if CIFAR_MAIN & set(names):
             return read_cifar(folder, bounds)
-        return read_idx(folder, bounds) if any(IDX_FILE.fullmatch(n) for n in names) else read_tree(folder_tree(folder, bounds))
+        return (
+            read_idx(folder, bounds)
+            if any(IDX_FILE.fullmatch(n) for n in names)
+            else read_tree(folder_tree(folder, bounds))
+        )
     if IDX_FILE.fullmatch(file.name):
         return read_idx(file.parent, bounds)
     if CIFAR_FILE.fullmatch(file.name):
@@ -207,7 +234,10 @@ def _read_path(file: Path, bounds: Bounds) -> Found:
         return read_tree(zip_tree(file, bounds))
     if file.suffix in (".gz", ".tgz", ".tar") or (os.path.getsize(file) and tarfile.is_tarfile(file)):
         return read_cifar(file, bounds)
-    raise MixerError(f"images: {file} is not a set of images; give a folder of images, an .npz, a .zip of images, or the files of " + "CIFAR or MNIST.")
+    raise MixerError(
+        f"images: {file} is not a set of images; give a folder of images, an .npz, a .zip of images, or the files of "
+        + "CIFAR or MNIST."
+    )
 
 
 def _opened(name: str, file: Path | None, ready: Prepared, bounds: Bounds) -> ImageData:
@@ -216,5 +246,14 @@ def _opened(name: str, file: Path | None, ready: Prepared, bounds: Bounds) -> Im
     splits = {}
     for split, (start, end) in ready.splits.items():
         files = tuple(Path(f) for f in ready.files[start:end])
-        splits[split] = ImageSplit(split, labels[start:end], ready.channels, None if pixels is None else pixels[start:end], files, bounds.max_pixels)
-    return ImageData(name, "" if file is None else str(file), ready.classes, ready.channels, ready.sha256, ready.skipped, splits)
+        splits[split] = ImageSplit(
+            split,
+            labels[start:end],
+            ready.channels,
+            None if pixels is None else pixels[start:end],
+            files,
+            bounds.max_pixels,
+        )
+    return ImageData(
+        name, "" if file is None else str(file), ready.classes, ready.channels, ready.sha256, ready.skipped, splits
+    )

@@ -31,7 +31,9 @@ def from_pixels(images: Tensor) -> Tensor:
 def to_pixels(tokens: Tensor, size: tuple[int, int], channels: int) -> Tensor:
     """Convert tokens (B, H*W*C) to images, uint8 (B, C, H, W)."""
     if tokens.dim() != 2 or tokens.shape[1] != size[0] * size[1] * channels:
-        raise MixerError(f"to_pixels: tokens of shape {tuple(tokens.shape)} are not (batch, {size[0]} * {size[1]} * {channels}).")
+        raise MixerError(
+            f"to_pixels: tokens of shape {tuple(tokens.shape)} are not (batch, {size[0]} * {size[1]} * {channels})."
+        )
     if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) <= 255:
         raise MixerError(f"to_pixels: tokens must lie in 0..255, got {int(tokens.min())}..{int(tokens.max())}.")
     return tokens.view(-1, *size, channels).permute(0, 3, 1, 2).to(torch.uint8)
@@ -46,8 +48,21 @@ class PixelSampler:
         augment: ``flip``, ``shift`` and ``repeats`` only.
     """
 
-    def __init__(self, split: ImageSplit, *, size: tuple[int, int], channels: int, batch_size: int, seed: int = 0, augment: Augment = Augment()):  # noqa: B008  (frozen)
-        other = [n for n in Augment.__dataclass_fields__ if n not in (*ALLOWED, "pad") and getattr(augment, n) != getattr(Augment(), n)]
+    def __init__(
+        self,
+        split: ImageSplit,
+        *,
+        size: tuple[int, int],
+        channels: int,
+        batch_size: int,
+        seed: int = 0,
+        augment: Augment = Augment(),  # noqa: B008  (frozen)
+    ):
+        other = [
+            n
+            for n in Augment.__dataclass_fields__
+            if n not in (*ALLOWED, "pad") and getattr(augment, n) != getattr(Augment(), n)
+        ]
         if other:
             raise MixerError(
                 f"PixelSampler: {other[0]}={getattr(augment, other[0])!r} would change the distribution that is "
@@ -64,7 +79,10 @@ class PixelSampler:
 
     def images(self, step: int) -> Tensor:
         """Return the batch of a step as images, uint8 (B, C, H, W)."""
-        chosen, g = ops.visits(step, self.batch_size, len(self.split), seed=self.seed, repeats=self.augment.repeats), ops.generator(self.seed, step, 3)
+        chosen, g = (
+            ops.visits(step, self.batch_size, len(self.split), seed=self.seed, repeats=self.augment.repeats),
+            ops.generator(self.seed, step, 3),
+        )
         if self.split.pixels is not None:
             images = to_channels(self.split.pixels[chosen], self.channels)
             images = ops.window(images, self.size, g) if self.split.size != self.size else images
@@ -79,7 +97,9 @@ class PixelSampler:
         return from_pixels(self.images(step))
 
 
-def pixel_batches(split: ImageSplit, batch_size: int, size: tuple[int, int], channels: int, limit: int | None = None) -> Iterator[Tensor]:
+def pixel_batches(
+    split: ImageSplit, batch_size: int, size: tuple[int, int], channels: int, limit: int | None = None
+) -> Iterator[Tensor]:
     """Yield the tokens of every image once, in order, for evaluation.
 
     Images larger than ``size`` are cropped to their centre.
@@ -106,7 +126,10 @@ def _centre(images: Tensor, size: tuple[int, int]) -> Tensor:
 def _large_enough(split: ImageSplit, i: int, size: tuple[int, int]) -> Tensor:
     image = split.image(i)
     if image.shape[-2] < size[0] or image.shape[-1] < size[1]:
-        raise MixerError(f"images: {split.files[i]} is {image.shape[-2]}x{image.shape[-1]}, smaller than the requested size " + f"{size[0]}x{size[1]}.")
+        raise MixerError(
+            f"images: {split.files[i]} is {image.shape[-2]}x{image.shape[-1]}, smaller than the requested size "
+            + f"{size[0]}x{size[1]}."
+        )
     return image
 
 
@@ -114,6 +137,12 @@ def _check(who: str, split: ImageSplit, size: tuple[int, int], channels: int, ba
     if len(split) == 0:
         raise MixerError(f"{who}: the split {split.name!r} has no images.")
     if batch_size < 1 or channels not in (1, 3) or len(size) != 2 or min(size) < 1:
-        raise MixerError(f"{who}: batch_size={batch_size} must be at least 1, channels={channels} 1 or 3, size={tuple(size)} " + "(height, width).")
+        raise MixerError(
+            f"{who}: batch_size={batch_size} must be at least 1, channels={channels} 1 or 3, size={tuple(size)} "
+            + "(height, width)."
+        )
     if split.size is not None and (split.size[0] < size[0] or split.size[1] < size[1]):
-        raise MixerError(f"{who}: size {size[0]}x{size[1]} is larger than the images, {split.size[0]}x{split.size[1]}; " + "give a smaller one.")
+        raise MixerError(
+            f"{who}: size {size[0]}x{size[1]} is larger than the images, {split.size[0]}x{split.size[1]}; "
+            + "give a smaller one."
+        )

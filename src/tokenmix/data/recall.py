@@ -13,7 +13,9 @@ from ..errors import MixerError
 IGNORED = -100  # target where there is no query; torch's cross entropy ignores it
 
 
-def recall_batch(batch: int, *, seq_len: int, pairs: int, vocab: int, generator: torch.Generator, power: float = 0.01) -> tuple[Tensor, Tensor]:
+def recall_batch(
+    batch: int, *, seq_len: int, pairs: int, vocab: int, generator: torch.Generator, power: float = 0.01
+) -> tuple[Tensor, Tensor]:
     """Draw a batch: tokens (B, T) and targets (B, T), both int64.
 
     A row begins with k1 v1 k2 v2 ..., ``pairs`` different keys with one value each. Every key then occurs once more in
@@ -26,7 +28,10 @@ def recall_batch(batch: int, *, seq_len: int, pairs: int, vocab: int, generator:
     """
     keys, slots = (vocab - 1) // 2, seq_len - 2 * pairs
     if pairs < 1 or slots < pairs or keys < pairs:
-        raise MixerError(f"recall_batch: {pairs} pairs need seq_len >= {3 * pairs} and vocab >= {2 * pairs + 1}, got " + f"seq_len={seq_len}, vocab={vocab}.")
+        raise MixerError(
+            f"recall_batch: {pairs} pairs need seq_len >= {3 * pairs} and vocab >= {2 * pairs + 1}, got "
+            + f"seq_len={seq_len}, vocab={vocab}."
+        )
     key = torch.rand(batch, keys, generator=generator).argsort(1)[:, :pairs] + 1
     value = torch.randint(keys + 1, vocab, (batch, pairs), generator=generator)
     tokens = torch.zeros(batch, seq_len, dtype=torch.long)

@@ -42,10 +42,23 @@ def _whole(record: dict[str, Any]) -> bool:
     step, needs = record.get("step"), {"train": "loss", "eval": "split"}.get(str(record.get("kind")), "kind")
     if type(step) is not int or step < 0 or needs not in record:
         return False
-    shapes: dict[str, Any] = {"kind": str, "split": str, "phase": str, "aux": dict, "layer_loss": dict, "image_size": list}
-    return all(isinstance(v, shapes[k]) if k in shapes else type(v) is float or (type(v) is int and abs(v) < LARGEST) for k, v in record.items())
+    shapes: dict[str, Any] = {
+        "kind": str,
+        "split": str,
+        "phase": str,
+        "aux": dict,
+        "layer_loss": dict,
+        "image_size": list,
+    }
+    return all(
+        isinstance(v, shapes[k]) if k in shapes else type(v) is float or (type(v) is int and abs(v) < LARGEST)
+        for k, v in record.items()
+    )
 
 
 def bad_text(bad: list[Bad]) -> str:
     """Describe how many lines cannot be read, and which is the first."""
-    return f"{len(bad)} {'line' if len(bad) == 1 else 'lines'} cannot be read (the first: " + f"line {bad[0][0]}, {bad[0][1][:40]!r})"
+    return (
+        f"{len(bad)} {'line' if len(bad) == 1 else 'lines'} cannot be read (the first: "
+        + f"line {bad[0][0]}, {bad[0][1][:40]!r})"
+    )

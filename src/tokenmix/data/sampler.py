@@ -21,7 +21,9 @@ class Sampler:
 
     def __init__(self, data: Tensor, *, seq_len: int, batch_size: int, seed: int = 0):
         if len(data) < seq_len + 1:
-            raise MixerError(f"Sampler: {len(data)} bytes are too short for one sequence of seq_len={seq_len} and its next byte.")
+            raise MixerError(
+                f"Sampler: {len(data)} bytes are too short for one sequence of seq_len={seq_len} and its next byte."
+            )
         self.data, self.seq_len, self.batch_size, self.seed = data, seq_len, batch_size, seed
         whole = (len(data) - 1) // seq_len
         self.windows = max(1, whole - 1)

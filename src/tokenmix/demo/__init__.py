@@ -29,13 +29,26 @@ from ..train import sample_run, train
 from .plan import MODELS, Measured, Plan
 from .tables import by_length, decode_table, equal_tokens, findings, main_table, yardsticks
 
-__all__ = ["MODELS", "Measured", "Plan", "by_length", "decode_table", "demo", "equal_tokens", "findings", "main", "main_table", "yardsticks"]
+__all__ = [
+    "MODELS",
+    "Measured",
+    "Plan",
+    "by_length",
+    "decode_table",
+    "demo",
+    "equal_tokens",
+    "findings",
+    "main",
+    "main_table",
+    "yardsticks",
+]
 
 # Start-up, evaluation and measurements take about this many times as long as the trial of one step of each model.
 TRIALS = 16
 
 NOTES = (
-    "Equal tokens: the largest step at which all models were evaluated; " + "as the learning rate is constant, a longer run is the same up to there.",
+    "Equal tokens: the largest step at which all models were evaluated; "
+    + "as the learning rate is constant, a longer run is the same up to there.",
     "One seed. Another seed would change bits per byte by up to about 0.02.",
     "A result counts as a win at a length when it is better by more than 5 percent.",
 )
@@ -43,9 +56,14 @@ NOTES = (
 
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line and run the demo."""
-    parser = argparse.ArgumentParser(prog="python -m tokenmix.demo", description="Train four small byte language models and compare them in one page.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tokenmix.demo",
+        description="Train four small byte language models and compare them in one page.",
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory for the runs and report.html")
-    parser.add_argument("--minutes", type=float, default=5.0, help="approximate total time; a little more on a fast machine")
+    parser.add_argument(
+        "--minutes", type=float, default=5.0, help="approximate total time; a little more on a fast machine"
+    )
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(argv)
     try:
@@ -68,16 +86,33 @@ def demo(out: Path, plan: Plan, *, minutes: float | None = None) -> Path:
     With ``minutes``, the training time is set so that everything takes about as long.
     """
     began, busy = time.perf_counter(), busy_note()
-    say(f"The corpus is the Python standard library, {open_corpus('stdlib').size:,} bytes. " + "Timing one step of each model ...")
+    say(
+        f"The corpus is the Python standard library, {open_corpus('stdlib').size:,} bytes. "
+        + "Timing one step of each model ..."
+    )
     rates = in_new_process(trial, plan)
     if minutes is not None:
-        plan = replace(plan, seconds=round(max(5.0, (60 * minutes - plan.advice_seconds - (1 + TRIALS) * (time.perf_counter() - began)) / len(MODELS))))
+        plan = replace(
+            plan,
+            seconds=round(
+                max(
+                    5.0,
+                    (60 * minutes - plan.advice_seconds - (1 + TRIALS) * (time.perf_counter() - began)) / len(MODELS),
+                )
+            ),
+        )
     steps = {name: max(1, int(plan.seconds * rate / (plan.batch_size * plan.seq_len))) for name, rate in rates.items()}
     eval_every = max(1, min(steps.values()) // plan.evals)
     for i, name in enumerate(MODELS, 1):
-        say(f"[{i}/{len(MODELS)}] {name}: training for {plan.seconds:.0f} s, about {steps[name]:,} steps, evaluated " + f"every {eval_every} ...")
+        say(
+            f"[{i}/{len(MODELS)}] {name}: training for {plan.seconds:.0f} s, about {steps[name]:,} steps, evaluated "
+            + f"every {eval_every} ..."
+        )
         done = in_new_process(train_one, plan, name, eval_every, out / name)
-        say(f"      {done['step']:,} steps, {done['valid_bits_per_byte']:.3f} bits per byte, " + f"{done['tokens_per_s']:,.0f} tokens/s")
+        say(
+            f"      {done['step']:,} steps, {done['valid_bits_per_byte']:.3f} bits per byte, "
+            + f"{done['tokens_per_s']:,.0f} tokens/s"
+        )
     say("Measuring speed of generation and training by length, all models side by side ...")
     measured = in_new_process(measure, plan)
     say("Running tokenmix advise: should the attention of the trained Transformer be replaced? ...")
@@ -136,14 +171,19 @@ def in_new_process(task: Callable[..., Any], *args: Any) -> Any:
 
 def trial(plan: Plan) -> dict[str, float]:
     """Estimate how many tokens per second each model will train on."""
-    return {name: training_rate(build_model(plan.model(name)), plan.seq_len, batch_size=plan.batch_size, repeats=2) for name in MODELS}
+    return {
+        name: training_rate(build_model(plan.model(name)), plan.seq_len, batch_size=plan.batch_size, repeats=2)
+        for name in MODELS
+    }
 
 
 def train_one(plan: Plan, name: str, eval_every: int, out: Path) -> dict[str, Any]:
     """Train one row, then let the model write a sample."""
     done = train(plan.run(name, eval_every), out)
     prompt = b"def "[: max(1, plan.seq_len - plan.sample_bytes)]
-    text = sample_run(out, n=min(plan.sample_bytes, plan.seq_len - len(prompt)), prompt=prompt, seed=plan.seed, device="cpu")
+    text = sample_run(
+        out, n=min(plan.sample_bytes, plan.seq_len - len(prompt)), prompt=prompt, seed=plan.seed, device="cpu"
+    )
     with whole_file(out / "samples" / "after_training.txt") as f:
         f.write(text)
     return done

@@ -81,7 +81,14 @@ class Plan:
             keep=1,
         )
         optim = OptimConfig(lr=self.lr, schedule="constant", warmup=20)
-        return RunConfig(model=self.model(name), data=DataConfig(seq_len=self.seq_len), optim=optim, train=loop, recipe="demo", row=name)
+        return RunConfig(
+            model=self.model(name),
+            data=DataConfig(seq_len=self.seq_len),
+            optim=optim,
+            train=loop,
+            recipe="demo",
+            row=name,
+        )
 
 
 @dataclass

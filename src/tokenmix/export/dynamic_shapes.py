@@ -140,8 +140,14 @@ def short(port: Port) -> int:
 
 def varying(port: Port, length: int) -> tuple[tuple[Any, ...], list[tuple[set[int], set[int]]]]:
     """Return the example and, for each tensor in it, the axes that vary with the batch and with the length."""
-    one, wide, long = ([tuple(a.shape) for a in pytree.tree_leaves(port.example(*at))] for at in ((BATCH, length), (BATCH + 1, length), (BATCH, length - 1)))
-    axes = [tuple({i for i, (n, m) in enumerate(zip(a, b, strict=True)) if n != m} for b in others) for a, *others in zip(one, wide, long, strict=True)]
+    one, wide, long = (
+        [tuple(a.shape) for a in pytree.tree_leaves(port.example(*at))]
+        for at in ((BATCH, length), (BATCH + 1, length), (BATCH, length - 1))
+    )
+    axes = [
+        tuple({i for i, (n, m) in enumerate(zip(a, b, strict=True)) if n != m} for b in others)
+        for a, *others in zip(one, wide, long, strict=True)
+    ]
     return port.example(BATCH, length), axes  # type: ignore[return-value]  # each is a pair of sets
 
 
@@ -163,7 +169,9 @@ def _export(port: Port, length: int, *, free: bool) -> Any:
 def input_shapes(program: Any) -> list[Any]:
     """Return the shapes of the program's inputs, of integers and symbols."""
     users = set(program.graph_signature.user_inputs)
-    return [list(node.meta["val"].shape) for node in program.graph.nodes if node.op == "placeholder" and node.name in users]
+    return [
+        list(node.meta["val"].shape) for node in program.graph.nodes if node.op == "placeholder" and node.name in users
+    ]
 
 
 def _sizes(program: Any, port: Port, length: int) -> Sizes:

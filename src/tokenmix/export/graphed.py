@@ -68,7 +68,9 @@ class GraphedDecoder:
         if self._left is not None:
             if self._left < 1:
                 limit = f"max_len={self.model.max_len}"
-                raise MixerError(f"GraphedDecoder: the model was built with {limit} and has read as many tokens; stop here.")
+                raise MixerError(
+                    f"GraphedDecoder: the model was built with {limit} and has read as many tokens; stop here."
+                )
             self._left -= 1
         self._token.copy_(tokens)
         return self._replay(), self.state
@@ -88,21 +90,27 @@ class GraphedDecoder:
         """Compute one step and write its state over the old one; this is what the graph captures."""
         result, new = self._program(self._token, self.state)
         held = {leaf.untyped_storage().data_ptr() for leaf in self._leaves}
-        apart = [leaf.clone() if leaf.untyped_storage().data_ptr() in held else leaf for leaf in pytree.tree_leaves(new)]
+        apart = [
+            leaf.clone() if leaf.untyped_storage().data_ptr() in held else leaf for leaf in pytree.tree_leaves(new)
+        ]
         for own, leaf in zip(self._leaves, apart, strict=True):
             own.copy_(leaf)
         return result
 
 
 def _check(model: Any, batch_size: int) -> None:
-    if not isinstance(model, (LM, ImageDensity, Mixer)) or (isinstance(model, Mixer) and not model.capabilities.streaming):
+    if not isinstance(model, (LM, ImageDensity, Mixer)) or (
+        isinstance(model, Mixer) and not model.capabilities.streaming
+    ):
         kind = type(model).__name__
         raise MixerError(f"GraphedDecoder: expects an LM, an ImageDensity or a streaming mixer, got {kind}.")
     if not isinstance(batch_size, int) or batch_size < 1:
         raise MixerError(f"GraphedDecoder: batch_size must be an integer >= 1, got {batch_size!r}.")
     device = next((p.device.type for p in model.parameters()), "cpu")
     if device != DEVICE:
-        raise MixerError(f"GraphedDecoder: the model is on {device!r}; CUDA graphs need {DEVICE!r}. Call model.extend there.")
+        raise MixerError(
+            f"GraphedDecoder: the model is on {device!r}; CUDA graphs need {DEVICE!r}. Call model.extend there."
+        )
     if model.training:
         raise MixerError("GraphedDecoder: the model is in training mode; call model.eval().")
 
@@ -119,7 +127,10 @@ def _refuse_growth(model: Any, token: Tensor, fresh: Any) -> None:
     _, after = model.extend(token, fresh)
     whose = [(type(model).__name__, fresh, after)]
     if not isinstance(model, Mixer):
-        whose = [(type(block.mixer).__name__, *states) for block, *states in zip(model.blocks, fresh.layers, after.layers, strict=True)]
+        whose = [
+            (type(block.mixer).__name__, *states)
+            for block, *states in zip(model.blocks, fresh.layers, after.layers, strict=True)
+        ]
     for who, before, now in whose:
         shapes = [[tuple(leaf.shape) for leaf in pytree.tree_leaves(state)] for state in (before, now)]
         if shapes[0] != shapes[1]:

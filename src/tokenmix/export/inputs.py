@@ -71,7 +71,9 @@ class Port:
         return "state" in self.names
 
 
-def find_port(model: Any, *, decode: bool, key_mask: bool, chunk: int, grid: tuple[int, ...] | None, prefix: int) -> Port:
+def find_port(
+    model: Any, *, decode: bool, key_mask: bool, chunk: int, grid: tuple[int, ...] | None, prefix: int
+) -> Port:
     """Return how to call a mixer or a model of tokenmix.
 
     Raises:
@@ -89,11 +91,23 @@ def find_port(model: Any, *, decode: bool, key_mask: bool, chunk: int, grid: tup
     if grid is not None:
         raise MixerError(f"export: grid is for mixers; {type(model).__name__} has its own, leave it out.")
     if isinstance(model, LM):
-        return Port("LM", Call(model), *_named("tokens", "logits", key_mask), _masked(_tokens(model.vocab), key_mask), model.max_len)
+        return Port(
+            "LM",
+            Call(model),
+            *_named("tokens", "logits", key_mask),
+            _masked(_tokens(model.vocab), key_mask),
+            model.max_len,
+        )
     if key_mask:
         raise MixerError(f"export: {type(model).__name__} takes no key_mask; leave it out.")
     if isinstance(model, ImageDensity):
-        return Port("ImageDensity", Call(model), *_named("tokens", "logits", False), _masked(_tokens(model.vocab), False), size=model.max_len)
+        return Port(
+            "ImageDensity",
+            Call(model),
+            *_named("tokens", "logits", False),
+            _masked(_tokens(model.vocab), False),
+            size=model.max_len,
+        )
     return _image_port(model)
 
 
@@ -141,7 +155,14 @@ def _mixer_port(mixer: Mixer, key_mask: bool, grid: tuple[int, ...] | None, pref
     place = {} if grid is None else {"grid": tuple(grid), "prefix": prefix}
     size = None if grid is None else prefix + prod(grid)
     example = _masked(_features(mixer.dim), key_mask)
-    return Port(type(mixer).__name__, Call(mixer, **place), *_named("x", "y", key_mask), example, None if size else mixer.max_len, size)
+    return Port(
+        type(mixer).__name__,
+        Call(mixer, **place),
+        *_named("x", "y", key_mask),
+        example,
+        None if size else mixer.max_len,
+        size,
+    )
 
 
 def _image_port(model: Any) -> Port:

@@ -137,17 +137,30 @@ def export_onnx(
     unfinished = beside(path)
     try:
         with evaluating(model), torch.no_grad():
-            nodes, sizes, difference, compared = _best(port, programs(port, length, fixed), model, unfinished, opset, tolerance)
+            nodes, sizes, difference, compared = _best(
+                port, programs(port, length, fixed), model, unfinished, opset, tolerance
+            )
         os.replace(unfinished, path)
     except OSError as why:
         raise MixerError(f"export_onnx: {path} cannot be written ({why.strerror or why}).") from why
     finally:
         unfinished.unlink(missing_ok=True)
     written = OnnxModel(path)
-    return OnnxReport(str(path), written.shapes(), written.shapes(outputs=True), sizes, difference, compared, nodes, path.stat().st_size)
+    return OnnxReport(
+        str(path),
+        written.shapes(),
+        written.shapes(outputs=True),
+        sizes,
+        difference,
+        compared,
+        nodes,
+        path.stat().st_size,
+    )
 
 
-def _best(port: Port, made: Iterable[tuple[Any, Sizes]], model: Any, path: Path, opset: int | None, tolerance: float) -> tuple[int, Sizes, float, int]:
+def _best(
+    port: Port, made: Iterable[tuple[Any, Sizes]], model: Any, path: Path, opset: int | None, tolerance: float
+) -> tuple[int, Sizes, float, int]:
     """Write the first program whose file matches torch at all its sizes.
 
     Returns:
@@ -180,24 +193,37 @@ def _check_onnx(opset: int | None) -> None:
 def _names(example: Any, roots: tuple[str, ...]) -> list[str]:
     """Return a name for each tensor: that of its argument, then the fields that lead to it."""
     paths: Any = pytree.tree_flatten_with_path(example)[0]
-    return [".".join([roots[path[0].idx], *(str(getattr(key, "name", getattr(key, "idx", key))) for key in path[1:])]) for path, _ in paths]
+    return [
+        ".".join([roots[path[0].idx], *(str(getattr(key, "name", getattr(key, "idx", key))) for key in path[1:])])
+        for path, _ in paths
+    ]
 
 
 def _write(program: Any, port: Port, sizes: Sizes, model: Any, path: Path, opset: int | None) -> int:
     """Write the ONNX file with named inputs, outputs and axes, and metadata; return its number of nodes."""
     example = port.example(1, short(port))
     result = port.module(*example)
-    ins, outs = _names(example, port.names), _names(result if isinstance(result, tuple) and port.decodes else (result,), port.results)
+    ins, outs = (
+        _names(example, port.names),
+        _names(result if isinstance(result, tuple) and port.decodes else (result,), port.results),
+    )
     with quietly():
         try:
-            made = torch.onnx.export(program, dynamo=True, verbose=False, input_names=ins, output_names=outs, opset_version=opset)
+            made = torch.onnx.export(
+                program, dynamo=True, verbose=False, input_names=ins, output_names=outs, opset_version=opset
+            )
         except torch.onnx.OnnxExporterError as why:
             said = str(why.__cause__ or why).split(".")[0]
             reason = " ".join(said.split())[:200]
             raise MixerError(f"export_onnx: torch.onnx cannot translate {type(model).__name__} ({reason}).") from why
     assert made is not None
     _name_axes(made.model, program, port)
-    about = {KEY: _version(), "kind": type(model).__name__, "form": "decode" if port.decodes else "forward", "config": _config(model)}
+    about = {
+        KEY: _version(),
+        "kind": type(model).__name__,
+        "form": "decode" if port.decodes else "forward",
+        "config": _config(model),
+    }
     about |= {"sizes": asdict(sizes)}
     if port.decodes:
         _, start = port.example(1, 0)
@@ -212,7 +238,11 @@ def _as_free(file: OnnxModel, port: Port, sizes: Sizes) -> bool:
     if port.size is not None or sizes.length[0] == sizes.length[1]:
         return True
     _, axes = varying(port, short(port))
-    return all(isinstance(end.shape[axis], str) for end, (_, along) in zip(file.session.get_inputs(), axes, strict=True) for axis in along)
+    return all(
+        isinstance(end.shape[axis], str)
+        for end, (_, along) in zip(file.session.get_inputs(), axes, strict=True)
+        for axis in along
+    )
 
 
 def _name_axes(model: Any, program: Any, port: Port) -> None:
@@ -245,7 +275,9 @@ def _version() -> str:
 def _config(model: Any) -> dict[str, Any]:
     """Return the config of a model, or the common facts of a mixer."""
     config = getattr(getattr(model, "backbone", model), "config", None)
-    return config.to_json() if config is not None else {"dim": model.dim, "causal": model.causal, "max_len": model.max_len}
+    return (
+        config.to_json() if config is not None else {"dim": model.dim, "causal": model.causal, "max_len": model.max_len}
+    )
 
 
 def _compare(file: OnnxModel, port: Port, sizes: Sizes, tolerance: float) -> tuple[float, int]:

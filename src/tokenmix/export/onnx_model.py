@@ -26,7 +26,10 @@ def onnx_session(model: str | bytes, *, threads: int = 1) -> Any:
 def run_onnx(session: Any, values: tuple[Tensor, ...]) -> list[Tensor]:
     """Return the outputs for inputs in the session's order."""
     names = [end.name for end in session.get_inputs()]
-    return [torch.from_numpy(a) for a in session.run(None, {n: v.detach().contiguous().numpy() for n, v in zip(names, values, strict=True)})]
+    return [
+        torch.from_numpy(a)
+        for a in session.run(None, {n: v.detach().contiguous().numpy() for n, v in zip(names, values, strict=True)})
+    ]
 
 
 class OnnxModel:
@@ -77,12 +80,22 @@ class OnnxModel:
 
 def stored(row: Tensor) -> dict[str, Any]:
     """Encode one row of a state as JSON: a single number where all are equal, infinities as words."""
-    words = [str(n) for n in row.flatten().tolist()] if row.is_floating_point() else [int(n) for n in row.flatten().tolist()]
-    return {"shape": list(row.shape), "dtype": str(row.dtype).removeprefix("torch."), "values": words[:1] if len(set(words)) == 1 else words}
+    words = (
+        [str(n) for n in row.flatten().tolist()]
+        if row.is_floating_point()
+        else [int(n) for n in row.flatten().tolist()]
+    )
+    return {
+        "shape": list(row.shape),
+        "dtype": str(row.dtype).removeprefix("torch."),
+        "values": words[:1] if len(set(words)) == 1 else words,
+    }
 
 
 def _restored(row: dict[str, Any]) -> Tensor:
-    values = torch.tensor([float(n) if isinstance(n, str) else n for n in row["values"]], dtype=getattr(torch, row["dtype"]))
+    values = torch.tensor(
+        [float(n) if isinstance(n, str) else n for n in row["values"]], dtype=getattr(torch, row["dtype"])
+    )
     return values[0].expand(tuple(row["shape"])) if len(row["values"]) == 1 else values.reshape(row["shape"])
 
 
@@ -95,4 +108,8 @@ def difference(got: Tensor, want: Tensor) -> float:
         return float("inf")
     got, want = got.detach(), want.detach()
     apart = torch.where(got == want, 0.0, (got.double() - want.double()).abs()).nan_to_num(float("inf"))
-    return float(apart.amax() / max(1.0, float(want.double().nan_to_num(0.0, 0.0, 0.0).abs().amax()))) if apart.numel() else 0.0
+    return (
+        float(apart.amax() / max(1.0, float(want.double().nan_to_num(0.0, 0.0, 0.0).abs().amax())))
+        if apart.numel()
+        else 0.0
+    )

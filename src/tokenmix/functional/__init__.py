@@ -28,7 +28,14 @@ from .routing import routing
 from .set import induced_set
 from .sinkhorn import sinkhorn
 from .spatial_reduction import spatial_reduction
-from .synthesizer import synthesize, synthesizer_dense, synthesizer_factorized_dense, synthesizer_factorized_random, synthesizer_mixture, synthesizer_random
+from .synthesizer import (
+    synthesize,
+    synthesizer_dense,
+    synthesizer_factorized_dense,
+    synthesizer_factorized_random,
+    synthesizer_mixture,
+    synthesizer_random,
+)
 from .transformer_xl import transformer_xl
 
 __all__ = [

@@ -73,17 +73,36 @@ def aft_full(
     lacks, asked = None if attn_mask is None else "its kernels take no attn_mask", q if gate == "sigmoid" else None
     plain = not exporting() and attn_mask is None
     one = plain and k.shape[1] == 1
-    two = plain and not causal and not q.is_cuda and q.shape[1] <= 2 and k.shape[1] <= 2  # the kernel's blocks would be empty
+    two = (
+        plain and not causal and not q.is_cuda and q.shape[1] <= 2 and k.shape[1] <= 2
+    )  # the kernel's blocks would be empty
     where = choose("aft_full", backend, k, v, asked, on=KERNELS, lacks=lacks, slower=one or two)
     if where != "eager":
-        return kernel_sums(where, lambda q, k, v: _on_kernel(q, k, v, w, key_mask, causal), q, k, v, gate, causal=causal, key_mask=key_mask)
+        return kernel_sums(
+            where,
+            lambda q, k, v: _on_kernel(q, k, v, w, key_mask, causal),
+            q,
+            k,
+            v,
+            gate,
+            causal=causal,
+            key_mask=key_mask,
+        )
     if one:
         return gated(q, _one_key(k, v, source, key_mask, q.shape[1]), gate)
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kd, vd = split_heads64(k, v, key_mask, 1)
         if attn_mask is not None:
-            mask = allowed(q.shape[0], q.shape[1], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
+            mask = allowed(
+                q.shape[0],
+                q.shape[1],
+                k.shape[1],
+                causal=causal,
+                key_mask=key_mask,
+                attn_mask=attn_mask,
+                device=q.device,
+            )
             whole = source.slab(slice(0, q.shape[1]), slice(0, k.shape[1]))
             return gated(q, merge_heads(literal(kd, vd, whole, mask[:, None])), gate)
         if causal:
@@ -145,7 +164,9 @@ def aft_local(
         return torch.zeros_like(q)
     whole = isinstance(window, int) and not isinstance(window, bool)
     if outside not in ("zero", "none") or not whole or window < 0 or (window == 0 and outside == "none"):
-        raise MixerError(f"aft_local: window={window!r}, outside={outside!r}; window must be an integer >= 0, outside 'zero', or 'none' with window >= 1.")
+        raise MixerError(
+            f"aft_local: window={window!r}, outside={outside!r}; window must be an integer >= 0, outside 'zero', or 'none' with window >= 1."
+        )
     if window == 0:
         return aft_simple(q, k, v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, gate=gate, backend=backend)
     window = window if positions is not None else min(window, max(T, S))  # what lies further apart is not there
@@ -158,10 +179,21 @@ def aft_local(
         mask = attn_mask if not drop else near if attn_mask is None else near & attn_mask
         return aft_full(q, k, v, cut, causal=causal, key_mask=key_mask, attn_mask=mask, gate=gate, backend=backend)
     asked = q if gate == "sigmoid" else None
-    where = choose("aft_local", backend, k, v, asked, on=KERNELS, lacks="its kernels take outside='zero' only" if drop else None)
+    where = choose(
+        "aft_local", backend, k, v, asked, on=KERNELS, lacks="its kernels take outside='zero' only" if drop else None
+    )
     if where != "eager":
         weights = band_of(w, window, causal)
-        return kernel_sums(where, lambda q, k, v: aft_band(q, k, v, weights, key_mask, causal), q, k, v, gate, causal=causal, key_mask=key_mask)
+        return kernel_sums(
+            where,
+            lambda q, k, v: aft_band(q, k, v, weights, key_mask, causal),
+            q,
+            k,
+            v,
+            gate,
+            causal=causal,
+            key_mask=key_mask,
+        )
     band, inside = Windowed(source, *reach), (reach[0], 0) if causal else reach
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -194,12 +226,22 @@ def aft_simple(
     asked = q if gate == "sigmoid" else None
     lacks = None if attn_mask is None else "its kernels take no attn_mask"
     if choose("aft_simple", backend, k, v, asked, on=KERNELS, lacks=lacks) != "eager":
-        return kernel_sums("cpu", lambda q_, k, v: simple_kernel(q_, k, v, key_mask, q.shape[1], causal), q, k, v, gate)  # in Triton too
+        return kernel_sums(
+            "cpu", lambda q_, k, v: simple_kernel(q_, k, v, key_mask, q.shape[1], causal), q, k, v, gate
+        )  # in Triton too
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kd, vd = split_heads64(k, v, key_mask, 1)
         if attn_mask is not None:
-            mask = allowed(q.shape[0], q.shape[1], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
+            mask = allowed(
+                q.shape[0],
+                q.shape[1],
+                k.shape[1],
+                causal=causal,
+                key_mask=key_mask,
+                attn_mask=attn_mask,
+                device=q.device,
+            )
             return gated(q, merge_heads(literal(kd, vd, kd.new_zeros(q.shape[1], k.shape[1]), mask[:, None])), gate)
         return gated(q, merge_heads(ratio_of(prefix_sums(kd, vd) if causal else over_all(kd, vd))), gate)
 
@@ -208,7 +250,9 @@ def aft_simple(
 
 def _simple_eager(q: Tensor | None, k: Tensor, v: Tensor, key_mask: Tensor | None, T: int, causal: bool) -> Tensor:
     like = k.new_zeros(()).expand(k.shape[0], T, k.shape[2]) if q is None else q
-    return aft_simple(like, k, v, causal=causal, key_mask=key_mask, gate=None if q is None else "sigmoid", backend="eager")
+    return aft_simple(
+        like, k, v, causal=causal, key_mask=key_mask, gate=None if q is None else "sigmoid", backend="eager"
+    )
 
 
 simple_kernel = Operator(
@@ -222,10 +266,14 @@ simple_kernel = Operator(
 """sigmoid(q) times the sums of AFT-simple over T queries, or the sums alone without q: (B, T, D)."""
 
 
-def _full_eager(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, key_mask: Tensor | None, causal: bool) -> Tensor:
+def _full_eager(
+    q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, key_mask: Tensor | None, causal: bool
+) -> Tensor:
     like = k.new_zeros(()).expand(k.shape[0], w.shape[1], k.shape[2]) if q is None else q
     gate: Gate | None = None if q is None else "sigmoid"
-    return aft_full(like, k, v, w if w2 is None else (w, w2), causal=causal, key_mask=key_mask, gate=gate, backend="eager")
+    return aft_full(
+        like, k, v, w if w2 is None else (w, w2), causal=causal, key_mask=key_mask, gate=gate, backend="eager"
+    )
 
 
 full_kernel = Operator(
@@ -250,7 +298,9 @@ def _on_kernel(q: Tensor | None, k: Tensor, v: Tensor, w: Bias, key_mask: Tensor
     return full_kernel(q, k, v, first, second, key_mask, causal)
 
 
-def _near(positions: Tensor | tuple[Tensor, Tensor] | None, T: int, S: int, window: int, device: torch.device) -> Tensor:
+def _near(
+    positions: Tensor | tuple[Tensor, Tensor] | None, T: int, S: int, window: int, device: torch.device
+) -> Tensor:
     """|t - s| < window, in positions where given: (T, S) or (B, T, S)."""
     if positions is None:
         return (torch.arange(S, device=device) - torch.arange(T, device=device)[:, None]).abs() < window
@@ -262,7 +312,11 @@ def _source(who: str, w: Bias, T: int, S: int) -> Weights:
     """Wrap w so that its leading dims broadcast against (B, 1, T, S)."""
     pair = w if isinstance(w, tuple) else None
     shapes = [a.shape for a in pair] if pair else [w.shape]  # type: ignore[union-attr]  # a tensor when not a pair
-    fits = (shapes[0][-2] == T and shapes[1][-2] == S and shapes[0][-1] == shapes[1][-1]) if pair else tuple(shapes[0][-2:]) == (T, S)
+    fits = (
+        (shapes[0][-2] == T and shapes[1][-2] == S and shapes[0][-1] == shapes[1][-1])
+        if pair
+        else tuple(shapes[0][-2:]) == (T, S)
+    )
     if not fits or any(len(s) not in (2, 3) for s in shapes):
         got = " and ".join(str(tuple(s)) for s in shapes)
         raise MixerError(f"{who}: w must be ({T}, {S}), (B, {T}, {S}), or factors ({T}, r) and ({S}, r), got {got}.")
@@ -273,13 +327,29 @@ def _source(who: str, w: Bias, T: int, S: int) -> Weights:
     return Dense(w if w.ndim == 2 else w[:, None])
 
 
-def _check(who: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None, gate: Gate | None) -> None:
+def _check(
+    who: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    key_mask: Tensor | None,
+    attn_mask: Tensor | None,
+    gate: Gate | None,
+) -> None:
     check_gate(gate, who)
     check_flags(who, causal=causal)
     if q.ndim != 3 or k.shape != v.shape or k.ndim != 3 or q.shape[0] != k.shape[0] or q.shape[2] != k.shape[2]:
-        raise MixerError(f"{who}: expects q (B, T, D) and k, v (B, S, D), got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}.")
+        raise MixerError(
+            f"{who}: expects q (B, T, D) and k, v (B, S, D), got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}."
+        )
     if causal and q.shape[1] != k.shape[1]:
         raise MixerError(f"{who}: causal=True needs as many queries as keys, got {q.shape[1]} and {k.shape[1]}.")
-    for label, mask, shapes in (("key_mask", key_mask, [k.shape[:2]]), ("attn_mask", attn_mask, [(q.shape[1], k.shape[1]), (*q.shape[:2], k.shape[1])])):
+    for label, mask, shapes in (
+        ("key_mask", key_mask, [k.shape[:2]]),
+        ("attn_mask", attn_mask, [(q.shape[1], k.shape[1]), (*q.shape[:2], k.shape[1])]),
+    ):
         if mask is not None and (mask.dtype != torch.bool or tuple(mask.shape) not in [tuple(s) for s in shapes]):
-            raise MixerError(f"{who}: expects a bool {label} of shape {' or '.join(str(tuple(s)) for s in shapes)}, got {mask.dtype} {tuple(mask.shape)}.")
+            raise MixerError(
+                f"{who}: expects a bool {label} of shape {' or '.join(str(tuple(s)) for s in shapes)}, got {mask.dtype} {tuple(mask.shape)}."
+            )

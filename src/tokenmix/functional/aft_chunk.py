@@ -18,7 +18,20 @@ from .layout.positions import gather_tokens, last_valid
 from .sums.band import causal_sums
 from .sums.gates import Gate, gated
 from .sums.nonfinite import honest_chunk, over_pairs
-from .sums.softmax import FLOOR, Sums, finite_low, hidden_sums, literal, merge, merge_heads, over_all, over_visible, prefix_sums, ratio_of, split_heads64
+from .sums.softmax import (
+    FLOOR,
+    Sums,
+    finite_low,
+    hidden_sums,
+    literal,
+    merge,
+    merge_heads,
+    over_all,
+    over_visible,
+    prefix_sums,
+    ratio_of,
+    split_heads64,
+)
 from .sums.weights import Dense
 
 PIECE = 512  # tokens mixed at once: bounds the (L, keys) weights of a long chunk
@@ -43,7 +56,9 @@ def absorb(past: Past, k: Tensor, v: Tensor, valid: Tensor | None, *, heads: int
     return past if k.shape[1] == 0 else _flat(merge(_lift(past, heads), over_all(*split_heads64(k, v, valid, heads))))
 
 
-def aft_simple_chunk(q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: Tensor | None = None, gate: Gate | None = "sigmoid") -> tuple[Tensor, Past]:
+def aft_simple_chunk(
+    q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: Tensor | None = None, gate: Gate | None = "sigmoid"
+) -> tuple[Tensor, Past]:
     """Compute AFT-simple over L new tokens after ``past``: outputs (B, L, D) and the sums after them."""
     fused = gate == "sigmoid"
     if (
@@ -67,7 +82,9 @@ def aft_simple_chunk(q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: T
     return honest_chunk(mix, q, k, v, key_mask=key_mask, each=each)
 
 
-def simple_prefixes(q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: Tensor | None, gate: Gate | None) -> tuple[Tensor, Past]:
+def simple_prefixes(
+    q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: Tensor | None, gate: Gate | None
+) -> tuple[Tensor, Past]:
     """Compute ``aft_simple_chunk`` in plain torch."""
     total = merge(prefix_sums(*split_heads64(k, v, key_mask, 1)), _lift(past, 1))
     last = Sums(total.m[..., -1:, :], total.lift[..., -1:, :], total.acc[..., -1:, :, :])
@@ -90,7 +107,11 @@ def pair_weights(
         window: pairs this far apart or further have weight 0; None: all pairs have a weight.
         keep: how many of the last positions are returned.
     """
-    if not steps((u,) if v is None else (u, v), (at, positions)) or at.dtype is not torch.int64 or positions.dtype is not torch.int64:
+    if (
+        not steps((u,) if v is None else (u, v), (at, positions))
+        or at.dtype is not torch.int64
+        or positions.dtype is not torch.int64
+    ):
         return None
     return step.pairs(u, v, at, positions, window=window, keep=keep) if at.shape[0] == positions.shape[0] else None
 
@@ -100,7 +121,12 @@ def tap_weights(kernel: Tensor, at: Tensor, positions: Tensor) -> tuple[Tensor, 
 
     Log-weights (B, h, L, R + L), which pairs the filter reaches, and the last R positions.
     """
-    if steps((kernel,), (at, positions)) and at.dtype is torch.int64 and positions.dtype is torch.int64 and at.shape[0] == positions.shape[0]:
+    if (
+        steps((kernel,), (at, positions))
+        and at.dtype is torch.int64
+        and positions.dtype is torch.int64
+        and at.shape[0] == positions.shape[0]
+    ):
         return step.taps(kernel, at, positions)
     every, size = torch.cat([positions, at], 1), kernel.shape[1]
     back = at[:, :, None] - every[:, None]
@@ -110,7 +136,15 @@ def tap_weights(kernel: Tensor, at: Tensor, positions: Tensor) -> tuple[Tensor, 
 
 
 def aft_chunk(
-    q: Tensor, new: Past, kept: Past, w: Tensor, *, heads: int = 1, far: Past | None = None, inside: Tensor | None = None, gate: Gate | None
+    q: Tensor,
+    new: Past,
+    kept: Past,
+    w: Tensor,
+    *,
+    heads: int = 1,
+    far: Past | None = None,
+    inside: Tensor | None = None,
+    gate: Gate | None,
 ) -> tuple[Tensor, Past]:
     """Mix L new tokens over R kept keys, each other (causally), and the sums of all older keys, whose weight is exp(0).
 
@@ -128,7 +162,11 @@ def aft_chunk(
             y = step.full(fused, ours, kept, w) if L <= ROWS else full.extend(fused, *every[:2], w[:, 0], every[2])
             return y if gate == "sigmoid" else gated(q, y, gate), every
     valid = every[2]
-    seen = None if inside is None else inside & valid[:, None, None] & torch.ones(L, R + L, dtype=torch.bool, device=q.device).tril(R)
+    seen = (
+        None
+        if inside is None
+        else inside & valid[:, None, None] & torch.ones(L, R + L, dtype=torch.bool, device=q.device).tril(R)
+    )
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kd, vd = split_heads64(k, v, valid, heads)
@@ -153,7 +191,9 @@ def append(kept: Past, new: Past) -> Past:
 
     Large results request huge pages, as the outputs of kernels do.
     """
-    keys, values, valid = (_append(a, b) if steps((a, b), ()) else torch.cat([a, b], 1) for a, b in zip(kept, new, strict=True))
+    keys, values, valid = (
+        _append(a, b) if steps((a, b), ()) else torch.cat([a, b], 1) for a, b in zip(kept, new, strict=True)
+    )
     return keys, values, valid
 
 
@@ -162,7 +202,17 @@ def _append(a: Tensor, b: Tensor) -> Tensor:
 
 
 def ring_chunk(
-    q: Tensor, new: Past, kept: Past, far: Past, w: Tensor, near: Tensor | None, *, only_near: bool, heads: int = 1, gate: Gate | None, holes: bool = False
+    q: Tensor,
+    new: Past,
+    kept: Past,
+    far: Past,
+    w: Tensor,
+    near: Tensor | None,
+    *,
+    only_near: bool,
+    heads: int = 1,
+    gate: Gate | None,
+    holes: bool = False,
 ) -> tuple[Tensor, Past, Past]:
     """Mix L new tokens over a ring of R kept keys, each other, and the sums ``far`` of all older keys.
 
@@ -176,18 +226,34 @@ def ring_chunk(
     """
     if w.dtype is not torch.float64 or not w.is_contiguous():
         w = w.double().contiguous()
-    if not (new[2].is_contiguous() and kept[1].is_contiguous()):  # a slice of a chunk's mask, a ring from the eager form
-        new, kept = (new[0], new[1], new[2].contiguous()), (kept[0].contiguous(), kept[1].contiguous(), kept[2].contiguous())
+    if not (
+        new[2].is_contiguous() and kept[1].is_contiguous()
+    ):  # a slice of a chunk's mask, a ring from the eager form
+        new, kept = (
+            (new[0], new[1], new[2].contiguous()),
+            (kept[0].contiguous(), kept[1].contiguous(), kept[2].contiguous()),
+        )
     per_head = heads > 1 or new[0].shape[-1] == 1 < new[1].shape[-1]
     fused = q if gate == "sigmoid" else None
-    if not holes and _ready(fused, new, kept, w, far) and new[0].shape[2] == (heads if per_head else new[1].shape[2]) and _fits(far, new[0], new[1]):
-        y, ring, sums = step.ring(fused, new, kept, far, w, near.contiguous() if only_near and near is not None else None, heads=per_head)
+    if (
+        not holes
+        and _ready(fused, new, kept, w, far)
+        and new[0].shape[2] == (heads if per_head else new[1].shape[2])
+        and _fits(far, new[0], new[1])
+    ):
+        y, ring, sums = step.ring(
+            fused, new, kept, far, w, near.contiguous() if only_near and near is not None else None, heads=per_head
+        )
         return (y if gate == "sigmoid" else gated(q, y, gate)), ring, sums
     past, inside = (None, near) if only_near else (far, None)
     y, (keys, values, all_valid) = aft_chunk(q, new, kept, w, heads=heads, far=past, inside=inside, gate=gate)
     if holes:
         index, there, left = last_valid(all_valid, kept[1].shape[1])
-        return y, (gather_tokens(keys, index), gather_tokens(values, index), there), far if only_near else absorb(far, keys, values, left, heads=heads)
+        return (
+            y,
+            (gather_tokens(keys, index), gather_tokens(values, index), there),
+            far if only_near else absorb(far, keys, values, left, heads=heads),
+        )
     n = q.shape[1]
     sums = far if only_near else absorb(far, keys[:, :n], values[:, :n], all_valid[:, :n], heads=heads)
     return y, (keys[:, n:], values[:, n:], all_valid[:, n:]), sums
@@ -200,9 +266,21 @@ def _ready(q: Tensor | None, new: Past, kept: Past, w: Tensor, far: tuple[Tensor
     if not steps(floats, (valid, valid_kept, w, *far)) or q is not None and q.shape != v.shape:
         return False
     (B, L, D), (R, h) = v.shape, keys.shape[1:]
-    fits = valid.shape == (B, L) and valid_kept.shape == (B, R) and k.shape == (B, L, h) and keys.shape == (B, R, h) and values.shape == (B, R, D)
+    fits = (
+        valid.shape == (B, L)
+        and valid_kept.shape == (B, R)
+        and k.shape == (B, L, h)
+        and keys.shape == (B, R, h)
+        and values.shape == (B, R, D)
+    )
     fits = fits and valid.dtype is valid_kept.dtype is torch.bool
-    return fits and w.dtype is torch.float64 and w.shape[-2:] == (L, R + L) and w.shape[0] in (1, B) and w.shape[1] in (1, h)
+    return (
+        fits
+        and w.dtype is torch.float64
+        and w.shape[-2:] == (L, R + L)
+        and w.shape[0] in (1, B)
+        and w.shape[1] in (1, h)
+    )
 
 
 def _fits(past: Past, k: Tensor, v: Tensor) -> bool:
@@ -226,4 +304,8 @@ def _flat(s: Sums) -> Past:
     They are copies, because a view would keep all rows in memory.
     """
     acc = s.acc * torch.exp(s.lift)[..., None, :]
-    return s.m.flatten(1).contiguous(), acc[..., :-1, :].flatten(1).contiguous(), acc[..., -1, :].flatten(1).contiguous()
+    return (
+        s.m.flatten(1).contiguous(),
+        acc[..., :-1, :].flatten(1).contiguous(),
+        acc[..., -1, :].flatten(1).contiguous(),
+    )

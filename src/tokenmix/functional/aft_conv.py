@@ -65,7 +65,11 @@ def aft_conv(
         return kernel_sums(where, run, q, k, v, gate, causal=causal, key_mask=key_mask)
     size, windowed = kernel.shape[-1], kernel.ndim == 2 and not prefix and positions is None
     reach = (1 - size, 0) if causal else (-(size // 2), size // 2)
-    w, inside = (None, None) if windowed else _dense_weights(kernel, grid or (q.shape[1] - prefix,), prefix, positions, causal, q.device)
+    w, inside = (
+        (None, None)
+        if windowed
+        else _dense_weights(kernel, grid or (q.shape[1] - prefix,), prefix, positions, causal, q.device)
+    )
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kd, vd = split_heads64(k, v, key_mask, kernel.shape[0])
@@ -85,7 +89,9 @@ def aft_conv(
     return hidden_sums(form, q, k, v, gate, causal=causal, key_mask=key_mask, reach=met if outside == "none" else None)
 
 
-def _dense_weights(kernel: Tensor, grid: tuple[int, ...], prefix: int, positions: Tensor | None, causal: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+def _dense_weights(
+    kernel: Tensor, grid: tuple[int, ...], prefix: int, positions: Tensor | None, causal: bool, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Log-weights (1 or B, h, T, T) of every pair, and the pairs inside the kernel (prefix pairs count as inside)."""
     size = kernel.shape[-1]
     place = torch.arange(prefix + prod(grid), device=device)[None] if positions is None else positions
@@ -94,7 +100,9 @@ def _dense_weights(kernel: Tensor, grid: tuple[int, ...], prefix: int, positions
     both = on_grid[:, :, None] & on_grid[:, None, :]
     inside = both & ((offset >= 0) & (offset < size)).all(-1)
     tap = offset.clamp(0, size - 1)
-    w = torch.where(inside, kernel.double().permute(*range(1, kernel.ndim), 0)[tuple(tap.unbind(-1))].movedim(-1, 0), 0.0).transpose(0, 1)
+    w = torch.where(
+        inside, kernel.double().permute(*range(1, kernel.ndim), 0)[tuple(tap.unbind(-1))].movedim(-1, 0), 0.0
+    ).transpose(0, 1)
     pairs = inside | ~both
     if causal:
         pairs = pairs & torch.ones(both.shape[1:], dtype=torch.bool, device=device).tril()
@@ -146,8 +154,16 @@ def _check_places(T: int, grid: Any, prefix: Any, positions: Tensor | None) -> N
         raise MixerError(f"aft_conv: grid={grid} with prefix={prefix} means {tokens} tokens, got {T}.")
 
 
-def _eager(q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, key_mask: Tensor | None, grid: list[int], prefix: int) -> Tensor:
-    options: dict[str, Any] = {"grid": tuple(grid), "prefix": prefix, "key_mask": key_mask, "gate": None if q is None else "sigmoid", "backend": "eager"}
+def _eager(
+    q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, key_mask: Tensor | None, grid: list[int], prefix: int
+) -> Tensor:
+    options: dict[str, Any] = {
+        "grid": tuple(grid),
+        "prefix": prefix,
+        "key_mask": key_mask,
+        "gate": None if q is None else "sigmoid",
+        "backend": "eager",
+    }
     return aft_conv(v if q is None else q, k, v, kernel, **options)
 
 
@@ -170,9 +186,13 @@ def _check(q, k, v, kernel, grid, outside, causal, key_mask, gate) -> None:
     B, T, D = q.shape
     h, s, n = kernel.shape[0], kernel.shape[-1], kernel.ndim - 1
     if n not in (1, 2, 3) or s % 2 == 0 or any(a != s for a in kernel.shape[1:]):
-        raise MixerError(f"aft_conv: kernel must be (h, s), (h, s, s) or (h, s, s, s) with s odd, got {tuple(kernel.shape)}.")
+        raise MixerError(
+            f"aft_conv: kernel must be (h, s), (h, s, s) or (h, s, s, s) with s odd, got {tuple(kernel.shape)}."
+        )
     if v.shape != q.shape or k.shape != (B, T, h) or D % h:
-        raise MixerError(f"aft_conv: expects q and v {(B, T, D)} and k {(B, T, h)} with h dividing D, got v {tuple(v.shape)}, k {tuple(k.shape)}.")
+        raise MixerError(
+            f"aft_conv: expects q and v {(B, T, D)} and k {(B, T, h)} with h dividing D, got v {tuple(v.shape)}, k {tuple(k.shape)}."
+        )
     if causal and n > 1:
         raise MixerError(f"aft_conv: causal=True exists in 1-D only, got a {n}-D kernel.")
     if n > 1 and (grid is None or len(grid) != n):
@@ -182,4 +202,6 @@ def _check(q, k, v, kernel, grid, outside, causal, key_mask, gate) -> None:
     if outside not in ("zero", "none"):
         raise MixerError(f"aft_conv: outside={outside!r}; choose 'zero' or 'none'.")
     if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != (B, T)):
-        raise MixerError(f"aft_conv: expects a bool key_mask of shape {(B, T)}, got {key_mask.dtype} {tuple(key_mask.shape)}.")
+        raise MixerError(
+            f"aft_conv: expects a bool key_mask of shape {(B, T)}, got {key_mask.dtype} {tuple(key_mask.shape)}."
+        )

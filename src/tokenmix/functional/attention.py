@@ -54,10 +54,14 @@ def attention(
         raise MixerError(f"attention: heads={heads}, kv_heads={kv_heads} do not divide {widths}.")
     check_keys(key_mask, *k.shape[:2])
     kh, vh = by_head(zero_masked(k, key_mask), kv_heads), by_head(zero_masked(v, key_mask), kv_heads)
-    return attention_by_head(by_head(q, heads), kh, vh, scale=scale, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
+    return attention_by_head(
+        by_head(q, heads), kh, vh, scale=scale, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend
+    )
 
 
-def finite_attention(q: Tensor, k: Tensor, v: Tensor, *, heads: int, key_mask: Tensor | None = None, backend: Backend = "auto") -> Tensor:
+def finite_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, heads: int, key_mask: Tensor | None = None, backend: Backend = "auto"
+) -> Tensor:
     """Compute bidirectional ``attention`` for forms that already use ``honest``, so that nothing is hidden twice."""
     qh, kh, vh = (by_head(a, heads) for a in (q, k, v))
     return _mixed(qh, kh, vh, scale=None, causal=False, key_mask=key_mask, attn_mask=None, backend=backend)
@@ -80,7 +84,13 @@ def attention_by_head(
     Returns (B, T, H * e).
     """
     q, k, v = alike(q, k, v)
-    given: dict[str, Any] = {"scale": scale, "causal": causal, "key_mask": key_mask, "attn_mask": attn_mask, "backend": backend}
+    given: dict[str, Any] = {
+        "scale": scale,
+        "causal": causal,
+        "key_mask": key_mask,
+        "attn_mask": attn_mask,
+        "backend": backend,
+    }
     # each query attends every valid key
     all_meet = attn_mask is None and (q.shape[2] == 1 or not causal) and not torch.is_grad_enabled()
     if q.is_cuda or all_meet or nothing_to_hide(q, k, v):  # on CUDA hiding costs more than fused attention
@@ -96,7 +106,15 @@ def _mark(a: Tensor) -> Tensor:
 
 
 def _mixed(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None, backend: Backend
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None,
+    causal: bool,
+    key_mask: Tensor | None,
+    attn_mask: Tensor | None,
+    backend: Backend,
 ) -> Tensor:
     """Compute the same when everything is finite, or attended by all."""
     (B, _, T, _), S = q.shape, k.shape[2]

@@ -125,7 +125,9 @@ def _summed(q: Tensor, k: Tensor, v: Tensor, later: list[Tensor], order: tuple[i
 def _causal(q: Tensor, k: Tensor, v: Tensor, later: list[Tensor], order: tuple[int, ...], given: dict) -> Tensor:
     (q_row, q_column, q_inner), (k_row, k_inner), (v_row, v_inner) = q.chunk(3, -1), k.chunk(2, -1), v.chunk(2, -1)
     k_column, v_column = mapped(along(q_row, k_row, v_row, 1, **given), later[0], later[1]).chunk(2, -1)
-    return along(q_column, k_column, v_column, 0, when="before", **given) + along(q_inner, k_inner, v_inner, 1, when="upto", **given)
+    return along(q_column, k_column, v_column, 0, when="before", **given) + along(
+        q_inner, k_inner, v_inner, 1, when="upto", **given
+    )
 
 
 def _check(q, k, v, later, order, combine, width, grid, causal, backend) -> None:
@@ -143,4 +145,6 @@ def _check(q, k, v, later, order, combine, width, grid, causal, backend) -> None
     expected = 2 if causal else 0 if combine == "sum" else 2 * (axes - 1)
     if q.ndim != 3 or k.shape != v.shape or k.shape[:2] != q.shape[:2] or len(later) != expected:
         shapes = ", ".join(str(tuple(a.shape)) for a in (q, k, v))
-        raise MixerError(f"axial: expects q, k, v (B, T, .) and {expected} tensors in later, got {shapes} and {len(later)}.")
+        raise MixerError(
+            f"axial: expects q, k, v (B, T, .) and {expected} tensors in later, got {shapes} and {len(later)}."
+        )

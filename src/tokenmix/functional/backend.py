@@ -30,7 +30,11 @@ _cpu = cpu.available()
 _PLAIN = (Tensor, torch.nn.Parameter)
 _NO_STEPS = ("eager", "triton")
 _compiling, _grad_mode = torch.compiler.is_compiling, torch.is_grad_enabled
-_modes, _functorch, _tracing = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
+_modes, _functorch, _tracing = (
+    torch._C._len_torch_dispatch_stack,
+    torch._C._functorch.peek_interpreter_stack,
+    torch._C._get_tracing_state,
+)
 _default = os.environ.get("TOKENMIX_BACKEND", "auto")  # a plain global: torch.compile can guard on it
 
 
@@ -83,13 +87,27 @@ def steps(new: tuple[Tensor, ...], past: tuple[Tensor, ...]) -> bool:
         new: contiguous tensors (B, L, .) of one floating point dtype.
         past: contiguous tensors of the state; that they are of the type and size the kernel reads is for the caller to ask.
     """
-    if not _cpu or _default in _NO_STEPS or _compiling() or _modes() or _functorch() is not None or _tracing() is not None:
+    if (
+        not _cpu
+        or _default in _NO_STEPS
+        or _compiling()
+        or _modes()
+        or _functorch() is not None
+        or _tracing() is not None
+    ):
         return False
     dtype, graph = new[0].dtype, _grad_mode()
     if dtype not in cpu.DTYPES:
         return False
     for t in new:
-        if t.dtype is not dtype or not t.is_cpu or not t.is_contiguous() or type(t) not in _PLAIN or graph and t.requires_grad:
+        if (
+            t.dtype is not dtype
+            or not t.is_cpu
+            or not t.is_contiguous()
+            or type(t) not in _PLAIN
+            or graph
+            and t.requires_grad
+        ):
             return False
     for t in past:  # noqa: SIM110  (a loop is faster)
         if not t.is_cpu or not t.is_contiguous() or type(t) not in _PLAIN or graph and t.requires_grad:
@@ -127,7 +145,9 @@ def exporting() -> bool:
 
 def _transformed() -> bool:
     """Whether torch.func's vmap, jvp or grad, or forward differentiation, is at work: they go through the eager form."""
-    return not torch.compiler.is_compiling() and (torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0)
+    return not torch.compiler.is_compiling() and (
+        torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    )
 
 
 @contextmanager

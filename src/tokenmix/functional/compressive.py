@@ -78,7 +78,9 @@ def compressive(
     return (back_to_place(y, starts) if moved and starts is not None else y).to(dtype)
 
 
-def _in_blocks(q: Tensor, k: Tensor, v: Tensor, valid: Tensor, slots: Slots, learned, heads: int, sizes: Sizes, causal: bool) -> Tensor:
+def _in_blocks(
+    q: Tensor, k: Tensor, v: Tensor, valid: Tensor, slots: Slots, learned, heads: int, sizes: Sizes, causal: bool
+) -> Tensor:
     """Attend in blocks of queries, for default positions.
 
     Each block attends the tokens and groups that any of its queries may see.
@@ -97,7 +99,9 @@ def _in_blocks(q: Tensor, k: Tensor, v: Tensor, valid: Tensor, slots: Slots, lea
     near = near[None] & picked(valid[..., None], cols)[..., 0][:, :, None]
     far = far[None] & picked(slots.there[..., None], ids)[..., 0][:, :, None]
     own, met = marks(q), torch.cat([picked(marks(slots.keys, slots.values), ids), picked(marks(k, v), cols)], 2)
-    keys, values = (torch.cat([picked(clean(a), ids), picked(clean(b), cols)], 2) for a, b in ((slots.keys, k), (slots.values, v)))
+    keys, values = (
+        torch.cat([picked(clean(a), ids), picked(clean(b), cols)], 2) for a, b in ((slots.keys, k), (slots.values, v))
+    )
     positions = torch.cat([ids * rate + rate - 1, cols], 1)
     # (B, N, heads, L, e)
     y = weigh(picked(clean(q), rows), keys, values, met, learned, torch.cat([far, near], -1), rows, positions, heads)
@@ -117,7 +121,11 @@ def _check(q, k, v, x, squeeze, heads, sizes: Sizes, backend) -> None:
     choose("compressive", backend, q)
     if q.ndim != 3 or any(a.shape != q.shape for a in (k, v, x)) or heads < 1 or q.shape[-1] % heads:
         shapes = ", ".join(str(tuple(a.shape)) for a in (q, k, v, x))
-        raise MixerError(f"compressive: expects q, k, v, x of one shape (B, T, D) with heads={heads} dividing D, got {shapes}.")
+        raise MixerError(
+            f"compressive: expects q, k, v, x of one shape (B, T, D) with heads={heads} dividing D, got {shapes}."
+        )
     if min(sizes[:3]) < 1 or sizes.pool not in POOLS or len(squeeze) != (2 if sizes.pool == "conv" else 0):
         pools = ", ".join(POOLS)
-        raise MixerError(f"compressive: expects memory, compressed, rate >= 1, pool in {pools}, squeeze for conv only; got {sizes}.")
+        raise MixerError(
+            f"compressive: expects memory, compressed, rate >= 1, pool in {pools}, squeeze for conv only; got {sizes}."
+        )

@@ -73,11 +73,15 @@ def external(
     def form(x: Tensor) -> Tensor:
         logits = slot_logits(x, memory_k, memory_k_bias, heads, key_mask)
         if where == "cpu":
-            return _apply(external_weights(logits, key_mask, norm, float(eps)), memory_v, memory_v_bias, key_mask).to(x.dtype)
+            return _apply(external_weights(logits, key_mask, norm, float(eps)), memory_v, memory_v_bias, key_mask).to(
+                x.dtype
+            )
         if norm == "slots":
             level = logits.new_zeros(())
         elif causal:
-            level = extend_slots(logits, empty_slots(x.shape[0], heads * memory_k.shape[0], device=x.device), key_mask)[0]
+            level = extend_slots(logits, empty_slots(x.shape[0], heads * memory_k.shape[0], device=x.device), key_mask)[
+                0
+            ]
         else:
             level = over_all_tokens(logits, key_mask)
         return read_memory(x, logits, level, memory_v, memory_v_bias, norm=norm, eps=eps, valid=key_mask)
@@ -101,7 +105,17 @@ def slot_logits(x: Tensor, memory_k: Tensor, bias: Tensor | None, heads: int, va
 
 
 @exact
-def read_memory(x: Tensor, logits: Tensor, level: Tensor, memory_v: Tensor, bias: Tensor | None, *, norm: str, eps: float, valid: Tensor | None) -> Tensor:
+def read_memory(
+    x: Tensor,
+    logits: Tensor,
+    level: Tensor,
+    memory_v: Tensor,
+    bias: Tensor | None,
+    *,
+    norm: str,
+    eps: float,
+    valid: Tensor | None,
+) -> Tensor:
     """The weights applied to the second memory; a token that is not valid gives 0. ``level`` is log sum exp over tokens."""
     wide = torch.promote_types(x.dtype, torch.float32)
     return _apply(weights(logits, level, norm=norm, eps=eps, valid=valid).to(wide), memory_v, bias, valid).to(x.dtype)
@@ -142,7 +156,15 @@ def _eager_weights(logits: Tensor, key_mask: Tensor | None, norm: str, eps: floa
     return w if key_mask is None else torch.where(key_mask[..., None, None], w, 0.0)
 
 
-external_weights = Operator("external", "logits key_mask?!", "str norm, float eps", saves=("level",), keeps_result=True, eager=_eager_weights, on=("cpu",))
+external_weights = Operator(
+    "external",
+    "logits key_mask?!",
+    "str norm, float eps",
+    saves=("level",),
+    keeps_result=True,
+    eager=_eager_weights,
+    on=("cpu",),
+)
 """The weights (B, T, heads, S) of float32 logits under ``norm`` "double" or "tokens" over all tokens; 0 where a token is masked."""
 
 
@@ -216,9 +238,21 @@ def simplified_attention(
     The paper has scale 1: the logits then are as large as |x|^2, so half precision is computed in float32.
     """
     if x.ndim != 3 or k.ndim != 3 or x.shape[0] != k.shape[0] or x.shape[2] != k.shape[2]:
-        raise MixerError(f"simplified_attention: expects x (B, T, D) and k (B, S, D), got {tuple(x.shape)} and {tuple(k.shape)}.")
+        raise MixerError(
+            f"simplified_attention: expects x (B, T, D) and k (B, S, D), got {tuple(x.shape)} and {tuple(k.shape)}."
+        )
     wide = torch.promote_types(x.dtype, torch.float32)
-    y = attention(x.to(wide), k.to(wide), k.to(wide), heads=1, scale=scale, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
+    y = attention(
+        x.to(wide),
+        k.to(wide),
+        k.to(wide),
+        heads=1,
+        scale=scale,
+        causal=causal,
+        key_mask=key_mask,
+        attn_mask=attn_mask,
+        backend=backend,
+    )
     return y.to(x.dtype)
 
 
@@ -229,9 +263,22 @@ def check_norm(who: str, norm: str, eps: float) -> None:
 
 
 def _check(
-    x: Tensor, memory_k: Tensor, memory_v: Tensor, memory_k_bias: Tensor | None, memory_v_bias: Tensor | None, heads: int, key_mask: Tensor | None
+    x: Tensor,
+    memory_k: Tensor,
+    memory_v: Tensor,
+    memory_k_bias: Tensor | None,
+    memory_v_bias: Tensor | None,
+    heads: int,
+    key_mask: Tensor | None,
 ) -> None:
-    if x.ndim != 3 or not x.is_floating_point() or not isinstance(heads, int) or isinstance(heads, bool) or heads < 1 or x.shape[-1] % heads:
+    if (
+        x.ndim != 3
+        or not x.is_floating_point()
+        or not isinstance(heads, int)
+        or isinstance(heads, bool)
+        or heads < 1
+        or x.shape[-1] % heads
+    ):
         raise MixerError(f"external: expects x (B, T, heads * e) with heads={heads!r}, got {x.dtype} {tuple(x.shape)}.")
     e = x.shape[-1] // heads
     if memory_k.ndim != 2 or memory_k.shape != memory_v.shape or memory_k.shape[1] != e or memory_k.shape[0] < 1:

@@ -18,7 +18,14 @@ from .sums.taps import silenced
 
 @exact
 @hides("x")
-def fourier(x: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, positions: Tensor | None = None, backend: Backend = "auto") -> Tensor:
+def fourier(
+    x: Tensor,
+    *,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    positions: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
     """Compute y = Re(F_tokens(F_features(x))) (Lee-Thorp et al. 2021, Eq. 3).
 
     y_t = Re sum_s sum_d x_sd exp(-2 pi i (s t / L + d d' / D)).
@@ -36,13 +43,22 @@ def fourier(x: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, 
     """
     choose("fourier", backend, x)
     if causal:
-        raise MixerError("fourier: there is no causal form, because every output depends on every token; use causal=False.")
+        raise MixerError(
+            "fourier: there is no causal form, because every output depends on every token; use causal=False."
+        )
     v = silenced(x, key_mask)
-    if key_mask is None and positions is None and v.numel() and not (torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()):
+    if (
+        key_mask is None
+        and positions is None
+        and v.numel()
+        and not (torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export())
+    ):
         return torch.fft.fft2(v).real.to(x.dtype)
     valid = valid_mask(x, key_mask)
     positions = default_positions(x.shape[0], x.shape[1], key_mask, x.device) if positions is None else positions
-    cos_d, sin_d = _waves(torch.arange(x.shape[-1], device=x.device)[None], x.new_full((1,), x.shape[-1], dtype=torch.float64))
+    cos_d, sin_d = _waves(
+        torch.arange(x.shape[-1], device=x.device)[None], x.new_full((1,), x.shape[-1], dtype=torch.float64)
+    )
     cos_t, sin_t = _waves(positions, _lengths(positions, valid))
     # the transform over features; the sign of the sine is left out here and below, which cancels
     real, imaginary = v @ cos_d.to(v.dtype), v @ sin_d.to(v.dtype)

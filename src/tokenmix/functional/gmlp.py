@@ -17,7 +17,15 @@ EPS = 1e-5
 @exact
 @hides("z")
 def gmlp(
-    z: Tensor, spatial: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, backend: Backend = "auto"
+    z: Tensor,
+    spatial: Tensor,
+    bias: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    *,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute s(Z) = Z1 * (W norm(Z2) + b) with [Z1, Z2] = gelu(z) (Liu et al. 2021, Eq. 1 to 4).
 

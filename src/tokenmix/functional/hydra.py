@@ -66,18 +66,29 @@ def hydra(
             return _on_kernel(q, k, v, key_mask, feature=feature, normalise=normalise, eps=eps, causal=causal)
 
         return on_kernel(q, k, v) if where == "cpu" else honest(on_kernel, q, k, v, causal=causal, key_mask=key_mask)
-    options: dict[str, Any] = {"feature": feature, "normalise": normalise, "eps": eps, "causal": causal, "key_mask": key_mask, "backend": "eager"}
+    options: dict[str, Any] = {
+        "feature": feature,
+        "normalise": normalise,
+        "eps": eps,
+        "causal": causal,
+        "key_mask": key_mask,
+        "backend": "eager",
+    }
     return _kernel_attention("hydra", q, k, v, heads=q.shape[-1], **options)
 
 
-def _on_kernel(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, feature: str, normalise: bool, eps: float, causal: bool) -> Tensor:
+def _on_kernel(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, feature: str, normalise: bool, eps: float, causal: bool
+) -> Tensor:
     """The whole of ``functional.hydra``: (B, T, D) in q's dtype."""
     of_q, of_k = feature.split("/")[0], feature.split("/")[-1]
     if of_k == "softmax":
         return _softmax_keys(q, k, v, key_mask, of_q, eps, causal)
     dtype, mean = q.dtype, normalise or of_k == "mean"
     if of_q not in OWN or of_k not in OWN:
-        q, k, v = (a.to(torch.promote_types(a.dtype, torch.float32)) for a in (q, k, v))  # features are not rounded to half precision
+        q, k, v = (
+            a.to(torch.promote_types(a.dtype, torch.float32)) for a in (q, k, v)
+        )  # features are not rounded to half precision
     if of_q not in OWN:
         q = MAPS[of_q](q, eps)
     if of_k not in OWN:
@@ -86,7 +97,9 @@ def _on_kernel(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, feat
     return sum_kernel(q, k, v, key_mask, causal, *maps, mean).to(dtype)
 
 
-def _softmax_keys(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, of_q: str, eps: float, causal: bool) -> Tensor:
+def _softmax_keys(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, of_q: str, eps: float, causal: bool
+) -> Tensor:
     """Keys weighed by their softmax over time are AFT-simple."""
     if of_q == "sigmoid":
         return simple_kernel(q, k, v, key_mask, q.shape[1], causal)
@@ -95,13 +108,29 @@ def _softmax_keys(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, of_q
     return (MAPS[of_q](q.to(wide), eps) * y.to(wide)).to(q.dtype)
 
 
-def _eager(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool, of_q: bool, of_k: bool, eps: float, mean: bool) -> Tensor:
+def _eager(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    causal: bool,
+    of_q: bool,
+    of_k: bool,
+    eps: float,
+    mean: bool,
+) -> Tensor:
     names = ("identity", "cosine")
     feature = f"{names[of_q]}/{names[of_k]}"
     return hydra(q, k, v, feature=feature, normalise=mean, eps=eps, causal=causal, key_mask=key_mask, backend="eager")
 
 
-sum_kernel = Operator("hydra", "q k v key_mask?!", "bool causal, bool of_q, bool of_k, float eps, bool mean", saves=("saved",), eager=_eager)
+sum_kernel = Operator(
+    "hydra",
+    "q k v key_mask?!",
+    "bool causal, bool of_q, bool of_k, float eps, bool mean",
+    saves=("saved",),
+    eager=_eager,
+)
 """Hydra whose maps are the cosine, for queries, keys or both, or the identity: (B, T, D)."""
 
 
@@ -123,15 +152,35 @@ def multihead_linear(
 
     heads = 1 is full linear attention without a normaliser, heads = D is Hydra. The causal form works in blocks. Other arguments as in ``hydra``.
     """
-    options: dict[str, Any] = {"feature": feature, "normalise": normalise, "eps": eps, "causal": causal, "key_mask": key_mask, "backend": backend}
+    options: dict[str, Any] = {
+        "feature": feature,
+        "normalise": normalise,
+        "eps": eps,
+        "causal": causal,
+        "key_mask": key_mask,
+        "backend": backend,
+    }
     return _kernel_attention("multihead_linear", q, k, v, heads=heads, **options)
 
 
 def _kernel_attention(
-    who: str, q: Tensor, k: Tensor, v: Tensor, *, heads: int, feature: str, normalise: bool, eps: float, causal: bool, key_mask: Tensor | None, backend: Backend
+    who: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    heads: int,
+    feature: str,
+    normalise: bool,
+    eps: float,
+    causal: bool,
+    key_mask: Tensor | None,
+    backend: Backend,
 ) -> Tensor:
     choose(who, backend, q)
-    check_qkv(who, q, k, v, 1 if who == "hydra" else heads, causal, key_mask)  # the width of a traced tensor need not be an int
+    check_qkv(
+        who, q, k, v, 1 if who == "hydra" else heads, causal, key_mask
+    )  # the width of a traced tensor need not be an int
     of_keys = check_feature(who, feature, normalise, eps)[1]
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)

@@ -60,7 +60,11 @@ def image_local(
     if positions is not None or attn_mask is not None or S != T:
         ok = allowed(q.shape[0], T, S, causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
         return dense(q, k, v, ok & _near(positions, starts, raster, block, memory, T, S, q.device), heads).to(dtype)
-    lines = _blocks_1d(T, block[0], memory[0], q.device) if len(block) == 1 else _blocks_2d(T, raster, block, memory, q.device)
+    lines = (
+        _blocks_1d(T, block[0], memory[0], q.device)
+        if len(block) == 1
+        else _blocks_2d(T, raster, block, memory, q.device)
+    )
     if causal:
         lines = lines._replace(ok=lines.ok & (lines.keys[:, None] <= lines.queries[:, :, None]))
     if starts is None:
@@ -83,12 +87,22 @@ def _blocks_2d(T: int, raster: Raster, block: tuple[int, ...], memory: tuple[int
     H, W = cells.shape
     padded = F.pad(cells, (side, side + -W % w, up, -H % h), value=T)
     inner = padded[up:, side : padded.shape[1] - side]
-    queries, keys = (a.unfold(0, n, h).unfold(1, m, w).flatten(2).flatten(0, 1) for a, n, m in ((inner, h, w), (padded, up + h, w + 2 * side)))
+    queries, keys = (
+        a.unfold(0, n, h).unfold(1, m, w).flatten(2).flatten(0, 1)
+        for a, n, m in ((inner, h, w), (padded, up + h, w + 2 * side))
+    )
     return Lines(queries, keys, torch.ones(1, 1, 1, dtype=torch.bool, device=device))
 
 
 def _near(
-    positions: Positions | None, starts: Tensor | None, raster: Raster, block: tuple[int, ...], memory: tuple[int, ...], T: int, S: int, device: torch.device
+    positions: Positions | None,
+    starts: Tensor | None,
+    raster: Raster,
+    block: tuple[int, ...],
+    memory: tuple[int, ...],
+    T: int,
+    S: int,
+    device: torch.device,
 ) -> Tensor:
     """Return which keys lie in the memory block of which queries, by position: (B or 1, T, S)."""
     rows, cols = raster.positions(positions, starts, T, S, device)
@@ -105,11 +119,17 @@ def _check(q, k, v, heads, block, memory, width, grid, backend) -> None:
     choose("image_local", backend, q)
     if q.ndim != 3 or k.shape != v.shape or k.shape[::2] != q.shape[::2] or heads < 1 or q.shape[-1] % heads:
         shapes = ", ".join(str(tuple(a.shape)) for a in (q, k, v))
-        raise MixerError(f"image_local: expects q (B, T, D) and k, v (B, S, D) with heads={heads} dividing D, got {shapes}.")
+        raise MixerError(
+            f"image_local: expects q (B, T, D) and k, v (B, S, D) with heads={heads} dividing D, got {shapes}."
+        )
     if len(block) not in (1, 2) or len(block) != len(memory) or min(block) < 1 or min(memory) < 0:
         given = f"block={block}, memory={memory}"
-        raise MixerError(f"image_local: block and memory need 1 size each or 2, block >= 1 and memory >= 0; got {given}.")
+        raise MixerError(
+            f"image_local: block and memory need 1 size each or 2, block >= 1 and memory >= 0; got {given}."
+        )
     if len(block) == 2 and (width is None) == (grid is None):
         raise MixerError(f"image_local: 2-D blocks need either a width or a grid, got width={width}, grid={grid}.")
     if (grid is not None and len(grid) != 2) or (len(block) == 1 and (grid is not None or width is not None)):
-        raise MixerError(f"image_local: a grid has 2 sizes and goes with 2-D blocks, got grid={grid}, width={width}, block={block}.")
+        raise MixerError(
+            f"image_local: a grid has 2 sizes and goes with 2-D blocks, got grid={grid}, width={width}, block={block}."
+        )

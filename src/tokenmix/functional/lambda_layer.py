@@ -51,7 +51,9 @@ def lambda_layer(
     _check(q, k, v, embedding, heads, causal, backend)
     if (embedding.ndim == 3) != (grid is not None) or (grid is not None and (causal or len(grid) != 2)):
         given = f"{tuple(embedding.shape)}, grid={grid}, causal={causal}"
-        raise MixerError(f"lambda_layer: embeddings (a, b, w) need a grid (H, W) and causal=False, and vice versa; got {given}.")
+        raise MixerError(
+            f"lambda_layer: embeddings (a, b, w) need a grid (H, W) and causal=False, and vice versa; got {given}."
+        )
     qh, vz = at_least_float32(q).unflatten(-1, (heads, -1)), silenced(v, key_mask)
     content = content_causal(k, v, key_mask) if causal else content_full(k, vz, key_mask)[:, None]
     y = qh @ content.to(qh.dtype)
@@ -59,7 +61,9 @@ def lambda_layer(
     return y.flatten(2).to(q.dtype)
 
 
-def _positions(q: Tensor, v: Tensor, E: Tensor, grid: tuple[int, ...] | None, prefix: int, positions: Tensor | None, causal: bool) -> Tensor:
+def _positions(
+    q: Tensor, v: Tensor, E: Tensor, grid: tuple[int, ...] | None, prefix: int, positions: Tensor | None, causal: bool
+) -> Tensor:
     """Apply lambda^p_n to q_n (B, T, heads, w): the values (B, T, 1, c) weighed by q_n . E."""
     T = q.shape[1]
     at = torch.arange(T, device=q.device).expand(q.shape[:2]) if positions is None else positions

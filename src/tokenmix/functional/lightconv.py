@@ -57,7 +57,9 @@ def lightconv(
     def met(mark: Tensor) -> Tensor:
         if positions is None:
             return over_window(mark, -centre, size - 1 - centre)
-        return over_pairs(pair_weights(mark.new_ones(1, 1, 1, size), positions, positions, centre, causal=causal)[:, 0] > 0, mark)
+        return over_pairs(
+            pair_weights(mark.new_ones(1, 1, 1, size), positions, positions, centre, causal=causal)[:, 0] > 0, mark
+        )
 
     if static:
         return honest(partial(form, kernel), None, x, key_mask=key_mask, reach=met)
@@ -68,5 +70,7 @@ def _check(x: Tensor, kernel: Tensor, causal: bool, backend: Backend) -> None:
     choose("lightconv", backend, x)
     B, T, D = x.shape
     if kernel.ndim not in (2, 4) or (kernel.ndim == 4 and kernel.shape[:2] != (B, T)) or D % kernel.shape[-2]:
-        raise MixerError(f"lightconv: kernel must be (H, s) or {(B, T)} + (H, s) with H dividing {D}, got {tuple(kernel.shape)}.")
+        raise MixerError(
+            f"lightconv: kernel must be (H, s) or {(B, T)} + (H, s) with H dividing {D}, got {tuple(kernel.shape)}."
+        )
     check_odd("lightconv", kernel.shape[-1], causal)

@@ -64,7 +64,9 @@ def linear_attention(
     Returns:
         (B, T, H e) in q's dtype; exactly 0 where nothing may be attended or every pair weighs 0. Time O(T e D); causal keeps O(T e D / 32) numbers.
     """
-    lacks = f"its kernel has no feature={feature!r}" if feature in ("relu", "squared_relu") else None  # where a gradient cancels to 0, float32 is not enough
+    lacks = (
+        f"its kernel has no feature={feature!r}" if feature in ("relu", "squared_relu") else None
+    )  # where a gradient cancels to 0, float32 is not enough
     check_name("linear_attention", "feature", feature, LOG_FEATURES)
     check_qkv("linear_attention", q, k, v, heads, causal, key_mask)
     empty, short = 0 in (*q.shape, k.shape[1]), lacks is None and not exporting()
@@ -89,7 +91,9 @@ def linear_attention(
     return honest(form, q, k, v, causal=causal, key_mask=key_mask)
 
 
-def _on_kernel(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, heads: int, feature: str, causal: bool) -> Tensor:
+def _on_kernel(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, heads: int, feature: str, causal: bool
+) -> Tensor:
     """The whole of ``functional.linear_attention``: (B, T, H e) in q's dtype. "elu" and "exp" are the kernel's own, of others it takes the logarithms."""
     if feature not in ("elu", "exp"):
         wide = torch.promote_types(q.dtype, torch.float32)
@@ -100,10 +104,14 @@ def _on_kernel(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, head
 
 
 def _eager(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, heads: int, elu: bool, causal: bool) -> Tensor:
-    return linear_attention(q, k, v, heads=heads, feature="elu" if elu else "exp", causal=causal, key_mask=key_mask, backend="eager")
+    return linear_attention(
+        q, k, v, heads=heads, feature="elu" if elu else "exp", causal=causal, key_mask=key_mask, backend="eager"
+    )
 
 
-ratio_kernel = Operator("linear", "q k v key_mask?!", "int heads, bool elu, bool causal", saves=("saved",), keeps_result=True, eager=_eager)
+ratio_kernel = Operator(
+    "linear", "q k v key_mask?!", "int heads, bool elu, bool causal", saves=("saved",), keeps_result=True, eager=_eager
+)
 """Linear attention with the features elu + 1 of q and k, or exp of them: (B, T, H e)."""
 
 
@@ -123,13 +131,17 @@ def _log_features(x: Tensor, heads: int, feature: str) -> Tensor:
 def _one_key(q: Tensor, k: Tensor, v: Tensor, heads: int, feature: str, key_mask: Tensor | None) -> Tensor:
     """Over a single key: its value, whatever it weighs; 0 where it is masked."""
     k, v = sums.zero_masked(k, key_mask), sums.zero_masked(v, key_mask).unflatten(-1, (heads, -1))
-    weight = (valid_weight(_log_features(q, heads, feature)) * valid_weight(_log_features(k, heads, feature))).sum(-1, keepdim=True)
+    weight = (valid_weight(_log_features(q, heads, feature)) * valid_weight(_log_features(k, heads, feature))).sum(
+        -1, keepdim=True
+    )
     if key_mask is not None:
         weight = torch.where(key_mask[..., None, None], weight, 0.0)
     return lone(v, weight).flatten(2).to(q.dtype)
 
 
-def _one_feature(q: Tensor, k: Tensor, v: Tensor, feature: str, causal: bool, key_mask: Tensor | None, backend: Backend) -> Tensor:
+def _one_feature(
+    q: Tensor, k: Tensor, v: Tensor, feature: str, causal: bool, key_mask: Tensor | None, backend: Backend
+) -> Tensor:
     """Heads of one feature: phi(q) cancels, and what remains is AFT-simple with log phi(k) for keys."""
     heads = q.shape[-1]
     b = _log_features(sums.zero_masked(k, key_mask), heads, feature).flatten(2)
@@ -137,11 +149,23 @@ def _one_feature(q: Tensor, k: Tensor, v: Tensor, feature: str, causal: bool, ke
     return lone(y, valid_weight(_log_features(q, heads, feature).flatten(2))).to(q.dtype)
 
 
-def linear_chunk(q: Tensor, k: Tensor, v: Tensor, past: sums.Past, *, heads: int, feature: str, key_mask: Tensor | None) -> tuple[Tensor, sums.Past]:
+def linear_chunk(
+    q: Tensor, k: Tensor, v: Tensor, past: sums.Past, *, heads: int, feature: str, key_mask: Tensor | None
+) -> tuple[Tensor, sums.Past]:
     """New tokens (B, L, H e) over the sums of all keys before them and each other: outputs, and the sums after them."""
     e = q.shape[-1] // heads
-    fits = q.shape == k.shape == v.shape and past[0].shape == (q.shape[0], heads, e) and past[1].shape == (q.shape[0], heads, e + 1, e)
-    if feature == "elu" and fits and past[0].dtype is past[1].dtype is torch.float64 and steps((q, k, v), past) and masks(k, key_mask):
+    fits = (
+        q.shape == k.shape == v.shape
+        and past[0].shape == (q.shape[0], heads, e)
+        and past[1].shape == (q.shape[0], heads, e + 1, e)
+    )
+    if (
+        feature == "elu"
+        and fits
+        and past[0].dtype is past[1].dtype is torch.float64
+        and steps((q, k, v), past)
+        and masks(k, key_mask)
+    ):
         return step.linear(q, k, v, None if key_mask is None else key_mask.contiguous(), past)
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, sums.Past]:

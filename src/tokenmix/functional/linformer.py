@@ -40,7 +40,9 @@ def linformer(
     """
     if e.shape[0] not in (1, heads) or f.shape[0] not in (1, heads) or q.shape[-1] % heads:
         given = f"D={q.shape[-1]}, e {tuple(e.shape)} and f {tuple(f.shape)}"
-        raise MixerError(f"linformer: heads={heads} must divide D and needs e and f of 1 or {heads} matrices, got {given}.")
+        raise MixerError(
+            f"linformer: heads={heads} must divide D and needs e and f of 1 or {heads} matrices, got {given}."
+        )
     if k.shape[1] > e.shape[-1]:
         raise MixerError(f"linformer: e has {e.shape[-1]} columns, one per position, got {k.shape[1]} keys.")
     kc, vc = shortened(k, e, heads, positions, key_mask), shortened(v, f, heads, positions, key_mask)

@@ -59,7 +59,18 @@ def memory_compressed(
     if q.shape[1] == 0:
         return torch.zeros_like(q)
     if positions is not None:
-        return _scattered(q, k, v, conv, heads=heads, block=block, causal=causal, positions=positions, key_mask=key_mask, backend=backend)
+        return _scattered(
+            q,
+            k,
+            v,
+            conv,
+            heads=heads,
+            block=block,
+            causal=causal,
+            positions=positions,
+            key_mask=key_mask,
+            backend=backend,
+        )
     valid, T = key_mask, q.shape[1]
     if key_mask is not None:
         valid, q, k, v = shifted(key_mask, q, k, v)
@@ -74,7 +85,9 @@ def memory_compressed(
     return back_to_place(y, first_true(key_mask)[:, 0])
 
 
-def _blockwise(q: Tensor, k: Tensor, v: Tensor, *, heads: int, block: int, causal: bool, valid: Tensor | None, backend: Backend) -> Tensor:
+def _blockwise(
+    q: Tensor, k: Tensor, v: Tensor, *, heads: int, block: int, causal: bool, valid: Tensor | None, backend: Backend
+) -> Tensor:
     """Attend with every block as a row of its own."""
     B, T, _ = q.shape
     extra = -T % block
@@ -86,14 +99,21 @@ def _blockwise(q: Tensor, k: Tensor, v: Tensor, *, heads: int, block: int, causa
     return y.view(B, T + extra, y.shape[-1])[:, :T]
 
 
-def _compressed(q: Tensor, k: Tensor, v: Tensor, *, conv: Conv, heads: int, causal: bool, valid: Tensor | None, backend: Backend) -> Tensor:
+def _compressed(
+    q: Tensor, k: Tensor, v: Tensor, *, conv: Conv, heads: int, causal: bool, valid: Tensor | None, backend: Backend
+) -> Tensor:
     """Attend to keys and values of blocks; in the causal form also to the block's own tokens, under one softmax."""
     T = q.shape[1]
     size = conv[0].shape[-1]
-    keys, values = (strided_conv(patches(a, (T,), size), w, b).to(sum_dtype(q)) for a, w, b in zip((k, v), conv[:2], conv[2:], strict=True))
+    keys, values = (
+        strided_conv(patches(a, (T,), size), w, b).to(sum_dtype(q))
+        for a, w, b in zip((k, v), conv[:2], conv[2:], strict=True)
+    )
     some = None if valid is None else patches(valid[..., None].to(q.dtype), (T,), size).amax((-2, -1)) > 0
     if not causal:
-        return finite_attention(at_least_float32(q), keys, values, heads=heads, key_mask=some, backend=backend).to(q.dtype)
+        return finite_attention(at_least_float32(q), keys, values, heads=heads, key_mask=some, backend=backend).to(
+            q.dtype
+        )
     own = [patches(a, (T,), size) for a in (q, k, v)]
     near = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()[None, None]
     if valid is not None:
@@ -123,7 +143,17 @@ def _joint(own: list[Tensor], cells: tuple[Tensor, Tensor], near: Tensor, far: T
 
 
 def _scattered(
-    q: Tensor, k: Tensor, v: Tensor, conv: Conv, *, heads: int, block: int, causal: bool, positions: Tensor, key_mask: Tensor | None, backend: Backend
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    conv: Conv,
+    *,
+    heads: int,
+    block: int,
+    causal: bool,
+    positions: Tensor,
+    key_mask: Tensor | None,
+    backend: Backend,
 ) -> Tensor:
     """Handle tokens at arbitrary positions by comparing pairs."""
     valid = valid_mask(k, key_mask)
@@ -154,7 +184,16 @@ class Slots(NamedTuple):
 
 
 @exact
-def over_slots(q: Tensor, slots: Slots, recent: tuple[Tensor, ...], conv: Conv, *, heads: int, block: int, backend: Backend = "auto") -> Tensor:
+def over_slots(
+    q: Tensor,
+    slots: Slots,
+    recent: tuple[Tensor, ...],
+    conv: Conv,
+    *,
+    heads: int,
+    block: int,
+    backend: Backend = "auto",
+) -> Tensor:
     """Compute the causal compressed form for the last L tokens of ``recent``, after the blocks in ``slots``.
 
     q holds the queries of these tokens; recent = (keys, values, valid, positions). The last slot may belong to a block
@@ -164,9 +203,17 @@ def over_slots(q: Tensor, slots: Slots, recent: tuple[Tensor, ...], conv: Conv, 
     L, P, dtype = q.shape[1], k.shape[1], sum_dtype(q)
     k, v = zero_masked(k, valid), zero_masked(v, valid)
     cell, tap = cells_of(positions, block)
-    parts = (torch.cat([s[:, -1:].double(), taps_of(a, tap, w)], 1) for s, a, w in zip(slots[:2], (k, v), conv[:2], strict=True))
-    last, *sums = gathered(torch.cat([slots.cells[:, -1:], cell], 1), torch.cat([slots.valid[:, -1:], valid], 1), *parts)
-    far = [torch.cat([s[:, :-1].double(), new], 1) + b.double() for s, new, b in zip(slots[:2], sums, conv[2:], strict=True)]
+    parts = (
+        torch.cat([s[:, -1:].double(), taps_of(a, tap, w)], 1)
+        for s, a, w in zip(slots[:2], (k, v), conv[:2], strict=True)
+    )
+    last, *sums = gathered(
+        torch.cat([slots.cells[:, -1:], cell], 1), torch.cat([slots.valid[:, -1:], valid], 1), *parts
+    )
+    far = [
+        torch.cat([s[:, :-1].double(), new], 1) + b.double()
+        for s, new, b in zip(slots[:2], sums, conv[2:], strict=True)
+    ]
     n = far[0].shape[1]
     mine = cell[:, P - L :, None]
     far_ok = torch.cat([slots.valid[:, :-1], last], 1)[:, None] & (torch.cat([slots.cells, cell], 1)[:, None] != mine)
@@ -187,7 +234,10 @@ def folded(slots: Slots, old: tuple[Tensor, ...], conv: Conv, *, block: int, ste
     cell, tap = cells_of(positions, block)
     cell, valid = torch.cat([slots.cells[:, -1:], cell], 1), torch.cat([slots.valid[:, -1:], valid], 1)
     parts = (zero_masked(a, old[2]) for a in (k, v))
-    joined = [torch.cat([s[:, -1:].double(), taps_of(a, tap, w)], 1) for s, a, w in zip(slots[:2], parts, conv[:2], strict=True)]
+    joined = [
+        torch.cat([s[:, -1:].double(), taps_of(a, tap, w)], 1)
+        for s, a, w in zip(slots[:2], parts, conv[:2], strict=True)
+    ]
     label = cell[:, ::step]
     member = (label[:, :, None] == cell[:, None]) & valid[:, None]
     unique = ~(label[:, :, None] == label[:, None]).triu(1).any(-1)
@@ -208,7 +258,11 @@ def _check(q: Tensor, k: Tensor, v: Tensor, conv: Conv, heads: int, block: int, 
         raise MixerError(f"memory_compressed: mode={mode!r}; choose 'local' or 'compressed'.")
     if D % heads or block < 1 or k.shape != q.shape or v.shape != q.shape:
         given = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}, heads={heads}, block={block}"
-        raise MixerError(f"memory_compressed: expects q, k, v of one shape, heads that divide D, block >= 1; got {given}.")
+        raise MixerError(
+            f"memory_compressed: expects q, k, v of one shape, heads that divide D, block >= 1; got {given}."
+        )
     if len(conv) != (4 if mode == "compressed" else 0) or any(w.shape != (D, D, block) for w in conv[:2]):
         wanted = f"two weights {(D, D, block)} and two biases" if mode == "compressed" else "no conv"
-        raise MixerError(f"memory_compressed: mode={mode!r} takes {wanted}, got shapes {[tuple(a.shape) for a in conv]}.")
+        raise MixerError(
+            f"memory_compressed: mode={mode!r} takes {wanted}, got shapes {[tuple(a.shape) for a in conv]}."
+        )

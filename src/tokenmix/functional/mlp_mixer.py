@@ -16,7 +16,15 @@ from .sums.taps import silenced
 @exact
 @hides("x")
 def mlp_mixer(
-    x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, backend: Backend = "auto"
+    x: Tensor,
+    w1: Tensor,
+    b1: Tensor,
+    w2: Tensor,
+    b2: Tensor,
+    *,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    backend: Backend = "auto",
 ) -> Tensor:
     """Compute Y = W2 gelu(W1 X + b1) + b2 in every channel (Tolstikhin et al. 2021, Eq. 1).
 
@@ -33,7 +41,9 @@ def mlp_mixer(
     """
     choose("mlp_mixer", backend, x)
     if causal:
-        raise MixerError("mlp_mixer: there is no causal form, because every hidden unit reads every token; use causal=False.")
+        raise MixerError(
+            "mlp_mixer: there is no causal form, because every hidden unit reads every token; use causal=False."
+        )
     v = silenced(x, key_mask)
     w1, b1, w2, b2 = (a.to(v.dtype) for a in (w1, b1, w2, b2))
     y = w2 @ F.gelu(w1 @ v + b1[:, None]) + b2[..., None]

@@ -105,7 +105,10 @@ def local_chunk(
     near = _near_part(ready(q, k, v, heads, key_mask), (rows - cols).abs() < window, ok, outside)
     if outside == "none":
         return joined(ratio(near), q)
-    num, den = F.pad(far[0].unflatten(-1, (heads, -1))[:, :, None].to(near.num.dtype), (0, 1)), far[1][:, None, None, None].to(near.den.dtype)
+    num, den = (
+        F.pad(far[0].unflatten(-1, (heads, -1))[:, :, None].to(near.num.dtype), (0, 1)),
+        far[1][:, None, None, None].to(near.den.dtype),
+    )
     return joined(ratio(near, Part(_zero_logit(den), num, den)), q)
 
 
@@ -224,10 +227,25 @@ def fixed(
         column = torch.remainder(cols, stride) >= stride - columns
         return joined(dense(ready(q, k, v, heads, key_mask), _by_half(near & ok, column & ok, heads, merged)), q)
 
-    return in_order(partial(_fixed_blocks, stride=stride, columns=columns, heads=heads, merged=merged, causal=causal), (q, k, v), key_mask)
+    return in_order(
+        partial(_fixed_blocks, stride=stride, columns=columns, heads=heads, merged=merged, causal=causal),
+        (q, k, v),
+        key_mask,
+    )
 
 
-def _fixed_blocks(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, stride: int, columns: int, heads: int, merged: bool, causal: bool) -> Tensor:
+def _fixed_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    *,
+    stride: int,
+    columns: int,
+    heads: int,
+    merged: bool,
+    causal: bool,
+) -> Tensor:
     """Compute ``fixed`` where index = position."""
     one, two = _halves(ready(q, k, v, heads, key_mask), heads, merged)
     near = blockwise(*one, stride, 0, 0, lambda rows, cols: cols <= rows if causal else (cols >= 0) & (rows >= 0))
@@ -254,7 +272,9 @@ def _summaries(r: Ready, stride: int, columns: int, *, causal: bool, merged: boo
 
 def _check_halves(who: str, heads: int, merged: bool) -> None:
     if not merged and heads % 2:
-        raise MixerError(f"{who}: heads must be even, because each half takes one pattern, got {heads}; or use merged=True.")
+        raise MixerError(
+            f"{who}: heads must be even, because each half takes one pattern, got {heads}; or use merged=True."
+        )
 
 
 def _halves(r: Ready, heads: int, merged: bool) -> tuple[Ready, Ready]:

@@ -13,7 +13,21 @@ from torch import Tensor
 
 from ..errors import MixerError
 from .backend import Backend
-from .layout.blocks import Part, Ready, blockwise, check, cut, dense, in_classes, joined, own_positions, pairs_of, part_of, ratio, ready
+from .layout.blocks import (
+    Part,
+    Ready,
+    blockwise,
+    check,
+    cut,
+    dense,
+    in_classes,
+    joined,
+    own_positions,
+    pairs_of,
+    part_of,
+    ratio,
+    ready,
+)
 from .layout.positions import Positions, in_order
 from .sums.precision import exact
 
@@ -54,7 +68,9 @@ def longformer(
     check("longformer", q, k, v, heads, backend, reach=reach + 1, global_tokens=global_tokens + 1)
     dilations = dilation if isinstance(dilation, list) else [dilation] * heads
     if len(dilations) != heads or min(dilations) < 1:
-        raise MixerError(f"longformer: dilation={dilation!r} must be a positive integer, or one for each of the {heads} heads.")
+        raise MixerError(
+            f"longformer: dilation={dilation!r} must be a positive integer, or one for each of the {heads} heads."
+        )
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
@@ -65,7 +81,14 @@ def longformer(
         own = dense(ready(q_global, k_global, v_global, heads, key_mask), ok)
         return joined(torch.where((rows < global_tokens)[:, None], own, y), q)
 
-    form = partial(_longformer_blocks, reach=reach, dilations=dilations, g=min(global_tokens, q.shape[1]), heads=heads, causal=causal)
+    form = partial(
+        _longformer_blocks,
+        reach=reach,
+        dilations=dilations,
+        g=min(global_tokens, q.shape[1]),
+        heads=heads,
+        causal=causal,
+    )
     return in_order(form, (q, k, v, q_global, k_global, v_global), key_mask)
 
 
@@ -142,7 +165,9 @@ def _window_and_shared(r: Ready, reach: int, dilations: list[int], g: int, causa
         parts = [in_classes(part.q, part.k, part.v, valid, d, back=reach, ahead=0 if causal else reach)]
         if g:
             parts.append(_shared(part, g, index, causal))
-        pieces |= dict(zip(mine, ratio(*parts).unbind(1), strict=True)) if len(mine) < len(dilations) else {-1: ratio(*parts)}
+        pieces |= (
+            dict(zip(mine, ratio(*parts).unbind(1), strict=True)) if len(mine) < len(dilations) else {-1: ratio(*parts)}
+        )
     return pieces[-1] if -1 in pieces else torch.stack([pieces[h] for h in range(len(dilations))], 1)
 
 
@@ -200,7 +225,18 @@ def bigbird(
 
     Time and memory O(T block (window_blocks + random_blocks + global_blocks) D) at default positions.
     """
-    check("bigbird", q, k, v, heads, backend, block=block, window_blocks=window_blocks, random_blocks=random_blocks + 1, global_blocks=global_blocks + 1)
+    check(
+        "bigbird",
+        q,
+        k,
+        v,
+        heads,
+        backend,
+        block=block,
+        window_blocks=window_blocks,
+        random_blocks=random_blocks + 1,
+        global_blocks=global_blocks + 1,
+    )
     if window_blocks % 2 == 0:
         raise MixerError(f"bigbird: window_blocks={window_blocks} must be odd: the own block and as many on each side.")
     if 0 in (q.shape[1], k.shape[1]):
@@ -216,7 +252,17 @@ def bigbird(
     return in_order(form, (q, k, v), key_mask)
 
 
-def _bigbird_blocks(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, block: int, side: int, draw: dict[str, int], causal: bool) -> Tensor:
+def _bigbird_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    *,
+    block: int,
+    side: int,
+    draw: dict[str, int],
+    causal: bool,
+) -> Tensor:
     """Compute ``bigbird`` where index = position."""
     r, T = ready(q, k, v, draw["heads"], key_mask), q.shape[1]
     index, g = torch.arange(T, device=q.device), min(draw["first"] * block, T)
@@ -297,8 +343,18 @@ def _random_part(r: Ready, chosen: Tensor, block: int) -> Part:
     (B, H, T, _), n, count = r.q.shape, chosen.shape[2], chosen.shape[3]
     chosen = chosen.expand(B, H, n, count)
     index = chosen.clamp_min(0).flatten(2)[..., None]
-    k, v = (cut(a, n, block).flatten(-2).gather(2, index.expand(-1, -1, -1, block * a.shape[-1])).view(B, H, n, count * block, a.shape[-1]) for a in (r.k, r.v))
-    inside = (torch.arange(n * block, device=r.q.device) < T).view(1, 1, n, block) if r.valid is None else cut(r.valid[..., None], n, block).squeeze(-1)
+    k, v = (
+        cut(a, n, block)
+        .flatten(-2)
+        .gather(2, index.expand(-1, -1, -1, block * a.shape[-1]))
+        .view(B, H, n, count * block, a.shape[-1])
+        for a in (r.k, r.v)
+    )
+    inside = (
+        (torch.arange(n * block, device=r.q.device) < T).view(1, 1, n, block)
+        if r.valid is None
+        else cut(r.valid[..., None], n, block).squeeze(-1)
+    )
     valid = inside.expand(B, H, n, block).gather(2, index.expand(-1, -1, -1, block)).view(B, H, n, count, block)
     ok = (valid & (chosen >= 0)[..., None]).flatten(-2)[..., None, :]
     return Part(*(a.flatten(-3, -2)[..., :T, :] for a in part_of(cut(r.q, n, block), k, v, ok)))

@@ -58,18 +58,30 @@ def performer(
     check_feature("performer", feature, eps)
     check_qkv("performer", q, k, v, heads, causal, key_mask)
     if projection.ndim != 3 or projection.shape[0] != heads or projection.shape[2] * heads != q.shape[2]:
-        raise MixerError(f"performer: projection must be ({heads}, M, {q.shape[2] // heads}), got {tuple(projection.shape)}.")
+        raise MixerError(
+            f"performer: projection must be ({heads}, M, {q.shape[2] // heads}), got {tuple(projection.shape)}."
+        )
     a, (b, v1) = log_queries(q, projection, feature, eps), log_keys(k, v, projection, feature, eps, key_mask)
     return sums.joined_heads(sums.mixed(a, b, v1, causal=causal), q)
 
 
 def performer_chunk(
-    q: Tensor, k: Tensor, v: Tensor, past: sums.Past, projection: Tensor, *, feature: str, eps: float, key_mask: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    past: sums.Past,
+    projection: Tensor,
+    *,
+    feature: str,
+    eps: float,
+    key_mask: Tensor | None,
 ) -> tuple[Tensor, sums.Past]:
     """Mix new tokens (B, L, H e) over the sums of all earlier keys and each other: outputs, and the sums after them."""
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, sums.Past]:
-        y, after = sums.causal_read(log_queries(q, projection, feature, eps), *log_keys(k, v, projection, feature, eps, key_mask), past)
+        y, after = sums.causal_read(
+            log_queries(q, projection, feature, eps), *log_keys(k, v, projection, feature, eps, key_mask), past
+        )
         return sums.joined_heads(y, q), after
 
     return honest_chunk(form, q, k, v, key_mask=key_mask)
@@ -81,7 +93,9 @@ def log_queries(q: Tensor, projection: Tensor, feature: str, eps: float) -> Tens
     return _scaled(x) @ projection.double().transpose(-1, -2) if feature == "softmax" else _log_relu(x, projection, eps)
 
 
-def log_keys(k: Tensor, v: Tensor, projection: Tensor, feature: str, eps: float, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def log_keys(
+    k: Tensor, v: Tensor, projection: Tensor, feature: str, eps: float, key_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Compute log phi(k) (B, H, S, M) up to a constant for all keys, and the values with a channel of ones."""
     heads = projection.shape[0]
     x = sums.wide_by_head(zero_masked(k, key_mask), heads)

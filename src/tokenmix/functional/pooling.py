@@ -63,7 +63,9 @@ def windows(rows: Tensor, cols: Tensor, window: int, grid: tuple[int, ...] | Non
     if grid is None:
         return pair_weights(ones, rows, cols, centre_of(window, causal), causal=causal)[:, 0]
     axes = torch.meshgrid(*(torch.arange(n, device=rows.device) for n in grid), indexing="ij")
-    near = [pair_weights(ones, line.flatten()[rows], line.flatten()[cols], window // 2, causal=False)[:, 0] for line in axes]
+    near = [
+        pair_weights(ones, line.flatten()[rows], line.flatten()[cols], window // 2, causal=False)[:, 0] for line in axes
+    ]
     return near[0] * near[1]
 
 

@@ -70,13 +70,27 @@ def reformer(
     total: Sums | None = None
     for r in range(buckets.shape[2]):
         mine = Order(*(a[:, :, r] for a in order))
-        met = attend_sorted(qh, kh, vh, codes[:, :, : r + 1], mine, size=chunk, before=before, after=after, reach=1, causal=causal, itself=False)
+        met = attend_sorted(
+            qh,
+            kh,
+            vh,
+            codes[:, :, : r + 1],
+            mine,
+            size=chunk,
+            before=before,
+            after=after,
+            reach=1,
+            causal=causal,
+            itself=False,
+        )
         total = met if total is None else merge(total, met)
     assert total is not None
     return _joined(total, vh, valid).to(v.dtype)
 
 
-def reformer_codes(buckets: Tensor, valid: Tensor, *, chunk: int, count: int, paper_form: bool = False) -> tuple[Tensor, Order]:
+def reformer_codes(
+    buckets: Tensor, valid: Tensor, *, chunk: int, count: int, paper_form: bool = False
+) -> tuple[Tensor, Order]:
     """Return codes (B, H, R, T) whose difference is 0 or 1 where two tokens meet, and the order of each round."""
     there = valid[:, None, None].expand_as(buckets)
     order = sort_by_bucket(buckets, there, count)
@@ -85,7 +99,9 @@ def reformer_codes(buckets: Tensor, valid: Tensor, *, chunk: int, count: int, pa
 
 
 @exact
-def reformer_chunk(q: Tensor, keys: Tensor, values: Tensor, buckets: Tensor, valid: Tensor, *, heads: int, chunk: int, count: int) -> Tensor:
+def reformer_chunk(
+    q: Tensor, keys: Tensor, values: Tensor, buckets: Tensor, valid: Tensor, *, heads: int, chunk: int, count: int
+) -> Tensor:
     """Compute the causal strict form for the last L tokens, q (B, L, D), over all S.
 
     keys (B, S, D) before normalisation to length 1, buckets (B, heads, R, S).

@@ -76,7 +76,10 @@ def rfa(
         return torch.zeros_like(q)
 
     def form(q: Tensor, k: Tensor, v: Tensor, *gate: Tensor) -> Tensor:
-        fq, new = features(q, projection, sigma, feature), keys(k, v, projection, sigma, gate[0] if gate else None, feature, key_mask)
+        fq, new = (
+            features(q, projection, sigma, feature),
+            keys(k, v, projection, sigma, gate[0] if gate else None, feature, key_mask),
+        )
         y = causal_read(fq, *new[:3], eps)[0] if causal else read(fq, over_keys(*new[:3]), eps)
         return sums.joined_heads(y, q)
 
@@ -99,7 +102,10 @@ def rfa_chunk(
     """Mix new tokens (B, L, H e) over the sums of all earlier keys and each other: outputs, and the sums after them."""
 
     def form(q: Tensor, k: Tensor, v: Tensor, *gate: Tensor) -> tuple[Tensor, Past]:
-        fq, (fk, v1, c, kept) = features(q, projection, sigma, feature), keys(k, v, projection, sigma, gate[0] if gate else None, feature, key_mask)
+        fq, (fk, v1, c, kept) = (
+            features(q, projection, sigma, feature),
+            keys(k, v, projection, sigma, gate[0] if gate else None, feature, key_mask),
+        )
         y, (m, acc) = causal_read(fq, fk, v1, c, eps, past)
         return sums.joined_heads(y, q), (m + kept, acc)  # the next chunk sums its gates from 0
 
@@ -152,14 +158,18 @@ def safe_ratio(total: Tensor, weight: Tensor, eps: float) -> Tensor:
     return total[..., :-1] / torch.where(weight > 0, den, 1.0)
 
 
-def causal_read(fq: Tensor, fk: Tensor, v1: Tensor, c: Tensor, eps: float, past: Past | None = None) -> tuple[Tensor, Past]:
+def causal_read(
+    fq: Tensor, fk: Tensor, v1: Tensor, c: Tensor, eps: float, past: Past | None = None
+) -> tuple[Tensor, Past]:
     """Read ``past`` and keys 0..t with query t, and return the sums after the last key.
 
     This works block by block, as in ``sums.features``.
     """
     T = fq.shape[-2]
     (qb, kb, vb), cb = sums.in_blocks((fq, fk, v1), 0.0), sums.in_blocks((c,), MASKED_KEY)[0]
-    before, last = sums.prefix_of_blocks(cb, lambda top, rise: (vb * torch.exp(cb - top + rise)).transpose(-1, -2) @ kb, past)
+    before, last = sums.prefix_of_blocks(
+        cb, lambda top, rise: (vb * torch.exp(cb - top + rise)).transpose(-1, -2) @ kb, past
+    )
     return _leaf(qb, kb, vb, cb, before, eps).flatten(-3, -2)[..., :T, :], last
 
 

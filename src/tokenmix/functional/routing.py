@@ -102,7 +102,9 @@ def routing(
 
 
 @exact
-def routing_chunk(q: Tensor, keys: Tensor, values: Tensor, clusters: Tensor, valid: Tensor, *, heads: int, window: int, count: int) -> Tensor:
+def routing_chunk(
+    q: Tensor, keys: Tensor, values: Tensor, clusters: Tensor, valid: Tensor, *, heads: int, window: int, count: int
+) -> Tensor:
     """Compute the causal strict form for the last L tokens, q (B, L, D), over all S.
 
     keys (B, S, D) before LayerNorm, clusters (B, heads, S).

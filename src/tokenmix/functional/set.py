@@ -41,7 +41,9 @@ def induced_set(
     Positions are not used.
     """
     if q.shape[-1] % heads or points.shape[-1] != q.shape[-1]:
-        raise MixerError(f"induced_set: heads={heads} must divide D={q.shape[-1]}, the width of points {tuple(points.shape)}.")
+        raise MixerError(
+            f"induced_set: heads={heads} must divide D={q.shape[-1]}, the width of points {tuple(points.shape)}."
+        )
     h = induced(k, v, points, block, heads=heads, key_mask=key_mask)
     keys, values = (F.linear(h, w.double(), b) for w, b in zip(maps[:2], _biases(maps), strict=True))
     wide = at_least_float32(q)
@@ -52,7 +54,9 @@ def induced_set(
 
 
 @exact
-def induced(k: Tensor, v: Tensor, points: Tensor, block: tuple[Tensor, ...], *, heads: int, key_mask: Tensor | None) -> Tensor:
+def induced(
+    k: Tensor, v: Tensor, points: Tensor, block: tuple[Tensor, ...], *, heads: int, key_mask: Tensor | None
+) -> Tensor:
     """Compute the induced points' summary h (B, m, D) of the keys and values, float64."""
     asked = points.double().expand(k.shape[0], -1, -1)
     h = attention(asked, zero_masked(k, key_mask).double(), v.double(), heads=heads, key_mask=key_mask)

@@ -55,7 +55,9 @@ def lay_out(positions: Tensor, valid: Tensor, *, block: int, count: int) -> Layo
     new = F.pad((ordered[:, 1:] != ordered[:, :-1]).long(), (min(1, key.shape[1]), 0))
     number = torch.zeros_like(token).scatter(1, token, new.cumsum(1))
     slot = torch.where(valid, number * block + positions - key * block, count * block)
-    there = torch.zeros(valid.shape[0], count * block + 1, dtype=torch.bool, device=valid.device).scatter(1, slot, valid)
+    there = torch.zeros(valid.shape[0], count * block + 1, dtype=torch.bool, device=valid.device).scatter(
+        1, slot, valid
+    )
     return Layout(number, slot, there[:, :-1].unflatten(1, (count, block)))
 
 
@@ -106,7 +108,9 @@ def sinkhorn(
         count = T
     layout = lay_out(positions.long(), valid, block=block, count=count)
     qs, ks, vs = (layout.put(a) for a in prepared(q, k, v, valid, heads))
-    P, some = permutation(qs, ks, sorting, layout.there, iterations=iterations, temperature=temperature, gumbel=gumbel, causal=causal)
+    P, some = permutation(
+        qs, ks, sorting, layout.there, iterations=iterations, temperature=temperature, gumbel=gumbel, causal=causal
+    )
     keys, values = (torch.einsum("bhij,bhjue->bhiue", P.to(a.dtype), a).to(a.dtype) for a in (ks, vs))
     # (B, N, size): the slots of the sorted block that some valid token fills
     held = (some.to(torch.float32) @ layout.there.to(torch.float32)) > 0
@@ -115,7 +119,9 @@ def sinkhorn(
         y = _own_and_sorted(queries, (ks, vs, layout.there), (keys, values, held), causal=causal)
     else:
         keys, values = (a[:, :, :sortcut].flatten(2, 3) for a in (keys, values))
-        y = ratio(sums_of(queries.flatten(2, 3), keys, values, held[:, None, None, :sortcut].flatten(3))).unflatten(2, (count, block))
+        y = ratio(sums_of(queries.flatten(2, 3), keys, values, held[:, None, None, :sortcut].flatten(3))).unflatten(
+            2, (count, block)
+        )
     return layout.take(y).transpose(1, 2).flatten(2).to(v.dtype)
 
 
@@ -126,7 +132,15 @@ def prepared(q: Tensor, k: Tensor, v: Tensor, valid: Tensor, heads: int) -> list
 
 
 def permutation(
-    q: Tensor, k: Tensor, sorting: Tensor, there: Tensor, *, iterations: int, temperature: float, gumbel: bool, causal: bool
+    q: Tensor,
+    k: Tensor,
+    sorting: Tensor,
+    there: Tensor,
+    *,
+    iterations: int,
+    temperature: float,
+    gumbel: bool,
+    causal: bool,
 ) -> tuple[Tensor, Tensor]:
     """Compute P (B, H, N, N) from queries and keys in slots (B, H, N, size, e).
 
@@ -171,7 +185,9 @@ def _log_prefix_sums(X: Tensor) -> Tensor:
     return X
 
 
-def _own_and_sorted(q: Tensor, own: tuple[Tensor, Tensor, Tensor], brought: tuple[Tensor, Tensor, Tensor], *, causal: bool) -> Tensor:
+def _own_and_sorted(
+    q: Tensor, own: tuple[Tensor, Tensor, Tensor], brought: tuple[Tensor, Tensor, Tensor], *, causal: bool
+) -> Tensor:
     """Attend from each block's queries (B, H, N, b, e) to its own keys and values and those brought to it.
 
     Each is given with the slots that count (B, N, b).
@@ -204,23 +220,38 @@ def sinkhorn_chunk(
 
     positions (B, S). Sorted blocks are mixed for these tokens only.
     """
-    sizes = {"last": last, "count": count, "heads": heads, "block": block, "iterations": iterations, "temperature": temperature}
+    sizes = {
+        "last": last,
+        "count": count,
+        "heads": heads,
+        "block": block,
+        "iterations": iterations,
+        "temperature": temperature,
+    }
     return honest(partial(_chunk, sorting, valid, positions, sizes), None, q, k, v, causal=True, key_mask=valid)
 
 
-def _chunk(sorting: Tensor, valid: Tensor, positions: Tensor, sizes: dict[str, Any], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _chunk(
+    sorting: Tensor, valid: Tensor, positions: Tensor, sizes: dict[str, Any], q: Tensor, k: Tensor, v: Tensor
+) -> Tensor:
     """Compute ``sinkhorn_chunk`` when everything is finite."""
     last, count, heads, block, iterations, temperature = sizes.values()
     layout = lay_out(positions, valid, block=block, count=count)
     qh, kh, vh = prepared(q, k, v, valid, heads)
     qs, ks, vs = (layout.put(a) for a in (qh, kh, vh))
-    P, some = permutation(qs, ks, sorting, layout.there, iterations=iterations, temperature=temperature, gumbel=False, causal=True)
+    P, some = permutation(
+        qs, ks, sorting, layout.there, iterations=iterations, temperature=temperature, gumbel=False, causal=True
+    )
     mine = layout.number[:, -last:].clamp_max(count - 1)
     rows = P.gather(2, mine[:, None, :, None].expand(-1, heads, -1, count)).to(ks.dtype)
     keys, values = (torch.einsum("bhtj,bhjue->bhtue", rows, a).to(a.dtype) for a in (ks, vs))
-    held = ((some.to(torch.float32) @ layout.there.to(torch.float32)) > 0).gather(1, mine[..., None].expand(-1, -1, block))
+    held = ((some.to(torch.float32) @ layout.there.to(torch.float32)) > 0).gather(
+        1, mine[..., None].expand(-1, -1, block)
+    )
     offset = (positions - torch.div(positions, block, rounding_mode="floor") * block)[:, -last:]
-    near = layout.there.gather(1, mine[..., None].expand(-1, -1, block)) & (torch.arange(block, device=q.device) <= offset[..., None])
+    near = layout.there.gather(1, mine[..., None].expand(-1, -1, block)) & (
+        torch.arange(block, device=q.device) <= offset[..., None]
+    )
     at = mine[:, None, :, None, None].expand(-1, heads, -1, block, qh.shape[-1])
     own_k, own_v = ks.gather(2, at), vs.gather(2, at)
     asks = qh[:, :, -last:, None] * qh.shape[-1] ** -0.5

@@ -64,7 +64,9 @@ def spatial_reduction(
 
 
 @exact
-def reduced(v, conv, norm, grid, prefix: int, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def reduced(
+    v, conv, norm, grid, prefix: int, positions: Tensor | None, key_mask: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
     """Return the rows r (B, n, D) that keys and values are made from, float64, and which of them may be attended."""
     if not conv:
         return zero_masked(v, key_mask).double(), key_mask
@@ -83,7 +85,9 @@ def reduced(v, conv, norm, grid, prefix: int, positions: Tensor | None, key_mask
     return rows, torch.cat([key_mask[:, :prefix], some], 1)
 
 
-def _scattered(v, weight, bias, norm, grid, prefix: int, positions: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _scattered(
+    v, weight, bias, norm, grid, prefix: int, positions: Tensor, key_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Return one row per token; the last valid token of each cell, and valid prefix tokens, may be attended."""
     index = positions - prefix
     on_grid = index >= 0
@@ -112,16 +116,32 @@ def _normal(rows: Tensor, norm: tuple[Tensor, ...]) -> Tensor:
     return F.layer_norm(rows, gain.shape, gain, shift)
 
 
-def _check(q: Tensor, v: Tensor, conv: tuple[Tensor, ...], norm: tuple[Tensor, ...], heads: int, grid: tuple[int, ...] | None, prefix: int) -> None:
+def _check(
+    q: Tensor,
+    v: Tensor,
+    conv: tuple[Tensor, ...],
+    norm: tuple[Tensor, ...],
+    heads: int,
+    grid: tuple[int, ...] | None,
+    prefix: int,
+) -> None:
     D = q.shape[-1]
     if D % heads or v.shape != q.shape:
         shapes = f"{tuple(q.shape)} and {tuple(v.shape)}"
-        raise MixerError(f"spatial_reduction: expects q and v of one shape, with heads={heads} dividing D={D}, got {shapes}.")
+        raise MixerError(
+            f"spatial_reduction: expects q and v of one shape, with heads={heads} dividing D={D}, got {shapes}."
+        )
     if len(conv) not in (0, 2) or len(norm) != len(conv):
-        raise MixerError(f"spatial_reduction: expects conv and norm of two tensors each, or none, got {len(conv)} and {len(norm)}.")
+        raise MixerError(
+            f"spatial_reduction: expects conv and norm of two tensors each, or none, got {len(conv)} and {len(norm)}."
+        )
     if conv and conv[0].shape != (D, D, *[conv[0].shape[-1]] * (conv[0].ndim - 2)):
-        raise MixerError(f"spatial_reduction: expects a weight {(D, D)} with equal kernel sizes, got {tuple(conv[0].shape)}.")
+        raise MixerError(
+            f"spatial_reduction: expects a weight {(D, D)} with equal kernel sizes, got {tuple(conv[0].shape)}."
+        )
     if conv and len(grid or (0,)) != conv[0].ndim - 2:
-        raise MixerError(f"spatial_reduction: a {conv[0].ndim - 2}-D kernel needs a grid with one size per axis, got grid={grid}.")
+        raise MixerError(
+            f"spatial_reduction: a {conv[0].ndim - 2}-D kernel needs a grid with one size per axis, got grid={grid}."
+        )
     if grid is None and prefix:
         raise MixerError(f"spatial_reduction: got prefix={prefix} without a grid; give a grid or prefix=0.")

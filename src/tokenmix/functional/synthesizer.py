@@ -59,14 +59,18 @@ def synthesize(
     some = None
     if causal or key_mask is not None or attn_mask is not None:
         each = key_mask is not None or (attn_mask is not None and attn_mask.ndim == 3)
-        ok = allowed(v.shape[0] if each else 1, T, S, causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=v.device)
+        ok = allowed(
+            v.shape[0] if each else 1, T, S, causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=v.device
+        )
         some = ok.any(-1, keepdim=True)
         safe = ok | ~some
         logits = torch.where(safe[:, None] if each else safe, logits, float("-inf"))
     if key_mask is not None:
         values = torch.where(key_mask[..., None], values, 0.0)
     weights = logits.softmax(-1)
-    sums = torch.einsum("hts,bshe->bthe" if weights.ndim == 3 else "bhts,bshe->bthe", weights, values.unflatten(-1, (H, -1)))
+    sums = torch.einsum(
+        "hts,bshe->bthe" if weights.ndim == 3 else "bhts,bshe->bthe", weights, values.unflatten(-1, (H, -1))
+    )
     y = sums.flatten(2)
     return (y if some is None else torch.where(some, y, 0.0)).to(v.dtype)
 
@@ -89,7 +93,9 @@ def random_logits(q: Tensor, random: Tables, rows: Positions, cols: Positions) -
 
 
 @exact
-def factorized_dense_logits(q: Tensor, factorized_dense: Tables, rows: Positions, cols: Positions, *, rectify: bool = True) -> Tensor:
+def factorized_dense_logits(
+    q: Tensor, factorized_dense: Tables, rows: Positions, cols: Positions, *, rectify: bool = True
+) -> Tensor:
     """Compute C_i[j] = A_i[j mod a] B_i[j div a] with A = W_A relu(q) + b_A and B = W_B relu(q) + b_B.
 
     factorized_dense is (W_A, W_B) or (W_A, W_B, b_A, b_B): (H, e, a), (H, e, b), (H, a), (H, b) with a b >= N. One
@@ -135,13 +141,21 @@ def mixture_logits(
     scale: float | None,
 ) -> Tensor:
     """Compute the joined logits of ``parts``: see ``synthesizer_mixture``."""
-    each = [_dot_logits(q, k, heads, scale) if part == "attention" else at_least_float32(LOGITS[part](q, tables[part], rows, cols)) for part in parts]
+    each = [
+        _dot_logits(q, k, heads, scale)
+        if part == "attention"
+        else at_least_float32(LOGITS[part](q, tables[part], rows, cols))
+        for part in parts
+    ]
     if join == "plus":
         return sum(each[1:], each[0])
     weights = at_least_float32(alpha).softmax(0)
     if join == "gated":
         a = at_least_float32(alpha)[0].sigmoid()
-        return sum((logits * (1 - a if part == "attention" else a) for part, logits in zip(parts, each, strict=True)), each[0].new_zeros(()))
+        return sum(
+            (logits * (1 - a if part == "attention" else a) for part, logits in zip(parts, each, strict=True)),
+            each[0].new_zeros(()),
+        )
     return sum((w * logits for w, logits in zip(weights.unbind(), each, strict=True)), each[0].new_zeros(()))
 
 
@@ -172,7 +186,14 @@ def synthesizer_dense(
     """
     rows, cols = _positions("synthesizer_dense", v, dense[0].shape[-1], positions)
     _check_tables("synthesizer_dense", q, v, dense[:1], dense[1:])
-    return synthesize(dense_logits(q, dense, rows, cols, rectify=rectify), v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
+    return synthesize(
+        dense_logits(q, dense, rows, cols, rectify=rectify),
+        v,
+        causal=causal,
+        key_mask=key_mask,
+        attn_mask=attn_mask,
+        backend=backend,
+    )
 
 
 @exact
@@ -189,7 +210,9 @@ def synthesizer_random(
     """Compute the Random Synthesizer: y_t = sum_s softmax_s(R_ts) v_s in each head; w is R, (H, N, N) or (1, N, N).
     Other arguments as in ``synthesizer_dense``."""
     rows, cols = _positions("synthesizer_random", v, w.shape[-1], positions)
-    return synthesize(random_logits(v, (w,), rows, cols), v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
+    return synthesize(
+        random_logits(v, (w,), rows, cols), v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend
+    )
 
 
 @exact
@@ -229,7 +252,14 @@ def synthesizer_factorized_random(
     """Compute the Factorised Random Synthesizer: R = R1 R2^T. w is (R1, R2), each (H, N, k).
     Other arguments as in ``synthesizer_random``."""
     rows, cols = _positions("synthesizer_factorized_random", v, w[1].shape[-2], positions)
-    return synthesize(factorized_random_logits(v, w, rows, cols), v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
+    return synthesize(
+        factorized_random_logits(v, w, rows, cols),
+        v,
+        causal=causal,
+        key_mask=key_mask,
+        attn_mask=attn_mask,
+        backend=backend,
+    )
 
 
 @exact
@@ -267,10 +297,17 @@ def synthesizer_mixture(
         dense, random, factorized_dense, factorized_random: tables as in the forms of these names, () for those not in
             ``parts``.
     """
-    tables = {"dense": dense, "random": random, "factorized_dense": factorized_dense, "factorized_random": factorized_random}
+    tables = {
+        "dense": dense,
+        "random": random,
+        "factorized_dense": factorized_dense,
+        "factorized_random": factorized_random,
+    }
     if join not in JOINS or not parts or any(part != "attention" and len(tables.get(part, ())) == 0 for part in parts):
         given = f"parts={tuple(parts)}, join={join!r}"
-        raise MixerError(f"synthesizer_mixture: parts are 'attention' or have tables, join is one of {JOINS}; got {given}.")
+        raise MixerError(
+            f"synthesizer_mixture: parts are 'attention' or have tables, join is one of {JOINS}; got {given}."
+        )
     covered = [_covered(part, tables[part]) for part in parts if part != "attention"]
     rows, cols = _positions("synthesizer_mixture", v, min([v.shape[1], *covered]), positions)
     check_key_mask("synthesizer_mixture", key_mask, v)
@@ -317,7 +354,9 @@ def _dot_logits(q: Tensor, k: Tensor, heads: int, scale: float | None) -> Tensor
 def _positions(who: str, v: Tensor, covered: int, positions: Tensor | None) -> tuple[Positions, Positions]:
     """Return positions of queries and keys: the length if each token stands at its index."""
     if v.ndim != 3 or v.shape[1] > covered:
-        raise MixerError(f"{who}: the tables cover {covered} positions; expects v (B, T, D) with T up to that, got {tuple(v.shape)}.")
+        raise MixerError(
+            f"{who}: the tables cover {covered} positions; expects v (B, T, D) with T up to that, got {tuple(v.shape)}."
+        )
     if positions is not None and (positions.dtype not in (torch.int64, torch.int32) or positions.shape != v.shape[:2]):
         given = f"{positions.dtype} {tuple(positions.shape)}"
         raise MixerError(f"{who}: expects integer positions of shape {tuple(v.shape[:2])}, got {given}.")
@@ -338,11 +377,17 @@ def _check_tables(who: str, q: Tensor, v: Tensor, weights: Tables, biases: Table
         raise MixerError(f"{who}: expects a bias of shape (H, n) for each table, {wanted}, got {found}.")
 
 
-def _check_mixture(q: Tensor, k: Tensor, v: Tensor, tables: dict[str, Tables], parts: Sequence[str], heads: int) -> None:
+def _check_mixture(
+    q: Tensor, k: Tensor, v: Tensor, tables: dict[str, Tables], parts: Sequence[str], heads: int
+) -> None:
     who = "synthesizer_mixture"
-    if "attention" in parts and (q.ndim != 3 or q.shape != k.shape or q.shape[:2] != v.shape[:2] or heads < 1 or q.shape[-1] % heads):
+    if "attention" in parts and (
+        q.ndim != 3 or q.shape != k.shape or q.shape[:2] != v.shape[:2] or heads < 1 or q.shape[-1] % heads
+    ):
         shapes = f"{tuple(q.shape)}, {tuple(k.shape)}"
-        raise MixerError(f"{who}: expects q, k (B, T, heads * e) for v {tuple(v.shape)} with heads={heads}, got {shapes}.")
+        raise MixerError(
+            f"{who}: expects q, k (B, T, heads * e) for v {tuple(v.shape)} with heads={heads}, got {shapes}."
+        )
     for part, weights in (("dense", 1), ("factorized_dense", 2)):
         if part in parts:
             _check_tables(who, q, v, tables[part][:weights], tables[part][weights:])

@@ -67,7 +67,11 @@ def transformer_xl(
         rows, cols = _rows_and_cols(positions, T, S, q.device)
         if memory is not None:
             ok = ok & ((rows[:, :, None] - cols[:, None, :]).abs() < memory)
-        located = _by_distance(located, relative, T, 0, causal) if positions is None and S == T else by_position(located, rows, cols, relative)
+        located = (
+            _by_distance(located, relative, T, 0, causal)
+            if positions is None and S == T
+            else by_position(located, rows, cols, relative)
+        )
         y = mixed(asked @ kh.transpose(-1, -2) + located, ok[:, None], vh, met)
     return (y.transpose(1, 2).flatten(2) + own).to(dtype)
 
@@ -114,7 +118,15 @@ def by_position(located: Tensor, rows: Tensor, cols: Tensor, relative: Tensor) -
 
 
 def _in_blocks(
-    asked: Tensor, located: Tensor, k: Tensor, v: Tensor, met: Tensor, relative: Tensor, memory: int, causal: bool, key_mask: Tensor | None
+    asked: Tensor,
+    located: Tensor,
+    k: Tensor,
+    v: Tensor,
+    met: Tensor,
+    relative: Tensor,
+    memory: int,
+    causal: bool,
+    key_mask: Tensor | None,
 ) -> Tensor:
     """Attend to the sliding memory in blocks of ``memory`` queries (B, H, T, e).
 
@@ -123,9 +135,15 @@ def _in_blocks(
     T, N = asked.shape[-2], -(-asked.shape[-2] // memory)
     after = 0 if causal else memory
     valid = torch.ones(1, T, dtype=torch.bool, device=k.device) if key_mask is None else key_mask
-    asked, located = (F.pad(a, (0, 0, 0, N * memory - T)).unflatten(2, (N, memory)).transpose(1, 2) for a in (asked, located))
-    k, v, met = (_neighbours(F.pad(a, (0, 0, memory, N * memory - T + after)), memory, N).transpose(1, 2) for a in (k, v, met))
-    valid = _neighbours(F.pad(valid[:, None, :, None], (0, 0, memory, N * memory - T + after)), memory, N)[:, 0, :, None, None, :, 0]
+    asked, located = (
+        F.pad(a, (0, 0, 0, N * memory - T)).unflatten(2, (N, memory)).transpose(1, 2) for a in (asked, located)
+    )
+    k, v, met = (
+        _neighbours(F.pad(a, (0, 0, memory, N * memory - T + after)), memory, N).transpose(1, 2) for a in (k, v, met)
+    )
+    valid = _neighbours(F.pad(valid[:, None, :, None], (0, 0, memory, N * memory - T + after)), memory, N)[
+        :, 0, :, None, None, :, 0
+    ]
     i, j = torch.arange(memory, device=k.device)[:, None], torch.arange(k.shape[-2], device=k.device) - memory
     near = ((i - j) < memory) & ((j <= i) if causal else (j - i) < memory)
     logits = asked @ k.transpose(-1, -2) + _by_distance(located, relative, k.shape[-2], -memory, causal)
@@ -145,14 +163,34 @@ def _rows_and_cols(positions: Positions | None, T: int, S: int, device: torch.de
     return positions if isinstance(positions, tuple) else (positions, positions)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, relative: Tensor, content: Tensor, place: Tensor, heads: int, memory: int | None, backend: Backend) -> None:
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    relative: Tensor,
+    content: Tensor,
+    place: Tensor,
+    heads: int,
+    memory: int | None,
+    backend: Backend,
+) -> None:
     choose("transformer_xl", backend, q)
     D = q.shape[-1]
     if q.ndim != 3 or k.shape != v.shape or k.shape[::2] != q.shape[::2] or heads < 1 or D % heads:
         shapes = ", ".join(str(tuple(a.shape)) for a in (q, k, v))
-        raise MixerError(f"transformer_xl: expects q (B, T, D) and k, v (B, S, D) with heads={heads} dividing D, got {shapes}.")
-    if relative.ndim != 2 or relative.shape[0] != D or relative.shape[1] % 2 or content.shape != (D,) or place.shape != (D,):
+        raise MixerError(
+            f"transformer_xl: expects q (B, T, D) and k, v (B, S, D) with heads={heads} dividing D, got {shapes}."
+        )
+    if (
+        relative.ndim != 2
+        or relative.shape[0] != D
+        or relative.shape[1] % 2
+        or content.shape != (D,)
+        or place.shape != (D,)
+    ):
         shapes = ", ".join(str(tuple(a.shape)) for a in (relative, content, place))
-        raise MixerError(f"transformer_xl: expects relative ({D}, even), content ({D},) and place ({D},), got {shapes}.")
+        raise MixerError(
+            f"transformer_xl: expects relative ({D}, even), content ({D},) and place ({D},), got {shapes}."
+        )
     if memory is not None and memory < 1:
         raise MixerError(f"transformer_xl: memory={memory} must be at least 1 (the token itself), or None for all.")

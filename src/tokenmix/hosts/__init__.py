@@ -2,7 +2,16 @@
 
 from .conversion_report import Report
 from .rotary import rotary_spec
-from .surgery import DistillConfig, Site, distill, find_attention, load_converted, replace_mixers, restore, save_replaced
+from .surgery import (
+    DistillConfig,
+    Site,
+    distill,
+    find_attention,
+    load_converted,
+    replace_mixers,
+    restore,
+    save_replaced,
+)
 from .torch import MultiheadMixer
 from .vit.checkpoints import read_weights
 from .vit.convert import convert_command, convert_vit, save_converted

@@ -63,8 +63,17 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
         counts = {s: {"tensors": len(self.names(s)), "parameters": self.parameters(s)} for s in STATUSES}
-        tensors = [{"name": e.name, "status": e.status, "shape": list(e.shape), "origin": e.origin} for e in self.entries]
-        return {"source": self.source, "target": self.target, "share": self.share, "counts": counts, "notes": list(self.notes), "tensors": tensors}
+        tensors = [
+            {"name": e.name, "status": e.status, "shape": list(e.shape), "origin": e.origin} for e in self.entries
+        ]
+        return {
+            "source": self.source,
+            "target": self.target,
+            "share": self.share,
+            "counts": counts,
+            "notes": list(self.notes),
+            "tensors": tensors,
+        }
 
     def __str__(self) -> str:
         whole = self.parameters("copied", "split", "new")
@@ -92,7 +101,9 @@ def _layers(entries: Iterable[Entry]) -> list[tuple[str, list[Entry]]]:
     runs = []
     for stack, layers in stacks.items():
         named = f" of {stack}" if len(stacks) > 1 else ""
-        for _, run in groupby(sorted(layers), key=lambda i: [(LAYER.sub("", e.name, count=1), e.status, e.shape) for e in layers[i]]):
+        for _, run in groupby(
+            sorted(layers), key=lambda i: [(LAYER.sub("", e.name, count=1), e.status, e.shape) for e in layers[i]]
+        ):
             numbers = list(run)
             run_title = f"layers {numbers[0]} to {numbers[-1]}{named}, each"
             title = f"layer {numbers[0]}{named}" if len(numbers) == 1 else run_title

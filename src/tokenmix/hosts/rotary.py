@@ -16,7 +16,9 @@ ROPE_SCALING = {
 """rope_type -> the fields that our scaling of the same name reads."""
 
 
-def rotary_spec(rope_parameters: dict[str, Any], *, head_dim: int, max_len: int | None = None, layout: str = "half") -> dict[str, Any]:
+def rotary_spec(
+    rope_parameters: dict[str, Any], *, head_dim: int, max_len: int | None = None, layout: str = "half"
+) -> dict[str, Any]:
     """Return the ``positions`` of ``attention`` that equal a Hugging Face ``config.rope_parameters``.
 
     Args:
@@ -31,7 +33,11 @@ def rotary_spec(rope_parameters: dict[str, Any], *, head_dim: int, max_len: int 
     given = {name: value for name, value in rope_parameters.items() if value is not None}
     rule = given.get("rope_type", "default")
     if rule != "default" and rule not in ROPE_SCALING:
-        why = "its angles change as a sequence grows, so those of stored keys would be wrong" if rule in ("dynamic", "longrope") else "it is unknown here"
+        why = (
+            "its angles change as a sequence grows, so those of stored keys would be wrong"
+            if rule in ("dynamic", "longrope")
+            else "it is unknown here"
+        )
         known = f"default, {', '.join(ROPE_SCALING)} have one"
         raise MixerError(f"rotary_spec: rope_type={rule!r} has no counterpart: {why}; {known}.")
     spec: dict[str, Any] = {"name": "rotary", "base": float(given.get("rope_theta", 10000.0)), "layout": layout}

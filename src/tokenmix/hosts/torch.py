@@ -91,7 +91,9 @@ class MultiheadMixer(nn.Module):
         if not isinstance(num_heads, int) or num_heads < 1 or embed_dim % num_heads:
             _refuse(f"num_heads={num_heads!r} must divide embed_dim={embed_dim}")
         with nullcontext() if device is None else torch.device(device):
-            self.mixer: Mixer = build_mixer(dim=embed_dim, causal=causal, **_complete(mixer, num_heads, bias)).to(dtype=dtype)
+            self.mixer: Mixer = build_mixer(dim=embed_dim, causal=causal, **_complete(mixer, num_heads, bias)).to(
+                dtype=dtype
+            )
         self.embed_dim = self.kdim = self.vdim = embed_dim
         self.num_heads, self.head_dim = num_heads, embed_dim // num_heads
         self.dropout, self.batch_first = dropout, batch_first
@@ -107,7 +109,12 @@ class MultiheadMixer(nn.Module):
         if not attention._qkv_same_embed_dim or attention.bias_k is not None or attention.add_zero_attn:
             _refuse("from_torch takes attention with kdim = vdim = embed_dim, without add_bias_kv and add_zero_attn")
         joint, bias = attention.in_proj_weight, attention.in_proj_bias is not None
-        options: dict[str, Any] = {"bias": bias, "batch_first": attention.batch_first, "device": joint.device, "dtype": joint.dtype}
+        options: dict[str, Any] = {
+            "bias": bias,
+            "batch_first": attention.batch_first,
+            "device": joint.device,
+            "dtype": joint.dtype,
+        }
         made = cls(attention.embed_dim, attention.num_heads, **options, causal=causal)
         made.load_state_dict(attention.state_dict())
         return made.train(attention.training)
@@ -116,9 +123,13 @@ class MultiheadMixer(nn.Module):
         """Load as torch does; if the mixer is softmax attention, weights of ``nn.MultiheadAttention`` load too."""
         if isinstance(self.mixer, Attention):
             for kind in ("weight", "bias"):
-                joint, out = (state_dict.pop(f"{prefix}{name}", None) for name in (f"in_proj_{kind}", f"out_proj.{kind}"))
+                joint, out = (
+                    state_dict.pop(f"{prefix}{name}", None) for name in (f"in_proj_{kind}", f"out_proj.{kind}")
+                )
                 thirds = () if joint is None else joint.chunk(3)
-                state_dict |= {f"{prefix}mixer.{part}_proj.{kind}": third for part, third in zip("qkv", thirds, strict=False)}
+                state_dict |= {
+                    f"{prefix}mixer.{part}_proj.{kind}": third for part, third in zip("qkv", thirds, strict=False)
+                }
                 state_dict |= {} if out is None else {f"{prefix}mixer.out_proj.{kind}": out}
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
@@ -173,7 +184,11 @@ class MultiheadMixer(nn.Module):
             instead = "pass padded ones and a key_padding_mask; nn.TransformerEncoder takes enable_nested_tensor=False"
             _refuse(f"takes no nested tensors; {instead}")
         if not _one(key, value):
-            hint = "trace a module that gives it one" if torch.jit.is_tracing() else "add positions to it beforehand, to all or to none"
+            hint = (
+                "trace a module that gives it one"
+                if torch.jit.is_tracing()
+                else "add positions to it beforehand, to all or to none"
+            )
             _refuse(f"takes one tensor as key and value, got two; a mixer reads both from one context: {hint}")
         if query.ndim not in (2, 3) or key.ndim != query.ndim:
             shapes = f"{tuple(query.shape)} and {tuple(key.shape)}"
@@ -210,7 +225,9 @@ class MultiheadMixer(nn.Module):
             return None if not torch.compiler.is_compiling() and bool(same) else allowed
         if able:
             return allowed
-        instead = "build it with causal=True for the causal mask" if self.mixer.supports_causal else "it has no causal form"
+        instead = (
+            "build it with causal=True for the causal mask" if self.mixer.supports_causal else "it has no causal form"
+        )
         why = f"{name} weighs no pairs of tokens and takes no attn_mask"
         _require(allowed.all(), f"{why}; {instead}, use key_padding_mask for padding; {_who_weighs_pairs()}")
         return None
@@ -228,7 +245,9 @@ class MultiheadMixer(nn.Module):
         _require((maps == maps[:, :1]).all(), why)
         return maps[:, 0]
 
-    def _weights(self, x: Tensor, context: Tensor | None, keep: Tensor | None, pairs: Tensor | None, average: bool) -> Tensor:
+    def _weights(
+        self, x: Tensor, context: Tensor | None, keep: Tensor | None, pairs: Tensor | None, average: bool
+    ) -> Tensor:
         """Return the weights, (N, L, S) or (N, heads, L, S)."""
         if isinstance(self.mixer, Attention):
             found = _softmax_weights(self.mixer, x, context, keep, pairs)
@@ -241,7 +260,9 @@ class MultiheadMixer(nn.Module):
             _refuse(f"{type(self.mixer).__name__} has {groups}; ask for their mean with average_attn_weights=True")
         return found
 
-    def _row_weights(self, x: Tensor, context: Tensor | None, keep: Tensor | None, pairs: Tensor | None, i: int) -> Tensor:
+    def _row_weights(
+        self, x: Tensor, context: Tensor | None, keep: Tensor | None, pairs: Tensor | None, i: int
+    ) -> Tensor:
         """Return the weights of row i of the batch, (groups, L, S)."""
         given: dict[str, Any] = {"key_mask": None if keep is None else keep[i : i + 1]}
         given["attn_mask"] = pairs if pairs is None or pairs.ndim == 2 else pairs[i : i + 1]
@@ -263,7 +284,12 @@ def _one(a: Tensor, b: Tensor) -> bool:
         same = a.data_ptr() == b.data_ptr()
     else:  # the same memory is not enough: a gradient could reach one and not the other
         same = a._is_view() and b._is_view() and a._base is b._base and a.requires_grad == b.requires_grad
-    return same and (a.dtype, a.shape, a.stride(), a.storage_offset()) == (b.dtype, b.shape, b.stride(), b.storage_offset())
+    return same and (a.dtype, a.shape, a.stride(), a.storage_offset()) == (
+        b.dtype,
+        b.shape,
+        b.stride(),
+        b.storage_offset(),
+    )
 
 
 def _refuse(why: str) -> NoReturn:
@@ -289,7 +315,9 @@ def _complete(mixer: str | dict[str, Any], num_heads: int, bias: bool) -> dict[s
         if taken in spec:
             _refuse(f"takes {ours} as an argument of its own; leave {taken!r} out of the spec {spec!r}")
     known = mixer_options(MIXERS[spec["name"]]) if spec["name"] in MIXERS else {}
-    wanted: dict[str, Any] = {"heads": num_heads} if bias else {"heads": num_heads, "qkv_bias": False, "out_bias": False}
+    wanted: dict[str, Any] = (
+        {"heads": num_heads} if bias else {"heads": num_heads, "qkv_bias": False, "out_bias": False}
+    )
     return {name: value for name, value in wanted.items() if name in known} | spec
 
 
@@ -309,11 +337,15 @@ def _who_weighs_pairs() -> str:
     return f"these take any attn_mask: {', '.join(name for name, cls in MIXERS.items() if cls.supports_attn_mask)}"
 
 
-def _softmax_weights(mixer: Attention, x: Tensor, context: Tensor | None, keep: Tensor | None, pairs: Tensor | None) -> Tensor:
+def _softmax_weights(
+    mixer: Attention, x: Tensor, context: Tensor | None, keep: Tensor | None, pairs: Tensor | None
+) -> Tensor:
     """Compute softmax_s(scale q_t . k_s), (N, heads, L, S); rows of zeros where nothing may be attended."""
     (q, k, _), options = mixer.functional_args(x, context, key_mask=keep, attn_mask=pairs)
     q, k = (by_head(p, n) for p, n in ((q, mixer.heads), (k, mixer.kv_heads)))
-    logits = (q * (q.shape[-1] ** -0.5 if mixer.scale is None else mixer.scale)) @ k.repeat_interleave(mixer.heads // mixer.kv_heads, 1).mT
+    logits = (q * (q.shape[-1] ** -0.5 if mixer.scale is None else mixer.scale)) @ k.repeat_interleave(
+        mixer.heads // mixer.kv_heads, 1
+    ).mT
     allowed = torch.ones(logits.shape[-2:], dtype=torch.bool, device=x.device)
     allowed = allowed.tril() if mixer.causal else allowed
     if pairs is not None:

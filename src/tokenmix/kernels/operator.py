@@ -70,14 +70,21 @@ class Operator:
         saved = ", ".join(f"Tensor {one}" for one in kept)
         forward = f"({tensors}, {options}, bool save) -> ({', '.join('Tensor' for _ in range(1 + len(saves)))})"
         self.forward = self._define(name, forward, self._run, self._fake)
-        self.backward = self._define(f"{name}_backward", f"(Tensor g, {tensors}, {saved}, {options}) -> ({grads})", self._run_backward, self._fake_backward)
+        self.backward = self._define(
+            f"{name}_backward",
+            f"(Tensor g, {tensors}, {saved}, {options}) -> ({grads})",
+            self._run_backward,
+            self._fake_backward,
+        )
         self._derivative(name, self._keep, self._derive)
         self._derivative(f"{name}_backward", self._keep_twice, self._derive_twice)
         OPERATORS[name] = self
 
     def __call__(self, *args: Any) -> Tensor:
         """Compute y of inputs and options, in order; what the backward pass needs is kept where a gradient is wanted."""
-        grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in compress(args, self.differentiable))
+        grad = torch.is_grad_enabled() and any(
+            t is not None and t.requires_grad for t in compress(args, self.differentiable)
+        )
         return self.forward(*args, grad)[0]
 
     def module(self, where: str) -> Any:
@@ -112,14 +119,18 @@ class Operator:
     def _fake(self, *args: Any) -> Results:
         *args, save = args  # type: ignore[assignment]
         inputs, options, like = args[: self.count], self._named(args[self.count :]), args[self.main]
-        where = "triton" if "triton" in self.on and (like.is_cuda or triton.INTERPRETED and triton.available()) else "cpu"
+        where = (
+            "triton" if "triton" in self.on and (like.is_cuda or triton.INTERPRETED and triton.available()) else "cpu"
+        )
         shapes = self.module(where).saved_shapes(*inputs, **options)
         y = like.new_empty(like.shape if self.shape is None else self.shape(*inputs, **options))
         return y, *(like.new_empty(shape if save else (0,), dtype=torch.float32) for shape in shapes)
 
     def _fake_backward(self, g: Tensor, *args: Any) -> Results | Tensor:
         like = args[self.main]
-        return _one(tuple(like.new_empty(0) if x is None else x.new_empty(x.shape) for x in compress(args, self.differentiable)))
+        return _one(
+            tuple(like.new_empty(0) if x is None else x.new_empty(x.shape) for x in compress(args, self.differentiable))
+        )
 
     def _keep(self, ctx: Any, inputs: Sequence[Any], output: Results) -> None:
         ctx.options = inputs[self.count : -1]
@@ -129,7 +140,9 @@ class Operator:
         saved = ctx.saved_tensors
         inputs, kept = saved[: self.count], saved[self.count :]
         found = self.backward(g, *inputs, *(a.detach() for a in kept), *ctx.options)
-        return *self._at_inputs(inputs, iter(found if isinstance(found, tuple) else (found,)), empty=True), *[None] * (len(ctx.options) + 1)
+        return *self._at_inputs(inputs, iter(found if isinstance(found, tuple) else (found,)), empty=True), *[None] * (
+            len(ctx.options) + 1
+        )
 
     def _keep_twice(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         ctx.options = inputs[len(inputs) - len(self.options) :]
@@ -141,12 +154,16 @@ class Operator:
 
         def eager(*leaves: Tensor | None) -> Tensor:
             given = iter(leaves)
-            return self.eager(*(next(given) if has else x for x, has in zip(inputs, self.differentiable, strict=True)), *ctx.options)
+            return self.eager(
+                *(next(given) if has else x for x, has in zip(inputs, self.differentiable, strict=True)), *ctx.options
+            )
 
         dg, found = second_derivative(eager, list(compress(inputs, self.differentiable)), g, weights)
         return dg, *self._at_inputs(inputs, iter(found)), *[None] * ctx.rest
 
-    def _at_inputs(self, inputs: Sequence[Any], found: Iterator[Tensor | None], *, empty: bool = False) -> Iterator[Tensor | None]:
+    def _at_inputs(
+        self, inputs: Sequence[Any], found: Iterator[Tensor | None], *, empty: bool = False
+    ) -> Iterator[Tensor | None]:
         """The gradients found, each at the place of its input; with ``empty`` one for an input of None stands among them and is dropped."""
         for x, has in zip(inputs, self.differentiable, strict=True):
             d = next(found) if has else None
@@ -171,7 +188,8 @@ def second_derivative(
         terms = [(d * w).sum() for d, w in pairs if d is not None and w is not None and d.requires_grad]
         if not terms:
             return None, [None] * len(inputs)
-        found = iter(torch.autograd.grad(sum(terms), [g, *present], create_graph=torch.is_grad_enabled(), allow_unused=True))  # type: ignore[arg-type]  # a tensor
+        total, twice = torch.stack(terms).sum(), torch.is_grad_enabled()
+        found = iter(torch.autograd.grad(total, [g, *present], create_graph=twice, allow_unused=True))
         return next(found), [None if x is None else next(found) for x in leaves]
 
 

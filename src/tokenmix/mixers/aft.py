@@ -50,13 +50,23 @@ class AFTSimple(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
-    about = About("Zhai et al. 2021, arXiv 2105.14103", "attention free", "T D", "T D", idea="AFT without a bias", tier="core")
+    about = About(
+        "Zhai et al. 2021, arXiv 2105.14103", "attention free", "T D", "T D", idea="AFT without a bias", tier="core"
+    )
     form = "aft_simple"
     carries = QKVO
     kernels = Kernels(("aft_simple",), step="simple")
     only_qkv = True
 
-    def __init__(self, dim: int, *, causal: bool = False, gate: Gate | None = "sigmoid", qkv_bias: bool = True, out_bias: bool = True):
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        gate: Gate | None = "sigmoid",
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
         super().__init__(dim, causal=causal)
         self.gate = gate
         add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
@@ -83,14 +93,18 @@ class AFTSimple(Mixer):
 
     def mixing_cost(self, T: int) -> MixingCost:
         D = self.dim
-        return MixingCost(flops=4 * T * D, counted=0, activations=(20 if self.gate is None else 28) * T * D, state=24 * D)
+        return MixingCost(
+            flops=4 * T * D, counted=0, activations=(20 if self.gate is None else 28) * T * D, state=24 * D
+        )
 
     def empty_state(self, batch_size, *, device, dtype):
         return AFTSimpleState(*chunk.empty_past(batch_size, self.dim, self.dim, device=device))
 
     def context_state(self, context, context_mask):
         empty = chunk.empty_past(context.shape[0], self.dim, self.dim, device=context.device)
-        return AFTSimpleState(*chunk.absorb(empty, self.k_proj(context), self.v_proj(context), valid_mask(context, context_mask)))
+        return AFTSimpleState(
+            *chunk.absorb(empty, self.k_proj(context), self.v_proj(context), valid_mask(context, context_mask))
+        )
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         if not self.causal:
@@ -99,7 +113,9 @@ class AFTSimple(Mixer):
         return self.out_proj(y), state
 
     def _mix_piece(self, x, state, valid):
-        y, sums = chunk.aft_simple_chunk(queries(self, x), self.k_proj(x), self.v_proj(x), state, key_mask=valid, gate=self.gate)
+        y, sums = chunk.aft_simple_chunk(
+            queries(self, x), self.k_proj(x), self.v_proj(x), state, key_mask=valid, gate=self.gate
+        )
         return y, AFTSimpleState(*sums)
 
 
@@ -185,7 +201,9 @@ class AFTFull(PairBiased):
         check_pair_bias(self, max_len, max_context_len, rank, init_std)
         self.gate = gate
         add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
-        self.bias = PairBias(max_len, max_context_len or max_len, rank=rank, init_std=init_std, owner=type(self).__name__)
+        self.bias = PairBias(
+            max_len, max_context_len or max_len, rank=rank, init_std=init_std, owner=type(self).__name__
+        )
 
     def functional_args(
         self,
@@ -232,7 +250,9 @@ class AFTFull(PairBiased):
     def _mix_piece(self, x, state, positions, valid):
         q, kept = queries(self, x), (state.keys, state.values, state.valid)
         new = self.k_proj(x).to(state.keys.dtype), self.v_proj(x).to(state.values.dtype), valid
-        found = chunk.pair_weights(*self.bias.on(x.device), positions, state.positions, keep=state.positions.shape[1] + positions.shape[1])
+        found = chunk.pair_weights(
+            *self.bias.on(x.device), positions, state.positions, keep=state.positions.shape[1] + positions.shape[1]
+        )
         if found is None:
             key_positions = torch.cat([state.positions, positions], 1)
             w = self.bias.table(positions, key_positions)[:, None]
@@ -262,7 +282,14 @@ class AFTLocal(PairBiased):
     """
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
-    about = About("Zhai et al. 2021, arXiv 2105.14103", "attention free", "T s D", "T D", idea="AFT with the bias learned inside a window only", tier="core")
+    about = About(
+        "Zhai et al. 2021, arXiv 2105.14103",
+        "attention free",
+        "T s D",
+        "T D",
+        idea="AFT with the bias learned inside a window only",
+        tier="core",
+    )
     form = "aft_local"
     carries = QKVO
     kernels = Kernels(("aft_band",), step="ring")
@@ -286,12 +313,21 @@ class AFTLocal(PairBiased):
         check_pair_bias(self, max_len, max_context_len, rank, init_std)
         self.window, self.outside = window, outside
         if window < 0:
-            self.refuse(f"window must be an integer >= 0, got {window!r}; 0 is AFT-simple, window >= length is AFT-full")
+            self.refuse(
+                f"window must be an integer >= 0, got {window!r}; 0 is AFT-simple, window >= length is AFT-full"
+            )
         if outside not in OUTSIDES or (outside == "none" and window == 0):
             self.refuse(f"outside must be 'zero', or 'none' with window >= 1, got outside={outside!r}, window={window}")
         self.gate = gate
         add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
-        self.bias = PairBias(max_len, max_context_len or max_len, rank=rank, init_std=init_std, empty=window == 0, owner=type(self).__name__)
+        self.bias = PairBias(
+            max_len,
+            max_context_len or max_len,
+            rank=rank,
+            init_std=init_std,
+            empty=window == 0,
+            owner=type(self).__name__,
+        )
 
     def pair_log_weights(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Return w_ts like ``PairBiased``; outside of the window it is 0, or -inf with ``outside="none"``."""
@@ -314,7 +350,9 @@ class AFTLocal(PairBiased):
         keys = x if context is None else context
         w = self.bias.between(x, context, positions, key_mask)
         args = queries(self, x), self.k_proj(keys), self.v_proj(keys), w
-        query_and_key_positions = positions if context is None else self.bias.positions_of(x, context, positions, key_mask)
+        query_and_key_positions = (
+            positions if context is None else self.bias.positions_of(x, context, positions, key_mask)
+        )
         options = {"window": self.window, "outside": self.outside, "positions": query_and_key_positions}
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask, "gate": self.gate}
 
@@ -328,7 +366,12 @@ class AFTLocal(PairBiased):
         # the band is computed in blocks of 8, 16, 32 ... tokens that hold the window
         block = 8 << max(0, (ring - 1).bit_length() - 3)
         kept = 28 if s == 0 else 64 + 24 * block if self.outside == "none" else 108
-        return MixingCost(flops=4 * T * D * max(2 * s, 1), counted=None, activations=kept * T * D + 24 * block * T, state=ring * (8 * D + 9) + 24 * D + 8)
+        return MixingCost(
+            flops=4 * T * D * max(2 * s, 1),
+            counted=None,
+            activations=kept * T * D + 24 * block * T,
+            state=ring * (8 * D + 9) + 24 * D + 8,
+        )
 
     def empty_state(self, batch_size, *, device, dtype):
         ring = max(self.window - 1, 0)
@@ -347,7 +390,13 @@ class AFTLocal(PairBiased):
             return self.out_proj(self._read(x, state, query_positions)), state._replace(position=next_position)
         if self.window:
             check_positions(self, positions, key_mask, rising=True, past=(state.valid, state.positions))
-        y, state = in_pieces(partial(self._mix_piece, holes=has_holes(state.valid, key_mask)), x, state, query_positions, valid_mask(x, key_mask))
+        y, state = in_pieces(
+            partial(self._mix_piece, holes=has_holes(state.valid, key_mask)),
+            x,
+            state,
+            query_positions,
+            valid_mask(x, key_mask),
+        )
         return self.out_proj(y), state._replace(position=next_position)
 
     def _read(self, x, history, positions):
@@ -355,11 +404,15 @@ class AFTLocal(PairBiased):
         near = (history.positions[:, None] - positions[:, :, None]).abs() < self.window
         w = torch.where(near, self.bias.table(positions, history.positions), 0.0)
         mask = near if self.outside == "none" else None
-        return functional.aft_full(queries(self, x), history.keys, history.values, w, key_mask=history.valid, attn_mask=mask, gate=self.gate)
+        return functional.aft_full(
+            queries(self, x), history.keys, history.values, w, key_mask=history.valid, attn_mask=mask, gate=self.gate
+        )
 
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
         none = self.outside == "none"
-        found = chunk.pair_weights(*self.bias.on(x.device), positions, state.positions, window=self.window, keep=state.positions.shape[1])
+        found = chunk.pair_weights(
+            *self.bias.on(x.device), positions, state.positions, window=self.window, keep=state.positions.shape[1]
+        )
         if found is not None:
             return ring_step(self, x, state, positions, found[2], valid, *found[:2], only_near=none, holes=holes)
         key_positions = torch.cat([state.positions, positions], 1)

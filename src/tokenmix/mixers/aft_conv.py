@@ -48,7 +48,14 @@ class AFTConv(Mixer):
     """
 
     supports_causal = supports_streaming = supports_grid = True
-    about = About("Zhai et al. 2021, arXiv 2105.14103", "attention free", "T s D", "T D", idea="AFT with the bias as one filter per head", tier="core")
+    about = About(
+        "Zhai et al. 2021, arXiv 2105.14103",
+        "attention free",
+        "T s D",
+        "T D",
+        idea="AFT with the bias as one filter per head",
+        tier="core",
+    )
     form = "aft_conv"
     carries = ("v_proj", "out_proj")  # AFT, Table 8
     kernels = Kernels(("aft_band", "aft_conv2d"), step="ring")
@@ -69,7 +76,14 @@ class AFTConv(Mixer):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal)
-        self.heads, self.kernel_size, self.ndim, self.reparam, self.init_std, self.outside = heads, kernel_size, ndim, reparam, init_std, outside
+        self.heads, self.kernel_size, self.ndim, self.reparam, self.init_std, self.outside = (
+            heads,
+            kernel_size,
+            ndim,
+            reparam,
+            init_std,
+            outside,
+        )
         check_heads(self, heads)
         check_spread(self, init_std=init_std)
         if kernel_size < 1 or kernel_size % 2 == 0:
@@ -136,7 +150,9 @@ class AFTConv(Mixer):
         D, h, ring = self.dim, self.heads, self.kernel_size - 1
         flops = 2 * (self.raw[0].numel() + 1) * T * (D + h)
         kept = 60 * T * D + (16 * h * T * T if self.ndim > 1 else 240 * h * T)  # grids are computed as dense pairs
-        return MixingCost(flops=flops, counted=None, activations=kept, state=ring * (4 * D + 4 * h + 9) + 8 * (D + 2 * h) + 8)
+        return MixingCost(
+            flops=flops, counted=None, activations=kept, state=ring * (4 * D + 4 * h + 9) + 8 * (D + 2 * h) + 8
+        )
 
     def empty_state(self, batch_size, *, device, dtype):
         return empty_ring(batch_size, self.kernel_size - 1, self.heads, self.dim, device=device, dtype=dtype)
@@ -146,4 +162,16 @@ class AFTConv(Mixer):
 
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
         w, near, key_positions = chunk.tap_weights(self.kernel(), positions, state.positions)
-        return ring_step(self, x, state, positions, key_positions, valid, w, near, only_near=self.outside == "none", heads=self.heads, holes=holes)
+        return ring_step(
+            self,
+            x,
+            state,
+            positions,
+            key_positions,
+            valid,
+            w,
+            near,
+            only_near=self.outside == "none",
+            heads=self.heads,
+            holes=holes,
+        )

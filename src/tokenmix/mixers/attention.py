@@ -66,7 +66,12 @@ class Attention(Mixer):
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
     about = About(
-        "Vaswani et al. 2017, arXiv 1706.03762", "attention", "T^2 D", "T D", idea="softmax of dot products, with heads and grouped keys", tier="core"
+        "Vaswani et al. 2017, arXiv 1706.03762",
+        "attention",
+        "T^2 D",
+        "T D",
+        idea="softmax of dot products, with heads and grouped keys",
+        tier="core",
     )
     form = "attention"
     carries = (*QKVO, "q_norm", "k_norm")
@@ -105,7 +110,9 @@ class Attention(Mixer):
         self.k_proj = nn.Linear(dim, narrow, bias=qkv_bias)
         self.v_proj = nn.Linear(dim, narrow, bias=qkv_bias)
         self.out_proj = nn.Linear(wide, dim, bias=out_bias)
-        self.q_norm, self.k_norm = (None if qk_norm is None else NORMS[qk_norm](self.head_dim, eps=norm_eps) for _ in "qk")
+        self.q_norm, self.k_norm = (
+            None if qk_norm is None else NORMS[qk_norm](self.head_dim, eps=norm_eps) for _ in "qk"
+        )
         self.positions = None if positions is None else self._build_positions(positions)
 
     def _build_positions(self, spec: dict[str, Any]) -> LearnedPositions | RotaryPositions:
@@ -119,7 +126,11 @@ class Attention(Mixer):
         if kind is LearnedPositions and self.max_len is None:
             self.refuse("learned positions need max_len, the number of positions")
         try:
-            return kind(self.head_dim, **options) if kind is RotaryPositions else kind(self.dim, max_len=self.max_len, **options)
+            return (
+                kind(self.head_dim, **options)
+                if kind is RotaryPositions
+                else kind(self.dim, max_len=self.max_len, **options)
+            )
         except MixerError as why:
             self.refuse(f"positions={spec!r} with dim={self.dim} and head_dim={self.head_dim}: {str(why).rstrip('.')}")
 
@@ -158,14 +169,26 @@ class Attention(Mixer):
     ) -> Arguments:
         """Return the arguments of ``functional.attention`` for this input: (positional, keyword)."""
         keys = x if context is None else context
-        query_positions = positions if positions is not None else token_positions(x, key_mask if context is None else None)
+        query_positions = (
+            positions if positions is not None else token_positions(x, key_mask if context is None else None)
+        )
         key_positions = query_positions if context is None else token_positions(keys, key_mask)
-        q, k = self._queries(self._with_positions(x, query_positions)), self._keys(self._with_positions(keys, key_positions))
         q, k = (
-            self._rotated(query_positions, q, k) if key_positions is query_positions else (*self._rotated(query_positions, q), *self._rotated(key_positions, k))
+            self._queries(self._with_positions(x, query_positions)),
+            self._keys(self._with_positions(keys, key_positions)),
+        )
+        q, k = (
+            self._rotated(query_positions, q, k)
+            if key_positions is query_positions
+            else (*self._rotated(query_positions, q), *self._rotated(key_positions, k))
         )
         options = {"heads": self.heads, "kv_heads": self.kv_heads, "scale": self.scale}
-        return (q, k, self.v_proj(keys)), {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        return (q, k, self.v_proj(keys)), {
+            **options,
+            "causal": self.causal,
+            "key_mask": key_mask,
+            "attn_mask": attn_mask,
+        }
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
@@ -173,7 +196,10 @@ class Attention(Mixer):
 
     def mixing_cost(self, T: int) -> MixingCost:
         wide, width = self.q_proj.out_features, self.k_proj.out_features
-        counted, turning = 4 * T * T * wide, self.positions.rotary_dim if isinstance(self.positions, RotaryPositions) else 0
+        counted, turning = (
+            4 * T * T * wide,
+            self.positions.rotary_dim if isinstance(self.positions, RotaryPositions) else 0,
+        )
         # the fused kernel keeps its inputs and its output, not the T x T weights
         kept = 4 * (2 * wide + 4 * width) * T + 4 * wide * T + 4 * turning * T
         normed = 0 if self.q_norm is None else wide + width
@@ -195,11 +221,18 @@ class Attention(Mixer):
         (keys,) = self._rotated(positions, self._keys(self._with_positions(context, positions)))
         keys, values = self._to_keep(keys, self.v_proj(context), context_mask)
         valid = valid_mask(context, context_mask)
-        return AttentionState(keys.contiguous(), values.contiguous(), valid, torch.zeros(valid.shape[0], dtype=torch.long, device=valid.device))
+        return AttentionState(
+            keys.contiguous(),
+            values.contiguous(),
+            valid,
+            torch.zeros(valid.shape[0], dtype=torch.long, device=valid.device),
+        )
 
     def _to_keep(self, keys: Tensor, values: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return keys and values as a state holds them: by head, and 0 where they are masked."""
-        return by_head(zero_masked(keys, key_mask), self.kv_heads), by_head(zero_masked(values, key_mask), self.kv_heads)
+        return by_head(zero_masked(keys, key_mask), self.kv_heads), by_head(
+            zero_masked(values, key_mask), self.kv_heads
+        )
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
@@ -216,5 +249,12 @@ class Attention(Mixer):
             (q,) = self._rotated(query_positions, self._queries(inputs))
         # the first chunk needs no mask, and without one it runs fused
         mask = None if self.causal and key_mask is None and fresh else valid
-        y = attention_by_head(by_head(q, self.heads), keys.to(q.dtype), values.to(q.dtype), scale=self.scale, causal=self.causal, key_mask=mask)
+        y = attention_by_head(
+            by_head(q, self.heads),
+            keys.to(q.dtype),
+            values.to(q.dtype),
+            scale=self.scale,
+            causal=self.causal,
+            key_mask=mask,
+        )
         return self.out_proj(y), AttentionState(keys, values, valid, next_position)

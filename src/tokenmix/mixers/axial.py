@@ -105,11 +105,15 @@ class Axial(Mixer):
         if order is not None and axes not in [list(each) for each in permutations(range(ndim))]:
             self.refuse(f"order must name each of the ndim={ndim} axes once, got {order!r}")
         if width is not None and ndim != 2:
-            self.refuse(f"width needs ndim=2, got width={width!r}, ndim={ndim}; with width=None the grid is given at call time")
+            self.refuse(
+                f"width needs ndim=2, got width={width!r}, ndim={ndim}; with width=None the grid is given at call time"
+            )
         if width is not None:
             at_least(self, 1, width=width)
         if self.causal and (width is None or combine == "sum" or axes not in (None, [1, 0])):
-            self.refuse(f"causal=True needs a width, rows first and combine='sequence'; got {width=}, {order=}, {combine=}")
+            self.refuse(
+                f"causal=True needs a width, rows first and combine='sequence'; got {width=}, {order=}, {combine=}"
+            )
 
     @property
     def capabilities(self):
@@ -130,9 +134,13 @@ class Axial(Mixer):
         """Return the arguments of ``functional.axial`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask, rising=self.causal)
         if grid is not None and self.width is not None:
-            self.refuse(f"was built with width={self.width} and mixes a sequence in raster order, got grid={tuple(grid)}")
+            self.refuse(
+                f"was built with width={self.width} and mixes a sequence in raster order, got grid={tuple(grid)}"
+            )
         if self.width is None and (grid is None or len(grid) != self.ndim):
-            self.refuse(f"was built without width and needs grid=, the {self.ndim} sizes of the token grid, got grid={grid}")
+            self.refuse(
+                f"was built without width and needs grid=, the {self.ndim} sizes of the token grid, got grid={grid}"
+            )
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self._later(x)
         place = {"width": self.width, "grid": grid, "prefix": prefix, "positions": positions}
         starts = None if self.width is None else row_starts(key_mask, positions)
@@ -162,26 +170,45 @@ class Axial(Mixer):
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         axes = len(options["order"]) if options["combine"] == "sum" else 1
         queries, keys = (3, 2) if options["causal"] else (axes, axes)
-        return largest_dot(torch.cat(args[0].chunk(queries, -1), 1), torch.cat(args[1].chunk(keys, -1), 1), options["heads"])
+        return largest_dot(
+            torch.cat(args[0].chunk(queries, -1), 1), torch.cat(args[1].chunk(keys, -1), 1), options["heads"]
+        )
 
     def empty_state(self, batch_size, *, device, dtype):
         assert self.width is not None
         row = torch.zeros(batch_size, self.width, 5 * self.dim, device=device, dtype=dtype)
         positions = torch.zeros(batch_size, self.width, dtype=torch.long, device=device)
-        return AxialState(row, row[..., : 2 * self.dim].clone(), positions.bool(), positions, torch.zeros(batch_size, dtype=torch.long, device=device))
+        return AxialState(
+            row,
+            row[..., : 2 * self.dim].clone(),
+            positions.bool(),
+            positions,
+            torch.zeros(batch_size, dtype=torch.long, device=device),
+        )
 
     def state_lengths(self):
         return {"column": "tokens", "valid": "tokens", "positions": "tokens"}
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         check_positions(self, positions, key_mask, rising=True, past=(state.valid, state.positions))
-        (query_positions, next_position), valid = chunk_positions(state.position, x, positions, key_mask), valid_mask(x, key_mask)
-        mix_piece = partial(self._mix_piece, holes=True) if has_holes(state.valid[:, -(self.width or 0) :], key_mask) else self._mix_piece
+        (query_positions, next_position), valid = (
+            chunk_positions(state.position, x, positions, key_mask),
+            valid_mask(x, key_mask),
+        )
+        mix_piece = (
+            partial(self._mix_piece, holes=True)
+            if has_holes(state.valid[:, -(self.width or 0) :], key_mask)
+            else self._mix_piece
+        )
         y, state = in_pieces(mix_piece, x, state, query_positions.clamp_min(0), valid)
         return self.out_proj(y), state._replace(position=next_position)
 
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
-        (q_row, q_column, q_inner), (k_row, k_inner), (v_row, v_inner) = self.q_proj(x).chunk(3, -1), self.k_proj(x).chunk(2, -1), self.v_proj(x).chunk(2, -1)
+        (q_row, q_column, q_inner), (k_row, k_inner), (v_row, v_inner) = (
+            self.q_proj(x).chunk(3, -1),
+            self.k_proj(x).chunk(2, -1),
+            self.v_proj(x).chunk(2, -1),
+        )
         new = torch.cat([q_row, k_row, v_row, k_inner, v_inner], -1)
         recent = torch.cat([state.row, new.to(state.row.dtype)], 1)
         key_valid, key_positions = torch.cat([state.valid, valid], 1), torch.cat([state.positions, positions], 1)
@@ -193,12 +220,22 @@ class Axial(Mixer):
         fresh = self._finished(state, self.get_submodule("stage_2")(h))
         column = torch.cat([state.column[:, : -self.width], fresh], 1)
         k_column, v_column = column.to(x.dtype).chunk(2, -1)
-        above = along(q_column, k_column, v_column, 0, **own, valid=key_valid, positions=(positions, key_positions), when="before")
-        inner = along(q_inner, k_inner, v_inner, 1, **own, **near, positions=(positions, key_positions[:, -n:]), when="upto")
+        above = along(
+            q_column, k_column, v_column, 0, **own, valid=key_valid, positions=(positions, key_positions), when="before"
+        )
+        inner = along(
+            q_inner, k_inner, v_inner, 1, **own, **near, positions=(positions, key_positions[:, -n:]), when="upto"
+        )
         if holes:
             index, there, _ = last_valid(key_valid[:, -n:], n)
-            recent, key_positions = gather_tokens(recent, index), torch.cat([key_positions[:, :-n], gather_tokens(key_positions[:, -n:], index)], 1)
-            column, key_valid = torch.cat([column[:, :-n], gather_tokens(column[:, -n:], index)], 1), torch.cat([key_valid[:, :-n], there], 1)
+            recent, key_positions = (
+                gather_tokens(recent, index),
+                torch.cat([key_positions[:, :-n], gather_tokens(key_positions[:, -n:], index)], 1),
+            )
+            column, key_valid = (
+                torch.cat([column[:, :-n], gather_tokens(column[:, -n:], index)], 1),
+                torch.cat([key_valid[:, :-n], there], 1),
+            )
         return above + inner, AxialState(recent[:, -self.width :], column, key_valid, key_positions, state.position)
 
     def _finished(self, state: AxialState, column: Tensor) -> Tensor:
@@ -208,5 +245,7 @@ class Axial(Mixer):
         """
         width: Any = self.width  # the causal form has a width
         row = torch.div(state.positions[:, -width:], width, rounding_mode="floor")
-        kept = torch.where((row == row[:, -1:])[..., None], column[:, :width].to(state.column.dtype), state.column[:, -width:])
+        kept = torch.where(
+            (row == row[:, -1:])[..., None], column[:, :width].to(state.column.dtype), state.column[:, -width:]
+        )
         return torch.cat([kept, column[:, width:].to(kept.dtype)], 1)

@@ -111,7 +111,9 @@ class Mixer(InputChecks, metaclass=Checked):
             self.refuse(f"was built with max_len={self.max_len}, cost was asked for T={T}")
         mixing, each = self.mixing_cost(T), sum(p.numel() for p in self.parameters())
         state = mixing.state if self.capabilities.streaming else 0
-        return Cost(batch * self.projection_flops(T), batch * mixing.flops, each, batch * mixing.activations, batch * state)
+        return Cost(
+            batch * self.projection_flops(T), batch * mixing.flops, each, batch * mixing.activations, batch * state
+        )
 
     def projection_flops(self, T: int) -> int:
         """Compute the FLOPs per row of the maps that act on each token alone.
@@ -202,7 +204,9 @@ class Mixer(InputChecks, metaclass=Checked):
         self._check_positions(x, positions)
         if grid is not None and positions is not None:
             self.check_range(positions, prefix + prod(grid), f"was given grid={tuple(grid)} and prefix={prefix}")
-        return self.mix(x, context, positions=positions, key_mask=key_mask, attn_mask=attn_mask, grid=grid, prefix=prefix)
+        return self.mix(
+            x, context, positions=positions, key_mask=key_mask, attn_mask=attn_mask, grid=grid, prefix=prefix
+        )
 
     def forward_packed(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Mix sequences that are stored one after the other.
@@ -221,7 +225,9 @@ class Mixer(InputChecks, metaclass=Checked):
         lengths = self._check_packed(x, cu_seqlens)
         if x.shape[0] == 0:
             return self(x[None])[0]
-        mixed, indices = zip(*(self._mix_group(x, cu_seqlens[which], lengths[which]) for which in _length_groups(lengths)), strict=True)
+        mixed, indices = zip(
+            *(self._mix_group(x, cu_seqlens[which], lengths[which]) for which in _length_groups(lengths)), strict=True
+        )
         return torch.cat(mixed)[torch.cat(indices).argsort()]
 
     def _mix_group(self, x: Tensor, starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -260,16 +266,22 @@ class Mixer(InputChecks, metaclass=Checked):
             self.refuse("has no streaming form; call forward on the whole sequence")
         if context is None:
             if not self.causal:
-                self.refuse("was built with causal=False; only causal mixers stream, or any mixer over a context given here")
+                self.refuse(
+                    "was built with causal=False; only causal mixers stream, or any mixer over a context given here"
+                )
             if device is None:
                 weight = next(self.parameters(), next(self.buffers(), None))
                 device = None if weight is None else weight.device
-            return self.empty_state(batch_size, device=device, dtype=dtype or working_dtype(self) or torch.get_default_dtype())
+            return self.empty_state(
+                batch_size, device=device, dtype=dtype or working_dtype(self) or torch.get_default_dtype()
+            )
         if context.ndim == 3 and context.shape[0] != batch_size:
             self.refuse(f"expects a context of {batch_size} rows, got shape {tuple(context.shape)}")
         return self(context, key_mask=context_mask, state=_CONTEXT)
 
-    def extend(self, x: Tensor, state: State, *, positions: Tensor | None = None, key_mask: Tensor | None = None) -> tuple[Tensor, State]:
+    def extend(
+        self, x: Tensor, state: State, *, positions: Tensor | None = None, key_mask: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Mix the next L >= 1 tokens x (B, L, D) with all tokens before them.
 
         Args:
@@ -329,7 +341,9 @@ class Mixer(InputChecks, metaclass=Checked):
         The inputs have been checked; ``context`` is None when x mixes with itself.
         """
 
-    def mix_chunk(self, x: Tensor, state: State, *, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, State]:
+    def mix_chunk(
+        self, x: Tensor, state: State, *, positions: Tensor | None, key_mask: Tensor | None
+    ) -> tuple[Tensor, State]:
         """Compute the outputs (B, L, D) of a chunk and the new state. Every mixer that streams implements this.
 
         The inputs have been checked.

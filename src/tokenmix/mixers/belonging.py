@@ -91,7 +91,9 @@ def checked_state(mixer: Any, x: Tensor, state: Any) -> Any:
     if kind is None:
         return state
     if type(state) is not kind.type:
-        mixer.refuse(f"expects its own state, a {kind.type.__name__} from init_state or extend, got a {type(state).__name__}")
+        mixer.refuse(
+            f"expects its own state, a {kind.type.__name__} from init_state or extend, got a {type(state).__name__}"
+        )
     rows, on_cpu, device, lengths = x.shape[0], x.is_cpu, x.device, {}  # type: ignore[var-annotated]  # str -> int
     for (_, dtype, leading, axis, minimum, group, trailing), a in zip(kind.fields, state, strict=True):
         try:
@@ -120,10 +122,16 @@ def _converted(mixer: Any, x: Tensor, state: Any, kind: Kind) -> Any:
         if not isinstance(a, Tensor):
             mixer.refuse(f"expects tensors in its state, got {field.name} as a {type(a).__name__}")
         if a.ndim and a.shape[0] != x.shape[0] and field.fits(a.shape, dict(lengths)):
-            mixer.refuse(f"the state has {a.shape[0]} rows and x has {x.shape[0]}; pick rows with reorder(state, index)")
-        if not (a.dtype is field.dtype or a.is_floating_point() and field.dtype.is_floating_point) or not field.fits(a.shape, lengths):
+            mixer.refuse(
+                f"the state has {a.shape[0]} rows and x has {x.shape[0]}; pick rows with reorder(state, index)"
+            )
+        if not (a.dtype is field.dtype or a.is_floating_point() and field.dtype.is_floating_point) or not field.fits(
+            a.shape, lengths
+        ):
             got = f"{a.dtype} {tuple(a.shape)}"
-            mixer.refuse(f"expects {field.name} of its state as {field}, got {got}; a state belongs to the mixer that made it")
+            mixer.refuse(
+                f"expects {field.name} of its state as {field}, got {got}; a state belongs to the mixer that made it"
+            )
         if a.device != x.device:
             mixer.refuse(f"expects its state on {x.device}, where x is, got {field.name} on {a.device}")
     return kind.type(*(a.to(field.dtype) for field, a in zip(kind.fields, state, strict=True)))

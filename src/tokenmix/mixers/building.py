@@ -17,7 +17,13 @@ Built = TypeVar("Built")
 LARGEST = 2**31 - 1  # a larger size fits no memory
 LARGEST_SEED = 2**63 - 1
 LARGEST_FLOAT = torch.finfo(torch.float32).max  # the range of a float32 parameter
-WORDS: dict[Any, str] = {int: "an integer", float: "a finite number", bool: "True or False", str: "a string", NoneType: "None"}
+WORDS: dict[Any, str] = {
+    int: "an integer",
+    float: "a finite number",
+    bool: "True or False",
+    str: "a string",
+    NoneType: "None",
+}
 TOO_LARGE = ("allocate memory", "out of memory", "overflow")  # words in the errors that torch raises
 
 
@@ -40,7 +46,9 @@ class Checked(ABCMeta):
             return super().__call__(*args, **options)  # type: ignore[misc, no-any-return]  # as above
         except RuntimeError as why:
             if any(word in str(why) for word in TOO_LARGE):
-                given = ", ".join([f"dim={args[0]!r}" for _ in args[:1]] + [f"{name}={value!r}" for name, value in options.items()])
+                given = ", ".join(
+                    [f"dim={args[0]!r}" for _ in args[:1]] + [f"{name}={value!r}" for name, value in options.items()]
+                )
                 raise MixerError(f"{cls.__name__}: its parameters do not fit into memory with {given}.") from None
             raise
 

@@ -66,7 +66,9 @@ class Compressive(Mixer):
     """
 
     supports_causal = supports_streaming = True
-    about = About("Rae et al. 2020, arXiv 1911.05507", "memory", "T (n_m + c + n_cm) D heads", "T heads (n_m + c + n_cm)")
+    about = About(
+        "Rae et al. 2020, arXiv 1911.05507", "memory", "T (n_m + c + n_cm) D heads", "T heads (n_m + c + n_cm)"
+    )
     form = "compressive"
     carries = QKVO
 
@@ -125,8 +127,17 @@ class Compressive(Mixer):
         """Return the arguments of ``functional.compressive`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask, rising=True)
         learned = self._project(x), self.relative, self.content, self.place, self._squeeze()
-        options = {"heads": self.heads, **self.sizes._asdict(), "positions": positions, "starts": row_starts(key_mask, positions)}
-        return (self.q_proj(x), self.k_proj(x), self.v_proj(x), x, *learned), {**options, "causal": self.causal, "key_mask": key_mask}
+        options = {
+            "heads": self.heads,
+            **self.sizes._asdict(),
+            "positions": positions,
+            "starts": row_starts(key_mask, positions),
+        }
+        return (self.q_proj(x), self.k_proj(x), self.v_proj(x), x, *learned), {
+            **options,
+            "causal": self.causal,
+            "key_mask": key_mask,
+        }
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
@@ -140,7 +151,10 @@ class Compressive(Mixer):
         q, k, v = (self.get_submodule(name)(x).detach() for name in ("q_proj", "k_proj", "v_proj"))
         k, v, kept = (torch.where(valid[..., None], a, 0.0) for a in (k, v, x))
         slots = form.compress(
-            form.grouped(kept, valid, self.sizes.rate, positions), tuple(a.detach() for a in self._project(x)), self._squeeze(), self.sizes.pool
+            form.grouped(kept, valid, self.sizes.rate, positions),
+            tuple(a.detach() for a in self._project(x)),
+            self._squeeze(),
+            self.sizes.pool,
         )
         return form.reconstruction_loss(q, k, v, slots, valid, positions, self.heads, self.sizes, self.causal)
 
@@ -170,7 +184,18 @@ class Compressive(Mixer):
         positions = torch.zeros(batch_size, self._ring, dtype=torch.long, device=device)
         position = torch.zeros(batch_size, dtype=torch.long, device=device)
         ids = torch.full(slots.shape[:2], -1, dtype=torch.long, device=device)
-        return CompressiveState(keys, keys.clone(), keys.clone(), positions.bool(), positions, slots, slots.clone(), ids, position - 1, position)
+        return CompressiveState(
+            keys,
+            keys.clone(),
+            keys.clone(),
+            positions.bool(),
+            positions,
+            slots,
+            slots.clone(),
+            ids,
+            position - 1,
+            position,
+        )
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
@@ -178,21 +203,37 @@ class Compressive(Mixer):
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
         q, L, wide = self.q_proj(x), x.shape[1], sum_dtype(x)
         new, old = (self.k_proj(x), self.v_proj(x), x), (state.keys, state.values, state.inputs)
-        keys, values, inputs = (torch.cat([a, torch.where(valid[..., None], b, 0.0).to(a.dtype)], 1) for a, b in zip(old, new, strict=True))
+        keys, values, inputs = (
+            torch.cat([a, torch.where(valid[..., None], b, 0.0).to(a.dtype)], 1) for a, b in zip(old, new, strict=True)
+        )
         key_valid, key_positions = torch.cat([state.valid, valid], 1), torch.cat([state.positions, positions], 1)
-        groups = form.grouped(inputs.to(wide), key_valid, self.sizes.rate, fill_from_last_valid(key_positions, key_valid))
+        groups = form.grouped(
+            inputs.to(wide), key_valid, self.sizes.rate, fill_from_last_valid(key_positions, key_valid)
+        )
         maps = (tuple(a.to(wide) for a in part) for part in (self._project(x), self._squeeze()))
         fresh = form.compress(groups, *maps, self.sizes.pool)
         # older groups lack tokens here; they are in the slots already
         fresh = fresh._replace(there=fresh.there & (fresh.ids > state.gone[:, None]))
         kept = state.slot_keys, state.slot_values, state.ids, state.ids >= 0
         slots = form.Slots(*(torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(kept, fresh, strict=True)))
-        ok = torch.ones(L, keys.shape[1], dtype=torch.bool, device=x.device).tril(keys.shape[1] - L) & key_valid[:, None]
+        ok = (
+            torch.ones(L, keys.shape[1], dtype=torch.bool, device=x.device).tril(keys.shape[1] - L) & key_valid[:, None]
+        )
         learned = tuple(a.to(wide) for a in (self.relative, self.content, self.place))
         wide_slots = slots._replace(keys=slots.keys.to(wide), values=slots.values.to(wide))
-        y = form.over_memories(q.to(wide), keys.to(wide), values.to(wide), wide_slots, learned, ok, positions, key_positions, self.heads, self.sizes, True).to(
-            q.dtype
-        )
+        y = form.over_memories(
+            q.to(wide),
+            keys.to(wide),
+            values.to(wide),
+            wide_slots,
+            learned,
+            ok,
+            positions,
+            key_positions,
+            self.heads,
+            self.sizes,
+            True,
+        ).to(q.dtype)
         return y, self._after((keys, values, inputs, key_valid, key_positions), slots, state, L, holes)
 
     def _after(self, recent, slots, state, L, holes):
@@ -210,4 +251,6 @@ class Compressive(Mixer):
         left = torch.where(slots.there & (slots.ids <= gone[:, None]), slots.ids, -1)
         ids, order = left.sort(1)
         ids, order = ids[:, -self.sizes.compressed :], order[:, -self.sizes.compressed :, None].expand(-1, -1, self.dim)
-        return CompressiveState(*recent, slots.keys.gather(1, order), slots.values.gather(1, order), ids, gone, state.position)
+        return CompressiveState(
+            *recent, slots.keys.gather(1, order), slots.values.gather(1, order), ids, gone, state.position
+        )

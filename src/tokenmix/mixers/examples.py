@@ -19,7 +19,9 @@ def state_growth(name: MixerName | str) -> str:
     if not MIXERS[name].supports_streaming:
         return "none, it does not stream"
     try:
-        few, many = (example_mixer(name, 16, T=64).mixing_cost(T).state for T in (32, 64))  # both shorter than any window grows, or beyond
+        few, many = (
+            example_mixer(name, 16, T=64).mixing_cost(T).state for T in (32, 64)
+        )  # both shorter than any window grows, or beyond
     except MixerError:
         return "not declared"
     return "constant" if few == many else "grows with T"

@@ -11,7 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional
-from ..functional.external import EPS, SlotSums, check_norm, empty_slots, external_chunk, merge_slots, over_all_tokens, slot_logits, weights
+from ..functional.external import (
+    EPS,
+    SlotSums,
+    check_norm,
+    empty_slots,
+    external_chunk,
+    merge_slots,
+    over_all_tokens,
+    slot_logits,
+    weights,
+)
 from .base import About, Arguments, Kernels, Mixer, register_state
 from .cost import MixingCost
 from .parts.options import at_least, check_heads, check_positive
@@ -41,11 +51,15 @@ class SimplifiedState(NamedTuple):
     valid: Tensor
 
 
-def step(args: tuple[Tensor, ...], state: ExternalState, valid: Tensor | None, *, heads: int, norm: str, eps: float) -> tuple[Tensor, ExternalState]:
+def step(
+    args: tuple[Tensor, ...], state: ExternalState, valid: Tensor | None, *, heads: int, norm: str, eps: float
+) -> tuple[Tensor, ExternalState]:
     """Mix new projected tokens with those in the state; ``args`` as in ``functional.external``."""
     x, memory_k, memory_v, *biases = args
     bias_k, bias_v = biases or (None, None)
-    y, after = external_chunk(x, SlotSums(*state), memory_k, memory_v, bias_k, bias_v, heads=heads, norm=norm, eps=eps, valid=valid)
+    y, after = external_chunk(
+        x, SlotSums(*state), memory_k, memory_v, bias_k, bias_v, heads=heads, norm=norm, eps=eps, valid=valid
+    )
     return y, ExternalState(*after)
 
 
@@ -56,7 +70,9 @@ def external_cost(T: int, width: int, heads: int, slots: int, *, kept: int) -> M
         kept: numbers per token that are kept for the backward pass, without the weights.
     """
     flops = 4 * T * width * slots
-    return MixingCost(flops=flops, counted=flops, activations=4 * T * (kept + 5 * heads * slots), state=16 * heads * slots)
+    return MixingCost(
+        flops=flops, counted=flops, activations=4 * T * (kept + 5 * heads * slots), state=16 * heads * slots
+    )
 
 
 class SlotMemory(Mixer):
@@ -217,7 +233,12 @@ class ExternalMultihead(SlotMemory):
     """
 
     about = About(
-        "Guo et al. 2021, arXiv 2105.02358", "memory", "T S D", "T (S H + D)", idea="external attention whose heads share one memory (EAMLP)", tier="core"
+        "Guo et al. 2021, arXiv 2105.02358",
+        "memory",
+        "T S D",
+        "T (S H + D)",
+        idea="external attention whose heads share one memory (EAMLP)",
+        tier="core",
     )
     form = "external"
 
@@ -324,7 +345,12 @@ class SimplifiedAttention(Mixer):
         prefix: int = 0,
     ) -> Arguments:
         """Return the arguments of ``functional.simplified_attention`` for this input: (positional, keyword)."""
-        return (x, x if context is None else context), {"scale": self.scale, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        return (x, x if context is None else context), {
+            "scale": self.scale,
+            "causal": self.causal,
+            "key_mask": key_mask,
+            "attn_mask": attn_mask,
+        }
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
@@ -337,7 +363,9 @@ class SimplifiedAttention(Mixer):
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         x, k = args
-        own = options["scale"] * float(k.detach().square().sum(-1).max())  # k is the value too, so its gradients are rounded relative to |k|^2
+        own = options["scale"] * float(
+            k.detach().square().sum(-1).max()
+        )  # k is the value too, so its gradients are rounded relative to |k|^2
         return max(largest_dot(x, k, 1, 1, options["scale"]), own)
 
     def empty_state(self, batch_size, *, device, dtype):
@@ -349,6 +377,10 @@ class SimplifiedAttention(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         if self.causal:
-            state = SimplifiedState(torch.cat([state.keys, x.to(state.keys.dtype)], 1), torch.cat([state.valid, valid_mask(x, key_mask)], 1))
-        y = functional.simplified_attention(x, state.keys.to(x.dtype), scale=self.scale, causal=self.causal, key_mask=state.valid)
+            state = SimplifiedState(
+                torch.cat([state.keys, x.to(state.keys.dtype)], 1), torch.cat([state.valid, valid_mask(x, key_mask)], 1)
+            )
+        y = functional.simplified_attention(
+            x, state.keys.to(x.dtype), scale=self.scale, causal=self.causal, key_mask=state.valid
+        )
         return self.out_proj(y), state

@@ -93,7 +93,9 @@ class Facts(nn.Module):
         return getattr(functional, cls.form) if isinstance(cls.form, str) else cls.form
 
     @classmethod
-    def example_options(cls, length: int, *, heads: int | None = None, grid: tuple[int, ...] | None = None) -> dict[str, Any]:
+    def example_options(
+        cls, length: int, *, heads: int | None = None, grid: tuple[int, ...] | None = None
+    ) -> dict[str, Any]:
         """Choose values for the required options, so that the mixer can be built for sequences of ``length`` tokens.
 
         Mixers with required options other than max_len, window, heads and kernel_size override this.
@@ -104,7 +106,11 @@ class Facts(nn.Module):
         """
         known = mixer_options(cls)
         usual = {"max_len": length, "window": min(32, length), "heads": heads or 8, "kernel_size": 11 if grid else 33}
-        chosen = {name: usual[name] for name in usual if name in known and (known[name] is inspect.Parameter.empty or name == "heads" and heads)}
+        chosen = {
+            name: usual[name]
+            for name in usual
+            if name in known and (known[name] is inspect.Parameter.empty or name == "heads" and heads)
+        }
         return chosen | ({"ndim": len(grid)} if grid and "ndim" in known else {})
 
 

@@ -24,9 +24,16 @@ class Fourier(Mixer):
         MixerError: with ``causal=True``.
     """
 
-    about = About("Lee-Thorp et al. 2021, arXiv 2105.03824", "Fourier transform", "T D log(T D), with a mask T^2 D", "0, with a mask T^2")
+    about = About(
+        "Lee-Thorp et al. 2021, arXiv 2105.03824",
+        "Fourier transform",
+        "T D log(T D), with a mask T^2 D",
+        "0, with a mask T^2",
+    )
     form = "fourier"
-    waivers = {"accurate_on_adversarial_keys": "signed sums cancel; float32 errors scale with the input (test_fourier.py)"}
+    waivers = {
+        "accurate_on_adversarial_keys": "signed sums cancel; float32 errors scale with the input (test_fourier.py)"
+    }
 
     def __init__(self, dim: int, *, causal: bool = False):
         super().__init__(dim, causal=causal)

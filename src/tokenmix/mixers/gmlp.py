@@ -57,7 +57,9 @@ class GMLP(Mixer):
     supports_causal = supports_streaming = True
     about = About("Liu et al. 2021, arXiv 2105.08050", "MLP", "T^2 F", "T F")
     form = "gmlp"
-    waivers = {"accurate_on_adversarial_keys": "gelu's tail; float32 errors scale with the input of gelu (test_gmlp.py)"}
+    waivers = {
+        "accurate_on_adversarial_keys": "gelu's tail; float32 errors scale with the input of gelu (test_gmlp.py)"
+    }
 
     def __init__(
         self,
@@ -80,7 +82,10 @@ class GMLP(Mixer):
         self.out_proj = nn.Linear(self.hidden // 2, dim, bias=out_bias)
         self.spatial = nn.Parameter(torch.empty(2 * max_len - 1) if toeplitz else torch.empty(max_len, max_len))
         self.bias = nn.Parameter(torch.empty(max_len))
-        self.scale, self.shift = nn.Parameter(torch.empty(self.hidden // 2)), nn.Parameter(torch.empty(self.hidden // 2))
+        self.scale, self.shift = (
+            nn.Parameter(torch.empty(self.hidden // 2)),
+            nn.Parameter(torch.empty(self.hidden // 2)),
+        )
         self.init_parameters()
 
     def init_parameters(self) -> None:
@@ -141,7 +146,9 @@ class GMLP(Mixer):
     def mixing_cost(self, T: int) -> MixingCost:
         half = self.hidden // 2
         flops = 2 * T * T * half
-        return MixingCost(flops, flops, 4 * T * (12 * half + self.dim) + 12 * T * T * self.toeplitz, T * (4 * half + 9) + 8)
+        return MixingCost(
+            flops, flops, 4 * T * (12 * half + self.dim) + 12 * T * T * self.toeplitz, T * (4 * half + 9) + 8
+        )
 
     def empty_state(self, batch_size, *, device, dtype):
         positions = torch.zeros(batch_size, 0, dtype=torch.long, device=device)
@@ -158,7 +165,9 @@ class GMLP(Mixer):
         gate, value = unit_inputs(self.v_proj(x), self.scale, self.shift)
         state = joined(state, valid, positions, values=value)
         L, S = x.shape[1], state.values.shape[1]
-        history = silenced(state.values.to(torch.promote_types(gate.dtype, state.values.dtype)), state.valid).to(gate.dtype)
+        history = silenced(state.values.to(torch.promote_types(gate.dtype, state.values.dtype)), state.valid).to(
+            gate.dtype
+        )
         weights, bias, some = (
             self.between(positions, state.positions).to(gate.dtype).tril(S - L),
             self.bias[positions].to(gate.dtype)[..., None],

@@ -52,7 +52,9 @@ def as_state(past: sums.Past) -> State:
     return HydraState(*past) if len(past) == 2 else HydraSoftmaxState(*past)
 
 
-def step(q: Tensor, k: Tensor, v: Tensor, state: State, *, causal: bool, valid: Tensor | None, options: dict[str, Any]) -> tuple[Tensor, State]:
+def step(
+    q: Tensor, k: Tensor, v: Tensor, state: State, *, causal: bool, valid: Tensor | None, options: dict[str, Any]
+) -> tuple[Tensor, State]:
     """Mix new queries with the state: with their own keys too if causal, otherwise with a completed context."""
     if not causal:
         return sums.read_sums(q, state, **options), state
@@ -138,7 +140,11 @@ class Hydra(Mixer):
     ) -> Arguments:
         """Return the arguments of ``functional.hydra`` for this input: (positional, keyword)."""
         keys = x if context is None else context
-        return (self.q_proj(x), self.k_proj(keys), self.v_proj(keys)), {**self.maps, "causal": self.causal, "key_mask": key_mask}
+        return (self.q_proj(x), self.k_proj(keys), self.v_proj(keys)), {
+            **self.maps,
+            "causal": self.causal,
+            "key_mask": key_mask,
+        }
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
@@ -148,16 +154,28 @@ class Hydra(Mixer):
         return kernel_cost(T, self.dim, self.dim, self.feature)
 
     def empty_state(self, batch_size, *, device, dtype):
-        return as_state(sums.empty_sums(batch_size, self.dim, self.dim, softmax=self.feature.endswith("softmax"), device=device))
+        return as_state(
+            sums.empty_sums(batch_size, self.dim, self.dim, softmax=self.feature.endswith("softmax"), device=device)
+        )
 
     def context_state(self, context, context_mask):
         empty = self.empty_state(context.shape[0], device=context.device, dtype=context.dtype)
-        past = sums.absorb(empty, self.k_proj(context), self.v_proj(context), context_mask, heads=self.dim, feature=self.feature, eps=self.eps)
+        past = sums.absorb(
+            empty,
+            self.k_proj(context),
+            self.v_proj(context),
+            context_mask,
+            heads=self.dim,
+            feature=self.feature,
+            eps=self.eps,
+        )
         return as_state(past)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         options = {"heads": self.dim, **self.maps}
-        y, state = step(self.q_proj(x), self.k_proj(x), self.v_proj(x), state, causal=self.causal, valid=key_mask, options=options)
+        y, state = step(
+            self.q_proj(x), self.k_proj(x), self.v_proj(x), state, causal=self.causal, valid=key_mask, options=options
+        )
         return self.out_proj(y), state
 
 
@@ -192,7 +210,11 @@ class PolyNL(Mixer):
     ) -> Arguments:
         """Return the arguments of ``functional.hydra`` for this input: (positional, keyword)."""
         keys = x if context is None else context
-        return (x, self.k_proj(keys), self.v_proj(keys)), {"feature": "mean", "causal": self.causal, "key_mask": key_mask}
+        return (x, self.k_proj(keys), self.v_proj(keys)), {
+            "feature": "mean",
+            "causal": self.causal,
+            "key_mask": key_mask,
+        }
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
@@ -206,7 +228,15 @@ class PolyNL(Mixer):
 
     def context_state(self, context, context_mask):
         empty = self.empty_state(context.shape[0], device=context.device, dtype=context.dtype)
-        past = sums.absorb(empty, self.k_proj(context), self.v_proj(context), context_mask, heads=self.dim, feature="mean", eps=sums.EPS)
+        past = sums.absorb(
+            empty,
+            self.k_proj(context),
+            self.v_proj(context),
+            context_mask,
+            heads=self.dim,
+            feature="mean",
+            eps=sums.EPS,
+        )
         return as_state(past)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
@@ -234,7 +264,12 @@ class MultiheadLinear(Mixer):
 
     supports_causal = supports_streaming = supports_context = True
     about = About(
-        "Bolya et al. 2022, arXiv 2209.07484", "kernel", "T D^2 / H", "T D + D^2 / H", idea="Hydra's kernels with any number of heads from 1 to D", tier="core"
+        "Bolya et al. 2022, arXiv 2209.07484",
+        "kernel",
+        "T D^2 / H",
+        "T D + D^2 / H",
+        idea="Hydra's kernels with any number of heads from 1 to D",
+        tier="core",
     )
     form = "multihead_linear"
     carries = QKVO
@@ -276,7 +311,11 @@ class MultiheadLinear(Mixer):
     ) -> Arguments:
         """Return the arguments of ``functional.multihead_linear`` for this input: (positional, keyword)."""
         keys = x if context is None else context
-        return (self.q_proj(x), self.k_proj(keys), self.v_proj(keys)), {**self.maps, "causal": self.causal, "key_mask": key_mask}
+        return (self.q_proj(x), self.k_proj(keys), self.v_proj(keys)), {
+            **self.maps,
+            "causal": self.causal,
+            "key_mask": key_mask,
+        }
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
@@ -286,7 +325,9 @@ class MultiheadLinear(Mixer):
         return kernel_cost(T, self.dim, self.heads, self.feature)
 
     def empty_state(self, batch_size, *, device, dtype):
-        return as_state(sums.empty_sums(batch_size, self.dim, self.heads, softmax=self.feature.endswith("softmax"), device=device))
+        return as_state(
+            sums.empty_sums(batch_size, self.dim, self.heads, softmax=self.feature.endswith("softmax"), device=device)
+        )
 
     def context_state(self, context, context_mask):
         empty = self.empty_state(context.shape[0], device=context.device, dtype=context.dtype)
@@ -294,5 +335,7 @@ class MultiheadLinear(Mixer):
         return as_state(sums.absorb(empty, self.k_proj(context), self.v_proj(context), context_mask, **options))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        y, state = step(self.q_proj(x), self.k_proj(x), self.v_proj(x), state, causal=self.causal, valid=key_mask, options=self.maps)
+        y, state = step(
+            self.q_proj(x), self.k_proj(x), self.v_proj(x), state, causal=self.causal, valid=key_mask, options=self.maps
+        )
         return self.out_proj(y), state

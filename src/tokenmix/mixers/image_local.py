@@ -44,7 +44,9 @@ class ImageLocal(Mixer):
         "token_before_reaches": "with ndim=2 the token before the first one of a line is at the other edge of "
         "the image, and with memory=0 the token before the first one of a block is not attended"
     }
-    about = About("Parmar et al. 2018, arXiv 1802.05751", "fixed pattern", "T (block + memory) D", "T heads (block + memory)")
+    about = About(
+        "Parmar et al. 2018, arXiv 1802.05751", "fixed pattern", "T (block + memory) D", "T heads (block + memory)"
+    )
     form = "image_local"
     carries = QKVO
 
@@ -70,7 +72,9 @@ class ImageLocal(Mixer):
         if width is not None:
             at_least(self, 1, width=width)
         if causal and ndim == 2 and width is None:
-            self.refuse("causal=True with ndim=2 needs width, the pixels per line; a grid given at call time has no causal form")
+            self.refuse(
+                "causal=True with ndim=2 needs width, the pixels per line; a grid given at call time has no causal form"
+            )
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
 
     def _sizes(self, low: int, **given: int | list[int]) -> tuple[int, ...]:
@@ -110,13 +114,22 @@ class ImageLocal(Mixer):
         """Return the arguments of ``functional.image_local`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask)
         if grid is not None and not self.on_grid:
-            self.refuse(f"was built with ndim={self.ndim}, width={self.width} and mixes a sequence, got grid={tuple(grid)}")
+            self.refuse(
+                f"was built with ndim={self.ndim}, width={self.width} and mixes a sequence, got grid={tuple(grid)}"
+            )
         if self.on_grid and (grid is None or len(grid) != 2):
             self.refuse(f"was built with ndim=2 and without width and needs grid=(H, W), got grid={grid}")
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         place = {"width": self.width, "grid": grid, "prefix": prefix, "positions": positions}
         starts = None if self.on_grid else row_starts(key_mask, positions)
-        return args, {**self._pattern(), **place, "starts": starts, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        return args, {
+            **self._pattern(),
+            **place,
+            "starts": starts,
+            "causal": self.causal,
+            "key_mask": key_mask,
+            "attn_mask": attn_mask,
+        }
 
     def _pattern(self):
         return {"heads": self.heads, "block": self.block, "memory": self.memory}
@@ -138,7 +151,12 @@ class ImageLocal(Mixer):
             queries, keys = queries * size, keys * (size + reach + (reach if axis else 0))
         blocks = -(-T // queries)
         pairs = blocks * queries * keys
-        return MixingCost(4 * pairs * D, None, activations=4 * (8 * T * D + 2 * blocks * keys * D + pairs * self.heads), state=(8 * D + 9) * self._ring + 8)
+        return MixingCost(
+            4 * pairs * D,
+            None,
+            activations=4 * (8 * T * D + 2 * blocks * keys * D + pairs * self.heads),
+            state=(8 * D + 9) * self._ring + 8,
+        )
 
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
@@ -152,6 +170,12 @@ class ImageLocal(Mixer):
 
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
         state, q = joined(state, valid, positions, keys=self.k_proj(x), values=self.v_proj(x)), self.q_proj(x)
-        options = {**self._pattern(), "width": self.width, "positions": (positions, state.positions), "causal": True, "key_mask": state.valid}
+        options = {
+            **self._pattern(),
+            "width": self.width,
+            "positions": (positions, state.positions),
+            "causal": True,
+            "key_mask": state.valid,
+        }
         y = functional.image_local(q, state.keys.to(q.dtype), state.values.to(q.dtype), **options)
         return y, newest(state, self._ring, holes=holes)

@@ -53,7 +53,9 @@ class InputChecks(Facts):
         if context is None:
             limit, T = self.max_context_len, x.shape[1]
             if (limit or T) < T:
-                self.refuse(f"was built with max_context_len={limit}, got x of length {T} as its own context; call resize")
+                self.refuse(
+                    f"was built with max_context_len={limit}, got x of length {T} as its own context; call resize"
+                )
             return
         if not self.supports_context:
             self.refuse("mixes a sequence with itself and takes no context")
@@ -72,7 +74,9 @@ class InputChecks(Facts):
         B, T, S = x.shape[0], x.shape[1], keys.shape[1]
         if key_mask is not None:
             if key_mask.dtype != torch.bool or key_mask.shape != (B, S):
-                self.refuse(f"expects a bool key_mask of shape {(B, S)}, True = may be attended, got {described(key_mask)}")
+                self.refuse(
+                    f"expects a bool key_mask of shape {(B, S)}, True = may be attended, got {described(key_mask)}"
+                )
             self._check_beside(x, "key_mask", key_mask)
         if attn_mask is None:
             return
@@ -80,7 +84,9 @@ class InputChecks(Facts):
         if not self.supports_attn_mask:
             self.refuse("does not weight pairs of tokens and takes no attn_mask; use key_mask")
         if attn_mask.dtype != torch.bool or tuple(attn_mask.shape) not in ((T, S), (B, T, S)):
-            self.refuse(f"expects a bool attn_mask {(T, S)} or {(B, T, S)}, True = may be attended, got {described(attn_mask)}")
+            self.refuse(
+                f"expects a bool attn_mask {(T, S)} or {(B, T, S)}, True = may be attended, got {described(attn_mask)}"
+            )
 
     def _check_grid(self, x: Tensor, positions: Tensor | None, grid: tuple[int, ...] | None, prefix: int) -> None:
         if grid is None:
@@ -92,7 +98,9 @@ class InputChecks(Facts):
         if prefix < 0 or any(n < 1 for n in grid):
             self.refuse(f"expects a grid of positive sizes and prefix >= 0, got grid={tuple(grid)}, prefix={prefix}")
         if positions is None and x.shape[1] != prefix + prod(grid):
-            self.refuse(f"grid={tuple(grid)} with prefix={prefix} stands for {prefix + prod(grid)} tokens, got {x.shape[1]}")
+            self.refuse(
+                f"grid={tuple(grid)} with prefix={prefix} stands for {prefix + prod(grid)} tokens, got {x.shape[1]}"
+            )
 
     def _check_positions(self, x: Tensor, positions: Tensor | None) -> None:
         if positions is None:

@@ -75,7 +75,9 @@ class Lambda(Mixer):
 
     supports_causal = supports_streaming = supports_grid = True
     form = "lambda_layer"
-    about = About("Bello 2021, arXiv 2102.08602", "low rank", "T^2 (w H + D), window r: T r (w H + D)", "T^2 H, window r: T r H")
+    about = About(
+        "Bello 2021, arXiv 2102.08602", "low rank", "T^2 (w H + D), window r: T r (w H + D)", "T^2 H, window r: T r H"
+    )
     carries = ("out_proj",)
 
     def __init__(
@@ -110,8 +112,15 @@ class Lambda(Mixer):
         at_least(self, 1, **{name: n for name, n in (("max_len", max_len), ("window", self.window)) if n is not None})
         one_of(self, ("qk", "qv", None), norm=self.norm)
         if self.grid_size is not None:
-            if self.window is not None or self.causal or not isinstance(self.grid_size, list | tuple) or len(self.grid_size) != 2:
-                self.refuse(f"grid_size must be two sizes [H, W], without window and causal=True, got {self.grid_size!r}")
+            if (
+                self.window is not None
+                or self.causal
+                or not isinstance(self.grid_size, list | tuple)
+                or len(self.grid_size) != 2
+            ):
+                self.refuse(
+                    f"grid_size must be two sizes [H, W], without window and causal=True, got {self.grid_size!r}"
+                )
             at_least(self, 1, **{f"grid_size[{i}]": n for i, n in enumerate(self.grid_size)})
         if self.window is None and self.grid_size is None and self.max_len is None:
             self.refuse("needs max_len for full context, window for a lambda convolution, or grid_size for images")
@@ -177,10 +186,23 @@ class Lambda(Mixer):
     ) -> Arguments:
         """Return the arguments of ``functional.lambda_layer`` for this input: (positional, keyword)."""
         if (grid is None) != (self.grid_size is None) or (grid is not None and len(grid) != 2):
-            self.refuse(f"was built with grid_size={self.grid_size}, got grid={grid}; grid and grid_size need each other")
-        if grid is not None and self.grid_size is not None and any(n > most for n, most in zip(grid, self.grid_size, strict=True)):
+            self.refuse(
+                f"was built with grid_size={self.grid_size}, got grid={grid}; grid and grid_size need each other"
+            )
+        if (
+            grid is not None
+            and self.grid_size is not None
+            and any(n > most for n, most in zip(grid, self.grid_size, strict=True))
+        ):
             self.refuse(f"was built with grid_size={self.grid_size}, got the larger grid={tuple(grid)}")
-        options = {"heads": self.heads, "grid": grid, "prefix": prefix, "positions": positions, "causal": self.causal, "key_mask": key_mask}
+        options = {
+            "heads": self.heads,
+            "grid": grid,
+            "prefix": prefix,
+            "positions": positions,
+            "causal": self.causal,
+            "key_mask": key_mask,
+        }
         return (*self._projected(x, key_mask), self.embedding), options
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
@@ -190,7 +212,11 @@ class Lambda(Mixer):
     def mixing_cost(self, T: int) -> MixingCost:
         w, c, H, D = self.key_width, self.dim // self.heads, self.heads, self.dim
         local = self.window is not None and self.window < T
-        rows = prod(self._sizes(self.max_len)) if self.grid_size else min(*self._sizes(self.max_len), T if self.causal else 2 * T - 1)
+        rows = (
+            prod(self._sizes(self.max_len))
+            if self.grid_size
+            else min(*self._sizes(self.max_len), T if self.causal else 2 * T - 1)
+        )
         content = 2 * T * w * c + 2 * T * w * D
         logits, values = 2 * T * rows * w * H, 2 * T * D * (rows if local else T)
         counted = None if self.causal else content + logits + (0 if local else values)
@@ -224,7 +250,9 @@ class Lambda(Mixer):
         vz = silenced(state.values.to(torch.promote_types(qh.dtype, state.values.dtype)), state.valid).to(qh.dtype)
         E = self.embedding.to(qh.dtype)
         weights = pair_weights(qh @ E.T, positions, state.positions, centre_of(E.shape[0], True), causal=True)
-        y = qh @ content.unflatten(-1, (-1, self.key_width)).transpose(-1, -2).to(qh.dtype) + weighed(weights, vz[:, :, None])
+        y = qh @ content.unflatten(-1, (-1, self.key_width)).transpose(-1, -2).to(qh.dtype) + weighed(
+            weights, vz[:, :, None]
+        )
         state = state if self.window is None else newest(state, self.window - 1, holes=holes)
         m, num, den = past
         return y.flatten(2).to(x.dtype), state._replace(m=m, num=num, den=den)

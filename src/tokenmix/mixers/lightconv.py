@@ -83,7 +83,9 @@ class LightConv(Mixer):
 
     def mixing_cost(self, T: int) -> MixingCost:
         flops = 2 * T * self.kernel_size * self.dim
-        return MixingCost(flops, flops, 4 * T * self.dim * (6 if self.glu else 3), ring_bytes(self.kernel_size - 1, self.dim))
+        return MixingCost(
+            flops, flops, 4 * T * self.dim * (6 if self.glu else 3), ring_bytes(self.kernel_size - 1, self.dim)
+        )
 
     def empty_state(self, batch_size, *, device, dtype):
         return empty_window(batch_size, self.dim, self.kernel_size - 1, device=device, dtype=dtype)

@@ -47,7 +47,16 @@ class LinearAttention(Mixer):
     kernels = Kernels(("linear_attention",), step="linear")
     only_qkv = True
 
-    def __init__(self, dim: int, *, causal: bool = False, heads: int = 8, feature: str = "elu", qkv_bias: bool = True, out_bias: bool = True):
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        heads: int = 8,
+        feature: str = "elu",
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
         super().__init__(dim, causal=causal)
         check_name(type(self).__name__, "feature", feature, form.LOG_FEATURES)
         self.feature = feature

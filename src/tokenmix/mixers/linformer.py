@@ -114,7 +114,9 @@ class Linformer(Mixer):
     ) -> Arguments:
         """Return the arguments of ``functional.linformer`` for this input: (positional, keyword)."""
         keys = x if context is None else context
-        key_positions = positions if context is None else None if key_mask is None else token_positions(context, key_mask)
+        key_positions = (
+            positions if context is None else None if key_mask is None else token_positions(context, key_mask)
+        )
         f = self.projection_e if self.projection_f is None else self.projection_f
         args = self.q_proj(x), self.k_proj(keys), self.v_proj(keys), self.projection_e, f
         return args, {"heads": self.heads, "positions": key_positions, "key_mask": key_mask}
@@ -124,13 +126,23 @@ class Linformer(Mixer):
         return self.out_proj(functional.linformer(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
-        flops = 4 * T * self.rank * self.dim + 4 * T * self.rank * self.dim  # E K and F V; the weights and the weighted sums
-        return MixingCost(flops=flops, counted=flops, activations=4 * T * (8 * self.dim) + 8 * T * self.rank * self.projection_e.shape[0])
+        flops = (
+            4 * T * self.rank * self.dim + 4 * T * self.rank * self.dim
+        )  # E K and F V; the weights and the weighted sums
+        return MixingCost(
+            flops=flops,
+            counted=flops,
+            activations=4 * T * (8 * self.dim) + 8 * T * self.rank * self.projection_e.shape[0],
+        )
 
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         q, k, _, e, _ = (a.detach() for a in args)
-        return largest_dot(q, shortened(k, e, options["heads"], options["positions"], options["key_mask"]).to(q.dtype), options["heads"])
+        return largest_dot(
+            q,
+            shortened(k, e, options["heads"], options["positions"], options["key_mask"]).to(q.dtype),
+            options["heads"],
+        )
 
 
 def _stretched(projection: Tensor, length: int) -> Tensor:

@@ -99,9 +99,23 @@ class Local(Mixer):
         prefix: int = 0,
     ) -> Arguments:
         """Return the arguments of ``functional.local`` for this input: (positional, keyword)."""
-        keys, query_and_key_positions = (x, positions) if context is None else (context, self._query_and_key_positions(x, context, positions, key_mask))
-        options = {"window": self.window, "heads": self.heads, "outside": self.outside, "positions": query_and_key_positions}
-        return (self.q_proj(x), self.k_proj(keys), self.v_proj(keys)), {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        keys, query_and_key_positions = (
+            (x, positions)
+            if context is None
+            else (context, self._query_and_key_positions(x, context, positions, key_mask))
+        )
+        options = {
+            "window": self.window,
+            "heads": self.heads,
+            "outside": self.outside,
+            "positions": query_and_key_positions,
+        }
+        return (self.q_proj(x), self.k_proj(keys), self.v_proj(keys)), {
+            **options,
+            "causal": self.causal,
+            "key_mask": key_mask,
+            "attn_mask": attn_mask,
+        }
 
     def _query_and_key_positions(self, x, context, positions, key_mask):
         return token_positions(x, None) if positions is None else positions, token_positions(context, key_mask)
@@ -115,7 +129,9 @@ class Local(Mixer):
         pairs = BlockCost(T).band(R, R)
         flops = 4 * D * pairs.pairs + (4 * D * T if self.outside == "pool" else 0)
         kept = kept_bytes(D, self.heads, T, [pairs], pools=2 if self.outside == "pool" else 0)
-        return MixingCost(flops=flops, counted=4 * D * pairs.pairs, activations=kept, state=R * (8 * D + 9) + 8 * D + 16)
+        return MixingCost(
+            flops=flops, counted=4 * D * pairs.pairs, activations=kept, state=R * (8 * D + 9) + 8 * D + 16
+        )
 
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
@@ -125,34 +141,67 @@ class Local(Mixer):
         keys = torch.zeros(batch_size, self.window - 1, self.dim, device=device, dtype=dtype)
         positions = torch.zeros(keys.shape[:2], dtype=torch.long, device=device)
         far = torch.zeros(batch_size, self.dim, device=device, dtype=torch.float64)
-        return LocalState(keys, keys.clone(), positions.bool(), positions, far, far.new_zeros(batch_size), positions.new_zeros(batch_size))
+        return LocalState(
+            keys,
+            keys.clone(),
+            positions.bool(),
+            positions,
+            far,
+            far.new_zeros(batch_size),
+            positions.new_zeros(batch_size),
+        )
 
     def empty_context_state(self, batch_size, *, device, dtype):
         return empty_history(batch_size, self.dim, device=device, dtype=dtype)
 
     def context_state(self, context, context_mask):
         positions = token_positions(context, context_mask)
-        return HistoryState(self.k_proj(context), self.v_proj(context), valid_mask(context, context_mask), positions, positions.new_zeros(positions.shape[0]))
+        return HistoryState(
+            self.k_proj(context),
+            self.v_proj(context),
+            valid_mask(context, context_mask),
+            positions,
+            positions.new_zeros(positions.shape[0]),
+        )
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
         if not self.causal:
-            options = {"window": self.window, "heads": self.heads, "outside": self.outside, "positions": (query_positions, state.positions)}
-            return self.out_proj(functional.local(self.q_proj(x), state.keys, state.values, key_mask=state.valid, **options)), state._replace(
-                position=next_position
-            )
+            options = {
+                "window": self.window,
+                "heads": self.heads,
+                "outside": self.outside,
+                "positions": (query_positions, state.positions),
+            }
+            return self.out_proj(
+                functional.local(self.q_proj(x), state.keys, state.values, key_mask=state.valid, **options)
+            ), state._replace(position=next_position)
         check_positions(self, positions, key_mask, rising=True, past=(state.valid, state.positions))
-        y, state = in_pieces(partial(self._mix_piece, holes=has_holes(state.valid, key_mask)), x, state, query_positions, valid_mask(x, key_mask))
+        y, state = in_pieces(
+            partial(self._mix_piece, holes=has_holes(state.valid, key_mask)),
+            x,
+            state,
+            query_positions,
+            valid_mask(x, key_mask),
+        )
         return self.out_proj(y), state._replace(position=next_position)
 
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
         """Mix new tokens with the ring and each other; tokens that leave the ring are added to the sums."""
         new = self.k_proj(x).to(state.keys.dtype), self.v_proj(x).to(state.values.dtype), valid, positions
         keys, values, key_valid, key_positions = (torch.cat(pair, 1) for pair in zip(state[:4], new, strict=True))
-        q, far, options = self.q_proj(x), state[4:6], {"window": self.window, "heads": self.heads, "outside": self.outside}
-        y = local_chunk(q, keys.to(q.dtype), values.to(q.dtype), (positions, key_positions), far, key_mask=key_valid, **options)
+        q, far, options = (
+            self.q_proj(x),
+            state[4:6],
+            {"window": self.window, "heads": self.heads, "outside": self.outside},
+        )
+        y = local_chunk(
+            q, keys.to(q.dtype), values.to(q.dtype), (positions, key_positions), far, key_mask=key_valid, **options
+        )
         n = x.shape[1]
-        ring = newest(LocalState(keys, values, key_valid, key_positions, *far, state.position), self.window - 1, holes=holes)
+        ring = newest(
+            LocalState(keys, values, key_valid, key_positions, *far, state.position), self.window - 1, holes=holes
+        )
         if self.outside == "pool":
             left = last_valid(key_valid, self.window - 1)[2] if holes else key_valid[:, :n]
             gone = torch.where(left[..., None], values[:, : left.shape[1]], 0.0).double().sum(1)

@@ -14,7 +14,14 @@ from torch import Tensor
 from .. import functional
 from ..functional.attention import attention
 from ..functional.layout.masks import zero_masked
-from ..functional.layout.positions import fill_from_last_valid, gather_tokens, last_valid, patches, shifted, strided_conv
+from ..functional.layout.positions import (
+    fill_from_last_valid,
+    gather_tokens,
+    last_valid,
+    patches,
+    shifted,
+    strided_conv,
+)
 from ..functional.memory_compressed import Slots, cells_of, folded, over_slots
 from .base import QKVO, About, Arguments, Mixer, chunk_positions, register_state
 from .cost import MixingCost
@@ -161,21 +168,31 @@ class MemoryCompressed(Mixer):
 
     def empty_state(self, batch_size, *, device, dtype):
         def nothing(length):
-            tokens, flags = torch.zeros(batch_size, length, self.dim, device=device, dtype=dtype), torch.zeros(batch_size, length, device=device)
+            tokens, flags = (
+                torch.zeros(batch_size, length, self.dim, device=device, dtype=dtype),
+                torch.zeros(batch_size, length, device=device),
+            )
             return tokens, tokens.clone(), flags.bool(), flags.long()
 
         slots, near = nothing(1 if self.mode == "compressed" else 0), nothing(self.block - 1)
         position = torch.zeros(batch_size, dtype=torch.long, device=device)
-        return MemoryCompressedState(*slots, *near, torch.zeros(batch_size, 0, dtype=torch.bool, device=device), position)
+        return MemoryCompressedState(
+            *slots, *near, torch.zeros(batch_size, 0, dtype=torch.bool, device=device), position
+        )
 
     def state_lengths(self):
         if self.mode == "local":
             return {"scattered": "rows with positions"}
-        return {name: "near" if name.startswith("near") else "slots" for name in MemoryCompressedState._fields[:8]} | {"scattered": "rows with positions"}
+        return {name: "near" if name.startswith("near") else "slots" for name in MemoryCompressedState._fields[:8]} | {
+            "scattered": "rows with positions"
+        }
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         check_positions(self, positions, key_mask, rising=True, past=(state.near_valid, state.near_positions))
-        (query_positions, next_position), valid = chunk_positions(state.position, x, positions, key_mask), valid_mask(x, key_mask)
+        (query_positions, next_position), valid = (
+            chunk_positions(state.position, x, positions, key_mask),
+            valid_mask(x, key_mask),
+        )
         holes = has_holes(state.near_valid, key_mask)
         if (positions is not None or holes) and state.scattered.shape[1] == 0:
             state = state._replace(scattered=torch.ones_like(state.position[:, None], dtype=torch.bool))
@@ -185,7 +202,9 @@ class MemoryCompressed(Mixer):
                 [self.block * state.cells[:, -1:], state.near_positions, query_positions],
                 [state.valid[:, -1:], state.near_valid, valid],
             )
-            query_positions = fill_from_last_valid(torch.cat(position_runs, 1), torch.cat(valid_runs, 1))[:, -x.shape[1] :]
+            query_positions = fill_from_last_valid(torch.cat(position_runs, 1), torch.cat(valid_runs, 1))[
+                :, -x.shape[1] :
+            ]
         y, state = in_pieces(partial(self._mix_piece, holes=holes), x, state, query_positions, valid)
         return self.out_proj(y), state._replace(position=next_position)
 
@@ -215,10 +234,22 @@ class MemoryCompressed(Mixer):
         keys, values, valid, positions = recent
         index, there, _ = last_valid(valid, valid.shape[1])
         before = self.block * state.cells[:, -1:] if state.cells.shape[1] else 0
-        return gather_tokens(keys, index), gather_tokens(values, index), there, torch.where(there, gather_tokens(positions, index), before)
+        return (
+            gather_tokens(keys, index),
+            gather_tokens(values, index),
+            there,
+            torch.where(there, gather_tokens(positions, index), before),
+        )
 
     def _local(self, q, recent):
         k, v, valid, positions = recent
         cell = cells_of(positions, self.block)[0]
         near = (cell[:, -q.shape[1] :, None] == cell[:, None]) & valid[:, None]
-        return attention(q, zero_masked(k, valid).to(q.dtype), zero_masked(v, valid).to(q.dtype), heads=self.heads, causal=True, attn_mask=near)
+        return attention(
+            q,
+            zero_masked(k, valid).to(q.dtype),
+            zero_masked(v, valid).to(q.dtype),
+            heads=self.heads,
+            causal=True,
+            attn_mask=near,
+        )

@@ -36,7 +36,9 @@ class MLPMixer(Mixer):
 
     about = About("Tolstikhin et al. 2021, arXiv 2105.01601", "MLP", "T F D", "T D + F D")
     form = "mlp_mixer"
-    waivers = {"accurate_on_adversarial_keys": "signed sums cancel; float32 errors scale with their terms (test_mlp_mixer.py)"}
+    waivers = {
+        "accurate_on_adversarial_keys": "signed sums cancel; float32 errors scale with their terms (test_mlp_mixer.py)"
+    }
 
     def __init__(self, dim: int, *, max_len: int, causal: bool = False, hidden: int = 256):
         super().__init__(dim, causal=causal, max_len=max_len)
@@ -58,7 +60,9 @@ class MLPMixer(Mixer):
         if not isinstance(max_len, int) or max_len < 1:
             self.refuse(f"resize needs a positive length, got {max_len!r}")
         with torch.no_grad():
-            w1, w2, b2 = (F.interpolate(a[None], size=max_len, mode="linear")[0] for a in (self.w1, self.w2.T, self.b2[None]))
+            w1, w2, b2 = (
+                F.interpolate(a[None], size=max_len, mode="linear")[0] for a in (self.w1, self.w2.T, self.b2[None])
+            )
         self.w1, self.w2, self.b2 = regrown(self.w1, w1), regrown(self.w2, w2.T), regrown(self.b2, b2[0])
         self.max_len = self.max_context_len = max_len
 

@@ -57,7 +57,9 @@ class Nystrom(Mixer):
         self.landmarks, self.heads, self.iterations, self.conv_kernel = landmarks, heads, iterations, conv_kernel
         at_least(self, 1, landmarks=landmarks)
         at_least(self, 0, iterations=iterations)
-        if conv_kernel is not None and (not isinstance(conv_kernel, int) or isinstance(conv_kernel, bool) or conv_kernel < 1 or conv_kernel % 2 == 0):
+        if conv_kernel is not None and (
+            not isinstance(conv_kernel, int) or isinstance(conv_kernel, bool) or conv_kernel < 1 or conv_kernel % 2 == 0
+        ):
             self.refuse(f"conv_kernel must be odd and positive, or None, got {conv_kernel!r}")
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         self.taps = None if conv_kernel is None else nn.Parameter(torch.empty(heads, conv_kernel))
@@ -82,7 +84,12 @@ class Nystrom(Mixer):
         check_positions(self, positions, key_mask)
         taps = x.new_zeros(self.heads, 0) if self.taps is None else self.taps
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), taps
-        options = {"heads": self.heads, "landmarks": self.landmarks, "iterations": self.iterations, "positions": positions}
+        options = {
+            "heads": self.heads,
+            "landmarks": self.landmarks,
+            "iterations": self.iterations,
+            "positions": positions,
+        }
         return args, {**options, "key_mask": key_mask}
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:

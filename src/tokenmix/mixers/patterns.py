@@ -39,14 +39,26 @@ class Strided(Mixer):
     form = "strided"
     carries = QKVO
 
-    def __init__(self, dim: int, *, causal: bool = False, stride: int = 32, heads: int = 8, merged: bool = False, qkv_bias: bool = True, out_bias: bool = True):
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        stride: int = 32,
+        heads: int = 8,
+        merged: bool = False,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
         super().__init__(dim, causal=causal)
         self.stride, self.heads, self.merged = stride, heads, merged
         at_least(self, 1, stride=stride)
         true_or_false(self, merged=merged)
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         if heads % 2 and not merged:
-            self.refuse(f"each half of the heads uses one pattern, so heads must be even, got {heads}; or use merged=True")
+            self.refuse(
+                f"each half of the heads uses one pattern, so heads must be even, got {heads}; or use merged=True"
+            )
 
     def _pattern(self):
         return {"stride": self.stride, "heads": self.heads, "merged": self.merged}
@@ -65,7 +77,13 @@ class Strided(Mixer):
         """Return the arguments of ``functional.strided`` for this input: (positional, keyword)."""
         positions = explicit(x, positions, key_mask, attn_mask)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        return args, {**self._pattern(), "positions": positions, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        return args, {
+            **self._pattern(),
+            "positions": positions,
+            "causal": self.causal,
+            "key_mask": key_mask,
+            "attn_mask": attn_mask,
+        }
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, **given)
@@ -132,7 +150,9 @@ class Fixed(Mixer):
             self.refuse(f"columns={columns} must be at most stride={stride}")
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         if heads % 2 and not merged:
-            self.refuse(f"each half of the heads uses one pattern, so heads must be even, got {heads}; or use merged=True")
+            self.refuse(
+                f"each half of the heads uses one pattern, so heads must be even, got {heads}; or use merged=True"
+            )
 
     def _pattern(self):
         return {"stride": self.stride, "columns": self.columns, "heads": self.heads, "merged": self.merged}
@@ -152,7 +172,13 @@ class Fixed(Mixer):
         check_positions(self, positions, key_mask)
         positions = explicit(x, positions, key_mask, attn_mask)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        return args, {**self._pattern(), "positions": positions, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        return args, {
+            **self._pattern(),
+            "positions": positions,
+            "causal": self.causal,
+            "key_mask": key_mask,
+            "attn_mask": attn_mask,
+        }
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, **given)

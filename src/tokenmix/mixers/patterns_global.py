@@ -43,7 +43,9 @@ def add_global_projections(mixer: Mixer, *, qkv_bias: bool) -> None:
 
 def global_args(mixer, x: Tensor) -> tuple[Tensor, ...]:
     """Return the six projections of x, in the order of ``functional.longformer``."""
-    return tuple(mixer.get_submodule(name)(x) for name in ("q_proj", "k_proj", "v_proj", "q_global", "k_global", "v_global"))
+    return tuple(
+        mixer.get_submodule(name)(x) for name in ("q_proj", "k_proj", "v_proj", "q_global", "k_global", "v_global")
+    )
 
 
 def global_cost(mixer, T: int, reach: int, dilations: list[int], g: int) -> MixingCost:
@@ -154,7 +156,9 @@ class Longformer(Mixer):
     def empty_state(self, batch_size, *, device, dtype):
         slots = torch.zeros(batch_size, self.global_tokens, self.dim, device=device, dtype=dtype)
         there = torch.zeros(slots.shape[:2], device=device, dtype=torch.bool)
-        return GlobalHistoryState(*empty_history(batch_size, self.dim, device=device, dtype=dtype), slots, slots.clone(), there)
+        return GlobalHistoryState(
+            *empty_history(batch_size, self.dim, device=device, dtype=dtype), slots, slots.clone(), there
+        )
 
     def state_lengths(self):
         return dict.fromkeys(("global_keys", "global_values", "global_valid"), "")
@@ -171,19 +175,40 @@ class Longformer(Mixer):
             ._replace(**dict(zip(state._fields[5:], slots, strict=True)))
         )
         if first:
-            y = functional.longformer(q, k, v, qg, kg, vg, **self._pattern(), global_tokens=self.global_tokens, causal=True, key_mask=key_mask)
+            y = functional.longformer(
+                q, k, v, qg, kg, vg, **self._pattern(), global_tokens=self.global_tokens, causal=True, key_mask=key_mask
+            )
         else:
             keys, values, kg, vg = (a.to(q.dtype) for a in (*state[:2], *slots[:2]))
             query_and_key_positions = query_positions, state.positions
-            y = longformer_chunk(q, keys, values, qg, kg, vg, query_and_key_positions, **self._pattern(), key_mask=state.valid, global_mask=slots[2])
+            y = longformer_chunk(
+                q,
+                keys,
+                values,
+                qg,
+                kg,
+                vg,
+                query_and_key_positions,
+                **self._pattern(),
+                key_mask=state.valid,
+                global_mask=slots[2],
+            )
         return self.out_proj(y), state
 
-    def _filled(self, slots: tuple[Tensor, ...], kg: Tensor, vg: Tensor, positions: Tensor, valid: Tensor) -> tuple[Tensor, ...]:
+    def _filled(
+        self, slots: tuple[Tensor, ...], kg: Tensor, vg: Tensor, positions: Tensor, valid: Tensor
+    ) -> tuple[Tensor, ...]:
         """Return the slots with the global tokens of a chunk put in the slots of their positions."""
-        mine = (positions[:, None, :] == torch.arange(self.global_tokens, device=positions.device)[:, None]) & valid[:, None, :]
+        mine = (positions[:, None, :] == torch.arange(self.global_tokens, device=positions.device)[:, None]) & valid[
+            :, None, :
+        ]
         there, which = mine.any(-1), mine.long().argmax(-1)[..., None]
-        new = (a.gather(1, which.expand(-1, -1, a.shape[-1])) for a in (kg, vg))  # a product with the mask would spread NaN
-        keys, values = (torch.where(there[..., None], a.to(old.dtype), old) for a, old in zip(new, slots[:2], strict=True))
+        new = (
+            a.gather(1, which.expand(-1, -1, a.shape[-1])) for a in (kg, vg)
+        )  # a product with the mask would spread NaN
+        keys, values = (
+            torch.where(there[..., None], a.to(old.dtype), old) for a, old in zip(new, slots[:2], strict=True)
+        )
         return keys, values, slots[2] | there
 
 
@@ -245,7 +270,13 @@ class ETC(Mixer):
         """Return the arguments of ``functional.longformer`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask)
         positions = explicit(x, positions, key_mask, attn_mask)
-        options = {"reach": self.radius, "dilation": 1, "global_tokens": self.global_tokens, "heads": self.heads, "positions": positions}
+        options = {
+            "reach": self.radius,
+            "dilation": 1,
+            "global_tokens": self.global_tokens,
+            "heads": self.heads,
+            "positions": positions,
+        }
         return global_args(self, x), {**options, "key_mask": key_mask, "attn_mask": attn_mask}
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:

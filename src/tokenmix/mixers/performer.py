@@ -45,7 +45,12 @@ class Performer(Mixer):
 
     supports_causal = supports_streaming = supports_context = True
     about = About(
-        "Choromanski et al. 2021, arXiv 2009.14794", "kernel", "T M D", "T H M", idea="softmax by orthogonal positive random features (FAVOR+)", tier="core"
+        "Choromanski et al. 2021, arXiv 2009.14794",
+        "kernel",
+        "T M D",
+        "T H M",
+        idea="softmax by orthogonal positive random features (FAVOR+)",
+        tier="core",
     )
     form = "performer"
     carries = QKVO
@@ -72,7 +77,9 @@ class Performer(Mixer):
         self.heads = heads
         e = dim // heads
         self.num_features = max(e, ceil(e * log(e))) if num_features is None else num_features
-        at_least(self, 1, num_features=self.num_features, redraw_interval=1 if redraw_interval is None else redraw_interval)
+        at_least(
+            self, 1, num_features=self.num_features, redraw_interval=1 if redraw_interval is None else redraw_interval
+        )
         self.feature, self.eps, self.orthogonal, self.redraw_interval = feature, eps, orthogonal, redraw_interval
         self.register_buffer("projection", torch.empty(heads, self.num_features, e))
         self.register_buffer("forwards", torch.zeros((), dtype=torch.long))
@@ -92,7 +99,12 @@ class Performer(Mixer):
         self.projection = self._drawn().to(self.projection)
 
     def _count(self) -> None:
-        if self.training and self.redraw_interval is not None and not torch.compiler.is_compiling() and not self.forwards.is_meta:
+        if (
+            self.training
+            and self.redraw_interval is not None
+            and not torch.compiler.is_compiling()
+            and not self.forwards.is_meta
+        ):
             if int(self.forwards) and int(self.forwards) % self.redraw_interval == 0:
                 self.redraw()
             self.forwards += 1
@@ -111,7 +123,13 @@ class Performer(Mixer):
         """Return the arguments of ``functional.performer`` for this input: (positional, keyword)."""
         keys = x if context is None else context
         args = self.q_proj(x), self.k_proj(keys), self.v_proj(keys), self.projection
-        return args, {"heads": self.heads, "feature": self.feature, "eps": self.eps, "causal": self.causal, "key_mask": key_mask}
+        return args, {
+            "heads": self.heads,
+            "feature": self.feature,
+            "eps": self.eps,
+            "causal": self.causal,
+            "key_mask": key_mask,
+        }
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         self._count()
@@ -125,7 +143,9 @@ class Performer(Mixer):
         return log_keys(self.k_proj(x), self.v_proj(x), self.projection, self.feature, self.eps, key_mask)
 
     def empty_state(self, batch_size, *, device, dtype):
-        return KernelState(*sums.nothing(batch_size, self.heads, self.num_features, self.dim // self.heads, device=device))
+        return KernelState(
+            *sums.nothing(batch_size, self.heads, self.num_features, self.dim // self.heads, device=device)
+        )
 
     def context_state(self, context, context_mask):
         return KernelState(*sums.absorb(*self._new(context, context_mask)))

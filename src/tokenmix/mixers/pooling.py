@@ -41,7 +41,9 @@ class Pooling(Mixer):
     supports_causal = supports_streaming = supports_grid = True
     about = About("Yu et al. 2022, arXiv 2111.11418", "pooling", "T s D", "0")
     form = "pooling"
-    waivers = {"accurate_on_adversarial_keys": "the difference cancels; float32 errors scale with the tokens (test_pooling.py)"}
+    waivers = {
+        "accurate_on_adversarial_keys": "the difference cancels; float32 errors scale with the tokens (test_pooling.py)"
+    }
 
     def __init__(self, dim: int, *, causal: bool = False, window: int = 3, subtract: bool = True, ndim: int = 1):
         super().__init__(dim, causal=causal)
@@ -97,7 +99,9 @@ class Pooling(Mixer):
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
         state = joined(state, valid, positions, values=x)
         v = silenced(state.values.to(torch.promote_types(x.dtype, state.values.dtype)), state.valid)
-        y = mean_of_pairs(windows(positions, state.positions, self.window, causal=True), v, state.valid[..., None].to(v.dtype))
+        y = mean_of_pairs(
+            windows(positions, state.positions, self.window, causal=True), v, state.valid[..., None].to(v.dtype)
+        )
         if self.subtract:
             y = y - v[:, state.values.shape[1] - x.shape[1] :]
         return y.to(x.dtype), newest(state, self.window - 1, holes=holes)

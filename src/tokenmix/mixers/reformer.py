@@ -63,7 +63,12 @@ class Reformer(Mixer):
     rotations: Tensor
 
     supports_causal = supports_streaming = True
-    about = About("Kitaev et al. 2020, arXiv 2001.04451", "learned pattern", "T log T + rounds T chunk D", "rounds T (chunk heads + D)")
+    about = About(
+        "Kitaev et al. 2020, arXiv 2001.04451",
+        "learned pattern",
+        "T log T + rounds T chunk D",
+        "rounds T (chunk heads + D)",
+    )
     form = "reformer"
     carries = ("v_proj", "out_proj")  # queries and keys are one projection
     waivers = {
@@ -86,7 +91,14 @@ class Reformer(Mixer):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal)
-        self.heads, self.buckets, self.chunk, self.rounds, self.seed, self.paper_form = heads, buckets, chunk, rounds, seed, paper_form
+        self.heads, self.buckets, self.chunk, self.rounds, self.seed, self.paper_form = (
+            heads,
+            buckets,
+            chunk,
+            rounds,
+            seed,
+            paper_form,
+        )
         check_heads(self, heads)
         at_least(self, 1, chunk=chunk, rounds=rounds)
         at_least(self, 2, buckets=buckets)
@@ -131,7 +143,13 @@ class Reformer(Mixer):
     ) -> Arguments:
         """Return the arguments of ``functional.reformer`` for this input: (positional, keyword)."""
         args = project_wide(self, x), self.v_proj(x), self.rotations
-        return args, {"heads": self.heads, "chunk": self.chunk, "paper_form": self.paper_form, "causal": self.causal, "key_mask": key_mask}
+        return args, {
+            "heads": self.heads,
+            "chunk": self.chunk,
+            "paper_form": self.paper_form,
+            "causal": self.causal,
+            "key_mask": key_mask,
+        }
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         (q, v, rotations), options = self.functional_args(x, context, **given)
@@ -162,7 +180,10 @@ class Reformer(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         (q, v, rotations), options = self.functional_args(x, key_mask=key_mask)
-        now, valid = self._buckets(q), torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
+        now, valid = (
+            self._buckets(q),
+            torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask,
+        )
         new = q.to(state.keys.dtype), v.to(state.values.dtype), now.flatten(1, 2).transpose(1, 2).to(torch.int32), valid
         after = ReformerState(*(torch.cat(pair, 1) for pair in zip(state, new, strict=True)))
         if state.keys.shape[1] == 0:

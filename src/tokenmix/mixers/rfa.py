@@ -54,7 +54,12 @@ class RFA(Mixer):
 
     supports_causal = supports_streaming = supports_context = True
     about = About(
-        "Peng et al. 2021, arXiv 2103.02143", "kernel", "T M D", "T H M", idea="softmax by random Fourier features, with an optional gate", tier="core"
+        "Peng et al. 2021, arXiv 2103.02143",
+        "kernel",
+        "T M D",
+        "T H M",
+        idea="softmax by random Fourier features, with an optional gate",
+        tier="core",
     )
     form = "rfa"
     carries = QKVO
@@ -93,7 +98,9 @@ class RFA(Mixer):
         """Set sigma to 1, and draw the projections from torch's CPU generator, whatever the device."""
         with torch.no_grad():
             self.sigma.fill_(1.0)
-            self.projection.copy_(orthogonal_features(self.heads, self.num_features, self.dim // self.heads, orthogonal=False))
+            self.projection.copy_(
+                orthogonal_features(self.heads, self.num_features, self.dim // self.heads, orthogonal=False)
+            )
 
     def _of_keys(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return k, v, projection, sigma and, with ``gate``, the gate."""
@@ -113,7 +120,13 @@ class RFA(Mixer):
     ) -> Arguments:
         """Return the arguments of ``functional.rfa`` for this input: (positional, keyword)."""
         args = self.q_proj(x), *self._of_keys(x if context is None else context)
-        return args, {"heads": self.heads, "feature": self.feature, "eps": self.eps, "causal": self.causal, "key_mask": key_mask}
+        return args, {
+            "heads": self.heads,
+            "feature": self.feature,
+            "eps": self.eps,
+            "causal": self.causal,
+            "key_mask": key_mask,
+        }
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         args, options = self.functional_args(x, context, **given)
@@ -127,7 +140,12 @@ class RFA(Mixer):
     def mixing_cost(self, T: int) -> MixingCost:
         (e1, M), H, D = self._widths, self.heads, self.dim
         flops = 4 * T * D * self.num_features + 2 * T * H * e1 * (M + 1) + 2 * T * H * e1 * M
-        return MixingCost(flops=flops, counted=flops, activations=4 * T * 2 * D + 8 * T * (5 * H * M + 6 * D), state=8 * H * (e1 * (M + 1) + 1))
+        return MixingCost(
+            flops=flops,
+            counted=flops,
+            activations=4 * T * 2 * D + 8 * T * (5 * H * M + 6 * D),
+            state=8 * H * (e1 * (M + 1) + 1),
+        )
 
     def _new(self, x: Tensor, key_mask: Tensor | None) -> tuple[Tensor, ...]:
         k, v, projection, sigma, *gate = self._of_keys(x)

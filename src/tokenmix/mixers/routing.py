@@ -69,7 +69,9 @@ class Routing(Mixer):
     centroids: Tensor
 
     supports_causal = supports_streaming = True
-    about = About("Roy et al. 2021, arXiv 2003.05997", "learned pattern", "T clusters D + T window D", "T (window heads + D)")
+    about = About(
+        "Roy et al. 2021, arXiv 2003.05997", "learned pattern", "T clusters D + T window D", "T (window heads + D)"
+    )
     form = "routing"
     carries = ("v_proj", "out_proj")  # queries and keys are one projection
     waivers = {
@@ -92,7 +94,14 @@ class Routing(Mixer):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal)
-        self.heads, self.clusters, self.window, self.decay, self.seed, self.paper_form = heads, clusters, window, decay, seed, paper_form
+        self.heads, self.clusters, self.window, self.decay, self.seed, self.paper_form = (
+            heads,
+            clusters,
+            window,
+            decay,
+            seed,
+            paper_form,
+        )
         check_heads(self, heads)
         at_least(self, 1, clusters=clusters, window=window)
         check_seed(self, seed)
@@ -136,7 +145,13 @@ class Routing(Mixer):
     ) -> Arguments:
         """Return the arguments of ``functional.routing`` for this input: (positional, keyword)."""
         args = project_wide(self, x), self.v_proj(x), self.centroids
-        return args, {"heads": self.heads, "window": self.window, "paper_form": self.paper_form, "causal": self.causal, "key_mask": key_mask}
+        return args, {
+            "heads": self.heads,
+            "window": self.window,
+            "paper_form": self.paper_form,
+            "causal": self.causal,
+            "key_mask": key_mask,
+        }
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         (q, v, centroids), options = self.functional_args(x, context, **given)
@@ -154,14 +169,19 @@ class Routing(Mixer):
 
     def _commitment(self, q: Tensor, valid: Tensor) -> Tensor:
         """Compute the mean over valid tokens, heads and features of (x - mu)^2; mu is the token's nearest centroid."""
-        x, near = on_sphere(torch.where(valid[..., None], q, 0.0), self.heads), nearest_clusters(q, self.centroids, heads=self.heads)
+        x, near = (
+            on_sphere(torch.where(valid[..., None], q, 0.0), self.heads),
+            nearest_clusters(q, self.centroids, heads=self.heads),
+        )
         mu = self.centroids.detach().double()[None].expand(len(x), -1, -1, -1).gather(2, near[..., None].expand_as(x))
         far = torch.where(valid[:, None, :, None], (x - mu).square(), 0.0)
         return (far.sum() / (valid.sum() * self.dim).clamp_min(1)).to(q.dtype)
 
     @torch.no_grad()
     def _move_centroids(self, q: Tensor, valid: Tensor) -> None:
-        near = nearest_clusters(q, self.centroids, heads=self.heads).transpose(0, 1).flatten(1)[..., None]  # (heads, B T, 1)
+        near = (
+            nearest_clusters(q, self.centroids, heads=self.heads).transpose(0, 1).flatten(1)[..., None]
+        )  # (heads, B T, 1)
         x = on_sphere(torch.where(valid[..., None], q, 0.0), self.heads).transpose(0, 1).flatten(1, 2)
         there = valid.flatten()[None, :, None].to(x.dtype).expand_as(near)
         old = self.centroids.double()

@@ -111,7 +111,9 @@ class InducedSet(Mixer):
 
     def mixing_cost(self, T: int) -> MixingCost:
         m, D = len(self.points), self.dim
-        return MixingCost(flops=8 * T * m * D, counted=8 * T * m * D, activations=4 * T * (10 * D) + 8 * T * m * self.heads)
+        return MixingCost(
+            flops=8 * T * m * D, counted=8 * T * m * D, activations=4 * T * (10 * D) + 8 * T * m * self.heads
+        )
 
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
@@ -171,5 +173,7 @@ class PMA(nn.Module):
             raise MixerError(f"PMA: expects a bool key_mask of shape {tuple(x.shape[:2])}, got {got}.")
         z = self.feed_in(x if key_mask is None else torch.where(key_mask[..., None], x, 0.0)).relu()
         queries = self.seeds.to(x.dtype).expand(len(x), -1, -1)
-        h = self.norm_1(queries + functional.attention(queries, self.k_proj(z), self.v_proj(z), heads=self.heads, key_mask=key_mask))
+        h = self.norm_1(
+            queries + functional.attention(queries, self.k_proj(z), self.v_proj(z), heads=self.heads, key_mask=key_mask)
+        )
         return self.norm_2(h + self.feed_out(h).relu())

@@ -62,7 +62,12 @@ class Sinkhorn(Mixer):
     """
 
     supports_causal = supports_streaming = True
-    about = About("Tay et al. 2020, arXiv 2002.11296", "learned pattern", "T block D + (T / block)^2 (block D + iterations heads)", "T (block heads + D)")
+    about = About(
+        "Tay et al. 2020, arXiv 2002.11296",
+        "learned pattern",
+        "T block D + (T / block)^2 (block D + iterations heads)",
+        "T (block heads + D)",
+    )
     form = "sinkhorn"
     carries = QKVO
 
@@ -81,11 +86,22 @@ class Sinkhorn(Mixer):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal)
-        self.heads, self.block, self.iterations, self.temperature, self.gumbel, self.sortcut = heads, block, iterations, temperature, gumbel, sortcut
+        self.heads, self.block, self.iterations, self.temperature, self.gumbel, self.sortcut = (
+            heads,
+            block,
+            iterations,
+            temperature,
+            gumbel,
+            sortcut,
+        )
         at_least(self, 1, block=block, **({} if sortcut is None else {"sortcut": sortcut}))
         at_least(self, 0, iterations=iterations)
         true_or_false(self, gumbel=gumbel)
-        if not isinstance(temperature, int | float) or isinstance(temperature, bool) or not 0 < temperature < float("inf"):
+        if (
+            not isinstance(temperature, int | float)
+            or isinstance(temperature, bool)
+            or not 0 < temperature < float("inf")
+        ):
             self.refuse(f"temperature must be a positive number, got {temperature!r}")
         if sortcut is not None and causal:
             self.refuse(f"sortcut={sortcut} shows every query the whole sequence; use causal=False or no sortcut")
@@ -99,7 +115,12 @@ class Sinkhorn(Mixer):
             self.sorting.copy_(torch.eye(self.sorting.shape[-1]).expand_as(self.sorting))
 
     def _shape(self) -> dict:
-        return {"heads": self.heads, "block": self.block, "iterations": self.iterations, "temperature": self.temperature}
+        return {
+            "heads": self.heads,
+            "block": self.block,
+            "iterations": self.iterations,
+            "temperature": self.temperature,
+        }
 
     def functional_args(
         self,
@@ -138,7 +159,12 @@ class Sinkhorn(Mixer):
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         q, k, v, sorting = args
         valid = valid_mask(q, options.get("key_mask"))
-        layout = lay_out(token_positions(q, options.get("key_mask")), valid, block=options["block"], count=-(-q.shape[1] // options["block"]))
+        layout = lay_out(
+            token_positions(q, options.get("key_mask")),
+            valid,
+            block=options["block"],
+            count=-(-q.shape[1] // options["block"]),
+        )
         qs, ks, _ = (layout.put(a) for a in prepared(q, k, v, valid, options["heads"]))
         shape = {n: options[n] for n in ("iterations", "temperature", "causal")}
         P, _ = permutation(qs, ks, sorting, layout.there, gumbel=False, **shape)
@@ -149,7 +175,15 @@ class Sinkhorn(Mixer):
         keys = torch.zeros(batch_size, 0, self.dim, device=device, dtype=dtype)
         none = torch.zeros(batch_size, 0, device=device, dtype=torch.bool)
         place = torch.zeros(batch_size, 0, device=device, dtype=torch.long)
-        return SinkhornState(keys, keys.clone(), keys.clone(), none, place, none.clone(), torch.zeros(batch_size, device=device, dtype=torch.long))
+        return SinkhornState(
+            keys,
+            keys.clone(),
+            keys.clone(),
+            none,
+            place,
+            none.clone(),
+            torch.zeros(batch_size, device=device, dtype=torch.long),
+        )
 
     def state_lengths(self):
         return {"opened": "blocks opened"}
@@ -161,7 +195,11 @@ class Sinkhorn(Mixer):
         past = state[:5]
         new = *(a.to(state.keys.dtype) for a in (q, k, v)), valid_mask(x, key_mask), query_positions.long()
         history = [torch.cat(pair, 1) for pair in zip(past, new, strict=True)]
-        opened = state.opened if positions is None else torch.cat([state.opened, state.opened.new_zeros(x.shape[0], x.shape[1] + 1)], 1)
+        opened = (
+            state.opened
+            if positions is None
+            else torch.cat([state.opened, state.opened.new_zeros(x.shape[0], x.shape[1] + 1)], 1)
+        )
         after = SinkhornState(*history, opened, next_position)
         if state.keys.shape[1] == 0:
             return self.out_proj(functional.sinkhorn(q, k, v, sorting, **options)), after

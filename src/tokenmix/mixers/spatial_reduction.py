@@ -105,11 +105,17 @@ class SpatialReduction(Mixer):
         D, n, taps = self.dim, self._cells(T), self.ratio**self.ndim
         conv = 2 * n * taps * D * D if self.ratio > 1 else 0
         kept = 4 * 3 * T * D + 8 * (2 * T * D + 5 * n * D + 2 * D * D)
-        return MixingCost(flops=conv + 4 * T * n * D, counted=conv + 4 * T * n * D if 1 in (self.ratio, self.ndim) else None, activations=kept)
+        return MixingCost(
+            flops=conv + 4 * T * n * D,
+            counted=conv + 4 * T * n * D if 1 in (self.ratio, self.ndim) else None,
+            activations=kept,
+        )
 
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         q, v, conv, norm, k_map, _ = args
         with torch.no_grad():
-            rows, _ = reduced(v, conv, norm, options["grid"], options["prefix"], options["positions"], options["key_mask"])
+            rows, _ = reduced(
+                v, conv, norm, options["grid"], options["prefix"], options["positions"], options["key_mask"]
+            )
             return largest_dot(q.double(), F.linear(rows, *(a.double() for a in k_map)), options["heads"])

@@ -22,7 +22,9 @@ def token_positions(x: Tensor, key_mask: Tensor | None) -> Tensor:
     return default_positions(x.shape[0], x.shape[1], key_mask, x.device)
 
 
-def chunk_positions(start: Tensor, x: Tensor, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def chunk_positions(
+    start: Tensor, x: Tensor, positions: Tensor | None, key_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Return the positions (B, L) of a chunk and the next position (B,) of each row.
 
     Args:
@@ -70,8 +72,12 @@ def merge(earlier: State, later: State) -> State:
     combine = getattr(earlier, "merge_with", None)
     if combine is None or type(earlier) is not type(later):
         names = f"{type(earlier).__name__} and {type(later).__name__}"
-        raise MixerError(f"merge: {names} cannot be merged; only states that are sums can, such as those of aft_simple and hydra.")
+        raise MixerError(
+            f"merge: {names} cannot be merged; only states that are sums can, such as those of aft_simple and hydra."
+        )
     if any(a.shape != b.shape for a, b in zip(earlier, later, strict=True)):
         shapes = " and ".join(str([tuple(a.shape) for a in state]) for state in (earlier, later))
-        raise MixerError(f"merge: expects two states of one mixer and as many rows each, got tensors of shapes {shapes}.")
+        raise MixerError(
+            f"merge: expects two states of one mixer and as many rows each, got tensors of shapes {shapes}."
+        )
     return combine(later)

@@ -60,7 +60,9 @@ class SynthesizerDense(Mixer):
     """
 
     supports_causal = supports_streaming = supports_attn_mask = True
-    about = About(_PAPER, "synthetic", "T^2 D", "T^2 H", idea="softmax of logits made from each token alone", tier="core")
+    about = About(
+        _PAPER, "synthetic", "T^2 D", "T^2 H", idea="softmax of logits made from each token alone", tier="core"
+    )
     form = "synthesizer_dense"
     carries = ("v_proj", "out_proj")  # its q_proj is the hidden layer of an MLP
 
@@ -123,14 +125,18 @@ class SynthesizerDense(Mixer):
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         q, _, dense = args
-        return float(synth.dense_logits(q, dense, 0, dense[0].shape[-1], rectify=options["rectify"]).detach().abs().max())
+        return float(
+            synth.dense_logits(q, dense, 0, dense[0].shape[-1], rectify=options["rectify"]).detach().abs().max()
+        )
 
     def empty_state(self, batch_size, *, device, dtype):
         return parts_of.empty_history(batch_size, self.inner, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, state = parts_of.remember(self, x, state, positions, key_mask)
-        logits = synth.dense_logits(self._queries(x), self.read(self.logits, x), query_positions, state.positions, rectify=self.rectify)
+        logits = synth.dense_logits(
+            self._queries(x), self.read(self.logits, x), query_positions, state.positions, rectify=self.rectify
+        )
         return parts_of.read(self, x, state, logits), state
 
 
@@ -156,7 +162,9 @@ class SynthesizerRandom(Mixer):
     """
 
     supports_causal = supports_streaming = supports_attn_mask = True
-    about = About(_PAPER, "synthetic", "T^2 D", "T^2 H", idea="softmax of learned or fixed logits, no input in them", tier="core")
+    about = About(
+        _PAPER, "synthetic", "T^2 D", "T^2 H", idea="softmax of learned or fixed logits, no input in them", tier="core"
+    )
     form = "synthesizer_random"
     carries = ("v_proj", "out_proj")
 
@@ -198,7 +206,12 @@ class SynthesizerRandom(Mixer):
         prefix: int = 0,
     ) -> Arguments:
         """Return the arguments of ``functional.synthesizer_random`` for this input: (positional, keyword)."""
-        options = {"positions": parts_of.explicit_positions(x, positions, key_mask), "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        options = {
+            "positions": parts_of.explicit_positions(x, positions, key_mask),
+            "causal": self.causal,
+            "key_mask": key_mask,
+            "attn_mask": attn_mask,
+        }
         return (self.v_proj(x), *self.read(self.logits, x)), options
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
@@ -217,7 +230,9 @@ class SynthesizerRandom(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, state = parts_of.remember(self, x, state, positions, key_mask)
-        return parts_of.read(self, x, state, synth.random_logits(x, self.read(self.logits, x), query_positions, state.positions)), state
+        return parts_of.read(
+            self, x, state, synth.random_logits(x, self.read(self.logits, x), query_positions, state.positions)
+        ), state
 
 
 class SynthesizerFactorizedDense(Mixer):
@@ -239,7 +254,9 @@ class SynthesizerFactorizedDense(Mixer):
     """
 
     supports_causal = supports_streaming = supports_attn_mask = True
-    about = About(_PAPER, "synthetic", "T^2 D", "T^2 H", idea="dense, each row of logits from two short ones", tier="core")
+    about = About(
+        _PAPER, "synthetic", "T^2 D", "T^2 H", idea="dense, each row of logits from two short ones", tier="core"
+    )
     form = "synthesizer_factorized_dense"
     carries = ("v_proj", "out_proj")
 
@@ -284,7 +301,12 @@ class SynthesizerFactorizedDense(Mixer):
         prefix: int = 0,
     ) -> Arguments:
         """Return the arguments of ``functional.synthesizer_factorized_dense`` for this input: (positional, keyword)."""
-        options = {"positions": parts_of.explicit_positions(x, positions, key_mask), "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        options = {
+            "positions": parts_of.explicit_positions(x, positions, key_mask),
+            "causal": self.causal,
+            "key_mask": key_mask,
+            "attn_mask": attn_mask,
+        }
         return (self.q_proj(x), self.v_proj(x), self.read(self.logits, x)), options
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
@@ -297,14 +319,21 @@ class SynthesizerFactorizedDense(Mixer):
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         q, _, tables = args
-        return float(synth.factorized_dense_logits(q, tables, 0, tables[0].shape[-1] * tables[1].shape[-1]).detach().abs().max())
+        return float(
+            synth.factorized_dense_logits(q, tables, 0, tables[0].shape[-1] * tables[1].shape[-1]).detach().abs().max()
+        )
 
     def empty_state(self, batch_size, *, device, dtype):
         return parts_of.empty_history(batch_size, self.inner, device=device, dtype=dtype)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, state = parts_of.remember(self, x, state, positions, key_mask)
-        return parts_of.read(self, x, state, synth.factorized_dense_logits(self.q_proj(x), self.read(self.logits, x), query_positions, state.positions)), state
+        return parts_of.read(
+            self,
+            x,
+            state,
+            synth.factorized_dense_logits(self.q_proj(x), self.read(self.logits, x), query_positions, state.positions),
+        ), state
 
 
 class SynthesizerFactorizedRandom(Mixer):
@@ -368,7 +397,12 @@ class SynthesizerFactorizedRandom(Mixer):
         prefix: int = 0,
     ) -> Arguments:
         """Return the arguments of ``functional.synthesizer_factorized_random``: (positional, keyword)."""
-        options = {"positions": parts_of.explicit_positions(x, positions, key_mask), "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        options = {
+            "positions": parts_of.explicit_positions(x, positions, key_mask),
+            "causal": self.causal,
+            "key_mask": key_mask,
+            "attn_mask": attn_mask,
+        }
         return (self.v_proj(x), self.read(self.logits, x)), options
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
@@ -388,4 +422,9 @@ class SynthesizerFactorizedRandom(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, state = parts_of.remember(self, x, state, positions, key_mask)
-        return parts_of.read(self, x, state, synth.factorized_random_logits(x, self.read(self.logits, x), query_positions, state.positions)), state
+        return parts_of.read(
+            self,
+            x,
+            state,
+            synth.factorized_random_logits(x, self.read(self.logits, x), query_positions, state.positions),
+        ), state

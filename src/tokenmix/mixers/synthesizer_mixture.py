@@ -81,7 +81,10 @@ class SynthesizerMixture(Mixer):
         self._check_parts(parts, join)
         check_numbers(self, scale=0.0 if scale is None else scale)
         self.parts, self.join, self.heads, self.scale = tuple(parts), join, heads, scale
-        width, factor = parts_of.head_width(self, heads, head_dim), parts_of.near_root(max_len) if factor is None else factor
+        width, factor = (
+            parts_of.head_width(self, heads, head_dim),
+            parts_of.near_root(max_len) if factor is None else factor,
+        )
         at_least(self, 1, rank=rank, factor=factor)
         check_positive(self, init_std=init_std)
         self.inner = heads * width
@@ -103,7 +106,11 @@ class SynthesizerMixture(Mixer):
         self.register_module(name, kind(self.heads, shared, **options) if name in self.parts else None)
 
     def _check_parts(self, parts: Any, join: Any) -> None:
-        if not isinstance(parts, (list, tuple)) or not parts or any(part not in PARTS or parts.count(part) > 1 for part in parts):
+        if (
+            not isinstance(parts, (list, tuple))
+            or not parts
+            or any(part not in PARTS or parts.count(part) > 1 for part in parts)
+        ):
             self.refuse(f"parts must be a list of some of {', '.join(PARTS)}, each once, got {parts!r}")
         check_name(type(self).__name__, "join", join, synth.JOINS)
         if join == "gated" and ("attention" not in parts or len(parts) < 2):
@@ -166,7 +173,12 @@ class SynthesizerMixture(Mixer):
             kept += sum(fresh[part] for part in self.parts)
         streams = 4 * D * (2 if "attention" in self.parts else 1) + 9
         linear = (self.dim + 3 * D + (2 * D if "attention" in self.parts else 0)) * T
-        return MixingCost(flops=products + aside + joins, counted=products, activations=4 * (one + kept + linear), state=streams * T + 8)
+        return MixingCost(
+            flops=products + aside + joins,
+            counted=products,
+            activations=4 * (one + kept + linear),
+            state=streams * T + 8,
+        )
 
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
@@ -174,7 +186,10 @@ class SynthesizerMixture(Mixer):
         q, k, _, alpha, *tables = detached
         how = {"join": "plus", "heads": options["heads"], "scale": options["scale"]}
         named, n = dict(zip(synth.LOGITS, tables, strict=True)), q.shape[1]
-        return sum(float(synth.mixture_logits(q, k, alpha, named, n, n, parts=[part], **how).abs().max()) for part in options["parts"])
+        return sum(
+            float(synth.mixture_logits(q, k, alpha, named, n, n, parts=[part], **how).abs().max())
+            for part in options["parts"]
+        )
 
     def empty_state(self, batch_size, *, device, dtype):
         state = parts_of.empty_history(batch_size, self.inner, device=device, dtype=dtype)
@@ -185,5 +200,7 @@ class SynthesizerMixture(Mixer):
         q = x if self.q_proj is None else self.q_proj(x)
         keys = torch.where(state.valid[..., None], state.keys, 0.0).to(q.dtype) if "attention" in self.parts else q
         how = {"parts": self.parts, "join": self.join, "heads": self.heads, "scale": self.scale}
-        logits = synth.mixture_logits(q, keys, self._weights(x), self._tables(x), query_positions, state.positions, **how)
+        logits = synth.mixture_logits(
+            q, keys, self._weights(x), self._tables(x), query_positions, state.positions, **how
+        )
         return parts_of.read(self, x, state, logits), state

@@ -40,11 +40,22 @@ class TransformerXL(Mixer):
     form = "transformer_xl"
     carries = QKVO
 
-    def __init__(self, dim: int, *, causal: bool = False, heads: int = 8, memory: int | None = None, qkv_bias: bool = True, out_bias: bool = True):
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool = False,
+        heads: int = 8,
+        memory: int | None = None,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ):
         super().__init__(dim, causal=causal)
         self.heads, self.memory = heads, memory
         if memory is not None and (not isinstance(memory, int) or isinstance(memory, bool) or memory < 1):
-            self.refuse(f"memory must be a positive integer, which counts the token itself, or None for all, got {memory!r}")
+            self.refuse(
+                f"memory must be a positive integer, which counts the token itself, or None for all, got {memory!r}"
+            )
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         self.relative = nn.Parameter(torch.empty(dim, dim + dim % 2))
         self.content, self.place = nn.Parameter(torch.empty(dim)), nn.Parameter(torch.empty(dim))
@@ -85,7 +96,11 @@ class TransformerXL(Mixer):
             counted, pairs = flops, T * T
         else:
             N = -(-T // M)
-            flops, counted, pairs = 2 * N * M * D * (2 * 3 * M + 4 * M - 1) + 2 * (4 * M - 1) * n * D, None, N * M * 3 * M
+            flops, counted, pairs = (
+                2 * N * M * D * (2 * 3 * M + 4 * M - 1) + 2 * (4 * M - 1) * n * D,
+                None,
+                N * M * 3 * M,
+            )
         state = (8 * D + 9) * (T if M is None else M - 1) + 8
         return MixingCost(flops, counted, activations=4 * (9 * T * D + pairs * self.heads), state=state)
 
@@ -95,7 +110,9 @@ class TransformerXL(Mixer):
         return largest_relative(q, k, relative, content, place, options["heads"])
 
     def empty_state(self, batch_size, *, device, dtype):
-        return empty_history(batch_size, self.dim, 0 if self.memory is None else self.memory - 1, device=device, dtype=dtype)
+        return empty_history(
+            batch_size, self.dim, 0 if self.memory is None else self.memory - 1, device=device, dtype=dtype
+        )
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask, ring=self.memory is not None)
@@ -103,6 +120,12 @@ class TransformerXL(Mixer):
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
         state, q = joined(state, valid, positions, keys=self.k_proj(x), values=self.v_proj(x)), self.q_proj(x)
         learned = self.relative, self.content, self.place
-        options = {"heads": self.heads, "memory": self.memory, "positions": (positions, state.positions), "causal": True, "key_mask": state.valid}
+        options = {
+            "heads": self.heads,
+            "memory": self.memory,
+            "positions": (positions, state.positions),
+            "causal": True,
+            "key_mask": state.valid,
+        }
         y = functional.transformer_xl(q, state.keys.to(q.dtype), state.values.to(q.dtype), *learned, **options)
         return y, state if self.memory is None else newest(state, self.memory - 1, holes=holes)

@@ -86,11 +86,16 @@ class Block(nn.Module):
             raise MixerError(f"Block: norm={norm!r} is unknown; choose 'pre' or 'post'.")
         spec = complete_spec(spec, max_len, grid)
         if causal and spec["name"] in MIXERS and not MIXERS[spec["name"]].supports_causal:
-            raise MixerError(f"Block: {spec['name']} has no causal form, which this model needs; " + "`tokenmix list` says which mixers have one.")
+            raise MixerError(
+                f"Block: {spec['name']} has no causal form, which this model needs; "
+                + "`tokenmix list` says which mixers have one."
+            )
         self.pre = norm == "pre"
         self.mixer_norm, self.mlp_norm = nn.LayerNorm(dim, eps=norm_eps), nn.LayerNorm(dim, eps=norm_eps)
         self.mixer: Mixer = build_mixer(dim=dim, causal=causal, **spec)
-        self.on_grid = grid is not None and self.mixer.capabilities.grid and getattr(self.mixer, "ndim", len(grid)) == len(grid)
+        self.on_grid = (
+            grid is not None and self.mixer.capabilities.grid and getattr(self.mixer, "ndim", len(grid)) == len(grid)
+        )
         self.mlp = MLP(dim, mlp_ratio)
         self.dropout = nn.Dropout(dropout) if not drop_path else nn.Sequential(nn.Dropout(dropout), DropPath(drop_path))
 
@@ -175,7 +180,9 @@ def complete_spec(spec: dict[str, Any], max_len: int, grid: tuple[int, ...] | No
     They are filled in if the mixer has this option and the spec does not give it.
     """
     if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):
-        raise MixerError(f'a mixer spec is an object with a name, like {{"name": "attention", "heads": 4}}; got {spec!r}.')
+        raise MixerError(
+            f'a mixer spec is an object with a name, like {{"name": "attention", "heads": 4}}; got {spec!r}.'
+        )
     for taken in ("causal", "dim"):
         if taken in spec:
             raise MixerError(f"the model sets {taken!r} of every mixer; leave it out of the spec {spec!r}.")

@@ -146,13 +146,19 @@ class TokenStage(nn.Module):
     def __init__(self, config: EAMLPConfig, index: int):
         super().__init__()
         self.split = SPLITS[index]
-        width, dim, grid = (config.token_dim if index else config.channels) * self.split[0] ** 2, config.token_dim, config.grids()[index]
+        width, dim, grid = (
+            (config.token_dim if index else config.channels) * self.split[0] ** 2,
+            config.token_dim,
+            config.grids()[index],
+        )
         options: dict[str, Any] = {"norm_eps": config.norm_eps, "dropout": config.dropout}
         self.norm = nn.LayerNorm(width, eps=config.norm_eps)
         self.project = nn.Linear(width, dim)
         self.block: Any = MemoryBlock(dim, config.token_slots, **options)
         if config.token_mixer is not None:
-            self.block = Block(dim, config.token_mixer, causal=False, max_len=prod(grid), grid=grid, mlp_ratio=1.0, **options)
+            self.block = Block(
+                dim, config.token_mixer, causal=False, max_len=prod(grid), grid=grid, mlp_ratio=1.0, **options
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, token_dim, H / stride, W / stride)."""
@@ -188,7 +194,12 @@ class EAMLP(nn.Module):
             self.project = nn.Linear(config.token_dim * SPLITS[2][0] ** 2, config.dim)
             self.class_token = nn.Parameter(torch.empty(config.dim))
             self.register_buffer("positions", torch.empty(1 + prod(self.grid), config.dim))
-            sizes: dict[str, Any] = {"dim": config.dim, "mlp_ratio": config.mlp_ratio, "tokens": 1 + prod(self.grid), "grid": self.grid}
+            sizes: dict[str, Any] = {
+                "dim": config.dim,
+                "mlp_ratio": config.mlp_ratio,
+                "tokens": 1 + prod(self.grid),
+                "grid": self.grid,
+            }
             self.blocks: Any = nn.ModuleList(image_block(config, i, **sizes) for i in range(config.layers))
             self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
             self.head = nn.Linear(config.dim, config.classes) if config.classes else None
@@ -228,7 +239,9 @@ class EAMLP(nn.Module):
         x = filled(images, STRIDE)
         if tuple(x.shape[2:]) != self.config.image_size:
             blocks = [*self.blocks, *(s.block for s in self.token_stages if isinstance(s.block, Block))]
-            refuse_size("EAMLP", images, self.config.image_size, STRIDE, parts_with_positions(blocks, "fixed positions"))
+            refuse_size(
+                "EAMLP", images, self.config.image_size, STRIDE, parts_with_positions(blocks, "fixed positions")
+            )
         for stage in self.token_stages:
             x = stage(x)
         x, grid = soft_split(x, *SPLITS[2])

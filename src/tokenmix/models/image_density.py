@@ -55,7 +55,11 @@ class ImageDensityConfig(Json):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mixers", tuple(self.mixers))
-        if not isinstance(self.size, (list, tuple)) or len(self.size) != 2 or any(type(n) is not int or n < 1 for n in self.size):
+        if (
+            not isinstance(self.size, (list, tuple))
+            or len(self.size) != 2
+            or any(type(n) is not int or n < 1 for n in self.size)
+        ):
             raise MixerError(f"ImageDensityConfig: size must be two positive integers (H, W), got {self.size!r}.")
         object.__setattr__(self, "size", tuple(self.size))
         check_trunk(self, "dim", "channels", "values")
@@ -110,7 +114,10 @@ class ImageDensity(Trunk):
         self.config = config
         limit = self.mixers_max_len()
         if limit is not None and limit < self.max_len:
-            raise MixerError(f"ImageDensity: an image has {self.max_len} sub-pixels, but a mixer has max_len={limit}; " + "leave it out of the spec.")
+            raise MixerError(
+                f"ImageDensity: an image has {self.max_len} sub-pixels, but a mixer has max_len={limit}; "
+                + "leave it out of the spec."
+            )
 
     @property
     def max_len(self) -> int:
@@ -140,7 +147,9 @@ class ImageDensity(Trunk):
         with evaluating(self):
             logits = self(tokens)
         found = torch.empty(tokens.shape[0], dtype=torch.float64, device=tokens.device)
-        for i, (row, image) in enumerate(zip(logits, tokens.long(), strict=True)):  # one at a time: 3072 x 256 float64 are 6 MB
+        for i, (row, image) in enumerate(
+            zip(logits, tokens.long(), strict=True)
+        ):  # one at a time: 3072 x 256 float64 are 6 MB
             nats = -row.double().log_softmax(-1).gather(-1, image[:, None])
             found[i] = (nats / log(2)).sum() / self.max_len
         return found
@@ -158,11 +167,17 @@ class ImageDensity(Trunk):
         self.check_symbols(tokens)
         rows, length = tokens.shape
         if length < 1 or rows != state.last.shape[0]:
-            raise MixerError(f"ImageDensity: for this state, extend needs tokens of shape ({state.last.shape[0]}, 1 or more), got " + f"{tuple(tokens.shape)}.")
+            raise MixerError(
+                f"ImageDensity: for this state, extend needs tokens of shape ({state.last.shape[0]}, 1 or more), got "
+                + f"{tuple(tokens.shape)}."
+            )
         if rows and not torch.compiler.is_compiling():
             end = int(state.position.max()) + length
             if end > self.max_len:
-                raise MixerError(f"ImageDensity: an image has {self.max_len} tokens, but this chunk would end at {end}; " + "give a shorter one.")
+                raise MixerError(
+                    f"ImageDensity: an image has {self.max_len} tokens, but this chunk would end at {end}; "
+                    + "give a shorter one."
+                )
         embedded = self.embed(tokens.long())
         logits, state = self._advance(torch.cat([state.last, embedded[:, :-1]], 1), state)
         return logits, state._replace(last=embedded[:, -1:])
@@ -180,7 +195,9 @@ class ImageDensity(Trunk):
         """Convert uint8 images (B, C, H, W) to tokens (B, N) int64, the raster with colours interleaved."""
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1:] != self.image_shape:
             wanted = f"(batch, {', '.join(map(str, self.image_shape))})"
-            raise MixerError(f"ImageDensity: expects uint8 images of shape {wanted}, got {images.dtype} {tuple(images.shape)}.")
+            raise MixerError(
+                f"ImageDensity: expects uint8 images of shape {wanted}, got {images.dtype} {tuple(images.shape)}."
+            )
         return images.permute(0, 2, 3, 1).reshape(len(images), self.max_len).long()
 
     def to_images(self, tokens: Tensor) -> Tensor:
@@ -193,9 +210,20 @@ class ImageDensity(Trunk):
         self.check_symbols(tokens)
         if tokens.shape[1] != self.max_len:
             C, H, W = self.image_shape
-            raise MixerError(f"ImageDensity: an image of {H} x {W} x {C} has {self.max_len} tokens, got {tokens.shape[1]}; " + "give whole images, unshifted.")
+            raise MixerError(
+                f"ImageDensity: an image of {H} x {W} x {C} has {self.max_len} tokens, got {tokens.shape[1]}; "
+                + "give whole images, unshifted."
+            )
 
-    def sample(self, n: int, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None, seed: int | None = None) -> Tensor:
+    def sample(
+        self,
+        n: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+    ) -> Tensor:
         """Sample n images, sub-pixel by sub-pixel from a streaming state, uint8 (n, C, H, W).
 
         Args:
@@ -210,7 +238,14 @@ class ImageDensity(Trunk):
         return self._draw(start, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
 
     def complete(
-        self, images: Tensor, rows: int, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None, seed: int | None = None
+        self,
+        images: Tensor,
+        rows: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
     ) -> Tensor:
         """Keep the first ``rows`` lines of pixels of uint8 images (B, C, H, W) and sample the rest as ``sample`` does.
 
@@ -218,11 +253,18 @@ class ImageDensity(Trunk):
         """
         tokens, height = self.to_tokens(images), self.config.size[0]
         if not isinstance(rows, int) or not 0 <= rows <= height:
-            raise MixerError(f"ImageDensity.complete: rows must be an integer in 0..{height}, the height of the images, got " + f"{rows!r}.")
-        return self._draw(tokens[:, : rows * self.config.line], temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+            raise MixerError(
+                f"ImageDensity.complete: rows must be an integer in 0..{height}, the height of the images, got "
+                + f"{rows!r}."
+            )
+        return self._draw(
+            tokens[:, : rows * self.config.line], temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+        )
 
     @torch.no_grad()
-    def _draw(self, tokens: Tensor, *, temperature: float, top_k: int | None, top_p: float | None, seed: int | None) -> Tensor:
+    def _draw(
+        self, tokens: Tensor, *, temperature: float, top_k: int | None, top_p: float | None, seed: int | None
+    ) -> Tensor:
         """Sample images that begin with tokens (B, L)."""
         check_sampling(temperature, top_k, top_p)
         generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
@@ -233,7 +275,9 @@ class ImageDensity(Trunk):
                 _, state = self.extend(tokens, state)
             for _ in range(left if len(tokens) else 0):
                 logits, state = self._advance(state.last, state)
-                token = pick_token(logits[:, -1], temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+                token = pick_token(
+                    logits[:, -1], temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
+                )
                 state = state._replace(last=self.embed(token))
                 out.append(token)
         return self.to_images(torch.cat(out, 1) if len(tokens) else tokens.new_zeros(0, self.max_len))

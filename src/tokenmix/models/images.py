@@ -28,13 +28,17 @@ def normalise_image_config(config: Any, *positive: str, not_negative: Sequence[s
             if getattr(config, name) < least:
                 raise MixerError(f"{who}: {name} must be {wanted}, got {getattr(config, name)}.")
     if not (0 <= config.dropout < 1 and 0 <= config.drop_path < 1):
-        raise MixerError(f"{who}: dropout and drop_path must be in [0, 1), got {config.dropout} and {config.drop_path}.")
+        raise MixerError(
+            f"{who}: dropout and drop_path must be in [0, 1), got {config.dropout} and {config.drop_path}."
+        )
 
 
 def check_layers(config: Any) -> None:
     """Refuse more specs than layers, or none."""
     if not 0 < len(config.mixers) <= config.layers:
-        raise MixerError(f"{type(config).__name__}: mixers must hold 1 to layers={config.layers} specs, got {len(config.mixers)}.")
+        raise MixerError(
+            f"{type(config).__name__}: mixers must hold 1 to layers={config.layers} specs, got {len(config.mixers)}."
+        )
 
 
 def check_multiples(config: Any, of: int, named: str) -> None:
@@ -51,7 +55,9 @@ def check_images(who: str, images: Tensor, channels: int) -> None:
         raise MixerError(f"{who}: expects normalised floating point images, got {images.dtype}.")
 
 
-def image_block(config: Any, layer: int, *, dim: int, mlp_ratio: float, tokens: int, grid: tuple[int, int], cls: type[Block] = Block) -> Block:
+def image_block(
+    config: Any, layer: int, *, dim: int, mlp_ratio: float, tokens: int, grid: tuple[int, int], cls: type[Block] = Block
+) -> Block:
     """Build block number ``layer`` of an image model, a ``cls``.
 
     Drop path rises linearly over all layers to that of the config.
@@ -66,7 +72,9 @@ def parts_with_positions(blocks: Iterable[Any], positions: str = "") -> list[str
 
     These are its table, if ``positions`` names one, and its mixers' classes.
     """
-    return [positions] * bool(positions) + sorted({type(block.mixer).__name__ for block in blocks if block.mixer.max_len is not None})
+    return [positions] * bool(positions) + sorted(
+        {type(block.mixer).__name__ for block in blocks if block.mixer.max_len is not None}
+    )
 
 
 def refuse_size(who: str, images: Tensor, built: tuple[int, ...], patch: int, parts: list[str]) -> NoReturn:
@@ -76,7 +84,10 @@ def refuse_size(who: str, images: Tensor, built: tuple[int, ...], patch: int, pa
     got = f"{height} x {width}, a grid of {grid[0]} x {grid[1]}"
     wanted = [n * patch for n in grid]
     size = " x ".join(str(n) for n in built)
-    raise MixerError(f"{who}: {' and '.join(parts)} belong to images of {size}, got {got}; " + f"call model.resize({wanted}) first, or resize the images.")
+    raise MixerError(
+        f"{who}: {' and '.join(parts)} belong to images of {size}, got {got}; "
+        + f"call model.resize({wanted}) first, or resize the images."
+    )
 
 
 def resize_mixers(steps: Sequence[ResizeStep]) -> None:
@@ -90,10 +101,17 @@ def resize_mixers(steps: Sequence[ResizeStep]) -> None:
 
 def resizable(steps: Sequence[ResizeStep]) -> list[ResizeStep]:
     """Return the steps that change something; refuse a mixer that does not support it."""
-    bound = [step for step in steps if step[1] != step[2] and (step[0].max_len is not None or getattr(step[0], "grid_size", None) is not None)]
+    bound = [
+        step
+        for step in steps
+        if step[1] != step[2] and (step[0].max_len is not None or getattr(step[0], "grid_size", None) is not None)
+    ]
     for mixer, _, new, _ in bound:
         if not hasattr(mixer, "resize_grid"):
-            why = "has parameters per position that cannot be resized to another image; " + f"build the model for {new} patches"
+            why = (
+                "has parameters per position that cannot be resized to another image; "
+                + f"build the model for {new} patches"
+            )
             raise MixerError(f"{type(mixer).__name__} {why}.")
     return bound
 

@@ -82,7 +82,11 @@ class LM(Trunk):
     @property
     def max_len(self) -> int | None:
         """Return the longest sequence this model accepts; None if nothing in it has a length."""
-        limits = [limit for limit in (self.mixers_max_len(), self.positions.max_len if self.positions else None) if limit is not None]
+        limits = [
+            limit
+            for limit in (self.mixers_max_len(), self.positions.max_len if self.positions else None)
+            if limit is not None
+        ]
         return min(limits) if limits else None
 
     def forward(self, tokens: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
@@ -109,7 +113,11 @@ class LM(Trunk):
         """
         self._check_tokens(tokens)
         at, after = chunk_positions(state.position, tokens, None, key_mask)
-        if self.positions is not None and not torch.compiler.is_compiling() and int(after.max()) > self.positions.max_len:
+        if (
+            self.positions is not None
+            and not torch.compiler.is_compiling()
+            and int(after.max()) > self.positions.max_len
+        ):
             raise MixerError(
                 f"LM: the model was built with max_len={self.positions.max_len}, but this chunk would end at length "
                 + f"{int(after.max())}; give a shorter one."
@@ -121,7 +129,8 @@ class LM(Trunk):
         self.check_symbols(tokens)
         if self.max_len is not None and tokens.shape[1] > self.max_len:
             raise MixerError(
-                f"LM: the model was built with max_len={self.max_len}, got {tokens.shape[1]} tokens; " + "shorten them, or build with a larger max_len."
+                f"LM: the model was built with max_len={self.max_len}, got {tokens.shape[1]} tokens; "
+                + "shorten them, or build with a larger max_len."
             )
 
     @torch.no_grad()
@@ -160,7 +169,9 @@ class LM(Trunk):
             logits, state = self.prefill(tokens, key_mask=key_mask)
             out = [tokens]
             for i in range(n):
-                token = pick_token(logits[:, -1], temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+                token = pick_token(
+                    logits[:, -1], temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
+                )
                 out.append(token.to(tokens.dtype))
                 if i + 1 < n:
                     logits, state = extend(token, state)
@@ -179,17 +190,26 @@ class LM(Trunk):
 
     def _check_prompt(self, tokens: Tensor, n: int, key_mask: Tensor | None) -> None:
         if n < 0 or tokens.ndim != 2 or tokens.shape[1] < 1:
-            raise MixerError(f"LM.generate: needs a prompt (batch, time >= 1) and n >= 0, got tokens {tuple(tokens.shape)} and " + f"n={n}.")
+            raise MixerError(
+                f"LM.generate: needs a prompt (batch, time >= 1) and n >= 0, got tokens {tuple(tokens.shape)} and "
+                + f"n={n}."
+            )
         length = tokens.shape[1]
         if key_mask is not None:
             if key_mask.dtype != torch.bool or key_mask.shape != tokens.shape:
-                raise MixerError(f"LM.generate: expects a bool key_mask of shape {tuple(tokens.shape)}, got {key_mask.dtype} " + f"{tuple(key_mask.shape)}.")
+                raise MixerError(
+                    f"LM.generate: expects a bool key_mask of shape {tuple(tokens.shape)}, got {key_mask.dtype} "
+                    + f"{tuple(key_mask.shape)}."
+                )
             if not bool(key_mask[:, -1].all()):
                 raise MixerError("LM.generate: every row of the prompt must end in a valid token; pad on the left.")
             length -= _shared_padding(key_mask)
         if self.max_len is not None and length + n > self.max_len:
             most = max(self.max_len - length, 0)
-            raise MixerError(f"LM.generate: a prompt of {length} tokens and n={n} exceed max_len={self.max_len}; " + f"n can be at most {most}.")
+            raise MixerError(
+                f"LM.generate: a prompt of {length} tokens and n={n} exceed max_len={self.max_len}; "
+                + f"n can be at most {most}."
+            )
 
 
 def _shared_padding(key_mask: Tensor) -> int:

@@ -130,4 +130,9 @@ def layers_of_segmenter(model: Segmenter, size: Size) -> Applications:
         yield layer, times
 
 
-WALKS: dict[type, Callable[..., Applications]] = {ViT: layers_of_vit, Pyramid: layers_of_pyramid, EAMLP: layers_of_eamlp, Segmenter: layers_of_segmenter}
+WALKS: dict[type, Callable[..., Applications]] = {
+    ViT: layers_of_vit,
+    Pyramid: layers_of_pyramid,
+    EAMLP: layers_of_eamlp,
+    Segmenter: layers_of_segmenter,
+}

@@ -55,7 +55,10 @@ def pvt(*depths: int) -> PyramidConfig:
     Keys and values of its four stages are reduced 8, 4, 2 and 1 times along each side.
     """
     stages = zip((1, 2, 5, 8), (8, 4, 2, 1), strict=True)
-    return PyramidConfig(depths=depths, mixers=tuple({"name": "spatial_reduction", "heads": heads, "ratio": ratio} for heads, ratio in stages))
+    return PyramidConfig(
+        depths=depths,
+        mixers=tuple({"name": "spatial_reduction", "heads": heads, "ratio": ratio} for heads, ratio in stages),
+    )
 
 
 def eamlp(dim: int, layers: int, heads: int, mlp_ratio: float) -> EAMLPConfig:
@@ -63,7 +66,9 @@ def eamlp(dim: int, layers: int, heads: int, mlp_ratio: float) -> EAMLPConfig:
 
     These are the architectures of T2T-ViT-7 to 24 with multi-head External attention.
     """
-    return EAMLPConfig(dim=dim, layers=layers, mixers=({"name": "external_multihead", "heads": heads},), mlp_ratio=mlp_ratio)
+    return EAMLPConfig(
+        dim=dim, layers=layers, mixers=({"name": "external_multihead", "heads": heads},), mlp_ratio=mlp_ratio
+    )
 
 
 def replace_layers(config: Any, spec: Spec, *, last: int | None = None, every: int | None = None) -> Any:

@@ -46,10 +46,15 @@ class OneHotConv(Mixer):
     def __init__(self, mixer: AFTConv):
         super().__init__(mixer.dim)
         if mixer.causal or mixer.outside != "zero":
-            self.refuse(f"needs an AFT-conv that is not causal and has outside='zero', got causal={mixer.causal}, " + f"outside={mixer.outside!r}")
+            self.refuse(
+                f"needs an AFT-conv that is not causal and has outside='zero', got causal={mixer.causal}, "
+                + f"outside={mixer.outside!r}"
+            )
         self.heads, self.kernel_size, self.ndim, self.gate = mixer.heads, mixer.kernel_size, mixer.ndim, mixer.gate
         for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            self.register_module(name, copy.deepcopy(mixer.get_submodule(name)) if mixer._modules[name] is not None else None)
+            self.register_module(
+                name, copy.deepcopy(mixer.get_submodule(name)) if mixer._modules[name] is not None else None
+            )
         offset, weight, kept = largest_taps(mixer.kernel().detach())
         self.register_buffer("offset", offset)
         self.register_buffer("kept", kept)
@@ -139,14 +144,26 @@ def aft_one_hot(
     return gated(q, merge_heads(ratio_of(Sums(m, torch.zeros_like(m), acc))), gate)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, offset: Tensor, weight: Tensor, grid: tuple[int, ...] | None, gate: Gate | None) -> None:
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, offset: Tensor, weight: Tensor, grid: tuple[int, ...] | None, gate: Gate | None
+) -> None:
     check_gate(gate, "aft_one_hot")
     B, T, D = q.shape
     heads, axes = offset.shape
-    if v.shape != q.shape or k.shape != (B, T, heads) or D % heads or weight.shape != (heads,) or len(grid or (1,)) != axes:
-        shapes = f"v {tuple(v.shape)}, k {tuple(k.shape)}, offset {tuple(offset.shape)}, weight {tuple(weight.shape)}, grid " + f"{grid}"
+    if (
+        v.shape != q.shape
+        or k.shape != (B, T, heads)
+        or D % heads
+        or weight.shape != (heads,)
+        or len(grid or (1,)) != axes
+    ):
+        shapes = (
+            f"v {tuple(v.shape)}, k {tuple(k.shape)}, offset {tuple(offset.shape)}, weight {tuple(weight.shape)}, grid "
+            + f"{grid}"
+        )
         raise MixerError(
-            f"aft_one_hot: expects q and v {(B, T, D)}, k (B, T, h), offset (h, axes), weight (h,) and a grid of as " + f"many axes, got {shapes}."
+            f"aft_one_hot: expects q and v {(B, T, D)}, k (B, T, h), offset (h, axes), weight (h,) and a grid of as "
+            + f"many axes, got {shapes}."
         )
 
 
@@ -160,9 +177,13 @@ def sources(offset: Tensor, grid: tuple[int, ...] | None, prefix: int, positions
     if grid is None:
         wanted, inside = position_of[:, None] + offset[None], torch.ones_like(position_of, dtype=torch.bool)[:, None]
     else:
-        cells = torch.tensor(list(product(*map(range, grid))), device=device)[(position_of - prefix).clamp_min(0)]  # (1 or B, T, axes)
+        cells = torch.tensor(list(product(*map(range, grid))), device=device)[
+            (position_of - prefix).clamp_min(0)
+        ]  # (1 or B, T, axes)
         target_cells = cells[:, None] + offset[None, :, None]
-        inside = ((target_cells >= 0) & (target_cells < torch.tensor(grid, device=device))).all(-1) & (position_of >= prefix)[:, None]
+        inside = ((target_cells >= 0) & (target_cells < torch.tensor(grid, device=device))).all(-1) & (
+            position_of >= prefix
+        )[:, None]
         strides = torch.tensor([prod(grid[a + 1 :]) for a in range(len(grid))], device=device)
         wanted = prefix + (target_cells * strides).sum(-1)
     ordered, order = position_of.sort(1)
@@ -204,7 +225,9 @@ def to_gather(module: Any) -> Any:
         return OneHotConv(module).train(module.training)
     found = [name for name, part in module.named_modules() if isinstance(part, AFTConv)]
     if not found:
-        raise MixerError(f"to_gather: {type(module).__name__} has no AFT-conv; it needs mixers like {{'name': 'aft_conv', ...}}.")
+        raise MixerError(
+            f"to_gather: {type(module).__name__} has no AFT-conv; it needs mixers like {{'name': 'aft_conv', ...}}."
+        )
     module = copy.deepcopy(module)
     for name in found:
         module.set_submodule(name, to_gather(module.get_submodule(name)))

@@ -19,7 +19,17 @@ from ..errors import MixerError
 from ..positions.grid import regrown, resize_rows
 from ..system.config import Json
 from .blocks import Block, cycled, init_linear
-from .images import both_sides, check_images, check_multiples, filled, image_block, normalise_image_config, parts_with_positions, refuse_size, resize_mixers
+from .images import (
+    both_sides,
+    check_images,
+    check_multiples,
+    filled,
+    image_block,
+    normalise_image_config,
+    parts_with_positions,
+    refuse_size,
+    resize_mixers,
+)
 from .vit import POOLS
 
 POSITIONS = ("learned", None)
@@ -75,17 +85,25 @@ class PyramidConfig(Json):
             wanted = f"one spec, one for each of {len(self.depths)} stages or one for each of {self.layers} layers"
             raise MixerError(f"PyramidConfig: mixers must hold {wanted}, got {len(self.mixers)}.")
         if self.pool not in POOLS or self.positions not in POSITIONS:
-            raise MixerError(f"PyramidConfig: pool={self.pool!r}, positions={self.positions!r}; " + "choose 'class' or 'mean', and 'learned' or null.")
+            raise MixerError(
+                f"PyramidConfig: pool={self.pool!r}, positions={self.positions!r}; "
+                + "choose 'class' or 'mean', and 'learned' or null."
+            )
         check_multiples(self, self.stride, f"{self.stride}, the product of patches")
 
     def _check_stages(self, name: str) -> None:
         values = tuple(getattr(self, name))
         object.__setattr__(self, name, values)
         if len(values) != len(self.depths) or not values:
-            raise MixerError(f"PyramidConfig: depths has {len(self.depths)} stages, but {name} has {len(values)}: {list(values)}.")
+            raise MixerError(
+                f"PyramidConfig: depths has {len(self.depths)} stages, but {name} has {len(values)}: {list(values)}."
+            )
         kinds = (int, float) if name == "mlp_ratios" else int
         if not all(isinstance(n, kinds) and n > 0 for n in values):
-            raise MixerError(f"PyramidConfig: {name} must be positive {'numbers' if name == 'mlp_ratios' else 'integers'}, got " + f"{list(values)}.")
+            raise MixerError(
+                f"PyramidConfig: {name} must be positive {'numbers' if name == 'mlp_ratios' else 'integers'}, got "
+                + f"{list(values)}."
+            )
 
     @property
     def layers(self) -> int:

@@ -19,7 +19,12 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
 
 
 def pick_token(
-    logits: Tensor, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None, generator: torch.Generator | None = None
+    logits: Tensor,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Sample tokens (B, 1) from logits (B, V)."""
     if temperature == 0:

@@ -54,9 +54,14 @@ class SegmentationConfig(Json):
         for name in ("classes", "width", "hidden"):
             if getattr(self, name) < 1:
                 raise MixerError(f"SegmentationConfig: {name} must be positive, got {getattr(self, name)}.")
-        rising = all(isinstance(n, int) and n >= 0 for n in self.levels) and list(self.levels) == sorted(set(self.levels))
+        rising = all(isinstance(n, int) and n >= 0 for n in self.levels) and list(self.levels) == sorted(
+            set(self.levels)
+        )
         if not self.levels or not rising:
-            raise MixerError("SegmentationConfig: levels must be rising indices of feature maps, like [1, 2, 3], got " + f"{list(self.levels)}.")
+            raise MixerError(
+                "SegmentationConfig: levels must be rising indices of feature maps, like [1, 2, 3], got "
+                + f"{list(self.levels)}."
+            )
         if not 0 <= self.dropout < 1:
             raise MixerError(f"SegmentationConfig: dropout must be in [0, 1), got {self.dropout}.")
 
@@ -147,7 +152,10 @@ class Segmenter(nn.Module):
             raise MixerError(f"Segmenter: the backbone must be a Pyramid or a ViT, got {type(backbone).__name__}.")
         dims, strides = map_widths(backbone), map_strides(backbone)
         if head.levels[-1] >= len(dims):
-            raise MixerError(f"Segmenter: levels={list(head.levels)}, but the backbone has {len(dims)} feature maps, 0 to " + f"{len(dims) - 1}.")
+            raise MixerError(
+                f"Segmenter: levels={list(head.levels)}, but the backbone has {len(dims)} feature maps, 0 to "
+                + f"{len(dims) - 1}."
+            )
         self.backbone, self.config = backbone, head
         self.stride = strides[head.levels[0]]
         with torch.random.fork_rng():
@@ -171,8 +179,14 @@ class Segmenter(nn.Module):
         first, *others = (maps[i] for i in self.config.levels)
         size = first.shape[2:]
         if tuple(size) != self.grid and self.head.block.mixer.max_len is not None:
-            name, built = type(self.head.block.mixer).__name__, " x ".join(str(n) for n in self.backbone.config.image_size)
-            raise MixerError(f"Segmenter: {name} belongs to images of {built}, got {images.shape[2]} x {images.shape[3]}; " + "call model.resize first.")
+            name, built = (
+                type(self.head.block.mixer).__name__,
+                " x ".join(str(n) for n in self.backbone.config.image_size),
+            )
+            raise MixerError(
+                f"Segmenter: {name} belongs to images of {built}, got {images.shape[2]} x {images.shape[3]}; "
+                + "call model.resize first."
+            )
         logits = self.head(torch.cat([first, *(on_grid(m, size) for m in others)], 1))
         whole = on_grid(logits, torch.Size(n * self.stride for n in size))  # size of the padded image
         return whole[..., : images.shape[2], : images.shape[3]]

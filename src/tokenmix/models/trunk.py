@@ -56,7 +56,9 @@ def check_trunk(config: TrunkConfig, *positive: str) -> None:
     if not config.mixers:
         raise MixerError(f"{name}: mixers is empty; give at least one spec.")
     if config.layers is not None and config.layers < len(config.mixers):
-        raise MixerError(f"{name}: layers={config.layers} is less than the number of mixers given, {len(config.mixers)}.")
+        raise MixerError(
+            f"{name}: layers={config.layers} is less than the number of mixers given, {len(config.mixers)}."
+        )
     if config.positions not in ("learned", None):
         raise MixerError(f"{name}: positions={config.positions!r} is unknown; choose 'learned' or null.")
     if not 0 <= config.dropout < 1:
@@ -80,7 +82,13 @@ class Trunk(nn.Module):
         with torch.random.fork_rng():
             self.embed = ReadEmbedding(vocab, config.dim)
             self.positions = LearnedPositions(config.dim, max_len=config.max_len) if config.positions else None
-            options: dict[str, Any] = {"causal": True, "max_len": config.max_len, "mlp_ratio": config.mlp_ratio, "norm": config.norm, "dropout": config.dropout}
+            options: dict[str, Any] = {
+                "causal": True,
+                "max_len": config.max_len,
+                "mlp_ratio": config.mlp_ratio,
+                "norm": config.norm,
+                "dropout": config.dropout,
+            }
             self.blocks: Any = nn.ModuleList(Block(config.dim, spec, **options) for spec in config.specs())
             self.norm = nn.LayerNorm(config.dim) if config.norm == "pre" else nn.Identity()
             self.head = nn.Linear(config.dim, vocab, bias=False) if not config.tied else None
@@ -110,7 +118,9 @@ class Trunk(nn.Module):
             x = block(x, key_mask=key_mask)
         return self._logits(x)
 
-    def read_chunk(self, x: Tensor, at: Tensor, layers: tuple[State, ...], *, key_mask: Tensor | None = None) -> tuple[Tensor, tuple[State, ...]]:
+    def read_chunk(
+        self, x: Tensor, at: Tensor, layers: tuple[State, ...], *, key_mask: Tensor | None = None
+    ) -> tuple[Tensor, tuple[State, ...]]:
         """Do the same as ``read`` for the next L embedded symbols (B, L, D), continuing from the mixers' states.
 
         Returns logits and new states.
@@ -142,8 +152,15 @@ class Trunk(nn.Module):
         """
         name = type(self).__name__
         if tokens.ndim != 2 or tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
-            raise MixerError(f"{name}: expects integer tokens of shape (batch, time), got {tokens.dtype} {tuple(tokens.shape)}.")
-        if tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            raise MixerError(
+                f"{name}: expects integer tokens of shape (batch, time), got {tokens.dtype} {tuple(tokens.shape)}."
+            )
+        if (
+            tokens.device.type == "cpu"
+            and tokens.numel()
+            and not torch.compiler.is_compiling()
+            and not torch.compiler.is_exporting()
+        ):
             low, high = (int(n) for n in tokens.aminmax())
             if low < 0 or high >= self.vocab:
                 raise MixerError(f"{name}: tokens must be in 0..{self.vocab - 1}, got {low} to {high}.")

@@ -82,7 +82,8 @@ class ViTConfig(Json):
         check_layers(self)
         if self.pool not in POOLS or self.positions not in POSITIONS:
             raise MixerError(
-                f"ViTConfig: pool={self.pool!r}, positions={self.positions!r}; " + "choose 'class' or 'mean', and 'learned', 'sinusoidal' or null."
+                f"ViTConfig: pool={self.pool!r}, positions={self.positions!r}; "
+                + "choose 'class' or 'mean', and 'learned', 'sinusoidal' or null."
             )
         check_multiples(self, self.patch, f"patch={self.patch}")
 
@@ -124,8 +125,15 @@ class ViT(nn.Module):
             self.registers = nn.Parameter(torch.empty(config.registers, config.dim)) if config.registers else None
             rows = prod(config.grid) + (config.pool == "class")
             self.positions = nn.Parameter(torch.empty(rows, config.dim)) if config.positions == "learned" else None
-            sizes: dict[str, Any] = {"dim": config.dim, "mlp_ratio": config.mlp_ratio, "tokens": config.prefix + prod(config.grid), "grid": config.grid}
-            self.blocks: Any = nn.ModuleList(image_block(config, i, cls=self.block_class, **sizes) for i in range(config.layers))
+            sizes: dict[str, Any] = {
+                "dim": config.dim,
+                "mlp_ratio": config.mlp_ratio,
+                "tokens": config.prefix + prod(config.grid),
+                "grid": config.grid,
+            }
+            self.blocks: Any = nn.ModuleList(
+                image_block(config, i, cls=self.block_class, **sizes) for i in range(config.layers)
+            )
             self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
             self.head = nn.Linear(config.dim, config.classes) if config.classes else None
             self.dropout = nn.Dropout(config.dropout)
@@ -229,11 +237,16 @@ class ViT(nn.Module):
         """Return the tokens of the patches in ``keep``, and the positions of all tokens."""
         n = x.shape[1]
         if keep.ndim != 2 or keep.shape[0] != x.shape[0] or keep.is_floating_point() or keep.dtype == torch.bool:
-            raise MixerError(f"ViT: keep must be integers of shape (batch={x.shape[0]}, patches to keep), got {keep.dtype} " + f"{tuple(keep.shape)}.")
+            raise MixerError(
+                f"ViT: keep must be integers of shape (batch={x.shape[0]}, patches to keep), got {keep.dtype} "
+                + f"{tuple(keep.shape)}."
+            )
         if not torch.compiler.is_compiling() and keep.numel() and not 0 <= int(keep.min()) <= int(keep.max()) < n:
             raise MixerError(f"ViT: keep must be patches in 0..{n - 1}, got {int(keep.min())} to {int(keep.max())}.")
         prefix = torch.arange(self.config.prefix, device=x.device).expand(x.shape[0], -1)
-        return x.gather(1, keep[..., None].expand(-1, -1, x.shape[2])), torch.cat([prefix, self.config.prefix + keep], 1)
+        return x.gather(1, keep[..., None].expand(-1, -1, x.shape[2])), torch.cat(
+            [prefix, self.config.prefix + keep], 1
+        )
 
     def resize(self, image_size: int | Sequence[int]) -> ViT:
         """Adapt this model to another image size in place.
@@ -244,6 +257,8 @@ class ViT(nn.Module):
         old, prefix = self.grid, self.config.prefix
         resize_mixers([(block.mixer, old, new.grid, prefix) for block in self.blocks])
         if self.positions is not None:
-            self.positions = regrown(self.positions, resize_rows(self.positions.detach(), old, new.grid, int(self.class_token is not None)))
+            self.positions = regrown(
+                self.positions, resize_rows(self.positions.detach(), old, new.grid, int(self.class_token is not None))
+            )
         self.config = new
         return self

@@ -33,5 +33,8 @@ class LearnedPositions(nn.Module):
         """Change the number of positions by linear interpolation, so that position i moves to i * new / old."""
         if max_len < 1:
             raise MixerError(f"LearnedPositions: max_len must be positive, got {max_len}.")
-        self.weight = regrown(self.weight, F.interpolate(self.weight.detach().T[None], size=max_len, mode="linear", align_corners=False)[0].T)
+        self.weight = regrown(
+            self.weight,
+            F.interpolate(self.weight.detach().T[None], size=max_len, mode="linear", align_corners=False)[0].T,
+        )
         self.max_len = max_len

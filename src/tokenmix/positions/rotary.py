@@ -36,7 +36,15 @@ class RotaryPositions(nn.Module):
         MixerError: for invalid options or an invalid rule.
     """
 
-    def __init__(self, head_dim: int, *, base: float = 10000.0, rotary_dim: int | None = None, layout: str = "half", scaling: dict[str, Any] | None = None):
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        base: float = 10000.0,
+        rotary_dim: int | None = None,
+        layout: str = "half",
+        scaling: dict[str, Any] | None = None,
+    ):
         super().__init__()
         self.head_dim, self.base, self.rotary_dim = head_dim, base, head_dim if rotary_dim is None else rotary_dim
         self.layout, self.scaling = layout, scaling
@@ -83,7 +91,9 @@ class RotaryPositions(nn.Module):
         return f"{width}, layout={self.layout!r}, scaling={self.scaling}"
 
 
-def scaled_frequencies(rotary_dim: int, base: float, scaling: dict[str, Any] | None = None) -> tuple[list[float], float]:
+def scaled_frequencies(
+    rotary_dim: int, base: float, scaling: dict[str, Any] | None = None
+) -> tuple[list[float], float]:
     """Return the frequencies after the scaling rule, and the factor on rotated queries and keys.
 
     theta_m is in radians per position, m = 0 .. rotary_dim / 2 - 1. The factor is 1 except for YaRN.
@@ -96,8 +106,12 @@ def scaled_frequencies(rotary_dim: int, base: float, scaling: dict[str, Any] | N
         _refuse(f'scaling must be None or {{"name": one of {", ".join(RULES)}, ...}}, got {scaling!r}{hint}')
     rule, options = RULES[scaling["name"]], {name: value for name, value in scaling.items() if name != "name"}
     known = {p.name: p.default for p in inspect.signature(rule).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    if not set(options) <= set(known) or any(default is inspect.Parameter.empty and name not in options for name, default in known.items()):
-        needs = ", ".join(name if default is inspect.Parameter.empty else f"{name} (optional)" for name, default in known.items())
+    if not set(options) <= set(known) or any(
+        default is inspect.Parameter.empty and name not in options for name, default in known.items()
+    ):
+        needs = ", ".join(
+            name if default is inspect.Parameter.empty else f"{name} (optional)" for name, default in known.items()
+        )
         _refuse(f"scaling {scaling['name']!r} takes {needs}; got {', '.join(options) or 'no options'}")
     for name, value in options.items():
         _check_option(name, value)
@@ -139,7 +153,9 @@ def yarn(
     """
     if beta_fast <= beta_slow:
         _refuse(f"scaling 'yarn' needs beta_fast > beta_slow, got {beta_fast} and {beta_slow}")
-    low, high = (d * math.log(original_max_len / (beta * 2 * math.pi)) / (2 * math.log(base)) for beta in (beta_fast, beta_slow))
+    low, high = (
+        d * math.log(original_max_len / (beta * 2 * math.pi)) / (2 * math.log(base)) for beta in (beta_fast, beta_slow)
+    )
     if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, d - 1)
@@ -150,7 +166,13 @@ def yarn(
 
 
 def llama3(
-    d: int, base: float, *, factor: float, original_max_len: int, low_freq_factor: float = 1.0, high_freq_factor: float = 4.0
+    d: int,
+    base: float,
+    *,
+    factor: float,
+    original_max_len: int,
+    low_freq_factor: float = 1.0,
+    high_freq_factor: float = 4.0,
 ) -> tuple[list[float], float]:
     """Scale the slow pairs, as in the code released with Llama 3.1 (Dubey et al. 2024, arXiv 2407.21783).
 
@@ -158,7 +180,9 @@ def llama3(
     that turn at most ``low_freq_factor`` times, linear in the turns between them.
     """
     if low_freq_factor >= high_freq_factor:
-        _refuse(f"scaling 'llama3' needs high_freq_factor > low_freq_factor, got {high_freq_factor} and {low_freq_factor}")
+        _refuse(
+            f"scaling 'llama3' needs high_freq_factor > low_freq_factor, got {high_freq_factor} and {low_freq_factor}"
+        )
     thetas = []
     for theta in _frequencies(d, base):
         kept = (original_max_len * theta / (2 * math.pi) - low_freq_factor) / (high_freq_factor - low_freq_factor)
@@ -167,7 +191,12 @@ def llama3(
     return thetas, 1.0
 
 
-RULES: dict[str, Callable[..., tuple[list[float], float]]] = {"linear": linear, "ntk": ntk, "yarn": yarn, "llama3": llama3}
+RULES: dict[str, Callable[..., tuple[list[float], float]]] = {
+    "linear": linear,
+    "ntk": ntk,
+    "yarn": yarn,
+    "llama3": llama3,
+}
 """Scaling rules for longer contexts, by name.
 
 Dynamic NTK, whose base grows with the sequence, is not supported: keys in a stream's state would need new angles.

@@ -21,7 +21,16 @@ __all__ = [
     "find_recipe",
 ]
 
-_ALL = (_text, _aft_enwik8, _aft_cifar10_density, _aft_cifar10_classify, _aft_imagenet, _ablations, _hydra_imagenet, _pvt_imagenet)
+_ALL = (
+    _text,
+    _aft_enwik8,
+    _aft_cifar10_density,
+    _aft_cifar10_classify,
+    _aft_imagenet,
+    _ablations,
+    _hydra_imagenet,
+    _pvt_imagenet,
+)
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
 
 

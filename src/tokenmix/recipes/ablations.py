@@ -18,7 +18,9 @@ SMALL, HEADS = MODELS["aft_conv_small_k11_h384"], 384
 
 def conv(kernel_size: int, **options: Any) -> Any:
     """Return AFT-conv small with 384 heads."""
-    return replace(SMALL, mixers=({"name": "aft_conv", "kernel_size": kernel_size, "heads": HEADS, "qkv_bias": False, **options},))
+    return replace(
+        SMALL, mixers=({"name": "aft_conv", "kernel_size": kernel_size, "heads": HEADS, "qkv_bias": False, **options},)
+    )
 
 
 def rows() -> dict[str, ImageRow]:
@@ -35,10 +37,20 @@ def rows() -> dict[str, ImageRow]:
         found[f"table11/k{k}"] = ImageRow(f"Table 11: AFT-conv small, kernel {k}", conv(k))
     for k in (11, 15):
         found[f"table12/k{k}_query"] = ImageRow(f"Table 12: AFT-conv small, kernel {k}, with the query", conv(k))
-        found[f"table12/k{k}_no_query"] = ImageRow(f"Table 12: AFT-conv small, kernel {k}, without the query", conv(k, gate=None))
+        found[f"table12/k{k}_no_query"] = ImageRow(
+            f"Table 12: AFT-conv small, kernel {k}, without the query", conv(k, gate=None)
+        )
     found["global/k7"] = ImageRow("Sec. 5.3: kernel 7 and the sum over all tokens", conv(7), {"top1": 80.8})
-    found["global/k7_window_only"] = ImageRow("Sec. 5.3: kernel 7, nothing outside the window", conv(7, outside="none"), {"top1": 79.9})
+    found["global/k7_window_only"] = ImageRow(
+        "Sec. 5.3: kernel 7, nothing outside the window", conv(7, outside="none"), {"top1": 79.9}
+    )
     return found
 
 
-RECIPE = Recipe("ablations", "AFT's appendix: factors, reparameterisation, kernel size, query, global connectivity", rows(), "table11/k7", deit_training)
+RECIPE = Recipe(
+    "ablations",
+    "AFT's appendix: factors, reparameterisation, kernel size, query, global connectivity",
+    rows(),
+    "table11/k7",
+    deit_training,
+)

@@ -22,7 +22,9 @@ AUGMENT = Augment(crop="pad", pad=4, flip=0.5, randaugment="rand-m9-mstd0.5-inc1
 
 def vit(*mixers: dict[str, Any], **options: Any) -> ViTConfig:
     """Return the common architecture with these mixers."""
-    return ViTConfig(dim=192, layers=12, mixers=mixers, image_size=(32, 32), patch=2, classes=10, pool="mean", **options)
+    return ViTConfig(
+        dim=192, layers=12, mixers=mixers, image_size=(32, 32), patch=2, classes=10, pool="mean", **options
+    )
 
 
 def conv(kernel_size: int, **options: Any) -> dict[str, Any]:
@@ -40,11 +42,19 @@ ROWS = {
     "aft_conv_k7": ImageRow("AFT-conv, 7 x 7", vit(conv(7), positions=None)),
     "aft_conv_k11": ImageRow("AFT-conv, 11 x 11", vit(conv(11), positions=None)),
     "aft_conv_k7_no_query": ImageRow("AFT-conv, 7 x 7, without the query", vit(conv(7, gate=None), positions=None)),
-    "aft_conv_k7_raw": ImageRow("AFT-conv, 7 x 7, filters without reparameterisation", vit(conv(7, reparam=False), positions=None)),
-    "aft_conv_k7_window": ImageRow("AFT-conv, 7 x 7, nothing outside the window", vit(conv(7, outside="none"), positions=None)),
+    "aft_conv_k7_raw": ImageRow(
+        "AFT-conv, 7 x 7, filters without reparameterisation", vit(conv(7, reparam=False), positions=None)
+    ),
+    "aft_conv_k7_window": ImageRow(
+        "AFT-conv, 7 x 7, nothing outside the window", vit(conv(7, outside="none"), positions=None)
+    ),
     "hydra": ImageRow("Hydra attention in all layers", vit(HYDRA)),
-    "hydra_last_quarter": ImageRow("Hydra attention in the last quarter of the layers", replace_layers(ATTENTION, HYDRA, last=3)),
-    "hydra_last_half": ImageRow("Hydra attention in the last half of the layers", replace_layers(ATTENTION, HYDRA, last=6)),
+    "hydra_last_quarter": ImageRow(
+        "Hydra attention in the last quarter of the layers", replace_layers(ATTENTION, HYDRA, last=3)
+    ),
+    "hydra_last_half": ImageRow(
+        "Hydra attention in the last half of the layers", replace_layers(ATTENTION, HYDRA, last=6)
+    ),
     "external": ImageRow("External attention, 64 slots", vit({"name": "external", "slots": 64})),
 }
 
@@ -59,4 +69,10 @@ def build(row: ImageRow, size: str) -> RunConfig:
     return imagenet_like(row, replace(row.model, drop_path=0.1), data, CIFAR_IMAGES, batch, epochs, size)
 
 
-RECIPE = Recipe("aft_cifar10_classify", "CIFAR-10 at 32 x 32: attention, AFT, Hydra and External attention on the same tokens", ROWS, "aft_conv_k7", build)
+RECIPE = Recipe(
+    "aft_cifar10_classify",
+    "CIFAR-10 at 32 x 32: attention, AFT, Hydra and External attention on the same tokens",
+    ROWS,
+    "aft_conv_k7",
+    build,
+)

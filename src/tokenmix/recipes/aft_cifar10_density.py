@@ -40,11 +40,36 @@ TABLE2: dict[str, tuple[tuple[dict[str, Any], ...], int, int, dict[str, float]]]
         512,
         {"test": 2.90, "iterations_per_s": 1.61, "gb_per_gpu": 22.3},
     ),
-    "transformer_12x512": (({"name": "attention", "heads": 4},), 12, 512, {"train": 2.90, "test": 2.88, "iterations_per_s": 1.35, "gb_per_gpu": 30.6}),
-    "transformer_24x256": (({"name": "attention", "heads": 2},), 24, 256, {"train": 2.90, "test": 2.86, "iterations_per_s": 1.36, "gb_per_gpu": 30.4}),
-    "aft_local_256_12x512": ((LOCAL,), 12, 512, {"train": 2.78, "test": 2.80, "iterations_per_s": 1.68, "gb_per_gpu": 11.4}),
-    "aft_local_256_24x256": ((LOCAL,), 24, 256, {"train": 2.75, "test": 2.74, "iterations_per_s": 1.67, "gb_per_gpu": 12.8}),
-    "aft_simple_24x256": (({"name": "aft_simple"},), 24, 256, {"train": 2.82, "test": 2.89, "iterations_per_s": 2.15, "gb_per_gpu": 9.5}),
+    "transformer_12x512": (
+        ({"name": "attention", "heads": 4},),
+        12,
+        512,
+        {"train": 2.90, "test": 2.88, "iterations_per_s": 1.35, "gb_per_gpu": 30.6},
+    ),
+    "transformer_24x256": (
+        ({"name": "attention", "heads": 2},),
+        24,
+        256,
+        {"train": 2.90, "test": 2.86, "iterations_per_s": 1.36, "gb_per_gpu": 30.4},
+    ),
+    "aft_local_256_12x512": (
+        (LOCAL,),
+        12,
+        512,
+        {"train": 2.78, "test": 2.80, "iterations_per_s": 1.68, "gb_per_gpu": 11.4},
+    ),
+    "aft_local_256_24x256": (
+        (LOCAL,),
+        24,
+        256,
+        {"train": 2.75, "test": 2.74, "iterations_per_s": 1.67, "gb_per_gpu": 12.8},
+    ),
+    "aft_simple_24x256": (
+        ({"name": "aft_simple"},),
+        24,
+        256,
+        {"train": 2.82, "test": 2.89, "iterations_per_s": 2.15, "gb_per_gpu": 9.5},
+    ),
 }
 
 
@@ -54,8 +79,14 @@ def rows() -> dict[str, ImageRow]:
     for name, (specs, layers, dim, printed) in TABLE2.items():
         found[f"table2/{name}"] = ImageRow(f"Table 2: {layers} layers x {dim}", density(specs, layers, dim), printed)
     plain, printed = {**LOCAL, "rank": None}, {"train": 2.82, "test": 2.84}
-    found["table3/plain"] = ImageRow("Table 3: AFT-local, a plain table of pairs, 9.6M parameters per layer", density((plain,), 24, 256), printed)
-    found["table3/factors"] = ImageRow("Table 3: AFT-local, factors, 0.6M parameters per layer", density((LOCAL,), 24, 256), {"train": 2.75, "test": 2.74})
+    found["table3/plain"] = ImageRow(
+        "Table 3: AFT-local, a plain table of pairs, 9.6M parameters per layer", density((plain,), 24, 256), printed
+    )
+    found["table3/factors"] = ImageRow(
+        "Table 3: AFT-local, factors, 0.6M parameters per layer",
+        density((LOCAL,), 24, 256),
+        {"train": 2.75, "test": 2.74},
+    )
     return found
 
 
@@ -70,21 +101,46 @@ def build(row: ImageRow, size: str) -> RunConfig:
         return _smoke(row)
     data = ImageDataConfig(source="cifar10", augment=AUGMENT)
     if size == "paper":
-        loop = TrainConfig(steps=EPOCHS * CIFAR_IMAGES // BATCH, batch_size=BATCH, log_every=100, eval_every=2000, save_every=1000, eval_batch=32, samples=8)
+        loop = TrainConfig(
+            steps=EPOCHS * CIFAR_IMAGES // BATCH,
+            batch_size=BATCH,
+            log_every=100,
+            eval_every=2000,
+            save_every=1000,
+            eval_batch=32,
+            samples=8,
+        )
         return RunConfig(row.model, data, OPTIM, loop)
-    often: dict[str, Any] = {"log_every": 50, "eval_every": 2000, "save_every": 1000, "eval_images": 500, "eval_batch": 32, "samples": 8}
+    often: dict[str, Any] = {
+        "log_every": 50,
+        "eval_every": 2000,
+        "save_every": 1000,
+        "eval_images": 500,
+        "eval_batch": 32,
+        "samples": 8,
+    }
     loop = TrainConfig(steps=20_000, batch_size=32, precision="bf16", **often)
     return RunConfig(row.model, data, replace(OPTIM, warmup=2000), loop)
 
 
 def _smoke(row: ImageRow) -> RunConfig:
     caps = {"window": 16, "rank": 16, "stride": 8, "block": 16, "memory": 16}
-    mixers = tuple({k: min(v, caps[k]) if k in caps and v is not None else v for k, v in spec.items()} for spec in row.model.mixers)
+    mixers = tuple(
+        {k: min(v, caps[k]) if k in caps and v is not None else v for k, v in spec.items()} for spec in row.model.mixers
+    )
     model = replace(row.model, dim=64, size=(8, 8), channels=1, mixers=mixers, layers=4, dropout=0.0)
-    loop = TrainConfig(steps=400, batch_size=32, log_every=20, eval_every=200, save_every=200, eval_images=100, samples=8)
-    return RunConfig(model, ImageDataConfig(source="digits", augment=Augment(shift=2)), replace(OPTIM, warmup=100), loop)
+    loop = TrainConfig(
+        steps=400, batch_size=32, log_every=20, eval_every=200, save_every=200, eval_images=100, samples=8
+    )
+    return RunConfig(
+        model, ImageDataConfig(source="digits", augment=Augment(shift=2)), replace(OPTIM, warmup=100), loop
+    )
 
 
 RECIPE = Recipe(
-    "aft_cifar10_density", "AFT against Transformers on CIFAR-10 sub-pixels: Tables 2 and 3 of the AFT paper", rows(), "table2/aft_local_256_24x256", build
+    "aft_cifar10_density",
+    "AFT against Transformers on CIFAR-10 sub-pixels: Tables 2 and 3 of the AFT paper",
+    rows(),
+    "table2/aft_local_256_24x256",
+    build,
 )

@@ -40,7 +40,15 @@ OTHERS: dict[str, tuple[dict[str, Any], int, int, float, float, float, float]] =
     # Table 4: row -> (spec, layers, dim, train, test, iterations per second, GB per GPU on 8 V100)
     "transformer_12x512": ({"name": "attention", "heads": 8}, 12, 512, 0.977, 1.137, 1.42, 29.4),
     "transformer_24x256": ({"name": "attention", "heads": 4}, 24, 256, 1.039, 1.130, 1.57, 28.3),
-    "reformer_12x512": ({"name": "reformer", "heads": 8, "buckets": 16, "chunk": 64, "rounds": 4}, 12, 512, 1.04, 1.195, 1.05, 20.9),
+    "reformer_12x512": (
+        {"name": "reformer", "heads": 8, "buckets": 16, "chunk": 64, "rounds": 4},
+        12,
+        512,
+        1.04,
+        1.195,
+        1.05,
+        20.9,
+    ),
     "synthesizer_dense_12x512": ({"name": "synthesizer_dense", "heads": 8}, 12, 512, 0.994, 1.298, 1.49, 29.9),
     "linear_transformer_12x512": ({"name": "linear", "heads": 8}, 12, 512, 0.981, 1.207, 1.46, 10.6),
     "performer_12x512": ({"name": "performer", "heads": 8}, 12, 512, 1.002, 1.199, 1.44, 10.1),
@@ -62,9 +70,13 @@ def rows() -> dict[str, Row]:
         printed = {"train": train, "test": test, "iterations_per_s": speed, "gb_per_gpu": memory}
         found[f"table4/{name}"] = Row(f"Table 4: {layers} layers x {dim}", (spec,), layers, dim, 1024, printed)
     for window, (train, test) in WINDOWS.items():
-        found[f"table5/window_{window}"] = Row(f"Table 5: AFT-local, window {window}", (local(window),), 24, 256, 1024, {"train": train, "test": test})
+        found[f"table5/window_{window}"] = Row(
+            f"Table 5: AFT-local, window {window}", (local(window),), 24, 256, 1024, {"train": train, "test": test}
+        )
     for length, (train, test) in LENGTHS.items():
-        found[f"table6/length_{length}"] = Row(f"Table 6: AFT-local-32, T = {length}", (local(32),), 24, 256, length, {"train": train, "test": test})
+        found[f"table6/length_{length}"] = Row(
+            f"Table 6: AFT-local-32, T = {length}", (local(32),), 24, 256, length, {"train": train, "test": test}
+        )
     return found
 
 
@@ -76,10 +88,27 @@ def build(row: Row, size: str) -> RunConfig:
     data = DataConfig(source="enwik8", seq_len=row.seq_len)
     if size == "paper":
         steps = EPOCHS * (ENWIK8_BOUNDS[0] // row.seq_len) // BATCH
-        loop = TrainConfig(steps=steps, batch_size=BATCH, log_every=100, eval_every=2000, save_every=1000, sample_bytes=512, eval_batch=32)
+        loop = TrainConfig(
+            steps=steps,
+            batch_size=BATCH,
+            log_every=100,
+            eval_every=2000,
+            save_every=1000,
+            sample_bytes=512,
+            eval_batch=32,
+        )
         return RunConfig(model, data, OptimConfig(lr=3e-3, weight_decay=0.5, schedule="vaswani", warmup=4000), loop)
     batch = max(1, 32 * 1024 // row.seq_len)
-    loop = TrainConfig(steps=20_000, batch_size=batch, precision="bf16", log_every=50, eval_every=2000, save_every=1000, sample_bytes=512, eval_bytes=500_000)
+    loop = TrainConfig(
+        steps=20_000,
+        batch_size=batch,
+        precision="bf16",
+        log_every=50,
+        eval_every=2000,
+        save_every=1000,
+        sample_bytes=512,
+        eval_bytes=500_000,
+    )
     return RunConfig(model, data, OptimConfig(lr=3e-3, weight_decay=0.5, schedule="vaswani", warmup=2000), loop)
 
 
@@ -87,8 +116,26 @@ def _smoke(row: Row) -> RunConfig:
     seq_len = row.seq_len // 4
     mixers = tuple(shrink_spec(spec, seq_len=seq_len, heads=4, rank=32) for spec in row.mixers)
     model = LMConfig(dim=64, max_len=seq_len, mixers=mixers, layers=4)
-    loop = TrainConfig(steps=200, batch_size=max(1, 2048 // seq_len), eval_every=100, save_every=50, eval_bytes=20_000, sample_bytes=128)
-    return RunConfig(model, DataConfig(source="enwik8", seq_len=seq_len), OptimConfig(lr=3e-3, weight_decay=0.5, schedule="vaswani", warmup=50), loop)
+    loop = TrainConfig(
+        steps=200,
+        batch_size=max(1, 2048 // seq_len),
+        eval_every=100,
+        save_every=50,
+        eval_bytes=20_000,
+        sample_bytes=128,
+    )
+    return RunConfig(
+        model,
+        DataConfig(source="enwik8", seq_len=seq_len),
+        OptimConfig(lr=3e-3, weight_decay=0.5, schedule="vaswani", warmup=50),
+        loop,
+    )
 
 
-RECIPE = Recipe("aft_enwik8", "AFT against Transformers on enwik8: Tables 4, 5 and 6 of the AFT paper", rows(), "table4/aft_local_32_24x256", build)
+RECIPE = Recipe(
+    "aft_enwik8",
+    "AFT against Transformers on enwik8: Tables 4, 5 and 6 of the AFT paper",
+    rows(),
+    "table4/aft_local_32_24x256",
+    build,
+)

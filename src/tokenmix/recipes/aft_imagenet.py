@@ -27,16 +27,27 @@ PRINTED = {  # model: (top-1 %, parameters in millions, images per second, GB), 
     "aft_conv_small_k11_h384": (80.8, 22.5, 936, 3.2),
     "aft_conv_small_k15_h384": (81.0, 23.0, 936, 3.2),
 }
-TABLE8 = {"deit_base_384": (82.9, 86.9, 89.6, 13.6), "finetuned": (83.4, 79.7, 98.5, 8.9), "random": (81.6, 79.7, 98.5, 8.9)}
+TABLE8 = {
+    "deit_base_384": (82.9, 86.9, 89.6, 13.6),
+    "finetuned": (83.4, 79.7, 98.5, 8.9),
+    "random": (81.6, 79.7, 98.5, 8.9),
+}
 
 
 def rows() -> dict[str, ImageRow]:
     """Return every row by name."""
-    found = {f"table7/{name}": ImageRow(f"Table 7: {name}, 224", MODELS[name], _printed(numbers)) for name, numbers in PRINTED.items()}
+    found = {
+        f"table7/{name}": ImageRow(f"Table 7: {name}, 224", MODELS[name], _printed(numbers))
+        for name, numbers in PRINTED.items()
+    }
     base, conv = MODELS["deit_base_384"], MODELS["aft_conv_base384_k25_h32"]
     found["table8/deit_base_384"] = ImageRow("Table 8: DeiT-base at 384", base, _printed(TABLE8["deit_base_384"]))
-    found["table8/aft_conv_finetuned"] = ImageRow("Table 8: AFT-conv from DeiT-base's weights (--train.init)", conv, _printed(TABLE8["finetuned"]))
-    found["table8/aft_conv_random"] = ImageRow("Table 8: AFT-conv from random weights", conv, _printed(TABLE8["random"]))
+    found["table8/aft_conv_finetuned"] = ImageRow(
+        "Table 8: AFT-conv from DeiT-base's weights (--train.init)", conv, _printed(TABLE8["finetuned"])
+    )
+    found["table8/aft_conv_random"] = ImageRow(
+        "Table 8: AFT-conv from random weights", conv, _printed(TABLE8["random"])
+    )
     return found
 
 
@@ -55,5 +66,9 @@ def build(row: ImageRow, size: str) -> RunConfig:
 
 
 RECIPE = Recipe(
-    "aft_imagenet", "AFT-full and AFT-conv in the DeiT architecture: Tables 7 and 8 of the AFT paper", rows(), "table7/aft_conv_tiny_k11_h32", build
+    "aft_imagenet",
+    "AFT-full and AFT-conv in the DeiT architecture: Tables 7 and 8 of the AFT paper",
+    rows(),
+    "table7/aft_conv_tiny_k11_h32",
+    build,
 )

@@ -26,20 +26,36 @@ def rows() -> dict[str, ImageRow]:
     found = {}
     for last in range(13):
         printed = {"top1_easycv": EASYCV[last]} if last in EASYCV else {}
-        found[f"fig4/last_{last}"] = ImageRow(f"Fig. 4: Hydra in the last {last} layers", replace_layers(BASE, HYDRA, last=last), printed)
+        found[f"fig4/last_{last}"] = ImageRow(
+            f"Fig. 4: Hydra in the last {last} layers", replace_layers(BASE, HYDRA, last=last), printed
+        )
     for every in (2, 3, 4, 6):
-        found[f"fig4/every_{every}"] = ImageRow(f"Fig. 4: Hydra in one layer of {every}, interleaved", replace_layers(BASE, HYDRA, every=every))
+        found[f"fig4/every_{every}"] = ImageRow(
+            f"Fig. 4: Hydra in one layer of {every}, interleaved", replace_layers(BASE, HYDRA, every=every)
+        )
     for heads in LINEAR_HEADS:
         spec = {"name": "multihead_linear", "heads": heads}
-        found[f"fig2/linear_{heads}_heads"] = ImageRow(f"Fig. 2: linear attention, cosine kernel, {heads} heads", replace(BASE, mixers=(spec,)))
+        found[f"fig2/linear_{heads}_heads"] = ImageRow(
+            f"Fig. 2: linear attention, cosine kernel, {heads} heads", replace(BASE, mixers=(spec,))
+        )
     for heads in SOFTMAX_HEADS:
         spec = {"name": "attention", "heads": heads}
-        found[f"fig2/softmax_{heads}_heads"] = ImageRow(f"Fig. 2: softmax attention, {heads} heads", replace(BASE, mixers=(spec,)))
+        found[f"fig2/softmax_{heads}_heads"] = ImageRow(
+            f"Fig. 2: softmax attention, {heads} heads", replace(BASE, mixers=(spec,))
+        )
     for kernel in KERNELS:
         spec = {"name": "hydra", "feature": kernel}
         name = kernel.replace("/", "_")
-        found[f"kernel/{name}"] = ImageRow(f"Hydra with the kernel {kernel} in the last two layers", replace_layers(BASE, spec, last=2))
+        found[f"kernel/{name}"] = ImageRow(
+            f"Hydra with the kernel {kernel} in the last two layers", replace_layers(BASE, spec, last=2)
+        )
     return found
 
 
-RECIPE = Recipe("hydra_imagenet", "Hydra attention in DeiT-B: layers (Fig. 4), heads (Fig. 2), kernels", rows(), "fig4/last_2", deit_training)
+RECIPE = Recipe(
+    "hydra_imagenet",
+    "Hydra attention in DeiT-B: layers (Fig. 4), heads (Fig. 2), kernels",
+    rows(),
+    "fig4/last_2",
+    deit_training,
+)

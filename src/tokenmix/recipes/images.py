@@ -11,7 +11,16 @@ from ..train.config import ImageDataConfig, OptimConfig, RunConfig, TrainConfig
 
 IMAGENET_IMAGES, CIFAR_IMAGES = 1_281_167, 50_000
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-DEIT_AUGMENT = Augment(crop="resized", flip=0.5, randaugment="rand-m9-mstd0.5-inc1", colour=0.3, erasing=0.25, mixup=0.8, cutmix=1.0, repeats=3)
+DEIT_AUGMENT = Augment(
+    crop="resized",
+    flip=0.5,
+    randaugment="rand-m9-mstd0.5-inc1",
+    colour=0.3,
+    erasing=0.25,
+    mixup=0.8,
+    cutmix=1.0,
+    repeats=3,
+)
 
 
 @dataclass(frozen=True)
@@ -45,10 +54,20 @@ def deit_training(row: ImageRow, size: str) -> RunConfig:
         return digits_training(row)
     batch, epochs = (1024, 300) if size == "paper" else (256, 100)
     model = replace(row.model, drop_path=0.1)
-    return imagenet_like(row, model, ImageDataConfig(source="imagenet", augment=DEIT_AUGMENT, smoothing=0.1), IMAGENET_IMAGES, batch, epochs, size)
+    return imagenet_like(
+        row,
+        model,
+        ImageDataConfig(source="imagenet", augment=DEIT_AUGMENT, smoothing=0.1),
+        IMAGENET_IMAGES,
+        batch,
+        epochs,
+        size,
+    )
 
 
-def imagenet_like(row: ImageRow, model: Any, data: ImageDataConfig, images: int, batch: int, epochs: int, size: str) -> RunConfig:
+def imagenet_like(
+    row: ImageRow, model: Any, data: ImageDataConfig, images: int, batch: int, epochs: int, size: str
+) -> RunConfig:
     """Return a config with DeiT's optimiser and ``epochs`` epochs of ``images`` images."""
     epoch = images // batch
     rate = 5e-4 * batch / 512
@@ -76,7 +95,10 @@ def shrink(config: ViTConfig, *, layers: int = 4, dim: int = 64, image_size: int
     """
     specs = config.specs()
     step = len(specs) // layers
-    kept = tuple(shrink_spec(specs[len(specs) - 1 - i * step], dim=dim, most_taps=2 * (image_size // patch) - 1) for i in reversed(range(layers)))
+    kept = tuple(
+        shrink_spec(specs[len(specs) - 1 - i * step], dim=dim, most_taps=2 * (image_size // patch) - 1)
+        for i in reversed(range(layers))
+    )
     mixers = kept[:1] if all(spec == kept[0] for spec in kept) else kept
     sizes: dict[str, Any] = {"image_size": (image_size, image_size), "patch": patch, "channels": 1, "classes": 10}
     return replace(config, dim=dim, layers=layers, mixers=mixers, drop_path=0.0, **sizes)

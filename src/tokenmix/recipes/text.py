@@ -13,20 +13,42 @@ ROWS = {
     "attention": Row("softmax attention, the baseline", (ATTENTION,), 24, 512, 1024),
     "aft_simple": Row("AFT-simple", ({"name": "aft_simple"},), 24, 512, 1024),
     "aft_full": Row("AFT-full, factorised bias", ({"name": "aft_full", "rank": 128},), 24, 512, 1024),
-    "aft_conv": Row("causal AFT-conv, 16 heads, filters of 31", ({"name": "aft_conv", "heads": 16, "kernel_size": 31},), 24, 512, 1024),
+    "aft_conv": Row(
+        "causal AFT-conv, 16 heads, filters of 31",
+        ({"name": "aft_conv", "heads": 16, "kernel_size": 31},),
+        24,
+        512,
+        1024,
+    ),
     "hydra": Row("Hydra attention, cosine kernel", ({"name": "hydra"},), 24, 512, 1024),
-    "multihead_linear": Row("linear attention with Hydra's kernel, 8 heads", ({"name": "multihead_linear", "heads": 8},), 24, 512, 1024),
+    "multihead_linear": Row(
+        "linear attention with Hydra's kernel, 8 heads", ({"name": "multihead_linear", "heads": 8},), 24, 512, 1024
+    ),
     "external": Row("external attention, 64 slots", ({"name": "external", "slots": 64},), 24, 512, 1024),
-    "external_multihead": Row("external attention as in EAMLP, 8 heads widened 4 times", ({"name": "external_multihead", "heads": 8},), 24, 512, 1024),
+    "external_multihead": Row(
+        "external attention as in EAMLP, 8 heads widened 4 times",
+        ({"name": "external_multihead", "heads": 8},),
+        24,
+        512,
+        1024,
+    ),
     "linear": Row("linear attention, elu + 1", ({"name": "linear", "heads": 8},), 24, 512, 1024),
     "performer": Row("Performer, positive orthogonal features", ({"name": "performer", "heads": 8},), 24, 512, 1024),
     "rfa": Row("random feature attention with gates", ({"name": "rfa", "heads": 8, "gate": True},), 24, 512, 1024),
     "synthesizer_dense": Row("Synthesizer, dense", ({"name": "synthesizer_dense", "heads": 8},), 24, 512, 1024),
     "synthesizer_random": Row("Synthesizer, random", ({"name": "synthesizer_random", "heads": 8},), 24, 512, 1024),
-    "synthesizer_factorized_dense": Row("Synthesizer, factorised dense", ({"name": "synthesizer_factorized_dense", "heads": 8},), 24, 512, 1024),
-    "synthesizer_factorized_random": Row("Synthesizer, factorised random", ({"name": "synthesizer_factorized_random", "heads": 8},), 24, 512, 1024),
-    "synthesizer_mixture": Row("Synthesizer, random + dot products", ({"name": "synthesizer_mixture", "heads": 8},), 24, 512, 1024),
-    "local": Row("softmax attention in a window of 128", ({"name": "local", "window": 128, "heads": 8},), 24, 512, 1024),
+    "synthesizer_factorized_dense": Row(
+        "Synthesizer, factorised dense", ({"name": "synthesizer_factorized_dense", "heads": 8},), 24, 512, 1024
+    ),
+    "synthesizer_factorized_random": Row(
+        "Synthesizer, factorised random", ({"name": "synthesizer_factorized_random", "heads": 8},), 24, 512, 1024
+    ),
+    "synthesizer_mixture": Row(
+        "Synthesizer, random + dot products", ({"name": "synthesizer_mixture", "heads": 8},), 24, 512, 1024
+    ),
+    "local": Row(
+        "softmax attention in a window of 128", ({"name": "local", "window": 128, "heads": 8},), 24, 512, 1024
+    ),
     "hybrid": Row("three AFT-local layers, then one of attention", (LOCAL, LOCAL, LOCAL, ATTENTION), 24, 512, 1024),
 }
 
@@ -44,11 +66,31 @@ def build(row: Row, size: str) -> RunConfig:
     if size == "gpu":
         mixers = tuple(shrink_spec(spec, seq_len=1024, heads=6, rank=64) for spec in row.mixers)
         model = LMConfig(dim=384, max_len=1024, mixers=mixers, layers=8, dropout=0.1)
-        loop = TrainConfig(steps=10_000, batch_size=32, precision="bf16", log_every=50, eval_every=1000, save_every=1000, sample_bytes=512, eval_bytes=500_000)
+        loop = TrainConfig(
+            steps=10_000,
+            batch_size=32,
+            precision="bf16",
+            log_every=50,
+            eval_every=1000,
+            save_every=1000,
+            sample_bytes=512,
+            eval_bytes=500_000,
+        )
         return RunConfig(model, DataConfig(seq_len=1024), OptimConfig(lr=1e-3, warmup=500), loop)
     model = LMConfig(dim=row.dim, max_len=row.seq_len, mixers=row.mixers, layers=row.layers, dropout=0.1)
-    loop = TrainConfig(steps=100_000, batch_size=64, accumulate=2, precision="bf16", log_every=100, eval_every=5000, save_every=1000, sample_bytes=512)
+    loop = TrainConfig(
+        steps=100_000,
+        batch_size=64,
+        accumulate=2,
+        precision="bf16",
+        log_every=100,
+        eval_every=5000,
+        save_every=1000,
+        sample_bytes=512,
+    )
     return RunConfig(model, DataConfig(seq_len=row.seq_len), OptimConfig(lr=6e-4, warmup=2000), loop)
 
 
-RECIPE = Recipe("text", "a byte language model on any text, one row for each mixer of the core", ROWS, "aft_local", build)
+RECIPE = Recipe(
+    "text", "a byte language model on any text, one row for each mixer of the core", ROWS, "aft_local", build
+)

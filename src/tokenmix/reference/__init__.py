@@ -19,10 +19,16 @@ def _equations() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for file in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{file.name}")
-        own = {name: f for name, f in vars(module).items() if not name.startswith("_") and getattr(f, "__module__", "") == module.__name__}
+        own = {
+            name: f
+            for name, f in vars(module).items()
+            if not name.startswith("_") and getattr(f, "__module__", "") == module.__name__
+        }
         twice = found.keys() & own.keys()
         if twice:
-            raise ImportError(f"tokenmix.reference: {', '.join(sorted(twice))} of {file.name}.py already exist in another file")
+            raise ImportError(
+                f"tokenmix.reference: {', '.join(sorted(twice))} of {file.name}.py already exist in another file"
+            )
         found |= own
     return found
 

@@ -13,10 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_GATES: dict[str, Any] = {name: getattr(F, name) for name in ("tanh", "relu", "silu", "gelu", "softplus", "sigmoid")} | {"identity": lambda q: q}
+_GATES: dict[str, Any] = {
+    name: getattr(F, name) for name in ("tanh", "relu", "silu", "gelu", "softplus", "sigmoid")
+} | {"identity": lambda q: q}
 
 
-def aft_full(q: Tensor, k: Tensor, v: Tensor, w: Any, *, mask: Tensor | None = None, gate: str | None = "sigmoid") -> Tensor:
+def aft_full(
+    q: Tensor, k: Tensor, v: Tensor, w: Any, *, mask: Tensor | None = None, gate: str | None = "sigmoid"
+) -> Tensor:
     """Compute Eq. 2: sigma(Q_t) * sum_t' exp(K_t' + w_tt') V_t' / sum_t' exp(K_t' + w_tt')."""
     if isinstance(w, tuple):
         w = w[0] @ w[1].transpose(-1, -2)
@@ -31,7 +35,9 @@ def aft_full(q: Tensor, k: Tensor, v: Tensor, w: Any, *, mask: Tensor | None = N
     return y if gate is None else _GATES[gate](q) * y
 
 
-def aft_local(q, k, v, w, *, window: int, outside: str = "zero", positions=None, mask=None, gate: str | None = "sigmoid") -> Tensor:
+def aft_local(
+    q, k, v, w, *, window: int, outside: str = "zero", positions=None, mask=None, gate: str | None = "sigmoid"
+) -> Tensor:
     """Compute Eq. 4: w_tt' where |t - t'| < s, otherwise 0."""
     if isinstance(w, tuple):
         w = w[0] @ w[1].transpose(-1, -2)
@@ -50,7 +56,18 @@ def aft_simple(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, g
 
 
 def aft_conv(
-    q, k, v, kernel, *, grid=None, prefix: int = 0, outside: str = "zero", causal_taps: bool = False, positions=None, mask=None, gate: str | None = "sigmoid"
+    q,
+    k,
+    v,
+    kernel,
+    *,
+    grid=None,
+    prefix: int = 0,
+    outside: str = "zero",
+    causal_taps: bool = False,
+    positions=None,
+    mask=None,
+    gate: str | None = "sigmoid",
 ) -> Tensor:
     """Compute Eq. 6 as Eq. 2 with a relative bias, one bias and one key column per head.
 
@@ -65,7 +82,10 @@ def aft_conv(
     w, near = torch.zeros(B, heads, T, T, dtype=kernel.dtype), torch.ones(B, T, T, dtype=torch.bool)
     for b, t, u in product(range(B), range(T), range(T)):
         if positions[b, t] >= 0 and positions[b, u] >= 0:
-            tap = [there - here + centre for here, there in zip(_cell(cells, positions[b, t]), _cell(cells, positions[b, u]), strict=True)]
+            tap = [
+                there - here + centre
+                for here, there in zip(_cell(cells, positions[b, t]), _cell(cells, positions[b, u]), strict=True)
+            ]
             near[b, t, u] = all(0 <= j < s for j in tap)
             if near[b, t, u]:
                 w[b, :, t, u] = kernel[(slice(None), *tap)]
@@ -73,7 +93,14 @@ def aft_conv(
         mask = near if mask is None else mask & near
     c = D // heads
     parts = [
-        aft_full(q[..., h * c : (h + 1) * c], k[..., h : h + 1].expand(B, T, c), v[..., h * c : (h + 1) * c], w[:, h], mask=mask, gate=gate)
+        aft_full(
+            q[..., h * c : (h + 1) * c],
+            k[..., h : h + 1].expand(B, T, c),
+            v[..., h * c : (h + 1) * c],
+            w[:, h],
+            mask=mask,
+            gate=gate,
+        )
         for h in range(heads)
     ]
     assert n == len(grid)

@@ -8,13 +8,31 @@ from torch import Tensor
 from .attention import attention
 
 
-def axial(q, k, v, later, *, heads, order, combine, width=None, grid=None, prefix=0, positions=None, starts=None, causal_taps=False, mask=None) -> Tensor:
+def axial(
+    q,
+    k,
+    v,
+    later,
+    *,
+    heads,
+    order,
+    combine,
+    width=None,
+    grid=None,
+    prefix=0,
+    positions=None,
+    starts=None,
+    causal_taps=False,
+    mask=None,
+) -> Tensor:
     """Apply each stage: softmax attention among the tokens of one line.
 
     k and v of a later stage are maps of the previous stage's result.
     """
     B, T = q.shape[:2]
-    positions = (torch.arange(T).expand(B, T) if positions is None else positions) - (0 if starts is None else starts[:, None])
+    positions = (torch.arange(T).expand(B, T) if positions is None else positions) - (
+        0 if starts is None else starts[:, None]
+    )
     valid = torch.ones(B, T, dtype=torch.bool) if mask is None else mask.diagonal(dim1=1, dim2=2)
     cells = _cells(positions - prefix, grid, width)
 

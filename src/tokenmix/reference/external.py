@@ -7,7 +7,16 @@ from torch import Tensor
 
 
 def external(
-    x, memory_k, memory_v, memory_k_bias=None, memory_v_bias=None, *, heads: int = 1, norm: str = "double", eps: float = 1e-9, mask: Tensor | None = None
+    x,
+    memory_k,
+    memory_v,
+    memory_k_bias=None,
+    memory_v_bias=None,
+    *,
+    heads: int = 1,
+    norm: str = "double",
+    eps: float = 1e-9,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Compute A = Norm(F M_k^T), F_out = A M_v.
 
@@ -20,7 +29,9 @@ def external(
     for t in range(x.shape[1]):
         ok = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask[:, t]
         valid = ok[:, t, None, None]
-        seen = torch.where(ok.any(1)[:, None, None, None], logits.masked_fill(~ok[:, :, None, None], float("-inf")), 0.0)
+        seen = torch.where(
+            ok.any(1)[:, None, None, None], logits.masked_fill(~ok[:, :, None, None], float("-inf")), 0.0
+        )
         over_tokens = torch.where(valid, torch.softmax(seen, 1)[:, t], 0.0)  # (B, heads, S)
         weights = over_tokens
         if norm == "double":

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 
-def gmlp(z: Tensor, spatial: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, *, mask: Tensor | None = None) -> Tensor:
+def gmlp(
+    z: Tensor, spatial: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, *, mask: Tensor | None = None
+) -> Tensor:
     """Compute Z1 * (W norm(Z2) + b), Z = gelu(X U).
 
     Token t weighs only the tokens its mask allows, and is 0 without any.

@@ -23,7 +23,9 @@ _MAPS: dict[str, Any] = {
 }
 
 
-def hydra(q, k, v, *, feature: str = "cosine", normalise: bool = False, eps: float = 1e-6, mask: Tensor | None = None) -> Tensor:
+def hydra(
+    q, k, v, *, feature: str = "cosine", normalise: bool = False, eps: float = 1e-6, mask: Tensor | None = None
+) -> Tensor:
     """Compute phi(Q)_t * sum_s phi(K)_s * V_s, all products feature by feature."""
     of_q, of_k = (feature.split("/") * 2)[:2]
     rows = []
@@ -36,7 +38,17 @@ def hydra(q, k, v, *, feature: str = "cosine", normalise: bool = False, eps: flo
     return torch.stack(rows, 1)
 
 
-def multihead_linear(q, k, v, *, heads: int, feature: str = "cosine", normalise: bool = False, eps: float = 1e-6, mask: Tensor | None = None) -> Tensor:
+def multihead_linear(
+    q,
+    k,
+    v,
+    *,
+    heads: int,
+    feature: str = "cosine",
+    normalise: bool = False,
+    eps: float = 1e-6,
+    mask: Tensor | None = None,
+) -> Tensor:
     """Compute phi(Q)_t (sum_s phi(K)_s^T V_s) in each head. phi sees the whole token; heads split its result."""
     of_q, of_k = (feature.split("/") * 2)[:2]
     rows = []

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 
-def lightconv(x: Tensor, kernel: Tensor, *, positions: Tensor | None = None, causal_taps: bool = False, mask: Tensor | None = None) -> Tensor:
+def lightconv(
+    x: Tensor, kernel: Tensor, *, positions: Tensor | None = None, causal_taps: bool = False, mask: Tensor | None = None
+) -> Tensor:
     """Compute sum_j softmax(W)_j x_{t + j - ceil((s + 1) / 2)}.
 
     The weights do not depend on which tokens exist.

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 
-def linear_attention(q: Tensor, k: Tensor, v: Tensor, *, heads: int, feature: str = "elu", mask: Tensor | None = None) -> Tensor:
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, heads: int, feature: str = "elu", mask: Tensor | None = None
+) -> Tensor:
     """Compute Eq. 4: sum_s phi(q_t) . phi(k_s) v_s / sum_s phi(q_t) . phi(k_s), head by head.
 
     The result is 0 where the denominator is 0.
@@ -23,7 +25,9 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, *, heads: int, feature: st
 
 
 _FEATURES = {
-    "elu": lambda x: torch.where(x > 0, x + 1, torch.exp(x.clamp_max(0))),  # elu(x) + 1, without rounding away exp(-100)
+    "elu": lambda x: torch.where(
+        x > 0, x + 1, torch.exp(x.clamp_max(0))
+    ),  # elu(x) + 1, without rounding away exp(-100)
     "relu": torch.relu,
     "squared_relu": lambda x: torch.relu(x) ** 2,
     "exp": torch.exp,

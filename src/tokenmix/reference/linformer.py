@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 
-def linformer(q: Tensor, k: Tensor, v: Tensor, e: Tensor, f: Tensor, *, heads: int, positions=None, mask: Tensor | None = None) -> Tensor:
+def linformer(
+    q: Tensor, k: Tensor, v: Tensor, e: Tensor, f: Tensor, *, heads: int, positions=None, mask: Tensor | None = None
+) -> Tensor:
     """Compute head_i = softmax(Q W_i^Q (E_i K W_i^K)^T / sqrt(d)) F_i V W_i^V.
 
     A masked key uses no column of E and F.

@@ -6,7 +6,19 @@ import torch
 from torch import Tensor
 
 
-def memory_compressed(q, k, v, conv=(), *, heads: int, block: int, mode: str = "compressed", causal_taps: bool = False, positions=None, mask=None) -> Tensor:
+def memory_compressed(
+    q,
+    k,
+    v,
+    conv=(),
+    *,
+    heads: int,
+    block: int,
+    mode: str = "compressed",
+    causal_taps: bool = False,
+    positions=None,
+    mask=None,
+) -> Tensor:
     """Attend to few keys.
 
     Local: the tokens of the own block. Compressed: a strided convolution of all tokens; causal: of the blocks before,
@@ -19,7 +31,14 @@ def memory_compressed(q, k, v, conv=(), *, heads: int, block: int, mode: str = "
         first = valid[0] if valid else 0
         cell = [(s - first if positions is None else int(positions[b, s])) // block for s in range(T)]
         offset = [(s - first if positions is None else int(positions[b, s])) % block for s in range(T)]
-        short = {j: _convolved(k[b], v[b], conv, [(s, offset[s]) for s in valid if cell[s] == j]) for j in {cell[s] for s in valid}} if conv else {}
+        short = (
+            {
+                j: _convolved(k[b], v[b], conv, [(s, offset[s]) for s in valid if cell[s] == j])
+                for j in {cell[s] for s in valid}
+            }
+            if conv
+            else {}
+        )
         for t in range(T):
             own = [s for s in valid if cell[s] == cell[t] and (mask is None or bool(mask[b, t, s]))]
             seen: list[tuple[Tensor, ...]] = [(k[b, s], v[b, s]) for s in own] if mode == "local" or causal_taps else []
@@ -30,7 +49,9 @@ def memory_compressed(q, k, v, conv=(), *, heads: int, block: int, mode: str = "
 
 def _convolved(k: Tensor, v: Tensor, conv: tuple[Tensor, ...], tokens: list[tuple[int, int]]) -> tuple[Tensor, ...]:
     """Compute sum_i W_i x_i + b over the tokens of one block (kernel = stride)."""
-    return tuple(sum((w[:, :, i] @ a[s] for s, i in tokens), bias) for a, w, bias in zip((k, v), conv[:2], conv[2:], strict=True))
+    return tuple(
+        sum((w[:, :, i] @ a[s] for s, i in tokens), bias) for a, w, bias in zip((k, v), conv[:2], conv[2:], strict=True)
+    )
 
 
 def _attend(q: Tensor, seen: list[tuple[Tensor, ...]], heads: int) -> Tensor:

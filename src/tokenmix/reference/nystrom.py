@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 
-def nystrom(q, k, v, taps, *, heads: int, landmarks: int, iterations: int = 6, positions=None, mask: Tensor | None = None) -> Tensor:
+def nystrom(
+    q, k, v, taps, *, heads: int, landmarks: int, iterations: int = 6, positions=None, mask: Tensor | None = None
+) -> Tensor:
     """Compute softmax(Q K~^T) Z softmax(Q~ K^T) V + conv(V), row by row and head by head."""
     e, rows = q.shape[-1] // heads, []
     for b in range(q.shape[0]):

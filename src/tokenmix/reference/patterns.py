@@ -31,7 +31,9 @@ def _positions(q: Tensor, k: Tensor, positions, mask: Tensor | None) -> tuple[Te
     return t[:, :, None], s[:, None, :]
 
 
-def local(q, k, v, *, window: int, heads: int, outside: str = "none", positions=None, mask: Tensor | None = None) -> Tensor:
+def local(
+    q, k, v, *, window: int, heads: int, outside: str = "none", positions=None, mask: Tensor | None = None
+) -> Tensor:
     """Attend with logits q_t . k_s / sqrt(e) where |t - s| < window.
 
     Outside there is no pair, or ("pool") the logit 0.
@@ -53,13 +55,17 @@ def _halves(one: Tensor, two: Tensor, heads: int, merged: bool) -> list[Tensor]:
     return [one | two] * heads if merged else [one if h < heads // 2 else two for h in range(heads)]
 
 
-def strided(q, k, v, *, stride: int, heads: int, merged: bool = False, positions=None, mask: Tensor | None = None) -> Tensor:
+def strided(
+    q, k, v, *, stride: int, heads: int, merged: bool = False, positions=None, mask: Tensor | None = None
+) -> Tensor:
     """Attend as in Child et al. 2019, Sec. 4.2: A1 = {s: t - l <= s <= t}, A2 = {s: (t - s) mod l = 0}, mirrored."""
     t, s = _positions(q, k, positions if positions is not None else torch.arange(k.shape[1]).expand(k.shape[:2]), mask)
     return _softmax(q, k, v, heads, _halves((t - s).abs() <= stride, (t - s) % stride == 0, heads, merged), mask)
 
 
-def fixed(q, k, v, *, stride: int, columns: int, heads: int, merged: bool = False, positions=None, mask: Tensor | None = None) -> Tensor:
+def fixed(
+    q, k, v, *, stride: int, columns: int, heads: int, merged: bool = False, positions=None, mask: Tensor | None = None
+) -> Tensor:
     """Attend as in Child et al. 2019, Sec. 4.2.
 
     A1 = {s: floor(s / l) = floor(t / l)}, A2 = {s: s mod l in {l - c, ..., l - 1}}.
@@ -69,7 +75,21 @@ def fixed(q, k, v, *, stride: int, columns: int, heads: int, merged: bool = Fals
     return _softmax(q, k, v, heads, _halves(own, column, heads, merged), mask)
 
 
-def longformer(q, k, v, q_global, k_global, v_global, *, reach: int, dilation, global_tokens: int, heads: int, positions=None, mask=None) -> Tensor:
+def longformer(
+    q,
+    k,
+    v,
+    q_global,
+    k_global,
+    v_global,
+    *,
+    reach: int,
+    dilation,
+    global_tokens: int,
+    heads: int,
+    positions=None,
+    mask=None,
+) -> Tensor:
     """Attend as in Beltagy et al. 2020, Sec. 3.1: dilated window and global keys for all rows.
 
     The rows of global tokens attend everything, with weights of their own.
@@ -84,7 +104,19 @@ def longformer(q, k, v, q_global, k_global, v_global, *, reach: int, dilation, g
 
 
 def bigbird(
-    q, k, v, *, block, window_blocks, random_blocks, global_blocks, seed, heads, positions=None, mask: Tensor | None = None, causal_taps: bool = False
+    q,
+    k,
+    v,
+    *,
+    block,
+    window_blocks,
+    random_blocks,
+    global_blocks,
+    seed,
+    heads,
+    positions=None,
+    mask: Tensor | None = None,
+    causal_taps: bool = False,
 ) -> Tensor:
     """Attend as in Zaheer et al. 2020, Sec. 2 and Appendix D: window, global and random blocks.
 
@@ -100,8 +132,14 @@ def bigbird(
             position = int(t[b % t.shape[0], row, 0])
             if position >= 0:
                 i, end = position // block, position // block + 1 if causal_taps else -(-length // block)
-                blocks = [*range(global_blocks), *range(i - w, i + w + 1), *_random(i, end, w, global_blocks, h, random_blocks, seed)]
-                pairs[h, b, row] = True if i < global_blocks else torch.isin(key_positions // block, torch.tensor(blocks))
+                blocks = [
+                    *range(global_blocks),
+                    *range(i - w, i + w + 1),
+                    *_random(i, end, w, global_blocks, h, random_blocks, seed),
+                ]
+                pairs[h, b, row] = (
+                    True if i < global_blocks else torch.isin(key_positions // block, torch.tensor(blocks))
+                )
     return _softmax(q, k, v, heads, list(pairs), mask)
 
 

@@ -12,7 +12,17 @@ import torch
 from torch import Tensor
 
 
-def performer(q: Tensor, k: Tensor, v: Tensor, projection: Tensor, *, heads: int, feature: str = "softmax", eps: float = 1e-3, mask=None) -> Tensor:
+def performer(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    projection: Tensor,
+    *,
+    heads: int,
+    feature: str = "softmax",
+    eps: float = 1e-3,
+    mask=None,
+) -> Tensor:
     """Compute kernel attention, head by head.
 
     Features are those of Lemma 1 (``softmax``) or max(w . x, 0) / sqrt(M) + eps (``relu``).

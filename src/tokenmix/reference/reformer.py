@@ -34,7 +34,15 @@ def attended(x: Tensor, rotations: Tensor, valid: list[bool], chunk: int, paper_
 
 
 def reformer(
-    q: Tensor, v: Tensor, rotations: Tensor, *, heads: int, chunk: int, paper_form: bool = False, causal_taps: bool = False, mask: Tensor | None = None
+    q: Tensor,
+    v: Tensor,
+    rotations: Tensor,
+    *,
+    heads: int,
+    chunk: int,
+    paper_form: bool = False,
+    causal_taps: bool = False,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Compute softmax over P_t of q_t . k_s / sqrt(e), k_s = q_s / |q_s|.
 
@@ -51,7 +59,9 @@ def reformer(
             ok = attended(x, rotations[:, h], valid, chunk, paper_form) & mask[b] & ~torch.eye(T, dtype=torch.bool)
             ok = torch.where(ok.any(-1, keepdim=True), ok, torch.eye(T, dtype=torch.bool) & mask[b])
             logits = x @ (x / (x.square().sum(-1, keepdim=True) + 1e-12).sqrt()).T / e**0.5
-            weights = torch.softmax(torch.where(ok.any(-1, keepdim=True), logits.masked_fill(~ok, float("-inf")), 0.0), -1)
+            weights = torch.softmax(
+                torch.where(ok.any(-1, keepdim=True), logits.masked_fill(~ok, float("-inf")), 0.0), -1
+            )
             outputs.append(torch.where(ok.any(-1, keepdim=True), weights, 0.0) @ v[b, :, mine])
         rows.append(torch.cat(outputs, -1))
     return torch.stack(rows)

@@ -10,7 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def rfa(q, k, v, projection, sigma, gate=None, *, heads: int, feature: str = "gaussian", eps: float = 0.01, mask: Tensor | None = None) -> Tensor:
+def rfa(
+    q,
+    k,
+    v,
+    projection,
+    sigma,
+    gate=None,
+    *,
+    heads: int,
+    feature: str = "gaussian",
+    eps: float = 0.01,
+    mask: Tensor | None = None,
+) -> Tensor:
     """Compute y = phi(q) S / phi(q) . z with S = S + phi(k) v, z = z + phi(k).
 
     RFA-Gate: S = g S + (1 - g) phi(k) v, z = g z + (1 - g) phi(k).
@@ -25,7 +37,9 @@ def rfa(q, k, v, projection, sigma, gate=None, *, heads: int, feature: str = "ga
             pair = (fk[:, s, :, None] * v1[:, s, None, :])[:, None]
             after = S + pair
             if gate is not None:
-                g, rest = (torch.sigmoid(a[:, s, h])[:, None, None, None] for a in (gate, -gate))  # rest = 1 - g, not rounded to 0
+                g, rest = (
+                    torch.sigmoid(a[:, s, h])[:, None, None, None] for a in (gate, -gate)
+                )  # rest = 1 - g, not rounded to 0
                 after = g * S + rest * pair
             S = after if mask is None else torch.where(mask[:, :, s, None, None], after, S)
         y, weight = (fq[:, :, None] @ S[:, :, :-1])[:, :, 0], S[:, :, -1, -1:]
@@ -40,4 +54,8 @@ def _phi(x: Tensor, w: Tensor, feature: str) -> Tensor:
     [sin(w x), cos(w x)] / sqrt(M), or the arc-cosine features max(w x, 0) sqrt(2 / M).
     """
     z = F.normalize(x, dim=-1, eps=1e-6) @ w.T
-    return torch.relu(z) * (2 / len(w)) ** 0.5 if feature == "arccos" else torch.cat([torch.sin(z), torch.cos(z)], -1) / len(w) ** 0.5
+    return (
+        torch.relu(z) * (2 / len(w)) ** 0.5
+        if feature == "arccos"
+        else torch.cat([torch.sin(z), torch.cos(z)], -1) / len(w) ** 0.5
+    )

@@ -47,7 +47,15 @@ def balanced_form(x: Tensor, v: Tensor, near: list[list[float]], mask: Tensor, w
 
 
 def routing(
-    q: Tensor, v: Tensor, centroids: Tensor, *, heads: int, window: int, paper_form: bool = False, causal_taps: bool = False, mask: Tensor | None = None
+    q: Tensor,
+    v: Tensor,
+    centroids: Tensor,
+    *,
+    heads: int,
+    window: int,
+    paper_form: bool = False,
+    causal_taps: bool = False,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Apply softmax attention on layer-normalised shared queries and keys among tokens of one cluster, head by head."""
     B, T, D = q.shape

@@ -32,7 +32,9 @@ def log_normalised(X: Tensor, ok: Tensor, *, causal: bool) -> Tensor:
     return X - torch.stack(sums)
 
 
-def permutation(q: Tensor, k: Tensor, sorting: Tensor, blocks: Blocks, *, iterations: int, temperature: float, causal: bool) -> tuple[Tensor, Tensor]:
+def permutation(
+    q: Tensor, k: Tensor, sorting: Tensor, blocks: Blocks, *, iterations: int, temperature: float, causal: bool
+) -> tuple[Tensor, Tensor]:
     """Compute the soft permutation P (N, N) and where it may be non-zero."""
     N = len(blocks)
     gives = torch.stack([k[list(b.values())].mean(0) for b in blocks])
@@ -73,7 +75,19 @@ def one_head(q, k, v, sorting, mask, blocks, *, block, sortcut, iterations, temp
 
 
 def sinkhorn(
-    q, k, v, sorting, *, heads: int, block: int, iterations: int, temperature: float, sortcut=None, positions=None, causal_taps: bool = False, mask=None
+    q,
+    k,
+    v,
+    sorting,
+    *,
+    heads: int,
+    block: int,
+    iterations: int,
+    temperature: float,
+    sortcut=None,
+    positions=None,
+    causal_taps: bool = False,
+    mask=None,
 ) -> Tensor:
     """Compute softmax(Q_i [K_i; (P K)_i]^T / sqrt(e)) [V_i; (P V)_i] for each block i, head by head."""
     B, T, D = q.shape
@@ -83,7 +97,21 @@ def sinkhorn(
         first = valid.index(True) if any(valid) else 0
         row_positions = [t - first for t in range(T)] if positions is None else positions[b].tolist()
         blocks = blocks_of(valid, row_positions, block)
-        shape = {"block": block, "sortcut": sortcut, "iterations": iterations, "temperature": temperature, "causal": causal_taps}
+        shape = {
+            "block": block,
+            "sortcut": sortcut,
+            "iterations": iterations,
+            "temperature": temperature,
+            "causal": causal_taps,
+        }
         cut = [slice(h * e, (h + 1) * e) for h in range(heads)]
-        rows.append(torch.cat([one_head(q[b, :, c], k[b, :, c], v[b, :, c], sorting[h], mask[b], blocks, **shape) for h, c in enumerate(cut)], -1))
+        rows.append(
+            torch.cat(
+                [
+                    one_head(q[b, :, c], k[b, :, c], v[b, :, c], sorting[h], mask[b], blocks, **shape)
+                    for h, c in enumerate(cut)
+                ],
+                -1,
+            )
+        )
     return torch.stack(rows)

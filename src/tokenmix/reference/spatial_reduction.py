@@ -8,7 +8,20 @@ import torch
 from torch import Tensor
 
 
-def spatial_reduction(q, v, conv, norm, k_map, v_map, *, heads: int, grid=None, prefix: int = 0, positions=None, mask: Tensor | None = None) -> Tensor:
+def spatial_reduction(
+    q,
+    v,
+    conv,
+    norm,
+    k_map,
+    v_map,
+    *,
+    heads: int,
+    grid=None,
+    prefix: int = 0,
+    positions=None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """Compute Attention(Q, SR(K), SR(V)), SR(x) = Norm(Reshape(x, R) W^S).
 
     Prefix tokens stay as they are; a cell at the edge of a grid lacks some of its tokens.

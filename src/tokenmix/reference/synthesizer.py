@@ -30,7 +30,21 @@ def synthesizer_factorized_random(v, w, *, positions=None, mask=None) -> Tensor:
 
 
 def synthesizer_mixture(
-    q, k, v, alpha, dense, random, factorized_dense, factorized_random, *, parts, heads: int, join="softmax", scale=None, positions=None, mask=None
+    q,
+    k,
+    v,
+    alpha,
+    dense,
+    random,
+    factorized_dense,
+    factorized_random,
+    *,
+    parts,
+    heads: int,
+    join="softmax",
+    scale=None,
+    positions=None,
+    mask=None,
 ) -> Tensor:
     """Use the logits B = sum_i alpha_i S_i, the alpha_i from a softmax.
 
@@ -48,7 +62,14 @@ def synthesizer_mixture(
         elif part == "factorized_dense":
             logits = _by_key(_factorized_dense(q, factorized_dense, True), where)
         else:
-            logits = _by_key(_random(v, random[0] if part == "random" else factorized_random[0] @ factorized_random[1].transpose(1, 2), positions), where)
+            logits = _by_key(
+                _random(
+                    v,
+                    random[0] if part == "random" else factorized_random[0] @ factorized_random[1].transpose(1, 2),
+                    positions,
+                ),
+                where,
+            )
         total = total + factor * logits
     return _weighted(total, v, mask)
 

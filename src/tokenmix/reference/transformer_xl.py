@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 
-def transformer_xl(q, k, v, relative, content, place, *, heads: int, memory: int | None = None, positions=None, mask=None) -> Tensor:
+def transformer_xl(
+    q, k, v, relative, content, place, *, heads: int, memory: int | None = None, positions=None, mask=None
+) -> Tensor:
     """Compute softmax_s([(q_t + u) . k_s + (q_t + v) . W_r R_{t-s}] / sqrt(e)) v_s in each head.
 
     The sum runs over the keys less than ``memory`` positions away.

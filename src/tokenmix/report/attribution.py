@@ -76,7 +76,9 @@ def _gradient(model: Any, images: Tensor, mixer: nn.Module, classes: Tensor | No
     classes = logits.argmax(-1) if classes is None else classes
     if classes.shape != logits.shape[:1] or bool((classes < 0).any() or (classes >= logits.shape[1]).any()):
         known = f"0..{logits.shape[1] - 1}"
-        raise MixerError(f"focus: classes must be one of {known} for each of {len(logits)} images, got {classes.tolist()}.")
+        raise MixerError(
+            f"focus: classes must be one of {known} for each of {len(logits)} images, got {classes.tolist()}."
+        )
     (g,) = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), outputs[0])
     return g, classes
 
@@ -100,7 +102,11 @@ def _along(seen: Layer, g: Tensor) -> Tensor:
     (toward,) = torch.autograd.grad(along.sum(), v)
     score = (toward * v).sum(-1).detach()
     is_all = torch.allclose(whole, mixer(x, **given), rtol=EXACT, atol=EXACT * float(whole.detach().abs().max()))
-    if not is_all or v.shape[1] != x.shape[1] or bool(((score.sum(1) - along).abs() > EXACT * score.abs().sum(1).clamp_min(1e-30)).any()):
+    if (
+        not is_all
+        or v.shape[1] != x.shape[1]
+        or bool(((score.sum(1) - along).abs() > EXACT * score.abs().sum(1).clamp_min(1e-30)).any())
+    ):
         raise MixerError(f"focus: the output of {type(mixer).__name__} is not linear in its values; {FOCUSED}.")
     return score
 
@@ -119,7 +125,9 @@ def slot_reads(model: nn.Module, images: Tensor) -> dict[int, Tensor]:
             found[i] = maps.unflatten(1, w.shape[2:])
     if not found:
         kinds = ", ".join(sorted({type(block.mixer).__name__ for block in model.blocks}))
-        raise MixerError(f"slot_reads: no layer has an external memory ({kinds}); external and external_multihead have.")
+        raise MixerError(
+            f"slot_reads: no layer has an external memory ({kinds}); external and external_multihead have."
+        )
     return found
 
 

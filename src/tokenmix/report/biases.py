@@ -17,7 +17,11 @@ HEADS, ACROSS = 16, 8
 
 def bias_pictures(name: str, model: nn.Module) -> list[Picture]:
     """Draw one picture for each of at most six layers with a position bias, spread evenly."""
-    found = [(i, block.mixer) for i, block in enumerate(getattr(model, "blocks", [])) if has_filters(block.mixer) or has_pair_bias(block.mixer)]
+    found = [
+        (i, block.mixer)
+        for i, block in enumerate(getattr(model, "blocks", []))
+        if has_filters(block.mixer) or has_pair_bias(block.mixer)
+    ]
     if len(found) > LAYERS:
         found = [found[round(j * (len(found) - 1) / (LAYERS - 1))] for j in range(LAYERS)]
     return [_picture(name, layer, mixer) for layer, mixer in found]
@@ -46,7 +50,14 @@ def _picture(name: str, layer: int, mixer: Any) -> Picture:
     x, y = ("key position", "query position") if pairs else ("tap", "head")
     kind = "pairs of positions" if pairs else "taps of each head's filter"
     alt = f"Heat map of exp(w) - 1 over {kind}, layer {layer} of {name}; values from {low:.3f} to {high:.3f}."
-    return heat_map(extra, title=f"{name}, layer {layer}", x=x, y=y, alt=alt, caption=f"{name}, layer {layer}: {low:.3f} to {high:.3f}")
+    return heat_map(
+        extra,
+        title=f"{name}, layer {layer}",
+        x=x,
+        y=y,
+        alt=alt,
+        caption=f"{name}, layer {layer}: {low:.3f} to {high:.3f}",
+    )
 
 
 def pair_bias(mixer: Any) -> Tensor:
@@ -74,7 +85,13 @@ def _heads(name: str, layer: int, extra: Tensor, values: str) -> Picture:
     alt = f"Heat maps of exp(w) - 1 over the taps of each head's filter, layer {layer} of {name}; values from {values}."
     caption = f"{name}, layer {layer}: {values}"
     return image_grid(
-        cells, rows=names, columns=[str(i) for i in range(len(rows[0]))], bar="exp(w) - 1", alt=alt, caption=caption, title=f"{name}, layer {layer}"
+        cells,
+        rows=names,
+        columns=[str(i) for i in range(len(rows[0]))],
+        bar="exp(w) - 1",
+        alt=alt,
+        caption=caption,
+        title=f"{name}, layer {layer}",
     )
 
 

@@ -74,7 +74,11 @@ class _Reader(HTMLParser):
     def unfinished(self) -> list[str]:
         """Return the problems that show only at the end of the page."""
         left = [f"<{tag}> is never closed" for tag in self.open]
-        return left + [f"line 1: the page has no <{tag}>" for tag in ("html", "head", "title", "body", "h1", "table") if tag not in self.seen]
+        return left + [
+            f"line 1: the page has no <{tag}>"
+            for tag in ("html", "head", "title", "body", "h1", "table")
+            if tag not in self.seen
+        ]
 
     def _address(self, tag: str, name: str, value: str) -> None:
         if name == "style" and re.search(r"url\((?!['\"]?data:)|//", value):

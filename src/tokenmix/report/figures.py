@@ -14,7 +14,16 @@ from torch import Tensor
 
 from .runs import Run
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#B8A800")  # Okabe and Ito: distinguishable for colour-blind readers
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#7F7F7F",
+    "#B8A800",
+)  # Okabe and Ito: distinguishable for colour-blind readers
 STYLES = ("-", "--", "-.", ":")
 THEMES = {"light": ("#ffffff", "#1b1f24"), "dark": ("#14171a", "#e4e7ea")}
 POINTS = 400
@@ -37,10 +46,16 @@ def loss_curves(runs: list[Run]) -> list[Picture]:
         drawn = [r for r in runs if r.train and r.metric == metric]
         for key, label, what in (("step", "step", "training steps"), ("seconds", "seconds of training", "wall-clock")):
             pair = both(partial(_draw_curves, runs=drawn, key=key, label=label), (6.4, 4.2))
-            ends = ", ".join(f"{r.name} ends at {_loss(r, r.train[-1]):.3f}" for r in drawn if math.isfinite(_loss(r, r.train[-1])))
+            ends = ", ".join(
+                f"{r.name} ends at {_loss(r, r.train[-1]):.3f}" for r in drawn if math.isfinite(_loss(r, r.train[-1]))
+            )
             dots = "; dots are evaluations on the validation split" if metric.nats != 1 else ""
             caption = f"Training loss against {what}: thin as logged, thick smoothed{dots}."
-            pictures.append(Picture(*pair, alt=f"Line chart of training loss, {metric.loss}, against {what}. {ends}.", caption=caption))
+            pictures.append(
+                Picture(
+                    *pair, alt=f"Line chart of training loss, {metric.loss}, against {what}. {ends}.", caption=caption
+                )
+            )
         if metric.name == "top1" and any(r.evals for r in drawn):
             pictures.append(_accuracy(drawn))
     return pictures
@@ -52,7 +67,15 @@ def _accuracy(runs: list[Run]) -> Picture:
     def draw(ax: Any) -> None:
         for i, run in enumerate(runs):
             steps, scores = _evaluations(run, "step")
-            ax.plot(steps, [100 * s for s in scores], "o-", color=COLOURS[i % len(COLOURS)], markersize=4, linewidth=1.6, label=run.name)
+            ax.plot(
+                steps,
+                [100 * s for s in scores],
+                "o-",
+                color=COLOURS[i % len(COLOURS)],
+                markersize=4,
+                linewidth=1.6,
+                label=run.name,
+            )
         ax.set_xlabel("step")
         ax.set_ylabel("top-1 on the validation split, %")
         ax.grid(alpha=0.25, linewidth=0.6)
@@ -60,7 +83,9 @@ def _accuracy(runs: list[Run]) -> Picture:
 
     ends = ", ".join(f"{r.name} ends at {100 * (r.last_eval('valid') or 0):.1f} %" for r in runs)
     return Picture(
-        *both(draw, (6.4, 4.2)), alt=f"Line chart of top-1 accuracy against training steps. {ends}.", caption="Top-1 accuracy on the validation split."
+        *both(draw, (6.4, 4.2)),
+        alt=f"Line chart of top-1 accuracy against training steps. {ends}.",
+        caption="Top-1 accuracy on the validation split.",
     )
 
 
@@ -95,7 +120,11 @@ def colour_range(values: Tensor) -> tuple[float, float, str]:
     limit = float(known.abs().quantile(0.98))
     low = -limit if bool((known < 0).any()) else 0.0
     ends = bool((known < low).any()), bool((known > limit).any())
-    return low, limit, {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[ends]
+    return (
+        low,
+        limit,
+        {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[ends],
+    )
 
 
 def _loss(run: Run, row: dict[str, Any]) -> float:
@@ -118,7 +147,9 @@ def _draw_curves(ax: Any, runs: list[Run], key: str, label: str) -> None:
         seen += smooth[len(smooth) // 10 :]
     if seen:
         low, high = min(seen), max(seen)
-        ax.set_ylim(low - 0.1 * (high - low) - 0.02, high + 0.15 * (high - low) + 0.02)  # the first steps would flatten all later ones
+        ax.set_ylim(
+            low - 0.1 * (high - low) - 0.02, high + 0.15 * (high - low) + 0.02
+        )  # the first steps would flatten all later ones
     ax.set_xlabel(label)
     ax.set_ylabel(runs[0].metric.loss)
     ax.grid(alpha=0.25, linewidth=0.6)
@@ -129,10 +160,15 @@ def _draw_curves(ax: Any, runs: list[Run], key: str, label: str) -> None:
 def _evaluations(run: Run, key: str) -> tuple[list[float], list[float]]:
     """Return the evaluations with their place on the axis: their step, or the last training seconds before it."""
     name = run.metric.name
-    points = [(e["step"], e[name]) for e in run.evals if e.get("split") == "valid" and name in e and math.isfinite(e[name])]
+    points = [
+        (e["step"], e[name]) for e in run.evals if e.get("split") == "valid" and name in e and math.isfinite(e[name])
+    ]
     if key == "step":
         return [p[0] for p in points], [p[1] for p in points]
-    pairs = [(max((r[key] for r in run.train if r["step"] <= step and key in r), default=None), score) for step, score in points]
+    pairs = [
+        (max((r[key] for r in run.train if r["step"] <= step and key in r), default=None), score)
+        for step, score in points
+    ]
     known = [(at, score) for at, score in pairs if at is not None]
     return [p[0] for p in known], [p[1] for p in known]
 

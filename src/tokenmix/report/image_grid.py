@@ -48,7 +48,9 @@ def image_grid(
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import Normalize
 
-        colours = ScalarMappable(Normalize(-high if about_zero else low, high), colormaps["RdBu_r" if about_zero else "viridis"])
+        colours = ScalarMappable(
+            Normalize(-high if about_zero else low, high), colormaps["RdBu_r" if about_zero else "viridis"]
+        )
         ax.imshow(_mosaic(ax, cells, size, colours, marks).numpy(), interpolation="nearest", aspect="auto")
         ax.set_position(inches.share(inches.left, inches.bottom, inches.across, inches.down))
         _label(ax, rows, columns, size, title)
@@ -57,7 +59,13 @@ def image_grid(
     return Picture(*both(draw, (inches.width, inches.height)), alt=alt, caption=caption)
 
 
-def _mosaic(ax: Any, cells: Sequence[Sequence[Cell]], size: tuple[int, int], colours: Any, marks: Sequence[tuple[int, int]] | None) -> Tensor:
+def _mosaic(
+    ax: Any,
+    cells: Sequence[Sequence[Cell]],
+    size: tuple[int, int],
+    colours: Any,
+    marks: Sequence[tuple[int, int]] | None,
+) -> Tensor:
     """Return all cells as one image (H, W, 4), clear between them; frames and marks are drawn on the axes."""
     (height, width), gap = size, _gap(size)
     mosaic = torch.zeros(len(cells) * (height + gap) - gap, len(cells[0]) * (width + gap) - gap, 4)
@@ -68,8 +76,12 @@ def _mosaic(ax: Any, cells: Sequence[Sequence[Cell]], size: tuple[int, int], col
                 mosaic[top : top + height, left : left + width] = _pixels(cell, size, colours)
                 _frame(ax, left, top, width, height)
                 if marks is not None:
-                    y, x = ((at + 0.5) * full / n - 0.5 for at, full, n in zip(marks[j], size, cell.shape[-2:], strict=True))
-                    ax.plot(left + x, top + y, "o", color="black", markerfacecolor="none", markersize=5, markeredgewidth=1)
+                    y, x = (
+                        (at + 0.5) * full / n - 0.5 for at, full, n in zip(marks[j], size, cell.shape[-2:], strict=True)
+                    )
+                    ax.plot(
+                        left + x, top + y, "o", color="black", markerfacecolor="none", markersize=5, markeredgewidth=1
+                    )
     return mosaic
 
 
@@ -80,7 +92,11 @@ def _span(values: Tensor) -> tuple[float, float, str]:
     if not high > low:
         return low - 0.5, high + 0.5, "neither"
     ends = bool((known < low).any()), bool((known > high).any())
-    return low, high, {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[ends]
+    return (
+        low,
+        high,
+        {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[ends],
+    )
 
 
 def _cell_size(shapes: list[torch.Size]) -> tuple[int, int]:
@@ -120,7 +136,11 @@ def _frame(ax: Any, left: int, top: int, width: int, height: int) -> None:
     from matplotlib.patches import Rectangle
 
     ink = ax.xaxis.label.get_color()
-    ax.add_patch(Rectangle((left - 0.5, top - 0.5), width, height, fill=False, edgecolor=ink, linewidth=0.5, alpha=0.5, clip_on=False))
+    ax.add_patch(
+        Rectangle(
+            (left - 0.5, top - 0.5), width, height, fill=False, edgecolor=ink, linewidth=0.5, alpha=0.5, clip_on=False
+        )
+    )
 
 
 def _label(ax: Any, rows: Sequence[str], columns: Sequence[str], size: tuple[int, int], title: str) -> None:
@@ -138,7 +158,9 @@ def _label(ax: Any, rows: Sequence[str], columns: Sequence[str], size: tuple[int
 
 def _colour_bar(ax: Any, colours: Any, ends: tuple[float, float], beyond: str, label: str, inches: Inches) -> None:
     ink, tall = ax.xaxis.label.get_color(), min(inches.down, TALLEST)
-    place = ax.figure.add_axes(inches.share(inches.left + inches.across + 0.15, inches.bottom + (inches.down - tall) / 2, 0.13, tall))
+    place = ax.figure.add_axes(
+        inches.share(inches.left + inches.across + 0.15, inches.bottom + (inches.down - tall) / 2, 0.13, tall)
+    )
     bar = ax.figure.colorbar(colours, cax=place, extend=beyond, extendfrac=0.04)
     bar.ax.set_ylim(*ends)
     bar.outline.set_visible(False)

@@ -30,7 +30,10 @@ def filter_pictures(model: nn.Module) -> list[Picture]:
     """
     model = check_vit(model, "filter_pictures")
     extra = {i: filters(block.mixer) for i, block in enumerate(model.blocks) if has_filters(block.mixer)}
-    return [*_filter_grid({i: e for i, e in extra.items() if e.ndim == 3}), *_filter_rows({i: e for i, e in extra.items() if e.ndim == 2})]
+    return [
+        *_filter_grid({i: e for i, e in extra.items() if e.ndim == 3}),
+        *_filter_rows({i: e for i, e in extra.items() if e.ndim == 2}),
+    ]
 
 
 def _filter_grid(extra: dict[int, Tensor]) -> list[Picture]:
@@ -41,7 +44,16 @@ def _filter_grid(extra: dict[int, Tensor]) -> list[Picture]:
     what = f"exp(w) - 1 of the filters of {_of('layer', layers)} and {_of('head', heads)}, {_range(extra)}"
     alt = f"A grid of small heat maps, a row per layer and a column per head: {what}."
     caption = f"{what}. The middle of each map is the query's own patch; all share one scale."
-    return [image_grid(cells, rows=_named("layer", layers), columns=_named("head", heads), bar="exp(w) - 1", alt=alt, caption=caption)]
+    return [
+        image_grid(
+            cells,
+            rows=_named("layer", layers),
+            columns=_named("head", heads),
+            bar="exp(w) - 1",
+            alt=alt,
+            caption=caption,
+        )
+    ]
 
 
 def _filter_rows(extra: dict[int, Tensor]) -> list[Picture]:
@@ -70,13 +82,21 @@ def pair_bias_pictures(model: nn.Module) -> list[Picture]:
         return []
     rows, columns = model.grid
     places = sorted({(rows * a // 4, columns * b // 4) for a, b in ((1, 1), (2, 2), (3, 3), (0, 0))})
-    maps = {(i, p): bias_around(model.blocks[i].mixer, model.grid, model.config.prefix, p[0] * columns + p[1]) for i in layers for p in places}
+    maps = {
+        (i, p): bias_around(model.blocks[i].mixer, model.grid, model.config.prefix, p[0] * columns + p[1])
+        for i in layers
+        for p in places
+    }
     what = f"exp(w) - 1 from one query patch to all patches, {_of('layer', layers)}, {_range(maps)}"
     alt = f"A grid of heat maps over the image, a row per layer and a column per query patch: {what}."
     names = [f"row {y}\ncolumn {x}" for y, x in places]
     caption = f"{what}; one scale. A ring marks the query; its row and column are given above."
     cells = [[maps[i, p] for p in places] for i in layers]
-    return [image_grid(cells, rows=_named("layer", layers), columns=names, bar="exp(w) - 1", alt=alt, caption=caption, marks=places)]
+    return [
+        image_grid(
+            cells, rows=_named("layer", layers), columns=names, bar="exp(w) - 1", alt=alt, caption=caption, marks=places
+        )
+    ]
 
 
 def key_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> list[Picture]:
@@ -91,21 +111,33 @@ def key_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> list
     for b, image in enumerate(images[:2]):
         centred = {i: found[i][b] - found[i][b].mean((1, 2), keepdim=True) for i in layers}
         spans = {i: float(centred[i].abs().max().clamp_min(1e-30)) for i in layers}
-        cells = [[as_shown(image) if i == layers[0] else None, *(centred[i][h] / spans[i] if h < len(centred[i]) else None for h in heads)] for i in layers]
+        cells = [
+            [
+                as_shown(image) if i == layers[0] else None,
+                *(centred[i][h] / spans[i] if h < len(centred[i]) else None for h in heads),
+            ]
+            for i in layers
+        ]
         what = f"keys of {_of('layer', layers)}, {names[b]}"
         alt = f"The image {names[b]} and heat maps of the keys over its patches, a row per layer and a column per key."
         caption = f"{what}: each less its mean over the patches, to which a softmax over tokens is invariant, "
         caption += f"divided by its layer's largest size (±, at the left). {_keys_are(model)}"
         labels = ["image", *_named("key", heads)]
         rows = [f"layer {i}\n±{spans[i]:.2g}" for i in layers]
-        pictures.append(image_grid(cells, rows=rows, columns=labels, bar="key, of the layer's largest", alt=alt, caption=caption))
+        pictures.append(
+            image_grid(cells, rows=rows, columns=labels, bar="key, of the layer's largest", alt=alt, caption=caption)
+        )
     return pictures
 
 
 def _keys_are(model: Any) -> str:
     if any(getattr(block.mixer, "heads", 0) and not has_filters(block.mixer) for block in model.blocks):
         return "Where a head's key is a vector, its norm is shown."
-    return "One key per head." if all(has_filters(block.mixer) for block in model.blocks) else "One key per channel or head."
+    return (
+        "One key per head."
+        if all(has_filters(block.mixer) for block in model.blocks)
+        else "One key per channel or head."
+    )
 
 
 def relative_attention_pictures(model: nn.Module, images: Tensor) -> list[Picture]:
@@ -120,11 +152,19 @@ def relative_attention_pictures(model: nn.Module, images: Tensor) -> list[Pictur
     where = _of("layer", [layers[i] for i in shown])
     alt = f"A grid of heat maps, a row per layer and a column per head, of the mean attention of {where} "
     alt += "at each relative offset between patches."
-    caption = f"Attention at each offset of key from query, the mean over all pairs of patches and {len(images)} images, "
+    caption = (
+        f"Attention at each offset of key from query, the mean over all pairs of patches and {len(images)} images, "
+    )
     caption += f"{where}; offset zero is in the middle."
     return [
         image_grid(
-            cells, rows=[f"layer {layers[i]}" for i in shown], columns=_named("head", heads), bar="mean attention", alt=alt, caption=caption, about_zero=False
+            cells,
+            rows=[f"layer {layers[i]}" for i in shown],
+            columns=_named("head", heads),
+            bar="mean attention",
+            alt=alt,
+            caption=caption,
+            about_zero=False,
         )
     ]
 
@@ -149,7 +189,9 @@ def focus_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> li
     caption = "What each patch's value adds along the gradient of the predicted class's logit, "
     caption += f"last layer ({kind}); relative to the largest size in each image."
     cells = [[as_shown(image) for image in images], list(maps)]
-    return [image_grid(cells, rows=["image", "focus"], columns=labels, bar="share of the largest", alt=alt, caption=caption)]
+    return [
+        image_grid(cells, rows=["image", "focus"], columns=labels, bar="share of the largest", alt=alt, caption=caption)
+    ]
 
 
 def memory_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> list[Picture]:
@@ -161,16 +203,26 @@ def memory_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> l
     layers = spread(sorted(reads), LAYERS)
     used = {i: reads[i].mean((1, 2)).argsort(descending=True)[: HEADS - 2] for i in layers}
     most = max(len(u) for u in used.values())
-    cells: list = [[as_shown(images[0]) if i == layers[0] else None, *reads[i][used[i]], *[None] * (most - len(used[i]))] for i in layers]
-    alt = f"The image {names[0]} and a grid of heat maps, a row per layer: how much each patch reads the most used slots."
-    caption = f"Weights of the most used slots over {names[0]}, the mean over heads, most used first, {_of('layer', layers)}."
+    cells: list = [
+        [as_shown(images[0]) if i == layers[0] else None, *reads[i][used[i]], *[None] * (most - len(used[i]))]
+        for i in layers
+    ]
+    alt = (
+        f"The image {names[0]} and a grid of heat maps, a row per layer: how much each patch reads the most used slots."
+    )
+    caption = (
+        f"Weights of the most used slots over {names[0]}, the mean over heads, most used first, {_of('layer', layers)}."
+    )
     columns = ["image", *(f"{_nth(j)}" for j in range(most))]
     first = image_grid(cells, rows=_named("layer", layers), columns=columns, bar="weight", alt=alt, caption=caption)
     alike = [[slot_similarity(mixers[i]) for i in layers]]
     what = f"Cosine similarity between the directions that slots write, {_of('layer', layers)}"
     alt = f"Heat maps side by side, one per layer, slots against slots. {what}."
     caption = f"{what}; slots with a cosine of 1 would be copies."
-    return [first, image_grid(alike, rows=["slots"], columns=_named("layer", layers), bar="cosine", alt=alt, caption=caption)]
+    return [
+        first,
+        image_grid(alike, rows=["slots"], columns=_named("layer", layers), bar="cosine", alt=alt, caption=caption),
+    ]
 
 
 def norm_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> list[Picture]:
@@ -194,7 +246,9 @@ def norm_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> lis
     caption = "Norms of the patches of each image; one scale. Registers exist to remove patches that are much brighter "
     caption += "than the rest in smooth regions."
     rows = [_short(names[b]) for b in shown]
-    pictures.append(image_grid(cells, rows=rows, columns=["image", *labels], bar="norm", alt=alt, caption=caption, about_zero=False))
+    pictures.append(
+        image_grid(cells, rows=rows, columns=["image", *labels], bar="norm", alt=alt, caption=caption, about_zero=False)
+    )
     if norms.patches[0, 0].numel() > 1:
         pictures.append(_similarity_picture(model, images[:IMAGES], names))
     return pictures
@@ -235,7 +289,11 @@ def sparsity_pictures(model: nn.Module) -> list[Picture]:
     Gini and entropy are in the caption.
     """
     model = check_vit(model, "sparsity_pictures")
-    found = {i: sparsity(filters(b.mixer)) for i, b in enumerate(model.blocks) if has_filters(b.mixer) and b.mixer.kernel_size > 1}
+    found = {
+        i: sparsity(filters(b.mixer))
+        for i, b in enumerate(model.blocks)
+        if has_filters(b.mixer) and b.mixer.kernel_size > 1
+    }
     if not found:
         return []
     means = {n: float(torch.cat([getattr(s, n) for s in found.values()]).mean()) for n in ("hoyer", "gini", "entropy")}
@@ -281,4 +339,8 @@ def _short(name: str) -> str:
 
 
 def _nth(j: int) -> str:
-    return "most used" if j == 0 else f"{j + 1}{'th' if 10 <= (j + 1) % 100 <= 13 else {1: 'st', 2: 'nd', 3: 'rd'}.get((j + 1) % 10, 'th')}"
+    return (
+        "most used"
+        if j == 0
+        else f"{j + 1}{'th' if 10 <= (j + 1) % 100 <= 13 else {1: 'st', 2: 'nd', 3: 'rd'}.get((j + 1) % 10, 'th')}"
+    )

@@ -57,7 +57,9 @@ class Sparsity(NamedTuple):
 def check_vit(model: nn.Module, who: str) -> ViT:
     """Return the model, or refuse it if it is not a ViT."""
     if not isinstance(model, ViT):
-        raise MixerError(f"{who}: pictures of images need a ViT, got {type(model).__name__}; for text see tokenmix.report.pictures.")
+        raise MixerError(
+            f"{who}: pictures of images need a ViT, got {type(model).__name__}; for text see tokenmix.report.pictures."
+        )
     return model
 
 
@@ -106,7 +108,9 @@ def bias_around(mixer: Any, grid: tuple[int, int], prefix: int, query: int) -> T
         raise MixerError(f"bias_around: {type(mixer).__name__} has no bias per pair of positions; {others}.")
     n = grid[0] * grid[1]
     if not 0 <= query < n:
-        raise MixerError(f"bias_around: query must be a patch 0..{n - 1} of a grid of {grid[0]} x {grid[1]}, got {query}.")
+        raise MixerError(
+            f"bias_around: query must be a patch 0..{n - 1} of a grid of {grid[0]} x {grid[1]}, got {query}."
+        )
     if prefix + n > mixer.max_len:
         asked = f"{prefix} and a grid of {grid[0]} x {grid[1]}"
         raise MixerError(f"bias_around: {type(mixer).__name__} has biases for {mixer.max_len} tokens, got {asked}.")
@@ -150,7 +154,9 @@ def key_maps(model: nn.Module, images: Tensor) -> dict[int, Tensor]:
             if keys.shape[:2] == layer.x.shape[:2]:
                 found[i] = on_grid(_per_head(layer.mixer, keys), grid_of(model, images), T - _patches(model, images))  # type: ignore[arg-type]  # mixers all
     if not found:
-        raise MixerError(f"key_maps: no layer projects a key for each token ({_kinds(model)}); AFT, Hydra and attention do.")
+        raise MixerError(
+            f"key_maps: no layer projects a key for each token ({_kinds(model)}); AFT, Hydra and attention do."
+        )
     return found
 
 
@@ -187,7 +193,9 @@ def relative_sums(weights: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tenso
     """
     rows, columns = grid
     y, x = (axis.flatten() for axis in torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"))
-    place = ((y - y[:, None] + rows - 1) * (2 * columns - 1) + x - x[:, None] + columns - 1).flatten().to(weights.device)
+    place = (
+        ((y - y[:, None] + rows - 1) * (2 * columns - 1) + x - x[:, None] + columns - 1).flatten().to(weights.device)
+    )
     size = (2 * rows - 1) * (2 * columns - 1)
     summed = weights.double().sum(0).flatten(1)
     sums = summed.new_zeros(summed.shape[0], size).index_add_(1, place, summed)
@@ -220,7 +228,9 @@ def average_relative_attention(model: nn.Module, images: Tensor) -> Relative:
     for part in images.split(CHUNK):
         layers = look_into(model, part)
         with torch.no_grad():
-            found = [relative_sums(attention_weights(layers[i].mixer, layers[i].x)[:, :, skip:, skip:], grid) for i in chosen]
+            found = [
+                relative_sums(attention_weights(layers[i].mixer, layers[i].x)[:, :, skip:, skip:], grid) for i in chosen
+            ]
         parts.append((torch.stack([sums for sums, _ in found]), found[0][1]))
     counts = sum((n for _, n in parts), torch.zeros_like(parts[0][1]))
     return Relative(chosen, sum((s for s, _ in parts), torch.zeros_like(parts[0][0])) / counts, counts)

@@ -45,7 +45,9 @@ def outlier_cutoff(norms: Tensor) -> float:
 
     The paper chooses 150 for DINOv2 by hand; models differ.
     """
-    low, high = norms.double().flatten().quantile(torch.tensor([0.25, 0.75], dtype=torch.float64, device=norms.device)).tolist()
+    low, high = (
+        norms.double().flatten().quantile(torch.tensor([0.25, 0.75], dtype=torch.float64, device=norms.device)).tolist()
+    )
     return high + 3 * (high - low)
 
 

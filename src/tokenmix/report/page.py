@@ -66,7 +66,11 @@ def write_report(
         lead=list(lead),
         tables=[*(tables or []), summary_table(runs)],
         curves=loss_curves(runs),
-        attention=[(r.name, attention_pictures(r.name, model, _text(r))) for r, model in models if r.metric is TEXT and model.config.vocab == 256],
+        attention=[
+            (r.name, attention_pictures(r.name, model, _text(r)))
+            for r, model in models
+            if r.metric is TEXT and model.config.vocab == 256
+        ],
         biases=[p for p in biases if p[1]],
         vision=[(r.name, sections) for r, model in models if isinstance(model, ViT) and (sections := _looks(r, model))],
         drawn=[(r.name, [_drawn(r, r.drawn[-1])]) for r in runs if r.drawn],
@@ -87,7 +91,13 @@ def environment(*packages: str) -> Any:
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, select_autoescape
 
     loader = ChoiceLoader([PackageLoader(name, ".") for name in ("tokenmix.report", *packages)])
-    return Environment(loader=loader, autoescape=select_autoescape(("html",)), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return Environment(
+        loader=loader,
+        autoescape=select_autoescape(("html",)),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def _looks(run: Run, model: ViT) -> list[Section]:

@@ -43,7 +43,11 @@ def effective_attention(mixer: Mixer, x: Tensor, context: Tensor | None = None, 
     if x.ndim != 3 or x.shape[0] != 1:
         raise MixerError(f"effective_attention: expects one sequence (1, T, {mixer.dim}), got {tuple(x.shape)}.")
     found = values_attention(mixer, x, context, **given)
-    return Effective(_by_jacobian(mixer, x, context, given)[None], "jacobian") if found is None else Effective(found, "values")
+    return (
+        Effective(_by_jacobian(mixer, x, context, given)[None], "jacobian")
+        if found is None
+        else Effective(found, "values")
+    )
 
 
 def values_attention(mixer: Mixer, x: Tensor, context: Tensor | None = None, **given: Any) -> Tensor | None:
@@ -113,9 +117,15 @@ def attention_pictures(name: str, model: nn.Module, text: bytes) -> list[Picture
     The layers are spread evenly.
     """
     blocks: Any = list(getattr(model, "blocks", []))
-    layers = sorted({round(j * (len(blocks) - 1) / max(1, min(LAYERS, len(blocks)) - 1)) for j in range(min(LAYERS, len(blocks)))})
+    layers = sorted(
+        {round(j * (len(blocks) - 1) / max(1, min(LAYERS, len(blocks)) - 1)) for j in range(min(LAYERS, len(blocks)))}
+    )
     tokens = torch.tensor(list(text[: min(SHOWN, getattr(model, "max_len", None) or SHOWN)]))[None]
-    return [_picture(name, layer, blocks[layer].mixer, x) for layer, x in _mixer_inputs(model, blocks, tokens).items() if layer in layers]
+    return [
+        _picture(name, layer, blocks[layer].mixer, x)
+        for layer, x in _mixer_inputs(model, blocks, tokens).items()
+        if layer in layers
+    ]
 
 
 def _mixer_inputs(model: nn.Module, blocks: list[Any], tokens: Tensor) -> dict[int, Tensor]:
@@ -139,7 +149,11 @@ def _mixer_inputs(model: nn.Module, blocks: list[Any], tokens: Tensor) -> dict[i
 def _picture(name: str, layer: int, mixer: Mixer, x: Tensor) -> Picture:
     weights, kind = effective_attention(mixer, x)
     mean = weights.mean(0)
-    what = f"mean of {len(weights)} {'head' if len(weights) == getattr(mixer, 'heads', 0) else 'channel'}s" if kind == "values" else "norm of the Jacobian"
+    what = (
+        f"mean of {len(weights)} {'head' if len(weights) == getattr(mixer, 'heads', 0) else 'channel'}s"
+        if kind == "values"
+        else "norm of the Jacobian"
+    )
     size = f"{float(mean.min()):.3g} to {float(mean.max()):.3g}"
     alt = f"Heat map of the effective attention of layer {layer} of {name}, {what}, "
     alt += f"queries down, sources across; values from {size}."

@@ -95,7 +95,11 @@ def read_run(path: Path | str) -> Run:
         env={k: v for k, v in env.items() if k not in NUMBERS or type(v) in (int, float)},
         train=[m for m in metrics if m.get("kind") == "train"],
         evals=[m for m in metrics if m.get("kind") == "eval"],
-        samples=[(p.name, readable(p.read_bytes())) for p in sorted((path / "samples").glob("*")) if p.is_file() and p.suffix != ".png"],
+        samples=[
+            (p.name, readable(p.read_bytes()))
+            for p in sorted((path / "samples").glob("*"))
+            if p.is_file() and p.suffix != ".png"
+        ],
         drawn=sorted((path / "samples").glob("*.png")),
         weights=_newest_weights(path / "checkpoints"),
     )
@@ -117,7 +121,9 @@ def load_model(run: Run) -> Any:
     try:
         weights = load_file(run.weights)
     except (SafetensorError, OSError) as why:
-        raise MixerError(f"report: {run.weights} is truncated or edited ({why}); remove that checkpoint to use the one before it.") from why
+        raise MixerError(
+            f"report: {run.weights} is truncated or edited ({why}); remove that checkpoint to use the one before it."
+        ) from why
     missing, unexpected = model.load_state_dict(weights, strict=False)
     if missing or unexpected:
         config, gaps = run.path / "config.json", f"missing {missing}, unexpected {unexpected}"
@@ -156,7 +162,10 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _newest_weights(folder: Path) -> Path | None:
-    found = sorted((p for p in folder.glob("step_*") if (p / WEIGHTS).is_file()), key=lambda p: int("".join(filter(str.isdigit, p.name)) or 0))
+    found = sorted(
+        (p for p in folder.glob("step_*") if (p / WEIGHTS).is_file()),
+        key=lambda p: int("".join(filter(str.isdigit, p.name)) or 0),
+    )
     if not found:
         return None
     return found[-1] / AVERAGE if (found[-1] / AVERAGE).is_file() else found[-1] / WEIGHTS

@@ -14,7 +14,11 @@ def mixers_of(config: dict[str, Any]) -> str:
     """Describe the mixers of a run's layers: ``3 x aft_local, 1 x attention``."""
     model = config.get("model", {})
     specs = list(model.get("mixers", []))
-    names = [specs[i % len(specs)].get("name", "unnamed") for i in range(model.get("layers") or len(specs))] if specs else []
+    names = (
+        [specs[i % len(specs)].get("name", "unnamed") for i in range(model.get("layers") or len(specs))]
+        if specs
+        else []
+    )
     return ", ".join(f"{names.count(n)} x {n}" for n in dict.fromkeys(names)) or MISSING
 
 
@@ -35,7 +39,9 @@ def summary_table(runs: list[Run]) -> Table:
         columns[f"{split} top-1"] = partial(_percent, split=split)
     columns["tokens/s"] = lambda run: number(run.median("tokens_per_s"), 0)
     columns["images/s"] = lambda run: number(run.median("images_per_s"), 0)
-    columns["peak memory"] = lambda run: size(None if run.largest("peak_mib") is None else (run.largest("peak_mib") or 0) * 2**20)
+    columns["peak memory"] = lambda run: size(
+        None if run.largest("peak_mib") is None else (run.largest("peak_mib") or 0) * 2**20
+    )
     columns["state"] = lambda run: size(run.env.get("state_bytes_per_row"))
     rows = [[cell(run) for cell in columns.values()] for run in runs]
     return without_empty_columns(Table("Runs", list(columns), rows, _notes(runs)))
@@ -55,7 +61,9 @@ def _notes(runs: list[Run]) -> list[str]:
     kinds = dict.fromkeys(texts[r.metric.name] for r in runs if r.metric.name in texts)
     scores = [f"{' and '.join(kinds)}: the last evaluation of the run, lower is better."] if kinds else []
     scores += (
-        ["Top-1: the share of correct first guesses in the last evaluation of the run, higher is better."] if any(r.metric is CLASSES for r in runs) else []
+        ["Top-1: the share of correct first guesses in the last evaluation of the run, higher is better."]
+        if any(r.metric is CLASSES for r in runs)
+        else []
     )
     speed = "Tokens/s and images/s: the median over the logged training steps."
     notes = [f"{' '.join(scores)} {speed}", "Peak memory: the most the training process held."]
@@ -66,7 +74,9 @@ def _notes(runs: list[Run]) -> list[str]:
 def without_empty_columns(table: Table) -> Table:
     """Return the table without the columns in which no row has a measurement."""
     kept = [i for i in range(len(table.columns)) if i == 0 or any(row[i] != MISSING for row in table.rows)]
-    return Table(table.title, [table.columns[i] for i in kept], [[row[i] for i in kept] for row in table.rows], table.notes)
+    return Table(
+        table.title, [table.columns[i] for i in kept], [[row[i] for i in kept] for row in table.rows], table.notes
+    )
 
 
 def _state_note(contexts: list[int]) -> str:
@@ -76,7 +86,14 @@ def _state_note(contexts: list[int]) -> str:
 
 def facts_table(runs: list[Run]) -> Table:
     """Build the table of machine and data, one row per fact; facts that all runs share are written once."""
-    flat = [{**_flatten("env", r.env), **_flatten("data", r.config.get("data", {})), **_flatten("seed", r.config.get("seed", {}))} for r in runs]
+    flat = [
+        {
+            **_flatten("env", r.env),
+            **_flatten("data", r.config.get("data", {})),
+            **_flatten("seed", r.config.get("seed", {})),
+        }
+        for r in runs
+    ]
     keys = list(dict.fromkeys(k for f in flat for k in f))
     rows = []
     for key in keys:

@@ -45,7 +45,9 @@ def _row(name: str, measured: dict[str, Any] | None, pages: Path) -> str:
     cls = MIXERS[name]
     page = page_of(name, pages)
     link = f"[`{name}`]({page}.md)" if page else f"`{name}`"
-    bits, rate = (f"{measured['valid_bits_per_byte']:.3f}", f"{measured['tokens_per_s']:,.0f}") if measured else ("", "")
+    bits, rate = (
+        (f"{measured['valid_bits_per_byte']:.3f}", f"{measured['tokens_per_s']:,.0f}") if measured else ("", "")
+    )
     kind, time, space = (text.replace("^2", "²") for text in (cls.about.kind, cls.about.time, cls.about.space))
     paper = cls.about.paper.split(", arXiv")[0]
     causal = "yes" if cls.supports_causal else "no"
@@ -57,19 +59,37 @@ def readme_table() -> str:
     head = "| name | mixes | causal | streaming state | context (cross) | pair mask | grid | time |"
     rows = [_capabilities(name, cls) for name, cls in MIXERS.items() if cls.about.tier == "core"]
     extended = {name: cls for name, cls in MIXERS.items() if cls.about.tier == "extended"}
-    kinds = {kind: [f"`{n}`" for n, cls in extended.items() if cls.about.kind == kind] for kind in dict.fromkeys(cls.about.kind for cls in extended.values())}
+    kinds = {
+        kind: [f"`{n}`" for n, cls in extended.items() if cls.about.kind == kind]
+        for kind in dict.fromkeys(cls.about.kind for cls in extended.values())
+    }
     listed = ", ".join(f"{kind.replace(', ', ' and ')} ({', '.join(names)})" for kind, names in kinds.items())
     blind = ", ".join(f"`{n}`" for n, cls in MIXERS.items() if not cls.supports_causal)
     said = "These are the core mixers. The extended ones keep the same contract, pass the same tests "
     said += "and run in plain torch:"
-    return "\n".join([head, "|---" * 8 + "|", *rows, "", f"{said} {listed}.", f"Without a causal form, as their pages explain: {blind}."])
+    return "\n".join(
+        [
+            head,
+            "|---" * 8 + "|",
+            *rows,
+            "",
+            f"{said} {listed}.",
+            f"Without a causal form, as their pages explain: {blind}.",
+        ]
+    )
 
 
 def _capabilities(name: str, cls: type[Mixer]) -> str:
     grid = "no" if not cls.supports_grid else "1-D, 2-D, 3-D"
     causal = "no" if not cls.supports_causal else "in 1-D" if cls.supports_grid else "yes"
     flags = ["yes" if able else "no" for able in (cls.supports_context, cls.supports_attn_mask)]
-    return "| " + " | ".join([f"`{name}`", cls.about.idea, causal, state_growth(name), *flags, grid, cls.about.time.replace("^2", "²")]) + " |"
+    return (
+        "| "
+        + " | ".join(
+            [f"`{name}`", cls.about.idea, causal, state_growth(name), *flags, grid, cls.about.time.replace("^2", "²")]
+        )
+        + " |"
+    )
 
 
 def renewed(readme: str) -> str:

@@ -39,7 +39,9 @@ def vision_section(run_or_model: Run | nn.Module, images: Tensor, names: Sequenc
     model = check_vit(model, "vision_section")
     names = [f"image {b}" for b in range(len(images))] if names is None else list(names)
     if not len(images) or len(names) != len(images):
-        raise MixerError(f"vision_section: expects images and a name for each, got {len(images)} images and {len(names)} names.")
+        raise MixerError(
+            f"vision_section: expects images and a name for each, got {len(images)} images and {len(names)} names."
+        )
     parts: list[tuple[str, Callable[[], list[Picture]]]] = [
         ("Filters of AFT-conv", lambda: draw.filter_pictures(model)),
         ("Sparsity of the filters", lambda: draw.sparsity_pictures(model)),
@@ -76,8 +78,15 @@ def draw_pictures(
     if theme not in ("light", "dark"):
         raise MixerError(f"draw_pictures: theme={theme!r}; choose 'light' or 'dark'.")
     config = check_vit(model, "draw_pictures").config
-    centre, scale = (torch.tensor(_given(given, own, config.channels)).view(-1, 1, 1) for given, own in zip((mean, std), IMAGENET, strict=True))
-    images = torch.stack([(load_image(f, config.image_size, config.channels) - centre) / scale for f in image_files]) if image_files else torch.empty(0)
+    centre, scale = (
+        torch.tensor(_given(given, own, config.channels)).view(-1, 1, 1)
+        for given, own in zip((mean, std), IMAGENET, strict=True)
+    )
+    images = (
+        torch.stack([(load_image(f, config.image_size, config.channels) - centre) / scale for f in image_files])
+        if image_files
+        else torch.empty(0)
+    )
     sections = vision_section(model, images, [Path(f).name for f in image_files])
     out = Path(out_dir)
     out.mkdir(parents=True, exist_ok=True)
@@ -117,7 +126,12 @@ def run_images(run: Run, model: nn.Module, n: int) -> tuple[Tensor, list[str]]:
         channels=config.channels,
         bounds=Bounds(data.get("max_unpacked"), data.get("max_pixels", MAX_PIXELS)),
     )
-    options = {"image_size": config.image_size, "channels": config.channels, "mean": data.get("mean"), "std": data.get("std")}
+    options = {
+        "image_size": config.image_size,
+        "channels": config.channels,
+        "mean": data.get("mean"),
+        "std": data.get("std"),
+    }
     shown, labels = next(iter(eval_batches(images.split("valid"), batch_size=n, limit=n, **options)))
     return shown, [f"{i}: {images.classes[int(label)]}" for i, label in enumerate(labels)]
 
@@ -127,5 +141,7 @@ def _given(given: Sequence[float] | None, imagenet: tuple[float, ...], channels:
     if given is None:
         return list(imagenet) if channels == 3 else [0.5] * channels
     if len(given) != channels:
-        raise MixerError(f"draw_pictures: mean and std have one number for each of {channels} channels, got {list(given)}.")
+        raise MixerError(
+            f"draw_pictures: mean and std have one number for each of {channels} channels, got {list(given)}."
+        )
     return [float(n) for n in given]

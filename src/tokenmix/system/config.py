@@ -79,7 +79,9 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
         return float(value)
     if origin in (int, float, str, bool) and type(value) is not origin:
         optional = " or null" if type(None) in options else ""
-        raise MixerError(f"config: {where} must be {'an' if origin is int else 'a'} {origin.__name__}{optional}, got {value!r}.")
+        raise MixerError(
+            f"config: {where} must be {'an' if origin is int else 'a'} {origin.__name__}{optional}, got {value!r}."
+        )
     if origin is tuple:
         raise MixerError(f"config: {where} must be a list, got {value!r}.")
     return value

@@ -29,7 +29,9 @@ def beside(path: Path) -> Path:
 
     Process ids would not do: they can be equal in two containers that share a volume, and in two threads.
     """
-    return path.with_name(f".{path.name[:LETTERS]}-{secrets.token_hex(8)}.tmp")  # not mkstemp, whose files the group cannot read
+    return path.with_name(
+        f".{path.name[:LETTERS]}-{secrets.token_hex(8)}.tmp"
+    )  # not mkstemp, whose files the group cannot read
 
 
 def sweep_left(path: Path) -> None:
@@ -37,7 +39,12 @@ def sweep_left(path: Path) -> None:
     with contextlib.suppress(OSError):
         begin, now = f".{path.name[:LETTERS]}-", time.time()
         for entry in list(os.scandir(path.parent)):
-            if entry.name.startswith(begin) and entry.name.endswith(".tmp") and entry.is_file() and now - entry.stat().st_mtime > LEFT_BEHIND:
+            if (
+                entry.name.startswith(begin)
+                and entry.name.endswith(".tmp")
+                and entry.is_file()
+                and now - entry.stat().st_mtime > LEFT_BEHIND
+            ):
                 os.unlink(entry.path)
 
 
@@ -124,14 +131,18 @@ def check_free(path: Path | str) -> None:
     """Refuse an output path that exists and is not empty, before time is spent."""
     path = Path(path)
     if (path / "config.json").exists():
-        raise MixerError(f"{path} holds a run already; continue it with `tokenmix resume {path}`, or give another --out.")
+        raise MixerError(
+            f"{path} holds a run already; continue it with `tokenmix resume {path}`, or give another --out."
+        )
     if path.is_dir() and any(path.iterdir()):
         raise MixerError(f"{path} exists and is not empty; give another --out.")
     if path.exists() and not path.is_dir():
         raise MixerError(f"{path} exists and is a file; give another --out.")
     parent = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise MixerError(f"{path} cannot be made: {parent} is not a directory with write permission; give another --out.")
+        raise MixerError(
+            f"{path} cannot be made: {parent} is not a directory with write permission; give another --out."
+        )
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -26,7 +26,10 @@ class Table:
         if sum(max(map(len, column)) + 2 for column in zip(*lines, strict=True)) > TERMINAL:
             lines = [list(column) for column in zip(*lines, strict=True)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        body = ["  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))) for line in lines]
+        body = [
+            "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
+            for line in lines
+        ]
         return "\n".join([self.title, body[0], "-" * len(body[0]), *body[1:], *self.notes])
 
 

@@ -35,7 +35,9 @@ def rows_are_independent(s: Subject) -> None:
         want = _out(s.call(mixer, x))
         for row in range(3):
             shown: dict[str, Any] = {"row": row, "dtype": dtype, "seed": s.seed, "x": x}
-            same(_out(s.call(mixer, x[row : row + 1]))[0], want[row], "a row alone is not the row in the batch", **shown)
+            same(
+                _out(s.call(mixer, x[row : row + 1]))[0], want[row], "a row alone is not the row in the batch", **shown
+            )
             for size in (1.0, 1e4):
                 other = size * s.x(3, stream=3, dtype=dtype)
                 other[row] = x[row]
@@ -46,7 +48,9 @@ def rows_are_independent(s: Subject) -> None:
         want = s.call(mixer, x, key_mask=mask)
         for row in range(4):
             got = s.call(mixer, x[row : row + 1], key_mask=mask[row : row + 1])
-            same(got[0], want[row], "a masked row alone is not the row in the batch", row=row, seed=s.seed, key_mask=mask)
+            same(
+                got[0], want[row], "a masked row alone is not the row in the batch", row=row, seed=s.seed, key_mask=mask
+            )
 
 
 def empty_batch(s: Subject) -> None:
@@ -73,7 +77,13 @@ def one_token(s: Subject) -> None:
         for at in (0, s.length // 2, s.length - 1):
             mask = (torch.arange(s.length) == at).expand(2, s.length)
             got = mixer(x, key_mask=mask)[:, at]
-            same(got, mixer(x[:, at : at + 1])[:, 0], "one token is not the sequence with all others masked", seed=s.seed, key_mask=mask)
+            same(
+                got,
+                mixer(x[:, at : at + 1])[:, 0],
+                "one token is not the sequence with all others masked",
+                seed=s.seed,
+                key_mask=mask,
+            )
 
 
 def any_strides(s: Subject) -> None:
@@ -96,7 +106,13 @@ def any_strides(s: Subject) -> None:
         if not torch.equal(view, before):
             fail(f"{name}: forward writes to its input", seed=s.seed)
     one = x[:1].expand(3, -1, -1)
-    same(_out(s.call(mixer, one)), want[:1].expand(3, -1, -1), "an expanded batch changes the output", strides=one.stride(), seed=s.seed)
+    same(
+        _out(s.call(mixer, one)),
+        want[:1].expand(3, -1, -1),
+        "an expanded batch changes the output",
+        strides=one.stride(),
+        seed=s.seed,
+    )
 
 
 def packed_equals_separate(s: Subject) -> None:
@@ -116,4 +132,10 @@ def packed_equals_separate(s: Subject) -> None:
             fail(f"forward_packed gives {tuple(got.shape)}", x=x, cu_seqlens=ends)
         for a, b in zip(ends.tolist(), ends.tolist()[1:], strict=False):
             if b > a:
-                same(got[a:b], mixer(x[None, a:b])[0], "a packed sequence is not the sequence alone", cu_seqlens=ends, seed=s.seed)
+                same(
+                    got[a:b],
+                    mixer(x[None, a:b])[0],
+                    "a packed sequence is not the sequence alone",
+                    cu_seqlens=ends,
+                    seed=s.seed,
+                )

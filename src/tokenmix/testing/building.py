@@ -16,9 +16,31 @@ from .report import fail
 from .subject import Subject
 
 LARGE = 2**40  # more tokens, heads or features than fit: refused before memory is allocated
-VALUES: tuple[Any, ...] = (None, True, 0, 1, -1, 3, LARGE, 10**30, 2.0, 1.5, 0.0, -1.0, 1e300, float("nan"), float("inf"), "", "x")
+VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    0,
+    1,
+    -1,
+    3,
+    LARGE,
+    10**30,
+    2.0,
+    1.5,
+    0.0,
+    -1.0,
+    1e300,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+)
 VALUES += ([], [0], [-1], [2, "x"], [1.5], [LARGE], (2, 1), {}, {"name": "x"}, {"name": []}, torch.tensor(2))
-FORMS = {float: (int, float), list: (list, tuple), Sequence: (list, tuple)}  # what is accepted for these kinds besides themselves
+FORMS = {
+    float: (int, float),
+    list: (list, tuple),
+    Sequence: (list, tuple),
+}  # what is accepted for these kinds besides themselves
 
 
 def refuses_wrong_options(s: Subject) -> None:
@@ -30,7 +52,9 @@ def refuses_wrong_options(s: Subject) -> None:
     kinds = _annotations(s)
     for name in list(inspect.signature(s.cls.__init__).parameters)[1:]:
         for value in VALUES:
-            if name in kinds or not (isinstance(value, int) and value >= LARGE):  # without an annotation nothing caps it before memory is allocated
+            if name in kinds or not (
+                isinstance(value, int) and value >= LARGE
+            ):  # without an annotation nothing caps it before memory is allocated
                 _one(s, name, value, right=_right(value, kinds.get(name, Any)))
 
 

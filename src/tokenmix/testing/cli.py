@@ -112,7 +112,9 @@ def _must_build(s: Subject) -> None:
     if not is_mixer(s.cls):
         return
     if s.grid is not None and not built.capabilities.grid:
-        raise MixerError(f"check: {s.title}: mixes sequences as built and takes no grid; leave grid and prefix out of --options.")
+        raise MixerError(
+            f"check: {s.title}: mixes sequences as built and takes no grid; leave grid and prefix out of --options."
+        )
     if s.grid is None and built.capabilities.grid:
         try:
             s.call(built, s.x())

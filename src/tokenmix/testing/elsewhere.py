@@ -50,7 +50,9 @@ def _calls(s: Subject, mixer: Any, x: Tensor) -> dict[str, Callable[[Any], Tenso
 @contextmanager
 def offloaded(model: nn.Module) -> Iterator[None]:
     """Keep each module's own tensors on the meta device except during its calls."""
-    held = [(m, {n: t for n, t in (*m._parameters.items(), *m._buffers.items()) if t is not None}) for m in model.modules()]
+    held = [
+        (m, {n: t for n, t in (*m._parameters.items(), *m._buffers.items()) if t is not None}) for m in model.modules()
+    ]
 
     def put(module: nn.Module, tensors: dict[str, Tensor]) -> None:
         for name, t in tensors.items():
@@ -58,7 +60,9 @@ def offloaded(model: nn.Module) -> Iterator[None]:
 
     hooks = []
     for module, own in held:
-        away: dict[str, Tensor] = {n: nn.Parameter(t.to("meta")) if isinstance(t, nn.Parameter) else t.to("meta") for n, t in own.items()}
+        away: dict[str, Tensor] = {
+            n: nn.Parameter(t.to("meta")) if isinstance(t, nn.Parameter) else t.to("meta") for n, t in own.items()
+        }
         hooks.append(module.register_forward_pre_hook(lambda m, args, own=own: put(m, own)))
         hooks.append(module.register_forward_hook(lambda m, args, y, away=away: put(m, away)))
         put(module, away)
@@ -100,5 +104,10 @@ def _own_tensors_elsewhere(s: Subject, mixer: Any, x: Tensor) -> None:
             for name, t in list(held.items()):
                 if t is not None and t.numel():
                     held[name] = nn.Parameter(t.to("meta")) if isinstance(t, nn.Parameter) else t.to("meta")
-                    refused(s, f"{name} of {type(module).__name__} on another device than x", lambda: s.call(mixer, x), word="meta")
+                    refused(
+                        s,
+                        f"{name} of {type(module).__name__} on another device than x",
+                        lambda: s.call(mixer, x),
+                        word="meta",
+                    )
                     held[name] = t

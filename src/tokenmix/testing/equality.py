@@ -32,13 +32,19 @@ def scenarios(s: Subject, mixer: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "positions", {"positions": inputs.increasing_positions(2, T, s.limit(mixer), seed=s.seed)}
     if can.attn_mask:
         yield "attn_mask of one row", {"attn_mask": inputs.pair_mask(1, T, T, seed=s.seed)[0]}
-        yield "attn_mask and key_mask", {"attn_mask": inputs.pair_mask(2, T, T, seed=s.seed), "key_mask": inputs.key_masks(T)["mixed"]}
+        yield (
+            "attn_mask and key_mask",
+            {"attn_mask": inputs.pair_mask(2, T, T, seed=s.seed), "key_mask": inputs.key_masks(T)["mixed"]},
+        )
     if can.context:
         S = s.context_length(mixer)
         context = s.x(length=S, stream=1)
         yield "context", {"context": context}
         yield "context with key_mask", {"context": context, "key_mask": inputs.key_masks(S)["mixed"]}
-        yield "context with positions", {"context": context, "positions": inputs.increasing_positions(2, T, s.limit(mixer), seed=s.seed)}
+        yield (
+            "context with positions",
+            {"context": context, "positions": inputs.increasing_positions(2, T, s.limit(mixer), seed=s.seed)},
+        )
         if can.attn_mask:
             yield "context with attn_mask", {"context": context, "attn_mask": inputs.pair_mask(2, T, S, seed=s.seed)}
 
@@ -46,7 +52,9 @@ def scenarios(s: Subject, mixer: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 def reference_value(s: Subject, args: tuple, options: dict[str, Any]) -> Tensor:
     """Compute the reference on arguments of the functional form, with all its masks combined into one."""
     assert s.reference is not None
-    keys = {"causal": False, "key_mask": None, "attn_mask": None} | {k: v for k, v in options.items() if k in ("causal", "key_mask", "attn_mask")}
+    keys = {"causal": False, "key_mask": None, "attn_mask": None} | {
+        k: v for k, v in options.items() if k in ("causal", "key_mask", "attn_mask")
+    }
     mask = allowed(args[0].shape[0], args[0].shape[1], args[roles(s.reference).keys].shape[1], **keys)
     more = structural(options)
     if "causal_taps" in inspect.signature(s.reference).parameters:
@@ -94,7 +102,9 @@ def _through_reference(s: Subject, mixer: Any, x: Tensor, given: dict[str, Any])
 def _plain_reference(s: Subject, mixer: Any, x: Tensor, given: dict[str, Any]) -> Tensor:
     assert s.reference is not None
     causal = bool(getattr(mixer, "causal", s.options.get("causal", False)))
-    return s.reference(mixer, x, allowed(x.shape[0], x.shape[1], x.shape[1], causal=causal, key_mask=given.get("key_mask")))
+    return s.reference(
+        mixer, x, allowed(x.shape[0], x.shape[1], x.shape[1], causal=causal, key_mask=given.get("key_mask"))
+    )
 
 
 def _long(s: Subject) -> tuple[Any, dict[str, Any]]:
@@ -172,7 +182,12 @@ def finite_at_large_inputs(s: Subject) -> None:
                 x = make(shape, s.seed, size)
                 if _largest(s, exact, x) < torch.finfo(dtype).max / 2:
                     y = s.call(mixer, x.to(dtype))
-                    finite(y if isinstance(y, Tensor) else y[0], f"output in {dtype}", x=f"{name}, size {size:.0f}", seed=s.seed)
+                    finite(
+                        y if isinstance(y, Tensor) else y[0],
+                        f"output in {dtype}",
+                        x=f"{name}, size {size:.0f}",
+                        seed=s.seed,
+                    )
                     break
 
 
@@ -184,7 +199,11 @@ def _largest(s: Subject, mixer: nn.Module, x: Tensor) -> float:
         if read:  # otherwise it only returns its weights
             seen.extend(float(t.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) for t in (*read, wrote))
 
-    hooks = [m.register_forward_hook(look) for name, m in mixer.named_modules() if isinstance(m, nn.Linear) or name == "out_proj"]
+    hooks = [
+        m.register_forward_hook(look)
+        for name, m in mixer.named_modules()
+        if isinstance(m, nn.Linear) or name == "out_proj"
+    ]
     with torch.no_grad():
         s.call(mixer, x)
     for hook in hooks:
@@ -216,7 +235,13 @@ def nothing_to_attend(s: Subject) -> None:
             zero = torch.zeros_like(y[empty])  # may be wider or narrower than the output
         finite(out, f"output in {dtype}", **shown)
         if hasattr(mixer, "out_proj"):
-            same(out[empty], mixer.out_proj(zero), "with nothing to attend the output is not out_proj(0)", scale=1.0, **shown)
+            same(
+                out[empty],
+                mixer.out_proj(zero),
+                "with nothing to attend the output is not out_proj(0)",
+                scale=1.0,
+                **shown,
+            )
         leaves = {"x": x, **dict(mixer.named_parameters())}
         weight = inputs.noise(*out.shape, seed=s.seed + 5, dtype=dtype) * (mask | ~mask.any(1, keepdim=True))[..., None]
         for name, grad in gradients((out * weight).sum(), leaves).items():
@@ -228,7 +253,11 @@ def nothing_to_attend(s: Subject) -> None:
 def pairs_with_nothing_to_attend(s: Subject) -> None:
     """A query left with nothing by an attn_mask or an empty context gives exactly 0 before ``out_proj``."""
     mixer = s.build()
-    if s.functional is None or not hasattr(mixer, "functional_args") or not (mixer.capabilities.attn_mask or mixer.capabilities.context):
+    if (
+        s.functional is None
+        or not hasattr(mixer, "functional_args")
+        or not (mixer.capabilities.attn_mask or mixer.capabilities.context)
+    ):
         raise NotApplicable("takes neither attn_mask nor context")
     x = s.x()
     zero = torch.zeros(1, getattr(getattr(mixer, "out_proj", None), "in_features", s.dim), dtype=x.dtype)
@@ -236,13 +265,27 @@ def pairs_with_nothing_to_attend(s: Subject) -> None:
         mask = inputs.pair_mask(2, s.length, s.length, seed=s.seed)
         args, options = s.args(mixer, x, attn_mask=mask)
         if bool((s.functional(*args, **options)[0, 0] != 0).any()):
-            fail("the functional form is not 0 for a query whose attn_mask row is empty", attn_mask=mask[0], seed=s.seed)
+            fail(
+                "the functional form is not 0 for a query whose attn_mask row is empty", attn_mask=mask[0], seed=s.seed
+            )
     if mixer.capabilities.context:
         out = s.call(mixer, x, x[:, :0])
-        same(out, mixer.out_proj(zero).expand_as(out), "over a context of length 0 the output is not out_proj(0)", scale=1.0, seed=s.seed)
+        same(
+            out,
+            mixer.out_proj(zero).expand_as(out),
+            "over a context of length 0 the output is not out_proj(0)",
+            scale=1.0,
+            seed=s.seed,
+        )
         if s.cls.supports_streaming:  # type: ignore[attr-defined]  # only a Mixer has capabilities
             out, _ = mixer.extend(x, mixer.init_state(2, context=x[:, :0]))
-            same(out, mixer.out_proj(zero).expand_as(out), "streaming over a context of length 0 is not out_proj(0)", scale=1.0, seed=s.seed)
+            same(
+                out,
+                mixer.out_proj(zero).expand_as(out),
+                "streaming over a context of length 0 is not out_proj(0)",
+                scale=1.0,
+                seed=s.seed,
+            )
 
 
 def every_parameter_learns(s: Subject) -> None:
@@ -256,7 +299,10 @@ def every_parameter_learns(s: Subject) -> None:
     after = dict(mixer.named_parameters())
     for name in before:
         if after.get(name) is not before[name]:
-            fail(f"forward replaces the parameter {name}: the optimiser keeps the old one, which never learns", seed=s.seed)
+            fail(
+                f"forward replaces the parameter {name}: the optimiser keeps the old one, which never learns",
+                seed=s.seed,
+            )
     wanted = {n: p for n, p in before.items() if p.requires_grad}
     grads = torch.autograd.grad((y * inputs.noise(*y.shape, seed=3)).sum(), list(wanted.values()), allow_unused=True)
     for name, grad in zip(wanted, grads, strict=True):

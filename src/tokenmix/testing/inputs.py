@@ -40,7 +40,9 @@ KEYS: dict[str, Callable[..., Tensor]] = {
     "ramp down": lambda shape, seed, size: _along_time(shape, size, -size),
     "constant": lambda shape, seed, size: torch.full(shape, size, dtype=torch.float64),
     "constant low": lambda shape, seed, size: torch.full(shape, -size, dtype=torch.float64),
-    "alternating": lambda shape, seed, size: _along_time(shape, 1, 1) * size * (1 - 2 * (torch.arange(shape[1])[None, :, None] % 2)),
+    "alternating": lambda shape, seed, size: (
+        _along_time(shape, 1, 1) * size * (1 - 2 * (torch.arange(shape[1])[None, :, None] % 2))
+    ),
 }
 """Name -> f(shape (B, S, features), seed, size): keys up to about +-size.
 
@@ -75,7 +77,11 @@ def key_masks(length: int) -> dict[str, Tensor]:
     """
     index = torch.arange(length)
     a, b = max(1, length // 4), max(1, length // 2)
-    one = {"left": (index >= a, index >= b), "right": (index < length - a, index < length - b), "holes": (index % 3 != 1, index % 4 != 2)}
+    one = {
+        "left": (index >= a, index >= b),
+        "right": (index < length - a, index < length - b),
+        "holes": (index % 3 != 1, index % 4 != 2),
+    }
     one["mixed"] = ((index >= a) & (index % 4 != 2), (index < length - a) & (index % 3 != 1))
     return {name: torch.stack(rows) for name, rows in one.items()}
 

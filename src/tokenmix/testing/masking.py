@@ -38,7 +38,14 @@ def past_reaches_present(s: Subject) -> None:
         for what, tokens in (("the present token does", slice(p, p + 1)), ("the tokens before do", slice(0, p))):
             changed = x.clone()
             changed[:, tokens] = s.x(stream=4)[:, tokens]
-            differs(s.call(mixer, changed)[:, p], s.call(mixer, x)[:, p], f"{what} not reach output {p}", by=REACH, seed=s.seed, x=x)
+            differs(
+                s.call(mixer, changed)[:, p],
+                s.call(mixer, x)[:, p],
+                f"{what} not reach output {p}",
+                by=REACH,
+                seed=s.seed,
+                x=x,
+            )
 
 
 def token_before_reaches(s: Subject) -> None:
@@ -50,7 +57,14 @@ def token_before_reaches(s: Subject) -> None:
     for p in range(1, s.length):
         changed = x.clone()
         changed[:, p - 1] = s.x(stream=4)[:, p]
-        differs(s.call(mixer, changed)[:, p], s.call(mixer, x)[:, p], f"the token before does not reach output {p}", by=REACH, seed=s.seed, x=x)
+        differs(
+            s.call(mixer, changed)[:, p],
+            s.call(mixer, x)[:, p],
+            f"the token before does not reach output {p}",
+            by=REACH,
+            seed=s.seed,
+            x=x,
+        )
 
 
 def _causal(s: Subject):
@@ -65,8 +79,20 @@ def _compare_past(s: Subject, mixer, p: int, size: float, dtype: torch.dtype, ma
     other = x.clone()
     other[:, p:] = size * s.x(stream=3, dtype=dtype)[:, p:]
     given = {} if mask is None else {"key_mask": mask}
-    shown: dict[str, Any] = {"dtype": dtype, "future": f"tokens from {p} on, size {size:g}", "seed": s.seed, "x": x, **given}
-    same(s.call(mixer, other, **given)[:, :p], s.call(mixer, x, **given)[:, :p], f"the future reaches outputs before {p}", tol=INFLUENCE, **shown)
+    shown: dict[str, Any] = {
+        "dtype": dtype,
+        "future": f"tokens from {p} on, size {size:g}",
+        "seed": s.seed,
+        "x": x,
+        **given,
+    }
+    same(
+        s.call(mixer, other, **given)[:, :p],
+        s.call(mixer, x, **given)[:, :p],
+        f"the future reaches outputs before {p}",
+        tol=INFLUENCE,
+        **shown,
+    )
 
 
 def past_gradients(s: Subject) -> None:
@@ -75,7 +101,11 @@ def past_gradients(s: Subject) -> None:
     x = s.x().requires_grad_()
     (grad,) = torch.autograd.grad(s.call(mixer, x)[:, :p].square().sum(), x)
     if bool((grad[:, p:] != 0).any()):
-        fail(f"outputs before {p} have a gradient of {float(grad[:, p:].abs().max()):.3g} to tokens from {p} on", seed=s.seed, x=x)
+        fail(
+            f"outputs before {p} have a gradient of {float(grad[:, p:].abs().max()):.3g} to tokens from {p} on",
+            seed=s.seed,
+            x=x,
+        )
 
 
 def masked_keys_have_no_influence(s: Subject) -> None:
@@ -87,8 +117,20 @@ def masked_keys_have_no_influence(s: Subject) -> None:
             clean = s.call(mixer, x, key_mask=mask)
             for size in SIZES:
                 other = torch.where(mask[..., None], x, size * s.x(stream=3, dtype=dtype))
-                shown: dict[str, Any] = {"mask": name, "dtype": dtype, "size of masked tokens": size, "seed": s.seed, "key_mask": mask}
-                same(s.call(mixer, other, key_mask=mask)[mask], clean[mask], "masked keys reach the output", tol=INFLUENCE, **shown)
+                shown: dict[str, Any] = {
+                    "mask": name,
+                    "dtype": dtype,
+                    "size of masked tokens": size,
+                    "seed": s.seed,
+                    "key_mask": mask,
+                }
+                same(
+                    s.call(mixer, other, key_mask=mask)[mask],
+                    clean[mask],
+                    "masked keys reach the output",
+                    tol=INFLUENCE,
+                    **shown,
+                )
         full = s.call(mixer, s.x(dtype=dtype))
         if bool(torch.equal(full, s.call(mixer, s.x(dtype=dtype), key_mask=inputs.key_masks(s.length)["holes"]))):
             fail("key_mask changes nothing at all", seed=s.seed)
@@ -104,7 +146,16 @@ def _masked_context(s: Subject, dtype: torch.dtype) -> None:
     for name, mask in inputs.key_masks(S).items():
         other = torch.where(mask[..., None], context, 1e4 * s.x(length=S, stream=3, dtype=dtype))
         got, want = s.call(mixer, x, other, key_mask=mask), s.call(mixer, x, context, key_mask=mask)
-        same(got, want, "masked keys of a context reach the output", tol=INFLUENCE, mask=name, dtype=dtype, seed=s.seed, key_mask=mask)
+        same(
+            got,
+            want,
+            "masked keys of a context reach the output",
+            tol=INFLUENCE,
+            mask=name,
+            dtype=dtype,
+            seed=s.seed,
+            key_mask=mask,
+        )
 
 
 def padded_equals_shorter(s: Subject) -> None:
@@ -149,7 +200,13 @@ def _fewer_lines(s: Subject) -> None:
         n, small = s.prefix + lines * line, (lines, *s.grid[1:])
         mask = (torch.arange(T) < n).expand(2, T)
         got = s.call(mixer, s.x(), key_mask=mask)[:, :n]
-        same(got, s.call(mixer, s.x()[:, :n], grid=small), f"masking the grid down to {small} is not the grid {small}", seed=s.seed, key_mask=mask)
+        same(
+            got,
+            s.call(mixer, s.x()[:, :n], grid=small),
+            f"masking the grid down to {small} is not the grid {small}",
+            seed=s.seed,
+            key_mask=mask,
+        )
 
 
 def subset_equals_masked(s: Subject) -> None:
@@ -163,7 +220,13 @@ def subset_equals_masked(s: Subject) -> None:
             mask = torch.zeros(2, T, dtype=torch.bool).scatter(1, index, True)
             part = x.gather(1, index[..., None].expand(-1, -1, s.dim))
             want = s.call(mixer, x, key_mask=mask, positions=every).gather(1, index[..., None].expand(-1, -1, s.dim))
-            same(s.call(mixer, part, positions=index), want, "a subset with its positions is not the full sequence masked", positions=index, seed=s.seed)
+            same(
+                s.call(mixer, part, positions=index),
+                want,
+                "a subset with its positions is not the full sequence masked",
+                positions=index,
+                seed=s.seed,
+            )
 
 
 def attn_mask_equals_causal(s: Subject) -> None:
@@ -177,8 +240,20 @@ def attn_mask_equals_causal(s: Subject) -> None:
         causal.load_state_dict(mixer.state_dict())
         forms.append(causal)
         for mask in (lower, lower.expand(2, T, T)):
-            same(s.call(mixer, x, attn_mask=mask), s.call(causal, x), "attn_mask lower-triangular is not the causal form", seed=s.seed, attn_mask=lower)
+            same(
+                s.call(mixer, x, attn_mask=mask),
+                s.call(causal, x),
+                "attn_mask lower-triangular is not the causal form",
+                seed=s.seed,
+                attn_mask=lower,
+            )
     keys = inputs.key_masks(T)["right"]
     for m in forms:
         got = s.call(m, x, attn_mask=keys[:, None].expand(2, T, T))
-        same(got, s.call(m, x, key_mask=keys), "attn_mask with equal rows is not the key_mask", seed=s.seed, key_mask=keys)
+        same(
+            got,
+            s.call(m, x, key_mask=keys),
+            "attn_mask with equal rows is not the key_mask",
+            seed=s.seed,
+            key_mask=keys,
+        )

@@ -50,7 +50,9 @@ def with_argument(args: Arguments, at: int, value: Any) -> Arguments:
     return (*args[:at], value, *args[at + 1 :])
 
 
-def adversarial_cases(args: Arguments, options: Options, of: Roles, *, seed: int = 0, masked: bool = True) -> Iterator[tuple[str, Arguments, Options]]:
+def adversarial_cases(
+    args: Arguments, options: Options, of: Roles, *, seed: int = 0, masked: bool = True
+) -> Iterator[tuple[str, Arguments, Options]]:
     """Yield the name, arguments and options of every adversarial call of a functional form.
 
     Every pattern of keys comes with the log-weights as they are; every other pattern, again with log-weights up to
@@ -72,10 +74,16 @@ def adversarial_cases(args: Arguments, options: Options, of: Roles, *, seed: int
     if masked:
         hidden = inputs.key_masks(shape[1])["mixed"][:1].to(args[of.keys].device)
         keys = inputs.KEYS["uniform"](shape, seed, SIZE)
-        yield f"keys uniform with key_mask, size {SIZE:g}", with_argument(args, of.keys, keys), {**options, "key_mask": hidden}
+        yield (
+            f"keys uniform with key_mask, size {SIZE:g}",
+            with_argument(args, of.keys, keys),
+            {**options, "key_mask": hidden},
+        )
 
 
-def derive(run: Callable[[Arguments], Tensor], args: Arguments, *, backward: bool = True) -> tuple[Tensor, list[Tensor]]:
+def derive(
+    run: Callable[[Arguments], Tensor], args: Arguments, *, backward: bool = True
+) -> tuple[Tensor, list[Tensor]]:
     """Compute the output and, with ``backward``, the gradients of a fixed weighted sum of it by every leaf."""
     if not backward:
         with torch.no_grad():
@@ -183,7 +191,9 @@ class Measure:
         floor = max(largest(wanted[against]) * largest(leaves_of(true)[against].detach()), self._tiny)
         for i, (got, want) in enumerate(zip(grads, wanted, strict=True)):
             if want.numel():  # factors of rank 0 have none
-                yield Part(f"gradient of argument {i}", got, want, max(largest(want), self._tiny if i == against else floor))
+                yield Part(
+                    f"gradient of argument {i}", got, want, max(largest(want), self._tiny if i == against else floor)
+                )
 
     @property
     def _tiny(self) -> float:

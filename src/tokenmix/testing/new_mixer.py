@@ -207,7 +207,9 @@ def new_mixer(name: str, root: Path) -> list[Path]:
         raise MixerError(f"new-mixer: the name must be a lower-case identifier such as gated_mean, got {name!r}.")
     source = root / "src/tokenmix"
     if not (source / "mixers/table.py").is_file() or not (root / "tests/cases.py").is_file():
-        raise MixerError(f"new-mixer: {root} is not a checkout of tokenmix; outside of one, use tokenmix.register_mixer.")
+        raise MixerError(
+            f"new-mixer: {root} is not a checkout of tokenmix; outside of one, use tokenmix.register_mixer."
+        )
     title = name.replace("_", " ").capitalize()
     cls = "".join(part.capitalize() for part in name.split("_"))
     files = {
@@ -235,10 +237,14 @@ def new_mixer(name: str, root: Path) -> list[Path]:
 def _stub(root: Path) -> Path:
     """Write the overloads of ``build_mixer`` from the checkout's own table; return the file."""
     env = {**os.environ, "PYTHONPATH": str(root / "src")}
-    done = subprocess.run([sys.executable, "-m", "tokenmix.testing.stub"], env=env, cwd=root, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tokenmix.testing.stub"], env=env, cwd=root, capture_output=True, text=True
+    )
     if done.returncode:
         why = done.stderr.strip()[-200:]
-        raise MixerError(f"new-mixer: wrote the mixer, but not the overloads of build_mixer ({why}); run `make tables`.")
+        raise MixerError(
+            f"new-mixer: wrote the mixer, but not the overloads of build_mixer ({why}); run `make tables`."
+        )
     return root / "src/tokenmix/mixers/by_name.pyi"
 
 

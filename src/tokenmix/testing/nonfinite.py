@@ -63,7 +63,14 @@ def _honest(s: Subject, got: Tensor, clean: Tensor, moved: Tensor, first: int, *
     survived[:first] = False
     scale = float(clean.detach().abs().max())
     for want in (clean, moved):
-        same(got[0][survived], want[0][survived], "a non-finite token gives plausible numbers where it is attended", tol=INFLUENCE, scale=scale, **shown)
+        same(
+            got[0][survived],
+            want[0][survived],
+            "a non-finite token gives plausible numbers where it is attended",
+            tol=INFLUENCE,
+            scale=scale,
+            **shown,
+        )
 
 
 def _streams_alike(s: Subject, mixer: Any, bad: Tensor, want: Tensor) -> None:
@@ -72,8 +79,20 @@ def _streams_alike(s: Subject, mixer: Any, bad: Tensor, want: Tensor) -> None:
         got, _ = stream(mixer, bad, cuts)
         mine, theirs = (a.isfinite().all(-1) for a in (got, want))
         if not torch.equal(mine, theirs):
-            fail("a stream and the full form differ in which rows are finite", stream=mine, full=theirs, cuts=cuts, seed=s.seed)
-        same(got[mine], want[mine], "finite rows of a stream with a non-finite token are not the full form's", cuts=cuts, seed=s.seed)
+            fail(
+                "a stream and the full form differ in which rows are finite",
+                stream=mine,
+                full=theirs,
+                cuts=cuts,
+                seed=s.seed,
+            )
+        same(
+            got[mine],
+            want[mine],
+            "finite rows of a stream with a non-finite token are not the full form's",
+            cuts=cuts,
+            seed=s.seed,
+        )
 
 
 def _masked(s: Subject, mixer: Any, x: Tensor, p: int) -> None:
@@ -93,11 +112,28 @@ def _pairs(s: Subject, mixer: Any, x: Tensor, p: int) -> None:
     ok = torch.ones(T, T, dtype=torch.bool)
     hidden = torch.arange(T) % 2 == 0
     ok[hidden, p] = False
-    got, want, moved = (s.call(mixer, a, attn_mask=ok) for a in (_with_token(x, p, BAD["NaN"]), x, _with_token(x, p, s.x(stream=3))))
+    got, want, moved = (
+        s.call(mixer, a, attn_mask=ok) for a in (_with_token(x, p, BAD["NaN"]), x, _with_token(x, p, s.x(stream=3)))
+    )
     hidden[p] = False
-    same(got[:, hidden], want[:, hidden], "a token of NaN that attn_mask hides reaches the output", tol=INFLUENCE, token=p, seed=s.seed)
+    same(
+        got[:, hidden],
+        want[:, hidden],
+        "a token of NaN that attn_mask hides reaches the output",
+        tol=INFLUENCE,
+        token=p,
+        seed=s.seed,
+    )
     index = (~hidden).nonzero()[:, 0]
-    _honest(s, got[:, index], want[:, index], moved[:, index], int((index < p).sum()) if mixer.causal else 0, token=p, attn_mask=ok)
+    _honest(
+        s,
+        got[:, index],
+        want[:, index],
+        moved[:, index],
+        int((index < p).sum()) if mixer.causal else 0,
+        token=p,
+        attn_mask=ok,
+    )
 
 
 def _context(s: Subject, mixer: Any, x: Tensor) -> None:
@@ -129,7 +165,10 @@ def _ruined(s: Subject, x: Tensor) -> None:
         y = s.call(mixer, x)
         finite = y.isfinite().all(-1) & reads
         if bool(finite.any()):
-            fail(f"with {name}.weight NaN {int(finite.sum())} of the {int(reads.sum())} rows that read it are finite", seed=s.seed)
+            fail(
+                f"with {name}.weight NaN {int(finite.sum())} of the {int(reads.sum())} rows that read it are finite",
+                seed=s.seed,
+            )
         if all(bool(g.isfinite().all()) for g in gradients(y.square().sum(), leaves).values()):
             fail(f"with {name}.weight NaN every gradient is finite", seed=s.seed)
 
@@ -158,9 +197,18 @@ def gradients_of_non_finite_are_honest(s: Subject) -> None:
                 scale = max(float(want[leaf].abs().max()), 1e-3) if want[leaf].numel() else 1.0
                 asked = leaves[leaf].isfinite()  # at the bad numbers themselves 0 times NaN is allowed
                 same(
-                    got[leaf][asked], want[leaf][asked], f"a token of {which} reaches the gradient of argument {leaf}", tol=10 * INFLUENCE, scale=scale, **shown
+                    got[leaf][asked],
+                    want[leaf][asked],
+                    f"a token of {which} reaches the gradient of argument {leaf}",
+                    tol=10 * INFLUENCE,
+                    scale=scale,
+                    **shown,
                 )
-            if which and mask is None and all(bool(g.isfinite().all()) for g in gradients(y.square().sum(), leaves, keep_graph=True).values()):
+            if (
+                which
+                and mask is None
+                and all(bool(g.isfinite().all()) for g in gradients(y.square().sum(), leaves, keep_graph=True).values())
+            ):
                 fail(f"a token of {which} is answered with finite gradients", token=p, seed=s.seed)
 
 

@@ -33,8 +33,13 @@ class PlainSubject(Subject):
         """Build the module; the width goes to the first argument that has neither a default nor an option."""
         options = {**self.options, **overrides}
         for parameter in list(inspect.signature(self.cls.__init__).parameters.values())[1:]:
-            bare = parameter.default is parameter.empty and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-            if parameter.name not in options and (parameter.name in WIDTHS or (bare and not set(options) & set(WIDTHS))):
+            bare = parameter.default is parameter.empty and parameter.kind in (
+                parameter.POSITIONAL_OR_KEYWORD,
+                parameter.KEYWORD_ONLY,
+            )
+            if parameter.name not in options and (
+                parameter.name in WIDTHS or (bare and not set(options) & set(WIDTHS))
+            ):
                 options[parameter.name] = self.dim
                 break
         return self.cls(**options)
@@ -79,7 +84,16 @@ def _hides(s: PlainSubject, name: str, attended: bool) -> None:
         for size in (1.0, 1e4):
             other = torch.where(keep[..., None], x, size * s.x(stream=3))
             got = _out(mixer(other, **given))
-            same(got[keep], want[keep], f"padding reaches the output through {name}", tol=INFLUENCE, padding=side, size=size, seed=s.seed, kept=keep)
+            same(
+                got[keep],
+                want[keep],
+                f"padding reaches the output through {name}",
+                tol=INFLUENCE,
+                padding=side,
+                size=size,
+                seed=s.seed,
+                kept=keep,
+            )
 
 
 def any_length(s: Subject) -> None:
@@ -89,7 +103,10 @@ def any_length(s: Subject) -> None:
         try:
             y = _out(mixer(s.x(2, n)))
         except Exception as error:
-            fail(f"a sequence of {n} tokens raises {type(error).__name__}: {str(error).splitlines()[0][:100]}", x=s.x(2, n))
+            fail(
+                f"a sequence of {n} tokens raises {type(error).__name__}: {str(error).splitlines()[0][:100]}",
+                x=s.x(2, n),
+            )
         if y.shape != (2, n, s.dim):
             fail(f"gives {tuple(y.shape)}", x=s.x(2, n))
 

@@ -121,11 +121,15 @@ def _wrong_by_capability(s: Subject, mixer: Any) -> dict[str, Callable[[], Any]]
     if can.context:
         calls["a context of other rows"] = lambda: mixer(x, s.x(3, 4))
         calls["a context of another width"] = lambda: mixer(x, s.x(2, 4)[..., :-1])
-        calls["key_mask of x's length over a context"] = lambda: mixer(x, s.x(2, T - 1), key_mask=torch.ones(2, T, dtype=torch.bool))
+        calls["key_mask of x's length over a context"] = lambda: mixer(
+            x, s.x(2, T - 1), key_mask=torch.ones(2, T, dtype=torch.bool)
+        )
     if can.streaming:
         calls["a chunk of no tokens"] = lambda: mixer.extend(x[:, :0], mixer.init_state(2))
         calls["a state of other rows"] = lambda: mixer.extend(x, mixer.init_state(3))
-        calls["a mask longer than the chunk"] = lambda: mixer.extend(x[:, :2], mixer.init_state(2), key_mask=inputs.key_masks(T)["left"])
+        calls["a mask longer than the chunk"] = lambda: mixer.extend(
+            x[:, :2], mixer.init_state(2), key_mask=inputs.key_masks(T)["left"]
+        )
     if s.grid is not None:
         bigger, axes = (s.grid[0] + 1, *s.grid[1:]), len(s.grid)
         calls["a grid of more cells than tokens"] = lambda: mixer(x, grid=bigger, prefix=s.prefix)
@@ -151,7 +155,12 @@ def refuses_foreign_states(s: Subject) -> None:
     if not (mixer.capabilities.streaming or mixer.keeps_context):
         raise NotApplicable("has no streaming state")
     state = mixer.extend(x, mixer.init_state(2))[1] if mixer.capabilities.streaming else mixer.init_state(2, context=x)
-    twisted: dict[str, Any] = {"of another type": Foreign(x, x[:, 0, 0]), "as a tuple": tuple(state), "as a list": list(state), "as a tensor": x}
+    twisted: dict[str, Any] = {
+        "of another type": Foreign(x, x[:, 0, 0]),
+        "as a tuple": tuple(state),
+        "as a list": list(state),
+        "as a tensor": x,
+    }
     for name, a in zip(state._fields, state, strict=True):
         for what, b in _twists(a).items():
             twisted[f"whose {name} {what}"] = state._replace(**{name: b})
@@ -163,7 +172,12 @@ def _twists(a: Tensor) -> dict[str, Any]:
     """Return wrong values for a field of a state: other numbers of rows, another width, another kind of number, no
     tensor.
     """
-    wrong: dict[str, Any] = {"has one row more": torch.cat([a, a[:1]]), "has no rows": a[0], "has one axis more": a[..., None], "is no tensor": None}
+    wrong: dict[str, Any] = {
+        "has one row more": torch.cat([a, a[:1]]),
+        "has no rows": a[0],
+        "has one axis more": a[..., None],
+        "is no tensor": None,
+    }
     if a.ndim > 2:
         wrong["is wider"] = torch.cat([a, a[..., :1]], -1)
     wrong["holds integers"] = a.to(torch.int16)

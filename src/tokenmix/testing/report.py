@@ -91,7 +91,9 @@ def fail(what: str, **inputs: Any) -> None:
     raise Broken(f"{what}" + (f" [{given}]" if given else ""))
 
 
-def same(got: Tensor, want: Tensor, what: str, *, tol: float | None = None, scale: float | None = None, **inputs: Any) -> None:
+def same(
+    got: Tensor, want: Tensor, what: str, *, tol: float | None = None, scale: float | None = None, **inputs: Any
+) -> None:
     """Fail unless max|got - want| <= tol * scale.
 
     By default tol is the tolerance of got's dtype (0 for integers) and scale is max|want|.
@@ -110,7 +112,10 @@ def same(got: Tensor, want: Tensor, what: str, *, tol: float | None = None, scal
         return
     at = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
     ratio = float(error.max()) / scale if scale else float("inf")
-    fail(f"{what}: off by {ratio:.2e} (allowed {tol:.0e}) at {at}: {float(a[at]):.6g}, expected {float(b[at]):.6g}", **inputs)
+    fail(
+        f"{what}: off by {ratio:.2e} (allowed {tol:.0e}) at {at}: {float(a[at]):.6g}, expected {float(b[at]):.6g}",
+        **inputs,
+    )
 
 
 def finite(value: Tensor, what: str, **inputs: Any) -> None:
@@ -123,6 +128,8 @@ def finite(value: Tensor, what: str, **inputs: Any) -> None:
 
 def differs(got: Tensor, other: Tensor, what: str, *, by: float, **inputs: Any) -> None:
     """Fail unless every row of the batch differs by more than ``by``, relative to max|other|."""
-    gap = (got.detach() - other.detach()).double().abs().flatten(1).amax(1) / other.detach().double().abs().max().clamp_min(1e-30)
+    gap = (got.detach() - other.detach()).double().abs().flatten(1).amax(
+        1
+    ) / other.detach().double().abs().max().clamp_min(1e-30)
     if bool((gap <= by).any()):
         fail(f"{what}: changed by {float(gap.min()):.1e} only", **inputs)

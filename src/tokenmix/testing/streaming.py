@@ -30,7 +30,9 @@ def _cuts(T: int) -> list[tuple[int, ...]]:
     return [(T,), (1,) * T, (a, 1, T - a - 1), (1, T - 1), (T - 1, 1), (2,) * (T // 2) + (1,) * (T % 2)]
 
 
-def stream(mixer: Any, x: Tensor, cuts: tuple[int, ...], state: Any = None, **given: Tensor | None) -> tuple[Tensor, Any]:
+def stream(
+    mixer: Any, x: Tensor, cuts: tuple[int, ...], state: Any = None, **given: Tensor | None
+) -> tuple[Tensor, Any]:
     """Feed x in chunks of the given lengths, with the per-token arguments cut the same way."""
     state = mixer.init_state(x.shape[0]) if state is None else state
     outputs, at = [], 0
@@ -48,8 +50,13 @@ def streaming_equals_parallel(s: Subject) -> None:
     masks = inputs.key_masks(T)
     late = torch.ones(2, T, dtype=torch.bool)
     late[0, : T // 2], late[1, : T - 1] = False, False
-    given: list[dict[str, Any]] = [{}, *({"key_mask": m} for m in (masks["left"], masks["holes"], masks["mixed"], late))]
-    given += [{"key_mask": m, "positions": (m.cumsum(1) - 1).clamp_min(0)} for m in (masks["holes"], masks["mixed"])]  # counted without the masked tokens
+    given: list[dict[str, Any]] = [
+        {},
+        *({"key_mask": m} for m in (masks["left"], masks["holes"], masks["mixed"], late)),
+    ]
+    given += [
+        {"key_mask": m, "positions": (m.cumsum(1) - 1).clamp_min(0)} for m in (masks["holes"], masks["mixed"])
+    ]  # counted without the masked tokens
     given.append({"positions": inputs.increasing_positions(2, T, s.limit(mixer), seed=s.seed)})
     for each in given:
         live = each.get("key_mask", torch.ones(2, T, dtype=torch.bool))
@@ -68,7 +75,13 @@ def _long_stream(s: Subject) -> None:
     want = mixer(x)
     for cuts in ((T,), (1,) * 40 + (T - 40,), (70, 3, 67, T - 140)):
         got, _ = stream(mixer, x, cuts)
-        same(got, want, f"streaming {T} tokens is not the parallel form", cuts=cuts if len(cuts) < 9 else f"40 x 1, {T - 40}", seed=s.seed)
+        same(
+            got,
+            want,
+            f"streaming {T} tokens is not the parallel form",
+            cuts=cuts if len(cuts) < 9 else f"40 x 1, {T - 40}",
+            seed=s.seed,
+        )
 
 
 def gradients_stream(s: Subject) -> None:
@@ -76,7 +89,10 @@ def gradients_stream(s: Subject) -> None:
     mixer, T = _streaming(s), s.length
     leaves = {"x": s.x().requires_grad_(), **{n: p for n, p in mixer.named_parameters() if p.requires_grad}}
     holes = inputs.key_masks(T)["holes"]
-    forms: list[tuple[dict[str, Tensor], tuple[int, ...]]] = [({}, (1,) * T), ({"key_mask": holes}, (T // 3, 1, T - T // 3 - 1))]
+    forms: list[tuple[dict[str, Tensor], tuple[int, ...]]] = [
+        ({}, (1,) * T),
+        ({"key_mask": holes}, (T // 3, 1, T - T // 3 - 1)),
+    ]
     for given, cuts in forms:
         live = given.get("key_mask", torch.ones_like(holes))
         weight = inputs.noise(2, T, s.dim, seed=s.seed + 5, dtype=leaves["x"].dtype) * live[..., None]
@@ -85,7 +101,13 @@ def gradients_stream(s: Subject) -> None:
         got = gradients((stream(mixer, leaves["x"], cuts, **given)[0] * weight).sum(), leaves)
         for leaf in leaves:
             shown: dict[str, Any] = {"cuts": cuts, "seed": s.seed, **given}
-            same(got[leaf], want[leaf], f"the gradient of {leaf} through a stream is not the parallel form's", scale=scale, **shown)
+            same(
+                got[leaf],
+                want[leaf],
+                f"the gradient of {leaf} through a stream is not the parallel form's",
+                scale=scale,
+                **shown,
+            )
 
 
 def rows_at_different_positions(s: Subject) -> None:
@@ -125,7 +147,12 @@ def state_is_a_value(s: Subject) -> None:
     for old, new in zip(pytree.tree_leaves(before), pytree.tree_leaves(state), strict=True):
         if not torch.equal(old, new):
             fail("extend writes to the state it was given", seed=s.seed)
-    same(mixer.extend(x[:, half:], state)[0], mixer(x)[:, half:], "a second continuation of a state is not the parallel form", seed=s.seed)
+    same(
+        mixer.extend(x[:, half:], state)[0],
+        mixer(x)[:, half:],
+        "a second continuation of a state is not the parallel form",
+        seed=s.seed,
+    )
     for field in pytree.tree_leaves(state):
         if field.shape[0] != 2:
             fail(f"a state tensor has shape {tuple(field.shape)}; states are batch first", seed=s.seed)
@@ -165,7 +192,14 @@ def reorder_picks_rows(s: Subject) -> None:
             _, state = stream(mixer, x[:, :half], (half,), **{k: v[:, :half] for k, v in given.items()})
             want = mixer(x, **given)[:, half:]
             got, _ = mixer.extend(x[index, half:], reorder(state, index))
-            same(got, want[index], "a reordered state does not continue as its rows would", index=index, seed=s.seed, **given)
+            same(
+                got,
+                want[index],
+                "a reordered state does not continue as its rows would",
+                index=index,
+                seed=s.seed,
+                **given,
+            )
 
 
 def state_bytes_counts(s: Subject) -> None:
@@ -198,7 +232,13 @@ def merge_joins_stretches(s: Subject) -> None:
     want = mixer(x)[:, b:]
     nested = merge(merge(empty, earlier), merge(later, empty))
     for state in (merge(earlier, later), nested):
-        same(mixer.extend(x[:, b:], state)[0], want, "a merged state does not continue as the whole sequence", cuts=(a, b - a, T - b), seed=s.seed)
+        same(
+            mixer.extend(x[:, b:], state)[0],
+            want,
+            "a merged state does not continue as the whole sequence",
+            cuts=(a, b - a, T - b),
+            seed=s.seed,
+        )
 
 
 def context_streams(s: Subject) -> None:
@@ -212,10 +252,23 @@ def context_streams(s: Subject) -> None:
         want = s.call(mixer, x, context, key_mask=mask)
         for cuts in _cuts(s.length):
             got, _ = stream(mixer, x, cuts, mixer.init_state(2, context=context, context_mask=mask))
-            same(got, want, "streaming over a context is not the parallel form", cuts=cuts, seed=s.seed, context_mask=mask)
+            same(
+                got,
+                want,
+                "streaming over a context is not the parallel form",
+                cuts=cuts,
+                seed=s.seed,
+                context_mask=mask,
+            )
     places = inputs.increasing_positions(2, s.length, s.limit(mixer), seed=s.seed)
     got, _ = stream(mixer, x, _cuts(s.length)[2], mixer.init_state(2, context=context), positions=places)
-    same(got, s.call(mixer, x, context, positions=places), "streaming over a context ignores positions", seed=s.seed, positions=places)
+    same(
+        got,
+        s.call(mixer, x, context, positions=places),
+        "streaming over a context ignores positions",
+        seed=s.seed,
+        positions=places,
+    )
 
 
 def context_of_itself(s: Subject) -> None:

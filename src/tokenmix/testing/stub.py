@@ -38,13 +38,23 @@ def stub() -> str:
 def _overload(name: str, cls: type[Mixer]) -> str:
     """Return the signature of ``build_mixer`` for one row, one parameter to a line."""
     parameters = list(inspect.signature(cls.__init__).parameters.values())[2:]
-    lines = [f"{p.name}: {p.annotation}" + ("" if p.default is p.empty else f" = {_written(p.default)}") for p in parameters if p.kind is p.KEYWORD_ONLY]
+    lines = [
+        f"{p.name}: {p.annotation}" + ("" if p.default is p.empty else f" = {_written(p.default)}")
+        for p in parameters
+        if p.kind is p.KEYWORD_ONLY
+    ]
     listed = "".join(f"    {line},\n" for line in [f'name: Literal["{name}"]', "dim: int", "*", *lines])
     return f"@overload\ndef build_mixer(\n{listed}) -> {cls.__name__}: ...\n"
 
 
 def _written(default: object) -> str:
-    return f'"{default}"' if isinstance(default, str) else repr(default) if default is None or isinstance(default, (bool, int, float)) else "..."
+    return (
+        f'"{default}"'
+        if isinstance(default, str)
+        else repr(default)
+        if default is None or isinstance(default, (bool, int, float))
+        else "..."
+    )
 
 
 def _homes(cls: type[Mixer]) -> dict[str, str]:
@@ -54,7 +64,9 @@ def _homes(cls: type[Mixer]) -> dict[str, str]:
     for node in ast.parse(inspect.getsource(sys.modules[cls.__module__])).body:
         if isinstance(node, ast.ImportFrom):
             known |= {alias.name: "." * node.level + (node.module or "") for alias in node.names}
-    annotations = [str(p.annotation) for p in inspect.signature(cls.__init__).parameters.values() if p.annotation is not p.empty]
+    annotations = [
+        str(p.annotation) for p in inspect.signature(cls.__init__).parameters.values() if p.annotation is not p.empty
+    ]
     used = {node.id for text in annotations for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
     return {cls.__name__: here} | {name: known.get(name, here) for name in used if not hasattr(builtins, name)}
 

@@ -60,9 +60,13 @@ class Subject:
             return self.prefix + prod(self.grid)
         return min(LENGTH, self.options.get("max_len") or LENGTH)
 
-    def x(self, rows: int = 2, length: int | None = None, *, stream: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    def x(
+        self, rows: int = 2, length: int | None = None, *, stream: int = 0, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
         """Draw a seeded normal input (rows, length, dim); another ``stream`` gives other numbers."""
-        return inputs.noise(rows, self.length if length is None else length, self.dim, seed=1000 * stream + self.seed + 1, dtype=dtype)
+        return inputs.noise(
+            rows, self.length if length is None else length, self.dim, seed=1000 * stream + self.seed + 1, dtype=dtype
+        )
 
     def context_length(self, mixer: Any) -> int:
         """Return a length for a context, different from that of x where the mixer has room."""
@@ -80,7 +84,15 @@ class Subject:
 
     def args(self, mixer: Any, x: Tensor, context: Tensor | None = None, **given: Any) -> tuple[tuple, dict[str, Any]]:
         """Return the arguments of the functional form, every keyword spelled out."""
-        full = {"positions": None, "key_mask": None, "attn_mask": None, "grid": None, "prefix": 0, **self.place(context), **given}
+        full = {
+            "positions": None,
+            "key_mask": None,
+            "attn_mask": None,
+            "grid": None,
+            "prefix": 0,
+            **self.place(context),
+            **given,
+        }
         return mixer.functional_args(x, context, **full)
 
     def resized(self, length: int) -> dict[str, Any]:
@@ -139,7 +151,15 @@ def freeze(mixer: nn.Module) -> Iterator[None]:
         yield
 
 
-def allowed(rows: int, queries: int, keys: int, *, causal: bool = False, key_mask: Tensor | None = None, attn_mask: Tensor | None = None) -> Tensor:
+def allowed(
+    rows: int,
+    queries: int,
+    keys: int,
+    *,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+) -> Tensor:
     """Return the pairs that may be attended, (rows, queries, keys) bool, without any code of the library."""
     ok = torch.ones(rows, queries, keys, dtype=torch.bool)
     if causal:

@@ -10,7 +10,19 @@ from torch import nn
 from ..errors import MixerError
 from ..mixers import MIXERS
 from . import batching, building, elsewhere, equality, masking, nonfinite, plain, refusals, streaming, transforms
-from .report import BROKEN, CRASHED, KEPT, NOT_APPLICABLE, WAIVED, Broken, ContractError, NotApplicable, Report, Result, fail
+from .report import (
+    BROKEN,
+    CRASHED,
+    KEPT,
+    NOT_APPLICABLE,
+    WAIVED,
+    Broken,
+    ContractError,
+    NotApplicable,
+    Report,
+    Result,
+    fail,
+)
 from .subject import Subject, is_mixer, subject
 
 Promise = Callable[[Subject], None]
@@ -104,7 +116,12 @@ PLAIN_PROMISES: dict[str, Promise] = _table(
 )
 """The promises that can be asked of any ``nn.Module`` on (B, T, D)."""
 
-_WHO_SEES_WHOM = (masking.future_cannot_reach_past, masking.masked_keys_have_no_influence, masking.padded_equals_shorter, masking.attn_mask_equals_causal)
+_WHO_SEES_WHOM = (
+    masking.future_cannot_reach_past,
+    masking.masked_keys_have_no_influence,
+    masking.padded_equals_shorter,
+    masking.attn_mask_equals_causal,
+)
 NEVER_WAIVED = frozenset(_table(*_WHO_SEES_WHOM, equality.nothing_to_attend, equality.pairs_with_nothing_to_attend))
 """Causality and masking: the promises that no mixer may waive."""
 
@@ -141,14 +158,22 @@ def check_mixer(
     Raises:
         ContractError: with the report and the offending inputs, if any promise is broken.
     """
-    more = {"reference": reference, "functional": functional, "grid": grid, "prefix": prefix, "compile_backend": compile_backend}
+    more = {
+        "reference": reference,
+        "functional": functional,
+        "grid": grid,
+        "prefix": prefix,
+        "compile_backend": compile_backend,
+    }
     report = run_promises(find_subject(target, options, dim=dim, seed=seed, **more), promises)
     if report.failures:
         raise ContractError(report)
     return report
 
 
-def find_subject(target: str | type[nn.Module], options: dict[str, Any] | None, *, dim: int, seed: int, **more: Any) -> Subject:
+def find_subject(
+    target: str | type[nn.Module], options: dict[str, Any] | None, *, dim: int, seed: int, **more: Any
+) -> Subject:
     """Build the Subject of a target, a PlainSubject where it is no Mixer."""
     if isinstance(target, str) and target not in MIXERS:
         own = "write a class of your own as package:Class"

@@ -22,7 +22,9 @@ from .tolerances import BY_DTYPE
 
 def compiles(s: Subject) -> None:
     """``torch.compile(fullgraph=True)`` gives the same output and gradients, with and without a mask."""
-    forms: list[dict[str, Any]] = [{}] + ([{"key_mask": inputs.key_masks(s.length)["mixed"]}] if is_mixer(s.cls) else [])
+    forms: list[dict[str, Any]] = [{}] + (
+        [{"key_mask": inputs.key_masks(s.length)["mixed"]}] if is_mixer(s.cls) else []
+    )
     for given in forms:
         torch._dynamo.reset()
         mixer = s.build(dtype=torch.float32)
@@ -36,7 +38,15 @@ def compiles(s: Subject) -> None:
         ours, theirs = (gradients((y * weight).sum(), leaves) for y in (got, want))
         scale = max(float(g.abs().max()) for g in theirs.values())
         for name in leaves:
-            same(ours[name], theirs[name], f"the compiled gradient of {name} differs", scale=scale, seed=s.seed, backend=s.compile_backend, **given)
+            same(
+                ours[name],
+                theirs[name],
+                f"the compiled gradient of {name} differs",
+                scale=scale,
+                seed=s.seed,
+                backend=s.compile_backend,
+                **given,
+            )
     torch._dynamo.reset()
 
 
@@ -50,7 +60,13 @@ def exports(s: Subject) -> None:
     masks = inputs.key_masks(s.length)
     program = _reloaded(Call(mixer, **s.place()), (s.x(dtype=torch.float32), masks["mixed"]))
     x, mask = s.x(stream=2, dtype=torch.float32), masks["left"]
-    same(program.module()(x, mask)[mask], s.call(mixer, x, key_mask=mask)[mask], "the exported program differs", seed=s.seed, key_mask=mask)
+    same(
+        program.module()(x, mask)[mask],
+        s.call(mixer, x, key_mask=mask)[mask],
+        "the exported program differs",
+        seed=s.seed,
+        key_mask=mask,
+    )
     if mixer.capabilities.streaming:
         _, state = mixer.extend(x[:, :2], mixer.init_state(2))
         step = _reloaded(Step(mixer), (x[:, 2:3], state)).module()
@@ -81,7 +97,9 @@ def exports_to_onnx(s: Subject) -> None:
     masks = inputs.key_masks(s.length)
     x, mask = s.x(stream=2, dtype=torch.float32), masks["left"]
     with quietly():
-        program: Any = torch.onnx.export(Call(mixer, **s.place()), (s.x(dtype=torch.float32), masks["mixed"]), dynamo=True, verbose=False)
+        program: Any = torch.onnx.export(
+            Call(mixer, **s.place()), (s.x(dtype=torch.float32), masks["mixed"]), dynamo=True, verbose=False
+        )
     got = run_onnx(onnx_session(program.model_proto.SerializeToString()), (x, mask))[0]
     same(got[mask], s.call(mixer, x, key_mask=mask)[mask], "ONNX differs", seed=s.seed, key_mask=mask)
 
@@ -117,7 +135,9 @@ def state_dict_round_trip(s: Subject) -> None:
     torch.save(mixer.state_dict(), buffer)
     buffer.seek(0)
     other.load_state_dict(torch.load(buffer, weights_only=True), strict=True)
-    same(_out(s.call(other, x)), _out(s.call(mixer, x)), "another mixer with this state_dict loaded differs", seed=s.seed)
+    same(
+        _out(s.call(other, x)), _out(s.call(mixer, x)), "another mixer with this state_dict loaded differs", seed=s.seed
+    )
 
 
 def changes_dtype(s: Subject) -> None:
@@ -154,9 +174,16 @@ def builds_on_meta(s: Subject) -> None:
             t.fill_(float("nan") if t.is_floating_point() else 1)
     torch.manual_seed(s.seed + 1)
     late.reset_parameters()
-    for (name, want), got in zip((*direct.named_parameters(), *direct.named_buffers()), (*late.parameters(), *late.buffers()), strict=True):
+    for (name, want), got in zip(
+        (*direct.named_parameters(), *direct.named_buffers()), (*late.parameters(), *late.buffers()), strict=True
+    ):
         if not torch.equal(got, want):
-            fail(f"{name} after a meta build and reset_parameters is not that of a direct build", got=got, expected=want, seed=s.seed + 1)
+            fail(
+                f"{name} after a meta build and reset_parameters is not that of a direct build",
+                got=got,
+                expected=want,
+                seed=s.seed + 1,
+            )
 
 
 def runs_under_autocast(s: Subject) -> None:
@@ -187,7 +214,14 @@ def _mixes_exactly(s: Subject, mixer: Any, x: Tensor, dtype: torch.dtype) -> Non
         got = s.functional(*args, **options)  # type: ignore[misc]  # there is one
     wide = pytree.tree_map_only(Tensor, lambda a: a.float() if a.is_floating_point() else a, args)
     want = s.functional(*wide, **options).detach()  # type: ignore[misc]  # the same
-    same(got.float(), want, f"mixing under autocast to {dtype} is not that of float32", tol=torch.finfo(dtype).eps, seed=s.seed, x=x)
+    same(
+        got.float(),
+        want,
+        f"mixing under autocast to {dtype} is not that of float32",
+        tol=torch.finfo(dtype).eps,
+        seed=s.seed,
+        x=x,
+    )
     if mixer.capabilities.streaming:
         with torch.no_grad(), torch.autocast("cpu", dtype=dtype):
             whole, state = _out(s.call(mixer, x)), mixer.init_state(x.shape[0])
@@ -195,4 +229,11 @@ def _mixes_exactly(s: Subject, mixer: Any, x: Tensor, dtype: torch.dtype) -> Non
             for part in x.split(3, 1):
                 y, state = mixer.extend(part, state)
                 parts.append(y)
-        same(torch.cat(parts, 1).float(), whole.float(), f"streaming under autocast to {dtype} differs", tol=BY_DTYPE[dtype], seed=s.seed, x=x)
+        same(
+            torch.cat(parts, 1).float(),
+            whole.float(),
+            f"streaming under autocast to {dtype} differs",
+            tol=BY_DTYPE[dtype],
+            seed=s.seed,
+            x=x,
+        )

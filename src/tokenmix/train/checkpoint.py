@@ -131,7 +131,9 @@ def find_fault(path: Path) -> str | None:
 
 def previous_good(folder: Path, step: int) -> int | None:
     """Return the latest intact checkpoint before ``step``."""
-    return next((s for s in reversed(list_steps(folder)) if s < step and find_fault(folder / step_name(s)) is None), None)
+    return next(
+        (s for s in reversed(list_steps(folder)) if s < step and find_fault(folder / step_name(s)) is None), None
+    )
 
 
 def load_checkpoint(folder: Path, step: int, *stems: str) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
@@ -145,7 +147,9 @@ def load_checkpoint(folder: Path, step: int, *stems: str) -> tuple[dict[str, dic
     path = folder / step_name(step)
     if not path.is_dir():
         known = list_steps(folder)
-        raise MixerError(f"{folder} has no checkpoint of step {step}; available: {', '.join(map(str, known)) or 'none'}.")
+        raise MixerError(
+            f"{folder} has no checkpoint of step {step}; available: {', '.join(map(str, known)) or 'none'}."
+        )
     broken = find_fault(path)
     if broken is not None:
         good = previous_good(folder, step)
@@ -164,4 +168,6 @@ def _entry(content: bytes) -> dict[str, Any]:
 
 def _manifest(step: int, files: dict[str, Any]) -> bytes:
     body = json.dumps({"step": step, "files": files}, sort_keys=True)
-    return json.dumps({"step": step, "files": files, "sha256": hashlib.sha256(body.encode()).hexdigest()}, sort_keys=True, indent=1).encode()
+    return json.dumps(
+        {"step": step, "files": files, "sha256": hashlib.sha256(body.encode()).hexdigest()}, sort_keys=True, indent=1
+    ).encode()

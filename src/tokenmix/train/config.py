@@ -206,10 +206,16 @@ class RunConfig(Json):
         if self.train.steps is None and self.train.max_seconds is None:
             raise MixerError("config: this run would never end; set train.steps or train.max_seconds.")
         if self.train.steps is None and self.optim.schedule in ("cosine", "linear"):
-            raise MixerError(f"config: optim.schedule={self.optim.schedule!r} needs train.steps; " + "without it choose 'vaswani' or 'constant'.")
+            raise MixerError(
+                f"config: optim.schedule={self.optim.schedule!r} needs train.steps; "
+                + "without it choose 'vaswani' or 'constant'."
+            )
         wanted = "text" if self.model.kind == "lm" else "images"
         if self.data.kind != wanted:
-            raise MixerError(f"config: a model of kind {self.model.kind!r} is trained on data of kind {wanted!r}, got " + f"{self.data.kind!r}.")
+            raise MixerError(
+                f"config: a model of kind {self.model.kind!r} is trained on data of kind {wanted!r}, got "
+                + f"{self.data.kind!r}."
+            )
         if isinstance(self.data, DataConfig):
             _check_text(self.data.seq_len, self.model, self.train.stride)
         else:
@@ -224,7 +230,9 @@ class RunConfig(Json):
             for i, name in enumerate([*parents, last]):
                 if not isinstance(node, dict) or name not in node:
                     known = known_fields(self.to_json())
-                    raise MixerError(f"config: there is no field {'.'.join([*parents, last][: i + 1])!r}; {nearest(dotted, known)}.")
+                    raise MixerError(
+                        f"config: there is no field {'.'.join([*parents, last][: i + 1])!r}; {nearest(dotted, known)}."
+                    )
                 if name is not last or i < len(parents):
                     node = node[name]
             node[last] = to_json(value)
@@ -242,7 +250,11 @@ def known_fields(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def fixed_fields(config: RunConfig) -> dict[str, Any]:
     """Return the dotted fields that may not change in the middle of a run, with their values."""
     data = config.to_json()
-    parts = {"model": data["model"], "data": {k: v for k, v in data["data"].items() if k not in MOVABLE}, "optim": data["optim"]}
+    parts = {
+        "model": data["model"],
+        "data": {k: v for k, v in data["data"].items() if k not in MOVABLE},
+        "optim": data["optim"],
+    }
     return known_fields(parts | {"train": {name: data["train"][name] for name in FIXED}})
 
 
@@ -252,9 +264,14 @@ def check_unchanged(config: RunConfig, then: dict[str, Any] | None, where: Any) 
     Old checkpoints do not record them (``then`` is None) and are not checked.
     """
     now = fixed_fields(config)
-    changed = [f"{name} was {was!r}, is {now.get(name)!r}" for name, was in (then or {}).items() if now.get(name) != was]
+    changed = [
+        f"{name} was {was!r}, is {now.get(name)!r}" for name, was in (then or {}).items() if now.get(name) != was
+    ]
     if changed:
-        raise MixerError(f"{where} was edited since the checkpoint was written: {'; '.join(changed)}; " + "restore it, or start a new run.")
+        raise MixerError(
+            f"{where} was edited since the checkpoint was written: {'; '.join(changed)}; "
+            + "restore it, or start a new run."
+        )
 
 
 def check_seed(seed: int | None, name: str = "seed") -> None:
@@ -285,11 +302,16 @@ def _require_positive(section: str, config: Any, *names: str) -> None:
 def _check_optim(config: OptimConfig) -> None:
     _require_positive("optim", config, "lr", "eps", "mixer_lr")
     if config.schedule not in SCHEDULES:
-        raise MixerError(f"config: optim.schedule={config.schedule!r} is unknown; choose one of {', '.join(SCHEDULES)}.")
+        raise MixerError(
+            f"config: optim.schedule={config.schedule!r} is unknown; choose one of {', '.join(SCHEDULES)}."
+        )
     if len(config.betas) != 2 or not all(0 <= b < 1 for b in config.betas):
         raise MixerError(f"config: optim.betas must be two numbers in [0, 1), got {list(config.betas)}.")
     if not 0 < config.layer_decay <= 1 or not 0 <= config.ema < 1:
-        raise MixerError(f"config: optim.layer_decay must be in (0, 1] and optim.ema in [0, 1), got {config.layer_decay} and " + f"{config.ema}.")
+        raise MixerError(
+            f"config: optim.layer_decay must be in (0, 1] and optim.ema in [0, 1), got {config.layer_decay} and "
+            + f"{config.ema}."
+        )
     for name in ("weight_decay", "warmup", "clip", "min_lr_ratio", "aux_weight", "one_hot"):
         if getattr(config, name) < 0:
             raise MixerError(f"config: optim.{name} must be >= 0, got {getattr(config, name)}.")
@@ -315,9 +337,13 @@ def _check_train(config: TrainConfig) -> None:
     if config.threads is not None and config.threads > MOST_THREADS:
         raise MixerError(f"config: train.threads must be at most {MOST_THREADS}, got {config.threads}.")
     if config.batch_size % config.accumulate:
-        raise MixerError(f"config: train.accumulate={config.accumulate} must divide train.batch_size={config.batch_size}.")
+        raise MixerError(
+            f"config: train.accumulate={config.accumulate} must divide train.batch_size={config.batch_size}."
+        )
     if config.precision not in PRECISIONS:
-        raise MixerError(f"config: train.precision={config.precision!r} is unknown; choose one of {', '.join(PRECISIONS)}.")
+        raise MixerError(
+            f"config: train.precision={config.precision!r} is unknown; choose one of {', '.join(PRECISIONS)}."
+        )
     if config.eval_bytes is not None and config.eval_bytes < 2:
         raise MixerError(f"config: train.eval_bytes must be at least 2, got {config.eval_bytes}.")
     for name in ("sample_bytes", "samples", "workers", "distill"):

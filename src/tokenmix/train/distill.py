@@ -53,7 +53,13 @@ def layer_outputs(model: Any, images: Tensor) -> Trace:
 
 
 def distill_loss(
-    student: Any, teacher: Any, images: Tensor, *, layers: Sequence[int] | None = None, logits_weight: float = 1.0, temperature: float = 1.0
+    student: Any,
+    teacher: Any,
+    images: Tensor,
+    *,
+    layers: Sequence[int] | None = None,
+    logits_weight: float = 1.0,
+    temperature: float = 1.0,
 ) -> Tensor:
     """Compute mean_l mean|m_l(x_l) - m'_l(x_l)|^2 + logits_weight tau^2 KL(softmax(z' / tau) || softmax(z / tau)), a
     scalar.
@@ -72,9 +78,13 @@ def distill_loss(
             models do not match.
     """
     if teacher.training:
-        raise MixerError("distill_loss: the teacher is in training mode, so its outputs would be random; call teacher.eval() first.")
+        raise MixerError(
+            "distill_loss: the teacher is in training mode, so its outputs would be random; call teacher.eval() first."
+        )
     if not temperature > 0 or logits_weight < 0:
-        raise MixerError(f"distill_loss: temperature must be positive and logits_weight >= 0, got {temperature} and {logits_weight}.")
+        raise MixerError(
+            f"distill_loss: temperature must be positive and logits_weight >= 0, got {temperature} and {logits_weight}."
+        )
     count = len(teacher.blocks)
     chosen = range(count) if layers is None else [_layer(i, count) for i in layers]
     cut = _tokens_to_cut(student, teacher)
@@ -82,7 +92,9 @@ def distill_loss(
         trace = layer_outputs(teacher, images)
     terms = [_layer_loss(student, trace, i, cut) for i in chosen]
     loss = torch.stack(terms).mean() if terms else trace.logits.new_zeros(())
-    return loss if logits_weight == 0 else loss + logits_weight * _softened_kl(student(images), trace.logits, temperature)
+    return (
+        loss if logits_weight == 0 else loss + logits_weight * _softened_kl(student(images), trace.logits, temperature)
+    )
 
 
 def _layer(i: int, count: int) -> int:
@@ -96,10 +108,16 @@ def _tokens_to_cut(student: Any, teacher: Any) -> int:
     mine, theirs = student.config, teacher.config
     for name in ("layers", "dim", "patch", "image_size"):
         if getattr(mine, name) != getattr(theirs, name):
-            raise MixerError(f"distill_loss: the student has {name}={getattr(mine, name)}, the teacher {getattr(theirs, name)}; " + "they must be equal.")
-    if mine.prefix not in (0, theirs.prefix) or (mine.prefix and (mine.pool, mine.registers) != (theirs.pool, theirs.registers)):
+            raise MixerError(
+                f"distill_loss: the student has {name}={getattr(mine, name)}, the teacher {getattr(theirs, name)}; "
+                + "they must be equal."
+            )
+    if mine.prefix not in (0, theirs.prefix) or (
+        mine.prefix and (mine.pool, mine.registers) != (theirs.pool, theirs.registers)
+    ):
         raise MixerError(
-            f"distill_loss: the student has {mine.prefix} tokens before the patches, the teacher {theirs.prefix}; " + "give the student the same ones, or none."
+            f"distill_loss: the student has {mine.prefix} tokens before the patches, the teacher {theirs.prefix}; "
+            + "give the student the same ones, or none."
         )
     return theirs.prefix - mine.prefix
 
@@ -113,6 +131,9 @@ def _layer_loss(student: Any, trace: Trace, i: int, cut: int) -> Tensor:
 
 def _softened_kl(logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
     if logits.shape != wanted.shape:
-        raise MixerError(f"distill_loss: the student's logits are {tuple(logits.shape)}, the teacher's {tuple(wanted.shape)}; " + "set logits_weight=0.")
+        raise MixerError(
+            f"distill_loss: the student's logits are {tuple(logits.shape)}, the teacher's {tuple(wanted.shape)}; "
+            + "set logits_weight=0."
+        )
     mine, theirs = (F.log_softmax(z / temperature, -1) for z in (logits, wanted))
     return temperature**2 * F.kl_div(mine, theirs, log_target=True, reduction="batchmean")

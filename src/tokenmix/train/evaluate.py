@@ -28,7 +28,10 @@ class EvalResult:
 
     def text(self) -> str:
         """Return the result as one readable line."""
-        return f"{self.bits_per_byte:.4f} bits/byte over {self.bytes:,} bytes, windows of {self.seq_len} moved by " + f"{self.stride}"
+        return (
+            f"{self.bits_per_byte:.4f} bits/byte over {self.bytes:,} bytes, windows of {self.seq_len} moved by "
+            + f"{self.stride}"
+        )
 
 
 def windows(size: int, seq_len: int, stride: int) -> Iterator[tuple[int, int, int]]:
@@ -84,7 +87,9 @@ def evaluate(
     return EvalResult(total / len(data), len(data), min(seq_len, len(data) - 1), stride, time.perf_counter() - began)
 
 
-def _score(model: nn.Module, data: Tensor, batch: list[tuple[int, int, int]], device: torch.device, precision: str) -> Tensor:
+def _score(
+    model: nn.Module, data: Tensor, batch: list[tuple[int, int, int]], device: torch.device, precision: str
+) -> Tensor:
     rows = torch.stack([data[start : start + length + 1] for start, length, _ in batch]).to(device).long()
     first = torch.tensor([first for _, _, first in batch], device=device)
     with autocast(device, precision):

@@ -49,7 +49,8 @@ class ClassScore:
     def text(self) -> str:
         size = " x ".join(str(n) for n in self.image_size)
         return (
-            f"{100 * self.top1:.2f} % top-1, {100 * self.top5:.2f} % top-5, cross-entropy {self.cross_entropy:.4f} " + f"over {self.images:,} images of {size}"
+            f"{100 * self.top1:.2f} % top-1, {100 * self.top5:.2f} % top-5, cross-entropy {self.cross_entropy:.4f} "
+            + f"over {self.images:,} images of {size}"
         )
 
 
@@ -83,7 +84,9 @@ class ImageTask(Task):
         if not self.train.workers:
             return self.sampler.batch(step)
         if self.ahead is None or step != self.next_step:
-            self.ahead = stream(self.sampler, range(step, self.train.steps or step + STEPS_AHEAD), workers=self.train.workers)
+            self.ahead = stream(
+                self.sampler, range(step, self.train.steps or step + STEPS_AHEAD), workers=self.train.workers
+            )
         self.next_step = step + 1
         return next(self.ahead)
 
@@ -94,7 +97,8 @@ class ImageTask(Task):
         then, now = env.get("images"), self.images.describe()
         if then and then != now:
             raise MixerError(
-                f"the images {now['name']} changed since this run began: they were {then}, now {now}; " + "restore the old ones, or start a new run."
+                f"the images {now['name']} changed since this run began: they were {then}, now {now}; "
+                + "restore the old ones, or start a new run."
             )
 
     def units(self) -> int:
@@ -107,7 +111,12 @@ class ImageTask(Task):
     def sampling(self) -> dict[str, Any]:
         """Return the options common to all samplers of training images."""
         data, train = self.data, self.train
-        return {"channels": self.model.channels, "batch_size": train.batch_size, "seed": train.seed, "augment": data.augment}
+        return {
+            "channels": self.model.channels,
+            "batch_size": train.batch_size,
+            "seed": train.seed,
+            "augment": data.augment,
+        }
 
 
 class ClassifyTask(ImageTask):
@@ -120,8 +129,16 @@ class ClassifyTask(ImageTask):
         super().__init__(config)
         classes = len(self.images.classes)
         if self.model.classes != classes:
-            raise MixerError(f"config: model.classes={self.model.classes}, but {self.images.name} has {classes} classes; " + f"set model.classes={classes}.")
-        options = {**self.sampling, **self.pixels, "image_size": self.model.image_size, "smoothing": self.data.smoothing}
+            raise MixerError(
+                f"config: model.classes={self.model.classes}, but {self.images.name} has {classes} classes; "
+                + f"set model.classes={classes}."
+            )
+        options = {
+            **self.sampling,
+            **self.pixels,
+            "image_size": self.model.image_size,
+            "smoothing": self.data.smoothing,
+        }
         self.sampler = ImageSampler(self.images.split("train"), classes=classes, **options)
 
     @property
@@ -146,7 +163,13 @@ class ClassifyTask(ImageTask):
         """
         began = time.perf_counter()
         size = self.model.image_size if image_size is None else image_size
-        options = {**self.pixels, "batch_size": self.train.eval_batch, "image_size": size, "channels": self.model.channels, "limit": max_images}
+        options = {
+            **self.pixels,
+            "batch_size": self.train.eval_batch,
+            "image_size": size,
+            "channels": self.model.channels,
+            "limit": max_images,
+        }
         right, within, nats, n = 0, 0, 0.0, 0
         for logits, labels in self._answers(model, eval_batches(self.images.split(split), **options)):
             order = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
@@ -188,7 +211,12 @@ class DensityTask(ImageTask):
     @torch.no_grad()
     def evaluate(self, model: Any, split: str, *, max_images: int | None = None) -> DensityScore:
         began = time.perf_counter()
-        options = {"batch_size": self.train.eval_batch, "size": self.model.size, "channels": self.model.channels, "limit": max_images}
+        options = {
+            "batch_size": self.train.eval_batch,
+            "size": self.model.size,
+            "channels": self.model.channels,
+            "limit": max_images,
+        }
         device, bits, n = next(model.parameters()).device, 0.0, 0
         with evaluating(model):
             for tokens in pixel_batches(self.images.split(split), **options):
@@ -208,12 +236,18 @@ class DensityTask(ImageTask):
             return
         real = self.pictures("valid", n)
         halves = model.complete(real, real.shape[2] // 2, seed=seed)
-        write_grid(folder / f"step_{step:08d}.png", torch.cat([model.sample(n, seed=seed).cpu(), halves.cpu(), real]), columns=n)
+        write_grid(
+            folder / f"step_{step:08d}.png",
+            torch.cat([model.sample(n, seed=seed).cpu(), halves.cpu(), real]),
+            columns=n,
+        )
 
     def pictures(self, split: str, n: int) -> Tensor:
         """Return the first images of a split, uint8 (n, C, H, W)."""
         size, channels = self.model.size, self.model.channels
-        tokens = next(iter(pixel_batches(self.images.split(split), batch_size=n, size=size, channels=channels, limit=n)))
+        tokens = next(
+            iter(pixel_batches(self.images.split(split), batch_size=n, size=size, channels=channels, limit=n))
+        )
         return to_pixels(tokens, size, channels)
 
     def model_facts(self, model: Any) -> dict[str, Any]:
@@ -240,10 +274,18 @@ def open_set(data: ImageDataConfig, channels: int | None) -> ImageData:
     """Open the images of a config."""
     if data.source == "imagenet" and not Path("imagenet").exists():
         raise MixerError(
-            "ImageNet cannot be downloaded without its owners' permission; " + "give its folder, with train/CLASS/* and val/CLASS/*, as --data PATH."
+            "ImageNet cannot be downloaded without its owners' permission; "
+            + "give its folder, with train/CLASS/* and val/CLASS/*, as --data PATH."
         )
     bounds = Bounds(data.max_unpacked, data.max_pixels)
-    return open_images(data.source, path=data.path, valid=data.valid, skip_bad_files=data.skip_bad_files, channels=channels, bounds=bounds)
+    return open_images(
+        data.source,
+        path=data.path,
+        valid=data.valid,
+        skip_bad_files=data.skip_bad_files,
+        channels=channels,
+        bounds=bounds,
+    )
 
 
 def write_grid(path: Path, images: Tensor, *, columns: int = 8, scale: int = 4) -> None:

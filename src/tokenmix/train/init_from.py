@@ -26,7 +26,10 @@ def load_model(path: Path | str) -> tuple[nn.Module, Any]:
         model, run = load_run(folder)
         return model, run.model
     if not (folder / "config.json").is_file() or not (folder / WEIGHTS).is_file():
-        raise MixerError(f"{folder} contains no model; it must be a run directory, or have config.json and {WEIGHTS} as written by " + "`tokenmix convert`.")
+        raise MixerError(
+            f"{folder} contains no model; it must be a run directory, or have config.json and {WEIGHTS} as written by "
+            + "`tokenmix convert`."
+        )
     check_can_save()
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -58,7 +61,8 @@ def _load_state(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> No
         model.load_state_dict(tensors)
     except RuntimeError as why:
         raise MixerError(
-            f"{where}: its weights do not fit the model ({' '.join(str(why).split())[:300]}); " + "`tokenmix convert` adapts weights to another model."
+            f"{where}: its weights do not fit the model ({' '.join(str(why).split())[:300]}); "
+            + "`tokenmix convert` adapts weights to another model."
         ) from None
 
 
@@ -76,5 +80,8 @@ def extra_losses(config: RunConfig, model: nn.Module, device: torch.device) -> d
         from .distill import distill_loss
 
         teacher = load_model(config.train.teacher)[0].to(device).requires_grad_(False)
-        found["distill"] = lambda inputs: (config.train.distill, distill_loss(model, teacher, inputs, logits_weight=0.0))
+        found["distill"] = lambda inputs: (
+            config.train.distill,
+            distill_loss(model, teacher, inputs, logits_weight=0.0),
+        )
     return found

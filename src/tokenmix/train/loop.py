@@ -106,13 +106,18 @@ class Trainer:
         step, path = self.progress.step, self.run_dir.path
         if step not in list_steps(self.run_dir.checkpoints):
             self.save()
-        print(f"{path}: stopped by SIGTERM after step {step}, which is saved; `tokenmix resume {path}` continues it.", file=sys.stderr)
+        print(
+            f"{path}: stopped by SIGTERM after step {step}, which is saved; `tokenmix resume {path}` continues it.",
+            file=sys.stderr,
+        )
         raise SystemExit(128 + signal.SIGTERM)
 
     def done(self) -> bool:
         """Return whether the run has reached its last step or its time limit."""
         limits = self.config.train
-        return (limits.steps is not None and self.progress.step >= limits.steps) or (limits.max_seconds is not None and self.seconds() >= limits.max_seconds)
+        return (limits.steps is not None and self.progress.step >= limits.steps) or (
+            limits.max_seconds is not None and self.seconds() >= limits.max_seconds
+        )
 
     def seconds(self) -> float:
         """Return the training time so far, without evaluation, samples and checkpoints."""
@@ -163,7 +168,12 @@ class Trainer:
         rate = p.loss_count * batch / max(seconds - self.logged_at, 1e-9)
         rates = max(group["lr"] for group in self.optimizer.param_groups)
         line = {"kind": "train", "step": p.step, "loss": loss, **self.task.train_fields(loss), "lr": rates}
-        line |= {unit: p.step * batch, f"{unit}_per_s": round(rate, 1), "seconds": round(seconds, 3), "peak_mib": peak_mib(self.device)}
+        line |= {
+            unit: p.step * batch,
+            f"{unit}_per_s": round(rate, 1),
+            "seconds": round(seconds, 3),
+            "peak_mib": peak_mib(self.device),
+        }
         if self.aux:
             line["aux"] = {name: float(value) for name, value in self.aux.items()}
         self.append_metrics(line)
@@ -229,7 +239,11 @@ class Trainer:
         rng = {"cpu": torch.get_rng_state(), "loss_sum": self.loss_sum}
         if self.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state(self.device)
-        groups = {"model": self.model.state_dict(), "optimizer": optimizer_tensors(self.model, self.optimizer), "rng": rng}
+        groups = {
+            "model": self.model.state_dict(),
+            "optimizer": optimizer_tensors(self.model, self.optimizer),
+            "rng": rng,
+        }
         if self.average is not None:
             groups["ema"] = self.average.tensors()
         try:
@@ -249,15 +263,24 @@ class Trainer:
     def disk_error(self, what: str, why: OSError) -> MixerError:
         """Return the error for a file that could not be written, with what is left and what to do."""
         steps = list_steps(self.run_dir.checkpoints)
-        kept = f"the checkpoint of step {steps[-1]} is intact" if steps else "there is no earlier checkpoint, so the run restarts from its config"
+        kept = (
+            f"the checkpoint of step {steps[-1]} is intact"
+            if steps
+            else "there is no earlier checkpoint, so the run restarts from its config"
+        )
         path = self.run_dir.path
-        return MixerError(f"{path}: {what} could not be written ({why.strerror or why}); {kept}. " + f"Make room, then `tokenmix resume {path}`.")
+        return MixerError(
+            f"{path}: {what} could not be written ({why.strerror or why}); {kept}. "
+            + f"Make room, then `tokenmix resume {path}`."
+        )
 
     def summary(self) -> dict[str, Any]:
         """Return the summary of the run as a dictionary."""
         p, unit, metric = self.progress, self.task.unit, self.task.metric
         done = p.step * self.task.units()
-        last = next((x for x in reversed(self.run_dir.read_metrics()) if x["kind"] == "eval" and x["split"] == "valid"), None)
+        last = next(
+            (x for x in reversed(self.run_dir.read_metrics()) if x["kind"] == "eval" and x["split"] == "valid"), None
+        )
         return {
             "run": str(self.run_dir.path),
             "step": p.step,
@@ -297,14 +320,20 @@ def train(config: RunConfig, out: Path | str, *, verbose: bool | None = None) ->
     with _threads(config.train.threads):
         trainer = Trainer(config, RunDir(out), device, verbose=verbose)
         env = environment(trainer.task.facts(), device)
-        env |= {"parameters": sum(p.numel() for p in trainer.model.parameters()), **trainer.task.model_facts(trainer.model), "resumed": []}
+        env |= {
+            "parameters": sum(p.numel() for p in trainer.model.parameters()),
+            **trainer.task.model_facts(trainer.model),
+            "resumed": [],
+        }
         env["config"] = digest_of(trainer.progress.config)
         trainer.run_dir = RunDir.create(out, config, env)
         with trainer.run_dir.lock():
             return trainer.run()
 
 
-def resume(out: Path | str, *, from_step: int | None = None, changes: dict[str, Any] | None = None, verbose: bool | None = None) -> dict[str, Any]:
+def resume(
+    out: Path | str, *, from_step: int | None = None, changes: dict[str, Any] | None = None, verbose: bool | None = None
+) -> dict[str, Any]:
     """Continue a run from its last checkpoint, or from its start if it has none, as if it had never stopped.
 
     Args:
@@ -326,10 +355,16 @@ def resume(out: Path | str, *, from_step: int | None = None, changes: dict[str, 
         if step or from_step is not None:
             trainer.load(step)
         elif env.get("config", digest_of(trainer.progress.config)) != digest_of(trainer.progress.config):
-            raise MixerError(f"{run.path / 'config.json'} was edited since this run began; restore it, or start a new run.")
+            raise MixerError(
+                f"{run.path / 'config.json'} was edited since this run began; restore it, or start a new run."
+            )
         changed = differences(env, environment(trainer.task.facts(), device))
         if changed:
-            warnings.warn(f"{out}: {'; '.join(changed)}. The run continues, but its numbers may differ from those of an " + "uninterrupted one.", stacklevel=2)
+            warnings.warn(
+                f"{out}: {'; '.join(changed)}. The run continues, but its numbers may differ from those of an "
+                + "uninterrupted one.",
+                stacklevel=2,
+            )
         env.setdefault("resumed", []).append({"step": step, "changed": changed})
         if changes:
             write_json(run.path / "config.json", config.to_json())
@@ -351,6 +386,7 @@ def _with_changes(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
     for name in changes:
         if not name.startswith("train.") or name in fixed:
             raise MixerError(
-                f"resume: {name} cannot change in the middle of a run; " + "fields such as train.steps, train.max_seconds and train.save_every can."
+                f"resume: {name} cannot change in the middle of a run; "
+                + "fields such as train.steps, train.max_seconds and train.save_every can."
             )
     return config.override(changes) if changes else config

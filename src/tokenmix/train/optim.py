@@ -37,7 +37,9 @@ def learning_rate(step: int, config: OptimConfig, steps: int | None) -> float:
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * shape)
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0, mixer_lr: float = 1.0) -> list[dict]:
+def parameter_groups(
+    model: nn.Module, weight_decay: float, layer_decay: float = 1.0, mixer_lr: float = 1.0
+) -> list[dict]:
     """Group the parameters by weight decay and learning rate.
 
     Only the weights of linear layers and convolutions decay; biases, norms, embeddings, position biases and everything
@@ -52,7 +54,10 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float =
         scale = layer_decay**above * (mixer_lr if id(parameter) in owned else 1.0)
         found.setdefault((scale, id(parameter) in maps), []).append(parameter)
     groups = sorted(found.items(), key=lambda item: (-item[0][0], not item[0][1]))
-    return [{"params": some, "weight_decay": weight_decay if decays else 0.0, "scale": scale} for (scale, decays), some in groups]
+    return [
+        {"params": some, "weight_decay": weight_decay if decays else 0.0, "scale": scale}
+        for (scale, decays), some in groups
+    ]
 
 
 def own_parameters(mixer: Mixer) -> list[nn.Parameter]:

@@ -18,11 +18,20 @@ def bar(verbose: bool | None = None) -> Iterator[Callable[[float, dict[str, Any]
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     text = TextColumn("step {task.fields[step]}  {task.fields[loss]}  {task.fields[rate]}  {task.fields[mib]:,.0f} MiB")
-    with Progress(text, BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True)) as shown:
+    with Progress(
+        text, BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True)
+    ) as shown:
         task = shown.add_task("train", total=1.0, step=0, loss="", rate="", mib=0.0)
 
         def show(fraction: float, line: dict[str, Any]) -> None:
-            shown.update(task, completed=fraction, step=line["step"], loss=loss_text(line), rate=rate_text(line), mib=line["peak_mib"])
+            shown.update(
+                task,
+                completed=fraction,
+                step=line["step"],
+                loss=loss_text(line),
+                rate=rate_text(line),
+                mib=line["peak_mib"],
+            )
 
         yield show
 

@@ -48,7 +48,9 @@ class RunDir:
                 write_json(temporary / "env.json", env)
                 run.metrics.touch()
         except OSError as why:
-            raise MixerError(f"the run directory {path} could not be created ({why.strerror or why}); give another --out.") from why
+            raise MixerError(
+                f"the run directory {path} could not be created ({why.strerror or why}); give another --out."
+            ) from why
         return cls(path)
 
     @classmethod
@@ -56,7 +58,10 @@ class RunDir:
         """Open the directory of an existing run."""
         run = cls(path)
         if not (run.path / "config.json").is_file():
-            raise MixerError(f"{path} is not a run directory (no config.json in it); " + f"`tokenmix train RECIPE --out {path}` creates one.")
+            raise MixerError(
+                f"{path} is not a run directory (no config.json in it); "
+                + f"`tokenmix train RECIPE --out {path}` creates one."
+            )
         return run
 
     def config(self) -> RunConfig:
@@ -126,7 +131,9 @@ class RunDir:
             try:
                 fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise MixerError(f"{self.path}: another process is training in this directory; wait until it ends, or stop it.") from None
+                raise MixerError(
+                    f"{self.path}: another process is training in this directory; wait until it ends, or stop it."
+                ) from None
             yield
 
 
@@ -139,7 +146,10 @@ def _wrong_env(env: Any) -> str | None:
         return f"threads must be an integer from 1 to {MOST_THREADS}, got {threads!r}"
     for name, shape in {"resumed": list, "corpus": dict, "images": dict, "config": str}.items():
         if not isinstance(env.get(name, shape()), shape):
-            return f"{name} must be {'an object' if shape is dict else 'a list' if shape is list else 'a string'}, got " + f"{env[name]!r}"
+            return (
+                f"{name} must be {'an object' if shape is dict else 'a list' if shape is list else 'a string'}, got "
+                + f"{env[name]!r}"
+            )
     missing = {"bytes", "sha256"} - env["corpus"].keys() if "corpus" in env else None
     return f"corpus has no {min(missing)!r}" if missing else None
 
@@ -172,7 +182,14 @@ def git_revision() -> str | None:
     """Return the revision of the checkout this package runs from; None for an installed copy."""
     package = Path(__file__).resolve().parents[1]
     try:
-        asked = subprocess.run(["git", "rev-parse", "--show-toplevel", "HEAD"], cwd=package, capture_output=True, text=True, timeout=10, check=True)
+        asked = subprocess.run(
+            ["git", "rev-parse", "--show-toplevel", "HEAD"],
+            cwd=package,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
         found = asked.stdout.split("\n")
     except (OSError, subprocess.SubprocessError):
         return None

@@ -60,10 +60,20 @@ def load_weights(model: nn.Module, tensors: dict[str, torch.Tensor], where: Path
     try:
         model.load_state_dict(tensors)
     except RuntimeError as why:
-        raise MixerError(f"{where}: the checkpoint does not fit the model of config.json ({' '.join(str(why).split())[:300]}).") from None
+        raise MixerError(
+            f"{where}: the checkpoint does not fit the model of config.json ({' '.join(str(why).split())[:300]})."
+        ) from None
 
 
-def evaluate_run(path: Path | str, *, split: str = "test", step: int | str = "last", device: str = "auto", record: bool = True, **options: Any) -> Any:
+def evaluate_run(
+    path: Path | str,
+    *,
+    split: str = "test",
+    step: int | str = "last",
+    device: str = "auto",
+    record: bool = True,
+    **options: Any,
+) -> Any:
     """Score a run on one split of its data and, unless ``record`` is False, append the result to its metrics.jsonl.
 
     If metrics.jsonl cannot be written to, a warning says so.
@@ -82,7 +92,10 @@ def evaluate_run(path: Path | str, *, split: str = "test", step: int | str = "la
         try:
             run.append(eval_line(split, pick_step(run, step), result))
         except OSError as why:  # the result is worth more than its record
-            warnings.warn(f"{run.metrics} cannot be written to ({why.strerror or why}); the result is not added to it.", stacklevel=2)
+            warnings.warn(
+                f"{run.metrics} cannot be written to ({why.strerror or why}); the result is not added to it.",
+                stacklevel=2,
+            )
     return result
 
 
@@ -91,7 +104,10 @@ def _can_record(run: RunDir) -> bool:
     try:
         run.metrics.open("ab").close()
     except OSError as why:
-        warnings.warn(f"{run.metrics} cannot be written to ({why.strerror or why}); the result will not be added to it.", stacklevel=3)
+        warnings.warn(
+            f"{run.metrics} cannot be written to ({why.strerror or why}); the result will not be added to it.",
+            stacklevel=3,
+        )
         return False
     return True
 
@@ -121,14 +137,25 @@ def sample_run(
     check_seed(seed, "sample: seed")
     model, config = load_run(path, step=step, device=device)
     if config.model.kind != "lm":
-        raise MixerError(f"{path} holds a model of kind {config.model.kind!r}, which generates no text; " + "use --images to sample from a density model.")
+        raise MixerError(
+            f"{path} holds a model of kind {config.model.kind!r}, which generates no text; "
+            + "use --images to sample from a density model."
+        )
     if n is None:
         longest: Any = model.max_len
         n = 500 if longest is None else max(1, min(500, longest - len(prompt)))
     return continue_bytes(model, prompt, n, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
 
 
-def draw_run(path: Path | str, *, n: int = 16, step: int | str = "last", device: str = "auto", complete: bool = False, **sampling: Any) -> Tensor:
+def draw_run(
+    path: Path | str,
+    *,
+    n: int = 16,
+    step: int | str = "last",
+    device: str = "auto",
+    complete: bool = False,
+    **sampling: Any,
+) -> Tensor:
     """Sample images from a run's density model, uint8 (n, C, H, W).
 
     Args:
@@ -136,7 +163,9 @@ def draw_run(path: Path | str, *, n: int = 16, step: int | str = "last", device:
     """
     model, config = load_run(path, step=step, device=device)
     if config.model.kind != "image_density":
-        raise MixerError(f"{path} holds a model of kind {config.model.kind!r}, which generates no images; a density model does.")
+        raise MixerError(
+            f"{path} holds a model of kind {config.model.kind!r}, which generates no images; a density model does."
+        )
     check_seed(sampling.get("seed"), "sample: seed")
     if n < 1:
         raise MixerError(f"sample: the number of images must be positive, got {n}.")

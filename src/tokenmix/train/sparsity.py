@@ -39,7 +39,8 @@ def one_hot_penalty(model: nn.Module, *, eps: float = EPS) -> Tensor:
     filters = [m.kernel() for m in model.modules() if isinstance(m, AFTConv) and m.kernel_size > 1]
     if not filters:
         raise MixerError(
-            f"one_hot_penalty: {type(model).__name__} has no AFT-conv with more than one tap; " + "it needs mixers like {'name': 'aft_conv', ...}."
+            f"one_hot_penalty: {type(model).__name__} has no AFT-conv with more than one tap; "
+            + "it needs mixers like {'name': 'aft_conv', ...}."
         )
     return torch.cat([head_penalties(w, eps) for w in filters]).mean()
 

@@ -26,7 +26,10 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
         else:  # a worker that inherited this handler has nothing to finish
             os.kill(os.getpid(), number)
 
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
         yield came.is_set
         return
     signal.signal(signal.SIGTERM, heard)

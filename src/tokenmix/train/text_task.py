@@ -37,11 +37,23 @@ class TextTask(Task):
     def __init__(self, config: RunConfig):
         super().__init__(config)
         self.corpus = open_data(self.data)
-        self.sampler = Sampler(self.corpus.split("train"), seq_len=self.data.seq_len, batch_size=self.train.batch_size, seed=self.train.seed)
+        self.sampler = Sampler(
+            self.corpus.split("train"),
+            seq_len=self.data.seq_len,
+            batch_size=self.train.batch_size,
+            seed=self.train.seed,
+        )
 
     def facts(self) -> dict[str, Any]:
         corpus = self.corpus
-        return {"corpus": {"name": corpus.name, "bytes": corpus.size, "sha256": corpus.sha256, "splits": list(corpus.bounds)}}
+        return {
+            "corpus": {
+                "name": corpus.name,
+                "bytes": corpus.size,
+                "sha256": corpus.sha256,
+                "splits": list(corpus.bounds),
+            }
+        }
 
     def check_same(self, env: dict[str, Any]) -> None:
         corpus, then = self.corpus, env.get("corpus", {})
@@ -66,7 +78,12 @@ class TextTask(Task):
 
     def evaluate(self, model: Any, split: str, **options: Any) -> EvalResult:
         """Score the model on a split; the options are those of ``train.evaluate``."""
-        given = {"batch_size": self.train.eval_batch, "seq_len": self.data.seq_len, "precision": self.train.precision, **options}
+        given = {
+            "batch_size": self.train.eval_batch,
+            "seq_len": self.data.seq_len,
+            "precision": self.train.precision,
+            **options,
+        }
         return evaluate(model, self.corpus.split(split), **given)
 
     def while_training(self) -> dict[str, Any]:
@@ -79,7 +96,9 @@ class TextTask(Task):
             return
         limit = model.max_len or 1 << 30
         prompt = bytes(self.corpus.split("valid")[: min(SAMPLE_PROMPT, limit - 1)].tolist())
-        text = continue_bytes(model, prompt, min(train.sample_bytes, limit - len(prompt)), temperature=0.8, seed=train.seed)
+        text = continue_bytes(
+            model, prompt, min(train.sample_bytes, limit - len(prompt)), temperature=0.8, seed=train.seed
+        )
         with whole_file(folder / f"step_{step:08d}.txt") as f:
             f.write(text)
 

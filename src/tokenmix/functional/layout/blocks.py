@@ -69,7 +69,10 @@ def ready(q: Tensor, k: Tensor, v: Tensor, heads: int, key_mask: Tensor | None) 
     k, v = zero_masked(k, key_mask), zero_masked(v, key_mask)
     own, met = marks(q)[:, None], marks(k, v)[:, None]
     q, k, v = (split(clean(a), heads) for a in (q, k, v))
-    q, v = (torch.cat([a, m.to(a.dtype).expand(-1, heads, -1, -1)], -1) for a, m in ((q * q.shape[-1] ** -0.5, own), (v, met)))
+    q, v = (
+        torch.cat([a, m.to(a.dtype).expand(-1, heads, -1, -1)], -1)
+        for a, m in ((q * q.shape[-1] ** -0.5, own), (v, met))
+    )
     return Ready(q, k, v, None if key_mask is None else key_mask[:, None])
 
 
@@ -117,13 +120,17 @@ def dense(r: Ready, ok: Tensor) -> Tensor:
     return ratio(part_of(r.q, r.k, r.v, ok[:, None] if ok.ndim == 3 else ok))
 
 
-def pairs_of(positions: Positions, q: Tensor, k: Tensor, *, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def pairs_of(
+    positions: Positions, q: Tensor, k: Tensor, *, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return what the dense form needs.
 
     Positions of the queries (B, T, 1) and of the keys (B, 1, S), and the pairs that all masks allow (B, T, S).
     """
     rows, cols = positions if isinstance(positions, tuple) else (positions, positions)
-    ok = allowed(q.shape[0], q.shape[1], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
+    ok = allowed(
+        q.shape[0], q.shape[1], k.shape[1], causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device
+    )
     return rows[:, :, None], cols[:, None, :], ok
 
 
@@ -136,7 +143,9 @@ def own_positions(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
     return index if key_mask is None else index - first_true(key_mask)
 
 
-def blockwise(q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, size: int, behind: int, before: int, pairs: Pairs) -> Part:
+def blockwise(
+    q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, size: int, behind: int, before: int, pairs: Pairs
+) -> Part:
     """Attend from each block of ``size`` queries to the keys nearby that ``pairs`` allows.
 
     These are the keys of its own block, of the ``behind`` blocks before it and of the ``before`` blocks after it.
@@ -202,7 +211,9 @@ def unclasses(p: Part, T: int) -> Part:
     return Part(*(a.transpose(-3, -2).flatten(-3, -2)[..., :T, :] for a in p))
 
 
-def in_classes(q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, step: int, *, back: int, ahead: int, hole: int = -1) -> Part:
+def in_classes(
+    q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, step: int, *, back: int, ahead: int, hole: int = -1
+) -> Part:
     """Apply ``band`` among the tokens of one residue modulo ``step``; reaches count in steps."""
     if valid is None and q.shape[-2] % step:
         # the padding that completes the last line must not count as valid

@@ -53,7 +53,9 @@ def sort_by_bucket(buckets: Tensor, valid: Tensor, count: int) -> Order:
     keys = torch.where(valid, buckets, count)
     token = (keys * T + time).argsort(-1)
     place = torch.zeros_like(token).scatter(-1, token, time)
-    sizes = torch.zeros(*keys.shape[:-1], count + 1, dtype=torch.long, device=keys.device).scatter_add(-1, keys, torch.ones_like(keys))
+    sizes = torch.zeros(*keys.shape[:-1], count + 1, dtype=torch.long, device=keys.device).scatter_add(
+        -1, keys, torch.ones_like(keys)
+    )
     return Order(token, place, place - (sizes.cumsum(-1) - sizes).gather(-1, keys))
 
 
@@ -114,7 +116,18 @@ def ratio(s: Sums, otherwise: Tensor | float = 0.0) -> Tensor:
 
 
 def attend_sorted(
-    q: Tensor, k: Tensor, v: Tensor, codes: Tensor, order: Order, *, size: int, before: int, after: int, reach: int, causal: bool, itself: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    codes: Tensor,
+    order: Order,
+    *,
+    size: int,
+    before: int,
+    after: int,
+    reach: int,
+    causal: bool,
+    itself: bool,
 ) -> Sums:
     """Compute the sums of the last round of ``codes`` over the keys that no earlier round has met.
 
@@ -128,7 +141,9 @@ def attend_sorted(
     tags = torch.cat([codes, torch.arange(token.shape[-1], device=token.device).expand_as(codes[:, :, :1])], 2)
     tags = tags.gather(3, token[:, :, None].expand_as(tags)).transpose(2, 3)
     mine, theirs = blocks(tags, fill=MASKED_CODE, **fit)
-    ok = in_order(mine[..., -1], theirs[..., -1], causal=causal, itself=itself) & meets(mine[..., -2], theirs[..., -2], reach)
+    ok = in_order(mine[..., -1], theirs[..., -1], causal=causal, itself=itself) & meets(
+        mine[..., -2], theirs[..., -2], reach
+    )
     for r in range(codes.shape[2] - 1):
         ok = ok & ~meets(mine[..., r], theirs[..., r], reach)
     back = order.place[..., None]

@@ -48,7 +48,9 @@ def dense(q: Tensor, k: Tensor, v: Tensor, ok: Tensor, heads: int) -> Tensor:
     return mixed(qh @ kh.transpose(-1, -2), ok[:, None], vh, met[:, None]).transpose(1, 2).flatten(2) + own
 
 
-def in_lines(q: Tensor, k: Tensor, v: Tensor, lines: Lines, valid: Tensor | None, heads: int, prefix: int = 0) -> Tensor:
+def in_lines(
+    q: Tensor, k: Tensor, v: Tensor, lines: Lines, valid: Tensor | None, heads: int, prefix: int = 0
+) -> Tensor:
     """Weigh the pairs inside each group only; a token is a query of exactly one group.
 
     valid: (B, T), keys that may be attended, or None. The first ``prefix`` tokens belong to no group: they attend all
@@ -64,8 +66,12 @@ def in_lines(q: Tensor, k: Tensor, v: Tensor, lines: Lines, valid: Tensor | None
         ok = ok & picked(valid[..., None], keys)[..., 0][:, :, None, None]
     scaled, met = clean(q) * (q.shape[-1] // heads) ** -0.5, picked(marks(k, v), keys)[:, :, None]
     # (B, N, heads, L or W, e)
-    qh, kh, vh = (per_head(picked(a, at), heads) for a, at in ((scaled, lines.queries), (clean(k), keys), (clean(v), keys)))
-    y = mixed(qh @ kh.transpose(-1, -2), ok, vh, met).transpose(2, 3).flatten(3).flatten(1, 2)[:, token_slots(lines.queries, T)] + marks(q)
+    qh, kh, vh = (
+        per_head(picked(a, at), heads) for a, at in ((scaled, lines.queries), (clean(k), keys), (clean(v), keys))
+    )
+    y = mixed(qh @ kh.transpose(-1, -2), ok, vh, met).transpose(2, 3).flatten(3).flatten(1, 2)[
+        :, token_slots(lines.queries, T)
+    ] + marks(q)
     if prefix == 0:
         return y
     every = torch.ones(1, 1, T, dtype=torch.bool, device=q.device) if valid is None else valid[:, None]
@@ -100,7 +106,9 @@ class Raster(NamedTuple):
         lines = -(-T // self.width)
         return torch.arange(lines * self.width, device=device).clamp_max(T).view(lines, self.width)
 
-    def positions(self, positions: Positions | None, starts: Tensor | None, T: int, S: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    def positions(
+        self, positions: Positions | None, starts: Tensor | None, T: int, S: int, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
         """Return positions of the queries (B or 1, T) and of the keys (B or 1, S); negative before a row's start."""
         if positions is None:
             rows, cols = torch.arange(T, device=device)[None], torch.arange(S, device=device)[None]

@@ -8,12 +8,18 @@ from torch import Tensor
 from ...errors import MixerError
 
 
-def allowed(B: int, T: int, S: int, *, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None, device: torch.device) -> Tensor:
+def allowed(
+    B: int, T: int, S: int, *, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None, device: torch.device
+) -> Tensor:
     """Combine all masks into one bool (B, T, S); with T < S, causal lets the last query see every key."""
     check_keys(key_mask, B, S)
-    if attn_mask is not None and (attn_mask.dtype != torch.bool or attn_mask.ndim not in (2, 3) or attn_mask.shape[-2:] != (T, S)):
+    if attn_mask is not None and (
+        attn_mask.dtype != torch.bool or attn_mask.ndim not in (2, 3) or attn_mask.shape[-2:] != (T, S)
+    ):
         given = f"{attn_mask.dtype} {tuple(attn_mask.shape)}"
-        raise MixerError(f"expects a bool attn_mask of shape {(T, S)} or {(B, T, S)}, True = may be attended, got {given}.")
+        raise MixerError(
+            f"expects a bool attn_mask of shape {(T, S)} or {(B, T, S)}, True = may be attended, got {given}."
+        )
     ok = torch.ones(1, T, S, dtype=torch.bool, device=device)
     if causal:
         ok = ok.tril(S - T)

@@ -72,11 +72,19 @@ def _over_groups(m: Tensor, terms: Tensor, source: Weights, unit: int) -> Sums:
         parts.append(_over_units(m[..., :whole, :, :], terms[..., :whole, :, :, :], w, unit, whole // span))
     if whole < leaves:
         rest = slice(whole * LEAF, leaves * LEAF)
-        parts.append(_over_units(m[..., whole:, :, :], terms[..., whole:, :, :, :], source.slab(rest, rest)[..., None, :, :], unit, 1))
-    return Sums(*(torch.cat(same, same[0].ndim - d) for same, d in zip(zip(*parts, strict=True), (3, 3, 4), strict=True)))
+        parts.append(
+            _over_units(
+                m[..., whole:, :, :], terms[..., whole:, :, :, :], source.slab(rest, rest)[..., None, :, :], unit, 1
+            )
+        )
+    return Sums(
+        *(torch.cat(same, same[0].ndim - d) for same, d in zip(zip(*parts, strict=True), (3, 3, 4), strict=True))
+    )
 
 
-def _over_units(m: Tensor, terms: Tensor, w: Tensor, unit: int, groups: int, before: tuple[Tensor, Tensor, Tensor] | None = None) -> Sums:
+def _over_units(
+    m: Tensor, terms: Tensor, w: Tensor, unit: int, groups: int, before: tuple[Tensor, Tensor, Tensor] | None = None
+) -> Sums:
     """Sum the preceding units in each group: rows of unit i see units 0..i-1.
 
     ``before`` is the block before the group, counted as one more unit: its m, terms and weights.
@@ -96,14 +104,18 @@ def _over_units(m: Tensor, terms: Tensor, w: Tensor, unit: int, groups: int, bef
     top, rise = risen(torch.cat([a.amax(-3) for a in m.split(sizes, -3)[:-1]], -2), JUMP)
     of_key = torch.tensor(owner[:keys], device=m.device)
     of_row = torch.tensor(owner[sizes[0] :], device=m.device)
-    scale = m[..., :keys, :, :] - top.index_select(-2, of_key)[..., None, :] + rise.index_select(-2, of_key)[..., None, :]
+    scale = (
+        m[..., :keys, :, :] - top.index_select(-2, of_key)[..., None, :] + rise.index_select(-2, of_key)[..., None, :]
+    )
     terms = (terms[..., :keys, :, :, :] * torch.exp(scale)[..., None, :]).flatten(-4, -3)
     seen = (of_row[:, None] > of_key).repeat_interleave(LEAF, 0).repeat_interleave(LEAF, 1)
     acc = weigh(w[..., : keys * LEAF].masked_fill(~seen, float("-inf")), terms).unflatten(-3, (-1, LEAF))
     base, lift = (a.index_select(-2, of_row - 1)[..., None, :] for a in (top, -rise))
     part = Sums(base, lift, acc)
     if nothing is not None:
-        part = Sums(*(torch.cat(a, a[0].ndim - d) for a, d in zip(zip(nothing, part, strict=True), (3, 3, 4), strict=True)))
+        part = Sums(
+            *(torch.cat(a, a[0].ndim - d) for a, d in zip(zip(nothing, part, strict=True), (3, 3, 4), strict=True))
+        )
     return Sums(*(a.flatten(a.ndim - d - 1, a.ndim - d) for a, d in zip(part, (3, 3, 4), strict=True)))
 
 
@@ -125,7 +137,9 @@ def _over_blocks(m: Tensor, terms: Tensor, source: Weights, unit: int, block: in
     mg, tg = m.unflatten(-3, (n, leaves)), terms.unflatten(-4, (n, leaves))
     before_m = F.pad(mg[..., :-1, :, :, :], (0, 0, 0, 0, 0, 0, 1, 0), value=FLOOR)
     before_terms = F.pad(tg[..., :-1, :, :, :, :], (0, 0, 0, 0, 0, 0, 0, 0, 1, 0))
-    return _over_units(m, terms, source.blocks(block, 0, n), unit, n, (before_m, before_terms, _aligned(source, block, 1, n)))
+    return _over_units(
+        m, terms, source.blocks(block, 0, n), unit, n, (before_m, before_terms, _aligned(source, block, 1, n))
+    )
 
 
 def _over_past(k: Tensor, v: Tensor, block: int) -> Sums:
@@ -223,7 +237,9 @@ def _of_factors(u: Tensor, v: Tensor, low: int, high: int) -> Tensor:
     rows = max(BLOCK, min(width, T))
     blocks = -(-T // rows)
     u = F.pad(u.double(), (0, 0, 0, blocks * rows - T)).unflatten(-2, (blocks, rows))
-    v = F.pad(v.double(), (0, 0, low, blocks * rows - T + high)).unfold(-2, rows + width - 1, rows)  # (.., blocks, r, keys)
+    v = F.pad(v.double(), (0, 0, low, blocks * rows - T + high)).unfold(
+        -2, rows + width - 1, rows
+    )  # (.., blocks, r, keys)
     i, j = (torch.arange(n, device=u.device) for n in (rows, width))
     product = u @ v
     return product.gather(-1, (i[:, None] + j).expand(*product.shape[:-2], -1, -1)).flatten(-3, -2)[..., :T, :]
@@ -234,7 +250,9 @@ def _eager(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, key_mask: Tensor |
     kd, vd = split_heads64(k, v, key_mask, k.shape[-1] if k.shape[-1] != D or w.shape[1] > 1 else 1)
     low = L - 1 if causal else L // 2
     source = Toeplitz(w[:, :, 0], low) if w.shape[-2] == 1 else Banded(w, low)
-    sums = causal_sums(kd, vd, source, reach=(-low, 0)) if causal else band_sums(kd, vd, source, reach=(-low, L - 1 - low))
+    sums = (
+        causal_sums(kd, vd, source, reach=(-low, 0)) if causal else band_sums(kd, vd, source, reach=(-low, L - 1 - low))
+    )
     y = merge_heads(ratio_of(sums))
     return (y if q is None else torch.sigmoid(q) * y).to(v.dtype)
 

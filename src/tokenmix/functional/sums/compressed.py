@@ -57,12 +57,22 @@ def grouped(x: Tensor, valid: Tensor, rate: int, positions: Tensor | None) -> Gr
     if positions is None:
         ids = torch.arange(-(-T // rate), device=x.device).expand(B, -1)
         more = -T % rate
-        return Groups(F.pad(x, (0, 0, 0, more)).unflatten(1, (-1, rate)), F.pad(valid, (0, more)).unflatten(1, (-1, rate)), ids)
+        return Groups(
+            F.pad(x, (0, 0, 0, more)).unflatten(1, (-1, rate)), F.pad(valid, (0, more)).unflatten(1, (-1, rate)), ids
+        )
     group = torch.div(positions, rate, rounding_mode="floor")
     rank = F.pad((group[:, 1:] != group[:, :-1]).long(), (1, 0)).cumsum(1)
-    spot = torch.where(valid, rank * rate + positions - group * rate, T * rate)  # masked tokens go to the extra slot that is dropped
-    tokens = x.new_zeros(B, T * rate + 1, D).scatter(1, spot[..., None].expand(-1, -1, D), x)[:, :-1].unflatten(1, (T, rate))
-    there = torch.zeros(B, T * rate + 1, dtype=torch.bool, device=x.device).scatter(1, spot, valid)[:, :-1].unflatten(1, (T, rate))
+    spot = torch.where(
+        valid, rank * rate + positions - group * rate, T * rate
+    )  # masked tokens go to the extra slot that is dropped
+    tokens = (
+        x.new_zeros(B, T * rate + 1, D).scatter(1, spot[..., None].expand(-1, -1, D), x)[:, :-1].unflatten(1, (T, rate))
+    )
+    there = (
+        torch.zeros(B, T * rate + 1, dtype=torch.bool, device=x.device)
+        .scatter(1, spot, valid)[:, :-1]
+        .unflatten(1, (T, rate))
+    )
     return Groups(tokens, there, torch.full_like(group, -1).scatter(1, rank, group))
 
 
@@ -74,7 +84,9 @@ def compress(groups: Groups, project: tuple[Tensor, ...], squeeze: tuple[Tensor,
     if pool == "conv":
         pooled = torch.einsum("bgrd,edr->bge", tokens, squeeze[0]) + squeeze[1]
     elif pool == "max":
-        pooled = torch.where(there[..., None], tokens.masked_fill(~valid & there[..., None, None], float("-inf")).amax(2), 0.0)
+        pooled = torch.where(
+            there[..., None], tokens.masked_fill(~valid & there[..., None, None], float("-inf")).amax(2), 0.0
+        )
     else:
         pooled = tokens.sum(2) / valid.sum(2).clamp_min(1)
     pooled = torch.where(there[..., None], pooled, 0.0)
@@ -99,7 +111,9 @@ def visible(rows: Tensor, cols: Tensor, ids: Tensor, sizes: Sizes, causal: bool)
 
 
 @exact
-def over_memories(q, k, v, slots: Slots, learned, ok: Tensor, rows: Tensor, cols: Tensor, heads: int, sizes: Sizes, causal: bool) -> Tensor:
+def over_memories(
+    q, k, v, slots: Slots, learned, ok: Tensor, rows: Tensor, cols: Tensor, heads: int, sizes: Sizes, causal: bool
+) -> Tensor:
     """Attend from q (B, T, D) at ``rows`` over tokens at ``cols`` (B, S) where ``ok`` (B, T, S), and over the slots."""
     near, far = visible(rows, cols, slots.ids, sizes, causal)
     both = torch.cat([far & slots.there[:, None], near & ok], 2)
@@ -110,7 +124,17 @@ def over_memories(q, k, v, slots: Slots, learned, ok: Tensor, rows: Tensor, cols
 
 
 @exact
-def weigh(q: Tensor, k: Tensor, v: Tensor, met: Tensor, learned: tuple[Tensor, ...], ok: Tensor, rows: Tensor, cols: Tensor, heads: int) -> Tensor:
+def weigh(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    met: Tensor,
+    learned: tuple[Tensor, ...],
+    ok: Tensor,
+    rows: Tensor,
+    cols: Tensor,
+    heads: int,
+) -> Tensor:
     """Compute the heads of attention with relative positions.
 
     q (..., L, D), k and v (..., W, D), all finite, and the marks of the keys (..., W, 1) give (..., heads, L, e).
@@ -118,11 +142,26 @@ def weigh(q: Tensor, k: Tensor, v: Tensor, met: Tensor, learned: tuple[Tensor, .
     relative, content, place = learned
     scale = (q.shape[-1] // heads) ** -0.5
     asked, located, kh, vh = (per_head(a, heads) for a in ((q + content) * scale, (q + place) * scale, k, v))
-    return mixed(asked @ kh.transpose(-1, -2) + by_position(located, rows, cols, relative), ok.unsqueeze(-3), vh, met.unsqueeze(-3))
+    return mixed(
+        asked @ kh.transpose(-1, -2) + by_position(located, rows, cols, relative),
+        ok.unsqueeze(-3),
+        vh,
+        met.unsqueeze(-3),
+    )
 
 
 @exact
-def reconstruction_loss(q: Tensor, k: Tensor, v: Tensor, slots: Slots, valid: Tensor, positions: Tensor, heads: int, sizes: Sizes, causal: bool) -> Tensor:
+def reconstruction_loss(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slots: Slots,
+    valid: Tensor,
+    positions: Tensor,
+    heads: int,
+    sizes: Sizes,
+    causal: bool,
+) -> Tensor:
     """Compute the attention reconstruction loss (Rae et al. 2020, Algorithm 2).
 
     It compares what content attention reads from the compressed groups a query sees with what it reads from their
@@ -132,5 +171,8 @@ def reconstruction_loss(q: Tensor, k: Tensor, v: Tensor, slots: Slots, valid: Te
     _, far = visible(positions, positions, slots.ids, sizes, causal)
     group = torch.div(positions, sizes.rate, rounding_mode="floor")
     _, old = visible(positions, positions, group, sizes, causal)
-    had, got = dense(q, k, v, old & valid[:, None], heads), dense(q, slots.keys, slots.values, far & slots.there[:, None], heads)
+    had, got = (
+        dense(q, k, v, old & valid[:, None], heads),
+        dense(q, slots.keys, slots.values, far & slots.there[:, None], heads),
+    )
     return (had - got).square().mean()

@@ -111,7 +111,9 @@ def prefix_of_blocks(b: Tensor, sums_of: Callable[[Tensor, Tensor], Tensor], pas
     if past is not None:
         carried, last = merge(carried, lifted(past)), merge(last, lifted(past))
     if groups > 1 or past is not None:
-        before = merge(before, Sums(carried.m[..., None, :, :], carried.lift[..., None, :, :], carried.acc[..., None, :, :, :]))
+        before = merge(
+            before, Sums(carried.m[..., None, :, :], carried.lift[..., None, :, :], carried.acc[..., None, :, :, :])
+        )
     return Sums(before.m.flatten(-4, -3), before.lift.flatten(-4, -3), before.acc.flatten(-5, -4)), flat(last)
 
 

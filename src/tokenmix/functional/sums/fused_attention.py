@@ -16,14 +16,19 @@ _flash = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", 
 _flash_backward = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
 
 
-def fused_attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False, scale: float | None = None) -> Tensor:
+def fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False, scale: float | None = None
+) -> Tensor:
     """Weigh values by softmax(scale q . k): q (B, H, T, e), k and v (B, G, S, e), mask (B, 1, T, S) bool; (B, H, T, e).
 
     Torch's kernel has no second derivatives. On the CPU, a backward pass whose own graph is requested is that of
     ``plain_attention``.
     """
     grouped = bool(k.shape[1] != q.shape[1])
-    if _needs_twice(q, k, v) and torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped) == _FLASH:
+    if (
+        _needs_twice(q, k, v)
+        and torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped) == _FLASH
+    ):
         return _Twice.apply(q, k, v, mask, causal, scale)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
 
@@ -39,7 +44,12 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale:
 
 def _needs_twice(*tensors: Tensor) -> bool:
     """Return whether a backward pass on the CPU may follow, outside anything that traces or transforms the call."""
-    if _flash is None or _flash_backward is None or not torch.is_grad_enabled() or not any(a.requires_grad for a in tensors):
+    if (
+        _flash is None
+        or _flash_backward is None
+        or not torch.is_grad_enabled()
+        or not any(a.requires_grad for a in tensors)
+    ):
         return False
     return tensors[0].is_cpu and torch._C._get_tracing_state() is None and not watched()
 
@@ -48,8 +58,14 @@ class _Twice(torch.autograd.Function):
     """Torch's kernel and its backward pass, or the plain form's backward when that is itself differentiated."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
-        added = None if mask is None else torch.zeros((), dtype=q.dtype).expand(mask.shape).masked_fill(~mask, float("-inf"))
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None
+    ) -> Tensor:
+        added = (
+            None
+            if mask is None
+            else torch.zeros((), dtype=q.dtype).expand(mask.shape).masked_fill(~mask, float("-inf"))
+        )
         y, level = _flash(q, k, v, 0.0, causal, attn_mask=added, scale=scale)  # type: ignore[misc]  # not None
         ctx.save_for_backward(q, k, v, mask, added, y, level)
         ctx.causal, ctx.scale = causal, scale

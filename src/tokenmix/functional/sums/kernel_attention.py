@@ -11,6 +11,7 @@ With heads = D the matrices of a head are single numbers and everything is eleme
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -61,9 +62,13 @@ def check_feature(who: str, feature: str, normalise: bool, eps: float) -> tuple[
     names = feature.split("/") if isinstance(feature, str) else []
     if len(names) not in (1, 2) or any(n not in MAPS for n in names):
         known = ", ".join(MAPS)
-        raise MixerError(f"{who}: feature={feature!r} is unknown; choose one of {known}, or two of them as 'query/key'.")
+        raise MixerError(
+            f"{who}: feature={feature!r} is unknown; choose one of {known}, or two of them as 'query/key'."
+        )
     if normalise and names[-1] == "softmax":
-        raise MixerError(f"{who}: feature={feature!r} has weights that already sum to 1 over the tokens; use normalise=False.")
+        raise MixerError(
+            f"{who}: feature={feature!r} has weights that already sum to 1 over the tokens; use normalise=False."
+        )
     check_eps(who, eps, zero=True)
     check_flags(who, normalise=normalise)
     return names[0], names[-1]
@@ -111,18 +116,41 @@ def read_sums(q: Tensor, past: Past, *, heads: int, feature: str, normalise: boo
 
 
 def extend_chunk(
-    q: Tensor, k: Tensor, v: Tensor, past: Past, *, valid: Tensor | None, heads: int, feature: str, normalise: bool, eps: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    past: Past,
+    *,
+    valid: Tensor | None,
+    heads: int,
+    feature: str,
+    normalise: bool,
+    eps: float,
 ) -> tuple[Tensor, Past]:
     """Apply ``extend_sums`` to a stream, on the C kernels where heads = D and they implement the map."""
     of_query, of_keys = feature.split("/")[0], feature.split("/")[-1]
     if heads == q.shape[-1] and q.shape == k.shape == v.shape:
         if of_keys == "softmax":
-            y, after = aft_simple_chunk(MAPS[of_query](at_least_float32(q), eps), k, v, past, key_mask=valid, gate="identity")  # type: ignore[arg-type]  # three
+            sums: Any = past  # three of them
+            y, after = aft_simple_chunk(
+                MAPS[of_query](at_least_float32(q), eps), k, v, sums, key_mask=valid, gate="identity"
+            )
             return y.to(q.dtype), after
         q = q.contiguous()
-        if of_query == of_keys in STEPPED and past[0].shape == (q.shape[0], heads) and steps((q, k, v), past) and _counted(past, valid, k):
+        if (
+            of_query == of_keys in STEPPED
+            and past[0].shape == (q.shape[0], heads)
+            and steps((q, k, v), past)
+            and _counted(past, valid, k)
+        ):
             valid = None if valid is None else valid.contiguous()
-            return step.hydra(q, k, v, valid, past, cosine=of_keys == "cosine", mean=normalise or of_keys == "mean", eps=eps)  # type: ignore[arg-type]  # two
+            pair: Any = past  # two of them
+            options: dict[str, Any] = {
+                "cosine": of_keys == "cosine",
+                "mean": normalise or of_keys == "mean",
+                "eps": eps,
+            }
+            return step.hydra(q, k, v, valid, pair, **options)
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Past]:
         return extend_sums(q, k, v, past, valid=valid, heads=heads, feature=feature, normalise=normalise, eps=eps)
@@ -133,12 +161,23 @@ def extend_chunk(
 def _counted(past: Past, valid: Tensor | None, k: Tensor) -> bool:
     """Return whether the sums, their count and a mask have the layout that the C kernel reads without checking."""
     total, number = past
-    return total.dtype is torch.float64 and number.dtype is torch.int64 and number.shape == k.shape[:1] and masks(k, valid)
+    return (
+        total.dtype is torch.float64 and number.dtype is torch.int64 and number.shape == k.shape[:1] and masks(k, valid)
+    )
 
 
 @exact
 def extend_sums(
-    q: Tensor, k: Tensor, v: Tensor, past: Past, *, valid: Tensor | None, heads: int, feature: str, normalise: bool, eps: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    past: Past,
+    *,
+    valid: Tensor | None,
+    heads: int,
+    feature: str,
+    normalise: bool,
+    eps: float,
 ) -> tuple[Tensor, Past]:
     """Mix L new tokens, each over the past and the new ones up to itself: outputs (B, L, D) and the sums after them."""
     of_query, of_keys = feature.split("/")[0], feature.split("/")[-1]
@@ -150,7 +189,9 @@ def extend_sums(
             y, after = _softmax_prefixes(fq, k, v, past, valid, heads)
         return y.to(q.dtype), after
     fk, fv = _mapped(k, v, valid, of_keys, eps)
-    seen = past[1][:, None] + (valid.cumsum(1) if valid is not None else torch.arange(1, k.shape[1] + 1, device=k.device))
+    seen = past[1][:, None] + (
+        valid.cumsum(1) if valid is not None else torch.arange(1, k.shape[1] + 1, device=k.device)
+    )
     prefixes = _feature_prefixes if heads == q.shape[-1] else _matrix_prefixes
     y, total = prefixes(fq, fk, fv, past[0], heads)
     if normalise or of_keys == "mean":
@@ -183,7 +224,9 @@ def _matrix_prefixes(fq: Tensor, fk: Tensor, v: Tensor, past: Tensor, heads: int
     return merge_heads(y.flatten(2, 3)[:, :, :L]), running[:, :, -1].flatten(1)
 
 
-def _softmax_prefixes(fq: Tensor, k: Tensor, v: Tensor, past: Past, valid: Tensor | None, heads: int) -> tuple[Tensor, SoftmaxPast]:
+def _softmax_prefixes(
+    fq: Tensor, k: Tensor, v: Tensor, past: Past, valid: Tensor | None, heads: int
+) -> tuple[Tensor, SoftmaxPast]:
     """Do the same when each row has its own maxima and denominators, one for each feature of the keys.
 
     See ``softmax`` on the running maximum.

@@ -35,7 +35,10 @@ def nothing_to_hide(*tensors: Tensor) -> bool:
         return True
     if watched() or not all(a.is_cpu for a in tensors):
         return False
-    return all(isfinite(float(a.detach().sum(dtype=torch.float64 if a.dtype == torch.float64 else torch.float32))) for a in tensors)
+    return all(
+        isfinite(float(a.detach().sum(dtype=torch.float64 if a.dtype == torch.float64 else torch.float32)))
+        for a in tensors
+    )
 
 
 def clean(a: Tensor) -> Tensor:
@@ -72,7 +75,11 @@ def over_keys(mark: Tensor, queries: int, *, causal: bool = False, attn_mask: Te
     """
     S = mark.shape[1]
     if attn_mask is not None:
-        ok = attn_mask & torch.ones(queries, S, dtype=torch.bool, device=mark.device).tril(S - queries) if causal else attn_mask
+        ok = (
+            attn_mask & torch.ones(queries, S, dtype=torch.bool, device=mark.device).tril(S - queries)
+            if causal
+            else attn_mask
+        )
         return over_pairs(ok, mark)
     return mark.cumsum(1)[:, S - queries :] if causal else mark.sum(1, keepdim=True)
 
@@ -172,7 +179,11 @@ def _called(form: Callable[..., Tensor], named: tuple[str, ...], given: dict[str
 
 
 def honest_chunk(
-    form: Callable[..., tuple[Tensor, Whole]], q: Tensor | None, *keys: Tensor, key_mask: Tensor | None, each: bool = False
+    form: Callable[..., tuple[Tensor, Whole]],
+    q: Tensor | None,
+    *keys: Tensor,
+    key_mask: Tensor | None,
+    each: bool = False,
 ) -> tuple[Tensor, Whole]:
     """Apply ``honest`` to new tokens of a stream.
 
@@ -186,5 +197,8 @@ def honest_chunk(
         return form(*given)
     y, after = form(*map(clean, given))
     last = (each_mark if each else marks)(*(zero_masked(a, key_mask) for a in keys)).sum(1)
-    spoiled = (a + last.view(a.shape[0], *[1] * (a.ndim - 2), last.shape[-1]).to(a.dtype) if a.is_floating_point() else a for a in after)
+    spoiled = (
+        a + last.view(a.shape[0], *[1] * (a.ndim - 2), last.shape[-1]).to(a.dtype) if a.is_floating_point() else a
+        for a in after
+    )
     return put_back(y, _spoilt(y, q, keys, True, key_mask, None, each)), tuple(spoiled)  # type: ignore[return-value]  # as many tensors as ``form`` gave

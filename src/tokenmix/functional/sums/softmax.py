@@ -61,7 +61,9 @@ def split_heads64(k: Tensor, v: Tensor, key_mask: Tensor | None, heads: int) -> 
     return kd.unflatten(-1, (heads, per_key)).transpose(1, 2), vd.unflatten(-1, (heads, -1, per_key)).transpose(1, 2)
 
 
-def hidden_sums(form: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, gate: Gate | None, **reach: Any) -> Tensor:
+def hidden_sums(
+    form: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, gate: Gate | None, **reach: Any
+) -> Tensor:
     """Call form(q, k, v) through ``honest``, feature by feature.
 
     A key of -inf has the weight 0 and hides nothing. Without a gate the numbers in q do not matter.
@@ -69,13 +71,17 @@ def hidden_sums(form: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, ga
     return _by_feature(form, q, finite_low(k), v, gate, **reach)
 
 
-def _by_feature(form: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, gate: Gate | None, **reach: Any) -> Tensor:
+def _by_feature(
+    form: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, gate: Gate | None, **reach: Any
+) -> Tensor:
     if gate is None:
         return honest(lambda *keys: form(q, *keys), None, k, v, each=True, **reach)
     return honest(form, q, k, v, each=True, **reach)
 
 
-def kernel_sums(where: str, run: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, gate: Gate | None, **reach: Any) -> Tensor:
+def kernel_sums(
+    where: str, run: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, gate: Gate | None, **reach: Any
+) -> Tensor:
     """Call run(q, k, v) on a kernel, which applies the sigmoid itself and gets None for q with other gates.
 
     Kernels in C handle non-finite numbers themselves; from those in Triton they are hidden, feature by feature.
@@ -85,7 +91,11 @@ def kernel_sums(where: str, run: Callable[..., Tensor], q: Tensor, k: Tensor, v:
         if gate == "sigmoid":
             return run(q, k, v)
         y = run(None, k, v)
-        return gated(q, y, gate) if gate is None else honest(lambda q, y: gated(q, y, gate), None, q, y, each=True, reach=lambda mark: mark)
+        return (
+            gated(q, y, gate)
+            if gate is None
+            else honest(lambda q, y: gated(q, y, gate), None, q, y, each=True, reach=lambda mark: mark)
+        )
 
     if where == "cpu":
         return form(q, k, v)
@@ -196,7 +206,9 @@ def scan(s: Sums) -> Sums:
     step = 1
     while step < s.m.shape[-3]:
         later = merge(Sums(*_blocks(s, step, None)), Sums(*_blocks(s, None, -step)))
-        s = Sums(*(torch.cat([a, b], a.ndim - d) for a, b, d in zip(_blocks(s, None, step), later, (3, 3, 4), strict=True)))
+        s = Sums(
+            *(torch.cat([a, b], a.ndim - d) for a, b, d in zip(_blocks(s, None, step), later, (3, 3, 4), strict=True))
+        )
         step *= 2
     return s
 
@@ -230,12 +242,16 @@ def blocked(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor]:
     The padding at the end has weight zero.
     """
     extra = -k.shape[-2] % size
-    return F.pad(k, (0, 0, 0, extra), value=MASKED_KEY).unflatten(-2, (-1, size)), F.pad(v, (0, 0, 0, 0, 0, extra)).unflatten(-3, (-1, size))
+    return F.pad(k, (0, 0, 0, extra), value=MASKED_KEY).unflatten(-2, (-1, size)), F.pad(
+        v, (0, 0, 0, 0, 0, extra)
+    ).unflatten(-3, (-1, size))
 
 
 def joined(s: Sums, T: int) -> Sums:
     """Join blocks into T rows."""
-    return Sums(s.m.flatten(-3, -2)[..., :T, :], s.lift.flatten(-3, -2)[..., :T, :], s.acc.flatten(-4, -3)[..., :T, :, :])
+    return Sums(
+        s.m.flatten(-3, -2)[..., :T, :], s.lift.flatten(-3, -2)[..., :T, :], s.acc.flatten(-4, -3)[..., :T, :, :]
+    )
 
 
 def literal(k: Tensor, v: Tensor, w: Tensor, mask: Tensor) -> Tensor:

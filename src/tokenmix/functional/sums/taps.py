@@ -99,4 +99,6 @@ def weighed(weights: Tensor, v: Tensor) -> Tensor:
 def check_odd(who: str, size: int, causal: bool) -> None:
     """Refuse a two-sided window with an even number of taps, which has no middle tap."""
     if size < 1 or (not causal and size % 2 == 0):
-        raise MixerError(f"{who}: a two-sided window needs an odd number of taps, got {size}; causal=True takes any number.")
+        raise MixerError(
+            f"{who}: a two-sided window needs an odd number of taps, got {size}; causal=True takes any number."
+        )

@@ -53,7 +53,11 @@ class Factors:
 
     def blocks(self, size: int, offset: int, n: int) -> Tensor:
         u, v = (_rows(a, slice(0, n * size)).unflatten(-2, (n, size)) for a in (self.u, self.v))
-        u, v = (u[..., offset:, :, :], v[..., : n - offset, :, :]) if offset >= 0 else (u[..., :offset, :, :], v[..., -offset:, :, :])
+        u, v = (
+            (u[..., offset:, :, :], v[..., : n - offset, :, :])
+            if offset >= 0
+            else (u[..., :offset, :, :], v[..., -offset:, :, :])
+        )
         return u @ v.transpose(-1, -2)
 
     def slab(self, rows: slice, cols: slice) -> Tensor:
@@ -104,13 +108,17 @@ class Banded:
         return torch.where(known, w, 0.0)
 
     def blocks(self, size: int, offset: int, n: int) -> Tensor:
-        rows = F.pad(self.band, (0, 0, 0, max(0, n * size - self.band.shape[-2])))[..., : n * size, :].unflatten(-2, (n, size))
+        rows = F.pad(self.band, (0, 0, 0, max(0, n * size - self.band.shape[-2])))[..., : n * size, :].unflatten(
+            -2, (n, size)
+        )
         i = torch.arange(size, device=rows.device)
         return self._at(rows[..., max(offset, 0) : n + min(offset, 0), :, :], i - i[:, None] - offset * size)
 
     def slab(self, rows: slice, cols: slice) -> Tensor:
         t, s = (torch.arange(a.start, a.stop, device=self.band.device) for a in (rows, cols))
-        return self._at(F.pad(self.band, (0, 0, 0, max(0, rows.stop - self.band.shape[-2])))[..., rows, :], s - t[:, None])
+        return self._at(
+            F.pad(self.band, (0, 0, 0, max(0, rows.stop - self.band.shape[-2])))[..., rows, :], s - t[:, None]
+        )
 
 
 class Windowed:

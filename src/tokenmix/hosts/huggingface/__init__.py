@@ -5,7 +5,12 @@ from .attention_interface import register_attention
 from .cache import TokenMixStateLayer
 from .configuration import TokenMixConfig
 from .export import export_run
-from .heads import TokenMixForMaskedLM, TokenMixForQuestionAnswering, TokenMixForSequenceClassification, TokenMixForTokenClassification
+from .heads import (
+    TokenMixForMaskedLM,
+    TokenMixForQuestionAnswering,
+    TokenMixForSequenceClassification,
+    TokenMixForTokenClassification,
+)
 from .images import TokenMixForImageClassification
 from .modeling import TokenMixForCausalLM, TokenMixModel
 from .registration import register

@@ -78,7 +78,15 @@ def _attend(name: str, form: Any, options: dict[str, Any]) -> Callable[..., tupl
         q = _flat(query)
         if causal and 1 < T < S:  # a chunk after cached keys: its queries belong to the last T of S tokens
             q = torch.cat([q.new_zeros(q.shape[0], S - T, q.shape[2]), q], 1)
-        y = form(q, k, v, causal=causal and q.shape[1] == S, key_mask=attention_mask, **({"heads": heads} if by_head else {}), **options)
+        y = form(
+            q,
+            k,
+            v,
+            causal=causal and q.shape[1] == S,
+            key_mask=attention_mask,
+            **({"heads": heads} if by_head else {}),
+            **options,
+        )
         return y[:, -T:].unflatten(-1, (heads, -1)).contiguous(), None
 
     return attend
@@ -108,7 +116,11 @@ def padding_mask(
     if mask_function not in PLAIN:
         more = "this model's mask holds more than causal order and padding (a window, packed rows)"
         raise MixerError(f"tokenmix's attention functions: {more}; they weigh no pairs.")
-    if isinstance(q_offset, Tensor) or kv_offset or (attention_mask is not None and attention_mask.shape[1] < kv_length):
+    if (
+        isinstance(q_offset, Tensor)
+        or kv_offset
+        or (attention_mask is not None and attention_mask.shape[1] < kv_length)
+    ):
         grows = "need a cache that grows, as generate() uses by default"
         raise MixerError(f"tokenmix's attention functions: {grows}; not a static or a sliding one.")
     if attention_mask is None:

@@ -56,7 +56,15 @@ def model_card(facts: Facts, name: str) -> str:
     named = ", ".join(f"{mixers.count(m)} x {m}" for m in dict.fromkeys(mixers))
     task = "text-generation" if kind == "lm" else "image-classification"
     size = sum(p.numel() for p in facts.model.parameters())
-    front = ["---", "library_name: transformers", f"pipeline_tag: {task}", "tags:", "- tokenmix", *(f"- {m}" for m in dict.fromkeys(mixers)), "---"]
+    front = [
+        "---",
+        "library_name: transformers",
+        f"pipeline_tag: {task}",
+        "tags:",
+        "- tokenmix",
+        *(f"- {m}" for m in dict.fromkeys(mixers)),
+        "---",
+    ]
     what = "language model" if kind == "lm" else "image classifier (Vision Transformer)"
     what = "language model over bytes" if facts.byte_tokens else what
     about = f"A {what} of {size:,} parameters, {config.model.dim} features, layers: {named}."
@@ -75,7 +83,9 @@ def _numbers(facts: Facts) -> list[str]:
         return ["## Numbers", "This run was not evaluated."]
     skipped = ("kind", "split", "seconds")
     columns = [key for key in next(iter(last.values())) if key not in skipped]
-    rows = [f"| {split} | " + " | ".join(_cell(line.get(key)) for key in columns) + " |" for split, line in last.items()]
+    rows = [
+        f"| {split} | " + " | ".join(_cell(line.get(key)) for key in columns) + " |" for split, line in last.items()
+    ]
     head = "| split | " + " | ".join(columns) + " |"
     return ["## Numbers", "\n".join([head, "|---" * (len(columns) + 1) + "|", *rows])]
 
@@ -97,7 +107,9 @@ def _data(facts: Facts) -> list[str]:
 def _use(facts: Facts, name: str) -> str:
     model: Any = facts.config.model
     if model.kind == "vit":
-        return USE["vit"].format(name=name, channels=model.channels, height=model.image_size[0], width=model.image_size[1])
+        return USE["vit"].format(
+            name=name, channels=model.channels, height=model.image_size[0], width=model.image_size[1]
+        )
     ids, text = BYTES if facts.byte_tokens else PLAIN
     return USE["lm"].format(name=name, ids=ids.format(name=name, last=model.vocab - 1), text=text)
 

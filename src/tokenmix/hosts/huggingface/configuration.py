@@ -194,7 +194,9 @@ class TokenMixConfig(PreTrainedConfig):
         )
 
     @classmethod
-    def get_config_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def get_config_dict(
+        cls, pretrained_model_name_or_path: Any, **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read as transformers does, but refuse a checkpoint of another family instead of warning."""
         found, rest = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         kind = found.get("model_type")

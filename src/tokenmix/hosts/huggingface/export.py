@@ -24,7 +24,13 @@ from .images import TokenMixForImageClassification
 from .modeling import TokenMixForCausalLM
 from .processors import CROPPED_FROM, byte_tokenizer, image_processor
 
-NAMES = (("embed.", "model.embed_tokens."), ("positions.", "model.positions."), ("blocks.", "model.layers."), ("norm.", "model.norm."), ("head.", "lm_head."))
+NAMES = (
+    ("embed.", "model.embed_tokens."),
+    ("positions.", "model.positions."),
+    ("blocks.", "model.layers."),
+    ("norm.", "model.norm."),
+    ("head.", "lm_head."),
+)
 
 
 def export_run(run: Path | str, out: Path | str, *, step: int | str = "last") -> Path:

@@ -9,7 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import MaskedLMOutput, QuestionAnsweringModelOutput, SequenceClassifierOutput, TokenClassifierOutput
+from transformers.modeling_outputs import (
+    MaskedLMOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
 from transformers.utils import can_return_tuple
 
 from .configuration import TokenMixConfig
@@ -55,13 +60,20 @@ class TokenMixForSequenceClassification(TokenMixHead):
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
         """Map input_ids (B, L) to logits (B, labels)."""
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+        }
         out, loss_options = self.features(inputs | kwargs)
         how = self.config.classifier_pooling or ("last" if self.config.is_causal else "mean")
         logits = self.score(self.dropout(pooled(out.last_hidden_state, attention_mask, how)))
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config, **loss_options)
+            loss = self.loss_function(
+                logits=logits, labels=labels, pooled_logits=logits, config=self.config, **loss_options
+            )
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
 
 
@@ -95,7 +107,12 @@ class TokenMixForTokenClassification(TokenMixHead):
         **kwargs: Any,
     ) -> TokenClassifierOutput:
         """Map input_ids (B, T) to logits (B, T, labels); labels of -100 are ignored."""
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+        }
         out, loss_options = self.features(inputs | kwargs)
         logits = self.score(self.dropout(out.last_hidden_state))
         loss = None if labels is None else self.loss_function(logits, labels, self.config, **loss_options)
@@ -125,7 +142,12 @@ class TokenMixForQuestionAnswering(TokenMixHead):
 
         start_positions and end_positions (B,) beyond T are ignored.
         """
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+        }
         out, loss_options = self.features(inputs | kwargs)
         logits = self.qa_outputs(self.dropout(out.last_hidden_state))
         if attention_mask is not None:
@@ -134,7 +156,9 @@ class TokenMixForQuestionAnswering(TokenMixHead):
         loss = None
         if start_positions is not None and end_positions is not None:
             loss = self.loss_function(start, end, start_positions, end_positions, **loss_options)
-        return QuestionAnsweringModelOutput(loss=loss, start_logits=start, end_logits=end, hidden_states=out.hidden_states)
+        return QuestionAnsweringModelOutput(
+            loss=loss, start_logits=start, end_logits=end, hidden_states=out.hidden_states
+        )
 
 
 class TokenMixForMaskedLM(TokenMixHead):
@@ -158,8 +182,17 @@ class TokenMixForMaskedLM(TokenMixHead):
         **kwargs: Any,
     ) -> MaskedLMOutput:
         """Map input_ids (B, T) to logits (B, T, vocab); labels of -100 are ignored."""
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+        }
         out, loss_options = self.features(inputs | kwargs)
         logits = self.lm_head(out.last_hidden_state)
-        loss = None if labels is None else self.loss_function(logits, labels.contiguous(), vocab_size=self.config.vocab_size, **loss_options)
+        loss = (
+            None
+            if labels is None
+            else self.loss_function(logits, labels.contiguous(), vocab_size=self.config.vocab_size, **loss_options)
+        )
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)

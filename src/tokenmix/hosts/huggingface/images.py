@@ -59,7 +59,9 @@ class TokenMixForImageClassification(TokenMixPreTrainedModel):
         self.vit.patch = value
 
     @capture_outputs(tie_last_hidden_states=False)
-    def forward(self, pixel_values: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any) -> ImageClassifierOutput:
+    def forward(
+        self, pixel_values: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any
+    ) -> ImageClassifierOutput:
         """Map normalised images (B, C, H, W) to logits (B, labels)."""
         if pixel_values is None:
             raise MixerError("TokenMixForImageClassification: needs pixel_values.")

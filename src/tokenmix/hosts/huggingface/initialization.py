@@ -16,7 +16,9 @@ from ...errors import MixerError
 
 HEADS = ("lm_head.", "score.", "qa_outputs.")
 """Prefixes of the weights of a head, which a folder of another class may lack."""
-INIT_FUNCTIONS: dict[str, Any] = {name: f for name, f in vars(nn.init).items() if name.endswith("_") and not name.startswith("_") and callable(f)}
+INIT_FUNCTIONS: dict[str, Any] = {
+    name: f for name, f in vars(nn.init).items() if name.endswith("_") and not name.startswith("_") and callable(f)
+}
 """torch's own functions, as they are outside transformers' initialisation."""
 
 

@@ -36,8 +36,17 @@ class TokenMixLayer(GradientCheckpointingLayer, Block):
 
     def __init__(self, config: TokenMixConfig, index: int):
         rate = config.drop_path_rate * index / max(config.num_hidden_layers - 1, 1)
-        options: dict[str, Any] = {"norm": config.norm, "norm_eps": config.layer_norm_eps, "dropout": config.hidden_dropout_prob, "drop_path": rate}
-        options |= {"causal": bool(config.is_causal), "max_len": config.max_position_embeddings, "mlp_ratio": mlp_ratio(config)}
+        options: dict[str, Any] = {
+            "norm": config.norm,
+            "norm_eps": config.layer_norm_eps,
+            "dropout": config.hidden_dropout_prob,
+            "drop_path": rate,
+        }
+        options |= {
+            "causal": bool(config.is_causal),
+            "max_len": config.max_position_embeddings,
+            "mlp_ratio": mlp_ratio(config),
+        }
         super().__init__(config.hidden_size, config.specs()[index], **options)
         self.mlp = TokenMixMLP(config)
         self.cross: Mixer | None = None
@@ -67,25 +76,48 @@ class TokenMixLayer(GradientCheckpointingLayer, Block):
         ``past_key_values`` holds this layer's state and that of its cross mixer, which are continued and updated.
         """
         x, kept = hidden_states, past_key_values or (None, None)
-        x = self.added(x, self._mixed(self.normed(x, self.mixer_norm), kept[0], key_mask=key_mask, positions=positions), self.mixer_norm)
+        x = self.added(
+            x,
+            self._mixed(self.normed(x, self.mixer_norm), kept[0], key_mask=key_mask, positions=positions),
+            self.mixer_norm,
+        )
         if self.cross is not None and context is not None:
-            crossed = self._crossed(self.cross, self.normed(x, self.cross_norm), context, context_mask, kept[1], cross_positions)
+            crossed = self._crossed(
+                self.cross, self.normed(x, self.cross_norm), context, context_mask, kept[1], cross_positions
+            )
             x = self.added(x, crossed, self.cross_norm)
         return self.after_mixing(x)
 
     def _mixed(self, x: Tensor, kept: TokenMixStateLayer | None, **given: Any) -> Tensor:
         if kept is None:
             return self.mixer(x, **given)
-        state = kept.state if kept.state is not None else self.mixer.init_state(x.shape[0], device=x.device, dtype=x.dtype)
+        state = (
+            kept.state if kept.state is not None else self.mixer.init_state(x.shape[0], device=x.device, dtype=x.dtype)
+        )
         y, new = self.mixer.extend(x, state, **given)
-        kept.put(new, x.shape[1], lambda n: self.mixer.extend(x[:, :n], state, **{k: a if a is None else a[:, :n] for k, a in given.items()})[1])
+        kept.put(
+            new,
+            x.shape[1],
+            lambda n: self.mixer.extend(x[:, :n], state, **{k: a if a is None else a[:, :n] for k, a in given.items()})[
+                1
+            ],
+        )
         return y
 
     @staticmethod
-    def _crossed(cross: Mixer, x: Tensor, context: Tensor, mask: Tensor | None, kept: TokenMixStateLayer | None, positions: Tensor | None) -> Tensor:
+    def _crossed(
+        cross: Mixer,
+        x: Tensor,
+        context: Tensor,
+        mask: Tensor | None,
+        kept: TokenMixStateLayer | None,
+        positions: Tensor | None,
+    ) -> Tensor:
         if kept is None:
             return cross(x, context, key_mask=mask, positions=positions)
-        state = kept.state if kept.state is not None else cross.init_state(x.shape[0], context=context, context_mask=mask)
+        state = (
+            kept.state if kept.state is not None else cross.init_state(x.shape[0], context=context, context_mask=mask)
+        )
         y, state = cross.extend(x, state, positions=positions)
         kept.put(state, x.shape[1])
         return y

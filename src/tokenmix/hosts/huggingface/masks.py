@@ -57,7 +57,9 @@ def _refuse_both_sides(mask: Tensor, who: str) -> None:
         raise MixerError(f"{who}: {both_sides}; pad on the left, as generate() needs, or on the right.")
 
 
-def place_tokens(x: Tensor, start: Tensor | None, key_mask: Tensor | None, position_ids: Tensor | None, who: str) -> ChunkPositions:
+def place_tokens(
+    x: Tensor, start: Tensor | None, key_mask: Tensor | None, position_ids: Tensor | None, who: str
+) -> ChunkPositions:
     """Return the positions of a chunk's tokens; ``start`` (B,): those of the next tokens of a cache, None without one.
 
     Without position_ids a token's position is its index minus that of the first valid token of its row.

@@ -37,7 +37,9 @@ class TokenMixPreTrainedModel(PreTrainedModel):
     _can_record_outputs = {"hidden_states": TokenMixLayer}
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Any, *args: Any, output_loading_info: bool = False, **kwargs: Any
+    ) -> Any:
         """Load as transformers does, but refuse a folder that lacks weights, which transformers would draw at random.
 
         Args:
@@ -98,10 +100,14 @@ class TokenMixModel(TokenMixPreTrainedModel):
         config = self.config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         length, std = config.max_position_embeddings, config.initializer_range
-        self.positions = LearnedPositions(config.hidden_size, max_len=length, init_std=std) if config.positions else None
+        self.positions = (
+            LearnedPositions(config.hidden_size, max_len=length, init_std=std) if config.positions else None
+        )
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.layers: Any = nn.ModuleList(TokenMixLayer(config, i) for i in range(config.num_hidden_layers))
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else nn.Identity()
+        self.norm = (
+            nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else nn.Identity()
+        )
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -140,7 +146,9 @@ class TokenMixModel(TokenMixPreTrainedModel):
             explicit = kept is not None or chunk.key_mask is not None or chunk.positions is not None
             given["cross_positions"] = chunk.at if explicit else None
         for i, layer in enumerate(self.layers):
-            x = layer(x, encoder_hidden_states, context_mask, past_key_values=None if kept is None else kept[i], **given)
+            x = layer(
+                x, encoder_hidden_states, context_mask, past_key_values=None if kept is None else kept[i], **given
+            )
         if kept is not None:
             kept[0][0].advance(chunk)
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=cache)
@@ -194,7 +202,9 @@ class TokenMixModel(TokenMixPreTrainedModel):
             return list(zip(own, other, strict=True))
         return [(layer, layer) for layer in state_layers(cache, n, who)]
 
-    def _chunk_positions(self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, kept: Any) -> ChunkPositions:
+    def _chunk_positions(
+        self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, kept: Any
+    ) -> ChunkPositions:
         who, start, seen = type(self).__name__, None, 0
         if kept is not None:
             first = kept[0][0]
@@ -206,7 +216,12 @@ class TokenMixModel(TokenMixPreTrainedModel):
                 raise MixerError(f"{who}: {held}; cache.batch_select_indices picks some of them.")
         chunk = place_tokens(x, start, chunk_mask(attention_mask, x, seen, who), position_ids, who)
         limit = self.positions.max_len if self.positions is not None else None
-        if limit is not None and not torch.compiler.is_compiling() and chunk.at.numel() and int(chunk.at.max()) >= limit:
+        if (
+            limit is not None
+            and not torch.compiler.is_compiling()
+            and chunk.at.numel()
+            and int(chunk.at.max()) >= limit
+        ):
             got = f"got a token at position {int(chunk.at.max())}"
             raise MixerError(f"{who}: was built with max_position_embeddings={limit}, {got}; stop before it.")
         return chunk
@@ -271,7 +286,9 @@ class TokenMixForCausalLM(TokenMixPreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss_options)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states)
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states
+        )
 
 
 def picked(x: Tensor, keep: int | Tensor) -> Tensor:

@@ -25,7 +25,11 @@ def byte_tokenizer(max_len: int) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     names = ["input_ids", "attention_mask"]
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_max_length=max_len, padding_side="left", clean_up_tokenization_spaces=False, model_input_names=names
+        tokenizer_object=tokenizer,
+        model_max_length=max_len,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        model_input_names=names,
     )
 
 
@@ -39,5 +43,18 @@ def image_processor(model: ViTConfig, data: Any) -> dict[str, Any]:
     """Return preprocessor_config.json: resized, bicubic, and normalised as in the run's evaluation."""
     mean, std = moments("export", model.channels, data.mean, data.std)
     size = {"height": model.image_size[0], "width": model.image_size[1]}
-    pixels = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": list(mean), "image_std": list(std)}
-    return {"image_processor_type": "ViTImageProcessor", "do_convert_rgb": model.channels == 3, "do_resize": True, "size": size, "resample": 3, **pixels}
+    pixels = {
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(mean),
+        "image_std": list(std),
+    }
+    return {
+        "image_processor_type": "ViTImageProcessor",
+        "do_convert_rgb": model.channels == 3,
+        "do_resize": True,
+        "size": size,
+        "resample": 3,
+        **pixels,
+    }

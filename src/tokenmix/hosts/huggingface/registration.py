@@ -15,7 +15,12 @@ from transformers import (
 )
 
 from .configuration import TokenMixConfig
-from .heads import TokenMixForMaskedLM, TokenMixForQuestionAnswering, TokenMixForSequenceClassification, TokenMixForTokenClassification
+from .heads import (
+    TokenMixForMaskedLM,
+    TokenMixForQuestionAnswering,
+    TokenMixForSequenceClassification,
+    TokenMixForTokenClassification,
+)
 from .images import TokenMixForImageClassification
 from .modeling import TokenMixForCausalLM, TokenMixModel
 from .seq2seq import TokenMixForSeq2SeqLM

@@ -30,14 +30,19 @@ class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, GenerationMixin):
     """
 
     base_model_prefix = ""  # there is no separate trunk: a task only adds a head over the decoder
-    _tied_weights_keys = {"encoder.embed_tokens.weight": "decoder.embed_tokens.weight", "lm_head.weight": "decoder.embed_tokens.weight"}
+    _tied_weights_keys = {
+        "encoder.embed_tokens.weight": "decoder.embed_tokens.weight",
+        "lm_head.weight": "decoder.embed_tokens.weight",
+    }
 
     def __init__(self, config: TokenMixConfig):
         cross = config.cross_mixers or [{"name": "attention"}]
         super().__init__(config.but(is_encoder_decoder=True, cross_mixers=cross, is_causal=None))
         alone: dict[str, Any] = {"is_encoder_decoder": False, "tie_word_embeddings": False}
         mixers, layers = config.encoder_mixers or config.mixers, config.encoder_layers or config.num_hidden_layers
-        self.encoder = TokenMixModel(self.config.but(**alone, is_causal=False, cross_mixers=None, mixers=mixers, num_hidden_layers=layers))
+        self.encoder = TokenMixModel(
+            self.config.but(**alone, is_causal=False, cross_mixers=None, mixers=mixers, num_hidden_layers=layers)
+        )
         self.decoder = TokenMixModel(self.config.but(**alone, is_causal=True))
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.loss_type = "ForMaskedLM"  # cross-entropy without a shift: each label is at the row that predicts it
@@ -64,7 +69,10 @@ class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, GenerationMixin):
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Shift labels (B, T) right by one after the start token; -100 becomes padding."""
         config = self.config
-        start = next((n for n in (config.decoder_start_token_id, config.bos_token_id, config.pad_token_id) if n is not None), None)
+        start = next(
+            (n for n in (config.decoder_start_token_id, config.bos_token_id, config.pad_token_id) if n is not None),
+            None,
+        )
         if start is None:
             start_token = "labels need a start token"
             raise MixerError(f"TokenMixForSeq2SeqLM: {start_token}; set decoder_start_token_id in the config.")
@@ -96,11 +104,15 @@ class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, GenerationMixin):
             encoder_outputs: of ``get_encoder()``, so that it need not run again.
             logits_to_keep: compute only the last N logits, or those at these indices; 0: all.
         """
-        loss_options = {"num_items_in_batch": kwargs.pop("num_items_in_batch")} if "num_items_in_batch" in kwargs else {}
+        loss_options = (
+            {"num_items_in_batch": kwargs.pop("num_items_in_batch")} if "num_items_in_batch" in kwargs else {}
+        )
         kwargs.pop("cache_position", None)
         if encoder_outputs is None:
             wanted = {name: kwargs[name] for name in ("output_hidden_states",) if name in kwargs}
-            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds=inputs_embeds, use_cache=False, **wanted)
+            encoder_outputs = self.encoder(
+                input_ids, attention_mask, inputs_embeds=inputs_embeds, use_cache=False, **wanted
+            )
         elif isinstance(encoder_outputs, tuple):
             encoder_outputs = BaseModelOutput(*encoder_outputs[:2])
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
@@ -109,7 +121,14 @@ class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, GenerationMixin):
         options = {"past_key_values": past_key_values, "inputs_embeds": decoder_inputs_embeds, "use_cache": use_cache}
         out = self.decoder(decoder_input_ids, decoder_attention_mask, **context, **options, **kwargs)
         logits = self.lm_head(picked(out.last_hidden_state, logits_to_keep))
-        loss = None if labels is None else self.loss_function(logits, labels.contiguous(), vocab_size=self.config.vocab_size, **loss_options)
+        loss = (
+            None
+            if labels is None
+            else self.loss_function(logits, labels.contiguous(), vocab_size=self.config.vocab_size, **loss_options)
+        )
         found = {"past_key_values": out.past_key_values, "decoder_hidden_states": out.hidden_states}
-        found |= {"encoder_last_hidden_state": encoder_outputs.last_hidden_state, "encoder_hidden_states": getattr(encoder_outputs, "hidden_states", None)}
+        found |= {
+            "encoder_last_hidden_state": encoder_outputs.last_hidden_state,
+            "encoder_hidden_states": getattr(encoder_outputs, "hidden_states", None),
+        }
         return Seq2SeqLMOutput(loss=loss, logits=logits, **found)

@@ -65,7 +65,9 @@ class Adapter(nn.Module):
 class HFAdapter(Adapter):
     """Replace an attention module of transformers: the same call, returning ``(output, None)``."""
 
-    def __init__(self, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module], dropout: float = 0.0):
+    def __init__(
+        self, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module], dropout: float = 0.0
+    ):
         super().__init__(mixer, site, spec, origin)
         self.layer_idx = site.layer
         self.dropout = nn.Dropout(dropout)
@@ -106,9 +108,13 @@ class HFAdapter(Adapter):
 
     def _mix(self, x: Tensor, mask: Any, position_ids: Tensor | None) -> Tensor:
         read = self._masked(mask, x, causal=self.mixer.causal, window=self.site.window)
-        return self.mixer(x, key_mask=read.key_mask, attn_mask=read.pairs, positions=self._positions(x, position_ids), **self._grid(x))
+        return self.mixer(
+            x, key_mask=read.key_mask, attn_mask=read.pairs, positions=self._positions(x, position_ids), **self._grid(x)
+        )
 
-    def _across(self, x: Tensor, context: Tensor | None, mask: Any, added: tuple[Tensor | None, Tensor | None], cache: Any) -> Tensor:
+    def _across(
+        self, x: Tensor, context: Tensor | None, mask: Any, added: tuple[Tensor | None, Tensor | None], cache: Any
+    ) -> Tensor:
         if context is None:
             raise MixerError(f"{self.site.name}: attends another sequence and was given none.")
         read = self._masked(mask, x, causal=False)
@@ -131,7 +137,11 @@ class HFAdapter(Adapter):
         layer = context_layer(cache, index) if self.mixer.keeps_context and read.pairs is None else None
         if layer is None:
             return self.mixer(x, context, positions=positions, key_mask=read.key_mask, attn_mask=read.pairs)
-        state = self.mixer.init_state(x.shape[0], context=context, context_mask=read.key_mask) if layer.state is None else layer.state
+        state = (
+            self.mixer.init_state(x.shape[0], context=context, context_mask=read.key_mask)
+            if layer.state is None
+            else layer.state
+        )
         y, state = self.mixer.extend(x, state, positions=positions)
         layer.put(state, x.shape[1])
         cache.is_updated[index] = True
@@ -151,7 +161,9 @@ class HFAdapter(Adapter):
         read = self._masked(mask, x, causal=True, window=self.site.window)
         if read.pairs is not None:
             return self._stream_pairs(x, layer, read, position_ids)
-        state = self.mixer.init_state(x.shape[0], device=x.device, dtype=x.dtype) if layer.state is None else layer.state
+        state = (
+            self.mixer.init_state(x.shape[0], device=x.device, dtype=x.dtype) if layer.state is None else layer.state
+        )
         y, state = self.mixer.extend(x, state, positions=self._positions(x, position_ids), key_mask=read.key_mask)
         self._check_window(layer.get_seq_length() + x.shape[1])
         layer.put(state, x.shape[1])
@@ -182,7 +194,9 @@ class HFAdapter(Adapter):
 class TimmAdapter(Adapter):
     """Replace timm's ``Attention``: takes ``(x, attn_mask, is_causal)``, returns one tensor; ``proj_drop`` stays."""
 
-    def __init__(self, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module], dropout: float = 0.0):
+    def __init__(
+        self, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module], dropout: float = 0.0
+    ):
         super().__init__(mixer, site, spec, origin)
         self.proj_drop = nn.Dropout(dropout)
 
@@ -233,7 +247,9 @@ def with_offsets(adapter: HFAdapter, queries: Tensor | None, keys: Tensor | None
             adapter.mixer.get_submodule(part).offset = None  # type: ignore[assignment]  # the same field
 
 
-def torch_adapter(attention: nn.MultiheadAttention, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module]) -> nn.Module:
+def torch_adapter(
+    attention: nn.MultiheadAttention, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module]
+) -> nn.Module:
     """Build a ``MultiheadMixer`` in place of ``nn.MultiheadAttention`` that remembers what it replaced."""
     with torch.device("meta"):
         adapter: Any = MultiheadMixer(attention.embed_dim, attention.num_heads, batch_first=attention.batch_first)

@@ -23,7 +23,9 @@ MAX_PARAMETERS = 1 << 26
 """Parameters of a mixer beyond which its size is taken for a mistake, if attention has far fewer."""
 
 
-def adapter_for(model: nn.Module, site: Site, spec: dict[str, Any], init: str) -> tuple[dict[int, nn.Module], list[Entry]]:
+def adapter_for(
+    model: nn.Module, site: Site, spec: dict[str, Any], init: str
+) -> tuple[dict[int, nn.Module], list[Entry]]:
     """Return the replacement of each module, by ``id``, and what became of the tensors."""
     if site.obstacle is not None:
         raise MixerError(site.obstacle)
@@ -38,8 +40,12 @@ def adapter_for(model: nn.Module, site: Site, spec: dict[str, Any], init: str) -
     if site.family == "torch":
         adapter = torch_adapter(module, mixer, site, spec, origin)
     else:
-        adapter = (TimmAdapter if site.family == "timm" else HFAdapter)(mixer, site, spec, origin, _residual_dropout(site, module))
-    news = {id(parts[inside[0]]): adapter.train(module.training)} | {id(parts[path]): nn.Identity() for path in inside[1:]}
+        adapter = (TimmAdapter if site.family == "timm" else HFAdapter)(
+            mixer, site, spec, origin, _residual_dropout(site, module)
+        )
+    news = {id(parts[inside[0]]): adapter.train(module.training)} | {
+        id(parts[path]): nn.Identity() for path in inside[1:]
+    }
     place = f"{inside[0]}.mixer" if inside[0] else "mixer"
     return news, [e if e.status == "dropped" else replace(e, name=f"{place}.{e.name}") for e in entries]
 
@@ -54,7 +60,9 @@ def _residual_dropout(site: Site, module: Any) -> float:
 
 def _all_new(mixer: Mixer, found: dict[str, Weight]) -> list[Entry]:
     parameters = {n for n, _ in mixer.named_parameters()}
-    return [Entry(n, "new", tuple(t.shape), None, n in parameters) for n, t in mixer.state_dict().items()] + dropped_entries(found, set())
+    return [
+        Entry(n, "new", tuple(t.shape), None, n in parameters) for n, t in mixer.state_dict().items()
+    ] + dropped_entries(found, set())
 
 
 def spec_for_site(spec: dict[str, Any], site: Site, module: Any, found: dict[str, Weight]) -> dict[str, Any]:
@@ -118,7 +126,9 @@ def _built(spec: dict[str, Any], site: Site, like: torch.Tensor) -> Mixer:
         probe = _try_build(options, site)
     if site.cross and not probe.supports_context:
         able = ", ".join(n for n, cls in MIXERS.items() if cls.supports_context)
-        raise MixerError(f"{spec['name']} mixes a sequence with itself, and attention here attends another; these can: {able}")
+        raise MixerError(
+            f"{spec['name']} mixes a sequence with itself, and attention here attends another; these can: {able}"
+        )
     many = sum(p.numel() for p in probe.parameters())
     if many > max(MAX_PARAMETERS, 16 * site.dim**2):
         much = f"{spec['name']} with max_len={options.get('max_len')} would have {many:,} parameters here"
@@ -134,7 +144,9 @@ def _try_build(options: dict[str, Any], site: Site) -> Mixer:
 
 def _without_weights(module: nn.Module) -> nn.Module:
     """Copy a module to the meta device, without its numbers; configs are shared, not copied."""
-    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad) for p in module.parameters()}
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad) for p in module.parameters()
+    }
     memo |= {id(b): b.to("meta") for b in module.buffers()}
     memo |= {id(m.config): m.config for m in module.modules() if hasattr(m, "config")}
     return copy.deepcopy(module, memo)

@@ -56,5 +56,7 @@ def _layers(cache: Any, index: int) -> tuple[list[Any], Any]:
     """Extend a cache's layers up to ``index``; return them and that layer."""
     layers = cache.layers
     while len(layers) <= index:
-        layers.append(cache.layer_class_to_replicate() if cache.layer_class_to_replicate is not None else TokenMixStateLayer())
+        layers.append(
+            cache.layer_class_to_replicate() if cache.layer_class_to_replicate is not None else TokenMixStateLayer()
+        )
     return layers, layers[index]

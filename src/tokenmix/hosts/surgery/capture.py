@@ -44,8 +44,14 @@ def captured(teacher: nn.Module, adapters: Mapping[str, Any]) -> Iterator[dict[s
     for name, adapter in adapters.items():
         inside = REPLACED_PARTS.get(adapter.site.family, ("",))
         first, last = (_module(teacher, name, path) for path in (inside[0], inside[-1]))
-        handles.append(first.register_forward_pre_hook(lambda m, args, kw, name=name: entered.update({name: (args, kw)}), with_kwargs=True))
-        handles.append(last.register_forward_hook(lambda m, args, y, name=name: calls.update({name: _call(entered[name], y)})))
+        handles.append(
+            first.register_forward_pre_hook(
+                lambda m, args, kw, name=name: entered.update({name: (args, kw)}), with_kwargs=True
+            )
+        )
+        handles.append(
+            last.register_forward_hook(lambda m, args, y, name=name: calls.update({name: _call(entered[name], y)}))
+        )
     try:
         yield calls
     finally:
@@ -98,7 +104,9 @@ def _valid_tokens(adapter: Any, call: Call, y: Tensor) -> Tensor | None:
         mask = ~mask if mask.dtype == torch.bool else mask == 0
         return mask if adapter.batch_first else mask.T
     mask = call.options.get("attention_mask", call.args[1] if len(call.args) > 1 else None)
-    return read_mask(mask, y.shape[0], y.shape[1], causal=adapter.mixer.causal, window=adapter.site.window, where=adapter.site.name).key_mask
+    return read_mask(
+        mask, y.shape[0], y.shape[1], causal=adapter.mixer.causal, window=adapter.site.window, where=adapter.site.name
+    ).key_mask
 
 
 def output_loss(student: Any, teacher: Any, keep: Tensor | None, temperature: float) -> Tensor:

@@ -109,7 +109,9 @@ def distill(
     specs = [{"name": adapter.spec["name"]} for adapter in adapters.values()]
     optim = config.pop("optim", DistillConfig().optim)
     try:
-        settings = DistillConfig(**config, optim=replace(optim, lr=lr), model={"kind": "surgery", "mixers": specs, "layers": len(specs)})
+        settings = DistillConfig(
+            **config, optim=replace(optim, lr=lr), model={"kind": "surgery", "mixers": specs, "layers": len(specs)}
+        )
     except TypeError as why:
         raise MixerError(f"distill: {str(why).partition('() ')[2] or why}.") from None
     run = _opened(Path(out), settings, student, resume)
@@ -129,7 +131,11 @@ def _opened(out: Path, config: DistillConfig, student: nn.Module, resume: bool) 
     run = RunDir.open(out)
     before = read_json(out / "config.json")
     now = config.to_json()
-    changed = sorted(k for k in now if k not in ("steps", "log_every", "eval_every", "save_every", "keep") and before.get(k) != now[k])
+    changed = sorted(
+        k
+        for k in now
+        if k not in ("steps", "log_every", "eval_every", "save_every", "keep") and before.get(k) != now[k]
+    )
     if changed:
         settings = "give another out, or the same settings"
         raise MixerError(f"distill: {out} was started with other settings ({', '.join(changed)}); {settings}.")
@@ -140,7 +146,16 @@ def _opened(out: Path, config: DistillConfig, student: nn.Module, resume: bool) 
 class Distillation:
     """Run a distillation from its current step."""
 
-    def __init__(self, teacher: nn.Module, student: nn.Module, adapters: dict[str, Any], data: Data, valid: Data | None, config: DistillConfig, run: RunDir):
+    def __init__(
+        self,
+        teacher: nn.Module,
+        student: nn.Module,
+        adapters: dict[str, Any],
+        data: Data,
+        valid: Data | None,
+        config: DistillConfig,
+        run: RunDir,
+    ):
         self.teacher, self.student, self.adapters = teacher, student, adapters
         self.data, self.valid, self.config, self.run = data, valid, config, run
         self.device = next(student.parameters()).device
@@ -175,7 +190,13 @@ class Distillation:
                 p.requires_grad_(flag)
         lines = self.run.read_metrics()
         last = {kind: next((x for x in reversed(lines) if x["kind"] == kind), None) for kind in ("train", "eval")}
-        return {"run": str(self.run.path), "step": self.step, "seconds": round(self.seconds, 3), "train": last["train"], "valid": last["eval"]}
+        return {
+            "run": str(self.run.path),
+            "step": self.step,
+            "seconds": round(self.seconds, 3),
+            "train": last["train"],
+            "valid": last["eval"],
+        }
 
     def update(self, show: Any) -> None:
         """Take one step of the current phase."""
@@ -217,8 +238,19 @@ class Distillation:
         loss = float(self.losses.mean())
         if not math.isfinite(loss):
             raise MixerError(f"{self.run.path}: the loss became {loss} by step {self.step}; try a lower lr.")
-        line = {"kind": "train", "step": self.step, "loss": loss, "phase": phase, "lr": max(g["lr"] for g in self.optimizer.param_groups)}
-        line |= {unit: self.seen, f"{unit}_per_s": round(self.seen / self.seconds, 1), "seconds": round(self.seconds, 3), "peak_mib": peak_mib(self.device)}
+        line = {
+            "kind": "train",
+            "step": self.step,
+            "loss": loss,
+            "phase": phase,
+            "lr": max(g["lr"] for g in self.optimizer.param_groups),
+        }
+        line |= {
+            unit: self.seen,
+            f"{unit}_per_s": round(self.seen / self.seconds, 1),
+            "seconds": round(self.seconds, 3),
+            "peak_mib": peak_mib(self.device),
+        }
         self.run.append(line)
         self.losses = self.losses[:0]
         show(self.step / self.total, line)
@@ -259,7 +291,9 @@ class Distillation:
                 wanted = _call(self.teacher, batch)
             for name, loss in layer_losses(self.adapters, calls).items():
                 layers[name] = layers.get(name, 0.0) + float(loss) / len(batches)
-            outputs += float(output_loss(_call(self.student, batch), wanted, _keep(batch), self.config.temperature)) / len(batches)
+            outputs += float(
+                output_loss(_call(self.student, batch), wanted, _keep(batch), self.config.temperature)
+            ) / len(batches)
         self.student.train(mode)
         line = {"kind": "eval", "split": "valid", "step": self.step, "output_loss": outputs, "layer_loss": layers}
         self.run.append(line | {"seconds": round(time.perf_counter() - began, 3)})
@@ -272,7 +306,9 @@ class Distillation:
         tensors = {name: p.detach().clone() for name, p in self.student.state_dict().items()}
         self.run.sync_metrics()
         groups = {"student": tensors, "optimizer": optimizer_tensors(self.student, self.optimizer), "rng": rng}
-        save_checkpoint(self.run.checkpoints, self.step, groups, {"step": self.step, "seconds": self.seconds, "seen": self.seen})
+        save_checkpoint(
+            self.run.checkpoints, self.step, groups, {"step": self.step, "seconds": self.seconds, "seen": self.seen}
+        )
         prune(self.run.checkpoints, self.config.keep, None)
 
     def load(self) -> None:

@@ -47,11 +47,17 @@ def read_mask(mask: Any, rows: int, queries: int, *, causal: bool, window: int |
         kind = f"a mask of type {type(mask).__name__}"
         raise MixerError(f"{where}: gets {kind}, which mixers cannot read; call model.set_attn_implementation('sdpa').")
     if mask.ndim == 2:
-        return _cached(mask, (queries, causal), lambda: Read(mask[:, -queries:].bool() if causal else mask.bool(), None))
+        return _cached(
+            mask, (queries, causal), lambda: Read(mask[:, -queries:].bool() if causal else mask.bool(), None)
+        )
 
     def read() -> Read:
         allowed = _allowed(mask, rows, where)
-        return _read_pairs(allowed, queries, causal, window, where) if causal or window is not None else _read_columns(allowed, where)
+        return (
+            _read_pairs(allowed, queries, causal, window, where)
+            if causal or window is not None
+            else _read_columns(allowed, where)
+        )
 
     return _cached(mask, (rows, queries, causal, window), read)
 

@@ -12,7 +12,9 @@ from ...errors import MixerError
 from .sites import Site, unknown_hint
 
 
-def plan_replacements(model: nn.Module, sites: list[Site], mixers: Any, keep: Any, last: int | None, every: int | None) -> list[tuple[Site, dict[str, Any]]]:
+def plan_replacements(
+    model: nn.Module, sites: list[Site], mixers: Any, keep: Any, last: int | None, every: int | None
+) -> list[tuple[Site, dict[str, Any]]]:
     """Return the sites to replace with their specs, in the model's order."""
     if not sites:
         odd = unknown_hint(model)

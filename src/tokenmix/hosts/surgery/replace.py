@@ -96,16 +96,25 @@ def swap_modules(model: nn.Module, news: dict[int, nn.Module], inplace: bool) ->
     return model
 
 
-def _report(old: nn.Module, new: nn.Module, plan: list[tuple[Site, dict[str, Any]]], entries_by_site: dict[str, list[Entry]]) -> Report:
+def _report(
+    old: nn.Module, new: nn.Module, plan: list[tuple[Site, dict[str, Any]]], entries_by_site: dict[str, list[Entry]]
+) -> Report:
     parameters = {name for name, _ in new.named_parameters()}
-    inside = {f"{site}.{e.name}" if site else e.name: e for site, entries in entries_by_site.items() for e in entries if e.status != "dropped"}
+    inside = {
+        f"{site}.{e.name}" if site else e.name: e
+        for site, entries in entries_by_site.items()
+        for e in entries
+        if e.status != "dropped"
+    }
     entries = []
     for name, tensor in new.state_dict().items():
         if name not in inside:
             entries.append(Entry(name, "copied", tuple(tensor.shape), name, name in parameters))
     for site, made in entries_by_site.items():
         prefix = f"{site}." if site else ""
-        entries += [replace(e, name=prefix + e.name, origin=None if e.origin is None else prefix + e.origin) for e in made]
+        entries += [
+            replace(e, name=prefix + e.name, origin=None if e.origin is None else prefix + e.origin) for e in made
+        ]
     names = [spec["name"] for _, spec in plan]
     counts = ", ".join(f"{names.count(n)} x {n}" for n in dict.fromkeys(names))
     rest = len(find_attention(new))

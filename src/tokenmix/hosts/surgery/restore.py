@@ -35,8 +35,15 @@ def restore(model: nn.Module, names: str | Iterable[str] = "*", *, inplace: bool
     """
     adapters = adapters_of(model)
     wanted = (names,) if isinstance(names, str) else tuple(names)
-    sites = {name: name.removesuffix("self").removesuffix(".") if adapter.site.family == "bert" else name for name, adapter in adapters.items()}
-    chosen = {name: adapter for name, adapter in adapters.items() if any(fnmatchcase(sites[name], pattern) for pattern in wanted)}
+    sites = {
+        name: name.removesuffix("self").removesuffix(".") if adapter.site.family == "bert" else name
+        for name, adapter in adapters.items()
+    }
+    chosen = {
+        name: adapter
+        for name, adapter in adapters.items()
+        if any(fnmatchcase(sites[name], pattern) for pattern in wanted)
+    }
     if not chosen:
         found = ", ".join(sites.values()) or "none at all"
         raise MixerError(f"restore: {', '.join(map(repr, wanted))} matches no replaced attention; there are {found}.")
@@ -70,7 +77,10 @@ def _restored(model: nn.Module, name: str, adapter: Any) -> tuple[dict[int, nn.M
     except MixerError as why:
         raise MixerError(f"restore: {name}: {why}.") from None
     holder: Any = model.get_submodule(name) if "" not in parts else None
-    news = {id(adapter if path in ("", "self") else holder.get_submodule(path)): part.train(adapter.training) for path, part in parts.items()}
+    news = {
+        id(adapter if path in ("", "self") else holder.get_submodule(path)): part.train(adapter.training)
+        for path, part in parts.items()
+    }
     return news, entries
 
 
@@ -106,9 +116,13 @@ def _config(model: nn.Module, name: str, default: Any) -> Any:
 
 def _report_back(new: nn.Module, entries_by_site: dict[str, list[Entry]]) -> Report:
     parameters = {name for name, _ in new.named_parameters()}
-    entries = [replace(e, name=f"{site}.{e.name}" if site else e.name) for site, made in entries_by_site.items() for e in made]
+    entries = [
+        replace(e, name=f"{site}.{e.name}" if site else e.name) for site, made in entries_by_site.items() for e in made
+    ]
     named = {e.name for e in entries if e.status != "dropped"}
-    entries = [Entry(n, "copied", tuple(t.shape), n, n in parameters) for n, t in new.state_dict().items() if n not in named] + entries
+    entries = [
+        Entry(n, "copied", tuple(t.shape), n, n in parameters) for n, t in new.state_dict().items() if n not in named
+    ] + entries
     kind = type(new).__name__
     target = f"{kind} with its own attention in {len(entries_by_site)} places"
     return Report(f"{kind} with mixers", target, tuple(entries))

@@ -21,7 +21,15 @@ from ..vit.convert import convert_command
 from .adapters import adapters_of
 from .replace import replace_mixers
 
-BESIDE = ("tokenizer*.json", "vocab.*", "merges.txt", "special_tokens_map.json", "*.model", "preprocessor_config.json", "generation_config.json")
+BESIDE = (
+    "tokenizer*.json",
+    "vocab.*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "*.model",
+    "preprocessor_config.json",
+    "generation_config.json",
+)
 """Files of a host's folder that are copied along: its tokenizer and its defaults."""
 
 
@@ -57,10 +65,16 @@ def open_host(source: str) -> tuple[nn.Module, dict[str, Any], Path | None]:
     if lost:
         count = f"{len(lost)} of {len(model.state_dict())} weights of its {type(model).__name__}"
         raise MixerError(f"{folder}: lacks {count}, such as {lost[0]}.")
-    return model.eval(), {"library": "transformers", "class": type(model).__name__, "config": model.config.to_dict()}, folder
+    return (
+        model.eval(),
+        {"library": "transformers", "class": type(model).__name__, "config": model.config.to_dict()},
+        folder,
+    )
 
 
-def convert_any(source: str, target: Any, out: Path | str, *, ours: dict[str, Any], host: dict[str, Any], seed: int) -> tuple[Report, str]:
+def convert_any(
+    source: str, target: Any, out: Path | str, *, ours: dict[str, Any], host: dict[str, Any], seed: int
+) -> tuple[Report, str]:
     """Run ``tokenmix convert``: surgery for patterns and for hosts other than ViTs, else ``convert_vit``.
 
     Args:
@@ -119,7 +133,9 @@ def convert_host(source: str, mixers: Any, out: Path | str, *, seed: int = 0, **
     return report
 
 
-def save_replaced(model: nn.Module, report: Report, out: Path | str, *, host: dict[str, Any] | None = None, beside: Path | None = None) -> None:
+def save_replaced(
+    model: nn.Module, report: Report, out: Path | str, *, host: dict[str, Any] | None = None, beside: Path | None = None
+) -> None:
     """Write a model made by ``replace_mixers``; ``load_converted`` loads it.
 
     Args:

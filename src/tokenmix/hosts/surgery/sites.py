@@ -11,19 +11,58 @@ from torch import nn
 from ...errors import MixerError
 
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "bert": ("BertAttention", "RobertaAttention", "XLMRobertaAttention", "CamembertAttention", "ElectraAttention", "ErnieAttention", "Data2VecTextAttention"),
+    "bert": (
+        "BertAttention",
+        "RobertaAttention",
+        "XLMRobertaAttention",
+        "CamembertAttention",
+        "ElectraAttention",
+        "ErnieAttention",
+        "Data2VecTextAttention",
+    ),
     "distilbert": ("DistilBertSelfAttention",),
     "gpt2": ("GPT2Attention",),
-    "llama": ("LlamaAttention", "MistralAttention", "MixtralAttention", "Qwen2Attention", "Qwen2MoeAttention", "GemmaAttention", "GraniteAttention")
-    + ("Qwen3Attention", "Qwen3MoeAttention", "Starcoder2Attention", "StableLmAttention", "Gemma3Attention", "SmolLM3Attention", "ArceeAttention")
+    "llama": (
+        "LlamaAttention",
+        "MistralAttention",
+        "MixtralAttention",
+        "Qwen2Attention",
+        "Qwen2MoeAttention",
+        "GemmaAttention",
+        "GraniteAttention",
+    )
+    + (
+        "Qwen3Attention",
+        "Qwen3MoeAttention",
+        "Starcoder2Attention",
+        "StableLmAttention",
+        "Gemma3Attention",
+        "SmolLM3Attention",
+        "ArceeAttention",
+    )
     + ("GraniteMoeAttention", "GraniteMoeSharedAttention", "EuroBertAttention"),
     "modernbert": ("ModernBertAttention",),
     "phi": ("PhiAttention",),
     "phi3": ("Phi3Attention",),
     "gpt_neox": ("GPTNeoXAttention",),
-    "bart": ("BartAttention", "MBartAttention", "MarianAttention", "PegasusAttention", "M2M100Attention", "WhisperAttention", "OPTAttention")
+    "bart": (
+        "BartAttention",
+        "MBartAttention",
+        "MarianAttention",
+        "PegasusAttention",
+        "M2M100Attention",
+        "WhisperAttention",
+        "OPTAttention",
+    )
     + ("BlenderbotAttention", "BlenderbotSmallAttention", "PLBartAttention", "BioGptAttention"),
-    "vit": ("ViTAttention", "DeiTAttention", "ViTMSNAttention", "IJepaAttention", "Dinov2Attention", "Dinov2WithRegistersAttention"),
+    "vit": (
+        "ViTAttention",
+        "DeiTAttention",
+        "ViTMSNAttention",
+        "IJepaAttention",
+        "Dinov2Attention",
+        "Dinov2WithRegistersAttention",
+    ),
     "clip": ("CLIPAttention", "SiglipAttention"),
     "detr": ("DetrSelfAttention", "DetrCrossAttention"),
     "timm": ("Attention",),
@@ -104,7 +143,11 @@ def unknown_attention(model: nn.Module) -> list[str]:
     """Return the class names of modules that look like attention and belong to no known family."""
     known = tuple(name for name, *_ in _attention(model))
     inside = [name + "." for name in known]
-    names = {n: type(m).__name__ for n, m in model.named_modules() if "attention" in type(m).__name__.lower() and n not in known}
+    names = {
+        n: type(m).__name__
+        for n, m in model.named_modules()
+        if "attention" in type(m).__name__.lower() and n not in known
+    }
     return sorted({cls for n, cls in names.items() if not any(n.startswith(each) for each in inside)})
 
 
@@ -135,10 +178,22 @@ def family_of(module: nn.Module) -> str | None:
 
 
 def _described(model: nn.Module, name: str, module: Any, family: str) -> Site:
-    describe = {"bert": _bert, "distilbert": _distilbert, "gpt2": _gpt2, "bart": _bart, "clip": _clip, "timm": _timm, "torch": _torch}
+    describe = {
+        "bert": _bert,
+        "distilbert": _distilbert,
+        "gpt2": _gpt2,
+        "bart": _bart,
+        "clip": _clip,
+        "timm": _timm,
+        "torch": _torch,
+    }
     describe |= dict.fromkeys(("llama", "modernbert", "phi", "phi3", "gpt_neox"), _llama)
     facts = describe.get(family, _separate)(module)
-    facts |= _image(model, name, module) if family == "timm" or hasattr(getattr(module, "config", None), "patch_size") else {"grid": None, "prefix": 0}
+    facts |= (
+        _image(model, name, module)
+        if family == "timm" or hasattr(getattr(module, "config", None), "patch_size")
+        else {"grid": None, "prefix": 0}
+    )
     facts["qk_norm"] = _norm_of(module)
     if facts["grid"] is not None:
         facts["max_len"] = facts["prefix"] + facts["grid"][0] * facts["grid"][1]
@@ -155,26 +210,59 @@ def _bert(module: Any) -> dict[str, Any]:
     if config.model_type in ("roberta", "xlm-roberta", "camembert", "data2vec-text"):
         table -= config.pad_token_id + 1
     causal = bool(getattr(inner, "is_causal", False))
-    facts = {"dim": inner.query.in_features, "heads": heads, "kv_heads": heads, "head_dim": width, "causal": causal, "max_len": table}
+    facts = {
+        "dim": inner.query.in_features,
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": width,
+        "causal": causal,
+        "max_len": table,
+    }
     return facts | {"cross": "Cross" in type(inner).__name__, "layer": inner.layer_idx}
 
 
 def _gpt2(module: Any) -> dict[str, Any]:
     heads, config = module.num_heads, module.config
-    facts = {"dim": module.embed_dim, "heads": heads, "kv_heads": heads, "head_dim": module.head_dim, "max_len": config.max_position_embeddings}
-    return facts | {"causal": not module.is_cross_attention, "cross": module.is_cross_attention, "layer": module.layer_idx}
+    facts = {
+        "dim": module.embed_dim,
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": module.head_dim,
+        "max_len": config.max_position_embeddings,
+    }
+    return facts | {
+        "causal": not module.is_cross_attention,
+        "cross": module.is_cross_attention,
+        "layer": module.layer_idx,
+    }
 
 
 def _distilbert(module: Any) -> dict[str, Any]:
     heads = module.n_heads
-    return {"dim": module.dim, "heads": heads, "kv_heads": heads, "head_dim": module.dim // heads, "max_len": module.config.max_position_embeddings}
+    return {
+        "dim": module.dim,
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": module.dim // heads,
+        "max_len": module.config.max_position_embeddings,
+    }
 
 
 def _separate(module: Any) -> dict[str, Any]:
     """Describe a module with q_proj, k_proj and v_proj, as most newer models have."""
     heads, kv_heads = module.q_proj.out_features // module.head_dim, module.k_proj.out_features // module.head_dim
-    facts = {"dim": module.q_proj.in_features, "heads": heads, "kv_heads": kv_heads, "head_dim": module.head_dim, "causal": bool(module.is_causal)}
-    return facts | {"cross": "Cross" in type(module).__name__, "layer": getattr(module, "layer_idx", None), "max_len": None}
+    facts = {
+        "dim": module.q_proj.in_features,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": module.head_dim,
+        "causal": bool(module.is_causal),
+    }
+    return facts | {
+        "cross": "Cross" in type(module).__name__,
+        "layer": getattr(module, "layer_idx", None),
+        "max_len": None,
+    }
 
 
 def _llama(module: Any) -> dict[str, Any]:
@@ -182,7 +270,12 @@ def _llama(module: Any) -> dict[str, Any]:
     window = module.sliding_window if hasattr(module, "sliding_window") else getattr(config, "sliding_window", None)
     norms = "it normalises queries and keys with qk_layernorm, which mixers do not support"
     odd = norms if getattr(module, "qk_layernorm", False) else None
-    facts = {"rotary": bool(getattr(module, "use_rope", True)), "window": window or None, "max_len": config.max_position_embeddings, "obstacle": odd}
+    facts = {
+        "rotary": bool(getattr(module, "use_rope", True)),
+        "window": window or None,
+        "max_len": config.max_position_embeddings,
+        "obstacle": odd,
+    }
     return (_separate(module) if hasattr(module, "q_proj") else _one_projection(module)) | facts
 
 
@@ -190,8 +283,16 @@ def _one_projection(module: Any) -> dict[str, Any]:
     """Describe a module with one projection for queries, keys and values: Phi-3, GPT-NeoX, ModernBERT."""
     config = module.config
     heads = config.num_attention_heads
-    facts = {"dim": config.hidden_size, "heads": heads, "kv_heads": getattr(config, "num_key_value_heads", heads), "layer": module.layer_idx}
-    return facts | {"head_dim": getattr(module, "head_dim", config.hidden_size // heads), "causal": bool(module.is_causal)}
+    facts = {
+        "dim": config.hidden_size,
+        "heads": heads,
+        "kv_heads": getattr(config, "num_key_value_heads", heads),
+        "layer": module.layer_idx,
+    }
+    return facts | {
+        "head_dim": getattr(module, "head_dim", config.hidden_size // heads),
+        "causal": bool(module.is_causal),
+    }
 
 
 def _bart(module: Any) -> dict[str, Any]:
@@ -219,7 +320,9 @@ def _clip(module: Any) -> dict[str, Any]:
 def _norm_of(module: Any) -> str | None:
     """Return the kind of the per-head norm of queries and keys."""
     norms: tuple[Any, ...] = getattr(module, "q_norm", None), getattr(module, "k_norm", None)
-    kinds = {"rms" if "rms" in type(n).__name__.lower() else "layer" if isinstance(n, nn.LayerNorm) else None for n in norms}
+    kinds = {
+        "rms" if "rms" in type(n).__name__.lower() else "layer" if isinstance(n, nn.LayerNorm) else None for n in norms
+    }
     weights = [n.weight for n in norms if getattr(n, "weight", None) is not None]
     by_head = len(weights) == 2 and all(w.shape == (module.head_dim,) for w in weights)
     return kinds.pop() if by_head and len(kinds) == 1 else None
@@ -229,9 +332,18 @@ def _timm(module: Any) -> dict[str, Any]:
     def plain(name: str) -> bool:
         return isinstance(getattr(module, name, None), (nn.Identity, type(None)))
 
-    found = {"qk_norm": (plain("q_norm") and plain("k_norm")) or _norm_of(module) is not None, "scale_norm": plain("norm"), "gated": plain("gate")}
+    found = {
+        "qk_norm": (plain("q_norm") and plain("k_norm")) or _norm_of(module) is not None,
+        "scale_norm": plain("norm"),
+        "gated": plain("gate"),
+    }
     odd = ", ".join(name for name, fine in found.items() if not fine)
-    facts = {"dim": module.qkv.in_features, "heads": module.num_heads, "kv_heads": module.num_heads, "head_dim": module.head_dim}
+    facts = {
+        "dim": module.qkv.in_features,
+        "heads": module.num_heads,
+        "kv_heads": module.num_heads,
+        "head_dim": module.head_dim,
+    }
     return facts | {"obstacle": f"it was built with {odd}, which mixers do not support" if odd else None}
 
 
@@ -252,7 +364,9 @@ def _image(model: nn.Module, name: str, module: Any) -> dict[str, Any]:
     if hasattr(module, "config"):
         config = module.config
         sides = [s if isinstance(s, (tuple, list)) else (s, s) for s in (config.image_size, config.patch_size)]
-        prefix = {"deit": 2, "ijepa": 0, "siglip_vision_model": 0}.get(config.model_type, 1) + getattr(config, "num_register_tokens", 0)
+        prefix = {"deit": 2, "ijepa": 0, "siglip_vision_model": 0}.get(config.model_type, 1) + getattr(
+            config, "num_register_tokens", 0
+        )
         return {"grid": (sides[0][0] // sides[1][0], sides[0][1] // sides[1][1]), "prefix": prefix}
     parents = name.split(".")
     for depth in range(len(parents) - 1, -1, -1):

@@ -70,7 +70,11 @@ def slots(site: Site, module: nn.Module) -> dict[str, Slot]:
     if site.family == "bert":
         found = _linear("self.query", "self.key", "self.value", "output.dense")
     elif site.family == "gpt2" and site.cross:
-        found = _linear("q_attn", transposed=True) + _fused("c_attn", keys, keys, transposed=True) + _linear("c_proj", transposed=True)
+        found = (
+            _linear("q_attn", transposed=True)
+            + _fused("c_attn", keys, keys, transposed=True)
+            + _linear("c_proj", transposed=True)
+        )
     elif site.family == "gpt2":
         found = _fused("c_attn", queries, keys, keys, transposed=True) + _linear("c_proj", transposed=True)
     elif site.family == "timm":
@@ -88,10 +92,16 @@ def slots(site: Site, module: nn.Module) -> dict[str, Slot]:
     elif site.family in ("bart", "clip"):
         found = _linear("q_proj", "k_proj", "v_proj", "out_proj")
     elif site.family == "torch":
-        found = [Slot("in_proj_weight", "in_proj_bias", i, (queries, keys, keys)) for i in range(3)] + _linear("out_proj")
+        found = [Slot("in_proj_weight", "in_proj_bias", i, (queries, keys, keys)) for i in range(3)] + _linear(
+            "out_proj"
+        )
     else:
         found = _linear("q_proj", "k_proj", "v_proj", "o_proj")
-    norms = {} if site.qk_norm is None else dict(zip(NORMS, _linear(*NORMS, shift=float(type(module).__name__.startswith("Gemma"))), strict=True))
+    norms = (
+        {}
+        if site.qk_norm is None
+        else dict(zip(NORMS, _linear(*NORMS, shift=float(type(module).__name__.startswith("Gemma"))), strict=True))
+    )
     return dict(zip(QKVO, found, strict=True)) | norms
 
 
@@ -127,13 +137,19 @@ def carry(mixer: Any, name: str, found: dict[str, Weight], site: Site) -> list[E
         elif part in taken and leaf == "bias":  # the host has none, and adding zero is the same function
             tensor.zero_()
         status = "new" if source is None else "split" if source.split else "copied"
-        entries.append(Entry(ours, status, tuple(tensor.shape), None if source is None else source.origin, ours in parameters))
+        entries.append(
+            Entry(ours, status, tuple(tensor.shape), None if source is None else source.origin, ours in parameters)
+        )
     return entries + dropped_entries(found, used)
 
 
 def dropped_entries(found: dict[str, Weight], used: set[str]) -> list[Entry]:
     """Return entries for the host's tensors that nothing took over; a part of a larger tensor is named with it."""
-    return [Entry(f"{w.origin} ({ours})" if w.split else w.origin, "dropped", tuple(w.value.shape), w.origin) for ours, w in found.items() if ours not in used]
+    return [
+        Entry(f"{w.origin} ({ours})" if w.split else w.origin, "dropped", tuple(w.value.shape), w.origin)
+        for ours, w in found.items()
+        if ours not in used
+    ]
 
 
 def _fitted(source: Weight, tensor: Tensor, ours: str, part: str, site: Site) -> Tensor:
@@ -158,17 +174,32 @@ def write_back(mixer: Any, site: Site, module: nn.Module) -> list[Entry]:
             if name not in state:
                 continue
             target = slot.part(state[name])
-            target.copy_(torch.zeros_like(target) if source is None else _narrowed(source, target, f"{part}.{leaf}", site) - slot.shift)
+            target.copy_(
+                torch.zeros_like(target)
+                if source is None
+                else _narrowed(source, target, f"{part}.{leaf}", site) - slot.shift
+            )
             if name not in done:
-                entries.append(Entry(name, "new" if source is None else "copied", tuple(state[name].shape), f"{part}.{leaf}"))
+                entries.append(
+                    Entry(name, "new" if source is None else "copied", tuple(state[name].shape), f"{part}.{leaf}")
+                )
                 done.add(name)
-    kept = {f"{part}.{leaf}" for part, slot in slots(site, module).items() for leaf in ("weight", "bias") if slot.tensor(leaf) in state}
+    kept = {
+        f"{part}.{leaf}"
+        for part, slot in slots(site, module).items()
+        for leaf in ("weight", "bias")
+        if slot.tensor(leaf) in state
+    }
     return entries + [Entry(n, "dropped", tuple(t.shape), n) for n, t in ours.items() if n not in kept]
 
 
 def _narrowed(source: Tensor, target: Tensor, name: str, site: Site) -> Tensor:
     """Reduce repeated keys and values to the mean of each group (Ainslie et al. 2023, arXiv 2305.13245, Sec. 2.1)."""
-    if name.startswith(("k_proj", "v_proj")) and site.kv_heads != site.heads and len(source) == site.heads * site.head_dim:
+    if (
+        name.startswith(("k_proj", "v_proj"))
+        and site.kv_heads != site.heads
+        and len(source) == site.heads * site.head_dim
+    ):
         source = source.unflatten(0, (site.kv_heads, site.heads // site.kv_heads, -1)).mean(1).flatten(0, 1)
     wanted = target.flatten(0, 1).shape
     if source.shape != wanted:

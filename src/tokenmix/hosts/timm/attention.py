@@ -63,7 +63,9 @@ class MixerAttention(nn.Module):
         known = mixer_options(MIXERS[self.spec["name"]])
         theirs = {"heads": num_heads, "qkv_bias": bool(qkv_bias), "out_bias": bool(proj_bias)}
         with torch.device(device or torch.get_default_device()):
-            self.mixer: Mixer = build_mixer(dim=dim, **{n: v for n, v in theirs.items() if n in known} | self.spec).to(dtype=dtype)
+            self.mixer: Mixer = build_mixer(dim=dim, **{n: v for n, v in theirs.items() if n in known} | self.spec).to(
+                dtype=dtype
+            )
         self.grid = self.built_for
         self.proj_drop = nn.Dropout(proj_drop)
 
@@ -178,12 +180,22 @@ def attention_class(name: str, *, grid: Any = None, prefix: int = 1, **options: 
         _refuse(f"attention_class expects prefix as the number of tokens before the patches, got {prefix!r}")
     if sides is None:
         _check_complete(name, options)
-    spec = {"name": name, **options} if sides is None else complete_spec({"name": name, **options}, prefix + prod(sides), None if causal else sides)
+    spec = (
+        {"name": name, **options}
+        if sides is None
+        else complete_spec({"name": name, **options}, prefix + prod(sides), None if causal else sides)
+    )
     return _class_of({**spec, **({"causal": True} if causal else {})}, sides, prefix)
 
 
 def _class_of(spec: dict[str, Any], grid: Grid | None, prefix: int) -> type[MixerAttention]:
-    body = {"spec": spec, "built_for": grid, "prefix": prefix, "__doc__": MixerAttention.__doc__, "__module__": __name__}
+    body = {
+        "spec": spec,
+        "built_for": grid,
+        "prefix": prefix,
+        "__doc__": MixerAttention.__doc__,
+        "__module__": __name__,
+    }
     return type(f"MixerAttention_{spec['name']}", (MixerAttention,), body)
 
 
@@ -196,7 +208,9 @@ def _check_complete(name: str, options: dict[str, Any]) -> None:
     """Refuse a mixer that needs a fixed number of tokens, or would silently read patches as a sequence."""
     known = mixer_options(MIXERS[name])
     for option in ("max_len", "ndim"):
-        if option not in options and (known.get(option) is inspect.Parameter.empty or (option == "ndim" and option in known)):
+        if option not in options and (
+            known.get(option) is inspect.Parameter.empty or (option == "ndim" and option in known)
+        ):
             needs = "needs grid=(rows, columns) of the patches, and prefix if it is not 1"
             _refuse(f"attention_class({name!r}) {needs}, or {option} itself")
 

@@ -59,20 +59,32 @@ class MixerPyramid(Pyramid):
         self.num_features = self.head_hidden_size = self.config.dims[-1]
         self.grad_checkpointing = False
         per_stage = zip(self.config.dims, self.config.strides, strict=True)
-        self.feature_info = [{"module": f"stages.{i}", "num_chs": dim, "reduction": stride} for i, (dim, stride) in enumerate(per_stage)]
+        self.feature_info = [
+            {"module": f"stages.{i}", "num_chs": dim, "reduction": stride} for i, (dim, stride) in enumerate(per_stage)
+        ]
 
     def no_weight_decay(self) -> set[str]:
         """Return parameters outside linear layers and convolutions: positions, class token, those of mixers."""
         weights = (nn.Linear, nn.Conv1d, nn.Conv2d)
         own = ((name, module) for name, module in self.named_modules() if not isinstance(module, weights))
-        return {f"{name}.{leaf}" if name else leaf for name, module in own for leaf, _ in module.named_parameters(recurse=False)}
+        return {
+            f"{name}.{leaf}" if name else leaf
+            for name, module in own
+            for leaf, _ in module.named_parameters(recurse=False)
+        }
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return the layers for layer decay: the stages, or every block."""
         if coarse:
-            return {"stem": r"^stages\.0\.(?:patch|positions)", "blocks": [(r"^stages\.(\d+)", None), (r"^norm", (99999,))]}
+            return {
+                "stem": r"^stages\.0\.(?:patch|positions)",
+                "blocks": [(r"^stages\.(\d+)", None), (r"^norm", (99999,))],
+            }
         inner = r"^stages\.(\d+)\.(?:patch|positions|class_token)"
-        return {"stem": r"^stages\.0\.(?:patch|positions)", "blocks": [(r"^stages\.(\d+)\.blocks\.(\d+)", None), (inner, (0,)), (r"^norm", (99999,))]}
+        return {
+            "stem": r"^stages\.0\.(?:patch|positions)",
+            "blocks": [(r"^stages\.(\d+)\.blocks\.(\d+)", None), (inner, (0,)), (r"^norm", (99999,))],
+        }
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Keep only each stage's input for the backward pass, and recompute the stage there."""
@@ -128,7 +140,9 @@ class MixerPyramid(Pyramid):
         chosen = [maps[i] for i in taken]
         return chosen if intermediates_only else (self.norm(found[-1][1][0]), chosen)
 
-    def prune_intermediate_layers(self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True) -> list[int]:
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
         """Remove the stages after the last one listed, and the head."""
         taken, last = feature_take_indices(len(self.stages), indices)
         self.stages = self.stages[: last + 1]
@@ -144,7 +158,12 @@ class MixerPyramid(Pyramid):
 
 
 def _cfg(config: PyramidConfig) -> dict[str, Any]:
-    cfg = {"num_classes": config.classes, "input_size": (config.channels, *config.image_size), "pool_size": None, "fixed_input_size": True}
+    cfg = {
+        "num_classes": config.classes,
+        "input_size": (config.channels, *config.image_size),
+        "pool_size": None,
+        "fixed_input_size": True,
+    }
     shown = {"crop_pct": 0.9, "interpolation": "bicubic", "mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
     return {**cfg, **shown, "first_conv": "stages.0.patch", "classifier": "head", "license": "apache-2.0"}
 
@@ -158,7 +177,9 @@ default_cfgs = generate_default_cfgs({name: _cfg(MODELS[model]) for name, model 
 def _register(name: str, model: str) -> None:
     def build(pretrained: bool = False, **kwargs: Any) -> MixerPyramid:
         features = {"out_indices": kwargs.pop("out_indices", (0, 1, 2, 3)), "feature_cls": "getter"}
-        return build_model_with_cfg(MixerPyramid, name, pretrained, feature_cfg=features, config=MODELS[model], **kwargs)
+        return build_model_with_cfg(
+            MixerPyramid, name, pretrained, feature_cfg=features, config=MODELS[model], **kwargs
+        )
 
     build.__name__ = build.__qualname__ = name
     build.__doc__ = f"``tokenmix.models.MODELS[{model!r}]`` for timm."

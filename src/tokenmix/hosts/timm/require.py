@@ -15,7 +15,9 @@ def require_timm() -> None:
         import timm
         from timm.models.vision_transformer import Block, VisionTransformer
     except ImportError as why:
-        raise MixerError(f"tokenmix.hosts.timm needs timm, which could not be imported ({why}): pip install 'tokenmix[vision]'.") from why
+        raise MixerError(
+            f"tokenmix.hosts.timm needs timm, which could not be imported ({why}): pip install 'tokenmix[vision]'."
+        ) from why
     if any("attn_layer" not in inspect.signature(cls.__init__).parameters for cls in (Block, VisionTransformer)):
         found = f"needs timm >= 1.0.27, found {timm.__version__}"
         raise MixerError(f"tokenmix.hosts.timm {found}: pip install --upgrade 'tokenmix[vision]'.")

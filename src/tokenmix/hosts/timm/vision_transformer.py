@@ -72,7 +72,10 @@ class MixerVisionTransformer(VisionTransformer):
                 raise MixerError(f"MixerVisionTransformer: {needed}; got {spec!r}.")
         grid = _grid(img_size, patch_size)
         free = dynamic_img_size or patch_drop_rate > 0
-        classes = [attention_class(**spec, grid=None if free else grid, prefix=class_token + reg_tokens) for spec in cycled(tuple(specs), depth)]
+        classes = [
+            attention_class(**spec, grid=None if free else grid, prefix=class_token + reg_tokens)
+            for spec in cycled(tuple(specs), depth)
+        ]
         base: dict[str, Any] = {"depth": depth, "class_token": class_token, "reg_tokens": reg_tokens}
         base |= {"dynamic_img_size": dynamic_img_size, "patch_drop_rate": patch_drop_rate}
         base |= {"block_fn": MixerBlock, "attn_layer": classes}  # one class for each block
@@ -103,7 +106,10 @@ class MixerVisionTransformer(VisionTransformer):
         for i, block in enumerate(self.blocks):
             for module_name, module in block.attn.named_modules():  # type: ignore[union-attr]  # a module
                 if not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)):
-                    found |= {".".join(filter(None, (f"blocks.{i}.attn", module_name, name))) for name, _ in module.named_parameters(recurse=False)}
+                    found |= {
+                        ".".join(filter(None, (f"blocks.{i}.attn", module_name, name)))
+                        for name, _ in module.named_parameters(recurse=False)
+                    }
         return found
 
     def __prepare_scriptable__(self) -> nn.Module:
@@ -169,8 +175,18 @@ def _cfg(config: ViTConfig) -> dict[str, Any]:
 
     There are no weights to download.
     """
-    cfg = {"num_classes": config.classes, "input_size": (config.channels, *config.image_size), "pool_size": None, "fixed_input_size": True}
-    shown = {"crop_pct": 1.0 if config.image_size[0] > 224 else 0.9, "interpolation": "bicubic", "mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
+    cfg = {
+        "num_classes": config.classes,
+        "input_size": (config.channels, *config.image_size),
+        "pool_size": None,
+        "fixed_input_size": True,
+    }
+    shown = {
+        "crop_pct": 1.0 if config.image_size[0] > 224 else 0.9,
+        "interpolation": "bicubic",
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+    }
     return {**cfg, **shown, "first_conv": "patch_embed.proj", "classifier": "head", "license": "apache-2.0"}
 
 
@@ -185,7 +201,9 @@ def _timm_name(name: str, config: ViTConfig) -> str:
     return f"deit_{size[0]}_{rest}_patch{config.patch}_{config.image_size[0]}"
 
 
-MODEL_NAMES: dict[str, str] = {_timm_name(name, config): name for name, config in MODELS.items() if isinstance(config, ViTConfig)}
+MODEL_NAMES: dict[str, str] = {
+    _timm_name(name, config): name for name, config in MODELS.items() if isinstance(config, ViTConfig)
+}
 """timm's name of a model -> its row in ``tokenmix.models.MODELS``.
 
 Names with ``mixer`` have softmax attention by default, for your own ``mixers=``.
@@ -203,7 +221,14 @@ def _register(name: str, model: str) -> None:
     def build(pretrained: bool = False, **kwargs: Any) -> MixerVisionTransformer:
         features = {"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"}
         options = {**base, "mixers": config.mixers, **kwargs}
-        return build_model_with_cfg(MixerVisionTransformer, name, pretrained, pretrained_filter_fn=checkpoint_filter, feature_cfg=features, **options)
+        return build_model_with_cfg(
+            MixerVisionTransformer,
+            name,
+            pretrained,
+            pretrained_filter_fn=checkpoint_filter,
+            feature_cfg=features,
+            **options,
+        )
 
     build.__name__ = build.__qualname__ = name
     build.__doc__ = f"Build ``tokenmix.models.MODELS[{model!r}]`` as a timm model."

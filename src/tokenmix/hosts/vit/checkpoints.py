@@ -71,7 +71,11 @@ def read_file(path: Path | str) -> dict[str, Tensor]:
     for name in ("model", "state_dict"):
         if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
             found = found[name]
-    if not isinstance(found, Mapping) or not found or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in found.items()):
+    if (
+        not isinstance(found, Mapping)
+        or not found
+        or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in found.items())
+    ):
         raise MixerError(f"{path}: holds no state dict, neither at the top level nor under 'model' or 'state_dict'.")
     return dict(found)
 
@@ -109,18 +113,28 @@ def _kind(state: Mapping[str, Any], where: str) -> str:
     """Return whose names these are, "own", "timm" or "hf"; refuse a checkpoint of another architecture."""
     refuse_distilled(state, where)
     keys = {bare(key) for key in state}
-    for kind, sign in (("own", "patch.weight"), ("timm", "patch_embed.proj.weight"), ("hf", "embeddings.patch_embeddings.projection.weight")):
+    for kind, sign in (
+        ("own", "patch.weight"),
+        ("timm", "patch_embed.proj.weight"),
+        ("hf", "embeddings.patch_embeddings.projection.weight"),
+    ):
         if sign in keys:
             return kind
     first = next(iter(state), None)
-    raise MixerError(f"{where}: is not a checkpoint of a ViT of timm, transformers or tokenmix; its first key is {first!r}.")
+    raise MixerError(
+        f"{where}: is not a checkpoint of a ViT of timm, transformers or tokenmix; its first key is {first!r}."
+    )
 
 
 def _from_state(state: Mapping[str, Tensor], where: str, guess: dict[str, Any], config: Any = None) -> Weights:
     kind = _kind(state, where)
     if kind == "own":
         return from_own(state, config, where=where)
-    return from_timm(state, where=where, **guess) if kind == "timm" else from_hf(state, where=where, config=config, **guess)
+    return (
+        from_timm(state, where=where, **guess)
+        if kind == "timm"
+        else from_hf(state, where=where, config=config, **guess)
+    )
 
 
 def _read_place(place: str, guess: dict[str, Any]) -> Weights:
@@ -155,7 +169,9 @@ def _from_folder(folder: Path, guess: dict[str, Any]) -> Weights:
     """Read a run directory, a converted model or a model saved by transformers, as config.json tells."""
     config = read_json(folder / "config.json")
     if "model_type" in config:
-        found = next((folder / name for name in ("model.safetensors", "pytorch_model.bin") if (folder / name).is_file()), None)
+        found = next(
+            (folder / name for name in ("model.safetensors", "pytorch_model.bin") if (folder / name).is_file()), None
+        )
         if found is None:
             raise MixerError(f"{folder}: holds neither model.safetensors nor pytorch_model.bin, in one piece.")
         return from_hf(read_file(found), config=config, where=str(found), **guess)
@@ -170,6 +186,8 @@ def _from_folder(folder: Path, guess: dict[str, Any]) -> Weights:
         return from_own(read_file(folder / "model.safetensors"), vit, where=str(folder / "model.safetensors"))
     opened = RunDir.open(folder)
     step = pick_step(opened, "last")
-    group = "ema" if config.get("optim", {}).get("ema") else "model"  # where a run averages its weights, the average is its model
+    group = (
+        "ema" if config.get("optim", {}).get("ema") else "model"
+    )  # where a run averages its weights, the average is its model
     tensors, _ = load_checkpoint(opened.checkpoints, step, group)
     return from_own(tensors[group], vit, where=f"{folder} (step {step})")

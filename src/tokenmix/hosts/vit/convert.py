@@ -20,7 +20,9 @@ from .checkpoints import read_weights
 from .read import Weights
 
 
-def convert_vit(source: Any, target: Any, *, resize: bool = False, classes: int | None = None, seed: int | None = None) -> tuple[ViT, Report]:
+def convert_vit(
+    source: Any, target: Any, *, resize: bool = False, classes: int | None = None, seed: int | None = None
+) -> tuple[ViT, Report]:
     """Build a ViT with other mixers that takes weights over from ``source`` wherever the two mean the same.
 
     Everything outside the mixers is copied if the target has it: patches, norms, MLPs, class token, registers,
@@ -64,7 +66,9 @@ def convert_vit(source: Any, target: Any, *, resize: bool = False, classes: int 
         if value is not None:
             tensor.copy_(value)
             used.add(old)
-        entries.append(Entry(name, status, tuple(tensor.shape), weights.origin.get(old, old) if old else None, name in parameters))
+        entries.append(
+            Entry(name, status, tuple(tensor.shape), weights.origin.get(old, old) if old else None, name in parameters)
+        )
     with torch.device("meta"):
         counted = {name for name, _ in build_model(weights.config).named_parameters()}
     left = [(name, tuple(tensor.shape)) for name, tensor in weights.state.items() if name not in used]
@@ -99,7 +103,11 @@ def _differences(old: ViTConfig, new: ViTConfig) -> Iterator[str]:
         yield f"LayerNorm eps was {old.norm_eps:g}, is {new.norm_eps:g}"
     if old.classes != new.classes:
         yield f"the head is new: {old.classes} classes before, {new.classes} now"
-    pairs = [(s, t) for s, t in zip(old.specs(), new.specs(), strict=False) if s["name"] == t["name"] and _options(s) != _options(t)]
+    pairs = [
+        (s, t)
+        for s, t in zip(old.specs(), new.specs(), strict=False)
+        if s["name"] == t["name"] and _options(s) != _options(t)
+    ]
     for s, t in {json.dumps(pair, sort_keys=True, default=str): pair for pair in pairs}.values():
         yield f"options of {s['name']} differ: {json.dumps(s)} before, {json.dumps(t)} now"
 
@@ -164,7 +172,9 @@ def _described(config: ViTConfig) -> str:
     return f"ViT of {config.dim} features, layers {counts}, {config.classes} classes, images of {size}"
 
 
-def convert_command(source: str, target: Any, out: Path | str, *, resize: bool = False, classes: int | None = None, seed: int = 0) -> Report:
+def convert_command(
+    source: str, target: Any, out: Path | str, *, resize: bool = False, classes: int | None = None, seed: int = 0
+) -> Report:
     """Write ``convert_vit``'s model to a folder: config.json, model.safetensors and report.json, all three or none.
 
     A path that holds anything is refused.

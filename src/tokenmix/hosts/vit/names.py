@@ -64,7 +64,14 @@ HF_FILES = HF_TRUNK | {
     "encoder.layer.{}.intermediate.dense": "blocks.{}.mlp.up",
     "encoder.layer.{}.output.dense": "blocks.{}.mlp.down",
 }
-DISTILLED = ("dist_token", "head_dist.weight", "head_dist.bias", "distillation_token", "distillation_classifier.weight", "cls_classifier.weight")
+DISTILLED = (
+    "dist_token",
+    "head_dist.weight",
+    "head_dist.bias",
+    "distillation_token",
+    "distillation_classifier.weight",
+    "cls_classifier.weight",
+)
 UNUSED = ("pooler.dense.weight", "pooler.dense.bias", "embeddings.mask_token")
 """Tensors of transformers' ViTModel that no image classifier uses."""
 
@@ -77,7 +84,9 @@ def renamed(state: State, table: Mapping[str, str], where: str) -> tuple[dict[st
         plain = bare(key)
         like, number = NUMBER.sub("{}", plain, count=1), NUMBER.search(plain)
         module, _, leaf = like.rpartition(".")
-        ours = table.get(like) or (f"{table[module]}.{leaf}" if module in table and leaf in ("weight", "bias") else None)
+        ours = table.get(like) or (
+            f"{table[module]}.{leaf}" if module in table and leaf in ("weight", "bias") else None
+        )
         if ours is None or not isinstance(tensor, Tensor):
             other = "this is a checkpoint of another architecture or variant"
             raise MixerError(f"{where}: the key {key!r} has no place in a plain ViT; {other}.")

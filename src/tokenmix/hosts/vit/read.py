@@ -13,11 +13,31 @@ from torch import Tensor, nn
 from ...errors import MixerError
 from ...models import ViT, ViTConfig, build_model
 from ...models.images import both_sides
-from .names import HF, HF_FILES, NUMBER, TIMM, UNUSED, State, bare, drop_batch_axis, fold_layer_scale, refuse_distilled, renamed, split_qkv, their_name
+from .names import (
+    HF,
+    HF_FILES,
+    NUMBER,
+    TIMM,
+    UNUSED,
+    State,
+    bare,
+    drop_batch_axis,
+    fold_layer_scale,
+    refuse_distilled,
+    renamed,
+    split_qkv,
+    their_name,
+)
 
 WIDTH = 64
 """Features per head if the number of heads is unknown: those of every DeiT and of the original ViT-B and ViT-L."""
-TIMM_PARTS = {"": "VisionTransformer", "blocks.0": "Block", "blocks.0.attn": "Attention", "blocks.0.mlp": "Mlp", "norm": "LayerNorm"}
+TIMM_PARTS = {
+    "": "VisionTransformer",
+    "blocks.0": "Block",
+    "blocks.0.attn": "Attention",
+    "blocks.0.mlp": "Mlp",
+    "norm": "LayerNorm",
+}
 
 
 @dataclass(frozen=True)
@@ -48,7 +68,9 @@ class Weights:
         return model.eval()
 
 
-def from_timm(source: Any, *, heads: int | None = None, image_size: Any = None, where: str = "the timm model") -> Weights:
+def from_timm(
+    source: Any, *, heads: int | None = None, image_size: Any = None, where: str = "the timm model"
+) -> Weights:
     """Read a timm ViT or DeiT, or its state dict, under our names.
 
     The model's own LayerNorm eps, heads and image size are used; a bare state dict is read with eps 1e-6, 64 features
@@ -72,10 +94,21 @@ def from_timm(source: Any, *, heads: int | None = None, image_size: Any = None, 
     drop_batch_axis(state, origin, where)
     _place_positions(state, where, image_size=image_size, embedded=embedded)
     found = _weights(state, origin, where, TIMM, eps=eps, heads=heads, image_size=image_size)
-    return replace(found, notes=(*found.notes, "LayerScale is multiplied into the projections before it")) if scaled else found
+    return (
+        replace(found, notes=(*found.notes, "LayerScale is multiplied into the projections before it"))
+        if scaled
+        else found
+    )
 
 
-def from_hf(source: Any, *, config: Any = None, heads: int | None = None, image_size: Any = None, where: str = "the transformers model") -> Weights:
+def from_hf(
+    source: Any,
+    *,
+    config: Any = None,
+    heads: int | None = None,
+    image_size: Any = None,
+    where: str = "the transformers model",
+) -> Weights:
     """Read a Hugging Face ``ViTForImageClassification`` or ``ViTModel``, or its state dict, under our names.
 
     A state dict may use either naming. Heads, image size and LayerNorm eps are those of the model's config, or of
@@ -96,7 +129,9 @@ def from_hf(source: Any, *, config: Any = None, heads: int | None = None, image_
     state, origin = renamed(used, table, where)
     drop_batch_axis(state, origin, where)
     heads, image_size = heads or options.get("num_attention_heads"), image_size or options.get("image_size")
-    found = _weights(state, origin, where, table, eps=options.get("layer_norm_eps", 1e-12), heads=heads, image_size=image_size)
+    found = _weights(
+        state, origin, where, table, eps=options.get("layer_norm_eps", 1e-12), heads=heads, image_size=image_size
+    )
     return replace(found, left_out=unused)
 
 
@@ -149,7 +184,9 @@ def _read_timm(model: nn.Module, where: str) -> tuple[float, int, tuple[int, int
         part = _part(model, path) if path != "norm" else getattr(net, "norm", None)
         if type(part).__name__ != wanted:
             kind = type(part).__name__
-            raise MixerError(f"{where}: {path or 'the model'} is a {kind}; only plain timm ViTs, where it is a {wanted}, are read.")
+            raise MixerError(
+                f"{where}: {path or 'the model'} is a {kind}; only plain timm ViTs, where it is a {wanted}, are read."
+            )
     act = net.blocks[0].mlp.act
     if type(act) is not nn.GELU or act.approximate != "none":
         raise MixerError(f"{where}: the MLP's activation is {act}; our ViT has the exact GELU.")
@@ -218,7 +255,14 @@ def _embedded(rows: int, before: int, state: State, image_size: Any, where: str)
 
 
 def _weights(
-    state: dict[str, Tensor], origin: dict[str, str], where: str, table: Mapping[str, str], *, eps: float, heads: int | None, image_size: Any
+    state: dict[str, Tensor],
+    origin: dict[str, str],
+    where: str,
+    table: Mapping[str, str],
+    *,
+    eps: float,
+    heads: int | None,
+    image_size: Any,
 ) -> Weights:
     """Return the renamed tensors with the config that their shapes show."""
     for name in ("patch.weight", "blocks.0.mlp.up.weight"):
@@ -227,7 +271,9 @@ def _weights(
             raise MixerError(f"{where}: {missing}; this is not a checkpoint of a whole ViT.")
     if state["patch.weight"].ndim != 4:
         shape = tuple(state["patch.weight"].shape)
-        raise MixerError(f"{where}: {origin['patch.weight']!r} has the shape {shape}, not (dim, channels, patch, patch).")
+        raise MixerError(
+            f"{where}: {origin['patch.weight']!r} has the shape {shape}, not (dim, channels, patch, patch)."
+        )
     notes = []
     dim, channels, patch = state["patch.weight"].shape[:3]
     hidden = len(state["blocks.0.mlp.up.weight"])
@@ -240,7 +286,11 @@ def _weights(
         notes.append(f"images of {image_size[0]} x {image_size[1]} are assumed" + unused)
     bias = any(name.endswith("q_proj.bias") for name in state)
     normed = "blocks.0.mixer.q_norm.weight" in state
-    spec = {"name": "attention", "heads": heads} | ({} if bias else {"qkv_bias": False}) | ({"qk_norm": "layer", "norm_eps": eps} if normed else {})
+    spec = (
+        {"name": "attention", "heads": heads}
+        | ({} if bias else {"qkv_bias": False})
+        | ({"qk_norm": "layer", "norm_eps": eps} if normed else {})
+    )
     config = ViTConfig(
         dim=dim,
         # these names have a number

@@ -130,7 +130,12 @@ def _check_softmax(model: ViT, who: str) -> None:
             only = "only a ViT with softmax attention in every layer can be written"
             raise MixerError(f"{who}: layer {i} is {spec['name']}; {only}.")
         mixer = block.mixer
-        unusual = mixer.kv_heads != mixer.heads or mixer.scale is not None or mixer.positions is not None or mixer.head_dim * mixer.heads != mixer.dim
+        unusual = (
+            mixer.kv_heads != mixer.heads
+            or mixer.scale is not None
+            or mixer.positions is not None
+            or mixer.head_dim * mixer.heads != mixer.dim
+        )
         if unusual or mixer.out_proj.bias is None:
             usual = "without kv_heads, head_dim, scale, positions and out_bias=False"
             raise MixerError(f"{who}: layer {i} is {spec}; only the usual attention, {usual}, can be written.")

@@ -37,7 +37,14 @@ __all__ = [
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The dtypes that the kernels read and write; they compute in float32 or better."""
 
-_CTYPES = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int, "f": ctypes.c_float, "d": ctypes.c_double, "s": ctypes.c_char_p}
+_CTYPES = {
+    "p": ctypes.c_void_p,
+    "l": ctypes.c_int64,
+    "i": ctypes.c_int,
+    "f": ctypes.c_float,
+    "d": ctypes.c_double,
+    "s": ctypes.c_char_p,
+}
 
 
 def _load() -> tuple[ctypes.CDLL | None, str]:

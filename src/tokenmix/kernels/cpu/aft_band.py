@@ -15,7 +15,9 @@ _forward = function("band_forward", "iiii" + "p" * 8 + "ip")
 _backward = function("band_backward", "iiii" + "p" * 13 + "i")
 
 
-def saved_shapes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, *, causal: bool) -> list[tuple[int, ...]]:
+def saved_shapes(
+    q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, *, causal: bool
+) -> list[tuple[int, ...]]:
     """Return the shape of what the backward pass needs besides inputs and output.
 
     These are 1 / denominators and three numbers per block; in half precision also the output.
@@ -39,7 +41,9 @@ def _sizes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, g: Tensor | None) 
     return int(per_head), torch.tensor(numbers)
 
 
-def forward(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, *, causal: bool, save: bool) -> tuple[Tensor, Tensor]:
+def forward(
+    q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, *, causal: bool, save: bool
+) -> tuple[Tensor, Tensor]:
     """Compute y_t = gate(q_t) * sum_s exp(k_s + w_ts) v_s / sum_s exp(k_s + w_ts), where w_ts = 0 outside the band.
 
     Args:
@@ -63,19 +67,48 @@ def forward(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | No
     return y, saved
 
 
-def _run(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, alarm: Alarm | None, *, causal: bool, save: bool) -> tuple[Tensor, Tensor]:
+def _run(
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    mask: Tensor | None,
+    alarm: Alarm | None,
+    *,
+    causal: bool,
+    save: bool,
+) -> tuple[Tensor, Tensor]:
     q, k, v, w = None if q is None else rows(q), rows(k), rows(v), w.contiguous()
     y = new(v.shape, v.dtype)
     saved = new(saved_shapes(q, k, v, w, mask, causal=causal)[0] if save else (0,))
     mask = None if mask is None else mask.contiguous()
     per_head, numbers = _sizes(q, k, v, w, None)
-    fixed = DTYPES[v.dtype], int(q is not None), int(causal), per_head, pointer(q), pointer(k), pointer(v), pointer(w), pointer(mask)
+    fixed = (
+        DTYPES[v.dtype],
+        int(q is not None),
+        int(causal),
+        per_head,
+        pointer(q),
+        pointer(k),
+        pointer(v),
+        pointer(w),
+        pointer(mask),
+    )
     _forward(*fixed, pointer(y), pointer(saved) if save else None, pointer(numbers), torch.get_num_threads(), at(alarm))
     return y, saved
 
 
 def backward(
-    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, y: Tensor, saved: Tensor, *, causal: bool
+    g: Tensor,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    mask: Tensor | None,
+    y: Tensor,
+    saved: Tensor,
+    *,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return dq (empty without q), dk, dv, and dw shaped like w, in float32; y and saved are those of ``forward``."""
     if marked(saved):
@@ -85,7 +118,17 @@ def backward(
     dq = new((0,) if q is None else q.shape, v.dtype)
     mask = None if mask is None else mask.contiguous()
     per_head, numbers = _sizes(q, k, v, w, g)
-    fixed = DTYPES[v.dtype], int(q is not None), int(causal), per_head, pointer(q), pointer(k), pointer(v), pointer(w), pointer(mask)
+    fixed = (
+        DTYPES[v.dtype],
+        int(q is not None),
+        int(causal),
+        per_head,
+        pointer(q),
+        pointer(k),
+        pointer(v),
+        pointer(w),
+        pointer(mask),
+    )
     outputs = pointer(dq), pointer(dk), pointer(dv), pointer(dw)
     _backward(*fixed, pointer(y), pointer(g), pointer(saved), *outputs, pointer(numbers), torch.get_num_threads())
     return dq, dk, dv, dw
@@ -110,7 +153,9 @@ def _backward_without(
     y, saved = _run(rest.q, rest.k, rest.v, w, mask, None, causal=causal, save=True)
     *grads, dw = backward(hot.g, rest.q, rest.k, rest.v, w, mask, y, saved, causal=causal)
     dq, dk, dv = spoilt(grads, hot)
-    rows = hot.rows.unflatten(-1, (w.shape[1], -1)).any(-1).transpose(1, 2)[..., None]  # (B, heads, T, 1); w has all heads or one
+    rows = (
+        hot.rows.unflatten(-1, (w.shape[1], -1)).any(-1).transpose(1, 2)[..., None]
+    )  # (B, heads, T, 1); w has all heads or one
     for along in (0, 2):
         rows = rows if w.shape[along] > 1 else rows.any(along, keepdim=True)
     return dq, dk, dv, dw.masked_fill(rows, NAN)

@@ -26,7 +26,9 @@ SPAN = 60.0
 BLOCK = 2**24  # elements of E held at once
 
 
-def saved_shapes(q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, mask: Tensor | None, *, grid: Sequence[int], prefix: int) -> list[tuple[int, ...]]:
+def saved_shapes(
+    q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, mask: Tensor | None, *, grid: Sequence[int], prefix: int
+) -> list[tuple[int, ...]]:
     """Return the shape of what the backward pass needs besides its inputs and the output: 1 / denominator, (B, T, h)."""
     return [tuple(k.shape)]
 
@@ -37,14 +39,24 @@ def _wide(kernel: Tensor) -> bool:
     return not max(high, 0.0) - min(low, 0.0) < SPAN
 
 
-def _numbers(q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, g: Tensor | None, grid: tuple[int, ...], prefix: int) -> Tensor:
+def _numbers(
+    q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, g: Tensor | None, grid: tuple[int, ...], prefix: int
+) -> Tensor:
     """Return the numbers of ``conv2d_of``."""
     strides = [n for a in (q, k, v, g) for n in ((0, 0) if a is None else a.stride()[:2])]
     return torch.tensor([v.shape[0], v.shape[2], k.shape[2], prefix, *grid, kernel.shape[-1], *strides])
 
 
 def forward(
-    q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, mask: Tensor | None, *, grid: Sequence[int], prefix: int, save: bool
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    kernel: Tensor,
+    mask: Tensor | None,
+    *,
+    grid: Sequence[int],
+    prefix: int,
+    save: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return y (B, T, D), and what else the backward pass needs (empty unless ``save``).
 
@@ -113,12 +125,25 @@ def backward(
     dq = new((0,) if q is None else q.shape, v.dtype)
     g, q, k, v, y = rows(g), None if q is None else rows(q), rows(k), rows(v), y.contiguous()
     w, mask, numbers = dense(kernel.float()), dense(mask), _numbers(q, k, v, kernel, g, grid, prefix)
-    fixed = DTYPES[v.dtype], int(q is not None), pointer(q), pointer(k), pointer(v), pointer(w), pointer(mask), pointer(g), pointer(y), pointer(saved)
+    fixed = (
+        DTYPES[v.dtype],
+        int(q is not None),
+        pointer(q),
+        pointer(k),
+        pointer(v),
+        pointer(w),
+        pointer(mask),
+        pointer(g),
+        pointer(y),
+        pointer(saved),
+    )
     _backward(*fixed, pointer(dq), pointer(dk), pointer(dv), pointer(dw), pointer(numbers), torch.get_num_threads())
     return dq, dk, dv, dw.to(kernel.dtype)
 
 
-def _without(kernel: Tensor, mask: Tensor | None, shape: torch.Size, grid: tuple[int, ...], prefix: int) -> tuple[Tensor, Tensor]:
+def _without(
+    kernel: Tensor, mask: Tensor | None, shape: torch.Size, grid: tuple[int, ...], prefix: int
+) -> tuple[Tensor, Tensor]:
     """Return log-weights without NaN, and the rows and features (B or 1, T, D) where a NaN meets a valid key."""
     bad, (_, T, D) = kernel.isnan(), shape
     live = torch.ones(1, T) if mask is None else mask.float()
@@ -129,7 +154,14 @@ def _without(kernel: Tensor, mask: Tensor | None, shape: torch.Size, grid: tuple
 
 
 def _backward_without(
-    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, mask: Tensor | None, grid: tuple[int, ...], prefix: int
+    g: Tensor,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    kernel: Tensor,
+    mask: Tensor | None,
+    grid: tuple[int, ...],
+    prefix: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     kernel, bad = _without(kernel, mask, v.shape, grid, prefix)
     rest = without(q, k, v, mask, v.shape[1], causal=False, weights=bad)
@@ -201,14 +233,23 @@ def _mixed(pairs: Matrix, e: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return pairs.over(e * v).mul_(inverse), inverse
 
 
-def _forward_wide(q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, mask: Tensor | None, grid: tuple[int, ...], prefix: int) -> Tensor:
+def _forward_wide(
+    q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, mask: Tensor | None, grid: tuple[int, ...], prefix: int
+) -> Tensor:
     pairs = Matrix(kernel, grid, prefix)
     y = pairs.tokens(_mixed(pairs, *_terms(pairs, k, v, mask))[0])
     return (y if q is None else y * torch.sigmoid(q.double())).to(v.dtype).contiguous()
 
 
 def _backward_wide(
-    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, mask: Tensor | None, grid: tuple[int, ...], prefix: int
+    g: Tensor,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    kernel: Tensor,
+    mask: Tensor | None,
+    grid: tuple[int, ...],
+    prefix: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     pairs = Matrix(kernel, grid, prefix)
     e, v_ = _terms(pairs, k, v, mask)

@@ -40,7 +40,9 @@ def pairs() -> bool:
     return bool(found)
 
 
-def saved_shapes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool) -> list[tuple[int, ...]]:
+def saved_shapes(
+    q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool
+) -> list[tuple[int, ...]]:
     """Return the shapes of what the backward pass needs besides its inputs.
 
     These are the output before the gate, and the denominator.
@@ -49,7 +51,15 @@ def saved_shapes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor |
 
 
 def forward(
-    q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool, save: bool
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    w2: Tensor | None,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y (B, T, D), and what the backward pass needs (empty unless ``save``).
 
@@ -66,7 +76,16 @@ def forward(
 
 
 def _run(
-    q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, alarm: Alarm | None, *, causal: bool, save: bool
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    w2: Tensor | None,
+    mask: Tensor | None,
+    alarm: Alarm | None,
+    *,
+    causal: bool,
+    save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v, mask = None if q is None else rows(q), rows(k), rows(v), None if mask is None else mask.contiguous()
     T = w.shape[1]
@@ -96,7 +115,13 @@ def extend(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor) -> T
 
 def _extend(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor, alarm: Alarm | None) -> Tensor:
     before = k.shape[1] - w.shape[1]
-    q, k, v, mask, y = None if q is None else _after(before, q), rows(k), rows(v), mask.contiguous(), new(k.shape, k.dtype)
+    q, k, v, mask, y = (
+        None if q is None else _after(before, q),
+        rows(k),
+        rows(v),
+        mask.contiguous(),
+        new(k.shape, k.dtype),
+    )
     for part in _parts(w, None, k, mask, True, q, k, v, mask, y, before=before):
         _forward_part(part, alarm, None, None, *part.tensors)
     return y[:, before:]
@@ -110,20 +135,50 @@ def _after(n: int, a: Tensor) -> Tensor:
 
 
 def _forward_part(
-    part: _Part, alarm: Alarm | None, y0: Tensor | None, den: Tensor | None, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, y: Tensor
+    part: _Part,
+    alarm: Alarm | None,
+    y0: Tensor | None,
+    den: Tensor | None,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    y: Tensor,
 ) -> None:
     for block in part.blocks(keys=False):
-        fixed = DTYPES[k.dtype], int(q is not None), int(part.causal), int(part.half), *map(pointer, (q, k, v, mask, *block.packed, y, y0, den))
+        fixed = (
+            DTYPES[k.dtype],
+            int(q is not None),
+            int(part.causal),
+            int(part.half),
+            *map(pointer, (q, k, v, mask, *block.packed, y, y0, den)),
+        )
         _forward(*fixed, *part.sizes, *block.sizes, *_strides(q, k, v), torch.get_num_threads(), at(alarm))
 
 
 def backward(
-    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, y0: Tensor, den: Tensor, *, causal: bool
+    g: Tensor,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    w2: Tensor | None,
+    mask: Tensor | None,
+    y0: Tensor,
+    den: Tensor,
+    *,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return dq (empty without q), dk, dv, dw, dw2 (empty without w2)."""
     if marked(den):
         return _backward_without(g, q, k, v, w, w2, mask, causal=causal)
-    g, q, k, v, mask = rows(g), None if q is None else rows(q), rows(k), rows(v), None if mask is None else mask.contiguous()
+    g, q, k, v, mask = (
+        rows(g),
+        None if q is None else rows(q),
+        rows(k),
+        rows(v),
+        None if mask is None else mask.contiguous(),
+    )
     dq = new((0,) if q is None else q.shape, k.dtype)
     dk, dv = (new(k.shape).zero_() for _ in range(2))
     dw, dw2 = new(w.shape).zero_(), new((0,) if w2 is None else w2.shape).zero_()
@@ -136,7 +191,15 @@ def backward(
 
 
 def _backward_without(
-    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool
+    g: Tensor,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    w2: Tensor | None,
+    mask: Tensor | None,
+    *,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     w, w2, bad = without_weights(w, w2, mask, causal=causal)
     rest = without(q, k, v, mask, w.shape[1], causal=causal, weights=bad)
@@ -163,9 +226,29 @@ def _backward_block(part: _Part, block: _Block, rest: list[Tensor], causal: bool
     assert k is not None
     dtype, threads = DTYPES[k.dtype], torch.get_num_threads()
     pointers = map(pointer, (q, k, v, g, mask, *block.packed, y0, den, dq, dk, dv, *rest))
-    _backward_keys(dtype, int(q is not None), int(causal), int(part.half), *pointers, *part.sizes, *block.sizes, *_strides(q, k, v, g), threads)
+    _backward_keys(
+        dtype,
+        int(q is not None),
+        int(causal),
+        int(part.half),
+        *pointers,
+        *part.sizes,
+        *block.sizes,
+        *_strides(q, k, v, g),
+        threads,
+    )
     pointers = map(pointer, (k, v, mask, block.w, block.packed[1], part.kmax, y0, *rest, block.dw))
-    _backward_weights(dtype, int(causal), int(part.half), *pointers, *part.sizes, *block.sizes, *_strides(k, v), block.dw.stride(0), threads)
+    _backward_weights(
+        dtype,
+        int(causal),
+        int(part.half),
+        *pointers,
+        *part.sizes,
+        *block.sizes,
+        *_strides(k, v),
+        block.dw.stride(0),
+        threads,
+    )
 
 
 def _strides(*tensors: Tensor | None) -> list[int]:
@@ -188,14 +271,27 @@ class _Block:
     dw: Tensor
 
 
-def _parts(w: Tensor, w2: Tensor | None, k: Tensor, mask: Tensor | None, causal: bool, *tensors: Tensor | None, before: int = 0) -> Iterator[_Part]:
+def _parts(
+    w: Tensor, w2: Tensor | None, k: Tensor, mask: Tensor | None, causal: bool, *tensors: Tensor | None, before: int = 0
+) -> Iterator[_Part]:
     """Cut the batch into parts that share one set of log-weights.
 
     ``before`` is the number of rows of the causal form before the first row of w.
     """
     shared, (B, S, D) = w.shape[0] == 1, k.shape
     kmax, kmin = (new((B, -(-S // RANGE), D)) for _ in range(2))
-    _ranges(DTYPES[k.dtype], pointer(k), pointer(mask), pointer(kmax), pointer(kmin), B, S, D, *k.stride()[:2], torch.get_num_threads())
+    _ranges(
+        DTYPES[k.dtype],
+        pointer(k),
+        pointer(mask),
+        pointer(kmax),
+        pointer(kmin),
+        B,
+        S,
+        D,
+        *k.stride()[:2],
+        torch.get_num_threads(),
+    )
     for i in range(w.shape[0]):
         cut = slice(None) if shared else slice(i, i + 1)
         yield _Part(
@@ -256,7 +352,16 @@ class _Part:
             n, hi = min(step, T - t0), min(S, self.before + t0 + step) if self.causal else S
             w = rows(self.w[t0 : t0 + n, :hi] if self.w2 is None else self.w[t0 : t0 + n] @ self.w2[:hi].T).float()
             sizes = self.before + t0, n, hi, w.stride(0)
-            _pack(int(keys), int(self.half), int(self.causal), *map(pointer, (w, self.mask, top, span, slack, e)), B, S, *sizes, torch.get_num_threads())
+            _pack(
+                int(keys),
+                int(self.half),
+                int(self.causal),
+                *map(pointer, (w, self.mask, top, span, slack, e)),
+                B,
+                S,
+                *sizes,
+                torch.get_num_threads(),
+            )
             yield _Block(w, [w, top, span, slack, self.kmax, self.kmin, e], sizes, new((n, hi)) if keys else e)
 
     def spread(self, block: _Block, dw: Tensor, dw2: Tensor) -> None:

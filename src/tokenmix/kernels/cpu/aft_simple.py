@@ -21,13 +21,17 @@ def _strides(*tensors: Tensor | None) -> list[int]:
     return [n for a in tensors for n in ((0, 0) if a is None else a.stride()[:2])]
 
 
-def saved_shapes(q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, *, T: int, causal: bool) -> list[tuple[int, ...]]:
+def saved_shapes(
+    q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, *, T: int, causal: bool
+) -> list[tuple[int, ...]]:
     """Return the shape of what the backward pass needs besides its inputs."""
     B, S, D = k.shape
     return [(B, -(-S // CHUNK), 3, D) if causal else (B, 1, 3, D)]
 
 
-def forward(q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, *, T: int, causal: bool, save: bool) -> tuple[Tensor, Tensor]:
+def forward(
+    q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, *, T: int, causal: bool, save: bool
+) -> tuple[Tensor, Tensor]:
     """Return y (B, T, D), and what the backward pass needs (empty unless ``save``)."""
     q, k, v, mask = None if q is None else rows(q), rows(k), rows(v), dense(mask)
     B, S, D = k.shape
@@ -42,13 +46,24 @@ def forward(q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, *, T: i
     return y, saved
 
 
-def backward(g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor, *, T: int, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+def backward(
+    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor, *, T: int, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq (empty without q), dk, dv."""
     g, q, k, v, mask = rows(g), None if q is None else rows(q), rows(k), rows(v), dense(mask)
     B, S, D = k.shape
     dk, dv = (new(k.shape, k.dtype) for _ in range(2))
     dq = new((0,) if q is None else q.shape, k.dtype)
-    fixed = DTYPES[k.dtype], int(q is not None), pointer(q), pointer(k), pointer(v), pointer(mask), pointer(g), pointer(saved)
+    fixed = (
+        DTYPES[k.dtype],
+        int(q is not None),
+        pointer(q),
+        pointer(k),
+        pointer(v),
+        pointer(mask),
+        pointer(g),
+        pointer(saved),
+    )
     sizes = (B, S, D) if causal else (B, T, S, D)
     run = _backward if causal else _all_backward
     run(*fixed, pointer(dq), pointer(dk), pointer(dv), *sizes, *_strides(q, k, v, g), torch.get_num_threads())

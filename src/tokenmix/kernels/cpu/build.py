@@ -23,7 +23,16 @@ from typing import Literal
 SOURCES = Path(__file__).parent / "src"
 LIBRARY = Path(__file__).parent / "libtokenmix.so"
 COMMAND = "python -m tokenmix.kernels.cpu"
-FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-Wall"]
+FLAGS = [
+    "-std=gnu11",
+    "-O3",
+    "-fPIC",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fvisibility=hidden",
+    "-Wall",
+]
 X86 = {"v4": ["-march=x86-64-v4", "-mprefer-vector-width=512"], "v3": ["-march=x86-64-v3"], "base": []}
 SECONDS = 600
 
@@ -39,7 +48,9 @@ def instruction_sets() -> dict[str, list[str]]:
 
 def source_hash() -> str:
     """Return a hash that changes with any source file, any flag and the architecture."""
-    digest = hashlib.sha256(repr((FLAGS, sorted(instruction_sets().items()), platform.machine().lower(), sys.platform)).encode())
+    digest = hashlib.sha256(
+        repr((FLAGS, sorted(instruction_sets().items()), platform.machine().lower(), sys.platform)).encode()
+    )
     for path in sorted(SOURCES.glob("*.[ch]")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
@@ -90,7 +101,9 @@ def openmp(cc: list[str]) -> tuple[list[str], list[str]]:
     return ["-fopenmp"], ["-fopenmp"] if clang else []
 
 
-def build(target: Path = LIBRARY, *, sources: Path = SOURCES, only: str | None = None, extra: Sequence[str] = ()) -> Path:
+def build(
+    target: Path = LIBRARY, *, sources: Path = SOURCES, only: str | None = None, extra: Sequence[str] = ()
+) -> Path:
     """Compile to ``target``, completely or not at all.
 
     Tests also pass other ``sources``, one instruction set ``only``, and ``extra`` flags.
@@ -102,8 +115,13 @@ def build(target: Path = LIBRARY, *, sources: Path = SOURCES, only: str | None =
     compiling, linking = openmp(cc)
     flags = [*FLAGS, *compiling, *extra]
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        jobs = [[*cc, *flags, *march, f"-DTM_ISA={isa}", "-c", str(sources / "kernels.c"), "-o", f"{folder}/{isa}.o"] for isa, march in wanted.items()]
-        jobs.append([*cc, *flags, f'-DTM_HASH="{source_hash()}"', "-c", str(sources / "isa.c"), "-o", f"{folder}/isa.o"])
+        jobs = [
+            [*cc, *flags, *march, f"-DTM_ISA={isa}", "-c", str(sources / "kernels.c"), "-o", f"{folder}/{isa}.o"]
+            for isa, march in wanted.items()
+        ]
+        jobs.append(
+            [*cc, *flags, f'-DTM_HASH="{source_hash()}"', "-c", str(sources / "isa.c"), "-o", f"{folder}/isa.o"]
+        )
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(pool.map(_run, jobs))
         shared = ["-dynamiclib", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
@@ -141,7 +159,9 @@ def main() -> None:
     except BuildError as why:
         if not lazy:
             sys.exit(f"error: {why}")
-        print(f"warning: the C kernels were not built; everything works without them, but slower: {why}", file=sys.stderr)
+        print(
+            f"warning: the C kernels were not built; everything works without them, but slower: {why}", file=sys.stderr
+        )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ Sums = tuple[Tensor, Tensor, Tensor]
 Kept = tuple[Tensor, Tensor, Tensor]
 
 # it takes half the time of torch.empty
-_new: Callable[..., Tensor] = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu", torch.empty_strided)
+_new: Callable[..., Tensor] = getattr(
+    getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu", torch.empty_strided
+)
 _DOUBLE = torch.float64
 
 
@@ -71,7 +73,9 @@ def simple(q: Tensor | None, k: Tensor, v: Tensor, live: Tensor | None, past: An
     return y, (m1, num1, den1)
 
 
-def ring(q: Tensor | None, new: Kept, kept: Kept, far: Sums, w: Tensor, near: Tensor | None, *, heads: bool) -> tuple[Tensor, Kept, Sums]:
+def ring(
+    q: Tensor | None, new: Kept, kept: Kept, far: Sums, w: Tensor, near: Tensor | None, *, heads: bool
+) -> tuple[Tensor, Kept, Sums]:
     """Let L new tokens attend the last R keys, each other, and the sums of all older keys.
 
     Args:
@@ -86,10 +90,18 @@ def ring(q: Tensor | None, new: Kept, kept: Kept, far: Sums, w: Tensor, near: Te
     k, v, live = new
     keys, values, lives = kept
     (B, L, D), (_, R, h), dtype = v.shape, keys.shape, v.dtype
-    y, keys1, values1 = _new((B, L, D), (L * D, D, 1), dtype), _new((B, R, h), (R * h, h, 1), dtype), _new((B, R, D), (R * D, D, 1), dtype)
+    y, keys1, values1 = (
+        _new((B, L, D), (L * D, D, 1), dtype),
+        _new((B, R, h), (R * h, h, 1), dtype),
+        _new((B, R, D), (R * D, D, 1), dtype),
+    )
     lives1 = _new((B, R), (R, 1), torch.bool)
     m, num, den = far
-    m1, num1, den1 = far if near is not None else (_new((B, h), (h, 1), _DOUBLE), _new((B, D), (D, 1), _DOUBLE), _new((B, h), (h, 1), _DOUBLE))
+    m1, num1, den1 = (
+        far
+        if near is not None
+        else (_new((B, h), (h, 1), _DOUBLE), _new((B, D), (D, 1), _DOUBLE), _new((B, h), (h, 1), _DOUBLE))
+    )
     rows, per_head, _, _ = w.shape
     _ring(
         _ring_fields(
@@ -127,7 +139,9 @@ def ring(q: Tensor | None, new: Kept, kept: Kept, far: Sums, w: Tensor, near: Te
     return y, (keys1, values1, lives1), (m1, num1, den1)
 
 
-def pairs(u: Tensor, v: Tensor | None, at: Tensor, places: Tensor, *, window: int | None, keep: int) -> tuple[Tensor, Tensor | None, Tensor] | None:
+def pairs(
+    u: Tensor, v: Tensor | None, at: Tensor, places: Tensor, *, window: int | None, keep: int
+) -> tuple[Tensor, Tensor | None, Tensor] | None:
     """Compute the log-weights of new tokens for the kept ones and each other.
 
     Args:
@@ -140,7 +154,11 @@ def pairs(u: Tensor, v: Tensor | None, at: Tensor, places: Tensor, *, window: in
     """
     (B, L), R, (rows, rank) = at.shape, places.shape[1], u.shape
     S, cols = R + L, rank if v is None else v.shape[0]
-    w, after, fault = _new((B, 1, L, S), (L * S, L * S, S, 1), _DOUBLE), _new((B, keep), (keep, 1), torch.int64), _new((1,), (1,), torch.int64)
+    w, after, fault = (
+        _new((B, 1, L, S), (L * S, L * S, S, 1), _DOUBLE),
+        _new((B, keep), (keep, 1), torch.int64),
+        _new((1,), (1,), torch.int64),
+    )
     near = None if window is None else _new((B, 1, L, S), (L * S, L * S, S, 1), torch.bool)
     _pairs(
         _pairs_fields(
@@ -174,7 +192,10 @@ def taps(kernel: Tensor, at: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Te
     """
     (B, L), R, (h, size) = at.shape, places.shape[1], kernel.shape
     S = R + L
-    w, near = _new((B, h, L, S), (h * L * S, L * S, S, 1), _DOUBLE), _new((B, 1, L, S), (L * S, L * S, S, 1), torch.bool)
+    w, near = (
+        _new((B, h, L, S), (h * L * S, L * S, S, 1), _DOUBLE),
+        _new((B, 1, L, S), (L * S, L * S, S, 1), torch.bool),
+    )
     after = _new((B, R), (R, 1), torch.int64)
     found = [a.data_ptr() for a in (kernel, at, places, w, near, after)]
     _taps(_taps_fields(DTYPES[kernel.dtype], *found, B, L, R, h, size))
@@ -187,12 +208,42 @@ def full(q: Tensor | None, new: Kept, kept: Kept, w: Tensor) -> Tensor:
     y = _new((B, L, D), (L * D, D, 1), new[1].dtype)
     inputs = [a.data_ptr() for a in (*new, *kept)]
     wb = w.stride(0) if w.shape[0] > 1 else 0
-    _full(_ring_fields(DTYPES[y.dtype], 0, _at(q), *inputs, 0, 0, 0, w.data_ptr(), 0, y.data_ptr(), *[0] * 6, B, L, kept[0].shape[1], D, D, wb, 0, 0))
+    _full(
+        _ring_fields(
+            DTYPES[y.dtype],
+            0,
+            _at(q),
+            *inputs,
+            0,
+            0,
+            0,
+            w.data_ptr(),
+            0,
+            y.data_ptr(),
+            *[0] * 6,
+            B,
+            L,
+            kept[0].shape[1],
+            D,
+            D,
+            wb,
+            0,
+            0,
+        )
+    )
     return y
 
 
 def hydra(
-    q: Tensor, k: Tensor, v: Tensor, live: Tensor | None, past: tuple[Tensor, Tensor], *, cosine: bool, mean: bool, eps: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    live: Tensor | None,
+    past: tuple[Tensor, Tensor],
+    *,
+    cosine: bool,
+    mean: bool,
+    eps: float,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Extend Hydra by L tokens (B, L, D) after ``past``, the sums (B, D) and the number of their keys (B).
 
@@ -200,9 +251,17 @@ def hydra(
     """
     B, L, D = k.shape
     total, number = past
-    y, total1, number1 = _new((B, L, D), (L * D, D, 1), k.dtype), _new((B, D), (D, 1), _DOUBLE), _new((B,), (1,), torch.int64)
+    y, total1, number1 = (
+        _new((B, L, D), (L * D, D, 1), k.dtype),
+        _new((B, D), (D, 1), _DOUBLE),
+        _new((B,), (1,), torch.int64),
+    )
     found = [a.data_ptr() for a in (total, number, y, total1, number1)]
-    _hydra(_hydra_fields(DTYPES[k.dtype], cosine, mean, eps, q.data_ptr(), k.data_ptr(), v.data_ptr(), _at(live), *found, B, L, D))
+    _hydra(
+        _hydra_fields(
+            DTYPES[k.dtype], cosine, mean, eps, q.data_ptr(), k.data_ptr(), v.data_ptr(), _at(live), *found, B, L, D
+        )
+    )
     return y, (total1, number1)
 
 

@@ -37,9 +37,16 @@ def forward(logits: Tensor, mask: Tensor | None, *, norm: str, eps: float, save:
     return w, level if save else level.new_empty(0)
 
 
-def backward(g: Tensor, logits: Tensor, mask: Tensor | None, w: Tensor, level: Tensor, *, norm: str, eps: float) -> tuple[Tensor]:
+def backward(
+    g: Tensor, logits: Tensor, mask: Tensor | None, w: Tensor, level: Tensor, *, norm: str, eps: float
+) -> tuple[Tensor]:
     """Return the gradient of the logits. The eps is in the level already."""
-    g, logits, w, mask = g.contiguous(), logits.contiguous(), w.contiguous(), None if mask is None else mask.contiguous()
+    g, logits, w, mask = (
+        g.contiguous(),
+        logits.contiguous(),
+        w.contiguous(),
+        None if mask is None else mask.contiguous(),
+    )
     d, part = new(logits.shape), _part(logits, 1)
     arrays = map(pointer, (g, logits, mask, w, level, part, d))
     _backward(NORMS[norm], *arrays, *logits.shape, torch.get_num_threads())

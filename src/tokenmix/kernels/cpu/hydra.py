@@ -36,14 +36,33 @@ def _scale(mask: Tensor | None, B: int, T: int, S: int, causal: bool) -> Tensor:
 
 
 def saved_shapes(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, of_q: bool, of_k: bool, eps: float, mean: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    of_q: bool,
+    of_k: bool,
+    eps: float,
+    mean: bool,
 ) -> list[tuple[int, ...]]:
     """Return the shape of what the backward pass needs besides its inputs."""
     return [_sums_shape(k, causal)]
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, of_q: bool, of_k: bool, eps: float, mean: bool, save: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    of_q: bool,
+    of_k: bool,
+    eps: float,
+    mean: bool,
+    save: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return y (B, T, D), and what the backward pass needs (empty unless ``save``).
 
@@ -61,12 +80,25 @@ def forward(
         _forward(*fixed, pointer(y), pointer(saved), B, T, D, *_strides(q, k, v), torch.get_num_threads())
     else:
         part = new(_sums_shape(k, True))
-        _all_forward(*fixed, pointer(y), pointer(part), pointer(saved), B, T, S, D, *_strides(q, k, v), torch.get_num_threads())
+        _all_forward(
+            *fixed, pointer(y), pointer(part), pointer(saved), B, T, S, D, *_strides(q, k, v), torch.get_num_threads()
+        )
     return y, saved if save else saved.new_empty(0)
 
 
 def backward(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor, *, causal: bool, of_q: bool, of_k: bool, eps: float, mean: bool
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    saved: Tensor,
+    *,
+    causal: bool,
+    of_q: bool,
+    of_k: bool,
+    eps: float,
+    mean: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk, dv."""
     g, q, k, v = rows(g), rows(q), rows(k), rows(v)

@@ -31,12 +31,16 @@ def _sizes(q: Tensor, k: Tensor, heads: int, causal: bool) -> tuple[int, ...]:
     return (B, T, heads, D // heads) if causal else (B, T, k.shape[1], heads, D // heads)
 
 
-def saved_shapes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool) -> list[tuple[int, ...]]:
+def saved_shapes(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool
+) -> list[tuple[int, ...]]:
     """Return the shape of what the backward pass needs besides inputs and outputs."""
     return [_saved_shape(q, heads, causal)]
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool, save: bool) -> tuple[Tensor, Tensor]:
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool, save: bool
+) -> tuple[Tensor, Tensor]:
     """Return y (B, T, H e), and what the backward pass needs (empty unless ``save``).
 
     The features are elu + 1 of q and k, or exp of them.
@@ -46,23 +50,45 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int,
     if alarm:
         rest = without(q, k, v, mask, q.shape[1], causal=causal, heads=heads)
         assert rest.q is not None
-        y = _run(rest.q, rest.k, rest.v, mask, None, heads=heads, elu=elu, causal=causal)[0].masked_fill_(rest.rows, NAN)
+        y = _run(rest.q, rest.k, rest.v, mask, None, heads=heads, elu=elu, causal=causal)[0].masked_fill_(
+            rest.rows, NAN
+        )
         mark(saved)
     return y, saved if save else saved.new_empty(0)
 
 
-def _run(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, alarm: Alarm | None, *, heads: int, elu: bool, causal: bool) -> tuple[Tensor, Tensor]:
+def _run(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, alarm: Alarm | None, *, heads: int, elu: bool, causal: bool
+) -> tuple[Tensor, Tensor]:
     q, k, v = rows(q), rows(k), rows(v)
     mask = None if mask is None else mask.contiguous()
     y, saved = new(q.shape, q.dtype), new(_saved_shape(q, heads, causal))
     run = _forward if causal else _all_forward
     arrays = map(pointer, (q, k, v, mask, y, saved))
-    run(DTYPES[q.dtype], int(elu), *arrays, *_sizes(q, k, heads, causal), *_strides(q, k, v), torch.get_num_threads(), at(alarm))
+    run(
+        DTYPES[q.dtype],
+        int(elu),
+        *arrays,
+        *_sizes(q, k, heads, causal),
+        *_strides(q, k, v),
+        torch.get_num_threads(),
+        at(alarm),
+    )
     return y, saved
 
 
 def backward(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, y: Tensor, saved: Tensor, *, heads: int, elu: bool, causal: bool
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    y: Tensor,
+    saved: Tensor,
+    *,
+    heads: int,
+    elu: bool,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk, dv."""
     if marked(saved):
@@ -72,11 +98,15 @@ def backward(
     dq, dk, dv = (new(a.shape, q.dtype) for a in (q, k, v))
     run = _backward if causal else _all_backward
     arrays = map(pointer, (q, k, v, mask, y, saved, g, dq, dk, dv))
-    run(DTYPES[q.dtype], int(elu), *arrays, *_sizes(q, k, heads, causal), *_strides(q, k, v, g), torch.get_num_threads())
+    run(
+        DTYPES[q.dtype], int(elu), *arrays, *_sizes(q, k, heads, causal), *_strides(q, k, v, g), torch.get_num_threads()
+    )
     return dq, dk, dv
 
 
-def _backward_without(g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _backward_without(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     rest = without(q, k, v, mask, q.shape[1], causal=causal, heads=heads)
     assert rest.q is not None
     hot = asked(g, rest.rows, mask, k.shape[1], causal=causal)

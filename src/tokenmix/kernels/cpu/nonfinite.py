@@ -85,7 +85,15 @@ def _unbounded(x: Tensor) -> Tensor:
 
 
 def without(
-    q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, T: int, *, causal: bool, heads: int | None = None, weights: Tensor | None = None
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    T: int,
+    *,
+    causal: bool,
+    heads: int | None = None,
+    weights: Tensor | None = None,
 ) -> Finite:
     """Remove NaN and infinite numbers of valid tokens, and find the rows that may attend them.
 
@@ -109,7 +117,9 @@ def without(
     return Finite(q, k.masked_fill(keys, -INF), v.masked_fill(values, 0.0), rows)
 
 
-def without_weights(w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool, before: int = 0) -> tuple[Tensor, Tensor | None, Tensor]:
+def without_weights(
+    w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool, before: int = 0
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """Remove NaN from log-weights, and find the rows (B or Bw, T, 1) in which a NaN meets a valid key.
 
     Args:

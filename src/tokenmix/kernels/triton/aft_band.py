@@ -28,10 +28,31 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ._tiles import BY_DTYPE, CAP, LIMIT, NONE, Tiles, counted, key, opened, operand, plus, power, rows, span, strides, units, weights
+from ._tiles import (
+    BY_DTYPE,
+    CAP,
+    LIMIT,
+    NONE,
+    Tiles,
+    counted,
+    key,
+    opened,
+    operand,
+    plus,
+    power,
+    rows,
+    span,
+    strides,
+    units,
+    weights,
+)
 from .launch import bytes_of, launch
 
-BLOCK = {torch.bfloat16: (64, 64), torch.float16: (64, 64), torch.float32: (32, 64)}  # tokens of a block, features of a tile
+BLOCK = {
+    torch.bfloat16: (64, 64),
+    torch.float16: (64, 64),
+    torch.float32: (32, 64),
+}  # tokens of a block, features of a tile
 # tokens, and features of a gradient of weights, multiplied at once
 STEP = {torch.bfloat16: (32, 32), torch.float16: (32, 16), torch.float32: (16, 16)}
 # loads ahead of a step of that gradient, which cost registers
@@ -104,13 +125,32 @@ def band_weights(
 
 
 @triton.jit
-def block_sums(K_, V, MASK, ST, T, D, H, NB, k_batch, k_row, v_batch, v_row, PER_HEAD: tl.constexpr, BASE2: tl.constexpr, BLK: tl.constexpr, N: tl.constexpr):
+def block_sums(
+    K_,
+    V,
+    MASK,
+    ST,
+    T,
+    D,
+    H,
+    NB,
+    k_batch,
+    k_row,
+    v_batch,
+    v_row,
+    PER_HEAD: tl.constexpr,
+    BASE2: tl.constexpr,
+    BLK: tl.constexpr,
+    N: tl.constexpr,
+):
     """Compute the triple (m, num, den) of each block of keys, ST (B, NB, 3, D)."""
     head, c, inside, _ = _strip(D, H, N)
     i, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     kc = (c * 0 + head if PER_HEAD else c)[None, :]
     s = i * BLK + tl.arange(0, BLK)
-    k, v, ok = _tile(K_, V, MASK, b, s[:, None], T, kc, c[None, :], inside[None, :], k_batch, k_row, v_batch, v_row, BASE2)
+    k, v, ok = _tile(
+        K_, V, MASK, b, s[:, None], T, kc, c[None, :], inside[None, :], k_batch, k_row, v_batch, v_row, BASE2
+    )
     m = tl.ceil(tl.max(tl.where(ok, k, NONE), 0))
     e = tl.where(ok, power(k - m[None, :], BASE2), 0.0)
     _keep(ST, b, i, NB, D, c, inside, m, tl.sum(e * v, 0), tl.sum(e, 0))
@@ -177,7 +217,22 @@ def band_rows(
     for x0 in range(0, WIDTH, K):
         x = x0 + tl.arange(0, K)
         s = (i - NL) * BLK + x
-        k, v, ok = _tile(K_, V, MASK, b, s[:, None], T, kc, c[None, :], inside[None, :] & (s >= 0)[:, None], k_batch, k_row, v_batch, v_row, BASE2)
+        k, v, ok = _tile(
+            K_,
+            V,
+            MASK,
+            b,
+            s[:, None],
+            T,
+            kc,
+            c[None, :],
+            inside[None, :] & (s >= 0)[:, None],
+            k_batch,
+            k_row,
+            v_batch,
+            v_row,
+            BASE2,
+        )
         e = tl.load(E + (e_tile * BLK + r[:, None]) * WIDTH + x[None, :])
         x = tl.where(ok, power(k - top[None, :], BASE2), 0.0)
         num = tl.dot(e, operand(x * v, E, DROP), num, input_precision=PRECISION)
@@ -188,7 +243,9 @@ def band_rows(
     if FIRST is not None:
         first = tl.load(FIRST + b)
         some = ok & (t[:, None] >= first if CAUSAL else first < T)
-    tl.store(FLAG + (b * NB + i) * tl.num_programs(0) + strip, tl.max(tl.max((some & (den < LIMIT)).to(tl.int32), 1), 0))
+    tl.store(
+        FLAG + (b * NB + i) * tl.num_programs(0) + strip, tl.max(tl.max((some & (den < LIMIT)).to(tl.int32), 1), 0)
+    )
     y = num / tl.where(den > 0, den, 1.0)
     at = (b * T + t[:, None]) * D + c[None, :]
     if SAVED is not None:
@@ -226,7 +283,9 @@ def band_rows_exact(
             end = tl.minimum(end, (pm + 1) * M)
         top = tl.maximum(past, far)[None, :] + zero
         for s in span(start, end):
-            k, _, ok = _tile(K_, V, MASK, b, s + one, T, kc, c[None, :], inside[None, :], k_batch, k_row, v_batch, v_row, BASE2)
+            k, _, ok = _tile(
+                K_, V, MASK, b, s + one, T, kc, c[None, :], inside[None, :], k_batch, k_row, v_batch, v_row, BASE2
+            )
             w = weights(w_at + s, (t < T) & (s - t + LOW >= 0) & (s - t + LOW < L), BASE2)[:, None]
             if CAUSAL:
                 ok = ok & (s <= t)[:, None]
@@ -237,7 +296,9 @@ def band_rows_exact(
             x = power(far[None, :] - top, BASE2)
             num, den = num + far_num[None, :] * x, den + far_den[None, :] * x
         for s in span(start, end):
-            k, v, ok = _tile(K_, V, MASK, b, s + one, T, kc, c[None, :], inside[None, :], k_batch, k_row, v_batch, v_row, BASE2)
+            k, v, ok = _tile(
+                K_, V, MASK, b, s + one, T, kc, c[None, :], inside[None, :], k_batch, k_row, v_batch, v_row, BASE2
+            )
             w = weights(w_at + s, (t < T) & (s - t + LOW >= 0) & (s - t + LOW < L), BASE2)[:, None]
             if CAUSAL:
                 ok = ok & (s <= t)[:, None]
@@ -252,7 +313,9 @@ def band_rows_exact(
             tl.store(SAVED + size + at, -den, mask=ok)
             tl.store(SAVED + 2 * size + at, top, mask=ok)
         if Q is not None:
-            y = y * opened(tl.load(Q + b * q_batch + t[:, None] * q_row + c[None, :], mask=ok, other=0.0).to(tl.float32))
+            y = y * opened(
+                tl.load(Q + b * q_batch + t[:, None] * q_row + c[None, :], mask=ok, other=0.0).to(tl.float32)
+            )
         tl.store(Y + at, y, mask=ok)
 
 
@@ -261,7 +324,11 @@ def _row(G, Q, SAVED, b, t, B, T, D, c, ok, g_batch, g_row, q_batch, q_row):
     """Load what rows give to the backward pass: g times the gate, y, the signed denominator, the maximum."""
     size = (b * 0 + B) * T * D
     at = SAVED + (b * T + t) * D + c
-    y, den, top = tl.load(at, mask=ok, other=0.0), tl.load(at + size, mask=ok, other=0.0), tl.load(at + 2 * size, mask=ok, other=3.0e38)
+    y, den, top = (
+        tl.load(at, mask=ok, other=0.0),
+        tl.load(at + size, mask=ok, other=0.0),
+        tl.load(at + 2 * size, mask=ok, other=3.0e38),
+    )
     g = tl.load(G + b * g_batch + t * g_row + c, mask=ok, other=0.0).to(tl.float32)
     if Q is not None:
         g = g * opened(tl.load(Q + b * q_batch + t * q_row + c, mask=ok, other=0.0).to(tl.float32))
@@ -291,7 +358,9 @@ def band_terms(
     at = Z + (b * NB * BLK + t[:, None]) * (2 * D) + c[None, :]
     tl.store(at, operand(near, Z, DROP), mask=inside[None, :])
     tl.store(at + D, operand(-near * y, Z, DROP), mask=inside[None, :])
-    tl.store(TOP + (b * NB + i) * D + c, _maximum(ST, PAST, FUTURE, b, i, NB, D, c, inside, NL, NR, CAUSAL), mask=inside)
+    tl.store(
+        TOP + (b * NB + i) * D + c, _maximum(ST, PAST, FUTURE, b, i, NB, D, c, inside, NL, NR, CAUSAL), mask=inside
+    )
     out = U + (b * NB + i) * 4 * D + c
     m, _, _ = _triple(PAST, b, i - NL, NB, D, c, inside)
     far = tl.where(ok, power(m[None, :] - top, BASE2), 0.0) * z
@@ -360,7 +429,10 @@ def band_keys(
     own, _, _ = _triple(ST, b, j, NB, D, c, inside)
     out = OUT + (b * NB + j) * 2 * D + c
     zero = tl.zeros([BLK, N], tl.float32)
-    G, P = zero + tl.load(out, mask=inside, other=0.0)[None, :], zero + tl.load(out + D, mask=inside, other=0.0)[None, :]
+    G, P = (
+        zero + tl.load(out, mask=inside, other=0.0)[None, :],
+        zero + tl.load(out + D, mask=inside, other=0.0)[None, :],
+    )
     for part in span(tl.maximum(0, j - NR) * (BLK // M), tl.minimum(NB, j + NL + 1) * (BLK // M)):
         i, row = part // (BLK // M), part % (BLK // M) * M + tl.arange(0, M)
         scale = power(own - tl.load(TOP + (b * NB + i) * D + c, mask=inside, other=0.0), BASE2)[None, :]
@@ -373,7 +445,9 @@ def band_keys(
         P = tl.dot(e, operand(zp, E, DROP), P, input_precision=PRECISION)
     s = j * BLK + r
     kc = (c * 0 + head if PER_HEAD else c)[None, :]
-    k, v, ok = _tile(K_, V, MASK, b, s[:, None], T, kc, c[None, :], inside[None, :], k_batch, k_row, v_batch, v_row, BASE2)
+    k, v, ok = _tile(
+        K_, V, MASK, b, s[:, None], T, kc, c[None, :], inside[None, :], k_batch, k_row, v_batch, v_row, BASE2
+    )
     e = tl.where(ok, power(k - own[None, :], BASE2), 0.0)
     first, at, ok = (b * T + j * BLK) * D, r[:, None] * D + c[None, :], (s < T)[:, None] & inside[None, :]
     tl.store(DV + first + at, e * G, mask=ok)
@@ -392,14 +466,18 @@ def band_keys_exact(
     pm, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     s, j = pm * M + tl.arange(0, M), pm * M // BLK
     kc = (c * 0 + head if PER_HEAD else c)[None, :]
-    k, v, ok = _tile(K_, V, MASK, b, s[:, None], T, kc, c[None, :], inside[None, :], k_batch, k_row, v_batch, v_row, BASE2)
+    k, v, ok = _tile(
+        K_, V, MASK, b, s[:, None], T, kc, c[None, :], inside[None, :], k_batch, k_row, v_batch, v_row, BASE2
+    )
     dk, dv, marked = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32), 0
     one = tl.arange(0, 1)[:, None]
     for i in span(tl.maximum(0, j - NR), tl.minimum(NB, j + NL + 1)):
         flag = tl.load(FLAG + (b * NB + i) * tl.num_programs(0) + strip)
         marked = tl.maximum(marked, flag)
         for t in span(i * BLK, tl.where(flag != 0, tl.minimum(T, i * BLK + BLK), 0)):
-            g, y, den, top = _row(G, Q, SAVED, b, t + one, B, T, D, c[None, :], inside[None, :], g_batch, g_row, q_batch, q_row)
+            g, y, den, top = _row(
+                G, Q, SAVED, b, t + one, B, T, D, c[None, :], inside[None, :], g_batch, g_row, q_batch, q_row
+            )
             near = (s < T) & (s - t + LOW >= 0) & (s - t + LOW < L)
             w = weights(W + b * w_batch + head * w_head + t * w_row + LOW + s - t, near, BASE2)[:, None]
             pair = ok & (den < 0)
@@ -452,7 +530,9 @@ def band_pairs(
                 top = tl.load(TOP + (b * NB + i) * D + c, mask=inside, other=0.0)
                 kc = (c * 0 + head if PER_HEAD else c)[:, None]
                 ok = inside[:, None] & (s_ >= 0)[None, :]
-                k, v, ok = _tile(K_, V, MASK, b, s_[None, :], T, kc, c[:, None], ok, k_batch, k_row, v_batch, v_row, BASE2)
+                k, v, ok = _tile(
+                    K_, V, MASK, b, s_[None, :], T, kc, c[:, None], ok, k_batch, k_row, v_batch, v_row, BASE2
+                )
                 x = tl.where(ok, power(k - top[:, None], BASE2), 0.0)
                 total = tl.dot(zg, operand(x * v, Z, DROP), total, input_precision=PRECISION)
                 total = tl.dot(zp, operand(x, Z, DROP), total, input_precision=PRECISION)
@@ -491,9 +571,13 @@ def band_pairs_exact(
                 flag = tl.load(FLAG + ((b * NB + i) * H + head) * tl.cdiv(width, N) + f)
                 marked = tl.maximum(marked, flag)
                 part = tl.zeros([M, M], tl.float32)
-                for c in span(head * width + f * N, tl.where(flag != 0, head * width + tl.minimum(width, f * N + N), 0)):
+                for c in span(
+                    head * width + f * N, tl.where(flag != 0, head * width + tl.minimum(width, f * N + N), 0)
+                ):
                     g, y, den, top = _row(G, Q, SAVED, b, t, B, T, D, c, t < T, g_batch, g_row, q_batch, q_row)
-                    k, v, ok = _tile(K_, V, MASK, b, s, T, head if PER_HEAD else c, c, s >= 0, k_batch, k_row, v_batch, v_row, BASE2)
+                    k, v, ok = _tile(
+                        K_, V, MASK, b, s, T, head if PER_HEAD else c, c, s >= 0, k_batch, k_row, v_batch, v_row, BASE2
+                    )
                     a = tl.where(near & ok & (den < 0), power(plus(w, k, top, BASE2), BASE2), 0.0)
                     part += a * (g / tl.where(den < 0, -den, 1.0)) * (v - y)
                 total += part
@@ -509,7 +593,15 @@ class _Call:
     """
 
     def __init__(
-        self, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, causal: bool, tiles: Tiles | None, block: tuple[int, int] | None
+        self,
+        q: Tensor | None,
+        k: Tensor,
+        v: Tensor,
+        w: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        tiles: Tiles | None,
+        block: tuple[int, int] | None,
     ):
         self.q, self.k, self.v = None if q is None else rows(q), rows(k), rows(v)
         self.mask, self.bytes, self.causal, t = mask, bytes_of(mask), causal, tiles or BY_DTYPE[v.dtype]
@@ -545,16 +637,28 @@ class _Call:
         self.R = self.w.new_empty(G, self.NT, self.BLK, dtype=torch.float32)
         self.E = self.w.new_empty(G, self.NT, self.BLK, self.width, dtype=self.t.operand)
         sizes = self.T, self.L, self.H, *self.w_strides, self.NT, self.NL, self.low
-        constant = {"CAUSAL": self.causal, "BY_ROW": self.by_row, "BASE2": self.t.base2, "DROP": self.t.drop, "WIDTH": self.width, "BLK": self.BLK, "M": 16}
+        constant = {
+            "CAUSAL": self.causal,
+            "BY_ROW": self.by_row,
+            "BASE2": self.t.base2,
+            "DROP": self.t.drop,
+            "WIDTH": self.width,
+            "BLK": self.BLK,
+            "M": 16,
+        }
         launch(band_weights, (self.BLK // 16, self.NT, G), self.w, self.E, self.R, *sizes, **constant)
 
     def _keys(self) -> None:
-        self.st, self.past, future = (self.v.new_empty(self.B, self.NB, 3, self.D, dtype=torch.float32) for _ in range(3))
+        self.st, self.past, future = (
+            self.v.new_empty(self.B, self.NB, 3, self.D, dtype=torch.float32) for _ in range(3)
+        )
         self.future = None if self.causal else future
         sizes = self.T, self.D, self.H, self.NB, *strides(self.k), *strides(self.v)
         launch(block_sums, self.grid, self.k, self.v, self.bytes, self.st, *sizes, PER_HEAD=self.per_head, **self.fixed)
         states, base2 = (self.st, self.past, self.future), self.t.base2
-        launch(carry, (-(-self.D // 32), self.B), *states, self.NB, self.D, CAUSAL=self.causal, BASE2=base2, N=32, warps=1)
+        launch(
+            carry, (-(-self.D // 32), self.B), *states, self.NB, self.D, CAUSAL=self.causal, BASE2=base2, N=32, warps=1
+        )
 
     def first(self) -> Tensor | None:
         """Return the first valid key of each row; T where there is none."""
@@ -568,7 +672,9 @@ class _Call:
         return min(16, self.BLK)
 
 
-def saved_shapes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, *, causal: bool) -> list[tuple[int, ...]]:
+def saved_shapes(
+    q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, *, causal: bool
+) -> list[tuple[int, ...]]:
     """Return the shape of what the backward pass needs besides inputs and output."""
     return [(3, *v.shape)]
 
@@ -597,9 +703,35 @@ def forward(
     given = c.k, c.v, c.bytes, c.q, y, kept, flag, c.B, c.T, c.D, c.H
     constant = {"CAUSAL": causal, "PER_HEAD": c.per_head, **c.fixed}
     tensors = c.E, c.R, c.st, c.past, c.future, c.first(), *given
-    launch(band_rows, c.grid, *tensors, *c.near, *c.e_strides, *strided, warps=8, K=min(c.BLK, c.step[0]), **constant, **c.dots)
+    launch(
+        band_rows,
+        c.grid,
+        *tensors,
+        *c.near,
+        *c.e_strides,
+        *strided,
+        warps=8,
+        K=min(c.BLK, c.step[0]),
+        **constant,
+        **c.dots,
+    )
     grid = c.strips, -(-c.T // c.small), c.B
-    launch(band_rows_exact, grid, c.w, c.past, c.future, *given, c.L, *c.near, c.low, *c.w_strides, *strided, **constant, M=c.small, warps=8)
+    launch(
+        band_rows_exact,
+        grid,
+        c.w,
+        c.past,
+        c.future,
+        *given,
+        c.L,
+        *c.near,
+        c.low,
+        *c.w_strides,
+        *strided,
+        **constant,
+        M=c.small,
+        warps=8,
+    )
     return y, saved
 
 
@@ -617,11 +749,40 @@ def backward(
     strided = *strides(c.k), *strides(c.v)
     given = c.T, c.D, c.H, *c.near, *c.e_strides, *strided
     product = constant | c.dots | {"M": min(c.BLK, c.step[0])}
-    launch(band_keys, c.grid, c.E, z, c.st, top, out, c.k, c.v, c.bytes, dk, dv, *given, warps=8, registers=c.t.registers, **product)
+    launch(
+        band_keys,
+        c.grid,
+        c.E,
+        z,
+        c.st,
+        top,
+        out,
+        c.k,
+        c.v,
+        c.bytes,
+        dk,
+        dv,
+        *given,
+        warps=8,
+        registers=c.t.registers,
+        **product,
+    )
     inputs = c.w, c.k, c.v, c.bytes, g, c.q, saved, flag
     more = *strided, *strides(g), *strides(c.q)
     sizes = c.B, c.T, c.D, c.H, c.L, *c.near, c.low, *c.w_strides, *more
-    launch(band_keys_exact, (c.strips, -(-c.T // c.small), c.B), *inputs, dk, dv, *sizes, CAUSAL=causal, M=c.small, warps=8, registers=128, **constant)
+    launch(
+        band_keys_exact,
+        (c.strips, -(-c.T // c.small), c.B),
+        *inputs,
+        dk,
+        dv,
+        *sizes,
+        CAUSAL=causal,
+        M=c.small,
+        warps=8,
+        registers=128,
+        **constant,
+    )
     dw = _band_of(c, _pairs(c, z, top, inputs, more, constant))
     if dw.shape[1] != w.shape[1]:
         dw = dw.sum(1, keepdim=True)
@@ -637,11 +798,25 @@ def _terms(c: _Call, g: Tensor, dq: Tensor, saved: Tensor) -> tuple[Tensor, Tens
     sizes = c.B, c.T, c.D, c.H, *c.near, *strides(g), *strides(c.q)
     launch(band_terms, c.grid, *tensors, *sizes, warps=8, registers=255, CAUSAL=c.causal, DROP=c.t.drop, **c.fixed)
     states = u, c.st, c.past, c.future, out
-    launch(carry_back, (-(-c.D // 32), c.B), *states, c.NB, c.D, c.NL, c.NR, CAUSAL=c.causal, BASE2=c.t.base2, N=32, warps=1)
+    launch(
+        carry_back,
+        (-(-c.D // 32), c.B),
+        *states,
+        c.NB,
+        c.D,
+        c.NL,
+        c.NR,
+        CAUSAL=c.causal,
+        BASE2=c.t.base2,
+        N=32,
+        warps=1,
+    )
     return z, top, out, flag
 
 
-def _pairs(c: _Call, z: Tensor, top: Tensor, inputs: tuple[Any, ...], more: tuple[int, ...], constant: dict[str, Any]) -> Tensor:
+def _pairs(
+    c: _Call, z: Tensor, top: Tensor, inputs: tuple[Any, ...], more: tuple[int, ...], constant: dict[str, Any]
+) -> Tensor:
     """Compute the gradient of the log-weights of every tile, (G, groups, BLK, width).
 
     Groups of blocks of rows are summed where they share their weights.
@@ -654,9 +829,34 @@ def _pairs(c: _Call, z: Tensor, top: Tensor, inputs: tuple[Any, ...], more: tupl
     given = c.w, c.R, z, top, c.k, c.v, c.bytes, de
     grid, product = (c.width // c.BLK, groups, G), constant | c.dots | {"N": min(c.N, c.step[1])}
     room = 128 if c.v.dtype == torch.float32 else 0  # without a limit ptxas takes 64 and spills
-    launch(band_pairs, grid, *given, *sizes, int(c.by_row), *c.w_strides, *more[:4], warps=8, stages=c.stages, registers=room, **product)
+    launch(
+        band_pairs,
+        grid,
+        *given,
+        *sizes,
+        int(c.by_row),
+        *c.w_strides,
+        *more[:4],
+        warps=8,
+        stages=c.stages,
+        registers=room,
+        **product,
+    )
     grid = c.width // 16, groups * (c.BLK // 16), G
-    launch(band_pairs_exact, grid, *inputs, de, *sizes, *c.w_strides, *more, WIDTH=c.width, M=16, warps=2, registers=128, **constant)
+    launch(
+        band_pairs_exact,
+        grid,
+        *inputs,
+        de,
+        *sizes,
+        *c.w_strides,
+        *more,
+        WIDTH=c.width,
+        M=16,
+        warps=2,
+        registers=128,
+        **constant,
+    )
     return de
 
 

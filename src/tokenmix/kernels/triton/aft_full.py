@@ -28,7 +28,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ._tiles import BY_DTYPE, CAP, LIMIT, NONE, Tiles, constants, counted, key, opened, operand, plus, power, rows, span, strides, units, up, weights
+from ._tiles import (
+    BY_DTYPE,
+    CAP,
+    LIMIT,
+    NONE,
+    Tiles,
+    constants,
+    counted,
+    key,
+    opened,
+    operand,
+    plus,
+    power,
+    rows,
+    span,
+    strides,
+    units,
+    up,
+    weights,
+)
 from .launch import bytes_of, launch
 
 
@@ -69,7 +88,21 @@ def row_weights(
 
 
 @triton.jit
-def key_maxima(K_, MASK, REF, S, D, DP, NSEG, k_batch, k_row, BASE2: tl.constexpr, SEG: tl.constexpr, K: tl.constexpr, N: tl.constexpr):
+def key_maxima(
+    K_,
+    MASK,
+    REF,
+    S,
+    D,
+    DP,
+    NSEG,
+    k_batch,
+    k_row,
+    BASE2: tl.constexpr,
+    SEG: tl.constexpr,
+    K: tl.constexpr,
+    N: tl.constexpr,
+):
     """Compute the largest key of each segment, rounded up: REF (B, NSEG, DP)."""
     pn, seg, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     c = pn * N + tl.arange(0, N)
@@ -88,7 +121,11 @@ def key_terms(
     BASE2: tl.constexpr, DROP: tl.constexpr, SEG: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Compute X (B, SP, 2 DP) in units of its segment's maximum; zero for masked keys and beyond the end."""
-    c, s, b = tl.program_id(0) * N + tl.arange(0, N), tl.program_id(1) * K + tl.arange(0, K), tl.program_id(2).to(tl.int64)
+    c, s, b = (
+        tl.program_id(0) * N + tl.arange(0, N),
+        tl.program_id(1) * K + tl.arange(0, K),
+        tl.program_id(2).to(tl.int64),
+    )
     ok = counted(MASK, b, s, S)[:, None] & (c < D)[None, :]
     k, live = key(K_ + b * k_batch + s[:, None] * k_row + c[None, :], ok, BASE2)
     v = tl.load(V + b * v_batch + s[:, None] * v_row + c[None, :], mask=ok & live, other=0.0).to(tl.float32)
@@ -199,7 +236,9 @@ def row_exact(
                 part_num, part_den = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
                 for s in span(s0, tl.minimum(end, s0 + 32)):
                     w, k, ok = _logit(w_at + s, k_at + s * k_row, MASK, b, s, S, t, c < D, CAUSAL, BASE2)
-                    v = tl.load(v_at + s * v_row, mask=(c < D) & counted(MASK, b, s + tl.arange(0, 1), S), other=0.0).to(tl.float32)[None, :]
+                    v = tl.load(
+                        v_at + s * v_row, mask=(c < D) & counted(MASK, b, s + tl.arange(0, 1), S), other=0.0
+                    ).to(tl.float32)[None, :]
                     e = tl.where(ok, power(plus(w, k, top, BASE2), BASE2), 0.0)
                     part_num += tl.where(ok, e * v, 0.0)
                     part_den += e
@@ -209,7 +248,11 @@ def row_exact(
                 tl.store(Y0 + at, y, mask=inside)
                 tl.store(DEN + at, -den, mask=inside)
             if Q is not None:
-                y = y * opened(tl.load(Q + b * q_batch + (row0 + i)[:, None] * q_row + c[None, :], mask=inside, other=0.0).to(tl.float32))
+                y = y * opened(
+                    tl.load(Q + b * q_batch + (row0 + i)[:, None] * q_row + c[None, :], mask=inside, other=0.0).to(
+                        tl.float32
+                    )
+                )
             tl.store(Y + at, y, mask=inside)
 
 
@@ -306,7 +349,11 @@ def key_sums(
 @triton.jit
 def _row_of(G, Q, Y0, DEN, TOP, at, g_at, q_at, ok):
     """Load what rows summed term by term give to their keys: g / D, y, top; 0 for other rows."""
-    den, y, top = tl.load(DEN + at, mask=ok, other=0.0), tl.load(Y0 + at, mask=ok, other=0.0), tl.load(TOP + at, mask=ok, other=0.0)
+    den, y, top = (
+        tl.load(DEN + at, mask=ok, other=0.0),
+        tl.load(Y0 + at, mask=ok, other=0.0),
+        tl.load(TOP + at, mask=ok, other=0.0),
+    )
     g = tl.load(G + g_at, mask=ok, other=0.0).to(tl.float32)
     if Q is not None:
         g = g * opened(tl.load(Q + q_at, mask=ok, other=0.0).to(tl.float32))
@@ -376,7 +423,12 @@ def pair_sums(
             for c in span(0, 2 * DP, K):
                 z = tl.load(z_at + c)
                 if CAUSAL:
-                    z = z * power(tl.load(ref_at + seg * DP + c % DP) - tl.load(ref_at + row_seg * DP + c % DP), BASE2)[None, :]
+                    z = (
+                        z
+                        * power(tl.load(ref_at + seg * DP + c % DP) - tl.load(ref_at + row_seg * DP + c % DP), BASE2)[
+                            None, :
+                        ]
+                    )
                 part = tl.dot(z, tl.load(x_at + c), part, input_precision=PRECISION)
             total += part
         else:
@@ -423,7 +475,17 @@ def pair_exact(
             marked = tl.maximum(marked, flag)
             part = tl.zeros([M, N], tl.float32)
             for c in span(f * FN, tl.where(flag != 0, tl.minimum(D, f * FN + FN), 0)):
-                z, y, top = _row_of(G, Q, Y0, DEN, TOP, (b * T + t) * D + c, b * g_batch + t * g_row + c, b * q_batch + t * q_row + c, i < n)
+                z, y, top = _row_of(
+                    G,
+                    Q,
+                    Y0,
+                    DEN,
+                    TOP,
+                    (b * T + t) * D + c,
+                    b * g_batch + t * g_row + c,
+                    b * q_batch + t * q_row + c,
+                    i < n,
+                )
                 seen = counted(MASK, b, s, S)
                 k, live = key(K_ + b * k_batch + s * k_row + c, seen, BASE2)
                 v = tl.load(V + b * v_batch + s * v_row + c, mask=seen & live, other=0.0).to(tl.float32)
@@ -435,7 +497,12 @@ def pair_exact(
         tl.store(out, tl.load(out, mask=inside, other=0.0).to(tl.float32) + total, mask=inside)
 
 
-EXACT: dict[str, Any] = {"M": 32, "N": 32, "warps": 8, "registers": 128}  # the tiles of the kernels that sum term by term
+EXACT: dict[str, Any] = {
+    "M": 32,
+    "N": 32,
+    "warps": 8,
+    "registers": 128,
+}  # the tiles of the kernels that sum term by term
 
 
 @dataclass
@@ -463,12 +530,32 @@ class _Call:
         self.bytes = bytes_of(self.mask)
         fixed = {"BASE2": t.base2, "SEG": t.segment, "K": 32, "N": t.features}
         sizes: tuple[int, ...] = self.S, self.D, self.DP, segments
-        launch(key_maxima, (self.strips, segments, self.B), self.k, self.bytes, self.ref, *sizes, *strides(self.k), warps=4, **fixed)
+        launch(
+            key_maxima,
+            (self.strips, segments, self.B),
+            self.k,
+            self.bytes,
+            self.ref,
+            *sizes,
+            *strides(self.k),
+            warps=4,
+            **fixed,
+        )
         self.ref = self.ref.cummax(1).values if self.causal else self.ref.amax(1, keepdim=True)
         self.segments = self.ref.shape[1]
         sizes = self.S, self.D, self.DP, self.SP, self.segments
         tensors = self.k, self.v, self.bytes, self.ref, self.x
-        launch(key_terms, (self.strips, self.SP // 32, self.B), *tensors, *sizes, *strides(self.k), *strides(self.v), warps=4, DROP=t.drop, **fixed)
+        launch(
+            key_terms,
+            (self.strips, self.SP // 32, self.B),
+            *tensors,
+            *sizes,
+            *strides(self.k),
+            *strides(self.v),
+            warps=4,
+            DROP=t.drop,
+            **fixed,
+        )
 
     def first(self, save: bool) -> Tensor | None:
         """Return the first valid key of each row; S where there is none."""
@@ -498,25 +585,61 @@ class _Call:
         RP = up(n, t.rows)
         E, R = w.new_empty(self.Bw, RP, self.SP, dtype=t.operand), w.new_empty(self.Bw, RP, dtype=torch.float32)
         sizes = row0, n, self.S, *strides(w), self.SP, RP
-        launch(row_weights, (RP // 8, self.Bw), w, E, R, *sizes, CAUSAL=self.causal, BASE2=t.base2, DROP=t.drop, TILE=t.rows, M=8, K=128)
+        launch(
+            row_weights,
+            (RP // 8, self.Bw),
+            w,
+            E,
+            R,
+            *sizes,
+            CAUSAL=self.causal,
+            BASE2=t.base2,
+            DROP=t.drop,
+            TILE=t.rows,
+            M=8,
+            K=128,
+        )
         return E, R
 
     def batch(self, a: Tensor) -> int:
         """Return the batch stride of something made from the weights."""
         return 0 if self.shared else a.stride(0)
 
-    def exact(self, row0: int, w: Tensor, flag: Tensor, q: Tensor | None, y: Tensor | None, y0: Tensor | None, den: Tensor | None, top: Tensor | None) -> None:
+    def exact(
+        self,
+        row0: int,
+        w: Tensor,
+        flag: Tensor,
+        q: Tensor | None,
+        y: Tensor | None,
+        y0: Tensor | None,
+        den: Tensor | None,
+        top: Tensor | None,
+    ) -> None:
         """Compute the marked tiles of a block of rows term by term; without y only their maxima."""
         t, n = self.tiles, w.shape[1]
         grid = -(-self.D // EXACT["N"]), -(-n // EXACT["M"]), self.B
-        sizes = row0, n, self.T, self.S, self.D, *strides(self.k), *strides(self.v), *strides(q), self.batch(w), w.stride(1)
+        sizes = (
+            row0,
+            n,
+            self.T,
+            self.S,
+            self.D,
+            *strides(self.k),
+            *strides(self.v),
+            *strides(q),
+            self.batch(w),
+            w.stride(1),
+        )
         launch(
             row_exact, grid, w, self.k, self.v, self.bytes, flag, q, y, y0, den, top, *sizes,
             CAUSAL=self.causal, BASE2=t.base2, FM=t.rows, FN=t.features, **EXACT,
         )  # fmt: skip
 
 
-def saved_shapes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool) -> list[tuple[int, ...]]:
+def saved_shapes(
+    q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool
+) -> list[tuple[int, ...]]:
     """Return the shapes of what the backward pass needs besides its inputs.
 
     These are the output before the gate, and the denominator.
@@ -525,7 +648,16 @@ def saved_shapes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor |
 
 
 def forward(
-    q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool, save: bool, tiles: Tiles | None = None
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    w2: Tensor | None,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    save: bool,
+    tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y (B, T, D), y before the gate, and the denominators (the latter two empty unless ``save``).
 
@@ -544,7 +676,23 @@ def forward(
         grid = c.strips, E.shape[1] // t.rows, c.B
         sizes = row0, block.shape[1], c.T, c.S, c.D, c.SP, c.DP, c.segments, c.batch(E), *strides(q)
         fixed = constants(t) | {"CAUSAL": causal, "SEG": t.segment, "M": t.rows, "N": t.features, "K": t.keys}
-        launch(row_sums, grid, E, c.x, c.ref, first, q, y, *kept, flag, *sizes, warps=t.warps, registers=t.registers, stages=4, **fixed)
+        launch(
+            row_sums,
+            grid,
+            E,
+            c.x,
+            c.ref,
+            first,
+            q,
+            y,
+            *kept,
+            flag,
+            *sizes,
+            warps=t.warps,
+            registers=t.registers,
+            stages=4,
+            **fixed,
+        )
         c.exact(row0, block, flag, q, y, *kept, None)
     return y, y0, den
 
@@ -558,7 +706,10 @@ def backward(
     g, q = rows(g), None if q is None else rows(q)
     c = _Call(rows(k), rows(v), w, w2, mask, causal, tiles or BY_DTYPE[k.dtype])
     b = _Backward(c, g, q, y0, den)
-    dw, dw2 = torch.empty_like(w, memory_format=torch.contiguous_format), w.new_zeros((0,) if w2 is None else w2.shape, dtype=torch.float32)
+    dw, dw2 = (
+        torch.empty_like(w, memory_format=torch.contiguous_format),
+        w.new_zeros((0,) if w2 is None else w2.shape, dtype=torch.float32),
+    )
     blocks = c.blocks()
     block = None
     for row0 in reversed(blocks):
@@ -599,14 +750,54 @@ class _Backward:
         E, R = c.exponentials(w, row0)
         n, RP = w.shape[1], R.shape[1]
         fixed = constants(t) | {"CAUSAL": c.causal, "SEG": t.segment, "K": t.keys}
-        sizes: tuple[int, ...] = row0, row0 + RP, c.S, c.D, c.SP, c.TP, c.DP, c.segments, c.batch(E), *strides(c.k), *strides(c.v)
+        sizes: tuple[int, ...] = (
+            row0,
+            row0 + RP,
+            c.S,
+            c.D,
+            c.SP,
+            c.TP,
+            c.DP,
+            c.segments,
+            c.batch(E),
+            *strides(c.k),
+            *strides(c.v),
+        )
         tensors = E, self.z, c.ref, self.acc, c.k, c.v, c.bytes, self.dk, self.dv
         ends = {"BEGIN": row0 + n == c.T, "END": row0 == 0}
-        launch(key_sums, (c.strips, c.SP // t.rows, c.B), *tensors, *sizes, warps=t.warps, registers=t.registers, M=t.rows, N=t.features, **ends, **fixed)
+        launch(
+            key_sums,
+            (c.strips, c.SP // t.rows, c.B),
+            *tensors,
+            *sizes,
+            warps=t.warps,
+            registers=t.registers,
+            M=t.rows,
+            N=t.features,
+            **ends,
+            **fixed,
+        )
         out = w.new_empty(c.Bw, n, c.S, dtype=torch.float32) if dw is None else dw[:, row0 : row0 + n]
         sizes = row0, n, c.B, c.S, c.SP, c.TP, c.DP, RP, c.segments, *strides(w), *strides(out)
         grid, shared = (c.SP // t.rows, RP // t.rows, c.Bw), {"SHARED": c.shared}
-        launch(pair_sums, grid, w, R, self.z, c.x, c.ref, out, *sizes, warps=t.warps, registers=t.registers, M=t.rows, N=t.rows, DROP=t.drop, **shared, **fixed)
+        launch(
+            pair_sums,
+            grid,
+            w,
+            R,
+            self.z,
+            c.x,
+            c.ref,
+            out,
+            *sizes,
+            warps=t.warps,
+            registers=t.registers,
+            M=t.rows,
+            N=t.rows,
+            DROP=t.drop,
+            **shared,
+            **fixed,
+        )
         c.exact(row0, w, self.flag, None, None, None, None, self.top)
         grid = -(-c.S // EXACT["N"]), -(-n // EXACT["M"]), c.Bw
         sizes = row0, n, c.B, c.T, c.S, c.D, *self._strides(), *strides(w), *strides(out)

@@ -70,7 +70,11 @@ def _keys(K, V, at_k, at_v, ok):
 def _triple(S, b, c, chunks, D, od):
     """Load a triple (m, num, den) of S (B, chunks, 3, D)."""
     p = S + (b * chunks + c) * 3 * D + od
-    return tl.load(p, mask=od < D, other=FLOOR), tl.load(p + D, mask=od < D, other=0.0), tl.load(p + 2 * D, mask=od < D, other=0.0)
+    return (
+        tl.load(p, mask=od < D, other=FLOOR),
+        tl.load(p + D, mask=od < D, other=0.0),
+        tl.load(p + 2 * D, mask=od < D, other=0.0),
+    )
 
 
 @triton.jit
@@ -124,7 +128,13 @@ def totals(K, V, MASK, START, TOTAL, T, D, kb, kt, vb, vt, CHUNK: tl.constexpr, 
             ok = ok & (rows >= last)
             m = tl.where(last >= 0, FLOOR, m)
             num, den = tl.where(last >= 0, 0.0, num), tl.where(last >= 0, 0.0, den)
-        k, v = _keys(K, V, (i + rows)[:, None] * kt + od[None, :], (i + rows)[:, None] * vt + od[None, :], ok[:, None] & (od < D)[None, :])
+        k, v = _keys(
+            K,
+            V,
+            (i + rows)[:, None] * kt + od[None, :],
+            (i + rows)[:, None] * vt + od[None, :],
+            ok[:, None] & (od < D)[None, :],
+        )
         top = tl.maximum(m, tl.max(k, 0))
         old, e = tl.exp(m - top), tl.exp(k - top[None, :])
         num, den, m = num * old + tl.sum(e * v, 0), den * old + tl.sum(e, 0), top
@@ -155,7 +165,11 @@ def carry(TOTAL, FRESH, BEFORE, chunks, D, ROWS: tl.constexpr, BD: tl.constexpr)
     for first in span(0, chunks, ROWS, num_stages=2):
         ok = (first + rows < chunks)[:, None] & (od < D)[None, :]
         p = TOTAL + (b * chunks + first + rows)[:, None] * 3 * D + od[None, :]
-        ms, ns, ds = tl.load(p, mask=ok, other=FLOOR), tl.load(p + D, mask=ok, other=0.0), tl.load(p + 2 * D, mask=ok, other=0.0)
+        ms, ns, ds = (
+            tl.load(p, mask=ok, other=FLOOR),
+            tl.load(p + D, mask=ok, other=0.0),
+            tl.load(p + 2 * D, mask=ok, other=0.0),
+        )
         for i in tl.static_range(ROWS):
             ok = (od < D) & (first + i + tl.zeros([BD], tl.int32) < chunks)
             p = BEFORE + (b * chunks + first + i) * 3 * D + od
@@ -193,7 +207,26 @@ def _sums(k, v, starts, anew, rows, m, num, den, ROWS: tl.constexpr):
 
 
 @triton.jit
-def outputs(Q, K, V, MASK, START, BEFORE, Y, T, D, qb, qt, kb, kt, vb, vt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr):
+def outputs(
+    Q,
+    K,
+    V,
+    MASK,
+    START,
+    BEFORE,
+    Y,
+    T,
+    D,
+    qb,
+    qt,
+    kb,
+    kt,
+    vb,
+    vt,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    BD: tl.constexpr,
+):
     """Compute y of each chunk from the triple before it."""
     b, c, chunks, od = _place(T, D, CHUNK, BD)
     rows, first = tl.arange(0, ROWS), c.to(tl.int64) * CHUNK
@@ -209,7 +242,9 @@ def outputs(Q, K, V, MASK, START, BEFORE, Y, T, D, qb, qt, kb, kt, vb, vt, CHUNK
         starts = tl.zeros([ROWS], tl.int32)
         if START is not None:
             starts = _starts(START, b, t, T)
-        k, v = _keys(K, V, r * kt + od[None, :], r * vt + od[None, :], _alive(MASK, b, t, T)[:, None] & (od < D)[None, :])
+        k, v = _keys(
+            K, V, r * kt + od[None, :], r * vt + od[None, :], _alive(MASK, b, t, T)[:, None] & (od < D)[None, :]
+        )
         if Q is not None:
             gate = 1.0 + tl.exp(-tl.load(Q + r * qt + od[None, :], mask=inside, other=0.0).to(tl.float32))
         n, d, m, num, den = _sums(k, v, starts, tl.max(starts, 0), rows, m, num, den, ROWS)
@@ -236,14 +271,19 @@ def _replay(k, v, starts, anew, rows, m, num, den, ref, open, ROWS: tl.constexpr
             open = tl.where(tl.sum(tl.where(rows == i, starts, 0), 0) != 0, 0.0, open)
             m, num, den = _step(_row(k, rows, i), _row(v, rows, i), m, num, den)
             inverse, here = _over(1.0, den), rows[:, None] == i
-            y, share = tl.where(here, (num * inverse)[None, :], y), tl.where(here, (open * tl.exp(tl.minimum(ref - m, 0.0)) * inverse)[None, :], share)
+            y, share = (
+                tl.where(here, (num * inverse)[None, :], y),
+                tl.where(here, (open * tl.exp(tl.minimum(ref - m, 0.0)) * inverse)[None, :], share),
+            )
     return y, share, m, num, den, open
 
 
 @triton.jit
 def _step(kk, vv, m, num, den):
     """Add one key to the triple."""
-    return _join(m, num, den, tl.maximum(kk, FLOOR, propagate_nan=tl.PropagateNan.ALL), vv, tl.where(kk > DEAD, 1.0, 0.0))
+    return _join(
+        m, num, den, tl.maximum(kk, FLOOR, propagate_nan=tl.PropagateNan.ALL), vv, tl.where(kk > DEAD, 1.0, 0.0)
+    )
 
 
 @triton.jit
@@ -272,7 +312,9 @@ def back_totals(
         starts = tl.zeros([ROWS], tl.int32)
         if START is not None:
             starts = _starts(START, b, t, T)
-        k, v = _keys(K, V, at * kt + od[None, :], at * vt + od[None, :], _alive(MASK, b, t, T)[:, None] & (od < D)[None, :])
+        k, v = _keys(
+            K, V, at * kt + od[None, :], at * vt + od[None, :], _alive(MASK, b, t, T)[:, None] & (od < D)[None, :]
+        )
         g = tl.load(G + at * gt + od[None, :], mask=inside, other=0.0).to(tl.float32)
         if Q is not None:
             g *= tl.sigmoid(tl.load(Q + at * qt + od[None, :], mask=inside, other=0.0).to(tl.float32))
@@ -324,7 +366,11 @@ def _back(k, v, g, starts, anew, rows, m, num, den, r, p, end, ROWS: tl.constexp
             m, num, den = _anew(starts, rows, i, m, num, den)
             m, num, den = _step(_row(k, rows, i), _row(v, rows, i), m, num, den)
             here, inverse = rows[:, None] == i, _over(1.0, den)
-            y, d, ms = tl.where(here, (num * inverse)[None, :], y), tl.where(here, inverse[None, :], d), tl.where(here, m[None, :], ms)
+            y, d, ms = (
+                tl.where(here, (num * inverse)[None, :], y),
+                tl.where(here, inverse[None, :], d),
+                tl.where(here, m[None, :], ms),
+            )
         for j in range(ROWS):
             i = ROWS - 1 - j
             mm, gg = _row(ms, rows, i), _row(g, rows, i) * _row(d, rows, i)
@@ -356,7 +402,11 @@ def gradients(
         DQ += (b * T + first) * D
     AFTER += (b * chunks + c) * 2 * D + od
     r, p = tl.load(AFTER, mask=od < D, other=0.0), tl.load(AFTER + D, mask=od < D, other=0.0)
-    end = tl.load(BEFORE + (b * chunks + c + 1) * 3 * D + od, mask=(od < D) & (c + 1 + tl.zeros([BD], tl.int32) < chunks), other=FLOOR)
+    end = tl.load(
+        BEFORE + (b * chunks + c + 1) * 3 * D + od,
+        mask=(od < D) & (c + 1 + tl.zeros([BD], tl.int32) < chunks),
+        other=FLOOR,
+    )
     for j in range(0, CHUNK, ROWS):
         i = CHUNK - ROWS - j
         m, num, den = _triple(TILES, b, c * (CHUNK // ROWS) + i // ROWS, chunks * (CHUNK // ROWS), D, od)
@@ -365,7 +415,9 @@ def gradients(
         starts = tl.zeros([ROWS], tl.int32)
         if START is not None:
             starts = _starts(START, b, t, T)
-        k, v = _keys(K, V, at * kt + od[None, :], at * vt + od[None, :], _alive(MASK, b, t, T)[:, None] & (od < D)[None, :])
+        k, v = _keys(
+            K, V, at * kt + od[None, :], at * vt + od[None, :], _alive(MASK, b, t, T)[:, None] & (od < D)[None, :]
+        )
         g = tl.load(G + at * gt + od[None, :], mask=inside, other=0.0).to(tl.float32)
         if Q is not None:
             s = tl.sigmoid(tl.load(Q + at * qt + od[None, :], mask=inside, other=0.0).to(tl.float32))
@@ -386,12 +438,26 @@ def all_join(TOTAL, SAVED, chunks, D, ROWS: tl.constexpr, BD: tl.constexpr):
     for first in span(0, chunks, ROWS, num_stages=2):
         ok = (first + rows < chunks)[:, None] & (od < D)[None, :]
         p = TOTAL + (b * chunks + first + rows)[:, None] * 3 * D + od[None, :]
-        ms, ns, ds = tl.load(p, mask=ok, other=FLOOR), tl.load(p + D, mask=ok, other=0.0), tl.load(p + 2 * D, mask=ok, other=0.0)
+        ms, ns, ds = (
+            tl.load(p, mask=ok, other=FLOOR),
+            tl.load(p + D, mask=ok, other=0.0),
+            tl.load(p + 2 * D, mask=ok, other=0.0),
+        )
         for i in tl.static_range(ROWS):
             m, num, den = _join_wide(m, num, den, _row(ms, rows, i), _row(ns, rows, i), _row(ds, rows, i))
     none = den == 0
     den = tl.where(none, 1.0, den)
-    _keep(SAVED, b, 0, 1, D, od, m, tl.where(none, 0.0, num / den).to(tl.float32), tl.where(none, 0.0, 1.0 / den).to(tl.float32))
+    _keep(
+        SAVED,
+        b,
+        0,
+        1,
+        D,
+        od,
+        m,
+        tl.where(none, 0.0, num / den).to(tl.float32),
+        tl.where(none, 0.0, 1.0 / den).to(tl.float32),
+    )
 
 
 @triton.jit
@@ -405,12 +471,16 @@ def all_outputs(Q, SAVED, Y, T, D, qb, qt, CHUNK: tl.constexpr, ROWS: tl.constex
         inside = (c * CHUNK + at < T) & (od < D)[None, :]
         y = mean[None, :] + tl.zeros([ROWS, BD], tl.float32)
         if Q is not None:
-            y *= tl.sigmoid(tl.load(Q + b * qb + first * qt + at * qt + od[None, :], mask=inside, other=0.0).to(tl.float32))
+            y *= tl.sigmoid(
+                tl.load(Q + b * qb + first * qt + at * qt + od[None, :], mask=inside, other=0.0).to(tl.float32)
+            )
         tl.store(Y + (b * T + first + at) * D + od[None, :], y, mask=inside)
 
 
 @triton.jit
-def all_back_queries(G, Q, SAVED, PARTS, DQ, T, D, gb, gt, qb, qt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr):
+def all_back_queries(
+    G, Q, SAVED, PARTS, DQ, T, D, gb, gt, qb, qt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr
+):
     """Compute dq, and PARTS (B, chunks, D), the sum of g times the gate over each chunk."""
     b, c, chunks, od = _place(T, D, CHUNK, BD)
     mean = tl.load(SAVED + b * 3 * D + D + od, mask=od < D, other=0.0)
@@ -420,7 +490,9 @@ def all_back_queries(G, Q, SAVED, PARTS, DQ, T, D, gb, gt, qb, qt, CHUNK: tl.con
         inside = (c * CHUNK + at < T) & (od < D)[None, :]
         g = tl.load(G + b * gb + first * gt + at * gt + od[None, :], mask=inside, other=0.0).to(tl.float32)
         if Q is not None:
-            s = tl.sigmoid(tl.load(Q + b * qb + first * qt + at * qt + od[None, :], mask=inside, other=0.0).to(tl.float32))
+            s = tl.sigmoid(
+                tl.load(Q + b * qb + first * qt + at * qt + od[None, :], mask=inside, other=0.0).to(tl.float32)
+            )
             g *= s
             tl.store(DQ + (b * T + first + at) * D + od[None, :], g * (1.0 - s) * mean[None, :], mask=inside)
         part += tl.sum(g, 0)
@@ -428,7 +500,9 @@ def all_back_queries(G, Q, SAVED, PARTS, DQ, T, D, gb, gt, qb, qt, CHUNK: tl.con
 
 
 @triton.jit
-def all_gradients(K, V, MASK, SAVED, SUM, DK, DV, S, D, kb, kt, vb, vt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr):
+def all_gradients(
+    K, V, MASK, SAVED, SUM, DK, DV, S, D, kb, kt, vb, vt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr
+):
     """Compute dv_s = a_s G and dk_s = a_s (v_s - mean) G, with G = SUM (B, D) and a_s = e^{k_s} / den.
 
     Every query sees the same mean.
@@ -473,7 +547,9 @@ def rows(a: Tensor) -> Tensor:
     return a if a.stride(-1) == 1 or a.shape[-1] == 1 and a.is_contiguous() else a.contiguous()
 
 
-def saved_shapes(q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, *, T: int, causal: bool) -> list[tuple[int, ...]]:
+def saved_shapes(
+    q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, *, T: int, causal: bool
+) -> list[tuple[int, ...]]:
     """Return the shape of what the backward pass needs besides its inputs."""
     return [_sums_shape(k, causal)]
 
@@ -502,7 +578,15 @@ def _new(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def forward(
-    q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, *, T: int, causal: bool, save: bool, start: Tensor | None = None
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    *,
+    T: int,
+    causal: bool,
+    save: bool,
+    start: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return y (B, T, D), and what the backward pass needs (empty unless ``save``).
 
@@ -510,9 +594,15 @@ def forward(
     """
     q, k, v, mask, start = None if q is None else rows(q), rows(k), rows(v), bytes_of(mask), bytes_of(start)
     (B, S, D), use = k.shape, tile(k)
-    y, total, saved = _new(k, B, T, D), _new(k, *_sums_shape(k, True), dtype=torch.float32), _new(k, *_sums_shape(k, causal), dtype=torch.float32)
+    y, total, saved = (
+        _new(k, B, T, D),
+        _new(k, *_sums_shape(k, True), dtype=torch.float32),
+        _new(k, *_sums_shape(k, causal), dtype=torch.float32),
+    )
     chunks, fixed = total.shape[1], {"CHUNK": CHUNK, "BD": use.width, "warps": 1}
-    launch(totals, _grid(k, use.width), k, v, mask, start, total, S, D, *_steps(k), *_steps(v), ROWS=use.totals, **fixed)
+    launch(
+        totals, _grid(k, use.width), k, v, mask, start, total, S, D, *_steps(k), *_steps(v), ROWS=use.totals, **fixed
+    )
     across, joining = _across(saved, chunks)
     if causal:
         launch(carry, across, total, _fresh(start, chunks), saved, chunks, D, registers=128, **joining)
@@ -533,7 +623,16 @@ def _fresh(start: Tensor | None, chunks: int) -> Tensor | None:
 
 
 def backward(
-    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor, *, T: int, causal: bool, start: Tensor | None = None
+    g: Tensor,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    saved: Tensor,
+    *,
+    T: int,
+    causal: bool,
+    start: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq (empty without q), dk, dv."""
     g, q, k, v, mask, start = rows(g), None if q is None else rows(q), rows(k), rows(v), bytes_of(mask), bytes_of(start)
@@ -546,18 +645,55 @@ def _causal_back(g, q, k, v, mask, start, saved, dq, dk, dv) -> None:
     (B, S, D), use, chunks = k.shape, tile(k), saved.shape[1]
     handed, after = _new(saved, B, chunks, 3, D), _new(saved, B, chunks, 2, D)
     tiles = _new(saved, B, chunks * (CHUNK // use.back), 3, D)
-    strides, fixed = (*_steps(g), *_steps(q), *_steps(k), *_steps(v)), {"CHUNK": CHUNK, "ROWS": use.back, "BD": NARROW.width, "warps": 1}
+    strides, fixed = (
+        (*_steps(g), *_steps(q), *_steps(k), *_steps(v)),
+        {"CHUNK": CHUNK, "ROWS": use.back, "BD": NARROW.width, "warps": 1},
+    )
     launch(back_totals, _grid(k, NARROW.width), g, q, k, v, mask, start, saved, tiles, handed, S, D, *strides, **fixed)
     across, joining = _across(saved, chunks)
     launch(back_carry, across, handed, saved, after, chunks, D, **joining)
-    launch(gradients, _grid(k, NARROW.width), g, q, k, v, mask, start, saved, tiles, after, dq, dk, dv, S, D, *strides, **fixed)
+    launch(
+        gradients,
+        _grid(k, NARROW.width),
+        g,
+        q,
+        k,
+        v,
+        mask,
+        start,
+        saved,
+        tiles,
+        after,
+        dq,
+        dk,
+        dv,
+        S,
+        D,
+        *strides,
+        **fixed,
+    )
 
 
 def _all_back(g, q, k, v, mask, start, saved, dq, dk, dv) -> None:
     (B, S, D), T, use = k.shape, g.shape[1], tile(k)
     parts, fixed = _new(saved, B, -(-T // CHUNK), D), {"CHUNK": CHUNK, "ROWS": use.outputs, "BD": use.width, "warps": 1}
     launch(all_back_queries, _grid(g, use.width), g, q, saved, parts, dq, T, D, *_steps(g), *_steps(q), **fixed)
-    launch(all_gradients, _grid(k, use.width), k, v, mask, saved, parts.sum(1), dk, dv, S, D, *_steps(k), *_steps(v), **fixed)
+    launch(
+        all_gradients,
+        _grid(k, use.width),
+        k,
+        v,
+        mask,
+        saved,
+        parts.sum(1),
+        dk,
+        dv,
+        S,
+        D,
+        *_steps(k),
+        *_steps(v),
+        **fixed,
+    )
 
 
 def starts_of(cu_seqlens: Tensor, N: int) -> Tensor:
@@ -573,7 +709,9 @@ def forward_packed(q: Tensor | None, k: Tensor, v: Tensor, cu_seqlens: Tensor, *
     return y[0], saved
 
 
-def backward_packed(g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, cu_seqlens: Tensor, saved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def backward_packed(
+    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, cu_seqlens: Tensor, saved: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq (empty without q), dk, dv of ``forward_packed``, each (N, D)."""
     one = (g[None], None if q is None else q[None], k[None], v[None])
     dq, dk, dv = backward(*one, None, saved, T=k.shape[0], causal=True, start=starts_of(cu_seqlens, k.shape[0]))
@@ -584,7 +722,10 @@ def samples() -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield calls on meta tensors that reach every configuration."""
     for dtype, D, T in itertools.product((torch.float32, torch.bfloat16, torch.float16), (64, 512), (256, 4096)):
         for gate, mask, packed in ((1, 0, 0), (0, 0, 0), (1, 1, 0), (0, 1, 0), (1, 0, 1), (0, 0, 1)):
-            x, flags = torch.empty(2, T, D, dtype=dtype, device="meta"), torch.empty(2, T, dtype=torch.bool, device="meta")
+            x, flags = (
+                torch.empty(2, T, D, dtype=dtype, device="meta"),
+                torch.empty(2, T, dtype=torch.bool, device="meta"),
+            )
             label = f"{str(dtype)[6:]} D={D}{' gate' * gate}{' mask' * mask}{' packed' * packed}"
             given = (x if gate else None, x, x, flags if mask else None, flags if packed else None)
             for causal in (True,) if packed else (True, False):

@@ -32,10 +32,31 @@ from .launch import Launch, noted
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}
-POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float64: "*fp64", torch.int32: "*i32", torch.int64: "*i64"}
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float64: "*fp64",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
 POINTERS |= {torch.uint8: "*u8", torch.int8: "*i8", torch.bool: "*i1"}
-COUNTS = {"HGMMA": r"\bHGMMA", "HMMA": r"\bHMMA", "EX2": r"MUFU\.EX2", "MUFU": r"\bMUFU\.", "LDG.128": r"LDG\.E\S*\.128", "STG.128": r"STG\.E\S*\.128"}
-COUNTS |= {"LDG": r"\bLDG\.", "LDGSTS": r"\bLDGSTS", "SHFL": r"\bSHFL", "LDL": r"\bLDL", "STL": r"\bSTL", "SASS": r"\n\s+/\*[0-9a-f]{4,}\*/"}
+COUNTS = {
+    "HGMMA": r"\bHGMMA",
+    "HMMA": r"\bHMMA",
+    "EX2": r"MUFU\.EX2",
+    "MUFU": r"\bMUFU\.",
+    "LDG.128": r"LDG\.E\S*\.128",
+    "STG.128": r"STG\.E\S*\.128",
+}
+COUNTS |= {
+    "LDG": r"\bLDG\.",
+    "LDGSTS": r"\bLDGSTS",
+    "SHFL": r"\bSHFL",
+    "LDL": r"\bLDL",
+    "STL": r"\bSTL",
+    "SASS": r"\n\s+/\*[0-9a-f]{4,}\*/",
+}
 
 
 class Configuration(NamedTuple):
@@ -130,7 +151,12 @@ def compiled(c: Configuration, arch: int) -> Row:
     """Compile one configuration and read the result."""
     names = c.kernel.arg_names
     attrs = {(names.index(name),): [["tt.divisibility", 16]] for name in c.aligned}
-    source = ASTSource(fn=c.kernel, signature=c.signature, constexprs={(names.index(n),): v for n, v in c.constants.items()}, attrs=attrs)
+    source = ASTSource(
+        fn=c.kernel,
+        signature=c.signature,
+        constexprs={(names.index(n),): v for n, v in c.constants.items()},
+        attrs=attrs,
+    )
     try:
         built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=c.options)
     except Exception as why:  # a kernel that the compiler rejects becomes a row of the report and does not end it
@@ -139,7 +165,8 @@ def compiled(c: Configuration, arch: int) -> Row:
         file = Path(folder, "k.cubin")
         file.write_bytes(built.asm["cubin"])
         usage, code = (
-            subprocess.run([TOOLS / "cuobjdump", flag, file], capture_output=True, text=True).stdout for flag in ("--dump-resource-usage", "--dump-sass")
+            subprocess.run([TOOLS / "cuobjdump", flag, file], capture_output=True, text=True).stdout
+            for flag in ("--dump-resource-usage", "--dump-sass")
         )
     counts = {name: len(re.findall(pattern, code)) for name, pattern in COUNTS.items()}
     said = re.search(r"REG:(\d+) STACK:(\d+)", usage)
@@ -169,9 +196,15 @@ def _nth(task: tuple[int, int, tuple[str, ...], bool]) -> Row:
     return compiled((fullest if few else configurations)(only)[index], arch)
 
 
-def compile_report(arch: int, *, only: tuple[str, ...] = (), jobs: int = 2, keep: str = "", few: bool = False) -> Iterator[Row]:
+def compile_report(
+    arch: int, *, only: tuple[str, ...] = (), jobs: int = 2, keep: str = "", few: bool = False
+) -> Iterator[Row]:
     """Yield a row for each configuration (of the fullest if ``few``) whose label matches the pattern ``keep``."""
-    tasks = [(i, arch, only, few) for i, c in enumerate((fullest if few else configurations)(only)) if re.search(keep, c.label)]
+    tasks = [
+        (i, arch, only, few)
+        for i, c in enumerate((fullest if few else configurations)(only))
+        if re.search(keep, c.label)
+    ]
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
         yield from pool.map(_nth, tasks)
 
@@ -182,7 +215,9 @@ HEAD = f"{'kernel':<60} sm  regs stack shared " + " ".join(f"{name:>7}" for name
 def line(r: Row) -> str:
     """Return a row as text."""
     counts = " ".join(f"{r.counts.get(name, 0):>7}" for name in COUNTS)
-    return f"{r.label:<60} {r.arch} {r.registers:>5} {r.stack:>5} {r.shared:>6} {counts}" + "".join(f"  BROKEN: {why}" for why in r.broken)
+    return f"{r.label:<60} {r.arch} {r.registers:>5} {r.stack:>5} {r.shared:>6} {counts}" + "".join(
+        f"  BROKEN: {why}" for why in r.broken
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -190,8 +225,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", type=int, nargs="+", default=[80, 90])
     parser.add_argument("--only", nargs="+", default=[], help=f"kernel modules: {', '.join(stems())}")
-    parser.add_argument("--keep", default="", help="compile only configurations whose label matches this regular expression")
-    parser.add_argument("--fullest", action="store_true", help="compile only the configuration with the most arguments of each kernel and element size")
+    parser.add_argument(
+        "--keep", default="", help="compile only configurations whose label matches this regular expression"
+    )
+    parser.add_argument(
+        "--fullest",
+        action="store_true",
+        help="compile only the configuration with the most arguments of each kernel and element size",
+    )
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args(argv)
     print(f"triton {triton.__version__}\n{HEAD}")

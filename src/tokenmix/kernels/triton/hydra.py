@@ -41,7 +41,9 @@ def norms(X, MASK, OUT, T, D, xb, xt, eps, ROWS: tl.constexpr, BD: tl.constexpr)
     one, down, up = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
     for c in span(0, D, BD):
         od = c + tl.arange(0, BD)
-        x = tl.load(X + b * xb + t.to(tl.int64)[:, None] * xt + od[None, :], mask=ok[:, None] & (od < D)[None, :], other=0.0).to(tl.float32)
+        x = tl.load(
+            X + b * xb + t.to(tl.int64)[:, None] * xt + od[None, :], mask=ok[:, None] & (od < D)[None, :], other=0.0
+        ).to(tl.float32)
         small, large = x * 2.0**-64, x * 2.0**64
         one += tl.sum(x * x, 1)
         down += tl.sum(small * small, 1)
@@ -52,7 +54,11 @@ def norms(X, MASK, OUT, T, D, xb, xt, eps, ROWS: tl.constexpr, BD: tl.constexpr)
     some = square > 0
     p = OUT + b * T + t
     tl.store(p, tl.where(ok, unit, 0.0), mask=t < T)
-    tl.store(p + tl.num_programs(1).to(tl.int64) * T, tl.where(ok & some, 1.0 / tl.sqrt(tl.where(some, square, 1.0)), 0.0), mask=t < T)
+    tl.store(
+        p + tl.num_programs(1).to(tl.int64) * T,
+        tl.where(ok & some, 1.0 / tl.sqrt(tl.where(some, square, 1.0)), 0.0),
+        mask=t < T,
+    )
 
 
 @triton.jit
@@ -80,7 +86,9 @@ def _times(x, SCALE, b, t, T):
 
 
 @triton.jit
-def sums(X, NX, Y, SCALE, MASK, TOTAL, T, D, n, xb, xt, yb, yt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr):
+def sums(
+    X, NX, Y, SCALE, MASK, TOTAL, T, D, n, xb, xt, yb, yt, CHUNK: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr
+):
     """Compute TOTAL (B, chunks, D), the sum of x^ * y over each chunk."""
     b, c, chunks, od = _place(T, D, CHUNK, BD)
     rows, first = tl.arange(0, ROWS), c.to(tl.int64) * CHUNK
@@ -126,7 +134,9 @@ def read(
         s = before[None, :] + tl.zeros([ROWS, BD], tl.float32)
         if CAUSAL:
             ok = _alive(MASK, b, t, T)[:, None] & (od < D)[None, :]
-            kv = _scaled(K, NK, at * kt + od[None, :], ok, b, t, n, T) * tl.load(V + at * vt + od[None, :], mask=ok, other=0.0).to(tl.float32)
+            kv = _scaled(K, NK, at * kt + od[None, :], ok, b, t, n, T) * tl.load(
+                V + at * vt + od[None, :], mask=ok, other=0.0
+            ).to(tl.float32)
             s += tl.cumsum(kv, 0)
             before += tl.sum(kv, 0)
         s = _times(s, SCALE, b, t, T)
@@ -200,7 +210,11 @@ def _scale(mask: Tensor | None, q: Tensor, S: int, causal: bool) -> Tensor:
     if causal:
         seen = torch.arange(1, T + 1, device=device).expand(B, T) if mask is None else mask.cumsum(1).clamp_min(1)
     else:
-        seen = torch.full((B, T), S, device=device) if mask is None else mask.sum(1, keepdim=True).clamp_min(1).expand(B, T)
+        seen = (
+            torch.full((B, T), S, device=device)
+            if mask is None
+            else mask.sum(1, keepdim=True).clamp_min(1).expand(B, T)
+        )
     return (1.0 / seen.double()).float().contiguous()
 
 
@@ -209,7 +223,17 @@ def _norms(x: Tensor, mask: Tensor | None, on: bool, eps: float) -> Tensor | Non
         return None
     out = _new(x, 2, *x.shape[:2], dtype=torch.float32)
     launch(
-        norms, (-(-x.shape[1] // 4), x.shape[0]), x, mask, out, x.shape[1], x.shape[2], *x.stride()[:2], float(eps), ROWS=4, BD=256 if x.shape[2] > 64 else 64
+        norms,
+        (-(-x.shape[1] // 4), x.shape[0]),
+        x,
+        mask,
+        out,
+        x.shape[1],
+        x.shape[2],
+        *x.stride()[:2],
+        float(eps),
+        ROWS=4,
+        BD=256 if x.shape[2] > 64 else 64,
     )
     return out
 
@@ -221,7 +245,9 @@ def _sums(x: Tensor, nx: Tensor | None, y: Tensor, scale: Tensor | None, mask: T
     """Sum x^ * y over each chunk, (B, chunks, D), in float64."""
     B, T, D = x.shape
     total = _new(x, B, -(-T // CHUNK), D, dtype=torch.float32)
-    launch(sums, _grid(x, TILE["BD"]), x, nx, y, scale, mask, total, T, D, B * T, *x.stride()[:2], *y.stride()[:2], **TILE)
+    launch(
+        sums, _grid(x, TILE["BD"]), x, nx, y, scale, mask, total, T, D, B * T, *x.stride()[:2], *y.stride()[:2], **TILE
+    )
     return total.double()
 
 
@@ -231,14 +257,33 @@ def _before(total: Tensor) -> Tensor:
 
 
 def saved_shapes(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, of_q: bool, of_k: bool, eps: float, mean: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    of_q: bool,
+    of_k: bool,
+    eps: float,
+    mean: bool,
 ) -> list[tuple[int, ...]]:
     """Return the shape of what the backward pass needs besides its inputs."""
     return [_sums_shape(k, causal)]
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, of_q: bool, of_k: bool, eps: float, mean: bool, save: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    of_q: bool,
+    of_k: bool,
+    eps: float,
+    mean: bool,
+    save: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return y (B, T, D), and what the backward pass needs (empty unless ``save``).
 
@@ -259,18 +304,68 @@ def _read(g, q, nq, k, nk, v, scale, mask, saved, dot, out, causal, dots=False) 
     B, T, D = q.shape
     strides = (*((0, 0) if g is None else g.stride()[:2]), *q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
     given = (k, nk, v) if causal else (None, None, None)
-    launch(read, _grid(q, TILE["BD"]), g, q, nq, *given, scale, mask, saved, dot, out, T, D, B * T, *strides, CAUSAL=causal, DOTS=dots, **TILE)
+    launch(
+        read,
+        _grid(q, TILE["BD"]),
+        g,
+        q,
+        nq,
+        *given,
+        scale,
+        mask,
+        saved,
+        dot,
+        out,
+        T,
+        D,
+        B * T,
+        *strides,
+        CAUSAL=causal,
+        DOTS=dots,
+        **TILE,
+    )
 
 
 def _back_keys(g, q, nq, k, nk, v, scale, mask, rest, dot, dk, dv, causal, dots=False) -> None:
     B, S, D = k.shape
     strides = (*g.stride()[:2], *q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
     given, scale = ((g, q, nq), scale) if causal else ((None, None, None), None)
-    launch(back_keys, _grid(k, TILE["BD"]), *given, k, nk, v, scale, mask, rest, dot, dk, dv, S, D, B * S, *strides, CAUSAL=causal, DOTS=dots, **TILE)
+    launch(
+        back_keys,
+        _grid(k, TILE["BD"]),
+        *given,
+        k,
+        nk,
+        v,
+        scale,
+        mask,
+        rest,
+        dot,
+        dk,
+        dv,
+        S,
+        D,
+        B * S,
+        *strides,
+        CAUSAL=causal,
+        DOTS=dots,
+        **TILE,
+    )
 
 
 def backward(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor, *, causal: bool, of_q: bool, of_k: bool, eps: float, mean: bool
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    saved: Tensor,
+    *,
+    causal: bool,
+    of_q: bool,
+    of_k: bool,
+    eps: float,
+    mean: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk, dv."""
     g, q, k, v = rows(g), rows(q), rows(k), rows(v)
@@ -297,11 +392,18 @@ def backward(
 def samples() -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield calls on meta tensors that reach every configuration."""
     for dtype, D in itertools.product((torch.float32, torch.bfloat16, torch.float16), (64, 512)):
-        for cosine, masked, mean, causal in itertools.product((True, False), (False, True), (False, True), (True, False)):
+        for cosine, masked, mean, causal in itertools.product(
+            (True, False), (False, True), (False, True), (True, False)
+        ):
             x = torch.empty(2, 256, D, dtype=dtype, device="meta")
             mask = torch.empty(2, 256, dtype=torch.bool, device="meta") if masked else None
             label = f"{'causal ' * causal}{str(dtype)[6:]} D={D}{' cosine' * cosine}{' mask' * masked}{' mean' * mean}"
-            yield label, partial(_sample, x, mask, {"causal": causal, "of_q": cosine, "of_k": cosine, "eps": 1e-6, "mean": mean})
+            yield (
+                label,
+                partial(
+                    _sample, x, mask, {"causal": causal, "of_q": cosine, "of_k": cosine, "eps": 1e-6, "mean": mean}
+                ),
+            )
 
 
 def _sample(x: Tensor, mask: Tensor | None, options: dict[str, Any]) -> None:

@@ -27,12 +27,22 @@ class Launch(NamedTuple):
 _notes: list[Launch] | None = None
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, warps: int = 4, stages: int = 3, registers: int = 0, **constants: Any) -> None:
+def launch(
+    kernel: Any,
+    grid: tuple[int, ...],
+    *args: Any,
+    warps: int = 4,
+    stages: int = 3,
+    registers: int = 0,
+    **constants: Any,
+) -> None:
     """Launch ``kernel[grid](*args, **constants)``; an empty grid launches nothing.
 
     ``registers`` limits what each thread may use, for kernels in which ptxas would otherwise spill.
     """
-    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True} | ({"maxnreg": registers} if registers else {})
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True} | (
+        {"maxnreg": registers} if registers else {}
+    )
     if _notes is not None:
         _notes.append(Launch(kernel, dict(zip(kernel.arg_names, args, strict=False)) | constants, options))
     elif 0 not in grid:

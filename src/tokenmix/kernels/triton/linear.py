@@ -201,7 +201,24 @@ def carry(TOP, S, Z, TOPS, BEFORE, ZS, e, n, CAUSAL: tl.constexpr, BI: tl.conste
 
 
 @triton.jit
-def _shared(Q, K, MEND, MOLD, Z, live, t, T, e, qt, kt, rows, ELU: tl.constexpr, DROP: tl.constexpr, L: tl.constexpr, BK: tl.constexpr):
+def _shared(
+    Q,
+    K,
+    MEND,
+    MOLD,
+    Z,
+    live,
+    t,
+    T,
+    e,
+    qt,
+    kt,
+    rows,
+    ELU: tl.constexpr,
+    DROP: tl.constexpr,
+    L: tl.constexpr,
+    BK: tl.constexpr,
+):
     """Compute units of a chunk's queries and weights within it, with all keys in the units of its end.
 
     Also say whether a denominator that sums something is below SAFE.
@@ -222,7 +239,9 @@ def _shared(Q, K, MEND, MOLD, Z, live, t, T, e, qt, kt, rows, ELU: tl.constexpr,
         w = _dot(q, tl.trans(k), w, DROP)
         den += tl.sum(q * (tl.exp(old - end) * _vector(Z, i, e, 0.0))[None, :], 1)
     w = tl.where(rows[:, None] >= rows[None, :], w, 0.0)
-    first = tl.where(tl.max(some, 0) > NONE, 0, tl.min(tl.where(live, rows, L), 0))  # the first query that sees something
+    first = tl.where(
+        tl.max(some, 0) > NONE, 0, tl.min(tl.where(live, rows, L), 0)
+    )  # the first query that sees something
     unsafe = (den + tl.sum(w, 1) < SAFE) & (rows >= first) & (t < T)
     return u, w, tl.max(unsafe.to(tl.int32), 0)
 
@@ -297,7 +316,9 @@ def outputs(
         o = _dot(q, _matrix(S, i, j, e), o, DROP)
         den += tl.sum(q * _vector(Z, i, e, 0.0)[None, :], 1)
     y = o / tl.where(den > 0, den, 1.0)[:, None]
-    tl.store(Y + ((b * T + first + rows) * H + h)[:, None] * e + j[None, :], y, mask=(t < T)[:, None] & (j < e)[None, :])
+    tl.store(
+        Y + ((b * T + first + rows) * H + h)[:, None] * e + j[None, :], y, mask=(t < T)[:, None] & (j < e)[None, :]
+    )
     tl.store(DEN + lead * T + t, den, mask=t < tl.where(tile == 0, T, 0))
     tl.store(UNIT + lead * T + t, u, mask=t < tl.where(tile == 0, T, 0))
 
@@ -317,7 +338,10 @@ def dots(G, Y, DEN, DOT, T, H, e, n, gb, gt, L: tl.constexpr, BK: tl.constexpr):
     far, d = t.to(tl.int64), tl.zeros([L], tl.float32)
     for j0 in span(0, e, BK):
         j = j0 + tl.arange(0, BK)
-        d += tl.sum(_tile(G + b * gb + h * e, far, gt, j, t < T, e) * _tile(Y + b * T * H * e + h * e, far, H * e, j, t < T, e), 1)
+        d += tl.sum(
+            _tile(G + b * gb + h * e, far, gt, j, t < T, e) * _tile(Y + b * T * H * e + h * e, far, H * e, j, t < T, e),
+            1,
+        )
     tl.store(DOT + lead * T + t, d * _inverse(DEN + lead * T, t, T), mask=t < T)
 
 
@@ -365,7 +389,9 @@ def back_carry(TOPS, R, ZR, AFTER, ZA, e, n, BI: tl.constexpr, BJ: tl.constexpr)
         at = lead * n + c
         tl.store(AFTER + at * e * e + p, s.to(tl.float32), mask=inside)
         tl.store(ZA + at * e + i, z.to(tl.float32), mask=own)
-        fall = tl.exp(_vector(TOPS + (at + lead) * e, i, e, NONE) - _vector(TOPS + (at + lead + 1) * e, i, e, NONE)).to(tl.float64)
+        fall = tl.exp(_vector(TOPS + (at + lead) * e, i, e, NONE) - _vector(TOPS + (at + lead + 1) * e, i, e, NONE)).to(
+            tl.float64
+        )
         s = s * fall[:, None] + tl.load(R + at * e * e + p, mask=inside, other=0.0).to(tl.float64)
         z = z * fall + _vector(ZR + at * e, i, e, 0.0).to(tl.float64)
 
@@ -409,7 +435,11 @@ def back_queries(
         else:
             end = _vector(TOPS + e, i, e, NONE)
             o += _dot(p, _key(k, end, live, ELU), tl.zeros_like(o), DROP) * _query(x, end, u, ELU)
-    tl.store(DQ + ((b * T + first + rows) * H + h)[:, None] * e + i[None, :], _chain(x, o, ELU), mask=(t < T)[:, None] & (i < e)[None, :])
+    tl.store(
+        DQ + ((b * T + first + rows) * H + h)[:, None] * e + i[None, :],
+        _chain(x, o, ELU),
+        mask=(t < T)[:, None] & (i < e)[None, :],
+    )
 
 
 @triton.jit
@@ -451,7 +481,9 @@ def back_keys(
             q = _query(_tile(Q, rows, qt, i, t < T, e), m, u, ELU)
             o += _dot(p, q, tl.zeros_like(o), DROP) * _key(x, m, live, ELU)
     o = tl.where(live[:, None], _chain(x, o, ELU), 0.0)
-    tl.store(DK + ((b * T + first + rows) * H + h)[:, None] * e + i[None, :], o, mask=(t < T)[:, None] & (i < e)[None, :])
+    tl.store(
+        DK + ((b * T + first + rows) * H + h)[:, None] * e + i[None, :], o, mask=(t < T)[:, None] & (i < e)[None, :]
+    )
 
 
 @triton.jit
@@ -484,7 +516,9 @@ def back_values(
             w = _weights(Q, K, u, live, T - c * L, e, qt, kt, rows, ELU, L, BK)
         g = _tile(G + b * gb + first * gt + h * e, rows, gt, j, t < T, e) * _inverse(DEN + lead * T, t, T)[:, None]
         o = _dot(tl.trans(w), g, o, DROP)
-    tl.store(DV + ((b * T + first + rows) * H + h)[:, None] * e + j[None, :], o, mask=(t < T)[:, None] & (j < e)[None, :])
+    tl.store(
+        DV + ((b * T + first + rows) * H + h)[:, None] * e + j[None, :], o, mask=(t < T)[:, None] & (j < e)[None, :]
+    )
 
 
 class Cut(NamedTuple):
@@ -529,7 +563,13 @@ class _Call:
         self.size = self.use.chunk if causal else SEGMENT
         self.wide = self.use.wide if self.e > self.use.back else self.use.back
         self.tiles, self.back_tiles = -(-self.e // self.wide), -(-self.e // self.use.back)
-        self.fixed = {"DROP": self.use.drop, "ELU": elu, "L": self.use.chunk, "warps": self.use.warps, "stages": self.use.stages}
+        self.fixed = {
+            "DROP": self.use.drop,
+            "ELU": elu,
+            "L": self.use.chunk,
+            "warps": self.use.warps,
+            "stages": self.use.stages,
+        }
         self.summed = {**self.fixed, "L": self.use.step, "SIZE": self.size, "BI": self.wide, "BJ": self.wide}
 
     def chunks(self, T: int) -> int:
@@ -551,7 +591,10 @@ class _Call:
         top, (S, Z) = _new(k, self.B, self.H, n, self.e), self.sums(k, n)
         sizes = (self.S, self.H, self.e, n, *strides(k), *strides(v))
         launch(totals, (self.lead * n * self.tiles**2,), k, v, mask, top, S, Z, *sizes, **self.summed)
-        tops, joined = _new(k, self.B, self.H, n + 1 if self.causal else 1, self.e), self.sums(k, n if self.causal else 1)
+        tops, joined = (
+            _new(k, self.B, self.H, n + 1 if self.causal else 1, self.e),
+            self.sums(k, n if self.causal else 1),
+        )
         launch(carry, self.across(), top, S, Z, tops, *joined, self.e, n, CAUSAL=self.causal, **STRIP)
         return tops, *joined
 
@@ -559,12 +602,28 @@ class _Call:
         """Return the grid of a kernel that joins chunks."""
         return (self.lead * -(-self.e // STRIP["BI"]) * -(-self.e // STRIP["BJ"]),)
 
-    def after(self, g: Tensor, q: Tensor, tops: Tensor, den: Tensor, unit: Tensor, dot: Tensor) -> tuple[Tensor, Tensor]:
+    def after(
+        self, g: Tensor, q: Tensor, tops: Tensor, den: Tensor, unit: Tensor, dot: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Compute the sums over the queries after each chunk; or those over all queries."""
         n = -(-self.T // self.size)
         R, Z = self.sums(q, n)
         sizes = (self.T, self.H, self.e, n, *strides(g), *strides(q))
-        launch(back_totals, (self.lead * n * self.tiles**2,), g, q, tops, den, unit, dot, R, Z, *sizes, CAUSAL=self.causal, **self.summed)
+        launch(
+            back_totals,
+            (self.lead * n * self.tiles**2,),
+            g,
+            q,
+            tops,
+            den,
+            unit,
+            dot,
+            R,
+            Z,
+            *sizes,
+            CAUSAL=self.causal,
+            **self.summed,
+        )
         if not self.causal:
             return R.sum(2, dtype=torch.float64).float(), Z.sum(2, dtype=torch.float64).float()
         joined = self.sums(q, n)
@@ -572,12 +631,16 @@ class _Call:
         return joined
 
 
-def saved_shapes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool) -> list[tuple[int, ...]]:
+def saved_shapes(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool
+) -> list[tuple[int, ...]]:
     """Return the shape of what the backward pass needs besides inputs and outputs."""
     return [_saved_shape(q, heads, causal)]
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool, save: bool) -> tuple[Tensor, Tensor]:
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool, save: bool
+) -> tuple[Tensor, Tensor]:
     """Return y (B, T, H e), and what the backward pass needs (empty unless ``save``).
 
     The features are elu + 1 of q and k, or exp of them.
@@ -595,7 +658,17 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int,
 
 
 def backward(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, y: Tensor, saved: Tensor, *, heads: int, elu: bool, causal: bool
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    y: Tensor,
+    saved: Tensor,
+    *,
+    heads: int,
+    elu: bool,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk, dv."""
     g, q, k, v, y, mask = rows(g), rows(q), rows(k), rows(v), y.contiguous(), bytes_of(mask)
@@ -609,16 +682,83 @@ def backward(
     options = {"CAUSAL": causal, "BK": c.use.step, **c.fixed}
     steps, more = (*strides(g), *strides(q), *strides(k)), strides(v)
     own = (den, unit, dot, slow)
-    launch(back_queries, (c.lead * n * c.back_tiles,), g, q, k, v, mask, tops, S, Z, *own, dq, c.T, heads, c.e, n, *steps, *more, BI=c.use.back, **options)
-    launch(back_keys, (c.lead * m * c.back_tiles,), g, q, k, v, mask, tops, R, ZR, *own, dk, c.S, heads, c.e, m, *steps, *more, BI=c.use.back, **options)
-    launch(back_values, (c.lead * m * c.back_tiles,), g, q, k, mask, tops, R, den, unit, slow, dv, c.S, heads, c.e, m, *steps, BJ=c.use.back, **options)
+    launch(
+        back_queries,
+        (c.lead * n * c.back_tiles,),
+        g,
+        q,
+        k,
+        v,
+        mask,
+        tops,
+        S,
+        Z,
+        *own,
+        dq,
+        c.T,
+        heads,
+        c.e,
+        n,
+        *steps,
+        *more,
+        BI=c.use.back,
+        **options,
+    )
+    launch(
+        back_keys,
+        (c.lead * m * c.back_tiles,),
+        g,
+        q,
+        k,
+        v,
+        mask,
+        tops,
+        R,
+        ZR,
+        *own,
+        dk,
+        c.S,
+        heads,
+        c.e,
+        m,
+        *steps,
+        *more,
+        BI=c.use.back,
+        **options,
+    )
+    launch(
+        back_values,
+        (c.lead * m * c.back_tiles,),
+        g,
+        q,
+        k,
+        mask,
+        tops,
+        R,
+        den,
+        unit,
+        slow,
+        dv,
+        c.S,
+        heads,
+        c.e,
+        m,
+        *steps,
+        BJ=c.use.back,
+        **options,
+    )
     return dq, dk, dv
 
 
 def samples() -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield calls on meta tensors that reach every configuration."""
-    for dtype, e, (elu, causal, masked) in itertools.product(CUTS, (64, 32), itertools.product((True, False), repeat=3)):
-        x, mask = torch.empty(2, 256, 4 * e, dtype=dtype, device="meta"), torch.empty(2, 256, dtype=torch.bool, device="meta") if masked else None
+    for dtype, e, (elu, causal, masked) in itertools.product(
+        CUTS, (64, 32), itertools.product((True, False), repeat=3)
+    ):
+        x, mask = (
+            torch.empty(2, 256, 4 * e, dtype=dtype, device="meta"),
+            torch.empty(2, 256, dtype=torch.bool, device="meta") if masked else None,
+        )
         label = f"{str(dtype)[6:]}{' causal' * causal} e={e}{' elu' * elu}{' mask' * masked}"
         yield label, partial(_sample, x, mask, {"heads": 4, "elu": elu, "causal": causal})
 

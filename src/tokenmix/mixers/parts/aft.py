@@ -75,7 +75,9 @@ def history_of(mixer: Mixer, context: Tensor, context_mask: Tensor | None) -> AF
     """Return the state over a context, with its keys and values projected once."""
     positions = token_positions(context, context_mask)
     keys, values = (mixer.get_submodule(name)(context) for name in ("k_proj", "v_proj"))
-    return AFTFullState(keys, values, valid_mask(context, context_mask), positions, positions.new_zeros(positions.shape[0]))
+    return AFTFullState(
+        keys, values, valid_mask(context, context_mask), positions, positions.new_zeros(positions.shape[0])
+    )
 
 
 def check_pair_bias(mixer: Mixer, max_len: int, max_context_len: int | None, rank: int | None, init_std: float) -> None:
@@ -84,7 +86,9 @@ def check_pair_bias(mixer: Mixer, max_len: int, max_context_len: int | None, ran
     if rank is not None and rank < 1:
         mixer.refuse(f"rank must be a positive integer, or None for a plain table, got {rank!r}")
     if mixer.causal and max_context_len is not None and max_context_len < max_len:
-        mixer.refuse(f"max_context_len={max_context_len} must be >= max_len={max_len} with causal=True: x is its own context")
+        mixer.refuse(
+            f"max_context_len={max_context_len} must be >= max_len={max_len} with causal=True: x is its own context"
+        )
     check_spread(mixer, init_std=init_std, learned=rank is None)
     mixer.max_context_len = max_context_len or max_len
 
@@ -109,8 +113,13 @@ def empty_ring(batch: int, ring: int, keys: int, dim: int, *, device: Any, dtype
     """Return the state of a windowed mixer before the first token."""
     values = torch.zeros(batch, ring, dim, device=device, dtype=dtype)
     positions = torch.zeros(batch, ring, dtype=torch.long, device=device)
-    sums, position = chunk.empty_past(batch, keys, dim, device=device), torch.zeros(batch, dtype=torch.long, device=device)
-    return AFTRingState(torch.zeros(batch, ring, keys, device=device, dtype=dtype), values, positions.bool(), positions, *sums, position)
+    sums, position = (
+        chunk.empty_past(batch, keys, dim, device=device),
+        torch.zeros(batch, dtype=torch.long, device=device),
+    )
+    return AFTRingState(
+        torch.zeros(batch, ring, keys, device=device, dtype=dtype), values, positions.bool(), positions, *sums, position
+    )
 
 
 def ring_step(
@@ -143,8 +152,17 @@ def ring_step(
     """
     kept, far = (state.keys, state.values, state.valid), (state.m, state.num, state.den)
     new = mixer.k_proj(x).to(state.keys.dtype), mixer.v_proj(x).to(state.values.dtype), valid
-    y, ring, sums = chunk.ring_chunk(queries(mixer, x), new, kept, far, w, near, only_near=only_near, heads=heads, gate=mixer.gate, holes=holes)
+    y, ring, sums = chunk.ring_chunk(
+        queries(mixer, x), new, kept, far, w, near, only_near=only_near, heads=heads, gate=mixer.gate, holes=holes
+    )
     if holes:
         index = last_valid(torch.cat([state.valid, valid], 1), state.valid.shape[1])[0]
-        return y, AFTRingState(*ring, gather_tokens(torch.cat([state.positions, positions], 1), index), *sums, state.position)
-    return y, AFTRingState(*ring, key_positions if key_positions.shape[1] == kept[0].shape[1] else key_positions[:, x.shape[1] :], *sums, state.position)
+        return y, AFTRingState(
+            *ring, gather_tokens(torch.cat([state.positions, positions], 1), index), *sums, state.position
+        )
+    return y, AFTRingState(
+        *ring,
+        key_positions if key_positions.shape[1] == kept[0].shape[1] else key_positions[:, x.shape[1] :],
+        *sums,
+        state.position,
+    )

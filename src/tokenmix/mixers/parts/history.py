@@ -48,7 +48,12 @@ def empty_history(batch: int, dim: int, length: int = 0, *, device: Any, dtype: 
 def empty_window(batch: int, width: int, length: int, *, device: Any, dtype: torch.dtype) -> RingState:
     """Return such a state for values of ``width`` features, without keys."""
     positions = torch.zeros(batch, length, dtype=torch.long, device=device)
-    return RingState(torch.zeros(batch, length, width, device=device, dtype=dtype), positions.bool(), positions, positions.new_zeros(batch))
+    return RingState(
+        torch.zeros(batch, length, width, device=device, dtype=dtype),
+        positions.bool(),
+        positions,
+        positions.new_zeros(batch),
+    )
 
 
 def joined(state: Any, valid: Tensor, positions: Tensor, **tokens: Tensor) -> Any:
@@ -58,12 +63,20 @@ def joined(state: Any, valid: Tensor, positions: Tensor, **tokens: Tensor) -> An
         tokens: ``values``, and ``keys`` where the state has keys.
     """
     wide = {name: torch.cat([getattr(state, name), a.to(getattr(state, name).dtype)], 1) for name, a in tokens.items()}
-    return state._replace(**wide, valid=torch.cat([state.valid, valid], 1), positions=torch.cat([state.positions, positions], 1))
+    return state._replace(
+        **wide, valid=torch.cat([state.valid, valid], 1), positions=torch.cat([state.positions, positions], 1)
+    )
 
 
 def without_first(state: Any, n: int) -> Any:
     """Return the state without its n oldest tokens."""
-    return state._replace(**{name: getattr(state, name)[:, n:] for name in ("keys", "values", "valid", "positions") if name in state._fields})
+    return state._replace(
+        **{
+            name: getattr(state, name)[:, n:]
+            for name in ("keys", "values", "valid", "positions")
+            if name in state._fields
+        }
+    )
 
 
 def newest(state: Any, length: int, *, holes: bool = False) -> Any:
@@ -76,7 +89,12 @@ def newest(state: Any, length: int, *, holes: bool = False) -> Any:
         return without_first(state, state.valid.shape[1] - length)
     index, there, _ = last_valid(state.valid, length)
     return state._replace(
-        valid=there, **{name: gather_tokens(getattr(state, name), index) for name in ("keys", "values", "positions") if name in state._fields}
+        valid=there,
+        **{
+            name: gather_tokens(getattr(state, name), index)
+            for name in ("keys", "values", "positions")
+            if name in state._fields
+        },
     )
 
 

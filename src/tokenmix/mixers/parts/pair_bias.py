@@ -34,11 +34,15 @@ class PairBias(HandsOut):
     u: Tensor
     v: Tensor
 
-    def __init__(self, rows: int, cols: int, *, rank: int | None, init_std: float, empty: bool = False, owner: str = "PairBias"):
+    def __init__(
+        self, rows: int, cols: int, *, rank: int | None, init_std: float, empty: bool = False, owner: str = "PairBias"
+    ):
         super().__init__()
         self.rank, self.init_std, self.owner = rank, init_std, owner
         if rank is not None and (not isinstance(rank, int) or not rank >= 1):
-            raise MixerError(f"rank must be a positive integer, or None for a plain table of {rows} x {cols}, got {rank!r}.")
+            raise MixerError(
+                f"rank must be a positive integer, or None for a plain table of {rows} x {cols}, got {rank!r}."
+            )
         if empty:
             self.rank = 0
             self.register_buffer("u", torch.empty(rows, 0), persistent=False)
@@ -54,7 +58,9 @@ class PairBias(HandsOut):
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=self.init_std)
 
-    def between(self, x: Tensor, context: Tensor | None, positions: Tensor | None, key_mask: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
+    def between(
+        self, x: Tensor, context: Tensor | None, positions: Tensor | None, key_mask: Tensor | None
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Return the bias for x over itself or over a context.
 
         It has no batch axis where the positions of every row are the indices, which is cheapest.
@@ -63,7 +69,9 @@ class PairBias(HandsOut):
             return self._leading(x.shape[1], x.shape[1] if context is None else context.shape[1], x.device)
         return self.select(*self.positions_of(x, context, positions, key_mask))
 
-    def positions_of(self, x: Tensor, context: Tensor | None, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def positions_of(
+        self, x: Tensor, context: Tensor | None, positions: Tensor | None, key_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return the positions of queries (B, T) and of keys (B, S)."""
         if context is None:
             rows = token_positions(x, key_mask) if positions is None else positions
@@ -121,7 +129,9 @@ class PairBias(HandsOut):
         """
         with torch.no_grad():
             if self.rank is None:
-                self.weight = regrown(self.weight, resize_rows(resize_rows(self.weight, old, new, prefix).T, old, new, prefix).T)
+                self.weight = regrown(
+                    self.weight, resize_rows(resize_rows(self.weight, old, new, prefix).T, old, new, prefix).T
+                )
             elif self.rank == 0:
                 self.resize(prefix + prod(new), prefix + prod(new))
             else:

@@ -19,7 +19,14 @@ def explicit(x: Tensor, positions: Tensor | None, key_mask: Tensor | None, attn_
 
 
 def history_step(
-    mixer: Any, form: Callable[..., Tensor], x: Tensor, state: HistoryState, options: dict[str, Any], *, positions: Tensor | None, key_mask: Tensor | None
+    mixer: Any,
+    form: Callable[..., Tensor],
+    x: Tensor,
+    state: HistoryState,
+    options: dict[str, Any],
+    *,
+    positions: Tensor | None,
+    key_mask: Tensor | None,
 ) -> tuple[Tensor, HistoryState]:
     """Mix a chunk of a causal mixer that has q, k and v projections with its history.
 
@@ -33,7 +40,9 @@ def history_step(
         y = form(q, k, v, causal=True, key_mask=key_mask, **options)
     else:
         keys, values = state.keys.to(q.dtype), state.values.to(q.dtype)
-        y = form(q, keys, values, causal=True, key_mask=state.valid, positions=(query_positions, state.positions), **options)
+        y = form(
+            q, keys, values, causal=True, key_mask=state.valid, positions=(query_positions, state.positions), **options
+        )
     return mixer.out_proj(y), state
 
 
@@ -74,7 +83,11 @@ class BlockCost:
     def columns(self, step: int) -> Pairs:
         """Count all pairs within each residue class."""
         n = -(-self.T // step)
-        return BlockCost(n).band(n - 1, n - 1)._replace(copies=1) if step == 1 else Pairs(step * BlockCost(n).band(n - 1, n - 1).pairs, 1)
+        return (
+            BlockCost(n).band(n - 1, n - 1)._replace(copies=1)
+            if step == 1
+            else Pairs(step * BlockCost(n).band(n - 1, n - 1).pairs, 1)
+        )
 
     def own_block(self, size: int) -> Pairs:
         """Count all pairs within each block."""

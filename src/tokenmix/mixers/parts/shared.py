@@ -35,7 +35,12 @@ def add_projections(mixer: Mixer, *, heads: int, qkv_bias: bool, out_bias: bool,
 
 
 def check_positions(
-    mixer: Mixer, positions: Tensor | None, key_mask: Tensor | None, *, rising: bool = False, past: tuple[Tensor, Tensor] | None = None
+    mixer: Mixer,
+    positions: Tensor | None,
+    key_mask: Tensor | None,
+    *,
+    rising: bool = False,
+    past: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Refuse explicit positions (B, T) that the mixer would misread.
 
@@ -51,7 +56,9 @@ def check_positions(
     wrong, L = valid & (positions < 0), positions.shape[1]
     if rising:
         all_valid, all_positions = (
-            (valid, positions.long()) if past is None else (torch.cat(pair, 1) for pair in zip(past, (valid, positions.long()), strict=True))
+            (valid, positions.long())
+            if past is None
+            else (torch.cat(pair, 1) for pair in zip(past, (valid, positions.long()), strict=True))
         )
         before = torch.where(all_valid, all_positions, NOWHERE).cummax(1).values
         wrong = wrong | valid & (all_positions[:, -L:] <= F.pad(before, (1, -1), value=NOWHERE)[:, -L:])
@@ -83,7 +90,9 @@ def row_starts(key_mask: Tensor | None, positions: Tensor | None) -> Tensor | No
     return None if key_mask is None or positions is not None else first_true(key_mask)[:, 0]
 
 
-def in_pieces(mix_piece: Callable[..., tuple[Tensor, State]], x: Tensor, state: State, *beside: Tensor | None) -> tuple[Tensor, State]:
+def in_pieces(
+    mix_piece: Callable[..., tuple[Tensor, State]], x: Tensor, state: State, *beside: Tensor | None
+) -> tuple[Tensor, State]:
     """Mix a long chunk in pieces, which bounds the memory of its weights.
 
     Args:
@@ -92,13 +101,17 @@ def in_pieces(mix_piece: Callable[..., tuple[Tensor, State]], x: Tensor, state: 
     if x.shape[1] <= chunk.PIECE:
         return mix_piece(x, state, *beside)
     outputs, xs = [], x.split(chunk.PIECE, 1)
-    for x_piece, *pieces in zip(xs, *([None] * len(xs) if a is None else a.split(chunk.PIECE, 1) for a in beside), strict=True):
+    for x_piece, *pieces in zip(
+        xs, *([None] * len(xs) if a is None else a.split(chunk.PIECE, 1) for a in beside), strict=True
+    ):
         y, state = mix_piece(x_piece, state, *pieces)
         outputs.append(y)
     return torch.cat(outputs, 1), state
 
 
-def ring_chunk(mixer: Any, x: Tensor, state: State, *, positions: Tensor | None, key_mask: Tensor | None, ring: bool = True) -> tuple[Tensor, State]:
+def ring_chunk(
+    mixer: Any, x: Tensor, state: State, *, positions: Tensor | None, key_mask: Tensor | None, ring: bool = True
+) -> tuple[Tensor, State]:
     """Mix a chunk of a mixer whose state holds tokens, and project the outputs.
 
     Calls ``_mix_piece(x, state, positions, valid)`` for each piece.

@@ -117,7 +117,10 @@ class FactorizedDenseTables(HandsOut):
         super().__init__()
         G, b = 1 if shared else heads, -(-max_len // factor)
         self.heads, self.factor = heads, factor
-        self.weight_a, self.weight_b = nn.Parameter(torch.empty(G, width, factor)), nn.Parameter(torch.empty(G, width, b))
+        self.weight_a, self.weight_b = (
+            nn.Parameter(torch.empty(G, width, factor)),
+            nn.Parameter(torch.empty(G, width, b)),
+        )
         self.bias_a, self.bias_b = (nn.Parameter(torch.empty(G, n)) if bias else None for n in (factor, b))
         self.reset_parameters()
 
@@ -261,10 +264,14 @@ def empty_history(batch_size: int, width: int, *, device: Any, dtype: torch.dtyp
     """Return the state of a mixer before the first token."""
     positions = torch.zeros(batch_size, 0, dtype=torch.long, device=device)
     values = torch.zeros(batch_size, 0, width, device=device, dtype=dtype)
-    return SynthesizerState(values, positions.bool(), positions, torch.zeros(batch_size, dtype=torch.long, device=device))
+    return SynthesizerState(
+        values, positions.bool(), positions, torch.zeros(batch_size, dtype=torch.long, device=device)
+    )
 
 
-def remember(mixer: Mixer, x: Tensor, state: Any, positions: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, Any]:
+def remember(
+    mixer: Mixer, x: Tensor, state: Any, positions: Tensor | None, key_mask: Tensor | None
+) -> tuple[Tensor, Any]:
     """Append the tokens of a chunk to the state.
 
     Returns:

@@ -44,7 +44,11 @@ class TokenBatchNorm(nn.Module):
         Train mode uses the statistics of the valid tokens, eval mode the running ones.
         """
         wide = at_least_float32(x)
-        mean, var = self._measured(wide, key_mask) if self.training else (self.running_mean.to(wide.dtype), self.running_var.to(wide.dtype))
+        mean, var = (
+            self._measured(wide, key_mask)
+            if self.training
+            else (self.running_mean.to(wide.dtype), self.running_var.to(wide.dtype))
+        )
         y = (wide - mean) * torch.rsqrt(var + self.eps) * self.weight.to(wide.dtype) + self.bias.to(wide.dtype)
         return y.to(x.dtype)
 
@@ -56,7 +60,11 @@ class TokenBatchNorm(nn.Module):
         var = torch.where(valid, x - mean, 0.0).square().sum((0, 1)) / count
         with torch.no_grad():
             step = self.momentum * n.clamp_max(1.0)  # a batch without valid tokens changes nothing
-            self.running_mean += step.to(self.running_mean.dtype) * (mean - self.running_mean).to(self.running_mean.dtype)
+            self.running_mean += step.to(self.running_mean.dtype) * (mean - self.running_mean).to(
+                self.running_mean.dtype
+            )
             unbiased = var * count / (count - 1).clamp_min(1.0)
-            self.running_var += step.to(self.running_var.dtype) * (unbiased - self.running_var).to(self.running_var.dtype)
+            self.running_var += step.to(self.running_var.dtype) * (unbiased - self.running_var).to(
+                self.running_var.dtype
+            )
         return mean, var
