@@ -77,10 +77,6 @@ class WeighedMean(Mixer):
             "key_mask": key_mask,
         }
 
-    def mix(self, x, context, **given):
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(weighed_mean(*args, **options))
-
     def mixing_cost(self, T):
         return MixingCost(flops=8 * T * self.dim, counted=0, activations=20 * T * self.dim, state=8 * self.dim)
 

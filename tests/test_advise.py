@@ -269,7 +269,7 @@ def test_a_model_that_refuses_a_length_is_no_crash():
     host = Host("own", Encoder().eval(), "factory", Inputs(lambda n, b: ((factory_inputs(n, b),), {})))
     a = ask(host, [4, 8, 12], seconds=9)
     assert [s.length for s in a.shares] == [4, 8]
-    assert a.skipped[0].why.startswith("the model refuses it (")
+    assert a.skipped[0].why.startswith("the model does not take it (")
 
 
 @pytest.mark.parametrize(("model", "sizes"), [("timm", (32, 64)), ("vit", (32, 64)), ("ours", (32, 64))])
@@ -418,7 +418,7 @@ def test_a_factory_may_bring_inputs(monkeypatch, capsys):
     for name, why in {
         "alone": "let the factory return (model, inputs)",
         "wrong": "must return an nn.Module",
-        "odd": "must give a tensor, a tuple or a dict, got int",
+        "odd": "must return a tensor, a tuple or a dict, got int",
         "linear": "Linear has no attention of a known family",
         "thing": "somewhere has no callable 'thing'",
     }.items():

@@ -255,7 +255,7 @@ def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
         (["eval", "RUN", "--split", "tset"], "there is no split 'tset'"),
         (["eval", "RUN", "--stride", "33"], "stride must be in 1..seq_len=32"),
         (["eval", "RUN", "--seq-len", "64"], "max_len=32"),
-        (["sample", "RUN", "--bytes", "40"], "at most n=31"),
+        (["sample", "RUN", "--bytes", "40"], "n can be at most 31"),
         (["sample", "RUN", "--prompt", ""], "the prompt is empty"),
         (["sample", "RUN", "--temperature", "-1"], "temperature"),
         (["check", "attention", "--options", "{heads: 2}"], "not JSON"),

@@ -91,7 +91,7 @@ def test_logits_are_those_of_our_model(config):
 @torch.no_grad()
 def test_a_run_of_text_becomes_a_folder(text_run, tmp_path, capsys):
     out = tmp_path / "mixed"
-    assert cli(["export-hf", str(text_run), str(out)]) == 0
+    assert cli.main(["export-hf", str(text_run), str(out)]) == 0
     assert capsys.readouterr().out.split() == [str(out)]
     ours, _ = load_run(text_run)
     model, tokenizer = (

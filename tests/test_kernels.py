@@ -203,6 +203,7 @@ def with_grad(args: tuple[Tensor, ...]) -> list[Tensor]:
 
 def test_every_operator_has_its_forms():
     assert {form.operator for form in FORMS.values()} == set(OPERATORS)
+    assert {name for cls in MIXERS.values() for name in cls.kernels.whole} == set(OPERATORS)
     served = {name for name, cls in MIXERS.items() if cls.kernels.whole}
     assert {form.mixer[0] for form in FORMS.values()} <= served
 

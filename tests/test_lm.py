@@ -215,7 +215,7 @@ def test_generation_is_repeatable_and_leaves_the_mode_and_the_generator_alone():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"n": 19}, "at most n=18"),
+        ({"n": 19}, "n can be at most 18"),
         ({"n": 2, "temperature": -1.0}, "temperature"),
         ({"n": 2, "top_k": 0}, "top_k"),
         ({"n": 2, "top_p": 0.0}, "top_p"),

@@ -42,7 +42,7 @@ def test_x_longer_than_the_context_it_is_for_itself():
     mixer = build_mixer("aft_full", 8, max_len=12, max_context_len=4)
     with pytest.raises(MixerError, match="AFTFull: was built with max_context_len=4, got x of length 10"):
         mixer(torch.randn(2, 10, 8))
-    with pytest.raises(MixerError, match="max_context_len=4 must be at least max_len=12 with causal=True"):
+    with pytest.raises(MixerError, match="max_context_len=4 must be >= max_len=12 with causal=True"):
         build_mixer("aft_full", 8, max_len=12, max_context_len=4, causal=True)
 
 

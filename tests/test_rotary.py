@@ -255,8 +255,8 @@ def test_compiled_layers_of_other_rates_are_not_mixed_up():
     [
         ("rotary", "positions='rotary' is unknown"),
         ({"name": "alibi"}, "is unknown; choose None"),
-        ({"name": "rotary", "theta": 1e4}, "know the options base, rotary_dim, layout, scaling"),
-        ({"name": "learned", "base": 1e4}, "learned positions know the options init_std"),
+        ({"name": "rotary", "theta": 1e4}, "the options of rotary positions are base, rotary_dim, layout, scaling"),
+        ({"name": "learned", "base": 1e4}, "the options of learned positions are init_std"),
         ({"name": "rotary", "base": 1.0}, "base must be a number above 1, got 1.0"),
         ({"name": "rotary", "base": "10000"}, "base must be a number above 1, got '10000'"),
         ({"name": "rotary", "rotary_dim": 3}, r"rotary_dim must be even and in 2..head_dim=8, got 3"),

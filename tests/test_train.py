@@ -433,7 +433,7 @@ def test_evaluation_and_samples_of_a_run(run, text):
     assert a == b
     assert a.startswith(b"12 times")
     assert len(a) == 28
-    with pytest.raises(MixerError, match="at most n=24"):
+    with pytest.raises(MixerError, match="n can be at most 24"):
         sample_run(run, n=25, prompt=b"12 times")
 
 

@@ -325,7 +325,7 @@ def test_every_mixer_stands_in_a_vit(case):
     name, options = CASES[case]
     spec = {"name": name, **{k: v for k, v in options.items() if k != "max_len"}}
     if options.get("ndim") == 3:
-        with pytest.raises(MixerError, match="ndim=3"):
+        with pytest.raises(MixerError, match="the 3 sizes of the token grid"):
             make(spec, dim=8)(torch.randn(1, 3, 12, 16))
         return
     pool = "mean" if name == "pooling" else "class"  # pooling has no place for a class token, and says so

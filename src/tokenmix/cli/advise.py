@@ -81,7 +81,9 @@ class Advise:
 
         lengths = None if self.lengths is None else parse_lengths(self.lengths)
         if self.out is not None and not self.out.parent.is_dir():
-            raise MixerError(f"advise: there is no folder {self.out.parent} to write {self.out.name} into.")
+            raise MixerError(
+                f"advise: the folder {self.out.parent} of {self.out.name} does not exist; give one that exists."
+            )
         tell = progress()
         tell(f"loading {self.model}")
         device = pick_device(self.device).type

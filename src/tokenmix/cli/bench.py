@@ -109,7 +109,9 @@ class Bench:
 
         plan = make_plan(self)
         if self.plot is not None and not self.plot.parent.is_dir():
-            raise MixerError(f"bench: there is no folder {self.plot.parent} to write {self.plot.name} into.")
+            raise MixerError(
+                f"bench: the folder {self.plot.parent} of {self.plot.name} does not exist; give one that exists."
+            )
         if self.base is not None:
             find(self.base)
         tell = progress()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from functools import partial
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,10 +85,6 @@ class AFTSimple(Mixer):
         keys = x if context is None else context
         args = queries(self, x), self.k_proj(keys), self.v_proj(keys)
         return args, {"causal": self.causal, "key_mask": key_mask, "gate": self.gate}
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.aft_simple(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         D = self.dim
@@ -222,10 +217,6 @@ class AFTFull(PairBiased):
         args = queries(self, x), self.k_proj(keys), self.v_proj(keys), w
         return args, {"causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask, "gate": self.gate}
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.aft_full(*args, **options))
-
     def mixing_cost(self, T: int) -> MixingCost:
         D, pairs = self.dim, T * T
         flops = 4 * pairs * D + 2 * pairs * (self.bias.rank or 0)
@@ -355,10 +346,6 @@ class AFTLocal(PairBiased):
         )
         options = {"window": self.window, "outside": self.outside, "positions": query_and_key_positions}
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask, "gate": self.gate}
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.aft_local(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         D, s = self.dim, self.window

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from .. import functional
 from ..functional import aft_chunk as chunk
 from ..functional.sums.gates import Gate
 from ..functional.sums.outside import OUTSIDES, Outside
@@ -141,10 +138,6 @@ class AFTConv(Mixer):
         args = queries(self, x), self.k_proj(x), self.v_proj(x), self.kernel()
         options = {"grid": grid, "prefix": prefix, "outside": self.outside, "positions": positions}
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "gate": self.gate}
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.aft_conv(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         D, h, ring = self.dim, self.heads, self.kernel_size - 1

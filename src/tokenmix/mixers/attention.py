@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import functional
 from ..errors import MixerError
 from ..functional.attention import attention_by_head
 from ..functional.layout.heads import by_head
@@ -189,10 +188,6 @@ class Attention(Mixer):
             "key_mask": key_mask,
             "attn_mask": attn_mask,
         }
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.attention(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         wide, width = self.q_proj.out_features, self.k_proj.out_features

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import functional
 from ..functional.axial import along
 from ..functional.layout.lines import Raster
 from ..functional.layout.positions import gather_tokens, last_valid
@@ -151,10 +150,6 @@ class Axial(Mixer):
         """Return the weights and biases of the stages after the first."""
         maps = [self.read(self.get_submodule(f"stage_{n + 2}"), x) for n in range(self.stages)]
         return tuple(a for weight, *bias in maps for a in (weight, bias[0] if bias else x.new_zeros(len(weight))))
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.axial(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         """Compute the cost per row; a grid given at call time counts as a square or cube."""

@@ -5,7 +5,6 @@ Shapes: B batch, T queries, S keys, L chunk length, D features. Masks are boolea
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -324,22 +323,34 @@ class Mixer(InputChecks, metaclass=Checked):
         self._check_positions(x, positions)
         return self.mix_chunk(x, state, positions=positions, key_mask=key_mask)
 
-    @abstractmethod
-    def mix(
+    def functional_args(
         self,
         x: Tensor,
-        context: Tensor | None,
+        context: Tensor | None = None,
         *,
-        positions: Tensor | None,
-        key_mask: Tensor | None,
-        attn_mask: Tensor | None,
-        grid: tuple[int, ...] | None,
-        prefix: int,
-    ) -> Tensor:
-        """Compute the outputs (B, T, D). Every mixer implements this.
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
+        """Return the arguments of the functional form for this input, projected: (positional, keyword).
 
-        The inputs have been checked; ``context`` is None when x mixes with itself.
+        Every mixer implements this, or ``mix`` itself.
         """
+        self.refuse("implements neither functional_args nor mix; a mixer needs one of them")
+
+    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
+        """Compute the outputs (B, T, D): the functional form of this input, projected by ``out_proj``.
+
+        Mixers whose outputs are anything else override this. The inputs have been checked; ``context`` is None when x
+        mixes with itself; ``given`` holds positions, key_mask, attn_mask, grid and prefix.
+        """
+        args, options = self.functional_args(x, context, **given)
+        form = self.functional_form()
+        if form is None:
+            self.refuse('names no functional form in its class; write form = "...", or mix(x, context, ...)')
+        return self.out_proj(form(*args, **options))
 
     def mix_chunk(
         self, x: Tensor, state: State, *, positions: Tensor | None, key_mask: Tensor | None

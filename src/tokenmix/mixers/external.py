@@ -79,7 +79,7 @@ class SlotMemory(Mixer):
     """Tokens that read a learned memory of slots; the base class of both forms of external attention."""
 
     supports_causal = supports_streaming = True
-    kernels = Kernels(("external_weights",))
+    kernels = Kernels(("external",))
     memory_k: nn.Parameter
     memory_v: nn.Parameter | None
 
@@ -351,10 +351,6 @@ class SimplifiedAttention(Mixer):
             "key_mask": key_mask,
             "attn_mask": attn_mask,
         }
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.simplified_attention(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         flops = 4 * T * T * self.dim

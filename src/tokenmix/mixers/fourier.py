@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from math import ceil, log2
-from typing import Any
 
 from torch import Tensor
 
-from .. import functional
 from .base import About, Arguments, Mixer
 from .cost import MixingCost
 from .parts.unprojected import Unprojected
@@ -52,10 +50,6 @@ class Fourier(Mixer):
     ) -> Arguments:
         """Return the arguments of ``functional.fourier`` for this input: (positional, keyword)."""
         return (x,), {"positions": positions, "causal": self.causal, "key_mask": key_mask}
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.fourier(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         return MixingCost(5 * T * self.dim * ceil(log2(max(2, T * self.dim))), None, 0)

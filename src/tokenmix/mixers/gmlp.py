@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import functional
 from ..functional.gmlp import unit_inputs
 from ..functional.sums.nonfinite import honest
 from ..functional.sums.taps import silenced
@@ -138,10 +137,6 @@ class GMLP(Mixer):
             positions = token_positions(x, key_mask) if positions is None else positions
             spatial, bias = self.between(positions, positions), self.bias[positions]
         return (self.v_proj(x), spatial, bias, self.scale, self.shift), {"causal": self.causal, "key_mask": key_mask}
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.gmlp(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         half = self.hidden // 2

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from .. import functional
 from ..functional.sums import kernel_attention as sums
 from .base import QKVO, About, Arguments, Kernels, Mixer, State, register_state
 from .cost import MixingCost
@@ -146,10 +145,6 @@ class Hydra(Mixer):
             "key_mask": key_mask,
         }
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.hydra(*args, **options))
-
     def mixing_cost(self, T: int) -> MixingCost:
         return kernel_cost(T, self.dim, self.dim, self.feature)
 
@@ -215,10 +210,6 @@ class PolyNL(Mixer):
             "causal": self.causal,
             "key_mask": key_mask,
         }
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.hydra(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         return kernel_cost(T, self.dim, self.dim, "mean", q_proj=False)
@@ -316,10 +307,6 @@ class MultiheadLinear(Mixer):
             "causal": self.causal,
             "key_mask": key_mask,
         }
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.multihead_linear(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         return kernel_cost(T, self.dim, self.heads, self.feature)

@@ -134,10 +134,6 @@ class ImageLocal(Mixer):
     def _pattern(self):
         return {"heads": self.heads, "block": self.block, "memory": self.memory}
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.image_local(*args, **options))
-
     @property
     def _ring(self) -> int:
         """Return how many tokens back the memory of a query block reaches; the state holds as many."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .. import functional
 from ..functional import aft_chunk as chunk
 from ..functional.lambda_layer import per_key
 from ..functional.sums.precision import at_least_float32
@@ -204,10 +203,6 @@ class Lambda(Mixer):
             "key_mask": key_mask,
         }
         return (*self._projected(x, key_mask), self.embedding), options
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.lambda_layer(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         w, c, H, D = self.key_width, self.dim // self.heads, self.heads, self.dim

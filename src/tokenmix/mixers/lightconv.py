@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import functional
 from ..functional.sums.taps import centre_of, pair_weights, silenced, weighed
 from .base import About, Arguments, Mixer
 from .cost import MixingCost
@@ -76,10 +73,6 @@ class LightConv(Mixer):
     ) -> Arguments:
         """Return the arguments of ``functional.lightconv`` for this input: (positional, keyword)."""
         return (values(self, x), self.kernel), {"positions": positions, "causal": self.causal, "key_mask": key_mask}
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.lightconv(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         flops = 2 * T * self.kernel_size * self.dim
@@ -154,10 +147,6 @@ class DynamicConv(Mixer):
         """Return the arguments of ``functional.lightconv`` for this input: (positional, keyword)."""
         g = values(self, x)
         return (g, self._windows(g)), {"positions": positions, "causal": self.causal, "key_mask": key_mask}
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.lightconv(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         kept = 4 * T * (self.dim * (6 if self.glu else 3) + 5 * self.heads * self.kernel_size)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from .. import functional
 from ..functional import linear as form
 from ..functional.layout.checks import check_name
 from ..functional.sums import features as sums
@@ -44,7 +41,7 @@ class LinearAttention(Mixer):
         tier="core",
     )
     carries = QKVO
-    kernels = Kernels(("linear_attention",), step="linear")
+    kernels = Kernels(("linear",), step="linear")
     only_qkv = True
 
     def __init__(
@@ -78,10 +75,6 @@ class LinearAttention(Mixer):
         keys = x if context is None else context
         args = self.q_proj(x), self.k_proj(keys), self.v_proj(keys)
         return args, {"heads": self.heads, "feature": self.feature, "causal": self.causal, "key_mask": key_mask}
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.linear_attention(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         return kernel_cost(T, self.dim, self.heads, self.dim // self.heads, drawn=False)

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import functional
 from ..functional.linformer import shortened
 from ..positions.grid import regrown
 from .base import QKVO, About, Arguments, Mixer, token_positions
@@ -120,10 +119,6 @@ class Linformer(Mixer):
         f = self.projection_e if self.projection_f is None else self.projection_f
         args = self.q_proj(x), self.k_proj(keys), self.v_proj(keys), self.projection_e, f
         return args, {"heads": self.heads, "positions": key_positions, "key_mask": key_mask}
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.linformer(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         flops = (

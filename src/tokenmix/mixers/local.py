@@ -120,10 +120,6 @@ class Local(Mixer):
     def _query_and_key_positions(self, x, context, positions, key_mask):
         return token_positions(x, None) if positions is None else positions, token_positions(context, key_mask)
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.local(*args, **options))
-
     def mixing_cost(self, T: int) -> MixingCost:
         D, R = self.dim, self.window - 1
         pairs = BlockCost(T).band(R, R)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import functional
 from ..functional.attention import attention
 from ..functional.layout.masks import zero_masked
 from ..functional.layout.positions import (
@@ -135,10 +134,6 @@ class MemoryCompressed(Mixer):
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self._conv(x)
         options = {"heads": self.heads, "block": self.block, "mode": self.mode, "positions": positions}
         return args, {**options, "causal": self.causal, "key_mask": key_mask}
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.memory_compressed(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         D, b, token = self.dim, self.block, 8 * self.dim + 9

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import functional
 from ..positions.grid import regrown
 from .base import About, Arguments, Mixer, token_positions
 from .cost import MixingCost
@@ -85,10 +82,6 @@ class MLPMixer(Mixer):
             positions = token_positions(x, key_mask) if positions is None else positions
             weights = self.w1.T[positions].transpose(1, 2), self.b1, self.w2[positions], self.b2[positions]
         return (x, *weights), {"causal": self.causal, "key_mask": key_mask}
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.mlp_mixer(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         flops = 4 * T * self.hidden * self.dim

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import functional
 from .base import QKVO, About, Arguments, Mixer
 from .cost import MixingCost
 from .parts.options import at_least
@@ -91,10 +90,6 @@ class Nystrom(Mixer):
             "positions": positions,
         }
         return args, {**options, "key_mask": key_mask}
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.nystrom(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         D, m, H = self.dim, self.landmarks, self.heads

@@ -85,10 +85,6 @@ class Strided(Mixer):
             "attn_mask": attn_mask,
         }
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, **given)
-        return self.out_proj(functional.strided(*args, **options))
-
     def mixing_cost(self, T: int) -> MixingCost:
         counts, share = BlockCost(T), 1 if self.merged else 2
         parts = [counts.band(self.stride, self.stride), counts.columns(self.stride)]
@@ -179,10 +175,6 @@ class Fixed(Mixer):
             "key_mask": key_mask,
             "attn_mask": attn_mask,
         }
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, **given)
-        return self.out_proj(functional.fixed(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         counts, share = BlockCost(T), 1 if self.merged else 2

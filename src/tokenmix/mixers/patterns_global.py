@@ -142,10 +142,6 @@ class Longformer(Mixer):
         options = {**self._pattern(), "global_tokens": self.global_tokens, "positions": positions}
         return global_args(self, x), {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, **given)
-        return self.out_proj(functional.longformer(*args, **options))
-
     def mixing_cost(self, T: int) -> MixingCost:
         return global_cost(self, T, self.window // 2, self.dilations, self.global_tokens)
 
@@ -279,10 +275,6 @@ class ETC(Mixer):
         }
         return global_args(self, x), {**options, "key_mask": key_mask, "attn_mask": attn_mask}
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, **given)
-        return self.out_proj(functional.longformer(*args, **options))
-
     def mixing_cost(self, T: int) -> MixingCost:
         return global_cost(self, T, self.radius, [1] * self.heads, self.global_tokens)
 
@@ -364,10 +356,6 @@ class BigBird(Mixer):
         check_positions(self, positions, key_mask)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         return args, {**self._pattern(), "positions": positions, "causal": self.causal, "key_mask": key_mask}
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, **given)
-        return self.out_proj(functional.bigbird(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         counts, D, g = BlockCost(T), self.dim, min(self.global_blocks * self.block, T)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from .. import functional
 from ..functional.pooling import mean_of_pairs, windows
 from ..functional.sums.taps import silenced
 from .base import About, Arguments, Mixer
@@ -82,10 +79,6 @@ class Pooling(Mixer):
             self.refuse(f"pools the cells of a grid and takes no tokens outside of it, got prefix={prefix}")
         options = {"window": self.window, "subtract": self.subtract, "grid": grid, "positions": positions}
         return (x,), {**options, "causal": self.causal, "key_mask": key_mask}
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.pooling(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         return MixingCost(self.ndim * T * self.window * self.dim, None, 0, ring_bytes(self.window - 1, self.dim))

@@ -101,10 +101,6 @@ class InducedSet(Mixer):
         args = self.q_proj(x), self.k_proj(keys), self.v_proj(keys), self.points, maps, block
         return args, {"heads": self.heads, "key_mask": key_mask}
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.induced_set(*args, **options))
-
     def projection_flops(self, T):
         m, D = len(self.points), self.dim
         return 2 * D * D * (4 * T + (2 if self.inner == "attention" else 3) * m)

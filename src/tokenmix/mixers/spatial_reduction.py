@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import functional
 from ..functional.spatial_reduction import reduced
 from .base import QKVO, About, Arguments, Mixer
 from .cost import MixingCost
@@ -89,10 +88,6 @@ class SpatialReduction(Mixer):
         maps = (self.read(m, x) for m in (self.k_proj, self.v_proj))
         options = {"heads": self.heads, "grid": grid, "prefix": prefix, "positions": positions, "key_mask": key_mask}
         return (self.q_proj(x), x, conv, norm, *maps), options
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.spatial_reduction(*args, **options))
 
     def _cells(self, T: int) -> int:
         return -(-T // self.ratio**self.ndim)

@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .. import functional
 from ..functional import synthesizer as synth
 from .base import About, Arguments, Mixer
 from .cost import MixingCost
@@ -115,10 +114,6 @@ class SynthesizerDense(Mixer):
         args = self._queries(x), self.v_proj(x), self.read(self.logits, x)
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.synthesizer_dense(*args, **options))
-
     def mixing_cost(self, T: int) -> MixingCost:
         return _cost(self.logits, T, self.heads, self.inner, (self.dim + 3 * self.inner) * T)
 
@@ -214,10 +209,6 @@ class SynthesizerRandom(Mixer):
         }
         return (self.v_proj(x), *self.read(self.logits, x)), options
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.synthesizer_random(*args, **options))
-
     def mixing_cost(self, T: int) -> MixingCost:
         return _cost(self.logits, T, self.heads, self.inner, (self.dim + 2 * self.inner) * T)
 
@@ -308,10 +299,6 @@ class SynthesizerFactorizedDense(Mixer):
             "attn_mask": attn_mask,
         }
         return (self.q_proj(x), self.v_proj(x), self.read(self.logits, x)), options
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.synthesizer_factorized_dense(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         return _cost(self.logits, T, self.heads, self.inner, (self.dim + 3 * self.inner) * T)
@@ -404,10 +391,6 @@ class SynthesizerFactorizedRandom(Mixer):
             "attn_mask": attn_mask,
         }
         return (self.v_proj(x), self.read(self.logits, x)), options
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.synthesizer_factorized_random(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         return _cost(self.logits, T, self.heads, self.inner, (self.dim + 2 * self.inner) * T)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import functional
 from ..functional import synthesizer as synth
 from ..functional.layout.checks import check_name
 from .base import QKVO, About, Arguments, Mixer
@@ -156,10 +155,6 @@ class SynthesizerMixture(Mixer):
         }
         args = q, k, v, self._weights(x), *self._tables(x).values()
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.synthesizer_mixture(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         D, one = self.inner, self.heads * T * T

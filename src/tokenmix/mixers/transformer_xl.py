@@ -85,10 +85,6 @@ class TransformerXL(Mixer):
         options = {"heads": self.heads, "memory": self.memory, "positions": positions}
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.transformer_xl(*args, **options))
-
     def mixing_cost(self, T: int) -> MixingCost:
         D, M, n = self.dim, self.memory, self.relative.shape[1]
         if M is None or M >= T:

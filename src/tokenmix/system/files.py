@@ -141,7 +141,7 @@ def check_free(path: Path | str) -> None:
     parent = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise MixerError(
-            f"{path} cannot be made: {parent} is not a directory with write permission; give another --out."
+            f"{path} could not be created: {parent} is not a directory with write permission; give another --out."
         )
 
 

@@ -44,6 +44,7 @@ from torch import Tensor
 
 from .backend import Backend, choose
 from .layout.masks import zero_masked
+from .sums.precision import at_least_float32
 
 
 def NAME(v: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, backend: Backend = "auto") -> Tensor:
@@ -68,7 +69,7 @@ def sums(v: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
 
     Both are float32 or better, and 0 where the token is masked.
     """
-    v = zero_masked(v, key_mask).to(torch.promote_types(v.dtype, torch.float32))
+    v = at_least_float32(zero_masked(v, key_mask))
     return v, v.new_ones(()).expand(*v.shape[:2], 1) if key_mask is None else key_mask[..., None].to(v.dtype)
 '''
 
@@ -76,12 +77,11 @@ MIXER = '''"""NAME as a layer."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .. import functional
 from ..functional.NAME import sums
 from .base import About, Arguments, Mixer, register_state
 from .cost import MixingCost
@@ -135,10 +135,6 @@ class CLASS(Mixer):
     ) -> Arguments:
         """Return the arguments of ``functional.NAME`` for this input: (positional, keyword)."""
         return (self.v_proj(x),), {"causal": self.causal, "key_mask": key_mask}
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.NAME(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         return MixingCost(flops=2 * T * self.dim, counted=0, activations=12 * T * self.dim, state=4 * self.dim + 4)
