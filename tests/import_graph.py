@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -21,7 +22,7 @@ class Imports:
     def _read(self, file: str) -> Iterator[tuple[str, str]]:
         """Yield (file imported from, name imported) of every import statement, at any depth."""
         here = Path(file).parent.parts
-        for node in ast.walk(ast.parse((self.source / file).read_text())):
+        for node in nodes(self.source / file):
             if isinstance(node, ast.Import):
                 named = [(alias.name.split("."), "") for alias in node.names]
                 ours = [(tuple(parts[1:]), name) for parts, name in named if parts[0] == self.source.name]
@@ -70,6 +71,12 @@ class Imports:
     def root_modules(self) -> list[str]:
         """Return the files at the root besides the package's own, its entry point and its errors."""
         return sorted(f for f in self.files if "/" not in f and f not in ("__init__.py", "__main__.py", "errors.py"))
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Return every node of a file's syntax tree."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
 
 
 def room(file: str) -> str:

@@ -15,7 +15,7 @@ import yaml
 import suites
 from cases import CASES
 from docs_hooks import with_mixers
-from import_graph import Imports, circles, height, room
+from import_graph import Imports, circles, height, nodes, room
 from tokenmix import MIXERS, functional, reference
 
 ROOT = Path(__file__).parent.parent
@@ -41,6 +41,7 @@ FREE = {"cli", "__main__"}  # entry points, which import what they need
 OUTSIDE_REFERENCE = {"testing"}  # only the contract suite may import the reference
 
 
+FILES = sorted(SOURCE.rglob("*.py"))
 IMPORTS = Imports(SOURCE)
 LEVELS = 11
 """The most rooms on one way from an entry point down to what depends on nothing."""
@@ -51,14 +52,16 @@ def imported(path: Path) -> set[str]:
     return {room(target) for target, _ in IMPORTS.found[str(path.relative_to(SOURCE))]} & set(ORDER)
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_imports_go_up(path):
-    part = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-    if part in ORDER and part not in FREE:
-        allowed = set(ORDER[: ORDER.index(part) + 1])
-        assert imported(path) <= allowed, f"{path} imports {imported(path) - allowed}, which lie below {part}"
-    if part not in OUTSIDE_REFERENCE | {"reference"}:
-        assert "reference" not in imported(path), "library code never imports the reference"
+def test_imports_go_up():
+    wrong = []
+    for path in FILES:
+        part = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        if part in ORDER and part not in FREE:
+            below = imported(path) - set(ORDER[: ORDER.index(part) + 1])
+            wrong += [f"{path} imports {name}, which lies below {part}" for name in below]
+        if part not in OUTSIDE_REFERENCE | {"reference"} and "reference" in imported(path):
+            wrong.append(f"{path}: library code never imports the reference")
+    assert wrong == []
 
 
 def test_the_shape_of_the_house():
@@ -150,14 +153,16 @@ def limits() -> dict[str, int]:
     return dict(zip(("file", "triton", "function", "triton function"), map(int, said.groups()), strict=True))
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_files_and_functions_keep_the_limits_of_contributing(path):
-    text, limit = path.read_text(), limits()
-    triton = path.parent.name == "triton"
-    assert text.count("\n") <= limit["triton" if triton else "file"]
-    functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-    longest = limit["triton function" if triton else "function"]
-    assert [f.name for f in functions if f.end_lineno - f.lineno + 1 > longest] == []
+def test_files_and_functions_keep_the_limits_of_contributing():
+    limit, wrong = limits(), []
+    for path in FILES:
+        text, triton = path.read_text(), path.parent.name == "triton"
+        if text.count("\n") > limit["triton" if triton else "file"]:
+            wrong.append(str(path))
+        functions = [n for n in nodes(path) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+        longest = limit["triton function" if triton else "function"]
+        wrong += [f"{path}: {f.name}" for f in functions if f.end_lineno - f.lineno + 1 > longest]
+    assert wrong == []
 
 
 def test_the_map_in_the_design_is_that_of_the_code():
@@ -194,8 +199,8 @@ def named(path: Path) -> list[str]:
     def texts(nodes):
         return [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
 
-    tree, found = ast.parse(path.read_text()), []
-    for node in ast.walk(tree):
+    every, found = nodes(path), []
+    for node in every:
         if isinstance(node, ast.Dict):
             found += texts(k for k in node.keys if k is not None)
         elif isinstance(node, ast.Set):
@@ -207,7 +212,7 @@ def named(path: Path) -> list[str]:
             )
         elif isinstance(node, ast.MatchValue):
             found += texts([node.value])
-    for node in tree.body:  # a constant that lists several
+    for node in every[0].body:  # a constant that lists several
         if (
             isinstance(node, ast.Assign)
             and isinstance(node.value, ast.Tuple | ast.List)
@@ -218,12 +223,10 @@ def named(path: Path) -> list[str]:
     return sorted(set(found) & set(MIXERS) - words)
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_facts_about_mixers_live_in_their_classes(path):
-    if not str(path.relative_to(SOURCE)).startswith(BY_NAME):
-        assert named(path) == [], (
-            "a table or branch keyed by mixer name; let the class state the fact (mixers/facts.py)"
-        )
+def test_facts_about_mixers_live_in_their_classes():
+    """No table or branch is keyed by a mixer's name: the class states the fact (mixers/facts.py)."""
+    files = [path for path in FILES if not str(path.relative_to(SOURCE)).startswith(BY_NAME)]
+    assert {str(path): found for path in files if (found := named(path))} == {}
 
 
 def test_a_table_by_name_is_noticed():
