@@ -1,7 +1,8 @@
 """Run another revision of this repository in its own process, timed in turns with this one: ``--base``.
 
 The revision is checked out into a temporary git worktree, its C library is built where it has one, and this benchmark
-is copied over it, so that the same code measures both trees.
+is copied over it, so that the same code measures both trees. Where the copy cannot be imported, because files moved
+since, the revision runs its own benchmark; both speak the same protocol.
 """
 
 from __future__ import annotations
@@ -49,25 +50,37 @@ class Revision:
             self.tell(f"checking out {self.revision} ({self.commit[:12]})")
             _git(self.root, "worktree", "add", "--quiet", "--detach", str(self.tree), self.commit)
             self._build()
-            if (self.tree / MEASURE).parent.is_dir():
-                shutil.copy(HERE.parents[2] / MEASURE, self.tree / MEASURE)
-            shutil.copytree(
-                HERE, self.tree / "src/tokenmix/bench", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
-            )
-            environment = {
-                **os.environ,
-                "PYTHONPATH": str(self.tree / "src"),
-                "OMP_NUM_THREADS": str(torch.get_num_threads()),
-            }
+            self._copy()
             command = [sys.executable, "-W", "ignore", "-m", "tokenmix.bench.worker"]
             self.worker = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=self.tree
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=self._environment(),
+                cwd=self.tree,
             )
             self.ask({"do": "threads", "n": torch.get_num_threads()})
         except BaseException:
             self.__exit__()
             raise
         return self
+
+    def _environment(self) -> dict[str, str]:
+        paths = {"PYTHONPATH": str(self.tree / "src"), "OMP_NUM_THREADS": str(torch.get_num_threads())}
+        return {**os.environ, **paths}
+
+    def _copy(self) -> None:
+        """Copy this benchmark over the one of the revision, or leave that one where the copy cannot be imported."""
+        if (self.tree / MEASURE).parent.is_dir():
+            shutil.copy(HERE.parents[2] / MEASURE, self.tree / MEASURE)
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(HERE, self.tree / "src/tokenmix/bench", dirs_exist_ok=True, ignore=ignore)
+        trial = [sys.executable, "-W", "ignore", "-c", "import tokenmix.bench.worker"]
+        if subprocess.run(trial, env=self._environment(), cwd=self.tree, capture_output=True).returncode:
+            self.tell(f"{self.revision} is laid out differently: it runs its own benchmark")
+            for command in (("clean", "-fdq", "src"), ("checkout", "--quiet", "--", "src")):
+                _git(self.tree, *command)
 
     def _build(self) -> None:
         if not (self.tree / BUILD).is_file():
