@@ -1,4 +1,7 @@
-"""The rows the contract suite runs on: case id -> (mixer name, tiny options). A new mixer adds a row here and no test code."""
+"""List the rows the contract suite runs on: case id -> (mixer name, tiny options).
+
+A new mixer adds a row here and no test code.
+"""
 
 from __future__ import annotations
 

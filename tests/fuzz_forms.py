@@ -1,6 +1,7 @@
-"""Random calls of every functional form that has, or is to have, a kernel: one table, for the fuzz against eager and for the sanitizers.
+"""Draw random calls of every functional form that has, or is to have, a kernel.
 
-A new kernel joins with a row of ``FORMS``: name -> function of a ``Draw`` that gives the arguments, in float64, and the options.
+One table serves the fuzz against eager and the sanitizers. A new kernel joins with a row of ``FORMS``: name -> function
+of a ``Draw`` that gives the arguments, in float64, and the options.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from tokenmix.testing.subject import roles
 from tokenmix.testing.tolerances import ADVERSARIAL, LOGIT_EPS
 
 DTYPES = (torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.float16)
-ROUNDINGS = 4  # of a number on its way through half precision: argument of the gate, its product, gradients into and out of the kernel
+# Of a number on its way through half precision: argument of the gate, its product, gradients into and out of the
+# kernel.
+ROUNDINGS = 4
 ODD = {"cosine", "tanh", "identity", "mean"}  # maps of Hydra whose sign is that of their argument
 EDGES = (0, 1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 200)
 QUADRATIC = 1_000_000  # B T S D of forms whose eager form looks at every pair
@@ -264,7 +267,10 @@ LACKS: dict[str, tuple[str, ...]] = {
     "linear_attention": ("has no feature=",),
     "external": ("has no causal form", "has no norm='slots'"),
 }
-"""Form -> parts of the messages with which its kernel refuses some of these calls. Whatever else it refuses is a failure."""
+"""List form -> parts of the messages with which its kernel refuses some of these calls.
+
+Whatever else it refuses is a failure.
+"""
 
 
 def flat(args: tuple) -> list[Tensor]:
@@ -276,7 +282,11 @@ def mapped(args: tuple, change: Callable[[Tensor], Tensor]) -> tuple:
 
 
 def drawn(name: str, seed: int, **limits: int) -> tuple[Draw, tuple, tuple, dict[str, Any]]:
-    """One call: its choices, the arguments as the kernel gets them (dtype, layout, rubbish under the mask), the same numbers in float64, the options."""
+    """Draw one call: its choices, two copies of its arguments, and the options.
+
+    The first copy is what the kernel gets (dtype, layout, rubbish under the mask); the second holds the same numbers in
+    float64.
+    """
     d = Draw(seed, **limits)
     args, options = FORMS[name].draw(d)
     exact = mapped(args, lambda a: a.to(d.dtype).double())
@@ -325,7 +335,10 @@ def upstream(d: Draw, y: Tensor) -> Tensor:
 
 
 def check(name: str, seed: int, backend: str = "cpu") -> str:
-    """Run one call on a backend and eagerly in float64: "same", or why the backend refused it. AssertionError where they differ."""
+    """Run one call on a backend and eagerly in float64: "same", or why the backend refused it.
+
+    AssertionError where they differ.
+    """
     d, args, exact, options = drawn(name, seed)
     try:
         g = upstream(d, args[0])
@@ -358,7 +371,10 @@ def _compare(
     exact: tuple,
     options: dict[str, Any],
 ) -> None:
-    """The contract's measures: outputs over sum(weight |v|), gradients over the largest, or over that of the values where theirs cancels."""
+    """Compare outputs and gradients by the contract's measures.
+
+    Outputs over sum(weight |v|), gradients over the largest, or over that of the values where theirs cancels.
+    """
     form, limits = FORMS[name], torch.finfo(d.dtype)
     at, values, _ = roles(form.function)
     tol = ADVERSARIAL + LOGIT_EPS * MIXERS[form.row].largest_logit(exact, options) if want.numel() else ADVERSARIAL
@@ -400,5 +416,6 @@ def _near(what: str, got: Tensor, want: Tensor, tol: float, scale: Tensor, limit
         where = tuple(int(i) for i in torch.unravel_index(worst.argmax(), worst.shape))
         least = float((off / scale.expand_as(off).clamp_min(limits.tiny)).max())
         raise AssertionError(
-            f"{what}: off by {least:.2e}, {tol:.0e} allowed, at {where}: {float(got[where]):.7g}, eager {float(want[where]):.7g}"
+            f"{what}: off by {least:.2e}, {tol:.0e} allowed, "
+            f"at {where}: {float(got[where]):.7g}, eager {float(want[where]):.7g}"
         )

@@ -1,7 +1,9 @@
-"""What must hold of our models in transformers, as functions that raise AssertionError where it does not, and planted bugs that they must notice.
+"""Check what must hold of our models in transformers, and list planted bugs that the checks must notice.
 
-With an initializer_range of 0.5: at transformers' 0.02 the mixers hardly show in the logits, and a halved state or a dropped mask would pass.
-Run as a script this plants each bug in a copy of the library and prints what its check says of it as JSON; ``test_huggingface_mutations.py`` does so.
+Checks are functions that raise AssertionError where it does not hold. They use an initializer_range of 0.5: at
+transformers' 0.02 the mixers hardly show in the logits, and a halved state or a dropped mask would pass. Run as a
+script this plants each bug in a copy of the library and prints what its check says of it as JSON;
+``test_huggingface_mutations.py`` does so.
 """
 
 from __future__ import annotations
@@ -140,7 +142,10 @@ def right_padding_changes_nothing(kind: str) -> None:
 
 @torch.no_grad()
 def tokens_are_given_back(kind: str) -> None:
-    """After a cut, within chunks and across them, a padded batch goes on as if the tokens had never come; so assisted decoding writes the same."""
+    """Check that after a cut, within chunks and across them, a padded batch goes on as if the tokens had never come.
+
+    So assisted decoding writes the same.
+    """
     from transformers import DynamicCache
 
     model, (x, mask) = causal(kind), padded()
@@ -183,7 +188,10 @@ def rows_of_a_cache_can_be_picked(kind: str) -> None:
 
 @torch.no_grad()
 def saved_is_loaded(kind: str) -> None:
-    """What from_pretrained loads, by its own class and by Auto classes, gives the same logits, and a meta build leaves nothing undone."""
+    """Check that a saved model, loaded by its own class and by Auto classes, gives the same logits.
+
+    from_pretrained loads it, and a meta build leaves nothing undone.
+    """
     from transformers import AutoModelForCausalLM
 
     model, x = causal(kind, tie_word_embeddings=True), tokens()
@@ -210,7 +218,10 @@ CHECKS: dict[str, Callable[[str], None]] = {
 
 
 class Bug(NamedTuple):
-    """Replace ``old`` by ``new`` in one file of src/tokenmix; ``check`` on ``kind`` must then fail by comparison: a crash does not count."""
+    """Replace ``old`` by ``new`` in one file of src/tokenmix.
+
+    ``check`` on ``kind`` must then fail by comparison: a crash does not count.
+    """
 
     name: str
     file: str
@@ -334,7 +345,10 @@ def _verdict(bug: Bug, place: Path) -> str:
 
 
 def main() -> None:
-    """``huggingface_checks.py LIBRARY``: one JSON object, bug -> verdict. transformers is imported once, tokenmix in a child for each bug."""
+    """Print one JSON object, bug -> verdict: ``huggingface_checks.py LIBRARY``.
+
+    transformers is imported once, tokenmix in a child for each bug.
+    """
     library = Path(sys.argv[1])
     repair = importlib.util.spec_from_file_location("repair", library / "system/torchvision.py")
     module = importlib.util.module_from_spec(repair)

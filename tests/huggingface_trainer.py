@@ -1,4 +1,7 @@
-"""A short run of transformers' Trainer on one of our models: ``huggingface_trainer.py OUT``, alone or in each process of torchrun."""
+"""Run transformers' Trainer briefly on one of our models.
+
+``huggingface_trainer.py OUT``, alone or in each process of torchrun.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the tests of the kernels share: the contract's adversarial measure at other sizes, and a backend against the eager form."""
+"""Share what the tests of the kernels have in common.
+
+That is the contract's adversarial measure at other sizes, and a backend against the eager form.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ def adversarial(
     backend: str = "cpu",
     grid: tuple[int, ...] | None = None,
 ) -> None:
-    """The promise ``accurate_on_adversarial_keys`` of a mixer, its functional form on one backend: 1e-5 against the float64 reference, gradients too."""
+    """Check a mixer's promise ``accurate_on_adversarial_keys`` on its functional form and one backend.
+
+    1e-5 against the float64 reference, gradients too.
+    """
     with use_backend(backend), mock.patch.multiple(equality, LONG=length, LONG_GRID=length):
         result = run_promise(
             subject(name, options, dim=dim, grid=grid),
@@ -38,7 +44,10 @@ def adversarial(
 def both(
     form: Callable[..., Tensor], args: tuple[Tensor, ...], options: dict[str, Any], *, backend: str = "cpu"
 ) -> list[tuple[Tensor, Tensor]]:
-    """(kernel, float64 eager) of the output and of the gradient of every floating point argument, on the same numbers."""
+    """Compute (kernel, float64 eager) of the output and of every floating point argument's gradient.
+
+    Both start from the same numbers.
+    """
     found = []
     for name, dtype in ((backend, None), ("eager", torch.float64)):
         leaves = [a.detach().to(dtype or a.dtype).requires_grad_() for a in args]
@@ -50,7 +59,10 @@ def both(
 
 
 def worst(pairs: list[tuple[Tensor, Tensor]]) -> float:
-    """The largest relative error of ``both``, gradients relative to the largest of them; infinite where a kernel's number is not finite."""
+    """Return the largest relative error of ``both``, gradients relative to the largest of them.
+
+    It is infinite where a kernel's number is not finite.
+    """
     sizes = [float(b.detach().abs().max()) if b.numel() else 0.0 for _, b in pairs]
     scales = [sizes[0], *[max(sizes[1:], default=0.0)] * (len(pairs) - 1)]
     errors = [
@@ -62,7 +74,10 @@ def worst(pairs: list[tuple[Tensor, Tensor]]) -> float:
 
 
 def structs(sources: Path = build.SOURCES) -> dict[str, str]:
-    """Every exported function that takes one struct, by name: p, l or d for each field of 8 bytes, a pointer, an integer or a float64."""
+    """List every exported function that takes one struct, by name: p, l or d for each of the struct's fields.
+
+    A field has 8 bytes and is a pointer, an integer or a float64.
+    """
     found = {}
     for path in sources.glob("*.c"):
         text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S)

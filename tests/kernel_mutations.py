@@ -1,7 +1,8 @@
-"""Planted bugs in the C kernels. Each is a patch to a source and a check that must notice it by comparison; a crash does not count.
+"""Plant bugs in the C kernels: each is a patch to a source and a check that must notice it.
 
-Run as a script it makes checks on the library named by TOKENMIX_LIBRARY and prints the results as JSON; ``test_kernel_mutations.py`` does so in a fresh
-process. A new kernel adds rows to ``BUGS`` and, where calls of ``fuzz_forms`` cannot show a bug, a check to ``CHECKS``.
+The check must notice it by comparison; a crash does not count. Run as a script this makes checks on the library named
+by TOKENMIX_LIBRARY and prints the results as JSON; ``test_kernel_mutations.py`` does so in a fresh process. A new
+kernel adds rows to ``BUGS`` and, where calls of ``fuzz_forms`` cannot show a bug, a check to ``CHECKS``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from tokenmix.mixers import build_mixer
 
 
 class Bug(NamedTuple):
-    """Replace ``old`` by ``new``, ``times`` times, in one file of kernels/cpu/src; ``check`` must then fail: a name of CHECKS, or of fuzz_forms.FORMS."""
+    """Replace ``old`` by ``new``, ``times`` times, in one file of kernels/cpu/src.
+
+    ``check`` must then fail: a name of CHECKS, or of fuzz_forms.FORMS.
+    """
 
     name: str
     file: str
@@ -92,7 +96,10 @@ STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def decoded(row: str) -> None:
-    """A stream, token by token and in chunks, with masked tokens, against the parallel form in float64, on any library that has the steps."""
+    """Compare a stream with the parallel form in float64, on any library that has the steps.
+
+    The stream comes token by token and in chunks, with masked tokens.
+    """
     name, options = STREAMS[row]
     T, D, draw = 290, 72, torch.Generator().manual_seed(0)
     torch.manual_seed(0)
@@ -463,7 +470,10 @@ BUGS = [
 
 
 def halves() -> None:
-    """Every number of both half precisions passes through the library unchanged, and what lies between two is rounded as torch rounds it."""
+    """Check that every number of both half precisions passes through the library unchanged.
+
+    What lies between two is rounded as torch rounds it.
+    """
     every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
     for dtype in (torch.bfloat16, torch.float16):
         v = every.view(dtype)
@@ -476,7 +486,8 @@ def halves() -> None:
         fits = want.abs() < torch.finfo(torch.float32).max / 4  # the kernel's sum of two is float32
         wrong = (got != want.to(dtype)) & fits
         assert not bool(wrong.any()), (
-            f"{dtype}: {int(wrong.sum())} means of two are rounded wrongly, as {float(want[wrong][0])} to {float(got[wrong][0])}"
+            f"{dtype}: {int(wrong.sum())} means of two are rounded wrongly, "
+            f"as {float(want[wrong][0])} to {float(got[wrong][0])}"
         )
 
     one = torch.ones(1, 1, 1, dtype=torch.float16).requires_grad_()

@@ -1,7 +1,8 @@
-"""Kill a training run again and again, resume it each time, and prove that nothing shows: `python tests/kill_nine.py --times 10`.
+"""Kill a training run again and again, resume it each time, and prove that nothing shows.
 
-One kill lands before the first checkpoint, one inside the writing of a checkpoint, the others at random moments (SIGKILL, which no process can catch).
-Every logged loss and evaluation, and every byte of the final weights and optimiser state, must equal those of a run nobody touched.
+`python tests/kill_nine.py --times 10`. One kill lands before the first checkpoint, one inside the writing of a
+checkpoint, the others at random moments (SIGKILL, which no process can catch). Every logged loss and evaluation, and
+every byte of the final weights and optimiser state, must equal those of a run nobody touched.
 """
 
 from __future__ import annotations
@@ -93,7 +94,10 @@ def kill_when(process: subprocess.Popen, ready: Callable[[], bool], pause: float
 
 
 def kill_inside_checkpoint(process: subprocess.Popen, run: Path) -> bool:
-    """SIGKILL the process while a checkpoint is half written: freeze it when the temporary directory is seen, and kill it if the directory is still there."""
+    """SIGKILL the process while a checkpoint is half written.
+
+    Freeze it when the temporary directory is seen, and kill it if the directory is still there.
+    """
     while process.poll() is None:
         if any((run / "checkpoints").glob(".tmp-*")):
             process.send_signal(signal.SIGSTOP)
@@ -131,7 +135,8 @@ def torture(folder: Path, times: int, train: list[str], *, seed: int = 0, say: C
             )
         if not hit:
             raise SystemExit(
-                f"kill {done + 1} ({kind}) missed: the run was at step {last_step(broken)} of {total}; choose more steps"
+                f"kill {done + 1} ({kind}) missed: "
+                f"the run was at step {last_step(broken)} of {total}; choose more steps"
             )
         seen = lines(broken)
         if [line for line in seen if line not in expected]:
@@ -147,9 +152,8 @@ def torture(folder: Path, times: int, train: list[str], *, seed: int = 0, say: C
 def compare(whole: Path, broken: Path) -> None:
     """Every logged number and every byte of the final state."""
     if lines(whole) != lines(broken):
-        raise SystemExit(
-            f"metrics differ: {[pair for pair in zip(lines(whole), lines(broken), strict=False) if pair[0] != pair[1]][:1]}"
-        )
+        pairs = zip(lines(whole), lines(broken), strict=False)
+        raise SystemExit(f"metrics differ: {[pair for pair in pairs if pair[0] != pair[1]][:1]}")
     for name in ("model.safetensors", "optimizer.safetensors", "rng.safetensors"):
         a, b = ((checkpoints(run)[-1] / name).read_bytes() for run in (whole, broken))
         if a != b or not a:

@@ -1,6 +1,7 @@
-"""Planted bugs. Each is a patch to library code and the one promise that must notice it, by comparison: a crash does not count.
+"""Plant bugs: each is a patch to library code and the one promise that must notice it.
 
-Run as a script it checks promises on a case and prints the results as JSON; ``test_mutations.py`` does so in a fresh process on a patched copy.
+The promise must notice it by comparison: a crash does not count. Run as a script this checks promises on a case and
+prints the results as JSON; ``test_mutations.py`` does so in a fresh process on a patched copy.
 """
 
 from __future__ import annotations
@@ -632,7 +633,8 @@ MUTATIONS = [
         "memory forgets a token too many",
         "mixers/transformer_xl.py",
         "newest(state, self.memory - 1, holes=holes)",
-        "newest(state._replace(valid=state.valid.index_fill(1, torch.tensor(-3), False)), self.memory - 1, holes=holes)",
+        "newest(state._replace(valid=state.valid.index_fill(1, torch.tensor(-3), False)), "
+        "self.memory - 1, holes=holes)",
         "transformer_xl-memory",
         True,
         "streaming_equals_parallel",

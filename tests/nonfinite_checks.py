@@ -1,7 +1,7 @@
-"""NaN and infinity in what the kernels read: calls with one such number, and what must come of them.
+"""Put NaN and infinity into what the kernels read: calls with one such number, and what must come of them.
 
-Which outputs may attend a number is asked of the float64 form: those that change when it does. They are not finite, or what mathematics says; all others, and
-the gradients of these, are what they are with an ordinary number in its place.
+Which outputs may attend a number is asked of the float64 form: those that change when it does. They are not finite, or
+what mathematics says; all others, and the gradients of these, are what they are with an ordinary number in its place.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ LIMIT = 1e30  # what infinity is the limit of
 
 
 class Form(NamedTuple):
-    """A functional form with a kernel, its options, the shapes of its arguments after q, k, v, and which of their axes runs over the keys.
+    """Describe a functional form with a kernel.
 
-    ``exact``: a key of -inf weighs 0. ``limits``: an infinite key may be what its limit is.
+    Its options, the shapes of its arguments after q, k, v, and which of their axes runs over the keys. ``exact``: a key
+    of -inf weighs 0. ``limits``: an infinite key may be what its limit is.
     """
 
     function: Callable[..., Tensor]
@@ -70,7 +71,10 @@ def drawn(form: Form) -> list[Tensor]:
 
 
 def spot(form: Form, name: str, which: int, place: int) -> tuple[int, ...]:
-    """The entry of an argument that is poisoned: of token ``place`` in the first row of the batch, or a weight of it."""
+    """Return the entry of an argument that is poisoned.
+
+    It is an entry of token ``place`` in the first row of the batch, or a weight of that token.
+    """
     if which < 3:
         return (0, place, 1)
     shape = form.more[which - 3]
@@ -100,7 +104,10 @@ def run(
 
 
 class Asked(NamedTuple):
-    """A call with a finite number in one place: outputs, which of them depend on it, and the gradients of those that do not."""
+    """Hold a call with a finite number in one place.
+
+    Its outputs, which of them depend on that number, and the gradients of those that do not.
+    """
 
     want: Tensor
     touched: Tensor
@@ -115,9 +122,9 @@ def asked(name: str, causal: bool, which: int, place: int, masked: bool) -> Aske
     args, at, options = drawn(form), spot(form, name, which, place), called(name, causal, place, masked)
     ys = [run(form, put(args, which, at, value), torch.float64, "eager", None, **options)[0] for value in (0.25, 1.25)]
     touched = (ys[1] - ys[0]).abs() > 1e-9
-    if (
-        which == 1
-    ):  # the only key of a row is attended whatever it is: what depends on the values of this token, in the features of the key
+    if which == 1:
+        # The only key of a row is attended whatever it is: what depends on the values of this token, in the features
+        # of the key.
         other = args[2].clone()
         other[0, place] += 1.0
         values = (
@@ -197,7 +204,9 @@ def check(
     if y[touched].isfinite().all() and touched.any():
         return  # exact: the rows that attend it say nothing more
     if which == 3 and form.function is factored and bool(expected.open[:, place].all()):
-        return  # the factor of a query with one key: its output does not depend on it, so that nothing tells that it is infinite
+        # The factor of a query with one key: its output does not depend on it, so that nothing tells that it is
+        # infinite.
+        return
     apart = run(form, poisoned, dtype, backend, expected.g.masked_fill(touched | expected.open, 0.0), **options)[1]
     for i, (got, want) in enumerate(zip(apart, expected.grads, strict=True)):
         here = torch.zeros_like(want, dtype=torch.bool)
@@ -243,7 +252,10 @@ CHUNKS = (1, 5, 1, 1, 8, 1, 9, 1, 1, 8, *[1] * 8, 8, 8, 2)
 
 
 def stream(name: str, options: dict[str, Any], projection: str, value: float) -> None:
-    """Token after token, of which one has a key, value or query that is not finite in one feature: its row, and with keys and values those after it."""
+    """Feed token after token, of which one has a key, value or query that is not finite in one feature.
+
+    Its row is not finite; with keys and values those after it are not either.
+    """
     torch.manual_seed(0)
     mixer, x = build_mixer(name, 16, causal=True, **options).requires_grad_(False), torch.randn(B, sum(CHUNKS), 16)
     at = sum(CHUNKS) // 2

@@ -21,7 +21,10 @@ class MeanState(NamedTuple):
 
 
 def weighed(k: Tensor, v: Tensor, key_mask: Tensor | None, floor: float) -> tuple[Tensor, Tensor]:
-    """Positive weights of the keys times the values, and the weights, in float32 or better; masked keys weigh nothing."""
+    """Return positive weights of the keys times the values, and the weights, in float32 or better.
+
+    Masked keys weigh nothing.
+    """
     wide = torch.promote_types(k.dtype, torch.float32)
     weight = F.softplus(k.to(wide)) + floor
     if key_mask is not None:

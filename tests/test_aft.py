@@ -1,4 +1,7 @@
-"""What is special to the AFT family: the identities between its members, the papers' parameter counts, and its options."""
+"""Test what is special to the AFT family.
+
+The identities between its members, the papers' parameter counts, and its options.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +140,8 @@ DEIT_TINY, DEIT_SMALL = 5_717_416, 22_050_664
 
 
 @pytest.mark.parametrize(("dim", "qkv_bias", "shell", "expected"), [
-    (192, True, DEIT_TINY, 6_322_600), (192, False, DEIT_TINY, 6_315_688), (384, True, DEIT_SMALL, 22_655_848), (384, False, DEIT_SMALL, 22_642_024),
+    (192, True, DEIT_TINY, 6_322_600), (192, False, DEIT_TINY, 6_315_688),
+    (384, True, DEIT_SMALL, 22_655_848), (384, False, DEIT_SMALL, 22_642_024),
 ])  # fmt: skip
 def test_parameters_of_aft_full_in_the_deit_shell(dim, qkv_bias, shell, expected):
     """Facts of Table 7: DeiT with its 12 attention layers replaced by AFT-full of rank 128 over 197 tokens."""
@@ -147,11 +151,15 @@ def test_parameters_of_aft_full_in_the_deit_shell(dim, qkv_bias, shell, expected
 
 
 @pytest.mark.parametrize(("dim", "kernel", "heads", "qkv_bias", "shell", "expected"), [
-    (192, 11, 32, True, DEIT_TINY, 5_356_072), (192, 11, 32, False, DEIT_TINY, 5_351_080), (192, 11, 192, True, DEIT_TINY, 5_962_792),
-    (384, 11, 16, False, DEIT_SMALL, 20_288_680), (384, 11, 384, True, DEIT_SMALL, 22_541_416), (384, 15, 384, False, DEIT_SMALL, 23_006_824),
+    (192, 11, 32, True, DEIT_TINY, 5_356_072), (192, 11, 32, False, DEIT_TINY, 5_351_080),
+    (192, 11, 192, True, DEIT_TINY, 5_962_792), (384, 11, 16, False, DEIT_SMALL, 20_288_680),
+    (384, 11, 384, True, DEIT_SMALL, 22_541_416), (384, 15, 384, False, DEIT_SMALL, 23_006_824),
 ])  # fmt: skip
 def test_parameters_of_aft_conv_in_the_deit_shell(dim, kernel, heads, qkv_bias, shell, expected):
-    """Facts of Table 7: without class token and position embedding, K of width h, an s x s filter, gamma and beta per head."""
+    """Check facts of Table 7.
+
+    Without class token and position embedding, K of width h, an s x s filter, gamma and beta per head.
+    """
     attention = count(build_mixer("attention", dim, heads=3))
     mixer = build_mixer("aft_conv", dim, heads=heads, kernel_size=kernel, ndim=2, qkv_bias=qkv_bias)
     assert shell - dim - 197 * dim + 12 * (count(mixer) - attention) == expected

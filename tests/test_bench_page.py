@@ -71,7 +71,8 @@ def test_a_benchmark_becomes_a_table():
         "rows": rows,
     }
     assert table(found).splitlines() == [
-        "*some CPU, 2 cores, 1 threads; torch 2.13; kernels v4; glibc, default settings; op, batch 4, 8 features, 2 heads, float32*",
+        "*some CPU, 2 cores, 1 threads; torch 2.13; kernels v4; glibc, default settings; "
+        "op, batch 4, 8 features, 2 heads, float32*",
         "",
         "|  | 64 |",
         "|---|---|",

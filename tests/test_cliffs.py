@@ -1,4 +1,7 @@
-"""`auto` takes the path that suits the shapes: one key, heads of one feature, heads wider than their tokens are many."""
+"""Test that `auto` takes the path that suits the shapes.
+
+One key, heads of one feature, heads wider than their tokens are many.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every promise of the contract on every row of CASES, bidirectional and causal; each test is one promise of one mixer."""
+"""Test every promise of the contract on every row of CASES, bidirectional and causal.
+
+Each test is one promise of one mixer.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ def subject_of(case: str, causal: bool):
 
 
 def promised() -> list:
-    """(case, causal, promise): everything, of which the exports of extended mixers are left to `make test-all`; they take longer than all the rest together."""
+    """List every (case, causal, promise).
+
+    Exports of extended mixers are left to `make test-all`; they take longer than all the rest together.
+    """
     rows = []
     for case, causal in forms():
         for promise in PROMISES:

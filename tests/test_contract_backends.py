@@ -1,7 +1,9 @@
-"""The contract on one backend at a time, in float32: the eager form, which `auto` leaves where there is a kernel, and the C kernels.
+"""Test the contract on one backend at a time, in float32.
 
-The plain suite builds most mixers in float64, which always runs eagerly. Here everything that it builds in float64 is built in float32 instead, compared
-with references in float64, and no call may fall back: what a backend lacks it refuses, and each promise that meets a refusal stands in ``REFUSED``.
+The backends are the eager form, which `auto` leaves where there is a kernel, and the C kernels. The plain suite builds
+most mixers in float64, which always runs eagerly. Here everything that it builds in float64 is built in float32
+instead, compared with references in float64, and no call may fall back: what a backend lacks it refuses, and each
+promise that meets a refusal stands in ``REFUSED``.
 """
 
 from __future__ import annotations
@@ -63,7 +65,10 @@ WHOLE = {
     "external-exact causal": "a causal form",
     "external_multihead causal": "a causal form",
 }
-"""Cases, or cases in one direction, that no kernel has at all; a promise that needs no forward pass is kept all the same."""
+"""List cases, or cases in one direction, that no kernel has at all.
+
+A promise that needs no forward pass is kept all the same.
+"""
 
 
 def refused(case: str, causal: bool, promise: str) -> bool:
@@ -179,12 +184,16 @@ WITHOUT = """
 import torch, tokenmix
 from tokenmix import cli
 from tokenmix.kernels import cpu
-assert not cpu.available() and cpu.why_not() == "TOKENMIX_NO_KERNELS is set" and cpu.isa() is None and cpu.built_from() is None
+assert not cpu.available() and cpu.why_not() == "TOKENMIX_NO_KERNELS is set"
+assert cpu.isa() is None and cpu.built_from() is None
 x = torch.ones(2, 5, 8, requires_grad=True)
 mixer = tokenmix.build_mixer("aft_simple", 8, causal=True)
 mixer(x).sum().backward()
 assert x.grad.isfinite().all()
-for ask in (lambda: tokenmix.use_backend("cpu").__enter__(), lambda: tokenmix.functional.aft_simple(x, x, x, backend="cpu")):
+for ask in (
+    lambda: tokenmix.use_backend("cpu").__enter__(),
+    lambda: tokenmix.functional.aft_simple(x, x, x, backend="cpu"),
+):
     try:
         ask()
     except tokenmix.MixerError as why:

@@ -1,4 +1,7 @@
-"""Softmax ViTs into ViTs with other mixers: what is copied is equal to the bit, what is new is a fresh build's, and the report says which is which."""
+"""Turn softmax ViTs into ViTs with other mixers.
+
+What is copied is equal to the bit, what is new is a fresh build's, and the report says which is which.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,10 @@ def fresh(config, seed):
 
 
 def check(source, model, report, seed):
-    """Every tensor of the model is the source's or a fresh build's, as the report says, and every tensor is in the report once."""
+    """Check that every tensor of the model is the source's or a fresh build's, as the report says.
+
+    Every tensor is in the report once.
+    """
     state, anew = model.state_dict(), fresh(model.config, seed)
     by_name = {e.name: e for e in report.entries if e.status != "dropped"}
     assert set(by_name) == set(state)
@@ -133,7 +139,10 @@ def test_global_projections_start_as_the_others():
 
 
 def test_table_8_of_aft():
-    """Everything but positions, class token and the query and key projections; the named model's V has no bias, so the source's is dropped too."""
+    """Check that everything is copied but positions, class token and the query and key projections.
+
+    The named model's V has no bias, so the source's is dropped too.
+    """
     with torch.device("meta"):
         model, report = convert_vit(build_model("deit_base_384"), "aft_conv_base384_k25_h32")
     parts = {n.split(".mixer.")[-1] for n in report.names("dropped")}

@@ -12,9 +12,9 @@ from cases import CASES, GRIDS
 from tokenmix import MIXERS, MixerError, build_mixer, state_bytes, use_backend
 
 DIM, LONG = 32, 256
-FUSED = {
-    MIXERS["attention"]
-}  # its formula is that of torch's fused attention; the others' are those of their eager forms, of which kernels keep less
+# Its formula is that of torch's fused attention; the others' are those of their eager forms, of which kernels keep
+# less.
+FUSED = {MIXERS["attention"]}
 
 
 def built(case: str, T: int, *, causal: bool):

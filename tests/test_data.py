@@ -371,7 +371,8 @@ def test_what_unpacks_to_too_much_is_refused(tmp_path, own_cache, form):
             z.writestr("a", bytes(70 << 20))
     with pytest.raises(
         MixerError,
-        match=rf"a.{form} of .* bytes unpacks to .*, but only 67108864 are allowed; .* raise max_unpacked .--data.max_unpacked",
+        match=rf"a.{form} of .* bytes unpacks to .*, but only 67108864 are allowed; "
+        r".* raise max_unpacked .--data.max_unpacked",
     ):
         open_corpus(str(file))
     assert [p for p in own_cache.rglob("*") if p.is_file()] == []

@@ -13,7 +13,8 @@ from tokenmix.bench import Decoding
 from tokenmix.report import read_run
 from tokenmix.report.checks import check_page
 
-# So many evaluations that every step is one: with fewer, a machine busy with something else may let a model end before its first.
+# So many evaluations that every step is one: with fewer, a machine busy with something else may let a model end before
+# its first.
 SIZES = {"dim": 16, "layers": 4, "seq_len": 32, "batch_size": 2, "eval_bytes": 600, "sample_bytes": 8}
 TINY = demo.Plan(seconds=0.7, evals=1_000_000, contexts=(16, 64), lengths=(16, 64), advice=(16, 64), **SIZES)
 

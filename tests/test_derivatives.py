@@ -1,4 +1,7 @@
-"""torch.func on float32 mixers whose ordinary path is torch's fused attention, which knows neither forward nor second derivatives."""
+"""Test torch.func on float32 mixers whose ordinary path is torch's fused attention.
+
+Fused attention knows neither forward nor second derivatives.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every example in the documentation runs, every public name and mixer has its place in it, every command it names exists."""
+"""Test that every example in the documentation runs.
+
+Every public name and mixer has its place in it, every command it names exists.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,8 @@ def name_of(page: Path) -> str:
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name_of)
 def test_examples_run(page):
-    ensure_torchvision()  # pages import transformers and timm themselves, which fail beside a torchvision built for another torch
+    # Pages import transformers and timm themselves, which fail beside a torchvision built for another torch.
+    ensure_torchvision()
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL)
     failures: list[str] = []
     for test in examples(page):

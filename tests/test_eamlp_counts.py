@@ -1,4 +1,7 @@
-"""EAMLP, External attention in the T2T-ViT shell: parameters to the digit, the token stages in torch's own words, sizes, other mixers."""
+"""Test EAMLP, External attention in the T2T-ViT shell.
+
+Parameters to the digit, the token stages in torch's own words, sizes, other mixers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What is special to External attention: its norm, its memories, parameter counts, and the defects of public copies that ours must not have."""
+"""Test what is special to External attention.
+
+Its norm, its memories, parameter counts, and the defects of public copies that ours must not have.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,10 @@ def test_with_a_softmax_over_slots_tokens_do_not_meet():
 @pytest.mark.parametrize("eps", [1e-9, 0.0])
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_token_far_below_the_others_is_finite(dtype, reach, eps, causal):
-    """Public copies: every slot's softmax underflows for such a token and l1 divides 0 by 0. In fp16 1e-9 is 0 as well."""
+    """Check that a token far below the others gives finite numbers.
+
+    In public copies every slot's softmax underflows for such a token and l1 divides 0 by 0. In fp16 1e-9 is 0 as well.
+    """
     x = torch.zeros(1, 6, 8, dtype=dtype)
     x[0, :5] = torch.tensor([reach] + [0.0] * 7)
     memory = torch.zeros(4, 8, dtype=dtype)
@@ -105,7 +111,11 @@ def test_padding_has_no_influence():
 
 
 def test_a_tied_memory_is_one_parameter_and_stays_tied():
-    """Official PyTorch code: two Parameters over one storage, updated twice, and apart after a move of dtype or a copy."""
+    """Check that a tied memory is one Parameter, updated once, that stays tied.
+
+    The official PyTorch code has two Parameters over one storage, updated twice, and apart after a move of dtype or a
+    copy.
+    """
     mixer = build_mixer("external", 8, slots=4, tied=True)
     assert [n for n, _ in mixer.named_parameters() if "memory" in n] == ["memory_k"]
     twin = copy.deepcopy(mixer).double()
@@ -120,7 +130,10 @@ def test_a_tied_memory_is_one_parameter_and_stays_tied():
 
 
 def test_the_bias_of_the_first_memory_cancels():
-    """The official multi-head form has one; a softmax over tokens does not change when a slot's logits all move by the same."""
+    """Check that the bias of the first memory, which the official multi-head form has, cancels.
+
+    A softmax over tokens does not change when a slot's logits all move by the same.
+    """
     mixer = build_mixer("external_multihead", 8, heads=2, coef=1, slots=4).double()
     x = drawn()[0]
     want = mixer(x)

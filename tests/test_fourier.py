@@ -27,14 +27,20 @@ def test_a_row_is_transformed_at_its_own_length():
 
 
 def test_twice_gives_the_sequence_reversed():
-    """The real part loses the imaginary one, so twice is T D / 2 times x plus x reversed along both axes: a property of the real transform."""
+    """Check that the transform applied twice gives T D / 2 times x plus x reversed along both axes.
+
+    This is a property of the real transform: the real part loses the imaginary one.
+    """
     x = torch.randn(1, 8, 6, dtype=torch.float64)
     mirrored = x.flip(1, 2).roll((1, 1), (1, 2))
     torch.testing.assert_close(functional.fourier(functional.fourier(x)), 8 * 6 / 2 * (x + mirrored))
 
 
 def test_float32_is_exact_relative_to_the_input():
-    """The exception from accurate_on_adversarial_keys: sums cancel to 0, but relative to the size of the whole input the error is small."""
+    """Check the exception from accurate_on_adversarial_keys.
+
+    Sums cancel to 0, but relative to the size of the whole input the error is small.
+    """
     mask = inputs.key_masks(150)["mixed"][:1]
     for name, x in inputs.adversarial_keys((1, 150, 8), size=100.0).items():
         x = x.float()

@@ -1,6 +1,7 @@
-"""Random calls of every functional form of the core but AFT (``test_fuzz``) against the float64 reference: values, and gradients of every argument.
+"""Fuzz every functional form of the core but AFT (``test_fuzz``) against the float64 reference.
 
-A family has 500 calls in float64, where any wrong term shows. Every fourth is run again in float32, whose error is measured as the contract measures it.
+Random calls; values, and gradients of every argument. A family has 500 calls in float64, where any wrong term shows.
+Every fourth is run again in float32, whose error is measured as the contract measures it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from tokenmix.testing.tolerances import ADVERSARIAL, LOGIT_EPS
 
 CALLS, BATCH = 500, 25
 EXACT = 1e-9  # float64 on both sides, relative to the largest number of the result
-ROUNDING = 1e-14  # of an output by a relative change of an argument: what a gradient that is zero, as along a unit vector, is rounded against
+# Of an output by a relative change of an argument: what a gradient that is zero, as along a unit vector, is rounded
+# against.
+ROUNDING = 1e-14
 SIZES = {
     "normal": lambda a: a,
     "wide": lambda a: 30 * a,

@@ -33,7 +33,10 @@ def test_toeplitz_is_a_full_matrix_with_equal_diagonals(causal):
 
 @pytest.mark.parametrize(("dim", "printed"), [(128, 5.9), (256, 19.5), (512, 73.4)])
 def test_parameters_of_the_vision_models(dim, printed):
-    """gMLP-Ti, S, B: 30 blocks at 196 patches, hidden 6 dim; the paper prints 5.9, 19.5 and 73.4 million, which our count meets within half a percent."""
+    """Count the parameters of gMLP-Ti, S, B: 30 blocks at 196 patches, hidden 6 dim.
+
+    The paper prints 5.9, 19.5 and 73.4 million, which our count meets within half a percent.
+    """
     layer = sum(p.numel() for p in build_mixer("gmlp", dim, max_len=196).parameters())
     assert layer == dim * 6 * dim + 6 * dim + 3 * dim * dim + dim + 196 * 196 + 196 + 6 * dim
     total = 768 * dim + dim + 30 * (layer + 2 * dim) + 2 * dim + dim * 1000 + 1000
@@ -41,7 +44,10 @@ def test_parameters_of_the_vision_models(dim, printed):
 
 
 def test_float32_is_exact_relative_to_the_largest_output():
-    """The exception from accurate_on_adversarial_keys: where gelu is nearly 0 its float32 form is exact relative to the input only."""
+    """Check the exception from accurate_on_adversarial_keys.
+
+    Where gelu is nearly 0 its float32 form is exact relative to the input only.
+    """
     torch.manual_seed(0)
     rest = torch.randn(150, 150), torch.randn(150), torch.randn(6), torch.randn(6)
     for name, z in inputs.adversarial_keys((1, 150, 12), size=100.0).items():

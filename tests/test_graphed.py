@@ -1,4 +1,7 @@
-"""Decoding as a CUDA graph. Without a GPU the capture is left out: what is replayed is then the same step, in the same memory."""
+"""Test decoding as a CUDA graph.
+
+Without a GPU the capture is left out: what is replayed is then the same step, in the same memory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Weights that hooks fetch for each call, as accelerate's offloading does, and tokens masked inside of a prompt: the same numbers."""
+"""Test that weights fetched by hooks and tokens masked inside of a prompt give the same numbers.
+
+Hooks fetch the weights for each call, as accelerate's offloading does.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,10 @@ def test_a_model_of_ours_is_the_same_when_offloaded(mixers):
 @pytest.mark.parametrize("mixers", MIXERS)
 @torch.no_grad()
 def test_a_prompt_with_a_hole_goes_on_as_without_the_hole(mixers):
-    """generate() counts positions without the padding inside of a prompt, so the shorter prompt gives the same continuation."""
+    """Check that the shorter prompt gives the same continuation.
+
+    generate() counts positions without the padding inside of a prompt.
+    """
     model, x = host_model(mixers), tokens(2, 10)
     mask = torch.tensor([[1, 1, 0, 0, 1, 1, 1, 0, 1, 1]]).expand(2, -1)
     kept = x[:, mask[0].bool()]

@@ -62,7 +62,8 @@ def test_every_vit_and_pyramid_of_ours_is_registered_and_none_of_timms_is_lost()
         n for n, config in MODELS.items() if isinstance(config, (ViTConfig, PyramidConfig))
     }
     assert type(timm.create_model("deit_tiny_patch16_224", depth=1)) is VisionTransformer
-    code = "import warnings; warnings.simplefilter('error', UserWarning); from tokenmix.system.torchvision import ensure_torchvision; ensure_torchvision(); "
+    code = "import warnings; warnings.simplefilter('error', UserWarning); "
+    code += "from tokenmix.system.torchvision import ensure_torchvision; ensure_torchvision(); "
     code += "import timm; before = set(timm.list_models()); import tokenmix.hosts.timm as h; "
     code += "assert set(timm.list_models()) - before == {*h.MODEL_NAMES, *h.PYRAMID_NAMES}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -101,7 +102,10 @@ def test_features(spec):
 
 @pytest.mark.parametrize("spec", ["hydra", "aft_conv", "aft_full"])
 def test_fx_and_torchscript(spec, tmp_path):
-    """fx takes a mixer as one node; TorchScript holds it as a trace for this number of tokens, and its file needs torch only."""
+    """Check that fx takes a mixer as one node, and TorchScript holds it as a trace for this number of tokens.
+
+    TorchScript's file needs torch only.
+    """
     model, x = small(spec), images()
     nodes = create_feature_extractor(model, {"blocks.0.attn": "mixed", "head": "logits"})(x)
     torch.testing.assert_close(nodes["logits"], model(x))

@@ -121,7 +121,8 @@ def test_models_refused():
 )
 def test_timm_missing_or_old(broken, why):
     old = "import timm.models.vision_transformer as v\nclass Old: pass\nv.VisionTransformer = Old"
-    code = f"import sys\nfrom tokenmix.system.torchvision import ensure_torchvision\nensure_torchvision()\n{broken or old}\nimport tokenmix.hosts.timm"
+    code = "import sys\nfrom tokenmix.system.torchvision import ensure_torchvision\nensure_torchvision()\n"
+    code += f"{broken or old}\nimport tokenmix.hosts.timm"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
     assert why in last, done.stderr

@@ -97,7 +97,10 @@ def test_encoder_equals_the_mixer_called_directly(name, causal, batch_first, tra
 @pytest.mark.parametrize("name", ["attention", "hydra", "aft_full"])
 @pytest.mark.parametrize("built_with", [True, False])
 def test_an_encoder_in_eval_mode_never_passes_the_mixer_by(name, built_with):
-    """torch's shortcuts would read softmax weights, or hand out nested tensors; with the mixers put in before or after nothing of this happens."""
+    """Check that torch's shortcuts never run, with the mixers put in before or after.
+
+    They would read softmax weights, or hand out nested tensors.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         if built_with:
@@ -259,7 +262,10 @@ def test_the_future_does_not_reach_the_past_of_a_causal_encoder():
 
 
 def test_torchs_weights_are_loaded_where_softmax_attention_is_inside():
-    """By load_state_dict, alone and in a model; the file's own dict stays as it is, and other mixers do not take them."""
+    """Load torch's weights by load_state_dict, alone and in a model.
+
+    The file's own dict stays as it is, and other mixers do not take them.
+    """
     theirs = nn.TransformerEncoder(nn.TransformerEncoderLayer(DIM, HEADS, 16, batch_first=True), 2).eval()
     ours, x, state = copy.deepcopy(theirs), torch.randn(2, 5, DIM), theirs.state_dict()
     for layer in ours.layers:

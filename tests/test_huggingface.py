@@ -251,7 +251,10 @@ def test_weights_start_as_the_config_says():
 
 
 def test_only_what_is_missing_begins_anew_and_only_when_asked(tmp_path):
-    """A file without one layer's MLP: refused, or, where the user says so, that is drawn as a new model's and everything else is loaded."""
+    """Check that a file without one layer's MLP is refused, or loaded where the user says so.
+
+    Then the MLP is drawn as a new model's and everything else is loaded.
+    """
     from safetensors.torch import load_file, save_file
 
     model = causal("hybrid", hidden_size=64)
@@ -321,7 +324,10 @@ def test_hidden_states_are_recorded():
 
 @torch.no_grad()
 def test_seq2seq_gives_what_others_of_transformers_give(tmp_path):
-    """The hidden states of both sides, also through the encoder's own outputs and generate(); some of the logits; and no trunk where there is none."""
+    """Check the hidden states of both sides, also through the encoder's own outputs and generate().
+
+    Some of the logits as well; and no trunk where there is none.
+    """
     model, x, y = seq2seq(), tokens(2, 6), tokens(2, 4)
     whole = model(x, decoder_input_ids=y, output_hidden_states=True)
     assert [len(whole.encoder_hidden_states), len(whole.decoder_hidden_states)] == [3, 3]

@@ -1,4 +1,7 @@
-"""Each bug of huggingface_checks.py, planted in a copy of the library, is noticed by the check it names; test_huggingface.py shows that all hold without."""
+"""Test that each bug of huggingface_checks.py is noticed by the check it names.
+
+Bugs are planted in a copy of the library; test_huggingface.py shows that all checks hold without them.
+"""
 
 from __future__ import annotations
 

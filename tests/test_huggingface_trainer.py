@@ -1,4 +1,7 @@
-"""transformers' Trainer on our models: it goes on where it stopped, two processes are one, and a loss that counts labels wrongly shows."""
+"""Test transformers' Trainer on our models.
+
+It goes on where it stopped, two processes are one, and a loss that counts labels wrongly shows.
+"""
 
 from __future__ import annotations
 

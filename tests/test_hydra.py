@@ -1,4 +1,7 @@
-"""What is special to Hydra and its relatives: identities, the paper's table of shares, and the defects of public copies that ours must not have."""
+"""Test what is special to Hydra and its relatives.
+
+Identities, the paper's table of shares, and the defects of public copies that ours must not have.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +130,10 @@ def test_one_zero_token_does_not_spoil_the_rest():
 
 
 def test_normalised_output_does_not_grow_with_length():
-    """The plain sum grows with T on inputs that have a mean (0.29 -> 17.3 from 64 to 4096 in a public copy); normalise=True does not."""
+    """Check that with normalise=True the output does not grow with T on inputs that have a mean.
+
+    The plain sum does (0.29 -> 17.3 from 64 to 4096 in a public copy).
+    """
 
     def size(T: int, normalise: bool) -> float:
         q, k, v = (a + 0.5 for a in qkv(T, 16, dtype=torch.float32))
@@ -184,7 +190,10 @@ TABLE = {  # T: totals in G multiply-accumulates and shares of mixing in percent
 
 @pytest.mark.parametrize("T", TABLE)
 def test_shares_of_the_paper_table(T):
-    """DeiT-B: 12 layers of 768, patches of 16 x 16 x 3, a class token, 1,000 classes; the mixers' part is what they say of themselves."""
+    """Count DeiT-B: 12 layers of 768, patches of 16 x 16 x 3, a class token, 1,000 classes.
+
+    The mixers' part is what they say of themselves.
+    """
     dim, layers = 768, 12
     around = (T - 1) * dim * 16 * 16 * 3 + layers * 8 * T * dim * dim + 1000 * dim
     found, totals = [], []

@@ -1,4 +1,7 @@
-"""Images and image sets that are not what they should be: converted where that is sound, else refused in one line or left out."""
+"""Test images and image sets that are not what they should be.
+
+They are converted where that is sound, else refused in one line or left out.
+"""
 
 from __future__ import annotations
 
@@ -368,7 +371,8 @@ def test_archives_that_unpack_to_too_much_are_refused(tmp_path, kind):
     file = archive(tmp_path / f"a.{kind}", 1 << 20)
     with pytest.raises(
         MixerError,
-        match=r"unpacks to \d+ or more, but only 1000000 are allowed; if you trust it, raise max_unpacked .--data.max_unpacked",
+        match=r"unpacks to \d+ or more, but only 1000000 are allowed; "
+        r"if you trust it, raise max_unpacked .--data.max_unpacked",
     ):
         open_images(str(file), bounds=Bounds(max_unpacked=1_000_000))
 

@@ -239,7 +239,11 @@ def test_weights_to_start_from(tmp_path):
 
 
 def test_a_teacher_and_a_penalty_add_their_losses(tmp_path):
-    """Layer by layer from a softmax model into Hydra, and filters towards one tap; both logged beside the loss, both falling when weighed alone."""
+    """Check that a teacher and a penalty add their losses.
+
+    The teacher, a softmax model, distils layer by layer into Hydra; the penalty pulls filters towards one tap. Both are
+    logged beside the loss, and both fall when weighed alone.
+    """
     softmax = vit(mixers=({"name": "attention", "heads": 2},), positions="learned")
     train(config(softmax, steps=4), tmp_path / "teacher")
     student = replace(softmax, mixers=({"name": "hydra"},))

@@ -96,7 +96,8 @@ def test_cifar100_has_fine_labels(tmp_path, form):
 def test_a_pickle_of_python_2(tmp_path):
     """As the official files are: byte strings for text, numpy's old module names."""
     raw, labels = noise(2, 3072).tobytes(), "](K\x01K\x08e"
-    head = "\x80\x02}(U\x04datacnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01K\x02M\x00\x0c\x86"
+    head = "\x80\x02}(U\x04datacnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n"
+    head += "K\x00\x85U\x01b\x87R(K\x01K\x02M\x00\x0c\x86"
     dtype = "cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T"
     stream = (
         (head + dtype).encode("latin1")
@@ -324,7 +325,10 @@ def test_a_damaged_cache_is_made_again(tmp_path, own_cache, damage, sizes):
 
 
 def test_the_fingerprint_is_that_of_what_is_read(tmp_path, own_cache):
-    """A note that was edited with care, its own check included, gives another fingerprint or is made again: what a run compares is not read from the note."""
+    """Check that a note that was edited with care gives another fingerprint or is made again.
+
+    The edit includes the note's own check: what a run compares is not read from the note.
+    """
     root = folder(tmp_path / "pets")
     before, note = open_images(str(root)).fingerprint, next((own_cache / "images").glob("*.json"))
     written = cache.read_note(note)

@@ -1,4 +1,7 @@
-"""torch.compile with its default backend, forward and backward: one row per family in `make test-more`, every mixer and every grid in `make test-all`."""
+"""Test torch.compile with its default backend, forward and backward.
+
+One row per family in `make test-more`, every mixer and every grid in `make test-all`.
+"""
 
 from __future__ import annotations
 

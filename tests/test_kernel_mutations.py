@@ -1,4 +1,7 @@
-"""Each bug of kernel_mutations.py, planted in the C source and compiled, is noticed by the check it names; a library without bugs passes every check."""
+"""Test that each bug of kernel_mutations.py is noticed by the check it names.
+
+Bugs are planted in the C source and compiled; a library without bugs passes every check.
+"""
 
 from __future__ import annotations
 

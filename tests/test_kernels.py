@@ -1,6 +1,7 @@
-"""Every C kernel by one table of forms: the adversarial measure, equality with the eager form, masks, layouts, threads, derivatives, compilation.
+"""Test every C kernel by one table of forms.
 
-What only one family has to show stands in a file of its own, ``test_kernels_FAMILY.py``.
+The adversarial measure, equality with the eager form, masks, layouts, threads, derivatives, compilation. What only one
+family has to show stands in a file of its own, ``test_kernels_FAMILY.py``.
 """
 
 from __future__ import annotations
@@ -130,7 +131,10 @@ class Form(NamedTuple):
     measured: tuple[tuple[int, int], ...] = ((8, 150), (66, 131), (4, 64))
     """Features and tokens at which the adversarial measure is taken."""
     tokens: int = 2
-    """How many of the first arguments vary along with the tokens of values and keys: from 1, k and v; x alone in external attention."""
+    """Count the first arguments that vary along with the tokens of values and keys.
+
+    From 1, k and v; x alone in external attention.
+    """
 
 
 SQUARE = {"max_len": 150}
@@ -337,7 +341,8 @@ def test_the_operators_pass_opcheck(name, causal, monkeypatch):
     torch.library.opcheck(operator.forward, (*leaves, True))
     y, *saved = (a.detach() for a in operator.forward(*leaves, True))
     kept = [y, *saved][operator.kept]
-    # Not the check that compiles the derivative with dynamic shapes: it traces the eager form, for a minute where that is long.
+    # Not the check that compiles the derivative with dynamic shapes: it traces the eager form, for a minute where that
+    # is long.
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(
         operator.backward,

@@ -1,4 +1,7 @@
-"""AFT-local and AFT-conv on the C kernels: adversarial keys, odd sizes, masks, strides, half precision, threads, derivatives of derivatives."""
+"""Test AFT-local and AFT-conv on the C kernels.
+
+Adversarial keys, odd sizes, masks, strides, half precision, threads, derivatives of derivatives.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,10 @@ def dense(kind: str, w, window: int, causal: bool, T: int):
 @pytest.mark.parametrize("kind", ["matrix", "conv"])
 @pytest.mark.parametrize(("size", "low"), [(90.0, -200.0), (500.0, -1e4), (30.0, 400.0), (100.0, 60.0), (1e4, 0.0)])
 def test_ranges_beyond_float32_are_summed_exactly(size, low, kind, causal):
-    """Keys far apart, weights that hide the largest ones, weights above the cap: what neither the carried sums nor one block can hold."""
+    """Check what neither the carried sums nor one block can hold.
+
+    Keys far apart, weights that hide the largest ones, weights above the cap.
+    """
     form, (q, k, v, w), options = arguments(kind, 2, 190, 6, window=41)
     k = (k.sign() * size * torch.rand(k.shape, generator=torch.Generator().manual_seed(4))).round(decimals=1)
     w = torch.where(w > 0, torch.full_like(w, low), w)

@@ -1,4 +1,7 @@
-"""AFT-conv on 2-D grids: the C kernel and its float64 form for wide weights against the eager one; borders of its tiles, masks, half precision, derivatives."""
+"""Test AFT-conv on 2-D grids: the C kernel and its float64 form for wide weights against the eager one.
+
+Borders of its tiles, masks, half precision, derivatives.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,10 @@ def test_keys_and_weights_of_any_size(form, keys, span):
 @pytest.mark.parametrize("grid", [(14, 14), (1, 15), (15, 1), (3, 29), (5, 13), (2, 130), (70, 3)], ids=str)
 @pytest.mark.parametrize("s", [1, 11, 13, 15, 27, 31])
 def test_borders_of_tiles_and_sums(grid, s):
-    """Rows of one tile and of several, filters wider than the grid and narrower, prefix sums and groups of rows of one level and of two."""
+    """Check rows of one tile and of several, filters wider than the grid and narrower.
+
+    Prefix sums and groups of rows of one level and of two.
+    """
     args, options = given(2, grid, 2, 6, s, prefix=s % 3)
     assert worst(both(functional.aft_conv, args, options)) < 3e-6
 

@@ -1,4 +1,7 @@
-"""AFT-full on the C kernels: adversarial keys and weights, odd sizes, factors, masks, strides, half precision, threads, derivatives of derivatives."""
+"""Test AFT-full on the C kernels.
+
+Adversarial keys and weights, odd sizes, factors, masks, strides, half precision, threads, derivatives of derivatives.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ def test_adversarial_keys_by_how_the_bias_is_given(rank, causal):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_wide_keys_meet_wide_weights_across_blocks(causal):
-    """Neither keys nor weights alone are narrow, in some groups of rows: both paths in one strip, over several blocks of rows and keys."""
+    """Check groups of rows in which neither keys nor weights alone are narrow.
+
+    Only some groups are such: both paths in one strip, over several blocks of rows and keys.
+    """
     q, k, v, w = qkvw(2, 700, 700, 35)
     k, w = k * 4, w * 10
     k[0, 333, :5], k[1, 610, 20:] = 100.0, -300.0

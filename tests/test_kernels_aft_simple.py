@@ -1,4 +1,7 @@
-"""AFT-simple on the C kernels: adversarial keys, odd sizes, masks, strides, half precision, threads, derivatives of derivatives."""
+"""Test AFT-simple on the C kernels.
+
+Adversarial keys, odd sizes, masks, strides, half precision, threads, derivatives of derivatives.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ def test_gradients_do_not_drift_over_a_long_sequence(pattern):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_half_precision_number_is_read_and_rounded(dtype):
-    """One token gives back its value; of two equal keys comes the mean of two values, neighbours above all, rounded as torch rounds."""
+    """Check that one token gives back its value, and two equal keys the mean of two values.
+
+    Neighbours above all, rounded as torch rounds.
+    """
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
     v = every[every.isfinite()][None, None]
     y = functional.aft_simple(v, v * 0, v, gate=None, causal=True, backend="cpu")

@@ -1,4 +1,7 @@
-"""The C library in a package: compiled into wheels and editable installs, done without where that fails, and refused when it is stale or damaged."""
+"""Test the C library in a package: compiled into wheels and editable installs.
+
+Where that fails the package does without it, and it is refused when it is stale or damaged.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,8 @@ import json, torch, tokenmix
 from tokenmix import functional
 from tokenmix.kernels import cpu
 args = [torch.linspace(-3, 3, 2 * 70 * 5).reshape(2, 70, 5) + i for i in range(3)]
-found = {"from": tokenmix.__file__, "isa": cpu.isa(), "why_not": cpu.why_not(), "error": None, "auto": bool(functional.aft_simple(*args).isfinite().all())}
+found = {"from": tokenmix.__file__, "isa": cpu.isa(), "why_not": cpu.why_not(), "error": None}
+found["auto"] = bool(functional.aft_simple(*args).isfinite().all())
 try:
     y = functional.aft_simple(*args, causal=True, backend="cpu")
     found["off"] = float((y - functional.aft_simple(*args, causal=True, backend="eager")).abs().max())
@@ -84,7 +88,10 @@ def tried(place: Path, python: str = sys.executable, **more: str) -> dict:
 
 
 def check_whole(made: Path, place: Path) -> None:
-    """A wheel for this platform only and any Python, with library and sources; installed into an environment of its own, it runs its kernels."""
+    """Check a wheel for this platform only and any Python, with library and sources.
+
+    Installed into an environment of its own, it runs its kernels.
+    """
     assert made.name.endswith(f"-py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}.whl")
     names = zipfile.ZipFile(made).namelist()
     assert names.count(LIBRARY) == 1
@@ -163,7 +170,10 @@ def test_kernels_can_be_left_out_or_required(choice, tmp_path):
 
 
 def test_an_editable_install_uses_the_library_beside_the_sources(tmp_path, monkeypatch):
-    """The hook by itself: what hatchling needs beside it for a whole editable install is on no machine without asking the network."""
+    """Test the hook by itself.
+
+    What hatchling needs beside it for a whole editable install is on no machine without asking the network.
+    """
     monkeypatch.syspath_prepend(ROOT)
     import hatch_build
 
@@ -303,7 +313,10 @@ def test_make_compiles_again_when_a_source_has_changed(tmp_path):
 
 
 def test_flags_for_other_systems(monkeypatch):
-    """What cannot be compiled here: macOS's clang takes OpenMP by another flag, clang on Linux brings its own runtime, Arm has one set of instructions."""
+    """Check what cannot be compiled here.
+
+    macOS's clang takes OpenMP by another flag, clang on Linux brings its own runtime, Arm has one set of instructions.
+    """
     monkeypatch.setattr(
         build.subprocess,
         "run",

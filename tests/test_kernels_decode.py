@@ -1,4 +1,7 @@
-"""Streaming on the C kernels: any cuts give the parallel form, for any keys; states are the eager ones, and stay values."""
+"""Test streaming on the C kernels.
+
+Any cuts give the parallel form, for any keys; states are the eager ones, and stay values.
+"""
 
 from __future__ import annotations
 

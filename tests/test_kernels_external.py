@@ -1,4 +1,7 @@
-"""External attention on the C kernels: adversarial logits, odd sizes, masks, half precision, threads, derivatives of derivatives."""
+"""Test External attention on the C kernels.
+
+Adversarial logits, odd sizes, masks, half precision, threads, derivatives of derivatives.
+"""
 
 from __future__ import annotations
 

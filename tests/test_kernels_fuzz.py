@@ -1,6 +1,7 @@
-"""Random shapes, dtypes, masks, layouts, weights and keys through every C kernel, against the eager form in float64: outputs and gradients.
+"""Fuzz every C kernel against the eager form in float64: outputs and gradients.
 
-500 calls in `make test-more`, over 10,000 marked slow. A failure names the form and the seed: ``fuzz_forms.check(form, seed)`` repeats it.
+Random shapes, dtypes, masks, layouts, weights and keys: 500 calls in `make test-more`, over 10,000 marked slow. A
+failure names the form and the seed: ``fuzz_forms.check(form, seed)`` repeats it.
 """
 
 from __future__ import annotations

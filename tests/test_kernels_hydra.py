@@ -1,4 +1,7 @@
-"""Hydra on the C kernels: adversarial keys, long and short tokens, odd sizes, masks, strides, half precision, threads, derivatives of derivatives."""
+"""Test Hydra on the C kernels.
+
+Adversarial keys, long and short tokens, odd sizes, masks, strides, half precision, threads, derivatives of derivatives.
+"""
 
 from __future__ import annotations
 

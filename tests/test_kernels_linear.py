@@ -1,4 +1,7 @@
-"""Linear attention on the C kernels: adversarial keys, odd sizes, masks, strides, half precision, threads, derivatives of derivatives."""
+"""Test Linear attention on the C kernels.
+
+Adversarial keys, odd sizes, masks, strides, half precision, threads, derivatives of derivatives.
+"""
 
 from __future__ import annotations
 

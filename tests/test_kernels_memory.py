@@ -1,4 +1,7 @@
-"""What the C kernels hold: nothing beside the output in a forward pass of a scan, and for the backward pass at most a third of what the eager form keeps."""
+"""Test what the C kernels hold: nothing beside the output in a forward pass of a scan.
+
+For the backward pass they hold at most a third of what the eager form keeps.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""NaN and infinity in keys, values, weights and queries, through every C kernel and decoding: what may attend them is not finite, the rest is what it was."""
+"""Test NaN and infinity in keys, values, weights and queries, through every C kernel and decoding.
+
+What may attend them is not finite, the rest is what it was.
+"""
 
 from __future__ import annotations
 

@@ -101,7 +101,10 @@ def test_options_that_make_no_sense_are_refused():
 
 @pytest.mark.parametrize(("dim", "heads", "printed"), [(192, 3, 4.8), (384, 6, 17.7)])
 def test_parameters_of_afts_baseline(dim, heads, printed):
-    """Lambda tiny and small in Table 7 of AFT: 12 layers at 14 x 14 patches, key width 16, BatchNorm on q and k, mean pooling, learned positions."""
+    """Count Lambda tiny and small in Table 7 of AFT.
+
+    12 layers at 14 x 14 patches, key width 16, BatchNorm on q and k, mean pooling, learned positions.
+    """
     layer = sum(
         p.numel() for p in build_mixer("lambda", dim, max_len=None, grid_size=[14, 14], heads=heads).parameters()
     )
@@ -124,7 +127,10 @@ def test_parameters_of_afts_baseline(dim, heads, printed):
 
 
 def test_on_a_grid_distances_are_of_lines_and_columns():
-    """A cell at the end of a line and the next one, at the start of the line below, are far apart; and grids must fit."""
+    """Check that a cell at the end of a line and the next one are far apart.
+
+    The next one stands at the start of the line below. And grids must fit.
+    """
     torch.manual_seed(0)
     mixer, x = build_mixer("lambda", 8, max_len=None, grid_size=[3, 4], heads=2).eval(), torch.randn(1, 12, 8)
     flat = build_mixer("lambda", 8, max_len=12, heads=2).eval()

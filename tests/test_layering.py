@@ -65,7 +65,10 @@ def test_imports_go_up():
 
 
 def test_the_shape_of_the_house():
-    """No circle of files, no private name taken from another folder, no module at the root, and few levels; the figures are printed."""
+    """Check the shape of the house, and print the figures.
+
+    No circle of files, no private name taken from another folder, no module at the root, and few levels.
+    """
     found = circles(IMPORTS.between_files())
     figures = {
         "circles": found,
@@ -148,7 +151,10 @@ def test_no_mixer_takes_helpers_from_the_module_of_another(path):
 
 def limits() -> dict[str, int]:
     """The limits that CONTRIBUTING.md names, in lines."""
-    form = r"Python files have at most (\d+) lines \(a file of Triton kernels (\d+)\), functions at most (\d+) \(in a file of Triton kernels (\d+)\)"
+    form = (
+        r"Python files have at most (\d+) lines \(a file of Triton kernels (\d+)\), "
+        r"functions at most (\d+) \(in a file of Triton kernels (\d+)\)"
+    )
     said = re.search(form, (ROOT / "CONTRIBUTING.md").read_text())
     return dict(zip(("file", "triton", "function", "triton function"), map(int, said.groups()), strict=True))
 
@@ -188,7 +194,10 @@ def test_the_navigation_names_every_page_and_section_once():
 
 
 OTHER_WORDS = {"advise/text.py", "hosts/surgery/sites.py", "hosts/rotary.py", "positions/rotary.py", "train/config.py"}
-"""Files in which "attention" or "linear" is no mixer: a key of a JSON report, a part of a class's name, a rule of rotary scaling, a schedule."""
+"""List files in which "attention" or "linear" is no mixer.
+
+A key of a JSON report, a part of a class's name, a rule of rotary scaling, a schedule.
+"""
 BY_NAME = ("mixers/", "reference/", "functional/", "kernels/", "recipes/", "models/named", "demo")
 """Where mixers may be told apart by name: their own rooms, and tables of models to train."""
 
@@ -231,7 +240,8 @@ def test_facts_about_mixers_live_in_their_classes():
 
 def test_a_table_by_name_is_noticed():
     planted = SOURCE.parent / "tokenmix" / "planted.py"
-    code = 'A = {"hydra": 1}\nB = {"aft_full"}\nC = ("aft_simple", "local")\n\ndef f(n):\n    return n == "rfa" or n in ("polynl",)\n'
+    code = 'A = {"hydra": 1}\nB = {"aft_full"}\nC = ("aft_simple", "local")\n\n'
+    code += 'def f(n):\n    return n == "rfa" or n in ("polynl",)\n'
     real = Path.read_text
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "read_text", lambda self, *a: code if self == planted else real(self, *a))

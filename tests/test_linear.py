@@ -1,4 +1,7 @@
-"""Linear attention, Performer and RFA: what the contract suite cannot see: identities, statistics of random features, faults of other versions."""
+"""Test what the contract suite cannot see of Linear attention, Performer and RFA.
+
+Identities, statistics of random features, faults of other versions.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,10 @@ def test_blocks_and_groups_of_blocks(T):
 
 
 def test_linear_attention_is_exact_where_float32_features_vanish():
-    """elu(-100) + 1 is 0 in float32 when it is computed as written, and every weight with it; here it is exp(-100), and the weights are those of softmax."""
+    """Check that the weights are those of softmax where float32 features vanish.
+
+    Computed as written, elu(-100) + 1 is 0 in float32, and every weight with it; here it is exp(-100).
+    """
     q, k, v = (
         torch.zeros(1, 6, 1),
         torch.tensor([-1000.0, -1001, -1002, -1003, -1004, -2000])[None, :, None],
@@ -144,7 +150,11 @@ def test_orthogonal_features_vary_less_and_are_orthogonal():
     [("linear", {}), ("performer", {}), ("performer", {"feature": "relu"}), ("rfa", {}), ("rfa", {"gate": True})],
 )
 def test_future_keys_do_not_change_the_past(name, options):
-    """performer-pytorch subtracts one maximum over all of time and then adds an eps: future keys times 10 change its past by a quarter."""
+    """Check that future keys do not change the past.
+
+    performer-pytorch subtracts one maximum over all of time and then adds an eps: future keys times 10 change its past
+    by a quarter.
+    """
     mixer = build_mixer(name, 16, heads=2, causal=True, **options)
     x = torch.randn(1, 120, 16, generator=torch.Generator().manual_seed(0))
     for size in (10.0, 1e4):
@@ -156,7 +166,10 @@ def test_future_keys_do_not_change_the_past(name, options):
 
 
 def test_nothing_is_added_to_softmax_features():
-    """No eps stands beside the features: the output is a convex combination of the values, however little the keys weigh."""
+    """Check that no eps stands beside the features.
+
+    The output is a convex combination of the values, however little the keys weigh.
+    """
     q, v, W = noise(1, 30, 4), noise(1, 30, 4, seed=2).abs(), seeded(0, 1, 8, 4)
     k = noise(1, 30, 4, seed=1) + 100.0  # exp(-|x|^2 / 2) is 1e-8000 here
     for causal in (False, True):
@@ -165,7 +178,10 @@ def test_nothing_is_added_to_softmax_features():
 
 
 def test_redraw():
-    """Every ``redraw_interval`` forward passes in train mode, never in eval mode, by hand at any time; kept in checkpoints; backward keeps the old draw."""
+    """Redraw every ``redraw_interval`` forward passes in train mode, never in eval mode, by hand at any time.
+
+    The draw is kept in checkpoints; backward keeps the old draw.
+    """
     torch.manual_seed(0)
     mixer, x = build_mixer("performer", 8, heads=2, redraw_interval=3), torch.randn(1, 5, 8)
     seen = []
@@ -190,7 +206,10 @@ def test_redraw():
 
 
 def test_generalised_features_need_an_eps():
-    """relu features are at least eps: where all of a query's are at it, every key weighs by the sum of its features alone."""
+    """Check that relu features are at least eps.
+
+    Where all of a query's are at it, every key weighs by the sum of its features alone.
+    """
     with pytest.raises(MixerError, match="eps must be a number > 0"):
         build_mixer("performer", 8, heads=1, feature="relu", eps=0.0)
     W = noise(1, 5, 4).abs()
@@ -202,7 +221,10 @@ def test_generalised_features_need_an_eps():
 
 
 def test_rfa_estimates_the_gaussian_kernel():
-    """With M large RFA is attention with the weights exp(-|q - k|^2 / 2) of unit q and k, that is exp(q . k): softmax attention at scale 1."""
+    """Check that with M large RFA is attention with the weights exp(-|q - k|^2 / 2) of unit q and k.
+
+    These are exp(q . k) up to a constant factor: softmax attention at scale 1.
+    """
     q, k, v = (noise(1, 40, 8, seed=i) for i in range(3))
     want = functional.attention(F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, heads=1, scale=1.0)
     errors = {}
@@ -226,7 +248,10 @@ def test_rfa_arccos_features_estimate_the_arc_cosine_kernel():
 
 
 def test_rfa_denominator_is_at_least_eps_of_the_weight():
-    """Estimated weights may be negative. Where their mean is below eps the denominator is eps times the number of keys, so the output stays bounded."""
+    """Check that the output stays bounded, though estimated weights may be negative.
+
+    Where their mean is below eps the denominator is eps times the number of keys.
+    """
     W = noise(1, 1, 2, seed=3)
     angle = torch.pi / float(W.norm())  # sigma that turns q . w and k . w half a turn apart: cos is -1, the weight -1
     w = W[0, 0] / W.norm()

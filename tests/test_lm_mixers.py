@@ -122,7 +122,10 @@ def test_a_meta_build_reset_under_a_seed_is_a_direct_build(name):
 
 
 def test_what_starts_as_a_copy_is_one_in_a_model_too():
-    """The model draws q_proj, k_proj and v_proj anew; Longformer's global projections start as copies of those, not of an earlier draw."""
+    """Check that Longformer's global projections start as copies of q_proj, k_proj and v_proj.
+
+    The model draws those anew, so they are not copies of an earlier draw.
+    """
     model = make(first("longformer"), first("attention"), layers=4)
     model.reset_parameters()
     for block in (model.blocks[0], model.blocks[2]):
@@ -251,7 +254,10 @@ def test_auxiliary_losses_are_logged_and_move_what_they_train(accumulate, text, 
 
 
 def test_the_auxiliary_loss_of_a_batch_is_logged_whole(text, tmp_path):
-    """In parts, the line holds the mean over the parts; decay 1 keeps the centroids where they are, so that the parts see the same ones."""
+    """Check that the auxiliary loss logged for a batch in parts is the mean over the parts.
+
+    Decay 1 keeps the centroids where they are, so that the parts see the same ones.
+    """
     still = {**ROUTING, "decay": 1.0}
     for out, accumulate in (("one", 1), ("two", 2)):
         train(run_config(text, still, steps=1, accumulate=accumulate), tmp_path / out, verbose=False)

@@ -1,4 +1,7 @@
-"""Sampling far beyond any training length with constant state, and exactly: the streamed logits are the parallel ones at every position."""
+"""Sample far beyond any training length with constant state, and exactly.
+
+The streamed logits are the parallel ones at every position.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from tokenmix.models import LM, LMConfig
 
 
 def sampled(mixers: tuple, n: int) -> tuple[LM, torch.Tensor, torch.Tensor, set[int]]:
-    """A model with visible weights, n bytes sampled from it one by one, the logits met on the way, and the sizes its state had."""
+    """Sample n bytes one by one from a model with visible weights.
+
+    Return the model, the bytes, the logits met on the way, and the sizes its state had.
+    """
     torch.manual_seed(0)
     model = LM(LMConfig(dim=32, max_len=8192, mixers=mixers, layers=2)).eval()
     with torch.no_grad():
@@ -36,13 +42,15 @@ def test_5000_bytes_from_aft_local():
         parallel = model(tokens)
     error = float((streamed - parallel).abs().max())
     print(
-        f"5000 bytes, state of {sizes.pop()} bytes throughout, largest difference of a logit {error:.1e}, largest logit {float(parallel.abs().max()):.1f}"
+        f"5000 bytes, state of {sizes.pop()} bytes throughout, "
+        f"largest difference of a logit {error:.1e}, largest logit {float(parallel.abs().max()):.1f}"
     )
     assert error <= 1e-5
 
 
 @pytest.mark.parametrize("mixer", [
-    {"name": "aft_simple"}, {"name": "aft_conv", "heads": 4, "kernel_size": 9}, {"name": "aft_local", "window": 16, "outside": "none"},
+    {"name": "aft_simple"}, {"name": "aft_conv", "heads": 4, "kernel_size": 9},
+    {"name": "aft_local", "window": 16, "outside": "none"},
 ])  # fmt: skip
 def test_300_bytes_from_the_others(mixer):
     model, tokens, streamed, sizes = sampled((mixer,), 300)

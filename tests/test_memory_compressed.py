@@ -1,4 +1,7 @@
-"""What is special to memory-compressed attention: its limits, torch's convolution, its causal form and its small state."""
+"""Test what is special to memory-compressed attention.
+
+Its limits, torch's convolution, its causal form and its small state.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,11 @@ def test_compressed_keeps_the_promises_local_cannot(promise):
 
 
 def test_causal_tokens_see_whole_blocks_before_their_own():
-    """tensor2tensor shows the first token of all to everyone, so that the first block has something to attend; here a block shows itself its tokens."""
+    """Check that tokens see whole blocks before their own, and the tokens of their own block.
+
+    tensor2tensor shows the first token of all to everyone, so that the first block has something to attend; here a
+    block shows itself its tokens.
+    """
     q, k, v = qkv(9)
     weights = tuple(w.requires_grad_() for w in conv(3))
     y = functional.memory_compressed(q, k, v, weights, heads=2, block=3, causal=True)

@@ -33,7 +33,10 @@ def test_parameters_of_mixer_s16():
 
 
 def test_float32_is_exact_relative_to_the_terms():
-    """The exception from accurate_on_adversarial_keys: signed sums cancel; relative to the sum of their sizes the error is small."""
+    """Check the exception from accurate_on_adversarial_keys.
+
+    Signed sums cancel; relative to the sum of their sizes the error is small.
+    """
     torch.manual_seed(0)
     weights = torch.randn(6, 150), torch.randn(6), torch.randn(150, 6), torch.randn(150)
     w1, b1, w2, b2 = (a.double() for a in weights)
@@ -63,11 +66,18 @@ def test_resize():
 
 
 class TestRandomSynthesizerContainsLinearTokenMixing:
-    """A head of a Random Synthesizer is softmax(R) V with R learned; one layer of linear token mixing is W V. The perceptron's gelu is not contained."""
+    """Check that a Random Synthesizer contains linear token mixing.
+
+    A head of it is softmax(R) V with R learned; one layer of linear token mixing is W V. The perceptron's gelu is not
+    contained.
+    """
 
     @staticmethod
     def synthesizer(R: torch.Tensor, factors: list[float], width: int) -> nn.Module:
-        """The layer with a head of full width for each R (heads, N, N), each reading x as it is and coming out times its factor."""
+        """Build the layer with a head of full width for each R (heads, N, N).
+
+        Each head reads x as it is and comes out times its factor.
+        """
         mixer = build_mixer(
             "synthesizer_random",
             width,
@@ -106,7 +116,10 @@ class TestRandomSynthesizerContainsLinearTokenMixing:
         torch.testing.assert_close(mixer(V[None])[0], W @ V)
 
     def test_any_mixing_is_two_heads_and_a_token_of_value_zero(self):
-        """softmax rows sum to 1, so sums of rows that differ need somewhere to put the rest: one more token, of value 0."""
+        """Check that any mixing is two heads and one more token, of value 0.
+
+        softmax rows sum to 1, so sums of rows that differ need somewhere to put the rest.
+        """
         torch.manual_seed(0)
         W, V = torch.randn(9, 9, dtype=torch.float64), torch.randn(9, 4, dtype=torch.float64)
         up, down = W.clamp_min(0) + 0.01, (-W).clamp_min(0) + 0.01
@@ -119,7 +132,10 @@ class TestRandomSynthesizerContainsLinearTokenMixing:
         torch.testing.assert_close(self.synthesizer(R, [float(c), -float(c)], 4)(values[None])[0, :9], W @ V)
 
     def test_the_layer_is_such_a_mixing_where_gelu_is_linear(self):
-        """With a large bias on every hidden unit gelu is the identity, and the Mixer's layer is W2 W1 X, up to the biases taken off again."""
+        """Check that the Mixer's layer is W2 W1 X, up to the biases taken off again.
+
+        With a large bias on every hidden unit gelu is the identity.
+        """
         torch.manual_seed(0)
         w1, w2, x = torch.rand(5, 9).double(), torch.rand(9, 5).double(), torch.randn(1, 9, 4).double()
         b1 = torch.full((5,), 50.0, dtype=torch.float64)

@@ -1,6 +1,7 @@
-"""Each planted bug of mutations.py is noticed by the promise it names, and the library without bugs keeps those promises.
+"""Test that each planted bug of mutations.py is noticed by the promise it names.
 
-The bugs are in Python, so the C kernels, which would step in, are switched off; theirs are in kernel_mutations.py.
+The library without bugs keeps those promises. The bugs are in Python, so the C kernels, which would step in, are
+switched off; theirs are in kernel_mutations.py.
 """
 
 from __future__ import annotations

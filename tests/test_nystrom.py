@@ -1,4 +1,7 @@
-"""What is special to Nyström attention: it becomes softmax attention, its inverse is a matrix's own, its segments are a row's own."""
+"""Test what is special to Nyström attention.
+
+It becomes softmax attention, its inverse is a matrix's own, its segments are a row's own.
+"""
 
 from __future__ import annotations
 

@@ -136,7 +136,8 @@ def vit(**options):
 
 def test_a_model_becomes_one_of_gathers():
     model, images = vit(), torch.randn(2, 1, 8, 12, dtype=torch.float64)
-    for block in model.blocks:  # one-hot filters through the paper's own parameters: two values of the normalised filter, one of them moved to 0
+    # One-hot filters through the paper's own parameters: two values of the normalised filter, one of them moved to 0.
+    for block in model.blocks:
         m = block.mixer
         with torch.no_grad():
             m.raw.zero_()

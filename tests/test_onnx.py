@@ -1,4 +1,7 @@
-"""Exported programs and ONNX files against torch: core mixers at sizes other than those traced, decode steps from the first token on, models, refusals."""
+"""Test exported programs and ONNX files against torch.
+
+Core mixers at sizes other than those traced, decode steps from the first token on, models, refusals.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +152,10 @@ def test_a_fixed_length(tmp_path):
 
 
 def test_a_length_that_only_onnx_fixed(tmp_path, monkeypatch):
-    """A file that says a number where torch.export left the length free is seen, and made again for the longest input alone."""
+    """Check that a file that says a number where torch.export left the length free is seen.
+
+    It is made again for the longest input alone.
+    """
     from tokenmix.export import onnx
 
     mixer, port = (

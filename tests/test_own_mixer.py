@@ -1,4 +1,7 @@
-"""A mixer that somebody registers from a script can do all that a built-in one can: surgery, advise, bench, a model of transformers, ONNX, a report."""
+"""Test that a mixer somebody registers from a script can do all that a built-in one can.
+
+Surgery, advise, bench, a model of transformers, ONNX, a report.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What is special to the pattern mixers: who sees whom, identities, growth of the cost, and the defects known from others' versions."""
+"""Test what is special to the pattern mixers.
+
+Who sees whom, identities, growth of the cost, and the defects known from others' versions.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ def same(a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def seen(name: str, T: int, *, heads: int = 1, **options) -> list[list[set[int]]]:
-    """Which tokens each token of each head attends: with queries 0 the weight of a key is 1 / number of keys, read off values that are unit vectors."""
+    """Return which tokens each token of each head attends.
+
+    With queries 0 the weight of a key is 1 / number of keys, read off values that are unit vectors.
+    """
     q, v = torch.zeros(1, T, heads * T), torch.eye(T).repeat(1, heads)[None]
     args = (q, q, v) if name != "longformer" else (q, q, v, q, q, v)
     y = getattr(functional, name)(*args, heads=heads, **options)[0].unflatten(-1, (heads, T))

@@ -1,4 +1,7 @@
-"""Each defect found in public implementations is absent here, and present there where the package can be run; where a peer is right, it is an oracle."""
+"""Test that each defect found in public implementations is absent here.
+
+It is present there where the package can be run; where a peer is right, it is an oracle.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Explicit positions of any kind: a mixer is right with them, or refuses them with one MixerError, in forward and in a stream."""
+"""Test explicit positions of any kind.
+
+A mixer is right with them, or refuses them with one MixerError, in forward and in a stream.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,10 @@ def test_a_stream_refuses_to_step_back_and_says_where():
     "case", ["aft_local-3", "aft_local-none", "aft_conv", "lightconv", "local", "memory_compressed", "axial"]
 )
 def test_a_ring_passes_masked_tokens_over(case, dtype):
-    """Masked tokens take up no room in a ring: positions may skip them, in any cuts, in a chunk with a mask, and in those after it without one."""
+    """Check that masked tokens take up no room in a ring.
+
+    Positions may skip them, in any cuts, in a chunk with a mask, and in those after it without one.
+    """
     s = subject_of(case, True)
     mixer, x = s.build(dtype=dtype), s.x(dtype=dtype)
     live = torch.tensor([[1, 1, 0, 0, 0, 1, 0, 1, 1, 1], [1, 0, 0, 1, 1, 0, 0, 1, 1, 1]], dtype=torch.bool)[

@@ -31,7 +31,10 @@ def test_the_strict_form_does_not_look_ahead(size):
 
 
 def test_the_paper_form_looks_ahead():
-    """As reformer-pytorch and the Hugging Face decoder do: later tokens move the borders of the chunks (measured there: as large as the output)."""
+    """Check that the paper's form looks ahead, as reformer-pytorch and the Hugging Face decoder do.
+
+    Later tokens move the borders of the chunks (measured there: as large as the output).
+    """
     mixer = build_mixer("reformer", 16, causal=True, paper_form=True, **SMALL)
     assert past_change(mixer, 100, 50, 1.0) > 0.1
 

@@ -1,4 +1,7 @@
-"""What is refused beside a mixer's options, of which the promise refuses_wrong_options tells: options of functional forms, wrong tensors, states, specs."""
+"""Test what is refused beside a mixer's options, of which the promise refuses_wrong_options tells.
+
+Options of functional forms, wrong tensors, states, specs.
+"""
 
 from __future__ import annotations
 

@@ -169,7 +169,10 @@ def test_a_few_large_values_do_not_take_all_colours(values, found):
     assert (pytest.approx(low), pytest.approx(high), beyond) == found
 
 
-GOOD = "<!doctype html><html><head><title>t</title></head><body><h1>h</h1><table><tr><td>1</td></tr></table>{}</body></html>"
+GOOD = (
+    "<!doctype html><html><head><title>t</title></head>"
+    "<body><h1>h</h1><table><tr><td>1</td></tr></table>{}</body></html>"
+)
 DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 

@@ -1,4 +1,7 @@
-"""Rotary positions: the paper's equation, transformers' Llama, relative positions, contexts longer than trained, options that make no sense."""
+"""Test rotary positions.
+
+The paper's equation, transformers' Llama, relative positions, contexts longer than trained, options that make no sense.
+"""
 
 from __future__ import annotations
 
@@ -136,7 +139,10 @@ def test_equals_transformers(kind):
 
 @pytest.mark.parametrize("kind", ["default", "yarn", "llama3"])
 def test_equals_a_llama_layer(kind):
-    """A whole attention layer of transformers, grouped keys and heads wider than dim / heads, with its weights and a padded batch."""
+    """Compare with a whole attention layer of transformers, with its weights and a padded batch.
+
+    It has grouped keys and heads wider than dim / heads.
+    """
     from transformers import LlamaConfig
     from transformers.models.llama import modeling_llama as llama
 
@@ -196,7 +202,10 @@ def test_float32_is_exact_at_far_positions():
 
 
 def test_interpolation_keeps_angles_within_those_trained():
-    """With linear interpolation by 4, position 4 n stands where n stood; so a context four times as long meets no new angle."""
+    """Check that a context four times as long meets no new angle.
+
+    With linear interpolation by 4, position 4 n stands where n stood.
+    """
     plain, stretched = RotaryPositions(E), RotaryPositions(E, scaling={"name": "linear", "factor": 4})
     at, x = torch.arange(16).expand(2, 16), rows(16)
     assert torch.allclose(stretched(4 * at, x)[0], plain(at, x)[0], atol=1e-12)
@@ -215,7 +224,10 @@ def test_heads_wider_than_the_share_of_dim():
 
 
 def test_rotary_model_decodes_beyond_max_len():
-    """A language model whose only positions are rotary has no longest sequence; its stream equals the whole, padded or not."""
+    """Check that a language model whose only positions are rotary has no longest sequence.
+
+    Its stream equals the whole, padded or not.
+    """
     torch.manual_seed(0)
     spec = {
         "name": "attention",

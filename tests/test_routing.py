@@ -1,4 +1,7 @@
-"""Routing: what the contract cannot see. The published form looks ahead and ours does not; centroids, the auxiliary loss, who is taken."""
+"""Test what the contract cannot see of routing.
+
+The published form looks ahead and ours does not; centroids, the auxiliary loss, who is taken.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ def test_the_strict_form_does_not_look_ahead(size):
 
 
 def test_the_paper_form_looks_ahead():
-    """As routing-transformer does (measured there: as large as the output): later tokens push earlier ones out of a centroid's choice."""
+    """Check that the paper's form looks ahead, as routing-transformer does.
+
+    Later tokens push earlier ones out of a centroid's choice (measured there: as large as the output).
+    """
     mixer = build_mixer("routing", 16, causal=True, paper_form=True, **SMALL)
     assert past_change(mixer, 100, 50, 1.0) > 0.1
 
@@ -46,7 +52,10 @@ def test_the_paper_form_does_not_stream():
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_past_and_present_reach(seed):
-    """With two clusters and two heads every token here has company, and the promise that is waived in general is kept."""
+    """Check that the promise that is waived in general is kept where every token has company.
+
+    With two clusters and two heads every token here has.
+    """
     masking.past_reaches_present(
         subject("routing", {"heads": 2, "clusters": 2, "window": 3, "seed": seed, "causal": True})
     )

@@ -1,7 +1,8 @@
-"""The C kernels under gcc's sanitizers: every exported function, on calls recorded from the forms that use it, for two instruction sets.
+"""Test the C kernels under gcc's sanitizers: every exported function, for two instruction sets.
 
-AddressSanitizer and UndefinedBehaviorSanitizer find what is read or written outside of a buffer and what C leaves undefined; ThreadSanitizer finds blocks
-of work that touch the same memory. A new kernel joins by being called: by a row of fuzz_forms.FORMS, or by a function of sanitizers/record.py.
+The calls are recorded from the forms that use the functions. AddressSanitizer and UndefinedBehaviorSanitizer find what
+is read or written outside of a buffer and what C leaves undefined; ThreadSanitizer finds blocks of work that touch the
+same memory. A new kernel joins by being called: by a row of fuzz_forms.FORMS, or by a function of sanitizers/record.py.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ SANITIZERS = {
     "address and undefined": ["-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"],
     "thread": ["-fsanitize=thread"],
 }
-APART = "-DTM_INLINE=static __attribute__((noinline, unused))"  # instrumented code is large: a tenth of the time to compile, the same C
+# Instrumented code is large: a tenth of the time to compile, the same C.
+APART = "-DTM_INLINE=static __attribute__((noinline, unused))"
 FEW = "-DSTEP_WORK=64"  # so that small calls use several threads
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0",
@@ -37,9 +39,10 @@ LETTERS = {"int": "i", "int64_t": "l", "float": "f", "double": "d"}
 
 
 def prototypes(sources: Path = build.SOURCES) -> dict[str, tuple[str, bool]]:
-    """Every exported function by name: its signature in the letters of ``cpu.function``, and whether its last argument is the number of threads.
+    """List every exported function by name.
 
-    Of a function that takes one struct, the letters are those of the struct's fields.
+    Its signature in the letters of ``cpu.function``, and whether its last argument is the number of threads. Of a
+    function that takes one struct, the letters are those of the struct's fields.
     """
     found, packed = {}, structs(sources)
     for path in sorted(sources.glob("*.c")):
@@ -174,7 +177,8 @@ def test_every_exported_function_has_a_prototype_and_is_called(recording):
     assert {name for name in names if hasattr(cpu._library, f"tm_{cpu.isa()}_{name}")} == set(prototypes())
     for isa, (_, called) in recording.items():
         assert called == set(prototypes()), (
-            f"{isa}: nothing recorded calls {', '.join(sorted(set(prototypes()) - called))}; add a row to fuzz_forms or record"
+            f"{isa}: nothing recorded calls {', '.join(sorted(set(prototypes()) - called))}; "
+            "add a row to fuzz_forms or record"
         )
 
 

@@ -159,7 +159,8 @@ def test_any_mixer_in_the_head_and_every_parameter_learns(name):
         for n, p in model.named_parameters()
         if p.grad is None or not bool(p.grad.isfinite().all()) or float(p.grad.abs().max()) == 0
     ]
-    # the backbone's last norm and class token's way out are a classifier's; BatchNorm and softmax cancel constant shifts
+    # The backbone's last norm and class token's way out are a classifier's; BatchNorm and softmax cancel constant
+    # shifts.
     allowed = ("backbone.norm.weight", "backbone.norm.bias", "k_proj.bias", "out_proj.bias")
     assert not [n for n in idle if not n.endswith(allowed)], idle
 

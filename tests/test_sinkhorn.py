@@ -116,7 +116,10 @@ def test_gumbel_noise_is_for_training_only():
 
 
 def test_nothing_depends_on_the_length():
-    """The paper's sorting net gives one logit per block and so fixes the longest sequence; ours has e x e numbers per head."""
+    """Check that no parameter depends on the length: ours has e x e numbers per head.
+
+    The paper's sorting net gives one logit per block and so fixes the longest sequence.
+    """
     mixer = build_mixer("sinkhorn", 16, **SMALL)
     assert sum(p.numel() for p in mixer.parameters()) == 4 * (16 * 16 + 16) + 2 * 8 * 8
     for T in (1, 3, 4, 5, 37):

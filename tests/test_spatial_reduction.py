@@ -1,4 +1,7 @@
-"""What is special to spatial-reduction attention: PVT's own layer, its parameter counts and its multiply-accumulates."""
+"""Test what is special to spatial-reduction attention.
+
+PVT's own layer, its parameter counts and its multiply-accumulates.
+"""
 
 from __future__ import annotations
 

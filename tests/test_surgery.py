@@ -1,4 +1,7 @@
-"""Replacing attention: with softmax the function stays the same in every family; every mixer that fits runs, masked, causal, and learns."""
+"""Test replaced attention: with softmax the function stays the same in every family.
+
+Every mixer that fits runs, masked, causal, and learns.
+"""
 
 from __future__ import annotations
 
@@ -375,7 +378,10 @@ def test_sequences_packed_into_one_row_are_kept_apart_or_refused():
 @pytest.mark.parametrize("spec", ["attention", "aft_simple"])
 @torch.no_grad()
 def test_a_prefix_that_sees_itself_whole_is_refused(spec):
-    """PaliGemma's and Gemma 3's image tokens attend each other both ways: a causal mixer would leave half of that out."""
+    """Check that a causal mixer is refused where image tokens attend each other both ways.
+
+    PaliGemma's and Gemma 3's do: a causal mixer would leave half of that out.
+    """
     model, (ids, _) = shared("gemma"), padded("right")
     new, _ = replace_mixers(model, {"*.1.*": spec}, seed=0)
     order = torch.ones(9, 9, dtype=torch.bool).tril()[None, None].expand(3, 1, -1, -1).clone()

@@ -1,4 +1,7 @@
-"""A decoder that reads an encoder through mixers: what the cache keeps of the context, and where the next query stands."""
+"""Test a decoder that reads an encoder through mixers.
+
+What the cache keeps of the context, and where the next query stands.
+"""
 
 from __future__ import annotations
 

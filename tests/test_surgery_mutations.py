@@ -1,4 +1,7 @@
-"""Planted bugs: each breaks one step of the surgery, and what the other tests compare sees it. Replaced models also compile whole."""
+"""Plant bugs, each of which breaks one step of the surgery: what the other tests compare sees it.
+
+Replaced models also compile whole.
+"""
 
 from __future__ import annotations
 

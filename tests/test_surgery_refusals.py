@@ -36,7 +36,8 @@ BAD = [
         "gpt2",
         "fourier",
         {},
-        r"transformer.h.0.attn: fourier has no causal form, and attention here is causal; these have one: attention, aft_full",
+        r"transformer.h.0.attn: fourier has no causal form, and attention here is causal; "
+        r"these have one: attention, aft_full",
     ),
     (
         "gpt2",
@@ -101,7 +102,8 @@ def test_a_model_of_no_known_family():
 
     with pytest.raises(
         MixerError,
-        match=r"Sequential has no attention of a known family; it has OwnAttention, whose computation is unknown; known are the families bert,",
+        match=r"Sequential has no attention of a known family; it has OwnAttention, whose computation is unknown; "
+        r"known are the families bert,",
     ):
         replace_mixers(nn.Sequential(OwnAttention(4, 2)), "hydra")
 
@@ -130,7 +132,8 @@ def test_restore_of_what_is_gone():
     new, _ = replace_mixers(shared("bert"), {"*.0.*": "hydra", "*.1.*": "synthesizer_random"}, seed=0)
     with pytest.raises(
         MixerError,
-        match="encoder.layer.1.attention: synthesizer_random has no q_proj, k_proj of attention; its softmax weights are lost",
+        match="encoder.layer.1.attention: synthesizer_random has no q_proj, k_proj of attention; "
+        "its softmax weights are lost",
     ):
         restore(new)
     back, _ = restore(new, "*.0.*")

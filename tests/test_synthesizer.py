@@ -1,4 +1,8 @@
-"""The Synthesizer family: the paper's parameter counts, the equalities between its members, and the faults of public copies that ours must not have."""
+"""Test the Synthesizer family.
+
+The paper's parameter counts, the equalities between its members, and the faults of public copies that ours must not
+have.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,10 @@ def weights_of(mixer, x, **given):
 
 
 def t5_base() -> int:
-    """T5-base: tied embeddings, 12 encoder and 12 decoder layers without biases, 12 heads of 64, relative biases on the first layer of each stack."""
+    """Count T5-base: tied embeddings, 12 encoder and 12 decoder layers without biases, 12 heads of 64.
+
+    Relative biases stand on the first layer of each stack.
+    """
     d, ff, layers, vocabulary = 768, 3072, 12, 32128
     encoder, decoder = 4 * d * d + 2 * d * ff + 2 * d, 8 * d * d + 2 * d * ff + 3 * d
     return vocabulary * d + layers * (encoder + decoder) + 2 * d + 2 * 32 * 12
@@ -74,7 +81,10 @@ T5_ROWS = [
     ("row", "name", "options", "printed", "closer"), T5_ROWS, ids=lambda v: v if isinstance(v, str) else ""
 )
 def test_parameters_in_the_t5_base_shell(row, name, options, printed, closer):
-    """The 24 self-attention layers of T5-base replaced, as Narang et al. 2021 print them; ``closer`` starts from a rounded 223M."""
+    """Replace the 24 self-attention layers of T5-base, and count as Narang et al. 2021 print them.
+
+    ``closer`` starts from a rounded 223M.
+    """
     with torch.device("meta"):
         layer = build_mixer(name, 768, **T5, **options)
     total = t5_base() + 24 * (count(layer) - 4 * 768 * 768)
@@ -103,7 +113,10 @@ WMT_ROWS = [
     ("row", "name", "options", "closer", "printed"), WMT_ROWS, ids=lambda v: v if isinstance(v, str) else ""
 )
 def test_parameters_in_the_wmt_shell(row, name, options, closer, printed):
-    """Of the base Transformer's 67M the 12 self-attention layers replaced, 8 heads, N = 256. The paper's 62M for D leaves no room for W1 (65.4M)."""
+    """Replace the 12 self-attention layers of the base Transformer's 67M, 8 heads, N = 256.
+
+    The paper's 62M for D leaves no room for W1 (65.4M).
+    """
     with torch.device("meta"):
         layer, vanilla = (
             build_mixer(name, 512, **WMT, **options),
@@ -115,7 +128,10 @@ def test_parameters_in_the_wmt_shell(row, name, options, closer, printed):
 
 
 def test_parameters_of_the_logits_are_those_of_the_paper():
-    """Table 1: N^2, 2 N k, d^2 + d N, d^2 + d (a + b), beside values and output; the tables that ignore heads are for one head."""
+    """Check Table 1: N^2, 2 N k, d^2 + d N, d^2 + d (a + b), beside values and output.
+
+    The tables that ignore heads are for one head.
+    """
     d, n, k, a = 1024, 32, 8, 8
     beside = 2 * d * d
     bare = {"max_len": n, "qkv_bias": False, "out_bias": False}
@@ -172,7 +188,10 @@ def test_weights_are_a_softmax(name, causal):
 
 @pytest.mark.parametrize("name", SINGLE)
 def test_what_the_logits_depend_on(name):
-    """Random ones on no input at all (a public one is a dot product of rank 8); dense ones on the query's own token alone."""
+    """Check what the weights depend on: random ones on no input at all, dense ones on the query's own token alone.
+
+    A public random one is a dot product of rank 8.
+    """
     mixer = build_mixer(name, D, max_len=N, heads=H).double()
     x = torch.randn(1, N, D, dtype=torch.float64)
     other = x.clone()
@@ -206,7 +225,10 @@ def test_factorised_random_rows_differ_and_have_rank_k():
 
 @pytest.mark.parametrize("name", SINGLE)
 def test_starts_near_uniform(name):
-    """Factors drawn from N(0, 1) give logits of deviation 2.8 and weights near one-hot (0.33 at the largest); ours start near the mean."""
+    """Check that ours start near the mean.
+
+    Factors drawn from N(0, 1) give logits of deviation 2.8 and weights near one-hot (0.33 at the largest).
+    """
     torch.manual_seed(0)
     n = 197
     mixer = build_mixer(name, 64, max_len=n, heads=4)
@@ -306,7 +328,10 @@ def test_mixture_of_attention_alone_is_attention(causal):
 
 
 def test_sum_of_random_and_attention_is_attention_with_a_bias():
-    """Checked against torch's own kernel with R as its additive mask; nothing divides R by sqrt(d), and ``scale`` touches attention only."""
+    """Compare with torch's own kernel with R as its additive mask.
+
+    Nothing divides R by sqrt(d), and ``scale`` touches attention only.
+    """
     x = torch.randn(2, N, D, dtype=torch.float64)
     for scale, factor in ((None, (D // H) ** -0.5), (1.0, 1.0)):
         mixer = build_mixer(
@@ -349,7 +374,10 @@ def test_learned_weights_start_equal_and_sum_to_one():
 
 
 def test_factorised_forms_contain_the_plain_ones():
-    """R1 R2^T with R2 = I is R; A of N numbers times B = 1 is the dense row; W2 = 0 leaves a random form whose rows are equal."""
+    """Check the equalities: R1 R2^T with R2 = I is R; A of N numbers times B = 1 is the dense row.
+
+    W2 = 0 leaves a random form whose rows are equal.
+    """
     v, r = torch.randn(2, N, D, dtype=torch.float64), torch.randn(H, N, N, dtype=torch.float64)
     eye = torch.eye(N, dtype=torch.float64).expand(H, N, N)
     torch.testing.assert_close(

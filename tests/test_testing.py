@@ -170,7 +170,8 @@ class TestCommand:
     def test_a_class_from_the_working_directory(self, tmp_path, monkeypatch, capsys):
         (tmp_path / "my_layers.py").write_text(
             "from torch import nn\n\nclass Twice(nn.Module):\n"
-            "    def __init__(self, d_model):\n        super().__init__()\n        self.p = nn.Linear(d_model, d_model)\n"
+            "    def __init__(self, d_model):\n        super().__init__()\n"
+            "        self.p = nn.Linear(d_model, d_model)\n"
             "    def forward(self, x):\n        return 2 * self.p(x)\n"
         )
         monkeypatch.chdir(tmp_path)

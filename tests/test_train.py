@@ -635,7 +635,8 @@ def test_a_run_that_is_asked_to_stop_says_where_and_goes_on_to_the_same_bits(tmp
     with pytest.raises(SystemExit) as end:
         train(config(text), tmp_path / "run")
     assert end.value.code == 143
-    said = f"{tmp_path / 'run'}: stopped by SIGTERM after step 7, which is saved; `tokenmix resume {tmp_path / 'run'}` continues it.\n"
+    said = f"{tmp_path / 'run'}: stopped by SIGTERM after step 7, which is saved; "
+    said += f"`tokenmix resume {tmp_path / 'run'}` continues it.\n"
     assert capfd.readouterr().err == said
     assert names(tmp_path / "run") == ["step_00000005", "step_00000007"]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

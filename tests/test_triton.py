@@ -1,4 +1,7 @@
-"""The Triton kernels without a GPU: in the interpreter against the float64 eager form, and compiled ahead of time for sm_80 and sm_90."""
+"""Test the Triton kernels without a GPU.
+
+In the interpreter against the float64 eager form, and compiled ahead of time for sm_80 and sm_90.
+"""
 
 from __future__ import annotations
 

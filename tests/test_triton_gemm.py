@@ -1,4 +1,7 @@
-"""The Triton kernels on the tensor cores without a GPU: in the interpreter against the float64 reference, and compiled ahead of time for sm_80 and sm_90."""
+"""Test the Triton kernels on the tensor cores without a GPU.
+
+In the interpreter against the float64 reference, and compiled ahead of time for sm_80 and sm_90.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import pytest
 from triton_process import HERE, run
 
 CHECKS = ("full_shapes", "full_masks", "full_adversarial", "band_shapes", "band_masks", "band_adversarial")
-TYPICAL = r"bfloat16 causal( local| conv mask)?: (row|key|pair|band)_(sums|rows|keys|pairs)$"  # the products of matrices; `slow` compiles all
+# The products of matrices; `slow` compiles all.
+TYPICAL = r"bfloat16 causal( local| conv mask)?: (row|key|pair|band)_(sums|rows|keys|pairs)$"
 
 
 @pytest.mark.parametrize("check", CHECKS)

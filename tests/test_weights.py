@@ -1,4 +1,7 @@
-"""timm's and Hugging Face's Vision Transformers into ours to the last bit, and back; what is refused, and in which words."""
+"""Turn timm's and Hugging Face's Vision Transformers into ours to the last bit, and back.
+
+What is refused, and in which words.
+"""
 
 from __future__ import annotations
 
@@ -305,7 +308,8 @@ def test_keys_that_lack_or_do_not_fit_are_named():
             from_timm({k: v for k, v in state.items() if k != key}, **options)
     with pytest.raises(
         MixerError,
-        match=r"'blocks.0.mlp.fc2.weight' gives blocks.0.mlp.down.weight the shape \(4, 4\), a ViT of its sizes needs \(48, 192\)",
+        match=r"'blocks.0.mlp.fc2.weight' gives blocks.0.mlp.down.weight the shape \(4, 4\), "
+        r"a ViT of its sizes needs \(48, 192\)",
     ):
         from_timm(state | {"blocks.0.mlp.fc2.weight": torch.ones(4, 4)}, **options)
     with pytest.raises(MixerError, match=r"'extra.weight' has no place"):

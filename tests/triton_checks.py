@@ -1,4 +1,7 @@
-"""Checks of the Triton kernels in the interpreter, which test_triton.py runs in a process of their own: ``TRITON_INTERPRET=1 python triton_checks.py NAME``."""
+"""Check the Triton kernels in the interpreter: ``TRITON_INTERPRET=1 python triton_checks.py NAME``.
+
+test_triton.py runs the checks in a process of their own.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,10 @@ def scan_nonfinite() -> None:
 
 
 def others_nonfinite() -> None:
-    """The same of the other kernels: rows that may attend a bad token are not finite, all others and the gradients of a loss over them are what they were."""
+    """Check the same of the other kernels: rows that may attend a bad token are not finite.
+
+    All others and the gradients of a loss over them are what they were.
+    """
     w, kernel = (torch.randn(*shape, generator=torch.Generator().manual_seed(3)) for shape in ((20, 20), (1, 3)))
     forms = {
         "aft_full": lambda *a, **o: functional.aft_full(*a, w, **o),
@@ -219,7 +225,10 @@ def linear_shapes() -> None:
 
 
 def linear_jumps() -> None:
-    """Keys that rise by hundreds within a chunk: only chunks with such a rise go pair by pair, and what is before and after them stays exact."""
+    """Check keys that rise by hundreds within a chunk.
+
+    Only chunks with such a rise go pair by pair, and what is before and after them stays exact.
+    """
     at = torch.arange(200)[:, None]
     q, k, v = qkv(2, 200, 200, 8)
     k = k + torch.where(at < 90, -120.0, 0.0) + torch.where(at >= 170, 80.0, 0.0)

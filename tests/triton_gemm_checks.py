@@ -1,6 +1,7 @@
-"""Checks of AFT-full, AFT-local and AFT-conv in Triton, in the interpreter; test_triton_gemm.py runs them in processes of their own.
+"""Check AFT-full, AFT-local and AFT-conv in Triton, in the interpreter.
 
-``TRITON_INTERPRET=1 python triton_gemm_checks.py NAME...``
+test_triton_gemm.py runs the checks in processes of their own. ``TRITON_INTERPRET=1 python triton_gemm_checks.py
+NAME...``
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ def compare(
     said: str,
     **sizes: Any,
 ) -> None:
-    """Outputs and gradients of a kernel module against the reference, on the same numbers; the gradients against the largest of them times its argument."""
+    """Compare outputs and gradients of a kernel module with the reference, on the same numbers.
+
+    The gradients are measured against the largest of them times its argument.
+    """
     y, *saved = module.forward(*args, mask, causal=causal, save=True, **sizes)
     assert torch.equal(y, module.forward(*args, mask, causal=causal, save=False, **sizes)[0]), said
     g = drawn(*y.shape, seed=9, dtype=y.dtype)

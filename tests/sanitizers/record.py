@@ -1,7 +1,9 @@
-"""``record.py OUT``: every call that the library receives while the forms of ``fuzz_forms`` and the functions of ``MORE`` run, with all of its memory.
+"""Record every call that the library receives, with all of its memory: ``record.py OUT``.
 
-So that a C program can repeat them under a sanitizer, without Python and torch: ``harness.c``. Functions and signatures are those that ctypes has, and
-a buffer is as long as the tensor it came from, so a wrapper that allocates too little is found as well as a kernel that writes too much.
+The calls are made while the forms of ``fuzz_forms`` and the functions of ``MORE`` run. They are recorded so that a C
+program, ``harness.c``, can repeat them under a sanitizer, without Python and torch. Functions and signatures are those
+that ctypes has, and a buffer is as long as the tensor it came from, so a wrapper that allocates too little is found as
+well as a kernel that writes too much.
 """
 
 from __future__ import annotations
@@ -45,7 +47,10 @@ def extended_scan() -> None:
 
 
 def not_finite() -> None:
-    """Every form on numbers that are not finite, where they may be attended: the results are worth nothing, but nothing may be undefined."""
+    """Run every form on numbers that are not finite, where they may be attended.
+
+    The results are worth nothing, but nothing may be undefined.
+    """
     for name in FORMS:
         for seed in range(0 if name in MISSING else 12):
             d, args, _, options = drawn(name, seed, **LIMITS)
@@ -97,7 +102,10 @@ def wide_grids() -> None:
 
 
 MORE: list[Callable[[], None]] = [extended_scan, not_finite, streams, wide_streams, wide_grids]
-"""What uses kernels beside the forms: streams, large shapes. A kernel that nothing here calls is named by test_sanitizers."""
+"""List what uses kernels beside the forms: streams, large shapes.
+
+A kernel that nothing here calls is named by test_sanitizers.
+"""
 
 
 def modules() -> list[ModuleType]:
@@ -174,7 +182,10 @@ class Recorder:
         return call
 
     def write(self, name: str, letter: str, value: Any) -> None:
-        """One argument: its letter, its number or the length of its memory, where that begins in a cache line, and what it holds."""
+        """Write one argument.
+
+        Its letter, its number or the length of its memory, where that begins in a cache line, and what it holds.
+        """
         if letter != "p":
             self.file.write(struct.pack("<cqdq", letter.encode(), int(value) if letter in "il" else 0, float(value), 0))
             return
