@@ -1,6 +1,7 @@
-"""Compiles the C kernels when a wheel is built or the project is installed for editing. Without a compiler the package is built without them and works.
+"""Compile the C kernels when a wheel is built or the project is installed in editable mode.
 
-TOKENMIX_BUILD_KERNELS=0 leaves them out; TOKENMIX_BUILD_KERNELS=require makes a failure to build them an error.
+Without a compiler the package is built without them and works. TOKENMIX_BUILD_KERNELS=0 leaves them out;
+TOKENMIX_BUILD_KERNELS=require makes a failure to build them an error.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ SWITCH = "TOKENMIX_BUILD_KERNELS"
 
 
 class KernelBuildHook(BuildHookInterface):
-    """A wheel for this platform that holds the library; one for any platform where it could not be built. Archives of the sources hold none."""
+    """Build a wheel for this platform that holds the library; one for any platform where it could not be built.
+
+    Source archives do not hold it.
+    """
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Called by hatchling before it collects files; ``version`` is "standard" or "editable"."""
+        """Build the library before hatchling collects files; ``version`` is "standard" or "editable"."""
         choice = os.environ.get(SWITCH, "1").lower()
         if self.target_name != "wheel" or choice == "0":
             return
@@ -38,7 +42,8 @@ class KernelBuildHook(BuildHookInterface):
             if choice == "require":
                 raise
             print(
-                f"warning: tokenmix is installed without its C kernels and works without them, slower: {first_line(why)}",
+                "warning: tokenmix is installed without its C kernels and works without them, slower: "
+                f"{first_line(why)}",
                 file=sys.stderr,
             )
             return
@@ -48,7 +53,7 @@ class KernelBuildHook(BuildHookInterface):
 
 
 def builder(root: Path) -> ModuleType:
-    """kernels/cpu/build.py by path: the package itself needs torch, which building does not."""
+    """Load kernels/cpu/build.py by path: the package itself needs torch, which building does not."""
     spec = importlib.util.spec_from_file_location("tokenmix_kernels_build", root / "src" / FOLDER / "build.py")
     assert spec is not None
     assert spec.loader is not None
@@ -59,7 +64,10 @@ def builder(root: Path) -> ModuleType:
 
 
 def platform_tag() -> str:
-    """Of the machine the compiler builds for: this one. On macOS Python may be built for two kinds of machine and for older systems; the library is not."""
+    """Return the tag of the machine the compiler builds for: this one.
+
+    On macOS, Python may be built for two kinds of machine and for older systems; the library is not.
+    """
     if sys.platform != "darwin":
         return sysconfig.get_platform().replace("-", "_").replace(".", "_")
     wanted = os.environ.get("MACOSX_DEPLOYMENT_TARGET") or platform.mac_ver()[0]
@@ -68,6 +76,6 @@ def platform_tag() -> str:
 
 
 def first_line(why: Exception) -> str:
-    """An error in one line."""
+    """Return an error in one line."""
     lines = [line for line in str(why).splitlines() if line.strip()]
     return " ".join(lines[:2]) if lines else type(why).__name__

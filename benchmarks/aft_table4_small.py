@@ -1,11 +1,15 @@
-"""Table 4 of the AFT paper in small, on enwik8: equal tokens, then equal wall-clock, with iterations per second and peak memory beside bits per byte.
+"""Reproduce Table 4 of the AFT paper at small scale on enwik8: equal tokens, then equal wall-clock time.
+
+Iterations per second and peak memory are reported beside bits per byte.
 
     python benchmarks/aft_table4_small.py --data enwik8.gz --out runs/table4 [--only transformer ...]
     python benchmarks/aft_table4_small.py --out runs/table4 --results benchmarks/results/aft_table4_small.json
 
-Every run is 4 layers x 128 at T = 64 (at 512 such short runs stay on the plateau of byte statistics), sixteen sequences a step, AdamW at a constant rate
-after its warm-up: so one run is read twice, after STEPS and after SECONDS of training, whichever comes first, and then goes on to the other. Each mixer has
-a process of its own. Iterations per second are measured anew with the results, all models in one process in turns.
+Every run has 4 layers of 128 features at T = 64 (at 512, such short runs stay on the plateau of byte statistics),
+sixteen sequences a step and AdamW at a constant rate after its warm-up. One run can therefore be read twice: after
+STEPS and after SECONDS of training, whichever comes first; it then continues to the other. Each mixer has its own
+process. Iterations per second are measured again when the results are written, with all models in one process taking
+turns.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ ROWS: dict[str, tuple[dict[str, Any], str]] = {  # name -> spec, the paper's row
 
 
 def config(mixer: dict[str, Any], data: str) -> RunConfig:
-    """One run: only the mixer ever differs."""
+    """Return the config of one run; only the mixer ever differs."""
     model = LMConfig(dim=128, max_len=SEQ_LEN, mixers=(mixer,), layers=4, init_std=0.05)
     optim = OptimConfig(lr=4e-3, warmup=50, weight_decay=0.1, schedule="constant")
     often = {"log_every": 20, "eval_every": 10_000, "eval_bytes": 10_000, "save_every": 10_000, "keep": 2}
@@ -46,7 +50,7 @@ def config(mixer: dict[str, Any], data: str) -> RunConfig:
 
 
 def one(name: str, out: Path, data: str) -> None:
-    """Train until tokens or time are spent, score the test split; then spend the other, score again."""
+    """Train until tokens or time are spent and score the test split; then spend the other and score again."""
     folder = out / name
     first = train(config(ROWS[name][0], data), folder, verbose=False)
     scores = {_reached(first): _score(folder, first)}
@@ -64,7 +68,7 @@ def _reached(summary: dict[str, Any]) -> str:
 
 
 def _score(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
-    """Test score of the last checkpoint, and the speed and memory of training so far."""
+    """Score the last checkpoint on the test split, with the speed and memory of training so far."""
     bits = evaluate_run(folder, split="test", max_bytes=TEST_BYTES, record=False).bits_per_byte
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     recent = [x["bpb"] for x in lines if x["kind"] == "train"][-5:]
@@ -79,21 +83,27 @@ def _score(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
-    """The rows as Markdown, beside what the paper prints."""
+    """Return the rows as Markdown, beside the figures that the paper prints."""
     from tokenmix.recipes.aft_enwik8 import OTHERS
 
-    head = "| method | test, equal tokens | test, equal time | train, equal tokens | it/s | peak MiB | paper: test | it/s | GB/GPU |"
+    head = (
+        "| method | test, equal tokens | test, equal time | train, equal tokens | it/s | peak MiB "
+        "| paper: test | it/s | GB/GPU |"
+    )
     lines = [head, "|---" * 9 + "|"]
     for name, r in rows.items():
         paper = OTHERS[r["paper"]]
         tokens, timed = r["tokens"], r["seconds"]
-        mine = f"{tokens['test']:.3f} | {timed['test']:.3f} | {tokens['train']:.3f} | {r['iterations_per_s']:.2f} | {tokens['peak_mib']}"
+        mine = (
+            f"{tokens['test']:.3f} | {timed['test']:.3f} | {tokens['train']:.3f} "
+            f"| {r['iterations_per_s']:.2f} | {tokens['peak_mib']}"
+        )
         lines.append(f"| {name} | {mine} | {paper[4]:.3f} | {paper[5]:.2f} | {paper[6]} |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Read the command line."""
+    """Parse the command line and run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="enwik8", help="path of enwik8, raw or .gz")
     parser.add_argument("--out", type=Path, default=Path("runs/table4"))

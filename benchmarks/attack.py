@@ -1,11 +1,12 @@
 """Attack the library at random for a while, and print every answer that is neither right nor one clear refusal.
 
-    python benchmarks/attack.py --minutes 20                                # all four kinds in turn
-    python benchmarks/attack.py --minutes 5 --kind states --seed 7          # one kind, from one seed
-    python benchmarks/attack.py --kind inputs --only 123456                 # one attack again, by the number that was printed
+    python benchmarks/attack.py --minutes 20                        # all four kinds in turn
+    python benchmarks/attack.py --minutes 5 --kind states --seed 7  # one kind, from one seed
+    python benchmarks/attack.py --kind inputs --only 123456         # one attack again, by the number that was printed
 
-Kinds: *states* of other dtypes, shapes, devices and mixers; *inputs* that are NaN or infinite, at every place, on every backend; *archives* of images,
-flipped, cut and spliced; *runs*, whose files are damaged before resume, eval, report and sample. The last line counts attacks and findings.
+Kinds: *states* of other dtypes, shapes, devices and mixers; *inputs* that are NaN or infinite, at every position, on
+every backend; *archives* of images, with bytes flipped, cut and spliced; *runs*, whose files are damaged before resume,
+eval, report and sample. The last line counts attacks and findings.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ BACKENDS = ("eager", "auto")
 
 
 class Finding(Exception):
-    """An answer that is neither right nor refused."""
+    """Report an answer that is neither right nor refused."""
 
 
 def drawn(rng: random.Random, *, streams: bool) -> tuple[str, Subject, bool]:
-    """A row of the contract's cases, and whether it is causal."""
+    """Draw a row of the contract's cases, and whether it is causal."""
     while True:
         case = rng.choice(list(CASES))
         name, options = CASES[case]
@@ -66,7 +67,7 @@ def drawn(rng: random.Random, *, streams: bool) -> tuple[str, Subject, bool]:
 
 
 def off(got: Tensor, want: Tensor) -> float:
-    """The largest difference relative to the size of what is wanted; infinite where one is finite and the other not."""
+    """Return the largest difference relative to the size of what is wanted; infinite where only one is finite."""
     if not torch.equal(got.isfinite(), want.isfinite()):
         return float("inf")
     there = want.isfinite()
@@ -81,7 +82,10 @@ def off(got: Tensor, want: Tensor) -> float:
 
 
 def changed(rng: random.Random, state: Any) -> tuple[str, Any, torch.dtype | None]:
-    """A state that is not quite what the mixer wrote: (what was done, the state, the narrowest dtype it still must be right in; None: it must be refused)."""
+    """Change a state so that it is not quite what the mixer wrote.
+
+    Returns (what was done, the state, the narrowest dtype in which it must still be right; None: it must be refused).
+    """
     fields = list(state)
     tensors = [i for i, a in enumerate(fields) if isinstance(a, Tensor)]
     i = rng.choice(tensors)
@@ -112,7 +116,7 @@ def changed(rng: random.Random, state: Any) -> tuple[str, Any, torch.dtype | Non
 
 
 def attack_state(rng: random.Random) -> str:
-    """A stream goes on from a state that was changed, or from another mixer's."""
+    """Continue a stream from a state that was changed, or from another mixer's state."""
     case, s, _ = drawn(rng, streams=True)
     dtype = rng.choice([torch.float32, torch.float64])
     mixer, T = s.build(dtype=dtype), s.length
@@ -152,7 +156,10 @@ def attack_state(rng: random.Random) -> str:
 
 
 def attack_input(rng: random.Random) -> str:
-    """One token is NaN or infinite: rows that may not attend it stay as they are, on each backend, full and streamed alike."""
+    """Make one token NaN or infinite: rows that may not attend it must stay as they are.
+
+    This holds on each backend, for whole sequences and for streams alike.
+    """
     case, s, causal = drawn(rng, streams=False)
     dtype, T = rng.choice([torch.float32, torch.float64]), s.length
     mixer, x, p = s.build(dtype=dtype), s.x(3, s.length, dtype=dtype), rng.randrange(s.length)
@@ -197,7 +204,7 @@ def attack_input(rng: random.Random) -> str:
 
 
 def write_images(folder: Path) -> None:
-    """Two classes of small PNGs, in a folder, a zip, a tar and an npz."""
+    """Write two classes of small PNGs in a folder, a zip, a tar and an npz."""
     import numpy as np
     from PIL import Image
 
@@ -222,7 +229,7 @@ def write_images(folder: Path) -> None:
 
 
 def damage(rng: random.Random, data: bytes) -> bytes:
-    """Bytes flipped, cut, doubled, spliced or replaced."""
+    """Flip, cut, double, splice or replace bytes."""
     b, n = bytearray(data), len(data)
     way = rng.randrange(6)
     if n == 0 or way == 0:
@@ -238,7 +245,7 @@ def damage(rng: random.Random, data: bytes) -> bytes:
 
 
 def attack_archive(rng: random.Random) -> str:
-    """A damaged archive or folder is read, or refused in one line; it never crashes, hangs or reaches outside."""
+    """Damage an archive or folder: it is read or refused in one line; no crash, hang or access outside."""
     from tokenmix.data import open_corpus, open_images
 
     source = WORK / "sources"
@@ -272,7 +279,7 @@ def attack_archive(rng: random.Random) -> str:
 
 
 def said(*args: str) -> tuple[int, str]:
-    """Exit code and output of a command."""
+    """Return the exit code and output of a command."""
     from tokenmix.cli import main
 
     out = io.StringIO()
@@ -282,7 +289,7 @@ def said(*args: str) -> tuple[int, str]:
 
 
 def attack_run(rng: random.Random) -> str:
-    """A file of a run directory is damaged or missing: every verb goes on rightly or refuses in one line."""
+    """Damage or remove a file of a run directory: every verb goes on correctly or refuses in one line."""
     from run_dirs import tiny_run
 
     whole = WORK / "runs"
@@ -320,7 +327,7 @@ KINDS: dict[str, Callable[[random.Random], str]] = {
 
 
 def main() -> int:
-    """Attack until the time is over."""
+    """Attack until the time is up."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--kind", choices=KINDS, action="append", help="only this kind; may be given again")
@@ -349,7 +356,8 @@ def main() -> int:
             found[kind] += 1
             last = traceback.extract_tb(why.__traceback__)[-1]
             print(
-                f"{kind} {number}: {type(why).__name__}: {' '.join(str(why).split())[:200]} ({Path(last.filename).name}:{last.lineno})",
+                f"{kind} {number}: {type(why).__name__}: {' '.join(str(why).split())[:200]} "
+                f"({Path(last.filename).name}:{last.lineno})",
                 flush=True,
             )
         made[kind] += 1

@@ -1,9 +1,12 @@
-"""Shapes at which `auto` once fell far below the better of its two paths: few tokens, wide heads, heads of one feature.
+"""Time shapes at which `auto` once fell far below the better of its two paths.
+
+The shapes have few tokens, wide heads, or heads of one feature.
 
     python -m benchmarks.cliffs            # print the table, one thread
     python -m benchmarks.cliffs --record   # and keep it in results/cliffs.json
 
-Each row times `auto`, the eager form and the C kernel by name in turns, in one process; the share is that of the better of the two last, by minima.
+Each row times `auto`, the eager form and the C kernel by name in turns, in one process. The share compares `auto` with
+the better of the other two, by minima.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ Call = Callable[[str], Tensor]
 
 
 def row(op: str, sizes: tuple[int, int, int, int], causal: bool) -> tuple[list[Tensor], Call]:
-    """The tensors of a row, and its call by name of the backend."""
+    """Return the tensors of a row, and its call by name of the backend."""
     random = torch.Generator().manual_seed(0)
     B, T, D, heads = sizes
     q, k, v = (torch.randn(B, T, D, generator=random) for _ in range(3))
@@ -63,7 +66,7 @@ def row(op: str, sizes: tuple[int, int, int, int], causal: bool) -> tuple[list[T
 def measured(
     op: str, sizes: tuple[int, int, int, int], causal: bool, backward: bool, budget: float
 ) -> dict[str, float]:
-    """The least milliseconds of each backend, in turns; the first of each is not timed."""
+    """Return the least milliseconds of each backend, taking turns; the first call of each is not timed."""
     leaves, call = row(op, sizes, causal)
     g = torch.randn_like(leaves[0])
     for leaf in leaves:

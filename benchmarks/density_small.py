@@ -1,10 +1,12 @@
-"""The density of 16 x 16 crops of CIFAR-10, T = 768 sub-pixels: AFT-local with factors and with a plain table, AFT-simple, softmax attention, in bits/dim.
+"""Compare density models of 16 x 16 crops of CIFAR-10, T = 768 sub-pixels, in bits per dimension.
+
+The rows are AFT-local with factors and with a plain table, AFT-simple, and softmax attention.
 
     python benchmarks/density_small.py --data cifar10 --out runs/density_small [--rows aft_local ...] [--jobs 2]
     python benchmarks/density_small.py --out runs/density_small --results benchmarks/results/density_small.json
 
-Each row trains in a process and a run directory of its own, one thread each; a row that has ended is not run again, one that was stopped goes on. Bits per
-dimension mean something for exact pixels only, not for images that were compressed with loss.
+Each row trains in its own process and run directory with one thread. A row that has finished is not run again; one that
+was stopped continues. Bits per dimension are meaningful only for exact pixels, not for images compressed with loss.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ ROWS: dict[str, dict[str, Any]] = {
 
 
 def config_of(row: str, data: str) -> RunConfig:
-    """The run of a row."""
+    """Return the run of a row."""
     model = ImageDensityConfig(dim=DIM, size=SIZE, mixers=(ROWS[row],), layers=LAYERS)
     images = ImageDataConfig(**data_source(data), augment=Augment(flip=0.5, shift=10))
     optim = OptimConfig(lr=3e-3, weight_decay=0.1, schedule="vaswani", warmup=200)
@@ -52,7 +54,7 @@ def config_of(row: str, data: str) -> RunConfig:
 
 
 def run_row(row: str, data: str, out: Path) -> None:
-    """Train a row to its end and score it on the test images' centres."""
+    """Train a row to its end and score it on the centres of the test images."""
     summary = finish(out / row, config_of(row, data))
     model, _ = load_run(out / row)
     score = evaluate_run(out / row, device="cpu")

@@ -1,4 +1,7 @@
-"""Hooks of mkdocs: the navigation lists the pages of all mixers, and tables of measurements and of ``MIXERS`` are put into the pages that ask for them."""
+"""Define the hooks of mkdocs: the navigation lists the pages of all mixers, and pages show tables they ask for.
+
+The tables hold measurements, or are made from ``MIXERS``.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def on_config(config: Any, **_: Any) -> Any:
 
 
 def with_mixers(nav: list[Any]) -> list[Any]:
-    """Return the navigation with the mixers' pages, a section per tier, below the section that is called Mixers."""
+    """Return the navigation with the mixers' pages, one section per tier, below the section called Mixers."""
     tiers: dict[str, dict[str, str]] = {"core": {}, "extended": {}}
     for name, cls in MIXERS.items():
         page = page_of(name, ROOT / "docs/mixers")
@@ -47,7 +50,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def exports(results: Path) -> str:
-    """What ``benchmarks/exports.py`` found: a line per mixer, those of the core first."""
+    """Return the findings of ``benchmarks/exports.py``: one line per mixer, core mixers first."""
     found: dict[str, Any] = json.loads(results.read_text())["mixers"]
     head = ["| mixer | batch | length | decode step | largest difference to torch |", "|---|---|---|---|---|"]
     return "\n".join(

@@ -1,9 +1,12 @@
-"""A scaled-down run of the paper's enwik8 tables on a CPU: window sweep, context sweep, plain against factorised bias, AFT-local against attention.
+"""Run the paper's enwik8 tables at small scale on a CPU.
+
+A window sweep, a context sweep, plain against factorised bias, and AFT-local against attention.
 
     python benchmarks/enwik8_small.py --data enwik8.gz --out runs/enwik8_small [--only window_32 ...]
     python benchmarks/enwik8_small.py --summary runs/enwik8_small --results benchmarks/results/enwik8_small.json
 
-Every run is 4 layers x 128, 1024 bytes a step, AdamW, cosine schedule. Runs are resumable: start the same command again.
+Every run has 4 layers of 128 features, 1024 bytes a step, AdamW and a cosine schedule. Runs are resumable: start the
+same command again.
 """
 
 from __future__ import annotations
@@ -20,12 +23,12 @@ ATTENTION = {"name": "attention", "heads": 4}
 
 
 def local(window: int, rank: int | None = 64) -> dict:
-    """AFT-local with a factorised or plain bias."""
+    """Return the spec of AFT-local with a factorised or plain bias."""
     return {"name": "aft_local", "window": window, "rank": rank}
 
 
 def config(mixer: dict, *, seq_len: int = 512, seed: int = 0, data: str = "enwik8") -> RunConfig:
-    """One run: only the mixer, the length and the seed ever differ."""
+    """Return the config of one run; only the mixer, the length and the seed ever differ."""
     model = LMConfig(dim=128, max_len=seq_len, mixers=(mixer,), layers=4)
     loop = TrainConfig(
         steps=STEPS,
@@ -68,7 +71,7 @@ def run(name: str, out: Path, data: str) -> None:
 
 
 def summary(out: Path) -> dict:
-    """The figures of all runs that have ended, and the machine they ran on."""
+    """Collect the figures of all finished runs, and the machine they ran on."""
     rows, machine = {}, {}
     for folder in sorted(out.iterdir()):
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -93,7 +96,7 @@ def summary(out: Path) -> dict:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Parse the command line and run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="enwik8", help="path of enwik8, raw or .gz")
     parser.add_argument("--out", type=Path, default=Path("runs/enwik8_small"))

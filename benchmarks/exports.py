@@ -1,9 +1,12 @@
-"""What exports: every mixer as an ONNX file, whole sequences and the decode step, run by ONNX Runtime beside torch at sizes other than those traced.
+"""Export every mixer as an ONNX file, for whole sequences and for the decode step, and check it against torch.
+
+ONNX Runtime runs each file beside torch at sizes other than those traced.
 
     python benchmarks/exports.py [--rows attention hydra ...] [--again]
 
-Small mixers, causal where they can be. Written to benchmarks/results/exports.json after each mixer, which docs/hosts/onnx.md shows; what stands there is not
-made again, unless with --again. torch takes from a second to minutes to trace one.
+The mixers are small, and causal where they can be. The results are written to benchmarks/results/exports.json after
+each mixer, and docs/hosts/onnx.md shows them; existing entries are not made again, unless with --again. torch takes
+from a second to minutes to trace one.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ NEEDED = {"max_len": 24, "window": 4, "kernel_size": 5}
 
 
 def built(name: str) -> Any:
-    """A mixer with weights that all matter."""
+    """Build a mixer whose weights all affect the output."""
     known = mixer_options(MIXERS[name])
     options: dict[str, Any] = {k: v for k, v in NEEDED.items() if known.get(k) is inspect.Parameter.empty}
     torch.manual_seed(0)
@@ -39,7 +42,7 @@ def built(name: str) -> Any:
 
 
 def exported(mixer: Any, path: Path, decode: bool) -> dict[str, Any]:
-    """What came of one file."""
+    """Return the outcome of exporting one file."""
     began = time.perf_counter()
     try:
         report = export_onnx(mixer, path, decode=decode, key_mask=not decode, length=None if mixer.max_len else 24)

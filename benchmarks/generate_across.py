@@ -1,9 +1,12 @@
-"""A decoder that reads long inputs through mixers: milliseconds per token of BART's ``generate()`` with its cross-attention replaced, in one process.
+"""Time a decoder that reads long inputs through mixers, in milliseconds per token of BART's ``generate()``.
+
+Its cross-attention is replaced, and all variants run in one process.
 
     python benchmarks/generate_across.py [--lengths 256 1024 ...] [--new 24] [--threads 2]
 
-One BART-shaped model, random weights; what its decoder attends across is softmax attention of transformers, or a mixer whose keys and values, or their sums,
-the cache keeps; one row projects the input anew at each step, as all did before. Written to benchmarks/results/generate_across.json after each length.
+One BART-shaped model with random weights. Its cross-attention is softmax attention of transformers, or a mixer whose
+keys and values, or their sums, are kept in the cache; one row projects the input again at each step, as all once did.
+Written to benchmarks/results/generate_across.json after each length.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ ANEW = "aft_simple, input projected anew"
 
 @contextmanager
 def forgetful(on: bool) -> Any:
-    """Inside, no cache has a place for a context."""
+    """Remove the place for a context from all caches while inside."""
     kept = cache.context_layer
     cache.context_layer = (lambda *args: None) if on else kept
     try:
@@ -57,7 +60,7 @@ def forgetful(on: bool) -> Any:
 
 @torch.no_grad()
 def per_token(model: Any, length: int, new: int) -> float:
-    """Milliseconds from token to token, after the first two."""
+    """Measure milliseconds from token to token, after the first two."""
     torch.manual_seed(0)
     read = transformers.modeling_outputs.BaseModelOutput(last_hidden_state=torch.randn(1, length, SIZES["d_model"]))
     clock = Clock()
@@ -73,7 +76,7 @@ def per_token(model: Any, length: int, new: int) -> float:
 
 
 def at_length(models: dict[str, Any], length: int, new: int, rounds: int) -> dict[str, float]:
-    """Name -> ms per token; the models take turns, the best turn stands."""
+    """Return name -> ms per token; the models take turns, and the best turn counts."""
     turns: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(rounds):
         for name, model in models.items():

@@ -1,10 +1,12 @@
-"""``generate()`` with a constant state: time and memory at prompts of 1k to 32k tokens, AFT-local against softmax, ours and theirs, in one process.
+"""Measure ``generate()`` with a constant state: time and memory at prompts of 1k to 32k tokens.
+
+AFT-local is compared with softmax attention, ours and theirs, in one process.
 
     python benchmarks/generate_lengths.py [--lengths 1024 4096 ...] [--new 32] [--threads 2]
 
-Two models of the same size (``tokenmix.hosts.huggingface``) and transformers' own Llama of that size, random weights: seconds until the first token,
-milliseconds per token written after it, the most memory a whole call takes, the bytes of the cache at its end. Written to
-benchmarks/results/generate_lengths.json after each length.
+Two models of the same size (``tokenmix.hosts.huggingface``) and transformers' own Llama of that size, with random
+weights: seconds until the first token, milliseconds per token written after it, peak memory of a whole call, and the
+bytes of the cache at its end. Written to benchmarks/results/generate_lengths.json after each length.
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ MIXERS: dict[str, dict[str, Any]] = {
 
 
 def llama(longest: int) -> Any:
-    """Transformers' own softmax attention and cache: as many layers, features, heads and, but for a few, parameters; its MLP has three matrices."""
+    """Build transformers' own Llama, with its softmax attention and cache.
+
+    It has as many layers, features, heads and, but for a few, parameters; its MLP has three matrices.
+    """
     sizes = {name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")}
     config = transformers.LlamaConfig(
         **sizes, intermediate_size=SIZES["hidden_size"] * 8 // 3, max_position_embeddings=longest, eos_token_id=None
@@ -50,20 +55,24 @@ def llama(longest: int) -> Any:
 
 
 class Clock:
-    """A stopping criterion that never stops: it notes when each token has been written."""
+    """Record when each token has been written, as a stopping criterion that never stops."""
 
     def __init__(self) -> None:
         self.at = [time.perf_counter()]
 
     def __call__(self, ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        """No sequence is done."""
+        """Return that no sequence is done."""
         self.at.append(time.perf_counter())
         return torch.zeros(len(ids), dtype=torch.bool)
 
 
 @torch.no_grad()
 def once(model: Any, prompt: torch.Tensor, new: int) -> dict[str, Any]:
-    """Seconds until the first token, milliseconds from token to token after it (median), and what the cache holds at the end."""
+    """Measure one call of ``generate()``.
+
+    Returns seconds until the first token, milliseconds from token to token after it (median), and what the cache holds
+    at the end.
+    """
     options = {"attention_mask": torch.ones_like(prompt), "do_sample": False, "return_dict_in_generate": True}
     clock = Clock()
     done = model.generate(prompt, max_new_tokens=1 + new, min_new_tokens=1 + new, stopping_criteria=[clock], **options)
@@ -76,7 +85,7 @@ def once(model: Any, prompt: torch.Tensor, new: int) -> dict[str, Any]:
 
 
 def at_length(models: dict[str, Any], length: int, new: int, rounds: int) -> dict[str, Any]:
-    """Name -> figures; the models take turns, the median of the turns stands."""
+    """Return name -> figures; the models take turns, and the median of the turns counts."""
     prompt = torch.randint(0, 256, (1, length), generator=torch.Generator().manual_seed(0))
     turns: dict[str, list[dict[str, Any]]] = {name: [] for name in models}
     for _ in range(rounds):

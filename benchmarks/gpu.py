@@ -1,12 +1,15 @@
-"""The Triton kernels on a CUDA machine: first every kernel, forward and backward, against the float64 eager form; then times beside torch's attention.
+"""Check the Triton kernels on a CUDA machine, then time them beside torch's attention.
 
-    python benchmarks/gpu.py                       # checks, then times at 1k to 64k tokens; writes benchmarks/results/<machine>.json
+The checks compare every kernel, forward and backward, with the float64 eager form.
+
+    python benchmarks/gpu.py  # checks, then times at 1k to 64k tokens; writes benchmarks/results/<machine>.json
     python benchmarks/gpu.py --check-only
     python benchmarks/gpu.py --lengths 1024 4096 --dim 1024 --heads 8
 
-Each length holds ``--tokens`` tokens in all. Times are medians over runs with a cold L2 (triton's do_bench). "share" is the part of a measured limit: of
-copy bandwidth for scans, counting the tensors named in BYTES; of the bf16 matrix rate for AFT-full, counting the products of the causal half.
-A form without a kernel is recorded as such, and so is a peer that is not installed or fails.
+Each length holds ``--tokens`` tokens in all. Times are medians over runs with a cold L2 (triton's do_bench). "share" is
+the fraction of a measured limit: of copy bandwidth for scans, counting the tensors named in BYTES; of the bf16 matrix
+rate for AFT-full, counting the products of the causal half. A form without a kernel is recorded as such, and so is a
+peer that is not installed or fails.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ BYTES = {"forward": 6, "both": 15}  # tensors of (B, T, D) that a three-launch s
 def forms(
     T: int, D: int, heads: int, dtype: torch.dtype
 ) -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
-    """Each form as a function of q, k, v and of the parameters after it."""
+    """Return each form as a function of q, k, v and of the parameters after it."""
     w = partial(torch.randn, dtype=dtype, device="cuda")
     found: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {}
     for causal in (True, False):
@@ -62,7 +65,10 @@ def _conv(q: Tensor, k: Tensor, v: Tensor, kernel: Tensor, *, heads: int, **opti
 
 
 def checks(dtypes: list[torch.dtype]) -> list[dict[str, Any]]:
-    """The largest relative error of output and gradients of each kernel against the float64 eager form, at several sizes and keys."""
+    """Compare each kernel with the float64 eager form, at several sizes and keys.
+
+    Returns the largest relative error of output and gradients.
+    """
     found = []
     for dtype in dtypes:
         for B, T, D, heads in ((1, 1, 8, 2), (2, 333, 96, 4), (3, 1024, 256, 4)):
@@ -107,7 +113,7 @@ def _check(
 
 
 def peers(T: int, D: int, heads: int) -> dict[str, Callable[..., Tensor]]:
-    """Functions of q, k, v (B, h, T, D / h)."""
+    """Return the peers as functions of q, k, v (B, h, T, D / h)."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     def sdpa(kind: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -153,7 +159,7 @@ def _fla(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def limits() -> dict[str, float]:
-    """Copy bandwidth in bytes/s (read and write counted) and the bf16 matrix rate in FLOP/s, measured here."""
+    """Measure copy bandwidth in bytes/s (read and write counted) and the bf16 matrix rate in FLOP/s."""
     from triton.testing import do_bench
 
     a, b = (torch.empty(2**29, dtype=torch.bfloat16, device="cuda") for _ in range(2))
@@ -163,7 +169,7 @@ def limits() -> dict[str, float]:
 
 
 def timed(run: Callable[..., Tensor], leaves: list[Tensor]) -> dict[str, Any]:
-    """Median milliseconds of forward and of forward and backward; what went wrong instead, if it did."""
+    """Return median milliseconds of forward and of forward and backward; if either fails, what went wrong."""
     from triton.testing import do_bench
 
     try:
@@ -177,7 +183,7 @@ def timed(run: Callable[..., Tensor], leaves: list[Tensor]) -> dict[str, Any]:
 
 
 def times(lengths: list[int], tokens: int, D: int, heads: int, limit: dict[str, float]) -> list[dict[str, Any]]:
-    """One row for each form and peer at each length, bf16."""
+    """Measure one row for each form and peer at each length, in bf16."""
     found = []
     for T in lengths:
         B = max(1, tokens // T)
@@ -203,7 +209,7 @@ def times(lengths: list[int], tokens: int, D: int, heads: int, limit: dict[str, 
 def _shares(
     name: str, row: dict[str, Any], B: int, T: int, D: int, limit: dict[str, float], best: dict[str, Any]
 ) -> dict[str, Any]:
-    """What part of the measured limit was reached, and the ratio to the best SDPA backend, causal."""
+    """Return the fraction of the measured limit that was reached, and the ratio to the best SDPA backend, causal."""
     found: dict[str, Any] = {}
     for way in BYTES.keys() & row.keys():
         if name.startswith("aft_full"):
@@ -216,7 +222,7 @@ def _shares(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Check, time, and write the results; 1 if a check fails, 2 without CUDA."""
+    """Check, time and write the results; exit with 1 if a check fails, 2 without CUDA."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--tokens", type=int, default=65536, help="tokens of a batch at any length")

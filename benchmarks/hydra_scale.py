@@ -1,11 +1,14 @@
-"""Hydra attention at scale (arXiv 2209.07484): the whole DeiT-B from 224 to 1920 x 1088, and memory against the number of heads (Fig. 2).
+"""Measure Hydra attention at scale (arXiv 2209.07484), as whole DeiT-B models and by number of heads.
+
+DeiT-B runs from 224 to 1920 x 1088; memory is measured against the number of heads (Fig. 2).
 
     python benchmarks/hydra_scale.py [--budget 30] [--threads 2] [--again]
 
-First table: seconds and peak memory of one image through DeiT-B with softmax attention (torch's fused SDPA; unfused products, as the paper compared with),
-Hydra in the last two layers and Hydra in all, in turns in one process. Second: peak memory of a forward and backward pass of one DeiT-B block at 224, batch
-8, with softmax attention and with linear attention, from 1 to 768 heads. Written to benchmarks/results/hydra_scale.json after each size; what stands there
-from a machine of this kind is not measured again, unless with --again.
+First table: seconds and peak memory of one image through DeiT-B with softmax attention (torch's fused SDPA; unfused
+products, the paper's baseline), Hydra in the last two layers and Hydra in all, taking turns in one process. Second:
+peak memory of a forward and backward pass of one DeiT-B block at 224, batch 8, with softmax attention and with linear
+attention, from 1 to 768 heads. Written to benchmarks/results/hydra_scale.json after each size; existing figures from a
+machine of this kind are not measured again, unless with --again.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ MOST_BYTES = 10 * 2**30
 
 
 def at_size(size: tuple[int, int], budget: float) -> dict[str, Any]:
-    """Name -> seconds per image, MiB, MACs, and times as fast as fused attention."""
+    """Return name -> seconds per image, MiB, MACs, and speed relative to fused attention."""
     tokens = 1 + (size[0] // 16) * (size[1] // 16)
     image = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(0))
     calls: dict[str, Callable[[], Any]] = {}
@@ -67,7 +70,7 @@ def at_size(size: tuple[int, int], budget: float) -> dict[str, Any]:
 
 
 def by_heads() -> dict[str, dict[int, float | None]]:
-    """Peak MiB of a training step of one block: None where the T x T weights of all heads would not fit."""
+    """Measure peak MiB of a training step of one block; None where the T x T weights of all heads do not fit."""
     x = torch.randn(BATCH, TOKENS, DIM, generator=torch.Generator().manual_seed(0))
     found: dict[str, dict[int, float | None]] = {"softmax, unfused": {}, "softmax, fused": {}, "linear, cosine": {}}
     for heads in HEADS:
@@ -106,7 +109,8 @@ def main() -> None:
         print(label, f"T={found['sizes'][label]['tokens']}")
         for name, row in found["sizes"][label]["rows"].items():
             print(
-                f"  {name:24}{row['seconds']:8.3f} s  {row['ratio_to_fused']:5.2f}x  {row['peak_MiB']:8.0f} MiB  {row['GMACs']:8.1f} GMACs",
+                f"  {name:24}{row['seconds']:8.3f} s  {row['ratio_to_fused']:5.2f}x  "
+                f"{row['peak_MiB']:8.0f} MiB  {row['GMACs']:8.1f} GMACs",
                 flush=True,
             )
     if "heads" not in found:
@@ -121,7 +125,7 @@ def main() -> None:
 
 
 def kept(common: dict[str, Any]) -> dict[str, Any]:
-    """What an earlier run on this machine has written, or a beginning."""
+    """Read what an earlier run on this machine has written, or start afresh."""
     path = RESULTS.joinpath("hydra_scale.json")
     found = json.loads(path.read_text()) if path.exists() else {}
     alike = [

@@ -1,4 +1,7 @@
-"""What the experiments on images share: rows, each trained in a process and a run directory of its own, one thread each, and their results in one JSON."""
+"""Run the rows of the experiments on images.
+
+Each row trains in its own process and run directory with one thread; the results of all go into one JSON file.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,13 @@ def finish(folder: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def keep_result(folder: Path, summary: dict[str, Any], **more: Any) -> None:
-    """What is kept of a row."""
+    """Write the results of a row."""
     named = {key: value for key, value in summary.items() if key != "run" and not key.startswith("best_")}
     (folder / "result.json").write_text(json.dumps({**named, **more}, indent=1))
 
 
 def run_rows(script: str, doc: str, parts: dict[str, list[str]], run_row: Callable[[str, str, Path], None]) -> None:
-    """The command line of an experiment: train what is missing, or with ``--results`` write what has ended.
+    """Run the command line of an experiment: train what is missing, or with ``--results`` write what has finished.
 
     Args:
         parts: rows by part, in the order in which they depend on each other.
@@ -56,7 +59,7 @@ def run_rows(script: str, doc: str, parts: dict[str, list[str]], run_row: Callab
 
 
 def collected(out: Path, rows: list[str]) -> dict[str, Any]:
-    """Results of the rows that have ended, with the config and the machine of the first."""
+    """Collect the results of the finished rows, with the config and the machine of the first."""
     ended = [row for row in rows if (out / row / "result.json").exists()]
     first = out / ended[0]
     env = json.loads((first / "env.json").read_text())
@@ -73,7 +76,7 @@ def collected(out: Path, rows: list[str]) -> dict[str, Any]:
 
 
 def data_source(data: str) -> dict[str, Any]:
-    """The fields of the data's config for a set's name or a path."""
+    """Return the fields of the data's config for a set's name or a path."""
     return {"source": data} if not Path(data).exists() else {"source": str(Path(data).resolve())}
 
 

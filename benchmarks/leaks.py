@@ -1,9 +1,10 @@
-"""How far the future reaches the past in every causal mixer, and whether past and present reach the output.
+"""Measure how far the future reaches the past in every causal mixer, and whether past and present reach the output.
 
     python benchmarks/leaks.py
 
-Default options, 64 features, 96 tokens, float32. Tokens from p on are replaced by numbers of size 1, 100 and 1e4, for five p; the figure is the largest
-change of an earlier output relative to the largest earlier output. Below it, the smallest change of output p when token p, or all before it, are replaced.
+Default options, 64 features, 96 tokens, float32. Tokens from p on are replaced by numbers of size 1, 100 and 1e4, for
+five p; the figure is the largest change of an earlier output relative to the largest earlier output. Below it stands
+the smallest change of output p when token p, or all tokens before it, are replaced.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ CUTS, SIZES, LIMIT = (1, 17, 48, 80, T - 1), (1.0, 100.0, 1e4), 1e-6
 
 
 def noise(seed: int) -> Tensor:
-    """Standard normal tokens."""
+    """Return standard normal tokens."""
     return torch.randn(2, T, DIM, generator=torch.Generator().manual_seed(seed))
 
 
 def change(a: Tensor, b: Tensor) -> float:
-    """The largest difference over the largest number."""
+    """Return the largest difference over the largest number."""
     return float((a - b).abs().max() / b.abs().max())
 
 
 @torch.no_grad()
 def leak(mixer: torch.nn.Module) -> float:
-    """The worst change of the past."""
+    """Return the worst change of the past."""
     x, worst = noise(1), 0.0
     want = mixer(x)
     for p in CUTS:
@@ -42,7 +43,7 @@ def leak(mixer: torch.nn.Module) -> float:
 
 @torch.no_grad()
 def reach(mixer: torch.nn.Module, *, present: bool) -> float:
-    """The smallest change of an output when its own token, or all before it, are replaced."""
+    """Return the smallest change of an output when its own token, or all before it, are replaced."""
     x, least = noise(1), float("inf")
     want = mixer(x)
     for p in CUTS:
@@ -54,7 +55,7 @@ def reach(mixer: torch.nn.Module, *, present: bool) -> float:
 
 
 def main() -> None:
-    """Print the table; exit code 1 where anything leaks."""
+    """Print the table; exit with 1 where anything leaks."""
     print(f"{'mixer':30} {'future reaches past':>20} {'present reaches':>16} {'past reaches':>13}")
     worst = 0.0
     for name, cls in MIXERS.items():

@@ -1,10 +1,12 @@
-"""Every causal mixer in the same small language model for the same bytes, and in the same small model on associative recall; one table, two pictures.
+"""Train every causal mixer in the same small language model on the same bytes, and on associative recall.
+
+The results are one table and two pictures.
 
     python benchmarks/mixers_small.py --out runs/mixers_small [--only hydra linear ...]
     python benchmarks/mixers_small.py --out runs/mixers_small --results benchmarks/results/mixers_small
 
-Each mixer runs in a process of its own, so that peak memory is its own; one that has ended is not run again. Speeds are measured anew with the results,
-all models in one process in turns.
+Each mixer runs in its own process, so that its peak memory is its own; one that has finished is not run again. Speeds
+are measured again when the results are written, with all models in one process taking turns.
 """
 
 from __future__ import annotations
@@ -81,22 +83,22 @@ OPTIONS: dict[str, dict[str, Any]] = {  # where the defaults do not suit so smal
 
 
 def causal_mixers() -> list[str]:
-    """The rows of the table that can be a language model."""
+    """Return the rows of the table that can be a language model."""
     return [name for name, cls in MIXERS.items() if cls.supports_causal]
 
 
 def spec(name: str) -> dict[str, Any]:
-    """The mixer as JSON."""
+    """Return the mixer as JSON."""
     return {"name": name, **OPTIONS.get(name, {})}
 
 
 def model_of(name: str) -> LMConfig:
-    """The language model with this mixer in every layer."""
+    """Build the language model with this mixer in every layer."""
     return LMConfig(dim=DIM, max_len=SEQ_LEN, mixers=(spec(name),), layers=LAYERS, init_std=INIT_STD)
 
 
 def language(name: str, folder: Path) -> dict[str, Any]:
-    """Train the language model on the Python standard library's own sources."""
+    """Train the language model on the sources of the Python standard library."""
     model = model_of(name)
     loop = TrainConfig(
         steps=STEPS,
@@ -121,7 +123,10 @@ def language(name: str, folder: Path) -> dict[str, Any]:
 
 
 def recall(name: str) -> dict[str, Any]:
-    """Train on associative recall. Returns the accuracy on fresh rows and the bytes of one row's state after the whole sequence."""
+    """Train on associative recall.
+
+    Returns the accuracy on fresh rows and the bytes of one row's state after the whole sequence.
+    """
     torch.manual_seed(0)
     model = LM(
         LMConfig(
@@ -158,7 +163,7 @@ def recall(name: str) -> dict[str, Any]:
 
 
 def _state(name: str, T: int) -> int | None:
-    """Bytes of one layer's state after T tokens; None where the mixer does not stream."""
+    """Return the bytes of one layer's state after T tokens; None where the mixer does not stream."""
     mixer = build_mixer(dim=RECALL_DIM, causal=True, **complete_spec(spec(name), T)).eval()
     if not mixer.capabilities.streaming:
         return None
@@ -166,14 +171,14 @@ def _state(name: str, T: int) -> int | None:
 
 
 def one(name: str, task: str, out: Path) -> None:
-    """One task for one mixer; written when it has ended."""
+    """Run one task for one mixer; the result is written when it has finished."""
     torch.set_num_threads(1)
     found = {"spec": spec(name), **(language(name, out / name) if task == "language" else recall(name))}
     (out / f"{name}.{task}.json").write_text(json.dumps(found, indent=1))
 
 
 def results_of(out: Path) -> dict[str, dict[str, Any]]:
-    """Both tasks of every mixer that has ended them."""
+    """Collect both tasks of every mixer that has finished them."""
     rows = {}
     for name in causal_mixers():
         parts = [out / f"{name}.{task}.json" for task in TASKS]
@@ -183,7 +188,7 @@ def results_of(out: Path) -> dict[str, dict[str, Any]]:
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
-    """The rows as Markdown, best language model first."""
+    """Return the rows as Markdown, best language model first."""
     lines = [
         "| mixer | bits per byte | tokens/s | peak MiB | parameters | recall | state bytes |",
         "|---|---|---|---|---|---|---|",
@@ -198,7 +203,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def picture(rows: dict[str, dict[str, Any]], x: str, y: str, labels: tuple[str, str], path: Path, *, log: bool) -> None:
-    """A scatter with every mixer named."""
+    """Draw a scatter plot with every mixer named."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 6.5), dpi=130, layout="constrained")
@@ -236,7 +241,7 @@ def picture(rows: dict[str, dict[str, Any]], x: str, y: str, labels: tuple[str, 
 
 
 def crowds(points: dict[str, tuple[float, float]]) -> list[list[str]]:
-    """Mixers whose points lie so close that their numbers would cover each other; x is compared by its logarithm."""
+    """Group mixers whose points are so close that their numbers would overlap; x is compared by its logarithm."""
     height = max(y for _, y in points.values()) - min(y for _, y in points.values())
     width = math.log(max(x for x, _ in points.values()) / min(x for x, _ in points.values()))
     groups: list[list[str]] = []
@@ -255,7 +260,7 @@ def crowds(points: dict[str, tuple[float, float]]) -> list[list[str]]:
 
 
 def collect(out: Path, results: Path) -> None:
-    """Write the results of everything that has ended: JSON, table and pictures."""
+    """Write the results of everything that has finished: JSON, table and pictures."""
     rows = results_of(out)
     for name, rate in train_rates({name: model_of(name) for name in rows}, batch=BATCH, seq_len=SEQ_LEN).items():
         rows[name]["tokens_per_s"] = rate
@@ -289,7 +294,7 @@ def _cpu() -> str:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Parse the command line and run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/mixers_small"))
     parser.add_argument("--only", nargs="*", default=None)
@@ -312,7 +317,10 @@ def main() -> None:
 
 
 def _claimed(stem: Path) -> bool:
-    """Whether this process is the one to do it: nobody has, and nobody else is at it. Several may run side by side."""
+    """Claim a task for this process: True if it is not done and no other process is working on it.
+
+    Several processes may run side by side.
+    """
     if stem.with_name(stem.name + ".json").exists():
         return False
     try:

@@ -1,9 +1,9 @@
-"""Known defects of public token mixers, theirs and ours side by side, measured now.
+"""Measure known defects of public token mixers now, theirs and ours side by side.
 
     python benchmarks/peer_defects.py [--json FILE]
 
-Packages of the dev group run here. Projects that are not packages are quoted: what we measured on them in November 2026 stands in quotation marks.
-``ours`` is always measured here; ``tests/test_peers.py`` demands that it passes.
+Packages of the dev group run here. Projects that are not packages are quoted: our measurements of them from November
+2026 stand in quotation marks. ``ours`` is always measured here; ``tests/test_peers.py`` requires that it passes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LIMIT = 1e-6  # what may change where nothing may
 
 
 class Defect(NamedTuple):
-    """One defect: what is measured, on whom, and what is right."""
+    """Describe one defect: what is measured, on whom, and what is right."""
 
     what: str
     who: str
@@ -36,22 +36,25 @@ class Defect(NamedTuple):
 
 
 def small(value: Any) -> bool:
-    """Nothing where there must be nothing."""
+    """Return whether a number that must vanish is within the limit."""
     return isinstance(value, float) and value <= LIMIT
 
 
 def no(value: Any) -> bool:
-    """Not one."""
+    """Return whether the count is zero."""
     return value == 0
 
 
 def yes(value: Any) -> bool:
-    """It works."""
+    """Return whether it works."""
     return value is True or value == "works"
 
 
 def mixer(name: str, *, seed: int = 0, **options: Any) -> nn.Module:
-    """One of ours, seeded, in eval mode, with noise on every parameter so that none sits at a start where it does nothing."""
+    """Build one of our mixers, seeded and in eval mode.
+
+    Every parameter gets noise, so that none stays at an initial value at which it does nothing.
+    """
     torch.manual_seed(seed)
     built = build_mixer(name, D, **options).eval()
     with torch.no_grad():
@@ -62,12 +65,12 @@ def mixer(name: str, *, seed: int = 0, **options: Any) -> nn.Module:
 
 
 def noise(*shape: int, seed: int = 1) -> Tensor:
-    """Standard normal numbers."""
+    """Return standard normal numbers."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def leak(f: Callable[[Tensor], Tensor], *sizes: float) -> float:
-    """The largest relative change of the past, in norm, when the future is replaced by numbers of these sizes."""
+    """Return the largest relative change of the past, in norm, when numbers of these sizes replace the future."""
     x, worst = noise(1, T, D), 0.0
     for size in sizes or (1.0, 1e4):
         other = x.clone()
@@ -79,7 +82,7 @@ def leak(f: Callable[[Tensor], Tensor], *sizes: float) -> float:
 
 
 def padding(f: Callable[[Tensor, Tensor | None], Tensor]) -> float:
-    """Relative change of the real outputs when the row is padded at the right with large tokens that are masked."""
+    """Return the relative change of the real outputs when large masked tokens pad the row at the right."""
     x = noise(1, PAST, D)
     long = torch.cat([x, 100 * noise(1, T - PAST, D, seed=2)], 1)
     with torch.no_grad():
@@ -88,13 +91,13 @@ def padding(f: Callable[[Tensor, Tensor | None], Tensor]) -> float:
 
 
 def masked(name: str, **options: Any) -> float:
-    """``padding`` of one of ours."""
+    """Return ``padding`` of one of our mixers."""
     ours = mixer(name, **options)
     return padding(lambda x, mask: ours(x, key_mask=mask))
 
 
 def coupling(f: Callable[[Tensor], Tensor]) -> float:
-    """Relative change of the first row when the others are scaled."""
+    """Return the relative change of the first row when the others are scaled."""
     x = noise(3, T, D)
     other = torch.cat([x[:1], 30 * x[1:]])
     with torch.no_grad():
@@ -103,12 +106,12 @@ def coupling(f: Callable[[Tensor], Tensor]) -> float:
 
 
 def broken(values: Tensor) -> int:
-    """How many numbers are not finite."""
+    """Count the numbers that are not finite."""
     return int((~values.isfinite()).sum())
 
 
 def outcome(f: Callable[[], Any]) -> str:
-    """ "works", or the error's name and first words."""
+    """Return "works", or the error's name and first words."""
     try:
         f()
     except Exception as why:
@@ -117,7 +120,7 @@ def outcome(f: Callable[[], Any]) -> str:
 
 
 def moved(layer: nn.Module, name: str, run: Callable[[], Tensor]) -> float:
-    """How far one step of SGD moves the parameter the optimiser knows by this name."""
+    """Return how far one step of SGD moves the parameter that the optimiser knows by this name."""
     known = dict(layer.named_parameters())[name]
     optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
     before = known.detach().clone()
@@ -126,11 +129,11 @@ def moved(layer: nn.Module, name: str, run: Callable[[], Tensor]) -> float:
     return float((known - before).abs().max())
 
 
-# --- AFT ------------------------------------------------------------------------------------------------------------------------------------------------
+# --- AFT --------------------------------------------------------------------------------------------------------------
 
 
 def their_aft(kind: str, key: float, dtype: torch.dtype = torch.float32) -> int:
-    """Numbers that are not finite with every key at about this value."""
+    """Count the numbers that are not finite in their AFT with every key at about this value."""
     import aft_pytorch
 
     torch.manual_seed(0)
@@ -142,7 +145,7 @@ def their_aft(kind: str, key: float, dtype: torch.dtype = torch.float32) -> int:
 
 
 def our_aft(name: str, key: float, dtype: torch.dtype = torch.float32) -> int:
-    """The same of ours."""
+    """Count the numbers that are not finite in our AFT with every key at about this value."""
     layer = mixer(name, **({} if name == "aft_simple" else {"max_len": 16}))
     with torch.no_grad():
         layer.k_proj.weight.zero_()
@@ -191,13 +194,13 @@ def their_conv() -> str:
 
 
 def first_output_error() -> float:
-    """The first causal output against sigmoid(q_0) v_0, for a token is never counted twice."""
+    """Compare the first causal output with sigmoid(q_0) v_0, for a token is never counted twice."""
     q, k, v = (noise(1, 8, 4, seed=s) for s in range(3))
     return float((functional.aft_simple(q, k, v, causal=True)[:, 0] - torch.sigmoid(q[:, 0]) * v[:, 0]).abs().max())
 
 
 def conv_is_local_full() -> float:
-    """AFT-conv against AFT-full with the same local bias and shared keys."""
+    """Compare AFT-conv with AFT-full that has the same local bias and shared keys."""
     q, v, k, kernel = noise(1, 16, 8), noise(1, 16, 8, seed=2), noise(1, 16, 1, seed=3), noise(1, 5, seed=4)
     offset = torch.arange(16)[None] - torch.arange(16)[:, None]
     w = torch.where(offset.abs() <= 2, kernel[0][(offset + 2).clamp(0, 4)], 0.0)
@@ -206,7 +209,7 @@ def conv_is_local_full() -> float:
 
 
 def simple_is_ratio_of_prefixes() -> float:
-    """Causal AFT-simple against softmax over each prefix."""
+    """Compare causal AFT-simple with softmax over each prefix."""
     q, k, v = (noise(1, 12, 4, seed=s).double() for s in range(3))
     rows = [(k[:, : t + 1].softmax(1) * v[:, : t + 1]).sum(1) for t in range(12)]
     want = torch.sigmoid(q) * torch.stack(rows, 1)
@@ -214,18 +217,18 @@ def simple_is_ratio_of_prefixes() -> float:
 
 
 def full_adds_the_bias() -> float:
-    """AFT-full against exp(K + w), written out."""
+    """Compare AFT-full with exp(K + w), written out."""
     q, k, v, w = noise(1, 6, 4), noise(1, 6, 4, seed=2), noise(1, 6, 4, seed=3), noise(6, 6, seed=4)
     weight = torch.exp(k[:, None] + w[None, :, :, None])
     want = torch.sigmoid(q) * (weight * v[:, None]).sum(2) / weight.sum(2)
     return float((functional.aft_full(q, k, v, w) - want).abs().max() / want.abs().max())
 
 
-# --- Hydra, External, Synthesizer --------------------------------------------------------------------------------------------------------------------------
+# --- Hydra, External, Synthesizer -------------------------------------------------------------------------------------
 
 
 def zero_token(name: str, **options: Any) -> int:
-    """Numbers that are not finite, gradients included, with one token all zero and no biases."""
+    """Count the numbers that are not finite, gradients included, with one token all zero and no biases."""
     layer = mixer(name, qkv_bias=False, out_bias=False, **options)
     x = noise(1, 16, D)
     x[:, 3] = 0
@@ -236,7 +239,7 @@ def zero_token(name: str, **options: Any) -> int:
 
 
 def external_range(dtype: torch.dtype) -> int:
-    """Numbers that are not finite when one token's logits reach over thousands."""
+    """Count the numbers that are not finite when one token's logits span thousands."""
     layer = mixer("external").to(dtype)
     x = noise(1, 16, D)
     x[:, 3] *= 1e3
@@ -245,13 +248,16 @@ def external_range(dtype: torch.dtype) -> int:
 
 
 def tied_memory_storage() -> bool:
-    """With tied memories there is one parameter, and a deep copy or a change of dtype keeps it one."""
+    """Check that tied memories are one parameter, and stay one in a deep copy or another dtype."""
     layer = mixer("external", tied=True).double()
     return sum("memory" in name for name, _ in layer.named_parameters()) == 1
 
 
 def distinct_logits(N: int) -> float:
-    """The share of distinct logits in a row of the factorised dense Synthesizer, read off its weights."""
+    """Return the share of distinct logits in a row of the factorised dense Synthesizer.
+
+    The logits are read off its weights.
+    """
     from tokenmix.report.pictures import effective_attention
 
     layer = mixer("synthesizer_factorized_dense", max_len=N, heads=1).double()
@@ -270,7 +276,7 @@ def random_saved() -> bool:
 
 
 def flat_start(name: str) -> float:
-    """The largest weight of a row as built, over the uniform weight: 1 is flat, N is one-hot."""
+    """Return a new row's largest weight over the uniform weight: 1 is flat, N is one-hot."""
     from tokenmix.report.pictures import effective_attention
 
     torch.manual_seed(0)
@@ -278,7 +284,7 @@ def flat_start(name: str) -> float:
     return float(effective_attention(layer, noise(1, 128, D)).weights.amax(-1).mean() * 128)
 
 
-# --- the classic ones --------------------------------------------------------------------------------------------------------------------------------------
+# --- the classic ones -------------------------------------------------------------------------------------------------
 
 
 def their_performer() -> float:
@@ -337,12 +343,12 @@ def their_nystrom(measure: str) -> float:
 
 
 def ours_leaks(name: str, **options: Any) -> Callable[[], float]:
-    """``leak`` of one of ours, at sizes 1 and 1e4."""
+    """Return ``leak`` of one of our mixers, at sizes 1 and 1e4."""
     return lambda: leak(mixer(name, causal=True, **options))
 
 
 def refuses_causal(name: str, **options: Any) -> str:
-    """Whether asking for a causal form that cannot be is refused."""
+    """Return whether asking for a causal form that cannot exist is refused."""
     try:
         build_mixer(name, D, causal=True, **options)
     except MixerError:
@@ -600,12 +606,12 @@ DEFECTS = [
 
 
 def shown(value: Any) -> str:
-    """A measurement in a few characters."""
+    """Return a measurement in a few characters."""
     return f"{value:.2g}" if isinstance(value, float) else str(value)
 
 
 def measure(defect: Defect) -> dict[str, Any]:
-    """Both sides of one defect."""
+    """Measure both sides of one defect."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = defect.theirs() if defect.theirs else None
@@ -620,7 +626,7 @@ def measure(defect: Defect) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the table; exit code 1 where ours is wrong."""
+    """Print the table; exit with 1 where ours is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=str)
     args = parser.parse_args()
@@ -629,7 +635,8 @@ def main() -> None:
     for r in rows:
         theirs = f"{shown(r['theirs'])} ({r['who']})" if r["theirs"] is not None else r["who"] or "not run"
         print(
-            f"{r['defect']}\n    theirs  {theirs}\n    ours    {shown(r['ours'])}{'' if r['ours_is_right'] else '   WRONG'}"
+            f"{r['defect']}\n    theirs  {theirs}\n"
+            f"    ours    {shown(r['ours'])}{'' if r['ours_is_right'] else '   WRONG'}"
         )
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:

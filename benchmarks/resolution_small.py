@@ -1,10 +1,14 @@
-"""Train at 32 x 32, test and fine-tune at 64 x 64, on images that hold 64 x 64 pixels: AFT-conv, which takes any size, beside attention and Hydra, resized.
+r"""Train at 32 x 32, then test and fine-tune at 64 x 64, on images that hold 64 x 64 pixels.
 
-    python benchmarks/resolution_small.py --data tiny-imagenet --out runs/resolution_small [--only small large] [--jobs 2]
+AFT-conv, which takes any size, is compared with attention and Hydra, which are resized.
+
+    python benchmarks/resolution_small.py --data tiny-imagenet --out runs/resolution_small [--only small large] \
+        [--jobs 2]
     python benchmarks/resolution_small.py --out runs/resolution_small --results benchmarks/results/resolution_small.json
 
-``small`` trains on the images scaled down to 32 and tests at 32 to 64; models with learned positions are resized first. ``large`` trains some steps more at 64
-from those weights. Each row runs in a process and a run directory of its own, one thread each.
+``small`` trains on the images scaled down to 32 and tests at 32 to 64; models with learned positions are resized first.
+``large`` trains some more steps at 64 from those weights. Each row runs in its own process and run directory with one
+thread.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ NAMES = ("attention", "aft_conv_k7", "hydra")
 
 
 def config_of(row: str, data: str) -> RunConfig:
-    """The run of a row."""
+    """Return the run of a row."""
     part, _, name = row.partition("/")
     large = part == "large"
     source = ImageDataConfig(**data_source(data), augment=Augment(crop="pad", pad=8 if large else 4, flip=0.5))
@@ -58,7 +62,7 @@ def run_row(row: str, data: str, out: Path) -> None:
 
 
 def enlarged(config: Any, out: Path, name: str) -> Path:
-    """The weights of a small run in a model of the larger size."""
+    """Put the weights of a small run into a model of the larger size."""
     folder = out / "resized" / name
     if not (folder / "config.json").exists():
         convert_command(str(out / "small" / name), config, folder, resize=True)
@@ -66,7 +70,7 @@ def enlarged(config: Any, out: Path, name: str) -> Path:
 
 
 def score_at(folder: Path, side: int) -> float:
-    """Top-1 of a run on its test images at another size."""
+    """Return the top-1 accuracy of a run on its test images at another size."""
     model: Any
     model, config = load_run(folder)
     if model.fixed_size:

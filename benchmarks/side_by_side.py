@@ -1,4 +1,7 @@
-"""Training speed of several models in one process, in turns, so that what else the machine does falls on all of them alike."""
+"""Measure the training speed of several models in one process.
+
+The models take turns, so that any other load on the machine affects all of them alike.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from tokenmix.models import LM, LMConfig
 
 
 def train_rates(configs: dict[str, LMConfig], *, batch: int, seq_len: int, rounds: int = 7) -> dict[str, float]:
-    """Tokens per second of one training step of each model: of ``rounds`` turns the lower quartile of times, one thread."""
+    """Measure tokens per second of one training step of each model, with one thread.
+
+    The figure is the lower quartile of the times of ``rounds`` turns.
+    """
     torch.set_num_threads(1)
     runs = {}
     for name, config in configs.items():

@@ -1,11 +1,16 @@
-"""A sentence encoder whose last layers lose their attention: similarity of sentences and accuracy on SST-2, before and after a short distillation.
+r"""Replace the attention in the last layers of a sentence encoder, before and after a short distillation.
 
-    python benchmarks/surgery_bert.py --model all-MiniLM-L6-v2 --train sst2/train.tsv --test sst2/dev.tsv [--steps 200] [--out runs/surgery_bert] [--rows ...]
+Similarity of sentences and accuracy on SST-2 are measured.
 
-``--model``: a folder of a BERT encoder with its tokenizer; ``--train`` and ``--test``: labelled sentences of SST-2, two columns. The last 1, 2, 3 layers
-become Hydra, AFT-full, External or linear attention with copied projections. Similarity: rank correlation of the cosines of pairs of test sentences with
-those of the untouched encoder, and the mean cosine of a sentence's two vectors. Accuracy: a logistic regression on the vectors of 4,000 training sentences.
-Distillation: other training sentences, without labels. Written to benchmarks/results/surgery_bert.json after each row; finished rows are not run again.
+    python benchmarks/surgery_bert.py --model all-MiniLM-L6-v2 --train sst2/train.tsv --test sst2/dev.tsv \
+        [--steps 200] [--out runs/surgery_bert] [--rows ...]
+
+``--model``: a folder of a BERT encoder with its tokenizer; ``--train`` and ``--test``: labelled sentences of SST-2, two
+columns. The last 1, 2, 3 layers become Hydra, AFT-full, External or linear attention with copied projections.
+Similarity: rank correlation of the cosines of pairs of test sentences with those of the untouched encoder, and the mean
+cosine of a sentence's two vectors. Accuracy: a logistic regression on the vectors of 4,000 training sentences.
+Distillation: other training sentences, without labels. Written to benchmarks/results/surgery_bert.json after each row;
+finished rows are not run again.
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ DEPTHS = (1, 2, 3)
 
 
 def sentences(file: Path) -> tuple[list[str], Tensor]:
-    """Sentences and labels."""
+    """Read sentences and labels."""
     texts, labels = [], []
     for line in file.read_text().splitlines()[1:]:
         text, _, label = line.rpartition("\t")
@@ -46,7 +51,7 @@ def sentences(file: Path) -> tuple[list[str], Tensor]:
 
 
 def batches(tokenizer: Any, texts: list[str], size: int = BATCH) -> list[dict[str, Tensor]]:
-    """Padded token ids and masks."""
+    """Return padded token ids and masks, batch by batch."""
     parts = [texts[i : i + size] for i in range(0, len(texts), size)]
     return [
         dict(tokenizer(part, padding=True, truncation=True, max_length=LENGTH, return_tensors="pt")) for part in parts
@@ -55,7 +60,7 @@ def batches(tokenizer: Any, texts: list[str], size: int = BATCH) -> list[dict[st
 
 @torch.no_grad()
 def vectors(model: Any, data: list[dict[str, Tensor]]) -> Tensor:
-    """Mean of the real tokens' last states, of length one: what the encoder is used for."""
+    """Return the mean of the real tokens' last states, scaled to length one: what the encoder is used for."""
     found = []
     for batch in data:
         mask = batch["attention_mask"][..., None].float()
@@ -65,13 +70,13 @@ def vectors(model: Any, data: list[dict[str, Tensor]]) -> Tensor:
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Spearman's, of two vectors."""
+    """Return Spearman's rank correlation of two vectors."""
     ranks = torch.stack([x.argsort().argsort().double() for x in (a, b)])
     return float(torch.corrcoef(ranks)[0, 1])
 
 
 def accuracy(train: Tensor, labels: Tensor, test: Tensor, answers: Tensor) -> float:
-    """Of a logistic regression on the vectors."""
+    """Return the accuracy of a logistic regression on the vectors."""
     from sklearn.linear_model import LogisticRegression
 
     probe = LogisticRegression(C=10.0, max_iter=1000).fit(train.numpy(), labels.numpy())
@@ -79,7 +84,7 @@ def accuracy(train: Tensor, labels: Tensor, test: Tensor, answers: Tensor) -> fl
 
 
 class Judge:
-    """What an encoder is worth beside the untouched one."""
+    """Score an encoder beside the untouched one."""
 
     def __init__(self, teacher: Any, tokenizer: Any, train: Path, test: Path):
         texts, labels = sentences(train)
@@ -93,7 +98,7 @@ class Judge:
         self.wanted = vectors(teacher, self.test)
 
     def judge(self, model: Any) -> dict[str, float]:
-        """The three figures."""
+        """Return the three figures."""
         test = vectors(model, self.test)
         ours, theirs = ((x[self.pair[0]] * x[self.pair[1]]).sum(-1) for x in (test, self.wanted))
         return {
@@ -134,7 +139,7 @@ def main() -> None:
 
 
 def run(teacher: Any, judge: Judge, spec: dict[str, Any], depth: int, out: Path, steps: int) -> dict[str, Any]:
-    """The figures of one replaced encoder, before and after it has learnt."""
+    """Measure one encoder with replaced layers, before and after distillation."""
     student, report = replace_mixers(teacher, {"*": spec}, last=depth, seed=0)
     entry: dict[str, Any] = {"copied_share": report.share, "replaced": judge.judge(student.eval())}
     began = time.perf_counter()

@@ -1,10 +1,13 @@
-"""A trained causal language model whose attention is replaced: nats per character before, after the surgery and after a short distillation on its own samples.
+"""Replace the attention of a trained causal language model, and measure nats per character.
+
+The figures are those before and after the surgery, and after a short distillation on the model's own samples.
 
     python benchmarks/surgery_llama.py --model babyllama [--steps 300] [--out runs/surgery_llama] [--rows ...]
 
-``--model``: a folder with a llama2.c checkpoint (``*.bin``: seven int32, then float32 weights) and its vocabulary (``*.vocab``, one character a line). The
-model writes its own training text; half of its layers (every second from the back), then all of them, become AFT-local, AFT-conv or Hydra, with their
-projections copied. Written to benchmarks/results/surgery_llama.json after each row; finished rows are not run again.
+``--model``: a folder with a llama2.c checkpoint (``*.bin``: seven int32, then float32 weights) and its vocabulary
+(``*.vocab``, one character a line). The model writes its own training text; half of its layers (every second from the
+back), then all of them, become AFT-local, AFT-conv or Hydra, with their projections copied. Written to
+benchmarks/results/surgery_llama.json after each row; finished rows are not run again.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ SCHEDULES: dict[str, dict[str, int]] = {"half": {"every": 2}, "all": {}}
 
 
 def read_llama(folder: Path) -> tuple[Any, list[str]]:
-    """A llama2.c checkpoint as transformers' LlamaForCausalLM, and its characters."""
+    """Read a llama2.c checkpoint as transformers' LlamaForCausalLM, and its characters."""
     from tokenmix.system.torchvision import ensure_torchvision
 
     ensure_torchvision()
@@ -86,7 +89,10 @@ def read_llama(folder: Path) -> tuple[Any, list[str]]:
 
 
 def _named(parts: dict[str, Tensor], layers: int, heads: int, kv_heads: int) -> dict[str, Tensor]:
-    """The checkpoint's tensors under transformers' names; llama2.c turns neighbouring features, transformers the two halves."""
+    """Rename the checkpoint's tensors to transformers' names.
+
+    llama2.c rotates pairs of adjacent features, transformers pairs from the two halves.
+    """
     found = {
         "model.embed_tokens.weight": parts["embed"],
         "lm_head.weight": parts["embed"],
@@ -108,13 +114,13 @@ def _named(parts: dict[str, Tensor], layers: int, heads: int, kv_heads: int) -> 
 
 
 def halves(weight: Tensor, heads: int) -> Tensor:
-    """Rows 0 1 2 3 .. of each head as 0 2 .. 1 3 .."""
+    """Reorder rows 0 1 2 3 .. of each head as 0 2 .. 1 3 .."""
     return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
 @torch.no_grad()
 def samples(model: Any, count: int, seed: int) -> Tensor:
-    """Texts (count, LENGTH) that the model writes itself, from the start symbol, at temperature 1."""
+    """Sample texts (count, LENGTH) from the model itself, from the start symbol, at temperature 1."""
     torch.manual_seed(seed)
     start = torch.full((64, 1), BOS)
     options = {
@@ -131,20 +137,20 @@ def samples(model: Any, count: int, seed: int) -> Tensor:
 
 @torch.no_grad()
 def nats(model: Any, texts: Tensor) -> float:
-    """Mean nats per character after the first."""
+    """Return the mean nats per character after the first."""
     logits = torch.cat([model(part).logits for part in texts.split(BATCH)])
     return float(torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), texts[:, 1:].flatten()))
 
 
 def readable(ids: Tensor, characters: list[str]) -> str:
-    """A text up to the next start symbol."""
+    """Return a text up to the next start symbol."""
     text = "".join(characters[i] for i in ids.tolist()[1:] if i > 2)
     return text.replace("▁", " ").replace("<0x0A>", "\n").strip()
 
 
 @torch.no_grad()
 def story(model: Any, characters: list[str], cached: bool = True) -> str:
-    """What the model writes at temperature 0.7."""
+    """Return what the model writes at temperature 0.7."""
     torch.manual_seed(1)
     start = torch.full((1, 1), BOS)
     options = {
@@ -160,7 +166,7 @@ def story(model: Any, characters: list[str], cached: bool = True) -> str:
 def row(
     model: Any, spec: dict[str, Any], schedule: dict[str, int], texts: tuple[Tensor, Tensor], out: Path, steps: int
 ) -> tuple[Any, dict[str, Any]]:
-    """One replaced model: its figures before and after it has learnt."""
+    """Replace attention in one model and measure it before and after distillation."""
     learn, test = texts
     student, report = replace_mixers(model, {"model.layers.*": spec}, seed=0, **schedule)
     found: dict[str, Any] = {"replaced": nats(student, test), "copied_share": report.share}
@@ -194,7 +200,8 @@ def main() -> None:
             path.write_text(json.dumps(found, indent=1) + "\n")
         entry = found["rows"][label]
         print(
-            f"{label:16} replaced {entry['replaced']:.4f}, distilled {entry['distilled']:.4f}  ({entry['seconds']:.0f} s)\n  {entry['story']}\n",
+            f"{label:16} replaced {entry['replaced']:.4f}, distilled {entry['distilled']:.4f}  "
+            f"({entry['seconds']:.0f} s)\n  {entry['story']}\n",
             flush=True,
         )
 

@@ -1,9 +1,12 @@
-"""Whole models at lengths where attention costs, before and after it is replaced: a ViT at 1024 x 1024 pixels, a BERT-shaped encoder at 16k tokens.
+"""Measure whole models at lengths where attention is expensive, before and after it is replaced.
+
+A ViT runs at 1024 x 1024 pixels, and a BERT-shaped encoder at 16k tokens.
 
     python benchmarks/surgery_long.py [--budget 10] [--threads 2] [--rows vit bert]
 
-Random weights; the encoder has BERT's shape in small (4 layers, 256 features, 4 heads), the ViT is timm's small one. Seconds and peak memory of one forward
-pass of one input, models in turns in one process. Written to benchmarks/results/surgery_long.json.
+Random weights; the encoder is a small BERT (4 layers, 256 features, 4 heads), and the ViT is timm's small one. Seconds
+and peak memory of one forward pass of one input, with the models taking turns in one process. Written to
+benchmarks/results/surgery_long.json.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ MIXERS: dict[str, dict[str, Any]] = {
 
 
 def vit() -> tuple[nn.Module, Callable[[nn.Module], Any]]:
-    """timm's small ViT and its call."""
+    """Build timm's small ViT and its call."""
     ensure_torchvision()
     import timm
 
@@ -42,7 +45,7 @@ def vit() -> tuple[nn.Module, Callable[[nn.Module], Any]]:
 
 
 def bert() -> tuple[nn.Module, Callable[[nn.Module], Any]]:
-    """A BERT of transformers and its call."""
+    """Build a BERT of transformers and its call."""
     ensure_torchvision()
     from transformers import BertConfig, BertModel
 
@@ -58,7 +61,7 @@ HOSTS = {"vit": vit, "bert": bert}
 
 
 def rows(make: Callable[[], tuple[nn.Module, Callable[[nn.Module], Any]]], budget: float) -> dict[str, Any]:
-    """Name -> seconds, times as fast as the untouched model, MiB of one pass."""
+    """Return name -> seconds, speed relative to the untouched model, and MiB of one pass."""
     torch.manual_seed(0)
     model, call = make()
     models = {"attention": model}

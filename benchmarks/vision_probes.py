@@ -1,11 +1,14 @@
-"""What the models of ``vision_small.py`` became: token norms by layer and training step (do they have outliers?), and one-tap filters run as a gather.
+"""Probe the models of ``vision_small.py``: token norms, and one-tap filters run as a gather.
+
+Token norms are given by layer and training step, to show whether they have outliers.
 
     python benchmarks/vision_probes.py --out runs/vision_small [--images 500]
 
-Reads the run directories that exist and writes benchmarks/results/vision_probes.json; what stands there is not probed again, unless with --again. Norms: L2
-norms of patch tokens after the last block and at the layer where they reach furthest, over test images; outliers are those above Tukey's far fence of that
-layer and step (third quartile plus three times the range between the quartiles). Gather: the test accuracy of the model as trained, and of the model in which
-one tap of each head's filter is left, read by index.
+Reads the run directories that exist and writes benchmarks/results/vision_probes.json; existing entries are not probed
+again, unless with --again. Norms: L2 norms of patch tokens after the last block and at the layer where they reach
+furthest, over test images; outliers are those above Tukey's far fence of that layer and step (third quartile plus three
+times the interquartile range). Gather: the test accuracy of the model as trained, and of the model in which one tap of
+each head's filter is left, read by index.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ GATHER_ROWS = (
 
 
 def norms_of(folder: Path, count: int) -> dict[str, Any]:
-    """Checkpoint step -> norms by layer."""
+    """Return checkpoint step -> norms by layer."""
     found, images = {}, None
     for step in list_steps(folder / "checkpoints"):
         model, config = load_run(folder, step=step)
@@ -64,7 +67,7 @@ def norms_of(folder: Path, count: int) -> dict[str, Any]:
 
 
 def layer_norms(norms: Tensor) -> dict[str, float]:
-    """The distribution of one layer's norms (B, H, W)."""
+    """Return the distribution of one layer's norms (B, H, W)."""
     flat = norms.flatten()
     median, high, most = (float(flat.quantile(q)) for q in (0.5, 0.999, 1.0))
     return {
@@ -77,7 +80,7 @@ def layer_norms(norms: Tensor) -> dict[str, float]:
 
 
 def test_images(config: Any, count: int) -> Tensor:
-    """The first test images, as the model is given them."""
+    """Return the first test images, as the model is given them."""
     split = open_set(config.data, config.model.channels).split("test")
     options = {
         "mean": config.data.mean,
@@ -89,7 +92,7 @@ def test_images(config: Any, count: int) -> Tensor:
 
 
 def gather_of(folder: Path) -> dict[str, Any]:
-    """Accuracy and seconds, dense and as a gather, and how much of the filters the kept taps hold."""
+    """Measure accuracy and seconds, dense and as a gather, and how much of the filters the kept taps hold."""
     model, config = load_run(folder)
     task, gather = ClassifyTask(config), to_gather(model)
     kept = torch.cat([part.kept for part in gather.modules() if hasattr(part, "kept")])
@@ -111,11 +114,13 @@ def show(found: dict[str, Any]) -> None:
             last, layer = entry["layers"][-1], furthest(entry)
             there = entry["layers"][layer]
             print(
-                f"{row:14} step {step:>5}  after the last layer: median {last['median']:7.2f}, max/median {last['max_to_median']:5.2f}, ",
+                f"{row:14} step {step:>5}  after the last layer: median {last['median']:7.2f}, "
+                f"max/median {last['max_to_median']:5.2f}, ",
                 end="",
             )
             print(
-                f"outliers {last['outliers']:.2%}; furthest after layer {layer}: {there['max_to_median']:5.2f}, {there['outliers']:.2%}"
+                f"outliers {last['outliers']:.2%}; furthest after layer {layer}: "
+                f"{there['max_to_median']:5.2f}, {there['outliers']:.2%}"
             )
     for row, entry in found["gather"].items():
         print(f"{row:14} dense {entry['dense']['test_top1']:.4f}  gather {entry['gather']['test_top1']:.4f}  ", end="")
@@ -123,7 +128,7 @@ def show(found: dict[str, Any]) -> None:
 
 
 def furthest(entry: dict[str, Any]) -> int:
-    """The layer whose largest norm is furthest above its median."""
+    """Return the layer whose largest norm is furthest above its median."""
     return max(range(len(entry["layers"])), key=lambda i: entry["layers"][i]["max_to_median"])
 
 

@@ -1,11 +1,13 @@
-"""CIFAR-10 at 32 x 32 in one small ViT: attention, AFT, Hydra and External attention on the same tokens for the same images; then fine-tuning, one-tap filters
-and registers.
+r"""Train one small ViT on CIFAR-10 at 32 x 32 with attention, AFT, Hydra and External attention.
 
-    python benchmarks/vision_small.py --data cifar10 --out runs/vision_small [--only classify finetune one_hot registers] [--rows attention ...] [--jobs 2]
+All see the same tokens of the same images. Fine-tuning, one-tap filters and registers follow.
+
+    python benchmarks/vision_small.py --data cifar10 --out runs/vision_small \
+        [--only classify finetune one_hot registers] [--rows attention ...] [--jobs 2]
     python benchmarks/vision_small.py --out runs/vision_small --results benchmarks/results/vision_small
 
-Each row trains in a process and a run directory of its own, one thread each; a row that has ended is not run again, one that was stopped goes on. ``--data`` is
-a set's name or a path, as everywhere.
+Each row trains in its own process and run directory with one thread. A row that has finished is not run again; one that
+was stopped continues. ``--data`` is a set's name or a path, as everywhere.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ HYDRA = {"name": "hydra"}
 
 
 def vit(*mixers: dict[str, Any], **options: Any) -> ViTConfig:
-    """The common shell."""
+    """Return the config that all rows share."""
     return ViTConfig(
         dim=DIM,
         layers=LAYERS,
@@ -42,7 +44,7 @@ def vit(*mixers: dict[str, Any], **options: Any) -> ViTConfig:
 
 
 def conv(kernel_size: int, **options: Any) -> ViTConfig:
-    """AFT-conv, fully convolutional."""
+    """Return the config of AFT-conv, fully convolutional."""
     spec = {"name": "aft_conv", "heads": 32, "kernel_size": kernel_size, "qkv_bias": False, **options}
     return vit(spec, positions=None)
 
@@ -71,7 +73,7 @@ REGISTERS = {f"registers/{n}": replace(ATTENTION, pool="class", registers=n) for
 
 
 def config_of(row: str, data: str) -> RunConfig:
-    """The run of a row."""
+    """Return the run of a row."""
     part, _, name = row.partition("/")
     model, steps, rate, more = ROWS.get(row), STEPS, RATE, {}
     if part in ("finetune", "random"):
@@ -99,7 +101,7 @@ def config_of(row: str, data: str) -> RunConfig:
 
 
 def run_row(row: str, data: str, out: Path) -> None:
-    """Train a row to its end and score it on the test images, at larger sizes too where the model takes them."""
+    """Train a row to its end and score it on the test images, also at larger sizes where the model takes them."""
     folder, config = out / row, config_of(row, data)
     if row.startswith("finetune/"):
         config = replace(config, train=replace(config.train, init=str(converted(config.model, out, row))))
@@ -128,7 +130,7 @@ def run_row(row: str, data: str, out: Path) -> None:
 
 
 def converted(config: ViTConfig, out: Path, row: str) -> Path:
-    """The weights of the attention run carried into another model, as ``tokenmix convert`` does."""
+    """Carry the weights of the attention run into another model, as ``tokenmix convert`` does."""
     from tokenmix.hosts.vit.convert import convert_command
 
     folder = out / "converted" / row

@@ -1,8 +1,10 @@
-"""Whole models in training: steps per second and peak memory of one architecture with different mixers, in turns in one process.
+"""Measure whole models in training: steps per second and peak memory of one architecture with different mixers.
 
-``python benchmarks/whole_models.py lm`` is the 24 x 256 byte model of the AFT paper's enwik8 experiments (Table 4) at T = 1,024 and 4,096; ``vision`` is a
-stack of transformer blocks of DeiT-tiny's shape (12 x 192, 3 heads) on grids of 14 x 14 to 68 x 120 tokens. A step is forward, backward and AdamW. Softmax
-attention appears as torch's fused SDPA, as its unfused products (a T x T matrix per head, as the paper compared with), and in a sliding window of 32 tokens.
+The models take turns in one process. ``python benchmarks/whole_models.py lm`` is the 24 x 256 byte model of the AFT
+paper's enwik8 experiments (Table 4) at T = 1,024 and 4,096; ``vision`` is a stack of transformer blocks of DeiT-tiny's
+shape (12 x 192, 3 heads) on grids of 14 x 14 to 68 x 120 tokens. A step is forward, backward and AdamW. Softmax
+attention appears as torch's fused SDPA, as its unfused products (a T x T matrix per head, the paper's baseline), and in
+a sliding window of 32 tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 class Row(NamedTuple):
-    """A mixer's spec, and what it runs as."""
+    """Hold a mixer's spec, and how it runs."""
 
     spec: dict[str, Any]
     unfused: bool = False  # attention as plain products
@@ -60,7 +62,7 @@ UNFUSED_BYTES = 6 * 2**30
 
 
 class Stack(nn.Module):
-    """Blocks of DeiT-tiny's shape over tokens (B, T, 192) on a grid."""
+    """Stack blocks of DeiT-tiny's shape over tokens (B, T, 192) on a grid."""
 
     def __init__(self, spec: dict[str, Any], tokens: int, dim: int = 192, depth: int = 12):
         super().__init__()
@@ -68,7 +70,7 @@ class Stack(nn.Module):
         self.on_grid = spec["name"] == "aft_conv"
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
+        """Map (B, T, D) to (B, T, D)."""
         given = {"grid": grid} if self.on_grid else {}
         for block in self.blocks:
             x = x + block.mixer(block.mixer_norm(x), **given)
@@ -77,7 +79,7 @@ class Stack(nn.Module):
 
 
 class Unfused:
-    """Attention as plain products while inside."""
+    """Compute attention as plain products while inside."""
 
     def __init__(self, wanted: bool):
         self.wanted = wanted
@@ -92,7 +94,7 @@ class Unfused:
 
 
 def step_of(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
-    """One step of training."""
+    """Return one step of training."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> None:
@@ -104,7 +106,7 @@ def step_of(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
 
 
 def language(length: int, batch: int) -> dict[str, Callable[[], None]]:
-    """A step of the 24 x 256 model with each mixer."""
+    """Return a step of the 24 x 256 model with each mixer."""
     tokens = torch.randint(256, (batch, length + 1), generator=torch.Generator().manual_seed(0))
     steps = {}
     for name, row in LM_ROWS.items():
@@ -121,7 +123,10 @@ def language(length: int, batch: int) -> dict[str, Callable[[], None]]:
 
 
 def within(model: nn.Module, window: int, length: int) -> None:
-    """Give every layer of attention the mask of a causal sliding window, as one writes it with SDPA. (FlexAttention has no backward pass on a CPU.)"""
+    """Give every layer of attention the mask of a causal sliding window, as one writes it with SDPA.
+
+    FlexAttention has no backward pass on a CPU.
+    """
     band = torch.ones(length, length, dtype=torch.bool).tril().triu(1 - window)
     for layer in model.modules():
         if isinstance(layer, Attention):
@@ -129,7 +134,7 @@ def within(model: nn.Module, window: int, length: int) -> None:
 
 
 def vision(grid: tuple[int, int], batch: int) -> dict[str, Callable[[], None]]:
-    """A step of the stack with each mixer."""
+    """Return a step of the stack with each mixer."""
     T = grid[0] * grid[1]
     x = torch.randn(batch, T, 192, generator=torch.Generator().manual_seed(0))
     steps = {}
@@ -143,7 +148,7 @@ def vision(grid: tuple[int, int], batch: int) -> dict[str, Callable[[], None]]:
 def table(
     rows: dict[str, Row], steps: dict[str, Callable[[], None]], budget: float, left_out: set[str]
 ) -> dict[str, Any]:
-    """Name -> steps per second, MiB at the peak of a step, ratio to fused attention."""
+    """Return name -> steps per second, MiB at the peak of a step, and ratio to fused attention."""
     scopes = {name: partial(Unfused, row.unfused) for name, row in rows.items()}
     kept = {name: step for name, step in steps.items() if name not in left_out}
     memory = {name: peak_memory(step, scope=scopes[name]) for name, step in kept.items()}

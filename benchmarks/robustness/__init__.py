@@ -1,10 +1,11 @@
-"""Attempts to break the library, each a function that returns what happened in one line.
+"""Collect attempts to break the library, each a function that returns what happened in one line.
 
     python -m benchmarks.robustness                    # run all, print the table
     python -m benchmarks.robustness --only streaming   # those whose title or area holds the word
     python -m benchmarks.robustness --as before        # record under this column of results/robustness.json
 
-Each module of this package is an area; each attempt runs in a process of its own, so a crash or a hang of one is a line of the table and nothing more.
+Each module of this package is an area. Each attempt runs in its own process, so a crash or hang of one is only a line
+of the table.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt: a number within its area, a title, and the function that makes it."""
+    """Describe one attempt: a number within its area, a title, and the function that makes it."""
 
     number: str
     title: str

@@ -19,13 +19,14 @@ PAGE = HERE.parents[1] / "docs" / "robustness.md"
 LIMIT = 240  # seconds for one attempt
 HEAD = """# Attempts to break it
 
-Each line is an attempt of `benchmarks/robustness`, run at two revisions: *before*, where it was found, and *after*, once it was mended. The page is written
+Each line is an attempt of `benchmarks/robustness`, run at two revisions: *before*, where it was found, and *after*, \
+once it was mended. The page is written
 by `python -m benchmarks.robustness --as after`, and each line can be repeated with `--only` and a word of its title.
 """
 
 
 def attempts() -> dict[str, tuple[str, str, str]]:
-    """Key -> (area, number, title) of every attempt, in the order of the files."""
+    """Return key -> (area, number, title) of every attempt, in the order of the files."""
     found = {}
     for area in sorted(m.name for m in pkgutil.iter_modules([str(HERE)]) if not m.name.startswith("_")):
         for name, run in vars(importlib.import_module(f"benchmarks.robustness.{area}")).items():
@@ -36,7 +37,7 @@ def attempts() -> dict[str, tuple[str, str, str]]:
 
 
 def result_of(key: str) -> str:
-    """What one attempt returns, in a fresh process and an empty folder."""
+    """Return the result of one attempt, made in a fresh process and an empty folder."""
     area, name = key.split(".")
     call = f"from benchmarks.robustness.{area} import {name}; print('\\n' + str({name}()))"
     paths = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", ""), str(HERE.parents[1] / "src")])
@@ -61,7 +62,7 @@ def result_of(key: str) -> str:
 
 
 def page(record: dict[str, dict[str, str]], known: dict[str, tuple[str, str, str]]) -> str:
-    """The table as Markdown, an area a section."""
+    """Return the table as Markdown, one section per area."""
     lines, area = [HEAD], None
     for key, (where, number, title) in known.items():
         if where != area:

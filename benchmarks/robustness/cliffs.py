@@ -1,4 +1,7 @@
-"""Shapes at which `auto` took a path several times slower than another one at hand. Which path is told, not the time: that is `benchmarks/cliffs.py`."""
+"""Try shapes at which `auto` took a path several times slower than another one available.
+
+The attempts tell which path is taken, not the time; `benchmarks/cliffs.py` measures that.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from . import attempt
 
 
 class _Kernels(TorchDispatchMode):
-    """Notes the kernels of ours among what runs."""
+    """Record which of our kernels run."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -58,7 +58,10 @@ def two_writers() -> str:
             first.write(b"a" * 5000)
     except OSError as why:
         left = path.read_bytes()
-        return f"{type(why).__name__}; what is left under the name begins {left[:3]!r}, {len(left)} bytes, {left.count(0)} zeros"
+        return (
+            f"{type(why).__name__}; what is left under the name begins {left[:3]!r}, "
+            f"{len(left)} bytes, {left.count(0)} zeros"
+        )
     return f"the name holds one of them whole: {path.read_bytes() in (b'a' * 10000, b'b' * 100)}"
 
 
@@ -93,7 +96,9 @@ def zeroed_pixels() -> str:
     file = next(cache.glob("images/*.pixels"))
     _keep_times(file, bytes(file.stat().st_size))
     told = _told(lambda: open_images("digits"))
-    return f"{'warned, ' if 'warning' in told else ''}trains on {'zeros' if not open_images('digits').split('train').pixels.any() else 'the right pixels'}"
+    pixels = open_images("digits").split("train").pixels
+    warned = "warned, " if "warning" in told else ""
+    return f"{warned}trains on {'the right pixels' if pixels.any() else 'zeros'}"
 
 
 @attempt("5", "Labels in the cached note of an image set are edited")
@@ -105,7 +110,8 @@ def edited_labels() -> str:
     note.write_text(note.read_text().replace(" 1,", " 7,"))
     told = _told(lambda: open_images("digits"))
     after = open_images("digits").split("train").labels
-    return f"{'warned, ' if 'warning' in told else ''}{int((before != after).sum())} of {len(before)} training labels differ"
+    warned = "warned, " if "warning" in told else ""
+    return f"{warned}{int((before != after).sum())} of {len(before)} training labels differ"
 
 
 @attempt("6", "An unpacked corpus in the cache is cut in half")
@@ -116,7 +122,9 @@ def cut_corpus() -> str:
     file = open_corpus("a.txt.gz").path
     os.truncate(file, len(TEXT) // 2)
     told = _told(lambda: open_corpus("a.txt.gz"))
-    return f"{'warned, ' if 'warning' in told else ''}a corpus of {open_corpus('a.txt.gz').size} of {len(TEXT)} bytes ({len(list(cache.glob('*.bin')))} file)"
+    warned = "warned, " if "warning" in told else ""
+    size = open_corpus("a.txt.gz").size
+    return f"{warned}a corpus of {size} of {len(TEXT)} bytes ({len(list(cache.glob('*.bin')))} file)"
 
 
 @attempt("6", "An unpacked corpus in the cache is emptied")

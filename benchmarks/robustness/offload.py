@@ -52,7 +52,8 @@ def streaming() -> str:
     here, away, x = _offloaded({"name": "aft_conv", "heads": 2, "kernel_size": 3})
     with torch.no_grad():
         try:
-            return f"the same tokens: {torch.equal(here.generate(x, 5, temperature=0), away.generate(x, 5, temperature=0))}"
+            same = torch.equal(here.generate(x, 5, temperature=0), away.generate(x, 5, temperature=0))
+            return f"the same tokens: {same}"
         except (RuntimeError, ValueError, NotImplementedError) as error:
             return f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
 

@@ -36,7 +36,10 @@ def _count(names: list[str]) -> str:
                 found[_outcomes(tokenmix.MIXERS[name], 8, **{**usual, option: value})] += 1
     total = sum(found.values())
     leaks = {kind: n for kind, n in sorted(found.items()) if kind not in ("MixerError", "accepted")}
-    return f"of {total} wrong values {found['MixerError']} are refused in a line, {found['accepted']} accepted; torch's and Python's own errors: {leaks or 'none'}"
+    return (
+        f"of {total} wrong values {found['MixerError']} are refused in a line, {found['accepted']} accepted; "
+        f"torch's and Python's own errors: {leaks or 'none'}"
+    )
 
 
 @attempt("m", "Wrong options of the AFT layers")
