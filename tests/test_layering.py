@@ -255,3 +255,10 @@ def test_the_table_of_suites_names_tests_that_exist():
         known = {n.name for n in ast.walk(ast.parse((tests / file).read_text())) if isinstance(n, ast.FunctionDef)}
         assert set(names) <= known, file
     assert not set(suites.FILES) & set(suites.TESTS)
+
+
+def test_what_moved_is_where_the_design_says():
+    section = (ROOT / "docs" / "design.md").read_text().split("## Where things moved")[1].split("Names are relative")[0]
+    rows = re.findall(r"^\| (.*`) \| (.*`) \|$", section, flags=re.MULTILINE)
+    assert len(rows) > 50
+    assert [file for _, new in rows for file in re.findall(r"`([^`]+)`", new) if not (SOURCE / file).is_file()] == []

@@ -28,7 +28,7 @@ def diagnose() -> dict[str, Any]:
     import torch
 
     from .. import __version__
-    from ..functional.backend import RULE, check_backend
+    from ..functional.backend import AUTO_RULE, check_backend
 
     broken = []
     if tuple(int(n) for n in torch.__version__.split(".")[:2]) < TORCH_NEEDED:
@@ -48,7 +48,7 @@ def diagnose() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "triton": _version("triton"),
-        "backend": {"default": wanted, "rule": RULE},
+        "backend": {"default": wanted, "rule": AUTO_RULE},
         "kernels": _kernels(),
         "extras": {extra: {package: _version(package) for package in packages} for extra, packages in EXTRAS.items()},
         "forward": trials,

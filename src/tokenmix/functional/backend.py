@@ -20,7 +20,7 @@ from ..kernels import cpu, triton
 
 Backend = Literal["auto", "eager", "cpu", "triton"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
-RULE = (
+AUTO_RULE = (
     "auto: on the CPU the C kernels, on CUDA the Triton kernels, for AFT, Hydra, External and linear attention in float32, bfloat16 and float16 where the call "
     "needs nothing they lack and plain torch is not faster at its shapes; softmax attention on torch SDPA (plain matrix products in float64 and on export); "
     "everything else on its eager torch form"

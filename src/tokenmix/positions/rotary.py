@@ -29,7 +29,7 @@ class RotaryPositions(nn.Module):
         rotary_dim: how many features of each head are rotated, counted from the first; even. Default: all.
         layout: which features form a pair. "half": i and i + d / 2, as in Llama and GPT-NeoX; "interleaved": 2 i and
             2 i + 1, as in the paper and GPT-J.
-        scaling: None, or the rule for contexts longer than those trained on, {"name": one of ``RULES``, "factor": new
+        scaling: None, or the rule for contexts longer than those trained on, {"name": one of ``SCALING_RULES``, "factor": new
             length / old length, ...}.
 
     Raises:
@@ -100,11 +100,11 @@ def scaled_frequencies(
     """
     if scaling is None:
         return _frequencies(rotary_dim, base), 1.0
-    if not isinstance(scaling, dict) or scaling.get("name") not in tuple(RULES):
+    if not isinstance(scaling, dict) or scaling.get("name") not in tuple(SCALING_RULES):
         dynamic = isinstance(scaling, dict) and scaling.get("name") == "dynamic"
         hint = "; dynamic NTK changes the angles of keys already stored" if dynamic else ""
-        _refuse(f'scaling must be None or {{"name": one of {", ".join(RULES)}, ...}}, got {scaling!r}{hint}')
-    rule, options = RULES[scaling["name"]], {name: value for name, value in scaling.items() if name != "name"}
+        _refuse(f'scaling must be None or {{"name": one of {", ".join(SCALING_RULES)}, ...}}, got {scaling!r}{hint}')
+    rule, options = SCALING_RULES[scaling["name"]], {name: value for name, value in scaling.items() if name != "name"}
     known = {p.name: p.default for p in inspect.signature(rule).parameters.values() if p.kind is p.KEYWORD_ONLY}
     if not set(options) <= set(known) or any(
         default is inspect.Parameter.empty and name not in options for name, default in known.items()
@@ -191,7 +191,7 @@ def llama3(
     return thetas, 1.0
 
 
-RULES: dict[str, Callable[..., tuple[list[float], float]]] = {
+SCALING_RULES: dict[str, Callable[..., tuple[list[float], float]]] = {
     "linear": linear,
     "ntk": ntk,
     "yarn": yarn,
