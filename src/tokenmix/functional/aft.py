@@ -1,8 +1,9 @@
-"""The Attention Free Transformer (Zhai et al. 2021): AFT-full, AFT-local and AFT-simple on tensors.
+"""The Attention Free Transformer (Zhai et al. 2021): AFT-full, AFT-local and AFT-simple as functions of tensors.
 
-Layout (B, T, D); q before its nonlinearity. Sums run in float64 under running maxima (``_sums``), so that any finite keys are exact, with weights
-spanning up to 120 (|w| <= 60) in a row; above 300 a weight counts as 300. w is (T, S), (B, T, S), or a pair of factors (u, v) with w = u v^T, (T, r)
-and (S, r), or batched.
+Tensors have layout (B, T, D); q is passed before its nonlinearity. Sums run in float64 under running maxima
+(``functional/sums``), so that results are exact for any finite keys and log-weights that span up to 120 (|w| <= 60)
+within a row. Log-weights above 300 count as 300. w is (T, S), (B, T, S), or a pair of factors (u, v) with w = u v^T,
+where u is (T, r) and v is (S, r), both optionally batched.
 """
 
 from __future__ import annotations
@@ -54,16 +55,25 @@ def aft_full(
     gate: Gate | None = "sigmoid",
     backend: Backend = "auto",
 ) -> Tensor:
-    """y_t = gate(q_t) * sum_s exp(k_s + w_ts) v_s / sum_s exp(k_s + w_ts), elementwise over features (AFT, Eq. 2).
+    """Compute AFT-full (AFT, Eq. 2).
+
+    y_t = gate(q_t) * sum_s exp(k_s + w_ts) v_s / sum_s exp(k_s + w_ts), elementwise over features. Takes time O(T S D).
 
     Args:
-        q: (B, T, D). With ``gate=None`` only its shape and dtype count.
+        q: (B, T, D). With ``gate=None`` only its shape and dtype are used.
         k, v: (B, S, D).
-        w: log-weights (T, S) or (B, T, S), or factors.
-        key_mask: (B, S); attn_mask: (T, S) or (B, T, S); True = may be attended. ``causal`` keeps s <= t.
+        w: log-weights (T, S) or (B, T, S), or a pair of factors (T, r) and (S, r), optionally batched.
+        causal: keep only keys s <= t; needs S == T.
+        key_mask: bool (B, S), True = may be attended.
+        attn_mask: bool (T, S) or (B, T, S), True = may be attended. Only the eager form supports it.
+        gate: function applied to q; None for no gate.
+        backend: how to run; see ``choose``.
 
     Returns:
-        (B, T, D) in q's dtype; exactly 0 where a query has nothing to attend. Time O(T S D).
+        (B, T, D) in q's dtype; exactly 0 where a query has nothing to attend to.
+
+    Raises:
+        MixerError: shapes, dtypes or options do not fit, or the requested backend cannot run this call.
     """
     _check("aft_full", q, k, v, causal, key_mask, attn_mask, gate)
     if 0 in (*q.shape, k.shape[1]):
@@ -115,14 +125,17 @@ def aft_full(
 
 
 def _of_keys_met(w: Bias, key_mask: Tensor | None) -> Bias:
-    """Factors with 0 for keys that every row masks: their numbers, infinite ones too, would reach the gradient of the other factor as zero times them."""
+    """Zero the factors of keys that every row masks; leave a dense w as it is.
+
+    Their values, possibly infinite, would otherwise enter the gradient of the other factor as 0 * value.
+    """
     if key_mask is None or not isinstance(w, tuple):
         return w
     return w[0], zero_masked(w[1], key_mask if w[1].ndim == 3 else key_mask.any(0))
 
 
 def _one_key(k: Tensor, v: Tensor, source: Weights, key_mask: Tensor | None, T: int) -> Tensor:
-    """AFT-full over a single key: its value, (B, T, D), or 0 where it is masked or weighs nothing."""
+    """Compute AFT-full over a single key: its value, (B, T, D), or 0 where it is masked or its weight is zero."""
     if key_mask is not None:
         k, v = torch.where(key_mask[..., None], k, MASKED_KEY), torch.where(key_mask[..., None], v, 0.0)
     w = source.slab(slice(0, T), slice(0, 1))
@@ -148,15 +161,24 @@ def aft_local(
     gate: Gate | None = "sigmoid",
     backend: Backend = "auto",
 ) -> Tensor:
-    """AFT-full with w_ts kept where |t - s| < window and 0 elsewhere: all keys still count (AFT, Eq. 4).
+    """Compute AFT-local (AFT, Eq. 4): AFT-full with w_ts where |t - s| < window and 0 elsewhere.
+
+    Keys outside the window still count, with log-weight 0. Takes time O(T window D) if S == T, and O(T S D) with
+    ``positions``, ``attn_mask`` or S != T. Arguments not listed here are those of ``aft_full``.
 
     Args:
-        window: s of the paper; the band holds 2 window - 1 keys, or window keys when causal. 0 is AFT-simple.
-        outside: "zero" as in the paper, or "none": nothing outside the window is attended (the paper's ablation).
-        positions: (B, T) token positions when they are not the indices, or a pair of them, (B, T) of the queries and (B, S) of the keys:
-            distances in the band are then distances of positions.
+        window: s of the paper, in tokens; the band holds 2 window - 1 keys, or window keys when causal. 0 gives
+            AFT-simple.
+        outside: "zero" as in the paper, or "none": keys outside the window are not attended (the paper's ablation).
+        positions: token positions (B, T), if they are not the indices, or a pair of them: (B, T) for the queries and
+            (B, S) for the keys. The distance |t - s| is then measured between positions.
 
-    Time O(T window D) for self-mixing; with ``positions``, ``attn_mask`` or S != T, O(T S D). Other arguments as in ``aft_full``.
+    Returns:
+        (B, T, D) in q's dtype; exactly 0 where a query has nothing to attend to.
+
+    Raises:
+        MixerError: as for ``aft_full``; also if ``window`` is not an integer >= 0, ``outside`` is unknown, or
+            ``window`` is 0 with ``outside="none"``.
     """
     _check("aft_local", q, k, v, causal, key_mask, attn_mask, gate)
     T, S = q.shape[1], k.shape[1]
@@ -165,11 +187,12 @@ def aft_local(
     whole = isinstance(window, int) and not isinstance(window, bool)
     if outside not in ("zero", "none") or not whole or window < 0 or (window == 0 and outside == "none"):
         raise MixerError(
-            f"aft_local: window={window!r}, outside={outside!r}; window must be an integer >= 0, outside 'zero', or 'none' with window >= 1."
+            f"aft_local: window={window!r}, outside={outside!r}; window must be an integer >= 0, "
+            "and outside 'zero', or 'none' with window >= 1."
         )
     if window == 0:
         return aft_simple(q, k, v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, gate=gate, backend=backend)
-    window = window if positions is not None else min(window, max(T, S))  # what lies further apart is not there
+    window = window if positions is not None else min(window, max(T, S))  # no two tokens are further apart
     source = _source("aft_local", w, T, S)
     w = _of_keys_met(w, key_mask)
     reach, drop = (1 - window, window - 1), outside == "none"
@@ -219,16 +242,19 @@ def aft_simple(
     gate: Gate | None = "sigmoid",
     backend: Backend = "auto",
 ) -> Tensor:
-    """y_t = gate(q_t) * sum_s softmax_s(k)_s v_s, the softmax along time in each feature (AFT, Eq. 5). Time and memory O(T D)."""
+    """Compute AFT-simple (AFT, Eq. 5).
+
+    y_t = gate(q_t) * sum_s softmax_s(k)_s v_s, with the softmax over time in each feature. Takes time and memory
+    O(T D). The arguments, the result and the errors are those of ``aft_full`` without ``w``.
+    """
     _check("aft_simple", q, k, v, causal, key_mask, attn_mask, gate)
     if 0 in (*q.shape, k.shape[1]):
         return torch.zeros_like(q)
     asked = q if gate == "sigmoid" else None
     lacks = None if attn_mask is None else "its kernels take no attn_mask"
     if choose("aft_simple", backend, k, v, asked, on=KERNELS, lacks=lacks) != "eager":
-        return kernel_sums(
-            "cpu", lambda q_, k, v: simple_kernel(q_, k, v, key_mask, q.shape[1], causal), q, k, v, gate
-        )  # in Triton too
+        # "cpu" with Triton as well: its kernel of AFT-simple, too, handles non-finite numbers itself.
+        return kernel_sums("cpu", lambda q_, k, v: simple_kernel(q_, k, v, key_mask, q.shape[1], causal), q, k, v, gate)
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kd, vd = split_heads64(k, v, key_mask, 1)
@@ -263,7 +289,7 @@ simple_kernel = Operator(
     shape=lambda q, k, v, key_mask, *, T, causal: (k.shape[0], T, k.shape[2]),
     eager=_simple_eager,
 )
-"""sigmoid(q) times the sums of AFT-simple over T queries, or the sums alone without q: (B, T, D)."""
+"""Compute AFT-simple for T queries, (B, T, D): sigmoid(q) times the ratio of sums, or the ratio alone if q is None."""
 
 
 def _full_eager(
@@ -284,11 +310,14 @@ full_kernel = Operator(
     shape=lambda q, k, v, w, w2, key_mask, *, causal: (k.shape[0], w.shape[1], k.shape[2]),
     eager=_full_eager,
 )
-"""sigmoid(q) times the ratio of sums of AFT-full, or the ratio alone without q: (B, T, D), from log-weights w (1 or B, T, S), or factors w and w2."""
+"""Compute AFT-full, (B, T, D): sigmoid(q) times the ratio of sums, or the ratio alone if q is None.
+
+Log-weights w are (1 or B, T, S); with w2, w and w2 are the factors (1 or B, T, r) and (1 or B, S, r).
+"""
 
 
 def _on_kernel(q: Tensor | None, k: Tensor, v: Tensor, w: Bias, key_mask: Tensor | None, causal: bool) -> Tensor:
-    """Call the kernel of AFT-full with w as ``aft_full`` takes it."""
+    """Call the kernel of AFT-full with w in any form that ``aft_full`` accepts."""
     first, second = w if isinstance(w, tuple) else (w, None)
     first = first if first.ndim == 3 else first[None]
     if second is not None:
@@ -301,7 +330,7 @@ def _on_kernel(q: Tensor | None, k: Tensor, v: Tensor, w: Bias, key_mask: Tensor
 def _near(
     positions: Tensor | tuple[Tensor, Tensor] | None, T: int, S: int, window: int, device: torch.device
 ) -> Tensor:
-    """|t - s| < window, in positions where given: (T, S) or (B, T, S)."""
+    """Return |t - s| < window, measured in positions where they are given: bool (T, S) or (B, T, S)."""
     if positions is None:
         return (torch.arange(S, device=device) - torch.arange(T, device=device)[:, None]).abs() < window
     rows, cols = positions if isinstance(positions, tuple) else (positions, positions)
@@ -309,7 +338,7 @@ def _near(
 
 
 def _source(who: str, w: Bias, T: int, S: int) -> Weights:
-    """Wrap w so that its leading dims broadcast against (B, 1, T, S)."""
+    """Wrap w so that its leading dimensions broadcast against (B, 1, T, S)."""
     pair = w if isinstance(w, tuple) else None
     shapes = [a.shape for a in pair] if pair else [w.shape]  # type: ignore[union-attr]  # a tensor when not a pair
     fits = (
@@ -350,6 +379,5 @@ def _check(
         ("attn_mask", attn_mask, [(q.shape[1], k.shape[1]), (*q.shape[:2], k.shape[1])]),
     ):
         if mask is not None and (mask.dtype != torch.bool or tuple(mask.shape) not in [tuple(s) for s in shapes]):
-            raise MixerError(
-                f"{who}: expects a bool {label} of shape {' or '.join(str(tuple(s)) for s in shapes)}, got {mask.dtype} {tuple(mask.shape)}."
-            )
+            fit = " or ".join(str(tuple(s)) for s in shapes)
+            raise MixerError(f"{who}: expects a bool {label} of shape {fit}, got {mask.dtype} {tuple(mask.shape)}.")

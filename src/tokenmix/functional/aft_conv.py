@@ -1,4 +1,4 @@
-"""AFT-conv (Zhai et al. 2021, Eq. 6) in one, two and three dimensions, causal in one."""
+"""AFT-conv (Zhai et al. 2021, Eq. 6) in one, two and three dimensions; the causal form exists in one dimension."""
 
 from __future__ import annotations
 
@@ -38,21 +38,32 @@ def aft_conv(
     gate: Gate | None = "sigmoid",
     backend: Backend = "auto",
 ) -> Tensor:
-    """y_t = gate(q_t) * sum_s exp(k_s^i + w^i_{s-t}) v_s / sum_s exp(k_s^i + w^i_{s-t}) in head i, w = 0 outside of the kernel.
+    """Compute AFT-conv (AFT, Eq. 6).
 
-    The paper writes it as conv(exp(k) v, exp(w) - 1) + sum exp(k) v, which cancels for large w; the sums here have positive terms only.
+    y_t = gate(q_t) * sum_s exp(k_s^i + w^i_{s-t}) v_s / sum_s exp(k_s^i + w^i_{s-t}) in head i, with w = 0 outside the
+    kernel. The paper writes it as conv(exp(k) v, exp(w) - 1) + sum exp(k) v, which cancels for large w; the sums here
+    have positive terms only. Takes time O(T s D) in 1-D, and O(T^2 D) on grids, with a prefix or with positions, where
+    the dense form runs; the C kernel for 2-D grids takes O(T s^2 D).
 
     Args:
         q, v: (B, T, D); channel c belongs to head c // (D / h).
         k: (B, T, h), one key per head.
-        kernel: log-weights (h, s), (h, s, s) or (h, s, s, s), s odd. Tap j weighs position t + j - s // 2 (cross-correlation, torch's convention);
-            causal (1-D only): tap j weighs t - (s - 1) + j.
-        grid: (H, W) or (D, H, W) of the tokens after the first ``prefix``; prefix tokens have weight 0 to and from all. 1-D needs none.
-        outside: "zero": keys outside of the kernel weigh exp(0); "none": they are not attended.
-        positions: (B, T) indices into the prefix and the flattened grid when tokens were dropped or moved.
+        kernel: log-weights (h, s), (h, s, s) or (h, s, s, s), s odd. Tap j weighs position t + j - s // 2
+            (cross-correlation, torch's convention); when causal (1-D only), tap j weighs position t - (s - 1) + j.
+        grid: (H, W) or (D, H, W) of the tokens after the first ``prefix``; 1-D needs none.
+        prefix: number of leading tokens that are not on the grid; their log-weight to and from every token is 0.
+        outside: "zero": keys outside the kernel have weight exp(0); "none": they are not attended.
+        causal: keep only keys s <= t.
+        key_mask: bool (B, T), True = may be attended.
+        positions: (B, T) indices into the prefix followed by the flattened grid, for tokens dropped or moved.
+        gate: function applied to q; None for no gate.
+        backend: how to run; see ``choose``.
 
     Returns:
-        (B, T, D) in q's dtype. Time O(T s D) in 1-D; on grids, with a prefix or with positions O(T^2 D), the dense form; the 2-D kernel O(T s^2 D).
+        (B, T, D) in q's dtype; exactly 0 where a query has nothing to attend to.
+
+    Raises:
+        MixerError: shapes, dtypes or options do not fit, or the requested backend cannot run this call.
     """
     _check(q, k, v, kernel, grid, outside, causal, key_mask, gate)
     _check_places(q.shape[1], grid, prefix, positions)
@@ -92,7 +103,10 @@ def aft_conv(
 def _dense_weights(
     kernel: Tensor, grid: tuple[int, ...], prefix: int, positions: Tensor | None, causal: bool, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Log-weights (1 or B, h, T, T) of every pair, and the pairs inside the kernel (prefix pairs count as inside)."""
+    """Return the log-weights of all pairs and the pairs inside the kernel; pairs with a prefix token count as inside.
+
+    The log-weights are (1 or B, h, T, T), the pairs bool (1 or B, 1, T, T).
+    """
     size = kernel.shape[-1]
     place = torch.arange(prefix + prod(grid), device=device)[None] if positions is None else positions
     cells, on_grid = _cells(place - prefix, grid), place >= prefix
@@ -110,7 +124,10 @@ def _dense_weights(
 
 
 def _cells(flat: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """The cell (..., axes) of each flat index; looked up, as inductor fails on indices computed with // and %. Prefix tokens get any cell."""
+    """Return the grid cell (..., axes) of each flat index; prefix tokens get an arbitrary cell.
+
+    Cells are looked up in a table, because inductor fails on indices computed with // and %.
+    """
     if len(grid) == 1:
         return flat[..., None]
     axes = torch.meshgrid(*(torch.arange(n, device=flat.device) for n in grid), indexing="ij")
@@ -118,7 +135,7 @@ def _cells(flat: Tensor, grid: tuple[int, ...]) -> Tensor:
 
 
 def _taps(kernel: Tensor, T: int, causal: bool) -> Tensor:
-    """(h, s) as the band (1, h, 1, s) of T rows, without the taps that reach no token."""
+    """Return the kernel (h, s) as a band (1, h, 1, s) for T rows, without taps that reach no token."""
     beyond = max(0, kernel.shape[-1] - T if causal else kernel.shape[-1] // 2 - (T - 1))
     return kernel[None, :, None, beyond : kernel.shape[-1] - (0 if causal else beyond)].float()
 
@@ -126,7 +143,7 @@ def _taps(kernel: Tensor, T: int, causal: bool) -> Tensor:
 def _runner(
     kernel: Tensor, T: int, grid: tuple[int, ...] | None, prefix: int, key_mask: Tensor | None, causal: bool
 ) -> Callable[[Tensor | None, Tensor, Tensor], Tensor]:
-    """The kernel of this many dimensions, as a function of q, k and v."""
+    """Return the operator for the number of dimensions of ``kernel``, as a function of q, k and v."""
     if kernel.ndim == 2:
         taps = _taps(kernel, T, causal)
         return lambda q, k, v: aft_band(q, k, v, taps, key_mask, causal)
@@ -136,7 +153,7 @@ def _runner(
 
 
 def _lacks(kernel: Tensor, prefix: int, positions: Tensor | None, outside: Outside) -> str | None:
-    """What of this call no kernel has."""
+    """Return why no kernel supports these options, as a phrase, or None if one does."""
     if positions is not None or outside != "zero":
         return "its kernels take no positions and only outside='zero'"
     if kernel.ndim == 2 and prefix:
@@ -145,7 +162,7 @@ def _lacks(kernel: Tensor, prefix: int, positions: Tensor | None, outside: Outsi
 
 
 def _check_places(T: int, grid: Any, prefix: Any, positions: Tensor | None) -> None:
-    """Refuse a prefix and a grid that are not the T tokens: a kernel would read and write beside them."""
+    """Refuse a prefix and a grid that do not add up to T tokens: a kernel would read and write out of bounds."""
     sizes = () if grid is None else grid
     if not all(isinstance(n, (int, torch.SymInt)) and not isinstance(n, bool) and n >= 0 for n in (prefix, *sizes)):
         raise MixerError(f"aft_conv: grid and prefix must be integers >= 0, got grid={grid!r}, prefix={prefix!r}.")
@@ -177,7 +194,7 @@ conv2d_kernel = Operator(
     eager=_eager,
     on=("cpu",),
 )
-"""sigmoid(q) times the mixed values of AFT-conv on a grid of two dimensions, or these alone without q: (B, T, D)."""
+"""Compute AFT-conv on a 2-D grid, (B, T, D): sigmoid(q) times the ratio of sums, or the ratio alone if q is None."""
 
 
 def _check(q, k, v, kernel, grid, outside, causal, key_mask, gate) -> None:
@@ -191,7 +208,8 @@ def _check(q, k, v, kernel, grid, outside, causal, key_mask, gate) -> None:
         )
     if v.shape != q.shape or k.shape != (B, T, h) or D % h:
         raise MixerError(
-            f"aft_conv: expects q and v {(B, T, D)} and k {(B, T, h)} with h dividing D, got v {tuple(v.shape)}, k {tuple(k.shape)}."
+            f"aft_conv: expects q and v {(B, T, D)} and k {(B, T, h)} with h dividing D, "
+            f"got v {tuple(v.shape)}, k {tuple(k.shape)}."
         )
     if causal and n > 1:
         raise MixerError(f"aft_conv: causal=True exists in 1-D only, got a {n}-D kernel.")

@@ -1,7 +1,8 @@
-"""The one place that chooses how a function runs: the eager form in plain torch, torch's own fused attention, or a kernel of ours.
+"""The choice of how a function runs: the eager form in plain torch, torch's fused attention, or a tokenmix kernel.
 
-Rule of ``auto``: the fastest path that supports the device, dtype and option at hand. A backend that is asked for by name, in the call, by
-``use_backend`` or by TOKENMIX_BACKEND, raises for anything it lacks; what is exported is always the eager form, and so are second derivatives.
+``auto`` selects the fastest path that supports the device, the dtype and the options. A backend requested by name, in
+the call, by ``use_backend`` or by TOKENMIX_BACKEND, raises MixerError for anything it does not support. Exported
+programs and second derivatives always use the eager form.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from ..kernels import cpu, triton
 Backend = Literal["auto", "eager", "cpu", "triton"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 AUTO_RULE = (
-    "auto: on the CPU the C kernels, on CUDA the Triton kernels, for AFT, Hydra, External and linear attention in float32, bfloat16 and float16 where the call "
-    "needs nothing they lack and plain torch is not faster at its shapes; softmax attention on torch SDPA (plain matrix products in float64 and on export); "
-    "everything else on its eager torch form"
+    "auto: AFT, Hydra, External and linear attention in float32, bfloat16 and float16 run on the C kernels (CPU) or "
+    "the Triton kernels (CUDA), if these support the call and plain torch is not faster at its shapes; softmax "
+    "attention runs on torch SDPA (plain matrix products in float64 and on export); everything else runs in its eager "
+    "torch form"
 )
 KERNELS = {"cpu": cpu, "triton": triton}
 _cpu = cpu.available()
@@ -35,11 +37,11 @@ _modes, _functorch, _tracing = (
     torch._C._functorch.peek_interpreter_stack,
     torch._C._get_tracing_state,
 )
-_default = os.environ.get("TOKENMIX_BACKEND", "auto")  # a plain global: torch.compile can guard on it
+_default = os.environ.get("TOKENMIX_BACKEND", "auto")  # a plain global, so that torch.compile can guard on it
 
 
 def check_backend(name: str) -> str:
-    """Return ``name`` if it is a backend that can run here, else raise."""
+    """Return ``name`` if it is a backend that can run here; otherwise raise MixerError."""
     if name not in BACKENDS:
         raise MixerError(f"backend={name!r} is unknown; choose one of {', '.join(BACKENDS)}.")
     if name in KERNELS and not KERNELS[name].available():
@@ -59,13 +61,21 @@ def choose(
     lacks: str | None = None,
     slower: bool = False,
 ) -> str:
-    """Choose how a call of ``who`` runs: "cpu" or "triton", a kernel of ours; "fused", torch's fused attention; or "eager", plain torch.
+    """Choose how a call of ``who`` runs.
 
     Args:
-        tensors: every floating point argument; the first decides device and dtype, which kernels ask of all.
-        on: what ``who`` has beside its eager form, of "cpu", "triton" and "fused".
-        lacks: what this call needs and no kernel has, as a phrase; None where there is nothing.
-        slower: whether plain torch is faster at these sizes: ``auto`` then takes it, and a kernel has to be asked for by name.
+        who: name of the function, for error messages.
+        backend: the requested backend; "auto" stands for the default of this process.
+        tensors: every floating-point argument; the first decides the device and dtype, which kernels require of all.
+        on: the paths that ``who`` has besides its eager form, out of "cpu", "triton" and "fused".
+        lacks: what this call needs and no kernel supports, as a phrase; None if there is nothing.
+        slower: whether plain torch is faster at these sizes; a kernel then runs only if requested by name.
+
+    Returns:
+        "cpu" or "triton" for a tokenmix kernel, "fused" for torch's fused attention, or "eager" for plain torch.
+
+    Raises:
+        MixerError: the requested backend is unknown, is not available or does not support the call.
     """
     asked, first = _asked(backend), next(t for t in tensors if t is not None)
     kernel = asked if asked in KERNELS else "triton" if first.is_cuda else "cpu"
@@ -81,11 +91,13 @@ def choose(
 
 
 def steps(new: tuple[Tensor, ...], past: tuple[Tensor, ...]) -> bool:
-    """Whether new tokens may join a state on the C kernels, which know no gradient: the rule of ``auto`` in the shortest form, as it runs for every token.
+    """Return whether new tokens of a stream can run on the C kernels for one step, which have no gradient.
+
+    This is the rule of ``auto``, kept short because it is evaluated for every token.
 
     Args:
-        new: contiguous tensors (B, L, .) of one floating point dtype.
-        past: contiguous tensors of the state; that they are of the type and size the kernel reads is for the caller to ask.
+        new: contiguous tensors (B, L, .) of one floating-point dtype.
+        past: contiguous tensors of the state; the caller checks that they have the dtype and size the kernel reads.
     """
     if (
         not _cpu
@@ -116,12 +128,15 @@ def steps(new: tuple[Tensor, ...], past: tuple[Tensor, ...]) -> bool:
 
 
 def masks(k: Tensor, valid: Tensor | None) -> bool:
-    """Whether a mask is one byte for each of the keys k (B, L, .) on the CPU, as the C kernels read it."""
+    """Return whether a mask holds one byte for each key of k (B, L, .) on the CPU, as the C kernels read it.
+
+    None, no mask, is accepted.
+    """
     return valid is None or valid.dtype is torch.bool and valid.is_cpu and valid.shape == k.shape[:2]
 
 
 def _misfit(name: str, tensors: tuple[Tensor | None, ...], first: Tensor) -> str | None:
-    """Why these tensors cannot go to the kernels of this name."""
+    """Return why the kernels ``name`` do not support these tensors, as a phrase, or None if they do."""
     device = "cuda" if name == "triton" and not triton.INTERPRETED else "cpu"
     for t in tensors:
         if t is None:
@@ -129,22 +144,28 @@ def _misfit(name: str, tensors: tuple[Tensor | None, ...], first: Tensor) -> str
         if t.device.type != device:
             return f"its kernels take {device} tensors, got one on {t.device}"
         if t.dtype not in cpu.DTYPES or t.dtype != first.dtype:
-            return f"its kernels take float32, bfloat16 or float16, the same for all arguments, got {first.dtype} and {t.dtype}"
+            return (
+                "its kernels take float32, bfloat16 or float16, the same for all arguments, "
+                f"got {first.dtype} and {t.dtype}"
+            )
     return None
 
 
 def watched() -> bool:
-    """Tell whether a compiler, a dispatch mode or torch.func runs the call, so that its tensors may hold no numbers to look at."""
+    """Return whether a compiler, a dispatch mode or torch.func runs the call.
+
+    Its tensors may then hold no values to inspect.
+    """
     return _compiling() or bool(_modes()) or _functorch() is not None
 
 
 def exporting() -> bool:
-    """Whether torch.export or ONNX traces the call: exported programs hold standard operators only."""
+    """Return whether torch.export or ONNX traces the call: exported programs hold standard operators only."""
     return torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()
 
 
 def _transformed() -> bool:
-    """Whether torch.func's vmap, jvp or grad, or forward differentiation, is at work: they go through the eager form."""
+    """Return whether vmap, jvp or grad of torch.func or forward-mode AD is active; they use the eager form."""
     return not torch.compiler.is_compiling() and (
         torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
     )
@@ -152,7 +173,11 @@ def _transformed() -> bool:
 
 @contextmanager
 def use_backend(name: Backend) -> Iterator[None]:
-    """Set the default backend of this process inside a ``with`` block."""
+    """Set the default backend of this process inside a ``with`` block.
+
+    Raises:
+        MixerError: the backend is unknown or cannot run here.
+    """
     global _default
     before, _default = _default, check_backend(name)
     try:

@@ -1,7 +1,8 @@
 """External attention (Guo et al. 2021, arXiv:2105.02358): tokens read two small memories instead of each other.
 
-Tokens meet in the first normalisation only, a softmax over tokens in each slot. It is computed through its logarithm, so that no slot and no token can
-give 0/0. Layout (B, T, heads * e); memories (S, e) serve every head.
+Tokens interact only in the first normalisation, a softmax over tokens in each slot. It is computed through its
+logarithm, so that no slot and no token can give 0/0. Tensors have layout (B, T, heads * e); the memories (S, e) are
+shared by all heads.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ EPS = 1e-9
 
 
 class SlotSums(NamedTuple):
-    """What a stream carries, in float64 (B, heads * S): the largest logit of each slot so far, and the sum of exp(logit - m)."""
+    """Hold the sums of a stream, in float64 (B, heads * S).
+
+    ``m`` is the largest logit of each slot so far, ``den`` the sum of exp(logit - m) over the tokens so far.
+    """
 
     m: Tensor
     den: Tensor
@@ -47,20 +51,28 @@ def external(
     key_mask: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """y_t = Norm(x_t M_k^T + b_k) M_v + b_v in each head. Time O(T S D).
+    """Compute external attention (Guo et al. 2021).
+
+    y_t = Norm(x_t M_k^T + b_k) M_v + b_v in each head. Takes time O(T S D).
 
     Args:
         x: (B, T, heads * e), the projected tokens.
-        memory_k, memory_v: (S, e), shared by all heads; the same tensor twice where they are tied.
-        memory_k_bias (S,), memory_v_bias (e,): of the official multi-head form.
-        norm: "double": softmax over the tokens in each slot, then each token's weights divided by eps + their sum over the slots.
-            "tokens": the first step only. "slots": a softmax over the slots instead, with which tokens no longer meet.
-        eps: as in the official code; 0 gives the paper's equation and is as safe.
-        key_mask: (B, T): a masked token takes no part in the softmax over tokens, and its own output is exactly 0.
-        causal: the softmax of token t runs over tokens 0..t; ours, the paper has no causal form.
+        memory_k, memory_v: (S, e), shared by all heads; pass the same tensor twice to tie them.
+        memory_k_bias (S,), memory_v_bias (e,): biases of the official multi-head form.
+        heads: number of heads.
+        norm: "double": softmax over the tokens in each slot, then each token's weights divided by eps + their sum over
+            the slots. "tokens": the first step only. "slots": a softmax over the slots instead; tokens then do not
+            interact.
+        eps: added to the sum over the slots, as in the official code; 0 gives the paper's equation and is equally safe.
+        causal: take the softmax of token t over tokens 0..t. An addition; the paper has no causal form.
+        key_mask: bool (B, T); a masked token takes no part in the softmax over tokens, and its output is exactly 0.
+        backend: how to run; see ``choose``.
 
     Returns:
         (B, T, heads * e) in x's dtype.
+
+    Raises:
+        MixerError: shapes, dtypes or options do not fit, or the requested backend cannot run this call.
     """
     lacks = "its kernel has no causal form" if causal else "its kernel has no norm='slots'" if norm == "slots" else None
     where = choose("external", backend, x, on=("cpu",), lacks=lacks)
@@ -90,13 +102,13 @@ def external(
 
 
 def _itself(mark: Tensor) -> Tensor:
-    """With norm="slots" tokens do not meet."""
+    """Return the marks unchanged: with norm="slots" a token reaches only itself."""
     return mark
 
 
 @exact
 def slot_logits(x: Tensor, memory_k: Tensor, bias: Tensor | None, heads: int, valid: Tensor | None) -> Tensor:
-    """x_t M_k^T + b_k: (B, T, heads, S) in float32 or better; masked tokens are zeroed before."""
+    """Compute the logits x_t M_k^T + b_k, (B, T, heads, S), in float32 or wider; masked tokens are zeroed first."""
     if valid is not None:
         x = torch.where(valid[..., None], x, 0.0)
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -116,13 +128,16 @@ def read_memory(
     eps: float,
     valid: Tensor | None,
 ) -> Tensor:
-    """The weights applied to the second memory; a token that is not valid gives 0. ``level`` is log sum exp over tokens."""
+    """Apply the weights to the second memory: (B, T, heads * e) in x's dtype, 0 for masked tokens.
+
+    ``level`` is the log-sum-exp of the logits over tokens.
+    """
     wide = torch.promote_types(x.dtype, torch.float32)
     return _apply(weights(logits, level, norm=norm, eps=eps, valid=valid).to(wide), memory_v, bias, valid).to(x.dtype)
 
 
 def weights(logits: Tensor, level: Tensor, *, norm: str, eps: float, valid: Tensor | None) -> Tensor:
-    """The weights from their logarithms; those of a token that is not valid are finite."""
+    """Compute the weights from their logarithms; those of masked tokens are finite."""
     logits = logits - level
     if valid is not None:
         logits = torch.where(valid[..., None, None], logits, 0.0)
@@ -135,7 +150,7 @@ def weights(logits: Tensor, level: Tensor, *, norm: str, eps: float, valid: Tens
 
 
 def _apply(w: Tensor, memory_v: Tensor, bias: Tensor | None, valid: Tensor | None) -> Tensor:
-    """Weights (B, T, heads, S) times the second memory: (B, T, heads * e)."""
+    """Multiply the weights (B, T, heads, S) by the second memory: (B, T, heads * e)."""
     y = w @ memory_v.to(w.dtype)
     if bias is not None:
         y = y + bias.to(w.dtype)
@@ -145,7 +160,7 @@ def _apply(w: Tensor, memory_v: Tensor, bias: Tensor | None, valid: Tensor | Non
 
 
 def over_all_tokens(logits: Tensor, valid: Tensor | None) -> Tensor:
-    """log sum exp over all valid tokens: (B, 1, heads, S)."""
+    """Compute the log-sum-exp over all valid tokens: (B, 1, heads, S)."""
     if valid is not None:
         logits = logits.masked_fill(~valid[..., None, None], torch.finfo(logits.dtype).min)
     return logits.logsumexp(1, keepdim=True)
@@ -165,7 +180,10 @@ external_weights = Operator(
     eager=_eager_weights,
     on=("cpu",),
 )
-"""The weights (B, T, heads, S) of float32 logits under ``norm`` "double" or "tokens" over all tokens; 0 where a token is masked."""
+"""Compute the weights (B, T, heads, S) of float32 logits over all tokens, for ``norm`` "double" or "tokens".
+
+They are 0 for masked tokens.
+"""
 
 
 def external_chunk(
@@ -181,7 +199,7 @@ def external_chunk(
     eps: float,
     valid: Tensor | None,
 ) -> tuple[Tensor, SlotSums]:
-    """``external`` for new tokens of a stream: their outputs, and the sums after them."""
+    """Compute ``external`` for new tokens of a stream: return their outputs and the sums after them."""
 
     def form(x: Tensor) -> tuple[Tensor, SlotSums]:
         logits = slot_logits(x, memory_k, memory_k_bias, heads, valid)
@@ -193,26 +211,30 @@ def external_chunk(
 
 
 def empty_slots(batch: int, slots: int, *, device: torch.device | str | None = None) -> SlotSums:
-    """The sums over no token."""
+    """Return the sums over no tokens."""
     none = torch.zeros(batch, slots, device=device, dtype=torch.float64)
     return SlotSums(none + FLOOR, none)
 
 
 def extend_slots(logits: Tensor, past: SlotSums, valid: Tensor | None) -> tuple[Tensor, SlotSums]:
-    """log sum exp over the past and the new tokens up to each (B, L, heads, S), and the sums after them."""
+    """Extend the sums by new tokens.
+
+    Returns:
+        The log-sum-exp over the past and the new tokens up to each one, (B, L, heads, S), and the sums after them.
+    """
     keys = logits.double().flatten(2)
     if valid is not None:
         keys = torch.where(valid[..., None], keys, MASKED_KEY)
     total = merge(prefix_sums(keys, keys.new_zeros(*keys.shape[:-1], 0, keys.shape[-1])), _lift(past))
     den = total.acc[..., 0, :]
-    none = den == 0  # not the opposite of den > 0: what is not a number stays so
+    none = den == 0  # rather than ~(den > 0), so that NaN is passed on
     level = torch.where(none, 0.0, total.m + total.lift + torch.log(torch.where(none, 1.0, den)))
     after = SlotSums(total.m[:, -1], den[:, -1] * torch.exp(total.lift[:, -1]))
     return level.unflatten(-1, logits.shape[2:]), after
 
 
 def merge_slots(earlier: SlotSums, later: SlotSums) -> SlotSums:
-    """The sums over two adjacent stretches."""
+    """Merge the sums over two adjacent stretches of tokens."""
     both = merge(_lift(earlier), _lift(later))
     return SlotSums(both.m[:, 0], both.acc[:, 0, 0])
 
@@ -233,9 +255,22 @@ def simplified_attention(
     attn_mask: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """y_t = sum_s softmax_s(scale x_t . k_s) k_s, with k = x in self-mixing: attention without projections and heads. O(T S D).
+    """Compute the simplified self-attention of the External Attention paper: no projections, one head.
 
-    The paper has scale 1: the logits then are as large as |x|^2, so half precision is computed in float32.
+    y_t = sum_s softmax_s(scale x_t . k_s) k_s, with k = x in self-mixing. Takes time O(T S D). The paper's scale is 1;
+    the logits are then as large as |x|^2, so half precision is computed in float32.
+
+    Args:
+        x: (B, T, D), the queries.
+        k: (B, S, D), used as keys and as values.
+        scale: factor of the logits.
+        causal, key_mask, attn_mask, backend: as in ``attention``.
+
+    Returns:
+        (B, T, D) in x's dtype.
+
+    Raises:
+        MixerError: the shapes of x and k do not fit, or ``attention`` refuses the call.
     """
     if x.ndim != 3 or k.ndim != 3 or x.shape[0] != k.shape[0] or x.shape[2] != k.shape[2]:
         raise MixerError(
@@ -257,7 +292,7 @@ def simplified_attention(
 
 
 def check_norm(who: str, norm: str, eps: float) -> None:
-    """Refuse a norm that does not exist, and a negative eps."""
+    """Refuse an unknown norm or a negative eps."""
     check_name(who, "norm", norm, NORMS)
     check_eps(who, eps, zero=True)
 
@@ -283,7 +318,8 @@ def _check(
     e = x.shape[-1] // heads
     if memory_k.ndim != 2 or memory_k.shape != memory_v.shape or memory_k.shape[1] != e or memory_k.shape[0] < 1:
         raise MixerError(
-            f"external: expects memory_k and memory_v of shape (slots, {e}) with heads={heads}, got {tuple(memory_k.shape)} and {tuple(memory_v.shape)}."
+            f"external: expects memory_k and memory_v of shape (slots, {e}) with heads={heads}, "
+            f"got {tuple(memory_k.shape)} and {tuple(memory_v.shape)}."
         )
     for name, bias, n in (("memory_k_bias", memory_k_bias, memory_k.shape[0]), ("memory_v_bias", memory_v_bias, e)):
         if bias is not None and bias.shape != (n,):

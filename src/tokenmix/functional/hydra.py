@@ -1,12 +1,14 @@
-"""Hydra attention (Bolya et al. 2022, arXiv:2209.07484), and the kernel attention with any number of heads of which it is the limit.
+"""Hydra attention (Bolya et al. 2022, arXiv:2209.07484), and kernel attention with any number of heads.
 
-Layout (B, T, D). A feature map phi is given as one name for queries and keys, "cosine", or as a pair "query/key", "sigmoid/softmax". Every map sees
-the token's whole D-vector and heads cut the result, so that heads = D is Hydra for every map:
+Hydra is the limit of as many heads as features. Tensors have layout (B, T, D). A feature map phi is given as one name
+for queries and keys, such as "cosine", or as a pair "query/key", such as "sigmoid/softmax". Every map is applied to the
+token's whole D-vector and the result is split into heads, so that heads = D is Hydra for every map:
 
     cosine    x / sqrt(|x|^2 + eps), the norm over all D features
     elu       elu(x) + 1
     sigmoid, tanh, identity
-    softmax   keys: over the tokens that may be attended, in each feature; queries: over their own features (Shen et al. 2021)
+    softmax   keys: over the tokens that may be attended, in each feature;
+              queries: over their own features (Shen et al. 2021)
     mean      the identity, with the sum over keys divided by their number
 
 "sigmoid/softmax" with heads = D is AFT-simple.
@@ -28,7 +30,7 @@ from .sums.nonfinite import honest
 from .sums.precision import exact
 
 OWN = ("cosine", "identity", "mean")
-"""The maps that the kernel knows; others are applied around it."""
+"""Feature maps that the kernel computes itself; others are applied outside it."""
 
 
 @exact
@@ -44,16 +46,27 @@ def hydra(
     key_mask: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """y_t = phi(q_t) * sum_s phi(k_s) * v_s, all products feature by feature. Time and memory O(T D).
+    """Compute Hydra attention (Bolya et al. 2022).
+
+    y_t = phi(q_t) * sum_s phi(k_s) * v_s, with elementwise products. Takes time and memory O(T D). Sums run in float64.
 
     Args:
-        q: (B, T, D). k, v: (B, S, D).
-        normalise: divide the sum by the number of keys that may be attended, so that its size does not grow with T; the paper does not.
-        eps: added to |x|^2 of the cosine map. A zero token gives zeros, with 0 too, where the paper's listing gives NaN.
-        key_mask: (B, S), True = may be attended. ``causal`` keeps s <= t: a prefix sum.
+        q: (B, T, D).
+        k, v: (B, S, D).
+        feature: feature map phi, one name or "query/key"; see the list at the top of this module.
+        normalise: divide the sum by the number of keys that may be attended, so that its magnitude does not grow with
+            T; the paper does not.
+        eps: added to |x|^2 in the cosine map. A zero token gives zeros, even if eps is 0, where the paper's listing
+            gives NaN.
+        causal: keep only keys s <= t, as a prefix sum.
+        key_mask: bool (B, S), True = may be attended.
+        backend: how to run; see ``choose``.
 
     Returns:
-        (B, T, D) in q's dtype; exactly 0 where a query has nothing to attend. Sums run in float64.
+        (B, T, D) in q's dtype; exactly 0 where a query has nothing to attend to.
+
+    Raises:
+        MixerError: shapes, dtypes or options do not fit, or the requested backend cannot run this call.
     """
     where = choose("hydra", backend, q, k, v, on=("cpu", "triton"))
     if where != "eager":
@@ -80,15 +93,14 @@ def hydra(
 def _on_kernel(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, feature: str, normalise: bool, eps: float, causal: bool
 ) -> Tensor:
-    """The whole of ``functional.hydra``: (B, T, D) in q's dtype."""
+    """Compute ``hydra`` with the kernels: (B, T, D) in q's dtype."""
     of_q, of_k = feature.split("/")[0], feature.split("/")[-1]
     if of_k == "softmax":
         return _softmax_keys(q, k, v, key_mask, of_q, eps, causal)
     dtype, mean = q.dtype, normalise or of_k == "mean"
     if of_q not in OWN or of_k not in OWN:
-        q, k, v = (
-            a.to(torch.promote_types(a.dtype, torch.float32)) for a in (q, k, v)
-        )  # features are not rounded to half precision
+        # Do not round features to half precision.
+        q, k, v = (a.to(torch.promote_types(a.dtype, torch.float32)) for a in (q, k, v))
     if of_q not in OWN:
         q = MAPS[of_q](q, eps)
     if of_k not in OWN:
@@ -100,7 +112,7 @@ def _on_kernel(
 def _softmax_keys(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, of_q: str, eps: float, causal: bool
 ) -> Tensor:
-    """Keys weighed by their softmax over time are AFT-simple."""
+    """Compute Hydra with softmax keys, through AFT-simple: its weights are the softmax of the keys over time."""
     if of_q == "sigmoid":
         return simple_kernel(q, k, v, key_mask, q.shape[1], causal)
     y = simple_kernel(None, k, v, key_mask, q.shape[1], causal)
@@ -131,7 +143,7 @@ sum_kernel = Operator(
     saves=("saved",),
     eager=_eager,
 )
-"""Hydra whose maps are the cosine, for queries, keys or both, or the identity: (B, T, D)."""
+"""Compute Hydra, (B, T, D), with the cosine map for queries, keys or both, and the identity otherwise."""
 
 
 @exact
@@ -148,9 +160,11 @@ def multihead_linear(
     key_mask: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """y_t = phi(q_t) sum_s phi(k_s)^T v_s in each of ``heads`` heads of width e = D / heads. Time O(T D e).
+    """Compute kernel attention with ``heads`` heads, without a normaliser.
 
-    heads = 1 is full linear attention without a normaliser, heads = D is Hydra. The causal form works in blocks. Other arguments as in ``hydra``.
+    y_t = phi(q_t) sum_s phi(k_s)^T v_s in each head of width e = D / heads. Takes time O(T D e). heads = 1 is full
+    linear attention without a normaliser, heads = D is Hydra. The causal form works in blocks. The other arguments, the
+    result and the errors are those of ``hydra``; there are no kernels, so it runs on the eager form only.
     """
     options: dict[str, Any] = {
         "feature": feature,
@@ -178,9 +192,8 @@ def _kernel_attention(
     backend: Backend,
 ) -> Tensor:
     choose(who, backend, q)
-    check_qkv(
-        who, q, k, v, 1 if who == "hydra" else heads, causal, key_mask
-    )  # the width of a traced tensor need not be an int
+    split = 1 if who == "hydra" else heads  # the width of a traced tensor need not be an int
+    check_qkv(who, q, k, v, split, causal, key_mask)
     of_keys = check_feature(who, feature, normalise, eps)[1]
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)

@@ -1,4 +1,4 @@
-"""Linear attention (Katharopoulos et al. 2020): softmax's exp(q . k) replaced by phi(q) . phi(k) with a positive feature map."""
+"""Linear attention (Katharopoulos et al. 2020): phi(q) . phi(k) with a positive feature map replaces exp(q . k)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,24 @@ from .sums.precision import exact
 from .sums.softmax import MASKED_KEY, SCAN, lone, valid_weight
 
 FEW, WIDE = 6, 1024
-"""Torch's products are faster where all tokens are fewer than a sixth of a head's features; both ways, where the sums leave the cache, below a half of them,
-and above twice this width always."""
+"""Limits of ``faster_in_torch``, as measured.
+
+Torch's matrix products are faster if the queries and keys together number at most e / FEW = e / 6, where e is the width
+of a head, in the causal form for T <= SCAN only. Without causal masking they are also faster where the sums exceed the
+cache: with e >= WIDE if queries and keys number at most e / 2, and with e >= 2 WIDE always.
+"""
 
 
 def _log_positive(x: Tensor) -> Tensor:
-    """log(x) where x > 0, and that of zero elsewhere."""
+    """Return log(x) where x > 0, and elsewhere ``MASKED_KEY``, which stands for log(0)."""
     return torch.where(x > 0, torch.log(torch.where(x > 0, x, 1.0)), MASKED_KEY)
 
 
 def _log_softmax(x: Tensor) -> Tensor:
-    """Under its maximum first: the logarithm of a sum near e^10000 would be rounded to a thousandth."""
+    """Compute log softmax over the features.
+
+    The maximum is subtracted first, because the logarithm of a sum near e^10000 would be rounded to a thousandth.
+    """
     x = x - x.detach().amax(-1, keepdim=True)
     return x - torch.logsumexp(x, -1, keepdim=True)
 
@@ -40,7 +47,7 @@ LOG_FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
     "exp": lambda x: x,
     "softmax": _log_softmax,
 }
-"""The logarithm of phi, feature by feature: elu(x) + 1, max(x, 0), max(x, 0)^2, exp(x), softmax of x over its features."""
+"""The logarithm of each feature map phi: elu(x) + 1, max(x, 0), max(x, 0)^2, exp(x), softmax of x over its features."""
 
 
 @exact
@@ -55,18 +62,29 @@ def linear_attention(
     key_mask: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """y_t = sum_s (phi(q_t) . phi(k_s)) v_s / sum_s phi(q_t) . phi(k_s) in each head (Eqs. 4 to 6; causal 8 to 12), phi = elu + 1 by default.
+    """Compute linear attention (Katharopoulos et al. 2020, Eqs. 4 to 6; causal: Eqs. 8 to 12).
+
+    y_t = sum_s (phi(q_t) . phi(k_s)) v_s / sum_s phi(q_t) . phi(k_s) in each head, phi = elu + 1 by default. Takes time
+    O(T e D); the causal form stores O(T e D / 32) numbers.
 
     Args:
-        q: (B, T, H e). k, v: (B, S, H e).
-        feature: a name of ``LOG_FEATURES``; all are positive, as the denominator needs. With ``relu`` and ``squared_relu`` a pair may weigh exactly 0.
+        q: (B, T, H e).
+        k, v: (B, S, H e).
+        heads: number of heads H.
+        feature: a name in ``LOG_FEATURES``. All maps are non-negative, as the denominator requires; with ``relu`` and
+            ``squared_relu`` the weight of a pair may be exactly 0.
+        causal: keep only keys s <= t.
+        key_mask: bool (B, S), True = may be attended.
+        backend: how to run; see ``choose``.
 
     Returns:
-        (B, T, H e) in q's dtype; exactly 0 where nothing may be attended or every pair weighs 0. Time O(T e D); causal keeps O(T e D / 32) numbers.
+        (B, T, H e) in q's dtype; exactly 0 where nothing may be attended or every pair has weight 0.
+
+    Raises:
+        MixerError: shapes, dtypes or options do not fit, or the requested backend cannot run this call.
     """
-    lacks = (
-        f"its kernel has no feature={feature!r}" if feature in ("relu", "squared_relu") else None
-    )  # where a gradient cancels to 0, float32 is not enough
+    # With these maps a gradient may cancel to 0, for which the kernel's float32 is too coarse.
+    lacks = f"its kernel has no feature={feature!r}" if feature in ("relu", "squared_relu") else None
     check_name("linear_attention", "feature", feature, LOG_FEATURES)
     check_qkv("linear_attention", q, k, v, heads, causal, key_mask)
     empty, short = 0 in (*q.shape, k.shape[1]), lacks is None and not exporting()
@@ -94,7 +112,10 @@ def linear_attention(
 def _on_kernel(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, heads: int, feature: str, causal: bool
 ) -> Tensor:
-    """The whole of ``functional.linear_attention``: (B, T, H e) in q's dtype. "elu" and "exp" are the kernel's own, of others it takes the logarithms."""
+    """Compute ``linear_attention`` with the kernels: (B, T, H e) in q's dtype.
+
+    The kernel computes the features "elu" and "exp" itself; for others it is given their logarithms.
+    """
     if feature not in ("elu", "exp"):
         wide = torch.promote_types(q.dtype, torch.float32)
         shown = k if key_mask is None else torch.where(key_mask[..., None], k, 0.0)
@@ -112,11 +133,14 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, heads: int,
 ratio_kernel = Operator(
     "linear", "q k v key_mask?!", "int heads, bool elu, bool causal", saves=("saved",), keeps_result=True, eager=_eager
 )
-"""Linear attention with the features elu + 1 of q and k, or exp of them: (B, T, H e)."""
+"""Compute linear attention, (B, T, H e), with the feature map elu + 1 if ``elu``, otherwise exp."""
 
 
 def faster_in_torch(q: Tensor, k: Tensor, heads: int, causal: bool) -> bool:
-    """Whether torch's matrix products are faster than the C kernel, which works on e x e sums however few the tokens are: a rule by shapes, as measured."""
+    """Return whether torch's matrix products are faster than the C kernel at these shapes, by a measured rule.
+
+    The kernel works on e x e sums however few the tokens are. ``FEW`` and ``WIDE`` hold the limits.
+    """
     e, tokens = q.shape[-1] // heads, q.shape[1] + k.shape[1]
     if q.is_cuda or causal and q.shape[1] > SCAN:
         return False
@@ -124,12 +148,12 @@ def faster_in_torch(q: Tensor, k: Tensor, heads: int, causal: bool) -> bool:
 
 
 def _log_features(x: Tensor, heads: int, feature: str) -> Tensor:
-    """log phi(x), (B, T, H, e), in float32 or wider."""
+    """Compute log phi(x), (B, T, H, e), in float32 or wider."""
     return LOG_FEATURES[feature](x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (heads, -1)))
 
 
 def _one_key(q: Tensor, k: Tensor, v: Tensor, heads: int, feature: str, key_mask: Tensor | None) -> Tensor:
-    """Over a single key: its value, whatever it weighs; 0 where it is masked."""
+    """Compute linear attention over a single key: its value, whatever its weight, or 0 where it is masked."""
     k, v = sums.zero_masked(k, key_mask), sums.zero_masked(v, key_mask).unflatten(-1, (heads, -1))
     weight = (valid_weight(_log_features(q, heads, feature)) * valid_weight(_log_features(k, heads, feature))).sum(
         -1, keepdim=True
@@ -142,7 +166,7 @@ def _one_key(q: Tensor, k: Tensor, v: Tensor, heads: int, feature: str, key_mask
 def _one_feature(
     q: Tensor, k: Tensor, v: Tensor, feature: str, causal: bool, key_mask: Tensor | None, backend: Backend
 ) -> Tensor:
-    """Heads of one feature: phi(q) cancels, and what remains is AFT-simple with log phi(k) for keys."""
+    """Compute linear attention with heads of width 1: phi(q) cancels, which leaves AFT-simple with keys log phi(k)."""
     heads = q.shape[-1]
     b = _log_features(sums.zero_masked(k, key_mask), heads, feature).flatten(2)
     y = aft_simple(q, b, v.to(b.dtype), causal=causal, key_mask=key_mask, gate=None, backend=backend)
@@ -152,7 +176,13 @@ def _one_feature(
 def linear_chunk(
     q: Tensor, k: Tensor, v: Tensor, past: sums.Past, *, heads: int, feature: str, key_mask: Tensor | None
 ) -> tuple[Tensor, sums.Past]:
-    """New tokens (B, L, H e) over the sums of all keys before them and each other: outputs, and the sums after them."""
+    """Compute causal linear attention for new tokens (B, L, H e) of a stream.
+
+    The new tokens attend to each other causally and, through the sums ``past``, to all keys before them.
+
+    Returns:
+        The outputs, (B, L, H e) in q's dtype, and the sums after the new tokens.
+    """
     e = q.shape[-1] // heads
     fits = (
         q.shape == k.shape == v.shape
@@ -176,11 +206,11 @@ def linear_chunk(
 
 
 def log_queries(q: Tensor, heads: int, feature: str) -> Tensor:
-    """log phi(q), (B, H, T, e)."""
+    """Compute log phi(q), (B, H, T, e)."""
     return LOG_FEATURES[feature](sums.wide_by_head(q, heads))
 
 
 def log_keys(k: Tensor, v: Tensor, heads: int, feature: str, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """log phi(k) (B, H, S, e) and the values with a channel of ones, masked keys without weight."""
+    """Compute log phi(k), (B, H, S, e), and append a channel of ones to the values; masked keys get weight 0."""
     b = LOG_FEATURES[feature](sums.wide_by_head(sums.zero_masked(k, key_mask), heads))
     return sums.masked_features(b, key_mask), sums.with_ones(sums.zero_masked(v, key_mask), heads)

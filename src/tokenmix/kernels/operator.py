@@ -1,4 +1,4 @@
-"""Kernels as torch operators, so that autograd, torch.compile and the dispatcher know them."""
+"""Registration of kernels as torch operators, which autograd, torch.compile and the dispatcher support."""
 
 from __future__ import annotations
 
@@ -14,34 +14,37 @@ from torch import Tensor
 
 from . import triton
 
-LIBRARY = torch.library.Library("tokenmix", "DEF")  # noqa: TOR901  (ours, defined once)
+LIBRARY = torch.library.Library("tokenmix", "DEF")  # noqa: TOR901  (this package's own, defined once)
 OPERATORS: dict[str, Operator] = {}
-"""Every operator by its name."""
+"""Every operator, by name."""
 
 Results = tuple[Tensor, ...]
 
 
 class Operator:
-    """A kernel as two torch operators, ``tokenmix::NAME`` and ``tokenmix::NAME_backward``, the first of which is called as ``operator(*inputs, *options)``.
+    """A kernel as the torch operators ``tokenmix::NAME`` and ``tokenmix::NAME_backward``.
 
-    The kernel itself stands in ``kernels/cpu/NAME.py``, ``kernels/triton/NAME.py`` or both, each with three functions:
+    Call it as ``operator(*inputs, *options)``. The kernel itself is in ``kernels/cpu/NAME.py``,
+    ``kernels/triton/NAME.py`` or both, each with three functions:
 
         forward(*inputs, **options, save)         the result y, and what the backward pass needs, empty unless ``save``
         backward(g, *inputs, *kept, **options)    a gradient for each input that has one, empty where the input is None
         saved_shapes(*inputs, **options)          the shapes of what ``forward`` saves, all float32
 
-    The dispatcher takes one by the device of the tensors; with Triton's interpreter, which runs on the CPU, Triton's. From these follow the shapes of
-    results, the derivative, and the derivative of the derivative, which is that of the eager form.
+    The dispatcher selects the module by the device of the tensors; under Triton's interpreter, which runs on the CPU,
+    it selects Triton's. The shapes of results and the first derivative are derived from these functions; the second
+    derivative is that of the eager form.
 
     Args:
-        name: of the operator and its files.
+        name: name of the operator and of its files.
         inputs: names of the tensors, such as "q? k v key_mask?!": "?" may be None, "!" has no gradient.
-        options: what follows them, in torch's schema language, such as "SymInt T, bool causal".
-        saves: names of what ``forward`` returns beside y.
-        keeps_result: whether the backward pass needs y itself too, before what was saved.
-        shape: the shape of y from inputs and options; None: that of the first input without "?".
-        eager: the same function in plain torch, of inputs and options; needed for second derivatives.
-        on: the kernels there are, of "cpu" and "triton".
+        options: the arguments after the inputs, in torch's schema language, such as "SymInt T, bool causal".
+        saves: names of what ``forward`` returns besides y.
+        eager: the same function of inputs and options in plain torch; needed for second derivatives.
+        keeps_result: whether the backward pass also needs y, which then comes before what was saved.
+        shape: function of inputs and options that returns the shape of y; None for the shape of the first input
+            without "?".
+        on: the kernels that exist, out of "cpu" and "triton".
     """
 
     def __init__(
@@ -81,14 +84,14 @@ class Operator:
         OPERATORS[name] = self
 
     def __call__(self, *args: Any) -> Tensor:
-        """Compute y of inputs and options, in order; what the backward pass needs is kept where a gradient is wanted."""
+        """Compute y from the inputs and options, in order; what the backward pass needs is saved only if required."""
         grad = torch.is_grad_enabled() and any(
             t is not None and t.requires_grad for t in compress(args, self.differentiable)
         )
         return self.forward(*args, grad)[0]
 
     def module(self, where: str) -> Any:
-        """The module of kernels for "cpu" or "triton". Triton's are imported where they are used, as triton is optional."""
+        """Return the kernel module for "cpu" or "triton"; import it on first use, because triton is optional."""
         if where not in self.modules:
             self.modules[where] = import_module(f".{where}.{self.name}", __package__)
         return self.modules[where]
@@ -119,18 +122,16 @@ class Operator:
     def _fake(self, *args: Any) -> Results:
         *args, save = args  # type: ignore[assignment]
         inputs, options, like = args[: self.count], self._named(args[self.count :]), args[self.main]
-        where = (
-            "triton" if "triton" in self.on and (like.is_cuda or triton.INTERPRETED and triton.available()) else "cpu"
-        )
+        on_triton = like.is_cuda or triton.INTERPRETED and triton.available()
+        where = "triton" if on_triton and "triton" in self.on else "cpu"
         shapes = self.module(where).saved_shapes(*inputs, **options)
         y = like.new_empty(like.shape if self.shape is None else self.shape(*inputs, **options))
         return y, *(like.new_empty(shape if save else (0,), dtype=torch.float32) for shape in shapes)
 
     def _fake_backward(self, g: Tensor, *args: Any) -> Results | Tensor:
         like = args[self.main]
-        return _one(
-            tuple(like.new_empty(0) if x is None else x.new_empty(x.shape) for x in compress(args, self.differentiable))
-        )
+        inputs = compress(args, self.differentiable)
+        return _one(tuple(like.new_empty(0) if x is None else x.new_empty(x.shape) for x in inputs))
 
     def _keep(self, ctx: Any, inputs: Sequence[Any], output: Results) -> None:
         ctx.options = inputs[self.count : -1]
@@ -140,9 +141,9 @@ class Operator:
         saved = ctx.saved_tensors
         inputs, kept = saved[: self.count], saved[self.count :]
         found = self.backward(g, *inputs, *(a.detach() for a in kept), *ctx.options)
-        return *self._at_inputs(inputs, iter(found if isinstance(found, tuple) else (found,)), empty=True), *[None] * (
-            len(ctx.options) + 1
-        )
+        grads = iter(found if isinstance(found, tuple) else (found,))
+        rest = [None] * (len(ctx.options) + 1)  # the options and ``save``
+        return *self._at_inputs(inputs, grads, empty=True), *rest
 
     def _keep_twice(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         ctx.options = inputs[len(inputs) - len(self.options) :]
@@ -164,21 +165,30 @@ class Operator:
     def _at_inputs(
         self, inputs: Sequence[Any], found: Iterator[Tensor | None], *, empty: bool = False
     ) -> Iterator[Tensor | None]:
-        """The gradients found, each at the place of its input; with ``empty`` one for an input of None stands among them and is dropped."""
+        """Yield a gradient for each input, in order: the next one found, or None if the input has no gradient.
+
+        With ``empty``, ``found`` includes an empty tensor for each input that is None; it is dropped.
+        """
         for x, has in zip(inputs, self.differentiable, strict=True):
             d = next(found) if has else None
             yield None if x is None and empty else d
 
 
 def _one(results: Results) -> Results | Tensor:
-    """A tuple of one as its tensor, as torch has it."""
+    """Return the tensor of a one-element tuple, as torch expects of an operator with one result."""
     return results[0] if len(results) == 1 else results
 
 
 def second_derivative(
     eager: Callable[..., Tensor], inputs: Sequence[Tensor | None], g: Tensor, weights: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, list[Tensor | None]]:
-    """Derive sum(weights_i * d_i) with regard to g and the inputs, where d_i are the gradients of ``eager(*inputs)`` weighted by g."""
+    """Differentiate sum(weights_i * d_i) with respect to g and the inputs.
+
+    d_i is the gradient of sum(g * eager(*inputs)) with respect to input i.
+
+    Returns:
+        The gradient for g, and one for each input; None where it is zero or the input is None.
+    """
     with torch.enable_grad():
         leaves = [None if x is None else _own(x) for x in inputs]
         g = _own(g)
@@ -194,5 +204,8 @@ def second_derivative(
 
 
 def _own(x: Tensor) -> Tensor:
-    """x as a node of its own, so that a derivative with regard to it counts no path by which others, g above all, depend on x."""
+    """Return x as a separate node of the graph.
+
+    A derivative with respect to it then excludes paths through which other tensors, above all g, depend on x.
+    """
     return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()

@@ -41,7 +41,7 @@ from .softmax import (
 from .weights import Banded, Toeplitz, Weights
 
 Reach = tuple[int, int]
-BLOCK = 16  # rows of a block of the product of factors, at least
+BLOCK = 16  # minimum number of rows per block of the product of factors
 
 
 def causal_sums(k: Tensor, v: Tensor, source: Weights, *, reach: Reach | None = None) -> Sums:
@@ -215,9 +215,15 @@ def _aligned(source: Weights, size: int, offset: int, n: int) -> Tensor:
 
 
 def band_of(w: Tensor | tuple[Tensor, Tensor], window: int, causal: bool) -> Tensor:
-    """The band |t - s| < window, s <= t when causal, of log-weights (T, T) or (B, T, T), or of factors (.., T, r): (1 or B, 1, T, L), float32.
+    """Return the band |t - s| < window of log-weights, and s <= t when causal: float32 (1 or B, 1, T, L).
 
-    Entries beside the sequence hold anything. Only the band of a product of factors is formed, in float64: its rounding is an error of every weight.
+    Entries outside the sequence are arbitrary. Of a product of factors only the band is formed, in float64, because its
+    rounding would be an error of every weight.
+
+    Args:
+        w: log-weights (T, T) or (B, T, T), or a pair of factors (T, r) or (B, T, r).
+        window: in tokens; L = window if causal, else 2 window - 1, with window limited to T.
+        causal: leave out keys s > t.
     """
     T = (w[0] if isinstance(w, tuple) else w).shape[-2]
     low = min(window, T) - 1
@@ -237,9 +243,8 @@ def _of_factors(u: Tensor, v: Tensor, low: int, high: int) -> Tensor:
     rows = max(BLOCK, min(width, T))
     blocks = -(-T // rows)
     u = F.pad(u.double(), (0, 0, 0, blocks * rows - T)).unflatten(-2, (blocks, rows))
-    v = F.pad(v.double(), (0, 0, low, blocks * rows - T + high)).unfold(
-        -2, rows + width - 1, rows
-    )  # (.., blocks, r, keys)
+    v = F.pad(v.double(), (0, 0, low, blocks * rows - T + high))
+    v = v.unfold(-2, rows + width - 1, rows)  # (..., blocks, r, keys)
     i, j = (torch.arange(n, device=u.device) for n in (rows, width))
     product = u @ v
     return product.gather(-1, (i[:, None] + j).expand(*product.shape[:-2], -1, -1)).flatten(-3, -2)[..., :T, :]
@@ -266,8 +271,9 @@ aft_band = Operator(
     shape=lambda q, k, v, w, key_mask, *, causal: v.shape,
     eager=_eager,
 )
-"""sigmoid(q) times the ratio of the sums of AFT-local or AFT-conv in one dimension, or the ratio alone without q: (B, T, D).
+"""Compute AFT-local or one-dimensional AFT-conv, (B, T, D).
 
-k is (B, T, D), or (B, T, h) with a key per head. Log-weights w (1 or B, 1 or h, 1 or T, L) are float32, whatever q, k and v are: entry j of row t belongs
-to key t + j - low, low = L - 1 when causal and L // 2 otherwise.
+The result is sigmoid(q) times the ratio of sums, or the ratio alone if q is None. k is (B, T, D), or (B, T, h) with one
+key per head. Log-weights w (1 or B, 1 or h, 1 or T, L) are float32, whatever the dtype of q, k and v. Entry j of row t
+belongs to key t + j - low, with low = L - 1 when causal and L // 2 otherwise.
 """

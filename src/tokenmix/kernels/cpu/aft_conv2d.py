@@ -21,7 +21,8 @@ from .nonfinite import NAN, Alarm, asked, at, mark, marked, spoilt, without
 _forward = function("conv2d_forward", "ii" + "p" * 8 + "ip")
 _backward = function("conv2d_backward", "ii" + "p" * 13 + "i")
 
-DEAD, FLOOR, CAP = -(2.0 - 2.0**-23) * 2.0**127, -(2.0 - 2.0**-22) * 2.0**127, 300.0  # as in functional/sums/softmax.py
+# The same values as in functional/sums/softmax.py.
+DEAD, FLOOR, CAP = -(2.0 - 2.0**-23) * 2.0**127, -(2.0 - 2.0**-22) * 2.0**127, 300.0
 SPAN = 60.0
 BLOCK = 2**24  # elements of E held at once
 
@@ -29,7 +30,7 @@ BLOCK = 2**24  # elements of E held at once
 def saved_shapes(
     q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, mask: Tensor | None, *, grid: Sequence[int], prefix: int
 ) -> list[tuple[int, ...]]:
-    """Return the shape of what the backward pass needs besides its inputs and the output: 1 / denominator, (B, T, h)."""
+    """Return the shape of what the backward pass needs besides inputs and output: 1 / denominator, (B, T, h)."""
     return [tuple(k.shape)]
 
 
