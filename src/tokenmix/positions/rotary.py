@@ -29,8 +29,8 @@ class RotaryPositions(nn.Module):
         rotary_dim: how many features of each head are rotated, counted from the first; even. Default: all.
         layout: which features form a pair. "half": i and i + d / 2, as in Llama and GPT-NeoX; "interleaved": 2 i and
             2 i + 1, as in the paper and GPT-J.
-        scaling: None, or the rule for contexts longer than those trained on, {"name": one of ``SCALING_RULES``, "factor": new
-            length / old length, ...}.
+        scaling: None, or the rule for contexts longer than those trained on, {"name": one of ``SCALING_RULES``,
+            "factor": new length / old length, ...}.
 
     Raises:
         MixerError: for invalid options or an invalid rule.
