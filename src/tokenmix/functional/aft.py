@@ -8,6 +8,8 @@ where u is (T, r) and v is (S, r), both optionally batched.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -83,38 +85,24 @@ def aft_full(
     lacks, asked = None if attn_mask is None else "its kernels take no attn_mask", q if gate == "sigmoid" else None
     plain = not exporting() and attn_mask is None
     one = plain and k.shape[1] == 1
-    two = (
-        plain and not causal and not q.is_cuda and q.shape[1] <= 2 and k.shape[1] <= 2
-    )  # the kernel's blocks would be empty
+    # With at most two queries and keys the kernel's blocks would be empty.
+    two = plain and not causal and not q.is_cuda and q.shape[1] <= 2 and k.shape[1] <= 2
     where = choose("aft_full", backend, k, v, asked, on=KERNELS, lacks=lacks, slower=one or two)
     if where != "eager":
-        return kernel_sums(
-            where,
-            lambda q, k, v: _on_kernel(q, k, v, w, key_mask, causal),
-            q,
-            k,
-            v,
-            gate,
-            causal=causal,
-            key_mask=key_mask,
-        )
+
+        def run(q: Tensor | None, k: Tensor, v: Tensor) -> Tensor:
+            return _on_kernel(q, k, v, w, key_mask, causal)
+
+        return kernel_sums(where, run, q, k, v, gate, causal=causal, key_mask=key_mask)
     if one:
         return gated(q, _one_key(k, v, source, key_mask, q.shape[1]), gate)
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kd, vd = split_heads64(k, v, key_mask, 1)
         if attn_mask is not None:
-            mask = allowed(
-                q.shape[0],
-                q.shape[1],
-                k.shape[1],
-                causal=causal,
-                key_mask=key_mask,
-                attn_mask=attn_mask,
-                device=q.device,
-            )
+            mask = _visible(q, k, causal, key_mask, attn_mask)
             whole = source.slab(slice(0, q.shape[1]), slice(0, k.shape[1]))
-            return gated(q, merge_heads(literal(kd, vd, whole, mask[:, None])), gate)
+            return gated(q, merge_heads(literal(kd, vd, whole, mask)), gate)
         if causal:
             sums = causal_sums(kd, vd, source)
         else:
@@ -122,6 +110,12 @@ def aft_full(
         return gated(q, merge_heads(ratio_of(sums)), gate)
 
     return hidden_sums(form, q, k, v, gate, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
+
+
+def _visible(q: Tensor, k: Tensor, causal: bool, key_mask: Tensor | None, attn_mask: Tensor) -> Tensor:
+    """Return which keys each query may attend to: bool, (B, 1, T, S) or broadcastable to it."""
+    B, T, S = q.shape[0], q.shape[1], k.shape[1]
+    return allowed(B, T, S, causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)[:, None]
 
 
 def _of_keys_met(w: Bias, key_mask: Tensor | None) -> Bias:
@@ -201,22 +195,11 @@ def aft_local(
         cut = torch.where(near, source.slab(slice(0, T), slice(0, S)).squeeze(1), 0.0)
         mask = attn_mask if not drop else near if attn_mask is None else near & attn_mask
         return aft_full(q, k, v, cut, causal=causal, key_mask=key_mask, attn_mask=mask, gate=gate, backend=backend)
-    asked = q if gate == "sigmoid" else None
-    where = choose(
-        "aft_local", backend, k, v, asked, on=KERNELS, lacks="its kernels take outside='zero' only" if drop else None
-    )
+    asked, lacks = q if gate == "sigmoid" else None, "its kernels take outside='zero' only" if drop else None
+    where = choose("aft_local", backend, k, v, asked, on=KERNELS, lacks=lacks)
     if where != "eager":
-        weights = band_of(w, window, causal)
-        return kernel_sums(
-            where,
-            lambda q, k, v: aft_band(q, k, v, weights, key_mask, causal),
-            q,
-            k,
-            v,
-            gate,
-            causal=causal,
-            key_mask=key_mask,
-        )
+        run = _band_kernel(band_of(w, window, causal), key_mask, causal)
+        return kernel_sums(where, run, q, k, v, gate, causal=causal, key_mask=key_mask)
     band, inside = Windowed(source, *reach), (reach[0], 0) if causal else reach
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -259,16 +242,8 @@ def aft_simple(
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kd, vd = split_heads64(k, v, key_mask, 1)
         if attn_mask is not None:
-            mask = allowed(
-                q.shape[0],
-                q.shape[1],
-                k.shape[1],
-                causal=causal,
-                key_mask=key_mask,
-                attn_mask=attn_mask,
-                device=q.device,
-            )
-            return gated(q, merge_heads(literal(kd, vd, kd.new_zeros(q.shape[1], k.shape[1]), mask[:, None])), gate)
+            mask = _visible(q, k, causal, key_mask, attn_mask)
+            return gated(q, merge_heads(literal(kd, vd, kd.new_zeros(q.shape[1], k.shape[1]), mask)), gate)
         return gated(q, merge_heads(ratio_of(prefix_sums(kd, vd) if causal else over_all(kd, vd))), gate)
 
     return hidden_sums(form, q, k, v, gate, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
@@ -325,6 +300,13 @@ def _on_kernel(q: Tensor | None, k: Tensor, v: Tensor, w: Bias, key_mask: Tensor
         both = max(first.shape[0], second.shape[0])
         first, second = first.expand(both, -1, -1), second.expand(both, -1, -1)
     return full_kernel(q, k, v, first, second, key_mask, causal)
+
+
+def _band_kernel(
+    weights: Tensor, key_mask: Tensor | None, causal: bool
+) -> Callable[[Tensor | None, Tensor, Tensor], Tensor]:
+    """Return the kernel of the band as a function of q, k and v."""
+    return lambda q, k, v: aft_band(q, k, v, weights, key_mask, causal)
 
 
 def _near(
