@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -323,22 +323,24 @@ class Mixer(InputChecks, metaclass=Checked):
         self._check_positions(x, positions)
         return self.mix_chunk(x, state, positions=positions, key_mask=key_mask)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
-        """Return the arguments of the functional form for this input, projected: (positional, keyword).
+    if TYPE_CHECKING:  # a mixer without a functional form has no such method
 
-        Every mixer implements this, or ``mix`` itself.
-        """
-        self.refuse("implements neither functional_args nor mix; a mixer needs one of them")
+        def functional_args(
+            self,
+            x: Tensor,
+            context: Tensor | None = None,
+            *,
+            positions: Tensor | None = None,
+            key_mask: Tensor | None = None,
+            attn_mask: Tensor | None = None,
+            grid: tuple[int, ...] | None = None,
+            prefix: int = 0,
+        ) -> Arguments:
+            """Return the arguments of the functional form for this input, projected: (positional, keyword).
+
+            Every mixer implements this, or ``mix`` itself.
+            """
+            raise NotImplementedError
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         """Compute the outputs (B, T, D): the functional form of this input, projected by ``out_proj``.
@@ -346,10 +348,10 @@ class Mixer(InputChecks, metaclass=Checked):
         Mixers whose outputs are anything else override this. The inputs have been checked; ``context`` is None when x
         mixes with itself; ``given`` holds positions, key_mask, attn_mask, grid and prefix.
         """
-        args, options = self.functional_args(x, context, **given)
         form = self.functional_form()
-        if form is None:
-            self.refuse('names no functional form in its class; write form = "...", or mix(x, context, ...)')
+        if form is None or not hasattr(self, "functional_args"):
+            self.refuse("implements neither mix nor functional_args with the name of a form; it needs one of them")
+        args, options = self.functional_args(x, context, **given)
         return self.out_proj(form(*args, **options))
 
     def mix_chunk(
