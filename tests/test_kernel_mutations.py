@@ -31,9 +31,8 @@ def outcomes(place: Path, bugs: list[Bug], *names: str) -> list[str]:
             f"{bug.file} holds {bug.old!r} {text.count(bug.old)} times; bring the patch up to date"
         )
         (sources / bug.file).write_text(text.replace(bug.old, bug.new))
-    own = {bug.file for bug in bugs or BUGS} - {"tm.h"} | {
-        "scan.c"
-    }  # the kernel at hand is enough; by those of scan.c the instruction set is known
+    # The kernel at hand is enough; by those of aft_simple.c the instruction set is known.
+    own = {bug.file for bug in bugs or BUGS} - {"tm.h"} | {"aft_simple.c"}
     (sources / "kernels.c").write_text("".join(f'#include "{file}"\n' for file in own))
     library = build.build(place / "library.so", sources=sources, only=ISA, extra=QUICKLY)
     env = {
