@@ -30,7 +30,7 @@ def file_split(tmp_path) -> ImageSplit:
     return smooth_files(tmp_path)
 
 
-def sampler(split, augment=Augment(), **options) -> ImageSampler:  # noqa: B008
+def sampler(split, augment=Augment(), **options) -> ImageSampler:
     return ImageSampler(
         split, **{"classes": 4, "image_size": 8, "channels": 3, "batch_size": 4, "augment": augment, **PLAIN, **options}
     )

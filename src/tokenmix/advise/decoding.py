@@ -54,9 +54,9 @@ def decode(model: Any, inputs: Inputs, length: int, batch: int) -> Decoded | Non
 
 
 def _decoder(config: Any) -> bool:
-    """Return whether a model of transformers reads from left to right.
+    """Return whether a model of transformers is a causal decoder.
 
-    GPT-2 and Llama never say so; BERT says so when it does.
+    The configs of GPT-2 and Llama do not state it, because they always are; that of BERT has ``is_decoder``.
     """
     return not config.is_encoder_decoder and (config.model_type not in ENCODERS or config.is_decoder)
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
 from ..errors import MixerError
+from .arguments import check_folder, parse_object
 from .output import progress, say, say_json
 
+EXAMPLE = '{"max_position_embeddings": 4096}'
 LENGTH = re.compile(r"([1-9]\d*)(k?)", re.IGNORECASE)
 
 
@@ -80,14 +81,11 @@ class Advise:
         from ..system.machine import pick_device
 
         lengths = None if self.lengths is None else parse_lengths(self.lengths)
-        if self.out is not None and not self.out.parent.is_dir():
-            raise MixerError(
-                f"advise: the folder {self.out.parent} of {self.out.name} does not exist; give one that exists."
-            )
+        check_folder("advise", self.out)
         tell = progress()
         tell(f"loading {self.model}")
         device = pick_device(self.device).type
-        host = load_host(self.model, parse_options(self.options), device=device)
+        host = load_host(self.model, parse_object(self.options, EXAMPLE, "advise: "), device=device)
         candidates = self.candidates
         if self.data is not None:
             check_distillation(host.name, host.origin, self.data, self.write)
@@ -132,15 +130,3 @@ def parse_lengths(given: str) -> list[int]:
     if not found:
         raise MixerError("advise: --lengths is empty; write 256,1k,4k.")
     return sorted(set(found))
-
-
-def parse_options(given: str) -> dict[str, Any]:
-    """Return the JSON object that ``given`` holds."""
-    try:
-        found = json.loads(given)
-    except ValueError as why:
-        example = '{"max_position_embeddings": 4096}'
-        raise MixerError(f"advise: --options is not JSON ({why}), got {given!r}; write it like '{example}'.") from None
-    if not isinstance(found, dict):
-        raise MixerError(f"advise: --options must be a JSON object, got {given!r}.")
-    return found

@@ -12,6 +12,7 @@ from tyro.conf import arg
 
 from ..errors import MixerError
 from ..functional.backend import BACKENDS
+from .arguments import check_folder
 from .output import progress, say, say_json
 
 if TYPE_CHECKING:
@@ -108,10 +109,7 @@ class Bench:
         from ..bench.table import text
 
         plan = make_plan(self)
-        if self.plot is not None and not self.plot.parent.is_dir():
-            raise MixerError(
-                f"bench: the folder {self.plot.parent} of {self.plot.name} does not exist; give one that exists."
-            )
+        check_folder("bench", self.plot)
         if self.base is not None:
             find(self.base)
         tell = progress()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from ..errors import MixerError
+from .arguments import parse_object
 from .output import say, say_json
 
 
@@ -83,14 +82,7 @@ class Check:
         """Check the layer; 1 if it breaks a promise."""
         from ..testing.cli import main_check
 
-        try:
-            parsed = json.loads(self.options)
-        except ValueError as why:
-            raise MixerError(
-                f"--options is not JSON ({why}), got {self.options!r}; write it like '{{\"window\": 8}}'."
-            ) from None
-        if not isinstance(parsed, dict):
-            raise MixerError(f"--options must be a JSON object, got {self.options!r}.")
+        parsed = parse_object(self.options, '{"window": 8}')
         return main_check(self.target, parsed, self.json)
 
 

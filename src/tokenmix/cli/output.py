@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-WIDTH = 120
-"""Columns of a line where the terminal is wider, or where there is none."""
+from ..system.text import TERMINAL
+
 REPEAT = 2.0
 """Seconds between two lines of progress where the terminal cannot overwrite one."""
 
@@ -30,8 +30,8 @@ def say_json(value: Any) -> None:
 
 
 def wrapped(label: str, text: str, indent: int) -> list[str]:
-    """Return label and text as lines of the terminal's width, at most ``WIDTH``, indented from the second line on."""
-    width = max(min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns), indent + 1)
+    """Return label and text as lines of the terminal's width, at most ``TERMINAL``; later lines are indented."""
+    width = max(min(TERMINAL, shutil.get_terminal_size((TERMINAL, 24)).columns), indent + 1)
     return textwrap.wrap(
         text,
         width,

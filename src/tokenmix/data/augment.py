@@ -95,7 +95,7 @@ class ImageSampler:
         channels: int,
         batch_size: int,
         seed: int = 0,
-        augment: Augment = Augment(),  # noqa: B008  (frozen)
+        augment: Augment = Augment(),
         smoothing: float = 0.0,
         mean: tuple[float, ...] | None = None,
         std: tuple[float, ...] | None = None,

@@ -45,7 +45,7 @@ def open_corpus(
     path: str | None = None,
     split: tuple[float, ...] | None = None,
     download: bool = True,
-    bounds: Bounds = Bounds(),  # noqa: B008  (frozen)
+    bounds: Bounds = Bounds(),
 ) -> Corpus:
     """Open a corpus; the first time, it is prepared in the user's cache.
 
@@ -81,7 +81,7 @@ def open_corpus(
     return corpus
 
 
-def enwik8(path: str | None = None, *, download: bool = True, bounds: Bounds = Bounds()) -> Corpus:  # noqa: B008  (frozen)
+def enwik8(path: str | None = None, *, download: bool = True, bounds: Bounds = Bounds()) -> Corpus:
     """Open the first 10^8 bytes of an English Wikipedia dump, split 90M/5M/5M.
 
     Size and sha256 are checked.

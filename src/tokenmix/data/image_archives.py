@@ -83,9 +83,7 @@ def read_cifar(path: Path, bounds: Bounds) -> Found:
         for stem in stems:
             name = f"{stem}.bin" if binary else stem
             if name not in files:
-                raise MixerError(
-                    f"images: {path} has no {name}; it has {', '.join(sorted(files)) or 'no file of CIFAR'}."
-                )
+                raise MixerError(f"images: {path} has no {name}; it has {', '.join(sorted(files)) or 'no CIFAR file'}.")
             x, y = (
                 _cifar_binary(files[name], width, f"{path}/{name}")
                 if binary

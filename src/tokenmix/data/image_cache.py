@@ -168,7 +168,7 @@ def _prepare(found: Found, file: Path, options: dict[str, Any], name: str) -> Pr
         if small or options["skip"]:
             kept, skipped = _readable_images(order, channels, options["skip"])
     if not kept:
-        raise MixerError(f"images: no file of {name} can be read; the first is {skipped[0]}.")
+        raise MixerError(f"images: none of the files of {name} can be read; the first is {skipped[0]}.")
     position = {split: tuple(sum(k < edge for k in kept) for edge in edges) for split, edges in splits.items()}
     labels = [order[k][0].labels[order[k][1]] for k in kept]
     _check_splits(name, {k: (a, b) for k, (a, b) in position.items()})

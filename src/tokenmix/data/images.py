@@ -114,7 +114,7 @@ def open_images(
     download: bool = True,
     skip_bad_files: bool = False,
     channels: int | None = None,
-    bounds: Bounds = Bounds(),  # noqa: B008  (frozen)
+    bounds: Bounds = Bounds(),
 ) -> ImageData:
     """Open a set of images; the first time, it is prepared in the user's cache.
 

@@ -56,7 +56,7 @@ class PixelSampler:
         channels: int,
         batch_size: int,
         seed: int = 0,
-        augment: Augment = Augment(),  # noqa: B008  (frozen)
+        augment: Augment = Augment(),
     ):
         other = [
             n

@@ -21,7 +21,7 @@ from .layout.masks import allowed, zero_masked
 from .sums.band import aft_band, band_of, band_sums, causal_sums, window_ratio
 from .sums.gates import Gate, check_gate, gated
 from .sums.nonfinite import over_window
-from .sums.outside import Outside
+from .sums.outside import OUTSIDES, Outside
 from .sums.precision import exact
 from .sums.softmax import (
     MASKED_KEY,
@@ -41,7 +41,6 @@ from .sums.softmax import (
 from .sums.weights import Dense, Factors, Weights, Windowed
 
 Bias = Tensor | tuple[Tensor, Tensor]
-KERNELS = ("cpu", "triton")
 
 
 @exact
@@ -87,7 +86,7 @@ def aft_full(
     one = plain and k.shape[1] == 1
     # With at most two queries and keys the kernel's blocks would be empty.
     two = plain and not causal and not q.is_cuda and q.shape[1] <= 2 and k.shape[1] <= 2
-    where = choose("aft_full", backend, k, v, asked, on=KERNELS, lacks=lacks, slower=one or two)
+    where = choose("aft_full", backend, k, v, asked, on=full_kernel.on, lacks=lacks, slower=one or two)
     if where != "eager":
 
         def run(q: Tensor | None, k: Tensor, v: Tensor) -> Tensor:
@@ -179,7 +178,7 @@ def aft_local(
     if 0 in (*q.shape, S):
         return torch.zeros_like(q)
     whole = isinstance(window, int) and not isinstance(window, bool)
-    if outside not in ("zero", "none") or not whole or window < 0 or (window == 0 and outside == "none"):
+    if outside not in OUTSIDES or not whole or window < 0 or (window == 0 and outside == "none"):
         raise MixerError(
             f"aft_local: window={window!r}, outside={outside!r}; window must be an integer >= 0, "
             "and outside 'zero', or 'none' with window >= 1."
@@ -196,7 +195,7 @@ def aft_local(
         mask = attn_mask if not drop else near if attn_mask is None else near & attn_mask
         return aft_full(q, k, v, cut, causal=causal, key_mask=key_mask, attn_mask=mask, gate=gate, backend=backend)
     asked, lacks = q if gate == "sigmoid" else None, "its kernels take outside='zero' only" if drop else None
-    where = choose("aft_local", backend, k, v, asked, on=KERNELS, lacks=lacks)
+    where = choose("aft_local", backend, k, v, asked, on=aft_band.on, lacks=lacks)
     if where != "eager":
         run = _band_kernel(band_of(w, window, causal), key_mask, causal)
         return kernel_sums(where, run, q, k, v, gate, causal=causal, key_mask=key_mask)
@@ -235,7 +234,7 @@ def aft_simple(
         return torch.zeros_like(q)
     asked = q if gate == "sigmoid" else None
     lacks = None if attn_mask is None else "its kernels take no attn_mask"
-    if choose("aft_simple", backend, k, v, asked, on=KERNELS, lacks=lacks) != "eager":
+    if choose("aft_simple", backend, k, v, asked, on=simple_kernel.on, lacks=lacks) != "eager":
         # "cpu" with Triton as well: its kernel of AFT-simple, too, handles non-finite numbers itself.
         return kernel_sums("cpu", lambda q_, k, v: simple_kernel(q_, k, v, key_mask, q.shape[1], causal), q, k, v, gate)
 

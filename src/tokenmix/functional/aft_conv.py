@@ -16,7 +16,7 @@ from .layout.checks import check_flags
 from .sums.band import aft_band, band_sums, causal_sums, window_ratio
 from .sums.gates import Gate, check_gate, gated
 from .sums.nonfinite import over_pairs, over_window
-from .sums.outside import Outside
+from .sums.outside import OUTSIDES, Outside
 from .sums.precision import exact
 from .sums.softmax import hidden_sums, kernel_sums, literal, merge_heads, over_visible, ratio_of, split_heads64
 from .sums.weights import Dense, Toeplitz
@@ -69,7 +69,7 @@ def aft_conv(
     _check_places(q.shape[1], grid, prefix, positions)
     if 0 in q.shape:
         return torch.zeros_like(q)
-    asked, on = q if gate == "sigmoid" else None, ("cpu", "triton") if kernel.ndim == 2 else ("cpu",)
+    asked, on = q if gate == "sigmoid" else None, (aft_band if kernel.ndim == 2 else conv2d_kernel).on
     where = choose("aft_conv", backend, k, v, asked, lacks=_lacks(kernel, prefix, positions, outside), on=on)
     if where != "eager":
         run = _runner(kernel, q.shape[1], grid, prefix, key_mask, causal)
@@ -217,7 +217,7 @@ def _check(q, k, v, kernel, grid, outside, causal, key_mask, gate) -> None:
         raise MixerError(f"aft_conv: a {n}-D kernel needs a grid of {n} sizes, got grid={grid}.")
     if grid is not None and len(grid) != n:
         raise MixerError(f"aft_conv: a {n}-D kernel takes a grid of {n} sizes, got grid={grid}.")
-    if outside not in ("zero", "none"):
+    if outside not in OUTSIDES:
         raise MixerError(f"aft_conv: outside={outside!r}; choose 'zero' or 'none'.")
     if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != (B, T)):
         raise MixerError(

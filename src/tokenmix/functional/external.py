@@ -18,8 +18,9 @@ from ..kernels.operator import Operator
 from .attention import attention
 from .backend import Backend, choose
 from .layout.checks import check_eps, check_flags, check_key_mask, check_name
+from .layout.masks import zero_masked
 from .sums.nonfinite import honest, honest_chunk
-from .sums.precision import exact
+from .sums.precision import exact, sum_dtype
 from .sums.softmax import FLOOR, MASKED_KEY, Sums, merge, prefix_sums
 
 NORMS = ("double", "tokens", "slots")
@@ -75,7 +76,7 @@ def external(
         MixerError: shapes, dtypes or options do not fit, or the requested backend cannot run this call.
     """
     lacks = "its kernel has no causal form" if causal else "its kernel has no norm='slots'" if norm == "slots" else None
-    where = choose("external", backend, x, on=("cpu",), lacks=lacks)
+    where = choose("external", backend, x, on=external_weights.on, lacks=lacks)
     check_norm("external", norm, eps)
     check_flags("external", causal=causal)
     _check(x, memory_k, memory_v, memory_k_bias, memory_v_bias, heads, key_mask)
@@ -85,15 +86,13 @@ def external(
     def form(x: Tensor) -> Tensor:
         logits = slot_logits(x, memory_k, memory_k_bias, heads, key_mask)
         if where == "cpu":
-            return _apply(external_weights(logits, key_mask, norm, float(eps)), memory_v, memory_v_bias, key_mask).to(
-                x.dtype
-            )
+            shares = external_weights(logits, key_mask, norm, float(eps))
+            return _apply(shares, memory_v, memory_v_bias, key_mask).to(x.dtype)
         if norm == "slots":
             level = logits.new_zeros(())
         elif causal:
-            level = extend_slots(logits, empty_slots(x.shape[0], heads * memory_k.shape[0], device=x.device), key_mask)[
-                0
-            ]
+            before = empty_slots(x.shape[0], heads * memory_k.shape[0], device=x.device)
+            level = extend_slots(logits, before, key_mask)[0]
         else:
             level = over_all_tokens(logits, key_mask)
         return read_memory(x, logits, level, memory_v, memory_v_bias, norm=norm, eps=eps, valid=key_mask)
@@ -109,9 +108,8 @@ def _itself(mark: Tensor) -> Tensor:
 @exact
 def slot_logits(x: Tensor, memory_k: Tensor, bias: Tensor | None, heads: int, valid: Tensor | None) -> Tensor:
     """Compute the logits x_t M_k^T + b_k, (B, T, heads, S), in float32 or wider; masked tokens are zeroed first."""
-    if valid is not None:
-        x = torch.where(valid[..., None], x, 0.0)
-    wide = torch.promote_types(x.dtype, torch.float32)
+    x = zero_masked(x, valid)
+    wide = sum_dtype(x)
     logits = (x.to(wide).unflatten(-1, (heads, -1)) @ memory_k.to(wide).mT).to(wide)
     return logits if bias is None else logits + bias.to(wide)
 
@@ -132,7 +130,7 @@ def read_memory(
 
     ``level`` is the log-sum-exp of the logits over tokens.
     """
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide = sum_dtype(x)
     return _apply(weights(logits, level, norm=norm, eps=eps, valid=valid).to(wide), memory_v, bias, valid).to(x.dtype)
 
 
@@ -276,7 +274,7 @@ def simplified_attention(
         raise MixerError(
             f"simplified_attention: expects x (B, T, D) and k (B, S, D), got {tuple(x.shape)} and {tuple(k.shape)}."
         )
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide = sum_dtype(x)
     y = attention(
         x.to(wide),
         k.to(wide),

@@ -25,9 +25,10 @@ from ..kernels.operator import Operator
 from .aft import simple_kernel
 from .backend import Backend, choose
 from .layout.checks import check_qkv
+from .layout.masks import zero_masked
 from .sums.kernel_attention import EPS, MAPS, absorb, check_feature, empty_sums, extend_sums, read_sums
 from .sums.nonfinite import honest
-from .sums.precision import exact
+from .sums.precision import at_least_float32, exact
 
 OWN = ("cosine", "identity", "mean")
 """Feature maps that the kernel computes itself; others are applied outside it."""
@@ -68,7 +69,7 @@ def hydra(
     Raises:
         MixerError: shapes, dtypes or options do not fit, or the requested backend cannot run this call.
     """
-    where = choose("hydra", backend, q, k, v, on=("cpu", "triton"))
+    where = choose("hydra", backend, q, k, v, on=sum_kernel.on)
     if where != "eager":
         check_qkv("hydra", q, k, v, 1, causal, key_mask)
         check_feature("hydra", feature, normalise, eps)
@@ -100,11 +101,11 @@ def _on_kernel(
     dtype, mean = q.dtype, normalise or of_k == "mean"
     if of_q not in OWN or of_k not in OWN:
         # Do not round features to half precision.
-        q, k, v = (a.to(torch.promote_types(a.dtype, torch.float32)) for a in (q, k, v))
+        q, k, v = map(at_least_float32, (q, k, v))
     if of_q not in OWN:
         q = MAPS[of_q](q, eps)
     if of_k not in OWN:
-        k = MAPS[of_k](k if key_mask is None else torch.where(key_mask[..., None], k, 0.0), eps)
+        k = MAPS[of_k](zero_masked(k, key_mask), eps)
     maps = of_q == "cosine", of_k == "cosine", float(eps)
     return sum_kernel(q, k, v, key_mask, causal, *maps, mean).to(dtype)
 
@@ -116,8 +117,7 @@ def _softmax_keys(
     if of_q == "sigmoid":
         return simple_kernel(q, k, v, key_mask, q.shape[1], causal)
     y = simple_kernel(None, k, v, key_mask, q.shape[1], causal)
-    wide = torch.promote_types(q.dtype, torch.float32)
-    return (MAPS[of_q](q.to(wide), eps) * y.to(wide)).to(q.dtype)
+    return (MAPS[of_q](at_least_float32(q), eps) * at_least_float32(y)).to(q.dtype)
 
 
 def _eager(

@@ -14,7 +14,7 @@ from .backend import Backend, choose, exporting, masks, steps
 from .layout.checks import check_name, check_qkv
 from .sums import features as sums
 from .sums.nonfinite import honest, honest_chunk
-from .sums.precision import exact
+from .sums.precision import at_least_float32, exact
 from .sums.softmax import MASKED_KEY, SCAN, lone, valid_weight
 
 FEW, WIDE = 6, 1024
@@ -90,7 +90,7 @@ def linear_attention(
     empty, short = 0 in (*q.shape, k.shape[1]), lacks is None and not exporting()
     lone_key, lone_feature = short and k.shape[1] == 1, short and q.shape[-1] == heads
     slower = lone_key or lone_feature or short and faster_in_torch(q, k, heads, causal)
-    where = choose("linear_attention", backend, q, k, v, on=("cpu", "triton"), lacks=lacks, slower=slower)
+    where = choose("linear_attention", backend, q, k, v, on=ratio_kernel.on, lacks=lacks, slower=slower)
     if where != "eager" and not empty:
 
         def on_kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -117,10 +117,8 @@ def _on_kernel(
     The kernel computes the features "elu" and "exp" itself; for others it is given their logarithms.
     """
     if feature not in ("elu", "exp"):
-        wide = torch.promote_types(q.dtype, torch.float32)
-        shown = k if key_mask is None else torch.where(key_mask[..., None], k, 0.0)
-        a, b = (LOG_FEATURES[feature](x.to(wide).unflatten(-1, (heads, -1))).flatten(2) for x in (q, shown))
-        return ratio_kernel(a, b, v.to(wide), key_mask, heads, False, causal).to(q.dtype)
+        a, b = (_log_features(x, heads, feature).flatten(2) for x in (q, sums.zero_masked(k, key_mask)))
+        return ratio_kernel(a, b, at_least_float32(v), key_mask, heads, False, causal).to(q.dtype)
     return ratio_kernel(q, k, v, key_mask, heads, feature == "elu", causal)
 
 
@@ -149,7 +147,7 @@ def faster_in_torch(q: Tensor, k: Tensor, heads: int, causal: bool) -> bool:
 
 def _log_features(x: Tensor, heads: int, feature: str) -> Tensor:
     """Compute log phi(x), (B, T, H, e), in float32 or wider."""
-    return LOG_FEATURES[feature](x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (heads, -1)))
+    return LOG_FEATURES[feature](at_least_float32(x).unflatten(-1, (heads, -1)))
 
 
 def _one_key(q: Tensor, k: Tensor, v: Tensor, heads: int, feature: str, key_mask: Tensor | None) -> Tensor:

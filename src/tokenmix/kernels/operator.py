@@ -98,9 +98,9 @@ class Operator:
 
     def _define(self, name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
         LIBRARY.define(f"{name}{schema}")
-        interpreted = triton.INTERPRETED and triton.available() and "triton" in self.on
-        for key, where in (("CPU", "triton" if interpreted else "cpu"), ("CUDA", "triton")):
-            if where in self.on:
+        for key, on_cuda in (("CPU", False), ("CUDA", True)):
+            where = self._where(on_cuda)
+            if not on_cuda or where == "triton":
                 LIBRARY.impl(name, partial(run, where), key)
         torch.library.register_fake(f"tokenmix::{name}", fake, lib=LIBRARY)
         return getattr(torch.ops.tokenmix, name).default
@@ -108,23 +108,25 @@ class Operator:
     def _derivative(self, name: str, keep: Callable[..., None], derive: Callable[..., Any]) -> None:
         torch.library.register_autograd(f"tokenmix::{name}", derive, setup_context=keep, lib=LIBRARY)
 
+    def _where(self, on_cuda: bool) -> str:
+        """Return whose kernel runs on tensors of this device: Triton's interpreter takes those on the CPU."""
+        on_triton = on_cuda or triton.INTERPRETED and triton.available()
+        return "triton" if on_triton and "triton" in self.on else "cpu"
+
     def _named(self, options: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(self.options, options, strict=True))
 
     def _run(self, where: str, *args: Any) -> Results:
-        *args, save = args  # type: ignore[assignment]  # a list
-        return self.module(where).forward(*args[: self.count], **self._named(args[self.count :]), save=save)
+        inputs, options = args[: self.count], self._named(args[self.count : -1])
+        return self.module(where).forward(*inputs, **options, save=args[-1])
 
     def _run_backward(self, where: str, *args: Any) -> Results | Tensor:
         n = len(args) - len(self.options)
         return _one(self.module(where).backward(*args[:n], **self._named(args[n:])))
 
     def _fake(self, *args: Any) -> Results:
-        *args, save = args  # type: ignore[assignment]
-        inputs, options, like = args[: self.count], self._named(args[self.count :]), args[self.main]
-        on_triton = like.is_cuda or triton.INTERPRETED and triton.available()
-        where = "triton" if on_triton and "triton" in self.on else "cpu"
-        shapes = self.module(where).saved_shapes(*inputs, **options)
+        inputs, options, like, save = args[: self.count], self._named(args[self.count : -1]), args[self.main], args[-1]
+        shapes = self.module(self._where(like.is_cuda)).saved_shapes(*inputs, **options)
         y = like.new_empty(like.shape if self.shape is None else self.shape(*inputs, **options))
         return y, *(like.new_empty(shape if save else (0,), dtype=torch.float32) for shape in shapes)
 

@@ -88,24 +88,6 @@ class SlotMemory(Mixer):
         """Return the number of heads and the normalisation of the weights."""
         raise NotImplementedError
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
-        """Return the arguments of ``functional.external`` for this input: (positional, keyword)."""
-        raise NotImplementedError
-
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.external(*args, **options))
-
     def mix_chunk(self, x, state, *, positions, key_mask):
         args, _ = self.functional_args(x)
         y, state = step(args, state, key_mask, **self.maps)

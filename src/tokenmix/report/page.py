@@ -52,7 +52,7 @@ def write_report(
     """
     try:
         import jinja2  # noqa: F401  (pages and figures need them; checked before any work)
-        import matplotlib  # noqa: F401
+        import matplotlib  # noqa: F401  (as above)
     except ImportError as why:
         raise MixerError(f"report needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
     runs = _named_apart([read_run(d) for d in run_dirs])

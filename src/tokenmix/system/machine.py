@@ -25,10 +25,9 @@ def peak_mib(device: torch.device) -> float:
     """
     if device.type == "cuda":
         return round(torch.cuda.max_memory_allocated(device) / 2**20, 1)
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return round(int(line.split()[1]) / 1024, 1)
+    held = _reported("/proc/self/status", "VmHWM")
+    if held is not None:
+        return round(held / 2**20, 1)
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -46,17 +45,19 @@ def reset_peak(device: torch.device) -> None:
 
 def memory_total() -> int | None:
     """Return the bytes of memory of this machine, or None where it is not reported."""
-    return _meminfo("MemTotal")
+    return _reported("/proc/meminfo", "MemTotal")
 
 
 def memory_available(device: str = "cpu") -> int | None:
     """Return the bytes of memory that are still available, or None where it is not reported."""
-    return torch.cuda.mem_get_info()[0] if device == "cuda" else _meminfo("MemAvailable")
+    return torch.cuda.mem_get_info()[0] if device == "cuda" else _reported("/proc/meminfo", "MemAvailable")
 
 
-def _meminfo(field: str) -> int | None:
-    line = next((line for line in read_text("/proc/meminfo").splitlines() if line.startswith(field + ":")), None)
-    return int(line.split()[1]) * 1024 if line else None
+def _reported(file: str, field: str) -> int | None:
+    """Return the bytes that a field of one of the kernel's tables holds, which are in KiB; None where there is none."""
+    line = next((line for line in read_text(file).splitlines() if line.startswith(field + ":")), None)
+    value = line.split()[1] if line else ""
+    return int(value) * 1024 if value.isdigit() else None
 
 
 def read_text(path: str) -> str:

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, field
 
 MISSING = "not measured"
-
-
+"""What stands where a number is missing."""
 TERMINAL = 120
+"""Columns of a line where the terminal is wider, or where there is none."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,7 @@ def seconds(value: float) -> str:
     """Format seconds with three figures and a unit: 0.00123 -> "1.23 ms"."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if value >= 0.9995 * scale or unit == "us":
-            value /= scale
-            return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
+            return f"{_figures(value / scale)} {unit}"
     raise AssertionError
 
 
@@ -65,4 +64,9 @@ def _three(n: float, step: int, units: tuple[str, ...]) -> str:
     """Format n in the first unit that keeps it below a thousand."""
     while n >= 999.5 and len(units) > 1:
         n, units = n / step, units[1:]
-    return f"{n:.{2 if n < 9.995 else 1 if n < 99.95 else 0}f}{units[0]}"
+    return f"{_figures(n)}{units[0]}"
+
+
+def _figures(n: float) -> str:
+    """Format a number below a thousand with three figures."""
+    return f"{n:.{2 if n < 9.995 else 1 if n < 99.95 else 0}f}"

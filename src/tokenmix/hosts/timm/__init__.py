@@ -8,8 +8,8 @@ from .require import require_timm
 require_timm()
 
 from .attention import MixerAttention, attention_class  # noqa: E402  (timm is imported where it is known to be there)
-from .pyramid import PYRAMID_NAMES, MixerPyramid  # noqa: E402
-from .vision_transformer import MODEL_NAMES, MixerVisionTransformer, checkpoint_filter  # noqa: E402
+from .pyramid import PYRAMID_NAMES, MixerPyramid  # noqa: E402  (as above)
+from .vision_transformer import MODEL_NAMES, MixerVisionTransformer, checkpoint_filter  # noqa: E402  (as above)
 
 __all__ = [
     "MODEL_NAMES",

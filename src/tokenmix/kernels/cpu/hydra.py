@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..counts import mean_scale
 from . import DTYPES, function, new, pointer, rows
 
 BLOCK = 64  # HYDRA_T of hydra.c
@@ -24,15 +25,6 @@ def _sums_shape(k: Tensor, causal: bool) -> tuple[int, ...]:
     """Return the shape of the sum before each block, or the sum over all keys."""
     B, S, D = k.shape
     return (B, -(-S // BLOCK), D) if causal else (B, 1, D)
-
-
-def _scale(mask: Tensor | None, B: int, T: int, S: int, causal: bool) -> Tensor:
-    """Return 1 / the number of keys each query may attend, (B, T)."""
-    if causal:
-        seen = torch.arange(1, T + 1).expand(B, T) if mask is None else mask.cumsum(1).clamp_min(1)
-    else:
-        seen = torch.full((B, T), S) if mask is None else mask.sum(1, keepdim=True).clamp_min(1).expand(B, T)
-    return (1.0 / seen.double()).float().contiguous()
 
 
 def saved_shapes(
@@ -73,7 +65,7 @@ def forward(
     q, k, v = rows(q), rows(k), rows(v)
     (B, T, D), S = q.shape, k.shape[1]
     mask = None if mask is None else mask.contiguous()
-    scale = _scale(mask, B, T, S, causal) if mean else None
+    scale = mean_scale(mask, q, S, causal) if mean else None
     y, saved = new((B, T, D), k.dtype), new(_sums_shape(k, causal))
     fixed = DTYPES[k.dtype], int(of_q), int(of_k), eps, *map(pointer, (q, k, v, mask, scale))
     if causal:
@@ -104,7 +96,7 @@ def backward(
     g, q, k, v = rows(g), rows(q), rows(k), rows(v)
     (B, T, D), S = q.shape, k.shape[1]
     mask = None if mask is None else mask.contiguous()
-    scale = _scale(mask, B, T, S, causal) if mean else None
+    scale = mean_scale(mask, q, S, causal) if mean else None
     dq, dk, dv = (new(a.shape, k.dtype) for a in (q, k, v))
     fixed = DTYPES[k.dtype], int(of_q), int(of_k), eps, *map(pointer, (q, k, v, mask, scale, g, saved, dq, dk, dv))
     run, sizes = (_backward, (B, T, D)) if causal else (_all_backward, (B, T, S, D))

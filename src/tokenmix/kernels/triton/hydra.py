@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..counts import mean_scale
 from ._tiles import span
 from .aft_simple import CHUNK, _alive, _grid, _new, _place, _suffix, rows
 from .launch import bytes_of, launch
@@ -204,20 +205,6 @@ def _sums_shape(k: Tensor, causal: bool) -> tuple[int, ...]:
     return (B, -(-S // CHUNK), D) if causal else (B, 1, D)
 
 
-def _scale(mask: Tensor | None, q: Tensor, S: int, causal: bool) -> Tensor:
-    """Return 1 / the number of keys each query may attend, (B, T)."""
-    (B, T), device = q.shape[:2], q.device
-    if causal:
-        seen = torch.arange(1, T + 1, device=device).expand(B, T) if mask is None else mask.cumsum(1).clamp_min(1)
-    else:
-        seen = (
-            torch.full((B, T), S, device=device)
-            if mask is None
-            else mask.sum(1, keepdim=True).clamp_min(1).expand(B, T)
-        )
-    return (1.0 / seen.double()).float().contiguous()
-
-
 def _norms(x: Tensor, mask: Tensor | None, on: bool, eps: float) -> Tensor | None:
     if not on:
         return None
@@ -292,7 +279,7 @@ def forward(
         mean: whether the sum is divided by the number of keys that may be attended.
     """
     q, k, v = rows(q), rows(k), rows(v)
-    scale, mask = _scale(mask, q, k.shape[1], causal) if mean else None, bytes_of(mask)
+    scale, mask = mean_scale(mask, q, k.shape[1], causal) if mean else None, bytes_of(mask)
     nq, nk = _norms(q, None, of_q, eps), _norms(k, mask, of_k, eps)
     total, y = _sums(k, nk, v, None, mask), _new(q, *q.shape)
     saved = _before(total) if causal else total.sum(1, keepdim=True).float()
@@ -369,7 +356,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk, dv."""
     g, q, k, v = rows(g), rows(q), rows(k), rows(v)
-    scale, mask = _scale(mask, q, k.shape[1], causal) if mean else None, bytes_of(mask)
+    scale, mask = mean_scale(mask, q, k.shape[1], causal) if mean else None, bytes_of(mask)
     nq, nk = _norms(q, None, of_q, eps), _norms(k, mask, of_k, eps)
     total = _sums(q, nq, g, scale, None)
     rest = _before(total.flip(1)).flip(1).contiguous() if causal else total.sum(1, keepdim=True).float()

@@ -1,0 +1,20 @@
+"""Numbers of keys, for kernels that divide by them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def mean_scale(mask: Tensor | None, q: Tensor, S: int, causal: bool) -> Tensor:
+    """Return 1 / the number of keys each query may attend, (B, T)."""
+    (B, T), device = q.shape[:2], q.device
+    if causal:
+        seen = torch.arange(1, T + 1, device=device).expand(B, T) if mask is None else mask.cumsum(1).clamp_min(1)
+    else:
+        seen = (
+            torch.full((B, T), S, device=device)
+            if mask is None
+            else mask.sum(1, keepdim=True).clamp_min(1).expand(B, T)
+        )
+    return (1.0 / seen.double()).float().contiguous()
