@@ -14,6 +14,7 @@ from perturb import perturb_mixers
 from tokenmix import MIXERS, aux_losses
 from tokenmix.data import Sampler, open_corpus
 from tokenmix.models import LM, LMConfig
+from tokenmix.testing.tolerances import BY_DTYPE
 from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, evaluate, resume, train
 from tokenmix.train.checkpoint import load_checkpoint
 from tokenmix.train.optim import build_optimizer, learning_rate
@@ -78,7 +79,7 @@ def stream(model: LM, x: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def test_streaming_is_forward_and_the_future_stays_out(name):
     model = make(first(name))
-    for dtype, same in ((torch.float32, 2e-6), (torch.float64, 1e-13)):
+    for dtype, same in ((torch.float32, BY_DTYPE[torch.float32]), (torch.float64, 1e-13)):
         model, x = model.to(dtype), tokens()
         full, changed = model(x), x.clone()
         changed[:, PAST:] = (changed[:, PAST:] + 1) % 50
