@@ -476,7 +476,8 @@ def test_a_shorter_list_repeats_and_heads_are_filled_in():
         (lambda: causal([{"name": "hydro"}]), "nearest: hydra"),
         (lambda: causal("aft", is_causal=False), "is_causal=False"),
         (lambda: causal("aft", hidden_act="gellu"), "hidden_act='gellu'"),
-        (lambda: causal("aft", positions="sinusoidal"), "is for images"),
+        (lambda: causal("aft", norm_type="batch"), "norm_type='batch' is unknown"),
+        (lambda: causal("aft", final_logit_softcapping=0.0), "final_logit_softcapping must be a positive number"),
         (
             lambda: seq2seq(cross_mixers=[{"name": "external"}]),
             "external mixes a sequence with itself and cannot be a cross mixer; choose among attention",

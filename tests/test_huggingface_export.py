@@ -65,7 +65,10 @@ def image_run(tmp_path_factory) -> Path:
                 "vocab": 50,
             }
         ),
+        LMConfig(**LM, mlp="swiglu", norm_type="rms", logit_cap=4.0),
+        LMConfig(**{**LM, "mlp": "relu2", "positions": "sinusoidal"}),
         ViTConfig(**VIT),
+        ViTConfig(**VIT, mlp="swiglu", norm_type="rms"),
         ViTConfig(
             **{
                 **VIT,

@@ -17,7 +17,7 @@ from tokenmix.models import LM, LMConfig
 from tokenmix.testing.tolerances import BY_DTYPE
 from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, evaluate, resume, train
 from tokenmix.train.checkpoint import load_checkpoint
-from tokenmix.train.optim import build_optimizer, learning_rate
+from tokenmix.train.optim import build_optimizers, learning_rate, set_rates
 
 MAX_LEN, LENGTH, PAST = 40, 30, 13
 CUTS = (1, 8, 10, 23)
@@ -273,13 +273,13 @@ def test_with_weight_0_the_loss_is_the_plain_one(text, tmp_path):
     train(run, tmp_path / "run", verbose=False)
     torch.manual_seed(0)
     model, corpus = LM(run.model), open_corpus(text)
-    optimizer = build_optimizer(model, run.optim)
+    (optimizer,) = build_optimizers(model, run.optim)
     sampler = Sampler(corpus.split("train"), seq_len=24, batch_size=2, seed=0)
     for step in range(3):
         x, y = sampler.batch(step)
         F.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), run.optim.clip)
-        optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"] = learning_rate(step, run.optim, 3)
+        set_rates([optimizer], learning_rate(step, run.optim, 3))
         optimizer.step()
         optimizer.zero_grad()
     saved = load_checkpoint(tmp_path / "run" / "checkpoints", 3, "model")[0]["model"]

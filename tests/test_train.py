@@ -352,11 +352,19 @@ def test_bf16_and_compile_train_like_fp32(tmp_path, text, monkeypatch):
 
 def test_only_linear_weights_decay():
     model = LM(LMConfig(dim=16, max_len=32, mixers=HYBRID))
-    decayed, others = ({id(p) for p in group["params"]} for group in parameter_groups(model, 0.5))
+    groups = parameter_groups(model, OptimConfig(weight_decay=0.5))
+    decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
+    others = {id(p) for group in groups if not group["weight_decay"] for p in group["params"]}
     for name, p in model.named_parameters():
         linear = name.endswith("weight") and any(part in name for part in ("_proj", "mlp.up", "mlp.down", "head"))
         assert (id(p) in decayed, id(p) in others) == (linear, not linear), name
-    assert [g["weight_decay"] for g in parameter_groups(model, 0.5)] == [0.5, 0.0]
+    assert {g["role"]: g["weight_decay"] for g in groups} == {
+        "matrix": 0.5,
+        "map": 0.5,
+        "embedding": 0.0,
+        "vector": 0.0,
+        "mixer": 0.0,
+    }
 
 
 def test_learning_rates():
@@ -665,7 +673,7 @@ def test_mixer_lr_moves_what_is_the_mixers_own(case):
     names = {id(p): n.removeprefix("mixer.") for n, p in model.named_parameters()}
     moved = {
         names[id(p)]
-        for group in parameter_groups(model, 0.1, mixer_lr=3.0)
+        for group in parameter_groups(model, OptimConfig(mixer_lr=3.0))
         for p in group["params"]
         if group["scale"] == 3.0
     }

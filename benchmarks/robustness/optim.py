@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 import tokenmix
+from tokenmix.train import OptimConfig
 from tokenmix.train.optim import parameter_groups
 
 from . import attempt
@@ -22,7 +23,7 @@ def mixer_rate() -> str:
     }.items():
         mixer = tokenmix.build_mixer(name, 8, **options, **({} if name == "aft_conv" else {"max_len": 8}))
         names = {id(p): n for n, p in mixer.named_parameters()}
-        groups = parameter_groups(nn.ModuleDict({"mixer": mixer}), 0.1, mixer_lr=3.0)
+        groups = parameter_groups(nn.ModuleDict({"mixer": mixer}), OptimConfig(mixer_lr=3.0))
         said[name] = (
             " ".join(sorted(names[id(p)] for group in groups if group["scale"] == 3.0 for p in group["params"]))
             or "nothing"

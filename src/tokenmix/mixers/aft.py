@@ -175,6 +175,7 @@ class AFTFull(PairBiased):
         idea="a weight per key and feature, with a learned bias per pair of positions",
         tier="core",
     )
+    knows_positions = True
     form = "aft_full"
     carries = QKVO
     kernels = Kernels(("aft_full",), step="full")
@@ -281,6 +282,7 @@ class AFTLocal(PairBiased):
         idea="AFT with the bias learned inside a window only",
         tier="core",
     )
+    knows_positions = True
     form = "aft_local"
     carries = QKVO
     kernels = Kernels(("aft_band",), step="ring")

@@ -53,6 +53,7 @@ class AFTConv(Mixer):
         idea="AFT with the bias as one filter per head",
         tier="core",
     )
+    knows_positions = True
     form = "aft_conv"
     carries = ("v_proj", "out_proj")  # AFT, Table 8
     kernels = Kernels(("aft_band", "aft_conv2d"), step="ring")

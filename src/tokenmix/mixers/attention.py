@@ -74,6 +74,8 @@ class Attention(Mixer):
     )
     form = "attention"
     carries = (*QKVO, "q_norm", "k_norm")
+    knows_positions = True
+    modern_options = {"positions": {"name": "rotary"}, "qk_norm": "rms"}
 
     def __init__(
         self,

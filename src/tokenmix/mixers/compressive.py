@@ -69,6 +69,7 @@ class Compressive(Mixer):
     about = About(
         "Rae et al. 2020, arXiv 1911.05507", "memory", "T (n_m + c + n_cm) D heads", "T heads (n_m + c + n_cm)"
     )
+    knows_positions = True
     form = "compressive"
     carries = QKVO
 

@@ -87,6 +87,11 @@ class Facts(nn.Module):
     Such a mixer can serve as an attention function of transformers.
     """
 
+    knows_positions: ClassVar[bool] = False
+    """Whether the mixer tells positions apart by itself, with ``modern_options``, so that a model need not add any."""
+    modern_options: ClassVar[dict[str, Any]] = {}
+    """Options that the mixer takes in models of the "modern" shell, unless its spec sets them."""
+
     @classmethod
     def functional_form(cls) -> Callable[..., Tensor] | None:
         """Return the function that ``form`` names; None if there is none."""

@@ -28,6 +28,7 @@ class Fourier(Mixer):
         "T D log(T D), with a mask T^2 D",
         "0, with a mask T^2",
     )
+    knows_positions = True
     form = "fourier"
     waivers = {
         "accurate_on_adversarial_keys": "signed sums cancel; float32 errors scale with the input (test_fourier.py)"

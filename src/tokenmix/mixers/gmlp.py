@@ -55,6 +55,7 @@ class GMLP(Mixer):
 
     supports_causal = supports_streaming = True
     about = About("Liu et al. 2021, arXiv 2105.08050", "MLP", "T^2 F", "T F")
+    knows_positions = True
     form = "gmlp"
     waivers = {
         "accurate_on_adversarial_keys": "gelu's tail; float32 errors scale with the input of gelu (test_gmlp.py)"

@@ -34,6 +34,7 @@ class LightConv(Mixer):
     """
 
     supports_causal = supports_streaming = True
+    knows_positions = True
     form = "lightconv"
     about = About("Wu et al. 2019, arXiv 1901.10430", "convolution", "T s D", "T D")
     signed = True
@@ -108,6 +109,7 @@ class DynamicConv(Mixer):
     """
 
     supports_causal = supports_streaming = True
+    knows_positions = True
     form = "lightconv"
     about = About("Wu et al. 2019, arXiv 1901.10430", "convolution", "T s D", "T D + T s H")
     signed = True

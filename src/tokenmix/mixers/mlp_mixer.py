@@ -32,6 +32,7 @@ class MLPMixer(Mixer):
     """
 
     about = About("Tolstikhin et al. 2021, arXiv 2105.01601", "MLP", "T F D", "T D + F D")
+    knows_positions = True
     form = "mlp_mixer"
     waivers = {
         "accurate_on_adversarial_keys": "signed sums cancel; float32 errors scale with their terms (test_mlp_mixer.py)"

@@ -62,6 +62,7 @@ class SynthesizerDense(Mixer):
     about = About(
         _PAPER, "synthetic", "T^2 D", "T^2 H", idea="softmax of logits made from each token alone", tier="core"
     )
+    knows_positions = True
     form = "synthesizer_dense"
     carries = ("v_proj", "out_proj")  # its q_proj is the hidden layer of an MLP
 
@@ -160,6 +161,7 @@ class SynthesizerRandom(Mixer):
     about = About(
         _PAPER, "synthetic", "T^2 D", "T^2 H", idea="softmax of learned or fixed logits, no input in them", tier="core"
     )
+    knows_positions = True
     form = "synthesizer_random"
     carries = ("v_proj", "out_proj")
 
@@ -248,6 +250,7 @@ class SynthesizerFactorizedDense(Mixer):
     about = About(
         _PAPER, "synthetic", "T^2 D", "T^2 H", idea="dense, each row of logits from two short ones", tier="core"
     )
+    knows_positions = True
     form = "synthesizer_factorized_dense"
     carries = ("v_proj", "out_proj")
 
@@ -343,6 +346,7 @@ class SynthesizerFactorizedRandom(Mixer):
 
     supports_causal = supports_streaming = supports_attn_mask = True
     about = About(_PAPER, "synthetic", "T^2 D", "T^2 H", idea="random, as a product of two thin matrices", tier="core")
+    knows_positions = True
     form = "synthesizer_factorized_random"
     carries = ("v_proj", "out_proj")
 

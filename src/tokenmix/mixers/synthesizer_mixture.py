@@ -54,6 +54,7 @@ class SynthesizerMixture(Mixer):
         idea="logits of several Synthesizers and of dot products, with learned weights",
         tier="core",
     )
+    knows_positions = True
     form = "synthesizer_mixture"
     carries = QKVO
 

@@ -37,6 +37,7 @@ class TransformerXL(Mixer):
 
     supports_causal = supports_streaming = supports_attn_mask = True
     about = About("Dai et al. 2019, arXiv 1901.02860", "memory", "T^2 D, or T memory D", "T^2 heads, or T memory heads")
+    knows_positions = True
     form = "transformer_xl"
     carries = QKVO
 

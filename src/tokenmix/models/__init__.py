@@ -9,14 +9,16 @@ from torch import nn
 
 from ..errors import MixerError
 from ..system.config import from_json, nearest
-from .blocks import MLP, Block, evaluating
+from .blocks import Block, evaluating
 from .eamlp import EAMLP, EAMLPConfig
 from .image_density import ImageDensity, ImageDensityConfig
+from .layers import MLP
 from .lm import LM, LMConfig, LMState
 from .macs import Macs, macs
 from .named import MODELS, replace_layers
 from .pyramid import Pyramid, PyramidConfig
 from .segmentation import SegmentationConfig, Segmenter
+from .shells import SHELLS, in_shell, shell_of
 from .vit import ViT, ViTConfig
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "ModelConfig",
     "Pyramid",
     "PyramidConfig",
+    "SHELLS",
     "SegmentationConfig",
     "Segmenter",
     "ViT",
@@ -43,8 +46,10 @@ __all__ = [
     "config_from_json",
     "evaluating",
     "find_model",
+    "in_shell",
     "macs",
     "replace_layers",
+    "shell_of",
 ]
 
 KINDS: dict[str, tuple[type, type[nn.Module]]] = {

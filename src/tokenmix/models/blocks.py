@@ -6,46 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..mixers import MIXERS, Mixer, State, build_mixer, mixer_options
+from .layers import MLP, DropPath, MLPKind, NormType, build_norm, check_layer_kinds, init_linear
 
 NORMS = ("pre", "post")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
-
-
-class MLP(nn.Module):
-    """W_2 gelu(W_1 x), with a hidden layer ``ratio`` times as wide as x."""
-
-    def __init__(self, dim: int, ratio: float = 4.0):
-        super().__init__()
-        self.up = nn.Linear(dim, int(dim * ratio))
-        self.down = nn.Linear(int(dim * ratio), dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (B, T, D) to (B, T, D)."""
-        return self.down(F.gelu(self.up(x)))
-
-
-class DropPath(nn.Module):
-    """Stochastic depth (Huang et al. 2016, arXiv 1603.09382).
-
-    In training, the whole branch of a row is 0 with probability ``rate``, else divided by 1 - rate.
-    """
-
-    def __init__(self, rate: float):
-        super().__init__()
-        self.rate = rate
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (B, ...) to the same shape."""
-        if not self.training or self.rate == 0:
-            return x
-        kept = torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device) >= self.rate
-        return x * kept.to(x.dtype) / (1 - self.rate)
 
 
 class Block(nn.Module):
@@ -61,7 +29,9 @@ class Block(nn.Module):
         max_len: length of the longest sequence.
         grid: sizes of the token grid that the model is built for, if its tokens lie on one.
         mlp_ratio: hidden width of the MLP as a multiple of ``dim``.
+        mlp: "gelu", "swiglu" or "relu2"; see ``MLP``.
         norm: "pre" or "post".
+        norm_type: "layer" or "rms".
         norm_eps: epsilon of the norms.
         dropout: dropout of each branch's output.
         drop_path: probability of leaving out a branch in training, drawn for each row.
@@ -76,7 +46,9 @@ class Block(nn.Module):
         max_len: int,
         grid: tuple[int, ...] | None = None,
         mlp_ratio: float = 4.0,
+        mlp: MLPKind = "gelu",
         norm: str = "pre",
+        norm_type: NormType = "layer",
         norm_eps: float = 1e-5,
         dropout: float = 0.0,
         drop_path: float = 0.0,
@@ -84,6 +56,7 @@ class Block(nn.Module):
         super().__init__()
         if norm not in NORMS:
             raise MixerError(f"Block: norm={norm!r} is unknown; choose 'pre' or 'post'.")
+        check_layer_kinds("Block", norm_type, mlp)
         spec = complete_spec(spec, max_len, grid)
         if causal and spec["name"] in MIXERS and not MIXERS[spec["name"]].supports_causal:
             raise MixerError(
@@ -91,12 +64,12 @@ class Block(nn.Module):
                 + "`tokenmix list` says which mixers have one."
             )
         self.pre = norm == "pre"
-        self.mixer_norm, self.mlp_norm = nn.LayerNorm(dim, eps=norm_eps), nn.LayerNorm(dim, eps=norm_eps)
+        self.mixer_norm, self.mlp_norm = build_norm(norm_type, dim, norm_eps), build_norm(norm_type, dim, norm_eps)
         self.mixer: Mixer = build_mixer(dim=dim, causal=causal, **spec)
         self.on_grid = (
             grid is not None and self.mixer.capabilities.grid and getattr(self.mixer, "ndim", len(grid)) == len(grid)
         )
-        self.mlp = MLP(dim, mlp_ratio)
+        self.mlp = MLP(dim, mlp_ratio, mlp)
         self.dropout = nn.Dropout(dropout) if not drop_path else nn.Sequential(nn.Dropout(dropout), DropPath(drop_path))
 
     def forward(self, x: Tensor, **given: Any) -> Tensor:
@@ -138,8 +111,7 @@ class Block(nn.Module):
         self.mixer_norm.reset_parameters()
         self.mlp_norm.reset_parameters()
         reset_mixer(self.mixer, std, residual_std)
-        init_linear(self.mlp.up, std)
-        init_linear(self.mlp.down, residual_std)
+        self.mlp.reset_parameters(std, residual_std)
 
 
 def reset_mixer(mixer: Mixer, std: float, residual_std: float) -> None:
@@ -149,13 +121,6 @@ def reset_mixer(mixer: Mixer, std: float, residual_std: float) -> None:
         if name in PROJECTIONS and isinstance(child, nn.Linear):
             init_linear(child, residual_std if name == "out_proj" else std)
     mixer.start_copies()
-
-
-def init_linear(layer: nn.Linear | nn.Conv2d, std: float) -> None:
-    """Draw the weight from N(0, std) and set the bias to 0."""
-    nn.init.normal_(layer.weight, std=std)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
 
 
 @contextmanager

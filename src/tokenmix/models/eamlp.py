@@ -15,7 +15,7 @@ from .. import functional
 from ..errors import MixerError
 from ..positions.grid import resize_rows
 from ..system.config import Json
-from .blocks import MLP, Block, cycled, init_linear
+from .blocks import Block, cycled
 from .images import (
     both_sides,
     check_images,
@@ -28,6 +28,7 @@ from .images import (
     refuse_size,
     resize_mixers,
 )
+from .layers import MLP, init_linear
 
 SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
 """Kernel, stride and zero padding of the three soft splits."""
@@ -136,8 +137,7 @@ class MemoryBlock(nn.Module):
         """Re-initialise all parameters as in ``Block``."""
         self.memory.reset_parameters(std)
         self.mlp_norm.reset_parameters()
-        init_linear(self.mlp.up, std)
-        init_linear(self.mlp.down, std)
+        self.mlp.reset_parameters(std, std)
 
 
 class TokenStage(nn.Module):

@@ -14,6 +14,7 @@ from ..mixers import MIXERS, State, mixer_options
 from ..mixers.base import chunk_positions, register_state, token_positions
 from ..system.config import Json
 from .blocks import cycled, evaluating
+from .layers import MLPKind, NormType
 from .sampling import check_sampling, pick_token
 from .trunk import Trunk, check_trunk
 
@@ -32,7 +33,11 @@ class ImageDensityConfig(Json):
         values: values of a sub-pixel, 0 .. values - 1; from 1 to 256.
         mlp_ratio: hidden width of the MLPs as a multiple of ``dim``.
         norm: "pre" (with a final norm before the head) or "post".
-        positions: "learned" vectors added to the embedding, or None.
+        norm_type: "layer" for LayerNorm, "rms" for RMSNorm, both with eps 1e-5.
+        mlp: "gelu", "relu2" or "swiglu"; see ``MLP``.
+        positions: what is added to the embedding: "learned" vectors, fixed "sinusoidal" ones, or None.
+        logit_cap: the head's logits l become cap * tanh(l / cap), so that none exceeds it (Gemma 2, arXiv 2408.00118);
+            None: as they are.
         tied: whether the head shares the embedding's weight.
         dropout: dropout rate in [0, 1), of the embedded sub-pixels and each branch.
         init_std: standard deviation of the initial weights, as in ``LMConfig``.
@@ -47,7 +52,10 @@ class ImageDensityConfig(Json):
     values: int = 256
     mlp_ratio: float = 4.0
     norm: str = "pre"
+    norm_type: NormType = "layer"
+    mlp: MLPKind = "gelu"
     positions: str | None = "learned"
+    logit_cap: float | None = None
     tied: bool = False
     dropout: float = 0.0
     init_std: float = 0.02

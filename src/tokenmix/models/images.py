@@ -56,13 +56,21 @@ def check_images(who: str, images: Tensor, channels: int) -> None:
 
 
 def image_block(
-    config: Any, layer: int, *, dim: int, mlp_ratio: float, tokens: int, grid: tuple[int, int], cls: type[Block] = Block
+    config: Any,
+    layer: int,
+    *,
+    dim: int,
+    mlp_ratio: float,
+    tokens: int,
+    grid: tuple[int, int],
+    cls: type[Block] = Block,
+    **more: Any,
 ) -> Block:
     """Build block number ``layer`` of an image model, a ``cls``.
 
-    Drop path rises linearly over all layers to that of the config.
+    Drop path rises linearly over all layers to that of the config. ``more`` are further options of the block.
     """
-    options: dict[str, Any] = {"mlp_ratio": mlp_ratio, "norm_eps": config.norm_eps, "dropout": config.dropout}
+    options: dict[str, Any] = {"mlp_ratio": mlp_ratio, "norm_eps": config.norm_eps, "dropout": config.dropout, **more}
     drop_path = config.drop_path * layer / max(config.layers - 1, 1)
     return cls(dim, config.specs()[layer], causal=False, max_len=tokens, grid=grid, drop_path=drop_path, **options)
 

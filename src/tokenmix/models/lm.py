@@ -13,6 +13,7 @@ from ..mixers import State
 from ..mixers.base import chunk_positions, register_state, token_positions
 from ..system.config import Json
 from .blocks import cycled, evaluating
+from .layers import MLPKind, NormType
 from .sampling import check_sampling, pick_token
 from .trunk import Trunk, check_trunk
 
@@ -29,7 +30,11 @@ class LMConfig(Json):
         vocab: number of tokens in the vocabulary, at least 1; default 256, all bytes.
         mlp_ratio: hidden width of the MLPs as a multiple of ``dim``.
         norm: "pre" (with a final norm before the head) or "post".
-        positions: "learned" vectors added to the embedding, or None.
+        norm_type: "layer" for LayerNorm, "rms" for RMSNorm, both with eps 1e-5.
+        mlp: "gelu", "relu2" or "swiglu"; see ``MLP``.
+        positions: what is added to the embedding: "learned" vectors, fixed "sinusoidal" ones, or None.
+        logit_cap: the head's logits l become cap * tanh(l / cap), so that none exceeds it (Gemma 2, arXiv 2408.00118);
+            None: as they are.
         tied: whether the head shares the embedding's weight.
         dropout: dropout rate in [0, 1), of the embedded tokens and each branch.
         init_std: standard deviation of the initial embeddings, weights of MLPs and q_proj, k_proj, v_proj and out_proj
@@ -45,7 +50,10 @@ class LMConfig(Json):
     vocab: int = 256
     mlp_ratio: float = 4.0
     norm: str = "pre"
+    norm_type: NormType = "layer"
+    mlp: MLPKind = "gelu"
     positions: str | None = "learned"
+    logit_cap: float | None = None
     tied: bool = False
     dropout: float = 0.0
     init_std: float = 0.02
@@ -84,7 +92,7 @@ class LM(Trunk):
         """Return the longest sequence this model accepts; None if nothing in it has a length."""
         limits = [
             limit
-            for limit in (self.mixers_max_len(), self.positions.max_len if self.positions else None)
+            for limit in (self.mixers_max_len(), self.positions.max_len if self.positions is not None else None)
             if limit is not None
         ]
         return min(limits) if limits else None
@@ -115,6 +123,7 @@ class LM(Trunk):
         at, after = chunk_positions(state.position, tokens, None, key_mask)
         if (
             self.positions is not None
+            and self.positions.max_len is not None
             and not torch.compiler.is_compiling()
             and int(after.max()) > self.positions.max_len
         ):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..positions.grid import regrown, resize_rows
 from ..system.config import Json
-from .blocks import Block, cycled, init_linear
+from .blocks import Block, cycled
 from .images import (
     both_sides,
     check_images,
@@ -30,6 +30,7 @@ from .images import (
     refuse_size,
     resize_mixers,
 )
+from .layers import init_linear
 from .vit import POOLS
 
 POSITIONS = ("learned", None)

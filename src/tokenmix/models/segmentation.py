@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..mixers import Mixer, build_mixer
 from ..system.config import Json
-from .blocks import PROJECTIONS, complete_spec, init_linear
+from .blocks import PROJECTIONS, complete_spec
 from .images import both_sides, resizable, resize_mixers
+from .layers import init_linear
 from .pyramid import Pyramid
 from .vit import ViT
 

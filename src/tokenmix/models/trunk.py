@@ -5,6 +5,7 @@ They read whole sequences or chunks.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, Protocol
 
 import torch
@@ -14,8 +15,11 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..mixers import State
 from ..mixers.parts.hands_out import ReadEmbedding
-from ..positions import LearnedPositions
+from ..positions import LearnedPositions, SinusoidalPositions
 from .blocks import Block
+from .layers import MLPKind, NormType, build_norm, capped, check_layer_kinds
+
+POSITIONS = ("learned", "sinusoidal", None)
 
 
 class TrunkConfig(Protocol):
@@ -31,6 +35,12 @@ class TrunkConfig(Protocol):
     def mlp_ratio(self) -> float: ...
     @property
     def norm(self) -> str: ...
+    @property
+    def norm_type(self) -> NormType: ...
+    @property
+    def mlp(self) -> MLPKind: ...
+    @property
+    def logit_cap(self) -> float | None: ...
     @property
     def positions(self) -> str | None: ...
     @property
@@ -59,8 +69,11 @@ def check_trunk(config: TrunkConfig, *positive: str) -> None:
         raise MixerError(
             f"{name}: layers={config.layers} is less than the number of mixers given, {len(config.mixers)}."
         )
-    if config.positions not in ("learned", None):
-        raise MixerError(f"{name}: positions={config.positions!r} is unknown; choose 'learned' or null.")
+    if config.positions not in POSITIONS:
+        raise MixerError(f"{name}: positions={config.positions!r} is unknown; choose 'learned', 'sinusoidal' or null.")
+    check_layer_kinds(name, config.norm_type, config.mlp)
+    if config.logit_cap is not None and not 0 < config.logit_cap < inf:
+        raise MixerError(f"{name}: logit_cap must be a positive number or null, got {config.logit_cap}.")
     if not 0 <= config.dropout < 1:
         raise MixerError(f"{name}: dropout must be in [0, 1), got {config.dropout}.")
 
@@ -77,20 +90,22 @@ class Trunk(nn.Module):
 
     def __init__(self, config: TrunkConfig, *, vocab: int):
         super().__init__()
-        self.init_std, self.vocab = config.init_std, vocab
+        self.init_std, self.vocab, self.logit_cap = config.init_std, vocab, config.logit_cap
         # The children draw while being built. Only reset_parameters below may count, or a meta build would differ.
         with torch.random.fork_rng():
             self.embed = ReadEmbedding(vocab, config.dim)
-            self.positions = LearnedPositions(config.dim, max_len=config.max_len) if config.positions else None
+            self.positions = build_positions(config.positions, config.dim, config.max_len)
             options: dict[str, Any] = {
                 "causal": True,
                 "max_len": config.max_len,
                 "mlp_ratio": config.mlp_ratio,
+                "mlp": config.mlp,
                 "norm": config.norm,
+                "norm_type": config.norm_type,
                 "dropout": config.dropout,
             }
             self.blocks: Any = nn.ModuleList(Block(config.dim, spec, **options) for spec in config.specs())
-            self.norm = nn.LayerNorm(config.dim) if config.norm == "pre" else nn.Identity()
+            self.norm = build_norm(config.norm_type, config.dim, 1e-5) if config.norm == "pre" else nn.Identity()
             self.head = nn.Linear(config.dim, vocab, bias=False) if not config.tied else None
             self.dropout = nn.Dropout(config.dropout)
         self.reset_parameters()
@@ -99,13 +114,13 @@ class Trunk(nn.Module):
         """Re-initialise every parameter from torch's generator."""
         std = self.init_std
         nn.init.normal_(self.embed.weight, std=std)
-        if self.positions is not None:
+        if isinstance(self.positions, LearnedPositions):
             self.positions.reset_parameters()
         for block in self.blocks:
             block.reset_parameters(std, std / (2 * len(self.blocks)) ** 0.5)
         if self.head is not None:
             nn.init.normal_(self.head.weight, std=std)
-        if isinstance(self.norm, nn.LayerNorm):
+        if not isinstance(self.norm, nn.Identity):
             self.norm.reset_parameters()
 
     def read(self, x: Tensor, at: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
@@ -166,8 +181,16 @@ class Trunk(nn.Module):
                 raise MixerError(f"{name}: tokens must be in 0..{self.vocab - 1}, got {low} to {high}.")
 
     def _with_positions(self, x: Tensor, at: Tensor) -> Tensor:
-        return self.dropout(x if self.positions is None else x + self.positions(at))
+        return self.dropout(x if self.positions is None else x + self.positions(at).to(x.dtype))
 
     def _logits(self, x: Tensor) -> Tensor:
         x = self.norm(x)
-        return self.head(x) if self.head is not None else F.linear(x, *self.embed())
+        logits = self.head(x) if self.head is not None else F.linear(x, *self.embed())
+        return capped(logits, self.logit_cap)
+
+
+def build_positions(kind: str | None, dim: int, max_len: int) -> LearnedPositions | SinusoidalPositions | None:
+    """Build the positions that are added to the embedding; None: none."""
+    if kind is None:
+        return None
+    return LearnedPositions(dim, max_len=max_len) if kind == "learned" else SinusoidalPositions(dim)

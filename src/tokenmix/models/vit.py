@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..positions.grid import regrown, resize_rows, sincos
 from ..system.config import Json
-from .blocks import Block, cycled, init_linear
+from .blocks import Block, cycled
 from .images import (
     both_sides,
     check_images,
@@ -29,6 +29,7 @@ from .images import (
     refuse_size,
     resize_mixers,
 )
+from .layers import MLPKind, NormType, build_norm, check_layer_kinds, init_linear
 
 POOLS = ("class", "mean")
 POSITIONS = ("learned", "sinusoidal", None)
@@ -55,6 +56,8 @@ class ViTConfig(Json):
             al. 2024, arXiv 2309.16588); 0: none.
         dropout: dropout rate in [0, 1), of the embedded tokens and each branch.
         drop_path: drop path rate of the last layer, in [0, 1); it rises linearly from 0 in the first layer.
+        norm_type: "layer" for LayerNorm, "rms" for RMSNorm.
+        mlp: "gelu", "relu2" or "swiglu"; see ``MLP``.
         norm_eps: epsilon of the norms.
         init_std: standard deviation of the initial weights.
         kind: "vit".
@@ -73,6 +76,8 @@ class ViTConfig(Json):
     registers: int = 0
     dropout: float = 0.0
     drop_path: float = 0.0
+    norm_type: NormType = "layer"
+    mlp: MLPKind = "gelu"
     norm_eps: float = 1e-6
     init_std: float = 0.02
     kind: str = "vit"
@@ -80,6 +85,7 @@ class ViTConfig(Json):
     def __post_init__(self) -> None:
         normalise_image_config(self, "dim", "layers", "patch", "channels", not_negative=("classes", "registers"))
         check_layers(self)
+        check_layer_kinds("ViTConfig", self.norm_type, self.mlp)
         if self.pool not in POOLS or self.positions not in POSITIONS:
             raise MixerError(
                 f"ViTConfig: pool={self.pool!r}, positions={self.positions!r}; "
@@ -130,11 +136,13 @@ class ViT(nn.Module):
                 "mlp_ratio": config.mlp_ratio,
                 "tokens": config.prefix + prod(config.grid),
                 "grid": config.grid,
+                "mlp": config.mlp,
+                "norm_type": config.norm_type,
             }
             self.blocks: Any = nn.ModuleList(
                 image_block(config, i, cls=self.block_class, **sizes) for i in range(config.layers)
             )
-            self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
+            self.norm = build_norm(config.norm_type, config.dim, config.norm_eps)
             self.head = nn.Linear(config.dim, config.classes) if config.classes else None
             self.dropout = nn.Dropout(config.dropout)
         self.reset_parameters()

@@ -2,8 +2,10 @@
 
 from .learned import LearnedPositions
 from .rotary import RotaryPositions
+from .sinusoidal import SinusoidalPositions
 
 __all__ = [
     "LearnedPositions",
     "RotaryPositions",
+    "SinusoidalPositions",
 ]

@@ -12,7 +12,9 @@ from ..errors import MixerError
 from ..models import ModelConfig
 from ..system.config import Json, nearest, to_json
 
-SCHEDULES = ("vaswani", "cosine", "linear", "constant")
+OPTIMIZERS = ("adamw", "muon")
+SCHEDULES = ("vaswani", "cosine", "linear", "wsd", "constant")
+ENDING = ("cosine", "linear", "wsd")  # schedules that need the number of steps
 PRECISIONS = ("fp32", "bf16")
 # Fields of train that may not change in the middle of a run.
 FIXED = ("seed", "batch_size", "precision", "distill")
@@ -83,17 +85,22 @@ class ImageDataConfig(Json):
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW and its schedule. Weight decay acts only on the weights of linear layers and convolutions.
+    """Optimiser and schedule. Weight decay acts only on the weights of linear layers and convolutions.
 
     Args:
-        lr: highest learning rate, above 0.
+        name: "adamw", or "muon": Muon for the weights of linear layers inside blocks, AdamW for everything else.
+        lr: highest learning rate of AdamW, above 0.
+        muon_lr: highest learning rate of Muon, above 0; it follows the same schedule.
+        muon_momentum: decay of Muon's momentum, in [0, 1).
         betas: AdamW's two decay rates of the gradient's moments, each in [0, 1).
         eps: AdamW's term in the denominator, above 0.
         weight_decay: decoupled weight decay, 0 or more.
-        schedule: "cosine" or "linear" (down to ``min_lr_ratio * lr`` at the last step; both need ``steps``),
-            "constant", or "vaswani" (inverse square root), each after a linear warm-up.
+        schedule: "cosine" or "linear" (down to ``min_lr_ratio * lr`` at the last step), "wsd" (constant, then linear
+            down to that over the last ``decay`` of the steps), "constant", or "vaswani" (inverse square root), each
+            after a linear warm-up. The first three need ``steps``.
         warmup: steps of linear warm-up, 0 or more.
-        min_lr_ratio: last learning rate of "cosine" and "linear" as a multiple of ``lr``, 0 or more.
+        decay: share of the steps in which "wsd" goes down, in (0, 1].
+        min_lr_ratio: last learning rate of "cosine", "linear" and "wsd" as a multiple of ``lr``, 0 or more.
         clip: largest L2 norm of the whole gradient, which is scaled down to it; 0: no clipping.
         aux_weight: weight of the mixers' auxiliary losses, where they have any, in the total loss; 0: they are not
             added.
@@ -106,12 +113,16 @@ class OptimConfig:
         one_hot: weight, 0 or more, of the penalty that drives each head's AFT-conv filter to a single tap; 0: none.
     """
 
+    name: str = "adamw"
     lr: float = 1e-3
+    muon_lr: float = 0.02
+    muon_momentum: float = 0.95
     betas: tuple[float, ...] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.1
     schedule: str = "cosine"
     warmup: int = 100
+    decay: float = 0.2
     min_lr_ratio: float = 0.1
     clip: float = 1.0
     aux_weight: float = 0.01
@@ -205,7 +216,7 @@ class RunConfig(Json):
         _check_train(self.train)
         if self.train.steps is None and self.train.max_seconds is None:
             raise MixerError("config: this run would never end; set train.steps or train.max_seconds.")
-        if self.train.steps is None and self.optim.schedule in ("cosine", "linear"):
+        if self.train.steps is None and self.optim.schedule in ENDING:
             raise MixerError(
                 f"config: optim.schedule={self.optim.schedule!r} needs train.steps; "
                 + "without it choose 'vaswani' or 'constant'."
@@ -300,7 +311,14 @@ def _require_positive(section: str, config: Any, *names: str) -> None:
 
 
 def _check_optim(config: OptimConfig) -> None:
-    _require_positive("optim", config, "lr", "eps", "mixer_lr")
+    _require_positive("optim", config, "lr", "muon_lr", "eps", "mixer_lr")
+    if config.name not in OPTIMIZERS:
+        raise MixerError(f"config: optim.name={config.name!r} is unknown; choose one of {', '.join(OPTIMIZERS)}.")
+    if not 0 <= config.muon_momentum < 1 or not 0 < config.decay <= 1:
+        raise MixerError(
+            f"config: optim.muon_momentum must be in [0, 1) and optim.decay in (0, 1], got {config.muon_momentum} and "
+            + f"{config.decay}."
+        )
     if config.schedule not in SCHEDULES:
         raise MixerError(
             f"config: optim.schedule={config.schedule!r} is unknown; choose one of {', '.join(SCHEDULES)}."

@@ -26,7 +26,7 @@ from ..system.machine import autocast, peak_mib, pick_device, reset_peak
 from .checkpoint import check_can_save, list_steps, load_checkpoint, prune, remove_checkpoint, save_checkpoint, sweep
 from .config import FIXED, RunConfig, check_unchanged, fixed_fields
 from .init_from import extra_losses, start_from
-from .optim import Average, build_optimizer, learning_rate, load_optimizer, optimizer_tensors
+from .optim import Average, build_optimizers, learning_rate, load_optimizers, optimizer_tensors, set_rates
 from .progress import bar
 from .rundir import RunDir, differences, environment
 from .runs import eval_line, load_weights, pick_step
@@ -57,7 +57,7 @@ class Trainer:
         if config.train.init is not None:
             start_from(self.model, config.train.init)
         self.forward: Any = torch.compile(self.model) if config.train.compile else self.model
-        self.optimizer = build_optimizer(self.model, config.optim)
+        self.optimizers = build_optimizers(self.model, config.optim)
         self.average = Average(self.model, config.optim.ema) if config.optim.ema else None
         self.extra = extra_losses(config, self.model, device)
         self.progress = Progress(config=fixed_fields(config))
@@ -73,7 +73,7 @@ class Trainer:
         load_weights(self.model, groups["model"], self.run_dir.path)
         if self.average is not None:
             self.average.load(groups["ema"])
-        load_optimizer(self.model, self.optimizer, groups["optimizer"])
+        load_optimizers(self.model, self.optimizers, groups["optimizer"])
         self.progress = Progress(**{**progress, "config": fixed_fields(self.config)})
         # A later best may have replaced this one before the run was reset to an earlier step.
         if self.progress.best_step not in list_steps(self.run_dir.checkpoints):
@@ -151,10 +151,10 @@ class Trainer:
             self.loss_sum += loss.detach()
         if config.optim.clip:
             nn.utils.clip_grad_norm_(self.model.parameters(), config.optim.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["scale"] * learning_rate(self.progress.step, config.optim, config.train.steps)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        set_rates(self.optimizers, learning_rate(self.progress.step, config.optim, config.train.steps))
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
             self.average.update(self.progress.step)
         self.progress.step += 1
@@ -166,7 +166,7 @@ class Trainer:
         loss = self.mean_loss()
         seconds = self.seconds()
         rate = p.loss_count * batch / max(seconds - self.logged_at, 1e-9)
-        rates = max(group["lr"] for group in self.optimizer.param_groups)
+        rates = max(group["lr"] for group in self.optimizers[0].param_groups)
         line = {"kind": "train", "step": p.step, "loss": loss, **self.task.train_fields(loss), "lr": rates}
         line |= {
             unit: p.step * batch,
@@ -241,7 +241,7 @@ class Trainer:
             rng["cuda"] = torch.cuda.get_rng_state(self.device)
         groups = {
             "model": self.model.state_dict(),
-            "optimizer": optimizer_tensors(self.model, self.optimizer),
+            "optimizer": optimizer_tensors(self.model, self.optimizers),
             "rng": rng,
         }
         if self.average is not None:

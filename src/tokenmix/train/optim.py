@@ -1,4 +1,4 @@
-"""AdamW with the paper's parameter groups, and learning rates as pure functions of the step."""
+"""AdamW and Muon over groups of parameters by role, and learning rates as pure functions of the step."""
 
 from __future__ import annotations
 
@@ -13,17 +13,22 @@ from ..mixers import Mixer
 from ..mixers.parts.token_norm import TokenBatchNorm
 from ..models import Block
 from .config import OptimConfig
+from .muon import Muon
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # Layers that any model has, inside its mixers or outside.
 SHARED = (nn.Linear, *CONVOLUTIONS, nn.LayerNorm, nn.RMSNorm, TokenBatchNorm)
+
+ROLES = ("matrix", "map", "embedding", "vector", "mixer")
+DECAYING = ("matrix", "map")
 
 
 def learning_rate(step: int, config: OptimConfig, steps: int | None) -> float:
     """Compute the learning rate of update number ``step``, counted from 0; its highest value is ``config.lr``.
 
     vaswani: lr * min((step+1) / warmup, sqrt(warmup / (step+1))) (Vaswani et al. 2017, Sec. 5.3).
-    cosine, linear: warm-up, then down to ``min_lr_ratio * lr`` at the last step. constant: warm-up, then lr.
+    cosine, linear: warm-up, then down to ``min_lr_ratio * lr`` at the last step. wsd: warm-up, lr, then down in the
+    last ``decay`` of the steps (Hu et al. 2024, arXiv 2404.06395). constant: warm-up, then lr.
     """
     n, warmup = step + 1, max(config.warmup, 1)
     if config.schedule == "vaswani":
@@ -32,32 +37,52 @@ def learning_rate(step: int, config: OptimConfig, steps: int | None) -> float:
         return config.lr * n / warmup
     if config.schedule == "constant" or steps is None:
         return config.lr
-    done = min((n - config.warmup) / max(steps - config.warmup, 1), 1.0)
+    start = config.warmup if config.schedule != "wsd" else max(config.warmup, round(steps * (1 - config.decay)))
+    done = min(max(n - start, 0) / max(steps - start, 1), 1.0)
     shape = 0.5 * (1 + math.cos(math.pi * done)) if config.schedule == "cosine" else 1 - done
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * shape)
 
 
-def parameter_groups(
-    model: nn.Module, weight_decay: float, layer_decay: float = 1.0, mixer_lr: float = 1.0
-) -> list[dict]:
-    """Group the parameters by weight decay and learning rate.
+def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict]:
+    """Group the parameters by role and learning rate.
 
-    Only the weights of linear layers and convolutions decay; biases, norms, embeddings, position biases and everything
-    else that a mixer owns do not. ``scale`` of a group multiplies its rate. It is layer_decay to the power of the
-    number of layers above (for embeddings, all layers), times mixer_lr for what a mixer owns.
+    The roles are "matrix" (weights of linear layers inside blocks), "map" (weights of other linear layers and of
+    convolutions), "embedding", "vector" (biases and norms) and "mixer" (what only this mixer has: position biases,
+    tables, filters, gains and memories). Only matrices and maps decay. ``scale`` of a group multiplies its rate. It is
+    layer_decay to the power of the number of layers above (for embeddings, all layers), times mixer_lr for the role
+    "mixer".
     """
-    maps = {id(m.weight) for m in model.modules() if isinstance(m, (nn.Linear, *CONVOLUTIONS))}
-    owned = {id(p) for m in model.modules() if isinstance(m, Mixer) for p in own_parameters(m)}
-    found: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    roles = parameter_roles(model)
+    found: dict[tuple[str, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        above = _layers_above(model, name) if layer_decay < 1 else 0
-        scale = layer_decay**above * (mixer_lr if id(parameter) in owned else 1.0)
-        found.setdefault((scale, id(parameter) in maps), []).append(parameter)
-    groups = sorted(found.items(), key=lambda item: (-item[0][0], not item[0][1]))
+        above = _layers_above(model, name) if config.layer_decay < 1 else 0
+        scale = config.layer_decay**above * (config.mixer_lr if roles[name] == "mixer" else 1.0)
+        found.setdefault((roles[name], scale), []).append(parameter)
+    order = {role: i for i, role in enumerate(ROLES)}
+    groups = sorted(found.items(), key=lambda item: (order[item[0][0]], -item[0][1]))
     return [
-        {"params": some, "weight_decay": weight_decay if decays else 0.0, "scale": scale}
-        for (scale, decays), some in groups
+        {"params": some, "weight_decay": config.weight_decay if role in DECAYING else 0.0, "scale": scale, "role": role}
+        for (role, scale), some in groups
     ]
+
+
+def parameter_roles(model: nn.Module) -> dict[str, str]:
+    """Return the role of every parameter by name; see ``parameter_groups``."""
+    inside = {id(m) for block in model.modules() if isinstance(block, Block) for m in block.modules()}
+    owned = {id(p) for m in model.modules() if isinstance(m, Mixer) for p in own_parameters(m)}
+    by_id: dict[int, str] = {}
+    for module in model.modules():
+        for kind, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in owned:
+                role = "mixer"
+            elif isinstance(module, nn.Embedding):
+                role = "embedding"
+            elif kind == "weight" and isinstance(module, (nn.Linear, *CONVOLUTIONS)):
+                role = "matrix" if isinstance(module, nn.Linear) and id(module) in inside else "map"
+            else:
+                role = "vector" if parameter.ndim < 2 else "embedding"  # tables of positions, class tokens
+            by_id.setdefault(id(parameter), role)
+    return {name: by_id[id(parameter)] for name, parameter in model.named_parameters()}
 
 
 def own_parameters(mixer: Mixer) -> list[nn.Parameter]:
@@ -77,10 +102,28 @@ def _layers_above(model: nn.Module, name: str) -> int:
     return 0 if name.split(".")[0] in ("head", "norm") else len(names) + 1
 
 
-def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """Build AdamW over ``parameter_groups``; the loop sets their rates before every step."""
-    groups = parameter_groups(model, config.weight_decay, config.layer_decay, config.mixer_lr)
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=True)
+def build_optimizers(model: nn.Module, config: OptimConfig) -> list[torch.optim.Optimizer]:
+    """Build AdamW, and with ``name="muon"`` Muon for the matrices; ``set_rates`` gives them their rates."""
+    groups = parameter_groups(model, config)
+    by_muon = "matrix" if config.name == "muon" else None
+    matrices = [group for group in groups if group["role"] == by_muon]
+    others = [group for group in groups if group["role"] != by_muon]
+    betas = config.betas[0], config.betas[1]
+    found: list[torch.optim.Optimizer] = []
+    if others:
+        found.append(torch.optim.AdamW(others, lr=config.lr, betas=betas, eps=config.eps, fused=True))
+    if matrices:
+        for group in matrices:
+            group["scale"] *= config.muon_lr / config.lr
+        found.append(Muon(matrices, lr=config.muon_lr, momentum=config.muon_momentum))
+    return found
+
+
+def set_rates(optimizers: list[torch.optim.Optimizer], rate: float) -> None:
+    """Set the learning rate of every group: its scale times ``rate``."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["scale"] * rate
 
 
 class Average:
@@ -121,15 +164,24 @@ class Average:
             self.mean[name].copy_(tensor)
 
 
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Return the optimiser's state under the parameters' names."""
+def optimizer_tensors(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> dict[str, torch.Tensor]:
+    """Return the optimisers' states under the parameters' names."""
     names = {id(p): name for name, p in model.named_parameters()}
-    return {f"{names[id(p)]}|{key}": value for p, state in optimizer.state.items() for key, value in state.items()}
+    return {
+        f"{names[id(p)]}|{key}": value
+        for optimizer in optimizers
+        for p, state in optimizer.state.items()
+        for key, value in state.items()
+    }
 
 
-def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
-    """Restore that state, on the devices of the parameters."""
+def load_optimizers(
+    model: nn.Module, optimizers: list[torch.optim.Optimizer], tensors: dict[str, torch.Tensor]
+) -> None:
+    """Restore these states, on the devices of the parameters."""
     parameters = dict(model.named_parameters())
+    owner = {id(p): each for each in optimizers for group in each.param_groups for p in group["params"]}
     for key, value in tensors.items():
         name, field = key.rsplit("|", 1)
-        optimizer.state[parameters[name]][field] = value.to(parameters[name].device)
+        parameter = parameters[name]
+        owner[id(parameter)].state[parameter][field] = value.to(parameter.device)

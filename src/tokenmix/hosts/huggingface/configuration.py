@@ -28,6 +28,8 @@ COUNTS += ("encoder_layers", "patch_size", "num_channels")
 SHARES = ("hidden_dropout_prob", "drop_path_rate", "classifier_dropout")
 CHOICES: dict[str, tuple[Any, ...]] = {
     "norm": ("pre", "post"),
+    "norm_type": ("layer", "rms"),
+    "gated_mlp": (True, False),
     "positions": ("learned", "sinusoidal", None),
     "classifier_pooling": ("mean", "cls", "last", None),
     "is_causal": (True, False, None),
@@ -44,8 +46,11 @@ class TokenMixConfig(PreTrainedConfig):
             ``heads`` and ``kv_heads`` of mixers whose spec leaves them open, ``max_position_embeddings`` their
             ``max_len``.
         intermediate_size: default 4 hidden_size. hidden_act: of the MLP.
+        gated_mlp: W_2 (act(W_g x) * W_1 x) instead of W_2 act(W_1 x); with hidden_act="silu" it is SwiGLU.
         norm: "pre" (and one last norm) or "post".
-        positions: "learned" vectors added to the embedding, None, or for images "sinusoidal".
+        norm_type: "layer" for LayerNorm or "rms" for RMSNorm.
+        final_logit_softcapping: of ``TokenMixForCausalLM``: logits l become cap * tanh(l / cap); None: as they are.
+        positions: "learned" or "sinusoidal" vectors added to the embedding, or None.
         is_causal: None: what the class needs, True for ``TokenMixForCausalLM``, False elsewhere. A saved model stays
             of its kind.
         initializer_range: std of embeddings and projections; for those that write to the residual stream it is
@@ -73,6 +78,9 @@ class TokenMixConfig(PreTrainedConfig):
     hidden_act: str = "gelu"
     mixers: list[dict[str, Any]] | None = None
     norm: str = "pre"
+    norm_type: str = "layer"
+    gated_mlp: bool = False
+    final_logit_softcapping: float | None = None
     layer_norm_eps: float = 1e-5
     positions: str | None = "learned"
     is_causal: bool | None = None
@@ -130,8 +138,10 @@ class TokenMixConfig(PreTrainedConfig):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, (int, float)) and 0 <= value < 1):
                 raise MixerError(f"TokenMixConfig: {name} must be in [0, 1), got {value!r}.")
-        for name in ("initializer_range", "layer_norm_eps"):
+        for name in ("initializer_range", "layer_norm_eps", "final_logit_softcapping"):
             value = getattr(self, name)
+            if value is None and getattr(type(self), name) is None:
+                continue
             if not (isinstance(value, (int, float)) and isfinite(value) and value > 0):
                 raise MixerError(f"TokenMixConfig: {name} must be a positive number, got {value!r}.")
         lengths = {"mixers": self.num_hidden_layers, "cross_mixers": self.num_hidden_layers}
@@ -171,8 +181,11 @@ class TokenMixConfig(PreTrainedConfig):
 
     def vit(self) -> ViTConfig:
         """Return the config of our Vision Transformer of the same sizes."""
-        if self.norm != "pre" or self.hidden_act != "gelu" or self.classifier_pooling == "last":
-            only = "has norm='pre', hidden_act='gelu', classifier_pooling='cls' or 'mean'"
+        mlp = {(False, "gelu"): "gelu", (False, "relu2"): "relu2", (True, "silu"): "swiglu"}.get(
+            (self.gated_mlp, self.hidden_act)
+        )
+        if self.norm != "pre" or mlp is None or self.classifier_pooling == "last":
+            only = "has norm='pre', hidden_act='gelu' or gated 'silu', classifier_pooling='cls' or 'mean'"
             got = f"norm={self.norm!r}, hidden_act={self.hidden_act!r}, classifier_pooling={self.classifier_pooling!r}"
             raise MixerError(f"TokenMixForImageClassification: {only}; got {got}.")
         return ViTConfig(
@@ -183,7 +196,9 @@ class TokenMixConfig(PreTrainedConfig):
             patch=self.patch_size,
             channels=self.num_channels,
             classes=self.num_labels or 2,
-            mlp_ratio=mlp_ratio(self),
+            mlp_ratio=mlp_ratio(self) * (1.5 if mlp == "swiglu" else 1.0),
+            mlp=mlp,  # type: ignore[arg-type]  # one of the kinds
+            norm_type=self.norm_type,  # type: ignore[arg-type]  # checked above
             pool="mean" if self.classifier_pooling == "mean" else "class",
             positions=self.positions,
             registers=self.num_register_tokens,

@@ -15,6 +15,7 @@ from transformers.utils import logging
 from ...errors import MixerError
 from ...mixers import MIXERS, mixer_options
 from ...models import LM, LMConfig, ViT, ViTConfig
+from ...models.layers import hidden_width
 from ...system.files import check_out, new_folder, write_json
 from ...train.rundir import RunDir
 from ...train.runs import load_run, pick_step
@@ -99,10 +100,11 @@ def lm_config(config: LMConfig) -> TokenMixConfig:
     return TokenMixConfig(
         vocab_size=config.vocab,
         hidden_size=config.dim,
-        intermediate_size=int(config.dim * config.mlp_ratio),
+        **_block(config),
         num_hidden_layers=len(config.specs()),
         **_mixing(config),
         norm=config.norm,
+        final_logit_softcapping=config.logit_cap,
         positions=config.positions,
         is_causal=True,
         max_position_embeddings=config.max_len,
@@ -117,7 +119,7 @@ def vit_config(config: ViTConfig) -> TokenMixConfig:
     labels: dict[str, Any] = {"num_labels": config.classes}  # transformers stores it as names of labels
     return TokenMixConfig(
         hidden_size=config.dim,
-        intermediate_size=int(config.dim * config.mlp_ratio),
+        **_block(config),
         num_hidden_layers=config.layers,
         **_mixing(config),
         layer_norm_eps=config.norm_eps,
@@ -133,6 +135,16 @@ def vit_config(config: ViTConfig) -> TokenMixConfig:
         num_register_tokens=config.registers,
         **labels,
     )
+
+
+def _block(config: Any) -> dict[str, Any]:
+    """Return the fields of norms and MLPs."""
+    return {
+        "norm_type": config.norm_type,
+        "intermediate_size": hidden_width(config.dim, config.mlp_ratio, config.mlp),
+        "hidden_act": "silu" if config.mlp == "swiglu" else config.mlp,
+        "gated_mlp": config.mlp == "swiglu",
+    }
 
 
 def _mixing(config: Any) -> dict[str, Any]:

@@ -12,13 +12,14 @@ from ...errors import MixerError
 from ...mixers import MIXERS, Mixer, build_mixer
 from ...models import MLP, Block
 from ...models.blocks import complete_spec, reset_mixer
+from ...models.layers import build_norm
 from .cache import TokenMixStateLayer
 from .configuration import TokenMixConfig, mlp_ratio
 from .initialization import mark_self_initialized
 
 
 class TokenMixMLP(MLP):
-    """Compute W_2 act(W_1 x) with any activation that transformers knows by name."""
+    """Compute W_2 act(W_1 x), or W_2 (act(W_g x) * W_1 x), with any activation that transformers knows by name."""
 
     def __init__(self, config: TokenMixConfig):
         super().__init__(config.hidden_size, mlp_ratio(config))
@@ -26,9 +27,11 @@ class TokenMixMLP(MLP):
             unknown = f"hidden_act={config.hidden_act!r} is not an activation of transformers"
             raise MixerError(f"TokenMixConfig: {unknown}, such as 'gelu', 'silu' and 'relu'.")
         self.act = ACT2FN[config.hidden_act]
+        self.gate = nn.Linear(config.hidden_size, self.up.out_features) if config.gated_mlp else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.act(self.up(x)))
+        h = self.up(x)
+        return self.down(self.act(h) if self.gate is None else self.act(self.gate(x)) * h)
 
 
 class TokenMixLayer(GradientCheckpointingLayer, Block):
@@ -38,6 +41,7 @@ class TokenMixLayer(GradientCheckpointingLayer, Block):
         rate = config.drop_path_rate * index / max(config.num_hidden_layers - 1, 1)
         options: dict[str, Any] = {
             "norm": config.norm,
+            "norm_type": config.norm_type,
             "norm_eps": config.layer_norm_eps,
             "dropout": config.hidden_dropout_prob,
             "drop_path": rate,
@@ -52,7 +56,7 @@ class TokenMixLayer(GradientCheckpointingLayer, Block):
         self.cross: Mixer | None = None
         if config.cross_mixers is not None:
             self.cross = _cross_mixer(config, index)
-            self.cross_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+            self.cross_norm = build_norm(config.norm_type, config.hidden_size, config.layer_norm_eps)
         mark_self_initialized(self)
 
     @property

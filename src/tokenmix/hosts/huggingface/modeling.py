@@ -16,7 +16,8 @@ from transformers.utils.output_capturing import capture_outputs
 
 from ...errors import MixerError
 from ...models import ViT
-from ...positions import LearnedPositions
+from ...models.layers import build_norm, capped
+from ...positions import LearnedPositions, SinusoidalPositions
 from .cache import TokenMixStateLayer, state_layers
 from .configuration import TokenMixConfig
 from .initialization import refuse_missing_weights, refuse_options, reinitialize
@@ -93,20 +94,21 @@ class TokenMixModel(TokenMixPreTrainedModel):
         if config.is_encoder_decoder:
             both = "the config is of an encoder and a decoder, is_encoder_decoder=True"
             raise MixerError(f"TokenMixModel: {both}; build TokenMixForSeq2SeqLM.")
-        if config.positions == "sinusoidal":
-            name = type(self).__name__
-            raise MixerError(f"{name}: positions='sinusoidal' is for images; of tokens they are 'learned' or None.")
         super().__init__(config.but(is_causal=bool(config.is_causal)))
         config = self.config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         length, std = config.max_position_embeddings, config.initializer_range
-        self.positions = (
-            LearnedPositions(config.hidden_size, max_len=length, init_std=std) if config.positions else None
-        )
+        self.positions: LearnedPositions | SinusoidalPositions | None = None
+        if config.positions == "learned":
+            self.positions = LearnedPositions(config.hidden_size, max_len=length, init_std=std)
+        elif config.positions == "sinusoidal":
+            self.positions = SinusoidalPositions(config.hidden_size)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.layers: Any = nn.ModuleList(TokenMixLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = (
-            nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else nn.Identity()
+            build_norm(config.norm_type, config.hidden_size, config.layer_norm_eps)
+            if config.norm == "pre"
+            else nn.Identity()
         )
         self.gradient_checkpointing = False
         self.post_init()
@@ -282,7 +284,9 @@ class TokenMixForCausalLM(TokenMixPreTrainedModel, GenerationMixin):
         options = {"past_key_values": past_key_values, "inputs_embeds": inputs_embeds, "use_cache": use_cache}
         loss_options = {name: kwargs.pop(name) for name in ("num_items_in_batch", "shift_labels") if name in kwargs}
         out = self.model(input_ids, attention_mask, position_ids, **options, **kwargs)
-        logits = self.lm_head(picked(out.last_hidden_state, logits_to_keep))
+        logits = capped(
+            self.lm_head(picked(out.last_hidden_state, logits_to_keep)), self.config.final_logit_softcapping
+        )
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss_options)

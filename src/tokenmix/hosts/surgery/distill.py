@@ -17,7 +17,7 @@ from ...system.config import Json
 from ...system.machine import peak_mib
 from ...train.checkpoint import list_steps, load_checkpoint, prune, save_checkpoint, sweep
 from ...train.config import OptimConfig
-from ...train.optim import build_optimizer, learning_rate, load_optimizer, optimizer_tensors
+from ...train.optim import build_optimizers, learning_rate, load_optimizers, optimizer_tensors, set_rates
 from ...train.progress import bar
 from ...train.rundir import RunDir, environment
 from ..vit.checkpoints import read_json
@@ -159,7 +159,7 @@ class Distillation:
         self.teacher, self.student, self.adapters = teacher, student, adapters
         self.data, self.valid, self.config, self.run = data, valid, config, run
         self.device = next(student.parameters()).device
-        self.optimizer = build_optimizer(student, config.optim)
+        self.optimizers = build_optimizers(student, config.optim)
         self.step, self.seconds, self.seen, self.losses = 0, 0.0, 0, torch.zeros(0, dtype=torch.float64)
         torch.manual_seed(config.seed)
 
@@ -209,10 +209,10 @@ class Distillation:
         if config.optim.clip:
             nn.utils.clip_grad_norm_([p for p in self.student.parameters() if p.grad is not None], config.optim.clip)
         at, of = (self.step - config.layer_steps, config.steps) if whole else (self.step, config.layer_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["scale"] * learning_rate(at, config.optim, of)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        set_rates(self.optimizers, learning_rate(at, config.optim, of))
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         self.losses = torch.cat([self.losses, loss.detach().double().cpu()[None]])
         self.step += 1
         unit, many = _units(batch)
@@ -243,7 +243,7 @@ class Distillation:
             "step": self.step,
             "loss": loss,
             "phase": phase,
-            "lr": max(g["lr"] for g in self.optimizer.param_groups),
+            "lr": max(g["lr"] for g in self.optimizers[0].param_groups),
         }
         line |= {
             unit: self.seen,
@@ -305,7 +305,7 @@ class Distillation:
             rng["cuda"] = torch.cuda.get_rng_state(self.device)
         tensors = {name: p.detach().clone() for name, p in self.student.state_dict().items()}
         self.run.sync_metrics()
-        groups = {"student": tensors, "optimizer": optimizer_tensors(self.student, self.optimizer), "rng": rng}
+        groups = {"student": tensors, "optimizer": optimizer_tensors(self.student, self.optimizers), "rng": rng}
         save_checkpoint(
             self.run.checkpoints, self.step, groups, {"step": self.step, "seconds": self.seconds, "seen": self.seen}
         )
@@ -320,7 +320,7 @@ class Distillation:
         except RuntimeError as why:
             reason = " ".join(str(why).split())[:200]
             raise MixerError(f"{self.run.path}: the checkpoint does not fit this student ({reason}).") from None
-        load_optimizer(self.student, self.optimizer, groups["optimizer"])
+        load_optimizers(self.student, self.optimizers, groups["optimizer"])
         self.step, self.seconds, self.seen = progress["step"], progress["seconds"], progress["seen"]
         self.losses = groups["rng"]["losses"]
         torch.set_rng_state(groups["rng"]["cpu"])

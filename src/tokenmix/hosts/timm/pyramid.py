@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ...errors import MixerError
 from ...models import MODELS, Pyramid, PyramidConfig
-from ...models.blocks import init_linear
+from ...models.layers import init_linear
 
 POOLS = {"token": "class", "avg": "mean"}
 

@@ -125,6 +125,9 @@ def hf_options(config: ViTConfig) -> dict[str, Any]:
 def _check_softmax(model: ViT, who: str) -> None:
     """Refuse what neither library's ViT can compute."""
     specs = model.config.specs()
+    if (model.config.norm_type, model.config.mlp) != ("layer", "gelu"):
+        got = f"norm_type={model.config.norm_type!r} and mlp={model.config.mlp!r}"
+        raise MixerError(f"{who}: only a ViT with LayerNorm and a GELU MLP can be written, got {got}.")
     for i, (block, spec) in enumerate(zip(model.blocks, specs, strict=True)):
         if not is_softmax(spec):
             only = "only a ViT with softmax attention in every layer can be written"

@@ -1,0 +1,59 @@
+"""Two named shells around mixers: what the papers trained, and what is trained today.
+
+Every comparison of mixers states its shell, because the shell changes the result as much as the mixer does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any, Literal, get_args
+
+from ..errors import MixerError
+from ..mixers import MIXERS
+
+Shell = Literal["paper", "modern"]
+SHELLS = get_args(Shell)
+
+PAPER = {"norm_type": "layer", "mlp": "gelu", "positions": "learned", "logit_cap": None}
+MODERN = {"norm_type": "rms", "mlp": "swiglu", "logit_cap": None}
+
+
+def in_shell(config: Any, shell: str) -> Any:
+    """Return the config of a model with the blocks of a shell.
+
+    paper: LayerNorm, GELU, learned positions added to the embedding, mixers as their specs say. modern: RMSNorm,
+    SwiGLU, and the ``modern_options`` of each mixer, which are rotary positions and normalised queries and keys for
+    softmax attention; the model adds no positions if one of its mixers knows them, else learned ones. What a spec sets
+    itself stays. Weights that write to the residual stream are scaled down by the depth in both shells.
+
+    Raises:
+        MixerError: for an unknown shell, and for a model whose blocks are fixed (a pyramid, EAMLP).
+    """
+    if shell not in SHELLS:
+        raise MixerError(f"there is no shell {shell!r}; choose 'paper' or 'modern'.")
+    known = {field.name for field in fields(config)}
+    if "norm_type" not in known:
+        raise MixerError(f"a model of kind {config.kind!r} has the blocks of its paper, and no shell to choose.")
+    if shell == "paper":
+        changes: dict[str, Any] = PAPER
+    else:
+        mixers = tuple(_modern(spec) for spec in config.mixers)
+        ordered = any(_class_of(spec) is not None and _class_of(spec).knows_positions for spec in mixers)
+        changes = MODERN | {"mixers": mixers, "positions": None if ordered else "learned"}
+    return replace(config, **{name: value for name, value in changes.items() if name in known})
+
+
+def shell_of(config: Any) -> str:
+    """Return the shell that a config is in: "paper", "modern" or "custom"."""
+    if "norm_type" not in {field.name for field in fields(config)}:
+        return "paper"
+    return next((shell for shell in SHELLS if in_shell(config, shell) == config), "custom")
+
+
+def _modern(spec: dict[str, Any]) -> dict[str, Any]:
+    cls = _class_of(spec)
+    return spec if cls is None else spec | {k: v for k, v in cls.modern_options.items() if k not in spec}
+
+
+def _class_of(spec: dict[str, Any]) -> Any:
+    return MIXERS.get(spec["name"])
