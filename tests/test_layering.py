@@ -36,7 +36,7 @@ ORDER = [
     "report",
     "hosts",
 ]
-ORDER += ["testing", "bench", "advise", "demo", "cli"]
+ORDER += ["sweep", "testing", "bench", "advise", "demo", "cli"]
 FREE = {"cli", "__main__"}  # entry points, which import what they need
 OUTSIDE_REFERENCE = {"testing"}  # only the contract suite may import the reference
 

@@ -23,7 +23,7 @@ ABOUT = (
     "Run `tokenmix VERB --help` for the options of a verb, `tokenmix --version` for the version; "
     "add --debug to see the traceback of an error."
 )
-CHANGING = ("train", "resume")
+CHANGING = ("train", "resume", "sweep")
 """The verbs that take ``--a.b value`` for fields of the config."""
 
 

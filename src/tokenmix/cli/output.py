@@ -24,6 +24,11 @@ def say(text: object, stream: Any = None) -> None:
     stream.flush()
 
 
+def say_error(text: object) -> None:
+    """Print a line on stderr."""
+    say(text, sys.stderr)
+
+
 def say_json(value: Any) -> None:
     """Print a value as indented JSON."""
     say(json.dumps(value, indent=1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,6 +30,9 @@ class Train:
     size: Literal["smoke", "gpu", "paper"] = "smoke"
     """Scale of the experiment. smoke: about a minute on a CPU; gpu: one GPU; paper: as published."""
 
+    shell: Literal["paper", "modern"] | None = None
+    """Blocks around the mixers: as in the papers, or as trained today. Default: those of the recipe."""
+
     data: str | None = None
     """Data to train on: a corpus (stdlib, enwik8), an image set (digits, cifar10, ...), or a path.
     A path leads to a text, to images, or to a local copy of the set that the recipe expects.
@@ -43,10 +46,13 @@ class Train:
 
     def run(self, changes: dict[str, Any]) -> int:
         """Train, with ``changes`` to the fields of the config, and print a summary."""
+        from ..models import in_shell
         from ..recipes import find_recipe
         from ..train import match_data, train
 
         config = find_recipe(self.recipe).config(self.row, self.size)
+        if self.shell is not None:
+            config = replace(config, model=in_shell(config.model, self.shell))
         if self.skip_bad_files:
             config = config.override({"data.skip_bad_files": True})
         if self.data is not None:

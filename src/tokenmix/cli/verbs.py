@@ -8,6 +8,7 @@ from .advise import Advise
 from .bench import Bench
 from .library import Check, Doctor, ListAll, NewMixer
 from .runs import Evaluate, Pictures, Report, Resume, Sample, Train
+from .sweep import Sweep
 from .weights import Convert, ExportHF, ExportONNX
 
 VERBS: dict[str, type[Any]] = {
@@ -18,6 +19,7 @@ VERBS: dict[str, type[Any]] = {
     "advise": Advise,
     "train": Train,
     "resume": Resume,
+    "sweep": Sweep,
     "eval": Evaluate,
     "sample": Sample,
     "report": Report,

@@ -34,6 +34,10 @@ from .stopping import asked_to_stop
 from .tasks import open_task
 
 
+class Diverged(MixerError):
+    """The loss of a run is no longer finite."""
+
+
 @dataclass
 class Progress:
     """The counters of a run: everything in a checkpoint that is not a tensor."""
@@ -49,8 +53,17 @@ class Progress:
 class Trainer:
     """One process that trains in one run directory, starting from ``progress``."""
 
-    def __init__(self, config: RunConfig, run: RunDir, device: torch.device, *, verbose: bool | None = None):
+    def __init__(
+        self,
+        config: RunConfig,
+        run: RunDir,
+        device: torch.device,
+        *,
+        verbose: bool | None = None,
+        limits: dict[int, float] | None = None,
+    ):
         self.config, self.run_dir, self.device, self.verbose = config, run, device, verbose
+        self.limits, self.hopeless = limits or {}, False
         self.task = open_task(config)
         torch.manual_seed(config.train.seed)
         self.model: Any = build_model(config.model).to(device)
@@ -88,8 +101,10 @@ class Trainer:
         self.model.train()
         reset_peak(self.device)
         self.tick, self.logged_at = time.perf_counter(), self.progress.seconds
+        metric, lines = self.task.metric, self.run_dir.read_metrics() if self.limits else []
+        self.hopeless = any(self.misses_limit(x["step"], x[metric]) for x in lines if x["kind"] == "eval")
         with bar(self.verbose) as show, asked_to_stop() as asked:
-            at_end = self.done()
+            at_end = self.done() or self.hopeless
             while not at_end:
                 self.step()
                 at_end = self.done()  # asked once per step, as time may run out between two calls
@@ -97,6 +112,7 @@ class Trainer:
                     self.log(show)
                 with self.untimed():
                     self.between_steps(at_end)
+                    at_end = at_end or self.hopeless
                     if asked() and not at_end:
                         self.stop()
         return self.summary()
@@ -190,7 +206,7 @@ class Trainer:
             steps = list_steps(self.run_dir.checkpoints)
             kept = f"the last checkpoint is step {steps[-1]}" if steps else "there is no checkpoint yet"
             where = f"{self.run_dir.path}: the loss became {loss} by step {self.progress.step}"
-            raise MixerError(f"{where}; {kept}. Try a lower optim.lr or a longer optim.warmup.")
+            raise Diverged(f"{where}; {kept}. Try a lower optim.lr or a longer optim.warmup.")
         return loss
 
     def fraction(self) -> float:
@@ -230,7 +246,12 @@ class Trainer:
         better = self.task.better(score, p.best_score)
         if better:
             p.best_step, p.best_score = p.step, score
+        self.hopeless = self.misses_limit(p.step, score)
         return better
+
+    def misses_limit(self, step: int, score: float) -> bool:
+        """Return whether a score is not better than the limit that was given for its step."""
+        return step in self.limits and not self.task.better(score, self.limits[step])
 
     def save(self) -> None:
         """Write a checkpoint and delete those that are no longer kept."""
@@ -304,11 +325,14 @@ def _threads(n: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def train(config: RunConfig, out: Path | str, *, verbose: bool | None = None) -> dict[str, Any]:
+def train(
+    config: RunConfig, out: Path | str, *, verbose: bool | None = None, limits: dict[int, float] | None = None
+) -> dict[str, Any]:
     """Train from scratch into the new run directory ``out`` and return a summary; everything else is in the directory.
 
     Args:
         verbose: show a progress bar; None: only on a terminal.
+        limits: scores by step; a run that is not better than the one at an evaluation ends there.
 
     Raises:
         MixerError: if the config, the data or the directory cannot be used, or if the disk is full; after making room,
@@ -318,7 +342,7 @@ def train(config: RunConfig, out: Path | str, *, verbose: bool | None = None) ->
     check_free(out)
     device = pick_device(config.train.device)
     with _threads(config.train.threads):
-        trainer = Trainer(config, RunDir(out), device, verbose=verbose)
+        trainer = Trainer(config, RunDir(out), device, verbose=verbose, limits=limits)
         env = environment(trainer.task.facts(), device)
         env |= {
             "parameters": sum(p.numel() for p in trainer.model.parameters()),
@@ -332,7 +356,12 @@ def train(config: RunConfig, out: Path | str, *, verbose: bool | None = None) ->
 
 
 def resume(
-    out: Path | str, *, from_step: int | None = None, changes: dict[str, Any] | None = None, verbose: bool | None = None
+    out: Path | str,
+    *,
+    from_step: int | None = None,
+    changes: dict[str, Any] | None = None,
+    verbose: bool | None = None,
+    limits: dict[int, float] | None = None,
 ) -> dict[str, Any]:
     """Continue a run from its last checkpoint, or from its start if it has none, as if it had never stopped.
 
@@ -341,6 +370,7 @@ def resume(
         changes: dotted fields of ``train.`` to change from here on, such as ``{"train.steps": 2000}``; saved in
             config.json.
         verbose: show a progress bar; None: only on a terminal.
+        limits: as in ``train``.
     """
     check_can_save()
     run = RunDir.open(out)
@@ -350,7 +380,7 @@ def resume(
     with run.lock(), _threads(config.train.threads or env.get("threads")):
         sweep(run.checkpoints)
         step = from_step if from_step is not None else (pick_step(run) if list_steps(run.checkpoints) else 0)
-        trainer = Trainer(config, run, device, verbose=verbose)
+        trainer = Trainer(config, run, device, verbose=verbose, limits=limits)
         trainer.task.check_same(env)
         if step or from_step is not None:
             trainer.load(step)

@@ -1,0 +1,128 @@
+"""The verb that runs experiments of many runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from ..errors import MixerError
+from .output import say
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Compare rows of a recipe: tune the learning rate of each alike, repeat the best with several seeds, tabulate.
+
+    Any field of the config can be set for all rows: --model.dim 64 --optim.name muon. The sweep can be stopped at any
+    time; the same command goes on with it.
+    """
+
+    what: Positional[Annotated[str, arg(metavar="RECIPE|PLAN.json")]]
+    """Name of a recipe, or a JSON file with a whole plan (rows, rates, seeds and changes of each row)."""
+
+    out: Path
+    """Folder of the sweep: runs, results.json, table.md, curves.png."""
+
+    rows: list[str] = field(default_factory=list)
+    """Rows of the recipe to compare; the first is the baseline."""
+
+    rates: list[float] = field(default_factory=list)
+    """Learning rates (optim.lr) to try for each row. Muon's rate changes in proportion."""
+
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
+    """Seeds of the final runs; the first one is that of the tuning runs."""
+
+    shell: Literal["paper", "modern"] | None = None
+    """Blocks around the mixers: as in the papers, or as trained today. Default: those of the recipe."""
+
+    size: Literal["smoke", "gpu", "paper"] = "smoke"
+    """Size of the recipe's rows."""
+
+    steps: int | None = None
+    """Updates of a final run. Default: those of the recipe."""
+
+    tune: float = 0.2
+    """Share of these steps for which each rate is tried."""
+
+    equal: Literal["tokens", "time"] = "tokens"
+    """What the final runs have in common: tokens, or training time (--seconds)."""
+
+    seconds: float | None = None
+    """Training time of a final run with --equal time."""
+
+    data: Path | None = None
+    """Local copy of the data that the recipe or plan names, such as enwik8.gz. It is not part of the plan."""
+
+    processes: int = 1
+    """Runs at a time."""
+
+    threads: int = 1
+    """CPU threads of each run, on cores of their own."""
+
+    results: Path | None = None
+    """File of the results. Default: results.json in the folder of the sweep."""
+
+    json: bool = False
+    """Print the results as JSON instead of the table."""
+
+    def run(self, changes: dict[str, Any]) -> int:
+        """Carry out the sweep and print its table."""
+        from ..sweep import sweep
+        from ..sweep.results import results_table
+        from .output import say_error
+
+        plan = self._plan(changes)
+        if self.data is not None:
+            plan = replace(plan, changes=plan.changes | {"data.path": str(self.data.resolve())})
+        found = sweep(
+            plan,
+            self.out,
+            processes=self.processes,
+            threads=self.threads,
+            results=self.results,
+            tell=say_error,
+        )
+        say(found.path.read_text() if self.json else results_table(found).text())
+        if not self.json:
+            self._say_comparisons(found)
+        return 0
+
+    def _plan(self, changes: dict[str, Any]) -> Any:
+        from ..sweep import SweepPlan
+        from ..sweep.plan import parse_rows
+
+        if self.what.endswith(".json"):
+            if self.rows or self.rates or changes:
+                raise MixerError("sweep: a plan from a file holds its rows, rates and changes; give none beside it.")
+            try:
+                data = json.loads(Path(self.what).read_text())
+            except (OSError, ValueError) as why:
+                raise MixerError(f"sweep: {self.what} cannot be read as JSON ({why}).") from None
+            return SweepPlan.from_json(data)
+        return SweepPlan(
+            recipe=self.what,
+            rows=parse_rows(self.rows),
+            rates=tuple(self.rates),
+            seeds=tuple(self.seeds),
+            size=self.size,
+            shell=self.shell,
+            changes=changes,
+            steps=self.steps,
+            tune=self.tune,
+            equal=self.equal,
+            seconds=self.seconds,
+        )
+
+    @staticmethod
+    def _say_comparisons(found: Any) -> None:
+        """Print how each row compares with the first, by the protocol."""
+        from ..sweep import compare
+
+        first, *others = found.plan.rows
+        for row in others:
+            if found.scores(first).keys() & found.scores(row).keys():
+                say(f"{row} against {first}: {compare(found, row, first).text()}")

@@ -1,0 +1,146 @@
+"""The results of a sweep: one JSON file, to which every finished run adds a record, and the table made from it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from ..errors import MixerError
+from ..system.files import whole_file
+from ..system.text import Table, number
+from .plan import Job, SweepPlan
+
+Record = dict[str, Any]
+
+
+@dataclass
+class Results:
+    """What a sweep has found so far.
+
+    Attributes:
+        path: the JSON file; it is rewritten whole after every run.
+        plan: the plan.
+        machine: the machine that the first run ran on.
+        runs: a record of every finished run by ``Job.key``.
+        yardsticks: scores that need no model, such as that of gzip.
+    """
+
+    path: Path
+    plan: SweepPlan
+    machine: dict[str, Any] = field(default_factory=dict)
+    runs: dict[str, Record] = field(default_factory=dict)
+    yardsticks: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path, plan: SweepPlan | None = None) -> Results:
+        """Read the file, or start with none; a plan that differs from the file's is refused."""
+        if not path.exists():
+            if plan is None:
+                raise MixerError(f"sweep: {path} does not exist; give the rows and rates of a new sweep.")
+            return cls(path, plan)
+        try:
+            data = json.loads(path.read_text())
+            then = SweepPlan.from_json(data["plan"])
+            runs = dict(data["runs"])
+        except (OSError, ValueError, KeyError, TypeError) as why:
+            raise MixerError(f"sweep: {path} cannot be read as the results of a sweep ({why}).") from None
+        if plan is not None and portable(plan) != portable(then):
+            now, before = portable(plan), portable(then)
+            changed = "; ".join(f"{k} was {before[k]!r}, is {now[k]!r}" for k in now if now[k] != before[k])
+            raise MixerError(f"sweep: {path} holds the results of another plan ({changed}); give another --out.")
+        return cls(path, plan or then, data.get("machine", {}), runs, data.get("yardsticks", {}))
+
+    def save(self) -> None:
+        """Write the file, whole or not at all."""
+        content = {
+            "plan": portable(self.plan),
+            "machine": self.machine,
+            "yardsticks": self.yardsticks,
+            "runs": {key: self.runs[key] for key in sorted(self.runs)},
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(self.path) as file:
+            file.write((json.dumps(content, indent=1) + "\n").encode())
+
+    def add(self, job: Job, record: Record) -> None:
+        """Add the record of a finished run and save."""
+        self.runs[job.key] = {"phase": job.phase, "row": job.row, "rate": job.rate, "seed": job.seed, **record}
+        self.save()
+
+    def of(self, phase: str, row: str) -> list[Record]:
+        """Return the records of a row in a phase, by rate and seed."""
+        found = [r for r in self.runs.values() if r["phase"] == phase and r["row"] == row]
+        return sorted(found, key=lambda r: (r["rate"], r["seed"]))
+
+    def higher_is_better(self) -> bool:
+        """Return whether a higher score is better, as for accuracy."""
+        return any(r.get("higher") for r in self.runs.values())
+
+    def best_rate(self, row: str) -> float | None:
+        """Return the rate with the best score in tuning; None while a rate has not been tried."""
+        tried = {r["rate"]: r["score"] for r in self.of("tune", row)}
+        if set(tried) != set(self.plan.rates):
+            return None
+        good = {rate: score for rate, score in tried.items() if score is not None}
+        if not good:
+            raise MixerError(f"sweep: every rate of row {row!r} diverged; give lower rates.")
+        return (max if self.higher_is_better() else min)(good, key=lambda rate: good[rate])
+
+    def scores(self, row: str) -> dict[int, float]:
+        """Return the final scores of a row by seed; runs that diverged are left out."""
+        return {r["seed"]: r["score"] for r in self.of("final", row) if r["score"] is not None}
+
+
+def portable(plan: SweepPlan) -> dict[str, Any]:
+    """Return the plan as JSON without the place of the data, which differs from machine to machine."""
+    data = plan.to_json()
+    data["changes"] = {name: value for name, value in data["changes"].items() if name != "data.path"}
+    return data
+
+
+def gzip_score(data: bytes) -> float:
+    """Return the bits per byte of ``gzip -9``."""
+    return 8 * len(gzip.compress(data, 9)) / len(data)
+
+
+def spread(values: list[float]) -> float | None:
+    """Return the standard deviation of a sample; None of fewer than two values."""
+    return stdev(values) if len(values) > 1 else None
+
+
+def results_table(results: Results) -> Table:
+    """Return one line per row: the best rate, mean and spread of the final scores, and the cost of a run."""
+    plan = results.plan
+    columns = ["row", "score", "spread", "n", "best rate", "parameters", "tokens", "seconds", "peak MiB"]
+    lines = []
+    for row in plan.rows:
+        scores, final = list(results.scores(row).values()), results.of("final", row)
+        rate = results.best_rate(row)
+        edge = len(plan.rates) > 1 and rate in (min(plan.rates), max(plan.rates))
+        line = [row, number(mean(scores) if scores else None), number(spread(scores)) if len(scores) > 1 else "-"]
+        line += [str(len(scores)), ("not tuned yet" if rate is None else f"{rate:g}") + ("*" if edge else "")]
+        line += [number(final[-1].get(key) if final else None, 0) for key in ("parameters", "tokens")]
+        line += [number(mean(r["seconds"] for r in final) if final else None, 0)]
+        line += [number(max(r["peak_mib"] for r in final) if final else None, 0)]
+        lines.append(line)
+    order = sorted(lines, key=lambda line: (line[3] == "0", float(line[1].replace(",", "")) if line[3] != "0" else 0.0))
+    if results.higher_is_better():
+        order = [line for line in reversed(order) if line[3] != "0"] + [line for line in order if line[3] == "0"]
+    metric = next((r["metric"] for r in results.runs.values()), "score")
+    notes = [f"score: {metric} on validation, mean over the seeds; spread: standard deviation over them."]
+    notes += [f"{name}: {value:.3f} on the same bytes" for name, value in results.yardsticks.items()]
+    notes += ["*: the best rate is the lowest or the highest that was tried"] * any("*" in line[4] for line in lines)
+    tuned = f"{len(plan.rates)} rates x {plan.tune:g} of the steps each, seed {plan.seeds[0]}"
+    shell = plan.shell or "the recipe's"
+    return Table(f"{plan.recipe}, shell: {shell}, equal {plan.equal}; tuned over {tuned}", columns, order, notes)
+
+
+def markdown(table: Table) -> str:
+    """Return a table as Markdown."""
+    head = ["| " + " | ".join(table.columns) + " |", "|" + "---|" * len(table.columns)]
+    body = ["| " + " | ".join(line) + " |" for line in table.rows]
+    return "\n".join([f"**{table.title}**", "", *head, *body, "", *(f"- {note}" for note in table.notes)]) + "\n"

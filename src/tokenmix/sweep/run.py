@@ -1,0 +1,290 @@
+"""Carry out a plan: a queue of runs over several processes, which can be stopped at any time and gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from ..errors import MixerError
+from ..system.files import whole_file, write_json
+from ..system.machine import cpu_name, memory_available
+from ..system.text import size
+from ..train.text_task import open_data
+from .plan import Job, SweepPlan, check_plan
+from .results import Record, Results, gzip_score, markdown, results_table
+
+RESULTS = "results.json"
+TABLE = "table.md"
+POLL = 0.2
+
+Tell = Callable[[str], None]
+
+
+@dataclass
+class Running:
+    """A job in a process of its own."""
+
+    job: Job
+    process: subprocess.Popen
+    outcome: Path
+    slot: int
+
+
+def sweep(
+    plan: SweepPlan | None,
+    out: Path | str,
+    *,
+    processes: int = 1,
+    threads: int = 1,
+    results: Path | str | None = None,
+    tell: Tell = lambda line: None,
+) -> Results:
+    """Run a plan into the folder ``out`` and return its results.
+
+    Called again after an interruption, it goes on: finished runs are in the results file, unfinished ones continue from
+    their last checkpoint. Runs whose folders are gone but whose records are in the file are not repeated.
+
+    Args:
+        plan: the experiment; None: that of an earlier sweep in ``out``.
+        out: folder of the runs, ``results.json``, ``table.md`` and ``curves.png``.
+        processes: runs at a time.
+        threads: CPU threads of each run, which stay on cores of their own.
+        results: results file, if it is kept elsewhere than in ``out``.
+        tell: called with a line about each finished run.
+
+    Raises:
+        MixerError: for a plan that cannot run, if the runs would not fit into memory together, or if one fails for
+            another reason than divergence.
+    """
+    out = Path(out)
+    found = Results.open(Path(results) if results is not None else out / RESULTS, plan)
+    plan = found.plan
+    check_plan(plan, processes, threads)
+    out.mkdir(parents=True, exist_ok=True)
+    queue = Queue(found, out, processes, threads, tell)
+    found.machine = found.machine or {"cpu": cpu_name(), "cores": os.cpu_count(), "threads": threads}
+    if not found.yardsticks:
+        found.yardsticks = yardsticks(plan)
+    found.save()
+    queue.check_memory()
+    queue.work()
+    write_table(found, out)
+    return found
+
+
+def write_table(found: Results, out: Path) -> None:
+    """Write the table and, where matplotlib is installed, the curves."""
+    with whole_file(out / TABLE) as file:
+        file.write(markdown(results_table(found)).encode())
+    try:
+        from .curves import draw_curves
+    except ImportError:
+        return
+    draw_curves(found, out / "curves.png")
+
+
+def yardsticks(plan: SweepPlan) -> dict[str, float]:
+    """Return the score of gzip on the bytes of validation that the models are scored on, for text."""
+    config = plan.config(next(iter(plan.rows)))
+    if config.data.kind != "text":
+        return {}
+    valid = open_data(config.data).split("valid")[: config.train.eval_bytes]  # type: ignore[arg-type]  # of text
+    return {"gzip -9": round(gzip_score(bytes(valid.tolist())), 4)}
+
+
+class Queue:
+    """The runs of a sweep that remain, and those in progress."""
+
+    def __init__(self, found: Results, out: Path, processes: int, threads: int, tell: Tell):
+        self.found, self.plan, self.out = found, found.plan, out
+        self.processes, self.threads, self.tell = processes, threads, tell
+        self.running: list[Running] = []
+
+    def total(self) -> int:
+        """Return the number of runs of the whole plan."""
+        return len(self.plan.rows) * ((len(self.plan.rates) if self.tuned() else 0) + len(self.plan.seeds))
+
+    def tuned(self) -> bool:
+        """Return whether rates are tried at all: a single one needs no tuning runs, unless speeds are needed."""
+        return len(self.plan.rates) > 1 or self.plan.equal == "time"
+
+    def remaining(self) -> Iterator[Job]:
+        """Yield the runs that could start now: tuning first, then the seeds one after another.
+
+        The rates of a row run one after another, as the later ones are held against the earlier ones.
+        """
+        busy = {(r.job.phase, r.job.row) for r in self.running}
+        active = {r.job.key for r in self.running}
+        tuned = []
+        for row in self.plan.rows:
+            done = {r["rate"] for r in self.found.of("tune", row)}
+            open_rates = [rate for rate in middle_first(self.plan.rates) if rate not in done] if self.tuned() else []
+            if not open_rates:
+                tuned.append(row)
+            elif ("tune", row) not in busy:
+                steps = self.plan.tuning_steps(row)
+                yield self.plan.job("tune", row, open_rates[0], self.plan.seeds[0], steps, self.threads)
+        for seed in self.plan.seeds:
+            for row in tuned:
+                rate = self.found.best_rate(row) if self.tuned() else self.plan.rates[0]
+                assert rate is not None  # every rate was tried
+                job = self.plan.job("final", row, rate, seed, self.final_steps(row), self.threads)
+                if job.key not in self.found.runs and job.key not in active:
+                    yield job
+
+    def final_steps(self, row: str) -> int:
+        """Return the steps of a row's final runs."""
+        steps = self.plan.config(row).train.steps or 1
+        if self.plan.equal == "tokens":
+            return steps
+        per_step = median(r["seconds"] / max(r["steps"], 1) for r in self.found.of("tune", row))
+        return max(2, int((self.plan.seconds or 0) / per_step))
+
+    def limits(self, job: Job) -> dict[int, float]:
+        """Return the worst score at each step with which a tuning run goes on."""
+        best: dict[int, float] = {}
+        if job.phase == "final" or self.plan.hopeless is None:
+            return best
+        higher = self.found.higher_is_better()
+        steps, per_step = job.config.train.steps or 0, None
+        for record in self.found.of("tune", job.row):
+            per_step = record["tokens"] // max(record["steps"], 1)
+            for tokens, score, _ in record["curve"] if record["score"] is not None else []:
+                step = tokens // max(per_step, 1)
+                if step < steps:
+                    known = best.get(step)
+                    best[step] = score if known is None else (max if higher else min)(known, score)
+        slack = self.plan.hopeless
+        return {step: score * (1 - slack if higher else 1 + slack) for step, score in best.items()}
+
+    def work(self) -> None:
+        """Run everything that remains."""
+        try:
+            while True:
+                while len(self.running) < self.processes:
+                    job = next(self.remaining(), None)
+                    if job is None:
+                        break
+                    self.running.append(self.start(job))
+                if not self.running:
+                    return
+                time.sleep(POLL)
+                for each in [r for r in self.running if r.process.poll() is not None]:
+                    self.running.remove(each)
+                    self.finish(each)
+        finally:
+            for each in self.running:
+                each.process.terminate()  # a run that is asked to stop saves its step first
+            for each in self.running:
+                each.process.wait()
+
+    def start(self, job: Job) -> Running:
+        """Start a job in a free slot."""
+        slot = next(i for i in range(self.processes) if i not in {r.slot for r in self.running})
+        process, outcome = self.spawn(job, slot, probe=False)
+        return Running(job, process, outcome, slot)
+
+    def spawn(self, job: Job, slot: int, *, probe: bool) -> tuple[subprocess.Popen, Path]:
+        """Start the process of a job; return it and the file that its outcome will be in."""
+        folder = self.out / ("probe" if probe else "runs") / job.key
+        jobs = self.out / "jobs"
+        jobs.mkdir(exist_ok=True)
+        name = job.key.replace("/", "__") + ("__probe" if probe else "")
+        outcome = jobs / f"{name}.outcome.json"
+        outcome.unlink(missing_ok=True)
+        write_json(
+            jobs / f"{name}.json",
+            {
+                "run": str(folder.resolve()),
+                "outcome": str(outcome.resolve()),
+                "config": job.config.to_json(),
+                "cores": pinned(slot, self.threads),
+                "limits": {} if probe else self.limits(job),
+                "test_bytes": self.plan.test_bytes if job.phase == "final" else None,
+                "probe": probe,
+            },
+        )
+        env = os.environ | {"OMP_NUM_THREADS": str(self.threads)}
+        with (jobs / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tokenmix.sweep.worker", str(jobs / f"{name}.json")],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=env,
+            ), outcome
+
+    def finish(self, each: Running) -> None:
+        """Record a run that has ended."""
+        outcome = self.outcome_of(each.process, each.outcome, each.job)
+        if outcome.get("diverged"):
+            outcome = {"score": None, "diverged": outcome["error"], "steps": 0, "tokens": 0, "curve": []}
+            outcome |= {"seconds": 0.0, "peak_mib": 0.0, "metric": "score", "parameters": None}
+        self.found.add(each.job, outcome)
+        write_table(self.found, self.out)
+        done, what = len(self.found.runs), "diverged"
+        if outcome["score"] is not None:
+            what = f"{outcome['score']:.4f} after {outcome['steps']:,} steps, {outcome['seconds']:.0f} s"
+            what += ", given up" if outcome["stopped"] else ""
+        self.tell(f"[{done}/{self.total()}] {each.job.key}: {what}")
+
+    def outcome_of(self, process: subprocess.Popen, outcome: Path, job: Job) -> Record:
+        """Return a worker's outcome; a failure other than divergence ends the sweep."""
+        if not outcome.exists():
+            log = self.out / "jobs" / (outcome.name.removesuffix(".outcome.json") + ".log")
+            last = (log.read_text(errors="replace").strip().splitlines() or ["no message"])[-1]
+            ended = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
+            raise MixerError(f"sweep: {job.key} ended with {ended} ({last}); the same command goes on from here.")
+        found = json.loads(outcome.read_text())
+        if "error" in found and not found.get("diverged"):
+            raise MixerError(f"sweep: {job.key}: {found['error']}")
+        return found
+
+    def check_memory(self) -> None:
+        """Measure the peak memory of each row in a short trial, and refuse more processes than fit."""
+        peaks = {}
+        for row in self.plan.rows:
+            if any(r["row"] == row for r in self.found.runs.values()):
+                peaks[row] = max(r["peak_mib"] for r in self.found.runs.values() if r["row"] == row)
+                continue
+            job = self.plan.job("tune", row, self.plan.rates[0], self.plan.seeds[0], 2, self.threads)
+            shutil.rmtree(self.out / "probe", ignore_errors=True)
+            process, outcome = self.spawn(job, 0, probe=True)
+            try:
+                process.wait()
+            finally:
+                process.terminate()
+            peaks[row] = self.outcome_of(process, outcome, job)["peak_mib"]
+        shutil.rmtree(self.out / "probe", ignore_errors=True)
+        together = (
+            sum(sorted(peaks.values(), reverse=True)[: self.processes])
+            if self.processes <= len(peaks)
+            else (max(peaks.values()) * self.processes)
+        )
+        free = memory_available()
+        if free is not None and together * 2**20 > free:
+            raise MixerError(
+                f"sweep: {self.processes} processes need {size(together * 2**20)} by their measured peaks, and "
+                + f"{size(free)} are free; give fewer --processes."
+            )
+
+
+def middle_first(rates: tuple[float, ...]) -> list[float]:
+    """Return the rates from the middle one outwards, as it is the most likely to be good."""
+    ordered = sorted(rates)
+    middle = (len(ordered) - 1) / 2
+    return sorted(ordered, key=lambda rate: abs(ordered.index(rate) - middle))
+
+
+def pinned(slot: int, threads: int) -> list[int]:
+    """Return the cores of a slot; none if the machine has too few for each slot to have its own."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return cores[slot * threads : (slot + 1) * threads] if (slot + 1) * threads <= len(cores) else []

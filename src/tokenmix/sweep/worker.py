@@ -1,0 +1,107 @@
+"""One run of a sweep in a process of its own: ``python -m tokenmix.sweep.worker JOB.json``.
+
+The outcome goes into the file beside the job, whole or not at all. The process ends with the one that started it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import MixerError
+from ..system.files import write_json
+from ..system.machine import peak_mib
+from ..train import RunConfig, evaluate_run, resume, train
+from ..train.loop import Diverged
+from ..train.rundir import RunDir
+
+WATCHED = 1.0
+"""Seconds between two looks at whether the parent still lives."""
+
+
+def main(path: str) -> int:
+    """Carry out the job of a file and write its outcome."""
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    job = json.loads(Path(path).read_text())
+    if job.get("cores") and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, job["cores"])
+    config = RunConfig.from_json(job["config"])
+    torch.set_num_threads(config.train.threads or 1)
+    try:
+        outcome = probe(config, Path(job["run"])) if job["probe"] else run(config, Path(job["run"]), job)
+    except MixerError as why:
+        outcome = {"error": str(why), "diverged": isinstance(why, Diverged)}
+    write_json(Path(job["outcome"]), outcome)
+    return 0
+
+
+def run(config: RunConfig, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
+    """Train from wherever the run stands, and return its record."""
+    limits = {int(step): limit for step, limit in job["limits"].items()}
+    began = time.process_time()
+    if folder.exists():
+        summary = resume(folder, limits=limits, verbose=False)
+    else:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        summary = train(config, folder, limits=limits, verbose=False)
+    return record(config, folder, summary, time.process_time() - began, job["test_bytes"])
+
+
+def record(
+    config: RunConfig, folder: Path, summary: dict[str, Any], cpu_seconds: float, test_bytes: int | None
+) -> dict[str, Any]:
+    """Return what the results keep of a run."""
+    opened = RunDir.open(folder)
+    metric = next(name for name in summary if name.startswith("valid_")).removeprefix("valid_")
+    unit = "images" if "images" in summary else "tokens"
+    per_step = summary[unit] // max(summary["step"], 1)
+    times = {line["step"]: line["seconds"] for line in opened.read_metrics() if line["kind"] == "train"}
+    evals = [line for line in opened.read_metrics() if line["kind"] == "eval" and line["split"] == "valid"]
+    found = {
+        "metric": metric,
+        "higher": metric == "top1",
+        "score": summary[f"valid_{metric}"],
+        "steps": summary["step"],
+        "stopped": summary["step"] < (config.train.steps or 0),
+        "tokens": summary[unit],
+        "seconds": summary["seconds"],
+        "cpu_seconds": round(cpu_seconds, 1),
+        "peak_mib": summary["peak_mib"],
+        "parameters": opened.env()["parameters"],
+        "curve": [[e["step"] * per_step, round(e[metric], 5), times.get(e["step"])] for e in evals],
+    }
+    if test_bytes is not None and config.data.kind == "text":
+        found["test"] = evaluate_run(
+            folder, split="test", max_bytes=test_bytes, device="cpu", record=False
+        ).bits_per_byte
+    return found
+
+
+def probe(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """Train two steps and evaluate once, to measure memory and speed."""
+    changes = {"train.steps": 2, "train.eval_every": 2, "train.save_every": 2, "optim.warmup": 0, "train.log_every": 1}
+    if config.data.kind == "text":
+        changes["train.eval_bytes"] = min(config.train.eval_bytes or 1 << 30, 4 * config.train.eval_batch * 256)
+    summary = train(config.override(changes), folder, verbose=False)
+    lines = [line for line in RunDir.open(folder).read_metrics() if line["kind"] == "train"]
+    return {
+        "peak_mib": max(summary["peak_mib"], peak_mib(torch.device("cpu"))),
+        "step_seconds": lines[-1]["seconds"] - lines[-2]["seconds"],
+    }
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(WATCHED)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

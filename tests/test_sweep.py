@@ -1,0 +1,207 @@
+"""Sweeps: rows are tuned alike, any interruption leaves the same table, verdicts need what the protocol asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from tokenmix import MixerError, cli
+from tokenmix.sweep import Results, SweepPlan, compare, results_table, shortcomings, sweep, worker
+from tokenmix.sweep import run as run_module
+from tokenmix.sweep.results import markdown
+from tokenmix.sweep.run import Queue, middle_first
+
+SMALL = {"model.dim": 16, "model.layers": 1, "model.max_len": 16, "data.seq_len": 16, "train.batch_size": 2}
+SMALL |= {"train.eval_bytes": 200, "train.eval_batch": 4}
+PLAN = SweepPlan("text", {"aft_simple": {}, "hydra": {}}, rates=(1e-3, 1e-2, 1e-1), seeds=(0, 1), steps=8, tune=0.5)
+
+
+@pytest.fixture
+def plan(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_bytes(bytes(range(32, 127)) * 60)
+    return replace(PLAN, changes={**SMALL, "data.source": str(text)})
+
+
+class Inline:
+    """A worker's process, run within this one."""
+
+    returncode = 0
+
+    def __init__(self, command, **_):
+        worker.main(command[-1])
+
+    def poll(self):
+        return 0
+
+    wait = terminate = poll
+
+
+@pytest.fixture
+def inline(monkeypatch):
+    """Let jobs run in this process, as starting one takes seconds; threads and cores stay as they are."""
+    monkeypatch.setattr(run_module.subprocess, "Popen", Inline)
+    monkeypatch.setattr(run_module, "pinned", lambda slot, threads: [])
+    monkeypatch.setattr(worker, "_end_with_parent", lambda parent: None)
+
+
+def finished(tmp_path, scores: dict[str, list[float]], yardsticks=(), **changes) -> Results:
+    """Return results with these final scores, as if three rates had been tried for each row."""
+    rows = {row: {} for row in scores}
+    plan = replace(PLAN, rows=rows, seeds=tuple(range(max(map(len, scores.values())))), shell="modern", **changes)
+    found = Results(tmp_path / "results.json", plan, yardsticks=dict(yardsticks))
+    common = {"metric": "bits_per_byte", "steps": 8, "tokens": 256, "seconds": 1.0, "peak_mib": 1.0, "parameters": 7}
+    common |= {"curve": [[256, 1.0, 1.0]], "stopped": False}
+    for row, each in scores.items():
+        for rate in plan.rates:
+            found.runs[f"tune/{row}/{rate}"] = {"phase": "tune", "row": row, "rate": rate, "seed": 0, "score": rate}
+            found.runs[f"tune/{row}/{rate}"] |= common
+        for seed, score in enumerate(each):
+            record = {"phase": "final", "row": row, "rate": 1e-3, "seed": seed, "score": score}
+            found.runs[f"final/{row}/{seed}"] = record | common
+    return found
+
+
+def test_rows_are_tuned_and_repeated(plan, tmp_path, inline):
+    said = []
+    found = sweep(replace(plan, seeds=(3,), hopeless=None), tmp_path / "out", tell=said.append)
+    assert len(said) == len(found.runs) == 2 * (3 + 1)
+    for row in plan.rows:
+        tried = {r["rate"]: r["score"] for r in found.of("tune", row)}
+        assert found.best_rate(row) == min(tried, key=lambda rate: tried[rate])
+        (final,) = found.of("final", row)
+        assert (final["rate"], final["seed"], final["steps"]) == (found.best_rate(row), 3, 8)
+        assert [point[0] for point in final["curve"]] == [32 * step for step in range(1, 9)]
+        config = json.loads(
+            (tmp_path / "out" / "runs" / f"final/{row}/rate_{final['rate']:g}_seed_3/config.json").read_text()
+        )
+        assert config["train"]["seed"] == 3
+    assert (tmp_path / "out" / "table.md").read_text() == markdown(results_table(found))
+    assert (tmp_path / "out" / "curves.png").stat().st_size > 1000
+    again = []
+    assert sweep(None, tmp_path / "out", tell=again.append).runs == found.runs
+    assert again == []
+
+
+def test_any_kill_leaves_the_same_table(plan, tmp_path):
+    """kill -9 takes the workers along; the same command goes on, and finished runs are not repeated."""
+    plan = replace(plan, rates=(1e-3, 1e-2), seeds=(0,))
+    whole = sweep(plan, tmp_path / "whole", processes=2)
+    (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
+    command = [sys.executable, "-m", "tokenmix", "sweep", str(tmp_path / "plan.json"), "--out", str(tmp_path / "cut")]
+    for wanted in (1, 3):
+        process = subprocess.Popen([*command, "--processes", "2"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        results = tmp_path / "cut" / "results.json"
+        while process.poll() is None and not (
+            results.exists() and len(json.loads(results.read_text())["runs"]) >= wanted
+        ):
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    before = json.loads(results.read_text())["runs"]
+    found = sweep(plan, tmp_path / "cut", processes=2)
+    assert len(before) < len(found.runs) == len(whole.runs)
+    for key, record in whole.runs.items():
+        for name in ("score", "rate", "steps", "stopped", "tokens"):
+            assert found.runs[key][name] == record[name], (key, name)
+    assert all(found.runs[key] == record for key, record in before.items())
+
+
+def test_a_hopeless_rate_is_given_up_half_way(plan, tmp_path, inline):
+    """A rate of 1e-9 learns nothing, so it misses the limit that the rate before it has set."""
+    plan = replace(plan, rows={"aft_simple": {}, "hydra": {}}, rates=(1e-9, 3e-2), seeds=(0,), hopeless=0.01, steps=40)
+    found = sweep(plan, tmp_path / "out")
+    for row in plan.rows:
+        bad, good = found.of("tune", row)
+        order = middle_first(plan.rates)
+        assert good["steps"] == 20
+        assert not good["stopped"]
+        assert bad["steps"] == (10 if order[0] == 3e-2 else 20)
+
+
+def test_a_rate_that_diverges_is_not_the_best(plan, tmp_path, inline):
+    found = sweep(replace(plan, rates=(1e-2, 1e30), seeds=(0,), hopeless=None), tmp_path / "out")
+    for row in plan.rows:
+        assert found.best_rate(row) == 1e-2
+        assert [r["score"] is None for r in found.of("tune", row)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rows": {}}, "rows is empty"),
+        ({"seeds": ()}, "seeds is empty; give at least one"),
+        ({"rates": (1e-3, 1e-3)}, "holds the same value twice"),
+        ({"rates": (-1.0,)}, "rates must be positive"),
+        ({"tune": 0.0}, "tune must be in"),
+        ({"equal": "time"}, "choose 'tokens', or 'time' and its seconds"),
+        ({"shell": "classic"}, "no shell 'classic'"),
+        ({"rows": {"../up": {}}}, "become folders"),
+        ({"seeds": (1 << 65,)}, "out of range"),
+    ],
+)
+def test_bad_plans_are_refused(changes, words):
+    with pytest.raises(MixerError, match=words):
+        replace(PLAN, **changes)
+
+
+def test_bad_rows_and_machines_are_refused_before_anything_runs(plan, tmp_path, inline, monkeypatch, capsys):
+    for rows, words in (
+        ({"aft_simpel": {}}, "has no row 'aft_simpel'; nearest: aft_simple"),
+        ({"aft_simple": {"model.dmi": 3}}, "no field 'model.dmi'"),
+        ({"aft_simple": {"optim.lr": -1}}, "optim.lr must be positive"),
+    ):
+        with pytest.raises(MixerError, match=words):
+            sweep(replace(plan, rows=rows), tmp_path / "out")
+    with pytest.raises(MixerError, match="processes and threads must be positive"):
+        sweep(plan, tmp_path / "out", processes=0)
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(run_module, "memory_available", lambda: 1 << 20)
+    with pytest.raises(MixerError, match=r"2 processes need .* MiB by their measured peaks, and 1.00 MiB are free"):
+        sweep(replace(plan, rows={"aft_simple": {}}), tmp_path / "out", processes=2)
+    assert cli.main(["sweep", "text", "--out", str(tmp_path / "two"), "--rates", "0.1"]) == 2
+    assert capsys.readouterr().err.strip() == "error: sweep: rows is empty; give at least one."
+
+
+def test_another_plan_in_the_same_folder_is_refused(plan, tmp_path):
+    Results(tmp_path / "results.json", plan).save()
+    with pytest.raises(MixerError, match=r"another plan \(steps was 8, is 9\); give another --out"):
+        sweep(replace(plan, steps=9), tmp_path)
+    (tmp_path / "results.json").write_text("{")
+    with pytest.raises(MixerError, match="cannot be read as the results of a sweep"):
+        sweep(plan, tmp_path)
+
+
+def test_equal_time_sets_the_steps_by_the_speed_of_tuning(plan, tmp_path):
+    found = finished(tmp_path, {"aft_simple": [2.0]}, changes={**plan.changes}, equal="time", seconds=100.0)
+    assert Queue(found, tmp_path, 1, 1, print).final_steps("aft_simple") == 800  # 8 steps a second
+
+
+def test_a_verdict_needs_rates_seeds_a_shell_and_a_trained_model(tmp_path):
+    good = finished(tmp_path, {"a": [1.0, 1.1, 1.2], "b": [1.5, 1.61, 1.7]}, {"gzip -9": 2.0})
+    assert shortcomings(good) == []
+    assert compare(good, "a", "b").verdict == "better"
+    assert compare(good, "b", "a").verdict == "worse"
+    near = finished(tmp_path, {"a": [1.0, 1.3, 1.2], "b": [1.2, 1.1, 1.25]}, {"gzip -9": 2.0})
+    assert compare(near, "a", "b").verdict == "no difference"
+    for found, words in (
+        (finished(tmp_path, {"a": [1.0, 1.1], "b": [1.5, 1.6]}), "a: 2 seeds, needs 3"),
+        (
+            finished(tmp_path, {"a": [2.5] * 3, "b": [1.5] * 3}, {"gzip -9": 2.0}),
+            "a: worse than gzip -9 (2.500 against",
+        ),
+        (replace(good, plan=replace(good.plan, shell=None)), "names no shell"),
+    ):
+        assert compare(found, "a", "b").verdict == "cannot be tested"
+        assert words in compare(found, "a", "b").text()
+    one = compare(finished(tmp_path, {"a": [1.0], "b": [1.5]}), "a", "b")
+    assert "one seed, indicative" in one.text()
+    with pytest.raises(MixerError, match="no row 'c'"):
+        compare(good, "a", "c")
