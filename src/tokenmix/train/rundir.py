@@ -16,6 +16,7 @@ import torch
 from ..data.records import bad_text, read_records
 from ..errors import MixerError
 from ..system.files import check_free, whole_file, whole_folder, write_json
+from ..system.lock import locked
 from ..system.machine import cpu_name
 from .config import MOST_THREADS, RunConfig
 
@@ -30,6 +31,7 @@ class RunDir:
         self.checkpoints = self.path / "checkpoints"
         self.samples = self.path / "samples"
         self.metrics = self.path / "metrics.jsonl"
+        self.csv = self.path / "metrics.csv"
 
     @classmethod
     def create(cls, path: Path | str, config: RunConfig, env: dict[str, Any]) -> RunDir:
@@ -116,25 +118,12 @@ class RunDir:
         with whole_file(self.metrics) as f:
             f.write("".join(json.dumps(line) + "\n" for line in kept).encode())
 
-    @contextlib.contextmanager
-    def lock(self):
-        """Refuse a second process that would train in the same directory.
-
-        The operating system releases the lock when the process ends, however it ends.
-        """
-        try:
-            import fcntl
-        except ImportError:  # this system has no such lock: it is up to the user
-            yield
-            return
-        with (self.path / ".lock").open("w") as f:
-            try:
-                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise MixerError(
-                    f"{self.path}: another process is training in this directory; wait until it ends, or stop it."
-                ) from None
-            yield
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        """Refuse a second process that would train in the same directory."""
+        return locked(
+            self.path,
+            f"{self.path}: another process is training in this directory; wait until it ends, or stop it.",
+        )
 
 
 def _wrong_env(env: Any) -> str | None:

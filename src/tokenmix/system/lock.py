@@ -1,0 +1,83 @@
+"""A lock on a folder, with a note of how the process that held it ended.
+
+The operating system releases the lock when the process ends, however it ends. A process that is killed leaves the note
+that it is running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import MixerError
+
+try:
+    import fcntl
+except ImportError:  # this system has no such lock
+    fcntl = None  # type: ignore[assignment]
+
+NAME = ".lock"
+PATIENCE = (0.02, 0.08, 0.0)
+"""Seconds to wait after each attempt: who only looks holds the lock for a moment."""
+
+
+@contextlib.contextmanager
+def locked(folder: Path, busy: str) -> Iterator[None]:
+    """Hold the lock of a folder; ``busy`` is the error where another process holds it.
+
+    Where the system has no locks, it is up to the user.
+    """
+    with (folder / NAME).open("a+b") as f:
+        if fcntl is not None and not _taken(f, fcntl.LOCK_EX):
+            raise MixerError(busy)
+        _note(f, "running")
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            _note(f, "stopped")
+            raise
+        except BaseException as why:
+            _note(f, "failed", " ".join(str(why).split()) or type(why).__name__)
+            raise
+        _note(f, "ended")
+
+
+def look(folder: Path) -> tuple[bool | None, dict[str, str]]:
+    """Return whether a process holds the lock of a folder, None where that cannot be told, and the last note.
+
+    The note has the fields ``state`` (running, stopped, failed or ended; "" if there is none) and ``why``.
+    """
+    note: dict[str, str] = {"state": "", "why": ""}
+    try:
+        with (folder / NAME).open("rb") as f:
+            held = None if fcntl is None else not _taken(f, fcntl.LOCK_SH, (0.0,))
+            content = f.read()
+    except FileNotFoundError:
+        return False, note
+    except OSError:
+        return None, note
+    with contextlib.suppress(ValueError):
+        found = json.loads(content)
+        note |= {k: str(v) for k, v in found.items() if k in note} if isinstance(found, dict) else {}
+    return held, note
+
+
+def _taken(f: Any, how: int, patience: tuple[float, ...] = PATIENCE) -> bool:
+    for pause in patience:
+        try:
+            fcntl.flock(f, how | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            time.sleep(pause)
+    return False
+
+
+def _note(f: Any, state: str, why: str = "") -> None:
+    with contextlib.suppress(OSError):  # a full disk must not hide the error that it caused
+        f.truncate(0)
+        os.write(f.fileno(), json.dumps({"state": state, "why": why}).encode())
