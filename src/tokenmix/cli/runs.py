@@ -41,6 +41,12 @@ class Train:
     skip_bad_files: bool = False
     """Images: skip unreadable files with a warning instead of stopping."""
 
+    csv: bool = False
+    """Keep the metrics as a table too, in metrics.csv. The same as --train.csv true."""
+
+    tensorboard: bool = False
+    """Write metrics and samples for TensorBoard too. The same as --train.tensorboard true."""
+
     json: bool = False
     """Print the summary as JSON."""
 
@@ -50,6 +56,7 @@ class Train:
         from ..recipes import find_recipe
         from ..train import match_data, train
 
+        changes = log_fields(self) | changes
         config = find_recipe(self.recipe).config(self.row, self.size)
         if self.shell is not None:
             config = replace(config, model=in_shell(config.model, self.shell))
@@ -64,6 +71,11 @@ class Train:
                 config = match_data(config.override(data_changes))
         print_summary(train(config.override(changes), self.out), self.json)
         return 0
+
+
+def log_fields(verb: Any) -> dict[str, Any]:
+    """Return the config fields that the flags of a verb set; without a flag, they stay as they are."""
+    return {f"train.{name}": True for name in ("csv", "tensorboard") if getattr(verb, name)}
 
 
 def data_fields(data: dict[str, Any], given: str) -> dict[str, Any]:
@@ -96,6 +108,12 @@ class Resume:
     from_step: Annotated[int | None, arg(name="from")] = None
     """Step of an earlier checkpoint to continue from; later steps are repeated. Default: the last checkpoint."""
 
+    csv: bool = False
+    """Keep the metrics as a table too, in metrics.csv. The same as --train.csv true."""
+
+    tensorboard: bool = False
+    """Write metrics and samples for TensorBoard too. The same as --train.tensorboard true."""
+
     json: bool = False
     """Print the summary as JSON."""
 
@@ -103,6 +121,7 @@ class Resume:
         """Continue the run, with ``changes`` to the fields of the config, and print a summary."""
         from ..train import resume
 
+        changes = log_fields(self) | changes
         print_summary(resume(self.dir, from_step=self.from_step, changes=changes), self.json)
         return 0
 
@@ -251,16 +270,19 @@ class Sample:
 
 @dataclass(frozen=True)
 class Report:
-    """Write one self-contained HTML page about one or more runs."""
+    """Write one self-contained HTML page about one or more runs, or a table of all their metrics."""
 
     dirs: Positional[Annotated[list[Path], arg(metavar="RUN [RUN ...]")]]
     """Run directories."""
 
     out: Path | None = None
-    """HTML file to write. Default: report.html in the first run directory."""
+    """HTML file to write. Default: report.html in the first run directory, or none with --csv."""
+
+    csv: Path | None = None
+    """CSV file to write: one row for each line of metrics of the runs, which the column run tells apart."""
 
     def run(self) -> int:
-        """Write the page and print its path."""
+        """Write the page, the table or both, and print their paths."""
         from ..system.files import check_writable
         from ..train.rundir import RunDir
 
@@ -268,6 +290,12 @@ class Report:
             raise MixerError("report: give at least one run directory.")
         for path in self.dirs:
             RunDir.open(path)
+        if self.csv is not None:
+            from ..report.runs import write_metrics
+
+            say(write_metrics(self.dirs, self.csv))
+            if self.out is None:
+                return 0
         try:
             from ..report import write_report
         except ImportError as why:

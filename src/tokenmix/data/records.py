@@ -15,9 +15,14 @@ def read_records(path: Path) -> tuple[list[dict[str, Any]], list[Bad]]:
 
     A last line without its newline is in neither list: it is still being written.
     """
+    return parse_records(path.read_bytes()) if path.is_file() else ([], [])
+
+
+def parse_records(content: bytes, first: int = 1) -> tuple[list[dict[str, Any]], list[Bad]]:
+    """Return the same for bytes that begin with line ``first`` of a file."""
     good: list[dict[str, Any]] = []
     bad: list[Bad] = []
-    for number, raw in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else [], 1):
+    for number, raw in enumerate(content.split(b"\n")[:-1], first):
         record = _record(raw)
         if record is not None:
             good.append(record)

@@ -15,7 +15,7 @@ from ..system.text import Table
 from .biases import bias_pictures
 from .figures import Picture, loss_curves
 from .pictures import attention_pictures
-from .runs import TEXT, Run, load_model, read_run
+from .runs import TEXT, Run, load_model, named_apart, read_run
 from .tables import facts_table, summary_table
 from .vision import Section, run_images, vision_section
 
@@ -37,6 +37,7 @@ def write_report(
     title: str = "tokenmix report",
     lead: Iterable[str] = (),
     notes: Iterable[str] = (),
+    refresh: int | None = None,
 ) -> Path:
     """Write one self-contained HTML page about the runs.
 
@@ -46,6 +47,7 @@ def write_report(
         tables: further tables, placed before the summary of the runs.
         lead: paragraphs at the top.
         notes: further footnotes.
+        refresh: seconds after which a browser loads the page again; None: never.
 
     Returns:
         The path written.
@@ -55,7 +57,8 @@ def write_report(
         import matplotlib  # noqa: F401  (as above)
     except ImportError as why:
         raise MixerError(f"report needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
-    runs = _named_apart([read_run(d) for d in run_dirs])
+    runs = [read_run(d) for d in run_dirs]
+    runs = [replace(run, name=name) for run, name in zip(runs, named_apart([r.path for r in runs]), strict=True)]
     if not runs:
         raise MixerError("report: give at least one run directory.")
     models = [(r, model) for r in runs if (model := load_model(r)) is not None]
@@ -77,6 +80,7 @@ def write_report(
         samples=[(r.name, name, text[:SAMPLE_CHARS], len(text)) for r in runs for name, text in r.samples[-1:]],
         facts=facts_table(runs),
         notes=[*NOTES, *notes],
+        refresh=refresh,
     )
     out = Path(out)
     with whole_file(out) as f:
@@ -120,9 +124,3 @@ def _drawn(run: Run, file: Path) -> Picture:
     what = "top: drawn by the model; middle: lower halves drawn below real upper halves; "
     what += "bottom: the real images of the validation split"
     return Picture(uri, uri, alt=f"Images drawn by the model of {run.name}; {what}.", caption=f"{file.name}; {what}.")
-
-
-def _named_apart(runs: list[Run]) -> list[Run]:
-    """Tell runs of the same folder name apart by the name of the folder above."""
-    names = [r.name for r in runs]
-    return [replace(r, name=f"{r.path.resolve().parent.name}/{r.name}") if names.count(r.name) > 1 else r for r in runs]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..data.metrics_csv import write_csv
 from ..data.records import bad_text, read_records
 from ..errors import MixerError
 
@@ -103,6 +105,32 @@ def read_run(path: Path | str) -> Run:
         drawn=sorted((path / "samples").glob("*.png")),
         weights=_newest_weights(path / "checkpoints"),
     )
+
+
+def named_apart(paths: Sequence[Path]) -> list[str]:
+    """Name run directories by their last folder, and those of the same name by as many folders as tell them apart."""
+    found = [path.resolve() for path in paths]
+    names = {path: path.name for path in found}
+    for depth in range(2, max((len(path.parts) for path in found), default=0)):
+        given = list(names.values())
+        names |= {path: "/".join(path.parts[-depth:]) for path, name in names.items() if given.count(name) > 1}
+    return [names[path] for path in found]
+
+
+def write_metrics(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
+    """Write the metrics of several runs as one CSV table and return its path.
+
+    Each line of a run's metrics is a row, with the run's name in the column ``run``; a field is a column, and those of
+    nested objects have dotted names.
+    """
+    paths = [Path(d) for d in run_dirs]
+    lines = [
+        {"run": name, **line}
+        for path, name in zip(paths, named_apart(paths), strict=True)
+        for line in _json_lines(path / "metrics.jsonl")
+    ]
+    write_csv(Path(out), lines)
+    return Path(out)
 
 
 def load_model(run: Run) -> Any:

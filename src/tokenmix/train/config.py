@@ -162,6 +162,8 @@ class TrainConfig:
         init: directory with initial weights, either a run or the output of ``tokenmix convert``; None: random weights.
         teacher: such a directory, whose model the layers learn to imitate; None: no distillation.
         distill: weight of the distillation loss, 0 or more; only used with ``teacher``.
+        csv: keep the metrics as a table too, in metrics.csv.
+        tensorboard: write metrics and samples for TensorBoard too, into the folder tensorboard of the run.
     """
 
     steps: int | None = 1000
@@ -187,6 +189,8 @@ class TrainConfig:
     init: str | None = None
     teacher: str | None = None
     distill: float = 1.0
+    csv: bool = False
+    tensorboard: bool = False
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from .optim import Average, build_optimizers, learning_rate, load_optimizers, op
 from .progress import bar
 from .rundir import RunDir, differences, environment
 from .runs import eval_line, load_weights, pick_step
+from .sinks import Sink, check_sinks, open_sinks
 from .stopping import asked_to_stop
 from .tasks import open_task
 
@@ -77,6 +78,7 @@ class Trainer:
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.aux: dict[str, torch.Tensor] = {}  # auxiliary losses of the last batch
         self.tick = self.logged_at = 0.0
+        self.sinks: list[Sink] = []
 
     def load(self, step: int) -> None:
         """Restore the state saved in the checkpoint of ``step``."""
@@ -100,10 +102,11 @@ class Trainer:
         """Train to the end and return a summary of the run."""
         self.model.train()
         reset_peak(self.device)
-        self.tick, self.logged_at = time.perf_counter(), self.progress.seconds
         metric, lines = self.task.metric, self.run_dir.read_metrics() if self.limits else []
         self.hopeless = any(self.misses_limit(x["step"], x[metric]) for x in lines if x["kind"] == "eval")
-        with bar(self.verbose) as show, asked_to_stop() as asked:
+        opened = open_sinks(self.run_dir, self.config.train, self.progress.step)
+        with opened as self.sinks, bar(self.verbose) as show, asked_to_stop() as asked:
+            self.tick, self.logged_at = time.perf_counter(), self.progress.seconds
             at_end = self.done() or self.hopeless
             while not at_end:
                 self.step()
@@ -224,6 +227,8 @@ class Trainer:
                 better = self.evaluate()
                 try:
                     self.task.sample(self.model, self.run_dir.samples, step)
+                    for sink in self.sinks:
+                        sink.add_samples(step)
                 except OSError as why:
                     raise self.disk_error(f"the sample of step {step}", why) from why
         if at_end or better or step % config.save_every == 0:
@@ -275,11 +280,13 @@ class Trainer:
         prune(folder, self.config.train.keep, p.best_step)
 
     def append_metrics(self, line: dict[str, Any]) -> None:
-        """Append a line to the run's metrics."""
+        """Append a line to the run's metrics, in all their forms."""
         try:
             self.run_dir.append(line)
+            for sink in self.sinks:
+                sink.add(line)
         except OSError as why:
-            raise self.disk_error("metrics.jsonl", why) from why
+            raise self.disk_error(Path(str(why.filename or "metrics.jsonl")).name, why) from why
 
     def disk_error(self, what: str, why: OSError) -> MixerError:
         """Return the error for a file that could not be written, with what is left and what to do."""
@@ -339,6 +346,7 @@ def train(
             ``resume(out)`` continues the run.
     """
     check_can_save()
+    check_sinks(config.train)
     check_free(out)
     device = pick_device(config.train.device)
     with _threads(config.train.threads):
@@ -376,6 +384,7 @@ def resume(
     run = RunDir.open(out)
     config, env = run.config(), run.env()
     config = _with_changes(config, changes or {})
+    check_sinks(config.train)
     device = pick_device(config.train.device)
     with run.lock(), _threads(config.train.threads or env.get("threads")):
         sweep(run.checkpoints)

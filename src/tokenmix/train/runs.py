@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..data.metrics_csv import append_csv
 from ..errors import MixerError
 from ..models import build_model
 from ..system.machine import pick_device
@@ -76,7 +77,7 @@ def evaluate_run(
 ) -> Any:
     """Score a run on one split of its data and, unless ``record`` is False, append the result to its metrics.jsonl.
 
-    If metrics.jsonl cannot be written to, a warning says so.
+    It is also appended to metrics.csv if the run keeps one. If metrics.jsonl cannot be written to, a warning says so.
 
     Args:
         options: stride, seq_len and max_bytes for text, image_size and max_images for images; None: the default, which
@@ -89,8 +90,11 @@ def evaluate_run(
     record = record and _can_record(run)
     result = task.evaluate(model, split, **{name: value for name, value in options.items() if value is not None})
     if record:
+        line = eval_line(split, pick_step(run, step), result)
         try:
-            run.append(eval_line(split, pick_step(run, step), result))
+            run.append(line)
+            if config.train.csv:
+                append_csv(run.csv, run.metrics, line)
         except OSError as why:  # the result is worth more than its record
             warnings.warn(
                 f"{run.metrics} cannot be written to ({why.strerror or why}); the result is not added to it.",
