@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import textwrap
@@ -27,6 +28,19 @@ def say(text: object, stream: Any = None) -> None:
 def say_error(text: object) -> None:
     """Print a line on stderr."""
     say(text, sys.stderr)
+
+
+def shows(text: str, stream: Any = None) -> bool:
+    """Return whether the terminal or file that output goes to has all characters of a text.
+
+    The console of Linux has an encoding with all characters, and a font with few.
+    """
+    stream = sys.stdout if stream is None else stream
+    try:
+        text.encode(getattr(stream, "encoding", None) or "utf-8")
+    except (UnicodeError, LookupError):
+        return False
+    return not stream.isatty() or os.environ.get("TERM") not in ("linux", "dumb")
 
 
 def say_json(value: Any) -> None:

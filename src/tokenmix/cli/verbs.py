@@ -9,6 +9,7 @@ from .bench import Bench
 from .library import Check, Doctor, ListAll, NewMixer
 from .runs import Evaluate, Pictures, Report, Resume, Sample, Train
 from .sweep import Sweep
+from .watch import Watch
 from .weights import Convert, ExportHF, ExportONNX
 
 VERBS: dict[str, type[Any]] = {
@@ -23,6 +24,7 @@ VERBS: dict[str, type[Any]] = {
     "eval": Evaluate,
     "sample": Sample,
     "report": Report,
+    "watch": Watch,
     "convert": Convert,
     "export-hf": ExportHF,
     "export-onnx": ExportONNX,

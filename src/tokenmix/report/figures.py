@@ -138,7 +138,7 @@ def _draw_curves(ax: Any, runs: list[Run], key: str, label: str) -> None:
         rows = [r for r in run.train if key in r and math.isfinite(_loss(run, r))]
         colour, style = COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]
         at, raw = [r[key] for r in rows], [_loss(run, r) for r in rows]
-        smooth = _smoothed(raw)
+        smooth = smoothed(raw)
         step = max(1, len(at) // POINTS)
         ax.plot(at[::step], raw[::step], color=colour, linewidth=0.6, alpha=0.3)
         ax.plot(at[::step], smooth[::step], style, color=colour, linewidth=1.8, label=run.name)
@@ -173,7 +173,7 @@ def _evaluations(run: Run, key: str) -> tuple[list[float], list[float]]:
     return [p[0] for p in known], [p[1] for p in known]
 
 
-def _smoothed(values: list[float]) -> list[float]:
+def smoothed(values: list[float]) -> list[float]:
     """Compute an exponential average over about a twentieth of the run, corrected for its start."""
     keep = 1 - 1 / max(1.0, len(values) / 20)
     total = weight = 0.0
