@@ -34,6 +34,7 @@ ORDER = [
     "train",
     "recipes",
     "report",
+    "papers",
     "hosts",
 ]
 ORDER += ["sweep", "testing", "bench", "advise", "demo", "cli"]

@@ -1,0 +1,194 @@
+"""A claim of a paper, its numbers, and the verdict that follows from what was printed and what is computed here."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..errors import MixerError
+
+Value = float | int | str
+Measure = Callable[[], Value]
+
+NOT_YET, NOT_BUILT = "not yet", "not built yet"
+VERDICTS = (
+    "confirmed",
+    "contradicted",
+    "no difference",
+    "cannot be tested at this size",
+    NOT_YET,
+    NOT_BUILT,
+)
+"""The verdicts. The third and fourth come from trained runs that keep the protocol of docs/evidence.md."""
+PLAIN = re.compile(r"-?[\d,]*\d(\.\d+)?")
+
+
+@dataclass(frozen=True)
+class Number:
+    """One number of a claim: as printed, and how it is computed here.
+
+    Args:
+        name: what is counted or scored, unique within its section.
+        printed: the number as printed: "5.9", "1,433", "about 4", "> 60", "10 to 27", or a word.
+        unit: unit of the printed number, and of the measure.
+        measure: function that computes our value; None if that takes training, or if what it needs is not built.
+        source: who prints it, where that is not the paper itself, such as "second-hand" or "official code".
+        why: reason for a contradiction, which must have one, or for a measure that is missing.
+        without: the verdict of a number without a measure.
+        result: file in ``benchmarks/results`` and the keys of a value measured there, "file.json:key/key"; that value
+            is shown, but decides nothing.
+    """
+
+    name: str
+    printed: str
+    unit: str = ""
+    measure: Measure | None = None
+    source: str = ""
+    why: str = ""
+    without: str = NOT_YET
+    result: str = ""
+
+    def verdict(self, ours: Value | None) -> str:
+        """Return the verdict on our value; None where nothing was computed."""
+        if self.measure is None or ours is None:
+            return self.without
+        return "confirmed" if agrees(self.printed, ours) else "contradicted"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of a paper.
+
+    Args:
+        section: section, equation, table or figure that makes the claim.
+        says: the claim in our words.
+        numbers: its numbers, at least one.
+        equation: equation as text, "" where there is none.
+        code: dotted path of what implements it below ``tokenmix``, such as "functional.hydra.hydra".
+        command: command of at most 90 seconds that shows it; None for that which computes the numbers.
+    """
+
+    section: str
+    says: str
+    numbers: tuple[Number, ...]
+    equation: str = ""
+    code: str = ""
+    command: str | None = None
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A source with its claims.
+
+    Args:
+        key: name on the command line.
+        title: title of the document.
+        authors: first author and year, or "" for a document without.
+        arxiv: number on arXiv, or "".
+        state: function that returns the claims.
+    """
+
+    key: str
+    title: str
+    authors: str
+    arxiv: str
+    state: Callable[[], tuple[Claim, ...]]
+
+    @cached_property
+    def claims(self) -> tuple[Claim, ...]:
+        """Return the claims, section by section."""
+        return self.state()
+
+    @property
+    def year(self) -> str:
+        """Return the year of the document, or "" where none is known."""
+        return self.authors.split()[-1] if self.authors else ""
+
+    def command(self, claim: Claim) -> str:
+        """Return the command that shows a claim: its own, or the one that computes its numbers; "" if none does."""
+        if claim.command is not None:
+            return claim.command
+        measured = any(number.measure is not None for number in claim.numbers)
+        return f'tokenmix paper {self.key} --section "{claim.section}" --run' if measured else ""
+
+    def numbers(self) -> dict[str, Number]:
+        """Return every number by its key, "section: name"."""
+        return {f"{claim.section}: {number.name}": number for claim in self.claims for number in claim.numbers}
+
+    def verdicts(self, ours: dict[str, Value]) -> Counter[str]:
+        """Count the verdicts, given our values by the keys of ``numbers``."""
+        return Counter(number.verdict(ours.get(key)) for key, number in self.numbers().items())
+
+
+def agrees(printed: str, ours: Value) -> bool:
+    """Compare our value with a printed one, to the digits that are printed.
+
+    "5.9" asks that ours rounds to 5.9, "about 60" the same to its significant digits, "> 60" and "10 to 27" what they
+    say; anything else must be the same word.
+    """
+    if isinstance(ours, str) or not any(c.isdigit() for c in printed):
+        return printed == ours
+    if match := re.fullmatch(r"(>|<) ?(\S+)", printed):
+        bound = _number(match[2])
+        return ours > bound if match[1] == ">" else ours < bound
+    if match := re.fullmatch(r"(\S+) to (\S+)", printed):
+        return _number(match[1]) <= ours <= _number(match[2])
+    about = printed.startswith("about ")
+    digits = printed.removeprefix("about ")
+    places = len(digits.partition(".")[2])
+    if about and not places:
+        places = -(len(digits) - len(digits.rstrip("0")))
+    return round(ours, places) == round(_number(digits), places)
+
+
+def _number(text: str) -> float:
+    if not PLAIN.fullmatch(text):
+        raise MixerError(f"papers: {text!r} is no printed number.")
+    return float(text.replace(",", ""))
+
+
+def written(printed: str, ours: Value) -> str:
+    """Write our value with two digits more than the printed one has, and whole numbers whole."""
+    if isinstance(ours, str):
+        return ours
+    if isinstance(ours, int):
+        return f"{ours:,}"
+    places = max((len(part.partition(".")[2]) for part in re.findall(r"\d[\d.]*", printed)), default=0)
+    return f"{ours:,.{places + 2}f}"
+
+
+def located(code: str) -> tuple[str, int]:
+    """Find what a dotted path below ``tokenmix`` names.
+
+    Returns:
+        Its file, relative to the folder above the package, and the line of its definition.
+    """
+    found, root = _found(code), Path(__file__).resolve().parents[2]
+    file = Path(inspect.getsourcefile(found) or "").resolve()
+    lines, first = inspect.getsourcelines(found)
+    ahead = next((i for i, line in enumerate(lines) if line.lstrip().startswith(("def ", "class "))), 0)
+    return str(file.relative_to(root)), max(first, 1) + ahead
+
+
+def _found(code: str) -> Any:
+    """Import the longest part of a dotted path that is a module, and take the rest from it."""
+    parts = code.split(".")
+    for cut in range(len(parts), 0, -1):
+        name = ".".join(["tokenmix", *parts[:cut]])
+        try:
+            found = importlib.import_module(name)
+        except ModuleNotFoundError as why:
+            if why.name != name and not name.startswith(f"{why.name}."):
+                raise
+            continue
+        for part in parts[cut:]:
+            found = getattr(found, part)
+        return inspect.unwrap(found) if callable(found) else found
+    raise MixerError(f"papers: {code!r} names nothing in tokenmix.")

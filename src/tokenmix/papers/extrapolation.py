@@ -1,0 +1,111 @@
+"""Length extrapolation of Transformers: a survey of position encodings."""
+
+from __future__ import annotations
+
+from . import identities
+from .claim import Claim, Number, Paper
+from .rows import trained
+
+
+def state() -> tuple[Claim, ...]:
+    """Return the claims."""
+    return (*absolute(), *relative(), *scaling(), *unbuilt())
+
+
+def absolute() -> tuple[Claim, ...]:
+    """Return the absolute encodings."""
+    return (
+        Claim(
+            "Sinusoidal",
+            "Sines and cosines of falling frequencies, added to the input.",
+            (Number("our table against the equation", "equal", measure=identities.sinusoids),),
+            "p[2i] = sin(pos / 10000^(2i / d)), p[2i + 1] = cos(pos / 10000^(2i / d))",
+            "models.eamlp.sinusoids",
+        ),
+    )
+
+
+def relative() -> tuple[Claim, ...]:
+    """Return the relative encodings that the library has."""
+    return (
+        Claim(
+            "RoPE",
+            "Pairs of features are turned by the position, so that products of queries and keys depend on the distance "
+            "alone.",
+            (Number("the same distance 100 tokens later", "equal", measure=identities.rotary_is_relative),),
+            "theta_m = 10000^(-2 (m - 1) / d)",
+            "positions.rotary.RotaryPositions",
+        ),
+    )
+
+
+def scaling() -> tuple[Claim, ...]:
+    """Return the rules for lengths beyond the trained one."""
+    return (
+        Claim(
+            "Position interpolation",
+            "All positions are divided by the factor of the new length.",
+            (
+                Number("factor 1 changes nothing", "equal", measure=identities.interpolation_by_one),
+                Number("factor 4, a quarter of each frequency", "equal", measure=identities.interpolation),
+            ),
+            "n -> n / kappa",
+            "positions.rotary.linear",
+        ),
+        Claim(
+            "NTK-aware (Eq. 22)",
+            "The base grows instead, so that fast pairs keep their frequency.",
+            (Number("our frequencies against the equation", "equal", measure=identities.ntk_base),),
+            "b -> b kappa^(d / (d - 2))",
+            "positions.rotary.ntk",
+        ),
+        Claim(
+            "NTK-by-parts and YaRN",
+            "Fast pairs keep their frequency, slow ones are interpolated, those between are mixed; YaRN adds a "
+            "temperature.",
+            (Number("fastest and slowest pair, factor 4", "equal", measure=identities.yarn_ends),),
+            "theta' = theta / kappa r + theta (1 - r)",
+            "positions.rotary.yarn",
+        ),
+        Claim(
+            "Dynamic NTK (Eq. 23)",
+            "The factor follows the length read so far.",
+            trained({"the rule": "an equation"}, built=False),
+            "kappa = max(1, L_current / L)",
+        ),
+    )
+
+
+def unbuilt() -> tuple[Claim, ...]:
+    """Return the entries of Table 1 and of Section 4 that the library does not have."""
+    table = {
+        "SHAPE": "one random shift of all positions in training",
+        "CAPE (2021)": "random shifts and scale of sinusoids in training",
+        "Complex": "each word a trainable rotation",
+        "FLOATER": "positions from a neural differential equation",
+        "Shaw": "q_i (k_j + p_r), r = clip(j - i)",
+        "T5 bias": "+ beta[bucket(j - i)]",
+        "ALiBi": "+ m_h (j - i)",
+        "KERPLE": "- r1 log(1 + r2 |i - j|)",
+        "Sandwich": "+ p_i . p_j of sinusoids",
+        "FIRE": "f(psi(i - j) / psi(max(L, i)))",
+        "CAPE (2024)": "qk + f(qk, b(i, j))",
+        "xPOS": "RoPE, queries and keys scaled by position",
+        "CoPE, TISE, bilevel": "discussed beside the table",
+    }
+    random = {"randomised positions": "a sorted subset of a longer range", "PoSE": "chunks with random skips"}
+    truncated = {"truncated basis": "theta >= b kept, a constant between, 0 below a"}
+    return (
+        Claim("Table 1, other rows", "Encodings without a module here.", trained(table, built=False)),
+        Claim("Randomised positions", "Longer positions are seen in training.", trained(random, built=False)),
+        Claim("Truncated basis", "Slow pairs are set to a constant or to 0.", trained(truncated, built=False)),
+    )
+
+
+PAPER = Paper(
+    "extrapolation",
+    "Length Extrapolation of Transformers: A Survey from the Perspective of Positional Encoding",
+    "Zhao et al. 2024",
+    "2312.17044",
+    state,
+)
