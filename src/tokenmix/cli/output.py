@@ -61,6 +61,12 @@ def wrapped(label: str, text: str, indent: int) -> list[str]:
     )
 
 
+def shortened(label: str, text: str) -> str:
+    """Return label and text on one line of the terminal's width, without the words that do not fit."""
+    width = min(TERMINAL, shutil.get_terminal_size((TERMINAL, 24)).columns)
+    return label + textwrap.shorten(text, max(width - len(label), 20), placeholder=" ...", break_on_hyphens=False)
+
+
 def progress() -> Callable[[str], None]:
     """Return a function that shows one line of progress on stderr.
 

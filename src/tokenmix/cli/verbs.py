@@ -7,6 +7,7 @@ from typing import Any
 from .advise import Advise
 from .bench import Bench
 from .library import Check, Doctor, ListAll, NewMixer
+from .papers import Papers, ShowPaper
 from .runs import Evaluate, Pictures, Report, Resume, Sample, Train
 from .sweep import Sweep
 from .watch import Watch
@@ -17,6 +18,8 @@ VERBS: dict[str, type[Any]] = {
     "list": ListAll,
     "check": Check,
     "new-mixer": NewMixer,
+    "papers": Papers,
+    "paper": ShowPaper,
     "advise": Advise,
     "train": Train,
     "resume": Resume,
