@@ -62,9 +62,10 @@ test-browser: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 
-# What follows from the code: the tables in the README, and the overloads of build_mixer.
+# What follows from the code: the tables in the README, the page of claims, and the overloads of build_mixer.
 tables: setup
 	$(BIN)/python -m tokenmix.report.taxonomy README.md
+	$(BIN)/python -m tokenmix.papers docs/claims.md
 	$(BIN)/python -m tokenmix.testing.stub
 
 clean:

@@ -1,0 +1,206 @@
+"""The ledger of claims: every number of ours is computed again, every path and command exists, the page is current."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import tyro
+
+from tokenmix import MixerError
+from tokenmix.cli.entry import main, take_overrides
+from tokenmix.cli.verbs import VERBS
+from tokenmix.papers import (
+    PAPERS,
+    VERDICTS,
+    agrees,
+    computed,
+    find_paper,
+    located,
+    measured_elsewhere,
+    recorded,
+    written,
+)
+from tokenmix.papers.aft import TABLE_7, TABLE_8
+from tokenmix.papers.page import page
+from tokenmix.recipes import RECIPES, find_recipe
+
+ROOT = Path(__file__).parents[1]
+CLAIMS = [(paper, claim) for paper in PAPERS.values() for claim in paper.claims]
+NUMBERS = [(paper, key, number) for paper in PAPERS.values() for key, number in paper.numbers().items()]
+CONTRADICTED = {
+    "aft: Table 7, parameters: lambda_small",
+    "aft: Table 7, parameters: aft_conv_tiny_k11_h192",
+    "aft: Table 8, parameters: aft_conv_base384_k25_h32",
+    "aft: Section 5.3, tokens: 1 + (H / 16) / (W / 16) at 224",
+    "hydra: Speed of DeiT-B: multiply-accumulates saved at 224",
+    "synthesizer: WMT'14, parameters: dense + vanilla",
+    "synthesizer: WMT'14, parameters: random + dense",
+    "synthesizer: C4: random better than DynamicConv by",
+    "survey: Table 1, BigBird: decodes",
+}
+
+
+@pytest.mark.parametrize("key", PAPERS)
+def test_our_numbers_are_computed_again(key):
+    before = torch.get_rng_state()
+    ours = computed(PAPERS[key])
+    assert torch.equal(torch.get_rng_state(), before)
+    assert ours == pytest.approx(recorded(PAPERS[key])), "write them anew: make tables"
+
+
+def test_the_contradictions_are_these_and_each_has_its_reason():
+    found = {
+        f"{paper.key}: {key}": number
+        for paper, key, number in NUMBERS
+        if number.verdict(recorded(paper).get(key)) == "contradicted"
+    }
+    assert set(found) == CONTRADICTED
+    assert [name for name, number in found.items() if not number.why] == []
+
+
+def test_a_verdict_follows_from_the_numbers():
+    number = PAPERS["aft"].numbers()["Table 7, parameters: deit_tiny"]
+    assert (number.verdict(5.717), number.verdict(5.76), number.verdict(None)) == (
+        "confirmed",
+        "contradicted",
+        "not yet",
+    )
+    assert replace(number, measure=None).verdict(5.717) == "not yet"
+    assert {number.without for _, _, number in NUMBERS} <= set(VERDICTS)
+
+
+@pytest.mark.parametrize(
+    ("printed", "ours", "same"),
+    [
+        ("5.9", 5.94, True),
+        ("5.9", 5.956, False),
+        ("13,229,288", 13_229_288, True),
+        ("13,229,288", 13_229_289, False),
+        ("about 60", 60.75, True),
+        ("about 60", 66.0, False),
+        ("about 4", 4.07, True),
+        ("about 4", 4.6, False),
+        ("> 60", 63.75, True),
+        ("> 60", 60.0, False),
+        ("< 3", 2.0, True),
+        ("10 to 27", 11.04, True),
+        ("10 to 27", 4.05, False),
+        ("equal", "equal", True),
+        ("equal", "off by 1.0e-02", False),
+        ("N^2", "N", False),
+    ],
+)
+def test_agreement_goes_by_the_printed_digits(printed, ours, same):
+    assert agrees(printed, ours) is same
+
+
+def test_what_is_no_number_is_refused():
+    with pytest.raises(MixerError, match="'4 x 4' is no printed number"):
+        agrees("4 x 4", 4.0)
+
+
+def test_ours_is_written_with_more_digits():
+    assert (written("5.9", 5.956), written("13,229,288", 13_229_288), written("about 4", 4.068)) == (
+        "5.956",
+        "13,229,288",
+        "4.07",
+    )
+
+
+def test_every_claim_says_something_and_no_two_numbers_share_a_name():
+    for paper, claim in CLAIMS:
+        assert claim.numbers, (paper.key, claim.section)
+        assert claim.says.endswith("."), (paper.key, claim.section)
+    for paper in PAPERS.values():
+        assert len(paper.numbers()) == sum(len(claim.numbers) for claim in paper.claims)
+        assert set(recorded(paper)) == {key for key, number in paper.numbers().items() if number.measure is not None}
+
+
+@pytest.mark.parametrize(("paper", "claim"), CLAIMS, ids=lambda x: getattr(x, "key", None) or x.section)
+def test_code_is_found(paper, claim):
+    if not claim.code:
+        assert all(n.without == "not built yet" or n.measure is not None for n in claim.numbers), "names no code"
+        return
+    file, line = located(claim.code)
+    text = (ROOT / "src" / file).read_text().splitlines()
+    last = claim.code.split(".")[-1]
+    assert last in text[line - 1] or Path(file).stem == last or file.endswith(f"{last}/__init__.py")
+
+
+def test_a_path_to_nothing_is_refused():
+    with pytest.raises((MixerError, AttributeError)):
+        located("functional.hydra.hydrant")
+
+
+@pytest.mark.parametrize(
+    "command", sorted({command for paper, claim in CLAIMS if (command := paper.command(claim))}), ids=lambda c: c[9:60]
+)
+def test_commands_parse(command):
+    words = shlex.split(command)
+    assert words[0] == "tokenmix"
+    argv, changes = take_overrides(words[1:])
+    chosen = tyro.extras.subcommand_cli_from_dict(VERBS, args=argv)
+    if words[1] == "train":
+        find_recipe(chosen.recipe).config(chosen.row, chosen.size).override(changes)
+    if words[1] == "paper":
+        assert chosen.section in {claim.section for claim in PAPERS[chosen.key].claims}
+
+
+@pytest.mark.parametrize("command", ["tokenmix paper explained --run", 'tokenmix paper hydra --section "Hydra" --run'])
+def test_quick_commands_run(command, capsys):
+    assert main(shlex.split(command)[1:]) == 0
+    assert "confirmed" in capsys.readouterr().out
+
+
+def test_measurements_of_other_kinds_are_found():
+    results = [number.result for _, _, number in NUMBERS if number.result]
+    assert results
+    assert all(measured_elsewhere(result) for result in results)
+    assert measured_elsewhere("no_such.json:rows") is None
+
+
+def test_the_page_is_that_of_the_table():
+    assert (ROOT / "docs/claims.md").read_text() == page(tuple(PAPERS.values())), "write it anew: make tables"
+
+
+def test_recipes_print_what_the_table_prints():
+    rows = RECIPES["aft_imagenet"].rows
+    for name, printed, _ in TABLE_7:
+        assert rows[f"table7/{name}"].printed["parameters_m"] == float(printed)
+    eighth = {name: float(printed) for name, printed, _ in TABLE_8}
+    assert rows["table8/deit_base_384"].printed["parameters_m"] == eighth["deit_base_384"]
+    assert rows["table8/aft_conv_random"].printed["parameters_m"] == eighth["aft_conv_base384_k25_h32"]
+
+
+def test_the_list_names_every_source(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["papers"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == list(PAPERS)
+    assert max(map(len, lines)) <= 100
+    assert main(["papers", "--json"]) == 0
+    found = {entry["key"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert found["livt"]["verdicts"] == {"confirmed": 4, "not built yet": 10}
+
+
+@pytest.mark.parametrize("key", PAPERS)
+def test_a_paper_is_shown(key, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["paper", key]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n{claim.section}\n" in text for claim in PAPERS[key].claims)
+    assert [line for line in text.splitlines() if len(line) > 120] == []
+    assert main(["paper", key, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["claims"]) == len(PAPERS[key].claims)
+
+
+def test_wrong_names_are_refused(capsys):
+    with pytest.raises(MixerError, match="there is no paper 'hydar'; nearest: hydra"):
+        find_paper("hydar")
+    assert main(["paper", "aft", "--section", "Tabel 7"]) == 2
+    assert "paper aft has no section 'Tabel 7'; nearest: Table 7" in capsys.readouterr().err
