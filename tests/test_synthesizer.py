@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from tokenmix import MIXERS, MixerError, build_mixer, functional
 from tokenmix.functional.synthesizer import LOGITS, dense_logits, factorized_dense_logits, factorized_random_logits
+from tokenmix.papers.synthesizer import T5, WMT, t5_base
 
 SINGLE = ("synthesizer_dense", "synthesizer_random", "synthesizer_factorized_dense", "synthesizer_factorized_random")
 EVERY = (*SINGLE, "synthesizer_mixture")
@@ -42,17 +43,6 @@ def weights_of(mixer, x, **given):
 # Parameter counts
 
 
-def t5_base() -> int:
-    """Count T5-base: tied embeddings, 12 encoder and 12 decoder layers without biases, 12 heads of 64.
-
-    Relative biases stand on the first layer of each stack.
-    """
-    d, ff, layers, vocabulary = 768, 3072, 12, 32128
-    encoder, decoder = 4 * d * d + 2 * d * ff + 2 * d, 8 * d * d + 2 * d * ff + 3 * d
-    return vocabulary * d + layers * (encoder + decoder) + 2 * d + 2 * 32 * 12
-
-
-T5 = {"max_len": 512, "heads": 8, "head_dim": 128, "qkv_bias": False, "out_bias": False}
 DENSE, PLUS = {"share_heads": True, "bias": False}, {"join": "plus", "scale": 1.0}
 T5_ROWS = [
     ("random", "synthesizer_random", {}, 254, 254.5),
@@ -99,7 +89,6 @@ def test_a_dense_map_per_head_would_not_give_the_printed_count():
     assert (t5_base() + 24 * (count(layer) - 4 * 768 * 768)) / 1e6 == pytest.approx(235.6, abs=0.2)
 
 
-WMT = {"max_len": 256, "heads": 8, "qkv_bias": False, "out_bias": False}
 WMT_ROWS = [
     ("Fix", "synthesizer_random", {"trainable": False}, 60.7, 61),
     ("R", "synthesizer_random", {}, 67.0, 67),

@@ -9,6 +9,7 @@ from cases import CASES
 from tokenmix import MixerError
 from tokenmix.models import MODELS, ViT, ViTConfig, build_model, replace_layers
 from tokenmix.models.vit import filled
+from tokenmix.papers.aft import TABLE_7, TABLE_8
 from tokenmix.positions.grid import resize_rows, sincos
 
 COUNTS = {  # the documented convention: no bias on Q, K and V of AFT; DeiT's own counts to the digit
@@ -27,18 +28,7 @@ COUNTS = {  # the documented convention: no bias on Q, K and V of AFT; DeiT's ow
     "hydra_deit_base": 86_567_656,
     "deit_small_registers": 22_050_664 + 4 * 384,
 }
-PRINTED = {  # AFT, Tables 7 and 8, in millions
-    "aft_full_tiny": 6.3,
-    "aft_full_small": 22.6,
-    "aft_conv_tiny_k11_h32": 5.4,
-    "aft_conv_tiny_k11_h192": 5.9,
-    "aft_conv_small_k11_h16": 20.3,
-    "aft_conv_small_k11_h384": 22.5,
-    "aft_conv_small_k15_h384": 23.0,
-    "aft_conv_base384_k25_h32": 79.7,
-    "lambda_tiny": 4.8,
-    "lambda_small": 17.7,
-}
+PRINTED = {name: float(printed) for name, printed, _ in (*TABLE_7, *TABLE_8)}  # AFT, in millions
 SPECS = {
     "attention": {"name": "attention", "heads": 2},
     "aft_full": {"name": "aft_full", "rank": 4},
