@@ -16,7 +16,8 @@ from ..mixers import MIXERS, Mixer, state_growth
 MARK = "<!-- mixers -->"
 README, README_END = "<!-- mixers: core -->", "<!-- /mixers -->"
 NOTES = "Bits per byte and tokens per second: the same small causal language model with each mixer, "
-NOTES += "on one CPU thread (`benchmarks/mixers_small.py`)."
+NOTES += "on one CPU thread (`benchmarks/mixers_small.py`). One seed and one rate, tuned for no mixer: the bits are no "
+NOTES += "ranking, [Claims of the papers](../claims.md) says what is tested."
 
 
 def taxonomy(results: Path, pages: Path) -> str:
