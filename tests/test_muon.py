@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from tokenmix.models import LM, LMConfig, in_shell
-from tokenmix.train import OptimConfig
+from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, load_run, resume, train
+from tokenmix.train.config import SCHEDULES
 from tokenmix.train.muon import Muon, orthogonalized
 from tokenmix.train.optim import build_optimizers, learning_rate, parameter_roles
 
@@ -99,3 +100,18 @@ def test_warmup_stable_decay():
     assert rates[10:79] == [1.0] * 69
     assert rates[89] == pytest.approx(0.55)
     assert rates[99] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_resume_is_to_the_bit(schedule, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_bytes(bytes(range(32, 127)) * 30)
+    model = in_shell(LMConfig(dim=16, max_len=16, mixers=MIXED[:2]), "modern")
+    optim = OptimConfig(name="muon", schedule=schedule, warmup=2, decay=0.5)
+    loop = TrainConfig(steps=6, batch_size=2, eval_every=3, eval_bytes=100, save_every=1, keep=9, log_every=1)
+    train(RunConfig(model, DataConfig(str(text), seq_len=16), optim, loop), tmp_path / "run")
+    wanted = load_run(tmp_path / "run")[0].state_dict()
+    for step in (1, 4):
+        resume(tmp_path / "run", from_step=step)
+        found = load_run(tmp_path / "run")[0].state_dict()
+        assert [name for name in wanted if not torch.equal(wanted[name], found[name])] == []
