@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from ..errors import MixerError
 from ..system.files import whole_file, write_json
 from ..system.machine import cpu_name, memory_available
 from ..system.text import size
+from ..train.stopping import asked_to_stop
 from ..train.text_task import open_data
 from .plan import Job, SweepPlan, check_plan
 from .results import Record, Results, gzip_score, markdown, results_table
@@ -166,23 +168,26 @@ class Queue:
         return {step: score * (1 - slack if higher else 1 + slack) for step, score in best.items()}
 
     def work(self) -> None:
-        """Run everything that remains."""
+        """Run everything that remains. SIGTERM, like an error, lets the runs in progress save their step first."""
         try:
-            while True:
-                while len(self.running) < self.processes:
-                    job = next(self.remaining(), None)
-                    if job is None:
-                        break
-                    self.running.append(self.start(job))
-                if not self.running:
-                    return
-                time.sleep(POLL)
-                for each in [r for r in self.running if r.process.poll() is not None]:
-                    self.running.remove(each)
-                    self.finish(each)
+            with asked_to_stop() as asked:
+                while not asked():
+                    while len(self.running) < self.processes:
+                        job = next(self.remaining(), None)
+                        if job is None:
+                            break
+                        self.running.append(self.start(job))
+                    if not self.running:
+                        return
+                    time.sleep(POLL)
+                    for each in [r for r in self.running if r.process.poll() is not None]:
+                        self.running.remove(each)
+                        self.finish(each)
+            self.tell("stopped by SIGTERM; the same command goes on from here")
+            raise SystemExit(128 + signal.SIGTERM)
         finally:
             for each in self.running:
-                each.process.terminate()  # a run that is asked to stop saves its step first
+                each.process.terminate()
             for each in self.running:
                 each.process.wait()
 
