@@ -10,13 +10,12 @@ import pytest
 
 from tokenmix import demo
 from tokenmix.bench import Decoding
+from tokenmix.demo.tables import against_gzip, ranking
 from tokenmix.report import read_run
 from tokenmix.report.checks import check_page
 
-# So many evaluations that every step is one: with fewer, a machine busy with something else may let a model end before
-# its first.
 SIZES = {"dim": 16, "layers": 4, "seq_len": 32, "batch_size": 2, "eval_bytes": 600, "sample_bytes": 8}
-TINY = demo.Plan(seconds=0.7, evals=1_000_000, contexts=(16, 64), lengths=(16, 64), advice=(16, 64), **SIZES)
+TINY = demo.Plan(seconds=0.7, evals=3, contexts=(16, 64), lengths=(16, 64), advice=(16, 64), **SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -46,27 +45,32 @@ def test_the_transformer_is_asked_whether_to_replace_its_attention(shown):
     assert "tokenmix advise" in printed
 
 
-def test_equal_tokens_are_equal_and_measured(shown):
-    out, _, _ = shown
-    runs = {name: read_run(out / name) for name in demo.MODELS}
-    step, scores = demo.equal_tokens(runs)
-    assert step is not None
-    for name, run in runs.items():
-        assert scores[name] in [e["bits_per_byte"] for e in run.evals if e["step"] == step]
-        assert run.train[-1]["seconds"] >= TINY.seconds
-    shared = [{e["step"] for e in run.evals} for run in runs.values()]
-    assert step == max(set.intersection(*shared))
+def test_training_ends_with_its_decay(shown):
+    """The steps are fixed before training, and the last one has the lowest rate."""
+    for name in demo.MODELS:
+        run = read_run(shown[0] / name)
+        steps = run.config["train"]["steps"]
+        assert run.train[-1]["step"] == steps
+        assert run.train[-1]["lr"] < 0.5 * TINY.lr
+        assert run.evals[-1]["step"] == steps
+        assert run.config["model"]["norm_type"] == "rms"
+        assert run.config["optim"]["name"] == "muon"
 
 
-def test_no_common_evaluation_is_said(shown):
-    runs = {name: read_run(shown[0] / name) for name in demo.MODELS}
-    runs["attention"].evals.clear()
-    assert demo.equal_tokens(runs) == (None, {})
-    measured = demo.Measured(
-        {n: {16: 1.0} for n in runs}, {n: {16: Decoding(16, 1.0, 1), 64: Decoding(64, 1.0, 1)} for n in runs}
-    )
-    text = demo.main_table(TINY, runs, (None, {}), measured).text()
-    assert re.search(r"bits/byte at equal tokens +not measured +not measured +not measured +not measured", text)
+def test_the_page_opens_with_one_picture(shown):
+    page = shown[1].read_text()
+    assert page.index("Two charts of bits per byte") < page.index('class="lead"')
+
+
+def test_a_difference_within_the_spread_is_none():
+    said = ranking({"b": 2.04, "a": 2.0, "c": 2.5, "d": None})
+    assert said == "a (2.000), no difference to b (2.040), then c (2.500)"
+
+
+def test_gzip_decides_whether_quality_means_anything():
+    limit = demo.yardsticks(TINY)["gzip -9"]
+    assert against_gzip(TINY, {"a": limit - 0.1, "b": limit + 0.1}).endswith(": a.")
+    assert "nothing follows" in against_gzip(TINY, {"a": limit + 0.1, "b": None})
 
 
 def test_findings_change_with_the_numbers(shown):
@@ -74,9 +78,7 @@ def test_findings_change_with_the_numbers(shown):
 
     def told(ms):
         decode = {n: {c: Decoding(c, ms if n == "attention" else 2.0, 1) for c in (16, 64)} for n in runs}
-        return demo.findings(TINY, runs, demo.equal_tokens(runs), demo.Measured({n: {16: 1.0} for n in runs}, decode))[
-            -1
-        ]
+        return demo.findings(TINY, runs, demo.Measured({n: {16: 1.0} for n in runs}, decode))[1]
 
     assert "attention beats aft_local at every length measured (16 to 64)" in told(1.0)
     assert "attention beats aft_local at no length measured (16 to 64)" in told(3.0)

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..bench import Decoding
-from ..models import LMConfig
+from ..models import LMConfig, in_shell
 from ..train import DataConfig, OptimConfig, RunConfig, TrainConfig
 
 LOCAL = {"name": "aft_local", "window": 32, "rank": 32}
 ATTENTION = {"name": "attention", "heads": 4}
+SHELL = "modern"
 MODELS: dict[str, tuple[dict[str, Any], ...]] = {
     "attention": (ATTENTION,),
     "aft_local": (LOCAL,),
@@ -24,14 +25,15 @@ class Plan:
     """The sizes of a demo.
 
     Args:
-        seconds: training time of each model.
+        seconds: training time of each model, from which its number of steps is set by a trial.
         dim: features per token.
         layers: layers of each model.
         seq_len: bytes per training sequence.
         batch_size: sequences per step.
-        lr: learning rate after warm-up.
+        lr: highest learning rate of AdamW.
+        muon_lr: highest learning rate of Muon.
         seed: seed of initialisation and batches.
-        evals: approximate number of evaluations of the slowest model.
+        evals: number of evaluations of each model.
         eval_bytes: bytes of the validation split to evaluate on.
         sample_bytes: bytes of the sample that each model writes.
         contexts: context lengths at which generation is timed.
@@ -46,8 +48,9 @@ class Plan:
     seq_len: int = 256
     batch_size: int = 4
     lr: float = 4e-3
+    muon_lr: float = 0.02
     seed: int = 0
-    evals: int = 4
+    evals: int = 8
     eval_bytes: int = 32768
     sample_bytes: int = 400
     contexts: tuple[int, ...] = (256, 1024, 4096, 16384)
@@ -60,27 +63,33 @@ class Plan:
 
         A ``max_len`` beyond the trained length is for timing with random weights.
         """
-        return LMConfig(dim=self.dim, max_len=max_len or self.seq_len, mixers=MODELS[name], layers=self.layers)
+        config = LMConfig(dim=self.dim, max_len=max_len or self.seq_len, mixers=MODELS[name], layers=self.layers)
+        return in_shell(config, SHELL)
 
-    def run(self, name: str, eval_every: int) -> RunConfig:
-        """Return the run of a row.
-
-        The learning rate stays constant after warm-up, so that a model that is stopped early is not in the middle of
-        its decay.
-        """
+    def run(self, name: str, steps: int) -> RunConfig:
+        """Return the run of a row; its learning rate goes down to 0 at the last step."""
         loop = TrainConfig(
-            steps=None,
-            max_seconds=self.seconds,
+            steps=steps,
             batch_size=self.batch_size,
             seed=self.seed,
             device="cpu",
             log_every=5,
-            eval_every=eval_every,
+            eval_every=max(1, -(-steps // self.evals)),
             eval_bytes=self.eval_bytes,
             save_every=1_000_000,
             keep=1,
         )
-        optim = OptimConfig(lr=self.lr, schedule="constant", warmup=20)
+        optim = OptimConfig(
+            name="muon",
+            lr=self.lr,
+            muon_lr=self.muon_lr,
+            betas=(0.9, 0.95),
+            weight_decay=0.01,
+            schedule="wsd",
+            decay=0.6,
+            min_lr_ratio=0.0,
+            warmup=min(20, steps // 4),
+        )
         return RunConfig(
             model=self.model(name),
             data=DataConfig(seq_len=self.seq_len),

@@ -9,21 +9,11 @@ from ..bench import stops_winning
 from ..data import open_corpus
 from ..report import Run, Table
 from ..system.text import number, size
-from .plan import Measured, Plan
+from .plan import SHELL, Measured, Plan
 
-
-def equal_tokens(runs: dict[str, Run]) -> tuple[int | None, dict[str, float]]:
-    """Return the largest step at which every model was evaluated, and the bits per byte there.
-
-    All models read the same number of tokens per step.
-    """
-    scores = {
-        name: {e["step"]: e["bits_per_byte"] for e in run.evals if e["split"] == "valid"} for name, run in runs.items()
-    }
-    common = set.intersection(*(set(s) for s in scores.values()))
-    if not common:
-        return None, {}
-    return max(common), {name: s[max(common)] for name, s in scores.items()}
+Scores = dict[str, float | None]
+SPREAD = 0.05
+"""Bits per byte within which the order of two models may be another with another seed."""
 
 
 def yardsticks(plan: Plan) -> dict[str, float]:
@@ -41,17 +31,13 @@ def shown_contexts(plan: Plan) -> tuple[int, int]:
     return low, max(plan.contexts)
 
 
-def main_table(
-    plan: Plan, runs: dict[str, Run], equal: tuple[int | None, dict[str, float]], measured: Measured
-) -> Table:
+def main_table(plan: Plan, runs: dict[str, Run], measured: Measured) -> Table:
     """Return the table with one row per model, then the compressors."""
     low, high = shown_contexts(plan)
-    tokens = "at equal tokens" if equal[0] is None else f"after {equal[0] * plan.batch_size * plan.seq_len:,} tokens"
     columns = [
         "model",
         "parameters",
-        f"bits/byte after {plan.seconds:.0f} s",
-        f"bits/byte {tokens}",
+        f"bits/byte after about {plan.seconds:.0f} s",
         "tokens trained",
         "tokens/s",
         "peak memory",
@@ -60,7 +46,7 @@ def main_table(
     rows = []
     for name, run in runs.items():
         peak, decode = run.largest("peak_mib"), measured.decode[name]
-        row = [name, number(run.env.get("parameters"), 0), number(run.last_eval("valid")), number(equal[1].get(name))]
+        row = [name, number(run.env.get("parameters"), 0), number(run.last_eval("valid"))]
         row += [
             number(run.largest("tokens"), 0),
             number(run.median("tokens_per_s"), 0),
@@ -70,17 +56,14 @@ def main_table(
             number(decode[n].ms_per_token, 2) for n in (low, high)
         ]
         rows.append(row)
-    rows += [
-        [name, "n/a", number(bits), number(bits), *["n/a"] * (len(columns) - 4)]
-        for name, bits in yardsticks(plan).items()
-    ]
+    rows += [[name, "n/a", number(bits), *["n/a"] * (len(columns) - 3)] for name, bits in yardsticks(plan).items()]
     notes = [
         f"Bits per byte: on the first {plan.eval_bytes:,} bytes of the validation split, each scored once; "
         + "the compressors read only these bytes.",
         "Peak memory: the whole process while training, Python and torch included. State and ms/token: "
         + "one sequence, random weights.",
     ]
-    return Table("At equal wall-clock and at equal tokens", columns, rows, notes)
+    return Table("At equal training time", columns, rows, notes)
 
 
 def by_length(title: str, values: dict[str, dict[int, float]], digits: int) -> Table:
@@ -103,25 +86,10 @@ def decode_times(measured: Measured) -> dict[str, dict[int, float]]:
     return {name: {n: d.ms_per_token for n, d in by.items()} for name, by in measured.decode.items()}
 
 
-def findings(
-    plan: Plan, runs: dict[str, Run], equal: tuple[int | None, dict[str, float]], measured: Measured
-) -> list[str]:
-    """State in sentences what follows from the numbers."""
+def findings(plan: Plan, runs: dict[str, Run], measured: Measured) -> list[str]:
+    """State in sentences what follows from the numbers, the most important first."""
     env = next(iter(runs.values())).env
-    setting = (
-        f"{len(runs)} byte language models, {plan.layers} layers of {plan.dim} features, each trained for "
-        f"{plan.seconds:.0f} s on sequences of "
-        f"{plan.seq_len:,} bytes of the Python standard library's sources, on {env.get('cpu', 'an unnamed CPU')} with "
-        f"{env.get('threads', '?')} threads. "
-        "They are tiny and barely trained: read this as a check that everything works and as a measurement of speed, "
-        "not as a verdict on quality."
-    )
-    quality = [
-        "Bits per byte at equal wall-clock, best first: "
-        + f"{ranking({name: r.last_eval('valid') for name, r in runs.items()})}."
-    ]
-    if equal[0] is not None:
-        quality.append(f"At equal tokens: {ranking(equal[1])}.")
+    scores = {name: run.last_eval("valid") for name, run in runs.items()}
     rivals = [name for name in runs if name != "attention"]
     ms = decode_times(measured)
     training = "; ".join(
@@ -129,15 +97,43 @@ def findings(
         for name in rivals
     )
     decode = "; ".join(stops_winning("attention", ms["attention"], name, ms[name], lower=True) for name in rivals)
+    setting = (
+        f"{len(runs)} byte language models in the {SHELL!r} shell, {plan.layers} layers of {plan.dim} features, each "
+        f"trained for about {plan.seconds:.0f} s on sequences of {plan.seq_len:,} bytes of the Python standard "
+        f"library's sources, on {env.get('cpu', 'an unnamed CPU')} with {env.get('threads', '?')} threads. Attention "
+        "has rotary positions and normalised queries and keys; all models are trained with Muon. One seed: differences "
+        f"of up to {SPREAD:.2f} bits are called no difference."
+    )
     return [
-        setting,
-        " ".join(quality),
+        f"Quality (bits per byte, best first): {ranking(scores)}. {against_gzip(plan, scores)}",
+        f"Time per generated token by context: {decode}. {states(plan, measured)}",
         f"Training speed by sequence length: {training}.",
-        f"Time per generated token by context: {decode}.",
+        setting,
     ]
 
 
-def ranking(scores: dict[str, float | None] | dict[str, float]) -> str:
-    """List names from the fewest bits per byte to the most."""
+def against_gzip(plan: Plan, scores: Scores) -> str:
+    """State which models predict the text better than gzip compresses it."""
+    limit = yardsticks(plan)["gzip -9"]
+    better = [name for name, score in scores.items() if score is not None and score < limit]
+    if not better:
+        return f"None is better than gzip -9 ({limit:.3f}), so nothing follows about which mixer learns more."
+    return f"Better than gzip -9 ({limit:.3f}): {', '.join(better)}."
+
+
+def states(plan: Plan, measured: Measured) -> str:
+    """State how much each model keeps of the longest context."""
+    high = shown_contexts(plan)[1]
+    kept = {name: by[high].state_bytes for name, by in measured.decode.items()}
+    listed = ", ".join(f"{name} {size(n)}" for name, n in sorted(kept.items(), key=lambda item: item[1]))
+    return f"State after {high:,} bytes: {listed}."
+
+
+def ranking(scores: Scores) -> str:
+    """List names from the fewest bits per byte to the most; those within ``SPREAD`` of the one before are tied."""
     known = sorted((s, name) for name, s in scores.items() if s is not None)
-    return ", then ".join(f"{name} ({s:.3f})" for s, name in known)
+    parts = []
+    for i, (score, name) in enumerate(known):
+        tied = i and score - known[i - 1][0] <= SPREAD
+        parts.append(("" if not i else ", no difference to " if tied else ", then ") + f"{name} ({score:.3f})")
+    return "".join(parts)

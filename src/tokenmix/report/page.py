@@ -37,6 +37,7 @@ def write_report(
     title: str = "tokenmix report",
     lead: Iterable[str] = (),
     notes: Iterable[str] = (),
+    pictures: Iterable[Picture] = (),
     refresh: int | None = None,
 ) -> Path:
     """Write one self-contained HTML page about the runs.
@@ -47,6 +48,7 @@ def write_report(
         tables: further tables, placed before the summary of the runs.
         lead: paragraphs at the top.
         notes: further footnotes.
+        pictures: pictures right below the title.
         refresh: seconds after which a browser loads the page again; None: never.
 
     Returns:
@@ -67,6 +69,7 @@ def write_report(
     page = template.render(
         title=title,
         lead=list(lead),
+        first=list(pictures),
         tables=[*(tables or []), summary_table(runs)],
         curves=loss_curves(runs),
         attention=[
