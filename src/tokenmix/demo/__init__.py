@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 # Start-up, evaluation and measurements take about this many times as long as the trial of one step of each model.
-TRIALS = 5
+TRIALS = 9
 TRIAL_STEPS = 10
 
 NOTES = (

@@ -53,8 +53,8 @@ class Plan:
     evals: int = 8
     eval_bytes: int = 32768
     sample_bytes: int = 400
-    contexts: tuple[int, ...] = (256, 1024, 4096, 16384)
-    lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
+    contexts: tuple[int, ...] = (256, 1024, 16384)
+    lengths: tuple[int, ...] = (256, 1024, 4096)
     advice: tuple[int, ...] = (256, 1024, 4096)
     advice_seconds: float = 6.0
 
