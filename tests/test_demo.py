@@ -57,9 +57,9 @@ def test_training_ends_with_its_decay(shown):
         assert run.config["optim"]["name"] == "muon"
 
 
-def test_the_page_opens_with_one_picture(shown):
+def test_the_page_opens_with_quality(shown):
     page = shown[1].read_text()
-    assert page.index("Two charts of bits per byte") < page.index('class="lead"')
+    assert page.index("Line chart of bits per byte while training") < page.index('class="lead"')
 
 
 def test_a_difference_within_the_spread_is_none():

@@ -32,7 +32,7 @@ from ..report import Table, read_run, write_report
 from ..system.files import whole_file
 from ..train import sample_run, train
 from ..train.optim import build_optimizers, learning_rate, set_rates
-from .picture import quality_picture
+from .picture import quality_pictures
 from .plan import MODELS, Measured, Plan
 from .tables import by_length, decode_table, findings, main_table, yardsticks
 
@@ -133,7 +133,7 @@ def demo(out: Path, plan: Plan, *, minutes: float | None = None) -> Path:
         tables=tables,
         title="tokenmix demo: attention and attention-free mixers, side by side",
         lead=[*said, advised, *busy],
-        pictures=[quality_picture(plan, runs, measured)],
+        pictures=quality_pictures(plan, runs, measured),
         notes=NOTES,
     )
     say("\n" + "\n\n".join([tables[0].text(), *said, advised, *busy]))

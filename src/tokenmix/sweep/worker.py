@@ -62,8 +62,9 @@ def record(
     metric = next(name for name in summary if name.startswith("valid_")).removeprefix("valid_")
     unit = "images" if "images" in summary else "tokens"
     per_step = summary[unit] // max(summary["step"], 1)
-    times = {line["step"]: line["seconds"] for line in opened.read_metrics() if line["kind"] == "train"}
-    evals = [line for line in opened.read_metrics() if line["kind"] == "eval" and line["split"] == "valid"]
+    metrics = opened.read_metrics()
+    times = [(line["step"], line["seconds"]) for line in metrics if line["kind"] == "train"]
+    evals = [line for line in metrics if line["kind"] == "eval" and line["split"] == "valid"]
     found = {
         "metric": metric,
         "higher": metric == "top1",
@@ -75,7 +76,14 @@ def record(
         "cpu_seconds": round(cpu_seconds, 1),
         "peak_mib": summary["peak_mib"],
         "parameters": opened.env()["parameters"],
-        "curve": [[e["step"] * per_step, round(e[metric], 5), times.get(e["step"])] for e in evals],
+        "curve": [
+            [
+                e["step"] * per_step,
+                round(e[metric], 5),
+                max((s for step, s in times if step <= e["step"]), default=None),
+            ]
+            for e in evals
+        ],
     }
     if test_bytes is not None and config.data.kind == "text":
         found["test"] = evaluate_run(
