@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from ..errors import MixerError
 from .config import TrainConfig
 from .rundir import RunDir
 
+EVENTS = "events.out.tfevents."
 NO_SCALARS = ("kind", "split", "phase", "step", "image_size")
 
 
@@ -90,7 +92,8 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         self.run, self.folder = run, run.path / "tensorboard"
-        begun = any(self.folder.glob("events.out.tfevents.*"))
+        begun = any(self.folder.glob(EVENTS + "*"))
+        wait_for_later_name(self.folder)
         with self._named():
             self.writer: Any = SummaryWriter(str(self.folder), purge_step=step + 1 if begun else None)
             for line in [] if begun else run.read_metrics():
@@ -129,6 +132,17 @@ class TensorBoard:
             yield
         except OSError as why:
             raise OSError(why.errno, why.strerror, str(self.folder)) from why
+
+
+def wait_for_later_name(folder: Path) -> None:
+    """Wait until a new file would have a later second in its name than those of a folder.
+
+    TensorBoard reads them in the order of their names, which begin with the second and go on with the process.
+    """
+    seconds = [p.name.removeprefix(EVENTS).split(".")[0] for p in folder.glob(EVENTS + "*")]
+    newest = max((int(s) for s in seconds if s.isdigit()), default=0)
+    while newest <= time.time() < newest + 1:
+        time.sleep(0.02)
 
 
 def _image(png: Path) -> Any:
