@@ -93,7 +93,6 @@ class Sweep:
 
     def _plan(self, changes: dict[str, Any]) -> Any:
         from ..sweep import SweepPlan
-        from ..sweep.plan import parse_rows
 
         if self.what.endswith(".json"):
             if self.rows or self.rates or changes:
@@ -105,7 +104,7 @@ class Sweep:
             return SweepPlan.from_json(data)
         return SweepPlan(
             recipe=self.what,
-            rows=parse_rows(self.rows),
+            rows={name: {} for name in self.rows},
             rates=tuple(self.rates),
             seeds=tuple(self.seeds),
             size=self.size,

@@ -15,7 +15,7 @@ MLPKind = Literal["gelu", "swiglu", "relu2"]
 
 NORM_LAYERS: dict[str, Any] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 GATED_MULTIPLE = 8
-"""The hidden layer of a gated MLP has a multiple of so many features, which suits matrix products."""
+"""The hidden width of a gated MLP is rounded up to a multiple of this number, which suits matrix products."""
 
 
 def check_layer_kinds(who: str, norm_type: str, mlp: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -142,7 +141,12 @@ class Job:
     @property
     def key(self) -> str:
         """Return the name of the run, which is its folder as well."""
-        return f"{self.phase}/{self.row}/rate_{self.rate:g}_seed_{self.seed}"
+        return run_key(self.phase, self.row, self.rate, self.seed)
+
+
+def run_key(phase: Phase, row: str, rate: float, seed: int) -> str:
+    """Return the name of a run of a sweep."""
+    return f"{phase}/{row}/rate_{rate:g}_seed_{seed}"
 
 
 def check_plan(plan: SweepPlan, processes: int, threads: int) -> None:
@@ -155,8 +159,3 @@ def check_plan(plan: SweepPlan, processes: int, threads: int) -> None:
         except MixerError as why:
             raise MixerError(f"sweep: row {row!r}: {why}") from None
         plan.job("tune", row, plan.rates[0], plan.seeds[0], config.train.steps or 2, threads)
-
-
-def parse_rows(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return rows of a recipe given by name alone."""
-    return {name: {} for name in names}

@@ -20,7 +20,7 @@ from ..system.machine import cpu_name, memory_available
 from ..system.text import size
 from ..train.stopping import asked_to_stop
 from ..train.text_task import open_data
-from .plan import Job, SweepPlan, check_plan
+from .plan import Job, SweepPlan, check_plan, run_key
 from .results import Record, Results, gzip_score, markdown, results_table
 
 RESULTS = "results.json"
@@ -138,9 +138,8 @@ class Queue:
             for row in tuned:
                 rate = self.found.best_rate(row) if self.tuned() else self.plan.rates[0]
                 assert rate is not None  # every rate was tried
-                job = self.plan.job("final", row, rate, seed, self.final_steps(row), self.threads)
-                if job.key not in self.found.runs and job.key not in active:
-                    yield job
+                if run_key("final", row, rate, seed) not in self.found.runs.keys() | active:
+                    yield self.plan.job("final", row, rate, seed, self.final_steps(row), self.threads)
 
     def final_steps(self, row: str) -> int:
         """Return the steps of a row's final runs."""
@@ -156,7 +155,7 @@ class Queue:
         if job.phase == "final" or self.plan.hopeless is None:
             return best
         higher = self.found.higher_is_better()
-        steps, per_step = job.config.train.steps or 0, None
+        steps = job.config.train.steps or 0
         for record in self.found.of("tune", job.row):
             per_step = record["tokens"] // max(record["steps"], 1)
             for tokens, score, _ in record["curve"] if record["score"] is not None else []:

@@ -77,7 +77,7 @@ def evaluate_run(
 ) -> Any:
     """Score a run on one split of its data and, unless ``record`` is False, append the result to its metrics.jsonl.
 
-    It is also appended to metrics.csv if the run keeps one. If metrics.jsonl cannot be written to, a warning says so.
+    If the run has a metrics.csv, the result is added there too. A warning says so if metrics.jsonl cannot be written.
 
     Args:
         options: stride, seq_len and max_bytes for text, image_size and max_images for images; None: the default, which
