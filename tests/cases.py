@@ -46,6 +46,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "aft_conv-2d": ("aft_conv", {"heads": 2, "kernel_size": 3, "ndim": 2}),
     "aft_conv-2d-prefix": ("aft_conv", {"heads": 2, "kernel_size": 3, "ndim": 2, "reparam": False, "gate": None}),
     "aft_conv-3d": ("aft_conv", {"heads": 2, "kernel_size": 3, "ndim": 3}),
+    "aft_forget": ("aft_forget", {"heads": 2}),
+    "aft_forget-fixed": (
+        "aft_forget",
+        {"heads": 2, "decay": "fixed", "kernel_size": 5, "half_lives": [0.5, 64.0], "gate": "tanh"},
+    ),
+    "aft_forget-simple": (
+        "aft_forget",
+        {"heads": None, "kernel_size": 1, "key_norm": False, "decay": None, "qkv_bias": False},
+    ),
+    "aft_forget-no-gate": ("aft_forget", {"heads": 1, "gate": None, "key_norm": False, "out_bias": False}),
+    "aft_reach": ("aft_reach", {"heads": 2, "reaches": 3}),
+    "aft_reach-1": (
+        "aft_reach",
+        {"heads": 1, "reaches": 1, "norm": False, "kernel_size": 1, "key_norm": False, "gate": None},
+    ),
+    "aft_pairs": ("aft_pairs", {"heads": 2}),
+    "aft_pairs-1": (
+        "aft_pairs",
+        {"heads": 4, "rank": 1, "decay": False, "kernel_size": 1, "gate": "tanh", "key_norm": False},
+    ),
+    "aft_pairs-plain": ("aft_pairs", {"heads": 2, "rank": 3, "norm": False, "qkv_bias": False, "kernel_size": 1}),
     # hydra
     "hydra": ("hydra", {}),
     "hydra-softmax": ("hydra", {"feature": "sigmoid/softmax", "qkv_bias": False}),

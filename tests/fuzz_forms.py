@@ -143,6 +143,28 @@ def aft_simple(d: Draw) -> Drawn:
     return d.qkv(), {**d.masks(), "gate": d.gate()}
 
 
+def aft_forget(d: Draw) -> Drawn:
+    size = d.one(1e-6, 0.01, 1.0, 30.0, 1e4)
+    decays = -d.uniform(d.B, d.T, d.D, most=size).abs()
+    return (*d.qkv(), decays), {**d.masks(), "gate": d.gate()}
+
+
+def aft_forget_norm(d: Draw) -> Drawn:
+    """Values of two signs and heads of several features, as a norm of what cancels has no bound on its error."""
+    args, options = aft_forget(d)
+    loud = torch.where(torch.arange(d.D) % 2 == 0, 2.0, -2.0)
+    heads = d.heads if d.e > 1 else 1 if d.D > 1 else None
+    return (*args[:2], args[2].clamp(-1.0, 1.0) + loud, args[3]), {**options, "heads": heads, "eps": d.one(1e-6, 0.1)}
+
+
+def aft_pairs(d: Draw) -> Drawn:
+    rank, size = d.one(1, 2, 4, 7), d.one(0.01, 1.0, 30.0, 1e3)
+    d.e = min(d.e, 64)
+    a, b = (d.logs(d.B, d.T, d.heads, rank) for _ in range(2))
+    g = -d.uniform(d.B, d.T, d.heads, rank, most=size).abs()
+    return (*d.qkv(), a, b, g), {**d.masks(), "gate": d.gate()}
+
+
 def _factors(d: Draw, T: int, S: int, *batch: int) -> tuple[Tensor, Tensor]:
     rank, size = d.one(1, 2, 5, 16), d.one(0.1, 1.0, 10.0, 60.0)
     return tuple(d.uniform(*batch, n, rank, most=(size / rank) ** 0.5) for n in (T, S))  # type: ignore[return-value]  # two of them
@@ -246,6 +268,9 @@ class Form(NamedTuple):
 
 FORMS: dict[str, Form] = {
     "aft_simple": Form(functional.aft_simple, "aft_simple", aft_simple),
+    "aft_forget": Form(functional.aft_forget, "aft_forget", aft_forget),
+    "aft_forget norm": Form(functional.aft_forget, "aft_forget", aft_forget_norm),
+    "aft_pairs": Form(functional.aft_pairs, "aft_pairs", aft_pairs),
     "aft_full dense": Form(functional.aft_full, "aft_full", aft_full_dense),
     "aft_full factors": Form(functional.aft_full, "aft_full", aft_full_factors),
     "aft_full batched": Form(functional.aft_full, "aft_full", aft_full_batched),
@@ -261,6 +286,9 @@ MISSING: set[str] = set()
 """Forms without a C kernel: each call of them on backend="cpu" is refused."""
 
 LACKS: dict[str, tuple[str, ...]] = {
+    "aft_forget": ("its kernel is causal",),
+    "aft_forget norm": ("its kernel is causal",),
+    "aft_pairs": ("its kernel is causal",),
     "aft_local": ("take outside='zero' only",),
     "aft_conv 1-D": ("take no positions and only outside='zero'",),
     "aft_conv 2-D": ("take no positions and only outside='zero'",),

@@ -21,6 +21,7 @@ from kernel_checks import both, worst
 from nonfinite_checks import FORMS as POISONED
 from nonfinite_checks import check_all, check_stream
 from tokenmix import functional, use_backend
+from tokenmix.functional.tokenwise import rms_norm, rotate, silu_gate
 from tokenmix.kernels import cpu
 from tokenmix.mixers import build_mixer
 
@@ -66,6 +67,30 @@ def drift_backward() -> None:
     assert off < 3e-6, f"off by {off:.1e}"
 
 
+def fading() -> None:
+    """A large key that fades for as long as others join: what rounds in the sum of decays would show in its weight."""
+    draw = torch.Generator().manual_seed(0)
+    k, v = (torch.randn(1, 400, 4, generator=draw) for _ in range(2))
+    k[:, 0] = 100.0
+
+    def run(k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, backend: str) -> torch.Tensor:
+        return functional.aft_forget(v, k, v, decay, causal=True, gate=None, backend=backend)  # type: ignore[arg-type]
+
+    off = worst(both(run, (k, v, torch.full_like(k, -0.37)), {}))
+    assert off < 1e-5, f"off by {off:.1e}"
+
+
+def strips() -> None:
+    """Heads that do not divide the width of a strip, on several of them."""
+    args = tuple(torch.randn(1, 9, 1110, generator=torch.Generator().manual_seed(i)) for i in range(4))
+
+    def run(*args: torch.Tensor, backend: str) -> torch.Tensor:
+        return functional.aft_forget(*args[:3], -args[3].exp(), causal=True, heads=30, backend=backend)  # type: ignore[arg-type]
+
+    off = worst(both(run, args, {}))
+    assert off < 1e-5, f"off by {off:.1e}"
+
+
 def drift_over_all() -> None:
     """The same over all keys, forward and backward."""
     v = torch.full((1, 20_000, 2), 0.1).requires_grad_()
@@ -83,12 +108,37 @@ def borders() -> None:
         assert off < 1e-5, f"T={T}: off by {off:.1e}"
 
 
+def tokenwise() -> None:
+    """RMS norm, rotary positions and the gate of a SwiGLU over rows that end inside a block."""
+    draw = torch.Generator().manual_seed(0)
+    x, y = (3 * torch.randn(2, 70, 38, generator=draw) for _ in range(2))
+    weight, angles = torch.randn(38, generator=draw), torch.randn(2, 70, 9, generator=draw)
+
+    def turned(x: torch.Tensor, backend: str) -> torch.Tensor:
+        wide = angles.to(x.dtype)
+        return rotate(x.unflatten(-1, (2, 19)), wide.cos(), wide.sin(), backend=backend)
+
+    calls: list[tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = [
+        (rms_norm, (x, weight)),
+        (silu_gate, (x, y)),
+        (turned, (x,)),
+    ]
+    for form, args in calls:
+        off = worst(both(form, args, {}))
+        assert off < 1e-5, f"{form.__name__}: off by {off:.1e}"
+
+
 STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "aft_simple": ("aft_simple", {}),
     "aft_local": ("aft_local", {"window": 9, "max_len": 300, "init_std": 0.5}),
     "aft_local wide": ("aft_local", {"window": 100, "max_len": 300, "init_std": 0.5}),
     "aft_conv": ("aft_conv", {"heads": 4, "kernel_size": 7, "reparam": False, "init_std": 1.0}),
     "aft_full": ("aft_full", {"max_len": 300, "init_std": 0.5}),
+    "aft_forget": ("aft_forget", {"heads": None, "key_norm": False, "kernel_size": 1}),
+    "aft_pairs": (
+        "aft_pairs",
+        {"heads": 4, "rank": 3, "norm": False, "key_norm": False, "kernel_size": 1},
+    ),
     "hydra": ("hydra", {}),
     "hydra mean": ("hydra", {"feature": "mean"}),
     "linear": ("linear", {"heads": 4}),
@@ -121,10 +171,13 @@ def decoded(row: str) -> None:
     assert off < 1e-5, f"{row}: off by {off:.1e}"
 
 
-CHECKS: dict[str, Callable[[], None]] = {f.__name__: f for f in (drift, drift_backward, drift_over_all, borders)}
+CHECKS: dict[str, Callable[[], None]] = {
+    f.__name__: f for f in (drift, drift_backward, strips, drift_over_all, fading, borders, tokenwise)
+}
 CHECKS |= {f"decode {row}": functools.partial(decoded, row) for row in STREAMS}
 
-SCAN, LINEAR = "aft_simple", "linear_attention"
+SCAN, FADE, NORM, LINEAR = "aft_simple", "aft_forget", "aft_forget norm", "linear_attention"
+PAIRS = "aft_pairs"
 MASKED = "if (mask && !mask[t])"
 BUGS = [
     Bug(
@@ -135,6 +188,142 @@ BUGS = [
         "drift",
         True,
     ),
+    Bug("decays add up to nothing", "aft_forget.c", "more = (dd) + s->r[c]", "more = s->r[c]", FADE, True),
+    Bug(
+        "a new unit keeps what rounding took from the old one",
+        "aft_forget.c",
+        "s->r[c] = up ? bias : rr",
+        "s->r[c] = rr",
+        FADE,
+    ),
+    Bug(
+        "what rounding takes from decays is lost", "aft_forget.c", "rr = more - (uu - s->u[c]);", "rr = 0.0f;", "fading"
+    ),
+    Bug("the unit never rises", "aft_forget.c", "int up = above > 0;", "int up = above > 0 && s->u[c] < -1e30f;", FADE),
+    Bug(
+        "the denominator has no part in the gradient of decays",
+        "aft_forget.c",
+        "n_[c] * rest - d_[c] * past;",
+        "n_[c] * rest;",
+        FADE,
+        True,
+    ),
+    Bug(
+        "masked tokens count and decay",
+        "aft_forget.c",
+        MASKED + "\n                fade_look",
+        "if (0)\n                fade_look",
+        FADE,
+    ),
+    Bug(
+        "masked tokens count in the replay of decays",
+        "aft_forget.c",
+        "if (a->mask && !a->mask[b * a->T + t]) {",
+        "if (0) {",
+        FADE,
+    ),
+    Bug(
+        "a chunk starts in another unit",
+        "aft_forget.c",
+        "s.u[c] = p[c], s.r[c]",
+        "s.u[c] = 0.0f, s.r[c]",
+        "fading",
+    ),
+    Bug(
+        "the state forgets its unit",
+        "aft_forget.c",
+        "(double)s.u[c] + s.r[c]",
+        "0.0",
+        "decode aft_forget",
+    ),
+    Bug(
+        "the ratio is not normalised",
+        "aft_forget.c",
+        "y[c] *= scales[h];",
+        ";",
+        NORM,
+        True,
+    ),
+    Bug(
+        "the gradient of the norm is that of a constant",
+        "aft_forget.c",
+        "(gr[c] - yy[c] * along) * scale",
+        "gr[c] * scale",
+        NORM,
+    ),
+    Bug(
+        "dq of a decayed ratio without the derivative of the gate",
+        "aft_forget.c",
+        "* open * (e1 * open);",
+        "* open;",
+        FADE,
+    ),
+    Bug(
+        "dq of a decayed ratio without its norm",
+        "aft_forget.c",
+        "dq[c] * (yy[c] * scale)",
+        "dq[c] * yy[c]",
+        NORM,
+    ),
+    Bug(
+        "an infinite ratio makes its head 0",
+        "aft_forget.c",
+        "squares[h] < INFINITY ?",
+        "1 ?",
+        "nonfinite aft_forget norm",
+    ),
+    Bug(
+        "an infinite decay forgets all",
+        "aft_forget.c",
+        "rr = uu < FADE_LEAST ? 0.0f : rr,",
+        "rr = fabsf(uu) > 1e38f ? 0.0f : rr,",
+        "nonfinite aft_forget",
+    ),
+    Bug(
+        "the first sum's unit is the largest",
+        "aft_pairs.c",
+        "(aa - o->ta[c]) > 0;",
+        "(aa - o->ta[c]) > 1e38f;",
+        PAIRS,
+        True,
+    ),
+    Bug(
+        "logits of queries do not count",
+        "aft_pairs.c",
+        "float *restrict wt = o->wt + i * w, aa = a[i];",
+        "float *restrict wt = o->wt + i * w, aa = a[0];",
+        PAIRS,
+    ),
+    Bug("logits of keys do not count", "aft_pairs.c", "b ? b[h * p->R + i] : 0.0f, g ?", "0.0f, g ?", PAIRS),
+    Bug(
+        "the gradient of a query's logit forgets the mean",
+        "aft_pairs.c",
+        "gg * (num[c] - yy[c] * den[c])",
+        "gg * num[c]",
+        PAIRS,
+    ),
+    Bug(
+        "the gradient of a key's logit is that of one sum",
+        "aft_pairs.c",
+        "dk[c] += own, sb[c] = own;",
+        "dk[c] = own, sb[c] = own;",
+        PAIRS,
+    ),
+    Bug(
+        "sums of later tokens do not shrink with the unit",
+        "aft_pairs.c",
+        "rs[c] = up ? e : 1.0f;",
+        "rs[c] = 1.0f;",
+        PAIRS,
+    ),
+    Bug(
+        "masked tokens count in the replay of pairs",
+        "aft_pairs.c",
+        "if (in->mask && !in->mask[b * in->T + t]) {",
+        "if (0) {",
+        PAIRS,
+    ),
+    Bug("the state of pairs forgets its units", "aft_pairs.c", "(double)s.u[at] + s.r[at]", "0.0", "decode aft_pairs"),
     Bug("the maximum follows the last key", "aft_simple.c", "s->m[c] = up ? kk : mm;", "s->m[c] = kk;", SCAN, True),
     Bug("the maximum never rises", "aft_simple.c", "int up = (kk) > mm;", "int up = (kk) > mm && mm < -1e30f;", SCAN),
     Bug(
@@ -464,6 +653,44 @@ BUGS = [
         "d[c] -= tm_exp((row[c] - m[c]) - m[n + c]) * all[c];",
         "d[c] -= 0.0f;",
         "external",
+        True,
+    ),
+    Bug(
+        "RMS norm: the gradient along the token stays",
+        "tokenwise.c",
+        "(h[c] - u[c] * along) * scale;",
+        "h[c] * scale;",
+        "tokenwise",
+        True,
+    ),
+    Bug(
+        "RMS norm: the weight's gradient of the last block only",
+        "tokenwise.c",
+        "sum += parts[block * n + c];",
+        "sum = parts[block * n + c];",
+        "tokenwise",
+    ),
+    Bug(
+        "rotary positions: every batch at the angles of the first",
+        "tokenwise.c",
+        "(shared ? r % T : r)",
+        "(r % T)",
+        "tokenwise",
+        times=2,
+    ),
+    Bug(
+        "rotary positions: features that are not turned get lost",
+        "tokenwise.c",
+        "if (e > 2 * m) memcpy",
+        "if (e > 2 * m + 1) memcpy",
+        "tokenwise",
+    ),
+    Bug(
+        "SwiGLU: the slope of the sigmoid alone",
+        "tokenwise.c",
+        "(p + open * (1.0f - p));",
+        "p;",
+        "tokenwise",
         True,
     ),
 ]

@@ -32,7 +32,7 @@ class Form(NamedTuple):
     function: Callable[..., Tensor]
     options: dict[str, Any]
     more: tuple[tuple[int, ...], ...] = ()
-    causal: bool = True
+    causal: tuple[bool, ...] = (False, True)
     key: int = D
     exact: bool = True
     limits: bool = False
@@ -50,12 +50,15 @@ GRID = {"grid": (7, 10), "prefix": 0}
 FORMS: dict[str, Form] = {
     "aft_simple": Form(functional.aft_simple, {}),
     "aft_simple ungated": Form(functional.aft_simple, {"gate": None}),
+    "aft_forget": Form(functional.aft_forget, {}, ((B, T, D),), causal=(True,)),
+    "aft_forget norm": Form(functional.aft_forget, {"heads": 3}, ((B, T, D),), causal=(True,)),
+    "aft_pairs": Form(functional.aft_pairs, {}, ((B, T, HEADS, 3),) * 3, causal=(True,)),
     "aft_full": Form(functional.aft_full, {}, ((T, T),)),
     "aft_full batched": Form(functional.aft_full, {}, ((B, T, T),)),
     "aft_full factors": Form(factored, {}, ((T, 3), (T, 3))),
     "aft_local": Form(functional.aft_local, {"window": 5}, ((T, T),)),
     "aft_conv": Form(functional.aft_conv, {}, ((HEADS, 5),), key=HEADS),
-    "aft_conv 2-D": Form(functional.aft_conv, GRID, ((HEADS, 3, 3),), causal=False, key=HEADS),
+    "aft_conv 2-D": Form(functional.aft_conv, GRID, ((HEADS, 3, 3),), causal=(False,), key=HEADS),
     "hydra": Form(functional.hydra, {}, exact=False, limits=True),
     "hydra mean": Form(functional.hydra, {"feature": "mean"}, exact=False, limits=True),
     "hydra softmax": Form(functional.hydra, {"feature": "sigmoid/softmax"}),
@@ -134,6 +137,12 @@ def asked(name: str, causal: bool, which: int, place: int, masked: bool) -> Aske
         touched = values & touched.any(1, keepdim=True)
     seen = options["key_mask"].cumsum(1) if causal else options["key_mask"].sum(1, keepdim=True).expand(-1, T)
     few = (seen <= 1)[..., None] & ~touched if which not in (1, 2) else torch.zeros_like(touched)
+    if which > 2 and place == 0 and form.more[which - 3][:2] == (B, T):  # the first token's decay: there is nothing yet
+        wide = form.more[which - 3] == (B, T, D)
+        together = D // (form.options.get("heads", D) if wide else HEADS)
+        head = at[2] // together if wide else at[2]
+        few[at[0], :, head * together : (head + 1) * together] = True
+        few &= ~touched
     g = torch.randn(touched.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).bfloat16().double()
     grads = run(form, put(args, which, at, 0.25), torch.float64, "eager", g.masked_fill(touched | few, 0.0), **options)[
         1
@@ -242,7 +251,7 @@ def poisons(form: Form, *, all_of_them: bool) -> Iterator[tuple[int, int, float,
 
 def check_all(name: str, *, all_of_them: bool = False, dtype: torch.dtype = torch.float32) -> None:
     """Every poison of a form, causal and not."""
-    for causal in (False, True)[: 1 + FORMS[name].causal]:
+    for causal in FORMS[name].causal:
         for poison in poisons(FORMS[name], all_of_them=all_of_them):
             check(name, causal, *poison, dtype)
 

@@ -56,7 +56,9 @@ REFUSED: dict[tuple[str, str], str] = {
 }
 """(promise, row or row and direction) that meet something no kernel has, and what that is."""
 
+CAUSAL = ("aft_forget", "aft_reach", "aft_pairs")
 WHOLE = {
+    **{f"{case} both ways": "its kernel is causal" for case, (row, _) in CASES.items() if row in CAUSAL},
     "aft_local-none": "outside='none'",
     "aft_conv-none": "outside='none'",
     "aft_conv-3d": "three dimensions",
@@ -143,7 +145,7 @@ def test_eager(case, causal, promise):
 def test_cpu(case, causal, promise):
     with use_backend("cpu"):
         result = run_promise(subject32(case, causal), promise, PROMISES[promise])
-    whole = case in WHOLE or (causal and f"{case} causal" in WHOLE)
+    whole = case in WHOLE or f"{case} {'causal' if causal else 'both ways'}" in WHOLE
     if result.status == "crashed" and (whole or refused(case, causal, promise)):
         assert "MixerError" in result.reason
         assert "backend='cpu'" in result.reason
@@ -158,7 +160,7 @@ def test_cpu(case, causal, promise):
 
 def test_the_tables_are_about_what_exists():
     assert set(ELSEWHERE) <= set(PROMISES)
-    assert {case.removesuffix(" causal") for case in WHOLE} <= set(CASES)
+    assert {case.removesuffix(" causal").removesuffix(" both ways") for case in WHOLE} <= set(CASES)
     for promise, row in REFUSED:
         assert promise in PROMISES
         assert promise not in ELSEWHERE
@@ -169,7 +171,7 @@ def test_the_tables_are_about_what_exists():
 def test_the_kernel_is_what_runs(name, monkeypatch):
     """Under use_backend("cpu") a mixer calls the library, and gives other bits than the eager form."""
     case = next(case for case, (row, _) in CASES.items() if row == name)
-    s = subject32(case, False)
+    s = subject32(case, f"{case} both ways" in WHOLE)
     x = s.x(2, s.length)
     found = {}
     for backend in ("cpu", "eager", "auto"):

@@ -33,7 +33,11 @@ def outcomes(place: Path, bugs: list[Bug], *names: str) -> list[str]:
         (sources / bug.file).write_text(text.replace(bug.old, bug.new))
     # The kernel at hand is enough; by those of aft_simple.c the instruction set is known.
     own = {bug.file for bug in bugs or BUGS} - {"tm.h"} | {"aft_simple.c"}
-    (sources / "kernels.c").write_text("".join(f'#include "{file}"\n' for file in own))
+    own |= {"aft_forget.c"} if "aft_pairs.c" in own else set()  # whose scan it uses
+    lines = (sources / "kernels.c").read_text().splitlines(keepends=True)
+    (sources / "kernels.c").write_text(
+        "".join(line for line in lines if line.split('"')[1:2] and line.split('"')[1] in own)
+    )
     library = build.build(place / "library.so", sources=sources, only=ISA, extra=QUICKLY)
     env = {
         **os.environ,

@@ -16,6 +16,7 @@ from torch import Tensor
 from kernel_checks import adversarial, both, worst
 from tokenmix import MIXERS, functional
 from tokenmix.functional.sums.kernel_attention import MAPS
+from tokenmix.functional.tokenwise import gate_kernel, rms_kernel, rotate_kernel
 from tokenmix.kernels.operator import OPERATORS, Operator
 
 TOL = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
@@ -72,6 +73,25 @@ def aft_local_factors(B, T, D, draw) -> Call:
     )
 
 
+def aft_forget(B, T, D, draw) -> Call:
+    args = draw(B, T, D), draw(B, T, D), draw(B, T, D), draw(B, T, D) / 4
+    return functional.aft_forget, args, {"gate": "identity"}  # the gate is torch's, and the bits of its sigmoid vary
+
+
+def aft_forget_norm(B, T, D, draw) -> Call:
+    """A norm of the ratio, of values that are not around 0: what divides by numbers that cancel has no bound."""
+    signs = torch.where(torch.arange(D) % 2 == 0, 2.0, -2.0)
+    args = draw(B, T, D), draw(B, T, D), (draw(B, T, D) / 4 + signs).to(draw.dtype), draw(B, T, D) / 4
+    return functional.aft_forget, args, {"heads": next(n for n in (7, 3, 2, 1) if D % n == 0), "gate": "identity"}
+
+
+def aft_pairs(B, T, D, draw) -> Call:
+    heads = next(n for n in (3, 2, 1) if D % n == 0)
+    a, b, decay = (draw(B, T, heads, 3) / 2 for _ in range(3))
+    args = draw(B, T, D), draw(B, T, D), draw(B, T, D), a, b, decay / 2
+    return functional.aft_pairs, args, {"gate": "identity"}
+
+
 def aft_conv(B, T, D, draw) -> Call:
     h = next(n for n in (3, 2, 5, 1) if D % n == 0)
     return functional.aft_conv, (draw(B, T, D), draw(B, T, h), draw(B, T, D), draw(h, 7)), {}
@@ -125,7 +145,8 @@ class Form(NamedTuple):
     call: Callable[..., Call]
     operator: str
     mixer: tuple[str, dict[str, Any]]
-    causal: bool = True
+    causal: tuple[bool, ...] = (False, True)
+    """Whether the kernel is causal; (False,) where the form has no such option."""
     gates: bool = True
     cross: bool = False
     measured: tuple[tuple[int, int], ...] = ((8, 150), (66, 131), (4, 64))
@@ -146,6 +167,16 @@ FORMS = {
     "aft_local": Form(aft_local, "aft_band", ("aft_local", {**SQUARE, "window": 5})),
     "aft_local batched": Form(aft_local_batched, "aft_band", ("aft_local", {**SQUARE, "window": 33})),
     "aft_local factors": Form(aft_local_factors, "aft_band", ("aft_local", {**SQUARE, "window": 61, "rank": 4})),
+    "aft_forget": Form(aft_forget, "aft_forget", ("aft_forget", {"heads": None, "key_norm": False}), causal=(True,)),
+    "aft_forget norm": Form(
+        aft_forget_norm, "aft_forget", ("aft_forget", {"heads": None, "key_norm": False}), causal=(True,)
+    ),
+    "aft_pairs": Form(
+        aft_pairs,
+        "aft_pairs",
+        ("aft_pairs", {"heads": 2, "rank": 3, "norm": False, "key_norm": False}),
+        causal=(True,),
+    ),
     "aft_conv": Form(
         aft_conv,
         "aft_band",
@@ -156,7 +187,7 @@ FORMS = {
         aft_conv2d,
         "aft_conv2d",
         ("aft_conv", {"ndim": 2, "heads": 2, "kernel_size": 3}),
-        causal=False,
+        causal=(False,),
         measured=((12, 49),),
     ),
     "hydra": Form(hydra, "hydra", ("hydra", {}), gates=False, cross=True),
@@ -173,7 +204,7 @@ FORMS = {
         "external",
         ("external", {"slots": 33}),
         measured=((40, 65), (6, 1)),
-        causal=False,
+        causal=(False,),
         gates=False,
         tokens=0,
     ),
@@ -182,7 +213,7 @@ FORMS = {
         "external",
         ("external", {"slots": 33, "norm": "tokens"}),
         measured=((40, 65), (6, 1)),
-        causal=False,
+        causal=(False,),
         gates=False,
         tokens=0,
     ),
@@ -190,7 +221,7 @@ FORMS = {
 ROWS = [
     pytest.param(name, causal, id=f"{name}{' causal' * causal}")
     for name, form in FORMS.items()
-    for causal in (False, True)[: 1 + form.causal]
+    for causal in form.causal
 ]
 every_form = pytest.mark.parametrize(("name", "causal"), ROWS)
 
@@ -198,7 +229,7 @@ every_form = pytest.mark.parametrize(("name", "causal"), ROWS)
 def call(name: str, causal: bool, B: int, T: int, D: int, dtype: torch.dtype = torch.float32) -> Call:
     """The form, its arguments and options."""
     form, args, options = FORMS[name].call(B, T, D, Draw(dtype))
-    return form, args, {**options, "causal": causal} if FORMS[name].causal else options
+    return form, args, {**options, "causal": causal} if True in FORMS[name].causal else options
 
 
 def with_grad(args: tuple[Tensor, ...]) -> list[Tensor]:
@@ -206,8 +237,9 @@ def with_grad(args: tuple[Tensor, ...]) -> list[Tensor]:
 
 
 def test_every_operator_has_its_forms():
-    assert {form.operator for form in FORMS.values()} == set(OPERATORS)
-    assert {name for cls in MIXERS.values() for name in cls.kernels.whole} == set(OPERATORS)
+    of_mixers = set(OPERATORS) - {kernel.name for kernel in (rms_kernel, rotate_kernel, gate_kernel)}
+    assert {form.operator for form in FORMS.values()} == of_mixers
+    assert {name for cls in MIXERS.values() for name in cls.kernels.whole} == of_mixers
     served = {name for name, cls in MIXERS.items() if cls.kernels.whole}
     assert {form.mixer[0] for form in FORMS.values()} <= served
 
@@ -300,7 +332,8 @@ def test_masks_may_have_strides(name, causal):
             form(*args, key_mask=m, **options, backend="cpu")
             for m in (mask, mask.clone(memory_format=torch.contiguous_format))
         ]
-        assert torch.equal(*found)
+        # The products of external attention are torch's, whose bits depend on where tensors lie in memory.
+        assert torch.equal(*found) if FORMS[name].tokens else torch.allclose(*found, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -27,6 +27,7 @@ import test_kernels_decode as decode
 from fuzz_forms import FORMS, MISSING, derived, drawn, mapped, upstream
 from kernel_checks import structs
 from tokenmix import MixerError, functional
+from tokenmix.functional import tokenwise
 from tokenmix.kernels import cpu
 
 SEEDS = 40  # calls of each form
@@ -101,7 +102,25 @@ def wide_grids() -> None:
         torch.autograd.grad(functional.aft_conv(*leaves, grid=grid, prefix=prefix, backend="cpu").sum(), leaves)
 
 
-MORE: list[Callable[[], None]] = [extended_scan, not_finite, streams, wide_streams, wide_grids]
+def token_by_token() -> None:
+    """RMS norm, rotary positions and the gate of a SwiGLU, forward and backward, rows of all lengths."""
+    forms = tokenwise
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for n in (2, 30, 64, 134):
+            x, gate = (torch.randn(2, 5, 3, n).to(dtype).requires_grad_() for _ in range(2))
+            angles = torch.rand(2, 5, n // 2)
+            weight = torch.randn(n).to(dtype).requires_grad_()
+            for y in (
+                forms.rms_norm(x, weight, backend="cpu"),
+                forms.rms_norm(x, backend="cpu"),
+                forms.silu_gate(gate, x, backend="cpu"),
+                forms.rotate(x, angles.cos(), angles.sin(), backend="cpu"),
+                forms.rotate(x, angles[:1].cos(), angles[:1].sin(), interleaved=True, backend="cpu"),
+            ):
+                y.sum().backward()
+
+
+MORE: list[Callable[[], None]] = [extended_scan, not_finite, streams, wide_streams, wide_grids, token_by_token]
 """List what uses kernels beside the forms: streams, large shapes.
 
 A kernel that nothing here calls is named by test_sanitizers.

@@ -2,6 +2,8 @@
 
 from .aft import aft_full, aft_local, aft_simple
 from .aft_conv import aft_conv
+from .aft_forget import aft_forget
+from .aft_pairs import aft_pairs
 from .attention import attention
 from .axial import axial
 from .backend import use_backend
@@ -40,8 +42,10 @@ from .transformer_xl import transformer_xl
 
 __all__ = [
     "aft_conv",
+    "aft_forget",
     "aft_full",
     "aft_local",
+    "aft_pairs",
     "aft_simple",
     "attention",
     "axial",

@@ -27,7 +27,8 @@ class Operator:
     Call it as ``operator(*inputs, *options)``. The kernel itself is in ``kernels/cpu/NAME.py``,
     ``kernels/triton/NAME.py`` or both, each with three functions:
 
-        forward(*inputs, **options, save)         the result y, and what the backward pass needs, empty unless ``save``
+        forward(*inputs, **options, save)         the result y, and what the backward pass needs, empty unless ``save``;
+                                                  y alone if it needs nothing
         backward(g, *inputs, *kept, **options)    a gradient for each input that has one, empty where the input is None
         saved_shapes(*inputs, **options)          the shapes of what ``forward`` saves, all float32
 
@@ -63,19 +64,20 @@ class Operator:
         self.modules: dict[str, Any] = {}
         marked = inputs.split()
         names = [re.sub("[?!]", "", one) for one in marked]
-        kept = (["y"] if keeps_result else []) + list(saves)
+        kept = [f"Tensor {one}" for one in (["y"] if keeps_result else []) + list(saves)]
         self.differentiable = tuple("!" not in one for one in marked)
         self.main = next(i for i, one in enumerate(marked) if "?" not in one)
         self.count, self.kept = len(marked), slice(0 if keeps_result else 1, None)
-        self.options = tuple(option.split()[-1] for option in options.split(","))
+        given = [options] if options else []
+        self.options = tuple(option.split()[-1] for one in given for option in one.split(","))
         tensors = ", ".join(f"Tensor{'?' * ('?' in one)} {name}" for one, name in zip(marked, names, strict=True))
         grads = ", ".join("Tensor" for _ in compress(marked, self.differentiable))
-        saved = ", ".join(f"Tensor {one}" for one in kept)
-        forward = f"({tensors}, {options}, bool save) -> ({', '.join('Tensor' for _ in range(1 + len(saves)))})"
+        results = ", ".join("Tensor" for _ in range(1 + len(saves)))
+        forward = f"({', '.join([tensors, *given, 'bool save'])}) -> ({results})"
         self.forward = self._define(name, forward, self._run, self._fake)
         self.backward = self._define(
             f"{name}_backward",
-            f"(Tensor g, {tensors}, {saved}, {options}) -> ({grads})",
+            f"({', '.join(['Tensor g', tensors, *kept, *given])}) -> ({grads})",
             self._run_backward,
             self._fake_backward,
         )
@@ -88,7 +90,8 @@ class Operator:
         grad = torch.is_grad_enabled() and any(
             t is not None and t.requires_grad for t in compress(args, self.differentiable)
         )
-        return self.forward(*args, grad)[0]
+        found = self.forward(*args, grad)
+        return found if isinstance(found, Tensor) else found[0]
 
     def module(self, where: str) -> Any:
         """Return the kernel module for "cpu" or "triton"; import it on first use, because triton is optional."""
@@ -116,7 +119,7 @@ class Operator:
     def _named(self, options: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(self.options, options, strict=True))
 
-    def _run(self, where: str, *args: Any) -> Results:
+    def _run(self, where: str, *args: Any) -> Results | Tensor:
         inputs, options = args[: self.count], self._named(args[self.count : -1])
         return self.module(where).forward(*inputs, **options, save=args[-1])
 
@@ -124,20 +127,21 @@ class Operator:
         n = len(args) - len(self.options)
         return _one(self.module(where).backward(*args[:n], **self._named(args[n:])))
 
-    def _fake(self, *args: Any) -> Results:
+    def _fake(self, *args: Any) -> Results | Tensor:
         inputs, options, like, save = args[: self.count], self._named(args[self.count : -1]), args[self.main], args[-1]
         shapes = self.module(self._where(like.is_cuda)).saved_shapes(*inputs, **options)
         y = like.new_empty(like.shape if self.shape is None else self.shape(*inputs, **options))
-        return y, *(like.new_empty(shape if save else (0,), dtype=torch.float32) for shape in shapes)
+        return _one((y, *(like.new_empty(shape if save else (0,), dtype=torch.float32) for shape in shapes)))
 
     def _fake_backward(self, g: Tensor, *args: Any) -> Results | Tensor:
         like = args[self.main]
         inputs = compress(args, self.differentiable)
         return _one(tuple(like.new_empty(0) if x is None else x.new_empty(x.shape) for x in inputs))
 
-    def _keep(self, ctx: Any, inputs: Sequence[Any], output: Results) -> None:
+    def _keep(self, ctx: Any, inputs: Sequence[Any], output: Results | Tensor) -> None:
         ctx.options = inputs[self.count : -1]
-        ctx.save_for_backward(*inputs[: self.count], *output[self.kept])
+        results = (output,) if isinstance(output, Tensor) else output
+        ctx.save_for_backward(*inputs[: self.count], *results[self.kept])
 
     def _derive(self, ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors

@@ -17,8 +17,9 @@ from .base import QKVO, About, Arguments, Mixer, chunk_positions, register_state
 from .cost import MixingCost
 from .parts.options import at_least, check_positive, one_of
 from .parts.shared import largest_dot
+from .parts.token_norm import RMSNorm
 
-NORMS: dict[str, Any] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+NORMS: dict[str, Any] = {"layer": nn.LayerNorm, "rms": RMSNorm}
 
 
 @register_state

@@ -18,6 +18,12 @@ from .aft import (
     AFTSimple,
 )
 from .aft_conv import AFTConv
+from .aft_forget import (
+    AFTForget,
+    Decay,
+)
+from .aft_pairs import AFTPairs
+from .aft_reach import AFTReach
 from .attention import Attention
 from .axial import Axial
 from .base import Mixer
@@ -78,6 +84,9 @@ MixerName = Literal[
     "aft_local",
     "aft_simple",
     "aft_conv",
+    "aft_forget",
+    "aft_reach",
+    "aft_pairs",
     "hydra",
     "multihead_linear",
     "polynl",
@@ -192,6 +201,54 @@ def build_mixer(
     qkv_bias: bool = True,
     out_bias: bool = True,
 ) -> AFTConv: ...
+@overload
+def build_mixer(
+    name: Literal["aft_forget"],
+    dim: int,
+    *,
+    causal: bool = False,
+    heads: int | None = 8,
+    kernel_size: int | None = None,
+    key_norm: bool = True,
+    decay: Decay | None = "learned",
+    half_lives: tuple[float, float] = ...,
+    gate: Gate | None = "sigmoid",
+    qkv_bias: bool = True,
+    out_bias: bool = True,
+) -> AFTForget: ...
+@overload
+def build_mixer(
+    name: Literal["aft_reach"],
+    dim: int,
+    *,
+    causal: bool = False,
+    reaches: int = 8,
+    half_lives: tuple[float, float] = ...,
+    heads: int = 8,
+    norm: bool = True,
+    kernel_size: int | None = None,
+    key_norm: bool = True,
+    gate: Gate | None = "sigmoid",
+    qkv_bias: bool = True,
+    out_bias: bool = True,
+) -> AFTReach: ...
+@overload
+def build_mixer(
+    name: Literal["aft_pairs"],
+    dim: int,
+    *,
+    causal: bool = False,
+    rank: int = 4,
+    heads: int = 8,
+    norm: bool = True,
+    kernel_size: int | None = None,
+    key_norm: bool = True,
+    decay: bool = True,
+    half_lives: tuple[float, float] = ...,
+    gate: Gate | None = "sigmoid",
+    qkv_bias: bool = True,
+    out_bias: bool = True,
+) -> AFTPairs: ...
 @overload
 def build_mixer(
     name: Literal["hydra"],

@@ -80,6 +80,11 @@ class Facts(nn.Module):
 
     Errors are then measured against the largest output of all rows instead of that of the row.
     """
+    conditioned: ClassVar[dict[str, Any]] = {}
+    """Options of the functional form under which its error is measured.
+
+    A form that divides by numbers that may cancel, as a norm of its sums does, has no bound on its error otherwise.
+    """
     kernels: ClassVar[Kernels] = Kernels()
     only_qkv: ClassVar[bool] = False
     """Whether the functional form depends on queries, keys and values only.

@@ -156,9 +156,10 @@ class MemoryCompressed(Mixer):
         if not conv or options["causal"]:
             found = largest_dot(q, k, options["heads"])
         if conv:
-            with torch.no_grad():
-                cells = strided_conv(patches(k, (k.shape[1],), options["block"]), conv[0], conv[2])
-            found = max(found, largest_dot(q.double(), cells, options["heads"]))
+            # A cell is a sum whose terms may cancel; what they are rounded by does not.
+            weight, bias = (a.detach().abs() for a in (conv[0], conv[2]))
+            cells = strided_conv(patches(k.abs(), (k.shape[1],), options["block"]), weight, bias)
+            found = max(found, largest_dot(q.detach().abs().double(), cells, options["heads"]))
         return found
 
     def empty_state(self, batch_size, *, device, dtype):

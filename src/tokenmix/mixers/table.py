@@ -7,6 +7,9 @@ from typing import Any
 from ..errors import MixerError
 from .aft import AFTFull, AFTLocal, AFTSimple
 from .aft_conv import AFTConv
+from .aft_forget import AFTForget
+from .aft_pairs import AFTPairs
+from .aft_reach import AFTReach
 from .attention import Attention
 from .axial import Axial
 from .base import Mixer
@@ -44,6 +47,9 @@ MIXERS: dict[str, type[Mixer]] = {
     "aft_local": AFTLocal,
     "aft_simple": AFTSimple,
     "aft_conv": AFTConv,
+    "aft_forget": AFTForget,
+    "aft_reach": AFTReach,
+    "aft_pairs": AFTPairs,
     # hydra
     "hydra": Hydra,
     "multihead_linear": MultiheadLinear,

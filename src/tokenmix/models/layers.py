@@ -9,11 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
+from ..functional.tokenwise import silu_gate
+from ..mixers.parts.token_norm import RMSNorm
 
 NormType = Literal["layer", "rms"]
 MLPKind = Literal["gelu", "swiglu", "relu2"]
 
-NORM_LAYERS: dict[str, Any] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+NORM_LAYERS: dict[str, Any] = {"layer": nn.LayerNorm, "rms": RMSNorm}
 GATED_MULTIPLE = 8
 """The hidden width of a gated MLP is rounded up to a multiple of this number, which suits matrix products."""
 
@@ -66,7 +68,7 @@ class MLP(nn.Module):
         """Map (B, T, D) to (B, T, D)."""
         h = self.up(x)
         if self.gate is not None:
-            return self.down(F.silu(self.gate(x)) * h)
+            return self.down(silu_gate(self.gate(x), h))
         return self.down(F.gelu(h) if self.kind == "gelu" else F.relu(h).square())
 
     def reset_parameters(self, std: float, residual_std: float) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
+from ..functional.tokenwise import rotate
 
 LAYOUTS = ("half", "interleaved")
 
@@ -65,8 +66,10 @@ class RotaryPositions(nn.Module):
 
         The tensors are (B, T, heads * head_dim), with any number of heads.
         """
+        if positions.stride(0) == 0:  # the same in all rows
+            positions = positions[:1]
         exact = torch.float32 if positions.device.type == "mps" else torch.float64
-        turns = positions[:, :, None, None].to(exact) * torch.tensor(self.rates, dtype=exact, device=positions.device)
+        turns = positions[:, :, None].to(exact) * torch.tensor(self.rates, dtype=exact, device=positions.device)
         turns = turns - turns.floor()
         wide = [torch.promote_types(x.dtype, torch.float32) for x in tensors]
         waves = {dtype: self._waves(turns.to(dtype)) for dtype in set(wide)}
@@ -78,12 +81,7 @@ class RotaryPositions(nn.Module):
 
     def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         heads = x.unflatten(-1, (-1, self.head_dim))
-        turning, still = heads[..., : self.rotary_dim].to(cos.dtype), heads[..., self.rotary_dim :]
-        a, b = turning.chunk(2, -1) if self.layout == "half" else (turning[..., 0::2], turning[..., 1::2])
-        pairs = a * cos - b * sin, b * cos + a * sin
-        turned = torch.cat(pairs, -1) if self.layout == "half" else torch.stack(pairs, -1).flatten(-2)
-        turned = turned.to(x.dtype)
-        return (torch.cat([turned, still], -1) if still.shape[-1] else turned).flatten(2)
+        return rotate(heads, cos, sin, interleaved=self.layout == "interleaved").flatten(2)
 
     def extra_repr(self) -> str:
         """Return the options, for print."""

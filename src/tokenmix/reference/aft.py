@@ -55,6 +55,65 @@ def aft_simple(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, g
     return aft_full(q, k, v, torch.zeros(q.shape[1], k.shape[1], dtype=k.dtype), mask=mask, gate=gate)
 
 
+def aft_forget(
+    q, k, v, g, *, heads: int | None = None, eps: float = 1e-6, mask: Tensor | None = None, gate: str | None = "sigmoid"
+) -> Tensor:
+    """Compute Eq. 2 with w_tt' the sum of the log-decays between t' and t, per feature, and an RMS norm per head.
+
+    They are those of the tokens after the earlier of the two, up to the later one; masked tokens have none.
+    """
+    mask = torch.ones(q.shape[0], q.shape[1], q.shape[1], dtype=torch.bool) if mask is None else mask
+    y = _by_feature(q, k, v, _between(g, mask), mask)
+    if heads is not None:
+        y = _normalised(y, heads, eps)
+    return y if gate is None else _GATES[gate](q) * y
+
+
+def aft_pairs(
+    q, k, v, a, b=None, g=None, *, norm: bool = False, eps: float = 1e-6, mask: Tensor | None = None, gate="sigmoid"
+) -> Tensor:
+    """Compute Eq. 2 with w_tt' = log sum_r exp(a_tr + b_t'r + d_tt'r) per head, and an RMS norm per head."""
+    heads, each = a.shape[2], q.shape[2] // a.shape[2]
+    mask = torch.ones(q.shape[0], q.shape[1], q.shape[1], dtype=torch.bool) if mask is None else mask
+    terms = a[:, :, None] + torch.zeros_like(a)[:, None]
+    if b is not None:
+        terms = terms + torch.where(mask.any(1)[:, :, None, None], b, 0.0)[:, None]
+    if g is not None:
+        terms = terms + _between(g.flatten(2), mask).unflatten(-1, g.shape[2:])
+    w = torch.logsumexp(terms, -1).repeat_interleave(each, -1)
+    y = _by_feature(q, k, v, w, mask)
+    if norm:
+        y = _normalised(y, heads, eps)
+    return y if gate is None else _GATES[gate](q) * y
+
+
+def aft_reach(
+    q, k, v, a, b, g, *, norm: bool = False, eps: float = 1e-6, mask: Tensor | None = None, gate="sigmoid"
+) -> Tensor:
+    """Compute Eq. 2 with w_tt' = log sum_r exp(a_tr - lambda_r |t - t'|) per head; g holds -lambda per step."""
+    return aft_pairs(q, k, v, a, b, g, norm=norm, eps=eps, mask=mask, gate=gate)
+
+
+def _between(g: Tensor, mask: Tensor) -> Tensor:
+    """Sum the log-decays of the tokens after the earlier of t and t', up to the later one: (B, T, T, D)."""
+    g = torch.where(mask.any(1)[..., None], g, 0.0)
+    rows = []
+    for t in range(g.shape[1]):
+        before, after = g[:, 1 : t + 1].flip(1).cumsum(1).flip(1), g[:, t + 1 :].cumsum(1)
+        rows.append(torch.cat([before, torch.zeros_like(g[:, :1]), after], 1))
+    return torch.stack(rows, 1)
+
+
+def _by_feature(q: Tensor, k: Tensor, v: Tensor, w: Tensor, mask: Tensor) -> Tensor:
+    """Compute Eq. 2 without its gate, with weights w (B, T, T, D) of their own for each feature."""
+    each = zip(*(a.split(1, -1) for a in (q, k, v)), w.unbind(-1), strict=True)
+    return torch.cat([aft_full(*feature, mask=mask, gate=None) for feature in each], -1)
+
+
+def _normalised(y: Tensor, heads: int, eps: float) -> Tensor:
+    return F.rms_norm(y.unflatten(-1, (heads, -1)), (y.shape[-1] // heads,), eps=eps).flatten(2)
+
+
 def aft_conv(
     q,
     k,

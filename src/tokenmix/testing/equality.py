@@ -120,7 +120,7 @@ def _long(s: Subject) -> tuple[Any, dict[str, Any]]:
     place: dict[str, Any] = {} if grid is None else {"grid": grid}
     with torch.no_grad():
         args, options = s.args(mixer, s.x(1, length), **place)
-    return args, options
+    return args, options | getattr(s.cls, "conditioned", {})
 
 
 def accurate_on_adversarial_keys(s: Subject) -> None:

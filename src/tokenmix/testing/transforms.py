@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .. import functional
 from ..export.inputs import Call, Step, quietly
 from ..export.onnx_model import onnx_session, run_onnx
 from . import inputs
@@ -71,8 +72,9 @@ def exports(s: Subject) -> None:
         _, state = mixer.extend(x[:, :2], mixer.init_state(2))
         step = _reloaded(Step(mixer), (x[:, 2:3], state)).module()
         got, after = step(x[:, 3:4], state)
-        want, expected = mixer.extend(x[:, 3:4], state)
-        same(got, want, "the exported streaming step differs", seed=s.seed)
+        same(got, mixer.extend(x[:, 3:4], state)[0], "the exported streaming step differs", seed=s.seed)
+        with functional.use_backend("eager"):  # what is exported; kernels round otherwise what a float64 state adds up
+            _, expected = mixer.extend(x[:, 3:4], state)
         for a, b in zip(pytree.tree_leaves(after), pytree.tree_leaves(expected), strict=True):
             same(a, b, "the exported streaming step gives another state", seed=s.seed)
 

@@ -184,6 +184,7 @@ def honest_chunk(
     *keys: Tensor,
     key_mask: Tensor | None,
     each: bool = False,
+    reach: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Whole]:
     """Apply ``honest`` to new tokens of a stream.
 
@@ -191,6 +192,7 @@ def honest_chunk(
 
     Args:
         each: the sums too are (B, D), feature by feature.
+        reach: as in ``honest``.
     """
     given = keys if q is None else (q, *keys)
     if nothing_to_hide(*given):
@@ -201,4 +203,4 @@ def honest_chunk(
         a + last.view(a.shape[0], *[1] * (a.ndim - 2), last.shape[-1]).to(a.dtype) if a.is_floating_point() else a
         for a in after
     )
-    return put_back(y, _spoilt(y, q, keys, True, key_mask, None, each)), tuple(spoiled)  # type: ignore[return-value]  # as many tensors as ``form`` gave
+    return put_back(y, _spoilt(y, q, keys, True, key_mask, None, each, reach)), tuple(spoiled)  # type: ignore[return-value]  # as many tensors as ``form`` gave

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .gates import Gate, gated
-from .nonfinite import honest
+from .nonfinite import each_mark, honest, nothing_to_hide, put_back
 from .precision import at_least_float32
 
 # the key of a masked token: float32's minimum, so that exporters that write constants in float32 preserve it
@@ -79,6 +79,15 @@ def _by_feature(
     return honest(form, q, k, v, each=True, **reach)
 
 
+def gated_after(q: Tensor, y: Tensor, gate: Gate | None) -> Tensor:
+    """Compute ``gated`` on what a kernel gave, whose rows that are not finite keep their gradients to themselves."""
+    if gate is None or nothing_to_hide(q, y):
+        return gated(q, y, gate)
+    # Not ``clean``: a NaN gradient goes on to the kernel, also where q is not finite.
+    finite = [torch.nan_to_num(a, 0.0, 0.0, 0.0) for a in (q, y)]
+    return put_back(gated(finite[0], finite[1], gate), each_mark(q, y))
+
+
 def kernel_sums(
     where: str, run: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, gate: Gate | None, **reach: Any
 ) -> Tensor:
@@ -90,12 +99,7 @@ def kernel_sums(
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if gate == "sigmoid":
             return run(q, k, v)
-        y = run(None, k, v)
-        return (
-            gated(q, y, gate)
-            if gate is None
-            else honest(lambda q, y: gated(q, y, gate), None, q, y, each=True, reach=lambda mark: mark)
-        )
+        return gated_after(q, run(None, k, v), gate)
 
     if where == "cpu":
         return form(q, k, v)
@@ -201,11 +205,26 @@ def running_max(k: Tensor) -> Tensor:
     return k
 
 
-def scan(s: Sums) -> Sums:
-    """Compute inclusive prefix sums over blocks: m (..., n, 1, c'), acc (..., n, 1, g + 1, c'), by doubling."""
+def faded(s: Sums, decay: Tensor) -> Sums:
+    """Multiply sums by exp(decay): a change of their unit, which is data, so the accumulator carries the gradient."""
+    fixed = decay.detach()
+    return Sums(s.m + fixed, s.lift + torch.zeros_like(fixed), s.acc * torch.exp(decay - fixed)[..., None, :])
+
+
+def scan(s: Sums, decay: Tensor | None = None) -> Sums:
+    """Compute inclusive prefix sums over blocks: m (..., n, 1, c'), acc (..., n, 1, g + 1, c'), by doubling.
+
+    Args:
+        decay: (..., n, 1, c'); each block multiplies the sums of all before it by exp(decay).
+    """
     step = 1
     while step < s.m.shape[-3]:
-        later = merge(Sums(*_blocks(s, step, None)), Sums(*_blocks(s, None, -step)))
+        early = Sums(*_blocks(s, None, -step))
+        if decay is not None:
+            late = decay[..., step:, :, :]
+            early = faded(early, late)
+            decay = torch.cat([decay[..., :step, :, :], late + decay[..., :-step, :, :]], -3)
+        later = merge(Sums(*_blocks(s, step, None)), early)
         s = Sums(
             *(torch.cat([a, b], a.ndim - d) for a, b, d in zip(_blocks(s, None, step), later, (3, 3, 4), strict=True))
         )

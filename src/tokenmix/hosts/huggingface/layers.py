@@ -9,6 +9,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...errors import MixerError
+from ...functional.tokenwise import silu_gate
 from ...mixers import MIXERS, Mixer, build_mixer
 from ...models import MLP, Block
 from ...models.blocks import complete_spec, reset_mixer
@@ -26,12 +27,15 @@ class TokenMixMLP(MLP):
         if config.hidden_act not in ACT2FN:
             unknown = f"hidden_act={config.hidden_act!r} is not an activation of transformers"
             raise MixerError(f"TokenMixConfig: {unknown}, such as 'gelu', 'silu' and 'relu'.")
-        self.act = ACT2FN[config.hidden_act]
+        self.act, self.silu = ACT2FN[config.hidden_act], config.hidden_act in ("silu", "swish")
         self.gate = nn.Linear(config.hidden_size, self.up.out_features) if config.gated_mlp else None
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.up(x)
-        return self.down(self.act(h) if self.gate is None else self.act(self.gate(x)) * h)
+        if self.gate is None:
+            return self.down(self.act(h))
+        gate = self.gate(x)
+        return self.down(silu_gate(gate, h) if self.silu else self.act(gate) * h)
 
 
 class TokenMixLayer(GradientCheckpointingLayer, Block):

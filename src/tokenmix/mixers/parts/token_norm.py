@@ -1,4 +1,4 @@
-"""Batch normalisation over the valid tokens of a batch."""
+"""Norms: batch normalisation over the valid tokens of a batch, and RMS norm of each token."""
 
 from __future__ import annotations
 
@@ -6,6 +6,24 @@ import torch
 from torch import Tensor, nn
 
 from ...functional.sums.precision import at_least_float32
+from ...functional.tokenwise import rms_norm
+
+
+class RMSNorm(nn.RMSNorm):
+    """Divide each token by its root mean square, as ``torch.nn.RMSNorm`` does, in one pass over memory on the CPU.
+
+    Args:
+        dim: features of a token.
+        eps: added to the mean square.
+    """
+
+    def __init__(self, dim: int, *, eps: float = 1e-5):
+        super().__init__(dim, eps=eps)
+        self.eps: float = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., dim) to the same shape and dtype; see ``functional.tokenwise.rms_norm``."""
+        return rms_norm(x, self.weight.to(x.dtype), eps=self.eps)  # under autocast the weight is wider than x
 
 
 class TokenBatchNorm(nn.Module):

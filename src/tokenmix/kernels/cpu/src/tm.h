@@ -82,6 +82,21 @@ TM_INLINE float tm_sigmoid(float x) {
     return x >= 0 ? a : e * a;
 }
 
+/* sum_i a_i b_i, in float64: squares of large numbers stay finite. */
+TM_INLINE double tm_dot(const float *restrict a, const float *restrict b, int n) {
+    double part[TM_VL], sum = 0.0;
+    int c = 0;
+    for (int i = 0; i < TM_VL; i++) part[i] = 0.0;
+    for (; c + TM_VL <= n; c += TM_VL) {
+        TM_IVDEP
+        for (int i = 0; i < TM_VL; i++) part[i] += (double)a[c + i] * (double)b[c + i];
+    }
+    for (; c < n; c++) sum += (double)a[c] * (double)b[c];
+    for (int half = TM_VL / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) part[i] += part[i + half];
+    return sum + part[0];
+}
+
 TM_INLINE float tm_from_bf16(uint16_t u) {
     uint32_t i = (uint32_t)u << 16;
     float f;

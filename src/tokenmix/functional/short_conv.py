@@ -1,0 +1,85 @@
+"""A short convolution along the tokens, feature by feature, as a part that precedes a mixer or follows its projections.
+
+So in H3 (Fu et al. 2023, arXiv 2212.14052) and in the Canon layers of Allen-Zhu 2025 (arXiv 2512.17351).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import MixerError
+from .sums.nonfinite import honest, over_pairs, over_window
+from .sums.precision import exact
+from .sums.taps import centre_of, check_odd, depthwise, silenced
+
+
+@exact
+def short_conv(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> Tensor:
+    """Compute y_t = sum_j weight_j x_{t + j - s // 2}, feature by feature; causal: x_{t + j - (s - 1)}.
+
+    Takes time and memory O(T s D); with explicit positions also O(T^2 s).
+
+    Args:
+        x: (B, T, D).
+        weight: (D, s); s is odd unless causal.
+        causal: use tokens up to t only.
+        key_mask: bool (B, T), False = the token counts as 0.
+        positions: (B, T); distances are measured in positions. Without them every token stands at its index.
+
+    Returns:
+        (B, T, D) in x's dtype. A tap that falls on no token adds 0.
+
+    Raises:
+        MixerError: shapes do not fit, or s is even without ``causal``.
+    """
+    if x.ndim != 3 or weight.ndim != 2 or weight.shape[0] != x.shape[-1]:
+        raise MixerError(
+            f"short_conv: expects x (B, T, D) and weight (D, s), got {tuple(x.shape)} and {tuple(weight.shape)}."
+        )
+    size = weight.shape[1]
+    check_odd("short_conv", size, causal)
+    centre = centre_of(size, causal)
+
+    if positions is not None:
+        return tapped(silenced(x, key_mask), weight, positions, positions, centre, causal=causal).to(x.dtype)
+
+    def form(x: Tensor) -> Tensor:
+        v = silenced(x, key_mask)
+        return depthwise(weight.to(v.dtype), v, centre).to(x.dtype)
+
+    def met(mark: Tensor) -> Tensor:
+        return over_window(mark, -centre, size - 1 - centre)
+
+    return honest(form, None, x, key_mask=key_mask, each=True, reach=met)
+
+
+def tapped(v: Tensor, weight: Tensor, rows: Tensor, cols: Tensor, centre: int, *, causal: bool) -> Tensor:
+    """Compute the convolution of tokens v (B, S, D) at positions cols (B, S) at the positions rows (B, T).
+
+    Args:
+        causal: the last T tokens are those of the rows, and a row sees none after its own.
+    """
+    taps = _taps(rows, cols, weight.shape[1], centre, causal=causal)
+
+    def form(v: Tensor) -> Tensor:
+        parts = [(near.to(v.dtype) @ v) * weight[:, j].to(v.dtype) for j, near in enumerate(taps)]
+        return torch.stack(parts).sum(0)
+
+    return honest(form, None, v, each=True, reach=lambda mark: over_pairs(torch.stack(taps).any(0), mark))
+
+
+def _taps(rows: Tensor, cols: Tensor, size: int, centre: int, *, causal: bool) -> list[Tensor]:
+    """Return for each tap which token it falls on, from which row: bool (B, T, S)."""
+    T, S = rows.shape[1], cols.shape[1]
+    offset = cols[:, None] - rows[:, :, None] + centre
+    seen = torch.ones(T, S, dtype=torch.bool, device=rows.device)
+    seen = seen.tril(S - T) if causal else seen
+    return [(offset == j) & seen for j in range(size)]

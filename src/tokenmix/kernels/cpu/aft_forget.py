@@ -1,0 +1,90 @@
+"""Run AFT-forget on the C library, on tensors and without autograd."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import DTYPES, dense, function, new, pointer, rows
+from .aft_simple import CHUNK, State
+
+WIDEST = 512
+"""Most features of a head that the kernels normalise: SCAN_W of aft_simple.c."""
+
+_forward = function("fade_forward", "iid" + "p" * 13 + "l" * 11 + "i")
+_backward = function("fade_backward", "iid" + "p" * 11 + "l" * 13 + "i")
+
+
+def _strides(*tensors: Tensor | None) -> list[int]:
+    return [n for a in tensors for n in ((0, 0) if a is None else a.stride()[:2])]
+
+
+def saved_shapes(
+    q: Tensor | None, k: Tensor, v: Tensor, d: Tensor, mask: Tensor | None, *, heads: int, eps: float
+) -> list[tuple[int, ...]]:
+    """Return the shape of what the backward pass needs besides its inputs."""
+    B, T, D = k.shape
+    return [(B, -(-T // CHUNK), 4, D)]
+
+
+def forward(
+    q: Tensor | None, k: Tensor, v: Tensor, d: Tensor, mask: Tensor | None, *, heads: int, eps: float, save: bool
+) -> tuple[Tensor, Tensor]:
+    """Return y (B, T, D), and what the backward pass needs (empty unless ``save``); heads=0: no norm."""
+    q, k, v, d, mask = None if q is None else rows(q), rows(k), rows(v), rows(d), dense(mask)
+    y = new(k.shape, k.dtype)
+    saved = new(saved_shapes(q, k, v, d, mask, heads=heads, eps=eps)[0] if save else (0,))
+    kept = pointer(saved) if save else None
+    given = map(pointer, (q, k, v, d, mask, y))
+    states = (None,) * 6
+    sizes = *k.shape, *_strides(q, k, v, d), torch.get_num_threads()
+    _forward(DTYPES[k.dtype], heads, eps, *given, kept, *states, *sizes)
+    return y, saved
+
+
+def backward(
+    g: Tensor,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    d: Tensor,
+    mask: Tensor | None,
+    saved: Tensor,
+    *,
+    heads: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return dq (empty without q), dk, dv, dd."""
+    g, q, k, v, d, mask = rows(g), None if q is None else rows(q), rows(k), rows(v), rows(d), dense(mask)
+    dk, dv, dd = (new(k.shape, k.dtype) for _ in range(3))
+    dq = new((0,) if q is None else q.shape, k.dtype)
+    arrays = map(pointer, (q, k, v, d, mask, g, saved, dq, dk, dv, dd))
+    sizes = *k.shape, *_strides(q, k, v, d, g), torch.get_num_threads()
+    _backward(DTYPES[k.dtype], heads, eps, *arrays, *sizes)
+    return dq, dk, dv, dd
+
+
+def extend(
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    d: Tensor,
+    mask: Tensor | None,
+    past: State,
+    *,
+    heads: int = 0,
+    eps: float = 0.0,
+) -> tuple[Tensor, State]:
+    """Continue with new tokens after ``past`` (m, num, den in float64).
+
+    Returns the outputs and the sums after these tokens.
+    """
+    q, k, v, d, mask = None if q is None else rows(q), rows(k), rows(v), rows(d), dense(mask)
+    before = [a.contiguous() for a in past]  # kept alive until the call
+    B, T, D = k.shape
+    y, after = new((B, T, D), k.dtype), tuple(new((B, D), torch.float64) for _ in range(3))
+    given = map(pointer, (q, k, v, d, mask, y))
+    states = *map(pointer, before), *map(pointer, after)
+    sizes = B, T, D, *_strides(q, k, v, d), torch.get_num_threads()
+    _forward(DTYPES[k.dtype], heads, eps, *given, None, *states, *sizes)
+    return y, after  # type: ignore[return-value]  # there are three

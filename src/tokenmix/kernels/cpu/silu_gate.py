@@ -1,0 +1,32 @@
+"""Run the gate of a SwiGLU on the C library, on tensors and without autograd."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import DTYPES, function, new, pointer
+
+_forward = function("gated_forward", "ippp" + "li")
+_backward = function("gated_backward", "ippppp" + "li")
+
+
+def saved_shapes(gate: Tensor, x: Tensor) -> list[tuple[int, ...]]:
+    """Return no shape: the backward pass needs the inputs alone."""
+    return []
+
+
+def forward(gate: Tensor, x: Tensor, *, save: bool) -> Tensor:
+    """Return silu(gate) * x."""
+    gate, x = gate.contiguous(), x.contiguous()
+    y = new(x.shape, x.dtype)
+    _forward(DTYPES[x.dtype], pointer(gate), pointer(x), pointer(y), x.numel(), torch.get_num_threads())
+    return y
+
+
+def backward(g: Tensor, gate: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return dgate, dx."""
+    g, gate, x = g.contiguous(), gate.contiguous(), x.contiguous()
+    dgate, dx = new(x.shape, x.dtype), new(x.shape, x.dtype)
+    _backward(DTYPES[x.dtype], *map(pointer, (g, gate, x, dgate, dx)), x.numel(), torch.get_num_threads())
+    return dgate, dx

@@ -1,0 +1,184 @@
+"""What the decaying forms of AFT have in common: a short convolution, normalised keys, and the state of both."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from math import log
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...functional.layout.masks import valid_mask
+from ...functional.layout.positions import fill_from_last_valid
+from ...functional.sums.gates import Gate
+from ...functional.sums.softmax import FLOOR
+from ..base import QKVO, Arguments, Mixer, register_state, token_positions
+from .aft import add_projections
+from .history import empty_window, newest, ring_bytes
+from .options import at_least, check_heads, check_positive, true_or_false
+from .shared import ring_chunk
+from .short_conv import ShortConv
+from .token_norm import RMSNorm
+
+EPS = 1e-6
+
+
+@register_state
+class ConvolvedState(NamedTuple):
+    """Sums over all keys so far, in float64, and the last tokens before the convolution. Its size is constant.
+
+    values (B, kernel_size - 1, 3 D): queries, keys and values before the convolution; valid (B, .) bool; positions
+    (B, .). m, num, den (B, R, D), or (B, D) for one sum: the scale of each feature, the numerators, the denominators.
+    last (B,): the position of the last valid token. position (B,): the next position.
+    """
+
+    values: Tensor
+    valid: Tensor
+    positions: Tensor
+    m: Tensor
+    num: Tensor
+    den: Tensor
+    last: Tensor
+    position: Tensor
+
+
+class ConvolvedAFT(Mixer):
+    """Abstract base of AFT with a short convolution on queries, keys and values, normalised keys, and decays.
+
+    A subclass adds its parameters, and says with ``weights`` what its functional form takes after q, k and v.
+    """
+
+    supports_causal = supports_streaming = True
+    knows_positions = True
+    carries = QKVO
+    chunk: ClassVar[Callable[..., Any]]
+    """The functional form for new tokens: takes the sums before them after its arguments, and returns those after."""
+    sums: tuple[int, ...] = ()
+    """Shape of the sums of one feature: () for one sum."""
+    by_distance = False
+    """Whether the decays depend on distances in positions."""
+
+    def _set_up(
+        self,
+        *,
+        heads: int | None,
+        kernel_size: int | None,
+        key_norm: bool,
+        gate: Gate | None,
+        qkv_bias: bool,
+        out_bias: bool,
+    ) -> None:
+        """Check the options in common and add their layers."""
+        self.heads, self.gate = heads, gate
+        self.kernel_size = (4 if self.causal else 3) if kernel_size is None else kernel_size
+        if heads is not None:
+            check_heads(self, heads)
+        at_least(self, 1, kernel_size=self.kernel_size)
+        if self.kernel_size % 2 == 0 and not self.causal:
+            self.refuse(f"kernel_size must be odd unless causal=True, got {kernel_size!r}")
+        true_or_false(self, key_norm=key_norm)
+        add_projections(self, key_width=self.dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
+        self.width = self.dim * (2 if gate is None else 3)
+        self.conv = ShortConv(self.width, self.kernel_size, causal=self.causal) if self.kernel_size > 1 else None
+        self.k_norm = RMSNorm(self.dim, eps=EPS) if key_norm else None
+
+    def _pair(self, half_lives: Any) -> tuple[float, float]:
+        """Return the half-lives as a pair; refuse anything else."""
+        if not isinstance(half_lives, (tuple, list)) or len(half_lives) != 2:
+            self.refuse(f"half_lives must be a pair, the shortest and the longest in tokens, got {half_lives!r}")
+        for value in half_lives:
+            check_positive(self, half_lives=value)
+        return half_lives[0], half_lives[1]
+
+    @abstractmethod
+    def weights(self, x: Tensor, gaps: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return what the functional form takes after q, k and v.
+
+        Args:
+            x: (B, T, D).
+            gaps: (B, T), positions since the valid token before; None: 1 for each token.
+        """
+
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """Return the options of the functional form, besides ``causal`` and ``key_mask``."""
+
+    def functional_args(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Arguments:
+        """Return the arguments of the functional form for this input: (positional, keyword)."""
+        qkv = self._projected(x)
+        if self.conv is not None:
+            qkv = self.conv(qkv, positions=positions, key_mask=key_mask)
+        gaps = None
+        if self.by_distance and (positions is not None or key_mask is not None):
+            valid = valid_mask(x, key_mask)
+            at = token_positions(x, key_mask) if positions is None else positions
+            gaps = _gaps(at, valid, at.new_zeros(at.shape[0]))[0]
+        options = {"causal": self.causal, "key_mask": key_mask, **self.options()}
+        return (*self._split(x, qkv), *self.weights(x, gaps)), options
+
+    def _projected(self, x: Tensor) -> Tensor:
+        """Return queries, keys and values side by side (B, T, 3 D); 2 D without queries."""
+        names = ("q_proj", "k_proj", "v_proj") if self.gate is not None else ("k_proj", "v_proj")
+        return torch.cat([self.get_submodule(name)(x) for name in names], -1)
+
+    def _split(self, x: Tensor, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values; without a gate x in place of the queries, whose shape alone is used."""
+        q, k, v = (x, *qkv.chunk(2, -1)) if self.gate is None else qkv.chunk(3, -1)
+        return q, k if self.k_norm is None else self.k_norm(k), v
+
+    def start_of(self, rate: Tensor, half_lives: tuple[float, float]) -> None:
+        """Set rates so that log-decays -softplus(rate) have half-lives log-spaced over the last dimension."""
+        short, long = (log(log(2.0) / life) for life in half_lives)
+        with torch.no_grad():
+            rate.copy_(torch.linspace(short, long, rate.shape[-1], dtype=torch.float64).exp().expm1().log())
+
+    def state_size(self) -> int:
+        """Return the bytes of the streaming state of one sequence."""
+        count = 1
+        for n in self.sums:
+            count *= n
+        return ring_bytes(self.kernel_size - 1, self.width) + 24 * self.dim * count + 8
+
+    def empty_state(self, batch_size, *, device, dtype):
+        ring = empty_window(batch_size, self.width, self.kernel_size - 1, device=device, dtype=dtype)
+        shape = (batch_size, *self.sums, self.dim)
+        m, num, den = (torch.full(shape, a, device=device, dtype=torch.float64) for a in (FLOOR, 0.0, 0.0))
+        position = ring.position
+        return ConvolvedState(ring.values, ring.valid, ring.positions, m, num, den, position, position.clone())
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
+
+    def _mix_piece(self, x, state, positions, valid, *, holes=False):
+        qkv, past = self._projected(x), (state.m, state.num, state.den)
+        if self.conv is not None:
+            qkv, state = self.conv(qkv, positions=positions, key_mask=valid, state=state)
+            state = newest(state, self.kernel_size - 1, holes=holes)
+        gaps, last = _gaps(positions, valid, state.last)
+        args = *self._split(x, qkv), *self.weights(x, gaps), past
+        y, sums = self.chunk(*args, key_mask=valid, **self.options())
+        m, num, den = sums
+        return y, state._replace(m=m, num=num, den=den, last=last)
+
+
+def _gaps(positions: Tensor, valid: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how far each token is from the valid token before it (B, T), at least 0, and the last valid position.
+
+    Args:
+        last: (B,), the position of the last valid token before these.
+    """
+    at = torch.cat([last[:, None].to(positions.dtype), positions], 1)
+    carried = fill_from_last_valid(at, torch.cat([torch.ones_like(valid[:, :1]), valid], 1))
+    return (positions - carried[:, :-1]).clamp_min(0), carried[:, -1].to(last.dtype)

@@ -1,0 +1,59 @@
+"""A short convolution along the tokens, as a layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import MixerError
+from ...functional.short_conv import short_conv, tapped
+from ...functional.sums.taps import centre_of, silenced
+from .history import joined
+
+
+class ShortConv(nn.Module):
+    """Mix each feature of a few neighbouring tokens: y_t = sum_j w_j x_{t + j - s // 2}, or x_{t + j - (s - 1)}.
+
+    It starts as the identity, w = 1 at the token itself. See ``functional.short_conv``.
+
+    Args:
+        dim: number of features.
+        kernel_size: s, the number of taps.
+        causal: use tokens up to t only.
+
+    Parameters: weight (dim, s). To stream it, keep the last s - 1 inputs (``history.RingState``).
+    """
+
+    def __init__(self, dim: int, kernel_size: int = 4, *, causal: bool = True):
+        super().__init__()
+        self.kernel_size, self.causal = kernel_size, causal
+        self.weight = nn.Parameter(torch.empty(dim, kernel_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Reset to the identity."""
+        with torch.no_grad():
+            self.weight.zero_()
+            self.weight[:, centre_of(self.kernel_size, self.causal)] = 1.0
+
+    def forward(
+        self, x: Tensor, *, positions: Tensor | None = None, key_mask: Tensor | None = None, state: Any = None
+    ) -> Any:
+        """Map (B, T, dim) to the same shape.
+
+        Args:
+            positions: (B, T), of the tokens; None: their indices.
+            key_mask: bool (B, T), False = the token counts as 0.
+            state: a state with ``values``, ``valid`` and ``positions`` of the last tokens; the result is then a pair:
+                the outputs, and the state with the new tokens appended, which the caller shortens.
+        """
+        if state is None:
+            return short_conv(x, self.weight, causal=self.causal, key_mask=key_mask, positions=positions)
+        if positions is None or key_mask is None:
+            raise MixerError("ShortConv: streaming needs the positions and the key_mask of the new tokens.")
+        state = joined(state, key_mask, positions, values=x)
+        v = silenced(state.values.to(torch.promote_types(x.dtype, state.values.dtype)), state.valid)
+        centre = centre_of(self.kernel_size, self.causal)
+        return tapped(v, self.weight, positions, state.positions, centre, causal=True).to(x.dtype), state

@@ -1,0 +1,156 @@
+"""Test what is special to AFT-forget: the forms it contains, long texts and long half-lives, its options."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tokenmix import MixerError, build_mixer, functional
+from tokenmix.functional.aft_forget import decayed_sums
+from tokenmix.mixers.parts.short_conv import ShortConv
+
+HALF_LIVES = (1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6)
+
+
+def drawn(T: int, D: int = 6, B: int = 2, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    draw = torch.Generator().manual_seed(T)
+    q, k, v, g = (torch.randn(B, T, D, generator=draw, dtype=dtype) for _ in range(4))
+    return [q, k, v, -torch.nn.functional.softplus(g)]
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("T", [1, 2, 15, 16, 17, 50])
+class TestIdentities:
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_without_decay_and_norm_it_is_aft_simple(self, T, causal):
+        q, k, v, _ = drawn(T)
+        same(
+            functional.aft_forget(q, k, v, torch.zeros_like(k), causal=causal),
+            functional.aft_simple(q, k, v, causal=causal),
+        )
+
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_a_constant_decay_is_aft_full_with_a_bias_by_distance(self, T, causal):
+        q, k, v, _ = drawn(T)
+        at = torch.arange(T, dtype=torch.float64)
+        bias = -0.3 * (at[:, None] - at).abs()
+        decayed = functional.aft_forget(q, k, v, torch.full_like(k, -0.3), causal=causal)
+        same(decayed, functional.aft_full(q, k, v, bias, causal=causal))
+
+    def test_it_is_aft_simple_on_integrated_keys(self, T):
+        q, k, v, g = drawn(T)
+        integrated = functional.aft_simple(q, k - g.cumsum(1), v, causal=True)
+        same(functional.aft_forget(q, k, v, g, causal=True), integrated)
+
+    def test_a_bonus_for_the_current_token_is_the_wkv_of_rwkv_4(self, T):
+        """There the sums decay after they are read, so that the past is that of AFT-forget before its last decay."""
+        _, k, v, _ = drawn(T)
+        bonus, decay = math.exp(0.7), 0.4
+        num = den = torch.zeros_like(k[:, 0])
+        rows = []
+        for t in range(T):
+            own = torch.exp(k[:, t])
+            rows.append((num + bonus * own * v[:, t]) / (den + bonus * own))
+            num, den = math.exp(-decay) * num + own * v[:, t], math.exp(-decay) * den + own
+        total = decayed_sums(k[:, None], v[:, None, :, None], torch.full_like(k, -decay)[:, None])
+        sums = (torch.exp(total.m + total.lift)[..., None, :] * total.acc)[:, 0]
+        own = torch.stack([torch.exp(k) * v, torch.exp(k)], 2)
+        wkv = (sums - own) * math.exp(decay) + bonus * own
+        same(wkv[:, :, 0] / wkv[:, :, 1], torch.stack(rows, 1))
+
+
+@pytest.mark.parametrize("decay", [-1e30, -math.inf])
+def test_a_token_that_forgets_all_is_the_first(decay):
+    q, k, v, g = drawn(40)
+    cut = g.clone()
+    cut[:, 20] = decay
+    y = functional.aft_forget(q, k, v, cut, causal=True)
+    same(y[:, :20], functional.aft_forget(q, k, v, g, causal=True)[:, :20])
+    same(y[:, 20:], functional.aft_forget(*(a[:, 20:] for a in (q, k, v, g)), causal=True))
+    leaves = [a.float().requires_grad_() for a in (q, k, v, cut)]
+    y32 = functional.aft_forget(*leaves, causal=True, backend="cpu")
+    torch.testing.assert_close(y32.double(), y, rtol=1e-5, atol=1e-5)
+    grads = torch.autograd.grad(y32[:, 20:].sum(), leaves)
+    assert all(bool(a[:, :20].eq(0).all()) and bool(a.isfinite().all()) for a in grads)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+def test_100_000_tokens_with_half_lives_of_one_to_a_million(backend):
+    """Against the recurrence, token by token, in float64: no digits are lost to running sums of decays."""
+    T, D = 100_000, len(HALF_LIVES)
+    q, k, v, _ = drawn(T, D, 1, torch.float32)
+    v = v + 1.0
+    g = (-math.log(2) / torch.tensor(HALF_LIVES)).expand(1, T, D).contiguous()
+    y = functional.aft_forget(q, k, v, g, causal=True, gate=None, backend=backend).double()
+    num = den = torch.zeros(D, dtype=torch.float64)
+    fade, weight = torch.exp(g[0].double()), torch.exp(k[0].double())
+    want = torch.empty(T, D, dtype=torch.float64)
+    for t in range(T):
+        num, den = fade[t] * num + weight[t] * v[0, t].double(), fade[t] * den + weight[t]
+        want[t] = num / den
+    assert float((y[0] - want).abs().max()) < 3e-6
+
+
+def test_half_lives_at_the_start_are_those_that_were_asked_for():
+    mixer = build_mixer("aft_forget", 32, causal=True, half_lives=(2.0, 128.0), heads=4)
+    lives = math.log(2) / torch.nn.functional.softplus(mixer.rate.detach().double())
+    torch.testing.assert_close(lives[[0, -1]], torch.tensor([2.0, 128.0], dtype=torch.float64), rtol=1e-5, atol=0.0)
+    ratios = lives[1:] / lives[:-1]
+    assert float(ratios.max() - ratios.min()) < 1e-4
+
+
+def test_a_fixed_decay_measures_positions():
+    """Two texts packed with a gap of positions between their tokens decay over the gap."""
+    torch.manual_seed(0)
+    mixer = build_mixer("aft_forget", 8, causal=True, heads=2, decay="fixed", kernel_size=1, half_lives=(1.0, 4.0))
+    x = torch.randn(1, 6, 8)
+    near, far = torch.arange(6)[None], torch.tensor([[0, 1, 2, 1003, 1004, 1005]])
+    y = mixer(x, positions=far)
+    torch.testing.assert_close(y[:, :3], mixer(x, positions=near)[:, :3])
+    torch.testing.assert_close(y[:, 3:], mixer(x[:, 3:]))  # all before is forgotten
+
+
+def test_the_convolution_starts_as_the_identity():
+    x = torch.randn(2, 9, 5)
+    for size, causal in ((4, True), (3, False), (1, True)):
+        conv = ShortConv(5, size, causal=causal)
+        torch.testing.assert_close(conv(x), x)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"half_lives": (0.0, 10.0)}, "half_lives must be a positive number, got 0.0"),
+        ({"half_lives": (1.0, -4.0)}, "half_lives must be a positive number, got -4.0"),
+        ({"half_lives": (1.0, float("inf"))}, "half_lives must be"),
+        ({"half_lives": 3.0}, "half_lives must be a pair"),
+        ({"kernel_size": 4}, "kernel_size must be odd unless causal=True, got 4"),
+        ({"kernel_size": 0}, "kernel_size must be"),
+        ({"heads": 3}, "heads=3"),
+        ({"heads": 0}, "heads"),
+        ({"decay": "slow"}, "decay must be one of"),
+        ({"key_norm": 1}, "key_norm must be True or False"),
+    ],
+)
+def test_bad_options_are_refused(options, words):
+    with pytest.raises(MixerError) as refusal:
+        build_mixer("aft_forget", 8, **options)
+    assert words in str(refusal.value)
+    assert str(refusal.value).startswith("AFTForget: ")
+    assert "\n" not in str(refusal.value)
+
+
+def test_bad_arguments_are_refused():
+    q, k, v, g = drawn(5)
+    for args, options, words in (
+        ((q, k, v, g[:, :4]), {}, "expects q, k, v and g of one shape"),
+        ((q, k, v, g), {"heads": 4}, "heads=4 must divide the 6 features"),
+        ((q, k, v, g), {"key_mask": torch.ones(2, 5)}, "expects a bool key_mask"),
+    ):
+        with pytest.raises(MixerError, match=words):
+            functional.aft_forget(*args, **options)
