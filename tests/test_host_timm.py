@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -116,6 +117,25 @@ def test_fx_and_torchscript(spec, tmp_path):
     torch.jit.save(scripted, tmp_path / "model.pt")
     torch.testing.assert_close(torch.jit.load(tmp_path / "model.pt")(x), model(x), rtol=1e-5, atol=1e-6)
     assert isinstance(model.blocks[0].attn, MixerAttention), "scripting leaves the model as it was"
+
+
+def test_scripting_frees_no_module_while_it_prepares_the_model(monkeypatch):
+    """Modules that TorchScript has prepared keep their ids: it would take a block's mixer for another's otherwise."""
+    import torch.jit._script as torchscript
+
+    prepare, prepared, freed = torchscript.call_prepare_scriptable_func_impl, [], []
+
+    def recorded(module, memo):
+        if isinstance(module, torch.nn.Module):
+            prepared.append(weakref.ref(module))
+        done = prepare(module, memo)
+        freed.extend(ref for ref in prepared if ref() is None)
+        return done
+
+    monkeypatch.setattr(torchscript, "call_prepare_scriptable_func_impl", recorded)
+    torch.jit.script(small("aft_conv", depth=4))
+    assert len(prepared) > 20
+    assert not freed
 
 
 def test_a_training_step_with_timms_loss_and_optimiser():

@@ -151,6 +151,15 @@ def test_commands_parse(command):
         assert chosen.section in {claim.section for claim in PAPERS[chosen.key].claims}
 
 
+def test_the_command_of_a_computed_number_prints_it_or_trains_its_model():
+    """`tokenmix list --cost 4096` printed costs at one length, from which no growth can be read."""
+    for paper, claim in CLAIMS:
+        if any(number.measure is not None for number in claim.numbers):
+            words = shlex.split(paper.command(claim))
+            prints = words == ["tokenmix", "paper", paper.key, "--section", claim.section, "--run"]
+            assert prints or words[1] == "train", claim.section
+
+
 @pytest.mark.parametrize("command", ["tokenmix paper explained --run", 'tokenmix paper hydra --section "Hydra" --run'])
 def test_quick_commands_run(command, capsys):
     assert main(shlex.split(command)[1:]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,12 @@ from tokenmix import MixerError
 from tokenmix.mixers import CORE
 from tokenmix.models import build_model
 from tokenmix.recipes import RECIPES, SIZES, find_recipe
+from tokenmix.recipes.tuned import TUNED, Tuned
+from tokenmix.sweep.plan import SweepPlan
+from tokenmix.sweep.results import Results
 from tokenmix.train import RunConfig, train
+
+ROOT = Path(__file__).parents[1]
 
 ENWIK8 = RECIPES["aft_enwik8"]
 ROWS = [(name, row) for name, recipe in RECIPES.items() for row in recipe.rows]
@@ -127,3 +133,29 @@ def test_every_row_of_text_trains(row, tmp_path):
     summary = train(config, tmp_path / "run")
     assert summary["step"] == 4
     assert summary["valid_bits_per_byte"] < 8
+
+
+def test_tuned_rates_are_those_of_the_sweep_they_name():
+    """The best rate on validation, and an optimiser that has the sweep's fields."""
+    for (recipe, size, shell), tuned in TUNED.items():
+        plan = SweepPlan.from_json(json.loads((ROOT / "benchmarks/sweeps" / Path(tuned.source).name).read_text()))
+        results = Results.open(ROOT / tuned.source, plan)
+        assert (plan.recipe, plan.size, plan.shell) == (recipe, size, shell)
+        assert tuned.rates == {row: results.best_rate(row) for row in tuned.rates}
+        shared = {name.removeprefix("optim."): v for name, v in plan.changes.items() if name.startswith("optim.")}
+        assert {name: v for name, v in shared.items() if name != "warmup"} == {
+            name: v for name, v in tuned.optim.items() if name != "warmup"
+        }
+        assert not set(tuned.rates) - set(find_recipe(recipe).rows)
+
+
+def test_a_recipe_in_a_tuned_shell_has_its_optimiser():
+    config, plain = find_recipe("text").config("attention", "smoke", "modern"), find_recipe("text").config("attention")
+    assert config.optim.name == "muon"
+    assert config.model.mlp == "swiglu"
+    assert config.row == "attention"
+    assert plain.optim.name == "adamw"
+    assert plain.model.mlp == "gelu"
+    tuned = Tuned({"lr": 0.004, "muon_lr": 0.02, "name": "muon"}, "", {"hydra": 0.008})
+    assert tuned.changes("hydra") == {"optim.lr": 0.008, "optim.muon_lr": 0.04, "optim.name": "muon"}
+    assert tuned.changes("linear")["optim.lr"] == 0.004

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from run_dirs import KINDS, SPECS, tiny_run
 from tokenmix import MixerError, build_mixer
+from tokenmix.models import config_from_json, in_shell
 from tokenmix.report import Table, read_run, write_report
 from tokenmix.report.biases import filters, pair_bias
 from tokenmix.report.checks import check_page
-from tokenmix.report.figures import colour_range
-from tokenmix.report.runs import readable
-from tokenmix.system.text import number, size
+from tokenmix.report.figures import colour_range, evaluations
+from tokenmix.report.runs import Run, readable
+from tokenmix.report.tables import summary_table
+from tokenmix.system.text import MISSING, number, size
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +56,31 @@ def test_page_shows_curves_tables_samples_biases_and_facts(page, runs):
     assert text.count("Line chart of training loss") == 2
     assert text.count("Heat map of exp(w) - 1 over pairs of positions") == 2
     assert text.count("Heat map of exp(w) - 1 over taps") == 1
+
+
+def test_the_summary_names_shell_and_optimiser_of_each_run(runs):
+    """A difference between runs in two shells, or under two optimisers, says nothing about their mixers."""
+    first, model = read_run(runs[0]), read_run(runs[0]).config["model"]
+    modern = in_shell(config_from_json(model), "modern")
+    configs = {
+        "as it is": first.config,
+        "today's": {"model": modern.to_json(), "optim": {"name": "muon"}},
+        "mixed": {"model": modern.to_json() | {"norm_type": "layer"}, "optim": {}},
+        "foreign": {"model": model | {"kind": "rnn"}},
+        "damaged": {"model": {"mixers": [{}]}, "optim": []},
+        "empty": {},
+    }
+    table = summary_table([replace(first, name=name, config=config) for name, config in configs.items()])
+    shell, optimiser = (table.columns.index(name) for name in ("shell", "optimiser"))
+    assert {row[0]: (row[shell], row[optimiser]) for row in table.rows} == {
+        "as it is": ("paper", "adamw"),
+        "today's": ("modern", "muon"),
+        "mixed": ("neither", "adamw"),
+        "foreign": (MISSING, MISSING),
+        "damaged": (MISSING, MISSING),
+        "empty": (MISSING, MISSING),
+    }
+    assert "shell" not in summary_table([replace(first, config={})]).columns
 
 
 def test_a_page_of_mixers_of_every_kind(tmp_path):
@@ -96,6 +125,29 @@ def test_loss_that_is_not_finite_is_said_in_words(runs, tmp_path):
     page = write_report([sick], tmp_path / "sick.html")
     assert check_page(page) == []
     assert "not finite" in page.read_text()
+
+
+class Counted(dict):
+    """A line of the metrics that counts how often it is read."""
+
+    reads = 0
+
+    def __getitem__(self, key):
+        Counted.reads += 1
+        return super().__getitem__(key)
+
+
+def test_evaluations_stand_at_the_last_seconds_before_them_found_in_one_pass():
+    """A search of all lines for every evaluation made the page of a long run take minutes."""
+    train = [Counted(step=s, seconds=s / 2) for s in range(10, 2010, 10) if s != 40] + [Counted(step=2010)]
+    evals = [{"split": "valid", "step": s, "bits_per_byte": s / 1000} for s in range(0, 2020, 20)]
+    run = Run("r", Path(), {}, {}, train, [*evals, {"split": "test", "step": 5, "bits_per_byte": 1.0}], [], [], None)
+    assert evaluations(run, "step") == ([e["step"] for e in evals], [e["bits_per_byte"] for e in evals])
+    Counted.reads = 0
+    at, scores = evaluations(run, "seconds")
+    assert Counted.reads <= 2 * len(train)
+    assert at == [15.0 if e["step"] == 40 else min(e["step"], 2000) / 2 for e in evals[1:]]
+    assert scores == [e["bits_per_byte"] for e in evals[1:]]
 
 
 def test_samples_are_escaped_and_bytes_shown(runs, tmp_path):

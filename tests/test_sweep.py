@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,8 +15,12 @@ from dataclasses import replace
 import pytest
 
 from tokenmix import MixerError, cli
+from tokenmix.report.checks import check_page
 from tokenmix.sweep import Results, SweepPlan, compare, results_table, shortcomings, sweep, worker
 from tokenmix.sweep import run as run_module
+from tokenmix.sweep.curves import final_pictures
+from tokenmix.sweep.page import comparison_table, write_sweep_page
+from tokenmix.sweep.plan import Job, Jobs
 from tokenmix.sweep.results import markdown
 from tokenmix.sweep.run import Queue, middle_first
 
@@ -78,10 +83,19 @@ def finished(tmp_path, scores: dict[str, list[float]], yardsticks=(), **changes)
     return found
 
 
-def test_rows_are_tuned_and_repeated(plan, tmp_path, inline):
-    said = []
-    found = sweep(replace(plan, seeds=(3,), hopeless=None), tmp_path / "out", tell=said.append)
+def test_rows_are_tuned_and_repeated(plan, tmp_path, inline, monkeypatch):
+    said, built = [], []
+    build = SweepPlan.config
+    monkeypatch.setattr(SweepPlan, "config", lambda self, row: built.append(row) or build(self, row))
+    out, pages = tmp_path / "out", []
+
+    def tell(line):
+        said.append(line)
+        pages.append((out / "sweep.html").read_text())
+
+    found = sweep(replace(plan, seeds=(3,), hopeless=None), out, tell=tell)
     assert len(said) == len(found.runs) == 2 * (3 + 1)
+    assert sorted(built) == sorted(plan.rows)  # once each: the config of a plan on images reads their file
     for row in plan.rows:
         tried = {r["rate"]: r["score"] for r in found.of("tune", row)}
         assert found.best_rate(row) == min(tried, key=lambda rate: tried[rate])
@@ -94,6 +108,11 @@ def test_rows_are_tuned_and_repeated(plan, tmp_path, inline):
         assert config["train"]["seed"] == 3
     assert (tmp_path / "out" / "table.md").read_text() == markdown(results_table(found))
     assert (tmp_path / "out" / "curves.png").stat().st_size > 1000
+    last = (out / "sweep.html").read_text()
+    assert "0 of 8 runs have ended, 1 in progress, 7 to come" in pages[0]
+    assert "All 8 runs have ended" in last
+    reloads = '<meta http-equiv="refresh"'
+    assert (reloads in pages[0], reloads in last) == (True, False)
     again = []
     assert sweep(None, tmp_path / "out", tell=again.append).runs == found.runs
     assert again == []
@@ -109,7 +128,7 @@ def test_any_kill_leaves_the_same_table(plan, tmp_path):
         whole = sweep(plan, tmp_path / "whole")
     (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
     command = [sys.executable, "-m", "tokenmix", "sweep", str(tmp_path / "plan.json"), "--out", str(tmp_path / "cut")]
-    for wanted, number in ((1, signal.SIGKILL), (3, signal.SIGTERM)):
+    for wanted, number in ((1, signal.SIGKILL), (2, signal.SIGTERM)):  # the final runs take seconds to start
         process = subprocess.Popen([*command, "--processes", "2"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         results = tmp_path / "cut" / "results.json"
         while process.poll() is None and not (
@@ -145,6 +164,25 @@ def test_a_rate_that_diverges_is_not_the_best(plan, tmp_path, inline):
     for row in plan.rows:
         assert found.best_rate(row) == 1e-2
         assert [r["score"] is None for r in found.of("tune", row)] == [False, True]
+        assert all(r["peak_mib"] > 0 for r in found.of("tune", row))
+
+
+def test_a_row_whose_rates_all_diverge_ends_the_sweep_and_stands_in_table_and_page(plan, tmp_path, inline):
+    with pytest.raises(MixerError, match="every rate of row 'aft_simple' diverged; give lower rates"):
+        sweep(replace(plan, rates=(1e29, 1e30), hopeless=None), tmp_path)
+    assert "| aft_simple | not measured | - | 0 | all diverged |" in (tmp_path / "table.md").read_text()
+    page = (tmp_path / "sweep.html").read_text()
+    assert "<td>all diverged</td>" in page
+    assert "The sweep was stopped" in page
+
+
+def test_a_single_rate_is_named_as_not_tuned(plan, tmp_path):
+    ended = finished(tmp_path, {"a": [1.0, 1.1], "b": [1.5]}, rates=(2e-3,))
+    for found in (Results(tmp_path / "results.json", replace(plan, rates=(2e-3,))), ended):
+        table = results_table(found)
+        assert [line[4] for line in table.rows] == ["0.002, not tuned"] * 2
+        assert table.title.endswith("equal tokens; not tuned: one rate, 0.002")
+    assert "not tuned yet" in results_table(Results(tmp_path / "none.json", plan)).text()
 
 
 @pytest.mark.parametrize(
@@ -184,6 +222,59 @@ def test_bad_rows_and_machines_are_refused_before_anything_runs(plan, tmp_path, 
     assert capsys.readouterr().err.strip() == "error: sweep: rows is empty; give at least one."
 
 
+def test_the_page_of_a_sweep_shows_table_verdicts_curves_and_what_is_left(tmp_path):
+    found = finished(tmp_path, {"a": [1.0, 1.1, 1.2], "b": [1.5, 1.61, 1.7], "c": [2.0]}, {"gzip -9": 2.5})
+    gone = [key for key, r in found.runs.items() if r["row"] == "c" and r["rate"] == 1e-1]
+    for key in [*gone, "final/c/0"]:
+        del found.runs[key]
+    job = Job("tune", "c", 1e-1, 0, None)
+    page = write_sweep_page(found, [job], tmp_path / "sweep.html", refresh=10)
+    assert check_page(page) == []
+    text = page.read_text()
+    assert "14 of 18 runs have ended, 1 in progress, 3 to come" in text
+    assert row_of(text, "b", 1) == ["worse", "+0.503", "+- 0.014", "3"]
+    assert row_of(text, "c", 1) == ["not yet", "-", "-", "0"]
+    assert row_of(text, "c", 2) == ["rate 0.1", "-", "0, 1, 2"]
+    assert re.findall(r"<h2>(.*?)</h2>", text) == ["Final runs", "Tuning runs", "How this was measured"]
+    assert text.count("<figure>") == 5
+    empty = Results(tmp_path / "none.json", found.plan)
+    assert check_page(write_sweep_page(empty, [], page, refresh=None)) == []
+    assert "0 of 18 runs have ended. The sweep was stopped" in page.read_text()
+    assert "not measured" not in page.read_text()
+
+
+def test_a_sweep_on_images_counts_images(tmp_path):
+    found = finished(tmp_path, {"a": [0.7, 0.8], "b": [0.5]})
+    for record in found.runs.values():
+        record.update(metric="top1", higher=True)
+    table = results_table(found)
+    assert "images" in table.columns
+    assert "tokens" not in table.columns
+    assert table.notes[0].startswith("score: top1 on validation")
+    assert final_pictures(found)[0].caption.startswith("Top1 on validation against images seen")
+    assert "above 0 is better than a" in comparison_table(found).notes[0]
+
+
+def row_of(page: str, row: str, table: int) -> list[str]:
+    """Return the cells of a row in the nth table of a page."""
+    body = page.split("<table")[1 + table]
+    found = re.search(rf'<th scope="row">{row}</th>(.*?)</tr>', body)
+    return re.findall("<td>(.*?)</td>", found[1]) if found else []
+
+
+def test_a_stopped_sweep_leaves_a_page_that_no_longer_reloads(plan, tmp_path, inline, monkeypatch):
+    def interrupt(self, each):
+        assert "refresh" in (tmp_path / "out" / "sweep.html").read_text()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Queue, "finish", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(plan, tmp_path / "out")
+    text = (tmp_path / "out" / "sweep.html").read_text()
+    assert "0 of 10 runs have ended. The sweep was stopped" in text
+    assert "refresh" not in text
+
+
 def test_another_plan_in_the_same_folder_is_refused(plan, tmp_path):
     Results(tmp_path / "results.json", plan).save()
     with pytest.raises(MixerError, match=r"another plan \(steps was 8, is 9\); give another --out"):
@@ -193,9 +284,55 @@ def test_another_plan_in_the_same_folder_is_refused(plan, tmp_path):
         sweep(plan, tmp_path)
 
 
+def test_rows_and_seeds_are_added_to_a_sweep(plan, tmp_path, inline):
+    before = replace(plan, rows={"aft_simple": {}}, seeds=(0,))
+    then = dict(sweep(before, tmp_path).runs)
+    more = sweep(replace(before, rows={"hydra": {}, "aft_simple": {}}, seeds=(0, 1)), tmp_path)
+    assert all(more.runs[key] == record for key, record in then.items())
+    assert len(more.runs) == 2 * (3 + 2)
+    with pytest.raises(MixerError, match="another plan .rows was"):
+        sweep(replace(plan, rows={"aft_simple": {"model.layers": 2}, "hydra": {}}), tmp_path)
+
+
+MINE = """
+import torch
+from tokenmix import register_mixer
+from tokenmix.mixers import Mixer
+
+
+class Doubled(Mixer):
+    supports_causal = True
+
+    def mix(self, x, context, **given):
+        return 2.0 * x
+
+
+register_mixer("doubled", Doubled)
+"""
+
+
+def test_a_row_names_a_mixer_of_your_own(plan, tmp_path):
+    """In a process of its own, as the names of this one stay; the model does not stream, which training allows."""
+    (tmp_path / "mine.py").write_text(MINE)
+    row = {"mine": {"row": "aft_simple", "model.mixers": [{"name": "doubled"}]}}
+    mine = replace(plan, rows=row, rates=(1e-3,), seeds=(0,), steps=2, modules=(str(tmp_path / "mine.py"),))
+    (tmp_path / "plan.json").write_text(json.dumps(mine.to_json()))
+    command = [sys.executable, "-m", "tokenmix", "sweep", str(tmp_path / "plan.json"), "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (run,) = Results.open(tmp_path / "out" / "results.json").runs.values()
+    assert run["score"] is not None
+    for text, words in (("raise ValueError('torn')", "torn"), (None, "missing.py")):
+        file = tmp_path / ("missing.py" if text is None else "torn.py")
+        if text is not None:
+            file.write_text(text)
+        with pytest.raises(MixerError, match=words):
+            sweep(replace(mine, modules=(str(file),)), tmp_path / "other")
+
+
 def test_equal_time_sets_the_steps_by_the_speed_of_tuning(plan, tmp_path):
     found = finished(tmp_path, {"aft_simple": [2.0]}, changes={**plan.changes}, equal="time", seconds=100.0)
-    assert Queue(found, tmp_path, 1, 1, print).final_steps("aft_simple") == 800  # 8 steps a second
+    assert Queue(found, tmp_path, Jobs(found.plan, 1), 1, print).final_steps("aft_simple") == 800  # 8 steps a second
 
 
 def test_a_verdict_needs_rates_seeds_a_shell_and_a_trained_model(tmp_path):

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import kill_nine
 from cases import CASES
 from tokenmix import MixerError, build_mixer
+from tokenmix.mixers.parts.short_conv import ShortConv
 from tokenmix.models import LM, LMConfig
 from tokenmix.report import read_run
 from tokenmix.train import (
@@ -38,6 +40,7 @@ from tokenmix.train.evaluate import windows
 from tokenmix.train.loop import Trainer
 from tokenmix.train.optim import learning_rate, parameter_groups
 from tokenmix.train.rundir import RunDir
+from tokenmix.train.tasks import open_task
 
 HYBRID = ({"name": "aft_local", "window": 4, "rank": 3}, {"name": "attention", "heads": 2})
 FILES = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "progress.json")
@@ -430,6 +433,22 @@ def test_stride_one_is_the_full_context_of_every_byte():
         evaluate(model, data, seq_len=8, stride=9)
 
 
+def test_the_score_by_context(run):
+    """Bytes with so much context, each scored once; 500 bytes are 15 windows of 32 and what is left over."""
+    whole = evaluate_run(run, split="test", max_bytes=500, stride=32, record=False)
+    found = evaluate_run(run, split="test", max_bytes=500, by_context=True)
+    assert found.bits_per_byte == whole.bits_per_byte
+    assert [part[:2] for part in found.by_context] == [(1, 1), (2, 3), (4, 7), (8, 15), (16, 31), (32, 32)]
+    model, cfg = load_run(run)
+    data = open_task(cfg).corpus.split("test")[:500].long()
+    rows = data[: 15 * 32 + 1].unfold(0, 33, 32)
+    with torch.no_grad():
+        nats = F.cross_entropy(model(rows[:, :-1]).transpose(1, 2), rows[:, 1:], reduction="none")
+    assert found.by_context[1][2] == pytest.approx(float(nats[:, 1:3].mean()) / math.log(2), abs=1e-5)
+    assert "16 to 31" in found.text()
+    assert RunDir(run).read_metrics()[-1]["by_context"]["1-1"] == found.by_context[0][2]
+
+
 def test_evaluation_and_samples_of_a_run(run, text):
     result = evaluate_run(run, split="test", max_bytes=500)
     assert RunDir(run).read_metrics()[-1]["bits_per_byte"] == result.bits_per_byte
@@ -667,7 +686,7 @@ def test_the_handler_of_a_program_around_is_left_alone(tmp_path, text):
 
 @pytest.mark.parametrize("case", CASES)
 def test_mixer_lr_moves_what_is_the_mixers_own(case):
-    """Biases, tables, filters and memories, in child modules too; no projection, convolution or norm."""
+    """Biases, tables, filters and memories, in child modules too; no projection, convolution of torch or norm."""
     name, options = CASES[case]
     model = nn.ModuleDict({"mixer": build_mixer(name, 8, **options)})
     names = {id(p): n.removeprefix("mixer.") for n, p in model.named_parameters()}
@@ -678,6 +697,7 @@ def test_mixer_lr_moves_what_is_the_mixers_own(case):
         if group["scale"] == 3.0
     }
     shared = re.compile(r"(.*_proj|.*_global|stage_\d|feed|.*conv|.*norm.*)\.(weight|bias)")
-    assert moved == {n for n in names.values() if not shared.fullmatch(n)}
+    taps = {f"{n}.weight".removeprefix("mixer.") for n, m in model.named_modules() if isinstance(m, ShortConv)}
+    assert moved == {n for n in names.values() if n in taps or not shared.fullmatch(n)}
     if name in ("aft_full", "synthesizer_random", "synthesizer_factorized_random") and options.get("trainable", True):
         assert any(n.startswith(("bias.", "logits.")) for n in moved)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,7 +31,8 @@ class Train:
     """Scale of the experiment. smoke: about a minute on a CPU; gpu: one GPU; paper: as published."""
 
     shell: Literal["paper", "modern"] | None = None
-    """Blocks around the mixers: as in the papers, or as trained today. Default: those of the recipe."""
+    """Blocks around the mixers: as in the papers, or as trained today. Default: those of the recipe.
+    With rates that a sweep has tuned for this recipe and size in this shell, where there are any."""
 
     data: str | None = None
     """Data to train on: a corpus (stdlib, enwik8), an image set (digits, cifar10, ...), or a path.
@@ -52,14 +53,11 @@ class Train:
 
     def run(self, changes: dict[str, Any]) -> int:
         """Train, with ``changes`` to the fields of the config, and print a summary."""
-        from ..models import in_shell
         from ..recipes import find_recipe
         from ..train import match_data, train
 
         changes = log_fields(self) | changes
-        config = find_recipe(self.recipe).config(self.row, self.size)
-        if self.shell is not None:
-            config = replace(config, model=in_shell(config.model, self.shell))
+        config = find_recipe(self.recipe).config(self.row, self.size, self.shell)
         if self.skip_bad_files:
             config = config.override({"data.skip_bad_files": True})
         if self.data is not None:
@@ -148,6 +146,9 @@ class Evaluate:
     max_bytes: int | None = None
     """Text: score only the first N bytes. Default: all."""
 
+    by_context: bool = False
+    """Text: also print the score by the bytes of context: 1, 2 to 3, 4 to 7 ... Windows then do not overlap."""
+
     max_images: int | None = None
     """Images: score only the first N images. Default: all."""
 
@@ -175,6 +176,7 @@ class Evaluate:
             stride=self.stride,
             seq_len=self.seq_len,
             max_bytes=self.max_bytes,
+            by_context=self.by_context or None,
             max_images=self.max_images,
             image_size=self.image_size,
         )

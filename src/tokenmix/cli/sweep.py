@@ -25,7 +25,7 @@ class Sweep:
     """Name of a recipe, or a JSON file with a whole plan (rows, rates, seeds and changes of each row)."""
 
     out: Path
-    """Folder of the sweep: runs, results.json, table.md, curves.png."""
+    """Folder of the sweep: runs, results.json, table.md, curves.png, and the page sweep.html, which shows all."""
 
     rows: list[str] = field(default_factory=list)
     """Rows of the recipe to compare; the first is the baseline."""
@@ -53,6 +53,9 @@ class Sweep:
 
     seconds: float | None = None
     """Training time of a final run with --equal time."""
+
+    modules: list[str] = field(default_factory=list)
+    """Python files that register mixers of your own, which rows may then name."""
 
     data: Path | None = None
     """Local copy of the data that the recipe or plan names, such as enwik8.gz. It is not part of the plan."""
@@ -95,8 +98,10 @@ class Sweep:
         from ..sweep import SweepPlan
 
         if self.what.endswith(".json"):
-            if self.rows or self.rates or changes:
-                raise MixerError("sweep: a plan from a file holds its rows, rates and changes; give none beside it.")
+            if self.rows or self.rates or self.modules or changes:
+                raise MixerError(
+                    "sweep: a plan from a file holds its rows, rates, modules and changes; give none beside it."
+                )
             try:
                 data = json.loads(Path(self.what).read_text())
             except (OSError, ValueError) as why:
@@ -114,6 +119,7 @@ class Sweep:
             tune=self.tune,
             equal=self.equal,
             seconds=self.seconds,
+            modules=tuple(self.modules),
         )
 
     @staticmethod

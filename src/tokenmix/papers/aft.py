@@ -133,7 +133,6 @@ def table_1() -> Claim:
         "how each mixer's own cost formula grows; one head where the paper counts none.",
         tuple(Number(name, printed, measure=measure, why=why) for name, printed, measure, why in rows),
         code="mixers.cost.Cost",
-        command="tokenmix list --cost 4096",
     )
 
 

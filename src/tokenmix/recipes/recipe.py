@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import MixerError
+from ..models import in_shell
 from ..system.config import nearest
 from ..train.config import RunConfig
+from .tuned import TUNED
 
 SIZES = ("smoke", "gpu", "paper")
 
@@ -52,15 +54,23 @@ class Recipe:
     default: str
     build: Callable[[Any, str], RunConfig]
 
-    def config(self, row: str | None = None, size: str = "smoke") -> RunConfig:
-        """Return the RunConfig of a row at a size."""
+    def config(self, row: str | None = None, size: str = "smoke", shell: str | None = None) -> RunConfig:
+        """Return the RunConfig of a row at a size, in the recipe's own blocks or in those of a shell.
+
+        In a shell for which rates were tuned (``recipes/tuned.py``), it has that optimiser and the row's rate.
+        """
         row = row or self.default
         if row not in self.rows:
             raise MixerError(f"recipe {self.name} has no row {row!r}; {nearest(row, self.rows)}.")
         if size not in SIZES:
             raise MixerError(f"recipe {self.name} has no size {size!r}; choose one of {', '.join(SIZES)}.")
         config = self.build(self.rows[row], size)
-        return RunConfig(config.model, config.data, config.optim, config.train, recipe=self.name, row=row, size=size)
+        config = replace(config, recipe=self.name, row=row, size=size)
+        if shell is None:
+            return config
+        config = replace(config, model=in_shell(config.model, shell))
+        tuned = TUNED.get((self.name, size, shell))
+        return config if tuned is None else config.override(tuned.changes(row))
 
 
 def find_recipe(name: str, recipes: dict[str, Recipe]) -> Recipe:

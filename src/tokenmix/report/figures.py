@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import io
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 from torch import Tensor
@@ -66,7 +68,7 @@ def _accuracy(runs: list[Run]) -> Picture:
 
     def draw(ax: Any) -> None:
         for i, run in enumerate(runs):
-            steps, scores = _evaluations(run, "step")
+            steps, scores = evaluations(run, "step")
             ax.plot(
                 steps,
                 [100 * s for s in scores],
@@ -143,7 +145,7 @@ def _draw_curves(ax: Any, runs: list[Run], key: str, label: str) -> None:
         ax.plot(at[::step], raw[::step], color=colour, linewidth=0.6, alpha=0.3)
         ax.plot(at[::step], smooth[::step], style, color=colour, linewidth=1.8, label=run.name)
         if run.metric.nats != 1:  # accuracies have their own picture
-            ax.plot(*_evaluations(run, key), "o", color=colour, markersize=4)
+            ax.plot(*evaluations(run, key), "o", color=colour, markersize=4)
         seen += smooth[len(smooth) // 10 :]
     if seen:
         low, high = min(seen), max(seen)
@@ -157,7 +159,7 @@ def _draw_curves(ax: Any, runs: list[Run], key: str, label: str) -> None:
         ax.legend(frameon=False, labelcolor="linecolor", fontsize=10)
 
 
-def _evaluations(run: Run, key: str) -> tuple[list[float], list[float]]:
+def evaluations(run: Run, key: str) -> tuple[list[float], list[float]]:
     """Return the evaluations with their place on the axis: their step, or the last training seconds before it."""
     name = run.metric.name
     points = [
@@ -165,11 +167,10 @@ def _evaluations(run: Run, key: str) -> tuple[list[float], list[float]]:
     ]
     if key == "step":
         return [p[0] for p in points], [p[1] for p in points]
-    pairs = [
-        (max((r[key] for r in run.train if r["step"] <= step and key in r), default=None), score)
-        for step, score in points
-    ]
-    known = [(at, score) for at, score in pairs if at is not None]
+    marks = sorted((r["step"], r[key]) for r in run.train if key in r)
+    latest = list(accumulate((at for _, at in marks), max))
+    before = [bisect_right(marks, step, key=lambda mark: mark[0]) for step, _ in points]
+    known = [(latest[n - 1], score) for n, (_, score) in zip(before, points, strict=True) if n]
     return [p[0] for p in known], [p[1] for p in known]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from .vision import Section, run_images, vision_section
 
 SAMPLE_CHARS = 1200
 IMAGES = 3
+SECTIONS = ("attention", "biases", "vision", "drawn", "samples", "samples_first")
+"""Parts of a page that only runs have."""
 SENTENCE = b"When the wind fell, the boats that had left the harbour turned back to it."
 NOTES = (
     "Loss curves show training batches; only the tables show evaluations on data the model was not trained on.",
@@ -37,7 +39,8 @@ def write_report(
     title: str = "tokenmix report",
     lead: Iterable[str] = (),
     notes: Iterable[str] = (),
-    pictures: Iterable[Picture] = (),
+    pictures: Sequence[Picture] = (),
+    samples_first: str | None = None,
     refresh: int | None = None,
 ) -> Path:
     """Write one self-contained HTML page about the runs.
@@ -48,30 +51,27 @@ def write_report(
         tables: further tables, placed before the summary of the runs.
         lead: paragraphs at the top.
         notes: further footnotes.
-        pictures: pictures right below the title.
+        pictures: the first one opens the page, the others come before the loss curves.
+        samples_first: a sentence on how the models wrote their samples, which then stand above the lead.
         refresh: seconds after which a browser loads the page again; None: never.
 
     Returns:
         The path written.
     """
-    try:
-        import jinja2  # noqa: F401  (pages and figures need them; checked before any work)
-        import matplotlib  # noqa: F401  (as above)
-    except ImportError as why:
-        raise MixerError(f"report needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
+    check_drawing()
     runs = [read_run(d) for d in run_dirs]
     runs = [replace(run, name=name) for run, name in zip(runs, named_apart([r.path for r in runs]), strict=True)]
     if not runs:
         raise MixerError("report: give at least one run directory.")
     models = [(r, model) for r in runs if (model := load_model(r)) is not None]
     biases = [(r.name, bias_pictures(r.name, model)) for r, model in models if not isinstance(model, ViT)]
-    template = environment().get_template("template.html")
-    page = template.render(
+    return write_page(
+        out,
         title=title,
-        lead=list(lead),
-        first=list(pictures),
+        lead=lead,
+        first=pictures[:1],
         tables=[*(tables or []), summary_table(runs)],
-        curves=loss_curves(runs),
+        curves=[("Loss", [*pictures[1:], *loss_curves(runs)])],
         attention=[
             (r.name, attention_pictures(r.name, model, _text(r)))
             for r, model in models
@@ -83,12 +83,69 @@ def write_report(
         samples=[(r.name, name, text[:SAMPLE_CHARS], len(text)) for r in runs for name, text in r.samples[-1:]],
         facts=facts_table(runs),
         notes=[*NOTES, *notes],
+        samples_first=samples_first,
         refresh=refresh,
+    )
+
+
+def write_page(
+    out: Path | str,
+    *,
+    title: str,
+    tables: Iterable[Table],
+    facts: Table,
+    lead: Iterable[str] = (),
+    first: Iterable[Picture] = (),
+    curves: Iterable[tuple[str, list[Picture]]] = (),
+    notes: Iterable[str] = (),
+    refresh: int | None = None,
+    **sections: Any,
+) -> Path:
+    """Write one self-contained HTML page in the style of a report.
+
+    Args:
+        out: the file to write.
+        tables: tables below the lead.
+        facts: how it was measured: machine, data, plan.
+        lead: paragraphs at the top.
+        first: pictures right below the title.
+        curves: pictures under headings; a heading without pictures is left out.
+        notes: footnotes.
+        refresh: seconds after which a browser loads the page again; None: never.
+        sections: what else ``template.html`` shows, by name.
+
+    Returns:
+        The path written.
+    """
+    check_drawing()
+    page = (
+        environment()
+        .get_template("template.html")
+        .render(
+            title=title,
+            lead=list(lead),
+            first=list(first),
+            tables=list(tables),
+            curves=[(heading, pictures) for heading, pictures in curves if pictures],
+            facts=facts,
+            notes=list(notes),
+            refresh=refresh,
+            **{name: sections.get(name, []) for name in SECTIONS},
+        )
     )
     out = Path(out)
     with whole_file(out) as f:
         f.write(page.encode("utf-8", "backslashreplace"))  # file names need not be valid text
     return out
+
+
+def check_drawing() -> None:
+    """Check that what pages and figures need is installed, before any work."""
+    try:
+        import jinja2  # noqa: F401
+        import matplotlib  # noqa: F401
+    except ImportError as why:
+        raise MixerError(f"report needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
 
 
 def environment(*packages: str) -> Any:

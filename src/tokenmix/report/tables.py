@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ..errors import MixerError
+from ..models import SHELLS, config_from_json, shell_of
 from ..system.text import MISSING, Table, number, size
 from .runs import CLASSES, DENSITY, TEXT, Run
 
@@ -22,11 +24,28 @@ def mixers_of(config: dict[str, Any]) -> str:
     return ", ".join(f"{names.count(n)} x {n}" for n in dict.fromkeys(names)) or MISSING
 
 
+def shell_in(config: dict[str, Any]) -> str:
+    """Return the shell of a run's model: "paper", "modern" or "neither"."""
+    try:
+        shell = shell_of(config_from_json({"kind": "lm", **config["model"]}))
+    except (MixerError, KeyError):
+        return MISSING
+    return shell if shell in SHELLS else "neither"
+
+
+def optimiser_in(config: dict[str, Any]) -> str:
+    """Return the optimiser of a run; runs from before there was a choice had AdamW."""
+    optim = config.get("optim")
+    return str(optim.get("name", "adamw")) if isinstance(optim, dict) else MISSING
+
+
 def summary_table(runs: list[Run]) -> Table:
     """Build the table with one row per run."""
     columns: dict[str, Callable[[Run], str]] = {
         "run": lambda run: run.name,
         "layers": lambda run: mixers_of(run.config),
+        "shell": lambda run: shell_in(run.config),
+        "optimiser": lambda run: optimiser_in(run.config),
         "parameters": lambda run: number(run.env.get("parameters"), 0),
         "steps": lambda run: number(run.largest("step"), 0),
         "tokens": lambda run: number(run.largest("tokens"), 0),
@@ -67,8 +86,9 @@ def _notes(runs: list[Run]) -> list[str]:
     )
     speed = "Tokens/s and images/s: the median over the logged training steps."
     notes = [f"{' '.join(scores)} {speed}", "Peak memory: the most the training process held."]
+    shells = "Shell: the blocks around the mixers, as in the papers, as of today (modern), or neither."
     contexts = sorted({r.env["state_context"] for r in runs if "state_context" in r.env})
-    return [notes[0], f"{notes[1]} {_state_note(contexts)}" if contexts else notes[1]]
+    return [notes[0], f"{notes[1]} {_state_note(contexts)}" if contexts else notes[1], shells]
 
 
 def without_empty_columns(table: Table) -> Table:
@@ -88,9 +108,9 @@ def facts_table(runs: list[Run]) -> Table:
     """Build the table of machine and data, one row per fact; facts that all runs share are written once."""
     flat = [
         {
-            **_flatten("env", r.env),
-            **_flatten("data", r.config.get("data", {})),
-            **_flatten("seed", r.config.get("seed", {})),
+            **flatten("env", r.env),
+            **flatten("data", r.config.get("data", {})),
+            **flatten("seed", r.config.get("seed", {})),
         }
         for r in runs
     ]
@@ -105,9 +125,10 @@ def facts_table(runs: list[Run]) -> Table:
     return Table("Machine, data and seed", ["fact", "value"], rows or [["env.json", "not recorded"]])
 
 
-def _flatten(prefix: str, value: Any) -> dict[str, str]:
+def flatten(prefix: str, value: Any) -> dict[str, str]:
+    """Return the values inside of nested objects by dotted names, as text; those without content are left out."""
     if isinstance(value, dict):
-        return {k: v for key, inner in value.items() for k, v in _flatten(f"{prefix}.{key}", inner).items()}
+        return {k: v for key, inner in value.items() for k, v in flatten(f"{prefix}.{key}", inner).items()}
     if value in (None, {}, "none"):
         return {}
     return {prefix: ", ".join(str(v) for v in value) if isinstance(value, list) else str(value)}

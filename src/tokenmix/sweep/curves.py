@@ -1,38 +1,148 @@
-"""Draw the scores of a sweep's final runs over tokens and over training time."""
+"""Draw the scores of a sweep's runs on validation over tokens, training time and rates."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from matplotlib.figure import Figure
 
-from .results import Results
+from ..report.figures import COLOURS, STYLES, Picture, both
+from .results import Record, Results
+
+AXES = (0, 2)
+"""The places of a curve's points that can be an axis, tokens (or images) and seconds; place 1 is the score."""
+SIZE = (6.4, 4.2)
 
 
 def draw_curves(results: Results, path: Path) -> None:
-    """Draw one line per row, the mean over its seeds, with their range; nothing if no final run has ended."""
-    rows = {row: [r for r in results.of("final", row) if r["curve"]] for row in results.plan.rows}
-    rows = {row: runs for row, runs in rows.items() if runs}
+    """Draw the final runs over tokens and training time into one file; nothing if none has ended."""
+    rows = final_runs(results)
     if not rows:
         return
-    metric = next(iter(rows.values()))[0]["metric"].replace("_", " ")
     figure = Figure(figsize=(11, 4.5), dpi=130, layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    for ax, column, label in zip(axes, (0, 2), ("tokens seen", "training time in s"), strict=True):
-        for i, (row, runs) in enumerate(rows.items()):
-            shared = min(len(r["curve"]) for r in runs)
-            points = [[r["curve"][k] for r in runs] for k in range(shared)]
-            points = [p for p in points if all(each[column] is not None for each in p)]
-            x = [mean(each[column] for each in p) for p in points]
-            ax.plot(x, [mean(each[1] for each in p) for p in points], label=row, color=f"C{i % 10}", linewidth=1.5)
-            low, high = ([pick(each[1] for each in p) for p in points] for pick in (min, max))
-            ax.fill_between(x, low, high, color=f"C{i % 10}", alpha=0.2, linewidth=0)
-        for name, value in results.yardsticks.items():
-            ax.axhline(value, color="0.5", linestyle=":", linewidth=1, label=name if column == 0 else None)
-        ax.set_xlabel(label)
-        ax.grid(alpha=0.25)
+    left, right = figure.subplots(1, 2, sharey=True)
+    for ax, column in ((left, 0), (right, 2)):
+        _draw_final(ax, results, column)
         ax.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel(f"{metric} on validation")
-    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+    right.set_ylabel("")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", fontsize=8, frameon=False)
     figure.savefig(path)
+
+
+def final_runs(results: Results) -> dict[str, list[Record]]:
+    """Return the final runs of each row that have a curve."""
+    rows = {row: [r for r in results.of("final", row) if r["curve"]] for row in results.plan.rows}
+    return {row: runs for row, runs in rows.items() if runs}
+
+
+def final_pictures(results: Results) -> list[Picture]:
+    """Draw the final runs over tokens and over training time; nothing if none has ended."""
+    rows = final_runs(results)
+    ends = ", ".join(f"{row} ends at {mean(r['curve'][-1][1] for r in runs):.3f}" for row, runs in rows.items())
+    what = "the mean over the seeds that have ended, with their range"
+    return [
+        _picture(
+            results, partial(_draw_final, results=results, column=column), f"{_label(results, column)}: {what}.", ends
+        )
+        for column in AXES
+        if rows
+    ]
+
+
+def tuning_pictures(results: Results) -> list[Picture]:
+    """Draw the tuning runs over tokens and training time, and their scores over rates; nothing if none has ended."""
+    rows = {row: [r for r in results.of("tune", row) if r["curve"]] for row in results.plan.rows}
+    ends = ", ".join(
+        f"{row} at rate {r['rate']:g} ends at {r['curve'][-1][1]:.3f}" for row, runs in rows.items() for r in runs
+    )
+    if not ends:
+        return []
+    what = "a colour for each row, a style for each rate; runs that end early were given up"
+    over = [
+        _picture(
+            results,
+            partial(_draw_tuning, rows=rows, results=results, column=column),
+            f"{_label(results, column)}: {what}.",
+            ends,
+        )
+        for column in AXES
+    ]
+    what = "at the end of the tuning runs; a cross was given up half-way"
+    return [
+        *over,
+        _picture(results, partial(_draw_rates, rows=rows, results=results), f"the learning rate, {what}.", ends),
+    ]
+
+
+def _picture(results: Results, draw: Callable[[Any], None], caption: str, ends: str) -> Picture:
+    def with_legend(ax: Any) -> None:
+        draw(ax)
+        ax.legend(frameon=False, labelcolor=ax.xaxis.label.get_color(), fontsize=9)
+
+    against = f"{results.metric()} on validation against {caption}"
+    return Picture(
+        *both(with_legend, SIZE),
+        alt=f"Line chart of {against} {ends}.",
+        caption=against[0].upper() + against[1:],
+    )
+
+
+def _draw_final(ax: Any, results: Results, column: int) -> None:
+    for row, runs in final_runs(results).items():
+        colour = _colour(results, row)
+        shared = min(len(r["curve"]) for r in runs)
+        points = [[r["curve"][k] for r in runs] for k in range(shared)]
+        points = [p for p in points if all(each[column] is not None for each in p)]
+        x = [mean(each[column] for each in p) for p in points]
+        ax.plot(x, [mean(each[1] for each in p) for p in points], label=row, color=colour, linewidth=1.5)
+        low, high = ([pick(each[1] for each in p) for p in points] for pick in (min, max))
+        ax.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+    _finish(ax, results, _label(results, column))
+
+
+def _draw_tuning(ax: Any, rows: dict[str, list[Record]], results: Results, column: int) -> None:
+    rates = sorted(results.plan.rates)
+    for row, runs in rows.items():
+        for r in runs:
+            points = [p for p in r["curve"] if p[column] is not None]
+            style = STYLES[rates.index(r["rate"]) % len(STYLES)]
+            x, y = [p[column] for p in points], [p[1] for p in points]
+            ax.plot(x, y, style, marker="o", markersize=3, color=_colour(results, row), linewidth=1.5)
+        ax.plot([], [], color=_colour(results, row), linewidth=1.5, label=row)
+    for i, rate in enumerate(rates):
+        ax.plot([], [], STYLES[i % len(STYLES)], color="0.5", linewidth=1.5, label=f"rate {rate:g}")
+    _finish(ax, results, _label(results, column))
+
+
+def _draw_rates(ax: Any, rows: dict[str, list[Record]], results: Results) -> None:
+    for row, runs in rows.items():
+        scored = [r for r in runs if r["score"] is not None]
+        whole = [r for r in scored if not r["stopped"]]
+        colour = _colour(results, row)
+        ax.plot([r["rate"] for r in whole], [r["score"] for r in whole], "o-", color=colour, markersize=4, label=row)
+        given_up = [r for r in scored if r["stopped"]]
+        ax.plot([r["rate"] for r in given_up], [r["score"] for r in given_up], "x", color=colour, markersize=6)
+    ax.set_xscale("log")
+    ax.set_xticks(results.plan.rates, [f"{rate:g}" for rate in results.plan.rates])
+    ax.set_xticks([], minor=True)
+    _finish(ax, results, "learning rate")
+
+
+def _finish(ax: Any, results: Results, label: str) -> None:
+    for name, value in results.yardsticks.items():
+        ax.axhline(value, color="0.5", linestyle=":", linewidth=1, label=name)
+    ax.set_xlabel(label)
+    ax.set_ylabel(f"{results.metric()} on validation")
+    ax.grid(alpha=0.25, linewidth=0.6)
+
+
+def _label(results: Results, column: int) -> str:
+    return "training time in s" if column else f"{results.unit()} seen"
+
+
+def _colour(results: Results, row: str) -> str:
+    return COLOURS[list(results.plan.rows).index(row) % len(COLOURS)]

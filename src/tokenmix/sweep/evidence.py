@@ -34,9 +34,14 @@ class Comparison:
 
     def text(self) -> str:
         """Return the comparison as one line."""
-        margin = "one seed, indicative" if self.margin is None else f"+- {self.margin:.3f}, {self.n} seeds"
+        margin = "one seed, indicative" if self.margin is None else f"+- {self.margin:.3f}, {plural(self.n, 'seed')}"
         reasons = f" ({'; '.join(self.why)})" if self.why else ""
         return f"{self.verdict}: {self.difference:+.3f} {margin}{reasons}"
+
+
+def plural(n: int, thing: str) -> str:
+    """Write a number of things: "1 seed", "3 seeds"."""
+    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
 
 
 def shortcomings(results: Results, *rows: str) -> list[str]:
@@ -51,9 +56,9 @@ def shortcomings(results: Results, *rows: str) -> list[str]:
             raise MixerError(f"evidence: there is no row {row!r}; {nearest(row, plan.rows)}.")
         scores, tuned = results.scores(row), {r["rate"] for r in results.of("tune", row)}
         if len(tuned) < LEAST_RATES:
-            found.append(f"{row}: tuned over {len(tuned)} rates, needs {LEAST_RATES}")
+            found.append(f"{row}: tuned over {plural(len(tuned), 'rate')}, needs {LEAST_RATES}")
         if len(scores) < LEAST_SEEDS:
-            found.append(f"{row}: {len(scores)} seeds, needs {LEAST_SEEDS}")
+            found.append(f"{row}: {plural(len(scores), 'seed')}, needs {LEAST_SEEDS}")
         for name, value in results.yardsticks.items():
             if scores and mean(scores.values()) > value and not results.higher_is_better():
                 found.append(f"{row}: worse than {name} ({mean(scores.values()):.3f} against {value:.3f})")

@@ -41,6 +41,8 @@ class SweepPlan(Json):
         hopeless: a rate is given up half-way through its tuning run if its score is worse there than that of an earlier
             rate of the row by more than this share; None: never.
         test_bytes: leading bytes of the test split on which final language models are scored; None: no test.
+        modules: Python files that register mixers of your own (``register_mixer``), imported before anything else here
+            and in every run; relative to the working directory.
     """
 
     recipe: str
@@ -56,9 +58,10 @@ class SweepPlan(Json):
     seconds: float | None = None
     hopeless: float | None = 0.1
     test_bytes: int | None = None
+    modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("rates", "seeds"):
+        for name in ("rates", "seeds", "modules"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in ("rows", "rates", "seeds"):
             if not getattr(self, name):
@@ -82,6 +85,14 @@ class SweepPlan(Json):
         if any("/" in name or not name.strip(". ") for name in self.rows):
             raise MixerError(f"sweep: the names of rows become folders; rename {', '.join(map(repr, self.rows))}.")
 
+    def tries_rates(self) -> bool:
+        """Return whether rates are tried at all: a single one needs no tuning runs, unless speeds are needed."""
+        return len(self.rates) > 1 or self.equal == "time"
+
+    def total(self) -> int:
+        """Return the number of runs."""
+        return len(self.rows) * ((len(self.rates) if self.tries_rates() else 0) + len(self.seeds))
+
     def config(self, row: str) -> RunConfig:
         """Return the config of a row at its full length, with the first seed and the recipe's rate."""
         changes = self.changes | self.rows[row]
@@ -98,28 +109,6 @@ class SweepPlan(Json):
         if config.train.steps is None:
             raise MixerError(f"sweep: row {row!r} has no train.steps; give steps.")
         return config
-
-    def tuning_steps(self, row: str) -> int:
-        """Return the steps of a row's tuning runs."""
-        return max(2, round((self.config(row).train.steps or 0) * self.tune))
-
-    def job(self, phase: Phase, row: str, rate: float, seed: int, steps: int, threads: int) -> Job:
-        """Return one run of the sweep, evaluated half-way and at its end."""
-        config = self.config(row)
-        scale = rate / config.optim.lr
-        changes = {
-            "optim.lr": rate,
-            "optim.muon_lr": config.optim.muon_lr * scale,
-            "optim.warmup": min(config.optim.warmup, max(1, steps // 10)),
-            "train.seed": seed,
-            "train.steps": steps,
-            "train.threads": threads,
-            "train.eval_every": max(1, -(-steps // (2 if phase == "tune" else 8))),
-            "train.save_every": max(1, steps // 4),
-            "train.keep": 1,
-            "train.sample_bytes": 0,
-        }
-        return Job(phase, row, rate, seed, config.override(changes))
 
 
 @dataclass(frozen=True)
@@ -149,13 +138,58 @@ def run_key(phase: Phase, row: str, rate: float, seed: int) -> str:
     return f"{phase}/{row}/rate_{rate:g}_seed_{seed}"
 
 
-def check_plan(plan: SweepPlan, processes: int, threads: int) -> None:
+class Jobs:
+    """Make the runs of a plan; the config of each row is built once, as it may have to read the data."""
+
+    def __init__(self, plan: SweepPlan, threads: int):
+        self.plan, self.threads = plan, threads
+        self._configs: dict[str, RunConfig] = {}
+
+    def config(self, row: str) -> RunConfig:
+        """Return the config of a row, as the plan gives it."""
+        if row not in self._configs:
+            self._configs[row] = self.plan.config(row)
+        return self._configs[row]
+
+    def steps(self, row: str) -> int:
+        """Return the steps of a row at its full length."""
+        return self.config(row).train.steps or 1
+
+    def tune(self, row: str, rate: float, steps: int | None = None) -> Job:
+        """Return the tuning run of a row at a rate; None: with the plan's share of the steps."""
+        steps = max(2, round(self.steps(row) * self.plan.tune)) if steps is None else steps
+        return self._job("tune", row, rate, self.plan.seeds[0], steps)
+
+    def final(self, row: str, rate: float, seed: int, steps: int) -> Job:
+        """Return the final run of a row with a seed."""
+        return self._job("final", row, rate, seed, steps)
+
+    def _job(self, phase: Phase, row: str, rate: float, seed: int, steps: int) -> Job:
+        """Return one run of the sweep, evaluated half-way (tuning) or eight times, and at its end."""
+        config = self.config(row)
+        scale = rate / config.optim.lr
+        changes = {
+            "optim.lr": rate,
+            "optim.muon_lr": config.optim.muon_lr * scale,
+            "optim.warmup": min(config.optim.warmup, max(1, steps // 10)),
+            "train.seed": seed,
+            "train.steps": steps,
+            "train.threads": self.threads,
+            "train.eval_every": max(1, -(-steps // (2 if phase == "tune" else 8))),
+            "train.save_every": max(1, steps // 4),
+            "train.keep": 1,
+            "train.sample_bytes": 0,
+        }
+        return Job(phase, row, rate, seed, config.override(changes))
+
+
+def check_plan(jobs: Jobs, processes: int) -> None:
     """Build the config of every row, so that a wrong field is found before anything runs."""
-    if processes < 1 or not 1 <= threads <= MOST_THREADS:
-        raise MixerError(f"sweep: processes and threads must be positive, got {processes} and {threads}.")
-    for row in plan.rows:
+    if processes < 1 or not 1 <= jobs.threads <= MOST_THREADS:
+        raise MixerError(f"sweep: processes and threads must be positive, got {processes} and {jobs.threads}.")
+    for row in jobs.plan.rows:
         try:
-            config = plan.config(row)
+            jobs.config(row)
         except MixerError as why:
             raise MixerError(f"sweep: row {row!r}: {why}") from None
-        plan.job("tune", row, plan.rates[0], plan.seeds[0], config.train.steps or 2, threads)
+        jobs.tune(row, jobs.plan.rates[0], jobs.steps(row))

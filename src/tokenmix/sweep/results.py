@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -37,7 +37,10 @@ class Results:
 
     @classmethod
     def open(cls, path: Path, plan: SweepPlan | None = None) -> Results:
-        """Read the file, or start with none; a plan that differs from the file's is refused."""
+        """Read the file, or start with none.
+
+        A plan that differs from the file's is refused, except that rows and seeds may have been added.
+        """
         if not path.exists():
             if plan is None:
                 raise MixerError(f"sweep: {path} does not exist; give the rows and rates of a new sweep.")
@@ -48,7 +51,7 @@ class Results:
             runs = dict(data["runs"])
         except (OSError, ValueError, KeyError, TypeError) as why:
             raise MixerError(f"sweep: {path} cannot be read as the results of a sweep ({why}).") from None
-        if plan is not None and portable(plan) != portable(then):
+        if plan is not None and not _continues(plan, then):
             now, before = portable(plan), portable(then)
             changed = "; ".join(f"{k} was {before[k]!r}, is {now[k]!r}" for k in now if now[k] != before[k])
             raise MixerError(f"sweep: {path} holds the results of another plan ({changed}); give another --out.")
@@ -80,15 +83,29 @@ class Results:
         """Return whether a higher score is better, as for accuracy."""
         return any(r.get("higher") for r in self.runs.values())
 
+    def metric(self) -> str:
+        """Return the name of the score; "score" while no run has ended with one."""
+        found = (r["metric"] for r in self.runs.values() if r["score"] is not None)
+        return str(next(found, "score")).replace("_", " ")
+
+    def unit(self) -> str:
+        """Return what the runs have seen: "tokens" of text or "images"."""
+        return "tokens" if self.metric() in ("score", "bits per byte") else "images"
+
     def best_rate(self, row: str) -> float | None:
         """Return the rate with the best score in tuning; None while a rate has not been tried."""
         tried = {r["rate"]: r["score"] for r in self.of("tune", row)}
         if set(tried) != set(self.plan.rates):
             return None
         good = {rate: score for rate, score in tried.items() if score is not None}
-        if not good:
+        if self.all_diverged(row):
             raise MixerError(f"sweep: every rate of row {row!r} diverged; give lower rates.")
         return (max if self.higher_is_better() else min)(good, key=lambda rate: good[rate])
+
+    def all_diverged(self, row: str) -> bool:
+        """Return whether every rate of a row was tried, and none of them ended with a score."""
+        tried = {r["rate"]: r["score"] for r in self.of("tune", row)}
+        return set(tried) == set(self.plan.rates) and not any(score is not None for score in tried.values())
 
     def scores(self, row: str) -> dict[int, float]:
         """Return the final scores of a row by seed; runs that diverged are left out."""
@@ -100,6 +117,13 @@ def portable(plan: SweepPlan) -> dict[str, Any]:
     data = plan.to_json()
     data["changes"] = {name: value for name, value in data["changes"].items() if name != "data.path"}
     return data
+
+
+def _continues(plan: SweepPlan, before: SweepPlan) -> bool:
+    """Return whether a plan is the one before, or that with more rows or seeds."""
+    rows = all(row in plan.rows and plan.rows[row] == options for row, options in before.rows.items())
+    smaller = replace(plan, rows=before.rows, seeds=before.seeds, modules=before.modules)
+    return rows and set(before.seeds) <= set(plan.seeds) and portable(smaller) == portable(before)
 
 
 def gzip_score(data: bytes) -> float:
@@ -115,14 +139,18 @@ def spread(values: list[float]) -> float | None:
 def results_table(results: Results) -> Table:
     """Return one line per row: the best rate, mean and spread of the final scores, and the cost of a run."""
     plan = results.plan
-    columns = ["row", "score", "spread", "n", "best rate", "parameters", "tokens", "seconds", "peak MiB"]
+    columns = ["row", "score", "spread", "n", "best rate", "parameters", results.unit(), "seconds", "peak MiB"]
     lines = []
     for row in plan.rows:
         scores, final = list(results.scores(row).values()), results.of("final", row)
-        rate = results.best_rate(row)
-        edge = len(plan.rates) > 1 and rate in (min(plan.rates), max(plan.rates))
+        tuned = len(plan.rates) > 1
+        diverged = tuned and results.all_diverged(row)
+        rate = None if diverged else results.best_rate(row) if tuned else plan.rates[0]
+        edge = tuned and rate in (min(plan.rates), max(plan.rates))
         line = [row, number(mean(scores) if scores else None), number(spread(scores)) if len(scores) > 1 else "-"]
-        line += [str(len(scores)), ("not tuned yet" if rate is None else f"{rate:g}") + ("*" if edge else "")]
+        chosen = "all diverged" if diverged else "not tuned yet" if rate is None else f"{rate:g}"
+        chosen += "" if tuned else ", not tuned"
+        line += [str(len(scores)), chosen + ("*" if edge else "")]
         line += [number(final[-1].get(key) if final else None, 0) for key in ("parameters", "tokens")]
         line += [number(mean(r["seconds"] for r in final) if final else None, 0)]
         line += [number(max(r["peak_mib"] for r in final) if final else None, 0)]
@@ -130,13 +158,13 @@ def results_table(results: Results) -> Table:
     order = sorted(lines, key=lambda line: (line[3] == "0", float(line[1].replace(",", "")) if line[3] != "0" else 0.0))
     if results.higher_is_better():
         order = [line for line in reversed(order) if line[3] != "0"] + [line for line in order if line[3] == "0"]
-    metric = next((r["metric"] for r in results.runs.values()), "score")
-    notes = [f"score: {metric} on validation, mean over the seeds; spread: standard deviation over them."]
+    notes = [f"score: {results.metric()} on validation, mean over the seeds; spread: standard deviation over them."]
     notes += [f"{name}: {value:.3f} on the same bytes" for name, value in results.yardsticks.items()]
     notes += ["*: the best rate is the lowest or the highest that was tried"] * any("*" in line[4] for line in lines)
-    tuned = f"{len(plan.rates)} rates x {plan.tune:g} of the steps each, seed {plan.seeds[0]}"
-    shell = plan.shell or "the recipe's"
-    return Table(f"{plan.recipe}, shell: {shell}, equal {plan.equal}; tuned over {tuned}", columns, order, notes)
+    shell, tuning = plan.shell or "the recipe's", f"not tuned: one rate, {plan.rates[0]:g}"
+    if len(plan.rates) > 1:
+        tuning = f"tuned over {len(plan.rates)} rates x {plan.tune:g} of the steps each, seed {plan.seeds[0]}"
+    return Table(f"{plan.recipe}, shell: {shell}, equal {plan.equal}; {tuning}", columns, order, notes)
 
 
 def markdown(table: Table) -> str:

@@ -18,14 +18,21 @@ from ..errors import MixerError
 from ..system.files import whole_file, write_json
 from ..system.machine import cpu_name, memory_available
 from ..system.text import size
+from ..train import RunConfig
 from ..train.stopping import asked_to_stop
 from ..train.text_task import open_data
-from .plan import Job, SweepPlan, check_plan, run_key
+from .modules import load_modules
+from .plan import Job, Jobs, SweepPlan, check_plan, run_key
 from .results import Record, Results, gzip_score, markdown, results_table
 
 RESULTS = "results.json"
 TABLE = "table.md"
+PAGE = "sweep.html"
 POLL = 0.2
+RELOAD = 10
+"""Seconds after which a browser loads the page of a sweep in progress again."""
+SHARE = 5.0
+"""The least time between two pages, as a multiple of what writing one takes."""
 
 Tell = Callable[[str], None]
 
@@ -56,7 +63,8 @@ def sweep(
 
     Args:
         plan: the experiment; None: that of an earlier sweep in ``out``.
-        out: folder of the runs, ``results.json``, ``table.md`` and ``curves.png``.
+        out: folder of the runs, ``results.json``, ``table.md``, ``curves.png`` and the page ``sweep.html``, which are
+            written again after every run.
         processes: runs at a time.
         threads: CPU threads of each run, which stay on cores of their own.
         results: results file, if it is kept elsewhere than in ``out``.
@@ -69,33 +77,22 @@ def sweep(
     out = Path(out)
     found = Results.open(Path(results) if results is not None else out / RESULTS, plan)
     plan = found.plan
-    check_plan(plan, processes, threads)
+    load_modules(plan.modules)
+    jobs = Jobs(plan, threads)
+    check_plan(jobs, processes)
     out.mkdir(parents=True, exist_ok=True)
-    queue = Queue(found, out, processes, threads, tell)
+    queue = Queue(found, out, jobs, processes, tell)
     found.machine = found.machine or {"cpu": cpu_name(), "cores": os.cpu_count(), "threads": threads}
     if not found.yardsticks:
-        found.yardsticks = yardsticks(plan)
+        found.yardsticks = yardsticks(jobs.config(next(iter(plan.rows))))
     found.save()
     queue.check_memory()
     queue.work()
-    write_table(found, out)
     return found
 
 
-def write_table(found: Results, out: Path) -> None:
-    """Write the table and, where matplotlib is installed, the curves."""
-    with whole_file(out / TABLE) as file:
-        file.write(markdown(results_table(found)).encode())
-    try:
-        from .curves import draw_curves
-    except ImportError:
-        return
-    draw_curves(found, out / "curves.png")
-
-
-def yardsticks(plan: SweepPlan) -> dict[str, float]:
+def yardsticks(config: RunConfig) -> dict[str, float]:
     """Return the score of gzip on the bytes of validation that the models are scored on, for text."""
-    config = plan.config(next(iter(plan.rows)))
     if config.data.kind != "text":
         return {}
     valid = open_data(config.data).split("valid")[: config.train.eval_bytes]  # type: ignore[arg-type]  # of text
@@ -105,47 +102,37 @@ def yardsticks(plan: SweepPlan) -> dict[str, float]:
 class Queue:
     """The runs of a sweep that remain, and those in progress."""
 
-    def __init__(self, found: Results, out: Path, processes: int, threads: int, tell: Tell):
+    def __init__(self, found: Results, out: Path, jobs: Jobs, processes: int, tell: Tell):
         self.found, self.plan, self.out = found, found.plan, out
-        self.processes, self.threads, self.tell = processes, threads, tell
+        self.jobs, self.processes, self.tell = jobs, processes, tell
         self.running: list[Running] = []
-
-    def total(self) -> int:
-        """Return the number of runs of the whole plan."""
-        return len(self.plan.rows) * ((len(self.plan.rates) if self.tuned() else 0) + len(self.plan.seeds))
-
-    def tuned(self) -> bool:
-        """Return whether rates are tried at all: a single one needs no tuning runs, unless speeds are needed."""
-        return len(self.plan.rates) > 1 or self.plan.equal == "time"
+        self.stale, self.due = True, 0.0  # of the curves and the page
 
     def remaining(self) -> Iterator[Job]:
-        """Yield the runs that could start now: tuning first, then the seeds one after another.
+        """Yield the runs that could start now: each row's rates and its first seed, then the other seeds of all rows.
 
-        The rates of a row run one after another, as the later ones are held against the earlier ones.
+        A sweep that is stopped early then has rows to compare, over the same seeds. The rates of a row run one after
+        another, as the later ones are held against the earlier ones.
         """
         busy = {(r.job.phase, r.job.row) for r in self.running}
         active = {r.job.key for r in self.running}
-        tuned = []
-        for row in self.plan.rows:
-            done = {r["rate"] for r in self.found.of("tune", row)}
-            open_rates = [rate for rate in middle_first(self.plan.rates) if rate not in done] if self.tuned() else []
-            if not open_rates:
-                tuned.append(row)
-            elif ("tune", row) not in busy:
-                steps = self.plan.tuning_steps(row)
-                yield self.plan.job("tune", row, open_rates[0], self.plan.seeds[0], steps, self.threads)
         for seed in self.plan.seeds:
-            for row in tuned:
-                rate = self.found.best_rate(row) if self.tuned() else self.plan.rates[0]
+            for row in self.plan.rows:
+                done = {r["rate"] for r in self.found.of("tune", row)}
+                open_rates = [rate for rate in middle_first(self.plan.rates) if rate not in done]
+                if open_rates and self.plan.tries_rates():
+                    if ("tune", row) not in busy:
+                        yield self.jobs.tune(row, open_rates[0])
+                    continue
+                rate = self.found.best_rate(row) if self.plan.tries_rates() else self.plan.rates[0]
                 assert rate is not None  # every rate was tried
                 if run_key("final", row, rate, seed) not in self.found.runs.keys() | active:
-                    yield self.plan.job("final", row, rate, seed, self.final_steps(row), self.threads)
+                    yield self.jobs.final(row, rate, seed, self.final_steps(row))
 
     def final_steps(self, row: str) -> int:
         """Return the steps of a row's final runs."""
-        steps = self.plan.config(row).train.steps or 1
         if self.plan.equal == "tokens":
-            return steps
+            return self.jobs.steps(row)
         per_step = median(r["seconds"] / max(r["steps"], 1) for r in self.found.of("tune", row))
         return max(2, int((self.plan.seconds or 0) / per_step))
 
@@ -178,6 +165,8 @@ class Queue:
                         self.running.append(self.start(job))
                     if not self.running:
                         return
+                    if self.stale and time.monotonic() >= self.due:  # after the start, which need not wait for pictures
+                        self.draw(going_on=True)
                     time.sleep(POLL)
                     for each in [r for r in self.running if r.process.poll() is not None]:
                         self.running.remove(each)
@@ -189,6 +178,27 @@ class Queue:
                 each.process.terminate()
             for each in self.running:
                 each.process.wait()
+            self.running.clear()
+            self.write_table()
+            self.draw(going_on=False)
+
+    def write_table(self) -> None:
+        """Write the table."""
+        with whole_file(self.out / TABLE) as file:
+            file.write(markdown(results_table(self.found)).encode())
+
+    def draw(self, *, going_on: bool) -> None:
+        """Write the curves and the page, where the extra "plot" is installed."""
+        began = time.monotonic()
+        try:
+            from .curves import draw_curves
+            from .page import write_sweep_page
+        except ImportError:
+            return
+        draw_curves(self.found, self.out / "curves.png")
+        jobs = [each.job for each in self.running]
+        write_sweep_page(self.found, jobs, self.out / PAGE, refresh=RELOAD if going_on else None)
+        self.stale, self.due = False, time.monotonic() + SHARE * (time.monotonic() - began)
 
     def start(self, job: Job) -> Running:
         """Start a job in a free slot."""
@@ -210,13 +220,14 @@ class Queue:
                 "run": str(folder.resolve()),
                 "outcome": str(outcome.resolve()),
                 "config": job.config.to_json(),
-                "cores": pinned(slot, self.threads),
+                "cores": pinned(slot, self.jobs.threads),
                 "limits": {} if probe else self.limits(job),
                 "test_bytes": self.plan.test_bytes if job.phase == "final" else None,
                 "probe": probe,
+                "modules": [str(Path(file).resolve()) for file in self.plan.modules],
             },
         )
-        env = os.environ | {"OMP_NUM_THREADS": str(self.threads)}
+        env = os.environ | {"OMP_NUM_THREADS": str(self.jobs.threads)}
         with (jobs / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "tokenmix.sweep.worker", str(jobs / f"{name}.json")],
@@ -230,15 +241,17 @@ class Queue:
         """Record a run that has ended."""
         outcome = self.outcome_of(each.process, each.outcome, each.job)
         if outcome.get("diverged"):
-            outcome = {"score": None, "diverged": outcome["error"], "steps": 0, "tokens": 0, "curve": []}
-            outcome |= {"seconds": 0.0, "peak_mib": 0.0, "metric": "score", "parameters": None}
+            why, peak = outcome["error"], outcome["peak_mib"]
+            outcome = {"score": None, "diverged": why, "steps": 0, "tokens": 0, "curve": [], "seconds": 0.0}
+            outcome |= {"peak_mib": peak, "metric": "score", "parameters": None}
         self.found.add(each.job, outcome)
-        write_table(self.found, self.out)
+        self.write_table()
+        self.stale = True
         done, what = len(self.found.runs), "diverged"
         if outcome["score"] is not None:
             what = f"{outcome['score']:.4f} after {outcome['steps']:,} steps, {outcome['seconds']:.0f} s"
             what += ", given up" if outcome["stopped"] else ""
-        self.tell(f"[{done}/{self.total()}] {each.job.key}: {what}")
+        self.tell(f"[{done}/{self.plan.total()}] {each.job.key}: {what}")
 
     def outcome_of(self, process: subprocess.Popen, outcome: Path, job: Job) -> Record:
         """Return a worker's outcome; a failure other than divergence ends the sweep."""
@@ -259,7 +272,7 @@ class Queue:
             if any(r["row"] == row for r in self.found.runs.values()):
                 peaks[row] = max(r["peak_mib"] for r in self.found.runs.values() if r["row"] == row)
                 continue
-            job = self.plan.job("tune", row, self.plan.rates[0], self.plan.seeds[0], 2, self.threads)
+            job = self.jobs.tune(row, self.plan.rates[0], 2)
             shutil.rmtree(self.out / "probe", ignore_errors=True)
             process, outcome = self.spawn(job, 0, probe=True)
             try:

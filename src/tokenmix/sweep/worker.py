@@ -21,6 +21,7 @@ from ..system.machine import peak_mib
 from ..train import RunConfig, evaluate_run, resume, train
 from ..train.loop import Diverged
 from ..train.rundir import RunDir
+from .modules import load_modules
 
 WATCHED = 1.0
 """Seconds between two looks at whether the parent still lives."""
@@ -32,12 +33,14 @@ def main(path: str) -> int:
     job = json.loads(Path(path).read_text())
     if job.get("cores") and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, job["cores"])
+    load_modules(job["modules"])
     config = RunConfig.from_json(job["config"])
     torch.set_num_threads(config.train.threads or 1)
     try:
         outcome = probe(config, Path(job["run"])) if job["probe"] else run(config, Path(job["run"]), job)
     except MixerError as why:
-        outcome = {"error": str(why), "diverged": isinstance(why, Diverged)}
+        peak = peak_mib(torch.device("cpu"))  # which a trial is run for, even if its rate is one that diverges
+        outcome = {"error": str(why), "diverged": isinstance(why, Diverged), "peak_mib": peak}
     write_json(Path(job["outcome"]), outcome)
     return 0
 
@@ -86,9 +89,9 @@ def record(
         ],
     }
     if test_bytes is not None and config.data.kind == "text":
-        found["test"] = evaluate_run(
-            folder, split="test", max_bytes=test_bytes, device="cpu", record=False
-        ).bits_per_byte
+        options: dict[str, Any] = {"split": "test", "max_bytes": test_bytes, "device": "cpu", "record": False}
+        found["test"] = evaluate_run(folder, **options).bits_per_byte
+        found["by_context"] = evaluate_run(folder, by_context=True, **options).by_context
     return found
 
 

@@ -18,20 +18,27 @@ from ..system.machine import autocast
 
 @dataclass(frozen=True)
 class EvalResult:
-    """The mean bits per byte over ``bytes`` bytes, in windows of ``seq_len`` bytes moved by ``stride``."""
+    """The mean bits per byte over ``bytes`` bytes, in windows of ``seq_len`` bytes moved by ``stride``.
+
+    ``by_context``, if it was asked for, holds (least, most, bits per byte) for the bytes that had between ``least`` and
+    ``most`` bytes of context; from one to the next the context doubles.
+    """
 
     bits_per_byte: float
     bytes: int
     seq_len: int
     stride: int
     seconds: float
+    by_context: tuple[tuple[int, int, float], ...] | None = None
 
     def text(self) -> str:
         """Return the result as one readable line."""
-        return (
+        whole = (
             f"{self.bits_per_byte:.4f} bits/byte over {self.bytes:,} bytes, windows of {self.seq_len} moved by "
             + f"{self.stride}"
         )
+        parts = [f"\n{least:>8} to {most:<6} {bits:.4f}" for least, most, bits in self.by_context or ()]
+        return whole + ("\n   bytes of context  bits/byte" + "".join(parts) if parts else "")
 
 
 def windows(size: int, seq_len: int, stride: int) -> Iterator[tuple[int, int, int]]:
@@ -60,6 +67,7 @@ def evaluate(
     batch_size: int = 16,
     max_bytes: int | None = None,
     precision: str = "fp32",
+    by_context: bool = False,
 ) -> EvalResult:
     """Score every byte of ``data`` (uint8) once.
 
@@ -67,36 +75,53 @@ def evaluate(
     charged as a uniform guess over the vocabulary.
 
     Args:
-        stride: bytes that windows advance by; default half of seq_len. 1 is the most accurate and the slowest.
+        stride: bytes that windows advance by; default half of seq_len, or all of it with ``by_context``. 1 is the most
+            accurate and the slowest.
         max_bytes: score only the first ``max_bytes`` bytes; None: all.
+        by_context: also return the score of the bytes with 1, 2 to 3, 4 to 7 ... bytes of context.
     """
     data = data if max_bytes is None else data[:max_bytes]
-    stride = stride if stride is not None else max(seq_len // 2, 1)
+    stride = stride if stride is not None else max(seq_len if by_context else seq_len // 2, 1)
     if not 1 <= stride <= seq_len:
         raise MixerError(f"evaluate: stride must be in 1..seq_len={seq_len}, got {stride}.")
     if len(data) < 2:
         raise MixerError(f"evaluate: needs at least 2 bytes, got {len(data)}.")
     began = time.perf_counter()
     device = next(model.parameters()).device
-    bits = torch.zeros((), dtype=torch.float64, device=device)
+    length = min(seq_len, len(data) - 1)
+    bits, count = torch.zeros(2, length, dtype=torch.float64, device=device)
     with evaluating(model):
         for batch in _batched(windows(len(data), seq_len, stride), batch_size):
-            bits += _score(model, data, batch, device, precision)
+            nats, wanted = _score(model, data, batch, device, precision)
+            bits += torch.where(wanted, nats, 0.0).double().sum(0) / math.log(2)
+            count += wanted.sum(0)
     vocab = getattr(getattr(model, "config", None), "vocab", 256)
-    total = bits.item() / math.log(2) + math.log2(vocab)
-    return EvalResult(total / len(data), len(data), min(seq_len, len(data) - 1), stride, time.perf_counter() - began)
+    total = bits.sum().item() + math.log2(vocab)
+    parts = _by_context(bits.tolist(), count.tolist()) if by_context else None
+    return EvalResult(total / len(data), len(data), length, stride, time.perf_counter() - began, parts)
+
+
+def _by_context(bits: list[float], count: list[float]) -> tuple[tuple[int, int, float], ...]:
+    """Return (least, most, mean) of the numbers of bytes of context that were scored, which start at 1."""
+    found, least = [], 1
+    while least <= len(bits):
+        at = slice(least - 1, min(2 * least - 1, len(bits)))
+        if sum(count[at]):
+            found.append((least, min(2 * least - 1, len(bits)), sum(bits[at]) / sum(count[at])))
+        least *= 2
+    return tuple(found)
 
 
 def _score(
     model: nn.Module, data: Tensor, batch: list[tuple[int, int, int]], device: torch.device, precision: str
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
+    """Return the loss in nats of every byte of some windows (rows, T), and which of them count."""
     rows = torch.stack([data[start : start + length + 1] for start, length, _ in batch]).to(device).long()
     first = torch.tensor([first for _, _, first in batch], device=device)
     with autocast(device, precision):
         logits = model(rows[:, :-1])
     nats = F.cross_entropy(logits.float().transpose(1, 2), rows[:, 1:], reduction="none")
-    wanted = torch.arange(nats.shape[1], device=device) >= first[:, None]
-    return torch.where(wanted, nats, 0.0).double().sum()
+    return nats, torch.arange(nats.shape[1], device=device) >= first[:, None]
 
 
 def _batched(items: Iterator[tuple[int, int, int]], n: int) -> Iterator[list[tuple[int, int, int]]]:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import nn
 
 from ..errors import MixerError
 from ..mixers import aux_losses
@@ -26,7 +25,7 @@ from ..system.machine import autocast, peak_mib, pick_device, reset_peak
 from .checkpoint import check_can_save, list_steps, load_checkpoint, prune, remove_checkpoint, save_checkpoint, sweep
 from .config import FIXED, RunConfig, check_unchanged, fixed_fields
 from .init_from import extra_losses, start_from
-from .optim import Average, build_optimizers, learning_rate, load_optimizers, optimizer_tensors, set_rates
+from .optim import Average, build_optimizers, load_optimizers, optimizer_tensors, update
 from .progress import bar
 from .rundir import RunDir, differences, environment
 from .runs import eval_line, load_weights, pick_step
@@ -168,12 +167,7 @@ class Trainer:
                 self.aux[name] = self.aux.get(name, 0) + value.detach() / parts
             total.backward()
             self.loss_sum += loss.detach()
-        if config.optim.clip:
-            nn.utils.clip_grad_norm_(self.model.parameters(), config.optim.clip)
-        set_rates(self.optimizers, learning_rate(self.progress.step, config.optim, config.train.steps))
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        update(self.model, self.optimizers, config.optim, self.progress.step, config.train.steps)
         if self.average is not None:
             self.average.update(self.progress.step)
         self.progress.step += 1

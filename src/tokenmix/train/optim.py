@@ -119,6 +119,18 @@ def build_optimizers(model: nn.Module, config: OptimConfig) -> list[torch.optim.
     return found
 
 
+def update(
+    model: nn.Module, optimizers: list[torch.optim.Optimizer], config: OptimConfig, step: int, of: int | None
+) -> None:
+    """Clip the gradients, set the rates of step ``step`` out of ``of``, change the weights and drop the gradients."""
+    if config.clip:
+        nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+    set_rates(optimizers, learning_rate(step, config, of))
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
 def set_rates(optimizers: list[torch.optim.Optimizer], rate: float) -> None:
     """Set the learning rate of every group: its scale times ``rate``."""
     for optimizer in optimizers:

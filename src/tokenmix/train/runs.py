@@ -80,8 +80,8 @@ def evaluate_run(
     If the run has a metrics.csv, the result is added there too. A warning says so if metrics.jsonl cannot be written.
 
     Args:
-        options: stride, seq_len and max_bytes for text, image_size and max_images for images; None: the default, which
-            is the whole split.
+        options: stride, seq_len, max_bytes and by_context for text, image_size and max_images for images; None: the
+            default, which is the whole split.
     """
     run = RunDir.open(path)
     model, config = load_run(path, step=step, device=device)
@@ -118,7 +118,10 @@ def _can_record(run: RunDir) -> bool:
 
 def eval_line(split: str, step: int, result: Any) -> dict[str, Any]:
     """Return an evaluation as a line of metrics.jsonl."""
-    return {"kind": "eval", "split": split, "step": step, **asdict(result), "seconds": round(result.seconds, 3)}
+    fields = {name: value for name, value in asdict(result).items() if value is not None}
+    if "by_context" in fields:
+        fields["by_context"] = {f"{least}-{most}": bits for least, most, bits in fields["by_context"]}
+    return {"kind": "eval", "split": split, "step": step, **fields, "seconds": round(result.seconds, 3)}
 
 
 def sample_run(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..data import Bounds, Corpus, Sampler, open_corpus
 from ..errors import MixerError
-from ..mixers import state_bytes
+from ..mixers import Mixer, state_bytes
 from ..models import evaluating
 from ..system.files import whole_file
 from .config import DataConfig, RunConfig
@@ -118,8 +118,10 @@ def continue_bytes(model: Any, prompt: bytes, n: int, **sampling: Any) -> bytes:
 def streaming_cost(model: Any, context: int = 1024) -> dict[str, int]:
     """Measure the bytes of streaming state that one row holds after ``context`` tokens.
 
-    A model whose length is shorter is measured at its full length.
+    A model whose length is shorter is measured at its full length; of a model that does not stream nothing is measured.
     """
+    if any(isinstance(m, Mixer) and not m.capabilities.streaming for m in model.modules()):
+        return {}
     length = min(context, model.max_len or context)
     device = next(model.parameters()).device
     with evaluating(model):

@@ -17,7 +17,7 @@ from ...system.config import Json
 from ...system.machine import peak_mib
 from ...train.checkpoint import list_steps, load_checkpoint, prune, save_checkpoint, sweep
 from ...train.config import OptimConfig
-from ...train.optim import build_optimizers, learning_rate, load_optimizers, optimizer_tensors, set_rates
+from ...train.optim import build_optimizers, load_optimizers, optimizer_tensors, update
 from ...train.progress import bar
 from ...train.rundir import RunDir, environment
 from ..vit.checkpoints import read_json
@@ -206,13 +206,8 @@ class Distillation:
         batch = self._batch(self.data, self.step)
         loss = self._output_loss(batch) if whole else self._layer_loss(batch)
         loss.backward()
-        if config.optim.clip:
-            nn.utils.clip_grad_norm_([p for p in self.student.parameters() if p.grad is not None], config.optim.clip)
         at, of = (self.step - config.layer_steps, config.steps) if whole else (self.step, config.layer_steps)
-        set_rates(self.optimizers, learning_rate(at, config.optim, of))
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        update(self.student, self.optimizers, config.optim, at, of)
         self.losses = torch.cat([self.losses, loss.detach().double().cpu()[None]])
         self.step += 1
         unit, many = _units(batch)

@@ -142,7 +142,7 @@ class MixerAttention(nn.Module):
         with use_backend("eager"), warnings.catch_warnings():  # eager, so that the file needs nothing but torch
             warnings.simplefilter("ignore", torch.jit.TracerWarning)  # from checks on shapes
             traced = torch.jit.trace(_Mixed(self), x, check_inputs=[(x[:1],)])  # checked with another batch
-            return ScriptedAttention(traced, self.proj_drop)
+            return ScriptedAttention(traced, self.proj_drop, self)
 
 
 class _Mixed(nn.Module):

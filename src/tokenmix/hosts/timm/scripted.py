@@ -7,11 +7,20 @@ from torch import nn
 
 
 class ScriptedAttention(nn.Module):
-    """A traced mixer with the signature of timm's ``Attention``."""
+    """A traced mixer with the signature of timm's ``Attention``.
 
-    def __init__(self, mixed: nn.Module, drop: nn.Module):
+    Args:
+        mixed: the trace.
+        drop: dropout of the outputs.
+        replaced: the layer that this one replaces. ``torch.jit.script`` remembers the modules it has prepared by their
+            ``id``, so a layer that was freed could lend its id to another block's trace, which would then be replaced
+            by this layer; held here, it keeps its id until the whole model is prepared.
+    """
+
+    def __init__(self, mixed: nn.Module, drop: nn.Module, replaced: nn.Module):
         super().__init__()
         self.mixed, self.drop = mixed, drop
+        self.replaced = (replaced,)  # in a tuple, so that it is no submodule
 
     def forward(
         self,
