@@ -5,17 +5,25 @@ from __future__ import annotations
 import gzip
 import os
 import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from tokenmix import demo
 from tokenmix.bench import Decoding
-from tokenmix.demo.tables import against_gzip, ranking
+from tokenmix.demo.plan import RATES
+from tokenmix.demo.tables import SPREAD, against_gzip, best, fastest, ranking
 from tokenmix.report import read_run
 from tokenmix.report.checks import check_page
+from tokenmix.system.machine import busy_cores
 
 SIZES = {"dim": 16, "layers": 4, "seq_len": 32, "batch_size": 2, "eval_bytes": 600, "sample_bytes": 8}
-TINY = demo.Plan(seconds=0.7, evals=3, contexts=(16, 64), lengths=(16, 64), advice=(16, 64), **SIZES)
+LENGTHS = {"contexts": (16, 64), "lengths": (16, 64), "advice": (16, 64)}
+TINY = demo.Plan(seconds=0.7, trial_seconds=1.0, evals=3, **LENGTHS, **SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -51,26 +59,40 @@ def test_training_ends_with_its_decay(shown):
         run = read_run(shown[0] / name)
         steps = run.config["train"]["steps"]
         assert run.train[-1]["step"] == steps
-        assert run.train[-1]["lr"] < 0.5 * TINY.lr
+        assert run.train[-1]["lr"] < 0.5 * RATES[name]
         assert run.evals[-1]["step"] == steps
         assert run.config["model"]["norm_type"] == "rms"
         assert run.config["optim"]["name"] == "muon"
 
 
-def test_the_page_opens_with_quality(shown):
+def test_the_page_opens_with_one_picture_then_text_then_who_wins(shown):
     page = shown[1].read_text()
-    assert page.index("Line chart of bits per byte while training") < page.index('class="lead"')
+    places = [
+        page.index(part)
+        for part in ("Bars, shorter is better", "What each model writes", "Who wins where", 'class="lead"')
+    ]
+    assert places == sorted(places)
+    assert page.index("<img") < places[1] < page.index("<img", page.index("<img") + 1)
+    for name in demo.MODELS:
+        written = (shown[0] / name / "samples" / "after_training.txt").read_bytes()
+        assert written.startswith(b"def ")
+        assert len(written) == 4 + TINY.sample_bytes
+        assert page.count(f"<h3>{name}</h3>\n<pre>def ") == 1
 
 
 def test_a_difference_within_the_spread_is_none():
-    said = ranking({"b": 2.04, "a": 2.0, "c": 2.5, "d": None})
-    assert said == "a (2.000), no difference to b (2.040), then c (2.500)"
+    gap = 0.8 * SPREAD
+    said = ranking({"b": 2.0 + gap, "a": 2.0, "c": 2.0 + 2 * gap, "d": None})
+    assert said == f"a (2.000), no difference to b ({2 + gap:.3f}), then c ({2 + 2 * gap:.3f})"
+    assert best({"b": 2.0 + gap, "a": 2.0, "c": 2.0 + 2 * gap}, plus=SPREAD) == {"a", "b"}
+    assert best({"a": 1.0, "b": 1.04, "c": 1.06}, times=1.05) == {"a", "b"}
 
 
 def test_gzip_decides_whether_quality_means_anything():
     limit = demo.yardsticks(TINY)["gzip -9"]
-    assert against_gzip(TINY, {"a": limit - 0.1, "b": limit + 0.1}).endswith(": a.")
-    assert "nothing follows" in against_gzip(TINY, {"a": limit + 0.1, "b": None})
+    assert against_gzip(TINY, {"a": limit - 2 * SPREAD, "b": limit + 2 * SPREAD}).endswith(": a.")
+    assert "No difference to gzip -9" in against_gzip(TINY, {"a": limit - 2 * SPREAD, "b": limit - 0.5 * SPREAD})
+    assert "nothing follows" in against_gzip(TINY, {"a": limit - 0.5 * SPREAD, "b": None})
 
 
 def test_findings_change_with_the_numbers(shown):
@@ -78,10 +100,20 @@ def test_findings_change_with_the_numbers(shown):
 
     def told(ms):
         decode = {n: {c: Decoding(c, ms if n == "attention" else 2.0, 1) for c in (16, 64)} for n in runs}
-        return demo.findings(TINY, runs, demo.Measured({n: {16: 1.0} for n in runs}, decode))[1]
+        return demo.findings(TINY, runs, demo.Measured({n: {16: 1.0} for n in runs}, decode))[2]
 
-    assert "attention beats aft_local at every length measured (16 to 64)" in told(1.0)
-    assert "attention beats aft_local at no length measured (16 to 64)" in told(3.0)
+    assert told(1.0).endswith(": attention at 16, 64.")
+    assert told(3.0).endswith("attention needs 1.5 times as long at 64.")
+
+
+def test_the_fastest_are_named_by_length():
+    rates = {
+        "attention": {16: 9.0, 64: 5.0, 256: 1.0},
+        "a": {16: 5.0, 64: 5.1, 256: 4.0},
+        "b": dict.fromkeys((16, 64, 256), 4.0),
+    }
+    said = fastest(rates, lower=False)
+    assert said == "attention at 16; a and attention at 64; a and b at 256; attention needs 4.0 times as long at 256"
 
 
 def test_yardstick_compresses_the_evaluated_bytes():
@@ -91,10 +123,25 @@ def test_yardstick_compresses_the_evaluated_bytes():
     assert demo.yardsticks(TINY)["gzip -9"] == 8 * len(gzip.compress(data, 9)) / TINY.eval_bytes
 
 
-@pytest.mark.parametrize(("load", "said"), [(0.1, False), (50.0 * (os.cpu_count() or 1), True)])
-def test_a_busy_machine_is_said(monkeypatch, load, said):
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+@pytest.mark.parametrize(("busy", "said"), [(None, False), (0.0, False), (0.5, True)])
+def test_a_busy_machine_is_said(monkeypatch, busy, said):
+    cores = os.cpu_count() or 1
+    monkeypatch.setattr(demo, "busy_cores", lambda: None if busy is None else busy * cores)
     assert bool(demo.busy_note()) == said
+
+
+def test_cores_at_work_are_counted():
+    """At least one while a process works, where the system tells; how many more there are is not ours to say."""
+    if not Path("/proc/stat").exists():
+        assert busy_cores(0.01) is None
+        return
+    work = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        found = max(busy_cores(0.3) for _ in range(5))
+    finally:
+        work.kill()
+        work.wait()
+    assert 0.3 < found < 1.3 * (os.cpu_count() or 1)
 
 
 def test_an_earlier_demo_is_left_alone(tmp_path):
@@ -102,3 +149,25 @@ def test_an_earlier_demo_is_left_alone(tmp_path):
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo-2").mkdir()
     assert demo.free_name(tmp_path / "demo") == tmp_path / "demo-3"
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_a_stopped_demo_leaves_no_process(tmp_path, number, code):
+    command = [sys.executable, "-m", "tokenmix.demo", "--out", str(tmp_path / "demo")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert "Timing" in run.stdout.readline()
+        while len(started := children(run.pid)) < 2:
+            time.sleep(0.05)
+        run.send_signal(number)
+        errors = run.stderr.read()  # ends when the last process that holds it has ended
+    assert run.returncode == code
+    assert errors == ("demo: stopped; no process is left running.\n" if code == 130 else "")
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in started):
+        assert time.monotonic() < deadline, "processes are left"
+        time.sleep(0.1)

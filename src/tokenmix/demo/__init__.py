@@ -1,4 +1,4 @@
-"""``make demo``: four small language models, compared at equal training time on one page.
+"""``make demo``: small language models, compared after equal training time on one page.
 
 It runs as ``python -m tokenmix.demo``.
 """
@@ -6,20 +6,13 @@ It runs as ``python -m tokenmix.demo``.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from ..advise import advise, load_host
 from ..advise.text import findings as advice_findings
@@ -28,13 +21,13 @@ from ..bench import decoding, training_rate
 from ..data import open_corpus
 from ..errors import MixerError
 from ..models import build_model
-from ..report import Table, read_run, write_report
-from ..system.files import whole_file
-from ..train import sample_run, train
-from ..train.optim import build_optimizers, learning_rate, set_rates
-from .picture import quality_pictures
+from ..report import Run, Table, read_run, write_report
+from ..system.machine import busy_cores
+from .lanes import Lanes, alone, lanes_for
+from .picture import pictures
 from .plan import MODELS, Measured, Plan
 from .tables import by_length, decode_table, findings, main_table, yardsticks
+from .training import PROMPT, schedules, train_all, training_seconds, trial
 
 __all__ = [
     "MODELS",
@@ -49,14 +42,16 @@ __all__ = [
     "yardsticks",
 ]
 
-# Start-up, evaluation and measurements take about this many times as long as the trial of one step of each model.
-TRIALS = 9
-TRIAL_STEPS = 10
+MEASURING = 45.0
+"""About how many times as long as one step of every model the measurements after training take."""
+STARTING = 25.0
+"""Seconds for the starts of processes, the samples and the page."""
 
 NOTES = (
     "Equal training time: each model gets the steps that fit, by a trial before training, and its learning rate goes "
-    + "down to 0 at the last of them. All have the same rates, which were not tuned for each.",
-    "A result counts as a win at a length when it is better by more than 5 percent.",
+    + "down to 0 at the last of them. All models share the learning rate that was best for attention; LOG.md lists the "
+    + "runs.",
+    "Speeds within 5 percent of the best are named together with it.",
 )
 
 
@@ -64,12 +59,10 @@ def main(argv: list[str] | None = None) -> int:
     """Parse the command line and run the demo."""
     parser = argparse.ArgumentParser(
         prog="python -m tokenmix.demo",
-        description="Train four small byte language models and compare them in one page.",
+        description=f"Train {len(MODELS)} small byte language models and compare them in one page.",
     )
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory for the runs and report.html")
-    parser.add_argument(
-        "--minutes", type=float, default=5.0, help="approximate total time; a little more on a fast machine"
-    )
+    parser.add_argument("--minutes", type=float, default=5.5, help="approximate total time")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(argv)
     try:
@@ -77,6 +70,9 @@ def main(argv: list[str] | None = None) -> int:
     except MixerError as why:
         print(f"demo: {why}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("demo: stopped; no process is left running.", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -92,66 +88,74 @@ def demo(out: Path, plan: Plan, *, minutes: float | None = None) -> Path:
     With ``minutes``, the training time is set so that everything takes about as long.
     """
     began, busy = time.perf_counter(), busy_note()
+    lanes = lanes_for(len(MODELS), torch.get_num_threads())
     say(
         f"The corpus is the Python standard library, {open_corpus('stdlib').size:,} bytes. "
-        + "Timing one step of each model ..."
+        + f"Timing a step of each of {len(MODELS)} models, {beside(lanes)} ..."
     )
-    took = in_new_process(trial, plan)
+    took = trial(plan, lanes)
     if minutes is not None:
-        plan = replace(
-            plan,
-            seconds=round(
-                max(
-                    5.0,
-                    (60 * minutes - plan.advice_seconds - (1 + TRIALS) * (time.perf_counter() - began)) / len(MODELS),
-                )
-            ),
-        )
-    steps = {name: max(plan.evals, int(plan.seconds / seconds)) for name, seconds in took.items()}
-    for i, name in enumerate(MODELS, 1):
-        say(f"[{i}/{len(MODELS)}] {name}: training for about {plan.seconds:.0f} s, {steps[name]:,} steps ...")
-        done = in_new_process(train_one, plan, name, steps[name], out / name)
+        after = MEASURING * sum(took.values()) / lanes.count + plan.advice_seconds + STARTING
+        left = 60 * minutes - (time.perf_counter() - began) - after
+        plan = replace(plan, seconds=round(max(5.0, training_seconds(plan, took, lanes, left))))
+    steps = schedules(plan, took, plan.seconds)
+    listed = ", ".join(f"{name} {schedule.steps:,}" for name, schedule in steps.items())
+    say(f"Training each for about {plan.seconds:.0f} s, {beside(lanes)}. Steps: {listed}.")
+    for name, done in train_all(plan, steps, lanes, out, say).items():
         say(
-            f"      {done['step']:,} steps, {done['valid_bits_per_byte']:.3f} bits per byte, "
-            + f"{done['tokens_per_s']:,.0f} tokens/s"
+            f"{name}: {done['valid_bits_per_byte']:.3f} bits per byte on unseen text, {done['step']:,} steps in "
+            + f"{done['seconds']:.0f} s"
         )
-    say("Measuring speed of generation and training by length, all models side by side ...")
-    measured = in_new_process(measure, plan)
+    say("Measuring speed of generation and training by length, with nothing beside it ...")
+    measured = alone(measure, plan)
     say("Running tokenmix advise: should the attention of the trained Transformer be replaced? ...")
-    advised, share = in_new_process(advice, plan, out / "attention")
+    advised = alone(advice, plan, out / "attention")
     runs = {name: read_run(out / name) for name in MODELS}
-    said = findings(plan, runs, measured)
+    page = write_page(out, plan, runs, measured, advised, busy)
+    say(f"\nTook {time.perf_counter() - began:.0f} s. The page: {page.resolve()}")
+    return page
+
+
+def write_page(
+    out: Path, plan: Plan, runs: dict[str, Run], measured: Measured, advised: tuple[str, Table], busy: list[str]
+) -> Path:
+    """Write the page, print its main table and its findings, and return its path."""
+    said = [*findings(plan, runs, measured), advised[0], *busy]
     tables = [
         main_table(plan, runs, measured),
         by_length("Training speed by sequence length, tokens/s", measured.rates, 0),
         decode_table(measured),
-        share,
+        advised[1],
     ]
     page = write_report(
         [out / name for name in MODELS],
         out / "report.html",
         tables=tables,
         title="tokenmix demo: attention and attention-free mixers, side by side",
-        lead=[*said, advised, *busy],
-        pictures=quality_pictures(plan, runs, measured),
+        lead=said,
+        pictures=pictures(plan, runs, measured),
+        samples_first=f"Unedited, after {PROMPT.decode()!r}, as many bytes as the models were trained on at a time.",
         notes=NOTES,
     )
-    say("\n" + "\n\n".join([tables[0].text(), *said, advised, *busy]))
-    say(f"\nTook {time.perf_counter() - began:.0f} s. The page: {page.resolve()}")
+    say("\n" + "\n\n".join([tables[0].text(), *said]))
     return page
+
+
+def beside(lanes: Lanes) -> str:
+    """Say how many models train at a time."""
+    return f"{lanes.count} at a time with {lanes.threads} thread{'s' if lanes.threads > 1 else ''} each"
 
 
 def busy_note() -> list[str]:
     """Return a warning if other work uses the cores that the measurements need.
 
-    It is to be called before the demo's own work counts.
+    It is to be called before the demo's own work begins.
     """
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    cores = os.cpu_count() or 1
-    if load < 0.5 * cores:
+    busy, cores = busy_cores(), os.cpu_count() or 1
+    if busy is None or busy < 0.25 * cores:
         return []
     return [
-        f"The machine was busy with other work at the start (load average {load:.1f} on {cores} cores): "
+        f"The machine was busy with other work at the start ({busy:.1f} of {cores} cores): "
         "speeds are too low, and not by the same factor for all models."
     ]
 
@@ -159,52 +163,6 @@ def busy_note() -> list[str]:
 def say(text: str) -> None:
     """Print without delay, as the user is watching."""
     print(text, flush=True)
-
-
-def in_new_process(task: Callable[..., Any], *args: Any) -> Any:
-    """Run a task in a new process, so that the memory of one model does not count for another.
-
-    Its threads sleep while they wait: on a machine busy with other work, spinning threads made attention ten times
-    slower.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(task, *args).result()
-
-
-def trial(plan: Plan) -> dict[str, float]:
-    """Measure the seconds of one step of each model, update included."""
-    return {name: step_seconds(plan, name) for name in MODELS}
-
-
-def step_seconds(plan: Plan, name: str) -> float:
-    """Return the median time of a few training steps after two to warm up."""
-    model: Any = build_model(plan.model(name))
-    optimizers, optim = build_optimizers(model, plan.run(name, 100).optim), plan.run(name, 100).optim
-    tokens = torch.randint(256, (plan.batch_size, plan.seq_len + 1), generator=torch.Generator().manual_seed(0))
-    times = []
-    for i in range(2 + TRIAL_STEPS):
-        start = time.perf_counter()
-        F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), optim.clip)
-        set_rates(optimizers, learning_rate(i, optim, 100))
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        times.append(time.perf_counter() - start)
-    return median(times[2:])
-
-
-def train_one(plan: Plan, name: str, steps: int, out: Path) -> dict[str, Any]:
-    """Train one row, then let the model write a sample."""
-    done = train(plan.run(name, steps), out)
-    prompt = b"def "[: max(1, plan.seq_len - plan.sample_bytes)]
-    text = sample_run(
-        out, n=min(plan.sample_bytes, plan.seq_len - len(prompt)), prompt=prompt, seed=plan.seed, device="cpu"
-    )
-    with whole_file(out / "samples" / "after_training.txt") as f:
-        f.write(text)
-    return done
 
 
 def measure(plan: Plan) -> Measured:

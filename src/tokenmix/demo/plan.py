@@ -10,7 +10,8 @@ from ..models import LMConfig, in_shell
 from ..train import DataConfig, OptimConfig, RunConfig, TrainConfig
 
 LOCAL = {"name": "aft_local", "window": 32, "rank": 32}
-ATTENTION = {"name": "attention", "heads": 4}
+ATTENTION = {"name": "attention", "heads": 4, "positions": {"name": "rotary", "base": 100.0}}
+"""The base suits 256 bytes: after 409,600 bytes attention is at 2.56 bits per byte with it, at 2.72 with 10,000."""
 SHELL = "modern"
 MODELS: dict[str, tuple[dict[str, Any], ...]] = {
     "attention": (ATTENTION,),
@@ -18,6 +19,20 @@ MODELS: dict[str, tuple[dict[str, Any], ...]] = {
     "aft_simple": ({"name": "aft_simple"},),
     "hybrid_3_to_1": (LOCAL, LOCAL, LOCAL, ATTENTION),
 }
+
+RATES = dict.fromkeys(MODELS, 1.2e-2)
+"""Highest learning rate of AdamW for each model. LOG.md, 2026-11-23, has the runs; benchmarks/sweeps/demo.json tries
+three for every row."""
+MUON = 0.02 / 1.2e-2
+"""Muon's rate, as a multiple of AdamW's."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The steps of a run, and those between two evaluations."""
+
+    steps: int
+    interval: int
 
 
 @dataclass(frozen=True)
@@ -30,8 +45,6 @@ class Plan:
         layers: layers of each model.
         seq_len: bytes per training sequence.
         batch_size: sequences per step.
-        lr: highest learning rate of AdamW.
-        muon_lr: highest learning rate of Muon.
         seed: seed of initialisation and batches.
         evals: number of evaluations of each model.
         eval_bytes: bytes of the validation split to evaluate on.
@@ -40,23 +53,23 @@ class Plan:
         lengths: sequence lengths at which training is timed.
         advice: sequence lengths for ``tokenmix advise``.
         advice_seconds: time for ``tokenmix advise``.
+        trial_seconds: time to measure the seconds of a step of every model.
     """
 
-    seconds: float = 60.0
+    seconds: float = 120.0
     dim: int = 128
     layers: int = 4
     seq_len: int = 256
     batch_size: int = 4
-    lr: float = 4e-3
-    muon_lr: float = 0.02
     seed: int = 0
-    evals: int = 8
+    evals: int = 3
     eval_bytes: int = 32768
     sample_bytes: int = 400
-    contexts: tuple[int, ...] = (256, 1024, 16384)
+    contexts: tuple[int, ...] = (256, 1024, 8192)
     lengths: tuple[int, ...] = (256, 1024, 4096)
     advice: tuple[int, ...] = (256, 1024, 4096)
     advice_seconds: float = 6.0
+    trial_seconds: float = 15.0
 
     def model(self, name: str, max_len: int | None = None) -> LMConfig:
         """Return the model of a row.
@@ -66,29 +79,30 @@ class Plan:
         config = LMConfig(dim=self.dim, max_len=max_len or self.seq_len, mixers=MODELS[name], layers=self.layers)
         return in_shell(config, SHELL)
 
-    def run(self, name: str, steps: int) -> RunConfig:
+    def run(self, name: str, schedule: Schedule, threads: int | None = None) -> RunConfig:
         """Return the run of a row; its learning rate goes down to 0 at the last step."""
         loop = TrainConfig(
-            steps=steps,
+            steps=schedule.steps,
             batch_size=self.batch_size,
             seed=self.seed,
             device="cpu",
             log_every=5,
-            eval_every=max(1, -(-steps // self.evals)),
+            eval_every=schedule.interval,
+            threads=threads,
             eval_bytes=self.eval_bytes,
             save_every=1_000_000,
             keep=1,
         )
         optim = OptimConfig(
             name="muon",
-            lr=self.lr,
-            muon_lr=self.muon_lr,
+            lr=RATES[name],
+            muon_lr=MUON * RATES[name],
             betas=(0.9, 0.95),
             weight_decay=0.01,
             schedule="wsd",
             decay=0.6,
             min_lr_ratio=0.0,
-            warmup=min(20, steps // 4),
+            warmup=min(20, schedule.steps // 4),
         )
         return RunConfig(
             model=self.model(name),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,20 @@ def memory_total() -> int | None:
 def memory_available(device: str = "cpu") -> int | None:
     """Return the bytes of memory that are still available, or None where it is not reported."""
     return torch.cuda.mem_get_info()[0] if device == "cuda" else _reported("/proc/meminfo", "MemAvailable")
+
+
+def busy_cores(seconds: float = 0.5) -> float | None:
+    """Return how many cores are at work while this process sleeps for a moment, or None where it is not reported."""
+
+    def worked() -> float | None:
+        counts = read_text("/proc/stat").partition("\n")[0].split()[1:]
+        idle = (3, 4)  # idle and waiting for disks; the last two are part of the first
+        return sum(float(n) for i, n in enumerate(counts[:8]) if i not in idle) if counts else None
+
+    before, began = worked(), time.perf_counter()
+    time.sleep(seconds)
+    after, ticks = worked(), os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+    return None if before is None or after is None else (after - before) / ticks / (time.perf_counter() - began)
 
 
 def _reported(file: str, field: str) -> int | None:
