@@ -6,15 +6,24 @@ The tables hold measurements, or are made from ``MIXERS``.
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tokenmix.mixers import CORE, MIXERS
 from tokenmix.report.taxonomy import MARK, page_of, taxonomy
+from tokenmix.sweep.page import comparison_table
+from tokenmix.sweep.plan import SweepPlan
+from tokenmix.sweep.results import Results, markdown, results_table
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
+PLANS = ROOT / "benchmarks/sweeps"
 EXPORTS = "<!-- exports -->"
+SIGNALS = "<!-- signals -->"
+SWEEP = re.compile(r"<!-- sweep (\w+) -->")
+"""A page asks for the table of a sweep by the name of its plan under benchmarks/sweeps."""
 
 
 def on_config(config: Any, **_: Any) -> Any:
@@ -46,7 +55,49 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put the tables where the page asks for them."""
     if MARK in markdown:
         markdown = markdown.replace(MARK, taxonomy(RESULTS / "mixers_small.json", ROOT / "docs/mixers"))
-    return markdown.replace(EXPORTS, exports(RESULTS / "exports.json")) if EXPORTS in markdown else markdown
+    if EXPORTS in markdown:
+        markdown = markdown.replace(EXPORTS, exports(RESULTS / "exports.json"))
+    if SIGNALS in markdown:
+        markdown = markdown.replace(SIGNALS, signals(RESULTS / "signals.json"))
+    return SWEEP.sub(lambda found: sweep(found[1]), markdown)
+
+
+def sweep(name: str) -> str:
+    """Return what a sweep has found: its table, how the rows compare with the first, and what is not run yet."""
+    plan = SweepPlan.from_json(json.loads((PLANS / f"{name}.json").read_text()))
+    results = Results.open(RESULTS / f"{name}.json", plan)
+    command = f"`tokenmix sweep benchmarks/sweeps/{name}.json`"
+    done = [row for row in plan.rows if results.scores(row)]
+    if not done:
+        return f"*Not measured yet*: {command} trains {', '.join(f'`{row}`' for row in plan.rows)}.\n"
+    open_rows = [f"`{row}`" for row in plan.rows if len(results.scores(row)) < len(plan.seeds)]
+    rest = f"*Seeds still to be run*: {', '.join(open_rows)}.\n" if open_rows else ""
+    table, verdicts = results_table(results), comparison_table(results)
+    shown = [replace(each, rows=[line for line in each.rows if line[0] in done]) for each in (table, verdicts)]
+    parts = [markdown(each) for each in shown if each.rows]
+    return "\n".join([*parts, f"Repeat it with {command}. {rest}"])
+
+
+def signals(results: Path) -> str:
+    """Return the findings of ``benchmarks/signals.py``: signal by position, and gradients by role."""
+    record: dict[str, Any] = json.loads(results.read_text())
+    mixers, steps = record["mixers"], record["steps"]
+    at = list(mixers["attention"]["start"])
+    lines = [f"| mixer | {' | '.join(f't = {int(t):,}' for t in at)} | t = 256, {steps} steps later |"]
+    lines += ["|---" * (len(at) + 2) + "|"]
+    for name, found in mixers.items():
+        cells = [f"{found['start'][t]:.3f}" if t in found["start"] else "" for t in at]
+        lines.append(f"| `{name}` | {' | '.join(cells)} | {found['after']['256']:.3f} |")
+    lines += [
+        "",
+        "| mixer | matrices | the mixer's own tensors | embeddings | biases and norms |",
+        "|---|---|---|---|---|",
+    ]
+    for name, found in mixers.items():
+        pairs = [found["gradients"].get(role) for role in ("matrix", "mixer", "embedding", "vector")]
+        cells = [f"{pair[0]:,.4g} / {pair[1]:,.4g}" if pair else "none" for pair in pairs]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def exports(results: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from suites import is_more
 from tokenmix.kernels import cpu
 
+gc.disable()  # until the tests are collected: twenty thousand of them, and nothing of it is garbage
 torch.set_num_threads(1)
 logging.getLogger("torch.__trace").propagate = False  # it would add thousands of empty lines to failing tests
 
@@ -40,6 +42,10 @@ def pytest_collection_modifyitems(config, items):
         need = [i for i in items if i.path.name.startswith(KERNEL_FILES) or i.originalname in KERNEL_TESTS]
         config.hook.pytest_deselected(items=need)
         items[:] = [i for i in items if i not in need]
+
+
+def pytest_collection_finish():
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter):

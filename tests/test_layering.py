@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import importlib
 import re
 import subprocess
@@ -17,6 +18,7 @@ from cases import CASES
 from docs_hooks import with_mixers
 from import_graph import Imports, circles, height, nodes, room
 from tokenmix import MIXERS, functional, reference
+from tokenmix.system.collection import collection_paused
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "tokenmix"
@@ -44,7 +46,7 @@ OUTSIDE_REFERENCE = {"testing"}  # only the contract suite may import the refere
 
 FILES = sorted(SOURCE.rglob("*.py"))
 IMPORTS = Imports(SOURCE)
-LEVELS = 11
+LEVELS = 12
 """The most rooms on one way from an entry point down to what depends on nothing."""
 
 
@@ -263,3 +265,14 @@ def test_what_moved_is_where_the_design_says():
     rows = re.findall(r"^\| (.*`) \| (.*`) \|$", section, flags=re.MULTILINE)
     assert len(rows) > 50
     assert [file for _, new in rows for file in re.findall(r"`([^`]+)`", new) if not (SOURCE / file).is_file()] == []
+
+
+def test_the_import_leaves_garbage_collection_as_it_was():
+    for before in (True, False):
+        (gc.enable if before else gc.disable)()
+        try:
+            with collection_paused():
+                assert not gc.isenabled()
+            assert gc.isenabled() is before
+        finally:
+            gc.enable()
