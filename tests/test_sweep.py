@@ -247,6 +247,7 @@ def test_a_sweep_on_images_counts_images(tmp_path):
     found = finished(tmp_path, {"a": [0.7, 0.8], "b": [0.5]})
     for record in found.runs.values():
         record.update(metric="top1", higher=True)
+        record["score"] *= -1 if record["phase"] == "tune" else 1
     table = results_table(found)
     assert "images" in table.columns
     assert "tokens" not in table.columns
@@ -292,6 +293,27 @@ def test_rows_and_seeds_are_added_to_a_sweep(plan, tmp_path, inline):
     assert len(more.runs) == 2 * (3 + 2)
     with pytest.raises(MixerError, match="another plan .rows was"):
         sweep(replace(plan, rows={"aft_simple": {"model.layers": 2}, "hydra": {}}), tmp_path)
+
+
+def test_rates_are_added_to_a_sweep(plan, tmp_path, inline):
+    """Finished runs stay; where an added rate is better, the final runs at it are those that count."""
+    before = replace(plan, rows={"aft_simple": {}}, rates=(1e-5, 1e-4, 1e-3), seeds=(0,), hopeless=None)
+    then = dict(sweep(before, tmp_path).runs)
+    more = sweep(replace(before, rates=(1e-5, 1e-4, 1e-3, 1e-2)), tmp_path)
+    assert all(more.runs[key] == record for key, record in then.items())
+    assert (before.total(), len(then), more.plan.total(), more.done(), len(more.runs)) == (4, 4, 5, 5, 6)
+    (counted,) = more.finals("aft_simple")
+    assert counted["rate"] == more.best_rate("aft_simple") == 1e-2
+    assert more.scores("aft_simple") == {0: counted["score"]}
+    assert "All 5 runs have ended" in (tmp_path / "sweep.html").read_text()
+
+
+def test_a_table_names_the_machines_that_its_seconds_come_from(tmp_path):
+    found = finished(tmp_path, {"attention": [2.0]})
+    found.machine = {"cpu": "one"}
+    assert not any("machines" in note for note in results_table(found).notes)
+    found.runs["final/attention/0"]["cpu"] = "another"
+    assert "seconds: of runs on different machines (another, one)" in results_table(found).notes
 
 
 MINE = """

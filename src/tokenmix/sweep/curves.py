@@ -35,7 +35,7 @@ def draw_curves(results: Results, path: Path) -> None:
 
 def final_runs(results: Results) -> dict[str, list[Record]]:
     """Return the final runs of each row that have a curve."""
-    rows = {row: [r for r in results.of("final", row) if r["curve"]] for row in results.plan.rows}
+    rows = {row: [r for r in results.finals(row) if r["curve"]] for row in results.plan.rows}
     return {row: runs for row, runs in rows.items() if runs}
 
 

@@ -29,7 +29,7 @@ def write_sweep_page(results: Results, running: Sequence[Job], out: Path, *, ref
         out: the file to write.
         refresh: seconds after which a browser loads the page again; None: the sweep has ended or was stopped.
     """
-    plan, done = results.plan, len(results.runs)
+    plan, done = results.plan, results.done()
     rows = without_empty_columns(results_table(results))
     rows = replace(rows, title="Rows", notes=[f"Sweep of {rows.title}.", *rows.notes])
     tables = [rows, comparison_table(results), remaining_table(results, running)]
@@ -81,7 +81,7 @@ def remaining_table(results: Results, running: Sequence[Job]) -> Table:
     for row in plan.rows:
         now = [job for job in running if job.row == row]
         tried = {r["rate"] for r in results.of("tune", row)} | {job.rate for job in now if job.phase == "tune"}
-        ended = {r["seed"] for r in results.of("final", row)} | {job.seed for job in now if job.phase == "final"}
+        ended = {r["seed"] for r in results.finals(row)} | {job.seed for job in now if job.phase == "final"}
         doing = [f"rate {job.rate:g}" if job.phase == "tune" else f"seed {job.seed}" for job in now]
         rates = [f"{rate:g}" for rate in plan.rates if plan.tries_rates() and rate not in tried]
         seeds = [str(seed) for seed in plan.seeds if seed not in ended]

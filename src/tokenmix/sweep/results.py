@@ -39,7 +39,7 @@ class Results:
     def open(cls, path: Path, plan: SweepPlan | None = None) -> Results:
         """Read the file, or start with none.
 
-        A plan that differs from the file's is refused, except that rows and seeds may have been added.
+        A plan that differs from the file's is refused, except that rows, rates and seeds may have been added.
         """
         if not path.exists():
             if plan is None:
@@ -79,6 +79,16 @@ class Results:
         found = [r for r in self.runs.values() if r["phase"] == phase and r["row"] == row]
         return sorted(found, key=lambda r: (r["rate"], r["seed"]))
 
+    def finals(self, row: str) -> list[Record]:
+        """Return the final runs of a row that count, by seed: with a rate added later, those at a better rate do."""
+        found = self.of("final", row)
+        best = self.best_rate(row) if len(self.plan.rates) > 1 and not self.all_diverged(row) else None
+        return [r for r in found if best is None or r["rate"] == best]
+
+    def done(self) -> int:
+        """Return how many runs of the plan have ended."""
+        return sum(len(self.of("tune", row)) + len(self.finals(row)) for row in self.plan.rows)
+
     def higher_is_better(self) -> bool:
         """Return whether a higher score is better, as for accuracy."""
         return any(r.get("higher") for r in self.runs.values())
@@ -109,7 +119,7 @@ class Results:
 
     def scores(self, row: str) -> dict[int, float]:
         """Return the final scores of a row by seed; runs that diverged are left out."""
-        return {r["seed"]: r["score"] for r in self.of("final", row) if r["score"] is not None}
+        return {r["seed"]: r["score"] for r in self.finals(row) if r["score"] is not None}
 
 
 def portable(plan: SweepPlan) -> dict[str, Any]:
@@ -120,10 +130,11 @@ def portable(plan: SweepPlan) -> dict[str, Any]:
 
 
 def _continues(plan: SweepPlan, before: SweepPlan) -> bool:
-    """Return whether a plan is the one before, or that with more rows or seeds."""
+    """Return whether a plan is the one before, or that with more rows, rates or seeds."""
     rows = all(row in plan.rows and plan.rows[row] == options for row, options in before.rows.items())
-    smaller = replace(plan, rows=before.rows, seeds=before.seeds, modules=before.modules)
-    return rows and set(before.seeds) <= set(plan.seeds) and portable(smaller) == portable(before)
+    more = set(before.seeds) <= set(plan.seeds) and set(before.rates) <= set(plan.rates)
+    smaller = replace(plan, rows=before.rows, rates=before.rates, seeds=before.seeds, modules=before.modules)
+    return rows and more and portable(smaller) == portable(before)
 
 
 def gzip_score(data: bytes) -> float:
@@ -142,7 +153,7 @@ def results_table(results: Results) -> Table:
     columns = ["row", "score", "spread", "n", "best rate", "parameters", results.unit(), "seconds", "peak MiB"]
     lines = []
     for row in plan.rows:
-        scores, final = list(results.scores(row).values()), results.of("final", row)
+        scores, final = list(results.scores(row).values()), results.finals(row)
         tuned = len(plan.rates) > 1
         diverged = tuned and results.all_diverged(row)
         rate = None if diverged else results.best_rate(row) if tuned else plan.rates[0]
@@ -160,6 +171,8 @@ def results_table(results: Results) -> Table:
         order = [line for line in reversed(order) if line[3] != "0"] + [line for line in order if line[3] == "0"]
     notes = [f"score: {results.metric()} on validation, mean over the seeds; spread: standard deviation over them."]
     notes += [f"{name}: {value:.3f} on the same bytes" for name, value in results.yardsticks.items()]
+    machines = sorted({r.get("cpu", results.machine.get("cpu")) or "" for r in results.runs.values()})
+    notes += [f"seconds: of runs on different machines ({', '.join(machines)})"] * (len(machines) > 1)
     notes += ["*: the best rate is the lowest or the highest that was tried"] * any("*" in line[4] for line in lines)
     shell, tuning = plan.shell or "the recipe's", f"not tuned: one rate, {plan.rates[0]:g}"
     if len(plan.rates) > 1:

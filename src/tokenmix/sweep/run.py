@@ -247,7 +247,7 @@ class Queue:
         self.found.add(each.job, outcome)
         self.write_table()
         self.stale = True
-        done, what = len(self.found.runs), "diverged"
+        done, what = self.found.done(), "diverged"
         if outcome["score"] is not None:
             what = f"{outcome['score']:.4f} after {outcome['steps']:,} steps, {outcome['seconds']:.0f} s"
             what += ", given up" if outcome["stopped"] else ""

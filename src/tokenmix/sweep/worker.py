@@ -17,7 +17,7 @@ import torch
 
 from ..errors import MixerError
 from ..system.files import write_json
-from ..system.machine import peak_mib
+from ..system.machine import cpu_name, peak_mib
 from ..train import RunConfig, evaluate_run, resume, train
 from ..train.loop import Diverged
 from ..train.rundir import RunDir
@@ -78,6 +78,7 @@ def record(
         "seconds": summary["seconds"],
         "cpu_seconds": round(cpu_seconds, 1),
         "peak_mib": summary["peak_mib"],
+        "cpu": cpu_name(),
         "parameters": opened.env()["parameters"],
         "curve": [
             [
