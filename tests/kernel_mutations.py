@@ -21,6 +21,7 @@ from kernel_checks import both, worst
 from nonfinite_checks import FORMS as POISONED
 from nonfinite_checks import check_all, check_stream
 from tokenmix import functional, use_backend
+from tokenmix.functional.short_conv import short_conv_chunk
 from tokenmix.functional.tokenwise import rms_norm, rotate, silu_gate
 from tokenmix.kernels import cpu
 from tokenmix.mixers import build_mixer
@@ -128,6 +129,21 @@ def tokenwise() -> None:
         assert off < 1e-5, f"{form.__name__}: off by {off:.1e}"
 
 
+def convolution() -> None:
+    """New tokens of a short convolution after padding, with gaps between their positions, against the eager form."""
+    draw = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(2, 9, 70, generator=draw), torch.randn(70, 4, generator=draw)
+    at, valid = torch.randint(1, 3, (2, 9), generator=draw).cumsum(1), torch.arange(9).expand(2, 9) >= 2
+    past, new = ([a[:, part].contiguous() for a in (x, valid, at)] for part in (slice(3), slice(3, 9)))
+    found = []
+    for backend in ("eager", "auto"):
+        with use_backend(backend):  # type: ignore[arg-type]
+            y, kept = short_conv_chunk(new[0], weight, new[1], new[2], (past[0], past[1], past[2]))
+            found.append([y, *kept])
+    off = max(float((a.double() - b.double()).abs().max()) for a, b in zip(*found, strict=True))
+    assert off < 1e-5, f"off by {off:.1e}"
+
+
 STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "aft_simple": ("aft_simple", {}),
     "aft_local": ("aft_local", {"window": 9, "max_len": 300, "init_std": 0.5}),
@@ -172,7 +188,7 @@ def decoded(row: str) -> None:
 
 
 CHECKS: dict[str, Callable[[], None]] = {
-    f.__name__: f for f in (drift, drift_backward, strips, drift_over_all, fading, borders, tokenwise)
+    f.__name__: f for f in (drift, drift_backward, strips, drift_over_all, fading, borders, tokenwise, convolution)
 }
 CHECKS |= {f"decode {row}": functools.partial(decoded, row) for row in STREAMS}
 
@@ -526,6 +542,27 @@ BUGS = [
         "    }\n}",
         "decode aft_local",
         True,
+    ),
+    Bug(
+        "a convolution counts padding",
+        "decode.c",
+        "|| !(j < a->R ? a->lives[b * a->R + j] : a->live[b * a->L + j - a->R])) continue;",
+        ") continue;",
+        "convolution",
+    ),
+    Bug(
+        "a convolution takes taps by index",
+        "decode.c",
+        "(uint64_t)a->at[b * a->L + t] - (uint64_t)step_place(a->places, a->at, b, j, a->R, a->L);\n        if (back",
+        "(uint64_t)(a->R + t - j);\n        if (back",
+        "convolution",
+    ),
+    Bug(
+        "a convolution keeps the first tokens",
+        "decode.c",
+        "j = i % a->R + a->L; /* of",
+        "j = i % a->R; /* of",
+        "convolution",
     ),
     Bug("values of the ring are its keys", "decode.c", "values1 + to, v,", "values1 + to, k,", "decode aft_local"),
     Bug(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from unittest import mock
 
 import pytest
 import torch
 
-from tokenmix import MixerError, build_mixer, functional
+from tokenmix import MixerError, build_mixer, functional, use_backend
 from tokenmix.functional.aft_forget import decayed_sums
+from tokenmix.functional.short_conv import short_conv_chunk
+from tokenmix.kernels.cpu import decode
 from tokenmix.mixers.parts.short_conv import ShortConv
 
 HALF_LIVES = (1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6)
@@ -113,6 +116,33 @@ def test_a_fixed_decay_measures_positions():
     y = mixer(x, positions=far)
     torch.testing.assert_close(y[:, :3], mixer(x, positions=near)[:, :3])
     torch.testing.assert_close(y[:, 3:], mixer(x[:, 3:]))  # all before is forgotten
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("size", "new"), [(4, 1), (4, 3), (2, 5), (7, 2)])
+def test_the_convolution_of_new_tokens_has_a_kernel(size, new, dtype):
+    """With padding on the left, gaps between positions, and numbers that are not finite."""
+    draw, width = torch.Generator().manual_seed(size), 70
+    tokens = torch.randn(3, size - 1 + new, width, generator=draw).to(dtype)
+    tokens[1, size - 2, 5], tokens[2, -1, 69] = math.inf, math.nan
+    weight = torch.randn(width, size, generator=draw).to(dtype)
+    weight[5] = 0.0
+    positions = torch.randint(1, 3, tokens.shape[:2], generator=draw).cumsum(1)
+    valid = torch.arange(tokens.shape[1]) >= torch.tensor([0, 1, size - 1])[:, None]
+    past, chunk = ([a[:, at] for a in (tokens, valid, positions)] for at in (slice(size - 1), slice(size - 1, None)))
+    found = {}
+    for backend in ("eager", "auto"):
+        with use_backend(backend), mock.patch.object(decode, "conv", wraps=decode.conv) as spy:
+            given = [a.contiguous() for a in past]
+            found[backend] = short_conv_chunk(chunk[0], weight, *chunk[1:], tuple(given))
+        assert spy.called == (backend == "auto")
+    (want, rest), (got, kept) = found["eager"], found["auto"]
+    assert torch.equal(got.isnan(), want.isnan())
+    assert bool(want.isnan().any())
+    tolerance = {torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype]
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance, equal_nan=True)
+    for a, b in zip(kept, rest, strict=True):
+        torch.testing.assert_close(a, b, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def test_the_convolution_starts_as_the_identity():

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from tokenmix.demo.lanes import Lanes
-from tokenmix.demo.plan import MODELS, Plan, Schedule
+from tokenmix.demo.plan import MODELS, RATES, Plan, Schedule
 from tokenmix.demo.training import LONGER, schedules, training_seconds
 from tokenmix.sweep.plan import SweepPlan
+from tokenmix.sweep.results import Results
 
-SWEEP = Path(__file__).parent.parent / "benchmarks" / "sweeps" / "demo.json"
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+SWEEP = "aft_parts.json"
 
 
 def test_steps_fit_into_the_time():
@@ -31,9 +33,10 @@ def test_more_lanes_leave_more_time_for_each_model():
     assert two - one == pytest.approx(240 / 2 - 240 / 4)  # two rounds of two
 
 
-def test_the_recorded_sweep_trains_the_models_of_the_demo():
-    sweep = SweepPlan.from_json(json.loads(SWEEP.read_text()))
-    assert list(sweep.rows) == list(MODELS)
+def test_the_sweep_that_tuned_the_rates_trains_the_models_of_the_demo():
+    sweep = SweepPlan.from_json(json.loads((BENCHMARKS / "sweeps" / SWEEP).read_text()))
+    results = Results.open(BENCHMARKS / "results" / SWEEP, sweep)
+    assert {name: results.best_rate(name) for name in MODELS} == RATES
     for name in MODELS:
         tuned, shown = sweep.config(name), Plan().run(name, Schedule(sweep.steps, 1))
         assert tuned.model == shown.model

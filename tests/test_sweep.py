@@ -316,6 +316,23 @@ def test_a_table_names_the_machines_that_its_seconds_come_from(tmp_path):
     assert "seconds: of runs on different machines (another, one)" in results_table(found).notes
 
 
+def test_rows_of_a_plan_can_be_run_alone(plan, tmp_path, inline, capsys):
+    """And nothing that stands in the plan is given beside it, where it would be ignored."""
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(plan.to_json()))
+    row = list(plan.rows)[-1]
+    command = ["sweep", str(file), "--out", str(tmp_path / "out")]
+    assert cli.main([*command, "--rows", row]) == 0
+    assert {r["row"] for r in Results.open(tmp_path / "out" / "results.json").runs.values()} == {row}
+    for more, said in (
+        (["--rows", "aft_simpel"], "the plan has no row 'aft_simpel'; nearest: aft_simple"),
+        (["--seeds", "5"], "is a plan, which holds --seeds; change it there"),
+        (["--steps", "9", "--model.layers", "3"], "is a plan, which holds --steps, --model.layers; change it there"),
+    ):
+        assert cli.main([*command, *more]) == 2
+        assert said in capsys.readouterr().err
+
+
 MINE = """
 import torch
 from tokenmix import register_mixer

@@ -88,6 +88,18 @@ def wide_streams() -> None:
         )
 
 
+def convolutions() -> None:
+    """The convolution of new tokens, of more features than fit a strip."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for size, new in ((2, 1), (4, 1), (4, 9)):
+            x, weight = torch.randn(2, size - 1 + new, 70).to(dtype), torch.randn(70, size).to(dtype)
+            at = torch.arange(x.shape[1]).expand(2, -1)
+            (*rest, old), (*more, last) = (
+                [a[:, part].contiguous() for a in (x, at >= 1, at)] for part in (slice(size - 1), slice(size - 1, None))
+            )
+            decode.step.conv(weight, (*more, last), (*rest, old))
+
+
 def wide_grids() -> None:
     """AFT-conv on grids whose rows are several tiles, with filters of several pieces."""
     for grid, size, prefix, heads in (((2, 31), 5, 0, 2), ((3, 17), 31, 1, 3), ((20, 2), 27, 0, 1)):
@@ -120,7 +132,15 @@ def token_by_token() -> None:
                 y.sum().backward()
 
 
-MORE: list[Callable[[], None]] = [extended_scan, not_finite, streams, wide_streams, wide_grids, token_by_token]
+MORE: list[Callable[[], None]] = [
+    extended_scan,
+    not_finite,
+    streams,
+    wide_streams,
+    convolutions,
+    wide_grids,
+    token_by_token,
+]
 """List what uses kernels beside the forms: streams, large shapes.
 
 A kernel that nothing here calls is named by test_sanitizers.
@@ -219,7 +239,7 @@ class Recorder:
 
     def install(self) -> None:
         """Take the place of ``pointer`` and of every function of the library in every module of wrappers."""
-        for key in ("_new", "simple", "ring", "pairs", "taps", "full", "hydra", "linear"):
+        for key in ("_new", "simple", "ring", "pairs", "taps", "conv", "full", "hydra", "linear"):
             setattr(decode.step, key, self.seen(getattr(decode.step, key)))
         for module in [cpu, *modules()]:
             for key, value in list(vars(module).items()):

@@ -28,7 +28,8 @@ class Sweep:
     """Folder of the sweep: runs, results.json, table.md, curves.png, and the page sweep.html, which shows all."""
 
     rows: list[str] = field(default_factory=list)
-    """Rows of the recipe to compare; the first is the baseline."""
+    """Rows of the recipe to compare, or of a plan, which then runs without its other rows; the first is the baseline.
+    """
 
     rates: list[float] = field(default_factory=list)
     """Learning rates (optim.lr) to try for each row. Muon's rate changes in proportion."""
@@ -98,29 +99,23 @@ class Sweep:
         from ..sweep import SweepPlan
 
         if self.what.endswith(".json"):
-            if self.rows or self.rates or self.modules or changes:
-                raise MixerError(
-                    "sweep: a plan from a file holds its rows, rates, modules and changes; give none beside it."
-                )
+            default = Sweep(self.what, self.out)._of_plan()
+            beside = [*(name for name, value in self._of_plan().items() if value != default[name]), *changes]
+            if beside:
+                given = ", ".join(f"--{name}" for name in beside)
+                raise MixerError(f"sweep: {self.what} is a plan, which holds {given}; change it there.")
             try:
                 data = json.loads(Path(self.what).read_text())
             except (OSError, ValueError) as why:
                 raise MixerError(f"sweep: {self.what} cannot be read as JSON ({why}).") from None
-            return SweepPlan.from_json(data)
-        return SweepPlan(
-            recipe=self.what,
-            rows={name: {} for name in self.rows},
-            rates=tuple(self.rates),
-            seeds=tuple(self.seeds),
-            size=self.size,
-            shell=self.shell,
-            changes=changes,
-            steps=self.steps,
-            tune=self.tune,
-            equal=self.equal,
-            seconds=self.seconds,
-            modules=tuple(self.modules),
-        )
+            plan = SweepPlan.from_json(data)
+            return plan.only(self.rows) if self.rows else plan
+        return SweepPlan(self.what, rows={name: {} for name in self.rows}, changes=changes, **self._of_plan())
+
+    def _of_plan(self) -> dict[str, Any]:
+        """Return the options that are fields of a plan, by name, but for its rows."""
+        names = ("rates", "seeds", "size", "shell", "steps", "tune", "equal", "seconds", "modules")
+        return {name: getattr(self, name) for name in names}
 
     @staticmethod
     def _say_comparisons(found: Any) -> None:

@@ -10,19 +10,20 @@ from ..models import LMConfig, in_shell
 from ..train import DataConfig, OptimConfig, RunConfig, TrainConfig
 
 LOCAL = {"name": "aft_local", "window": 32, "rank": 32}
+FORGET = {"name": "aft_forget", "heads": 4}
 ATTENTION = {"name": "attention", "heads": 4, "positions": {"name": "rotary", "base": 100.0}}
 """The base suits 256 bytes: after 409,600 bytes attention is at 2.56 bits per byte with it, at 2.72 with 10,000."""
 SHELL = "modern"
 MODELS: dict[str, tuple[dict[str, Any], ...]] = {
     "attention": (ATTENTION,),
     "aft_local": (LOCAL,),
-    "aft_simple": ({"name": "aft_simple"},),
+    "aft_forget": (FORGET,),
     "hybrid_3_to_1": (LOCAL, LOCAL, LOCAL, ATTENTION),
 }
 
-RATES = dict.fromkeys(MODELS, 1.2e-2)
-"""Highest learning rate of AdamW for each model. LOG.md, 2026-11-23, has the runs; benchmarks/sweeps/demo.json tries
-three for every row."""
+RATES = {"attention": 0.012, "aft_local": 0.024, "aft_forget": 0.024, "hybrid_3_to_1": 0.012}
+"""Highest learning rate of AdamW for each model: the best of the four that benchmarks/sweeps/aft_parts.json tries for
+every row."""
 MUON = 0.02 / 1.2e-2
 """Muon's rate, as a multiple of AdamW's."""
 

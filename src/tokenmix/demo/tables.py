@@ -105,8 +105,9 @@ def findings(plan: Plan, runs: dict[str, Run], measured: Measured) -> list[str]:
         f"{len(runs)} byte language models in the {SHELL!r} shell, {plan.layers} layers of {plan.dim} features, each "
         f"trained for about {plan.seconds:.0f} s on {env.get('threads', '?')} of the cores, with sequences of "
         f"{plan.seq_len:,} bytes of the Python standard library's sources, on {env.get('cpu', 'an unnamed CPU')}. "
-        "Attention has rotary positions and normalised queries and keys; in the hybrid, three layers are aft_local and "
-        "one is attention. All models are trained with Muon. One seed: "
+        "Attention has rotary positions and normalised queries and keys; aft_forget is AFT-simple with a short "
+        "convolution, a decay and norms; in the hybrid, three layers are aft_local and one is attention. All models "
+        "are trained with Muon. One seed: "
         f"differences of up to {SPREAD:.2f} bits between models, and of up to {ALONE:.3f} to a compressor, are called "
         "no difference.",
     ]

@@ -9,9 +9,14 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from ..kernels.cpu import decode
+from .backend import masks, steps
+from .layout.positions import gather_tokens, last_valid
 from .sums.nonfinite import honest, over_pairs, over_window
 from .sums.precision import exact
 from .sums.taps import centre_of, check_odd, depthwise, silenced
+
+Past = tuple[Tensor, Tensor, Tensor]
 
 
 @exact
@@ -59,6 +64,33 @@ def short_conv(
         return over_window(mark, -centre, size - 1 - centre)
 
     return honest(form, None, x, key_mask=key_mask, each=True, reach=met)
+
+
+def short_conv_chunk(
+    x: Tensor, weight: Tensor, valid: Tensor, positions: Tensor, past: Past, *, holes: bool = False
+) -> tuple[Tensor, Past]:
+    """Compute the causal form for L new tokens after the last s - 1, and return these after the new ones.
+
+    Args:
+        x: (B, L, D).
+        weight: (D, s).
+        valid, positions: (B, L), of the new tokens; the others count as 0.
+        past: the last s - 1 tokens (B, s - 1, D), whether they are valid, and their positions (B, s - 1).
+        holes: whether masked tokens may follow valid ones; masked tokens then take up no room among the last.
+    """
+    x, weight = x.contiguous(), weight.to(x.dtype)
+    new = x, valid.contiguous(), positions.contiguous()
+    alike = not holes and all(a.dtype is b.dtype and a.is_cpu for a, b in zip(new, past, strict=True))
+    if alike and positions.dtype is torch.int64 and steps((x, weight), past) and masks(x, new[1]):
+        return decode.conv(weight, new, past)
+    values, there, at = (torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(past, (x, valid, positions), strict=True))
+    v = silenced(values.to(torch.promote_types(x.dtype, values.dtype)), there)
+    y = tapped(v, weight, positions, at, centre_of(weight.shape[1], True), causal=True).to(x.dtype)
+    if holes:
+        index, there, _ = last_valid(there, weight.shape[1] - 1)
+        return y, (gather_tokens(values, index), there, gather_tokens(at, index))
+    n = x.shape[1]
+    return y, (values[:, n:], there[:, n:], at[:, n:])
 
 
 def tapped(v: Tensor, weight: Tensor, rows: Tensor, cols: Tensor, centre: int, *, causal: bool) -> Tensor:

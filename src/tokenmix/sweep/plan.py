@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ..errors import MixerError
 from ..models import SHELLS, in_shell
 from ..recipes import find_recipe
-from ..system.config import Json
+from ..system.config import Json, nearest
 from ..train import RunConfig, match_data
 from ..train.config import MOST_THREADS, check_seed
 
@@ -84,6 +85,17 @@ class SweepPlan(Json):
             raise MixerError(f"sweep: there is no shell {self.shell!r}; choose 'paper' or 'modern'.")
         if any("/" in name or not name.strip(". ") for name in self.rows):
             raise MixerError(f"sweep: the names of rows become folders; rename {', '.join(map(repr, self.rows))}.")
+
+    def only(self, rows: Sequence[str]) -> SweepPlan:
+        """Return the plan with these of its rows, in this order.
+
+        Raises:
+            MixerError: if it has no row of a name.
+        """
+        for row in rows:
+            if row not in self.rows:
+                raise MixerError(f"sweep: the plan has no row {row!r}; {nearest(row, self.rows)}.")
+        return replace(self, rows={row: self.rows[row] for row in rows})
 
     def tries_rates(self) -> bool:
         """Return whether rates are tried at all: a single one needs no tuning runs, unless speeds are needed."""

@@ -34,6 +34,7 @@ _ring_fields, _ring = _kernel("step_ring", "29q")
 _full = function("step_full", "s")
 _pairs_fields, _pairs = _kernel("step_pairs", "17q")
 _taps_fields, _taps = _kernel("step_taps", "12q")
+_conv_fields, _conv = _kernel("step_conv", "17q")
 _hydra_fields, _hydra = _kernel("step_hydra", "3qd12q")
 _linear_fields, _linear = _kernel("step_linear", "14q")
 
@@ -200,6 +201,25 @@ def taps(kernel: Tensor, at: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Te
     found = [a.data_ptr() for a in (kernel, at, places, w, near, after)]
     _taps(_taps_fields(DTYPES[kernel.dtype], *found, B, L, R, h, size))
     return w, near, after
+
+
+def conv(weight: Tensor, new: Kept, kept: Kept) -> tuple[Tensor, Kept]:
+    """Convolve L new tokens, feature by feature, with the last R before them, by their positions.
+
+    Args:
+        weight: (D, s), in the dtype of the tokens.
+        new, kept: tokens (B, L or R, D), which of them are valid (B, L or R), and their positions (B, L or R), int64.
+
+    Returns:
+        The outputs (B, L, D), and the last R of all tokens.
+    """
+    (B, L, D), R = new[0].shape, kept[0].shape[1]
+    y, values = _new((B, L, D), (L * D, D, 1), weight.dtype), _new((B, R, D), (R * D, D, 1), weight.dtype)
+    valid, places = _new((B, R), (R, 1), torch.bool), _new((B, R), (R, 1), torch.int64)
+    (x, live, at), (old, lives, before) = new, kept
+    found = [a.data_ptr() for a in (weight, x, old, live, lives, at, before, y, values, valid, places)]
+    _conv(_conv_fields(DTYPES[weight.dtype], *found, B, L, R, D, weight.shape[1]))
+    return y, (values, valid, places)
 
 
 def full(q: Tensor | None, new: Kept, kept: Kept, w: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from ...functional.sums.gates import Gate
 from ...functional.sums.softmax import FLOOR
 from ..base import QKVO, Arguments, Mixer, register_state, token_positions
 from .aft import add_projections
-from .history import empty_window, newest, ring_bytes
+from .history import empty_window, ring_bytes
 from .options import at_least, check_heads, check_positive, true_or_false
 from .shared import ring_chunk
 from .short_conv import ShortConv
@@ -31,7 +31,7 @@ class ConvolvedState(NamedTuple):
 
     values (B, kernel_size - 1, 3 D): queries, keys and values before the convolution; valid (B, .) bool; positions
     (B, .). m, num, den (B, R, D), or (B, D) for one sum: the scale of each feature, the numerators, the denominators.
-    last (B,): the position of the last valid token. position (B,): the next position.
+    last (B,): the position of the last valid token, where decays depend on distances. position (B,): the next position.
     """
 
     values: Tensor
@@ -164,9 +164,8 @@ class ConvolvedAFT(Mixer):
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
         qkv, past = self._projected(x), (state.m, state.num, state.den)
         if self.conv is not None:
-            qkv, state = self.conv(qkv, positions=positions, key_mask=valid, state=state)
-            state = newest(state, self.kernel_size - 1, holes=holes)
-        gaps, last = _gaps(positions, valid, state.last)
+            qkv, state = self.conv(qkv, positions=positions, key_mask=valid, state=state, holes=holes)
+        gaps, last = _gaps(positions, valid, state.last) if self.by_distance else (None, state.last)
         args = *self._split(x, qkv), *self.weights(x, gaps), past
         y, sums = self.chunk(*args, key_mask=valid, **self.options())
         m, num, den = sums

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import MixerError
-from ...functional.short_conv import short_conv, tapped
-from ...functional.sums.taps import centre_of, silenced
-from .history import joined
+from ...functional.short_conv import short_conv, short_conv_chunk
+from ...functional.sums.taps import centre_of
 
 
 class ShortConv(nn.Module):
@@ -39,21 +38,27 @@ class ShortConv(nn.Module):
             self.weight[:, centre_of(self.kernel_size, self.causal)] = 1.0
 
     def forward(
-        self, x: Tensor, *, positions: Tensor | None = None, key_mask: Tensor | None = None, state: Any = None
+        self,
+        x: Tensor,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        state: Any = None,
+        holes: bool = False,
     ) -> Any:
         """Map (B, T, dim) to the same shape.
 
         Args:
             positions: (B, T), of the tokens; None: their indices.
             key_mask: bool (B, T), False = the token counts as 0.
-            state: a state with ``values``, ``valid`` and ``positions`` of the last tokens; the result is then a pair:
-                the outputs, and the state with the new tokens appended, which the caller shortens.
+            state: a state with ``values``, ``valid`` and ``positions`` of the last s - 1 tokens; the result is then a
+                pair: the outputs, and the state with the last s - 1 of all tokens.
+            holes: with a state, whether masked tokens may follow valid ones.
         """
         if state is None:
             return short_conv(x, self.weight, causal=self.causal, key_mask=key_mask, positions=positions)
         if positions is None or key_mask is None:
             raise MixerError("ShortConv: streaming needs the positions and the key_mask of the new tokens.")
-        state = joined(state, key_mask, positions, values=x)
-        v = silenced(state.values.to(torch.promote_types(x.dtype, state.values.dtype)), state.valid)
-        centre = centre_of(self.kernel_size, self.causal)
-        return tapped(v, self.weight, positions, state.positions, centre, causal=True).to(x.dtype), state
+        past = state.values, state.valid, state.positions
+        y, (values, valid, at) = short_conv_chunk(x, self.weight, key_mask, positions, past, holes=holes)
+        return y, state._replace(values=values, valid=valid, positions=at)

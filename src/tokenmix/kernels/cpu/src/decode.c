@@ -457,6 +457,55 @@ TM_EXPORT(step_taps)(const step_taps_in *a) {
     }
 }
 
+/* ---- a short convolution, feature by feature ---- */
+
+typedef struct {
+    int64_t dtype;
+    const void *weight, *x, *values; /* (D, taps); new tokens (B, L, D); the R before them */
+    const uint8_t *live, *lives;
+    const int64_t *at, *places;
+    void *y, *values1;
+    uint8_t *lives1;
+    int64_t *places1;
+    int64_t B, L, R, D, taps;
+} step_conv_in;
+
+/* One strip of one row: each token at most taps - 1 positions back, times its tap. What is not finite makes its feature NaN, whatever its tap is. */
+TM_INLINE void step_conv_strip(const int dtype, const step_conv_in *a, int64_t b, int64_t t, int64_t c0, int w) {
+    float xbuf[STEP_W], tbuf[1], sum[STEP_W];
+    for (int c = 0; c < w; c++) sum[c] = 0.0f;
+    for (int64_t j = 0; j <= a->R + t; j++) {
+        uint64_t back = (uint64_t)a->at[b * a->L + t] - (uint64_t)step_place(a->places, a->at, b, j, a->R, a->L);
+        if (back >= (uint64_t)a->taps || !(j < a->R ? a->lives[b * a->R + j] : a->live[b * a->L + j - a->R])) continue;
+        const float *x = step_row(dtype, a->values, a->x, b, j, a->R, a->L, a->D, c0, xbuf, w);
+        int64_t tap = c0 * a->taps + a->taps - 1 - (int64_t)back;
+        for (int c = 0; c < w; c++) sum[c] += *step_read(dtype, a->weight, tap + c * a->taps, tbuf, 1) * x[c] + (x[c] - x[c]);
+    }
+    float *y = tm_target(dtype, a->y, (b * a->L + t) * a->D + c0, xbuf);
+    for (int c = 0; c < w; c++) y[c] = sum[c];
+    step_write(dtype, a->y, (b * a->L + t) * a->D + c0, y, w);
+}
+
+/* y: the convolution at the new tokens; values1, lives1, places1: the last R of all tokens. */
+TM_EXPORT(step_conv)(const step_conv_in *a) {
+    int64_t width = a->D * (a->dtype == TM_F32 ? 4 : 2), strips = tm_ceil(a->D, STEP_W);
+    step_last_places(a->places, a->at, a->places1, a->B, a->R, a->L, a->R);
+    for (int64_t i = 0; i < a->B * a->R; i++) {
+        int64_t b = i / a->R, j = i % a->R + a->L; /* of the R + L tokens of the row */
+        int old = j < a->R;
+        int64_t from = old ? b * a->R + j : b * a->L + j - a->R;
+        a->lives1[i] = old ? a->lives[from] : a->live[from];
+        memcpy((char *)a->values1 + i * width, (const char *)(old ? a->values : a->x) + from * width, (size_t)width);
+    }
+#pragma omp parallel for schedule(static) if (a->B * a->L * a->D * a->taps > STEP_WORK)
+    for (int64_t i = 0; i < a->B * a->L * strips; i++) {
+        int64_t row = i / strips, c0 = i % strips * STEP_W;
+        int w = (int)tm_min(STEP_W, a->D - c0);
+        if (a->dtype == TM_F32) step_conv_strip(TM_F32, a, row / a->L, row % a->L, c0, w);
+        else step_conv_strip((int)a->dtype, a, row / a->L, row % a->L, c0, w);
+    }
+}
+
 /* ---- the history of AFT-full ---- */
 
 /* One query over keys j0 .. j1 of row b: maximum, numerator, denominator (3, D). */
