@@ -62,11 +62,13 @@ test-browser: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 
-# What follows from the code: the tables in the README, the page of claims, and the overloads of build_mixer.
+# What follows from the code or from a page: the tables in the README, the page of claims, the overloads of build_mixer
+# and the notebook.
 tables: setup
 	$(BIN)/python -m tokenmix.report.taxonomy README.md
 	$(BIN)/python -m tokenmix.papers docs/claims.md
 	$(BIN)/python -m tokenmix.testing.stub
+	$(BIN)/python -m benchmarks.walk_notebook
 
 clean:
 	rm -rf site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
