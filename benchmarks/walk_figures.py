@@ -29,9 +29,9 @@ from tokenmix.report.pictures import effective_attention
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs/assets/walk"
-LINE = b"Work or Derivative Works thereof"
+LINE = b"Work or Derivative Works"
 DIM, LAYERS, LENGTH, ROWS, STEPS = 64, 2, 48, 16, 200
-PANELS = 4
+PANELS = 3
 BACKGROUND, FUTURE, INK = "#ffffff", "#e4e7ec", "#24292f"
 """Pictures carry their own background, so that they read the same on a light and on a dark page."""
 
@@ -130,8 +130,7 @@ def pair_bias(mixer: Any) -> Tensor:
 def draw(name: str, maps: list[tuple[str, Tensor]], *, signed: bool = False, bar: str = "weight") -> None:
     """Write one picture: maps (T, S) side by side; the first may have a scale of its own."""
     text = LINE.decode().replace(" ", "␣")
-    plt.rcParams.update({"font.size": 8, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": "#8c959f"})
-    figure, axes = plt.subplots(1, len(maps), figsize=(11.6, 3.1), layout="constrained", facecolor=BACKGROUND)
+    figure, axes = plt.subplots(1, len(maps), figsize=(7.2, 2.35), layout="constrained", facecolor=BACKGROUND)
     shared = max(float(m.abs().max()) for title, m in maps if "bias" not in title)
     for ax, (title, weights) in zip(axes, maps, strict=True):
         own = title.startswith("bias")
@@ -141,9 +140,9 @@ def draw(name: str, maps: list[tuple[str, Tensor]], *, signed: bool = False, bar
         colours = plt.get_cmap("RdBu_r" if signed or own else "YlGnBu").with_extremes(bad=FUTURE)
         shown = torch.where(future(len(LINE)), torch.nan, weights)
         image = ax.imshow(shown, cmap=colours, norm=norm, interpolation="nearest")
-        ax.set_title(title, fontsize=9)
-        ax.set_xticks(range(len(text)), text, fontsize=6, family="monospace")
-        ax.set_yticks(range(len(text)), text, fontsize=6, family="monospace")
+        ax.set_title(title, fontsize=7.5, pad=4)
+        ax.set_xticks(range(len(text)), text, fontsize=5.2, family="monospace")
+        ax.set_yticks(range(len(text)), text, fontsize=5.2, family="monospace")
         ax.tick_params(length=0, pad=1.5, colors=INK)
         if ax is axes[0]:
             ax.set_ylabel("token t that reads")
@@ -156,10 +155,10 @@ def draw(name: str, maps: list[tuple[str, Tensor]], *, signed: bool = False, bar
 def draw_wide(name: str, weights: Tensor, rows: str) -> None:
     """Write one picture of a single map (rows, T) with the tokens of the line across."""
     text = LINE.decode().replace(" ", "␣")
-    figure, ax = plt.subplots(figsize=(11.6, 3.1), layout="constrained", facecolor=BACKGROUND)
+    figure, ax = plt.subplots(figsize=(7.2, 2.35), layout="constrained", facecolor=BACKGROUND)
     norm = PowerNorm(0.5, 0, float(weights.max()))
     image = ax.imshow(weights, cmap="YlGnBu", norm=norm, aspect="auto", interpolation="nearest")
-    ax.set_xticks(range(len(text)), text, fontsize=9, family="monospace")
+    ax.set_xticks(range(len(text)), text, fontsize=7, family="monospace")
     ax.tick_params(length=0, colors=INK)
     ax.set_ylabel(rows)
     figure.colorbar(image, ax=ax, label="weight", pad=0.01)
@@ -169,13 +168,13 @@ def draw_wide(name: str, weights: Tensor, rows: str) -> None:
 def save(figure: Any, name: str) -> None:
     """Write a figure as a PNG without a date or a version in it."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    figure.savefig(FOLDER / f"{name}.png", dpi=120, facecolor=BACKGROUND, metadata={"Software": None})
+    figure.savefig(FOLDER / f"{name}.png", dpi=190, facecolor=BACKGROUND, metadata={"Software": None})
     plt.close(figure)
 
 
 def of_heads(weights: Tensor) -> list[tuple[str, Tensor]]:
-    """Label the maps of all heads."""
-    return [(f"head {i + 1}", each) for i, each in enumerate(weights)]
+    """Label the maps of some heads, from the nearest look to the farthest."""
+    return [(f"head {i + 1} of {len(weights)}", weights[i]) for i in varied(weights, PANELS)]
 
 
 def of_features(weights: Tensor, count: int = PANELS) -> list[tuple[str, Tensor]]:
@@ -184,12 +183,12 @@ def of_features(weights: Tensor, count: int = PANELS) -> list[tuple[str, Tensor]
 
 
 def biased(name: str, mixer: Any, x: Tensor) -> None:
-    """Draw the bias w, and the weights of three features."""
-    draw(name, [("bias w, for all features", pair_bias(mixer)), *of_features(weights_of(mixer, x), 3)])
+    """Draw the bias w, and the weights of two features."""
+    draw(name, [("bias w, for all features", pair_bias(mixer)), *of_features(weights_of(mixer, x), PANELS - 1)])
 
 
 def hydra(name: str, mixer: Any, x: Tensor) -> None:
-    """Draw Hydra's weights in its four loudest features; they have signs and are not normalised."""
+    """Draw Hydra's weights in its loudest features; they have signs and are not normalised."""
     with use_backend("eager"):
         weights = effective_attention(mixer, x).weights
     loudest = weights.abs().sum((1, 2)).topk(PANELS).indices.tolist()
@@ -197,7 +196,7 @@ def hydra(name: str, mixer: Any, x: Tensor) -> None:
 
 
 def simple(name: str, mixer: Any, x: Tensor) -> None:
-    """Draw what the last token weighs in each feature, and the maps of four features."""
+    """Draw what the last token weighs in each feature, and the maps of some features."""
     weights = weights_of(mixer, x)
     draw_wide("features", weights[:, -1], "feature")
     draw(name, of_features(weights))
@@ -205,7 +204,7 @@ def simple(name: str, mixer: Any, x: Tensor) -> None:
 
 DRAWN: dict[str, tuple[int, Callable[[str, Any, Tensor], None]]] = {
     "attention": (1, lambda name, mixer, x: draw(name, of_heads(weights_of(mixer, x)))),
-    "keys": (0, lambda name, mixer, x: draw(name, of_heads(weights_of(mixer, x)[:: DIM // PANELS]))),
+    "keys": (0, lambda name, mixer, x: draw(name, of_heads(weights_of(mixer, x)[:: DIM // 4]))),
     "aft_simple": (0, simple),
     "aft_full": (0, biased),
     "aft_local": (0, biased),
@@ -225,6 +224,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help="training steps of each model")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    plt.rcParams.update({"font.size": 7, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": "#8c959f"})
     text = torch.tensor(list((ROOT / "LICENSE").read_bytes()))
     for name in given.only:
         model = trained(SPECS[name], text, given.steps)

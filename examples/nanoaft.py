@@ -167,11 +167,9 @@ class Model(nn.Module):
 
 def read_text(path: str | None) -> Tensor:
     """Return a text file, or else the sources of Python's standard library, as bytes in a tensor."""
-    if path is not None:
-        return torch.frombuffer(bytearray(Path(path).read_bytes()), dtype=torch.uint8)
     folder = Path(sysconfig.get_paths()["stdlib"])
-    files = sorted([*folder.glob("*.py"), *folder.glob("[a-z]*/*.py")])
-    files = [f for f in files if "site-packages" not in f.parts and "test" not in str(f.relative_to(folder))]
+    files = sorted([*folder.glob("*.py"), *folder.glob("[a-z]*/*.py")]) if path is None else [Path(path)]
+    files = [f for f in files if path or not {"test", "site-packages"} & set(f.relative_to(folder).parts)]
     return torch.frombuffer(bytearray(b"\n".join(f.read_bytes() for f in files)), dtype=torch.uint8)
 
 
@@ -237,6 +235,8 @@ def main() -> None:
 
     torch.manual_seed(0)
     text, model = read_text(given.text), Model()
+    if len(text) < 5000:
+        parser.error(f"the text has {len(text):,} bytes; give one of at least 5,000, and better a million")
     print(f"{len(text):,} bytes of text, {sum(p.numel() for p in model.parameters()):,} parameters")
     train(model, text, steps=given.steps)
     print(f"\n{write(model, given.prompt.encode(), given.bytes).decode(errors='replace')}\n")
